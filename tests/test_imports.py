@@ -23,7 +23,7 @@ PURE = [
     "kernels/vocabulary/shape.py", "qualification/*.py", "qualification/canary/*.py",
     "qualification/commands/*.py", "qualification/common/*.py", "qualification/decision/*.py",
     "qualification/evidence/*.py", "qualification/load/*.py", "qualification/report/*.py",
-    "qualification/measure/ptx.py", "qualification/model/*.py", "qualification/model/families/*.py",
+    "qualification/measure/compiling/ptx.py", "qualification/model/*.py", "qualification/model/families/*.py",
     "qualification/attest/promise.py", "qualification/bench/machine.py", "qualification/bench/serve/*.py",
     "qualification/bench/attention/cases.py", "qualification/bench/attention/charts.py",
     "qualification/bench/attention/command.py", "qualification/bench/attention/row.py",

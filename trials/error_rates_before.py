@@ -35,12 +35,12 @@ from kernels.reference.oracle import attention_oracle
 from kernels.system.device import read_fingerprint
 from kernels.vocabulary.path import RunAttention
 from kernels.vocabulary.shape import AttentionShape, Dtype, Phase
-from qualification.measure.checks import check_path, run_case
+from qualification.measure.checks.attention_checks import check_path, run_case
+from qualification.measure.checks.references import References
 from qualification.measure.error_rates import settings_here, trial_shapes_of
-from qualification.measure.failures import KERNEL_ERRORS
-from qualification.measure.inputs import Case, cases
-from qualification.measure.planted_faults import Fault, can_show, wrong_kernel
-from qualification.measure.references import References
+from qualification.measure.faults.attention_faults import Fault, can_show, wrong_kernel
+from qualification.measure.inputs.attention_inputs import Case, cases
+from qualification.measure.trials.failures import KERNEL_ERRORS
 
 CAPS = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2, torch.float32: 1e-5}
 FP32_ROUNDINGS, FP32_FLOOR, TINY = 4, 2e-5, 1e-30

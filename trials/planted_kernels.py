@@ -24,9 +24,11 @@ from kernels.vocabulary.shape import AttentionShape, Dtype, Phase
 from qualification.attest.promise import Promise, call_mismatch
 from qualification.evidence.matrix import save_matrix
 from qualification.exit_code import ExitCode
-from qualification.measure.checks import check_path, one_thread
-from qualification.measure.inputs import Case, cases
-from qualification.measure.planted_faults import (
+from qualification.measure.checks.attention_checks import check_path, one_thread
+from qualification.measure.checks.references import References
+from qualification.measure.costs.profile import calls_seen
+from qualification.measure.costs.timing import time_call
+from qualification.measure.faults.attention_faults import (
     Fault,
     can_show,
     spoil_tile,
@@ -34,10 +36,8 @@ from qualification.measure.planted_faults import (
     trial_shapes,
     wrong_kernel,
 )
-from qualification.measure.profile import calls_seen
+from qualification.measure.inputs.attention_inputs import Case, cases
 from qualification.measure.qualify import Bench, qualify_path
-from qualification.measure.references import References
-from qualification.measure.timing import time_call
 from server.cli import main as cli
 
 SLOWDOWN = 1.3
@@ -72,7 +72,7 @@ class Place:
 
 
 def wrong_kernels(place: Place) -> Iterator[tuple[str, Callable[[], Found]]]:
-    """Yield each fault of `qualification/measure/planted_faults.py`, in every dtype and phase in which it shows."""
+    """Yield each fault of `qualification.measure.faults.attention_faults`, in every dtype and phase that show it."""
     inputs = {
         shape: (list(cases(shape, place.device, seed=0)), References())
         for dtype in place.dtypes

@@ -6,14 +6,14 @@ from functools import partial
 from planted_kernels import Found, Place
 
 from qualification.evidence.evidence import Check
-from qualification.measure import experts_faults, linear_faults
-from qualification.measure.checks import one_thread
-from qualification.measure.experts_checks import check_experts
-from qualification.measure.experts_faults import ExpertsFault, wrong_experts
-from qualification.measure.experts_inputs import experts_cases
-from qualification.measure.linear_checks import check_linear
-from qualification.measure.linear_faults import LinearFault, wrong_linear
-from qualification.measure.linear_inputs import linear_cases, operands_of
+from qualification.measure.checks.attention_checks import one_thread
+from qualification.measure.checks.experts_checks import check_experts
+from qualification.measure.checks.linear_checks import check_linear
+from qualification.measure.faults import experts_faults, linear_faults
+from qualification.measure.faults.experts_faults import ExpertsFault, wrong_experts
+from qualification.measure.faults.linear_faults import LinearFault, wrong_linear
+from qualification.measure.inputs.experts_inputs import experts_cases
+from qualification.measure.inputs.linear_inputs import linear_cases, operands_of
 
 Checks = tuple[Check, ...]
 

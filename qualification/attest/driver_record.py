@@ -14,7 +14,7 @@ import torch
 from qualification.attest.cuda_driver import CudaDriver, DriverError
 from qualification.attest.graph_times import node_seconds
 from qualification.common.kernel_names import is_helper, short_name
-from qualification.measure.profile import Seen
+from qualification.measure.costs.profile import Seen
 
 __all__ = ["DriverError", "Recorder"]
 

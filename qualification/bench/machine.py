@@ -13,7 +13,7 @@ from kernels.vocabulary.shape import Dtype
 if TYPE_CHECKING:
     import torch
 
-    from qualification.measure.ceilings import Ceilings
+    from qualification.measure.costs.ceilings import Ceilings
 
 RESULTS = Path("hallmark-bench")  # the folder, in the current one, that a bench writes into without `--out-dir`
 _H200_TFLOPS, _H200_TBS = 790.0, 4.2  # the best bf16 8192^3 product and device copy measured on one
@@ -32,7 +32,7 @@ def ceilings_of(
 ) -> "Ceilings | None":
     """Measured, or from the flags and what is known of an H200 at two bytes a value; None where either is unknown."""
     from kernels.system.device import torch_dtype
-    from qualification.measure.ceilings import Ceilings, measure_ceilings
+    from qualification.measure.costs.ceilings import Ceilings, measure_ceilings
 
     if args.measure_ceilings:
         return measure_ceilings(device, torch_dtype(dtype))

@@ -29,7 +29,7 @@ from qualification.evidence.matrix import (
 from qualification.evidence.summary import OUTCOMES, Changed, counts, outcomes, summary
 from qualification.evidence.verdicts import SPEED_TOLERANCE, Side, differences, exit_code_of
 from qualification.exit_code import ExitCode
-from qualification.measure.ptx import PtxError
+from qualification.measure.compiling.ptx import PtxError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

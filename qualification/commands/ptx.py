@@ -13,7 +13,7 @@ from kernels.system.whole_file import write_whole
 from qualification.common.flags import add_command, count
 from qualification.common.progress import ProgressLine
 from qualification.exit_code import ExitCode
-from qualification.measure.ptx import (
+from qualification.measure.compiling.ptx import (
     Collected,
     Pair,
     PtxError,

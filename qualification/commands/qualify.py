@@ -164,7 +164,7 @@ def _compile_jobs(asked: int | None) -> int:
     import torch
 
     from kernels.system.device import num_cores
-    from qualification.measure.compile_ahead import processes_for
+    from qualification.measure.compiling.compile_ahead import processes_for
 
     return asked or processes_for(num_cores(), torch.cuda.mem_get_info()[1])
 
@@ -234,7 +234,7 @@ def _count_bytes(targets: Sequence["Target"], catalog: Sequence["AnyPath"], fing
     """Count the HBM bytes of each model's file. Counters that are not available are no failure: they prove nothing."""
     import torch
 
-    from qualification.measure.hbm_counters import CounterError, count_into
+    from qualification.measure.costs.hbm_counters import CounterError, count_into
 
     torch.cuda.empty_cache()  # another process needs it now
     for target in targets:

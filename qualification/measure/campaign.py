@@ -16,9 +16,9 @@ from qualification.evidence.matrix import MatrixError, gpu_folder
 from qualification.evidence.summary import counts, summary
 from qualification.evidence.verdicts import Finding, judge
 from qualification.exit_code import ExitCode
-from qualification.measure.failures import DeviceLost, QualificationAborted
 from qualification.measure.qualify import Pair
-from qualification.measure.trials import trial_of
+from qualification.measure.trials.failures import DeviceLost, QualificationAborted
+from qualification.measure.trials.trial import trial_of
 from qualification.model.families.reader import read_model
 from qualification.model.shard import shard_of
 

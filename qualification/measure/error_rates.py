@@ -27,11 +27,11 @@ from kernels.vocabulary.path import RunAttention
 from kernels.vocabulary.shape import AttentionShape, Dtype, Mask, Phase
 from qualification.common.table import table
 from qualification.evidence.evidence import Check, strain
-from qualification.measure.checks import check_path
-from qualification.measure.failures import KERNEL_ERRORS
-from qualification.measure.inputs import Case, cases
-from qualification.measure.planted_faults import Fault, can_show, wrong_kernel
-from qualification.measure.references import References
+from qualification.measure.checks.attention_checks import check_path
+from qualification.measure.checks.references import References
+from qualification.measure.faults.attention_faults import Fault, can_show, wrong_kernel
+from qualification.measure.inputs.attention_inputs import Case, cases
+from qualification.measure.trials.failures import KERNEL_ERRORS
 
 _HEADS = ((4, 2, 16), (2, 1, 64), (3, 1, 128), (8, 2, 80), (1, 1, 6))  # query heads, KV heads, head dim
 _FLAGS: tuple[dict[str, object], ...] = (

@@ -17,15 +17,15 @@ from kernels.vocabulary.path import AnyPath
 from kernels.vocabulary.path_order import is_chosen_by_time
 from kernels.vocabulary.shape import Dtype
 from qualification.evidence.evidence import Check, Evidence, Timing
-from qualification.measure.ceilings import Ceilings, ceilings_now
-from qualification.measure.compile_ahead import calls_of, compiling_ahead
-from qualification.measure.failures import KERNEL_ERRORS, DeviceLost, QualificationAborted, loss_of
-from qualification.measure.profile import Seen, calls_seen, temporary_bytes
-from qualification.measure.rank_group import on_ranks
-from qualification.measure.references import References, Shelf
-from qualification.measure.rivals import Rivals
-from qualification.measure.timing import Judged, default_budget_s, time_call, time_until_believed
-from qualification.measure.trials import TRIALS, Run, trial_of
+from qualification.measure.checks.references import References, Shelf
+from qualification.measure.compiling.compile_ahead import calls_of, compiling_ahead
+from qualification.measure.costs.ceilings import Ceilings, ceilings_now
+from qualification.measure.costs.profile import Seen, calls_seen, temporary_bytes
+from qualification.measure.costs.rivals import Rivals
+from qualification.measure.costs.timing import Judged, default_budget_s, time_call, time_until_believed
+from qualification.measure.ranks.rank_group import on_ranks
+from qualification.measure.trials.failures import KERNEL_ERRORS, DeviceLost, QualificationAborted, loss_of
+from qualification.measure.trials.trial import TRIALS, Run, trial_of
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +101,7 @@ def _qualify(
     for shape, _ in pairs:
         dtypes.setdefault(operator_of(shape), set()).add(shape.dtype)
     calls = calls_of(pairs) if bench.compile_jobs > 1 else []
-    workers = python_command("qualification.measure.compile_worker", str(bench.seed), bench.device.type)
+    workers = python_command("qualification.measure.compiling.compile_worker", str(bench.seed), bench.device.type)
     with compiling_ahead(calls, workers, num_processes=bench.compile_jobs) as wait:
         for operator, of_operator in dtypes.items():
             check = check_checker or TRIALS[operator].passed_wrongly

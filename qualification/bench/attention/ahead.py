@@ -19,9 +19,9 @@ from qualification.bench.attention.cases import BenchCase
 from qualification.bench.attention.inputs import make_inputs
 from qualification.bench.attention.peers import Unavailable
 from qualification.bench.attention.run import contenders_of
-from qualification.measure.compile_ahead import alternated, compiling_ahead, serve_calls
-from qualification.measure.compile_worker import share_gpu
-from qualification.measure.failures import KERNEL_ERRORS
+from qualification.measure.compiling.compile_ahead import alternated, compiling_ahead, serve_calls
+from qualification.measure.compiling.compile_worker import share_gpu
+from qualification.measure.trials.failures import KERNEL_ERRORS
 
 _MAX_BYTES = 2**31  # of a case: longer ones launch the same kernels, and the processes share the GPU's memory
 

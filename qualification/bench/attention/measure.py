@@ -12,7 +12,7 @@ from torch.profiler import profile as profiler
 from kernels.reference.compare import Errors, Reference
 from kernels.reference.compare import errors_of as errors_from
 from qualification.bench.attention.peers import Call, Prepared
-from qualification.measure import profile
+from qualification.measure.costs import profile
 
 
 def kernels_seen(call: Call, device: torch.device) -> tuple[str, ...]:

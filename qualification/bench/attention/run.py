@@ -18,9 +18,9 @@ from qualification.bench.attention.measure import errors_of, graphed, kernels_se
 from qualification.bench.attention.peers import Call, Peer, Prepared, Unavailable
 from qualification.bench.attention.row import Absence, Outcome, Row
 from qualification.evidence.evidence import Timing
-from qualification.measure.ceilings import Ceilings
-from qualification.measure.failures import KERNEL_ERRORS, DeviceLost, loss_of
-from qualification.measure.timing import time_together
+from qualification.measure.costs.ceilings import Ceilings
+from qualification.measure.costs.timing import time_together
+from qualification.measure.trials.failures import KERNEL_ERRORS, DeviceLost, loss_of
 
 logger = logging.getLogger(__name__)
 

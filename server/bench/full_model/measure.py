@@ -28,7 +28,7 @@ from qualification.decision.decision import Policy
 from qualification.decision.model_shapes import shapes_needed, signature_of
 from qualification.evidence.full_model import Attention, FullModel, ModelTiming
 from qualification.exit_code import ExitCode
-from qualification.measure.timing import median_spread
+from qualification.measure.costs.timing import median_spread
 from server.bench.steps.drive import Driver, RequestFailed, is_decode_of
 from server.engine.startup.attention_plan import Unservable
 from server.engine.startup.builder import BuiltEngine, build_engine

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from qualification.measure.ceilings import Ceilings
+from qualification.measure.costs.ceilings import Ceilings
 from qualification.model.config import ModelConfig
 from server.engine.startup.builder import BuiltEngine
 from server.engine.startup.limits import EngineLimits

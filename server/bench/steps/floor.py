@@ -1,7 +1,7 @@
 """The least time of a whole step, by the FLOPs and bytes of a model."""
 
 from kernels.vocabulary.shape import Dtype, num_visible_pairs
-from qualification.measure.ceilings import Ceilings
+from qualification.measure.costs.ceilings import Ceilings
 from qualification.model.config import ModelConfig, num_parameters, weight_bytes
 
 

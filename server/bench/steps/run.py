@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from kernels.vocabulary.shape import Phase
-from qualification.measure.timing import median_spread
+from qualification.measure.costs.timing import median_spread
 from server.bench.steps.cells import Cell, Kind, StepsBench, cells_of
 from server.bench.steps.drive import Driver, RequestFailed, is_decode_of
 from server.bench.steps.floor import step_floor_ms

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from kernels.system.child_process import python_command
-from qualification.measure.failures import DeviceLost
-from qualification.measure.rank_processes import RankProcesses, Store, meet
+from qualification.measure.ranks.rank_processes import RankProcesses, Store, meet
+from qualification.measure.trials.failures import DeviceLost
 from server.engine.attention.dispatch import Dispatcher
 from server.engine.attention.step_attention import StepAttention
 from server.engine.execution.capture import Capture

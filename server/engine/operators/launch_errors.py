@@ -7,7 +7,7 @@ import torch
 
 from kernels.calls.launch import CompilationError, OutOfResources, PTXASError, TritonError
 from kernels.vocabulary.path import Reject
-from qualification.measure.failures import DeviceLost
+from qualification.measure.trials.failures import DeviceLost
 
 LAUNCH_ERRORS: tuple[type[Exception], ...] = (RuntimeError, TritonError)
 

@@ -14,7 +14,7 @@ from kernels.collective.peers import AddNorm, Peers, RunCollective
 from kernels.collective.shape import CollectiveShape, Follows
 from kernels.vocabulary.row_buckets import CollectiveRows
 from qualification.decision.decision import Decision, Pairs
-from qualification.measure.failures import DeviceLost
+from qualification.measure.trials.failures import DeviceLost
 from server.engine.operators.decisions import Decisions, NoPathError, Redecide
 from server.engine.operators.launch_errors import LAUNCH_ERRORS, not_launched
 from server.engine.products.counts import ServedShape, dispatch_counts, fallback_uses, first_decision

@@ -20,7 +20,7 @@ from kernels.vocabulary.row_buckets import ExpertRows
 from kernels.vocabulary.shape import Dtype
 from qualification.decision.decision import Decision, Pairs
 from qualification.decision.model_shapes import experts_shape
-from qualification.measure.failures import DeviceLost
+from qualification.measure.trials.failures import DeviceLost
 from qualification.model.config import ExpertsConfig, ModelConfig
 from server.engine.operators.decisions import Decisions, NoPathError, Redecide
 from server.engine.operators.launch_errors import LAUNCH_ERRORS, not_launched

@@ -21,7 +21,7 @@ from kernels.vocabulary.fingerprint import Fingerprint
 from kernels.vocabulary.row_buckets import LinearRows
 from kernels.vocabulary.shape import Dtype
 from qualification.decision.decision import Decision, Pairs
-from qualification.measure.failures import DeviceLost
+from qualification.measure.trials.failures import DeviceLost
 from server.engine.operators.decisions import Decisions, NoPathError, Redecide
 from server.engine.operators.launch_errors import LAUNCH_ERRORS, not_launched
 from server.engine.products.counts import ServedShape, dispatch_counts, fallback_uses, first_decision

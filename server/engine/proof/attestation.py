@@ -31,7 +31,7 @@ from qualification.attest.promise import (
     replay_mismatch,
 )
 from qualification.evidence.evidence import Evidence
-from qualification.measure.profile import Mark, Seen, profiled
+from qualification.measure.costs.profile import Mark, Seen, profiled
 from server.engine.attention.dispatch import Choice, Dispatcher
 from server.engine.attention.step_attention import StepAttention
 from server.engine.operators.decisions import NoPathError

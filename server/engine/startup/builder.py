@@ -22,9 +22,9 @@ from kernels.vocabulary.shape import AttentionShape
 from qualification.attest.driver_record import Recorder
 from qualification.attest.operator_promises import operator_promises
 from qualification.decision.decision import Pairs, Policy, decisions_of
-from qualification.measure.failures import DeviceLost
 from qualification.measure.qualify import qualify
 from qualification.measure.start_plan import Plan, RunQualification, own_file
+from qualification.measure.trials.failures import DeviceLost
 from server.engine.attention.dispatch import Dispatcher
 from server.engine.execution.capture import CudaCapture
 from server.engine.execution.commands import ChooseProducts, Started

@@ -15,8 +15,8 @@ from kernels.experts.weights import AnyExpertWeights, ExpertWeights, Mxfp4Weight
 from kernels.fused.activation_kind import Activation
 from kernels.vocabulary.row_buckets import ExpertRows
 from kernels.vocabulary.shape import Dtype
-from qualification.measure.experts_checks import check_experts
-from qualification.measure.experts_inputs import experts_cases
+from qualification.measure.checks.experts_checks import check_experts
+from qualification.measure.inputs.experts_inputs import experts_cases
 
 ROWS, PLAIN = ExpertRows.LE_128, ExpertFormat.PLAIN
 MIXTURES = {

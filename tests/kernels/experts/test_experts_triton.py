@@ -20,8 +20,8 @@ from kernels.reference.experts import num_wrong_routes
 from kernels.system.device import torch_dtype
 from kernels.vocabulary.row_buckets import ExpertRows
 from kernels.vocabulary.shape import Dtype
-from qualification.measure.experts_checks import check_experts
-from qualification.measure.experts_inputs import experts_cases
+from qualification.measure.checks.experts_checks import check_experts
+from qualification.measure.inputs.experts_inputs import experts_cases
 
 SOFTMAX = RoutingConfig(7, 3)
 SIGMOID = RoutingConfig(12, 3, Scores.SIGMOID, renormalizes=True, num_groups=4, num_active_groups=2, scale=2.5)

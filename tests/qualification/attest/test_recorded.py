@@ -12,8 +12,8 @@ from kernels.vocabulary.shape import AttentionShape, Dtype, Phase
 from qualification.attest.cuda_driver import DriverError, EdgeData, KernelParams
 from qualification.attest.driver_record import Recorder
 from qualification.attest.explain import TimeClass, explain
-from qualification.measure.inputs import long_case
-from qualification.measure.profile import calls_seen, is_helper
+from qualification.measure.costs.profile import calls_seen, is_helper
+from qualification.measure.inputs.attention_inputs import long_case
 
 
 def test_kernel_node_parameters_have_the_drivers_layout() -> None:

@@ -20,8 +20,8 @@ from qualification.bench.attention.inputs import Inputs, make_inputs, repaged
 from qualification.bench.attention.measure import kernels_seen
 from qualification.bench.attention.peers import Peer, Prepared, Unavailable, torch_peers
 from qualification.bench.attention.run import CaseBench, Contender, contenders_of, measure_all, measure_case
-from qualification.measure.ceilings import Ceilings, ceilings_now, measure_ceilings
-from qualification.measure.timing import time_call
+from qualification.measure.costs.ceilings import Ceilings, ceilings_now, measure_ceilings
+from qualification.measure.costs.timing import time_call
 
 CPU = torch.device("cpu")
 BENCH = CaseBench(CPU, Ceilings(1e12, 1e10), budget_s=0.002)

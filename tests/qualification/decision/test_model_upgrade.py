@@ -17,9 +17,9 @@ from qualification.decision.decision import Book, Decision, Policy, Status, deci
 from qualification.decision.model_shapes import ServingLimits, shapes_needed, signature_of
 from qualification.decision.presets import preset_named
 from qualification.evidence.matrix import Matrix
-from qualification.measure.inputs import cases
-from qualification.measure.profile import calls_seen
-from qualification.measure.trials import call_of
+from qualification.measure.costs.profile import calls_seen
+from qualification.measure.inputs.attention_inputs import cases
+from qualification.measure.trials.trial import call_of
 from qualification.model.families.reader import read_model
 
 H200 = Fingerprint(Device.CUDA, "NVIDIA H200", 90, "580.159.04", "13.0", "91900", "2.11.0+cu130", "3.6.0")

@@ -19,7 +19,7 @@ from kernels.vocabulary.row_buckets import CollectiveRows
 from kernels.vocabulary.shape import Dtype
 from qualification.evidence.evidence import Evidence
 from qualification.measure.qualify import Bench, qualify
-from qualification.measure.rank_group import WORKER
+from qualification.measure.ranks.rank_group import WORKER
 
 CPU = torch.device("cpu")
 SHAPE = CollectiveShape(Dtype.BF16, 64, 2, Follows.ADD_NORM, CollectiveRows.LE_16)

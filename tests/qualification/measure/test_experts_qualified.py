@@ -28,9 +28,9 @@ from qualification.evidence.evidence import Evidence
 from qualification.evidence.matrix import Matrix, gpu_folder, load_matrix, save_matrix
 from qualification.evidence.summary import summary
 from qualification.exit_code import ExitCode
-from qualification.measure.experts_faults import ExpertsFault, wrong_experts
+from qualification.measure.faults.experts_faults import ExpertsFault, wrong_experts
 from qualification.measure.qualify import Bench, qualify
-from qualification.measure.trials import TRIALS
+from qualification.measure.trials.trial import TRIALS
 from qualification.model.families.reader import read_model
 from qualification.report.page import render
 from qualification.report.sources import gather

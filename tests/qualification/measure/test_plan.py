@@ -18,10 +18,10 @@ from qualification.decision.decision import Policy, Status
 from qualification.decision.model_shapes import AttentionSignature, ServingLimits, shapes_needed
 from qualification.evidence.evidence import Evidence, Timing
 from qualification.evidence.matrix import gpu_folder, load_matrix, save_matrix
-from qualification.measure.ceilings import Ceilings
-from qualification.measure.failures import QualificationAborted
+from qualification.measure.costs.ceilings import Ceilings
 from qualification.measure.qualify import Bench, Pair, qualify
 from qualification.measure.start_plan import MatrixVerdict, Plan, make_plan, own_file
+from qualification.measure.trials.failures import QualificationAborted
 
 CPU = torch.device("cpu")
 FIRST, FALLBACK = path("first"), path("fallback", Tier.FALLBACK)

@@ -27,9 +27,9 @@ from qualification.evidence.matrix import load_matrix, save_matrix
 from qualification.evidence.verdicts import judge
 from qualification.exit_code import ExitCode
 from qualification.measure.campaign import Tools, conduct, default_file, shard_of_targets, targets_of
-from qualification.measure.failures import DeviceLost, QualificationAborted
 from qualification.measure.qualify import Bench, Pair, qualify
-from qualification.measure.trials import trial_of
+from qualification.measure.trials.failures import DeviceLost, QualificationAborted
+from qualification.measure.trials.trial import trial_of
 from server.cli.main import main
 
 FIRST, FALLBACK = path("triton.x"), path("sdpa.x", Tier.FALLBACK)

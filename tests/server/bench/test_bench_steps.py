@@ -8,7 +8,7 @@ import torch
 from tiny_llama import TinyLlama
 
 from kernels.vocabulary.shape import Dtype
-from qualification.measure.ceilings import Ceilings
+from qualification.measure.costs.ceilings import Ceilings
 from server.bench.steps.cells import CUDA_PLAN, Kind, StepsBench, cells_of
 from server.bench.steps.floor import step_floor_ms
 from server.bench.steps.row import StepsFile, Sweep, load

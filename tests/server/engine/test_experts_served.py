@@ -12,7 +12,7 @@ from one_operator import MIXTURE, measuring, small_engine
 from kernels.catalog import any_path_named
 from kernels.experts.shape import ExpertsShape
 from qualification.decision.decision import Decision, Policy, Status
-from qualification.measure.experts_faults import ExpertsFault, wrong_experts
+from qualification.measure.faults.experts_faults import ExpertsFault, wrong_experts
 from qualification.measure.qualify import Bench, Pair
 from server.engine.startup.attention_plan import Unservable
 from server.engine.startup.builder import BuiltEngine

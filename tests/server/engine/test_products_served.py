@@ -19,7 +19,7 @@ from kernels.vocabulary.operators import Operator
 from kernels.vocabulary.row_buckets import LinearRows
 from kernels.vocabulary.shape import Dtype
 from qualification.decision.decision import Book, Decision, Policy, decide
-from qualification.measure.linear_faults import LinearFault, wrong_linear
+from qualification.measure.faults.linear_faults import LinearFault, wrong_linear
 from qualification.measure.qualify import Bench, Pair
 from server.engine.operators.decisions import NoPathError
 from server.engine.products.linear import LinearTable

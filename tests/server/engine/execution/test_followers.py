@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from qualification.decision.decision import Decision, Status
-from qualification.measure.failures import DeviceLost
+from qualification.measure.trials.failures import DeviceLost
 from server.engine.attention.dispatch import Choice
 from server.engine.execution.commands import RankFailed
 from server.engine.execution.followers import EXIT_RANK_LOST, report_of

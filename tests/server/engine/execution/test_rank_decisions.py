@@ -12,7 +12,7 @@ from kernels.collective.shape import CollectiveShape, Follows
 from kernels.vocabulary.row_buckets import CollectiveRows
 from kernels.vocabulary.shape import Dtype
 from qualification.decision.decision import Decision, Pairs, Status, decisions_of
-from qualification.measure.failures import DeviceLost
+from qualification.measure.trials.failures import DeviceLost
 from server.engine.attention.dispatch import Dispatcher
 from server.engine.execution import followers
 from server.engine.follower import decided

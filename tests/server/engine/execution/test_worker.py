@@ -15,7 +15,7 @@ from torch import Tensor
 from kernels.sampling.sampling import SamplingTensors
 from kernels.vocabulary.path import KernelPath
 from qualification.attest.cuda_driver import DriverError
-from qualification.measure.failures import DeviceLost
+from qualification.measure.trials.failures import DeviceLost
 from server.engine.attention.dispatch import Dispatcher
 from server.engine.attention.step_attention import TakeCall
 from server.engine.execution.commands import Command, ComputeLogits, Launch, Repeat

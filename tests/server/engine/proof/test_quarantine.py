@@ -11,7 +11,7 @@ from tiny_llama import TinyLlama
 from kernels.catalog import PATHS
 from kernels.vocabulary.shape import Dtype, Phase
 from qualification.decision.decision import Policy
-from qualification.measure.failures import DeviceLost
+from qualification.measure.trials.failures import DeviceLost
 from server.engine.attention.dispatch import Dispatcher
 from server.engine.operators.launch_errors import blaming
 from server.engine.proof.quarantine import Quarantine

@@ -1,0 +1,109 @@
+"""The trial of products with weights in a qualification: wrong products, checks on hostile inputs, the timed call."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from kernels.linear.library_path import RunProposed
+from kernels.linear.paths import RunLinear
+from kernels.linear.shape import LinearShape
+from kernels.system.device import torch_dtype
+from kernels.vocabulary.shape import Dtype
+from qualification.evidence.evidence import Check
+from qualification.measure.checks.attention_checks import one_thread
+from qualification.measure.checks.linear_checks import check_linear, some_rows
+from qualification.measure.faults.linear_faults import LinearFault, can_show_in, trial_shapes, wrong_linear
+from qualification.measure.inputs.linear_inputs import (
+    LinearCase,
+    LinearOperands,
+    linear_cases,
+    operands_of,
+    rows_to_test,
+)
+
+Call = Callable[[], None]
+
+_MOST_PROFILED = 12  # numbers of rows
+
+
+@dataclass(frozen=True, slots=True)
+class LinearPassedWrongly:
+    """A fault that no check refused, or a right product that one did."""
+
+    fault: LinearFault
+    shape: LinearShape
+
+
+class LinearTrial:
+    """The trial of products with weights."""
+
+    def passed_wrongly(
+        self, dtypes: frozenset[Dtype], device: torch.device, *, seed: int
+    ) -> tuple[LinearPassedWrongly, ...]:
+        found = []
+        with one_thread():
+            for shape in (shape for dtype in Dtype if dtype in dtypes for shape in trial_shapes(dtype)):
+                inputs = list(linear_cases(shape, operands_of(shape, device, seed=seed), seed=seed))
+                for fault in (fault for fault in LinearFault if can_show_in(fault, shape)):
+                    run = wrong_linear(fault, shape)
+                    # The first case that refuses a fault decides.
+                    passes = all(check.is_passed for case in inputs for check in check_linear(run, [case]))
+                    if passes is not (fault is LinearFault.NONE):
+                        found.append(LinearPassedWrongly(fault, shape))
+        return tuple(found)
+
+    def tested(self, shape: LinearShape, *, is_cpu: bool) -> tuple[int, int]:
+        num_rows = rows_to_test(shape.rows, is_cpu=is_cpu)[-1]
+        return num_rows, num_rows
+
+    def check(
+        self,
+        shape: LinearShape,
+        run: RunLinear,
+        device: torch.device,
+        *,
+        seed: int,
+        references: object,  # noqa: ARG002
+    ) -> tuple[Check, ...]:
+        """`references` are not kept: fp64 of a product takes about as long as its inputs."""
+        runs: Sequence[RunLinear] = run.variants if isinstance(run, RunProposed) else (run,)
+        return check_linear(runs, _cases(shape, run, device, seed=seed))
+
+    def timed_call(self, shape: LinearShape, run: RunLinear, device: torch.device, *, seed: int) -> tuple[Call, int]:
+        operands = operands_of(shape, device, seed=seed)
+        num_rows, _ = self.tested(shape, is_cpu=device.type == "cpu")
+        x = torch.randn(num_rows, shape.size_in, dtype=torch_dtype(shape.dtype), device=device)
+        return _call(run, x, operands, shape), 1
+
+    def profiled_calls(self, shape: LinearShape, run: RunLinear, device: torch.device, *, seed: int) -> list[Call]:
+        """Calls on several numbers of rows, for which libraries choose kernels; of the measured choice each of its."""
+        [case] = islice(_cases(shape, run, device, seed=seed), 1)
+        counts = case.row_counts[:: -max(1, len(case.row_counts) // _MOST_PROFILED)]
+        runs: Sequence[RunLinear] = run.variants if isinstance(run, RunProposed) else (run,)
+        inputs = {count: (case.first_rows(count), _result(shape, count, device)) for count in counts}
+        given = case.operands.weight, case.operands.bias, shape.epilogue
+        pairs = [(each, count) for each in runs[:2] for count in counts]
+        pairs += [(each, count) for each in runs[2:] for count in some_rows(counts)]
+        return [partial(each, inputs[count][0], *given, inputs[count][1]) for each, count in pairs]
+
+    def calls(self, shape: LinearShape, run: RunLinear, device: torch.device, *, seed: int) -> Iterator[Call]:
+        for case in _cases(shape, run, device, seed=seed):
+            yield _call(run, case.first_rows(case.row_counts[0]), case.operands, shape)
+
+
+def _cases(shape: LinearShape, run: RunLinear, device: torch.device, *, seed: int) -> Iterator[LinearCase]:
+    """Algorithms of the library take rows of x one behind the other."""
+    is_library = isinstance(run, RunProposed)
+    return linear_cases(shape, operands_of(shape, device, seed=seed), seed=seed, takes_strides=not is_library)
+
+
+def _call(run: RunLinear, x: Tensor, operands: LinearOperands, shape: LinearShape) -> Call:
+    return partial(run, x, operands.weight, operands.bias, shape.epilogue, _result(shape, x.shape[0], x.device))
+
+
+def _result(shape: LinearShape, num_rows: int, device: torch.device) -> Tensor:
+    return torch.empty(num_rows, shape.size_out, dtype=torch_dtype(shape.dtype_out), device=device)

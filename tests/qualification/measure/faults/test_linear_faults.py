@@ -1,0 +1,87 @@
+"""The checker of products: it refuses every planted fault, and passes torch's products in every dtype."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.linear.epilogue import Epilogue
+from kernels.linear.library_path import RunProposed
+from kernels.linear.shape import LinearShape
+from kernels.linear.torch_path import run_torch
+from kernels.vocabulary.row_buckets import LinearRows
+from kernels.vocabulary.shape import Dtype
+from qualification.measure.checks.linear_checks import check_linear
+from qualification.measure.faults.linear_faults import LinearFault, can_show_in, wrong_linear
+from qualification.measure.inputs.linear_inputs import linear_cases, operands_of, rows_to_test
+
+CPU = torch.device("cpu")
+SHAPES = (
+    LinearShape(Dtype.FP32, 72, 40, LinearRows.LE_8, has_bias=True),
+    LinearShape(Dtype.FP32, 129, 33, LinearRows.LE_64, epilogue=Epilogue.SWIGLU),
+    LinearShape(Dtype.FP32, 640, 100, LinearRows.LE_1),  # a decode step's one row
+    LinearShape(Dtype.FP32, 1500, 17, LinearRows.LE_256),
+)
+
+
+def stored_in_fp32(x: Tensor, weight: Tensor, _bias: Tensor | None, _epilogue: Epilogue, out: Tensor) -> None:
+    out.copy_(x.float() @ weight.float().T)
+
+
+@pytest.mark.parametrize("dtype", Dtype)
+@pytest.mark.parametrize("index", range(len(SHAPES)))
+def test_torchs_products_pass_on_hostile_inputs(index: int, dtype: Dtype) -> None:
+    shape = replace(SHAPES[index], dtype=dtype)
+    for seed in range(2):
+        checks = check_linear(run_torch, linear_cases(shape, operands_of(shape, CPU, seed=seed), seed=seed))
+        assert {check.name: check.where for check in checks if not check.is_passed} == {}
+
+
+@pytest.mark.parametrize("dtype", Dtype)
+@pytest.mark.parametrize("fault", LinearFault)
+def test_every_fault_is_refused_and_none_passes(fault: LinearFault, dtype: Dtype) -> None:
+    for shape in (replace(it, dtype=dtype) for it in SHAPES):
+        if can_show_in(fault, shape):
+            inputs = linear_cases(shape, operands_of(shape, CPU, seed=0), seed=0)
+            checks = check_linear(wrong_linear(fault, shape), inputs)
+            is_passed = all(check.is_passed for check in checks)
+            assert is_passed is (fault is LinearFault.NONE), f"{shape}: {checks}"
+
+
+def test_every_fault_can_show_in_some_shape() -> None:
+    assert all(any(can_show_in(fault, shape) for shape in SHAPES) for fault in LinearFault)
+
+
+def test_a_16_bit_product_stored_in_fp32_may_not_be_rounded() -> None:
+    shape = LinearShape(Dtype.BF16, 200, 50, LinearRows.LE_16, epilogue=Epilogue.FP32)
+    operands = operands_of(shape, CPU, seed=0)
+    assert all(check.is_passed for check in check_linear(stored_in_fp32, linear_cases(shape, operands, seed=0)))
+    checks = check_linear(wrong_linear(LinearFault.ROUNDED_OUTPUT, shape), linear_cases(shape, operands, seed=0))
+    assert [check.name for check in checks if not check.is_passed] == ["every_row"]
+
+
+def test_on_a_gpu_each_number_of_few_rows_is_tested() -> None:
+    assert rows_to_test(LinearRows.LE_112, is_cpu=False) == tuple(range(65, 113))
+
+
+def test_large_buckets_are_tested_at_edges_and_served_sizes() -> None:
+    assert rows_to_test(LinearRows.LE_512, (384, 128, 640), is_cpu=True) == (257, 384, 512)
+    assert rows_to_test(LinearRows.GT_8K, is_cpu=False)[0] == 8193
+
+
+def test_a_wrong_one_among_many_algorithms_is_refused() -> None:
+    shape = LinearShape(Dtype.BF16, 64, 40, LinearRows.LE_128)
+    runs = [run_torch] * 3 + [wrong_linear(LinearFault.SPLIT_DROPPED, shape)]
+    checks = check_linear(runs, linear_cases(shape, operands_of(shape, CPU, seed=0), seed=0))
+    assert [check.name for check in checks if not check.is_passed] == ["every_row"]
+
+
+def test_without_the_library_its_algorithms_fail_by_name() -> None:
+    x = torch.ones(2, 8, dtype=torch.bfloat16)
+    out = torch.empty(2, 8, dtype=torch.bfloat16)
+    RunProposed(None)(x, torch.ones(8, 8, dtype=torch.bfloat16), None, Epilogue.NONE, out)  # PyTorch's choice
+    assert torch.equal(out, torch.full_like(out, 8.0))
+    if torch.version.cuda is None:
+        with pytest.raises(RuntimeError, match="torch is built without CUDA"):
+            RunProposed(0)(x, torch.ones(8, 8, dtype=torch.bfloat16), None, Epilogue.NONE, out)
