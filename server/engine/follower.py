@@ -24,7 +24,6 @@ from kernels.vocabulary.operators import AnyShape
 from qualification.common.hang_up import leave_with, wait_for_hang_up
 from qualification.decision.decision import Decision, Pairs, ShapeT, Status
 from qualification.evidence.shape_text import parse_shape
-from server.engine.attention.dispatch import Dispatcher
 from server.engine.execution.capture import Capture, CudaCapture, Replayable
 from server.engine.execution.commands import (
     Allocate,
@@ -53,6 +52,7 @@ from server.engine.execution.graph_keys import GraphKey
 from server.engine.execution.sampling import SampledTokens
 from server.engine.execution.step_buffer import PartLayout, StepBuffer, StepLayout
 from server.engine.execution.worker import Worker
+from server.engine.operators.dispatch import Dispatcher
 from server.engine.startup.kv_sizing import room_beside_peak
 from server.engine.startup.matmul_tuning import take_products
 from server.engine.startup.start_progress import StartProgress

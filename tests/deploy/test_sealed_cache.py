@@ -72,4 +72,4 @@ def test_without_a_compiler_every_kernel_is_in_a_shipped_cache(driver: Path, fil
 def test_without_a_compiler_or_a_cache_nothing_is_launched(driver: Path, tmp_path: Path, bare_path: str) -> None:
     done = launch(driver, tmp_path, PATH=bare_path)
     assert done.returncode != 0
-    assert "Failed to find C compiler" in done.stderr  # what server/engine/attention/launch_errors.py knows it by
+    assert "Failed to find C compiler" in done.stderr  # what server/engine/operators/launch_errors.py knows it by

@@ -34,7 +34,7 @@ FAILING_RANK = """
 import sys
 if "server.engine.follower" in sys.orig_argv:
     import torch
-    from server.engine.attention.dispatch import Dispatcher
+    from server.engine.operators.dispatch import Dispatcher
     call = Dispatcher.call
     def failing(self, choice, *given, **named):
         shape = choice.decision.shape

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Collection
 from itertools import pairwise
 
-from server.engine.attention.timer import Device, Event
+from server.engine.operators.attention_timer import Device, Event
 from server.engine.scheduling.step_parts import Part
 
 Times = dict[Part, float]  # seconds

@@ -12,7 +12,7 @@ from server.bench.steps.drive import Driver, RequestFailed, is_decode_of
 from server.bench.steps.floor import step_floor_ms
 from server.bench.steps.parts import StepTimer, Stopwatch, Timeline, Times
 from server.bench.steps.row import DecodeRow, Inside, LoadRow, PrefillRow, Samples, Sweep
-from server.engine.attention.timer import CpuDevice, CudaDevice
+from server.engine.operators.attention_timer import CpuDevice, CudaDevice
 from server.engine.scheduling.step_parts import Part
 from server.protocol.messages import StepOutput
 

@@ -16,8 +16,6 @@ from torch import Tensor
 from kernels.system.child_process import python_command
 from qualification.measure.ranks.rank_processes import RankProcesses, Store, meet
 from qualification.measure.trials.failures import DeviceLost
-from server.engine.attention.dispatch import Dispatcher
-from server.engine.attention.step_attention import StepAttention
 from server.engine.execution.capture import Capture
 from server.engine.execution.commands import (
     Allocate,
@@ -45,7 +43,9 @@ from server.engine.execution.graph_keys import GraphKey, GraphSizes
 from server.engine.execution.sampling import SampledTokens
 from server.engine.execution.step_buffer import StepBuffer, StepLayout
 from server.engine.execution.worker import LaunchFailed, Worker
+from server.engine.operators.dispatch import Dispatcher
 from server.engine.operators.launch_errors import is_device_lost
+from server.engine.operators.step_attention import StepAttention
 from server.errors import SettingsError
 from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache

@@ -8,7 +8,7 @@ from itertools import product
 from kernels.vocabulary.buckets import Bucket, bucket_of, buckets_up_to
 from kernels.vocabulary.shape import Phase
 from qualification.model.config import ModelConfig, num_parameters
-from server.engine.attention.dispatch_key import bucket_index
+from server.engine.operators.dispatch_key import bucket_index
 from server.engine.scheduling.sequence import Batch
 
 # Above this many rows a decode step keeps the GPU busy for longer than the host needs to launch it.

@@ -13,8 +13,6 @@ import torch
 from torch import Tensor
 
 from kernels.sampling.sampling import SamplingTensors, sampling_tensors
-from server.engine.attention.dispatch import Dispatcher
-from server.engine.attention.step_attention import Served, StepAttention
 from server.engine.execution.grammars import BoundRow, Grammars
 from server.engine.execution.graphs import GraphStep, StepGraphs
 from server.engine.execution.sampling import (
@@ -32,7 +30,9 @@ from server.engine.execution.sampling import (
 from server.engine.execution.step_writer import StepWriter
 from server.engine.execution.worker import Worker
 from server.engine.operators.decisions import NoPathError
+from server.engine.operators.dispatch import Dispatcher
 from server.engine.operators.launch_errors import is_device_lost
+from server.engine.operators.step_attention import Served, StepAttention
 from server.engine.proof.shadow_check import ShadowCheck, Tap
 from server.engine.scheduling.runner_api import BatchError, StepResult
 from server.engine.scheduling.sequence import Batch, Sequence

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from kernels.calls.batch import AttentionBatch
 from kernels.vocabulary.shape import Phase
-from server.engine.attention.dispatch import PhasePart
 from server.engine.execution.graph_keys import GraphKey, GraphSizes, graph_keys
+from server.engine.operators.dispatch import PhasePart
 from server.engine.scheduling.sequence import Sequence
 
 Views = dict[str, Tensor]

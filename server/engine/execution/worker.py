@@ -9,8 +9,6 @@ import torch
 from torch import Tensor
 
 from kernels.sampling.sampling import SamplingTensors, greedy, sample
-from server.engine.attention.dispatch import Choice, Dispatcher, PhasePart
-from server.engine.attention.step_attention import StepAttention, TakeCall
 from server.engine.execution.capture import Capture, RecordedGraph, Replayable
 from server.engine.execution.graph_keys import GraphKey, GraphSizes
 from server.engine.execution.sampling import SampledTokens, ScoredRows, score, staged
@@ -21,7 +19,9 @@ from server.engine.execution.step_buffer import (
     StepTensors,
     graph_layouts,
 )
+from server.engine.operators.dispatch import Choice, Dispatcher, PhasePart
 from server.engine.operators.launch_errors import launch_failure
+from server.engine.operators.step_attention import StepAttention, TakeCall
 from server.engine.scheduling.step_parts import Mark, Part, unmarked
 from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache

@@ -1,1 +1,1 @@
-"""Common parts of attention, products and experts in an engine: decisions that change in service, failed launches."""
+"""Each operator in an engine: which path serves a call, what was launched, what is quarantined or taken out."""

@@ -32,10 +32,10 @@ from qualification.attest.promise import (
 )
 from qualification.evidence.evidence import Evidence
 from qualification.measure.costs.profile import Mark, Seen, profiled
-from server.engine.attention.dispatch import Choice, Dispatcher
-from server.engine.attention.step_attention import StepAttention
 from server.engine.operators.decisions import NoPathError
+from server.engine.operators.dispatch import Choice, Dispatcher
 from server.engine.operators.launch_errors import is_device_lost
+from server.engine.operators.step_attention import StepAttention
 from server.engine.scheduling.runner_api import BatchError, Runner
 from server.engine.scheduling.sequence import Batch
 from server.protocol.messages import AttestationReport, AttestedBatch, ExplainedTime

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from kernels.vocabulary.operators import AnyShape
 from qualification.evidence.evidence import Evidence
-from server.engine.attention.dispatch import Dispatcher
+from server.engine.operators.dispatch import Dispatcher
 from server.protocol.messages import ChangeQuarantine, PlanChanged, QuarantineChanged
 from server.protocol.plan_rows import plan_rows
 

@@ -13,8 +13,8 @@ from kernels.reference.compare import Reference, errors_of
 from kernels.reference.experts import experts_reference
 from kernels.reference.linear import linear_reference
 from kernels.vocabulary.operators import Operator
-from server.engine.products.experts import ExpertsCall
-from server.engine.products.linear import ServedProduct
+from server.engine.operators.experts import ExpertsCall
+from server.engine.operators.linear import ServedProduct
 from server.engine.proof.shadow_sample import Judgement, digest_of
 
 MOST_ROWS = 16

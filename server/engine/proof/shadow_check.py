@@ -19,10 +19,10 @@ from torch import Tensor
 from kernels.calls.rows import SequenceRows
 from kernels.vocabulary.operators import Operator
 from kernels.vocabulary.shape import Phase
-from server.engine.attention.dispatch import Choice, Dispatcher, Lane, PhasePart
-from server.engine.attention.step_attention import TakeCall
-from server.engine.products.experts import ExpertsCall, ExpertsChoice
-from server.engine.products.linear import ServedProduct
+from server.engine.operators.dispatch import Choice, Dispatcher, Lane, PhasePart
+from server.engine.operators.experts import ExpertsCall, ExpertsChoice
+from server.engine.operators.linear import ServedProduct
+from server.engine.operators.step_attention import TakeCall
 from server.engine.proof.product_sample import ExpertsSample, ProductSample, judge_product, take_experts, take_product
 from server.engine.proof.shadow_sample import Judgement, Sample, judge_sample, take_sample
 from server.engine.scheduling.sequence import Batch

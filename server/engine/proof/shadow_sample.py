@@ -15,7 +15,7 @@ from kernels.calls.batch import AttentionBatch, AttentionFlags
 from kernels.calls.rows import SequenceRows, keys_of
 from kernels.reference.compare import Errors, errors_of, reference_of
 from kernels.vocabulary.shape import Phase
-from server.engine.attention.dispatch import Choice, PhasePart
+from server.engine.operators.dispatch import Choice, PhasePart
 
 LEAST_ROWS = 4
 MOST_ROWS = 64

@@ -25,7 +25,6 @@ from qualification.decision.decision import Pairs, Policy, decisions_of
 from qualification.measure.qualify import qualify
 from qualification.measure.start_plan import Plan, RunQualification, own_file
 from qualification.measure.trials.failures import DeviceLost
-from server.engine.attention.dispatch import Dispatcher
 from server.engine.execution.capture import CudaCapture
 from server.engine.execution.commands import ChooseProducts, Started
 from server.engine.execution.followers import Followers, LeadingWorker, RankListener
@@ -35,6 +34,7 @@ from server.engine.execution.runner import ModelRunner
 from server.engine.execution.sampling import SampledTokens
 from server.engine.execution.worker import Worker
 from server.engine.operators.decisions import NoPathError
+from server.engine.operators.dispatch import Dispatcher
 from server.engine.operators.launch_errors import blaming
 from server.engine.proof.attestation import Attestor, Promises, TimeStep
 from server.engine.proof.operator_quarantine import OperatorQuarantine

@@ -24,12 +24,12 @@ from qualification.measure.start_plan import Redecide as RedecideAny
 from qualification.model.config import ModelConfig
 from qualification.model.fields import ModelConfigError
 from qualification.model.shard import TENSOR_PARALLEL_SIZES, Shard, shard_of
-from server.engine.attention.dispatch import Dispatcher
-from server.engine.attention.timer import AttentionTimer, CpuDevice, CudaDevice
 from server.engine.execution.followers import RankIdentity
-from server.engine.products.collective import CollectiveTable
-from server.engine.products.experts import ExpertsTable
-from server.engine.products.linear import LinearTable
+from server.engine.operators.attention_timer import AttentionTimer, CpuDevice, CudaDevice
+from server.engine.operators.collective import CollectiveTable
+from server.engine.operators.dispatch import Dispatcher
+from server.engine.operators.experts import ExpertsTable
+from server.engine.operators.linear import LinearTable
 from server.engine.startup.kv_sizing import check_weights_fit
 from server.engine.startup.limits import EngineLimits, choose_device, choose_limits
 from server.errors import ModelError, SettingsError

@@ -4,7 +4,7 @@ import pytest
 from test_graphs import Subject
 
 from server.bench.steps.parts import StepTimer, Stopwatch, Timeline, Times
-from server.engine.attention.timer import CpuDevice, Device
+from server.engine.operators.attention_timer import CpuDevice, Device
 from server.engine.scheduling.step_parts import Part, unmarked
 from server.model.decoder import Decoder
 

@@ -21,9 +21,9 @@ from kernels.vocabulary.shape import Dtype
 from qualification.decision.decision import Decision, Pairs, Policy
 from qualification.evidence.evidence import Evidence
 from qualification.measure.qualify import Bench, Pair, Progress, qualify
-from server.engine.attention.dispatch import Dispatcher
-from server.engine.products.experts import ExpertsTable
-from server.engine.products.linear import LinearTable
+from server.engine.operators.dispatch import Dispatcher
+from server.engine.operators.experts import ExpertsTable
+from server.engine.operators.linear import LinearTable
 from server.engine.startup.builder import BuiltEngine, build_engine
 from server.engine.startup.subject import join_weights
 from server.settings import DeviceChoice, LoadFormat, Settings

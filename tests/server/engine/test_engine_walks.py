@@ -19,13 +19,13 @@ from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.shape import AttentionShape, Dtype
 from qualification.decision.decision import Decision, Pairs, Status
 from qualification.decision.model_shapes import ServingLimits, shapes_needed, signature_of
-from server.engine.attention.dispatch import Dispatcher
 from server.engine.execution.grammars import Grammars
 from server.engine.execution.graph_keys import GraphSizes, row_sizes
 from server.engine.execution.graphs import StepGraphs
 from server.engine.execution.runner import ModelRunner
 from server.engine.execution.sampling import SampledTokens
 from server.engine.execution.worker import Worker
+from server.engine.operators.dispatch import Dispatcher
 from server.engine.scheduling.engine import Engine, EngineOptions
 from server.engine.scheduling.pages import PagePool
 from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits

@@ -22,7 +22,7 @@ from qualification.decision.decision import Book, Decision, Policy, decide
 from qualification.measure.faults.linear_faults import LinearFault, wrong_linear
 from qualification.measure.qualify import Bench, Pair
 from server.engine.operators.decisions import NoPathError
-from server.engine.products.linear import LinearTable
+from server.engine.operators.linear import LinearTable
 from server.engine.startup.attention_plan import Unservable
 from server.engine.startup.builder import BuiltEngine
 from server.model.linear import Dense

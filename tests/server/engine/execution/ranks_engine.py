@@ -18,7 +18,6 @@ from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.shape import AttentionShape, Dtype, Phase
 from qualification.decision.decision import Decision
 from qualification.decision.model_shapes import ServingLimits, shapes_needed, signature_of
-from server.engine.attention.dispatch import Dispatcher
 from server.engine.execution.followers import Followers, LeadingWorker
 from server.engine.execution.grammars import Grammars
 from server.engine.execution.graph_keys import GraphSizes
@@ -26,6 +25,7 @@ from server.engine.execution.graphs import StepGraphs
 from server.engine.execution.runner import ModelRunner
 from server.engine.execution.sampling import SampledTokens
 from server.engine.execution.worker import Worker
+from server.engine.operators.dispatch import Dispatcher
 from server.engine.proof.shadow_check import ShadowCheck
 from server.engine.scheduling.engine import Engine, EngineOptions
 from server.engine.scheduling.pages import PagePool

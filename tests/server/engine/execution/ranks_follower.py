@@ -12,10 +12,10 @@ from test_graphs import capture
 from kernels.vocabulary.shape import AttentionShape
 from qualification.common.hang_up import leave_with
 from qualification.evidence.shape_text import parse_shape
-from server.engine.attention.dispatch import Dispatcher
 from server.engine.execution.commands import Begin, Decide, receive
 from server.engine.execution.followers import meet_ranks
 from server.engine.follower import Follower
+from server.engine.operators.dispatch import Dispatcher
 from server.engine.startup.subject import Subject, identity_of, kv_cache_of, load_rank, read_subject
 
 

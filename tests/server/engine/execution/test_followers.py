@@ -13,10 +13,10 @@ import torch
 
 from qualification.decision.decision import Decision, Status
 from qualification.measure.trials.failures import DeviceLost
-from server.engine.attention.dispatch import Choice
 from server.engine.execution.commands import RankFailed
 from server.engine.execution.followers import EXIT_RANK_LOST, report_of
 from server.engine.execution.worker import LaunchFailed
+from server.engine.operators.dispatch import Choice
 from server.protocol.messages import AttentionUse
 
 RUNNING = [("path.b", "of a step that is not done")]

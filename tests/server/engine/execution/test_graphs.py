@@ -22,7 +22,6 @@ from kernels.vocabulary.shape import AttentionShape, Dtype, Phase
 from qualification.decision.decision import Decision, Pairs, Status
 from qualification.decision.linear_shapes import linear_shapes_needed
 from qualification.decision.model_shapes import ServingLimits, shapes_needed, signature_of
-from server.engine.attention.dispatch import Choice, Dispatcher
 from server.engine.execution.capture import Replayable
 from server.engine.execution.graph_keys import GraphSizes, row_sizes
 from server.engine.execution.graphs import StepGraphs
@@ -30,7 +29,8 @@ from server.engine.execution.runner import ModelRunner
 from server.engine.execution.sampling import SampledTokens
 from server.engine.execution.worker import Worker
 from server.engine.operators.decisions import NoPathError
-from server.engine.products.linear import LinearTable
+from server.engine.operators.dispatch import Choice, Dispatcher
+from server.engine.operators.linear import LinearTable
 from server.engine.proof.shadow_check import ShadowCheck
 from server.engine.scheduling.engine import Engine, EngineOptions
 from server.engine.scheduling.pages import PagePool

@@ -13,11 +13,11 @@ from kernels.vocabulary.row_buckets import CollectiveRows
 from kernels.vocabulary.shape import Dtype
 from qualification.decision.decision import Decision, Pairs, Status, decisions_of
 from qualification.measure.trials.failures import DeviceLost
-from server.engine.attention.dispatch import Dispatcher
 from server.engine.execution import followers
 from server.engine.follower import decided
+from server.engine.operators.collective import CollectiveTable
 from server.engine.operators.decisions import NoPathError
-from server.engine.products.collective import CollectiveTable
+from server.engine.operators.dispatch import Dispatcher
 
 BUCKETS = (CollectiveRows.LE_16, CollectiveRows.LE_128, CollectiveRows.LE_512)
 SHAPES = [CollectiveShape(Dtype.FP32, 8, 2, Follows.NOTHING, rows) for rows in BUCKETS]

@@ -16,8 +16,6 @@ from kernels.sampling.sampling import SamplingTensors
 from kernels.vocabulary.path import KernelPath
 from qualification.attest.cuda_driver import DriverError
 from qualification.measure.trials.failures import DeviceLost
-from server.engine.attention.dispatch import Dispatcher
-from server.engine.attention.step_attention import TakeCall
 from server.engine.execution.commands import Command, ComputeLogits, Launch, Repeat
 from server.engine.execution.followers import LeadingWorker, RankIdentity, check_same
 from server.engine.execution.runner import ModelRunner
@@ -26,8 +24,10 @@ from server.engine.execution.step_buffer import StepBuffer
 from server.engine.execution.step_writer import StepWriter
 from server.engine.execution.worker import LaunchFailed, Worker
 from server.engine.operators.decisions import NoPathError
+from server.engine.operators.dispatch import Dispatcher
 from server.engine.operators.launch_errors import is_device_lost
-from server.engine.products.linear import LinearTable
+from server.engine.operators.linear import LinearTable
+from server.engine.operators.step_attention import TakeCall
 from server.engine.scheduling.engine import Engine, EngineOptions
 from server.engine.scheduling.pages import PagePool
 from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits

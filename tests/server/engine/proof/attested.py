@@ -13,7 +13,7 @@ from kernels.vocabulary.shape import AttentionShape
 from qualification.decision.decision import Decision, Pairs, Policy
 from qualification.evidence.evidence import Evidence
 from qualification.measure.qualify import Bench, Pair
-from server.engine.attention.dispatch import Dispatcher
+from server.engine.operators.dispatch import Dispatcher
 from server.engine.proof.attestation import Attestor, Records, TimeStep
 from server.engine.startup.builder import BuiltEngine, build_engine
 from server.engine.startup.warmup import probes_of

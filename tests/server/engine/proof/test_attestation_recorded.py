@@ -12,7 +12,7 @@ from kernels.catalog import PATHS, path_named
 from kernels.vocabulary.path import KernelPath
 from kernels.vocabulary.shape import Phase
 from qualification.measure.costs.profile import Seen
-from server.engine.attention.dispatch import Dispatcher
+from server.engine.operators.dispatch import Dispatcher
 from server.engine.proof.attestation import Attestor, TimeStep
 from server.engine.startup.warmup import probes_of
 

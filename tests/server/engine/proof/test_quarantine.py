@@ -12,7 +12,7 @@ from kernels.catalog import PATHS
 from kernels.vocabulary.shape import Dtype, Phase
 from qualification.decision.decision import Policy
 from qualification.measure.trials.failures import DeviceLost
-from server.engine.attention.dispatch import Dispatcher
+from server.engine.operators.dispatch import Dispatcher
 from server.engine.operators.launch_errors import blaming
 from server.engine.proof.quarantine import Quarantine
 from server.engine.startup.attention_plan import cache_folder

@@ -20,7 +20,7 @@ from kernels.reference.oracle import attention_oracle
 from kernels.vocabulary.path import KernelPath, RunAttention
 from kernels.vocabulary.shape import Phase
 from qualification.decision.decision import Decision
-from server.engine.attention.dispatch import Choice, Dispatcher, PhasePart
+from server.engine.operators.dispatch import Choice, Dispatcher, PhasePart
 from server.engine.proof.shadow_check import ALERT_S, MEMORY_S, ShadowBudget, ShadowCheck
 from server.engine.proof.shadow_sample import MOST_ROWS, drawn_rows, judge_sample, take_sample
 from server.protocol.messages import AttentionUse, SamplingParams, ShadowReport, Submit

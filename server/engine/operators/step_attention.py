@@ -9,7 +9,7 @@ from kernels.calls.batch import AttentionBatch
 from kernels.vocabulary.operators import AnyShape
 from kernels.vocabulary.shape import Phase
 from qualification.decision.decision import Decision
-from server.engine.attention.dispatch import Choice, Dispatcher, PhasePart
+from server.engine.operators.dispatch import Choice, Dispatcher, PhasePart
 from server.engine.operators.launch_errors import LAUNCH_ERRORS
 from server.protocol.messages import AttentionUse, DispatchCount
 

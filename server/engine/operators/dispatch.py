@@ -15,13 +15,13 @@ from kernels.vocabulary.operators import AnyShape, Operator, operator_of
 from kernels.vocabulary.path import KernelPath, RunAttention
 from kernels.vocabulary.shape import AttentionShape, Phase
 from qualification.decision.decision import Decision, Pairs
-from server.engine.attention.dispatch_key import LengthKey, bucket_index, key_of_shape
-from server.engine.attention.timer import AttentionTimer
+from server.engine.operators.attention_timer import AttentionTimer
+from server.engine.operators.collective import CollectiveTable
 from server.engine.operators.decisions import Decisions, NoPathError, Redecide
+from server.engine.operators.dispatch_key import LengthKey, bucket_index, key_of_shape
+from server.engine.operators.experts import ExpertsTable
 from server.engine.operators.launch_errors import launch_failure
-from server.engine.products.collective import CollectiveTable
-from server.engine.products.experts import ExpertsTable
-from server.engine.products.linear import LinearTable
+from server.engine.operators.linear import LinearTable
 from server.engine.scheduling.sequence import Batch
 from server.protocol.messages import AttentionSample, AttentionUse, DispatchCount
 

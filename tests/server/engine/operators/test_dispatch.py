@@ -18,11 +18,11 @@ from kernels.vocabulary.fingerprint import Device
 from kernels.vocabulary.path import KernelPath, Limits, Reject, Tier
 from kernels.vocabulary.shape import AttentionShape, Dtype, Phase
 from qualification.decision.decision import Decision, Pairs, Status
-from server.engine.attention.dispatch import Dispatcher, PhasePart
-from server.engine.attention.dispatch_key import bucket_index
-from server.engine.attention.step_attention import StepAttention
 from server.engine.operators.decisions import NoPathError, Redecide
+from server.engine.operators.dispatch import Dispatcher, PhasePart
+from server.engine.operators.dispatch_key import bucket_index
 from server.engine.operators.launch_errors import is_device_lost, launch_failure
+from server.engine.operators.step_attention import StepAttention
 from server.engine.scheduling.sequence import Batch, Sequence
 from server.protocol.messages import SamplingParams
 

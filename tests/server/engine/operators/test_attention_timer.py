@@ -9,8 +9,8 @@ import pytest
 from kernels.calls.batch import AttentionFlags
 from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.shape import AttentionShape, Dtype, Phase, flops, hbm_bytes_tiled
-from server.engine.attention.dispatch import Choice, Dispatcher, PhasePart
-from server.engine.attention.timer import AttentionTimer, CpuDevice
+from server.engine.operators.attention_timer import AttentionTimer, CpuDevice
+from server.engine.operators.dispatch import Choice, Dispatcher, PhasePart
 from server.engine.startup.warmup import synthetic_batch
 
 SHAPE = AttentionShape(Phase.PREFILL, Dtype.FP32, Dtype.FP32, 4, 2, 64, Bucket.LE_128, Bucket.LE_128)

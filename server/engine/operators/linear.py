@@ -22,9 +22,9 @@ from kernels.vocabulary.row_buckets import LinearRows
 from kernels.vocabulary.shape import Dtype
 from qualification.decision.decision import Decision, Pairs
 from qualification.measure.trials.failures import DeviceLost
+from server.engine.operators.counts import ServedShape, dispatch_counts, fallback_uses, first_decision
 from server.engine.operators.decisions import Decisions, NoPathError, Redecide
 from server.engine.operators.launch_errors import LAUNCH_ERRORS, not_launched
-from server.engine.products.counts import ServedShape, dispatch_counts, fallback_uses, first_decision
 from server.model.linear import Dense, Product
 from server.protocol.messages import AttentionUse, DispatchCount
 

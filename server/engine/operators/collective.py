@@ -15,9 +15,9 @@ from kernels.collective.shape import CollectiveShape, Follows
 from kernels.vocabulary.row_buckets import CollectiveRows
 from qualification.decision.decision import Decision, Pairs
 from qualification.measure.trials.failures import DeviceLost
+from server.engine.operators.counts import ServedShape, dispatch_counts, fallback_uses, first_decision
 from server.engine.operators.decisions import Decisions, NoPathError, Redecide
 from server.engine.operators.launch_errors import LAUNCH_ERRORS, not_launched
-from server.engine.products.counts import ServedShape, dispatch_counts, fallback_uses, first_decision
 from server.protocol.messages import AttentionUse, DispatchCount
 
 _EDGES = tuple(bucket.hi for bucket in CollectiveRows if bucket.hi is not None)

@@ -22,9 +22,9 @@ from qualification.decision.decision import Decision, Pairs
 from qualification.decision.model_shapes import experts_shape
 from qualification.measure.trials.failures import DeviceLost
 from qualification.model.config import ExpertsConfig, ModelConfig
+from server.engine.operators.counts import ServedShape, dispatch_counts, first_decision, use_of
 from server.engine.operators.decisions import Decisions, NoPathError, Redecide
 from server.engine.operators.launch_errors import LAUNCH_ERRORS, not_launched
-from server.engine.products.counts import ServedShape, dispatch_counts, first_decision, use_of
 from server.model.experts import ExpertProducts
 from server.protocol.messages import AttentionUse, DispatchCount
 

@@ -1,1 +1,0 @@
-"""Choice of the kernel path that computes the attention of a step, and the time that it takes."""
