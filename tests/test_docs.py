@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from qualification.exit_code import ExitCode
+from qualification.common.exit_code import ExitCode
 from server.cli.main import build_parser
 from server.cli.parser import commands_of, options_of
 from server.http.app import create_app

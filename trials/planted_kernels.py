@@ -22,8 +22,8 @@ from kernels.vocabulary.fingerprint import Fingerprint
 from kernels.vocabulary.path import KernelPath, RunAttention, Tier
 from kernels.vocabulary.shape import AttentionShape, Dtype, Phase
 from qualification.attest.promise import Promise, call_mismatch
+from qualification.common.exit_code import ExitCode
 from qualification.evidence.matrix import save_matrix
-from qualification.exit_code import ExitCode
 from qualification.measure.checks.attention_checks import check_path, one_thread
 from qualification.measure.checks.references import References
 from qualification.measure.costs.profile import calls_seen

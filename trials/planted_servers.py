@@ -20,9 +20,9 @@ from running_server import DEMO, Server, free_port, running
 from kernels.catalog import ALL_PATHS, PATHS, path_named
 from kernels.vocabulary.fingerprint import Device
 from kernels.vocabulary.path import Tier
+from qualification.common.exit_code import ExitCode
 from qualification.decision.decision import Policy
 from qualification.evidence.matrix import MatrixError, load_matrix, save_matrix
-from qualification.exit_code import ExitCode
 from server.cli import main as cli
 from server.engine.startup import builder
 from server.engine.startup.attention_plan import Unservable

@@ -17,9 +17,9 @@ from qualification.canary.performance import LENGTHS, Rules
 from qualification.canary.report import write
 from qualification.canary.run import Canary, Options, new_salt, record_golden
 from qualification.canary.verdict import Outcome, Stage, Verdict
+from qualification.common.exit_code import ExitCode
 from qualification.common.out_folder import ready_to_write
 from qualification.common.progress import ProgressLine
-from qualification.exit_code import ExitCode
 from qualification.load.discovery import DiscoveryError, client_of, first_key
 
 _DIGEST = re.compile(r"[0-9a-f]{8,64}")  # an empty one, of an unset variable, would match any matrix

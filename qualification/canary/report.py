@@ -13,8 +13,8 @@ from kernels.vocabulary.buckets import bucket_of
 from qualification.canary.golden import Times
 from qualification.canary.performance import SideTimes
 from qualification.canary.verdict import Outcome, Verdict, exit_code
+from qualification.common.exit_code import ExitCode
 from qualification.common.svg import Line, colours_of, svg
-from qualification.exit_code import ExitCode
 from qualification.load.client import joined
 from qualification.load.sample import ClientLag, LoadResult
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from qualification.exit_code import ExitCode
+from qualification.common.exit_code import ExitCode
 
 
 class Outcome(Enum):

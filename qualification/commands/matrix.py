@@ -11,6 +11,7 @@ from pathlib import Path
 from kernels.vocabulary.fingerprint import Device, Fingerprint
 from kernels.vocabulary.path import AnyPath
 from qualification.commands import ptx as ptx_command
+from qualification.common.exit_code import ExitCode
 from qualification.common.flags import add_command
 from qualification.common.table import table
 from qualification.evidence.evidence import SUITE, Evidence
@@ -28,7 +29,6 @@ from qualification.evidence.matrix import (
 )
 from qualification.evidence.summary import OUTCOMES, Changed, counts, outcomes, summary
 from qualification.evidence.verdicts import SPEED_TOLERANCE, Side, differences, exit_code_of
-from qualification.exit_code import ExitCode
 from qualification.measure.compiling.ptx import PtxError
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import msgspec
 
 from kernels.system.whole_file import write_whole
+from qualification.common.exit_code import ExitCode
 from qualification.common.flags import add_command, count
 from qualification.common.progress import ProgressLine
-from qualification.exit_code import ExitCode
 from qualification.measure.compiling.ptx import (
     Collected,
     Pair,

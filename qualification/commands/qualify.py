@@ -14,12 +14,12 @@ from kernels.system.triton_cache import use_own_cache
 from kernels.system.whole_file import write_whole
 from kernels.vocabulary.operators import Operator
 from kernels.vocabulary.shape import Dtype, Phase
+from qualification.common.exit_code import ExitCode
 from qualification.common.flags import count, positive, shard
 from qualification.common.progress import ProgressLine
 from qualification.decision.defaults import Choices
 from qualification.decision.presets import PRESETS, preset_named
 from qualification.evidence.matrix import MATRICES
-from qualification.exit_code import ExitCode
 from qualification.model.shard import TENSOR_PARALLEL_SIZES
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ from kernels.vocabulary.fingerprint import Fingerprint
 from kernels.vocabulary.operators import AnyShape
 from kernels.vocabulary.path import AnyPath, Tier
 from kernels.vocabulary.path_order import tier_of
+from qualification.common.exit_code import ExitCode
 from qualification.evidence.choice import choice_of, is_left_to_fallback
 from qualification.evidence.evidence import Evidence, strain
 from qualification.evidence.matrix import Key
 from qualification.evidence.summary import Changed, check_text, status_of, time_text, unchanged
-from qualification.exit_code import ExitCode
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 from kernels.vocabulary.fingerprint import Fingerprint
 from kernels.vocabulary.operators import AnyShape, flops_of, phase_of
 from kernels.vocabulary.path import AnyPath
+from qualification.common.exit_code import ExitCode
 from qualification.common.progress import ProgressLine
 from qualification.decision.defaults import Choices, limits_of
 from qualification.decision.model_shapes import plan_shapes
@@ -15,7 +16,6 @@ from qualification.evidence.ledger import Ledger, Target, missing_of
 from qualification.evidence.matrix import MatrixError, gpu_folder
 from qualification.evidence.summary import counts, summary
 from qualification.evidence.verdicts import Finding, judge
-from qualification.exit_code import ExitCode
 from qualification.measure.qualify import Pair
 from qualification.measure.trials.failures import DeviceLost, QualificationAborted
 from qualification.measure.trials.trial import trial_of

@@ -6,8 +6,8 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
+from qualification.common.exit_code import ExitCode
 from qualification.evidence.matrix import MATRICES
-from qualification.exit_code import ExitCode
 from qualification.report.page import render
 from qualification.report.sources import ReportError, gather
 

@@ -21,8 +21,8 @@ from qualification.bench.serve import command as serve_command
 from qualification.canary import command as canary
 from qualification.commands import matrix as matrix_command
 from qualification.commands import qualify as qualify_command
+from qualification.common.exit_code import ExitCode
 from qualification.common.flags import add_command
-from qualification.exit_code import ExitCode
 from qualification.report import command as report_command
 from server.bench.steps import command as steps_command
 from server.cli import serve_flags

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from qualification.exit_code import ExitCode
+from qualification.common.exit_code import ExitCode
 from server.model.load.load import load_config
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "deploy" / "drill"))

@@ -24,7 +24,7 @@ from kernels.collective.shape import CollectiveShape
 from kernels.system.child_process import python_command
 from kernels.vocabulary.operators import AnyShape
 from kernels.vocabulary.path import AnyPath
-from qualification.exit_code import ExitCode
+from qualification.common.exit_code import ExitCode
 from qualification.measure.inputs.collective_inputs import CollectiveCase
 from qualification.measure.ranks.rank_processes import RankProcesses, meet
 

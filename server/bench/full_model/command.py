@@ -14,10 +14,10 @@ import torch
 from kernels.system.child_process import python_command
 from kernels.system.device import read_fingerprint
 from qualification.commands.qualify import typed
+from qualification.common.exit_code import ExitCode
 from qualification.decision.presets import PRESETS, Preset, preset_named
 from qualification.evidence.full_model import FullModel
 from qualification.evidence.matrix import MatrixError, load_matrix, save_matrix
-from qualification.exit_code import ExitCode
 from qualification.measure.campaign import default_file
 from server.bench.full_model.measure import Asked
 from server.engine.startup.limits import choose_device

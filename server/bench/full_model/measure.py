@@ -24,10 +24,10 @@ from kernels.catalog import PATHS
 from kernels.system.whole_file import write_whole
 from kernels.vocabulary.path import Tier
 from kernels.vocabulary.shape import Phase
+from qualification.common.exit_code import ExitCode
 from qualification.decision.decision import Policy
 from qualification.decision.model_shapes import shapes_needed, signature_of
 from qualification.evidence.full_model import Attention, FullModel, ModelTiming
-from qualification.exit_code import ExitCode
 from qualification.measure.costs.timing import median_spread
 from server.bench.steps.drive import Driver, RequestFailed, is_decode_of
 from server.engine.startup.attention_plan import Unservable

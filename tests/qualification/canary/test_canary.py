@@ -20,8 +20,8 @@ from scripted_server import COUNTERS, Script, plan_row, serving
 from qualification.canary.command import add_arguments, run
 from qualification.canary.golden import Golden, Times, load_golden, save_golden
 from qualification.canary.record import places_of
+from qualification.common.exit_code import ExitCode
 from qualification.evidence.matrix import gpu_folder, load_matrices, save_matrix
-from qualification.exit_code import ExitCode
 
 # Two buckets, close together. A scripted server answers in 2 ms, on a busy machine in up to 50: that is noise
 # here, and the delays that are planted are far beyond it.

@@ -15,11 +15,11 @@ from kernels.system.device import num_cores, read_fingerprint
 from kernels.vocabulary.fingerprint import Fingerprint
 from kernels.vocabulary.path import KernelPath, Tier
 from qualification.commands.matrix import verify
+from qualification.common.exit_code import ExitCode
 from qualification.evidence.evidence import SUITE, Evidence, Timing
 from qualification.evidence.matrix import gpu_folder, load_matrix, save_matrix
 from qualification.evidence.summary import summary
 from qualification.evidence.verdicts import Difference, Harm, Side, differences, exit_code_of
-from qualification.exit_code import ExitCode
 from qualification.measure.start_plan import own_file
 from server.cli.main import main
 

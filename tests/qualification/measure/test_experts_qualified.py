@@ -20,6 +20,7 @@ from kernels.vocabulary.shape import Dtype
 from qualification.canary.plan import judge_plan, reviewed_matrix
 from qualification.canary.verdict import Outcome
 from qualification.commands import matrix as matrix_command
+from qualification.common.exit_code import ExitCode
 from qualification.decision.decision import Book, Policy, Status, decide
 from qualification.decision.defaults import Choices, limits_of
 from qualification.decision.model_shapes import experts_shapes_needed
@@ -27,7 +28,6 @@ from qualification.decision.presets import preset_named
 from qualification.evidence.evidence import Evidence
 from qualification.evidence.matrix import Matrix, gpu_folder, load_matrix, save_matrix
 from qualification.evidence.summary import summary
-from qualification.exit_code import ExitCode
 from qualification.measure.faults.experts_faults import ExpertsFault, wrong_experts
 from qualification.measure.qualify import Bench, qualify
 from qualification.measure.trials.trial import TRIALS

@@ -16,6 +16,7 @@ from kernels.vocabulary.fingerprint import Device
 from kernels.vocabulary.operators import flops_of
 from kernels.vocabulary.path import KernelPath, Tier
 from kernels.vocabulary.shape import AttentionShape, Dtype, Phase
+from qualification.common.exit_code import ExitCode
 from qualification.common.progress import ProgressLine, duration
 from qualification.decision.defaults import Choices
 from qualification.decision.presets import PRESETS, preset_named
@@ -25,7 +26,6 @@ from qualification.evidence.full_model import FullModel
 from qualification.evidence.ledger import Target
 from qualification.evidence.matrix import load_matrix, save_matrix
 from qualification.evidence.verdicts import judge
-from qualification.exit_code import ExitCode
 from qualification.measure.campaign import Tools, conduct, default_file, shard_of_targets, targets_of
 from qualification.measure.qualify import Bench, Pair, qualify
 from qualification.measure.trials.failures import DeviceLost, QualificationAborted
