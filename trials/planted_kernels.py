@@ -24,7 +24,8 @@ from kernels.vocabulary.shape import AttentionShape, Dtype, Phase
 from qualification.attest.promise import Promise, call_mismatch
 from qualification.common.exit_code import ExitCode
 from qualification.evidence.matrix import save_matrix
-from qualification.measure.checks.attention_checks import check_path, one_thread
+from qualification.measure.checks.attention_checks import check_path
+from qualification.measure.checks.checked import one_thread
 from qualification.measure.checks.references import References
 from qualification.measure.costs.profile import calls_seen
 from qualification.measure.costs.timing import time_call

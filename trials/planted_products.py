@@ -6,7 +6,7 @@ from functools import partial
 from planted_kernels import Found, Place
 
 from qualification.evidence.evidence import Check
-from qualification.measure.checks.attention_checks import one_thread
+from qualification.measure.checks.checked import one_thread
 from qualification.measure.checks.experts_checks import check_experts
 from qualification.measure.checks.linear_checks import check_linear
 from qualification.measure.faults import experts_faults, linear_faults

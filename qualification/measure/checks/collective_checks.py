@@ -12,9 +12,9 @@ from kernels.collective.peers import AddNorm
 from kernels.reference.collective import norm_reference, sum_reference
 from kernels.reference.compare import Reference, errors_of
 from qualification.evidence.evidence import Check
-from qualification.measure.checks.attention_checks import checked, worst_of_each
-from qualification.measure.inputs.attention_inputs import GUARD_MARK, GUARD_ROWS, guarded
+from qualification.measure.checks.checked import checked, worst_of_each
 from qualification.measure.inputs.collective_inputs import CollectiveCase
+from qualification.measure.inputs.guard import GUARD_MARK, GUARD_ROWS, guarded
 
 _REPEATED = frozenset({"most", "order"})  # cases that run twice: the same input must give the same bits
 

@@ -8,10 +8,10 @@ from torch import Tensor
 from kernels.experts.paths import RunExperts
 from kernels.reference.compare import errors_of
 from qualification.evidence.evidence import Check
-from qualification.measure.checks.attention_checks import checked, worst_of_each
+from qualification.measure.checks.checked import checked, worst_of_each
 from qualification.measure.checks.references import References
-from qualification.measure.inputs.attention_inputs import GUARD_MARK, GUARD_ROWS, guarded
 from qualification.measure.inputs.experts_inputs import ExpertsCase
+from qualification.measure.inputs.guard import GUARD_MARK, GUARD_ROWS, guarded
 
 _REPEATED = frozenset({"even", "edges", "most"})  # cases that run twice: the same input must give the same bits
 

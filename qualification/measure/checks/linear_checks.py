@@ -11,8 +11,8 @@ from kernels.linear.paths import RunLinear
 from kernels.reference.compare import Reference, errors_of
 from kernels.reference.linear import linear_reference
 from qualification.evidence.evidence import Check
-from qualification.measure.checks.attention_checks import checked, one_thread, worst_of_each
-from qualification.measure.inputs.attention_inputs import GUARD_MARK, GUARD_ROWS
+from qualification.measure.checks.checked import checked, one_thread, worst_of_each
+from qualification.measure.inputs.guard import GUARD_MARK, GUARD_ROWS
 from qualification.measure.inputs.linear_inputs import LinearCase
 
 # Numbers of a result that a CPU compares, in some columns of every row: fp64 of all would take it minutes a model.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from qualification.measure.checks.attention_checks import one_thread
+from qualification.measure.checks.checked import one_thread
 from qualification.measure.costs.timing import fastest_us, time_call
 
 logger = logging.getLogger(__name__)

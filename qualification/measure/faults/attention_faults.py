@@ -17,7 +17,8 @@ from kernels.calls.rows import SequenceRows, keys_of, sequences_of, visible
 from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.path import RunAttention
 from kernels.vocabulary.shape import AttentionShape, Dtype, Mask, Phase
-from qualification.measure.checks.attention_checks import check_path, one_thread
+from qualification.measure.checks.attention_checks import check_path
+from qualification.measure.checks.checked import one_thread
 from qualification.measure.checks.references import References
 from qualification.measure.inputs.attention_inputs import Case, cases, many_case
 

@@ -17,9 +17,7 @@ from kernels.calls.batch import AttentionBatch, AttentionFlags
 from kernels.system.device import torch_dtype
 from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.shape import AttentionShape, Mask, Phase
-
-GUARD_ROWS = 64  # rows of NaN (of the mark, around the output) on either side
-GUARD_MARK = 1234.0  # exact in every dtype
+from qualification.measure.inputs.guard import guarded
 
 CPU_MAX_QUERY = 2048  # tokens; on a CPU longer buckets are tested at this length, or just inside if they start beyond
 CPU_MAX_CONTEXT = 4096
@@ -89,14 +87,6 @@ def long_case(shape: AttentionShape, device: torch.device, *, seed: int, num_seq
 def many_case(shape: AttentionShape, device: torch.device, *, seed: int, num_seqs: int, num_tokens: int) -> Case:
     """`num_seqs` prompts of `num_tokens` each: an output of so many tiles that few of their rows are drawn."""
     return _case("many", shape, [Lengths(num_tokens, num_tokens)] * num_seqs, device, seed=seed)
-
-
-def guarded(rows: int, like: Tensor, fill: float, guard: float) -> tuple[Tensor, Tensor]:
-    """([GUARD_ROWS + rows + GUARD_ROWS, ...] with `guard` around, its view of `rows` rows filled with `fill`)."""
-    storage = torch.full((rows + 2 * GUARD_ROWS, *like.shape[1:]), guard, dtype=like.dtype, device=like.device)
-    view = storage[GUARD_ROWS : GUARD_ROWS + rows]
-    view.fill_(fill)
-    return storage, view
 
 
 def _longest(bucket: Bucket, cap: int | None) -> int:

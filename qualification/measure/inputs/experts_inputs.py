@@ -13,7 +13,7 @@ from kernels.experts.tiles import token_counts
 from kernels.experts.weights import AnyExpertWeights, ExpertWeights, Mxfp4Weights
 from kernels.system.device import torch_dtype
 from kernels.vocabulary.shape import Dtype
-from qualification.measure.inputs.attention_inputs import GUARD_ROWS
+from qualification.measure.inputs.guard import GUARD_ROWS
 
 _MOST_ROWS_CPU = 512  # tokens; on a CPU buckets are tested up to here, or just inside if they start beyond
 _EDGE = 32  # rows of a tile in the interpreter; of 16, 64 and 128 on a GPU, which its multiples are edges of too

@@ -10,7 +10,7 @@ from kernels.linear.epilogue import Epilogue
 from kernels.linear.shape import LinearShape
 from kernels.system.device import torch_dtype
 from kernels.vocabulary.row_buckets import LinearRows
-from qualification.measure.inputs.attention_inputs import GUARD_ROWS
+from qualification.measure.inputs.guard import GUARD_ROWS
 
 _EACH_UP_TO = 128  # rows: every number of them is tested on a GPU; above, and on a CPU, edges and what is asked for
 _STEPS = 8  # of a large bucket, between which a GPU tests no more: the sizes of CUDA graphs up to 2048 rows are borders

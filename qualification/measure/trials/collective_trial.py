@@ -9,7 +9,7 @@ import torch
 from kernels.collective.shape import CollectiveShape
 from kernels.vocabulary.shape import Dtype
 from qualification.evidence.evidence import Check
-from qualification.measure.checks.attention_checks import one_thread
+from qualification.measure.checks.checked import one_thread
 from qualification.measure.checks.collective_checks import RunOnRanks, check_collective, copied
 from qualification.measure.faults.collective_faults import CollectiveFault, WrongRanks, can_show_in, trial_shapes
 from qualification.measure.inputs.collective_inputs import (

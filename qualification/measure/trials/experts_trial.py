@@ -9,7 +9,7 @@ from kernels.experts.paths import RunExperts
 from kernels.experts.shape import ExpertsShape
 from kernels.vocabulary.shape import Dtype
 from qualification.evidence.evidence import Check
-from qualification.measure.checks.attention_checks import one_thread
+from qualification.measure.checks.checked import one_thread
 from qualification.measure.checks.experts_checks import check_experts
 from qualification.measure.checks.references import References
 from qualification.measure.faults.experts_faults import ExpertsFault, can_show_in, trial_shapes, wrong_experts

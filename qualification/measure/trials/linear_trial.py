@@ -14,7 +14,7 @@ from kernels.linear.shape import LinearShape
 from kernels.system.device import torch_dtype
 from kernels.vocabulary.shape import Dtype
 from qualification.evidence.evidence import Check
-from qualification.measure.checks.attention_checks import one_thread
+from qualification.measure.checks.checked import one_thread
 from qualification.measure.checks.linear_checks import check_linear, some_rows
 from qualification.measure.faults.linear_faults import LinearFault, can_show_in, trial_shapes, wrong_linear
 from qualification.measure.inputs.linear_inputs import (

@@ -10,7 +10,8 @@ from qualification_fakes import DECODE, SHAPE
 from kernels.reference.oracle import attention_oracle
 from kernels.vocabulary.shape import AttentionShape, Dtype
 from qualification.evidence.evidence import Check, required_checks
-from qualification.measure.checks.attention_checks import check_path, one_thread
+from qualification.measure.checks.attention_checks import check_path
+from qualification.measure.checks.checked import one_thread
 from qualification.measure.checks.references import CaseReference, References
 from qualification.measure.faults.attention_faults import (
     Fault,

@@ -8,7 +8,8 @@ from qualification_fakes import DECODE, SHAPE
 
 from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.shape import AttentionShape, Mask, Phase
-from qualification.measure.inputs.attention_inputs import GUARD_ROWS, Case, Lengths, cases, long_case, longest_lengths
+from qualification.measure.inputs.attention_inputs import Case, Lengths, cases, long_case, longest_lengths
+from qualification.measure.inputs.guard import GUARD_ROWS
 
 CPU = torch.device("cpu")
 PREFILL_512 = replace(SHAPE, query_bucket=Bucket.LE_512, context_bucket=Bucket.LE_512)
