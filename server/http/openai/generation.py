@@ -225,6 +225,7 @@ def _parsed(edge: Edge, fields: ChatRequest, tools: ToolUse, prompt: str, job: J
         prompt,
         is_streamed=fields.stream,
         is_bound=grammar is not None,
+        is_forced=tools.is_forced,
         calls=calls,
         include_reasoning=fields.include_reasoning,
         parallel_tool_calls=fields.parallel_tool_calls,

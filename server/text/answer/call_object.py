@@ -29,6 +29,11 @@ class CallObject:
         self._blank = ""  # at its end
 
     @property
+    def name(self) -> str | None:
+        """The name of the call, as soon as all of it is written."""
+        return self._name
+
+    @property
     def written(self) -> str:
         return "".join(self._written)
 

@@ -80,18 +80,18 @@ class Harmony(CallParser):
         text, mark = self._cut(MESSAGE, is_last=is_last)
         self._header += text
         if mark is None:
+            if is_last and self._has_tools:
+                self.cut_name = _called(self._header, is_cut=True)
             if is_last and self._header.strip() and not self._header.startswith((START, CHANNEL)):
                 yield ContentText(self._header)
             return
         header, self._header = self._header, ""
         channel = _CHANNEL.search(header)
-        recipient = _RECIPIENT.search(header)
-        to = recipient[1] if recipient else ""
-        is_call = bool(to.removeprefix(_FUNCTIONS)) and not to.startswith(_BUILT_IN)
-        if is_call and self._has_tools:
+        called = _called(header)
+        if called is not None and self._has_tools:
             self._part = _Part.CALL
-            yield self._start(to.removeprefix(_FUNCTIONS))
-        elif (channel is not None and channel[1] == "analysis") or (to and not is_call):
+            yield self._start(called)
+        elif (channel is not None and channel[1] == "analysis") or (called is None and _RECIPIENT.search(header)):
             self._open(_Part.REASONING)
         else:
             self._open(_Part.CONTENT)
@@ -112,3 +112,14 @@ class Harmony(CallParser):
             yield ContentText("\n" + text if self._is_new and self._has_content else text)
             self._has_content = True
         self._is_new = False
+
+
+def _called(header: str, *, is_cut: bool = False) -> str | None:
+    """The function that a message is to; None for one to nobody, or to a tool of OpenAI's own.
+
+    is_cut  the header's last word may lack its end
+    """
+    recipient = _RECIPIENT.search(header)
+    if recipient is None or recipient[1].startswith(_BUILT_IN) or (is_cut and recipient.end() == len(header)):
+        return None
+    return recipient[1].removeprefix(_FUNCTIONS) or None

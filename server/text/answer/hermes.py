@@ -47,5 +47,6 @@ class Hermes(CallParser):
             return
         self.is_malformed = True
         if not call.has_begun:
+            self.cut_name = call.name
             yield ContentText(self._blank + OPENS + call.written + self._behind + mark)
             self._blank = ""

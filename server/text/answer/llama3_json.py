@@ -49,5 +49,6 @@ class Llama3Json(CallParser):
         elif call.is_whole or call.is_wrong or is_last:
             self.is_malformed = True
             if not call.has_begun:
+                self.cut_name = call.name
                 yield ContentText(self._blank + self._tag + call.written)
                 self._blank = self._tag = ""

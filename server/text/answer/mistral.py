@@ -66,6 +66,7 @@ class Mistral(StepParser):
             self._object = None
             if not call.is_call():
                 self._step = self._rest
+                self.cut_name = call.name
                 yield from self._malformed(None if call.has_begun else self._skipped + call.written)
                 return
 
@@ -75,12 +76,13 @@ class Mistral(StepParser):
         self._name += text
         if mark == "{":
             self._text = mark + self._text
-            yield self._start(self._name.partition(CALL_ID)[0].replace(ARGS, "").strip())
+            yield self._start(_named(self._name))
             self._step = self._named_arguments
         elif mark == CALLS:
             yield from self._malformed(self._name)
             self._step = self._first
         elif is_last:
+            self.cut_name = _named(self._name) if ARGS in self._name else None
             yield from self._malformed(self._name)
             self._step = self._rest
         if mark is not None:
@@ -102,6 +104,11 @@ class Mistral(StepParser):
     def _rest(self, is_last: bool) -> Iterable[Delta]:  # noqa: ARG002 -- as the others
         self._text = ""
         return ()
+
+
+def _named(written: str) -> str:
+    """The name in what stands before a call's arguments."""
+    return written.partition(CALL_ID)[0].replace(ARGS, "").strip()
 
 
 def _first_of(text: str, characters: str) -> tuple[str, str, str]:

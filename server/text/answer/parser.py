@@ -48,6 +48,7 @@ class CallParser(AnswerParser):
     def __init__(self, tools: Tools, new_id: Callable[[], str] = new_call_id) -> None:
         self.is_malformed = False  # something began as a call and is none, in a format where that voids the others
         self.is_cut = False  # the answer ended within its last call, whose arguments may be JSON for all that
+        self.cut_name: str | None = None  # of a call that ended behind its name, and is content for want of arguments
         self._tools = tools
         self._new_id = new_id
         self._text = ""  # not read yet
@@ -63,6 +64,10 @@ class CallParser(AnswerParser):
         if self._blank and not self._num_calls:
             deltas.append(ContentText(self._blank))
         return deltas
+
+    def cut_call(self) -> list[Delta]:
+        """Return the start of a first call that ended behind its name."""
+        return [] if self.cut_name is None or self._num_calls else [self._start(self.cut_name)]
 
     @abc.abstractmethod
     def _read(self, *, is_last: bool) -> Iterable[Delta]:
@@ -134,10 +139,17 @@ class Split(AnswerParser):
     """An answer that begins with reasoning, perhaps, and goes on with content and calls, perhaps."""
 
     def __init__(
-        self, tags: "ThinkTags | None", calls: CallParser | None, *, is_whole: bool, is_bound: bool = False
+        self,
+        tags: "ThinkTags | None",
+        calls: CallParser | None,
+        *,
+        is_whole: bool,
+        is_bound: bool = False,
+        is_forced: bool = False,
     ) -> None:
-        """is_whole  nothing is given before the end, and one malformed call makes content of all that is written
-        is_bound  a grammar binds the answer: its last call at most is malformed, for want of room
+        """is_whole   nothing is given before the end, and one malformed call makes content of all that is written
+        is_bound   a grammar binds the answer: its last call at most is malformed, for want of room
+        is_forced  to calls alone: what else is written is the beginning of a cut one, and no content
         """
         self.marks = (*(tags.marks if tags else ()), *(calls.marks if calls else ()))
         self._tags = tags
@@ -145,6 +157,7 @@ class Split(AnswerParser):
         self._written: list[str] | None = [] if is_whole and calls is not None else None
         self._held: list[Delta] = []
         self._is_bound = is_bound
+        self._is_forced = is_forced
         self._has_breaks = is_bound and tags is not None  # line breaks behind reasoning are no part of a bound answer
 
     @property
@@ -167,7 +180,7 @@ class Split(AnswerParser):
             deltas += self._answer(text) if text else []
         if self._calls is None:
             return deltas
-        rest = self._calls.finish()
+        rest = self._last(self._calls)
         if self._written is None:
             return [*deltas, *rest]
         found = [*self._held, *rest]
@@ -181,12 +194,22 @@ class Split(AnswerParser):
             self._has_breaks = not text
         if self._calls is None:
             return [ContentText(text)] if text else []
-        deltas = self._calls.feed(text)
+        deltas = self._without_content(self._calls.feed(text))
         if self._written is None:
             return deltas
         self._written.append(text)
         self._held += deltas
         return []
+
+    def _last(self, calls: CallParser) -> list[Delta]:
+        """The deltas at the end, without what closes the arguments of a bound call that is cut: they are not whole."""
+        rest = self._without_content(calls.finish())
+        if self._is_bound and calls.is_cut:
+            rest = [it for it in rest if not isinstance(it, ArgumentsText)]
+        return [*rest, *calls.cut_call()] if self._is_forced else rest
+
+    def _without_content(self, deltas: list[Delta]) -> list[Delta]:
+        return [it for it in deltas if not isinstance(it, ContentText)] if self._is_forced else deltas
 
     def _whole_calls(self, found: list[Delta]) -> list[Delta]:
         """All of a bound answer but a call that is cut behind whole ones; the first is given as far as it goes."""

@@ -83,6 +83,7 @@ class AnswerSyntax:
         *,
         is_streamed: bool,
         is_bound: bool = False,
+        is_forced: bool = False,
         calls: ToolCallParser | None = None,
         include_reasoning: bool = True,
         parallel_tool_calls: bool = True,
@@ -93,12 +94,15 @@ class AnswerSyntax:
         prompt       as the model reads it; its end says whether reasoning has begun
         is_streamed  calls are given as they come; else at the end, and a malformed one makes all of it content
         is_bound     a grammar binds what stands behind the reasoning
+        is_forced    to calls alone, so that nothing of it is content
         calls        the format of its calls, where that is not the model's own
         """
         if tools is not None:
             tools = {name: inlined(schema) for name, schema in tools.items()}
         if is_bound:
-            parser = self._bound_parser(tools, prompt, calls or self.calls, is_streamed=is_streamed)
+            parser = self._bound_parser(
+                tools, prompt, calls or self.calls, is_streamed=is_streamed, is_forced=is_forced
+            )
         else:
             parser = self._parser(tools, prompt, is_streamed=is_streamed)
         if parser is None or (include_reasoning and parallel_tool_calls):
@@ -129,16 +133,16 @@ class AnswerSyntax:
         return None if calls is None and tags is None else Split(tags, calls, is_whole=not is_streamed)
 
     def _bound_parser(
-        self, tools: Tools | None, prompt: str, form: ToolCallParser, *, is_streamed: bool
+        self, tools: Tools | None, prompt: str, form: ToolCallParser, *, is_streamed: bool, is_forced: bool
     ) -> AnswerParser | None:
         if self._has_channels(has_tools=tools is not None):
             channels = Harmony(tools or {}, has_tools=tools is not None)
-            return Split(None, channels, is_whole=not is_streamed, is_bound=True)
+            return Split(None, channels, is_whole=not is_streamed, is_bound=True, is_forced=is_forced)
         calls = None if tools is None else _CALLS[form](tools)
         tags = None if self.reasoning_before(prompt) is None else self._tags(prompt, None)
         if calls is None and tags is None:
             return None
-        return Split(tags, calls, is_whole=not is_streamed, is_bound=True)
+        return Split(tags, calls, is_whole=not is_streamed, is_bound=True, is_forced=is_forced)
 
     def _is_open(self, prompt: str) -> bool:
         """Return whether the prompt has begun the reasoning, perhaps with the title of what follows."""

@@ -23,6 +23,7 @@ from server.settings import DEMO_MODEL, ReasoningParser, ToolCallParser
 from server.text.answer.deltas import Answer, whole_answer
 from server.text.answer.gemma import QUOTE
 from server.text.answer.harmony import MARKS
+from server.text.answer.parser import is_json
 from server.text.answer.syntax import AnswerSyntax
 
 HERMES, CODER, LLAMA = ToolCallParser.HERMES, ToolCallParser.QWEN3_CODER, ToolCallParser.LLAMA3_JSON
@@ -96,6 +97,11 @@ LLAMA_CALL = '{"name": "get_weather", "parameters": {"city": "Rome"}}'
 MISTRAL_CALL = '[TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Rome"}}'
 GEMMA_CALL = '<|tool_call>call:get_weather{city:<|"|>Rome<|"|>}<tool_call|>'
 HARMONY_CALL = '<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city": "Rome"}'
+MISTRAL_NAMED = '[TOOL_CALLS]get_weather[ARGS]{"city": "Rome"}'
+FORM_OF = [
+    (CODER, "<tool_call>\n<function="), (HERMES, "<tool_call>"), (LLAMA, "{"), (MISTRAL, "[TOOL_CALLS]"),
+    (GEMMA, "<|tool_call>"), (HARMONY, "<|channel|>"),
+]  # fmt: skip
 EXAMPLES = [
     (HERMES, HERMES_CALL, f"{HERMES_CALL}\n{HERMES_CALL}"),
     (CODER, CODER_CALL, f"{CODER_CALL}\n<tool_call>\n<function=clock>\n</function>\n</tool_call>"),
@@ -263,7 +269,7 @@ def drawn(grammar: Grammar, chance: random.Random, *, has_marks: bool) -> str:
 
 def read(form: ToolCallParser, own: AnswerSyntax, text: str, tools: Sequence[Tool], *, is_streamed: bool) -> Answer:
     schemas = {tool.name: tool.parameters or {} for tool in tools}
-    parser = own.parser(schemas, "", is_streamed=is_streamed, is_bound=True, calls=form)
+    parser = own.parser(schemas, "", is_streamed=is_streamed, is_bound=True, is_forced=True, calls=form)
     assert parser is not None
     deltas = [delta for char in text for delta in parser.feed(char)]
     return whole_answer([*deltas, *parser.finish()])
@@ -301,6 +307,28 @@ def test_a_cut_call_behind_a_whole_one_is_left_out(form: ToolCallParser, one: st
         arguments = [json.loads(call.arguments) for call in answer.calls]
         assert arguments in ([{"city": "Rome"}], [{"city": "Rome"}] * 2, [{"city": "Rome"}, {}])
         assert not answer.content
+
+
+@pytest.mark.parametrize(
+    "one", [HERMES_CALL, CODER_CALL, LLAMA_CALL, MISTRAL_CALL, MISTRAL_NAMED, GEMMA_CALL, HARMONY_CALL]
+)
+def test_a_forced_call_that_is_cut_has_no_content(one: str) -> None:
+    form = next(form for form, text in FORM_OF if one.startswith(text))
+    own = AnswerSyntax(form, OWN.get(form, ReasoningParser.NONE))
+    arguments_end, num_nameless = one.index("Rome") + len("Rome"), 0
+    for end in range(len(one)):
+        whole, streamed = (read(form, own, one[:end], [WEATHER], is_streamed=it) for it in (False, True))
+        assert (whole.content, streamed.content) == ("", ""), one[:end]
+        calls = [(call.name, call.arguments) for call in whole.calls]
+        assert calls == [(call.name, call.arguments) for call in streamed.calls]
+        if calls and end <= arguments_end:
+            [(name, arguments)] = calls
+            assert name == "get_weather"
+            assert not is_json(arguments), one[:end]  # no client takes it for whole
+        num_nameless += not calls
+    # The name is given as soon as what follows it shows that it is whole.
+    name_end = one.index("get_weather") + len("get_weather")
+    assert name_end < num_nameless <= name_end + len("{city:") + 1
 
 
 def test_a_cut_first_call_is_given_as_far_as_it_goes() -> None:

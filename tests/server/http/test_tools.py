@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import openai
 import pytest
 from edge_fakes import END, Script, Served, delta, events, playing, saying, served, write_tokenizer
+from running_api import Running
 
 from server.errors import SettingsError
 from server.http.openai.responses import ChatChunk, ChatCompletion
@@ -238,6 +240,41 @@ def test_a_call_cut_off_by_length_says_so(tmp_path: Path) -> None:
     it = serving(tmp_path, saying(CALL[:40], finish=FinishReason.LENGTH))
     choice = it.post(CHAT, {"messages": USER, "tools": [WEATHER]}).json()["choices"][0]
     assert (choice["finish_reason"], choice["message"]["content"]) == ("length", CALL[:40])
+
+
+FORCED: Any = ["required", {"type": "function", "function": {"name": "weather"}}]
+
+
+@pytest.mark.parametrize("choice", FORCED)
+@pytest.mark.parametrize(
+    ("written", "calls"),
+    [
+        ("<tool", []),
+        (CALL[: CALL.index("weather") + 3], []),
+        (CALL[: CALL.index("arguments")], [("weather", "")]),
+        (CALL[: CALL.index("Bern") + 2], [("weather", '{"city": "Be')]),
+    ],
+)
+def test_a_forced_call_that_is_cut_leaves_no_content(
+    tmp_path: Path, choice: Any, written: str, calls: list[tuple[str, str]]
+) -> None:
+    running = Running(serving(tmp_path, saying("<think>Hm.</think>\n", *written, finish=FinishReason.LENGTH)))
+    fields: Any = {"model": "tiny", "messages": USER, "tools": [WEATHER], "tool_choice": choice}
+    try:
+        with openai.OpenAI(base_url=running.url + "/v1", api_key="none", max_retries=0, timeout=30) as client:
+            whole = client.chat.completions.create(**fields).choices[0]
+            with client.chat.completions.create(stream=True, **fields) as stream:
+                chunks = [chunk.choices[0] for chunk in stream]
+    finally:
+        running.stop()
+    given = [(call.function.name, call.function.arguments) for call in whole.message.tool_calls or []]
+    assert (whole.finish_reason, whole.message.content or "", given) == ("length", "", calls)
+    assert whole.message.reasoning_content == "Hm."
+    assert chunks[-1].finish_reason == "length"
+    assert "".join(chunk.delta.content or "" for chunk in chunks) == ""
+    deltas = [call.function for chunk in chunks for call in chunk.delta.tool_calls or []]
+    assert [call.name for call in deltas if call.name] == [name for name, _ in calls]
+    assert "".join(call.arguments or "" for call in deltas) == "".join(arguments for _, arguments in calls)
 
 
 def test_reasoning_comes_apart_and_is_counted(tmp_path: Path) -> None:
