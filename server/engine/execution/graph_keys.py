@@ -6,6 +6,7 @@ from functools import cache
 from itertools import product
 
 from kernels.vocabulary.buckets import Bucket, bucket_of, buckets_up_to
+from kernels.vocabulary.row_buckets import LinearRows
 from kernels.vocabulary.shape import Phase
 from qualification.model.config import ModelConfig, num_parameters
 from server.engine.operators.dispatch_key import bucket_index
@@ -84,6 +85,11 @@ class GraphSizes:
     mixed_rows: tuple[int, ...] = ()
     mixed_tokens: tuple[int, ...] = ()
     num_prompts: int = _NUM_PROMPTS  # that a step's graph takes
+    max_tokens: int | None = None  # of a graph, padding included; None for any number
+
+    def hold(self, num_tokens: int) -> bool:
+        """Return whether a graph may have so many tokens, padding included."""
+        return self.max_tokens is None or num_tokens <= self.max_tokens
 
     @property
     def max_sampled(self) -> int:
@@ -92,7 +98,10 @@ class GraphSizes:
 
 
 def graph_sizes(config: ModelConfig, *, max_num_seqs: int, max_num_batched_tokens: int, max_context: int) -> GraphSizes:
-    """The sizes of a model's graphs under these limits."""
+    """The sizes of a model's graphs under these limits.
+
+    No graph has rows, padding included, beyond the last bucket that the plan decides products and sums for.
+    """
     rows = row_sizes(max_num_seqs)
     tokens = token_sizes(min(most_graphed_tokens(config), max_num_batched_tokens))
     contexts = buckets_up_to(max_context)
@@ -103,6 +112,7 @@ def graph_sizes(config: ModelConfig, *, max_num_seqs: int, max_num_batched_token
         mixed_rows=tuple(size for size in rows if size in {8, 32, 128, rows[-1]}),
         mixed_tokens=tuple(size for size in tokens if size in {64, 128, 256, 512, 1024}),
         num_prompts=min(max_num_seqs, _NUM_PROMPTS),
+        max_tokens=LinearRows.of(max_num_batched_tokens).hi,  # the other operators' buckets are as large or larger
     )
 
 
@@ -147,6 +157,8 @@ def graph_keys(sizes: GraphSizes) -> list[GraphKey]:
     ]
     keys += [GraphKey(PartKey(Phase.EXTEND, *part), None) for part in product(sizes.mixed_tokens, contexts)]
     for size, rows, bound in product(sizes.mixed_tokens, sizes.mixed_rows, sizes.bounds):
+        if not sizes.hold(size + rows):
+            continue
         fresh = PartKey(Phase.PREFILL, size, _bucket_of_all(size, sizes))
         chunk = PartKey(Phase.EXTEND, size, bound)
         keys += [GraphKey(part, PartKey(Phase.DECODE, rows, bound)) for part in (fresh, chunk)]
@@ -183,7 +195,7 @@ def _mixed_key(batch: Batch, sizes: GraphSizes, num_tokens: int, num_rows: int) 
     bound = next((it for it in sizes.bounds if it.hi is None or max(bounded) <= it.hi), None)
     size = _padded(sizes.mixed_tokens, num_tokens)
     rows = _padded(sizes.mixed_rows, num_rows)
-    if bound is None or size is None or rows is None:
+    if bound is None or size is None or rows is None or not sizes.hold(size + rows):
         return None
     if batch.num_prefill:
         prompts = PartKey(Phase.PREFILL, size, _bucket_of_all(size, sizes))

@@ -5,6 +5,7 @@ from itertools import product
 import pytest
 
 from kernels.vocabulary.buckets import Bucket
+from kernels.vocabulary.row_buckets import CollectiveRows, LinearRows
 from kernels.vocabulary.shape import Phase
 from qualification.decision.presets import preset_named
 from qualification.model.config import ModelConfig
@@ -98,6 +99,17 @@ def test_sizes_and_bounds_end_with_the_limits() -> None:
     assert sizes.tokens == (64, 100)
     assert (sizes.rows[-1], sizes.mixed_rows[-1], sizes.num_prompts) == (6, 6, 6)
     assert sizes.bounds == (Bucket.LE_2K, Bucket.LE_8K)
+
+
+@pytest.mark.parametrize("most", [100, 512, 600, 1024, 8192])
+def test_no_graph_has_rows_in_a_bucket_without_decisions(most: int) -> None:
+    sizes = graph_sizes(load_config(DEMO_MODEL), max_num_seqs=64, max_num_batched_tokens=most, max_context=5000)
+    decided = LinearRows.up_to(most)
+    keys = graph_keys(sizes)
+    assert {LinearRows.of(key.num_tokens) for key in keys} <= set(decided)
+    assert all(CollectiveRows.of(key.num_tokens) in CollectiveRows.up_to(most) for key in keys)
+    full = key_of(batch_of([], [50] * 8, [(min(most, 1024) - 8, 1500)]), sizes)  # as many tokens as a step may have
+    assert (full in keys) is (full is not None) is (most == 8192)
 
 
 def test_every_size_has_a_graph_for_every_reachable_context() -> None:
