@@ -111,7 +111,7 @@ def _exchanged(mine: T, world: int) -> list[T]:
 
 @dataclass(frozen=True, slots=True)
 class Inboxes:
-    """Those of all ranks, as one rank addresses them.
+    """Inboxes of all ranks, as one rank addresses them.
 
     addresses   [world] int64 on the device; each rank's inbox is [2, world, capacity, place_bytes], all bits ones
     turns       [PROGRAMS] int32 on the device: calls of each program
@@ -145,7 +145,7 @@ def make_inboxes(index: int, world: int, capacity: int, place_bytes: int, device
 
 @dataclass(frozen=True, slots=True)
 class ColumnInboxes:
-    """Those for the columns of a row that the ranks share.
+    """Inboxes for the columns of a row that the ranks share.
 
     sizes    columns of each rank
     starts   [world + 1] int32 on the device: where each rank's columns begin, in units of 16 bytes, and the end

@@ -22,7 +22,7 @@ class Peers:
 
 @dataclass(frozen=True, slots=True)
 class AddNorm:
-    """What follows a sum: residual += sum, rounded to its dtype, then RMSNorm of that.
+    """Addition and norm that follow a sum: residual += sum, rounded to its dtype, then RMSNorm of that.
 
     residual  [rows, columns] of the parts' dtype, contiguous, written in place
     weight    [columns], of the same dtype or fp32

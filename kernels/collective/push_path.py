@@ -26,14 +26,14 @@ MOST_VALUES = _VALUE_PLACES * CHUNK_UNITS
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What is summed over the ranks."""
+    """Row that is summed over the ranks."""
 
     columns: int
     dtype: torch.dtype
 
     @property
     def is_taken(self) -> bool:
-        """Whether the kernels take it: eight numbers of 16 bits an access."""
+        """Return whether the kernels take the row: eight numbers of 16 bits an access."""
         return self.dtype in (torch.float16, torch.bfloat16) and self.columns % 8 == 0
 
 
@@ -109,7 +109,7 @@ def push_values(inboxes: Inboxes, values: Tensor) -> None:
 
 
 def num_warps(block: int, world: int) -> int:
-    """Of a program that sums a row of `block` units."""
+    """Return the warps of a program that sums a row of `block` units."""
     return min(block // _WARP, _MOST_WARPS if world <= _FEW_RANKS else _MOST_WARPS // 2)
 
 

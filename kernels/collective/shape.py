@@ -12,7 +12,7 @@ _LINE = re.compile(r"collective (?P<dtype>\w+) c(?P<columns>\d+) ranks(?P<world>
 
 
 class Follows(Enum):
-    """What is computed with the sum in the same call."""
+    """Operation that is computed with the sum in the same call."""
 
     NOTHING = "sum"
     ADD_NORM = "add_norm"  # it is added to the residual, which is normed

@@ -190,6 +190,6 @@ def scale8(x, scale):
 
 @triton.jit
 def sum_of_squares(x):
-    """Of eight tensors over all their elements."""
+    """Return the sum of squares of eight tensors over all their elements."""
     a, b, c, d, e, f, g, h = x
     return tl.sum((a * a + b * b) + (c * c + d * d) + ((e * e + f * f) + (g * g + h * h)), axis=0)

@@ -21,5 +21,5 @@ def begin(IS_DEPENDENT: tl.constexpr):
 
 @lru_cache(maxsize=16)
 def launches_ahead(device: torch.device) -> bool:
-    """Whether the device has it: from sm_90 on."""
+    """Return whether the device launches ahead: from sm_90 on."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)

@@ -85,7 +85,7 @@ def _few_rows(
     hidden: Tensor, order: Tensor, table: Tensor, num_tiles: int, num_active: int, expert_weights: ExpertWeights,
     activation: ExpertActivation, rows: int,
 ) -> Tensor:  # fmt: skip
-    """Each slot's result [slots, H], by hopper_few.py."""
+    """Compute each slot's result [slots, H], by hopper_few.py."""
     (num_experts, size, width), device, num_slots = expert_weights.down.shape, hidden.device, order.numel()
     gate_up_bias, down_bias = expert_weights.gate_up_bias, expert_weights.down_bias
     inner, results = hidden.new_empty(num_slots, width), hidden.new_empty(num_slots, size)
@@ -126,7 +126,7 @@ def _many_rows(
     hidden: Tensor, order: Tensor, table: Tensor, num_tiles: int, num_active: int, expert_weights: ExpertWeights,
     activation: ExpertActivation, _rows: int,
 ) -> Tensor:  # fmt: skip
-    """Each slot's result [slots, H], by hopper.py."""
+    """Compute each slot's result [slots, H], by hopper.py."""
     (num_experts, size, width), device, num_slots = expert_weights.down.shape, hidden.device, order.numel()
     gate_up_bias, down_bias = expert_weights.gate_up_bias, expert_weights.down_bias
     inner, results = hidden.new_empty(num_slots, width), hidden.new_empty(num_slots, size)

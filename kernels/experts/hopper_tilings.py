@@ -1,4 +1,4 @@
-"""What is compiled into the Gluon products of a mixture, chosen by rows an expert. Imports no torch."""
+"""Constants of the Gluon products of a mixture, chosen by rows an expert. Imports no torch."""
 
 from dataclasses import dataclass
 
@@ -55,7 +55,7 @@ class FewTiling:
 
     @property
     def gathers(self) -> bool:
-        """Whether x is gathered by order."""
+        """Return whether x is gathered by order."""
         return self.folds == 1 and self.parts == 2
 
     @property

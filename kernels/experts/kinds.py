@@ -1,4 +1,4 @@
-"""What sets mixtures of experts apart, as data: torch-free, so that a model's configuration can say it."""
+"""Kinds of mixtures of experts, as data: torch-free, so that a model's configuration can hold them."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -7,7 +7,7 @@ from kernels.fused.activation_kind import Activation
 
 
 class Scores(Enum):
-    """How an expert's logit becomes its score."""
+    """Function from an expert's logit to its score."""
 
     SOFTMAX = "softmax"  # over all experts
     SIGMOID = "sigmoid"  # of each expert alone
@@ -15,7 +15,7 @@ class Scores(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RoutingConfig:
-    """Which experts a token visits, and their weights.
+    """Choice of the experts that a token visits, and of their weights.
 
     renormalizes       whether a token's weights are divided by their sum. Of softmax scores that is the softmax of the
                        chosen logits alone
@@ -55,7 +55,7 @@ class ClampedSwiglu:
 
 
 class ExpertFormat(Enum):
-    """How a checkpoint, and then memory, holds the matrices of experts."""
+    """Format of the matrices of experts in a checkpoint, and then in memory."""
 
     PLAIN = "plain"  # as all other weights
     MXFP4 = "mxfp4"  # blocks of numbers of 4 bits, and their scales

@@ -1,4 +1,4 @@
-"""What is compiled into the Gluon products of mxfp4 weights, chosen by rows an expert. Imports no torch."""
+"""Constants of the Gluon products of mxfp4 weights, chosen by rows an expert. Imports no torch."""
 
 from dataclasses import dataclass, replace
 
@@ -46,7 +46,7 @@ class CodesTiling:
 
     @property
     def weights_box(self) -> list[int]:
-        """Of numbers of 16 bits, each four codes."""
+        """Return the box of weights: numbers of 16 bits, each four codes."""
         if self.parts == 2:
             return [1, self.rows // 16, 2, 8, STEP // 4]
         return [1, self.rows, STEP // 4]
@@ -57,7 +57,7 @@ class CodesTiling:
 
     @property
     def bytes_of_stage(self) -> int:
-        """Of codes, and of x."""
+        """Return the bytes of a stage: of codes, and of x."""
         return self.rows * STEP // 2 + self.tokens * STEP * 2
 
     @property

@@ -1,4 +1,4 @@
-"""Which experts each token visits, and with which weights: the specification, by torch."""
+"""Routing of tokens to experts and their weights: the specification, by torch."""
 
 import torch
 from torch import Tensor

@@ -71,7 +71,7 @@ def few_tiles(shared_bytes: int | None) -> tuple[FewTiles, FewTiles]:
 
 
 def is_few(num_slots: int, num_experts: int) -> bool:
-    """Whether mxfp4 weights are multiplied slot by slot."""
+    """Return whether mxfp4 weights are multiplied slot by slot."""
     return num_slots <= _FEW_SLOTS * num_experts
 
 
@@ -102,7 +102,7 @@ def hopper_rows(num_tokens: int, num_active: int, num_experts: int) -> int:
 
 
 def takes_codes(num_slots: int, num_experts: int) -> bool:
-    """Whether mxfp4 weights are multiplied as codes, in place of as 16-bit numbers that are written first."""
+    """Return whether mxfp4 weights are multiplied as codes, in place of as 16-bit numbers that are written first."""
     return num_slots <= _MOST_CODE_ROWS * num_experts
 
 
@@ -114,7 +114,7 @@ def most_tiles(num_slots: int, num_experts: int, block_m: int) -> int:
 def launch_variant(
     num_tokens: int, num_experts: int, num_active: int, element_bytes: int, shared_bytes: int | None
 ) -> tuple[object, ...]:
-    """What of the launches depends on the number of tokens: numbers with equal variants run the same kernels."""
+    """Return what depends on the number of tokens in launches: numbers with equal variants run the same kernels."""
     num_slots = num_tokens * num_active
     tiles = expert_tiles(num_slots, num_experts, element_bytes, shared_bytes)
     return (

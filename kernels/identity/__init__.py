@@ -1,1 +1,1 @@
-"""What evidence recognises a kernel by: the digest of its sources, and the names that a profiler shows."""
+"""Identity of kernels in evidence: the digest of its sources, and the names that a profiler shows."""

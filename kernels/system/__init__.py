@@ -1,1 +1,1 @@
-"""What talks to the machine and its operating system: devices, child processes, shared files, caches, environment."""
+"""Access to the machine and its operating system: devices, child processes, shared files, caches, environment."""

@@ -1,4 +1,4 @@
-"""What the ranks of an engine that starts did last, and since when they have done nothing."""
+"""Latest progress of the ranks of an engine that starts, and the time since."""
 
 import time
 from collections.abc import Callable
@@ -15,7 +15,7 @@ class StartWatch:
         self._moved_at = clock()
 
     def beat(self, beat: StartBeat) -> None:
-        """A rank tells how far it is. The same again is no progress."""
+        """Take a rank's progress. The same again is none."""
         known = self._latest.get(beat.rank)
         if known is None or known[0] != beat:
             self._moved_at = self._clock()
@@ -27,7 +27,7 @@ class StartWatch:
         return self._clock() - self._moved_at
 
     def __str__(self) -> str:
-        """Each rank with what it does, the one first that has been at it longest."""
+        """Text of each rank and its stage, the rank first that has been at it longest."""
         now = self._clock()
         ranks = sorted(self._latest.values(), key=lambda it: it[1])
         return ", ".join(f"rank {it.rank} is at {it.stage} for {now - at:.0f} s" for it, at in ranks) or "no rank said"

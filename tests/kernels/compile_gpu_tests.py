@@ -44,7 +44,7 @@ ENDS = (pytest.skip.Exception, pytest.fail.Exception, NotImplementedError, Runti
 
 
 class Metadata(NamedTuple):
-    """Of a kernel that is not compiled, as its launcher reads it."""
+    """Metadata of a kernel that is not compiled, as its launcher reads it."""
 
     tensordesc_meta: tuple[dict[str, Any], ...] | None
     global_scratch_size: int = 0

@@ -1,4 +1,4 @@
-"""What is compiled before the attention tests of a GPU run, counted without a GPU."""
+"""Kernels compiled before the attention tests of a GPU run, counted without a GPU."""
 
 from pathlib import Path
 

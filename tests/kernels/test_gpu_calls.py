@@ -403,7 +403,7 @@ def decoder_layers(run: RunAttention, inputs: Inputs) -> Callable[[Callable[[], 
     ids=str,
 )
 def test_early_launches_read_what_earlier_ones_write(case: Case) -> None:
-    """In a graph, where launches start early, the bits are those of launches that the host waits for."""
+    """Launches of a graph start early: the bits are those of launches that the host waits for."""
     run, inputs, _ = made(case)
     compute = decoder_layers(run, inputs)
     torch.cuda.synchronize()
@@ -492,7 +492,7 @@ def called(path: str, inputs: Inputs) -> Tensor:
 
 @pytest.mark.parametrize(("library", "phase"), PREPARED)
 def test_repeated_calls_give_the_bits_of_run(library: str, phase: str) -> None:
-    """Of other tensors and lengths, on streams in turns, in scratch memory that held NaN."""
+    """Repeat with other tensors and lengths, on streams in turns, in scratch memory that held NaN."""
     functional.known_calls.clear()
     path = f"{library}.{phase}" + (".hopper" if library == "gluon" else "")
     inputs, machine = [shuffled(library, phase, seed) for seed in range(6)], read_fingerprint(CUDA)

@@ -78,13 +78,13 @@ class Client:
 
     @property
     def lock(self) -> Path:
-        """What its environment holds: of Python a list of exact versions, of npm its package-lock.json."""
+        """Path of what its environment holds: of Python a list of exact versions, of npm its package-lock.json."""
         return LOCKS / (f"{self.folder}.json" if self.is_npm else f"{self.folder}.txt")
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of a client: each call by its name, and why it failed where it did."""
+    """Outcome of a client: each call by its name, and why it failed where it did."""
 
     client: Client
     calls: Mapping[str, str | None]  # None: as it should be

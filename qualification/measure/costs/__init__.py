@@ -1,1 +1,1 @@
-"""What a call costs: its time beside the rates of the machine, its kernels, and the bytes that it moves."""
+"""Costs of a call: its time beside the rates of the machine, its kernels, and the bytes that it moves."""

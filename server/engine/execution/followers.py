@@ -65,7 +65,7 @@ class Tells(Protocol):
 
 
 class RankIdentity(msgspec.Struct, frozen=True):
-    """What must be the same on all ranks of a model.
+    """Identity of a rank's part, which must be the same on all ranks of a model.
 
     fingerprint  the machine's, by field
     weights      digest of the model's files, see server/model/load/digests.py
@@ -235,28 +235,28 @@ class LeadingWorker(Worker):
         return self.rank.least(num_bytes)
 
     def declare(self, sizes: GraphSizes, max_context: int) -> dict[GraphKey, StepLayout]:
-        """As of every worker."""
+        """Declare the layouts as every worker does."""
         self._followers.tell(Declare(sizes, max_context))
         layouts = super().declare(sizes, max_context)
         self._index_of = {key: index for index, key in enumerate(layouts)}
         return layouts
 
     def run_padding(self, key: GraphKey) -> None:
-        """As of every worker. Raises DeviceLost where this rank fails."""
+        """Run padding as every worker does. Raises DeviceLost where this rank fails."""
         self._tell_decisions()
         self._followers.tell(RunPadding(self._index_of[key]))
         with self._ending():
             super().run_padding(key)
 
     def capture(self, key: GraphKey, capture: Capture) -> StepAttention:
-        """As of every worker, while the other ranks record theirs. Raises DeviceLost where this rank fails."""
+        """Capture as all workers do, while the other ranks record theirs. Raises DeviceLost where this rank fails."""
         self._tell_decisions()
         self._followers.tell(Record(self._index_of[key]))
         with self._ending():
             return super().capture(key, capture)
 
     def graph(self, key: GraphKey) -> torch.cuda.CUDAGraph | None:
-        """As of every worker; `others_repeat` is about this graph from now on."""
+        """Return the graph as every worker does; `others_repeat` is about this graph from now on."""
         self._timed = self._index_of[key]
         return super().graph(key)
 

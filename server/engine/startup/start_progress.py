@@ -1,4 +1,4 @@
-"""How far a process is in a start, so that one that hangs is told from one that takes long."""
+"""Progress of a process in its start, by which one that hangs is distinguished from one that takes long."""
 
 import threading
 from collections.abc import Callable

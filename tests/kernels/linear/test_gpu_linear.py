@@ -235,7 +235,7 @@ def test_logits_are_not_rounded_to_16_bits(library: CublasLt) -> None:
 
 @pytest.mark.parametrize("num_rows", [100, 200, 1000])
 def test_a_graph_computes_what_is_computed_without(library: CublasLt, num_rows: int) -> None:
-    """On two streams at once, each of which needs its own memory for sums."""
+    """Use two streams at once, each of which needs its own memory for sums."""
     shape = (4096, 4096)
     product = with_algorithm(library, shape, 0, BF16, BF16)
     weights, x = [randn(*shape, seed=seed) for seed in range(4)], randn(num_rows, 4096, seed=9)

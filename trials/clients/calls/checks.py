@@ -1,4 +1,4 @@
-"""What the scripts share: a line of output for each call, and what the answers are asked for.
+"""Common parts of the scripts: a line of output for each call, and checks of the answers.
 
 The demo model's answers are made up; `expect` is about their form. A script ends with 1 when a call failed.
 """

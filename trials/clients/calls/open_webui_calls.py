@@ -116,7 +116,7 @@ def forced_tool() -> None:
 
 
 def tool_results() -> None:
-    """What its loop sends after it has run tools: `convert_output_to_messages`."""
+    """Return what Open WebUI's loop sends after it has run tools: `convert_output_to_messages`."""
     called = {"id": "call_1", "type": "function", "function": {"name": "get_current_timestamp", "arguments": "{}"}}
     history = [
         *CHAT,

@@ -1,4 +1,4 @@
-"""What rank 0 does where another rank fails: it hears of whom, and ends; its folder stays for nobody."""
+"""Rank 0 where another rank fails: it learns which, and ends; its folder is removed."""
 
 import json
 import os
@@ -35,7 +35,7 @@ time.sleep(60)
 
 
 def heard(failed: RankFailed | None, folder: Path) -> list[Any]:
-    """What rank 0 hears until it ends."""
+    """Return what rank 0 hears until it ends."""
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)]),

@@ -1,4 +1,4 @@
-"""What a process tells of its start: whenever it has got further, and nothing where it waits."""
+"""Reports of a process on its start: whenever it has got further, and none where it waits."""
 
 import queue
 
