@@ -116,7 +116,7 @@ def share_of_rows(out: Tensor, truth: Tensor) -> float:
 
 
 def measure(seeds: range, limit_s: float, device: torch.device, kinds: Container[str], *, has_faults: bool) -> Rates:
-    """Return the shapes whose dtype and phase are both among `kinds`."""
+    """Measure the rates of shapes whose dtype and phase are both among `kinds`."""
     rates: Rates = Counter()
     fingerprint, deadline = read_fingerprint(device), time.monotonic() + limit_s
     shapes = [it for it in trial_shapes_of(device) if it.dtype.value in kinds and it.phase.value in kinds]
