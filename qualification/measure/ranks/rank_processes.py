@@ -3,6 +3,7 @@
 Of an engine and of a qualification alike.
 """
 
+import logging
 import socket
 import subprocess
 import tempfile
@@ -17,6 +18,8 @@ import torch.distributed as dist
 
 from qualification.common.hang_up import wait_for_hang_up
 from qualification.common.locked_folder import LockedFolder
+
+logger = logging.getLogger(__name__)
 
 PREFIX = "hallmark-ranks-"  # of the folder in which they meet
 _MEETING = "meeting"
@@ -47,7 +50,7 @@ class RankProcesses:
 
         command  gives that of a rank, whose end of its socket pair has this descriptor, for the file where all meet
         leave    ends this process when the rank of this number is gone
-        listen   returns when a rank, with this end of its socket pair, is gone
+        listen   returns when a rank, with this end of its socket pair, is gone; what it raises counts as that
         The last two are called on a thread of each rank.
         """
         self._leave, self._listen = leave, listen
@@ -86,7 +89,10 @@ class RankProcesses:
         self._folder.remove()
 
     def _watch(self, rank: int, connection: socket.socket) -> None:
-        self._listen(rank, connection)
+        try:
+            self._listen(rank, connection)
+        except Exception:  # the edge of the thread: without its end this process would wait for the rank for ever
+            logger.exception("what rank %d reported could not be handled", rank)
         if not self._is_closed:
             self._folder.remove()  # which an end without Python's own clean-up leaves behind
             self._leave(rank)

@@ -1,4 +1,4 @@
-"""Processes of ranks: what a killed group has left in the folder for temporary files, the next one removes."""
+"""Processes of ranks: their folders are removed, and rank 0 ends when it can hear no more of another."""
 
 import os
 import signal
@@ -17,12 +17,26 @@ if sys.stdin.readline():
     ranks.close()
 """
 
+RANK = "import socket, sys; socket.socket(fileno=int(sys.argv[1])).recv(1)"  # ends with rank 0
+DEAF = f"""
+import os, sys, time
+from qualification.measure.ranks.rank_processes import RankProcesses
+def listen(*_):
+    raise ValueError
+command = lambda _, descriptor, __: [sys.executable, "-c", {RANK!r}, str(descriptor)]
+RankProcesses(2, command, leave=lambda rank: os._exit(70 + rank), listen=listen)
+time.sleep(60)
+"""
+
+
+def environment_of(folder: Path) -> dict[str, str]:
+    return {**os.environ, "TMPDIR": str(folder), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
 
 def start(folder: Path) -> tuple["subprocess.Popen[str]", Path]:
-    environment = {**os.environ, "TMPDIR": str(folder), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM],
-        env=environment,
+        env=environment_of(folder),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -43,4 +57,14 @@ def test_the_next_group_removes_what_a_killed_one_left(tmp_path: Path) -> None:
     for process in (living, other):
         process.communicate("close\n")
         assert process.returncode == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_rank_0_ends_where_a_report_cannot_be_handled(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", DEAF]
+    done = subprocess.run(
+        command, env=environment_of(tmp_path), capture_output=True, text=True, timeout=50, check=False
+    )
+    assert done.returncode == 71
+    assert "what rank 1 reported could not be handled" in done.stderr
     assert list(tmp_path.iterdir()) == []
