@@ -294,7 +294,7 @@ class EngineClient:
         elif isinstance(message, EngineProgress):
             self._listener.on_progress(message)
         elif isinstance(message, EngineFailed):
-            logger.error("engine lost its device: %s; quarantined: %s", message.message, message.suspects)
+            logger.error("the engine cannot go on: %s; quarantined: %s", message.message, message.suspects)
             self._quarantined.update(dict.fromkeys(message.suspects))
         elif isinstance(message, PlanChanged):
             self.ready = self.ready and msgspec.structs.replace(self.ready, plan=message.plan)

@@ -46,7 +46,7 @@ from server.engine.execution.worker import LaunchFailed, Worker
 from server.engine.operators.dispatch import Dispatcher
 from server.engine.operators.launch_errors import is_device_lost
 from server.engine.operators.step_attention import StepAttention
-from server.errors import SettingsError
+from server.errors import SettingsError, StartError
 from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
 from server.model.ranks import Ranks
@@ -353,5 +353,7 @@ def report_of(error: Exception, rank: int, world: int) -> RankFailed:
         return RankFailed(f"on rank {rank} of {world}: {error}", error.suspects, False)
     if not isinstance(error, LaunchFailed) and is_device_lost(error):
         return RankFailed(f"the device is lost on rank {rank} of {world}: {str(error).partition(chr(10))[0]}", [], True)
+    if isinstance(error, StartError):  # of the files that it loads
+        return RankFailed(f"rank {rank} of {world} cannot serve: {error.message}", [], False)
     lost = loss_of_step(error, rank, world)
     return RankFailed(str(lost), lost.suspects, False)

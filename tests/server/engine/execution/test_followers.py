@@ -17,6 +17,7 @@ from server.engine.execution.commands import RankFailed
 from server.engine.execution.followers import EXIT_RANK_LOST, report_of
 from server.engine.execution.worker import LaunchFailed
 from server.engine.operators.dispatch import Choice
+from server.errors import ModelError
 from server.protocol.messages import AttentionUse
 
 RUNNING = [("path.b", "of a step that is not done")]
@@ -99,6 +100,7 @@ def launch_failed() -> LaunchFailed:
                 True,
             ),
         ),
+        (ModelError("w.safetensors: cut"), RankFailed("rank 1 of 2 cannot serve: w.safetensors: cut", [], False)),
         (
             ValueError("no such page"),
             RankFailed("rank 1 of 2 left a step that the others compute: no such page", [], False),
