@@ -158,7 +158,7 @@ def test_a_path_that_fails_on_another_rank_serves_no_more(start_server: StartSer
         assert texts(server, {**GREEDY, "prompt": "Once", "max_tokens": 4})
 
 
-def test_ranks_that_share_no_memory_serve_without_and_are_counted(start_server: StartServer, tmp_path: Path) -> None:
+def test_ranks_without_shared_memory_serve_and_are_counted(start_server: StartServer, tmp_path: Path) -> None:
     with changed(start_server, tmp_path, UNSHARED) as server:
         server.wait_ready()
         assert "all sums over ranks go by NCCL" in server.log

@@ -57,7 +57,7 @@ def test_few_tokens_read_mxfp4_weights_16_bytes_at_a_time(compiled: dict[str, di
     assert all(kernel["wide_loads"] >= 12 for kernel in few)
 
 
-def test_codes_of_high_tiles_become_numbers_while_others_are_multiplied(compiled: dict[str, dict[str, int]]) -> None:
+def test_high_tiles_convert_codes_beside_products(compiled: dict[str, dict[str, int]]) -> None:
     """ptxas waits for each wgmma where registers are too few, as with four consumers, whose warps take turns."""
     codes = {name: kernel for name, kernel in compiled.items() if name.startswith("codes")}
     assert len(codes) == 10

@@ -95,7 +95,7 @@ def by_codes(tiles: CodesTiles) -> RunExperts:
 @pytest.mark.usefixtures("_hopper")
 @pytest.mark.parametrize("tiles", ALL_TILES, ids=str)
 @pytest.mark.parametrize("name", CODES_IN_TILES)
-def test_codes_in_tiles_of_every_height_are_right_on_every_hostile_input(
+def test_codes_are_right_at_every_tile_height(
     name: str, tiles: CodesTiles, device: torch.device
 ) -> None:
     checks = check_experts(by_codes(tiles), experts_cases(CODES_IN_TILES[name], device, seed=0))

@@ -37,7 +37,7 @@ def test_it_is_planned_again_with_the_reason(policy: Policy) -> None:
     assert len(build.reasons) == 2
 
 
-def test_it_is_refused_with_one_line_where_only_the_wanted_path_may_serve() -> None:
+def test_refuse_ends_with_one_line() -> None:
     build = Builds(None)
     with pytest.raises(SettingsError) as refused:
         build_or_without_peer_memory(build, Settings(on_unproven=Policy.REFUSE))
