@@ -95,9 +95,7 @@ def by_codes(tiles: CodesTiles) -> RunExperts:
 @pytest.mark.usefixtures("_hopper")
 @pytest.mark.parametrize("tiles", ALL_TILES, ids=str)
 @pytest.mark.parametrize("name", CODES_IN_TILES)
-def test_codes_are_right_at_every_tile_height(
-    name: str, tiles: CodesTiles, device: torch.device
-) -> None:
+def test_codes_are_right_at_every_tile_height(name: str, tiles: CodesTiles, device: torch.device) -> None:
     checks = check_experts(by_codes(tiles), experts_cases(CODES_IN_TILES[name], device, seed=0))
     assert {check.name: check.where for check in checks if not check.is_passed} == {}
 
