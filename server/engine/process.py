@@ -154,6 +154,7 @@ def start(configure: Configure, send: Callable[[FromEngine], None]) -> BuiltEngi
     others = RankListener(
         on_progress=lambda rank, it: send(StartBeat(rank, it.stage, it.count)),
         on_failure=lambda lost: send(EngineFailed(str(lost), lost.suspects)),
+        on_refusal=lambda code, message: send(EngineRefused(code, message, [], is_final=True)),
     )
     try:
         built = build_engine(

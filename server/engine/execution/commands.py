@@ -158,11 +158,13 @@ class RankFailed(msgspec.Struct, frozen=True, tag=True):
 
     suspects        (path, shape) pairs, one of which is to blame, as far as this rank knows
     is_device_lost  whether what is blamed may have been launched long before
+    refused         the code of an error that every start with these settings would have; None for others
     """
 
     message: str
     suspects: list[tuple[str, str]]
     is_device_lost: bool
+    refused: str | None = None
 
 
 Report = RankProgress | RankFailed

@@ -83,10 +83,12 @@ class RankListener:
 
     on_progress  gets the rank, and how far it is in a start
     on_failure   gets what a rank died of, before this process ends
+    on_refusal   gets code and message in its place where no start with these settings can succeed
     """
 
     on_progress: Callable[[int, RankProgress], None] = lambda _, __: None
     on_failure: Callable[[DeviceLost], None] = lambda _: None
+    on_refusal: Callable[[str, str], None] = lambda _, __: None
 
 
 _SILENT = RankListener()
@@ -140,6 +142,9 @@ class Followers:
             if isinstance(report, RankProgress):
                 self._listener.on_progress(rank, report)
                 continue
+            if report.refused is not None:
+                self._listener.on_refusal(report.refused, report.message)
+                return
             suspects = report.suspects or (self.blamed() if report.is_device_lost else [])
             logger.critical("%s; suspects: %s", report.message, suspects)
             self._listener.on_failure(DeviceLost(report.message, suspects))
@@ -354,6 +359,6 @@ def report_of(error: Exception, rank: int, world: int) -> RankFailed:
     if not isinstance(error, LaunchFailed) and is_device_lost(error):
         return RankFailed(f"the device is lost on rank {rank} of {world}: {str(error).partition(chr(10))[0]}", [], True)
     if isinstance(error, StartError):  # of the files that it loads
-        return RankFailed(f"rank {rank} of {world} cannot serve: {error.message}", [], False)
+        return RankFailed(f"rank {rank} of {world} cannot serve: {error.message}", [], False, error.code)
     lost = loss_of_step(error, rank, world)
     return RankFailed(str(lost), lost.suspects, False)

@@ -28,6 +28,7 @@ from server.engine.execution.followers import Followers, RankListener
 listener = RankListener(
     on_progress=lambda rank, it: print(json.dumps([rank, it.stage, it.count]), flush=True),
     on_failure=lambda lost: print(json.dumps([str(lost), lost.suspects]), flush=True),
+    on_refusal=lambda code, message: print(json.dumps([code, message]), flush=True),
 )
 followers = Followers(2, "failing_rank", listener)
 followers.blamed = lambda: {RUNNING!r}
@@ -65,6 +66,11 @@ def test_rank_0_hears_whom_another_rank_blames(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_rank_0_hears_that_no_start_can_succeed(tmp_path: Path) -> None:
+    failed = RankFailed("rank 1 of 2 cannot serve: w.safetensors: cut", [], False, "a code")
+    assert heard(failed, tmp_path) == [[1, "loading", 3], ["a code", failed.message]]
+
+
 def test_rank_0_ends_with_a_rank_that_says_nothing(tmp_path: Path) -> None:
     assert heard(None, tmp_path) == [[1, "loading", 3]]
     assert list(tmp_path.iterdir()) == []
@@ -100,7 +106,10 @@ def launch_failed() -> LaunchFailed:
                 True,
             ),
         ),
-        (ModelError("w.safetensors: cut"), RankFailed("rank 1 of 2 cannot serve: w.safetensors: cut", [], False)),
+        (
+            ModelError("w.safetensors: cut"),
+            RankFailed("rank 1 of 2 cannot serve: w.safetensors: cut", [], False, "invalid_model"),
+        ),
         (
             ValueError("no such page"),
             RankFailed("rank 1 of 2 left a step that the others compute: no such page", [], False),
