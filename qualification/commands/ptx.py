@@ -75,6 +75,8 @@ def _write(args: argparse.Namespace) -> ExitCode:
 def _compare(args: argparse.Namespace) -> ExitCode:
     """Compare two checkouts on the pairs of both, and collected files on the pairs that they were collected for."""
     places = (args.before, args.after)
+    if args.before.resolve() == args.after.resolve():
+        raise PtxError(f"{args.before} and {args.after} are the same place: name another checkout or collected file")
     known = {place: read_collected(place) for place in places if place.is_file()}
     asked = [collected.pairs for collected in known.values()]
     if known and (args.paths or args.limit):

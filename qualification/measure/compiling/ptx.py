@@ -55,6 +55,7 @@ class Collected(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class _Head(msgspec.Struct, frozen=True):
     triton: str
     ptxas: str
+    kernels: str  # folder of the package that was imported
 
 
 class _Row(msgspec.Struct, frozen=True):
@@ -141,6 +142,8 @@ def collect(
             lines = errors.read().decode(errors="replace").strip().splitlines() or ["no error was written"]
             raise PtxError(f"the kernels of {checkout} cannot be called from here: {lines[-1]}")
     head = msgspec.json.decode(first, type=_Head)
+    if head.kernels != str(sources.resolve()):
+        raise PtxError(f"the kernels of {head.kernels} were compiled in place of {sources}")
     return Collected(head.triton, head.ptxas, list(pairs), dict(sorted(variants.items())), dict(sorted(failed.items())))
 
 

@@ -31,6 +31,7 @@ from triton.backends.nvidia.compiler import get_ptxas_version
 from triton.errors import TritonError
 from triton.runtime import driver
 
+import kernels
 from kernels.catalog import PATHS
 from kernels.vocabulary.path import RunAttention
 from kernels.vocabulary.shape import AttentionShape, Phase
@@ -189,7 +190,11 @@ def _one_line(error: Exception) -> str:
 def main() -> None:
     order = msgspec.json.decode(sys.stdin.buffer.read(), type=Order)
     start = partial(stand_for_a_gpu, Path(order.cache))
-    head = {"triton": triton.__version__, "ptxas": re.findall(r"V(\d\S*)", get_ptxas_version(90))[-1]}
+    head = {
+        "triton": triton.__version__,
+        "ptxas": re.findall(r"V(\d\S*)", get_ptxas_version(90))[-1],
+        "kernels": str(Path(kernels.__file__).resolve().parent),
+    }
     sys.stdout.buffer.write(msgspec.json.encode(head) + b"\n")
     sys.stdout.buffer.flush()  # or each process would write it again
     context = multiprocessing.get_context("fork")

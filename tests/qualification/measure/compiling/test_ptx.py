@@ -121,14 +121,14 @@ def test_a_kernel_that_does_not_compile_is_no_pass(
 
 def test_no_pair_is_no_pass(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = str(make_checkout(tmp_path))
-    assert main(["matrix", "ptx", "compare", place, place, "--paths", "triton.none"]) == 4
+    assert main(["matrix", "ptx", "compare", place, "--paths", "triton.none"]) == 4
     assert "names such a path: nothing was compiled" in capsys.readouterr().out
 
 
 def test_a_collected_file_has_its_own_shapes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "ptx.json"
     file.write_bytes(msgspec.json.encode(Collected("3.6.0", "12.8", [PAIRS[0]], {"a": "1"}, {})))
-    command = ["matrix", "ptx", "compare", str(file), str(file)]
+    command = ["matrix", "ptx", "compare", str(file), str(shutil.copy(file, tmp_path / "copy.json"))]
     assert main(command) == 0
     assert main([*command, "--limit", "1"]) == 3
     assert capsys.readouterr().err.endswith(f"choose from matrices: {file} has its own list of shapes\n")
@@ -138,9 +138,16 @@ def test_a_collected_file_has_its_own_shapes(tmp_path: Path, capsys: pytest.Capt
     assert "were collected for different pairs" in capsys.readouterr().err
 
 
+def test_a_checkout_is_not_compared_with_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = make_checkout(tmp_path / "checkout")
+    (tmp_path / "link").symlink_to(place)
+    assert main(["matrix", "ptx", "compare", str(place), str(tmp_path / "link")]) == 3
+    assert "are the same place: name another checkout" in capsys.readouterr().err
+
+
 def test_a_checkout_without_kernels_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = make_checkout(tmp_path)
-    compare = ["matrix", "ptx", "compare", str(place), str(place)]
+    compare = ["matrix", "ptx", "compare", str(place), "--limit", "1"]
     (place / "kernels" / "vocabulary" / "shape.py").write_text("raise ImportError('no shape')")
     assert main(compare) == 3
     *_, line = capsys.readouterr().err.splitlines()
