@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from kernels.calls.launch import Loaded
-from kernels.calls.processors import num_processors
 from kernels.experts.dequantize import plain_weights
+from kernels.experts.gluon_launch import TensorLayout, address, grid, matrix, pairs_of_8, tensor_map
 from kernels.experts.hopper import hallmark_gluon_experts_down, hallmark_gluon_experts_gate_up
 from kernels.experts.hopper_few import hallmark_gluon_experts_few, hallmark_gluon_experts_few_gathered
 from kernels.experts.hopper_tilings import COLUMNS, FOLDED, FOLDS, ROWS, STEP, FewTiling, ManyTiling, few_tiling
@@ -26,8 +26,6 @@ from kernels.experts.triton_path import activation_arguments, combine, run_exper
 from kernels.experts.weights import AnyExpertWeights, ExpertWeights, Mxfp4Weights
 from kernels.tma.launches import any_map
 from kernels.tma.pointers import AnyTensor, PointerClass, any_tensor, pointer_class
-
-TensorLayout = tuple[tuple[int, ...], tuple[int, ...]]  # shape and strides
 
 
 def run_experts_hopper(
@@ -96,14 +94,14 @@ def _few_rows(
     kernel = few_launcher(tiling, hidden.dtype, pointer_class(gate_up_bias), device)
     across, segment = -(-width // tiling.rows), size // FOLDS
     if tiling.gathers:
-        weights_layout, x = _pairs_of_8(num_experts, width, size), (hidden.data_ptr(),)
+        weights_layout, x = pairs_of_8(num_experts, width, size), (hidden.data_ptr(),)
         numbers: tuple[int, ...] = (hidden.stride(0), num_active)
     else:
         folded = (num_experts, FOLDS, 2, width, segment), (2 * width * size, segment, width * size, size, 1)
         x_layout = (hidden.shape[0], FOLDS, segment), (hidden.stride(0), segment, 1)
-        weights_layout, x, numbers = folded, _tensor_map(kernel, 1, hidden, x_layout), (num_active,)
-    kernel(_grid(num_tiles * across, device), (
-        *_tensor_map(kernel, 0, expert_weights.gate_up, weights_layout), *x, inner.data_ptr(), _address(gate_up_bias),
+        weights_layout, x, numbers = folded, tensor_map(kernel, 1, hidden, x_layout), (num_active,)
+    kernel(grid(num_tiles * across, device), (
+        *tensor_map(kernel, 0, expert_weights.gate_up, weights_layout), *x, inner.data_ptr(), address(gate_up_bias),
         *sorted_by, *numbers, num_slots, across, size, width, limit, alpha,
     ))  # fmt: skip
 
@@ -114,10 +112,10 @@ def _few_rows(
         weights_layout = (num_experts, FOLDS, size, segment), (size * width, segment, width, 1)
         inner_layout: TensorLayout = (num_slots, FOLDS, segment), (width, segment, 1)
     else:
-        weights_layout, inner_layout = ((num_experts, size, width), (size * width, width, 1)), _matrix(inner)
-    kernel(_grid(num_tiles * across, device), (
-        *_tensor_map(kernel, 0, expert_weights.down, weights_layout), *_tensor_map(kernel, 1, inner, inner_layout),
-        results.data_ptr(), _address(down_bias), *sorted_by, 1, num_slots, across, width, size, 0.0, 0.0,
+        weights_layout, inner_layout = ((num_experts, size, width), (size * width, width, 1)), matrix(inner)
+    kernel(grid(num_tiles * across, device), (
+        *tensor_map(kernel, 0, expert_weights.down, weights_layout), *tensor_map(kernel, 1, inner, inner_layout),
+        results.data_ptr(), address(down_bias), *sorted_by, 1, num_slots, across, width, size, 0.0, 0.0,
     ))  # fmt: skip
     return results
 
@@ -136,9 +134,9 @@ def _many_rows(
     tiling = ManyTiling(True, 2, gate_up_bias is not None, name)
     kernel = many_launcher(tiling, hidden.dtype, pointer_class(gate_up_bias), device)
     across = -(-width // (COLUMNS // 2))
-    kernel(_grid(num_tiles * across, device), (
-        *_tensor_map(kernel, 0, expert_weights.gate_up, _pairs_of_8(num_experts, width, size)), hidden.data_ptr(),
-        inner.data_ptr(), _address(gate_up_bias), *sorted_by, hidden.stride(0), num_active, across, size, width, limit,
+    kernel(grid(num_tiles * across, device), (
+        *tensor_map(kernel, 0, expert_weights.gate_up, pairs_of_8(num_experts, width, size)), hidden.data_ptr(),
+        inner.data_ptr(), address(gate_up_bias), *sorted_by, hidden.stride(0), num_active, across, size, width, limit,
         alpha,
     ))  # fmt: skip
 
@@ -147,33 +145,11 @@ def _many_rows(
     )  # fmt: skip
     across = -(-size // COLUMNS)
     weights_layout = (num_experts, size, width), (size * width, width, 1)
-    kernel(_grid(num_tiles * across, device), (
-        *_tensor_map(kernel, 0, expert_weights.down, weights_layout), *_tensor_map(kernel, 1, inner, _matrix(inner)),
-        results.data_ptr(), _address(down_bias), *sorted_by, across, width, size,
+    kernel(grid(num_tiles * across, device), (
+        *tensor_map(kernel, 0, expert_weights.down, weights_layout), *tensor_map(kernel, 1, inner, matrix(inner)),
+        results.data_ptr(), address(down_bias), *sorted_by, across, width, size,
     ))  # fmt: skip
     return results
-
-
-def _pairs_of_8(num_experts: int, width: int, size: int) -> TensorLayout:
-    """Weights [E, 2 * width, size] as 8 rows of the gate and the same rows of the up projection, side by side."""
-    return (num_experts, width // 8, 2, 8, size), (2 * width * size, 8 * size, width * size, size, 1)
-
-
-def _matrix(x: Tensor) -> TensorLayout:
-    return tuple(x.shape), tuple(x.stride())
-
-
-def _tensor_map(kernel: Loaded, place: int, x: Tensor, layout: TensorLayout) -> tuple[Any, ...]:
-    """A tensor map as a kernel's arguments."""
-    return kernel.encode(x.data_ptr(), *kernel.boxes[place], *layout, 0), *layout[0], *layout[1]
-
-
-def _address(x: Tensor | None) -> int | None:
-    return None if x is None else x.data_ptr()
-
-
-def _grid(num_tiles: int, device: torch.device) -> tuple[int, int, int]:
-    return min(num_processors(device), num_tiles), 1, 1
 
 
 # Pure functions of what is compiled in: the caches hold no state.

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from kernels.calls.launch import Loaded
-from kernels.calls.processors import num_processors
 from kernels.experts.kinds import MXFP4_BLOCK, ExpertActivation
 from kernels.experts.mxfp4_hopper import hallmark_gluon_experts_codes
 from kernels.experts.mxfp4_order import gather, ordered_size
@@ -20,6 +19,7 @@ from kernels.experts.mxfp4_tilings import STEP, CodesTiles, CodesTiling, codes_t
 from kernels.experts.sorting import sort_slots
 from kernels.experts.triton_path import activation_arguments, combine, run_experts
 from kernels.experts.weights import AnyExpertWeights, Mxfp4Weights
+from kernels.calls.processors import num_processors
 from kernels.tma.launches import any_map
 from kernels.tma.pointers import AnyTensor, PointerClass, any_tensor, pointer_class
 
