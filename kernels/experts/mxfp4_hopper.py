@@ -1,11 +1,8 @@
 """The sm_90 kernels of `mxfp4_path.py`: grouped products whose weights stay codes of 4 bits until they are multiplied.
 
 Roles and ring are those of hopper_few.py: wgmma's M takes the weights, its N the slots of a tile. The ring holds codes;
-a consumer takes them apart in registers, from which wgmma reads its first operand:
-
-    16 bits of the ring   4 codes; an instruction works on 32 bits, the codes i and i + 4 of a word
-    a code to bf16        its sign, exponent and mantissa in their places are the number times 2^-126, subnormal ones
-                          too; times 2^126, times the scale. All exact but for what bf16 itself rounds
+a consumer takes them apart in registers (mxfp4_unpack.py), from which wgmma reads its first operand, while what it took
+apart before is multiplied.
 
 A thread's codes of a row lie together, 32 of them with one scale. wgmma wants them in another order than they stand in,
 so x comes in that order: mxfp4_order.py. Written in Gluon for Triton 3.6.0.
@@ -21,11 +18,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     mbarrier,
     tma,
     warpgroup_mma,
-    warpgroup_mma_init,
     warpgroup_mma_wait,
 )
 
-from kernels.experts import mxfp4_tilings
+from kernels.experts import mxfp4_tilings, mxfp4_unpack
 from kernels.experts.hopper import activated
 from kernels.hopper.pipeline import hardware_arrive, hardware_sync
 from kernels.linear.skinny import launch_next_grid, wait_for_previous_grid
@@ -35,36 +31,10 @@ BOXES = gl.constexpr(mxfp4_tilings.BOXES)
 STEP = gl.constexpr(mxfp4_tilings.STEP)
 WORDS = gl.constexpr(mxfp4_tilings.STEP // 4)  # of 16 bits, in a row of a stage: 4 codes each
 HEIGHT = gl.constexpr(mxfp4_tilings.ROWS)
+LINE = gl.constexpr(128)  # bytes of L2 that are fetched at once
 FREE = gl.constexpr(7)  # hardware barriers from 7 on: stages given back; Triton 3.6 uses 0, 1 and one a partition
-
-# $4: 8 codes, of which a 16-bit half holds 4; $5: the scale, twice. $i: codes i and i + 4.
-_UNPACK = gl.constexpr("""{
-.reg .b32 t, u, c;
-mov.b32 c, 0x7E807E80;
-shl.b32 t, $4, 12;
-shl.b32 u, $4, 6;
-and.b32 u, u, 0x01C001C0;
-lop3.b32 t, t, 0x80008000, u, 0xEA;
-mul.bf16x2 t, t, c;
-mul.bf16x2 $0, t, $5;
-shl.b32 t, $4, 8;
-shl.b32 u, $4, 2;
-and.b32 u, u, 0x01C001C0;
-lop3.b32 t, t, 0x80008000, u, 0xEA;
-mul.bf16x2 t, t, c;
-mul.bf16x2 $1, t, $5;
-shl.b32 t, $4, 4;
-shr.u32 u, $4, 2;
-and.b32 u, u, 0x01C001C0;
-lop3.b32 t, t, 0x80008000, u, 0xEA;
-mul.bf16x2 t, t, c;
-mul.bf16x2 $2, t, $5;
-shr.u32 u, $4, 6;
-and.b32 u, u, 0x01C001C0;
-lop3.b32 t, $4, 0x80008000, u, 0xEA;
-mul.bf16x2 t, t, c;
-mul.bf16x2 $3, t, $5;
-}""")
+UNPACK = gl.constexpr(mxfp4_unpack.UNPACK)
+REGISTERS = gl.constexpr(mxfp4_unpack.REGISTERS)
 
 
 @jit
@@ -76,18 +46,42 @@ def tile_at(tile, across, table_ptr):
 
 @jit
 def load_codes(w_desc, expert, n, step, bar, w_smem, stage, TILING: gl.constexpr):
-    ROWS: gl.constexpr = TILING.rows
-    box = w_smem.index(stage)
+    """The codes of one stage: a box for each consumer."""
+    CONSUMERS: gl.constexpr = TILING.consumers
+    PAIRS: gl.constexpr = [1, HEIGHT // 16, 2, 8, WORDS]
     at = step * WORDS
-    if TILING.parts == 2:
-        shape: gl.constexpr = [1, ROWS // 16, 2, 8, WORDS]
-        tma.async_copy_global_to_shared(w_desc, [expert, n * (ROWS // 16), 0, 0, at], bar, box.reshape(shape))
-    else:
-        tma.async_copy_global_to_shared(w_desc, [expert, n * ROWS, at], bar, box.reshape([1, ROWS, WORDS]))
+    for c in gl.static_range(CONSUMERS):
+        box = w_smem.index(stage * TILING.consumers + c)
+        if TILING.parts == 2:
+            first = (n * TILING.consumers + c) * (HEIGHT // 16)
+            tma.async_copy_global_to_shared(w_desc, [expert, first, 0, 0, at], bar, box.reshape(PAIRS))
+        else:
+            first = (n * TILING.consumers + c) * HEIGHT
+            tma.async_copy_global_to_shared(w_desc, [expert, first, at], bar, box.reshape([1, HEIGHT, WORDS]))
 
 
 @jit
-def produce(w_desc, x_desc, table_ptr, across, num_steps, smem, TILING: gl.constexpr):
+def fetch_scales(scales_ptr, expert, n, blocks, size_out, TILING: gl.constexpr):
+    """Bring a tile's scales into L2, from which consumers read 4 bytes of a row at a time."""
+    LANES: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    num_bytes = gl.minimum(TILING.columns, size_out - n * TILING.columns) * blocks
+    PARTS: gl.constexpr = TILING.parts
+    for part in gl.static_range(PARTS):
+        row = (expert * TILING.parts + part) * size_out + n * TILING.columns
+        begin = scales_ptr + row.to(gl.int64) * blocks
+        for at in range(0, num_bytes, 32 * LINE):
+            prefetch(begin + gl.minimum(at + gl.arange(0, 32, LANES) * LINE, num_bytes - 1))
+
+
+@jit
+def prefetch(pointers):
+    gl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [pointers], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@jit
+def produce(w_desc, x_desc, scales_ptr, table_ptr, across, num_steps, blocks, size_out, smem, TILING: gl.constexpr):
     """Fill the ring for one tile after the other. Weights do not depend on the kernel before, and come first."""
     STAGES: gl.constexpr = TILING.stages
     BYTES: gl.constexpr = TILING.bytes_of_stage
@@ -99,12 +93,16 @@ def produce(w_desc, x_desc, table_ptr, across, num_steps, smem, TILING: gl.const
         tile = start + s // num_steps * gl.num_programs(0)
         if tile < total:
             expert, _first, _end, n = tile_at(tile, across, table_ptr)
+            if s == 0:
+                fetch_scales(scales_ptr, expert, n, blocks, size_out, TILING)
             mbarrier.expect(full.index(s), BYTES)
             load_codes(w_desc, expert, n, s % num_steps, full.index(s), w_smem, s, TILING)
     wait_for_previous_grid()
     fill = 0
     for tile in range(start, total, gl.num_programs(0)):
         expert, first, _end, n = tile_at(tile, across, table_ptr)
+        if tile > start:
+            fetch_scales(scales_ptr, expert, n, blocks, size_out, TILING)
         for step in range(num_steps):
             stage = fill % STAGES
             bar = full.index(stage)
@@ -122,20 +120,19 @@ def produce(w_desc, x_desc, table_ptr, across, num_steps, smem, TILING: gl.const
 
 @jit
 def factors_of(scales):
-    """bf16 of scales [64, 4], int32. 2^-127 is subnormal, and 255 is NaN: both as the format has them."""
-    bits = gl.where(scales == 0, 0x0040, gl.where(scales == 255, 0x7FC0, scales << 7))
-    return bits.to(gl.int16).to(gl.bfloat16, bitcast=True)
+    """Bits of bf16 of 2^126 times scales [64, 4], int32: what a code is multiplied by. From 2^128 on none are."""
+    return scales.to(gl.int32) * 128 + 126 * 128
 
 
 @jit
 def numbers(codes, factors, ACC: gl.constexpr):
     """[64, 64] bf16, the first operand of a wgmma. codes [64, 4, 2, 2], factors [64, 4]."""
     LAYOUT: gl.constexpr = codes.type.layout
-    factors = gl.convert_layout(factors, gl.SliceLayout(2, gl.SliceLayout(3, LAYOUT)))
+    factors = gl.convert_layout(factors.to(gl.int16), gl.SliceLayout(2, gl.SliceLayout(3, LAYOUT)))
     factors, codes = gl.broadcast(factors.expand_dims(2).expand_dims(3), codes)
     o0, o1, o2, o3 = gl.inline_asm_elementwise(
-        _UNPACK, "=r,=r,=r,=r,r,r", [codes, factors], (gl.bfloat16, gl.bfloat16, gl.bfloat16, gl.bfloat16),
-        is_pure=True, pack=2,
+        UNPACK, REGISTERS, [codes, factors], (gl.bfloat16, gl.bfloat16, gl.bfloat16, gl.bfloat16),
+        is_pure=True, pack=8,
     )  # fmt: skip
     # [64, lane, word, half, bit 0 of the place, bit 1]
     places = gl.join(gl.join(o0, o1), gl.join(o2, o3))
@@ -144,10 +141,38 @@ def numbers(codes, factors, ACC: gl.constexpr):
 
 
 @jit
-def load_scales(scales, step, blocks, lanes, is_row):
-    """Scales of one stage, [64, 4]: int32. blocks: of a row."""
-    block = step * 4 + lanes
-    return gl.load(scales + block, mask=is_row & (block < blocks), other=0).to(gl.int32)
+def scales_at(tile, across, table_ptr, scales_ptr, blocks, size_out, W: gl.constexpr, TILING: gl.constexpr):
+    """Pointers to the first scales of this consumer's rows of a tile, [64, 1], and which of the rows there are."""
+    expert, _first, _end, n = tile_at(tile, across, table_ptr)
+    r = W * HEIGHT + gl.arange(0, HEIGHT, gl.SliceLayout(1, scales_layout()))[:, None]
+    if TILING.parts == 2:
+        column = n * TILING.columns + r // 16 * 8 + r % 8
+        row = (expert * 2 + r // 8 % 2) * size_out + column
+    else:
+        column = n * TILING.columns + r
+        row = expert * size_out + column
+    return scales_ptr + row.to(gl.int64) * blocks, column < size_out
+
+
+@jit
+def load_scales(scales, is_row, step, blocks):
+    """Scales of one stage, [64, 4] uint8. blocks: of a row."""
+    block = step * 4 + gl.arange(0, 4, gl.SliceLayout(0, scales_layout()))[None, :]
+    return gl.load(scales + block, mask=is_row & (block < blocks), other=0)
+
+
+@jit
+def load_stage(w_smem, stage, W: gl.constexpr, TILING: gl.constexpr):
+    """This consumer's codes of one stage, [64, 32] of 16 bits."""
+    return w_smem.index(stage * TILING.consumers + W).load(codes_layout())
+
+
+@jit
+def numbers_of(codes, factors, BOX_OF: gl.constexpr, ACC: gl.constexpr):
+    """The numbers of one box of columns."""
+    # [64 rows, 4 lanes, 2 words, 2 halves] for each box of x
+    chunks = gl.split(codes.reshape([HEIGHT, 4, BOXES, 2, 2]).permute([0, 1, 3, 4, 2]))
+    return numbers(chunks[BOX_OF], factors, ACC)
 
 
 @jit
@@ -155,55 +180,54 @@ def consume(
     W: gl.constexpr, scales_ptr, bias_ptr, out_ptr, order_ptr, table_ptr, across, num_steps, blocks, size_out,
     stride_out, limit, alpha, smem, TILING: gl.constexpr,
 ):  # fmt: skip
-    """One consumer: 64 rows of weights of every tile of this program."""
+    """One consumer: 64 rows of weights of every tile of this program.
+
+    While a box is multiplied the next one's codes become numbers, of the next stage where it is a stage's last. None is
+    in flight where the loop turns: ptxas would wait for it at once.
+    """
     STAGES: gl.constexpr = TILING.stages
     TOKENS: gl.constexpr = TILING.tokens
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TOKENS, 16])
-    CODES: gl.constexpr = codes_layout()
-    SCALES: gl.constexpr = scales_layout()
     w_smem, x_smem, full = smem
-    num_rows = gl.load(table_ptr)
-    lanes = gl.arange(0, 4, gl.SliceLayout(0, SCALES))[None, :]
-    r = W * HEIGHT + gl.arange(0, HEIGHT, gl.SliceLayout(1, SCALES))[:, None]
-    fill = 0
-    for tile in range(gl.program_id(0), num_rows * across, gl.num_programs(0)):
-        expert, first, end, n = tile_at(tile, across, table_ptr)
-        if TILING.parts == 2:
-            column = n * TILING.columns + r // 16 * 8 + r % 8
-            row = (expert * 2 + r // 8 % 2) * size_out + column
-        else:
-            column = n * TILING.columns + r
-            row = expert * size_out + column
-        is_row = column < size_out
-        scales = scales_ptr + row.to(gl.int64) * blocks
-        ahead = load_scales(scales, 0, blocks, lanes, is_row)
-        acc = warpgroup_mma_init(gl.zeros([HEIGHT, TOKENS], gl.float32, ACC))
-        before = gl.zeros([HEIGHT, BOX], gl.bfloat16, gl.DotOperandLayout(0, ACC, 2))
-        for step in range(num_steps):
-            stage = fill % STAGES
-            of_stage = ahead
-            ahead = load_scales(scales, step + 1, blocks, lanes, is_row)
-            mbarrier.wait(full.index(stage), (fill // STAGES) & 1)
-            codes = w_smem.index(stage).slice(W * HEIGHT, HEIGHT, dim=0).load(CODES)
-            # [64 rows, 4 lanes, 2 words, 2 halves] for each box of x
-            chunks = gl.split(codes.reshape([HEIGHT, 4, BOXES, 2, 2]).permute([0, 1, 3, 4, 2]))
-            factors = factors_of(of_stage)
-            for c in gl.static_range(BOXES):
-                w = numbers(chunks[c], factors, ACC)
-                # A wgmma in flight reads its registers. A stage's two boxes have them in turn, and none is written
-                # before this wait: with one box it would be, for ptxas follows no register around the loop.
-                acc, before = warpgroup_mma_wait(0, deps=[acc, before])
-                if c == 0 and step > 0:
-                    hardware_arrive(FREE + (fill - 1) % STAGES, TILING.threads)
-                x = x_smem.index(stage * BOXES + c).permute((1, 0))
-                acc = warpgroup_mma(w, x, acc, is_async=True)
-                before = w
-            fill += 1
-        acc, before = warpgroup_mma_wait(0, deps=[acc, before])
-        hardware_arrive(FREE + (fill - 1) % STAGES, TILING.threads)
-        store_tile(
-            W, acc, bias_ptr, out_ptr, order_ptr, expert, first, end, n, size_out, stride_out, limit, alpha, TILING
-        )
+    total = gl.load(table_ptr) * across
+    start = gl.program_id(0)
+    stage = 0
+    phase = 0
+    if start < total:
+        pointers, is_row = scales_at(start, across, table_ptr, scales_ptr, blocks, size_out, W, TILING)
+        scales = load_scales(pointers, is_row, 0, blocks)
+        for tile in range(start, total, gl.num_programs(0)):
+            expert, first, end, n = tile_at(tile, across, table_ptr)
+            ahead = load_scales(pointers, is_row, 1, blocks)
+            mbarrier.wait(full.index(stage), phase)
+            codes = load_stage(w_smem, stage, W, TILING)
+            factors = factors_of(scales)
+            w = numbers_of(codes, factors, 0, ACC)
+            acc = gl.zeros([HEIGHT, TOKENS], gl.float32, ACC)
+            for step in range(num_steps):
+                current = stage
+                stage += 1
+                if stage == STAGES:
+                    stage = 0
+                    phase ^= 1
+                for c in gl.static_range(BOXES):
+                    if c == BOXES - 1:
+                        mbarrier.wait(full.index(stage), phase, pred=step + 1 < num_steps)
+                        codes = load_stage(w_smem, stage, W, TILING)  # behind a tile's last stage: not used
+                        factors = factors_of(ahead)
+                        ahead = load_scales(pointers, is_row, step + 2, blocks)
+                    x = x_smem.index(current * BOXES + c).permute((1, 0))
+                    acc = warpgroup_mma(w, x, acc, is_async=True)
+                    following = numbers_of(codes, factors, (c + 1) % BOXES, ACC)
+                    acc, w = warpgroup_mma_wait(0, deps=[acc, w])  # a wgmma in flight reads its registers
+                    w = following
+                hardware_arrive(FREE + current, TILING.threads)
+            behind = gl.minimum(tile + gl.num_programs(0), total - 1)
+            pointers, is_row = scales_at(behind, across, table_ptr, scales_ptr, blocks, size_out, W, TILING)
+            scales = load_scales(pointers, is_row, 0, blocks)  # arrives while results are stored
+            store_tile(
+                W, acc, bias_ptr, out_ptr, order_ptr, expert, first, end, n, size_out, stride_out, limit, alpha, TILING
+            )
 
 
 @jit
@@ -214,13 +238,12 @@ def store_tile(
     """A consumer's part of a tile, [64, tokens] as wgmma leaves it, `stored_together` slots at a time."""
     PIECE: gl.constexpr = TILING.stored_together
     PIECES: gl.constexpr = TILING.tokens // PIECE
-    if PIECES == 1:
-        pieces = (acc,)
-    elif PIECES == 2:
-        pieces = halves_of(acc)
-    else:
-        left, right = halves_of(acc)
-        pieces = halves_of(left) + halves_of(right)
+    pieces = (acc,)
+    for level in gl.static_range(PIECES.bit_length() - 1):
+        finer = halves_of(pieces[0])
+        for i in gl.static_range(1, 2**level):
+            finer = finer + halves_of(pieces[i])
+        pieces = finer
     for p in gl.static_range(PIECES):
         if first + p * PIECE < end:
             store_piece(
@@ -302,7 +325,7 @@ def ring(dtype: gl.constexpr, TILING: gl.constexpr):
     STAGES: gl.constexpr = TILING.stages
     CODES: gl.constexpr = gl.NVMMASharedLayout(WORDS * 2, 16, rank=2)
     SWIZZLED: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
-    w_smem = gl.allocate_shared_memory(dtype, [STAGES, TILING.rows, WORDS], CODES)
+    w_smem = gl.allocate_shared_memory(dtype, [STAGES * TILING.consumers, HEIGHT, WORDS], CODES)
     x_smem = gl.allocate_shared_memory(dtype, [STAGES * BOXES, TILING.tokens, BOX], SWIZZLED)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for s in gl.static_range(STAGES):
@@ -331,7 +354,7 @@ def hallmark_gluon_experts_codes(
                        size_out, stride_out, limit, alpha, smem, TILING)),
             (consume, (1, scales_ptr, bias_ptr, out_ptr, order_ptr, table_ptr, across, num_steps, blocks,
                        size_out, stride_out, limit, alpha, smem, TILING)),
-            (produce, (w_desc, x_desc, table_ptr, across, num_steps, smem, TILING)),
+            (produce, (w_desc, x_desc, scales_ptr, table_ptr, across, num_steps, blocks, size_out, smem, TILING)),
         ], [4, 1], [R, P])  # fmt: skip
     else:
         gl.warp_specialize([
@@ -341,7 +364,5 @@ def hallmark_gluon_experts_codes(
                        size_out, stride_out, limit, alpha, smem, TILING)),
             (consume, (2, scales_ptr, bias_ptr, out_ptr, order_ptr, table_ptr, across, num_steps, blocks,
                        size_out, stride_out, limit, alpha, smem, TILING)),
-            (consume, (3, scales_ptr, bias_ptr, out_ptr, order_ptr, table_ptr, across, num_steps, blocks,
-                       size_out, stride_out, limit, alpha, smem, TILING)),
-            (produce, (w_desc, x_desc, table_ptr, across, num_steps, smem, TILING)),
-        ], [4, 4, 4, 1], [R, R, R, P])  # fmt: skip
+            (produce, (w_desc, x_desc, scales_ptr, table_ptr, across, num_steps, blocks, size_out, smem, TILING)),
+        ], [4, 4, 1], [R, R, P])  # fmt: skip

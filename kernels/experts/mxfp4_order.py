@@ -14,8 +14,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.experts.dependent import launches_ahead
 from kernels.experts.mxfp4_tilings import STEP
+from kernels.experts.tiles import MOST_COMPARED
 
-_COLUMNS_AT_ONCE = 1024
+_COLUMNS_AT_ONCE, _MORE_COLUMNS = 1024, 4096  # of few slots, whose programs are few too, and of more
 _SIZE = STEP  # of a block, in which columns change places
 
 
@@ -66,9 +67,10 @@ def gather(hidden: Tensor, order: Tensor, inner: Tensor, width: int) -> Tensor:
     num_slots, num_columns = order.numel(), hidden.shape[1]
     ahead = launches_ahead(hidden.device)
     out = hidden.new_empty(num_slots, ordered_size(num_columns))
-    hallmark_experts_gather[(num_slots, triton.cdiv(out.shape[1], _COLUMNS_AT_ONCE))](
+    columns = _COLUMNS_AT_ONCE if num_slots <= MOST_COMPARED else _MORE_COLUMNS
+    hallmark_experts_gather[(num_slots, triton.cdiv(out.shape[1], columns))](
         hidden, order, out, inner, hidden.stride(0), num_columns, out.shape[1], inner.shape[1], SIZE=_SIZE,
-        COLUMNS=_COLUMNS_AT_ONCE, HAS_TAIL=width % _SIZE > 0, NUM_ACTIVE=num_slots // hidden.shape[0],
+        COLUMNS=columns, HAS_TAIL=width % _SIZE > 0, NUM_ACTIVE=num_slots // hidden.shape[0],
         IS_DEPENDENT=ahead, launch_pdl=ahead,
     )  # fmt: skip
     return out

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kernels.calls.launch import Loaded
+from kernels.experts.gluon_launch import address, grid, matrix, pairs_of_8, tensor_map
 from kernels.experts.kinds import MXFP4_BLOCK, ExpertActivation
 from kernels.experts.mxfp4_hopper import hallmark_gluon_experts_codes
 from kernels.experts.mxfp4_order import gather, ordered_size
@@ -19,11 +20,8 @@ from kernels.experts.mxfp4_tilings import STEP, CodesTiles, CodesTiling, codes_t
 from kernels.experts.sorting import sort_slots
 from kernels.experts.triton_path import activation_arguments, combine, run_experts
 from kernels.experts.weights import AnyExpertWeights, Mxfp4Weights
-from kernels.calls.processors import num_processors
 from kernels.tma.launches import any_map
 from kernels.tma.pointers import AnyTensor, PointerClass, any_tensor, pointer_class
-
-TensorLayout = tuple[tuple[int, ...], tuple[int, ...]]  # shape and strides
 
 
 def run_experts_codes(
@@ -75,40 +73,23 @@ def run_in_tiles(
     kernel = launcher(gate_up, pointer_class(expert_weights.gate_up_bias), device)
     across = -(-width // gate_up.columns)
     numbers = size // 4  # of 16 bits in a row of codes
-    layout = (num_experts, width // 8, 2, 8, numbers), (2 * width * numbers, 8 * numbers, width * numbers, numbers, 1)
-    kernel(_grid(num_tiles * across, device), (
-        *_tensor_map(kernel, 0, expert_weights.gate_up_blocks, layout), *_tensor_map(kernel, 1, x, _matrix(x)),
-        inner.data_ptr(), expert_weights.gate_up_scales.data_ptr(), _address(expert_weights.gate_up_bias), *sorted_by,
-        across, x.shape[1] // STEP, size // MXFP4_BLOCK, width, inner.shape[1], limit, alpha,
+    kernel(grid(num_tiles * across, device, tiles.programs), (
+        *tensor_map(kernel, 0, expert_weights.gate_up_blocks, pairs_of_8(num_experts, width, numbers)),
+        *tensor_map(kernel, 1, x, matrix(x)), inner.data_ptr(), expert_weights.gate_up_scales.data_ptr(),
+        address(expert_weights.gate_up_bias), *sorted_by, across, x.shape[1] // STEP,
+        size // MXFP4_BLOCK, width, inner.shape[1], limit, alpha,
     ))  # fmt: skip
 
     kernel = launcher(down, pointer_class(expert_weights.down_bias), device)
     across, numbers = -(-size // down.columns), width // 4
     weights_layout = (num_experts, size, numbers), (size * numbers, numbers, 1)
-    kernel(_grid(num_tiles * across, device), (
-        *_tensor_map(kernel, 0, expert_weights.down_blocks, weights_layout),
-        *_tensor_map(kernel, 1, inner, _matrix(inner)), results.data_ptr(), expert_weights.down_scales.data_ptr(),
-        _address(expert_weights.down_bias), *sorted_by, across, inner.shape[1] // STEP,
-        width // MXFP4_BLOCK, size, size, 0.0, 0.0,
+    kernel(grid(num_tiles * across, device, tiles.programs), (
+        *tensor_map(kernel, 0, expert_weights.down_blocks, weights_layout),
+        *tensor_map(kernel, 1, inner, matrix(inner)), results.data_ptr(), expert_weights.down_scales.data_ptr(),
+        address(expert_weights.down_bias), *sorted_by, across, inner.shape[1] // STEP, width // MXFP4_BLOCK, size, size,
+        0.0, 0.0,
     ))  # fmt: skip
     combine(results, weights, out)
-
-
-def _matrix(x: Tensor) -> TensorLayout:
-    return tuple(x.shape), tuple(x.stride())
-
-
-def _tensor_map(kernel: Loaded, place: int, x: Tensor, layout: TensorLayout) -> tuple[Any, ...]:
-    """A tensor map as a kernel's arguments."""
-    return kernel.encode(x.data_ptr(), *kernel.boxes[place], *layout, 0), *layout[0], *layout[1]
-
-
-def _address(x: Tensor | None) -> int | None:
-    return None if x is None else x.data_ptr()
-
-
-def _grid(num_tiles: int, device: torch.device) -> tuple[int, int, int]:
-    return min(num_processors(device), num_tiles), 1, 1
 
 
 # A pure function of what is compiled in: the cache holds no state.
@@ -125,5 +106,5 @@ def compiled(tiling: CodesTiling, bias: PointerClass | None) -> Any:
     scales = AnyTensor(torch.uint8, 0)
     return hallmark_gluon_experts_codes.warmup(
         weights, any_map(dtype, tiling.inputs_box), values, scales, any_tensor(bias), numbers, numbers, 1, 1, 1, 16, 16,
-        1.5, 1.5, tiling, grid=(1,), num_warps=4, launch_pdl=True,
+        1.5, 1.5, tiling, grid=(1,), num_warps=4, launch_pdl=True, maxnreg=tiling.max_registers,
     )  # fmt: skip

@@ -123,7 +123,7 @@ EXPERTS_PATHS: tuple[ExpertsPath, ...] = (
             max_sm=90,
             needs_triton=True,
             size_multiple=64,  # a consumer's columns of the activated product
-            max_rows=ExpertRows.LE_2K,  # with more, tiles of 128 rows by 256 of 16-bit weights take less
+            max_rows=ExpertRows.LE_8K,  # with more, weights that are written as 16-bit ones first take less
         ),
         _SOURCES.of("kernels.experts.mxfp4_path"),
         ("hallmark_gluon_experts_codes", "hallmark_experts_"),

@@ -10,6 +10,9 @@ _FEW_ROWS, _SOME_ROWS = 8, 48
 # and a second one's weights come from L2.
 _HOPPER_ROWS = ((8, 16), (20, 32), (48, 64))
 _MOST_HOPPER_ROWS = 128
+# Of mxfp4 weights: slots of a tile of more than so many tokens, if an expert has as many on average. The border is a
+# number of tokens, so that a mixture's kernels are known without trying steps of any size.
+_MANY_CODES_ROWS, _MOST_OF_128 = 256, 2048
 # Average rows of an expert up to which Triton's tiles of mxfp4 codes take less than to write 16-bit weights first: for
 # gpt-oss-20b that is 2 GB, 0.5 ms at 4.3 TB/s.
 _MOST_CODE_ROWS = 48
@@ -101,6 +104,12 @@ def hopper_rows(num_tokens: int, num_active: int, num_experts: int) -> int:
     return next((rows for most, rows in _HOPPER_ROWS if average <= most), _MOST_HOPPER_ROWS)
 
 
+def codes_rows(num_tokens: int, num_active: int, num_experts: int) -> int:
+    """`hopper_rows` of mxfp4 weights: also 256, where an expert has more rows than that on average."""
+    is_many = num_tokens > _MOST_OF_128 and _MOST_OF_128 * num_active >= _MANY_CODES_ROWS * num_experts
+    return _MANY_CODES_ROWS if is_many else hopper_rows(num_tokens, num_active, num_experts)
+
+
 def takes_codes(num_slots: int, num_experts: int) -> bool:
     """Return whether mxfp4 weights are multiplied as codes, in place of as 16-bit numbers that are written first."""
     return num_slots <= _MOST_CODE_ROWS * num_experts
@@ -120,7 +129,7 @@ def launch_variant(
     return (
         tiles,
         num_slots <= MOST_COMPARED,
-        hopper_rows(num_tokens, num_active, num_experts),
+        codes_rows(num_tokens, num_active, num_experts),
         is_few(num_slots, num_experts),
     )
 
@@ -128,8 +137,9 @@ def launch_variant(
 def token_counts(num_experts: int, num_active: int, element_bytes: int, shared_bytes: int | None) -> list[int]:
     """Return one number of tokens for each variant of the launches: what runs for these is all that ever runs."""
     first: dict[tuple[object, ...], int] = {}
-    most_slots = max(num_experts * _SOME_ROWS, MOST_COMPARED)  # beyond these nothing changes
-    for num_tokens in range(1, most_slots // num_active + 2):
+    most_slots = max(num_experts * _SOME_ROWS, MOST_COMPARED)
+    most = max(most_slots // num_active, _MOST_OF_128)  # beyond these nothing changes
+    for num_tokens in range(1, most + 2):
         first.setdefault(launch_variant(num_tokens, num_experts, num_active, element_bytes, shared_bytes), num_tokens)
     return sorted(first.values())
 

@@ -28,6 +28,9 @@ _BF16 = "bf16"  # stands for the dtype; its numbers are held as float64, or as t
 class Tensor(Array):
     """Array with the methods of Gluon's tensors; bits stay bits."""
 
+    def __array_wrap__(self, array: Any, _context: Any = None, _return_scalar: bool = False) -> "Tensor":
+        return np.asarray(array).view(Tensor)
+
     def to(self, dtype: Any, bitcast: bool = False) -> Any:
         return self if bitcast or dtype is _BF16 else self.astype(dtype).view(Tensor)
 
@@ -94,42 +97,53 @@ class Barriers(list[Barrier]):
 
 
 def assemble(text: str, codes: np.ndarray, factors: np.ndarray) -> list[np.ndarray]:
-    """The bits of $0 to $3 of `_UNPACK` for uint32 codes ($4) and factors ($5)."""
-    registers: dict[str, np.ndarray] = {"$4": codes.astype(np.uint32), "$5": factors.astype(np.uint32)}
+    """The bits of $0, $4, $8 and $12 of `mxfp4_unpack.UNPACK` for uint32 codes ($16 to $19) and factors ($20 to $23).
+
+    All lanes are one warp's, which goes the slow way where one of them must.
+    """
+    registers: dict[str, np.ndarray] = {f"${16 + i}": codes.astype(np.uint32) for i in range(4)}
+    registers |= {f"${20 + i}": factors.astype(np.uint32) for i in range(4)}
 
     def value(name: str) -> Any:
         return registers[name] if name in registers else np.uint32(int(name, 0))
 
-    for line in text.strip("{}\n").splitlines():
-        name, _, rest = line.rstrip(";").partition(" ")
-        if name == ".reg":
-            continue
+    lines = [line.rstrip(";") for line in text.strip("{}\n").splitlines() if not line.startswith(".reg")]
+    at = 0
+    while at < len(lines):
+        name, _, rest = lines[at].partition(" ")
         to, *operands = (operand.strip() for operand in rest.split(","))
-        if name == "mov.b32":
-            registers[to] = np.full_like(registers["$4"], value(operands[0]))
-        elif name == "shl.b32":
-            registers[to] = value(operands[0]) << value(operands[1])
-        elif name == "shr.u32":
-            registers[to] = value(operands[0]) >> value(operands[1])
-        elif name == "and.b32":
-            registers[to] = value(operands[0]) & value(operands[1])
+        at += 1
+        if name.endswith(":"):
+            continue
+        if name in ("bra", "@p"):
+            if name == "bra" or registers["p"].all():
+                at = lines.index(to.removeprefix("bra ") + ":")
+        elif name == "vote.sync.any.pred":
+            registers[to] = np.full_like(registers[operands[0]], registers[operands[0]].any())
+        elif name == "selp.b32":
+            registers[to] = np.where(value(operands[2]), value(operands[0]), value(operands[1]))
+        elif name == "mov.b32":
+            registers[to] = np.full_like(registers["$16"], value(operands[0]))
         elif name == "lop3.b32":
             a, b, c = (value(operand) for operand in operands[:3])
             assert operands[3] == "0xEA"
             registers[to] = (a & b) | c
-        else:
-            assert name == "mul.bf16x2", name
+        elif name == "mul.bf16x2":
             one, other = (value(operand) for operand in operands)
             halves = [bits_of(numbers_of(one >> s) * numbers_of(other >> s)) << np.uint32(s) for s in (0, 16)]
             registers[to] = halves[0] | halves[1]
-    return [registers[f"${i}"] for i in range(4)]
+        else:
+            registers[to] = _OPERATIONS[name](*(value(operand) for operand in operands))
+    found = [registers[f"${4 * i}"] for i in range(4)]
+    for word in range(1, 4):  # each is treated as the first
+        assert all(np.array_equal(registers[f"${4 * i + word}"], found[i]) for i in range(4))
+    return found
 
 
-def unpacking() -> str:
-    """Return the assembly that turns codes into numbers: the one text that the kernel compiles in."""
-    constants = [it.value for it in vars(mxfp4_hopper).values() if type(it).__name__ == "constexpr"]
-    [text] = [value for value in constants if isinstance(value, str)]
-    return text
+_OPERATIONS = {
+    "shl.b32": np.left_shift, "shr.u32": np.right_shift, "and.b32": np.bitwise_and, "sub.u32": np.subtract,
+    "max.u32": np.maximum, "setp.gt.u32": np.greater, "setp.eq.u32": np.equal,
+}  # fmt: skip
 
 
 def numbers_of(bits: np.ndarray) -> np.ndarray:
@@ -145,8 +159,9 @@ def bits_of(numbers: np.ndarray) -> np.ndarray:
 
 def _inline(text: str, _constraints: str, arguments: list[Any], dtype: Any, *, is_pure: bool, pack: int) -> Any:
     assert is_pure
-    assert pack == 2
-    codes, factors = (np.asarray(x).astype(np.uint32) for x in np.broadcast_arrays(*arguments))
+    assert pack == 8
+    with np.errstate(invalid="ignore"):  # the codes behind a tile's last stage, which are not used, may be NaN
+        codes, factors = (np.asarray(x).astype(np.uint32) for x in np.broadcast_arrays(*arguments))
     words, scales = (x[..., 0] | (x[..., 1] << np.uint32(16)) for x in (codes, factors))
     found = assemble(text, words, scales)
     assert len(found) == len(dtype)
@@ -224,15 +239,16 @@ def run_product(
             "gl": _Language(program, num_programs),
             "mbarrier": types.SimpleNamespace(
                 MBarrierLayout=lambda: None, init=lambda *_, **__: None,
-                wait=lambda bar, phase: bar.wait(int(phase)), expect=lambda bar, count: bar.add(count, arrives=True),
+                wait=lambda bar, phase, pred=True: bar.wait(int(phase)) if pred else None,
+                expect=lambda bar, count: bar.add(count, arrives=True),
             ),
             "tma": types.SimpleNamespace(async_copy_global_to_shared=_copy),
-            "hardware_sync": lambda bar, of, bars=bars: bars[int(bar)].come(32, of, waits=True),
+            "hardware_sync": lambda bar, of, bars=bars: bars[int(bar)].come(of % 128 or 128, of, waits=True),
             "hardware_arrive": lambda bar, of, bars=bars: bars[int(bar)].come(128, of, waits=False),
             "wait_for_previous_grid": lambda: None, "launch_next_grid": lambda: None,
             "warpgroup_mma_init": lambda x: x, "warpgroup_mma_wait": _wait,
             "warpgroup_mma": lambda a, b, acc, is_async: tensor(acc + np.matmul(a, b)),  # noqa: ARG005
-            "codes_layout": lambda: None, "scales_layout": lambda: None,
+            "codes_layout": lambda: None, "scales_layout": lambda: None, "prefetch": lambda _: None,
             "range": range, "max": max, "min": min,
         }  # fmt: skip
         for module in (mxfp4_hopper, hopper):

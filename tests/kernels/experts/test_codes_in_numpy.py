@@ -3,13 +3,15 @@
 import numpy as np
 import pytest
 import torch
-from codes_by_numpy import assemble, numbers_of, run_product, unpacking
+from codes_by_numpy import assemble, numbers_of, run_product
 from gluon_by_numpy import Map
 from torch import Tensor
 
+from kernels.experts import mxfp4_unpack
 from kernels.experts.kinds import ClampedSwiglu
 from kernels.experts.mxfp4_order import gather, ordered_size, places
 from kernels.experts.mxfp4_tilings import ALL_TILES, STEP, CodesTiles, CodesTiling, codes_tiles
+from kernels.experts.tiles import token_counts
 from kernels.experts.weights import dequantized
 from kernels.reference.experts import activated_fp64
 
@@ -94,18 +96,19 @@ def test_both_products_are_right_and_no_role_waits_forever(tiles: CodesTiles) ->
     np.testing.assert_allclose(out[layer.order], results.numpy(), atol=1e-8)
 
 
-def test_every_code_times_every_scale_is_its_number() -> None:
-    codes = torch.arange(256, dtype=torch.uint8).repeat(256, 1)  # two codes a byte, all pairs, for each scale
-    scales = torch.arange(256, dtype=torch.int32)
-    bits = torch.where(scales == 0, 0x40, torch.where(scales == 255, 0x7FC0, scales << 7)).numpy()
+@pytest.mark.parametrize("most", [128, 255])
+def test_every_code_times_every_scale_is_its_number(most: int) -> None:
+    scales = torch.arange(most + 1, dtype=torch.int32)
+    codes = torch.arange(256, dtype=torch.uint8).repeat(most + 1, 1)  # two codes a byte, all pairs, for each scale
+    bits = (scales * 128 + 126 * 128).numpy()  # of `factors_of`
     words = codes.numpy().view(np.uint32)  # 8 codes
-    found = assemble(unpacking(), words, np.broadcast_to((bits | bits << 16)[:, None], words.shape))
+    found = assemble(mxfp4_unpack.UNPACK, words, np.broadcast_to((bits | bits << 16)[:, None], words.shape))
     places_of_word = [numbers_of(found[i] >> np.uint32(16 * half)) for half in (0, 1) for i in range(4)]
-    got = torch.from_numpy(np.stack(places_of_word, axis=-1)).view(256, 512)
-    blocks = codes[:255].view(255, 16, 16)
-    expected = dequantized(blocks, scales[:255, None].expand(255, 16).to(torch.uint8), torch.bfloat16).double()
-    assert torch.equal(got[:255], expected)
-    assert got[255].isnan().all()
+    got = torch.from_numpy(np.stack(places_of_word, axis=-1)).view(most + 1, 512)
+    blocks = codes[:255].view(-1, 16, 16)
+    of_blocks = scales[:255, None].expand(-1, 16).to(torch.uint8)
+    assert torch.equal(got[:255], dequantized(blocks, of_blocks, torch.bfloat16).double())
+    assert got[255:].isnan().all()
 
 
 @pytest.mark.parametrize("width", [64, 128])
@@ -120,5 +123,7 @@ def test_slots_are_gathered_in_the_order_of_the_products(width: int) -> None:
 
 
 def test_tiles_are_higher_the_more_rows_an_expert_has() -> None:
-    tiles = [codes_tiles(tokens, 4, 32) for tokens in (2, 3, 16, 17, 64, 65, 160, 161, 384, 385, 2048)]
-    assert [it and it.tokens for it in tiles] == [None, 8, 8, 16, 16, 32, 32, 64, 64, 128, 128]
+    tiles = [codes_tiles(tokens, 4, 32) for tokens in (2, 3, 16, 17, 64, 65, 160, 161, 384, 385, 2048, 2049, 8192)]
+    assert [it and it.tokens for it in tiles] == [None, 8, 8, 16, 16, 32, 32, 64, 64, 128, 128, 256, 256]
+    assert codes_tiles(8192, 4, 128) == codes_tiles(2048, 4, 32)  # 256 rows an expert on average: no more than a tile
+    assert {2048, 2049} <= {it for first in token_counts(32, 4, 2, 232_448) for it in (first - 1, first)}

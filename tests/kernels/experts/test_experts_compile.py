@@ -57,11 +57,10 @@ def test_few_tokens_read_mxfp4_weights_16_bytes_at_a_time(compiled: dict[str, di
     assert all(kernel["wide_loads"] >= 12 for kernel in few)
 
 
-def test_high_tiles_convert_codes_beside_products(compiled: dict[str, dict[str, int]]) -> None:
-    """ptxas waits for each wgmma where registers are too few, as with four consumers, whose warps take turns."""
+def test_codes_become_numbers_while_others_are_multiplied(compiled: dict[str, dict[str, int]]) -> None:
+    """ptxas would wait for each wgmma where registers were too few."""
     codes = {name: kernel for name, kernel in compiled.items() if name.startswith("codes")}
-    assert len(codes) == 10
+    assert len(codes) == 12
     assert all(kernel["tma_loads"] and kernel["wgmma"] for kernel in codes.values())
     assert not any(kernel["wgmma_hazards"] for kernel in codes.values())
-    overlapping = {name for name, kernel in codes.items() if kernel["wgmma_waits"] < kernel["wgmma"]}
-    assert overlapping == {name for name in codes if name.endswith("128 rows")}
+    assert all(kernel["wgmma_waits"] < kernel["wgmma"] for kernel in codes.values())
