@@ -12,7 +12,7 @@ from kernels.linear.fallbacks import MatmulFallback
 from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.operators import Operator
 from kernels.vocabulary.path import Reject
-from kernels.vocabulary.row_buckets import ExpertRows
+from kernels.vocabulary.row_buckets import TokenRows
 from kernels.vocabulary.shape import Phase
 from qualification.attest.explain import TimeClass
 from qualification.decision.decision import Status
@@ -40,7 +40,7 @@ CLOSED: dict[str, type[Enum]] = {
 # Of decisions: attention's, and those of the operators beside it.
 SHADOW_PHASES = Enum("SHADOW_PHASES", {it.name: it.value for it in (*Phase, Operator.LINEAR, Operator.EXPERTS)})
 PLAN_PHASES = Enum("PLAN_PHASES", {it.name: it.value for it in (*SHADOW_PHASES, Operator.COLLECTIVE)})
-PLAN_BUCKETS = Enum("PLAN_BUCKETS", {it.value: it.value for it in (*Bucket, *ExpertRows)})
+PLAN_BUCKETS = Enum("PLAN_BUCKETS", {it.value: it.value for it in (*Bucket, *TokenRows)})
 CLOSED_OF_METRIC: dict[tuple[str, str], type[Enum]] = {
     ("hallmark_attention_dispatch_total", "phase"): PLAN_PHASES,
     ("hallmark_attention_dispatch_total", "bucket"): PLAN_BUCKETS,

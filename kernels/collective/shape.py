@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from kernels.vocabulary.operators import Operator
-from kernels.vocabulary.row_buckets import CollectiveRows
+from kernels.vocabulary.row_buckets import TokenRows
 from kernels.vocabulary.shape import Dtype
 
 _LINE = re.compile(r"collective (?P<dtype>\w+) c(?P<columns>\d+) ranks(?P<world>\d+) (?P<follows>\w+) r-(?P<rows>\w+)")
@@ -32,7 +32,7 @@ class CollectiveShape:
     columns: int
     world: int
     follows: Follows
-    rows: CollectiveRows
+    rows: TokenRows
 
     def __post_init__(self) -> None:
         """Raises ValueError for numbers that no sum has."""
@@ -78,7 +78,7 @@ def parse_collective_shape(text: str) -> CollectiveShape:
         int(field["columns"]),
         int(field["world"]),
         Follows(field["follows"]),
-        CollectiveRows(field["rows"]),
+        TokenRows(field["rows"]),
     )
     if str(shape) != text:
         raise ValueError(f"{text!r} is no shape of a collective as {shape} is written")

@@ -13,7 +13,7 @@ from kernels.vocabulary.fingerprint import Device
 from kernels.vocabulary.operators import Operator
 from kernels.vocabulary.path import OperatorPath, Reject, Rejection
 from kernels.vocabulary.path_order import tier_of
-from kernels.vocabulary.row_buckets import ExpertRows
+from kernels.vocabulary.row_buckets import TokenRows
 from kernels.vocabulary.shape import Dtype
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class ExpertsLimits:
     max_sm: int | None = None
     needs_triton: bool = False
     size_multiple: int = 1  # of hidden size and width
-    max_rows: ExpertRows = ExpertRows.GT_8K
+    max_rows: TokenRows = TokenRows.GT_8K
 
     def rejections(self, shape: ExpertsShape) -> list[Rejection]:
         """Every reason of the shape, not of the machine, why it cannot be computed."""
@@ -123,7 +123,7 @@ EXPERTS_PATHS: tuple[ExpertsPath, ...] = (
             max_sm=90,
             needs_triton=True,
             size_multiple=64,  # a consumer's columns of the activated product
-            max_rows=ExpertRows.LE_8K,  # with more, weights that are written as 16-bit ones first take less
+            max_rows=TokenRows.LE_8K,  # with more, weights that are written as 16-bit ones first take less
         ),
         _SOURCES.of("kernels.experts.mxfp4_path"),
         ("hallmark_gluon_experts_codes", "hallmark_experts_"),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from kernels.experts.kinds import MXFP4_BLOCK, ClampedSwiglu, ExpertActivation, ExpertFormat
 from kernels.fused.activation_kind import Activation
 from kernels.vocabulary.operators import Operator
-from kernels.vocabulary.row_buckets import ExpertRows
+from kernels.vocabulary.row_buckets import TokenRows
 from kernels.vocabulary.shape import Dtype
 
 _NUMBER = r"\d+(?:\.\d+)?(?:e[+-]\d+)?"
@@ -33,7 +33,7 @@ class ExpertsShape:
     width: int
     activation: ExpertActivation
     has_bias: bool
-    rows: ExpertRows
+    rows: TokenRows
 
     def __post_init__(self) -> None:
         """Raises ValueError for numbers that no mixture has."""
@@ -98,7 +98,7 @@ def parse_experts_shape(text: str) -> ExpertsShape:
         width=int(field["width"]),
         activation=Activation(name) if name else ClampedSwiglu(float(field["alpha"]), float(field["limit"])),
         has_bias=field["bias"] is not None,
-        rows=ExpertRows(field["rows"]),
+        rows=TokenRows(field["rows"]),
     )
     if str(shape) != text:
         raise ValueError(f"{text!r} is no shape of experts as {shape} is written")

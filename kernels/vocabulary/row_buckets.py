@@ -44,8 +44,8 @@ class _RowRange(Enum):
         return tuple(bucket for bucket in cls if bucket.lo < num_rows)
 
 
-class ExpertRows(_RowRange):
-    """Tokens of a call of a mixture, whatever experts they visit."""
+class TokenRows(_RowRange):
+    """Tokens of a call of a mixture, whatever experts they visit, or rows of a sum over ranks."""
 
     LE_16 = "le_16", 0, 16
     LE_128 = "le_128", 16, 128
@@ -73,16 +73,5 @@ class LinearRows(_RowRange):
     LE_512 = "le_512", 256, 512
     LE_1K = "le_1k", 512, 1024
     LE_2K = "le_2k", 1024, 2048
-    LE_8K = "le_8k", 2048, 8192
-    GT_8K = "gt_8k", 8192, None
-
-
-class CollectiveRows(_RowRange):
-    """Rows of a sum over ranks. Other paths serve above 128 or 512, which depends on the ranks (`most_rows`)."""
-
-    LE_16 = "le_16", 0, 16
-    LE_128 = "le_128", 16, 128
-    LE_512 = "le_512", 128, 512
-    LE_2K = "le_2k", 512, 2048
     LE_8K = "le_8k", 2048, 8192
     GT_8K = "gt_8k", 8192, None

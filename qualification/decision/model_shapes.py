@@ -7,7 +7,7 @@ from kernels.collective.shape import CollectiveShape, Follows
 from kernels.experts.shape import ExpertsShape
 from kernels.vocabulary.buckets import Bucket, buckets_up_to
 from kernels.vocabulary.operators import AnyShape
-from kernels.vocabulary.row_buckets import CollectiveRows, ExpertRows
+from kernels.vocabulary.row_buckets import TokenRows
 from kernels.vocabulary.shape import AttentionShape, Dtype, Mask, Phase
 from qualification.decision.linear_shapes import linear_shapes_needed
 from qualification.model.config import ExpertsConfig, ModelConfig
@@ -123,7 +123,7 @@ def collective_shapes_needed(model: ModelConfig, limits: ServingLimits, num_rank
     """Every shape of the sums over the ranks, one for each bucket of the tokens of a step."""
     if num_ranks == 1:
         return ()
-    buckets = CollectiveRows.up_to(limits.max_num_batched_tokens)
+    buckets = TokenRows.up_to(limits.max_num_batched_tokens)
     return tuple(
         CollectiveShape(limits.dtype, model.hidden_size, num_ranks, follows, rows)
         for follows in num_sums(model)
@@ -137,12 +137,12 @@ def experts_shapes_needed(model: ModelConfig, limits: ServingLimits) -> tuple[Ex
     shapes = (
         experts_shape(mixture, model.hidden_size, limits.dtype, rows)
         for mixture in dict.fromkeys(mixtures)
-        for rows in ExpertRows.up_to(limits.max_num_batched_tokens)
+        for rows in TokenRows.up_to(limits.max_num_batched_tokens)
     )
     return tuple(dict.fromkeys(shapes))
 
 
-def experts_shape(mixture: ExpertsConfig, hidden_size: int, dtype: Dtype, rows: ExpertRows) -> ExpertsShape:
+def experts_shape(mixture: ExpertsConfig, hidden_size: int, dtype: Dtype, rows: TokenRows) -> ExpertsShape:
     """The shape of a mixture's products for so many tokens."""
     return ExpertsShape(
         dtype=dtype,

@@ -11,7 +11,7 @@ from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.fingerprint import Fingerprint
 from kernels.vocabulary.operators import Operator
 from kernels.vocabulary.path import AnyPath, Tier
-from kernels.vocabulary.row_buckets import ExpertRows, LinearRows
+from kernels.vocabulary.row_buckets import LinearRows, TokenRows
 from kernels.vocabulary.shape import AttentionShape, Dtype, Phase
 from qualification.common.table import table
 
@@ -95,7 +95,7 @@ def _plain_shape(path: AnyPath, dtype: Dtype) -> AttentionShape | LinearShape | 
             width=4096,
             activation=Activation.SILU,
             has_bias=False,
-            rows=ExpertRows.LE_16,
+            rows=TokenRows.LE_16,
         )
     phase = next(phase for phase in Phase if phase in path.limits.phases)
     return AttentionShape(

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 
 from kernels.vocabulary.operators import AnyShape, Operator, buckets_of, phase_of
 from kernels.vocabulary.path import Reject
-from kernels.vocabulary.row_buckets import ExpertRows, LinearRows
+from kernels.vocabulary.row_buckets import LinearRows, TokenRows
 from kernels.vocabulary.shape import AttentionShape
 from qualification.decision.decision import Decision
 from qualification.evidence.evidence import Evidence, summarize
@@ -57,7 +57,7 @@ def counted_bucket(phase: str, label: str) -> str:
     if phase != Operator.LINEAR.value:
         return label
     rows = LinearRows(label)
-    return next(it for it in ExpertRows if it.hi is None or (rows.hi is not None and rows.hi <= it.hi)).label
+    return next(it for it in TokenRows if it.hi is None or (rows.hi is not None and rows.hi <= it.hi)).label
 
 
 def possible_paths(row: PlanRow) -> set[str]:

@@ -8,7 +8,7 @@ from torch import Tensor
 from kernels.collective.peers import AddNorm
 from kernels.collective.shape import CollectiveShape, Follows
 from kernels.fused.norm import add_rms_norm_torch
-from kernels.vocabulary.row_buckets import CollectiveRows
+from kernels.vocabulary.row_buckets import TokenRows
 from kernels.vocabulary.shape import Dtype
 from qualification.measure.checks.collective_checks import copied
 from qualification.measure.inputs.collective_inputs import CollectiveCase
@@ -34,7 +34,7 @@ class CollectiveFault(Enum):
 
 def trial_shapes(dtype: Dtype) -> tuple[CollectiveShape, ...]:
     """Sums on which every fault can show, as small as that allows."""
-    rows = CollectiveRows.LE_16
+    rows = TokenRows.LE_16
     return (
         CollectiveShape(dtype, 72, 4, Follows.NOTHING, rows),
         CollectiveShape(dtype, 72, 4, Follows.ADD_NORM, rows),

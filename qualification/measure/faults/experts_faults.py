@@ -13,7 +13,7 @@ from kernels.experts.shape import ExpertsShape
 from kernels.experts.weights import AnyExpertWeights
 from kernels.fused.activation_kind import Activation
 from kernels.reference.experts import activated_fp64
-from kernels.vocabulary.row_buckets import ExpertRows
+from kernels.vocabulary.row_buckets import TokenRows
 from kernels.vocabulary.shape import Dtype
 
 _TILE = 32  # rows, and columns of a step
@@ -43,7 +43,7 @@ class ExpertsFault(Enum):
 
 def trial_shapes(dtype: Dtype) -> tuple[ExpertsShape, ...]:
     """Mixtures of odd sizes on which every fault can show, as small as that allows."""
-    rows = ExpertRows.LE_128
+    rows = TokenRows.LE_128
     return (
         ExpertsShape(dtype, ExpertFormat.PLAIN, 5, 2, 48, 40, Activation.SILU, False, rows),
         ExpertsShape(dtype, ExpertFormat.MXFP4, 7, 3, 96, 32, ClampedSwiglu(), True, rows),

@@ -12,7 +12,7 @@ from torch import Tensor
 from kernels.collective.paths import CollectivePath
 from kernels.collective.peers import AddNorm, Peers, RunCollective
 from kernels.collective.shape import CollectiveShape, Follows
-from kernels.vocabulary.row_buckets import CollectiveRows
+from kernels.vocabulary.row_buckets import TokenRows
 from qualification.decision.decision import Decision, Pairs
 from qualification.measure.trials.failures import DeviceLost
 from server.engine.operators.counts import ServedShape, dispatch_counts, fallback_uses, first_decision
@@ -20,7 +20,7 @@ from server.engine.operators.decisions import Decisions, NoPathError, Redecide
 from server.engine.operators.launch_errors import LAUNCH_ERRORS, not_launched
 from server.protocol.messages import AttentionUse, DispatchCount
 
-_EDGES = tuple(bucket.hi for bucket in CollectiveRows if bucket.hi is not None)
+_EDGES = tuple(bucket.hi for bucket in TokenRows if bucket.hi is not None)
 
 
 @dataclass(frozen=True, slots=True)

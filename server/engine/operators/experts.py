@@ -16,7 +16,7 @@ from torch import Tensor
 from kernels.experts.paths import EXPERTS_PATHS, ExpertsPath, RunExperts
 from kernels.experts.shape import ExpertsShape
 from kernels.experts.weights import AnyExpertWeights
-from kernels.vocabulary.row_buckets import ExpertRows
+from kernels.vocabulary.row_buckets import TokenRows
 from kernels.vocabulary.shape import Dtype
 from qualification.decision.decision import Decision, Pairs
 from qualification.decision.model_shapes import experts_shape
@@ -30,7 +30,7 @@ from server.protocol.messages import AttentionUse, DispatchCount
 
 logger = logging.getLogger(__name__)
 
-_EDGES = tuple(bucket.hi for bucket in ExpertRows if bucket.hi is not None)
+_EDGES = tuple(bucket.hi for bucket in TokenRows if bucket.hi is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class ExpertsTable:
         counted = Counter(it.feed_forward for it in config.layers if isinstance(it.feed_forward, ExpertsConfig))
         self._mixtures: dict[ExpertsConfig, _Mixture] = {}
         for mixture, num_layers in counted.items():
-            shapes = (experts_shape(mixture, config.hidden_size, dtype, rows) for rows in ExpertRows)
+            shapes = (experts_shape(mixture, config.hidden_size, dtype, rows) for rows in TokenRows)
             planned = tuple(shape for shape in shapes if shape in decisions)
             choices: list[ExpertsChoice | None] = [self._choice(decisions[shape]) for shape in planned]
             self._mixtures[mixture] = _Mixture(num_layers, planned, choices)

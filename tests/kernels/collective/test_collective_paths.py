@@ -8,25 +8,25 @@ from kernels.collective.paths import COLLECTIVE_PATHS, without_peer_memory
 from kernels.collective.shape import CollectiveShape, Follows
 from kernels.vocabulary.fingerprint import Device, Fingerprint
 from kernels.vocabulary.path import Reject
-from kernels.vocabulary.row_buckets import CollectiveRows
+from kernels.vocabulary.row_buckets import TokenRows
 from kernels.vocabulary.shape import Dtype
 
 PUSH, NCCL, GLOO = COLLECTIVE_PATHS
-SHAPE = CollectiveShape(Dtype.BF16, 4096, 2, Follows.ADD_NORM, CollectiveRows.LE_16)
+SHAPE = CollectiveShape(Dtype.BF16, 4096, 2, Follows.ADD_NORM, TokenRows.LE_16)
 H200 = Fingerprint(Device.CUDA, "NVIDIA H200", 90, "590", "13.0", "9.19", "2.11.0", "3.6.0")
 
 
 @pytest.mark.parametrize(
     ("world", "rows", "takes"),
     [
-        (2, CollectiveRows.LE_512, True),
-        (2, CollectiveRows.LE_2K, False),
-        (4, CollectiveRows.LE_128, True),
-        (4, CollectiveRows.LE_512, False),
-        (8, CollectiveRows.GT_8K, False),
+        (2, TokenRows.LE_512, True),
+        (2, TokenRows.LE_2K, False),
+        (4, TokenRows.LE_128, True),
+        (4, TokenRows.LE_512, False),
+        (8, TokenRows.GT_8K, False),
     ],
 )
-def test_few_rows_are_pushed_and_many_are_not(world: int, rows: CollectiveRows, takes: bool) -> None:
+def test_few_rows_are_pushed_and_many_are_not(world: int, rows: TokenRows, takes: bool) -> None:
     shape = replace(SHAPE, world=world, rows=rows)
     assert [it.code for it in PUSH.rejects(shape, H200)] == ([] if takes else [Reject.LENGTH])
     assert NCCL.rejects(shape, H200) == ()

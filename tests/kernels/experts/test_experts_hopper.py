@@ -13,19 +13,19 @@ from kernels.experts.shape import ExpertsShape
 from kernels.experts.tiles import hopper_rows
 from kernels.experts.weights import AnyExpertWeights, ExpertWeights, Mxfp4Weights
 from kernels.fused.activation_kind import Activation
-from kernels.vocabulary.row_buckets import ExpertRows
+from kernels.vocabulary.row_buckets import TokenRows
 from kernels.vocabulary.shape import Dtype
 from qualification.measure.checks.experts_checks import check_experts
 from qualification.measure.inputs.experts_inputs import experts_cases
 
-ROWS, PLAIN = ExpertRows.LE_128, ExpertFormat.PLAIN
+ROWS, PLAIN = TokenRows.LE_128, ExpertFormat.PLAIN
 MIXTURES = {
     "bf16": ExpertsShape(Dtype.BF16, PLAIN, 12, 4, 320, 160, Activation.SILU, False, ROWS),
     "bias, clamped": ExpertsShape(Dtype.FP16, PLAIN, 7, 3, 192, 96, ClampedSwiglu(), True, ROWS),
     "128 experts": ExpertsShape(Dtype.BF16, PLAIN, 128, 8, 512, 288, Activation.GELU_TANH, False, ROWS),
 }
 CODES = ExpertsShape(
-    Dtype.BF16, ExpertFormat.MXFP4, 6, 2, 320, 192, ClampedSwiglu(), True, ExpertRows.LE_512
+    Dtype.BF16, ExpertFormat.MXFP4, 6, 2, 320, 192, ClampedSwiglu(), True, TokenRows.LE_512
 )  # fmt: skip
 CODES_IN_TILES = {
     "bias, clamped": CODES,

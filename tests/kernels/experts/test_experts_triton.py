@@ -18,7 +18,7 @@ from kernels.experts.weights import ExpertWeights, dequantized
 from kernels.fused.activation_kind import Activation
 from kernels.reference.experts import num_wrong_routes
 from kernels.system.device import torch_dtype
-from kernels.vocabulary.row_buckets import ExpertRows
+from kernels.vocabulary.row_buckets import TokenRows
 from kernels.vocabulary.shape import Dtype
 from qualification.measure.checks.experts_checks import check_experts
 from qualification.measure.inputs.experts_inputs import experts_cases
@@ -34,7 +34,7 @@ ROUTINGS = {
     "groups and correction bias": (SIGMOID, True),
     "correction bias": (RoutingConfig(5, 2, Scores.SIGMOID), True),
 }
-ROWS = ExpertRows.LE_128
+ROWS = TokenRows.LE_128
 MIXTURES = {
     "odd sizes": ExpertsShape(Dtype.FP32, ExpertFormat.PLAIN, 5, 2, 33, 17, Activation.SILU, False, ROWS),
     "one expert a token": ExpertsShape(Dtype.FP16, ExpertFormat.PLAIN, 6, 1, 64, 24, Activation.GELU, True, ROWS),

@@ -11,7 +11,7 @@ from kernels.linear.shape import LinearShape, parse_linear_shape
 from kernels.linear.tilings import tiling_for
 from kernels.vocabulary.fingerprint import Device, Fingerprint
 from kernels.vocabulary.path import Reject
-from kernels.vocabulary.row_buckets import ExpertRows, LinearRows
+from kernels.vocabulary.row_buckets import LinearRows, TokenRows
 from kernels.vocabulary.shape import Dtype
 
 H200 = Fingerprint(Device.CUDA, "NVIDIA H200", 90, "580", "13.0", "91900", "2.11.0+cu130", "3.6.0")
@@ -41,7 +41,7 @@ def test_text_of_no_shape_is_refused(text: str) -> None:
 
 
 def test_every_number_of_rows_is_in_one_bucket() -> None:
-    for buckets in (LinearRows, ExpertRows):
+    for buckets in (LinearRows, TokenRows):
         assert all(sum(bucket.holds(rows) for bucket in buckets) == 1 for rows in range(1, 10_000))
     assert LinearRows.of(1) is LinearRows.LE_1
     assert LinearRows.up_to(17)[-1] is LinearRows.LE_32

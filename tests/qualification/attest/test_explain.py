@@ -14,7 +14,7 @@ from kernels.experts.shape import ExpertsShape
 from kernels.fused.activation_kind import Activation
 from kernels.vocabulary.operators import AnyShape, Operator
 from kernels.vocabulary.path import AnyPath
-from kernels.vocabulary.row_buckets import ExpertRows
+from kernels.vocabulary.row_buckets import TokenRows
 from kernels.vocabulary.shape import Dtype
 from qualification.attest.explain import TimeClass, class_of, explain
 from qualification.attest.operator_promises import operator_mismatches, operator_promises
@@ -23,7 +23,7 @@ from qualification.common.kernel_names import plain_name
 from qualification.decision.decision import Decision, Status
 from qualification.evidence.evidence import Evidence
 
-SHAPE = ExpertsShape(Dtype.FP32, ExpertFormat.PLAIN, 5, 2, 48, 40, Activation.SILU, False, ExpertRows.LE_16)
+SHAPE = ExpertsShape(Dtype.FP32, ExpertFormat.PLAIN, 5, 2, 48, 40, Activation.SILU, False, TokenRows.LE_16)
 KERNELS = Path(__file__).resolve().parents[3] / "kernels"
 
 
@@ -104,7 +104,7 @@ def test_a_path_without_names_has_kernels_with_its_markers() -> None:
 def test_a_kernel_is_proven_where_all_its_shapes_are() -> None:
     """A record of a step does not say which shape a kernel was launched for."""
     path = any_path_named("torch.experts.cpu")
-    small, large = (replace(SHAPE, rows=rows) for rows in (ExpertRows.LE_16, ExpertRows.LE_128))
+    small, large = (replace(SHAPE, rows=rows) for rows in (TokenRows.LE_16, TokenRows.LE_128))
     known = {
         (small, path.name): _evidence(small, path, ("aten::mm", "aten::silu")),
         (large, path.name): _evidence(large, path, ("aten::mm", "aten::addmm")),

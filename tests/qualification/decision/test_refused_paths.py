@@ -6,12 +6,12 @@ from kernels.collective.paths import COLLECTIVE_PATHS, without_peer_memory
 from kernels.collective.shape import CollectiveShape, Follows
 from kernels.vocabulary.fingerprint import Device, Fingerprint
 from kernels.vocabulary.path import AnyPath, Reject
-from kernels.vocabulary.row_buckets import CollectiveRows
+from kernels.vocabulary.row_buckets import TokenRows
 from kernels.vocabulary.shape import Dtype
 from qualification.decision.decision import Book, Policy, decide
 from qualification.measure.start_plan import missing_pairs
 
-SHAPE = CollectiveShape(Dtype.BF16, 4096, 2, Follows.ADD_NORM, CollectiveRows.LE_16)
+SHAPE = CollectiveShape(Dtype.BF16, 4096, 2, Follows.ADD_NORM, TokenRows.LE_16)
 H200 = Fingerprint(Device.CUDA, "NVIDIA H200", 90, "590", "13.0", "9.19", "2.11.0", "3.6.0")
 REFUSED = without_peer_memory(COLLECTIVE_PATHS, "cuIpcOpenMemHandle_v2 failed on rank 1 of 2")
 

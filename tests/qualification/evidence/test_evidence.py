@@ -6,7 +6,7 @@ from qualification_fakes import MACHINE, SHAPE, checks, evidence, path
 
 from kernels.collective.shape import CollectiveShape, Follows
 from kernels.vocabulary.buckets import Bucket
-from kernels.vocabulary.row_buckets import CollectiveRows
+from kernels.vocabulary.row_buckets import TokenRows
 from kernels.vocabulary.shape import Dtype
 from qualification.evidence.evidence import CHECK_LIMITS, SUITE, Check, required_checks, strain, summarize
 
@@ -24,7 +24,7 @@ def test_without_any_one_required_check_it_is_no_proof(name: str) -> None:
 
 
 def test_each_check_is_required_of_some_operator() -> None:
-    sums = CollectiveShape(Dtype.BF16, 64, 2, Follows.NOTHING, CollectiveRows.LE_16)
+    sums = CollectiveShape(Dtype.BF16, 64, 2, Follows.NOTHING, TokenRows.LE_16)
     assert required_checks(sums) - required_checks(SHAPE) == {"unequal_ranks"}
     assert required_checks(sums) | required_checks(SHAPE) == CHECK_LIMITS.keys()
 

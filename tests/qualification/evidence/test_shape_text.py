@@ -8,7 +8,7 @@ from kernels.experts.shape import ExpertsShape
 from kernels.fused.activation_kind import Activation
 from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.operators import AnyShape
-from kernels.vocabulary.row_buckets import CollectiveRows, ExpertRows
+from kernels.vocabulary.row_buckets import TokenRows
 from kernels.vocabulary.shape import AttentionShape, Dtype, Mask, Phase
 from qualification.evidence.shape_text import parse_shape
 
@@ -40,7 +40,7 @@ EXPERTS = st.builds(
     width=st.integers(1, 10**5),
     activation=st.sampled_from(Activation) | st.builds(ClampedSwiglu, st.floats(0.01, 9), st.floats(1e-9, 1e9)),
     has_bias=st.booleans(),
-    rows=st.sampled_from(ExpertRows),
+    rows=st.sampled_from(TokenRows),
 )
 
 
@@ -50,7 +50,7 @@ COLLECTIVES = st.builds(
     columns=st.integers(1, 10**5),
     world=st.integers(2, 8),
     follows=st.sampled_from(Follows),
-    rows=st.sampled_from(CollectiveRows),
+    rows=st.sampled_from(TokenRows),
 )
 
 

@@ -15,14 +15,14 @@ from kernels.collective.peers import AddNorm, Peers
 from kernels.collective.shape import CollectiveShape, Follows
 from kernels.system.child_process import python_command
 from kernels.system.device import read_fingerprint
-from kernels.vocabulary.row_buckets import CollectiveRows
+from kernels.vocabulary.row_buckets import TokenRows
 from kernels.vocabulary.shape import Dtype
 from qualification.evidence.evidence import Evidence
 from qualification.measure.qualify import Bench, qualify
 from qualification.measure.ranks.rank_group import WORKER
 
 CPU = torch.device("cpu")
-SHAPE = CollectiveShape(Dtype.BF16, 64, 2, Follows.ADD_NORM, CollectiveRows.LE_16)
+SHAPE = CollectiveShape(Dtype.BF16, 64, 2, Follows.ADD_NORM, TokenRows.LE_16)
 [GLOO] = [path for path in COLLECTIVE_PATHS if path.name == "gloo.collective"]
 
 

@@ -15,7 +15,7 @@ from kernels.fused.activation_kind import Activation
 from kernels.system.device import read_fingerprint
 from kernels.vocabulary.fingerprint import Device, Fingerprint
 from kernels.vocabulary.path import Reject
-from kernels.vocabulary.row_buckets import ExpertRows
+from kernels.vocabulary.row_buckets import TokenRows
 from kernels.vocabulary.shape import Dtype
 from qualification.canary.plan import judge_plan, reviewed_matrix
 from qualification.canary.verdict import Outcome
@@ -38,7 +38,7 @@ from qualification.report.sources import gather
 CPU = torch.device("cpu")
 TORCH = any_path_named("torch.experts.cpu")
 WRONG = replace(TORCH, name="wrong.experts", run=wrong_experts(ExpertsFault.EXPERTS_SWAPPED))
-SHAPE = ExpertsShape(Dtype.FP32, ExpertFormat.PLAIN, 5, 2, 48, 40, Activation.SILU, False, ExpertRows.LE_16)
+SHAPE = ExpertsShape(Dtype.FP32, ExpertFormat.PLAIN, 5, 2, 48, 40, Activation.SILU, False, TokenRows.LE_16)
 H200 = Fingerprint(Device.CUDA, "NVIDIA H200", 90, "580.95.05", "13.0", "91900", "2.11.0", "3.6.0")
 
 
@@ -60,7 +60,7 @@ def test_the_checker_of_experts_passes_its_own_trial() -> None:
 
 def test_torchs_experts_are_proven_and_swapped_ones_refused(tmp_path: Path) -> None:
     packed = replace(SHAPE, format=ExpertFormat.MXFP4, hidden=64, width=32, activation=ClampedSwiglu(), has_bias=True)
-    shapes = [SHAPE, replace(SHAPE, rows=ExpertRows.LE_128), packed]
+    shapes = [SHAPE, replace(SHAPE, rows=TokenRows.LE_128), packed]
     found = measured(shapes, TORCH, WRONG)
     assert [(entry.path, entry.is_proven) for entry in found] == [(TORCH.name, True), (WRONG.name, False)] * 3
     assert all(entry.kernels and any("mm" in name for name in entry.kernels) for entry in found)
@@ -146,7 +146,7 @@ def test_on_a_gpu_our_experts_go_before_torchs() -> None:
 def test_mixtures_need_a_shape_for_each_bucket_of_a_step() -> None:
     model = read_model(preset_named("gpt-oss-20b").config)
     shapes = experts_shapes_needed(model, limits_of(model, "cuda", Choices(max_num_batched_tokens=2048)))
-    assert [shape.rows for shape in shapes] == list(ExpertRows.up_to(2048)) == list(ExpertRows)[:4]
+    assert [shape.rows for shape in shapes] == list(TokenRows.up_to(2048)) == list(TokenRows)[:4]
     assert str(shapes[0]) == "experts bf16 mxfp4 e32:4 h2880 w2880 clamped1.702:7.0 bias r-le_16"
 
 

@@ -14,7 +14,7 @@ from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.fingerprint import Device
 from kernels.vocabulary.operators import Operator
 from kernels.vocabulary.path import Tier
-from kernels.vocabulary.row_buckets import CollectiveRows, ExpertRows, LinearRows
+from kernels.vocabulary.row_buckets import LinearRows, TokenRows
 from kernels.vocabulary.shape import Phase
 from qualification.attest.explain import TimeClass
 from server.protocol.messages import (
@@ -89,8 +89,8 @@ def largest_plan() -> list[PlanRow]:
         if few.lo + 1 >= path.limits.min_rows and (few.hi or math.inf) <= (path.limits.max_rows or math.inf):
             rows.append(row_of("linear", few.value, path.name, [it.name for it in LINEAR_PATHS]))
     for operator, buckets, paths in (
-        (Operator.EXPERTS, ExpertRows, EXPERTS_PATHS),
-        (Operator.COLLECTIVE, CollectiveRows, COLLECTIVE_PATHS),
+        (Operator.EXPERTS, TokenRows, EXPERTS_PATHS),
+        (Operator.COLLECTIVE, TokenRows, COLLECTIVE_PATHS),
     ):
         able = [it.name for it in paths if Device.CUDA in it.limits.devices]
         ours = [it.name for it in paths if it.name in able and it.tier is Tier.FIRST]

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels.vocabulary.row_buckets import CollectiveRows
+from kernels.vocabulary.row_buckets import TokenRows
 from kernels.vocabulary.shape import Dtype
 from qualification.measure.checks.collective_checks import check_collective
 from qualification.measure.faults.collective_faults import CollectiveFault, WrongRanks, can_show_in, trial_shapes
@@ -30,7 +30,7 @@ def test_every_fault_can_show_in_some_shape() -> None:
 def test_right_ranks_pass_on_other_shapes_and_seeds() -> None:
     for seed in range(3):
         for shape in trial_shapes(Dtype.BF16):
-            other = replace(shape, columns=40, world=2, rows=CollectiveRows.LE_512)
+            other = replace(shape, columns=40, world=2, rows=TokenRows.LE_512)
             checks = check_collective(WrongRanks(CollectiveFault.NONE), collective_cases(other, CPU, seed=seed))
             assert {check.name: check.where for check in checks if not check.is_passed} == {}
 

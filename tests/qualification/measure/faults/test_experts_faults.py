@@ -13,14 +13,14 @@ from kernels.experts.shape import ExpertsShape
 from kernels.experts.weights import AnyExpertWeights
 from kernels.fused.activation_kind import Activation
 from kernels.reference.experts import num_wrong_routes
-from kernels.vocabulary.row_buckets import ExpertRows
+from kernels.vocabulary.row_buckets import TokenRows
 from kernels.vocabulary.shape import Dtype
 from qualification.measure.checks.experts_checks import check_experts
 from qualification.measure.faults.experts_faults import ExpertsFault, can_show_in, trial_shapes, wrong_experts
 from qualification.measure.inputs.experts_inputs import experts_cases
 
 CPU = torch.device("cpu")
-ROWS = ExpertRows.LE_128
+ROWS = TokenRows.LE_128
 MIXTURES = (
     *trial_shapes(Dtype.FP32),
     ExpertsShape(Dtype.FP32, ExpertFormat.PLAIN, 3, 3, 40, 24, Activation.GELU_TANH, True, ROWS),

@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 
 from kernels.vocabulary.buckets import Bucket
-from kernels.vocabulary.row_buckets import CollectiveRows, LinearRows
+from kernels.vocabulary.row_buckets import LinearRows, TokenRows
 from kernels.vocabulary.shape import Phase
 from qualification.decision.presets import preset_named
 from qualification.model.config import ModelConfig
@@ -107,7 +107,7 @@ def test_no_graph_has_rows_in_a_bucket_without_decisions(most: int) -> None:
     decided = LinearRows.up_to(most)
     keys = graph_keys(sizes)
     assert {LinearRows.of(key.num_tokens) for key in keys} <= set(decided)
-    assert all(CollectiveRows.of(key.num_tokens) in CollectiveRows.up_to(most) for key in keys)
+    assert all(TokenRows.of(key.num_tokens) in TokenRows.up_to(most) for key in keys)
     full = key_of(batch_of([], [50] * 8, [(min(most, 1024) - 8, 1500)]), sizes)  # as many tokens as a step may have
     assert (full in keys) is (full is not None) is (most == 8192)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from kernels.collective.paths import COLLECTIVE_PATHS, CollectivePath
 from kernels.collective.peers import AddNorm, Peers
 from kernels.collective.shape import CollectiveShape, Follows
-from kernels.vocabulary.row_buckets import CollectiveRows
+from kernels.vocabulary.row_buckets import TokenRows
 from kernels.vocabulary.shape import Dtype
 from qualification.decision.decision import Decision, Pairs, Status, decisions_of
 from qualification.measure.trials.failures import DeviceLost
@@ -19,7 +19,7 @@ from server.engine.operators.collective import CollectiveTable
 from server.engine.operators.decisions import NoPathError
 from server.engine.operators.dispatch import Dispatcher
 
-BUCKETS = (CollectiveRows.LE_16, CollectiveRows.LE_128, CollectiveRows.LE_512)
+BUCKETS = (TokenRows.LE_16, TokenRows.LE_128, TokenRows.LE_512)
 SHAPES = [CollectiveShape(Dtype.FP32, 8, 2, Follows.NOTHING, rows) for rows in BUCKETS]
 
 
