@@ -1,6 +1,7 @@
 """Places on every GPU of a host that all ranks can write to, and the counts of calls by which they take turns."""
 
 import ctypes
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import permutations
@@ -15,6 +16,8 @@ _EMPTY_BYTE = 255
 _LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 
 class _Handle(ctypes.Structure):
@@ -41,7 +44,7 @@ class SharedMemory:
         """Every rank calls it, in the same order; no rank returns before all of them have mapped all of it.
 
         cuda  the driver's library; None: this machine's
-        Raises PeerMemoryError on all ranks where CUDA refuses on one, whose memory is then free again, and RuntimeError
+        Raises PeerMemoryError on all ranks where CUDA refuses on one, whose memory is then released, and RuntimeError
         on this one where it has no memory.
         """
         self._cuda, self._index = ctypes.CDLL("libcuda.so.1") if cuda is None else cuda, index
@@ -58,12 +61,21 @@ class SharedMemory:
         self._call("cuMemFree_v2", self._own)
 
     def release(self, world: int) -> None:
-        """Give the memory of all ranks back. Every rank calls it, in the same order, when none writes any more."""
-        for address in self._mapped.values():
-            self._call("cuIpcCloseMemHandle", ctypes.c_uint64(address))
+        """Give the memory of all ranks back. Every rank calls it, in the same order, when none writes any more.
+
+        Where CUDA refuses to unmap memory on one rank, the ranks whose memory that is keep it until they end.
+        """
+        kept: list[int] = []  # ranks whose memory stays mapped here
+        for rank, address in self._mapped.items():
+            try:
+                self._call("cuIpcCloseMemHandle", ctypes.c_uint64(address))
+            except _Refused as refused:
+                logger.warning("%s: the memory of rank %d stays allocated until that rank ends", refused, rank)
+                kept.append(rank)
         self._mapped.clear()
-        _exchanged(None, world)  # memory that is freed must be mapped nowhere
-        self.free()
+        # Memory that is freed must be mapped nowhere. A rank that did not come here would hold up all others.
+        if not any(self._index in ranks for ranks in _exchanged(kept, world)):
+            self.free()
 
     def _agreed(self, share: Callable[[], T], world: int) -> list[T]:
         """Return what `share` gives on each rank. Raises PeerMemoryError on all where it raises _Refused on one."""

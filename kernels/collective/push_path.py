@@ -67,7 +67,7 @@ def connect(index: int, world: int, row: Row, columns: Sequence[int], device: to
 
     row      what is summed
     columns  fp32 numbers of each rank, of a row that they share
-    Raises PeerMemoryError on all ranks, which then keep none of it.
+    Raises PeerMemoryError on all ranks, which then release all of it.
     """
     made: list[Inboxes] = []
     try:

@@ -1,4 +1,4 @@
-"""A rank that shares memory by a driver that may refuse: `sharing_rank.py FOLDER RANK WORLD CALL RANK_REFUSED`.
+"""A rank that shares memory by a driver that may refuse: `sharing_rank.py FOLDER RANK WORLD [CALL:RANK_REFUSED ...]`.
 
 Prints what it got and what the driver holds at the end.
 """
@@ -17,15 +17,15 @@ OUT_OF_MEMORY, NOT_SUPPORTED = 2, 801
 
 
 class Driver:
-    """The calls of libcuda by which processes share memory. `refused`: the one that fails."""
+    """The calls of libcuda by which processes share memory. `refused`: those that fail."""
 
-    def __init__(self, rank: int, refused: str | None) -> None:
+    def __init__(self, rank: int, refused: frozenset[str]) -> None:
         self._rank, self._refused = rank, refused
         self.held: set[int] = set()
         self.mapped: set[int] = set()
 
     def __getattribute__(self, name: str) -> Any:
-        if name.startswith("cu") and name == self._refused:
+        if name.startswith("cu") and name in self._refused:
             return lambda *_: OUT_OF_MEMORY if name == "cuMemAlloc_v2" else NOT_SUPPORTED
         return super().__getattribute__(name)
 
@@ -64,10 +64,11 @@ def pointed(reference: Any, kind: type[Any]) -> Any:
 
 
 def main() -> None:
-    folder, rank, world, call = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    folder, rank, world = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    refusals = (it.split(":") for it in sys.argv[4:])
     store = dist.FileStore(str(folder / "meeting"), world)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
-    driver = Driver(rank, call if rank == int(sys.argv[5]) else None)
+    driver = Driver(rank, frozenset(call for call, refused_on in refusals if int(refused_on) == rank))
     found: dict[str, object] = {}
     try:
         found["addresses"] = SharedMemory(rank, world, 16, driver).addresses

@@ -13,7 +13,7 @@ WORLD = 3
 PROGRAM = Path(__file__).with_name("sharing_rank.py")
 
 
-def ranks(folder: Path, call: str = "none", refused_on: int = 0) -> list[dict[str, Any]]:
+def ranks(folder: Path, *refusals: str) -> list[dict[str, Any]]:
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
@@ -22,7 +22,7 @@ def ranks(folder: Path, call: str = "none", refused_on: int = 0) -> list[dict[st
     }
     started = [
         subprocess.Popen(
-            [sys.executable, str(PROGRAM), str(folder), str(rank), str(WORLD), call, str(refused_on)],
+            [sys.executable, str(PROGRAM), str(folder), str(rank), str(WORLD), *refusals],
             env=environment,
             stdout=subprocess.PIPE,
             text=True,
@@ -44,4 +44,12 @@ def test_every_rank_maps_the_memory_of_the_others(tmp_path: Path) -> None:
 )
 def test_a_refusal_on_one_rank_is_that_of_all(call: str, rank: int, tmp_path: Path) -> None:
     error = f"{call} failed with CUDA's error 801 on rank {rank} of 3"
-    assert ranks(tmp_path, call, rank) == [{"error": error, "held": 0, "mapped": 0}] * WORLD
+    assert ranks(tmp_path, f"{call}:{rank}") == [{"error": error, "held": 0, "mapped": 0}] * WORLD
+
+
+def test_memory_that_stays_mapped_is_kept_by_its_rank(tmp_path: Path) -> None:
+    error = "cuIpcOpenMemHandle_v2 failed with CUDA's error 801 on rank 2 of 3"
+    found = ranks(tmp_path, "cuIpcOpenMemHandle_v2:2", "cuIpcCloseMemHandle:0")
+    assert [it["error"] for it in found] == [error] * WORLD
+    assert [it["held"] for it in found] == [0, 1, 1]  # rank 0 had mapped those of ranks 1 and 2
+    assert [it["mapped"] for it in found] == [2, 0, 0]
