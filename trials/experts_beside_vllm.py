@@ -18,11 +18,8 @@ from pathlib import Path
 
 import torch
 import triton
-import vllm
 from torch import Tensor
 from torch.nn import functional
-from vllm.model_executor.layers.fused_moe.fused_moe import fused_experts
-from vllm.model_executor.layers.fused_moe.router.fused_topk_router import fused_topk
 
 from kernels.experts.hopper_path import run_experts_hopper
 from kernels.experts.kinds import RoutingConfig
@@ -40,6 +37,9 @@ MOST_DIFFERENCE = 0.02  # of the norms; sides round to bf16 at different places
 
 def sides(x: Tensor, logits: Tensor, weights: ExpertWeights) -> dict[str, Call]:
     """Return each side's whole layer on these rows."""
+    from vllm.model_executor.layers.fused_moe.fused_moe import fused_experts
+    from vllm.model_executor.layers.fused_moe.router.fused_topk_router import fused_topk
+
     config = RoutingConfig(NUM_EXPERTS, NUM_ACTIVE, renormalizes=True)
     out = torch.empty_like(x)
 
@@ -124,6 +124,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
+    import vllm  # after the flags: --help works without it
+
     random = torch.Generator("cuda").manual_seed(1)
 
     def normal(*sizes: int) -> Tensor:

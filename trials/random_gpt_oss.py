@@ -5,6 +5,7 @@
 Writes model.safetensors: experts in mxfp4, everything else in bf16. On the GPU where there is one: 13 GB for 20b.
 """
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -19,7 +20,9 @@ STD = 0.02
 
 
 def main() -> int:
-    folder = Path(sys.argv[1])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="holds config.json")
+    folder: Path = parser.parse_args().folder
     config = json.loads((folder / "config.json").read_text())
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     random = torch.Generator(device).manual_seed(20)
