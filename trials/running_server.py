@@ -74,8 +74,8 @@ class Server:
         """Return the status; None while no server answers."""
         return status_of(self.url + path)
 
-    def wait_ready(self) -> None:
-        wait_ready(self.process, self.url, self._log_file)
+    def wait_ready(self, timeout_s: float = 300) -> None:
+        wait_ready(self.process, self.url, self._log_file, timeout_s)
 
     def wait_for(self, is_so: Callable[[], bool], what: str, timeout_s: float = 60) -> None:
         deadline = time.monotonic() + timeout_s

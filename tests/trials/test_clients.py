@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +12,11 @@ from pathlib import Path
 import pytest
 from run_clients import (
     CALLS,
+    NEVER,
     NOT_RUN,
     PAGE,
     Client,
+    Deadline,
     Result,
     call,
     failures_of,
@@ -27,11 +30,14 @@ from run_clients import (
 CLIENT = Client("a client", "a", ("a==1.2",), "a_calls.py", limit_s=20)
 
 
-def ran(tmp_path: Path, code: str, limit_s: int = 20) -> Result:
+CHAT = """print('{"call": "chat", "why": null}', flush=True)"""  # a script's report of a call
+
+
+def ran(tmp_path: Path, code: str, limit_s: int = 20, deadline: Deadline = NEVER) -> Result:
     script = tmp_path / "script.py"
     script.write_text(code)
     client = Client("a client", "a", ("a==1.2",), "a_calls.py", limit_s=limit_s)
-    return call(client, [sys.executable, str(script)], tmp_path, {"HALLMARK_URL": "http://127.0.0.1:1"})
+    return call(client, [sys.executable, str(script)], tmp_path, {"HALLMARK_URL": "http://127.0.0.1:1"}, deadline)
 
 
 def test_page_has_a_row_for_each_pinned_client() -> None:
@@ -98,16 +104,39 @@ def test_what_cannot_be_installed_is_not_run(tmp_path: Path) -> None:
     assert Result(missing, {}, not_run=why).verdict == f"{NOT_RUN}: {why}"
 
 
-def test_a_client_that_has_not_begun_in_time_is_named(tmp_path: Path) -> None:
+def run_of_openai(tmp_path: Path, *flags: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run the program on one client and a server that does not answer."""
     nowhere = ["--url", "http://127.0.0.1:1", "--embed-url", "http://127.0.0.1:1", "--cache", str(tmp_path)]
-    flags = ["openai", "--time-limit", "0", "--page", str(tmp_path / "page.md"), *nowhere]
-    program = [sys.executable, str(CALLS.parent / "run_clients.py"), *flags]
-    environ = os.environ | {"PYTHONPATH": str(CALLS.parents[1])}
-    done = subprocess.run(program, env=environ, capture_output=True, text=True, timeout=60, check=True)
-    assert "NOT RUN openai (Python): the 0 s of this run had passed" in done.stdout
-    assert [result for _, _, result in rows_of((tmp_path / "page.md").read_text())] == [
-        "not run: the 0 s of this run had passed"
-    ]
+    program = [sys.executable, str(CALLS.parent / "run_clients.py"), "openai", *flags, *nowhere]
+    environment = os.environ | {"PYTHONPATH": str(CALLS.parents[1])} | environ
+    command = [*program, "--page", str(tmp_path / "page.md")]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_client_that_has_not_begun_in_time_is_named(tmp_path: Path) -> None:
+    done = run_of_openai(tmp_path, "--time-limit", "0")
+    assert "NOT RUN openai (Python): out of time" in done.stdout
+    assert rows_of((tmp_path / "page.md").read_text())[0][2] == "not run: out of time"
+    assert done.returncode == 0
+
+
+def test_the_last_line_names_who_cannot_be_installed(tmp_path: Path) -> None:
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    offline = {"UV_OFFLINE": "1", "UV_NO_INDEX": "1", "UV_FIND_LINKS": str(folder), "UV_CACHE_DIR": str(folder)}
+    done = run_of_openai(tmp_path, **offline)
+    assert done.stdout.splitlines()[-1].startswith("0 of 1 clients work, 1 NOT RUN (openai (Python)), in ")
+    assert done.returncode == 0
+
+
+def test_a_script_that_the_deadline_ends_is_not_run(tmp_path: Path) -> None:
+    result = ran(tmp_path, f"{CHAT}; import time; time.sleep(60)", deadline=Deadline(time.monotonic() + 2))
+    assert (result.verdict, result.calls) == ("not run: out of time", {})
+
+
+def test_a_call_that_failed_before_the_deadline_counts(tmp_path: Path) -> None:
+    code = f"{CHAT.replace('null', '400')}; import time; time.sleep(60)"
+    assert ran(tmp_path, code, deadline=Deadline(time.monotonic() + 5)).verdict == "fails: chat"
 
 
 def test_the_page_is_read_as_it_is_written() -> None:

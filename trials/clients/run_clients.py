@@ -2,9 +2,10 @@
 
 `make test-clients` runs it. Each client of clients.toml gets an environment of its own below .cache/clients, made once
 for its versions by uv, whose cache all share; its script of calls/ prints a line a call. Two clients are installed and
-run at once. What cannot be installed here is `not run`: no failure, and no success either. A client that fails stops no
-other one. With `--time-limit` a client that has not begun in time is `not run`, and those are named last. The exit
-status is 1 when a call fails; with `--known PAGE` only when one fails that PAGE does not have as failing.
+run at once. A client that fails stops no other one. What cannot be installed here, without a network or npm, is `not
+run`: no failure of ours, and no success either. With `--time-limit` so is what is not done in time. The last line has
+their names. The exit status is 1 when a call fails; with `--known PAGE` only when one fails that PAGE does not have as
+failing.
 
 Every version is pinned: the clients' own in clients.toml, all that they need in locks/. `--lock` makes the locks anew.
 """
@@ -36,8 +37,10 @@ LOCKS = HERE / "locks"
 PAGE = ROOT / "docs" / "clients.md"
 UV = Path(sys.executable).with_name("uv")  # of the extra `test`
 INSTALL_LIMIT_S = 600  # of a client
+START_LIMIT_S = 300  # of a server
 NUM_AT_ONCE = 2  # clients; while one waits for its packages or for the server, another one computes
 NOT_RUN = "not run"
+OUT_OF_TIME = "out of time"
 _INTRODUCTION = """\
 # Clients
 
@@ -102,13 +105,30 @@ class Result:
         return f"fails: {', '.join(self.failures)}" if self.failures else "works"
 
 
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """When a run must have ended, in seconds of time.monotonic(); None: never."""
+
+    at: float | None = None
+
+    def is_over(self) -> bool:
+        return self.at is not None and time.monotonic() >= self.at
+
+    def within(self, limit_s: float) -> float:
+        """Return the seconds that are left, at most `limit_s`."""
+        return limit_s if self.at is None else max(0.0, min(limit_s, self.at - time.monotonic()))
+
+
+NEVER = Deadline()
+
+
 def pinned() -> list[Client]:
     """The clients of clients.toml, in its order."""
     rows = tomllib.loads(PINNED.read_text())["client"]
     return [Client(**(row | {"packages": tuple(row["packages"])})) for row in rows]
 
 
-def prepare(client: Client, cache: Path, *, is_locked: bool = True) -> str | None:
+def prepare(client: Client, cache: Path, *, is_locked: bool = True, deadline: Deadline = NEVER) -> str | None:
     """Make the environment where there is none for these versions; return why it cannot be made, or None.
 
     is_locked  with the versions of the client's lock; else with what the index has, and the lock is written
@@ -129,10 +149,10 @@ def prepare(client: Client, cache: Path, *, is_locked: bool = True) -> str | Non
         try:
             with log.open("ab") as file:
                 code = subprocess.run(
-                    step, cwd=folder, stdout=file, stderr=file, timeout=INSTALL_LIMIT_S, check=False
+                    step, cwd=folder, stdout=file, stderr=file, timeout=deadline.within(INSTALL_LIMIT_S), check=False
                 ).returncode
         except subprocess.TimeoutExpired:
-            return f"not installed within {INSTALL_LIMIT_S} s"
+            return OUT_OF_TIME if deadline.is_over() else f"not installed within {INSTALL_LIMIT_S} s"
         if code:
             return f"cannot be installed here, see {log.relative_to(ROOT) if log.is_relative_to(ROOT) else log}"
     if not is_locked:
@@ -190,11 +210,14 @@ class Servers:
         self._starting = {task: until_end.enter_context(self._started(task)) for task in missing}
         self._lock = threading.Lock()
 
-    def url(self, task: str) -> str:
-        """The address of a server for a task, `generate` or `embed`, once it is ready."""
+    def url(self, task: str, deadline: Deadline) -> str:
+        """The address of a server for a task, `generate` or `embed`, once it is ready.
+
+        Raises RuntimeError where it does not become ready.
+        """
         with self._lock:
             if task not in self._urls:
-                self._starting[task].wait_ready()
+                self._starting[task].wait_ready(deadline.within(START_LIMIT_S))
                 self._urls[task] = self._starting[task].url
             return self._urls[task]
 
@@ -206,17 +229,26 @@ class Servers:
         return running(program, port, self._cache / f"server-{task}.log", environ)
 
 
-def call(client: Client, command: Sequence[str], folder: Path, urls: Mapping[str, str]) -> Result:
+def call(
+    client: Client, command: Sequence[str], folder: Path, urls: Mapping[str, str], deadline: Deadline = NEVER
+) -> Result:
     """Run the client's script on ready servers. Its environment has their addresses and the demo's folder.
 
     urls  by the names that the script reads
+    A script that the deadline ends is `not run`, but where one of its calls has failed before.
     """
     inherited = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
     environ = inherited | OFFLINE | urls | {"TOKENIZER": str(DEMO), "CLIENT_FOLDER": str(folder)}
     begun = time.monotonic()
     try:
         done = subprocess.run(
-            command, cwd=folder, env=environ, capture_output=True, text=True, timeout=client.limit_s, check=False
+            command,
+            cwd=folder,
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=deadline.within(client.limit_s),
+            check=False,
         )
         output, ending = done.stdout, f"ended with {done.returncode}: {_last_line(done.stderr)}"
         is_whole = done.returncode == 0
@@ -224,6 +256,8 @@ def call(client: Client, command: Sequence[str], folder: Path, urls: Mapping[str
         output = error.stdout.decode() if isinstance(error.stdout, bytes) else error.stdout or ""
         ending, is_whole = f"not done within {client.limit_s} s", False
     calls = calls_of(output)
+    if not is_whole and deadline.is_over() and not any(calls.values()):
+        return Result(client, {}, not_run=OUT_OF_TIME)
     if not calls or (not is_whole and not any(calls.values())):
         calls["script"] = ending
     return Result(client, calls, seconds=time.monotonic() - begun)
@@ -292,7 +326,9 @@ def main() -> int:
     parser.add_argument("--page", type=Path, default=PAGE, metavar="FILE", help="the table (default: %(default)s)")
     parser.add_argument("--known", type=Path, metavar="PAGE", help="a table: what fails there may fail")
     parser.add_argument("--cache", type=Path, default=ROOT / ".cache" / "clients", metavar="DIR")
-    parser.add_argument("--time-limit", type=float, metavar="S", help="begin no client after that many seconds")
+    parser.add_argument(
+        "--time-limit", type=float, metavar="S", help="be done with all clients after that many seconds"
+    )
     parser.add_argument("--lock", action="store_true", help="install what the index has today, and write the locks")
     parser.add_argument("--url", help="a server that runs already, in place of one of its own")
     parser.add_argument("--embed-url", metavar="URL", help="another one, for embeddings")
@@ -306,6 +342,7 @@ def main() -> int:
         first = datetime.now(UTC).toordinal() % len(clients)
         clients = clients[first:] + clients[:first]
     begun = time.monotonic()
+    deadline = NEVER if options.time_limit is None else Deadline(begun + options.time_limit)
     cache.mkdir(parents=True, exist_ok=True)
     with ExitStack() as until_end, ThreadPoolExecutor(NUM_AT_ONCE) as workers:
         urls = {"generate": options.url}
@@ -314,9 +351,7 @@ def main() -> int:
         servers = Servers(cache, until_end, urls)
 
         def result_of(client: Client) -> Result:
-            if options.time_limit is not None and time.monotonic() - begun > options.time_limit:
-                return Result(client, {}, not_run=f"the {options.time_limit:g} s of this run had passed")
-            return _result(client, cache, servers, is_locked=not options.lock)
+            return _result(client, cache, servers, is_locked=not options.lock, deadline=deadline)
 
         results = list(workers.map(result_of, clients))
     kept = lines_of(options.page.read_text()) if options.names and options.page.exists() else {}
@@ -324,7 +359,6 @@ def main() -> int:
     say(f"The table is {options.page}")
     num_works = sum(result.verdict == "works" for result in results)
     left_out = [result for result in results if result.not_run is not None]
-    say(f"{num_works} of {len(results)} clients work, {len(left_out)} not run, in {time.monotonic() - begun:.0f} s")
     for result in left_out:
         say(f"NOT RUN {result.client.name}: {result.not_run}")
     new = [
@@ -335,20 +369,32 @@ def main() -> int:
     ]
     for each in new if known else ():
         say(f"NEW FAILURE {each}")
+    names = f" ({', '.join(result.client.name for result in left_out)})" if left_out else ""
+    took = f"in {time.monotonic() - begun:.0f} s"
+    say(f"{num_works} of {len(results)} clients work, {len(left_out)} NOT RUN{names}, {took}")
     return 1 if new else 0
 
 
-def _result(client: Client, cache: Path, servers: Servers, *, is_locked: bool) -> Result:
+def _result(client: Client, cache: Path, servers: Servers, *, is_locked: bool, deadline: Deadline) -> Result:
     """Install a client and make its calls, and say so."""
+    if deadline.is_over():
+        return Result(client, {}, not_run=OUT_OF_TIME)
     begun = time.monotonic()
-    why = prepare(client, cache, is_locked=is_locked)
+    why = prepare(client, cache, is_locked=is_locked, deadline=deadline)
     installed_s = time.monotonic() - begun
     if why is not None:
         return Result(client, {}, not_run=why)
-    urls = {"HALLMARK_URL": servers.url("generate")}
-    if client.has_embeddings:
-        urls["HALLMARK_EMBED_URL"] = servers.url("embed")
-    result = call(client, command_of(client, cache), cache / client.folder, urls)
+    try:
+        urls = {"HALLMARK_URL": servers.url("generate", deadline)}
+        if client.has_embeddings:
+            urls["HALLMARK_EMBED_URL"] = servers.url("embed", deadline)
+    except RuntimeError:
+        if deadline.is_over():
+            return Result(client, {}, not_run=OUT_OF_TIME)
+        raise
+    result = call(client, command_of(client, cache), cache / client.folder, urls, deadline)
+    if result.not_run is not None:
+        return result
     took = f"installed in {installed_s:.0f} s, {len(result.calls)} calls in {result.seconds:.0f} s"
     say(f"{client.name} {client.version}: {result.verdict} ({took})")
     for name, why in result.failures.items():

@@ -1,0 +1,143 @@
+"""The gate's parts on a clock of their own: what begins, what is ended, and what the last lines say."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+from gate import END_S, PARTS, Ended, Part, command_of, run_parts, run_within
+
+MUST = [part for part in PARTS if not part.is_optional]
+OPTIONAL = [part for part in PARTS if part.is_optional]
+
+
+class Machine:
+    """Takes for each part a multiple of its usual time, and ends it where its time is up."""
+
+    def __init__(self, pace: float, *, broken: str | None = None, has_index: bool = True) -> None:
+        self.now_s, self.ran, self.said = 0.0, list[str](), list[str]()
+        self._pace, self._broken, self._has_index = pace, broken, has_index
+
+    def run(self, command: Sequence[str], limit_s: float) -> Ended:
+        target = command[1]
+        (part,) = (part for part in PARTS if part.target == target)
+        self.ran.append(target)
+        took_s = part.usual_s * self._pace
+        self.now_s += min(took_s, limit_s)
+        lines = ("FAILED tests/test_it.py::test_it - assert 1 == 2", "== 1 failed, 2 passed in 9.00s ==")
+        if target == self._broken:
+            return Ended(2, lines)
+        return Ended(0 if took_s <= limit_s else None, ("== 3 passed in 9.00s ==",))
+
+    def passes(self, parts: Sequence[Part] = PARTS) -> bool:
+        return run_parts(parts, self.run, lambda: self.now_s, self.said.append, lambda: self._has_index)
+
+
+def test_every_part_runs_where_there_is_time() -> None:
+    machine = Machine(0.6)
+    assert machine.passes()
+    assert machine.ran == [part.target for part in PARTS]
+    assert machine.said[-1].endswith("at 0.60 of the usual time")
+
+
+@pytest.mark.parametrize("pace", [0.9, 1.0, 1.1, 1.2])
+def test_it_ends_in_time_and_names_what_did_not_begin(pace: float) -> None:
+    machine = Machine(pace)
+    assert machine.passes()
+    assert machine.now_s < END_S
+    assert machine.ran[: len(MUST)] == [part.target for part in MUST]
+    left_out = [part.target for part in OPTIONAL if part.target not in machine.ran]
+    assert machine.said[-1].partition("; not run: ")[2] == ", ".join(left_out)
+    assert [f"make {target}: NOT RUN: out of time" in machine.said for target in left_out] == [True] * len(left_out)
+
+
+def test_a_part_that_must_run_and_has_no_time_fails() -> None:
+    machine = Machine(2.0)
+    assert not machine.passes()
+    assert machine.now_s == END_S
+    assert machine.said[-1].startswith(
+        "The gate ended with make test: FAILED: not done when the time was up, after 29.0 m"
+    )
+
+
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.target)
+def test_a_failure_in_any_part_fails_the_gate(part: Part) -> None:
+    machine = Machine(0.6, broken=part.target)
+    assert not machine.passes()
+    assert machine.ran[-1] == part.target
+    assert "FAILED tests/test_it.py::test_it - assert 1 == 2" in machine.said
+
+
+def test_a_part_that_is_ended_with_a_failed_test_fails() -> None:
+    assert Ended(None, ("FAILED tests/test_it.py::test_it",)).has_failed
+    assert not Ended(None, ("== 3 passed in 9.00s ==",)).has_failed
+
+
+def test_without_an_index_what_needs_one_is_named() -> None:
+    machine = Machine(0.6, has_index=False)
+    assert machine.passes()
+    assert machine.said[-1].endswith("; not run: test-deploy, test-clients")
+    assert "make test-clients: NOT RUN: no package index can be reached" in machine.said
+
+
+def test_a_command_says_how_many_seconds_its_part_has() -> None:
+    part = Part("test-clients", 1, "CLIENTS=--time-limit {left_s} --known docs/clients.md")
+    assert command_of(part, 90.7) == ["make", "test-clients", "CLIENTS=--time-limit 90 --known docs/clients.md"]
+    assert command_of(Part("lint", 1), 90.7) == ["make", "lint"]
+
+
+def test_a_command_and_its_children_are_interrupted(tmp_path: Path) -> None:
+    test = tmp_path / "test_it.py"
+    test.write_text(
+        "import pytest, time\n"
+        "@pytest.mark.parametrize('seconds', [0, 0, 60, 60])\n"
+        "def test_it(seconds):\n    time.sleep(seconds)\n    assert seconds\n"
+    )
+    flags = ["-n", "2", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "-c", os.devnull, "-ra"]
+    begun = time.monotonic()
+    ended = run_within([sys.executable, "-m", "pytest", *flags, str(test)], 25)  # xdist takes 5 s to begin, more beside others
+    assert time.monotonic() - begun < 45
+    assert ended.status is None
+    assert ended.has_failed, ended.lines  # two failed before
+
+
+def test_a_command_that_ignores_interrupts_is_killed() -> None:
+    code = (
+        "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); print('ready', flush=True); time.sleep(99)"
+    )
+    ended = run_within([sys.executable, "-c", code], 2, grace_s=1)
+    assert ended == Ended(None, ("ready",))
+
+
+def test_a_process_left_behind_holds_nothing_up() -> None:
+    code = "import subprocess, sys; subprocess.Popen(['sleep', '50'], start_new_session=True); print('over')"
+    begun = time.monotonic()
+    assert run_within([sys.executable, "-c", code], 30) == Ended(0, ("over",))
+    assert time.monotonic() - begun < 20
+
+
+def test_a_gate_that_is_ended_ends_what_it_runs(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    code = f"import gate; gate.end_on_sigterm(); gate.run_within(['sh', '-c', 'echo $$ > {pid_file}; sleep 50'], 60)"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    program = subprocess.Popen([sys.executable, "-c", code], env=environment)
+    while not (pid_file.exists() and pid_file.read_text().strip()):
+        assert program.poll() is None
+        time.sleep(0.05)
+    program.send_signal(signal.SIGTERM)
+    assert program.wait(20) == 128 + signal.SIGTERM
+    group = int(pid_file.read_text())
+    left = [each for each in psutil.process_iter() if is_alive(each) and os.getpgid(each.pid) == group]
+    assert left == []
+
+
+def is_alive(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return process.status() != psutil.STATUS_ZOMBIE
+    return False
