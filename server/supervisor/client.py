@@ -51,6 +51,7 @@ logger = logging.getLogger(__name__)
 _CONNECT_TIMEOUT_S = 120.0  # importing torch from a cold disk takes most of it
 _CLOSE_TIMEOUT_S = 3.0
 _HEALTHY_AFTER_S = 60.0  # an engine that lived this long restarts without delay
+_MOST_STALLED_STARTS = 3  # since an engine was ready: half an hour without progress is no slow disk
 
 
 class EngineState(Enum):
@@ -62,7 +63,7 @@ class EngineState(Enum):
 
 
 class EngineClient:
-    """One engine process at a time, restarted with back-off until `close`."""
+    """One engine process at a time, restarted with back-off until `close` or until three starts have stalled."""
 
     def __init__(
         self,
@@ -72,6 +73,7 @@ class EngineClient:
         command: Sequence[str] = ENGINE_COMMAND,
         stall_after_s: float = KILLED_AFTER_S,
         start_stall_after_s: float = START_KILLED_AFTER_S,
+        connect_within_s: float = _CONNECT_TIMEOUT_S,
         backoff_s: tuple[float, float] = (0.5, 30.0),
         max_unread_tokens: int = 4096,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -90,7 +92,9 @@ class EngineClient:
         self._command = tuple(command)
         self._stall_after_s = stall_after_s
         self._start_stall_after_s = start_stall_after_s
+        self._connect_within_s = connect_within_s
         self._start = StartWatch()  # of the latest start
+        self._num_stalled_starts = 0  # since an engine was ready
         self._backoff_s = backoff_s
         self._make_folder = make_folder
         self._sleep = sleep
@@ -187,6 +191,7 @@ class EngineClient:
                 cause = DeathCause.EXITED
             if self.state in (EngineState.REFUSED, EngineState.CLOSED):
                 return
+            is_start = self.ready is None
             self.state = EngineState.RESTARTING
             self.ready = None
             self.last_heartbeat = None  # or the next engine would count as stalled from its ready to its first beat
@@ -195,14 +200,23 @@ class EngineClient:
             self.quarantine.give_up()
             if time.monotonic() - started_at > _HEALTHY_AFTER_S:
                 delay_s = self._backoff_s[0]
-            logger.error("engine died (%s); restart in %.1f s", cause.value, delay_s)
+            self._num_stalled_starts += is_start and cause is DeathCause.STALLED
+            is_last = self._num_stalled_starts >= _MOST_STALLED_STARTS
+            logger.error(
+                "engine died (%s); %s", cause.value, "no restart" if is_last else f"restart in {delay_s:.1f} s"
+            )
             self._listener.on_death(cause.value)
+            if is_last:
+                why = f"{self._num_stalled_starts} starts of the engine came to a halt; in the last one {self._start}"
+                self._handle(EngineRefused("start_stalled", why, [], is_final=True))
+                return
             await self._sleep(delay_s)
             delay_s = min(2 * delay_s, self._backoff_s[1])
 
     async def _run_once(self) -> DeathCause:
         """One life of an engine process, from its start to its end."""
         folder = LockedFolder(self._make_folder, PREFIX, SOCKET_NAME)
+        self._start = StartWatch()
         connected: asyncio.Future[EngineConnection] = asyncio.get_running_loop().create_future()
         server = None
         try:
@@ -226,11 +240,14 @@ class EngineClient:
         exited = asyncio.create_task(process.wait())
         try:
             both: list[asyncio.Future[Any]] = [exited, connected]
-            await asyncio.wait(both, timeout=_CONNECT_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(both, timeout=self._connect_within_s, return_when=asyncio.FIRST_COMPLETED)
             if not connected.done():
-                return death_of(exited.result()) if exited.done() else DeathCause.STALLED
+                if exited.done():
+                    return death_of(exited.result())
+                logger.error("the engine process has not connected within %.0f s; it is killed", self._connect_within_s)
+                return DeathCause.STALLED
             self._connection = connected.result()
-            self._start = StartWatch()
+            self._start = StartWatch()  # from here on, not from the process's first import
             self._send(Configure(self._settings, self.quarantined, self.quarantine.by_operator))
             return await self._until_end(self._connection, exited)
         finally:
@@ -303,6 +320,7 @@ class EngineClient:
             self.quarantine.put(message)
         elif isinstance(message, EngineReady):
             self.ready = message
+            self._num_stalled_starts = 0
             self.last_heartbeat = Heartbeat(0, self._alive_at, 0, 0)  # or one that hangs before its first beat is ready
             self.state = EngineState.READY
             self._listener.on_ready(message)

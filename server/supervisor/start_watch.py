@@ -30,4 +30,5 @@ class StartWatch:
         """Text of each rank and its stage, the rank first that has been at it longest."""
         now = self._clock()
         ranks = sorted(self._latest.values(), key=lambda it: it[1])
-        return ", ".join(f"rank {it.rank} is at {it.stage} for {now - at:.0f} s" for it, at in ranks) or "no rank said"
+        said = [f"rank {it.rank} is at {it.stage} for {now - at:.0f} s" for it, at in ranks]
+        return ", ".join(said) or "no rank has said where it is"

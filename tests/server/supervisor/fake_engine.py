@@ -4,7 +4,7 @@
 repeated. A first prompt token of 666 kills the process, 667 makes it fall silent, 668 sends garbage, 669 reports a lost
 device, 670 quarantines a path, 671 never answers and says that it is submitted first, 672 takes a second. In mode
 `slow` steps take 20 seconds, in mode `silent` it is ready and no more,
-in mode `loads` it is never ready.
+in mode `loads` it is never ready, nor in mode `hang`, nor where `hang` is in the name of the socket's folder.
 """
 
 import os
@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 import time
+from pathlib import Path
 
 from server.protocol import wire
 from server.protocol.messages import (
@@ -85,7 +86,8 @@ class Fake:
             while True:
                 self.send(StartBeat(1, "loading", 39))
                 time.sleep(0.05)
-        if mode == "hang":
+        if mode == "hang" or "hang" in Path(sys.argv[2]).parent.name:
+            self.send(StartBeat(1, "loading", 1))
             time.sleep(60)
         fingerprint: dict[str, str | int | None] = {"device": "cpu"}
         longest_step_s = 20.0 if mode == "slow" else 0.0

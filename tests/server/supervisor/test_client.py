@@ -3,9 +3,11 @@ import os
 import re
 import stat
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from itertools import count
 from pathlib import Path
 
 import psutil
@@ -124,6 +126,45 @@ def test_a_start_is_ended_when_no_rank_gets_further(caplog: pytest.LogCaptureFix
     assert time.monotonic() - began > 2.8, "it was loading for two seconds"
     [said, *_] = [it.message for it in caplog.records if "the start shows no progress" in it.message]
     assert re.search(r"it is killed: rank 1 is at loading for \d s, rank 0 is at compiling for \d s", said), said
+
+
+@pytest.mark.parametrize(
+    ("limit", "where"),
+    [
+        ({"start_stall_after_s": 0.4}, r"rank 1 is at loading for \d s"),
+        ({"connect_within_s": 0.0}, "no rank has said .*"),
+    ],
+    ids=["silent", "unconnected"],
+)
+def test_the_third_start_that_stalls_is_the_last_one(limit: dict[str, float], where: str) -> None:
+    async def test() -> None:
+        async with running("hang", **limit) as (client, ledger):
+            await until(lambda: client.state is EngineState.REFUSED)
+            assert ledger.deaths == ["stalled"] * 3
+            [refused] = ledger.refused
+            assert (refused.code, refused.is_final) == ("start_stalled", True)
+            said = f"3 starts of the engine came to a halt; in the last one {where}"
+            assert re.fullmatch(said, refused.message), refused.message
+            await asyncio.sleep(0.3)
+            assert len(ledger.deaths) == 3
+
+    run(test)
+
+
+def test_an_engine_that_gets_ready_ends_the_count_of_stalls() -> None:
+    lives = count()
+
+    def make_folder() -> Path:
+        return Path(tempfile.mkdtemp(prefix="hallmark-", suffix="" if next(lives) % 2 else "-hang"))
+
+    async def test() -> None:
+        async with running("serve", start_stall_after_s=0.4, make_folder=make_folder) as (client, ledger):
+            for _ in range(2):
+                await collect(client, "a", [666])
+                await until(lambda: client.state is EngineState.READY)
+            assert ledger.deaths == ["stalled", "killed"] * 2 + ["stalled"]
+
+    run(test)
 
 
 def test_heartbeats_reach_the_listener_and_are_kept() -> None:
