@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import stat
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,20 +28,25 @@ class LockedFolder:
         """
         while True:
             self.path = make()
-            self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+            lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
             with contextlib.suppress(
                 OSError
             ):  # a file system without locks: the folder is never taken for a dead process's
-                fcntl.flock(self._lock, fcntl.LOCK_EX)
+                fcntl.flock(lock, fcntl.LOCK_EX)
             if self.path.exists():
                 break
-            os.close(self._lock)  # a process that started at the same time found it before it was locked
+            os.close(lock)  # a process that started at the same time found it before it was locked
+        self._lock: int | None = lock
+        self._removing = threading.Lock()
         _remove_dead(self.path.parent, re.compile(re.escape(prefix) + _RANDOM), content)
 
     def remove(self) -> None:
-        """Remove the folder and what is in it."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        os.close(self._lock)
+        """Remove the folder and what is in it. Any thread may call it, and again: its descriptor is closed once."""
+        with self._removing:
+            if self._lock is not None:
+                shutil.rmtree(self.path, ignore_errors=True)
+                os.close(self._lock)
+                self._lock = None
 
 
 def _remove_dead(parent: Path, name: "re.Pattern[str]", content: str) -> None:

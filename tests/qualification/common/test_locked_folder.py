@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from qualification.common.locked_folder import LockedFolder
@@ -75,3 +76,26 @@ def test_a_folder_removed_before_it_is_locked_is_made_again(tmp_path: Path) -> N
     assert folder.path == made[1]
     assert list(tmp_path.iterdir()) == [made[1]]
     folder.remove()
+
+
+def test_removing_it_again_closes_no_file_of_others(tmp_path: Path) -> None:
+    folder = make_in(tmp_path)
+    folder.remove()
+    others = [os.open(tmp_path, os.O_RDONLY) for _ in range(8)]  # the first has the descriptor that is free now
+    folder.remove()
+    for other in others:
+        os.close(other)  # raises for one that is closed already
+
+
+def test_threads_that_remove_it_at_once_all_go_on(tmp_path: Path) -> None:
+    """Two ranks that die together are each seen by a thread of its own."""
+    folder, ready = make_in(tmp_path), threading.Barrier(8)
+
+    def remove() -> None:
+        ready.wait()
+        folder.remove()
+        assert not folder.path.exists()
+
+    with ThreadPoolExecutor(8) as threads:
+        for each in [threads.submit(remove) for _ in range(8)]:
+            each.result()
