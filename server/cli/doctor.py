@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from kernels.collective.shape import CollectiveShape, Follows
 from kernels.experts.kinds import ExpertFormat
 from kernels.experts.shape import ExpertsShape
 from kernels.fused.activation_kind import Activation
@@ -80,7 +81,7 @@ def _row(path: AnyPath, fingerprint: Fingerprint, usable: Sequence[str]) -> tupl
     return path.name, path.tier.value, " ".join(_computes(path)), verdict
 
 
-def _plain_shape(path: AnyPath, dtype: Dtype) -> AttentionShape | LinearShape | ExpertsShape:
+def _plain_shape(path: AnyPath, dtype: Dtype) -> AttentionShape | LinearShape | ExpertsShape | CollectiveShape:
     """A shape that only the machine or the dtype can make `path` reject."""
     if path.operator is Operator.LINEAR:
         products = (LinearShape(dtype, 4096, 4096, rows) for rows in LinearRows)
@@ -88,7 +89,7 @@ def _plain_shape(path: AnyPath, dtype: Dtype) -> AttentionShape | LinearShape | 
     if path.operator is Operator.EXPERTS:
         return ExpertsShape(
             dtype=dtype,
-            format=ExpertFormat.PLAIN,
+            format=next(format for format in ExpertFormat if format in path.limits.formats),
             num_experts=8,
             num_active=2,
             hidden=4096,
@@ -97,6 +98,8 @@ def _plain_shape(path: AnyPath, dtype: Dtype) -> AttentionShape | LinearShape | 
             has_bias=False,
             rows=TokenRows.LE_16,
         )
+    if path.operator is Operator.COLLECTIVE:
+        return CollectiveShape(dtype, columns=4096, world=2, follows=Follows.ADD_NORM, rows=TokenRows.LE_16)
     phase = next(phase for phase in Phase if phase in path.limits.phases)
     return AttentionShape(
         phase=phase,

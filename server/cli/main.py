@@ -372,12 +372,12 @@ def serve_admin(edge: Edge, sock: socket.socket, keys: Keys = NO_KEYS) -> uvicor
 def doctor() -> int:
     import torch  # only this command computes in this process
 
-    from kernels.catalog import ALL_PATHS
+    from kernels.catalog import paths_on
     from kernels.system.device import num_cores, read_fingerprint
     from server.cli.doctor import diagnose
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    diagnosis = diagnose(read_fingerprint(device, num_threads=num_cores()), ALL_PATHS)
+    diagnosis = diagnose(read_fingerprint(device, num_threads=num_cores()), paths_on(device))
     for line in diagnosis.lines:
         _print(line)
     return ExitCode.PASS if diagnosis.can_serve else ExitCode.ENVIRONMENT

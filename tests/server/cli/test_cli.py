@@ -14,7 +14,7 @@ import engine_records
 import msgspec
 import pytest
 
-from kernels.catalog import any_path_named
+from kernels.catalog import ALL_PATHS, any_path_named
 from kernels.vocabulary.fingerprint import Device, Fingerprint
 from kernels.vocabulary.path import KernelPath, Limits, Tier
 from kernels.vocabulary.shape import Dtype, Phase
@@ -307,6 +307,26 @@ def test_the_doctor_says_what_can_run_here_and_why_not() -> None:
         "Verdict: a server can run here, on 2 of 3 kernel paths (1 wanted, 1 fallback). "
         "It will be slow: prefill and extend and decode fall back."
     )
+
+
+@pytest.mark.parametrize(
+    "machine",
+    [
+        Fingerprint(Device.CPU, "a processor", None, None, None, None, "2.13.0", None),
+        Fingerprint(Device.CUDA, "NVIDIA H200", 90, "580", "13.0", "91900", "2.11.0+cu130", "3.6.0"),
+    ],
+    ids=lambda it: it.device.value,
+)
+def test_the_doctor_asks_each_path_for_what_it_can(machine: Fingerprint) -> None:
+    lines = diagnose(machine, ALL_PATHS).lines
+    for path in ALL_PATHS:
+        [line] = [it for it in lines if it.startswith(f"{path.name} ")]
+        assert ("  yes, in " in line) == (machine.device in path.limits.devices), line
+
+
+def test_the_doctor_ends_with_its_verdict(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("Verdict: a server can run here, on ")
 
 
 def test_the_doctor_says_where_no_server_can_run() -> None:
