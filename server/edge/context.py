@@ -35,6 +35,7 @@ class RequestContext:
     key_name: str | None = None  # of its key
     quota: Quota | None = None  # of its key
     record: RequestRecord | None = None  # of a request that generates
+    name_kernels: Callable[[bytes], bytes] | None = None  # adds the kernels to an answer; None where unasked
     status: int | None = None  # of the response, once it has begun
     is_event_stream: bool = False
     is_answered: bool = False  # the last byte of the response is on its way

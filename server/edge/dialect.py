@@ -16,7 +16,7 @@ class Dialect:
 
     envelope: ErrorBytes  # a body
     event: ErrorBytes  # the last events of a stream that has begun
-    id_header: bytes = b"x-request-id"
+    id_headers: tuple[bytes, ...] = (b"x-request-id",)
 
 
 DialectOf = Callable[[str, Mapping[bytes, bytes]], Dialect]  # of a request's path and headers

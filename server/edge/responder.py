@@ -34,10 +34,11 @@ class Responder:
         context = self.context
         if message["type"] == "http.response.start":
             context.status = message["status"]
-            headers = [*message.get("headers", ()), (context.dialect.id_header, context.request_id.encode())]
+            request_id = context.request_id.encode()
+            headers = [*message.get("headers", ()), *((name, request_id) for name in context.dialect.id_headers)]
             if context.record is not None:
                 headers.append((b"traceparent", context.record.trace.traceparent.encode()))
-                if context.status == 200:
+                if context.status == 200 or context.record.kernel_status is not None:
                     headers += _kernel_headers(context.record)
             if context.quota is not None:
                 headers += context.quota.headers()
@@ -61,13 +62,20 @@ class Responder:
         if context.is_answered:
             return
         if context.status is None:
-            body = context.dialect.envelope(error, context.ids())
+            body = self._with_kernels(context.dialect.envelope(error, context.ids()))
             await self({"type": "http.response.start", "status": error.status, "headers": _headers(error, body)})
             await self({"type": "http.response.body", "body": body})
             return
         context.outcome = Outcome.CLIENT_ERROR if isinstance(error, TimeLimitReached) else Outcome.SERVER_ERROR
         if context.is_event_stream:
-            await self({"type": "http.response.body", "body": context.dialect.event(error, context.ids())})
+            event = self._with_kernels(context.dialect.event(error, context.ids()))
+            await self({"type": "http.response.body", "body": event})
+
+    def _with_kernels(self, answer: bytes) -> bytes:
+        """Add to an error, where the request asks for it, the kernels that had served it."""
+        context = self.context
+        has_kernels = context.record is not None and context.record.kernel_status is not None
+        return context.name_kernels(answer) if has_kernels and context.name_kernels is not None else answer
 
 
 def _kernel_headers(record: RequestRecord) -> list[tuple[bytes, bytes]]:

@@ -127,8 +127,9 @@ class MessageErrorBody(Answer):
 class MessageError(Answer):
     type: Literal["error"]
     error: MessageErrorBody
-    request_id: str | None = Field(None, description="As in the header Request-Id.")
+    request_id: str | None = Field(None, description="As in the headers Request-Id and X-Request-Id.")
     trace_id: str | None = Field(None, description="Of a request that generates.")
+    hallmark: Provenance | None = PROVENANCE
 
 
 _Event = Annotated[

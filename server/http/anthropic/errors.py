@@ -36,4 +36,4 @@ def _event(error: HallmarkError, ids: Mapping[str, str]) -> bytes:
     return named_event(_error(error, ids))
 
 
-ANTHROPIC = Dialect(_envelope, _event, id_header=b"request-id")
+ANTHROPIC = Dialect(_envelope, _event, id_headers=(b"request-id", b"x-request-id"))

@@ -17,7 +17,7 @@ from pydantic.json_schema import models_json_schema
 
 from server import errors
 from server.edge.keys import Access, KeyKind
-from server.http.common.provenance import HEADERS
+from server.http.common.provenance import HEADERS, Provenance
 from server.http.common.validation import RequestModel
 
 _ERRORS_KEY = "x-errors"  # in an operation, until the document is whole
@@ -67,6 +67,7 @@ class ErrorBody(BaseModel):
 
 class ErrorEnvelope(BaseModel):
     error: ErrorBody
+    hallmark: Provenance | None = Field(None, description="Where asked for, and kernels had served the request.")
 
 
 class PlainRoute(APIRoute):

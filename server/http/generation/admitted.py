@@ -4,9 +4,11 @@ import re
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from fastapi import Request
+from starlette.types import Scope
 
 from server.edge.admission import Edge, Place
 from server.edge.body_memory import in_thread
@@ -15,6 +17,7 @@ from server.edge.direct_stream import DirectStream
 from server.edge.keys import cache_salt_of
 from server.errors import TimeLimitReached, TooManyRequests
 from server.http.common.json_body import MAX_VALUES, parse_json
+from server.http.common.provenance import Provenance, is_wanted, provenance_of, with_provenance
 from server.http.generation.pieces import Job, Piece, merged, pieces
 from server.protocol.messages import EngineReady
 from server.supervisor.choices import Choices
@@ -55,6 +58,17 @@ class Admitted(Generic[TokenizedT]):
         self.record = record
         self.prepared = prepared
         self._place = place
+
+    def provenance(self, scope: Scope, field: bool) -> Callable[[], Provenance] | None:
+        """How to name the kernels; None where they are not asked for. Errors of this request name them from here on.
+
+        field  whether its body asks for them. Raises InvalidHeader.
+        """
+        if not is_wanted(scope, field):
+            return None
+        provenance = partial(provenance_of, self.record, self.edge.engine.attestations)
+        self.context.name_kernels = lambda answer: with_provenance(answer, provenance())
+        return provenance
 
     def answer(self, direct: DirectStream | None = None) -> AsyncGenerator[Piece]:
         """The pieces of all answers but for what goes to the `direct` stream, which there is for one answer only.

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
-from functools import partial
 from typing import Any, Protocol
 
 import msgspec
@@ -11,7 +10,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from server.edge.context import send_of
-from server.http.common.provenance import Provenance, is_wanted, provenance_of, with_provenance
+from server.http.common.provenance import Provenance, with_provenance
 from server.http.generation.admitted import Admitted
 from server.http.generation.pieces import Piece
 
@@ -87,9 +86,7 @@ async def answered(request: Request, it: Admitted[Any], shape: AnswerShape, *, n
 
     names_kernels  whether its body asks for the kernels that serve it
     """
-    provenance = None
-    if is_wanted(request.scope, names_kernels):
-        provenance = partial(provenance_of, it.record, it.edge.engine.attestations)
+    provenance = it.provenance(request.scope, names_kernels)
     answer = it.answer()
     if it.prepared.is_stream:
         return AnswerStream(shape, await anext(answer), answer, provenance=provenance)

@@ -15,7 +15,7 @@ from server.edge.context import RequestContext, send_of
 from server.edge.direct_stream import DirectStream, writer_of
 from server.errors import InvalidValue
 from server.grammar.reasoning import behind_reasoning
-from server.http.common.provenance import is_wanted, provenance_of, with_provenance
+from server.http.common.provenance import with_provenance
 from server.http.common.validation import read, translated, translated_name
 from server.http.generation.admitted import admitted
 from server.http.generation.event_stream import HEAD
@@ -83,9 +83,7 @@ async def generate(edge: Edge, kind: Kind, request: Request) -> Response:
         shape = replace(shape, usage_now=lambda: usage_of(record, prepared))
     if prepared.details is not None:
         shape = replace(shape, details=prepared.details)
-    provenance = None
-    if is_wanted(request.scope, fields.hallmark):
-        provenance = partial(provenance_of, record, edge.engine.attestations)
+    provenance = it.provenance(request.scope, fields.hallmark)
     is_plain = shape.is_plain and len(prepared.jobs) == 1 and prepared.jobs[0].parser is None
     direct = _direct_stream(request, shape) if fields.stream and is_plain else None
     answer = it.answer(direct)

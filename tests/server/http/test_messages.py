@@ -199,7 +199,7 @@ def test_refusals_come_in_anthropics_envelope_by_name(
     assert body["type"] == "error"
     assert body["error"]["param"].startswith(param)
     assert said in body["error"]["message"]
-    assert caught.value.request_id == body["request_id"]
+    assert caught.value.request_id == body["request_id"] == caught.value.response.headers["x-request-id"]
 
 
 @pytest.mark.parametrize("asked", [{"json": {"hallmark": True}}, {"headers": {"x-hallmark": "1"}}])

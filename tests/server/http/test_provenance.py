@@ -126,6 +126,44 @@ def test_an_error_names_no_kernels(folder: Path) -> None:
     assert not {STATUS, PLAN} & set(answer.headers)
 
 
+BROKEN = TokenDelta("", [], FinishReason.ERROR, error_code="nonfinite_logits", error_message="no finite logit")
+
+
+def failing(folder: Path, *before: TokenDelta) -> Served:
+    it = served(folder, lambda _: [*before, BROKEN])
+    it.engine.attestations.put(AttestationReport("start", "match", 12.5, 0.1, [], [], id="0af1"))
+    return it
+
+
+BEGUN = TokenDelta("", list(b"Hel"), times=delta("", is_first=True).times, attention=[PREFILL])
+ROUTES = [
+    (COMPLETIONS, {"prompt": "abc"}),
+    (CHAT, {"messages": USER}),
+    ("/v1/responses", {"input": "Hi"}),
+    ("/v1/messages", {"messages": USER, "max_tokens": 9}),
+]
+
+
+@pytest.mark.parametrize(("route", "body"), ROUTES)
+def test_an_error_behind_a_first_step_names_the_kernels(folder: Path, route: str, body: dict[str, object]) -> None:
+    answer = failing(folder, BEGUN).post(route, {**body, "hallmark": True})
+    assert answer.status_code == 500
+    assert (answer.headers[STATUS], answer.headers[PLAN]) == (PREFILL.status, "abc123")
+    assert without_time(answer.json()["hallmark"]) == expected([PREFILL], status=PREFILL.status)
+    assert "hallmark" not in failing(folder, BEGUN).post(route, body).json()
+    assert "hallmark" not in failing(folder).post(route, {**body, "hallmark": True}).json()  # no step was computed
+
+
+@pytest.mark.parametrize(("route", "body"), ROUTES)
+def test_a_stream_that_fails_names_the_kernels_last(folder: Path, route: str, body: dict[str, object]) -> None:
+    answer = failing(folder, BEGUN).post(route, {**body, "stream": True, "hallmark": True})
+    assert answer.status_code == 200
+    data = [json.loads(it[6:]) for it in answer.text.splitlines() if it.startswith("data: {")]
+    assert without_time(data[-1]["hallmark"]) == expected([PREFILL], status=PREFILL.status)
+    assert all("hallmark" not in it for it in data[:-1])
+    assert any("error" in (*it, it.get("type")) for it in data)
+
+
 def test_another_value_of_the_header_is_refused(folder: Path) -> None:
     answer = serving(folder).post(COMPLETIONS, {"prompt": "abc"}, headers={"X-Hallmark": "yes"})
     assert answer.status_code == 400
