@@ -35,6 +35,10 @@ class ApiKeys:
             raise SettingsError(f"{flag} {file}: {error}") from None
         if not keys:
             raise SettingsError(f"{flag} {file}: holds no key")
+        names: dict[str, str] = {}
+        for it in keys:
+            if names.setdefault(it.key, it.name) != it.name:
+                raise SettingsError(f"{flag} {file}: holds one key under two names, {names[it.key]} and {it.name}")
         return cls(keys)
 
     def __len__(self) -> int:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from edge_fakes import Served, saying, served
 
-from server.edge.keys import Keys
+from server.edge.keys import ApiKeys, Keys
 from server.errors import SettingsError
 from server.log import LineFormatter
 from server.settings import Settings
@@ -85,6 +85,15 @@ def test_a_line_without_name_and_key_is_refused_by_number(tmp_path: Path, line: 
     with pytest.raises(SettingsError, match=r"--api-key-file .*: line 3: expected `key` or `name:key`") as refused:
         read(tmp_path, f"# comment\n\n{line}\n")
     assert "key" not in refused.value.message.rpartition("line 3")[2].replace("`key`", "").replace("`name:key`", "")
+
+
+def test_one_key_under_two_names_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("alice:same\nbob:same\n")
+    with pytest.raises(SettingsError, match="holds one key under two names, alice and bob"):
+        ApiKeys.load(file)
+    file.write_text("alice:same\nalice:same\nalice:next\n")
+    assert ApiKeys.load(file).names == ("alice",)
 
 
 def test_keys_are_read_again_and_a_bad_file_keeps_the_old_ones(
