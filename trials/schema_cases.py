@@ -1,12 +1,13 @@
 """Send a demo server what schemathesis makes of its own /openapi.json, and write down what came back.
 
 python trials/schema_cases.py SCHEMATHESIS --cases 20000 --out docs/benchmarks/schema-cases.json
+python trials/schema_cases.py SCHEMATHESIS --task embed --cases 2000 --paths /v1/embeddings --share 1000 --out FILE
 
 Runs of other seeds follow one another until there are enough cases. A run may draw few bodies of a large schema, so the
-drawn cases of each route that generates are counted, and runs of that route alone follow until it has its share. The
-exit status is 1 for an answer of 5xx, for a
-status, media type, header or body that the document does not have, and for an engine that is another process at the
-end. Some 0.1 s of a core a case.
+drawn cases of some routes are counted, and runs of such a route alone follow until it has its share. Before a run the
+server stores responses; half of the ids and names that are drawn are theirs and the model's. The exit status is 1 for
+an answer of 5xx, for a status, media type, header or body that the document does not have, and for an engine that is
+another process at the end. Some 0.1 s of a core a case.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
+import httpx
 from running_server import ROOT, free_port, running
 
 CHECKS = (
@@ -35,7 +37,11 @@ CHECKS = (
 MODEL_LEN = "64"  # room for the 32 tokens of an example; an answer that fills the context is short
 
 
-GENERATING = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
+PATHS = (
+    *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"),
+    *("/v1/responses/{response_id}/input_items", "/v1/models", "/v1/models/{name}"),
+)
+NUM_STORED = 30  # responses that are stored before a run; it deletes some
 SIDE_BY_SIDE = 4  # runs of one route, each of a seed: alone, one sends its requests one after another
 
 
@@ -52,6 +58,7 @@ def run_once(
     if path is not None:
         command += ["--include-path", path, "--phases", "fuzzing"]
     with tempfile.TemporaryDirectory() as folder:  # for what it keeps where it is started
+        (Path(folder) / "schemathesis.toml").write_text(configuration(url))
         command += ["--report", "ndjson", "--report-ndjson-path", f"{folder}/cases"]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
         cases, drawn = cases_of(Path(folder) / "cases")
@@ -61,6 +68,19 @@ def run_once(
     titles = re.findall(r"^_+ ([A-Z]+ /\S*) _+$|^- (ST\d+ .*)$", failures, re.MULTILINE)
     print(f"seed {seed}: {cases.total()} cases, {len(titles)} lines of failures", flush=True)
     return cases, drawn, [operation or title for operation, title in titles]
+
+
+def configuration(url: str) -> str:
+    """Return a schemathesis.toml by which half of the ids and names that it draws exist on the server."""
+    with httpx.Client(base_url=url, timeout=60) as client:
+        names = {"name": [it["id"] for it in client.get("/v1/models").raise_for_status().json()["data"]]}
+        if "/v1/responses" in client.get("/openapi.json").raise_for_status().json()["paths"]:
+            body = {"input": "a", "max_output_tokens": 1, "store": True}
+            stored = [client.post("/v1/responses", json=body).raise_for_status() for _ in range(NUM_STORED)]
+            names["response_id"] = [it.json()["id"] for it in stored]
+    dictionaries = "".join(f"[dictionaries.{name}]\nvalues = {json.dumps(it)}\n" for name, it in names.items())
+    bindings = (f'"path.{name}" = {{ dictionary = "{name}", probability = 0.5 }}\n' for name in names)
+    return dictionaries + "[parameters]\n" + "".join(bindings)
 
 
 def cases_of(report: Path) -> tuple[Counter[tuple[str, str]], Counter[str]]:
@@ -80,17 +100,21 @@ def cases_of(report: Path) -> tuple[Counter[tuple[str, str]], Counter[str]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program", help="schemathesis, of an environment of its own")
+    parser.add_argument("--task", choices=["generate", "embed", "score"], default="generate", help="of the server")
+    parser.add_argument("--model", type=Path, help="its folder; the demo's without")
     parser.add_argument("--cases", type=int, default=20_000)
     parser.add_argument("--examples", type=int, default=400, help="of each operation in a run, beside those of bounds")
     parser.add_argument("--seed", type=int, default=1, help="of the first run")
     parser.add_argument("--share", type=int, default=3000, help="drawn cases that each of --paths has at least")
-    parser.add_argument("--paths", nargs="*", default=GENERATING, help="routes that have a share")
+    parser.add_argument("--paths", nargs="*", default=PATHS, help="routes that have a share")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    port, failures, seed = free_port(), [], args.seed
+    port, seed = free_port(), args.seed
+    failures: list[str] = []
     cases: Counter[tuple[str, str]] = Counter()
     drawn: Counter[str] = Counter()
-    flags = ["--port", str(port), "--max-model-len", MODEL_LEN]
+    flags = ["--port", str(port), "--max-model-len", MODEL_LEN, "--task", args.task]
+    flags += [] if args.model is None else ["--model", str(args.model)]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
@@ -102,7 +126,7 @@ def main() -> int:
                 cases, drawn, failures, seed = cases + more, drawn + more_drawn, failures + found, seed + 1
             for path in args.paths:
                 run = partial(run_once, args.program, server.url, num_examples=args.examples, path=path)
-                while drawn[f"POST {path}"] < args.share:
+                while sum(num for it, num in drawn.items() if it.endswith(f" {path}")) < args.share:
                     with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
                         for more, more_drawn, found in pool.map(run, range(seed, seed + SIDE_BY_SIDE)):
                             cases, drawn, failures = cases + more, drawn + more_drawn, failures + found
@@ -119,6 +143,7 @@ def main() -> int:
     )
     result = {
         "command": " ".join(["python", "trials/schema_cases.py", *sys.argv[1:]]),
+        "task": args.task,
         "date": datetime.now(UTC).date().isoformat(),
         "commit": commit.stdout.strip(),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
