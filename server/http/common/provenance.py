@@ -4,10 +4,12 @@ The guard's responder adds the headers to every answer of a request with a recor
 them. The object has the same facts, from the same record.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import Response
 from starlette.types import Scope
 
 from kernels.vocabulary.buckets import bucket_of
@@ -92,3 +94,8 @@ def with_provenance(answer: bytes, provenance: Provenance) -> bytes:
     end = answer.rindex(b"}")
     fields: dict[str, Any] = provenance.model_dump()
     return b"".join((answer[:end], b',"', FIELD.encode(), b'":', msgspec.json.encode(fields), answer[end:]))
+
+
+def json_response(body: bytes, provenance: Callable[[], Provenance] | None) -> Response:
+    """Respond with a whole answer; `provenance`: names its kernels, where the request asks for them."""
+    return Response(body if provenance is None else with_provenance(body, provenance()), media_type="application/json")

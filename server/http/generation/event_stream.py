@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from server.edge.context import send_of
-from server.http.common.provenance import Provenance, with_provenance
+from server.http.common.provenance import Provenance, json_response, with_provenance
 from server.http.generation.admitted import Admitted
 from server.http.generation.pieces import Piece
 
@@ -91,7 +91,7 @@ async def answered(request: Request, it: Admitted[Any], shape: AnswerShape, *, n
     if it.prepared.is_stream:
         return AnswerStream(shape, await anext(answer), answer, provenance=provenance)
     body = shape.whole([piece async for piece in answer])
-    return Response(body if provenance is None else with_provenance(body, provenance()), media_type="application/json")
+    return json_response(body, provenance)
 
 
 def named_event(event: Mapping[str, Any]) -> bytes:

@@ -15,7 +15,7 @@ from server.edge.context import RequestContext, send_of
 from server.edge.direct_stream import DirectStream, writer_of
 from server.errors import InvalidValue
 from server.grammar.reasoning import behind_reasoning
-from server.http.common.provenance import with_provenance
+from server.http.common.provenance import json_response
 from server.http.common.validation import read, translated, translated_name
 from server.http.generation.admitted import admitted
 from server.http.generation.event_stream import HEAD
@@ -95,7 +95,7 @@ async def generate(edge: Edge, kind: Kind, request: Request) -> Response:
         num_choices = len(prepared.jobs)
         return EventStream(shape, first, answer, direct, num_choices=num_choices, usage=usage, provenance=provenance)
     body = await _whole(shape, answer, record, prepared)
-    return Response(body if provenance is None else with_provenance(body, provenance()), media_type="application/json")
+    return json_response(body, provenance)
 
 
 def _direct_stream(request: Request, shape: AnswerFormat) -> DirectStream | None:

@@ -12,11 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
+from server.http.common.provenance import Provenance
+
 _VECTORS_A_TURN = 16  # are written before other requests have their turn: about a millisecond
 
 
 class Answer(BaseModel):
     model_config = ConfigDict(extra="forbid")
+
+
+class PooledAnswer(Answer):
+    hallmark: Provenance | None = Field(None, description="Only where it was asked for.")
 
 
 class PoolingUsage(Answer):
@@ -30,7 +36,7 @@ class Embedding(Answer):
     embedding: list[float] | str = Field(description="With `base64`: fp32 numbers, little endian.")
 
 
-class EmbeddingList(Answer):
+class EmbeddingList(PooledAnswer):
     object: Literal["list"]
     data: list[Embedding]
     model: str
@@ -43,7 +49,7 @@ class Score(Answer):
     score: float = Field(description="Probability of yes, 0 to 1.")
 
 
-class ScoreList(Answer):
+class ScoreList(PooledAnswer):
     id: str
     object: Literal["list"]
     created: int = Field(description="Unix seconds.")
@@ -62,7 +68,7 @@ class RerankResult(Answer):
     document: RerankedDocument | None = Field(None, description="With `return_documents`.")
 
 
-class Reranked(Answer):
+class Reranked(PooledAnswer):
     id: str
     model: str
     results: list[RerankResult] = Field(description="The most relevant first.")

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Discriminator, Field
 
-from server.http.common.fields import MAX_TOKENS, CacheSalt, ForWhom, ModelName, RequestId
+from server.http.common.fields import MAX_TOKENS, CacheSalt, ForWhom, HallmarkWanted, ModelName, RequestId
 from server.http.common.validation import RequestModel, Text, tag
 from server.http.openai.requests import MAX_INPUTS, Inputs
 
@@ -44,6 +44,7 @@ class PoolingRequest(RequestModel):
     cache_salt: CacheSalt = None
     request_id: RequestId = None
     user: ForWhom = None
+    hallmark: HallmarkWanted = False
 
 
 class EmbeddingRequest(PoolingRequest):

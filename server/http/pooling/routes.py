@@ -19,6 +19,7 @@ from server.errors import (
     SlowClient,
 )
 from server.http.common.document import PlainRoute, takes
+from server.http.common.provenance import json_response
 from server.http.common.validation import read
 from server.http.generation.admitted import Admitted, admitted
 from server.http.generation.pieces import Job
@@ -83,7 +84,8 @@ def _embedding_routes(edge: Edge, pooling: PoolingModel) -> APIRouter:
     async def embeddings(request: Request) -> Response:
         """Return an embedding of each text."""
         it = await admitted(edge, request, route=EMBEDDINGS[0], operation="embeddings", prepare=prepare)
-        vectors, fields = await _vectors(it), it.prepared.fields
+        fields = it.prepared.fields
+        provenance, vectors = it.provenance(request.scope, fields.hallmark), await _vectors(it)
         body = await embedding_list(
             vectors,
             edge.model,
@@ -92,7 +94,7 @@ def _embedding_routes(edge: Edge, pooling: PoolingModel) -> APIRouter:
             normalizes=pooling.normalizes,
             is_base64=fields.encoding_format == "base64",
         )
-        return Response(body, media_type="application/json")
+        return json_response(body, provenance)
 
     return router
 
@@ -130,14 +132,17 @@ def _score_routes(edge: Edge, pooling: PoolingModel) -> APIRouter:
     async def score(request: Request) -> Response:
         """Return how probably each document is relevant to its query."""
         it = await admitted(edge, request, route=SCORE[0], operation="score", prepare=prepare_score)
+        provenance = it.provenance(request.scope, it.prepared.fields.hallmark)
         scores = [probability_of(pooled) for pooled in await _vectors(it)]
         body = score_list(scores, it.context.unique_id, edge.model, it.record.num_prompt_tokens)
-        return Response(body, media_type="application/json")
+        return json_response(body, provenance)
 
     async def rerank(request: Request) -> Response:
         """Return documents in the order of their relevance to a query."""
         it = await admitted(edge, request, route=RERANK[0], operation="rerank", prepare=prepare_rerank)
-        scores, fields = [probability_of(pooled) for pooled in await _vectors(it)], it.prepared.fields
+        fields = it.prepared.fields
+        provenance = it.provenance(request.scope, fields.hallmark)
+        scores = [probability_of(pooled) for pooled in await _vectors(it)]
         body = reranked(
             scores,
             fields.documents if fields.return_documents else None,
@@ -146,7 +151,7 @@ def _score_routes(edge: Edge, pooling: PoolingModel) -> APIRouter:
             it.record.num_prompt_tokens,
             fields.top_n or len(scores),
         )
-        return Response(body, media_type="application/json")
+        return json_response(body, provenance)
 
     for path in RERANK:
         router.add_api_route(

@@ -58,6 +58,30 @@ def test_embeddings_are_normalized_and_counted(words: Path) -> None:
     assert it.value("generation_tokens_total") == 0
 
 
+@pytest.mark.parametrize(
+    ("task", "route", "body"),
+    [
+        (Task.EMBED, EMBEDDINGS, {"input": ["ab", "c"]}),
+        (Task.SCORE, SCORE, {"text_1": "q", "text_2": ["a", "b"]}),
+        (Task.SCORE, RERANK, {"query": "q", "documents": ["a", "b"]}),
+    ],
+)
+def test_pooled_answers_name_their_kernels_where_asked(
+    words: Path, task: Task, route: str, body: dict[str, object]
+) -> None:
+    it = pooling(words, PoolingModel(task))
+    plain = it.post(route, body)
+    assert plain.headers["x-hallmark-status"] == "provisional"
+    assert "hallmark" not in plain.json()
+    by_field, by_header = it.post(route, {**body, "hallmark": True}), it.post(route, body, headers={"X-Hallmark": "1"})
+    for answer in (by_field.json(), by_header.json()):
+        assert [phase["path"] for phase in answer["hallmark"]["phases"]] == [use.path for use in USES]
+        assert answer["hallmark"]["bucket"] == ("le_128" if task is Task.EMBED else "le_512")
+        model = {EMBEDDINGS: answers.EmbeddingList, SCORE: answers.ScoreList, RERANK: answers.Reranked}[route]
+        model.model_validate(answer, strict=False)
+    assert it.post(route, body, headers={"X-Hallmark": "yes"}).status_code == 400
+
+
 def test_token_ids_are_taken_as_they_are_and_bytes_are_fp32(words: Path) -> None:
     it = pooling(words, replace(EMBED, normalizes=False))
     answer = it.post(EMBEDDINGS, {"input": [[1, 2], [3]], "encoding_format": "base64"}).json()
