@@ -34,9 +34,6 @@ CHECKS = (
     "response_headers_conformance",
     "response_schema_conformance",
 )
-MODEL_LEN = "64"  # room for the 32 tokens of an example; an answer that fills the context is short
-
-
 PATHS = (
     *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"),
     *("/v1/responses/{response_id}/input_items", "/v1/models", "/v1/models/{name}"),
@@ -102,6 +99,8 @@ def main() -> int:
     parser.add_argument("program", help="schemathesis, of an environment of its own")
     parser.add_argument("--task", choices=["generate", "embed", "score"], default="generate", help="of the server")
     parser.add_argument("--model", type=Path, help="its folder; the demo's without")
+    # Room for the 32 tokens of an example; an answer that fills the context is short.
+    parser.add_argument("--max-model-len", default="64", help="of the server; a reranker's prompt needs some 1,000")
     parser.add_argument("--cases", type=int, default=20_000)
     parser.add_argument("--examples", type=int, default=400, help="of each operation in a run, beside those of bounds")
     parser.add_argument("--seed", type=int, default=1, help="of the first run")
@@ -113,7 +112,7 @@ def main() -> int:
     failures: list[str] = []
     cases: Counter[tuple[str, str]] = Counter()
     drawn: Counter[str] = Counter()
-    flags = ["--port", str(port), "--max-model-len", MODEL_LEN, "--task", args.task]
+    flags = ["--port", str(port), "--max-model-len", args.max_model_len, "--task", args.task]
     flags += [] if args.model is None else ["--model", str(args.model)]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     with tempfile.TemporaryDirectory() as folder:
