@@ -36,6 +36,7 @@ from server.engine.execution.commands import (
     Decide,
     Declare,
     Launch,
+    OtherSideGone,
     RankProgress,
     Record,
     RecordStep,
@@ -278,7 +279,7 @@ def main() -> None:
                 continue
             progress.note(type(command).__name__)
             started.obey(command)
-    except EOFError:
+    except OtherSideGone:
         os._exit(0)
     except Refused:
         signal.pause()  # rank 0 says why, and its end is this process's

@@ -204,7 +204,7 @@ def serve(
         if built.followers is not None:
             built.followers.close()
     except DeviceLost as error:
-        logger.exception("the device is lost at the start")
+        logger.exception("the engine cannot go on: a device is lost, or one of several ranks has left a step")
         send(EngineFailed(str(error), error.suspects))
         return _EXIT_FAULT
     except Exception as error:  # the edge of the engine: this is logged, and the supervisor starts a new one

@@ -93,7 +93,7 @@ class EngineClient:
         self._stall_after_s = stall_after_s
         self._start_stall_after_s = start_stall_after_s
         self._connect_within_s = connect_within_s
-        self._start = StartWatch()  # of the latest start
+        self._start = self._new_watch()  # of the latest start
         self._num_stalled_starts = 0  # since an engine was ready
         self._backoff_s = backoff_s
         self._make_folder = make_folder
@@ -216,7 +216,7 @@ class EngineClient:
     async def _run_once(self) -> DeathCause:
         """One life of an engine process, from its start to its end."""
         folder = LockedFolder(self._make_folder, PREFIX, SOCKET_NAME)
-        self._start = StartWatch()
+        self._start = self._new_watch()
         connected: asyncio.Future[EngineConnection] = asyncio.get_running_loop().create_future()
         server = None
         try:
@@ -247,7 +247,7 @@ class EngineClient:
                 logger.error("the engine process has not connected within %.0f s; it is killed", self._connect_within_s)
                 return DeathCause.STALLED
             self._connection = connected.result()
-            self._start = StartWatch()  # from here on, not from the process's first import
+            self._start = self._new_watch()  # from here on, not from the process's first import
             self._send(Configure(self._settings, self.quarantined, self.quarantine.by_operator))
             return await self._until_end(self._connection, exited)
         finally:
@@ -328,6 +328,9 @@ class EngineClient:
             self.refused = message
             self.state = EngineState.REFUSED
             self._listener.on_refused(message)
+
+    def _new_watch(self) -> StartWatch:
+        return StartWatch(self._settings.tensor_parallel_size)
 
     async def _end_process(self) -> None:
         """Kill what still runs and reap it: no zombie stays."""

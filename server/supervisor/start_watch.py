@@ -9,7 +9,8 @@ from server.protocol.messages import StartBeat
 class StartWatch:
     """Progress of one start, from its first second on."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, num_ranks: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._num_ranks = num_ranks
         self._clock = clock
         self._latest: dict[int, tuple[StartBeat, float]] = {}
         self._moved_at = clock()
@@ -27,8 +28,8 @@ class StartWatch:
         return self._clock() - self._moved_at
 
     def __str__(self) -> str:
-        """Text of each rank and its stage, the rank first that has been at it longest."""
+        """Text of each rank and its stage: those first that never reported one, then the one longest at its stage."""
         now = self._clock()
         ranks = sorted(self._latest.values(), key=lambda it: it[1])
-        said = [f"rank {it.rank} is at {it.stage} for {now - at:.0f} s" for it, at in ranks]
-        return ", ".join(said) or "no rank has said where it is"
+        silent = [f"rank {rank} has reported nothing" for rank in range(self._num_ranks) if rank not in self._latest]
+        return ", ".join([*silent, *(f"rank {it.rank} is at {it.stage} for {now - at:.0f} s" for it, at in ranks)])

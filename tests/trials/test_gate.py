@@ -101,7 +101,9 @@ def test_a_command_and_its_children_are_interrupted(tmp_path: Path) -> None:
     )
     flags = ["-n", "2", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "-c", os.devnull, "-ra"]
     begun = time.monotonic()
-    ended = run_within([sys.executable, "-m", "pytest", *flags, str(test)], 25)  # xdist takes 5 s to begin, more beside others
+    ended = run_within(
+        [sys.executable, "-m", "pytest", *flags, str(test)], 25
+    )  # xdist takes 5 s to begin, more beside others
     assert time.monotonic() - begun < 45
     assert ended.status is None
     assert ended.has_failed, ended.lines  # two failed before

@@ -168,6 +168,12 @@ class RankFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 Report = RankProgress | RankFailed
+
+
+class OtherSideGone(Exception):
+    """The process at the other end of the socket pair has ended."""
+
+
 _SIZE = struct.Struct("<I")  # bytes of a report
 _REPORTS: "msgspec.msgpack.Decoder[Report]" = msgspec.msgpack.Decoder(Report)
 _DECODER: "msgspec.msgpack.Decoder[Command]" = msgspec.msgpack.Decoder(Command)
@@ -196,7 +202,7 @@ def receive(
 ) -> tuple[Command, memoryview]:
     """Wait for the next command; return it with the inputs that follow it, in what `memory` gives for their size.
 
-    Raises EOFError when rank 0 is gone.
+    Raises OtherSideGone when rank 0 is.
     """
     size, num_bytes = _SIZES.unpack(_filled(connection, memoryview(bytearray(_SIZES.size))))
     command = _DECODER.decode(_filled(connection, memoryview(bytearray(size))))
@@ -219,7 +225,7 @@ class Reports:
 
 def reports_of(connection: socket.socket) -> Iterator[Report]:
     """Wait for each report of another rank, until that is gone."""
-    with suppress(EOFError, OSError):
+    with suppress(OtherSideGone, OSError):
         while True:
             (size,) = _SIZE.unpack(_filled(connection, memoryview(bytearray(_SIZE.size))))
             yield _REPORTS.decode(_filled(connection, memoryview(bytearray(size))))
@@ -230,6 +236,6 @@ def _filled(connection: socket.socket, view: memoryview) -> memoryview:
     while rest:
         num_read = connection.recv_into(rest)
         if not num_read:
-            raise EOFError("the other side is gone")
+            raise OtherSideGone
         rest = rest[num_read:]
     return view

@@ -6,6 +6,7 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Protocol
 
 import msgspec
@@ -50,11 +51,15 @@ from server.errors import SettingsError, StartError
 from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
 from server.model.ranks import Ranks
+from server.protocol.liveness import START_KILLED_AFTER_S
 from server.settings import Settings
 
 logger = logging.getLogger(__name__)
 
 EXIT_RANK_LOST = 71  # EX_OSERR
+# Longer than the supervisor lets a start make no progress: it ends the start with the stage of each rank, where torch's
+# five minutes would end it with the name of a key.
+MEET_S = 2 * START_KILLED_AFTER_S
 FOLLOWER = "server.engine.follower"
 
 
@@ -156,13 +161,14 @@ def _leave(rank: int) -> None:
     os._exit(EXIT_RANK_LOST)
 
 
-def meet_ranks(meeting: str, rank: int, world: int, identity: RankIdentity) -> Ranks:
-    """Wait until every rank of this host is here.
+def meet_ranks(meeting: str, rank: int, world: int, identity: RankIdentity, *, patience_s: float = MEET_S) -> Ranks:
+    """Wait until every rank of this host is here, `patience_s` at most for what each of them says.
 
     Raises SettingsError on rank 0 where another rank's identity differs from its own.
     """
 
     def compare(store: Store) -> None:
+        store.set_timeout(timedelta(seconds=patience_s))
         if rank:
             _introduce(store, rank, identity)
             return

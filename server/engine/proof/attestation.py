@@ -155,11 +155,14 @@ class Attestor:
         self._busy_s += self._clock() - started
         return None if self._waiting else self._report()
 
-    def attest_all(self, trigger: str) -> AttestationReport:
-        """Attest all batches at once: before the engine is ready, when no request waits."""
+    def attest_all(self, trigger: str, progress: Callable[[int, int], None] = lambda _, __: None) -> AttestationReport:
+        """Attest all batches at once: before the engine is ready, when no request waits.
+
+        `progress` gets how many are done, and of how many.
+        """
         self.ask(trigger)
         while (report := self.poll()) is None:
-            pass
+            progress(len(self._done), len(self._probes))
         return report
 
     def _report(self) -> AttestationReport:

@@ -194,8 +194,12 @@ def _build(
     attestor = _attestor(settings, subject, runner, plan)
     if settings.attestation_interval_s:
         progress("attesting", "a forward pass of each path under the profiler")
+
+    def on_attested(num_done: int, num_batches: int) -> None:
+        progress("attesting", f"{num_done} of {num_batches} forward passes")
+
     with blaming(runner.suspects):
-        attested = attestor.attest_all("start") if settings.attestation_interval_s else None
+        attested = attestor.attest_all("start", on_attested) if settings.attestation_interval_s else None
     refuse_unserved(dispatcher.plan.values(), plan, settings, attested)
     if dispatcher.timer is not None:
         dispatcher.timer.start()

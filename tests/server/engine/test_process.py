@@ -303,6 +303,9 @@ def test_a_start_reports_its_progress_and_its_plan(tiny_llama: TinyLlama, tmp_pa
     assert status == 0
     stages = list(dict.fromkeys(message.stage for message in sent if isinstance(message, EngineProgress)))
     assert stages == ["loading", "compiling", "attesting"]
+    # On a CPU each pass of a large model takes minutes: without them the supervisor would end the start.
+    passes = [message.detail for message in sent if isinstance(message, EngineProgress) and "of" in message.detail]
+    assert "1 of 3 forward passes" in passes
     ready = next(message for message in sent if isinstance(message, EngineReady))
     assert (ready.max_model_len, ready.num_pages, ready.page_size) == (128, 64, 16)
     assert {row.phase for row in ready.plan} == {"prefill", "extend", "decode", "linear"}

@@ -24,11 +24,13 @@ from server.protocol.messages import (
     PlanRow,
     SamplingParams,
     ShadowReport,
+    StartBeat,
     StepRecord,
     TokenDelta,
 )
 from server.settings import Settings
 from server.supervisor.client import EngineClient, EngineState
+from server.supervisor.start_watch import StartWatch
 
 FAKE = Path(__file__).parent / "fake_engine.py"
 STALLS_SOON = {"stall_after_s": 1.5}  # 30 of the fake engine's heartbeats
@@ -131,8 +133,8 @@ def test_a_start_is_ended_when_no_rank_gets_further(caplog: pytest.LogCaptureFix
 @pytest.mark.parametrize(
     ("limit", "where"),
     [
-        ({"start_stall_after_s": 0.4}, r"rank 1 is at loading for \d s"),
-        ({"connect_within_s": 0.0}, "no rank has said .*"),
+        ({"start_stall_after_s": 0.4}, r"rank 0 has reported nothing, rank 1 is at loading for \d s"),
+        ({"connect_within_s": 0.0}, "rank 0 has reported nothing"),
     ],
     ids=["silent", "unconnected"],
 )
@@ -149,6 +151,17 @@ def test_the_third_start_that_stalls_is_the_last_one(limit: dict[str, float], wh
             assert len(ledger.deaths) == 3
 
     run(test)
+
+
+def test_a_rank_that_never_reports_is_named_first() -> None:
+    now = 0.0
+    watch = StartWatch(3, lambda: now)
+    watch.beat(StartBeat(2, "loading", 1))
+    now = 5.0
+    watch.beat(StartBeat(0, "meeting", 1))
+    now = 9.0
+    said = "rank 1 has reported nothing, rank 2 is at loading for 9 s, rank 0 is at meeting for 4 s"
+    assert (str(watch), watch.silent_s) == (said, 4.0)
 
 
 def test_an_engine_that_gets_ready_ends_the_count_of_stalls() -> None:

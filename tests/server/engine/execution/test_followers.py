@@ -2,8 +2,10 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,12 @@ import torch
 
 from qualification.decision.decision import Decision, Status
 from qualification.measure.trials.failures import DeviceLost
-from server.engine.execution.commands import RankFailed
-from server.engine.execution.followers import EXIT_RANK_LOST, report_of
+from server.engine.execution.commands import CompareMemory, OtherSideGone, RankFailed, frame_of, receive
+from server.engine.execution.followers import EXIT_RANK_LOST, MEET_S, RankIdentity, meet_ranks, report_of
 from server.engine.execution.worker import LaunchFailed
 from server.engine.operators.dispatch import Choice
 from server.errors import ModelError
+from server.protocol.liveness import START_KILLED_AFTER_S
 from server.protocol.messages import AttentionUse
 
 RUNNING = [("path.b", "of a step that is not done")]
@@ -118,3 +121,21 @@ def launch_failed() -> LaunchFailed:
 )
 def test_a_rank_reports_why_it_ends(error: Exception, report: RankFailed) -> None:
     assert report_of(error, 1, 2) == report
+
+
+def test_a_command_that_breaks_off_says_that_rank_0_is_gone() -> None:
+    """Not by EOFError: of a file that a rank reads, that would end it without a report."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        with ours:
+            ours.sendall(frame_of(CompareMemory())[:-1])
+        with pytest.raises(OtherSideGone):
+            receive(theirs)
+
+
+def test_the_supervisor_gives_a_rank_up_before_rank_0_does(tmp_path: Path) -> None:
+    assert MEET_S > START_KILLED_AFTER_S
+    began = time.monotonic()
+    with pytest.raises(RuntimeError, match="identity 1"):
+        meet_ranks(str(tmp_path / "meeting"), 0, 2, RankIdentity({}, None), patience_s=0.5)
+    assert time.monotonic() - began < 60, "torch's own limit is 300 s"
