@@ -30,5 +30,5 @@ def address(x: Tensor | None) -> int | None:
 
 
 def grid(num_tiles: int, device: torch.device, programs: int = 1) -> tuple[int, int, int]:
-    """As many programs as the device holds at once, `programs` of a multiprocessor, or as there are tiles."""
+    """Return as many programs as the device holds at once, `programs` of a multiprocessor, or as there are tiles."""
     return min(num_processors(device) * programs, num_tiles), 1, 1

@@ -1,4 +1,4 @@
-"""What is compiled into the Gluon products of mxfp4 weights, chosen by rows an expert. Imports no torch."""
+"""Constants compiled into the Gluon products of mxfp4 weights, chosen by rows an expert. Imports no torch."""
 
 from dataclasses import dataclass, replace
 
