@@ -58,7 +58,7 @@ class CodesTiling:
 
     @property
     def bytes_of_stage(self) -> int:
-        """Of codes, and of x."""
+        """Bytes of codes, and of x."""
         return self.rows * STEP // 2 + self.tokens * STEP * 2
 
     @property

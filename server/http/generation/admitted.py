@@ -60,7 +60,7 @@ class Admitted(Generic[TokenizedT]):
         self._place = place
 
     def provenance(self, scope: Scope, field: bool) -> Callable[[], Provenance] | None:
-        """How to name the kernels; None where they are not asked for. Errors of this request name them from here on.
+        """Return what names the kernels, which errors of this request do from here on; None where it is not asked for.
 
         field  whether its body asks for them. Raises InvalidHeader.
         """
