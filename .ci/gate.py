@@ -177,7 +177,7 @@ def index_answers() -> bool:
     command = [".venv/bin/python", "-m", "pip", "index", "versions", "openai"]
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=INDEX_S, check=False)
-    except subprocess.TimeoutExpired:
+    except (OSError, subprocess.TimeoutExpired):
         return False
     return done.returncode == 0
 
