@@ -27,6 +27,7 @@ from kernels.vocabulary.path import AnyPath
 from qualification.common.exit_code import ExitCode
 from qualification.measure.inputs.collective_inputs import CollectiveCase
 from qualification.measure.ranks.rank_processes import RankProcesses, meet
+from qualification.measure.trials.failures import loss_of
 
 logger = logging.getLogger(__name__)
 
@@ -95,6 +96,7 @@ class RankGroup:
         join(self._ranks.meeting, 0, world, device)
         self.world = world
         self.peers = RankPeers(0, world, device)
+        self.is_idle = True  # false from a call's beginning on, until it has ended on this rank
 
     def tell(self, command: RankCommand) -> None:
         """Have all others do this, after all earlier commands."""
@@ -127,13 +129,18 @@ class GroupRun:
         self._path, self._run, self._group = path, run, group
 
     def __call__(self, case: CollectiveCase, part: Tensor, follows: AddNorm | None, out: Tensor) -> None:
+        self._group.is_idle = False
         self._group.tell(RankCall(self._path, str(case.shape), case.name, case.seed))
         peers = self._group.peers.of(self._path, part.shape[1] * part.element_size())
         self._run(peers, part, follows, out)
+        self._group.is_idle = True
 
     def everywhere(self, own: Tensor) -> Tensor:
+        self._group.is_idle = False
         self._group.tell(RankGather())
-        return gathered(own, self._group.world)
+        found = gathered(own, self._group.world)
+        self._group.is_idle = True
+        return found
 
 
 def gathered(own: Tensor, world: int) -> Tensor:
@@ -153,7 +160,11 @@ def join(meeting: str, rank: int, world: int, device: torch.device) -> None:
 
 @contextmanager
 def on_ranks(pairs: Sequence[Pair], device: torch.device) -> Iterator[list[Pair]]:
-    """The pairs, with those of collectives run on as many ranks as their shapes have, all of one number."""
+    """The pairs, with those of collectives run on as many ranks as their shapes have, all of one number.
+
+    Where an error ends it between two calls (the time is up), all ranks leave the group too: a rank 0 that had not left
+    NCCL's had not exited 15 s after its verdict (two H200s, torch 2.11.0).
+    """
     worlds = {shape.world for shape, _ in pairs if isinstance(shape, CollectiveShape)}
     if not worlds:
         yield list(pairs)
@@ -165,7 +176,7 @@ def on_ranks(pairs: Sequence[Pair], device: torch.device) -> Iterator[list[Pair]
     try:
         yield [(shape, _on(path, group)) for shape, path in pairs]
     except BaseException:
-        group.close(is_idle=False)
+        group.close(is_idle=group.is_idle and loss_of(at) is None)
         raise
     group.close(is_idle=True)
 

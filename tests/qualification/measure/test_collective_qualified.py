@@ -5,6 +5,7 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -18,6 +19,7 @@ from kernels.system.device import read_fingerprint
 from kernels.vocabulary.row_buckets import TokenRows
 from kernels.vocabulary.shape import Dtype
 from qualification.evidence.evidence import Evidence
+from qualification.measure.campaign import OutOfTime
 from qualification.measure.qualify import Bench, qualify
 from qualification.measure.ranks.rank_group import WORKER
 
@@ -46,6 +48,21 @@ def test_sums_are_proven_by_all_ranks_and_a_wrong_one_refused() -> None:
     assert {check.name for check in found[2].checks if not check.is_passed} == {"every_row", "unequal_ranks"}
     assert {entry.tested_query_tokens for entry in found} == {16}
     assert not dist.is_initialized(), "an engine meets its own ranks behind this"
+
+
+def test_ranks_leave_together_when_the_time_is_up() -> None:
+    found: list[Evidence] = []
+
+    def add(evidence: Evidence) -> None:
+        found.append(evidence)
+        raise OutOfTime
+
+    bench = Bench(read_fingerprint(CPU), CPU, timing_budget_s=0.001)
+    pairs = (SHAPE, GLOO), (replace(SHAPE, follows=Follows.NOTHING), GLOO)
+    with pytest.raises(OutOfTime):
+        qualify(pairs, bench, progress=lambda *_: None, on_evidence=add)
+    assert [entry.is_proven for entry in found] == [True]
+    assert not dist.is_initialized(), "NCCL's group would keep this process from its end"
 
 
 def test_a_rank_that_waits_for_rank_0_ends_with_it(tmp_path: Path) -> None:
