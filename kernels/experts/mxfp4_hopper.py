@@ -34,6 +34,7 @@ HEIGHT = gl.constexpr(mxfp4_tilings.ROWS)
 LINE = gl.constexpr(128)  # bytes of L2 that are fetched at once
 FREE = gl.constexpr(7)  # hardware barriers from 7 on: stages given back; Triton 3.6 uses 0, 1 and one a partition
 UNPACK = gl.constexpr(mxfp4_unpack.UNPACK)
+UNPACK_LARGE_SCALES = gl.constexpr(mxfp4_unpack.UNPACK_LARGE_SCALES)
 REGISTERS = gl.constexpr(mxfp4_unpack.REGISTERS)
 
 
@@ -120,18 +121,19 @@ def produce(w_desc, x_desc, scales_ptr, table_ptr, across, num_steps, blocks, si
 
 @jit
 def factors_of(scales):
-    """Bits of bf16 of 2^126 times scales [64, 4], int32: what a code is multiplied by. From 2^128 on none are."""
+    """Bits of bf16 of 2^126 times scales [64, 4], int32: what a code is multiplied by, where they are at most 2."""
     return scales.to(gl.int32) * 128 + 126 * 128
 
 
 @jit
-def numbers(codes, factors, ACC: gl.constexpr):
+def numbers(codes, factors, ACC: gl.constexpr, TILING: gl.constexpr):
     """[64, 64] bf16, the first operand of a wgmma. codes [64, 4, 2, 2], factors [64, 4]."""
     LAYOUT: gl.constexpr = codes.type.layout
+    PTX: gl.constexpr = UNPACK_LARGE_SCALES if TILING.has_large_scales else UNPACK
     factors = gl.convert_layout(factors.to(gl.int16), gl.SliceLayout(2, gl.SliceLayout(3, LAYOUT)))
     factors, codes = gl.broadcast(factors.expand_dims(2).expand_dims(3), codes)
     o0, o1, o2, o3 = gl.inline_asm_elementwise(
-        UNPACK, REGISTERS, [codes, factors], (gl.bfloat16, gl.bfloat16, gl.bfloat16, gl.bfloat16),
+        PTX, REGISTERS, [codes, factors], (gl.bfloat16, gl.bfloat16, gl.bfloat16, gl.bfloat16),
         is_pure=True, pack=8,
     )  # fmt: skip
     # [64, lane, word, half, bit 0 of the place, bit 1]
@@ -142,23 +144,23 @@ def numbers(codes, factors, ACC: gl.constexpr):
 
 @jit
 def scales_at(tile, across, table_ptr, scales_ptr, blocks, size_out, W: gl.constexpr, TILING: gl.constexpr):
-    """Pointers to the first scales of this consumer's rows of a tile, [64, 1], and which of the rows there are."""
+    """Pointers to the first scales of this consumer's rows of a tile, [64, 1]; of rows behind the last one, its own."""
     expert, _first, _end, n = tile_at(tile, across, table_ptr)
     r = W * HEIGHT + gl.arange(0, HEIGHT, gl.SliceLayout(1, scales_layout()))[:, None]
     if TILING.parts == 2:
-        column = n * TILING.columns + r // 16 * 8 + r % 8
+        column = gl.minimum(n * TILING.columns + r // 16 * 8 + r % 8, size_out - 1)
         row = (expert * 2 + r // 8 % 2) * size_out + column
     else:
-        column = n * TILING.columns + r
+        column = gl.minimum(n * TILING.columns + r, size_out - 1)
         row = expert * size_out + column
-    return scales_ptr + row.to(gl.int64) * blocks, column < size_out
+    return scales_ptr + row.to(gl.int64) * blocks
 
 
 @jit
-def load_scales(scales, is_row, step, blocks):
-    """Scales of one stage, [64, 4] uint8. blocks: of a row."""
-    block = step * 4 + gl.arange(0, 4, gl.SliceLayout(0, scales_layout()))[None, :]
-    return gl.load(scales + block, mask=is_row & (block < blocks), other=0)
+def load_scales(scales, step, blocks):
+    """Scales of one stage, [64, 4] uint8; of blocks behind a row's last one, its own: their codes are zeros."""
+    block = gl.minimum(step * 4 + gl.arange(0, 4, gl.SliceLayout(0, scales_layout())), blocks - 1)
+    return gl.load(scales + block[None, :])
 
 
 @jit
@@ -168,11 +170,11 @@ def load_stage(w_smem, stage, W: gl.constexpr, TILING: gl.constexpr):
 
 
 @jit
-def numbers_of(codes, factors, BOX_OF: gl.constexpr, ACC: gl.constexpr):
+def numbers_of(codes, factors, BOX_OF: gl.constexpr, ACC: gl.constexpr, TILING: gl.constexpr):
     """The numbers of one box of columns."""
     # [64 rows, 4 lanes, 2 words, 2 halves] for each box of x
     chunks = gl.split(codes.reshape([HEIGHT, 4, BOXES, 2, 2]).permute([0, 1, 3, 4, 2]))
-    return numbers(chunks[BOX_OF], factors, ACC)
+    return numbers(chunks[BOX_OF], factors, ACC, TILING)
 
 
 @jit
@@ -194,15 +196,15 @@ def consume(
     stage = 0
     phase = 0
     if start < total:
-        pointers, is_row = scales_at(start, across, table_ptr, scales_ptr, blocks, size_out, W, TILING)
-        scales = load_scales(pointers, is_row, 0, blocks)
+        pointers = scales_at(start, across, table_ptr, scales_ptr, blocks, size_out, W, TILING)
+        scales = load_scales(pointers, 0, blocks)
         for tile in range(start, total, gl.num_programs(0)):
             expert, first, end, n = tile_at(tile, across, table_ptr)
-            ahead = load_scales(pointers, is_row, 1, blocks)
+            ahead = load_scales(pointers, 1, blocks)
             mbarrier.wait(full.index(stage), phase)
             codes = load_stage(w_smem, stage, W, TILING)
             factors = factors_of(scales)
-            w = numbers_of(codes, factors, 0, ACC)
+            w = numbers_of(codes, factors, 0, ACC, TILING)
             acc = gl.zeros([HEIGHT, TOKENS], gl.float32, ACC)
             for step in range(num_steps):
                 current = stage
@@ -215,16 +217,16 @@ def consume(
                         mbarrier.wait(full.index(stage), phase, pred=step + 1 < num_steps)
                         codes = load_stage(w_smem, stage, W, TILING)  # behind a tile's last stage: not used
                         factors = factors_of(ahead)
-                        ahead = load_scales(pointers, is_row, step + 2, blocks)
+                        ahead = load_scales(pointers, step + 2, blocks)
                     x = x_smem.index(current * BOXES + c).permute((1, 0))
                     acc = warpgroup_mma(w, x, acc, is_async=True)
-                    following = numbers_of(codes, factors, (c + 1) % BOXES, ACC)
+                    following = numbers_of(codes, factors, (c + 1) % BOXES, ACC, TILING)
                     acc, w = warpgroup_mma_wait(0, deps=[acc, w])  # a wgmma in flight reads its registers
                     w = following
                 hardware_arrive(FREE + current, TILING.threads)
             behind = gl.minimum(tile + gl.num_programs(0), total - 1)
-            pointers, is_row = scales_at(behind, across, table_ptr, scales_ptr, blocks, size_out, W, TILING)
-            scales = load_scales(pointers, is_row, 0, blocks)  # arrives while results are stored
+            pointers = scales_at(behind, across, table_ptr, scales_ptr, blocks, size_out, W, TILING)
+            scales = load_scales(pointers, 0, blocks)  # arrives while results are stored
             store_tile(
                 W, acc, bias_ptr, out_ptr, order_ptr, expert, first, end, n, size_out, stride_out, limit, alpha, TILING
             )

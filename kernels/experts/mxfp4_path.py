@@ -62,8 +62,9 @@ def run_in_tiles(
         return
     (num_experts, size, _), width, num_slots = expert_weights.down_scales.shape, expert_weights.width, experts.numel()
     name, limit, alpha = activation_arguments(activation)
-    gate_up = tiles.gate_up(has_bias=expert_weights.gate_up_bias is not None, activation=name)
-    down = tiles.down(has_bias=expert_weights.down_bias is not None)
+    large = expert_weights.has_large_scales
+    gate_up = tiles.gate_up(has_bias=expert_weights.gate_up_bias is not None, activation=name, has_large_scales=large)
+    down = tiles.down(has_bias=expert_weights.down_bias is not None, has_large_scales=large)
     by_expert = sort_slots(experts, num_experts, tiles.tokens)
     num_tiles, sorted_by = by_expert.tiles.shape[0], (by_expert.order.data_ptr(), by_expert.table.data_ptr())
     inner = hidden.new_empty(num_slots, ordered_size(width))

@@ -17,11 +17,12 @@ _SHARED_BYTES_OF_TWO = 233_472 // 2 - 1024  # of each of two, beside 1 KiB that 
 class CodesTiling:
     """A product of tiles of `tokens` sorted slots by 64 rows of weights a consumer.
 
-    parts          2 where a tile holds gate and up, whose activated product is stored in the order of mxfp4_order.py
-    tokens         slots of a tile, wgmma's N: 8 to 256
-    consumers      2 or 3
-    registers      of a thread of each consumer, and of the producer
-    max_registers  of a thread at launch where a multiprocessor holds two programs; None where one has all
+    parts             2 where a tile holds gate and up, whose activated product is stored in the order of mxfp4_order.py
+    tokens            slots of a tile, wgmma's N: 8 to 256
+    consumers         2 or 3
+    registers         of a thread of each consumer, and of the producer
+    max_registers     of a thread at launch where a multiprocessor holds two programs; None where one has all
+    has_large_scales  a scale may be above 2, which takes a second multiplication
     """
 
     parts: int
@@ -32,6 +33,7 @@ class CodesTiling:
     max_registers: int | None
     has_bias: bool
     activation: str
+    has_large_scales: bool
 
     @property
     def rows(self) -> int:
@@ -73,7 +75,9 @@ _REGISTERS_OF_TWO = (104, 32)  # of each of two programs, of two consumers
 _MOST_OF_TWO = 80
 
 
-def codes_tiling(parts: int, tiles: "CodesTiles", has_bias: bool, activation: str) -> CodesTiling:
+def codes_tiling(
+    parts: int, tiles: "CodesTiles", has_bias: bool, activation: str, has_large_scales: bool
+) -> CodesTiling:
     """The tiling with as many stages as shared memory holds beside conversions of results and 1 KiB of barriers.
 
     Triton knows a compiled kernel by the fields of its tiling: what is not one must follow from them.
@@ -81,7 +85,7 @@ def codes_tiling(parts: int, tiles: "CodesTiles", has_bias: bool, activation: st
     registers, most, shared = _REGISTERS[tiles.consumers], None, _SHARED_BYTES
     if tiles.programs == 2:
         registers, most, shared = _REGISTERS_OF_TWO, _MOST_OF_TWO, _SHARED_BYTES_OF_TWO
-    one = CodesTiling(parts, tiles.tokens, tiles.consumers, 1, registers, most, has_bias, activation)
+    one = CodesTiling(parts, tiles.tokens, tiles.consumers, 1, registers, most, has_bias, activation, has_large_scales)
     conversions = one.columns * one.stored_together * 2
     return replace(one, stages=min(_MOST_STAGES, (shared - 1024 - conversions) // one.bytes_of_stage))
 
@@ -94,11 +98,11 @@ class CodesTiles:
     consumers: int
     programs: int = 1
 
-    def gate_up(self, *, has_bias: bool, activation: str) -> CodesTiling:
-        return codes_tiling(2, self, has_bias, activation)
+    def gate_up(self, *, has_bias: bool, activation: str, has_large_scales: bool) -> CodesTiling:
+        return codes_tiling(2, self, has_bias, activation, has_large_scales)
 
-    def down(self, *, has_bias: bool) -> CodesTiling:
-        return codes_tiling(1, self, has_bias, "")
+    def down(self, *, has_bias: bool, has_large_scales: bool) -> CodesTiling:
+        return codes_tiling(1, self, has_bias, "", has_large_scales)
 
 
 _LOWEST = CodesTiles(8, 2, programs=2)

@@ -5,8 +5,11 @@ $16 to $19   the words
 $20 to $23   of each word the bits of bf16 of 2^126 times its scale, twice
 
 A code's sign, exponent and mantissa in the places of bf16's are the number times 2^-126, subnormal ones too. A scale
-above 2, or NaN, has no such factor: a warp with one of them multiplies by 2^126 first, and then by the scales.
+above 2, or NaN, has no such factor: where there may be one, numbers are multiplied by 2^126 first, then by the scales.
+To look for one here would take 39 instructions in 267, and 10% of the time of 8 tokens.
 """
+
+from collections.abc import Iterable
 
 # Of pair i: how its signs come to their place, and how exponents and mantissas do.
 _MOVES = (
@@ -43,24 +46,12 @@ selp.b32 f, 0x7FC07FC0, f, p;
 """
 
 
-UNPACK = "\n".join(
-    [
-        "{",
-        ".reg .b32 t, u, f, c;",
-        ".reg .pred p;",
-        "max.u32 t, $20, $21;",
-        "max.u32 u, $22, $23;",
-        "max.u32 t, t, u;",
-        "setp.gt.u32 p, t, 0x7F00FFFF;",
-        "vote.sync.any.pred p, p, 0xFFFFFFFF;",
-        "@p bra SLOW;",
-        *(_numbers(word, f"${20 + word}") for word in range(4)),
-        "bra DONE;",
-        "SLOW:",
-        "mov.b32 c, 0x7E807E80;",
-        *(_scale(word) + _numbers(word, "f", first="c") for word in range(4)),
-        "DONE:",
-        "}",
-    ]
+def _unpack(lines: Iterable[str]) -> str:
+    return "\n".join(["{", ".reg .b32 t, u, f, c;", ".reg .pred p;", *lines, "}"])
+
+
+UNPACK = _unpack(_numbers(word, f"${20 + word}") for word in range(4))
+UNPACK_LARGE_SCALES = _unpack(
+    ["mov.b32 c, 0x7E807E80;", *(_scale(word) + _numbers(word, "f", first="c") for word in range(4))]
 )
 REGISTERS = ",".join(["=r"] * 16 + ["r"] * 8)

@@ -1,6 +1,6 @@
 """The weights of all experts of a layer: in the model's dtype, or as 4-bit blocks with scales (mxfp4)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from kernels.experts.kinds import MXFP4_BLOCK
 # The numbers of 4 bits: sign, two bits of exponent, one of mantissa. Source: OCP Microscaling Formats 1.0, table 5.
 _FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _SCALE_BIAS = 127
+_LARGEST_SMALL = _SCALE_BIAS + 1  # 2: 2^126 times it is the largest power of two in bf16
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,7 @@ class Mxfp4Weights:
     down_scales     [E, H, I / 32] uint8
     gate_up_bias    [E, 2 * I] or None, in the model's dtype
     down_bias       [E, H] or None
+    has_large_scales  whether a scale is above 2 or NaN; True where nobody looked, which is right and slower
     Source: OCP Microscaling Formats 1.0.
     """
 
@@ -59,6 +61,12 @@ class Mxfp4Weights:
     down_scales: Tensor
     gate_up_bias: Tensor | None = None
     down_bias: Tensor | None = None
+    has_large_scales: bool = True
+
+    def inspected(self) -> "Mxfp4Weights":
+        """The same, with `has_large_scales` by their scales, which must not change any more. Waits for the device."""
+        largest = max(int(scales.max()) for scales in (self.gate_up_scales, self.down_scales))
+        return replace(self, has_large_scales=largest > _LARGEST_SMALL)
 
     @property
     def num_experts(self) -> int:

@@ -81,6 +81,7 @@ class Decoder:
         borders  numbers of tokens from which another path may serve
         """
         self._products_of = products
+        self.weights = self.weights.inspected()
         self._blocks = self._build_blocks()
         pairs = zip(self.config.layers, self.weights.layers, strict=False)
         of_mixture = {layer.feed_forward: weights.feed_forward for layer, weights in pairs}

@@ -127,6 +127,23 @@ class Weights:
             head = autotuner.product([self.head], torch.float32, sampled)
         return replace(self, layers=tuple(layer.with_tuned(products) for layer in self.layers), chosen_head=head)
 
+    def inspected(self) -> "Weights":
+        """The same, mixtures in mxfp4 with what their scales allow, those of all layers alike: they share kernels.
+
+        No weight may change any more. Waits for the device.
+        """
+        mixtures = [layer.feed_forward for layer in self.layers if isinstance(layer.feed_forward, MixtureWeights)]
+        codes = [it.experts for it in mixtures if isinstance(it.experts, Mxfp4Weights)]
+        large = any(it.inspected().has_large_scales for it in codes)
+
+        def known(layer: LayerWeights) -> LayerWeights:
+            fed = layer.feed_forward
+            if not isinstance(fed, MixtureWeights) or not isinstance(fed.experts, Mxfp4Weights):
+                return layer
+            return replace(layer, feed_forward=replace(fed, experts=replace(fed.experts, has_large_scales=large)))
+
+        return replace(self, layers=tuple(map(known, self.layers)))
+
 
 def _is_tuned(weight: Tensor) -> bool:
     return weight.dtype in (torch.float16, torch.bfloat16) and weight.numel() >= _LEAST_CHOSEN

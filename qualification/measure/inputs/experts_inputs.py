@@ -136,7 +136,7 @@ def expert_weights_of(mixture: ExpertsShape, random: torch.Generator, device: to
         scales = torch.randint(largest - 4, largest + 1, shape, generator=random, dtype=torch.uint8, device=device)
         return blocks, scales
 
-    return Mxfp4Weights(*packed(2 * width, hidden), *packed(hidden, width), *biases)
+    return Mxfp4Weights(*packed(2 * width, hidden), *packed(hidden, width), *biases).inspected()
 
 
 def _edges(mixture: ExpertsShape, rows: Callable[[int], int]) -> Tensor:
@@ -160,7 +160,7 @@ def _between_nan(values: Tensor, dtype: Dtype, device: torch.device) -> Tensor:
 
 
 def _unvisited_as_nan(weights: AnyExpertWeights, visited: Tensor) -> AnyExpertWeights:
-    """A copy in which the experts that no token visits are NaN; of mxfp4 the scales and the biases."""
+    """A copy in which the experts that no token visits are NaN; of mxfp4 scales (large ones) and biases."""
     unvisited = torch.ones(weights.num_experts, dtype=torch.bool)
     unvisited[visited.flatten().cpu()] = False
 
@@ -195,4 +195,4 @@ def _changed(
     if isinstance(weights, ExpertWeights):
         return ExpertWeights(other(weights.gate_up), of_down(weights.down), *biases)
     scales = other(weights.gate_up_scales), of_down(weights.down_scales)
-    return Mxfp4Weights(weights.gate_up_blocks, scales[0], weights.down_blocks, scales[1], *biases)
+    return Mxfp4Weights(weights.gate_up_blocks, scales[0], weights.down_blocks, scales[1], *biases).inspected()

@@ -97,10 +97,7 @@ class Barriers(list[Barrier]):
 
 
 def assemble(text: str, codes: np.ndarray, factors: np.ndarray) -> list[np.ndarray]:
-    """The bits of $0, $4, $8 and $12 of `mxfp4_unpack.UNPACK` for uint32 codes ($16 to $19) and factors ($20 to $23).
-
-    All lanes are one warp's, which goes the slow way where one of them must.
-    """
+    """The bits of $0, $4, $8 and $12 of `mxfp4_unpack` for uint32 codes ($16 to $19) and factors ($20 to $23)."""
     registers: dict[str, np.ndarray] = {f"${16 + i}": codes.astype(np.uint32) for i in range(4)}
     registers |= {f"${20 + i}": factors.astype(np.uint32) for i in range(4)}
 
@@ -108,19 +105,10 @@ def assemble(text: str, codes: np.ndarray, factors: np.ndarray) -> list[np.ndarr
         return registers[name] if name in registers else np.uint32(int(name, 0))
 
     lines = [line.rstrip(";") for line in text.strip("{}\n").splitlines() if not line.startswith(".reg")]
-    at = 0
-    while at < len(lines):
-        name, _, rest = lines[at].partition(" ")
+    for line in lines:
+        name, _, rest = line.partition(" ")
         to, *operands = (operand.strip() for operand in rest.split(","))
-        at += 1
-        if name.endswith(":"):
-            continue
-        if name in ("bra", "@p"):
-            if name == "bra" or registers["p"].all():
-                at = lines.index(to.removeprefix("bra ") + ":")
-        elif name == "vote.sync.any.pred":
-            registers[to] = np.full_like(registers[operands[0]], registers[operands[0]].any())
-        elif name == "selp.b32":
+        if name == "selp.b32":
             registers[to] = np.where(value(operands[2]), value(operands[0]), value(operands[1]))
         elif name == "mov.b32":
             registers[to] = np.full_like(registers["$16"], value(operands[0]))
@@ -142,7 +130,7 @@ def assemble(text: str, codes: np.ndarray, factors: np.ndarray) -> list[np.ndarr
 
 _OPERATIONS = {
     "shl.b32": np.left_shift, "shr.u32": np.right_shift, "and.b32": np.bitwise_and, "sub.u32": np.subtract,
-    "max.u32": np.maximum, "setp.gt.u32": np.greater, "setp.eq.u32": np.equal,
+    "setp.eq.u32": np.equal,
 }  # fmt: skip
 
 

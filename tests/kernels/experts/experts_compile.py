@@ -140,10 +140,11 @@ def codes_products() -> dict[str, Any]:
     """Both Gluon products of mxfp4 weights, of every number of slots a tile."""
     bias, found = (torch.bfloat16, 0), {}
     for tiles in ALL_TILES:
-        found[f"codes gate up, {tiles.tokens} rows"] = compiled(
-            tiles.gate_up(has_bias=True, activation="clamped"), bias
-        )
-        found[f"codes down, {tiles.tokens} rows"] = compiled(tiles.down(has_bias=True), bias)
+        for large, name in ((False, ""), (True, ", large scales")):
+            gate_up = tiles.gate_up(has_bias=True, activation="clamped", has_large_scales=large)
+            found[f"codes gate up, {tiles.tokens} rows{name}"] = compiled(gate_up, bias)
+            down = tiles.down(has_bias=True, has_large_scales=large)
+            found[f"codes down, {tiles.tokens} rows{name}"] = compiled(down, bias)
     return found
 
 

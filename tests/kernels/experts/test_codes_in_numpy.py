@@ -22,13 +22,15 @@ LIMIT, ALPHA = 7.0, 1.702
 class Layer:
     """Weights of a small mixture in mxfp4, and sorted rows, an expert without any among them."""
 
-    def __init__(self, tiles: CodesTiles) -> None:
+    def __init__(self, tiles: CodesTiles, *, has_large_scales: bool) -> None:
         random = torch.Generator().manual_seed(1)
 
         def codes(rows: int, size: int) -> tuple[Tensor, Tensor]:
             shape = (EXPERTS, rows, size // 32)
             blocks = torch.randint(256, (*shape, 16), generator=random, dtype=torch.uint8)
-            return blocks, torch.randint(112, 122, shape, generator=random, dtype=torch.uint8)
+            scales = torch.randint(112, 122, shape, generator=random, dtype=torch.uint8)
+            scales[:, 0, 0] = 130 if has_large_scales else 128
+            return blocks, scales
 
         self.counts = (5, 0, tiles.tokens + 3)
         self.gate_up, self.down = codes(2 * WIDTH, HIDDEN), codes(HIDDEN, WIDTH)
@@ -82,13 +84,14 @@ def run(layer: Layer, codes: tuple[Tensor, Tensor], bias: Tensor, x: np.ndarray,
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("tiles", ALL_TILES, ids=str)
-def test_both_products_are_right_and_no_role_waits_forever(tiles: CodesTiles) -> None:
-    layer = Layer(tiles)
+@pytest.mark.parametrize(("tiles", "large"), [*((it, False) for it in ALL_TILES), (ALL_TILES[0], True)], ids=str)
+def test_both_products_are_right_and_no_role_waits_forever(tiles: CodesTiles, large: bool) -> None:
+    layer = Layer(tiles, has_large_scales=large)
     inner, results = layer.expected()
     stored = np.full_like(ordered(inner), np.nan)
     stored[:, -STEP:] = 0  # as `gather` leaves what lies behind the width
-    gate_up, down = tiles.gate_up(has_bias=True, activation="clamped"), tiles.down(has_bias=True)
+    gate_up = tiles.gate_up(has_bias=True, activation="clamped", has_large_scales=large)
+    down = tiles.down(has_bias=True, has_large_scales=large)
     run(layer, layer.gate_up, layer.biases[0], ordered(layer.x), stored, gate_up)
     np.testing.assert_allclose(stored, ordered(inner), atol=1e-9)
     out = np.full((len(layer.x), HIDDEN), np.nan)
@@ -96,13 +99,13 @@ def test_both_products_are_right_and_no_role_waits_forever(tiles: CodesTiles) ->
     np.testing.assert_allclose(out[layer.order], results.numpy(), atol=1e-8)
 
 
-@pytest.mark.parametrize("most", [128, 255])
-def test_every_code_times_every_scale_is_its_number(most: int) -> None:
+@pytest.mark.parametrize(("text", "most"), [(mxfp4_unpack.UNPACK, 128), (mxfp4_unpack.UNPACK_LARGE_SCALES, 255)])
+def test_every_code_times_every_scale_is_its_number(text: str, most: int) -> None:
     scales = torch.arange(most + 1, dtype=torch.int32)
     codes = torch.arange(256, dtype=torch.uint8).repeat(most + 1, 1)  # two codes a byte, all pairs, for each scale
     bits = (scales * 128 + 126 * 128).numpy()  # of `factors_of`
     words = codes.numpy().view(np.uint32)  # 8 codes
-    found = assemble(mxfp4_unpack.UNPACK, words, np.broadcast_to((bits | bits << 16)[:, None], words.shape))
+    found = assemble(text, words, np.broadcast_to((bits | bits << 16)[:, None], words.shape))
     places_of_word = [numbers_of(found[i] >> np.uint32(16 * half)) for half in (0, 1) for i in range(4)]
     got = torch.from_numpy(np.stack(places_of_word, axis=-1)).view(most + 1, 512)
     blocks = codes[:255].view(-1, 16, 16)

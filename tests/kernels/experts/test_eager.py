@@ -52,6 +52,14 @@ def reference(
     return total
 
 
+@pytest.mark.parametrize(("scale", "is_large"), [(128, False), (129, True), (255, True)])
+def test_one_scale_above_2_makes_weights_large(scale: int, is_large: bool) -> None:
+    of = packed()
+    assert of.has_large_scales  # nobody looked
+    of.down_scales[3, 7, 0] = scale
+    assert of.inspected().has_large_scales is is_large
+
+
 def visits(num_tokens: int, num_active: int) -> tuple[Tensor, Tensor, Tensor]:
     experts = torch.stack([torch.randperm(EXPERTS)[:num_active] for _ in range(num_tokens)]).int()
     return 2 * torch.randn(num_tokens, HIDDEN), experts, torch.rand(num_tokens, num_active)

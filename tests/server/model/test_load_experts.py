@@ -79,6 +79,17 @@ def test_layers_behind_the_last_one_are_not_read(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+@pytest.mark.parametrize(("scale", "is_large"), [(128, False), (129, True)])
+def test_a_large_scale_of_one_layer_counts_for_all(scale: int, is_large: bool, tmp_path: Path) -> None:
+    save_mxfp4(tmp_path, MXFP4)
+    change(tmp_path, lambda it: it[BLOCKS.replace("_blocks", "_scales")].__setitem__((0, 0, 0), scale))
+    layers = load(tmp_path).weights.inspected().layers
+    mixtures = [layer.feed_forward for layer in layers if isinstance(layer.feed_forward, MixtureWeights)]
+    known = [it.experts.has_large_scales for it in mixtures if isinstance(it.experts, Mxfp4Weights)]
+    assert len(known) > 1
+    assert set(known) == {is_large}
+
+
 def test_dummy_experts_of_four_bits_are_always_the_same(tmp_path: Path) -> None:
     save_mxfp4(tmp_path, MXFP4)
     (tmp_path / "model.safetensors").unlink()
