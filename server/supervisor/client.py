@@ -51,7 +51,9 @@ logger = logging.getLogger(__name__)
 _CONNECT_TIMEOUT_S = 120.0  # importing torch from a cold disk takes most of it
 _CLOSE_TIMEOUT_S = 3.0
 _HEALTHY_AFTER_S = 60.0  # an engine that lived this long restarts without delay
-_MOST_STALLED_STARTS = 3  # since an engine was ready: half an hour without progress is no slow disk
+# In a row, none of which blamed a kernel path that the next one does without: a minute of delays, and the starts.
+_MOST_FAILED_STARTS = 8
+_MOST_STALLED_STARTS = 3  # half an hour without progress is no slow disk
 
 
 class EngineState(Enum):
@@ -63,7 +65,7 @@ class EngineState(Enum):
 
 
 class EngineClient:
-    """One engine process at a time, restarted with back-off until `close` or until three starts have stalled."""
+    """One engine process at a time, restarted with back-off until `close` or until too many starts have failed."""
 
     def __init__(
         self,
@@ -94,7 +96,7 @@ class EngineClient:
         self._start_stall_after_s = start_stall_after_s
         self._connect_within_s = connect_within_s
         self._start = self._new_watch()  # of the latest start
-        self._num_stalled_starts = 0  # since an engine was ready
+        self._failure: str | None = None  # what the latest engine process said of its end
         self._backoff_s = backoff_s
         self._make_folder = make_folder
         self._sleep = sleep
@@ -178,9 +180,9 @@ class EngineClient:
             self._connection.send(message)
 
     async def _supervise(self) -> None:
-        delay_s = self._backoff_s[0]
+        delay_s, num_failed_starts = self._backoff_s[0], 0
         while True:
-            started_at = time.monotonic()
+            started_at, num_blamed, self._failure = time.monotonic(), len(self._quarantined), None
             try:
                 cause = await self._run_once()
             except StartError as error:
@@ -191,7 +193,8 @@ class EngineClient:
                 cause = DeathCause.EXITED
             if self.state in (EngineState.REFUSED, EngineState.CLOSED):
                 return
-            is_start = self.ready is None
+            is_same_start = self.ready is None and len(self._quarantined) == num_blamed
+            num_failed_starts = num_failed_starts + 1 if is_same_start else 0
             self.state = EngineState.RESTARTING
             self.ready = None
             self.last_heartbeat = None  # or the next engine would count as stalled from its ready to its first beat
@@ -200,15 +203,17 @@ class EngineClient:
             self.quarantine.give_up()
             if time.monotonic() - started_at > _HEALTHY_AFTER_S:
                 delay_s = self._backoff_s[0]
-            self._num_stalled_starts += is_start and cause is DeathCause.STALLED
-            is_last = self._num_stalled_starts >= _MOST_STALLED_STARTS
+            is_last = num_failed_starts >= (
+                _MOST_STALLED_STARTS if cause is DeathCause.STALLED else _MOST_FAILED_STARTS
+            )
             logger.error(
                 "engine died (%s); %s", cause.value, "no restart" if is_last else f"restart in {delay_s:.1f} s"
             )
             self._listener.on_death(cause.value)
             if is_last:
-                why = f"{self._num_stalled_starts} starts of the engine came to a halt; in the last one {self._start}"
-                self._handle(EngineRefused("start_stalled", why, [], is_final=True))
+                last = self._failure or (str(self._start) if cause is DeathCause.STALLED else "the log says why")
+                why = f"{num_failed_starts} starts of the engine failed in a row, the last one ({cause.value}): {last}"
+                self._handle(EngineRefused(StartError.code, why, [], is_final=True))
                 return
             await self._sleep(delay_s)
             delay_s = min(2 * delay_s, self._backoff_s[1])
@@ -312,6 +317,7 @@ class EngineClient:
             self._listener.on_progress(message)
         elif isinstance(message, EngineFailed):
             logger.error("the engine cannot go on: %s; quarantined: %s", message.message, message.suspects)
+            self._failure = message.message
             self._quarantined.update(dict.fromkeys(message.suspects))
         elif isinstance(message, PlanChanged):
             self.ready = self.ready and msgspec.structs.replace(self.ready, plan=message.plan)
@@ -320,7 +326,6 @@ class EngineClient:
             self.quarantine.put(message)
         elif isinstance(message, EngineReady):
             self.ready = message
-            self._num_stalled_starts = 0
             self.last_heartbeat = Heartbeat(0, self._alive_at, 0, 0)  # or one that hangs before its first beat is ready
             self.state = EngineState.READY
             self._listener.on_ready(message)

@@ -4,7 +4,8 @@
 repeated. A first prompt token of 666 kills the process, 667 makes it fall silent, 668 sends garbage, 669 reports a lost
 device, 670 quarantines a path, 671 never answers and says that it is submitted first, 672 takes a second. In mode
 `slow` steps take 20 seconds, in mode `silent` it is ready and no more,
-in mode `loads` it is never ready, nor in mode `hang`, nor where `hang` is in the name of the socket's folder.
+in mode `loads` it is never ready, nor in mode `hang`, nor where `hang` is in the name of the socket's folder. In modes
+`exit` and `fail` each start fails, in mode `blame` nine do, each for another path.
 """
 
 import os
@@ -78,6 +79,14 @@ class Fake:
         if mode == "refuse":
             self.send(EngineRefused("unproven", "no path for prefill", []))
             return
+        if mode == "exit":
+            sys.exit(70)
+        if mode == "fail":
+            self.send(EngineFailed("out of memory on rank 1 of 2", []))
+            sys.exit(70)
+        if mode == "blame" and len(configure.quarantined) < 9:  # another path each time
+            self.send(EngineFailed("illegal memory access", [(f"path {len(configure.quarantined)}", "a shape")]))
+            sys.exit(70)
         if mode == "loads":  # for two seconds, and then waits for its other rank, which waits for it
             for count in range(40):
                 self.send(StartBeat(1, "loading", count))

@@ -130,25 +130,41 @@ def test_a_start_is_ended_when_no_rank_gets_further(caplog: pytest.LogCaptureFix
     assert re.search(r"it is killed: rank 1 is at loading for \d s, rank 0 is at compiling for \d s", said), said
 
 
+LOADING = r"rank 0 has reported nothing, rank 1 is at loading for \d s"
+
+
 @pytest.mark.parametrize(
-    ("limit", "where"),
+    ("mode", "limit", "most", "cause", "why"),
     [
-        ({"start_stall_after_s": 0.4}, r"rank 0 has reported nothing, rank 1 is at loading for \d s"),
-        ({"connect_within_s": 0.0}, "rank 0 has reported nothing"),
+        ("hang", {"start_stall_after_s": 0.4}, 3, "stalled", LOADING),
+        ("hang", {"connect_within_s": 0.0}, 3, "stalled", "rank 0 has reported nothing"),
+        ("exit", {}, 8, "exited", "the log says why"),
+        ("fail", {}, 8, "device", "out of memory on rank 1 of 2"),
     ],
-    ids=["silent", "unconnected"],
 )
-def test_the_third_start_that_stalls_is_the_last_one(limit: dict[str, float], where: str) -> None:
+def test_starts_that_fail_in_a_row_end_with_their_reason(
+    mode: str, limit: dict[str, float], most: int, cause: str, why: str
+) -> None:
     async def test() -> None:
-        async with running("hang", **limit) as (client, ledger):
+        async with running(mode, **limit) as (client, ledger):
             await until(lambda: client.state is EngineState.REFUSED)
-            assert ledger.deaths == ["stalled"] * 3
+            assert ledger.deaths == [cause] * most
             [refused] = ledger.refused
-            assert (refused.code, refused.is_final) == ("start_stalled", True)
-            said = f"3 starts of the engine came to a halt; in the last one {where}"
+            assert refused.is_final
+            said = rf"{most} starts of the engine failed in a row, the last one \({cause}\): {why}"
             assert re.fullmatch(said, refused.message), refused.message
             await asyncio.sleep(0.3)
-            assert len(ledger.deaths) == 3
+            assert len(ledger.deaths) == most
+
+    run(test)
+
+
+def test_starts_that_each_blame_another_path_go_on() -> None:
+    async def test() -> None:
+        async with running("blame") as (client, ledger):
+            await until(lambda: client.state is EngineState.READY)
+            assert ledger.deaths == ["device"] * 9
+            assert len(client.quarantined) == 9
 
     run(test)
 
@@ -164,7 +180,7 @@ def test_a_rank_that_never_reports_is_named_first() -> None:
     assert (str(watch), watch.silent_s) == (said, 4.0)
 
 
-def test_an_engine_that_gets_ready_ends_the_count_of_stalls() -> None:
+def test_an_engine_that_gets_ready_ends_the_count_of_failed_starts() -> None:
     lives = count()
 
     def make_folder() -> Path:
@@ -172,10 +188,10 @@ def test_an_engine_that_gets_ready_ends_the_count_of_stalls() -> None:
 
     async def test() -> None:
         async with running("serve", start_stall_after_s=0.4, make_folder=make_folder) as (client, ledger):
-            for _ in range(2):
+            for _ in range(5):
                 await collect(client, "a", [666])
                 await until(lambda: client.state is EngineState.READY)
-            assert ledger.deaths == ["stalled", "killed"] * 2 + ["stalled"]
+            assert ledger.deaths == ["stalled", "killed"] * 5 + ["stalled"]
 
     run(test)
 
