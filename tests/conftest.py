@@ -13,6 +13,7 @@ from worker_blocks import spread
 from kernels.system.triton_cache import use_own_cache
 
 INTERPRET = "TRITON_INTERPRET"
+NUM_THREADS = torch.get_num_threads()
 KEPT_BYTES = 2**30  # of a GPU, by a process between two tests: to allocate anew waits for the other processes
 
 
@@ -66,6 +67,13 @@ def interpreter() -> Iterator[None]:
     os.environ[INTERPRET] = "1"
     yield
     del os.environ[INTERPRET]
+
+
+@pytest.fixture(autouse=True)
+def _own_threads() -> None:
+    """An engine lets torch use every core, for all tests behind it too: workers would wait for each other's threads."""
+    if torch.get_num_threads() != NUM_THREADS:
+        torch.set_num_threads(NUM_THREADS)
 
 
 @pytest.fixture(autouse=True)

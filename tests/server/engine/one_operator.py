@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from built_engine import built_engine
 from qualification_fakes import evidence
 
 from kernels.catalog import PATHS
@@ -24,7 +25,7 @@ from qualification.measure.qualify import Bench, Pair, Progress, qualify
 from server.engine.operators.dispatch import Dispatcher
 from server.engine.operators.experts import ExpertsTable
 from server.engine.operators.linear import LinearTable
-from server.engine.startup.builder import BuiltEngine, build_engine
+from server.engine.startup.builder import BuiltEngine
 from server.engine.startup.subject import join_weights
 from server.settings import DeviceChoice, LoadFormat, Settings
 
@@ -128,4 +129,4 @@ def small_engine(
         cache_dir=str(folder / "cache"),
         attestation_interval_s=0.0,
     )
-    return build_engine(settings, frozenset(), lambda *_: None, run_qualification=run_qualification)
+    return built_engine(settings, run_qualification)

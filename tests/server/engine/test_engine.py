@@ -4,11 +4,12 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
+from built_engine import built_engine
 from graph_session import Session, attention_counts
 from tiny_llama import NAN_TOKEN, NUM_LAYERS, NUM_TOKENS, TinyLlama
 
 from qualification.decision.decision import Policy
-from server.engine.startup.builder import BuiltEngine, build_engine
+from server.engine.startup.builder import BuiltEngine
 from server.errors import SettingsError
 from server.protocol.messages import FinishReason, Fork
 from server.protocol.plan_rows import counted_bucket
@@ -24,7 +25,7 @@ def build(model: TinyLlama, cache: Path, **settings: int) -> BuiltEngine:
         cache_dir=str(cache),
         **options,  # type: ignore[arg-type]
     )
-    return build_engine(chosen, frozenset(), lambda *_: None)
+    return built_engine(chosen)
 
 
 def session_of(model: TinyLlama, cache: Path, **settings: int) -> Session:

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from built_engine import built_engine
 from graph_session import attention_counts
 from test_family_parity import GEMMA, GLM, MIXTRAL, QWEN_2_MOE, QWEN_3_MOE, longrope, save_reference
 from transformers import PreTrainedModel
 
 from qualification.decision.decision import Policy
-from server.engine.startup.builder import build_engine
 from server.protocol.messages import SamplingParams, Submit
 from server.settings import DeviceChoice, Settings
 
@@ -90,7 +90,7 @@ def serve(folder: Path, max_num_batched_tokens: int, max_num_seqs: int = 4, num_
         on_unproven=Policy.DEGRADE,  # measures nothing
         cache_dir=str(folder / "cache"),
     )
-    built = build_engine(settings, frozenset(), lambda *_: None)
+    built = built_engine(settings)
     paths: set[str] = set()
     num_hit = 0
     for _ in range(num_rounds):

@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from built_engine import built_engine
 from numpy.typing import NDArray
 from tiny_qwen3 import NO, YES, make_embedding_model, make_reranker
 
 from qualification.decision.decision import Policy
-from server.engine.startup.builder import build_engine
 from server.protocol.messages import FinishReason, Pooling, SamplingParams, Submit, TokenDelta
 from server.settings import DeviceChoice, Settings, Task
 
@@ -32,7 +32,7 @@ class Engine:
             kv_cache_tokens=4096,
             **settings,  # type: ignore[arg-type]
         )
-        self._engine = build_engine(chosen, frozenset(), lambda *_: None).engine
+        self._engine = built_engine(chosen).engine
 
     def run(self, requests: dict[str, tuple[list[int], SamplingParams]]) -> dict[str, list[TokenDelta]]:
         found: dict[str, list[TokenDelta]] = {name: [] for name in requests}

@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
+from built_engine import built_engine
 from graph_session import Session, attention_counts
 from tiny_llama import TinyLlama
 
 from qualification.decision.decision import Policy
 from server.engine.scheduling.engine import Engine
-from server.engine.startup.builder import build_engine
 from server.protocol.messages import RequestTimes, SamplingParams, Submit
 from server.settings import DEMO_MODEL, DeviceChoice, Settings
 
@@ -29,7 +29,7 @@ def build(model: Path, cache: Path, *, prefix_caching: bool = True, kv_cache_tok
         max_num_batched_tokens=64,
         prefix_caching=prefix_caching,
     )
-    return build_engine(settings, frozenset(), lambda *_: None).engine
+    return built_engine(settings).engine
 
 
 class Asked(Session):

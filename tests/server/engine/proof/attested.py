@@ -4,6 +4,7 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from built_engine import built_engine
 from qualification_fakes import evidence
 from tiny_llama import TinyLlama
 
@@ -15,7 +16,7 @@ from qualification.evidence.evidence import Evidence
 from qualification.measure.qualify import Bench, Pair
 from server.engine.operators.dispatch import Dispatcher
 from server.engine.proof.attestation import Attestor, Records, TimeStep
-from server.engine.startup.builder import BuiltEngine, build_engine
+from server.engine.startup.builder import BuiltEngine
 from server.engine.startup.warmup import probes_of
 from server.protocol.messages import SamplingParams, Submit
 from server.settings import DeviceChoice, Settings
@@ -79,7 +80,7 @@ class Subject:
 
 
 def build(settings: Settings) -> BuiltEngine:
-    return build_engine(settings, frozenset(), lambda *_: None, run_qualification=proving)
+    return built_engine(settings, proving)
 
 
 def proving(pairs: Sequence[Pair], bench: Bench, *, on_evidence: Callable[[Evidence], None], **_: object) -> None:

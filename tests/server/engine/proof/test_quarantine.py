@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from built_engine import built_engine
 from tiny_llama import TinyLlama
 
 from kernels.catalog import PATHS
@@ -161,10 +162,10 @@ def settings_for(model: TinyLlama, cache: Path) -> Settings:
 
 def test_a_restarted_engine_serves_without_what_broke(tiny_llama: TinyLlama, tmp_path: Path) -> None:
     settings = settings_for(tiny_llama, tmp_path)
-    before = build_engine(settings, frozenset(), lambda *_: None)
+    before = built_engine(settings)
     shape = next(row.shape for row in before.ready.plan if row.phase == "prefill")
     before.quarantine.add([("sdpa.cpu", shape)], "it could not be launched")
-    after = build_engine(settings, frozenset(), lambda *_: None)
+    after = built_engine(settings)
     served = {row.phase: (row.path, row.fallback_reasons) for row in after.ready.plan}
     assert served["prefill"] == ("sdpa.math", ["quarantined"])
     assert served["decode"][0] == "sdpa.cpu"
@@ -193,7 +194,7 @@ def test_who_breaks_the_device_before_ready_is_named(
     def fault(*_: object) -> None:
         raise RuntimeError(message)
 
-    runner = build_engine(settings_for(tiny_llama, tmp_path), frozenset(), lambda *_: None).runner
+    runner = built_engine(settings_for(tiny_llama, tmp_path)).runner
     decisions = {shape: it for shape, it in runner.dispatcher.decisions.items() if shape.phase is Phase.EXTEND}
     paths = [replace(path, run=fault) for path in PATHS]
     runner.worker.dispatcher = Dispatcher(decisions, paths, runner.dispatcher.flags, redecide=lambda *_: None)

@@ -131,11 +131,11 @@ class Served:
         self.check.judge()
 
 
-def test_a_right_engine_has_no_mismatch_in_2000_checks(subject: Subject) -> None:
-    reports = list(Served(subject).reports(2000))
+def test_a_right_engine_has_no_mismatch(subject: Subject) -> None:
+    reports = list(Served(subject).reports(400))
     assert {report.result for report in reports} <= {"match", "skipped"}
     matches = [report for report in reports if report.factor is not None]
-    assert len(matches) > 1900
+    assert len(matches) > 380
     assert {report.phase for report in matches} >= {"prefill", "decode"}
     assert {report.layer for report in matches} == set(range(NUM_LAYERS))
     assert {report.head for report in matches} == set(range(4))
@@ -145,7 +145,7 @@ def test_a_right_engine_has_no_mismatch_in_2000_checks(subject: Subject) -> None
 # A fault of one head shows in half of the checks of decode: of two KV heads one is drawn. 60 checks without two
 # mismatches of a phase have a probability below 1e-9.
 @pytest.mark.parametrize(("spoil", "phases"), [(scale, 0), (leave_tile, 0), (confuse_head, 0), (scale, 1)])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_path_that_turns_wrong_in_service_is_quarantined(
     subject: Subject, spoil: Spoil, phases: int, seed: int
 ) -> None:
@@ -341,7 +341,7 @@ def test_a_request_now_and_then_is_checked_in_every_phase(subject: Subject) -> N
 
 def test_checks_come_more_often_after_a_mismatch(subject: Subject) -> None:
     turning = Turning()
-    it = Served(subject, turning, step_s=0.05)
+    it = Served(subject, turning, step_s=1.0)
     it.check = it.subject.built.runner.shadow = ShadowCheck(
         it.dispatcher, budget=1e9, interval_s=10.0, is_quarantining=False, clock=it.clock, rng=Random(0)
     )
@@ -351,11 +351,11 @@ def test_checks_come_more_often_after_a_mismatch(subject: Subject) -> None:
         return [it.clock.now for _ in it.reports(num, num_tokens=4)]
 
     calm = times(4)
-    assert all(10.0 <= b - a < 20.2 for a, b in pairwise(calm))  # one that waits for a phase has another interval
-    turning.spoil = scale
-    first, *dense = times(30)
+    assert all(10.0 <= b - a <= 24.0 for a, b in pairwise(calm))  # one that waits for a phase has another interval
+    turning.spoil, it.step_s = scale, 0.09
+    first, *dense = times(20)
     assert all(0.0999 < b - a < ALERT_S for a, b in pairwise([first, *dense]))
-    assert dense[-1] - first < 10.0 * 29 / 2
+    assert dense[-1] - first < 10.0 * 19 / 2
 
 
 @pytest.mark.parametrize("num_rows", [1, 3, 64, 65, 1000, 8192])
@@ -439,13 +439,12 @@ NUM_ROWS = {Phase.PREFILL: 112, Phase.EXTEND: 84, Phase.DECODE: 3}
 
 @pytest.mark.parametrize("kind", ["plain", "sinks", "window", "softcap", "spans"])
 @pytest.mark.parametrize("phase", Phase)
-@pytest.mark.parametrize("seed", [0, 1])
-def test_every_kind_of_layer_is_judged_as_it_is(phase: Phase, kind: str, seed: int) -> None:
+def test_every_kind_of_layer_is_judged_as_it_is(phase: Phase, kind: str) -> None:
     flags = flags_of(kind, NUM_ROWS[phase])
-    right = judge_sample(sample_of(phase, flags, seed=seed), Random(0))
+    right = judge_sample(sample_of(phase, flags), Random(0))
     assert right.factor is not None
     assert right.factor < 0.5
-    assert judge_sample(sample_of(phase, flags, scale, seed=seed), Random(0)).is_mismatch
+    assert judge_sample(sample_of(phase, flags, scale), Random(0)).is_mismatch
     if kind != "plain":  # a layer that is judged as another one would be called wrong
-        taken = replace(sample_of(phase, flags, seed=seed), flags=AttentionFlags(0.25))
+        taken = replace(sample_of(phase, flags), flags=AttentionFlags(0.25))
         assert judge_sample(taken, Random(0)).is_mismatch or (kind == "spans" and phase is Phase.DECODE)

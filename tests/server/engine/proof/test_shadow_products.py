@@ -45,7 +45,6 @@ class Subject:
             rng=Random(0),
         )
         self.now = 1.0
-        torch.set_num_threads(1)
 
     def path(self) -> LinearPath | ExpertsPath:
         name = "torch.linear" if self.operator is Operator.LINEAR else "torch.experts.cpu"
@@ -87,14 +86,6 @@ def scale(run: Callable[..., None], *given: Any) -> None:
 def swap_two_experts(run: Callable[..., None], hidden: Tensor, experts: Tensor, *given: Any) -> None:
     swapped = torch.where(experts == 0, 1, torch.where(experts == 1, 0, experts)).to(experts.dtype)
     run(hidden, swapped, *given)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Use one thread: for tensors this small, threads that wait for each other take longer than the work."""
-    num_threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(num_threads)
 
 
 def test_a_right_path_has_no_mismatch(tmp_path: Path) -> None:

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from built_engine import built_engine
 from tiny_llama import TinyLlama
 
 from qualification.decision.decision import Policy
-from server.engine.startup.builder import build_engine
 from server.engine.startup.kv_sizing import check_weights_fit, num_pages
 from server.engine.startup.limits import choose_limits
 from server.errors import ModelError, SettingsError
@@ -68,5 +68,5 @@ def test_a_start_knows_whether_the_cache_bounds_a_request(
         attestation_interval_s=0,
         **given,
     )
-    ready = build_engine(settings, frozenset(), lambda *_: None).ready
+    ready = built_engine(settings).ready
     assert (ready.max_model_len, ready.is_bound_by_cache) == (max_model_len, is_bound)
