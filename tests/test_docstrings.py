@@ -1,6 +1,7 @@
 """Docstrings begin with a verb or a noun phrase that stands alone."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,8 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 def fragments(source: str) -> Iterator[str]:
     """Yield the first line of each docstring that begins with a fragment."""
+    if not re.search(rf'"""\s*(?:{"|".join(FRAGMENTS)})\b', source):  # to parse every file takes 4 s
+        return
     for node in ast.walk(ast.parse(source)):
         text = ast.get_docstring(node) if isinstance(node, DOCUMENTED) else None
         if text and text.split()[0].rstrip(",.:;") in FRAGMENTS:

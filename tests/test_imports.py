@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -43,9 +44,14 @@ def module_of(path: str) -> str:
     return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
+@cache
+def nodes_of(source: str) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(source)))
+
+
 def imported_names(source: str, module: str, is_package: bool) -> Iterator[str]:
     """Every dotted name an import statement may bind a module to, relative ones made absolute."""
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes_of(source):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -115,7 +121,7 @@ def object_loading(sources: Sources) -> list[str]:
     for path, text in sources.items():
         names = {name.split(".")[0] for name in imported_names(text, module_of(path), False)}
         found += [f"{path} imports {name}" for name in sorted(names & OBJECT_LOADERS)]
-        for node in ast.walk(ast.parse(text)):
+        for node in nodes_of(text) if re.search(r"eval|exec|torch\.load", text) else ():
             if isinstance(node, ast.Call) and ast.unparse(node.func) in {"eval", "exec", "torch.load"}:
                 found.append(f"{path}:{node.lineno} calls {ast.unparse(node.func)}")
     return found
@@ -130,7 +136,7 @@ def environment_reads(sources: Sources) -> list[str]:
     for path, text in sources.items():
         if path in {"server/cli/main.py", "kernels/system/cpu_libraries.py"}:
             continue
-        for node in ast.walk(ast.parse(text)):
+        for node in nodes_of(text) if "env" in text else ():
             names = [alias.name for alias in node.names] if isinstance(node, ast.ImportFrom) else []
             if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "os":
                 names = [node.attr]
@@ -144,8 +150,8 @@ def own_interpreters(sources: Sources) -> list[str]:
     return [
         f"{path}:{node.lineno} starts Python by itself, not by kernels.system.child_process"
         for path, text in sources.items()
-        if path != "kernels/system/child_process.py"
-        for node in ast.walk(ast.parse(text))
+        if path != "kernels/system/child_process.py" and "executable" in text
+        for node in nodes_of(text)
         if isinstance(node, ast.Attribute) and ast.unparse(node) == "sys.executable"
     ]
 
@@ -160,10 +166,9 @@ def telemetry_names(sources: Sources) -> list[str]:
     for path, text in sources.items():
         if path.startswith(("server/telemetry/", "qualification/canary/")):
             continue
-        tree = ast.parse(text)
         pattern = r"\bhallmark\.[a-z]\w*" if path.startswith("kernels/") else r"\bhallmark[_.][a-z]\w*"
-        prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-        for node in ast.walk(tree):
+        prose = {id(node.value) for node in nodes_of(text) if isinstance(node, ast.Expr)}
+        for node in nodes_of(text) if "hallmark" in text else ():
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
                 name = re.search(pattern, node.value)
                 found += [f"{path}:{node.lineno} names {name.group()}"] if name else []
@@ -229,12 +234,10 @@ def test_the_rule_refuses_a_bad_snippet(rule: Callable[[Sources], list[str]], sn
 def private_imports(sources: Sources) -> list[str]:
     """List what ruff's SLF001 does not see: `from module import _name`."""
     return [
-        f"{path}:{node.lineno} imports {alias.name}"
+        f"{path} imports {name}"
         for path, text in sources.items()
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-        if re.match("_[^_]", alias.name)
+        for names in re.findall(r"^\s*from \S+ import (\([^)]*|.*)", text, re.MULTILINE)
+        for name in re.findall(r"(?<!as )\b_[^_\W]\w*", names)
     ]
 
 

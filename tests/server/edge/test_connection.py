@@ -22,9 +22,8 @@ CHUNK = b"%x\r\n%b\r\n" % (len(BODY), BODY)
 
 @pytest.fixture
 def running(folder: Path) -> Iterator[Running]:
-    it = Running(served(folder, saying("Hel", "lo")))
-    yield it
-    it.stop()
+    with Running(served(folder, saying("Hel", "lo"))) as it:
+        yield it
 
 
 def answer_of(connection: socket.socket) -> bytes:
@@ -96,31 +95,25 @@ def test_the_request_before_does_not_count_against_the_next(running: Running) ->
 
 
 def test_a_refused_request_gets_no_second_answer(folder: Path) -> None:
-    running = Running(served(folder), keys=Keys(ApiKeys(["right"])))
-    try:
+    with Running(served(folder), keys=Keys(ApiKeys(["right"]))) as running:
         with running.connect() as connection:
             connection.sendall(CHUNKED + CHUNK)
             answer = connection.recv(65536)
             connection.sendall(b"0\r\n" + b"a: b\r\n" * (MAX_HEADERS + 1) + b"c")
             answer += answer_of(connection)
         assert answer.count(b"HTTP/1.1 ") == answer.count(b"HTTP/1.1 401") == 1
-    finally:
-        running.stop()
 
 
 def test_trailers_are_no_headers(folder: Path) -> None:
-    running = Running(served(folder, saying("Hello")), keys=Keys(ApiKeys(["right"])))
     trailers = b"0\r\nAuthorization: Bearer right\r\nHost: other\r\nX-Request-Id: forged\r\n\r\n"
     key = b"Authorization: Bearer right\r\n"
-    try:
+    with Running(served(folder, saying("Hello")), keys=Keys(ApiKeys(["right"]))) as running:
         for head, status in ((CHUNKED, b"401"), (CHUNKED.replace(b"Host", key + b"Host"), b"200")):
             with running.connect() as connection:
                 connection.sendall(head + CHUNK + trailers)
                 answer = connection.recv(65536)
                 assert answer.startswith(b"HTTP/1.1 " + status)
                 assert b"forged" not in answer
-    finally:
-        running.stop()
 
 
 def test_of_many_requests_in_one_read_few_wait_in_memory(folder: Path) -> None:
@@ -150,9 +143,8 @@ def test_a_client_that_half_closes_is_answered(folder: Path, stream: bool, is_be
     it = served(folder, saying("Hel", "lo"))
     it.engine.gate.clear()
     it.engine.num_free = int(is_begun)
-    running = Running(it)
     body = json.dumps({"prompt": "x", "stream": stream}).encode()
-    try:
+    with Running(it) as running:
         with running.connect() as connection:
             connection.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
             wait_until(lambda: it.engine.submitted)
@@ -165,8 +157,6 @@ def test_a_client_that_half_closes_is_answered(folder: Path, stream: bool, is_be
         assert answer.rstrip().endswith(b"0" if stream else b"}")
         assert it.engine.cancelled == []
         assert it.value("requests_total", route="/v1/completions", outcome="ok") == 1
-    finally:
-        running.stop()
 
 
 def test_all_requests_before_a_half_close_are_answered(running: Running) -> None:

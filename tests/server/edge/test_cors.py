@@ -40,12 +40,9 @@ def test_a_preflight_needs_no_key_and_an_answer_does(folder: Path) -> None:
 
 @pytest.mark.parametrize("num_choices", [1, 2])  # one goes straight to the connection, two through the application
 def test_a_stream_has_cors_headers(folder: Path, num_choices: int) -> None:
-    running = Running(served(folder, saying("Hel", "lo"), allowed_origins="*"))
-    try:
+    with Running(served(folder, saying("Hel", "lo"), allowed_origins="*")) as running:
         body = {"prompt": "a", "stream": True, "n": num_choices}
         answer = httpx.post(running.url + COMPLETIONS, json=body, headers={"origin": ORIGIN})
-    finally:
-        running.stop()
     assert (answer.status_code, answer.text.endswith("data: [DONE]\n\n")) == (200, True)
     assert answer.headers["access-control-allow-origin"] == "*"
     assert "x-request-id" in answer.headers["access-control-expose-headers"]

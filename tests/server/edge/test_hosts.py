@@ -84,13 +84,9 @@ def test_a_malformed_host_is_a_400_for_everyone(folder: Path, host: str) -> None
     ids=["missing", "doubled", "missing in HTTP/1.0", "one"],
 )
 def test_http_1_1_needs_one_host(folder: Path, request_head: bytes, status: bytes) -> None:
-    running = Running(served(folder))
-    try:
-        with running.connect() as connection:
-            connection.sendall(request_head + b"\r\n")
-            assert connection.recv(4096).split()[1] == status
-    finally:
-        running.stop()
+    with Running(served(folder)) as running, running.connect() as connection:
+        connection.sendall(request_head + b"\r\n")
+        assert connection.recv(4096).split()[1] == status
 
 
 @pytest.mark.parametrize("setting", ["http://a", "a:80", "a,,b", "a b", "[::g]"])

@@ -22,9 +22,8 @@ PLAIN = b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 
 @pytest.fixture(scope="module")
 def running(folder: Path) -> Iterator[Running]:
-    it = Running(served(folder, saying("Hel", "lo")))
-    yield it
-    it.stop()
+    with Running(served(folder, saying("Hel", "lo"))) as it:
+        yield it
 
 
 def answers(connection: socket.socket) -> bytes:

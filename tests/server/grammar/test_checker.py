@@ -16,7 +16,7 @@ from server.protocol.messages import Grammar
 MANY_PROPERTIES = {"type": "object", "properties": {f"p{index}": {"type": "integer"} for index in range(2000)}}
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def checker() -> Iterator[GrammarChecker]:
     made = GrammarChecker()
     yield made

@@ -21,12 +21,11 @@ VERSION = {"anthropic-version": "2023-06-01"}
 
 @contextmanager
 def client_of(it: Served, **options: Any) -> Iterator[anthropic.Anthropic]:
-    running = Running(it, **options)
-    try:
-        with anthropic.Anthropic(base_url=running.url, api_key="right", max_retries=0, timeout=30) as client:
-            yield client
-    finally:
-        running.stop()
+    with (
+        Running(it, **options) as running,
+        anthropic.Anthropic(base_url=running.url, api_key="right", max_retries=0, timeout=30) as client,
+    ):
+        yield client
 
 
 def test_a_message_has_the_text_and_counts_of_its_stream(folder: Path) -> None:

@@ -18,12 +18,11 @@ RESPONSES = "/v1/responses"
 
 @contextmanager
 def client_of(it: Served) -> Iterator[openai.OpenAI]:
-    running = Running(it)
-    try:
-        with openai.OpenAI(base_url=running.url + "/v1", api_key="none", max_retries=0, timeout=30) as client:
-            yield client
-    finally:
-        running.stop()
+    with (
+        Running(it) as running,
+        openai.OpenAI(base_url=running.url + "/v1", api_key="none", max_retries=0, timeout=30) as client,
+    ):
+        yield client
 
 
 def events_of(text: str) -> list[dict[str, Any]]:

@@ -14,9 +14,17 @@ TOOLS = [{"type": "function", "function": {"name": "clock", "parameters": {"type
 SCHEMA_FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": SCHEMA}}
 
 
-@pytest.fixture
-def server(folder: Path) -> Served:
+@pytest.fixture(scope="module")
+def own_checker(folder: Path) -> Served:
+    """A server whose processes, which check grammars, serve all tests here."""
     return served(folder)
+
+
+@pytest.fixture
+def server(own_checker: Served) -> Served:
+    own_checker.engine.submitted.clear()
+    own_checker.engine.ready = READY
+    return own_checker
 
 
 def chat(server: Served, **fields: Any) -> Any:

@@ -39,12 +39,19 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
 }
 
 
-@pytest.mark.parametrize("world", [2, 4])
-def test_ranks_together_have_the_logits_of_one(world: int, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of a folder for each model."""
+    folder = tmp_path_factory.mktemp("models")
     for name, (family, changes) in MODELS.items():
-        save_reference(tmp_path / name, family, changes)
-    save_mxfp4(tmp_path / "mxfp4", {"hidden_size": 64, "intermediate_size": 128})
-    program = [sys.executable, str(Path(__file__).with_name("rank_program.py")), str(tmp_path)]
+        save_reference(folder / name, family, changes)
+    save_mxfp4(folder / "mxfp4", {"hidden_size": 64, "intermediate_size": 128})
+    return folder
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_ranks_together_have_the_logits_of_one(world: int, models: Path) -> None:
+    program = [sys.executable, str(Path(__file__).with_name("rank_program.py")), str(models)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
     ranks = [
         subprocess.Popen([*program, str(rank), str(world)], env=environment, stderr=subprocess.PIPE, text=True)
@@ -53,9 +60,9 @@ def test_ranks_together_have_the_logits_of_one(world: int, tmp_path: Path) -> No
     for rank in ranks:
         _, said = rank.communicate(timeout=200)
         assert rank.returncode == 0, said
-    found = torch.load(tmp_path / f"logits-{world}.pt")
+    found = torch.load(models / f"logits-{world}.pt")
     token_ids = torch.randint(97, (sum(CHUNKS),), generator=torch.Generator().manual_seed(3))
     for name in (*MODELS, "mxfp4"):
-        alone = PagedRunner(load(tmp_path / name)).logits(token_ids, CHUNKS)
+        alone = PagedRunner(load(models / name)).logits(token_ids, CHUNKS)
         assert (found[name] - alone).abs().max() <= 1e-4, name
         assert torch.equal(found[name].argmax(dim=1), alone.argmax(dim=1)), name

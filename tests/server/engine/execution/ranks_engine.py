@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from closure_graphs import EAGER, PATH, capture, decide, redecide
 from graph_session import Session
-from test_graphs import EAGER, PATH, capture, decide, redecide
 
 from kernels.calls.batch import AttentionFlags
 from kernels.vocabulary.buckets import Bucket

@@ -6,8 +6,8 @@ import sys
 import threading
 from functools import partial
 
-from ranks_engine import decide, dispatcher_of
-from test_graphs import capture
+from closure_graphs import capture, decide
+from ranks_engine import dispatcher_of
 
 from kernels.vocabulary.shape import AttentionShape
 from qualification.common.hang_up import leave_with

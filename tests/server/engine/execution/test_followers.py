@@ -57,7 +57,6 @@ def heard(failed: RankFailed | None, folder: Path) -> list[Any]:
     ("suspects", "is_device_lost", "blamed"),
     [
         ([("path.a", "a shape")], False, [["path.a", "a shape"]]),
-        ([], False, []),  # out of memory: as on rank 0, nobody is to blame
         ([], True, [list(pair) for pair in RUNNING]),  # found long behind the launch, by a rank that does not know
     ],
 )

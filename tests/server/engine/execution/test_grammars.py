@@ -4,10 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
+from built_engine import built_engine
 from graph_session import Session
 
 from qualification.decision.decision import Policy
-from server.engine.startup.builder import build_engine
+from server.engine.scheduling.engine import Engine
 from server.errors import InvalidGrammar
 from server.grammar.compiled import byte_tokenizer, compiled
 from server.grammar.schema import schema_text
@@ -24,10 +25,16 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.load(Path(Settings().model))
 
 
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    cache = str(tmp_path_factory.mktemp("cache"))
+    settings = Settings(device=DeviceChoice.CPU, on_unproven=Policy.DEGRADE, cache_dir=cache, max_num_seqs=4)
+    return built_engine(settings).engine
+
+
 @pytest.fixture
-def session(tmp_path: Path) -> Session:
-    settings = Settings(device=DeviceChoice.CPU, on_unproven=Policy.DEGRADE, cache_dir=str(tmp_path), max_num_seqs=4)
-    return Session(build_engine(settings, frozenset(), lambda *_: None).engine)
+def session(engine: Engine) -> Session:
+    return Session(engine)
 
 
 def end(session: Session, name: str) -> TokenDelta:

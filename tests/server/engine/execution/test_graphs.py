@@ -1,28 +1,27 @@
 """Graphs of steps without a GPU: a fake capture runs the step, and its replay runs it again on the same memory."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from statistics import median
 from types import SimpleNamespace
 
 import pytest
 import torch
+from closure_graphs import EAGER, PATH, capture, decide, redecide
 from graph_session import Session, attention_counts
 from tiny_llama import NAN_TOKEN, NUM_LAYERS, NUM_TOKENS, VOCAB, TinyLlama
 
 from kernels.calls.batch import AttentionFlags
-from kernels.catalog import any_path_named, path_named
+from kernels.catalog import any_path_named
 from kernels.linear.paths import LinearPath
 from kernels.linear.shape import LinearShape
 from kernels.system.device import read_fingerprint
 from kernels.vocabulary.buckets import Bucket
-from kernels.vocabulary.operators import AnyShape, Operator
+from kernels.vocabulary.operators import Operator
 from kernels.vocabulary.path import Reject
-from kernels.vocabulary.shape import AttentionShape, Dtype, Phase
-from qualification.decision.decision import Decision, Pairs, Status
+from kernels.vocabulary.shape import Dtype, Phase
+from qualification.decision.decision import Decision, Pairs
 from qualification.decision.linear_shapes import linear_shapes_needed
 from qualification.decision.model_shapes import ServingLimits, shapes_needed, signature_of
-from server.engine.execution.capture import Replayable
 from server.engine.execution.graph_keys import GraphSizes, row_sizes
 from server.engine.execution.graphs import StepGraphs
 from server.engine.execution.runner import ModelRunner
@@ -41,35 +40,6 @@ from server.model.kv_cache import KVCache
 CPU = torch.device("cpu")
 PAGE_SIZE = 16
 MAX_LEN = 160  # two context buckets
-PATH = replace(path_named("sdpa.cpu"), name="graphable", is_capturable=True)
-EAGER = replace(path_named("sdpa.cpu"), name="eager")
-
-
-class Replay:
-    """The fake graph: keeps the work."""
-
-    def __init__(self, work: Callable[[], None]) -> None:
-        self.work = work
-
-    def replay(self) -> None:
-        self.work()
-
-
-def capture(work: Callable[[], None]) -> Replayable:
-    """The fake capture. Unlike a real one it leaves results, which no test may take for a replay's."""
-    work()
-    return Replay(work)
-
-
-def decide(shape: AnyShape, path: str) -> Decision:
-    return Decision(shape, path, Status.PROVEN, path, (), (), None)
-
-
-def redecide(shape: AttentionShape, broken: Pairs, taken_out: Pairs) -> Decision:
-    """Decide for the eager path, until nothing stands against the first one."""
-    if not broken and not taken_out:
-        return decide(shape, PATH.name)
-    return replace(decide(shape, EAGER.name), fallback_reasons=(Reject.QUARANTINED,))
 
 
 class Subject:

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from closure_graphs import EAGER, PATH, redecide
 from graph_session import Session
-from test_graphs import CPU, EAGER, MAX_LEN, PAGE_SIZE, PATH, Subject, redecide
+from test_graphs import CPU, MAX_LEN, PAGE_SIZE, Subject
 from tiny_llama import NUM_LAYERS, VOCAB, TinyLlama
 from torch import Tensor
 

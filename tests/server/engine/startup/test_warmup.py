@@ -77,7 +77,7 @@ def decode_variants(model_len: int, seqs: int, window: int | None) -> tuple[Foun
     warm_up(spy, decisions, subject, is_cuda=True, progress=lambda _: None)
     met = {
         (bucket_of(n), variant(rows, n))
-        for n in (1, *range(63, model_len + 1, 61), model_len)
+        for n in (1, *range(63, model_len + 1, max(61, model_len // 300)), model_len)
         for rows in range(1, seqs + 1)
     }
     decodes = [batch for batch in spy.batches if batch.rows_of(Phase.DECODE)]
