@@ -48,25 +48,3 @@ def test_rows_equal_those_made_from_scratch(seed: int) -> None:
             subject.advance()
             for seq in tables:
                 seq.tokens.append(0)
-
-
-def test_steps_of_the_same_sequences_have_the_same_rows() -> None:
-    subject = DecodeRows(max_rows=4)
-    for num_tokens in (3, 5):
-        subject.add(sequence(num_tokens), array("i", [1, 2]), border=8)
-    before = subject.batch(num_preempted=0)
-    subject.advance()
-    now = subject.batch(num_preempted=0)
-    assert (before.context_lens, now.context_lens) == ((3, 5), (4, 6))
-    assert now.sequences is before.sequences
-    assert now.page_tables is before.page_tables
-    assert now.sampled_rows is before.sampled_rows
-
-
-def test_the_last_row_takes_the_place_of_one_that_ends() -> None:
-    subject = DecodeRows(max_rows=4)
-    a, b, c, d = (sequence(n) for n in (1, 2, 3, 4))
-    for seq in (a, b, c, d):
-        subject.add(seq, array("i"), border=9)
-    subject.discard(b)
-    assert subject.batch(num_preempted=0).sequences == (a, d, c)

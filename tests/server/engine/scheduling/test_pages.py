@@ -6,14 +6,6 @@ import pytest
 from server.engine.scheduling.pages import IntegrityError, PagePool
 
 
-def test_a_table_is_a_copy() -> None:
-    pool = PagePool(num_pages=3, page_size=4)
-    pool.grow("a", 1)
-    table = pool.table("a")
-    pool.grow("a", 12)
-    assert list(table) == [0]
-
-
 @pytest.mark.parametrize(("num_pages", "page_size"), [(0, 16), (4, 0)])
 def test_an_empty_pool_is_refused(num_pages: int, page_size: int) -> None:
     with pytest.raises(ValueError, match="at least 1"):
@@ -58,27 +50,6 @@ def keys(text: str) -> list[bytes]:
     return [text[: i + 1].encode() for i in range(len(text))]
 
 
-def test_published_pages_are_found_by_their_leading_keys() -> None:
-    pool = PagePool(num_pages=8, page_size=4)
-    assert pool.admit("a", 12) == 0
-    pool.publish("a", 0, keys("xyz"))
-    assert pool.admit("b", 12, keys("xyw")) == 2
-    assert list(pool.table("b")) == [0, 1, 3]
-    pool.release("a")
-    pool.release("b")
-    assert (pool.num_used, pool.num_free, pool.num_cached) == (0, 8, 3)
-    assert pool.admit("c", 16, keys("xyz")) == 3
-    assert list(pool.table("c")) == [0, 1, 2, 3]
-    pool.check_integrity(["c"])
-
-
-def test_a_page_behind_an_unknown_one_is_not_found() -> None:
-    pool = PagePool(num_pages=8, page_size=4)
-    pool.admit("a", 12)
-    pool.publish("a", 0, keys("xyz"))
-    assert pool.admit("b", 12, [b"?", *keys("xyz")[1:]]) == 0
-
-
 def test_kept_pages_go_the_longest_unused_and_last_ones_first() -> None:
     pool = PagePool(num_pages=5, page_size=4)
     for owner in "ab":
@@ -92,42 +63,6 @@ def test_kept_pages_go_the_longest_unused_and_last_ones_first() -> None:
     pool.release("d")
     assert pool.admit("e", 5, keys("aa")[:1]) == 1
     pool.check_integrity(["c", "e"])
-
-
-def test_an_admission_that_does_not_fit_changes_nothing() -> None:
-    pool = PagePool(num_pages=4, page_size=4)
-    pool.admit("a", 8)
-    pool.publish("a", 0, keys("xy"))
-    pool.release("a")
-    assert pool.admit("b", 16, keys("xy"), headroom=1) is None
-    assert (pool.num_free, pool.num_cached) == (4, 2)
-    assert pool.admit("b", 16, keys("xy")) == 2
-    assert pool.num_free == 0
-
-
-def test_of_two_pages_with_one_key_the_first_stays_findable() -> None:
-    pool = PagePool(num_pages=4, page_size=4)
-    for owner in "ab":
-        pool.admit(owner, 4)
-    pool.publish("a", 0, keys("x"))
-    pool.publish("b", 0, keys("x"))
-    pool.release("b")
-    assert pool.num_cached == 0
-    pool.admit("c", 8, keys("x"))
-    assert pool.table("c")[0] == pool.table("a")[0]
-    pool.check_integrity("ac")
-
-
-def test_nothing_of_an_unsound_owner_is_found() -> None:
-    pool = PagePool(num_pages=4, page_size=4)
-    pool.admit("a", 8)
-    pool.publish("a", 0, keys("xy"))
-    assert pool.admit("b", 8, keys("x")) == 1
-    pool.release("a", is_sound=False)
-    assert pool.admit("c", 4, keys("x")) == 0
-    pool.release("b")
-    assert pool.num_cached == 0
-    pool.check_integrity("c")
 
 
 DAMAGES = [

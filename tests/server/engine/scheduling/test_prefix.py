@@ -12,27 +12,6 @@ def test_a_page_is_named_by_all_tokens_before_and_the_salt() -> None:
     assert not set(PageKeys(4, b"tenant").first(3, tokens)) & set(names)
 
 
-def test_names_depend_on_where_pages_end() -> None:
-    assert not set(PageKeys(4).first(2, list(range(8)))) & set(PageKeys(8).first(1, list(range(8))))
-
-
-def test_a_name_is_made_once_and_later_tokens_do_not_change_it() -> None:
-    keys = PageKeys(2)
-    tokens = [1, 2, 3]
-    (first,) = keys.first(1, tokens)
-    tokens += [4]
-    assert keys.first(2, tokens) == [first, PageKeys(2).first(2, [1, 2, 3, 4])[1]]
-    assert keys.first(1, []) == [first]
-
-
-def test_names_are_made_as_they_are_asked_for() -> None:
-    keys = PageKeys(2)
-    names = keys.each(3, tokens := [1, 2])
-    first = next(names)
-    tokens += [3, 4, 5, 6]  # had more been named, they would have been named without these
-    assert keys.first(3, tokens) == [first, *names] == PageKeys(2).first(3, [1, 2, 3, 4, 5, 6])
-
-
 def test_naming_pages_reads_each_token_once() -> None:
     num_read = 0
 
