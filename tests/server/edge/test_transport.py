@@ -1,7 +1,6 @@
 """The edge over real sockets: OpenAI's own client, slow and silent peers, and the end of the server."""
 
 import gc
-import json
 import resource
 import signal
 import socket
@@ -26,9 +25,8 @@ HEAD = (
 
 @pytest.fixture
 def running(folder: Path) -> Iterator[Running]:
-    it = Running(served(folder, saying("Hel", "lo ", "€")))
-    yield it
-    it.stop()
+    with Running(served(folder, saying("Hel", "lo ", "€"))) as it:
+        yield it
 
 
 def test_openais_client_completes_chats_streams_and_lists(running: Running) -> None:
@@ -75,9 +73,10 @@ def test_each_sent_request_notices_a_client_that_leaves(folder: Path, is_at_once
     assert it.edge.lifecycle.num_inflight == 0
 
 
-def test_objects_of_the_servers_lifetime_are_not_collected(running: Running) -> None:
-    assert running.server.started
-    wait_until(lambda: gc.get_freeze_count() > 10_000)
+def test_objects_of_the_servers_lifetime_are_not_collected(folder: Path) -> None:
+    num_before = gc.get_freeze_count()
+    with Running(served(folder)):
+        wait_until(lambda: gc.get_freeze_count() > num_before + 1000)
 
 
 def test_openais_client_understands_the_errors(running: Running) -> None:
@@ -94,41 +93,20 @@ def test_openais_client_understands_the_errors(running: Running) -> None:
 
 def test_openais_client_sees_an_error_in_the_middle_of_a_stream(folder: Path) -> None:
     died = TokenDelta("", [], FinishReason.ERROR, error_code="engine_died", error_message="gone")
-    running = Running(served(folder, playing(delta("a"), died)))
-    try:
-        with openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0) as client:
-            stream = client.completions.create(model="tiny", prompt="a", stream=True)
-            with stream, pytest.raises(openai.APIError, match="gone"):
-                list(stream)
-    finally:
-        running.stop()
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_hangs_up_cancels_in_the_engine(folder: Path, stream: bool) -> None:
-    it = served(folder, saying("a", "b"))
-    it.engine.gate.clear()
-    it.engine.num_free = 1 if stream else 0
-    running = Running(it)
-    try:
-        body = json.dumps({"prompt": "x", "stream": stream}).encode()
-        with running.connect() as connection:
-            connection.sendall(HEAD % len(body) + body)
-            wait_until(lambda: it.engine.submitted)
-            if stream:
-                assert connection.recv(100).startswith(b"HTTP/1.1 200")
-        wait_until(lambda: it.engine.cancelled == [it.engine.submitted[0][0]])
-        wait_until(lambda: it.edge.lifecycle.num_inflight == 0)
-    finally:
-        running.stop()
+    with (
+        Running(served(folder, playing(delta("a"), died))) as running,
+        openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0) as client,
+        client.completions.create(model="tiny", prompt="a", stream=True) as stream,
+        pytest.raises(openai.APIError, match="gone"),
+    ):
+        list(stream)
 
 
 @pytest.fixture
 def impatient(folder: Path) -> Iterator[Running]:
     """A server that waits 0.5 s for the rest of a request, in place of 10."""
-    it = Running(served(folder, saying("Hel", "lo ", "€")), header_timeout_s=0.5)
-    yield it
-    it.stop()
+    with Running(served(folder, saying("Hel", "lo ", "€")), header_timeout_s=0.5) as it:
+        yield it
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /livez HT", b"GET /livez HTTP/1.1\r\nHost: localhost\r\nX-Slow: a"])
@@ -182,15 +160,6 @@ def test_a_refused_body_may_end_and_the_next_be_served(impatient: Running) -> No
         assert connection.recv(4096).startswith(b"HTTP/1.1 200")
 
 
-def test_endless_headers_are_refused(running: Running) -> None:
-    with running.connect() as connection:
-        connection.sendall(b"GET /livez HTTP/1.1\r\nHost: localhost\r\nX-Big: ")
-        connection.sendall(b"a" * 32 * 1024)
-        answer = connection.recv(4096)
-    assert answer.startswith(b"HTTP/1.1 431")
-    assert b'"code":"headers_too_large"' in answer
-
-
 def test_what_is_no_http_is_answered_in_the_envelope(running: Running) -> None:
     with running.connect() as connection:
         connection.sendall(b"\x16\x03\x01 not http\r\n\r\n")
@@ -219,8 +188,7 @@ def test_a_shutdown_finishes_streams_and_refuses_new_requests(folder: Path) -> N
     it = served(folder, saying("a", "b"))
     it.engine.gate.clear()
     it.engine.num_free = 1
-    running = Running(it, grace_s=30)
-    try:
+    with Running(it, grace_s=30) as running:
         with httpx.stream("POST", f"{running.url}/v1/completions", json={"prompt": "x", "stream": True}) as answer:
             lines = answer.iter_lines()
             assert '"text":"a"' in next(lines)
@@ -238,13 +206,10 @@ def test_a_shutdown_finishes_streams_and_refuses_new_requests(folder: Path) -> N
         assert "error" not in rest
         running.thread.join(5)
         assert not running.thread.is_alive()
-    finally:
-        running.stop()
 
 
 def test_an_arriving_request_does_not_hold_up_a_shutdown(folder: Path) -> None:
-    running = Running(served(folder), grace_s=30)
-    try:
+    with Running(served(folder), grace_s=30) as running:
         with running.connect() as connection:
             connection.sendall(
                 b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -255,8 +220,6 @@ def test_an_arriving_request_does_not_hold_up_a_shutdown(folder: Path) -> None:
             answer = connection.recv(4096)
         assert answer.startswith(b"HTTP/1.1 503")
         assert b'"code":"shutting_down"' in answer
-    finally:
-        running.stop()
 
 
 def test_a_server_that_must_end_needs_no_signal_or_grace(folder: Path) -> None:
@@ -308,8 +271,7 @@ def test_a_stream_that_outlives_the_grace_ends_with_an_error(folder: Path, grace
     it = served(folder, saying("a", "b"))
     it.engine.gate.clear()
     it.engine.num_free = 1
-    running = Running(it, grace_s=grace_s, one_order_s=0)
-    try:
+    with Running(it, grace_s=grace_s, one_order_s=0) as running:
         with httpx.stream("POST", f"{running.url}/v1/completions", json={"prompt": "x", "stream": True}) as answer:
             lines = answer.iter_lines()
             next(lines)
@@ -320,5 +282,3 @@ def test_a_stream_that_outlives_the_grace_ends_with_an_error(folder: Path, grace
         assert rest.endswith("data: [DONE]")
         running.thread.join(5)
         assert not running.thread.is_alive()
-    finally:
-        running.stop()

@@ -10,25 +10,11 @@ from edge_fakes import delta, events, playing, saying, served, usage_of
 from msgspec.structs import replace
 
 from server.http.generation.pieces import Piece, merged
-from server.protocol.messages import FinishReason, Fork, SamplingParams, Submit, TokenDelta
+from server.protocol.messages import FinishReason, Fork, SamplingParams, Submit
 from server.supervisor.choices import Choices
 
 COMPLETIONS = "/v1/completions"
 USER = [{"role": "user", "content": "Hi"}]
-
-
-def test_each_prompt_has_n_choices_in_its_order_and_counts_once(folder: Path) -> None:
-    def script(prompt: list[int]) -> list[TokenDelta]:
-        return [delta(bytes(prompt).decode().upper()), delta("", FinishReason.STOP)]
-
-    body = served(folder, script).post(COMPLETIONS, {"prompt": ["ab", "c"], "n": 2}).json()
-    assert [(choice["index"], choice["text"]) for choice in body["choices"]] == [
-        (0, "AB"),
-        (1, "AB"),
-        (2, "C"),
-        (3, "C"),
-    ]
-    assert body["usage"] == usage_of(3, 3 + 3 + 2 + 2)
 
 
 def test_a_chat_streams_its_choices_side_by_side(folder: Path) -> None:

@@ -236,37 +236,27 @@ def test_one_call_at_a_time_where_a_request_wants_it(tmp_path: Path) -> None:
     assert len(message_of(it, parallel_tool_calls=False)["tool_calls"]) == 1
 
 
-def test_a_call_cut_off_by_length_says_so(tmp_path: Path) -> None:
-    it = serving(tmp_path, saying(CALL[:40], finish=FinishReason.LENGTH))
-    choice = it.post(CHAT, {"messages": USER, "tools": [WEATHER]}).json()["choices"][0]
-    assert (choice["finish_reason"], choice["message"]["content"]) == ("length", CALL[:40])
-
-
-FORCED: Any = ["required", {"type": "function", "function": {"name": "weather"}}]
-
-
-@pytest.mark.parametrize("choice", FORCED)
 @pytest.mark.parametrize(
-    ("written", "calls"),
+    ("written", "calls", "choice"),
     [
-        ("<tool", []),
-        (CALL[: CALL.index("weather") + 3], []),
-        (CALL[: CALL.index("arguments")], [("weather", "")]),
-        (CALL[: CALL.index("Bern") + 2], [("weather", '{"city": "Be')]),
+        ("<tool", [], "required"),
+        (CALL[: CALL.index("weather") + 3], [], {"type": "function", "function": {"name": "weather"}}),
+        (CALL[: CALL.index("arguments")], [("weather", "")], "required"),
+        (CALL[: CALL.index("Bern") + 2], [("weather", '{"city": "Be')], "required"),
     ],
 )
 def test_a_forced_call_that_is_cut_leaves_no_content(
-    tmp_path: Path, choice: Any, written: str, calls: list[tuple[str, str]]
+    tmp_path: Path, written: str, calls: list[tuple[str, str]], choice: object
 ) -> None:
-    running = Running(serving(tmp_path, saying("<think>Hm.</think>\n", *written, finish=FinishReason.LENGTH)))
     fields: Any = {"model": "tiny", "messages": USER, "tools": [WEATHER], "tool_choice": choice}
-    try:
-        with openai.OpenAI(base_url=running.url + "/v1", api_key="none", max_retries=0, timeout=30) as client:
-            whole = client.chat.completions.create(**fields).choices[0]
-            with client.chat.completions.create(stream=True, **fields) as stream:
-                chunks = [chunk.choices[0] for chunk in stream]
-    finally:
-        running.stop()
+    script = saying("<think>Hm.</think>\n", *written, finish=FinishReason.LENGTH)
+    with (
+        Running(serving(tmp_path, script)) as running,
+        openai.OpenAI(base_url=running.url + "/v1", api_key="none", max_retries=0, timeout=30) as client,
+    ):
+        whole = client.chat.completions.create(**fields).choices[0]
+        with client.chat.completions.create(stream=True, **fields) as stream:
+            chunks = [chunk.choices[0] for chunk in stream]
     given = [(call.function.name, call.function.arguments) for call in whole.message.tool_calls or []]
     assert (whole.finish_reason, whole.message.content or "", given) == ("length", "", calls)
     assert whole.message.reasoning_content == "Hm."

@@ -19,7 +19,6 @@ from server.protocol.messages import (
     AttestedBatch,
     ExplainedTime,
     Heartbeat,
-    RequestTimes,
     ShadowReport,
 )
 from server.telemetry.attention import fingerprint_digest
@@ -166,24 +165,6 @@ def test_a_restarted_engine_replaces_the_machine_it_reports() -> None:
         "triton": "none",
     }
     assert fingerprint_digest(newer.fingerprint) != fingerprint_digest(READY.fingerprint)
-
-
-def test_a_first_token_is_measured_under_its_prompts_bucket() -> None:
-    metrics = make()
-    metrics.on_ready(READY)
-    assert value(metrics, "time_to_first_token_seconds_count", model="m", bucket="le_512") == 0
-    assert value(metrics, "time_to_first_token_seconds_count", model="m", bucket="le_2k") is None  # beyond the limit
-    metrics.first_token(129, 0.5, RequestTimes(1.0, 1.25, 1.75, 1, 0), None)
-    assert value(metrics, "time_to_first_token_seconds_sum", model="m", bucket="le_512") == 0.5
-    assert value(metrics, "queue_seconds_sum", model="m") == 0.25
-    assert value(metrics, "prefill_seconds_sum", model="m", bucket="le_512") == 0.5
-    assert value(metrics, "prompt_tokens_total") == 129
-
-
-def test_time_per_token_is_the_mean_of_the_gaps() -> None:
-    metrics = make()
-    metrics.sequence_ended(10, 4, 1.0, None)
-    assert value(metrics, "time_per_output_token_seconds_sum", model="m", bucket="le_128") == 0.25
 
 
 def test_the_oldest_request_without_an_end_is_shown() -> None:

@@ -163,19 +163,6 @@ def test_stages_are_timed_and_follow_one_another(collector: Collector) -> None:
     assert abs(queue.start_time_unix_nano / 1e9 - time.time()) < 60
 
 
-def test_a_client_that_leaves_the_queue_ends_its_stage(collector: Collector) -> None:
-    subject = Subject(collector.url)
-    record = subject.begin()
-    record.sequence(130)
-    record.disconnected(is_slow=False)
-    record.end(Outcome.DISCONNECTED, status=None, error_code=None)
-    subject.tracing.close()
-    assert attributes(collector.named("hallmark.queue"))["hallmark.is_complete"] is False
-    operation = collector.named("text_completion m")
-    assert events(operation) == [("client.disconnect", {"stage": "queued"})]
-    assert operation.status.code == 0  # not an error of ours
-
-
 @pytest.mark.parametrize(("ratio", "headers"), [(0.0, {}), (1.0, UNSAMPLED)], ids=["ratio", "client"])
 def test_what_is_not_sampled_is_no_span_and_no_exemplar(
     collector: Collector, ratio: float, headers: dict[str, str]
