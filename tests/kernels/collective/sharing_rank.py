@@ -1,6 +1,7 @@
-"""A rank that shares memory by a driver that may refuse: `sharing_rank.py FOLDER RANK WORLD [CALL:RANK_REFUSED ...]`.
+"""A rank that shares memory by drivers, one after the other: `sharing_rank.py FOLDER RANK WORLD DRIVER...`.
 
-Prints what it got and what the driver holds at the end.
+A driver is the calls that it refuses, each on one rank, `CALL:RANK+CALL:RANK`; none where it is empty. Prints for each
+what the rank got and what the driver holds at the end.
 """
 
 import ctypes
@@ -63,19 +64,21 @@ def pointed(reference: Any, kind: type[Any]) -> Any:
     return ctypes.cast(reference, ctypes.POINTER(kind)).contents
 
 
+def shared(rank: int, world: int, driver: Driver) -> dict[str, object]:
+    try:
+        found: dict[str, object] = {"addresses": SharedMemory(rank, world, 16, driver).addresses}
+    except PeerMemoryError as error:
+        found = {"error": str(error)}
+    return found | {"held": len(driver.held), "mapped": len(driver.mapped)}
+
+
 def main() -> None:
     folder, rank, world = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    refusals = (it.split(":") for it in sys.argv[4:])
     store = dist.FileStore(str(folder / "meeting"), world)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
-    driver = Driver(rank, frozenset(call for call, refused_on in refusals if int(refused_on) == rank))
-    found: dict[str, object] = {}
-    try:
-        found["addresses"] = SharedMemory(rank, world, 16, driver).addresses
-    except PeerMemoryError as error:
-        found["error"] = str(error)
-    found |= {"held": len(driver.held), "mapped": len(driver.mapped)}
-    print(json.dumps(found))
+    refusals = ([it.split(":") for it in each.split("+") if it] for each in sys.argv[4:])
+    drivers = [Driver(rank, frozenset(call for call, on in each if int(on) == rank)) for each in refusals]
+    print(json.dumps([shared(rank, world, driver) for driver in drivers]))
     dist.destroy_process_group()
 
 

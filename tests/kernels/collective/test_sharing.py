@@ -11,45 +11,44 @@ import pytest
 
 WORLD = 3
 PROGRAM = Path(__file__).with_name("sharing_rank.py")
+WILLING, NO_EXPORT, NO_MAP = "", "cuIpcGetMemHandle:0", "cuIpcOpenMemHandle_v2:2"
+NO_END = f"{NO_MAP}+cuIpcCloseMemHandle:0"
+DRIVERS = (WILLING, NO_EXPORT, NO_MAP, NO_END)
+Found = dict[str, list[dict[str, Any]]]
 
 
-def ranks(folder: Path, *refusals: str) -> list[dict[str, Any]]:
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """What each rank found, by driver."""
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",  # a machine's name may lead nowhere
     }
-    started = [
-        subprocess.Popen(
-            [sys.executable, str(PROGRAM), str(folder), str(rank), str(WORLD), *refusals],
-            env=environment,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(WORLD)
-    ]
-    return [json.loads(rank.communicate(timeout=120)[0]) for rank in started]
+    folder = str(tmp_path_factory.mktemp("ranks"))
+    commands = [[sys.executable, str(PROGRAM), folder, str(rank), str(WORLD), *DRIVERS] for rank in range(WORLD)]
+    started = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for command in commands]
+    found = [json.loads(rank.communicate(timeout=120)[0]) for rank in started]
+    return {driver: [of_rank[index] for of_rank in found] for index, driver in enumerate(DRIVERS)}
 
 
-def test_every_rank_maps_the_memory_of_the_others(tmp_path: Path) -> None:
+def test_every_rank_maps_the_memory_of_the_others(ranks: Found) -> None:
     own = [1016, 2016, 3016]
-    for rank, found in enumerate(ranks(tmp_path)):
+    for rank, found in enumerate(ranks[WILLING]):
         expected = [own[it] if it == rank else 100_000 + own[it] for it in range(WORLD)]
         assert found == {"addresses": expected, "held": 1, "mapped": WORLD - 1}
 
 
-@pytest.mark.parametrize(
-    ("call", "rank"), [("cuIpcGetMemHandle", 0), ("cuIpcOpenMemHandle_v2", 2)], ids=["export", "map"]
-)
-def test_a_refusal_on_one_rank_is_that_of_all(call: str, rank: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("driver", [NO_EXPORT, NO_MAP], ids=["export", "map"])
+def test_a_refusal_on_one_rank_is_that_of_all(driver: str, ranks: Found) -> None:
+    call, rank = driver.split(":")
     error = f"{call} failed with CUDA's error 801 on rank {rank} of 3"
-    assert ranks(tmp_path, f"{call}:{rank}") == [{"error": error, "held": 0, "mapped": 0}] * WORLD
+    assert ranks[driver] == [{"error": error, "held": 0, "mapped": 0}] * WORLD
 
 
-def test_memory_that_stays_mapped_is_kept_by_its_rank(tmp_path: Path) -> None:
+def test_memory_that_stays_mapped_is_kept_by_its_rank(ranks: Found) -> None:
     error = "cuIpcOpenMemHandle_v2 failed with CUDA's error 801 on rank 2 of 3"
-    found = ranks(tmp_path, "cuIpcOpenMemHandle_v2:2", "cuIpcCloseMemHandle:0")
-    assert [it["error"] for it in found] == [error] * WORLD
-    assert [it["held"] for it in found] == [0, 1, 1]  # rank 0 had mapped those of ranks 1 and 2
-    assert [it["mapped"] for it in found] == [2, 0, 0]
+    assert [it["error"] for it in ranks[NO_END]] == [error] * WORLD
+    assert [it["held"] for it in ranks[NO_END]] == [0, 1, 1]  # rank 0 had mapped those of ranks 1 and 2
+    assert [it["mapped"] for it in ranks[NO_END]] == [2, 0, 0]
