@@ -59,7 +59,7 @@ def test_a_product_beyond_both_errors_is_refused(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("activation", [*Activation, ClampedSwiglu()])
 def test_right_experts_pass_where_gate_and_up_vanish(activation: ExpertActivation, dtype: torch.dtype) -> None:
-    num_experts, hidden_size = 512, SIZE_IN
+    num_experts, hidden_size = 64, SIZE_IN
     x, gate_up = vanishing(2 * num_experts, dtype)
     bias = torch.zeros(num_experts, 2, dtype=dtype)
     if isinstance(activation, ClampedSwiglu):
