@@ -30,7 +30,6 @@ from qualification.evidence.matrix import Matrix, gpu_folder, load_matrix, save_
 from qualification.evidence.summary import summary
 from qualification.measure.faults.experts_faults import ExpertsFault, wrong_experts
 from qualification.measure.qualify import Bench, qualify
-from qualification.measure.trials.trial import TRIALS
 from qualification.model.families.reader import read_model
 from qualification.report.page import render
 from qualification.report.sources import gather
@@ -52,10 +51,6 @@ def measured(shapes: Sequence[ExpertsShape], *paths: ExpertsPath) -> list[Eviden
     pairs = [(shape, path) for shape in shapes for path in paths]
     qualify(pairs, bench, progress=silent, on_evidence=found.append, check_checker=lambda *_, **__: ())
     return found
-
-
-def test_the_checker_of_experts_passes_its_own_trial() -> None:
-    assert TRIALS[SHAPE.operator].passed_wrongly(frozenset({Dtype.FP32}), CPU, seed=0) == ()
 
 
 def test_torchs_experts_are_proven_and_swapped_ones_refused(tmp_path: Path) -> None:

@@ -16,8 +16,10 @@ from kernels.reference.experts import num_wrong_routes
 from kernels.vocabulary.row_buckets import TokenRows
 from kernels.vocabulary.shape import Dtype
 from qualification.measure.checks.experts_checks import check_experts
+from qualification.measure.checks.references import References
 from qualification.measure.faults.experts_faults import ExpertsFault, can_show_in, trial_shapes, wrong_experts
-from qualification.measure.inputs.experts_inputs import experts_cases
+from qualification.measure.inputs.experts_inputs import ExpertsCase, experts_cases
+from qualification.measure.trials.experts_trial import ExpertsTrial
 
 CPU = torch.device("cpu")
 ROWS = TokenRows.LE_128
@@ -44,14 +46,23 @@ def test_torchs_experts_pass_on_hostile_inputs(index: int, dtype: Dtype) -> None
         assert {check.name: check.where for check in checks if not check.is_passed} == {}
 
 
-@pytest.mark.parametrize("dtype", Dtype)
+@pytest.fixture(scope="module")
+def trial() -> dict[ExpertsShape, tuple[list[ExpertsCase], References]]:
+    return {it: (list(experts_cases(it, CPU, seed=0)), References()) for it in trial_shapes(Dtype.FP32)}
+
+
 @pytest.mark.parametrize("fault", ExpertsFault)
-def test_every_fault_is_refused_and_none_passes(fault: ExpertsFault, dtype: Dtype) -> None:
-    mixtures = [replace(mixture, dtype=dtype) for mixture in MIXTURES]
-    for mixture in (mixture for mixture in mixtures if can_show_in(fault, mixture)):
-        checks = check_experts(wrong_experts(fault), experts_cases(mixture, CPU, seed=0))
+def test_every_fault_is_refused_and_none_passes(
+    fault: ExpertsFault, trial: dict[ExpertsShape, tuple[list[ExpertsCase], References]]
+) -> None:
+    for mixture in (it for it in trial if can_show_in(fault, it)):
+        checks = check_experts(wrong_experts(fault), *trial[mixture])
         is_passed = all(check.is_passed for check in checks)
         assert is_passed is (fault is ExpertsFault.NONE), f"{mixture}: {checks}"
+
+
+def test_the_trial_finds_nothing_passed_wrongly_in_16_bits() -> None:
+    assert ExpertsTrial().passed_wrongly(frozenset({Dtype.BF16, Dtype.FP16}), CPU, seed=0) == ()
 
 
 def test_every_fault_can_show_in_some_mixture() -> None:
