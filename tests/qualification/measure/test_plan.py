@@ -77,19 +77,37 @@ def review(folders: tuple[Path, Path], *proofs: Evidence) -> Path:
 def test_without_any_evidence_every_able_path_is_measured(folders: tuple[Path, Path]) -> None:
     measurer = Measurer()
     made = plan(folders, measurer)
-    assert measurer.asked == [(shape, name) for shape in SHAPES for name in ("first", "fallback")]
+    assert measurer.asked == ALL
     assert {decision.status for decision in made.decisions.values()} == {Status.PROVISIONAL}
     assert made.matrix_verdict is MatrixVerdict.ABSENT
     assert is_servable(made)
     assert set(made.evidence) == set(measurer.asked)
 
 
-def test_a_second_start_measures_nothing(folders: tuple[Path, Path]) -> None:
-    first = plan(folders, Measurer())
+ALL = [(shape, name) for shape in SHAPES for name in ("first", "fallback")]
+NEWER_TORCH, NEWER_PATHS = replace(MACHINE, torch="2.14.0"), (replace(FIRST, source_digest="newer"), FALLBACK)
+RAISED = {"checks": (), "failure": "OutOfMemoryError: full"}
+# What it shows: what the first start finds, arguments of the second; what that measures, the status, files of evidence.
+SECOND_STARTS = {
+    "nothing has changed": ({}, {}, [], Status.PROVISIONAL, 1),
+    "another stack": ({}, {"fingerprint": NEWER_TORCH}, ALL, Status.PROVISIONAL, 2),
+    "another source": ({}, {"paths": NEWER_PATHS}, ALL[::2], Status.PROVISIONAL, 1),
+    "a failed check stays": ({"checks": checks(2.0)}, {}, [], Status.FAILED, 1),
+    "what raised is tried again": (RAISED, {}, ALL, Status.PROVISIONAL, 1),
+}
+
+
+@pytest.mark.parametrize("name", SECOND_STARTS)
+def test_a_second_start_measures_only_what_it_must(folders: tuple[Path, Path], name: str) -> None:
+    changes, arguments, asked, status, num_files = SECOND_STARTS[name]
+    found = {decision.status for decision in plan(folders, Measurer(**changes)).decisions.values()}
+    assert found == {Status.FAILED if changes else Status.PROVISIONAL}
     measurer = Measurer()
-    second = plan(folders, measurer)
-    assert measurer.asked == []
-    assert second.decisions == first.decisions
+    made = plan(folders, measurer, **arguments)
+    assert measurer.asked == asked
+    assert {decision.status for decision in made.decisions.values()} == {status}
+    assert is_servable(made) == (status is Status.PROVISIONAL)
+    assert len(list(folders[1].glob("*.json"))) == num_files
 
 
 @pytest.mark.parametrize("policy", [Policy.REFUSE, Policy.DEGRADE])
@@ -107,14 +125,6 @@ def test_what_the_matrix_proves_is_not_measured(folders: tuple[Path, Path]) -> N
     assert measurer.asked == [(DECODE, "first"), (DECODE, "fallback")]
     assert [made.decisions[shape].status for shape in SHAPES] == [Status.PROVEN, Status.PROVISIONAL]
     assert made.matrix_verdict is MatrixVerdict.VALID
-
-
-def test_a_changed_stack_is_measured_anew_beside_the_old(folders: tuple[Path, Path]) -> None:
-    plan(folders, Measurer())
-    measurer = Measurer()
-    plan(folders, measurer, fingerprint=replace(MACHINE, torch="2.14.0"))
-    assert len(measurer.asked) == 4
-    assert len(list(folders[1].glob("*.json"))) == 2
 
 
 def test_servers_that_share_a_folder_keep_what_each_has_proven(folders: tuple[Path, Path]) -> None:
@@ -164,73 +174,31 @@ def test_cache_broken_during_the_run_is_written_anew(folders: tuple[Path, Path],
     assert len(load_matrix(own_file(folders[1], "evidence", MACHINE)).evidence) == 4
 
 
-def test_a_changed_source_is_measured_anew(folders: tuple[Path, Path]) -> None:
-    plan(folders, Measurer())
-    measurer = Measurer()
-    made = plan(folders, measurer, paths=(replace(FIRST, source_digest="newer"), FALLBACK))
-    assert measurer.asked == [(SHAPE, "first"), (DECODE, "first")]
-    assert not any(decision.is_fallback for decision in made.decisions.values())
-
-
-def test_a_damaged_cache_is_measured_anew_with_a_warning(
-    folders: tuple[Path, Path], caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("damage", ["cut short", "copied from another stack"])
+def test_a_useless_cache_is_measured_anew_with_a_warning(
+    folders: tuple[Path, Path], damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    plan(folders, Measurer())
+    plan(folders, Measurer(), fingerprint=MACHINE if damage == "cut short" else NEWER_TORCH)
     (cache,) = folders[1].glob("*.json")
-    cache.write_bytes(cache.read_bytes()[:-9])
+    if damage == "cut short":
+        cache.write_bytes(cache.read_bytes()[:-9])
+    cache = cache.rename(own_file(cache.parent, "evidence", MACHINE))
     measurer = Measurer()
     with caplog.at_level(logging.WARNING):
         assert is_servable(plan(folders, measurer))
-    assert len(measurer.asked) == 4
-    assert "own evidence is refused and measured again" in caplog.text
+    assert measurer.asked == ALL
+    refused = "own evidence is refused and measured again"
+    assert (refused if damage == "cut short" else "was measured on another stack") in caplog.text
     assert len(load_matrix(cache).evidence) == 4
-
-
-def test_a_cache_copied_from_another_stack_is_measured_anew(
-    folders: tuple[Path, Path], caplog: pytest.LogCaptureFixture
-) -> None:
-    other = replace(MACHINE, torch="2.14.0")
-    plan(folders, Measurer(), fingerprint=other)
-    (cache,) = folders[1].glob("*.json")
-    cache.rename(own_file(cache.parent, "evidence", MACHINE))
-    measurer = Measurer()
-    plan(folders, measurer)
-    assert len(measurer.asked) == 4
-    assert "was measured on another stack" in caplog.text
-
-
-def test_a_failed_check_is_remembered_and_not_measured_again(folders: tuple[Path, Path]) -> None:
-    made = plan(folders, Measurer(checks=checks(2.0)))
-    assert not is_servable(made)
-    measurer = Measurer()
-    again = plan(folders, measurer)
-    assert measurer.asked == []
-    assert {decision.status for decision in again.decisions.values()} == {Status.FAILED}
-
-
-def test_raised_error_is_tried_again_at_the_next_start(folders: tuple[Path, Path]) -> None:
-    made = plan(folders, Measurer(checks=(), failure="OutOfMemoryError: full"))
-    assert {decision.status for decision in made.decisions.values()} == {Status.FAILED}
-    measurer = Measurer()
-    assert is_servable(plan(folders, measurer))
-    assert len(measurer.asked) == 4
 
 
 def test_quarantined_pairs_are_neither_measured_nor_chosen(folders: tuple[Path, Path]) -> None:
     measurer = Measurer()
     made = plan(folders, measurer, quarantined=frozenset({("first", str(SHAPE))}))
-    assert (SHAPE, "first") not in measurer.asked
-    assert made.decisions[SHAPE].path == "fallback"
-    assert made.decisions[SHAPE].fallback_reasons == (Reject.QUARANTINED,)
-
-
-def test_redeciding_without_a_broken_path_measures_nothing(folders: tuple[Path, Path]) -> None:
-    measurer = Measurer()
-    made = plan(folders, measurer)
-    num_asked = len(measurer.asked)
-    decision = made.redecide(SHAPE, frozenset({("first", str(SHAPE))}), frozenset())
-    assert (decision.path, decision.fallback_reasons) == ("fallback", (Reject.QUARANTINED,))
-    assert len(measurer.asked) == num_asked
+    assert measurer.asked == ALL[1:]
+    again = plan(folders, Measurer()).redecide(SHAPE, frozenset({("first", str(SHAPE))}), frozenset())
+    for decision in (made.decisions[SHAPE], again):
+        assert (decision.path, decision.fallback_reasons) == ("fallback", (Reject.QUARANTINED,))
 
 
 def test_a_stale_matrix_says_so_and_the_machine_proves_itself(folders: tuple[Path, Path]) -> None:

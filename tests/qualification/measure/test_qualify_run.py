@@ -36,6 +36,9 @@ FIRST, FALLBACK = path("triton.x"), path("sdpa.x", Tier.FALLBACK)
 CATALOG = (FIRST, FALLBACK)
 WRONG = {"checks": checks(2.0)}
 RAISED = {"checks": (), "timing": None, "failure": "OutOfMemoryError: full"}
+ALL = [(SHAPE, "triton.x"), (DECODE, "triton.x"), (SHAPE, "sdpa.x"), (DECODE, "sdpa.x")]
+NEWER = (replace(FIRST, source_digest="newer"), FALLBACK)
+FAILED = {"found": {"sdpa.x": RAISED}}
 
 
 @dataclass
@@ -87,26 +90,42 @@ def file(tmp_path: Path) -> Path:
 def test_first_tier_is_measured_before_fallbacks(file: Path) -> None:
     run = Run(file)
     assert run() is ExitCode.PASS
-    assert run.asked == [(SHAPE, "triton.x"), (DECODE, "triton.x"), (SHAPE, "sdpa.x"), (DECODE, "sdpa.x")]
+    assert run.asked == ALL
+    assert set(load_matrix(file).evidence) == set(ALL)
+
+
+# What it shows: fields of the first run and of the second, options of the second, and what that measures.
+SECOND_RUNS = {
+    "nothing has changed": ({}, {}, {}, []),
+    "a kernel has changed": ({}, {"catalog": NEWER, "paths": NEWER}, {}, ALL[:2]),
+    "a kernel has changed, which alone is asked for": ({}, {"catalog": NEWER, "paths": NEWER[:1]}, {}, ALL[:2]),
+    "another stack": ({}, {"machine": replace(MACHINE, torch="2.14.0")}, {}, ALL),
+    "a failure stays": (FAILED, {}, {}, []),
+    "a failure is asked for again": (FAILED, {}, {"is_retrying": True}, ALL[2:]),
+    "an interrupted run": ({"breaks_after": 3}, {}, {}, ALL[3:]),
+}
+
+
+@pytest.mark.parametrize("name", SECOND_RUNS)
+def test_a_second_run_measures_only_what_is_not_valid(file: Path, name: str) -> None:
+    first, second, options, asked = SECOND_RUNS[name]
+    Run(file, **first)()
+    run = Run(file, **second)
+    assert run(**options) is ExitCode.PASS
+    assert run.asked == asked
+    found = load_matrix(file).evidence
+    assert set(found) == set(ALL)
+    assert {entry.fingerprint for entry in found.values()} == {run.machine}
+    assert any(f"{len(asked)} pairs to measure, " in line for line in run.lines)
+    differs = "demo was measured on another stack (torch differ) and is measured anew"
+    assert (differs in run.lines) == (run.machine != MACHINE)
+
+
+def test_an_interrupted_run_keeps_what_it_has_measured(file: Path) -> None:
+    run = Run(file, breaks_after=3)
+    assert run() is ExitCode.INCONCLUSIVE
     assert set(load_matrix(file).evidence) == set(run.asked)
-
-
-def test_what_is_valid_already_is_not_measured_again(file: Path) -> None:
-    Run(file)()
-    again = Run(file)
-    assert again() is ExitCode.PASS
-    assert again.asked == []
-    assert "0 pairs to measure, 4 already valid" in again.lines[0]
-
-
-def test_an_interrupted_run_goes_on_where_it_stopped(file: Path) -> None:
-    first = Run(file, breaks_after=3)
-    assert first() is ExitCode.INCONCLUSIVE
-    assert set(load_matrix(file).evidence) == set(first.asked)
-    assert any(line.startswith("interrupted: all that was measured is kept") for line in first.lines)
-    second = Run(file)
-    assert second() is ExitCode.PASS
-    assert second.asked == [(DECODE, "sdpa.x")]
+    assert any(line.startswith("interrupted: all that was measured is kept") for line in run.lines)
 
 
 def test_time_limit_ends_the_run_after_a_pair(file: Path) -> None:
@@ -131,33 +150,6 @@ def test_what_one_models_file_proves_is_written_into_anothers(file: Path) -> Non
     assert len(load_matrix(file.with_name("b.json")).evidence) == 4
 
 
-def test_a_changed_kernel_is_measured_again_and_nothing_else(file: Path) -> None:
-    Run(file)()
-    newer = (replace(FIRST, source_digest="newer"), FALLBACK)
-    run = Run(file, catalog=newer, paths=newer)
-    run()
-    assert run.asked == [(SHAPE, "triton.x"), (DECODE, "triton.x")]
-    assert len(load_matrix(file).evidence) == 4
-
-
-def test_a_run_of_some_paths_keeps_what_is_known_of_the_others(file: Path) -> None:
-    Run(file)()
-    only = Run(
-        file, paths=(replace(FIRST, source_digest="newer"),), catalog=(replace(FIRST, source_digest="newer"), FALLBACK)
-    )
-    assert only() is ExitCode.PASS
-    assert {name for _, name in load_matrix(file).evidence} == {"triton.x", "sdpa.x"}
-
-
-def test_another_stack_is_named_and_measured_anew(file: Path) -> None:
-    Run(file)()
-    run = Run(file, machine=replace(MACHINE, torch="2.14.0"))
-    assert run() is ExitCode.PASS
-    assert len(run.asked) == 4
-    assert "demo was measured on another stack (torch differ) and is measured anew" in run.lines
-    assert {entry.fingerprint.torch for entry in load_matrix(file).evidence.values()} == {"2.14.0"}
-
-
 def test_broken_file_is_neither_used_nor_overwritten(file: Path) -> None:
     Run(file)()
     content = file.read_bytes()[:-5]
@@ -166,15 +158,6 @@ def test_broken_file_is_neither_used_nor_overwritten(file: Path) -> None:
     assert run() is ExitCode.ENVIRONMENT
     assert run.asked == []
     assert file.read_bytes() == content
-
-
-def test_what_failed_is_measured_again_only_when_asked_for(file: Path) -> None:
-    Run(file, found={"sdpa.x": RAISED})()
-    unasked, asked = Run(file), Run(file)
-    unasked()
-    assert unasked.asked == []
-    asked(is_retrying=True)
-    assert asked.asked == [(SHAPE, "sdpa.x"), (DECODE, "sdpa.x")]
 
 
 @pytest.mark.parametrize(
