@@ -1,6 +1,7 @@
 """Choice of the variant of `gluon.prefill.hopper`, and its cuts of the head dim."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -24,31 +25,40 @@ def chosen(head_dim: int, length: int, *, has_context: bool = False, **flags: in
     return variant_of(head_dim, batch, AttentionFlags(1.0, **flags))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("head_dim", "columns"),
-    [(40, (64,)), (64, (64,)), (72, (64, 16)), (80, (64, 16)), (88, (128,)), (96, (128,)), (104, (128,)),
-     (128, (128,)), (136, (128, 16)), (192, (128, 64)), (200, (256,)), (256, (256,))],
-)  # fmt: skip
-def test_a_padded_head_dim_is_cut_where_that_is_less(head_dim: int, columns: tuple[int, ...]) -> None:
-    variant = chosen(head_dim, 100)
-    assert variant.columns == columns
-    assert sum(columns) >= head_dim
+FLAGS: tuple[dict[str, float], ...] = ({}, {"window": 100}, {"softcap": 30.0})
 
 
-@pytest.mark.parametrize("head_dim", range(8, 257, 8))
-def test_the_slices_of_scores_cover_what_is_computed_once(head_dim: int) -> None:
-    variant = chosen(head_dim, 100)
-    end = 0
-    for first, width in variant.slices:
-        assert first == end
-        assert width.bit_count() == 1
-        end += width
-    assert end == sum(variant.widths)
+def paged(head_dim: int, **flags: float) -> Variant:
+    return extend_variant_of(head_dim, 64, 4, AttentionFlags(1.0, **flags))  # type: ignore[arg-type]
 
 
-def test_of_64_and_32_columns_only_the_scores_are_cut() -> None:
-    assert chosen(96, 100).slices == ((0, 64), (64, 32))
+COLUMNS = {
+    40: (64,), 64: (64,), 72: (64, 16), 80: (64, 16), 88: (128,), 96: (128,), 104: (128,), 128: (128,), 136: (128, 16),
+    192: (128, 64), 200: (256,), 256: (256,),
+}  # fmt: skip
+UNSPLIT_COLUMNS = {72: (64, 16), 80: (64, 16), 88: (64, 32), 96: (64, 32), 104: (128,)}
+
+
+def test_a_padded_head_dim_is_cut_where_that_is_less() -> None:
+    """Of pages as of prompts; of tiles that are not split where it was measured."""
+    assert {head_dim: chosen(head_dim, 100).columns for head_dim in COLUMNS} == COLUMNS
+    assert chosen(96, 100).slices == ((0, 64), (64, 32)), "of 64 and 32 columns only the scores are cut"
     assert chosen(104, 100).slices == ((0, 128),)
+    for head_dim, columns in UNSPLIT_COLUMNS.items():
+        plain, *flagged = (paged(head_dim, **flags) for flags in FLAGS)
+        assert (plain.columns, whole(plain).columns) == (COLUMNS[head_dim], columns)
+        assert sum(plain.widths) == sum(whole(plain).widths)
+        assert all(len(it.widths) == len(whole(it).widths) == 1 for it in flagged)
+
+
+def test_the_slices_of_scores_cover_what_is_computed_once() -> None:
+    for head_dim in range(8, 257, 8):
+        variant, end = chosen(head_dim, 100), 0
+        for first, width in variant.slices:
+            assert first == end, head_dim
+            assert width.bit_count() == 1, head_dim
+            end += width
+        assert end == sum(variant.widths) >= head_dim
 
 
 def test_rows_of_192_columns_are_two_parts_copied_by_64() -> None:
@@ -67,77 +77,60 @@ def test_consumers_take_turns_at_192_without_flags_only() -> None:
         chosen(192, 9, has_context=True),
     ):
         assert not flagged.tiling.named_barriers
-    assert not extend_variant_of(192, 64, 4, AttentionFlags(1.0)).tiling.named_barriers
 
 
-@pytest.mark.parametrize("flags", [{}, {"window": 100}, {"softcap": 30.0}])
-def test_paged_rows_of_192_columns_have_whole_partial_results(flags: dict[str, int]) -> None:
-    for head_dim in (136, 192):
-        variant = extend_variant_of(head_dim, 64, 4, AttentionFlags(1.0, **flags))  # type: ignore[arg-type]
+def test_paged_rows_of_192_columns_have_whole_partial_results() -> None:
+    for variant in (paged(head_dim, **flags) for head_dim in (136, 192) for flags in FLAGS):
         assert (variant.row_parts, variant.copied, variant.tiling.part_d) == ((128, 64), 64, 256)
         assert whole(variant) == longer(variant) == variant
-    assert extend_variant_of(80, 64, 4, AttentionFlags(1.0)).tiling.part_d == 128
+        assert not variant.tiling.named_barriers
+    assert paged(80).tiling.part_d == 128
 
 
-@pytest.mark.parametrize("head_dim", [64, 80, 128, 200, 256])
-def test_rows_of_a_power_of_two_are_copied_whole(head_dim: int) -> None:
-    variant = chosen(head_dim, 100)
-    assert variant.row_parts == (variant.tiling.block_d,) == (variant.copied,)
-    assert variant.copies == ((0, 0, 0),)
-
-
-@pytest.mark.parametrize(
-    ("head_dim", "split", "unsplit"),
-    [
-        (72, (64, 16), (64, 16)),
-        (80, (64, 16), (64, 16)),
-        (88, (128,), (64, 32)),
-        (96, (128,), (64, 32)),
-        (104, (128,), (128,)),
-    ],
-)
-def test_paged_head_dims_are_cut_where_measured(
-    head_dim: int, split: tuple[int, ...], unsplit: tuple[int, ...]
-) -> None:
-    variant = extend_variant_of(head_dim, 64, 4, AttentionFlags(1.0))
-    assert (variant.columns, whole(variant).columns) == (split, unsplit)
-    assert sum(variant.widths) == sum(whole(variant).widths)
-    for flags in (AttentionFlags(1.0, window=100), AttentionFlags(1.0, softcap=30.0)):
-        flagged = extend_variant_of(head_dim, 64, 4, flags)
-        assert len(flagged.widths) == len(whole(flagged).widths) == 1
+def test_rows_of_a_power_of_two_are_copied_whole() -> None:
+    for variant in (chosen(head_dim, 100) for head_dim in (64, 80, 128, 200, 256)):
+        assert variant.row_parts == (variant.tiling.block_d,) == (variant.copied,)
+        assert variant.copies == ((0, 0, 0),)
 
 
 def test_unsplit_chunks_at_128_have_scores_ahead() -> None:
-    plain, capped, windowed = (
-        extend_variant_of(128, 64, 4, AttentionFlags(1.0, **flags))  # type: ignore[arg-type]
-        for flags in ({}, {"softcap": 30.0}, {"window": 1000})
+    plain, windowed, capped = (whole(paged(128, **flags)) for flags in FLAGS)
+    assert plain.tiling.scores_ahead
+    assert not any((capped.tiling.scores_ahead, capped.masks_apart, plain.parts, capped.parts))
+    assert windowed == paged(128, window=100)
+
+
+WINDOW = {"window": LONG_WINDOW}
+# Head dim, length, flags; the consumers, and whether blocks below the window are skipped and weights by polynomials.
+CHOICES = [
+    (64, LONG, {}, 3, False, False),
+    (64, LONG - 1, {}, 2, False, False),
+    (64, LONG, WINDOW, 3, True, False),
+    (64, LONG, {"window": LONG_WINDOW - 1}, 2, False, False),
+    (64, LONG, {**WINDOW, "has_context": True}, 2, False, False),
+    (128, LONG, WINDOW, 2, False, False),
+    (64, LONG_SOFTCAP, {"softcap": 30}, 3, False, True),  # alone it goes there earlier
+    (64, LONG_SOFTCAP - 1, {"softcap": 30}, 2, False, False),
+    (128, LONG, {"softcap": 30}, 2, False, False),
+    *((64, LONG - 1, {"softcap": 30, **beside}, 2, False, False) for beside in (WINDOW, {"has_context": True})),
+]
+
+
+@pytest.mark.parametrize(("head_dim", "length", "flags", "consumers", "skips_low", "has_polynomials"), CHOICES)
+def test_three_consumers_serve_long_prompts_of_64_columns(
+    head_dim: int, length: int, flags: dict[str, int], consumers: int, skips_low: bool, has_polynomials: bool
+) -> None:
+    variant = chosen(head_dim, length, **flags)  # type: ignore[arg-type]
+    assert (variant.tiling.consumers, variant.skips_low, variant.has_polynomials) == (
+        consumers, skips_low, has_polynomials,
+    )  # fmt: skip
+
+
+def test_a_softcap_beside_another_flag_uses_no_polynomials() -> None:
+    assert not any(
+        chosen(64, LONG, softcap=30, **beside).has_polynomials  # type: ignore[arg-type]
+        for beside in (WINDOW, {"has_context": True})
     )
-    assert whole(plain).tiling.scores_ahead
-    assert not whole(capped).tiling.scores_ahead
-    assert not whole(capped).masks_apart
-    assert not whole(plain).parts
-    assert not whole(capped).parts
-    assert whole(windowed) == windowed
-
-
-def test_three_consumers_serve_long_prompts() -> None:
-    assert chosen(64, LONG).tiling.consumers == 3
-    assert chosen(64, LONG - 1).tiling.consumers == 2
-    assert chosen(64, LONG, window=LONG_WINDOW).skips_low
-    assert chosen(64, LONG, window=LONG_WINDOW - 1).tiling.consumers == 2
-    assert chosen(64, LONG, window=LONG_WINDOW, has_context=True).tiling.consumers == 2
-    assert chosen(128, LONG, window=LONG_WINDOW).tiling.consumers == 2
-
-
-def test_a_softcap_alone_uses_polynomials_earlier() -> None:
-    assert chosen(64, LONG_SOFTCAP, softcap=30).has_polynomials
-    assert chosen(64, LONG_SOFTCAP - 1, softcap=30).tiling.consumers == 2
-    assert not chosen(64, LONG_SOFTCAP - 1, softcap=30).has_polynomials
-    assert not chosen(128, LONG, softcap=30).has_polynomials
-    assert not chosen(64, LONG).has_polynomials
-    for beside in ({"window": LONG_WINDOW}, {"has_context": True}):
-        assert chosen(64, LONG - 1, softcap=30, **beside).tiling.consumers == 2
-        assert not chosen(64, LONG, softcap=30, **beside).has_polynomials
 
 
 def test_the_polynomial_errs_below_a_sixth_of_fp16_rounding() -> None:
@@ -146,15 +139,13 @@ def test_the_polynomial_errs_below_a_sixth_of_fp16_rounding() -> None:
     assert ((found / 2**x) - 1).abs().max() < torch.finfo(torch.float16).eps / 2 / 6
 
 
-@pytest.mark.parametrize("group", [1, 4, 7])
-@pytest.mark.parametrize("head_dim", range(8, 257, 8))
-def test_an_unsplit_batch_has_the_tiles_of_its_plan(head_dim: int, group: int) -> None:
+def test_an_unsplit_batch_has_the_tiles_of_its_plan() -> None:
     """The plan is made before `whole` chooses; and what it may choose is loaded beside what it was chosen from."""
     sinks, spans = torch.zeros(8), torch.zeros(3, 2, dtype=torch.int32)
-    for given in ({}, {"window": 9}, {"softcap": 9.0}, {"sinks": sinks}, {"spans": spans}):
+    for head_dim, group, given in product(range(8, 257, 8), (1, 4, 7), (*FLAGS, {"sinks": sinks}, {"spans": spans})):
         plain = extend_variant_of(head_dim, 64, group, AttentionFlags(1.0, **given))  # type: ignore[arg-type]
         for planned in (plain, longer(plain)):
             served = whole(planned)
-            assert (served.tiling.block_m, served.pack) == (planned.tiling.block_m, planned.pack)
-            assert (served.tiling.block_n, served.box) == (planned.tiling.block_n, planned.box)
-            assert {planned, served} <= set(variants_beside(planned))
+            assert (served.tiling.block_m, served.pack) == (planned.tiling.block_m, planned.pack), planned
+            assert (served.tiling.block_n, served.box) == (planned.tiling.block_n, planned.box), planned
+            assert {planned, served} <= set(variants_beside(planned)), planned
