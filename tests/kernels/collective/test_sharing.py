@@ -19,7 +19,7 @@ Found = dict[str, list[dict[str, Any]]]
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """What each rank found, by driver."""
+    """Return the findings of each rank, by driver."""
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),

@@ -40,7 +40,7 @@ UNSPLIT_COLUMNS = {72: (64, 16), 80: (64, 16), 88: (64, 32), 96: (64, 32), 104: 
 
 
 def test_a_padded_head_dim_is_cut_where_that_is_less() -> None:
-    """Of pages as of prompts; of tiles that are not split where it was measured."""
+    """Compare prompts and pages, and for pages also tiles that are not split."""
     assert {head_dim: chosen(head_dim, 100).columns for head_dim in COLUMNS} == COLUMNS
     assert chosen(96, 100).slices == ((0, 64), (64, 32)), "of 64 and 32 columns only the scores are cut"
     assert chosen(104, 100).slices == ((0, 128),)
