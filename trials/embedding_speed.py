@@ -3,8 +3,8 @@
     hallmark serve --model DIR --task embed --port 8000 &
     python trials/embedding_speed.py --url http://127.0.0.1:8000 --out embeddings.json
 
-Prompts are random token ids, no two alike, so no prefix is shared. Times are the client's, with HTTP; a row has the
-median and the range of n requests.
+Prompts are random token ids, no two alike, so no prefix is shared. Times are the client's, from the first byte sent to
+the last one received, each client on a kept connection of its own; a row has the median and the range of n requests.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import random
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -24,23 +25,34 @@ LISTS = ((32, 128), (32, 512), (256, 128))  # texts of one request, tokens of ea
 CLIENTS = ((16, 128), (64, 128), (64, 512))  # clients that ask one after another, tokens of each text
 
 
-class Server:
-    """An embedding server and its model's name."""
+class Client:
+    """A client on one kept connection. httpx took longer for a request of 64 at once than the server did (one H200)."""
 
-    def __init__(self, client: httpx.AsyncClient, model: str) -> None:
-        self._client = client
-        self._model = model
-        self._random = random.Random(7)
+    def __init__(self, url: httpx.URL, model: str, seed: int) -> None:
+        self._url, self._model = url, model
+        self._random = random.Random(seed)
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def embed(self, num_texts: int, num_tokens: int) -> float:
         """Ask for so many texts in one request and return its time, seconds."""
         prompts = [[self._random.randrange(10, 2000) for _ in range(num_tokens)] for _ in range(num_texts)]
+        body = json.dumps({"model": self._model, "input": prompts, "encoding_format": "base64"}).encode()
+        host = self._url.netloc.decode()
+        head = f"POST /v1/embeddings HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+        if self._streams is None:
+            self._streams = await asyncio.open_connection(self._url.host, self._url.port, limit=1 << 20)
+        reader, writer = self._streams
         started = time.perf_counter()
-        body = {"model": self._model, "input": prompts, "encoding_format": "base64"}
-        response = await self._client.post("/v1/embeddings", json=body)
-        response.raise_for_status()
-        answer = response.json()
+        writer.write(head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        status, *lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").splitlines()
+        headers = dict(line.lower().split(": ", 1) for line in lines if line)
+        if "content-length" not in headers:
+            raise SystemExit(f"expected an answer with its length, got {status} with {sorted(headers)}")
+        content = await reader.readexactly(int(headers["content-length"]))
         seconds = time.perf_counter() - started
+        if status.split()[1] != "200":
+            raise SystemExit(f"{status}: {content[:500].decode(errors='replace')}")
+        answer = json.loads(content)
         found = len(answer["data"]), answer["usage"]["prompt_tokens"]
         if found != (num_texts, num_texts * num_tokens):
             raise SystemExit(f"asked for {num_texts} texts of {num_tokens} tokens, got (texts, tokens) {found}")
@@ -50,19 +62,29 @@ class Server:
         """Return the times of requests one after another, seconds, after two that do not count."""
         return [await self.embed(num_texts, num_tokens) for _ in range(2 + rounds)][2:]
 
-    async def by_many(self, num_clients: int, num_tokens: int, seconds: float) -> tuple[float, list[float]]:
-        """Return texts a second and the time of each request, of clients that each ask again when answered."""
-        times: list[float] = []
+    async def until(self, end: float, num_tokens: int) -> list[float]:
+        """Return the times of requests of one text, one after another, seconds, the last sent before `end`."""
+        times = []
+        while time.perf_counter() < end:
+            times.append(await self.embed(1, num_tokens))
+        return times
 
-        async def ask(until: float) -> None:
-            while time.perf_counter() < until:
-                times.append(await self.embed(1, num_tokens))
+    async def close(self) -> None:
+        if self._streams is not None:
+            writer = self._streams[1]
+            writer.close()
+            await writer.wait_closed()
 
-        await asyncio.gather(*(ask(time.perf_counter() + seconds / 4) for _ in range(num_clients)))
-        times.clear()
+
+async def by_many(clients: Sequence[Client], num_tokens: int, seconds: float) -> tuple[float, list[float]]:
+    """Return texts a second and the time of each request, of clients that each ask again when answered."""
+    for share in (0.25, 1.0):  # the first does not count
         started = time.perf_counter()
-        await asyncio.gather(*(ask(started + seconds) for _ in range(num_clients)))
-        return len(times) / (time.perf_counter() - started), times
+        end = started + share * seconds
+        found = await asyncio.gather(*(client.until(end, num_tokens) for client in clients))
+        elapsed = time.perf_counter() - started
+    times = [it for of_client in found for it in of_client]
+    return len(times) / elapsed, times
 
 
 def spread(times: list[float]) -> dict[str, object]:
@@ -71,22 +93,23 @@ def spread(times: list[float]) -> dict[str, object]:
     return {"n": len(times), **{name: round(seconds * 1e3, 2) for name, seconds in found.items()}}
 
 
-async def measured(url: str, rounds: int, seconds: float) -> list[dict[str, object]]:
-    limits = httpx.Limits(max_connections=256)
-    async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits) as client:
-        models = (await client.get("/v1/models")).json()
-        server, rows = Server(client, models["data"][0]["id"]), list[dict[str, object]]()
-        for tokens in ALONE:
-            times = await server.repeated(1, tokens, rounds)
-            rows.append({"case": "alone", "texts": 1, "tokens": tokens, **spread(times)})
-        for texts, tokens in LISTS:
-            times = await server.repeated(texts, tokens, rounds)
-            rate = round(texts * tokens / statistics.median(times))
-            rows.append({"case": "list", "texts": texts, "tokens": tokens, **spread(times), "tokens_per_s": rate})
-        for clients, tokens in CLIENTS:
-            texts_per_s, times = await server.by_many(clients, tokens, seconds)
-            rates = {"texts_per_s": round(texts_per_s), "tokens_per_s": round(texts_per_s * tokens)}
-            rows.append({"case": "clients", "clients": clients, "tokens": tokens, **spread(times), **rates})
+async def measured(base: str, rounds: int, seconds: float) -> list[dict[str, object]]:
+    url = httpx.URL(base)
+    model = httpx.get(url.join("/v1/models"), timeout=120).raise_for_status().json()["data"][0]["id"]
+    clients = [Client(url, model, seed) for seed in range(max(num_clients for num_clients, _ in CLIENTS))]
+    rows: list[dict[str, object]] = []
+    for tokens in ALONE:
+        times = await clients[0].repeated(1, tokens, rounds)
+        rows.append({"case": "alone", "texts": 1, "tokens": tokens, **spread(times)})
+    for texts, tokens in LISTS:
+        times = await clients[0].repeated(texts, tokens, rounds)
+        rate = round(texts * tokens / statistics.median(times))
+        rows.append({"case": "list", "texts": texts, "tokens": tokens, **spread(times), "tokens_per_s": rate})
+    for num_clients, tokens in CLIENTS:
+        texts_per_s, times = await by_many(clients[:num_clients], tokens, seconds)
+        rates = {"texts_per_s": round(texts_per_s), "tokens_per_s": round(texts_per_s * tokens)}
+        rows.append({"case": "clients", "clients": num_clients, "tokens": tokens, **spread(times), **rates})
+    await asyncio.gather(*(client.close() for client in clients))
     return rows
 
 
