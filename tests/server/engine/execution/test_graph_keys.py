@@ -112,12 +112,6 @@ def test_no_graph_has_rows_in_a_bucket_without_decisions(most: int) -> None:
     assert (full in keys) is (full is not None) is (most == 8192)
 
 
-def test_every_size_has_a_graph_for_every_reachable_context() -> None:
-    keys = graph_keys(GraphSizes((Bucket.LE_2K,), (1, 4)))
-    contexts = (Bucket.LE_2K, Bucket.LE_512, Bucket.LE_128)
-    assert keys == [GraphKey(None, decode(size, context)) for size in (4, 1) for context in contexts]
-
-
 def test_prompts_have_graphs_for_every_bucket_they_can_fill() -> None:
     keys = graph_keys(GraphSizes((Bucket.LE_8K,), (1,), (64, 512, 1024), num_prompts=4))
     assert {key.prompts for key in keys if key.prompts} == {
@@ -127,20 +121,6 @@ def test_prompts_have_graphs_for_every_bucket_they_can_fill() -> None:
         fresh(1024, Bucket.LE_512),  # of at most 128 tokens each, 4 prompts are at most 512
         fresh(1024, Bucket.LE_2K),
     }
-
-
-def test_rows_of_one_phase_are_bounded_by_their_own_bucket() -> None:
-    assert key_of(batch_of([], [40] * 3), SIZES) == GraphKey(None, decode(4, Bucket.LE_128))
-    assert key_of(batch_of([], [40] * 4), SIZES) == GraphKey(None, decode(4, Bucket.LE_128))
-    assert key_of(batch_of([], [128, 129]), SIZES) == GraphKey(None, decode(2, Bucket.LE_512))
-    assert key_of(batch_of([40], []), SIZES) == GraphKey(fresh(64, Bucket.LE_128), None)
-    assert key_of(batch_of([100, 29], []), SIZES) == GraphKey(fresh(192, Bucket.LE_128), None)
-    assert key_of(batch_of([129], []), SIZES) == GraphKey(fresh(192, Bucket.LE_512), None)
-
-
-def test_chunks_alone_are_bounded_by_their_own_bucket_too() -> None:
-    assert key_of(batch_of([], [], [(9, 99)]), SIZES) == GraphKey(chunk(64, Bucket.LE_128), None)
-    assert key_of(batch_of([], [], [(99, 999)]), SIZES) == GraphKey(chunk(256, Bucket.LE_2K), None)
 
 
 def test_steps_of_two_kinds_of_rows_have_fewer_sizes_and_bounds() -> None:

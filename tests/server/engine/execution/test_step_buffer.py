@@ -9,7 +9,7 @@ from graph_session import Inputs
 from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.shape import Phase
 from server.engine.execution.graph_keys import GraphKey, PartKey
-from server.engine.execution.step_buffer import TOKEN_ARRAYS, DeviceInputs, StepMemory, TokenArray, graph_layout
+from server.engine.execution.step_buffer import TOKEN_ARRAYS, TokenArray
 from server.engine.scheduling.sequence import Batch, Sequence
 from server.protocol.messages import SamplingParams
 
@@ -42,25 +42,3 @@ def test_a_new_token_array_is_one_line(key: GraphKey | None, due: list[int]) -> 
     assert plain.tokens.keys() == {"token_ids", "slots", "positions"}
     for name, values in plain.tokens.items():
         assert torch.equal(tensors.tokens[name], values)
-
-
-def test_host_and_device_views_are_the_same_bytes() -> None:
-    layout = graph_layout(MIXED, num_prompts=2, page_size=4, max_context=64)
-    host, device = (StepMemory(layout.num_bytes, torch.device("cpu")) for _ in range(2))
-    arrays, tensors = host.host_views(layout), device.views(layout)
-    assert arrays.keys() == tensors.keys()
-    for value, values in enumerate(arrays.values(), start=1):
-        values[...] = value % 2 if values.dtype == bool else value
-    device.data.copy_(host.data)
-    for name, values in arrays.items():
-        assert tensors[name].tolist() == values.reshape(-1).tolist()
-        assert tensors[name].data_ptr() % 16 == 0
-
-
-def test_another_device_reads_the_same_step_from_the_bytes() -> None:
-    inputs, other = Inputs(), DeviceInputs(torch.device("cpu"))
-    buffer = inputs.writer.write(mixed_batch(), {})
-    first, second = inputs.device.load(buffer), other.load(buffer)
-    for name, values in first.tokens.items():
-        assert torch.equal(values, second.tokens[name])
-    assert [part.tokens for part in first.parts] == [part.tokens for part in second.parts]
