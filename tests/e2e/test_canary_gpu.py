@@ -92,7 +92,11 @@ def qualifying(folder: Path, matrices: Path, *phases: str) -> subprocess.Popen[s
 
 @pytest.fixture(scope="module")
 def servers(start_server: StartServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Server]]:
-    """(window as it should be, one key short), under `refuse`, both ready."""
+    """(window as it should be, one key short), under `refuse`, both ready.
+
+    The second starts when the first is ready, and takes its algorithms of matmuls from the cache: measured apart, they
+    may differ, and with them bits.
+    """
     place = tmp_path_factory.mktemp("canary")
     windows = (WINDOW, WINDOW - 1)
     folders = [model_folder(place / f"window{it}", CONFIG | {"sliding_window": it}) for it in windows]
@@ -108,8 +112,9 @@ def servers(start_server: StartServer, tmp_path_factory: pytest.TempPathFactory)
     flags = ["--device", "cuda", "--served-model-name", "dummy-8b", "--matrix", str(matrices)]
     flags += ["--on-unproven", "refuse", "--max-num-seqs", "16", "--kv-cache-tokens", "65536"]
     with ExitStack() as stack:
-        both = [stack.enter_context(start_server("--model", str(folder), *flags)) for folder in folders]
-        for server in both:
+        both = []
+        for folder in folders:
+            both.append(server := stack.enter_context(start_server("--model", str(folder), *flags)))
             server.wait_for(lambda it=server: it.status_of("/readyz") == 200 or REFUSAL in it.log, "an answer", 120)
             assert REFUSAL not in server.log, server.log
         yield both[0], both[1]
