@@ -82,11 +82,6 @@ def test_one_layer_of_one_step_in_so_many_is_measured() -> None:
     assert [step(timer, 8) for _ in range(9)] == [[4], [], [], [], [4], [], [], [], [4]]
 
 
-def test_each_phase_has_its_own_turn() -> None:
-    timer = started(AttentionTimer([PLAIN] * 2, FakeDevice(), every=2))
-    assert [step(timer, 2), step(timer, 2, DECODE), step(timer, 2), step(timer, 2, DECODE)] == [[1], [1], [], []]
-
-
 def test_a_sample_holds_the_work_of_layers_like_its_own() -> None:
     timer = started(AttentionTimer([PLAIN] * 3, FakeDevice(), every=64))
     step(timer, 3)
@@ -101,15 +96,6 @@ def test_a_sample_holds_the_work_of_layers_like_its_own() -> None:
 def test_layers_of_another_window_are_measured_apart() -> None:
     timer = started(AttentionTimer([PLAIN, WINDOWED, WINDOWED, WINDOWED, PLAIN, PLAIN], FakeDevice()))
     assert step(timer, 6) == [2, 4]
-
-
-def test_the_device_is_waited_for_before_the_next_step_only() -> None:
-    device = FakeDevice()
-    timer = started(AttentionTimer([PLAIN], device))
-    step(timer, 1)
-    assert (device.num_waits, timer.take()[0]) == (0, [])
-    timer.begin(PROMPTS)
-    assert (device.num_waits, len(timer.take()[0])) == (1, 1)
 
 
 def test_a_replay_is_measured_by_the_events_in_its_graph() -> None:
@@ -131,20 +117,6 @@ def test_a_replay_is_measured_by_the_events_in_its_graph() -> None:
 def watched(timer: AttentionTimer) -> AbstractContextManager[None]:
     """Run batches as an attestation does, between two steps."""
     return Dispatcher({}, (), (PLAIN,), redecide=lambda *_: None, timer=timer).watched(lambda _: nullcontext())
-
-
-def test_a_replay_of_an_attestation_is_not_the_sampled_one() -> None:
-    device, batch = FakeDevice(is_graph=True), object()
-    timer = started(AttentionTimer([PLAIN], device))
-    timer.around(lambda: None, DECODE, 0, batch)
-    device.is_graph = False
-    timer.begin(TOKENS)
-    timer.replayed(DECODE, batch)
-    with watched(timer):
-        device.events[1].at_ms = 100.0
-    timer.begin(TOKENS)
-    (sample,), _ = timer.take()
-    assert sample.kernel_s == pytest.approx(1e-3)
 
 
 def test_what_an_attestation_takes_is_not_the_sampled_steps() -> None:
@@ -169,15 +141,6 @@ def test_a_capture_that_serves_no_request_is_not_measured() -> None:
         dispatcher.call(*given, planned=None)  # type: ignore[arg-type]
     assert (ran, device.events) == (["out"], [])
     assert dispatcher.timer is not None
-
-
-def test_what_a_sampled_step_took_is_reported_by_phase() -> None:
-    device = FakeDevice()
-    timer = started(AttentionTimer([PLAIN], device))
-    step(timer, 1)
-    device.most = 5000
-    timer.begin(TOKENS)
-    assert timer.take()[1] == {"prefill": 4000}
 
 
 def test_on_a_cpu_the_hosts_clock_is_the_devices() -> None:

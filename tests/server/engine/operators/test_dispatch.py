@@ -87,18 +87,6 @@ def step(subject: Dispatcher) -> tuple[StepAttention, list[list[float]]]:
     return attention, outputs
 
 
-def test_each_phase_runs_on_its_own_path_over_its_own_rows() -> None:
-    plan = decisions(prefill="a", extend="b", decode="c")
-    _, outputs = step(dispatcher(plan, path("a", 1.0), path("b", 2.0), path("c", 3.0)))
-    assert outputs == [[1.0, 1.0, 2.0, 2.0, 3.0]] * 3
-
-
-def test_layers_of_different_windows_have_their_own_decisions() -> None:
-    plan = {each: decision(each, "windowed" if each.window else "full") for each in decisions()}
-    _, outputs = step(dispatcher(plan, path("windowed", 1.0), path("full", 2.0)))
-    assert outputs == [[2.0] * 5, [1.0] * 5, [2.0] * 5]
-
-
 def test_layers_of_one_step_share_a_plan_and_steps_do_not() -> None:
     made: list[tuple[Phase, str]] = []
 
