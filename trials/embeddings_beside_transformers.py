@@ -118,7 +118,7 @@ def machine() -> dict[str, Any]:
 
 
 def plan_of(url: str) -> dict[str, int]:
-    """How many shapes of the server's plan have each status."""
+    """Count the shapes of the server's plan by status."""
     shapes = httpx.get(f"{url}/plan", timeout=20).raise_for_status().json()["shapes"]
     return {status: sum(it["status"] == status for it in shapes) for status in sorted({it["status"] for it in shapes})}
 

@@ -333,7 +333,7 @@ def _died() -> EngineDied:
 async def _fail(client: _Client, dialect: Dialect, error: HallmarkError, ids: Mapping[str, str]) -> None:
     body = dialect.envelope(error, ids)
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-    headers.append((dialect.id_header, ids["request_id"].encode("latin-1")))
+    headers += [(name, ids["request_id"].encode("latin-1")) for name in dialect.id_headers]
     if error.retry_after_s is not None:
         headers.append((b"retry-after", b"%d" % error.retry_after_s))
     if isinstance(error, RequestError):
