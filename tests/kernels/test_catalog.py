@@ -47,10 +47,6 @@ def test_the_catalog_lists_paths_in_order_of_preference() -> None:
     ]  # fmt: skip
 
 
-def test_a_path_is_found_by_its_name() -> None:
-    assert path_named("sdpa.math").name == "sdpa.math"
-
-
 def test_an_unknown_name_is_refused_with_the_names_there_are() -> None:
     with pytest.raises(ValueError, match=r"expected one of gluon\.prefill\.hopper, .*sdpa\.math, found 'sdpa\.best'"):
         path_named("sdpa.best")

@@ -246,6 +246,7 @@ def time_of(work: Work, tiles: list[Block], block_n: int) -> float:
 def test_chunks_that_fill_the_gpu_but_for_little_are_not_split(device: torch.device) -> None:
     for q_len, heads in ((512, (32, 8)), (2048, (32, 8)), (2048, (16, 4))):
         assert planned([q_len], [q_len + 8192], device, heads=heads)[1].max_parts == 0
+    assert planned([8192, 8192], [40_000, 16_000], device)[1].max_parts == 0, "many tiles are not split either"
 
 
 @pytest.mark.parametrize(
@@ -300,10 +301,6 @@ def test_a_part_of_a_wave_is_split_so_that_all_end_together(device: torch.device
     assert len(blocks) == 40
     assert sum(tile.place < 0 for tile in tiles) == 2 * PROCESSORS // work.tile_heads
     assert time_of(work, tiles, variant.tiling.block_n) < 1.06
-
-
-def test_many_tiles_are_not_split(device: torch.device) -> None:
-    assert planned([8192, 8192], [40_000, 16_000], device)[1].max_parts == 0
 
 
 @pytest.mark.parametrize("page_size", [1, 24, 72])

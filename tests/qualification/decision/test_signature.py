@@ -23,17 +23,6 @@ LLAMA = {
     "intermediate_size": 14336,
     "max_position_embeddings": 131072,
 }
-GPT_OSS = {
-    "model_type": "gpt_oss",
-    "hidden_size": 2880,
-    "vocab_size": 201088,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 8,
-    "head_dim": 64,
-    "num_hidden_layers": 4,
-    "sliding_window": 128,
-    "layer_types": ["sliding_attention", "full_attention"] * 2,
-}
 
 
 def signature_from(config: Mapping[str, object]) -> AttentionSignature:
@@ -49,10 +38,6 @@ def test_head_dim_and_kv_heads_follow_from_what_is_given() -> None:
     assert signature_from(LLAMA | {"head_dim": 64}).head_dim == 64
     config = {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"}
     assert signature_from(config).num_kv_heads == 32
-
-
-def test_gpt_oss_has_sinks_and_two_kinds_of_layers() -> None:
-    assert signature_from(GPT_OSS) == AttentionSignature(64, 8, 64, (None, 128), None, True)
 
 
 def test_distinct_windows_are_ordered_whatever_the_layers_order() -> None:

@@ -19,7 +19,7 @@ from kernels.vocabulary.path import Tier
 from kernels.vocabulary.shape import Phase
 from qualification.bench.serve.cases import ServePlan
 from qualification.bench.serve.file import ServedSide, ServeFile, save
-from qualification.evidence.evidence import SUITE, Evidence
+from qualification.evidence.evidence import SUITE
 from qualification.evidence.full_model import Attention, FullModel, ModelTiming
 from qualification.evidence.matrix import save_matrix
 from qualification.report.answers import model_gains, phase_gains, servings, statuses, where_gained
@@ -371,24 +371,17 @@ def test_a_server_that_does_not_tell_is_one_clear_line(folder: Path) -> None:
         gather(folder, [], [], url)
 
 
-def unmeasured() -> Evidence:
-    return evidence(SHAPE, OURS, timing=None)
-
-
 def test_evidence_without_times_makes_a_page_without_charts(tmp_path: Path) -> None:
-    save_matrix(tmp_path / "tiny.json", [unmeasured()])
+    save_matrix(tmp_path / "tiny.json", [evidence(SHAPE, OURS, timing=None)])
     text = page(tmp_path)
     assert "<svg" not in text
     assert "No fallback was measured" in text
 
 
-@pytest.mark.parametrize(("num_models", "said"), [(1, "page.html: 1 model, "), (2, "page.html: 2 models, ")])
-def test_the_command_says_of_how_many_models_the_page_is(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], num_models: int, said: str
-) -> None:
-    for n in range(num_models):
-        save_matrix(tmp_path / "evidence" / f"{n}.json", [unmeasured()])
+def test_the_command_says_of_how_many_models_the_page_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    assert run(parser.parse_args([str(tmp_path / "evidence"), "--out", str(tmp_path / "page.html")])) == 0
-    assert said in capsys.readouterr().out
+    for n, said in enumerate(("page.html: 1 model, ", "page.html: 2 models, ")):
+        save_matrix(tmp_path / "evidence" / f"{n}.json", [evidence(SHAPE, OURS, timing=None)])
+        assert run(parser.parse_args([str(tmp_path / "evidence"), "--out", str(tmp_path / "page.html")])) == 0
+        assert said in capsys.readouterr().out

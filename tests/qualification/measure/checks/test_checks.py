@@ -1,7 +1,6 @@
 import math
 import sys
 from dataclasses import replace
-from itertools import count
 
 import pytest
 import torch
@@ -61,14 +60,6 @@ def test_an_error_that_is_no_number_does_not_pass() -> None:
     assert [check.name for check in found.values() if not check.is_passed] == ["every_row"]
 
 
-def test_a_write_beside_the_output_is_counted() -> None:
-    def run(q, k, v, batch, flags, out) -> None:
-        right(q, k, v, batch, flags, out)
-        out.as_strided((3,), (1,), out.storage_offset() - 3).zero_()
-
-    assert measure(run)["guard_writes"].measured == 3
-
-
 def test_kernel_that_changes_its_inputs_is_refused() -> None:
     def run(q, k, v, batch, flags, out) -> None:
         v.mul_(2.0)
@@ -85,16 +76,6 @@ def test_paths_of_a_shape_share_one_reference() -> None:
     assert check_path(right, inputs, shared) == check_path(right, inputs)
     assert check_path(wrong, cases(SHAPE, CPU, seed=0), shared) == check_path(wrong, inputs)
     assert all(shared.of(case) is first[case.name] for case in cases(SHAPE, CPU, seed=0))
-
-
-def test_a_result_that_changes_when_run_again_is_counted() -> None:
-    calls = count()
-
-    def run(q, k, v, batch, flags, out) -> None:
-        right(q, k, v, batch, flags, out)
-        out[0, 0, 0] += 1e-7 * next(calls)
-
-    assert measure(run)["unequal_repeat"].measured == 1
 
 
 def test_each_measure_keeps_its_worst_case() -> None:
