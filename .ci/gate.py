@@ -61,7 +61,7 @@ PARTS = (
     Part("test-e2e", 300, f"PYTEST_FLAGS=--require-tools {TWICE}"),
     Part("test-deploy", 40, f"PYTEST_FLAGS={TWICE}", needs_index=True),  # skipped without node and npm
     Part("test-sm90", 145, f"PYTEST_FLAGS={TWICE}", is_optional=True),
-    Part("test-portable", 220, f"PYTEST_FLAGS={TWICE}", is_optional=True),
+    Part("test-portable", 180, f"PYTEST_FLAGS={TWICE}", is_optional=True),
     # Which clients and which small models have time changes with the day.
     Part(
         "test-clients",
