@@ -117,6 +117,9 @@ RULES = {
     "a stale one broke": (
         setting((FIRST, OTHER), proof(FIRST, 99.0), proof(OTHER, 1.0, **OLDER), broken=OTHER_BROKEN),
         "first", "first", PROVEN, None),
+    "a competitor broke where no first tier is able": (
+        setting((SMALL, RIVAL, FALLBACK), proof(RIVAL, 1.0), proof(FALLBACK, 50.0), broken=RIVAL_BROKEN),
+        "fallback", "small", PROVEN, Reject.HEAD_DIM),
     "competitor alone": (setting((SMALL, RIVAL), proof(RIVAL)), "rival", "small", PROVEN, Reject.HEAD_DIM),
     "competitor for a wrong first tier": (
         setting((FIRST, RIVAL), proof(RIVAL, 1.0), proof(FIRST, **WRONG)), "rival", "first", PROVEN, Reject.FAILED),
