@@ -38,8 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     show_parser = add_command(
         actions,
         "show",
-        "each shape's paths by measured time",
-        "Show evidence: a summary of the files, then each shape's paths by measured time, the one that serves marked.",
+        "each shape's paths, the one that serves marked",
+        "Show evidence: a summary of the files, then each shape's paths, the one that serves marked: by measured time, "
+        "of products and sums over ranks in the catalog's order, by which a server chooses there.",
         "hallmark matrix show",
         "hallmark matrix show qualification/matrices/nvidia-h200 --summary",
     )

@@ -1,10 +1,14 @@
-"""A matrix as tables for people: for each shape its paths by measured time, the chosen one marked."""
+"""A matrix as tables for people: for each shape its paths by what orders them, the chosen one marked.
+
+That is the measured time, or the catalog's order where no time chooses (`is_chosen_by_time`).
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterable
 from itertools import groupby
 
 from kernels.vocabulary.operators import AnyShape, is_bound_by_memory, phase_of
+from kernels.vocabulary.path_order import is_chosen_by_time, place_of
 from kernels.vocabulary.shape import AttentionShape, Phase
 from qualification.common.table import table
 from qualification.evidence.choice import choice_of, is_left_to_fallback, time_of
@@ -88,7 +92,7 @@ def check_text(check: Check | None) -> str:
 def _rows(entries: list[Evidence], changed: Changed) -> list[tuple[str, ...]]:
     chosen = choice_of(entry for entry in entries if not changed(entry) and entry.suite == SUITE)
     place = _place(entries[0].shape)
-    ordered = sorted(entries, key=lambda entry: (not entry.is_proven, time_of(entry), entry.path))
+    ordered = sorted(entries, key=_order_of_paths)
     return [
         (
             *(place if index == 0 else ("",) * len(place)),
@@ -100,6 +104,11 @@ def _rows(entries: list[Evidence], changed: Changed) -> list[tuple[str, ...]]:
         )
         for index, entry in enumerate(ordered)
     ]
+
+
+def _order_of_paths(entry: Evidence) -> tuple[bool, float, str]:
+    order = time_of(entry) if is_chosen_by_time(entry.path) else float(place_of(entry.path))
+    return not entry.is_proven, order, entry.path
 
 
 def _place(shape: AnyShape) -> tuple[str, str, str, str]:

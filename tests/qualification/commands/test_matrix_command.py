@@ -11,11 +11,16 @@ import torch
 from qualification_fakes import DECODE, MACHINE, SHAPE, checks, evidence, path
 
 from kernels.catalog import PATHS
+from kernels.linear.paths import LINEAR_PATHS
+from kernels.linear.shape import LinearShape
 from kernels.system.device import num_cores, read_fingerprint
 from kernels.vocabulary.fingerprint import Fingerprint
 from kernels.vocabulary.path import KernelPath, Tier
+from kernels.vocabulary.row_buckets import LinearRows
+from kernels.vocabulary.shape import Dtype
 from qualification.commands.matrix import verify
 from qualification.common.exit_code import ExitCode
+from qualification.evidence.choice import choice_of
 from qualification.evidence.evidence import SUITE, Evidence, Timing
 from qualification.evidence.matrix import gpu_folder, load_matrix, save_matrix
 from qualification.evidence.summary import summary
@@ -34,6 +39,13 @@ def folder(tmp_path: Path) -> Path:
         tmp_path / gpu_folder(MACHINE.gpu) / "demo.json", [evidence(SHAPE, FIRST), evidence(DECODE, FALLBACK, **RAISED)]
     )
     return tmp_path
+
+
+def products(name: str, p50_us: float) -> Evidence:
+    """Proof of a path of products of 113 to 128 rows with a weight of 6144 x 4096, with a known floor."""
+    [kernel] = (it for it in LINEAR_PATHS if it.name == name)
+    shape = LinearShape(Dtype.BF16, 4096, 6144, LinearRows.LE_128)
+    return evidence(shape, kernel, p50_us, floor_us=12.6)
 
 
 def one_file(folder: Path) -> Path:
@@ -310,6 +322,27 @@ def test_doubted_time_is_reported_and_not_compared() -> None:
     assert found.details == (told,)
     assert any("50 us not believed (spread 30%" in line for line in summary([doubted]))
     assert differences(side(doubted), side(doubted)) == []
+
+
+def test_a_time_that_holds_a_search_is_no_rate() -> None:
+    searched, plain = products("cublaslt.linear", 82.62), products("torch.linear", 25.74)
+    lines = [line for line in summary([plain, searched]) if ".linear" in line]
+    assert [line.split()[:3] for line in lines] == [
+        ["linear", "le_128", "*"],
+        ["torch.linear", "proven", "25.74"],
+    ]
+    assert "cublaslt.linear  proven  82.62 us not believed (with a search that a server makes once)  -  " in lines[0]
+    assert plain.tflops is not None
+    assert (searched.tflops, searched.bytes_per_second, searched.floor_fraction) == (None, None, None)
+    slower = products("cublaslt.linear", 400.0)
+    assert differences(side(searched, plain), side(slower, plain)) == []
+
+
+def test_paths_that_no_time_chooses_are_listed_in_the_catalogs_order() -> None:
+    wide, plain = products("gluon.linear.wide", 30.0), products("torch.linear", 20.0)
+    assert choice_of([plain, wide]) is wide
+    lines = [line for line in summary([plain, wide]) if ".linear" in line]
+    assert ["* gluon.linear.wide" in lines[0], "torch.linear" in lines[1]] == [True, True]
 
 
 def test_differences_are_sorted_by_harm_and_then_by_size() -> None:
