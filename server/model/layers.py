@@ -208,9 +208,13 @@ def _empty_experts(config: ExpertsConfig, hidden: int, dtype: torch.dtype, devic
     def tensor(*shape: int, of: torch.dtype = dtype) -> Tensor:
         return torch.empty(count, *shape, dtype=of, device=device)
 
-    biases = (tensor(2 * width), tensor(hidden)) if config.has_bias else ()
+    gate_up_bias, down_bias = (tensor(2 * width), tensor(hidden)) if config.has_bias else (None, None)
     if config.format is ExpertFormat.PLAIN:
-        return ExpertWeights(tensor(2 * width, hidden), tensor(hidden, width), *biases)
-    matrices = [(rows, size // MXFP4_BLOCK) for rows, size in ((2 * width, hidden), (hidden, width))]
-    packed = [tensor(*shape, of=torch.uint8) for matrix in matrices for shape in ((*matrix, MXFP4_BLOCK // 2), matrix)]
-    return Mxfp4Weights(*packed, *biases)
+        return ExpertWeights(tensor(2 * width, hidden), tensor(hidden, width), gate_up_bias, down_bias)
+
+    def packed(rows: int, size: int) -> tuple[Tensor, Tensor]:
+        blocks = size // MXFP4_BLOCK
+        return tensor(rows, blocks, MXFP4_BLOCK // 2, of=torch.uint8), tensor(rows, blocks, of=torch.uint8)
+
+    codes = *packed(2 * width, hidden), *packed(hidden, width)
+    return Mxfp4Weights(*codes, gate_up_bias=gate_up_bias, down_bias=down_bias)

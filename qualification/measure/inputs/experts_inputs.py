@@ -1,7 +1,7 @@
 """Inputs on which wrong experts go wrong: extreme shares, edges of tiles, large products, NaN that must not be read."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -136,7 +136,8 @@ def expert_weights_of(mixture: ExpertsShape, random: torch.Generator, device: to
         scales = torch.randint(largest - 4, largest + 1, shape, generator=random, dtype=torch.uint8, device=device)
         return blocks, scales
 
-    return Mxfp4Weights(*packed(2 * width, hidden), *packed(hidden, width), *biases).inspected()
+    codes = *packed(2 * width, hidden), *packed(hidden, width)
+    return Mxfp4Weights(*codes, gate_up_bias=biases[0], down_bias=biases[1]).inspected()
 
 
 def _edges(mixture: ExpertsShape, rows: Callable[[int], int]) -> Tensor:
@@ -194,5 +195,10 @@ def _changed(
     biases = [None if bias is None else other(bias) for bias in (weights.gate_up_bias, weights.down_bias)]
     if isinstance(weights, ExpertWeights):
         return ExpertWeights(other(weights.gate_up), of_down(weights.down), *biases)
-    scales = other(weights.gate_up_scales), of_down(weights.down_scales)
-    return Mxfp4Weights(weights.gate_up_blocks, scales[0], weights.down_blocks, scales[1], *biases).inspected()
+    return replace(
+        weights,
+        gate_up_scales=other(weights.gate_up_scales),
+        down_scales=of_down(weights.down_scales),
+        gate_up_bias=biases[0],
+        down_bias=biases[1],
+    ).inspected()
