@@ -46,7 +46,7 @@ class RankProcesses:
         leave: Callable[[int], None],
         listen: Callable[[int, socket.socket], None] = _listen_for_the_end,
     ) -> None:
-        """Start the processes.
+        """Start the processes. Where one cannot be started those before it are ended, and its error is raised.
 
         command  gives that of a rank, whose end of its socket pair has this descriptor, for the file where all meet
         leave    ends this process when the rank of this number is gone
@@ -60,16 +60,12 @@ class RankProcesses:
         self.connections: list[socket.socket] = []
         self._processes: list[subprocess.Popen[bytes]] = []
         self._watches: list[threading.Thread] = []
-        for rank in range(1, world):
-            ours, theirs = socket.socketpair()
-            with theirs:
-                # With the environment of this process, which in an engine the supervisor has given it.
-                arguments = command(rank, theirs.fileno(), self.meeting)
-                self._processes.append(subprocess.Popen(arguments, pass_fds=(theirs.fileno(),)))
-            self.connections.append(ours)
-            watch = threading.Thread(target=self._watch, args=(rank, ours), name=f"rank-{rank}-watch", daemon=True)
-            watch.start()
-            self._watches.append(watch)
+        try:
+            for rank in range(1, world):
+                self._start(rank, command)
+        except BaseException:
+            self.close()
+            raise
 
     def expect_ends(self) -> None:
         """Take the end of a rank for no loss from now on."""
@@ -83,10 +79,22 @@ class RankProcesses:
                 process.wait(timeout=patience_s)
             process.kill()
             process.wait()
-        for watch, connection in zip(self._watches, self.connections, strict=True):
+        for watch in self._watches:
             watch.join()
+        for connection in self.connections:
             connection.close()
         self._folder.remove()
+
+    def _start(self, rank: int, command: Callable[[int, int, str], Sequence[str]]) -> None:
+        ours, theirs = socket.socketpair()
+        self.connections.append(ours)
+        with theirs:
+            # With the environment of this process, which in an engine the supervisor has given it.
+            arguments = command(rank, theirs.fileno(), self.meeting)
+            self._processes.append(subprocess.Popen(arguments, pass_fds=(theirs.fileno(),)))
+        watch = threading.Thread(target=self._watch, args=(rank, ours), name=f"rank-{rank}-watch", daemon=True)
+        watch.start()
+        self._watches.append(watch)
 
     def _watch(self, rank: int, connection: socket.socket) -> None:
         try:

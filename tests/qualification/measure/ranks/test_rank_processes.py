@@ -28,6 +28,21 @@ RankProcesses(2, command, leave=lambda rank: os._exit(70 + rank), listen=listen)
 time.sleep(60)
 """
 
+SPOILED = """
+import sys
+import psutil
+from qualification.measure.ranks.rank_processes import RankProcesses
+def command(rank, _, __):
+    if rank == 3:
+        assert len(psutil.Process().children()) == 2
+        return ["no-such-program"]
+    return [sys.executable, "-c", "import time; time.sleep(60)"]
+try:
+    RankProcesses(4, command, leave=print)
+except FileNotFoundError as error:
+    print(error.filename, psutil.Process().children())
+"""
+
 
 def environment_of(folder: Path) -> dict[str, str]:
     return {**os.environ, "TMPDIR": str(folder), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -65,4 +80,13 @@ def test_rank_0_ends_where_a_report_cannot_be_handled(tmp_path: Path) -> None:
     )
     assert done.returncode == 71
     assert "what rank 1 reported could not be handled" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ranks_before_one_that_cannot_be_started_are_ended(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SPOILED]
+    done = subprocess.run(
+        command, env=environment_of(tmp_path), capture_output=True, text=True, timeout=50, check=False
+    )
+    assert (done.stdout, done.returncode) == ("no-such-program []\n", 0), done.stderr
     assert list(tmp_path.iterdir()) == []
