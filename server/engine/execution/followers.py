@@ -321,8 +321,12 @@ class LeadingWorker(Worker):
         self._followers.tell(RecordStep(layout.parts, layout.num_sampled, buffer.has_pending), buffer)
 
     def _share_choice(self, num_rows: int) -> None:
+        """Share the choice. Raises DeviceLost where this rank lacks memory: the others wait for the tokens by then."""
         self._followers.tell(ShareTokens(num_rows))
-        self.rank.share(self.tokens.latest[:num_rows])
+        try:
+            self.rank.share(self.tokens.latest[:num_rows])
+        except torch.OutOfMemoryError as error:
+            raise loss_of_step(error, self.rank.index, self.rank.world) from error
 
     def _tell_decisions(self) -> None:
         now = self.dispatcher, self.dispatcher.revision

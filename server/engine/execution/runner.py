@@ -34,7 +34,7 @@ from server.engine.operators.dispatch import Dispatcher
 from server.engine.operators.launch_errors import is_device_lost
 from server.engine.operators.step_attention import Served, StepAttention
 from server.engine.proof.shadow_check import ShadowCheck, Tap
-from server.engine.scheduling.runner_api import BatchError, StepResult
+from server.engine.scheduling.runner_api import BatchError, ChoiceError, StepResult
 from server.engine.scheduling.sequence import Batch, Sequence
 from server.engine.scheduling.step_parts import Mark, Part
 from server.protocol.messages import TokenScores
@@ -253,10 +253,13 @@ class ModelRunner:
 
         def choose() -> Callable[[], list[int]]:
             allowed = grammars.allowed(bound, len(rows))
-            self.worker.choose(replace(sampling, allowed=allowed), scored)
-            if scored is not None:
-                scores.extend(self._score_readers(batch, scored))
-            return self._read(rows)
+            try:
+                self.worker.choose(replace(sampling, allowed=allowed), scored)
+                if scored is not None:
+                    scores.extend(self._score_readers(batch, scored))
+                return self._read(rows)
+            except torch.OutOfMemoryError as error:
+                raise self._choice_error(batch) from error
 
         return OpenTokens(choose)
 
@@ -330,11 +333,19 @@ class ModelRunner:
             self._chosen = chosen
             self._chosen_at = dict(zip(batch.drawn_sequences, rows, strict=True))
 
+    def _choice_error(self, batch: Batch) -> ChoiceError:
+        message = f"out of memory in the choice of the tokens of a step of {batch.num_tokens}"
+        stage = "prefill" if batch.num_prefill + batch.num_extend else "decode"
+        return ChoiceError("internal_error", message, self._give_up(), oom_stage=stage)
+
     def _batch_error(self, rows: range, message: str, *, oom_stage: str | None = None) -> BatchError:
-        self.worker.synchronize()  # for what the step had launched before it failed
+        return BatchError("internal_error", message, rows, self._give_up(), oom_stage=oom_stage)
+
+    def _give_up(self) -> list[tuple[str, str]]:
+        """Wait for what the step had launched before it failed, which nobody reads; return what is quarantined."""
+        self.worker.synchronize()
         self.worker.drop_unread()
-        quarantined = self.worker.dispatcher.take_quarantined()
-        return BatchError("internal_error", message, rows, quarantined, oom_stage=oom_stage)
+        return self.worker.dispatcher.take_quarantined()
 
 
 def _is_plain(seq: Sequence) -> bool:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from kernels.linear.fallbacks import MatmulFallback
 from server.engine.scheduling.matcher import CompileGrammar, Matcher
 from server.engine.scheduling.outputs import Outputs
-from server.engine.scheduling.runner_api import BatchError, Pending, Runner, StepResult, TakeSamples
+from server.engine.scheduling.runner_api import BatchError, ChoiceError, Pending, Runner, StepResult, TakeSamples
 from server.engine.scheduling.scheduler import Scheduler, SequenceTooLong
 from server.engine.scheduling.sequence import PENDING, Batch, Sequence, Status
 from server.engine.scheduling.step_parts import Mark, Part, unmarked
@@ -54,10 +54,10 @@ class EngineOptions:
 
 @dataclass(frozen=True, slots=True)
 class _Launched:
-    """A batch that was launched, or whose launch failed."""
+    """A batch that was launched, or whose launch or choice of tokens failed."""
 
     batch: Batch
-    outcome: Pending | BatchError
+    outcome: Pending | BatchError | ChoiceError
     started_at: float
     num_compiles: int  # during the launch
     is_bound: bool  # a grammar binds a sequence of the engine, perhaps one of the batch
@@ -215,8 +215,7 @@ class Engine:
             if not self._outputs:
                 return None
             return self._output(self._clock(), StepResult([]), num_compiles=0)
-        if launched.is_bound and not isinstance(launched.outcome, BatchError):
-            launched.outcome.choose()
+        launched = _chosen(launched)
         if may_run_ahead and self._can_run_ahead(launched):
             self._ahead = self._launch()
         return self._land(launched)
@@ -244,7 +243,7 @@ class Engine:
 
     def _can_run_ahead(self, launched: _Launched) -> bool:
         """Return whether the next batch can be planned before this one's tokens are known (its rows may still stop)."""
-        is_launched = not isinstance(launched.outcome, BatchError)
+        is_launched = not isinstance(launched.outcome, BatchError | ChoiceError)
         if not self._options.runs_ahead or not is_launched or self._num_with_history:
             return False
         # A prompt's scores are waited for at the launch, before a grammar knows the tokens of the step before.
@@ -264,12 +263,25 @@ class Engine:
                     for it in [*seq.followers, seq]:
                         self._fail(it, error.code, str(error))
             result = StepResult([], quarantined=error.quarantined, oom_stage=error.oom_stage)
+        elif isinstance(launched.outcome, ChoiceError):
+            result = self._end_unchosen(launched.batch, launched.outcome)
         else:
             result = launched.outcome.result()
             self._settle(launched.batch, result)
         started_at = max(launched.started_at, self._landed_at)  # until then the device computed the step before
         self._landed_at = self._clock()
         return self._output(started_at, result, num_compiles=launched.num_compiles, batch=launched.batch)
+
+    def _end_unchosen(self, batch: Batch, error: ChoiceError) -> StepResult:
+        """End the sequences that were to get something of a step without a result; prompts in between go on."""
+        lost = dict.fromkeys([*batch.drawn_sequences, *(seq for seq in batch.sequences if seq.wants_hidden)])
+        logger.error("step %d: %d requests end: %s", self.step_index, len(lost), error)
+        for seq in lost:
+            for it in [*seq.followers, seq]:
+                if it.status is not Status.FINISHED:
+                    self._fail(it, error.code, str(error))
+        self._scheduler.settle(batch)
+        return StepResult([], quarantined=error.quarantined, oom_stage=error.oom_stage)
 
     def _sequence(self, message: Submit) -> Sequence:
         sampling = message.sampling
@@ -390,6 +402,17 @@ class Engine:
             num_prefix_hit_tokens=batch.num_found if batch else 0,
         )
         return StepOutput(record, self._outputs.take())
+
+
+def _chosen(launched: _Launched) -> _Launched:
+    """Choose the tokens that grammars bind; return the batch, or what kept them from being chosen."""
+    if not launched.is_bound or isinstance(launched.outcome, BatchError | ChoiceError):
+        return launched
+    try:
+        launched.outcome.choose()
+    except ChoiceError as error:
+        return replace(launched, outcome=error)
+    return launched
 
 
 def _is_choosable(seq: Sequence) -> bool:

@@ -45,13 +45,25 @@ class BatchError(Exception):
         self.quarantined = quarantined
 
 
+class ChoiceError(Exception):
+    """The tokens of a launched batch cannot be chosen: it has no result. Its keys and values are computed."""
+
+    def __init__(self, code: str, message: str, quarantined: list[tuple[str, str]], *, oom_stage: str) -> None:
+        """`oom_stage`: prefill or decode, where the device ran out of memory."""
+        super().__init__(message)
+        self.code = code
+        self.oom_stage = oom_stage
+        self.quarantined = quarantined
+
+
 class Pending(Protocol):
     """A launched batch whose result may not be there yet."""
 
     def choose(self) -> None:
         """Choose the tokens that grammars bind. Call this when the tokens of every earlier batch are settled.
 
-        Needed where a sequence of the batch has a grammar, before the next launch.
+        Needed where a sequence of the batch has a grammar, before the next launch. Raises ChoiceError, after which the
+        batch is waited for no more.
         """
 
     def result(self) -> StepResult:

@@ -168,8 +168,7 @@ class Walk:
             engine.cancel(rng.choice(list(self.asked)[-6:]))
         if rng.random() < 0.15:
             self._override()
-        # Memory that lacks when a grammar's tokens are chosen ends the engine: the step is launched by then.
-        self.tokens.is_failing |= rng.random() < 0.01 and self.ways is not BOUND_WAYS
+        self.tokens.is_failing |= rng.random() < 0.01
         may_run_ahead = rng.random() < 0.9
         output = engine.step(may_run_ahead=may_run_ahead)
         if output is not None:
@@ -255,3 +254,29 @@ def test_a_step_that_fails_late_costs_the_others_no_token(decoder: Decoder, tiny
     assert session.tokens("doomed") == []
     assert [output.record.oom_stage for output in session.outputs].count("prefill") == 1
     assert session.all_tokens(2) == tiny_llama.greedy[:2]
+
+
+def test_lack_of_memory_for_a_bound_choice_ends_its_step_alone(decoder: Decoder, tiny_llama: TinyLlama) -> None:
+    """A prompt that the step computed a part of goes on, and so does what comes then."""
+    long = [(3 * index) % NAN_TOKEN for index in range(70)]
+    with LateDevice(random.Random(0)) as device:
+        session = (walk := Walk(decoder, device, random.Random(0), BOUND_WAYS)).session
+        session.submit("bound", tiny_llama.prompts[0], grammar=JSON, max_tokens=40)
+        session.submit("free", tiny_llama.prompts[1], max_tokens=40)
+        while not session.tokens("bound"):
+            session.step()
+        session.submit("long", long, max_tokens=5)  # more than a step takes
+        session.step()
+        walk.tokens.is_failing = True
+        while walk.tokens.is_failing:
+            session.step()
+        session.submit("later", tiny_llama.prompts[1], grammar=JSON, max_tokens=5)
+        session.drain()
+    errors = {delta.request_id: delta.error_code for output in session.outputs for delta in output.deltas}
+    assert errors == {"bound": "internal_error", "free": "internal_error", "long": None, "later": None}
+    assert [output.record.oom_stage for output in session.outputs if output.record.oom_stage] == ["prefill"]
+    plain = plain_session(decoder)
+    plain.submit("long", long, max_tokens=5)
+    plain.submit("later", tiny_llama.prompts[1], grammar=JSON, max_tokens=5)
+    plain.drain()
+    assert [session.tokens(name) for name in ("long", "later")] == [plain.tokens(name) for name in ("long", "later")]
