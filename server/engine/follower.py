@@ -54,6 +54,7 @@ from server.engine.execution.sampling import SampledTokens
 from server.engine.execution.step_buffer import PartLayout, StepBuffer, StepLayout
 from server.engine.execution.worker import Worker
 from server.engine.operators.dispatch import Dispatcher
+from server.engine.operators.launch_errors import is_device_lost
 from server.engine.startup.kv_sizing import room_beside_peak
 from server.engine.startup.matmul_tuning import take_products
 from server.engine.startup.start_progress import StartProgress
@@ -168,8 +169,7 @@ class Follower:
                 self._worker.capture(self._keys[index], self._capture)
                 gc.freeze()  # what lives as long as the engine is not scanned again in the middle of a step
             case RecordStep(parts, num_sampled, has_pending):
-                self._recorded = None  # its memory goes first
-                self._recorded = self._worker.record(self._buffer(parts, num_sampled, has_pending), self._new_capture())
+                self._record(self._buffer(parts, num_sampled, has_pending))
             case Repeat(None):
                 assert self._recorded is not None
                 self._recorded.replay()
@@ -177,6 +177,17 @@ class Follower:
                 self._worker.run_graph(self._keys[index])
             case _:
                 raise ValueError(f"rank 0 sent {type(command).__name__}, which is not due now")
+
+    def _record(self, buffer: StepBuffer) -> None:
+        """Record a step, which nothing needs but its times: an error is logged, and rank 0 has nothing repeated."""
+        self._recorded = None  # its memory goes first
+        try:
+            self._recorded = self._worker.record(buffer, self._new_capture())
+        except RuntimeError as error:
+            if is_device_lost(error):
+                raise
+            logger.warning("this rank cannot record a step for its times: %s", error)
+        self._ranks.least(int(self._recorded is not None))
 
     def _allocate(self, num_pages: int, num_rows: int) -> None:
         self._held = None  # its cache goes first

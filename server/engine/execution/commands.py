@@ -95,7 +95,10 @@ class Replay(msgspec.Struct, frozen=True, tag=True):
 
 
 class RecordStep(msgspec.Struct, frozen=True, tag=True):
-    """Record the launches of a step, whose inputs follow, for `Repeat`; nothing of them runs."""
+    """Record the launches of a step, whose inputs follow, for `Repeat`; nothing of them runs.
+
+    Then find the least of 1 on each rank that could, 0 on one that could not.
+    """
 
     parts: tuple[PartLayout, ...]
     num_sampled: int | None

@@ -43,7 +43,7 @@ from server.engine.execution.commands import (
 from server.engine.execution.graph_keys import GraphKey, GraphSizes
 from server.engine.execution.sampling import SampledTokens
 from server.engine.execution.step_buffer import StepBuffer, StepLayout
-from server.engine.execution.worker import LaunchFailed, Worker
+from server.engine.execution.worker import LaunchFailed, Recorded, Worker
 from server.engine.operators.dispatch import Dispatcher
 from server.engine.operators.launch_errors import is_device_lost
 from server.engine.operators.step_attention import StepAttention
@@ -282,6 +282,19 @@ class LeadingWorker(Worker):
             self._is_announced = True
             yield
 
+    def record(self, buffer: StepBuffer, capture: Callable[[Callable[[], None]], Recorded]) -> Recorded | None:
+        """Record as every worker does, and as the other ranks do. Raises RuntimeError where one of those cannot."""
+        self._is_announced = False
+        try:
+            recorded = super().record(buffer, capture)
+        except Exception:
+            if self._is_announced:
+                self.rank.least(0)
+            raise
+        if self._is_announced and not self.rank.least(1):
+            raise RuntimeError("another rank could not record the step")
+        return recorded
+
     def logits(self, hidden_rows: Tensor) -> Tensor:
         """Compute logits as every worker does: the others have the same hidden states, but not the choice of rows.
 
@@ -319,6 +332,7 @@ class LeadingWorker(Worker):
         self._tell_decisions()
         layout = buffer.layout
         self._followers.tell(RecordStep(layout.parts, layout.num_sampled, buffer.has_pending), buffer)
+        self._is_announced = True
 
     def _share_choice(self, num_rows: int) -> None:
         """Share the choice. Raises DeviceLost where this rank lacks memory: the others wait for the tokens by then."""

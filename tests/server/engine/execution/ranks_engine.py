@@ -9,8 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
-from closure_graphs import EAGER, PATH, capture, decide, redecide
+from closure_graphs import EAGER, PATH, Replay, capture, decide, redecide
 from graph_session import Session
 
 from kernels.calls.batch import AttentionFlags
@@ -147,6 +148,9 @@ def main() -> None:
 
     batch = synthetic_batch([(20, 20)], PAGE_SIZE, page=NUM_PAGES)  # recorded, and timed on all ranks
     ranks.runner.run(batch)
+    if world > 1:
+        with pytest.raises(RuntimeError, match="another rank could not record the step"):
+            ranks.worker.record(ranks.runner.writer.write(batch, {}), Replay)
     record = ranks.worker.record(ranks.runner.writer.write(batch, {}), capture)
     assert record is not None
     for _ in range(3):

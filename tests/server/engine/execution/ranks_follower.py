@@ -4,14 +4,17 @@ import os
 import socket
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import repeat
 
-from closure_graphs import capture, decide
+from closure_graphs import Replay, capture, decide
 from ranks_engine import dispatcher_of
 
 from kernels.vocabulary.shape import AttentionShape
 from qualification.common.hang_up import leave_with
 from qualification.evidence.shape_text import parse_shape
+from server.engine.execution.capture import Capture, Replayable
 from server.engine.execution.commands import Begin, Decide, receive
 from server.engine.execution.followers import meet_ranks
 from server.engine.follower import Follower
@@ -29,6 +32,17 @@ def decided(subject: Subject, decisions: list[tuple[str, str | None]]) -> Dispat
     return dispatcher_of(subject, found)
 
 
+def captures(rank: int) -> Iterator[Capture]:
+    """Give what captures graphs, then what captures the first step that is to be timed, in which rank 1 fails."""
+    yield capture
+    yield refuse if rank == 1 else Replay
+    yield from repeat(capture)
+
+
+def refuse(_: Callable[[], None]) -> Replayable:
+    raise RuntimeError("operation not permitted when stream is capturing")
+
+
 def main() -> None:
     connection = socket.socket(fileno=int(sys.argv[1]))
     threading.Thread(target=leave_with, args=(connection, os._exit), daemon=True).start()
@@ -43,7 +57,7 @@ def main() -> None:
         subject.device,
         dispatcher_of=partial(decided, subject, begin.decisions),
         kv_of=partial(kv_cache_of, subject),
-        new_capture=lambda: capture,
+        new_capture=partial(next, captures(begin.rank)),
     )
     while True:
         command, _ = receive(connection, follower.inputs.take)
