@@ -19,6 +19,7 @@ from torch import Tensor
 
 from kernels.calls.launch import install_compile_counter
 from kernels.collective.inboxes import PeerMemoryError
+from kernels.linear.fallbacks import MatmulFallbacks
 from kernels.system.triton_cache import use_own_cache
 from kernels.vocabulary.operators import AnyShape
 from qualification.common.hang_up import leave_with, wait_for_hang_up
@@ -37,6 +38,7 @@ from server.engine.execution.commands import (
     Declare,
     Launch,
     OtherSideGone,
+    RankFallbacks,
     RankProgress,
     Record,
     RecordStep,
@@ -226,6 +228,7 @@ class StartedFollower:
         except PeerMemoryError as error:  # on rank 0 too
             raise Refused(str(error)) from error
         self._decisions = begin.decisions
+        self.fallbacks = MatmulFallbacks()
         self.follower = Follower(
             self._decoder,
             subject.device,
@@ -237,7 +240,8 @@ class StartedFollower:
     def obey(self, command: Command) -> None:
         """Do what rank 0 does, too."""
         if isinstance(command, ChooseProducts):
-            take_products(self._decoder, self._subject.limits, Path(command.file), self._subject.device)
+            file = Path(command.file)
+            self.fallbacks = take_products(self._decoder, self._subject.limits, file, self._subject.device)
         elif isinstance(command, Decide):
             self._decisions = command.decisions
         else:
@@ -290,6 +294,8 @@ def main() -> None:
                 continue
             progress.note(type(command).__name__)
             started.obey(command)
+            if counts := started.fallbacks.take():
+                reports.send(RankFallbacks(counts))
     except OtherSideGone:
         os._exit(0)
     except Refused:

@@ -12,6 +12,7 @@ from contextlib import suppress
 
 import msgspec
 
+from kernels.linear.fallbacks import MatmulFallback
 from server.engine.execution.graph_keys import GraphSizes
 from server.engine.execution.step_buffer import PartLayout
 from server.settings import Settings
@@ -156,6 +157,12 @@ class RankProgress(msgspec.Struct, frozen=True, tag=True):
     count: int
 
 
+class RankFallbacks(msgspec.Struct, frozen=True, tag=True):
+    """Products of many rows that this rank left to PyTorch since its last report of them, by reason."""
+
+    counts: dict[MatmulFallback, int]
+
+
 class RankFailed(msgspec.Struct, frozen=True, tag=True):
     """The last report: this rank cannot go on.
 
@@ -170,7 +177,7 @@ class RankFailed(msgspec.Struct, frozen=True, tag=True):
     refused: str | None = None
 
 
-Report = RankProgress | RankFailed
+Report = RankProgress | RankFallbacks | RankFailed
 
 
 class OtherSideGone(Exception):

@@ -3,10 +3,12 @@
 import logging
 import os
 import socket
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from threading import Lock
 from typing import Any, Protocol
 
 import msgspec
@@ -14,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from kernels.linear.fallbacks import MatmulFallback
 from kernels.system.child_process import python_command
 from qualification.measure.ranks.rank_processes import RankProcesses, Store, meet
 from qualification.measure.trials.failures import DeviceLost
@@ -29,6 +32,7 @@ from server.engine.execution.commands import (
     Declare,
     Launch,
     RankFailed,
+    RankFallbacks,
     RankProgress,
     Record,
     RecordStep,
@@ -114,6 +118,8 @@ class Followers:
         self.shares_memory = shares_memory
         self.blamed: Callable[[], list[tuple[str, str]]] = list
         self._listener = listener
+        self._fallbacks = Counter[MatmulFallback]()  # of all ranks, that `take_fallbacks` has not given yet
+        self._lock = Lock()  # of these: each rank has a thread here
 
         def command(_: int, descriptor: int, __: str) -> Sequence[str]:
             return python_command(program, str(descriptor))
@@ -137,6 +143,14 @@ class Followers:
         for connection in self._ranks.connections:
             send(connection, frame, inputs)
 
+    def take_fallbacks(self) -> dict[MatmulFallback, int]:
+        """Return and forget the products that other ranks have reported as left to PyTorch, by reason."""
+        if not self._fallbacks:
+            return {}
+        with self._lock:
+            counts, self._fallbacks = dict(self._fallbacks), Counter()
+        return counts
+
     def close(self) -> None:
         """End the ranks, and wait for them."""
         self._ranks.close()
@@ -146,6 +160,10 @@ class Followers:
         for report in reports_of(connection):
             if isinstance(report, RankProgress):
                 self._listener.on_progress(rank, report)
+                continue
+            if isinstance(report, RankFallbacks):
+                with self._lock:
+                    self._fallbacks.update(report.counts)
                 continue
             if report.refused is not None:
                 self._listener.on_refusal(report.refused, report.message)

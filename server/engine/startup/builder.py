@@ -3,6 +3,7 @@
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,7 +16,7 @@ import torch.distributed as dist
 from kernels.calls.launch import install_compile_counter, num_compiles
 from kernels.catalog import ALL_PATHS, PATHS
 from kernels.collective.inboxes import PeerMemoryError
-from kernels.linear.fallbacks import MatmulFallbacks
+from kernels.linear.fallbacks import MatmulFallback, MatmulFallbacks
 from kernels.system.device import torch_dtype
 from kernels.system.triton_cache import use_own_cache
 from kernels.vocabulary.shape import AttentionShape
@@ -55,7 +56,7 @@ from server.engine.startup.attention_plan import (
 )
 from server.engine.startup.kv_sizing import num_pages
 from server.engine.startup.limits import sizes_of_graphs
-from server.engine.startup.matmul_tuning import choose_products, note_other_heads
+from server.engine.startup.matmul_tuning import choose_products
 from server.engine.startup.subject import (
     Subject,
     dispatcher_of,
@@ -190,7 +191,10 @@ def _build(
         longest_step_s = 0.0 if subject.device.type == "cuda" else estimate_longest_step_s(runner, subject.limits)
     except (BatchError, NoPathError) as error:
         raise Unservable(str(error), plan_rows(plan.decisions.values(), plan.evidence)) from error
-    engine = _engine(settings, subject, runner, matmul_fallbacks)
+    take_fallbacks = matmul_fallbacks.take
+    if followers is not None:
+        take_fallbacks = partial(_fallbacks_of_all, matmul_fallbacks, followers)
+    engine = _engine(settings, subject, runner, take_fallbacks)
     attestor = _attestor(settings, subject, runner, plan)
     if settings.attestation_interval_s:
         progress("attesting", "a forward pass of each path under the profiler")
@@ -204,7 +208,7 @@ def _build(
     if dispatcher.timer is not None:
         dispatcher.timer.start()
     shadow = _shadow_check(settings, subject, dispatcher)
-    ready = _ready(subject, plan, engine, runner, matmul_fallbacks, longest_step_s=longest_step_s)
+    ready = _ready(subject, plan, engine, runner, take_fallbacks(), longest_step_s=longest_step_s)
     if followers is not None:
         followers.tell(Started())
         ready = msgspec.structs.replace(ready, has_peer_memory=followers.shares_memory)
@@ -233,7 +237,6 @@ def _load(
         matmul_fallbacks = choose_products(decoder, subject.limits, file, subject.device)
         if followers is not None:
             followers.tell(ChooseProducts(str(file.absolute())))
-            note_other_heads(matmul_fallbacks, subject.model.vocab_size, followers.world)
     return decoder, matmul_fallbacks
 
 
@@ -242,7 +245,7 @@ def _ready(
     plan: Plan,
     engine: Engine,
     runner: ModelRunner,
-    matmul_fallbacks: MatmulFallbacks,
+    matmul_fallbacks: dict[MatmulFallback, int],
     *,
     longest_step_s: float,
 ) -> EngineReady:
@@ -258,7 +261,7 @@ def _ready(
         plan=plan_rows(runner.dispatcher.all_decisions, plan.evidence),
         attention_layers=subject.config.num_layers,
         num_compiles=num_compiles(),
-        matmul_fallbacks=matmul_fallbacks.take(),
+        matmul_fallbacks=matmul_fallbacks,
         longest_step_s=longest_step_s,
         is_bound_by_cache=engine.max_len < subject.limits.max_model_len,
         has_grammars=runner.grammars is not None,
@@ -339,7 +342,14 @@ def _capture_graphs(subject: Subject, worker: Worker, progress: Progress) -> Ste
     return graphs
 
 
-def _engine(settings: Settings, subject: Subject, runner: ModelRunner, matmul_fallbacks: MatmulFallbacks) -> Engine:
+def _fallbacks_of_all(own: MatmulFallbacks, followers: Followers) -> dict[MatmulFallback, int]:
+    """Return and forget the fallbacks of this rank and those that the others have reported."""
+    return dict(Counter(own.take()) + Counter(followers.take_fallbacks()))
+
+
+def _engine(
+    settings: Settings, subject: Subject, runner: ModelRunner, take_fallbacks: Callable[[], dict[MatmulFallback, int]]
+) -> Engine:
     config, limits = subject.config, subject.limits
     scheduler = Scheduler(
         SchedulerLimits(
@@ -359,7 +369,7 @@ def _engine(settings: Settings, subject: Subject, runner: ModelRunner, matmul_fa
         options,
         num_compiles=num_compiles,
         take_samples=runner.dispatcher.take_samples,
-        take_fallbacks=matmul_fallbacks.take,
+        take_fallbacks=take_fallbacks,
         compile_grammar=None if runner.grammars is None else runner.grammars.compile,
     )
 

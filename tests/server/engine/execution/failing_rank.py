@@ -6,14 +6,17 @@ import sys
 
 import msgspec
 
+from kernels.linear.fallbacks import MatmulFallback
 from qualification.common.hang_up import wait_for_hang_up
-from server.engine.execution.commands import RankFailed, RankProgress, Reports
+from server.engine.execution.commands import RankFailed, RankFallbacks, RankProgress, Reports
 
 
 def main() -> None:
     connection = socket.socket(fileno=int(sys.argv[1]))
     reports = Reports(connection)
     reports.send(RankProgress("loading", 3))
+    reports.send(RankFallbacks({MatmulFallback.LIBRARY_REFUSED: 1}))
+    reports.send(RankFallbacks({MatmulFallback.LIBRARY_REFUSED: 1, MatmulFallback.LAUNCH_FAILED: 2}))
     failed = msgspec.json.decode(os.environ["FAILED"], type=RankFailed | None)
     if failed is not None:
         reports.send(failed)

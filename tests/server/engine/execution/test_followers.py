@@ -28,9 +28,14 @@ RUNNING = [("path.b", "of a step that is not done")]
 PROGRAM = f"""
 import json, time
 from server.engine.execution.followers import Followers, RankListener
+def report(lost):
+    print(json.dumps([str(lost), lost.suspects]))
+    for _ in range(2):
+        counts = followers.take_fallbacks()
+        print(json.dumps({{reason.value: count for reason, count in counts.items()}}), flush=True)
 listener = RankListener(
     on_progress=lambda rank, it: print(json.dumps([rank, it.stage, it.count]), flush=True),
-    on_failure=lambda lost: print(json.dumps([str(lost), lost.suspects]), flush=True),
+    on_failure=report,
     on_refusal=lambda code, message: print(json.dumps([code, message]), flush=True),
 )
 followers = Followers(2, "failing_rank", listener)
@@ -64,7 +69,7 @@ def test_rank_0_hears_whom_another_rank_blames(
     suspects: list[tuple[str, str]], is_device_lost: bool, blamed: list[list[str]], tmp_path: Path
 ) -> None:
     failed = RankFailed("what happened on rank 1 of 2", suspects, is_device_lost)
-    assert heard(failed, tmp_path) == [[1, "loading", 3], ["what happened on rank 1 of 2", blamed]]
+    assert heard(failed, tmp_path)[:2] == [[1, "loading", 3], ["what happened on rank 1 of 2", blamed]]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -76,6 +81,11 @@ def test_rank_0_hears_that_no_start_can_succeed(tmp_path: Path) -> None:
 def test_rank_0_ends_with_a_rank_that_says_nothing(tmp_path: Path) -> None:
     assert heard(None, tmp_path) == [[1, "loading", 3]]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_rank_0_gives_what_others_leave_to_pytorch_once(tmp_path: Path) -> None:
+    [_, _, *counts] = heard(RankFailed("the last report", [], False), tmp_path)
+    assert counts == [{"library_refused": 2, "launch_failed": 2}, {}]
 
 
 def launch_failed() -> LaunchFailed:

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from kernels.linear.autotune import Autotuner
 from kernels.linear.cublaslt import CublasLt, CublasLtError
-from kernels.linear.fallbacks import MatmulFallback, MatmulFallbacks
+from kernels.linear.fallbacks import MatmulFallback
 from kernels.linear.tuned import TunedProduct
 from kernels.vocabulary.shape import Dtype
 from server.engine.startup.limits import EngineLimits
-from server.engine.startup.matmul_tuning import choose_products, note_other_heads, take_products
+from server.engine.startup.matmul_tuning import choose_products, take_products
 from server.model.decoder import Decoder
 from server.model.layers import DenseWeights, LayerWeights, Weights
 from server.model.linear import Dense, Tuned
@@ -175,15 +175,29 @@ def test_other_ranks_take_what_the_first_one_measured(tmp_path: Path) -> None:
     file = tmp_path / "products.json"
     Path(file).write_text(json.dumps({"version": 0, "algorithms": {f"{3 * SIZE} x {SIZE} {BF16} {FP32}": KEPT}}))
     decoder = Failing(None)
-    take_products(decoder, LIMITS, file, DEVICE, load=Library)
+    assert take_products(decoder, LIMITS, file, DEVICE, load=Library).take() == {}
     assert decoder.weights.chosen_head is not None
-    take_products(Failing(None), LIMITS, tmp_path / "absent.json", DEVICE, load=Library)  # all left to PyTorch
-    take_products(Failing(CublasLtError("returned 14")), LIMITS, file, DEVICE, load=Library)
 
 
-def test_heads_of_other_sizes_than_the_first_ranks_are_counted() -> None:
-    fallbacks = MatmulFallbacks()
-    note_other_heads(fallbacks, 128256, 8)
-    assert fallbacks.take() == {}
-    note_other_heads(fallbacks, 50257, 4)  # 12564 rows, and 12565 on the last rank
-    assert fallbacks.take() == {MatmulFallback.MEASURE_FAILED: 1}
+def test_other_ranks_count_what_the_first_one_stored_nothing_for(tmp_path: Path) -> None:
+    """A head of other rows too, and all where rank 0's disk is full."""
+    left = take_products(Failing(None), LIMITS, tmp_path / "absent.json", DEVICE, load=Library)
+    assert [*left.take()] == [MatmulFallback.MEASURE_FAILED]
+
+
+@pytest.mark.parametrize(
+    ("load", "error", "reason"),
+    [
+        (missing, None, MatmulFallback.LIBRARY_MISSING),
+        (lambda: Library(1), None, MatmulFallback.LIBRARY_REFUSED),
+        (Library, CublasLtError("returned 14"), MatmulFallback.LIBRARY_REFUSED),
+        (Library, torch.OutOfMemoryError("tried to allocate"), MatmulFallback.OUT_OF_MEMORY),
+        (Library, RuntimeError("no such thing"), MatmulFallback.MEASURE_FAILED),
+    ],
+)
+def test_what_another_rank_leaves_to_pytorch_has_a_reason(
+    tmp_path: Path, load: Callable[[], Library], error: Exception | None, reason: MatmulFallback
+) -> None:
+    decoder = Failing(error)
+    assert take_products(decoder, LIMITS, tmp_path / "products.json", DEVICE, load=load).take() == {reason: 1}
+    assert decoder.weights.chosen_head is None
