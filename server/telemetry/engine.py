@@ -38,7 +38,7 @@ class EngineMetrics:
         self._restarts = make.counter("engine_restarts_total", "Engine processes that ended unasked", "cause")
         self._matmul_fallbacks = make.counter(
             "matmul_fallback_total",
-            "Products of many rows that a rank left to PyTorch: all of a start, or of one weight and one number of rows",
+            "Products of many rows a rank left to PyTorch: all of a start, or of one weight and one number of rows",
             "reason",
         )
         self._unshared = make.counter(
