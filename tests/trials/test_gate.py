@@ -62,7 +62,7 @@ def test_a_part_that_must_run_and_has_no_time_fails() -> None:
     assert not machine.passes()
     assert machine.now_s == END_S
     assert machine.said[-1].startswith(
-        "The gate ended with make test: FAILED: not done when the time was up, after 29.0 m"
+        "The gate ended with make test: FAILED: not done when the time was up, after 28.0 m"
     )
 
 
