@@ -22,7 +22,15 @@ from numpy.typing import NDArray
 from kernels.linear.fallbacks import MatmulFallback
 from server.engine.scheduling.matcher import CompileGrammar, Matcher
 from server.engine.scheduling.outputs import Outputs
-from server.engine.scheduling.runner_api import BatchError, ChoiceError, Pending, Runner, StepResult, TakeSamples
+from server.engine.scheduling.runner_api import (
+    BatchError,
+    ChoiceError,
+    Pending,
+    Runner,
+    StepError,
+    StepResult,
+    TakeSamples,
+)
 from server.engine.scheduling.scheduler import Scheduler, SequenceTooLong
 from server.engine.scheduling.sequence import PENDING, Batch, Sequence, Status
 from server.engine.scheduling.step_parts import Mark, Part, unmarked
@@ -243,7 +251,7 @@ class Engine:
 
     def _can_run_ahead(self, launched: _Launched) -> bool:
         """Return whether the next batch can be planned before this one's tokens are known (its rows may still stop)."""
-        is_launched = not isinstance(launched.outcome, BatchError | ChoiceError)
+        is_launched = not isinstance(launched.outcome, StepError)
         if not self._options.runs_ahead or not is_launched or self._num_with_history:
             return False
         # A prompt's scores are waited for at the launch, before a grammar knows the tokens of the step before.
@@ -406,7 +414,7 @@ class Engine:
 
 def _chosen(launched: _Launched) -> _Launched:
     """Choose the tokens that grammars bind; return the batch, or what kept them from being chosen."""
-    if not launched.is_bound or isinstance(launched.outcome, BatchError | ChoiceError):
+    if not launched.is_bound or isinstance(launched.outcome, StepError):
         return launched
     try:
         launched.outcome.choose()

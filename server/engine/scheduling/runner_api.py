@@ -25,7 +25,20 @@ class StepResult:
     pooled: dict[int, bytes] = field(default_factory=dict)  # by row, fp32 of prompts that are pooled
 
 
-class BatchError(Exception):
+class StepError(Exception):
+    """A step has no result."""
+
+    def __init__(
+        self, code: str, message: str, quarantined: list[tuple[str, str]], *, oom_stage: str | None = None
+    ) -> None:
+        """`oom_stage`: prefill or decode, where the device ran out of memory."""
+        super().__init__(message)
+        self.code = code
+        self.oom_stage = oom_stage
+        self.quarantined = quarantined
+
+
+class BatchError(StepError):
     """Some rows of a batch cannot be computed. No row of it counts as computed; the other rows are planned again."""
 
     def __init__(
@@ -37,23 +50,13 @@ class BatchError(Exception):
         *,
         oom_stage: str | None = None,
     ) -> None:
-        """`rows` cannot be computed. `oom_stage`: prefill or decode, where the device ran out of memory."""
-        super().__init__(message)
-        self.code = code
-        self.oom_stage = oom_stage
+        """`rows` cannot be computed."""
+        super().__init__(code, message, quarantined, oom_stage=oom_stage)
         self.rows = rows
-        self.quarantined = quarantined
 
 
-class ChoiceError(Exception):
-    """The tokens of a launched batch cannot be chosen: it has no result. Its keys and values are computed."""
-
-    def __init__(self, code: str, message: str, quarantined: list[tuple[str, str]], *, oom_stage: str) -> None:
-        """`oom_stage`: prefill or decode, where the device ran out of memory."""
-        super().__init__(message)
-        self.code = code
-        self.oom_stage = oom_stage
-        self.quarantined = quarantined
+class ChoiceError(StepError):
+    """The tokens of a launched batch cannot be chosen. Its keys and values are computed."""
 
 
 class Pending(Protocol):
