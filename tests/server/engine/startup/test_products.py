@@ -122,7 +122,7 @@ def missing() -> Library:
     raise CublasLtError("libcublasLt.so.13: not found")
 
 
-@pytest.mark.parametrize(
+REASONS = pytest.mark.parametrize(
     ("load", "error", "reason"),
     [
         (missing, None, MatmulFallback.LIBRARY_MISSING),
@@ -132,6 +132,9 @@ def missing() -> Library:
         (Library, RuntimeError("no such thing"), MatmulFallback.MEASURE_FAILED),
     ],
 )
+
+
+@REASONS
 def test_what_is_left_to_pytorch_has_a_reason_in_the_log(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
@@ -185,16 +188,7 @@ def test_other_ranks_count_what_the_first_one_stored_nothing_for(tmp_path: Path)
     assert [*left.take()] == [MatmulFallback.MEASURE_FAILED]
 
 
-@pytest.mark.parametrize(
-    ("load", "error", "reason"),
-    [
-        (missing, None, MatmulFallback.LIBRARY_MISSING),
-        (lambda: Library(1), None, MatmulFallback.LIBRARY_REFUSED),
-        (Library, CublasLtError("returned 14"), MatmulFallback.LIBRARY_REFUSED),
-        (Library, torch.OutOfMemoryError("tried to allocate"), MatmulFallback.OUT_OF_MEMORY),
-        (Library, RuntimeError("no such thing"), MatmulFallback.MEASURE_FAILED),
-    ],
-)
+@REASONS
 def test_what_another_rank_leaves_to_pytorch_has_a_reason(
     tmp_path: Path, load: Callable[[], Library], error: Exception | None, reason: MatmulFallback
 ) -> None:
