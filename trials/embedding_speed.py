@@ -20,9 +20,27 @@ from pathlib import Path
 
 import httpx
 
+from qualification.load.connection import Connection, Exchange
+
 ALONE = (16, 128, 512, 2048, 8192)  # tokens of one text
 LISTS = ((32, 128), (32, 512), (256, 128))  # texts of one request, tokens of each
 CLIENTS = ((16, 128), (64, 128), (64, 512))  # clients that ask one after another, tokens of each text
+
+
+class Answer(Exchange):
+    """One request and the body of its whole answer."""
+
+    def __init__(self, payload: bytes, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(payload, loop)
+        self.content = b""
+
+    def body(self, data: bytes, _now: float) -> None:
+        self.content += data
+
+    def end(self, error: str | None = None) -> None:
+        if not self.ended.done():
+            self.error = error
+            self.ended.set_result(None)
 
 
 class Client:
@@ -31,7 +49,7 @@ class Client:
     def __init__(self, url: httpx.URL, model: str, seed: int) -> None:
         self._url, self._model = url, model
         self._random = random.Random(seed)
-        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._connection: Connection | None = None
 
     async def embed(self, num_texts: int, num_tokens: int) -> float:
         """Ask for so many texts in one request and return its time, seconds."""
@@ -39,20 +57,16 @@ class Client:
         body = json.dumps({"model": self._model, "input": prompts, "encoding_format": "base64"}).encode()
         host = self._url.netloc.decode()
         head = f"POST /v1/embeddings HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
-        if self._streams is None:
-            self._streams = await asyncio.open_connection(self._url.host, self._url.port, limit=1 << 20)
-        reader, writer = self._streams
-        started = time.perf_counter()
-        writer.write(head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body)
-        status, *lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").splitlines()
-        headers = dict(line.lower().split(": ", 1) for line in lines if line)
-        if "content-length" not in headers:
-            raise SystemExit(f"expected an answer with its length, got {status} with {sorted(headers)}")
-        content = await reader.readexactly(int(headers["content-length"]))
-        seconds = time.perf_counter() - started
-        if status.split()[1] != "200":
-            raise SystemExit(f"{status}: {content[:500].decode(errors='replace')}")
-        answer = json.loads(content)
+        loop = asyncio.get_running_loop()
+        if self._connection is None:
+            _, self._connection = await loop.create_connection(Connection, self._url.host, self._url.port)
+        answered = Answer(head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body, loop)
+        self._connection.send(answered)
+        await answered.ended
+        seconds = time.monotonic() - answered.sent_at
+        if answered.error is not None or answered.status != 200:
+            raise SystemExit(answered.error or f"{answered.status}: {answered.content[:500].decode(errors='replace')}")
+        answer = json.loads(answered.content)
         found = len(answer["data"]), answer["usage"]["prompt_tokens"]
         if found != (num_texts, num_texts * num_tokens):
             raise SystemExit(f"asked for {num_texts} texts of {num_tokens} tokens, got (texts, tokens) {found}")
@@ -69,11 +83,9 @@ class Client:
             times.append(await self.embed(1, num_tokens))
         return times
 
-    async def close(self) -> None:
-        if self._streams is not None:
-            writer = self._streams[1]
-            writer.close()
-            await writer.wait_closed()
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
 
 
 async def by_many(clients: Sequence[Client], num_tokens: int, seconds: float) -> tuple[float, list[float]]:
@@ -109,7 +121,8 @@ async def measured(base: str, rounds: int, seconds: float) -> list[dict[str, obj
         texts_per_s, times = await by_many(clients[:num_clients], tokens, seconds)
         rates = {"texts_per_s": round(texts_per_s), "tokens_per_s": round(texts_per_s * tokens)}
         rows.append({"case": "clients", "clients": num_clients, "tokens": tokens, **spread(times), **rates})
-    await asyncio.gather(*(client.close() for client in clients))
+    for client in clients:
+        client.close()
     return rows
 
 
