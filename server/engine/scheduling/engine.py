@@ -262,33 +262,28 @@ class Engine:
     def _land(self, launched: _Launched) -> StepOutput:
         """Wait for a batch, settle it, and return its output."""
         self.step_index += 1
-        if isinstance(launched.outcome, BatchError):
-            error = launched.outcome
-            logger.error("step %d: %d requests end: %s", self.step_index, len(error.rows), error)
-            for row in error.rows:
-                seq = launched.batch.sequences[row]
-                if seq.status is not Status.FINISHED:
-                    for it in [*seq.followers, seq]:
-                        self._fail(it, error.code, str(error))
-            result = StepResult([], quarantined=error.quarantined, oom_stage=error.oom_stage)
-        elif isinstance(launched.outcome, ChoiceError):
-            result = self._end_unchosen(launched.batch, launched.outcome)
-        else:
-            result = launched.outcome.result()
-            self._settle(launched.batch, result)
+        batch = launched.batch
+        match launched.outcome:
+            case BatchError() as error:
+                result = self._end_failed([batch.sequences[row] for row in error.rows], error)
+            case ChoiceError() as error:  # prompts of which it computed a chunk go on
+                waiting = [*batch.drawn_sequences, *(seq for seq in batch.sequences if seq.wants_hidden)]
+                result = self._end_failed(waiting, error)
+                self._scheduler.settle(batch)
+            case pending:
+                result = pending.result()
+                self._settle(batch, result)
         started_at = max(launched.started_at, self._landed_at)  # until then the device computed the step before
         self._landed_at = self._clock()
-        return self._output(started_at, result, num_compiles=launched.num_compiles, batch=launched.batch)
+        return self._output(started_at, result, num_compiles=launched.num_compiles, batch=batch)
 
-    def _end_unchosen(self, batch: Batch, error: ChoiceError) -> StepResult:
-        """End the sequences that were to get something of a step without a result; prompts in between go on."""
-        lost = dict.fromkeys([*batch.drawn_sequences, *(seq for seq in batch.sequences if seq.wants_hidden)])
+    def _end_failed(self, sequences: Iterable[Sequence], error: StepError) -> StepResult:
+        """End those of a step's sequences that have not finished, and what follows them; return its result."""
+        groups = ([*seq.followers, seq] for seq in sequences)  # one that has finished since the launch leads nothing
+        lost = dict.fromkeys(it for group in groups for it in group if it.status is not Status.FINISHED)
         logger.error("step %d: %d requests end: %s", self.step_index, len(lost), error)
         for seq in lost:
-            for it in [*seq.followers, seq]:
-                if it.status is not Status.FINISHED:
-                    self._fail(it, error.code, str(error))
-        self._scheduler.settle(batch)
+            self._fail(seq, error.code, str(error))
         return StepResult([], quarantined=error.quarantined, oom_stage=error.oom_stage)
 
     def _sequence(self, message: Submit) -> Sequence:

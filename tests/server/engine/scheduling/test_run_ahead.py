@@ -1,6 +1,7 @@
 """The engine launches a step before it reads the tokens of the one before."""
 
 import random
+from concurrent.futures import Future
 
 import pytest
 from fake_runner import DeviceTwin, Done
@@ -8,11 +9,21 @@ from msgspec.structs import replace
 
 from kernels.vocabulary.shape import Phase
 from server.engine.scheduling.engine import Engine, EngineOptions
+from server.engine.scheduling.matcher import Matcher
 from server.engine.scheduling.pages import PagePool
-from server.engine.scheduling.runner_api import BatchError, Runner, StepResult
+from server.engine.scheduling.runner_api import BatchError, ChoiceError, Runner, StepResult
 from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from server.engine.scheduling.sequence import Batch
-from server.protocol.messages import FinishReason, Fork, SamplingParams, StepOutput, Submit, TokenDelta
+from server.protocol.messages import (
+    FinishReason,
+    Fork,
+    Grammar,
+    GrammarKind,
+    SamplingParams,
+    StepOutput,
+    Submit,
+    TokenDelta,
+)
 
 
 def engine(runner: Runner, *, pages: int = 32, seqs: int = 8, model_len: int = 64, ahead: bool = True) -> Engine:
@@ -80,6 +91,72 @@ def test_a_row_that_fails_behind_the_last_token_ends_well() -> None:
     found = by_request(drain(subject))
     assert [delta.finish_reason for delta in found["a"]] == [FinishReason.STOP]
     assert [delta.error_code for delta in found["b"]] == [None, "internal_error"]
+
+
+class AnyToken:
+    """A matcher that allows every token."""
+
+    is_complete = False
+
+    def accept(self, _: int) -> None:
+        pass
+
+    def copy(self) -> "AnyToken":
+        return self
+
+
+class FailingFork(DeviceTwin):
+    """Fails in the step in which a second answer begins: at its launch, or when its tokens are to be chosen."""
+
+    def __init__(self, *, is_launched: bool) -> None:
+        super().__init__()
+        self.is_launched = is_launched
+
+    def launch(self, batch: Batch):  # type: ignore[no-untyped-def]
+        has_failed = bool(batch.forks)
+        if has_failed and not self.is_launched:
+            raise BatchError("internal_error", "no memory", range(batch.num_rows), [], oom_stage="prefill")
+        landing = super().launch(batch)
+        return Chosen(landing.known, fails=has_failed)
+
+
+class Chosen(Done):
+    def __init__(self, known: StepResult, *, fails: bool) -> None:
+        super().__init__(known)
+        self.fails = fails
+
+    def choose(self) -> None:
+        if self.fails:
+            raise ChoiceError("internal_error", "no memory", [], oom_stage="prefill")
+
+
+@pytest.mark.parametrize("cancelled", ["nobody", "other", "first", "second"])
+@pytest.mark.parametrize("is_launched", [False, True])
+def test_a_failed_step_ends_each_request_of_it_once(
+    is_launched: bool, cancelled: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A request is cancelled when the launch has failed, or before its tokens are to be chosen."""
+    grammar: Future[Matcher] = Future()
+    grammar.set_result(AnyToken())
+    scheduler = Scheduler(SchedulerLimits(64, 8, 32), PagePool(32, 4), shares_pages=True)
+    options = EngineOptions(97, (), seed=0, runs_ahead=True)
+    twin = FailingFork(is_launched=is_launched)
+    subject = Engine(scheduler, twin, options, compile_grammar=lambda _: grammar)
+    subject.submit(submit("other", [1, 2], grammar=Grammar(GrammarKind.REGEX, ".*")))
+    subject.step()
+    subject.submit(replace(submit("first", [3, 4]), forks=[Fork("second", None)]))
+    subject.step()
+    subject.cancel(cancelled)
+    outputs = drain(subject)
+    found = by_request(outputs)
+    ended = {name for name, deltas in found.items() if deltas[-1].error_code == "internal_error"}
+    due = {"other", "first", "second"} - {cancelled}
+    if cancelled == "first" and not is_launched:  # the second answer computes the prompt itself
+        due.remove("second")
+        assert tokens(found["second"]) == twin.answer([3, 4], 6)
+    assert ended == due
+    assert [output.record.oom_stage for output in outputs].count("prefill") == 1
+    assert f"{len(due)} requests end: no memory" in caplog.text
 
 
 def test_a_penalty_makes_every_step_wait_for_the_tokens_before() -> None:
