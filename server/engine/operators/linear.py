@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from kernels.linear.epilogue import Epilogue
+from kernels.linear.kept_proposals import KeptProposals
+from kernels.linear.library_path import RunProposed
 from kernels.linear.paths import LinearPath
 from kernels.linear.shape import LinearShape
 from kernels.system.device import dtype_of, torch_dtype
@@ -54,7 +56,8 @@ class LinearTable:
         `may_replace`: whether the next path may serve where a launch fails in the middle of a step; several ranks start
         again instead.
         """
-        self._paths = {path.name: path for path in paths}
+        kept = KeptProposals()
+        self._paths = {it.name: replace(it, run=kept) if isinstance(it.run, RunProposed) else it for it in paths}
         self._fingerprint = fingerprint
         self._may_replace = may_replace
         # By kind: the paths that serve instead of the chosen ones; None where none is left.

@@ -8,9 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.fused.activation import swiglu_torch
+from kernels.fused.activation import swiglu, swiglu_torch
 from kernels.linear.cublaslt import Algorithm, CublasLt, CublasLtError, Prepared, Product, load_library
+from kernels.linear.epilogue import Epilogue
 from kernels.linear.fallbacks import MatmulFallback, MatmulFallbacks
+from kernels.linear.kept_proposals import KeptProposals
 from kernels.linear.matmul import linear, linear_fp32, linear_swiglu
 from kernels.linear.tuned import MOST_ROWS, TunedProduct, measured_rows, sizes_up_to
 
@@ -25,8 +27,14 @@ class OnPaper(CublasLt):
 
     def __init__(self, *, fails: str = "") -> None:
         self.fails = fails  # what does
+        self.searched: list[Product] = []
+        self.proposed = [Algorithm(waves=waves) for waves in (1e9, 1e8)]
         self.asked: list[Product] = []
         self.launched: list[float] = []  # the waves of algorithms
+
+    def algorithms(self, product: Product) -> list[Algorithm]:
+        self.searched.append(product)
+        return self.proposed
 
     def prepared(self, product: Product, algorithm: Algorithm) -> Prepared | None:
         self.asked.append(product)
@@ -209,3 +217,36 @@ def test_a_product_with_a_bias_is_pytorchs() -> None:
     bias = torch.ones(SHAPE[0], dtype=BF16)
     assert torch.equal(linear(x, weight, bias, chosen=chosen(library, 70)), F.linear(x, weight, bias))
     assert library.launched == []
+
+
+@pytest.mark.parametrize("epilogue", Epilogue)
+def test_a_proposal_is_asked_for_once_for_each_product(epilogue: Epilogue) -> None:
+    library = OnPaper()
+    run = KeptProposals(lambda _: library)
+    for num_rows in (120, 121, 120, 120):
+        x, weight = tensors(num_rows)
+        y, dtype_out = x @ weight.t(), FP32 if epilogue is Epilogue.FP32 else BF16
+        expected = swiglu(y) if epilogue is Epilogue.SWIGLU else y.to(dtype_out)
+        out = torch.full(expected.shape, torch.nan, dtype=dtype_out)
+        run(x, weight, None, epilogue, out)
+        assert torch.equal(out, expected)
+    assert library.searched == [Product(num_rows, *SHAPE, BF16, dtype_out) for num_rows in (120, 121)]
+    assert library.launched == [1e9] * 4  # the first proposal
+
+
+@pytest.mark.parametrize("proposed", [[], [Algorithm(waves=100)]])
+def test_products_without_a_usable_proposal_are_pytorchs(proposed: list[Algorithm]) -> None:
+    library = OnPaper()
+    library.proposed = proposed
+    run, (x, weight) = KeptProposals(lambda _: library), tensors(120)
+    for _ in range(2):
+        out = torch.full((120, SHAPE[0]), torch.nan, dtype=BF16)
+        run(x, weight, None, Epilogue.NONE, out)
+        assert torch.equal(out, F.linear(x, weight))
+    assert (len(library.searched), library.launched) == (1, [])
+
+
+def test_a_proposal_that_fails_is_an_error_of_its_launch() -> None:
+    run, (x, weight) = KeptProposals(lambda _: OnPaper(fails="launch")), tensors(120)
+    with pytest.raises(RuntimeError, match="cublasLtMatmul returned 14"):
+        run(x, weight, None, Epilogue.NONE, torch.empty(120, SHAPE[0], dtype=BF16))

@@ -13,6 +13,9 @@ from torch import Tensor
 from kernels.fused.norm import add_rms_norm
 from kernels.linear.autotune import Autotuner
 from kernels.linear.cublaslt import Algorithm, CublasLt, Product, load_library
+from kernels.linear.epilogue import Epilogue
+from kernels.linear.kept_proposals import KeptProposals
+from kernels.linear.library_path import RunProposed
 from kernels.linear.matmul import linear, linear_fp32, linear_swiglu, tiling_of
 from kernels.linear.tilings import WIDE_ROW_COUNTS, WideTiling
 from kernels.linear.tuned import TunedProduct
@@ -231,6 +234,18 @@ def test_logits_are_not_rounded_to_16_bits(library: CublasLt) -> None:
     assert linear_fp32(x, weight, out, chosen=product) is out
     exact = x.double() @ weight.double().T
     assert (out - exact).abs().max() < 1e-3
+
+
+@pytest.mark.parametrize("epilogue", Epilogue)
+def test_a_kept_proposal_computes_what_the_path_does(library: CublasLt, epilogue: Epilogue) -> None:
+    weight, kept = randn(epilogue.parts * 6144, 4096), KeptProposals(lambda _: library)
+    for num_rows in (113, 128, 113):
+        x = randn(num_rows, 4096, seed=num_rows)
+        dtype = torch.float32 if epilogue is Epilogue.FP32 else BF16
+        out, expected = (torch.full((num_rows, 6144), torch.nan, dtype=dtype, device=GPU) for _ in range(2))
+        kept(x, weight, None, epilogue, out)
+        RunProposed()(x, weight, None, epilogue, expected)
+        assert torch.equal(out, expected)
 
 
 @pytest.mark.parametrize("num_rows", [100, 200, 1000])

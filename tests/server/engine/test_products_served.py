@@ -12,6 +12,7 @@ from qualification_fakes import evidence
 
 from kernels.catalog import any_path_named
 from kernels.linear.epilogue import Epilogue
+from kernels.linear.kept_proposals import KeptProposals
 from kernels.linear.paths import LINEAR_PATHS
 from kernels.linear.shape import LinearShape
 from kernels.vocabulary.fingerprint import Device, Fingerprint
@@ -102,6 +103,18 @@ def test_rows_whose_kernel_is_not_proven_are_left_to_torch() -> None:
     ]
     product = table_of(decisions).product(0, "qkv", Dense(torch.empty(4096, 4096, dtype=torch.bfloat16)), Epilogue.NONE)
     assert {rows: path.name for rows, path in product.replaced.items()} == {LinearRows.LE_64: "torch.linear"}
+
+
+def test_a_server_keeps_what_the_library_proposes() -> None:
+    shape = LinearShape(Dtype.BF16, 4096, 6144, LinearRows.LE_128, epilogue=Epilogue.SWIGLU)
+    decision = decided(shape, "cublaslt.linear")
+    assert (decision.path, decision.wanted) == ("cublaslt.linear", "gluon.linear.wide")
+    gate_up = Dense(torch.empty(2 * 6144, 4096, dtype=torch.bfloat16))
+    product = table_of({shape: decision}).product(0, "gate_up", gate_up, Epilogue.SWIGLU)
+    [path] = product.replaced.values()
+    assert path is not None
+    assert path.name == "cublaslt.linear"
+    assert isinstance(path.run, KeptProposals)  # and not the path of a trial, which asks in every call
 
 
 def test_what_torch_alone_computes_is_no_fallback() -> None:
