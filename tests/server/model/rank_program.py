@@ -1,6 +1,7 @@
 """One rank of several that compute small models together: `rank_program.py FOLDER RANK WORLD`.
 
-FOLDER holds a model folder for each variant, and is where the ranks meet. Rank 0 saves the logits of each variant.
+FOLDER holds a model folder for each variant, and is where the ranks meet. Rank 0 saves the logits of each variant. The
+routers of mixtures must see the same bits on all ranks, also where the last rank alone rounds its products otherwise.
 """
 
 import os
@@ -10,9 +11,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from paged_runner import PagedRunner
+from torch import Tensor
 
 from qualification.model.shard import shard_of
 from server.model.decoder import Decoder
+from server.model.linear import Product, Serve
 from server.model.load.load import load_config, load_shard
 from server.model.ranks import Ranks
 
@@ -31,15 +34,47 @@ def main() -> None:
         config = load_config(model)
         shard = shard_of(config, rank, world)
         weights = load_shard(model, config, shard, dtype=torch.float32, device=torch.device("cpu"))
-        runner = PagedRunner(Decoder(shard.local_config, weights, Ranks(rank, world)))
+        decoder = Decoder(shard.local_config, weights, Ranks(rank, world))
+        runner = PagedRunner(decoder)
         token_ids = torch.randint(97, (sum(CHUNKS),), generator=torch.Generator().manual_seed(3))
         found[model.name] = runner.logits(token_ids, CHUNKS)
-        same = [torch.empty_like(found[model.name]) for _ in range(world)]
-        dist.all_gather(same, found[model.name])
-        assert all(torch.equal(other, same[0]) for other in same), f"{model.name}: ranks differ"
+        assert are_equal(found[model.name], world), f"{model.name}: ranks differ"
+        if config.has_mixtures:
+            right, other = (router_logits(decoder, token_ids, is_other=it) for it in (False, rank == world - 1))
+            assert not torch.equal(right, other), f"{model.name}: no router has seen another rounding"
+            assert are_equal(other, world), f"{model.name}: routers differ"
     if rank == 0:
         torch.save(found, folder / f"logits-{world}.pt")
     dist.destroy_process_group()
+
+
+def are_equal(own: Tensor, world: int) -> bool:
+    """Return whether all ranks have the same bits."""
+    each = [torch.empty_like(own) for _ in range(world)]
+    dist.all_gather(each, own)
+    return all(torch.equal(it, each[0]) for it in each)
+
+
+def router_logits(decoder: Decoder, token_ids: Tensor, *, is_other: bool) -> Tensor:
+    """Return the logits of all routers, where `is_other` with each other product of this rank rounded up by a bit.
+
+    So does a rank that alone leaves a product to PyTorch's algorithms.
+    """
+    found: list[Tensor] = []
+
+    def serve_of(_layer: int | None, name: str, *_: object) -> Serve:
+        def serve(product: Product, x: Tensor) -> Tensor:
+            y = product(x)
+            if name == "router":
+                found.append(y.clone())
+                return y
+            return torch.nextafter(y, torch.tensor(torch.inf)) if is_other else y
+
+        return serve
+
+    decoder.serve_products(serve_of)
+    PagedRunner(decoder).logits(token_ids, CHUNKS)
+    return torch.cat(found)
 
 
 def exchange(ranks: Ranks) -> None:

@@ -4,6 +4,7 @@ import ctypes
 import json
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.experts.weights import ExpertWeights
 from kernels.linear.autotune import Autotuner
 from kernels.linear.cublaslt import CublasLt, CublasLtError
 from kernels.linear.fallbacks import MatmulFallback
@@ -19,7 +21,7 @@ from kernels.vocabulary.shape import Dtype
 from server.engine.startup.limits import EngineLimits
 from server.engine.startup.matmul_tuning import choose_products, take_products
 from server.model.decoder import Decoder
-from server.model.layers import DenseWeights, LayerWeights, Weights
+from server.model.layers import DenseWeights, LayerWeights, MixtureWeights, Weights
 from server.model.linear import Dense, Tuned
 from server.model.load.load import load_config
 from server.protocol.messages import EngineReady, FromEngine
@@ -77,6 +79,26 @@ def test_weights_of_all_layers_share_measurements_of_some() -> None:
         assert isinstance(one, Tuned)
         assert isinstance(other, Tuned)
         assert one.products is other.products is not None
+
+
+def test_a_router_is_never_left_to_pytorch_by_one_rank_alone() -> None:
+    """All ranks have the whole router: another rounding on one of them could choose other experts there."""
+
+    def linear(size_in: int, size_out: int) -> Dense:
+        return Dense.empty(size_in, size_out, False, BF16, CPU)
+
+    mixture = MixtureWeights(
+        router=linear(SIZE, SIZE),
+        experts=ExpertWeights(torch.empty(0, dtype=BF16), torch.empty(0, dtype=BF16)),
+        shared=DenseWeights(linear(SIZE, 2 * SIZE), linear(SIZE, SIZE)),
+    )
+    dense = weights_of(1)
+    weights = replace(dense, layers=(replace(dense.layers[0], feed_forward=mixture),)).with_tuned(OnPaper(), SIZES)
+    tuned = weights.layers[0].feed_forward
+    assert isinstance(tuned, MixtureWeights)
+    assert tuned.shared is not None
+    assert type(tuned.router) is Dense
+    assert type(tuned.shared.gate_up) is type(tuned.shared.down) is Tuned
 
 
 def test_the_head_is_measured_for_rows_that_are_sampled_at_once() -> None:
