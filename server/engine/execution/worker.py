@@ -31,8 +31,11 @@ from server.model.step import Step
 Recorded = TypeVar("Recorded")
 
 
-class LaunchFailed(Exception):
-    """An attention kernel could not be launched on one of several ranks, of which the others compute the step."""
+class LaunchFailed(RuntimeError):
+    """An attention kernel could not be launched on one of several ranks, of which the others compute the step.
+
+    A RuntimeError, as where memory lacks anywhere else: a step that is only recorded for its times is then not timed.
+    """
 
     def __init__(self, choice: Choice, error: Exception) -> None:
         super().__init__(str(error))

@@ -6,7 +6,9 @@
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -49,6 +51,31 @@ TEXTS = (
 )
 
 
+class Attention:
+    """The first path, whose temporary memory may no longer fit."""
+
+    def __init__(self) -> None:
+        self._fits = True
+
+    def __call__(self, *given: Any) -> None:
+        if not self._fits:
+            raise torch.OutOfMemoryError("no memory for a private pool")
+        assert PATH.run is not None
+        PATH.run(*given)
+
+    def lack_memory(self, work: Callable[[], None]) -> Replay:
+        """Capture a step without memory for its attention."""
+        self._fits = False
+        try:
+            work()
+        finally:
+            self._fits = True
+        return Replay(work)
+
+
+ATTENTION = Attention()
+
+
 def settings_of(world: int) -> Settings:
     return Settings(
         device=DeviceChoice.CPU,
@@ -65,7 +92,7 @@ def dispatcher_of(subject: Subject, decisions: dict[AttentionShape, Decision[Att
         limits = ServingLimits(MAX_LEN, 64, PAGE_SIZE, Dtype.FP32, Dtype.FP32)
         decisions = {shape: decide(shape, PATH.name) for shape in shapes_needed(signature_of(subject.config), limits)}
     flags = tuple(AttentionFlags(it.attention.scale, window=it.attention.window) for it in subject.config.layers)
-    return Dispatcher(decisions, (PATH, EAGER), flags, redecide=redecide)
+    return Dispatcher(decisions, (replace(PATH, run=ATTENTION), EAGER), flags, redecide=redecide)
 
 
 class Ranks:
@@ -149,8 +176,11 @@ def main() -> None:
     batch = synthetic_batch([(20, 20)], PAGE_SIZE, page=NUM_PAGES)  # recorded, and timed on all ranks
     ranks.runner.run(batch)
     if world > 1:
-        with pytest.raises(RuntimeError, match="another rank could not record the step"):
-            ranks.worker.record(ranks.runner.writer.write(batch, {}), Replay)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="another rank could not record the step"):
+                ranks.worker.record(ranks.runner.writer.write(batch, {}), Replay)
+        with pytest.raises(RuntimeError, match="no memory for a private pool"):  # and no fault of the engine
+            ranks.worker.record(ranks.runner.writer.write(batch, {}), ATTENTION.lack_memory)
     record = ranks.worker.record(ranks.runner.writer.write(batch, {}), capture)
     assert record is not None
     for _ in range(3):

@@ -9,7 +9,7 @@ from functools import partial
 from itertools import repeat
 
 from closure_graphs import Replay, capture, decide
-from ranks_engine import dispatcher_of
+from ranks_engine import ATTENTION, dispatcher_of
 
 from kernels.vocabulary.shape import AttentionShape
 from qualification.common.hang_up import leave_with
@@ -33,9 +33,11 @@ def decided(subject: Subject, decisions: list[tuple[str, str | None]]) -> Dispat
 
 
 def captures(rank: int) -> Iterator[Capture]:
-    """Give what captures graphs, then what captures the first step that is to be timed, in which rank 1 fails."""
+    """Give what captures graphs, then what captures the steps that are to be timed: in the first two rank 1 fails."""
     yield capture
     yield refuse if rank == 1 else Replay
+    yield ATTENTION.lack_memory if rank == 1 else Replay
+    yield Replay  # rank 0 fails
     yield from repeat(capture)
 
 
