@@ -21,7 +21,7 @@ from server.engine.execution.step_buffer import (
 )
 from server.engine.operators.dispatch import Choice, Dispatcher, PhasePart
 from server.engine.operators.launch_errors import launch_failure
-from server.engine.operators.step_attention import StepAttention, TakeCall
+from server.engine.operators.step_attention import ReplaceChoice, StepAttention, TakeCall
 from server.engine.scheduling.step_parts import Mark, Part, unmarked
 from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
@@ -32,9 +32,10 @@ Recorded = TypeVar("Recorded")
 
 
 class LaunchFailed(RuntimeError):
-    """An attention kernel could not be launched on one of several ranks, of which the others compute the step.
+    """An attention kernel could not be launched, and no other path may take its place.
 
-    A RuntimeError, as where memory lacks anywhere else: a step that is only recorded for its times is then not timed.
+    Where other ranks compute the step too, or where it is only recorded for its times: then it is not timed, as after
+    any other RuntimeError.
     """
 
     def __init__(self, choice: Choice, error: Exception) -> None:
@@ -92,10 +93,17 @@ class Worker:
         """Return the attention's parts of a declared graph."""
         return self._inputs.of_graph(key).parts
 
-    def attend(self, parts: list[PhasePart], tap: TakeCall | None = None, *, num_sampled: int = 0) -> StepAttention:
+    def attend(
+        self,
+        parts: list[PhasePart],
+        tap: TakeCall | None = None,
+        *,
+        num_sampled: int = 0,
+        replace_choice: ReplaceChoice | None = None,
+    ) -> StepAttention:
         """Return the attention of a step over this rank's pages, decided. Raises NoPathError.
 
-        `num_sampled`: tokens of the step whose logits are computed.
+        `num_sampled`: tokens of the step whose logits are computed. `replace_choice`: None for this rank's.
         """
         return StepAttention(
             self.dispatcher,
@@ -103,7 +111,7 @@ class Worker:
             self.kv.k,
             self.kv.v,
             tap=tap,
-            replace_choice=self._replace,
+            replace_choice=self._replace if replace_choice is None else replace_choice,
             num_sampled=num_sampled,
         )
 
@@ -147,11 +155,13 @@ class Worker:
     def record(self, buffer: StepBuffer, capture: Callable[[Callable[[], None]], Recorded]) -> Recorded | None:
         """Capture a step's launches, its inputs in place, as `launch` makes them; nothing of it runs.
 
-        None where a path of it cannot be captured. Raises NoPathError.
+        None where a path of it cannot be captured. Raises NoPathError, and LaunchFailed, which takes no path out of
+        service: nothing needs the record but an attestation's times.
         """
         tensors = self._inputs.load(buffer)
         is_sampled = buffer.layout.num_sampled != 0
-        attention = self.attend(tensors.parts, num_sampled=_num_sampled(tensors) if is_sampled else 0)
+        num_sampled = _num_sampled(tensors) if is_sampled else 0
+        attention = self.attend(tensors.parts, num_sampled=num_sampled, replace_choice=_end_step)
         experts = self.dispatcher.experts
         waits = experts is not None and not experts.is_capturable
         if waits or not all(choice.is_capturable for choice in attention.choices):
@@ -357,7 +367,7 @@ class Worker:
 
 
 def _end_step(choice: Choice, error: Exception) -> Choice:
-    """Replace no choice here: other ranks would not know. Raises LaunchFailed, or `error` if it is of another kind."""
+    """Replace no choice here. Raises LaunchFailed, or `error` if it is of another kind."""
     if launch_failure(error) is None:
         raise error
     raise LaunchFailed(choice, error) from error

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from closure_graphs import EAGER, PATH, redecide
+from closure_graphs import EAGER, PATH, capture, redecide
 from graph_session import Session
 from test_graphs import CPU, MAX_LEN, PAGE_SIZE, Subject
 from tiny_llama import NUM_LAYERS, VOCAB, TinyLlama
@@ -95,6 +95,17 @@ def test_a_failed_launch_is_decided_anew_once(decoder: Decoder, tiny_llama: Tiny
     assert all(num_launches % NUM_LAYERS == 0 for num_launches in session.launches().values())
     quarantined = [pair for output in session.outputs for pair in output.record.quarantined]
     assert len(quarantined) == len(set(quarantined)) > 1
+
+
+def test_a_step_that_cannot_be_recorded_takes_no_path_out(decoder: Decoder) -> None:
+    """Nothing of it runs: it is only to be timed, and memory for a graph of its own may lack."""
+    worker = worker_of(decoder, ALONE, replace(PATH, run=no_memory))
+    before = worker.dispatcher.decisions
+    writer = StepWriter(page_size=PAGE_SIZE, num_pages=NUM_PAGES, is_pinned=False)
+    with pytest.raises(RuntimeError, match="no memory"):
+        worker.record(writer.write(synthetic_batch([(4, 4)], PAGE_SIZE), {}), capture)
+    assert worker.dispatcher.decisions == before
+    assert worker.dispatcher.take_quarantined() == []
 
 
 def test_one_of_several_ranks_ends_a_step_that_fails(decoder: Decoder) -> None:
