@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kernels.fused.activation import swiglu
-from kernels.linear.cublaslt import CublasLt, CublasLtError, Prepared, Product, load_library
+from kernels.linear.cublaslt import CublasLt, Prepared, Product, load_library
 from kernels.linear.epilogue import Epilogue
 from kernels.linear.torch_path import run_torch
 
@@ -29,21 +29,18 @@ class KeptProposals:
         self._kept: dict[tuple[torch.device, Product], Prepared | None] = {}  # None: PyTorch multiplies
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None, epilogue: Epilogue, out: Tensor) -> None:
-        """Fill out [rows, size_out]. Raises RuntimeError where the library is missing or does not launch."""
+        """Fill out [rows, size_out]. Raises CublasLtError where the library is missing or does not launch."""
         num_rows, (size_out, size_in) = x.shape[0], weight.shape
         dtype_out = torch.float32 if epilogue is Epilogue.FP32 else x.dtype
         key = x.device, Product(num_rows, size_out, size_in, x.dtype, dtype_out)
-        try:
-            library = self._library_on(x.device)
-            if key not in self._kept:
-                self._kept[key] = _proposed(library, key[1])
-            prepared = self._kept[key]
-            if prepared is None:
-                return run_torch(x, weight, bias, epilogue, out)
-            y = out if epilogue is not Epilogue.SWIGLU else x.new_empty(num_rows, size_out)
-            library.launch(prepared, x, weight, y)
-        except CublasLtError as error:
-            raise RuntimeError(str(error)) from error
+        library = self._library_on(x.device)
+        if key not in self._kept:
+            self._kept[key] = _proposed(library, key[1])
+        prepared = self._kept[key]
+        if prepared is None:
+            return run_torch(x, weight, bias, epilogue, out)
+        y = out if epilogue is not Epilogue.SWIGLU else x.new_empty(num_rows, size_out)
+        library.launch(prepared, x, weight, y)
         if epilogue is Epilogue.SWIGLU:
             out.copy_(swiglu(y))
         return None

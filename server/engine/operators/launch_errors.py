@@ -6,10 +6,11 @@ from contextlib import contextmanager
 import torch
 
 from kernels.calls.launch import CompilationError, OutOfResources, PTXASError, TritonError
+from kernels.linear.cublaslt import CublasLtError
 from kernels.vocabulary.path import Reject
 from qualification.measure.trials.failures import DeviceLost
 
-LAUNCH_ERRORS: tuple[type[Exception], ...] = (RuntimeError, TritonError)
+LAUNCH_ERRORS: tuple[type[Exception], ...] = (RuntimeError, TritonError, CublasLtError)
 
 # What the driver says of a kernel that this GPU has no room for, a slice of one for example: nothing has run.
 _NO_ROOM = ("cluster misconfiguration", "too many resources requested for launch", "[CUDA]: out of memory")
@@ -26,6 +27,8 @@ def launch_failure(error: Exception) -> Reject | None:
     if isinstance(error, RuntimeError) and "Failed to find C compiler" in str(error):  # Triton wants one for a launcher
         return Reject.COMPILE_ERROR
     if isinstance(error, RuntimeError) and "No available kernel" in str(error):  # a pinned SDPA backend refuses
+        return Reject.DISABLED
+    if isinstance(error, CublasLtError):  # it refuses what it proposed
         return Reject.DISABLED
     return None
 

@@ -248,5 +248,5 @@ def test_products_without_a_usable_proposal_are_pytorchs(proposed: list[Algorith
 
 def test_a_proposal_that_fails_is_an_error_of_its_launch() -> None:
     run, (x, weight) = KeptProposals(lambda _: OnPaper(fails="launch")), tensors(120)
-    with pytest.raises(RuntimeError, match="cublasLtMatmul returned 14"):
+    with pytest.raises(CublasLtError, match="cublasLtMatmul returned 14"):
         run(x, weight, None, Epilogue.NONE, torch.empty(120, SHAPE[0], dtype=BF16))

@@ -11,6 +11,7 @@ from one_operator import measuring, proving, serve_by, small_engine
 from qualification_fakes import evidence
 
 from kernels.catalog import any_path_named
+from kernels.linear.cublaslt import CublasLt, CublasLtError
 from kernels.linear.epilogue import Epilogue
 from kernels.linear.kept_proposals import KeptProposals
 from kernels.linear.paths import LINEAR_PATHS
@@ -115,6 +116,22 @@ def test_a_server_keeps_what_the_library_proposes() -> None:
     assert path is not None
     assert path.name == "cublaslt.linear"
     assert isinstance(path.run, KeptProposals)  # and not the path of a trial, which asks in every call
+
+
+def test_a_library_that_refuses_a_product_is_replaced() -> None:
+    shape = LinearShape(Dtype.BF16, 64, 24, LinearRows.LE_128, epilogue=Epilogue.SWIGLU)
+    decision = replace(decided(shape, "torch.linear"), path="cublaslt.linear")
+
+    def refuse(_: torch.device) -> CublasLt:
+        raise CublasLtError("cublasLtMatmul returned 14")
+
+    runs = {"cublaslt.linear": KeptProposals(refuse)}
+    paths = [replace(path, run=runs.get(path.name, wrong_linear(LinearFault.NONE, shape))) for path in LINEAR_PATHS]
+    table = LinearTable({shape: decision}, paths, H200, redecide=lambda *_: decided(shape, "torch.linear"))
+    weight, x = torch.ones(48, 64, dtype=torch.bfloat16), torch.ones(120, 64, dtype=torch.bfloat16)
+    product = table.product(0, "gate_up", Dense(weight), Epilogue.SWIGLU)
+    assert product(lambda _: pytest.fail("the kernel that broke multiplied"), x).eq(64 * 64).all()
+    assert table.decided.take_quarantined() == [("cublaslt.linear", str(shape))]
 
 
 def test_what_torch_alone_computes_is_no_fallback() -> None:

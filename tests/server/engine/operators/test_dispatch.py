@@ -13,6 +13,7 @@ from triton.compiler.errors import CompilationError
 from triton.runtime.errors import OutOfResources, PTXASError
 
 from kernels.calls.batch import AttentionBatch, AttentionFlags
+from kernels.linear.cublaslt import CublasLtError
 from kernels.vocabulary.buckets import Bucket, bucket_of
 from kernels.vocabulary.fingerprint import Device
 from kernels.vocabulary.path import KernelPath, Limits, Reject, Tier
@@ -171,6 +172,7 @@ def test_a_path_that_cannot_launch_makes_room_for_the_next(error: Exception) -> 
         (CompilationError("def kernel(): pass", ast.parse("1").body[0]), "compile_error"),
         (RuntimeError("Failed to find C compiler. Please specify via CC"), "compile_error"),
         (RuntimeError("No available kernel. Aborting execution."), "disabled"),
+        (CublasLtError("cublasLtMatmul returned 14"), "disabled"),
         (RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"), None),
         (ValueError("No available kernel"), None),
     ],
