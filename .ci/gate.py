@@ -138,7 +138,7 @@ def command_of(part: Part, left_s: float) -> list[str]:
     return ["make", part.target, *([argument] if argument else [])]
 
 
-def run_within(command: Sequence[str], limit_s: float, grace_s: float = GRACE_S) -> Ended:
+def run_within(command: Sequence[str], limit_s: float, grace_s: float = GRACE_S, read_s: float = READ_S) -> Ended:
     """Run a command in the checkout and repeat its output; end it and its children where it takes longer.
 
     A process that it leaves behind with its output open holds nothing up.
@@ -148,8 +148,8 @@ def run_within(command: Sequence[str], limit_s: float, grace_s: float = GRACE_S)
     )
     said = bytearray()
     reader = threading.Thread(target=_repeat, args=(process, said), daemon=True)
-    reader.start()
     try:
+        reader.start()
         status: int | None = process.wait(limit_s)
     except subprocess.TimeoutExpired:
         status = None
@@ -160,7 +160,7 @@ def run_within(command: Sequence[str], limit_s: float, grace_s: float = GRACE_S)
         with suppress(ProcessLookupError):  # nothing of it is left
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    reader.join(READ_S)
+    reader.join(read_s)
     return Ended(status, tuple(bytes(said).decode(errors="replace").splitlines()))
 
 

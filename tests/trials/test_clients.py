@@ -88,7 +88,7 @@ def test_a_failed_call_is_named_with_its_reason(tmp_path: Path) -> None:
     [
         ("raise SystemExit('no module')", 60, "ended with 1: no module"),
         ("pass", 60, "ended with 0: no output"),
-        ("""import time; print('{"call": "chat", "why": null}'); time.sleep(60)""", 2, "not done within 2 s"),
+        ("""import time; print('{"call": "chat", "why": null}'); time.sleep(60)""", 1, "not done within 1 s"),
     ],
 )
 def test_a_script_that_breaks_off_does_not_pass(tmp_path: Path, code: str, limit_s: int, why: str) -> None:
@@ -130,13 +130,13 @@ def test_the_last_line_names_who_cannot_be_installed(tmp_path: Path) -> None:
 
 
 def test_a_script_that_the_deadline_ends_is_not_run(tmp_path: Path) -> None:
-    result = ran(tmp_path, f"{CHAT}; import time; time.sleep(60)", deadline=Deadline(time.monotonic() + 2))
+    result = ran(tmp_path, f"{CHAT}; import time; time.sleep(60)", deadline=Deadline(time.monotonic() + 0.5))
     assert (result.verdict, result.calls) == ("not run: out of time", {})
 
 
 def test_a_call_that_failed_before_the_deadline_counts(tmp_path: Path) -> None:
     code = f"{CHAT.replace('null', '400')}; import time; time.sleep(60)"
-    assert ran(tmp_path, code, deadline=Deadline(time.monotonic() + 5)).verdict == "fails: chat"
+    assert ran(tmp_path, code, deadline=Deadline(time.monotonic() + 3)).verdict == "fails: chat"
 
 
 def test_the_page_is_read_as_it_is_written() -> None:

@@ -87,13 +87,13 @@ class Fake:
         if mode == "blame" and len(configure.quarantined) < 9:  # another path each time
             self.send(EngineFailed("illegal memory access", [(f"path {len(configure.quarantined)}", "a shape")]))
             sys.exit(70)
-        if mode == "loads":  # for two seconds, and then waits for its other rank, which waits for it
-            for count in range(40):
+        if mode == "loads":  # for 1.2 seconds, and then waits for its other rank, which waits for it
+            for count in range(24):
                 self.send(StartBeat(1, "loading", count))
                 time.sleep(0.05)
             self.send(StartBeat(0, "compiling", 3))
             while True:
-                self.send(StartBeat(1, "loading", 39))
+                self.send(StartBeat(1, "loading", 23))
                 time.sleep(0.05)
         if mode == "hang" or "hang" in Path(sys.argv[2]).parent.name:
             self.send(StartBeat(1, "loading", 1))
@@ -104,11 +104,9 @@ class Fake:
             os.getpid(), "fake", 64, 4, 16, fingerprint, None, "none", [], 2, longest_step_s=longest_step_s
         )
         self.send(ready)
-        if mode == "silent":
-            time.sleep(60)
         while True:
             try:
-                message = self.inbox.get(timeout=BEAT_S)
+                message = self.inbox.get(timeout=60 if mode == "silent" else BEAT_S)
             except queue.Empty:
                 self.send(Heartbeat(self.step, time.monotonic(), 0, 0))
                 continue
