@@ -24,7 +24,7 @@ def hallmark_experts_dequantize(w_ptr, scales_ptr, out_ptr, num_blocks, BLOCKS: 
     factors = factors_of(tl.load(scales_ptr + blocks, mask=is_block, other=127))
     words = blocks[:, None] * 4 + tl.arange(0, 4)[None, :]
     codes = tl.load(w_ptr + words, mask=is_block[:, None], other=0)
-    out = unpacked(codes, tl.broadcast_to(factors[:, None], [BLOCKS, 4]), out_ptr.dtype.element_ty)
+    out = unpacked(codes, tl.broadcast_to(factors[:, None], [BLOCKS, 2]), out_ptr.dtype.element_ty)
     at = out_ptr + blocks[:, None] * 32 + tl.arange(0, 32)[None, :]
     tl.store(at, out, mask=is_block[:, None])
 

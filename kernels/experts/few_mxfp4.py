@@ -1,7 +1,7 @@
 """Products of few tokens with mxfp4 weights, bound by memory and by what a code takes to become a number.
 
-Every slot reads its expert's weights itself, so that nothing is sorted, and multiplies without tensor cores: an integer
-of 8 codes is taken apart by two shifts and a mask a code, and a scale is applied to the sum of its 32 products. A
+Every slot reads its expert's weights itself, so that nothing is sorted, and multiplies without tensor cores: a code is
+taken out of its word by a rotation and a mask (bit_order.py), and a scale is applied to the sum of its 32 products. A
 program owns whole rows of weights. The first product's programs are each one slot's; the second's are each one token's,
 and add up its experts in the order of its slots. With programmatic dependent launch the second's weights are read while
 the first product still runs: they depend on the experts alone, which are known before the first begins.
@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.experts.codes import factors_of, numbers
+from kernels.experts.codes import factors_of, numbers, units_of
 from kernels.experts.products import activated
 
 # x is multiplied by 2^64 and the sum by 2^62, as `numbers` are times 2^-126: a product is a subnormal number for an x
@@ -41,11 +41,18 @@ def read_factors(scales_ptr, rows, is_row, first, SIZE_IN: tl.constexpr, BLOCK_K
 
 
 @triton.jit
-def by_place(x, WORDS: tl.constexpr):
-    """x [8 * WORDS] as the 8 places of each int32 of codes, times 2^64."""
-    evens, odds = tl.split(tl.reshape(x * _TWO_64, [WORDS, 4, 2]))
-    evens, more_evens = tl.split(tl.reshape(evens, [WORDS, 2, 2]))
-    odds, more_odds = tl.split(tl.reshape(odds, [WORDS, 2, 2]))
+def by_place(x, UNITS: tl.constexpr):
+    """x [16 * UNITS] as the 8 places of both words of each unit of codes."""
+    first, second = tl.split(tl.permute(tl.reshape(x, [UNITS, 2, 8]), [0, 2, 1]))
+    return places_of(first, UNITS), places_of(second, UNITS)
+
+
+@triton.jit
+def places_of(x, UNITS: tl.constexpr):
+    """x [UNITS, 8] as 8 columns."""
+    evens, odds = tl.split(tl.reshape(x, [UNITS, 4, 2]))
+    evens, more_evens = tl.split(tl.reshape(evens, [UNITS, 2, 2]))
+    odds, more_odds = tl.split(tl.reshape(odds, [UNITS, 2, 2]))
     x0, x4 = tl.split(evens)
     x2, x6 = tl.split(more_evens)
     x1, x5 = tl.split(odds)
@@ -55,14 +62,15 @@ def by_place(x, WORDS: tl.constexpr):
 
 @triton.jit
 def products(codes, factors, x):
-    """Products of rows and x [BLOCK_K] fp32, summed over the 32 columns that share a factor."""
+    """Products of rows and x [BLOCK_K] fp32, 2^64 times as large, summed over the 32 columns that share a factor."""
     ROWS: tl.constexpr = codes.shape[0]
-    WORDS: tl.constexpr = codes.shape[1]
-    places = by_place(x, WORDS)
-    sums = numbers(codes, 0) * places[0][None, :]
-    for place in tl.static_range(1, 8):
-        sums += numbers(codes, place) * places[place][None, :]
-    return tl.sum(tl.reshape(sums, [ROWS, WORDS // 4, 4]), 2) * _TWO_62 * factors
+    UNITS: tl.constexpr = codes.shape[1] // 2
+    units = units_of(codes)
+    places = by_place(x, UNITS)
+    sums = numbers(units, 0, 0) * places[0][0][None, :]
+    for i in tl.static_range(1, 16):
+        sums += numbers(units, i // 8, i % 8) * places[i // 8][i % 8][None, :]
+    return tl.sum(tl.reshape(sums, [ROWS, UNITS // 2, 2]), 2) * _TWO_62 * factors
 
 
 @triton.jit(do_not_specialize=["num_active"])
@@ -93,7 +101,7 @@ def hallmark_experts_few_gate_up(
         gate_factors = read_factors(scales_ptr, gate_rows, is_column, first, HIDDEN, BLOCK_K)
         up_factors = read_factors(scales_ptr, up_rows, is_column, first, HIDDEN, BLOCK_K)
         inputs = first + tl.arange(0, BLOCK_K)
-        x = tl.load(x_ptr + inputs, mask=inputs < HIDDEN, other=0.0).to(tl.float32)
+        x = tl.load(x_ptr + inputs, mask=inputs < HIDDEN, other=0.0).to(tl.float32) * _TWO_64
         gates += products(gate, gate_factors, x)
         ups += products(up, up_factors, x)
     gate = tl.sum(gates, 1)
@@ -144,7 +152,7 @@ def hallmark_experts_few_down(
             gdc_wait()
         for a in tl.static_range(BLOCK_A):
             if at + a < NUM_ACTIVE:
-                weight = tl.load(weights_ptr + at + a, cache_modifier=".cg")
+                weight = tl.load(weights_ptr + at + a, cache_modifier=".cg") * _TWO_64
                 for step in tl.static_range(STEPS):
                     inputs = step * BLOCK_K + tl.arange(0, BLOCK_K)
                     inner = tl.load(inner_ptr + (at + a) * WIDTH + inputs, mask=inputs < WIDTH, other=0.0)

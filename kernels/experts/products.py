@@ -42,8 +42,8 @@ def weight_step(
         is_block = is_row[:, None] & (block < size_in // 32)[None, :]
         codes = tl.load(w_ptr + rows[:, None] * (size_in // 8) + words[None, :], mask=is_word, other=0)
         scales = tl.load(scales_ptr + rows[:, None] * (size_in // 32) + block[None, :], mask=is_block, other=127)
-        factors = tl.broadcast_to(factors_of(scales)[:, :, None], [BLOCK_N, BLOCK_K // 32, 4])
-        step = tl.trans(unpacked(codes, tl.reshape(factors, [BLOCK_N, BLOCK_K // 8]), dtype))
+        factors = tl.broadcast_to(factors_of(scales)[:, :, None], [BLOCK_N, BLOCK_K // 32, 2])  # of each unit
+        step = tl.trans(unpacked(codes, tl.reshape(factors, [BLOCK_N, BLOCK_K // 16]), dtype))
     else:
         columns = first + tl.arange(0, BLOCK_K)
         at = w_ptr + rows[None, :] * size_in + columns[:, None]

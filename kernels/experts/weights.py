@@ -5,12 +5,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from kernels.experts.bit_order import checkpoint_order
 from kernels.experts.kinds import MXFP4_BLOCK
 
 # The numbers of 4 bits: sign, two bits of exponent, one of mantissa. Source: OCP Microscaling Formats 1.0, table 5.
 _FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _SCALE_BIAS = 127
-_LARGEST_SMALL = _SCALE_BIAS + 1  # 2: 2^126 times it is the largest power of two in bf16
+_LARGEST_SCALE_OF_ONE_FACTOR = _SCALE_BIAS + 1  # 2: 2^126 times it is the largest power of two in bf16
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class ExpertWeights:
 
 @dataclass(frozen=True, slots=True)
 class Mxfp4Weights:
-    """The same, each row as blocks of 32 numbers of 4 bits; two a byte, the earlier one in the low bits.
+    """The same, each row as blocks of 32 numbers of 4 bits, always in the order of bit_order.py.
 
     gate_up_blocks  [E, 2 * I, H / 32, 16] uint8, the rows of gate, then those of up
     gate_up_scales  [E, 2 * I, H / 32] uint8: a block is multiplied by 2 ** (scale - 127)
@@ -66,7 +67,7 @@ class Mxfp4Weights:
     def inspected(self) -> "Mxfp4Weights":
         """The same, with `has_large_scales` by their scales, which must not change any more. Waits for the device."""
         largest = max(int(scales.max()) for scales in (self.gate_up_scales, self.down_scales))
-        return replace(self, has_large_scales=largest > _LARGEST_SMALL)
+        return replace(self, has_large_scales=largest > _LARGEST_SCALE_OF_ONE_FACTOR)
 
     @property
     def num_experts(self) -> int:
@@ -86,8 +87,9 @@ AnyExpertWeights = ExpertWeights | Mxfp4Weights
 
 
 def dequantized(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """[..., 32 * G] of `dtype`. blocks [..., G, 16] uint8, scales [..., G] uint8. Exact in fp32, then rounded."""
+    """[..., 32 * G] of `dtype`, exact in fp32, then rounded. blocks [..., G, 16], scales [..., G] of `Mxfp4Weights`."""
     table = torch.tensor((*_FP4, *(-value for value in _FP4)), device=blocks.device)
+    blocks = checkpoint_order(blocks)
     codes = torch.stack((blocks & 0x0F, blocks >> 4), dim=-1).flatten(-2)
     numbers = torch.ldexp(table[codes.int()], scales.int()[..., None] - _SCALE_BIAS)
     return numbers.to(dtype).view(*scales.shape[:-1], scales.shape[-1] * MXFP4_BLOCK)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from kernels.experts.bit_order import order_
 from kernels.experts.kinds import MXFP4_BLOCK, ExpertFormat
 from kernels.experts.weights import AnyExpertWeights, ExpertWeights, Mxfp4Weights
 from kernels.linear.autotune import Autotuner
@@ -126,6 +127,13 @@ class Weights:
         if _is_tuned(self.head) and sampled:
             head = autotuner.product([self.head], torch.float32, sampled)
         return replace(self, layers=tuple(layer.with_tuned(products) for layer in self.layers), chosen_head=head)
+
+    def order_codes_(self) -> None:
+        """Put the blocks of mixtures in mxfp4, as a checkpoint has them, into the order of `Mxfp4Weights`, in place."""
+        for layer in self.layers:
+            if isinstance(layer.feed_forward, MixtureWeights) and isinstance(layer.feed_forward.experts, Mxfp4Weights):
+                order_(layer.feed_forward.experts.gate_up_blocks)
+                order_(layer.feed_forward.experts.down_blocks)
 
     def inspected(self) -> "Weights":
         """The same, mixtures in mxfp4 with what their scales allow, those of all layers alike: they share kernels.

@@ -141,6 +141,7 @@ def load_decoder(
                 _fill_dummy(piece.target, generator)
         else:
             copy_pieces(entries, pieces, tenths(progress))
+            weights.order_codes_()
         return Decoder(config, weights)
 
 
@@ -172,6 +173,7 @@ def load_shard(
                 _fill_dummy(piece.target, generator)
         else:
             copy_pieces(entries, pieces, tenths(progress))
+            weights.order_codes_()
         return weights
 
 

@@ -97,9 +97,12 @@ class Barriers(list[Barrier]):
 
 
 def assemble(text: str, codes: np.ndarray, factors: np.ndarray) -> list[np.ndarray]:
-    """The bits of $0, $4, $8 and $12 of `mxfp4_unpack` for uint32 codes ($16 to $19) and factors ($20 to $23)."""
-    registers: dict[str, np.ndarray] = {f"${16 + i}": codes.astype(np.uint32) for i in range(4)}
-    registers |= {f"${20 + i}": factors.astype(np.uint32) for i in range(4)}
+    """The bits of pairs 0 to 3 that `mxfp4_unpack` makes of the words [..., 2] of units, both of which get the same.
+
+    codes and factors uint32 [..., 2]: of each word.
+    """
+    registers: dict[str, np.ndarray] = {f"${16 + i}": codes[..., i % 2].astype(np.uint32) for i in range(4)}
+    registers |= {f"${20 + i}": factors[..., i % 2].astype(np.uint32) for i in range(4)}
 
     def value(name: str) -> Any:
         return registers[name] if name in registers else np.uint32(int(name, 0))
@@ -114,23 +117,27 @@ def assemble(text: str, codes: np.ndarray, factors: np.ndarray) -> list[np.ndarr
             registers[to] = np.full_like(registers["$16"], value(operands[0]))
         elif name == "lop3.b32":
             a, b, c = (value(operand) for operand in operands[:3])
-            assert operands[3] == "0xEA"
-            registers[to] = (a & b) | c
+            assert operands[3] == "0xE4"
+            registers[to] = (a & c) | (b & ~c)
         elif name == "mul.bf16x2":
             one, other = (value(operand) for operand in operands)
             halves = [bits_of(numbers_of(one >> s) * numbers_of(other >> s)) << np.uint32(s) for s in (0, 16)]
             registers[to] = halves[0] | halves[1]
         else:
             registers[to] = _OPERATIONS[name](*(value(operand) for operand in operands))
-    found = [registers[f"${4 * i}"] for i in range(4)]
-    for word in range(1, 4):  # each is treated as the first
-        assert all(np.array_equal(registers[f"${4 * i + word}"], found[i]) for i in range(4))
-    return found
+    for i in range(16):  # the second unit is treated as the first
+        assert i % 4 < 2 or np.array_equal(registers[f"${i}"], registers[f"${i - 2}"])
+    return [np.stack([registers[f"${4 * i + word}"] for word in (0, 1)], axis=-1) for i in range(4)]
+
+
+def _rotated_right(low: np.ndarray, high: np.ndarray, by: np.uint32) -> np.ndarray:
+    assert low is high
+    return (low >> by) | (high << (np.uint32(32) - by))
 
 
 _OPERATIONS = {
-    "shl.b32": np.left_shift, "shr.u32": np.right_shift, "and.b32": np.bitwise_and, "sub.u32": np.subtract,
-    "setp.eq.u32": np.equal,
+    "and.b32": np.bitwise_and, "sub.u32": np.subtract, "setp.eq.u32": np.equal, "shf.r.wrap.b32": _rotated_right,
+    "shf.l.wrap.b32": lambda low, high, by: _rotated_right(low, high, np.uint32(32) - by),
 }  # fmt: skip
 
 

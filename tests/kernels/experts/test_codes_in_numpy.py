@@ -8,6 +8,7 @@ from gluon_by_numpy import Map
 from torch import Tensor
 
 from kernels.experts import mxfp4_unpack
+from kernels.experts.bit_order import order_
 from kernels.experts.kinds import ClampedSwiglu
 from kernels.experts.mxfp4_order import gather, ordered_size, places
 from kernels.experts.mxfp4_tilings import ALL_TILES, STEP, CodesTiles, CodesTiling, codes_tiles
@@ -102,10 +103,11 @@ def test_both_products_are_right_and_no_role_waits_forever(tiles: CodesTiles, la
 @pytest.mark.parametrize(("text", "most"), [(mxfp4_unpack.UNPACK, 128), (mxfp4_unpack.UNPACK_LARGE_SCALES, 255)])
 def test_every_code_times_every_scale_is_its_number(text: str, most: int) -> None:
     scales = torch.arange(most + 1, dtype=torch.int32)
-    codes = torch.arange(256, dtype=torch.uint8).repeat(most + 1, 1)  # two codes a byte, all pairs, for each scale
+    codes = torch.arange(256, dtype=torch.uint8).repeat(most + 1, 1)  # in a checkpoint's order: all pairs of codes
     bits = (scales * 128 + 126 * 128).numpy()  # of `factors_of`
-    words = codes.numpy().view(np.uint32)  # 8 codes
-    found = assemble(text, words, np.broadcast_to((bits | bits << 16)[:, None], words.shape))
+    order_(codes)
+    units = codes.numpy().view(np.uint32).reshape(most + 1, 32, 2)  # 16 codes
+    found = assemble(text, units, np.broadcast_to((bits | bits << 16)[:, None, None], units.shape))
     places_of_word = [numbers_of(found[i] >> np.uint32(16 * half)) for half in (0, 1) for i in range(4)]
     got = torch.from_numpy(np.stack(places_of_word, axis=-1)).view(most + 1, 512)
     blocks = codes[:255].view(-1, 16, 16)

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
+from kernels.experts.bit_order import order_
 from kernels.experts.eager import experts_eager
 from kernels.experts.kinds import ClampedSwiglu, ExpertActivation
 from kernels.experts.weights import AnyExpertWeights, ExpertWeights, Mxfp4Weights, dequantized
@@ -87,4 +88,5 @@ def test_all_tokens_may_visit_one_expert() -> None:
 def test_four_bit_weights_are_unpacked_as_by_transformers(dtype: torch.dtype) -> None:
     blocks, scales = blocks_of(6, 96)
     expected = convert_moe_packed_tensors(blocks, scales, dtype=dtype).transpose(1, 2)
+    order_(blocks)
     assert torch.equal(dequantized(blocks, scales, dtype), expected)
