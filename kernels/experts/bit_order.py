@@ -75,7 +75,8 @@ def checkpoint_order(blocks: Tensor) -> Tensor:
 
 def _apply(masks: dict[Move, int], blocks: Tensor, chunk_bytes: int) -> None:
     units = blocks.view(-1).view(torch.int32).view(-1, 2)
-    for chunk in units.split(chunk_bytes // 8):
+    for first in range(0, len(units), chunk_bytes // 8):
+        chunk = units[first : first + chunk_bytes // 8]
         moved = torch.zeros_like(chunk)
         for move, mask in masks.items():
             word = chunk[:, move.word]

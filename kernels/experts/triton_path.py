@@ -15,11 +15,10 @@ from kernels.experts.few_mxfp4 import hallmark_experts_few_down, hallmark_expert
 from kernels.experts.kinds import ClampedSwiglu, ExpertActivation
 from kernels.experts.products import hallmark_experts_combine, hallmark_experts_down, hallmark_experts_gate_up
 from kernels.experts.sorting import sort_slots
-from kernels.experts.tiles import ProductTiles, expert_tiles, few_tiles, is_few
+from kernels.experts.tiles import READ_TOGETHER, ProductTiles, expert_tiles, few_tiles, is_few
 from kernels.experts.weights import AnyExpertWeights, Mxfp4Weights
 
 _SUM_BLOCK = 1024  # columns of one program of the weighted sum
-_READ_TOGETHER = 4  # slots whose mxfp4 weights a program holds in registers
 
 
 def run_experts(
@@ -92,7 +91,7 @@ def _run_few(
     hallmark_experts_few_down[(triton.cdiv(size, down.block_n), num_tokens)](
         inner, expert_weights.down_blocks.view(torch.int32), expert_weights.down_scales, down_bias, out, experts,
         weights, weights.stride(0), out.stride(0), size, WIDTH=width, NUM_ACTIVE=num_active,
-        BLOCK_A=min(num_active, _READ_TOGETHER), HAS_BIAS=down_bias is not None, BLOCK_N=down.block_n,
+        BLOCK_A=min(num_active, READ_TOGETHER), HAS_BIAS=down_bias is not None, BLOCK_N=down.block_n,
         BLOCK_K=down.block_k, IS_DEPENDENT=ahead, num_warps=down.num_warps, launch_pdl=ahead,
     )  # fmt: skip
 

@@ -28,7 +28,7 @@ from kernels.experts.sorting import (
     hallmark_experts_prefix,
     hallmark_experts_sort,
 )
-from kernels.experts.tiles import ProductTiles, expert_tiles, few_tiles, padded
+from kernels.experts.tiles import READ_TOGETHER, ProductTiles, expert_tiles, few_tiles, padded
 
 sys.path += [str(Path(__file__).resolve().parents[1] / name) for name in ("hopper", "linear")]
 
@@ -115,7 +115,7 @@ def few_products(model: tuple[int, int, int, int]) -> dict[str, Any]:
     )  # fmt: skip
     down_kernel = hallmark_experts_few_down.warmup(
         HALF, INT, BYTE, HALF, HALF, INT, FLOAT, num_active, hidden, hidden, WIDTH=width, NUM_ACTIVE=num_active,
-        BLOCK_A=num_active, HAS_BIAS=True, BLOCK_N=down.block_n, BLOCK_K=down.block_k, num_warps=down.num_warps,
+        BLOCK_A=READ_TOGETHER, HAS_BIAS=True, BLOCK_N=down.block_n, BLOCK_K=down.block_k, num_warps=down.num_warps,
         **ahead,
     )  # fmt: skip
     return {"gate up, mxfp4, few tokens": up_kernel, "down, mxfp4, few tokens": down_kernel}
