@@ -184,8 +184,9 @@ def consume(
 ):  # fmt: skip
     """One consumer: 64 rows of weights of every tile of this program.
 
-    While a box is multiplied the next one's codes become numbers, of the next stage where it is a stage's last. None is
-    in flight where the loop turns: ptxas would wait for it at once.
+    While a stage's first box is multiplied the second one's codes become numbers, and while the second is, those of the
+    next stage's first. No wait stands between the first two: ptxas moves what need not come before a wait behind it.
+    None is in flight where the loop turns: ptxas would wait for it at once.
     """
     STAGES: gl.constexpr = TILING.stages
     TOKENS: gl.constexpr = TILING.tokens
@@ -204,7 +205,7 @@ def consume(
             mbarrier.wait(full.index(stage), phase)
             codes = load_stage(w_smem, stage, W, TILING)
             factors = factors_of(scales)
-            w = numbers_of(codes, factors, 0, ACC, TILING)
+            first_box = numbers_of(codes, factors, 0, ACC, TILING)
             acc = gl.zeros([HEIGHT, TOKENS], gl.float32, ACC)
             for step in range(num_steps):
                 current = stage
@@ -212,17 +213,17 @@ def consume(
                 if stage == STAGES:
                     stage = 0
                     phase ^= 1
-                for c in gl.static_range(BOXES):
-                    if c == BOXES - 1:
-                        mbarrier.wait(full.index(stage), phase, pred=step + 1 < num_steps)
-                        codes = load_stage(w_smem, stage, W, TILING)  # behind a tile's last stage: not used
-                        factors = factors_of(ahead)
-                        ahead = load_scales(pointers, step + 2, blocks)
-                    x = x_smem.index(current * BOXES + c).permute((1, 0))
-                    acc = warpgroup_mma(w, x, acc, is_async=True)
-                    following = numbers_of(codes, factors, (c + 1) % BOXES, ACC, TILING)
-                    acc, w = warpgroup_mma_wait(0, deps=[acc, w])  # a wgmma in flight reads its registers
-                    w = following
+                acc = warpgroup_mma(first_box, x_smem.index(current * BOXES).permute((1, 0)), acc, is_async=True)
+                second_box = numbers_of(codes, factors, 1, ACC, TILING)
+                mbarrier.wait(full.index(stage), phase, pred=step + 1 < num_steps)
+                codes = load_stage(w_smem, stage, W, TILING)  # behind a tile's last stage: not used
+                factors = factors_of(ahead)
+                ahead = load_scales(pointers, step + 2, blocks)
+                x = x_smem.index(current * BOXES + 1).permute((1, 0))
+                acc = warpgroup_mma(second_box, x, acc, is_async=True)
+                acc, first_box = warpgroup_mma_wait(1, deps=[acc, first_box])  # a wgmma in flight reads its registers
+                first_box = numbers_of(codes, factors, 0, ACC, TILING)
+                acc, second_box = warpgroup_mma_wait(0, deps=[acc, second_box])
                 hardware_arrive(FREE + current, TILING.threads)
             behind = gl.minimum(tile + gl.num_programs(0), total - 1)
             pointers = scales_at(behind, across, table_ptr, scales_ptr, blocks, size_out, W, TILING)
