@@ -37,9 +37,27 @@ define CHECK_PYTHON
 	  echo "'$(PYTHON)' cannot make virtual environments (on Debian and Ubuntu: apt-get install python3-venv)." >&2; exit 1; }
 endef
 
+# In a .venv of another Python, venv would keep that one and say nothing.
+MINOR := 'import sys; print(sys.version_info[:2])'
+define CHECK_VENV
+	@test ! -x $(VENV)/bin/python || test "$$($(VENV)/bin/python -c $(MINOR))" = "$$($(PYTHON) -c $(MINOR))" || { \
+	  echo "$(VENV) has $$($(VENV)/bin/python --version), '$(PYTHON)' is $$($(PYTHON) --version)." >&2; \
+	  echo "Name the one that it has, or set it up anew: make clean, then this command again." >&2; exit 1; }
+endef
+
+# Whoever names an interpreter gets that one, also where nothing is to be installed.
+ifneq ($(origin PYTHON),file)
+$(STAMP) $(SERVING): | same-python
+endif
+.PHONY: same-python
+same-python:
+	$(CHECK_PYTHON)
+	$(CHECK_VENV)
+
 # What serving needs; pip's lines and bars show how far it is.
 $(SERVING): pyproject.toml
 	$(CHECK_PYTHON)
+	$(CHECK_VENV)
 	@echo "Setting up $(VENV) to serve (once; PyTorch is most of the download) ..."
 	@$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --upgrade pip
@@ -58,6 +76,7 @@ export UV_HTTP_TIMEOUT ?= 180
 # The tests' packages too, by uv: 20 s on two cores where pip takes 95 s.
 $(STAMP): pyproject.toml
 	$(CHECK_PYTHON)
+	$(CHECK_VENV)
 	@echo "Setting up $(VENV) to serve and to test (once; PyTorch is most of the download) ..."
 	@$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet $$(grep -o 'uv==[0-9.]*' pyproject.toml)

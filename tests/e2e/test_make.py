@@ -1,6 +1,8 @@
-"""The two commands of the README, as a newcomer types them."""
+"""The commands of the README, as a newcomer types them."""
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,3 +24,21 @@ def test_make_serve_listens_on_the_port_of_the_environment(start_server: StartSe
         assert "sdpa.cpu" in server.log or "triton." in server.log, "no plan table"
         models = server.get("/v1/models").json()
         assert [model["id"] for model in models["data"]] == ["demo"]
+
+
+def test_make_refuses_a_venv_of_another_python(tmp_path: Path) -> None:
+    if shutil.which("make") is None:
+        pytest.skip("make is not installed")
+    shutil.copy(Path(ROOT, "Makefile"), tmp_path)
+    scripts = tmp_path / ".venv" / "bin"
+    scripts.mkdir(parents=True)
+    other = scripts / "python"  # answers both `--version` and the question for the minor version
+    other.write_text("#!/bin/sh\necho 'Python 3.9.1'\n")
+    other.chmod(0o755)
+    (tmp_path / "pyproject.toml").touch()
+    (tmp_path / ".venv" / ".installed").touch()  # nothing is to be installed
+    command = ["make", f"PYTHON={sys.executable}", "serve"]
+    done = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0
+    assert ".venv has Python 3.9.1" in done.stderr
+    assert "make clean" in done.stderr
