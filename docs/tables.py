@@ -13,6 +13,7 @@ import msgspec
 from kernels.vocabulary.buckets import Bucket
 from qualification.model.families.image_models import IMAGE_MODELS
 from qualification.model.families.registry import FAMILIES
+from server.cli.peer_flags import OTHER_NAMES, WITHOUT_FLAG
 from server.http.anthropic.requests import CountTokensRequest, MessagesRequest
 from server.http.common.validation import NO_EFFECT, RequestModel, refusal_of
 from server.http.openai.requests import ChatRequest, CompletionRequest
@@ -48,6 +49,16 @@ def _default_text(value: Any) -> str:
     return f"`{value.value if isinstance(value, Enum) else value}`"
 
 
+def peer_flags_table() -> str:
+    """Flags of other servers, and what stands for them here; those that mean the same in one row."""
+    names: dict[str, list[str]] = {}
+    for theirs, ours in OTHER_NAMES.items():
+        names.setdefault(f"`{ours}`", []).append(f"`{theirs}`")
+    for theirs, reason in WITHOUT_FLAG.items():
+        names.setdefault(f"none: {reason}", []).append(f"`{theirs}`")
+    return table(("there", "here"), [(" ".join(theirs), ours) for ours, theirs in names.items()])
+
+
 def buckets_table() -> str:
     rows = [(f"`{bucket.label}`", f"{bucket.lo + 1} to {bucket.hi or 'any'}") for bucket in Bucket]
     return table(("bucket", "prompt tokens"), rows)
@@ -80,6 +91,7 @@ def image_models_list() -> str:
 
 TABLES = {
     "settings": settings_table,
+    "peer_flags": peer_flags_table,
     "buckets": buckets_table,
     "generation": lambda: fields_table(completions=CompletionRequest, chat=ChatRequest),
     "responses": lambda: fields_table(responses=ResponsesRequest),

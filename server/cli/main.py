@@ -61,8 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 2  # nothing was done
         arguments = parsed(build_parser(), argv)
         if arguments.command == "serve":
-            flags = {name: text for name, text in vars(arguments).items() if name != "command"}
-            return serve(read_settings(flags, os.environ))
+            return serve(read_settings(serve_flags.texts_of(arguments), os.environ))
         return _judge(arguments) if arguments.command in _VERDICTS else doctor()
     except StartError as error:
         print(f"hallmark: {' '.join(error.message.split())}", file=sys.stderr)
@@ -86,7 +85,7 @@ def build_parser() -> Parser:
         description="An LLM server that proves which kernels served each request.",
         epilog="""examples:
   hallmark serve                         the demo model on http://127.0.0.1:8000
-  hallmark serve --model FOLDER          a model of your own
+  hallmark serve FOLDER                  a model of your own
   hallmark doctor                        what can run on this machine
   hallmark COMMAND --help                the flags of a command, with examples""",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -101,8 +100,8 @@ def build_parser() -> Parser:
             "Serve a model over HTTP as OpenAI's API does. Each flag is also a variable: --max-num-seqs is "
             "HALLMARK_MAX_NUM_SEQS; the flag wins.",
             "hallmark serve",
-            "hallmark serve --model ~/models/Qwen3-8B --port 8123 --api-key-file keys.txt",
-            "hallmark serve --model ~/models/Qwen3-8B --on-unproven refuse",
+            "hallmark serve ~/models/Qwen3-8B --port 8123 --api-key-file keys.txt",
+            "hallmark serve ~/models/Qwen3-8B --on-unproven refuse",
         )
     )
     qualify_command.add_arguments(

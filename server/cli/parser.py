@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
+from server.cli.peer_flags import advice
 from server.errors import SettingsError
 
 
@@ -25,9 +26,21 @@ def parsed(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Nam
     if unknown:
         command = command_of(parser, argv)
         flags = [flag for action in options_of(command) for flag in action.option_strings]
-        names = [word.partition("=")[0] for word in unknown if word.startswith("--")]
-        command.error(f"unrecognized arguments: {' '.join(unknown)}{_hint(names, flags)}")
+        names = [word.partition("=")[0] for word in unknown if word.startswith("-")]
+        meant = advice(names, flags) or _hint(names, flags)
+        command.error(f"unrecognized arguments: {' '.join(_with_values(unknown, argv))}{meant}")
     return arguments
+
+
+def _with_values(unknown: Sequence[str], argv: Sequence[str]) -> list[str]:
+    """Unknown words, with the values of unknown flags, which argparse takes for a command's positional argument."""
+    words: list[str] = []
+    for word, following in zip(unknown, (*unknown[1:], None), strict=True):
+        words.append(word)
+        value = next(iter(argv[argv.index(word) + 1 :]), None)
+        if word.startswith("-") and "=" not in word and value not in (None, following) and not value.startswith("-"):
+            words.append(value)
+    return words
 
 
 def command_of(parser: argparse.ArgumentParser, argv: Iterable[str]) -> argparse.ArgumentParser:

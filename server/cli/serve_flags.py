@@ -7,8 +7,10 @@ from typing import Any
 
 import msgspec
 
+from server.errors import SettingsError
 from server.settings import Settings, flag_of
 
+_POSITIONAL = "positional_model"
 _LAST = "more"  # of a setting that no group names
 _GROUPS: Mapping[str, tuple[str, ...]] = {
     "model": (
@@ -39,6 +41,7 @@ _GROUPS: Mapping[str, tuple[str, ...]] = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """A flag for each field of Settings; values stay texts, which `read_settings` reads as it reads variables."""
+    parser.add_argument(_POSITIONAL, nargs="?", metavar="MODEL", default=argparse.SUPPRESS, help="the same as --model")
     group_of = {name: title for title, names in _GROUPS.items() for name in names}
     groups = {title: parser.add_argument_group(title) for title in (*_GROUPS, _LAST)}
     for field in msgspec.structs.fields(Settings):
@@ -52,6 +55,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             help=(description + default).replace("%", "%%"),
             **options,
         )
+
+
+def texts_of(arguments: argparse.Namespace) -> dict[str, str]:
+    """Return the flags that were given, by field of Settings. Raises SettingsError for a model that is given twice."""
+    texts = {name: text for name, text in vars(arguments).items() if name != "command"}
+    model = texts.pop(_POSITIONAL, None)
+    if model is not None and texts.setdefault("model", model) != model:
+        raise SettingsError(f"two models are given, {model} and --model {texts['model']}: a server has one")
+    return texts
 
 
 class _Switch(argparse.BooleanOptionalAction):

@@ -22,6 +22,7 @@ from server.cli.console import Console, plan_table
 from server.cli.doctor import diagnose
 from server.cli.main import UNREAD_TIMEOUT_MS, bind, build_parser, main, resolve, url_of
 from server.cli.parser import commands_of, options_of, parsed
+from server.cli.peer_flags import OTHER_NAMES, WITHOUT_FLAG
 from server.errors import ModelError, SettingsError
 from server.protocol.messages import EngineProgress, EngineRefused, Heartbeat
 from server.settings import Settings, Task
@@ -43,6 +44,11 @@ def one_line(capsys: pytest.CaptureFixture[str]) -> str:
             "unrecognized arguments: --prot 1; did you mean --port? (see hallmark serve --help)"),
         (["serve", "--no-cuda-graph"], 2, "did you mean --no-cuda-graphs?"),
         (["serve", "--por", "1"], 2, "unrecognized arguments: --por 1"),  # no abbreviations: they break with new flags
+        (["serve", "--block-size=32", "--trust-remote-code"], 2, "; --block-size is --page-size here; leave out "
+            "--trust-remote-code: no code of a model's folder is ever run (see hallmark serve --help)"),
+        (["serve", "/one", "--model", "/two"], 2, "two models are given, /one and --model /two: a server has one"),
+        (["serve", "/no/such/folder"], 2, "model /no/such/folder: no such folder"),
+        (["qualify", "--preset", "llama-3.1-8b", "--tp", "2"], 3, "--tp is --tensor-parallel-size here"),
         (["serve", "--device", "tpu"], 2, "--device: Expected one of auto, cuda, cpu, got 'tpu'"),
         (["serve", "--model", "/no/such/folder"], 2, "/no/such/folder"),
         (["sreve"], 2, "did you mean serve?"),
@@ -123,6 +129,13 @@ def test_every_setting_has_a_flag_with_a_description() -> None:
         assert action.option_strings == ["--" + name, *switch]
         assert action.help
         assert not action.help.startswith(" (")
+
+
+def test_flags_of_other_servers_lead_to_flags_that_exist() -> None:
+    known = {flag for action in serve_parser_actions() for flag in action.option_strings}
+    assert set(OTHER_NAMES.values()) <= known
+    assert not (OTHER_NAMES.keys() | WITHOUT_FLAG.keys()) & known
+    assert not OTHER_NAMES.keys() & WITHOUT_FLAG.keys()
 
 
 def serve_parser_actions() -> Iterator[argparse.Action]:

@@ -1,0 +1,61 @@
+"""Flags of vLLM, SGLang and TGI that mean something here: under another name, or without a flag."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+OTHER_NAMES: Mapping[str, str] = {
+    "--api-key": "--api-key-file",
+    "--block-size": "--page-size",
+    "--chunked-prefill-size": "--max-num-batched-tokens",
+    "--context-length": "--max-model-len",
+    "--convert": "--task",
+    "--cuda-memory-fraction": "--gpu-memory-utilization",
+    "--disable-cuda-graph": "--no-cuda-graphs",
+    "--disable-radix-cache": "--no-prefix-caching",
+    "--enable-prefix-caching": "--prefix-caching",
+    "--enforce-eager": "--no-cuda-graphs",
+    "--hostname": "--host",
+    "--kv-cache-dtype": "--kv-dtype",
+    "--kv-cache-memory-bytes": "--kv-cache-tokens",
+    "--max-concurrent-requests": "--max-queued-requests",
+    "--max-running-requests": "--max-num-seqs",
+    "--max-total-tokens": "--max-model-len",
+    "--mem-fraction-static": "--gpu-memory-utilization",
+    "--model-id": "--model",
+    "--model-path": "--model",
+    "--no-enable-prefix-caching": "--no-prefix-caching",
+    "--num-shard": "--tensor-parallel-size",
+    "--otlp-traces-endpoint": "--otlp-endpoint",
+    "--random-seed": "--seed",
+    "--runner": "--task",
+    "--shutdown-timeout": "--shutdown-grace-s",
+    "-tp": "--tensor-parallel-size",
+    "--tp": "--tensor-parallel-size",
+    "--tp-size": "--tensor-parallel-size",
+}
+WITHOUT_FLAG: Mapping[str, str] = {
+    "--chat-template": "the template is the model folder's own",
+    "--data-parallel-size": "run several servers (docs/ray.md, docs/routers.md)",
+    "--disable-log-requests": "prompts and answers are never logged",
+    "--enable-auto-tool-choice": "tools are always on (--tool-call-parser chooses their format)",
+    "--enable-chunked-prefill": "long prompts are always computed in chunks (--max-num-batched-tokens)",
+    "--enable-lora": "adapters are not implemented",
+    "--no-enable-log-requests": "prompts and answers are never logged",
+    "--pipeline-parallel-size": "only --tensor-parallel-size shares a model among GPUs",
+    "--quantization": "the checkpoint says how it is quantised; only gpt-oss's mxfp4 is implemented",
+    "--speculative-config": "speculative decoding is not implemented",
+    "--ssl-certfile": "the server speaks plain HTTP, put a proxy with TLS in front",
+    "--ssl-keyfile": "the server speaks plain HTTP, put a proxy with TLS in front",
+    "--tokenizer": "the tokenizer is the model folder's own",
+    "--trust-remote-code": "no code of a model's folder is ever run",
+}
+
+
+def advice(names: Iterable[str], known: Sequence[str]) -> str:
+    """Return what stands here for these flags, of a command with the flags `known`; empty where there is nothing."""
+    found = []
+    for name in names:
+        if OTHER_NAMES.get(name) in known:
+            found.append(f"{name} is {OTHER_NAMES[name]} here")
+        elif name in WITHOUT_FLAG:
+            found.append(f"leave out {name}: {WITHOUT_FLAG[name]}")
+    return "".join(f"; {text}" for text in found)
