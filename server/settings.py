@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from qualification.common.flags import DTYPE_NAMES
 from qualification.decision.decision import Policy
 from server.errors import SettingsError
 
@@ -27,6 +28,12 @@ class DtypeChoice(Enum):
     FP32 = "fp32"
     FP16 = "fp16"
     BF16 = "bf16"
+
+    @classmethod
+    def _missing_(cls, value: object) -> "DtypeChoice | None":
+        """Take vLLM's names, which are torch's, too."""
+        ours = DTYPE_NAMES.get(value) if isinstance(value, str) else None
+        return None if ours is None else cls(ours)
 
 
 class LoadFormat(Enum):
@@ -115,7 +122,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     ] = False
     device: Annotated[DeviceChoice, Meta(description="where the model runs")] = DeviceChoice.AUTO
     dtype: Annotated[
-        DtypeChoice, Meta(description="of weights and activations; auto: the checkpoint's on CUDA, fp32 on a CPU")
+        DtypeChoice,
+        Meta(
+            description="of weights and activations, also as torch names them; auto: the checkpoint's on CUDA, fp32 on "
+            "a CPU"
+        ),
     ] = DtypeChoice.AUTO
     kv_dtype: Annotated[DtypeChoice, Meta(description="of the KV cache; auto: the model's dtype")] = DtypeChoice.AUTO
     generation_config: Annotated[

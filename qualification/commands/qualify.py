@@ -15,7 +15,7 @@ from kernels.system.whole_file import write_whole
 from kernels.vocabulary.operators import Operator
 from kernels.vocabulary.shape import Dtype, Phase
 from qualification.common.exit_code import ExitCode
-from qualification.common.flags import count, positive, shard
+from qualification.common.flags import count, dtype_name, positive, shard
 from qualification.common.progress import ProgressLine
 from qualification.decision.defaults import Choices
 from qualification.decision.presets import PRESETS, preset_named
@@ -63,7 +63,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--max-model-len", type=count, metavar="N", help="tokens (default: the model's own limit)")
     group.add_argument("--max-num-batched-tokens", type=count, metavar="N", help="default: the server's")
     group.add_argument("--page-size", type=count, metavar="N", help="tokens a page (default: the server's)")
-    group.add_argument("--dtype", choices=[dtype.value for dtype in Dtype], help="default: the server's")
+    group.add_argument(
+        "--dtype", type=dtype_name, choices=[dtype.value for dtype in Dtype], help="default: the server's"
+    )
     group.add_argument(
         "--tensor-parallel-size",
         type=int,

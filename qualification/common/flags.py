@@ -5,6 +5,9 @@ import math
 import textwrap
 from typing import TypeVar
 
+# torch's names of dtypes, as vLLM's --dtype takes them, and ours.
+DTYPE_NAMES = {"float32": "fp32", "float": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16"}
+
 ParserType = TypeVar("ParserType", bound=argparse.ArgumentParser)
 
 
@@ -23,6 +26,11 @@ def positive(text: str) -> float:
     if not (math.isfinite(value) and value > 0):
         raise argparse.ArgumentTypeError(f"must be positive, got {text}")
     return value
+
+
+def dtype_name(text: str) -> str:
+    """Return our name of a dtype; what is none stays for `choices` to refuse."""
+    return DTYPE_NAMES.get(text, text)
 
 
 def shard(text: str) -> tuple[int, int]:

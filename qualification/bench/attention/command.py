@@ -22,7 +22,7 @@ from qualification.bench.attention.row import Outcome, absences_as_json, rows_as
 from qualification.bench.attention.suite import FA3_PAGE_SIZES, Part, chosen_parts, full_suite, new_cases
 from qualification.bench.attention.table import absences_lines, rows_table, summary_table
 from qualification.bench.machine import RESULTS, add_ceiling_arguments, ceilings_of, commit_of_code, machine_of, slug
-from qualification.common.flags import count, positive
+from qualification.common.flags import count, dtype_name, positive
 from qualification.common.out_folder import ready_to_write
 
 if TYPE_CHECKING:
@@ -61,7 +61,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--windows", nargs="+", type=_window, metavar="N", help="`none` for no window (the default)")
     group.add_argument("--softcap", type=positive)
     group.add_argument("--sinks", action="store_true", default=None)
-    group.add_argument("--dtype", choices=[dtype.value for dtype in Dtype], help="default: bf16, fp32 on a CPU")
+    group.add_argument(
+        "--dtype", type=dtype_name, choices=[dtype.value for dtype in Dtype], help="default: bf16, fp32 on a CPU"
+    )
     group.add_argument("--page-size", type=count, metavar="N", help="tokens")
     group = parser.add_argument_group("contenders")
     group.add_argument("--paths", nargs="+", metavar="PATTERN", help="as 'triton.*' (default: all)")
