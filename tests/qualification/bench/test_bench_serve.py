@@ -188,6 +188,9 @@ def test_mix_has_each_length_equally_often_per_round() -> None:
     [case] = cases_of(plan, "x")
     assert [Counter(len(request.token_ids) for request in part) for part in case.rounds] == [{96: 10, 384: 10}] * 3
     assert {request.max_tokens for part in case.rounds for request in part} == {5}
+    times = [request.at_s for request in case.rounds[0]]
+    assert len(times) == len(set(times))
+    assert times == sorted(times)
 
 
 def sample(first: float, *later: float, num_prompt: int = 10, num_tokens: int | None = None) -> Sample:
