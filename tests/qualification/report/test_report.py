@@ -22,12 +22,10 @@ from qualification.bench.serve.file import ServedSide, ServeFile, save
 from qualification.evidence.evidence import SUITE
 from qualification.evidence.full_model import Attention, FullModel, ModelTiming
 from qualification.evidence.matrix import save_matrix
-from qualification.report.answers import model_gains, phase_gains, servings, statuses, where_gained
 from qualification.report.command import add_arguments, run
 from qualification.report.page import render
-from qualification.report.roofline import roofline
 from qualification.report.sources import ReportError, gather
-from qualification.report.views import ModelView, roofs_of
+from qualification.report.views import ModelView
 
 OURS, MATH = path("triton.prefill"), path("sdpa.math", Tier.FALLBACK)
 LONGER = replace(SHAPE, query_bucket=Bucket.LE_512, context_bucket=Bucket.LE_512)
@@ -61,11 +59,12 @@ def page(place: Path, **options: object) -> str:
 
 
 class _Parts(HTMLParser):
-    """Tags in order, those that are open, and whatever would be fetched."""
+    """The open tags, the rows of tables, and whatever would be fetched."""
 
     def __init__(self) -> None:
         super().__init__()
         self.open: list[str] = []
+        self.rows: list[list[str]] = []
         self.fetched: list[str] = []
         self.anchors: list[str] = []
         self.ids: list[str] = []
@@ -73,10 +72,18 @@ class _Parts(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag not in {"meta", "br", "wbr"}:
             self.open.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        if tag in {"td", "th"}:
+            self.rows[-1].append("")
         self.ids += [value or "" for name, value in attrs if name == "id"]
         links = [value or "" for name, value in attrs if name in {"src", "href"}]
         self.anchors += [link.removeprefix("#") for link in links if link.startswith("#")]
         self.fetched += [link for link in links if not link.startswith("#")]
+
+    def handle_data(self, data: str) -> None:
+        if {"td", "th"} & {*self.open}:
+            self.rows[-1][-1] += data
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Closed at once."""
@@ -85,86 +92,55 @@ class _Parts(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_fastest_proven_first_tier_path_serves() -> None:
-    first = servings(model())[0]
-    assert (first.path, first.kernels, first.next_path, first.next_ratio) == (
+def parts_of(text: str) -> _Parts:
+    parts = _Parts()
+    parts.feed(text)
+    return parts
+
+
+def test_tables_hold_what_was_measured(folder: Path) -> None:
+    text = page(folder)
+    rows = parts_of(text).rows
+    assert [str(SHAPE), "triton.prefill", "hallmark_prefill", "10 us", "sdpa.math", "40"] in rows
+    assert [str(DECODE), "triton.prefill", "not recorded", "10 us", "none", ""] in rows  # what failed is no fallback
+    assert "would take 40 times as long on sdpa.math" in text
+    kinds = re.findall(r'<td class="n (chosen|proven|failed)"', text)
+    assert kinds == ["chosen", "proven"] * 2 + ["chosen", "failed"]  # a row a shape
+    assert ["prefill", "2", "20.00", "10.00", "40.00"] in rows  # shapes, geometric mean, least and most gain
+    assert "<b>3</b> served by proof" in text
+    assert [
+        str(SHAPE),
         "triton.prefill",
-        "hallmark_prefill",
-        "sdpa.math",
-        40.0,
-    )
-
-
-def test_a_failed_path_is_no_fallback() -> None:
-    decode = servings(model())[-1]
-    assert (decode.path, decode.next_path, decode.next_ratio) == ("triton.prefill", "none", None)
-
-
-def test_shapes_are_counted_by_what_serves_them() -> None:
-    only_math = ModelView("m", (evidence(SHAPE, MATH), evidence(DECODE, OURS, checks=checks(2.0))))
-    assert statuses(only_math) == {"fallback": 1, "nothing": 1}
-    assert statuses(model()) == {"first": 3}
-
-
-def test_heat_map_marks_serving_proven_and_failed() -> None:
-    view = model()
-    kinds = {row.shape: [cell.kind for cell in row.cells] for row in view.heat_map()}
-    assert view.paths == ["triton.prefill", "sdpa.math"]
-    assert kinds == {
-        str(SHAPE): ["chosen", "proven"],
-        str(LONGER): ["chosen", "proven"],
-        str(DECODE): ["chosen", "failed"],
-    }
-
-
-def test_gain_of_a_phase_is_a_geometric_mean() -> None:
-    (gain,) = phase_gains([model()])
-    assert (gain.phase, gain.shapes, gain.least, gain.most) == ("prefill", 2, 10.0, 40.0)
-    assert gain.geometric_mean == pytest.approx(20.0)
-
-
-def test_a_models_gain_is_not_its_kernels_gain() -> None:
-    timing = ModelTiming(Phase.PREFILL, 512, 1, Attention.PLAN, ("triton.prefill",), 10.0, 0.01, 9, 2.0)
-    slower = replace(timing, attention=Attention.FALLBACK, p50_ms=15.0)
-    alone = replace(timing, tokens=2048)
-    short, long = model_gains([FullModel("tiny", "2026-11-21", 2, (timing, slower, alone))])
-    assert (short.tokens, short.plan_ms, short.attention_ms, short.gain) == (512, 10.0, 2.0, 1.5)
-    assert (long.tokens, long.fallback_ms, long.gain) == (2048, None, None)
+        "0.333",
+        "memory",
+        "0.0001024",
+        "50%",
+    ] in rows  # FLOPs a byte ... of the floor
+    assert [str(LONGER), "triton.prefill", "21.7", "arithmetic", "0.4293", "75%"] in rows
+    assert len(re.findall("<circle [^>]*><title>.* of the floor</title>", text)) == 2  # points of the roofline
+    assert "<b>0.572 TFLOP/s, 0.0264 TB/s</b>" in text  # the most that any floor allows
 
 
 @pytest.mark.parametrize(
-    ("decode_ms", "answer"),
+    ("decode_ms", "answers"),
     [
-        (30.0, "In both: prefill 1.50 to 1.50 times, decode 3.00 to 3.00 times."),
-        (10.2, "In prefill alone: prefill 1.50 to 1.50 times, decode 1.02 to 1.02 times."),
+        (30.0, ["In both: prefill 1.50 to 1.50 times, decode 3.00 to 3.00 times."]),
+        (10.2, ["In prefill alone: prefill 1.50 to 1.50 times, decode 1.02 to 1.02 times."]),
+        (None, []),  # nothing was timed by the fallback
     ],
 )
-def test_answer_names_phases_in_which_the_model_gains(decode_ms: float, answer: str) -> None:
+def test_a_models_gain_is_named_by_phase(tmp_path: Path, decode_ms: float | None, answers: list[str]) -> None:
     prefill = ModelTiming(Phase.PREFILL, 512, 1, Attention.PLAN, ("triton.prefill",), 10.0, 0.01, 9, 2.0)
-    decode = replace(prefill, phase=Phase.DECODE)
-    slower = replace(prefill, attention=Attention.FALLBACK, p50_ms=15.0)
-    slow_decode = replace(decode, attention=Attention.FALLBACK, p50_ms=decode_ms)
-    timed = FullModel("tiny", "2026-11-21", 2, (prefill, decode, slower, slow_decode))
-    assert where_gained(model_gains([timed])) == answer
-    assert where_gained(model_gains([replace(timed, timings=(prefill, decode))])) == ""
-
-
-def test_the_roofs_are_the_most_that_any_floor_allows() -> None:
-    entries = model().entries
-    roofs = roofs_of(entries)
-    assert roofs is not None
-    rates = [entry.predicted_bytes[0] / (entry.floor_us * 1e-6) for entry in entries if entry.floor_us]
-    assert roofs.bytes_per_second == max(rates)
-    assert roofs_of([evidence(SHAPE, OURS)]) is None
-
-
-def test_a_point_left_of_the_ridge_is_bound_by_memory() -> None:
-    view = model()
-    roofs = roofs_of(view.entries)
-    assert roofs is not None
-    for point in view.roof():
-        assert point.is_compute_bound == (point.intensity >= roofs.ridge)
-    assert roofline(view.roof(), roofs).count("<title>") == len(view.roof()) == 2
+    timings = (prefill, replace(prefill, tokens=2048), replace(prefill, phase=Phase.DECODE))
+    if decode_ms is not None:
+        slower = replace(prefill, attention=Attention.FALLBACK, p50_ms=15.0)
+        timings += (slower, replace(slower, phase=Phase.DECODE, p50_ms=decode_ms))
+    save_matrix(tmp_path / "tiny.json", model().entries, FullModel("tiny", "2026-11-21T00:00:00+00:00", 2, timings))
+    text = page(tmp_path)
+    assert re.findall("<b>(In .*?)</b>", text) == answers
+    short, long = (row for row in parts_of(text).rows if row[:2] == ["tiny", "prefill"])
+    assert short[2:] == ["512", "1", "10", "2", *(["15", "1.50"] if decode_ms else ["-", "-"])]
+    assert long[2:] == ["2048", "1", "10", "2", "-", "-"]
 
 
 def test_lines_run_over_two_lengths_or_are_not_drawn() -> None:
@@ -176,8 +152,7 @@ def test_lines_run_over_two_lengths_or_are_not_drawn() -> None:
 
 def test_a_page_is_well_formed_and_fetches_nothing(folder: Path) -> None:
     text = page(folder)
-    parts = _Parts()
-    parts.feed(text)
+    parts = parts_of(text)
     assert parts.open == []
     assert parts.fetched == []
     assert {"questions", "proof", "speed", "bytes", "files"} <= set(parts.anchors)
@@ -188,17 +163,10 @@ def test_a_page_is_well_formed_and_fetches_nothing(folder: Path) -> None:
 def test_a_page_opens_with_its_verdict(folder: Path, tmp_path: Path) -> None:
     assert "<b>Everything is proven.</b> Each of the 3 shapes has a proven path." in page(folder)
     other = tmp_path / "unproven"
-    save_matrix(other / "tiny.json", [evidence(SHAPE, OURS), evidence(DECODE, OURS, checks=checks(2.0))])
-    assert "<b>Not everything is proven.</b> 1 of 2 shapes have no proven path." in page(other)
-
-
-def test_a_page_answers_with_the_evidences_own_numbers(folder: Path) -> None:
-    text = page(folder)
-    assert f"{SHAPE}" in text
-    assert "hallmark_prefill" in text
-    assert "would take 40 times as long on sdpa.math" in text
-    assert "<b>3</b> served by proof" in text
-    assert re.search(r'<td class="n failed" title="[^"]*">failed</td>', text)
+    save_matrix(other / "tiny.json", [evidence(SHAPE, MATH), evidence(DECODE, OURS, checks=checks(2.0))])
+    text = page(other)
+    assert "<b>Not everything is proven.</b> 1 of 2 shapes have no proven path." in text
+    assert ("<b>1</b> by a proven fallback only" in text, "<b>1</b> by nothing" in text) == (True, True)
 
 
 def test_counted_bytes_of_any_file_are_in_the_page(tmp_path: Path) -> None:
@@ -376,6 +344,7 @@ def test_evidence_without_times_makes_a_page_without_charts(tmp_path: Path) -> N
     text = page(tmp_path)
     assert "<svg" not in text
     assert "No fallback was measured" in text
+    assert "TFLOP/s, " not in text  # of no floor
 
 
 def test_the_command_says_of_how_many_models_the_page_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

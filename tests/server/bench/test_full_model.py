@@ -1,7 +1,5 @@
 """The whole model's times beside its kernels': both attentions, prefill and decode apart."""
 
-from dataclasses import replace
-
 import msgspec
 import pytest
 from tiny_llama import TinyLlama
@@ -49,15 +47,6 @@ def test_a_prompt_is_timed_by_the_plan_and_by_the_fallback(measured: FullModel) 
         assert timing.n >= 3
         assert timing.attention_ms is not None
         assert 0 < timing.attention_ms < timing.p50_ms
-
-
-def test_plan_timing_finds_its_fallback_timing(measured: FullModel) -> None:
-    plan, fallback = (
-        next(it for it in measured.timings if (it.phase, it.tokens, it.attention) == (Phase.PREFILL, 128, attention))
-        for attention in (Attention.PLAN, Attention.FALLBACK)
-    )
-    assert measured.fallback_ms(plan) == fallback.p50_ms
-    assert measured.fallback_ms(replace(plan, tokens=4)) is None
 
 
 def test_a_whole_preset_can_be_served() -> None:
