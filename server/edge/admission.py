@@ -11,6 +11,7 @@ from server.model.load.pooling import PoolingModel
 from server.protocol.messages import EngineReady, Grammar
 from server.settings import Settings, Task
 from server.supervisor.client import EngineClient, EngineState
+from server.telemetry.attention import fingerprint_digest
 from server.telemetry.metrics import Metrics
 from server.telemetry.outcomes import RejectedFor
 from server.telemetry.tracing import Tracing
@@ -102,6 +103,12 @@ class Edge:
     def task(self) -> Task:
         """Task that the model is served for."""
         return Task.GENERATE if self.pooling is None else self.pooling.task
+
+    @property
+    def system_fingerprint(self) -> str | None:
+        """OpenAI's name of what computes answers; its end is the fingerprint of the metric build_info."""
+        ready = self.engine.ready
+        return None if ready is None else f"hallmark-{self.version}-{fingerprint_digest(ready.fingerprint)}"
 
     def check_model(self, name: str | None) -> None:
         """Raises ModelNotFound unless `name` is the one model here, or absent."""

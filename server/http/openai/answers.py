@@ -48,6 +48,7 @@ class AnswerFormat(abc.ABC):
     unique_id: str
     model: str
     has_usage_chunk: bool  # then every chunk has a usage, null but in the last
+    system_fingerprint: str | None = None
     details: Details | None = None  # of the answer's tokens, where the request asks for them
     usage_now: Callable[[], Usage] | None = None  # where every chunk has the usage so far
     created: int = field(default_factory=lambda: int(time.time()))
@@ -105,6 +106,7 @@ class AnswerFormat(abc.ABC):
             "object": kind,
             "created": self.created,
             "model": self.model,
+            "system_fingerprint": self.system_fingerprint,
             "choices": choices,
             **(beside or {}),
         }
@@ -123,6 +125,7 @@ class AnswerFormat(abc.ABC):
                 "object": kind,
                 "created": self.created,
                 "model": self.model,
+                "system_fingerprint": self.system_fingerprint,
                 "choices": choices,
                 "usage": usage.as_dict(),
                 **(beside or {}),

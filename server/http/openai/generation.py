@@ -63,7 +63,7 @@ class Kind:
 
     route: str
     operation: str  # in the terms of the GenAI conventions
-    format: Callable[[str, str, bool], AnswerFormat]
+    format: Callable[[str, str, bool, str | None], AnswerFormat]
     prepare: Callable[[Edge, EngineReady, dict[str, Any], str], Prepared]
 
 
@@ -78,7 +78,7 @@ async def generate(edge: Edge, kind: Kind, request: Request) -> Response:
     fields = prepared.fields
     options = fields.stream_options
     has_usage_chunk = options is not None and options.include_usage
-    shape = kind.format(it.context.unique_id, edge.model, has_usage_chunk)
+    shape = kind.format(it.context.unique_id, edge.model, has_usage_chunk, edge.system_fingerprint)
     if options is not None and options.continuous_usage_stats:
         shape = replace(shape, usage_now=lambda: usage_of(record, prepared))
     if prepared.details is not None:

@@ -68,6 +68,10 @@ _TOKEN_IDS = Field(None, description="With `return_token_ids`; in a stream those
 _PROMPT_TOKEN_IDS = Field(None, description="With `return_token_ids`; in a stream in the first chunk.")
 _PROMPT_LOGPROBS = Field(None, description="With `prompt_logprobs`: of each token of the prompt but the first, by id.")
 ChatFinishReason = Literal["stop", "length", "tool_calls"]
+_SYSTEM_FINGERPRINT = Field(
+    description="`hallmark-VERSION-FINGERPRINT`, the last as the metric build_info has it: it changes with the "
+    "server's version, the machine or its software."
+)
 PROVENANCE = Field(None, description="Only where it was asked for; of a stream in the last chunk.")
 
 
@@ -86,6 +90,7 @@ class Completion(Answer):
     object: Literal["text_completion"]
     created: int = Field(description="Unix seconds.")
     model: str
+    system_fingerprint: str | None = _SYSTEM_FINGERPRINT
     choices: list[CompletionChoice]
     usage: UsageCounts
     hallmark: Provenance | None = PROVENANCE
@@ -96,6 +101,7 @@ class CompletionChunk(Answer):
     object: Literal["text_completion"]
     created: int
     model: str
+    system_fingerprint: str | None = _SYSTEM_FINGERPRINT
     choices: list[CompletionChoice] = Field(description="One, or none in the last chunk with the usage.")
     usage: UsageCounts | None = Field(None, description="With `stream_options.include_usage`: null but in the last.")
     hallmark: Provenance | None = PROVENANCE
@@ -134,6 +140,7 @@ class ChatCompletion(Answer):
     object: Literal["chat.completion"]
     created: int = Field(description="Unix seconds.")
     model: str
+    system_fingerprint: str | None = _SYSTEM_FINGERPRINT
     choices: list[ChatChoice]
     usage: UsageCounts
     prompt_token_ids: list[int] | None = _PROMPT_TOKEN_IDS
@@ -174,6 +181,7 @@ class ChatChunk(Answer):
     object: Literal["chat.completion.chunk"]
     created: int
     model: str
+    system_fingerprint: str | None = _SYSTEM_FINGERPRINT
     choices: list[ChatChunkChoice] = Field(description="One, or none in the last chunk with the usage.")
     usage: UsageCounts | None = Field(None, description="With `stream_options.include_usage`: null but in the last.")
     prompt_token_ids: list[int] | None = _PROMPT_TOKEN_IDS

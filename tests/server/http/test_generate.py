@@ -24,6 +24,7 @@ from server.http.openai.chat import plain_messages
 from server.http.openai.requests import Message
 from server.protocol.messages import FinishReason, SamplingParams, TokenDelta
 from server.settings import Settings
+from server.telemetry.attention import fingerprint_digest
 from server.telemetry.tracing import Tracing
 
 COMPLETIONS = "/v1/completions"
@@ -135,6 +136,17 @@ def test_a_chat_stream_is_role_text_reason_usage_done(folder: Path) -> None:
     assert usage["usage"] == usage_of(19, 6)
     assert done == "[DONE]"
     assert len({chunk["id"] for chunk in (*chunks, usage)}) == 1
+
+
+@pytest.mark.parametrize(("route", "body"), [(COMPLETIONS, {"prompt": "a"}), (CHAT, {"messages": USER})])
+def test_an_answer_has_the_metrics_fingerprint(folder: Path, route: str, body: dict[str, object]) -> None:
+    it = served(folder, saying("Hel", "lo"))
+    assert it.engine.ready is not None
+    wanted = f"hallmark-{it.edge.version}-{fingerprint_digest(it.engine.ready.fingerprint)}"
+    assert it.post(route, body).json()["system_fingerprint"] == wanted
+    *chunks, done = events(it.post(route, body | {"stream": True}))
+    assert done == "[DONE]"
+    assert {chunk["system_fingerprint"] for chunk in chunks} == {wanted}  # type: ignore[index]
 
 
 def test_a_stream_without_include_usage_has_no_usage(folder: Path) -> None:
