@@ -81,6 +81,7 @@ def _openai_model(edge: Edge) -> ModelCard:
         object="model",
         created=edge.started_at,
         owned_by="hallmark",
+        root=edge.settings.model,
         task=edge.task.value,  # type: ignore[arg-type]  # never `auto`
         max_model_len=ready.max_model_len if ready else None,  # not known before the engine has started
     )

@@ -193,6 +193,7 @@ class ModelCard(Answer):
     object: Literal["model"]
     created: int = Field(description="Unix seconds of the server's start.")
     owned_by: Literal["hallmark"]
+    root: str = Field(description="Folder or hub id of the model (--model).")
     task: Literal["generate", "embed", "score"] = Field(description="What the model is served for (--task).")
     max_model_len: int | None = Field(
         description="Tokens of prompt and completion; null before the engine has started."

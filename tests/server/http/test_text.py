@@ -13,6 +13,7 @@ def test_the_one_model_is_listed_and_found_by_its_name(folder: Path) -> None:
     assert listed["object"] == "list"
     assert listed["data"] == [it.get("/v1/models/org/name").json()]
     assert listed["data"][0]["id"] == "org/name"
+    assert listed["data"][0]["root"] == "tiny"  # benches of others find the tokenizer by it
     assert listed["data"][0]["max_model_len"] == MAX_MODEL_LEN
     assert it.get("/v1/models/other").json()["error"]["code"] == "model_not_found"
 
