@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from otlp_collectors import Collector, attributes, events, http_collector
 from running_server import Server, StartServer, free_port
 
@@ -108,6 +109,7 @@ def test_a_client_that_leaves_is_on_its_trace(observed: Observed) -> None:
     trace = observed.spans_of(stream.trace_id)
     assert ("client.disconnect", {"stage": "streaming"}) in events(trace.named(OPERATION))
     assert attributes(trace.named("hallmark.decode"))["hallmark.is_complete"] is False
+    assert trace.named(OPERATION).status.code == Span().status.code  # unset: the client's going is no error
 
 
 def test_the_servers_time_to_first_token_is_the_clients(observed: Observed) -> None:

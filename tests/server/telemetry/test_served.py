@@ -10,8 +10,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from edge_fakes import END, ScriptedEngine, Served, delta, events, leave, make_edge, playing, saying
-from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from edge_fakes import END, ScriptedEngine, Served, delta, events, make_edge, playing, saying
 from otlp_collectors import Collector, attributes, http_collector
 from otlp_collectors import events as span_events
 
@@ -63,32 +62,6 @@ def test_a_stream_is_one_span_that_continues_the_clients_trace(folder: Path, col
     assert answer.headers["traceparent"] == f"00-{TRACE_ID}-{server.span_id.hex()}-01"
     assert traced.engine.traceparents == [answer.headers["traceparent"]]  # the engine's process is told
     assert next(name for name, _ in span_events(collector.named(OPERATION))) == "first_token"
-
-
-def test_a_cancelled_stream_says_when_its_client_left(folder: Path, collector: Collector) -> None:
-    engine = ScriptedEngine(playing(delta("a", is_first=True), delta("b"), delta("", FinishReason.STOP)))
-    engine.num_free = 1
-    traced = Traced(folder, collector, engine)
-    leave(traced.it, COMPLETIONS, {"prompt": "hello", "stream": True})
-    traced.close()
-    operation = collector.named(OPERATION)
-    assert [name for name, _ in span_events(operation)] == ["first_token", "client.disconnect"]
-    assert span_events(operation)[1][1] == {"stage": "streaming"}
-    assert operation.status.code == Span().status.code  # unset: the client's going is no error
-    assert attributes(collector.named("hallmark.decode"))["hallmark.is_complete"] is False
-    assert len(collector.spans) == 6
-
-
-def test_a_failed_stream_is_an_error_from_the_operation_up(folder: Path, collector: Collector) -> None:
-    died = TokenDelta("", [], FinishReason.ERROR, error_code=EngineDied.code, error_message="gone")
-    traced = Traced(folder, collector, ScriptedEngine(playing(delta("a", is_first=True), died)))
-    answer = traced.it.post(COMPLETIONS, {"prompt": "hello", "stream": True})
-    traced.close()
-    for name in (SERVER, OPERATION):
-        assert collector.named(name).status.code == 2
-        assert attributes(collector.named(name))["error.type"] == "engine_died"
-    error = events(answer)[-2]
-    assert error["error"]["trace_id"] == collector.named(SERVER).trace_id.hex()  # type: ignore[index]
 
 
 def test_a_failure_before_the_first_byte_is_a_bad_event(folder: Path, collector: Collector) -> None:

@@ -26,7 +26,6 @@ from server.telemetry.export import EXPORT_TIMEOUT_S
 from server.telemetry.metrics import Metrics
 from server.telemetry.outcomes import Outcome
 from server.telemetry.request import RequestRecord
-from server.telemetry.scrape import OPENMETRICS, TEXT, scrape
 from server.telemetry.tracing import RequestTrace, Tracing
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
@@ -200,17 +199,6 @@ def test_a_request_that_was_turned_away_is_no_failure_to_keep(collector: Collect
     subject.begin().end(Outcome.REJECTED, status=429, error_code="too_many_requests")
     subject.tracing.close()
     assert collector.spans == []
-
-
-def test_a_first_token_is_an_exemplar_in_openmetrics_only(collector: Collector) -> None:
-    subject = Subject(collector.url)
-    subject.serve({"traceparent": TRACEPARENT})
-    subject.tracing.close()
-    lines = scrape(subject.metrics.registry, OPENMETRICS).decode().splitlines()
-    ttft = [line for line in lines if line.startswith("hallmark_time_to_first_token_seconds_bucket") and "#" in line]
-    assert len(ttft) == 1
-    assert TRACE_ID in ttft[0]
-    assert TRACE_ID.encode() not in scrape(subject.metrics.registry, TEXT)
 
 
 def test_without_an_endpoint_a_request_has_ids_only() -> None:
