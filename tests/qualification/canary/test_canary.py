@@ -90,25 +90,6 @@ def test_server_against_itself_passes_every_stage(url: str, golden: str, capsys:
     assert "1 proven by the matrix, 1 by the server itself" in lines[2]
 
 
-def test_slower_prefill_fails_only_in_its_bucket(
-    url: str, golden: str, script: Script, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with serving(usual()) as baseline:
-        script.first_token_s = lambda num_tokens: 0.25 if num_tokens > 128 else 0.0
-        assert canary(url, "--golden", golden, "--baseline", baseline) == 2
-    outcomes = {line.split(":")[0]: line.split(": ")[1] for line in lines_of(capsys, "performance")}
-    assert outcomes == {"performance le_128": "PASS", "performance le_512": "FAIL"}
-
-
-def test_wrong_logprobs_fail_only_in_their_bucket(
-    url: str, golden: str, script: Script, capsys: pytest.CaptureFixture[str]
-) -> None:
-    script.logprob_shift = lambda num_tokens: 0.001 if num_tokens > 512 else 0.0
-    assert canary(url, "--golden", golden, "--no-performance") == 1
-    outcomes = {line.split(":")[0]: line.split(": ")[1] for line in lines_of(capsys, "numerics")}
-    assert outcomes == {"numerics le_128": "PASS", "numerics le_512": "PASS", "numerics le_2k": "FAIL"}
-
-
 def test_requests_of_the_trace_that_fail_exit_3(
     url: str, golden: str, script: Script, capsys: pytest.CaptureFixture[str]
 ) -> None:
