@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,9 @@ def containers(node: Any) -> Iterator[dict[str, Any]]:
                 yield from containers(value)
 
 
-CONTAINERS = [(path, each) for path in FILES for document in documents(path) for each in containers(document)]
+@cache  # not when tests are collected: parsing takes a second of every worker
+def all_containers() -> list[dict[str, Any]]:
+    return [each for path in FILES for document in documents(path) for each in containers(document)]
 
 
 def variables(container: dict[str, Any]) -> dict[str, str]:
@@ -53,13 +56,13 @@ def variables(container: dict[str, Any]) -> dict[str, str]:
 
 
 def test_the_servers_variables_are_settings() -> None:
-    found = [read_settings({}, each) for _, container in CONTAINERS if (each := variables(container))]
+    found = [read_settings({}, each) for container in all_containers() if (each := variables(container))]
     assert {settings.tensor_parallel_size for settings in found} == {1, 2}
     assert {settings.admin_port for settings in found} >= {9000}
 
 
 def test_the_programs_commands_and_flags_are_its_own() -> None:
-    lines = [each["args"] for _, each in CONTAINERS if each.get("image") == "hallmark-serve" and "args" in each]
+    lines = [each["args"] for each in all_containers() if each.get("image") == "hallmark-serve" and "args" in each]
     commands = [parsed(build_parser(), line).command for line in lines]
     assert sorted(commands) == ["canary", "serve"]
 
