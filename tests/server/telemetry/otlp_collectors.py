@@ -22,7 +22,6 @@ class Collector:
 
     def __init__(self) -> None:
         self.url = ""
-        self.status = 200  # what the next exports over HTTP are answered with
         self.spans: list[Span] = []
         self.raw = b""
         self.resource: dict[str, object] = {}
@@ -61,7 +60,7 @@ def http_collector() -> Iterator[Collector]:
             if self.headers.get("content-encoding") == "gzip":
                 body = gzip.decompress(body)
             collector.take(ExportTraceServiceRequest.FromString(body))
-            self.send_response(collector.status)
+            self.send_response(200)
             self.send_header("content-length", "0")
             self.end_headers()
 

@@ -224,15 +224,6 @@ def end_of(trace: RequestTrace) -> None:
     trace.end("x", ended_at=time.monotonic(), is_error=False)
 
 
-def test_spans_that_the_collector_does_not_take_are_counted(collector: Collector) -> None:
-    collector.status = 400
-    subject = Subject(collector.url)
-    for _ in range(3):
-        end_of(subject.begin().trace)
-    subject.tracing.close()
-    assert subject.num_dropped == 6
-
-
 def test_a_dead_collectors_losses_are_counted_and_not_felt(refused_url: str, caplog: pytest.LogCaptureFixture) -> None:
     subject = Subject(refused_url)  # an export fails and is retried: one a trace would take longer than a test may
     for trace in [subject.begin().trace for _ in range(1024 + 50)]:
