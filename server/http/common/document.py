@@ -46,8 +46,9 @@ _DESCRIPTION = """\
 Routes of OpenAI's API, of Anthropic's messages, and of Hallmark's operators.
 
 A field that is not implemented is refused by its name, never ignored, but for this closed list. **Taken, and changes
-nothing:** {without_effect}. **Taken with the values in its schema only, which ask for
-nothing:** {fields}. A null counts as absent, under any name.
+nothing:** {without_effect}. **Not implemented on any route, taken with the values in
+its schema only, which ask for nothing:** {fields}. What one route implements and another does not (`tools`, say) is in
+the schema of each. A null counts as absent, under any name.
 
 Each error has the envelope `ErrorEnvelope`, and Anthropic's on Anthropic's routes; its `code` is stable, its `message`
 names the field, the limit and the kind of the value, never a text of the request. In a stream that has begun it is an
@@ -139,9 +140,11 @@ def document(
 
 
 def _schema(app: FastAPI, access: Access, models: Any, requests: Iterable[type[RequestModel]]) -> dict[str, Any]:
-    fields = _listed(name for model in requests for name in model.unsupported)
-    without_effect = _listed(name for model in requests for name in model.model_fields if not model.has_effect(name))
-    description = _DESCRIPTION.format(fields=fields, without_effect=without_effect)
+    taken = {(name, model.has_effect(name)) for model in requests for name in model.model_fields}
+    honoured = {name for name, has_effect in taken if has_effect}
+    fields = {name for model in requests for name in model.unsupported} - {name for name, _ in taken}
+    without_effect = {name for name, _ in taken} - honoured
+    description = _DESCRIPTION.format(fields=_listed(fields), without_effect=_listed(without_effect))
     schema = get_openapi(title=app.title, version=app.version, description=description, routes=app.routes)
     components = schema.setdefault("components", {})
     schemas = components.setdefault("schemas", {})
