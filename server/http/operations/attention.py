@@ -1,5 +1,6 @@
 """The attention plan in full, and an operator's order to take a kernel path out of service."""
 
+import difflib
 import math
 from typing import Any
 
@@ -57,7 +58,9 @@ def named_pairs(path: str, shape: str | None, ready: EngineReady) -> list[tuple[
     if path not in paths:
         raise NotFound(f"No path {path[:128]!r} is known here; known are: {', '.join(paths)}.", param="path")
     if shape is not None and shape not in candidates:
-        raise NotFound(f"The plan has no shape {shape[:256]!r}; it has: {'; '.join(candidates)}.", param="shape")
+        close = difflib.get_close_matches(shape[:256], candidates, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"GET /plan has its {len(candidates)} shapes."
+        raise NotFound(f"The plan has no shape {shape[:256]!r}; {hint}", param="shape")
     if shape is not None and path not in candidates[shape]:
         raise NotFound(f"{path} is of another operator than the shape {shape}.", param="shape")
     return [(path, each) for each, names in candidates.items() if path in names and shape in (None, each)]
@@ -68,8 +71,10 @@ def order_report(answer: QuarantineChanged | None, ready: EngineReady | None) ->
     if answer is None:
         raise NotReady("The engine did not answer; GET /attention shows what serves.", retry_after_s=RETRY_AFTER_S)
     if answer.stranded:
-        shapes = "; ".join(answer.stranded)
-        raise Conflict(f"Nothing was changed: no other path may serve {shapes}.", param="path")
+        first, *others = sorted(answer.stranded)
+        more = f" and {len(others)} more shapes" if others else ""
+        message = f"Nothing was changed: no other path may serve {first}{more}; GET /plan has the reasons."
+        raise Conflict(message, param="path")
     return {
         "overridden": [{"path": path, "shape": shape} for path, shape in answer.quarantined],
         "fallbacks": [
