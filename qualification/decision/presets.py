@@ -455,4 +455,4 @@ def preset_named(name: str) -> Preset:
     for preset in PRESETS:
         if preset.name == name:
             return preset
-    raise ValueError(f"expected one of {', '.join(preset.name for preset in PRESETS)}, found {name!r}")
+    raise ValueError(f"no preset is named {name!r}; there are {', '.join(preset.name for preset in PRESETS)}")

@@ -383,7 +383,7 @@ def test_the_command_proves_a_folders_config_without_weights(
     ("argv", "message"),
     [
         ([], "one of the arguments --model --preset --all-presets --error-rates is required"),
-        (["--preset", "none"], "expected one of demo, "),
+        (["--preset", "none"], "no preset is named 'none'; there are demo, "),
         (["--preset", "demo", "--paths", "none"], f"expected one of {PATHS[0].name}"),
         (["--all-presets", "--out", "x.json"], "--out takes one model"),
         (["--model", "/no/such"], "/no/such/config.json cannot be read: No such file"),
