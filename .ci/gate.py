@@ -183,12 +183,14 @@ def index_answers() -> bool:
 
 
 def end_on_sigterm() -> None:
-    """Leave by an exception at SIGTERM, so that what is running is ended on the way out."""
+    """Leave by an exception at SIGTERM and at SIGINT, so that what is running is ended on the way out."""
 
     def end(number: int, _: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
     signal.signal(signal.SIGTERM, end)
+    # A shell's background jobs ignore SIGINT, and so would the commands, which are to write what has failed.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def main() -> int:

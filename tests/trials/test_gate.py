@@ -101,7 +101,7 @@ def test_a_command_and_its_children_are_interrupted(tmp_path: Path) -> None:
     )
     # Without other plugins xdist takes a second to begin, more beside others.
     flags = ["-p", "xdist", "-n", "2", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "-c", os.devnull, "-ra"]
-    program = ["env", "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1", sys.executable, "-m", "pytest"]
+    program = ["env", "--default-signal=INT", "PYTEST_DISABLE_PLUGIN_AUTOLOAD=1", sys.executable, "-m", "pytest"]
     begun = time.monotonic()
     ended = run_within([*program, *flags, str(test)], 10)
     assert time.monotonic() - begun < 30
