@@ -161,10 +161,9 @@ def test_merge_of_two_stacks_writes_nothing(folder: Path, tmp_path: Path, capsys
 
 
 def test_show_and_diff_of_files_do_without_torch(folder: Path) -> None:
-    for action in (["show", str(folder)], ["diff", str(folder), str(folder)]):
-        code = "import sys; sys.modules['torch'] = None; from server.cli.main import main; sys.exit(main(sys.argv[1:]))"
-        done = subprocess.run([sys.executable, "-c", code, "matrix", *action], check=False, timeout=60)
-        assert done.returncode == 0
+    code = "import sys; sys.modules['torch'] = None; from server.cli.main import main; place = sys.argv[1]; "
+    code += "sys.exit(main(['matrix', 'show', place]) or main(['matrix', 'diff', place, place]))"
+    assert subprocess.run([sys.executable, "-c", code, str(folder)], check=False, timeout=60).returncode == 0
 
 
 NEWER = (replace(MACHINE, torch="2.14.0", driver="600.1"), (replace(FIRST, source_digest="newer"),))
