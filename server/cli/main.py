@@ -8,7 +8,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -32,7 +32,7 @@ from server.edge.admission import Admission, Edge
 from server.edge.keys import NO_KEYS, Keys
 from server.edge.lifecycle import Lifecycle
 from server.edge.uvicorn_server import Server, uvicorn_config
-from server.errors import SettingsError, StartError
+from server.errors import ModelError, SettingsError, StartError
 from server.http.app import create_admin_app, create_app
 from server.log import configure_logging
 from server.model.load.digests import model_digests
@@ -243,11 +243,13 @@ def version() -> str:
 def serve(settings: Settings) -> int:
     """Serve until a signal ends it. Raises StartError, also where only the engine finds that it cannot start."""
     configure_logging(settings.log_format)
-    settings, folder = resolve(settings)
+    with _readable_model():
+        settings, folder = resolve(settings)
     keys = Keys.load(settings)
     listening = bind(settings.host, settings.port, "--port")
     admin_listening = None if settings.admin_port is None else bind(settings.host, settings.admin_port, "--admin-port")
-    edge = assemble(settings, folder, keys, url_of(listening))
+    with _readable_model():
+        edge = assemble(settings, folder, keys, url_of(listening))
     engine, metrics = edge.engine, edge.metrics
     admin = None if admin_listening is None else serve_admin(edge, admin_listening, keys)
     server = Server(
@@ -263,6 +265,17 @@ def serve(settings: Settings) -> int:
     if engine.refused is not None and engine.refused.is_final:
         raise StartError(engine.refused.message)
     return 0
+
+
+@contextlib.contextmanager
+def _readable_model() -> Iterator[None]:
+    """Raises ModelError for a path that the system refuses even to look at, by permission or length, say."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            raise
+        raise ModelError(f"{error.filename} cannot be read: {error.strerror}") from error
 
 
 def assemble(settings: Settings, folder: Path, keys: Keys, url: str) -> Edge:

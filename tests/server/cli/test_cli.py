@@ -47,6 +47,7 @@ def one_line(capsys: pytest.CaptureFixture[str]) -> str:
         (["serve", "--block-size=32", "--trust-remote-code"], 2, "; --block-size is --page-size here; leave out "
             "--trust-remote-code: no code of a model's folder is ever run (see hallmark serve --help)"),
         (["serve", "/one", "--model", "/two"], 2, "two models are given, /one and --model /two: a server has one"),
+        (["serve", "/" + "a" * 300], 2, "a cannot be read: File name too long"),
         (["serve", "/no/such/folder"], 2, "model /no/such/folder: no such folder"),
         (["qualify", "--preset", "llama-3.1-8b", "--tp", "2"], 3, "--tp is --tensor-parallel-size here"),
         (["serve", "--device", "tpu"], 2, "--device: Expected one of auto, cuda, cpu, got 'tpu'"),
