@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from pathlib import Path
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
@@ -81,10 +82,17 @@ def _openai_model(edge: Edge) -> ModelCard:
         object="model",
         created=edge.started_at,
         owned_by="hallmark",
-        root=edge.settings.model,
+        root=_root_of(edge.settings.model),
         task=edge.task.value,  # type: ignore[arg-type]  # never `auto`
         max_model_len=ready.max_model_len if ready else None,  # not known before the engine has started
     )
+
+
+def _root_of(model: str) -> str:
+    """Return the hub id of a folder in the hub's cache, `models--ORG--NAME/snapshots/REVISION`, else the folder."""
+    repository = Path(model).parent.parent.name
+    is_cached = Path(model).parent.name == "snapshots" and repository.startswith("models--")
+    return repository.removeprefix("models--").replace("--", "/") if is_cached else model
 
 
 def _anthropic_model(edge: Edge) -> AnthropicModel:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from edge_fakes import MAX_MODEL_LEN, ScriptedEngine, Served, make_edge, served, write_tokenizer
 
 from server.settings import Settings
@@ -13,9 +14,18 @@ def test_the_one_model_is_listed_and_found_by_its_name(folder: Path) -> None:
     assert listed["object"] == "list"
     assert listed["data"] == [it.get("/v1/models/org/name").json()]
     assert listed["data"][0]["id"] == "org/name"
-    assert listed["data"][0]["root"] == "tiny"  # benches of others find the tokenizer by it
     assert listed["data"][0]["max_model_len"] == MAX_MODEL_LEN
     assert it.get("/v1/models/other").json()["error"]["code"] == "model_not_found"
+
+
+@pytest.mark.parametrize(
+    ("model", "root"),
+    [("/models/tiny", "/models/tiny"), ("/cache/hub/models--org--name/snapshots/0123abcd", "org/name")],
+)
+def test_a_model_is_listed_with_its_folder_or_hub_id(folder: Path, model: str, root: str) -> None:
+    engine = ScriptedEngine()
+    it = Served(make_edge(folder, engine, Settings(model=model)), engine)
+    assert it.get("/v1/models").json()["data"][0]["root"] == root  # benches of others find the tokenizer by it
 
 
 def test_a_prompt_is_tokenized_and_back(folder: Path) -> None:
