@@ -16,6 +16,7 @@ from kernels.vocabulary.operators import Operator
 from kernels.vocabulary.shape import Dtype, Phase
 from qualification.common.exit_code import ExitCode
 from qualification.common.flags import count, dtype_name, positive, shard
+from qualification.common.out_folder import ready_to_write
 from qualification.common.progress import ProgressLine
 from qualification.decision.defaults import Choices
 from qualification.decision.presets import PRESETS, preset_named
@@ -203,6 +204,8 @@ def _run(args: argparse.Namespace, models: Mapping[str, Mapping[str, object]]) -
     )
     if args.shard is not None:
         targets = shard_of_targets(targets, *args.shard, is_cpu=device.type == "cpu")
+    for folder in {target.file.parent for target in targets}:
+        ready_to_write(folder)
     tools = Tools(
         catalog=catalog,
         paths=paths,

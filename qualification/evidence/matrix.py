@@ -90,10 +90,13 @@ class _AnySchema(msgspec.Struct, frozen=True):
 def save_matrix(path: Path, evidence: Iterable[Evidence], model: FullModel | None = None) -> str:
     """Write the file whole or not at all, over an older one. Returns its digest.
 
-    Raises ValueError when the evidence is none at all, or of more than one machine.
+    Raises ValueError when the evidence is none at all, or of more than one machine, and OSError, which names the file.
     """
     text = _encode(list(evidence), model)
-    write_whole(path, text.encode())
+    try:
+        write_whole(path, text.encode())
+    except OSError as error:  # of a full disk it would name none
+        raise OSError(error.errno, error.strerror, str(path)) from error
     return _digest_in(text)
 
 

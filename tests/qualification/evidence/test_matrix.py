@@ -1,6 +1,7 @@
 import hashlib
 import json
 import re
+import resource
 import tempfile
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -237,6 +238,17 @@ def test_a_failed_write_leaves_the_old_file_and_no_litter(file: Path) -> None:
         save_matrix(file, [])
     assert file.read_bytes() == before
     assert [entry.name for entry in file.parent.iterdir()] == [FILE]
+
+
+def test_a_write_that_the_disk_refuses_names_the_file(file: Path) -> None:
+    before, limits = file.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16, limits[1]))  # as a full disk refuses
+    try:
+        with pytest.raises(OSError, match=re.escape(str(file))):
+            save_matrix(file, [evidence(SHAPE, A)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert file.read_bytes() == before
 
 
 def test_a_folder_without_files_for_this_gpu_is_an_empty_matrix(tmp_path: Path) -> None:

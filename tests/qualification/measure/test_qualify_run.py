@@ -406,6 +406,13 @@ def test_a_misused_command_is_one_line_and_exit_code_3(
     assert err.count("\n") == 1
 
 
+def test_a_folder_that_takes_no_file_is_refused_before_measuring(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["qualify", "--preset", "demo", "--out-dir", "/dev/null/here"]) == 3
+    out, err = capsys.readouterr()
+    assert "/dev/null/here" in err
+    assert "to measure" not in out
+
+
 def test_a_config_that_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "config.json"
     for content, message in (
