@@ -40,7 +40,8 @@ from server.model.load.pooling import PoolingModel
 from server.protocol.messages import EngineReady, Pooling, SamplingParams
 from server.settings import Task
 
-EMBEDDINGS, SCORE, RERANK = ("/v1/embeddings",), ("/v1/score",), ("/v1/rerank", "/rerank")
+# The first of each names the span; vLLM has the others too, /v2/rerank for Cohere's client.
+EMBEDDINGS, SCORE, RERANK = ("/v1/embeddings",), ("/v1/score", "/score"), ("/v1/rerank", "/v2/rerank", "/rerank")
 PATHS = {
     **dict.fromkeys(EMBEDDINGS, Task.EMBED),
     **dict.fromkeys((*SCORE, *RERANK), Task.SCORE),
@@ -128,7 +129,6 @@ def _score_routes(edge: Edge, pooling: PoolingModel) -> APIRouter:
         pairs = [(fields.query, document) for document in fields.documents]
         return Prepared(fields, jobs(pairs, fields.instruction, ready, context.unique_id, "documents"))
 
-    @router.post(SCORE[0], response_model=ScoreList, openapi_extra=takes(ScoreRequest, *_ERRORS))
     async def score(request: Request) -> Response:
         """Return how probably each document is relevant to its query."""
         it = await admitted(edge, request, route=SCORE[0], operation="score", prepare=prepare_score)
@@ -153,6 +153,10 @@ def _score_routes(edge: Edge, pooling: PoolingModel) -> APIRouter:
         )
         return json_response(body, provenance)
 
+    for path in SCORE:
+        router.add_api_route(
+            path, score, methods=["POST"], response_model=ScoreList, openapi_extra=takes(ScoreRequest, *_ERRORS)
+        )
     for path in RERANK:
         router.add_api_route(
             path, rerank, methods=["POST"], response_model=Reranked, openapi_extra=takes(RerankRequest, *_ERRORS)

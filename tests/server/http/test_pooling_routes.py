@@ -175,13 +175,24 @@ def test_scores_pair_texts_and_spell_no_special_token(words: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("path", ["/rerank", "/v2/rerank", "/score"])
+def test_other_paths_of_vllm_answer_alike(words: Path, path: str) -> None:
+    it = pooling(words, PoolingModel(Task.SCORE))
+    body = {"text_1": "q", "text_2": "a"} if path == "/score" else {"query": "q", "documents": ["a"]}
+    mine = SCORE if path == "/score" else RERANK
+    ours, theirs = (it.post(each, body).json() for each in (mine, path))
+    assert ours.keys() == theirs.keys()
+    assert ours["usage"] == theirs["usage"]
+    assert it.value("requests_total", route=path, outcome="ok") == 1
+
+
 def test_a_route_of_another_task_is_refused_by_its_name(folder: Path, words: Path) -> None:
     servers = {
         "generate": served(folder),
         "embed": pooling(words, EMBED),
         "score": pooling(words, PoolingModel(Task.SCORE)),
     }
-    tasks = {EMBEDDINGS: "embed", SCORE: "score", "/rerank": "score", "/v1/chat/completions": "generate"}
+    tasks = {EMBEDDINGS: "embed", SCORE: "score", "/rerank": "score", "/score": "score", "/v1/chat/completions": "generate"}
     for own, it in servers.items():
         document = it.get("/openapi.json").json()["paths"]
         for path, task in tasks.items():
