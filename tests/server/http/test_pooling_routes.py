@@ -192,7 +192,13 @@ def test_a_route_of_another_task_is_refused_by_its_name(folder: Path, words: Pat
         "embed": pooling(words, EMBED),
         "score": pooling(words, PoolingModel(Task.SCORE)),
     }
-    tasks = {EMBEDDINGS: "embed", SCORE: "score", "/rerank": "score", "/score": "score", "/v1/chat/completions": "generate"}
+    tasks = {
+        EMBEDDINGS: "embed",
+        SCORE: "score",
+        "/rerank": "score",
+        "/score": "score",
+        "/v1/chat/completions": "generate",
+    }
     for own, it in servers.items():
         document = it.get("/openapi.json").json()["paths"]
         for path, task in tasks.items():
