@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from server.errors import ModelError
+from server.model.load.json_file import read_json
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -55,6 +56,7 @@ def read_entries(folder: Path) -> dict[str, TensorEntry]:
     for file in sorted({folder / name for name in index.values()} if index else {folder / SINGLE_FILE}):
         if not file.is_file():
             raise ModelError(f"{file} does not exist, but {INDEX_FILE} names it: fetch the checkpoint again")
+        _check_readable(file)
         try:
             with safe_open(file, framework="pt") as opened:
                 offsets = _offsets(file)
@@ -69,6 +71,14 @@ def read_entries(folder: Path) -> dict[str, TensorEntry]:
     if astray:
         raise ModelError(f"{folder / INDEX_FILE}: tensors that are not in the file it names: {listed(astray)}")
     return entries
+
+
+def _check_readable(file: Path) -> None:
+    """Raises ModelError for a file that may not be read, of which safetensors says that it does not exist."""
+    try:
+        file.open("rb").close()
+    except OSError as error:
+        raise ModelError(f"{file}: cannot be read: {error.strerror}") from error
 
 
 def check_entries(
@@ -255,10 +265,7 @@ def _read_index(folder: Path) -> dict[str, str]:
         if not (folder / SINGLE_FILE).is_file():
             raise ModelError(f"{folder}: neither {SINGLE_FILE} nor {INDEX_FILE} (other formats are not loaded)")
         return {}
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"{path}: cannot be read as JSON: {error}") from error
+    content = read_json(path)
     weight_map = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelError(f"{path}: weight_map must be an object of tensor names and files")

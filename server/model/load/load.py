@@ -1,6 +1,5 @@
 """A folder or a hub id to a Decoder."""
 
-import json
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -31,6 +30,7 @@ from server.model.load.checkpoint import (
     tenths,
 )
 from server.model.load.interleaved import interleaved_pieces, interleaved_tensors
+from server.model.load.json_file import read_object
 from server.model.load.pooling import MODULES_FILE
 from server.model.load.shards import empty_shard, pieces_of
 from server.model.tensor_views import checkpoint_views
@@ -79,7 +79,7 @@ def load_config(folder: Path) -> ModelConfig:
     Raises ModelError that names the file, the field, and what is expected or supported.
     """
     path = folder / CONFIG_FILE
-    values = _read_json(path)
+    values = read_object(path)
     try:
         return _read_config(folder, path, values)
     except ModelConfigError as error:
@@ -107,7 +107,7 @@ def _read_config(folder: Path, path: Path, values: dict[str, object]) -> ModelCo
         )
     values = dict(text_part(values))
     if (folder / GENERATION_FILE).is_file():
-        values = values | {"eos_token_id": _all_end_tokens(values, _read_json(folder / GENERATION_FILE))}
+        values = values | {"eos_token_id": _all_end_tokens(values, read_object(folder / GENERATION_FILE))}
     return family.read_config(Fields(values, str(path)))
 
 
@@ -233,13 +233,3 @@ def _all_end_tokens(config: dict[str, object], generation: dict[str, object]) ->
     return list(
         {repr(token): token for token in found}.values()
     )  # what is no id may have no hash, and is refused later
-
-
-def _read_json(path: Path) -> dict[str, object]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"{path}: cannot be read as JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ModelError(f"{path}: must hold a JSON object")
-    return content

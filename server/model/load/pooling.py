@@ -1,12 +1,12 @@
 """Task of a model folder: text, embeddings or scores; and the pooling that sentence-transformers' files ask for."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from server.errors import ModelError
+from server.model.load.json_file import read_json, read_object
 from server.settings import Settings, Task
 
 MODULES_FILE = "modules.json"
@@ -38,7 +38,7 @@ def read_pooling(folder: Path, settings: Settings) -> PoolingModel | None:
     """
     if settings.task is Task.GENERATE:
         return None
-    config = _object(folder / _CONFIG_FILE)
+    config = read_object(folder / _CONFIG_FILE)
     modules = _modules(folder)
     task = settings.task if settings.task is not Task.AUTO else _task_of(config, modules)
     if task is Task.EMBED:
@@ -65,7 +65,7 @@ def _modules(folder: Path) -> dict[str, Path]:
     path = folder / MODULES_FILE
     if not path.is_file():
         return {}
-    content = _json(path)
+    content = read_json(path)
     found = {}
     if not isinstance(content, list) or not all(isinstance(entry, dict) for entry in content):
         raise ModelError(f"{path}: must hold an array of JSON objects")
@@ -80,7 +80,7 @@ def _modules(folder: Path) -> dict[str, Path]:
 def _check_last_token(folder: Path) -> None:
     """Raises ModelError unless the last token is what is pooled."""
     path = folder / _CONFIG_FILE
-    config = _object(path)
+    config = read_object(path)
     prefix = "pooling_mode_"
     modes = [name.removeprefix(prefix) for name, value in config.items() if name.startswith(prefix) and value is True]
     if "pooling_mode" in config:
@@ -100,22 +100,8 @@ def _dimensions(config: Mapping[str, Any], *, always: bool) -> range | tuple[int
 
 def _label_ids(folder: Path) -> tuple[int, int]:
     path = folder / _CONFIG_FILE
-    config = _object(path)
+    config = read_object(path)
     ids = config.get("true_token_id"), config.get("false_token_id")
     if not isinstance(ids[0], int) or not isinstance(ids[1], int):
         raise ModelError(f"{path}: true_token_id and false_token_id must both be token ids")
     return ids[0], ids[1]
-
-
-def _object(path: Path) -> dict[str, Any]:
-    content = _json(path)
-    if not isinstance(content, dict):
-        raise ModelError(f"{path}: must hold a JSON object")
-    return content
-
-
-def _json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"{path}: cannot be read as JSON: {error}") from error

@@ -1,10 +1,11 @@
 """Checkpoints to weights: every name and shape is checked, and what is wrong is named."""
 
+import errno
 import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 import torch
@@ -155,6 +156,23 @@ def test_damaged_shards_are_refused(
     shard(tmp_path, tensors, {name: f"part-{n % 2}.safetensors" for n, name in enumerate(tensors)})
     damage(tmp_path, tensors)
     with pytest.raises(ModelError, match=message):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_file_that_the_system_refuses_is_named_with_its_reason(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path)
+    open_file = Path.open
+
+    def refuse(path: Path, *args: Any, **kwargs: Any) -> IO[Any]:  # root may read every file
+        if path.name == name:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return open_file(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(ModelError, match=rf"{name}: cannot be read: Permission denied$"):
         load(tmp_path)
 
 

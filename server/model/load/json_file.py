@@ -1,0 +1,25 @@
+"""JSON files of a model's folder."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from server.errors import ModelError
+
+
+def read_json(path: Path) -> Any:
+    """Return what a file holds. Raises ModelError for one that cannot be read, or is no JSON."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{path}: cannot be read as JSON: {error}") from error
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Return what a file holds. Raises ModelError as `read_json`, and for what is no object."""
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise ModelError(f"{path}: must hold a JSON object")
+    return content
