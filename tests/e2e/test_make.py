@@ -1,5 +1,6 @@
 """The commands of the README, as a newcomer types them."""
 
+import shlex
 import shutil
 import subprocess
 import sys
@@ -37,7 +38,7 @@ def test_make_refuses_a_venv_of_another_python(tmp_path: Path) -> None:
     other.chmod(0o755)
     (tmp_path / "pyproject.toml").touch()
     (tmp_path / ".venv" / ".installed").touch()  # nothing is to be installed
-    command = ["make", f"PYTHON={sys.executable}", "serve"]
+    command = ["make", f"PYTHON={shlex.quote(sys.executable)}", "serve"]
     done = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode != 0
     assert ".venv has Python 3.9.1" in done.stderr
