@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
+from torch import Tensor
 
 LAYERS = 3  # of one file
 STD = 0.02
@@ -51,31 +53,19 @@ def drawn_at_once(config: dict[str, Any], layers: Sequence[int]) -> Iterator[Dra
 
 
 def write(task: Task) -> tuple[dict[str, str], int]:
-    """One file, as safetensors has it: the length of a header, the header, the tensors one after the other."""
+    """Write one file. Returns the file of each of its tensors, and their bytes."""
     folder, config, number, of, layers = task
     name = f"model-{number:05}-of-{of:05}.safetensors"
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     random = torch.Generator(device).manual_seed(30 + number)
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    at = 0
-    for names, shape, _ in drawn_at_once(config, layers):
-        for it in names:
-            header[it] = {"dtype": "BF16", "shape": shape, "data_offsets": [at, at := at + 2 * math.prod(shape)]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with (folder / name).open("wb", buffering=0) as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for names, shape, std in drawn_at_once(config, layers):
-            if std is None:
-                drawn = torch.ones(len(names), *shape, dtype=torch.bfloat16)
-            else:
-                drawn = torch.empty(len(names), *shape, dtype=torch.bfloat16, device=device)
-                drawn = drawn.normal_(0, std, generator=random).cpu()
-            data, done = memoryview(drawn.view(torch.uint8).numpy().reshape(-1)), 0
-            while done < len(data):  # one write takes 2 GB at most
-                done += file.write(data[done : done + 2**28])
-    del header["__metadata__"]
-    return dict.fromkeys(header, name), at
+    tensors: dict[str, Tensor] = {}
+    for names, shape, std in drawn_at_once(config, layers):
+        drawn = torch.ones(len(names), *shape, dtype=torch.bfloat16, device=device)
+        if std is not None:
+            drawn.normal_(0, std, generator=random)
+        tensors |= zip(names, (it.cpu().clone() for it in drawn), strict=True)  # safetensors takes no shared memory
+    save_file(tensors, folder / name, metadata={"format": "pt"})
+    return dict.fromkeys(tensors, name), sum(it.nbytes for it in tensors.values())
 
 
 def main() -> int:
