@@ -18,7 +18,6 @@ OTHER_NAMES: Mapping[str, str] = {
     "--kv-cache-memory-bytes": "--kv-cache-tokens",
     "--max-concurrent-requests": "--max-queued-requests",
     "--max-running-requests": "--max-num-seqs",
-    "--max-total-tokens": "--max-model-len",
     "--mem-fraction-static": "--gpu-memory-utilization",
     "--model-id": "--model",
     "--model-path": "--model",
