@@ -23,6 +23,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 from server.errors import ModelError, TemplateError
+from server.model.load.tokenizer_files import read_tokenizer_files
 from server.text.special_tokens import MARK
 
 MAX_TEMPLATE_CHARS = 1_000_000
@@ -64,21 +65,11 @@ class ChatTemplate:
     @classmethod
     def load(cls, folder: Path) -> "ChatTemplate | None":
         """Load chat_template.jinja, else tokenizer_config.json's; None where there is neither. Raises ModelError."""
-        config_path = folder / "tokenizer_config.json"
-        text = _read(config_path)
-        try:
-            config = {} if text is None else json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise ModelError(f"{config_path} is not JSON: {error}") from error
-        if not isinstance(config, dict):
-            raise ModelError(f"{config_path} holds no object")
+        files = read_tokenizer_files(folder)
         source = _read(folder / "chat_template.jinja")
         if source is None:
-            source = _default(config.get("chat_template"))
-        if source is None:
-            return None
-        special = {name: _content(value) for name, value in config.items() if name.endswith("_token")}
-        return cls(source, {name: token for name, token in special.items() if token is not None})
+            source = _default(files.config.get("chat_template"))
+        return None if source is None else cls(source, dict(files.named))
 
     def render(
         self,
@@ -130,13 +121,6 @@ def _default(value: object) -> str | None:
     if value is not None and not isinstance(value, str):
         raise ModelError("chat_template in tokenizer_config.json is neither a string nor a list with a 'default'")
     return value
-
-
-def _content(value: object) -> str | None:
-    """A special token out of its two forms: the string, or an object with it."""
-    if isinstance(value, dict):
-        value = value.get("content")
-    return value if isinstance(value, str) else None
 
 
 class _SumsForTildes(NodeTransformer):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import tokenizers
 
-from server.errors import ModelError
+from server.model.load.tokenizer_files import load_tokenizer
 from server.text.special_tokens import MARK, SpecialTokens
 from server.text.token_names import TokenNames
 
@@ -29,14 +29,8 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: Path) -> "Tokenizer":
-        """Read `folder`/tokenizer.json. Raises ModelError."""
-        path = folder / "tokenizer.json"
-        if not path.is_file():
-            raise ModelError(f"{path} does not exist; other tokenizer formats are not read")
-        try:
-            tokenizer = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises nothing more exact for what it cannot parse
-            raise ModelError(f"{path} cannot be read: {error}") from error
+        """Read `folder`/tokenizer.json and the tokens of the files beside it. Raises ModelError."""
+        tokenizer = load_tokenizer(folder)
         tokenizer.no_truncation()  # a prompt is never cut in silence
         tokenizer.no_padding()
         return cls(tokenizer)

@@ -17,6 +17,7 @@ from server.engine.scheduling.matcher import Matcher
 from server.engine.scheduling.sequence import Batch
 from server.errors import InvalidGrammar
 from server.grammar.compiled import check, compiled
+from server.model.load.tokenizer_files import tokenizer_json
 from server.protocol.messages import Grammar
 
 _NUM_CACHED = 64  # compiled grammars; one takes less than 60 MB, mostly 0.1
@@ -68,9 +69,9 @@ class Grammars:
 
     @classmethod
     def load(cls, folder: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> "Grammars":
-        """Read `folder`/tokenizer.json, 1 s for 128,000 tokens. Raises ValueError where the library cannot use it."""
+        """Read the folder's tokenizer, 1 s for 128,000 tokens. Raises ValueError where the library cannot use it."""
         try:
-            text = (folder / "tokenizer.json").read_text("utf-8")
+            text = tokenizer_json(folder)
             eos = [*eos_token_ids] or None
             tokens = llguidance.LLTokenizer(text, n_vocab=vocab_size, eos_token=eos)
         except Exception as error:  # the library raises nothing more exact for a tokenizer of another kind

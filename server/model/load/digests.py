@@ -7,9 +7,11 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 
+from server.errors import ModelError
+from server.model.load.tokenizer_files import tokenizer_digest
+
 logger = logging.getLogger(__name__)
 
-TOKENIZER_FILE = "tokenizer.json"
 SINGLE_FILE = "model.safetensors"  # as server/model/load/checkpoint.py reads them, which needs torch
 INDEX_FILE = "model.safetensors.index.json"
 _SAMPLE_BYTES = 4096  # of each tensor, from its middle; a whole tensor where it has no more
@@ -25,11 +27,6 @@ def model_digests(folder: Path, *, has_weights: bool) -> dict[str, str | None]:
         "tokenizer": _or_none(folder, tokenizer_digest),
         "weights": _or_none(folder, weights_digest) if has_weights else "dummy",
     }
-
-
-def tokenizer_digest(folder: Path) -> str:
-    """SHA-256 of tokenizer.json, the one file that texts are encoded by. Raises OSError."""
-    return hashlib.sha256((folder / TOKENIZER_FILE).read_bytes()).hexdigest()
 
 
 def weights_digest(folder: Path) -> str | None:
@@ -78,6 +75,6 @@ def _or_none(folder: Path, digest: Callable[[Path], str | None]) -> str | None:
     """A folder that cannot be read is the engine's to refuse, with its own message."""
     try:
         return digest(folder)
-    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+    except (ModelError, OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         logger.debug("no digest of %s: %s", folder, error)
         return None

@@ -133,8 +133,8 @@ def test_a_template_is_found_in_config_list_and_file(tmp_path: Path) -> None:
     ("name", "content", "message"),
     [
         ("chat_template.jinja", b"\xff", "chat_template.jinja cannot be read: "),
-        ("tokenizer_config.json", b"\xff", "tokenizer_config.json cannot be read: "),
-        ("tokenizer_config.json", b"[" * 200_000 + b"]" * 200_000, "is not JSON"),
+        ("tokenizer_config.json", b"\xff", "tokenizer_config.json: cannot be read as JSON: "),
+        ("tokenizer_config.json", b"[" * 200_000 + b"]" * 200_000, "cannot be read as JSON"),
     ],
 )
 def test_a_file_that_is_no_template_stops_the_start(tmp_path: Path, name: str, content: bytes, message: str) -> None:
