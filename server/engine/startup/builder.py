@@ -362,6 +362,12 @@ def _engine(
         shares_pages=settings.prefix_caching,
     )
     runs_ahead = settings.run_ahead and subject.device.type == "cuda"
+    if not config.eos_token_ids and not subject.pools:
+        logger.warning(
+            "%s: no file names an end token (eos_token_id of config.json or generation_config.json, eos_token of "
+            "tokenizer_config.json or special_tokens_map.json): each answer ends at max_tokens or at a request's stop",
+            subject.folder,
+        )
     options = EngineOptions(config.vocab_size, config.eos_token_ids, settings.seed, runs_ahead)
     return Engine(
         scheduler,

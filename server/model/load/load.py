@@ -33,6 +33,7 @@ from server.model.load.interleaved import interleaved_pieces, interleaved_tensor
 from server.model.load.json_file import read_object
 from server.model.load.pooling import MODULES_FILE
 from server.model.load.shards import empty_shard, pieces_of
+from server.model.load.tokenizer_files import end_token_ids
 from server.model.tensor_views import checkpoint_views
 from server.settings import LoadFormat
 
@@ -74,7 +75,10 @@ def resolve_model(model: str, load_format: LoadFormat, *, download: Download = s
 
 
 def load_config(folder: Path) -> ModelConfig:
-    """The model's architecture from config.json, its end tokens also from generation_config.json.
+    """The model's architecture from config.json, its end tokens from the union of the folder's files.
+
+    Those are also generation_config.json, tokenizer_config.json and special_tokens_map.json: a fine-tuned chat model
+    often has its real end token in one of them alone.
 
     Raises ModelError that names the file, the field, and what is expected or supported.
     """
@@ -106,8 +110,8 @@ def _read_config(folder: Path, path: Path, values: dict[str, object]) -> ModelCo
             "quantization_config", "quantized checkpoints of this family are not supported"
         )
     values = dict(text_part(values))
-    if (folder / GENERATION_FILE).is_file():
-        values = values | {"eos_token_id": _all_end_tokens(values, read_object(folder / GENERATION_FILE))}
+    generation = read_object(folder / GENERATION_FILE) if (folder / GENERATION_FILE).is_file() else {}
+    values |= {"eos_token_id": _all_end_tokens(values, generation, _end_tokens_of_tokenizer(folder, values))}
     return family.read_config(Fields(values, str(path)))
 
 
@@ -225,10 +229,17 @@ def _fill_dummy(target: Tensor, generator: torch.Generator) -> None:
         target.fill_(_DUMMY_SCALE)
 
 
-def _all_end_tokens(config: dict[str, object], generation: dict[str, object]) -> list[object]:
-    """Return the end tokens of both files, in order, each once."""
+def _end_tokens_of_tokenizer(folder: Path, config: dict[str, object]) -> list[int]:
+    """Return the tokenizer's own end tokens, without those that the model has no row for and so cannot write."""
+    vocab_size = config.get("vocab_size")
+    ids = end_token_ids(folder)
+    return [token_id for token_id in ids if token_id < vocab_size] if isinstance(vocab_size, int) else ids
+
+
+def _all_end_tokens(config: dict[str, object], generation: dict[str, object], others: list[int]) -> list[object]:
+    """Return the end tokens of both files and the others, in order, each once."""
     found: list[object] = []
-    for value in (config.get("eos_token_id"), generation.get("eos_token_id")):
+    for value in (config.get("eos_token_id"), generation.get("eos_token_id"), others):
         found += value if isinstance(value, list) else [] if value is None else [value]
     return list(
         {repr(token): token for token in found}.values()

@@ -102,6 +102,18 @@ def test_end_tokens_of_both_files_are_joined(
     assert load_config(folder).eos_token_ids == expected
 
 
+@pytest.mark.parametrize(("text", "expected"), [("<|im_end|>", (2, 9, 7)), ("<|far|>", (2, 9)), ("<|none|>", (2, 9))])
+def test_the_tokenizers_own_end_token_ends_answers_too(text: str, expected: tuple[int, ...], tmp_path: Path) -> None:
+    folder = write(tmp_path, {"eos_token_id": 2}, {"eos_token_id": 9})
+    added = [{"id": 7, "content": "<|im_end|>"}, {"id": 97, "content": "<|far|>"}]  # the model has 97 rows
+    model = {"type": "WordLevel", "vocab": {str(i): i for i in range(7)}, "unk_token": "0"}
+    flags = {"special": True, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    tokenizer = {"version": "1.0", "model": model, "added_tokens": [flags | token for token in added]}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": text}))
+    assert load_config(folder).eos_token_ids == expected
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
