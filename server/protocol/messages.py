@@ -3,6 +3,8 @@
 Typed msgpack, never pickle. Times are seconds of the monotonic clock, which both processes share.
 """
 
+import struct
+from collections.abc import Iterable, Iterator
 from enum import Enum
 from secrets import token_hex
 from typing import Protocol
@@ -269,14 +271,39 @@ class RequestTimes(msgspec.Struct, frozen=True, array_like=True):
     num_cached_tokens: int  # of the prompt, found in the prefix cache
 
 
-class TokenScores(msgspec.Struct, frozen=True, array_like=True):
-    """Natural log probabilities of the tokens from `position` on, each given all before it, before any penalty."""
+class TokenScores(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Natural log probabilities of the tokens from `position` on, each given all before it, before any penalty.
+
+    packed  of each token, little endian: its log probability (fp32), its rank among all tokens there (uint32, 1 is the
+            likeliest), the ids of the likeliest tokens (uint32 each) and their log probabilities (fp32 each)
+
+    As bytes a value takes 4 bytes in both processes; as Python's numbers in lists 40 and, of a long prompt, a second of
+    the collector of garbage.
+    """
 
     position: int
-    logprobs: list[float]
-    top_ids: list[list[int]]  # of each: the likeliest tokens there
-    top_logprobs: list[list[float]]
-    ranks: list[int] = []  # of each among all tokens there; 1 is the likeliest
+    num_top: int
+    packed: bytes
+
+    @classmethod
+    def of(cls, position: int, num_top: int, rows: Iterable[Iterable[float]]) -> "TokenScores":
+        """Pack rows of a log probability, a rank, `num_top` ids and as many log probabilities."""
+        pack, num_ids = _row_of_scores(num_top).pack, 1 + num_top
+        packed = (pack(logprob, *map(int, rest[:num_ids]), *rest[num_ids:]) for logprob, *rest in rows)
+        return cls(position, num_top, b"".join(packed))
+
+    def __len__(self) -> int:
+        return len(self.packed) // _row_of_scores(self.num_top).size
+
+    def rows(self) -> Iterator[tuple[float, int, tuple[int, ...], tuple[float, ...]]]:
+        """Yield of each token: log probability, rank, the likeliest tokens, their log probabilities."""
+        end = 2 + self.num_top
+        for row in _row_of_scores(self.num_top).iter_unpack(self.packed):
+            yield row[0], row[1], row[2:end], row[end:]
+
+
+def _row_of_scores(num_top: int) -> struct.Struct:
+    return struct.Struct(f"<fI{num_top}I{num_top}f")  # 0.3 us
 
 
 class TokenDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -127,9 +127,9 @@ def usage_of(num_prompt: int, num_tokens: int, num_cached: int = 0) -> dict[str,
 
 
 def scores_of(position: int, token_ids: Sequence[int], num_top: int) -> TokenScores:
-    """Scores that a test can foretell: the log probability is a tenth of the negative id; 0, 1, ... are likeliest."""
-    top = [[*range(num_top)]] * len(token_ids), [[-i / 10 for i in range(num_top)]] * len(token_ids)
-    return TokenScores(position, [-it / 10 for it in token_ids], *top, [it + 1 for it in token_ids])
+    """Scores that a test can foretell: the log probability is an eighth of the negative id; 0, 1, ... are likeliest."""
+    top = [*range(num_top), *(-i / 8 for i in range(num_top))]
+    return TokenScores.of(position, num_top, ([-it / 8, it + 1, *top] for it in token_ids))
 
 
 def _scored(delta: TokenDelta, prompt: list[int], num_before: int, sampling: SamplingParams) -> TokenDelta:

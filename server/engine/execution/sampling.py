@@ -1,6 +1,6 @@
 """Sampling of each row's token from its logits, kept on the device; log probabilities of tokens."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import accumulate, chain
 from typing import TypeVar
@@ -204,16 +204,14 @@ def scores_to_host(scores: Tensor) -> Callable[[], list[list[float]]]:
     return read
 
 
-def token_scores(position: int, rows: list[list[float]], num_top: int) -> TokenScores:
+def token_scores(position: int, rows: Iterable[list[float]], num_top: int) -> TokenScores:
     """Return the scores of tokens from `position` on, made of rows of `score`, with `num_top` likeliest tokens each."""
-    most = len(rows[0]) // 2 - 1 if rows else 0
-    return TokenScores(
-        position,
-        [row[0] for row in rows],
-        [[int(token_id) for token_id in row[2 : 2 + num_top]] for row in rows],
-        [row[2 + most : 2 + most + num_top] for row in rows],
-        [int(row[1]) for row in rows],
-    )
+
+    def cut(row: list[float]) -> list[float]:
+        most = len(row) // 2 - 1
+        return row if most == num_top else [*row[: 2 + num_top], *row[2 + most : 2 + most + num_top]]
+
+    return TokenScores.of(position, num_top, map(cut, rows))
 
 
 def score_prompts(
@@ -234,7 +232,7 @@ def score_prompts(
         successors = seq.tokens[first : end + 1]
         part = hidden[starts[row] : starts[row] + len(successors)]
         rows = chain.from_iterable(_sliced_scores(logits_of, part, successors, num_top, max_logits))
-        found[row] = token_scores(first, list(rows), num_top)
+        found[row] = token_scores(first, rows, num_top)
     return found
 
 

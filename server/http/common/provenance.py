@@ -4,7 +4,8 @@ The guard's responder adds the headers to every answer of a request with a recor
 them. The object has the same facts, from the same record.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ from starlette.types import Scope
 
 from kernels.vocabulary.buckets import bucket_of
 from server.errors import InvalidHeader
+from server.http.common.json_pieces import JsonInPieces
 from server.supervisor.requests import AttestationRequests
 from server.telemetry.request import RequestRecord
 
@@ -96,6 +98,22 @@ def with_provenance(answer: bytes, provenance: Provenance) -> bytes:
     return b"".join((answer[:end], b',"', FIELD.encode(), b'":', msgspec.json.encode(fields), answer[end:]))
 
 
-def json_response(body: bytes, provenance: Callable[[], Provenance] | None) -> Response:
+def json_response(body: bytes | Iterator[bytes], provenance: Callable[[], Provenance] | None) -> Response:
     """Respond with a whole answer; `provenance`: names its kernels, where the request asks for them."""
-    return Response(body if provenance is None else with_provenance(body, provenance()), media_type="application/json")
+    if not isinstance(body, bytes):
+        pieces = named_pieces(body, provenance)
+        body, second = next(pieces), next(pieces, None)
+        if second is not None:
+            return JsonInPieces(chain((body, second), pieces))
+    elif provenance is not None:
+        body = with_provenance(body, provenance())
+    return Response(body, media_type="application/json")
+
+
+def named_pieces(answer: Iterator[bytes], provenance: Callable[[], Provenance] | None) -> Iterator[bytes]:
+    """The pieces of an answer, the last of them with the field `hallmark`, where the request asks for it."""
+    last = next(answer)
+    for piece in answer:
+        yield last
+        last = piece
+    yield last if provenance is None else with_provenance(last, provenance())

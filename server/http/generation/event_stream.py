@@ -1,7 +1,7 @@
 """An answer of one prompt that is written while it comes, as server-sent events of any protocol."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 import msgspec
@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from server.edge.context import send_of
+from server.http.common.json_pieces import send_pieces
 from server.http.common.provenance import Provenance, json_response, with_provenance
 from server.http.generation.admitted import Admitted
 from server.http.generation.pieces import Piece
@@ -68,15 +69,24 @@ class AnswerStream(Response):
         return last if self._provenance is None else with_provenance(last, self._provenance())
 
 
+async def send_events(send: Send, events: bytes | Iterator[bytes]) -> None:
+    """Send events, whole or in pieces, of a stream that goes on; nothing for none."""
+    if not isinstance(events, bytes):
+        await send_pieces(send, events, more_body=True)
+    elif events:
+        await send({"type": "http.response.body", "body": events, "more_body": True})
+
+
 async def write_rest(
-    send: Send, rest: AsyncGenerator[Piece], events_of: Callable[[Piece], bytes], last: Callable[[], bytes]
+    send: Send,
+    rest: AsyncGenerator[Piece],
+    events_of: Callable[[Piece], bytes | Iterator[bytes]],
+    last: Callable[[], bytes],
 ) -> None:
     """Write the events of all pieces behind the first, and those of the end."""
     await asyncio.sleep(0)  # the loop writes when this task pauses, so before what is left to do for a first token
     async for piece in rest:
-        events = events_of(piece)
-        if events:
-            await send({"type": "http.response.body", "body": events, "more_body": True})
+        await send_events(send, events_of(piece))
     await send({"type": "http.response.body", "body": last()})
     await asyncio.sleep(0)  # so too before the log and the metrics of its end
 

@@ -2,12 +2,13 @@
 
 import abc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
+from server.http.common.json_pieces import json_pieces
 from server.http.generation.pieces import Piece
 from server.http.openai.details import Details, Fields
 from server.text.answer.deltas import (
@@ -21,6 +22,7 @@ from server.text.answer.deltas import (
 )
 
 DONE = b"data: [DONE]\n\n"
+Events = bytes | Iterator[bytes]  # in pieces where an event may be long: it has the details of a prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ class AnswerFormat(abc.ABC):
         """Events before the first text."""
 
     @abc.abstractmethod
-    def event(self, piece: Piece) -> bytes:
+    def event(self, piece: Piece) -> Events:
         """The events of a piece; empty when it has neither text nor a finish reason."""
 
     @abc.abstractmethod
@@ -72,7 +74,7 @@ class AnswerFormat(abc.ABC):
         """The event of a choice's text, which is not empty."""
 
     @abc.abstractmethod
-    def opened(self, first: Piece) -> bytes:
+    def opened(self, first: Piece) -> Events:
         """The events of the first piece, never empty: a reader must see that the first token is there."""
 
     @abc.abstractmethod
@@ -83,8 +85,8 @@ class AnswerFormat(abc.ABC):
         """The body of an answer that is no stream."""
 
     @abc.abstractmethod
-    def whole_with_details(self, pieces: list[Piece], usage: Usage) -> bytes:
-        """The same, with details: of one piece a choice, in their order."""
+    def whole_with_details(self, pieces: list[Piece], usage: Usage) -> Iterator[bytes]:
+        """The same in pieces, with details: of one piece a choice, in their order."""
 
     def _detailed(self, piece: Piece) -> tuple[Piece, Fields, Fields]:
         """The piece as it is given out, more fields of its choice, and fields beside the choices."""
@@ -101,6 +103,11 @@ class AnswerFormat(abc.ABC):
     def _chunk(
         self, kind: str, prefix: str, choices: list[Fields], usage: Usage | None = None, beside: Fields | None = None
     ) -> bytes:
+        return b"".join(self._chunk_pieces(kind, prefix, choices, usage, beside))
+
+    def _chunk_pieces(
+        self, kind: str, prefix: str, choices: list[Fields], usage: Usage | None = None, beside: Fields | None = None
+    ) -> Iterator[bytes]:
         body: dict[str, Any] = {
             "id": f"{prefix}-{self.unique_id}",
             "object": kind,
@@ -114,30 +121,31 @@ class AnswerFormat(abc.ABC):
             usage = self.usage_now()
         if self.has_usage_chunk or usage is not None:
             body["usage"] = usage.as_dict() if usage else None
-        return b"data: " + msgspec.json.encode(body) + b"\n\n"
+        return json_pieces(body, before=b"data: ", behind=b"\n\n")
 
-    def _whole(
+    def _whole(self, kind: str, prefix: str, choices: list[Fields], usage: Usage) -> bytes:
+        return msgspec.json.encode(self._body(kind, prefix, choices, usage))
+
+    def _body(
         self, kind: str, prefix: str, choices: list[Fields], usage: Usage, beside: Fields | None = None
-    ) -> bytes:
-        return msgspec.json.encode(
-            {
-                "id": f"{prefix}-{self.unique_id}",
-                "object": kind,
-                "created": self.created,
-                "model": self.model,
-                "system_fingerprint": self.system_fingerprint,
-                "choices": choices,
-                "usage": usage.as_dict(),
-                **(beside or {}),
-            }
-        )
+    ) -> Fields:
+        return {
+            "id": f"{prefix}-{self.unique_id}",
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.system_fingerprint,
+            "choices": choices,
+            "usage": usage.as_dict(),
+            **(beside or {}),
+        }
 
 
 class CompletionFormat(AnswerFormat):
     def opening(self, num_choices: int) -> bytes:  # noqa: ARG002 -- a chat's role
         return b""
 
-    def event(self, piece: Piece) -> bytes:
+    def event(self, piece: Piece) -> Events:
         has_details = self.details is not None and bool(piece.token_ids)
         if not piece.text and piece.finish_reason is None and not has_details:
             return b""
@@ -149,10 +157,10 @@ class CompletionFormat(AnswerFormat):
     def _empty(self, index: int) -> bytes:
         return self._chunk("text_completion", "cmpl", [_text_choice(index, "", None)])
 
-    def opened(self, first: Piece) -> bytes:
+    def opened(self, first: Piece) -> Events:
         if first.finish_reason is None and self.details is None:
             return self.text_event(first.index, first.text)
-        return self._chunk("text_completion", "cmpl", [self._choice(first)])
+        return self._chunk_pieces("text_completion", "cmpl", [self._choice(first)])
 
     def usage_event(self, usage: Usage) -> bytes:
         return self._chunk("text_completion", "cmpl", [], usage)
@@ -162,8 +170,8 @@ class CompletionFormat(AnswerFormat):
         choices = [_text_choice(i, it.content, reason) for i, (it, reason) in enumerate(both)]
         return self._whole("text_completion", "cmpl", choices, usage)
 
-    def whole_with_details(self, pieces: list[Piece], usage: Usage) -> bytes:
-        return self._whole("text_completion", "cmpl", [self._choice(piece) for piece in pieces], usage)
+    def whole_with_details(self, pieces: list[Piece], usage: Usage) -> Iterator[bytes]:
+        return json_pieces(self._body("text_completion", "cmpl", [self._choice(piece) for piece in pieces], usage))
 
     def _choice(self, piece: Piece) -> Fields:
         piece, more, _ = self._detailed(piece)
@@ -204,7 +212,7 @@ class ChatFormat(AnswerFormat):
         ]
         return self._whole("chat.completion", "chatcmpl", choices, usage)
 
-    def whole_with_details(self, pieces: list[Piece], usage: Usage) -> bytes:
+    def whole_with_details(self, pieces: list[Piece], usage: Usage) -> Iterator[bytes]:
         choices: list[Fields] = []
         beside: Fields = {}
         for piece in pieces:
@@ -213,7 +221,7 @@ class ChatFormat(AnswerFormat):
             choice = {"index": piece.index, "message": message, "logprobs": None, "finish_reason": piece.finish_reason}
             choices.append(choice | more)
             beside |= others
-        return self._whole("chat.completion", "chatcmpl", choices, usage, beside)
+        return json_pieces(self._body("chat.completion", "chatcmpl", choices, usage, beside))
 
     def text_event(self, index: int, text: str) -> bytes:
         return self._text_event(index, text, self._empty, b'"content":')

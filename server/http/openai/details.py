@@ -1,12 +1,13 @@
 """Details of an answer that a request may ask for: log probabilities, token ids, its prompt."""
 
 import abc
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import Any
 
 from server.errors import InvalidValue
+from server.http.common.json_pieces import LazyList
 from server.http.generation.pieces import Job, Piece
 from server.http.openai.requests import ChatRequest, CompletionRequest, GenerationRequest
 from server.protocol.messages import TokenScores
@@ -23,6 +24,9 @@ class _Score:
     logprob: float
     rank: int
     likeliest: list[tuple[int, float]]
+
+
+_Scores = Callable[[], Iterator[_Score]]  # makes them anew: as Python's objects a long prompt's take a gigabyte
 
 
 def check_details(fields: GenerationRequest) -> None:
@@ -53,7 +57,7 @@ class Details(abc.ABC):
         self._jobs = jobs
         self._tokenizer = tokenizer
         self._begun: set[int] = set()  # choices of which a piece was seen
-        self._of_prompts: dict[int, list[_Score]] = {}  # by the number of the prompt
+        self._of_prompts: dict[int, Sequence[TokenScores]] = {}  # by the number of the prompt
 
     def of(self, piece: Piece) -> tuple[Piece, Fields, Fields]:
         """The piece as it is given out, the fields of its choice, and those beside the choices."""
@@ -62,14 +66,18 @@ class Details(abc.ABC):
         self._begun.add(piece.index)
         num_prompt, prompt = len(job.prompt_token_ids), piece.index // self._fields.n
         if is_first and prompt not in self._of_prompts:
-            self._of_prompts[prompt] = list(_scores(piece.scores, range(1, num_prompt)))
-        answer = list(_scores(piece.scores, range(num_prompt, 2**63)))[: len(piece.token_ids)]
-        return self._made(piece, is_first, self._of_prompts.get(prompt, []), answer)
+            self._of_prompts[prompt] = piece.scores
+        scores = self._of_prompts.get(prompt, ())
+        num_answer = len(piece.token_ids)
+        return self._made(
+            piece,
+            is_first,
+            lambda: _scores(scores, range(1, num_prompt)),
+            lambda: islice(_scores(piece.scores, range(num_prompt, 2**63)), num_answer),
+        )
 
     @abc.abstractmethod
-    def _made(
-        self, piece: Piece, is_first: bool, prompt: list[_Score], answer: list[_Score]
-    ) -> tuple[Piece, Fields, Fields]:
+    def _made(self, piece: Piece, is_first: bool, prompt: _Scores, answer: _Scores) -> tuple[Piece, Fields, Fields]:
         """`prompt`: scores of the prompt from its second token on; `answer`: those of the piece's tokens."""
 
     def _name(self, token_id: int) -> str:
@@ -78,20 +86,23 @@ class Details(abc.ABC):
     def _text(self, token_id: int) -> str:
         return self._tokenizer.names.text_of(token_id)
 
-    def _prompt_logprobs(self, token_ids: Sequence[int], scores: list[_Score]) -> list[dict[str, Fields] | None]:
+    def _prompt_logprobs(self, token_ids: Sequence[int], scores: _Scores) -> LazyList:
         """Write a prompt's log probabilities as vLLM does: token id to log probability, rank and text at each place."""
         num_top = self._fields.prompt_logprobs or 0
-        found: list[dict[str, Fields] | None] = [None]
-        for token_id, score in zip(token_ids[1:], scores, strict=True):
-            ranked = {token: (value, rank) for rank, (token, value) in enumerate(score.likeliest[:num_top], start=1)}
-            ranked.setdefault(token_id, (score.logprob, score.rank))
-            found.append(
-                {
+
+        def places() -> Iterator[dict[str, Fields] | None]:
+            yield None
+            for token_id, score in zip(token_ids[1:], scores(), strict=True):
+                ranked = {
+                    token: (value, rank) for rank, (token, value) in enumerate(score.likeliest[:num_top], start=1)
+                }
+                ranked.setdefault(token_id, (score.logprob, score.rank))
+                yield {
                     str(token): {"logprob": value, "rank": rank, "decoded_token": self._text(token)}
                     for token, (value, rank) in ranked.items()
                 }
-            )
-        return found
+
+        return LazyList(places)
 
 
 class CompletionDetails(Details):
@@ -102,19 +113,23 @@ class CompletionDetails(Details):
         self._is_empty = fields.max_tokens == 0  # a token is generated all the same, and not given out
         self._offsets = [0] * len(jobs)  # of each choice: the length of the names so far
 
-    def _made(
-        self, piece: Piece, is_first: bool, prompt: list[_Score], answer: list[_Score]
-    ) -> tuple[Piece, Fields, Fields]:
+    def _made(self, piece: Piece, is_first: bool, prompt: _Scores, answer: _Scores) -> tuple[Piece, Fields, Fields]:
         prompt_ids = self._jobs[piece.index].prompt_token_ids
         if self._is_empty:
-            piece, answer = replace(piece, text="", token_ids=()), []
+            piece = replace(piece, text="", token_ids=())
         found: Fields = {}
         ids = list(piece.token_ids)
-        named: list[tuple[int, _Score | None]] = list(zip(ids, answer, strict=False))
-        if self._has_echo and is_first:
+        has_echo = self._has_echo and is_first
+        if has_echo:
             piece = replace(piece, text=self._tokenizer.decode(prompt_ids) + piece.text)
-            named = [(prompt_ids[0], None), *zip(prompt_ids[1:], prompt, strict=False), *named]
         if self._num_likeliest is not None:
+
+            def named() -> Iterator[tuple[int, _Score | None]]:
+                if has_echo:
+                    yield prompt_ids[0], None
+                    yield from zip(prompt_ids[1:], prompt(), strict=False)
+                yield from zip(ids, answer(), strict=False)
+
             found["logprobs"] = self._logprobs(piece.index, named, self._num_likeliest)
         if self._fields.return_token_ids:
             found |= {"token_ids": ids} | ({"prompt_token_ids": prompt_ids} if is_first else {})
@@ -122,35 +137,41 @@ class CompletionDetails(Details):
             found["prompt_logprobs"] = self._prompt_logprobs(prompt_ids, prompt)
         return piece, found, {}
 
-    def _logprobs(self, index: int, tokens: list[tuple[int, _Score | None]], num_likeliest: int) -> Fields:
+    def _logprobs(
+        self, index: int, tokens: Callable[[], Iterator[tuple[int, _Score | None]]], num_likeliest: int
+    ) -> Fields:
         """OpenAI's legacy object. Nothing precedes a prompt's first token, so it has no probability."""
-        names = [self._name(token_id) for token_id, _ in tokens]
-        ends = [*accumulate(map(len, names), initial=self._offsets[index])]
+        lengths = [len(self._name(token_id)) for token_id, _ in tokens()]
+        ends = [*accumulate(lengths, initial=self._offsets[index])]
         self._offsets[index] = ends[-1]
-        likeliest = []
-        for name, (_, score) in zip(names, tokens, strict=True):
-            top = [] if score is None else score.likeliest[:num_likeliest]
-            named = {self._name(token): value for token, value in top}
-            likeliest.append(None if score is None else named | {name: score.logprob})
+
+        def likeliest() -> Iterator[Fields | None]:
+            for token_id, score in tokens():
+                top = [] if score is None else score.likeliest[:num_likeliest]
+                named = {self._name(token): value for token, value in top}
+                yield None if score is None else named | {self._name(token_id): score.logprob}
+
         return {
-            "tokens": names,
-            "token_logprobs": [None if score is None else score.logprob for _, score in tokens],
-            "top_logprobs": likeliest,
+            "tokens": LazyList(lambda: (self._name(token_id) for token_id, _ in tokens())),
+            "token_logprobs": LazyList(lambda: (None if score is None else score.logprob for _, score in tokens())),
+            "top_logprobs": LazyList(likeliest),
             "text_offset": ends[:-1],
         }
 
 
 class ChatDetails(Details):
-    def _made(
-        self, piece: Piece, is_first: bool, prompt: list[_Score], answer: list[_Score]
-    ) -> tuple[Piece, Fields, Fields]:
+    def _made(self, piece: Piece, is_first: bool, prompt: _Scores, answer: _Scores) -> tuple[Piece, Fields, Fields]:
         fields, prompt_ids = self._fields, self._jobs[piece.index].prompt_token_ids
         found: Fields = {}
         beside: Fields = {}
-        if fields.num_likeliest is not None:
-            scored = zip(piece.token_ids, answer, strict=False)
-            content = [self._entry(token_id, score, fields.num_likeliest) for token_id, score in scored]
-            found["logprobs"] = {"content": content, "refusal": None}
+        num_likeliest = fields.num_likeliest
+        if num_likeliest is not None:
+
+            def content() -> Iterator[Fields]:
+                for token_id, score in zip(piece.token_ids, answer(), strict=False):
+                    yield self._entry(token_id, score, num_likeliest)
+
+            found["logprobs"] = {"content": LazyList(content), "refusal": None}
         if fields.return_token_ids:
             found["token_ids"] = list(piece.token_ids)
         if is_first and len(self._begun) == 1:  # a chat has one prompt, whatever its choices
@@ -170,11 +191,9 @@ class ChatDetails(Details):
 def _scores(parts: Iterable[TokenScores], places: range) -> Iterator[_Score]:
     """The scores of the tokens at `places` of a sequence."""
     for part in parts:
-        of_each = zip(part.logprobs, part.ranks, part.top_ids, part.top_logprobs, strict=True)
-        for place, (logprob, rank, ids, values) in enumerate(of_each, start=part.position):
+        for place, (logprob, rank, ids, values) in enumerate(part.rows(), start=part.position):
             if place in places:
-                likeliest = zip(ids, map(_finite, values), strict=True)
-                yield _Score(_finite(logprob), rank, [*likeliest])
+                yield _Score(_finite(logprob), rank, [*zip(ids, map(_finite, values), strict=True)])
 
 
 def _finite(logprob: float) -> float:

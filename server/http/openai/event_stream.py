@@ -1,16 +1,17 @@
 """An answer that is written while it comes, as server-sent events."""
 
 from collections.abc import AsyncGenerator, Callable
+from itertools import chain
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from server.edge.context import send_of
 from server.edge.direct_stream import DirectStream
-from server.http.common.provenance import Provenance, with_provenance
-from server.http.generation.event_stream import HEAD, write_rest
+from server.http.common.provenance import Provenance, named_pieces, with_provenance
+from server.http.generation.event_stream import HEAD, send_events, write_rest
 from server.http.generation.pieces import Piece
-from server.http.openai.answers import DONE, AnswerFormat, Usage
+from server.http.openai.answers import DONE, AnswerFormat, Events, Usage
 
 
 class EventStream(Response):
@@ -48,9 +49,9 @@ class EventStream(Response):
             events = self._events(self._first, shape.event(self._first))
         else:
             await send(HEAD)
-            events = shape.opening(self._num_choices) + self._events(self._first, shape.opened(self._first))
-        if events:
-            await send({"type": "http.response.body", "body": events, "more_body": True})
+            opening, events = shape.opening(self._num_choices), self._events(self._first, shape.opened(self._first))
+            events = opening + events if isinstance(events, bytes) else chain((opening,), events)
+        await send_events(send, events)
         if self._direct is not None:
             self._direct.is_open = True
         await write_rest(send, self._rest, lambda piece: self._events(piece, shape.event(piece)), self._last)
@@ -59,12 +60,14 @@ class EventStream(Response):
         usage = b"" if self._usage is None else self._named(self._shape.usage_event(self._usage()))
         return usage + DONE
 
-    def _events(self, piece: Piece, events: bytes) -> bytes:
+    def _events(self, piece: Piece, events: Events) -> Events:
         """The events of a piece; those of the last end with the stream's last chunk, but for one with the usage."""
         if piece.finish_reason is None:
             return events
         self._num_open -= 1
-        return events if self._num_open or self._usage is not None else self._named(events)
+        if self._num_open or self._usage is not None:
+            return events
+        return self._named(events) if isinstance(events, bytes) else named_pieces(events, self._provenance)
 
     def _named(self, events: bytes) -> bytes:
         return events if self._provenance is None else with_provenance(events, self._provenance())

@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -105,7 +105,9 @@ def _direct_stream(request: Request, shape: AnswerFormat) -> DirectStream | None
         return None
 
     def first_events(text: str) -> bytes:
-        return shape.opening(1) + shape.opened(Piece(0, text, None))
+        opened = shape.opened(Piece(0, text, None))
+        assert isinstance(opened, bytes)  # a plain answer has no details
+        return shape.opening(1) + opened
 
     event = partial(shape.text_event, 0)
     return DirectStream(writer, send_of(request.scope), HEAD, first_events=first_events, event=event)
@@ -113,7 +115,7 @@ def _direct_stream(request: Request, shape: AnswerFormat) -> DirectStream | None
 
 async def _whole(
     shape: AnswerFormat, answer: AsyncGenerator[Piece], record: RequestRecord, prepared: Prepared
-) -> bytes:
+) -> bytes | Iterator[bytes]:
     num_answers = len(prepared.jobs)
     if prepared.details is None:
         answers, finish_reasons = await collected(answer, num_answers)
@@ -122,8 +124,7 @@ async def _whole(
     async for piece in answer:
         found[piece.index].append(piece)
     usage = usage_of(record, prepared)
-    # Off the event loop: naming 32k tokens takes 0.1 s.
-    return await asyncio.to_thread(lambda: shape.whole_with_details([joined(pieces) for pieces in found], usage))
+    return shape.whole_with_details([joined(pieces) for pieces in found], usage)
 
 
 async def collected(answer: AsyncGenerator[Piece], num_answers: int) -> tuple[list[Answer], list[str]]:

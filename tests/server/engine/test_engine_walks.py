@@ -201,7 +201,7 @@ class Walk:
 def scores_of(session: Session, name: str) -> list[float]:
     """The log probabilities that came with a request's tokens."""
     deltas = [delta for output in session.outputs for delta in output.deltas if delta.request_id == name]
-    return [value for delta in deltas for part in delta.scores for value in part.logprobs]
+    return [value for delta in deltas for part in delta.scores for value, *_ in part.rows()]
 
 
 def num_prompt_scores(walk: Walk, name: str) -> int:

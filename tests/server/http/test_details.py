@@ -1,22 +1,26 @@
 """Details of answers beside their text: log probabilities, token ids, their prompts, usage so far."""
 
+import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import pytest
 from edge_fakes import events, saying, served, usage_of
 
+from server.http.common.json_pieces import PIECE_BYTES, LazyList, json_pieces
+
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 USER = [{"role": "user", "content": "Hi"}]
-# By the fakes' scores: a token's log probability is a tenth of its negative id, the likeliest are tokens 0, 1, ...
+# By the fakes' scores: a token's log probability is an eighth of its negative id, the likeliest are tokens 0, 1, ...
 
 
 def entry(text: str, top: int = 0) -> dict[str, Any]:
-    likeliest = [{"token": chr(i), "logprob": -i / 10, "bytes": [i]} for i in range(top)]
-    return {"token": text, "logprob": -ord(text) / 10, "bytes": [ord(text)], "top_logprobs": likeliest}
+    likeliest = [{"token": chr(i), "logprob": -i / 8, "bytes": [i]} for i in range(top)]
+    return {"token": text, "logprob": -ord(text) / 8, "bytes": [ord(text)], "top_logprobs": likeliest}
 
 
-END = {"token": "<|end|>", "logprob": -25.6, "bytes": [*b"<|end|>"]}
+END = {"token": "<|end|>", "logprob": -32.0, "bytes": [*b"<|end|>"]}
 
 
 def test_a_chat_gives_each_token_with_its_log_probability(folder: Path) -> None:
@@ -66,8 +70,8 @@ def test_a_completion_echoes_its_prompt_with_log_probabilities(folder: Path, str
             for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")
         }
         assert found["tokens"] == [*prompt, "d", "e", "f", "<|end|>"]
-        expected = [-ord(char) / 10 for char in f"{prompt}def"][1:]
-        assert found["token_logprobs"] == [None, *expected, -25.6]
+        expected = [-ord(char) / 8 for char in f"{prompt}def"][1:]
+        assert found["token_logprobs"] == [None, *expected, -32.0]
         assert found["top_logprobs"][:2] == [None, {"\x00": 0.0, prompt[1]: expected[0]}]
         assert found["text_offset"] == [*range(len(prompt) + 4)]
     sampling = it.engine.submitted[0][2]
@@ -93,7 +97,7 @@ def test_tokens_may_be_named_by_their_ids(folder: Path) -> None:
     fields = {"prompt": [97, 98], "echo": True, "logprobs": 1, "max_tokens": 0, "return_tokens_as_token_ids": True}
     [choice] = served(folder).post(COMPLETIONS, fields).json()["choices"]
     assert choice["logprobs"]["tokens"] == ["token_id:97", "token_id:98"]
-    assert choice["logprobs"]["top_logprobs"] == [None, {"token_id:0": 0.0, "token_id:98": -9.8}]
+    assert choice["logprobs"]["top_logprobs"] == [None, {"token_id:0": 0.0, "token_id:98": -12.25}]
     chat = {"messages": USER, "logprobs": True, "return_tokens_as_token_ids": True}
     [choice] = served(folder, saying("a")).post(CHAT, chat).json()["choices"]
     assert choice["logprobs"]["content"][0] == {
@@ -105,7 +109,7 @@ def test_tokens_may_be_named_by_their_ids(folder: Path) -> None:
 def test_prompt_logprobs_are_as_vllm_gives_them(folder: Path) -> None:
     of_b = {
         "0": {"logprob": 0.0, "rank": 1, "decoded_token": "\x00"},
-        "98": {"logprob": -9.8, "rank": 99, "decoded_token": "b"},
+        "98": {"logprob": -12.25, "rank": 99, "decoded_token": "b"},
     }
     body = served(folder).post(COMPLETIONS, {"prompt": "ab", "prompt_logprobs": 1, "return_token_ids": True}).json()
     assert body["choices"][0]["prompt_logprobs"] == [None, of_b]
@@ -114,6 +118,32 @@ def test_prompt_logprobs_are_as_vllm_gives_them(folder: Path) -> None:
     chat = served(folder).post(CHAT, {"messages": USER, "prompt_logprobs": 0, "return_token_ids": True, "n": 2}).json()
     assert len(chat["prompt_logprobs"]) == len(chat["prompt_token_ids"]) == len("[user]Hi[assistant]")
     assert list(chat["prompt_logprobs"][1]) == [str(ord("u"))]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_long_details_are_written_in_pieces(folder: Path, stream: bool) -> None:
+    prompt = [97 + i % 26 for i in range(60)]
+    fields = {"prompt": [prompt] * 8, "echo": True, "logprobs": 20, "max_tokens": 1, "stream": stream, "hallmark": True}
+    answer = served(folder, saying("d")).post(COMPLETIONS, fields)
+    chunks: list[Any] = events(answer)[:-1] if stream else [answer.json()]
+    assert "content-length" not in answer.headers
+    for index in range(8):
+        choices = [choice for chunk in chunks for choice in chunk["choices"] if choice["index"] == index]
+        found = [value for choice in choices for value in choice["logprobs"]["token_logprobs"]]
+        assert found == [None, *(-token_id / 8 for token_id in prompt[1:]), -12.5, -32.0]
+        assert {len(top) for choice in choices for top in choice["logprobs"]["top_logprobs"] if top} == {21}
+    assert chunks[-1]["hallmark"]["status"] == "provisional"
+
+
+def test_a_lazy_list_is_never_in_memory_whole() -> None:
+    document = {"a\x00": [1], "b": LazyList(lambda: ([i, "\x00"] for i in range(200_000))), "c": LazyList(lambda: ())}
+    tracemalloc.start()
+    num_bytes = sum(map(len, json_pieces(document)))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 8 * PIECE_BYTES < num_bytes
+    wanted = {"a\x00": [1], "b": [[i, "\x00"] for i in range(200_000)], "c": []}
+    assert json.loads(b"".join(json_pieces(document))) == wanted
 
 
 def test_every_chunk_may_have_the_usage_so_far(folder: Path) -> None:

@@ -6,7 +6,7 @@ from server.protocol.messages import AttentionUse, FinishReason, RequestTimes, T
 from server.supervisor.streams import OpenStream, Streams
 
 TIMES = RequestTimes(1.0, 2.0, 3.0, 1, 0)
-SCORES = (TokenScores(1, [-0.5], [[7]], [[-0.5]]),)
+SCORES = (TokenScores.of(1, 1, [[-0.5, 1, 7, -0.5]]),)
 USE = [AttentionUse("decode", "sdpa.cpu", "proven", [])]
 
 

@@ -169,7 +169,7 @@ def main() -> None:
     session.drain()
     deltas = [delta for output in session.outputs for delta in output.deltas]
     found["numbers"] = [
-        *[value for it in deltas for scores in it.scores for value in scores.logprobs],
+        *[value for it in deltas for scores in it.scores for value, *_ in scores.rows()],
         *[float(value) for it in deltas if it.pooled is not None for value in np.frombuffer(it.pooled, "<f4")],
     ]
 

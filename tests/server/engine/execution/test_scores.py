@@ -59,18 +59,19 @@ def check(model: LlamaForCausalLM, session: Session, name: str, prompt: list[int
     scores = [part for delta in deltas(session, name) for part in delta.scores]
     first = 1 if sampling.prompt_logprobs is not None else len(prompt)
     last = len(tokens) if sampling.logprobs is not None else len(prompt)
-    assert [part.position + i for part in scores for i in range(len(part.logprobs))] == list(range(first, last))
+    assert [part.position + i for part in scores for i in range(len(part))] == list(range(first, last))
     for delta in deltas(session, name)[1:]:
-        assert [len(part.logprobs) for part in delta.scores] == [1] * (sampling.logprobs is not None)
-    for part in scores:
+        assert [*map(len, delta.scores)] == [1] * (sampling.logprobs is not None)
+    for part in filter(len, scores):
         num_top = sampling.prompt_logprobs if part.position < len(prompt) else sampling.logprobs
-        before = wanted[part.position - 1 : part.position - 1 + len(part.logprobs)]
-        own = before.gather(1, torch.tensor(tokens[part.position :][: len(part.logprobs)])[:, None])
-        torch.testing.assert_close(torch.tensor(part.logprobs), own.squeeze(1), atol=1e-4, rtol=0)
-        assert part.ranks == (before >= own).sum(1).tolist()
+        before = wanted[part.position - 1 : part.position - 1 + len(part)]
+        own = before.gather(1, torch.tensor(tokens[part.position :][: len(part)])[:, None])
+        logprobs, ranks, ids, values = zip(*part.rows(), strict=True)
+        torch.testing.assert_close(torch.tensor(logprobs), own.squeeze(1), atol=1e-4, rtol=0)
+        assert [*ranks] == (before >= own).sum(1).tolist()
         top = before.topk(num_top or 0)
-        assert part.top_ids == top.indices.tolist()
-        found = torch.tensor(part.top_logprobs, dtype=torch.float32)
+        assert [*map(list, ids)] == top.indices.tolist()
+        found = torch.tensor(values, dtype=torch.float32)
         torch.testing.assert_close(found.flatten(), top.values.flatten(), atol=1e-4, rtol=0)
 
 
@@ -155,7 +156,7 @@ def test_rows_go_through_the_head_in_slices_of_bounded_size() -> None:
     sliced = score_prompts(logits_of, hidden, scored_batch(50), max_logits=70 * 8)
     assert max(sizes) == 8
     assert sum(sizes) == 49  # the last one's successor is no part of the prompt
-    assert sliced[0].logprobs == pytest.approx(whole[0].logprobs)
+    assert [row[0] for row in sliced[0].rows()] == pytest.approx([row[0] for row in whole[0].rows()])
 
 
 def test_only_prompts_that_ask_for_it_are_scored() -> None:

@@ -142,8 +142,7 @@ def test_scores_that_would_fill_no_message_are_refused() -> None:
     )
     for num_top in (0, 1, MAX_LOGPROBS):
         chunk, most = 8192, MOST_PROMPT_LOGPROBS // (1 + num_top)
-        likeliest = [[2**31] * num_top] * chunk, [[-1.5] * num_top] * chunk
-        part = TokenScores(1, [-1.5] * chunk, *likeliest, [2**31] * chunk)
+        part = TokenScores.of(1, num_top, [[-1.5, *[2**31] * (1 + num_top), *[-1.5] * num_top]] * chunk)
         output = StepOutput(drain_one(subject), [TokenDelta("a", [1], scores=(part,) * (most // chunk + 1))])
         assert len(wire.frame(output)) < wire.MAX_FRAME_BYTES  # with short ones beside it
 
