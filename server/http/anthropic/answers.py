@@ -43,6 +43,25 @@ class MessageUsage(Answer):
     output_tokens_details: ThinkingCount | None = None
 
 
+class ClearedThinking(Answer):
+    type: Literal["clear_thinking_20251015"]
+    cleared_thinking_turns: int
+    cleared_input_tokens: int
+
+
+class ClearedToolUses(Answer):
+    type: Literal["clear_tool_uses_20250919"]
+    cleared_tool_uses: int
+    cleared_input_tokens: int
+
+
+class EditsApplied(Answer):
+    applied_edits: list[ClearedThinking | ClearedToolUses] = Field(description="Those that changed the conversation.")
+
+
+_EDITS = Field(None, description="Where the request has `context_management`.")
+
+
 class MessageAnswer(Answer):
     id: str
     type: Literal["message"]
@@ -52,6 +71,8 @@ class MessageAnswer(Answer):
     stop_reason: StopReason | None = Field(description="null in `message_start` alone.")
     stop_sequence: str | None
     usage: MessageUsage
+    context_management: EditsApplied | None = _EDITS
+    left_out_tools: list[str] | None = Field(None, description="Types of tools that the model was not told of.")
     hallmark: Provenance | None = PROVENANCE
 
 
@@ -110,6 +131,7 @@ class MessageDelta(Answer):
     type: Literal["message_delta"]
     delta: StopDelta
     usage: MessageUsage
+    context_management: EditsApplied | None = _EDITS
 
 
 class MessageStop(Answer):
@@ -142,8 +164,15 @@ class MessageEvent(RootModel[_Event]):
     """One of the events of a stream, named by its `type`."""
 
 
+class TokensBefore(Answer):
+    original_input_tokens: int
+
+
 class TokenCount(Answer):
     input_tokens: int
+    context_management: TokensBefore | None = Field(
+        None, description="Where the request has it: the tokens before its edits."
+    )
 
 
 class AnthropicModel(Answer):

@@ -1,18 +1,20 @@
 """Conversion of an Anthropic request into the chat request that says the same."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
 
-from server.errors import InvalidValue
+from server.errors import InvalidValue, UnsupportedField
 from server.http.anthropic.requests import (
     Block,
     CountTokensRequest,
+    FreeToolChoice,
     MessagesRequest,
     NamedToolChoice,
     OutputConfig,
     RedactedThinkingBlock,
+    ServerTool,
     TextBlock,
     ThinkingBlock,
     Tool,
@@ -59,15 +61,35 @@ def prompt_of(fields: CountTokensRequest) -> dict[str, Any]:
         body |= _output(fields.output_config)
     if fields.model is not None:
         body["model"] = fields.model
-    if fields.tools:
-        body["tools"] = [_tool(tool) for tool in fields.tools]
+    tools = [_tool(tool) for tool in fields.tools if isinstance(tool, Tool)]
+    if tools:
+        body["tools"] = tools
     choice = fields.tool_choice
     if choice is not None:
+        _check_choice(choice, fields.tools)
         named = {"type": "function", "function": {"name": choice.name}} if isinstance(choice, NamedToolChoice) else None
         body["tool_choice"] = named or _CHOICES[choice.type]
         if choice.disable_parallel_tool_use:
             body["parallel_tool_calls"] = False
     return body
+
+
+def left_out(fields: CountTokensRequest) -> list[str]:
+    """The types of the tools that the model is not told of: a server would have to run them."""
+    return list(dict.fromkeys(tool.type for tool in fields.tools if isinstance(tool, ServerTool)))
+
+
+def _check_choice(choice: FreeToolChoice | NamedToolChoice, tools: Sequence[Tool | ServerTool]) -> None:
+    """Raises UnsupportedField where the model would have to call a tool that it is not told of."""
+    if choice.type not in ("any", "tool"):
+        return
+    named = choice.name if isinstance(choice, NamedToolChoice) else None
+    if any(isinstance(tool, Tool) and named in (None, tool.name) for tool in tools):
+        return
+    for i, tool in enumerate(tools):
+        if isinstance(tool, ServerTool) and named in (None, tool.name):
+            message = f"tools[{i}]: the type {tool.type!r} is not implemented, and tool_choice asks for a call of it."
+            raise UnsupportedField(message, param=f"tools[{i}].type")
 
 
 def _output(config: OutputConfig) -> dict[str, Any]:

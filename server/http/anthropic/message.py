@@ -1,6 +1,6 @@
 """The answer of /v1/messages as it grows: its blocks, and the events that report them to a client."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -22,7 +22,19 @@ _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool
 class MessageFormat:
     """One answer. Whole or streamed, its blocks are those that the events make."""
 
-    def __init__(self, unique_id: str, model: str, usage: Callable[[], Usage]) -> None:
+    def __init__(
+        self,
+        unique_id: str,
+        model: str,
+        usage: Callable[[], Usage],
+        *,
+        applied_edits: Sequence[Mapping[str, Any]] | None = None,
+        left_out_tools: Sequence[str] = (),
+    ) -> None:
+        """applied_edits   of the conversation; None where the request asks for none
+        left_out_tools  types of tools that the model was not told of"""
+        self._edits = {} if applied_edits is None else {"context_management": {"applied_edits": applied_edits}}
+        self._left_out = {"left_out_tools": left_out_tools} if left_out_tools else {}
         self._id = f"msg_{unique_id}"
         self._model = model
         self._usage = usage
@@ -42,7 +54,7 @@ class MessageFormat:
 
     def closing(self) -> bytes:
         delta = {"stop_reason": self._stop_reason, "stop_sequence": self._stop_sequence}
-        last = {"type": "message_delta", "delta": delta, "usage": self._counts()}
+        last = {"type": "message_delta", "delta": delta, "usage": self._counts(), **self._edits}
         return named_event(last) + named_event({"type": "message_stop"})
 
     def whole(self, pieces: Iterable[Piece]) -> bytes:
@@ -50,7 +62,7 @@ class MessageFormat:
         for piece in pieces:
             for _ in self._events(piece):
                 pass
-        return msgspec.json.encode(self._message(self._counts()))
+        return msgspec.json.encode(self._message(self._counts()) | self._edits)
 
     def _message(self, counts: dict[str, Any]) -> dict[str, Any]:
         return {
@@ -62,6 +74,7 @@ class MessageFormat:
             "stop_reason": self._stop_reason,
             "stop_sequence": self._stop_sequence,
             "usage": counts,
+            **self._left_out,
         }
 
     def _counts(self) -> dict[str, Any]:

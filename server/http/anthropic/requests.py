@@ -29,6 +29,7 @@ _Name = Annotated[Text, Field(min_length=1, max_length=256)]
 class CacheControl(RequestModel):
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
+    scope: Annotated[Text, Field(max_length=64)] | None = None
 
 
 class CachedModel(RequestModel):
@@ -156,7 +157,7 @@ class Turn(RequestModel):
 class Tool(CachedModel):
     unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {
         "allowed_callers": (["direct"],),
-        "defer_loading": (False,),
+        "defer_loading": (False, True),  # the model is told of all tools at once
         "eager_input_streaming": (True, False),  # arguments are streamed as they come either way
         "input_examples": ([],),
     }
@@ -168,41 +169,65 @@ class Tool(CachedModel):
     strict: bool = False
 
 
+_SERVER_TOOLS = (
+    "advisor_20260301",
+    "code_execution_20250522",
+    "code_execution_20250825",
+    "code_execution_20260120",
+    "code_execution_20260521",
+    "mcp_toolset",
+    "tool_search_tool_bm25",
+    "tool_search_tool_bm25_20251119",
+    "tool_search_tool_regex",
+    "tool_search_tool_regex_20251119",
+    "web_fetch_20250910",
+    "web_fetch_20260209",
+    "web_fetch_20260309",
+    "web_fetch_20260318",
+    "web_search_20250305",
+    "web_search_20260209",
+    "web_search_20260318",
+)
+
+
+class ServerTool(RequestModel):
+    """A tool that Anthropic's servers run. The model is not told of it, whatever its options are."""
+
+    is_open: ClassVar[bool] = True
+
+    type: Literal[_SERVER_TOOLS]  # type: ignore[valid-type]  # mypy wants the strings themselves
+    name: Text = ""
+
+
 _TOOLS = Variants(
-    {"custom": Tool},
+    {"custom": Tool} | dict.fromkeys(_SERVER_TOOLS, ServerTool),
     default="custom",
-    refused=(
-        "advisor_20260301",
+    refused=(  # a client would run these
         "bash_20241022",
         "bash_20250124",
         "browser_toolset_20260801",
-        "code_execution_20250522",
-        "code_execution_20250825",
-        "code_execution_20260120",
-        "code_execution_20260521",
         "computer_20241022",
         "computer_20250124",
         "computer_20251124",
         "computer_toolset_20260801",
-        "mcp_toolset",
         "memory_20250818",
         "text_editor_20241022",
         "text_editor_20250124",
         "text_editor_20250429",
         "text_editor_20250728",
-        "tool_search_tool_bm25",
-        "tool_search_tool_bm25_20251119",
-        "tool_search_tool_regex",
-        "tool_search_tool_regex_20251119",
-        "web_fetch_20250910",
-        "web_fetch_20260209",
-        "web_fetch_20260309",
-        "web_fetch_20260318",
-        "web_search_20250305",
-        "web_search_20260209",
-        "web_search_20260318",
     ),
 )
+
+
+def _kind_of_tool(value: object) -> str | None:
+    found = _TOOLS.tag_of(value)
+    return found if found is None or found == "=custom" else "=server"
+
+
+_AnyTool = Annotated[
+    Annotated[Tool, tag("custom")] | Annotated[ServerTool, tag("server")],
+    Discriminator(_kind_of_tool, custom_error_type="wrong_type", custom_error_message="a list of tools"),
+]
 
 
 class FreeToolChoice(RequestModel):
@@ -250,6 +275,102 @@ class OutputConfig(RequestModel):
     format: OutputFormat | None = None
 
 
+class ThinkingTurns(RequestModel):
+    type: Literal["thinking_turns"]
+    value: int = Field(ge=1, le=MAX_MESSAGES)
+
+
+class AllThinking(RequestModel):
+    type: Literal["all"]
+
+
+_KEPT_THINKING = Variants({"thinking_turns": ThinkingTurns, "all": AllThinking})
+
+
+def _kind_of_kept(value: object) -> str | None:
+    return "=a_text" if isinstance(value, str) else _KEPT_THINKING.tag_of(value)
+
+
+class ClearThinking(RequestModel):
+    nested: ClassVar[Mapping[str, type[RequestModel] | Variants]] = {"keep": _KEPT_THINKING}
+
+    type: Literal["clear_thinking_20251015"]
+    keep: Annotated[
+        Annotated[Literal["all"], tag("a_text")]
+        | Annotated[ThinkingTurns, tag("thinking_turns")]
+        | Annotated[AllThinking, tag("all")],
+        Discriminator(_kind_of_kept, custom_error_type="wrong_type", custom_error_message="all or an object"),
+    ] = Field(default_factory=lambda: ThinkingTurns(type="thinking_turns", value=1))
+
+
+class Trigger(RequestModel):
+    type: Literal["input_tokens", "tool_uses"]
+    value: int = Field(ge=0, le=MAX_TOKENS)
+
+
+class TokenTrigger(RequestModel):
+    type: Literal["input_tokens"]
+    value: int = Field(ge=0, le=MAX_TOKENS)
+
+
+class KeptToolUses(RequestModel):
+    type: Literal["tool_uses"]
+    value: int = Field(ge=0, le=MAX_TOKENS)
+
+
+def _kind_of_inputs(value: object) -> str | None:
+    return "=flag" if isinstance(value, bool) else "=list" if isinstance(value, list) else None
+
+
+_ToolNames = Annotated[list[_Name], Field(max_length=MAX_TOOLS, fail_fast=True)]
+
+
+class ClearToolUses(RequestModel):
+    nested: ClassVar[Mapping[str, type[RequestModel] | Variants]] = {
+        "clear_at_least": TokenTrigger,
+        "keep": KeptToolUses,
+        "trigger": Trigger,
+    }
+
+    type: Literal["clear_tool_uses_20250919"]
+    trigger: Trigger = Field(default_factory=lambda: Trigger(type="input_tokens", value=100_000))
+    keep: KeptToolUses = Field(default_factory=lambda: KeptToolUses(type="tool_uses", value=3))
+    clear_at_least: TokenTrigger | None = None
+    clear_tool_inputs: Annotated[
+        Annotated[bool, tag("flag")] | Annotated[_ToolNames, tag("list")],
+        Discriminator(_kind_of_inputs, custom_error_type="wrong_type", custom_error_message="true, false or names"),
+    ] = False
+    exclude_tools: _ToolNames = Field(default_factory=list)
+
+
+class Compact(RequestModel):
+    is_open: ClassVar[bool] = True
+    nested: ClassVar[Mapping[str, type[RequestModel] | Variants]] = {"trigger": TokenTrigger}
+
+    type: Literal["compact_20260112"]
+    trigger: TokenTrigger = Field(
+        default_factory=lambda: TokenTrigger(type="input_tokens", value=150_000),
+        description="A longer prompt is refused: compaction is not implemented.",
+    )
+
+
+_EDITS = Variants(
+    {"clear_thinking_20251015": ClearThinking, "clear_tool_uses_20250919": ClearToolUses, "compact_20260112": Compact}
+)
+_Edit = Annotated[
+    Annotated[ClearThinking, tag("clear_thinking_20251015")]
+    | Annotated[ClearToolUses, tag("clear_tool_uses_20250919")]
+    | Annotated[Compact, tag("compact_20260112")],
+    Discriminator(_EDITS.tag_of, custom_error_type="wrong_type", custom_error_message="a list of edits"),
+]
+
+
+class ContextManagement(RequestModel):
+    nested: ClassVar[Mapping[str, type[RequestModel] | Variants]] = {"edits": _EDITS}
+
+    edits: Annotated[list[_Edit], Field(max_length=16, fail_fast=True)] = Field(default_factory=list)
+
+
 class Metadata(RequestModel):
     user_id: Annotated[Text, Field(max_length=512)] | None = None
 
@@ -260,7 +381,6 @@ class CountTokensRequest(RequestModel):
     unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {
         "billing_policy": (),
         "compaction": (),
-        "context_management": ({"edits": []},),
         "ec_transfer_params": (),
         "fallback_credit_token": (),
         "fallbacks": ([],),
@@ -273,6 +393,7 @@ class CountTokensRequest(RequestModel):
     }
     nested: ClassVar[Mapping[str, type[RequestModel] | Variants]] = {
         "cache_control": CacheControl,
+        "context_management": ContextManagement,
         "messages": Turn,
         "output_config": OutputConfig,
         "system": TextBlock,
@@ -288,8 +409,10 @@ class CountTokensRequest(RequestModel):
         examples=[[{"role": "user", "content": "Tell me a story."}]],
     )
     system: _Texts | None = Field(None, description="What the model is told before the conversation.")
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] = Field(
-        default_factory=list, description="Tools that the model may ask the client to call."
+    tools: Annotated[list[_AnyTool], Field(max_length=MAX_TOOLS, fail_fast=True)] = Field(
+        default_factory=list,
+        description="Tools that the model may ask the client to call. The model is not told of tools that Anthropic's "
+        "servers run; `left_out_tools` of the answer names them.",
     )
     tool_choice: _ToolChoice | None = Field(None, description="Whether the model may, must or must not call a tool.")
     thinking: Thinking | None = Field(
@@ -300,6 +423,11 @@ class CountTokensRequest(RequestModel):
     )
     chat_template_kwargs: ChatTemplateKwargs = None
     cache_control: CacheControl | None = Field(None, description=f"{NO_EFFECT}: prompts are cached anyway.")
+    context_management: ContextManagement | None = Field(
+        None,
+        description="Which thinking and which results of tools are left out of the prompt; a compaction is refused "
+        "once its trigger is reached.",
+    )
 
 
 class MessagesRequest(CountTokensRequest):

@@ -1,5 +1,7 @@
 """Anthropic's routes."""
 
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -10,7 +12,8 @@ from server.edge.body_memory import in_thread
 from server.edge.context import RequestContext, context_of
 from server.errors import ModelNotFound, NotReady, PromptTooLong, TemplateError
 from server.http.anthropic.answers import MessageAnswer, MessageError, MessageEvent, TokenCount
-from server.http.anthropic.conversation import FIELDS, chat_of, prompt_of
+from server.http.anthropic.context_edits import edited
+from server.http.anthropic.conversation import FIELDS, chat_of, left_out, prompt_of
 from server.http.anthropic.message import MessageFormat
 from server.http.anthropic.requests import CountTokensRequest, MessagesRequest
 from server.http.common.document import PlainRoute, streams, takes
@@ -18,8 +21,9 @@ from server.http.common.json_body import parse_json
 from server.http.common.validation import read
 from server.http.generation.admitted import admitted
 from server.http.generation.event_stream import answered
+from server.http.generation.pieces import Job
 from server.http.generation.usage import usage_of
-from server.http.openai.generation import Prepared, prepare_translated
+from server.http.openai.generation import Prepared, prepare_translated, prompt_tokens
 from server.http.openai.routes import GENERATION_ERRORS
 from server.protocol.messages import EngineReady
 
@@ -28,6 +32,31 @@ COUNT_TOKENS = "/v1/messages/count_tokens"
 REQUESTS = (MessagesRequest, CountTokensRequest)
 EVENTS = (MessageEvent, MessageError)
 _STREAM = "The whole answer, or with `stream` events, each named by the `type` of its data."
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A valid request with its tokens."""
+
+    fields: MessagesRequest
+    chat: Prepared
+    applied_edits: list[dict[str, Any]]
+
+    @property
+    def jobs(self) -> list[Job]:
+        return self.chat.jobs
+
+    @property
+    def is_stream(self) -> bool:
+        return self.fields.stream
+
+    @property
+    def cache_salt(self) -> str | None:
+        return None
+
+    @property
+    def timeout_s(self) -> float | None:
+        return self.fields.timeout
 
 
 def routes(edge: Edge) -> APIRouter:
@@ -41,17 +70,16 @@ def routes(edge: Edge) -> APIRouter:
     )
     async def messages(request: Request) -> Response:
         """Answer a conversation of Anthropic's clients, by the model's own chat template."""
-        names_kernels = False
-
-        def prepare(ready: EngineReady, body: dict[str, Any], context: RequestContext) -> Prepared:
-            nonlocal names_kernels
-            fields = read(MessagesRequest, body)
-            names_kernels = fields.hallmark
-            return _prepared(edge, ready, chat_of(fields), context.unique_id)
-
-        it = await admitted(edge, request, route=MESSAGES, operation="chat", prepare=prepare)
-        shape = MessageFormat(it.context.unique_id, edge.model, lambda: usage_of(it.record))
-        return await answered(request, it, shape, names_kernels=names_kernels)
+        it = await admitted(edge, request, route=MESSAGES, operation="chat", prepare=partial(_prepared, edge))
+        prepared = it.prepared
+        shape = MessageFormat(
+            it.context.unique_id,
+            edge.model,
+            lambda: usage_of(it.record),
+            applied_edits=None if prepared.fields.context_management is None else prepared.applied_edits,
+            left_out_tools=left_out(prepared.fields),
+        )
+        return await answered(request, it, shape, names_kernels=prepared.fields.hallmark)
 
     @router.post(
         COUNT_TOKENS,
@@ -65,15 +93,27 @@ def routes(edge: Edge) -> APIRouter:
         ready = edge.require_ready()
         context = context_of(request.scope)
 
-        def count(body: bytes | bytearray) -> int:
-            chat = prompt_of(read(CountTokensRequest, parse_json(body)))
-            return len(_prepared(edge, ready, chat, context.unique_id).jobs[0].prompt_token_ids)
+        def count(body: bytes | bytearray) -> dict[str, Any]:
+            fields = read(CountTokensRequest, parse_json(body))
+            changed = edited(fields, partial(_num_tokens, edge))
+            prepared = prepare_translated(edge, ready, prompt_of(changed.fields), context.unique_id, FIELDS)
+            num_tokens = len(prepared.jobs[0].prompt_token_ids)
+            if fields.context_management is None:
+                return {"input_tokens": num_tokens}
+            before = num_tokens if changed.num_original_tokens is None else changed.num_original_tokens
+            return {"input_tokens": num_tokens, "context_management": {"original_input_tokens": before}}
 
-        num_tokens = await in_thread(context.body.take(), count)
-        return Response(msgspec.json.encode({"input_tokens": num_tokens}), media_type="application/json")
+        counts = await in_thread(context.body.take(), count)
+        return Response(msgspec.json.encode(counts), media_type="application/json")
 
     return router
 
 
-def _prepared(edge: Edge, ready: EngineReady, chat: dict[str, Any], unique_id: str) -> Prepared:
-    return prepare_translated(edge, ready, chat, unique_id, FIELDS)
+def _prepared(edge: Edge, ready: EngineReady, body: dict[str, Any], context: RequestContext) -> _Prepared:
+    changed = edited(read(MessagesRequest, body), partial(_num_tokens, edge))
+    chat = prepare_translated(edge, ready, chat_of(changed.fields), context.unique_id, FIELDS)
+    return _Prepared(changed.fields, chat, changed.applied)
+
+
+def _num_tokens(edge: Edge, fields: CountTokensRequest) -> int:
+    return prompt_tokens(edge, prompt_of(fields), FIELDS)

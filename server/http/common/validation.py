@@ -39,7 +39,7 @@ def _document(schema: dict[str, Any], model: type["RequestModel"]) -> None:
                 "enum": [*values, None],
                 "description": "Not implemented: any other value is refused with `unsupported_field`.",
             }
-    schema["additionalProperties"] = {"type": "null"}
+    schema["additionalProperties"] = model.is_open or {"type": "null"}
 
 
 class RequestModel(BaseModel):
@@ -54,6 +54,8 @@ class RequestModel(BaseModel):
 
     # Fields that are known and not implemented, each with the values that ask for nothing: those are taken and dropped.
     unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {}
+    # Whether other fields than the model's are taken, and not looked at.
+    is_open: ClassVar[bool] = False
     # Fields that hold an object, or a list with objects in it.
     nested: ClassVar[Mapping[str, "type[RequestModel] | Variants"]] = {}
     unknown_field_message: ClassVar[str] = "The field {field!r} is unknown."
@@ -196,6 +198,8 @@ def _known_fields(body: Mapping[str, Any], model: type[RequestModel], prefix: st
             continue
         if name in names:
             given[name] = value
+        elif model.is_open:
+            continue
         elif name not in model.unsupported:
             field = prefix + plain_name(name)
             raise UnknownField(model.unknown_field_message.format(field=field), param=field)

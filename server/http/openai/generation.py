@@ -171,6 +171,15 @@ def prepare_translated(
     return replace(prepared, jobs=[_named(job, names) for job in prepared.jobs])
 
 
+def prompt_tokens(edge: Edge, body: dict[str, Any], names: Mapping[str, str]) -> int:
+    """The number of tokens of a translated chat as a prompt, also where the context does not hold them."""
+    with translated(names):
+        fields = read(ChatRequest, body)
+        edge.check_model(fields.model)
+        tools = ToolUse(fields.tools, fields.tool_choice, is_parallel=fields.parallel_tool_calls)
+        return len(edge.tokenizer.encode(_chat_text(edge, fields, tools), add_special_tokens=False))
+
+
 def _named(job: Job, names: Mapping[str, str]) -> Job:
     """The job, whose grammar names the client's own field."""
     grammar = job.sampling.grammar
@@ -188,7 +197,14 @@ def prepare_chat(edge: Edge, ready: EngineReady, fields: ChatRequest, unique_id:
             raise InvalidValue("max_tokens and max_completion_tokens differ; send one.", param="max_tokens")
         fields = fields.model_copy(update={"max_tokens": fields.max_completion_tokens})
     tools = ToolUse(fields.tools, fields.tool_choice, is_parallel=fields.parallel_tool_calls)
-    text = chat_text(
+    text = _chat_text(edge, fields, tools)
+    prompt = encode_chat(edge.tokenizer, text, ready.max_model_len)
+    prepared = _prepared(edge, ready, fields, [prompt], unique_id, default_tokens=None)
+    return replace(prepared, jobs=[_parsed(edge, fields, tools, text, job) for job in prepared.jobs])
+
+
+def _chat_text(edge: Edge, fields: ChatRequest, tools: ToolUse) -> str:
+    return chat_text(
         edge.tokenizer,
         edge.template,
         conversation_of(fields, tools),
@@ -196,9 +212,6 @@ def prepare_chat(edge: Edge, ready: EngineReady, fields: ChatRequest, unique_id:
         end=end_of(fields.add_generation_prompt, continues=fields.continue_final_message),
         special_tokens_in_text=edge.settings.special_tokens_in_text,
     )
-    prompt = encode_chat(edge.tokenizer, text, ready.max_model_len)
-    prepared = _prepared(edge, ready, fields, [prompt], unique_id, default_tokens=None)
-    return replace(prepared, jobs=[_parsed(edge, fields, tools, text, job) for job in prepared.jobs])
 
 
 def _parsed(edge: Edge, fields: ChatRequest, tools: ToolUse, prompt: str, job: Job) -> Job:

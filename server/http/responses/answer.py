@@ -12,10 +12,12 @@ from server.http.generation.event_stream import named_event
 from server.http.generation.pieces import Piece
 from server.http.generation.usage import Usage
 from server.http.responses.requests import ResponsesRequest
+from server.http.responses.tools import ToolSet, input_of
 from server.protocol.messages import SamplingParams
 from server.text.answer.deltas import ArgumentsText, CallStart, ContentText, Delta, ReasoningText
 
-_ID_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
+_ID_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
+LEFT_OUT = "left_out_tools"  # in the metadata of an answer
 
 
 def failed_events(
@@ -37,6 +39,7 @@ class ResponseFormat:
         sampling: SamplingParams,
         model: str,
         *,
+        tools: ToolSet,
         usage: Callable[[], Usage],
         ended: Callable[[bytes, list[dict[str, Any]]], None],
     ) -> None:
@@ -45,12 +48,13 @@ class ResponseFormat:
         self._unique_id = unique_id
         self._usage = usage
         self._ended = ended
+        self._tools = tools
         self._items: list[dict[str, Any]] = []
         self._texts: list[str] = []  # of the item that is open
         self._is_open = False
         self._num_events = 0
         self._finish_reason: str | None = None
-        self._fixed = _fixed_fields(self.response_id, fields, sampling, model)
+        self._fixed = _fixed_fields(self.response_id, fields, sampling, model, tools)
 
     def opening(self) -> bytes:
         response = self._response("in_progress")
@@ -117,10 +121,21 @@ class ResponseFormat:
                 yield self._more("response.reasoning_text.delta", text, content_index=0)
             case CallStart():
                 yield from self._closed()
-                call = {"call_id": delta.call_id, "name": delta.name, "arguments": ""}
-                yield self._begun("function_call", call)
+                yield self._begun_call(delta)
             case ArgumentsText(_, text):
-                yield self._more("response.function_call_arguments.delta", text)
+                if self._items[-1]["type"] == "custom_tool_call":
+                    self._texts.append(text)  # the input is within these arguments, and is given when they are whole
+                else:
+                    yield self._more("response.function_call_arguments.delta", text)
+
+    def _begun_call(self, start: CallStart) -> dict[str, Any]:
+        callee = self._tools.callee(start.name)
+        call = {"call_id": start.call_id, "name": callee.name}
+        if callee.namespace is not None:
+            call["namespace"] = callee.namespace
+        if callee.is_custom:
+            return self._begun("custom_tool_call", {**call, "input": ""})
+        return self._begun("function_call", {**call, "arguments": ""})
 
     def _opened(self, kind: str) -> Iterator[dict[str, Any]]:
         if self._is_open and self._items[-1]["type"] == kind:
@@ -156,6 +171,10 @@ class ResponseFormat:
         if kind == "function_call":
             yield self._of_item("response.function_call_arguments.done", name=item["name"], arguments=text)
             item["arguments"] = text
+        elif kind == "custom_tool_call":
+            item["input"] = input_of(text)
+            yield self._of_item("response.custom_tool_call_input.delta", delta=item["input"])
+            yield self._of_item("response.custom_tool_call_input.done", input=item["input"])
         else:
             part = _part(kind, text)
             if kind == "message":
@@ -184,7 +203,9 @@ def _counts(usage: Usage) -> dict[str, Any]:
     }
 
 
-def _fixed_fields(response_id: str, fields: ResponsesRequest, sampling: SamplingParams, model: str) -> dict[str, Any]:
+def _fixed_fields(
+    response_id: str, fields: ResponsesRequest, sampling: SamplingParams, model: str, tools: ToolSet
+) -> dict[str, Any]:
     """Return the fields of a response that repeat its request."""
     choice, text = fields.tool_choice, fields.text
     wanted = None if text is None else text.format
@@ -198,7 +219,7 @@ def _fixed_fields(response_id: str, fields: ResponsesRequest, sampling: Sampling
         "instructions": fields.instructions,
         "max_output_tokens": fields.max_output_tokens,
         "max_tool_calls": None,
-        "metadata": fields.metadata or {},
+        "metadata": (fields.metadata or {}) | ({LEFT_OUT: ", ".join(tools.left_out)} if tools.left_out else {}),
         "parallel_tool_calls": fields.parallel_tool_calls,
         "previous_response_id": fields.previous_response_id,
         "prompt_cache_key": fields.prompt_cache_key,
@@ -209,7 +230,7 @@ def _fixed_fields(response_id: str, fields: ResponsesRequest, sampling: Sampling
         "temperature": sampling.temperature,
         "text": {"format": {"type": "text"} if wanted is None else wanted.model_dump(by_alias=True)},
         "tool_choice": "auto" if choice is None else choice if isinstance(choice, str) else choice.model_dump(),
-        "tools": [tool.model_dump() for tool in fields.tools],
+        "tools": tools.told,
         "top_logprobs": 0,
         "top_p": sampling.top_p,
         "truncation": "disabled",

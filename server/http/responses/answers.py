@@ -44,10 +44,21 @@ class OutputCall(Answer):
     status: _ItemStatus
     call_id: str
     name: str
+    namespace: str | None = Field(None, description="Only of a function in a namespace.")
     arguments: str = Field(description="JSON, if the model has written JSON.")
 
 
-OutputItem = OutputMessage | OutputReasoning | OutputCall
+class OutputCustomCall(Answer):
+    type: Literal["custom_tool_call"]
+    id: str
+    status: _ItemStatus
+    call_id: str
+    name: str
+    namespace: str | None = Field(None, description="Only of a tool in a namespace.")
+    input: str
+
+
+OutputItem = OutputMessage | OutputReasoning | OutputCall | OutputCustomCall
 
 
 class InputTokensDetails(Answer):
@@ -102,7 +113,9 @@ class ResponseAnswer(Answer):
     instructions: str | None
     max_output_tokens: int | None
     max_tool_calls: None
-    metadata: dict[str, str]
+    metadata: dict[str, str] = Field(
+        description="The request's, and `left_out_tools`: types of tools that the model was not told of."
+    )
     parallel_tool_calls: bool
     previous_response_id: str | None
     prompt_cache_key: str | None
@@ -187,6 +200,16 @@ class ArgumentsDone(_ItemEvent):
     arguments: str
 
 
+class CustomInputDelta(_ItemEvent):
+    type: Literal["response.custom_tool_call_input.delta"]
+    delta: str = Field(description="The whole input.")
+
+
+class CustomInputDone(_ItemEvent):
+    type: Literal["response.custom_tool_call_input.done"]
+    input: str
+
+
 class ErrorEvent(_Event):
     type: Literal["error"]
     code: str
@@ -206,6 +229,8 @@ _StreamEvent = Annotated[
     | ReasoningTextDone
     | ArgumentsDelta
     | ArgumentsDone
+    | CustomInputDelta
+    | CustomInputDone
     | ErrorEvent,
     Field(discriminator="type"),
 ]
@@ -235,7 +260,7 @@ class InputMessage(Answer):
 
 
 class InputCallOutput(Answer):
-    type: Literal["function_call_output"]
+    type: Literal["function_call_output", "custom_tool_call_output"]
     id: str
     status: _ItemStatus
     call_id: str
@@ -257,7 +282,7 @@ class InputReasoning(Answer):
 
 class InputItemList(Answer):
     object: Literal["list"]
-    data: list[InputMessage | OutputMessage | OutputCall | InputCallOutput | InputReasoning]
+    data: list[InputMessage | OutputMessage | OutputCall | OutputCustomCall | InputCallOutput | InputReasoning]
     has_more: bool
     first_id: str | None = Field(description="null where nothing is listed.")
     last_id: str | None

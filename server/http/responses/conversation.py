@@ -6,16 +6,16 @@ from typing import Any
 from server.http.responses.requests import (
     CallItem,
     CallOutputItem,
-    FunctionTool,
+    CustomCallItem,
     Item,
     MessageItem,
-    NamedToolChoice,
     ReasoningItem,
     ResponsesRequest,
     SchemaFormat,
     TextConfig,
     TextPart,
 )
+from server.http.responses.tools import ToolSet, arguments_of, flat_name
 
 # Fields of a chat request, and those of the Responses API that they are made of.
 FIELDS = {
@@ -50,18 +50,16 @@ _SAME = (
 )
 
 
-def chat_of(fields: ResponsesRequest) -> dict[str, Any]:
-    """The body of the chat request."""
+def chat_of(fields: ResponsesRequest, tools: ToolSet) -> dict[str, Any]:
+    """The body of the chat request. Raises InvalidValue and UnsupportedField."""
     body: dict[str, Any] = {name: getattr(fields, name) for name in _SAME}
     messages = [] if fields.instructions is None else [{"role": "system", "content": fields.instructions}]
     body["messages"] = [*messages, *_messages(items_of(fields))]
     body["max_tokens"] = fields.max_output_tokens
-    if fields.tools:
-        body["tools"] = [_tool(tool) for tool in fields.tools]
-    choice = fields.tool_choice
-    if isinstance(choice, NamedToolChoice):
-        body["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
-    elif choice is not None:
+    if tools.functions:
+        body["tools"] = tools.functions
+    choice = tools.choice_of(fields.tool_choice)
+    if choice is not None:
         body["tool_choice"] = choice
     if not fields.parallel_tool_calls:
         body["parallel_tool_calls"] = False
@@ -98,12 +96,13 @@ def _messages(items: Iterable[Item]) -> list[dict[str, Any]]:
     return messages
 
 
-def _add(own: dict[str, Any], item: MessageItem | CallItem | ReasoningItem) -> None:
+def _add(own: dict[str, Any], item: MessageItem | CallItem | CustomCallItem | ReasoningItem) -> None:
     match item:
         case MessageItem():
             own["content"] = _text(item.content)
-        case CallItem():
-            function = {"name": item.name, "arguments": item.arguments}
+        case CallItem() | CustomCallItem():
+            arguments = item.arguments if isinstance(item, CallItem) else arguments_of(item.input)
+            function = {"name": flat_name(item.name, item.namespace), "arguments": arguments}
             own.setdefault("tool_calls", []).append({"id": item.call_id, "type": "function", "function": function})
         case ReasoningItem():
             text = "\n".join(part.text for part in item.content or item.summary)
@@ -113,17 +112,6 @@ def _add(own: dict[str, Any], item: MessageItem | CallItem | ReasoningItem) -> N
 
 def _text(content: str | list[TextPart]) -> str:
     return content if isinstance(content, str) else "\n".join(part.text for part in content)
-
-
-def _tool(tool: FunctionTool) -> dict[str, Any]:
-    function: dict[str, Any] = {"name": tool.name}
-    if tool.parameters is not None:
-        function["parameters"] = tool.parameters
-    if tool.description:
-        function["description"] = tool.description
-    if tool.strict is not None:
-        function["strict"] = tool.strict
-    return {"type": "function", "function": function}
 
 
 def _format(text: TextConfig) -> dict[str, Any]:

@@ -1,16 +1,17 @@
 """The input of a stored answer, item by item, as OpenAI's client lists it."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
 from server.errors import InvalidValue
 from server.http.common.query import Query, parameter
+from server.http.responses.requests import Includable
 from server.http.responses.store import Stored
 
 MAX_LIMIT = 100
-INCLUDABLE = ("reasoning.encrypted_content",)  # which asks for nothing: reasoning is given as it is
+INCLUDABLE = get_args(Includable)  # which ask for nothing: reasoning is given as it is, no item has the others
 KNOWN = frozenset({"order", "limit", "after", "include", "include[]"})
 INCLUDE = parameter(
     "include[]", "Taken, and changes nothing.", {"type": "array", "items": {"type": "string", "enum": [*INCLUDABLE]}}
@@ -21,7 +22,15 @@ PARAMETERS = [
     parameter("after", "The id of the item before the page, in this order.", {"type": "string"}),
     INCLUDE,
 ]
-_ID_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+_ID_PREFIXES = {
+    "message": "msg",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
+    "reasoning": "rs",
+}
+_CALLS = {"function_call": "arguments", "custom_tool_call": "input"}
 
 
 def with_ids(items: Iterable[Mapping[str, Any]], unique_id: str) -> Iterator[dict[str, Any]]:
@@ -75,9 +84,10 @@ def _listed(item: Mapping[str, Any]) -> dict[str, Any]:
     fields = {"id": item["id"], "type": kind, "status": item.get("status") or "completed"}
     if kind == "message":
         return {**fields, "role": item["role"], "content": _content(item["role"], item["content"])}
-    if kind == "function_call":
-        return fields | {name: item[name] for name in ("call_id", "name", "arguments")}
-    if kind == "function_call_output":
+    if kind in _CALLS:
+        namespace = {} if item.get("namespace") is None else {"namespace": item["namespace"]}
+        return fields | {name: item[name] for name in ("call_id", "name", _CALLS[kind])} | namespace
+    if kind in ("function_call_output", "custom_tool_call_output"):
         output = item["output"]
         return {**fields, "call_id": item["call_id"], "output": output if isinstance(output, str) else _texts(output)}
     parts = {name: item.get(name) or [] for name in ("summary", "content")}

@@ -1,7 +1,7 @@
 """Requests of OpenAI's Responses API. What is not implemented is refused by its name, never ignored."""
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field
 
@@ -85,12 +85,12 @@ class CallItem(RequestModel):
     unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {
         "async": (False,),
         "caller": ({"type": "direct"},),
-        "namespace": (),
     }
 
     type: Literal["function_call"]
     call_id: _Name
     name: _Name
+    namespace: _Name | None = None
     arguments: Text
     id: Label | None = None
     status: _Status | None = None
@@ -99,14 +99,29 @@ class CallItem(RequestModel):
 class CallOutputItem(RequestModel):
     unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {
         "caller": ({"type": "direct"},),
-        "name": (),
-        "namespace": (),
     }
     nested: ClassVar[Mapping[str, type[RequestModel] | Variants]] = {"output": _PARTS}
 
-    type: Literal["function_call_output"]
+    type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: _Name
     output: _Content
+    name: _Name | None = Field(None, description=f"{NO_EFFECT}: the call has it.")
+    namespace: _Name | None = Field(None, description=f"{NO_EFFECT}: the call has it.")
+    id: Label | None = None
+    status: _Status | None = None
+
+
+class CustomCallItem(RequestModel):
+    unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {
+        "async": (False,),
+        "caller": ({"type": "direct"},),
+    }
+
+    type: Literal["custom_tool_call"]
+    call_id: _Name
+    name: _Name
+    namespace: _Name | None = None
+    input: Text
     id: Label | None = None
     status: _Status | None = None
 
@@ -127,6 +142,8 @@ _ITEMS = Variants(
         "message": MessageItem,
         "function_call": CallItem,
         "function_call_output": CallOutputItem,
+        "custom_tool_call": CustomCallItem,
+        "custom_tool_call_output": CallOutputItem,
         "reasoning": ReasoningItem,
     },
     default="message",
@@ -140,8 +157,6 @@ _ITEMS = Variants(
         "computer_call",
         "computer_call_output",
         "configuration_update",
-        "custom_tool_call",
-        "custom_tool_call_output",
         "file_search_call",
         "image_generation_call",
         "item_reference",
@@ -160,13 +175,21 @@ _ITEMS = Variants(
         "web_search_call",
     ),
 )
-Item = MessageItem | CallItem | CallOutputItem | ReasoningItem
+Item = MessageItem | CallItem | CallOutputItem | CustomCallItem | ReasoningItem
+
+
+def _kind_of_item(value: object) -> str | None:
+    found = _ITEMS.tag_of(value)
+    return "=function_call_output" if found == "=custom_tool_call_output" else found
+
+
 _Item = Annotated[
     Annotated[MessageItem, tag("message")]
     | Annotated[CallItem, tag("function_call")]
     | Annotated[CallOutputItem, tag("function_call_output")]
+    | Annotated[CustomCallItem, tag("custom_tool_call")]
     | Annotated[ReasoningItem, tag("reasoning")],
-    Discriminator(_ITEMS.tag_of, custom_error_type="wrong_type", custom_error_message="a list of items"),
+    Discriminator(_kind_of_item, custom_error_type="wrong_type", custom_error_message="a list of items"),
 ]
 _Items = Annotated[list[_Item], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 _Input = Annotated[
@@ -175,68 +198,131 @@ _Input = Annotated[
 ]
 
 
+_ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]
+# All tools are told to the model at once, so there is nothing to defer.
+_OF_TOOLS: Mapping[str, tuple[object, ...]] = {
+    "allowed_callers": (["direct"],),
+    "async": (False,),
+    "defer_loading": (False, True),
+    "output_schema": (),
+}
+
+
 class FunctionTool(RequestModel):
-    unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        "allowed_callers": (["direct"],),
-        "async": (False,),
-        "defer_loading": (False,),
-        "output_schema": (),
-    }
+    unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = _OF_TOOLS
 
     type: Literal["function"]
-    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]
+    name: _ToolName
     description: Text = ""
     parameters: JsonObject | None = None
     strict: bool | None = None
 
 
-_TOOLS = Variants(
-    {"function": FunctionTool},
-    refused=(
-        "apply_patch",
-        "code_interpreter",
-        "computer",
-        "computer_use_preview",
-        "custom",
-        "file_search",
-        "image_generation",
-        "local_shell",
-        "mcp",
-        "namespace",
-        "programmatic_tool_calling",
-        "shell",
-        "tool_search",
-        "web_search",
-        "web_search_2025_08_26",
-        "web_search_preview",
-        "web_search_preview_2025_03_11",
-    ),
+class CustomFormat(RequestModel):
+    type: Literal["text"]
+
+
+class GrammarFormat(RequestModel):
+    type: Literal["grammar"]
+    syntax: Literal["lark", "regex"]
+    definition: Text
+
+
+_CUSTOM_FORMATS = Variants({"text": CustomFormat, "grammar": GrammarFormat})
+
+
+class CustomTool(RequestModel):
+    """A tool whose input is a text."""
+
+    unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = _OF_TOOLS
+    nested: ClassVar[Mapping[str, type[RequestModel] | Variants]] = {"format": _CUSTOM_FORMATS}
+
+    type: Literal["custom"]
+    name: _ToolName
+    description: Text = ""
+    format: (
+        Annotated[
+            Annotated[CustomFormat, tag("text")] | Annotated[GrammarFormat, tag("grammar")],
+            Discriminator(_CUSTOM_FORMATS.tag_of, custom_error_type="wrong_type", custom_error_message="an object"),
+        ]
+        | None
+    ) = Field(None, description="The model is told a grammar, which does not bind it.")
+
+
+_INNER_TOOLS = Variants({"function": FunctionTool, "custom": CustomTool})
+_InnerTool = Annotated[
+    Annotated[FunctionTool, tag("function")] | Annotated[CustomTool, tag("custom")],
+    Discriminator(_INNER_TOOLS.tag_of, custom_error_type="wrong_type", custom_error_message="a list of tools"),
+]
+
+
+class NamespaceTool(RequestModel):
+    """Tools that belong together; Codex has one for each MCP server."""
+
+    nested: ClassVar[Mapping[str, type[RequestModel] | Variants]] = {"tools": _INNER_TOOLS}
+
+    type: Literal["namespace"]
+    name: _ToolName
+    description: Text = ""
+    tools: Annotated[list[_InnerTool], Field(max_length=MAX_TOOLS, fail_fast=True)] = Field(default_factory=list)
+
+
+_HOSTED = (
+    "code_interpreter",
+    "file_search",
+    "image_generation",
+    "mcp",
+    "programmatic_tool_calling",
+    "tool_search",
+    "web_search",
+    "web_search_2025_08_26",
+    "web_search_preview",
+    "web_search_preview_2025_03_11",
 )
 
 
+class HostedTool(RequestModel):
+    """A tool that OpenAI's servers run. The model is not told of it, whatever its options are."""
+
+    is_open: ClassVar[bool] = True
+
+    type: Literal[_HOSTED]  # type: ignore[valid-type]  # mypy wants the strings themselves
+
+
+_OWN_TOOLS: Mapping[str, type[RequestModel]] = {
+    "function": FunctionTool,
+    "custom": CustomTool,
+    "namespace": NamespaceTool,
+}
+_TOOLS = Variants(
+    {**_OWN_TOOLS, **dict.fromkeys(_HOSTED, HostedTool)},
+    refused=("apply_patch", "computer", "computer_use_preview", "local_shell", "shell"),  # a client would run these
+)
+Tool = FunctionTool | CustomTool | NamespaceTool | HostedTool
+
+
+def _kind_of_tool(value: object) -> str | None:
+    found = _TOOLS.tag_of(value)
+    return "=hosted" if found is not None and found.removeprefix("=") in _HOSTED else found
+
+
+_Tool = Annotated[
+    Annotated[FunctionTool, tag("function")]
+    | Annotated[CustomTool, tag("custom")]
+    | Annotated[NamespaceTool, tag("namespace")]
+    | Annotated[HostedTool, tag("hosted")],
+    Discriminator(_kind_of_tool, custom_error_type="wrong_type", custom_error_message="a list of tools"),
+]
+
+
 class NamedToolChoice(RequestModel):
-    type: Literal["function"]
+    type: Literal["function", "custom"]
     name: _Name
 
 
 _TOOL_CHOICES = Variants(
-    {"function": NamedToolChoice},
-    refused=(
-        "allowed_tools",
-        "apply_patch",
-        "code_interpreter",
-        "computer",
-        "computer_use",
-        "computer_use_preview",
-        "custom",
-        "file_search",
-        "image_generation",
-        "mcp",
-        "programmatic_tool_calling",
-        "shell",
-        "web_search_preview",
-        "web_search_preview_2025_03_11",
-    ),
+    {"function": NamedToolChoice, "custom": NamedToolChoice},
+    refused=(*_HOSTED, "allowed_tools", "apply_patch", "computer", "computer_use", "computer_use_preview", "shell"),
 )
 
 
@@ -298,6 +384,17 @@ class TextConfig(RequestModel):
     ) = None
 
 
+Includable = Literal[
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
+
+
 class ResponsesRequest(RequestModel):
     unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {
         "access_programs": (),
@@ -308,7 +405,6 @@ class ResponsesRequest(RequestModel):
         "ec_transfer_params": (),
         "enable_response_messages": (False,),
         "image": (),
-        "include": ([], ["reasoning.encrypted_content"]),  # reasoning is given as it is
         "kv_transfer_params": (),
         "max_tool_calls": (),
         "media_io_kwargs": ({},),
@@ -346,9 +442,10 @@ class ResponsesRequest(RequestModel):
     )
     temperature: Temperature = None
     top_p: TopP = None
-    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True)] = Field(
+    tools: Annotated[list[_Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] = Field(
         default_factory=list,
-        description="Functions that the model may ask the client to call. OpenAI's own tools are refused.",
+        description="Functions that the model may ask the client to call, custom tools and namespaces of both. The "
+        "model is not told of tools that OpenAI's servers run; `metadata.left_out_tools` of the answer names them.",
     )
     tool_choice: _ToolChoice | None = Field(
         None, description="Whether the model may, must or must not call a function, or which. Default: it may."
@@ -357,7 +454,11 @@ class ResponsesRequest(RequestModel):
     text: TextConfig | None = Field(None, description="The form of the answer: any text, or JSON, perhaps by a schema.")
     reasoning: Reasoning | None = Field(None, description="How much the model reasons, where it can be told.")
     include_reasoning: bool = Field(True, description="Whether the answer has the model's reasoning.")
+    include: Annotated[list[Includable], Field(max_length=16, fail_fast=True)] | None = Field(
+        None, description=f"{NO_EFFECT}: reasoning is given as it is, and no answer has the rest."
+    )
     metadata: dict[str, Label] | None = Field(None, description="Given back with the answer.")
+    client_metadata: dict[str, Any] | None = Field(None, description=f"{NO_EFFECT}: what Codex says of itself.")
     top_k: TopK = None
     min_p: MinP = None
     seed: Seed = None

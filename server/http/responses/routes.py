@@ -31,6 +31,7 @@ from server.http.responses.conversation import FIELDS, chat_of
 from server.http.responses.input_items import INCLUDABLE, INCLUDE, KNOWN, PARAMETERS, input_page, with_ids
 from server.http.responses.requests import ResponsesRequest
 from server.http.responses.store import ResponseStore, Stored
+from server.http.responses.tools import ToolSet
 from server.protocol.messages import EngineReady
 
 RESPONSES = "/v1/responses"
@@ -57,6 +58,7 @@ class _Prepared:
     fields: ResponsesRequest
     chat: Prepared
     items: list[Any]  # the conversation that it continues, and its input
+    tools: ToolSet
 
     @property
     def jobs(self) -> list[Job]:
@@ -108,6 +110,7 @@ def routes(edge: Edge) -> APIRouter:
             prepared.fields,
             prepared.jobs[0].sampling,
             edge.model,
+            tools=prepared.tools,
             usage=lambda: usage_of(it.record),
             ended=ended,
         )
@@ -184,8 +187,9 @@ def _prepared(
         stored = store.get(context.tenant, fields.previous_response_id, param="previous_response_id")
         items = [*msgspec.json.decode(stored.items), *items]
         fields = read(ResponsesRequest, body | {"input": items})
-    chat = prepare_translated(edge, ready, chat_of(fields), context.unique_id, FIELDS)
-    return _Prepared(fields, chat, items)
+    tools = ToolSet(fields.tools)
+    chat = prepare_translated(edge, ready, chat_of(fields, tools), context.unique_id, FIELDS)
+    return _Prepared(fields, chat, items, tools)
 
 
 def _json(body: bytes) -> Response:

@@ -109,7 +109,7 @@ def edges(schema: dict[str, Any], schemas: dict[str, Any]) -> Iterator[tuple[Any
 def example(schema: dict[str, Any], schemas: dict[str, Any]) -> Any:
     functions = ({"type": "function", "function": {"name": "f"}}, {"type": "function", "name": "f"})
     objects = ({"role": "user", "content": "a"}, {"type": "text", "text": "a"}, {"name": "x", "input_schema": {}})
-    candidates = ("x", 1, *objects, *functions, True, None)
+    candidates = (*schema.get("enum", ()), "x", 1, *objects, *functions, True, None)
     return next(value for value in candidates if valid(value, schema, schemas))
 
 

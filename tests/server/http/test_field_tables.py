@@ -136,6 +136,7 @@ VALUES: dict[str, Any] = {
     "documents": [{"text": "d"}], "input": "Other", "instructions": "Be brief.", "previous_response_id": "resp_none",
     "text": {"format": OBJECT}, "reasoning": {"effort": "low"}, "system": "Be brief.",
     "thinking": {"type": "adaptive"}, "output_config": {"effort": "low"}, "stop_sequences": ["l"],
+    "context_management": {"edits": []}, "client_metadata": {"a": "b"}, "include": ["web_search_call.action.sources"],
     "encoding_format": "base64", "dimensions": 2, "text_1": "other", "text_2": ["other"], "query": "other",
     "rerank.documents": ["other", "one"], "instruction": "Other.", "top_n": 1, "return_documents": False,
 }  # fmt: skip

@@ -173,11 +173,20 @@ def test_cached_tokens_are_not_input_tokens(folder: Path) -> None:
             "messages[0].content[0].type",
             "'image' is not implemented",
         ),
+        *(
+            (
+                {"tools": [{"type": "web_search_20250305", "name": "web_search"}], "tool_choice": choice},
+                anthropic.BadRequestError,
+                "tools[0].type",
+                "'web_search_20250305' is not implemented",
+            )
+            for choice in ({"type": "any"}, {"type": "tool", "name": "web_search"})
+        ),
         (
-            {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
+            {"tools": [{"type": "bash_20250124", "name": "bash"}]},
             anthropic.BadRequestError,
             "tools[0].type",
-            "'web_search_20250305' is not implemented",
+            "'bash_20250124' is not implemented",
         ),
         (
             {"messages": [*USER, {"role": "assistant", "content": [USE]}]},
@@ -296,3 +305,112 @@ def test_errors_beside_messages_are_in_anthropics_envelope(folder: Path) -> None
         assert caught.value.body["type"] == "error"  # type: ignore[index]
     assert it.get("/v1/models/other").json()["error"]["type"] == "not_found_error"  # OpenAI's, without the header
     assert "type" not in it.get("/v1/completions", headers=VERSION).json()
+
+
+HOSTED: Any = {"type": "web_search_20250305", "name": "web_search", "max_uses": 3}
+
+
+def test_tools_of_anthropics_servers_are_left_out_by_name(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, template=QWEN)
+    it = served(tmp_path, saying("Yes"))
+    for stream in (False, True):
+        asked = {"max_tokens": 4, "messages": USER, "tools": [HOSTED, TOOL], "stream": stream}
+        assert '"left_out_tools":["web_search_20250305"]' in it.post("/v1/messages", asked).text
+    assert {bytes(ids) for _, ids, _ in it.engine.submitted} == {b"[weather][user]Hi[assistant]<think></think>"}
+    assert "left_out_tools" not in it.post("/v1/messages", asked | {"tools": [TOOL]}).text
+
+
+def use(number: int, thought: str = "") -> list[Any]:
+    """A call of a tool, and its result."""
+    called = {**USE, "id": f"c{number}", "input": {"n": number}}
+    thoughts = [{"type": "thinking", "thinking": thought, "signature": ""}] if thought else []
+    result = {"type": "tool_result", "tool_use_id": f"c{number}", "content": f"Snow {number}, {'x' * 40}"}
+    return [{"role": "assistant", "content": [*thoughts, called]}, {"role": "user", "content": [result]}]
+
+
+def said(thought: str) -> dict[str, Any]:
+    blocks = [{"type": "thinking", "thinking": thought, "signature": ""}, {"type": "text", "text": "Well."}]
+    return {"role": "assistant", "content": blocks}
+
+
+THINKING = "clear_thinking_20251015"
+RESULTS = "clear_tool_uses_20250919"
+# The first two thoughts are of one turn of the assistant: a result of a tool does not end it.
+LONG: Any = [*USER, *use(1, "A"), *use(2, "B"), said("C"), *USER, said("D"), *USER, *use(3)]
+
+
+def clearing(**options: Any) -> Any:
+    """An edit of results of tools; an option `kind=n` is an object of that kind."""
+    named = {
+        "uses": ("trigger", "tool_uses"), "tokens": ("trigger", "input_tokens"),
+        "keep": ("keep", "tool_uses"), "at_least": ("clear_at_least", "input_tokens"),
+    }  # fmt: skip
+    objects = {named[name][0]: {"type": named[name][1], "value": n} for name, n in options.items() if name in named}
+    return {"type": RESULTS, **objects, **{name: it for name, it in options.items() if name not in named}}
+
+
+@pytest.mark.parametrize(
+    ("edit", "cleared", "gone"),
+    [
+        ({"type": THINKING, "keep": "all"}, None, []),
+        ({"type": THINKING, "keep": {"type": "all"}}, None, []),
+        ({"type": THINKING, "keep": {"type": "thinking_turns", "value": 2}}, None, []),
+        ({"type": THINKING}, 1, ["<think>A", "<think>B", "<think>C"]),
+        (clearing(), None, []),  # by default from 100,000 tokens on
+        (clearing(uses=2, keep=1), 2, ["Snow 1", "Snow 2"]),
+        (clearing(uses=3, keep=1), None, []),
+        (clearing(uses=2, keep=1, at_least=9), 2, ["Snow 1", "Snow 2"]),
+        (clearing(tokens=9), None, []),  # by default three are kept
+        (clearing(tokens=9, keep=2, clear_tool_inputs=True), 1, ["Snow 1", '{"n": 1}']),
+        (clearing(tokens=9, keep=2, clear_tool_inputs=["weather"]), 1, ["Snow 1", '{"n": 1}']),
+        (clearing(tokens=9, keep=2, clear_tool_inputs=["other"]), 1, ["Snow 1"]),
+        (clearing(uses=0, keep=0, exclude_tools=["weather"]), None, []),
+        (clearing(uses=0, keep=0, at_least=10_000), None, []),
+        ({"type": "compact_20260112", "instructions": "Short."}, None, []),
+    ],
+)
+def test_edits_of_the_context_are_applied(
+    tmp_path: Path, edit: dict[str, Any], cleared: int | None, gone: list[str]
+) -> None:
+    write_tokenizer(tmp_path, template=QWEN)
+    it = served(tmp_path, saying("Yes"))
+    fields: Any = {"model": "tiny", "messages": LONG, "tools": [TOOL]}
+    asked: Any = {"context_management": {"edits": [edit]}, "betas": ["context-management-2025-06-27"]}
+    with client_of(it) as client:
+        plain = client.beta.messages.create(**fields, max_tokens=4)
+        whole = client.beta.messages.create(**fields, **asked, max_tokens=4)
+        with client.beta.messages.stream(**fields, **asked, max_tokens=4) as stream:
+            streamed = stream.get_final_message()
+        counted = client.beta.messages.count_tokens(**fields, **asked)
+    assert plain.context_management is None
+    before, after, again = (bytes(ids).decode() for _, ids, _ in it.engine.submitted)
+    assert after == again
+    for text in ("Snow 1", "Snow 2", "Snow 3", "<think>A", "<think>B", "<think>C", "<think>D", '{"n": 1}', '{"n": 3}'):
+        assert (text in before, text in after) == (True, text not in gone)
+    if not gone:
+        assert after == before
+    assert counted.context_management is not None
+    assert (counted.context_management.original_input_tokens, counted.input_tokens) == (len(before), len(after))
+    for message in (whole, streamed):
+        assert message.context_management is not None
+        applied = [it.to_dict() for it in message.context_management.applied_edits]
+        what = "cleared_thinking_turns" if edit["type"] == THINKING else "cleared_tool_uses"
+        counts = {"type": edit["type"], what: cleared, "cleared_input_tokens": len(before) - len(after)}
+        assert applied == ([] if cleared is None else [counts])
+
+
+def test_a_compaction_that_is_due_is_refused_by_name(folder: Path) -> None:
+    edit = {"type": "compact_20260112", "trigger": {"type": "input_tokens", "value": 5}}
+    for route in ("/v1/messages", "/v1/messages/count_tokens"):
+        asked = {"max_tokens": 4} if route == "/v1/messages" else {}
+        body = served(folder).post(route, {**asked, "messages": USER, "context_management": {"edits": [edit]}}).json()
+        assert (body["error"]["code"], body["error"]["param"]) == (
+            "unsupported_field",
+            "context_management.edits[0].type",
+        )
+
+
+def test_cache_control_may_have_a_scope(folder: Path) -> None:
+    control = {"type": "ephemeral", "ttl": "1h", "scope": "global"}
+    system = [{"type": "text", "text": "Be brief.", "cache_control": control}]
+    assert served(folder).post("/v1/messages", {"max_tokens": 4, "messages": USER, "system": system}).status_code == 200

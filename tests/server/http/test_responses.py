@@ -165,7 +165,14 @@ def test_a_stored_response_is_seen_by_its_key_alone(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "param", "said"),
     [
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type", "'web_search' is not implemented"),
+        ({"tools": [{"type": "local_shell"}]}, "tools[0].type", "'local_shell' is not implemented"),
+        (
+            {"tools": [{"type": "web_search"}], "tool_choice": "required"},
+            "tools[0].type",
+            "'web_search' is not implemented, and tool_choice asks",
+        ),
+        ({"tools": [{"type": "mcp"}], "tool_choice": {"type": "mcp"}}, "tool_choice.type", "'mcp' is not implemented"),
+        ({"include": ["message.output_text.logprobs"]}, "include[0]", "must be"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type", "'item_reference' is not implemented"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
@@ -254,7 +261,7 @@ def test_input_items_are_listed_in_pages(folder: Path) -> None:
         ({"limit": "101"}, "limit"),
         ({"order": "up"}, "order"),
         ({"after": "msg_none"}, "after"),
-        ({"include[]": "message.input_image.image_url"}, "include[]"),
+        ({"include[]": "message.output_text.logprobs"}, "include[]"),
         ({"colour": "red"}, "colour"),
     ],
 )
@@ -273,7 +280,7 @@ def test_each_call_about_a_stored_response_is_answered(folder: Path) -> None:
         for refused, said in (
             (lambda: client.responses.cancel(found.id), "background"),
             (lambda: client.responses.retrieve(found.id, stream=True), "cannot be streamed"),
-            (lambda: client.responses.retrieve(found.id, include=["file_search_call.results"]), "include"),
+            (lambda: client.responses.retrieve(found.id, include=["message.output_text.logprobs"]), "include"),
         ):
             with pytest.raises(openai.BadRequestError, match=said):
                 refused()
@@ -288,3 +295,124 @@ def test_each_call_about_a_stored_response_is_answered(folder: Path) -> None:
             client.responses.compact(model="tiny", input="Hi")
         with pytest.raises(openai.NotFoundError, match="input_tokens' is not implemented"):
             client.responses.input_tokens.count(model="tiny", input="Hi")
+
+
+def as_codex_sends(**more: Any) -> dict[str, Any]:
+    """A request in the form of Codex's: fields and tools of it that are no functions of a chat."""
+    command = {"type": "object", "properties": {"cmd": {"type": "string"}}}
+    agent: dict[str, Any] = {"type": "function", "name": "spawn", "strict": False, "parameters": command}
+    grammar = {"type": "grammar", "syntax": "lark", "definition": 'start: "*** Begin Patch"'}
+    tools: list[dict[str, Any]] = [
+        {"type": "function", "name": "exec", "strict": False, "parameters": command, "description": "Runs."},
+        {"type": "custom", "name": "apply_patch", "description": "Patches.", "format": grammar},
+        {
+            "type": "namespace",
+            "name": "agents",
+            "description": "Of agents.",
+            "tools": [agent, agent | {"name": "wait"}],
+        },
+        {"type": "web_search", "external_web_access": False},
+    ]
+    asked = {"tools": tools, "tool_choice": "auto", "parallel_tool_calls": False, "store": False}
+    beside = {"include": ["reasoning.encrypted_content"], "prompt_cache_key": "k"}
+    return {"model": "tiny", "instructions": "Be brief.", "input": "Hi", **asked, **beside, **more}
+
+
+TOLD = (
+    "{% for t in tools or [] %}[{{ t.function.name }}: {{ t.function.description }}]{% endfor %}"
+    '{# "arguments" <tool_call> #}{% for m in messages %}[{{ m.role }}]{{ m.content }}'
+    "{% for c in m.tool_calls or [] %}<{{ c.function.name }} {{ c.function.arguments | tojson }}>{% endfor %}"
+    "{% endfor %}[assistant]"
+)
+
+
+def calling(name: str, arguments: dict[str, Any]) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def test_tools_of_every_form_are_told_as_functions(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, template=TOLD)
+    it = served(tmp_path, saying("Yes"))
+    answer = it.post(RESPONSES, as_codex_sends(client_metadata={"x-codex": "1"})).json()
+    prompt = bytes(it.engine.submitted[0][1]).decode()
+    assert prompt == (
+        "[exec: Runs.][apply_patch: Patches.\n\nThe input matches this lark grammar:\n"
+        'start: "*** Begin Patch"][agents__spawn: Of agents.][agents__wait: ][system]Be brief.[user]Hi[assistant]'
+    )
+    assert [tool["type"] for tool in answer["tools"]] == ["function", "custom", "namespace"]
+    assert answer["metadata"] == {"left_out_tools": "web_search"}
+
+
+def test_a_call_in_a_namespace_has_its_two_names(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, template=TOLD)
+    it = served(tmp_path, saying(calling("agents__spawn", {"cmd": "ls"})))
+    with client_of(it) as client:
+        with client.responses.stream(**as_codex_sends(store=True)) as stream:
+            added: Any = next(event for event in stream if event.type == "response.output_item.added")
+            response = stream.get_final_response()
+        (call,) = response.output
+        assert call.type == "function_call"
+        assert (call.namespace, call.name, json.loads(call.arguments)) == ("agents", "spawn", {"cmd": "ls"})
+        assert added.item.to_dict()["namespace"] == "agents"
+        results: list[Any] = [
+            call.to_dict(),
+            {"type": "function_call_output", "call_id": call.call_id, "output": "Yes"},
+        ]
+        client.responses.create(**as_codex_sends(input=results))
+        client.responses.create(**as_codex_sends(input=results[1:], previous_response_id=response.id))
+    for _, ids, _ in it.engine.submitted[1:]:
+        assert '<agents__spawn {"cmd": "ls"}>[tool]Yes[assistant]' in bytes(ids).decode()
+
+
+def test_a_custom_tool_gets_a_text(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, template=TOLD)
+    patch = '*** Begin Patch\n"x"\n'
+    made = calling("apply_patch", {"input": patch})
+    it = served(tmp_path, saying(made[:40], made[40:]))
+    with client_of(it) as client:
+        with client.responses.stream(**as_codex_sends(store=True)) as stream:
+            kinds = [event.type for event in stream]
+            response = stream.get_final_response()
+        (call,) = response.output
+        assert call.type == "custom_tool_call"
+        assert (call.name, call.input) == ("apply_patch", patch)
+        result: Any = {"type": "custom_tool_call_output", "call_id": call.call_id, "output": "Done"}
+        more = as_codex_sends(input=[result], previous_response_id=response.id, store=True)
+        listed = client.responses.input_items.list(client.responses.create(**more).id).data
+    assert kinds[2:-1] == [
+        "response.output_item.added", "response.custom_tool_call_input.delta",
+        "response.custom_tool_call_input.done", "response.output_item.done",
+    ]  # fmt: skip
+    assert f"<apply_patch {json.dumps({'input': patch})}>[tool]Done" in bytes(it.engine.submitted[-1][1]).decode()
+    assert [item.type for item in listed] == ["custom_tool_call_output", "custom_tool_call", "message"]
+
+
+def test_a_tool_is_chosen_by_the_name_the_client_gave(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, template=TOLD)
+    it = served(tmp_path, saying(calling("agents__wait", {})))
+    for kind, name, status in (
+        ("function", "wait", 200),
+        ("function", "agents__wait", 200),
+        ("custom", "apply_patch", 200),
+        ("custom", "wait", 400),
+        ("function", "none", 400),
+    ):
+        asked = as_codex_sends(tool_choice={"type": kind, "name": name})
+        assert it.post(RESPONSES, asked).status_code == status
+    twice = as_codex_sends()["tools"][2]
+    answer = it.post(RESPONSES, as_codex_sends(tools=[twice, {"type": "function", "name": "agents__wait"}]))
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools[1]")
+
+
+def test_a_long_name_in_a_namespace_stays_one_name(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, template=TOLD)
+    space, tools = "n" * 100, [{"type": "function", "name": "f" * 100 + end} for end in "ab"]
+    it = served(tmp_path, saying("Yes"))
+    asked = {"tools": [{"type": "namespace", "name": space, "description": "", "tools": tools}], "input": "Hi"}
+    assert it.post(RESPONSES, asked).status_code == 200
+    names = [part.partition(":")[0] for part in bytes(it.engine.submitted[0][1]).decode().split("[")[1:3]]
+    assert [len(name) for name in names] == [128, 128]
+    assert names[0] != names[1]
+    it = served(tmp_path, saying(calling(names[1], {})))
+    (call,) = it.post(RESPONSES, asked).json()["output"]
+    assert (call["namespace"], call["name"]) == (space, "f" * 100 + "b")

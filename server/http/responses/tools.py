@@ -1,0 +1,190 @@
+"""Tools of a Responses request as functions of a chat, and the calls of those functions as items of the API.
+
+A function of a namespace is given to the model as `namespace__name`; its call has the two names apart, as OpenAI's
+has, and as Codex looks them up. A custom tool, whose input is a text, is a function with the argument `input`.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from server.errors import InvalidValue, UnsupportedField
+from server.http.responses.requests import (
+    CustomTool,
+    FunctionTool,
+    HostedTool,
+    NamedToolChoice,
+    NamespaceTool,
+    Tool,
+)
+
+INPUT = "input"  # the argument that holds the text for a custom tool
+_SEPARATOR = "__"
+_MAX_NAME_CHARS = 128  # of a function in a chat
+_DIGEST_CHARS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Callee:
+    """A tool that the model may call, by the names that the client gave it."""
+
+    name: str
+    namespace: str | None = None
+    is_custom: bool = False
+
+    @property
+    def flat_name(self) -> str:
+        return flat_name(self.name, self.namespace)
+
+
+class ToolSet:
+    """The tools of a request. Raises InvalidValue for two whose names are one to the model."""
+
+    def __init__(self, tools: Sequence[Tool]) -> None:
+        self._tools = tools
+        self._hosted = [(i, tool.type) for i, tool in enumerate(tools) if isinstance(tool, HostedTool)]
+        self._functions: list[dict[str, Any]] = []
+        self._callees: dict[str, Callee] = {}
+        for i, tool in enumerate(tools):
+            for callee, function in _functions_of(tool):
+                other = self._callees.setdefault(callee.flat_name, callee)
+                if other != callee:
+                    message = f"tools[{i}]: another tool has the name {callee.flat_name!r} already."
+                    raise InvalidValue(message, param=f"tools[{i}]")
+                self._functions.append({"type": "function", "function": function})
+
+    @property
+    def functions(self) -> list[dict[str, Any]]:
+        """The tools of the chat request."""
+        return self._functions
+
+    @property
+    def told(self) -> list[dict[str, Any]]:
+        """The tools that the model is told of, as an answer repeats them."""
+        return [_repeated(tool) for tool in self._tools if not isinstance(tool, HostedTool)]
+
+    @property
+    def left_out(self) -> list[str]:
+        """The types of tools that the model is not told of: a server would have to run them."""
+        return list(dict.fromkeys(kind for _, kind in self._hosted))
+
+    def callee(self, flat: str) -> Callee:
+        """The tool that a function of the chat stands for."""
+        return self._callees.get(flat) or Callee(flat)
+
+    def choice_of(self, choice: str | NamedToolChoice | None) -> str | dict[str, Any] | None:
+        """The `tool_choice` of the chat request.
+
+        Raises UnsupportedField where only tools that are left out could be called, InvalidValue for an unknown name.
+        """
+        if isinstance(choice, NamedToolChoice):
+            return {"type": "function", "function": {"name": self._named(choice)}}
+        if choice == "required" and self._hosted and not self._functions:
+            index, kind = self._hosted[0]
+            message = f"tools[{index}]: the type {kind!r} is not implemented, and tool_choice asks for a call of it."
+            raise UnsupportedField(message, param=f"tools[{index}].type")
+        return choice
+
+    def _named(self, choice: NamedToolChoice) -> str:
+        """The function that is chosen, by its own name or with its namespace."""
+        is_custom = choice.type == "custom"
+        found = [
+            flat
+            for flat, callee in self._callees.items()
+            if choice.name in (callee.name, flat) and callee.is_custom is is_custom
+        ]
+        for flat in found:
+            if flat == choice.name:
+                return flat
+        if len(found) == 1:
+            return found[0]
+        what = "no" if not found else "more than one"
+        message = f"tool_choice names {what} {choice.type} tool of tools; send the name of one of them"
+        message += ", with namespace__ before it." if found else "."
+        raise InvalidValue(message, param="tool_choice")
+
+
+def flat_name(name: str, namespace: str | None) -> str:
+    """The name of a function to the model; one that is too long is cut, and has a digest at its end."""
+    if namespace is None:
+        return name
+    flat = f"{namespace}{_SEPARATOR}{name}"
+    if len(flat) <= _MAX_NAME_CHARS:
+        return flat
+    digest = hashlib.blake2b(flat.encode(), digest_size=_DIGEST_CHARS // 2).hexdigest()
+    return f"{flat[: _MAX_NAME_CHARS - 1 - len(digest)]}_{digest}"
+
+
+def arguments_of(text: str) -> str:
+    """The arguments of the function that stands for a custom tool."""
+    return msgspec.json.encode({INPUT: text}).decode()
+
+
+def input_of(arguments: str) -> str:
+    """The input of a custom tool, out of its function's arguments; where those are not such, all that was written."""
+    try:
+        found = msgspec.json.decode(arguments, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError):
+        return arguments
+    text = found.get(INPUT)
+    return text if isinstance(text, str) else arguments
+
+
+def _functions_of(tool: Tool) -> Iterator[tuple[Callee, dict[str, Any]]]:
+    match tool:
+        case FunctionTool() | CustomTool():
+            yield _function_of(tool, None, "")
+        case NamespaceTool():
+            preface = tool.description  # once, before its first function: some are pages long
+            for inner in tool.tools:
+                yield _function_of(inner, tool.name, preface)
+                preface = ""
+        case HostedTool():
+            pass
+
+
+def _function_of(tool: FunctionTool | CustomTool, namespace: str | None, preface: str) -> tuple[Callee, dict[str, Any]]:
+    is_custom = isinstance(tool, CustomTool)
+    callee = Callee(tool.name, namespace, is_custom)
+    function: dict[str, Any] = {"name": callee.flat_name}
+    texts: Iterable[str] = (preface, tool.description, _form_of(tool) if isinstance(tool, CustomTool) else "")
+    description = "\n\n".join(filter(None, texts))
+    if description:
+        function["description"] = description
+    if isinstance(tool, CustomTool):
+        text: Mapping[str, Any] = {"type": "string", "description": "The whole input of the tool, as plain text."}
+        function["parameters"] = {
+            "type": "object",
+            "properties": {INPUT: text},
+            "required": [INPUT],
+            "additionalProperties": False,
+        }
+        return callee, function
+    if tool.parameters is not None:
+        function["parameters"] = tool.parameters
+    if tool.strict is not None:
+        function["strict"] = tool.strict
+    return callee, function
+
+
+def _repeated(tool: FunctionTool | CustomTool | NamespaceTool) -> dict[str, Any]:
+    # Field by field: pydantic writes no member of a union whose discriminator reads JSON.
+    match tool:
+        case NamespaceTool():
+            inner = [_repeated(it) for it in tool.tools]
+            return {"type": tool.type, "name": tool.name, "description": tool.description, "tools": inner}
+        case CustomTool():
+            form = None if tool.format is None else tool.format.model_dump()
+            return {"type": tool.type, "name": tool.name, "description": tool.description, "format": form}
+    return tool.model_dump()
+
+
+def _form_of(tool: CustomTool) -> str:
+    """A sentence for the model on the form of a custom tool's input; empty where any text is one."""
+    form = tool.format
+    if form is None or form.type == "text":
+        return ""
+    return f"The input matches this {form.syntax} grammar:\n{form.definition}"
