@@ -1,5 +1,7 @@
 """Limits of requests and tokens a minute, of each API key on its own."""
 
+import asyncio
+import contextlib
 import math
 import time
 from collections.abc import Callable
@@ -7,6 +9,8 @@ from typing import Protocol
 
 from server.errors import RateLimited, SettingsError
 from server.settings import Settings
+
+_LEAST_WAIT_S = 0.1  # of requests for tokens to refill, before they look again
 
 
 class Spender(Protocol):
@@ -40,31 +44,55 @@ class Budget:
 
 
 class Quota:
-    """Requests and tokens that one key may still use. A request counts when it comes, tokens as they are computed."""
+    """Requests and tokens that one key may still use. A request counts when it comes, tokens as they are computed.
+
+    A request that is being computed also reserves tokens that it has not used yet: of many that come at once, only
+    those start for which any are left. The others wait for them.
+    """
 
     def __init__(self, requests: Budget | None, tokens: Budget | None, clock: Callable[[], float]) -> None:
         self._requests = requests
         self._tokens = tokens
         self._clock = clock
-        self._running: set[Spender] = set()
+        self._running: dict[Spender, int] = {}  # with the tokens that each reserves
+        self._turn = asyncio.Lock()  # of the first that waits; the others wait behind it, in order
+        self._has_ended = asyncio.Event()  # one of those that run
 
     def enter(self, spender: Spender) -> None:
         """Count a request. Raises RateLimited, and counts nothing, where no request or no token is left."""
         now = self._clock()
         if self._requests is not None and (left := self._requests.left(now)) < 1:
             raise _refusal("requests", self._requests, 1 - left)
-        if self._tokens is not None and (left := self._tokens_left(self._tokens, now)) < 1:
-            raise _refusal("tokens", self._tokens, 1 - left)
+        if self._tokens is not None:
+            self._check(self._tokens, now)
         if self._requests is not None:
             self._requests.take(1, now)
-        self._running.add(spender)
+        self._running[spender] = 0
+
+    async def start(self, spender: Spender, num_tokens: int) -> None:
+        """Wait until a token is left that no other request reserves, and reserve `num_tokens` until the request ends.
+
+        Raises RateLimited where none are left when its turn comes. One that did not enter starts at once.
+        """
+        tokens = self._tokens
+        if tokens is None or spender not in self._running:
+            return
+        async with self._turn:
+            while (left := self._unreserved(tokens, self._clock())) < 1:
+                self._check(tokens, self._clock())
+                self._has_ended.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(max(_LEAST_WAIT_S, tokens.seconds_for(1 - left))):
+                        await self._has_ended.wait()
+            self._running[spender] = num_tokens
 
     def leave(self, spender: Spender) -> None:
         """Subtract what a request has used in all; nothing for one that did not enter."""
         if spender in self._running:
-            self._running.discard(spender)
+            del self._running[spender]
             if self._tokens is not None:
                 self._tokens.take(spender.num_tokens, self._clock())
+            self._has_ended.set()
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """OpenAI's headers x-ratelimit-*: limit, what is left, and the time until the whole limit is left again."""
@@ -80,6 +108,13 @@ class Quota:
 
     def _tokens_left(self, tokens: Budget, now: float) -> float:
         return tokens.left(now) - sum([spender.num_tokens for spender in self._running])
+
+    def _unreserved(self, tokens: Budget, now: float) -> float:
+        return tokens.left(now) - sum([max(it.num_tokens, reserved) for it, reserved in self._running.items()])
+
+    def _check(self, tokens: Budget, now: float) -> None:
+        if (left := self._tokens_left(tokens, now)) < 1:
+            raise _refusal("tokens", tokens, 1 - left)
 
 
 class RateLimits:

@@ -15,7 +15,7 @@ from server.edge.body_memory import in_thread
 from server.edge.context import RequestContext, context_of
 from server.edge.direct_stream import DirectStream
 from server.edge.keys import cache_salt_of
-from server.errors import TimeLimitReached, TooManyRequests
+from server.errors import RateLimited, TimeLimitReached, TooManyRequests
 from server.http.common.json_body import MAX_VALUES, parse_json
 from server.http.common.provenance import Provenance, is_wanted, provenance_of, with_provenance
 from server.http.generation.pieces import Job, Piece, merged, pieces
@@ -27,6 +27,9 @@ from server.telemetry.request import RequestRecord
 INLINE_BODY_BYTES = 4096  # below this, parsing and tokenizing take less time than a hop to a thread
 # Parsing token ids holds the interpreter's lock, so that in a thread it stops the event loop as well, and later.
 INLINE_IDS_BYTES = 256 * 1024  # some 40k ids, 2 ms
+# Of an answer, of its key's tokens a minute, while it is computed. Few answers are longer, and a request that leaves
+# max_tokens open would reserve a whole context; a longer answer counts in full as it is computed.
+RESERVED_TOKENS = 4096
 _HAS_IDS = re.compile(rb'"prompt"\s*:\s*\[\s*\d')
 
 
@@ -131,11 +134,13 @@ async def admitted(
         await edge.check_grammar(ready, grammar)
     record.tokenized(began_at)
     jobs = zip(prepared.jobs, _firsts(prepared.jobs), strict=True)
-    _reserve(edge, place, sum(len(job.prompt_token_ids) for job, is_first in jobs if is_first))
+    num_prompt_tokens = sum(len(job.prompt_token_ids) for job, is_first in jobs if is_first)
+    _reserve(edge, place, num_prompt_tokens)
     if prepared.timeout_s is not None and prepared.timeout_s < edge.settings.request_timeout_s:
         message = f"The answer took longer than the {prepared.timeout_s:g} s of the field 'timeout'."
         left_s = context.arrived_at + prepared.timeout_s - time.monotonic()
         context.limit(left_s, TimeLimitReached(message, param="timeout"))
+    await _start(edge, context, num_prompt_tokens, prepared.jobs)
     record.describe(prepared.jobs[0].sampling, matrix_digest=ready.matrix_digest, is_stream=prepared.is_stream)
     return Admitted(edge, context, record, place, prepared)
 
@@ -184,6 +189,18 @@ def _enter(edge: Edge, context: RequestContext) -> Place:
         raise
     context.cleanup.append(place.left)
     return place
+
+
+async def _start(edge: Edge, context: RequestContext, num_prompt_tokens: int, jobs: list[Job]) -> None:
+    """Wait for the tokens of the request's key. Raises RateLimited where it has used them up."""
+    if context.quota is None:
+        return
+    num_new = sum(min(job.sampling.max_tokens, RESERVED_TOKENS) for job in jobs)
+    try:
+        await context.quota.start(context, num_prompt_tokens + num_new)
+    except RateLimited:
+        edge.metrics.traffic.rejected(RejectedFor.KEY_TOKENS)
+        raise
 
 
 def _reserve(edge: Edge, place: Place, num_tokens: int) -> None:

@@ -1,5 +1,7 @@
 """Requests and tokens a minute of each API key, as clients see them and as they refill."""
 
+import asyncio
+import random
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,6 +61,101 @@ def test_tokens_count_while_they_are_computed() -> None:
     assert refused.value.retry_after_s == 2  # 11 tokens at 10 a second
     it.seconds = 1.2
     it.quota().enter(Request())
+
+
+def test_each_ended_request_is_charged_what_it_used() -> None:
+    it = Limited(tokens=600)
+    for _ in range(6):
+        request = Request(num_tokens=100)
+        it.quota().enter(request)
+        it.quota().leave(request)
+    with pytest.raises(RateLimited, match="600 tokens a minute"):
+        it.quota().enter(Request())
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_burst_uses_no_more_than_its_key_has(seed: int) -> None:
+    """Whatever is reserved and used, only the last request to start may pass the limit, by its own tokens."""
+    rng, it, used = random.Random(seed), Limited(tokens=1000), []
+
+    async def run(reserved: int) -> None:
+        request = Request()
+        it.quota().enter(request)
+        try:
+            await it.quota().start(request, reserved)
+            for _ in range(rng.randrange(1, 5)):
+                await asyncio.sleep(0)
+                request.num_tokens = min(reserved, request.num_tokens + rng.randrange(1 + reserved))
+            used.append(request.num_tokens)
+        finally:
+            it.quota().leave(request)
+
+    async def burst() -> list[BaseException | None]:
+        sizes = [rng.randrange(1, 400) for _ in range(60)]
+        async with asyncio.timeout(30):
+            return await asyncio.gather(*map(run, sizes), return_exceptions=True)
+
+    refused = [error for error in asyncio.run(burst()) if error is not None]
+    assert 1000 - 400 < sum(used) < 1000 + 400
+    assert len(refused) == 60 - len(used)
+    assert all(isinstance(error, RateLimited) for error in refused)
+
+
+def test_tokens_that_are_not_used_are_the_next_ones() -> None:
+    it, order = Limited(tokens=1000), []
+
+    async def run(name: str) -> None:
+        request = Request()
+        it.quota().enter(request)
+        await it.quota().start(request, 1000)
+        order.append(name)
+        await asyncio.sleep(0)
+        request.num_tokens = 10
+        it.quota().leave(request)
+
+    async def all_at_once() -> None:
+        async with asyncio.timeout(30):
+            await asyncio.gather(*map(run, "abcdef"))
+
+    asyncio.run(all_at_once())
+    assert "".join(order) == "abcdef"
+
+
+def test_one_that_waits_starts_when_its_tokens_refill() -> None:
+    it = RateLimits(None, 60_000)  # by the real clock: a token a millisecond
+
+    async def wait() -> None:
+        quota, ended, first, second = it.quota(b"a"), Request(30_000), Request(), Request()
+        assert quota is not None
+        for request in (ended, first, second):
+            quota.enter(request)
+        quota.leave(ended)
+        await quota.start(first, 30_020)
+        async with asyncio.timeout(30):
+            await quota.start(second, 1)
+
+    asyncio.run(wait())
+
+
+def test_of_a_burst_those_without_tokens_left_get_a_429(folder: Path) -> None:
+    settings = {"api_key_file": "k", "key_tokens_per_minute": 300}
+    it = with_keys(served(folder, saying("x" * 49), **settings), "right", "other")
+    bodies = [{"prompt": "p" * 50, "max_tokens": 50}] * 30
+
+    async def burst() -> list[int]:
+        async with it.client() as client:
+            posts = [
+                client.post(COMPLETIONS, json=body, headers={"authorization": f"Bearer {key}"})
+                for key in ("right", "other")
+                for body in bodies
+            ]
+            return [answer.status_code for answer in await asyncio.gather(*posts)]
+
+    codes = asyncio.run(burst())
+    for of_key in (codes[:30], codes[30:]):
+        assert sorted(of_key) == [200] * 3 + [429] * 27
+    assert len(it.engine.submitted) == 6
+    assert it.value("rejected_total", reason="key_tokens") == 54
 
 
 def test_a_request_that_was_refused_costs_nothing() -> None:
