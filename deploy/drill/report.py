@@ -12,7 +12,7 @@ DOUBLED = 2.0
 MOST_NOISE = (
     0.1  # by which the average of the same requests to the same server may differ, or nothing can be said of it
 )
-_WEIGHED = 6000  # values that stand for the whole traffic, each bucket's as many as its share
+_WEIGHED = 100_000  # values that stand for the whole traffic; of the rarest bucket still eight for each of 240
 
 
 class Judgement(Enum):
@@ -32,15 +32,19 @@ class Findings:
         return [*self.times.before, *self.times.again]
 
     def seconds(self, phase: Sequence[Timed], bucket: str | None = None) -> list[float]:
-        """Times of a bucket; of the whole traffic each bucket's so often as its share says."""
+        """Times of a bucket; of the whole traffic each bucket's repeated until they are its share of _WEIGHED.
+
+        A phase of twice as many requests has the same weights: a value is repeated as often as any of its bucket, or
+        once more, the extra ones spread evenly over the sorted values.
+        """
         found = {name: [it.ttft_s for it in phase if it.bucket == name] for name in SHARES}
         if bucket is not None:
             return found[bucket]
-        return [
-            value
-            for name, values in found.items()
-            for value in values * max(1, round(_WEIGHED * SHARES[name] / len(values)))
-        ]
+        whole: list[float] = []
+        for name, values in found.items():
+            ordered, num = sorted(values), round(_WEIGHED * SHARES[name])
+            whole += [ordered[place * len(ordered) // num] for place in range(num)]
+        return whole
 
     def average(self, phase: Sequence[Timed]) -> float:
         """Return the average over the whole traffic in seconds."""
@@ -123,8 +127,9 @@ def markdown(findings: Findings) -> str:
 
 
 def _row(findings: Findings, bucket: str | None) -> str:
-    before, after = findings.seconds(findings.baseline, bucket), findings.seconds(findings.times.after, bucket)
-    cells = [fmean(before), fmean(after)]
+    phases = findings.baseline, findings.times.after
+    before, after = (findings.seconds(phase, bucket) for phase in phases)
+    cells = [findings.average(it) for it in phases] if bucket is None else [fmean(before), fmean(after)]
     cells += [quantile(values, share) for share in (0.5, 0.99) for values in (before, after)]
     numbers = " | ".join(f"{1000 * cell:.1f}" for cell in cells)
     num = len([it for it in findings.times.after if bucket in (None, it.bucket)])

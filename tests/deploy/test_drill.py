@@ -1,5 +1,6 @@
 """The parts of the drill; `make drill` is the whole."""
 
+import random
 import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -41,6 +42,26 @@ def test_a_seed_gives_the_same_traffic_and_moves_a_tenth() -> None:
 
 def test_every_prompt_lies_in_its_bucket() -> None:
     assert all(bucket_of(len(request.token_ids)).label == request.bucket for request in plan(SAMPLES, 0.1, seed=3))
+
+
+def test_the_table_and_the_verdict_tell_the_same_average() -> None:
+    rng = random.Random(2)
+    bound = {"le_128": 10.0, "le_512": 30.0, HIT: 400.0}
+    rounds = [
+        [
+            Timed(name, rng.uniform(0.9, 1.1) * ms * slower / 1000)
+            for name, ms in bound.items()
+            for _ in range(SAMPLES[name])
+        ]
+        for slower in (1.0, 1.0, 1.2)
+    ]
+    findings = Findings(Times(*rounds), [ALERT], "Prometheus")
+    [cells] = [line.split(" | ") for line in markdown(findings).splitlines() if line.startswith("| all ")]
+    mean_before, mean_after, p50_before, p50_after, p99_before, p99_after = (float(it.strip(" |")) for it in cells[2:])
+    assert mean_after / mean_before - 1 == pytest.approx(findings.average_moved, abs=0.005)
+    assert findings.average_moved == pytest.approx(0.2, abs=0.02)
+    assert p50_after / p50_before == pytest.approx(1.2, abs=0.05)  # the baseline has twice as many requests
+    assert p99_after / p99_before == pytest.approx(1.2, abs=0.05)
 
 
 def test_a_quantile_is_a_measured_value() -> None:
