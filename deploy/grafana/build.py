@@ -7,11 +7,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from chart import Chart, Kind
-from charts import ROWS
+from chart import WHERE, Chart, Kind
+from charts import OPEN, ROWS
 from grafana_foundation_sdk.builders import common, stat, table, timeseries
 from grafana_foundation_sdk.builders.dashboard import (
+    AnnotationQuery,
     Dashboard,
+    DashboardLink,
     DatasourceVariable,
     QueryVariable,
     Row,
@@ -20,11 +22,38 @@ from grafana_foundation_sdk.builders.dashboard import (
 from grafana_foundation_sdk.builders.prometheus import Dataquery
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.common import StackingMode
-from grafana_foundation_sdk.models.dashboard import DataSourceRef, DataTransformerConfig, VariableRefresh
+from grafana_foundation_sdk.models.dashboard import (
+    DashboardLinkType,
+    DataSourceRef,
+    DataTransformerConfig,
+    VariableRefresh,
+)
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 JSON_FILE = Path(__file__).parent / "hallmark.json"
 PROMETHEUS = DataSourceRef(type_val="prometheus", uid="${datasource}")
+QUARANTINED = f'hallmark_attention_fallback_total{{{WHERE}, reason="quarantined"}}'
+# Events that explain a step in any chart: name, colour, query, text. A series that is new is an event too.
+EVENTS = (
+    (
+        "Other version or stack",
+        "blue",
+        f"hallmark_build_info{{{WHERE}}} unless hallmark_build_info{{{WHERE}}} offset 2m",
+        "{{instance}}: {{version}} on {{gpu}}, torch {{torch}}",
+    ),
+    (
+        "Quarantine",
+        "red",
+        f"sum by (instance, phase, from, to) (increase({QUARANTINED}[2m])) > 0",
+        "{{instance}}: {{phase}} on {{to}}, {{from}} is quarantined",
+    ),
+    (
+        "Engine restart",
+        "orange",
+        f"sum by (instance, cause) (increase(hallmark_engine_restarts_total{{{WHERE}}}[2m])) > 0",
+        "{{instance}}: {{cause}}",
+    ),
+)
 # What one H200 was measured to reach: a bf16 matmul of 8192^3, and a device read.
 PEAK_TFLOPS, PEAK_TBYTES = "790", "4.2"
 
@@ -65,12 +94,26 @@ def build() -> dict[str, Any]:
     board = board.with_variable(chosen("instance", "Server", "label_values(hallmark_engine_up, instance)"))
     board = board.with_variable(TextBoxVariable("peak_tflops").label("Device TFLOP/s").default_value(PEAK_TFLOPS))
     board = board.with_variable(TextBoxVariable("peak_tbytes").label("Device TB/s").default_value(PEAK_TBYTES))
+    board = board.link(DashboardLink("Alerts").type(DashboardLinkType.LINK).url("/alerting/list").keep_time(True))
     for title, charts in ROWS.items():
-        board = board.with_row(Row(title))
-        for chart in charts:
-            board = board.with_panel(panel(chart))
+        if title in OPEN:
+            board = board.with_row(Row(title))
+            for chart in charts:
+                board = board.with_panel(panel(chart))
+        else:
+            row = Row(title)
+            for chart in charts:
+                row = row.with_panel(panel(chart))
+            board = board.with_row(row)
     dashboard: dict[str, Any] = json.loads(JSONEncoder(sort_keys=True).encode(board.build()))
+    dashboard["annotations"] = {"list": [_annotation(*event) for event in EVENTS]}  # the SDK has no title for a series
     return dashboard
+
+
+def _annotation(name: str, color: str, expr: str, text: str) -> dict[str, Any]:
+    query = AnnotationQuery().name(name).datasource(PROMETHEUS).enable(True).icon_color(color).expr(expr)
+    built: dict[str, Any] = json.loads(JSONEncoder(sort_keys=True).encode(query.build()))
+    return built | {"step": "60s", "titleFormat": name, "textFormat": text}
 
 
 def to_text(dashboard: dict[str, Any]) -> str:

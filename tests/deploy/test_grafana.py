@@ -9,8 +9,8 @@ import yaml
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "deploy" / "grafana"))
 
-from build import build, to_text
-from charts import ROWS
+from build import EVENTS, build, to_text
+from charts import OPEN, ROWS
 
 GRAFANA = Path(__file__).resolve().parents[2] / "deploy" / "grafana"
 FILLED = {"$__rate_interval": "5m", "$__range": "1h", "$peak_tflops": "790", "$peak_tbytes": "4.2"}
@@ -22,7 +22,8 @@ def panels(dashboard: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def queries(dashboard: dict[str, Any]) -> list[str]:
-    return [target["expr"] for panel in panels(dashboard) for target in panel["targets"]]
+    events = [event["expr"] for event in dashboard["annotations"]["list"]]
+    return [target["expr"] for panel in panels(dashboard) for target in panel["targets"]] + events
 
 
 def filled(expr: str) -> str:
@@ -71,6 +72,12 @@ def test_every_row_that_operators_look_for_is_there() -> None:
     assert rows == list(ROWS)
     for word in ("Objectives", "first token", "Attention", "Matrix", "Engine", "KV cache", "Rollout", "Telemetry"):
         assert any(word in row for row in rows), word
+
+
+def test_the_headline_is_open_and_details_are_a_click_away() -> None:
+    rows = [panel for panel in committed()["panels"] if panel["type"] == "row"]
+    assert [row["title"] for row in rows if not row.get("collapsed")] == list(OPEN)
+    assert {event["name"] for event in committed()["annotations"]["list"]} == {event[0] for event in EVENTS}
 
 
 def test_latency_panels_show_exemplars() -> None:
