@@ -9,7 +9,7 @@ from torch import Tensor
 from kernels.reference.compare import Errors, errors_of
 from kernels.vocabulary.path import RunAttention
 from qualification.evidence.evidence import Check
-from qualification.measure.checks.checked import checked, one_thread, worst_of_each
+from qualification.measure.checks.checked import checked, one_thread, uniquely_named, worst_of_each
 from qualification.measure.checks.references import References
 from qualification.measure.inputs.attention_inputs import Case
 from qualification.measure.inputs.guard import GUARD_MARK, GUARD_ROWS, guarded
@@ -30,7 +30,7 @@ def check_path(run: RunAttention, cases: Iterable[Case], references: References 
     unequal_repeat  values that differ when the same input is run again
     """
     references = references or References()
-    return worst_of_each(check for case in cases for check in _check_case(run, case, references))
+    return worst_of_each(check for case in uniquely_named(cases) for check in _check_case(run, case, references))
 
 
 def run_case(run: RunAttention, case: Case) -> tuple[Tensor, int]:

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 
@@ -19,6 +19,22 @@ class AnyCase(Protocol):
     def name(self) -> str: ...
     @property
     def seed(self) -> int: ...
+
+
+Case = TypeVar("Case", bound=AnyCase)
+
+
+def uniquely_named(cases: Iterable[Case]) -> Iterator[Case]:
+    """Yield the cases of one shape. Raises ValueError for a second one of the same name and seed.
+
+    References are kept by both, so the second would be compared with the truth of the first.
+    """
+    seen: set[tuple[str, int]] = set()
+    for case in cases:
+        if (case.name, case.seed) in seen:
+            raise ValueError(f"two inputs of one shape are named {case.name!r} with seed {case.seed}; rename one")
+        seen.add((case.name, case.seed))
+        yield case
 
 
 def worst_of_each(checks: Iterable[Check]) -> tuple[Check, ...]:

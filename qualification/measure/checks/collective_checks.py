@@ -12,7 +12,7 @@ from kernels.collective.peers import AddNorm
 from kernels.reference.collective import norm_reference, sum_reference
 from kernels.reference.compare import Reference, errors_of
 from qualification.evidence.evidence import Check
-from qualification.measure.checks.checked import checked, worst_of_each
+from qualification.measure.checks.checked import checked, uniquely_named, worst_of_each
 from qualification.measure.inputs.collective_inputs import CollectiveCase
 from qualification.measure.inputs.guard import GUARD_MARK, GUARD_ROWS, guarded
 
@@ -38,7 +38,7 @@ def check_collective(run: RunOnRanks, cases: Iterable[CollectiveCase]) -> tuple[
     unequal_repeat  values that differ when the same input is run again
     unequal_ranks   values in which a rank has other bits than rank 0
     """
-    return worst_of_each(check for case in cases for check in _check_case(run, case))
+    return worst_of_each(check for case in uniquely_named(cases) for check in _check_case(run, case))
 
 
 def _check_case(run: RunOnRanks, case: CollectiveCase) -> list[Check]:

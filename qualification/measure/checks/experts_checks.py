@@ -8,7 +8,7 @@ from torch import Tensor
 from kernels.experts.paths import RunExperts
 from kernels.reference.compare import errors_of
 from qualification.evidence.evidence import Check
-from qualification.measure.checks.checked import checked, worst_of_each
+from qualification.measure.checks.checked import checked, uniquely_named, worst_of_each
 from qualification.measure.checks.references import References
 from qualification.measure.inputs.experts_inputs import ExpertsCase
 from qualification.measure.inputs.guard import GUARD_MARK, GUARD_ROWS, guarded
@@ -29,7 +29,7 @@ def check_experts(
     unequal_repeat  values that differ when the same input is run again
     """
     references = references or References()
-    return worst_of_each(check for case in cases for check in _check_case(run, case, references))
+    return worst_of_each(check for case in uniquely_named(cases) for check in _check_case(run, case, references))
 
 
 def _check_case(run: RunExperts, case: ExpertsCase, references: References) -> list[Check]:

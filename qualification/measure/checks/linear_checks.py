@@ -11,7 +11,7 @@ from kernels.linear.paths import RunLinear
 from kernels.reference.compare import Reference, errors_of
 from kernels.reference.linear import linear_reference
 from qualification.evidence.evidence import Check
-from qualification.measure.checks.checked import checked, one_thread, worst_of_each
+from qualification.measure.checks.checked import checked, one_thread, uniquely_named, worst_of_each
 from qualification.measure.inputs.guard import GUARD_MARK, GUARD_ROWS
 from qualification.measure.inputs.linear_inputs import LinearCase
 
@@ -32,7 +32,9 @@ def check_linear(run: RunLinear | Sequence[RunLinear], cases: Iterable[LinearCas
     runs, num_threads = run if isinstance(run, Sequence) else (run,), torch.get_num_threads()
     with one_thread():  # but for the calls themselves
         return worst_of_each(
-            check for case in cases for check in _check_case(runs if case.repeats else runs[:2], case, num_threads)
+            check
+            for case in uniquely_named(cases)
+            for check in _check_case(runs if case.repeats else runs[:2], case, num_threads)
         )
 
 
