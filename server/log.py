@@ -85,7 +85,7 @@ def configure_logging(log_format: LogFormat = LogFormat.AUTO, stream: TextIO = s
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonFormatter() if is_json else LineFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-    for name in ("uvicorn.error", "uvicorn.access", "httpx"):
+    for name in ("uvicorn.error", "uvicorn.access", "httpx2"):
         logging.getLogger(name).setLevel(logging.WARNING)
     # The exporters log every batch that they lose; telemetry/export.py counts them, and says so once a minute.
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)

@@ -24,7 +24,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import psutil
 from running_server import ROOT, Server, free_port, running
 
@@ -95,7 +95,7 @@ async def ask(url: str, bodies: list[bytes], *, reads: bool) -> dict[str, int]:
     """Send all bodies at once; return how many answers were of which status, and the bytes read."""
     statuses: dict[str, int] = {}
 
-    async def one(client: httpx.AsyncClient, body: bytes) -> int:
+    async def one(client: httpx2.AsyncClient, body: bytes) -> int:
         num_bytes = 0
         try:
             async with client.stream("POST", f"{url}/v1/completions", content=body) as answer:
@@ -104,12 +104,12 @@ async def ask(url: str, bodies: list[bytes], *, reads: bool) -> dict[str, int]:
                     await asyncio.sleep(40)
                 async for part in answer.aiter_raw():
                     num_bytes += len(part)
-        except httpx.HTTPError as error:
+        except httpx2.HTTPError as error:
             name = type(error).__name__
             statuses[name] = statuses.get(name, 0) + 1
         return num_bytes
 
-    async with httpx.AsyncClient(timeout=600, headers={"content-type": "application/json"}) as client:
+    async with httpx2.AsyncClient(timeout=600, headers={"content-type": "application/json"}) as client:
         sizes = await asyncio.gather(*(one(client, body) for body in bodies))
     return statuses | {"bytes": sum(sizes)}
 

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-import httpx
+import httpx2
 
 from qualification.load.connection import Connection, Exchange
 
@@ -46,7 +46,7 @@ class Answer(Exchange):
 class Client:
     """A client on one kept connection. httpx took longer for a request of 64 at once than the server did (one H200)."""
 
-    def __init__(self, url: httpx.URL, model: str, seed: int) -> None:
+    def __init__(self, url: httpx2.URL, model: str, seed: int) -> None:
         self._url, self._model = url, model
         self._random = random.Random(seed)
         self._connection: Connection | None = None
@@ -106,8 +106,8 @@ def spread(times: list[float]) -> dict[str, object]:
 
 
 async def measured(base: str, rounds: int, seconds: float) -> list[dict[str, object]]:
-    url = httpx.URL(base)
-    model = httpx.get(url.join("/v1/models"), timeout=120).raise_for_status().json()["data"][0]["id"]
+    url = httpx2.URL(base)
+    model = httpx2.get(url.join("/v1/models"), timeout=120).raise_for_status().json()["data"][0]["id"]
     clients = [Client(url, model, seed) for seed in range(max(num_clients for num_clients, _ in CLIENTS))]
     rows: list[dict[str, object]] = []
     for tokens in ALONE:

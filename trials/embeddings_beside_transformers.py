@@ -24,7 +24,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import psutil
 import torch
 import transformers
@@ -119,7 +119,7 @@ def machine() -> dict[str, Any]:
 
 def plan_of(url: str) -> dict[str, int]:
     """Count the shapes of the server's plan by status."""
-    shapes = httpx.get(f"{url}/plan", timeout=20).raise_for_status().json()["shapes"]
+    shapes = httpx2.get(f"{url}/plan", timeout=20).raise_for_status().json()["shapes"]
     return {status: sum(it["status"] == status for it in shapes) for status in sorted({it["status"] for it in shapes})}
 
 
@@ -192,7 +192,7 @@ def main() -> int:
             try:
                 subprocess.run(speed, check=True, timeout=left(), stdout=subprocess.DEVNULL)
                 entry |= {"plan": plan_of(server.url), "rows": json.loads(rows.read_text())["rows"]}
-            except (subprocess.SubprocessError, httpx.HTTPError) as error:
+            except (subprocess.SubprocessError, httpx2.HTTPError) as error:
                 entry["error"] = repr(error)
             save()
         for size in reversed(sizes):

@@ -24,7 +24,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 from running_server import ROOT, free_port, running
 
 Body = dict[str, Any]
@@ -340,11 +340,11 @@ def request(rng: random.Random, routes: dict[str, tuple[int, Draw]]) -> tuple[st
     return path, content[: rng.randint(0, len(content))] if rng.random() < 0.01 else content
 
 
-async def send(client: httpx.AsyncClient, path: str, body: bytes) -> tuple[str, str | None]:
+async def send(client: httpx2.AsyncClient, path: str, body: bytes) -> tuple[str, str | None]:
     """Send one; return its status, and what is wrong with the answer."""
     try:
         answer = await client.post(path, content=body)
-    except httpx.HTTPError as error:
+    except httpx2.HTTPError as error:
         return "none", f"{type(error).__name__}: {error}"
     status = str(answer.status_code)
     if answer.status_code >= 500:
@@ -372,7 +372,7 @@ async def fuzz(
     rng, counts, wrong = random.Random(seed), Counter[tuple[str, str]](), list[Body]()
     left = num_cases
 
-    async def sender(client: httpx.AsyncClient) -> None:
+    async def sender(client: httpx2.AsyncClient) -> None:
         nonlocal left
         while left > 0:
             left -= 1
@@ -386,8 +386,8 @@ async def fuzz(
                 print(f"{counts.total()} cases, {len(wrong)} wrong", flush=True)
 
     headers = {"content-type": "application/json"}
-    limits = httpx.Limits(max_keepalive_connections=16)
-    async with httpx.AsyncClient(base_url=url, timeout=120, headers=headers, limits=limits) as client:
+    limits = httpx2.Limits(max_keepalive_connections=16)
+    async with httpx2.AsyncClient(base_url=url, timeout=120, headers=headers, limits=limits) as client:
         await asyncio.gather(*(sender(client) for _ in range(16)))
     return counts, wrong
 

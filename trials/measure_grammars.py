@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import jsonschema
 import llguidance
 import torch
@@ -133,7 +133,7 @@ async def random_answers(url: str, num: int) -> dict[str, object]:
     gate = asyncio.Semaphore(48)
     started_at = time.monotonic()
 
-    async def ask(client: httpx.AsyncClient, seed: int) -> None:
+    async def ask(client: httpx2.AsyncClient, seed: int) -> None:
         rng = random.Random(seed)
         shared = random_schema(rng, 3)
         schema = random_schema(rng) | {"$defs": {"shared": shared}}
@@ -160,7 +160,7 @@ async def random_answers(url: str, num: int) -> dict[str, object]:
             counts["not valid"] += 1
             wrong.append(seed)
 
-    async with httpx.AsyncClient(base_url=url, timeout=1800) as client:
+    async with httpx2.AsyncClient(base_url=url, timeout=1800) as client:
         await asyncio.gather(*(ask(client, seed) for seed in range(num)))
     return {
         "schemas": num,
@@ -334,7 +334,7 @@ STREAMED: dict[str, dict[str, Any]] = {
 async def streams(url: str) -> dict[str, object]:
     """Time per token of 32 streams against a running server, plain, bound and with log probabilities; in turns."""
     samples: dict[str, list[float]] = {name: [] for name in STREAMED}
-    async with httpx.AsyncClient(base_url=url, timeout=300, limits=httpx.Limits(max_connections=STREAMS)) as client:
+    async with httpx2.AsyncClient(base_url=url, timeout=300, limits=httpx2.Limits(max_connections=STREAMS)) as client:
         model = (await client.get("/v1/models")).json()["data"][0]["id"]
         for is_counted in (False, *[True] * ROUNDS):
             for name, fields in STREAMED.items():
@@ -349,7 +349,7 @@ async def streams(url: str) -> dict[str, object]:
     }
 
 
-async def _ms_a_token(client: httpx.AsyncClient, fields: dict[str, Any]) -> float:
+async def _ms_a_token(client: httpx2.AsyncClient, fields: dict[str, Any]) -> float:
     """Milliseconds of a token while all streams run."""
 
     async def times_of(index: int) -> list[float]:

@@ -4,7 +4,7 @@ import subprocess
 import time
 from pathlib import Path
 
-import httpx
+import httpx2
 
 
 def wait_ready(process: "subprocess.Popen[bytes]", url: str, log_file: Path, timeout_s: float = 300.0) -> None:
@@ -24,8 +24,8 @@ def wait_ready(process: "subprocess.Popen[bytes]", url: str, log_file: Path, tim
 def status_of(url: str) -> int | None:
     """Return the status; None while no server answers."""
     try:
-        return httpx.get(url, timeout=10).status_code
-    except httpx.TransportError:
+        return httpx2.get(url, timeout=10).status_code
+    except httpx2.TransportError:
         return None
 
 

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import openai
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
@@ -50,11 +50,11 @@ class Server:
     def log(self) -> str:
         return self._log_file.read_text(errors="replace")
 
-    def get(self, path: str) -> httpx.Response:
-        return httpx.get(self.url + path, timeout=10)
+    def get(self, path: str) -> httpx2.Response:
+        return httpx2.get(self.url + path, timeout=10)
 
-    def post(self, path: str, body: dict[str, Any]) -> httpx.Response:
-        return httpx.post(self.url + path, json=body, timeout=60)
+    def post(self, path: str, body: dict[str, Any]) -> httpx2.Response:
+        return httpx2.post(self.url + path, json=body, timeout=60)
 
     def plan(self) -> list[dict[str, Any]]:
         """The rows of GET /attention."""

@@ -24,7 +24,7 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-import httpx
+import httpx2
 from running_server import ROOT, free_port, running
 
 CHECKS = (
@@ -69,7 +69,7 @@ def run_once(
 
 def configuration(url: str) -> str:
     """Return a schemathesis.toml by which half of the ids and names that it draws exist on the server."""
-    with httpx.Client(base_url=url, timeout=60) as client:
+    with httpx2.Client(base_url=url, timeout=60) as client:
         names = {"name": [it["id"] for it in client.get("/v1/models").raise_for_status().json()["data"]]}
         if "/v1/responses" in client.get("/openapi.json").raise_for_status().json()["paths"]:
             body = {"input": "a", "max_output_tokens": 1, "store": True}

@@ -25,7 +25,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import psutil
 from ready import wait_ready
 from soak_requests import Job, Traffic, answer_to
@@ -83,7 +83,7 @@ def gpu_used_mib() -> dict[str, float]:
     return {} if found.returncode else {"gpu_used_mib": sum(map(float, found.stdout.split()))}
 
 
-async def metrics_of(client: httpx.AsyncClient, url: str) -> dict[str, float]:
+async def metrics_of(client: httpx2.AsyncClient, url: str) -> dict[str, float]:
     """Sums over labels of what the server says of itself, and how many series it has."""
     sums: defaultdict[str, float] = defaultdict(float)
     for line in (await client.get(f"{url}/metrics")).raise_for_status().text.splitlines():
@@ -112,27 +112,27 @@ class Soak:
 
     async def run(self) -> None:
         headers = {"authorization": f"Bearer {self._arguments.api_key}"}
-        async with httpx.AsyncClient(timeout=30, headers=headers) as watcher:
+        async with httpx2.AsyncClient(timeout=30, headers=headers) as watcher:
             traffic = await Traffic.of(watcher, self._url, random.Random(self._arguments.seed))
             await self._sample(watcher)
             while self._num_ended < self._arguments.requests:
                 size = min(self._arguments.sample_every, self._arguments.requests - self._num_ended)
                 jobs = iter([traffic.next() for _ in range(size)])
                 # A client for each round: the connections that it kept would be counted as the server's files.
-                async with httpx.AsyncClient(timeout=120, headers=headers) as client:
+                async with httpx2.AsyncClient(timeout=120, headers=headers) as client:
                     await asyncio.gather(*(self._work(client, jobs) for _ in range(self._arguments.concurrency)))
                 self._num_ended += size
                 await self._wait_idle(watcher)
                 await self._sample(watcher)
 
-    async def _work(self, client: httpx.AsyncClient, jobs: Iterator[Job]) -> None:
+    async def _work(self, client: httpx2.AsyncClient, jobs: Iterator[Job]) -> None:
         for job in jobs:
             found = await answer_to(client, self._url, job)
             self.answers[job.kind] += 1
             if found != job.wanted:
                 self.wrong[f"{job.kind}: {found} instead of {job.wanted}"] += 1
 
-    async def _wait_idle(self, watcher: httpx.AsyncClient) -> None:
+    async def _wait_idle(self, watcher: httpx2.AsyncClient) -> None:
         """Wait until nothing runs; what is not over after IDLE_TIMEOUT_S is in the sample."""
         deadline = time.monotonic() + IDLE_TIMEOUT_S
         while time.monotonic() < deadline:
@@ -141,7 +141,7 @@ class Soak:
                 return
             await asyncio.sleep(0.1)
 
-    async def _sample(self, watcher: httpx.AsyncClient) -> None:
+    async def _sample(self, watcher: httpx2.AsyncClient) -> None:
         sample: dict[str, float] = {
             "requests": self._num_ended,
             "at_s": round(time.monotonic() - self._began_at, 1),
@@ -205,7 +205,7 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         began_at = time.time()
         soak = Soak(arguments, url, processes_of(pid))
         await soak.run()
-        async with httpx.AsyncClient(headers={"authorization": f"Bearer {arguments.api_key}"}) as client:
+        async with httpx2.AsyncClient(headers={"authorization": f"Bearer {arguments.api_key}"}) as client:
             fingerprint = (await client.get(f"{arguments.metrics_url or url}/version")).json()["fingerprint"]
     warm_up = arguments.requests // 4 if arguments.warm_up is None else arguments.warm_up
     return {

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
+import httpx2
 
 NUM_PREFIXES = 12
 PREFIX_TOKENS = 96
@@ -50,7 +50,7 @@ class Traffic:
         self._weights, self._makers = zip(*makers, strict=True)
 
     @classmethod
-    async def of(cls, client: httpx.AsyncClient, url: str, rng: random.Random) -> "Traffic":
+    async def of(cls, client: httpx2.AsyncClient, url: str, rng: random.Random) -> "Traffic":
         """Return the traffic for the model of that server."""
         [model] = (await client.get(f"{url}/v1/models")).raise_for_status().json()["data"]
         chat = await client.post(url + CHAT, json={"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1})
@@ -133,7 +133,7 @@ class Traffic:
         return Job("failing", path, body, status)
 
 
-async def answer_to(client: httpx.AsyncClient, url: str, job: Job) -> int | str:
+async def answer_to(client: httpx2.AsyncClient, url: str, job: Job) -> int | str:
     """Return the request's outcome: the status where it is not a stream's, STREAMED, LEFT, or what went wrong."""
     content = job.body if isinstance(job.body, bytes) else json.dumps(job.body).encode()
     request = client.build_request(
@@ -147,11 +147,11 @@ async def answer_to(client: httpx.AsyncClient, url: str, job: Job) -> int | str:
             return await _read(response, job)
         finally:
             await response.aclose()
-    except httpx.HTTPError as error:
+    except httpx2.HTTPError as error:
         return type(error).__name__
 
 
-async def _read(response: httpx.Response, job: Job) -> int | str:
+async def _read(response: httpx2.Response, job: Job) -> int | str:
     if job.wanted not in (STREAMED, LEFT) or response.status_code != 200:
         await response.aread()
         return response.status_code
@@ -167,11 +167,11 @@ async def _read(response: httpx.Response, job: Job) -> int | str:
     return "a stream without [DONE]"
 
 
-async def _leave_at_once(client: httpx.AsyncClient, request: httpx.Request) -> str:
+async def _leave_at_once(client: httpx2.AsyncClient, request: httpx2.Request) -> str:
     request.extensions["timeout"] = {"connect": 30, "write": 30, "pool": 120, "read": 0.002}
     try:
         response = await client.send(request, stream=True)
         await response.aclose()
-    except httpx.ReadTimeout:
+    except httpx2.ReadTimeout:
         pass
     return LEFT

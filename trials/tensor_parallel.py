@@ -32,7 +32,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import msgspec
 import torch
 
@@ -71,11 +71,13 @@ class Started:
     def log(self) -> str:
         return self.log_file.read_text(errors="replace")
 
-    def get(self, path: str) -> httpx.Response:
-        return httpx.get(self.url + path, timeout=30)
+    def get(self, path: str) -> httpx2.Response:
+        return httpx2.get(self.url + path, timeout=30)
 
     def complete(self, **body: object) -> dict[str, Any]:
-        answer = httpx.post(self.url + "/v1/completions", json={"max_tokens": 32, "temperature": 0, **body}, timeout=60)
+        answer = httpx2.post(
+            self.url + "/v1/completions", json={"max_tokens": 32, "temperature": 0, **body}, timeout=60
+        )
         answer.raise_for_status()
         found: dict[str, Any] = answer.json()
         return found
@@ -92,10 +94,10 @@ class Started:
     def wait_ready(self, deadline: float, began: float) -> None:
         """Raises RuntimeError where the server ends or is late, with the end of its log."""
         while True:
-            with suppress(httpx.TransportError):
-                status = httpx.get(self.url + "/readyz", timeout=5).status_code
+            with suppress(httpx2.TransportError):
+                status = httpx2.get(self.url + "/readyz", timeout=5).status_code
                 if status == 404:  # a peer's
-                    status = httpx.get(self.url + "/health", timeout=5).status_code
+                    status = httpx2.get(self.url + "/health", timeout=5).status_code
                 if status == 200:
                     self.start_s = time.monotonic() - began
                     return
@@ -186,7 +188,7 @@ class Checks:
         """A check that fails to run is wrong."""
         try:
             yield
-        except (httpx.HTTPError, RuntimeError, KeyError, IndexError, ValueError) as error:
+        except (httpx2.HTTPError, RuntimeError, KeyError, IndexError, ValueError) as error:
             self.add(name, False, error=f"{type(error).__name__}: {error}"[-1500:])
 
     @property
@@ -287,7 +289,7 @@ def compare(checks: Checks, one: Started, many: Started, *, is_exact: bool) -> N
     digits = many.texts(prompt=PROMPTS[0], structured_outputs={"regex": "[0-9]{12}"}, max_tokens=40, temperature=1.0)
     checks.add(f"{name}: structured output", all(it.isdigit() and len(it) == 12 for it in digits), answers=digits)
 
-    httpx.post(many.url + "/attention/attest", json={}, timeout=60).raise_for_status()
+    httpx2.post(many.url + "/attention/attest", json={}, timeout=60).raise_for_status()
     attested = many.get("/attention").json()["attestation"]
     shares = [it["explained"]["share"] for it in attested["batches"] if it.get("explained")]
     is_whole = attested["result"] == "match"
@@ -308,8 +310,8 @@ def lose_a_rank(checks: Checks, server: Started, deadline: float, *, is_exact: b
         body = {"prompt": prompt, "max_tokens": 1900, "temperature": 0, "stream": True, "ignore_eos": True}
         has_error = has_begun = False
         with (
-            suppress(httpx.TransportError),
-            httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=60) as response,
+            suppress(httpx2.TransportError),
+            httpx2.stream("POST", server.url + "/v1/completions", json=body, timeout=60) as response,
         ):
             for line in response.iter_lines():
                 has_error = has_error or '"error"' in line

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
+import httpx2
 from prometheus_client.parser import text_string_to_metric_families
 
 RULES = Path(__file__).resolve().parents[1] / "prometheus" / "rules"
@@ -60,7 +60,7 @@ def firing(url: str, name: str, timeout_s: float = 30.0) -> list[dict[str, str]]
     """The labels of each firing instance of an alert; waits until there is one. Empty when there is none in time."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
-        alerts = httpx.get(f"{url}/api/v1/alerts", timeout=10).json()["data"]["alerts"]
+        alerts = httpx2.get(f"{url}/api/v1/alerts", timeout=10).json()["data"]["alerts"]
         found = [a["labels"] for a in alerts if a["labels"]["alertname"] == name and a["state"] == "firing"]
         if found:
             return found

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import httpx
+import httpx2
 from alerts import counted, firing, prometheus
 from model import STABLE_HEAD_DIM, UPGRADED_HEAD_DIM, write_model
 from plot import cdf_plot
@@ -57,7 +57,7 @@ def run(out: Path, num_rounds: int) -> Findings:
             if monitor is not None:
                 alerts = alerts or firing(monitor, "KernelFallback")
             else:
-                alerts = counted(httpx.get(f"{upgraded}/metrics", timeout=10).text)
+                alerts = counted(httpx2.get(f"{upgraded}/metrics", timeout=10).text)
             findings = Findings(times, alerts, source)
             if all(judgement is not Judgement.CANNOT for judgement, _ in findings.verdicts()):
                 break

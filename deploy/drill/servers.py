@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import httpx
+import httpx2
 from alerts import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,8 +60,8 @@ def _wait(process: "subprocess.Popen[bytes]", url: str, log_file: Path) -> None:
         if process.poll() is not None or time.monotonic() > deadline:
             raise RuntimeError(f"{url} did not answer; the server's log is {log_file}")
         try:
-            if httpx.get(url, timeout=5).status_code == 200:
+            if httpx2.get(url, timeout=5).status_code == 200:
                 return
-        except httpx.TransportError:
+        except httpx2.TransportError:
             pass
         time.sleep(0.2)

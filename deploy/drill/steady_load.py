@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-import httpx
+import httpx2
 
 _EVERY_S = 1.0  # so seldom that a median of the baseline is not moved by it
 _PROMPT_TOKENS, _NEW_TOKENS = 32, 8
@@ -37,7 +37,7 @@ def steady_load(url: str) -> Iterator[Steady]:
 
 
 def _send(url: str, found: Steady, is_over: threading.Event) -> None:
-    with httpx.Client(timeout=120) as client:
+    with httpx2.Client(timeout=120) as client:
         while not is_over.is_set():
             is_streamed = found.num_sent % 2 == 1
             found.num_sent += 1
@@ -45,7 +45,7 @@ def _send(url: str, found: Steady, is_over: threading.Event) -> None:
             try:
                 found.answers.add(streamed(client, url) if is_streamed else whole(client, url))
                 found.seconds.append(time.monotonic() - began)
-            except (httpx.HTTPError, ValueError, LookupError) as error:
+            except (httpx2.HTTPError, ValueError, LookupError) as error:
                 found.lost.append(f"{'streamed' if is_streamed else 'whole'}: {type(error).__name__}: {error}")
             is_over.wait(max(0.0, began + _EVERY_S - time.monotonic()))
 
@@ -61,13 +61,13 @@ def _body(*, is_streamed: bool) -> dict[str, object]:
     }
 
 
-def whole(client: httpx.Client, url: str) -> str:
+def whole(client: httpx2.Client, url: str) -> str:
     answer = client.post(f"{url}/v1/completions", json=_body(is_streamed=False))
     answer.raise_for_status()
     return str(answer.json()["choices"][0]["text"])
 
 
-def streamed(client: httpx.Client, url: str) -> str:
+def streamed(client: httpx2.Client, url: str) -> str:
     """Raises ValueError for a stream that ends early or with an error."""
     texts, is_done = [], False
     with client.stream("POST", f"{url}/v1/completions", json=_body(is_streamed=True)) as answer:

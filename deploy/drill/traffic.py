@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import httpx
+import httpx2
 from model import VOCAB_SIZE
 
 # Prompt tokens (from, to), their bucket and their share: two requests in a hundred are long.
@@ -59,9 +59,9 @@ class Times:
 def compare(stable: str, upgraded: str, requests: Iterable[Planned], times: Times) -> None:
     """Send each request to all three sides, one after the other and each of them first in turn: noise hits all alike.
 
-    Adds to `times`. Raises httpx.HTTPError.
+    Adds to `times`. Raises httpx2.HTTPError.
     """
-    with httpx.Client(timeout=60) as client:
+    with httpx2.Client(timeout=60) as client:
         for number, request in enumerate(requests):
             sides = [(times.before, stable), (times.again, stable)]
             sides.append((times.after, upgraded if request.is_moved else stable))
@@ -70,7 +70,7 @@ def compare(stable: str, upgraded: str, requests: Iterable[Planned], times: Time
                 found.append(Timed(request.bucket, first_token_s(client, url, request.token_ids)))
 
 
-def first_token_s(client: httpx.Client, url: str, token_ids: list[int]) -> float:
+def first_token_s(client: httpx2.Client, url: str, token_ids: list[int]) -> float:
     """Seconds until the first event of a stream."""
     body = {"prompt": token_ids, "max_tokens": 1, "temperature": 0, "stream": True, "ignore_eos": True}
     sent, first = time.perf_counter(), 0.0

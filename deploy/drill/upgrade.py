@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-import httpx
+import httpx2
 import torch
 from builds import SLOW_KERNEL, SLOWDOWN, SLOWED_BUCKET, WRONG_KERNEL, WRONG_WINDOW, write_build
 from model import write_windowed_model
@@ -117,7 +117,7 @@ def fingerprint(drill: Drill) -> None:
     refusing = ("--on-unproven", "refuse", "--matrix")
     with drill.server("changed", build, *refusing, str(drill.matrices), waits_for="/attention") as url:
         drill.canary(case, "with the evidence of the machine before", url, Expected(3), "--no-performance")
-        readyz = httpx.get(f"{url}/readyz", timeout=10)
+        readyz = httpx2.get(f"{url}/readyz", timeout=10)
         reasons = [str(it) for it in readyz.json().get("reasons", ())][:1]
         asked = GateRun(
             case, "its readiness", "curl $CANDIDATE/readyz", Expected(503), readyz.status_code, reasons, 0.0

@@ -33,7 +33,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path[0] = str(ROOT)
 
-import httpx  # noqa: E402
+import httpx2  # noqa: E402
 import psutil  # noqa: E402
 import yaml  # noqa: E402
 
@@ -102,10 +102,10 @@ class Load:
             await asyncio.sleep(0.02)
 
     async def __aenter__(self) -> "Load":
-        limits = httpx.Limits(
+        limits = httpx2.Limits(
             max_connections=None, max_keepalive_connections=0
         )  # a new connection each: no pool's retry
-        self._client = httpx.AsyncClient(timeout=LIMIT_S, limits=limits)
+        self._client = httpx2.AsyncClient(timeout=LIMIT_S, limits=limits)
         self._start(self._pace())
         for _ in range(self._num_streams):
             self._start(self._stream_on())
@@ -145,7 +145,7 @@ class Load:
                 kind = "not whole"
             if kind != "200":
                 self.tally.note(f"{kind}: {answer.text}")
-        except httpx.HTTPError as error:
+        except httpx2.HTTPError as error:
             kind = type(error).__name__
             self.tally.note(kind)
         self.tally.plain[kind] += 1
@@ -169,7 +169,7 @@ class Load:
                             self.tally.note(line)
                     if last == "data: [DONE]":
                         kind = "error event" if has_error else "done"
-        except httpx.HTTPError as error:
+        except httpx2.HTTPError as error:
             self.tally.note(f"stream: {type(error).__name__}")
         self.num_open -= bool(last)
         self.tally.streams[kind] += 1
@@ -284,9 +284,9 @@ def direct_server(folder: Path) -> Iterator[str]:
         due = time.monotonic() + LIMIT_S
         while True:
             try:
-                if httpx.get(url + "/readyz").status_code == 200:
+                if httpx2.get(url + "/readyz").status_code == 200:
                     break
-            except httpx.HTTPError:
+            except httpx2.HTTPError:
                 pass
             if process.poll() is not None or time.monotonic() > due:
                 raise SystemExit("the direct server did not start")
@@ -300,7 +300,7 @@ def direct_server(folder: Path) -> Iterator[str]:
 # ---- what the proxy adds
 
 
-async def _one(client: httpx.AsyncClient, url: str, serial: int) -> tuple[float, float, list[float]]:
+async def _one(client: httpx2.AsyncClient, url: str, serial: int) -> tuple[float, float, list[float]]:
     """Time to the first token, in all, and between tokens; in ms."""
     body = {"model": "demo", "prompt": f"Number {serial} is", "stream": True, "temperature": 0, **SHORT}
     begun = time.perf_counter()
@@ -318,7 +318,7 @@ async def _rate(url: str, num_clients: int, seconds: float) -> float:
     num_done = 0
     due = time.monotonic() + seconds
 
-    async def ask(client: httpx.AsyncClient, number: int) -> None:
+    async def ask(client: httpx2.AsyncClient, number: int) -> None:
         nonlocal num_done
         serial = 0
         while time.monotonic() < due:
@@ -327,7 +327,7 @@ async def _rate(url: str, num_clients: int, seconds: float) -> float:
             (await client.post(url + "/v1/completions", json=body)).raise_for_status()
             num_done += 1
 
-    async with httpx.AsyncClient(timeout=LIMIT_S) as client:
+    async with httpx2.AsyncClient(timeout=LIMIT_S) as client:
         begun = time.monotonic()
         await asyncio.gather(*(ask(client, number) for number in range(num_clients)))
         return num_done / (time.monotonic() - begun)
@@ -346,7 +346,7 @@ def _spread(values: list[float]) -> dict[str, float]:
 async def measure(urls: dict[str, str], num_requests: int, seconds: float) -> dict[str, Any]:
     """Measure both URLs in turns, so that other work of the machine meets both."""
     found: dict[str, dict[str, list[float]]] = {name: {"ttft": [], "total": [], "gap": [], "rate": []} for name in urls}
-    async with httpx.AsyncClient(timeout=LIMIT_S) as client:
+    async with httpx2.AsyncClient(timeout=LIMIT_S) as client:
         for serial in range(num_requests + 5):
             for name, url in urls.items():
                 ttft, total, gaps = await _one(client, url, serial)
@@ -375,7 +375,7 @@ async def converse(url: str, num_sessions: int, num_turns: int, *, is_affine: bo
     """Conversations of several turns; without affinity each request says that it is a session of its own."""
     served: dict[int, set[str]] = {number: set() for number in range(num_sessions)}
     num_cached = num_prompt = serial = 0
-    async with httpx.AsyncClient(timeout=LIMIT_S) as client:
+    async with httpx2.AsyncClient(timeout=LIMIT_S) as client:
         turns: dict[int, list[dict[str, str]]] = {number: [] for number in range(num_sessions)}
         for turn in range(num_turns):
             for number, messages in turns.items():
@@ -430,7 +430,7 @@ CASES: dict[str, tuple[bytes, bool]] = {  # what is sent, and whether the sender
 
 def connection_case(url: str, sent: bytes, *, is_half_closed: bool) -> str:
     """The status, with the error's code, or how the connection ends; within 20 s."""
-    address = httpx.URL(url)
+    address = httpx2.URL(url)
     with socket.create_connection((address.host, address.port or 80), timeout=20) as sock:
         got = b""
         try:

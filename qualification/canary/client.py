@@ -4,7 +4,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import httpx
+import httpx2
 from prometheus_client.parser import text_string_to_metric_families
 
 from qualification.canary.numerics import Scores
@@ -42,7 +42,7 @@ class Model:
 class Candidate:
     """The server under test. `admin` serves /attention and /metrics: the same port, unless the operator moved them."""
 
-    def __init__(self, public: httpx.Client, admin: httpx.Client) -> None:
+    def __init__(self, public: httpx2.Client, admin: httpx2.Client) -> None:
         self._public = public
         self._admin = admin
         self._salt = uuid.uuid4().hex  # so that the prefix cache of an earlier run answers for no kernel
@@ -95,7 +95,7 @@ class Candidate:
             response = self._admin.get("/metrics", headers={"accept": "text/plain; version=0.0.4"})
             response.raise_for_status()
             families = list(text_string_to_metric_families(response.text))
-        except (httpx.HTTPError, ValueError) as error:
+        except (httpx2.HTTPError, ValueError) as error:
             raise CanaryError(f"{_base(self._admin)}/metrics cannot be read: {_text(error)}") from error
         # A counter without any label set yet has a family and no sample: it stands at 0.
         known = {f"{family.name.removesuffix('_total')}_total": 0.0 for family in families}
@@ -106,12 +106,12 @@ class Candidate:
                 found[what] += sample.value
         return found
 
-    def _get_json(self, client: httpx.Client, path: str) -> dict[str, object]:
+    def _get_json(self, client: httpx2.Client, path: str) -> dict[str, object]:
         try:
             response = client.get(path)
             response.raise_for_status()
             body = response.json()
-        except (httpx.HTTPError, ValueError, RecursionError) as error:
+        except (httpx2.HTTPError, ValueError, RecursionError) as error:
             raise CanaryError(f"{_base(client)}{path}: {_text(error)}") from error
         if not isinstance(body, dict):
             raise CanaryError(f"{path} returned no JSON object")
@@ -122,9 +122,9 @@ class Candidate:
             response = self._public.post(path, json=body)
             response.raise_for_status()
             answer = response.json()
-        except httpx.TimeoutException as error:
+        except httpx2.TimeoutException as error:
             raise RequestTimedOut(f"{path}: {_text(error)}") from error
-        except (httpx.HTTPError, ValueError, RecursionError) as error:
+        except (httpx2.HTTPError, ValueError, RecursionError) as error:
             raise RequestFailed(f"{path}: {_text(error)}") from error
         if not isinstance(answer, dict):
             raise RequestFailed(f"{path} returned no JSON object")
@@ -153,10 +153,10 @@ def _likeliest(places: list[dict[str, float | None]]) -> list[int | None]:
     return found
 
 
-def _base(client: httpx.Client) -> str:
+def _base(client: httpx2.Client) -> str:
     return str(client.base_url).rstrip("/")
 
 
 def _text(error: Exception) -> str:
-    """One line of an httpx error, which may have several or none."""
+    """One line of an httpx2 error, which may have several or none."""
     return (str(error).splitlines() or [""])[0] or type(error).__name__

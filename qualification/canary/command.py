@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-import httpx
+import httpx2
 
 from qualification.canary.client import CanaryError, Candidate
 from qualification.canary.golden import GoldenError, save_golden
@@ -71,13 +71,13 @@ def run(args: argparse.Namespace) -> int:
         options = _options(args)
         with ExitStack() as stack:
 
-            def client(url: str) -> httpx.Client:
+            def client(url: str) -> httpx2.Client:
                 return stack.enter_context(client_of(url, bearer=options.bearer, timeout_s=args.timeout))
 
             candidate = Candidate(client(args.url), client(args.admin_url or args.url))
             live = client(args.baseline) if options.has_live_baseline else None
             return _run(args, candidate, None if live is None else Candidate(live, live), options, line)
-    except (CanaryError, GoldenError, DiscoveryError, OSError, ValueError, httpx.InvalidURL) as error:
+    except (CanaryError, GoldenError, DiscoveryError, OSError, ValueError, httpx2.InvalidURL) as error:
         print(Verdict(Stage.ENVIRONMENT, Outcome.FAIL, str(error)), flush=True)
         return ExitCode.ENVIRONMENT
     except KeyboardInterrupt:

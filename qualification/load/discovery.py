@@ -3,7 +3,7 @@
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import httpx
+import httpx2
 
 from qualification.common.key_file import keys_of
 from qualification.load.sample import Target
@@ -23,12 +23,12 @@ def first_key(file: Path) -> str:
     return keys[0]
 
 
-def client_of(url: str, *, bearer: str | None = None, timeout_s: float, trust_env: bool = True) -> httpx.Client:
-    """Return a client for requests besides the load. Raises httpx.InvalidURL."""
+def client_of(url: str, *, bearer: str | None = None, timeout_s: float, trust_env: bool = True) -> httpx2.Client:
+    """Return a client for requests besides the load. Raises httpx2.InvalidURL."""
     headers = {} if bearer is None else {"authorization": f"Bearer {bearer}"}
     # Reading the certificates of all authorities takes 40 ms of a core, and plain HTTP asks for none.
-    is_tls = httpx.URL(url).scheme != "http"
-    return httpx.Client(base_url=url, headers=headers, timeout=timeout_s, trust_env=trust_env, verify=is_tls)
+    is_tls = httpx2.URL(url).scheme != "http"
+    return httpx2.Client(base_url=url, headers=headers, timeout=timeout_s, trust_env=trust_env, verify=is_tls)
 
 
 def discover(url: str, *, bearer: str | None = None, timeout_s: float = 10.0) -> tuple[Target, int | None]:
@@ -47,7 +47,7 @@ def discover(url: str, *, bearer: str | None = None, timeout_s: float = 10.0) ->
         name, longest = entry["id"], entry.get("max_model_len")
         if not isinstance(name, str) or not isinstance(longest, int | None):
             raise TypeError(f"id {name!r}, max_model_len {longest!r}")
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError, RecursionError) as error:
+    except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, LookupError, TypeError, RecursionError) as error:
         line = (str(error).splitlines() or [""])[0]
         raise DiscoveryError(f"{url} names no model at /v1/models: {line or type(error).__name__}") from error
     return Target(parts.hostname, port, parts.scheme == "https", path, name, bearer), longest

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-import httpx
+import httpx2
 import msgspec
 
 from kernels.vocabulary.fingerprint import Fingerprint
@@ -129,7 +129,7 @@ def ask(url: str) -> Live:
         with client_of(url, timeout_s=_TIMEOUT_S) as client:
             server = Candidate(client, client)
             attention, counters = server.attention(), server.counters()
-    except (CanaryError, httpx.InvalidURL) as error:
+    except (CanaryError, httpx2.InvalidURL) as error:
         raise ReportError(f"{url} does not report its plan: {error}") from error
     return Live(url, attention, counters)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 
 from qualification.common.exit_code import ExitCode
@@ -151,7 +151,7 @@ def test_reports_hold_every_line_of_every_gate() -> None:
 
 def stream_of(*lines: str) -> str:
     text = "".join(f"{line}\n\n" for line in lines)
-    with httpx.Client(transport=httpx.MockTransport(lambda _: httpx.Response(200, text=text))) as client:
+    with httpx2.Client(transport=httpx2.MockTransport(lambda _: httpx2.Response(200, text=text))) as client:
         return streamed(client, "http://stable")
 
 

@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 import yaml
 from local_http import listening
@@ -56,7 +56,7 @@ class Prometheus:
     url: str
 
     def ask(self, path: str, **params: str) -> Any:
-        answer = httpx.get(f"{self.url}/api/v1/{path}", params=params, timeout=30).json()
+        answer = httpx2.get(f"{self.url}/api/v1/{path}", params=params, timeout=30).json()
         assert answer["status"] == "success", f"{params}: {answer}"
         return answer["data"]
 
@@ -67,8 +67,8 @@ class Prometheus:
 
     def is_ready(self) -> bool:
         try:
-            return httpx.get(f"{self.url}/-/ready", timeout=5).status_code == 200
-        except httpx.TransportError:
+            return httpx2.get(f"{self.url}/-/ready", timeout=5).status_code == 200
+        except httpx2.TransportError:
             return False
 
 
@@ -115,8 +115,8 @@ def running_alertmanager(folder: Path, webhook: str) -> Iterator[str]:
 
 def answers(url: str) -> bool:
     try:
-        return httpx.get(url, timeout=5).status_code == 200
-    except httpx.TransportError:
+        return httpx2.get(url, timeout=5).status_code == 200
+    except httpx2.TransportError:
         return False
 
 

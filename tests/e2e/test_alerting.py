@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import httpx
+import httpx2
 import pytest
 import yaml
 from monitoring import (
@@ -52,12 +52,12 @@ class Watched:
     webhook: Webhook
 
     def switch(self, method: str, path: str) -> None:
-        httpx.request(method, f"{self.admin}/attention/quarantine", json={"path": path}, timeout=60).raise_for_status()
+        httpx2.request(method, f"{self.admin}/attention/quarantine", json={"path": path}, timeout=60).raise_for_status()
 
 
 def load(server: Server, stop: threading.Event) -> None:
     """One request after the other: short prompts, longer ones, and some that share their beginning."""
-    with httpx.Client(base_url=server.url, timeout=60) as client:
+    with httpx2.Client(base_url=server.url, timeout=60) as client:
         for number in range(100_000):
             if stop.is_set():
                 return

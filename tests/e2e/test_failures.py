@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 import torch
 from running_server import DEMO, ROOT, Server, StartServer, free_port, running
@@ -22,7 +22,7 @@ LONG = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 3000, "stre
 
 def events_of_a_long_stream(server: Server, began: threading.Barrier, events: list[str]) -> None:
     """Reads one stream to its end; meets the others at `began` after the first event."""
-    with httpx.stream("POST", server.url + "/v1/completions", json=LONG, timeout=60) as response:
+    with httpx2.stream("POST", server.url + "/v1/completions", json=LONG, timeout=60) as response:
         lines = (line for line in response.iter_lines() if line)
         events.append(next(lines))
         began.wait(timeout=60)

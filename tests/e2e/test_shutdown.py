@@ -5,7 +5,7 @@ import os
 import signal
 from collections.abc import Iterator
 
-import httpx
+import httpx2
 import pytest
 from running_server import Server, StartServer
 
@@ -41,7 +41,7 @@ def test_sigterm_drains_and_ends_with_status_0(
     with start_server("--shutdown-grace-s", grace_s) as server:
         server.wait_ready()
         body = BODY | {"max_tokens": max_tokens}
-        with httpx.stream("POST", server.url + "/v1/completions", json=body, timeout=120) as answer:
+        with httpx2.stream("POST", server.url + "/v1/completions", json=body, timeout=120) as answer:
             lines = answer.iter_lines()
             next(lines)
             *events, last = ended_after_sigterm(server, lines)

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import psutil
 import pytest
 from running_server import Server, StartServer, free_port
@@ -102,7 +102,7 @@ def test_a_lost_rank_ends_the_group_which_starts_again(two_ranks: Server) -> Non
 
     def read() -> None:
         body = {"prompt": "Once upon a time", "max_tokens": 3000, "stream": True, "ignore_eos": True}
-        with httpx.stream("POST", two_ranks.url + "/v1/completions", json=body, timeout=60) as response:
+        with httpx2.stream("POST", two_ranks.url + "/v1/completions", json=body, timeout=60) as response:
             for line in response.iter_lines():
                 events.append(line)
                 began.set()

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import httpx
+import httpx2
 import msgspec
 import tokenizers
 from fastapi import FastAPI
@@ -262,20 +262,20 @@ class Served:
         self.engine = engine
         self.app: FastAPI = create_app(edge, keys)
 
-    def client(self) -> httpx.AsyncClient:
-        return httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://localhost")
+    def client(self) -> httpx2.AsyncClient:
+        return httpx2.AsyncClient(transport=httpx2.ASGITransport(self.app), base_url="http://localhost")
 
-    def request(self, method: str, path: str, **options: object) -> httpx.Response:
-        async def send() -> httpx.Response:
+    def request(self, method: str, path: str, **options: object) -> httpx2.Response:
+        async def send() -> httpx2.Response:
             async with self.client() as client:
                 return await client.request(method, path, **options)  # type: ignore[arg-type]
 
         return asyncio.run(send())
 
-    def get(self, path: str, **options: object) -> httpx.Response:
+    def get(self, path: str, **options: object) -> httpx2.Response:
         return self.request("GET", path, **options)
 
-    def post(self, path: str, body: object, **options: object) -> httpx.Response:
+    def post(self, path: str, body: object, **options: object) -> httpx2.Response:
         return self.request("POST", path, json=body, **options)
 
     def value(self, name: str, **labels: str) -> float | None:
@@ -331,7 +331,7 @@ def leave(it: Served, path: str, body: dict[str, object]) -> list[Message]:
     return sent
 
 
-def events(response: httpx.Response) -> list[object]:
+def events(response: httpx2.Response) -> list[object]:
     """The events of a stream: parsed, but for the closing [DONE]."""
     lines = [line for line in response.text.split("\n\n") if line]
     assert all(line.startswith("data: ") for line in lines)

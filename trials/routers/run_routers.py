@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-import httpx
+import httpx2
 from routers import NOT_HERE, ROUTERS, Router
 from running_server import ROOT, Server, free_port, running
 
@@ -112,8 +112,8 @@ def routing(router: Router, folder: Path, urls: Sequence[str]) -> Iterator[str]:
 
 def _answers(url: str) -> bool:
     try:
-        return httpx.get(url, timeout=5).status_code == 200
-    except httpx.TransportError:
+        return httpx2.get(url, timeout=5).status_code == 200
+    except httpx2.TransportError:
         return False
 
 
@@ -125,7 +125,7 @@ def busy(server: Server) -> Iterator[None]:
 
     def stream() -> None:
         while not is_over.is_set():
-            with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=300) as answer:
+            with httpx2.stream("POST", f"{server.url}/v1/completions", json=body, timeout=300) as answer:
                 for _ in answer.iter_lines():
                     if is_over.is_set():
                         return
@@ -148,16 +148,16 @@ def called(url: str) -> dict[str, str]:
     failures = {}
     deadline, path, body = time.monotonic() + _START_S, *CALLS["completion"]
     while time.monotonic() < deadline:
-        if httpx.post(url + path, json=body, timeout=120).status_code not in (404, 503):
+        if httpx2.post(url + path, json=body, timeout=120).status_code not in (404, 503):
             break
         time.sleep(1)
     for name, (path, body) in CALLS.items():
         try:
-            answer = httpx.post(url + path, json=body, timeout=120)
+            answer = httpx2.post(url + path, json=body, timeout=120)
             is_whole = not body.get("stream") or answer.text.rstrip().endswith("data: [DONE]")
             if answer.status_code != 200 or not is_whole:
                 failures[name] = f"{answer.status_code}: {answer.text[:300]}"
-        except httpx.HTTPError as error:
+        except httpx2.HTTPError as error:
             failures[name] = f"{type(error).__name__}: {error}"
     return failures
 
@@ -172,7 +172,7 @@ def chosen(url: str, first: Server, busy_one: Server) -> int:
         time.sleep(_SETTLE_S)
         before = num_served(first)
         for _ in range(NUM_CHOICES):
-            httpx.post(f"{url}/v1/chat/completions", json=CHAT, timeout=300).raise_for_status()
+            httpx2.post(f"{url}/v1/chat/completions", json=CHAT, timeout=300).raise_for_status()
         found = round(num_served(first) - before)
     time.sleep(_SETTLE_S)  # the router sees that it is over
     return found

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 from edge_fakes import Served, saying, served, with_keys
 from running_api import Running
@@ -42,7 +42,7 @@ def test_a_preflight_needs_no_key_and_an_answer_does(folder: Path) -> None:
 def test_a_stream_has_cors_headers(folder: Path, num_choices: int) -> None:
     with Running(served(folder, saying("Hel", "lo"), allowed_origins="*")) as running:
         body = {"prompt": "a", "stream": True, "n": num_choices}
-        answer = httpx.post(running.url + COMPLETIONS, json=body, headers={"origin": ORIGIN})
+        answer = httpx2.post(running.url + COMPLETIONS, json=body, headers={"origin": ORIGIN})
     assert (answer.status_code, answer.text.endswith("data: [DONE]\n\n")) == (200, True)
     assert answer.headers["access-control-allow-origin"] == "*"
     assert "x-request-id" in answer.headers["access-control-expose-headers"]

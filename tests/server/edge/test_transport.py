@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
+import httpx2
 import openai
 import pytest
 from edge_fakes import delta, playing, saying, served
@@ -189,14 +189,14 @@ def test_a_shutdown_finishes_streams_and_refuses_new_requests(folder: Path) -> N
     it.engine.gate.clear()
     it.engine.num_free = 1
     with Running(it, grace_s=30) as running:
-        with httpx.stream("POST", f"{running.url}/v1/completions", json={"prompt": "x", "stream": True}) as answer:
+        with httpx2.stream("POST", f"{running.url}/v1/completions", json={"prompt": "x", "stream": True}) as answer:
             lines = answer.iter_lines()
             assert '"text":"a"' in next(lines)
             for _ in range(2):  # as timeout(1) does: to the process, then to its group
                 running.server.handle_exit(signal.SIGTERM, None)
-            assert httpx.get(f"{running.url}/readyz").status_code == 503
-            assert httpx.get(f"{running.url}/livez").status_code == 200
-            refused = httpx.post(f"{running.url}/v1/completions", json={"prompt": "y"})
+            assert httpx2.get(f"{running.url}/readyz").status_code == 503
+            assert httpx2.get(f"{running.url}/livez").status_code == 200
+            refused = httpx2.post(f"{running.url}/v1/completions", json={"prompt": "y"})
             assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
             [protocol, *_] = running.server.server_state.connections
             protocol.loop.call_soon_threadsafe(it.engine.gate.set)
@@ -226,9 +226,9 @@ def test_a_server_that_must_end_needs_no_signal_or_grace(folder: Path) -> None:
     must_end, it = threading.Event(), served(folder, saying("a"))
     it.engine.gate.clear()
     running = Running(it, grace_s=3600, must_end=must_end.is_set)
-    answers: list[httpx.Response] = []
+    answers: list[httpx2.Response] = []
     client = threading.Thread(
-        target=lambda: answers.append(httpx.post(f"{running.url}/v1/completions", json={"prompt": "a"}, timeout=30))
+        target=lambda: answers.append(httpx2.post(f"{running.url}/v1/completions", json={"prompt": "a"}, timeout=30))
     )
     client.start()
     wait_until(lambda: it.engine.submitted)
@@ -252,7 +252,7 @@ def test_a_lack_of_file_descriptors_is_logged_and_survived(running: Running, cap
                 time.sleep(0.01)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, was)
-    assert httpx.get(f"{running.url}/livez").status_code == 200
+    assert httpx2.get(f"{running.url}/livez").status_code == 200
 
 
 def test_only_a_third_order_to_end_cares_for_nothing(folder: Path) -> None:
@@ -272,7 +272,7 @@ def test_a_stream_that_outlives_the_grace_ends_with_an_error(folder: Path, grace
     it.engine.gate.clear()
     it.engine.num_free = 1
     with Running(it, grace_s=grace_s, one_order_s=0) as running:
-        with httpx.stream("POST", f"{running.url}/v1/completions", json={"prompt": "x", "stream": True}) as answer:
+        with httpx2.stream("POST", f"{running.url}/v1/completions", json={"prompt": "x", "stream": True}) as answer:
             lines = answer.iter_lines()
             next(lines)
             for _ in range(num_orders):

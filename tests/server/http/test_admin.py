@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-import httpx
+import httpx2
 from edge_fakes import served
 
 from server.cli.main import bind, serve_admin, url_of
@@ -16,7 +16,7 @@ def test_the_admin_port_answers_from_a_thread_of_its_own(folder: Path) -> None:
     url = url_of(sock)
     server = serve_admin(it.edge, sock)
     try:
-        with httpx.Client(transport=httpx.HTTPTransport(retries=20)) as client:
+        with httpx2.Client(transport=httpx2.HTTPTransport(retries=20)) as client:
             assert "hallmark_build_info" in client.get(f"{url}/metrics").text
             assert client.get(f"{url}/attention").json()["model"] == "tiny"
             assert client.post(f"{url}/v1/completions", json={"prompt": "a"}).status_code == 404

@@ -5,7 +5,7 @@ import tomllib
 from dataclasses import replace
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 from edge_fakes import served, with_keys
 
@@ -51,6 +51,6 @@ def test_the_page_is_part_of_the_package() -> None:
 async def test_the_admin_port_has_the_page_too(folder: Path) -> None:
     it = served(folder, admin_port=9000)
     app = create_admin_app(replace(it.edge))
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+    async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://localhost") as client:
         assert (await client.get("/")).content == PAGE.read_bytes()
         assert (await client.get("/docs")).content == DOCS.read_bytes()

@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
 from edge_fakes import READY, Served, served
 
 SHAPES = [row.shape for row in READY.plan]
 
 
-def lift(it: Served, body: object) -> httpx.Response:
+def lift(it: Served, body: object) -> httpx2.Response:
     return it.request("DELETE", "/attention/quarantine", json=body)
 
 
