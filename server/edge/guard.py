@@ -41,7 +41,7 @@ from server.telemetry.outcomes import Outcome, RejectedFor
 
 logger = logging.getLogger(__name__)
 
-_FIELD = re.compile(r"[A-Za-z0-9_.\[\]-]{1,128}")  # a field's name that a log line can hold
+_STEP = re.compile(r"(\w+)(\[\d+\])*", re.ASCII)  # of a field's path: its name, and which item
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -67,11 +67,13 @@ class Guard:
         metrics: Metrics,
         lifecycle: Lifecycle,
         routes: frozenset[str],
+        fields: frozenset[str] = frozenset(),
         rate_limits: RateLimits | None = None,
         root_path: str = "",
         dialect_of: DialectOf = lambda _path, _headers: OPENAI,
     ) -> None:
-        """root_path   what a proxy puts before every path, and perhaps takes away again; empty for nothing
+        """fields      names of requests' fields that a log line may hold: any other one is a client's own text
+        root_path   what a proxy puts before every path, and perhaps takes away again; empty for nothing
         dialect_of  the form of errors, by path and headers of a request"""
         self._app = app
         self._limits = limits
@@ -81,6 +83,7 @@ class Guard:
         self._metrics = metrics
         self._lifecycle = lifecycle
         self._routes = routes
+        self._fields = fields
         self._dialect_of = dialect_of
         self._rate_limits = rate_limits or RateLimits()
         self._root_path = root_path
@@ -223,7 +226,7 @@ class Guard:
         self._metrics.traffic.answered(route, outcome)
         level = logging.INFO if scope["method"] == "POST" or outcome is Outcome.SERVER_ERROR else logging.DEBUG
         if logger.isEnabledFor(level):
-            _log(level, scope["method"], route, context, outcome)
+            _log(level, scope["method"], route, context, outcome, known_part(context.error_param, self._fields))
         record = context.record
         if record is not None:
             if outcome is Outcome.DISCONNECTED:
@@ -231,9 +234,19 @@ class Guard:
             record.end(outcome, status=context.status, error_code=context.error_code)
 
 
-def _log(level: int, method: str, route: str, context: RequestContext, outcome: Outcome) -> None:
+def known_part(param: str | None, fields: frozenset[str]) -> str | None:
+    """Return the beginning of a field's path whose names are all known; None where the first is not."""
+    known = []
+    for step in (param or "").split("."):
+        name = _STEP.fullmatch(step)
+        if name is None or name[1] not in fields:
+            break
+        known.append(step)
+    return ".".join(known) or None
+
+
+def _log(level: int, method: str, route: str, context: RequestContext, outcome: Outcome, param: str | None) -> None:
     """Write the line of a request, without looking for the caller's place in the code: 4 us of each request."""
-    param = context.error_param if context.error_param and _FIELD.fullmatch(context.error_param) else None
     fields = {
         "status": context.status,
         "outcome": outcome.value,

@@ -27,7 +27,7 @@ from server.http import models
 from server.http.anthropic import routes as anthropic
 from server.http.common.document import document
 from server.http.common.shortcut import QuietFastAPI, Shortcut
-from server.http.common.validation import RequestModel
+from server.http.common.validation import RequestModel, field_names
 from server.http.openai import routes as openai
 from server.http.operations import routes as operations
 from server.http.page.route import DOCS, page_routes
@@ -186,6 +186,7 @@ def _application(
         metrics=edge.metrics,
         lifecycle=edge.lifecycle,
         routes=frozenset(methods),
+        fields=field_names(),
         rate_limits=rate_limits,
         root_path=root_path,
         dialect_of=models.dialect_of,

@@ -34,7 +34,7 @@ from server.engine.scheduling.runner_api import (
 from server.engine.scheduling.scheduler import Scheduler, SequenceTooLong
 from server.engine.scheduling.sequence import PENDING, Batch, Sequence, Status
 from server.engine.scheduling.step_parts import Mark, Part, unmarked
-from server.errors import InvalidGrammar
+from server.errors import InvalidGrammar, error_of_code
 from server.log import trace_fields
 from server.protocol.messages import (
     FinishReason,
@@ -368,8 +368,10 @@ class Engine:
                 self._fail(seq, error.code, error.message)
 
     def _fail(self, seq: Sequence, code: str, message: str) -> None:
+        is_clients_fault = error_of_code(code, message).status < 500
         ids = trace_fields(seq.request_id, seq.traceparent)
-        logger.error("a request ends early", extra={"step": self.step_index, "code": code, **ids})
+        level = logging.INFO if is_clients_fault else logging.ERROR
+        logger.log(level, "a request ends early", extra={"step": self.step_index, "code": code, **ids})
         self._drop(seq, is_sound=False)
         self._outputs.add_end(seq, FinishReason.ERROR, code, message)
 

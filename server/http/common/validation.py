@@ -67,6 +67,12 @@ class RequestModel(BaseModel):
         return not (cls.model_fields[name].description or "").startswith(NO_EFFECT)
 
 
+def field_names(model: type[RequestModel] = RequestModel) -> frozenset[str]:
+    """Return the names of all fields of a model and of those made of it, implemented or not."""
+    own = _names_of(model) | model.unsupported.keys()
+    return own.union(*[field_names(it) for it in model.__subclasses__()])
+
+
 class Variants:
     """Objects of several kinds, named by their `type`."""
 
@@ -257,6 +263,8 @@ def _refusal(
         return InvalidValue(f"{field} has a lone surrogate at character {_first_surrogate(value)}.", param=field)
     if kind == "wrong_type" and steps and isinstance(steps[-1], int):
         return InvalidValue(f"{_path(steps[:-1])} must be {message}, got {redacted(value)} at {field}.", param=field)
+    if kind in ("too_long", "too_short") and isinstance(value, str):  # pydantic's, where a validator comes before
+        kind = f"string_{kind}"
     if kind == "literal_error":
         wanted = context["expected"].replace("'", "").replace(", ", " or ")
     elif kind in _WANTED:

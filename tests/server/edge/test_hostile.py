@@ -136,6 +136,7 @@ REFUSALS = [
     ({"stream_options": {"usage": True}}, "stream_options.usage", "The field 'stream_options.usage' is unknown."),
     ({"stream_options": {" - at `$.b": 1}}, "stream_options. - at `$.b", "The field 'stream_options. - at `$.b' is"),
     ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation", None),
+    ({"user": "a" * 513}, "user", "user must be a string of at most 512 characters, got a string of length 513."),
     ({"stream_options": 5}, "stream_options", "stream_options must be an object, got 5."),
     ({"messages": [{"content": "a"}]}, "messages[0].role", "The field 'messages[0].role' is missing."),
     (

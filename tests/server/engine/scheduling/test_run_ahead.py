@@ -1,5 +1,6 @@
 """The engine launches a step before it reads the tokens of the one before."""
 
+import logging
 import random
 from concurrent.futures import Future
 
@@ -14,6 +15,7 @@ from server.engine.scheduling.pages import PagePool
 from server.engine.scheduling.runner_api import BatchError, ChoiceError, Runner, StepResult
 from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from server.engine.scheduling.sequence import Batch
+from server.errors import InvalidGrammar
 from server.protocol.messages import (
     FinishReason,
     Fork,
@@ -77,13 +79,16 @@ def test_a_request_cancelled_with_a_row_ahead_says_no_more() -> None:
     assert tokens(found[1:]) == twin.answer([9, 9], 6)
 
 
-def test_a_row_that_fails_behind_the_last_token_ends_well() -> None:
-    class Failing(DeviceTwin):
-        def launch(self, batch: Batch):  # type: ignore[no-untyped-def]
-            if len(batch.sequences) == 2 and batch.rows_of(Phase.DECODE):
-                raise BatchError("internal_error", "no path", range(2), [])
-            return super().launch(batch)
+class Failing(DeviceTwin):
+    """Fails where two sequences decode."""
 
+    def launch(self, batch: Batch):  # type: ignore[no-untyped-def]
+        if len(batch.sequences) == 2 and batch.rows_of(Phase.DECODE):
+            raise BatchError("internal_error", "no path", range(2), [])
+        return super().launch(batch)
+
+
+def test_a_row_that_fails_behind_the_last_token_ends_well() -> None:
     twin = Failing()
     subject = engine(twin)
     subject.submit(submit("a", [1, 2], stop_token_ids=tuple(twin.answer([1, 2], 1))))
@@ -157,6 +162,30 @@ def test_a_failed_step_ends_each_request_of_it_once(
     assert ended == due
     assert [output.record.oom_stage for output in outputs].count("prefill") == 1
     assert f"{len(due)} requests end: no memory" in caplog.text
+
+
+class NoToken(AnyToken):
+    """A matcher that refuses every token, as one does whose grammar costs too much."""
+
+    def accept(self, _: int) -> None:
+        raise InvalidGrammar("too costly")
+
+
+@pytest.mark.parametrize("is_clients", [True, False])
+def test_a_clients_fault_is_no_error_in_the_log(is_clients: bool, caplog: pytest.LogCaptureFixture) -> None:
+    matcher: Future[Matcher] = Future()
+    matcher.set_result(NoToken())
+    twin = FailingFork(is_launched=True) if is_clients else Failing()
+    scheduler = Scheduler(SchedulerLimits(64, 8, 32), PagePool(32, 4))
+    subject = Engine(scheduler, twin, EngineOptions(97, (), seed=0), compile_grammar=lambda _: matcher)
+    grammar = Grammar(GrammarKind.REGEX, ".*")
+    for name in ("a",) if is_clients else ("a", "b"):  # of two, the step fails
+        subject.submit(submit(name, [1, 2], grammar=grammar if is_clients else None))
+    with caplog.at_level(logging.INFO):
+        found = by_request(drain(subject))
+    assert found["a"][-1].error_code == ("invalid_grammar" if is_clients else "internal_error")
+    levels = {record.levelno for record in caplog.records if "ends early" in record.message}
+    assert levels == {logging.INFO if is_clients else logging.ERROR}
 
 
 def test_a_penalty_makes_every_step_wait_for_the_tokens_before() -> None:
