@@ -7,6 +7,8 @@ from pathlib import Path
 
 import msgspec
 
+from qualification.common.regular_file import read_regular
+
 SCHEMA = 2
 
 
@@ -50,7 +52,7 @@ class _AnySchema(msgspec.Struct, frozen=True):
 def load_golden(path: Path) -> Golden:
     """Read a golden file. Raises GoldenError with one line that names the file."""
     try:
-        content = path.read_bytes()
+        content = read_regular(path)
         schema = msgspec.json.decode(content, type=_AnySchema).schema
         if schema != SCHEMA:
             raise GoldenError(f"{path} has schema {schema}, this version reads {SCHEMA}: record it anew")

@@ -33,6 +33,7 @@ from kernels.system.whole_file import write_whole
 from kernels.vocabulary.fingerprint import Fingerprint
 from kernels.vocabulary.operators import AnyShape
 from kernels.vocabulary.path import Reject, Rejection
+from qualification.common.regular_file import read_regular
 from qualification.evidence.evidence import SUITE, Evidence
 from qualification.evidence.full_model import FullModel
 from qualification.evidence.matrix_rows import Row, Run, evidence_of, rows_of
@@ -107,7 +108,7 @@ def load_matrix(path: Path, *, now: datetime | None = None) -> Matrix:
     no run writes.
     """
     try:
-        text = path.read_bytes().decode("utf-8")
+        text = read_regular(path).decode("utf-8")
         schema = msgspec.json.decode(text, type=_AnySchema).schema
     except (OSError, UnicodeDecodeError, msgspec.DecodeError, RecursionError) as error:
         raise MatrixError(f"{path.name} cannot be read, perhaps it is truncated: {error}") from error
@@ -151,7 +152,7 @@ def load_matrices(folder: Path, fingerprint: Fingerprint) -> Matrix:
     for path in files:
         digest.update(path.name.encode() + b"\0")
         try:
-            digest.update(path.read_bytes() + b"\0")
+            digest.update(read_regular(path) + b"\0")
             matrix = load_matrix(path)
             _refuse_foreign(path, matrix, fingerprint)
         except (MatrixError, OSError) as error:

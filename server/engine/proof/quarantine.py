@@ -13,6 +13,7 @@ import msgspec
 from kernels.system.shared_folder import only_writer
 from kernels.system.whole_file import write_whole
 from kernels.vocabulary.path import AnyPath
+from qualification.common.regular_file import read_regular
 from server.protocol.messages import AttestationReport, EngineFailed, FromEngine, ShadowReport, StepOutput
 
 logger = logging.getLogger(__name__)
@@ -87,7 +88,7 @@ class Quarantine:
 
     def _read(self) -> dict[_Key, _Entry]:
         try:
-            entries = msgspec.json.decode(self._file.read_bytes(), type=list[_Entry])
+            entries = msgspec.json.decode(read_regular(self._file), type=list[_Entry])
         except FileNotFoundError:
             return {}
         except (OSError, msgspec.DecodeError) as error:

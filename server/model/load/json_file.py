@@ -4,13 +4,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+from qualification.common.regular_file import read_regular
 from server.errors import ModelError
 
 
 def read_json(path: Path) -> Any:
     """Return what a file holds. Raises ModelError for one that cannot be read, or is no JSON."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(read_regular(path).decode("utf-8"))
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:

@@ -1,5 +1,6 @@
 import hashlib
 import json
+import os
 import re
 import resource
 import tempfile
@@ -269,6 +270,13 @@ def test_a_refused_file_does_not_take_the_others_with_it(file: Path) -> None:
     matrix = load_matrices(file.parent.parent, MACHINE)
     assert set(matrix.evidence) == {(DECODE, "b")}
     assert "h4-2-d64.json does not match its digest" in matrix.problems[0].detail
+
+
+def test_a_pipe_named_as_evidence_is_refused(file: Path) -> None:
+    os.mkfifo(file.with_name("pipe.json"))
+    matrix = load_matrices(file.parent.parent, MACHINE)
+    assert matrix.evidence.keys() == load_matrix(file).evidence.keys()
+    assert "pipe.json cannot be read: not a regular file" in matrix.problems[0].detail
 
 
 def test_the_digest_of_a_folder_changes_with_any_file(file: Path) -> None:
