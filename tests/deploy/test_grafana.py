@@ -89,7 +89,7 @@ def test_alerts_link_to_this_dashboard_and_fill_its_variables() -> None:
     dashboard = committed()
     variables = {item["name"] for item in dashboard["templating"]["list"]}
     links = [
-        rule["annotations"]["dashboard"]
+        rule["annotations"]["dashboard_url"].removeprefix("{{ $externalLabels.grafana }}")
         for file in (GRAFANA.parent / "prometheus" / "rules").glob("*.yml")
         for group in yaml.safe_load(file.read_text())["groups"]
         for rule in group["rules"]

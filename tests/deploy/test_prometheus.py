@@ -66,8 +66,8 @@ def test_an_alert_says_what_how_much_and_what_to_do(alert: dict[str, Any]) -> No
     assert alert["labels"]["severity"] in {"page", "ticket"}
     assert alert["annotations"]["summary"]
     assert "$value" in alert["annotations"]["value"]
-    assert alert["annotations"]["dashboard"].startswith("/d/hallmark")
-    assert alert["annotations"]["runbook"] == f"deploy/runbooks/{alert['alert']}.md"
+    assert alert["annotations"]["dashboard_url"].startswith("{{ $externalLabels.grafana }}/d/hallmark")
+    assert alert["annotations"]["runbook_url"].endswith(f"/{alert['alert']}.md")
 
 
 def test_every_alert_has_a_runbook_and_every_runbook_an_alert() -> None:

@@ -19,6 +19,7 @@ from local_http import listening
 from running_server import ROOT, free_port
 
 DEPLOY = ROOT / "deploy"
+LINKS = {"runbooks": "https://wiki.example.com/runbooks", "grafana": "https://grafana.example.com"}
 RULES = DEPLOY / "prometheus" / "rules"
 PACKAGES = {"prometheus": "prometheus", "prometheus-alertmanager": "prometheus-alertmanager"}  # of Debian
 Alert = dict[str, Any]  # as Alertmanager's webhook describes it
@@ -78,7 +79,11 @@ def running_prometheus(
 ) -> Iterator[Prometheus]:
     """Scrapes every second by the shipped configuration; `source` is an external label of all its alerts."""
     config = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
-    config["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s", "external_labels": {"source": source}}
+    config["global"] = {
+        "scrape_interval": "1s",
+        "evaluation_interval": "1s",
+        "external_labels": LINKS | {"source": source},
+    }
     config["rule_files"] = [f"{rules}/*.yml"]
     config["scrape_configs"][0]["static_configs"] = [{"targets": targets}]
     config["alerting"] = {"alertmanagers": [{"static_configs": [{"targets": [alertmanager]}]}]}

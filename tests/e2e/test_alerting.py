@@ -12,6 +12,7 @@ import pytest
 import yaml
 from monitoring import (
     DEPLOY,
+    LINKS,
     RULES,
     Alert,
     Prometheus,
@@ -22,7 +23,7 @@ from monitoring import (
     shortened_rules,
     wait_until,
 )
-from running_server import ROOT, Server, StartServer, free_port
+from running_server import Server, StartServer, free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timed, pytest.mark.timeout(600)]
 
@@ -162,8 +163,8 @@ def test_a_fallback_reaches_the_pager_and_recovery_clears_it(watched: Watched) -
     wanted = {"model": "demo", "phase": "prefill", "from": "sdpa.cpu", "to": "sdpa.math", "severity": "page"}
     assert page["receiver"] == "pager"
     assert page["labels"].items() >= {**wanted, "reason": "operator_override"}.items()
-    assert (ROOT / page["annotations"]["runbook"]).is_file()
-    assert page["annotations"]["dashboard"] == "/d/hallmark?var-model=demo"
+    assert page["annotations"]["runbook_url"] == f"{LINKS['runbooks']}/KernelFallback.md"
+    assert page["annotations"]["dashboard_url"] == f"{LINKS['grafana']}/d/hallmark?var-model=demo"
     wait_until(lambda: bool(pages("impatient")), "the page by the shortened rules", 60)
     watched.switch("DELETE", "sdpa.cpu")
 
