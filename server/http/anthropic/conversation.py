@@ -50,8 +50,7 @@ def chat_of(fields: MessagesRequest) -> dict[str, Any]:
 def prompt_of(fields: CountTokensRequest) -> dict[str, Any]:
     """The fields of a chat request that its prompt depends on. Raises InvalidValue."""
     messages = [] if fields.system is None else [{"role": "system", "content": _content(fields.system)}]
-    for i, turn in enumerate(fields.messages):
-        messages += _assistant(turn, i) if turn.role == "assistant" else _of_user(turn, i)
+    messages += _conversation(fields.messages)
     is_thinking = fields.thinking is not None and fields.thinking.type != "disabled"
     variables = {"enable_thinking": is_thinking} | (fields.chat_template_kwargs or {})
     body: dict[str, Any] = {"messages": messages, "chat_template_kwargs": variables}
@@ -111,6 +110,31 @@ def _blocks(turn: Turn) -> Iterable[Block]:
     return [TextBlock(type="text", text=content, cache_control=None)] if isinstance(content, str) else content
 
 
+def _conversation(turns: Sequence[Turn]) -> list[dict[str, Any]]:
+    """The messages of all turns. Consecutive turns of the user, or of the assistant, are one."""
+    messages: list[dict[str, Any]] = []
+    role: str | None = None
+    for i, turn in enumerate(turns):
+        made = _assistant(turn, i) if turn.role == "assistant" else _of_user(turn, i)
+        if turn.role == role != "system" and messages[-1]["role"] == made[0]["role"] != "tool":
+            messages[-1] = _joined(messages[-1], made.pop(0))
+        messages += made
+        role = turn.role
+    return messages
+
+
+def _joined(message: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    """Two messages of one role as one."""
+    joined = message | more | {"content": message["content"] + more["content"]}
+    thoughts = [it["reasoning_content"] for it in (message, more) if "reasoning_content" in it]
+    if thoughts:
+        joined["reasoning_content"] = "\n".join(thoughts)
+    calls = [call for it in (message, more) for call in it.get("tool_calls", ())]
+    if calls:
+        joined["tool_calls"] = calls
+    return joined
+
+
 def _assistant(turn: Turn, index: int) -> list[dict[str, Any]]:
     texts, thoughts, calls = [], [], []
     for i, block in enumerate(_blocks(turn)):
@@ -150,7 +174,7 @@ def _of_user(turn: Turn, index: int) -> list[dict[str, Any]]:
             messages.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": _result(block)})
         else:
             raise _misplaced(block, turn, index, i)
-    return messages or [{"role": turn.role, "content": ""}]
+    return messages or [{"role": turn.role, "content": []}]
 
 
 def _result(block: ToolResultBlock) -> str:

@@ -107,7 +107,7 @@ def _add(own: dict[str, Any], item: MessageItem | CallItem | CustomCallItem | Re
         case ReasoningItem():
             text = "\n".join(part.text for part in item.content or item.summary)
             if text:
-                own["reasoning_content"] = text
+                own["reasoning_content"] = "\n".join(filter(None, (own.get("reasoning_content"), text)))
 
 
 def _text(content: str | list[TextPart]) -> str:

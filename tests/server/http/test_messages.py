@@ -125,6 +125,68 @@ def test_a_last_turn_of_the_assistant_is_continued(folder: Path) -> None:
     assert (continued, opened) == ("[user]Hi[assistant]Well: ", "[user]Hi[assistant]")
 
 
+RESULT = {"type": "tool_result", "tool_use_id": "c1", "content": "Snow"}
+THOUGHT = {"type": "thinking", "thinking": "Hm.", "signature": ""}
+
+
+def blocks(*texts: str) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": text} for text in texts]
+
+
+def turn(role: str, *content: Any) -> dict[str, Any]:
+    return {"role": role, "content": [*content]}
+
+
+@pytest.mark.parametrize(
+    ("turns", "same"),
+    [
+        ([{"role": "user", "content": "a"}, turn("user", *blocks("b", "c"))], [turn("user", *blocks("a", "b", "c"))]),
+        (
+            [*USER, turn("assistant", THOUGHT, *blocks("a")), turn("assistant", THOUGHT, USE), turn("user", RESULT)],
+            [*USER, turn("assistant", THOUGHT, THOUGHT, *blocks("a"), USE), turn("user", RESULT)],
+        ),
+        (
+            [*USER, turn("assistant", USE), turn("user", RESULT), turn("user", *blocks("a"))],
+            [*USER, turn("assistant", USE), turn("user", RESULT, *blocks("a"))],
+        ),
+        (
+            [turn("user", *blocks("a")), turn("user"), turn("user", *blocks("b"))],
+            [turn("user", *blocks("a", "b"))],
+        ),
+        ([*USER, turn("assistant", *blocks("a")), turn("assistant", *blocks("b"))], None),  # the prefill is both
+    ],
+)
+def test_consecutive_turns_of_one_role_are_one(tmp_path: Path, turns: Any, same: Any) -> None:
+    write_tokenizer(
+        tmp_path, template=QWEN.replace("[assistant]{% if", "{% if add_generation_prompt %}!{% endif %}{% if")
+    )
+    it = served(tmp_path)
+    prompts = []
+    for messages in (turns, same or [*USER, turn("assistant", *blocks("a", "b"))]):
+        assert it.post("/v1/messages", {"max_tokens": 4, "messages": messages}).status_code == 200
+        counted = it.post("/v1/messages/count_tokens", {"messages": messages}).json()["input_tokens"]
+        prompts.append(bytes(it.engine.submitted[-1][1]).decode())
+        assert counted == len(prompts[-1])
+    assert prompts[0] == prompts[1]
+
+
+def test_turns_of_the_system_stay_where_they_are(folder: Path) -> None:
+    it = served(folder)
+    system = {"role": "system", "content": "New rule."}
+    messages = [*USER, system, system, *USER, *USER]
+    assert it.post("/v1/messages", {"max_tokens": 4, "system": "Rule.", "messages": messages}).status_code == 200
+    prompt = bytes(it.engine.submitted[0][1]).decode()
+    assert prompt == "[system]Rule.[user]Hi[system]New rule.[system]New rule.[user]Hi\nHi[assistant]"
+
+
+def test_text_and_results_of_a_turn_keep_their_order(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, template=QWEN)
+    it = served(tmp_path)
+    messages = [*USER, turn("assistant", USE), turn("user", *blocks("a"), RESULT, *blocks("b", "c"))]
+    assert it.post("/v1/messages", {"max_tokens": 4, "messages": messages}).status_code == 200
+    assert b"[user]a[tool]Snow[user]b\nc[assistant]" in bytes(it.engine.submitted[0][1])
+
+
 def test_a_forced_call_is_bound_by_a_grammar(tmp_path: Path) -> None:
     write_tokenizer(tmp_path, template=QWEN)
     it = served(tmp_path, saying(CALL))

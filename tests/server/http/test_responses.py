@@ -297,6 +297,35 @@ def test_each_call_about_a_stored_response_is_answered(folder: Path) -> None:
             client.responses.input_tokens.count(model="tiny", input="Hi")
 
 
+def test_reasoning_belongs_to_the_message_behind_it(tmp_path: Path) -> None:
+    write_tokenizer(
+        tmp_path,
+        template='{# tools "arguments" <tool_call> #}{% for m in messages %}[{{ m.role }}]{% if m.reasoning_content %}'
+        "<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}{% for c in m.tool_calls or [] %}"
+        "({{ c.function.name }}){% endfor %}{% endfor %}[assistant]",
+    )
+    it = served(tmp_path)
+    say: Any = {"role": "assistant", "type": "message"}
+
+    def reason(text: str) -> Any:
+        return {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": text}]}
+
+    call = {"type": "function_call", "call_id": "c1", "name": "clock", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "c1", "output": "Noon"}
+    items = [
+        {"role": "user", "content": "Hi"},
+        *(reason("A"), say | {"content": "one"}),
+        *(reason("B"), say | {"content": "two"}, call, result),
+        *(reason("C"), call | {"call_id": "c2"}, reason("D"), call | {"call_id": "c3"}, result | {"call_id": "c2"}),
+        say | {"content": "three"},
+    ]
+    assert it.post(RESPONSES, {"input": items}).status_code == 200
+    assert bytes(it.engine.submitted[0][1]).decode() == (
+        "[user]Hi[assistant]<think>A</think>one[assistant]<think>B</think>two(clock)[tool]Noon"
+        "[assistant]<think>C\nD</think>(clock)(clock)[tool]Noon[assistant]three[assistant]"
+    )
+
+
 def as_codex_sends(**more: Any) -> dict[str, Any]:
     """A request in the form of Codex's: fields and tools of it that are no functions of a chat."""
     command = {"type": "object", "properties": {"cmd": {"type": "string"}}}
