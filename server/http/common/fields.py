@@ -71,7 +71,9 @@ TokenCount = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 Temperature = Annotated[
     float | None, Field(ge=0, le=2, description=f"0 takes the likeliest token. {_RECOMMENDED}, else 1.")
 ]
-TopP = Annotated[float | None, Field(gt=0, le=1, description=f"{_RECOMMENDED}, else 1: no limit.")]
+TopP = Annotated[
+    float | None, Field(ge=0, le=1, description=f"0 takes the likeliest token. {_RECOMMENDED}, else 1: no limit.")
+]
 TopK = Annotated[int | None, Field(ge=-1, le=MAX_TOKENS, description=f"-1 and 0: no limit. {_RECOMMENDED}.")]
 MinP = Annotated[float | None, Field(ge=0, le=1, description=f"{_RECOMMENDED}, else 0: no limit.")]
 Seed = Annotated[

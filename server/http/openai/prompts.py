@@ -93,12 +93,14 @@ def sampling_of(
     vocab_size, allowed = tokenizer.vocab_size, fields.allowed_token_ids
     stop_ids = checked_ids(fields.stop_token_ids, vocab_size, "stop_token_ids") if fields.stop_token_ids else []
     top_k = int(_first(fields.top_k, defaults.top_k, -1))
+    top_p = _first(fields.top_p, defaults.top_p, 1.0)
+    temperature = _first(fields.temperature, defaults.temperature, 1.0) if top_p else 0.0
     return SamplingParams(
         max_tokens=max_tokens,
         min_tokens=fields.min_tokens,
-        temperature=_first(fields.temperature, defaults.temperature, 1.0),
+        temperature=temperature,
         top_k=min(top_k, vocab_size) if top_k > 0 else None,
-        top_p=_first(fields.top_p, defaults.top_p, 1.0),
+        top_p=top_p or 1.0,
         min_p=_first(fields.min_p, defaults.min_p, 0.0),
         seed=None if fields.seed is None else (fields.seed + choice + 2**63) % 2**64 - 2**63,
         repetition_penalty=_first(fields.repetition_penalty, defaults.repetition_penalty, 1.0),

@@ -120,7 +120,7 @@ REFUSALS = [
         "repetition_penalty",
         "repetition_penalty must be a number of at least 0.01, got 1e-38.",
     ),
-    ({"top_p": 0}, "top_p", "top_p must be a number greater than 0, got 0."),
+    ({"top_p": -0.5}, "top_p", "top_p must be a number of at least 0, got -0.5."),
     ({"min_p": -(10**400)}, "min_p", None),
     ({"min_p": "secret"}, "min_p", "min_p must be a number, got a string of length 6."),
     (

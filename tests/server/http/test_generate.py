@@ -67,6 +67,25 @@ def test_a_top_k_that_means_no_limit_reaches_the_engine_as_none(folder: Path, to
     assert it.engine.submitted[0][2].top_k is None
 
 
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (COMPLETIONS, {"prompt": "a"}),
+        (CHAT, {"messages": USER}),
+        ("/v1/responses", {"input": "Hi"}),
+        ("/v1/messages", {"messages": USER, "max_tokens": 4}),
+    ],
+)
+def test_a_top_p_of_0_is_greedy_on_every_route(folder: Path, path: str, fields: dict[str, object]) -> None:
+    it = served(folder)
+    answer = it.post(path, {**fields, "top_p": 0, "temperature": 1.5})
+    assert answer.status_code == 200, answer.text
+    sampling = it.engine.submitted[0][2]
+    assert (sampling.temperature, sampling.top_p) == (0.0, 1.0)
+    body = answer.json()
+    assert (body.get("temperature"), body.get("top_p")) == ((1.5, 0.0) if "input" in fields else (None, None))
+
+
 def test_nulls_and_fields_that_ask_for_nothing_are_as_if_absent(folder: Path) -> None:
     it = served(folder)
     body = {"prompt": "a", "temperature": None, "n": 1, "echo": False, "logprobs": None, "tools": [], "suffix": ""}

@@ -31,6 +31,14 @@ def test_what_a_request_says_wins_field_by_field() -> None:
     assert sampled(top_k=-1, top_p=1.0) == (0.6, 1.0, None)
 
 
+def test_a_top_p_of_0_takes_the_likeliest_token(tmp_path: Path) -> None:
+    assert sampled(top_p=0, temperature=1.5) == (0.0, 1.0, 20)
+    (tmp_path / "generation_config.json").write_text('{"top_p": 0}')
+    defaults = load_sampling_defaults(tmp_path)
+    sampling = sampling_of(read(CompletionRequest, {"prompt": "a", "temperature": 1.5}), 16, TOKENIZER, defaults)
+    assert (sampling.temperature, sampling.top_p) == (0.0, 1.0)
+
+
 def test_null_says_nothing() -> None:
     assert sampled(temperature=None) == (0.6, 0.95, 20)
 
