@@ -136,9 +136,13 @@ Prompt = Annotated[
     Annotated[Text, tag("text")] | Annotated[TokenIds, tag("ids")] | Annotated[_Prompts, tag("list")],
     one_of(_kind_of_list, _PROMPT),
 ]
-_Inputs = Annotated[list[_OnePrompt], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)]
+_InputText = Annotated[Text, Field(min_length=1)]  # the embedding of nothing is one of the end token
+_OneInput = Annotated[
+    Annotated[_InputText, tag("text")] | Annotated[TokenIds, tag("list")], one_of(kind_of_item, _PROMPT)
+]
+_Inputs = Annotated[list[_OneInput], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)]
 Inputs = Annotated[
-    Annotated[Text, tag("text")] | Annotated[TokenIds, tag("ids")] | Annotated[_Inputs, tag("list")],
+    Annotated[_InputText, tag("text")] | Annotated[TokenIds, tag("ids")] | Annotated[_Inputs, tag("list")],
     one_of(_kind_of_list, _PROMPT),
 ]
 _Object = Annotated[dict[str, Any], WithJsonSchema({"type": "object", "additionalProperties": {}}, mode="validation")]

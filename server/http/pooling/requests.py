@@ -66,7 +66,10 @@ class EmbeddingRequest(PoolingRequest):
         "float", description="base64: of fp32 numbers, little endian, as OpenAI's client asks for."
     )
     dimensions: int | None = Field(
-        None, ge=1, le=2**20, description="Length of each embedding, where the model allows shorter ones."
+        None,
+        ge=1,
+        le=2**20,
+        description="Length of each embedding: the model's own, or a shorter one where the model allows it.",
     )
     add_special_tokens: bool = Field(True, description="Whether a text gets the tokens that the tokenizer adds.")
     truncate_prompt_tokens: int | None = Field(

@@ -216,10 +216,11 @@ def _input_ids(edge: Edge, given: str | list[int], max_model_len: int, fields: E
 def _check_dimensions(dimensions: int | None, pooling: PoolingModel) -> None:
     """Raises InvalidValue for a length that the model does not allow."""
     allowed = pooling.dimensions
-    if dimensions is None or dimensions in allowed:
+    if dimensions in (None, pooling.size) or dimensions in allowed:
         return
     if not allowed:
-        message = "dimensions cannot be chosen: config.json does not say that this model allows it (--matryoshka)."
+        message = "dimensions cannot be chosen: config.json does not say that this model allows it (--matryoshka)"
+        message += "." if pooling.size is None else f"; its embeddings have {pooling.size} numbers, got {dimensions}."
     elif isinstance(allowed, range):
         message = f"dimensions must be {allowed[0]} to {allowed[-1]}, got {dimensions}."
     else:

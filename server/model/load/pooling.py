@@ -21,12 +21,14 @@ class PoolingModel:
 
     task        EMBED or SCORE
     normalizes  whether an embedding is divided by its length
-    dimensions  shorter ones that a request may ask for: empty for none
+    size        numbers of an embedding, which a request may ask for; None where config.json does not say
+    dimensions  lengths that a request may ask for beside it: empty for none
     label_ids   of the tokens whose logits are compared, relevant and not; None: of yes and no
     """
 
     task: Task
     normalizes: bool = True
+    size: int | None = None
     dimensions: range | tuple[int, ...] = ()
     label_ids: tuple[int, int] | None = None
 
@@ -45,7 +47,9 @@ def read_pooling(folder: Path, settings: Settings) -> PoolingModel | None:
         if "Pooling" in modules:
             _check_last_token(modules["Pooling"])
         normalizes = "Normalize" in modules or "Pooling" not in modules
-        return PoolingModel(task, normalizes, _dimensions(config, always=settings.matryoshka))
+        size = config.get("hidden_size")
+        dimensions = _dimensions(config, always=settings.matryoshka)
+        return PoolingModel(task, normalizes, size if isinstance(size, int) else None, dimensions)
     if task is Task.SCORE:
         return PoolingModel(task, label_ids=_label_ids(modules["LogitScore"]) if "LogitScore" in modules else None)
     return None

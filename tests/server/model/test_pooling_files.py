@@ -38,14 +38,16 @@ def test_the_task_follows_from_the_folder_unless_it_is_given(tmp_path: Path) -> 
     auto, embed = Settings(), Settings(task=Task.EMBED)
     plain = write(folder("plain"), [])
     assert read_pooling(plain, auto) is None
-    assert read_pooling(plain, embed) == PoolingModel(Task.EMBED)
+    assert read_pooling(plain, embed) == PoolingModel(Task.EMBED, size=64)
     assert read_pooling(plain, Settings(task=Task.SCORE)) == PoolingModel(Task.SCORE)
-    assert read_pooling(write(folder("headless"), [], architectures=["Qwen3Model"]), auto) == PoolingModel(Task.EMBED)
+    assert read_pooling(write(folder("headless"), [], architectures=["Qwen3Model"]), auto) == PoolingModel(
+        Task.EMBED, size=64
+    )
     whole = write(folder("embedding"), [TRANSFORMER, POOLING, NORMALIZE], module=LAST)
-    assert read_pooling(whole, auto) == PoolingModel(Task.EMBED)
+    assert read_pooling(whole, auto) == PoolingModel(Task.EMBED, size=64)
     assert read_pooling(whole, Settings(task=Task.GENERATE)) is None
     newer = write(folder("newer"), [TRANSFORMER, POOLING], module={"pooling_mode": "lasttoken"})
-    assert read_pooling(newer, auto) == PoolingModel(Task.EMBED, normalizes=False)
+    assert read_pooling(newer, auto) == PoolingModel(Task.EMBED, normalizes=False, size=64)
     ids = {"true_token_id": 9693, "false_token_id": 2152}
     assert read_pooling(write(folder("score"), [TRANSFORMER, SCORE], module=ids), auto) == PoolingModel(
         Task.SCORE, label_ids=(9693, 2152)
