@@ -28,7 +28,7 @@ class AnswerToolUse(Answer):
 
 
 AnswerBlock = AnswerText | AnswerThinking | AnswerToolUse
-StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
+StopReason = Literal["end_turn", "max_tokens", "model_context_window_exceeded", "stop_sequence", "tool_use"]
 
 
 class ThinkingCount(Answer):

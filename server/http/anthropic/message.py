@@ -30,9 +30,12 @@ class MessageFormat:
         *,
         applied_edits: Sequence[Mapping[str, Any]] | None = None,
         left_out_tools: Sequence[str] = (),
+        has_less_room: bool = False,
     ) -> None:
         """applied_edits   of the conversation; None where the request asks for none
-        left_out_tools  types of tools that the model was not told of"""
+        left_out_tools  types of tools that the model was not told of
+        has_less_room   whether the context holds fewer tokens than `max_tokens`"""
+        self._reasons = _STOP_REASONS | ({"length": "model_context_window_exceeded"} if has_less_room else {})
         self._edits = {} if applied_edits is None else {"context_management": {"applied_edits": applied_edits}}
         self._left_out = {"left_out_tools": left_out_tools} if left_out_tools else {}
         self._id = f"msg_{unique_id}"
@@ -95,7 +98,7 @@ class MessageFormat:
         if not self._blocks:
             yield from self._opened("text")
         yield from self._closed()
-        self._stop_reason, self._stop_sequence = _STOP_REASONS[piece.finish_reason], piece.stop
+        self._stop_reason, self._stop_sequence = self._reasons[piece.finish_reason], piece.stop
         if piece.stop is not None:
             self._stop_reason = "stop_sequence"
 

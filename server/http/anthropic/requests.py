@@ -442,7 +442,11 @@ class MessagesRequest(CountTokensRequest):
         "metadata": Metadata,
     }
 
-    max_tokens: TokenCount = Field(description="Tokens that the answer may have.", examples=[32])
+    max_tokens: TokenCount = Field(
+        description="Tokens that the answer may have; fewer where the context holds no more, and the answer then ends "
+        "with `model_context_window_exceeded`.",
+        examples=[32],
+    )
     stream: Stream = False
     stop_sequences: StopStrings = Field(
         default_factory=list, description="Strings that end an answer; they are not part of it."

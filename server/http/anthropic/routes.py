@@ -78,6 +78,7 @@ def routes(edge: Edge) -> APIRouter:
             lambda: usage_of(it.record),
             applied_edits=None if prepared.fields.context_management is None else prepared.applied_edits,
             left_out_tools=left_out(prepared.fields),
+            has_less_room=prepared.jobs[0].sampling.max_tokens < prepared.fields.max_tokens,
         )
         return await answered(request, it, shape, names_kernels=prepared.fields.hallmark)
 

@@ -165,9 +165,13 @@ def _prepare_chat(edge: Edge, ready: EngineReady, body: dict[str, Any], unique_i
 def prepare_translated(
     edge: Edge, ready: EngineReady, body: dict[str, Any], unique_id: str, names: Mapping[str, str]
 ) -> Prepared:
-    """Tokenize a chat that was made of another protocol's request; `names` as for `translated`."""
+    """Tokenize a chat that was made of another protocol's request; `names` as for `translated`.
+
+    In those protocols the tokens that an answer may have are a bound, which may be beyond the context's end: agents
+    send one number, 64,000 say, whatever the model.
+    """
     with translated(names):
-        prepared = prepare_chat(edge, ready, read(ChatRequest, body), unique_id)
+        prepared = prepare_chat(edge, ready, read(ChatRequest, body), unique_id, may_be_less=True)
     return replace(prepared, jobs=[_named(job, names) for job in prepared.jobs])
 
 
@@ -189,8 +193,13 @@ def _named(job: Job, names: Mapping[str, str]) -> Job:
     return replace(job, sampling=msgspec.structs.replace(job.sampling, grammar=grammar))
 
 
-def prepare_chat(edge: Edge, ready: EngineReady, fields: ChatRequest, unique_id: str) -> Prepared:
-    """Tokenize a valid chat, for this route and for those whose requests are translated to it."""
+def prepare_chat(
+    edge: Edge, ready: EngineReady, fields: ChatRequest, unique_id: str, *, may_be_less: bool = False
+) -> Prepared:
+    """Tokenize a valid chat, for this route and for those whose requests are translated to it.
+
+    may_be_less  whether an answer may have fewer than `max_tokens` where the context holds no more; else 400
+    """
     edge.check_model(fields.model)
     if fields.max_completion_tokens is not None:
         if fields.max_tokens not in (None, fields.max_completion_tokens):
@@ -199,7 +208,7 @@ def prepare_chat(edge: Edge, ready: EngineReady, fields: ChatRequest, unique_id:
     tools = ToolUse(fields.tools, fields.tool_choice, is_parallel=fields.parallel_tool_calls)
     text = _chat_text(edge, fields, tools)
     prompt = encode_chat(edge.tokenizer, text, ready.max_model_len)
-    prepared = _prepared(edge, ready, fields, [prompt], unique_id, default_tokens=None)
+    prepared = _prepared(edge, ready, fields, [prompt], unique_id, default_tokens=None, may_be_less=may_be_less)
     return replace(prepared, jobs=[_parsed(edge, fields, tools, text, job) for job in prepared.jobs])
 
 
@@ -255,6 +264,7 @@ def _prepared(
     unique_id: str,
     *,
     default_tokens: int | None,
+    may_be_less: bool = False,
 ) -> Prepared:
     if fields.stream_options is not None and not fields.stream:
         raise InvalidValue("stream_options needs stream to be true.", param="stream_options")
@@ -271,7 +281,9 @@ def _prepared(
     for i, ((prompt_index, prompt), choice) in enumerate(itertools.product(enumerate(prompts), range(fields.n))):
         # Where none is asked for, the token that ends the computation of the prompt is not given out.
         asked = 1 if fields.max_tokens == 0 else fields.max_tokens
-        max_tokens = check_lengths(len(prompt), asked, default_tokens, ready.max_model_len, param=param)
+        max_tokens = check_lengths(
+            len(prompt), asked, default_tokens, ready.max_model_len, param=param, may_be_less=may_be_less
+        )
         sampling = sampling_of(fields, max_tokens, edge.tokenizer, edge.sampling_defaults, choice=choice)
         sampling = msgspec.structs.replace(sampling, grammar=grammar) if grammar is not None else sampling
         job = Job(i, f"{unique_id}-{i}", prompt, sampling, stops, priority=fields.priority, prompt_index=prompt_index)

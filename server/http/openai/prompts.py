@@ -62,15 +62,24 @@ def check_choices(num_prompts: int, num_choices: int) -> None:
 
 
 def check_lengths(
-    num_prompt_tokens: int, max_tokens: int | None, default: int | None, max_model_len: int, *, param: str = "prompt"
+    num_prompt_tokens: int,
+    max_tokens: int | None,
+    default: int | None,
+    max_model_len: int,
+    *,
+    param: str = "prompt",
+    may_be_less: bool = False,
 ) -> int:
     """The number of tokens that may be generated. Raises PromptTooLong when prompt and answer do not fit.
 
-    max_tokens  as the request has it
-    default     where the request has none; None: as many as fit
-    param       the field that the prompt is of
+    max_tokens   as the request has it
+    default      where the request has none; None: as many as fit
+    param        the field that the prompt is of
+    may_be_less  whether an answer may have fewer than `max_tokens` where the context holds no more
     """
     room = max_model_len - num_prompt_tokens
+    if may_be_less and max_tokens is not None and room > 0:
+        max_tokens = min(max_tokens, room)
     if room >= (max_tokens or 1):
         return max_tokens or min(room, default or room)
     wanted = f"{num_prompt_tokens} in the prompt and {max_tokens or 'at least 1'} in the completion"

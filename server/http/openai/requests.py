@@ -174,7 +174,8 @@ class GenerationRequest(RequestModel):
         1, ge=1, le=MAX_PROMPTS, description=f"Answers for each prompt, {MAX_PROMPTS} in the whole request at most."
     )
     max_tokens: TokenCount | None = Field(
-        None, description="Tokens that each answer may have, as far as the context holds them."
+        None,
+        description="Tokens that each answer may have; the context must hold them. Default: what it holds.",
     )
     min_tokens: int = Field(
         0, ge=0, le=MAX_TOKENS, description="Tokens before which nothing stops an answer; not above `max_tokens`."

@@ -438,7 +438,8 @@ class ResponsesRequest(RequestModel):
     stream: Stream = False
     stream_options: ResponsesStreamOptions | None = Field(None, description="Only where `stream` is true.")
     max_output_tokens: TokenCount | None = Field(
-        None, description="Tokens that the answer may have. Default: what the context holds."
+        None,
+        description="Tokens that the answer may have; fewer where the context holds no more, which is the default.",
     )
     temperature: Temperature = None
     top_p: TopP = None

@@ -82,6 +82,17 @@ def test_the_reason_to_stop_is_named(
     assert body["content"][0]["type"] == "text"
 
 
+def test_the_context_may_hold_less_than_is_asked_for(folder: Path) -> None:
+    it = served(folder, saying("ab", finish=FinishReason.LENGTH))
+    prompt, reasons = len("[user]Hi[assistant]"), []
+    with client_of(it) as client:
+        for max_tokens in (64_000, MAX_MODEL_LEN - prompt + 1, MAX_MODEL_LEN - prompt):
+            with client.messages.stream(model="tiny", max_tokens=max_tokens, messages=USER) as stream:
+                reasons.append(stream.get_final_message().stop_reason)
+    assert reasons == ["model_context_window_exceeded", "model_context_window_exceeded", "max_tokens"]
+    assert {sampling.max_tokens for _, _, sampling in it.engine.submitted} == {MAX_MODEL_LEN - prompt}
+
+
 TOOL: Any = {"name": "weather", "description": "Of a city.", "input_schema": {"type": "object", "properties": {}}}
 USE = {"type": "tool_use", "id": "c1", "name": "weather", "input": {}}
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern"}}\n</tool_call>'
@@ -227,7 +238,7 @@ def test_cached_tokens_are_not_input_tokens(folder: Path) -> None:
     ("change", "error", "param", "said"),
     [
         ({"model": "other"}, anthropic.NotFoundError, "model", "'other' does not exist"),
-        ({"max_tokens": 2000}, anthropic.BadRequestError, "max_tokens", "1024"),
+        ({"messages": [{"role": "user", "content": "a" * 1024}]}, anthropic.BadRequestError, "messages", "1024"),
         ({"colour": 1}, anthropic.BadRequestError, "colour", "unknown"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},

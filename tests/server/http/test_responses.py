@@ -8,7 +8,7 @@ from typing import Any
 
 import openai
 import pytest
-from edge_fakes import Served, delta, playing, saying, served, with_keys, write_tokenizer
+from edge_fakes import MAX_MODEL_LEN, Served, delta, playing, saying, served, with_keys, write_tokenizer
 from running_api import Running, wait_until
 
 from server.protocol.messages import FinishReason
@@ -64,6 +64,15 @@ def test_a_cut_answer_is_incomplete(folder: Path) -> None:
     for response in (whole, last["response"]):
         assert (response["status"], response["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
         assert response["output"][0]["status"] == "incomplete"
+
+
+def test_the_context_may_hold_less_than_is_asked_for(folder: Path) -> None:
+    it = served(folder, saying("ab", finish=FinishReason.LENGTH))
+    answer = it.post(RESPONSES, {"input": "Hi", "max_output_tokens": 64_000}).json()
+    assert (answer["status"], answer["max_output_tokens"]) == ("incomplete", 64_000)
+    assert it.engine.submitted[0][2].max_tokens == MAX_MODEL_LEN - len("[user]Hi[assistant]")
+    chat = it.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 64_000})
+    assert (chat.status_code, chat.json()["error"]["param"]) == (400, "max_tokens")  # as OpenAI and vLLM do
 
 
 def test_a_response_continues_one_that_is_stored(folder: Path) -> None:
@@ -181,7 +190,8 @@ def test_a_stored_response_is_seen_by_its_key_alone(folder: Path) -> None:
         ),
         ({"background": True}, "background", "all it may be is false"),
         ({"input": "refuse me"}, "input", "refuses"),
-        ({"max_output_tokens": 2000}, "max_output_tokens", "1024"),
+        ({"max_output_tokens": 0}, "max_output_tokens", "at least 1"),
+        ({"input": "a" * 1024}, "input", "1024"),
         ({"input": []}, "input", "at least 1"),
         ({"stream_options": {}}, "stream_options", "stream"),
     ],
