@@ -14,6 +14,7 @@ HallmarkError
 |   |   |-- TemplateError      400    invalid_messages      the chat template refuses these messages
 |   |   `-- InvalidGrammar     400    invalid_grammar       a schema, regex or grammar cannot bind an answer
 |   |-- PromptTooLong          400    context_length_exceeded
+|   |-- DeadlyPrompt           400    deadly_prompt         two engines died while they read it
 |   |-- Unauthorized           401    invalid_api_key
 |   |-- Forbidden              403    operator_key_needed   a tenant's key on an operators' route
 |   |-- NotFound               404    not_found
@@ -130,6 +131,12 @@ class PromptTooLong(RequestError):
     """Prompt and answer do not fit in the model's context."""
 
     code = "context_length_exceeded"
+
+
+class DeadlyPrompt(RequestError):
+    """Engines died while they read this prompt: a client must not send it again, as it would after a 5xx."""
+
+    code = "deadly_prompt"
 
 
 class Unauthorized(RequestError):
@@ -294,6 +301,7 @@ def error_of_code(code: str | None, message: str | None) -> HallmarkError:
         InvalidValue,
         InvalidGrammar,
         PromptTooLong,
+        DeadlyPrompt,
     )  # of what only the engine knows, such as the model's vocabulary
     for kind in (NonFiniteLogits, EngineDied, NotReady, ShuttingDown, DeadlineExceeded, SlowClient, *refusals):
         if kind.code == code:

@@ -1,7 +1,8 @@
 """The engine's process: `python -m server.engine.process SOCKET`, started by server/supervisor/client.py.
 
-The main thread steps the engine, and reads and writes the socket between two steps. It also sends the heartbeat, so
-that a heartbeat proves steps and not just a living process. Another thread waits for the API process to end.
+The main thread steps the engine, and reads and writes the socket between two steps. It also sends the heartbeat, on a
+CPU within steps too, before and after each layer's attention, so that a heartbeat proves progress and not just a living
+process, and a slow step is no hang. Another thread waits for the API process to end.
 """
 
 import gc
@@ -86,7 +87,7 @@ class Loop:
                 self._attest()
             if is_check_due or not self._engine.has_work:
                 self._check()
-            self._beat()
+            self.beat()
 
     def _receive(self) -> bool:
         """Handle all messages; when idle, wait for one until the next heartbeat is due. Return False on Shutdown."""
@@ -136,7 +137,8 @@ class Loop:
             self._send(report)
             self._send_plan(bool(report.quarantined))
 
-    def _beat(self) -> None:
+    def beat(self) -> None:
+        """Send a heartbeat, if none was sent in the latest half second. Called by the thread that steps."""
         if time.monotonic() - self._beat_at >= HEARTBEAT_S:
             self._beat_at = time.monotonic()
             engine = self._engine
@@ -200,7 +202,10 @@ def serve(
         gc.collect()
         gc.freeze()  # objects that live as long as the engine are not scanned again in the middle of a step
         built.runner.shadow = built.shadow
-        Loop(built.engine, inbox, send, built.attestor, built.operator_quarantine, built.shadow).run()
+        loop = Loop(built.engine, inbox, send, built.attestor, built.operator_quarantine, built.shadow)
+        if built.runner.worker.device.type == "cpu":
+            built.runner.worker.beat = loop.beat
+        loop.run()
         if built.followers is not None:
             built.followers.close()
     except DeviceLost as error:

@@ -7,7 +7,7 @@ from server.protocol.messages import EngineReady
 UNREADY_AFTER_S = 5.0
 KILLED_AFTER_S = 30.0
 START_KILLED_AFTER_S = 600.0  # in which no rank loads 64 MiB, compiles a kernel or measures a path
-_STEPS_UNTIL_KILLED = 3  # of the longest kind: a long step on a CPU is no hang
+_SILENCES_UNTIL_KILLED = 3  # of the longest kind: a layer that takes long on a CPU is no hang
 
 
 class DeathCause(Enum):
@@ -28,11 +28,11 @@ def death_of(returncode: int) -> DeathCause:
 def unready_limit_s(ready: EngineReady | None) -> float:
     """Return the seconds of silence after which requests should go elsewhere.
 
-    An engine sends a heartbeat every 0.5 s between two steps, idle or not.
+    An engine sends a heartbeat every 0.5 s, idle or not: between two steps, and on a CPU within them, layer by layer.
     """
-    return UNREADY_AFTER_S if ready is None else max(UNREADY_AFTER_S, ready.longest_step_s)
+    return UNREADY_AFTER_S if ready is None else max(UNREADY_AFTER_S, ready.longest_silence_s)
 
 
 def kill_limit_s(ready: EngineReady | None, least_s: float = KILLED_AFTER_S) -> float:
     """Return the seconds of silence after which the engine is killed."""
-    return least_s if ready is None else max(least_s, _STEPS_UNTIL_KILLED * ready.longest_step_s)
+    return least_s if ready is None else max(least_s, _SILENCES_UNTIL_KILLED * ready.longest_silence_s)

@@ -189,7 +189,7 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True):
     attention_layers: int
     num_compiles: int = 0  # kernels compiled, or loaded from Triton's disk cache, before ready
     matmul_fallbacks: dict[MatmulFallback, int] = {}  # products of many rows that this start left to PyTorch, by reason
-    longest_step_s: float = 0.0  # about what a step of max_num_batched_tokens takes; 0 on a GPU, where steps are short
+    longest_silence_s: float = 0.0  # about, between two heartbeats within a step; 0 on a GPU, where steps are short
     has_grammars: bool = True  # whether grammars can bind answers: of most tokenizers they can
     is_bound_by_cache: bool = False  # whether the settings and the model allow more than max_model_len
     has_peer_memory: bool = True  # whether CUDA let the ranks share memory, where their GPUs can address each other

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from qualification.common.locked_folder import LockedFolder
-from server.errors import StartError
+from server.errors import DeadlyPrompt, StartError
 from server.protocol.liveness import KILLED_AFTER_S, START_KILLED_AFTER_S, DeathCause, death_of, kill_limit_s
 from server.protocol.messages import (
     AttestationReport,
@@ -24,6 +24,7 @@ from server.protocol.messages import (
     EngineProgress,
     EngineReady,
     EngineRefused,
+    FinishReason,
     FromEngine,
     Heartbeat,
     PlanChanged,
@@ -40,6 +41,7 @@ from server.protocol.messages import (
 from server.settings import Settings
 from server.supervisor.choices import Choices
 from server.supervisor.connection import EngineConnection
+from server.supervisor.deadly_prompts import DeadlyPrompts
 from server.supervisor.engine_command import ENGINE_COMMAND
 from server.supervisor.requests import AttestationRequests, QuarantineRequests
 from server.supervisor.socket_folder import PREFIX, SOCKET_NAME, make_socket_folder
@@ -104,6 +106,7 @@ class EngineClient:
         self.attestations = AttestationRequests(self._send)
         self.quarantine = QuarantineRequests(self._send)
         self._streams = Streams(max_unread_tokens)
+        self._deadly = DeadlyPrompts()
         self._connection: EngineConnection | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._process: asyncio.subprocess.Process | None = None
@@ -146,16 +149,22 @@ class EngineClient:
     ) -> AsyncGenerator[TokenDelta, None]:
         """Deltas of one request; the last one has a finish_reason. Leaving early cancels the request.
 
+        A prompt that two engines died of is refused, with code deadly_prompt (`server/supervisor/deadly_prompts.py`).
+
         It shares computed pages with requests of the same `cache_salt` only, and the computation of its prompt with
         the other `choices` of it, which begin when all of them are streamed.
         `take` may take deltas on the way, before the last one: they do not come here then.
         `traceparent` (W3C) goes along, so that the engine's log names the trace. Raises ValueError for a request id
         that is open already.
         """
+        refusal = self._deadly.refusal(prompt_token_ids)
+        if refusal is not None:
+            yield error_delta(request_id, DeadlyPrompt.code, refusal)
+            return
         if self.state is not EngineState.READY:
             yield error_delta(request_id, "not_ready", f"The engine is {self.state.value}.")
             return
-        stream = self._streams.open(request_id, take)
+        stream = self._streams.open(request_id, take, prompt_token_ids)
         is_finished = False
         try:
             submit = Submit(request_id, prompt_token_ids, sampling, cache_salt, traceparent, priority)
@@ -165,6 +174,8 @@ class EngineClient:
             while not is_finished:
                 delta = await stream.next()
                 is_finished = delta.finish_reason is not None
+                if is_finished and delta.finish_reason is not FinishReason.ERROR:
+                    self._deadly.forgive(prompt_token_ids)
                 yield delta
         finally:
             self._streams.close(stream)
@@ -198,6 +209,7 @@ class EngineClient:
             self.state = EngineState.RESTARTING
             self.ready = None
             self.last_heartbeat = None  # or the next engine would count as stalled from its ready to its first beat
+            self._deadly.blame(self._streams.prompts())
             self._streams.end_all("engine_died", "The engine died while it served this request; it is being restarted.")
             self.attestations.give_up()
             self.quarantine.give_up()

@@ -1,7 +1,7 @@
 """The open requests of the API process: each delta to its reader, and never more unread than one may hold."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -13,9 +13,11 @@ Take = Callable[[TokenDelta], bool]  # whether it was taken
 class OpenStream:
     """Deltas of one request on their way to one reader. Unread ones are merged, so its memory is bounded by tokens."""
 
-    def __init__(self, request_id: str, take: Take | None = None) -> None:
+    def __init__(self, request_id: str, take: Take | None = None, prompt: Sequence[int] = ()) -> None:
         """`take` may take a delta at once, where its reader waits for one and it is not the last."""
         self.request_id = request_id
+        self.prompt = prompt
+        self.is_begun = False  # a delta has come
         self.is_ended = False
         self._take = take
         self._error: Exception | None = None  # of `take`
@@ -30,6 +32,7 @@ class OpenStream:
         """Add a delta; what comes after the one with a finish_reason is dropped. Returns whether it was taken."""
         if self.is_ended:
             return False
+        self.is_begun = True
         waiter, is_last = self._waiter, delta.finish_reason is not None
         if may_take and self._take is not None and waiter is not None and not waiter.done() and not is_last:
             try:
@@ -70,12 +73,17 @@ class Streams:
     def __len__(self) -> int:
         return len(self._open)
 
-    def open(self, request_id: str, take: Take | None = None) -> OpenStream:
+    def open(self, request_id: str, take: Take | None = None, prompt: Sequence[int] = ()) -> OpenStream:
         """Raises ValueError for an id that is open already."""
         if request_id in self._open:
             raise ValueError(f"request {request_id} is open already")
-        stream = self._open[request_id] = OpenStream(request_id, take)
+        stream = self._open[request_id] = OpenStream(request_id, take, prompt)
         return stream
+
+    def prompts(self) -> list[Sequence[int]]:
+        """Return the prompts of the open streams that nothing has come for; of all where each has begun."""
+        unanswered = [stream.prompt for stream in self._open.values() if not stream.is_begun]
+        return unanswered or [stream.prompt for stream in self._open.values()]
 
     def close(self, stream: OpenStream) -> None:
         """Forget the stream; its later deltas are dropped."""

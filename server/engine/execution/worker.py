@@ -21,7 +21,7 @@ from server.engine.execution.step_buffer import (
 )
 from server.engine.operators.dispatch import Choice, Dispatcher, PhasePart
 from server.engine.operators.launch_errors import launch_failure
-from server.engine.operators.step_attention import ReplaceChoice, StepAttention, TakeCall
+from server.engine.operators.step_attention import Beat, ReplaceChoice, StepAttention, TakeCall
 from server.engine.scheduling.step_parts import Mark, Part, unmarked
 from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
@@ -67,6 +67,7 @@ class Worker:
         self.scores: Tensor | None = None
         self.num_replays = 0
         self.mark: Mark = unmarked  # set by a bench
+        self.beat: Beat | None = None  # of steps on a CPU: set by who must hear that a long one makes progress
         self._inputs = DeviceInputs(self.device)
         self._graphs: dict[GraphKey, Replayable] = {}
         self.graph_logits: Tensor | None = None  # of graphs
@@ -113,6 +114,7 @@ class Worker:
             tap=tap,
             replace_choice=self._replace if replace_choice is None else replace_choice,
             num_sampled=num_sampled,
+            beat=self.beat,
         )
 
     def attend_graph(self, key: GraphKey, parts: list[PhasePart] | None = None) -> StepAttention:
@@ -276,6 +278,8 @@ class Worker:
 
     def logits(self, hidden_rows: Tensor) -> Tensor:
         """Logits [R, vocab] fp32 of hidden states [R, hidden] that `launch` returned."""
+        if self.beat is not None:
+            self.beat()
         return self.decoder.logits(hidden_rows)
 
     def finish(self, attention: StepAttention) -> None:

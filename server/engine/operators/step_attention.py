@@ -17,6 +17,7 @@ from server.protocol.messages import AttentionUse, DispatchCount
 ReplaceChoice = Callable[[Choice, Exception], Choice]
 # Called after each layer of a checked step, with what the path had: its choice and part, the layer, q, k, v and out.
 TakeCall = Callable[[Choice, PhasePart, int, Tensor, Tensor, Tensor, Tensor], None]
+Beat = Callable[[], None]  # the step makes progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +62,17 @@ class StepAttention:
         tap: TakeCall | None = None,
         replace_choice: ReplaceChoice | None = None,
         num_sampled: int = 0,
+        beat: Beat | None = None,
     ) -> None:
         """`k_pages`, `v_pages`: one [num_pages, page_size, kv_heads, head_dim] a layer. Raises NoPathError.
 
         `num_sampled`: tokens of the step whose logits are computed, for the products that serve beside attention.
         `replace_choice`: what to do where a kernel cannot be launched; without it the dispatcher's next path serves.
+        `beat`: called before and after each layer's attention, where a layer may take seconds.
         """
         self._dispatcher = dispatcher
         self._tap = tap
+        self._beat = beat
         self._replace = dispatcher.replace if replace_choice is None else replace_choice
         self._report: Served | None = None
         self._k_pages = k_pages
@@ -83,6 +87,8 @@ class StepAttention:
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
         """Fill `out` [tokens, heads, head_dim] for q of its shape and packed k, v [tokens, kv_heads, head_dim]."""
+        if self._beat is not None:
+            self._beat()
         is_alone = len(self._parts) == 1  # all rows are its own: a view of each would take 5 us (one core, torch 2.13)
         for entry in self._parts:
             tokens = entry.part.tokens
@@ -95,6 +101,8 @@ class StepAttention:
             if self._tap is not None:
                 choice = entry.lanes[self._dispatcher.flags[layer].window].choice
                 self._tap(choice, entry.part, layer, own_q, own_k, own_v, own_out)
+        if self._beat is not None:
+            self._beat()
 
     @property
     def choices(self) -> tuple[Choice, ...]:

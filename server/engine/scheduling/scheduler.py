@@ -1,5 +1,6 @@
 """Choice of the next step's tokens: continuous batching, chunked prefill, admission and preemption by pages."""
 
+import math
 from array import array
 from bisect import insort
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ class SchedulerLimits:
     max_num_seqs: int  # sequences that run at once
     max_num_batched_tokens: int  # tokens of a step
     max_num_interleaved_tokens: int | None = None  # prompt tokens of a step that others wait for; None: no such limit
+    max_attended_keys: int | None = None  # that all prompt tokens of a step attend to together; None: no such limit
 
 
 @dataclass(slots=True)
@@ -309,33 +311,42 @@ class Scheduler:
         left = self._limits.max_num_batched_tokens - step.num_decode
         if step.num_decode:  # clients wait for their next token
             left = min(left, self._max_interleaved)
+        keys_left = math.inf if self._limits.max_attended_keys is None else self._limits.max_attended_keys
         is_open = not step.num_preempted
         num_added = 0
         long: Sequence | None = None
         for seq in merge(prompts, list(self._waiting), key=_rank):
-            if not left:
+            if not left or keys_left <= 0:
                 break
             if seq.status is Status.WAITING:
-                if not is_open or (long is not None and seq.num_uncomputed > left):
+                most = min(left, _num_fitting(keys_left, seq))
+                if not is_open or (long is not None and seq.num_uncomputed > most):
                     continue
                 is_open = self._admit(seq, step, now)
                 if not is_open:
                     continue
-            if seq.num_uncomputed <= left:
+            # A token at least, whatever it attends to: the first by rank makes progress.
+            if seq.num_uncomputed <= min(left, max(1, _num_fitting(keys_left, seq))):
                 chunk = seq.num_uncomputed
                 step.prompts.append((seq, chunk))
                 self._fork(seq, step)
             elif long is None:
                 long = seq
-                chunk = num_of_long = -(-min(left, self._max_interleaved) // 2)
+                half = -(-min(left, self._max_interleaved) // 2)
+                chunk = num_of_long = min(half, max(1, _num_fitting(keys_left / 2, seq)))
             else:
                 continue
             num_added += chunk
             left -= chunk
+            keys_left -= _num_keys(seq.num_computed, chunk)
         if long is not None:
             # The long prompt takes what is left, but while others wait for this step no more than may be interleaved.
             rest = min(left, max(0, self._max_interleaved - num_added)) if step.num_decode or step.prompts else left
-            step.prompts.append((long, num_of_long + rest))
+            whole = num_of_long + rest
+            if math.isfinite(keys_left):
+                keys_of_long = keys_left + _num_keys(long.num_computed, num_of_long)
+                whole = min(whole, max(num_of_long, _num_fitting(keys_of_long, long)))
+            step.prompts.append((long, whole))
 
     def _fork(self, leader: Sequence, step: _StepPlan) -> None:
         """Start what follows a sequence whose prompt this step ends; what finds no room waits like any prompt."""
@@ -383,6 +394,20 @@ class Scheduler:
 
 def _tables(rows: list[_Row], pool: PagePool) -> "list[array[int]]":
     return [pool.table(seq.request_id, pool.pages_for(num_tokens)) for seq, _, num_tokens in rows]
+
+
+def _num_keys(num_computed: int, num_tokens: int) -> int:
+    """Return how many keys so many tokens behind `num_computed` attend to, one after the other."""
+    return num_tokens * num_computed + num_tokens * (num_tokens + 1) // 2
+
+
+def _num_fitting(num_keys: float, seq: Sequence) -> int:
+    """Return how many of a sequence's uncomputed tokens attend to at most so many keys together."""
+    num_computed, num_left = seq.num_computed, seq.num_uncomputed
+    if _num_keys(num_computed, num_left) <= num_keys:
+        return num_left
+    behind = num_computed + 0.5
+    return max(0, int(math.sqrt(behind * behind + 2 * max(0.0, num_keys)) - behind))
 
 
 def _rank(seq: Sequence) -> tuple[int, int, int]:

@@ -67,7 +67,7 @@ from server.engine.startup.subject import (
     load_rank,
     read_subject,
 )
-from server.engine.startup.warmup import estimate_longest_step_s, probes_of, warm_up
+from server.engine.startup.warmup import estimate_longest_silence_s, probes_of, warm_up
 from server.errors import SettingsError
 from server.model.decoder import Decoder
 from server.protocol.messages import AttestationReport, EngineReady
@@ -188,7 +188,11 @@ def _build(
     join_weights(dispatcher, decoder)
     try:
         runner = _warm_runner(settings, subject, decoder, dispatcher, followers, plan, progress)
-        longest_step_s = 0.0 if subject.device.type == "cuda" else estimate_longest_step_s(runner, subject.limits)
+        longest_silence_s = 0.0
+        if subject.device.type == "cpu":
+            longest_silence_s = estimate_longest_silence_s(
+                runner, subject.limits, lambda beat: setattr(runner.worker, "beat", beat)
+            )
     except (BatchError, NoPathError) as error:
         raise Unservable(str(error), plan_rows(plan.decisions.values(), plan.evidence)) from error
     take_fallbacks = matmul_fallbacks.take
@@ -208,7 +212,7 @@ def _build(
     if dispatcher.timer is not None:
         dispatcher.timer.start()
     shadow = _shadow_check(settings, subject, dispatcher)
-    ready = _ready(subject, plan, engine, runner, take_fallbacks(), longest_step_s=longest_step_s)
+    ready = _ready(subject, plan, engine, runner, take_fallbacks(), longest_silence_s=longest_silence_s)
     if followers is not None:
         followers.tell(Started())
         ready = msgspec.structs.replace(ready, has_peer_memory=followers.shares_memory)
@@ -247,7 +251,7 @@ def _ready(
     runner: ModelRunner,
     matmul_fallbacks: dict[MatmulFallback, int],
     *,
-    longest_step_s: float,
+    longest_silence_s: float,
 ) -> EngineReady:
     return EngineReady(
         pid=os.getpid(),
@@ -262,7 +266,7 @@ def _ready(
         attention_layers=subject.config.num_layers,
         num_compiles=num_compiles(),
         matmul_fallbacks=matmul_fallbacks,
-        longest_step_s=longest_step_s,
+        longest_silence_s=longest_silence_s,
         is_bound_by_cache=engine.max_len < subject.limits.max_model_len,
         has_grammars=runner.grammars is not None,
     )
@@ -357,6 +361,7 @@ def _engine(
             limits.max_num_seqs,
             limits.max_num_batched_tokens,
             limits.max_num_interleaved_tokens,
+            limits.max_attended_keys,
         ),
         PagePool(runner.num_pages, limits.page_size),
         shares_pages=settings.prefix_caching,

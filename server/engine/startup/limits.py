@@ -16,6 +16,10 @@ _CHOSEN_DTYPES = {DtypeChoice.FP32: Dtype.FP32, DtypeChoice.FP16: Dtype.FP16, Dt
 LEAST_MODEL_LEN = 2  # tokens
 _DEFAULT_SEQS = {"cuda": 256, "cpu": 16}
 _CPU_INTERLEAVED_TOKENS = 512
+# Floating-point operations of one layer's attention in a step of a CPU, beyond which prompts wait for the next step:
+# 34 billion take two busy cores 2 to 5 s, in which nothing is heard of the engine. A chunk of 2048 tokens of an 8B
+# reaches it without context, one of the demo with 15,000 tokens of it.
+_CPU_ATTENTION_FLOPS = 2**35
 # An 8B computes 2048 tokens in 52 ms, the longest pause of a stream then, and each as fast as of 8192 (H200). A smaller
 # model computes more in that time, and must: a step beyond the graphs takes some 20 ms to launch, and with 2048 tokens
 # in each a 0.6B had 0.8 of vLLM's throughput.
@@ -34,6 +38,7 @@ class EngineLimits:
     max_num_batched_tokens: int
     max_num_interleaved_tokens: int
     page_size: int  # tokens
+    max_attended_keys: int | None = None  # of all prompt tokens of a step together; None: no such limit
 
     @property
     def serving(self) -> ServingLimits:
@@ -93,6 +98,7 @@ def choose_limits(settings: Settings, config: ModelConfig, device: torch.device)
         max_num_batched_tokens=batched,
         max_num_interleaved_tokens=settings.max_num_interleaved_tokens or _interleaved_tokens(config, kind, batched),
         page_size=settings.page_size or PAGE_SIZE[kind],
+        max_attended_keys=_attended_keys(config) if kind == "cpu" else None,
     )
     if limits.max_num_batched_tokens < limits.max_num_seqs:
         raise SettingsError(
@@ -100,6 +106,11 @@ def choose_limits(settings: Settings, config: ModelConfig, device: torch.device)
             f"which is {limits.max_num_seqs}: each running sequence computes a token a step"
         )
     return limits
+
+
+def _attended_keys(config: ModelConfig) -> int:
+    """Return the keys to attend to by `_CPU_ATTENTION_FLOPS`: 4 operations for each number of a query."""
+    return _CPU_ATTENTION_FLOPS // (4 * max(it.attention.num_heads * it.attention.head_dim for it in config.layers))
 
 
 def _interleaved_tokens(config: ModelConfig, kind: str, max_num_batched_tokens: int) -> int:

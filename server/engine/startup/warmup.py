@@ -5,6 +5,7 @@ measure memory with.
 import time
 from array import array
 from collections.abc import Callable, Container, Iterable, Mapping
+from itertools import pairwise
 
 import torch
 
@@ -12,6 +13,7 @@ from kernels.hopper.decode.variants import LARGE_SEQS, LARGE_TOKENS
 from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.shape import AttentionShape, Phase
 from qualification.decision.decision import Decision
+from server.engine.operators.step_attention import Beat
 from server.engine.scheduling.runner_api import Runner
 from server.engine.scheduling.sequence import Batch, Sequence, phase_of
 from server.engine.startup.limits import EngineLimits
@@ -75,12 +77,25 @@ def warm_up(
         runner.launch(synthetic_batch([(1, 1)] * num_rows, limits.page_size, _FULL_SAMPLER)).result()
 
 
-def estimate_longest_step_s(runner: Runner, limits: EngineLimits, clock: Callable[[], float] = time.monotonic) -> float:
-    """Seconds of a step of max_num_batched_tokens, from that of a shorter prompt: to run one on a CPU takes minutes."""
+def estimate_longest_silence_s(
+    runner: Runner,
+    limits: EngineLimits,
+    hear: Callable[[Beat | None], None],
+    clock: Callable[[], float] = time.monotonic,
+) -> float:
+    """Seconds between two beats of a step of max_num_batched_tokens, from those of a shorter prompt.
+
+    To run a whole step on a CPU may take minutes. `hear` sets what the runner's steps call.
+    """
     num_tokens = min(_TIMED_TOKENS, limits.max_num_batched_tokens, limits.max_model_len)
-    began_at = clock()
-    runner.launch(synthetic_batch([(num_tokens, num_tokens)], limits.page_size)).result()
-    return (clock() - began_at) * limits.max_num_batched_tokens / num_tokens
+    beats = [clock()]
+    hear(lambda: beats.append(clock()))
+    try:
+        runner.launch(synthetic_batch([(num_tokens, num_tokens)], limits.page_size)).result()
+    finally:
+        hear(None)
+    beats.append(clock())
+    return max(later - earlier for earlier, later in pairwise(beats)) * limits.max_num_batched_tokens / num_tokens
 
 
 def probes_of(

@@ -4,13 +4,16 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
+import torch
 from built_engine import built_engine
 from graph_session import Session, attention_counts
 from tiny_llama import NAN_TOKEN, NUM_LAYERS, NUM_TOKENS, TinyLlama
 
 from qualification.decision.decision import Policy
 from server.engine.startup.builder import BuiltEngine
+from server.engine.startup.limits import choose_limits
 from server.errors import SettingsError
+from server.model.load.load import load_config
 from server.protocol.messages import FinishReason, Fork
 from server.protocol.plan_rows import counted_bucket
 from server.settings import DeviceChoice, Settings
@@ -149,3 +152,23 @@ def test_settings_that_cannot_work_name_limit_and_value(tiny_llama: TinyLlama, t
 def test_a_cache_that_no_memory_holds_is_refused_and_not_tried(tiny_llama: TinyLlama, tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"--kv-cache-tokens asks for \d+\.\d GiB, the device has \d+\.\d GiB"):
         build(tiny_llama, tmp_path, kv_cache_tokens=10**15)
+
+
+def test_a_step_on_a_cpu_beats_around_each_layers_attention(tiny_llama: TinyLlama, tmp_path: Path) -> None:
+    """A step that takes minutes is then no hang, and one that stands still is heard of no more."""
+    built = build(tiny_llama, tmp_path)
+    beats: list[int] = []
+    built.runner.worker.beat = lambda: beats.append(built.engine.step_index)
+    session = Session(built.engine).submit_all(tiny_llama.prompts[:1]).drain()
+    assert session.all_tokens(1) == tiny_llama.greedy[:1]
+    assert {beats.count(step) for step in set(beats)} == {2 * NUM_LAYERS}
+    assert built.ready.longest_silence_s > 0
+
+
+def test_a_long_prompt_on_a_cpu_is_cut_by_the_keys_it_attends_to(tiny_llama: TinyLlama) -> None:
+    config = load_config(tiny_llama.folder)
+    limits = choose_limits(Settings(model=str(tiny_llama.folder)), config, torch.device("cpu"))
+    attention = config.layers[0].attention
+    # 4 operations for each key and each number of a query: 34 billion, which busy cores manage in seconds.
+    assert limits.max_attended_keys == 2**35 // (4 * attention.num_heads * attention.head_dim)
+    assert choose_limits(Settings(model=str(tiny_llama.folder)), config, torch.device("cuda")).max_attended_keys is None

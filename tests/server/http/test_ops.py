@@ -57,14 +57,14 @@ def test_an_engine_without_a_heartbeat_is_not_alive(folder: Path) -> None:
         assert "the limit is 30 s" in answer.json()["reasons"][0]
 
 
-@pytest.mark.parametrize(("age_s", "longest_step_s", "is_ready"), [(4, 0, True), (6, 0, False), (6, 9, True)])
+@pytest.mark.parametrize(("age_s", "longest_silence_s", "is_ready"), [(4, 0, True), (6, 0, False), (6, 9, True)])
 def test_an_engine_silent_for_5_s_is_not_ready(
-    folder: Path, age_s: float, longest_step_s: float, is_ready: bool
+    folder: Path, age_s: float, longest_silence_s: float, is_ready: bool
 ) -> None:
     it = served(folder)
     it.engine.last_heartbeat = Heartbeat(1, time.monotonic() - age_s, 0, 0)
     assert it.engine.ready is not None
-    it.engine.ready = msgspec.structs.replace(it.engine.ready, longest_step_s=longest_step_s)
+    it.engine.ready = msgspec.structs.replace(it.engine.ready, longest_silence_s=longest_silence_s)
     answer = it.get("/readyz")
     assert answer.status_code == (200 if is_ready else 503)
     if not is_ready:

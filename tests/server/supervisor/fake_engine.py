@@ -99,9 +99,9 @@ class Fake:
             self.send(StartBeat(1, "loading", 1))
             time.sleep(60)
         fingerprint: dict[str, str | int | None] = {"device": "cpu"}
-        longest_step_s = 20.0 if mode == "slow" else 0.0
+        longest_silence_s = 20.0 if mode == "slow" else 0.0
         ready = EngineReady(
-            os.getpid(), "fake", 64, 4, 16, fingerprint, None, "none", [], 2, longest_step_s=longest_step_s
+            os.getpid(), "fake", 64, 4, 16, fingerprint, None, "none", [], 2, longest_silence_s=longest_silence_s
         )
         self.send(ready)
         while True:

@@ -188,8 +188,8 @@ def test_an_engine_that_gets_ready_ends_the_count_of_failed_starts() -> None:
 
     async def test() -> None:
         async with running("serve", start_stall_after_s=0.4, make_folder=make_folder) as (client, ledger):
-            for _ in range(3):
-                await collect(client, "a", [666])
+            for prompt in ([666], [666, 1], [666, 2]):
+                await collect(client, "a", prompt)
                 await until(lambda: client.state is EngineState.READY)
             assert ledger.deaths == ["stalled", "killed"] * 3 + ["stalled"]
 
@@ -219,6 +219,26 @@ def test_a_dead_engine_ends_every_stream_and_is_replaced(token: int, cause: str)
             assert ledger.deaths == [cause]
             assert len(ledger.ready) == 2
             assert tokens(await collect(client, "culprit", [5])) == [5, 5, 5]
+
+    run(test)
+
+
+def test_a_prompt_that_two_engines_died_of_is_refused() -> None:
+    async def test() -> None:
+        async with running() as (client, ledger):
+            for num_deaths in (1, 2):
+                await until(lambda: client.state is EngineState.READY)
+                begun = client.stream("begun", [9], SamplingParams(max_tokens=2000))
+                await anext(begun)  # it has tokens: it is not to blame
+                [killed] = await collect(client, f"killer {num_deaths}", [666, 1])
+                assert killed.error_code == "engine_died"
+                await begun.aclose()
+            [refused] = await collect(client, "killer 3", [666, 1])  # at once, not when the engine is ready again
+            assert (refused.error_code, refused.finish_reason) == ("deadly_prompt", FinishReason.ERROR)
+            assert "2 engines died while they read this prompt of 2 tokens" in (refused.error_message or "")
+            await until(lambda: client.state is EngineState.READY)
+            assert tokens(await collect(client, "begun", [9])) == [9, 9, 9]
+            assert ledger.deaths == ["killed", "killed"]
 
     run(test)
 

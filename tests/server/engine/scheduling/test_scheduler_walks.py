@@ -36,7 +36,8 @@ class Walk:
         self.budget = self.seqs + self.rng.randrange(1, 30)
         self.shares = self.rng.random() < 0.6
         self.pool = PagePool(self.rng.randrange(30, 80) // self.page_size + 2, self.page_size)
-        limits = SchedulerLimits(60, self.seqs, self.budget, self.rng.choice([None, 1, 5, 12]))
+        self.attended = self.rng.choice([None, None, 40, 100, 700])
+        limits = SchedulerLimits(60, self.seqs, self.budget, self.rng.choice([None, 1, 5, 12]), self.attended)
         self.interleaved = limits.max_num_interleaved_tokens or self.budget
         self.subject = Scheduler(limits, self.pool, shares_pages=self.shares)
         self.alive: dict[str, Sequence] = {}  # in order of arrival
@@ -85,6 +86,9 @@ class Walk:
             assert batch is not None
         if any(seq.is_decoding for seq in streaming):
             assert batch.num_tokens - len(streaming) <= self.interleaved
+        attended = [context - i for seq, n, context in self.rows_of(batch) if seq not in streaming for i in range(n)]
+        if self.attended is not None and attended:  # but for one token, so that there is progress
+            assert sum(attended) - max(attended) < self.attended, "the step's prompts attend to too many keys"
         prompts = [seq for seq in self.alive.values() if seq.status is Status.RUNNING and seq not in streaming]
         if prompts:
             first = min(prompts, key=lambda seq: seq.rank)

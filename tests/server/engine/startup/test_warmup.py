@@ -10,10 +10,11 @@ from kernels.vocabulary.buckets import Bucket, bucket_of
 from kernels.vocabulary.shape import AttentionShape, Dtype, Phase
 from qualification.decision.decision import Decision, Status
 from qualification.decision.model_shapes import AttentionSignature, shapes_needed
+from server.engine.operators.step_attention import Beat
 from server.engine.scheduling.runner_api import StepResult
 from server.engine.scheduling.sequence import Batch
 from server.engine.startup.limits import EngineLimits
-from server.engine.startup.warmup import estimate_longest_step_s, probes_of, synthetic_batch, warm_up
+from server.engine.startup.warmup import estimate_longest_silence_s, probes_of, synthetic_batch, warm_up
 
 Found = tuple[set[Bucket], set[DecodeVariant]]  # the buckets of contexts, and the variants of decode
 
@@ -96,11 +97,23 @@ def test_on_a_cpu_each_phase_runs_once() -> None:
     assert sum(batch.num_tokens for batch in spy.batches) < 10
 
 
-def test_the_longest_step_is_estimated_from_a_fitting_prompt() -> None:
-    spy, times = Spy(), iter([10.0, 10.5, 20.0, 21.0])
-    assert estimate_longest_step_s(spy, limits(4096, 2048), lambda: next(times)) == 0.5 * 2048 / 256
-    assert estimate_longest_step_s(spy, limits(100, 2048), lambda: next(times)) == 1.0 * 2048 / 100
+def test_the_longest_silence_is_estimated_from_a_fitting_prompt() -> None:
+    class Beating(Spy):
+        beat: Beat | None = None
+
+        def hear(self, beat: Beat | None) -> None:
+            self.beat = beat
+
+        def launch(self, batch: Batch) -> Done:
+            assert self.beat is not None
+            self.beat()
+            return super().launch(batch)
+
+    spy, times = Beating(), iter([10.0, 10.5, 10.75, 20.0, 20.5, 21.5])
+    assert estimate_longest_silence_s(spy, limits(4096, 2048), spy.hear, lambda: next(times)) == 0.5 * 2048 / 256
+    assert estimate_longest_silence_s(spy, limits(100, 2048), spy.hear, lambda: next(times)) == 1.0 * 2048 / 100
     assert [batch.num_tokens for batch in spy.batches] == [256, 100]
+    assert spy.beat is None
 
 
 def test_a_synthetic_batch_touches_page_0_only() -> None:
