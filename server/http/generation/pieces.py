@@ -30,6 +30,7 @@ class Job:
     includes_stop: bool = False  # what ends the answer is part of its text
     has_special_tokens: bool = False  # special tokens have a text
     priority: int = 0
+    continues: bool = False  # its text goes on from the prompt's; else it is a text of its own, as a chat's turn is
     prompt_index: int | None = None  # which of the request's prompts, where jobs of one differ by seed and parser alone
 
 
@@ -133,7 +134,11 @@ class _Reading:
         self._deltas: list[Delta] = []
         self.has_calls = False
         marks = job.parser.marks if job.parser is not None else ()
-        self._detokenizer = Detokenizer(tokenizer, tokenizer.added_ids if job.has_special_tokens else marks)
+        self._detokenizer = Detokenizer(
+            tokenizer,
+            tokenizer.added_ids if job.has_special_tokens else marks,
+            prompt=job.prompt_token_ids if job.continues else (),
+        )
         self._matcher = StopMatcher(job.stops, is_included=job.includes_stop)
         self._includes_stop = job.includes_stop
         self._min_tokens = job.sampling.min_tokens

@@ -3,7 +3,7 @@
 import abc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, islice
+from itertools import islice
 from typing import Any
 
 from server.errors import InvalidValue
@@ -11,7 +11,7 @@ from server.http.common.json_pieces import LazyList
 from server.http.generation.pieces import Job, Piece
 from server.http.openai.requests import ChatRequest, CompletionRequest, GenerationRequest
 from server.protocol.messages import TokenScores
-from server.text.tokenizer import Tokenizer
+from server.text.tokenizer import Detokenizer, Tokenizer
 
 Fields = dict[str, Any]
 _LEAST_LOGPROB = -9999.0  # in place of minus infinity, which JSON cannot hold; vLLM's choice
@@ -111,7 +111,10 @@ class CompletionDetails(Details):
         self._has_echo = fields.echo
         self._num_likeliest = fields.logprobs
         self._is_empty = fields.max_tokens == 0  # a token is generated all the same, and not given out
-        self._offsets = [0] * len(jobs)  # of each choice: the length of the names so far
+        self._sent = fields.prompts() if fields.echo else []
+        self._add_special_tokens = fields.add_special_tokens
+        self._is_cut = fields.truncate_prompt_tokens is not None
+        self._places: dict[int, _Places] = {}  # of each choice that has begun, where log probabilities are asked for
 
     def _made(self, piece: Piece, is_first: bool, prompt: _Scores, answer: _Scores) -> tuple[Piece, Fields, Fields]:
         prompt_ids = self._jobs[piece.index].prompt_token_ids
@@ -121,8 +124,10 @@ class CompletionDetails(Details):
         ids = list(piece.token_ids)
         has_echo = self._has_echo and is_first
         if has_echo:
-            piece = replace(piece, text=self._tokenizer.decode(prompt_ids) + piece.text)
+            piece = replace(piece, text=self._echo(piece.index) + piece.text)
         if self._num_likeliest is not None:
+            offsets = self._begin_places(piece.index) if is_first else []
+            offsets += map(self._places[piece.index].push, ids)
 
             def named() -> Iterator[tuple[int, _Score | None]]:
                 if has_echo:
@@ -130,20 +135,44 @@ class CompletionDetails(Details):
                     yield from zip(prompt_ids[1:], prompt(), strict=False)
                 yield from zip(ids, answer(), strict=False)
 
-            found["logprobs"] = self._logprobs(piece.index, named, self._num_likeliest)
+            found["logprobs"] = self._logprobs(named, self._num_likeliest, offsets)
         if self._fields.return_token_ids:
             found |= {"token_ids": ids} | ({"prompt_token_ids": prompt_ids} if is_first else {})
         if self._fields.prompt_logprobs is not None:
             found["prompt_logprobs"] = self._prompt_logprobs(prompt_ids, prompt)
         return piece, found, {}
 
+    def _sent_text(self, index: int) -> str | None:
+        """The prompt's text as it was sent; None where token ids were, or the text was cut."""
+        sent = self._sent[index // self._fields.n]
+        return sent if isinstance(sent, str) and not self._is_cut else None
+
+    def _echo(self, index: int) -> str:
+        """The prompt's text, to which the answer's is added."""
+        sent, job = self._sent_text(index), self._jobs[index]
+        if sent is not None:
+            return sent
+        ids = job.prompt_token_ids
+        num_whole = len(ids) if self._is_empty else len(ids) - self._tokenizer.num_unfinished(ids)
+        return self._tokenizer.decode(ids[:num_whole], skip_special_tokens=not job.has_special_tokens)
+
+    def _begin_places(self, index: int) -> list[int]:
+        """Begin to read a choice's text. Return where each token of its prompt begins, if that is echoed."""
+        job = self._jobs[index]
+        ids = job.prompt_token_ids
+        visible = self._tokenizer.added_ids if job.has_special_tokens else ()
+        sent = self._sent_text(index) if self._has_echo else None
+        if self._has_echo and sent is None:
+            self._places[index] = _Places(Detokenizer(self._tokenizer, visible))
+            return [*map(self._places[index].push, ids)]
+        detokenizer = Detokenizer(self._tokenizer, visible, prompt=ids)
+        self._places[index] = _Places(detokenizer, 0 if sent is None else len(sent))
+        return [] if sent is None else self._tokenizer.starts(sent, add_special_tokens=self._add_special_tokens)
+
     def _logprobs(
-        self, index: int, tokens: Callable[[], Iterator[tuple[int, _Score | None]]], num_likeliest: int
+        self, tokens: Callable[[], Iterator[tuple[int, _Score | None]]], num_likeliest: int, offsets: list[int]
     ) -> Fields:
         """OpenAI's legacy object. Nothing precedes a prompt's first token, so it has no probability."""
-        lengths = [len(self._name(token_id)) for token_id, _ in tokens()]
-        ends = [*accumulate(lengths, initial=self._offsets[index])]
-        self._offsets[index] = ends[-1]
 
         def likeliest() -> Iterator[Fields | None]:
             for token_id, score in tokens():
@@ -155,8 +184,22 @@ class CompletionDetails(Details):
             "tokens": LazyList(lambda: (self._name(token_id) for token_id, _ in tokens())),
             "token_logprobs": LazyList(lambda: (None if score is None else score.logprob for _, score in tokens())),
             "top_logprobs": LazyList(likeliest),
-            "text_offset": ends[:-1],
+            "text_offset": offsets,
         }
+
+
+class _Places:
+    """Places in a text at which tokens begin. Those of one character are all at its beginning."""
+
+    def __init__(self, detokenizer: Detokenizer, start: int = 0) -> None:
+        self._detokenizer = detokenizer
+        self._end = start
+
+    def push(self, token_id: int) -> int:
+        """Return where the token begins in the text."""
+        start = self._end
+        self._end += len(self._detokenizer.push(token_id))
+        return start
 
 
 class ChatDetails(Details):

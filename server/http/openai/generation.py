@@ -286,7 +286,16 @@ def _prepared(
         )
         sampling = sampling_of(fields, max_tokens, edge.tokenizer, edge.sampling_defaults, choice=choice)
         sampling = msgspec.structs.replace(sampling, grammar=grammar) if grammar is not None else sampling
-        job = Job(i, f"{unique_id}-{i}", prompt, sampling, stops, priority=fields.priority, prompt_index=prompt_index)
+        job = Job(
+            i,
+            f"{unique_id}-{i}",
+            prompt,
+            sampling,
+            stops,
+            priority=fields.priority,
+            continues=not isinstance(fields, ChatRequest) or fields.continue_final_message,
+            prompt_index=prompt_index,
+        )
         if fields.include_stop_str_in_output or not fields.skip_special_tokens:
             job = replace(
                 job,

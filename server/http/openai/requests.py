@@ -267,7 +267,7 @@ class CompletionRequest(GenerationRequest):
         None, ge=0, le=MAX_TOKENS, description="Tokens that each answer may have; 0 only with `echo`. Default: 16."
     )
     add_special_tokens: bool = Field(True, description="Whether a text gets the tokens that the tokenizer adds.")
-    echo: bool = Field(False, description="Whether the answer begins with its prompt.")
+    echo: bool = Field(False, description="Whether the answer begins with its prompt, a text as it was sent.")
     logprobs: int | None = Field(
         None,
         ge=0,

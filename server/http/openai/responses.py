@@ -38,7 +38,7 @@ class Logprobs(Answer):
     tokens: list[str]
     token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float] | None]
-    text_offset: list[int]
+    text_offset: list[int] = Field(description="Where each token begins in `text`, in characters.")
 
 
 class PromptToken(Answer):

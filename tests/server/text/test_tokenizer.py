@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -32,7 +32,7 @@ def byte_tokenizer() -> Tokenizer:
 
 
 def word_tokenizer() -> Tokenizer:
-    """Pieces as sentencepiece has them: a leading space is part of a piece, and of a text's first piece not shown."""
+    """Pieces as sentencepiece has them: a leading space is part of a piece, and not shown where a text begins."""
     words = ["▁the", "▁king", "s", "▁", "king", "!", "the"]
     inner = tokenizers.Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="!"))
     inner.decoder = decoders.Metaspace()
@@ -49,11 +49,31 @@ def fallback_tokenizer() -> Tokenizer:
     return Tokenizer(inner)
 
 
+def spelled_tokenizer(decoder: decoders.Decoder, *words: str) -> Tokenizer:
+    inner = tokenizers.Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=words[0]))
+    inner.decoder = decoder
+    inner.add_special_tokens(["<s>"])
+    return Tokenizer(inner)
+
+
 BYTES, WORDS, FALLBACK = byte_tokenizer(), word_tokenizer(), fallback_tokenizer()
+SPACED = ("▁the", "▁", "▁▁", "king", "s", "a▁b", "!")
+DECODERS = {
+    "Strip": decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]),
+    "Metaspace": decoders.Metaspace(),
+    "Metaspace, first": decoders.Metaspace(prepend_scheme="first"),
+    "Metaspace, never": decoders.Metaspace(prepend_scheme="never"),
+}
+KINDS = {name: spelled_tokenizer(decoder, *SPACED) for name, decoder in DECODERS.items()} | {
+    "WordPiece": spelled_tokenizer(decoders.WordPiece(), "the", "king", "##s", "!", "n't"),
+    "BPEDecoder": spelled_tokenizer(decoders.BPEDecoder(), "the</w>", "king", "s</w>", "!</w>"),
+}
 
 
-def in_pieces(tokenizer: Tokenizer, token_ids: Iterable[int]) -> list[str]:
-    detokenizer = Detokenizer(tokenizer)
+def in_pieces(
+    tokenizer: Tokenizer, token_ids: Iterable[int], prompt: Sequence[int] = (), visible: Sequence[str] = ()
+) -> list[str]:
+    detokenizer = Detokenizer(tokenizer, visible, prompt=prompt)
     pieces = [detokenizer.push(token_id) for token_id in token_ids]
     return [*pieces, detokenizer.finish()]
 
@@ -79,6 +99,51 @@ def test_no_piece_cuts_a_character_of_real_text(text: str) -> None:
     assert "".join(pieces) == text
     if REPLACEMENT not in text:
         assert all(REPLACEMENT not in piece for piece in pieces)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(deadline=None)
+@given(data=st.data())
+def test_an_answer_goes_on_as_the_decoded_whole_does(kind: str, data: st.DataObject) -> None:
+    tokenizer = KINDS[kind]
+    token_ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=90))
+    cut = data.draw(st.integers(0, len(token_ids)))
+    prompt, answer = token_ids[:cut], token_ids[cut:]
+    assert tokenizer.decode(prompt) + "".join(in_pieces(tokenizer, answer, prompt)) == tokenizer.decode(token_ids)
+    if kind in DECODERS:  # others put spaces around special tokens
+        begun, whole = (tokenizer.decode(ids, skip_special_tokens=False) for ids in (prompt, token_ids))
+        assert begun + "".join(in_pieces(tokenizer, answer, prompt, visible=["<s>"])) == whole
+
+
+@settings(deadline=None)
+@given(text=st.text(max_size=40), data=st.data())
+def test_an_answer_ends_a_character_of_its_prompt(text: str, data: st.DataObject) -> None:
+    for tokenizer, token_ids in ((BYTES, BYTES.encode(text)), (FALLBACK, [256, *text.encode()])):
+        if SPECIAL in token_ids and tokenizer is BYTES:
+            continue
+        cut = data.draw(st.integers(0, len(token_ids)))
+        num_whole = cut - tokenizer.num_unfinished(token_ids[:cut])
+        begun = tokenizer.decode(token_ids[:num_whole])
+        assert begun + "".join(in_pieces(tokenizer, token_ids[cut:], token_ids[:cut])) == tokenizer.decode(token_ids)
+
+
+def test_only_a_prompts_end_is_decoded() -> None:
+    tokenizer, lengths = word_tokenizer(), []
+    decode = tokenizer.decode
+    tokenizer.decode = lambda ids: lengths.append(len(ids)) or decode(ids)  # type: ignore[func-returns-value,method-assign,misc,assignment]
+    assert "".join(in_pieces(tokenizer, [1], [0, 1] * 50_000)) == " king"
+    assert max(lengths) <= 3
+
+
+@settings(deadline=None)
+@given(words=st.lists(st.sampled_from(["Once", " upon", "  ", "\n", "👩‍👧", "é", " a", "ſ"]), max_size=12))
+def test_tokens_begin_where_their_text_does(words: list[str]) -> None:
+    text = "".join(words)
+    token_ids, starts = DEMO.encode(text, add_special_tokens=False), DEMO.starts(text, add_special_tokens=False)
+    assert len(starts) == len(token_ids)
+    for place, start in enumerate(starts):
+        if REPLACEMENT not in DEMO.decode(token_ids[:place]):
+            assert DEMO.decode(token_ids[:place]) == text[:start]
 
 
 def test_a_character_comes_out_with_its_last_byte() -> None:
