@@ -101,7 +101,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Field `max_model_len` is flag `--max-model-len` and variable `HALLMARK_MAX_MODEL_LEN`; the flag wins."""
 
     model: Annotated[str, Meta(description="folder or hub id of the model")] = str(DEMO_MODEL)
-    served_model_name: Annotated[str | None, Meta(description="name in the API (default: the folder's name)")] = None
+    served_model_name: Annotated[
+        Annotated[str, Meta(pattern=r"^\s*[^,\s][^,]*(,\s*[^,\s][^,]*)*$")] | None,
+        Meta(
+            description="name in the API, or several separated by commas, of which answers and metrics have the first "
+            "(default: the folder's name)"
+        ),
+    ] = None
     host: Annotated[str, Meta(description="address to listen on")] = "127.0.0.1"
     port: Annotated[Port, Meta(description="port of the API; 0 takes a free one")] = 8000
     admin_port: Annotated[
@@ -297,9 +303,16 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     seed: Annotated[Seed, Meta(description="of everything that is drawn at random")] = 0
 
     @property
+    def model_names(self) -> tuple[str, ...]:
+        """The names that requests may call the model by."""
+        if self.served_model_name is None:
+            return (Path(self.model).absolute().name,)  # of . too
+        return tuple(dict.fromkeys(name.strip() for name in self.served_model_name.split(",")))
+
+    @property
     def model_name(self) -> str:
-        """The name of the model in the API and in metric labels."""
-        return self.served_model_name or Path(self.model).absolute().name  # of . too
+        """The name of the model in answers and in metric labels."""
+        return self.model_names[0]
 
 
 def flag_of(field: str) -> str:

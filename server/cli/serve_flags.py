@@ -11,6 +11,7 @@ from server.errors import SettingsError
 from server.settings import Settings, flag_of
 
 _POSITIONAL = "positional_model"
+_NAMES = "served_model_name"
 _LAST = "more"  # of a setting that no group names
 _GROUPS: Mapping[str, tuple[str, ...]] = {
     "model": (
@@ -48,6 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         description, metavar = _documented(field.type)
         default = "" if field.default is None else f" (default: {_text(field.default)})"
         options: dict[str, Any] = {"action": _Switch} if _is_switch(field.type) else {"metavar": metavar}
+        if field.name == _NAMES:
+            options = {"metavar": "NAME", "nargs": "+"}  # as vLLM's flag, or one value with commas
         groups[group_of.get(field.name, _LAST)].add_argument(
             flag_of(field.name),
             dest=field.name,
@@ -61,6 +64,15 @@ def texts_of(arguments: argparse.Namespace) -> dict[str, str]:
     """Return the flags that were given, by field of Settings. Raises SettingsError for a model that is given twice."""
     texts = {name: text for name, text in vars(arguments).items() if name != "command"}
     model = texts.pop(_POSITIONAL, None)
+    names = texts.pop(_NAMES, [])
+    if len(names) > 1 and model is None and "model" not in texts:
+        flag = flag_of(_NAMES)
+        raise SettingsError(
+            f"{flag} {' '.join(names)}: the last of these may be a name or the model; write MODEL before {flag}, or "
+            f"names with commas ({','.join(names)})"
+        )
+    if names:
+        texts[_NAMES] = ",".join(names)
     if model is not None and texts.setdefault("model", model) != model:
         raise SettingsError(f"two models are given, {model} and --model {texts['model']}: a server has one")
     return texts

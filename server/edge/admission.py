@@ -100,6 +100,11 @@ class Edge:
         return self.metrics.model
 
     @property
+    def model_names(self) -> tuple[str, ...]:
+        """The names that requests may call the model by."""
+        return self.settings.model_names
+
+    @property
     def task(self) -> Task:
         """Task that the model is served for."""
         return Task.GENERATE if self.pooling is None else self.pooling.task
@@ -111,9 +116,11 @@ class Edge:
         return None if ready is None else f"hallmark-{self.version}-{fingerprint_digest(ready.fingerprint)}"
 
     def check_model(self, name: str | None) -> None:
-        """Raises ModelNotFound unless `name` is the one model here, or absent."""
-        if name is not None and name != self.model:
-            raise ModelNotFound(f"The model {name[:128]!a} does not exist here, {self.model!r} does.", param="model")
+        """Raises ModelNotFound unless `name` is one of the model's names, or absent."""
+        if name is not None and name not in self.model_names:
+            *others, last = map(repr, self.model_names)
+            known = f"{', '.join(others)} and {last} do" if others else f"{last} does"
+            raise ModelNotFound(f"The model {name[:128]!a} does not exist here, {known}.", param="model")
 
     async def check_grammar(self, ready: EngineReady, grammar: Grammar) -> None:
         """Raises UnsupportedField where the model's tokenizer takes no grammar, InvalidGrammar for this grammar."""

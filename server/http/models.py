@@ -1,6 +1,6 @@
 """The served model, as OpenAI's clients list it, and as Anthropic's do, which send the header anthropic-version."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -57,10 +57,10 @@ def model_routes(edge: Edge) -> APIRouter:
         openapi_extra=answers_with(InvalidValue, UnknownField, envelopes=both) | {"parameters": [_HEADER, *_PAGING]},
     )
     async def models(request: Request) -> Response:
-        """List the served model."""
+        """List the served model, under each of its names."""
         if _VERSION in request.headers:
-            return _json(_page(_anthropic_model(edge), Query(request, _KNOWN)))
-        return _json(ModelList(object="list", data=[_openai_model(edge)]))
+            return _json(_page([_anthropic_model(edge, it) for it in edge.model_names], Query(request, _KNOWN)))
+        return _json(ModelList(object="list", data=[_openai_model(edge, it) for it in edge.model_names]))
 
     @router.get(
         MODELS + "/{name:path}",
@@ -68,17 +68,18 @@ def model_routes(edge: Edge) -> APIRouter:
         openapi_extra=answers_with(ModelNotFound, envelopes=both) | {"parameters": [_HEADER]},
     )
     async def model(request: Request) -> Response:
-        """Return the served model by its name, which may have slashes."""
-        edge.check_model(request.path_params["name"])
-        return _json(_anthropic_model(edge) if _VERSION in request.headers else _openai_model(edge))
+        """Return the served model by one of its names, which may have slashes."""
+        name = request.path_params["name"]
+        edge.check_model(name)
+        return _json(_anthropic_model(edge, name) if _VERSION in request.headers else _openai_model(edge, name))
 
     return router
 
 
-def _openai_model(edge: Edge) -> ModelCard:
+def _openai_model(edge: Edge, name: str) -> ModelCard:
     ready = edge.engine.ready
     return ModelCard(
-        id=edge.model,
+        id=name,
         object="model",
         created=edge.started_at,
         owned_by="hallmark",
@@ -95,13 +96,13 @@ def _root_of(model: str) -> str:
     return repository.removeprefix("models--").replace("--", "/") if is_cached else model
 
 
-def _anthropic_model(edge: Edge) -> AnthropicModel:
+def _anthropic_model(edge: Edge, name: str) -> AnthropicModel:
     ready = edge.engine.ready
     max_tokens = ready.max_model_len if ready else None
     return AnthropicModel(
         type="model",
-        id=edge.model,
-        display_name=edge.model,
+        id=name,
+        display_name=name,
         created_at=datetime.fromtimestamp(edge.started_at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         lifecycle="active",
         max_input_tokens=max_tokens,
@@ -109,18 +110,25 @@ def _anthropic_model(edge: Edge) -> AnthropicModel:
     )
 
 
-def _page(model: AnthropicModel, query: Query) -> AnthropicModelList:
-    """The page of a list of one model. Raises InvalidValue for a cursor that is no model here."""
-    query.number("limit", maximum=1000, default=20)
+def _page(models: Sequence[AnthropicModel], query: Query) -> AnthropicModelList:
+    """A page of the models. Raises InvalidValue for a cursor that is no model here."""
+    limit = query.number("limit", maximum=1000, default=20)
     stages = query.choices("lifecycle[]", _LIFECYCLES)
-    cursors = {name: query.text(name) for name in ("after_id", "before_id")}
-    for name, cursor in cursors.items():
-        if cursor is not None and cursor != model.id:
+    ids = [model.id for model in models]
+    places: dict[str, int | None] = {}
+    for name in ("after_id", "before_id"):
+        cursor = query.text(name)
+        if cursor is not None and cursor not in ids:
             raise InvalidValue(f"{name}: there is no model {cursor[:128]!a} here.", param=name)
-    is_beside = any(cursor is not None for cursor in cursors.values())  # nothing is before or behind the one
-    listed = [] if is_beside or (stages and model.lifecycle not in stages) else [model]
-    end = listed[0].id if listed else None
-    return AnthropicModelList(data=listed, has_more=False, first_id=end, last_id=end)
+        places[name] = None if cursor is None else ids.index(cursor)
+    after, before = places["after_id"], places["before_id"]
+    found = [
+        model for model in models[0 if after is None else after + 1 : before] if not stages or model.lifecycle in stages
+    ]
+    is_backward = before is not None and after is None  # a page before a model is the one next to it
+    page = found[-limit:] if is_backward else found[:limit]
+    first, last = (page[0].id, page[-1].id) if page else (None, None)
+    return AnthropicModelList(data=page, has_more=len(found) > len(page), first_id=first, last_id=last)
 
 
 def _json(answer: BaseModel) -> Response:

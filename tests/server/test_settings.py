@@ -83,4 +83,6 @@ def test_settings_cross_the_socket_unchanged() -> None:
 def test_the_model_is_named_after_its_folder_by_default() -> None:
     assert Settings(model="/models/llama").model_name == "llama"
     assert Settings(model="/models/llama", served_model_name="mine").model_name == "mine"
+    assert Settings(served_model_name="org/a, b,b").model_names == ("org/a", "b")
+    assert Settings(served_model_name="org/a,b").model_name == "org/a"
     assert Settings(model=".").model_name == Path.cwd().name

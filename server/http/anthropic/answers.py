@@ -188,7 +188,7 @@ class AnthropicModel(Answer):
 
 
 class AnthropicModelList(Answer):
-    data: list[AnthropicModel] = Field(max_length=1)
-    has_more: Literal[False]
+    data: list[AnthropicModel] = Field(description="The served model, under each of its names.")
+    has_more: bool
     first_id: str | None = Field(description="null where nothing is listed.")
     last_id: str | None

@@ -40,7 +40,7 @@ def _biases(value: Any, validate: Any) -> dict[str, float]:
     return biases
 
 
-ModelName = Annotated[str | None, Field(description="The name of the served model; another one is refused with 404.")]
+ModelName = Annotated[str | None, Field(description="A name of the served model; another one is refused with 404.")]
 Stream = Annotated[bool, Field(description="Whether the answer comes as server-sent events.")]
 HallmarkWanted = Annotated[
     bool, Field(description="Whether the answer names the kernels that served it, as the header `X-Hallmark: 1` asks.")

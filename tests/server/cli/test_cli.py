@@ -47,6 +47,13 @@ def one_line(capsys: pytest.CaptureFixture[str]) -> str:
         (["serve", "--block-size=32", "--trust-remote-code"], 2, "; --block-size is --page-size here; leave out "
             "--trust-remote-code: no code of a model's folder is ever run (see hallmark serve --help)"),
         (["serve", "/one", "--model", "/two"], 2, "two models are given, /one and --model /two: a server has one"),
+        (["serve", "--served-model-name", "mine", "/no/such/folder"], 2, "or names with commas (mine,/no/such/folder)"),
+        (["serve", "/no/such/folder", "--served-model-name", "a", "b"], 2, "model /no/such/folder: no such folder"),
+        (["serve", "--served-model-name", "a,,b"], 2, "--served-model-name: Expected `str` matching regex"),
+        (["serve", "--served-model-name", " "], 2, "--served-model-name: Expected `str` matching regex"),
+        (["serve", "--lora-modules", "a=b"], 2, "leave out --lora-modules: adapters are not implemented"),
+        (["serve", "--config", "x.yaml"], 2, "leave out --config: each flag has a variable, HALLMARK_MAX_NUM_SEQS for"),
+        (["serve", "--uvicorn-log-level", "info"], 2, "leave out --uvicorn-log-level: the log has one level"),
         (["serve", "/" + "a" * 300], 2, "a cannot be read: File name too long"),
         (["serve", "/no/such/folder"], 2, "model /no/such/folder: no such folder"),
         (["qualify", "--preset", "llama-3.1-8b", "--tp", "2"], 3, "--tp is --tensor-parallel-size here"),

@@ -347,6 +347,16 @@ def test_models_are_listed_in_anthropics_shape(folder: Path) -> None:
     assert it.get("/v1/models").json()["object"] == "list"  # OpenAI's, without the header
 
 
+def test_a_model_is_listed_by_pages_of_its_names(folder: Path) -> None:
+    names = ["a", "b", "c", "d", "e"]
+    with client_of(served(folder, served_model_name=",".join(names))) as client:
+        assert [it.id for it in client.models.list(limit=2)] == names  # the client asks for every page
+        assert [it.id for it in client.models.list(limit=2, before_id="d").data] == ["b", "c"]
+        assert [it.id for it in client.models.list(limit=2, before_id="d")] == ["b", "c", "a"]
+        assert [it.id for it in client.models.list(after_id="b", before_id="e").data] == ["c", "d"]
+        assert client.models.retrieve("c").id == "c"
+
+
 @pytest.mark.parametrize(
     ("query", "param"),
     [

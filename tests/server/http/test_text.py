@@ -18,6 +18,19 @@ def test_the_one_model_is_listed_and_found_by_its_name(folder: Path) -> None:
     assert it.get("/v1/models/other").json()["error"]["code"] == "model_not_found"
 
 
+def test_a_model_answers_to_each_of_its_names(folder: Path) -> None:
+    it = served(folder, served_model_name="org/name,claude-haiku-4-5,gpt-5")
+    listed = it.get("/v1/models").json()["data"]
+    assert [card["id"] for card in listed] == ["org/name", "claude-haiku-4-5", "gpt-5"]
+    assert [it.get(f"/v1/models/{card['id']}").json() for card in listed] == listed
+    for card in listed:
+        answer = it.post("/v1/completions", {"prompt": "a", "model": card["id"]})
+        assert (answer.status_code, answer.json()["model"]) == (200, "org/name")  # the first, as vLLM
+    assert it.value("time_to_first_token_seconds_count", model="org/name", bucket="le_128") == 3
+    refused = it.post("/v1/completions", {"prompt": "a", "model": "gpt"}).json()["error"]
+    assert refused["message"] == ("The model 'gpt' does not exist here, 'org/name', 'claude-haiku-4-5' and 'gpt-5' do.")
+
+
 @pytest.mark.parametrize(
     ("model", "root"),
     [("/models/tiny", "/models/tiny"), ("/cache/hub/models--org--name/snapshots/0123abcd", "org/name")],
