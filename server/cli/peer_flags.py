@@ -31,13 +31,23 @@ OTHER_NAMES: Mapping[str, str] = {
     "--tp": "--tensor-parallel-size",
     "--tp-size": "--tensor-parallel-size",
 }
+_NO_ADAPTERS = "adapters are not implemented"
+_NO_LEVELS = "the log has one level, --log-format chooses its form"
 WITHOUT_FLAG: Mapping[str, str] = {
+    "--attention-backend": "the plan chooses the kernels by their proofs, `hallmark doctor` lists them",
     "--chat-template": "the template is the model folder's own",
+    "--config": "each flag has a variable, HALLMARK_MAX_NUM_SEQS for --max-num-seqs",
     "--data-parallel-size": "run several servers (docs/ray.md, docs/routers.md)",
     "--disable-log-requests": "prompts and answers are never logged",
     "--enable-auto-tool-choice": "tools are always on (--tool-call-parser chooses their format)",
     "--enable-chunked-prefill": "long prompts are always computed in chunks (--max-num-batched-tokens)",
-    "--enable-lora": "adapters are not implemented",
+    "--enable-lora": _NO_ADAPTERS,
+    "--log-level": _NO_LEVELS,
+    "--lora-adapters": _NO_ADAPTERS,
+    "--lora-modules": _NO_ADAPTERS,
+    "--lora-paths": _NO_ADAPTERS,
+    "--max-lora-rank": _NO_ADAPTERS,
+    "--max-loras": _NO_ADAPTERS,
     "--no-enable-log-requests": "prompts and answers are never logged",
     "--pipeline-parallel-size": "only --tensor-parallel-size shares a model among GPUs",
     "--quantization": "the checkpoint says how it is quantised; only gpt-oss's mxfp4 is implemented",
@@ -46,6 +56,7 @@ WITHOUT_FLAG: Mapping[str, str] = {
     "--ssl-keyfile": "the server speaks plain HTTP, put a proxy with TLS in front",
     "--tokenizer": "the tokenizer is the model folder's own",
     "--trust-remote-code": "no code of a model's folder is ever run",
+    "--uvicorn-log-level": _NO_LEVELS,
 }
 
 
