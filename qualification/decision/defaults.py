@@ -31,7 +31,7 @@ def limits_of(model: ModelConfig, device_type: str, choices: Choices) -> Serving
     """The limits under which a server serves the model."""
     dtype = choices.dtype or served_dtype(model.dtype, device_type)
     return ServingLimits(
-        max_model_len=min(choices.max_model_len or model.max_position, model.max_position),
+        max_model_len=min(choices.max_model_len or model.max_position, model.longest_context),
         max_num_batched_tokens=choices.max_num_batched_tokens or BATCHED_TOKENS[device_type],
         page_size=choices.page_size or PAGE_SIZE[device_type],
         dtype=dtype,

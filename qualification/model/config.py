@@ -34,6 +34,16 @@ class RopeConfig:
     long_factors: tuple[float, ...] = ()  # and for those served beyond it; one for each pair of dimensions
     rotated_share: float = 1.0  # of a head's dimensions: the first ones are rotated, the others left as they are
 
+    def longest_context(self, max_position: int) -> int:
+        """Positions that the rotation is stretched to, of a model of `max_position`, as vLLM derives them."""
+        match self.kind:
+            case RopeKind.YARN:
+                return max(max_position, int((self.original_max_position or max_position) * self.factor))
+            case RopeKind.LINEAR:
+                return max(max_position, int(max_position * self.factor))
+            case RopeKind.PLAIN | RopeKind.LLAMA3 | RopeKind.LONGROPE:
+                return max_position
+
     def rotated_dims(self, head_dim: int) -> int:
         """The dimensions of a head that are rotated, rounded down as in transformers."""
         return int(head_dim * self.rotated_share)
@@ -143,7 +153,7 @@ class ModelConfig:
     vocab_size: int
     hidden_size: int
     layers: tuple[LayerConfig, ...]
-    max_position: int
+    max_position: int  # that are served where nobody asks for more
     norm_eps: float
     tie_embeddings: bool
     bos_token_id: int | None
@@ -160,6 +170,12 @@ class ModelConfig:
     @property
     def num_layers(self) -> int:
         return len(self.layers)
+
+    @property
+    def longest_context(self) -> int:
+        """Most positions that can be served: `max_position`, or beyond it what all rotations are stretched to."""
+        longest = (layer.attention.rope.longest_context(self.max_position) for layer in self.layers)
+        return min(longest, default=self.max_position)
 
     @property
     def windows(self) -> tuple[int | None, ...]:

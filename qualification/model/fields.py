@@ -109,6 +109,10 @@ class Fields:
     def has(self, name: str) -> bool:
         return self._value(name, None) is not None
 
+    @property
+    def is_empty(self) -> bool:
+        return not self._values
+
     def section(self, name: str) -> "Fields | None":
         """An object within this one."""
         value = self._value(name, None)

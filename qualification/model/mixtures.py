@@ -3,10 +3,9 @@
 from collections.abc import Callable
 
 from kernels.experts.kinds import RoutingConfig, Scores
-from kernels.fused.activation_kind import Activation
 from qualification.model.config import ExpertsConfig, FeedForward, SharedExpertConfig
 from qualification.model.fields import Fields
-from qualification.model.shared import read_dense
+from qualification.model.shared import read_activation, read_dense
 from qualification.model.windows import read_num_layers
 
 
@@ -56,7 +55,7 @@ def read_qwen_mixtures(
     step = fields.integer("decoder_sparse_step", 1)
 
     def read_experts(fields: Fields) -> ExpertsConfig:
-        fields.choice("hidden_act", (Activation.SILU.value,), Activation.SILU.value)
+        read_activation(fields)
         shared = None
         if shared_width is not None:
             shared = SharedExpertConfig(fields.integer("shared_expert_intermediate_size", shared_width), is_gated=True)

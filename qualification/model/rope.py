@@ -15,17 +15,33 @@ def read_rope(
     *,
     head_dim: int,
     aliases: tuple[str, ...] = (),
+    plain_aliases: tuple[str, ...] = (),
     is_partial: bool = False,
 ) -> RopeConfig:
     """Old: `rope_theta` and `rope_scaling`. New: both in `rope_parameters`. Raises ModelConfigError.
 
     kinds       the rotations that the family can have; others are refused by name
-    aliases     other names of LongRoPE that the family's files use
+    aliases     other names of LongRoPE that the family's files use; plain_aliases: of the plain rotation
     is_partial  whether the family may rotate a part of each head only
     """
-    rope = fields.section("rope_scaling") or fields.section("rope_parameters") or Fields({}, fields.source)
+    rope = rope_section(fields) or Fields({}, fields.source)
     theta = rope.number("rope_theta", fields.number("rope_theta", THETA))
-    return rope_of(fields, rope, kinds, theta, head_dim=head_dim, aliases=aliases, is_partial=is_partial)
+    return rope_of(
+        fields,
+        rope,
+        kinds,
+        theta,
+        head_dim=head_dim,
+        aliases=aliases,
+        plain_aliases=plain_aliases,
+        is_partial=is_partial,
+    )
+
+
+def rope_section(fields: Fields) -> Fields | None:
+    """Return rope_scaling, or rope_parameters where that is missing or empty; None where both are."""
+    sections = (fields.section(name) for name in ("rope_scaling", "rope_parameters"))
+    return next((section for section in sections if section is not None and not section.is_empty), None)
 
 
 def rope_of(
@@ -36,12 +52,15 @@ def rope_of(
     *,
     head_dim: int,
     aliases: tuple[str, ...] = (),
+    plain_aliases: tuple[str, ...] = (),
     is_partial: bool = False,
 ) -> RopeConfig:
     """The rotation of one section of config.json, or of a model with one for all layers. Raises ModelConfigError."""
     share = _rotated_share(fields, rope, is_partial)
-    supported = (*(kind.value for kind in kinds), *aliases)
+    supported = (*(kind.value for kind in kinds), *aliases, *plain_aliases)
     found = rope.choice("rope_type" if rope.has("rope_type") else "type", supported, RopeKind.PLAIN.value)
+    if found in plain_aliases:
+        found = RopeKind.PLAIN.value
     kind = RopeKind.LONGROPE if found in aliases else RopeKind(found)
     if kind is RopeKind.PLAIN:
         return RopeConfig(theta, rotated_share=share)

@@ -19,6 +19,8 @@ from qualification.model.fields import Fields
 from qualification.model.rope import read_rope
 from qualification.model.windows import Windows, no_windows
 
+_ALIASES = {"swish": Activation.SILU}  # other names in transformers
+
 
 def read_like_llama(
     fields: Fields,
@@ -55,6 +57,7 @@ def read_like_llama(
     max_position = fields.integer("max_position_embeddings")
     ropes = {False: (rope or plain_ropes)(fields, head_dim)}
     ropes[True] = ropes[False] if local_rope is None else local_rope(fields, head_dim)
+    longest = min(it.longest_context(max_position) for it in ropes.values())
     layer_windows = windows(fields)
     if feed_forwards is None:
         fed = ((feed_forward or read_dense)(fields),) * len(layer_windows)
@@ -68,7 +71,7 @@ def read_like_llama(
             head_dim=head_dim,
             scale=1.0 / math.sqrt(head_dim) if scale is None else scale(fields, head_dim),
             rope=ropes[window is not None],
-            window=None if window is None or window >= max_position else window,  # it hides nothing
+            window=None if window is None or window >= longest else window,  # it hides nothing
             softcap=softcap,
             has_sinks=has_sinks,
             qk_norm=qk_norm,
@@ -104,9 +107,16 @@ def read_dense(
     activations: tuple[Activation, ...] = (Activation.SILU,),
     has_bias: bool = False,
 ) -> DenseConfig:
-    """`field` names one of `activations`, or is missing for the first."""
-    name = fields.choice(field, tuple(it.value for it in activations), activations[0].value)
-    return DenseConfig(fields.integer("intermediate_size"), Activation(name), has_bias)
+    """One width for gate and up; the activation is `read_activation`'s."""
+    return DenseConfig(fields.integer("intermediate_size"), read_activation(fields, field, activations), has_bias)
+
+
+def read_activation(
+    fields: Fields, field: str = "hidden_act", activations: tuple[Activation, ...] = (Activation.SILU,)
+) -> Activation:
+    """Return the activation that `field` names, one of `activations`; the first of them where it is missing."""
+    names = {it.value: it for it in activations} | {name: it for name, it in _ALIASES.items() if it in activations}
+    return names[fields.choice(field, tuple(names), activations[0].value)]
 
 
 def _dtype(fields: Fields) -> str:

@@ -1,11 +1,12 @@
 """Model families: how config.json is read, and what checkpoints call each weight."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
 from qualification.model.config import ModelConfig
 from qualification.model.fields import Fields
+from qualification.model.keys import Keys
 
 
 class ExpertLayout(Enum):
@@ -62,6 +63,7 @@ class TensorNames:
 class Family:
     """model_type, architectures   as in config.json
     read_config   fields of config.json -> ModelConfig; raises ModelConfigError
+    keys          of config.json that are known; of a model that also sees images, those of the text part
     tensors       None where the server does not serve the family, and only its attention is of interest
     tolerated     ends of names that a checkpoint may hold without need
     has_more_layers    whether a checkpoint may hold layers behind the model's last one, which are not read
@@ -71,7 +73,13 @@ class Family:
     model_type: str
     architectures: tuple[str, ...]
     read_config: Callable[[Fields], ModelConfig]
+    keys: Keys
     tensors: TensorNames | None = TensorNames()
     tolerated: tuple[str, ...] = ("rotary_emb.inv_freq",)  # a constant that old exporters wrote down
     has_more_layers: bool = False
     has_quantization: bool = False
+
+    def read(self, values: Mapping[str, object], source: str) -> ModelConfig:
+        """Read a parsed config.json. Raises ModelConfigError for a key that is refused, missing or wrong."""
+        self.keys.check(values, source)
+        return self.read_config(Fields(values, source))

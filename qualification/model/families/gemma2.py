@@ -9,6 +9,7 @@ from kernels.fused.activation_kind import Activation
 from qualification.model.config import ModelConfig, NormsConfig
 from qualification.model.families.family import Family, TensorNames
 from qualification.model.fields import Fields
+from qualification.model.keys import family_keys
 from qualification.model.shared import read_dense, read_like_llama
 from qualification.model.windows import WINDOW, read_alternating_windows
 
@@ -25,8 +26,6 @@ def read_like_gemma2(
     fields: Fields, family: str, *, score_softcap: float | None, logits_softcap: float | None, **differences: Any
 ) -> ModelConfig:
     """Read what Gemma 2 and 3 share. The softcaps are defaults; `differences` are parameters of `read_like_llama`."""
-    if fields.flag("use_bidirectional_attention", False):
-        fields.refuse("use_bidirectional_attention", "absent or false (tokens see those before them)")
     has_bias = fields.flag("attention_bias", False)
     model = read_like_llama(
         fields,
@@ -51,4 +50,7 @@ def read_like_gemma2(
     )
 
 
-GEMMA2 = Family("gemma2", ("Gemma2ForCausalLM",), read_config, TENSORS)
+_READ = "attention_bias hidden_activation layer_types query_pre_attn_scalar sliding_window final_logit_softcapping"
+# hidden_act: of older files, beside hidden_activation; the class does not read it.
+KEYS = family_keys(f"{_READ} attn_logit_softcapping", without_effect="hidden_act")
+GEMMA2 = Family("gemma2", ("Gemma2ForCausalLM",), read_config, KEYS, TENSORS)

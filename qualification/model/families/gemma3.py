@@ -9,6 +9,7 @@ from qualification.model.config import ModelConfig, QKNorm, RopeConfig, RopeKind
 from qualification.model.families.family import Family
 from qualification.model.families.gemma2 import TENSORS, read_like_gemma2
 from qualification.model.fields import Fields
+from qualification.model.keys import family_keys
 from qualification.model.rope import rope_of
 from qualification.model.windows import WINDOW, read_patterned_windows
 
@@ -42,7 +43,12 @@ def read_config(fields: Fields) -> ModelConfig:
 def _read_rope(fields: Fields, head_dim: int) -> RopeConfig:
     """Old: rope_theta and rope_scaling. New: rope_parameters.full_attention."""
     by_kind = fields.section("rope_parameters")
-    rope = fields.section("rope_scaling") or (None if by_kind is None else by_kind.section("full_attention"))
+    scaling = fields.section("rope_scaling")
+    if scaling is not None and scaling.has("type") and not scaling.has("rope_type"):
+        scaling.refuse("type", "called rope_type in this family, whose class does not read the older name")
+    if scaling is None or scaling.is_empty:
+        scaling = None if by_kind is None else by_kind.section("full_attention")
+    rope = scaling
     rope = rope or Fields({}, fields.source)
     theta = rope.number("rope_theta", fields.number("rope_theta", _THETA))
     return rope_of(fields, rope, _KINDS, theta, head_dim=head_dim)
@@ -56,4 +62,10 @@ def _read_local_rope(fields: Fields, head_dim: int) -> RopeConfig:
     return rope_of(fields, rope, _KINDS, theta, head_dim=head_dim)
 
 
-GEMMA3 = Family("gemma3_text", ("Gemma3ForCausalLM",), read_config, TENSORS)
+KEYS = family_keys(
+    "attention_bias hidden_activation layer_types query_pre_attn_scalar sliding_window final_logit_softcapping "
+    "sliding_window_pattern rope_local_base_freq",
+    without_effect="hidden_act _sliding_window_pattern",
+    refused={"attn_logit_softcapping": ()},  # the class has the field and does not apply it
+)
+GEMMA3 = Family("gemma3_text", ("Gemma3ForCausalLM",), read_config, KEYS, TENSORS)

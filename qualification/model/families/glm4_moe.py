@@ -9,6 +9,7 @@ from kernels.experts.kinds import Scores
 from qualification.model.config import ExpertsConfig, ModelConfig, QKNorm, RopeConfig, SharedExpertConfig
 from qualification.model.families.family import ExpertNames, Family, TensorNames
 from qualification.model.fields import Fields
+from qualification.model.keys import family_keys
 from qualification.model.mixtures import read_mixtures, read_routing
 from qualification.model.rope import read_rope
 from qualification.model.shared import read_dense, read_like_llama
@@ -50,4 +51,9 @@ def _read_experts(fields: Fields) -> ExpertsConfig:
     return ExpertsConfig(width, routing, activation, has_correction_bias=True, shared=shared)
 
 
-GLM4_MOE = Family("glm4_moe", ("Glm4MoeForCausalLM",), read_config, TENSORS, has_more_layers=True)
+KEYS = family_keys(
+    "attention_bias use_qk_norm first_k_dense_replace moe_intermediate_size n_group topk_group n_routed_experts "
+    "n_shared_experts norm_topk_prob num_experts_per_tok routed_scaling_factor",
+    without_effect="num_nextn_predict_layers num_mtp_layers output_router_logits router_aux_loss_coef",
+)
+GLM4_MOE = Family("glm4_moe", ("Glm4MoeForCausalLM",), read_config, KEYS, TENSORS, has_more_layers=True)

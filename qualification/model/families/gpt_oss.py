@@ -6,7 +6,9 @@ from kernels.experts.kinds import MXFP4_BLOCK, ClampedSwiglu, ExpertFormat
 from qualification.model.config import ExpertsConfig, ModelConfig, RopeConfig, RopeKind
 from qualification.model.families.family import ExpertLayout, ExpertNames, Family, TensorNames
 from qualification.model.fields import Fields
+from qualification.model.keys import family_keys
 from qualification.model.mixtures import read_routing
+from qualification.model.rope import rope_section
 from qualification.model.shared import plain_ropes, read_like_llama
 from qualification.model.windows import read_alternating_windows
 
@@ -30,7 +32,7 @@ def read_config(fields: Fields) -> ModelConfig:
 
 
 def _read_rope(fields: Fields, head_dim: int) -> RopeConfig:
-    if fields.has("rope_scaling") or fields.has("rope_parameters"):
+    if rope_section(fields) is not None:
         return plain_ropes(fields, head_dim)
     # As its class has it where config.json says nothing.
     given = {"rope_type": RopeKind.YARN.value, "factor": 32.0, "truncate": False}
@@ -61,4 +63,8 @@ def _read_format(fields: Fields, width: int) -> ExpertFormat:
     return ExpertFormat.MXFP4
 
 
-GPT_OSS = Family("gpt_oss", ("GptOssForCausalLM",), read_config, TENSORS, has_quantization=True)
+KEYS = family_keys(
+    "attention_bias layer_types sliding_window num_local_experts num_experts_per_tok swiglu_alpha swiglu_limit",
+    without_effect="experts_per_token initial_context_length output_router_logits router_aux_loss_coef",
+)
+GPT_OSS = Family("gpt_oss", ("GptOssForCausalLM",), read_config, KEYS, TENSORS, has_quantization=True)

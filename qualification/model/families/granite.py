@@ -6,6 +6,7 @@ from functools import partial
 from qualification.model.config import ModelConfig
 from qualification.model.families.family import Family
 from qualification.model.fields import Fields
+from qualification.model.keys import family_keys
 from qualification.model.shared import read_dense, read_like_llama
 
 
@@ -27,4 +28,7 @@ def read_config(fields: Fields) -> ModelConfig:
     )
 
 
-GRANITE = Family("granite", ("GraniteForCausalLM",), read_config)
+KEYS = family_keys(
+    "attention_bias mlp_bias attention_multiplier embedding_multiplier residual_multiplier logits_scaling"
+)
+GRANITE = Family("granite", ("GraniteForCausalLM",), read_config, KEYS)

@@ -1,7 +1,9 @@
 """Models that also see images and whose text part is a family of its own: what their checkpoints hold beside it."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from qualification.model.keys import Keys, family_keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -10,6 +12,8 @@ class ImageModel:
     family      model_type of the text part, whatever `text_config` calls itself
     renamed     beginnings of the text part's names -> those of a checkpoint of text alone; the first that fits
     of_images   beginnings of the names of all other parts
+    keys        that are known beside `text_config`
+    refused_in_text   of the text part's keys, those that are refused with images and not in a model of text alone
     """
 
     model_type: str
@@ -17,6 +21,8 @@ class ImageModel:
     family: str
     renamed: Mapping[str, str]
     of_images: tuple[str, ...]
+    keys: Keys
+    refused_in_text: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
 
 
 # Both ways of writing: the public files' own, and that of classes which have one model for all parts.
@@ -32,6 +38,12 @@ IMAGE_MODELS: tuple[ImageModel, ...] = (
         "gemma3_text",
         _RENAMED,
         ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."),
+        family_keys(
+            "text_config vision_config",
+            without_effect="mm_tokens_per_image image_token_index image_token_id boi_token_index boi_token_id "
+            "eoi_token_index eoi_token_id",
+        ),
+        {"final_logit_softcapping": ()},  # the class of all parts does not apply it
     ),
     ImageModel(
         "qwen2_5_vl",
@@ -39,6 +51,10 @@ IMAGE_MODELS: tuple[ImageModel, ...] = (
         "qwen2_5_vl_text",
         _RENAMED,
         ("visual.", "model.visual."),
+        family_keys(
+            "text_config vision_config",
+            without_effect="image_token_id video_token_id vision_token_id vision_start_token_id vision_end_token_id",
+        ),
     ),
 )
 

@@ -5,6 +5,7 @@ from functools import partial
 from qualification.model.config import ModelConfig
 from qualification.model.families.family import Family
 from qualification.model.fields import Fields
+from qualification.model.keys import family_keys
 from qualification.model.shared import read_dense, read_like_llama
 
 
@@ -14,4 +15,5 @@ def read_config(fields: Fields) -> ModelConfig:
     return read_like_llama(fields, "llama", attention_bias=has_bias, output_bias=has_bias, feed_forward=feed_forward)
 
 
-LLAMA = Family("llama", ("LlamaForCausalLM",), read_config)
+KEYS = family_keys("attention_bias mlp_bias")
+LLAMA = Family("llama", ("LlamaForCausalLM",), read_config, KEYS)

@@ -5,6 +5,7 @@ from functools import partial
 from qualification.model.config import ModelConfig
 from qualification.model.families.family import Family
 from qualification.model.fields import Fields
+from qualification.model.keys import family_keys
 from qualification.model.shared import read_like_llama
 from qualification.model.windows import WINDOW, read_uniform_windows
 
@@ -13,4 +14,5 @@ def read_config(fields: Fields) -> ModelConfig:
     return read_like_llama(fields, "mistral", windows=partial(read_uniform_windows, missing=WINDOW))
 
 
-MISTRAL = Family("mistral", ("MistralForCausalLM",), read_config)
+KEYS = family_keys("sliding_window layer_types")
+MISTRAL = Family("mistral", ("MistralForCausalLM",), read_config, KEYS)

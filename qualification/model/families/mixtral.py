@@ -5,6 +5,7 @@ from functools import partial
 from qualification.model.config import ExpertsConfig, ModelConfig
 from qualification.model.families.family import ExpertNames, Family, TensorNames
 from qualification.model.fields import Fields
+from qualification.model.keys import family_keys
 from qualification.model.mixtures import read_routing
 from qualification.model.shared import read_dense, read_like_llama
 from qualification.model.windows import read_uniform_windows
@@ -16,7 +17,7 @@ TENSORS = TensorNames(
 
 def read_config(fields: Fields) -> ModelConfig:
     return read_like_llama(
-        fields.or_else(num_key_value_heads=8),
+        fields.or_else(num_key_value_heads=8, rope_theta=1_000_000.0),
         "mixtral",
         norm_eps=1e-5,
         windows=partial(read_uniform_windows, missing=None),
@@ -30,4 +31,8 @@ def _read_experts(fields: Fields) -> ExpertsConfig:
     return ExpertsConfig(dense.width, routing, dense.activation)
 
 
-MIXTRAL = Family("mixtral", ("MixtralForCausalLM",), read_config, TENSORS)
+KEYS = family_keys(
+    "sliding_window layer_types num_local_experts num_experts_per_tok",
+    without_effect="router_jitter_noise output_router_logits router_aux_loss_coef",
+)
+MIXTRAL = Family("mixtral", ("MixtralForCausalLM",), read_config, KEYS, TENSORS)

@@ -3,6 +3,7 @@
 from qualification.model.config import ModelConfig, NormsConfig, QKNorm
 from qualification.model.families.family import Family
 from qualification.model.fields import Fields
+from qualification.model.keys import family_keys
 from qualification.model.shared import read_like_llama
 
 
@@ -19,4 +20,4 @@ def read_config(fields: Fields) -> ModelConfig:
     )
 
 
-OLMO2 = Family("olmo2", ("Olmo2ForCausalLM",), read_config)
+OLMO2 = Family("olmo2", ("Olmo2ForCausalLM",), read_config, family_keys("attention_bias"))

@@ -8,6 +8,7 @@ from functools import partial
 from qualification.model.config import ModelConfig, RopeKind
 from qualification.model.families.family import Family, TensorNames
 from qualification.model.fields import Fields
+from qualification.model.keys import family_keys
 from qualification.model.rope import read_rope
 from qualification.model.shared import read_like_llama
 from qualification.model.windows import read_uniform_windows
@@ -28,4 +29,9 @@ def read_config(fields: Fields) -> ModelConfig:
     )
 
 
-PHI3 = Family("phi3", ("Phi3ForCausalLM",), read_config, TensorNames(merged=True))
+KEYS = family_keys(
+    "sliding_window layer_types",
+    without_effect="embd_pdrop resid_pdrop full_attn_mod interpolate_factor",
+    refused={"attention_bias": (False,), "mlp_bias": (False,), "lm_head_bias": (False,)},
+)
+PHI3 = Family("phi3", ("Phi3ForCausalLM",), read_config, KEYS, TensorNames(merged=True))

@@ -3,6 +3,7 @@
 from qualification.model.config import ModelConfig, QKNorm
 from qualification.model.families.family import Family
 from qualification.model.fields import Fields
+from qualification.model.keys import family_keys
 from qualification.model.shared import read_like_llama
 from qualification.model.windows import read_switched_windows
 
@@ -20,5 +21,6 @@ def read_config(fields: Fields) -> ModelConfig:
     )
 
 
+KEYS = family_keys("attention_bias sliding_window use_sliding_window max_window_layers layer_types")
 # Qwen3Model: without a head, as embedding models are saved.
-QWEN3 = Family("qwen3", ("Qwen3ForCausalLM", "Qwen3Model"), read_config)
+QWEN3 = Family("qwen3", ("Qwen3ForCausalLM", "Qwen3Model"), read_config, KEYS)

@@ -5,6 +5,7 @@ from functools import partial
 from qualification.model.config import ModelConfig, QKNorm
 from qualification.model.families.family import ExpertNames, Family, TensorNames
 from qualification.model.fields import Fields
+from qualification.model.keys import family_keys
 from qualification.model.mixtures import read_qwen_mixtures
 from qualification.model.shared import read_like_llama
 from qualification.model.windows import WINDOW, no_windows, read_uniform_windows
@@ -24,4 +25,9 @@ def read_config(fields: Fields) -> ModelConfig:
     )
 
 
-QWEN3_MOE = Family("qwen3_moe", ("Qwen3MoeForCausalLM",), read_config, TensorNames(experts=ExpertNames()))
+KEYS = family_keys(
+    "attention_bias sliding_window use_sliding_window layer_types decoder_sparse_step mlp_only_layers "
+    "moe_intermediate_size norm_topk_prob num_experts num_local_experts num_experts_per_tok",
+    without_effect="max_window_layers output_router_logits router_aux_loss_coef",
+)
+QWEN3_MOE = Family("qwen3_moe", ("Qwen3MoeForCausalLM",), read_config, KEYS, TensorNames(experts=ExpertNames()))

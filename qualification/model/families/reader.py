@@ -4,8 +4,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from qualification.model.config import ModelConfig
+from qualification.model.families.family import Family
+from qualification.model.families.image_models import image_model_of
 from qualification.model.families.registry import KNOWN, family_named
-from qualification.model.fields import Fields
+from qualification.model.keys import Keys
 
 # What a model that also sees images may say once for all of its parts.
 _OF_THE_WHOLE = (
@@ -17,9 +19,28 @@ _OF_THE_HEAD = ("tie_word_embeddings",)  # which is outside the text part, and o
 def read_model(config: Mapping[str, object], source: str = "config.json") -> ModelConfig:
     """Read a parsed config.json; of a model that also sees images, the text part. Raises ModelConfigError."""
     values = text_part(config)
-    model = family_named(values.get("model_type"), source, KNOWN).read_config(Fields(values, source))
+    check_whole(config, source)
+    model = family_named(values.get("model_type"), source, KNOWN).read(values, source)
     # The tokens of Gemma 3's images see each other both ways; those of Qwen's do not.
     return replace(model, has_image_spans=config.get("model_type") == "gemma3" and "vision_config" in config)
+
+
+def check_whole(config: Mapping[str, object], source: str) -> None:
+    """Raise ModelConfigError for a key that is refused in a model that also sees images: in it, or in its text part."""
+    image_model = image_model_of(config)
+    if image_model is not None:
+        image_model.keys.check(config, source)
+        Keys(refused=image_model.refused_in_text).check(text_part(config), source)
+
+
+def unknown_keys(config: Mapping[str, object], family: Family) -> list[str]:
+    """Return the keys of a parsed config.json that are not known for its family, hence not read."""
+    image_model, text = image_model_of(config), config.get("text_config")
+    if image_model is None:
+        return family.keys.unknown(config)
+    if isinstance(text, Mapping):
+        return image_model.keys.unknown(config) + [f"text_config.{name}" for name in family.keys.unknown(text)]
+    return image_model.keys.unknown(family.keys.unknown(config))
 
 
 def text_part(config: Mapping[str, object]) -> Mapping[str, object]:

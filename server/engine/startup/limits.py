@@ -82,8 +82,11 @@ def choose_limits(settings: Settings, config: ModelConfig, device: torch.device)
     """Raises SettingsError for limits that disagree with the model or with each other."""
     kind = device.type
     max_model_len = settings.max_model_len or config.max_position
-    if max_model_len > config.max_position:
-        raise SettingsError(f"max_model_len is {max_model_len}, the model's positions end at {config.max_position}")
+    if max_model_len > config.longest_context:
+        raise SettingsError(
+            f"max_model_len is {max_model_len}, the model's positions end at {config.longest_context}: ask for "
+            "fewer, or stretch them as its authors say, by rope_scaling in config.json"
+        )
     if max_model_len < LEAST_MODEL_LEN:
         raise SettingsError(
             f"max_model_len is {max_model_len}, it must be at least {LEAST_MODEL_LEN}: a token to read, one to write"

@@ -19,7 +19,7 @@ from server.model.load.json_file import read_json
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-_FLOATS = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
+_FLOATS = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
 _BYTES = {"U8": torch.uint8}
 _DTYPES = _FLOATS | _BYTES
 _MAX_LISTED = 10  # names in one message
@@ -44,6 +44,11 @@ class Wanted:
 
     shape: tuple[int, ...]
     is_packed: bool = False
+
+
+def has_weights(folder: Path) -> bool:
+    """Return whether there is a file of weights, or an index of such."""
+    return any((folder / name).is_file() for name in (SINGLE_FILE, INDEX_FILE))
 
 
 def read_entries(folder: Path) -> dict[str, TensorEntry]:
@@ -102,6 +107,24 @@ def check_entries(
     if problems:
         todo = "fetch the checkpoint again, or the config.json that belongs to it"
         raise ModelError(f"{folder}: the weights do not fit config.json. {listed(problems, '; ')}: {todo}")
+
+
+def are_equal(one: TensorEntry, other: TensorEntry) -> bool:
+    """Return whether two tensors are the same bytes, read a few megabytes at a time. Raises ModelError."""
+    if (one.shape, one.dtype) != (other.shape, other.dtype) or one.dtype not in _DTYPES:
+        return False
+    num_bytes = math.prod(one.shape) * _DTYPES[one.dtype].itemsize
+    try:
+        with one.file.open("rb") as first, other.file.open("rb") as second:
+            first.seek(one.offset)
+            second.seek(other.offset)
+            for start in range(0, num_bytes, _PART_BYTES):
+                size = min(_PART_BYTES, num_bytes - start)
+                if first.read(size) != second.read(size):
+                    return False
+    except OSError as error:
+        raise ModelError(f"{one.file}: cannot be read: {error.strerror}") from error
+    return True
 
 
 @dataclass(frozen=True, slots=True)

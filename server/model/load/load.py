@@ -1,7 +1,9 @@
 """A folder or a hub id to a Decoder."""
 
+import logging
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -13,7 +15,7 @@ from kernels.experts.kinds import MXFP4_BLOCK
 from qualification.model.config import ModelConfig
 from qualification.model.families.family import Family, TensorNames
 from qualification.model.families.image_models import IMAGE_MODELS, image_model_of, text_names
-from qualification.model.families.reader import text_part
+from qualification.model.families.reader import check_whole, text_part, unknown_keys
 from qualification.model.families.registry import FAMILIES, family_named
 from qualification.model.fields import Fields, ModelConfigError
 from qualification.model.shard import Shard, shard_of
@@ -24,8 +26,11 @@ from server.model.load.checkpoint import (
     Piece,
     TensorEntry,
     Wanted,
+    are_equal,
     check_entries,
     copy_pieces,
+    has_weights,
+    listed,
     read_entries,
     tenths,
 )
@@ -37,8 +42,13 @@ from server.model.load.tokenizer_files import end_token_ids
 from server.model.tensor_views import checkpoint_views
 from server.settings import LoadFormat
 
+logger = logging.getLogger(__name__)
+
 CONFIG_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
+_HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+# Files beside config.json in which older tools say how the weights are quantised: NVIDIA's ModelOpt, AutoGPTQ, AutoAWQ.
+_QUANTIZATION_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
 _DUMMY_SEED = 0
 _DUMMY_RANGE = 1e-3
 _DUMMY_SCALE = 127 - 12  # of blocks of mxfp4: within 6 * 2 ** -12, which is 1.5e-3
@@ -80,14 +90,18 @@ def load_config(folder: Path) -> ModelConfig:
     Those are also generation_config.json, tokenizer_config.json and special_tokens_map.json: a fine-tuned chat model
     often has its real end token in one of them alone.
 
+    Where config.json ties the head to the embedding and the checkpoint has one with other numbers, that one is used, as
+    in transformers 5: fine-tuning leaves such files.
+
     Raises ModelError that names the file, the field, and what is expected or supported.
     """
     path = folder / CONFIG_FILE
     values = read_object(path)
     try:
-        return _read_config(folder, path, values)
+        config = _read_config(folder, path, values)
     except ModelConfigError as error:
         raise ModelError(str(error)) from error
+    return replace(config, tie_embeddings=False) if _has_other_head(folder, config) else config
 
 
 def _read_config(folder: Path, path: Path, values: dict[str, object]) -> ModelConfig:
@@ -105,14 +119,24 @@ def _read_config(folder: Path, path: Path, values: dict[str, object]) -> ModelCo
     if not isinstance(architectures, list) or not any(name in known for name in architectures):
         supported = ", ".join(known)
         raise ModelConfigError(f"{path}: architectures {architectures} are not supported; supported: {supported}")
+    for name in _QUANTIZATION_FILES:
+        if (folder / name).is_file():
+            raise ModelConfigError(
+                f"{folder / name}: the checkpoint is quantised, which is not supported for {family.model_type}: "
+                "serve the one that it was made from"
+            )
     if not family.has_quantization:
         Fields(values, str(path)).absent(
             "quantization_config", "quantized checkpoints of this family are not supported"
         )
-    values = dict(text_part(values))
+    whole, values = values, dict(text_part(values))
+    check_whole(whole, str(path))
     generation = read_object(folder / GENERATION_FILE) if (folder / GENERATION_FILE).is_file() else {}
     values |= {"eos_token_id": _all_end_tokens(values, generation, _end_tokens_of_tokenizer(folder, values))}
-    return family.read_config(Fields(values, str(path)))
+    unknown = unknown_keys(whole, family)
+    if unknown:
+        logger.warning("%s: not known for %s, and not read: %s", path, values.get("model_type"), listed(unknown))
+    return family.read(values, str(path))
 
 
 def _silent(_: str) -> None:
@@ -188,19 +212,45 @@ def check_checkpoint(folder: Path, config: ModelConfig, load_format: LoadFormat)
     """
     if load_format is LoadFormat.DUMMY:
         return {}
-    family, entries = family_named(config.family, str(folder)), read_entries(folder)
-    entries = {name: entries[as_written] for as_written, name in text_names(entries, family.model_type).items()}
-    if "embed_tokens.weight" in entries:  # saved without a head, hence without the whole's prefix
-        entries = {name if name.startswith("lm_head") else f"model.{name}": it for name, it in entries.items()}
+    family, entries = family_named(config.family, str(folder)), _read_named(folder, config)
+    if config.tie_embeddings and _HEAD in entries and _EMBEDDING not in entries:
+        entries[_EMBEDDING] = entries.pop(_HEAD)
     with torch.inference_mode():
         on_paper = _views(family, empty_weights(config, torch.float32, torch.device("meta")), config)
     wanted = {name: Wanted(tuple(view.shape)) for name, view in on_paper.items()}
     wanted |= interleaved_tensors(config, _names(family))
     if family.has_more_layers:
         entries = {name: entry for name, entry in entries.items() if not _is_behind(name, config.num_layers)}
-    tolerated = (*family.tolerated, "lm_head.weight") if config.tie_embeddings else family.tolerated
+    tolerated = (*family.tolerated, _HEAD) if config.tie_embeddings else family.tolerated
     check_entries(folder, entries, wanted, tolerated)
     return entries
+
+
+def _read_named(folder: Path, config: ModelConfig) -> dict[str, TensorEntry]:
+    """Return the tensors of the text part, by their names in a checkpoint of text alone. Raises ModelError."""
+    entries = read_entries(folder)
+    entries = {name: entries[as_written] for as_written, name in text_names(entries, config.family).items()}
+    if "embed_tokens.weight" in entries:  # saved without a head, hence without the whole's prefix
+        return {name if name.startswith("lm_head") else f"model.{name}": it for name, it in entries.items()}
+    return entries
+
+
+def _has_other_head(folder: Path, config: ModelConfig) -> bool:
+    """Return whether the head is tied to the embedding, and the checkpoint has one that differs from it."""
+    if not config.tie_embeddings or not has_weights(folder):
+        return False
+    try:
+        entries = _read_named(folder, config)
+    except ModelError:  # `check_checkpoint` says what is wrong with these files, where they are to be loaded
+        return False
+    if _HEAD not in entries or _EMBEDDING not in entries or are_equal(entries[_HEAD], entries[_EMBEDDING]):
+        return False
+    logger.warning(
+        "%s: tie_word_embeddings is true, and %s differs from %s: the head of the checkpoint is used, as in "
+        "transformers; set it to false to end this warning",
+        folder, _HEAD, _EMBEDDING,
+    )  # fmt: skip
+    return True
 
 
 def _views(family: Family, weights: Weights, config: ModelConfig) -> dict[str, Tensor]:

@@ -9,6 +9,11 @@ from transformers import AutoConfig
 
 from qualification.decision.model_shapes import signature_of
 from qualification.model.config import DenseConfig, ModelConfig, QKNorm, RopeConfig
+from qualification.model.families.family import Family
+from qualification.model.families.image_models import IMAGE_MODELS, ImageModel
+from qualification.model.families.reader import read_model, unknown_keys
+from qualification.model.families.registry import FAMILIES, family_named
+from qualification.model.fields import ModelConfigError
 from server.errors import ModelError
 from server.model.load.load import load_config
 
@@ -102,6 +107,44 @@ def test_what_sets_the_families_apart(tmp_path: Path) -> None:
     assert switches("phi3") == (False, False, False, False)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"is_causal": False},
+        {"is_causal": 0},
+        {"use_bidirectional_attention": True},
+        {"bidirectional": True},
+        {"is_bidirectional": "yes"},
+    ],
+)
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.model_type)
+def test_attention_to_later_tokens_is_refused(family: Family, changes: dict[str, object]) -> None:
+    """Embedding models on Qwen 2 ask for it: https://github.com/vllm-project/vllm/pull/14609."""
+    (name,) = changes
+    with pytest.raises(ModelConfigError, match=f"{name} must be absent or"):
+        read_model({**SHARED, "model_type": family.model_type, "head_dim": 16, **changes})
+    read_model({**SHARED, "model_type": family.model_type, "head_dim": 16, "is_causal": True})
+
+
+@pytest.mark.parametrize("beside", [{"is_causal": False}, {"text_config": {"is_causal": False}}])
+def test_an_image_models_attention_to_later_tokens_is_refused(beside: dict[str, object]) -> None:
+    text = {**SHARED, "model_type": "qwen2_5_vl_text", **beside.pop("text_config", {})}
+    with pytest.raises(ModelConfigError, match="is_causal must be absent or true"):
+        read_model({"model_type": "qwen2_5_vl", "text_config": text, **beside})
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.model_type)
+def test_every_key_of_transformers_class_is_known(family: Family) -> None:
+    keys = AutoConfig.for_model(family.model_type).to_dict()
+    assert unknown_keys(keys, family) == []
+
+
+@pytest.mark.parametrize("model", IMAGE_MODELS, ids=lambda model: model.model_type)
+def test_every_key_of_an_image_model_is_known(model: ImageModel) -> None:
+    keys = AutoConfig.for_model(model.model_type).to_dict()
+    assert unknown_keys(keys, family_named(model.family, "config.json")) == []
+
+
 @pytest.mark.parametrize(("family", "eps"), [("mistral", 1e-6), ("phi3", 1e-5), ("qwen2", 1e-6)])
 def test_a_missing_epsilon_is_that_of_transformers(family: str, eps: float, tmp_path: Path) -> None:
     assert config_of(tmp_path, family, {"rms_norm_eps": None}).norm_eps == eps
@@ -138,6 +181,7 @@ def test_phi3_is_served_with_a_plain_rotation(scaling: object, tmp_path: Path) -
         ("mistral", {"sliding_window": "4096"}, "sliding_window must be a positive integer, found '4096'"),
         ("mistral", {"architectures": ["LlamaForCausalLM"]}, "supported: MistralForCausalLM"),
         ("mistral", {"rope_scaling": {"type": "dynamic"}}, "one of default, linear, llama3, yarn, found 'dynamic'"),
+        ("gemma2", {"hidden_activation": "relu"}, "gelu, silu, swish"),
         ("qwen2", {"rope_scaling": {"type": "mrope"}}, "one of default, linear, llama3, yarn, found 'mrope'"),
         ("qwen2", {"use_sliding_window": "no"}, "use_sliding_window must be true or false, found 'no'"),
         ("qwen2", {**ON, "max_window_layers": -1}, "max_window_layers must be an integer from 0 on, found -1"),

@@ -84,6 +84,27 @@ def test_an_empty_scaling_is_none(tmp_path: Path) -> None:
     assert rope_of(tmp_path, {"rope_theta": 500.0, "rope_scaling": None}) == RopeConfig(500.0)
 
 
+def test_an_empty_scaling_leaves_the_new_form(tmp_path: Path) -> None:
+    changes = {"rope_scaling": {}, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}
+    assert rope_of(tmp_path, changes) == RopeConfig(500.0)
+
+
+@pytest.mark.parametrize("name", ["hf_quant_config.json", "quantize_config.json", "quant_config.json"])
+def test_a_file_of_quantisation_is_named(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("{}")
+    with pytest.raises(ModelError, match=f"{name}: the checkpoint is quantised, which is not supported for llama"):
+        load_config(write(tmp_path, {}))
+
+
+def test_keys_that_no_family_knows_are_named_in_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    known = {"transformers_version": "4.57.1", "_name_or_path": "x", "id2label": {}, "use_cache": True}
+    load_config(write(tmp_path, known))
+    assert not caplog.messages
+    load_config(write(tmp_path, {**known, "dual_chunk_attention_config": {}, "sliding_window": 7}))
+    (line,) = caplog.messages
+    assert line.endswith("config.json: not known for llama, and not read: dual_chunk_attention_config, sliding_window")
+
+
 def test_the_original_context_defaults_to_the_models_own(tmp_path: Path) -> None:
     scaling = {"rope_type": "yarn", "factor": 4.0}
     assert rope_of(tmp_path, {"rope_scaling": scaling}).original_max_position == 128
@@ -135,7 +156,7 @@ def test_the_tokenizers_own_end_token_ends_answers_too(text: str, expected: tupl
         ({"num_key_value_heads": 3}, r"num_key_value_heads must be a divisor of num_attention_heads \(4\), found 3"),
         ({"hidden_size": 30}, "hidden_size must be a multiple of num_attention_heads"),
         ({"head_dim": 9}, "head_dim must be even"),
-        ({"hidden_act": "gelu"}, "hidden_act must be one of silu, found 'gelu'"),
+        ({"hidden_act": "gelu"}, "hidden_act must be one of silu, swish, found 'gelu'"),
         ({"mlp_bias": 1}, "mlp_bias must be true or false, found 1"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps must be a positive number"),
         ({"eos_token_id": 97}, r"eos_token_id must be a token id below vocab_size \(97\)"),

@@ -89,7 +89,7 @@ UNKNOWN = "not known to this architecture: "
         ({"model.norm.weight"}, {"extra": torch.ones(1), Q_PROJ: torch.ones(1)},
             r"missing: model\.norm\.weight; not known .*: extra; .*q_proj.*\(1,\)"),
         (set(), {Q_PROJ: torch.ones(8, 8).to(torch.float8_e4m3fn)},
-            f"{Q_PROJ}.*expected one of BF16, F16, F32, found F8_E4M3"),
+            f"{Q_PROJ}.*expected one of BF16, F16, F32, F64, found F8_E4M3"),
     ],
 )  # fmt: skip
 def test_every_wrong_tensor_is_named(tmp_path: Path, lost: set[str], added: dict[str, Tensor], message: str) -> None:
@@ -110,9 +110,36 @@ def test_frequencies_that_old_exporters_wrote_are_tolerated(tmp_path: Path) -> N
 
 
 def test_the_head_of_tied_embeddings_is_the_embedding(tmp_path: Path) -> None:
-    write(tmp_path, lambda tensors: tensors.update({"lm_head.weight": torch.ones(11, 8)}), tie_word_embeddings=True)
+    def repeat_embedding(tensors: dict[str, Tensor]) -> None:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+
+    write(tmp_path, repeat_embedding, tie_word_embeddings=True)
     weights = load(tmp_path).weights
     assert weights.head is weights.embedding
+
+
+def test_another_head_beside_tied_embeddings_is_used(tmp_path: Path) -> None:
+    """Fine-tuning leaves such files, and transformers 5 loads them: https://github.com/hiyouga/LLaMA-Factory/issues/10560."""
+    other = {"lm_head.weight": torch.ones(11, 8)}
+    tensors = write(tmp_path, lambda tensors: tensors.update(other), tie_word_embeddings=True)
+    weights = load(tmp_path).weights
+    assert torch.equal(weights.head, tensors["lm_head.weight"])
+    assert torch.equal(weights.embedding, tensors["model.embed_tokens.weight"])
+
+
+def test_a_head_alone_is_the_tied_embedding_too(tmp_path: Path) -> None:
+    def rename(tensors: dict[str, Tensor]) -> None:
+        tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")
+
+    tensors = write(tmp_path, rename, tie_word_embeddings=True)
+    weights = load(tmp_path).weights
+    assert torch.equal(weights.embedding, tensors["lm_head.weight"])
+    assert weights.head is weights.embedding
+
+
+def test_numbers_of_64_bits_are_rounded_on_the_way(tmp_path: Path) -> None:
+    tensors = write(tmp_path, lambda it: it.update({"model.norm.weight": it["model.norm.weight"].double()}))
+    assert torch.equal(load(tmp_path).weights.final_norm, tensors["model.norm.weight"].float())
 
 
 def test_shards_are_found_by_their_index(tmp_path: Path) -> None:

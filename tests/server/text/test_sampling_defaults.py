@@ -1,16 +1,18 @@
 """Sampling that the model's authors recommend, where a request does not say otherwise."""
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
+from transformers import GenerationConfig
 
 from server.errors import ModelError
 from server.http.common.validation import read
 from server.http.openai.prompts import sampling_of
 from server.http.openai.requests import CompletionRequest
-from server.text.sampling_defaults import SamplingDefaults, load_sampling_defaults
+from server.text.sampling_defaults import SamplingDefaults, keys_not_read, load_sampling_defaults
 from server.text.tokenizer import Tokenizer
 
 TOKENIZER = cast("Tokenizer", SimpleNamespace(vocab_size=1000))
@@ -53,6 +55,26 @@ def test_the_file_is_read_and_its_other_keys_are_not(tmp_path: Path) -> None:
         '{"temperature": 0.6, "top_k": 20, "do_sample": true, "eos_token_id": [1]}'
     )
     assert load_sampling_defaults(tmp_path) == SamplingDefaults(temperature=0.6, top_k=20)
+
+
+def test_a_whole_number_may_be_written_as_a_float(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text('{"top_k": 50.0, "top_p": 0}')
+    assert load_sampling_defaults(tmp_path) == SamplingDefaults(top_k=50, top_p=0.0)
+
+
+def test_keys_that_would_change_answers_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    neutral = {"num_beams": 1, "typical_p": 1.0, "no_repeat_ngram_size": 0, "max_length": 4096, "suppress_tokens": None}
+    (tmp_path / "generation_config.json").write_text(json.dumps(neutral))
+    load_sampling_defaults(tmp_path)
+    assert not caplog.messages
+    (tmp_path / "generation_config.json").write_text(json.dumps({**neutral, "num_beams": 4, "max_new_tokens": 9}))
+    load_sampling_defaults(tmp_path)
+    (line,) = caplog.messages
+    assert "generation_config.json: not read: num_beams, max_new_tokens; what a request asks for" in line
+
+
+def test_every_key_of_transformers_generation_is_known() -> None:
+    assert keys_not_read(GenerationConfig().to_dict()) == []
 
 
 def test_no_file_recommends_nothing(tmp_path: Path) -> None:

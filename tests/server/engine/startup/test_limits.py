@@ -40,6 +40,29 @@ def test_prompt_tokens_beside_streams_depend_on_the_model(
     assert interleaved(of_layers(llama_8b, 2), CPU) == 512
 
 
+def stretched(**scaling: object) -> ModelConfig:
+    return read_model(
+        {**preset_named("llama-3.1-8b").config, "max_position_embeddings": 32768, "rope_scaling": scaling}
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "longest"),
+    [
+        (stretched(rope_type="yarn", factor=4.0, original_max_position_embeddings=32768), 131072),
+        (stretched(rope_type="yarn", factor=4.0), 131072),
+        (stretched(rope_type="yarn", factor=2.0, original_max_position_embeddings=8192), 32768),
+        (stretched(rope_type="linear", factor=3.0), 98304),
+    ],
+)
+def test_a_stretched_rotation_is_served_beyond_its_positions(config: ModelConfig, longest: int) -> None:
+    """The recipe of Qwen 2.5 and 3 for long texts, which leaves max_position_embeddings as it is."""
+    assert choose_limits(Settings(), config, CPU).max_model_len == 32768
+    assert choose_limits(Settings(max_model_len=longest), config, CPU).max_model_len == longest
+    with pytest.raises(SettingsError, match=f"{longest + 1}, the model's positions end at {longest}: "):
+        choose_limits(Settings(max_model_len=longest + 1), config, CPU)
+
+
 def test_what_is_set_stays(llama_8b: ModelConfig) -> None:
     assert interleaved(llama_8b, max_num_interleaved_tokens=100) == 100
     assert interleaved(of_layers(llama_8b, 2), max_num_batched_tokens=4096) == 4096
