@@ -219,6 +219,8 @@ NAMED: tuple[NamedKernels, ...] = (
             "aten::isin",
             "aten::isinf",
             "aten::isnan",
+            "aten::isneginf",
+            "aten::isposinf",
             "aten::item",
             "aten::_local_scalar_dense",
             "aten::le",

@@ -4,10 +4,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from fnmatch import fnmatchcase
+from types import MappingProxyType
 
 from kernels.identity.known_kernels import NAMED, OPERATORS
+from kernels.vocabulary.operators import Operator
 from qualification.common.kernel_names import plain_name, short_name
 
+_ATTENTION = Operator.ATTENTION.value
 _KEPT_NAMES = 8  # of a class, the longest times first
 _NAME_LENGTH = 120  # of a name in a report: templates go to thousands
 
@@ -36,12 +39,23 @@ class Explanation:
         return (self.seconds[TimeClass.EVIDENCE] + self.seconds[TimeClass.NAMED]) / total if total else 0.0
 
 
-def explain(seconds: Mapping[str, float], proven: Mapping[str, Collection[str]]) -> Explanation:
-    """Sort `seconds` by whole kernel names. `proven`: of operators, the short names that valid evidence has."""
+def explain(
+    seconds: Mapping[str, float],
+    proven: Mapping[str, Collection[str]],
+    *,
+    in_attention: Mapping[str, float] = MappingProxyType({}),
+) -> Explanation:
+    """Sort `seconds` by whole kernel names. `proven`: of operators, the short names that valid evidence has.
+
+    `in_attention`: the part of `seconds` that ran within calls of attention, where that is known: it is attention's.
+    """
     of_class: dict[TimeClass, dict[str, float]] = {it: {} for it in TimeClass}
-    for name, time in seconds.items():
-        found, short_name = of_class[class_of(name, proven)], plain_name(name)[:_NAME_LENGTH]
-        found[short_name] = found.get(short_name, 0.0) + max(time, 0.0)
+    times = [(class_of_attention(name, proven), name, time) for name, time in in_attention.items()]
+    times += [(class_of(name, proven), name, time - in_attention.get(name, 0.0)) for name, time in seconds.items()]
+    for class_found, name, time in times:
+        found, short_name = of_class[class_found], plain_name(name)[:_NAME_LENGTH]
+        if time > 0:
+            found[short_name] = found.get(short_name, 0.0) + time
     return Explanation(
         {it: sum(found.values()) for it, found in of_class.items()},
         _longest(of_class[TimeClass.UNPROVEN]),
@@ -68,6 +82,17 @@ def class_of(name: str, proven: Mapping[str, Collection[str]]) -> TimeClass:
         return TimeClass.EVIDENCE
     is_listed = is_listed or any(_matches(plain, named.patterns) for named in NAMED)
     return TimeClass.NAMED if is_listed else TimeClass.UNEXPLAINED
+
+
+def class_of_attention(name: str, proven: Mapping[str, Collection[str]]) -> TimeClass:
+    """Return the class of a kernel that ran within a call of attention: it may look like a product, and is none.
+
+    Attention by plain PyTorch multiplies by the operators that products run on too.
+    """
+    of_attention = proven.get(_ATTENTION, ())
+    if plain_name(name) in of_attention or short_name(name) in of_attention:
+        return TimeClass.EVIDENCE
+    return class_of(name, {})
 
 
 def _matches(name: str, patterns: Collection[str]) -> bool:

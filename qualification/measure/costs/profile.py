@@ -26,13 +26,15 @@ _CPU_WORK = ("scaled_dot_product", "attention", "softmax", "mm")
 class Seen:
     """Kernel names by how often they ran: of each marked call, and outside of all calls.
 
-    seconds  of everything that ran, data movers included, by its whole name: of kernels their time on the device, of
-             operators on a CPU their time without the operators that they call. Empty: they were not timed
+    seconds           of everything that ran, data movers included, by its whole name: of kernels their time on the
+                      device, of operators on a CPU their time without the operators that they call. Empty: not timed
+    seconds_in_calls  of these, what ran within marked calls; on a CPU alone, where it is known which did
     """
 
     calls: tuple[Counter[str], ...]
     outside: Counter[str]
     seconds: Mapping[str, float] = field(default_factory=dict)
+    seconds_in_calls: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def always(self) -> tuple[str, ...]:
@@ -111,13 +113,18 @@ def _sort(events: list[Any], num_calls: int, *, is_cuda: bool) -> Seen:
     calls: list[Counter[str]] = [Counter() for _ in range(num_calls)]
     outside: Counter[str] = Counter()
     starts = [event.start_ns() for event in ranges]
+
+    def call_at(started_ns: int) -> int | None:
+        n = bisect_right(starts, started_ns) - 1
+        return n if n >= 0 and started_ns <= ranges[n].end_ns() else None
+
     for event in found:
-        n = bisect_right(starts, event.started_ns) - 1
-        if n >= 0 and event.started_ns <= ranges[n].end_ns():
-            calls[n][event.name] += 1
-        else:
-            outside[event.name] += 1
-    return Seen(tuple(calls), outside, _kernel_seconds(events) if is_cuda else _own_seconds(on_host))
+        n = call_at(event.started_ns)
+        (outside if n is None else calls[n])[event.name] += 1
+    if is_cuda:
+        return Seen(tuple(calls), outside, _kernel_seconds(events))
+    in_calls = [event for event in on_host if call_at(event.start_ns()) is not None]
+    return Seen(tuple(calls), outside, _own_seconds(on_host), _own_seconds(in_calls))
 
 
 def _kernels(events: Iterable[Any], on_host: Iterable[Any]) -> list[_Event]:

@@ -231,7 +231,7 @@ class Attestor:
         good = [choice for choice, _ in served if choice not in bad and choice.decision.status in VALID]
         proven = {operator.value: promises.proven(seconds) for operator, promises in self._others().items()}
         proven[Operator.ATTENTION.value] = kernels_promised((self.promises.of(choice) for choice in good), seconds)
-        found = explain(seconds, proven)
+        found = explain(seconds, proven, in_attention=seen.seconds_in_calls)
         return ExplainedTime(
             share=found.share,
             seconds={it.value: time for it, time in found.seconds.items()},

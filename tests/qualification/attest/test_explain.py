@@ -5,23 +5,27 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from qualification_fakes import DECODE, evidence
 from qualification_fakes import SHAPE as ATTENTION
-from qualification_fakes import evidence
 
 from kernels.catalog import ALL_PATHS, PATHS, any_path_named, path_named
 from kernels.experts.kinds import ExpertFormat
 from kernels.experts.shape import ExpertsShape
 from kernels.fused.activation_kind import Activation
+from kernels.system.device import read_fingerprint
 from kernels.vocabulary.operators import AnyShape, Operator
 from kernels.vocabulary.path import AnyPath
 from kernels.vocabulary.row_buckets import TokenRows
-from kernels.vocabulary.shape import Dtype
+from kernels.vocabulary.shape import AttentionShape, Dtype, Mask
 from qualification.attest.explain import TimeClass, class_of, explain
 from qualification.attest.operator_promises import operator_mismatches, operator_promises
 from qualification.attest.promise import Promise, kernels_promised
 from qualification.common.kernel_names import plain_name
 from qualification.decision.decision import Decision, Status
 from qualification.evidence.evidence import Evidence
+from qualification.measure.costs.profile import calls_seen
+from qualification.measure.inputs.attention_inputs import long_case
 
 SHAPE = ExpertsShape(Dtype.FP32, ExpertFormat.PLAIN, 5, 2, 48, 40, Activation.SILU, False, TokenRows.LE_16)
 KERNELS = Path(__file__).resolve().parents[3] / "kernels"
@@ -79,6 +83,46 @@ def test_a_product_is_not_proven_by_evidence_of_attention() -> None:
     assert class_of("aten::bmm", proven) is TimeClass.UNPROVEN
     assert class_of("aten::_softmax", proven) is TimeClass.EVIDENCE
     assert class_of("aten::bmm", {**proven, "linear": {"aten::bmm"}}) is TimeClass.EVIDENCE
+
+
+def test_a_call_of_attention_is_explained_by_its_evidence_alone() -> None:
+    seconds = {"aten::bmm": 3.0, "aten::mm": 2.0, "aten::add": 1.0}
+    proven = {"attention": {"aten::bmm", "aten::_softmax"}, "linear": {"aten::mm"}}
+    within = {"aten::bmm": 1.0, "aten::mm": 0.5, "aten::add": 0.25}
+    assert explain(seconds, proven, in_attention=within).seconds == {
+        TimeClass.EVIDENCE: 1.0 + 1.5,  # the rest of aten::bmm is a product's, whose evidence does not name it
+        TimeClass.NAMED: 1.0,
+        TimeClass.UNPROVEN: 2.0 + 0.5,
+        TimeClass.UNEXPLAINED: 0.0,
+    }
+
+
+CPU_SHAPES = [
+    (name, replace(base, **changes))
+    for base in (ATTENTION, DECODE)
+    for name, changes in [
+        *[("sdpa.cpu", {"dtype": dtype, "kv_dtype": dtype}) for dtype in Dtype],
+        *[("sdpa.math", {"dtype": dtype, "kv_dtype": dtype}) for dtype in Dtype],
+        ("sdpa.math", {"window": 17}),
+        ("sdpa.math", {"softcap": 30.0}),
+        ("sdpa.math", {"sinks": True}),
+        ("sdpa.math", {"mask": Mask.SPANS}),
+        ("sdpa.math", {"head_dim": 320}),
+    ]
+]
+
+
+@pytest.mark.parametrize(("name", "shape"), CPU_SHAPES, ids=str)
+def test_a_list_names_every_operator_of_attention_on_a_cpu(name: str, shape: AttentionShape) -> None:
+    path, device = path_named(name), torch.device("cpu")
+    if path.run is None or path.rejects(shape, read_fingerprint(device)):
+        pytest.skip(f"{name} does not take it")
+    case, run = long_case(shape, device, seed=0), path.run
+    out = torch.empty_like(case.q)
+    seen = calls_seen([lambda: run(case.q, case.k, case.v, case.batch, case.flags, out)], device)
+    assert len(seen.seconds) > 3
+    assert {it for it in seen.seconds if class_of(it, {}) is TimeClass.UNEXPLAINED} == set()
+    assert seen.seconds_in_calls == seen.seconds
 
 
 def test_time_is_sorted_by_class_with_the_longest_names() -> None:

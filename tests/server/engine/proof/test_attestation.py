@@ -47,6 +47,20 @@ def test_the_time_of_every_phase_is_in_named_kernels(subject: Subject) -> None:
         assert 0 < batch.explained.share < 1
 
 
+def test_the_time_of_a_fallback_is_in_the_kernels_of_its_evidence(subject: Subject) -> None:
+    """Attention by plain PyTorch multiplies by operators that look like products: the call says whose they are."""
+    it, dispatcher = subject.attestor()
+    for phase in Phase:
+        dispatcher.quarantine("sdpa.cpu", phase)
+    report = it.attest_all("request")
+    assert (report.result, {path for batch in report.batches for path in batch.paths}) == ("match", {"sdpa.math"})
+    for batch in report.batches:
+        assert batch.explained is not None
+        assert batch.explained.unexplained == {}
+        assert batch.explained.unproven.keys() == {"aten::mm"}  # of products, of which there is no evidence
+        assert batch.explained.seconds["evidence"] > 0
+
+
 def test_an_unnamed_operator_is_unexplained(subject: Subject) -> None:
     path = path_named("sdpa.cpu")
     run = path.run
