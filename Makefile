@@ -11,6 +11,7 @@
 #   make test-ray       replicas on Ray Serve: killed, updated and measured; an environment of its own   (RAY_FLAGS)
 #   make test-routers   routers of others in front of two servers, and whether they choose by their load
 #   make test-schema    20,000 requests or more that schemathesis makes of /openapi.json; an hour of a core   (SCHEMA_FLAGS)
+#   make test-schemas-suite  JSON Schema's own suite and a million numbers against answers bound by schemas  (SUITE_FLAGS)
 #   make test-gpu       the tests that need a CUDA GPU of sm_80 or newer
 #   make drill          a model upgrade gone wrong for 10% of traffic, and who notices; a report in drill/
 #   make drill-upgrade  candidates of a changed machine, slower and wrong, each before the gate; a report in drill-upgrade/
@@ -21,13 +22,14 @@ PYTEST_FLAGS ?=
 CLIENTS ?=
 ROUTERS ?=
 SCHEMA_FLAGS ?= --out docs/benchmarks/schema-cases.json
+SUITE_FLAGS ?= --out docs/benchmarks/schema-suite.json
 RAY_FLAGS ?= --out docs/benchmarks/ray-cpu.json
 VENV := .venv
 STAMP := $(VENV)/.installed
 SERVING := $(VENV)/.installed-serving
 
 .PHONY: serve test test-sm90 test-e2e test-portable test-starts test-clients test-routers test-deploy test-schema \
-  test-image test-ray test-gpu drill drill-upgrade lint format clean
+  test-schemas-suite test-image test-ray test-gpu drill drill-upgrade lint format clean
 
 define CHECK_PYTHON
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
@@ -152,6 +154,15 @@ $(SCHEMA)/.installed:
 
 test-schema: $(STAMP) $(SCHEMA)/.installed
 	$(VENV)/bin/python trials/schema_cases.py $(SCHEMA)/bin/schemathesis $(SCHEMA_FLAGS)
+
+# The source archive of jsonschema holds the suite: its wheel, which the tests use, does not.
+SUITE := .cache/schema-suite/jsonschema-4.26.0.tar.gz
+$(SUITE): | $(STAMP)
+	$(VENV)/bin/python -m pip download --quiet --no-deps --no-binary jsonschema --dest $(@D) jsonschema==4.26.0
+
+# SUITE_FLAGS='--numbers 20000 --seed 7 --out FILE' compares fewer numbers.
+test-schemas-suite: $(STAMP) $(SUITE)
+	PYTHONPATH=trials $(VENV)/bin/python trials/schema_suite.py $(SUITE) $(SUITE_FLAGS)
 
 test-deploy: $(STAMP)
 	$(VENV)/bin/pytest trials/kubernetes/check_manifests.py $(PYTEST_FLAGS)

@@ -62,6 +62,14 @@ PARTS = (
     Part("test-deploy", 40, f"PYTEST_FLAGS={TWICE}", needs_index=True),  # skipped without node and npm
     Part("test-sm90", 145, f"PYTEST_FLAGS={TWICE}", is_optional=True),
     Part("test-portable", 180, f"PYTEST_FLAGS={TWICE}", is_optional=True),
+    # The whole suite, and numbers that are others every day.
+    Part(
+        "test-schemas-suite",
+        60,
+        "SUITE_FLAGS=--numbers 100000 --seed {first} --out .cache/gate-schema-suite.json",
+        is_optional=True,
+        needs_index=True,
+    ),
     # Which clients and which small models have time changes with the day.
     Part(
         "test-clients",

@@ -1,6 +1,5 @@
 """Quality and cost of answers bound by grammars: a program, run by hand; its results are in docs/benchmarks.
 
-    python trials/measure_grammars.py suite FOLDER...     the JSON Schema test suite, `npm pack` of it
     python trials/measure_grammars.py random URL NUM      random schemas against a running server
     python trials/measure_grammars.py hostile             time and memory of hostile grammars
     python trials/measure_grammars.py masks               times of masks for 128,000 tokens and 32 rows
@@ -28,7 +27,7 @@ import llguidance
 import torch
 
 from server.engine.execution.grammars import BoundRow, GrammarMatcher, Grammars
-from server.errors import InvalidGrammar, UnsupportedField
+from server.errors import InvalidGrammar
 from server.grammar.checker import GrammarChecker
 from server.grammar.compiled import byte_tokenizer, compiled
 from server.grammar.requested import json_grammar, lark_grammar, regex_grammar
@@ -53,34 +52,6 @@ PERSON = {
     "required": ["name", "age", "tags", "address", "kind"],
     "additionalProperties": False,
 }
-
-
-def suite(folders: list[str]) -> dict[str, object]:
-    """Take each schema of the suite, and of those that compile each instance."""
-    tokens = byte_tokenizer()
-    counts: Counter[str] = Counter()
-    wrong: Counter[str] = Counter()
-    refused: Counter[str] = Counter()
-    for file in sorted(file for folder in folders for file in Path(folder).rglob("*.json")):
-        for group in json.loads(file.read_text()):
-            counts["schemas"] += 1
-            try:
-                matcher = compiled(tokens, json_grammar(group["schema"], "schema"))
-            except (UnsupportedField, InvalidGrammar) as error:
-                counts[f"refused_{error.code}"] += 1
-                refused[file.stem] += 1
-                continue
-            counts["compiled"] += 1
-            for case in group["tests"]:
-                copy = matcher.deep_copy()
-                text = json.dumps(case["data"], ensure_ascii=False).encode()
-                is_taken = copy.consume_tokens([*text]) and copy.is_accepting()
-                counts["valid" if case["valid"] else "invalid"] += 1
-                if is_taken and not case["valid"]:
-                    counts["invalid_taken"] += 1
-                    wrong[f"{file.stem}: {group['description']}: {case['description']}"] += 1
-                counts["valid_not_taken"] += bool(case["valid"] and not is_taken)
-    return {"folders": len(folders), **counts, "refused_by_file": dict(refused), "invalid_taken_cases": sorted(wrong)}
 
 
 def random_schema(rng: random.Random, depth: int = 0) -> dict[str, Any]:
@@ -368,9 +339,7 @@ async def _ms_a_token(client: httpx2.AsyncClient, fields: dict[str, Any]) -> flo
 
 def main() -> None:
     command, *rest = sys.argv[1:]
-    if command == "suite":
-        found = suite(rest)
-    elif command == "random":
+    if command == "random":
         found = asyncio.run(random_answers(rest[0], int(rest[1])))
     elif command == "streams":
         found = asyncio.run(streams(rest[0]))

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from server.errors import UnsupportedField
+from server.grammar.numbers import InexactNumber, bind_numbers
 
 # What the library checks while an answer is written.
 _BINDING = frozenset(
@@ -44,8 +45,13 @@ _ANNOTATIONS = frozenset(
         "$anchor",
         "$comment",
         "$defs",
+        "$dynamicAnchor",
         "$id",
         "$schema",
+        "$vocabulary",
+        "contentEncoding",
+        "contentMediaType",
+        "contentSchema",
         "default",
         "definitions",
         "deprecated",
@@ -67,11 +73,21 @@ _OPEN = ("additionalProperties", "patternProperties", "minProperties", "enum", "
 _NAMED = ("$defs", "definitions", "patternProperties", "properties")
 _SINGLE = ("additionalItems", "additionalProperties", "items")
 
+# Annotations of JSON schema 2020-12 that the library does not know.
+_LEFT_OUT = ("$dynamicAnchor", "$vocabulary", "contentEncoding", "contentMediaType", "contentSchema")
+
 # Days that the library takes and that there are: of leap years 29 February too.
 _YEAR = r"(\d{3}[1-9]|\d{2}[1-9]\d|\d[1-9]\d{2}|[1-9]\d{3})"
 _LEAP_YEAR = r"(\d{2}(0[48]|[2468][048]|[13579][26])|(0[48]|[2468][048]|[13579][26])00)"
 _DAY = rf"({_YEAR}-((0[13-9]|1[0-2])-\d{{2}}|02-([01]\d|2[0-8]))|{_LEAP_YEAR}-02-29)"
-_DATE_ENDS = {"date": "$", "date-time": "[Tt ]"}
+# Seconds that there are: a 60th only where days of UTC end. The library takes one in every minute.
+_SECOND = r"((\d{2}:){2}[0-5]\d|23:59:60(\.\d+)?([Zz]|[+-]00:00)$)"
+_TIMES = {"date": f"^{_DAY}$", "date-time": f"^{_DAY}[Tt ]{_SECOND}", "time": f"^{_SECOND}"}
+_MOST_HOSTNAME = (
+    253  # characters (RFC 1035, without the length bytes and the dot of the root); the library has no limit
+)
+
+_INEXACT = "it has more digits than the answer would keep; integers up to 9007199254740992 and 15 digits are exact"
 
 # Between two tokens of JSON: a space, or a new line and its indent. Weak models that may write more write little else.
 WHITESPACE = r"\x20|\n(\x20{0,16}|\t{0,4})"
@@ -80,8 +96,10 @@ WHITESPACE = r"\x20|\n(\x20{0,16}|\t{0,4})"
 def schema_text(schema: object, param: str) -> str:
     """Return a schema with the options by which the library reads it. `param`: the field it is of.
 
-    Raises UnsupportedField for a keyword or a format that would not bind the answer.
+    Raises UnsupportedField for a keyword or a format that would not bind the answer, and for an integer that the
+    library would change.
     """
+    schema = _changed(schema, _drop_neutral)
     for part, path in _parts(schema, ()):
         for name in part:
             is_extension = name.startswith("x-") and name != _OPTIONS
@@ -90,12 +108,17 @@ def schema_text(schema: object, param: str) -> str:
         form = part.get("format")
         if isinstance(form, str) and form not in _FORMATS and _may_be_text(part.get("type")):
             raise UnsupportedField(_refusal(f"the format '{_plain(form)}'", path, param), param=param)
+        try:
+            bind_numbers(dict(part))
+        except InexactNumber as error:
+            what = f"the number {_plain(error.text)}"
+            raise UnsupportedField(_refusal(what, path, param, _INEXACT), param=param) from error
     options = {_OPTIONS: {"whitespace_pattern": WHITESPACE}}
     if schema is True:
         schema = {}
     if _may_close(schema):
         schema = _changed(schema, _close)
-    schema = _changed(schema, _limit_date)
+    schema = _changed(_changed(schema, _limit_format), bind_numbers)
     return json.dumps({**options, **schema} if isinstance(schema, dict) else schema)
 
 
@@ -138,16 +161,52 @@ def _close(schema: dict[str, Any]) -> None:
         schema["additionalProperties"] = False
 
 
-def _limit_date(schema: dict[str, Any]) -> None:
-    """Let dates be days that there are: the library takes 29 February in every year, and the year 0."""
-    end = _DATE_ENDS.get(schema["format"]) if isinstance(schema.get("format"), str) else None
-    if end is None or not _may_be_text(schema.get("type")):
+def _limit_format(schema: dict[str, Any]) -> None:
+    """Let texts of a format be none that the library takes beyond it: days, seconds and long names of hosts."""
+    form = schema.get("format")
+    if not isinstance(form, str) or not _may_be_text(schema.get("type")):
         return
-    pattern = f"^{_DAY}{end}"
-    if "pattern" not in schema:
-        schema["pattern"] = pattern
-    elif isinstance(schema.get("allOf", []), list):
-        schema["allOf"] = [*schema.get("allOf", []), {"pattern": pattern}]
+    if form in _TIMES:
+        if "pattern" not in schema:
+            schema["pattern"] = _TIMES[form]
+        elif isinstance(schema.get("allOf", []), list):
+            schema["allOf"] = [*schema.get("allOf", []), {"pattern": _TIMES[form]}]
+    most = schema.get("maxLength", _MOST_HOSTNAME)
+    if form == "hostname" and isinstance(most, int | float):
+        schema["maxLength"] = min(most, _MOST_HOSTNAME)
+
+
+def _drop_neutral(schema: dict[str, Any]) -> None:
+    """Leave out keywords that the library does not know where every value passes them."""
+    for name in [name for name, value in schema.items() if name in _LEFT_OUT or _is_neutral(name, value, schema)]:
+        del schema[name]
+
+
+def _is_neutral(name: str, value: object, schema: Mapping[str, Any]) -> bool:
+    """Return whether a keyword with this value, beside the others of its schema, takes every value."""
+    match name:
+        case "propertyNames":  # names are strings
+            return _takes_all(value) or (
+                isinstance(value, dict) and _may_be_text(value.get("type")) and _takes_all({**value, "type": None})
+            )
+        case "uniqueItems" | "nullable" | "not" | "$recursiveAnchor":
+            return value is False
+        case "unevaluatedProperties" | "unevaluatedItems" | "then" | "else":
+            return _takes_all(value) or (name in ("then", "else") and "if" not in schema)
+        case "if":
+            return _takes_all(schema.get("then", True)) and _takes_all(schema.get("else", True))
+        case "dependentRequired" | "dependentSchemas" | "dependencies":
+            return isinstance(value, dict) and all(it == [] or _takes_all(it) for it in value.values())
+        case "contains" | "minContains" | "maxContains":
+            return "contains" not in schema or (schema.get("minContains") == 0 and "maxContains" not in schema)
+    return False
+
+
+def _takes_all(schema: object) -> bool:
+    """Return whether a schema visibly takes every value: it has annotations alone."""
+    if not isinstance(schema, dict):
+        return schema is True
+    return all(name in _ANNOTATIONS or (name == "type" and value is None) for name, value in schema.items())
 
 
 def _parts(schema: object, path: Sequence[str]) -> Iterator[tuple[Mapping[str, Any], Sequence[str]]]:
@@ -172,9 +231,9 @@ def _may_be_text(kind: object) -> bool:
     return kind is None or kind == "string" or (isinstance(kind, list) and "string" in kind)
 
 
-def _refusal(what: str, path: Sequence[str], param: str) -> str:
+def _refusal(what: str, path: Sequence[str], param: str, reason: str = "it would not bind the answer") -> str:
     where = "".join(f"/{_plain(step)}" for step in path[:8])
-    return f"{param}: {what}{f' at {where}' if where else ''} is not supported: it would not bind the answer."
+    return f"{param}: {what}{f' at {where}' if where else ''} is not supported: {reason}."
 
 
 def _plain(name: str) -> str:

@@ -1,0 +1,146 @@
+"""Answers bound by JSON schemas: numbers, formats, and keywords that are taken or refused by name."""
+
+import json
+from typing import Any
+
+import llguidance
+import pytest
+from schema_suite import Matches, compare_neutral, compare_numbers, documented, matches_of
+
+from server.errors import UnsupportedField
+from server.grammar.compiled import byte_tokenizer
+from server.grammar.schema import schema_text
+
+LONGEST_LABEL = "a" * 63
+
+
+def test_random_numbers_are_those_within_random_bounds() -> None:
+    found = compare_numbers(seed=3, num_numbers=4000)
+    assert found.differences == []
+    assert found.counts["numbers"] >= 4000
+
+
+def test_comparison_finds_what_the_library_does_with_bounds() -> None:
+    def by_library(schema: object) -> Matches:
+        text = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema))
+        matcher = llguidance.LLMatcher(byte_tokenizer(), text, log_level=0)
+
+        def matches(text: str) -> bool:
+            copy = matcher.deep_copy()
+            return bool(copy.consume_tokens([*text.encode()]) and copy.is_accepting())
+
+        return matches
+
+    found = compare_numbers(seed=3, num_numbers=4000, matches_of=by_library)
+    assert {name.partition(":")[0] for name in found.differences} == {"taken", "not taken"}
+
+
+def test_differences_need_a_reason() -> None:
+    counts, others = documented(["taken: a", "taken: bc", "not taken: a"], {"taken: a": "x", "taken: b*": "y"})
+    assert counts == {"x": 1, "y": 1}
+    assert others == ["not taken: a"]
+
+
+@pytest.mark.parametrize(
+    ("schema", "taken", "refused"),
+    [
+        ({"type": "number", "maximum": 3.14}, ("3", "3.1", "3.10", "3.14", "-7.5"), ("3.15", "3.141", "4")),
+        ({"exclusiveMinimum": 0, "maximum": 0.5}, ("0.5", "0.10", '"0"', "null"), ("0", "0.0", "0.6")),
+        ({"type": "number", "exclusiveMinimum": 10, "exclusiveMaximum": 10.5}, ("10.1",), ("10", "10.0", "10.5")),
+        ({"type": "number", "minimum": -10.5, "exclusiveMaximum": -10}, ("-10.5", "-10.01"), ("-10", "-10.51")),
+        ({"allOf": [{"minimum": 0.25}, {"type": "number", "maximum": 0.75}]}, ("0.25", "0.7"), ("0.2", "0.76", "null")),
+        ({"type": "number", "minimum": 0, "maximum": 1, "multipleOf": 0.25}, ("0.75", "1"), ("0.3", "1.25")),
+        ({"anyOf": [{"const": 5}, {"const": 0.5}], "maximum": 3.14}, ("0.5",), ("5",)),
+        ({"type": "integer", "minimum": 0.5, "exclusiveMaximum": 3}, ("1", "2"), ("0", "3", "1.5")),
+        ({"const": 2**53}, ("9007199254740992",), ("9007199254740991", "9007199254740993")),
+        ({"enum": [2**60, "a"]}, ("1152921504606846976", '"a"'), ("1152921504606846975",)),
+        ({"type": "integer", "minimum": 0, "maximum": 2**63 - 1}, ("9223372036854775807",), ("9223372036854775808",)),
+    ],
+)
+def test_bounds_are_those_of_the_schema(
+    schema: dict[str, Any], taken: tuple[str, ...], refused: tuple[str, ...]
+) -> None:
+    matches = matches_of(schema)
+    assert [text for text in (*taken, *refused) if matches(text)] == [*taken]
+
+
+@pytest.mark.parametrize(
+    ("schema", "named"),
+    [
+        ({"const": 9007199254740993}, "the number 9007199254740993 is not"),
+        ({"properties": {"id": {"enum": ["a", 1234567890123456789]}}}, "1234567890123456789 at /properties/id"),
+        ({"items": {"const": {"a": [-9007199254740993]}}}, "-9007199254740993 at /items"),
+        ({"type": "integer", "minimum": -(2**63)}, "-9223372036854775808"),
+        ({"type": "integer", "exclusiveMaximum": 9007199254740994}, "9007199254740993"),
+        ({"minimum": 0.1234567890123456}, "0.1234567890123456"),
+        ({"type": "number", "maximum": 1e300}, "1000000"),
+        ({"const": 10**400}, "1000000"),
+    ],
+)
+def test_number_that_would_become_another_is_refused(schema: dict[str, Any], named: str) -> None:
+    with pytest.raises(UnsupportedField, match=named):
+        schema_text(schema, "p")
+
+
+def test_keywords_that_bind_nothing_are_taken() -> None:
+    found = compare_neutral()
+    assert found.differences == []
+    assert found.counts["texts"] > 300
+
+
+@pytest.mark.parametrize(
+    ("schema", "keyword"),
+    [
+        ({"propertyNames": {"type": "string", "maxLength": 3}}, "propertyNames"),
+        ({"propertyNames": False}, "propertyNames"),
+        ({"propertyNames": {"type": "integer"}}, "propertyNames"),
+        ({"uniqueItems": True}, "uniqueItems"),
+        ({"nullable": True}, "nullable"),
+        ({"not": {}}, "not"),
+        ({"unevaluatedProperties": False}, "unevaluatedProperties"),
+        ({"unevaluatedItems": {"type": "string"}}, "unevaluatedItems"),
+        ({"dependentRequired": {"a": ["b"]}}, "dependentRequired"),
+        ({"dependentSchemas": {"a": False}}, "dependentSchemas"),
+        ({"contains": True}, "contains"),
+        ({"contains": {"type": "null"}, "minContains": 0, "maxContains": 1}, "contains"),
+        ({"if": True, "then": {"type": "null"}}, "if"),
+        ({"if": {"type": "null"}, "else": False}, "if"),
+        ({"unknown": None}, "unknown"),
+    ],
+)
+def test_keyword_that_would_not_bind_is_refused(schema: dict[str, Any], keyword: str) -> None:
+    with pytest.raises(UnsupportedField, match=f"the keyword '{keyword}' is not"):
+        schema_text(schema, "p")
+
+
+@pytest.mark.parametrize("keyword", ["uniqueItems", "const"])
+@pytest.mark.parametrize(
+    ("place", "path"),
+    [
+        *((lambda it, name=name: {name: [{}, it]}, f"/{name}/1") for name in ("allOf", "anyOf", "oneOf")),
+        *((lambda it, name=name: {name: [{}, it]}, f"/{name}/1") for name in ("prefixItems", "items")),
+        *((lambda it, name=name: {name: it}, f"/{name}") for name in ("items", "additionalProperties")),
+        (lambda it: {"items": [{}], "additionalItems": it}, "/additionalItems"),
+        *((lambda it, name=name: {name: {"a": it}}, f"/{name}/a") for name in ("properties", "patternProperties")),
+        *((lambda it, name=name: {name: {"a": it}}, f"/{name}/a") for name in ("$defs", "definitions")),
+    ],
+)
+def test_schemas_are_looked_at_wherever_they_stand(keyword: str, place: Any, path: str) -> None:
+    found = {"uniqueItems": True} if keyword == "uniqueItems" else {"const": 2**53 + 1}
+    with pytest.raises(UnsupportedField, match=f" at {path.replace('$', '.')} is not"):
+        schema_text(place(found), "p")
+
+
+@pytest.mark.parametrize(
+    ("form", "taken", "refused"),
+    [
+        ("time", ("23:58:59Z", "23:59:60Z", "23:59:60.5+00:00", "08:30:06-08:00"), ("23:58:60Z", "24:00:00Z")),
+        ("date-time", ("2024-02-29T12:34:59Z", "1998-12-31T23:59:60Z"),
+         ("2024-01-01T12:34:60Z", "2023-02-29T00:00:00Z")),
+        ("hostname", (LONGEST_LABEL + ".org", "a." * 126 + "a"), ("a." * 127 + "a", ".".join([LONGEST_LABEL] * 4))),
+    ],
+)  # fmt: skip
+def test_formats_take_no_text_beyond_them(form: str, taken: tuple[str, ...], refused: tuple[str, ...]) -> None:
+    for schema in ({"type": "string", "format": form}, {"format": form, "pattern": ".", "maxLength": 300}):
+        matches = matches_of(schema)
+        assert [text for text in (*taken, *refused) if matches(json.dumps(text))] == [*taken]
