@@ -75,10 +75,17 @@ class SamplingTensors:
 
 @dataclass(frozen=True, slots=True)
 class SampleResult:
-    """token_ids [R] int64, always a valid id; is_finite [R] bool: False where the logits gave no ground to choose."""
+    """The tokens of a batch, and where the logits gave no ground to choose them.
+
+    token_ids     [R] int64, always a valid id
+    is_finite     [R] bool, False where no logit that may be chosen is finite, or the model gave NaN or +inf
+    is_exhausted  [R] bool, where the model's logits are finite and bans, allowed tokens and masks leave none of them;
+                  None where logits are not edited. Not finite, and not the model's fault
+    """
 
     token_ids: Tensor
     is_finite: Tensor
+    is_exhausted: Tensor | None = None
 
 
 def sampling_tensors(rows: Sequence[RowSampling], vocab_size: int, device: torch.device) -> SamplingTensors:
@@ -149,7 +156,8 @@ def sample(logits: Tensor, tensors: SamplingTensors) -> SampleResult:
 
     Order: biases, penalties, bans, allowed tokens and masks, temperature, top-k, top-p, min-p (as transformers orders
     them). A row's token depends on its own logits, seed and position only. A row that held NaN or +inf, or no finite
-    number, before it was edited is not finite, and neither is one whose every finite number is banned.
+    number, before it was edited is not finite, and neither is one whose every finite number is banned: the latter is
+    exhausted.
     """
     was_finite = _edit(logits, tensors)
     if tensors.is_greedy:
@@ -213,8 +221,10 @@ def apply_mask(logits: Tensor, allowed: Tensor) -> None:
 
 
 def _both_finite(chosen: SampleResult, was_finite: Tensor | None) -> SampleResult:
-    """`chosen`, not finite either where the row was not finite before it was edited."""
-    return chosen if was_finite is None else SampleResult(chosen.token_ids, chosen.is_finite & was_finite)
+    """`chosen`, not finite either where the row was not finite before it was edited, else exhausted where it is not."""
+    if was_finite is None:
+        return chosen
+    return SampleResult(chosen.token_ids, chosen.is_finite & was_finite, was_finite & ~chosen.is_finite)
 
 
 def draw_torch(logits: Tensor, tensors: SamplingTensors) -> SampleResult:

@@ -127,15 +127,18 @@ class Grammars:
         for row in rows:
             if row.matcher.matcher.is_error():
                 mask[row.index] = -1
-            elif row.banned:
-                _ban(mask[row.index], row.banned)
+            elif row.banned and not _ban(mask[row.index], row.banned):
+                # Of stop tokens that the grammar needs one must come; the end still need not.
+                _ban(mask[row.index], [token_id for token_id in row.banned if token_id in self._eos_token_ids])
         return torch.from_numpy(mask)
 
 
-def _ban(mask: "np.ndarray[tuple[int], np.dtype[np.int32]]", token_ids: Sequence[int]) -> None:
-    """Clear the bits of tokens, unless none were left."""
+def _ban(mask: "np.ndarray[tuple[int], np.dtype[np.int32]]", token_ids: Sequence[int]) -> bool:
+    """Clear the bits of tokens, unless none were left. Return whether they are cleared."""
     left = mask.view(np.uint32).copy()
     for token_id in token_ids:
         left[token_id // 32] &= np.uint32(0xFFFFFFFF ^ (1 << token_id % 32))
-    if left.any():
-        mask[:] = left.view(np.int32)
+    if not left.any():
+        return False
+    mask[:] = left.view(np.int32)
+    return True

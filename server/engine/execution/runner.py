@@ -16,6 +16,7 @@ from kernels.sampling.sampling import SamplingTensors, sampling_tensors
 from server.engine.execution.grammars import BoundRow, Grammars
 from server.engine.execution.graphs import GraphStep, StepGraphs
 from server.engine.execution.sampling import (
+    EXHAUSTED,
     ScoredRows,
     is_plain_greedy,
     row_sampling,
@@ -90,8 +91,10 @@ class Launched:
         self.on_read()
         chosen = sampled if self.is_dense else [sampled[row] for row in self.rows]
         token_ids: list[int | None] = [*chosen]
+        exhausted: tuple[int, ...] = ()
         if min(chosen, default=0) < 0:
             token_ids = [None if token_id < 0 else token_id for token_id in chosen]
+            exhausted = tuple([place for place, token_id in enumerate(chosen) if token_id == EXHAUSTED])
         return StepResult(
             token_ids,
             self.served.dispatches,
@@ -100,6 +103,7 @@ class Launched:
             prompt_scores=self.prompt_scores,
             token_scores={row: scores for read in self.read_scores for row, scores in read().items()},
             pooled=self.pooled(),
+            exhausted=exhausted,
         )
 
 

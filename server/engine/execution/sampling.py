@@ -17,6 +17,9 @@ from server.protocol.messages import TokenScores
 # Values of logits at a time: 128 MiB in fp32, 261 rows of a vocabulary of 128k. A whole prompt's would be 16 GB at 32k.
 _MAX_LOGITS = 2**25
 
+# In place of a token's id: the model's logits hold no finite number, or the request's limits leave no token.
+NOT_FINITE, EXHAUSTED = -1, -2
+
 T = TypeVar("T")
 
 
@@ -29,7 +32,7 @@ class SampledTokens:
     def __init__(self, num_rows: int, device: torch.device) -> None:
         is_cuda = device.type == "cuda"
         self.latest = torch.zeros(num_rows, dtype=torch.int64, device=device)
-        self._checked = torch.zeros_like(self.latest)  # the same, -1 where the logits held no finite number
+        self._checked = torch.zeros_like(self.latest)  # the same, NOT_FINITE or EXHAUSTED where there is none
         self._hosts = [torch.zeros(num_rows, dtype=torch.int64, pin_memory=is_cuda) for _ in range(2)]
         self._views = [host.numpy() for host in self._hosts]
         self._arrivals = [torch.cuda.Event() for _ in range(2)] if is_cuda else None  # type: ignore[no-untyped-call]
@@ -39,7 +42,10 @@ class SampledTokens:
         """Write the first rows; a CUDA graph can hold it."""
         num_rows = chosen.token_ids.shape[0]
         self.latest[:num_rows].copy_(chosen.token_ids)
-        self._checked[:num_rows].copy_(chosen.token_ids.masked_fill(~chosen.is_finite, -1))
+        checked = chosen.token_ids.masked_fill(~chosen.is_finite, NOT_FINITE)
+        if chosen.is_exhausted is not None:
+            checked.masked_fill_(chosen.is_exhausted, EXHAUSTED)
+        self._checked[:num_rows].copy_(checked)
 
     def copy_to_host(self, num_rows: int) -> Callable[[], list[int]]:
         """Start the copy of the first rows. The function returned waits for it, and so for the whole step.

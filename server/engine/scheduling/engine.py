@@ -34,7 +34,7 @@ from server.engine.scheduling.runner_api import (
 from server.engine.scheduling.scheduler import Scheduler, SequenceTooLong
 from server.engine.scheduling.sequence import PENDING, Batch, Sequence, Status
 from server.engine.scheduling.step_parts import Mark, Part, unmarked
-from server.errors import InvalidGrammar, error_of_code
+from server.errors import InvalidGrammar, InvalidValue, error_of_code
 from server.log import trace_fields
 from server.protocol.messages import (
     FinishReason,
@@ -349,8 +349,12 @@ class Engine:
         self._scheduler.settle(batch)
         self._outputs.record_uses(batch, result)
         if None in result.token_ids:
-            for seq, token_id in zip(batch.drawn_sequences, result.token_ids, strict=True):
-                if token_id is None and seq.status is not Status.FINISHED:
+            for place, (seq, token_id) in enumerate(zip(batch.drawn_sequences, result.token_ids, strict=True)):
+                if token_id is not None or seq.status is Status.FINISHED:
+                    continue
+                if place in result.exhausted:
+                    self._fail(seq, InvalidValue.code, _no_token_left(seq))
+                else:
                     self._fail(seq, "nonfinite_logits", "The model's output held no finite number.")
         if self._num_with_grammar:
             self._accept(batch, result)
@@ -396,7 +400,7 @@ class Engine:
             num_pages_used=self._scheduler.num_pages_used,
             num_pages=self._scheduler.num_pages,
             num_preemptions=batch.num_preempted if batch else 0,
-            num_nonfinite=result.token_ids.count(None),
+            num_nonfinite=result.num_nonfinite,
             num_compiles=num_compiles,
             quarantined=result.quarantined,
             attention_samples=samples,
@@ -425,6 +429,16 @@ def _is_choosable(seq: Sequence) -> bool:
     wanted = seq.sampling
     banned = {word[-1] for word in wanted.bad_words} | (seq.stop_ids if wanted.min_tokens else set())
     return not banned.issuperset(wanted.allowed_token_ids)
+
+
+def _no_token_left(seq: Sequence) -> str:
+    """Return the message of an answer that its request's limits on tokens let go no further."""
+    wanted = seq.sampling
+    limits = [] if wanted.grammar is None else [wanted.grammar.param or "the grammar"]
+    limits += ["allowed_token_ids"] if wanted.allowed_token_ids else []
+    limits += ["bad_words"] if wanted.bad_words else []
+    limits += ["min_tokens"] if seq.num_generated <= wanted.min_tokens else []
+    return f"The answer ended where no token is left that {' and '.join(limits)} allow; loosen one of them."
 
 
 def _packed(token_ids: list[int]) -> "NDArray[np.int64] | None":

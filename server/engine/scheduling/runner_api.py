@@ -15,7 +15,7 @@ TakeSamples = Callable[[], tuple[list[AttentionSample], dict[str, int]]]  # and 
 class StepResult:
     """The result of a computed batch."""
 
-    token_ids: list[int | None]  # of each of the batch's drawn sequences; None where its logits held no finite number
+    token_ids: list[int | None]  # of each of the batch's drawn sequences; None where there is no token to choose
     dispatches: list[DispatchCount] = field(default_factory=list)
     uses: dict[Phase, list[AttentionUse]] = field(default_factory=dict)
     quarantined: list[tuple[str, str]] = field(default_factory=list)
@@ -23,6 +23,12 @@ class StepResult:
     prompt_scores: dict[int, TokenScores] = field(default_factory=dict)  # by row, of the prompts' tokens, if asked for
     token_scores: dict[int, TokenScores] = field(default_factory=dict)  # by place in token_ids
     pooled: dict[int, bytes] = field(default_factory=dict)  # by row, fp32 of prompts that are pooled
+    exhausted: tuple[int, ...] = ()  # places in token_ids with None where the request's own limits leave no token
+
+    @property
+    def num_nonfinite(self) -> int:
+        """Count the drawn sequences whose logits held no finite number."""
+        return self.token_ids.count(None) - len(self.exhausted)
 
 
 class StepError(Exception):

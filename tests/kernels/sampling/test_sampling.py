@@ -251,6 +251,17 @@ def test_a_bad_number_at_a_banned_token_is_reported() -> None:
     assert result.is_finite.tolist() == [False, False, True]
 
 
+@pytest.mark.filterwarnings("ignore:overflow encountered in divide:RuntimeWarning")  # numpy's, in the interpreter
+@pytest.mark.parametrize("choose_by", [sample, sample_torch])
+@pytest.mark.parametrize("row", [RowSampling(0, banned_ids=[0, 1]), RowSampling(1, allowed_ids=[1], banned_ids=[1])])
+def test_a_row_that_limits_leave_empty_is_exhausted(choose_by: Autotuner, row: RowSampling) -> None:
+    """It is not the model's fault, unless the model gave no finite number either."""
+    logits = torch.tensor([[1.0, 2.0], [1.0, math.nan], [-math.inf, -math.inf], [1.0, 2.0]])
+    result = choose_by(logits, sampling_tensors([row] * 3 + [RowSampling(0)], 2, CPU))
+    assert result.is_finite.tolist() == [False, False, False, True]
+    assert result.is_exhausted.tolist() == [True, False, False, False]
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("row", [RowSampling(0), RowSampling(1), RowSampling(1, top_k=2, top_p=0.5, min_p=0.1)])
 def test_only_a_row_with_a_bad_number_is_reported(bad: float, row: RowSampling) -> None:
