@@ -83,6 +83,7 @@ class Guard:
         self._metrics = metrics
         self._lifecycle = lifecycle
         self._routes = routes
+        self._patterns = [_pattern_of(route) for route in routes if "{" in route]
         self._fields = fields
         self._dialect_of = dialect_of
         self._rate_limits = rate_limits or RateLimits()
@@ -162,9 +163,13 @@ class Guard:
         self._hosts.check(headers.get(b"host"), http_version=scope["http_version"], is_open=is_open)
         caller = self._access.check(path, _authorization(headers))
         context.tenant, context.key_name = caller.digest, caller.name
-        check_content(scope["method"], headers)
+        if self._is_route(path):  # else a client would mend its headers before it learns that nothing is there
+            check_content(scope["method"], headers)
         if caller.kind is KeyKind.TENANT and scope["method"] == "POST":
             self._limit(context)
+
+    def _is_route(self, path: str) -> bool:
+        return path in self._routes or any(pattern.fullmatch(path) for pattern in self._patterns)
 
     def _limit(self, context: RequestContext) -> None:
         """Count the request among those of its key. Raises RateLimited."""
@@ -232,6 +237,13 @@ class Guard:
             if outcome is Outcome.DISCONNECTED:
                 record.disconnected(is_slow=context.error_code == SlowClient.code)
             record.end(outcome, status=context.status, error_code=context.error_code)
+
+
+def _pattern_of(route: str) -> re.Pattern[str]:
+    """The expression that matches the paths of a route with parameters, `{name}` or `{name:path}`."""
+    parts = re.split(r"(\{\w+(?::path)?\})", route)
+    texts = [re.escape(part) if i % 2 == 0 else ".+" if ":path" in part else "[^/]+" for i, part in enumerate(parts)]
+    return re.compile("".join(texts))
 
 
 def known_part(param: str | None, fields: frozenset[str]) -> str | None:

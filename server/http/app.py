@@ -32,6 +32,7 @@ from server.http.openai import routes as openai
 from server.http.operations import routes as operations
 from server.http.page.route import DOCS, page_routes
 from server.http.page.route import PATH as PAGE
+from server.http.peer_routes import path_here
 from server.http.pooling.routes import PATHS as POOLING_PATHS
 from server.http.pooling.routes import REQUESTS as POOLING_REQUESTS
 from server.http.pooling.routes import pooling_routes
@@ -217,6 +218,9 @@ def _raiser(
         if path in elsewhere:
             raise NotFound(f"{path!a} {elsewhere[path]}.")
         if error.status_code == 404 and path not in methods:
+            here = path_here(path, methods)
+            if here is not None:
+                raise NotFound(f"There is nothing at {path!a}; use {here!r}.")
             close = difflib.get_close_matches(path, methods, n=1, cutoff=0.8)
             raise NotFound(f"There is nothing at {path!a}{f'; did you mean {close[0]!r}?' if close else '.'}")
         if error.status_code in (404, 405):

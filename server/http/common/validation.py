@@ -7,6 +7,7 @@ looked at before the model is, and of pydantic's error only its place and its li
 """
 
 import contextlib
+import difflib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,8 +19,10 @@ from pydantic_core import PydanticCustomError
 
 from server.edge.redact import plain_name, redacted
 from server.errors import HallmarkError, InvalidValue, UnknownField, UnsupportedField
+from server.http.common.peer_fields import advice
 
 NO_EFFECT = "Taken, and changes nothing"  # begins the description of such a field
+_LONGEST_NAME = 64  # that is looked for among the known ones
 _TAG = "="  # begins each tag of a union: pydantic puts it in the place of an error, and no field begins so
 
 
@@ -208,7 +211,9 @@ def _known_fields(body: Mapping[str, Any], model: type[RequestModel], prefix: st
             continue
         elif name not in model.unsupported:
             field = prefix + plain_name(name)
-            raise UnknownField(model.unknown_field_message.format(field=field), param=field)
+            message = model.unknown_field_message.format(field=field)
+            meant = advice(name, names) if not prefix and len(name) <= _LONGEST_NAME else ""
+            raise UnknownField(f"{message.removesuffix('.')}{meant}{'' if meant.endswith('?') else '.'}", param=field)
         elif not any(type(value) is type(neutral) and value == neutral for neutral in model.unsupported[name]):
             raise UnsupportedField(refusal_of(model, name, prefix), param=prefix + name)
     for name, inner in model.nested.items():
@@ -266,7 +271,13 @@ def _refusal(
     if kind in ("too_long", "too_short") and isinstance(value, str):  # pydantic's, where a validator comes before
         kind = f"string_{kind}"
     if kind == "literal_error":
+        names = re.findall(r"'([^']*)'", context["expected"])
         wanted = context["expected"].replace("'", "").replace(", ", " or ")
+        close = difflib.get_close_matches(value[:_LONGEST_NAME].lower(), names, n=1) if isinstance(value, str) else []
+        if close:  # the value itself may be a secret
+            return InvalidValue(
+                f"{field} must be {wanted}, got {redacted(value)}; did you mean {close[0]}?", param=field
+            )
     elif kind in _WANTED:
         limits = {name: f"{limit:g}" if isinstance(limit, float) else limit for name, limit in context.items()}
         is_integer = any(isinstance(context.get(name), int) for name in ("gt", "ge", "le"))

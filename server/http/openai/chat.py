@@ -145,7 +145,9 @@ def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
         content = message.content
         if content is None and message.role != "assistant":
             where = f"messages[{i}].content"
-            raise InvalidValue(f"The field {where!r} is missing.", param=where)
+            raise InvalidValue(
+                f"The field {where!r} is missing or null; only an assistant's message may be without text.", param=where
+            )
         _check_role(message, i)
         role = "system" if message.role == "developer" else message.role  # OpenAI's newer name of it
         text = content if isinstance(content, str) else "\n".join(part.text for part in content or ())
