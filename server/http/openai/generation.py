@@ -207,7 +207,7 @@ def prepare_chat(
         fields = fields.model_copy(update={"max_tokens": fields.max_completion_tokens})
     tools = ToolUse(fields.tools, fields.tool_choice, is_parallel=fields.parallel_tool_calls)
     text = _chat_text(edge, fields, tools)
-    prompt = encode_chat(edge.tokenizer, text, ready.max_model_len)
+    prompt = encode_chat(edge.tokenizer, text, ready.max_model_len, add_special_tokens=fields.add_special_tokens)
     prepared = _prepared(edge, ready, fields, [prompt], unique_id, default_tokens=None, may_be_less=may_be_less)
     return replace(prepared, jobs=[_parsed(edge, fields, tools, text, job) for job in prepared.jobs])
 

@@ -23,9 +23,9 @@ def encode_prompts(
     ]
 
 
-def encode_chat(tokenizer: Tokenizer, text: str, max_model_len: int) -> list[int]:
+def encode_chat(tokenizer: Tokenizer, text: str, max_model_len: int, *, add_special_tokens: bool = False) -> list[int]:
     """Token ids of a rendered conversation, whose special tokens the template has written."""
-    return encode_text(tokenizer, text, max_model_len, add_special_tokens=False, param="messages")
+    return encode_text(tokenizer, text, max_model_len, add_special_tokens=add_special_tokens, param="messages")
 
 
 def encode_text(

@@ -53,7 +53,6 @@ MAX_LOGPROBS = 20  # likeliest tokens at each place, OpenAI's limit for chats
 # Fields that OpenAI or vLLM define and we do not implement, each with the values that ask for nothing.
 _UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "add_generation_prompt": (True,),
-    "add_special_tokens": (False,),
     "audio": (),
     "best_of": (1,),
     "chat_template": (),
@@ -384,6 +383,9 @@ class ChatRequest(GenerationRequest):
         None, description="Whether the prompt ends with the opening of an answer; not with `continue_final_message`."
     )
     continue_final_message: ContinueFinalMessage = False
+    add_special_tokens: bool = Field(
+        False, description="Whether the prompt gets the tokens that the tokenizer adds, beside those of the template."
+    )
     documents: Annotated[list[JsonObject], Field(fail_fast=True)] | None = Field(
         None, description="For the chat template; refused where it has no place for them."
     )
