@@ -233,6 +233,60 @@ def test_nothing_comes_through_before_the_engine_is_ready(scope: dict[str, Any])
     assert [state for _, state in sent] == [EngineState.READY]
 
 
+class Held:
+    """Replica around an application that notes each request, by an engine that never becomes ready."""
+
+    def __init__(self, engine: SimpleNamespace) -> None:
+        self.engine = engine
+        self.num_asked = 0
+
+    async def ask(self, method: str, *, hold_s: float, within_s: float = 30.0) -> None:
+        async def app(_scope: Scope, _receive: Receive, _send: Send) -> None:
+            self.num_asked += 1
+
+        async def nothing(*_: object) -> Message:
+            return {}
+
+        replica = Replica(app, edge_of(self.engine), name="a", hold_s=hold_s)
+        async with asyncio.timeout(within_s):
+            await replica({"type": "http", "method": method}, nothing, cast(Send, nothing))
+
+
+def test_a_request_is_held_no_longer_than_it_may_be() -> None:
+    held = Held(engine_in(EngineState.RESTARTING))
+    asyncio.run(held.ask("POST", hold_s=0.05))
+    asyncio.run(held.ask("GET", hold_s=3600))  # health and metrics are never held
+    assert held.num_asked == 2
+    with pytest.raises(TimeoutError):
+        asyncio.run(held.ask("POST", hold_s=3600, within_s=0.1))
+    assert held.num_asked == 2
+
+
+@pytest.mark.parametrize(("is_final", "is_held"), [(True, False), (False, True)])
+def test_only_a_refusal_that_may_end_is_waited_for(is_final: bool, is_held: bool) -> None:
+    held = Held(engine_in(EngineState.REFUSED))
+    held.engine.refused = SimpleNamespace(is_final=is_final)
+    if is_held:
+        with pytest.raises(TimeoutError):
+            asyncio.run(held.ask("POST", hold_s=3600, within_s=0.1))
+    else:
+        asyncio.run(held.ask("POST", hold_s=3600))
+    assert held.num_asked == (0 if is_held else 1)
+
+
+def test_the_time_without_an_engine_counts_from_its_last_end() -> None:
+    now, engine = 0.0, engine_in(EngineState.READY)
+    health = Health(edge_of(engine), replace_after_s=10, clock=lambda: now)
+    for died_at in (100.0, 200.0):
+        now, engine.state = died_at, EngineState.READY
+        health.check()
+        now, engine.state = died_at + 10, EngineState.RESTARTING
+        health.check()
+    now += 0.1
+    with pytest.raises(StartError, match="not ready for 10 s"):
+        health.check()
+
+
 def test_an_engine_that_restarts_keeps_its_replica_for_a_while() -> None:
     now = 0.0
     health = Health(edge_of(engine_in(EngineState.RESTARTING)), replace_after_s=10, clock=lambda: now)
@@ -271,11 +325,32 @@ def test_a_session_goes_before_the_prompt() -> None:
     assert key_of(b'{"prompt":"a","prompt_cache_key":"s"}', {}) == key_of(b'{"prompt":"b","prompt_cache_key":"s"}', {})
 
 
+@pytest.mark.parametrize("field", ["prompt", "instructions", "system", "input", "messages", "prompt_cache_key"])
+def test_each_field_that_begins_a_prompt_is_in_the_key(field: str) -> None:
+    others = {"input": [{"role": "user", "content": "c"}]} if field in ("instructions", "system") else {}
+    keys = [key_of(json.dumps({field: text, **others}).encode(), {}) for text in ("a", "b", "a")]
+    assert keys[0] == keys[2] != keys[1]
+    assert None not in keys
+
+
+def test_parts_that_join_alike_are_other_keys() -> None:
+    bodies = [b'{"system":1,"instructions":23,"prompt":4}', b'{"system":12,"instructions":3,"prompt":4}']
+    keys = {key_of(body, {}) for body in (*bodies, b'{"system":123,"prompt":4}', b'{"instructions":123,"prompt":4}')}
+    assert len(keys) == 4
+    assert key_of(b"{}", {b"x-session-id": b"as", b"authorization": b"session"}) != key_of(
+        b"{}", {b"x-session-id": b"s", b"authorization": b"sessiona"}
+    )
+
+
 def test_a_lost_replica_moves_only_its_own_keys() -> None:
     names = ["a", "b", "c"]
-    for key in map(str, range(50)):
+    owners = []
+    for key in map(str, range(300)):
         before = ranked(key, names)
-        assert ranked(key, [name for name in names if name != before[-1]])[0] == before[0]
+        owners.append(before[0])
+        for lost in names:
+            assert ranked(key, [name for name in names if name != lost]) == [name for name in before if name != lost]
+    assert all(60 < owners.count(name) < 140 for name in names)  # each has about a third
 
 
 def test_affinity_yields_to_a_queue_that_is_too_long() -> None:

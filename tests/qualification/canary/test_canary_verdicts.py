@@ -4,14 +4,16 @@ import math
 import random
 import re
 from dataclasses import asdict, replace
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from msgspec.structs import replace as replace_fields
 from qualification_fakes import DECODE, MACHINE, SHAPE, evidence, path
 from scripted_server import plan_row
 
-from qualification.canary.golden import GoldenPrompt, Times
+from qualification.canary.golden import GoldenError, GoldenPrompt, Times, check_date, load_golden, shipped_golden
 from qualification.canary.numerics import Reply, Scores, judge_numerics
 from qualification.canary.performance import Pairs, Rules, judge_performance
 from qualification.canary.plan import Reviewed, dtype_of, judge_plan, reviewed_matrix
@@ -21,6 +23,20 @@ from qualification.evidence.matrix import gpu_folder, save_matrix
 
 RULES = Rules(num_looks=1, lengths=(96,))
 NOT_PROVEN = ("unproven", "stale", "failed", "quarantined", "a word of tomorrow")
+
+
+EXPIRES = datetime(2026, 11, 20, 12, tzinfo=UTC)
+INSTANT = timedelta(microseconds=1)
+
+
+@pytest.mark.parametrize("zone", [UTC, timezone(timedelta(hours=9)), timezone(timedelta(hours=-8))])
+def test_a_golden_file_is_good_up_to_its_instant(zone: timezone) -> None:
+    golden = replace_fields(load_golden(shipped_golden("demo")), expires_at=EXPIRES.astimezone(zone).isoformat())
+    check_date(golden, EXPIRES - INSTANT)
+    check_date(replace_fields(golden, expires_at=None), EXPIRES + timedelta(days=10_000))
+    for now in (EXPIRES, EXPIRES + INSTANT):
+        with pytest.raises(GoldenError, match=r"expired at .* record it anew"):
+            check_date(golden, now)
 
 
 def verdicts(**outcomes: Outcome) -> list[Verdict]:

@@ -18,6 +18,7 @@ from edge_fakes import (
     saying,
     served,
     usage_of,
+    with_keys,
 )
 
 from server.http.openai.chat import plain_messages
@@ -268,6 +269,16 @@ def test_a_request_may_bring_its_own_salt(folder: Path) -> None:
     assert none == b""
     assert mine == again
     assert len({none, mine, other}) == 3
+
+
+def test_keys_that_send_one_salt_share_no_pages(folder: Path) -> None:
+    it = with_keys(served(folder), "left", "right")
+    for key, salt in (("left", "s"), ("right", "s"), ("left", "t"), ("left", None), ("right", None), ("left", "s")):
+        headers = {"authorization": f"Bearer {key}"}
+        assert it.post(COMPLETIONS, {"prompt": "a", "cache_salt": salt}, headers=headers).status_code == 200
+    *salts, again = it.engine.salts
+    assert len({*salts, b""}) == 6
+    assert again == salts[0]
 
 
 @pytest.mark.parametrize("salt", ["", "x" * 513, 7])

@@ -1,6 +1,7 @@
 """Embeddings, scores and ranks over HTTP, of an engine that follows a script."""
 
 import base64
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -90,9 +91,10 @@ def test_token_ids_are_taken_as_they_are_and_bytes_are_fp32(words: Path) -> None
     assert it.post(EMBEDDINGS, {"input": [1, 2]}).json()["data"][0]["embedding"] == vector_of([1, 2])
 
 
-def test_shorter_embeddings_are_cut_and_normalized_again(words: Path) -> None:
+@pytest.mark.parametrize("normalizes", [True, False])
+def test_shorter_embeddings_are_cut_and_normalized_again(normalizes: bool, words: Path) -> None:
     body = {"input": "ab", "dimensions": 2}
-    answer = pooling(words, EMBED).post(EMBEDDINGS, body).json()
+    answer = pooling(words, replace(EMBED, normalizes=normalizes)).post(EMBEDDINGS, body).json()
     assert answer["data"][0]["embedding"] == pytest.approx([0.6, 0.8])
     for model, message in ((PoolingModel(Task.EMBED), "cannot be chosen"), (EMBED, "must be 1 to 4, got 5")):
         refused = pooling(words, model).post(EMBEDDINGS, body | {"dimensions": 5})
@@ -196,6 +198,14 @@ def test_scores_pair_texts_and_spell_no_special_token(words: Path) -> None:
         "text_1",
         "text_1 must have 1 text or as many as text_2, 3, got 2.",
     )
+
+
+@pytest.mark.parametrize("apart", [0.0, 1.0, 10.0, 30.0, 690.0, 709.0, 710.0, 1000.0, 3e38])
+def test_logits_however_far_apart_are_probabilities(apart: float) -> None:
+    for_yes, for_no = [answers.probability_of(np.array(it, "<f4").tobytes()) for it in ([apart, 0], [0, apart])]
+    assert for_yes == pytest.approx(1 / (1 + math.exp(-apart)))
+    assert for_no == pytest.approx(math.exp(-apart) / (1 + math.exp(-apart)), rel=1e-6, abs=1e-300)
+    assert 0 <= for_no <= for_yes <= 1
 
 
 @pytest.mark.parametrize("path", ["/rerank", "/v2/rerank", "/score"])
