@@ -20,12 +20,16 @@ from server.text.answer.values import inlined
 
 # What binds a call whose values a model's own form cannot bind: objects, as JSON has them.
 _IN_JSON = {ToolCallParser.QWEN3_CODER: ToolCallParser.HERMES, ToolCallParser.GEMMA: ToolCallParser.LLAMA3_JSON}
+_NO_PARAMETERS = {"properties": {}, "additionalProperties": False}
 _FINAL = f"{CHANNEL}final{MESSAGE}"  # opens harmony's answers
 
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that an answer may call. `parameters` is the JSON schema of its arguments; None: of any object."""
+    """A function that an answer may call.
+
+    parameters  JSON schema of its arguments, an object whether or not it says so; None or empty: there are none
+    """
 
     name: str
     parameters: Mapping[str, Any] | None = None
@@ -74,7 +78,7 @@ def bound_calls(
 
 
 def _schema_text(tool: Tool, param: str) -> str:
-    return schema_text({"type": "object", **(tool.parameters or {})}, param)  # an object whether or not it is said
+    return schema_text({"type": "object", **(tool.parameters or _NO_PARAMETERS)}, param)
 
 
 def _calls(

@@ -129,6 +129,44 @@ def test_grammar_takes_calls_of_each_form(form: ToolCallParser, one: str, two: s
     assert not takes(bound(WEATHER, CLOCK), f"Sure. {one}", has_marks=has_marks)
 
 
+NO_ARGUMENTS = {
+    HERMES: '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>',
+    CODER: "<tool_call>\n<function=clock>\n</function>\n</tool_call>",
+    LLAMA: '{"name": "clock", "parameters": {}}',
+    MISTRAL: '[TOOL_CALLS][{"name": "clock", "arguments": {}}]',
+    GEMMA: "<|tool_call>call:clock{}<tool_call|>",
+    HARMONY: "<|channel|>commentary to=functions.clock <|constrain|>json<|message|>{}",
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("parameters", [None, {}, {"type": "object", "properties": {}}])
+def test_tool_without_parameters_is_called_with_none(form: ToolCallParser, parameters: dict[str, Any] | None) -> None:
+    grammar = bound_calls([Tool("clock", parameters)], form).grammar
+    empty = NO_ARGUMENTS[form]
+    assert takes(grammar, empty)
+    changes = {CODER: ("</function>", "<parameter=a>\n1\n</parameter>\n</function>"), GEMMA: ("{}", "{a:1}")}
+    old, new = changes.get(form, ("{}", '{"a": 1}'))
+    assert old in empty
+    assert not takes(grammar, empty.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("form", "mark"), [(CODER, "</parameter>"), (CODER, "<parameter="), (CODER, "</function>"), (GEMMA, QUOTE)]
+)
+@pytest.mark.parametrize("keyword", ["enum", "const"])
+def test_value_with_the_marks_of_its_form_is_called_in_json(form: ToolCallParser, mark: str, keyword: str) -> None:
+    """The reader of the form would cut it there: another value than the schema allows."""
+    value = f"a{mark}b"
+    schema = {"type": "string", keyword: ["c", value] if keyword == "enum" else value}
+    bound = bound_calls([Tool("say", {"type": "object", "properties": {"x": schema}, "required": ["x"]})], form)
+    assert bound.form is {CODER: HERMES, GEMMA: LLAMA}[form]
+    written = json.dumps({"x": value})
+    name = {CODER: "arguments", GEMMA: "parameters"}[form]
+    call = f'{{"name": "say", "{name}": {written}}}'
+    assert takes(bound.grammar, f"<tool_call>\n{call}\n</tool_call>" if form is CODER else call)
+
+
 @pytest.mark.parametrize("written", [HARMONY_CALL, HARMONY_CALL.replace("<|constrain|>", "")])
 def test_harmony_takes_one_call_with_either_recipient(written: str) -> None:
     grammar = bound_calls([WEATHER, CLOCK], HARMONY, is_parallel=True, added_ids=IDS).grammar
