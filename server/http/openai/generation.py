@@ -26,7 +26,7 @@ from server.http.openai.details import Details, check_details, details_of
 from server.http.openai.event_stream import EventStream
 from server.http.openai.prompts import check_choices, check_lengths, encode_chat, encode_prompts, sampling_of, truncated
 from server.http.openai.requests import ChatRequest, CompletionRequest, GenerationRequest, stops_of
-from server.http.openai.structured import GUIDED, grammar_of
+from server.http.openai.structured import GUIDED, grammar_of, is_of_format
 from server.http.openai.tools import ToolUse
 from server.protocol.messages import EngineReady, Grammar, GrammarKind
 from server.telemetry.request import RequestRecord
@@ -231,8 +231,10 @@ def _parsed(edge: Edge, fields: ChatRequest, tools: ToolUse, prompt: str, job: J
     """
     grammar, calls = job.sampling.grammar, None
     if tools.is_forced and grammar is not None:
-        message = f"tool_choice and {grammar.param} both say what the answer must match; send one."
-        raise InvalidValue(message, param=grammar.param)
+        if not is_of_format(grammar):
+            message = f"tool_choice and {grammar.param} both say what the answer must match; send one."
+            raise InvalidValue(message, param=grammar.param)
+        grammar = None  # OpenAI's: the format is of text, and the answer is a call
     may_call = tools.schemas is not None and (grammar is None or grammar.kind is GrammarKind.JSON_SCHEMA)
     if may_call and (tools.is_forced or grammar is not None):
         bound = tools.bound(edge.syntax.calls, edge.tokenizer.added_ids, grammar)

@@ -63,7 +63,7 @@ _UNSUPPORTED: Mapping[str, tuple[object, ...]] = {
     "echo": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),
-    "guided_decoding_backend": (),
+    "guided_decoding_backend": ("auto", "guidance", "llguidance"),  # the one that is used, by vLLM's names
     "guided_whitespace_pattern": (),
     "kv_transfer_params": (),
     "length_penalty": (1.0, 1),

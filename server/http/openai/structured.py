@@ -11,6 +11,7 @@ from server.protocol.messages import Grammar
 
 _ANY_OBJECT = {"type": "object"}
 GUIDED = ("json", "regex", "choice", "grammar")  # vLLM's older fields, each after the prefix guided_
+_FORMAT = "response_format"
 _FORMATS = ("text", "json_object", "json_schema")
 _SCHEMA_FIELDS = ("name", "description", "schema", "strict")
 # vLLM's options of structured_outputs that are not implemented, with the value that asks for nothing.
@@ -45,6 +46,11 @@ def grammar_of(
     return asked[0] if asked else None
 
 
+def is_of_format(grammar: Grammar) -> bool:
+    """Return whether a grammar is what `response_format` asks for."""
+    return grammar.param.partition(".")[0] == _FORMAT
+
+
 def _of_format(fields: Mapping[str, Any]) -> list[Grammar]:
     kind = fields.get("type")
     if kind not in _FORMATS:
@@ -55,7 +61,7 @@ def _of_format(fields: Mapping[str, Any]) -> list[Grammar]:
     if kind == "text":
         return []
     if kind == "json_object":
-        return [json_grammar(_ANY_OBJECT, "response_format")]
+        return [json_grammar(_ANY_OBJECT, _FORMAT)]
     wanted = _object(fields.get("json_schema"), "response_format.json_schema")
     _check_names(wanted, _SCHEMA_FIELDS, "response_format.json_schema")
     param = "response_format.json_schema.schema"

@@ -10,8 +10,8 @@ from edge_fakes import READY, Served, served
 from server.protocol.messages import Grammar, GrammarKind
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
-TOOLS = [{"type": "function", "function": {"name": "clock", "parameters": {"type": "object"}}}]
-SCHEMA_FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": SCHEMA}}
+TOOLS: list[dict[str, Any]] = [{"type": "function", "function": {"name": "clock", "parameters": {"type": "object"}}}]
+SCHEMA_FORMAT: dict[str, Any] = {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": SCHEMA}}
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +51,8 @@ def sent(server: Served) -> Grammar | None:
         ({"guided_grammar": 'root ::= "a"'}, GrammarKind.LARK, "root"),
         ({"response_format": SCHEMA_FORMAT, "tools": TOOLS}, GrammarKind.LARK, "<tool_call>"),
         ({"guided_regex": "a+", "tools": TOOLS}, GrammarKind.REGEX, "a+"),
+        ({"guided_regex": "a+", "guided_decoding_backend": "guidance"}, GrammarKind.REGEX, "a+"),
+        ({"response_format": SCHEMA_FORMAT, "tools": TOOLS, "tool_choice": "required"}, GrammarKind.LARK, "clock"),
     ],
 )
 def test_field_becomes_a_grammar(server: Served, fields: dict[str, Any], kind: GrammarKind, text: str) -> None:
@@ -59,6 +61,36 @@ def test_field_becomes_a_grammar(server: Served, fields: dict[str, Any], kind: G
     assert grammar is not None
     assert grammar.kind is kind
     assert text in grammar.text
+
+
+FORMATS = ({"type": "text"}, {"type": "json_object"}, SCHEMA_FORMAT)
+NAMED = {"type": "function", "function": {"name": "clock"}}
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED])
+@pytest.mark.parametrize("form", FORMATS)
+def test_forced_call_is_bound_alike_beside_any_format(server: Served, form: dict[str, Any], choice: object) -> None:
+    """Chat and Responses, as instructor sends both."""
+    forced = {"tools": TOOLS, "tool_choice": choice}
+    texts = set()
+    for more in ({}, {"response_format": form}):
+        assert chat(server, **forced, **more).status_code == 200
+        texts.add(text_of(server))
+    flat = {"type": "function", **TOOLS[0]["function"]}
+    named = choice if isinstance(choice, str) else {"type": "function", "name": "clock"}
+    flat_form = {"type": "json_schema", **SCHEMA_FORMAT["json_schema"]} if form is SCHEMA_FORMAT else form
+    body = {"input": "hi", "tools": [flat], "tool_choice": named, "text": {"format": flat_form}}
+    body |= {"parallel_tool_calls": True}
+    assert server.post("/v1/responses", body).status_code == 200
+    texts.add(text_of(server))
+    assert len(texts) == 1
+    assert "clock" in texts.pop()
+
+
+def text_of(server: Served) -> str:
+    grammar = sent(server)
+    assert grammar is not None
+    return grammar.text
 
 
 def test_format_text_binds_nothing(server: Served) -> None:
@@ -93,9 +125,11 @@ def of_schema(schema: object) -> dict[str, Any]:
         ({"structured_outputs": {}}, "structured_outputs", "invalid_value", "asks for nothing"),
         ({"guided_choice": [""]}, "guided_choice", "invalid_value", "not empty"),
         ({"guided_json": "[" * 5000}, "guided_json", "invalid_value", "a JSON schema"),
+        ({"guided_regex": "a", "guided_decoding_backend": "xgrammar"}, "guided_decoding_backend", "unsupported_field",
+         '"guidance"'),
         ({"guided_regex": "(a"}, "guided_regex", "invalid_grammar", "unclosed"),
-        ({"guided_regex": "a", "tools": TOOLS, "tool_choice": "required"}, "guided_regex", "invalid_value",
-         "tool_choice and guided_regex"),
+        *(({"guided_regex": "a", "tools": TOOLS, "tool_choice": "required", **more}, "guided_regex", "invalid_value",
+           "tool_choice and guided_regex") for more in ({}, {"response_format": {"type": "text"}})),
     ],
 )  # fmt: skip
 def test_request_that_cannot_be_bound_is_refused(
