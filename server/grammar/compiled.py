@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from collections.abc import Sequence
 
 import llguidance
@@ -11,6 +12,8 @@ from server.errors import InvalidGrammar
 from server.protocol.messages import Grammar, GrammarKind
 
 _GBNF_RULE = re.compile(r"^[ \t]*[A-Za-z_][\w-]*[ \t]*::=", re.MULTILINE)
+# An escape in a literal or a class of GBNF; other ones are as long as their first character.
+_GBNF_ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
 _ANSWER = "answer"
 _MAX_MESSAGE = 300  # characters
 # What one token of one answer may cost: about 7 ms for the lexer, 1 ms for the parser, and 20 MB of states in all.
@@ -59,9 +62,25 @@ def _lark(text: str) -> str:
     if not _GBNF_RULE.search(text):
         return text
     try:
-        return str(gbnf_to_lark(text))
+        return str(gbnf_to_lark(_GBNF_ESCAPE.sub(_character, text)))
+    except InvalidGrammar:
+        raise
     except Exception as error:  # the library raises nothing more exact
         raise InvalidGrammar("The GBNF grammar is malformed.") from error
+
+
+def _character(escape: re.Match[str]) -> str:
+    r"""Return what an escape stands for, as \x41 where it could mean something to a class or a literal.
+
+    llguidance 1.9.1 drops the zeros of \u00e9 and \U0001F600, so that its own lexer refuses them.
+    """
+    digits = escape[1] or escape[2] or escape[3]
+    if digits is None:
+        return escape[0]
+    code = int(digits, 16)
+    if code > sys.maxunicode or 0xD800 <= code < 0xE000:
+        raise InvalidGrammar(f"The GBNF grammar has {escape[0]}, which is no character.")
+    return f"\\x{code:02x}" if code < 0x80 else chr(code)
 
 
 def check(matcher: llguidance.LLMatcher) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import re
 from collections.abc import Iterator
 from datetime import date
 
@@ -61,6 +62,33 @@ def test_grammar_that_cannot_bind_is_refused_with_the_reason(
     checker: GrammarChecker, grammar: Grammar, expected: str
 ) -> None:
     assert expected in reason(checker, grammar)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "taken", "refused"),
+    [
+        (r'root ::= "caf\u00e9"', ("café",), ("cafe", "caf")),
+        (r'root ::= "caf\xe9" "\U0001F600"', ("café😀",), ("café",)),
+        (r"root ::= [\U0001F600-\U0001F64F]+", ("😀", "🙏😀"), ("🚀", "")),
+        (r"root ::= [\u0430-\u044f]{2,3}", ("да", "нет"), ("d", "д")),
+        (r'root ::= "\u0022\u005c\x5C" [\u005d\x2d\u005E]', ('"\\\\]', '"\\\\-', '"\\\\^'), ('"\\\\a',)),
+        (r'root ::= [^\x00-\x1f\u0022\\] "\\u0041\n"', ("a\\u0041\n",), ('"\\u0041\n', "aA\n")),
+        ('root ::= "é" [я-ё]?  # "\\u00e9\n', ("é",), ("e",)),
+    ],
+)
+def test_escapes_of_gbnf_stand_for_their_characters(
+    grammar: str, taken: tuple[str, ...], refused: tuple[str, ...]
+) -> None:
+    matcher = compiled(byte_tokenizer(), lark_grammar(grammar, "p"))
+    for text in (*taken, *refused):
+        copy = matcher.deep_copy()
+        assert (copy.consume_tokens([*text.encode()]) and copy.is_accepting()) is (text in taken), text
+
+
+@pytest.mark.parametrize("escape", [r"\ud83d", r"\U00110000", r"\UFFFFFFFF"])
+def test_escape_of_no_character_is_named(escape: str) -> None:
+    with pytest.raises(InvalidGrammar, match=re.escape(escape)):
+        compiled(byte_tokenizer(), lark_grammar(f'root ::= "a{escape}"', "p"))
 
 
 def test_dates_are_days_that_there_are() -> None:
