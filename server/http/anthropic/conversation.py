@@ -22,6 +22,7 @@ from server.http.anthropic.requests import (
     ToolUseBlock,
     Turn,
 )
+from server.http.anthropic.signatures import thinking_of
 
 # Fields of a chat request, and those of Anthropic's that they are made of.
 FIELDS = {
@@ -45,6 +46,11 @@ def chat_of(fields: MessagesRequest) -> dict[str, Any]:
     if fields.stop_sequences:
         body["stop"] = fields.stop_sequences
     return body
+
+
+def hides_thinking(fields: MessagesRequest) -> bool:
+    """Return whether the client asks not to read the thinking of the answer."""
+    return fields.thinking is not None and fields.thinking.display in ("omitted", "updates")
 
 
 def prompt_of(fields: CountTokensRequest) -> dict[str, Any]:
@@ -142,7 +148,7 @@ def _assistant(turn: Turn, index: int) -> list[dict[str, Any]]:
             case TextBlock():
                 texts.append({"type": "text", "text": block.text})
             case ThinkingBlock():
-                thoughts.append(block.thinking)
+                thoughts.append(thinking_of(block))
             case ToolUseBlock():
                 arguments = msgspec.json.encode(block.input).decode()
                 function = {"name": block.name, "arguments": arguments}

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from server.http.anthropic.signatures import signature_of
 from server.http.generation.deltas import deltas_of
 from server.http.generation.event_stream import named_event
 from server.http.generation.pieces import Piece
@@ -30,16 +31,19 @@ class MessageFormat:
         *,
         applied_edits: Sequence[Mapping[str, Any]] | None = None,
         left_out_tools: Sequence[str] = (),
+        hides_thinking: bool = False,
         has_less_room: bool = False,
     ) -> None:
         """applied_edits   of the conversation; None where the request asks for none
         left_out_tools  types of tools that the model was not told of
+        hides_thinking  whether signatures hold the thinking, which is empty
         has_less_room   whether the context holds fewer tokens than `max_tokens`"""
         self._reasons = _STOP_REASONS | ({"length": "model_context_window_exceeded"} if has_less_room else {})
         self._edits = {} if applied_edits is None else {"context_management": {"applied_edits": applied_edits}}
         self._left_out = {"left_out_tools": left_out_tools} if left_out_tools else {}
         self._id = f"msg_{unique_id}"
         self._model = model
+        self._hides_thinking = hides_thinking
         self._usage = usage
         self._blocks: list[dict[str, Any]] = []
         self._texts: list[str] = []  # of the block that is open
@@ -109,7 +113,10 @@ class MessageFormat:
                 yield self._more({"type": "text_delta", "text": text}, text)
             case ReasoningText(text):
                 yield from self._opened("thinking")
-                yield self._more({"type": "thinking_delta", "thinking": text}, text)
+                if self._hides_thinking:
+                    self._texts.append(text)
+                else:
+                    yield self._more({"type": "thinking_delta", "thinking": text}, text)
             case CallStart():
                 yield from self._closed()
                 yield self._begun({"type": "tool_use", "id": delta.call_id, "name": delta.name, "input": {}})
@@ -139,10 +146,11 @@ class MessageFormat:
         self._is_open = False
         if block["type"] == "tool_use":
             block["input"] = _input_of(text)
-        else:
-            block["text" if block["type"] == "text" else "thinking"] = text
-        if block["type"] == "thinking":  # nothing signs it; clients wait for the event
-            delta = {"type": "signature_delta", "signature": ""}
+        elif block["type"] == "text":
+            block["text"] = text
+        else:  # nothing signs it; clients wait for the event
+            block |= {"signature": signature_of(text)} if self._hides_thinking else {"thinking": text}
+            delta = {"type": "signature_delta", "signature": block["signature"]}
             yield {"type": "content_block_delta", "index": index, "delta": delta}
         yield {"type": "content_block_stop", "index": index}
 

@@ -69,7 +69,7 @@ _Texts = Annotated[
 class ThinkingBlock(RequestModel):
     type: Literal["thinking"]
     thinking: Text
-    signature: Text = Field("", description=NO_EFFECT)
+    signature: Text = Field("", description="Of a block without a text, the text that this server has put there.")
 
 
 class RedactedThinkingBlock(RequestModel):
@@ -256,9 +256,12 @@ _ToolChoice = Annotated[
 
 
 class Thinking(RequestModel):
-    unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {"block_binding": (), "display": ("summarized",)}
+    unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {"block_binding": ()}
 
     type: Literal["adaptive", "disabled", "enabled"]
+    display: Literal["summarized", "omitted", "updates"] | None = Field(
+        None, description="Unless `summarized`, the thinking of the answer is empty and its signature holds it."
+    )
     budget_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS, description=NO_EFFECT)
 
 

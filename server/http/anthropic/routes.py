@@ -13,7 +13,7 @@ from server.edge.context import RequestContext, context_of
 from server.errors import ModelNotFound, NotReady, PromptTooLong, TemplateError
 from server.http.anthropic.answers import MessageAnswer, MessageError, MessageEvent, TokenCount
 from server.http.anthropic.context_edits import edited
-from server.http.anthropic.conversation import FIELDS, chat_of, left_out, prompt_of
+from server.http.anthropic.conversation import FIELDS, chat_of, hides_thinking, left_out, prompt_of
 from server.http.anthropic.message import MessageFormat
 from server.http.anthropic.requests import CountTokensRequest, MessagesRequest
 from server.http.common.document import PlainRoute, streams, takes
@@ -78,6 +78,7 @@ def routes(edge: Edge) -> APIRouter:
             lambda: usage_of(it.record),
             applied_edits=None if prepared.fields.context_management is None else prepared.applied_edits,
             left_out_tools=left_out(prepared.fields),
+            hides_thinking=hides_thinking(prepared.fields),
             has_less_room=prepared.jobs[0].sampling.max_tokens < prepared.fields.max_tokens,
         )
         return await answered(request, it, shape, names_kernels=prepared.fields.hallmark)

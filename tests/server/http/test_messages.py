@@ -128,6 +128,36 @@ def test_thoughts_and_calls_of_tools_are_blocks_of_their_own(tmp_path: Path) -> 
     assert last == f"[weather][user]Hi[assistant]{calls}[tool]Error: Snow[user]So?[assistant]<think></think>"
 
 
+@pytest.mark.parametrize("display", ["omitted", "updates"])
+def test_thinking_that_is_not_shown_comes_back(tmp_path: Path, display: str) -> None:
+    """Claude Code asks so, and sends back what it has got."""
+    write_tokenizer(tmp_path, template=QWEN)
+    it = served(tmp_path, saying("<think>Hm", "m.</think>", "Looking."))
+    fields: Any = {"model": "tiny", "max_tokens": 99, "thinking": {"type": "adaptive", "display": display}}
+    with client_of(it) as client:
+        whole = client.messages.create(messages=USER, **fields)
+        with client.messages.stream(messages=USER, **fields) as stream:
+            deltas = {event.delta.type for event in stream if event.type == "content_block_delta"}
+            streamed = stream.get_final_message()
+        assert deltas == {"signature_delta", "text_delta"}
+        for message in (whole, streamed):
+            assert [block.to_dict().get("thinking") for block in message.content] == ["", None]
+            client.messages.create(messages=[*USER, message.to_param(), *USER], **fields)
+    prompts = [bytes(ids).decode() for _, ids, _ in it.engine.submitted]
+    assert prompts[2:] == ["[user]Hi[assistant]<think>Hmm.</think>Looking.[user]Hi[assistant]"] * 2
+
+
+@pytest.mark.parametrize("signature", ["EqQB", "hallmark-thinking:?", "hallmark-thinking:/w=="])
+def test_a_signature_of_another_server_holds_nothing(tmp_path: Path, signature: str) -> None:
+    write_tokenizer(tmp_path, template=QWEN)
+    it = served(tmp_path, saying("Yes"))
+    thought = {"type": "thinking", "thinking": "", "signature": signature}
+    turns = [*USER, {"role": "assistant", "content": [thought, {"type": "text", "text": "Well."}]}, *USER]
+    assert it.post("/v1/messages", {"max_tokens": 4, "messages": turns}).status_code == 200
+    (prompt,) = (bytes(ids).decode() for _, ids, _ in it.engine.submitted)
+    assert prompt == "[user]Hi[assistant]Well.[user]Hi[assistant]<think></think>"
+
+
 def test_a_last_turn_of_the_assistant_is_continued(folder: Path) -> None:
     it = served(folder)
     for messages in ([*USER, {"role": "assistant", "content": "Well: "}], USER):
