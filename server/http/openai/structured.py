@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
+
 from server.edge.redact import plain_name, redacted
 from server.errors import InvalidJson, InvalidValue, UnknownField, UnsupportedField
 from server.grammar.requested import choice_grammar, json_grammar, lark_grammar, regex_grammar
@@ -30,8 +32,8 @@ def grammar_of(
     """Return the one grammar that is asked for; None where none is.
 
     guided  vLLM's older fields without their prefix guided_, those that are given
-    Raises InvalidValue where there are several, or a value is of a wrong type, UnsupportedField for a keyword of a
-    schema that would not bind the answer.
+    Raises InvalidValue where there are several different ones, or a value is of a wrong type, UnsupportedField for a
+    keyword of a schema that would not bind the answer.
     """
     asked: list[Grammar] = []
     if response_format is not None:
@@ -39,11 +41,15 @@ def grammar_of(
     if structured is not None:
         asked += _of_structured(structured)
     asked += [_MAKERS[name](value, f"guided_{name}") for name, value in guided.items()]
-    if len(asked) > 1:
-        first, second, *_ = asked
+    if not asked:
+        return None
+    first, *others = asked
+    # guidance's client sends one grammar as guided_grammar and as structured_outputs, for older and newer vLLM
+    second = next((it for it in others if msgspec.structs.replace(it, param=first.param) != first), None)
+    if second is not None:
         message = f"{first.param} and {second.param} both say what the answer must match; send one."
         raise InvalidValue(message, param=second.param)
-    return asked[0] if asked else None
+    return first
 
 
 def is_of_format(grammar: Grammar) -> bool:
