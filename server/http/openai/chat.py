@@ -43,6 +43,8 @@ def conversation_of(fields: ChatRequest, tools: ToolUse) -> Conversation:
         options.setdefault("reasoning_effort", fields.reasoning_effort)
         if fields.reasoning_effort == _NO_REASONING:
             options.setdefault("enable_thinking", False)
+    if fields.verbosity is not None:
+        options.setdefault("verbosity", fields.verbosity)
     return Conversation(plain_messages(fields.messages), tools.for_template(), fields.documents, options)
 
 

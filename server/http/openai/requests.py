@@ -377,6 +377,7 @@ class ChatRequest(GenerationRequest):
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
         None, description="Given to the chat template; `none` gives it `enable_thinking: false` as well."
     )
+    verbosity: Literal["low", "medium", "high"] | None = Field(None, description="Given to the chat template.")
     include_reasoning: bool = Field(True, description="Whether the answer has the model's reasoning.")
     chat_template_kwargs: ChatTemplateKwargs = None
     add_generation_prompt: bool | None = Field(

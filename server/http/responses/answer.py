@@ -12,11 +12,17 @@ from server.http.generation.event_stream import named_event
 from server.http.generation.pieces import Piece
 from server.http.generation.usage import Usage
 from server.http.responses.requests import ResponsesRequest
-from server.http.responses.tools import ToolSet, input_of
+from server.http.responses.tools import Called, ToolSet, input_of, object_of
 from server.protocol.messages import SamplingParams
 from server.text.answer.deltas import ArgumentsText, CallStart, ContentText, Delta, ReasoningText
 
-_ID_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
+_ID_PREFIXES = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "custom_tool_call": "ctc",
+    "tool_search_call": "tsc",
+}
 LEFT_OUT = "left_out_tools"  # in the metadata of an answer
 
 
@@ -123,17 +129,22 @@ class ResponseFormat:
                 yield from self._closed()
                 yield self._begun_call(delta)
             case ArgumentsText(_, text):
-                if self._items[-1]["type"] == "custom_tool_call":
-                    self._texts.append(text)  # the input is within these arguments, and is given when they are whole
+                if self._items[-1]["type"] != "function_call":
+                    self._texts.append(
+                        text
+                    )  # what the item has is within these arguments, and given when they are whole
                 else:
                     yield self._more("response.function_call_arguments.delta", text)
 
     def _begun_call(self, start: CallStart) -> dict[str, Any]:
         callee = self._tools.callee(start.name)
+        if callee.kind is Called.SEARCH:
+            call: dict[str, Any] = {"call_id": start.call_id, "execution": "client", "arguments": {}}
+            return self._begun("tool_search_call", call)
         call = {"call_id": start.call_id, "name": callee.name}
         if callee.namespace is not None:
             call["namespace"] = callee.namespace
-        if callee.is_custom:
+        if callee.kind is Called.CUSTOM:
             return self._begun("custom_tool_call", {**call, "input": ""})
         return self._begun("function_call", {**call, "arguments": ""})
 
@@ -175,6 +186,8 @@ class ResponseFormat:
             item["input"] = input_of(text)
             yield self._of_item("response.custom_tool_call_input.delta", delta=item["input"])
             yield self._of_item("response.custom_tool_call_input.done", input=item["input"])
+        elif kind == "tool_search_call":
+            item["arguments"] = object_of(text)
         else:
             part = _part(kind, text)
             if kind == "message":
@@ -228,7 +241,8 @@ def _fixed_fields(
         "service_tier": "default",
         "store": fields.store,
         "temperature": sampling.temperature if fields.temperature is None else fields.temperature,
-        "text": {"format": {"type": "text"} if wanted is None else wanted.model_dump(by_alias=True)},
+        "text": {"format": {"type": "text"} if wanted is None else wanted.model_dump(by_alias=True)}
+        | ({} if text is None or text.verbosity is None else {"verbosity": text.verbosity}),
         "tool_choice": "auto" if choice is None else choice if isinstance(choice, str) else choice.model_dump(),
         "tools": tools.told,
         "top_logprobs": 0,

@@ -58,7 +58,16 @@ class OutputCustomCall(Answer):
     input: str
 
 
-OutputItem = OutputMessage | OutputReasoning | OutputCall | OutputCustomCall
+class OutputSearch(Answer):
+    type: Literal["tool_search_call"]
+    id: str
+    status: _ItemStatus
+    call_id: str
+    execution: Literal["client"]
+    arguments: dict[str, Any] = Field(description="`malformed_arguments` where the model has written no JSON object.")
+
+
+OutputItem = OutputMessage | OutputReasoning | OutputCall | OutputCustomCall | OutputSearch
 
 
 class InputTokensDetails(Answer):
@@ -94,6 +103,7 @@ class ReasoningUsed(Answer):
 
 class TextUsed(Answer):
     format: dict[str, Any]
+    verbosity: str | None = Field(None, description="The request's.")
 
 
 class ResponseAnswer(Answer):
@@ -267,6 +277,23 @@ class InputCallOutput(Answer):
     output: str | list[InputText]
 
 
+class InputSearchOutput(Answer):
+    type: Literal["tool_search_output"]
+    id: str
+    status: _ItemStatus
+    call_id: str
+    execution: Literal["client"]
+    tools: list[dict[str, Any]]
+
+
+class InputTools(Answer):
+    type: Literal["additional_tools"]
+    id: str
+    status: _ItemStatus
+    role: Literal["developer"]
+    tools: list[dict[str, Any]]
+
+
 class InputReasoningPart(Answer):
     type: Literal["reasoning_text", "summary_text"]
     text: str
@@ -282,7 +309,17 @@ class InputReasoning(Answer):
 
 class InputItemList(Answer):
     object: Literal["list"]
-    data: list[InputMessage | OutputMessage | OutputCall | OutputCustomCall | InputCallOutput | InputReasoning]
+    data: list[
+        InputMessage
+        | OutputMessage
+        | OutputCall
+        | OutputCustomCall
+        | OutputSearch
+        | InputCallOutput
+        | InputSearchOutput
+        | InputTools
+        | InputReasoning
+    ]
     has_more: bool
     first_id: str | None = Field(description="null where nothing is listed.")
     last_id: str | None

@@ -3,7 +3,10 @@
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
+
 from server.http.responses.requests import (
+    AdditionalToolsItem,
     CallItem,
     CallOutputItem,
     CustomCallItem,
@@ -12,10 +15,12 @@ from server.http.responses.requests import (
     ReasoningItem,
     ResponsesRequest,
     SchemaFormat,
+    SearchCallItem,
+    SearchOutputItem,
     TextConfig,
     TextPart,
 )
-from server.http.responses.tools import ToolSet, arguments_of, flat_name
+from server.http.responses.tools import SEARCH, ToolSet, arguments_of, flat_name, found_text
 
 # Fields of a chat request, and those of the Responses API that they are made of.
 FIELDS = {
@@ -24,6 +29,7 @@ FIELDS = {
     "messages": "input",
     "reasoning_effort": "reasoning.effort",
     "response_format": "text.format",
+    "verbosity": "text.verbosity",
 }
 _SAME = (
     "model",
@@ -82,9 +88,12 @@ def _messages(items: Iterable[Item]) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     own: dict[str, Any] | None = None  # the assistant's message that is not over
     for item in items:
-        if isinstance(item, CallOutputItem):
+        if isinstance(item, AdditionalToolsItem):  # which the model is told of at the beginning
+            continue
+        if isinstance(item, CallOutputItem | SearchOutputItem):
             own = None
-            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
+            content = _text(item.output) if isinstance(item, CallOutputItem) else found_text(item)
+            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": content})
         elif isinstance(item, MessageItem) and item.role != "assistant":
             own = None
             messages.append({"role": item.role, "content": _text(item.content)})
@@ -96,13 +105,12 @@ def _messages(items: Iterable[Item]) -> list[dict[str, Any]]:
     return messages
 
 
-def _add(own: dict[str, Any], item: MessageItem | CallItem | CustomCallItem | ReasoningItem) -> None:
+def _add(own: dict[str, Any], item: MessageItem | CallItem | CustomCallItem | SearchCallItem | ReasoningItem) -> None:
     match item:
         case MessageItem():
             own["content"] = _text(item.content)
-        case CallItem() | CustomCallItem():
-            arguments = item.arguments if isinstance(item, CallItem) else arguments_of(item.input)
-            function = {"name": flat_name(item.name, item.namespace), "arguments": arguments}
+        case CallItem() | CustomCallItem() | SearchCallItem():
+            function = _function_of(item)
             own.setdefault("tool_calls", []).append({"id": item.call_id, "type": "function", "function": function})
         case ReasoningItem():
             text = "\n".join(part.text for part in item.content or item.summary)
@@ -110,19 +118,30 @@ def _add(own: dict[str, Any], item: MessageItem | CallItem | CustomCallItem | Re
                 own["reasoning_content"] = "\n".join(filter(None, (own.get("reasoning_content"), text)))
 
 
+def _function_of(item: CallItem | CustomCallItem | SearchCallItem) -> dict[str, str]:
+    """The call of a function that an item stands for."""
+    match item:
+        case CallItem():
+            return {"name": flat_name(item.name, item.namespace), "arguments": item.arguments}
+        case CustomCallItem():
+            return {"name": flat_name(item.name, item.namespace), "arguments": arguments_of(item.input)}
+    return {"name": SEARCH, "arguments": msgspec.json.encode(item.arguments).decode()}
+
+
 def _text(content: str | list[TextPart]) -> str:
     return content if isinstance(content, str) else "\n".join(part.text for part in content)
 
 
 def _format(text: TextConfig) -> dict[str, Any]:
+    body: dict[str, Any] = {} if text.verbosity is None else {"verbosity": text.verbosity}
     wanted = text.format
     if wanted is None:
-        return {}
+        return body
     if not isinstance(wanted, SchemaFormat):
-        return {"response_format": {"type": wanted.type}}
+        return body | {"response_format": {"type": wanted.type}}
     schema: dict[str, Any] = {"name": wanted.name, "schema": wanted.json_schema}
     if wanted.description:
         schema["description"] = wanted.description
     if wanted.strict is not None:
         schema["strict"] = wanted.strict
-    return {"response_format": {"type": "json_schema", "json_schema": schema}}
+    return body | {"response_format": {"type": "json_schema", "json_schema": schema}}

@@ -28,6 +28,9 @@ _ID_PREFIXES = {
     "function_call_output": "fco",
     "custom_tool_call": "ctc",
     "custom_tool_call_output": "ctco",
+    "additional_tools": "at",
+    "tool_search_call": "tsc",
+    "tool_search_output": "tso",
     "reasoning": "rs",
 }
 _CALLS = {"function_call": "arguments", "custom_tool_call": "input"}
@@ -90,6 +93,12 @@ def _listed(item: Mapping[str, Any]) -> dict[str, Any]:
     if kind in ("function_call_output", "custom_tool_call_output"):
         output = item["output"]
         return {**fields, "call_id": item["call_id"], "output": output if isinstance(output, str) else _texts(output)}
+    if kind == "tool_search_call":
+        return {**fields, "call_id": item["call_id"], "execution": "client", "arguments": item.get("arguments") or {}}
+    if kind == "tool_search_output":
+        return {**fields, "call_id": item["call_id"], "execution": "client", "tools": item.get("tools") or []}
+    if kind == "additional_tools":
+        return {**fields, "role": "developer", "tools": item.get("tools") or []}
     parts = {name: item.get(name) or [] for name in ("summary", "content")}
     return fields | {
         name: [{"type": part["type"], "text": part["text"]} for part in found] for name, found in parts.items()

@@ -126,6 +126,18 @@ class CustomCallItem(RequestModel):
     status: _Status | None = None
 
 
+class SearchCallItem(RequestModel):
+    """A call of the client's search for tools."""
+
+    unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {"execution": ("client",)}
+
+    type: Literal["tool_search_call"]
+    call_id: _Name
+    arguments: JsonObject = Field(default_factory=dict)
+    id: Label | None = None
+    status: _Status | None = None
+
+
 class ReasoningItem(RequestModel):
     unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {"encrypted_content": ("",)}
     nested: ClassVar[Mapping[str, type[RequestModel] | Variants]] = {"content": ReasoningPart, "summary": ReasoningPart}
@@ -135,67 +147,6 @@ class ReasoningItem(RequestModel):
     content: Annotated[list[ReasoningPart], Field(fail_fast=True)] = Field(default_factory=list)
     id: Label | None = None
     status: _Status | None = None
-
-
-_ITEMS = Variants(
-    {
-        "message": MessageItem,
-        "function_call": CallItem,
-        "function_call_output": CallOutputItem,
-        "custom_tool_call": CustomCallItem,
-        "custom_tool_call_output": CallOutputItem,
-        "reasoning": ReasoningItem,
-    },
-    default="message",
-    refused=(
-        "additional_tools",
-        "apply_patch_call",
-        "apply_patch_call_output",
-        "code_interpreter_call",
-        "compaction",
-        "compaction_trigger",
-        "computer_call",
-        "computer_call_output",
-        "configuration_update",
-        "file_search_call",
-        "image_generation_call",
-        "item_reference",
-        "local_shell_call",
-        "local_shell_call_output",
-        "mcp_approval_request",
-        "mcp_approval_response",
-        "mcp_call",
-        "mcp_list_tools",
-        "program",
-        "program_output",
-        "shell_call",
-        "shell_call_output",
-        "tool_search_call",
-        "tool_search_output",
-        "web_search_call",
-    ),
-)
-Item = MessageItem | CallItem | CallOutputItem | CustomCallItem | ReasoningItem
-
-
-def _kind_of_item(value: object) -> str | None:
-    found = _ITEMS.tag_of(value)
-    return "=function_call_output" if found == "=custom_tool_call_output" else found
-
-
-_Item = Annotated[
-    Annotated[MessageItem, tag("message")]
-    | Annotated[CallItem, tag("function_call")]
-    | Annotated[CallOutputItem, tag("function_call_output")]
-    | Annotated[CustomCallItem, tag("custom_tool_call")]
-    | Annotated[ReasoningItem, tag("reasoning")],
-    Discriminator(_kind_of_item, custom_error_type="wrong_type", custom_error_message="a list of items"),
-]
-_Items = Annotated[list[_Item], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
-_Input = Annotated[
-    Annotated[Text, tag("a_text")] | Annotated[_Items, tag("list")],
-    Discriminator(_kind, custom_error_type="wrong_type", custom_error_message="a string or a list of items"),
-]
 
 
 _ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]
@@ -256,6 +207,15 @@ _InnerTool = Annotated[
 ]
 
 
+class SearchTool(RequestModel):
+    """A search for more tools, by the client or by OpenAI's servers."""
+
+    type: Literal["tool_search"]
+    execution: Literal["client", "server"] = "server"
+    description: Text = ""
+    parameters: JsonObject | None = None
+
+
 class NamespaceTool(RequestModel):
     """Tools that belong together; Codex has one for each MCP server."""
 
@@ -273,7 +233,6 @@ _HOSTED = (
     "image_generation",
     "mcp",
     "programmatic_tool_calling",
-    "tool_search",
     "web_search",
     "web_search_2025_08_26",
     "web_search_preview",
@@ -293,12 +252,13 @@ _OWN_TOOLS: Mapping[str, type[RequestModel]] = {
     "function": FunctionTool,
     "custom": CustomTool,
     "namespace": NamespaceTool,
+    "tool_search": SearchTool,
 }
 _TOOLS = Variants(
     {**_OWN_TOOLS, **dict.fromkeys(_HOSTED, HostedTool)},
     refused=("apply_patch", "computer", "computer_use_preview", "local_shell", "shell"),  # a client would run these
 )
-Tool = FunctionTool | CustomTool | NamespaceTool | HostedTool
+Tool = FunctionTool | CustomTool | NamespaceTool | SearchTool | HostedTool
 
 
 def _kind_of_tool(value: object) -> str | None:
@@ -310,8 +270,107 @@ _Tool = Annotated[
     Annotated[FunctionTool, tag("function")]
     | Annotated[CustomTool, tag("custom")]
     | Annotated[NamespaceTool, tag("namespace")]
+    | Annotated[SearchTool, tag("tool_search")]
     | Annotated[HostedTool, tag("hosted")],
     Discriminator(_kind_of_tool, custom_error_type="wrong_type", custom_error_message="a list of tools"),
+]
+ToolList = Annotated[list[_Tool], Field(max_length=MAX_TOOLS, fail_fast=True)]
+
+
+class AdditionalToolsItem(RequestModel):
+    """Tools that a client gives within its input, as Codex does."""
+
+    nested: ClassVar[Mapping[str, type[RequestModel] | Variants]] = {"tools": _TOOLS}
+
+    type: Literal["additional_tools"]
+    role: Literal["developer"] = "developer"
+    tools: ToolList = Field(default_factory=list)
+    id: Label | None = None
+
+
+class SearchOutputItem(RequestModel):
+    """Tools that the client's search has found: the model may call them."""
+
+    unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {"execution": ("client",)}
+    nested: ClassVar[Mapping[str, type[RequestModel] | Variants]] = {"tools": _TOOLS}
+
+    type: Literal["tool_search_output"]
+    call_id: _Name
+    tools: ToolList = Field(default_factory=list)
+    id: Label | None = None
+    status: _Status | None = None
+
+
+_ITEMS = Variants(
+    {
+        "message": MessageItem,
+        "function_call": CallItem,
+        "function_call_output": CallOutputItem,
+        "custom_tool_call": CustomCallItem,
+        "custom_tool_call_output": CallOutputItem,
+        "additional_tools": AdditionalToolsItem,
+        "tool_search_call": SearchCallItem,
+        "tool_search_output": SearchOutputItem,
+        "reasoning": ReasoningItem,
+    },
+    default="message",
+    refused=(
+        "apply_patch_call",
+        "apply_patch_call_output",
+        "code_interpreter_call",
+        "compaction",
+        "compaction_trigger",
+        "computer_call",
+        "computer_call_output",
+        "configuration_update",
+        "file_search_call",
+        "image_generation_call",
+        "item_reference",
+        "local_shell_call",
+        "local_shell_call_output",
+        "mcp_approval_request",
+        "mcp_approval_response",
+        "mcp_call",
+        "mcp_list_tools",
+        "program",
+        "program_output",
+        "shell_call",
+        "shell_call_output",
+        "web_search_call",
+    ),
+)
+Item = (
+    MessageItem
+    | CallItem
+    | CallOutputItem
+    | CustomCallItem
+    | SearchCallItem
+    | SearchOutputItem
+    | AdditionalToolsItem
+    | ReasoningItem
+)
+
+
+def _kind_of_item(value: object) -> str | None:
+    found = _ITEMS.tag_of(value)
+    return "=function_call_output" if found == "=custom_tool_call_output" else found
+
+
+_Item = Annotated[
+    Annotated[MessageItem, tag("message")]
+    | Annotated[CallItem, tag("function_call")]
+    | Annotated[CallOutputItem, tag("function_call_output")]
+    | Annotated[CustomCallItem, tag("custom_tool_call")]
+    | Annotated[SearchCallItem, tag("tool_search_call")]
+    | Annotated[SearchOutputItem, tag("tool_search_output")]
+    | Annotated[AdditionalToolsItem, tag("additional_tools")]
+    | Annotated[ReasoningItem, tag("reasoning")],
+    Discriminator(_kind_of_item, custom_error_type="wrong_type", custom_error_message="a list of items"),
+]
+_Items = Annotated[list[_Item], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+_Input = Annotated[
+    Annotated[Text, tag("a_text")] | Annotated[_Items, tag("list")],
+    Discriminator(_kind, custom_error_type="wrong_type", custom_error_message="a string or a list of items"),
 ]
 
 
@@ -322,7 +381,16 @@ class NamedToolChoice(RequestModel):
 
 _TOOL_CHOICES = Variants(
     {"function": NamedToolChoice, "custom": NamedToolChoice},
-    refused=(*_HOSTED, "allowed_tools", "apply_patch", "computer", "computer_use", "computer_use_preview", "shell"),
+    refused=(
+        *_HOSTED,
+        "tool_search",
+        "allowed_tools",
+        "apply_patch",
+        "computer",
+        "computer_use",
+        "computer_use_preview",
+        "shell",
+    ),
 )
 
 
@@ -338,7 +406,7 @@ _ToolChoice = Annotated[
 
 class Reasoning(RequestModel):
     unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        "context": ("auto",),
+        "context": ("auto", "all_turns"),  # the chat template has all reasoning of the conversation
         "generate_summary": ("auto", "concise", "detailed"),
         "mode": ("standard",),
         "summary": ("auto", "concise", "detailed"),
@@ -372,8 +440,9 @@ def _kind_of_format(value: object) -> str | None:
 
 
 class TextConfig(RequestModel):
-    unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {"verbosity": ("medium",)}
     nested: ClassVar[Mapping[str, type[RequestModel] | Variants]] = {"format": _FORMATS}
+
+    verbosity: Literal["low", "medium", "high"] | None = None
 
     format: (
         Annotated[
@@ -443,7 +512,7 @@ class ResponsesRequest(RequestModel):
     )
     temperature: Temperature = None
     top_p: TopP = None
-    tools: Annotated[list[_Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] = Field(
+    tools: ToolList = Field(
         default_factory=list,
         description="Functions that the model may ask the client to call, custom tools and namespaces of both. The "
         "model is not told of tools that OpenAI's servers run; `metadata.left_out_tools` of the answer names them.",

@@ -27,7 +27,7 @@ from server.http.openai.generation import Prepared, prepare_translated
 from server.http.openai.routes import GENERATION_ERRORS
 from server.http.responses.answer import ResponseFormat
 from server.http.responses.answers import InputItemList, ResponseAnswer, ResponseDeleted, ResponseStreamEvent
-from server.http.responses.conversation import FIELDS, chat_of
+from server.http.responses.conversation import FIELDS, chat_of, items_of
 from server.http.responses.input_items import INCLUDABLE, INCLUDE, KNOWN, PARAMETERS, input_page, with_ids
 from server.http.responses.requests import ResponsesRequest
 from server.http.responses.store import ResponseStore, Stored
@@ -187,7 +187,7 @@ def _prepared(
         stored = store.get(context.tenant, fields.previous_response_id, param="previous_response_id")
         items = [*msgspec.json.decode(stored.items), *items]
         fields = read(ResponsesRequest, body | {"input": items})
-    tools = ToolSet(fields.tools)
+    tools = ToolSet(fields.tools, items_of(fields))
     chat = prepare_translated(edge, ready, chat_of(fields, tools), context.unique_id, FIELDS)
     return _Prepared(fields, chat, items, tools)
 

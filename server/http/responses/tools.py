@@ -1,30 +1,45 @@
 """Tools of a Responses request as functions of a chat, and the calls of those functions as items of the API.
 
 A function of a namespace is given to the model as `namespace__name`; its call has the two names apart, as OpenAI's
-has, and as Codex looks them up. A custom tool, whose input is a text, is a function with the argument `input`.
+has, and as Codex looks them up. A custom tool, whose input is a text, is a function with the argument `input`. A
+search for tools that the client makes is the function `tool_search`.
 """
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import msgspec
 
 from server.errors import InvalidValue, UnsupportedField
 from server.http.responses.requests import (
+    AdditionalToolsItem,
     CustomTool,
     FunctionTool,
     HostedTool,
+    Item,
     NamedToolChoice,
     NamespaceTool,
+    SearchOutputItem,
+    SearchTool,
     Tool,
 )
 
+SEARCH = "tool_search"
 INPUT = "input"  # the argument that holds the text for a custom tool
 _SEPARATOR = "__"
 _MAX_NAME_CHARS = 128  # of a function in a chat
 _DIGEST_CHARS = 8
+
+
+class Called(Enum):
+    """Kinds of calls, by the type of their items."""
+
+    FUNCTION = "function_call"
+    CUSTOM = "custom_tool_call"
+    SEARCH = "tool_search_call"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +48,7 @@ class Callee:
 
     name: str
     namespace: str | None = None
-    is_custom: bool = False
+    kind: Called = Called.FUNCTION
 
     @property
     def flat_name(self) -> str:
@@ -41,30 +56,41 @@ class Callee:
 
 
 class ToolSet:
-    """The tools of a request. Raises InvalidValue for two whose names are one to the model."""
+    """The tools of a request, and those that its input gives. Raises InvalidValue for two that the model cannot tell
+    apart by their names."""
 
-    def __init__(self, tools: Sequence[Tool]) -> None:
+    def __init__(self, tools: Sequence[Tool], items: Iterable[Item] = ()) -> None:
         self._tools = tools
-        self._hosted = [(i, tool.type) for i, tool in enumerate(tools) if isinstance(tool, HostedTool)]
-        self._functions: list[dict[str, Any]] = []
+        self._hosted: list[tuple[str, str]] = []  # place and type
+        self._functions: dict[str, dict[str, Any]] = {}  # by their names to the model
         self._callees: dict[str, Callee] = {}
         for i, tool in enumerate(tools):
-            for callee, function in _functions_of(tool):
-                other = self._callees.setdefault(callee.flat_name, callee)
-                if other != callee:
-                    message = f"tools[{i}]: another tool has the name {callee.flat_name!r} already."
-                    raise InvalidValue(message, param=f"tools[{i}]")
-                self._functions.append({"type": "function", "function": function})
+            self._add(tool, f"tools[{i}]")
+        for i, item in enumerate(items):
+            if isinstance(item, AdditionalToolsItem | SearchOutputItem):
+                for j, tool in enumerate(item.tools):
+                    self._add(tool, f"input[{i}].tools[{j}]")
+
+    def _add(self, tool: Tool, place: str) -> None:
+        if _is_hosted(tool):
+            self._hosted.append((place, tool.type))
+        for callee, function in _functions_of(tool):
+            name = callee.flat_name
+            if self._callees.setdefault(name, callee) != callee:
+                raise InvalidValue(f"{place}: another tool has the name {name!r} already.", param=place)
+            if place.startswith("tools") and self._functions.get(name, function) != function:
+                raise InvalidValue(f"{place}: a different function has the name {name!r} already.", param=place)
+            self._functions[name] = function  # a later one of the input is a newer one
 
     @property
     def functions(self) -> list[dict[str, Any]]:
         """The tools of the chat request."""
-        return self._functions
+        return [{"type": "function", "function": function} for function in self._functions.values()]
 
     @property
     def told(self) -> list[dict[str, Any]]:
         """The tools that the model is told of, as an answer repeats them."""
-        return [_repeated(tool) for tool in self._tools if not isinstance(tool, HostedTool)]
+        return [_repeated(tool) for tool in self._tools if not _is_hosted(tool)]
 
     @property
     def left_out(self) -> list[str]:
@@ -83,18 +109,16 @@ class ToolSet:
         if isinstance(choice, NamedToolChoice):
             return {"type": "function", "function": {"name": self._named(choice)}}
         if choice == "required" and self._hosted and not self._functions:
-            index, kind = self._hosted[0]
-            message = f"tools[{index}]: the type {kind!r} is not implemented, and tool_choice asks for a call of it."
-            raise UnsupportedField(message, param=f"tools[{index}].type")
+            place, kind = self._hosted[0]
+            message = f"{place}: the type {kind!r} is not implemented, and tool_choice asks for a call of it."
+            raise UnsupportedField(message, param=f"{place}.type")
         return choice
 
     def _named(self, choice: NamedToolChoice) -> str:
         """The function that is chosen, by its own name or with its namespace."""
-        is_custom = choice.type == "custom"
+        kind = Called.CUSTOM if choice.type == "custom" else Called.FUNCTION
         found = [
-            flat
-            for flat, callee in self._callees.items()
-            if choice.name in (callee.name, flat) and callee.is_custom is is_custom
+            flat for flat, callee in self._callees.items() if choice.name in (callee.name, flat) and callee.kind is kind
         ]
         for flat in found:
             if flat == choice.name:
@@ -133,6 +157,24 @@ def input_of(arguments: str) -> str:
     return text if isinstance(text, str) else arguments
 
 
+def object_of(arguments: str) -> dict[str, Any]:
+    """The arguments of a search, which are an object in its item; as a text in one where they are not JSON."""
+    try:
+        return msgspec.json.decode(arguments or "{}", type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError):
+        return {"malformed_arguments": arguments}
+
+
+def found_text(item: SearchOutputItem) -> str:
+    """The result of a search for the model: the names of the tools that were found, by which it may call them."""
+    names = [callee.flat_name for tool in item.tools for callee, _ in _functions_of(tool)]
+    return msgspec.json.encode({"found_tools": names}).decode()
+
+
+def _is_hosted(tool: Tool) -> bool:
+    return isinstance(tool, HostedTool) or (isinstance(tool, SearchTool) and tool.execution == "server")
+
+
 def _functions_of(tool: Tool) -> Iterator[tuple[Callee, dict[str, Any]]]:
     match tool:
         case FunctionTool() | CustomTool():
@@ -142,13 +184,12 @@ def _functions_of(tool: Tool) -> Iterator[tuple[Callee, dict[str, Any]]]:
             for inner in tool.tools:
                 yield _function_of(inner, tool.name, preface)
                 preface = ""
-        case HostedTool():
-            pass
+        case SearchTool() if tool.execution == "client":
+            yield _search_of(tool)
 
 
 def _function_of(tool: FunctionTool | CustomTool, namespace: str | None, preface: str) -> tuple[Callee, dict[str, Any]]:
-    is_custom = isinstance(tool, CustomTool)
-    callee = Callee(tool.name, namespace, is_custom)
+    callee = Callee(tool.name, namespace, Called.CUSTOM if isinstance(tool, CustomTool) else Called.FUNCTION)
     function: dict[str, Any] = {"name": callee.flat_name}
     texts: Iterable[str] = (preface, tool.description, _form_of(tool) if isinstance(tool, CustomTool) else "")
     description = "\n\n".join(filter(None, texts))
@@ -170,7 +211,16 @@ def _function_of(tool: FunctionTool | CustomTool, namespace: str | None, preface
     return callee, function
 
 
-def _repeated(tool: FunctionTool | CustomTool | NamespaceTool) -> dict[str, Any]:
+def _search_of(tool: SearchTool) -> tuple[Callee, dict[str, Any]]:
+    function: dict[str, Any] = {"name": SEARCH}
+    if tool.description:
+        function["description"] = tool.description
+    if tool.parameters is not None:
+        function["parameters"] = tool.parameters
+    return Callee(SEARCH, kind=Called.SEARCH), function
+
+
+def _repeated(tool: Tool) -> dict[str, Any]:
     # Field by field: pydantic writes no member of a union whose discriminator reads JSON.
     match tool:
         case NamespaceTool():

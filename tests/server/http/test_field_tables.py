@@ -127,7 +127,7 @@ VALUES: dict[str, Any] = {
     "service_tier": "auto", "prediction": {"type": "content", "content": "x"}, "cache_control": {"type": "ephemeral"},
     "prompt_cache_options": {"mode": "explicit"}, "prompt_cache_retention": "24h",
     "request_id": "r", "user": "u", "safety_identifier": "u", "prompt_cache_key": "u", "prompt": "b",
-    "add_special_tokens": False, "chat.add_special_tokens": True,
+    "add_special_tokens": False, "chat.add_special_tokens": True, "verbosity": "low",
     "echo": True, "logprobs": 1, "chat.logprobs": True, "top_logprobs": 2,
     "messages": [{"role": "user", "content": "Other"}], "tools": TOOLS, "responses.tools": FLAT_TOOLS,
     "messages.tools": ANTHROPIC_TOOLS, "count_tokens.tools": ANTHROPIC_TOOLS, "tool_choice": "none",
@@ -160,7 +160,7 @@ BESIDE: dict[str, dict[str, Any]] = {
 }
 TEMPLATE = (
     '{# "arguments" <think> #}{% for t in tools or [] %}<tool_call>{{ t.function.name }}{% endfor %}'
-    "{{ reasoning_effort }}{{ enable_thinking }}{% for d in documents or [] %}{{ d.text }}{% endfor %}"
+    "{{ reasoning_effort }}{{ verbosity }}{{ enable_thinking }}{% for d in documents or [] %}{{ d.text }}{% endfor %}"
     "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
     "{% if add_generation_prompt %}[assistant]{% endif %}"
 )

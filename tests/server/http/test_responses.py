@@ -426,6 +426,70 @@ def test_a_custom_tool_gets_a_text(tmp_path: Path) -> None:
     assert [item.type for item in listed] == ["custom_tool_call_output", "custom_tool_call", "message"]
 
 
+SEARCH = {"type": "tool_search", "execution": "client", "description": "Finds.", "parameters": {"type": "object"}}
+
+
+def test_a_search_for_tools_is_the_clients_to_make(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, template=TOLD)
+    it = served(tmp_path, saying(calling("tool_search", {"query": "ping"})))
+    fields: Any = {"model": "tiny", "tools": [SEARCH]}
+    found = {"type": "namespace", "name": "probe", "description": "Of a probe.", "tools": [
+        {"type": "function", "name": "ping", "defer_loading": True, "parameters": {"type": "object"}},
+    ]}  # fmt: skip
+    with client_of(it) as client:
+        with client.responses.stream(input="Hi", **fields) as stream:
+            kinds = [event.type for event in stream]
+            response = stream.get_final_response()
+        (call,) = response.output
+        assert call.type == "tool_search_call"
+        assert (call.execution, call.arguments, call.status) == ("client", {"query": "ping"}, "completed")
+        output: Any = {"type": "tool_search_output", "call_id": call.call_id, "execution": "client", "tools": [found]}
+        second = client.responses.create(input=[output], previous_response_id=response.id, **fields)
+        listed = client.responses.input_items.list(second.id).data
+        again: Any = {**output, "tools": [found | {"description": "Of another probe."}]}  # the newer one counts
+        client.responses.create(input=[{"role": "user", "content": "Hi"}, output, again], **fields)
+    assert kinds[2:-1] == ["response.output_item.added", "response.output_item.done"]
+    assert [item.type for item in listed] == ["tool_search_output", "tool_search_call", "message"]
+    prompts = [bytes(ids).decode() for _, ids, _ in it.engine.submitted]
+    assert prompts[0].startswith("[tool_search: Finds.][user]")
+    assert prompts[1] == (
+        '[tool_search: Finds.][probe__ping: Of a probe.][user]Hi[assistant]<tool_search {"query": "ping"}>'
+        '[tool]{"found_tools":["probe__ping"]}[assistant]'
+    )
+    assert "[probe__ping: Of another probe.]" in prompts[2]
+
+
+def test_a_search_that_is_no_json_is_given_as_it_is(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, template=TOLD)
+    made = '<tool_call>\n{"name": "tool_search", "arguments": {"query": "pi'
+    it = served(tmp_path, saying(made, finish=FinishReason.LENGTH))
+    asked = {"input": "Hi", "tools": [SEARCH], "tool_choice": "required"}
+    (call,) = it.post(RESPONSES, asked).json()["output"]
+    assert (call["type"], call["arguments"]) == ("tool_search_call", {"malformed_arguments": '{"query": "pi'})
+
+
+def test_tools_within_the_input_are_told_too(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, template=TOLD)
+    it = served(tmp_path, saying(calling("functions__exec", {"input": "ls"})))
+    more = [
+        {"type": "namespace", "name": "functions", "tools": [{"type": "custom", "name": "exec"}]},
+        {"type": "web_search"},
+    ]
+    items = [{"type": "additional_tools", "role": "developer", "tools": more}, {"role": "user", "content": "Hi"}]
+    answer = it.post(RESPONSES, {"input": items}).json()
+    assert bytes(it.engine.submitted[0][1]).decode() == "[functions__exec: ][user]Hi[assistant]"
+    (call,) = answer["output"]
+    assert (call["type"], call["namespace"], call["name"], call["input"]) == (
+        "custom_tool_call", "functions", "exec", "ls",
+    )  # fmt: skip
+    assert answer["metadata"] == {"left_out_tools": "web_search"}
+    listed = it.get(f"{RESPONSES}/{answer['id']}/input_items").json()["data"]
+    assert listed[-1]["tools"] == more
+    follow = {"input": "And?", "previous_response_id": answer["id"]}
+    assert it.post(RESPONSES, follow).status_code == 200
+    assert bytes(it.engine.submitted[1][1]).startswith(b"[functions__exec: ][user]Hi")
+
+
 def test_a_tool_is_chosen_by_the_name_the_client_gave(tmp_path: Path) -> None:
     write_tokenizer(tmp_path, template=TOLD)
     it = served(tmp_path, saying(calling("agents__wait", {})))
