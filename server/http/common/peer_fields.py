@@ -5,7 +5,6 @@ from collections.abc import Collection, Mapping
 
 # By the name there: names here, of which the first that the request has is meant. What is behind a dot is within it.
 OTHER_FIELDS: Mapping[str, tuple[str, ...]] = {
-    "ebnf": ("structured_outputs.grammar",),
     "enable_thinking": ("chat_template_kwargs.enable_thinking",),
     "frequencyPenalty": ("frequency_penalty",),
     "grammar": ("structured_outputs.grammar",),
@@ -22,7 +21,6 @@ OTHER_FIELDS: Mapping[str, tuple[str, ...]] = {
     "presencePenalty": ("presence_penalty",),
     "reasoning": ("reasoning_effort", "output_config.effort"),
     "reasoning_effort": ("reasoning.effort", "output_config.effort"),
-    "regex": ("structured_outputs.regex",),
     "repeat_penalty": ("repetition_penalty",),
     "response_format": ("text.format", "output_config.format"),
     "rid": ("request_id",),

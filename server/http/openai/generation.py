@@ -26,13 +26,13 @@ from server.http.openai.details import Details, check_details, details_of
 from server.http.openai.event_stream import EventStream
 from server.http.openai.prompts import check_choices, check_lengths, encode_chat, encode_prompts, sampling_of, truncated
 from server.http.openai.requests import ChatRequest, CompletionRequest, GenerationRequest, stops_of
-from server.http.openai.structured import GUIDED, grammar_of, is_of_format
+from server.http.openai.structured import SINGLE_FIELDS, grammar_of, is_of_format
 from server.http.openai.tools import ToolUse
 from server.protocol.messages import EngineReady, Grammar, GrammarKind
 from server.telemetry.request import RequestRecord
 from server.text.answer.deltas import Answer, ContentText, Delta, whole_answer
 
-_BINDING = frozenset({"response_format", "structured_outputs", *(f"guided_{name}" for name in GUIDED)})
+_BINDING = frozenset({"response_format", "structured_outputs", *SINGLE_FIELDS})
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default of max_tokens in /v1/completions; a chat may fill the context
 
 
@@ -309,8 +309,8 @@ def _prepared(
 
 
 def _grammar(fields: GenerationRequest) -> Grammar | None:
-    guided = {name: value for name in GUIDED if (value := getattr(fields, f"guided_{name}")) is not None}
-    return grammar_of(fields.response_format, fields.structured_outputs, guided)
+    single = {name: value for name in SINGLE_FIELDS if (value := getattr(fields, name)) is not None}
+    return grammar_of(fields.response_format, fields.structured_outputs, single)
 
 
 COMPLETIONS = Kind("/v1/completions", "text_completion", CompletionFormat, _prepare_completion)

@@ -219,6 +219,8 @@ class GenerationRequest(RequestModel):
     guided_regex: str | None = Field(None, description=_GUIDED)
     guided_choice: list[str] | None = Field(None, description=_GUIDED)
     guided_grammar: str | None = Field(None, description=_GUIDED)
+    regex: str | None = Field(None, description="SGLang's name of `structured_outputs.regex`.")
+    ebnf: str | None = Field(None, description="SGLang's name of `structured_outputs.grammar`.")
     prompt_logprobs: int | None = Field(
         None,
         ge=0,

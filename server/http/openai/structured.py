@@ -1,4 +1,4 @@
-"""The grammar that a request's fields ask for: OpenAI's response_format, vLLM's structured_outputs and guided_*."""
+"""The grammar that a request's fields ask for: OpenAI's, vLLM's older and newer ones, and SGLang's."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,7 +12,15 @@ from server.http.common.json_body import parse_json
 from server.protocol.messages import Grammar
 
 _ANY_OBJECT = {"type": "object"}
-GUIDED = ("json", "regex", "choice", "grammar")  # vLLM's older fields, each after the prefix guided_
+# Fields of others that hold one thing each, by its name in structured_outputs: vLLM's older ones and SGLang's.
+SINGLE_FIELDS = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "regex": "regex",
+    "ebnf": "grammar",
+}
 _FORMAT = "response_format"
 _FORMATS = ("text", "json_object", "json_schema")
 _SCHEMA_FIELDS = ("name", "description", "schema", "strict")
@@ -27,11 +35,11 @@ _NEUTRAL = {
 
 
 def grammar_of(
-    response_format: Mapping[str, Any] | None, structured: Mapping[str, Any] | None, guided: Mapping[str, Any]
+    response_format: Mapping[str, Any] | None, structured: Mapping[str, Any] | None, single: Mapping[str, Any]
 ) -> Grammar | None:
     """Return the one grammar that is asked for; None where none is.
 
-    guided  vLLM's older fields without their prefix guided_, those that are given
+    single  those of SINGLE_FIELDS that are given, by their names
     Raises InvalidValue where there are several different ones, or a value is of a wrong type, UnsupportedField for a
     keyword of a schema that would not bind the answer.
     """
@@ -40,7 +48,7 @@ def grammar_of(
         asked += _of_format(response_format)
     if structured is not None:
         asked += _of_structured(structured)
-    asked += [_MAKERS[name](value, f"guided_{name}") for name, value in guided.items()]
+    asked += [_MAKERS[SINGLE_FIELDS[name]](value, name) for name, value in single.items()]
     if not asked:
         return None
     first, *others = asked

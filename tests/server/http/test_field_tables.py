@@ -99,9 +99,9 @@ VLLM = {
     "max_tokens_per_doc",
     "rerank": f"{VLLM_POOLING} query documents top_n instruction max_tokens_per_query max_tokens_per_doc",
 }
-ROUTERS = {  # of sglang, added by routers
-    "completions": "no_stop_trim return_hidden_states",
-    "chat": "no_stop_trim return_hidden_states separate_reasoning stream_reasoning",
+ROUTERS = {  # of sglang, added by routers and sent by its clients
+    "completions": "no_stop_trim return_hidden_states regex ebnf",
+    "chat": "no_stop_trim return_hidden_states regex ebnf separate_reasoning stream_reasoning",
 }
 
 # --- how a field is seen to work ---
@@ -121,7 +121,8 @@ VALUES: dict[str, Any] = {
     "spaces_between_special_tokens": False, "truncate_prompt_tokens": 1, "truncation_side": "right",
     "embeddings.truncation_side": "left", "logit_bias": {"5": 1}, "allowed_token_ids": [5], "bad_words": ["x"],
     "response_format": OBJECT, "structured_outputs": {"regex": "a+"}, "guided_json": SCHEMA, "guided_regex": "a+",
-    "guided_choice": ["a"], "guided_grammar": 'start: "a"', "prompt_logprobs": 1, "return_token_ids": True,
+    "guided_choice": ["a"], "guided_grammar": 'start: "a"', "regex": "a+",
+    "ebnf": 'root ::= "a"', "prompt_logprobs": 1, "return_token_ids": True,
     "return_tokens_as_token_ids": True, "cache_salt": "salt", "priority": -1, "timeout": 1e-9, "hallmark": True,
     "metadata": {"a": "b"}, "messages.metadata": {"user_id": "u"}, "store": True, "responses.store": False,
     "service_tier": "auto", "prediction": {"type": "content", "content": "x"}, "cache_control": {"type": "ephemeral"},

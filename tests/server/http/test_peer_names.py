@@ -22,8 +22,8 @@ REQUESTS: tuple[type[RequestModel], ...] = (
 @pytest.mark.parametrize(
     ("path", "field", "said"),
     [
-        (CHAT, "regex", "The field 'regex' is unknown; use structured_outputs.regex."),
-        (COMPLETIONS, "ebnf", "The field 'ebnf' is unknown; use structured_outputs.grammar."),
+        (CHAT, "grammar", "The field 'grammar' is unknown; use structured_outputs.grammar."),
+        (COMPLETIONS, "json_schema", "The field 'json_schema' is unknown; use structured_outputs.json."),
         (CHAT, "lora_path", "The field 'lora_path' is unknown: adapters are not implemented."),
         (CHAT, "max_output_tokens", "The field 'max_output_tokens' is unknown; use max_completion_tokens."),
         (COMPLETIONS, "max_new_tokens", "The field 'max_new_tokens' is unknown; use max_tokens."),

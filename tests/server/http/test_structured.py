@@ -49,6 +49,8 @@ def sent(server: Served) -> Grammar | None:
         ({"guided_regex": "a+"}, GrammarKind.REGEX, "a+"),
         ({"guided_choice": ["a"]}, GrammarKind.LARK, '"a"'),
         ({"guided_grammar": 'root ::= "a"'}, GrammarKind.LARK, "root"),
+        ({"regex": "a+"}, GrammarKind.REGEX, "a+"),
+        ({"ebnf": 'root ::= "a"'}, GrammarKind.LARK, "root"),
         # guidance's client for vLLM sends both, and the backend that serves here by its name
         ({"guided_grammar": 'start: "a"', "structured_outputs": {"grammar": 'start: "a"'},
           "guided_decoding_backend": "guidance"}, GrammarKind.LARK, 'start: "a"'),
