@@ -42,6 +42,7 @@ def test_every_image_has_an_exact_version(name: str) -> None:
 
 
 def test_every_mounted_file_exists_and_every_volume_is_declared() -> None:
+    assert len({name for name, _, _ in mounts()}) >= 4
     for name, source, _ in mounts():
         if source.startswith("."):
             assert (DEPLOY / source).exists(), f"{name} mounts {source}"
@@ -50,10 +51,14 @@ def test_every_mounted_file_exists_and_every_volume_is_declared() -> None:
 
 
 def test_configurations_on_command_lines_are_mounted_there() -> None:
-    for name, service in SERVICES.items():
-        for flag in service.get("command", []):
-            if flag.startswith(("--config.file=", "--config=")):
-                assert flag.partition("=")[2] in {target for of, _, target in mounts() if of == name}
+    named = [
+        (name, flag.partition("=")[2])
+        for name, service in SERVICES.items()
+        for flag in service.get("command", [])
+        if flag.startswith(("--config.file=", "--config="))
+    ]
+    assert {name for name, _ in named} == {"prometheus", "alertmanager", "otel-collector"}
+    assert {*named} <= {(name, target) for name, _, target in mounts()}
 
 
 def test_ports_are_published_on_loopback_only() -> None:
@@ -134,6 +139,8 @@ def test_pages_and_tickets_go_to_different_receivers() -> None:
 
 def test_what_inhibits_is_an_alert_that_exists() -> None:
     names = " ".join(file.read_text() for file in (DEPLOY / "prometheus" / "rules").glob("*.yml"))
-    for rule in load("alertmanager/alertmanager.yml")["inhibit_rules"]:
+    rules = load("alertmanager/alertmanager.yml")["inhibit_rules"]
+    assert rules
+    for rule in rules:
         [source] = rule["source_matchers"]
         assert f"alert: {source.partition('=')[2].strip(chr(34))}\n" in names

@@ -40,7 +40,9 @@ TOKENS = pytest.mark.parametrize("kind", ["decode", "clusters"])
 @cache
 def code(kind: str) -> dict[str, dict[str, Any]]:
     """Facts of the compiled variants, by case; compiled outside the interpreter."""
-    return dict(run_outside(Path(__file__).parent / "hopper_compile.py", kind))
+    found = dict(run_outside(Path(__file__).parent / "hopper_compile.py", kind))
+    assert found, f"no variant of {kind} was compiled"
+    return found
 
 
 @pytest.mark.parametrize("kind", ["prefill", "window", "extend", "decode", "clusters"])

@@ -50,7 +50,9 @@ def test_every_number_of_rows_is_in_one_bucket() -> None:
 def test_no_bucket_holds_two_variants_of_a_kernel() -> None:
     """A proof of a bucket would not hold for the other variant."""
     sizes = product((1024, 4096, 28672, 128256), (1024, 4096, 14336), (1, 2))
-    for (size_out, size_in, parts), bucket in product(sizes, LinearRows.up_to(200)):
+    buckets = LinearRows.up_to(200)
+    assert (buckets[0].lo, buckets[-1].holds(200)) == (0, True)
+    for (size_out, size_in, parts), bucket in product(sizes, buckets):
         rows = range(bucket.lo + 1, (bucket.hi or 0) + 1)
         variants = {tiling_for(count, size_out, size_in, PROCESSORS, parts=parts) for count in rows}
         assert len(variants) == 1, f"{bucket}: {variants}"

@@ -155,9 +155,12 @@ def test_every_field_of_a_request_is_described(document: dict[str, Any]) -> None
 
 
 def test_every_path_parameter_is_described(document: dict[str, Any]) -> None:
-    for _, path, operation in operations(document):
-        named = [it["name"] for it in operation.get("parameters", ()) if it["in"] == "path"]
-        assert named == re.findall(r"{(\w+)}", path)
+    named = [
+        (path, [it["name"] for it in operation.get("parameters", ()) if it["in"] == "path"])
+        for _, path, operation in operations(document)
+    ]
+    assert named == [(path, re.findall(r"{(\w+)}", path)) for path, _ in named]
+    assert sum(bool(names) for _, names in named) >= 3
 
 
 def test_each_bound_is_the_applications(it: Served, document: dict[str, Any]) -> None:
@@ -300,8 +303,10 @@ def test_answers_are_those_of_the_document(folder: Path) -> None:
 def test_a_key_is_needed_where_the_document_says(folder: Path, keys: tuple[str, ...], operator: str | None) -> None:
     it = with_keys(served(folder), *keys, operator=operator)
     key = {"authorization": f"Bearer {operator or 'right'}"}
-    document = it.get("/openapi.json", headers=key).json()
+    document, num_closed = it.get("/openapi.json", headers=key).json(), 0
     for method, path, operation in operations(document):
+        num_closed += bool(operation["security"])
         status = it.request(method, path.replace("{name}", "x")).status_code
         assert (status == 401) == bool(operation["security"]), path
         assert ("401" in operation["responses"]) == bool(operation["security"])
+    assert (num_closed > 3) == bool(keys or operator)

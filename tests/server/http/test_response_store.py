@@ -28,6 +28,21 @@ def test_the_oldest_of_who_stores_most_makes_room() -> None:
     assert held(store, b"large", [*"abcde"]) == [*"cde"]
 
 
+@pytest.mark.parametrize("order", ["mxmxmx", "xxxmmm", "mmmxxx"])
+def test_the_most_bytes_make_room_not_the_most_answers(order: str) -> None:
+    """One tenant has three large answers, the other thirty small ones with fewer bytes in all."""
+    store = ResponseStore(10**6, 33)
+    for i, kind in enumerate(order):
+        for j in range(10 if kind == "m" else 1):
+            store.put(b"many" if kind == "m" else b"large", f"{i}-{j}", Stored(b"x" * (50_000 * (kind == "x")), b""))
+    assert store.num_entries == 33
+    store.put(b"other", "new", Stored(b"", b""))
+    oldest = f"{order.index('x')}-0"
+    assert held(store, b"large", [oldest]) == []
+    assert store.num_entries == 33
+    assert held(store, b"other", ["new"]) == ["new"]
+
+
 @pytest.mark.parametrize("limits", [(50_000, 1000), (10**9, 7), (10**9, 0)])
 def test_a_store_holds_its_limits_and_counts(limits: tuple[int, int]) -> None:
     rng, store = random.Random(5), ResponseStore(*limits)
