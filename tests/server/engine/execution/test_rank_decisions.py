@@ -44,12 +44,14 @@ def test_a_shape_without_a_path_moves_no_other_shape() -> None:
     sent = followers.decisions_of(Dispatcher({}, (), (), redecide=no_path, collectives=table))
     there = CollectiveTable({Follows.NOTHING: 1}, decisions_of(CollectiveShape, decided(sent)), paths)
     for ranks_table in (table, there):
-        for num_rows in (100, 500):
+        for num_rows in (17, 128, 129, 512):  # the edges of their buckets
             part = torch.zeros(num_rows, 8)
             ranks_table.run(Peers(1, 2), part, None, part)
-        with pytest.raises(NoPathError):
-            ranks_table.run(Peers(1, 2), torch.zeros(1, 8), None, torch.zeros(1, 8))
-    assert calls == ["le_128", "le_512"] * 2
+        for num_rows in (1, 16):
+            part = torch.zeros(num_rows, 8)
+            with pytest.raises(NoPathError):
+                ranks_table.run(Peers(1, 2), part, None, part)
+    assert calls == ["le_128", "le_128", "le_512", "le_512"] * 2
 
 
 def test_a_sum_that_cannot_be_launched_names_its_path() -> None:
