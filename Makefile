@@ -6,6 +6,7 @@
 #   make test-portable  the tests of numbers and proofs again, with PyTorch's code for processors without AVX
 #   make test-starts    thirty small models, each started with an empty cache and held against transformers
 #   make test-clients   clients of others (openai, anthropic, langchain, ...), each in an environment of its own
+#   make test-tokenizers  encode, decode and streams beside transformers, for tokenizers that packages ship (TOKENIZER_FLAGS)
 #   make test-deploy    Kubernetes manifests rendered and checked; installs kubectl, checkov and types into .cache/deploy
 #   make test-image     the container image built by buildah and run by runc, as root; ten minutes the first time
 #   make test-ray       replicas on Ray Serve: killed, updated and measured; an environment of its own   (RAY_FLAGS)
@@ -23,12 +24,13 @@ CLIENTS ?=
 ROUTERS ?=
 SCHEMA_FLAGS ?= --out docs/benchmarks/schema-cases.json
 SUITE_FLAGS ?= --out docs/benchmarks/schema-suite.json
+TOKENIZER_FLAGS ?= --out docs/benchmarks/tokenizers.json
 RAY_FLAGS ?= --out docs/benchmarks/ray-cpu.json
 VENV := .venv
 STAMP := $(VENV)/.installed
 SERVING := $(VENV)/.installed-serving
 
-.PHONY: serve test test-sm90 test-e2e test-portable test-starts test-clients test-routers test-deploy test-schema \
+.PHONY: serve test test-sm90 test-e2e test-portable test-starts test-clients test-tokenizers test-routers test-deploy test-schema \
   test-schemas-suite test-image test-ray test-gpu drill drill-upgrade lint format clean
 
 define CHECK_PYTHON
@@ -134,6 +136,10 @@ test-starts: $(STAMP)
 # CLIENTS='openai anthropic' chooses some, by their folders in trials/clients/clients.toml.
 test-clients: $(STAMP)
 	PYTHONPATH=trials $(VENV)/bin/python trials/clients/run_clients.py $(CLIENTS)
+
+# TOKENIZER_FLAGS='--num 2 --first 5' takes two of the packages, and writes nothing.
+test-tokenizers: $(STAMP)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python trials/tokens/compare_tokenizers.py $(TOKENIZER_FLAGS)
 
 # RAY_FLAGS='--quick --out FILE' kills one of each kind and measures no speed.
 RAY := .cache/ray
