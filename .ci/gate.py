@@ -33,7 +33,10 @@ OUT_OF_TIME = "NOT RUN: out of time"
 NO_TIME = "FAILED: not done when the time was up"
 NO_INDEX = "NOT RUN: no package index can be reached"
 TWICE = "--reruns 1 -raR"  # a test that fails is run once more, since others may load this machine
-_SAID_LAST = re.compile(r"=+ .* in [0-9.]+s|NOT RUN |NEW FAILURE |FAILED |ERROR |RERUN |[0-9]+ of [0-9]+ clients work")
+_SAID_LAST = re.compile(
+    r"=+ .* in [0-9.]+s|NOT RUN |NEW FAILURE |FAILED |ERROR |RERUN |[0-9]+ of [0-9]+ clients work|"
+    r"[0-9]+ tokenizers, "
+)
 _FAILED_TEST = re.compile(r"(FAILED|ERROR|NEW FAILURE) ")
 
 
@@ -70,7 +73,7 @@ PARTS = (
         is_optional=True,
         needs_index=True,
     ),
-    # Which clients and which small models have time changes with the day.
+    # Which clients, tokenizers and small models have time changes with the day.
     Part(
         "test-clients",
         120,
@@ -78,6 +81,7 @@ PARTS = (
         is_optional=True,
         needs_index=True,
     ),
+    Part("test-tokenizers", 90, "TOKENIZER_FLAGS=--num 2 --first {first}", is_optional=True, needs_index=True),
     Part("test-starts", 60, f"PYTEST_FLAGS=--begin-within {{left_s}} --first {{first}} {TWICE}", is_optional=True),
 )
 
@@ -132,12 +136,23 @@ def run_parts(
         if outcome.startswith("FAILED"):
             failed = f"{part.target}: {outcome}"
             break
+    again = passed_again(summary)
+    if again:
+        summary.append(f"{len(again)} tests passed only when run again: {', '.join(again)}")
     for line in ("", *summary):
         say(line)
     left_out = f"; not run: {', '.join(not_run)}" if not_run else ""
     verdict = "passed" if failed is None else f"ended with make {failed},"
     say(f"The gate {verdict} after {passed_s() / 60:.1f} minutes, at {pace:.2f} of the usual time{left_out}")
     return failed is None
+
+
+def passed_again(lines: Sequence[str]) -> list[str]:
+    """Return the tests that failed and passed when they were run once more, by pytest's lines of them."""
+    named = [(kind, rest) for kind, _, rest in (line.partition(" ") for line in lines)]
+    failed = [rest for kind, rest in named if kind in ("FAILED", "ERROR")]  # the test, and often " - " and its error
+    again = dict.fromkeys(test for kind, test in named if kind == "RERUN")
+    return [test for test in again if not any(it == test or it.startswith(f"{test} - ") for it in failed)]
 
 
 def command_of(part: Part, left_s: float) -> list[str]:

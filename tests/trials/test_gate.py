@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from gate import END_S, PARTS, Ended, Part, command_of, run_parts, run_within
+from gate import END_S, PARTS, TWICE, Ended, Part, command_of, passed_again, run_parts, run_within
 
 MUST = [part for part in PARTS if not part.is_optional]
 OPTIONAL = [part for part in PARTS if part.is_optional]
@@ -74,6 +74,34 @@ def test_a_failure_in_any_part_fails_the_gate(part: Part) -> None:
     assert "FAILED tests/test_it.py::test_it - assert 1 == 2" in machine.said
 
 
+def test_tests_that_passed_when_run_again_are_named(tmp_path: Path) -> None:
+    """By the lines of pytest itself: one passes when it is run again, one fails twice, one fails as it is set up."""
+    (tmp_path / "test_it.py").write_text(
+        "import pathlib, pytest\n"
+        "seen = pathlib.Path(__file__).with_name('seen')\n"
+        "def test_flaky(): assert seen.exists() or seen.touch()\n"
+        "def test_broken(): assert False\n"
+        "@pytest.fixture\n"
+        "def late(): raise OSError('x - y')\n"
+        "def test_set_up(late): pass\n"
+        "def test_sound(): pass\n"
+    )
+    flags = [*TWICE.split(), "-p", "no:cacheprovider", "-p", "no:xdist", "-c", os.devnull, "--rootdir", str(tmp_path)]
+    ended = run_within([sys.executable, "-m", "pytest", *flags, str(tmp_path)], 120)
+    assert passed_again(ended.lines) == ["test_it.py::test_flaky"]
+
+
+def test_the_last_lines_count_what_passed_when_run_again() -> None:
+    said = list[str]()
+    lines = (
+        "RERUN tests/test_a.py::test_a",
+        "RERUN tests/test_b.py::test_b[1 - 2]",
+        "== 3 passed, 2 rerun in 9.00s ==",
+    )
+    assert run_parts(MUST[:1], lambda *_: Ended(0, lines), lambda: 0.0, said.append, lambda: True)
+    assert said[-2] == "2 tests passed only when run again: tests/test_a.py::test_a, tests/test_b.py::test_b[1 - 2]"
+
+
 def test_a_part_that_is_ended_with_a_failed_test_fails() -> None:
     assert Ended(None, ("FAILED tests/test_it.py::test_it",)).has_failed
     assert not Ended(None, ("== 3 passed in 9.00s ==",)).has_failed
@@ -82,7 +110,7 @@ def test_a_part_that_is_ended_with_a_failed_test_fails() -> None:
 def test_without_an_index_what_needs_one_is_named() -> None:
     machine = Machine(0.6, has_index=False)
     assert machine.passes()
-    assert machine.said[-1].endswith("; not run: test-deploy, test-schemas-suite, test-clients")
+    assert machine.said[-1].endswith("; not run: test-deploy, test-schemas-suite, test-clients, test-tokenizers")
     assert "make test-clients: NOT RUN: no package index can be reached" in machine.said
 
 
