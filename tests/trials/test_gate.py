@@ -75,7 +75,7 @@ def test_a_failure_in_any_part_fails_the_gate(part: Part) -> None:
 
 
 def test_tests_that_passed_when_run_again_are_named(tmp_path: Path) -> None:
-    """By the lines of pytest itself: one passes when it is run again, one fails twice, one fails as it is set up."""
+    """Read the lines of pytest itself: one passes when it is run again, one fails twice, one fails as it is set up."""
     (tmp_path / "test_it.py").write_text(
         "import pathlib, pytest\n"
         "seen = pathlib.Path(__file__).with_name('seen')\n"

@@ -56,7 +56,7 @@ class Shipped:
 
 @dataclass(slots=True)
 class Row:
-    """How often one tokenizer gives transformers' result; `differences` are documented ones, by name."""
+    """Counts of how often one tokenizer gives transformers' result; `differences` are documented ones, by name."""
 
     name: str
     package: str

@@ -161,7 +161,7 @@ def test_a_page_is_well_formed_and_fetches_nothing(folder: Path) -> None:
 
 
 def verdict_of(text: str) -> tuple[str, list[int]]:
-    """Whether the page says well or ill, and the numbers in its reason."""
+    """Return whether the page says well or ill, and the numbers in its reason."""
     [(kind, said)] = re.findall('<p class="verdict (well|ill)">(.*)</p>', text)
     return kind, [int(number) for number in re.findall(r"\d+", said)]
 
