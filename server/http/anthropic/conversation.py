@@ -18,6 +18,7 @@ from server.http.anthropic.requests import (
     TextBlock,
     ThinkingBlock,
     Tool,
+    ToolReferenceBlock,
     ToolResultBlock,
     ToolUseBlock,
     Turn,
@@ -33,6 +34,7 @@ FIELDS = {
     "response_format": "output_config.format",
     "stop": "stop_sequences",
 }
+_SEARCHES = "tool_search_tool"  # begins the types of searches by Anthropic's servers
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
@@ -66,7 +68,7 @@ def prompt_of(fields: CountTokensRequest) -> dict[str, Any]:
         body |= _output(fields.output_config)
     if fields.model is not None:
         body["model"] = fields.model
-    tools = [_tool(tool) for tool in fields.tools if isinstance(tool, Tool)]
+    tools = [_tool(tool) for tool in _told(fields)]
     if tools:
         body["tools"] = tools
     choice = fields.tool_choice
@@ -77,6 +79,28 @@ def prompt_of(fields: CountTokensRequest) -> dict[str, Any]:
         if choice.disable_parallel_tool_use:
             body["parallel_tool_calls"] = False
     return body
+
+
+def _told(fields: CountTokensRequest) -> list[Tool]:
+    """The tools that the model is told of.
+
+    A deferred one is told where the client's search has found it, or `tool_choice` names it. All are where
+    Anthropic's servers would search, which is not implemented.
+    """
+    tools = [tool for tool in fields.tools if isinstance(tool, Tool)]
+    if any(tool.type.startswith(_SEARCHES) for tool in fields.tools if isinstance(tool, ServerTool)):
+        return tools
+    found = {
+        part.tool_name
+        for turn in fields.messages
+        for block in _blocks(turn)
+        if isinstance(block, ToolResultBlock) and not isinstance(block.content, str)
+        for part in block.content
+        if isinstance(part, ToolReferenceBlock)
+    }
+    if isinstance(fields.tool_choice, NamedToolChoice):
+        found.add(fields.tool_choice.name)
+    return [tool for tool in tools if not tool.defer_loading or tool.name in found]
 
 
 def left_out(fields: CountTokensRequest) -> list[str]:
@@ -185,8 +209,12 @@ def _of_user(turn: Turn, index: int) -> list[dict[str, Any]]:
 
 def _result(block: ToolResultBlock) -> str:
     content = block.content
-    text = content if isinstance(content, str) else "\n".join(part.text for part in content)
+    text = content if isinstance(content, str) else "\n".join(map(_result_text, content))
     return f"Error: {text}" if block.is_error else text
+
+
+def _result_text(part: TextBlock | ToolReferenceBlock) -> str:
+    return part.text if isinstance(part, TextBlock) else f"The tool {part.tool_name} can be called now."
 
 
 def _misplaced(block: Block, turn: Turn, index: int, place: int) -> InvalidValue:

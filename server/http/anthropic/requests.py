@@ -47,10 +47,21 @@ class TextBlock(CachedModel):
     text: Text
 
 
+class ToolReferenceBlock(CachedModel):
+    """A deferred tool that the client's search has found: from here on the model is told of it."""
+
+    type: Literal["tool_reference"]
+    tool_name: _Name
+
+
 _RESULT_BLOCKS = Variants(
-    {"text": TextBlock}, refused=("browser_state", "document", "image", "search_result", "tool_reference")
+    {"text": TextBlock, "tool_reference": ToolReferenceBlock},
+    refused=("browser_state", "document", "image", "search_result"),
 )
-_ResultBlock = Annotated[Annotated[TextBlock, tag("text")], Discriminator(_RESULT_BLOCKS.tag_of)]
+_ResultBlock = Annotated[
+    Annotated[TextBlock, tag("text")] | Annotated[ToolReferenceBlock, tag("tool_reference")],
+    Discriminator(_RESULT_BLOCKS.tag_of, custom_error_type="wrong_type", custom_error_message="a list of blocks"),
+]
 
 
 def _kind(value: object) -> str | None:
@@ -62,6 +73,12 @@ _TEXT_OR_BLOCKS = Discriminator(
 )
 _Texts = Annotated[
     Annotated[Text, tag("a_text")] | Annotated[Annotated[list[TextBlock], Field(fail_fast=True)], tag("list")],
+    _TEXT_OR_BLOCKS,
+]
+
+
+_Result = Annotated[
+    Annotated[Text, tag("a_text")] | Annotated[Annotated[list[_ResultBlock], Field(fail_fast=True)], tag("list")],
     _TEXT_OR_BLOCKS,
 ]
 
@@ -97,7 +114,7 @@ class ToolResultBlock(CachedModel):
 
     type: Literal["tool_result"]
     tool_use_id: _Name
-    content: _Texts = ""
+    content: _Result = ""
     is_error: bool = Field(False, description="The model reads the text behind 'Error: '.")
 
 
@@ -157,7 +174,6 @@ class Turn(RequestModel):
 class Tool(CachedModel):
     unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {
         "allowed_callers": (["direct"],),
-        "defer_loading": (False, True),  # the model is told of all tools at once
         "eager_input_streaming": (True, False),  # arguments are streamed as they come either way
         "input_examples": ([],),
     }
@@ -167,6 +183,9 @@ class Tool(CachedModel):
     description: Text = ""
     input_schema: JsonObject
     strict: bool = False
+    defer_loading: bool = Field(
+        False, description="Whether the model is told of the tool only behind a `tool_reference` to it."
+    )
 
 
 _SERVER_TOOLS = (

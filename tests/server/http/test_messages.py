@@ -433,6 +433,24 @@ def test_tools_of_anthropics_servers_are_left_out_by_name(tmp_path: Path) -> Non
     assert "left_out_tools" not in it.post("/v1/messages", asked | {"tools": [TOOL]}).text
 
 
+def test_deferred_tools_are_told_once_they_are_found(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, template=QWEN)
+    it = served(tmp_path, saying("Yes"))
+    tools = [TOOL | {"name": "search"}, *(TOOL | {"name": name, "defer_loading": True} for name in ("near", "far"))]
+    asked = {"max_tokens": 4, "tools": tools}
+    assert it.post("/v1/messages", {**asked, "messages": USER}).status_code == 200
+    found = [{"type": "tool_reference", "tool_name": "far"}, *blocks("One tool.")]
+    turns = [*USER, turn("assistant", USE), turn("user", RESULT | {"content": found})]
+    assert it.post("/v1/messages", {**asked, "messages": turns}).status_code == 200
+    named = {"tool_choice": {"type": "tool", "name": "near"}}
+    assert it.post("/v1/messages", {**asked, "messages": USER, **named}).status_code == 200
+    searched = [*tools, {"type": "tool_search_tool_regex", "name": "tool_search_tool_regex"}]
+    assert it.post("/v1/messages", {**asked, "messages": USER, "tools": searched}).status_code == 200
+    prompts = [bytes(ids).decode().partition("[user]") for _, ids, _ in it.engine.submitted]
+    assert [head for head, _, _ in prompts] == ["[search]", "[search][far]", "[search][near]", "[search][near][far]"]
+    assert "[tool]The tool far can be called now.\nOne tool.[assistant]" in prompts[1][2]
+
+
 def use(number: int, thought: str = "") -> list[Any]:
     """A call of a tool, and its result."""
     called = {**USE, "id": f"c{number}", "input": {"n": number}}
