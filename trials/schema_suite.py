@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from decimal import Decimal
+from decimal import Decimal, localcontext
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +143,8 @@ def compare_neutral() -> Found:
 def random_number(rng: random.Random, num_digits: int = 8) -> Decimal:
     """A number of few or many digits, before and behind the point."""
     digits = rng.randint(1, num_digits)
-    number = Decimal(rng.randint(0, 10**digits - 1)).scaleb(-rng.choice((0, 0, 1, 2, 2, 3, digits)))
+    num_decimals = rng.choice((0, 0, 1, 2, 2, 3, digits)) + (rng.randint(5, 20) if rng.random() < 0.02 else 0)
+    number = Decimal(rng.randint(0, 10**digits - 1)).scaleb(-num_decimals)
     return number if rng.random() < 0.7 else -number
 
 
@@ -154,6 +155,8 @@ def random_bounds(rng: random.Random) -> dict[str, Any]:
     low = random_number(rng, num_digits)
     step = abs(random_number(rng, rng.choice((1, 2, num_digits)))) or Decimal(1)
     high = low + step.scaleb(-rng.choice((0, 0, 1, 2, 3)))
+    if rng.random() < 0.1:  # far from 0, and mostly numbers that a double holds
+        low, high = (bound.scaleb(rng.randint(6, 12)) for bound in (low, high))
     which = rng.choice(("low", "high", "both", "both", "all"))
     if which != "high":
         schema[rng.choice(("minimum", "exclusiveMinimum"))] = _json(low)
@@ -222,7 +225,12 @@ def is_writable(text: str, matches: Matches) -> bool:
 
 def compare_numbers(seed: int, num_numbers: int, matches_of: Callable[[object], Matches] = matches_of) -> Found:
     """Compare so many random numbers with random bounds."""
-    found, rng = Found(), random.Random(seed)
+    with localcontext(prec=100):
+        return _compare_numbers(random.Random(seed), num_numbers, matches_of)
+
+
+def _compare_numbers(rng: random.Random, num_numbers: int, matches_of: Callable[[object], Matches]) -> Found:
+    found = Found()
     while found.counts["numbers"] < num_numbers:
         schema = random_bounds(rng)
         texts = {*candidates(rng, schema)}

@@ -1,26 +1,28 @@
 """Bounds of numbers in JSON schemas, in a form of which llguidance 1.9.1 makes the right regular expression.
 
-Its own expressions are wrong in four ways (reports: mlc-ai/xgrammar pull requests 661 and 667 show the same kind):
+Its own expressions are wrong in five ways (reports: mlc-ai/xgrammar pull requests 661 and 667 show the same kind):
 
 - `maximum: 3.14` forbids 3.1: every bound's prefix with fewer decimals is missing;
 - `exclusiveMinimum: 0` beside `maximum: 0.5` takes 0: an excluded whole number and a bound less than 1 from it;
 - `exclusiveMinimum: 1` forbids 1.50: behind an excluded bound a number may not end with a zero, and what has begun with
   one must go on to another value;
+- two `multipleOf` of one number, which `allOf` brings together, overflow 32 bits: 65536 passes for one of 65537;
 - numbers are doubles: 9007199254740993 becomes ...992, and bounds beyond 64 bits fail.
 
 A range is cut here into pieces for which none of this happens, by decimal arithmetic; integers that a double does not
 hold are refused by name.
 """
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from decimal import Context, Decimal
-from typing import Any
+from typing import Any, TypeGuard
 
 BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _OTHERS = ("null", "boolean", "string", "array", "object")  # types that bounds of numbers do not bind
-_MOST_INT = 2**53  # up to here every integer is a double
 _MAX_INT64 = 2**63 - 1  # as a maximum the library takes it right: the double above it is cut to 64 bits
+_FAR = 10**18  # from here on the library needs the other bound, too
 _NUM_DIGITS = 15  # decimals of so many the library reads and writes unchanged; of 16 and 17 it reads some as others
 _MOST_DECIMALS = 18  # that the library compares
 _EXACT = Context(prec=64)
@@ -97,7 +99,7 @@ def bind_numbers(schema: dict[str, Any]) -> None:
 
 
 def check_exact(value: object) -> None:
-    """Raise InexactNumber for an integer anywhere in a value of JSON that the library would change."""
+    """Raise InexactNumber for a number anywhere in a value of JSON that the library would change."""
     if isinstance(value, list):
         for item in value:
             check_exact(item)
@@ -106,9 +108,18 @@ def check_exact(value: object) -> None:
             check_exact(item)
     elif isinstance(value, int) and not _is_double(value):
         raise InexactNumber(str(value))
+    elif isinstance(value, float) and not _is_short(_decimal(value)):
+        raise InexactNumber(repr(value))
 
 
-def _is_number(value: object) -> bool:
+def has_long_multiple(steps: Iterable[object]) -> bool:
+    """Return whether several `multipleOf` might have a common multiple of more than 32 bits, which overflows."""
+    found = {_decimal(step) for step in steps if _is_number(step)}
+    num_decimals = max(map(_num_decimals, found), default=0)
+    return len(found) > 1 and math.prod(int(step.scaleb(num_decimals, _EXACT)) for step in found) >= 2**32
+
+
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -152,17 +163,32 @@ def _whole(wanted: Range) -> dict[str, int]:
         last = int(high.to_integral_value("ROUND_FLOOR"))
         found["maximum"] = last - (wanted.excludes_high and last == high)
     for name, value in found.items():
-        if not (abs(value) <= _MOST_INT or (name == "maximum" and value == _MAX_INT64)):
+        if not (_is_exact(value) or (name == "maximum" and value == _MAX_INT64)):
             raise InexactNumber(str(value))
+    _check_not_far(found.get("minimum"), found.get("maximum"))
     return found
+
+
+def _is_exact(value: int) -> bool:
+    return abs(value) <= _MAX_INT64 and _is_double(value)
+
+
+def _check_not_far(low: Decimal | int | None, high: Decimal | int | None) -> None:
+    """Raise InexactNumber for a range that begins far from 0 and has no end."""
+    for begin, end in ((low, high), (None if high is None else -high, low)):
+        if begin is not None and begin >= _FAR and end is None:
+            raise InexactNumber(f"{begin:f}" if isinstance(begin, Decimal) else str(begin))
 
 
 def _pieces(wanted: Range) -> Iterator[Range]:
     """Cut a range: below 0, and from 0 on. Raises InexactNumber."""
     for bound in (wanted.low, wanted.high):
-        is_whole = bound is not None and bound == bound.to_integral_value()
-        if bound is not None and (abs(bound) > _MOST_INT or not (is_whole or _num_digits(bound) <= _NUM_DIGITS)):
+        if bound is None:
+            continue
+        is_whole = bound == bound.to_integral_value()
+        if not (_is_exact(int(bound)) if is_whole else _is_short(bound)):
             raise InexactNumber(f"{bound:f}")
+    _check_not_far(wanted.low, wanted.high)
     zero = Decimal(0)
     if wanted.low is None or wanted.low < 0:
         high = wanted.high
@@ -215,6 +241,11 @@ def _stripped(value: Decimal) -> Decimal:
 
 def _num_digits(value: Decimal) -> int:
     return len(_stripped(value).as_tuple().digits)
+
+
+def _is_short(value: Decimal) -> bool:
+    """Return whether the library reads a decimal unchanged, and compares all of it."""
+    return _num_digits(value) <= _NUM_DIGITS and _num_decimals(value) <= _MOST_DECIMALS
 
 
 def _num_decimals(value: Decimal) -> int:

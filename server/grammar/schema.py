@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from server.errors import UnsupportedField
-from server.grammar.numbers import InexactNumber, bind_numbers
+from server.grammar.numbers import InexactNumber, bind_numbers, has_long_multiple
 
 # What the library checks while an answer is written.
 _BINDING = frozenset(
@@ -87,7 +87,11 @@ _MOST_HOSTNAME = (
     253  # characters (RFC 1035, without the length bytes and the dot of the root); the library has no limit
 )
 
-_INEXACT = "it has more digits than the answer would keep; integers up to 9007199254740992 and 15 digits are exact"
+_INEXACT = (
+    "the answer would not keep its digits; whole numbers up to 9007199254740992 and decimals of 15 digits are kept, "
+    "longer ones need the type string"
+)
+_LONG_MULTIPLE = "a common multiple of all of them is longer than 32 bits"
 
 # Between two tokens of JSON: a space, or a new line and its indent. Weak models that may write more write little else.
 WHITESPACE = r"\x20|\n(\x20{0,16}|\t{0,4})"
@@ -113,6 +117,8 @@ def schema_text(schema: object, param: str) -> str:
         except InexactNumber as error:
             what = f"the number {_plain(error.text)}"
             raise UnsupportedField(_refusal(what, path, param, _INEXACT), param=param) from error
+    if _may_intersect(schema) and has_long_multiple([part.get("multipleOf") for part, _ in _parts(schema, ())]):
+        raise UnsupportedField(_refusal("the keyword 'multipleOf'", (), param, _LONG_MULTIPLE), param=param)
     options = {_OPTIONS: {"whitespace_pattern": WHITESPACE}}
     if schema is True:
         schema = {}
@@ -120,6 +126,12 @@ def schema_text(schema: object, param: str) -> str:
         schema = _changed(schema, _close)
     schema = _changed(_changed(schema, _limit_format), bind_numbers)
     return json.dumps({**options, **schema} if isinstance(schema, dict) else schema)
+
+
+def _may_intersect(schema: object) -> bool:
+    """Return whether two schemas may bind one number: `multipleOf` of them becomes a common multiple."""
+    parts = [part for part, _ in _parts(schema, ())]
+    return any("allOf" in part or ("multipleOf" in part and part.keys() & {"anyOf", "oneOf", "$ref"}) for part in parts)
 
 
 def _may_close(schema: object) -> bool:

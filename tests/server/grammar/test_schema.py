@@ -52,6 +52,8 @@ def test_differences_need_a_reason() -> None:
         ({"type": "number", "minimum": 0, "maximum": 1, "multipleOf": 0.25}, ("0.75", "1"), ("0.3", "1.25")),
         ({"anyOf": [{"const": 5}, {"const": 0.5}], "maximum": 3.14}, ("0.5",), ("5",)),
         ({"type": "integer", "minimum": 0.5, "exclusiveMaximum": 3}, ("1", "2"), ("0", "3", "1.5")),
+        ({"type": "integer", "minimum": 0, "maximum": 1e18}, ("1000000000000000000", "0"), ("1000000000000000001",)),
+        ({"type": "number", "exclusiveMaximum": 1e17}, ("99999999999999999.5", "-1"), ("100000000000000000",)),
         ({"const": 2**53}, ("9007199254740992",), ("9007199254740991", "9007199254740993")),
         ({"enum": [2**60, "a"]}, ("1152921504606846976", '"a"'), ("1152921504606846975",)),
         ({"type": "integer", "minimum": 0, "maximum": 2**63 - 1}, ("9223372036854775807",), ("9223372036854775808",)),
@@ -72,7 +74,12 @@ def test_bounds_are_those_of_the_schema(
         ({"items": {"const": {"a": [-9007199254740993]}}}, "-9007199254740993 at /items"),
         ({"type": "integer", "minimum": -(2**63)}, "-9223372036854775808"),
         ({"type": "integer", "exclusiveMaximum": 9007199254740994}, "9007199254740993"),
+        ({"type": "integer", "minimum": 10**18}, "1000000000000000000"),
+        ({"maximum": -(10**18)}, "1000000000000000000"),
         ({"minimum": 0.1234567890123456}, "0.1234567890123456"),
+        ({"minimum": 1e-30, "maximum": 0.5}, "0.0000000000000000000000000000"),
+        ({"const": 9.200000000000001}, "9.200000000000001"),
+        ({"enum": [1, {"a": 1e-19}]}, "1e-19"),
         ({"type": "number", "maximum": 1e300}, "1000000"),
         ({"const": 10**400}, "1000000"),
     ],
@@ -80,6 +87,16 @@ def test_bounds_are_those_of_the_schema(
 def test_number_that_would_become_another_is_refused(schema: dict[str, Any], named: str) -> None:
     with pytest.raises(UnsupportedField, match=named):
         schema_text(schema, "p")
+
+
+def test_multiples_that_the_library_would_overflow_are_refused() -> None:
+    parts: list[dict[str, Any]] = [{"type": "integer", "multipleOf": 65536}, {"multipleOf": 65537}]
+    for schema in ({"allOf": parts}, {"anyOf": [parts[0]], **parts[1]}):
+        with pytest.raises(UnsupportedField, match="multipleOf"):
+            schema_text(schema, "p")
+    matches = matches_of({"allOf": [{"type": "integer", "multipleOf": 6}, {"multipleOf": 4}]})
+    assert [number for number in range(40) if matches(f"{number}")] == [0, 12, 24, 36]
+    assert matches_of({"type": "array", "prefixItems": parts})("[65536,65537]")
 
 
 def test_keywords_that_bind_nothing_are_taken() -> None:
