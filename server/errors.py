@@ -12,6 +12,7 @@ HallmarkError
 |   |-- UnsupportedField       400    unsupported_field     a field we know and do not implement
 |   |-- InvalidValue           400    invalid_value         wrong type, or outside the stated limits
 |   |   |-- TemplateError      400    invalid_messages      the chat template refuses these messages
+|   |   |   `-- TemplateRefusal                          it raises; else it was stopped at a limit
 |   |   `-- InvalidGrammar     400    invalid_grammar       a schema, regex or grammar cannot bind an answer
 |   |-- PromptTooLong          400    context_length_exceeded
 |   |-- DeadlyPrompt           400    deadly_prompt         two engines died while they read it
@@ -119,6 +120,10 @@ class TemplateError(InvalidValue):
     """The model's chat template refuses these messages."""
 
     code = "invalid_messages"
+
+
+class TemplateRefusal(TemplateError):
+    """The template itself raises on these messages; others may be put in their place. No limit was met."""
 
 
 class InvalidGrammar(InvalidValue):

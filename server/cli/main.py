@@ -285,7 +285,8 @@ def assemble(settings: Settings, folder: Path, keys: Keys, url: str) -> Edge:
     url       of the API, for the lines that the console prints
     Raises StartError where the settings, the tokenizer or the chat template cannot be used.
     """
-    tokenizer, template = Tokenizer.load(folder), ChatTemplate.load(folder)
+    template = ChatTemplate.load(folder)
+    tokenizer = Tokenizer.load(folder, template)
     pooling = read_pooling(folder, settings)
     is_recommended = settings.generation_config is GenerationConfig.AUTO
     defaults = load_sampling_defaults(folder) if is_recommended else SamplingDefaults()

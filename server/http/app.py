@@ -63,7 +63,7 @@ def create_app(edge: Edge, keys: Keys = NO_KEYS) -> FastAPI:
     """
     settings = edge.settings
     if edge.template is not None and not settings.special_tokens_in_text:
-        edge.tokenizer.special_tokens.mark("")  # built here, and not in the first request: a large one takes 1 s
+        _ = edge.tokenizer.special_tokens  # built here, and not in the first request: a large one takes 1 s
     routers = [
         *_task_routers(edge),
         models.model_routes(edge),

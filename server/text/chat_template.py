@@ -3,13 +3,13 @@
 A template comes with the model, never with a request; a hostile one costs an error, not the server.
 """
 
-import functools
 import json
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from datetime import datetime
+from functools import wraps
 from pathlib import Path
 from types import FrameType, MappingProxyType
 from typing import Any
@@ -17,14 +17,17 @@ from typing import Any
 import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension
+from jinja2.filters import make_attrgetter
 from jinja2.parser import Parser
-from jinja2.runtime import Context
+from jinja2.runtime import Context, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
+from markupsafe import Markup
 
-from server.errors import ModelError, TemplateError
+from server.errors import ModelError, TemplateError, TemplateRefusal
+from server.model.load.json_file import read_object
 from server.model.load.tokenizer_files import read_tokenizer_files
-from server.text.special_tokens import MARK
+from server.text.request_text import RequestMarkup, RequestText, added, is_of_request, joined, of_request, replaced
 
 MAX_TEMPLATE_CHARS = 1_000_000
 MAX_OUTPUT_CHARS = 16_000_000
@@ -34,6 +37,10 @@ _MAX_REPEATED = 100_000  # characters or items that one `*` makes; real template
 _TEMPLATE_FILE = "<template>"  # in jinja2's compiled code of a template that is no file
 _OURS = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
 _PADDING = frozenset({"batch", "center", "expandtabs", "indent", "ljust", "rjust", "slice", "wordwrap", "zfill"})
+_DEFAULT = "default"  # the name of a template
+_CHOOSING = frozenset({"attr", "d", "default", "first", "last", "max", "min", "random"})  # filters that make no text
+_PROBED_ROLES = (("user",), ("system", "user"), ("user", "assistant", "user"), ("user", "assistant", "tool"))
+_PROBED_TOOLS = [{"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}]
 _UNBOUNDED = frozenset({"format", "format_map", "translate"})  # no template needs them
 # What the template's own code may raise; RuntimeError is endless recursion.
 _FAILURES = (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError)
@@ -44,32 +51,75 @@ class _Limited(Exception):
 
 
 class ChatTemplate:
-    """Safe to use from several threads."""
+    """The templates of a model: one for all conversations, or another one for those with tools.
 
-    def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
-        """`special_tokens`: bos_token, eos_token and the like, as the template names them. Raises ModelError."""
-        if len(source) > MAX_TEMPLATE_CHARS:
-            raise ModelError(f"the chat template has {len(source)} characters, the limit is {MAX_TEMPLATE_CHARS}")
-        try:
-            self._template = _environment().from_string(source)
-        except (jinja2.TemplateError, RecursionError) as error:
-            raise ModelError(f"the chat template cannot be compiled: {error}") from error
+    Safe to use from several threads.
+    """
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str], *, tool_source: str | None = None) -> None:
+        """Compile the templates. Raises ModelError.
+
+        special_tokens  bos_token, eos_token and the like, as the template names them
+        tool_source     of conversations with tools; None: `source`
+        """
         self.source = source
+        self.tool_source = source if tool_source is None else tool_source
+        self._template = _compiled(source)
+        self._tool_template = self._template if tool_source is None else _compiled(tool_source)
         self._special_tokens = special_tokens
         self.reserved = frozenset({*_OURS, *special_tokens, *_environment().globals})  # names that no request may set
 
-    def reads(self, name: str) -> bool:
-        """Return whether the template mentions a variable of this name."""
-        return re.search(rf"\b{re.escape(name)}\b", self.source) is not None
+    def reads(self, name: str, *, has_tools: bool = False) -> bool:
+        """Return whether the template of such conversations mentions a variable of this name."""
+        source = self.tool_source if has_tools else self.source
+        return re.search(rf"\b{re.escape(name)}\b", source) is not None
 
     @classmethod
     def load(cls, folder: Path) -> "ChatTemplate | None":
-        """Load chat_template.jinja, else tokenizer_config.json's; None where there is neither. Raises ModelError."""
+        """Load a model's templates, by transformers' rules; None where it has none. Raises ModelError.
+
+        chat_template.jinja                the default one; where a .jinja file is, tokenizer_config.json's are not read
+        additional_chat_templates/*.jinja  others, of the files' names: tool_use is for conversations with tools
+        tokenizer_config.json              one, or a list of named ones
+        chat_template.json                 older, of a processor: where there is none of the others
+        """
         files = read_tokenizer_files(folder)
-        source = _read(folder / "chat_template.jinja")
-        if source is None:
-            source = _default(files.config.get("chat_template"))
-        return None if source is None else cls(source, dict(files.named))
+        named: dict[str, str] = {}
+        if (source := _read(folder / "chat_template.jinja")) is not None:
+            named[_DEFAULT] = source
+        for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
+            named[path.stem] = _read(path) or ""
+        named = named or _named(files.config.get("chat_template"), "tokenizer_config.json")
+        older = folder / "chat_template.json"
+        if not named and older.is_file():
+            named = _named(read_object(older).get("chat_template"), older.name)
+        if not named:
+            return None
+        if _DEFAULT not in named:
+            named[_DEFAULT] = _without_default([*named])
+        return cls(named[_DEFAULT], files.named, tool_source=named.get("tool_use"))
+
+    def control_tokens(self, texts: Collection[str]) -> frozenset[str]:
+        """Return the added tokens, of `texts`, that the templates write around what a request says.
+
+        A text or string of a template has them, or it puts them together from roles. Spaces and words are none: prose
+        has them.
+        """
+        found = {*self._special_tokens.values()} & {*texts}
+        candidates = [text for text in texts if re.search(r"[^\w\s▁]", text)]
+        written = [*_literals(self.source), *_literals(self.tool_source), *self._probes()]
+        return frozenset(found.union(text for text in candidates if any(text in run for run in written)))
+
+    def _probes(self) -> Iterable[str]:
+        """Yield what the templates write in small conversations around the request's texts."""
+        for roles in _PROBED_ROLES:
+            messages = [{"role": role, "content": RequestText("a")} for role in roles]
+            for tools in (None, _PROBED_TOOLS):
+                try:
+                    prompt = self.render(messages, tools=tools)
+                except TemplateError:
+                    continue
+                yield from (str.__str__(prompt)[start:end] for start, end in prompt.template_runs())
 
     def render(
         self,
@@ -79,8 +129,10 @@ class ChatTemplate:
         tools: list[dict[str, Any]] | None = None,
         documents: list[dict[str, Any]] | None = None,
         options: Mapping[str, Any] = MappingProxyType({}),
-    ) -> str:
+    ) -> RequestText:
         """The prompt of a conversation; `add_generation_prompt` opens the assistant's turn. Raises TemplateError.
+
+        Its spans are those of the messages' and other values' texts that are a RequestText.
 
         tools, documents  None where there are none, as transformers does
         options           other variables, none of them `reserved`
@@ -90,19 +142,19 @@ class ChatTemplate:
         try:
             with _Deadline(MAX_RENDER_S):
                 parts, num_chars = [], 0
-                for part in self._template.generate(values):
+                template = self._tool_template if tools else self._template
+                for part in template.generate(values):
                     num_chars += len(part)
                     _check_size(num_chars)
                     parts.append(part)
         except _Limited as error:
             raise TemplateError(f"The chat template was stopped: {error}.", param="messages") from error
         except jinja2.TemplateError as error:
-            said = str(error).replace(MARK, "")  # it may quote a message
-            raise TemplateError(f"The chat template refuses these messages: {said}", param="messages") from error
+            raise TemplateRefusal(f"The chat template refuses these messages: {error}", param="messages") from error
         except _FAILURES as error:
             detail = f"The chat template fails on these messages ({type(error).__name__})."
-            raise TemplateError(detail, param="messages") from error
-        return "".join(parts)
+            raise TemplateRefusal(detail, param="messages") from error
+        return joined(parts)
 
 
 def _read(path: Path) -> str | None:
@@ -113,41 +165,74 @@ def _read(path: Path) -> str | None:
         raise ModelError(f"{path} cannot be read: {error}") from error
 
 
-def _default(value: object) -> str | None:
-    """The template out of the forms that tokenizer_config.json has for it: a string, or a list of named ones."""
-    if isinstance(value, list):
-        named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}
-        value = named.get("default")
-    if value is not None and not isinstance(value, str):
-        raise ModelError("chat_template in tokenizer_config.json is neither a string nor a list with a 'default'")
-    return value
+def _named(value: object, file: str) -> dict[str, str]:
+    """The templates out of the forms that a file has for them: a string, or a list of named ones."""
+    if value is None:
+        return {}
+    if isinstance(value, str):
+        return {_DEFAULT: value}
+    named = {}
+    for entry in value if isinstance(value, list) else [None]:
+        name, template = (entry.get("name"), entry.get("template")) if isinstance(entry, dict) else (None, None)
+        if not isinstance(name, str) or not isinstance(template, str):
+            raise ModelError(
+                f"chat_template in {file} is neither a string nor a list of objects with name and template"
+            )
+        named[name] = template
+    return named
 
 
-class _SumsForTildes(NodeTransformer):
+def _without_default(names: list[str]) -> str:
+    """A template that refuses all conversations: transformers, too, takes none of the named ones for them."""
+    listed = ", ".join(sorted(names)) + ("; tool_use needs tools in the request" if "tool_use" in names else "")
+    message = f"this model has no default chat template, only named ones: {listed}"
+    return f"{{{{ raise_exception({json.dumps(message)}) }}}}"
+
+
+def _compiled(source: str) -> jinja2.Template:
+    if len(source) > MAX_TEMPLATE_CHARS:
+        raise ModelError(f"the chat template has {len(source)} characters, the limit is {MAX_TEMPLATE_CHARS}")
+    try:
+        return _environment().from_string(source)
+    except (jinja2.TemplateError, RecursionError) as error:
+        raise ModelError(f"the chat template cannot be compiled: {error}") from error
+
+
+def _literals(source: str) -> Iterable[str]:
+    """Yield a template's own texts and strings."""
+    tree = _environment().parse(source)
+    yield from (node.data for node in tree.find_all(nodes.TemplateData))
+    yield from (node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str))
+
+
+class _JoinedForTildes(NodeTransformer):
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
-        """`a ~ b` as a sum of strings, so that its size is checked like any other sum's."""
+        """`a ~ b` as a filter that no template can name: its size is checked, and a request's texts stay known."""
         self.generic_visit(node)
-        texts: list[nodes.Expr] = [
-            nodes.Filter(part, "string", [], [], None, None, lineno=node.lineno) for part in node.nodes
-        ]
-        return functools.reduce(lambda left, right: nodes.Add(left, right, lineno=node.lineno), texts)
+        return nodes.Filter(nodes.List(node.nodes, lineno=node.lineno), "~", [], [], None, None, lineno=node.lineno)
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks what the model has written, for training; here it changes nothing."""
+    """`{% generation %}` marks what the model has written, for training; here it is a scope, as in transformers."""
 
     tags = {"generation"}  # noqa: RUF012 -- as jinja2 declares it
 
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("written"), [], [], body).set_lineno(line)
+
+    def written(self, caller: Callable[[], str]) -> str:
+        """Return the block's text."""
+        return caller()
 
 
 class _Environment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"+", "*", "**", "%"})
+    concat = staticmethod(lambda texts: _concatenated([*texts]))  # of macros and blocks
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        tree = _SumsForTildes().visit(super()._parse(source, name, filename))
+        tree = _JoinedForTildes().visit(super()._parse(source, name, filename))
         assert isinstance(tree, nodes.Template)
         tree.set_environment(self)
         return tree
@@ -163,12 +248,17 @@ class _Environment(ImmutableSandboxedEnvironment):
             _check_size(len(left) + len(right))
         if operator == "%" and isinstance(left, str):
             raise _Limited("it formats a string with %")
+        if operator == "+" and isinstance(left, str) and isinstance(right, str) and is_of_request([left, right]):
+            return added(left, right)
         return super().call_binop(context, operator, left, right)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         owner = getattr(__obj, "__self__", None)
         if isinstance(owner, str):
-            _check_text_call(owner, getattr(__obj, "__name__", ""), args, kwargs)
+            name = getattr(__obj, "__name__", "")
+            args = tuple([*value] if isinstance(value, Iterator) else value for value in args)  # they are read twice
+            _check_text_call(owner, name, args, kwargs)
+            return _of_call(owner, name, args, kwargs, super().call(__context, __obj, *args, **kwargs))
         return super().call(__context, __obj, *args, **kwargs)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
@@ -179,24 +269,74 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 def _environment() -> _Environment:
     environment = _Environment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_written,
+        extensions=["jinja2.ext.loopcontrols", _Generation],
     )
     environment.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now, range=_range)
     environment.filters["tojson"] = _tojson  # jinja2's own escapes HTML, which no model was trained on
+    environment.filters |= {"~": _concatenated, "string": _as_string, "safe": _safe, "join": _join}
     environment.filters.update({name: _guarded(name, each) for name, each in environment.filters.items()})
     return environment
 
 
 def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter whose size is checked like that of the string method of its name."""
+    """A filter whose size is checked like that of the string method of its name; a request's text stays one."""
 
-    @functools.wraps(function)
+    @wraps(function)
     def guarded(*args: Any, **kwargs: Any) -> Any:
         text = next((value for value in args if isinstance(value, str)), "")
         _check_text_call(text, name, args, kwargs)
-        return function(*args, **kwargs)
+        result = function(*args, **kwargs)
+        return result if name in _CHOOSING else _of_call(text, name, args, kwargs, result)
 
     return guarded
+
+
+def _of_call(text: str, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> Any:
+    """The result of a call that changes text, as one of the request where a text of the request is in it."""
+    if not isinstance(result, str) or is_of_request(result) or not is_of_request([text, *args, *kwargs.values()]):
+        return result
+    if not isinstance(result, Markup) and not kwargs:
+        if name == "join":
+            return joined(args[0], text)
+        if name == "replace" and all(isinstance(value, str) for value in args[-2:]):
+            return replaced(text, args[-2], args[-1])
+    return of_request(result)
+
+
+def _written(value: Any) -> str:
+    """The text of a value that a template puts out or joins."""
+    if isinstance(value, str):
+        return str(value)
+    is_plain = value is None or isinstance(value, bool | int | float | Undefined)
+    return str(value) if is_plain else RequestText(str(value))
+
+
+def _concatenated(values: list[Any]) -> str:
+    """The values as one text."""
+    return _joined_texts([_written(value) for value in values], "")
+
+
+def _joined_texts(texts: list[str], separator: str) -> str:
+    _check_size(sum(map(len, texts)) + len(texts) * len(separator))
+    return joined(texts, separator) if is_of_request([separator, *texts]) else separator.join(texts)
+
+
+def _as_string(value: Any) -> str:
+    return value if isinstance(value, str) else _written(value)
+
+
+def _safe(value: Any) -> Markup:
+    """A text as markup: jinja2 escapes what is added to it."""
+    return RequestMarkup(value) if isinstance(value, RequestText) else Markup(value)
+
+
+@jinja2.pass_environment
+def _join(environment: jinja2.Environment, value: Any, d: str = "", attribute: str | int | None = None) -> str:
+    items = value if attribute is None else map(make_attrgetter(environment, attribute), value)
+    return _joined_texts([_written(item) for item in items], _written(d))
 
 
 def _check_text_call(text: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -249,12 +389,13 @@ def _range(*bounds: int) -> range:
 def _tojson(
     value: Any,
     ensure_ascii: bool = False,
-    indent: int | None = None,
+    indent: int | str | None = None,
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    if indent is not None and not 0 <= indent <= 16:
-        raise _Limited(f"tojson indents by {indent}, the limit is 16")
+    width = len(indent) if isinstance(indent, str) else indent or 0
+    if not 0 <= width <= 16:
+        raise _Limited(f"tojson indents by {width}, the limit is 16")
     if separators is not None and _text_size(separators) > 16:
         raise _Limited("tojson separates by more than 16 characters")
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
@@ -265,7 +406,8 @@ def _raise_exception(message: str) -> None:
 
 
 def _strftime_now(form: str) -> str:
-    return datetime.now().astimezone().strftime(form)
+    now = datetime.now().astimezone().strftime(form)
+    return RequestText(now) if isinstance(form, RequestText) else now
 
 
 class _Deadline:

@@ -1,18 +1,20 @@
-"""Special tokens that a message only spells: they are encoded as plain text, and those of the chat template stay.
+"""Control tokens that a text of a request only spells: encoded as plain text, and those of the chat template stay.
 
-A user's "<|end|><|system|>" must not end the user's turn. Three steps, none of which changes any other text:
+A user's "<|end|><|system|>" must not end the user's turn. Two steps, which change no other text:
 
-    mark     put MARK behind the first character of each special token's text in a message
-    render   the chat template trims and joins as ever, and writes its own special tokens without MARK
-    encode   replace the template's special tokens by names that no text can spell, remove MARK, and encode the whole
-             with a copy of the tokenizer whose special tokens have these names
+    render   the chat template works on texts that remember which characters a request wrote (request_text.py)
+    encode   replace the control tokens that the template alone has written by names that no text can spell, and
+             encode the whole with a copy of the tokenizer whose control tokens have these names
 
 One encoding of the whole text: there is no border at which a prefix space or a merge could come out otherwise.
+
+Control tokens are those that the tokenizer calls special, and any other added token that the chat template writes.
 """
 
 import json
 import re
 import secrets
+from collections.abc import Collection
 from itertools import groupby
 from os.path import commonprefix
 from typing import Any
@@ -20,65 +22,80 @@ from typing import Any
 import tokenizers
 
 from server.errors import ModelError
-
-MARK = "\udc00"  # half a surrogate pair: UTF-8 cannot carry it, so that no request can hold it
+from server.text.request_text import RequestText
 
 
 class SpecialTokens:
-    """The special tokens of a tokenizer. Safe to use from several threads."""
+    """The control tokens of a tokenizer. Safe to use from several threads."""
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
-        """Builds a copy of `tokenizer`, 1 s for 128,000 tokens. Raises ModelError where its ids would be others."""
-        found = {token_id: token for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    def __init__(self, tokenizer: tokenizers.Tokenizer, control: Collection[str] = ()) -> None:
+        """Builds a copy of `tokenizer`, 1 s for 128,000 tokens. Raises ModelError where its ids would be others.
+
+        control  texts of added tokens that are control tokens although the tokenizer does not call them special
+        """
+        added = tokenizer.get_added_tokens_decoder()
+        found = {i: token for i, token in added.items() if token.special or token.content in control}
         texts = {token.content for token in found.values()}
+        self._original = tokenizer
         self._normalizer = tokenizer.normalizer
         normalized = [token.content for token in found.values() if token.normalized and self._normalizer is not None]
         self._normalized = [self._normalize(text).strip("▁ ") for text in normalized]
-        beginnings = {text[:end] for text in texts for end in range(1, len(text))}
-        # None where special tokens are normalized: in the copy they are not, and a marked text's ids could be others.
-        self._beginnings = () if self._normalized else tuple(sorted(beginnings))
         self._starts = re.compile(starts_pattern(texts)) if texts else None
-        self._whole = re.compile(f"{_tree(texts)}(?!{MARK})") if texts else None
+        self._longest = re.compile(_tree(texts))
         nonce = secrets.token_hex(16)  # of one length and closed: what follows a name cannot make it another one
         self._names = {text: f"<{nonce}:{i:06}>" for i, text in enumerate(sorted(texts))}
-        self._tokenizer = _renamed(tokenizer, self._names)
+        self._copy = _renamed(tokenizer, self._names)
         for token_id, token in found.items():
-            if self._tokenizer.token_to_id(self._names[token.content]) != token_id:
+            if self._copy.token_to_id(self._names[token.content]) != token_id:
                 raise ModelError(
                     f"the special token {token.content!r} cannot be distinguished from a text that spells it; "
                     "--special-tokens-in-text serves this tokenizer without telling them apart"
                 )
 
-    def mark(self, text: str) -> str:
-        """`text` with MARK behind the first character of each special token's text.
+    def encode(self, text: RequestText, *, add_special_tokens: bool = False) -> list[int]:
+        """Token ids of a rendered text: a control token with a character of the request's is plain text.
 
-        And of the beginning of one at its end, which another message could complete.
+        add_special_tokens  whether the tokenizer's own stand around them
         """
-        text = self._mark_end(text)
-        marked = text if self._starts is None else self._starts.sub(rf"\g<0>{MARK}", text)
-        if self._normalized and marked == text:  # it may become a special token's text when it is normalized
-            normal = self._normalize(text)
-            if any(token in normal for token in self._normalized):
-                return re.sub(r"\S", rf"\g<0>{MARK}", text, count=1)
-        return marked
-
-    def _mark_end(self, text: str) -> str:
-        end = text.rstrip()  # as a template may
-        if not end.endswith(self._beginnings):
-            return text
-        places = {1 + len(end) - len(beginning) for beginning in self._beginnings if end.endswith(beginning)}
-        for place in sorted(places, reverse=True):
-            text = text[:place] + MARK + text[place:]
-        return text
-
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a rendered text: what is marked is plain text, a special token without MARK is special."""
-        if self._whole is not None:
-            text = self._whole.sub(lambda match: self._names[match[0]], text)
+        tokenizer, prompt = self._original, str.__str__(text)
+        runs = text.template_runs() if self._names else ()
+        written = [match.span() for start, end in runs for match in self._longest.finditer(prompt, start, end)]
+        if self._is_spelled(prompt, text.spans, written):
+            tokenizer, prompt = self._copy, self._with_names(prompt, written)
         # A batch of one, as in Tokenizer.encode: others run meanwhile.
-        [encoding] = self._tokenizer.encode_batch_fast([text.replace(MARK, "")], add_special_tokens=False)
+        [encoding] = tokenizer.encode_batch_fast([prompt], add_special_tokens=False)
+        if add_special_tokens:
+            encoding = self._original.post_process(encoding)
         ids: list[int] = encoding.ids
         return ids
+
+    def _is_spelled(self, prompt: str, spans: Collection[tuple[int, int]], written: list[tuple[int, int]]) -> bool:
+        """Return whether a control token stands anywhere in `prompt` with a character of the request's."""
+        if self._starts is None or not spans:
+            return False
+        spans = sorted(spans)
+        at = 0
+        for found in self._starts.finditer(prompt):
+            longest = self._longest.match(prompt, found.start())
+            assert longest is not None
+            while at < len(spans) and spans[at][1] <= longest.start():
+                at += 1
+            if at == len(spans):
+                break
+            if spans[at][0] < longest.end():
+                return True
+        if not self._normalized:
+            return False
+        edges = [0, *(edge for place in written for edge in place), len(prompt)]
+        between = (self._normalize(prompt[a:b]) for a, b in zip(edges[::2], edges[1::2], strict=True))
+        return any(token in normal for normal in between for token in self._normalized)
+
+    def _with_names(self, prompt: str, written: list[tuple[int, int]]) -> str:
+        pieces, place = [], 0
+        for start, end in written:
+            pieces += [prompt[place:start], self._names[prompt[start:end]]]
+            place = end
+        return "".join([*pieces, prompt[place:]])
 
     def _normalize(self, text: str) -> str:
         return str(self._normalizer.normalize_str(text))
@@ -111,11 +128,11 @@ def _tree(texts: set[str], *, is_longest: bool = True) -> str:
 
 
 def _renamed(tokenizer: tokenizers.Tokenizer, names: dict[str, str]) -> tokenizers.Tokenizer:
-    """A copy of `tokenizer` whose special tokens, the keys of `names`, have other names."""
+    """A copy of `tokenizer` in which the control tokens, the keys of `names`, have other names."""
     content = json.loads(tokenizer.to_str())
     content["post_processor"] = None  # it would only put special tokens around a text
     for token in content["added_tokens"]:
-        if token["special"]:
+        if token["content"] in names:
             # As it stands and within a word too: the chat template has written it.
             token |= {"content": names[token["content"]], "normalized": False, "single_word": False}
     _rename_in_model(content["model"], names)
@@ -126,7 +143,7 @@ def _renamed(tokenizer: tokenizers.Tokenizer, names: dict[str, str]) -> tokenize
 
 
 def _rename_in_model(model: dict[str, Any], names: dict[str, str]) -> None:
-    """Rename the special tokens in the vocabulary itself, where it holds them: no plain text may become one."""
+    """Rename the control tokens in the vocabulary itself, where it holds them: no plain text may become one."""
     vocab = model.get("vocab")
     if isinstance(vocab, dict):
         model["vocab"] = {names.get(piece, piece): token_id for piece, token_id in vocab.items()}

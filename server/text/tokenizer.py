@@ -9,7 +9,9 @@ from pathlib import Path
 import tokenizers
 
 from server.model.load.tokenizer_files import load_tokenizer
-from server.text.special_tokens import MARK, SpecialTokens
+from server.text.chat_template import ChatTemplate
+from server.text.request_text import RequestText
+from server.text.special_tokens import SpecialTokens
 from server.text.token_names import TokenNames
 
 REPLACEMENT = "\ufffd"  # what bytes that are no UTF-8, or not yet, decode to
@@ -23,8 +25,10 @@ _REMEMBERED = 8192  # texts, mostly of one token
 class Tokenizer:
     """The tokenizer.json of a model folder. Safe to use from several threads."""
 
-    def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
+    def __init__(self, tokenizer: tokenizers.Tokenizer, template: ChatTemplate | None = None) -> None:
+        """`template`: of the model's chats; what it writes no text of a request can spell."""
         self._tokenizer = tokenizer
+        self._template = template
         self.text_of: Callable[[tuple[int, ...]], str] = lru_cache(_REMEMBERED)(lambda ids: self.decode([*ids]))
         self.vocab_size: int = tokenizer.get_vocab_size(with_added_tokens=True)
         added = tokenizer.get_added_tokens_decoder()
@@ -32,17 +36,18 @@ class Tokenizer:
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
 
     @classmethod
-    def load(cls, folder: Path) -> "Tokenizer":
+    def load(cls, folder: Path, template: ChatTemplate | None = None) -> "Tokenizer":
         """Read `folder`/tokenizer.json and the tokens of the files beside it. Raises ModelError."""
         tokenizer = load_tokenizer(folder)
         tokenizer.no_truncation()  # a prompt is never cut in silence
         tokenizer.no_padding()
-        return cls(tokenizer)
+        return cls(tokenizer, template)
 
     @cached_property
     def special_tokens(self) -> SpecialTokens:
-        """Return the guard against special tokens in messages. Raises ModelError where that cannot be."""
-        return SpecialTokens(self._tokenizer)
+        """Return the guard against control tokens in messages. Raises ModelError where that cannot be."""
+        written = frozenset[str]() if self._template is None else self._template.control_tokens(self.added_ids)
+        return SpecialTokens(self._tokenizer, written)
 
     @cached_property
     def names(self) -> TokenNames:
@@ -53,11 +58,12 @@ class Tokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`, with the tokens that the model wants around a prompt if asked for.
 
-        A special token's text becomes that token, unless `special_tokens` has marked it.
+        A special token's text becomes that token, but for one with a character that a request wrote (RequestText).
         """
-        if MARK in text:
-            assert not add_special_tokens, "only a rendered chat is marked"
-            return self.special_tokens.encode(text)
+        if isinstance(text, RequestText):
+            if text.spans:
+                return self.special_tokens.encode(text, add_special_tokens=add_special_tokens)
+            text = str.__str__(text)
         # A batch of one: for a single text the library keeps the interpreter's lock, and 1 MB held up every other
         # request for 1.2 s of a core. Fast: without offsets, which takes half the time.
         [encoding] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)

@@ -2,8 +2,12 @@
 
 import json
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
+from server.text.request_text import is_of_request, joined, of_request
+
+_GAP = "\n\n"  # between a system's texts
 _HEAD = (
     "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
     "You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n"
@@ -20,22 +24,22 @@ def tools_as_text(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, 
     found: list[dict[str, Any]] = []
     for message in messages:
         if message["role"] == "tool":
-            text = f"<tool_response>\n{message['content']}\n</tool_response>"
+            text = joined(("<tool_response>\n", message["content"], "\n</tool_response>"))
             if found and found[-1].get("is_response"):
-                found[-1]["content"] += f"\n{text}"
+                found[-1]["content"] = joined((found[-1]["content"], text), "\n")
             else:
                 found.append({"role": "user", "content": text, "is_response": True})
         elif "tool_calls" in message:
             calls = [_call_text(call["function"]) for call in message["tool_calls"]]
-            found.append({"role": "assistant", "content": "\n".join(filter(None, [message["content"], *calls]))})
+            found.append({"role": "assistant", "content": joined(filter(None, [message["content"], *calls]), "\n")})
         else:
             found.append(dict(message))
     for message in found:
         message.pop("is_response", None)
     if tools:
-        text = _HEAD + "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools) + _TAIL
+        text = joined((_HEAD, joined(map(_json, tools), "\n"), _TAIL))
         if found and found[0]["role"] == "system":
-            found[0]["content"] = f"{found[0]['content']}\n\n{text}"
+            found[0]["content"] = joined((found[0]["content"], text), _GAP)
         else:
             found.insert(0, {"role": "system", "content": text})
     return found
@@ -45,10 +49,36 @@ def system_in_user(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The same conversation for a template without system messages: its text begins the first user's."""
     if len(messages) < 2 or messages[0]["role"] != "system" or messages[1]["role"] != "user":
         return [*messages]
-    first = {**messages[1], "content": f"{messages[0]['content']}\n\n{messages[1]['content']}"}
+    first = {**messages[1], "content": joined((messages[0]["content"], messages[1]["content"]), _GAP)}
     return [first, *messages[2:]]
 
 
+def system_first(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same conversation for a template with one system message, the first: it has the text of all."""
+    texts = [message["content"] for message in messages if message["role"] == "system"]
+    others = [message for message in messages if message["role"] != "system"]
+    return [{"role": "system", "content": joined(filter(None, texts), _GAP)}, *others] if texts else others
+
+
+def turns_joined(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same conversation for a template whose roles alternate: texts of one role behind each other are one."""
+    found: list[dict[str, Any]] = []
+    for role, group in groupby(messages, key=lambda message: message["role"]):
+        for message in group:
+            is_text = role in ("user", "assistant") and "tool_calls" not in message
+            if is_text and found and found[-1]["role"] == role and "tool_calls" not in found[-1]:
+                text = joined(filter(None, (found[-1]["content"], message["content"])), "\n")
+                found[-1] = {**found[-1], **message, "content": text}
+            else:
+                found.append(message)
+    return found
+
+
 def _call_text(function: dict[str, Any]) -> str:
-    call = {"name": function["name"], "arguments": function["arguments"]}
-    return f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>"
+    call = _json({"name": function["name"], "arguments": function["arguments"]})
+    return joined(("<tool_call>\n", call, "\n</tool_call>"))
+
+
+def _json(value: dict[str, Any]) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return of_request(text) if is_of_request(value) else text

@@ -241,7 +241,7 @@ def make_edge(folder: Path, engine: ScriptedEngine, settings: Settings, *, traci
     return Edge(
         settings=settings,
         engine=engine,
-        tokenizer=Tokenizer.load(folder),
+        tokenizer=Tokenizer.load(folder, template),
         template=template,
         syntax=choose_syntax(template, settings.tool_call_parser, settings.reasoning_parser),
         metrics=metrics,

@@ -1,19 +1,21 @@
 """Rendering of a chat's messages, tools and options as the text that the model reads."""
 
+import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
-from server.errors import InvalidJson, InvalidValue, TemplateError, UnsupportedField
+from server.errors import InvalidJson, InvalidValue, TemplateError, TemplateRefusal, UnsupportedField
 from server.http.common.json_body import parse_json
 from server.http.openai.requests import ChatRequest, Message
 from server.http.openai.tools import ToolCall, ToolUse
 from server.text.answer.syntax import AnswerSyntax
 from server.text.chat_template import ChatTemplate
+from server.text.request_text import RequestText, joined
 from server.text.tokenizer import Tokenizer
-from server.text.tools import system_in_user, tools_as_text
+from server.text.tools import system_first, system_in_user, tools_as_text, turns_joined
 
 _NO_REASONING = "none"  # the effort
 
@@ -69,7 +71,7 @@ def chat_text(
 ) -> str:
     """The text of a conversation. Raises TemplateError, InvalidValue and UnsupportedField.
 
-    special_tokens_in_text  whether a text may spell special tokens; else they are marked
+    special_tokens_in_text  whether a text may spell control tokens; else the result is a RequestText
     """
     if template is None:
         raise UnsupportedField("This model has no chat template; use /v1/completions.", param="messages")
@@ -100,43 +102,67 @@ def _rendered(
     opens: bool,
     has_special_tokens: bool,
 ) -> str:
-    if it.documents and not template.reads("documents"):
+    if it.documents and not template.reads("documents", has_tools=bool(it.tools) and syntax.has_tool_template):
         raise UnsupportedField("This model's chat template has no place for documents.", param="documents")
     reserved = template.reserved & it.options.keys()
     if reserved:
         message = f"chat_template_kwargs cannot set {min(reserved)!r}."
         raise InvalidValue(message, param="chat_template_kwargs")
     if not has_special_tokens:
-        mark = tokenizer.special_tokens.mark
+        tags = [text for text in syntax.reasoning_tags if tokenizer.added_ids.get(text) not in tokenizer.special_ids]
         it = Conversation(
-            [{key: value if key == "role" else _marked(value, mark) for key, value in m.items()} for m in it.messages],
-            _marked(it.tools, mark),
-            _marked(it.documents, mark),
-            _marked(it.options, mark),
+            [_guarded_message(message, tags) for message in it.messages],
+            _guarded(it.tools),
+            _guarded(it.documents),
+            _guarded(it.options),
         )
-    if syntax.has_tool_template:
-        return template.render(
-            it.messages, add_generation_prompt=opens, tools=it.tools, documents=it.documents, options=it.options
-        )
-    messages = tools_as_text(it.messages, it.tools)
-    try:
-        return template.render(messages, add_generation_prompt=opens, documents=it.documents, options=it.options)
-    except TemplateError:
-        if it.tools is None or it.messages[0]["role"] == "system":
-            raise
-        messages = system_in_user(messages)
-        return template.render(messages, add_generation_prompt=opens, documents=it.documents, options=it.options)
+    tools = it.tools if syntax.has_tool_template else None
+    messages = it.messages if syntax.has_tool_template else tools_as_text(it.messages, it.tools)
+    refusal: TemplateRefusal | None = None
+    for variant in _variants(messages):
+        try:
+            text = template.render(
+                variant, add_generation_prompt=opens, tools=tools, documents=it.documents, options=it.options
+            )
+        except TemplateRefusal as error:
+            refusal = refusal or error
+        else:
+            return str.__str__(text) if has_special_tokens else text
+    assert refusal is not None
+    raise refusal
 
 
-def _marked(value: Any, mark: Any) -> Any:
-    """The value with every text in it marked. Its depth is limited already."""
-    if value is None:
-        return None
+def _variants(messages: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """Yield the messages as they are, then as templates take them that refuse what the API allows."""
+    yield messages
+    first = system_first(messages)
+    alternating = turns_joined(first)
+    before = messages
+    for variant in (first, alternating, system_in_user(alternating)):
+        if variant != before:
+            yield variant
+        before = variant
+
+
+def _guarded_message(message: Mapping[str, Any], tags: Sequence[str]) -> dict[str, Any]:
+    """A message with the texts of the request known as such.
+
+    tags  around reasoning: in an assistant's text they stay tokens, as the model wrote them
+    """
+    found = {key: value if key == "role" else _guarded(value) for key, value in message.items()}
+    if message["role"] == "assistant" and tags:
+        pieces = re.split(f"({'|'.join(map(re.escape, tags))})", message["content"])
+        found["content"] = joined(piece if piece in tags else RequestText(piece) for piece in pieces)
+    return found
+
+
+def _guarded(value: Any) -> Any:
+    """The value with every text in it known as the request's. Its depth is limited already."""
     if isinstance(value, str):
-        return mark(value)
+        return RequestText(value)
     if isinstance(value, Mapping):
-        return {mark(key): _marked(inner, mark) for key, inner in value.items()}
-    return [_marked(inner, mark) for inner in value] if isinstance(value, list) else value
+        return {RequestText(key): _guarded(inner) for key, inner in value.items()}
+    return [_guarded(inner) for inner in value] if isinstance(value, list) else value
 
 
 def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:

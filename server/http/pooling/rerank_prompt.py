@@ -1,6 +1,7 @@
 """The prompt by which Qwen3-Reranker judges a document, as its authors publish it."""
 
 from server.errors import ModelError
+from server.text.request_text import RequestText
 from server.text.tokenizer import Tokenizer
 
 DEFAULT_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
@@ -28,15 +29,15 @@ class RerankPrompt:
         self._tokenizer = tokenizer
         self._prefix = _ids(tokenizer, _PREFIX)
         self._suffix = _ids(tokenizer, _SUFFIX)
-        self._marks = not special_tokens_in_text
-        if self._marks:
-            tokenizer.special_tokens.mark("")  # built here, and not in the first request
+        self._guards = not special_tokens_in_text
+        if self._guards:
+            _ = tokenizer.special_tokens  # built here, and not in the first request
 
     def token_ids(self, query: str, document: str, instruction: str | None) -> list[int]:
         """The prompt of a pair of texts, which cannot spell special tokens unless the settings let them."""
         text = f"<Instruct>: {instruction or DEFAULT_INSTRUCTION}\n<Query>: {query}\n<Document>: {document}"
-        marked = self._tokenizer.special_tokens.mark(text) if self._marks else text
-        return [*self._prefix, *_ids(self._tokenizer, marked), *self._suffix]
+        given = RequestText(text) if self._guards else text
+        return [*self._prefix, *_ids(self._tokenizer, given), *self._suffix]
 
 
 def _ids(tokenizer: Tokenizer, text: str) -> list[int]:

@@ -76,6 +76,11 @@ class AnswerSyntax:
     reasoning: ReasoningParser = ReasoningParser.NONE
     has_tool_template: bool = False  # else tools are described in the system's message, and called as Hermes does
 
+    @property
+    def reasoning_tags(self) -> tuple[str, ...]:
+        """Return the tags around reasoning, where the format has such."""
+        return _TAGS[self.reasoning][:2] if self.reasoning in _TAGS else ()
+
     def parser(
         self,
         tools: Tools | None,
@@ -169,15 +174,15 @@ def choose_syntax(template: ChatTemplate | None, calls: ToolCallParser, reasonin
     Raises SettingsError for a format of calls that a model cannot know, as its template has no place for tools, and for
     gpt-oss's channels with another model's calls.
     """
-    source = template.source if template is not None else ""
-    has_place = template is not None and template.reads("tools")
+    source, tool_source = (template.source, template.tool_source) if template is not None else ("", "")
+    has_place = template is not None and template.reads("tools", has_tools=True)
     if not has_place and calls not in (ToolCallParser.AUTO, ToolCallParser.HERMES):
         raise SettingsError(
             f"--tool-call-parser {calls.value}: this model's chat template has no place for tools; they are described "
             "in the system's message, to call as hermes"
         )
     if calls is ToolCallParser.AUTO:
-        calls = _first(_SIGNS_OF_CALLS, source, ToolCallParser.AUTO)
+        calls = _first(_SIGNS_OF_CALLS, tool_source, ToolCallParser.AUTO)
     if not has_place or calls is ToolCallParser.AUTO:
         calls, has_place = ToolCallParser.HERMES, False
     if reasoning is ReasoningParser.HARMONY and calls is not ToolCallParser.HARMONY:
@@ -186,7 +191,7 @@ def choose_syntax(template: ChatTemplate | None, calls: ToolCallParser, reasonin
             f"calls as {calls.value}"
         )
     if reasoning is ReasoningParser.AUTO:
-        reasoning = _first(_SIGNS_OF_REASONING, source, ReasoningParser.NONE)
+        reasoning = _first(_SIGNS_OF_REASONING, f"{source}\n{tool_source}", ReasoningParser.NONE)
     return AnswerSyntax(calls, reasoning, has_tool_template=has_place)
 
 

@@ -7,9 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from server.errors import ModelError, TemplateError
+from server.settings import ReasoningParser, ToolCallParser
+from server.text.answer.syntax import choose_syntax
 from server.text.chat_template import MAX_TEMPLATE_CHARS, ChatTemplate
+from server.text.request_text import RequestText
 
 MESSAGES: list[dict[str, Any]] = [{"role": "user", "content": "Hi <b>"}, {"role": "assistant", "content": "Yes"}]
 
@@ -40,6 +44,31 @@ def test_json_is_not_escaped_and_filters_work_on_ordinary_text() -> None:
     assert render("{{ messages[0] | tojson }}") == '{"role": "user", "content": "Hi <b>"}'
     source = "{{ 'a' ~ (1 + 2) ~ 'b' }}{{ 'x' * 3 }}{{ ' t ' | trim }}{{ 'aXa' | replace('X', '-') }}"
     assert render(source) == "a3bxxxta-a"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ '<a>' ~ ('b<' | safe) }}{{ ('<a>' | safe) ~ '<b>' ~ m }}{{ m ~ (m | safe) }}",
+        "{{ '<a>' + ('b' | safe) }}{{ ('<a>' | safe) + '<b>' }}{{ (m | safe) + '<b>' }}{{ '<b>' + (m | safe) }}",
+        "{{ ('<a>' | safe) + m }}{{ m | e }}{{ ('<a>' | safe).join(['<', m]) }}{{ m | safe | upper }}",
+        "{{ [m | safe, '<'] | join }}{{ ('<a>' ~ m | safe) == '<a>' ~ m }}{{ ('a' ~ m | safe).startswith('a') }}",
+        "{{ [m] | string }}{{ [m] }}{{ {'a': m} }}{{ [m] | tojson(true) }}{{ m | length }}{{ m == 'Hi <b>' }}",
+        "{{ m[1:4] }}{{ m[::-1] }}{{ m[-1] }}{{ m.split() }}{{ m.split(' ')[1] }}{{ m.rsplit('<', 1) }}{{ m * 2 }}",
+        "{{ [m] | tojson(indent='  ') }}{{ m.partition(' ')[2] }}{{ m | replace('b', m) }}{{ m.replace('', '-') }}",
+        "{% generation %}{% set m = 'x' %}{{ m }}{% endgeneration %}{{ m }}",
+        "{% for c in m %}{{ c }}.{% endfor %}{{ m | list }}{{ m | first }}{{ m | title }}{{ m.splitlines() }}",
+        "{% macro f(x) %}<{{ x }}>{% endmacro %}{{ f(m) | upper }}{% filter trim %} {{ m }} {% endfilter %}",
+        "{{ m.removeprefix('Hi') }}{{ m.removesuffix('>') }}{{ m.strip('H') }}{{ m | center(9) }}{{ m | wordwrap(3) }}",
+        "{{ '%s' | e }}{{ m | truncate(3) }}{{ m | indent(2, true) }}{{ m | default('d') }}{{ none ~ m ~ 1.5 ~ true }}",
+    ],
+)
+def test_texts_of_a_request_render_as_by_transformers(source: str) -> None:
+    source = "{% set m = messages[0].content %}" + source
+    [[expected], _] = render_jinja_template([MESSAGES], chat_template=source)
+    guarded = [{"role": it["role"], "content": RequestText(it["content"])} for it in MESSAGES]
+    assert render(source) == expected
+    assert render(source, guarded) == expected
 
 
 DOUBLING = "{% set ns = namespace(x='a' * 90000) %}{% for i in range(30) %}{% set ns.x = ns.x OP ns.x %}{% endfor %}"
@@ -114,6 +143,54 @@ def test_a_template_that_fails_on_a_missing_field_names_no_text() -> None:
     with pytest.raises(TemplateError) as caught:
         render("{{ messages[0].content + messages[0].missing.deeper }}")
     assert "Hi <b>" not in caught.value.message
+
+
+TOOLS = [{"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}]
+NAMED = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
+
+
+@pytest.mark.parametrize(
+    ("files", "plain", "with_tools"),
+    [
+        ({"tokenizer_config.json": {"chat_template": NAMED}}, "plain", "tools"),
+        ({"chat_template.jinja": "plain", "additional_chat_templates/tool_use.jinja": "tools"}, "plain", "tools"),
+        ({"chat_template.jinja": "plain", "additional_chat_templates/rag.jinja": "rag"}, "plain", "plain"),
+        ({"chat_template.jinja": "plain", "tokenizer_config.json": {"chat_template": NAMED}}, "plain", "plain"),
+        ({"tokenizer_config.json": {"chat_template": NAMED[1:]}}, None, "tools"),
+        ({"chat_template.json": {"chat_template": "plain"}}, "plain", "plain"),
+    ],
+)
+def test_named_templates_are_chosen_by_tools(
+    tmp_path: Path, files: dict[str, Any], plain: str | None, with_tools: str
+) -> None:
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content if isinstance(content, str) else json.dumps(content))
+    template = ChatTemplate.load(tmp_path)
+    assert template is not None
+    assert template.render(MESSAGES, tools=TOOLS) == with_tools
+    if plain is None:
+        with pytest.raises(TemplateError, match="no default chat template, only named ones: tool_use; tool_use needs"):
+            template.render(MESSAGES)
+    else:
+        assert template.render(MESSAGES) == plain
+
+
+def test_the_tool_template_shows_the_format_of_calls() -> None:
+    template = ChatTemplate("{{ '<think>' }}", {}, tool_source="{{ tools }}<tool_call>{'arguments': 1, \"arguments\"}")
+    syntax = choose_syntax(template, ToolCallParser.AUTO, ReasoningParser.AUTO)
+    assert (syntax.calls, syntax.reasoning) == (ToolCallParser.HERMES, ReasoningParser.THINK)
+    assert syntax.has_tool_template
+
+
+def test_special_tokens_of_all_files_are_variables(tmp_path: Path) -> None:
+    source = "{{ bos_token }}{{ image_token }}"
+    config = {"chat_template": source, "extra_special_tokens": {"image_token": "<image>"}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps({"bos_token": {"content": "<s>"}}))
+    template = ChatTemplate.load(tmp_path)
+    assert template is not None
+    assert template.render([]) == "<s><image>"
 
 
 def test_a_template_is_found_in_config_list_and_file(tmp_path: Path) -> None:
