@@ -11,7 +11,7 @@ from kernels.experts.kinds import ClampedSwiglu, ExpertFormat, RoutingConfig, Sc
 from kernels.experts.route_triton import run_route
 from kernels.experts.routing import route
 from kernels.experts.shape import ExpertsShape
-from kernels.experts.sorting import sort_slots
+from kernels.experts.sorting import hallmark_experts_prefix, sort_slots
 from kernels.experts.tiles import expert_tiles, most_tiles
 from kernels.experts.triton_path import run_experts
 from kernels.experts.weights import ExpertWeights, dequantized
@@ -76,9 +76,20 @@ def sorted_by_torch(experts: Tensor) -> Tensor:
     return experts.cpu().flatten().sort(stable=True).indices.int()
 
 
-# The last case has more slots than are compared: it takes three launches.
+@pytest.mark.parametrize("num_blocks", [1, 1024, 1025, 2500])
+def test_places_of_an_expert_go_on_over_every_block_of_slots(num_blocks: int, device: torch.device) -> None:
+    """A program sums 1,024 blocks of 64 slots at once: 8,192 tokens of 8 experts have more than that."""
+    counts = torch.randint(0, 65, (2, num_blocks), dtype=torch.int32)
+    sums, totals = counts.clone().to(device), torch.empty(2, dtype=torch.int32, device=device)
+    hallmark_experts_prefix[(2,)](sums, totals, num_blocks, BLOCK=1024, IS_DEPENDENT=False)
+    assert torch.equal(sums.cpu(), (counts.cumsum(1) - counts).int())
+    assert totals.tolist() == counts.sum(1).tolist()
+
+
+# The last two cases have more slots than are compared: they take three launches, the last one sums blocks twice.
 @pytest.mark.parametrize(
-    ("num_tokens", "num_active", "num_experts"), [(1, 1, 1), (9, 2, 5), (20, 3, 512), (700, 3, 70)]
+    ("num_tokens", "num_active", "num_experts"),
+    [(1, 1, 1), (9, 2, 5), (20, 3, 512), (700, 3, 70), pytest.param(9001, 8, 64, marks=pytest.mark.gpu)],
 )
 def test_slots_are_sorted_stably(num_tokens: int, num_active: int, num_experts: int, device: torch.device) -> None:
     experts = torch.rand(num_tokens, num_experts).argsort(1)[:, :num_active].int().contiguous().to(device)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+import pytest
 from attested import FLASH, Subject, refuses
 from tiny_llama import NUM_LAYERS
 
@@ -119,6 +120,26 @@ def test_a_launch_that_fails_in_a_record_brings_in_no_profiler(subject: Subject)
     assert [path for path, _ in report.quarantined] == ["sdpa.cpu"]
     assert report.batches[0].paths == ["sdpa.math"]
     assert driver.outside == {"sdpa.cpu": NUM_LAYERS, "sdpa.math": NUM_LAYERS}
+
+
+@pytest.mark.parametrize(("kernel", "is_attention"), [("hallmark_prefill", True), ("nvjet_sm90_tst", False)])
+def test_attention_outside_of_every_call_is_a_mismatch(subject: Subject, kernel: str, is_attention: bool) -> None:
+    """A library, or a fallback inside of torch, that computes attention beside what is attested."""
+
+    class Beside(Capturing):
+        def take(self) -> Seen:
+            seen = super().take()
+            return replace(seen, outside=Counter({kernel: 2})) if seen.calls else seen
+
+    it, dispatcher = recorded(subject, Beside())
+    report = it.attest_all("request")
+    (batch,) = report.batches
+    if is_attention:
+        assert (batch.result, batch.detail) == ("mismatch", f"{kernel} ran outside of every attention call")
+        assert {path for path, _ in report.quarantined} == {"sdpa.cpu"}
+        assert {choice.use.path for choice in dispatcher.choices} == {"sdpa.math"}
+    else:
+        assert (batch.result, batch.detail, report.quarantined) == ("match", None, [])
 
 
 def test_recorded_kernels_are_explained_by_their_times(subject: Subject) -> None:

@@ -98,6 +98,7 @@ def test_a_right_path_has_no_mismatch(tmp_path: Path) -> None:
     products = [(layer, name) for layer in range(3) for name in ("qkv", "output")]
     products += [(0, "router"), (1, "gate_up"), (1, "down"), (2, "router"), (None, "head")]
     assert weights <= set(products)
+    assert (None, "head") in weights  # which chooses the tokens
     assert len(weights) > len(products) // 2
     assert {it.layer for it in reports if it.phase == "experts"} == {0, 2}
 

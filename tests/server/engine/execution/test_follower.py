@@ -1,0 +1,90 @@
+"""A rank beside the first: it serves by rank 0's latest decisions, and keeps the inputs of the step before."""
+
+from collections import Counter
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny_llama import NUM_LAYERS, TinyLlama
+
+from kernels.calls.batch import AttentionFlags
+from kernels.catalog import path_named
+from kernels.vocabulary.path import KernelPath
+from kernels.vocabulary.shape import AttentionShape
+from qualification.decision.decision import Decision, Pairs, Status
+from qualification.decision.model_shapes import shapes_needed, signature_of
+from server.engine.execution.commands import Allocate, Launch
+from server.engine.execution.step_writer import StepWriter
+from server.engine.follower import Follower, StepInputs
+from server.engine.operators.dispatch import Dispatcher
+from server.engine.startup.subject import kv_cache_of, load_alone, read_subject
+from server.engine.startup.warmup import synthetic_batch
+from server.settings import DeviceChoice, Settings
+
+
+def no_decision(shape: AttentionShape, _: Pairs, __: Pairs) -> Decision[AttentionShape]:
+    raise AssertionError(f"a rank beside the first decides nothing: {shape}")
+
+
+def test_a_rank_serves_by_the_latest_decisions(tiny_llama: TinyLlama, tmp_path: Path) -> None:
+    """Otherwise it sums what another kernel than rank 0's has computed."""
+    settings = Settings(
+        model=str(tiny_llama.folder), device=DeviceChoice.CPU, max_model_len=128, page_size=16, cache_dir=str(tmp_path)
+    )
+    subject, runs = read_subject(settings), Counter[str]()
+    right = path_named("sdpa.cpu").run
+    assert right is not None
+
+    def counted(name: str) -> KernelPath:
+        def run(*given: Any) -> None:
+            runs[name] += 1
+            right(*given)
+
+        return replace(path_named("sdpa.cpu"), name=name, run=run)
+
+    paths = [counted("first"), counted("second")]
+    flags = [AttentionFlags(it.attention.scale, window=it.attention.window) for it in subject.config.layers]
+    shapes = shapes_needed(signature_of(subject.config), subject.limits.serving)
+
+    def table(name: str) -> Dispatcher:
+        decisions = {shape: Decision(shape, name, Status.PROVEN, name, (), (), None) for shape in shapes}
+        return Dispatcher(decisions, paths, flags, redecide=no_decision)
+
+    rank = Follower(
+        load_alone(settings, subject, lambda _: None),
+        subject.device,
+        dispatcher_of=lambda: table("first"),
+        kv_of=partial(kv_cache_of, subject),
+        new_capture=lambda: pytest.fail("no graph on a CPU"),
+    )
+    rank.obey(Allocate(4, 8))
+    buffer = StepWriter(page_size=16, num_pages=4, is_pinned=False).write(synthetic_batch([(3, 3)], 16), {})
+
+    def launch() -> Counter[str]:
+        runs.clear()
+        rank.inputs.take(buffer.layout.num_bytes)[:] = buffer.data.numpy().data
+        rank.obey(Launch(buffer.layout.parts, buffer.layout.num_sampled, buffer.has_pending))
+        return runs
+
+    assert launch() == {"first": NUM_LAYERS}
+    rank.decide(table("second"))  # a path was quarantined
+    assert launch() == {"second": NUM_LAYERS}
+    rank.decide(table("first"))
+    rank.obey(Allocate(4, 8))  # a new worker begins with the latest
+    assert launch() == {"first": NUM_LAYERS}
+
+
+def test_inputs_of_the_step_before_are_not_written_over() -> None:
+    """The device may still be copying them."""
+    inputs = StepInputs(is_pinned=False)
+    kept = []
+    for number in range(1, 6):
+        inputs.take(8)[:] = bytes([number] * 8)
+        kept.append(inputs.latest)
+        assert inputs.latest.tolist() == [number] * 8
+        if number > 1:
+            assert kept[-2].tolist() == [number - 1] * 8
+    inputs.take(4096)[:] = bytes([9] * 4096)  # more than there is room for
+    assert kept[-1].tolist() == [5] * 8
