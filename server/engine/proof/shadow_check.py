@@ -31,8 +31,8 @@ from server.protocol.messages import ShadowReport
 logger = logging.getLogger(__name__)
 
 MEMORY_S = 3600.0  # two mismatches of one path and phase within so long quarantine it
-ALERT_S = 60.0  # so long after a mismatch its phase is checked as often as the budget allows,
-ALERT_INTERVAL_S = 0.1  # but no more often than this
+ALERT_S = 60.0  # so long after a mismatch its phase or operator is checked as often as the budget allows,
+ALERT_INTERVAL_S = 0.1  # but no more often than this, and beside the checks of the interval, which look at all others
 _PATIENCE_S = 1.0  # a sample waits so long for an idle engine, then it is judged between two steps
 _SAVED_S = 600.0  # what was not spent is kept for so long: no burst of checks after a quiet night
 
@@ -78,14 +78,6 @@ class _Taken:
     at: float
     sample: AnySample | None
     problem: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Alert:
-    """A mismatch was seen: its phase or operator is checked more often until `until`."""
-
-    lane: Lane
-    until: float
 
 
 class Tap:
@@ -179,7 +171,8 @@ class ShadowCheck:
         )
         self._wanted: Lane = self._rng.choice((*Phase, *self._operators))  # in the next check, or any after an interval
         self._taken: _Taken | None = None
-        self._alert: _Alert | None = None
+        self._alerts: dict[Lane, float] = {}  # phases and operators with a mismatch, checked more often until then
+        self._alert_next_at = clock()
         self._mismatches: dict[tuple[str, Lane], list[tuple[float, str]]] = {}  # when, and of which input
         self._unreported_s = 0.0
 
@@ -195,27 +188,19 @@ class ShadowCheck:
 
     @property
     def _is_alert(self) -> bool:
-        return self._alert is not None and self._clock() < self._alert.until
+        return any(self._clock() < until for until in self._alerts.values())
 
     def begin(self, batch: Batch) -> Tap | None:
         """A tap for the batch that is about to be launched, if a check is due."""
-        if not self._is_on or self.has_sample or self._clock() < self._next_at or not self._budget.allows:
+        now = self._clock()
+        is_too_early = now < self._next_at and not (self._alerts and now >= self._alert_next_at)
+        if not self._is_on or self.has_sample or is_too_early or not self._budget.allows:
             return None
         lanes: tuple[Lane, ...] = (*batch.phases, *self._operators)
-        interval_s = self._interval_s
-        if self._alert is not None and self._is_alert:
-            interval_s = min(interval_s, ALERT_INTERVAL_S)
-            if self._alert.lane not in lanes:
-                return None
-            lanes = (self._alert.lane,)
-        elif self._wanted in lanes:
-            lanes = (self._wanted,)
-        elif self._clock() - self._next_at < interval_s:  # or the first step after a quiet time would always be checked
+        lane = self._lane_of_interval(lanes, now) or self._lane_of_alert(lanes, now)
+        if lane is None:
             return None
-        self._wanted = self._rng.choice((*Phase, *self._operators))
         self._budget.begin()
-        self._next_at = self._clock() + interval_s
-        lane = self._rng.choice(lanes)
         if isinstance(lane, Operator):
             return Tap(self, self._dispatcher, lane, index=self._rng.randrange(self._num_calls(lane, batch)))
         rows = batch.rows_of(lane)
@@ -227,6 +212,32 @@ class ShadowCheck:
         )
         layer = self._rng.randrange(len(self._dispatcher.flags))
         return Tap(self, self._dispatcher, lane, index=layer, sequence=sequence)
+
+    def _lane_of_interval(self, lanes: tuple[Lane, ...], now: float) -> Lane | None:
+        """Draw what a check of the interval looks at, of all phases and operators; None where it is not due yet."""
+        if now < self._next_at:
+            return None
+        if self._wanted in lanes:
+            lane = self._wanted
+        elif now - self._next_at < self._interval_s:  # or the first step after a quiet time would always be checked
+            return None
+        else:
+            lane = self._rng.choice(lanes)
+        self._wanted = self._rng.choice((*Phase, *self._operators))
+        self._next_at = now + self._interval_s
+        return lane
+
+    def _lane_of_alert(self, lanes: tuple[Lane, ...], now: float) -> Lane | None:
+        """Draw what to check again of that which had a mismatch within the latest minute; None where it is too early.
+
+        Where nothing is quarantined a mismatch may last: the checks of the interval go on beside these.
+        """
+        self._alerts = {lane: until for lane, until in self._alerts.items() if now < until}
+        alerted = [lane for lane in lanes if lane in self._alerts]
+        if now < self._alert_next_at or not alerted:
+            return None
+        self._alert_next_at = now + ALERT_INTERVAL_S
+        return self._rng.choice(alerted)
 
     def _num_calls(self, operator: Operator, batch: Batch) -> int:
         """Return how many products, or mixtures, the batch computes; the head is the last product."""
@@ -311,8 +322,8 @@ class ShadowCheck:
         One of the same input as an earlier one is a repetition of it, and counts once: kernels are deterministic.
         """
         now, digest = self._clock(), sample.digest
-        self._alert = _Alert(sample.lane, now + ALERT_S)
-        self._next_at = min(self._next_at, now + ALERT_INTERVAL_S)
+        self._alerts[sample.lane] = now + ALERT_S
+        self._alert_next_at = max(self._alert_next_at, now + ALERT_INTERVAL_S)
         of_path = sample.path, sample.lane
         known = [(at, other) for at, other in self._mismatches.get(of_path, []) if now - at <= MEMORY_S]
         is_second = any(other != digest for _, other in known)
@@ -323,7 +334,7 @@ class ShadowCheck:
             logger.error("%s serves %s although shadow checks call it wrong: --on-unproven degrade", *_words(of_path))
             return []
         del self._mismatches[of_path]
-        self._alert = None
+        del self._alerts[sample.lane]
         logger.error("%s is quarantined for %s: shadow checks call it wrong", *_words(of_path))
         return self._dispatcher.quarantine(*of_path)
 

@@ -17,9 +17,9 @@ LEAST_MODEL_LEN = 2  # tokens
 _DEFAULT_SEQS = {"cuda": 256, "cpu": 16}
 _CPU_INTERLEAVED_TOKENS = 512
 # Floating-point operations of one layer's attention in a step of a CPU, beyond which prompts wait for the next step:
-# 34 billion take two busy cores 2 to 5 s, in which nothing is heard of the engine. A chunk of 2048 tokens of an 8B
-# reaches it without context, one of the demo with 15,000 tokens of it.
-_CPU_ATTENTION_FLOPS = 2**35
+# nothing is heard of the engine meanwhile. Twice as many took up to 7 s of two cores that eleven others wanted, where
+# readiness ends after 5 s. An 8B reaches them with 1,448 tokens without context, the demo with 2,048 behind 7,000.
+_CPU_ATTENTION_FLOPS = 2**34
 # An 8B computes 2048 tokens in 52 ms, the longest pause of a stream then, and each as fast as of 8192 (H200). A smaller
 # model computes more in that time, and must: a step beyond the graphs takes some 20 ms to launch, and with 2048 tokens
 # in each a 0.6B had 0.8 of vLLM's throughput.

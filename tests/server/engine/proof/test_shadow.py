@@ -358,6 +358,18 @@ def test_checks_come_more_often_after_a_mismatch(subject: Subject) -> None:
     assert dense[-1] - first < 10.0 * 19 / 2
 
 
+def test_a_lasting_mismatch_blinds_no_check_of_others(subject: Subject) -> None:
+    """Where nothing is quarantined, each mismatch of the prompts renews the dense checks of prompts."""
+    it = Served(subject, Turning(scale, phases=(Phase.PREFILL,)), step_s=0.4)
+    it.check = it.subject.built.runner.shadow = ShadowCheck(
+        it.dispatcher, budget=1e9, interval_s=4.0, is_quarantining=False, clock=it.clock, rng=Random(0)
+    )
+    results = Counter((report.phase, report.result) for report in it.reports(120))
+    assert results["prefill", "mismatch"] > 30  # most checks are of what is wrong
+    assert results["decode", "match"] >= 5
+    assert results["prefill", "match"] == results["decode", "mismatch"] == 0
+
+
 @pytest.mark.parametrize("num_rows", [1, 3, 64, 65, 1000, 8192])
 def test_drawn_rows_are_spread_over_all(num_rows: int) -> None:
     rows = drawn_rows(num_rows, MOST_ROWS, Random(0))
