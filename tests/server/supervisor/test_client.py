@@ -65,6 +65,11 @@ def engine_process() -> psutil.Process:
     return found
 
 
+def nothing_supervises() -> bool:
+    """Return whether no task is left that would start an engine."""
+    return all(task.get_name() != "engine-supervisor" for task in asyncio.all_tasks())
+
+
 async def until(condition: Callable[[], bool], within_s: float = 20.0) -> None:
     deadline = time.monotonic() + within_s
     while not condition():
@@ -153,7 +158,7 @@ def test_starts_that_fail_in_a_row_end_with_their_reason(
             assert refused.is_final
             said = rf"{most} starts of the engine failed in a row, the last one \({cause}\): {why}"
             assert re.fullmatch(said, refused.message), refused.message
-            await asyncio.sleep(0.3)
+            await until(nothing_supervises)  # so that nothing is started again
             assert len(ledger.deaths) == most
 
     run(test)
@@ -293,7 +298,7 @@ def test_a_refusal_is_final() -> None:
             await until(lambda: client.state is EngineState.REFUSED)
             assert client.refused is not None
             assert client.refused.message == "no path for prefill"
-            await asyncio.sleep(0.3)
+            await until(nothing_supervises)  # so that nothing is started again
             assert (len(ledger.refused), ledger.deaths) == (1, [])
             assert (await collect(client, "a", [1]))[-1].error_code == "not_ready"
 
@@ -307,7 +312,7 @@ def test_a_start_that_cannot_succeed_is_not_tried_again() -> None:
     async def test() -> None:
         async with running("refuse", make_folder=make_folder) as (client, ledger):
             await until(lambda: client.state is EngineState.REFUSED)
-            await asyncio.sleep(0.3)
+            await until(nothing_supervises)  # so that nothing is started again
             refused = EngineRefused("invalid_settings", "set TMPDIR to a shorter folder", [], is_final=True)
             assert (ledger.refused, ledger.deaths) == ([refused], [])
 
