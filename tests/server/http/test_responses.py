@@ -75,6 +75,15 @@ def test_the_context_may_hold_less_than_is_asked_for(folder: Path) -> None:
     assert (chat.status_code, chat.json()["error"]["param"]) == (400, "max_tokens")  # as OpenAI and vLLM do
 
 
+def test_an_answer_that_ends_at_once_is_an_empty_message(folder: Path) -> None:
+    it = served(folder, playing(delta("", FinishReason.STOP)))
+    whole = it.post(RESPONSES, {"input": "Hi"}).json()
+    last = events_of(it.post(RESPONSES, {"input": "Hi", "stream": True}).text)[-1]["response"]
+    for response in (whole, last):
+        (item,) = response["output"]
+        assert (item["type"], item["status"], item["content"][0]["text"]) == ("message", "completed", "")
+
+
 def test_a_response_continues_one_that_is_stored(folder: Path) -> None:
     it = served(folder, saying("Yes"))
     with client_of(it) as client:
