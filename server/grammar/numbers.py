@@ -56,7 +56,7 @@ class Range:
         high = None if self.low is None else self.low.copy_negate()
         return Range(low, high, self.excludes_high, self.excludes_low)
 
-    def keywords(self) -> dict[str, float]:
+    def keywords(self) -> Mapping[str, float]:
         """Return the range in the words of JSON schema."""
         found = {}
         if self.low is not None:
@@ -80,19 +80,18 @@ def bind_numbers(schema: dict[str, Any]) -> None:
     if not kinds & {"number", "integer"}:
         return
     wanted = _range_of(given)
-    if "number" in kinds:
-        pieces = [{"type": "number", **piece.keywords()} for piece in _pieces(wanted)]
-    else:
-        pieces = [{"type": "integer", **_whole(wanted)}]
-    if wanted.is_empty or not pieces:
+    ranges = [it.keywords() for it in _pieces(wanted)] if "number" in kinds else [_whole(wanted)]
+    if wanted.is_empty:
         return  # the library says so
     for name in given:
         del schema[name]
+    if len(ranges) == 1:
+        schema.update(ranges[0])
+        return
+    pieces: list[dict[str, Any]] = [{"type": "number", **it} for it in ranges]
     if others := sorted(kinds - {"number", "integer"}):
         pieces.append({"type": others})
-    if len(pieces) == 1 and "type" in schema:
-        schema.update(pieces[0])
-    elif "anyOf" not in schema:
+    if "anyOf" not in schema:
         schema["anyOf"] = pieces
     else:
         schema["allOf"] = [*schema.get("allOf", []), {"anyOf": pieces}]
@@ -153,7 +152,7 @@ def _decimal(value: float) -> Decimal:
     return Decimal(repr(value))
 
 
-def _whole(wanted: Range) -> dict[str, int]:
+def _whole(wanted: Range) -> Mapping[str, float]:
     """The bounds of the integers in a range, both included. Raises InexactNumber."""
     found = {}
     if (low := wanted.low) is not None:
@@ -181,7 +180,7 @@ def _check_not_far(low: Decimal | int | None, high: Decimal | int | None) -> Non
 
 
 def _pieces(wanted: Range) -> Iterator[Range]:
-    """Cut a range: below 0, and from 0 on. Raises InexactNumber."""
+    """Cut a range: below 0, and from 0 on; not one between whole numbers, both included. Raises InexactNumber."""
     for bound in (wanted.low, wanted.high):
         if bound is None:
             continue
@@ -189,6 +188,10 @@ def _pieces(wanted: Range) -> Iterator[Range]:
         if not (_is_exact(int(bound)) if is_whole else _is_short(bound)):
             raise InexactNumber(f"{bound:f}")
     _check_not_far(wanted.low, wanted.high)
+    is_whole = all(bound is None or bound == bound.to_integral_value() for bound in (wanted.low, wanted.high))
+    if is_whole and not (wanted.excludes_low or wanted.excludes_high):
+        yield wanted
+        return
     zero = Decimal(0)
     if wanted.low is None or wanted.low < 0:
         high = wanted.high
