@@ -10,7 +10,7 @@ from server.http.generation.deltas import deltas_of
 from server.http.generation.event_stream import named_event
 from server.http.generation.pieces import Piece
 from server.http.generation.usage import Usage
-from server.text.answer.deltas import ArgumentsText, CallStart, ContentText, Delta, ReasoningText
+from server.text.answer.deltas import ArgumentsText, CallEnd, CallStart, ContentText, Delta, ReasoningText
 
 _EMPTY: dict[str, dict[str, Any]] = {
     "text": {"type": "text", "text": ""},
@@ -120,6 +120,8 @@ class MessageFormat:
             case CallStart():
                 yield from self._closed()
                 yield self._begun({"type": "tool_use", "id": delta.call_id, "name": delta.name, "input": {}})
+            case CallEnd():
+                pass  # the block ends where another begins, or the answer
             case ArgumentsText(_, text):
                 yield self._more({"type": "input_json_delta", "partial_json": text}, text)
 

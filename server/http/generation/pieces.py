@@ -11,7 +11,7 @@ from server.protocol.messages import FinishReason, SamplingParams, TokenDelta, T
 from server.supervisor.choices import Choices
 from server.supervisor.client import EngineClient
 from server.telemetry.request import SequenceRecord
-from server.text.answer.deltas import CallStart, ContentText, Delta
+from server.text.answer.deltas import CallEnd, CallStart, ContentText, Delta
 from server.text.answer.parser import AnswerParser
 from server.text.stop import StopMatcher
 from server.text.tokenizer import Detokenizer, Tokenizer
@@ -113,7 +113,7 @@ async def pieces(
             reason = "length" if delta.finish_reason is FinishReason.LENGTH and not is_stopped else "stop"
             record.end(reason)
             found = reading.take_deltas()
-            if reading.has_calls and reason == "stop":
+            if reading.has_calls and reason == "stop" and not (is_stopped and reading.is_in_call):
                 reason = "tool_calls"
             yield Piece(job.index, text, reason, token_ids, delta.scores, found, reading.stop, delta.pooled)
             return
@@ -133,6 +133,7 @@ class _Reading:
         self._parser = job.parser
         self._deltas: list[Delta] = []
         self.has_calls = False
+        self.is_in_call = False  # the last one has no end
         marks = job.parser.marks if job.parser is not None else ()
         self._detokenizer = Detokenizer(
             tokenizer,
@@ -206,7 +207,11 @@ class _Reading:
         if not self._deltas:
             return ()
         found, self._deltas = self._deltas, []
-        self.has_calls = self.has_calls or any(isinstance(it, CallStart) for it in found)
+        for it in found:
+            if isinstance(it, CallStart):
+                self.has_calls = self.is_in_call = True
+            elif isinstance(it, CallEnd):
+                self.is_in_call = False
         return found
 
     def _absorb(self, delta: TokenDelta, parsed: Callable[[str], str]) -> tuple[str, bool]:

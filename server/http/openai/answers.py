@@ -14,6 +14,7 @@ from server.http.openai.details import Details, Fields
 from server.text.answer.deltas import (
     Answer,
     ArgumentsText,
+    CallEnd,
     CallStart,
     ContentText,
     Delta,
@@ -52,6 +53,7 @@ class AnswerFormat(abc.ABC):
     has_usage_chunk: bool  # then every chunk has a usage, null but in the last
     system_fingerprint: str | None = None
     details: Details | None = None  # of the answer's tokens, where the request asks for them
+    may_call: bool = False  # the model has tools: an answer may have calls and no content
     usage_now: Callable[[], Usage] | None = None  # where every chunk has the usage so far
     created: int = field(default_factory=lambda: int(time.time()))
     _around: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)  # by choice: an event but for its text
@@ -180,13 +182,15 @@ class CompletionFormat(AnswerFormat):
 
 class ChatFormat(AnswerFormat):
     def opening(self, num_choices: int) -> bytes:
-        return b"".join(self._delta(i, {"role": "assistant", "content": ""}, None) for i in range(num_choices))
+        content = None if self.may_call else ""  # clients show a text, be it empty, as a part of the answer
+        return b"".join(self._delta(i, {"role": "assistant", "content": content}, None) for i in range(num_choices))
 
     def event(self, piece: Piece) -> bytes:
         if self.details is None and piece.finish_reason is None and not piece.deltas:  # most of them: 3 us less
             return self.text_event(piece.index, piece.text) if piece.text else b""
         piece, more, beside = self._detailed(piece)
-        deltas: list[Delta] = [ContentText(piece.text), *piece.deltas] if piece.text else [*piece.deltas]
+        deltas: list[Delta] = [ContentText(piece.text)] if piece.text else []
+        deltas += [delta for delta in piece.deltas if not isinstance(delta, CallEnd)]  # which no chunk has
         events = b""
         if more:  # with the first of them: clients join the details of all chunks
             first = _fields(deltas.pop(0)) if deltas else {"content": ""}
@@ -261,6 +265,8 @@ def _fields(delta: Delta) -> Fields:
             return {"tool_calls": [started | _function(name, "")]}
         case ArgumentsText(call, text):
             return {"tool_calls": [{"index": call, "function": {"arguments": text}}]}
+        case CallEnd():
+            return {}
 
 
 def _message(answer: Answer) -> dict[str, Any]:

@@ -83,6 +83,8 @@ async def generate(edge: Edge, kind: Kind, request: Request) -> Response:
         shape = replace(shape, usage_now=lambda: usage_of(record, prepared))
     if prepared.details is not None:
         shape = replace(shape, details=prepared.details)
+    if isinstance(fields, ChatRequest) and fields.tools and fields.tool_choice != "none":
+        shape = replace(shape, may_call=True)
     provenance = it.provenance(request.scope, fields.hallmark)
     is_plain = shape.is_plain and len(prepared.jobs) == 1 and prepared.jobs[0].parser is None
     direct = _direct_stream(request, shape) if fields.stream and is_plain else None

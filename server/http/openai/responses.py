@@ -162,7 +162,7 @@ class CallDelta(Answer):
 
 class ChatDelta(Answer):
     role: Literal["assistant"] = Field("assistant", description="In a choice's first chunk.")
-    content: str = Field("", description="New text.")
+    content: str | None = Field("", description="New text; null in the first chunk of an answer that may be a call.")
     reasoning_content: str = Field("", description="New text of the reasoning.")
     reasoning: str = Field("", description="The same.")
     tool_calls: list[CallDelta] | None = None

@@ -14,7 +14,7 @@ from server.http.generation.usage import Usage
 from server.http.responses.requests import ResponsesRequest
 from server.http.responses.tools import Called, ToolSet, input_of, object_of
 from server.protocol.messages import SamplingParams
-from server.text.answer.deltas import ArgumentsText, CallStart, ContentText, Delta, ReasoningText
+from server.text.answer.deltas import ArgumentsText, CallEnd, CallStart, ContentText, Delta, ReasoningText
 
 _ID_PREFIXES = {
     "message": "msg",
@@ -135,6 +135,8 @@ class ResponseFormat:
                     )  # what the item has is within these arguments, and given when they are whole
                 else:
                     yield self._more("response.function_call_arguments.delta", text)
+            case CallEnd():
+                yield from self._closed(is_whole_call=True)
 
     def _begun_call(self, start: CallStart) -> dict[str, Any]:
         callee = self._tools.callee(start.name)
@@ -172,7 +174,7 @@ class ResponseFormat:
         index = len(self._items) - 1
         return {"type": event, "item_id": self._items[index]["id"], "output_index": index, **fields}
 
-    def _closed(self, status: str = "completed") -> Iterator[dict[str, Any]]:
+    def _closed(self, status: str = "completed", *, is_whole_call: bool = False) -> Iterator[dict[str, Any]]:
         if not self._is_open:
             return
         text, item = "".join(self._texts), self._items[-1]
@@ -196,7 +198,8 @@ class ResponseFormat:
                 yield self._of_item("response.reasoning_text.done", content_index=0, text=text)
             yield self._of_item("response.content_part.done", content_index=0, part=part)
             item["content"] = [part]
-        item["status"] = status
+        is_call = kind in ("function_call", "custom_tool_call")
+        item["status"] = status if not is_call else "completed" if is_whole_call else "incomplete"
         yield {"type": "response.output_item.done", "output_index": len(self._items) - 1, "item": item}
 
 

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterator
 
 from server.text.answer.deltas import ArgumentsText, CallStart, Delta
+from server.text.answer.values import is_json, json_value
 
 _BLANK = " \t\n\r"
 
@@ -26,12 +27,23 @@ class CallObject:
         self._name: str | None = None
         self._has_arguments = False  # all of them
         self._new: list[str] = []  # text of the arguments, not given yet
+        self._is_object: bool | None = None  # whether the arguments begin as one; others are given when they are whole
+        self._given: list[str] = []  # text of the arguments that `deltas` has given
         self._blank = ""  # at its end
 
     @property
     def name(self) -> str | None:
         """The name of the call, as soon as all of it is written."""
         return self._name
+
+    @property
+    def is_in_string(self) -> bool:
+        return self._in_string and not self.is_wrong
+
+    @property
+    def has_whole_arguments(self) -> bool:
+        """Return whether all arguments were given, whatever the object lacks behind them."""
+        return self.has_begun and is_json("".join(self._given))
 
     @property
     def written(self) -> str:
@@ -52,7 +64,7 @@ class CallObject:
         if not self.is_whole:
             return False
         try:
-            value = json.loads(self.written)
+            value = json_value(self.written)
             name = value["name"]
             name.encode()
         except (ValueError, KeyError, AttributeError, RecursionError):
@@ -61,17 +73,19 @@ class CallObject:
 
     def deltas(self, start: Callable[[str], CallStart], arguments: Callable[[str], ArgumentsText]) -> Iterator[Delta]:
         """Return what is certain: the start of the call once its name and arguments have begun, then the arguments."""
-        has_arguments = self._has_arguments or bool(self._new)
+        has_arguments = self._has_arguments or (bool(self._is_object) and bool(self._new))
         if self._name is None or not (has_arguments or self.has_begun or (self.is_whole and self._may_lack_arguments)):
             return
         if not self.has_begun:
             self.has_begun = True
             yield start(self._name)
         text = "".join(self._new)
-        self._new.clear()
+        self._new = []
+        self._given.append(text)
         if text:
             yield arguments(text)
         elif self.is_whole and not self._has_arguments:
+            self._given.append("{}")
             yield arguments("{}")
 
     def _take(self, char: str) -> None:
@@ -115,8 +129,9 @@ class CallObject:
             self._string = []
         elif char in ",}":
             if self._is_arguments:
-                self._has_arguments = True
-                self._blank = ""
+                self._end_arguments()
+                if self.is_wrong:
+                    return
             self._key = None
             self._string = []
             if char == "}":
@@ -129,6 +144,27 @@ class CallObject:
                 self._depth += 1
             self._argument(char)
 
+    def _end_arguments(self) -> None:
+        """Take arguments that are no object for what they mean: null for none, a string for the object in it."""
+        self._has_arguments = True
+        self._blank = ""
+        if self._is_object:
+            return
+        try:
+            value = json_value("".join(self._new))
+            if value is None or (isinstance(value, str) and not value.strip()):
+                self._new = ["{}"]
+            elif isinstance(value, str) and isinstance(json_value(value), dict):
+                value.encode()  # an escape may stand for half a surrogate pair
+                self._new = [value.strip()]
+            else:
+                self.is_wrong = True
+        except (ValueError, RecursionError):
+            self.is_wrong = True
+        if self.is_wrong:  # none of them is given
+            self._has_arguments = False
+            self._new = []
+
     @property
     def _is_arguments(self) -> bool:
         return self._key in self._argument_keys and not self._has_arguments
@@ -140,6 +176,8 @@ class CallObject:
             if self._new or self.has_begun:
                 self._blank += char
             return
+        if self._is_object is None:
+            self._is_object = char == "{"
         self._new.append(self._blank + char)
         self._blank = ""
 

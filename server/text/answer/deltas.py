@@ -31,7 +31,14 @@ class ArgumentsText:
     text: str
 
 
-Delta = ContentText | ReasoningText | CallStart | ArgumentsText
+@dataclass(frozen=True, slots=True)
+class CallEnd:
+    """The model has written the call to its end. One that ends otherwise is cut, or malformed."""
+
+    index: int
+
+
+Delta = ContentText | ReasoningText | CallStart | ArgumentsText | CallEnd
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +46,7 @@ class Call:
     call_id: str
     name: str
     arguments: str
+    is_whole: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +63,7 @@ def whole_answer(deltas: list[Delta]) -> Answer:
     content, reasoning = [], []
     starts: list[CallStart] = []
     arguments: dict[int, list[str]] = {}
+    ended: set[int] = set()
     for delta in deltas:
         match delta:
             case ContentText(text):
@@ -65,7 +74,9 @@ def whole_answer(deltas: list[Delta]) -> Answer:
                 starts.append(delta)
             case ArgumentsText(index, text):
                 arguments.setdefault(index, []).append(text)
-    calls = (Call(it.call_id, it.name, "".join(arguments.get(it.index, ()))) for it in starts)
+            case CallEnd(index):
+                ended.add(index)
+    calls = (Call(it.call_id, it.name, "".join(arguments.get(it.index, ())), it.index in ended) for it in starts)
     return Answer("".join(content), "".join(reasoning), tuple(calls))
 
 

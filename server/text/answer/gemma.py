@@ -50,6 +50,8 @@ class Gemma(CallParser):
             return
         yield self._start(name)
         yield self._arguments(_object(_Text(text.strip().removesuffix("}")), self._tools.get(name, {}), 0))
+        if mark:
+            yield self._end()
 
 
 class _Text:

@@ -12,6 +12,7 @@ from enum import Enum
 
 from server.text.answer.deltas import ContentText, Delta, ReasoningText, new_call_id
 from server.text.answer.parser import CallParser, Tools
+from server.text.answer.values import is_json
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 CONSTRAIN = "<|constrain|>"
@@ -42,6 +43,7 @@ class Harmony(CallParser):
         self._part = _Part.HEADER
         self._is_first = True  # nothing is read yet
         self._header = ""
+        self._given: list[str] = []  # arguments of the call
         self._has_reasoning = self._has_content = False
         self._is_new = False  # the message has no text yet
 
@@ -59,6 +61,8 @@ class Harmony(CallParser):
                     return
             text, mark = self._cut(START, CHANNEL, *ENDS, is_last=is_last)
             yield from self._in_message(text)
+            if self._part is _Part.CALL and (mark is not None or (is_last and is_json("".join(self._given)))):
+                yield self._end()
             if mark is None:
                 return
             self._part = _Part.HEADER
@@ -90,6 +94,7 @@ class Harmony(CallParser):
         called = _called(header)
         if called is not None and self._has_tools:
             self._part = _Part.CALL
+            self._given = []
             yield self._start(called)
         elif (channel is not None and channel[1] == "analysis") or (called is None and _RECIPIENT.search(header)):
             self._open(_Part.REASONING)
@@ -104,6 +109,7 @@ class Harmony(CallParser):
         if not text:
             return
         if self._part is _Part.CALL:
+            self._given.append(text)
             yield self._arguments(text)
         elif self._part is _Part.REASONING:
             yield ReasoningText("\n" + text if self._is_new and self._has_reasoning else text)

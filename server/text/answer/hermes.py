@@ -14,6 +14,7 @@ OPENS, CLOSES = "<tool_call>", "</tool_call>"
 
 class Hermes(CallParser):
     marks = (OPENS, CLOSES)
+    ends_reasoning = (OPENS, "{")
     _object: CallObject | None = None  # that of the open call
     _behind = ""  # what the open call has behind its object
 
@@ -23,16 +24,19 @@ class Hermes(CallParser):
                 text, mark = self._cut(OPENS, is_last=is_last)
                 if not self._num_calls and not self.is_malformed:
                     yield from self._content(text)
-                elif self.is_malformed:
+                elif self.is_malformed and text:
                     yield ContentText(text)
                 if mark is None:
                     return
                 self._object, self._behind = CallObject(("arguments",)), ""
             text, mark = self._cut(CLOSES, is_last=is_last)
             yield from self._inside(self._object, text)
+            if mark is not None and self._object.is_in_string:
+                yield from self._inside(self._object, mark)
+                continue
             if mark is None and not is_last:
                 return
-            yield from self._end(self._object, mark or "")
+            yield from self._close(self._object, mark or "")
             self._object = None
 
     def _inside(self, call: CallObject, text: str) -> Iterable[Delta]:
@@ -42,11 +46,14 @@ class Hermes(CallParser):
         self._behind += call.feed(text)
         yield from call.deltas(self._start, self._arguments)
 
-    def _end(self, call: CallObject, mark: str) -> Iterable[Delta]:
+    def _close(self, call: CallObject, mark: str) -> Iterable[Delta]:
         if call.is_call() and not self._behind.strip():
+            yield self._end()
             return
         self.is_malformed = True
-        if not call.has_begun:
+        if call.has_whole_arguments:
+            yield self._end()
+        elif not call.has_begun:
             self.cut_name = call.name
             yield ContentText(self._blank + OPENS + call.written + self._behind + mark)
             self._blank = ""

@@ -14,7 +14,7 @@ class Llama3Json(CallParser):
 
     marks = (TAG,)
     _object: CallObject | None = None
-    _tag = ""  # given only if no call follows
+    _tag = ""  # the mark and blanks behind it; given only if no call follows
 
     def _read(self, *, is_last: bool) -> Iterable[Delta]:
         while True:
@@ -26,14 +26,14 @@ class Llama3Json(CallParser):
             if self._object is None:
                 text, mark = self._cut(TAG, "{", is_last=is_last)
                 if not self._num_calls:
-                    yield from self._content(text)
+                    yield from self._before_call(text)
                 if mark is None:
                     if is_last and not self._num_calls and self._tag:
                         yield ContentText(self._blank + self._tag)
                         self._blank = self._tag = ""
                     return
                 if mark == TAG:
-                    self._tag = TAG
+                    self._tag += TAG
                     continue
                 self._object = CallObject(("arguments", "parameters"))
                 self._text = "{" + self._text
@@ -41,14 +41,27 @@ class Llama3Json(CallParser):
             if not self.is_malformed and self._object is not None:
                 return
 
+    def _before_call(self, text: str) -> Iterable[Delta]:
+        if not self._tag:
+            yield from self._content(text)
+            return
+        self._tag += text
+        if text.strip():  # no call follows the mark
+            held, self._tag = self._tag, ""
+            yield from self._content(held)
+
     def _inside(self, call: CallObject, *, is_last: bool) -> Iterable[Delta]:
         self._text = call.feed(self._text)
         yield from call.deltas(self._start, self._arguments)
         if call.is_whole and call.is_call():
             self._object = None
+            self._tag = ""
+            yield self._end()
         elif call.is_whole or call.is_wrong or is_last:
             self.is_malformed = True
-            if not call.has_begun:
+            if call.has_whole_arguments:
+                yield self._end()
+            elif not call.has_begun:
                 self.cut_name = call.name
                 yield ContentText(self._blank + self._tag + call.written)
                 self._blank = self._tag = ""

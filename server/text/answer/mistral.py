@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from server.text.answer.call_object import CallObject
 from server.text.answer.deltas import ContentText, Delta
 from server.text.answer.parser import StepParser, Tools
+from server.text.answer.values import is_json
 
 CALLS, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 _ALPHABET = string.ascii_letters + string.digits
@@ -26,6 +27,7 @@ class Mistral(StepParser):
         super().__init__(tools, new_id)
         self._object: CallObject | None = None
         self._name = ""
+        self._given: list[str] = []  # arguments behind a name
         self._skipped = ""  # text of an array before its first object
 
     def _begin(self, is_last: bool) -> Iterable[Delta]:
@@ -68,7 +70,10 @@ class Mistral(StepParser):
                 self._step = self._rest
                 self.cut_name = call.name
                 yield from self._malformed(None if call.has_begun else self._skipped + call.written)
+                if call.has_whole_arguments:
+                    yield self._end()
                 return
+            yield self._end()
 
     def _named(self, is_last: bool) -> Iterable[Delta]:
         """A name, then all of the text up to the next mark as its arguments, whatever it is."""
@@ -77,6 +82,7 @@ class Mistral(StepParser):
         if mark == "{":
             self._text = mark + self._text
             yield self._start(_named(self._name))
+            self._given = []
             self._step = self._named_arguments
         elif mark == CALLS:
             yield from self._malformed(self._name)
@@ -91,9 +97,14 @@ class Mistral(StepParser):
     def _named_arguments(self, is_last: bool) -> Iterable[Delta]:
         text, mark = self._cut(CALLS, is_last=is_last)
         if text:
+            self._given.append(text)
             yield self._arguments(text)
+        if mark is not None or (is_last and is_json("".join(self._given))):
+            yield self._end()
         if mark is not None:
             self._step = self._first
+        elif is_last:
+            self._step = self._rest
 
     def _malformed(self, written: str | None) -> Iterable[Delta]:
         self.is_malformed = True

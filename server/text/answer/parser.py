@@ -1,12 +1,12 @@
 """The one interface of all formats, and what they share."""
 
 import abc
-import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from server.text.answer.deltas import (
     ArgumentsText,
+    CallEnd,
     CallStart,
     ContentText,
     Delta,
@@ -44,6 +44,8 @@ class AnswerParser(abc.ABC):
 
 class CallParser(AnswerParser):
     """Finds calls in what is not reasoning. A format is written as `_read`, which takes from `_text` what it can."""
+
+    ends_reasoning: tuple[str, str] | None = None  # a mark, and what follows it where a call begins
 
     def __init__(self, tools: Tools, new_id: Callable[[], str] = new_call_id) -> None:
         self.is_malformed = False  # something began as a call and is none, in a format where that voids the others
@@ -90,6 +92,10 @@ class CallParser(AnswerParser):
     def _arguments(self, text: str) -> ArgumentsText:
         """More arguments of the call that has begun last."""
         return ArgumentsText(self._num_calls - 1, text)
+
+    def _end(self) -> CallEnd:
+        """The end of the call that has begun last."""
+        return CallEnd(self._num_calls - 1)
 
     def _cut(self, *marks: str, is_last: bool) -> tuple[str, str | None]:
         """Take from `_text` what stands before the first of `marks`, and the mark; or what cannot begin one."""
@@ -217,22 +223,13 @@ class Split(AnswerParser):
         calls = whole_answer(found).calls
         if not calls:
             return found
-        is_whole = [is_json(call.arguments) for call in calls]
-        is_whole[-1] = is_whole[-1] and not self._calls.is_cut
+        is_whole = [call.is_whole for call in calls]
         num_given = max(is_whole.index(False), 1) if False in is_whole else len(calls)
         return [it for it in found if not isinstance(it, ContentText) and _index_of(it) < num_given]
 
 
 def _index_of(delta: Delta) -> int:
-    return delta.index if isinstance(delta, CallStart | ArgumentsText) else 0
-
-
-def is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return True
+    return delta.index if isinstance(delta, CallStart | ArgumentsText | CallEnd) else 0
 
 
 class Filtered(AnswerParser):
@@ -258,7 +255,7 @@ class Filtered(AnswerParser):
         match delta:
             case ReasoningText():
                 return self._has_reasoning
-            case CallStart(index=index) | ArgumentsText(index=index):
+            case CallStart(index=index) | ArgumentsText(index=index) | CallEnd(index=index):
                 return self._has_many_calls or index == 0
         return True
 
@@ -267,16 +264,16 @@ class ThinkTags:
     """Text between two tags at the beginning of an answer, such as <think> and </think>."""
 
     def __init__(
-        self, start: str, end: str, *, begins_open: bool, title: str = "", also_ends: tuple[str, ...] = ()
+        self, start: str, end: str, *, begins_open: bool, title: str = "", call: tuple[str, str] | None = None
     ) -> None:
         """begins_open  the prompt has the first tag already, which the model may repeat
         title        of the reasoning: not given out
-        also_ends    what ends reasoning without the second tag, and is part of what follows
+        call         a mark, and what follows it where it begins a call: that ends reasoning without the second tag
         """
         self.marks = (start, end)
         self._start, self._end = start, end
         self._title = title
-        self._also_ends = also_ends
+        self._call = call
         self._text = ""
         self._is_at_start = True
         self._is_at_title = bool(title)
@@ -302,14 +299,30 @@ class ThinkTags:
                 return "", ""
             self._is_at_title = False
             self._text = self._text.removeprefix(self._title)
-        reasoning, mark, rest = cut(self._text, (self._end, *self._also_ends), is_last=is_last)
-        if mark is None:
+        reasoning, rest = self._reasoning(is_last=is_last)
+        self.has_ended = not self.is_open
+        return reasoning, rest
+
+    def _reasoning(self, *, is_last: bool) -> tuple[str, str]:
+        """Read on within the reasoning."""
+        opens, begins = self._call or (self._end, "")
+        found = ""
+        while True:
+            text, mark, rest = cut(self._text, (self._end, opens), is_last=is_last)
+            found += text
+            if mark is None:
+                self._text = rest
+                return found, ""
+            behind = rest.lstrip()
+            if mark == self._end or behind.startswith(begins):
+                self.is_open = False
+                self._text = ""
+                return found, rest if mark == self._end else mark + rest
+            if not is_last and begins.startswith(behind):
+                self._text = mark + rest
+                return found, ""
+            found += mark  # it is only named
             self._text = rest
-            return reasoning, ""
-        self.is_open = False
-        self.has_ended = True
-        self._text = ""
-        return reasoning, rest if mark == self._end else mark + rest
 
     def finish(self) -> tuple[str, str]:
         return self.feed("", is_last=True)

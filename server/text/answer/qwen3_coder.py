@@ -21,6 +21,7 @@ class Qwen3Coder(StepParser):
     """Content may stand before, between and behind calls. What has no function in it is content."""
 
     marks = (OPENS, CLOSES)
+    ends_reasoning = (OPENS, FUNCTION)
 
     def __init__(self, tools: Tools, new_id: Callable[[], str] = new_call_id) -> None:
         super().__init__(tools, new_id)
@@ -126,6 +127,8 @@ class Qwen3Coder(StepParser):
 
     def _end_call(self) -> Iterable[Delta]:
         yield self._arguments("}" if self._num_parameters else "{}")
+        if not self.is_cut:
+            yield self._end()
         self._step = self._behind
 
     def _behind(self, is_last: bool) -> Iterable[Delta]:

@@ -1,5 +1,6 @@
 """Formats that a model writes, by its chat template or by flags, and a parser for each answer."""
 
+import logging
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -7,7 +8,7 @@ from server.errors import SettingsError
 from server.settings import ReasoningParser, ToolCallParser
 from server.text.answer.gemma import Gemma
 from server.text.answer.harmony import CHANNEL, MARKS, MESSAGE, START, Harmony
-from server.text.answer.hermes import OPENS, Hermes
+from server.text.answer.hermes import Hermes
 from server.text.answer.llama3_json import Llama3Json
 from server.text.answer.mistral import Mistral
 from server.text.answer.parser import AnswerParser, CallParser, Filtered, Split, ThinkTags, Tools
@@ -15,6 +16,7 @@ from server.text.answer.qwen3_coder import Qwen3Coder
 from server.text.answer.values import inlined
 from server.text.chat_template import ChatTemplate
 
+logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 # What a template has that renders calls in a format, the surest first.
 _SIGNS_OF_CALLS = (
@@ -25,6 +27,18 @@ _SIGNS_OF_CALLS = (
     (ToolCallParser.HERMES, ("<tool_call>", '"arguments')),
     (ToolCallParser.LLAMA3_JSON, ("<|python_tag|>",)),
     (ToolCallParser.LLAMA3_JSON, ('{"name": function name, "parameters":',)),
+)
+# What a template has that renders calls in a format that is not read, by the format's usual name.
+_SIGNS_OF_OTHERS = (
+    ("functionary v3.1", ("<function=",)),
+    ("functionary v3.2", (">>>all",)),
+    ("GLM 4.5", ("<arg_key>",)),
+    ("Granite", ("<|tool_call|>",)),
+    ("Phi-4-mini", ("<|tool|>",)),
+    ("DeepSeek", ("<｜tool▁calls▁begin｜>",)),
+    ("Kimi K2", ("<|tool_calls_section_begin|>",)),
+    ("MiniMax", ("<minimax:tool_call>",)),
+    ("Seed-OSS", ("<seed:tool_call>",)),
 )
 _SIGNS_OF_REASONING = (
     (ReasoningParser.HARMONY, ("<|channel|>", "<|message|>")),
@@ -162,10 +176,8 @@ class AnswerSyntax:
             return None
         start, end, title = _TAGS[self.reasoning]
         is_titled = bool(title) and prompt[-256:].rstrip().endswith(start + title.rstrip())
-        also_ends = (OPENS,) if calls is not None and OPENS in calls.marks else ()
-        return ThinkTags(
-            start, end, begins_open=self._is_open(prompt), title="" if is_titled else title, also_ends=also_ends
-        )
+        call = None if calls is None else calls.ends_reasoning
+        return ThinkTags(start, end, begins_open=self._is_open(prompt), title="" if is_titled else title, call=call)
 
 
 def choose_syntax(template: ChatTemplate | None, calls: ToolCallParser, reasoning: ReasoningParser) -> AnswerSyntax:
@@ -183,6 +195,15 @@ def choose_syntax(template: ChatTemplate | None, calls: ToolCallParser, reasonin
         )
     if calls is ToolCallParser.AUTO:
         calls = _first(_SIGNS_OF_CALLS, tool_source, ToolCallParser.AUTO)
+        other = _first(_SIGNS_OF_OTHERS, tool_source, "")
+        if other and calls is ToolCallParser.LLAMA3_JSON:  # functionary's models are Llamas
+            calls = ToolCallParser.AUTO
+        if has_place and calls is ToolCallParser.AUTO:
+            logger.warning(
+                "the chat template calls tools in a format that is not implemented%s: tools are described in the "
+                "system's message and called as hermes; --tool-call-parser names another format",
+                f" ({other})" if other else "",
+            )
     if not has_place or calls is ToolCallParser.AUTO:
         calls, has_place = ToolCallParser.HERMES, False
     if reasoning is ReasoningParser.HARMONY and calls is not ToolCallParser.HARMONY:

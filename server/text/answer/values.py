@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
@@ -14,6 +15,7 @@ _ALIASES = {
     "dict": "object",
 }
 _WORDS = frozenset({"title", "description", "default", "examples"})  # about a schema: a reference's own win
+_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")  # as JSON has it
 _MAX_SCHEMA_DEPTH = 32
 _MAX_INLINED = 2000  # parts of a schema; what has more keeps its references
 
@@ -113,6 +115,8 @@ def json_of(text: str, types: frozenset[str]) -> str:
         except ValueError:
             number = math.nan
         if math.isfinite(number):
+            if _NUMBER.fullmatch(text.strip()):
+                return text.strip()  # with all of its digits: a float holds 17
             return json.dumps(number if number != int(number) else int(number))
     if "boolean" in types and lower in ("true", "1", "false", "0"):
         return "true" if lower in ("true", "1") else "false"
@@ -134,8 +138,22 @@ def _parsed(text: str) -> Any:
         return _NOTHING
 
 
+def is_json(text: str) -> bool:
+    """Return whether a text is JSON, which has no NaN and no Infinity."""
+    try:
+        json_value(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def json_value(text: str) -> Any:
+    """The value of a JSON text. Raises ValueError, and RecursionError where it is nested too deeply."""
+    return json.loads(text, parse_constant=_refuse)
+
+
 def _refuse(name: str) -> NoReturn:
-    raise ValueError(name)
+    raise ValueError(f"JSON has no {name}")
 
 
 def _finite(text: str) -> float:

@@ -23,8 +23,8 @@ from server.settings import DEMO_MODEL, ReasoningParser, ToolCallParser
 from server.text.answer.deltas import Answer, whole_answer
 from server.text.answer.gemma import QUOTE
 from server.text.answer.harmony import MARKS
-from server.text.answer.parser import is_json
 from server.text.answer.syntax import AnswerSyntax
+from server.text.answer.values import is_json
 
 HERMES, CODER, LLAMA = ToolCallParser.HERMES, ToolCallParser.QWEN3_CODER, ToolCallParser.LLAMA3_JSON
 MISTRAL, HARMONY, GEMMA = ToolCallParser.MISTRAL, ToolCallParser.HARMONY, ToolCallParser.GEMMA
@@ -337,16 +337,6 @@ def test_answers_drawn_under_the_mask_are_valid_calls(form: ToolCallParser, has_
     assert seen == schemas.keys()
 
 
-@pytest.mark.parametrize(("form", "one", "two"), [*EXAMPLES, (HARMONY, HARMONY_CALL, HARMONY_CALL)])
-def test_a_cut_call_behind_a_whole_one_is_left_out(form: ToolCallParser, one: str, two: str) -> None:
-    own = AnswerSyntax(form, OWN.get(form, ReasoningParser.NONE))
-    for end in range(len(one), len(two)):
-        answer = read(form, own, two[:end], [WEATHER, CLOCK], is_streamed=False)
-        arguments = [json.loads(call.arguments) for call in answer.calls]
-        assert arguments in ([{"city": "Rome"}], [{"city": "Rome"}] * 2, [{"city": "Rome"}, {}])
-        assert not answer.content
-
-
 @pytest.mark.parametrize(
     "one", [HERMES_CALL, CODER_CALL, LLAMA_CALL, MISTRAL_CALL, MISTRAL_NAMED, GEMMA_CALL, HARMONY_CALL]
 )
@@ -367,8 +357,3 @@ def test_a_forced_call_that_is_cut_has_no_content(one: str) -> None:
     # The name is given as soon as what follows it shows that it is whole.
     name_end = one.index("get_weather") + len("get_weather")
     assert name_end < num_nameless <= name_end + len("{city:") + 1
-
-
-def test_a_cut_first_call_is_given_as_far_as_it_goes() -> None:
-    answer = read(HERMES, AnswerSyntax(HERMES), HERMES_CALL.partition('e"}')[0], [WEATHER], is_streamed=False)
-    assert [(call.name, call.arguments) for call in answer.calls] == [("get_weather", '{"city": "Rom')]

@@ -545,3 +545,14 @@ def test_cache_control_may_have_a_scope(folder: Path) -> None:
     control = {"type": "ephemeral", "ttl": "1h", "scope": "global"}
     system = [{"type": "text", "text": "Be brief.", "cache_control": control}]
     assert served(folder).post("/v1/messages", {"max_tokens": 4, "messages": USER, "system": system}).status_code == 200
+
+
+def test_nothing_stands_behind_a_call_that_is_cut(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, template=QWEN)
+    it = served(tmp_path, saying(*CALL[: CALL.index("Bern") + 2], finish=FinishReason.LENGTH))
+    with (
+        client_of(it) as client,
+        client.messages.stream(model="tiny", max_tokens=99, messages=USER, tools=[TOOL]) as stream,
+    ):
+        kinds = [event.content_block.type for event in stream if event.type == "content_block_start"]
+    assert kinds == ["tool_use"]

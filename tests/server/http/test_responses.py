@@ -528,3 +528,42 @@ def test_a_long_name_in_a_namespace_stays_one_name(tmp_path: Path) -> None:
     it = served(tmp_path, saying(calling(names[1], {})))
     (call,) = it.post(RESPONSES, asked).json()["output"]
     assert (call["namespace"], call["name"]) == (space, "f" * 100 + "b")
+
+
+WRITE = {"type": "function", "name": "write", "parameters": {"type": "object", "properties": {"a": {"type": "string"}}}}
+BROKEN = '<tool_call>\n{"name": "write", "arguments": {"a": "x'
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("written", "choice", "statuses"),
+    [
+        (BROKEN, "auto", ["incomplete"]),
+        (BROKEN, "required", ["incomplete"]),
+        (f'{BROKEN}"}}}}\n</tool_call>', "required", ["completed"]),
+        (f'{BROKEN}"}}}}', "auto", ["completed"]),
+        (f'Hm. {BROKEN}"}}}}\n</tool_call>', "auto", ["completed", "completed"]),
+    ],
+)
+def test_a_call_that_is_cut_is_incomplete_and_the_last(
+    tmp_path: Path, written: str, choice: str, statuses: list[str], stream: bool
+) -> None:
+    write_tokenizer(tmp_path, template='{# <tool_call> "arguments" #}{{ tools }}{{ messages[0].content }}')
+    it = served(tmp_path, saying(*written, finish=FinishReason.LENGTH))
+    fields = {"input": "Hi", "tools": [WRITE], "tool_choice": choice, "stream": stream}
+    answer = it.post(RESPONSES, fields)
+    response = events_of(answer.text)[-1]["response"] if stream else answer.json()
+    assert response["status"] == "incomplete"
+    if not stream and choice == "auto" and statuses == ["incomplete"]:  # what is no call is the text
+        assert [item["type"] for item in response["output"]] == ["message"]
+    else:
+        assert [item["status"] for item in response["output"]] == statuses
+        assert response["output"][-1]["type"] == "function_call"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_empty_answer_is_an_empty_message(folder: Path, stream: bool) -> None:
+    answer = served(folder, saying("")).post(RESPONSES, {"input": "Hi", "stream": stream})
+    response = events_of(answer.text)[-1]["response"] if stream else answer.json()
+    [item] = response["output"]
+    assert (item["type"], item["content"][0]["text"], item["status"]) == ("message", "", "completed")

@@ -196,6 +196,26 @@ def test_a_bound_answer_stands_behind_its_reasoning(tmp_path: Path) -> None:
     assert (message["reasoning_content"], message["content"]) == ("Hm.", "yes")
 
 
+@pytest.mark.parametrize(
+    ("written", "reason"), [(CALL, "tool_calls"), (CALL[: CALL.index("Bern") + 2] + "STOP", "stop")]
+)
+def test_a_call_that_a_stop_string_cuts_is_no_call_to_make(tmp_path: Path, written: str, reason: str) -> None:
+    it = serving(tmp_path, saying(*written))
+    *chunks, _ = events(it.post(CHAT, {"messages": USER, "tools": [WEATHER], "stream": True, "stop": "STOP"}))
+    choices: list[Any] = [chunk["choices"][0] for chunk in chunks]  # type: ignore[index]
+    assert choices[-1]["finish_reason"] == reason
+    assert any("tool_calls" in choice["delta"] for choice in choices)
+
+
+@pytest.mark.parametrize(("choice", "content"), [("required", None), ("auto", None), ("none", "")])
+def test_a_stream_that_may_be_a_call_opens_no_text(tmp_path: Path, choice: str, content: str | None) -> None:
+    it = serving(tmp_path, saying(CALL))
+    *chunks, _ = events(it.post(CHAT, {"messages": USER, "tools": [WEATHER], "stream": True, "tool_choice": choice}))
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]  # type: ignore[index]
+    assert deltas[0] == {"role": "assistant", "content": content}
+    assert ("".join(it.get("content") or "" for it in deltas) == "") == (choice != "none")
+
+
 def test_a_finished_call_is_kept_where_a_second_is_cut(tmp_path: Path) -> None:
     it = serving(tmp_path, saying(CALL, "\n", CALL[:40], finish=FinishReason.LENGTH))
     choice = it.post(CHAT, {"messages": USER, "tools": [WEATHER], "tool_choice": "required"}).json()["choices"][0]
