@@ -7,11 +7,14 @@ import sys
 import time
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
+import psutil
 import pytest
 from run_clients import (
     CALLS,
+    LONG_CONTEXT,
     NEVER,
     NOT_RUN,
     PAGE,
@@ -21,11 +24,15 @@ from run_clients import (
     call,
     failures_of,
     lines_of,
+    long_demo,
+    order_of,
     page,
     pinned,
     prepare,
     rows_of,
 )
+from running_server import DEMO
+from tokenizers import Tokenizer
 
 CLIENT = Client("a client", "a", ("a==1.2",), "a_calls.py", limit_s=20)
 
@@ -76,6 +83,28 @@ def test_every_lock_pins_its_client_and_all_else() -> None:
 def split(packages: Iterable[str], mark: str) -> list[tuple[str, str]]:
     parts = (package.rpartition(mark) for package in packages)
     return [(name.partition("[")[0].lower().replace("_", "-"), version) for name, _, version in parts]
+
+
+def test_the_order_changes_by_the_day_and_leaves_nobody_out() -> None:
+    """So that each client is among the first ones, which a gate with little time runs, within two months."""
+    clients = pinned()
+    orders = [[client.folder for client in order_of(clients, day)] for day in range(740_000, 740_060)]
+    assert all(sorted(order) == sorted(client.folder for client in clients) for order in orders)
+    assert all(order != following for order, following in pairwise(orders))
+    assert {folder for order in orders for folder in order[:5]} == {client.folder for client in clients}
+
+
+def test_the_demo_for_agents_differs_by_its_context_and_ends(tmp_path: Path) -> None:
+    folder = long_demo(tmp_path / "long")
+    assert {path.name for path in DEMO.iterdir() if path.suffix in (".json", ".safetensors")} <= {
+        path.name for path in folder.iterdir()
+    }
+    config = json.loads((DEMO / "config.json").read_text())
+    assert json.loads((folder / "config.json").read_text()) == config | {"max_position_embeddings": LONG_CONTEXT}
+    ends = set(json.loads((folder / "generation_config.json").read_text())["eos_token_id"])
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert ends >= set(config["eos_token_id"])
+    assert {tokenizer.id_to_token(number)[0] for number in ends - set(config["eos_token_id"])} == set(".!?")
 
 
 def test_a_failed_call_is_named_with_its_reason(tmp_path: Path) -> None:
@@ -132,6 +161,30 @@ def test_the_last_line_names_who_cannot_be_installed(tmp_path: Path) -> None:
 def test_a_script_that_the_deadline_ends_is_not_run(tmp_path: Path) -> None:
     result = ran(tmp_path, f"{CHAT}; import time; time.sleep(60)", deadline=Deadline(time.monotonic() + 0.5))
     assert (result.verdict, result.calls) == ("not run: out of time", {})
+
+
+def test_what_a_script_has_started_ends_with_it(tmp_path: Path) -> None:
+    pid, child = tmp_path / "pid", tmp_path / "child.py"
+    child.write_text(f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid()) + '.'); time.sleep(300)")
+    code = (
+        "import subprocess, sys, time\nfrom pathlib import Path\n"
+        f"subprocess.Popen([sys.executable, {str(child)!r}], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)\n"
+        f"pid = Path({str(pid)!r})\n"
+        "while not pid.exists() or '.' not in pid.read_text(): time.sleep(0.05)"
+    )
+    ran(tmp_path, code, limit_s=60)
+    number = int(pid.read_text().removesuffix("."))
+    end = time.monotonic() + 20
+    while is_running(number) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not is_running(number)
+
+
+def is_running(number: int) -> bool:
+    try:
+        return psutil.Process(number).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def test_a_call_that_failed_before_the_deadline_counts(tmp_path: Path) -> None:

@@ -13,8 +13,10 @@ Every version is pinned: the clients' own in clients.toml, all that they need in
 import argparse
 import json
 import os
+import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -22,7 +24,7 @@ import time
 import tomllib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -39,6 +41,9 @@ UV = Path(sys.executable).with_name("uv")  # of the extra `test`
 INSTALL_LIMIT_S = 600  # of a client
 START_LIMIT_S = 300  # of a server
 NUM_AT_ONCE = 2  # clients; while one waits for its packages or for the server, another one computes
+GENERATE, LONG, EMBED = "generate", "long", "embed"  # the servers of a run
+LONG_CONTEXT = 65_536  # agents send 5,000 to 20,000 tokens of instructions and tools to a model of 4,096
+LONG_FLAGS = ["--on-unproven", "degrade", "--kv-cache-tokens", "131072", "--served-model-name", "demo"]
 NOT_RUN = "not run"
 OUT_OF_TIME = "out of time"
 _INTRODUCTION = """\
@@ -47,7 +52,9 @@ _INTRODUCTION = """\
 Programs of others, unmodified, that `make test-clients` ran against the demo model on a CPU: it installs each in an
 environment of its own, starts a server and makes the calls that the client's users make. The demo model's answers are
 made up, so the protocol is what is checked: types, finish reasons, tool calls, validated objects, events. Calls for
-embeddings go to a second server with `--task embed`. The calls are the scripts of `trials/clients/calls/`, and the
+embeddings go to a second server with `--task embed`, and agents to one for a copy of the demo with a context of 65,536
+tokens, made for the run, whose answers end with their first sentence. Where an agent's own settings allow it, tools are
+left out that would make its prompt minutes of a CPU. The calls are the scripts of `trials/clients/calls/`, and the
 command writes this page. `make test-clients CLIENTS='openai anthropic'` runs some, by their folders in
 `trials/clients/clients.toml`.
 
@@ -69,6 +76,12 @@ class Client:
     limit_s: int
     without_dependencies: bool = False
     has_embeddings: bool = False  # its script makes calls for embeddings, too
+    has_long_prompts: bool = False  # or answers that it cannot end: its server is LONG
+
+    @property
+    def generates_on(self) -> str:
+        """Name the server that answers its calls for text."""
+        return LONG if self.has_long_prompts else GENERATE
 
     @property
     def version(self) -> str:
@@ -193,6 +206,11 @@ def write_lock(client: Client, folder: Path) -> str:
     return text
 
 
+def order_of(clients: Sequence[Client], day: int) -> list[Client]:
+    """Return the clients in the order of a day, another one every day, so that each is first now and then."""
+    return random.Random(day).sample(clients, k=len(clients))
+
+
 def command_of(client: Client, cache: Path) -> list[str]:
     """The interpreter of the environment, and the script."""
     interpreter = shutil.which("node") or "node" if client.is_npm else str(cache / client.folder / "bin" / "python")
@@ -203,30 +221,51 @@ class Servers:
     """The servers of a run, which start at once while clients are installed; or others, which run already."""
 
     def __init__(self, cache: Path, until_end: ExitStack, urls: Mapping[str, str | None]) -> None:
-        """`urls`: of the servers that run already, by their task; None where one is to be started."""
+        """`urls`: of the servers that run already, by their names; None where one is to be started."""
         self._cache = cache
-        self._urls = {task: url for task, url in urls.items() if url}
+        self._urls = {name: url for name, url in urls.items() if url}
         missing = urls.keys() - self._urls.keys()
-        self._starting = {task: until_end.enter_context(self._started(task)) for task in missing}
+        self._starting = {name: until_end.enter_context(self._started(name)) for name in missing}
         self._lock = threading.Lock()
 
-    def url(self, task: str, deadline: Deadline) -> str:
-        """The address of a server for a task, `generate` or `embed`, once it is ready.
+    def url(self, name: str, deadline: Deadline) -> str:
+        """The address of a server once it is ready.
 
         Raises RuntimeError where it does not become ready.
         """
         with self._lock:
-            if task not in self._urls:
-                self._starting[task].wait_ready(deadline.within(START_LIMIT_S))
-                self._urls[task] = self._starting[task].url
-            return self._urls[task]
+            if name not in self._urls:
+                self._starting[name].wait_ready(deadline.within(START_LIMIT_S))
+                self._urls[name] = self._starting[name].url
+            return self._urls[name]
 
-    def _started(self, task: str) -> AbstractContextManager[Server]:
+    def _started(self, name: str) -> AbstractContextManager[Server]:
         port = free_port()
-        inherited = {name: text for name, text in os.environ.items() if not name.startswith("HALLMARK_")}
-        program = [sys.executable, "-m", "server.cli", "serve", "--port", str(port), "--task", task]
+        inherited = {key: text for key, text in os.environ.items() if not key.startswith("HALLMARK_")}
+        program = [sys.executable, "-m", "server.cli", "serve", "--port", str(port)]
+        program += ["--task", EMBED if name == EMBED else GENERATE]
+        if name == LONG:
+            program += ["--model", str(long_demo(self._cache / "demo-long")), *LONG_FLAGS]
         environ = inherited | {"HALLMARK_CACHE_DIR": str(self._cache / "server"), "PYTHONPATH": str(ROOT)}
-        return running(program, port, self._cache / f"server-{task}.log", environ)
+        return running(program, port, self._cache / f"server-{name}.log", environ)
+
+
+def long_demo(folder: Path) -> Path:
+    """Make a copy of the demo model with a context of LONG_CONTEXT, whose answers end with their first sentence."""
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(DEMO, folder, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    tokens = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+    sentence_ends = [number for token, number in tokens.items() if token[0] in ".!?"]
+    config = json.loads((folder / "config.json").read_text())
+    _write_json(folder / "config.json", config | {"max_position_embeddings": LONG_CONTEXT})
+    generation = json.loads((folder / "generation_config.json").read_text())
+    end_tokens = sorted({*generation["eos_token_id"], *sentence_ends})
+    _write_json(folder / "generation_config.json", generation | {"eos_token_id": end_tokens})
+    return folder
+
+
+def _write_json(path: Path, content: object) -> None:
+    path.write_text(json.dumps(content))
 
 
 def call(
@@ -235,26 +274,30 @@ def call(
     """Run the client's script on ready servers. Its environment has their addresses and the demo's folder.
 
     urls  by the names that the script reads
-    A script that the deadline ends is `not run`, but where one of its calls has failed before.
+    A script that the deadline ends is `not run`, but where one of its calls has failed before. What a script has
+    started, such as an agent, ends with it.
     """
     inherited = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
     environ = inherited | OFFLINE | urls | {"TOKENIZER": str(DEMO), "CLIENT_FOLDER": str(folder)}
     begun = time.monotonic()
-    try:
-        done = subprocess.run(
-            command,
-            cwd=folder,
-            env=environ,
-            capture_output=True,
-            text=True,
-            timeout=deadline.within(client.limit_s),
-            check=False,
-        )
-        output, ending = done.stdout, f"ended with {done.returncode}: {_last_line(done.stderr)}"
-        is_whole = done.returncode == 0
-    except subprocess.TimeoutExpired as error:
-        output = error.stdout.decode() if isinstance(error.stdout, bytes) else error.stdout or ""
-        ending, is_whole = f"not done within {client.limit_s} s", False
+    with subprocess.Popen(
+        command,
+        cwd=folder,
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            output, errors = process.communicate(timeout=deadline.within(client.limit_s))
+            ending, is_whole = f"ended with {process.returncode}: {_last_line(errors)}", process.returncode == 0
+        except subprocess.TimeoutExpired as error:
+            output = error.stdout.decode() if isinstance(error.stdout, bytes) else error.stdout or ""
+            ending, is_whole = f"not done within {client.limit_s} s", False
+        finally:
+            with suppress(ProcessLookupError):  # nothing of it is left
+                os.killpg(process.pid, signal.SIGKILL)
     calls = calls_of(output)
     if not is_whole and deadline.is_over() and not any(calls.values()):
         return Result(client, {}, not_run=OUT_OF_TIME)
@@ -339,15 +382,14 @@ def main() -> int:
         parser.error(f"no such client: {', '.join(sorted(unknown))}")
     known = failures_of(options.known.read_text()) if options.known else {}
     if options.time_limit is not None:  # whom it leaves out is another one every day
-        first = datetime.now(UTC).toordinal() % len(clients)
-        clients = clients[first:] + clients[:first]
+        clients = order_of(clients, datetime.now(UTC).toordinal())
     begun = time.monotonic()
     deadline = NEVER if options.time_limit is None else Deadline(begun + options.time_limit)
     cache.mkdir(parents=True, exist_ok=True)
     with ExitStack() as until_end, ThreadPoolExecutor(NUM_AT_ONCE) as workers:
-        urls = {"generate": options.url}
+        urls = {client.generates_on: options.url for client in clients}
         if any(client.has_embeddings for client in clients):
-            urls["embed"] = options.embed_url
+            urls[EMBED] = options.embed_url
         servers = Servers(cache, until_end, urls)
 
         def result_of(client: Client) -> Result:
@@ -385,9 +427,9 @@ def _result(client: Client, cache: Path, servers: Servers, *, is_locked: bool, d
     if why is not None:
         return Result(client, {}, not_run=why)
     try:
-        urls = {"HALLMARK_URL": servers.url("generate", deadline)}
+        urls = {"HALLMARK_URL": servers.url(client.generates_on, deadline)}
         if client.has_embeddings:
-            urls["HALLMARK_EMBED_URL"] = servers.url("embed", deadline)
+            urls["HALLMARK_EMBED_URL"] = servers.url(EMBED, deadline)
     except RuntimeError:
         if deadline.is_over():
             return Result(client, {}, not_run=OUT_OF_TIME)

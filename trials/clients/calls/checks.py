@@ -59,7 +59,7 @@ def call(name: str, function: Callable[[], Any]) -> None:
     except Exception as error:  # any that a client may raise is a result of this test
         why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         _failed.append(name)
-    print(json.dumps({"call": name, "why": why}), flush=True)
+    print("\n" + json.dumps({"call": name, "why": why}), flush=True)  # the client may have left a line unfinished
 
 
 async def _waited(found: Any) -> None:
