@@ -5,7 +5,7 @@
 #   make test-e2e       whole servers driven by real clients, browsers, Prometheus and Alertmanager
 #   make test-portable  the tests of numbers and proofs again, with PyTorch's code for processors without AVX
 #   make test-starts    thirty small models, each started with an empty cache and held against transformers
-#   make test-clients   clients of others (openai, anthropic, langchain, ...), each in an environment of its own
+#   make test-clients   clients of others, each in an environment of its own; those of npm need node and npm
 #   make test-tokenizers  encode, decode and streams beside transformers, for tokenizers that packages ship (TOKENIZER_FLAGS)
 #   make test-deploy    Kubernetes manifests rendered and checked; installs kubectl, checkov and types into .cache/deploy
 #   make test-image     the container image built by buildah and run by runc, as root; ten minutes the first time

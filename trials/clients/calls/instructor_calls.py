@@ -1,4 +1,4 @@
-"""instructor: objects by tools and by a JSON schema, several at once, streamed in parts."""
+"""instructor: objects by tools of a chat and of responses and by a JSON schema, whole and streamed in parts."""
 
 from typing import Literal
 
@@ -39,4 +39,6 @@ call("strict tools", lambda: create(instructor.Mode.TOOLS_STRICT))
 call("json_schema", lambda: create(instructor.Mode.JSON_SCHEMA))
 call("streamed tools", lambda: partial(instructor.Mode.TOOLS))
 call("streamed json_schema", lambda: partial(instructor.Mode.JSON_SCHEMA))
+call("tools of responses", lambda: create(instructor.Mode.RESPONSES_TOOLS))
+call("streamed tools of responses", lambda: partial(instructor.Mode.RESPONSES_TOOLS))
 end()
