@@ -187,14 +187,27 @@ def _overview(matrices: Mapping[Path, Matrix]) -> list[str]:
     return lines + table(("model", "GPU", *OUTCOMES, "shapes"), rows)
 
 
+_ADVICE = {
+    "STALE": "proves nothing on this machine and version, where a server measures again by itself under --on-unproven "
+    "qualify. To renew the file run `hallmark qualify` with its model or preset on the GPU that it is of. To check "
+    "files of another machine for being whole, add --files-only",
+    "FOREIGN": "move the file into the folder of its GPU, where servers look for it",
+    "REFUSED": "restore the file from git, or measure again with `hallmark qualify`; a server does not use it",
+}
+
+
 def verify(place: Path, *, machine: tuple[Fingerprint, Sequence[AnyPath]] | None) -> ExitCode:
     """A line a file. Without a machine only that they are whole, in the right folder and of this version's checks."""
     files = matrix_files(place)
-    code = ExitCode.PASS
+    code, kinds = ExitCode.PASS, set[str]()
     for path in files:
         problem = _problem(path, is_in_folder=path.parent not in {place, place.parent}, machine=machine)
         _print(f"{path}: {problem or 'valid'}")
         code = ExitCode.ENVIRONMENT if problem else code
+        kinds |= {kind for kind in _ADVICE if problem and problem.startswith(kind)}
+    for kind, advice in _ADVICE.items():
+        if kind in kinds:
+            _print(f"{kind}: {advice}")
     if not files:
         _print(f"{place} holds no matrix: nothing was verified")
         return ExitCode.INCONCLUSIVE

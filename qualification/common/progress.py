@@ -43,9 +43,26 @@ class ProgressLine:
     def _estimate(self, done: int, total: int, now: float) -> str:
         if done == total:
             return f"in {duration(now - (now if self._started is None else self._started))}"
+        return time_left(done, total, now - self._measuring_since)
+
+
+class TimeLeft:
+    """The time that is left, said anew with each piece of work that is done; `clock` gives seconds."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._since = clock()
+
+    def __call__(self, done: int, total: int) -> str:
+        """Return it in words; what is prepared before anything is done counts for nothing."""
         if not done:
-            return "estimating"
-        return f"about {duration((now - self._measuring_since) / done * (total - done))} left"
+            self._since = self._clock()
+        return time_left(done, total, self._clock() - self._since)
+
+
+def time_left(done: int, total: int, seconds: float) -> str:
+    """Return the time left in words, after `seconds` in which `done` of `total` were done."""
+    return f"about {duration(seconds / done * (total - done))} left" if done else "estimating"
 
 
 def duration(seconds: float) -> str:

@@ -264,7 +264,7 @@ def _chosen(able: list[Standing]) -> Standing | None:
 
 
 def _notes(able: list[Standing], chosen: Standing | None) -> tuple[str, ...]:
-    """Explain a choice to operators: a fallback that competed and won, and times that chose nothing."""
+    """Explain a choice to operators: a fallback that competed and won, and times that are not believed."""
     if chosen is None or chosen.status not in _PROOF:
         return ()
     proven = [standing for standing in able if standing.status in _PROOF]
@@ -275,7 +275,7 @@ def _notes(able: list[Standing], chosen: Standing | None) -> tuple[str, ...]:
         if standing.path.tier is Tier.FIRST
     ]
     notes += [
-        f"the time of {standing.path.name} chooses nothing, its place is the catalog's: {doubt}"
+        f"{standing.path.name} is not chosen by its time: {doubt}"
         for standing in proven
         if is_chosen_by_time(standing.path.name)
         and standing.evidence is not None

@@ -1,5 +1,6 @@
 """The plan of this engine's operators, and the messages that report it to the API process."""
 
+import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from kernels.catalog import paths_on
 from kernels.collective.paths import without_peer_memory
 from kernels.vocabulary.fingerprint import Fingerprint
 from kernels.vocabulary.operators import AnyShape
+from qualification.common.progress import TimeLeft
 from qualification.decision.decision import Decision, Pairs
 from qualification.decision.model_shapes import plan_shapes
 from qualification.measure.start_plan import Plan, RunQualification, make_plan
@@ -49,7 +51,7 @@ def plan_attention(
 
     unshared  why the ranks share no memory, though their GPUs can address each other; None where nothing refused it
     """
-    paths = paths_on(device)
+    paths, left = paths_on(device), TimeLeft(time.monotonic)
     plan = make_plan(
         plan_shapes(config, limits.serving, device.type, settings.tensor_parallel_size),
         policy=settings.on_unproven,
@@ -59,7 +61,7 @@ def plan_attention(
         cache_dir=cache_folder(settings),
         quarantined=quarantined,
         overridden=overridden,
-        progress=lambda done, total, what: progress("qualifying", f"{done}/{total} {what}"),
+        progress=lambda done, total, what: progress("qualifying", f"{done}/{total} ({left(done, total)}) {what}"),
         paths=paths if unshared is None else without_peer_memory(paths, unshared),
         run_qualification=run_qualification,
     )

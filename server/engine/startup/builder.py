@@ -311,7 +311,7 @@ def _warm_runner(
             decisions_of(AttentionShape, plan.decisions),
             limits,
             is_cuda=device.type == "cuda",
-            progress=lambda detail: progress("compiling", detail),
+            progress=lambda detail: progress("compiling" if device.type == "cuda" else "warming up", detail),
         )
     if sizes is None:
         return runner

@@ -219,9 +219,7 @@ def test_doubted_time_chooses_nothing_and_is_noted() -> None:
     assert list(served.values()) == ["other", "other"]  # before the third, which is faster than the first
     decision = choose((FIRST, third, OTHER), known)
     assert (decision.path, decision.status, decision.is_fallback) == ("third", Status.PROVEN, False)
-    assert decision.notes == (
-        "the time of other chooses nothing, its place is the catalog's: spread 35%, at most 20% is believed",
-    )
+    assert decision.notes == ("other is not chosen by its time: spread 35%, at most 20% is believed",)
 
 
 def test_a_time_below_its_floor_chooses_nothing_either() -> None:
