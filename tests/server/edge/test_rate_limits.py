@@ -102,19 +102,19 @@ def test_a_burst_uses_no_more_than_its_key_has(seed: int) -> None:
 
 
 def test_tokens_that_are_not_used_are_the_next_ones() -> None:
-    it, order = Limited(tokens=1000), []
+    it, order = Limited(tokens=6), []  # a token refills in 10 s
 
     async def run(name: str) -> None:
         request = Request()
         it.quota().enter(request)
-        await it.quota().start(request, 1000)
+        await it.quota().start(request, 6)
         order.append(name)
         await asyncio.sleep(0)
-        request.num_tokens = 10
+        request.num_tokens = 1
         it.quota().leave(request)
 
     async def all_at_once() -> None:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(20):
             await asyncio.gather(*map(run, "abcdef"))
 
     asyncio.run(all_at_once())
