@@ -219,7 +219,7 @@ def must_be_writable(text: str, schema: Mapping[str, Any]) -> bool:
 
 def is_writable(text: str, matches: Matches) -> bool:
     """Return whether a text is taken; one that ends with zeros perhaps with more of them."""
-    tails = range(12 if "." in text and text.endswith("0") else 1)
+    tails = range(20 if "." in text and text.endswith("0") else 1)
     return any(matches(text + "0" * num_zeros) for num_zeros in tails)
 
 
