@@ -7,6 +7,7 @@
 #   make test-starts    thirty small models, each started with an empty cache and held against transformers
 #   make test-clients   clients of others, each in an environment of its own; those of npm need node and npm
 #   make test-tokenizers  encode, decode and streams beside transformers, for tokenizers that packages ship (TOKENIZER_FLAGS)
+#   make test-templates  chat templates that packages ship, rendered beside transformers; three minutes  (TEMPLATE_FLAGS)
 #   make test-deploy    Kubernetes manifests rendered and checked; installs kubectl, checkov and types into .cache/deploy
 #   make test-image     the container image built by buildah and run by runc, as root; ten minutes the first time
 #   make test-ray       replicas on Ray Serve: killed, updated and measured; an environment of its own   (RAY_FLAGS)
@@ -30,7 +31,7 @@ VENV := .venv
 STAMP := $(VENV)/.installed
 SERVING := $(VENV)/.installed-serving
 
-.PHONY: serve test test-sm90 test-e2e test-portable test-starts test-clients test-tokenizers test-routers test-deploy test-schema \
+.PHONY: serve test test-sm90 test-e2e test-portable test-starts test-clients test-tokenizers test-templates test-routers test-deploy test-schema \
   test-schemas-suite test-image test-ray test-gpu drill drill-upgrade lint format clean
 
 define CHECK_PYTHON
@@ -140,6 +141,11 @@ test-clients: $(STAMP)
 # TOKENIZER_FLAGS='--num 2 --first 5' takes two of the packages, and writes nothing.
 test-tokenizers: $(STAMP)
 	OMP_NUM_THREADS=1 $(VENV)/bin/python trials/tokens/compare_tokenizers.py $(TOKENIZER_FLAGS)
+
+# TEMPLATE_FLAGS='--sample 20 --first 5' takes some templates of one or two packages, and writes nothing.
+TEMPLATE_FLAGS ?= --out docs/benchmarks/templates.json
+test-templates: $(STAMP)
+	OMP_NUM_THREADS=1 $(VENV)/bin/python trials/templates/run_templates.py $(TEMPLATE_FLAGS)
 
 # RAY_FLAGS='--quick --out FILE' kills one of each kind and measures no speed.
 RAY := .cache/ray

@@ -73,7 +73,7 @@ PARTS = (
         is_optional=True,
         needs_index=True,
     ),
-    # Which clients, tokenizers and small models have time changes with the day.
+    # Which clients, tokenizers, templates and small models have time changes with the day.
     Part(
         "test-clients",
         120,
@@ -82,6 +82,7 @@ PARTS = (
         needs_index=True,
     ),
     Part("test-tokenizers", 90, "TOKENIZER_FLAGS=--num 2 --first {first}", is_optional=True, needs_index=True),
+    Part("test-templates", 60, "TEMPLATE_FLAGS=--sample 20 --first {first}", is_optional=True, needs_index=True),
     Part("test-starts", 60, f"PYTEST_FLAGS=--begin-within {{left_s}} --first {{first}} {TWICE}", is_optional=True),
 )
 

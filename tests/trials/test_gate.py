@@ -110,7 +110,9 @@ def test_a_part_that_is_ended_with_a_failed_test_fails() -> None:
 def test_without_an_index_what_needs_one_is_named() -> None:
     machine = Machine(0.6, has_index=False)
     assert machine.passes()
-    assert machine.said[-1].endswith("; not run: test-deploy, test-schemas-suite, test-clients, test-tokenizers")
+    assert machine.said[-1].endswith(
+        "; not run: test-deploy, test-schemas-suite, test-clients, test-tokenizers, test-templates"
+    )
     assert "make test-clients: NOT RUN: no package index can be reached" in machine.said
 
 
