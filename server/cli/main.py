@@ -36,6 +36,7 @@ from server.errors import ModelError, SettingsError, StartError
 from server.http.app import create_admin_app, create_app
 from server.log import configure_logging
 from server.model.load.digests import model_digests
+from server.model.load.folder import check_folder
 from server.model.load.pooling import read_pooling
 from server.settings import GenerationConfig, LoadFormat, MetricsCompat, Settings, Task, read_settings
 from server.supervisor.client import EngineClient
@@ -345,7 +346,9 @@ def resolve(settings: Settings) -> tuple[Settings, Path]:
     """
     if settings.matrix is not None and not Path(settings.matrix).is_dir():
         raise SettingsError(f"--matrix {settings.matrix}: no such folder")
-    if not Path(settings.model).is_dir():
+    if Path(settings.model).is_dir() or Path(settings.model).is_file():
+        check_folder(Path(settings.model))
+    else:
         from server.model.load.load import resolve_model  # imports torch, which this process can do without
 
         name = settings.served_model_name or settings.model

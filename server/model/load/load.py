@@ -34,6 +34,7 @@ from server.model.load.checkpoint import (
     read_entries,
     tenths,
 )
+from server.model.load.folder import check_folder
 from server.model.load.interleaved import interleaved_pieces, interleaved_tensors
 from server.model.load.json_file import read_object
 from server.model.load.pooling import MODULES_FILE
@@ -61,7 +62,8 @@ def resolve_model(model: str, load_format: LoadFormat, *, download: Download = s
 
     Only JSON, chat templates and (but for dummy weights) safetensors are fetched. Raises ModelError.
     """
-    if Path(model).is_dir():
+    if Path(model).is_dir() or Path(model).is_file():
+        check_folder(Path(model))
         return Path(model)
     if Path(model).is_absolute() or model.startswith("."):
         raise ModelError(f"model {model}: no such folder")
@@ -76,12 +78,13 @@ def resolve_model(model: str, load_format: LoadFormat, *, download: Download = s
         )
         if (folder / MODULES_FILE).is_file():  # of sentence-transformers, whose modules have folders
             download(repo_id=model, allow_patterns=["*_*/config.json"])
-        return folder
     except HFValidationError as error:
         raise ModelError(f"model {model}: neither a folder nor a hub id") from error
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         why = " ".join(str(error).split())  # the hub's own words are of several lines
         raise ModelError(f"model {model}: no such folder, and the hub does not give it: {why}") from error
+    check_folder(folder)
+    return folder
 
 
 def load_config(folder: Path) -> ModelConfig:

@@ -103,6 +103,7 @@ def test_a_help_has_a_sentence_examples_and_groups(command: argparse.ArgumentPar
 
 
 def test_a_missing_key_file_stops_the_start(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
     assert main(["serve", "--model", str(tmp_path), "--api-key-file", str(tmp_path / "none")]) == 2
     assert one_line(capsys).endswith("none cannot be read: No such file or directory\n")
 
@@ -181,6 +182,7 @@ def test_a_peer_that_takes_no_bytes_is_given_up() -> None:
 
 
 def test_a_folder_is_taken_as_it_is_and_must_exist(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
     settings = Settings(model=str(tmp_path))
     assert resolve(settings) == (settings, tmp_path)
     with pytest.raises(ModelError, match="/no/such"):

@@ -225,6 +225,7 @@ def test_dummy_weights_need_no_file_and_are_always_the_same(tmp_path: Path) -> N
 
 
 def test_a_path_is_not_looked_up_on_the_hub(tmp_path: Path) -> None:
+    write(tmp_path)
     assert resolve_model(str(tmp_path), LoadFormat.AUTO, download=_never) == tmp_path
     for model in ("/no/such/folder", "./no-such-folder"):
         with pytest.raises(ModelError, match="no such folder"):
@@ -232,14 +233,15 @@ def test_a_path_is_not_looked_up_on_the_hub(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("load_format", "with_weights"), [(LoadFormat.AUTO, True), (LoadFormat.DUMMY, False)])
-def test_only_data_is_fetched_for_a_hub_id(load_format: LoadFormat, with_weights: bool) -> None:
+def test_only_data_is_fetched_for_a_hub_id(load_format: LoadFormat, with_weights: bool, tmp_path: Path) -> None:
+    write(tmp_path)
     asked: dict[str, object] = {}
 
     def download(**request: object) -> str:
         asked.update(request)
-        return "/cache/folder"
+        return str(tmp_path)
 
-    assert resolve_model("org/model", load_format, download=download) == Path("/cache/folder")
+    assert resolve_model("org/model", load_format, download=download) == tmp_path
     assert asked["repo_id"] == "org/model"
     patterns = asked["allow_patterns"]
     assert isinstance(patterns, list)
