@@ -5,6 +5,7 @@
 #   make test-e2e       whole servers driven by real clients, browsers, Prometheus and Alertmanager
 #   make test-portable  the tests of numbers and proofs again, with PyTorch's code for processors without AVX
 #   make test-starts    thirty small models, each started with an empty cache and held against transformers
+#   make test-configs   each key of each family's config.json changed, held against transformers' logits; an hour   (CONFIG_FLAGS)
 #   make test-clients   clients of others, each in an environment of its own; those of npm need node and npm
 #   make test-tokenizers  encode, decode and streams beside transformers, for tokenizers that packages ship (TOKENIZER_FLAGS)
 #   make test-templates  chat templates that packages ship, rendered beside transformers; three minutes  (TEMPLATE_FLAGS)
@@ -24,6 +25,7 @@ PYTEST_FLAGS ?=
 CLIENTS ?=
 ROUTERS ?=
 SCHEMA_FLAGS ?= --out docs/benchmarks/schema-cases.json
+CONFIG_FLAGS ?= --out docs/benchmarks/configs.json
 SUITE_FLAGS ?= --out docs/benchmarks/schema-suite.json
 TOKENIZER_FLAGS ?= --out docs/benchmarks/tokenizers.json
 RAY_FLAGS ?= --out docs/benchmarks/ray-cpu.json
@@ -31,7 +33,7 @@ VENV := .venv
 STAMP := $(VENV)/.installed
 SERVING := $(VENV)/.installed-serving
 
-.PHONY: serve test test-sm90 test-e2e test-portable test-starts test-clients test-tokenizers test-templates test-routers test-deploy test-schema \
+.PHONY: serve test test-sm90 test-e2e test-portable test-starts test-configs test-clients test-tokenizers test-templates test-routers test-deploy test-schema \
   test-schemas-suite test-image test-ray test-gpu drill drill-upgrade lint format clean
 
 define CHECK_PYTHON
@@ -133,6 +135,10 @@ test-portable: $(STAMP)
 
 test-starts: $(STAMP)
 	OMP_NUM_THREADS=1 $(VENV)/bin/pytest -m starts -n auto --dist load $(call files_of,starts) $(PYTEST_FLAGS)
+
+# CONFIG_FLAGS='--first 7 --time-limit 60' runs a sample of a minute, another one for each number.
+test-configs: $(STAMP)
+	PYTHONPATH=tests/server/model OMP_NUM_THREADS=1 $(VENV)/bin/python trials/config_keys.py $(CONFIG_FLAGS)
 
 # CLIENTS='openai anthropic' chooses some, by their folders in trials/clients/clients.toml.
 test-clients: $(STAMP)

@@ -34,7 +34,7 @@ NO_TIME = "FAILED: not done when the time was up"
 NO_INDEX = "NOT RUN: no package index can be reached"
 TWICE = "--reruns 1 -raR"  # a test that fails is run once more, since others may load this machine
 _SAID_LAST = re.compile(
-    r"=+ .* in [0-9.]+s|NOT RUN |NEW FAILURE |FAILED |ERROR |RERUN |[0-9]+ of [0-9]+ clients work|"
+    r"=+ .* in [0-9.]+s|NOT RUN |NEW FAILURE |FAILED |ERROR |RERUN |[0-9]+ of [0-9]+ (clients work|changed configs)|"
     r"[0-9]+ tokenizers, "
 )
 _FAILED_TEST = re.compile(r"(FAILED|ERROR|NEW FAILURE) ")
@@ -83,6 +83,7 @@ PARTS = (
     ),
     Part("test-tokenizers", 90, "TOKENIZER_FLAGS=--num 2 --first {first}", is_optional=True, needs_index=True),
     Part("test-templates", 60, "TEMPLATE_FLAGS=--sample 20 --first {first}", is_optional=True, needs_index=True),
+    Part("test-configs", 60, "CONFIG_FLAGS=--first {first} --time-limit 60", is_optional=True),
     Part("test-starts", 60, f"PYTEST_FLAGS=--begin-within {{left_s}} --first {{first}} {TWICE}", is_optional=True),
 )
 

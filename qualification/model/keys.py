@@ -16,7 +16,7 @@ class Keys:
 
     read            used, or refused where the value is not supported
     without_effect  of training, of generation, or notes: they change no logit
-    refused         key -> values that change nothing; any other value is refused. null never changes anything
+    refused         key -> values that change nothing; any other value is refused
     """
 
     read: frozenset[str] = frozenset()
@@ -26,9 +26,8 @@ class Keys:
     def check(self, values: Mapping[str, object], source: str) -> None:
         """Raise ModelConfigError for a refused key."""
         for name, harmless in self.refused.items():
-            value = values.get(name)
-            if value is not None and not any(type(value) is type(it) and value == it for it in harmless):
-                same = " or ".join(("absent", *(str(it).lower() for it in harmless)))
+            if name in values and not any(type(values[name]) is type(it) and values[name] == it for it in harmless):
+                same = " or ".join(("absent", *(str(it).lower() for it in harmless if it is not None)))
                 Fields(values, source).refuse(name, f"{same} (what it asks for is not supported for this family)")
 
     def unknown(self, names: Iterable[str]) -> list[str]:
@@ -52,13 +51,13 @@ def family_keys(
 
 # Every family reads from the past to the future: what turns that off asks for other vectors.
 _REFUSED: Mapping[str, tuple[object, ...]] = {
-    "is_causal": (True,),
-    "use_bidirectional_attention": (False,),
-    "use_bidirectional": (False,),
-    "is_bidirectional": (False,),
-    "bidirectional": (False,),
-    "bidirectional_attention": (False,),
-    "compression_config": (),  # the older name of quantization_config
+    "is_causal": (True,),  # null is false in transformers
+    "use_bidirectional_attention": (False, None),
+    "use_bidirectional": (False, None),
+    "is_bidirectional": (False, None),
+    "bidirectional": (False, None),
+    "bidirectional_attention": (False, None),
+    "compression_config": (None,),  # the older name of quantization_config
 }
 _READ = """
     architectures model_type vocab_size hidden_size intermediate_size num_hidden_layers num_attention_heads

@@ -71,6 +71,8 @@ def rope_of(
         "original_max_position_embeddings", rope.integer("original_max_position_embeddings", max_position)
     )
     if kind is RopeKind.LLAMA3:
+        if rope.number("low_freq_factor") >= rope.number("high_freq_factor"):
+            rope.refuse("low_freq_factor", "below high_freq_factor")
         return RopeConfig(
             theta,
             kind,
@@ -93,6 +95,8 @@ def rope_of(
             long_factors=rope.numbers("long_factor", num_pairs),
             rotated_share=share,
         )
+    if theta <= 1:
+        (rope if rope.has("rope_theta") else fields).refuse("rope_theta", "above 1 for yarn")
     return RopeConfig(
         theta,
         kind,

@@ -46,6 +46,8 @@ def _read_rope(fields: Fields, head_dim: int) -> RopeConfig:
     scaling = fields.section("rope_scaling")
     if scaling is not None and scaling.has("type") and not scaling.has("rope_type"):
         scaling.refuse("type", "called rope_type in this family, whose class does not read the older name")
+    if scaling is not None and by_kind is not None:
+        fields.refuse("rope_scaling", "absent beside rope_parameters (their union is not supported)")
     if scaling is None or scaling.is_empty:
         scaling = None if by_kind is None else by_kind.section("full_attention")
     rope = scaling
@@ -66,6 +68,6 @@ KEYS = family_keys(
     "attention_bias hidden_activation layer_types query_pre_attn_scalar sliding_window final_logit_softcapping "
     "sliding_window_pattern rope_local_base_freq",
     without_effect="hidden_act _sliding_window_pattern",
-    refused={"attn_logit_softcapping": ()},  # the class has the field and does not apply it
+    refused={"attn_logit_softcapping": (None,)},  # the class has the field and does not apply it
 )
 GEMMA3 = Family("gemma3_text", ("Gemma3ForCausalLM",), read_config, KEYS, TENSORS)

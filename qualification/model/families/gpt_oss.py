@@ -32,7 +32,7 @@ def read_config(fields: Fields) -> ModelConfig:
 
 
 def _read_rope(fields: Fields, head_dim: int) -> RopeConfig:
-    if rope_section(fields) is not None:
+    if rope_section(fields) is not None or fields.has("rope_parameters"):
         return plain_ropes(fields, head_dim)
     # As its class has it where config.json says nothing.
     given = {"rope_type": RopeKind.YARN.value, "factor": 32.0, "truncate": False}

@@ -43,7 +43,7 @@ IMAGE_MODELS: tuple[ImageModel, ...] = (
             without_effect="mm_tokens_per_image image_token_index image_token_id boi_token_index boi_token_id "
             "eoi_token_index eoi_token_id",
         ),
-        {"final_logit_softcapping": ()},  # the class of all parts does not apply it
+        {"final_logit_softcapping": (None,)},  # the class of all parts does not apply it
     ),
     ImageModel(
         "qwen2_5_vl",

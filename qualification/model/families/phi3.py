@@ -19,7 +19,7 @@ _ALIASES = ("su", "yarn")
 
 def read_config(fields: Fields) -> ModelConfig:
     return read_like_llama(
-        fields,
+        fields.or_else(original_max_position_embeddings=4096),  # as its class has it, whatever rope_scaling says
         "phi3",
         norm_eps=1e-5,
         windows=partial(read_uniform_windows, missing=None),
@@ -32,6 +32,6 @@ def read_config(fields: Fields) -> ModelConfig:
 KEYS = family_keys(
     "sliding_window layer_types",
     without_effect="embd_pdrop resid_pdrop full_attn_mod interpolate_factor",
-    refused={"attention_bias": (False,), "mlp_bias": (False,), "lm_head_bias": (False,)},
+    refused={"attention_bias": (False, None), "mlp_bias": (False, None), "lm_head_bias": (False, None)},
 )
 PHI3 = Family("phi3", ("Phi3ForCausalLM",), read_config, KEYS, TensorNames(merged=True))

@@ -1,4 +1,4 @@
-"""What a user names as a model, where it is none that can be read: said in one line, before any file is parsed."""
+"""Refusal of what is no model folder: one line that says what it is, before any file is parsed."""
 
 from pathlib import Path
 

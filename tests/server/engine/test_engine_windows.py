@@ -7,7 +7,7 @@ import pytest
 import torch
 from built_engine import built_engine
 from graph_session import attention_counts
-from test_family_parity import GEMMA, GLM, MIXTRAL, QWEN_2_MOE, QWEN_3_MOE, longrope, save_reference
+from tiny_families import GEMMA, GLM, MIXTRAL, QWEN_2_MOE, QWEN_3_MOE, longrope, save_reference
 from transformers import PreTrainedModel
 
 from qualification.decision.decision import Policy

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from paged_runner import PAGE_SIZE
-from test_family_parity import CPU, TOLERANCE, load, prompt, reference_logits, save_reference
+from tiny_families import CPU, TOLERANCE, load, prompt, reference_logits, save_reference
 from torch import Tensor
 
 from server.model.kv_cache import KVCache

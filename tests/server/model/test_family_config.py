@@ -112,6 +112,7 @@ def test_what_sets_the_families_apart(tmp_path: Path) -> None:
     [
         {"is_causal": False},
         {"is_causal": 0},
+        {"is_causal": None},
         {"use_bidirectional_attention": True},
         {"bidirectional": True},
         {"is_bidirectional": "yes"},

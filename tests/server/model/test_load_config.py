@@ -166,6 +166,14 @@ def test_the_tokenizers_own_end_token_ends_answers_too(text: str, expected: tupl
         ({"rope_scaling": {"type": "longrope"}}, "type must be one of default, linear, llama3, yarn"),
         ({"rope_scaling": {"rope_type": "linear"}}, "rope_scaling: factor must be a positive number, found nothing"),
         ({"rope_parameters": [1]}, "rope_parameters must be an object"),
+        (
+            {"rope_theta": 1, "rope_scaling": {"type": "yarn", "factor": 2}},
+            "rope_theta must be above 1 for yarn",
+        ),
+        (
+            {"rope_scaling": {"type": "llama3", **LLAMA3, "low_freq_factor": 4}},
+            "low_freq_factor must be below high",
+        ),
         ({"partial_rotary_factor": 0.5}, "this family rotates whole heads"),
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "this family rotates whole heads"),
     ],

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from test_family_parity import CPU, GLM, MXFP4, QWEN_3_MOE, load, save_mxfp4, save_reference
+from tiny_families import CPU, GLM, MXFP4, QWEN_3_MOE, load, save_mxfp4, save_reference
 from torch import Tensor
 
 from kernels.experts.weights import Mxfp4Weights, dequantized

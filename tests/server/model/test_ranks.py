@@ -9,7 +9,7 @@ import pytest
 import torch
 from paged_runner import PagedRunner
 from rank_program import CHUNKS
-from test_family_parity import (
+from tiny_families import (
     GEMMA,
     GEMMA_2,
     GLM,

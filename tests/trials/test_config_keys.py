@@ -1,0 +1,71 @@
+"""Keys of config.json, changed one at a time: what transformers and the server make of a few of them."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from config_keys import BASES, FAILURES, MISSING, Case, Comparison, Outcome
+
+from qualification.model.config import ModelConfig
+from qualification.model.families.registry import FAMILIES
+from server.model.load.load import load_config
+
+LINEAR = {"type": "linear", "factor": 2.0, "mrope_section": [2, 1, 1]}
+CASES: list[tuple[tuple[str, ...], object, Outcome]] = [
+    (("rms_norm_eps",), 0.1, Outcome.SAME),
+    (("rms_norm_eps",), MISSING, Outcome.SAME),
+    (("rope_theta",), MISSING, Outcome.SAME),
+    (("rope_scaling",), LINEAR, Outcome.SAME),
+    (("tie_word_embeddings",), True, Outcome.SAME),
+    (("hidden_act",), "swish", Outcome.SAME),
+    (("is_causal",), True, Outcome.SAME),
+    (("is_causal",), False, Outcome.REFUSED),
+    (("is_causal",), None, Outcome.REFUSED),
+    (("vocab_size",), 64, Outcome.BOTH_REFUSE),
+]
+
+
+@pytest.fixture(scope="module", params=["mixtral", "qwen2.5 vl, as published"])
+def comparison(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+    return Comparison(request.param, tmp_path_factory.mktemp("base"))
+
+
+def test_changed_keys_change_both_or_are_refused(comparison: Comparison) -> None:
+    found = {
+        case.label: outcome
+        for case, outcome in ((Case(comparison.name, path, value), it) for path, value, it in CASES)
+        if comparison.run(case)[0] is not outcome
+    }
+    assert found == {}
+
+
+# Each was found by changing the keys, as a crash or as other logits.
+FOUND = [
+    ("llama, llama3", ("rope_scaling", "low_freq_factor"), 8, Outcome.REFUSED),
+    ("qwen2, yarn", ("rope_theta",), 1, Outcome.BOTH_REFUSE),
+    ("phi3, longrope", ("original_max_position_embeddings",), MISSING, Outcome.SAME),
+    ("gemma3", ("rope_scaling",), {"rope_theta": 77.0}, Outcome.REFUSED),
+    ("gpt_oss", ("rope_parameters",), {}, Outcome.SAME),
+]
+
+
+@pytest.mark.parametrize(("base", "path", "value", "outcome"), FOUND)
+def test_keys_that_once_differed_do_not(
+    base: str, path: tuple[str, ...], value: object, outcome: Outcome, tmp_path: Path
+) -> None:
+    assert Comparison(base, tmp_path).run(Case(base, path, value))[0] is outcome
+
+
+def test_a_key_that_changes_transformers_alone_is_a_failure(tmp_path: Path) -> None:
+    def read_without_epsilon(folder: Path) -> ModelConfig:
+        return replace(load_config(folder), norm_eps=1e-6)
+
+    blind = Comparison("llama", tmp_path, read_without_epsilon)
+    assert blind.run(Case("llama", ("rms_norm_eps",), 1e-6))[0] is Outcome.SAME
+    assert blind.run(Case("llama", ("rms_norm_eps",), 0.5))[0] in FAILURES
+
+
+def test_every_family_has_a_base() -> None:
+    bases = {base.family for base in BASES.values()}
+    served = {family.model_type.removesuffix("_text").replace("qwen2_5_vl", "qwen2.5 vl") for family in FAMILIES}
+    assert served <= bases

@@ -1,0 +1,446 @@
+"""Change each key of config.json, and compare what transformers and the server make of it.
+
+PYTHONPATH=tests/server/model python trials/config_keys.py --out docs/benchmarks/configs.json
+PYTHONPATH=tests/server/model python trials/config_keys.py --first 7 --time-limit 60
+
+A base is a tiny random model of a family, with the weights that transformers saves. Each of its keys, and each key that
+its family reads, is deleted and set to some ten values or more; keys that other families read are set to four. Then
+either both compute the same logits of one short text, or one of them refuses: the server by the name of a key, or of
+the tensors that do not fit. The exit status is 1 for logits that differ, for a refusal that names nothing, and for a
+crash; the few documented differences are counted by name. `--first N --time-limit S` runs a sample of about S seconds,
+another one for each N.
+"""
+
+import argparse
+import copy
+import json
+import logging
+import multiprocessing
+import os
+import random
+import re
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from paged_runner import PagedRunner
+from tiny_families import (
+    BETAS,
+    CPU,
+    GEMMA,
+    GEMMA_2,
+    GLM,
+    GPT_OSS,
+    IMAGE_MODELS,
+    LLAMA3,
+    MIXTRAL,
+    MULTIPLIERS,
+    QWEN_2_MOE,
+    QWEN_3_MOE,
+    SWITCHED_ON,
+    TINY,
+    TWO_ROPES,
+    YARN,
+    longrope,
+    prompt,
+    reference_logits,
+    save_reference,
+)
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+
+from qualification.model.config import ModelConfig, RopeKind
+from qualification.model.families.registry import FAMILIES
+from server.errors import ModelError
+from server.model.load.load import load_config, load_decoder
+from server.settings import LoadFormat
+
+ROOT = Path(__file__).resolve().parents[1]
+NUM_TOKENS = 40  # several windows of 9, and beyond the original contexts of 16 and 32
+TOLERANCE = 5e-4
+Config = dict[str, Any]
+Path_ = tuple[str, ...]  # keys from the outermost object to the changed one
+
+
+class Outcome(Enum):
+    SAME = "the same logits"
+    BOTH_REFUSE = "both refuse"
+    REFUSED = "refused by a key's name, computed by transformers"
+    NO_FIT = "refused by the names of tensors that do not fit"
+    LENIENT = "refused by transformers, computed as if the key were missing or by its value"
+    DOCUMENTED = "documented difference"
+    DIFFERENT = "DIFFERENT LOGITS"
+    UNNAMED = "REFUSED WITHOUT A NAME"
+    CRASH = "CRASH"
+
+
+FAILURES = (Outcome.DIFFERENT, Outcome.UNNAMED, Outcome.CRASH)
+LONGROPE = "LongRoPE takes the long factors for every request where the server's limit is beyond the original context"
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """family       as in `tiny_families`, or the kind of an image model
+    changes         of its class's parameters
+    is_old          whether config.json has rope_theta and rope_scaling, as before transformers 5
+    """
+
+    family: str
+    changes: Mapping[str, object]
+    is_old: bool = False
+
+
+SMALL = {"num_hidden_layers": 2}
+BASES: dict[str, Base] = {
+    "llama": Base("llama", {}),
+    "llama, llama3": Base("llama", {"rope_parameters": LLAMA3, "head_dim": 16}, is_old=True),
+    "llama, yarn, tied": Base(
+        "llama", {"rope_parameters": {**YARN, **BETAS}, "head_dim": 16, "tie_word_embeddings": True}
+    ),
+    "llama, linear": Base("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1000.0, "factor": 3.0}}),
+    "mistral": Base("mistral", {"sliding_window": 9}, is_old=True),
+    "qwen2": Base("qwen2", {**SWITCHED_ON, "max_window_layers": 1}, is_old=True),
+    "qwen2, yarn": Base("qwen2", {"rope_parameters": YARN, "hidden_size": 64}, is_old=True),
+    "qwen3": Base("qwen3", {"head_dim": 12, "layer_types": ["full_attention", "sliding_attention"], **SWITCHED_ON}),
+    "phi3": Base("phi3", {"sliding_window": 9}, is_old=True),
+    "phi3, longrope": Base(
+        "phi3",
+        {
+            "rope_parameters": {**longrope(3), "partial_rotary_factor": 0.75, "original_max_position_embeddings": 32},
+            "original_max_position_embeddings": 32,
+        },
+    ),
+    "olmo2": Base("olmo2", {}),
+    "granite": Base("granite", MULTIPLIERS, is_old=True),
+    "gemma2": Base("gemma2", GEMMA_2, is_old=True),
+    "gemma3": Base(
+        "gemma3", {**GEMMA, "layer_types": ["sliding_attention", "full_attention"], "rope_parameters": TWO_ROPES}
+    ),
+    "qwen2_moe": Base("qwen2_moe", {**QWEN_2_MOE, **SWITCHED_ON, "max_window_layers": 1}),
+    "qwen3_moe": Base("qwen3_moe", {**QWEN_3_MOE, "mlp_only_layers": [0]}, is_old=True),
+    "mixtral": Base("mixtral", {**MIXTRAL, "sliding_window": 9}, is_old=True),
+    "gpt_oss": Base("gpt_oss", {**GPT_OSS, "rope_parameters": {**YARN, "truncate": False}}),
+    "glm4_moe": Base("glm4_moe", {**GLM, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5}),
+    "gemma3, images": Base("gemma3 images", {"layer_types": ["sliding_attention", "full_attention"]}),
+    "qwen2.5 vl": Base("qwen2.5 vl", {}),
+    "qwen2.5 vl, as published": Base("qwen2.5 vl", {}, is_old=True),
+}
+MISSING = "(deleted)"
+VALUES: tuple[object, ...] = (MISSING, None, True, False, 0, 1, 2, -1, 0.5, "x", [], {})
+SIZES = (3, 4, 8, 64)
+FEW_VALUES = (None, True, False, 2)
+KINDS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope", "mrope", "proportional")
+ACTIVATIONS = ("silu", "swish", "gelu", "gelu_pytorch_tanh", "relu")
+SCALINGS: tuple[object, ...] = (
+    {"type": "linear", "factor": 2.0},
+    {"rope_type": "linear", "factor": 2.0},
+    {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
+    {"rope_type": "yarn", "factor": 4.0},
+    {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "mrope_section": [2, 1, 1]},
+    {"type": "dynamic", "factor": 2.0},
+    {"type": "mrope", "mrope_section": [2, 1, 1]},
+    {"rope_type": "default", "rope_theta": 77.0},
+    {"rope_theta": 77.0},
+    {key: value for key, value in LLAMA3.items() if key != "rope_theta"},
+)
+# Values beside VALUES, by the last key of the path.
+OWN_VALUES: dict[str, tuple[object, ...]] = {
+    "hidden_act": ACTIVATIONS,
+    "hidden_activation": ACTIVATIONS,
+    "rope_type": KINDS,
+    "type": KINDS,
+    "rope_scaling": SCALINGS,
+    "rope_parameters": SCALINGS,
+    "layer_types": (
+        ["full_attention"] * 2,
+        ["sliding_attention"] * 2,
+        ["sliding_attention", "full_attention"],
+        ["full_attention"],
+        ["chunked_attention"] * 2,
+    ),
+    "rope_theta": (100, 10_000.0, 1e6),
+    "rope_local_base_freq": (100, 10_000.0),
+    "factor": (4.0, 40.0),
+    "original_max_position_embeddings": (8, 64, 128),
+    "max_position_embeddings": (30, 64, 4096),
+    "mlp_only_layers": ([0], [1], [0, 1]),
+    "dtype": ("float32", "float16", "bfloat16", "float64", "auto"),
+    "torch_dtype": ("float32", "float16", "bfloat16"),
+    "eos_token_id": (96, 97, [2, 3]),
+    "bos_token_id": (96, 97),
+    "quantization_config": ({"quant_method": "fp8"},),
+    "partial_rotary_factor": (0.75,),
+    "rms_norm_eps": (1e-6, 1e-5, 0.1),
+    "mrope_section": ([2, 1, 1], [1, 1, 2]),
+}
+ROPE_KEYS = (
+    *("rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings", "low_freq_factor"),
+    *("high_freq_factor", "beta_fast", "beta_slow", "truncate", "attention_factor", "mscale", "mscale_all_dim"),
+    *("short_factor", "long_factor", "partial_rotary_factor", "mrope_section"),
+)
+ROPES = ("rope_parameters", "rope_scaling")
+_SHARE = 0.8  # of a sample's time, beside the start of its processes
+# By these the classes are chosen, here and there: of another class, other weights.
+NOT_CHANGED = ("model_type", "architectures", "text_config", "vision_config")
+
+
+def save_base(base: Base, folder: Path) -> Config:
+    """Save a model and return its config.json."""
+    image_kind = base.family.removesuffix(" images")
+    if image_kind in IMAGE_MODELS and (base.family != image_kind or image_kind not in ("gemma3",)):
+        config_class, model_class, text, vision = IMAGE_MODELS[image_kind]
+        torch.manual_seed(0)
+        text = {**TINY, **text, **SMALL, **base.changes}
+        config = config_class(text_config=text, vision_config=vision, eos_token_id=2, tie_word_embeddings=False)
+        model_class(config).eval().save_pretrained(folder)
+    else:
+        save_reference(folder, base.family, {**SMALL, **base.changes})
+    values: Config = json.loads((folder / "config.json").read_text())
+    if base.is_old and "text_config" in values:  # one object for all, with rope_scaling
+        text = values.pop("text_config")
+        text["rope_theta"] = text["rope_parameters"].pop("rope_theta")
+        text["rope_scaling"] = {"type": "mrope", "mrope_section": text.pop("rope_parameters")["mrope_section"]}
+        return {**text, **values}
+    if base.is_old:
+        rope = values.pop("rope_parameters")
+        values["rope_theta"] = rope.pop("rope_theta")
+        values["rope_scaling"] = rope if rope.get("rope_type") != "default" else None
+    return values
+
+
+def keys_of(values: Config) -> list[Path_]:
+    """Return the paths of all keys that are changed: those of the file, of its family, and of the other families."""
+    known = sorted({name for it in FAMILIES for name in it.keys.read | it.keys.without_effect | it.keys.refused.keys()})
+    paths: list[Path_] = [(name,) for name in dict.fromkeys([*values, *known])]
+    text = values.get("text_config")
+    if isinstance(text, dict):
+        paths += [("text_config", name) for name in dict.fromkeys([*text, *known])]
+    for prefix in ((), ("text_config",)):
+        place = at(values, prefix)
+        for section in ROPES:
+            if not isinstance(place, dict) or not isinstance(place.get(section), dict):
+                continue
+            nested = [key for key, it in place[section].items() if isinstance(it, dict)]
+            paths += [
+                (*prefix, section, *kind, name) for kind in ([(it,) for it in nested] or [()]) for name in ROPE_KEYS
+            ]
+    return [path for path in paths if path[-1] not in NOT_CHANGED]
+
+
+def at(values: Any, path: Path_) -> Any:
+    for name in path:
+        values = values.get(name) if isinstance(values, dict) else None
+    return values
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    base: str
+    path: Path_
+    value: object
+
+    @property
+    def label(self) -> str:
+        return f"{self.base}: {'.'.join(self.path)} = {json.dumps(self.value)}"
+
+    def changed(self, values: Config) -> Config:
+        changed = copy.deepcopy(values)
+        place = at(changed, self.path[:-1])
+        if self.value == MISSING:
+            place.pop(self.path[-1], None)
+        else:
+            place[self.path[-1]] = self.value
+        return changed
+
+
+def cases_of(name: str, values: Config) -> Iterator[Case]:
+    """Change a key of the file, or one that its family reads, in every way; a few values for what others read."""
+    text = values.get("text_config", values)
+    family = next(it for it in FAMILIES if it.model_type in (text["model_type"], f"{text['model_type']}_text"))
+    inner = () if text is values else ("text_config",)
+    for path in keys_of(values):
+        is_own = (
+            len(path) > len(inner) + 1
+            or at(values, path) is not None
+            or (path[:-1] == inner and path[-1] in family.keys.read | family.keys.refused.keys())
+        )
+        for value in (*VALUES, *OWN_VALUES.get(path[-1], SIZES)) if is_own else FEW_VALUES:
+            yield Case(name, path, value)
+
+
+class Comparison:
+    """Logits of one base, by transformers and by the server. What is the same is computed once.
+
+    read_config  of a folder; another one only to see that the comparison notices
+    """
+
+    def __init__(self, name: str, folder: Path, read_config: Callable[[Path], ModelConfig] = load_config) -> None:
+        self.name, self.folder, self._read_config = name, folder, read_config
+        self.values = save_base(BASES[name], folder)
+        self._ours: dict[tuple[ModelConfig, int], Tensor] = {}
+        self._theirs: dict[tuple[str, int], Tensor | None] = {}
+
+    def run(self, case: Case) -> tuple[Outcome, str]:
+        """Return what came out, with a line about it."""
+        (self.folder / "config.json").write_text(json.dumps(case.changed(self.values)))
+        num_tokens, refusal, config = NUM_TOKENS, None, None
+        try:
+            config = self._read_config(self.folder)
+            num_tokens = min(NUM_TOKENS, config.max_position)
+            logits = self._our_logits(config, num_tokens)
+        except ModelError as error:
+            refusal = str(error)
+        except Exception as error:
+            return Outcome.CRASH, f"{type(error).__name__}: {error}"
+        expected = self._their_logits(num_tokens)
+        if refusal is not None:
+            if expected is None:
+                return Outcome.BOTH_REFUSE, refusal
+            if "the weights do not fit config.json" in refusal:
+                return Outcome.NO_FIT, refusal
+            named = re.search(r"config\.json[\w, ]*: \w+(\.\w+)* (must be|\[|.* not supported)", refusal)
+            return (Outcome.REFUSED if named else Outcome.UNNAMED), refusal
+        if expected is None:
+            return Outcome.LENIENT, ""
+        error = (logits - expected).abs().max().item()
+        if torch.allclose(logits, expected, atol=TOLERANCE, rtol=TOLERANCE, equal_nan=True):
+            return Outcome.SAME, ""
+        assert config is not None
+        rope = config.layers[-1].attention.rope
+        if rope.kind is RopeKind.LONGROPE and num_tokens <= (rope.original_max_position or 0) < config.max_position:
+            return Outcome.DOCUMENTED, LONGROPE
+        return Outcome.DIFFERENT, f"error {error:.2g} of {expected.abs().max().item():.2g}"
+
+    def _our_logits(self, config: ModelConfig, num_tokens: int) -> Tensor:
+        key = replace(config, eos_token_ids=(), bos_token_id=None, dtype="float32"), num_tokens
+        if key not in self._ours:
+            decoder = load_decoder(self.folder, config, dtype=torch.float32, device=CPU, load_format=LoadFormat.AUTO)
+            self._ours[key] = PagedRunner(decoder).logits(prompt(num_tokens), [num_tokens])
+        return self._ours[key]
+
+    def _their_logits(self, num_tokens: int) -> Tensor | None:
+        """None where transformers refuses, or would make up weights."""
+        try:
+            config = AutoConfig.from_pretrained(self.folder)
+            key = json.dumps(config.to_dict(), sort_keys=True, default=str), num_tokens
+            if key not in self._theirs:
+                self._theirs[key] = self._reference(config, num_tokens)
+            return self._theirs[key]
+        except Exception:
+            return None
+
+    def _reference(self, config: Any, num_tokens: int) -> Tensor | None:
+        auto = AutoModelForImageTextToText if hasattr(config, "text_config") else AutoModelForCausalLM
+        try:
+            model, report = auto.from_pretrained(
+                self.folder,
+                config=config,
+                dtype=torch.float32,
+                attn_implementation="eager",
+                output_loading_info=True,
+            )
+        except Exception:
+            return None
+        if report["missing_keys"] or report["mismatched_keys"]:
+            return None
+        try:
+            return reference_logits(model.eval(), prompt(num_tokens))
+        except Exception:
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Cases of one base: all, or those of a sample that begin within `time_s`, in an order of its own."""
+
+    base: str
+    seed: int = 0
+    time_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Outcomes of some cases of a base, of `num_all`."""
+
+    base: str
+    num_all: int
+    outcomes: list[tuple[Case, Outcome, str]]
+
+
+def run_work(work: Work) -> Found:
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    logging.disable(logging.WARNING)
+    begun, outcomes = time.monotonic(), []
+    with tempfile.TemporaryDirectory() as folder:
+        comparison = Comparison(work.base, Path(folder))
+        cases = list(cases_of(work.base, comparison.values))
+        if work.time_s is not None:
+            random.Random(f"{work.seed} {work.base}").shuffle(cases)
+        for case in cases:
+            if work.time_s is not None and time.monotonic() - begun > work.time_s:
+                break
+            outcomes.append((case, *comparison.run(case)))
+    return Found(work.base, len(cases), outcomes)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bases", nargs="*", default=list(BASES), choices=list(BASES), metavar="NAME")
+    parser.add_argument("--first", type=int, help="number of the sample")
+    parser.add_argument("--time-limit", type=float, metavar="S", help="run a sample of about so many seconds")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
+    parser.add_argument("--out", type=Path, help="JSON file of the counts")
+    parser.add_argument("--all", action="store_true", help="print each case that is not the same")
+    args = parser.parse_args()
+    begun, found = time.monotonic(), []
+    time_s = None if args.time_limit is None else _SHARE * args.time_limit * args.jobs / len(args.bases)
+    works = [Work(name, args.first or 0, time_s) for name in args.bases]
+    with multiprocessing.get_context("spawn").Pool(args.jobs) as pool:
+        for it in pool.imap_unordered(run_work, works):
+            found.append(it)
+            took_s = time.monotonic() - begun
+            print(f"{it.base}: {len(it.outcomes)} of {it.num_all} cases, {took_s:.0f} s", flush=True)
+    counts: dict[str, Counter[str]] = {}
+    documented: Counter[str] = Counter()
+    failures = []
+    for case, outcome, line in (it for one in found for it in one.outcomes):
+        counts.setdefault(case.base, Counter())[outcome.value] += 1
+        documented[line] += outcome is Outcome.DOCUMENTED
+        said = f"{outcome.value}: {case.label}: {line}"
+        if outcome in FAILURES:
+            failures.append(said)
+        if outcome in FAILURES or (args.all and outcome is not Outcome.SAME):
+            print(said)
+    total = sum(counts.values(), Counter[str]())
+    num_all = sum(it.num_all for it in found)
+    print(f"{total.total()} of {num_all} changed configs, {len(failures)} wrong: {dict(total)}")
+    if args.out is not None:
+        result = {
+            "command": " ".join(["python", "trials/config_keys.py", *sys.argv[1:]]),
+            "date": datetime.now(UTC).date().isoformat(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "cases": total.total(),
+            "cases_in_all": num_all,
+            "outcomes": dict(total),
+            "outcomes_by_base": {name: dict(counts[name]) for name in BASES if name in counts},
+            "documented_differences": {line: num for line, num in documented.items() if num},
+            "others": failures,
+        }
+        args.out.write_text(json.dumps(result, indent=1) + "\n")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
