@@ -4,8 +4,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kernels.vocabulary.fingerprint import Fingerprint
-from kernels.vocabulary.operators import AnyShape, flops_of, phase_of
+from kernels.vocabulary.fingerprint import Device, Fingerprint
+from kernels.vocabulary.operators import AnyShape, Operator, flops_of, phase_of
 from kernels.vocabulary.path import AnyPath
 from qualification.common.exit_code import ExitCode
 from qualification.common.progress import ProgressLine
@@ -99,6 +99,19 @@ def default_file(out_dir: Path, gpu: str, name: str) -> Path:
     return out_dir / gpu_folder(gpu) / f"{name}.json"
 
 
+def is_misnamed(path: AnyPath, evidence: Evidence) -> bool:
+    """Return whether no kernel that a path launched has one of the names of its catalog entry.
+
+    An attestation without evidence goes by them. Of operators other than attention a CPU's are PyTorch's, which their
+    entries, written for GPUs, do not name.
+    """
+    is_named_there = evidence.fingerprint.device is not Device.CPU or path.operator is Operator.ATTENTION
+    seen = evidence.all_kernels
+    return bool(seen and path.kernel_names and is_named_there) and not any(
+        name in kernel for kernel in seen or () for name in path.kernel_names
+    )
+
+
 def conduct(
     targets: Sequence[Target], tools: Tools, *, time_limit_s: float | None = None, is_retrying: bool = False
 ) -> ExitCode:
@@ -117,8 +130,16 @@ def conduct(
     names = ", ".join(target.name for target in targets)
     tools.say(f"{len(set(shapes))} shapes of {names}: {len(pairs)} pairs to measure, {num_valid} already valid")
 
+    misnamed: set[str] = set()
+
     def add(evidence: Evidence) -> None:
         ledger.add(evidence)
+        path = next((it for it in tools.catalog if it.name == evidence.path), None)
+        if path is not None and path.name not in misnamed and is_misnamed(path, evidence):
+            misnamed.add(path.name)
+            seen, names = ", ".join(evidence.all_kernels or ()), ", ".join(path.kernel_names)
+            correct = "correct kernel_names in its catalog entry"
+            tools.say(f"{path.name} launched {seen}: no name has one of {names}; {correct}")
         if time_limit_s is not None and tools.clock() - started > time_limit_s:
             raise OutOfTime
 

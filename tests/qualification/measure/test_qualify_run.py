@@ -441,3 +441,12 @@ def test_model_times_stay_when_kernels_are_measured(file: Path) -> None:
     again = Run(file, found={"triton.x": {"checks": checks(0.25)}})
     again(is_retrying=True, shapes=(replace(SHAPE, head_dim=32),))
     assert load_matrix(file).model == model
+
+
+def test_a_path_whose_kernels_have_other_names_is_said(file: Path) -> None:
+    named = replace(FIRST, kernel_names=("naive",))
+    for seen, num_lines in (("aten::bmm",), 1), (("naive_attention", "aten::bmm"), 0), ((), 0):
+        run = Run(file, found={"triton.x": {"kernels": seen}}, catalog=(named, FALLBACK), paths=(named, FALLBACK))
+        assert run(is_retrying=True) is ExitCode.PASS
+        assert sum("no name has one of naive; correct kernel_names" in line for line in run.lines) == num_lines
+        file.unlink()
