@@ -9,7 +9,9 @@ from server.edge.admission import Edge
 from server.edge.body_memory import in_thread
 from server.edge.context import context_of
 from server.errors import (
+    DeadlyPrompt,
     EngineDied,
+    InvalidGrammar,
     InvalidValue,
     ModelNotFound,
     NonFiniteLogits,
@@ -45,7 +47,10 @@ from server.http.openai.tools import ToolUse
 TOKEN_REQUESTS = (TokenizeRequest, DetokenizeRequest)
 REQUESTS = (CompletionRequest, ChatRequest, *TOKEN_REQUESTS)
 EVENTS = (CompletionChunk, ChatChunk)
-GENERATION_ERRORS = (ModelNotFound, PromptTooLong, NotReady, EngineDied, NonFiniteLogits, SlowClient)
+GENERATION_ERRORS = (
+    *(ModelNotFound, PromptTooLong, InvalidGrammar, DeadlyPrompt),
+    *(NotReady, EngineDied, NonFiniteLogits, SlowClient),
+)
 
 
 def routes(edge: Edge) -> APIRouter:

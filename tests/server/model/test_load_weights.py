@@ -186,12 +186,19 @@ def test_damaged_shards_are_refused(
         load(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
-def test_a_file_that_the_system_refuses_is_named_with_its_reason(
-    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+def test_a_config_that_the_system_refuses_is_named_with_its_reason(tmp_path: Path) -> None:
+    write(tmp_path)
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").mkdir()  # root may read every file, but no folder as one
+    with pytest.raises(ModelError, match=r"config\.json: cannot be read: Is a directory$"):
+        load(tmp_path)
+
+
+def test_weights_that_the_system_refuses_are_named_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path)
-    open_file = Path.open
+    name, open_file = "model.safetensors", Path.open
 
     def refuse(path: Path, *args: Any, **kwargs: Any) -> IO[Any]:  # root may read every file
         if path.name == name:
