@@ -9,8 +9,9 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from datetime import datetime
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
+from string import Formatter
 from types import FrameType, MappingProxyType
 from typing import Any
 
@@ -38,6 +39,10 @@ _TEMPLATE_FILE = "<template>"  # in jinja2's compiled code of a template that is
 _OURS = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
 _PADDING = frozenset({"batch", "center", "expandtabs", "indent", "ljust", "rjust", "slice", "wordwrap", "zfill"})
 _DEFAULT = "default"  # the name of a template
+# Filters whose code is a method of a text, or ours. `indent` joins lines by a plain text, and adds the first to it.
+_REMEMBERING = frozenset(
+    {"capitalize", "center", "escape", "e", "join", "lower", "replace", "safe", "string", "trim", "truncate", "upper"}
+)
 _CHOOSING = frozenset({"attr", "d", "default", "first", "last", "max", "min", "random"})  # filters that make no text
 _PROBED_ROLES = (("user",), ("system", "user"), ("user", "assistant", "user"), ("user", "assistant", "tool"))
 _PROBED_TOOLS = [{"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}]
@@ -262,7 +267,10 @@ class _Environment(ImmutableSandboxedEnvironment):
         return super().call(__context, __obj, *args, **kwargs)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        if isinstance(getattr(value, "__self__", None), str) and value.__name__ in ("format", "format_map"):
+        owner = getattr(value, "__self__", None)
+        if isinstance(owner, str) and value.__name__ == "format" and not isinstance(owner, Markup):
+            return partial(_formatted, owner)
+        if isinstance(owner, str) and value.__name__ in ("format", "format_map"):
             raise _Limited(f"it calls {value.__name__}")
         return super().wrap_str_format(value)
 
@@ -289,7 +297,11 @@ def _guarded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         text = next((value for value in args if isinstance(value, str)), "")
         _check_text_call(text, name, args, kwargs)
         result = function(*args, **kwargs)
-        return result if name in _CHOOSING else _of_call(text, name, args, kwargs, result)
+        if name in _CHOOSING:
+            return result
+        if isinstance(result, str) and name not in _REMEMBERING and is_of_request([*args, *kwargs.values()]):
+            return RequestMarkup(str.__str__(result)) if isinstance(result, Markup) else RequestText(result)
+        return _of_call(text, name, args, kwargs, result)
 
     return guarded
 
@@ -304,6 +316,22 @@ def _of_call(text: str, name: str, args: tuple[Any, ...], kwargs: Mapping[str, A
         if name == "replace" and all(isinstance(value, str) for value in args[-2:]):
             return replaced(text, args[-2], args[-1])
     return of_request(result)
+
+
+def _formatted(form: str, *args: Any, **kwargs: Any) -> str:
+    """`form.format(...)` with plain fields: {}, {0} and {name}. A width could make a gigabyte of one character."""
+    texts: list[str] = []
+    num_unnamed = 0
+    for literal, name, spec, conversion in Formatter().parse(str.__str__(form)):
+        texts.append(RequestText(literal) if is_of_request(form) else literal)
+        if name is None:
+            continue
+        if spec or conversion or not (not name or name.isdecimal() or name.isidentifier()):
+            raise _Limited("it calls format with more than plain {}, {0} and {name}")
+        index = int(name or num_unnamed) if not name or name.isdecimal() else None
+        num_unnamed += not name
+        texts.append(_written(kwargs[name] if index is None else args[index]))
+    return _joined_texts(texts, "")
 
 
 def _written(value: Any) -> str:

@@ -181,13 +181,14 @@ def with_marks(value: Any, text: str, key: str = "") -> Any:
 def guarded(source: str, template: ChatTemplate, messages: Messages, tools: Any, *, special: bool) -> str:
     """Return whether texts that spell every mark of the template add or take a token of the prompt."""
     said = re.sub(r"{#.*?#}", "", source, flags=re.DOTALL)  # a comment writes nothing
-    marks = sorted({mark for mark in _MARK.findall(said) if mark not in ("<think>", "</think>")})[:60]
+    syntax = choose_syntax(template, ToolCallParser.AUTO, ReasoningParser.AUTO)
+    of_model = {"<think>", "</think>", *syntax.reasoning_tags}  # stay tokens in an assistant's text where ordinary
+    marks = sorted({mark for mark in _MARK.findall(said) if mark not in of_model})[:60]
     characters = sorted({*map(chr, range(256)), *source, *json.dumps([messages, tools], ensure_ascii=False), *"\ue000"})
     inner = tokenizers.Tokenizer(models.BPE({character: i for i, character in enumerate(characters)}, []))
     first_id = len(characters)
     inner.add_tokens([AddedToken(mark, special=special, normalized=False) for mark in marks])
     tokenizer = Tokenizer(inner, template)
-    syntax = choose_syntax(template, ToolCallParser.AUTO, ReasoningParser.AUTO)
     found = []
     for text in ("".join(marks), "".join("\ue000" * len(mark) for mark in marks)):
         plain = plain_messages([Message.model_validate(it) for it in with_marks(messages, text)])

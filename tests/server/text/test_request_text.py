@@ -57,6 +57,9 @@ EXPRESSIONS = [
     "{{ '%s' | string }}{{ m | reverse }}",
     "{{ m | string | safe }}",
     "{{ dict(a=m) }}",
+    "{{ '[{}{{}}{}]'.format(m, 1) }}",
+    "{{ '[{a}{1}]'.format(0, m, a=m) }}",
+    "{{ m.format(1) }}",
     "{{ namespace(a=m).a }}",
     "{{ [m] | first | truncate(5) }}",
     "{{ (m, 1) }}",
@@ -65,7 +68,7 @@ EXPRESSIONS = [
 
 
 @pytest.mark.parametrize("expression", EXPRESSIONS)
-@settings(deadline=None, max_examples=5)
+@settings(deadline=None, max_examples=8)
 @given(text=spelled)
 def test_templates_read_texts_of_requests_like_any_others(expression: str, text: str) -> None:
     template = ChatTemplate("{% set m = messages[0].content %}{% set t = messages[1].content %}" + expression, {})
