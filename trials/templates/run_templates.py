@@ -10,6 +10,7 @@ transformers:
     normalized            the same as transformers makes of the messages as docs/api.md says that they are given to
                           templates: parts joined, arguments as objects, developer as system
     tools as text         the same as transformers makes of messages in which tools and calls are described
+    fails without tools   a template that raises without tools, of a form of calls that is not read
     rearranged            transformers raises; the same as it makes of the messages put in a way that docs/api.md names
     other                 a fault: the exit status is 1
 
@@ -153,6 +154,8 @@ def compare(source: str, template: ChatTemplate, messages: Messages, tools: Any)
         return "both refuse" if ours is None else "equal"
     given = plain if syntax.has_tool_template else [dict(it) for it in tools_as_text(plain, tools)]
     given_tools = tools if syntax.has_tool_template else None
+    if ours is None and tools and not syntax.has_tool_template and reference(source, given, None) is None:
+        return "fails without tools"  # its own form of calls is not read, and without tools it renders nowhere
     if ours is None:
         return FAULT
     if reference(source, plain, tools) == ours:
