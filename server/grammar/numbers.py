@@ -76,7 +76,10 @@ def bind_numbers(schema: dict[str, Any]) -> None:
     if not given or not all(_is_number(value) for value in given.values()):
         return
     kind = schema.get("type")
-    kinds = set(kind if isinstance(kind, list) else [*_OTHERS, "number"] if kind is None else [kind])
+    names = kind if isinstance(kind, list) else [*_OTHERS, "number"] if kind is None else [kind]
+    if not all(isinstance(name, str) for name in names) or not isinstance(schema.get("allOf", []), list):
+        return  # the library refuses it
+    kinds = set(names)
     if not kinds & {"number", "integer"}:
         return
     wanted = _range_of(given)

@@ -168,7 +168,11 @@ def _close(schema: dict[str, Any]) -> None:
     (LiteLLM removes it where it is false), and weak models go on inventing fields.
     """
     properties, required = schema.get("properties"), schema.get("required", [])
-    is_named = isinstance(properties, dict) and isinstance(required, list) and {*required} <= properties.keys()
+    is_named = (
+        isinstance(properties, dict)
+        and isinstance(required, list)
+        and all(isinstance(name, str) and name in properties for name in required)
+    )
     if is_named and not any(name in schema for name in _OPEN):
         schema["additionalProperties"] = False
 
