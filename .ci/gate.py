@@ -73,7 +73,12 @@ PARTS = (
         is_optional=True,
         needs_index=True,
     ),
-    # Which clients, tokenizers, templates and small models have time changes with the day.
+    # Which tokenizers, templates, configs, small models and clients have time changes with the day; clients take all
+    # that is left.
+    Part("test-tokenizers", 90, "TOKENIZER_FLAGS=--num 2 --first {first}", is_optional=True, needs_index=True),
+    Part("test-templates", 60, "TEMPLATE_FLAGS=--sample 20 --first {first}", is_optional=True, needs_index=True),
+    Part("test-configs", 60, "CONFIG_FLAGS=--first {first} --time-limit 60", is_optional=True),
+    Part("test-starts", 90, f"PYTEST_FLAGS=--begin-within 60 --first {{first}} {TWICE}", is_optional=True),
     Part(
         "test-clients",
         120,
@@ -81,10 +86,6 @@ PARTS = (
         is_optional=True,
         needs_index=True,
     ),
-    Part("test-tokenizers", 90, "TOKENIZER_FLAGS=--num 2 --first {first}", is_optional=True, needs_index=True),
-    Part("test-templates", 60, "TEMPLATE_FLAGS=--sample 20 --first {first}", is_optional=True, needs_index=True),
-    Part("test-configs", 60, "CONFIG_FLAGS=--first {first} --time-limit 60", is_optional=True),
-    Part("test-starts", 60, f"PYTEST_FLAGS=--begin-within {{left_s}} --first {{first}} {TWICE}", is_optional=True),
 )
 
 
