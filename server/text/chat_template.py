@@ -41,7 +41,8 @@ _PADDING = frozenset({"batch", "center", "expandtabs", "indent", "ljust", "rjust
 _DEFAULT = "default"  # the name of a template
 # Filters whose code is a method of a text, or ours. `indent` joins lines by a plain text, and adds the first to it.
 _REMEMBERING = frozenset(
-    {"capitalize", "center", "escape", "e", "join", "lower", "replace", "safe", "string", "trim", "truncate", "upper"}
+    {"~", "join", "replace", "safe", "string"}
+    | {"capitalize", "center", "e", "escape", "lower", "trim", "truncate", "upper"}
 )
 _CHOOSING = frozenset({"attr", "d", "default", "first", "last", "max", "min", "random"})  # filters that make no text
 _PROBED_ROLES = (("user",), ("system", "user"), ("user", "assistant", "user"), ("user", "assistant", "tool"))
