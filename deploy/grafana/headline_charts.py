@@ -2,7 +2,8 @@
 
 from chart import DISPATCHES, FALLBACKS, MODEL, TTFT, WHERE, Chart, Kind, quantile, rate
 
-_DISPATCHES = f"hallmark_attention_dispatch_total{{{MODEL}, {WHERE}"
+_DISPATCHES = f"hallmark_attention_dispatch_total{{{MODEL}, {WHERE}}}"
+_PROVEN = f'hallmark_attention_dispatch_total{{{MODEL}, {WHERE}, status=~"proven|provisional"}}'
 _FAILED = rate("hallmark_requests_total", WHERE, 'outcome="server_error"')
 
 HEADLINE = (
@@ -20,8 +21,7 @@ HEADLINE = (
         "percentunit",
         (
             (
-                f'sum(increase({_DISPATCHES}, status=~"proven|provisional"}}[$__range]))'
-                f" / sum(increase({_DISPATCHES}}}[$__range]))",
+                f"sum(increase({_PROVEN}[$__range])) / sum(increase({_DISPATCHES}[$__range]))",
                 "",
             ),
         ),

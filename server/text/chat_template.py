@@ -47,7 +47,9 @@ _REMEMBERING = frozenset(
 _CHOOSING = frozenset({"attr", "d", "default", "first", "last", "max", "min", "random"})  # filters that make no text
 _PROBED_ROLES = (("user",), ("system", "user"), ("user", "assistant", "user"), ("user", "assistant", "tool"))
 _PROBED_TOOLS = [{"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}]
-_UNBOUNDED = frozenset({"format", "format_map", "translate"})  # no template needs them
+_UNBOUNDED = frozenset(
+    {"format", "format_map", "translate"}
+)  # str.format is `_formatted`; no template needs the others
 # What the template's own code may raise; RuntimeError is endless recursion.
 _FAILURES = (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError)
 

@@ -110,15 +110,7 @@ class AnswerFormat(abc.ABC):
     def _chunk_pieces(
         self, kind: str, prefix: str, choices: list[Fields], usage: Usage | None = None, beside: Fields | None = None
     ) -> Iterator[bytes]:
-        body: dict[str, Any] = {
-            "id": f"{prefix}-{self.unique_id}",
-            "object": kind,
-            "created": self.created,
-            "model": self.model,
-            "system_fingerprint": self.system_fingerprint,
-            "choices": choices,
-            **(beside or {}),
-        }
+        body = self._head(kind, prefix, choices) | (beside or {})
         if usage is None and self.usage_now is not None:
             usage = self.usage_now()
         if self.has_usage_chunk or usage is not None:
@@ -131,6 +123,10 @@ class AnswerFormat(abc.ABC):
     def _body(
         self, kind: str, prefix: str, choices: list[Fields], usage: Usage, beside: Fields | None = None
     ) -> Fields:
+        return self._head(kind, prefix, choices) | {"usage": usage.as_dict()} | (beside or {})
+
+    def _head(self, kind: str, prefix: str, choices: list[Fields]) -> Fields:
+        """The fields of a chunk and of a whole answer alike."""
         return {
             "id": f"{prefix}-{self.unique_id}",
             "object": kind,
@@ -138,8 +134,6 @@ class AnswerFormat(abc.ABC):
             "model": self.model,
             "system_fingerprint": self.system_fingerprint,
             "choices": choices,
-            "usage": usage.as_dict(),
-            **(beside or {}),
         }
 
 
