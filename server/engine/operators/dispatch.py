@@ -18,7 +18,7 @@ from qualification.decision.decision import Decision, Pairs
 from server.engine.operators.attention_timer import AttentionTimer
 from server.engine.operators.collective import CollectiveTable
 from server.engine.operators.decisions import Decisions, NoPathError, Redecide
-from server.engine.operators.dispatch_key import LengthKey, bucket_index, key_of_shape
+from server.engine.operators.dispatch_key import CAUSAL, LengthKey, bucket_index, key_of_shape
 from server.engine.operators.experts import ExpertsTable
 from server.engine.operators.launch_errors import launch_failure
 from server.engine.operators.linear import LinearTable
@@ -175,9 +175,9 @@ class Dispatcher:
         """One dictionary hit. Raises NoPathError for a shape without a path, which no start-up lets through."""
         batch = part.batch
         if part.phase is Phase.DECODE:
-            found = self._decode.get((window, 0, bucket_index(batch.max_context)))
+            found = self._decode.get((window, 0, bucket_index(batch.max_context), CAUSAL))
         else:
-            key = (window, bucket_index(batch.max_seqlen_q), bucket_index(batch.max_context))
+            key = (window, bucket_index(batch.max_seqlen_q), bucket_index(batch.max_context), CAUSAL)
             found = self._choices[part.phase].get(key)
         if found is None:
             lengths = f"{batch.max_seqlen_q} of {batch.max_context} tokens"

@@ -17,7 +17,7 @@ from kernels.linear.cublaslt import CublasLtError
 from kernels.vocabulary.buckets import Bucket, bucket_of
 from kernels.vocabulary.fingerprint import Device
 from kernels.vocabulary.path import KernelPath, Limits, Reject, Tier
-from kernels.vocabulary.shape import AttentionShape, Dtype, Phase
+from kernels.vocabulary.shape import AttentionShape, Dtype, Mask, Phase
 from qualification.decision.decision import Decision, Pairs, Status
 from server.engine.operators.decisions import NoPathError, Redecide
 from server.engine.operators.dispatch import Dispatcher, PhasePart
@@ -279,6 +279,15 @@ def test_a_lost_device_ends_the_dispatcher(error: Exception) -> None:
 def test_the_suspects_are_all_paths_of_the_step() -> None:
     attention, _ = step(dispatcher(decisions(), path("first", 1.0)))
     assert sorted(attention.suspects()) == sorted(("first", str(each)) for each in decisions())
+
+
+def test_a_shape_of_another_mask_serves_no_causal_step() -> None:
+    causal = decisions()
+    spans = {replace(it, mask=Mask.SPANS): decision(replace(it, mask=Mask.SPANS), "second") for it in causal}
+    for plan in (causal | spans, spans | causal):
+        subject = dispatcher(plan, path("first", 1.0), path("second", 2.0))
+        assert step(subject)[1] == [[1.0] * 5] * 3
+        assert subject.decisions == plan
 
 
 @pytest.mark.parametrize("tokens", [1, 127, 128, 129, 512, 513, 2048, 8193, 32768, 131072, 131073, 10**6])
