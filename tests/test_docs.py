@@ -32,6 +32,9 @@ LINKING = [
     *(ROOT / "qualification").rglob("*.md"),
 ]
 
+PAST = {DOCS / "decisions", DOCS / "experiments", DOCS / "benchmarks"}  # may name files of earlier commits
+CURRENT = [path for path in LINKING if not PAST & set(path.parents) and path.name != "CHANGELOG.md"]
+
 
 @pytest.fixture(scope="module")
 def tables() -> ModuleType:
@@ -141,12 +144,35 @@ def test_runbooks_are_all_listed() -> None:
 
 def test_source_paths_exist() -> None:
     """Paths of this repository that pages name in code, but for those that tell of the past."""
-    past = {DOCS / "decisions", DOCS / "experiments", DOCS / "benchmarks"}
-    pages = [path for path in LINKING if not past & set(path.parents) and path.name != "CHANGELOG.md"]
     name = r"`((?:kernels|qualification|server|deploy|tests|docs)/[\w./-]*)`"
-    named = {found for path in pages for found in re.findall(name, path.read_text())}
+    named = {found for path in CURRENT for found in re.findall(name, path.read_text())}
     assert len(named) > 20
     assert {found for found in named if not (ROOT / found).exists()} == set()
+
+
+def absent_names(text: str) -> list[str]:
+    """Return each `Name` of the text's "`Name` in `file.py`" or "`Name` (`file.py`)" that its file does not have."""
+    pairs = re.findall(r"`([A-Za-z_]\w*)`\s+(?:in\s+|\()`(\w+/[\w/]+\.py)`", text)
+    return [
+        f"{name} in {file}"
+        for name, file in pairs
+        if not (ROOT / file).exists() or not re.search(rf"\b{name}\b", (ROOT / file).read_text())
+    ]
+
+
+@pytest.mark.parametrize("document", CURRENT, ids=lambda path: str(path.relative_to(ROOT)))
+def test_named_files_hold_the_names(document: Path) -> None:
+    assert absent_names(document.read_text()) == []
+
+
+def test_absent_names_are_noticed() -> None:
+    right = "`Settings` in `server/settings.py`, `Step` (`server/model/step.py`)"
+    wrong = "`Limited` in `server/model/linear.py`, `Step` (`server/model/no_such_file.py`)"
+    assert absent_names(right) == []
+    assert absent_names(f"{right}, {wrong}") == [
+        "Limited in server/model/linear.py",
+        "Step in server/model/no_such_file.py",
+    ]
 
 
 def test_variables_are_settings() -> None:
