@@ -1,4 +1,4 @@
-"""Attention paths, linear layers, sampling and fused operations, with their limits and references.
+"""Paths of attention, linear layers, experts and sums over ranks; sampling and fused operations; their references.
 
 Knows no model, no HTTP and no matrix. Import direction: kernels <- qualification <- server.
 """

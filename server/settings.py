@@ -243,8 +243,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     api_key_file: Annotated[
         str | None,
         Meta(
-            description="file of API keys, one a line as KEY or NAME:KEY, read again on SIGHUP; without it nobody "
-            "needs a key"
+            description="file of API keys, one a line as KEY or NAME:KEY, read again on SIGHUP; without it no "
+            "request needs a key"
         ),
     ] = None
     operator_key_file: Annotated[

@@ -7,7 +7,7 @@ from statistics import fmean
 
 from traffic import HIT, MIX, SHARES, Timed, Times, quantile
 
-BARELY = 0.25  # the average may move by so much and nobody would look twice
+BARELY = 0.25  # the average may move by so much unnoticed
 DOUBLED = 2.0
 MOST_NOISE = (
     0.1  # by which the average of the same requests to the same server may differ, or nothing can be said of it

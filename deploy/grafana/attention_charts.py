@@ -41,7 +41,7 @@ ATTENTION = (
     ),
     Chart(
         "Time of a forward pass by what is known of its kernels",
-        "evidence: proven. named: small, in the list. unproven: an operator's, no evidence. unexplained: nobody's.",
+        "evidence: proven. named: small, in the list. unproven: an operator's, no evidence. unexplained: none of it.",
         "percentunit",
         ((f"max by (phase, class) (hallmark_forward_time_ratio{{{WHERE}}})", "{{phase}}: {{class}}"),),
     ),

@@ -1,1 +1,1 @@
-"""`hallmark bench attention`: every path that can run beside its peers, timed in one process. Imports no server."""
+"""Benches of attention beside its peers, and of servers under load (`hallmark bench`). Imports no server."""

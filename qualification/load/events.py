@@ -21,7 +21,7 @@ class _Special(msgspec.Struct, frozen=True):
 
 
 class EventReader:
-    """Fed with a body as it comes."""
+    """Parser of a body as it comes."""
 
     def __init__(self) -> None:
         self.num_events = 0  # that may hold text

@@ -153,7 +153,7 @@ class ModelConfig:
     vocab_size: int
     hidden_size: int
     layers: tuple[LayerConfig, ...]
-    max_position: int  # that are served where nobody asks for more
+    max_position: int  # served unless a setting asks for more
     norm_eps: float
     tie_embeddings: bool
     bos_token_id: int | None

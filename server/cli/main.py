@@ -49,7 +49,7 @@ from server.text.sampling_defaults import SamplingDefaults, load_sampling_defaul
 from server.text.tokenizer import Tokenizer
 
 BACKLOG = 2048  # uvicorn's own
-# For bytes that a peer does not take: without it a closed connection keeps them for as long as he stays.
+# Of bytes that the client does not read: otherwise a slow client holds them until it disconnects.
 UNREAD_TIMEOUT_MS = 60_000
 
 

@@ -363,7 +363,7 @@ class AttestedBatch(msgspec.Struct, frozen=True):
 
 
 class AttestationReport(msgspec.Struct, frozen=True, tag=True):
-    """Return whether the kernels that the profiler saw are those that the evidence promises."""
+    """Verdict of an attestation: the kernels that the profiler saw beside those that the evidence promises."""
 
     trigger: str  # start, request or timer
     result: str  # the worst of the batches'

@@ -1,4 +1,4 @@
-"""Every Prometheus metric of the server: one registry, passed in, fed by the engine's messages and by the edge.
+"""Every Prometheus metric of the server: one registry, passed in, written by the engine's messages and by the edge.
 
 Label sets that are known in advance are created at 0: a counter that first appears with the value 1 is invisible to
 `increase()`, so the first fallback of a process would never alert.

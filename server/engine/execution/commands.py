@@ -227,7 +227,7 @@ class Reports:
         self._lock = threading.Lock()
 
     def send(self, report: Report) -> None:
-        """Send a report; nobody reads it where rank 0 is gone, which ends this process."""
+        """Send a report; where rank 0 is gone it is lost, and this process ends."""
         body = _ENCODER.encode(report)
         with self._lock, suppress(OSError):
             self._connection.sendall(_SIZE.pack(len(body)) + body)

@@ -199,7 +199,7 @@ def meet_ranks(meeting: str, rank: int, world: int, identity: RankIdentity, *, p
 
 
 def refuse(meeting: str, rank: int, world: int, reason: str) -> None:
-    """Tell rank 0 why this rank cannot serve, which ends the start."""
+    """Send rank 0 the reason for which this rank cannot serve, which ends the start."""
     store = dist.FileStore(meeting, world)  # type: ignore[attr-defined]
     _introduce(store, rank, RankIdentity({}, None, reason))
 

@@ -346,7 +346,7 @@ class ModelRunner:
         return BatchError("internal_error", message, rows, self._give_up(), oom_stage=oom_stage)
 
     def _give_up(self) -> list[tuple[str, str]]:
-        """Wait for what the step had launched before it failed, which nobody reads; return what is quarantined."""
+        """Wait for the failed step's launches and drop their results; return what is quarantined."""
         self.worker.synchronize()
         self.worker.drop_unread()
         return self.worker.dispatcher.take_quarantined()

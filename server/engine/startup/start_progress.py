@@ -11,7 +11,7 @@ _UNIT_BYTES = 64 * 2**20  # read or written: far more than a process moves that 
 
 
 class StartProgress:
-    """Tells, until `end`, what this process does and a number that grows with it, whenever either has changed.
+    """Reports, until `end`, what this process does and a number that grows with it, whenever either has changed.
 
     The number counts what is noted, kernels that are compiled, and each 64 MiB of files that are read or written: of a
     large checkpoint, or of one kernel after another, a minute may pass in one call.
@@ -33,7 +33,7 @@ class StartProgress:
         self._num_noted += 1
 
     def end(self) -> None:
-        """Tell nothing any more, from this call's return on."""
+        """End the reports: none follows this call's return."""
         self._ended.set()
         self._thread.join()
 

@@ -479,7 +479,7 @@ class MessagesRequest(CountTokensRequest):
     priority: Priority = 0
     timeout: Timeout = None
     hallmark: HallmarkWanted = False
-    metadata: Metadata | None = Field(None, description=f"{NO_EFFECT}: whom the request is for.")
+    metadata: Metadata | None = Field(None, description=f"{NO_EFFECT}: an identifier of your end user, not stored.")
     service_tier: Literal["auto", "standard_only"] | None = Field(
         None, description=f"{NO_EFFECT}: all are served alike."
     )

@@ -64,7 +64,7 @@ Timeout = Annotated[
     ),
 ]
 Label = Annotated[Text, Field(max_length=512)]
-ForWhom = Annotated[Label | None, Field(description=f"{NO_EFFECT}: whom the request is for.")]
+ForWhom = Annotated[Label | None, Field(description=f"{NO_EFFECT}: an identifier of your end user, not stored.")]
 RequestId = Annotated[Label | None, Field(description=f"{NO_EFFECT}: send the header X-Request-Id.")]
 
 TokenCount = Annotated[int, Field(ge=1, le=MAX_TOKENS)]

@@ -1,1 +1,1 @@
-"""OpenAI's routes: completions, chats, models, and tokens of a text as vLLM gives them."""
+"""OpenAI's routes: completions, chats, and the tokens of a text as vLLM gives them."""

@@ -121,7 +121,7 @@ class Harmony(CallParser):
 
 
 def _called(header: str, *, is_cut: bool = False) -> str | None:
-    """The function that a message is to; None for one to nobody, or to a tool of OpenAI's own.
+    """The function that a message is to; None for one without a recipient, or to a tool of OpenAI's own.
 
     is_cut  the header's last word may lack its end
     """
