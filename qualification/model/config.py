@@ -33,6 +33,7 @@ class RopeConfig:
     short_factors: tuple[float, ...] = ()  # longrope: for models served up to their original context,
     long_factors: tuple[float, ...] = ()  # and for those served beyond it; one for each pair of dimensions
     rotated_share: float = 1.0  # of a head's dimensions: the first ones are rotated, the others left as they are
+    position_parts: tuple[int, ...] = ()  # which of three positions rotates each pair of dimensions; (): there is one
 
     def longest_context(self, max_position: int) -> int:
         """Positions that the rotation is stretched to, of a model of `max_position`, as vLLM derives them."""
@@ -181,6 +182,11 @@ class ModelConfig:
     def windows(self) -> tuple[int | None, ...]:
         """The window of each layer."""
         return tuple(layer.attention.window for layer in self.layers)
+
+    @property
+    def has_three_positions(self) -> bool:
+        """Return whether a token's position has three parts, of which each pair of dimensions is rotated by one."""
+        return any(layer.attention.rope.position_parts for layer in self.layers)
 
     @property
     def has_mixtures(self) -> bool:

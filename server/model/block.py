@@ -129,7 +129,7 @@ class Attention:
             q,
             k,
             v,
-            self.cos_sin,
+            self.cos_sin if step.tables is None else step.tables[self.rope],
             step.positions,
             step.kv.k[self.layer],
             step.kv.v[self.layer],

@@ -11,7 +11,6 @@ from torch import Tensor
 from kernels.collective.peers import RunCollective
 from kernels.fused.activation_kind import Activation
 from kernels.fused.norm import rms_norm
-from kernels.fused.rope_kv import turns_of
 from kernels.linear.autotune import Autotuner
 from kernels.linear.epilogue import Epilogue
 from kernels.linear.matmul import compile_linear, linear, linear_fp32
@@ -34,8 +33,8 @@ from server.model.experts import Experts, ProductsOf, Shared, products_of
 from server.model.layers import DenseWeights, LayerWeights, MixtureWeights, Weights
 from server.model.linear import Dense, Product, Serve, Served
 from server.model.ranks import ALONE, Ranks
-from server.model.rope import cos_sin_table
-from server.model.step import Step
+from server.model.rope import RotaryTables
+from server.model.step import Step, with_embeddings
 
 # (layer, or None for the head; name of the weight in it; its product; epilogue) -> what serves it
 ServeOf = Callable[[int | None, str, Dense, Epilogue], Serve]
@@ -55,11 +54,7 @@ class Decoder:
         self.weights = weights
         self.ranks = ranks
         self._head_sizes = head_sizes(config.vocab_size, ranks.world)
-        kinds = {(layer.attention.rope, layer.attention.head_dim): None for layer in config.layers}
-        self._ropes = {
-            kind: (index, cos_sin_table(*kind, config.max_position, weights.embedding.device))
-            for index, kind in enumerate(kinds)
-        }
+        self._ropes = RotaryTables(config, weights.embedding.device)
         self._embed = _embedding(config, weights.embedding)
         self._finish_logits = _after_head(config)
         self._final_norm = self._norm_weight(weights.final_norm)
@@ -97,10 +92,8 @@ class Decoder:
     @torch.inference_mode()
     def forward(self, step: Step) -> Tensor:
         """Return hidden states [T, hidden] before the final norm, which logits() applies to the rows it is given."""
-        turns = [turns_of(cos_sin, step.positions) for _, cos_sin in self._ropes.values()]
-        if any(it is not None for it in turns):
-            step = replace(step, turns=tuple(it for it in turns if it is not None))
-        hidden, residual = self._embed(step.token_ids), None
+        step = self._ropes.turned(step)
+        hidden, residual = with_embeddings(self._embed(step.token_ids), step), None
         for block in self._blocks:
             hidden, residual = block(hidden, residual, step)
         if residual is None:
@@ -174,7 +167,7 @@ class Decoder:
 
     def _attention(self, index: int, config: LayerConfig, weights: LayerWeights) -> Attention:
         attention, eps = config.attention, self.config.norm_eps
-        rope, cos_sin = self._ropes[attention.rope, attention.head_dim]
+        rope, cos_sin = self._ropes.of(attention)
         splits = attention.num_heads, attention.num_kv_heads, attention.num_kv_heads
         output = self._summed(weights.output)
         given = (index, (sum(splits), attention.head_dim), splits, weights.qkv, output, rope, cos_sin, eps)

@@ -1,11 +1,68 @@
-"""The table of cosines and sines of rotary embeddings. Formulas as in transformers' modeling_rope_utils."""
+"""The tables of cosines and sines of rotary embeddings. Formulas as in transformers' modeling_rope_utils."""
 
 import math
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from qualification.model.config import RopeConfig, RopeKind
+from kernels.fused.rope_kv import turns_of
+from qualification.model.config import AttentionConfig, ModelConfig, RopeConfig, RopeKind
+from server.model.step import Step
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """The rotations of layers that rotate alike.
+
+    cos_sin  [max_position, r] fp32, as `cos_sin_table` gives it
+    parts    [r] int64: by which part of a position each column is chosen; None where no layer has such parts
+    """
+
+    cos_sin: Tensor
+    parts: Tensor | None
+
+    def rows(self, positions: Tensor) -> Tensor:
+        """Return the rotation of each token, [T, r], for positions [3, T]."""
+        assert self.parts is not None
+        return self.cos_sin.gather(0, positions.index_select(0, self.parts).t().long())
+
+
+class RotaryTables:
+    """The rotary tables of a model, one for all layers that rotate alike."""
+
+    def __init__(self, config: ModelConfig, device: torch.device) -> None:
+        kinds = dict.fromkeys((layer.attention.rope, layer.attention.head_dim) for layer in config.layers)
+        has_parts = config.has_three_positions
+        self._index_of = {kind: index for index, kind in enumerate(kinds)}
+        self._tables = tuple(
+            _Table(
+                cos_sin_table(rope, head_dim, config.max_position, device),
+                _parts_of(rope, head_dim).to(device) if has_parts else None,
+            )
+            for rope, head_dim in kinds
+        )
+
+    def of(self, attention: AttentionConfig) -> tuple[int, Tensor]:
+        """Return the number of a layer's table, and the table."""
+        index = self._index_of[attention.rope, attention.head_dim]
+        return index, self._tables[index].cos_sin
+
+    def turned(self, step: Step) -> Step:
+        """Return the step with what its layers rotate by, as far as that is computed once for all of them."""
+        tables, positions = tuple([it.cos_sin for it in self._tables]), step.positions
+        if positions.dim() == 2:
+            tables = tuple([it.rows(positions) for it in self._tables])
+            positions = torch.arange(positions.shape[1], dtype=torch.int32, device=positions.device)
+            step = replace(step, positions=positions, tables=tables)
+        turns = tuple([turns for it in tables if (turns := turns_of(it, positions)) is not None])
+        return replace(step, turns=turns) if turns else step
+
+
+def _parts_of(rope: RopeConfig, head_dim: int) -> Tensor:
+    """Return the part of a position that each column of a table takes: cosines, then sines; 0 for layers without."""
+    num_pairs = rope.rotated_dims(head_dim) // 2
+    return torch.tensor((rope.position_parts or (0,) * num_pairs) * 2)
 
 
 def cos_sin_table(rope: RopeConfig, head_dim: int, max_position: int, device: torch.device) -> Tensor:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from kernels.fused.rope_kv import Turns
@@ -18,11 +19,17 @@ class Step:
     """A forward pass over T tokens, those of all sequences of the batch one after another.
 
     token_ids  [T] int64
-    positions  [T] int32, below the model's max_position: each token's place in its sequence
+    positions  [T] int32, below the model's max_position: each token's place in its sequence; [3, T] for a model whose
+               positions have three parts
     slots      [T] int64, page * page_size + offset: where its keys and values are written; unique, in range
     kv         the cache whose pages are written
     attend     computes attention over the pages, layer by layer
+    embedding_rows  [T] int64: the row of `embeddings` that a token has in place of its own embedding, 0 for none; None
+               where no token has one
+    embeddings  [N, hidden] in the dtype of the weights, its first row unused; None where no token has one
     turns      by rotary table the rotations of these positions: the decoder adds them where torch rotates (on a CPU)
+    tables     by rotary table [T, r] fp32 the row of each token, where positions have three parts: the decoder adds
+               them, and counts the tokens in `positions`
     """
 
     token_ids: Tensor
@@ -30,4 +37,15 @@ class Step:
     slots: Tensor
     kv: KVCache
     attend: Attend
+    embedding_rows: Tensor | None = None
+    embeddings: Tensor | None = None
     turns: tuple[Turns, ...] | None = None
+    tables: tuple[Tensor, ...] | None = None
+
+
+def with_embeddings(hidden: Tensor, step: Step) -> Tensor:
+    """Return hidden [T, hidden], the embeddings of the step's token ids, with the step's own rows in their places."""
+    if step.embedding_rows is None or step.embeddings is None:
+        return hidden
+    is_given = (step.embedding_rows > 0).unsqueeze(1)
+    return torch.where(is_given, step.embeddings.index_select(0, step.embedding_rows), hidden)
