@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from kernels.fused.norm import add_rms_norm, rms_norm
-from kernels.fused.rope_kv import rope_and_write_kv
 from server.model.linear import Dense, Product
 from server.model.ranks import Ranks
 from server.model.step import Step
@@ -125,14 +124,12 @@ class Attention:
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         q, k, v = self._heads(x)
-        rope_and_write_kv(
+        step.kv.layers[self.layer].write(
             q,
             k,
             v,
             self.cos_sin if step.tables is None else step.tables[self.rope],
             step.positions,
-            step.kv.k[self.layer],
-            step.kv.v[self.layer],
             step.slots,
             q_norm=self.q_norm,
             k_norm=self.k_norm,

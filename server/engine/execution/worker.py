@@ -109,8 +109,7 @@ class Worker:
         return StepAttention(
             self.dispatcher,
             parts,
-            self.kv.k,
-            self.kv.v,
+            self.kv.layers,
             tap=tap,
             replace_choice=self._replace if replace_choice is None else replace_choice,
             num_sampled=num_sampled,
@@ -273,7 +272,7 @@ class Worker:
         """Copy pages of keys and values, each (source, target), when all steps that were launched are done."""
         pairs = staged(torch.tensor(copies, dtype=torch.int64), self.device)
         sources, targets = pairs.unbind(dim=1)
-        for pages in (*self.kv.k, *self.kv.v):
+        for pages in self.kv.tensors:
             pages.index_copy_(0, targets, pages.index_select(0, sources))
 
     def logits(self, hidden_rows: Tensor) -> Tensor:

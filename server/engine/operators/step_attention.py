@@ -11,6 +11,7 @@ from kernels.vocabulary.shape import Phase
 from qualification.decision.decision import Decision
 from server.engine.operators.dispatch import Choice, Dispatcher, PhasePart
 from server.engine.operators.launch_errors import LAUNCH_ERRORS
+from server.model.kv_cache import KVLayer
 from server.protocol.messages import AttentionUse, DispatchCount
 
 # The next path for a choice whose kernel could not be launched. Raises NoPathError, or what else ends the step.
@@ -56,15 +57,14 @@ class StepAttention:
         self,
         dispatcher: Dispatcher,
         parts: list[PhasePart],
-        k_pages: list[Tensor],
-        v_pages: list[Tensor],
+        kv_layers: tuple[KVLayer, ...],
         *,
         tap: TakeCall | None = None,
         replace_choice: ReplaceChoice | None = None,
         num_sampled: int = 0,
         beat: Beat | None = None,
     ) -> None:
-        """`k_pages`, `v_pages`: one [num_pages, page_size, kv_heads, head_dim] a layer. Raises NoPathError.
+        """`kv_layers`: the pages of each layer. Raises NoPathError.
 
         `num_sampled`: tokens of the step whose logits are computed, for the products that serve beside attention.
         `replace_choice`: what to do where a kernel cannot be launched; without it the dispatcher's next path serves.
@@ -75,8 +75,7 @@ class StepAttention:
         self._beat = beat
         self._replace = dispatcher.replace if replace_choice is None else replace_choice
         self._report: Served | None = None
-        self._k_pages = k_pages
-        self._v_pages = v_pages
+        self._kv_layers = kv_layers
         self._num_sampled = num_sampled
         self._num_rows = max((part.tokens.stop for part in parts), default=0)  # of a CUDA graph with its padding
         dispatcher.check_products(self._num_rows, num_sampled)
@@ -94,7 +93,7 @@ class StepAttention:
             tokens = entry.part.tokens
             own_q, own_out = (q, out) if is_alone else (q[tokens], out[tokens])
             if entry.part.phase is not Phase.PREFILL:
-                own_k, own_v = self._k_pages[layer], self._v_pages[layer]
+                own_k, own_v = self._kv_layers[layer].read()
             else:
                 own_k, own_v = (k, v) if is_alone else (k[tokens], v[tokens])
             self._run(entry, layer, own_q, own_k, own_v, own_out)

@@ -17,7 +17,7 @@ class PagedRunner:
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
         self._kv = KVCache.allocate(decoder.config, NUM_PAGES, PAGE_SIZE, torch.float32, torch.device("cpu"))
-        for pages in (*self._kv.k, *self._kv.v):
+        for pages in self._kv.tensors:
             pages.fill_(torch.nan)
         order = torch.randperm(NUM_PAGES, generator=torch.Generator().manual_seed(5))
         self._slots = (order[:, None] * PAGE_SIZE + torch.arange(PAGE_SIZE)).flatten()
@@ -38,7 +38,7 @@ class PagedRunner:
         distance = torch.arange(start, end)[:, None] - torch.arange(end)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
-            keys, values = (pages[layer].flatten(0, 1)[self._slots[:end]] for pages in (self._kv.k, self._kv.v))
+            keys, values = (pages.flatten(0, 1)[self._slots[:end]] for pages in self._kv.layers[layer].read())
             assert torch.equal(keys[start:], k)
             assert torch.equal(values[start:], v)
             config = self._decoder.config.layers[layer].attention

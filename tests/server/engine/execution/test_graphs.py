@@ -67,7 +67,7 @@ class Subject:
             products=products,
         )
         kv = KVCache.allocate(config, num_pages, PAGE_SIZE, torch.float32, CPU)
-        for pages in (*kv.k, *kv.v):
+        for pages in kv.tensors:
             pages.fill_(torch.nan)  # whatever a row reads beyond its own tokens would show
         self.sizes = GraphSizes((Bucket.LE_512,), row_sizes(max_num_seqs), (16, 64), (8,), (64,), num_prompts=3)
         worker = Worker(decoder, kv, self.dispatcher, SampledTokens(self.sizes.max_sampled, CPU))
@@ -144,7 +144,7 @@ def test_padding_rows_write_to_their_own_page_only(decoder: Decoder, tiny_llama:
         subject.session.submit(f"r{index}", tiny_llama.prompts[index])
     subject.session.drain()
     assert subject.graphs.num_replays
-    for pages in (*subject.kv.k, *subject.kv.v):
+    for pages in subject.kv.tensors:
         is_written = ~pages.isnan().flatten(2).any(2)  # [pages, slots]
         num_tokens = sum(len(prompt) + NUM_TOKENS - 1 for prompt in tiny_llama.prompts[:3])
         # Captures ran with every row padded: they wrote nobody's page alone too.

@@ -25,6 +25,7 @@ from server.engine.operators.dispatch_key import bucket_index
 from server.engine.operators.launch_errors import is_device_lost, launch_failure
 from server.engine.operators.step_attention import StepAttention
 from server.engine.scheduling.sequence import Batch, Sequence
+from server.model.kv_cache import KVLayer
 from server.protocol.messages import SamplingParams
 
 WINDOW = 64
@@ -78,8 +79,8 @@ def step(subject: Dispatcher) -> tuple[StepAttention, list[list[float]]]:
     sequences = [Sequence(str(n), [0] * n, n, SamplingParams(max_tokens=1), 0, 0.0) for n in (2, 3, 4)]
     tables = (array("i", [0]), array("i", [1]), array("i", [2]))
     batch = Batch(tuple(sequences), (2, 2, 1), (2, 3, 4), tables, (0, 1, 2), num_prefill=1, num_extend=1)
-    pages = [torch.zeros(3, 4, 1, 4) for _ in range(3)]
-    attention = StepAttention(subject, Inputs().load(batch).parts, pages, pages)
+    layers = tuple(KVLayer(torch.zeros(3, 4, 1, 4), torch.zeros(3, 4, 1, 4)) for _ in range(3))
+    attention = StepAttention(subject, Inputs().load(batch).parts, layers)
     outputs = []
     for layer in range(3):
         out = torch.full((5, 2, 4), torch.nan)

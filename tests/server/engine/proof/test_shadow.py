@@ -264,12 +264,12 @@ def test_pages_may_be_reused_before_a_sample_is_judged(subject: Subject) -> None
             it.clock.now += LATER_S
     assert it.check.has_sample
     engine.cancel(f"{id(it)}-1")
-    for pages in (*runner.worker.kv.k, *runner.worker.kv.v):
+    for pages in runner.worker.kv.tensors:
         pages.fill_(7.0)
     report = it.check.judge()
     assert report is not None
     assert report.result == "match"
-    for pages in (*runner.worker.kv.k, *runner.worker.kv.v):
+    for pages in runner.worker.kv.tensors:
         pages.zero_()
     while engine.has_work:
         engine.step()
