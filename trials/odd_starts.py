@@ -22,8 +22,8 @@ from odd_mixtures import SMALL_CPU, odd_pairs
 from kernels.system.device import read_fingerprint
 from qualification.decision.decision import Policy
 from qualification.measure.qualify import qualify
-from server.engine.startup.attention_plan import Unservable
 from server.engine.startup.builder import build_engine
+from server.engine.startup.plan import Unservable
 from server.errors import StartError
 from server.protocol.messages import SamplingParams, Submit
 from server.settings import DeviceChoice, LoadFormat, Settings

@@ -25,8 +25,8 @@ from qualification.decision.decision import Policy
 from qualification.evidence.matrix import MatrixError, load_matrix, save_matrix
 from server.cli import main as cli
 from server.engine.startup import builder
-from server.engine.startup.attention_plan import Unservable
 from server.engine.startup.builder import BuiltEngine, build_engine
+from server.engine.startup.plan import Unservable
 from server.settings import DeviceChoice, Settings
 
 MAX_LEN = 256  # tokens: seven shapes

@@ -26,8 +26,8 @@ from server.engine.proof.attestation import Attestor
 from server.engine.proof.operator_quarantine import OperatorQuarantine
 from server.engine.proof.shadow_check import ShadowCheck
 from server.engine.scheduling.engine import Engine
-from server.engine.startup.attention_plan import Unservable
 from server.engine.startup.builder import BuiltEngine, build_engine
+from server.engine.startup.plan import Unservable
 from server.engine.startup.start_progress import StartProgress
 from server.errors import StartError
 from server.log import configure_logging

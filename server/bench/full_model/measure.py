@@ -30,9 +30,9 @@ from qualification.decision.model_shapes import shapes_needed, signature_of
 from qualification.evidence.full_model import Attention, FullModel, ModelTiming
 from qualification.measure.costs.timing import median_spread
 from server.bench.steps.drive import Driver, RequestFailed, is_decode_of
-from server.engine.startup.attention_plan import Unservable
 from server.engine.startup.builder import BuiltEngine, build_engine
 from server.engine.startup.limits import choose_device, choose_limits
+from server.engine.startup.plan import Unservable
 from server.errors import StartError
 from server.model.load.load import load_config
 from server.protocol.messages import StepOutput

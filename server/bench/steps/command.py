@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
     """Run with parsed flags, print and write; 0 when it ran, whatever it found. Raises StartError."""
-    from server.engine.startup.attention_plan import Unservable  # imports torch
+    from server.engine.startup.plan import Unservable  # imports torch
 
     with ExitStack() as stack:
         try:

@@ -47,16 +47,16 @@ from server.engine.scheduling.engine import Engine, EngineOptions
 from server.engine.scheduling.pages import PagePool
 from server.engine.scheduling.runner_api import BatchError
 from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits
-from server.engine.startup.attention_plan import (
-    Progress,
-    Unservable,
-    cache_folder,
-    plan_attention,
-    refuse_unserved,
-)
 from server.engine.startup.kv_sizing import num_pages
 from server.engine.startup.limits import sizes_of_graphs
 from server.engine.startup.matmul_tuning import choose_products
+from server.engine.startup.plan import (
+    Progress,
+    Unservable,
+    cache_folder,
+    plan_operators,
+    refuse_unserved,
+)
 from server.engine.startup.subject import (
     Subject,
     dispatcher_of,
@@ -117,7 +117,7 @@ def build_engine(
         listener.on_failure(lost)
 
     def build(unshared: str | None) -> BuiltEngine:
-        plan = plan_attention(
+        plan = plan_operators(
             settings,
             subject.config,
             subject.limits,

@@ -14,8 +14,8 @@ from kernels.experts.shape import ExpertsShape
 from qualification.decision.decision import Decision, Policy, Status
 from qualification.measure.faults.experts_faults import ExpertsFault, wrong_experts
 from qualification.measure.qualify import Bench, Pair
-from server.engine.startup.attention_plan import Unservable
 from server.engine.startup.builder import BuiltEngine
+from server.engine.startup.plan import Unservable
 from server.protocol.messages import PlanRow, SamplingParams, StepOutput, Submit
 
 NUM_MIXTURES = 2  # of 3 layers

@@ -25,8 +25,8 @@ from qualification.measure.faults.linear_faults import LinearFault, wrong_linear
 from qualification.measure.qualify import Bench, Pair
 from server.engine.operators.decisions import NoPathError
 from server.engine.operators.linear import LinearTable
-from server.engine.startup.attention_plan import Unservable
 from server.engine.startup.builder import BuiltEngine
+from server.engine.startup.plan import Unservable
 from server.model.linear import Dense
 from server.protocol.messages import FinishReason, SamplingParams, StepOutput, Submit
 

@@ -16,9 +16,9 @@ from qualification.measure.trials.failures import DeviceLost
 from server.engine.operators.dispatch import Dispatcher
 from server.engine.operators.launch_errors import blaming
 from server.engine.proof.quarantine import Quarantine
-from server.engine.startup.attention_plan import cache_folder
 from server.engine.startup.builder import build_engine
 from server.engine.startup.limits import EngineLimits
+from server.engine.startup.plan import cache_folder
 from server.engine.startup.warmup import warm_up
 from server.errors import SettingsError
 from server.protocol.messages import (

@@ -10,7 +10,7 @@ from kernels.vocabulary.shape import Dtype
 from qualification.decision.decision import Decision, Policy, Status
 from qualification.decision.model_shapes import AttentionSignature, ServingLimits, shapes_needed
 from qualification.measure.start_plan import make_plan
-from server.engine.startup.attention_plan import Unservable, refuse_unserved
+from server.engine.startup.plan import Unservable, refuse_unserved
 from server.protocol.plan_rows import plan_rows
 from server.settings import Settings
 

@@ -34,7 +34,7 @@ class Unservable(Exception):
         self.attested = attested
 
 
-def plan_attention(
+def plan_operators(
     settings: Settings,
     config: ModelConfig,
     limits: EngineLimits,
