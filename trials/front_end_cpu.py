@@ -42,13 +42,13 @@ def engine(path: str) -> None:
     """Answer every request with the tokens of a text, one a step for all, until the connection ends."""
     from server.protocol import wire
     from server.protocol.messages import (
-        AttentionUse,
         Cancel,
         Configure,
         DispatchCount,
         EngineReady,
         FinishReason,
         Heartbeat,
+        PathUse,
         PlanRow,
         RequestTimes,
         StepOutput,
@@ -64,7 +64,7 @@ def engine(path: str) -> None:
     frames = wire.Frames()
     sent: dict[str, int] = {}  # tokens so far of each request that is not over
     limits: dict[str, int] = {}
-    uses = [AttentionUse("prefill", "sdpa.cpu", "proven", []), AttentionUse("decode", "sdpa.cpu", "proven", [])]
+    uses = [PathUse("prefill", "sdpa.cpu", "proven", []), PathUse("decode", "sdpa.cpu", "proven", [])]
     text: list[int] = []
     is_ready, step, beat_at = False, 0, 0.0
 
@@ -123,7 +123,7 @@ def engine(path: str) -> None:
             times = RequestTimes(now, now, now, 1, 0) if place == 0 else None
             use = uses if place == 0 or is_last else None
             finish = FinishReason.LENGTH if is_last else None
-            deltas.append(TokenDelta(request_id, [text[place % len(text)]], finish, times=times, attention=use))
+            deltas.append(TokenDelta(request_id, [text[place % len(text)]], finish, times=times, path_uses=use))
             if is_last:
                 del sent[request_id]
         dispatches = [

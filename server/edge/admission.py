@@ -11,8 +11,8 @@ from server.model.load.pooling import PoolingModel
 from server.protocol.messages import EngineReady, Grammar
 from server.settings import Settings, Task
 from server.supervisor.client import EngineClient, EngineState
-from server.telemetry.attention import fingerprint_digest
 from server.telemetry.metrics import Metrics
+from server.telemetry.operators import fingerprint_digest
 from server.telemetry.outcomes import RejectedFor
 from server.telemetry.tracing import Tracing
 from server.text.answer.syntax import AnswerSyntax

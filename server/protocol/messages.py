@@ -252,7 +252,7 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True):
     matmul_fallbacks: dict[MatmulFallback, int] = {}  # since the step before
 
 
-class AttentionUse(msgspec.Struct, frozen=True, array_like=True):
+class PathUse(msgspec.Struct, frozen=True, array_like=True):
     """One distinct decision that served a request, for its trace."""
 
     phase: str
@@ -315,7 +315,7 @@ class TokenDelta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     error_code: str | None = None  # with FinishReason.ERROR: a code of server/errors.py
     error_message: str | None = None
     times: RequestTimes | None = None
-    attention: list[AttentionUse] | None = None  # all distinct ones so far; when one is new, and with a finish_reason
+    path_uses: list[PathUse] | None = None  # all distinct ones so far; when one is new, and with a finish_reason
     pooled: bytes | None = None  # fp32, little endian: what its Pooling asks for
     scores: tuple[TokenScores, ...] = ()  # where asked for, in order: of these tokens; before the first, of its prompt
 

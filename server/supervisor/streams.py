@@ -125,6 +125,6 @@ def merge(first: TokenDelta, second: TokenDelta) -> TokenDelta:
         second,
         token_ids=first.token_ids + second.token_ids,
         times=first.times or second.times,
-        attention=second.attention or first.attention,
+        path_uses=second.path_uses or first.path_uses,
         scores=first.scores + second.scores,
     )

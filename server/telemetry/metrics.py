@@ -21,11 +21,11 @@ from server.protocol.messages import (
     ShadowReport,
     StepRecord,
 )
-from server.telemetry.attention import AttentionMetrics
 from server.telemetry.engine import EngineMetrics
 from server.telemetry.factory import Declaration, Exemplar, MetricFactory
 from server.telemetry.latency import LatencyMetrics
 from server.telemetry.objectives import DEFAULT_OBJECTIVES, Objectives
+from server.telemetry.operators import OperatorMetrics
 from server.telemetry.outcomes import Attestation, Outcome
 from server.telemetry.slo import SloMetrics
 from server.telemetry.traffic import TrafficMetrics
@@ -51,7 +51,7 @@ class Metrics:
         make = MetricFactory(registry)
         self.latency = LatencyMetrics(make, model)
         self.slo = SloMetrics(make, model, objectives)
-        self.attention = AttentionMetrics(make, model, version)
+        self.operators = OperatorMetrics(make, model, version)
         self.engine = EngineMetrics(make)
         self.traffic = TrafficMetrics(make, now=now)
         self.declarations: tuple[Declaration, ...] = tuple(make.declarations)
@@ -70,39 +70,39 @@ class Metrics:
         self.engine.ready(ready)
         if self.vllm is not None:
             self.vllm.ready(ready)
-        self.attention.ready(ready)
-        self.attention.compiled(ready.num_compiles, after_ready=False)
+        self.operators.ready(ready)
+        self.operators.compiled(ready.num_compiles, after_ready=False)
         buckets = buckets_up_to(ready.max_model_len)
         self.latency.create_buckets(buckets)
         self.slo.create_buckets(buckets)
 
     def on_refused(self, refused: EngineRefused) -> None:
         self.engine.refused()
-        self.attention.planned(refused.plan)
+        self.operators.planned(refused.plan)
 
     def on_plan(self, plan: list[PlanRow]) -> None:
-        self.attention.replanned(plan)
+        self.operators.replanned(plan)
 
     def on_step(self, record: StepRecord) -> None:
         self.engine.stepped(record)
         self.traffic.add_generated()
         if self.vllm is not None:
             self.vllm.stepped(record)
-        self.attention.compiled(record.num_compiles, after_ready=self._is_ready)
-        self.attention.served(record.dispatches)
+        self.operators.compiled(record.num_compiles, after_ready=self._is_ready)
+        self.operators.served(record.dispatches)
         for it in record.attention_samples:
-            self.attention.measured(it.phase, it.bucket, kernel_s=it.kernel_s, flops=it.flops, hbm_bytes=it.hbm_bytes)
+            self.operators.measured(it.phase, it.bucket, kernel_s=it.kernel_s, flops=it.flops, hbm_bytes=it.hbm_bytes)
         for phase, num_bytes in record.peak_temporary_bytes.items():
-            self.attention.peaked(phase, num_bytes)
+            self.operators.peaked(phase, num_bytes)
 
     def on_heartbeat(self, heartbeat: Heartbeat) -> None:
         self.engine.beat(heartbeat)
 
     def on_attestation(self, report: AttestationReport) -> None:
-        self.attention.attested(Attestation(report.result), report.batches)
+        self.operators.attested(Attestation(report.result), report.batches)
 
     def on_shadow(self, report: ShadowReport) -> None:
-        self.attention.shadow_checked(report)
+        self.operators.shadow_checked(report)
 
     def on_death(self, cause: str) -> None:
         self._is_ready = False

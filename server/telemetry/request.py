@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable
 from kernels.vocabulary.buckets import bucket_of
 from kernels.vocabulary.shape import Phase
 from qualification.decision.decision import Status
-from server.protocol.messages import AttentionUse, RequestTimes, SamplingParams, TokenDelta
+from server.protocol.messages import PathUse, RequestTimes, SamplingParams, TokenDelta
 from server.telemetry import conventions as names
 from server.telemetry.metrics import Metrics
 from server.telemetry.outcomes import DisconnectStage, Outcome
 from server.telemetry.tracing import Attributes, RequestTrace
 
-_PROMPT = (Phase.PREFILL.value, Phase.EXTEND.value)  # phases of AttentionUse that decoding is not
+_PROMPT = (Phase.PREFILL.value, Phase.EXTEND.value)  # phases of PathUse that decoding is not
 _DECODE = Phase.DECODE.value  # the one that a prompt's own computation is not; other operators are part of both
 _FROM_BEST_TO_WORST = [status.value for status in Status]
 
@@ -43,8 +43,8 @@ class RequestRecord:
         self._operation = operation
         self._sequences: list[SequenceRecord] = []
         self.kernel_status: str | None = None  # the worst of the decisions that have served it so far
-        self._uses: dict[tuple[str, str, str], AttentionUse] = {}
-        self._latest_uses: list[AttentionUse] | None = None
+        self._uses: dict[tuple[str, str, str], PathUse] = {}
+        self._latest_uses: list[PathUse] | None = None
         self._finish_reasons: list[str] = []
         metrics.traffic.began(unique_id, trace.arrived_at)
 
@@ -53,7 +53,7 @@ class RequestRecord:
         return self.trace.arrived_at
 
     @property
-    def uses(self) -> list[AttentionUse]:
+    def uses(self) -> list[PathUse]:
         """The distinct decisions that have served it so far."""
         return list(self._uses.values())
 
@@ -90,7 +90,7 @@ class RequestRecord:
             self.first_token_at = at
             self.trace.event(names.FIRST_TOKEN, at)
 
-    def served_by(self, uses: list[AttentionUse]) -> None:
+    def served_by(self, uses: list[PathUse]) -> None:
         """Record the decisions that served it; those that are recorded already change nothing."""
         if uses is self._latest_uses:
             return
@@ -152,7 +152,7 @@ class RequestRecord:
             names.GEN_AI_CACHED_TOKENS: self.num_cached_tokens,
             names.CACHED_TOKENS: self.num_cached_tokens,
             names.GEN_AI_FINISH_REASONS: self._finish_reasons,
-            **attention_attributes(self._uses.values()),
+            **path_attributes(self._uses.values()),
         }
         if longest is not None:
             trace.attributes[names.BUCKET] = bucket_of(longest).label
@@ -185,7 +185,7 @@ class SequenceRecord:
         """Return the request's trace parent for the engine's process."""
         return self._request.trace.traceparent
 
-    def served_by(self, uses: list[AttentionUse]) -> None:
+    def served_by(self, uses: list[PathUse]) -> None:
         """Record the decisions of a delta before it is written: the head of the answer names them."""
         self._request.served_by(uses)
 
@@ -193,8 +193,8 @@ class SequenceRecord:
         """Count a piece that came `at` (monotonic seconds), or just now."""
         request, before = self._request, self._last_at
         self._last_at = request.now() if at is None else at
-        if delta.attention is not None:  # first, for a fallback makes the trace one that exemplars may lead to
-            request.served_by(delta.attention)
+        if delta.path_uses is not None:  # first, for a fallback makes the trace one that exemplars may lead to
+            request.served_by(delta.path_uses)
         if self.first_token_at is not None:
             if request.metrics.vllm is not None and delta.token_ids:
                 request.metrics.vllm.next_token(self._last_at - before)
@@ -232,7 +232,7 @@ class SequenceRecord:
                 self.num_prompt_tokens, self.num_tokens - 1, decode_s, request.trace.exemplar
             )
 
-    def add_stages(self, now: float, uses: list[AttentionUse]) -> None:
+    def add_stages(self, now: float, uses: list[PathUse]) -> None:
         """Add the spans, as the engine timed them. The engine says nothing of what ended before its first token."""
         add, times = self._request.trace.stage, self._times
         which: Attributes = {names.SEQUENCE: self._index, names.BUCKET: bucket_of(self.num_prompt_tokens).label}
@@ -241,14 +241,14 @@ class SequenceRecord:
             return
         add(names.QUEUE, times.submitted_at, times.scheduled_at, which | {names.IS_COMPLETE: True})
         prefill = which | {names.NUM_CHUNKS: times.num_chunks, names.CACHED_TOKENS: times.num_cached_tokens}
-        prefill |= attention_attributes(use for use in uses if use.phase != _DECODE)
+        prefill |= path_attributes(use for use in uses if use.phase != _DECODE)
         add(names.PREFILL, times.scheduled_at, times.first_token_at, prefill | {names.IS_COMPLETE: True})
         decode = which | {names.GEN_AI_OUTPUT_TOKENS: self.num_tokens, names.IS_COMPLETE: self._is_ended}
-        decode |= attention_attributes(use for use in uses if use.phase not in _PROMPT)
+        decode |= path_attributes(use for use in uses if use.phase not in _PROMPT)
         add(names.DECODE, times.first_token_at, self._last_at if self._is_ended else now, decode)
 
 
-def attention_attributes(uses: Iterable[AttentionUse]) -> Attributes:
+def path_attributes(uses: Iterable[PathUse]) -> Attributes:
     """Return the decisions that served: the same position of each list is the same decision."""
     uses = list(uses)
     reasons = sorted({reason for use in uses for reason in use.fallback_reasons})

@@ -24,7 +24,6 @@ from server.edge.keys import NO_KEYS, Access, ApiKeys, Keys
 from server.edge.lifecycle import Lifecycle
 from server.http.app import create_app
 from server.protocol.messages import (
-    AttentionUse,
     Attest,
     AttestationReport,
     ChangeQuarantine,
@@ -32,6 +31,7 @@ from server.protocol.messages import (
     EngineRefused,
     FinishReason,
     Heartbeat,
+    PathUse,
     PlanRow,
     QuarantineChanged,
     RequestTimes,
@@ -61,8 +61,8 @@ TEMPLATE = (
 )
 TIMES = RequestTimes(submitted_at=10.0, scheduled_at=10.25, first_token_at=10.75, num_chunks=2, num_cached_tokens=0)
 USES = [
-    AttentionUse("prefill", "sdpa.math", "provisional", ["head_dim"]),
-    AttentionUse("decode", "sdpa.cpu", "proven", []),
+    PathUse("prefill", "sdpa.math", "provisional", ["head_dim"]),
+    PathUse("decode", "sdpa.cpu", "proven", []),
 ]
 
 
@@ -107,7 +107,7 @@ Script = Callable[[list[int]], Sequence[TokenDelta]]  # the answer to a prompt
 def delta(text: str = "", finish: FinishReason | None = None, *, is_first: bool = False) -> TokenDelta:
     """One token for each byte of `text`; an end token is added where the model stops by itself."""
     ids = [*text.encode(), *([END] if finish is FinishReason.STOP else [])]
-    return TokenDelta("", ids, finish, times=TIMES if is_first else None, attention=USES if finish else None)
+    return TokenDelta("", ids, finish, times=TIMES if is_first else None, path_uses=USES if finish else None)
 
 
 def playing(*deltas: TokenDelta) -> Script:

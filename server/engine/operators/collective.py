@@ -18,7 +18,7 @@ from qualification.measure.trials.failures import DeviceLost
 from server.engine.operators.counts import ServedShape, dispatch_counts, fallback_uses, first_decision
 from server.engine.operators.decisions import Decisions, NoPathError, Redecide
 from server.engine.operators.launch_errors import LAUNCH_ERRORS, not_launched
-from server.protocol.messages import AttentionUse, DispatchCount
+from server.protocol.messages import DispatchCount, PathUse
 
 _EDGES = tuple(bucket.hi for bucket in TokenRows if bucket.hi is not None)
 
@@ -91,7 +91,7 @@ class CollectiveTable:
         """Return the decisions that serve a step of so many tokens, with their launches."""
         return dispatch_counts(self._served(num_tokens), num_tokens, num_sequences)
 
-    def uses(self, num_tokens: int) -> list[AttentionUse]:
+    def uses(self, num_tokens: int) -> list[PathUse]:
         """Return what a request says of them: what is no proven first choice."""
         return fallback_uses(self._served(num_tokens))
 

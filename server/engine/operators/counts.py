@@ -6,7 +6,7 @@ from typing import Any
 
 from kernels.vocabulary.operators import buckets_of, phase_of
 from qualification.decision.decision import Decision, Pairs, ShapeT, Status
-from server.protocol.messages import AttentionUse, DispatchCount
+from server.protocol.messages import DispatchCount, PathUse
 from server.protocol.plan_rows import counted_bucket
 
 _VALID = frozenset({Status.PROVEN, Status.PROVISIONAL})
@@ -25,16 +25,16 @@ def first_decision(shape: ShapeT, _: Pairs, __: Pairs) -> Decision[ShapeT]:
     raise RuntimeError(f"nothing decides {shape} again here")
 
 
-def use_of(decision: Decision[Any]) -> AttentionUse:
+def use_of(decision: Decision[Any]) -> PathUse:
     """Return what a request says of a decision that served it."""
     assert decision.path is not None
     reasons = [reason.value for reason in decision.fallback_reasons]
-    return AttentionUse(phase_of(decision.shape), decision.path, decision.status.value, reasons)
+    return PathUse(phase_of(decision.shape), decision.path, decision.status.value, reasons)
 
 
-def fallback_uses(served: Iterable[ServedShape]) -> list[AttentionUse]:
+def fallback_uses(served: Iterable[ServedShape]) -> list[PathUse]:
     """Return the distinct decisions that are fallbacks, or whose evidence does not hold."""
-    found: list[AttentionUse] = []
+    found: list[PathUse] = []
     for it in served:
         if it.decision.path is not None and (it.decision.is_fallback or it.decision.status not in _VALID):
             use = use_of(it.decision)

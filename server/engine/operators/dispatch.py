@@ -23,7 +23,7 @@ from server.engine.operators.experts import ExpertsTable
 from server.engine.operators.launch_errors import launch_failure
 from server.engine.operators.linear import LinearTable
 from server.engine.scheduling.sequence import Batch
-from server.protocol.messages import AttentionSample, AttentionUse, DispatchCount
+from server.protocol.messages import AttentionSample, DispatchCount, PathUse
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class Choice:
 
     decision: Decision[AttentionShape]
     run: RunAttention
-    use: AttentionUse
+    use: PathUse
     is_capturable: bool  # whether a CUDA graph can hold it
 
 
@@ -61,7 +61,7 @@ class _TokenTable(Protocol):
     def served(self, num_tokens: int) -> tuple[Decision[AnyShape], ...]: ...
     def check(self, num_tokens: int) -> None: ...
     def counts(self, num_tokens: int, num_sequences: int) -> list[DispatchCount]: ...
-    def uses(self, num_tokens: int) -> list[AttentionUse]: ...
+    def uses(self, num_tokens: int) -> list[PathUse]: ...
     def pairs(self, num_tokens: int) -> list[tuple[str, str]]: ...
 
 
@@ -152,7 +152,7 @@ class Dispatcher:
         products = [] if self.products is None else self.products.counts(num_tokens, num_sampled, num_sequences)
         return [*products, *chain.from_iterable(it.counts(num_tokens, num_sequences) for it in self._of_tokens)]
 
-    def product_uses(self, num_tokens: int, num_sampled: int) -> list[AttentionUse]:
+    def product_uses(self, num_tokens: int, num_sampled: int) -> list[PathUse]:
         """Return what a request says of them: of the products of all models only what is no proven first choice."""
         products = [] if self.products is None else self.products.uses(num_tokens, num_sampled)
         return [*products, *chain.from_iterable(it.uses(num_tokens) for it in self._of_tokens)]
@@ -306,7 +306,7 @@ class Dispatcher:
     def _resolve(self, decision: Decision[AttentionShape]) -> Choice:
         assert decision.path is not None
         reasons = [reason.value for reason in decision.fallback_reasons]
-        use = AttentionUse(decision.shape.phase.value, decision.path, decision.status.value, reasons)
+        use = PathUse(decision.shape.phase.value, decision.path, decision.status.value, reasons)
         path = self._paths[decision.path]
         assert path.run is not None
         return Choice(decision, path.run, use, path.is_capturable)

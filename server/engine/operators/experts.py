@@ -26,7 +26,7 @@ from server.engine.operators.counts import ServedShape, dispatch_counts, first_d
 from server.engine.operators.decisions import Decisions, NoPathError, Redecide
 from server.engine.operators.launch_errors import LAUNCH_ERRORS, not_launched
 from server.model.experts import ExpertProducts
-from server.protocol.messages import AttentionUse, DispatchCount
+from server.protocol.messages import DispatchCount, PathUse
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class ExpertsChoice:
     decision: Decision[ExpertsShape]
     path: ExpertsPath
     run: RunExperts
-    use: AttentionUse
+    use: PathUse
 
 
 @dataclass(slots=True)
@@ -161,7 +161,7 @@ class ExpertsTable:
         """Return the decisions that serve a step of so many tokens, with their launches: one a layer."""
         return dispatch_counts(self._served(num_tokens), num_tokens, num_sequences)
 
-    def uses(self, num_tokens: int) -> list[AttentionUse]:
+    def uses(self, num_tokens: int) -> list[PathUse]:
         """Return what serves every sequence of a step of so many tokens."""
         return [use_of(it) for it in self.served(num_tokens) if it.path is not None]
 

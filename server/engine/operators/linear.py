@@ -28,7 +28,7 @@ from server.engine.operators.counts import ServedShape, dispatch_counts, fallbac
 from server.engine.operators.decisions import Decisions, NoPathError, Redecide
 from server.engine.operators.launch_errors import LAUNCH_ERRORS, not_launched
 from server.model.linear import Dense, Product
-from server.protocol.messages import AttentionUse, DispatchCount
+from server.protocol.messages import DispatchCount, PathUse
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ class LinearTable:
         """Return the decisions that serve such a step by bucket, path and status, with their launches."""
         return dispatch_counts(self._served(num_tokens, num_sampled), num_tokens, num_sequences)
 
-    def uses(self, num_tokens: int, num_sampled: int) -> list[AttentionUse]:
+    def uses(self, num_tokens: int, num_sampled: int) -> list[PathUse]:
         """Return the fallbacks, and what is not proven, that serve every sequence of such a step."""
         return fallback_uses(self._served(num_tokens, num_sampled))
 

@@ -12,7 +12,7 @@ from qualification.decision.decision import Decision
 from server.engine.operators.dispatch import Choice, Dispatcher, PhasePart
 from server.engine.operators.launch_errors import LAUNCH_ERRORS
 from server.model.kv_cache import KVLayer
-from server.protocol.messages import AttentionUse, DispatchCount
+from server.protocol.messages import DispatchCount, PathUse
 
 # The next path for a choice whose kernel could not be launched. Raises NoPathError, or what else ends the step.
 ReplaceChoice = Callable[[Choice, Exception], Choice]
@@ -26,7 +26,7 @@ class Served:
     """Report of what served a step: each decision with its launches, and the distinct ones of each phase."""
 
     dispatches: list[DispatchCount]
-    uses: dict[Phase, list[AttentionUse]]
+    uses: dict[Phase, list[PathUse]]
 
 
 @dataclass(slots=True)

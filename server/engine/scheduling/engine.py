@@ -310,7 +310,7 @@ class Engine:
             request_id=fork.request_id,
             tokens=seq.tokens.copy(),
             seed=self._seed(fork.seed),
-            attention={},
+            path_uses={},
             scores=[],
             followers=[],
         )

@@ -37,7 +37,7 @@ class Outputs:
         forked: dict[int, list[Sequence]] = {}
         for fork in batch.forks:
             seq, leader = fork.sequence, batch.sequences[fork.row]
-            seq.attention, seq.scores, seq.pooled = dict(leader.attention), list(leader.scores), leader.pooled
+            seq.path_uses, seq.scores, seq.pooled = dict(leader.path_uses), list(leader.scores), leader.pooled
             forked.setdefault(fork.row, []).append(seq)
             if seq.status is not Status.FINISHED:
                 self._with_new_uses.add(seq)
@@ -46,8 +46,8 @@ class Outputs:
             for row in batch.rows_of(phase):
                 for seq in (batch.sequences[row], *forked.get(row, ())):
                     for name, use in named:
-                        if name not in seq.attention and seq.status is not Status.FINISHED:
-                            seq.attention[name] = use
+                        if name not in seq.path_uses and seq.status is not Status.FINISHED:
+                            seq.path_uses[name] = use
                             self._with_new_uses.add(seq)
 
     def add_tokens(self, batch: Batch, result: StepResult, now: float) -> list[Sequence]:
@@ -76,9 +76,9 @@ class Outputs:
     def add_end(self, seq: Sequence, reason: FinishReason, code: str | None = None, message: str | None = None) -> None:
         """End a sequence without another token."""
         self._with_new_uses.discard(seq)
-        uses = list(seq.attention.values())
+        uses = list(seq.path_uses.values())
         self._deltas.append(
-            TokenDelta(seq.request_id, [], reason, error_code=code, error_message=message, attention=uses)
+            TokenDelta(seq.request_id, [], reason, error_code=code, error_message=message, path_uses=uses)
         )
 
     def _add_scores(self, batch: Batch, result: StepResult) -> set[Sequence]:
@@ -102,7 +102,7 @@ class Outputs:
                 [] if seq.sampling.pooling is not None else [seq.tokens[num_tokens - 1]],
                 finish_reason,
                 times=_times(seq, now) if is_first else None,
-                attention=list(seq.attention.values()) if reports_uses else None,
+                path_uses=list(seq.path_uses.values()) if reports_uses else None,
                 pooled=seq.pooled,
                 scores=scores,
             )

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from kernels.vocabulary.shape import Phase
 from server.engine.scheduling.sequence import Batch
-from server.protocol.messages import AttentionSample, AttentionUse, DispatchCount, TokenScores
+from server.protocol.messages import AttentionSample, DispatchCount, PathUse, TokenScores
 
 TakeSamples = Callable[[], tuple[list[AttentionSample], dict[str, int]]]  # and peaks of memory by phase, in bytes
 
@@ -17,7 +17,7 @@ class StepResult:
 
     token_ids: list[int | None]  # of each of the batch's drawn sequences; None where there is no token to choose
     dispatches: list[DispatchCount] = field(default_factory=list)
-    uses: dict[Phase, list[AttentionUse]] = field(default_factory=dict)
+    uses: dict[Phase, list[PathUse]] = field(default_factory=dict)
     quarantined: list[tuple[str, str]] = field(default_factory=list)
     oom_stage: str | None = None  # prefill or decode, where the device ran out of memory
     prompt_scores: dict[int, TokenScores] = field(default_factory=dict)  # by row, of the prompts' tokens, if asked for

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from kernels.vocabulary.shape import Phase
 from server.engine.scheduling.matcher import Matcher
 from server.engine.scheduling.page_keys import PageKeys
-from server.protocol.messages import AttentionUse, FinishReason, SamplingParams, TokenScores
+from server.protocol.messages import FinishReason, PathUse, SamplingParams, TokenScores
 
 PENDING = -1  # stands for a token that a launched step samples and that the host has not read yet
 
@@ -57,7 +57,7 @@ class Sequence:
     num_chunks: int = 0  # batches that computed a part of its prompt before its first token
     num_preemptions: int = 0
     scheduled_at: float | None = None  # first admitted
-    attention: dict[tuple[str, str, str], AttentionUse] = field(
+    path_uses: dict[tuple[str, str, str], PathUse] = field(
         default_factory=dict
     )  # every distinct decision that served it
     scores: list[TokenScores] = field(

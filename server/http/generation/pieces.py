@@ -99,8 +99,8 @@ async def pieces(
                 raise error_of_code(delta.error_code, delta.error_message)
             reading.begin()
             num_before = record.num_tokens
-            if delta.attention is not None:
-                record.served_by(delta.attention)
+            if delta.path_uses is not None:
+                record.served_by(delta.path_uses)
             text, is_stopped = reading.absorb(delta)
             token_ids = delta.token_ids[: record.num_tokens - num_before]
             if delta.finish_reason is None and not is_stopped:
@@ -169,8 +169,8 @@ class _Reading:
         if direct is None or not direct.has_room():
             return False
         came_at = record.now()
-        if delta.attention is not None:
-            record.served_by(delta.attention)
+        if delta.path_uses is not None:
+            record.served_by(delta.path_uses)
         token_ids = delta.token_ids
         if len(token_ids) == 1:  # of most deltas
             direct.put(self._detokenizer.push(token_ids[0]))

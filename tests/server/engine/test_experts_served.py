@@ -57,7 +57,7 @@ def test_experts_are_proven_at_the_start_and_counted(tmp_path: Path) -> None:
         ("le_128", PATH, 20, NUM_MIXTURES),
         *[("le_16", PATH, 1, NUM_MIXTURES)] * 2,
     ]
-    uses = Counter(use.phase for output in outputs for delta in output.deltas for use in delta.attention or ())
+    uses = Counter(use.phase for output in outputs for delta in output.deltas for use in delta.path_uses or ())
     assert uses["experts"] >= 1
     assert (PATH, shapes[0]) in built.runner.suspects()
     again = build(tmp_path, Policy.QUALIFY, lambda pairs, *_, **__: pytest.fail(f"measured {pairs}") if pairs else None)

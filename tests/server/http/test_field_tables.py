@@ -233,7 +233,7 @@ def pooling(folder: Path, task: Task) -> Served:
 
     def script(prompt: list[int]) -> list[TokenDelta]:
         pooled = np.array([len(prompt) / 100, 2.0, *([3.0, 4.0] if task is Task.EMBED else [])], "<f4").tobytes()
-        return [TokenDelta("", [], FinishReason.LENGTH, times=TIMES, attention=USES, pooled=pooled)]
+        return [TokenDelta("", [], FinishReason.LENGTH, times=TIMES, path_uses=USES, pooled=pooled)]
 
     engine = ScriptedEngine(script)
     model = PoolingModel(task, dimensions=range(1, 5)) if task is Task.EMBED else PoolingModel(task)

@@ -25,7 +25,7 @@ from server.http.openai.chat import plain_messages
 from server.http.openai.requests import Message
 from server.protocol.messages import FinishReason, SamplingParams, TokenDelta
 from server.settings import Settings
-from server.telemetry.attention import fingerprint_digest
+from server.telemetry.operators import fingerprint_digest
 from server.telemetry.tracing import Tracing
 
 COMPLETIONS = "/v1/completions"

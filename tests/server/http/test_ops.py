@@ -90,7 +90,7 @@ def test_a_draining_server_is_not_ready(folder: Path) -> None:
 def test_the_plan_shows_rejections_evidence_and_launches(folder: Path) -> None:
     it = served(folder)
     dispatch = DispatchCount("prefill", "le_128", "sdpa.math", "provisional", "sdpa.cpu", [], 1, 100, 8)
-    it.edge.metrics.attention.served([dispatch])
+    it.edge.metrics.operators.served([dispatch])
     body = it.get("/plan").json()
     assert it.get("/attention").json() == body  # the older name
     prefill, decode = body["shapes"]

@@ -64,7 +64,7 @@ class PushingEngine(ScriptedEngine):
 
 
 def replace_id(it: TokenDelta, request_id: str) -> TokenDelta:
-    return TokenDelta(request_id, it.token_ids, it.finish_reason, times=it.times, attention=it.attention)
+    return TokenDelta(request_id, it.token_ids, it.finish_reason, times=it.times, path_uses=it.path_uses)
 
 
 def running(folder: Path, engine: ScriptedEngine, **options: int) -> Running:

@@ -39,7 +39,7 @@ def pooling(folder: Path, model: PoolingModel) -> Served:
     def script(prompt: list[int]) -> list[TokenDelta]:
         values = vector_of(prompt) if model.task is Task.EMBED else [len(prompt) / 100, 2.0]
         pooled = np.array(values, "<f4").tobytes()
-        return [TokenDelta("", [], FinishReason.LENGTH, times=TIMES, attention=USES, pooled=pooled)]
+        return [TokenDelta("", [], FinishReason.LENGTH, times=TIMES, path_uses=USES, pooled=pooled)]
 
     engine = ScriptedEngine(script)
     return Served(replace(make_edge(folder, engine, Settings(model="tiny")), pooling=model), engine)

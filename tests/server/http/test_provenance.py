@@ -10,22 +10,22 @@ from edge_fakes import USES, Served, delta, events, served
 from running_api import Running
 
 from server.log import fields_of
-from server.protocol.messages import AttentionUse, AttestationReport, FinishReason, TokenDelta
+from server.protocol.messages import AttestationReport, FinishReason, PathUse, TokenDelta
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 USER = [{"role": "user", "content": "Hi"}]
 STATUS, PLAN = "x-hallmark-status", "x-hallmark-plan"
 PREFILL, DECODE = USES
-QUARANTINED = AttentionUse("decode", "sdpa.math", "quarantined", ["quarantined"])
+QUARANTINED = PathUse("decode", "sdpa.math", "quarantined", ["quarantined"])
 
 
-def one_by_one(*, first: list[AttentionUse], last: list[AttentionUse]) -> list[TokenDelta]:
+def one_by_one(*, first: list[PathUse], last: list[PathUse]) -> list[TokenDelta]:
     """Send decisions as an engine does: with the first token, with a new one, and with the last."""
-    begun = TokenDelta("", list(b"Hel"), times=delta("", is_first=True).times, attention=first)
+    begun = TokenDelta("", list(b"Hel"), times=delta("", is_first=True).times, path_uses=first)
     return [
         begun,
-        TokenDelta("", list(b"lo"), attention=last),
-        TokenDelta("", [256], FinishReason.STOP, attention=last),
+        TokenDelta("", list(b"lo"), path_uses=last),
+        TokenDelta("", [256], FinishReason.STOP, path_uses=last),
     ]
 
 
@@ -35,7 +35,7 @@ def serving(folder: Path) -> Served:
     return it
 
 
-def expected(phases: list[AttentionUse], **changes: object) -> dict[str, object]:
+def expected(phases: list[PathUse], **changes: object) -> dict[str, object]:
     served_phases = [
         {"phase": it.phase, "path": it.path, "status": it.status, "fallback_reasons": it.fallback_reasons}
         for it in phases
@@ -135,7 +135,7 @@ def failing(folder: Path, *before: TokenDelta) -> Served:
     return it
 
 
-BEGUN = TokenDelta("", list(b"Hel"), times=delta("", is_first=True).times, attention=[PREFILL])
+BEGUN = TokenDelta("", list(b"Hel"), times=delta("", is_first=True).times, path_uses=[PREFILL])
 ROUTES = [
     (COMPLETIONS, {"prompt": "abc"}),
     (CHAT, {"messages": USER}),

@@ -2,21 +2,21 @@
 
 import asyncio
 
-from server.protocol.messages import AttentionUse, FinishReason, RequestTimes, TokenDelta, TokenScores
+from server.protocol.messages import FinishReason, PathUse, RequestTimes, TokenDelta, TokenScores
 from server.supervisor.streams import OpenStream, Streams
 
 TIMES = RequestTimes(1.0, 2.0, 3.0, 1, 0)
 SCORES = (TokenScores.of(1, 1, [[-0.5, 1, 7, -0.5]]),)
-USE = [AttentionUse("decode", "sdpa.cpu", "proven", [])]
+USE = [PathUse("decode", "sdpa.cpu", "proven", [])]
 
 
 def test_unread_deltas_are_one_that_has_lost_nothing_of_them() -> None:
     stream = OpenStream("a")
-    stream.push(TokenDelta("a", [1], times=TIMES, attention=USE, scores=SCORES))
+    stream.push(TokenDelta("a", [1], times=TIMES, path_uses=USE, scores=SCORES))
     stream.push(TokenDelta("a", [2, 3]))
     stream.push(TokenDelta("a", [4], FinishReason.LENGTH))
     read = asyncio.run(stream.next())
-    assert read == TokenDelta("a", [1, 2, 3, 4], FinishReason.LENGTH, times=TIMES, attention=USE, scores=SCORES)
+    assert read == TokenDelta("a", [1, 2, 3, 4], FinishReason.LENGTH, times=TIMES, path_uses=USE, scores=SCORES)
 
 
 def test_after_the_end_nothing_is_added() -> None:

@@ -119,5 +119,5 @@ def use_everything(metrics: Metrics) -> None:
             continue
         count = DispatchCount(row.phase, row.context_bucket, "sdpa.math", "proven", row.wanted, ["failed"], 1, 1, 1)
         metrics.on_step(msgspec.structs.replace(RECORD, dispatches=[count]))
-        metrics.attention.measured(row.phase, row.context_bucket, kernel_s=1e-3, flops=1e9, hbm_bytes=1e9)
-        metrics.attention.peaked(row.phase, 1 << 30)
+        metrics.operators.measured(row.phase, row.context_bucket, kernel_s=1e-3, flops=1e9, hbm_bytes=1e9)
+        metrics.operators.peaked(row.phase, 1 << 30)

@@ -21,9 +21,9 @@ from server.protocol.messages import (
     Heartbeat,
     ShadowReport,
 )
-from server.telemetry.attention import fingerprint_digest
 from server.telemetry.factory import MAX_SAMPLES, ladder
 from server.telemetry.metrics import Metrics
+from server.telemetry.operators import fingerprint_digest
 from server.telemetry.outcomes import Attestation, DisconnectStage, OomStage, Outcome, RejectedFor, Shadow, Sli
 
 
@@ -220,7 +220,7 @@ def test_every_objective_of_every_bucket_has_its_events_at_zero() -> None:
 
 def test_an_attestation_and_an_oom_are_counted() -> None:
     metrics = make()
-    metrics.attention.attested(Attestation.MISMATCH)
+    metrics.operators.attested(Attestation.MISMATCH)
     metrics.on_step(msgspec.structs.replace(RECORD, oom_stage="decode"))
     metrics.on_step(RECORD)
     assert value(metrics, "attestation_total", result="mismatch") == 1
@@ -254,14 +254,14 @@ def test_shadow_checks_start_at_zero_and_have_their_time() -> None:
 def test_a_sampled_step_says_how_fast_attention_was() -> None:
     metrics = make()
     assert value(metrics, "attention_achieved_tflops", phase="prefill", bucket="le_512") is None  # not 0: not measured
-    metrics.attention.measured("prefill", "le_512", kernel_s=0.002, flops=1e12, hbm_bytes=4e9)
-    metrics.attention.measured("prefill", "le_512", kernel_s=0.001, flops=0.5e12, hbm_bytes=3e9)
+    metrics.operators.measured("prefill", "le_512", kernel_s=0.002, flops=1e12, hbm_bytes=4e9)
+    metrics.operators.measured("prefill", "le_512", kernel_s=0.001, flops=0.5e12, hbm_bytes=3e9)
     labels = {"phase": "prefill", "bucket": "le_512"}
     assert value(metrics, "attention_achieved_tflops", **labels) == pytest.approx(500)
     assert value(metrics, "attention_achieved_bytes_per_second", **labels) == pytest.approx(3e12)
     assert value(metrics, "attention_sampled_kernel_seconds_total", phase="prefill") == pytest.approx(0.003)
     assert value(metrics, "attention_sampled_hbm_bytes_total", phase="prefill") == pytest.approx(7e9)
-    metrics.attention.measured("decode", "le_512", kernel_s=0.001, flops=1e9, hbm_bytes=1e9)
+    metrics.operators.measured("decode", "le_512", kernel_s=0.001, flops=1e9, hbm_bytes=1e9)
     labels["phase"] = "decode"
     assert value(metrics, "attention_achieved_bytes_per_second", **labels) == pytest.approx(1e12)
     assert value(metrics, "attention_achieved_tflops", **labels) is None  # memory bounds it
@@ -269,8 +269,8 @@ def test_a_sampled_step_says_how_fast_attention_was() -> None:
 
 def test_the_peak_of_temporary_memory_stays() -> None:
     metrics = make()
-    metrics.attention.peaked("prefill", 100)
-    metrics.attention.peaked("prefill", 50)
+    metrics.operators.peaked("prefill", 100)
+    metrics.operators.peaked("prefill", 50)
     assert value(metrics, "peak_temporary_bytes", phase="prefill") == 100
 
 

@@ -16,7 +16,7 @@ from otlp_collectors import events as span_events
 
 from server.errors import EngineDied
 from server.log import configure_logging
-from server.protocol.messages import AttentionUse, FinishReason, TokenDelta
+from server.protocol.messages import FinishReason, PathUse, TokenDelta
 from server.settings import LogFormat, Settings
 from server.telemetry.factory import MAX_SAMPLES
 from server.telemetry.scrape import OPENMETRICS, TEXT, scrape
@@ -87,9 +87,7 @@ def test_a_prompt_is_nowhere_in_logs_spans_metrics_and_errors(folder: Path, coll
     def repeating(prompt: list[int]) -> Sequence[TokenDelta]:
         if b"break" in bytes(prompt):
             raise RuntimeError(f"cannot do {bytes(prompt).decode()}")
-        return [
-            TokenDelta("", [*prompt, END], FinishReason.STOP, attention=[AttentionUse("prefill", "p", "proven", [])])
-        ]
+        return [TokenDelta("", [*prompt, END], FinishReason.STOP, path_uses=[PathUse("prefill", "p", "proven", [])])]
 
     log = io.StringIO()
     before = logging.getLogger().handlers[:], logging.getLogger().level

@@ -12,11 +12,11 @@ from scraped import scraped_value
 
 from server.errors import SettingsError
 from server.protocol.messages import (
-    AttentionUse,
     AttestationReport,
     AttestedBatch,
     ExplainedTime,
     FinishReason,
+    PathUse,
     RequestTimes,
     SamplingParams,
     TokenDelta,
@@ -32,9 +32,9 @@ TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 PARENT_ID = "b7ad6b7169203331"
 TRACEPARENT = f"00-{TRACE_ID}-{PARENT_ID}-01"
 UNSAMPLED = {"traceparent": f"00-{TRACE_ID}-{PARENT_ID}-00"}
-PROVEN = AttentionUse("prefill", "sdpa.cpu", "proven", [])
-FALLBACK = AttentionUse("prefill", "sdpa.math", "proven", ["head_dim"])
-DECODE = AttentionUse("decode", "triton.decode", "proven", [])
+PROVEN = PathUse("prefill", "sdpa.cpu", "proven", [])
+FALLBACK = PathUse("prefill", "sdpa.math", "proven", ["head_dim"])
+DECODE = PathUse("decode", "triton.decode", "proven", [])
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ class Subject:
         )
         return RequestRecord(self.metrics, trace, "id-1", operation="text_completion")
 
-    def serve(self, headers: dict[str, str] | None = None, *uses: AttentionUse) -> RequestRecord:
+    def serve(self, headers: dict[str, str] | None = None, *uses: PathUse) -> RequestRecord:
         """One that is answered, with these decisions."""
         record = self.begin(headers)
         at = record.arrived_at
@@ -65,7 +65,7 @@ class Subject:
         record.describe(SamplingParams(max_tokens=9), matrix_digest="abc", is_stream=True)
         sequence = record.sequence(130)
         times = RequestTimes(at + 0.001, at + 0.002, at + 0.004, 3, 16)
-        sequence.delta(TokenDelta("id-1", [1], times=times, attention=list(uses or (PROVEN, DECODE))))
+        sequence.delta(TokenDelta("id-1", [1], times=times, path_uses=list(uses or (PROVEN, DECODE))))
         sequence.tokens(1)
         sequence.delta(TokenDelta("id-1", [2], FinishReason.STOP))
         sequence.tokens(1)

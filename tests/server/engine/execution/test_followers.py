@@ -21,7 +21,7 @@ from server.engine.execution.worker import LaunchFailed
 from server.engine.operators.dispatch import Choice
 from server.errors import ModelError
 from server.protocol.liveness import START_KILLED_AFTER_S
-from server.protocol.messages import AttentionUse
+from server.protocol.messages import PathUse
 
 RUNNING = [("path.b", "of a step that is not done")]
 # Rank 0 of two, which would wait for ever.
@@ -90,7 +90,7 @@ def test_rank_0_gives_what_others_leave_to_pytorch_once(tmp_path: Path) -> None:
 
 def launch_failed() -> LaunchFailed:
     decision: Decision[Any] = Decision("a shape", "path.a", Status.PROVEN, "path.a", (), (), None)  # type: ignore[arg-type]
-    choice = Choice(decision, lambda *_: None, AttentionUse("decode", "path.a", "proven", []), False)
+    choice = Choice(decision, lambda *_: None, PathUse("decode", "path.a", "proven", []), False)
     return LaunchFailed(choice, RuntimeError("Triton Error [CUDA]: out of memory"))
 
 

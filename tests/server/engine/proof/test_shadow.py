@@ -23,7 +23,7 @@ from qualification.decision.decision import Decision
 from server.engine.operators.dispatch import Choice, Dispatcher, PhasePart
 from server.engine.proof.shadow_check import ALERT_S, MEMORY_S, ShadowBudget, ShadowCheck
 from server.engine.proof.shadow_sample import MOST_ROWS, drawn_rows, judge_sample, take_sample
-from server.protocol.messages import AttentionUse, SamplingParams, ShadowReport, Submit
+from server.protocol.messages import PathUse, SamplingParams, ShadowReport, Submit
 
 Spoil = Callable[[Tensor], None]
 LATER_S = 100.0  # after the interval and after the dense checks that follow a mismatch
@@ -429,7 +429,7 @@ def choice_of(phase: Phase) -> Choice:
     path = path_named("sdpa.cpu")
     decision: Decision = None  # type: ignore[assignment] -- not looked at
     assert path.run is not None
-    return Choice(decision, path.run, AttentionUse(phase.value, path.name, "proven", []), is_capturable=True)
+    return Choice(decision, path.run, PathUse(phase.value, path.name, "proven", []), is_capturable=True)
 
 
 def flags_of(kind: str, num_rows: int) -> AttentionFlags:

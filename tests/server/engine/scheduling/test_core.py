@@ -14,8 +14,8 @@ from server.engine.scheduling.sequence import Batch
 from server.http.openai.requests import MAX_LOGPROBS
 from server.protocol import wire
 from server.protocol.messages import (
-    AttentionUse,
     FinishReason,
+    PathUse,
     SamplingParams,
     StepOutput,
     StepRecord,
@@ -34,7 +34,7 @@ class CountingRunner:
         self.answer: Callable[[Batch, int], int | None] = lambda batch, row: batch.context_lens[row]
 
     def launch(self, batch: Batch) -> Done:
-        uses = {phase: [AttentionUse(phase.value, f"fake.{phase.value}", "proven", [])] for phase in Phase}
+        uses = {phase: [PathUse(phase.value, f"fake.{phase.value}", "proven", [])] for phase in Phase}
         return Done(StepResult([self.answer(batch, row) for row in batch.sampled_rows], uses=uses))
 
 
@@ -221,7 +221,7 @@ def test_the_first_token_has_times_and_each_decision_once() -> None:
     assert times.submitted_at < times.scheduled_at < times.first_token_at
     assert times.num_chunks == 2
     assert all(delta.times is None for delta in found[1:])
-    phases = [[use.phase for use in delta.attention] if delta.attention else None for delta in found]
+    phases = [[use.phase for use in delta.path_uses] if delta.path_uses else None for delta in found]
     assert phases == [["prefill", "extend"], ["prefill", "extend", "decode"], None, ["prefill", "extend", "decode"]]
 
 

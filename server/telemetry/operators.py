@@ -21,7 +21,7 @@ _KEPT_CHECKS = 16
 _BUILD_FIELDS = ("gpu", "sm", "driver", "cuda", "torch", "triton")
 
 
-class AttentionMetrics:
+class OperatorMetrics:
     def __init__(self, make: MetricFactory, model: str, version: str) -> None:
         self._model = model
         self._version = version
