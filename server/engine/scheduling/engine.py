@@ -407,8 +407,8 @@ class Engine:
             peak_temporary_bytes=peaks,
             matmul_fallbacks=self._take_fallbacks(),
             oom_stage=result.oom_stage,
-            num_prefix_queried_tokens=batch.num_queried if batch else 0,
-            num_prefix_hit_tokens=batch.num_found if batch else 0,
+            num_prefix_queried_tokens=batch.num_prefix_queried_tokens if batch else 0,
+            num_prefix_hit_tokens=batch.num_prefix_hit_tokens if batch else 0,
         )
         return StepOutput(record, self._outputs.take())
 

@@ -38,10 +38,10 @@ class SchedulerLimits:
 class _StepPlan:
     """The prompts that the scheduler has chosen for a step so far, beside its decode rows.
 
-    prompts      each with the number of its tokens to compute
-    forks        each with the sequence whose prompt the step ends; `page_copies` are theirs
-    num_queried  tokens of the prompts that were admitted for the first time and looked up in the pages of others
-    num_found    tokens that were found there
+    prompts  each with the number of its tokens to compute
+    forks    each with the sequence whose prompt the step ends; `page_copies` are theirs
+    num_prefix_queried_tokens  of prompts that were admitted for the first time, looked up in the pages of others
+    num_prefix_hit_tokens      those of them that were found there
     """
 
     num_decode: int
@@ -49,8 +49,8 @@ class _StepPlan:
     prompts: list[tuple[Sequence, int]] = field(default_factory=list)
     forks: list[tuple[Sequence, Sequence]] = field(default_factory=list)
     page_copies: list[tuple[int, int]] = field(default_factory=list)
-    num_queried: int = 0
-    num_found: int = 0
+    num_prefix_queried_tokens: int = 0
+    num_prefix_hit_tokens: int = 0
 
     def batch(self, decode: Batch, pool: PagePool) -> Batch:
         """Return the batch of these prompts and the decode rows."""
@@ -68,8 +68,8 @@ class _StepPlan:
             num_prefill=len(whole),
             num_extend=len(chunks),
             num_preempted=self.num_preempted,
-            num_queried=self.num_queried,
-            num_found=self.num_found,
+            num_prefix_queried_tokens=self.num_prefix_queried_tokens,
+            num_prefix_hit_tokens=self.num_prefix_hit_tokens,
             forks=tuple([BatchFork(row_of[leader], seq) for leader, seq in self.forks]),
             page_copies=tuple(self.page_copies),
         )
@@ -374,21 +374,21 @@ class Scheduler:
         # The last token is computed in any case: its logits give the next one.
         keys = () if seq.page_keys is None else seq.page_keys.each((num_tokens - 1) // page_size, seq.tokens)
         headroom = self._headroom if self._running else 0
-        num_found = self._pool.admit(seq.request_id, num_tokens, keys, headroom=headroom)
-        if num_found is None:
+        num_hit_pages = self._pool.admit(seq.request_id, num_tokens, keys, headroom=headroom)
+        if num_hit_pages is None:
             return False
         self._waiting.remove(seq)
         self._running[seq.request_id] = self._prefilling[seq.request_id] = seq
         seq.status = Status.RUNNING
-        seq.num_computed = num_found * page_size
-        seq.num_published = num_found
+        seq.num_computed = num_hit_pages * page_size
+        seq.num_published = num_hit_pages
         if seq.scheduled_at is None:
             seq.scheduled_at = now
             self._num_admitted_tokens += num_tokens
             seq.num_cached = seq.num_computed
             if seq.page_keys is not None:
-                step.num_queried += num_tokens
-                step.num_found += seq.num_cached
+                step.num_prefix_queried_tokens += num_tokens
+                step.num_prefix_hit_tokens += seq.num_cached
         return True
 
 

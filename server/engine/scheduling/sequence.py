@@ -162,8 +162,8 @@ class Batch:
     num_prefill: int
     num_extend: int
     num_preempted: int = 0  # sequences preempted to make room for this batch
-    num_queried: int = 0  # tokens of newly admitted prompts that were looked up in cached pages
-    num_found: int = 0  # those of them that were found and need not be computed
+    num_prefix_queried_tokens: int = 0  # tokens of newly admitted prompts that were looked up in cached pages
+    num_prefix_hit_tokens: int = 0  # those of them that were found and need not be computed
     forks: tuple[BatchFork, ...] = ()
     page_copies: tuple[tuple[int, int], ...] = ()
 

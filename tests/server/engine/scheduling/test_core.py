@@ -147,8 +147,8 @@ def test_scores_that_would_fill_no_message_are_refused() -> None:
         assert len(wire.frame(output)) < wire.MAX_FRAME_BYTES  # with short ones beside it
 
 
-@pytest.mark.parametrize(("answer", "num_found"), [(1, 8), (None, 0)])
-def test_pages_of_a_failed_request_are_not_found(answer: int | None, num_found: int) -> None:
+@pytest.mark.parametrize(("answer", "num_hits"), [(1, 8), (None, 0)])
+def test_pages_of_a_failed_request_are_not_found(answer: int | None, num_hits: int) -> None:
     runner = CountingRunner()
     runner.answer = lambda batch, row: answer if batch.sequences[row].request_id == "first" else 1
     scheduler = Scheduler(SchedulerLimits(64, 8, 32), PagePool(32, 4), shares_pages=True)
@@ -158,7 +158,7 @@ def test_pages_of_a_failed_request_are_not_found(answer: int | None, num_found: 
     subject.submit(submit("heir", 10))
     output = subject.step()
     assert output is not None
-    assert output.record.num_prefix_hit_tokens == num_found
+    assert output.record.num_prefix_hit_tokens == num_hits
 
 
 def test_rows_that_cannot_be_computed_end_and_the_others_go_on() -> None:
