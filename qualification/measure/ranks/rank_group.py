@@ -98,7 +98,7 @@ class RankGroup:
         self.peers = RankPeers(0, world, device)
         self.is_idle = True  # false from a call's beginning on, until it has ended on this rank
 
-    def tell(self, command: RankCommand) -> None:
+    def send(self, command: RankCommand) -> None:
         """Have all others do this, after all earlier commands."""
         line = msgspec.json.encode(command) + b"\n"
         for file in self._files:
@@ -109,7 +109,7 @@ class RankGroup:
         """End the others. is_idle: no call was interrupted, so that all can leave the group, which NCCL waits for."""
         self._ranks.expect_ends()
         if is_idle:
-            self.tell(RankEnd())
+            self.send(RankEnd())
             dist.destroy_process_group()
         self._ranks.close(_END_S if is_idle else 0.0)
         for file in self._files:
@@ -130,14 +130,14 @@ class GroupRun:
 
     def __call__(self, case: CollectiveCase, part: Tensor, follows: AddNorm | None, out: Tensor) -> None:
         self._group.is_idle = False
-        self._group.tell(RankCall(self._path, str(case.shape), case.name, case.seed))
+        self._group.send(RankCall(self._path, str(case.shape), case.name, case.seed))
         peers = self._group.peers.of(self._path, part.shape[1] * part.element_size())
         self._run(peers, part, follows, out)
         self._group.is_idle = True
 
     def everywhere(self, own: Tensor) -> Tensor:
         self._group.is_idle = False
-        self._group.tell(RankGather())
+        self._group.send(RankGather())
         found = gathered(own, self._group.world)
         self._group.is_idle = True
         return found

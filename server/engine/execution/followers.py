@@ -67,10 +67,10 @@ MEET_S = 2 * START_KILLED_AFTER_S
 FOLLOWER = "server.engine.follower"
 
 
-class Tells(Protocol):
+class SendsCommands(Protocol):
     """Part of `Followers` that rank 0's worker uses."""
 
-    def tell(self, command: Command, buffer: StepBuffer | None = None) -> None: ...
+    def send(self, command: Command, buffer: StepBuffer | None = None) -> None: ...
 
 
 class RankIdentity(msgspec.Struct, frozen=True):
@@ -136,7 +136,7 @@ class Followers:
             send(connection, frame_of(Begin(settings, rank, meeting, decisions, self.shares_memory)))
         return meet_ranks(meeting, 0, self.world, identity)
 
-    def tell(self, command: Command, buffer: StepBuffer | None = None) -> None:
+    def send(self, command: Command, buffer: StepBuffer | None = None) -> None:
         """Send a command to every rank, after all earlier ones, with the inputs of its step."""
         inputs = memoryview(b"") if buffer is None else buffer.data.numpy().data
         frame = frame_of(command, len(inputs))
@@ -248,39 +248,39 @@ class LeadingWorker(Worker):
         tokens: SampledTokens,
         *,
         rank: Ranks,
-        followers: Tells,
+        followers: SendsCommands,
     ) -> None:
         super().__init__(decoder, kv, dispatcher, tokens, rank=rank)
         self._followers = followers
-        self._told = dispatcher, dispatcher.revision
+        self._sent_decisions = dispatcher, dispatcher.revision
         self._index_of: dict[GraphKey, int] = {}
         self._timed: int | None = None  # of the graph that `others_repeat` names; None: the recorded step
         self._is_announced = False  # whether the others compute what `_ending` is about
-        followers.tell(Allocate(kv.num_pages, tokens.latest.numel()))
+        followers.send(Allocate(kv.num_pages, tokens.latest.numel()))
 
     def least_of(self, num_bytes: int) -> int:
         """Return the least of `num_bytes`, which rank 0 has left beside the largest step, and of the others' memory."""
-        self._followers.tell(CompareMemory())
+        self._followers.send(CompareMemory())
         return self.rank.least(num_bytes)
 
     def declare(self, sizes: GraphSizes, max_context: int) -> dict[GraphKey, StepLayout]:
         """Declare the layouts as every worker does."""
-        self._followers.tell(Declare(sizes, max_context))
+        self._followers.send(Declare(sizes, max_context))
         layouts = super().declare(sizes, max_context)
         self._index_of = {key: index for index, key in enumerate(layouts)}
         return layouts
 
     def run_padding(self, key: GraphKey) -> None:
         """Run padding as every worker does. Raises DeviceLost where this rank fails."""
-        self._tell_decisions()
-        self._followers.tell(RunPadding(self._index_of[key]))
+        self._send_decisions()
+        self._followers.send(RunPadding(self._index_of[key]))
         with self._ending():
             super().run_padding(key)
 
     def capture(self, key: GraphKey, capture: Capture) -> StepAttention:
         """Capture as all workers do, while the other ranks record theirs. Raises DeviceLost where this rank fails."""
-        self._tell_decisions()
-        self._followers.tell(Record(self._index_of[key]))
+        self._send_decisions()
+        self._followers.send(Record(self._index_of[key]))
         with self._ending():
             return super().capture(key, capture)
 
@@ -296,7 +296,7 @@ class LeadingWorker(Worker):
         Raises DeviceLost where this rank fails to.
         """
         with self._ending():
-            self._followers.tell(Repeat(self._timed))
+            self._followers.send(Repeat(self._timed))
             self._is_announced = True
             yield
 
@@ -322,13 +322,13 @@ class LeadingWorker(Worker):
         if self.dispatcher.products is not None:
             self.dispatcher.products.check(0, num_rows)
         with self._ending():
-            self._followers.tell(ComputeLogits(num_rows))
+            self._followers.send(ComputeLogits(num_rows))
             self._is_announced = True
             return super().logits(self.rank.share(hidden_rows.contiguous()))
 
     def copy_pages(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy pages on every rank, as a worker does on its own."""
-        self._followers.tell(CopyPages(tuple(copies)))
+        self._followers.send(CopyPages(tuple(copies)))
         super().copy_pages(copies)
 
     def launch(self, *given: Any, **named: Any) -> Tensor:
@@ -339,32 +339,32 @@ class LeadingWorker(Worker):
     def _announce(self, buffer: StepBuffer) -> None:
         self._is_announced = True
         if buffer.key is not None:  # whose graph holds its decisions
-            self._followers.tell(Replay(self._index_of[buffer.key]), buffer)
+            self._followers.send(Replay(self._index_of[buffer.key]), buffer)
             return
-        self._tell_decisions()
+        self._send_decisions()
         layout = buffer.layout
-        self._followers.tell(Launch(layout.parts, layout.num_sampled, buffer.has_pending), buffer)
+        self._followers.send(Launch(layout.parts, layout.num_sampled, buffer.has_pending), buffer)
 
     def _announce_record(self, buffer: StepBuffer) -> None:
         self._timed = None
-        self._tell_decisions()
+        self._send_decisions()
         layout = buffer.layout
-        self._followers.tell(RecordStep(layout.parts, layout.num_sampled, buffer.has_pending), buffer)
+        self._followers.send(RecordStep(layout.parts, layout.num_sampled, buffer.has_pending), buffer)
         self._is_announced = True
 
     def _share_choice(self, num_rows: int) -> None:
         """Share the choice. Raises DeviceLost where this rank lacks memory: the others wait for the tokens by then."""
-        self._followers.tell(ShareTokens(num_rows))
+        self._followers.send(ShareTokens(num_rows))
         try:
             self.rank.share(self.tokens.latest[:num_rows])
         except torch.OutOfMemoryError as error:
             raise loss_of_step(error, self.rank.index, self.rank.world) from error
 
-    def _tell_decisions(self) -> None:
+    def _send_decisions(self) -> None:
         now = self.dispatcher, self.dispatcher.revision
-        if now != self._told:
-            self._told = now
-            self._followers.tell(Decide(decisions_of(self.dispatcher)))
+        if now != self._sent_decisions:
+            self._sent_decisions = now
+            self._followers.send(Decide(decisions_of(self.dispatcher)))
 
     @contextmanager
     def _ending(self) -> Iterator[None]:

@@ -13,7 +13,7 @@ class Part(Enum):
     FORWARD = "forward"  # the model; on a GPU its launch, by graph or kernel by kernel
     SAMPLE = "sample"  # logits and tokens, likewise
     WAIT = "wait"  # until the device has computed the tokens
-    REPORT = "tell"  # write the tokens into sequences and messages
+    REPORT = "report"  # write the tokens into sequences and messages
 
 
 Mark = Callable[[Part], None]  # the stepping thread is at this part from now on

@@ -214,7 +214,7 @@ def _build(
     shadow = _shadow_check(settings, subject, dispatcher)
     ready = _ready(subject, plan, engine, runner, take_fallbacks(), longest_silence_s=longest_silence_s)
     if followers is not None:
-        followers.tell(Started())
+        followers.send(Started())
         ready = msgspec.structs.replace(ready, has_peer_memory=followers.shares_memory)
     operator_quarantine = OperatorQuarantine(dispatcher, plan.evidence)
     return BuiltEngine(engine, runner, ready, attestor, attested, operator_quarantine, quarantine, shadow, followers)
@@ -240,7 +240,7 @@ def _load(
         file = own_file(cache_folder(settings), "products", subject.fingerprint)
         matmul_fallbacks = choose_products(decoder, subject.limits, file, subject.device)
         if followers is not None:
-            followers.tell(ChooseProducts(str(file.absolute())))
+            followers.send(ChooseProducts(str(file.absolute())))
     return decoder, matmul_fallbacks
 
 

@@ -17,9 +17,9 @@ class StartProgress:
     large checkpoint, or of one kernel after another, a minute may pass in one call.
     """
 
-    def __init__(self, tell: Callable[[str, int], None], *, every_s: float = EVERY_S) -> None:
-        """`tell` is called on a thread of its own."""
-        self._tell = tell
+    def __init__(self, report: Callable[[str, int], None], *, every_s: float = EVERY_S) -> None:
+        """`report` is called on a thread of its own."""
+        self._report = report
         self._every_s = every_s
         self._stage = "starting"
         self._num_noted = 0
@@ -38,12 +38,12 @@ class StartProgress:
         self._thread.join()
 
     def _run(self) -> None:
-        told = None
+        reported = None
         while not self._ended.wait(self._every_s):
             now = self._stage, self._num_noted + num_compiles() + _num_moved()
-            if now != told:
-                told = now
-                self._tell(*now)
+            if now != reported:
+                reported = now
+                self._report(*now)
 
 
 def _num_moved() -> int:

@@ -68,7 +68,7 @@ def prompt_of(fields: CountTokensRequest) -> dict[str, Any]:
         body |= _output(fields.output_config)
     if fields.model is not None:
         body["model"] = fields.model
-    tools = [_tool(tool) for tool in _told(fields)]
+    tools = [_tool(tool) for tool in _offered_tools(fields)]
     if tools:
         body["tools"] = tools
     choice = fields.tool_choice
@@ -81,10 +81,10 @@ def prompt_of(fields: CountTokensRequest) -> dict[str, Any]:
     return body
 
 
-def _told(fields: CountTokensRequest) -> list[Tool]:
-    """The tools that the model is told of.
+def _offered_tools(fields: CountTokensRequest) -> list[Tool]:
+    """Return the tools that the template gets.
 
-    A deferred one is told where the client's search has found it, or `tool_choice` names it. All are where
+    A deferred one is among them where the client's search has found it, or `tool_choice` names it. All are where
     Anthropic's servers would search, which is not implemented.
     """
     tools = [tool for tool in fields.tools if isinstance(tool, Tool)]

@@ -124,7 +124,7 @@ class Told:
     def __init__(self) -> None:
         self.commands: list[Command] = []
 
-    def tell(self, command: Command, buffer: StepBuffer | None = None) -> None:  # noqa: ARG002
+    def send(self, command: Command, buffer: StepBuffer | None = None) -> None:  # noqa: ARG002
         self.commands.append(command)
 
     def has(self, kind: type[object]) -> bool:
