@@ -16,13 +16,13 @@ from qualification.common.flags import add_command
 from qualification.common.table import table
 from qualification.evidence.evidence import SUITE, Evidence
 from qualification.evidence.full_model import FullModel
+from qualification.evidence.gpu_folder import gpu_folder
 from qualification.evidence.matrix import (
     MATRICES,
     SCHEMA,
     Key,
     Matrix,
     MatrixError,
-    gpu_folder,
     load_matrix,
     matrix_files,
     save_matrix,

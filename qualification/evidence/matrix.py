@@ -19,7 +19,6 @@ A file is JSON of one evidence a line, sorted, so that a diff of two shows what 
 
 import hashlib
 import json
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -36,6 +35,7 @@ from kernels.vocabulary.path import Reject, Rejection
 from qualification.common.regular_file import read_regular
 from qualification.evidence.evidence import SUITE, Evidence
 from qualification.evidence.full_model import FullModel
+from qualification.evidence.gpu_folder import gpu_folder
 from qualification.evidence.matrix_rows import Row, Run, evidence_of, rows_of
 from qualification.evidence.possible import refuse_impossible, refuse_impossible_model
 
@@ -163,11 +163,6 @@ def load_matrices(folder: Path, fingerprint: Fingerprint) -> Matrix:
             if older is None or _weight(evidence, fingerprint) > _weight(older, fingerprint):
                 found[key] = evidence
     return Matrix(MappingProxyType(found), digest.hexdigest() if files else None, tuple(problems))
-
-
-def gpu_folder(gpu: str) -> str:
-    """The folder of a GPU's matrix files: "NVIDIA H200" -> "nvidia-h200"."""
-    return re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-") or "unnamed"
 
 
 def _refuse_doubled_names(text: str) -> None:

@@ -12,8 +12,9 @@ from qualification.common.progress import ProgressLine
 from qualification.decision.defaults import Choices, limits_of
 from qualification.decision.model_shapes import plan_shapes
 from qualification.evidence.evidence import Evidence
+from qualification.evidence.gpu_folder import gpu_folder
 from qualification.evidence.ledger import Ledger, Target, missing_of
-from qualification.evidence.matrix import MatrixError, gpu_folder
+from qualification.evidence.matrix import MatrixError
 from qualification.evidence.summary import counts, summary
 from qualification.evidence.verdicts import Finding, judge
 from qualification.measure.qualify import Pair

@@ -15,7 +15,8 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 
-from qualification.evidence.matrix import MATRICES, gpu_folder
+from qualification.evidence.gpu_folder import gpu_folder
+from qualification.evidence.matrix import MATRICES
 from server.cli.main import build_parser
 from server.cli.parser import parsed
 from server.settings import PREFIX, read_settings

@@ -19,7 +19,8 @@ from qualification.canary.performance import Pairs, Rules, judge_performance
 from qualification.canary.plan import Reviewed, dtype_of, judge_plan, reviewed_matrix
 from qualification.canary.report import Result, as_junit, as_markdown
 from qualification.canary.verdict import Outcome, Stage, Verdict, exit_code, judge_service
-from qualification.evidence.matrix import gpu_folder, save_matrix
+from qualification.evidence.gpu_folder import gpu_folder
+from qualification.evidence.matrix import save_matrix
 
 RULES = Rules(num_looks=1, lengths=(96,))
 NOT_PROVEN = ("unproven", "stale", "failed", "quarantined", "a word of tomorrow")

@@ -22,7 +22,8 @@ from qualification.commands.matrix import verify
 from qualification.common.exit_code import ExitCode
 from qualification.evidence.choice import choice_of
 from qualification.evidence.evidence import SUITE, Evidence, Timing
-from qualification.evidence.matrix import gpu_folder, load_matrix, save_matrix
+from qualification.evidence.gpu_folder import gpu_folder
+from qualification.evidence.matrix import load_matrix, save_matrix
 from qualification.evidence.summary import summary
 from qualification.evidence.verdicts import Difference, Harm, Side, differences, exit_code_of
 from qualification.measure.start_plan import own_file

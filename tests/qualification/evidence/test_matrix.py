@@ -17,12 +17,12 @@ from kernels.vocabulary.path import Reject
 from kernels.vocabulary.shape import Phase
 from qualification.evidence.evidence import SUITE, summarize
 from qualification.evidence.full_model import Attention, FullModel, ModelTiming
+from qualification.evidence.gpu_folder import gpu_folder
 from qualification.evidence.matrix import (
     MATRICES,
     SCHEMA,
     Matrix,
     MatrixError,
-    gpu_folder,
     load_matrices,
     load_matrix,
     save_matrix,

@@ -26,7 +26,8 @@ from qualification.decision.defaults import Choices, limits_of
 from qualification.decision.model_shapes import experts_shapes_needed
 from qualification.decision.presets import preset_named
 from qualification.evidence.evidence import Evidence
-from qualification.evidence.matrix import Matrix, gpu_folder, load_matrix, save_matrix
+from qualification.evidence.gpu_folder import gpu_folder
+from qualification.evidence.matrix import Matrix, load_matrix, save_matrix
 from qualification.evidence.summary import summary
 from qualification.measure.faults.experts_faults import ExpertsFault, wrong_experts
 from qualification.measure.qualify import Bench, qualify

@@ -17,7 +17,8 @@ from kernels.vocabulary.shape import AttentionShape, Dtype
 from qualification.decision.decision import Policy, Status
 from qualification.decision.model_shapes import AttentionSignature, ServingLimits, shapes_needed
 from qualification.evidence.evidence import Evidence, Timing
-from qualification.evidence.matrix import gpu_folder, load_matrix, save_matrix
+from qualification.evidence.gpu_folder import gpu_folder
+from qualification.evidence.matrix import load_matrix, save_matrix
 from qualification.measure.costs.ceilings import Ceilings
 from qualification.measure.qualify import Bench, Pair, qualify
 from qualification.measure.start_plan import MatrixVerdict, Plan, make_plan, own_file
