@@ -11,10 +11,8 @@ from kernels.identity.known_kernels import NAMED, OPERATORS
 from kernels.vocabulary.operators import AnyShape, Operator
 from kernels.vocabulary.path import AnyPath
 from qualification.attest.promise import Promise, kernels_promised, promise_of
-from qualification.decision.decision import Decision, Status
+from qualification.decision.decision import Decision
 from qualification.evidence.evidence import Evidence
-
-VALID = frozenset({Status.PROVEN, Status.PROVISIONAL})  # evidence that holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +49,7 @@ def operator_promises(
         entry = evidence.get((decision.shape, path.name))
         is_of_it = entry is not None and entry.source_digest == path.source_digest
         held, unheld = found.setdefault(path.operator, ({}, {}))
-        (held if decision.status in VALID else unheld)[promise_of(path, entry if is_of_it else None)] = None
+        (held if decision.status.is_valid else unheld)[promise_of(path, entry if is_of_it else None)] = None
     return {operator: OperatorPromises(tuple(held), tuple(unheld)) for operator, (held, unheld) in found.items()}
 
 

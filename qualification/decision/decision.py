@@ -27,6 +27,11 @@ class Status(Enum):
     FAILED = "failed"  # measured, and a check failed
     QUARANTINED = "quarantined"  # it broke in service, an operator took it out, or the machine's set-up refuses it
 
+    @property
+    def is_valid(self) -> bool:
+        """Return whether evidence that holds proves the path, reviewed or this machine's own."""
+        return self in (Status.PROVEN, Status.PROVISIONAL)
+
 
 class Policy(Enum):
     """The handling of a shape without valid evidence at start-up."""
@@ -70,12 +75,11 @@ def decisions_of(
     return cast("dict[ShapeT, Decision[ShapeT]]", of_operator)
 
 
-_PROOF = frozenset({Status.PROVEN, Status.PROVISIONAL})
 _MAY_SERVE: dict[Policy, frozenset[Status]] = {
     Policy.REFUSE: frozenset({Status.PROVEN}),
-    Policy.QUALIFY: _PROOF,
+    Policy.QUALIFY: frozenset({Status.PROVEN, Status.PROVISIONAL}),
     # What was measured and found wrong, or broke in service, serves under no policy.
-    Policy.DEGRADE: _PROOF | {Status.STALE, Status.UNPROVEN},
+    Policy.DEGRADE: frozenset({Status.PROVEN, Status.PROVISIONAL, Status.STALE, Status.UNPROVEN}),
 }
 # Among those that may serve, and to name the state of a shape that nothing serves.
 _RANK = {status: rank for rank, status in enumerate(Status)} | {Status.PROVISIONAL: 0}
@@ -114,7 +118,7 @@ class Standing:
 
     def rejections(self, policy: Policy) -> tuple[Rejection, ...]:
         """All that stands against it under this policy: what it cannot compute, else what is not proven of it."""
-        if self.limits or self.doubt is None or self.status in _MAY_SERVE[policy] & _PROOF:
+        if self.limits or self.doubt is None or (self.status.is_valid and self.status in _MAY_SERVE[policy]):
             return self.limits
         return (self.doubt,)
 
@@ -191,7 +195,7 @@ def _standing(
     if path.run is None and not limits:
         limits = (Rejection(Reject.ARCH, "its module cannot be imported here"),)
     status, doubt, evidence, is_reviewed = _status(path, shape, fingerprint, book)
-    timing = evidence.believed_timing if evidence is not None and status in _PROOF else None
+    timing = evidence.believed_timing if evidence is not None and status.is_valid else None
     if (taken_out := excluded.get((path.name, str(shape)), path.refused)) is not None:
         status, doubt = Status.QUARANTINED, taken_out
     may_compete = fingerprint.device in path.competes_on
@@ -265,9 +269,9 @@ def _chosen(able: list[Standing]) -> Standing | None:
 
 def _notes(able: list[Standing], chosen: Standing | None) -> tuple[str, ...]:
     """Explain a choice to operators: a fallback that competed and won, and times that are not believed."""
-    if chosen is None or chosen.status not in _PROOF:
+    if chosen is None or not chosen.status.is_valid:
         return ()
-    proven = [standing for standing in able if standing.status in _PROOF]
+    proven = [standing for standing in able if standing.status.is_valid]
     beaten = [standing for standing in proven if beats(chosen.rated(), standing.rated())]
     notes = [
         f"{chosen.path.name} takes {_us(chosen)}, {standing.path.name} {_us(standing)}: the faster serves"
@@ -317,7 +321,7 @@ def _wanted(
 
 def _preferred_until_it_broke(standings: list[Standing], policy: Policy) -> Standing | None:
     """The path that broke in service and would go before all that may serve now, by its time and its tier."""
-    able = [standing for standing in standings if standing.may_serve(policy) and standing.status in _PROOF]
+    able = [standing for standing in standings if standing.may_serve(policy) and standing.status.is_valid]
     broken = [
         standing
         for standing in standings

@@ -160,7 +160,7 @@ def missing_pairs(
         for path in paths:
             status, _ = path_standing(path, shape, fingerprint=fingerprint, book=book)
             is_able = path.run is not None and path.refused is None and not path.rejects(shape, fingerprint)
-            is_known = status in {Status.PROVEN, Status.PROVISIONAL, Status.FAILED}
+            is_known = status.is_valid or status is Status.FAILED
             if is_able and not is_known and (path.name, str(shape)) not in quarantined:
                 pairs.append((shape, path))
     return pairs

@@ -5,11 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from kernels.vocabulary.operators import buckets_of, phase_of
-from qualification.decision.decision import Decision, Pairs, ShapeT, Status
+from qualification.decision.decision import Decision, Pairs, ShapeT
 from server.protocol.messages import DispatchCount, PathUse
 from server.protocol.plan_rows import counted_bucket
-
-_VALID = frozenset({Status.PROVEN, Status.PROVISIONAL})
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +34,7 @@ def fallback_uses(served: Iterable[ServedShape]) -> list[PathUse]:
     """Return the distinct decisions that are fallbacks, or whose evidence does not hold."""
     found: list[PathUse] = []
     for it in served:
-        if it.decision.path is not None and (it.decision.is_fallback or it.decision.status not in _VALID):
+        if it.decision.path is not None and (it.decision.is_fallback or not it.decision.status.is_valid):
             use = use_of(it.decision)
             found += [] if use in found else [use]
     return found

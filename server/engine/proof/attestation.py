@@ -21,7 +21,7 @@ from kernels.vocabulary.operators import AnyShape, Operator
 from kernels.vocabulary.path import AnyPath, KernelPath
 from kernels.vocabulary.shape import Phase
 from qualification.attest.explain import explain
-from qualification.attest.operator_promises import VALID, OperatorMismatch, OperatorPromises, operator_mismatches
+from qualification.attest.operator_promises import OperatorMismatch, OperatorPromises, operator_mismatches
 from qualification.attest.promise import (
     Promise,
     attention_markers,
@@ -228,7 +228,7 @@ class Attestor:
         if not seconds:
             return None
         bad = [choice for choice, _ in wrong]
-        good = [choice for choice, _ in served if choice not in bad and choice.decision.status in VALID]
+        good = [choice for choice, _ in served if choice not in bad and choice.decision.status.is_valid]
         proven = {operator.value: promises.proven(seconds) for operator, promises in self._others().items()}
         proven[Operator.ATTENTION.value] = kernels_promised((self.promises.of(choice) for choice in good), seconds)
         found = explain(seconds, proven, in_attention=seen.seconds_in_calls)
