@@ -25,12 +25,12 @@ logger = logging.getLogger(__name__)
 class _Graph:
     """A captured step. `choices`: what its attention ran on; `launches`: how often, by window, for each part.
 
-    products  the decisions for its products and experts
+    others  the decisions for its other operators
     latest  the attention of its latest step, and how many rows and tokens that had
     """
 
     choices: tuple[Choice, ...]
-    products: tuple[Decision[AnyShape], ...]
+    others: tuple[Decision[AnyShape], ...]
     launches: tuple[Mapping[int | None, int], ...]
     latest: "tuple[tuple[int, ...], StepAttention] | None" = None
 
@@ -83,7 +83,7 @@ class StepGraphs:
                 continue
             progress(f"{index}/{len(self.layouts)} {key.label}")
             attention = self._worker.capture(key, capture)
-            self._graphs[key] = _Graph(attention.choices, attention.products(), attention.launches)
+            self._graphs[key] = _Graph(attention.choices, attention.other_decisions(), attention.launches)
         self._revision = self._worker.dispatcher.revision
 
     def find(self, batch: Batch) -> GraphStep | None:
@@ -136,7 +136,7 @@ class StepGraphs:
             now = self._worker.attend_graph(key)
         except NoPathError:
             return True
-        return now.choices != graph.choices or now.products() != graph.products
+        return now.choices != graph.choices or now.other_decisions() != graph.others
 
     def _counted(self, key: GraphKey, graph: _Graph, batch: Batch) -> StepAttention:
         """Return the attention that counts a replay: of the batch's sequences and tokens, not of the padded ones."""

@@ -33,7 +33,7 @@ from server.engine.execution.worker import Worker
 from server.engine.operators.decisions import NoPathError
 from server.engine.operators.dispatch import Dispatcher
 from server.engine.operators.launch_errors import is_device_lost
-from server.engine.operators.step_attention import Served, StepAttention
+from server.engine.operators.step_attention import ServedStep, StepAttention
 from server.engine.proof.shadow_check import ShadowCheck, Tap
 from server.engine.scheduling.runner_api import BatchError, ChoiceError, StepResult
 from server.engine.scheduling.sequence import Batch, Sequence
@@ -70,7 +70,7 @@ class Launched:
     read: Callable[[], list[int]]
     rows: tuple[int, ...]
     is_dense: bool
-    served: Served
+    served: ServedStep
     quarantined: list[tuple[str, str]]
     on_read: Callable[[], None]
     mark: Mark

@@ -34,7 +34,7 @@ class _Filling:
 
     buffer: StepBuffer
     host: HostViews
-    decode: "DecodeRows | None"
+    decode: "WrittenDecodeRows | None"
 
 
 class StepWriter:
@@ -59,7 +59,7 @@ class StepWriter:
         self._padding_slots = np.zeros(0, np.int64)
         self._memories = [self._memory(0) for _ in range(2)]
         self._turn = 0
-        self._latest: list[DecodeRows | None] = [None, None]  # which wrote to the memories last
+        self._latest: list[WrittenDecodeRows | None] = [None, None]  # which wrote to the memories last
         self._graphs: dict[GraphKey, tuple[_Filling, _Filling]] = {}
 
     def declare(self, layouts: Mapping[GraphKey, StepLayout]) -> None:
@@ -107,7 +107,7 @@ class StepWriter:
 
     def _filling(self, key: GraphKey | None, layout: StepLayout, memory: StepMemory) -> _Filling:
         host = memory.host_views(layout)
-        decode = DecodeRows(host, layout, self._page_size, self._padding_slots) if layout.num_decode else None
+        decode = WrittenDecodeRows(host, layout, self._page_size, self._padding_slots) if layout.num_decode else None
         buffer = StepBuffer(key, layout, memory.data[: layout.num_bytes], has_pending=key is not None)
         return _Filling(buffer, host, decode)
 
@@ -154,7 +154,7 @@ class StepWriter:
             sampled[num_rows:] = np.arange(layout.num_tokens - layout.num_decode, layout.num_tokens)
 
 
-class DecodeRows:
+class WrittenDecodeRows:
     """The decode rows of one layout in one memory, which other layouts use too: only what has changed is written."""
 
     def __init__(self, host: HostViews, layout: StepLayout, page_size: int, padding_slots: "NDArray[np.int64]") -> None:

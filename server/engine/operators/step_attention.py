@@ -22,7 +22,7 @@ Beat = Callable[[], None]  # the step makes progress
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedStep:
     """Report of what served a step: each decision with its launches, and the distinct ones of each phase."""
 
     dispatches: list[DispatchCount]
@@ -74,7 +74,7 @@ class StepAttention:
         self._tap = tap
         self._beat = beat
         self._replace = dispatcher.replace if replace_choice is None else replace_choice
-        self._report: Served | None = None
+        self._report: ServedStep | None = None
         self._kv_layers = kv_layers
         self._num_sampled = num_sampled
         self._num_rows = max((part.tokens.stop for part in parts), default=0)  # of a CUDA graph with its padding
@@ -125,7 +125,7 @@ class StepAttention:
             for lane in entry.lanes.values():
                 self._dispatcher.replayed(lane.choice, entry.part)
 
-    def report(self) -> Served:
+    def report(self) -> ServedStep:
         """Return what served the step, which is launched: the same object for every replay that this counts."""
         if self._report is None:
             for entry in self._parts:
@@ -135,7 +135,7 @@ class StepAttention:
             served = self._dispatcher.product_uses(self._num_rows, self._num_sampled)
             if served:
                 uses = {phase: [*of_phase, *served] if of_phase else [] for phase, of_phase in uses.items()}
-            self._report = Served(self.counts(), uses)
+            self._report = ServedStep(self.counts(), uses)
         return self._report
 
     def counts(self) -> list[DispatchCount]:
@@ -153,7 +153,7 @@ class StepAttention:
         found = [(lane.choice.use.path, str(lane.choice.decision.shape)) for _, lane in self._lanes()]
         return [*found, *self._dispatcher.product_pairs(self._num_rows, self._num_sampled)]
 
-    def products(self) -> tuple[Decision[AnyShape], ...]:
+    def other_decisions(self) -> tuple[Decision[AnyShape], ...]:
         """Return the decisions beside attention's that serve the step now."""
         return self._dispatcher.products_of(self._num_rows, self._num_sampled)
 

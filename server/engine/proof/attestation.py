@@ -199,9 +199,9 @@ class Attestor:
         served = [] if attention is None else attention.served()
         wrong = self._mismatches(choices, served, seen)
         kernels = sum(seen.calls, start=seen.outside) if not choices else sum(seen.calls[1:], start=seen.calls[0])
-        # A step that was recorded call by call, of attention, says nothing of its products.
+        # A step that was recorded call by call, of attention, says nothing of its other operators.
         is_whole = bool(seen.outside)
-        wrong_products = [] if attention is None or not is_whole else self._product_mismatches(attention, kernels)
+        wrong_products = [] if attention is None or not is_whole else self._operator_mismatches(attention, kernels)
         self._quarantine([choice for choice, _ in wrong], wrong_products)
         details = [*(detail for _, detail in wrong), *(it.detail for it in wrong_products)]
         return AttestedBatch(
@@ -314,10 +314,10 @@ class Attestor:
             found += [(choice, detail) for choice, _ in served]
         return found
 
-    def _product_mismatches(self, attention: StepAttention, kernels: Mapping[str, int]) -> list[OperatorMismatch]:
-        """Hold the kernels of a step against what is promised of its products, as far as they are this project's."""
+    def _operator_mismatches(self, attention: StepAttention, kernels: Mapping[str, int]) -> list[OperatorMismatch]:
+        """Compare a step's kernels, as far as they are this project's, with what its other operators' paths promise."""
         promised = []
-        for decision in attention.products():
+        for decision in attention.other_decisions():
             if decision.path is not None and decision.path in self.promises.all_paths:
                 path = self.promises.all_paths[decision.path]
                 evidence = self.promises.evidence.get((decision.shape, path.name))
@@ -330,11 +330,11 @@ class Attestor:
         known = self.promises.markers.union(*(self.promises.of(choice).names for choice, _ in served))
         return {name: count for name, count in sorted(kernels.items()) if name in known}
 
-    def _quarantine(self, choices: list[Choice], products: list[OperatorMismatch]) -> None:
+    def _quarantine(self, choices: list[Choice], mismatches: list[OperatorMismatch]) -> None:
         """Take a path that launched unproven kernels from all shapes of its phase or operator."""
         if not self._is_quarantining:
             return
-        for path, operator in dict.fromkeys((it.path, it.operator) for it in products if it.path is not None):
+        for path, operator in dict.fromkeys((it.path, it.operator) for it in mismatches if it.path is not None):
             self._quarantined += self._dispatcher.quarantine(path, operator)
         for path, phase in dict.fromkeys((choice.use.path, choice.decision.shape.phase) for choice in choices):
             self._quarantined += self._dispatcher.quarantine(path, phase)

@@ -32,7 +32,7 @@ from server.engine.scheduling.runner_api import (
     TakeSamples,
 )
 from server.engine.scheduling.scheduler import Scheduler, SequenceTooLong
-from server.engine.scheduling.sequence import PENDING, Batch, Sequence, Status
+from server.engine.scheduling.sequence import PENDING, Batch, Sequence, SequenceStatus
 from server.engine.scheduling.step_parts import Mark, Part, unmarked
 from server.errors import InvalidGrammar, InvalidValue, error_of_code
 from server.log import trace_fields
@@ -280,7 +280,7 @@ class Engine:
     def _end_failed(self, sequences: Iterable[Sequence], error: StepError) -> StepResult:
         """End those of a step's sequences that have not finished, and what follows them; return its result."""
         groups = ([*seq.followers, seq] for seq in sequences)  # one that has finished since the launch leads nothing
-        lost = dict.fromkeys(it for group in groups for it in group if it.status is not Status.FINISHED)
+        lost = dict.fromkeys(it for group in groups for it in group if it.status is not SequenceStatus.FINISHED)
         logger.error("step %d: %d requests end: %s", self.step_index, len(lost), error)
         for seq in lost:
             self._fail(seq, error.code, str(error))
@@ -350,7 +350,7 @@ class Engine:
         self._outputs.record_uses(batch, result)
         if None in result.token_ids:
             for place, (seq, token_id) in enumerate(zip(batch.drawn_sequences, result.token_ids, strict=True)):
-                if token_id is not None or seq.status is Status.FINISHED:
+                if token_id is not None or seq.status is SequenceStatus.FINISHED:
                     continue
                 if place in result.exhausted:
                     self._fail(seq, InvalidValue.code, _no_token_left(seq))
@@ -364,7 +364,7 @@ class Engine:
     def _accept(self, batch: Batch, result: StepResult) -> None:
         """Move the matchers of the batch's sequences on; end those whose grammar cannot go on."""
         for seq, token_id in zip(batch.drawn_sequences, result.token_ids, strict=True):
-            if seq.matcher is None or token_id is None or seq.status is Status.FINISHED:
+            if seq.matcher is None or token_id is None or seq.status is SequenceStatus.FINISHED:
                 continue
             try:
                 seq.matcher.accept(token_id)

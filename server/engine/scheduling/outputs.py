@@ -1,7 +1,7 @@
 """The tokens of each step as deltas for the API process; what ends a sequence is decided in sequence.py."""
 
 from server.engine.scheduling.runner_api import StepResult
-from server.engine.scheduling.sequence import Batch, Sequence, Status
+from server.engine.scheduling.sequence import Batch, Sequence, SequenceStatus
 from server.protocol.messages import FinishReason, RequestTimes, TokenDelta
 
 
@@ -39,14 +39,14 @@ class Outputs:
             seq, leader = fork.sequence, batch.sequences[fork.row]
             seq.path_uses, seq.scores, seq.pooled = dict(leader.path_uses), list(leader.scores), leader.pooled
             forked.setdefault(fork.row, []).append(seq)
-            if seq.status is not Status.FINISHED:
+            if seq.status is not SequenceStatus.FINISHED:
                 self._with_new_uses.add(seq)
         for phase, uses in result.uses.items():
             named = [((use.phase, use.path, use.status), use) for use in uses]
             for row in batch.rows_of(phase):
                 for seq in (batch.sequences[row], *forked.get(row, ())):
                     for name, use in named:
-                        if name not in seq.path_uses and seq.status is not Status.FINISHED:
+                        if name not in seq.path_uses and seq.status is not SequenceStatus.FINISHED:
                             seq.path_uses[name] = use
                             self._with_new_uses.add(seq)
 
@@ -55,7 +55,7 @@ class Outputs:
 
         A sequence that finished while this step was computed gets no delta.
         """
-        finished, with_news, ended = Status.FINISHED, self._with_new_uses, []
+        finished, with_news, ended = SequenceStatus.FINISHED, self._with_new_uses, []
         context_lens, append = batch.context_lens, self._deltas.append
         drawn = zip(batch.drawn_sequences, batch.drawn_rows, result.token_ids, strict=True)
         if result.token_scores:

@@ -10,7 +10,7 @@ from kernels.vocabulary.shape import Phase
 from server.engine.scheduling.decode_rows import DecodeRows
 from server.engine.scheduling.page_keys import PageKeys
 from server.engine.scheduling.pages import PagePool
-from server.engine.scheduling.sequence import Batch, BatchFork, Sequence, Status, phase_of
+from server.engine.scheduling.sequence import Batch, BatchFork, Sequence, SequenceStatus, phase_of
 
 # Prompt tokens that may be admitted, for each of a prompt's own, before no new arrival can go ahead of it. Simulated
 # for an 8B on an H200 at half load with log-normal lengths, the p99 of TTFT falls from 1.6 s to 0.2 s up to 2k tokens
@@ -199,7 +199,7 @@ class Scheduler:
             self._num_following -= 1
             insort(self._waiting, heir, key=_rank)
         self._pool.release(seq.request_id, is_sound=is_sound)
-        seq.status = Status.FINISHED
+        seq.status = SequenceStatus.FINISHED
 
     def plan(self, now: float) -> Batch | None:
         """Return the next batch at time `now` (seconds), None when there is nothing to compute.
@@ -244,7 +244,7 @@ class Scheduler:
             seq = fork.sequence
             self._leave(seq)
             self._pool.release(seq.request_id)
-            seq.status = Status.WAITING
+            seq.status = SequenceStatus.WAITING
             batch.sequences[fork.row].lead([seq])
             self._num_following += 1
 
@@ -259,7 +259,7 @@ class Scheduler:
 
     def _publish(self, seq: Sequence, num_full: int) -> None:
         """Let other sequences find the first `num_full` pages of a running sequence."""
-        if seq.page_keys is not None and seq.status is Status.RUNNING and num_full > seq.num_published:
+        if seq.page_keys is not None and seq.status is SequenceStatus.RUNNING and num_full > seq.num_published:
             keys = seq.page_keys.first(num_full, seq.tokens)[seq.num_published :]
             self._pool.publish(seq.request_id, seq.num_published, keys)
             seq.num_published = num_full
@@ -290,10 +290,10 @@ class Scheduler:
             if num_tokens >= seq.max_len and seq.is_pending:
                 self._decoding.discard(seq)
                 continue
-            while seq.status is Status.RUNNING and not self._pool.grow(seq.request_id, num_tokens):
+            while seq.status is SequenceStatus.RUNNING and not self._pool.grow(seq.request_id, num_tokens):
                 self._preempt(max(self._running.values(), key=_arrival))
                 num_preempted += 1
-            if seq.status is Status.RUNNING:
+            if seq.status is SequenceStatus.RUNNING:
                 self._decoding.set_border(seq, self._border(seq))
         return num_preempted
 
@@ -301,7 +301,7 @@ class Scheduler:
         """Take a sequence's pages; its tokens, generated ones included, become a prompt to compute again."""
         self._leave(seq)
         self._pool.release(seq.request_id)
-        seq.status = Status.WAITING
+        seq.status = SequenceStatus.WAITING
         seq.num_computed = seq.num_published = 0
         seq.num_preemptions += 1
         insort(self._waiting, seq, key=_rank)
@@ -318,7 +318,7 @@ class Scheduler:
         for seq in merge(prompts, list(self._waiting), key=_rank):
             if not left or keys_left <= 0:
                 break
-            if seq.status is Status.WAITING:
+            if seq.status is SequenceStatus.WAITING:
                 most = min(left, _num_fitting(keys_left, seq))
                 if not is_open or (long is not None and seq.num_uncomputed > most):
                     continue
@@ -362,7 +362,7 @@ class Scheduler:
                 insort(self._waiting, seq, key=_rank)
                 continue
             self._running[seq.request_id] = self._prefilling[seq.request_id] = seq
-            seq.status = Status.RUNNING
+            seq.status = SequenceStatus.RUNNING
             step.forks.append((leader, seq))
             step.page_copies += copies
 
@@ -379,7 +379,7 @@ class Scheduler:
             return False
         self._waiting.remove(seq)
         self._running[seq.request_id] = self._prefilling[seq.request_id] = seq
-        seq.status = Status.RUNNING
+        seq.status = SequenceStatus.RUNNING
         seq.num_computed = num_hit_pages * page_size
         seq.num_published = num_hit_pages
         if seq.scheduled_at is None:

@@ -17,7 +17,7 @@ PENDING = -1  # stands for a token that a launched step samples and that the hos
 _DECODE_ONLY = (Phase.DECODE,)
 
 
-class Status(Enum):
+class SequenceStatus(Enum):
     WAITING = "waiting"  # owns no page
     RUNNING = "running"  # owns pages for all of its tokens but the newest ones
     FINISHED = "finished"  # owns no page, never planned again
@@ -50,7 +50,7 @@ class Sequence:
     leader: "Sequence | None" = None
     rank: tuple[int, int] = (0, 0)
     page_keys: PageKeys | None = None
-    status: Status = Status.WAITING
+    status: SequenceStatus = SequenceStatus.WAITING
     num_computed: int = 0
     num_published: int = 0  # its pages that other sequences may find, or that it found
     num_cached: int = 0  # tokens it found in pages when it was first admitted

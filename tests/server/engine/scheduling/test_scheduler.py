@@ -3,7 +3,7 @@ import pytest
 from kernels.vocabulary.shape import Phase
 from server.engine.scheduling.pages import PagePool
 from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits, SequenceTooLong
-from server.engine.scheduling.sequence import Batch, Sequence, Status
+from server.engine.scheduling.sequence import Batch, Sequence, SequenceStatus
 from server.protocol.messages import SamplingParams
 
 
@@ -64,9 +64,9 @@ def test_prompts_of_a_lower_priority_go_first() -> None:
     for _ in range(4):
         step(subject)
     assert {name: seq.status for name, seq in seqs.items()} == {
-        "first": Status.RUNNING,
-        "late": Status.WAITING,
-        "urgent": Status.RUNNING,
+        "first": SequenceStatus.RUNNING,
+        "late": SequenceStatus.WAITING,
+        "urgent": SequenceStatus.RUNNING,
     }
 
 
@@ -86,10 +86,10 @@ def test_an_admission_leaves_one_page_in_a_hundred_free() -> None:
     tight, fits = sequence("tight", 28), sequence("fits", 24)  # 7 and 6 of the 8 pages left
     subject.add(tight)
     step(subject)
-    assert (subject.num_running, tight.status) == (3, Status.WAITING)
+    assert (subject.num_running, tight.status) == (3, SequenceStatus.WAITING)
     subject.add(fits)
     step(subject)
-    assert (tight.status, fits.status) == (Status.WAITING, Status.RUNNING)
+    assert (tight.status, fits.status) == (SequenceStatus.WAITING, SequenceStatus.RUNNING)
     alone = scheduler(pages=4)
     alone.add(sequence("whole", 15))
     step(alone)

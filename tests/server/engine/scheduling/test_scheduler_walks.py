@@ -10,7 +10,7 @@ from kernels.vocabulary.shape import Dtype, Phase
 from qualification.decision.model_shapes import AttentionSignature, ServingLimits, shapes_needed
 from server.engine.scheduling.pages import PagePool
 from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits
-from server.engine.scheduling.sequence import Batch, Sequence, Status
+from server.engine.scheduling.sequence import Batch, Sequence, SequenceStatus
 from server.protocol.messages import SamplingParams
 
 
@@ -72,7 +72,7 @@ class Walk:
         waiting = [
             seq
             for seq in self.alive.values()
-            if seq.status is Status.WAITING and not seq.num_preemptions and seq.leader is None
+            if seq.status is SequenceStatus.WAITING and not seq.num_preemptions and seq.leader is None
         ]
         self.most_waiting = max(self.most_waiting, sum(len(seq.tokens) for seq in waiting))
         streaming = [seq for seq in self.alive.values() if seq.is_decoding and not seq.followers]
@@ -89,7 +89,7 @@ class Walk:
         attended = [context - i for seq, n, context in self.rows_of(batch) if seq not in streaming for i in range(n)]
         if self.attended is not None and attended:  # but for one token, so that there is progress
             assert sum(attended) - max(attended) < self.attended, "the step's prompts attend to too many keys"
-        prompts = [seq for seq in self.alive.values() if seq.status is Status.RUNNING and seq not in streaming]
+        prompts = [seq for seq in self.alive.values() if seq.status is SequenceStatus.RUNNING and seq not in streaming]
         if prompts:
             first = min(prompts, key=lambda seq: seq.rank)
             assert first in batch.sequences, "the first prompt by rank makes no progress"
@@ -110,8 +110,8 @@ class Walk:
     def note_who_went_ahead(self, waiting: list[Sequence], batch: Batch) -> None:
         unfinished = [seq for seq, _, context_len in self.rows_of(batch) if context_len < len(seq.tokens)]
         for seq in waiting:
-            if seq.status is Status.WAITING:
-                others = [it for it in waiting if it.status is Status.RUNNING]
+            if seq.status is SequenceStatus.WAITING:
+                others = [it for it in waiting if it.status is SequenceStatus.RUNNING]
                 self.ahead[seq.request_id] += sum(
                     len(it.tokens) for it in others if it.rank[1] > seq.rank[1] and it.rank < seq.rank
                 )
@@ -143,7 +143,7 @@ class Walk:
 
     def hold_decode_rows_against_new_ones(self, batch: Batch) -> None:
         """Assert that the rows cached from step to step are what the sequences themselves say."""
-        running = [seq for seq in self.alive.values() if seq.status is Status.RUNNING]
+        running = [seq for seq in self.alive.values() if seq.status is SequenceStatus.RUNNING]
         decoding = [seq for seq in running if seq.is_decoding and not seq.followers]
         found = {}
         for row in batch.rows_of(Phase.DECODE):
