@@ -3,6 +3,6 @@
 requests      what is taken
 conversation  from a valid request to the chat request that says the same
 message       the answer, whole or as events
-answers       the answers and events as the document shows them
+schemas       the answers and events as the document shows them
 errors        errors in Anthropic's envelope
 """

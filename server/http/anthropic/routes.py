@@ -11,11 +11,11 @@ from server.edge.admission import Edge
 from server.edge.body_memory import in_thread
 from server.edge.context import RequestContext, context_of
 from server.errors import ModelNotFound, NotReady, PromptTooLong, TemplateError
-from server.http.anthropic.answers import MessageAnswer, MessageError, MessageEvent, TokenCount
 from server.http.anthropic.context_edits import edited
 from server.http.anthropic.conversation import FIELDS, chat_of, hides_thinking, left_out, prompt_of
 from server.http.anthropic.message import MessageFormat
 from server.http.anthropic.requests import CountTokensRequest, MessagesRequest
+from server.http.anthropic.schemas import MessageAnswer, MessageError, MessageEvent, TokenCount
 from server.http.common.document import PlainRoute, streams, takes
 from server.http.common.json_body import parse_json
 from server.http.common.validation import read

@@ -34,7 +34,7 @@ from server.http.openai.requests import (
     TokenizeRequest,
     checked_ids,
 )
-from server.http.openai.responses import (
+from server.http.openai.schemas import (
     ChatChunk,
     ChatCompletion,
     Completion,

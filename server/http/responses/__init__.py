@@ -3,7 +3,7 @@
 requests      what is taken
 conversation  from a valid request to the chat request that says the same
 answer        the answer, whole or as events
-answers       the answers and events as the document shows them
+schemas       the answers and events as the document shows them
 input_items   the input of a stored answer, in pages
 store         answers that later requests continue, in bounded memory
 """

@@ -26,10 +26,10 @@ from server.http.generation.usage import usage_of
 from server.http.openai.generation import Prepared, prepare_translated
 from server.http.openai.routes import GENERATION_ERRORS
 from server.http.responses.answer import ResponseFormat
-from server.http.responses.answers import InputItemList, ResponseAnswer, ResponseDeleted, ResponseStreamEvent
 from server.http.responses.conversation import FIELDS, chat_of, items_of
 from server.http.responses.input_items import INCLUDABLE, INCLUDE, KNOWN, PARAMETERS, input_page, with_ids
 from server.http.responses.requests import ResponsesRequest
+from server.http.responses.schemas import InputItemList, ResponseAnswer, ResponseDeleted, ResponseStreamEvent
 from server.http.responses.store import ResponseStore, Stored
 from server.http.responses.tools import ToolSet
 from server.protocol.messages import EngineReady

@@ -16,15 +16,15 @@ from jsonschema.validators import extend
 from pydantic import BaseModel
 
 from server.errors import HallmarkError
-from server.http.anthropic import answers as anthropic
+from server.http.anthropic import schemas as anthropic
 from server.http.anthropic.routes import REQUESTS as MESSAGES_REQUESTS
 from server.http.common.document import ErrorEnvelope
 from server.http.common.validation import RequestModel, read
-from server.http.openai import responses
+from server.http.openai import schemas as openai
 from server.http.openai.routes import REQUESTS as OPENAI_REQUESTS
 from server.http.operations import schemas
 from server.http.operations.routes import REQUESTS as ORDERS
-from server.http.responses import answers
+from server.http.responses import schemas as responses
 from server.http.responses.routes import REQUESTS as RESPONSES_REQUESTS
 from server.protocol.messages import AttestationReport, AttestedBatch, FinishReason, ShadowReport
 
@@ -245,12 +245,12 @@ def test_answers_are_those_of_the_document(folder: Path) -> None:
     it.edge.metrics.on_shadow(ShadowReport("match", 1.5, "decode", "sdpa.cpu", 3, 5, 70, 1, 0.1, None, 0.002, []))
     response = it.post(RESPONSES, {"input": "a"}).json()
     found: list[tuple[type[BaseModel], Any]] = [
-        (responses.Completion, it.post(COMPLETIONS, {"prompt": "a", "n": 2}).json()),
-        (responses.ChatCompletion, it.post(CHAT, {"messages": USER}).json()),
-        (responses.Tokenized, it.post("/tokenize", {"prompt": "a"}).json()),
-        (responses.Detokenized, it.post("/detokenize", {"tokens": [97]}).json()),
-        (responses.ModelList, it.get("/v1/models").json()),
-        (responses.ModelCard, it.get("/v1/models/tiny").json()),
+        (openai.Completion, it.post(COMPLETIONS, {"prompt": "a", "n": 2}).json()),
+        (openai.ChatCompletion, it.post(CHAT, {"messages": USER}).json()),
+        (openai.Tokenized, it.post("/tokenize", {"prompt": "a"}).json()),
+        (openai.Detokenized, it.post("/detokenize", {"tokens": [97]}).json()),
+        (openai.ModelList, it.get("/v1/models").json()),
+        (openai.ModelCard, it.get("/v1/models/tiny").json()),
         (anthropic.AnthropicModelList, it.get("/v1/models", headers=VERSION).json()),
         (anthropic.AnthropicModel, it.get("/v1/models/tiny", headers=VERSION).json()),
         (anthropic.MessageError, it.get("/v1/models/other", headers=VERSION).json()),
@@ -259,11 +259,11 @@ def test_answers_are_those_of_the_document(folder: Path) -> None:
         (schemas.Attestation, it.post("/attention/attest", {}).json()),
         (schemas.QuarantineReport, it.post("/attention/quarantine", {"path": "sdpa.cpu"}).json()),
         (schemas.AttentionReport, it.get("/attention").json()),
-        (answers.ResponseAnswer, response),
-        (answers.ResponseAnswer, it.get(f"{RESPONSES}/{response['id']}").json()),
-        (answers.InputItemList, it.get(f"{RESPONSES}/{response['id']}/input_items").json()),
+        (responses.ResponseAnswer, response),
+        (responses.ResponseAnswer, it.get(f"{RESPONSES}/{response['id']}").json()),
+        (responses.InputItemList, it.get(f"{RESPONSES}/{response['id']}/input_items").json()),
         (ErrorEnvelope, it.post(f"{RESPONSES}/{response['id']}/cancel", {}).json()),
-        (answers.ResponseDeleted, it.request("DELETE", f"{RESPONSES}/{response['id']}").json()),
+        (responses.ResponseDeleted, it.request("DELETE", f"{RESPONSES}/{response['id']}").json()),
         (anthropic.MessageAnswer, it.post(MESSAGES, {"messages": USER, "max_tokens": 4}).json()),
         (anthropic.TokenCount, it.post(f"{MESSAGES}/count_tokens", {"messages": USER}).json()),
         (anthropic.MessageError, it.post(MESSAGES, {}).json()),
@@ -273,20 +273,20 @@ def test_answers_are_those_of_the_document(folder: Path) -> None:
     ]
     detailed = {"return_token_ids": True, "prompt_logprobs": 2, "n": 2}
     found += [
-        (responses.Completion, it.post(COMPLETIONS, {"prompt": "ab", "logprobs": 2, "echo": True, **detailed}).json()),
-        (responses.ChatCompletion, it.post(CHAT, {"messages": USER, "logprobs": True, **detailed}).json()),
+        (openai.Completion, it.post(COMPLETIONS, {"prompt": "ab", "logprobs": 2, "echo": True, **detailed}).json()),
+        (openai.ChatCompletion, it.post(CHAT, {"messages": USER, "logprobs": True, **detailed}).json()),
     ]
     stream = {"stream": True, "stream_options": {"include_usage": True}}
     for model, path, body in (
-        (responses.CompletionChunk, COMPLETIONS, {"prompt": "a"}),
-        (responses.ChatChunk, CHAT, {"messages": USER}),
+        (openai.CompletionChunk, COMPLETIONS, {"prompt": "a"}),
+        (openai.ChatChunk, CHAT, {"messages": USER}),
     ):
         live = {"stream": True, "stream_options": {"continuous_usage_stats": True}, "return_token_ids": True}
         for options in (stream, {"stream": True}, live | {"logprobs": 2 if path == COMPLETIONS else True}):
             *chunks, _ = events(it.post(path, body | options))
             found += [(model, chunk) for chunk in chunks]
     streamed: list[tuple[type[BaseModel], str, Any]] = [
-        (answers.ResponseStreamEvent, RESPONSES, {"input": "a"}),
+        (responses.ResponseStreamEvent, RESPONSES, {"input": "a"}),
         (anthropic.MessageEvent, MESSAGES, {"messages": USER, "max_tokens": 4}),
     ]
     for model, path, body in streamed:

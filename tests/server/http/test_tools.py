@@ -12,7 +12,7 @@ from edge_fakes import END, Script, Served, delta, events, playing, saying, serv
 from running_api import Running
 
 from server.errors import SettingsError
-from server.http.openai.responses import ChatChunk, ChatCompletion
+from server.http.openai.schemas import ChatChunk, ChatCompletion
 from server.protocol.messages import FinishReason, TokenDelta
 from server.settings import Settings
 from server.text.answer.syntax import choose_syntax

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, RootModel
 
 from server.http.common.provenance import Provenance
-from server.http.openai.responses import PROVENANCE, Answer
+from server.http.openai.schemas import PROVENANCE, Answer
 
 _ItemStatus = Literal["in_progress", "completed", "incomplete"]
 

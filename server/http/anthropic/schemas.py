@@ -6,7 +6,7 @@ from pydantic import Field, RootModel
 
 from server.http.anthropic.errors import ERROR_TYPES
 from server.http.common.provenance import Provenance
-from server.http.openai.responses import PROVENANCE, Answer
+from server.http.openai.schemas import PROVENANCE, Answer
 
 
 class AnswerText(Answer):
