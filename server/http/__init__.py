@@ -1,5 +1,6 @@
 """The HTTP API: the routes, what they take and what they answer.
 
+chat/        a conversation as a prompt, whatever protocol its client speaks
 openai/      /v1/completions, /v1/chat/completions, /tokenize, /detokenize
 anthropic/   /v1/messages, /v1/messages/count_tokens
 responses/   /v1/responses, and the store of answers that requests continue

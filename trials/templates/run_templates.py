@@ -48,8 +48,8 @@ sys.path.insert(0, str(ROOT))
 from conversations import CONVERSATIONS, Messages  # noqa: E402
 
 from server.errors import ModelError, RequestError  # noqa: E402
-from server.http.openai.chat import Conversation, chat_text, plain_messages  # noqa: E402
-from server.http.openai.requests import Message  # noqa: E402
+from server.http.chat.rendering import Conversation, chat_text, plain_messages  # noqa: E402
+from server.http.chat.requests import Message  # noqa: E402
 from server.settings import ReasoningParser, ToolCallParser  # noqa: E402
 from server.text.answer.syntax import choose_syntax  # noqa: E402
 from server.text.chat_template import ChatTemplate  # noqa: E402

@@ -7,9 +7,9 @@ from itertools import islice
 from typing import Any
 
 from server.errors import InvalidValue
+from server.http.chat.requests import ChatRequest, CompletionRequest, GenerationRequest
 from server.http.common.json_pieces import LazyList
 from server.http.generation.pieces import Job, Piece
-from server.http.openai.requests import ChatRequest, CompletionRequest, GenerationRequest
 from server.protocol.messages import TokenScores
 from server.text.tokenizer import Detokenizer, Tokenizer
 

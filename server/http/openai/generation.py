@@ -15,19 +15,19 @@ from server.edge.context import RequestContext, send_of
 from server.edge.direct_stream import DirectStream, writer_of
 from server.errors import InvalidValue
 from server.grammar.reasoning import behind_reasoning
+from server.http.chat.prompts import check_choices, check_lengths, encode_chat, encode_prompts, sampling_of, truncated
+from server.http.chat.rendering import chat_text, conversation_of, end_of
+from server.http.chat.requests import ChatRequest, CompletionRequest, GenerationRequest, stops_of
+from server.http.chat.tools import ToolUse
 from server.http.common.provenance import json_response
 from server.http.common.validation import read, translated, translated_name
 from server.http.generation.admitted import admitted
 from server.http.generation.event_stream import HEAD
 from server.http.generation.pieces import Job, Piece, joined
+from server.http.generation.structured import SINGLE_FIELDS, grammar_of, is_of_format
 from server.http.openai.answers import AnswerFormat, ChatFormat, CompletionFormat, Usage
-from server.http.openai.chat import chat_text, conversation_of, end_of
 from server.http.openai.details import Details, check_details, details_of
 from server.http.openai.event_stream import EventStream
-from server.http.openai.prompts import check_choices, check_lengths, encode_chat, encode_prompts, sampling_of, truncated
-from server.http.openai.requests import ChatRequest, CompletionRequest, GenerationRequest, stops_of
-from server.http.openai.structured import SINGLE_FIELDS, grammar_of, is_of_format
-from server.http.openai.tools import ToolUse
 from server.protocol.messages import EngineReady, Grammar, GrammarKind
 from server.telemetry.request import RequestRecord
 from server.text.answer.deltas import Answer, ContentText, Delta, whole_answer

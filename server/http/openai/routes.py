@@ -21,19 +21,20 @@ from server.errors import (
     TemplateError,
     TimeLimitReached,
 )
-from server.http.common.document import PlainRoute, streams, takes
-from server.http.common.json_body import parse_json
-from server.http.common.validation import read
-from server.http.openai.chat import Conversation, chat_text, end_of, plain_messages
-from server.http.openai.generation import CHAT, COMPLETIONS, generate
-from server.http.openai.prompts import encode_chat, encode_text
-from server.http.openai.requests import (
+from server.http.chat.prompts import encode_chat, encode_text
+from server.http.chat.rendering import Conversation, chat_text, end_of, plain_messages
+from server.http.chat.requests import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     TokenizeRequest,
     checked_ids,
 )
+from server.http.chat.tools import ToolUse
+from server.http.common.document import PlainRoute, streams, takes
+from server.http.common.json_body import parse_json
+from server.http.common.validation import read
+from server.http.openai.generation import CHAT, COMPLETIONS, generate
 from server.http.openai.schemas import (
     ChatChunk,
     ChatCompletion,
@@ -42,7 +43,6 @@ from server.http.openai.schemas import (
     Detokenized,
     Tokenized,
 )
-from server.http.openai.tools import ToolUse
 
 TOKEN_REQUESTS = (TokenizeRequest, DetokenizeRequest)
 REQUESTS = (CompletionRequest, ChatRequest, *TOKEN_REQUESTS)

@@ -18,13 +18,13 @@ from server.errors import (
     PromptTooLong,
     SlowClient,
 )
+from server.http.chat.prompts import MAX_CHARS_PER_TOKEN, encode_text, truncated
+from server.http.chat.requests import checked_ids
 from server.http.common.document import PlainRoute, takes
 from server.http.common.provenance import json_response
 from server.http.common.validation import read
 from server.http.generation.admitted import Admitted, admitted
 from server.http.generation.pieces import Job
-from server.http.openai.prompts import MAX_CHARS_PER_TOKEN, encode_text, truncated
-from server.http.openai.requests import checked_ids
 from server.http.pooling.answers import (
     EmbeddingList,
     Reranked,

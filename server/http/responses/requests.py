@@ -5,6 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field
 
+from server.http.chat.tools import MAX_TOOLS
 from server.http.common.fields import (
     MAX_MESSAGES,
     Biases,
@@ -33,7 +34,6 @@ from server.http.common.fields import (
     TopP,
 )
 from server.http.common.validation import NO_EFFECT, JsonObject, RequestModel, Text, Variants, tag
-from server.http.openai.tools import MAX_TOOLS
 
 _Name = Annotated[Text, Field(min_length=1, max_length=256)]
 _Status = Literal["in_progress", "completed", "incomplete"]

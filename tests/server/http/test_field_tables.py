@@ -30,8 +30,8 @@ from openai.types.responses import response_create_params
 from tiny_qwen3 import write_words
 from tokenizers import processors
 
+from server.http.chat.requests import ChatRequest
 from server.http.common.validation import refusal_of
-from server.http.openai.requests import ChatRequest
 from server.model.load.pooling import PoolingModel
 from server.protocol.messages import FinishReason, TokenDelta
 from server.settings import Settings, Task

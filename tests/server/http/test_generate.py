@@ -21,8 +21,8 @@ from edge_fakes import (
     with_keys,
 )
 
-from server.http.openai.chat import plain_messages
-from server.http.openai.requests import Message
+from server.http.chat.rendering import plain_messages
+from server.http.chat.requests import Message
 from server.protocol.messages import FinishReason, SamplingParams, TokenDelta
 from server.settings import Settings
 from server.telemetry.operators import fingerprint_digest

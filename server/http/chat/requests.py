@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, ValidationError, WithJsonSchema, Wr
 from pydantic_core import PydanticCustomError
 
 from server.errors import InvalidValue
+from server.http.chat.tools import MAX_TOOLS, NamedChoice, Tool, ToolCall, ToolChoice
 from server.http.common.fields import (
     MAX_MESSAGES,
     MAX_TOKENS,
@@ -43,7 +44,6 @@ from server.http.common.fields import (
     one_of,
 )
 from server.http.common.validation import NO_EFFECT, JsonObject, RequestModel, Text, tag
-from server.http.openai.tools import MAX_TOOLS, NamedChoice, Tool, ToolCall, ToolChoice
 
 MAX_PROMPTS = 64  # also of answers: prompts times n
 MAX_INPUTS = 2048  # texts to embed, OpenAI's limit

@@ -8,9 +8,9 @@ from enum import Enum
 from typing import Any
 
 from server.errors import InvalidJson, InvalidValue, TemplateError, TemplateRefusal, UnsupportedField
+from server.http.chat.requests import ChatRequest, Message
+from server.http.chat.tools import ToolCall, ToolUse
 from server.http.common.json_body import parse_json
-from server.http.openai.requests import ChatRequest, Message
-from server.http.openai.tools import ToolCall, ToolUse
 from server.text.answer.syntax import AnswerSyntax
 from server.text.chat_template import ChatTemplate
 from server.text.request_text import RequestText, joined

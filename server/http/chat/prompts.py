@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from server.errors import InvalidValue, PromptTooLong
-from server.http.openai.requests import MAX_PROMPTS, GenerationRequest, checked_ids
+from server.http.chat.requests import MAX_PROMPTS, GenerationRequest, checked_ids
 from server.protocol.messages import SamplingParams
 from server.text.sampling_defaults import SamplingDefaults
 from server.text.tokenizer import Tokenizer
