@@ -85,9 +85,11 @@ def import_cycles(sources: Sources) -> list[str]:
 
 
 def folder_cycles(sources: Sources) -> list[str]:
-    """Cycles between folders. A file directly in kernels/, qualification/ or server/ counts as a folder of its own."""
+    """Cycles between folders. A file beside folders counts as a folder of its own."""
+    files = [path.rpartition("/")[0] for path in sources if not path.endswith("/__init__.py")]
+    with_folders = {folder.rpartition("/")[0] for folder in files}
     folders = {
-        module_of(path): path if path.count("/") == 1 else path.rpartition("/")[0]
+        module_of(path): path if path.rpartition("/")[0] in with_folders else path.rpartition("/")[0]
         for path in sources
         if not path.endswith("/__init__.py")  # `from server.http import app` names the package, and means the module
     }
@@ -246,8 +248,10 @@ def test_tests_import_public_names_only() -> None:
     assert private_imports(read_sources("tests")) == []
 
 
-def test_files_of_the_room_itself_close_no_folder_cycle() -> None:
-    sources = {"server/a.py": "import server.b.x", "server/b/x.py": "import server.c", "server/c.py": ""}
+@pytest.mark.parametrize("room", ["server", "server/d"])
+def test_files_beside_folders_close_no_folder_cycle(room: str) -> None:
+    name = room.replace("/", ".")
+    sources = {f"{room}/a.py": f"import {name}.b.x", f"{room}/b/x.py": f"import {name}.c", f"{room}/c.py": ""}
     assert folder_cycles(sources) == []
 
 

@@ -21,9 +21,9 @@ import triton
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.experts.hopper_path import run_experts_hopper
+from kernels.experts.hopper.launch import run_experts_hopper
 from kernels.experts.kinds import RoutingConfig
-from kernels.experts.route_triton import run_route
+from kernels.experts.routing.route_triton import run_route
 from kernels.experts.weights import ExpertWeights
 from kernels.fused.activation_kind import Activation
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kernels.experts.kinds import ExpertActivation
     from kernels.experts.weights import AnyExpertWeights
 
-# Fills out [T, H], its last argument, completely; the others are those of `kernels.experts.eager.experts_eager`.
+# Fills out [T, H], its last argument, completely; the others are those of `experts_eager` in portable/eager.py.
 RunExperts = Callable[["Tensor", "Tensor", "Tensor", "AnyExpertWeights", "ExpertActivation", "Tensor"], None]
 
 
@@ -70,7 +70,7 @@ def _run_eager(
     hidden: "Tensor", experts: "Tensor", weights: "Tensor", expert_weights: "AnyExpertWeights",
     activation: "ExpertActivation", out: "Tensor",
 ) -> None:  # fmt: skip
-    from kernels.experts.eager import experts_eager
+    from kernels.experts.portable.eager import experts_eager
 
     out.copy_(experts_eager(hidden, experts, weights, expert_weights, activation))
 
@@ -78,7 +78,7 @@ def _run_eager(
 def _triton_run() -> RunExperts | None:
     if launch.triton_version() is None:
         return None
-    from kernels.experts.triton_path import run_experts
+    from kernels.experts.portable.launch import run_experts
 
     return run_experts
 
@@ -86,7 +86,7 @@ def _triton_run() -> RunExperts | None:
 def _hopper_run() -> RunExperts | None:
     if launch.triton_version() is None:
         return None
-    from kernels.experts.hopper_path import run_experts_hopper
+    from kernels.experts.hopper.launch import run_experts_hopper
 
     return run_experts_hopper
 
@@ -94,7 +94,7 @@ def _hopper_run() -> RunExperts | None:
 def _codes_run() -> RunExperts | None:
     if launch.triton_version() is None:
         return None
-    from kernels.experts.mxfp4_path import run_experts_codes
+    from kernels.experts.mxfp4.launch import run_experts_codes
 
     return run_experts_codes
 
@@ -108,7 +108,7 @@ def _torch_path(name: str, devices: frozenset[Device]) -> ExpertsPath:
     limits = ExpertsLimits(devices=devices, dtypes=_DTYPES, formats=_FORMATS)
     # It waits for the device to learn which experts are visited: no CUDA graph can hold it.
     names = (*GEMMS, "softmax", *TORCH_HELPERS)
-    return ExpertsPath(name, tier_of(name), limits, _SOURCES.of("kernels.experts.eager"), names, _run_eager)
+    return ExpertsPath(name, tier_of(name), limits, _SOURCES.of("kernels.experts.portable.eager"), names, _run_eager)
 
 
 EXPERTS_PATHS: tuple[ExpertsPath, ...] = (
@@ -125,7 +125,7 @@ EXPERTS_PATHS: tuple[ExpertsPath, ...] = (
             size_multiple=64,  # a consumer's columns of the activated product
             max_rows=TokenRows.LE_8K,  # with more, weights that are written as 16-bit ones first take less
         ),
-        _SOURCES.of("kernels.experts.mxfp4_path"),
+        _SOURCES.of("kernels.experts.mxfp4.launch"),
         ("hallmark_gluon_experts_codes", "hallmark_experts_"),
         _codes_run(),
         is_capturable=True,  # grids depend on the number of rows alone
@@ -142,7 +142,7 @@ EXPERTS_PATHS: tuple[ExpertsPath, ...] = (
             needs_triton=True,
             size_multiple=64,  # rows are gathered by whole 128 bytes
         ),
-        _SOURCES.of("kernels.experts.hopper_path"),
+        _SOURCES.of("kernels.experts.hopper.launch"),
         ("hallmark_gluon_experts_", "hallmark_experts_"),
         _hopper_run(),
         is_capturable=True,  # grids depend on the number of rows alone
@@ -157,7 +157,7 @@ EXPERTS_PATHS: tuple[ExpertsPath, ...] = (
             min_sm=80,
             needs_triton=True,
         ),
-        _SOURCES.of("kernels.experts.triton_path"),
+        _SOURCES.of("kernels.experts.portable.launch"),
         tuple(f"hallmark_experts_{it}" for it in ("sort", "count", "prefix", "place", "gate_up", "down", "combine")),
         _triton_run(),
         is_capturable=True,  # grids depend on the number of rows alone

@@ -41,7 +41,7 @@ class Rounding:
 def experts_reference(
     hidden: Tensor, experts: Tensor, weights: Tensor, expert_weights: AnyExpertWeights, activation: ExpertActivation
 ) -> Reference:
-    """The expected [T, 1, H] fp64 of `kernels.experts.eager.experts_eager`, and what a right path may err.
+    """The expected [T, 1, H] fp64 of `kernels.experts.portable.eager.experts_eager`, and what a right path may err.
 
     Arguments as those of `experts_eager`; `errors_of(out[:, None], reference)` measures an output. The bias is not
     measured.
@@ -147,8 +147,8 @@ def num_wrong_routes(
 ) -> int:
     """Count tokens routed wrongly: to other experts than fp64's, in another order, or by a weight beyond fp32's errors.
 
-    Arguments and results of `kernels.experts.routing.route`. Where fp64 finds two candidates closer than 1e-5 either
-    may be chosen; the weights are then those of the experts that were.
+    Arguments and results of `route` in `kernels/experts/routing/route_torch.py`. Where fp64 finds two candidates closer
+    than 1e-5 either may be chosen; the weights are then those of the experts that were.
     """
     logits = logits.double()
     scores = torch.softmax(logits, 1) if config.scores is Scores.SOFTMAX else torch.sigmoid(logits)

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from kernels.calls.launch import triton_version
 from kernels.calls.processors import shared_bytes
-from kernels.experts.eager import experts_eager
 from kernels.experts.kinds import RoutingConfig
-from kernels.experts.routing import route
+from kernels.experts.portable.eager import experts_eager
+from kernels.experts.routing.route_torch import route
 from kernels.experts.tiles import token_counts
 from kernels.experts.weights import AnyExpertWeights, ExpertWeights
 from kernels.linear.matmul import linear_fp32
@@ -101,7 +101,7 @@ def routes(logits: Tensor, routing: RoutingConfig, correction_bias: Tensor | Non
     """Weights [T, k] fp32 and experts [T, k] int32 of each token, as `route` defines them; on a GPU one kernel."""
     if not is_captured(logits.device):
         return route(logits, routing, correction_bias)
-    from kernels.experts.route_triton import run_route
+    from kernels.experts.routing.route_triton import run_route
 
     return run_route(logits, routing, correction_bias)
 
@@ -111,7 +111,7 @@ def products_of(mixture: ExpertsConfig, weights: AnyExpertWeights) -> ExpertProd
     activation = mixture.activation
     if not is_captured(device_of(weights)):
         return partial(experts_eager, expert_weights=weights, activation=activation)
-    from kernels.experts.triton_path import run_experts
+    from kernels.experts.portable.launch import run_experts
 
     def products(hidden: Tensor, experts: Tensor, expert_weights: Tensor) -> Tensor:
         out = torch.empty_like(hidden)

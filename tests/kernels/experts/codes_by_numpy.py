@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from kernels.experts import hopper, mxfp4_hopper
-from kernels.experts.mxfp4_tilings import CodesTiling
+from kernels.experts.hopper import many
+from kernels.experts.mxfp4 import products
+from kernels.experts.mxfp4.tilings import CodesTiling
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "hopper"))
 
@@ -97,7 +98,7 @@ class Barriers(list[Barrier]):
 
 
 def assemble(text: str, codes: np.ndarray, factors: np.ndarray) -> list[np.ndarray]:
-    """The bits of pairs 0 to 3 that `mxfp4_unpack` makes of the words [..., 2] of units, both of which get the same.
+    """The bits of pairs 0 to 3 that `unpack` makes of the words [..., 2] of units, both of which get the same.
 
     codes and factors uint32 [..., 2]: of each word.
     """
@@ -246,11 +247,11 @@ def run_product(
             "codes_layout": lambda: None, "scales_layout": lambda: None, "prefetch": lambda _: None,
             "range": range, "max": max, "min": min,
         }  # fmt: skip
-        for module in (mxfp4_hopper, hopper):
+        for module in (products, many):
             for name, value in vars(module).items():
                 if hasattr(value, "fn") and value.fn.__module__ == module.__name__ and name not in names:
                     names[name] = types.FunctionType(value.fn.__code__, names, name, value.fn.__defaults__)
-                elif type(value).__name__ == "constexpr" and (module is mxfp4_hopper or name not in names):
+                elif type(value).__name__ == "constexpr" and (module is products or name not in names):
                     names[name] = value.value
         with np.errstate(all="ignore"):
             names["hallmark_gluon_experts_codes"](

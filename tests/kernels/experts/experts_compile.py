@@ -12,17 +12,17 @@ from typing import Any
 import torch
 from triton.runtime import driver
 
-from kernels.experts.dequantize import hallmark_experts_dequantize
-from kernels.experts.few_mxfp4 import hallmark_experts_few_down, hallmark_experts_few_gate_up
-from kernels.experts.hopper_path import compiled_few, compiled_many
-from kernels.experts.hopper_tilings import ManyTiling, few_tiling
+from kernels.experts.hopper.launch import compiled_few, compiled_many
+from kernels.experts.hopper.tilings import ManyTiling, few_tiling
 from kernels.experts.kinds import RoutingConfig, Scores
-from kernels.experts.mxfp4_order import hallmark_experts_gather
-from kernels.experts.mxfp4_path import compiled
-from kernels.experts.mxfp4_tilings import ALL_TILES
-from kernels.experts.products import hallmark_experts_combine, hallmark_experts_down, hallmark_experts_gate_up
-from kernels.experts.route_triton import hallmark_experts_route
-from kernels.experts.sorting import (
+from kernels.experts.mxfp4.launch import compiled
+from kernels.experts.mxfp4.order import hallmark_experts_gather
+from kernels.experts.mxfp4.tilings import ALL_TILES
+from kernels.experts.portable.dequantize import hallmark_experts_dequantize
+from kernels.experts.portable.few_mxfp4 import hallmark_experts_few_down, hallmark_experts_few_gate_up
+from kernels.experts.portable.products import hallmark_experts_combine, hallmark_experts_down, hallmark_experts_gate_up
+from kernels.experts.routing.route_triton import hallmark_experts_route
+from kernels.experts.routing.sorting import (
     hallmark_experts_count,
     hallmark_experts_place,
     hallmark_experts_prefix,

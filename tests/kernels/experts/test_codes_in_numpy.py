@@ -7,11 +7,11 @@ from codes_by_numpy import assemble, numbers_of, run_product
 from gluon_by_numpy import Map
 from torch import Tensor
 
-from kernels.experts import mxfp4_unpack
 from kernels.experts.bit_order import order_
 from kernels.experts.kinds import ClampedSwiglu
-from kernels.experts.mxfp4_order import gather, ordered_size, places
-from kernels.experts.mxfp4_tilings import ALL_TILES, STEP, CodesTiles, CodesTiling, codes_tiles
+from kernels.experts.mxfp4 import unpack
+from kernels.experts.mxfp4.order import gather, ordered_size, places
+from kernels.experts.mxfp4.tilings import ALL_TILES, STEP, CodesTiles, CodesTiling, codes_tiles
 from kernels.experts.tiles import token_counts
 from kernels.experts.weights import dequantized
 from kernels.reference.experts import activated_fp64
@@ -100,7 +100,7 @@ def test_both_products_are_right_and_no_role_waits_forever(tiles: CodesTiles, la
     np.testing.assert_allclose(out[layer.order], results.numpy(), atol=1e-8)
 
 
-@pytest.mark.parametrize(("text", "most"), [(mxfp4_unpack.UNPACK, 128), (mxfp4_unpack.UNPACK_LARGE_SCALES, 255)])
+@pytest.mark.parametrize(("text", "most"), [(unpack.UNPACK, 128), (unpack.UNPACK_LARGE_SCALES, 255)])
 def test_every_code_times_every_scale_is_its_number(text: str, most: int) -> None:
     scales = torch.arange(most + 1, dtype=torch.int32)
     codes = torch.arange(256, dtype=torch.uint8).repeat(most + 1, 1)  # in a checkpoint's order: all pairs of codes

@@ -6,8 +6,8 @@ from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from kernels.experts.bit_order import order_
-from kernels.experts.eager import experts_eager
 from kernels.experts.kinds import ClampedSwiglu, ExpertActivation
+from kernels.experts.portable.eager import experts_eager
 from kernels.experts.weights import AnyExpertWeights, ExpertWeights, Mxfp4Weights, dequantized
 from kernels.fused.activation_kind import Activation
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.experts import mxfp4_path
-from kernels.experts.hopper_path import run_experts_hopper, run_in_tiles
+from kernels.experts.hopper.launch import run_experts_hopper, run_in_tiles
 from kernels.experts.kinds import ClampedSwiglu, ExpertActivation, ExpertFormat
-from kernels.experts.mxfp4_tilings import ALL_TILES, CodesTiles
+from kernels.experts.mxfp4 import launch as codes_launch
+from kernels.experts.mxfp4.tilings import ALL_TILES, CodesTiles
 from kernels.experts.paths import RunExperts
 from kernels.experts.shape import ExpertsShape
 from kernels.experts.tiles import hopper_rows
@@ -86,7 +86,7 @@ def by_codes(tiles: CodesTiles) -> RunExperts:
         out: Tensor,
     ) -> None:
         assert isinstance(of, Mxfp4Weights)
-        mxfp4_path.run_in_tiles(hidden, experts, weights, of, activation, out, tiles)
+        codes_launch.run_in_tiles(hidden, experts, weights, of, activation, out, tiles)
 
     return run
 

@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.experts.dequantize import dequantized_on_device
 from kernels.experts.kinds import ClampedSwiglu, ExpertFormat, RoutingConfig, Scores
-from kernels.experts.route_triton import run_route
-from kernels.experts.routing import route
+from kernels.experts.portable.dequantize import dequantized_on_device
+from kernels.experts.portable.launch import run_experts
+from kernels.experts.routing.route_torch import route
+from kernels.experts.routing.route_triton import run_route
+from kernels.experts.routing.sorting import hallmark_experts_prefix, sort_slots
 from kernels.experts.shape import ExpertsShape
-from kernels.experts.sorting import hallmark_experts_prefix, sort_slots
 from kernels.experts.tiles import expert_tiles, most_tiles
-from kernels.experts.triton_path import run_experts
 from kernels.experts.weights import ExpertWeights, dequantized
 from kernels.fused.activation_kind import Activation
 from kernels.reference.experts import num_wrong_routes

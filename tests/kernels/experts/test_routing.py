@@ -13,7 +13,7 @@ from transformers.models.mixtral.modeling_mixtral import MixtralTopKRouter
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
 from kernels.experts.kinds import RoutingConfig, Scores
-from kernels.experts.routing import route
+from kernels.experts.routing.route_torch import route
 
 SOFTMAX = RoutingConfig(7, 3)
 SIGMOID = RoutingConfig(12, 3, Scores.SIGMOID, renormalizes=True, num_groups=4, num_active_groups=2, scale=2.5)

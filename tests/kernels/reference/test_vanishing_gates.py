@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.experts.eager import experts_eager
 from kernels.experts.kinds import ClampedSwiglu, ExpertActivation
+from kernels.experts.portable.eager import experts_eager
 from kernels.experts.weights import ExpertWeights
 from kernels.fused.activation_kind import Activation
 from kernels.linear.epilogue import Epilogue

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.experts.eager import experts_eager
 from kernels.experts.kinds import ExpertActivation, ExpertFormat, RoutingConfig, Scores
-from kernels.experts.routing import route
+from kernels.experts.portable.eager import experts_eager
+from kernels.experts.routing.route_torch import route
 from kernels.experts.shape import ExpertsShape
 from kernels.experts.weights import AnyExpertWeights
 from kernels.fused.activation_kind import Activation

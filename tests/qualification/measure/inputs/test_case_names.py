@@ -8,8 +8,8 @@ import torch
 from qualification_fakes import DECODE, SHAPE
 
 from kernels.collective.shape import CollectiveShape, Follows
-from kernels.experts.eager import experts_eager
 from kernels.experts.kinds import ExpertFormat
+from kernels.experts.portable.eager import experts_eager
 from kernels.experts.shape import ExpertsShape
 from kernels.experts.tiles import token_counts
 from kernels.fused.activation_kind import Activation

@@ -1,11 +1,11 @@
-"""The sm_90 kernels of `mxfp4_path.py`: grouped products whose weights stay codes of 4 bits until they are multiplied.
+"""The sm_90 kernel of `launch.py`: grouped products whose weights stay codes of 4 bits until they are multiplied.
 
-Roles and ring are those of hopper_few.py: wgmma's M takes the weights, its N the slots of a tile. The ring holds codes;
-a consumer takes them apart in registers (mxfp4_unpack.py), from which wgmma reads its first operand, while what it took
+Roles and ring are those of hopper/few.py: wgmma's M takes the weights, its N the slots of a tile. The ring holds codes;
+a consumer takes them apart in registers (unpack.py), from which wgmma reads its first operand, while what it took
 apart before is multiplied.
 
 A thread's codes of a row lie together, 32 of them with one scale. wgmma wants them in another order than they stand in,
-so x comes in that order: mxfp4_order.py. Written in Gluon for Triton 3.6.0.
+so x comes in that order: order.py. Written in Gluon for Triton 3.6.0.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
@@ -21,8 +21,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from kernels.experts import mxfp4_tilings, mxfp4_unpack
-from kernels.experts.hopper import activated
+from kernels.experts.hopper.many import activated
+from kernels.experts.mxfp4 import tilings as mxfp4_tilings
+from kernels.experts.mxfp4 import unpack as mxfp4_unpack
 from kernels.hopper.pipeline import hardware_arrive, hardware_sync
 from kernels.linear.skinny import launch_next_grid, wait_for_previous_grid
 
@@ -294,7 +295,7 @@ def store_piece(
     is_row = (rows < end)[None, :]
     i = gl.arange(0, OUT, gl.SliceLayout(1, STORED))
     if TILING.parts == 2:
-        # In the order of mxfp4_order.py, in which the next product multiplies. The 32 columns are one lane's: pairs of
+        # In the order of order.py, in which the next product multiplies. The 32 columns are one lane's: pairs of
         # theirs stand 8 places apart.
         ordered = out.reshape([OUT // 8, 2, 4, PIECE]).permute([0, 2, 1, 3]).reshape([OUT, PIECE])
         place = begin // STEP * STEP + begin % STEP // OUT * 2 + i // 2 * 8 + i % 2
@@ -341,11 +342,11 @@ def hallmark_gluon_experts_codes(
     w_desc, x_desc, out_ptr, scales_ptr, bias_ptr, order_ptr, table_ptr, across, num_steps, blocks, size_out,
     stride_out, limit, alpha, TILING: gl.constexpr,
 ):  # fmt: skip
-    """One product of sorted rows x [slots, num_steps * 128], in the order of mxfp4_order.py.
+    """One product of sorted rows x [slots, num_steps * 128], in the order of order.py.
 
     gate and up  w_desc [E, width / 8, 2, 8, hidden / 4]; out [slots, stride_out] is activation(gate) * up in that order
     down         w_desc [E, hidden, width / 4]; out [slots, hidden] at the rows' slots
-    order, table: those of `sorting.py`, which the kernel before the one before has written.
+    order, table: those of routing/sorting.py, which the kernel before the one before has written.
     """
     R: gl.constexpr = TILING.registers[0]
     P: gl.constexpr = TILING.registers[1]

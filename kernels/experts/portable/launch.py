@@ -10,11 +10,11 @@ import triton
 from torch import Tensor
 
 from kernels.calls.processors import shared_bytes
-from kernels.experts.dependent import launches_ahead
-from kernels.experts.few_mxfp4 import hallmark_experts_few_down, hallmark_experts_few_gate_up
 from kernels.experts.kinds import ClampedSwiglu, ExpertActivation
-from kernels.experts.products import hallmark_experts_combine, hallmark_experts_down, hallmark_experts_gate_up
-from kernels.experts.sorting import sort_slots
+from kernels.experts.portable.few_mxfp4 import hallmark_experts_few_down, hallmark_experts_few_gate_up
+from kernels.experts.portable.products import hallmark_experts_combine, hallmark_experts_down, hallmark_experts_gate_up
+from kernels.experts.routing.dependent import launches_ahead
+from kernels.experts.routing.sorting import sort_slots
 from kernels.experts.tiles import READ_TOGETHER, ProductTiles, expert_tiles, few_tiles, is_few
 from kernels.experts.weights import AnyExpertWeights, Mxfp4Weights
 

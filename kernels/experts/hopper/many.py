@@ -1,4 +1,4 @@
-"""The sm_90 kernels of `hopper_path.py`: grouped products of a mixture, weights by TMA, multiplied by wgmma.
+"""The sm_90 kernels of `launch.py`: grouped products of a mixture, weights by TMA, multiplied by wgmma.
 
 One persistent program per multiprocessor, in roles:
 
@@ -25,7 +25,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from kernels.experts import hopper_tilings
+from kernels.experts.hopper import tilings as hopper_tilings
 from kernels.hopper.pipeline import hardware_arrive, hardware_sync
 from kernels.linear.skinny import launch_next_grid, wait_for_previous_grid
 
@@ -218,7 +218,7 @@ def hallmark_gluon_experts_gate_up(
 ):  # fmt: skip
     """activation(gate) * up of the tokens' rows, in the order of rows. w_desc [E, width / 8, 2, 8, hidden].
 
-    order, table: those of `sorting.py`.
+    order, table: those of routing/sorting.py.
     """
     smem = ring(w_desc.dtype, TILING)
     wait_for_previous_grid()

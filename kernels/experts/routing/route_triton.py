@@ -8,8 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.experts.dependent import begin, launches_ahead
 from kernels.experts.kinds import RoutingConfig, Scores
+from kernels.experts.routing.dependent import begin, launches_ahead
 from kernels.experts.tiles import padded
 
 _LEAST_SUM = tl.constexpr(1e-20)  # added to the sum of sigmoid scores, as in DeepSeek V3
@@ -91,7 +91,7 @@ def hallmark_experts_route(
 
 
 def run_route(logits: Tensor, config: RoutingConfig, correction_bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Weights [T, k] fp32 and experts [T, k] int32 of each token, as `kernels.experts.routing.route` defines them.
+    """Weights [T, k] fp32 and experts [T, k] int32 of each token, as `route` of route_torch.py defines them.
 
     logits           [T, num_experts], last dim contiguous, computed with in fp32
     correction_bias  [num_experts] or None

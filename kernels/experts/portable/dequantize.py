@@ -8,8 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.experts.codes import factors_of, unpacked
 from kernels.experts.kinds import MXFP4_BLOCK
+from kernels.experts.portable.codes import factors_of, unpacked
 from kernels.experts.weights import ExpertWeights, Mxfp4Weights
 
 _BLOCKS_AT_ONCE = 256  # of 32 numbers, that one program writes

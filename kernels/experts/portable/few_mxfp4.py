@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.experts.codes import factors_of, numbers, units_of
-from kernels.experts.products import activated
+from kernels.experts.portable.codes import factors_of, numbers, units_of
+from kernels.experts.portable.products import activated
 
 # x is multiplied by 2^64 and the sum by 2^62, as `numbers` are times 2^-126: a product is a subnormal number for an x
 # below 2^-64 only.

@@ -2,7 +2,7 @@
 
 Three to six launches whose grids depend on the number of tokens alone, so that a CUDA graph holds them: slots sorted by
 expert, where there are more than a few tokens; gate and up with the activation, and down, by hopper.py or, of few rows
-an expert, hopper_few.py; and the weighted sum. Each kernel is launched while the one before it still runs.
+an expert, few.py; and the weighted sum. Each kernel is launched while the one before it still runs.
 
 mxfp4 weights become 16-bit ones for a call of many tokens; with fewer, Triton's products serve here too.
 """
@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 
 from kernels.calls.launch import Loaded
-from kernels.experts.dequantize import plain_weights
-from kernels.experts.gluon_launch import TensorLayout, address, grid, matrix, pairs_of_8, tensor_map
-from kernels.experts.hopper import hallmark_gluon_experts_down, hallmark_gluon_experts_gate_up
-from kernels.experts.hopper_few import hallmark_gluon_experts_few, hallmark_gluon_experts_few_gathered
-from kernels.experts.hopper_tilings import COLUMNS, FOLDED, FOLDS, ROWS, STEP, FewTiling, ManyTiling, few_tiling
+from kernels.experts.hopper.arguments import TensorLayout, address, grid, matrix, pairs_of_8, tensor_map
+from kernels.experts.hopper.few import hallmark_gluon_experts_few, hallmark_gluon_experts_few_gathered
+from kernels.experts.hopper.many import hallmark_gluon_experts_down, hallmark_gluon_experts_gate_up
+from kernels.experts.hopper.tilings import COLUMNS, FOLDED, FOLDS, ROWS, STEP, FewTiling, ManyTiling, few_tiling
 from kernels.experts.kinds import ExpertActivation
-from kernels.experts.sorting import sort_slots
+from kernels.experts.portable.dequantize import plain_weights
+from kernels.experts.portable.launch import activation_arguments, combine, run_experts
+from kernels.experts.routing.sorting import sort_slots
 from kernels.experts.tiles import hopper_rows, takes_codes
-from kernels.experts.triton_path import activation_arguments, combine, run_experts
 from kernels.experts.weights import AnyExpertWeights, ExpertWeights, Mxfp4Weights
 from kernels.tma.launches import any_map
 from kernels.tma.pointers import AnyTensor, PointerClass, any_tensor, pointer_class
@@ -83,7 +83,7 @@ def _few_rows(
     hidden: Tensor, order: Tensor, table: Tensor, num_tiles: int, num_active: int, expert_weights: ExpertWeights,
     activation: ExpertActivation, rows: int,
 ) -> Tensor:  # fmt: skip
-    """Compute each slot's result [slots, H], by hopper_few.py."""
+    """Compute each slot's result [slots, H], by few.py."""
     (num_experts, size, width), device, num_slots = expert_weights.down.shape, hidden.device, order.numel()
     gate_up_bias, down_bias = expert_weights.gate_up_bias, expert_weights.down_bias
     inner, results = hidden.new_empty(num_slots, width), hidden.new_empty(num_slots, size)

@@ -2,7 +2,8 @@
 
 Five or seven launches whose grids depend on the number of tokens alone, so that a CUDA graph holds them: slots sorted
 by expert; their rows of x, in the order in which codes are multiplied; gate and up with the activation; down; and the
-weighted sum. Each kernel is launched while the one before it still runs. Few tokens are Triton's (few_mxfp4.py).
+weighted sum. Each kernel is launched while the one before it still runs. Few tokens are Triton's, by
+portable/few_mxfp4.py.
 """
 
 from functools import lru_cache
@@ -12,13 +13,13 @@ import torch
 from torch import Tensor
 
 from kernels.calls.launch import Loaded
-from kernels.experts.gluon_launch import address, grid, matrix, pairs_of_8, tensor_map
+from kernels.experts.hopper.arguments import address, grid, matrix, pairs_of_8, tensor_map
 from kernels.experts.kinds import MXFP4_BLOCK, ExpertActivation
-from kernels.experts.mxfp4_hopper import hallmark_gluon_experts_codes
-from kernels.experts.mxfp4_order import gather, ordered_size
-from kernels.experts.mxfp4_tilings import STEP, CodesTiles, CodesTiling, codes_tiles
-from kernels.experts.sorting import sort_slots
-from kernels.experts.triton_path import activation_arguments, combine, run_experts
+from kernels.experts.mxfp4.order import gather, ordered_size
+from kernels.experts.mxfp4.products import hallmark_gluon_experts_codes
+from kernels.experts.mxfp4.tilings import STEP, CodesTiles, CodesTiling, codes_tiles
+from kernels.experts.portable.launch import activation_arguments, combine, run_experts
+from kernels.experts.routing.sorting import sort_slots
 from kernels.experts.weights import AnyExpertWeights, Mxfp4Weights
 from kernels.tma.launches import any_map
 from kernels.tma.pointers import AnyTensor, PointerClass, any_tensor, pointer_class

@@ -1,4 +1,4 @@
-"""The sm_90 kernels of `hopper_path.py` for few rows an expert, at the speed at which memory yields the weights.
+"""The sm_90 kernels of `launch.py` for few rows an expert, at the speed at which memory yields the weights.
 
 Programs, roles and the ring are those of hopper.py, with the operands' sides changed: wgmma's M of 64 takes the
 weights, its N the few rows of x. A tile is 128 rows of an expert's weights and up to `pad` sorted slots. Of very few
@@ -23,8 +23,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from kernels.experts import hopper_tilings
-from kernels.experts.hopper import activated
+from kernels.experts.hopper import tilings as hopper_tilings
+from kernels.experts.hopper.many import activated
 from kernels.hopper.pipeline import hardware_arrive, hardware_sync
 from kernels.linear.skinny import launch_next_grid, wait_for_previous_grid
 

@@ -9,8 +9,8 @@ A row's products are summed step by step over the inner dim in a fixed order, wh
 import triton
 import triton.language as tl
 
-from kernels.experts.codes import factors_of, unpacked
-from kernels.experts.dependent import begin
+from kernels.experts.portable.codes import factors_of, unpacked
+from kernels.experts.routing.dependent import begin
 
 _GROUP_M = tl.constexpr(8)  # tiles of rows whose columns are computed one after the other: weights stay in L2
 

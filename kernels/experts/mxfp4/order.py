@@ -12,8 +12,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.experts.dependent import launches_ahead
-from kernels.experts.mxfp4_tilings import STEP
+from kernels.experts.mxfp4.tilings import STEP
+from kernels.experts.routing.dependent import launches_ahead
 from kernels.experts.tiles import MOST_COMPARED
 
 _COLUMNS_AT_ONCE, _MORE_COLUMNS = 1024, 4096  # of few slots, whose programs are few too, and of more
@@ -62,7 +62,7 @@ def gather(hidden: Tensor, order: Tensor, inner: Tensor, width: int) -> Tensor:
     """Return each sorted slot's row of hidden [T, H] in the order of `places`, 0 behind the last column. One launch.
 
     inner [slots, ordered_size(width)]: its last block becomes 0 where width is no whole number of blocks.
-    order: of `sorting.py`.
+    order: of routing/sorting.py.
     """
     num_slots, num_columns = order.numel(), hidden.shape[1]
     ahead = launches_ahead(hidden.device)

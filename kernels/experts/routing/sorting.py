@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.experts.dependent import begin, launches_ahead
+from kernels.experts.routing.dependent import begin, launches_ahead
 from kernels.experts.tiles import MOST_COMPARED, most_tiles, padded
 
 _SLOTS_AT_ONCE = 64  # that one program places

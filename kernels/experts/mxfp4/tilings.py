@@ -17,7 +17,7 @@ _SHARED_BYTES_OF_TWO = 233_472 // 2 - 1024  # of each of two, beside 1 KiB that 
 class CodesTiling:
     """A product of tiles of `tokens` sorted slots by 64 rows of weights a consumer.
 
-    parts             2 where a tile holds gate and up, whose activated product is stored in the order of mxfp4_order.py
+    parts             2 where a tile holds gate and up, whose activated product is stored in the order of order.py
     tokens            slots of a tile, wgmma's N: 8 to 256
     consumers         2 or 3
     registers         of a thread of each consumer, and of the producer

@@ -1,0 +1,1 @@
+"""The choice of experts: the specification by torch, the kernel in Triton, and the visits sorted by expert."""
