@@ -3,6 +3,7 @@
 .venv/bin/python docs/tables.py
 """
 
+import json
 import re
 from enum import Enum
 from pathlib import Path
@@ -16,7 +17,7 @@ from qualification.model.families.registry import FAMILIES
 from server.cli.peer_flags import OTHER_NAMES, WITHOUT_FLAG
 from server.http.anthropic.requests import CountTokensRequest, MessagesRequest
 from server.http.chat.requests import ChatRequest, CompletionRequest
-from server.http.common.validation import NO_EFFECT, RequestModel, refusal_of
+from server.http.common.validation import NO_EFFECT, RequestModel
 from server.http.pooling.requests import EmbeddingRequest, RerankRequest, ScoreRequest
 from server.http.responses.requests import ResponsesRequest
 from server.settings import DEMO_MODEL, PREFIX, Settings, flag_of
@@ -64,21 +65,45 @@ def buckets_table() -> str:
     return table(("bucket", "prompt tokens"), rows)
 
 
-def fields_table(**models: type[RequestModel]) -> str:
-    """Table of every field of these requests and its treatment under each route; empty where it is unknown."""
-    verdicts: dict[tuple[str, str], dict[str, str]] = {}  # by field and note: a field may differ between routes
-    refused: dict[tuple[str, str], dict[str, str]] = {}
+def fields_table(like: type[RequestModel] | None = None, **models: type[RequestModel]) -> str:
+    """Three tables of every field of these requests: honoured, taken without effect, and refused.
+
+    like  a request whose table is on the page already: fields that mean the same there share one row
+    """
+    honoured: dict[tuple[str, str], list[str]] = {}  # routes by field and meaning: a field may differ between routes
+    no_effect: dict[tuple[str, str], list[str]] = {}
+    refused: dict[tuple[str, str], list[str]] = {}
     for route, model in models.items():
-        for name, field in model.model_fields.items():
-            note = (field.description or "").removeprefix(f"{NO_EFFECT}: ")
-            note = note[:1].upper() + note[1:] if not note.startswith("`") else note
-            verdict = "honoured" if model.has_effect(name) else "no effect"
-            verdicts.setdefault((name, note), {})[route] = verdict
-        for name in model.unsupported.keys() - model.model_fields.keys():
-            refused.setdefault((name, refusal_of(model, name)), {})[route] = "refused"
-    verdicts |= dict(sorted(refused.items()))
-    cells = [(f"`{name}`", *(by.get(route, "") for route in models), note) for (name, note), by in verdicts.items()]
-    return table(("field", *models, "meaning, or the refusal"), cells)
+        for name in model.model_fields:
+            kind = honoured if model.has_effect(name) else no_effect
+            shared = like is not None and model.has_effect(name) and _meaning(like, name) == _meaning(model, name)
+            meaning = "As [in chats](#fields)." if shared else _meaning(model, name)
+            kind.setdefault((name, meaning), []).append(route)
+        for name in sorted(model.unsupported.keys() - model.model_fields.keys()):
+            value = " or ".join(f"`{json.dumps(value)}`" for value in model.unsupported[name])
+            refused.setdefault((name, value), []).append(route)
+    kinds = (("field", "meaning", honoured), ("without effect", "why", no_effect), ("refused", "unless it is", refused))
+    return "\n\n".join(_folded(head, note, rows, tuple(models)) for head, note, rows in kinds)
+
+
+def _meaning(model: type[RequestModel], name: str) -> str | None:
+    """Return the description of a field; None where the model has no such field."""
+    if name not in model.model_fields:
+        return None
+    note = (model.model_fields[name].description or "").removeprefix(f"{NO_EFFECT}: ")
+    return note[:1].upper() + note[1:] if not note.startswith("`") else note
+
+
+def _folded(head: str, note: str, rows: dict[tuple[str, str], list[str]], routes: tuple[str, ...]) -> str:
+    """Table in which fields of the same meaning and routes share a row; no route means all."""
+    names: dict[tuple[str, str], list[str]] = {}
+    for (name, meaning), of in rows.items():
+        only = "" if len(of) == len(routes) else ", ".join(of)
+        names.setdefault((only, meaning), []).append(f"`{name}`")
+    if len(routes) == 1:
+        return table((head, note), [(" ".join(fields), meaning) for (_, meaning), fields in names.items()])
+    cells = [(" ".join(fields), only, meaning) for (only, meaning), fields in names.items()]
+    return table((head, "only of", note), cells)
 
 
 def families_list() -> str:
@@ -94,9 +119,9 @@ TABLES = {
     "peer_flags": peer_flags_table,
     "buckets": buckets_table,
     "generation": lambda: fields_table(completions=CompletionRequest, chat=ChatRequest),
-    "responses": lambda: fields_table(responses=ResponsesRequest),
-    "messages": lambda: fields_table(messages=MessagesRequest, count_tokens=CountTokensRequest),
-    "pooling": lambda: fields_table(embeddings=EmbeddingRequest, score=ScoreRequest, rerank=RerankRequest),
+    "responses": lambda: fields_table(ChatRequest, responses=ResponsesRequest),
+    "messages": lambda: fields_table(ChatRequest, messages=MessagesRequest, count_tokens=CountTokensRequest),
+    "pooling": lambda: fields_table(ChatRequest, embeddings=EmbeddingRequest, score=ScoreRequest, rerank=RerankRequest),
 }
 LISTS = {"families": families_list, "image_models": image_models_list}
 PAGES = (DOCS / "serve-your-model.md", DOCS / "operate.md", DOCS / "api.md")
