@@ -16,8 +16,9 @@ from qualification.model.families.image_models import IMAGE_MODELS
 from qualification.model.families.registry import FAMILIES
 from server.cli.peer_flags import OTHER_NAMES, WITHOUT_FLAG
 from server.http.anthropic.requests import CountTokensRequest, MessagesRequest
-from server.http.chat.requests import ChatRequest, CompletionRequest
+from server.http.chat.requests import ChatRequest
 from server.http.common.validation import NO_EFFECT, RequestModel
+from server.http.openai.requests import CompletionRequest
 from server.http.pooling.requests import EmbeddingRequest, RerankRequest, ScoreRequest
 from server.http.responses.requests import ResponsesRequest
 from server.settings import DEMO_MODEL, PREFIX, Settings, flag_of

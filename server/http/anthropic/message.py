@@ -6,7 +6,6 @@ from typing import Any
 import msgspec
 
 from server.http.anthropic.signatures import signature_of
-from server.http.generation.deltas import deltas_of
 from server.http.generation.event_stream import named_event
 from server.http.generation.pieces import Piece
 from server.http.generation.usage import Usage
@@ -95,7 +94,7 @@ class MessageFormat:
         }
 
     def _events(self, piece: Piece) -> Iterator[dict[str, Any]]:
-        for delta in deltas_of(piece):
+        for delta in piece.all_deltas:
             yield from self._emitted(delta)
         if piece.finish_reason is None:
             return

@@ -5,10 +5,10 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Discriminator, Field
 
-from server.http.chat.tools import MAX_TOOLS
 from server.http.common.fields import (
     MAX_MESSAGES,
     MAX_TOKENS,
+    MAX_TOOLS,
     ChatTemplateKwargs,
     HallmarkWanted,
     ModelName,

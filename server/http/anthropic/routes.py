@@ -1,6 +1,5 @@
 """Anthropic's routes."""
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -11,20 +10,19 @@ from server.edge.admission import Edge
 from server.edge.body_memory import in_thread
 from server.edge.context import RequestContext, context_of
 from server.errors import ModelNotFound, NotReady, PromptTooLong, TemplateError
-from server.http.anthropic.context_edits import edited
+from server.http.anthropic.context_edits import Edited, edited
 from server.http.anthropic.conversation import FIELDS, chat_of, hides_thinking, left_out, prompt_of
 from server.http.anthropic.message import MessageFormat
 from server.http.anthropic.requests import CountTokensRequest, MessagesRequest
 from server.http.anthropic.schemas import MessageAnswer, MessageError, MessageEvent, TokenCount
+from server.http.chat.prepare import prepare_translated, prompt_tokens
 from server.http.common.document import PlainRoute, streams, takes
 from server.http.common.json_body import parse_json
 from server.http.common.validation import read
-from server.http.generation.admitted import admitted
+from server.http.generation.admitted import GENERATION_ERRORS, admitted
 from server.http.generation.event_stream import answered
-from server.http.generation.pieces import Job
+from server.http.generation.prepared import Prepared
 from server.http.generation.usage import usage_of
-from server.http.openai.generation import Prepared, prepare_translated, prompt_tokens
-from server.http.openai.routes import GENERATION_ERRORS
 from server.protocol.messages import EngineReady
 
 MESSAGES = "/v1/messages"
@@ -32,31 +30,6 @@ COUNT_TOKENS = "/v1/messages/count_tokens"
 REQUESTS = (MessagesRequest, CountTokensRequest)
 EVENTS = (MessageEvent, MessageError)
 _STREAM = "The whole answer, or with `stream` events, each named by the `type` of its data."
-
-
-@dataclass(frozen=True, slots=True)
-class _Prepared:
-    """A valid request with its tokens."""
-
-    fields: MessagesRequest
-    chat: Prepared
-    applied_edits: list[dict[str, Any]]
-
-    @property
-    def jobs(self) -> list[Job]:
-        return self.chat.jobs
-
-    @property
-    def is_stream(self) -> bool:
-        return self.fields.stream
-
-    @property
-    def cache_salt(self) -> str | None:
-        return None
-
-    @property
-    def timeout_s(self) -> float | None:
-        return self.fields.timeout
 
 
 def routes(edge: Edge) -> APIRouter:
@@ -71,17 +44,18 @@ def routes(edge: Edge) -> APIRouter:
     async def messages(request: Request) -> Response:
         """Answer a conversation of Anthropic's clients, by the model's own chat template."""
         it = await admitted(edge, request, route=MESSAGES, operation="chat", prepare=partial(_prepared, edge))
-        prepared = it.prepared
+        changed = it.prepared.fields
+        fields = changed.fields
         shape = MessageFormat(
             it.context.unique_id,
             edge.model,
             lambda: usage_of(it.record),
-            applied_edits=None if prepared.fields.context_management is None else prepared.applied_edits,
-            left_out_tools=left_out(prepared.fields),
-            hides_thinking=hides_thinking(prepared.fields),
-            has_less_room=prepared.jobs[0].sampling.max_tokens < prepared.fields.max_tokens,
+            applied_edits=None if fields.context_management is None else changed.applied,
+            left_out_tools=left_out(fields),
+            hides_thinking=hides_thinking(fields),
+            has_less_room=it.prepared.jobs[0].sampling.max_tokens < fields.max_tokens,
         )
-        return await answered(request, it, shape, names_kernels=prepared.fields.hallmark)
+        return await answered(request, it, shape, names_kernels=fields.hallmark)
 
     @router.post(
         COUNT_TOKENS,
@@ -111,10 +85,11 @@ def routes(edge: Edge) -> APIRouter:
     return router
 
 
-def _prepared(edge: Edge, ready: EngineReady, body: dict[str, Any], context: RequestContext) -> _Prepared:
+def _prepared(
+    edge: Edge, ready: EngineReady, body: dict[str, Any], context: RequestContext
+) -> Prepared[Edited[MessagesRequest]]:
     changed = edited(read(MessagesRequest, body), partial(_num_tokens, edge))
-    chat = prepare_translated(edge, ready, chat_of(changed.fields), context.unique_id, FIELDS)
-    return _Prepared(changed.fields, chat, changed.applied)
+    return prepare_translated(edge, ready, chat_of(changed.fields), context.unique_id, FIELDS).of(changed)
 
 
 def _num_tokens(edge: Edge, fields: CountTokensRequest) -> int:

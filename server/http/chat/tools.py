@@ -14,9 +14,6 @@ from server.protocol.messages import Grammar
 from server.settings import ToolCallParser
 from server.text.answer.parser import Tools
 
-MAX_TOOLS = 512
-
-
 _FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:/-]{1,128}$")]
 
 

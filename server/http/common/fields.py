@@ -5,7 +5,7 @@ A field that repeats a type may describe it in other words; its bounds stay.
 
 from typing import Annotated, Any
 
-from pydantic import Discriminator, Field, ValidationError, WrapValidator
+from pydantic import Discriminator, Field, ValidationError, WithJsonSchema, WrapValidator
 from pydantic_core import PydanticCustomError
 
 from server.http.common.validation import NO_EFFECT, JsonObject, Text, tag
@@ -13,6 +13,7 @@ from server.text.sampling_defaults import LEAST_REPETITION_PENALTY
 
 MAX_TOKENS = 2**31 - 1
 MAX_MESSAGES = 2048
+MAX_TOOLS = 512
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 MAX_STOP_TOKEN_IDS = 128
@@ -63,6 +64,7 @@ Timeout = Annotated[
         gt=0, description="Seconds from its arrival that the request may take; the server's own limit holds as well."
     ),
 ]
+AnyObject = Annotated[dict[str, Any], WithJsonSchema({"type": "object", "additionalProperties": {}}, mode="validation")]
 Label = Annotated[Text, Field(max_length=512)]
 ForWhom = Annotated[Label | None, Field(description=f"{NO_EFFECT}: an identifier of your end user, not stored.")]
 RequestId = Annotated[Label | None, Field(description=f"{NO_EFFECT}: send the header X-Request-Id.")]

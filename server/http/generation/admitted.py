@@ -2,10 +2,9 @@
 
 import re
 import time
-from collections import Counter
 from collections.abc import AsyncGenerator, Callable
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from fastapi import Request
 from starlette.types import Scope
@@ -15,10 +14,23 @@ from server.edge.body_memory import in_thread
 from server.edge.context import RequestContext, context_of
 from server.edge.direct_stream import DirectStream
 from server.edge.keys import cache_salt_of
-from server.errors import RateLimited, TimeLimitReached, TooManyRequests
+from server.errors import (
+    DeadlyPrompt,
+    EngineDied,
+    InvalidGrammar,
+    ModelNotFound,
+    NonFiniteLogits,
+    NotReady,
+    PromptTooLong,
+    RateLimited,
+    SlowClient,
+    TimeLimitReached,
+    TooManyRequests,
+)
 from server.http.common.json_body import MAX_VALUES, parse_json
 from server.http.common.provenance import Provenance, is_wanted, provenance_of, with_provenance
-from server.http.generation.pieces import Job, Piece, merged, pieces
+from server.http.generation.pieces import Piece, merged, pieces
+from server.http.generation.prepared import Job, Prepared
 from server.protocol.messages import EngineReady
 from server.supervisor.choices import Choices
 from server.telemetry.outcomes import RejectedFor
@@ -33,28 +45,20 @@ RESERVED_TOKENS = 4096
 _HAS_IDS = re.compile(rb'"prompt"\s*:\s*\[\s*\d')
 
 
-class Tokenized(Protocol):
-    """A valid request with its tokens."""
+GENERATION_ERRORS = (
+    *(ModelNotFound, PromptTooLong, InvalidGrammar, DeadlyPrompt),
+    *(NotReady, EngineDied, NonFiniteLogits, SlowClient),
+)
 
-    @property
-    def jobs(self) -> list[Job]: ...
-    @property
-    def is_stream(self) -> bool: ...
-    @property
-    def cache_salt(self) -> str | None: ...
-    @property
-    def timeout_s(self) -> float | None: ...  # the request's own limit, counted from its arrival
+FieldsT = TypeVar("FieldsT")
+Prepare = Callable[[EngineReady, dict[str, Any], RequestContext], Prepared[FieldsT]]  # from a body's object
 
 
-TokenizedT = TypeVar("TokenizedT", bound=Tokenized)
-Prepare = Callable[[EngineReady, dict[str, Any], RequestContext], TokenizedT]  # from a body's object
-
-
-class Admitted(Generic[TokenizedT]):
+class Admitted(Generic[FieldsT]):
     """A request that has its tokens and its place in the queue; `answer` computes it."""
 
     def __init__(
-        self, edge: Edge, context: RequestContext, record: RequestRecord, place: Place, prepared: TokenizedT
+        self, edge: Edge, context: RequestContext, record: RequestRecord, place: Place, prepared: Prepared[FieldsT]
     ) -> None:
         self.edge = edge
         self.context = context
@@ -88,13 +92,10 @@ class Admitted(Generic[TokenizedT]):
             if not num_waiting:
                 self._place.leave(time.monotonic() - record.arrived_at)
 
-        choices: dict[int, Choices] = {}
-        if len(jobs) > 1:
-            counts = Counter(job.prompt_index for job in jobs if job.prompt_index is not None)
-            choices = {index: Choices(count) for index, count in counts.items() if count > 1}
+        choices = {index: Choices(count) for index, count in self.prepared.num_choices.items()}
         records = [
             record.sequence(len(job.prompt_token_ids), is_first=is_first)
-            for job, is_first in zip(jobs, _firsts(jobs), strict=True)
+            for job, is_first in zip(jobs, self.prepared.firsts, strict=True)
         ]
         streams = [
             pieces(
@@ -115,8 +116,8 @@ class Admitted(Generic[TokenizedT]):
 
 
 async def admitted(
-    edge: Edge, request: Request, *, route: str, operation: str, prepare: Prepare[TokenizedT]
-) -> Admitted[TokenizedT]:
+    edge: Edge, request: Request, *, route: str, operation: str, prepare: Prepare[FieldsT]
+) -> Admitted[FieldsT]:
     """Take a request as far as the queue, behind the guard.
 
     route      its path, for the trace
@@ -133,8 +134,7 @@ async def admitted(
     for grammar in {it for job in prepared.jobs if (it := job.sampling.grammar) is not None}:
         await edge.check_grammar(ready, grammar)
     record.tokenized(began_at)
-    jobs = zip(prepared.jobs, _firsts(prepared.jobs), strict=True)
-    num_prompt_tokens = sum(len(job.prompt_token_ids) for job, is_first in jobs if is_first)
+    num_prompt_tokens = prepared.num_prompt_tokens
     _reserve(edge, place, num_prompt_tokens)
     if prepared.timeout_s is not None and prepared.timeout_s < edge.settings.request_timeout_s:
         message = f"The answer took longer than the {prepared.timeout_s:g} s of the field 'timeout'."
@@ -145,18 +145,10 @@ async def admitted(
     return Admitted(edge, context, record, place, prepared)
 
 
-def _firsts(jobs: list[Job]) -> list[bool]:
-    """Return of each job whether it is the first of its prompt, which is computed for all of them."""
-    if len(jobs) == 1:
-        return [True]
-    first = {job.prompt_index: at for at, job in reversed([*enumerate(jobs)])}
-    return [job.prompt_index is None or first[job.prompt_index] == at for at, job in enumerate(jobs)]
-
-
-async def _prepare(ready: EngineReady, context: RequestContext, prepare: Prepare[TokenizedT]) -> TokenizedT:
+async def _prepare(ready: EngineReady, context: RequestContext, prepare: Prepare[FieldsT]) -> Prepared[FieldsT]:
     """Parse, validate and tokenize a request's body; a large text off the event loop, which other streams wait for."""
 
-    def parsed(body: bytes | bytearray) -> TokenizedT:
+    def parsed(body: bytes | bytearray) -> Prepared[FieldsT]:
         fields = parse_json(body, max_values=max(MAX_VALUES, ready.max_model_len + 1000))
         del body  # it may be large, and is not needed while the text is tokenized
         return prepare(ready, fields, context)

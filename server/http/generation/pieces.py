@@ -7,31 +7,14 @@ from dataclasses import dataclass
 
 from server.edge.direct_stream import DirectStream
 from server.errors import error_of_code
-from server.protocol.messages import FinishReason, SamplingParams, TokenDelta, TokenScores
+from server.http.generation.prepared import Job
+from server.protocol.messages import FinishReason, TokenDelta, TokenScores
 from server.supervisor.choices import Choices
 from server.supervisor.client import EngineClient
 from server.telemetry.request import SequenceRecord
 from server.text.answer.deltas import CallEnd, CallStart, ContentText, Delta
-from server.text.answer.parser import AnswerParser
 from server.text.stop import StopMatcher
 from server.text.tokenizer import Detokenizer, Tokenizer
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """One prompt of a request."""
-
-    index: int
-    engine_id: str  # unique in the engine
-    prompt_token_ids: list[int]
-    sampling: SamplingParams
-    stops: tuple[str, ...]
-    parser: AnswerParser | None = None  # None: all of the answer is content
-    includes_stop: bool = False  # what ends the answer is part of its text
-    has_special_tokens: bool = False  # special tokens have a text
-    priority: int = 0
-    continues: bool = False  # its text goes on from the prompt's; else it is a text of its own, as a chat's turn is
-    prompt_index: int | None = None  # which of the request's prompts, where jobs of one differ by seed and parser alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +30,17 @@ class Piece:
     stop: str | None = None  # the stop string that ended it
     pooled: bytes | None = None
 
+    @property
+    def all_deltas(self) -> Sequence[Delta]:
+        """Its deltas, whether its answer is parsed or all of it is content."""
+        return [ContentText(self.text), *self.deltas] if self.text else self.deltas
+
 
 def joined(pieces: Sequence[Piece]) -> Piece:
     """All pieces of one answer, at least one, as one whose deltas have its text too."""
     deltas: list[Delta] = []
     for piece in pieces:
-        deltas += [ContentText(piece.text), *piece.deltas] if piece.text else piece.deltas
+        deltas += piece.all_deltas
     return Piece(
         pieces[0].index,
         "".join(piece.text for piece in pieces),

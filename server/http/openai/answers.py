@@ -183,8 +183,7 @@ class ChatFormat(AnswerFormat):
         if self.details is None and piece.finish_reason is None and not piece.deltas:  # most of them: 3 us less
             return self.text_event(piece.index, piece.text) if piece.text else b""
         piece, more, beside = self._detailed(piece)
-        deltas: list[Delta] = [ContentText(piece.text)] if piece.text else []
-        deltas += [delta for delta in piece.deltas if not isinstance(delta, CallEnd)]  # which no chunk has
+        deltas = [delta for delta in piece.all_deltas if not isinstance(delta, CallEnd)]  # which no chunk has
         events = b""
         if more:  # with the first of them: clients join the details of all chunks
             first = _fields(deltas.pop(0)) if deltas else {"content": ""}

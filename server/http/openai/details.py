@@ -6,10 +6,12 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
-from server.errors import InvalidValue
-from server.http.chat.requests import ChatRequest, CompletionRequest, GenerationRequest
+from server.http.chat.requests import ChatRequest
 from server.http.common.json_pieces import LazyList
-from server.http.generation.pieces import Job, Piece
+from server.http.generation.pieces import Piece
+from server.http.generation.prepared import Job
+from server.http.generation.requests import GenerationRequest
+from server.http.openai.requests import CompletionRequest
 from server.protocol.messages import TokenScores
 from server.text.tokenizer import Detokenizer, Tokenizer
 
@@ -27,16 +29,6 @@ class _Score:
 
 
 _Scores = Callable[[], Iterator[_Score]]  # makes them anew: as Python's objects a long prompt's take a gigabyte
-
-
-def check_details(fields: GenerationRequest) -> None:
-    """Raises InvalidValue where fields contradict each other."""
-    if fields.prompt_logprobs is not None and fields.stream:
-        raise InvalidValue("prompt_logprobs is not given in streams.", param="prompt_logprobs")
-    if isinstance(fields, ChatRequest) and fields.top_logprobs and not fields.logprobs:
-        raise InvalidValue("top_logprobs needs logprobs to be true.", param="top_logprobs")
-    if isinstance(fields, CompletionRequest) and fields.max_tokens == 0 and not fields.echo:
-        raise InvalidValue("max_tokens must be at least 1 without echo, got 0.", param="max_tokens")
 
 
 def details_of(fields: GenerationRequest, jobs: Sequence[Job], tokenizer: Tokenizer) -> "Details | None":

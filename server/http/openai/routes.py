@@ -9,32 +9,24 @@ from server.edge.admission import Edge
 from server.edge.body_memory import in_thread
 from server.edge.context import context_of
 from server.errors import (
-    DeadlyPrompt,
-    EngineDied,
-    InvalidGrammar,
     InvalidValue,
     ModelNotFound,
-    NonFiniteLogits,
     NotReady,
     PromptTooLong,
-    SlowClient,
     TemplateError,
     TimeLimitReached,
 )
-from server.http.chat.prompts import encode_chat, encode_text
 from server.http.chat.rendering import Conversation, chat_text, end_of, plain_messages
-from server.http.chat.requests import (
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    TokenizeRequest,
-    checked_ids,
-)
+from server.http.chat.requests import ChatRequest
 from server.http.chat.tools import ToolUse
 from server.http.common.document import PlainRoute, streams, takes
+from server.http.common.inputs import checked_ids
 from server.http.common.json_body import parse_json
 from server.http.common.validation import read
+from server.http.generation.admitted import GENERATION_ERRORS
+from server.http.generation.prompts import encode_chat, encode_text
 from server.http.openai.generation import CHAT, COMPLETIONS, generate
+from server.http.openai.requests import CompletionRequest, DetokenizeRequest, TokenizeRequest
 from server.http.openai.schemas import (
     ChatChunk,
     ChatCompletion,
@@ -47,10 +39,6 @@ from server.http.openai.schemas import (
 TOKEN_REQUESTS = (TokenizeRequest, DetokenizeRequest)
 REQUESTS = (CompletionRequest, ChatRequest, *TOKEN_REQUESTS)
 EVENTS = (CompletionChunk, ChatChunk)
-GENERATION_ERRORS = (
-    *(ModelNotFound, PromptTooLong, InvalidGrammar, DeadlyPrompt),
-    *(NotReady, EngineDied, NonFiniteLogits, SlowClient),
-)
 
 
 def routes(edge: Edge) -> APIRouter:

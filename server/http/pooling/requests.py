@@ -5,8 +5,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Discriminator, Field
 
-from server.http.chat.requests import MAX_INPUTS, Inputs
 from server.http.common.fields import MAX_TOKENS, CacheSalt, ForWhom, HallmarkWanted, ModelName, RequestId
+from server.http.common.inputs import MAX_INPUTS, Inputs
 from server.http.common.validation import RequestModel, Text, tag
 
 _Instruction = Annotated[Text, Field(min_length=1, max_length=4096)]

@@ -2,8 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
@@ -18,13 +17,13 @@ from server.errors import (
     PromptTooLong,
     SlowClient,
 )
-from server.http.chat.prompts import MAX_CHARS_PER_TOKEN, encode_text, truncated
-from server.http.chat.requests import checked_ids
 from server.http.common.document import PlainRoute, takes
+from server.http.common.inputs import checked_ids, listed
 from server.http.common.provenance import json_response
 from server.http.common.validation import read
 from server.http.generation.admitted import Admitted, admitted
-from server.http.generation.pieces import Job
+from server.http.generation.prepared import Job, Prepared
+from server.http.generation.prompts import MAX_CHARS_PER_TOKEN, encode_text, truncated
 from server.http.pooling.answers import (
     EmbeddingList,
     Reranked,
@@ -34,7 +33,7 @@ from server.http.pooling.answers import (
     reranked,
     score_list,
 )
-from server.http.pooling.requests import EmbeddingRequest, PoolingRequest, RerankRequest, ScoreRequest
+from server.http.pooling.requests import EmbeddingRequest, RerankRequest, ScoreRequest
 from server.http.pooling.rerank_prompt import RerankPrompt
 from server.model.load.pooling import PoolingModel
 from server.protocol.messages import EngineReady, Pooling, SamplingParams
@@ -49,22 +48,6 @@ PATHS = {
 REQUESTS = {Task.EMBED: (EmbeddingRequest,), Task.SCORE: (ScoreRequest, RerankRequest)}
 _ERRORS = (ModelNotFound, PromptTooLong, NotReady, EngineDied, NonFiniteLogits, SlowClient)
 
-FieldsT = TypeVar("FieldsT", bound=PoolingRequest)
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared(Generic[FieldsT]):
-    """A valid request with its tokens."""
-
-    fields: FieldsT
-    jobs: list[Job]
-    is_stream: bool = False
-    timeout_s: float | None = None
-
-    @property
-    def cache_salt(self) -> str | None:
-        return self.fields.cache_salt
-
 
 def pooling_routes(edge: Edge, pooling: PoolingModel) -> APIRouter:
     """The routes of a model's task. Raises ModelError where it cannot be scored."""
@@ -78,8 +61,9 @@ def _embedding_routes(edge: Edge, pooling: PoolingModel) -> APIRouter:
         fields = read(EmbeddingRequest, body)
         edge.check_model(fields.model)
         _check_dimensions(fields.dimensions, pooling)
-        prompts = [_input_ids(edge, it, ready.max_model_len, fields) for it in _inputs(fields)]
-        return Prepared(fields, _jobs(prompts, context.unique_id, ready.max_model_len, "input", Pooling()))
+        prompts = [_input_ids(edge, it, ready.max_model_len, fields) for it in listed(fields.input)]
+        jobs = _jobs(prompts, context.unique_id, ready.max_model_len, "input", Pooling())
+        return Prepared(fields, jobs, cache_salt=fields.cache_salt)
 
     @router.post(EMBEDDINGS[0], response_model=EmbeddingList, openapi_extra=takes(EmbeddingRequest, *_ERRORS))
     async def embeddings(request: Request) -> Response:
@@ -121,13 +105,15 @@ def _score_routes(edge: Edge, pooling: PoolingModel) -> APIRouter:
         fields = read(ScoreRequest, body)
         edge.check_model(fields.model)
         pairs = _pairs(_list(fields.text_1), _list(fields.text_2))
-        return Prepared(fields, jobs(pairs, fields.instruction, ready, context.unique_id, "text_2"))
+        made = jobs(pairs, fields.instruction, ready, context.unique_id, "text_2")
+        return Prepared(fields, made, cache_salt=fields.cache_salt)
 
     def prepare_rerank(ready: EngineReady, body: dict[str, Any], context: RequestContext) -> Prepared[RerankRequest]:
         fields = read(RerankRequest, body)
         edge.check_model(fields.model)
         pairs = [(fields.query, document) for document in fields.documents]
-        return Prepared(fields, jobs(pairs, fields.instruction, ready, context.unique_id, "documents"))
+        made = jobs(pairs, fields.instruction, ready, context.unique_id, "documents")
+        return Prepared(fields, made, cache_salt=fields.cache_salt)
 
     async def score(request: Request) -> Response:
         """Return how probably each document is relevant to its query."""
@@ -183,13 +169,6 @@ def _jobs(prompts: Sequence[list[int]], unique_id: str, max_model_len: int, para
         )
     sampling = SamplingParams(max_tokens=1, temperature=0.0, pooling=pooling)
     return [Job(i, f"{unique_id}-{i}", prompt, sampling, ()) for i, prompt in enumerate(prompts)]
-
-
-def _inputs(fields: EmbeddingRequest) -> list[str | list[int]]:
-    given = fields.input
-    if isinstance(given, str):
-        return [given]
-    return [given] if isinstance(given[0], int) else given
 
 
 def _input_ids(edge: Edge, given: str | list[int], max_model_len: int, fields: EmbeddingRequest) -> list[int]:

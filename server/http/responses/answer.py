@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 
 from server.errors import HallmarkError
-from server.http.generation.deltas import deltas_of
 from server.http.generation.event_stream import named_event
 from server.http.generation.pieces import Piece
 from server.http.generation.usage import Usage
@@ -108,7 +107,7 @@ class ResponseFormat:
         }
 
     def _events(self, piece: Piece) -> Iterator[dict[str, Any]]:
-        for delta in deltas_of(piece):
+        for delta in piece.all_deltas:
             yield from self._delta(delta)
         if piece.finish_reason is None:
             return

@@ -5,9 +5,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field
 
-from server.http.chat.tools import MAX_TOOLS
 from server.http.common.fields import (
     MAX_MESSAGES,
+    MAX_TOOLS,
     Biases,
     CacheSalt,
     ChatTemplateKwargs,

@@ -16,15 +16,14 @@ from server.errors import (
     UnknownField,
     UnsupportedMediaType,
 )
+from server.http.chat.prepare import prepare_translated
 from server.http.common.document import PlainRoute, answers_with, streams, takes
 from server.http.common.query import Query, parameter
 from server.http.common.validation import read
-from server.http.generation.admitted import admitted
+from server.http.generation.admitted import GENERATION_ERRORS, admitted
 from server.http.generation.event_stream import answered
-from server.http.generation.pieces import Job
+from server.http.generation.prepared import Prepared
 from server.http.generation.usage import usage_of
-from server.http.openai.generation import Prepared, prepare_translated
-from server.http.openai.routes import GENERATION_ERRORS
 from server.http.responses.answer import ResponseFormat
 from server.http.responses.conversation import FIELDS, chat_of, items_of
 from server.http.responses.input_items import INCLUDABLE, INCLUDE, KNOWN, PARAMETERS, input_page, with_ids
@@ -52,29 +51,12 @@ _STREAM = "The whole answer, or with `stream` events, each named by the `type` o
 
 
 @dataclass(frozen=True, slots=True)
-class _Prepared:
-    """A valid request with its tokens."""
+class _Continued:
+    """A valid request, with the conversation that it continues."""
 
     fields: ResponsesRequest
-    chat: Prepared
-    items: list[Any]  # the conversation that it continues, and its input
+    items: list[Any]  # of the conversation and of the input
     tools: ToolSet
-
-    @property
-    def jobs(self) -> list[Job]:
-        return self.chat.jobs
-
-    @property
-    def is_stream(self) -> bool:
-        return self.fields.stream
-
-    @property
-    def cache_salt(self) -> str | None:
-        return self.fields.cache_salt
-
-    @property
-    def timeout_s(self) -> float | None:
-        return self.fields.timeout
 
 
 def routes(edge: Edge) -> APIRouter:
@@ -93,29 +75,29 @@ def routes(edge: Edge) -> APIRouter:
         """Answer a conversation, which may continue an answer that is stored."""
         context = context_of(request.scope)
 
-        def prepare(ready: EngineReady, body: dict[str, Any], context: RequestContext) -> _Prepared:
+        def prepare(ready: EngineReady, body: dict[str, Any], context: RequestContext) -> Prepared[_Continued]:
             return _prepared(edge, store, ready, body, context)
 
         it = await admitted(edge, request, route=RESPONSES, operation="chat", prepare=prepare)
-        prepared = it.prepared
+        asked = it.prepared.fields
 
         def ended(response: bytes, items: list[dict[str, Any]]) -> None:
-            if prepared.fields.store:
-                given = with_ids(prepared.items, context.unique_id)
+            if asked.fields.store:
+                given = with_ids(asked.items, context.unique_id)
                 conversation = msgspec.json.encode([*given, *items])
                 store.put(context.tenant, shape.response_id, Stored(response, conversation))
 
         shape = ResponseFormat(
             context.unique_id,
-            prepared.fields,
-            prepared.jobs[0].sampling,
+            asked.fields,
+            it.prepared.jobs[0].sampling,
             edge.model,
-            tools=prepared.tools,
+            tools=asked.tools,
             usage=lambda: usage_of(it.record),
             ended=ended,
         )
         context.dialect = replace(context.dialect, event=shape.failed)
-        return await answered(request, it, shape, names_kernels=prepared.fields.hallmark)
+        return await answered(request, it, shape, names_kernels=asked.fields.hallmark)
 
     @router.get(
         RESPONSES + "/{response_id}",
@@ -177,7 +159,7 @@ def _stored(store: ResponseStore, request: Request) -> Stored:
 
 def _prepared(
     edge: Edge, store: ResponseStore, ready: EngineReady, body: dict[str, Any], context: RequestContext
-) -> _Prepared:
+) -> Prepared[_Continued]:
     fields = read(ResponsesRequest, body)
     if fields.stream_options is not None and not fields.stream:
         raise InvalidValue("stream_options needs stream to be true.", param="stream_options")
@@ -189,7 +171,7 @@ def _prepared(
         fields = read(ResponsesRequest, body | {"input": items})
     tools = ToolSet(fields.tools, items_of(fields))
     chat = prepare_translated(edge, ready, chat_of(fields, tools), context.unique_id, FIELDS)
-    return _Prepared(fields, chat, items, tools)
+    return chat.of(_Continued(fields, items, tools))
 
 
 def _json(body: bytes) -> Response:

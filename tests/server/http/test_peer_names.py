@@ -6,9 +6,10 @@ import pytest
 from edge_fakes import served
 
 from server.http.anthropic.requests import MessagesRequest
-from server.http.chat.requests import ChatRequest, CompletionRequest
+from server.http.chat.requests import ChatRequest
 from server.http.common.peer_fields import OTHER_FIELDS, OTHER_ROUTES, WITHOUT_FIELD
 from server.http.common.validation import RequestModel
+from server.http.openai.requests import CompletionRequest
 from server.http.peer_routes import OTHER_PATHS
 from server.http.pooling.requests import EmbeddingRequest, RerankRequest, ScoreRequest
 from server.http.responses.requests import ResponsesRequest

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from edge_fakes import saying, served
 
-from server.http.chat.requests import ChatRequest, CompletionRequest, Message, TokenizeRequest
+from server.http.chat.requests import ChatRequest, Message
+from server.http.openai.requests import CompletionRequest, TokenizeRequest
 from server.protocol.messages import AttestationReport
 
 FIELDS = sorted(

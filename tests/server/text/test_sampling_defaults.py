@@ -9,9 +9,9 @@ import pytest
 from transformers import GenerationConfig
 
 from server.errors import ModelError
-from server.http.chat.prompts import sampling_of
-from server.http.chat.requests import CompletionRequest
 from server.http.common.validation import read
+from server.http.generation.sampling import sampling_of
+from server.http.openai.requests import CompletionRequest
 from server.text.sampling_defaults import SamplingDefaults, keys_not_read, load_sampling_defaults
 from server.text.tokenizer import Tokenizer
 

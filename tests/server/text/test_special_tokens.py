@@ -10,9 +10,9 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from server.errors import TemplateError
-from server.http.chat.prompts import encode_chat
 from server.http.chat.rendering import Conversation, chat_text, plain_messages
 from server.http.chat.requests import Message
+from server.http.generation.prompts import encode_chat
 from server.settings import DEMO_MODEL, ReasoningParser
 from server.text.answer.syntax import AnswerSyntax
 from server.text.chat_template import ChatTemplate

@@ -11,7 +11,7 @@ from server.engine.scheduling.pages import IntegrityError, PagePool
 from server.engine.scheduling.runner_api import BatchError, StepResult
 from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from server.engine.scheduling.sequence import Batch
-from server.http.chat.requests import MAX_LOGPROBS
+from server.http.generation.requests import MAX_LOGPROBS
 from server.protocol import wire
 from server.protocol.messages import (
     FinishReason,

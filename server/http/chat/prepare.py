@@ -1,0 +1,121 @@
+"""From a chat's body to its prompt's tokens, for its own route and for those whose requests are translated to it."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from server.edge.admission import Edge
+from server.errors import InvalidValue
+from server.grammar.reasoning import behind_reasoning
+from server.http.chat.rendering import chat_text, conversation_of, end_of
+from server.http.chat.requests import ChatRequest
+from server.http.chat.tools import ToolUse
+from server.http.common.validation import read, translated, translated_name
+from server.http.generation.jobs import jobs_of
+from server.http.generation.prepared import Job, Prepared
+from server.http.generation.prompts import encode_chat
+from server.http.generation.structured import is_of_format
+from server.protocol.messages import EngineReady, GrammarKind
+
+
+def prepare_translated(
+    edge: Edge, ready: EngineReady, body: dict[str, Any], unique_id: str, names: Mapping[str, str]
+) -> Prepared[ChatRequest]:
+    """Tokenize a chat that was made of another protocol's request; `names` as for `translated`.
+
+    In those protocols the tokens that an answer may have are a bound, which may be beyond the context's end: agents
+    send one number, 64,000 say, whatever the model.
+    """
+    with translated(names):
+        prepared = prepare_chat(edge, ready, body, unique_id, may_be_less=True)
+    return replace(prepared, jobs=[_named(job, names) for job in prepared.jobs])
+
+
+def prompt_tokens(edge: Edge, body: dict[str, Any], names: Mapping[str, str]) -> int:
+    """The number of tokens of a translated chat as a prompt, also where the context does not hold them."""
+    with translated(names):
+        fields = read(ChatRequest, body)
+        edge.check_model(fields.model)
+        return len(edge.tokenizer.encode(_chat_text(edge, fields, _tools(fields)), add_special_tokens=False))
+
+
+def prepare_chat(
+    edge: Edge, ready: EngineReady, body: dict[str, Any], unique_id: str, *, may_be_less: bool = False
+) -> Prepared[ChatRequest]:
+    """Validate a chat's body and tokenize it.
+
+    may_be_less  whether an answer may have fewer than `max_tokens` where the context holds no more; else 400
+    """
+    fields = read(ChatRequest, body)
+    edge.check_model(fields.model)
+    if fields.max_completion_tokens is not None:
+        if fields.max_tokens not in (None, fields.max_completion_tokens):
+            raise InvalidValue("max_tokens and max_completion_tokens differ; send one.", param="max_tokens")
+        fields = fields.model_copy(update={"max_tokens": fields.max_completion_tokens})
+    tools = _tools(fields)
+    text = _chat_text(edge, fields, tools)
+    prompt = encode_chat(edge.tokenizer, text, ready.max_model_len, add_special_tokens=fields.add_special_tokens)
+    jobs = jobs_of(edge, fields, [prompt], unique_id, ready.max_model_len, may_be_less=may_be_less)
+    jobs = [_parsed(edge, fields, tools, text, job) for job in jobs]
+    return Prepared(fields, jobs, fields.stream, fields.cache_salt, fields.timeout)
+
+
+def _tools(fields: ChatRequest) -> ToolUse:
+    return ToolUse(fields.tools, fields.tool_choice, is_parallel=fields.parallel_tool_calls)
+
+
+def _chat_text(edge: Edge, fields: ChatRequest, tools: ToolUse) -> str:
+    return chat_text(
+        edge.tokenizer,
+        edge.template,
+        conversation_of(fields, tools),
+        syntax=edge.syntax,
+        end=end_of(fields.add_generation_prompt, continues=fields.continue_final_message),
+        special_tokens_in_text=edge.settings.special_tokens_in_text,
+    )
+
+
+def _parsed(edge: Edge, fields: ChatRequest, tools: ToolUse, prompt: str, job: Job) -> Job:
+    """The job with a parser of its answer, and bound to a call where the request asks for one.
+
+    What binds an answer begins behind its reasoning. One that is bound to JSON may be a call instead where there are
+    tools. Raises UnsupportedField, and InvalidValue for a call that is no such answer.
+    """
+    grammar, calls = job.sampling.grammar, None
+    if tools.is_forced and grammar is not None:
+        if not is_of_format(grammar):
+            message = f"tool_choice and {grammar.param} both say what the answer must match; send one."
+            raise InvalidValue(message, param=grammar.param)
+        grammar = None  # OpenAI's: the format is of text, and the answer is a call
+    may_call = tools.schemas is not None and (grammar is None or grammar.kind is GrammarKind.JSON_SCHEMA)
+    if may_call and (tools.is_forced or grammar is not None):
+        bound = tools.bound(edge.syntax.calls, edge.tokenizer.added_ids, grammar)
+        grammar, calls = bound.grammar, bound.form
+    if grammar is not None and not fields.continue_final_message:
+        reasoning = edge.syntax.reasoning_before(prompt)
+        if reasoning is not None:
+            grammar = behind_reasoning(grammar, reasoning, edge.tokenizer.added_ids, has_head=calls is None)
+    parser = edge.syntax.parser(
+        tools.schemas if may_call else None,
+        prompt,
+        is_streamed=fields.stream,
+        is_bound=grammar is not None,
+        is_forced=tools.is_forced,
+        calls=calls,
+        include_reasoning=fields.include_reasoning,
+        parallel_tool_calls=fields.parallel_tool_calls,
+    )
+    if grammar is job.sampling.grammar and parser is None:  # as in most chats
+        return job
+    return replace(job, sampling=msgspec.structs.replace(job.sampling, grammar=grammar), parser=parser)
+
+
+def _named(job: Job, names: Mapping[str, str]) -> Job:
+    """The job, whose grammar names the client's own field."""
+    grammar = job.sampling.grammar
+    if grammar is None:
+        return job
+    grammar = msgspec.structs.replace(grammar, param=translated_name(grammar.param, names))
+    return replace(job, sampling=msgspec.structs.replace(job.sampling, grammar=grammar))
