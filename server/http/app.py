@@ -22,11 +22,11 @@ from server.edge.guard import Guard, GuardLimits
 from server.edge.hosts import allowed_hosts
 from server.edge.keys import NO_KEYS, Access, Keys
 from server.edge.rate_limits import RateLimits
+from server.edge.routing import QuietFastAPI, Shortcut
 from server.errors import InvalidValue, MethodNotAllowed, NotFound, SettingsError
 from server.http import models
 from server.http.anthropic import routes as anthropic
 from server.http.common.document import document
-from server.http.common.shortcut import QuietFastAPI, Shortcut
 from server.http.common.validation import RequestModel, field_names
 from server.http.openai import routes as openai
 from server.http.operations import routes as operations

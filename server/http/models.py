@@ -9,11 +9,12 @@ from pydantic import BaseModel
 
 from server.edge.admission import Edge
 from server.edge.dialect import OPENAI, Dialect
+from server.edge.routing import PlainRoute
 from server.errors import InvalidValue, ModelNotFound, UnknownField
 from server.http.anthropic.errors import ANTHROPIC
 from server.http.anthropic.routes import COUNT_TOKENS, MESSAGES
 from server.http.anthropic.schemas import AnthropicModel, AnthropicModelList, MessageError
-from server.http.common.document import ErrorEnvelope, PlainRoute, answers_with
+from server.http.common.document import ErrorEnvelope, answers_with
 from server.http.common.query import Query, parameter
 from server.http.openai.schemas import ModelCard, ModelList
 

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request, Response
 from server.edge.admission import Edge
 from server.edge.body_memory import in_thread
 from server.edge.context import RequestContext, context_of
+from server.edge.routing import PlainRoute
 from server.errors import ModelNotFound, NotReady, PromptTooLong, TemplateError
 from server.http.anthropic.context_edits import Edited, edited
 from server.http.anthropic.conversation import FIELDS, chat_of, hides_thinking, left_out, prompt_of
@@ -16,7 +17,7 @@ from server.http.anthropic.message import MessageFormat
 from server.http.anthropic.requests import CountTokensRequest, MessagesRequest
 from server.http.anthropic.schemas import MessageAnswer, MessageError, MessageEvent, TokenCount
 from server.http.chat.prepare import prepare_translated, prompt_tokens
-from server.http.common.document import PlainRoute, streams, takes
+from server.http.common.document import streams, takes
 from server.http.common.json_body import parse_json
 from server.http.common.validation import read
 from server.http.generation.admitted import GENERATION_ERRORS, admitted

@@ -1,17 +1,17 @@
 """/openapi.json, made of the routes and the pydantic models that the routes use.
 
-A route that takes a body reads it by itself (see `PlainRoute`); `takes` says which model it validates and which errors
-it may answer with. What every route may answer with is added here: the guard's errors, and the key that it asks for.
+A route that takes a body reads it by itself (`PlainRoute` in server/edge/routing.py); `takes` says which model it
+validates and which errors it may answer with. What every route may answer with is added here: the guard's errors, and
+the key that it asks for.
 """
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, cast
+from collections.abc import Iterable
+from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
-from fastapi.routing import APIRoute
 from pydantic import BaseModel, Field
 from pydantic.json_schema import models_json_schema
 
@@ -69,17 +69,6 @@ class ErrorBody(BaseModel):
 class ErrorEnvelope(BaseModel):
     error: ErrorBody
     hallmark: Provenance | None = Field(None, description="Where asked for, and kernels had served the request.")
-
-
-class PlainRoute(APIRoute):
-    """A route whose endpoint takes the request and returns a response, by itself.
-
-    FastAPI would parse and validate the body on the event loop, answer errors with the input in them, and take 30 us to
-    find that there are no dependencies.
-    """
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        return cast(Callable[[Request], Coroutine[Any, Any, Response]], self.endpoint)
 
 
 def takes(

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request, Response
 from server.edge.admission import Edge
 from server.edge.body_memory import in_thread
 from server.edge.context import context_of
+from server.edge.routing import PlainRoute
 from server.errors import (
     InvalidValue,
     ModelNotFound,
@@ -19,7 +20,7 @@ from server.errors import (
 from server.http.chat.rendering import Conversation, chat_text, end_of, plain_messages
 from server.http.chat.requests import ChatRequest
 from server.http.chat.tools import ToolUse
-from server.http.common.document import PlainRoute, streams, takes
+from server.http.common.document import streams, takes
 from server.http.common.inputs import checked_ids
 from server.http.common.json_body import parse_json
 from server.http.common.validation import read

@@ -7,8 +7,9 @@ from fastapi import APIRouter, Request, Response
 
 from server.edge.admission import Edge
 from server.edge.context import context_of
+from server.edge.routing import PlainRoute
 from server.errors import RETRY_AFTER_S, Conflict, NotFound, NotReady
-from server.http.common.document import PlainRoute, answers_with, takes
+from server.http.common.document import answers_with, takes
 from server.http.common.json_body import parse_json
 from server.http.common.validation import read
 from server.http.operations.attention import attention_report, named_pairs, order_report

@@ -9,7 +9,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from server.http.common.document import PlainRoute
+from server.edge.routing import PlainRoute
 
 PATH = "/"
 DOCS = "/docs"

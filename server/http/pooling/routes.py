@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request, Response
 
 from server.edge.admission import Edge
 from server.edge.context import RequestContext
+from server.edge.routing import PlainRoute
 from server.errors import (
     EngineDied,
     InvalidValue,
@@ -17,7 +18,7 @@ from server.errors import (
     PromptTooLong,
     SlowClient,
 )
-from server.http.common.document import PlainRoute, takes
+from server.http.common.document import takes
 from server.http.common.inputs import checked_ids, listed
 from server.http.common.provenance import json_response
 from server.http.common.validation import read

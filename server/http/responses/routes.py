@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request, Response
 
 from server.edge.admission import Edge
 from server.edge.context import RequestContext, context_of
+from server.edge.routing import PlainRoute
 from server.errors import (
     DeadlineExceeded,
     InvalidValue,
@@ -17,7 +18,7 @@ from server.errors import (
     UnsupportedMediaType,
 )
 from server.http.chat.prepare import prepare_translated
-from server.http.common.document import PlainRoute, answers_with, streams, takes
+from server.http.common.document import answers_with, streams, takes
 from server.http.common.query import Query, parameter
 from server.http.common.validation import read
 from server.http.generation.admitted import GENERATION_ERRORS, admitted
