@@ -8,16 +8,16 @@ import msgspec
 from server.errors import InvalidValue, UnsupportedField
 from server.http.anthropic.requests import (
     Block,
+    ClientTool,
     CountTokensRequest,
+    FixedToolChoice,
     FreeToolChoice,
     MessagesRequest,
-    NamedToolChoice,
     OutputConfig,
     RedactedThinkingBlock,
     ServerTool,
     TextBlock,
     ThinkingBlock,
-    Tool,
     ToolReferenceBlock,
     ToolResultBlock,
     ToolUseBlock,
@@ -74,20 +74,20 @@ def prompt_of(fields: CountTokensRequest) -> dict[str, Any]:
     choice = fields.tool_choice
     if choice is not None:
         _check_choice(choice, fields.tools)
-        named = {"type": "function", "function": {"name": choice.name}} if isinstance(choice, NamedToolChoice) else None
+        named = {"type": "function", "function": {"name": choice.name}} if isinstance(choice, FixedToolChoice) else None
         body["tool_choice"] = named or _CHOICES[choice.type]
         if choice.disable_parallel_tool_use:
             body["parallel_tool_calls"] = False
     return body
 
 
-def _offered_tools(fields: CountTokensRequest) -> list[Tool]:
+def _offered_tools(fields: CountTokensRequest) -> list[ClientTool]:
     """Return the tools that the template gets.
 
     A deferred one is among them where the client's search has found it, or `tool_choice` names it. All are where
     Anthropic's servers would search, which is not implemented.
     """
-    tools = [tool for tool in fields.tools if isinstance(tool, Tool)]
+    tools = [tool for tool in fields.tools if isinstance(tool, ClientTool)]
     if any(tool.type.startswith(_SEARCHES) for tool in fields.tools if isinstance(tool, ServerTool)):
         return tools
     found = {
@@ -98,7 +98,7 @@ def _offered_tools(fields: CountTokensRequest) -> list[Tool]:
         for part in block.content
         if isinstance(part, ToolReferenceBlock)
     }
-    if isinstance(fields.tool_choice, NamedToolChoice):
+    if isinstance(fields.tool_choice, FixedToolChoice):
         found.add(fields.tool_choice.name)
     return [tool for tool in tools if not tool.defer_loading or tool.name in found]
 
@@ -108,12 +108,12 @@ def left_out(fields: CountTokensRequest) -> list[str]:
     return list(dict.fromkeys(tool.type for tool in fields.tools if isinstance(tool, ServerTool)))
 
 
-def _check_choice(choice: FreeToolChoice | NamedToolChoice, tools: Sequence[Tool | ServerTool]) -> None:
+def _check_choice(choice: FreeToolChoice | FixedToolChoice, tools: Sequence[ClientTool | ServerTool]) -> None:
     """Raises UnsupportedField where the model would have to call a tool that it is not told of."""
     if choice.type not in ("any", "tool"):
         return
-    named = choice.name if isinstance(choice, NamedToolChoice) else None
-    if any(isinstance(tool, Tool) and named in (None, tool.name) for tool in tools):
+    named = choice.name if isinstance(choice, FixedToolChoice) else None
+    if any(isinstance(tool, ClientTool) and named in (None, tool.name) for tool in tools):
         return
     for i, tool in enumerate(tools):
         if isinstance(tool, ServerTool) and named in (None, tool.name):
@@ -222,7 +222,7 @@ def _misplaced(block: Block, turn: Turn, index: int, place: int) -> InvalidValue
     return InvalidValue(f"{where}: a turn of role {turn.role!r} has no {block.type} block.", param=where)
 
 
-def _tool(tool: Tool) -> dict[str, Any]:
+def _tool(tool: ClientTool) -> dict[str, Any]:
     function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
     if tool.description:
         function["description"] = tool.description

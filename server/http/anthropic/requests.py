@@ -171,7 +171,7 @@ class Turn(RequestModel):
     content: _Content
 
 
-class Tool(CachedModel):
+class ClientTool(CachedModel):
     unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {
         "allowed_callers": (["direct"],),
         "eager_input_streaming": (True, False),  # arguments are streamed as they come either way
@@ -219,7 +219,7 @@ class ServerTool(RequestModel):
 
 
 _TOOLS = Variants(
-    {"custom": Tool} | dict.fromkeys(_SERVER_TOOLS, ServerTool),
+    {"custom": ClientTool} | dict.fromkeys(_SERVER_TOOLS, ServerTool),
     default="custom",
     refused=(  # a client would run these
         "bash_20241022",
@@ -244,7 +244,7 @@ def _kind_of_tool(value: object) -> str | None:
 
 
 _AnyTool = Annotated[
-    Annotated[Tool, tag("custom")] | Annotated[ServerTool, tag("server")],
+    Annotated[ClientTool, tag("custom")] | Annotated[ServerTool, tag("server")],
     Discriminator(_kind_of_tool, custom_error_type="wrong_type", custom_error_message="a list of tools"),
 ]
 
@@ -254,13 +254,13 @@ class FreeToolChoice(RequestModel):
     disable_parallel_tool_use: bool = False
 
 
-class NamedToolChoice(RequestModel):
+class FixedToolChoice(RequestModel):
     type: Literal["tool"]
     name: _Name
     disable_parallel_tool_use: bool = False
 
 
-_TOOL_CHOICES = Variants(dict.fromkeys(("any", "auto", "none"), FreeToolChoice) | {"tool": NamedToolChoice})
+_TOOL_CHOICES = Variants(dict.fromkeys(("any", "auto", "none"), FreeToolChoice) | {"tool": FixedToolChoice})
 
 
 def _kind_of_choice(value: object) -> str | None:
@@ -269,7 +269,7 @@ def _kind_of_choice(value: object) -> str | None:
 
 
 _ToolChoice = Annotated[
-    Annotated[FreeToolChoice, tag("free")] | Annotated[NamedToolChoice, tag("tool")],
+    Annotated[FreeToolChoice, tag("free")] | Annotated[FixedToolChoice, tag("tool")],
     Discriminator(_kind_of_choice, custom_error_type="wrong_type", custom_error_message="an object"),
 ]
 

@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from server.errors import InvalidValue
-from server.http.chat.tools import NamedChoice, Tool, ToolCall, ToolChoice
+from server.http.chat.tools import ChatTool, NamedChoice, ToolCall, ToolChoice
 from server.http.common.fields import (
     MAX_MESSAGES,
     MAX_TOOLS,
@@ -33,7 +33,7 @@ def _only_text(value: Any) -> Any:
     return value
 
 
-class TextPart(RequestModel):
+class ChatTextPart(RequestModel):
     unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {
         "file": (),
         "image_url": (),
@@ -48,12 +48,12 @@ class TextPart(RequestModel):
 
 
 _Content = Annotated[
-    Annotated[Text, tag("text")] | Annotated[Annotated[list[TextPart], Field(fail_fast=True)], tag("list")],
+    Annotated[Text, tag("text")] | Annotated[Annotated[list[ChatTextPart], Field(fail_fast=True)], tag("list")],
     one_of(kind_of_item, "a string or a list of text parts"),
 ]
 
 
-ToolList = Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)]
+ToolList = Annotated[list[ChatTool], Field(max_length=MAX_TOOLS, fail_fast=True)]
 
 
 class Message(RequestModel):
@@ -63,7 +63,7 @@ class Message(RequestModel):
         "function_call": (),
         "refusal": ("",),
     }
-    nested: ClassVar[Mapping[str, type[RequestModel]]] = {"content": TextPart, "tool_calls": ToolCall}
+    nested: ClassVar[Mapping[str, type[RequestModel]]] = {"content": ChatTextPart, "tool_calls": ToolCall}
 
     role: Literal["assistant", "developer", "system", "tool", "user"] = Field(
         description="`developer` is the same as `system`."
@@ -89,7 +89,7 @@ class ChatRequest(GenerationRequest):
         "messages": Message,
         "stream_options": StreamOptions,
         "tool_choice": NamedChoice,
-        "tools": Tool,
+        "tools": ChatTool,
     }
     prompt_field: ClassVar[str] = "messages"
 

@@ -36,7 +36,7 @@ class FunctionDefinition(RequestModel):
     )
 
 
-class Tool(RequestModel):
+class ChatTool(RequestModel):
     nested: ClassVar[Mapping[str, type[RequestModel]]] = {"function": FunctionDefinition}
 
     type: _FunctionType
@@ -88,7 +88,7 @@ class ToolUse:
     """Checked fields of a request about tools. Raises InvalidValue for a choice of what there is not."""
 
     def __init__(
-        self, tools: Sequence[Tool] | None, choice: "str | NamedChoice | None", *, is_parallel: bool = True
+        self, tools: Sequence[ChatTool] | None, choice: "str | NamedChoice | None", *, is_parallel: bool = True
     ) -> None:
         by_name = {it.function.name: it.function for it in tools or ()}
         if any(it.function != by_name[it.function.name] for it in tools or ()):

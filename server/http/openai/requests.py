@@ -7,7 +7,7 @@ from pydantic import Field
 
 from server.errors import InvalidValue
 from server.http.chat.requests import ContinueFinalMessage, Message, Messages, ToolList
-from server.http.chat.tools import Tool
+from server.http.chat.tools import ChatTool
 from server.http.common.fields import MAX_TOKENS, ModelName
 from server.http.common.inputs import MAX_PROMPTS, Prompt, TokenIds, listed
 from server.http.common.validation import JsonObject, RequestModel, Text
@@ -55,7 +55,7 @@ class TokenizeRequest(RequestModel):
     """Either a prompt or messages."""
 
     unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {"chat_template": ()}
-    nested: ClassVar[Mapping[str, type[RequestModel]]] = {"messages": Message, "tools": Tool}
+    nested: ClassVar[Mapping[str, type[RequestModel]]] = {"messages": Message, "tools": ChatTool}
 
     model: ModelName = None
     prompt: Text | None = Field(None, description="A text.", examples=["Once upon a time"])

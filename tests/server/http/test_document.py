@@ -61,6 +61,10 @@ def document(it: Served) -> dict[str, Any]:
     return found
 
 
+def test_no_component_is_named_after_a_file(document: dict[str, Any]) -> None:
+    assert [name for name in document["components"]["schemas"] if "__" in name] == []
+
+
 def test_its_text_calls_no_field_unimplemented_that_some_route_takes(document: dict[str, Any]) -> None:
     _, unchanged, unimplemented, *_ = document["info"]["description"].split(":**")
     named = [set(re.findall(r"`(\w+)`", text.partition(". ")[0])) for text in (unchanged, unimplemented)]
