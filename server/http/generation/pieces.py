@@ -32,7 +32,7 @@ class Piece:
 
     @property
     def all_deltas(self) -> Sequence[Delta]:
-        """Its deltas, whether its answer is parsed or all of it is content."""
+        """Deltas of the piece, of an answer that is parsed or is all content."""
         return [ContentText(self.text), *self.deltas] if self.text else self.deltas
 
 

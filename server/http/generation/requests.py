@@ -206,7 +206,7 @@ class GenerationRequest(RequestModel):
 
     @property
     def goes_on(self) -> bool:
-        """Whether the answer's text goes on from the prompt's; else it is a text of its own."""
+        """True where the answer's text goes on from the prompt's; else it is a text of its own."""
         return True
 
     @property
