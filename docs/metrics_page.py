@@ -13,7 +13,7 @@ from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.operators import Operator
 from kernels.vocabulary.path import Reject
 from kernels.vocabulary.row_buckets import TokenRows
-from kernels.vocabulary.shape import Phase
+from kernels.vocabulary.shape import PLANNED_PHASES
 from qualification.attest.explain import TimeClass
 from qualification.decision.decision import Status
 from server.protocol.liveness import DeathCause
@@ -27,10 +27,11 @@ from server.telemetry.vllm_names import MAX_VLLM_SAMPLES
 
 PAGE = Path(__file__).resolve().parent / "metrics.md"
 
+PHASES = Enum("PHASES", {it.name: it.value for it in PLANNED_PHASES})
 # Where the values of a label are a closed set; those of two metrics' labels of one name may differ.
 CLOSED: dict[str, type[Enum]] = {
     "bucket": Bucket,
-    "phase": Phase,
+    "phase": PHASES,
     "outcome": Outcome,
     "sli": Sli,
     "cause": DeathCause,
@@ -38,7 +39,9 @@ CLOSED: dict[str, type[Enum]] = {
     "class": TimeClass,
 }
 # Of decisions: attention's, and those of the operators beside it.
-SHADOW_PHASES = Enum("SHADOW_PHASES", {it.name: it.value for it in (*Phase, Operator.LINEAR, Operator.EXPERTS)})
+SHADOW_PHASES = Enum(
+    "SHADOW_PHASES", {it.name: it.value for it in (*PLANNED_PHASES, Operator.LINEAR, Operator.EXPERTS)}
+)
 PLAN_PHASES = Enum("PLAN_PHASES", {it.name: it.value for it in (*SHADOW_PHASES, Operator.COLLECTIVE)})
 PLAN_BUCKETS = Enum("PLAN_BUCKETS", {it.value: it.value for it in (*Bucket, *TokenRows)})
 CLOSED_OF_METRIC: dict[tuple[str, str], type[Enum]] = {

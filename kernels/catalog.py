@@ -13,7 +13,7 @@ from kernels.sdpa import backends as sdpa
 from kernels.vocabulary.fingerprint import Device
 from kernels.vocabulary.path import AnyPath, KernelPath, Limits, RunAttention, Tier
 from kernels.vocabulary.path_order import competes_on, tier_of
-from kernels.vocabulary.shape import Dtype, Mask, Phase
+from kernels.vocabulary.shape import PLANNED_PHASES, Dtype, Mask, Phase
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +29,7 @@ _DECODE_ALTERNATIVES = (
 _FEW_QUERIES = 8  # drafted tokens of a sequence and the one before, verified together
 _ALL_DTYPES = frozenset({Dtype.FP32, Dtype.FP16, Dtype.BF16})  # by name: a new member widens no path's limits
 _HALF_DTYPES = frozenset({Dtype.FP16, Dtype.BF16})
-_ALL_PHASES = frozenset(Phase)
+_PLANNED_PHASES = frozenset(PLANNED_PHASES)
 _ALL_MASKS = frozenset(Mask)
 _NO_SPANS = frozenset({Mask.CAUSAL, Mask.FULL})
 
@@ -123,9 +123,9 @@ def _bundled_paths() -> tuple[KernelPath, ...]:
     """The Gluon and Triton paths; without Triton they stay in the catalog, to say why they cannot run."""
     if launch.triton_version() is None:
         return (
-            *(_hopper_path(phase, None) for phase in Phase),
+            *(_hopper_path(phase, None) for phase in PLANNED_PHASES),
             _window_path(None),
-            *(_triton_path(phase, None, f"hallmark_{phase.value}") for phase in Phase),
+            *(_triton_path(phase, None, f"hallmark_{phase.value}") for phase in PLANNED_PHASES),
         )
     from kernels.hopper.decode.launch import run_decode as run_hopper_decode
     from kernels.hopper.decode.prepared import prepare_decode
@@ -154,7 +154,7 @@ def _bundled_paths() -> tuple[KernelPath, ...]:
 # torch's CPU attention is not proven beyond 256: larger head dims are a visible fallback on a laptop too.
 _CPU_LIMITS = Limits(
     devices=frozenset({Device.CPU}),
-    phases=_ALL_PHASES,
+    phases=_PLANNED_PHASES,
     dtypes=_ALL_DTYPES,
     max_head_dim=256,
     softcap=False,  # torch's SDPA has no word for it
@@ -175,7 +175,7 @@ _CUDNN_LIMITS = Limits(
 )
 _FLASH_LIMITS = Limits(
     devices=frozenset({Device.CUDA}),
-    phases=_ALL_PHASES,
+    phases=_PLANNED_PHASES,
     dtypes=_HALF_DTYPES,
     max_head_dim=256,
     min_sm=80,
@@ -186,7 +186,7 @@ _FLASH_LIMITS = Limits(
 )
 _EFFICIENT_LIMITS = Limits(
     devices=frozenset({Device.CUDA}),
-    phases=_ALL_PHASES,
+    phases=_PLANNED_PHASES,
     dtypes=_ALL_DTYPES,
     max_head_dim=1024,
     head_dim_multiple=8,
@@ -197,7 +197,7 @@ _EFFICIENT_LIMITS = Limits(
 )
 _MATH_LIMITS = Limits(
     devices=frozenset({Device.CPU, Device.CUDA, Device.INTERPRETER}),
-    phases=_ALL_PHASES,
+    phases=_PLANNED_PHASES,
     dtypes=_ALL_DTYPES,
     max_head_dim=1024,
     masks=_ALL_MASKS,

@@ -37,7 +37,7 @@ from planted_servers import (
     upgraded,
 )
 
-from kernels.vocabulary.shape import Phase
+from kernels.vocabulary.shape import PLANNED_PHASES
 from qualification.bench.machine import commit_of_code
 from qualification.decision.decision import Policy
 
@@ -101,7 +101,7 @@ def kernels(place: Place, ledger: Ledger) -> None:
     ledger.look("math behind grouped heads and a mask", partial(math_behind_a_mask, place))
     for name, plant in (*wrong_kernels(place), *wrong_products(place)):
         ledger.look(name, plant)
-    for phase in Phase:
+    for phase in PLANNED_PHASES:
         ledger.look(f"a kernel of {phase.value} made 1.3 times slower", partial(slower, place, phase))
 
 

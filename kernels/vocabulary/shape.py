@@ -10,6 +10,11 @@ class Phase(Enum):
     PREFILL = "prefill"  # a fresh prompt: keys and values are packed beside the queries, no cached context
     EXTEND = "extend"  # a chunk of a prompt over paged context (its own tokens are already in their pages)
     DECODE = "decode"  # one query token a sequence over paged context
+    VERIFY = "verify"  # a few query tokens a sequence over paged context: its newest one and drafted ones behind it
+
+
+# The phases of a server that drafts no tokens, of every report, and of every list of what may be measured.
+PLANNED_PHASES = (Phase.PREFILL, Phase.EXTEND, Phase.DECODE)
 
 
 class Dtype(Enum):
@@ -42,7 +47,7 @@ class AttentionShape:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    query_bucket: Bucket  # of the longest query of the batch; LE_128 in decode
+    query_bucket: Bucket  # of the longest query of the batch; LE_128 in decode and verify
     context_bucket: Bucket  # of the longest context, new tokens included; equals query_bucket in prefill
     page_size: int | None = None  # tokens; None where keys and values are packed (prefill)
     window: int | None = None  # a query sees the `window` latest keys, itself included

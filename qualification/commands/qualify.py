@@ -13,7 +13,7 @@ import msgspec
 from kernels.system.triton_cache import use_own_cache
 from kernels.system.whole_file import write_whole
 from kernels.vocabulary.operators import Operator
-from kernels.vocabulary.shape import Dtype, Phase
+from kernels.vocabulary.shape import PLANNED_PHASES, Dtype
 from qualification.common.exit_code import ExitCode
 from qualification.common.flags import count, dtype_name, positive, shard
 from qualification.common.out_folder import ready_to_write
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from qualification.measure.qualify import Bench
 
 # As plans call them: attention's phases, and the operators beside it.
-_PHASES = [*(phase.value for phase in Phase), *(it.value for it in Operator if it is not Operator.ATTENTION)]
+_PHASES = [*(phase.value for phase in PLANNED_PHASES), *(it.value for it in Operator if it is not Operator.ATTENTION)]
 _QUICK_BUDGET_S = {"cuda": 0.05, "cpu": 0.01}  # of timing, for each pair
 
 

@@ -49,6 +49,7 @@ class ServingLimits:
     page_size: int  # tokens
     dtype: Dtype
     kv_dtype: Dtype
+    max_drafted_tokens: int = 0  # of a sequence, that one step verifies; 0: no tokens are drafted
 
 
 def distinct_windows(windows: Iterable[int | None]) -> tuple[int | None, ...]:
@@ -59,7 +60,7 @@ def distinct_windows(windows: Iterable[int | None]) -> tuple[int | None, ...]:
 
 
 def shapes_needed(signature: AttentionSignature, limits: ServingLimits) -> tuple[AttentionShape, ...]:
-    """Every shape that a batch can have under these limits, prefill first, then extend, then decode.
+    """Every shape that a batch can have under these limits: prefill, extend, decode; verify where tokens are drafted.
 
     A query is at most min(max_model_len, max_num_batched_tokens) long, and no longer than its context, which is at
     most max_model_len long. The longest query and the longest context of a batch may be different sequences'. Where
@@ -75,7 +76,8 @@ def shapes_needed(signature: AttentionSignature, limits: ServingLimits) -> tuple
         for context in context_buckets
         if context.lo >= query.lo
     ]
-    layouts += [(Phase.DECODE, Bucket.LE_128, context) for context in context_buckets]
+    single = (Phase.DECODE, Phase.VERIFY) if limits.max_drafted_tokens else (Phase.DECODE,)
+    layouts += [(phase, Bucket.LE_128, context) for phase in single for context in context_buckets]
     return tuple(
         AttentionShape(
             phase=phase,
@@ -95,7 +97,7 @@ def shapes_needed(signature: AttentionSignature, limits: ServingLimits) -> tuple
         for mask in (Mask.CAUSAL, *((Mask.SPANS,) if signature.spans else ()))
         for window in signature.windows
         for phase, query, context in layouts
-        if mask is Mask.CAUSAL or phase is not Phase.DECODE
+        if mask is Mask.CAUSAL or phase not in single
     )
 
 

@@ -24,7 +24,7 @@ from kernels.system.child_process import python_command
 from kernels.system.device import read_fingerprint
 from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.path import RunAttention
-from kernels.vocabulary.shape import AttentionShape, Dtype, Mask, Phase
+from kernels.vocabulary.shape import PLANNED_PHASES, AttentionShape, Dtype, Mask, Phase
 from qualification.common.table import table
 from qualification.evidence.evidence import Check, strain
 from qualification.measure.checks.attention_checks import check_path
@@ -255,7 +255,7 @@ def _count_wrong(
 def trial_shapes_of(device: torch.device) -> Iterator[AttentionShape]:
     """Small shapes of every dtype, phase and kind of head, each with one of the flags in turn."""
     heads = _HEADS if device.type == "cpu" else ((4, 2, 64), (8, 1, 128), (6, 2, 256), (8, 2, 96), (8, 2, 80))
-    kinds = product(Dtype, Phase, range(len(heads)), range(len(_FLAGS)))
+    kinds = product(Dtype, PLANNED_PHASES, range(len(heads)), range(len(_FLAGS)))
     for dtype, phase, head, flag in kinds:
         num_heads, num_kv_heads, head_dim = heads[head]
         bucket = Bucket.LE_512 if (head + flag) % 2 else Bucket.LE_128

@@ -9,7 +9,7 @@ from typing import Any
 import jinja2
 
 from kernels.vocabulary.fingerprint import Fingerprint
-from kernels.vocabulary.shape import AttentionShape, Phase
+from kernels.vocabulary.shape import PLANNED_PHASES, AttentionShape, Phase
 from qualification.bench.serve.report import ratios, ratios_table
 from qualification.common.svg import Line, svg
 from qualification.evidence.evidence import SUITE, Evidence, strain
@@ -183,7 +183,7 @@ def _tables(sources: Sources) -> dict[str, Any]:
 
 def _charts(model: ModelView, benches: Sequence[BenchFile]) -> list[str]:
     found = []
-    for phase in Phase:
+    for phase in PLANNED_PHASES:
         unit = "TB/s" if phase is Phase.DECODE else "TFLOP/s"
         for lines, title, label in (
             (

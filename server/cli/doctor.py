@@ -13,7 +13,7 @@ from kernels.vocabulary.fingerprint import Fingerprint
 from kernels.vocabulary.operators import Operator
 from kernels.vocabulary.path import AnyPath, Tier
 from kernels.vocabulary.row_buckets import LinearRows, TokenRows
-from kernels.vocabulary.shape import AttentionShape, Dtype, Phase
+from kernels.vocabulary.shape import PLANNED_PHASES, AttentionShape, Dtype, Phase
 from qualification.common.table import table
 
 
@@ -54,7 +54,9 @@ def _verdict(can_run: Sequence[AnyPath], num_paths: int, missing: Sequence[str],
 def _not_computed(paths: Iterable[AnyPath]) -> list[str]:
     """Return what every model needs and none of `paths` computes; a mixture's experts only some models need."""
     computed = {name for path in paths for name in _computes(path)}
-    return [name for name in (*(phase.value for phase in Phase), Operator.LINEAR.value) if name not in computed]
+    return [
+        name for name in (*(phase.value for phase in PLANNED_PHASES), Operator.LINEAR.value) if name not in computed
+    ]
 
 
 def _computes(path: AnyPath) -> list[str]:

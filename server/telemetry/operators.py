@@ -9,7 +9,7 @@ from functools import cache, partial
 
 from kernels.vocabulary.operators import Operator
 from kernels.vocabulary.path import Reject
-from kernels.vocabulary.shape import Phase
+from kernels.vocabulary.shape import PLANNED_PHASES, Phase
 from qualification.attest.explain import TimeClass
 from qualification.decision.decision import Status
 from server.protocol.messages import AttestedBatch, DispatchCount, EngineReady, PlanRow, ShadowReport
@@ -48,7 +48,7 @@ class OperatorMetrics:
             "Attention, products and experts of clients' steps computed again in fp64, by whether within the limits",
             *("phase", "result"),
         )
-        for phase, checked in itertools.product((*Phase, Operator.LINEAR), Shadow):
+        for phase, checked in itertools.product((*PLANNED_PHASES, Operator.LINEAR), Shadow):
             self._shadow_checks.labels(phase.value, checked.value)
         self._shadow_s = make.counter("shadow_seconds_total", "Time that shadow checks took")
         self._forward_time = make.gauge(
@@ -161,7 +161,7 @@ class OperatorMetrics:
 
         The series appear with their first sample: 0 TFLOP/s would be a measurement.
         """
-        if phase != Phase.DECODE.value:  # which memory bounds
+        if phase not in (Phase.DECODE.value, Phase.VERIFY.value):  # which memory bounds
             self._tflops.labels(phase, bucket).set(flops / kernel_s / 1e12)
         self._bandwidth.labels(phase, bucket).set(hbm_bytes / kernel_s)
         self._kernel_s.labels(phase).inc(kernel_s)

@@ -12,8 +12,8 @@ from server.telemetry.metrics import Metrics
 from server.telemetry.outcomes import DisconnectStage, Outcome
 from server.telemetry.tracing import Attributes, RequestTrace
 
-_PROMPT = (Phase.PREFILL.value, Phase.EXTEND.value)  # phases of PathUse that decoding is not
-_DECODE = Phase.DECODE.value  # the one that a prompt's own computation is not; other operators are part of both
+# Phases of PathUse that only a prompt's own computation is, and only decoding; other operators are part of both.
+_PROMPT, _DECODE = (Phase.PREFILL.value, Phase.EXTEND.value), (Phase.DECODE.value, Phase.VERIFY.value)
 _FROM_BEST_TO_WORST = [status.value for status in Status]
 
 
@@ -241,7 +241,7 @@ class SequenceRecord:
             return
         add(names.QUEUE, times.submitted_at, times.scheduled_at, which | {names.IS_COMPLETE: True})
         prefill = which | {names.NUM_CHUNKS: times.num_chunks, names.CACHED_TOKENS: times.num_cached_tokens}
-        prefill |= path_attributes(use for use in uses if use.phase != _DECODE)
+        prefill |= path_attributes(use for use in uses if use.phase not in _DECODE)
         add(names.PREFILL, times.scheduled_at, times.first_token_at, prefill | {names.IS_COMPLETE: True})
         decode = which | {names.GEN_AI_OUTPUT_TOKENS: self.num_tokens, names.IS_COMPLETE: self._is_ended}
         decode |= path_attributes(use for use in uses if use.phase not in _PROMPT)

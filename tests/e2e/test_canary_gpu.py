@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from test_canary_run import canary
 
 from kernels.linear.paths import LINEAR_PATHS
-from kernels.vocabulary.shape import Phase
+from kernels.vocabulary.shape import PLANNED_PHASES
 
 pytestmark = [pytest.mark.gpu, pytest.mark.e2e, pytest.mark.timed, pytest.mark.timeout(900)]
 WINDOW = 2048  # the recorded prompts of 2,049 and 3,500 tokens see its edge, and no shorter one does
@@ -100,7 +100,7 @@ def servers(start_server: StartServer, tmp_path_factory: pytest.TempPathFactory)
     place = tmp_path_factory.mktemp("canary")
     windows = (WINDOW, WINDOW - 1)
     folders = [model_folder(place / f"window{it}", CONFIG | {"sliding_window": it}) for it in windows]
-    matrices, attention = place / "matrices", [phase.value for phase in Phase]
+    matrices, attention = place / "matrices", [phase.value for phase in PLANNED_PHASES]
     runs = [qualifying(folders[0], matrices), qualifying(folders[1], matrices, *attention)]  # products are the same
     write_weights(folders[0])
     for file in folders[0].glob("*.safetensors*"):

@@ -13,7 +13,7 @@ from kernels.catalog import PATHS, path_named
 from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.fingerprint import Device, Fingerprint
 from kernels.vocabulary.path import Reject, Tier
-from kernels.vocabulary.shape import AttentionShape, Dtype, Mask, Phase
+from kernels.vocabulary.shape import PLANNED_PHASES, AttentionShape, Dtype, Mask, Phase
 
 ROOT = Path(__file__).parents[2]
 H200 = Fingerprint(Device.CUDA, "NVIDIA H200", 90, "580.95.05", "13.0", "91900", "2.11.0", "3.6.0")
@@ -117,7 +117,7 @@ def test_flags_and_dims_leave_the_paths_that_can_compute_them(changes: dict[str,
 
 
 def test_profiler_names_of_triton_paths_are_jit_functions() -> None:
-    for phase in Phase:
+    for phase in PLANNED_PHASES:
         tree = ast.parse((ROOT / f"kernels/portable/{phase.value}.py").read_text())
         kernels = [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.decorator_list]
         names = path_named(f"triton.{phase.value}").kernel_names

@@ -6,7 +6,7 @@ from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.fingerprint import Device, Fingerprint
 from kernels.vocabulary.operators import AnyShape, buckets_of, phase_of
 from kernels.vocabulary.path import AnyPath, KernelPath, Limits, Tier
-from kernels.vocabulary.shape import AttentionShape, Dtype, Mask, Phase
+from kernels.vocabulary.shape import PLANNED_PHASES, AttentionShape, Dtype, Mask, Phase
 from qualification.evidence.evidence import CHECK_LIMITS, Check, Evidence, Timing
 
 MACHINE = Fingerprint(Device.CPU, "Test CPU", None, None, None, None, "2.13.0", None)
@@ -15,7 +15,7 @@ DECODE = replace(SHAPE, phase=Phase.DECODE, page_size=16)
 
 LIMITS = Limits(
     devices=frozenset({Device.CPU}),
-    phases=frozenset(Phase),
+    phases=frozenset(PLANNED_PHASES),
     dtypes=frozenset(Dtype),
     max_head_dim=256,
     masks=frozenset(Mask),

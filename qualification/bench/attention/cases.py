@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from kernels.vocabulary.buckets import bucket_of
-from kernels.vocabulary.shape import AttentionShape, Dtype, Phase, flops, hbm_bytes_tiled
+from kernels.vocabulary.shape import PLANNED_PHASES, AttentionShape, Dtype, Phase, flops, hbm_bytes_tiled
 
 FIXED = "fixed"
 LOG_NORMAL = "log-normal"
@@ -73,7 +73,7 @@ class Sweep:
     """
 
     dtype: Dtype
-    phases: tuple[Phase, ...] = tuple(Phase)
+    phases: tuple[Phase, ...] = PLANNED_PHASES
     head_dims: tuple[int, ...] = (64, 128, 256)
     heads: tuple[tuple[int, int], ...] | None = None
     lengths: tuple[int, ...] = (512, 1024, 2048, 4096, 8192, 16384, 32768)

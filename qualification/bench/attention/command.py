@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from kernels.system.triton_cache import use_own_cache
-from kernels.vocabulary.shape import Dtype, Phase
+from kernels.vocabulary.shape import PLANNED_PHASES, Dtype, Phase
 from qualification.bench.attention.cases import Sweep, quick_sweep
 from qualification.bench.attention.charts import charts
 from qualification.bench.attention.row import Outcome, absences_as_json, rows_as_json
@@ -43,7 +43,7 @@ Named = TypeVar("Named")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `hallmark bench attention`. Every combination of the sweep's flags is a case."""
-    phases = [phase.value for phase in Phase]
+    phases = [phase.value for phase in PLANNED_PHASES]
     group = parser.add_argument_group("size of the sweep")
     group.add_argument("--quick", action="store_true", help="a tiny sweep, seconds on a CPU")
     group.add_argument("--full", action="store_true", help="every case of docs/benchmarks: some minutes")

@@ -11,7 +11,7 @@ import torch
 from kernels.reference.compare import Errors, Reference, reference_of
 from kernels.vocabulary.fingerprint import Fingerprint
 from kernels.vocabulary.path import KernelPath, Tier
-from kernels.vocabulary.shape import Phase
+from kernels.vocabulary.shape import PLANNED_PHASES, Phase
 from qualification.bench.attention.cases import BenchCase
 from qualification.bench.attention.inputs import Inputs, make_inputs
 from qualification.bench.attention.measure import errors_of, graphed, kernels_seen, temporary_bytes
@@ -67,7 +67,7 @@ def contenders_of(paths: Sequence[KernelPath], peers: Sequence[Peer], fingerprin
         Contender(path.name, False, path.tier is Tier.FIRST, path.limits.phases, _prepare_path(path, fingerprint))
         for path in paths
     ]
-    return [*ours, *(Contender(peer.name, True, True, frozenset(Phase), peer.prepare) for peer in peers)]
+    return [*ours, *(Contender(peer.name, True, True, frozenset(PLANNED_PHASES), peer.prepare) for peer in peers)]
 
 
 def measure_all(

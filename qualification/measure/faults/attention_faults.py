@@ -16,7 +16,7 @@ from kernels.calls.batch import AttentionBatch, AttentionFlags
 from kernels.calls.rows import SequenceRows, keys_of, sequences_of, visible
 from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.path import RunAttention
-from kernels.vocabulary.shape import AttentionShape, Dtype, Mask, Phase
+from kernels.vocabulary.shape import PLANNED_PHASES, AttentionShape, Dtype, Mask, Phase
 from qualification.measure.checks.attention_checks import check_path
 from qualification.measure.checks.checked import one_thread
 from qualification.measure.checks.references import References
@@ -195,7 +195,7 @@ def trial_shapes(dtype: Dtype) -> tuple[AttentionShape, ...]:
             sinks=True,
             mask=Mask.CAUSAL if phase is Phase.DECODE else Mask.SPANS,
         )
-        for phase in Phase
+        for phase in PLANNED_PHASES
     )
 
 

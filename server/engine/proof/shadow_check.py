@@ -18,7 +18,7 @@ from torch import Tensor
 
 from kernels.calls.rows import SequenceRows
 from kernels.vocabulary.operators import Operator
-from kernels.vocabulary.shape import Phase
+from kernels.vocabulary.shape import PLANNED_PHASES
 from server.engine.operators.dispatch import Choice, Dispatcher, Lane, PhasePart
 from server.engine.operators.experts import ExpertsCall, ExpertsChoice
 from server.engine.operators.linear import ServedProduct
@@ -169,7 +169,8 @@ class ShadowCheck:
             for lane, table in ((Operator.LINEAR, dispatcher.products), (Operator.EXPERTS, dispatcher.experts))
             if table is not None
         )
-        self._wanted: Lane = self._rng.choice((*Phase, *self._operators))  # in the next check, or any after an interval
+        self._all_lanes: tuple[Lane, ...] = (*PLANNED_PHASES, *self._operators)
+        self._wanted = self._rng.choice(self._all_lanes)  # in the next check, or any after an interval
         self._taken: _Taken | None = None
         self._alerts: dict[Lane, float] = {}  # phases and operators with a mismatch, checked more often until then
         self._alert_next_at = clock()
@@ -223,7 +224,7 @@ class ShadowCheck:
             return None
         else:
             lane = self._rng.choice(lanes)
-        self._wanted = self._rng.choice((*Phase, *self._operators))
+        self._wanted = self._rng.choice(self._all_lanes)
         self._next_at = now + self._interval_s
         return lane
 

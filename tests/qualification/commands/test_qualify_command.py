@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kernels.catalog import PATHS
-from kernels.vocabulary.shape import Phase
+from kernels.vocabulary.shape import PLANNED_PHASES
 from qualification.commands.qualify import add_arguments, models_of, typed
 from qualification.decision.defaults import Choices
 from qualification.measure.campaign import targets_of
@@ -25,7 +25,7 @@ def test_ranks_have_a_file_and_shapes_of_their_own(size: int, name: str, heads: 
         models_of(args),
         Choices(),
         device_type="cuda",
-        phases=[phase.value for phase in Phase],
+        phases=[phase.value for phase in PLANNED_PHASES],
         paths=PATHS,
         file_of=lambda name: Path(f"{name}.json"),
         tensor_parallel_size=args.tensor_parallel_size,

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from transformers import Gemma3TextConfig
 
-from kernels.vocabulary.shape import Dtype, Mask, Phase
+from kernels.vocabulary.shape import PLANNED_PHASES, Dtype, Mask, Phase
 from qualification.decision.defaults import Choices, limits_of
 from qualification.decision.model_shapes import (
     AttentionSignature,
@@ -79,7 +79,7 @@ def test_every_preset_has_limits_and_shapes_in_every_phase() -> None:
         limits = limits_from(preset.config, "cuda", Choices())
         assert limits.dtype is Dtype.BF16
         shapes = shapes_needed(signature_from(preset.config), limits)
-        assert {shape.phase for shape in shapes} == set(Phase), preset.name
+        assert {shape.phase for shape in shapes} == set(PLANNED_PHASES), preset.name
 
 
 def test_the_demo_preset_is_the_bundled_model() -> None:

@@ -1,7 +1,9 @@
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
+from kernels.catalog import PATHS
 from kernels.vocabulary.buckets import Bucket, bucket_of
 from kernels.vocabulary.shape import Dtype, Phase
 from qualification.decision.model_shapes import (
@@ -56,6 +58,17 @@ def test_signatures_name_themselves_differently() -> None:
         )
     }
     assert names == {"h32-8-d128", "h32-8-d128-w4096", "h32-8-d128-wfull-4096", "h32-8-d128-cap50", "h32-8-d128-sinks"}
+
+
+def test_verify_is_needed_only_where_tokens_are_drafted() -> None:
+    plain = limits(600, 100)
+    shapes = shapes_needed(AttentionSignature(4, 2, 64, spans=True), replace(plain, max_drafted_tokens=3))
+    verified = [shape for shape in shapes if shape.phase is Phase.VERIFY]
+    decoded = [replace(shape, phase=Phase.VERIFY) for shape in shapes if shape.phase is Phase.DECODE]
+    assert verified == decoded
+    assert not any(path.serves(verified[0]) for path in PATHS)  # each lists its phases
+    without = shapes_needed(AttentionSignature(4, 2, 64, spans=True), plain)
+    assert without == tuple(shape for shape in shapes if shape not in verified)
 
 
 @pytest.mark.parametrize(("max_model_len", "budget"), [(1, 1), (128, 64), (129, 4096), (600, 100), (9000, 2048)])

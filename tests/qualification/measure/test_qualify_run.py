@@ -15,7 +15,7 @@ from kernels.catalog import PATHS, path_named
 from kernels.vocabulary.fingerprint import Device
 from kernels.vocabulary.operators import flops_of
 from kernels.vocabulary.path import KernelPath, Tier
-from kernels.vocabulary.shape import AttentionShape, Dtype, Phase
+from kernels.vocabulary.shape import PLANNED_PHASES, AttentionShape, Dtype, Phase
 from qualification.common.exit_code import ExitCode
 from qualification.common.progress import ProgressLine, duration
 from qualification.decision.defaults import Choices
@@ -248,9 +248,11 @@ def test_targets_are_shapes_of_asked_phases_and_paths() -> None:
         [target] = targets_of(models, choices, device_type="cuda", phases=names, paths=paths, file_of=Path)
         return target.shapes
 
-    assert len(shapes(list(Phase), CATALOG)) == 2 + 3 + 2
+    assert len(shapes(list(PLANNED_PHASES), CATALOG)) == 2 + 3 + 2
     assert {shape.phase for shape in shapes([Phase.PREFILL, Phase.DECODE], CATALOG)} == {Phase.PREFILL, Phase.DECODE}
-    assert {(shape.phase, shape.dtype) for shape in shapes(list(Phase), [decoding])} == {(Phase.DECODE, Dtype.FP16)}
+    assert {(shape.phase, shape.dtype) for shape in shapes(list(PLANNED_PHASES), [decoding])} == {
+        (Phase.DECODE, Dtype.FP16)
+    }
 
 
 def test_shards_hold_every_shape_once_and_about_as_much() -> None:
@@ -259,7 +261,7 @@ def test_shards_hold_every_shape_once_and_about_as_much() -> None:
         {preset.name: preset.config for preset in PRESETS},
         Choices(dtype=Dtype.BF16),
         device_type="cuda",
-        phases=[phase.value for phase in Phase],
+        phases=[phase.value for phase in PLANNED_PHASES],
         paths=paths,
         file_of=Path,
     )
@@ -288,7 +290,7 @@ def test_files_lie_where_a_server_with_that_matrix_looks() -> None:
 
 
 def test_without_times_a_matrix_chooses_in_the_catalogs_order() -> None:
-    for phase in Phase:
+    for phase in PLANNED_PHASES:
         left = [kernel for kernel in PATHS if phase in kernel.limits.phases]
         while left:
             chosen = choice_of(evidence(SHAPE, kernel, timing=None) for kernel in reversed(left))

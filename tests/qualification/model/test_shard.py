@@ -2,7 +2,7 @@
 
 import pytest
 
-from kernels.vocabulary.shape import Dtype, Phase
+from kernels.vocabulary.shape import PLANNED_PHASES, Dtype
 from qualification.decision.model_shapes import ServingLimits, shapes_needed, signature_of
 from qualification.decision.presets import preset_named
 from qualification.model.config import ExpertsConfig, SharedExpertConfig
@@ -38,7 +38,7 @@ def test_shards_of_a_70b_need_shapes_of_their_own(world: int) -> None:
     config = read_model(LLAMA_70B)
     shapes = shapes_needed(signature_of(config, tensor_parallel_size=world), LIMITS)
     assert {(shape.num_heads, shape.num_kv_heads) for shape in shapes} == {(64 // world, max(1, 8 // world))}
-    assert {shape.phase for shape in shapes} == set(Phase)
+    assert {shape.phase for shape in shapes} == set(PLANNED_PHASES)
     assert not set(shapes) & set(shapes_needed(signature_of(config), LIMITS))
 
 

@@ -17,7 +17,7 @@ import pytest
 from kernels.catalog import ALL_PATHS, any_path_named
 from kernels.vocabulary.fingerprint import Device, Fingerprint
 from kernels.vocabulary.path import KernelPath, Limits, Tier
-from kernels.vocabulary.shape import Dtype, Phase
+from kernels.vocabulary.shape import PLANNED_PHASES, Dtype, Phase
 from server.cli.console import Console, plan_table
 from server.cli.doctor import diagnose
 from server.cli.main import UNREAD_TIMEOUT_MS, bind, build_parser, main, resolve, url_of
@@ -312,7 +312,7 @@ def test_products_that_are_served_alike_share_a_line() -> None:
 def test_the_doctor_says_what_can_run_here_and_why_not() -> None:
     machine = Fingerprint(Device.CPU, "a processor", None, None, None, None, "2.13.0", None)
     gpu_only = Limits(frozenset({Device.CUDA}), frozenset({Phase.DECODE}), frozenset({Dtype.BF16}), 256)
-    anywhere = Limits(frozenset(Device), frozenset(Phase), frozenset({Dtype.FP32, Dtype.BF16}), 320)
+    anywhere = Limits(frozenset(Device), frozenset(PLANNED_PHASES), frozenset({Dtype.FP32, Dtype.BF16}), 320)
     paths = [
         KernelPath("fast", Tier.FIRST, gpu_only, "", ("fast",), None),
         KernelPath("slow", Tier.FALLBACK, anywhere, "", ("slow",), None),

@@ -15,7 +15,7 @@ from kernels.vocabulary.fingerprint import Device
 from kernels.vocabulary.operators import Operator
 from kernels.vocabulary.path import Tier
 from kernels.vocabulary.row_buckets import LinearRows, TokenRows
-from kernels.vocabulary.shape import Phase
+from kernels.vocabulary.shape import PLANNED_PHASES, Phase
 from qualification.attest.explain import TimeClass
 from server.protocol.messages import (
     AttestationReport,
@@ -78,7 +78,7 @@ def largest_plan() -> list[PlanRow]:
     Of attention each bucket has two shapes, of layers with and without a window.
     """
     rows = []
-    for phase, (number, bucket), has_window in itertools.product(Phase, enumerate(Bucket), (False, True)):
+    for phase, (number, bucket), has_window in itertools.product(PLANNED_PHASES, enumerate(Bucket), (False, True)):
         of_phase = [it for it in PATHS if phase in it.limits.phases and Device.CUDA in it.limits.devices]
         needs_window = {it.name for it in of_phase if it.limits.max_window is not None}
         able = [it.name for it in of_phase if has_window or it.name not in needs_window]
@@ -112,7 +112,7 @@ def use_everything(metrics: Metrics) -> None:
     metrics.on_ready(msgspec.structs.replace(READY, max_model_len=1_000_000, plan=rows))
     seconds = {it.value: 1.0 for it in TimeClass}
     explained = ExplainedTime(1.0, seconds, {}, {})
-    batches = [AttestedBatch(phase.value, [], True, {}, "match", None, explained) for phase in Phase]
+    batches = [AttestedBatch(phase.value, [], True, {}, "match", None, explained) for phase in PLANNED_PHASES]
     metrics.on_attestation(AttestationReport("start", "match", 0.0, 0.0, batches, []))
     for row in rows:
         if row.phase not in list(map(attrgetter("value"), Phase)):

@@ -11,7 +11,7 @@ from scraped import scraped, scraped_value
 from kernels.linear.fallbacks import MatmulFallback
 from kernels.vocabulary.operators import Operator
 from kernels.vocabulary.path import Reject
-from kernels.vocabulary.shape import Phase
+from kernels.vocabulary.shape import PLANNED_PHASES
 from qualification.attest.explain import TimeClass
 from server.protocol.liveness import DeathCause
 from server.protocol.messages import (
@@ -243,7 +243,7 @@ def test_the_time_of_a_phase_is_that_of_its_batches_by_class() -> None:
 
 def test_shadow_checks_start_at_zero_and_have_their_time() -> None:
     metrics = make()
-    for phase, result in itertools.product((*Phase, Operator.LINEAR), Shadow):
+    for phase, result in itertools.product((*PLANNED_PHASES, Operator.LINEAR), Shadow):
         assert value(metrics, "shadow_checks_total", phase=phase.value, result=result.value) == 0
     for spent_s in (0.25, 0.5):
         metrics.on_shadow(ShadowReport("mismatch", 1.0, "decode", "p", 0, 0, 0, 1, 2.0, "", spent_s, []))

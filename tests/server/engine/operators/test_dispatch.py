@@ -17,7 +17,7 @@ from kernels.linear.cublaslt import CublasLtError
 from kernels.vocabulary.buckets import Bucket, bucket_of
 from kernels.vocabulary.fingerprint import Device
 from kernels.vocabulary.path import KernelPath, Limits, Reject, Tier
-from kernels.vocabulary.shape import AttentionShape, Dtype, Mask, Phase
+from kernels.vocabulary.shape import PLANNED_PHASES, AttentionShape, Dtype, Mask, Phase
 from qualification.decision.decision import Decision, Pairs, Status
 from server.engine.operators.decisions import NoPathError, Redecide
 from server.engine.operators.dispatch import Dispatcher, PhasePart
@@ -29,7 +29,7 @@ from server.model.kv_cache import KVLayer
 from server.protocol.messages import SamplingParams
 
 WINDOW = 64
-LIMITS = Limits(frozenset({Device.CPU}), frozenset(Phase), frozenset(Dtype), max_head_dim=64)
+LIMITS = Limits(frozenset({Device.CPU}), frozenset(PLANNED_PHASES), frozenset(Dtype), max_head_dim=64)
 
 
 def path(name: str, value: float, error: Exception | None = None, *, num_good: int = 0) -> KernelPath:
@@ -56,7 +56,7 @@ def decision(subject: AttentionShape, name: str | None, *reasons: Reject) -> Dec
 
 def decisions(**names: str) -> dict[AttentionShape, Decision]:
     """Phase -> path, for layers with and without a window."""
-    shapes = [shape(phase, window) for phase in Phase for window in (None, WINDOW)]
+    shapes = [shape(phase, window) for phase in PLANNED_PHASES for window in (None, WINDOW)]
     return {each: decision(each, names.get(each.phase.value, "first")) for each in shapes}
 
 

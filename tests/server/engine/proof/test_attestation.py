@@ -11,7 +11,7 @@ from tiny_llama import NUM_LAYERS, TinyLlama
 
 from kernels.catalog import PATHS, path_named
 from kernels.vocabulary.path import KernelPath
-from kernels.vocabulary.shape import Phase
+from kernels.vocabulary.shape import PLANNED_PHASES, Phase
 from qualification.evidence.matrix import load_matrix, save_matrix
 from server.engine.process import start
 from server.engine.startup.warmup import probes_of
@@ -31,7 +31,7 @@ def test_the_start_attests_every_phase(subject: Subject) -> None:
     report = subject.built.attested
     assert report is not None
     assert (report.trigger, report.result, report.quarantined) == ("start", "match", [])
-    assert [batch.phase for batch in report.batches] == [phase.value for phase in Phase]
+    assert [batch.phase for batch in report.batches] == [phase.value for phase in PLANNED_PHASES]
     for batch in report.batches:
         assert batch.kernels == {FLASH: NUM_LAYERS}
 
@@ -50,7 +50,7 @@ def test_the_time_of_every_phase_is_in_named_kernels(subject: Subject) -> None:
 def test_the_time_of_a_fallback_is_in_the_kernels_of_its_evidence(subject: Subject) -> None:
     """Attention by plain PyTorch multiplies by operators that look like products: the call says whose they are."""
     it, dispatcher = subject.attestor()
-    for phase in Phase:
+    for phase in PLANNED_PHASES:
         dispatcher.quarantine("sdpa.cpu", phase)
     report = it.attest_all("request")
     assert (report.result, {path for batch in report.batches for path in batch.paths}) == ("match", {"sdpa.math"})
@@ -104,7 +104,9 @@ def test_a_path_that_silently_runs_another_kernel_is_caught(subject: Subject) ->
         assert batch.detail is not None
         assert batch.detail.startswith(f"sdpa.cpu did not launch {FLASH}")
     assert "aten::bmm" in str(details(report)[0])
-    assert [batch.explained.seconds["evidence"] for batch in report.batches if batch.explained] == [0.0] * len(Phase)
+    assert [batch.explained.seconds["evidence"] for batch in report.batches if batch.explained] == [0.0] * len(
+        PLANNED_PHASES
+    )
 
 
 def test_a_path_that_lies_serves_no_more(subject: Subject) -> None:
@@ -137,7 +139,7 @@ def test_a_path_that_chooses_kernels_is_seen_with_1_and_2(
 def test_two_probe_sequences_are_attested_as_one_is(subject: Subject) -> None:
     found, _ = subject.attestor(of_two={path.name for path in PATHS})
     report = found.attest_all("request")
-    assert (report.result, len(report.batches)) == ("match", 2 * len(Phase))
+    assert (report.result, len(report.batches)) == ("match", 2 * len(PLANNED_PHASES))
 
 
 def test_probe_batches_change_no_token(subject: Subject) -> None:
@@ -153,7 +155,7 @@ def test_one_batch_is_profiled_at_a_time(subject: Subject) -> None:
     it.ask("request")  # while it is under way: that report answers this one too
     report = it.poll()
     assert report is not None
-    assert len(report.batches) == len(Phase)
+    assert len(report.batches) == len(PLANNED_PHASES)
     assert (it.is_busy, it.poll()) == (False, None)
 
 
@@ -172,7 +174,7 @@ def test_the_timer_asks_by_itself(subject: Subject) -> None:
     assert it.poll() is None
     assert not it.is_busy
     now[0] = 600.0
-    reports = [it.poll() for _ in Phase]
+    reports = [it.poll() for _ in PLANNED_PHASES]
     assert reports[-1] is not None
     assert reports[-1].trigger == "timer"
     now[0] = 1199.0
@@ -185,8 +187,8 @@ def test_a_substitute_in_an_attestation_is_attested(subject: Subject) -> None:
     report = it.attest_all("request")
     assert report.result == "match"
     assert {path for path, _ in report.quarantined} == {"sdpa.cpu"}
-    assert len(report.quarantined) == len(Phase)
-    assert [batch.paths for batch in report.batches] == [["sdpa.math"]] * len(Phase)
+    assert len(report.quarantined) == len(PLANNED_PHASES)
+    assert [batch.paths for batch in report.batches] == [["sdpa.math"]] * len(PLANNED_PHASES)
 
 
 def test_what_an_attestation_took_out_is_no_failed_launch(subject: Subject) -> None:

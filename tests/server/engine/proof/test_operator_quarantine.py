@@ -5,7 +5,7 @@ from dataclasses import replace
 from attested import Subject
 
 from kernels.catalog import PATHS
-from kernels.vocabulary.shape import AttentionShape, Phase
+from kernels.vocabulary.shape import PLANNED_PHASES, AttentionShape, Phase
 from qualification.decision.decision import Decision, Pairs
 from server.engine.operators.dispatch import Dispatcher
 from server.engine.proof.operator_quarantine import OperatorQuarantine
@@ -20,7 +20,8 @@ def test_an_order_leaves_the_earlier_ones_in_force(subject: Subject) -> None:
     dispatcher = Dispatcher(subject.decisions, PATHS, subject.built.runner.dispatcher.flags, redecide=redecide)
     orders = OperatorQuarantine(dispatcher, {})
     pairs = {
-        phase: [("sdpa.cpu", str(shape)) for shape in subject.decisions if shape.phase is phase] for phase in Phase
+        phase: [("sdpa.cpu", str(shape)) for shape in subject.decisions if shape.phase is phase]
+        for phase in PLANNED_PHASES
     }
 
     def serving() -> dict[str, str]:

@@ -7,7 +7,7 @@ from fake_runner import Done
 from kernels.calls.batch import AttentionFlags
 from kernels.hopper.decode.variants import DecodeVariant, variant_of
 from kernels.vocabulary.buckets import Bucket, bucket_of
-from kernels.vocabulary.shape import AttentionShape, Dtype, Phase
+from kernels.vocabulary.shape import PLANNED_PHASES, AttentionShape, Dtype, Phase
 from qualification.decision.decision import Decision, Status
 from qualification.decision.model_shapes import AttentionSignature, shapes_needed
 from server.engine.operators.step_attention import Beat
@@ -41,7 +41,7 @@ def plan(subject: EngineLimits) -> dict[AttentionShape, Decision]:
 
 def layout_of(batch: Batch) -> tuple[Phase, Bucket, Bucket]:
     """Return the dispatcher's layout of a batch."""
-    (phase,) = (phase for phase in Phase if batch.rows_of(phase))
+    (phase,) = (phase for phase in PLANNED_PHASES if batch.rows_of(phase))
     queries = Bucket.LE_128 if phase is Phase.DECODE else bucket_of(max(batch.query_lens))
     return phase, queries, bucket_of(max(batch.context_lens))
 
@@ -93,7 +93,7 @@ def split(found: set[tuple[Bucket, DecodeVariant]]) -> Found:
 def test_on_a_cpu_each_phase_runs_once() -> None:
     spy, subject = Spy(), limits(4096, 2048)
     warm_up(spy, plan(subject), subject, is_cuda=False, progress=lambda _: None)
-    assert [layout_of(batch)[0] for batch in spy.batches] == list(Phase)
+    assert [layout_of(batch)[0] for batch in spy.batches] == list(PLANNED_PHASES)
     assert sum(batch.num_tokens for batch in spy.batches) < 10
 
 
@@ -126,7 +126,9 @@ def test_a_synthetic_batch_touches_page_0_only() -> None:
 def test_a_probe_of_each_phase_fits_and_sees_several_tokens(max_len: int) -> None:
     """Try a cache that holds less than the model's limit too, for which longer shapes were planned."""
     probes = probes_of(plan(limits(4096, 2048)), page=3, page_size=16, max_len=max_len)
-    wanted = [phase for phase in Phase if max_len > 2 or phase is not Phase.EXTEND]  # a chunk of 2 after 1 token
+    wanted = [
+        phase for phase in PLANNED_PHASES if max_len > 2 or phase is not Phase.EXTEND
+    ]  # a chunk of 2 after 1 token
     assert [layout_of(batch)[0] for batch in probes] == wanted
     for batch in probes:
         assert 2 <= batch.context_lens[0] <= max_len
