@@ -7,7 +7,7 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.vocabulary.shape import Phase
+from kernels.vocabulary.shape import PLANNED_PHASES, Phase
 from server.engine.scheduling.matcher import Matcher
 from server.engine.scheduling.page_keys import PageKeys
 from server.protocol.messages import FinishReason, PathUse, SamplingParams, TokenScores
@@ -194,7 +194,7 @@ class Batch:
         """The phases of its rows."""
         if not self.num_prefill and not self.num_extend:
             return _DECODE_ONLY
-        return tuple(phase for phase in Phase if self.rows_of(phase))
+        return tuple(phase for phase in PLANNED_PHASES if self.rows_of(phase))
 
     def rows_of(self, phase: Phase) -> range:
         """Return the rows of one phase, empty where the batch has none."""
