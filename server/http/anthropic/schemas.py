@@ -6,21 +6,21 @@ from pydantic import Field, RootModel
 
 from server.http.anthropic.errors import ERROR_TYPES
 from server.http.common.provenance import Provenance
-from server.http.openai.schemas import PROVENANCE, Answer
+from server.http.common.schemas import PROVENANCE, Schema
 
 
-class AnswerText(Answer):
+class AnswerText(Schema):
     type: Literal["text"]
     text: str
 
 
-class AnswerThinking(Answer):
+class AnswerThinking(Schema):
     type: Literal["thinking"]
     thinking: str
     signature: str = Field(description="Empty: nothing is signed.")
 
 
-class AnswerToolUse(Answer):
+class AnswerToolUse(Schema):
     type: Literal["tool_use"]
     id: str
     name: str
@@ -31,11 +31,11 @@ AnswerBlock = AnswerText | AnswerThinking | AnswerToolUse
 StopReason = Literal["end_turn", "max_tokens", "model_context_window_exceeded", "stop_sequence", "tool_use"]
 
 
-class ThinkingCount(Answer):
+class ThinkingCount(Schema):
     thinking_tokens: int
 
 
-class MessageUsage(Answer):
+class MessageUsage(Schema):
     input_tokens: int = Field(description="Of the prompt, without those of `cache_read_input_tokens`.")
     cache_creation_input_tokens: int = 0
     cache_read_input_tokens: int = Field(0, description="Of the prompt, not computed again.")
@@ -43,26 +43,26 @@ class MessageUsage(Answer):
     output_tokens_details: ThinkingCount | None = None
 
 
-class ClearedThinking(Answer):
+class ClearedThinking(Schema):
     type: Literal["clear_thinking_20251015"]
     cleared_thinking_turns: int
     cleared_input_tokens: int
 
 
-class ClearedToolUses(Answer):
+class ClearedToolUses(Schema):
     type: Literal["clear_tool_uses_20250919"]
     cleared_tool_uses: int
     cleared_input_tokens: int
 
 
-class EditsApplied(Answer):
+class EditsApplied(Schema):
     applied_edits: list[ClearedThinking | ClearedToolUses] = Field(description="Those that changed the conversation.")
 
 
 _EDITS = Field(None, description="Where the request has `context_management`.")
 
 
-class MessageAnswer(Answer):
+class MessageAnswer(Schema):
     id: str
     type: Literal["message"]
     role: Literal["assistant"]
@@ -76,77 +76,77 @@ class MessageAnswer(Answer):
     hallmark: Provenance | None = PROVENANCE
 
 
-class MessageStart(Answer):
+class MessageStart(Schema):
     type: Literal["message_start"]
     message: MessageAnswer
 
 
-class Ping(Answer):
+class Ping(Schema):
     type: Literal["ping"]
 
 
-class BlockStart(Answer):
+class BlockStart(Schema):
     type: Literal["content_block_start"]
     index: int
     content_block: AnswerBlock
 
 
-class BlockTextDelta(Answer):
+class BlockTextDelta(Schema):
     type: Literal["text_delta"]
     text: str
 
 
-class BlockThinkingDelta(Answer):
+class BlockThinkingDelta(Schema):
     type: Literal["thinking_delta"]
     thinking: str
 
 
-class BlockSignatureDelta(Answer):
+class BlockSignatureDelta(Schema):
     type: Literal["signature_delta"]
     signature: str
 
 
-class BlockJsonDelta(Answer):
+class BlockJsonDelta(Schema):
     type: Literal["input_json_delta"]
     partial_json: str
 
 
-class BlockDelta(Answer):
+class BlockDelta(Schema):
     type: Literal["content_block_delta"]
     index: int
     delta: BlockTextDelta | BlockThinkingDelta | BlockSignatureDelta | BlockJsonDelta
 
 
-class BlockStop(Answer):
+class BlockStop(Schema):
     type: Literal["content_block_stop"]
     index: int
 
 
-class StopDelta(Answer):
+class StopDelta(Schema):
     stop_reason: StopReason
     stop_sequence: str | None
 
 
-class MessageDelta(Answer):
+class MessageDelta(Schema):
     type: Literal["message_delta"]
     delta: StopDelta
     usage: MessageUsage
     context_management: EditsApplied | None = _EDITS
 
 
-class MessageStop(Answer):
+class MessageStop(Schema):
     type: Literal["message_stop"]
     hallmark: Provenance | None = PROVENANCE
 
 
-class MessageErrorBody(Answer):
+class MessageErrorBody(Schema):
     type: Literal[ERROR_TYPES]  # type: ignore[valid-type]  # mypy wants the strings themselves
     message: str = Field(description="What is wrong, for people.")
     param: str | None = Field(description="The field that is to blame.")
     code: str = Field(description="What is wrong, for programs.")
 
 
-class MessageError(Answer):
+class MessageError(Schema):
     type: Literal["error"]
     error: MessageErrorBody
     request_id: str | None = Field(None, description="As in the headers Request-Id and X-Request-Id.")
@@ -164,18 +164,18 @@ class MessageEvent(RootModel[_Event]):
     """One of the events of a stream, named by its `type`."""
 
 
-class TokensBefore(Answer):
+class TokensBefore(Schema):
     original_input_tokens: int
 
 
-class TokenCount(Answer):
+class TokenCount(Schema):
     input_tokens: int
     context_management: TokensBefore | None = Field(
         None, description="Where the request has it: the tokens before its edits."
     )
 
 
-class AnthropicModel(Answer):
+class AnthropicModel(Schema):
     type: Literal["model"]
     id: str
     display_name: str
@@ -187,7 +187,7 @@ class AnthropicModel(Answer):
     max_tokens: int | None = Field(description="The same: what the prompt leaves of them, an answer may have.")
 
 
-class AnthropicModelList(Answer):
+class AnthropicModelList(Schema):
     data: list[AnthropicModel] = Field(description="The served model, under each of its names.")
     has_more: bool
     first_id: str | None = Field(description="null where nothing is listed.")

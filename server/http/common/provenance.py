@@ -9,13 +9,14 @@ from itertools import chain
 from typing import Any
 
 import msgspec
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from starlette.responses import Response
 from starlette.types import Scope
 
 from kernels.vocabulary.buckets import bucket_of
 from server.errors import InvalidHeader
 from server.http.common.json_pieces import JsonInPieces
+from server.http.common.schemas import Schema
 from server.supervisor.requests import AttestationRequests
 from server.telemetry.request import RequestRecord
 
@@ -34,10 +35,8 @@ HEADERS = {  # of an answer, for the document
 }
 
 
-class ServedPhase(BaseModel):
+class ServedPhase(Schema):
     """One decision that served the request."""
-
-    model_config = ConfigDict(extra="forbid")
 
     phase: str = Field(description="prefill, extend or decode.")
     path: str
@@ -45,20 +44,16 @@ class ServedPhase(BaseModel):
     fallback_reasons: list[str] = Field(description="Of the closed list of reasons; empty where it is no fallback.")
 
 
-class LatestAttestation(BaseModel):
+class LatestAttestation(Schema):
     """The latest attestation before the answer ended. GET /attention has all of it."""
-
-    model_config = ConfigDict(extra="forbid")
 
     id: str
     at: float = Field(description="Unix seconds.")
     result: str = Field(description="match, mismatch or error.")
 
 
-class Provenance(BaseModel):
+class Provenance(Schema):
     """The kernels that served an answer."""
-
-    model_config = ConfigDict(extra="forbid")
 
     status: str | None = Field(description="The worst status of the phases.")
     phases: list[ServedPhase] = Field(description="Each distinct decision, in the order of their first use.")

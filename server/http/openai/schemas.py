@@ -2,24 +2,21 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from server.http.common.provenance import Provenance
+from server.http.common.schemas import PROVENANCE, Schema
 
 
-class Answer(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class PromptTokensDetails(Answer):
+class PromptTokensDetails(Schema):
     cached_tokens: int = Field(description="Tokens of the prompt that were not computed again.")
 
 
-class CompletionTokensDetails(Answer):
+class CompletionTokensDetails(Schema):
     reasoning_tokens: int = Field(description="Tokens of the answers that are reasoning.")
 
 
-class UsageCounts(Answer):
+class UsageCounts(Schema):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
@@ -29,7 +26,7 @@ class UsageCounts(Answer):
     )
 
 
-class Logprobs(Answer):
+class Logprobs(Schema):
     """Log probabilities of an answer's tokens, with `echo` of its prompt's before them.
 
     Nothing precedes a prompt's first token, so it has none.
@@ -41,13 +38,13 @@ class Logprobs(Answer):
     text_offset: list[int] = Field(description="Where each token begins in `text`, in characters.")
 
 
-class PromptToken(Answer):
+class PromptToken(Schema):
     logprob: float
     rank: int = Field(description="Among all tokens there; 1 is the likeliest.")
     decoded_token: str
 
 
-class NamedLogprob(Answer):
+class NamedLogprob(Schema):
     token: str
     logprob: float
     bytes: list[int]
@@ -57,7 +54,7 @@ class TokenLogprob(NamedLogprob):
     top_logprobs: list[NamedLogprob] = Field(description="The likeliest tokens at this place.")
 
 
-class ChatLogprobs(Answer):
+class ChatLogprobs(Schema):
     content: list[TokenLogprob] = Field(description="One for each token that the usage counts.")
     refusal: None
 
@@ -72,10 +69,9 @@ _SYSTEM_FINGERPRINT = Field(
     description="`hallmark-VERSION-FINGERPRINT`, the last as the metric build_info has it: it changes with the "
     "server's version, the machine or its software."
 )
-PROVENANCE = Field(None, description="Only where it was asked for; of a stream in the last chunk.")
 
 
-class CompletionChoice(Answer):
+class CompletionChoice(Schema):
     index: int
     text: str
     logprobs: Logprobs | None
@@ -85,7 +81,7 @@ class CompletionChoice(Answer):
     prompt_logprobs: PromptLogprobs | None = _PROMPT_LOGPROBS
 
 
-class Completion(Answer):
+class Completion(Schema):
     id: str
     object: Literal["text_completion"]
     created: int = Field(description="Unix seconds.")
@@ -96,7 +92,7 @@ class Completion(Answer):
     hallmark: Provenance | None = PROVENANCE
 
 
-class CompletionChunk(Answer):
+class CompletionChunk(Schema):
     id: str
     object: Literal["text_completion"]
     created: int
@@ -107,18 +103,18 @@ class CompletionChunk(Answer):
     hallmark: Provenance | None = PROVENANCE
 
 
-class AnsweredFunction(Answer):
+class AnsweredFunction(Schema):
     name: str
     arguments: str = Field(description="JSON, if the model has written JSON.")
 
 
-class AnsweredCall(Answer):
+class AnsweredCall(Schema):
     id: str
     type: Literal["function"]
     function: AnsweredFunction
 
 
-class AnswerMessage(Answer):
+class AnswerMessage(Schema):
     role: Literal["assistant"]
     content: str | None = Field(description="null where the answer is calls and nothing else.")
     refusal: None
@@ -127,7 +123,7 @@ class AnswerMessage(Answer):
     tool_calls: list[AnsweredCall] | None = None
 
 
-class ChatChoice(Answer):
+class ChatChoice(Schema):
     index: int
     message: AnswerMessage
     logprobs: ChatLogprobs | None
@@ -135,7 +131,7 @@ class ChatChoice(Answer):
     token_ids: list[int] | None = _TOKEN_IDS
 
 
-class ChatCompletion(Answer):
+class ChatCompletion(Schema):
     id: str
     object: Literal["chat.completion"]
     created: int = Field(description="Unix seconds.")
@@ -148,19 +144,19 @@ class ChatCompletion(Answer):
     hallmark: Provenance | None = PROVENANCE
 
 
-class FunctionDelta(Answer):
+class FunctionDelta(Schema):
     name: str | None = Field(None, description="In a call's first chunk.")
     arguments: str = Field(description="New text of the arguments.")
 
 
-class CallDelta(Answer):
+class CallDelta(Schema):
     index: int
     id: str | None = Field(None, description="In a call's first chunk.")
     type: Literal["function"] | None = Field(None, description="In a call's first chunk.")
     function: FunctionDelta
 
 
-class ChatDelta(Answer):
+class ChatDelta(Schema):
     role: Literal["assistant"] = Field("assistant", description="In a choice's first chunk.")
     content: str | None = Field("", description="New text; null in the first chunk of an answer that may be a call.")
     reasoning_content: str = Field("", description="New text of the reasoning.")
@@ -168,7 +164,7 @@ class ChatDelta(Answer):
     tool_calls: list[CallDelta] | None = None
 
 
-class ChatChunkChoice(Answer):
+class ChatChunkChoice(Schema):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None
@@ -176,7 +172,7 @@ class ChatChunkChoice(Answer):
     token_ids: list[int] | None = _TOKEN_IDS
 
 
-class ChatChunk(Answer):
+class ChatChunk(Schema):
     id: str
     object: Literal["chat.completion.chunk"]
     created: int
@@ -188,7 +184,7 @@ class ChatChunk(Answer):
     hallmark: Provenance | None = PROVENANCE
 
 
-class ModelCard(Answer):
+class ModelCard(Schema):
     id: str
     object: Literal["model"]
     created: int = Field(description="Unix seconds of the server's start.")
@@ -200,16 +196,16 @@ class ModelCard(Answer):
     )
 
 
-class ModelList(Answer):
+class ModelList(Schema):
     object: Literal["list"]
     data: list[ModelCard]
 
 
-class Tokenized(Answer):
+class Tokenized(Schema):
     count: int
     max_model_len: int
     tokens: list[int]
 
 
-class Detokenized(Answer):
+class Detokenized(Schema):
     prompt: str

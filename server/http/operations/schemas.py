@@ -2,8 +2,9 @@
 
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from server.http.common.schemas import Schema
 from server.http.common.validation import RequestModel
 
 
@@ -21,44 +22,40 @@ class QuarantineRequest(RequestModel):
     shape: str | None = Field(None, description="A shape as GET /attention writes it; absent for all shapes.")
 
 
-class Report(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class Health(Report):
+class Health(Schema):
     status: Literal["ok", "unavailable"]
     reasons: list[str] | None = Field(None, description="Only where it is unavailable.")
 
 
-class Load(Report):
+class Load(Schema):
     server_load: int = Field(description="Requests that generate and have not ended, as vLLM names it: the next two.")
     num_running: int = Field(description="Requests whose prompts all have their first token.")
     num_waiting: int = Field(description="Requests that wait for a first token.")
 
 
-class Version(Report):
+class Version(Schema):
     version: str
     fingerprint: dict[str, Any] | None = Field(
         description="GPU, driver and libraries; null before the engine is ready."
     )
 
 
-class PathAndShape(Report):
+class PathAndShape(Schema):
     path: str
     shape: str
 
 
-class Rejection(Report):
+class Rejection(Schema):
     code: str = Field(description="One of the closed list of reasons.")
     detail: str
 
 
-class MatrixName(Report):
+class MatrixName(Schema):
     digest: str | None
     verdict: str | None
 
 
-class ShapeReport(Report):
+class ShapeReport(Schema):
     """The decision for one shape."""
 
     shape: str
@@ -77,7 +74,7 @@ class ShapeReport(Report):
     notes: list[str] = Field(description="How measured times chose, where the catalog says otherwise.")
 
 
-class ExplainedTimeReport(Report):
+class ExplainedTimeReport(Schema):
     """Time of a forward pass on its device, by what is known of the kernels."""
 
     share: float = Field(description="0 to 1: in kernels of valid evidence and in small ones that are named.")
@@ -88,7 +85,7 @@ class ExplainedTimeReport(Report):
     unexplained: dict[str, float] = Field(description="Seconds in kernels that no list names, as `unproven`.")
 
 
-class AttestedBatchReport(Report):
+class AttestedBatchReport(Schema):
     """One forward pass of a batch that belongs to no request."""
 
     phase: str
@@ -100,7 +97,7 @@ class AttestedBatchReport(Report):
     explained: ExplainedTimeReport | None = Field(description="Null where the kernels could not be timed.")
 
 
-class Attestation(Report):
+class Attestation(Schema):
     """The kernels that forward passes launched, held against those of the evidence."""
 
     type: Literal["AttestationReport"]
@@ -113,7 +110,7 @@ class Attestation(Report):
     id: str = Field(description="As in the field `hallmark` of an answer.")
 
 
-class ShadowCheck(Report):
+class ShadowCheck(Schema):
     """Something that a client's step computed, which was computed again in fp64."""
 
     type: Literal["ShadowReport"]
@@ -134,7 +131,7 @@ class ShadowCheck(Report):
     quarantined: list[tuple[str, str]] = Field(description="(path, shape) pairs that serve no more.")
 
 
-class AttentionReport(Report):
+class AttentionReport(Schema):
     model: str
     model_digests: dict[str, str | None]
     state: str
@@ -150,13 +147,13 @@ class AttentionReport(Report):
     shapes: list[ShapeReport]
 
 
-class FallbackReport(Report):
+class FallbackReport(Schema):
     shape: str
     path: str | None
     wanted: str
     reasons: list[str]
 
 
-class QuarantineReport(Report):
+class QuarantineReport(Schema):
     overridden: list[PathAndShape]
     fallbacks: list[FallbackReport]

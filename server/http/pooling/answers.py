@@ -1,78 +1,16 @@
-"""Answers as the document shows them, and how they are made of the engine's vectors."""
+"""Bodies of answers, made of the engine's vectors."""
 
 import asyncio
 import base64
 import time
 from collections.abc import Sequence
 from math import exp
-from typing import Literal
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
-
-from server.http.common.provenance import Provenance
 
 _VECTORS_A_TURN = 16  # are written before other requests have their turn: about a millisecond
-
-
-class Answer(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-
-class PooledAnswer(Answer):
-    hallmark: Provenance | None = Field(None, description="Only where it was asked for.")
-
-
-class PoolingUsage(Answer):
-    prompt_tokens: int
-    total_tokens: int
-
-
-class Embedding(Answer):
-    object: Literal["embedding"]
-    index: int
-    embedding: list[float] | str = Field(description="With `base64`: fp32 numbers, little endian.")
-
-
-class EmbeddingList(PooledAnswer):
-    object: Literal["list"]
-    data: list[Embedding]
-    model: str
-    usage: PoolingUsage
-
-
-class Score(Answer):
-    object: Literal["score"]
-    index: int
-    score: float = Field(description="Probability of yes, 0 to 1.")
-
-
-class ScoreList(PooledAnswer):
-    id: str
-    object: Literal["list"]
-    created: int = Field(description="Unix seconds.")
-    model: str
-    data: list[Score]
-    usage: PoolingUsage
-
-
-class RerankedDocument(Answer):
-    text: str
-
-
-class RerankResult(Answer):
-    index: int = Field(description="In the request's documents.")
-    relevance_score: float = Field(description="Probability of yes, 0 to 1.")
-    document: RerankedDocument | None = Field(None, description="With `return_documents`.")
-
-
-class Reranked(PooledAnswer):
-    id: str
-    model: str
-    results: list[RerankResult] = Field(description="The most relevant first.")
-    usage: PoolingUsage
 
 
 def embedding_of(pooled: bytes, dimensions: int | None, *, normalizes: bool) -> NDArray[np.float32]:

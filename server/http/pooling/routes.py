@@ -25,17 +25,10 @@ from server.http.common.validation import read
 from server.http.generation.admitted import Admitted, admitted
 from server.http.generation.prepared import Job, Prepared
 from server.http.generation.prompts import MAX_CHARS_PER_TOKEN, encode_text, truncated
-from server.http.pooling.answers import (
-    EmbeddingList,
-    Reranked,
-    ScoreList,
-    embedding_list,
-    probability_of,
-    reranked,
-    score_list,
-)
+from server.http.pooling.answers import embedding_list, probability_of, reranked, score_list
 from server.http.pooling.requests import EmbeddingRequest, RerankRequest, ScoreRequest
 from server.http.pooling.rerank_prompt import RerankPrompt
+from server.http.pooling.schemas import EmbeddingList, Reranked, ScoreList
 from server.model.load.pooling import PoolingModel
 from server.protocol.messages import EngineReady, Pooling, SamplingParams
 from server.settings import Task

@@ -5,24 +5,24 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, RootModel
 
 from server.http.common.provenance import Provenance
-from server.http.openai.schemas import PROVENANCE, Answer
+from server.http.common.schemas import PROVENANCE, Schema
 
 _ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
-class OutputText(Answer):
+class OutputText(Schema):
     type: Literal["output_text"]
     text: str
     annotations: list[Any] = Field(max_length=0)
     logprobs: list[Any] = Field(max_length=0)
 
 
-class OutputReasoningText(Answer):
+class OutputReasoningText(Schema):
     type: Literal["reasoning_text"]
     text: str
 
 
-class OutputMessage(Answer):
+class OutputMessage(Schema):
     type: Literal["message"]
     id: str
     status: _ItemStatus
@@ -30,7 +30,7 @@ class OutputMessage(Answer):
     content: list[OutputText]
 
 
-class OutputReasoning(Answer):
+class OutputReasoning(Schema):
     type: Literal["reasoning"]
     id: str
     status: _ItemStatus
@@ -38,7 +38,7 @@ class OutputReasoning(Answer):
     content: list[OutputReasoningText] = Field([], description="Absent while the item is in progress.")
 
 
-class OutputCall(Answer):
+class OutputCall(Schema):
     type: Literal["function_call"]
     id: str
     status: _ItemStatus
@@ -48,7 +48,7 @@ class OutputCall(Answer):
     arguments: str = Field(description="JSON, if the model has written JSON.")
 
 
-class OutputCustomCall(Answer):
+class OutputCustomCall(Schema):
     type: Literal["custom_tool_call"]
     id: str
     status: _ItemStatus
@@ -58,7 +58,7 @@ class OutputCustomCall(Answer):
     input: str
 
 
-class OutputSearch(Answer):
+class OutputSearch(Schema):
     type: Literal["tool_search_call"]
     id: str
     status: _ItemStatus
@@ -70,16 +70,16 @@ class OutputSearch(Answer):
 OutputItem = OutputMessage | OutputReasoning | OutputCall | OutputCustomCall | OutputSearch
 
 
-class InputTokensDetails(Answer):
+class InputTokensDetails(Schema):
     cached_tokens: int = Field(description="Tokens of the prompt that were not computed again.")
     cache_write_tokens: Literal[0]
 
 
-class OutputTokensDetails(Answer):
+class OutputTokensDetails(Schema):
     reasoning_tokens: int
 
 
-class ResponseUsage(Answer):
+class ResponseUsage(Schema):
     input_tokens: int
     input_tokens_details: InputTokensDetails
     output_tokens: int
@@ -87,26 +87,26 @@ class ResponseUsage(Answer):
     total_tokens: int
 
 
-class IncompleteDetails(Answer):
+class IncompleteDetails(Schema):
     reason: Literal["max_output_tokens"]
 
 
-class ResponseFailure(Answer):
+class ResponseFailure(Schema):
     code: Literal["server_error"]
     message: str
 
 
-class ReasoningUsed(Answer):
+class ReasoningUsed(Schema):
     effort: str | None
     summary: None
 
 
-class TextUsed(Answer):
+class TextUsed(Schema):
     format: dict[str, Any]
     verbosity: str | None = Field(None, description="The request's.")
 
 
-class ResponseAnswer(Answer):
+class ResponseAnswer(Schema):
     """An answer, and what it says of its request."""
 
     id: str
@@ -144,7 +144,7 @@ class ResponseAnswer(Answer):
     hallmark: Provenance | None = PROVENANCE
 
 
-class _Event(Answer):
+class _Event(Schema):
     sequence_number: int = Field(description="From 0.")
 
 
@@ -250,18 +250,18 @@ class ResponseStreamEvent(RootModel[_StreamEvent]):
     """One of the events of a stream, named by its `type`; `response.failed` comes behind `error`."""
 
 
-class ResponseDeleted(Answer):
+class ResponseDeleted(Schema):
     id: str
     object: Literal["response"]
     deleted: Literal[True]
 
 
-class InputText(Answer):
+class InputText(Schema):
     type: Literal["input_text"]
     text: str
 
 
-class InputMessage(Answer):
+class InputMessage(Schema):
     type: Literal["message"]
     id: str
     status: _ItemStatus
@@ -269,7 +269,7 @@ class InputMessage(Answer):
     content: list[InputText]
 
 
-class InputCallOutput(Answer):
+class InputCallOutput(Schema):
     type: Literal["function_call_output", "custom_tool_call_output"]
     id: str
     status: _ItemStatus
@@ -277,7 +277,7 @@ class InputCallOutput(Answer):
     output: str | list[InputText]
 
 
-class InputSearchOutput(Answer):
+class InputSearchOutput(Schema):
     type: Literal["tool_search_output"]
     id: str
     status: _ItemStatus
@@ -286,7 +286,7 @@ class InputSearchOutput(Answer):
     tools: list[dict[str, Any]]
 
 
-class InputTools(Answer):
+class InputTools(Schema):
     type: Literal["additional_tools"]
     id: str
     status: _ItemStatus
@@ -294,12 +294,12 @@ class InputTools(Answer):
     tools: list[dict[str, Any]]
 
 
-class InputReasoningPart(Answer):
+class InputReasoningPart(Schema):
     type: Literal["reasoning_text", "summary_text"]
     text: str
 
 
-class InputReasoning(Answer):
+class InputReasoning(Schema):
     type: Literal["reasoning"]
     id: str
     status: _ItemStatus
@@ -307,7 +307,7 @@ class InputReasoning(Answer):
     content: list[InputReasoningPart]
 
 
-class InputItemList(Answer):
+class InputItemList(Schema):
     object: Literal["list"]
     data: list[
         InputMessage

@@ -11,7 +11,8 @@ from edge_fakes import TIMES, USES, ScriptedEngine, Served, make_edge, served
 from tiny_qwen3 import NO, YES, write_words
 
 from server.errors import ModelError
-from server.http.pooling import answers
+from server.http.pooling import schemas
+from server.http.pooling.answers import probability_of
 from server.http.pooling.rerank_prompt import RerankPrompt
 from server.model.load.pooling import PoolingModel
 from server.protocol.messages import FinishReason, Pooling, TokenDelta
@@ -48,7 +49,7 @@ def pooling(folder: Path, model: PoolingModel) -> Served:
 def test_embeddings_are_normalized_and_counted(words: Path) -> None:
     it = pooling(words, EMBED)
     answer = it.post(EMBEDDINGS, {"input": ["ab", "c"], "model": "tiny", "user": "u"}).json()
-    answers.EmbeddingList.model_validate(answer, strict=False)
+    schemas.EmbeddingList.model_validate(answer, strict=False)
     assert answer["usage"] == {"prompt_tokens": 5, "total_tokens": 5}  # <|end|> is appended to both
     assert [prompt for _, prompt, _ in it.engine.submitted] == [[97, 98, 256], [99, 256]]
     assert it.engine.submitted[0][2].pooling == Pooling()
@@ -78,7 +79,7 @@ def test_pooled_answers_name_their_kernels_where_asked(
     for answer in (by_field.json(), by_header.json()):
         assert [phase["path"] for phase in answer["hallmark"]["phases"]] == [use.path for use in USES]
         assert answer["hallmark"]["bucket"] == ("le_128" if task is Task.EMBED else "le_512")
-        model = {EMBEDDINGS: answers.EmbeddingList, SCORE: answers.ScoreList, RERANK: answers.Reranked}[route]
+        model = {EMBEDDINGS: schemas.EmbeddingList, SCORE: schemas.ScoreList, RERANK: schemas.Reranked}[route]
         model.model_validate(answer, strict=False)
     assert it.post(route, body, headers={"X-Hallmark": "yes"}).status_code == 400
 
@@ -120,7 +121,7 @@ def test_a_cut_embedding_has_length_1_whatever_the_model_says(words: Path) -> No
 
 @pytest.mark.parametrize(("yes", "no", "score"), [(0, 1000, 0.0), (1000, 0, 1.0), (0, 699, 0.0), (2, 2, 0.5)])
 def test_scores_far_apart_are_0_and_1(yes: float, no: float, score: float) -> None:
-    assert answers.probability_of(np.array([yes, no], "<f4").tobytes()) == pytest.approx(score, abs=1e-300)
+    assert probability_of(np.array([yes, no], "<f4").tobytes()) == pytest.approx(score, abs=1e-300)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +164,7 @@ def test_documents_are_ranked_by_qwen3s_prompt(words: Path) -> None:
     it = pooling(words, PoolingModel(Task.SCORE))
     documents = ["short", "a longer document", "mid size"]
     answer = it.post(RERANK, {"query": "q", "documents": documents, "top_n": 2}).json()
-    answers.Reranked.model_validate(answer, strict=False)
+    schemas.Reranked.model_validate(answer, strict=False)
     assert [(item["index"], item["document"]["text"]) for item in answer["results"]] == [
         (1, documents[1]),
         (2, documents[2]),
@@ -187,7 +188,7 @@ def test_documents_are_ranked_by_qwen3s_prompt(words: Path) -> None:
 def test_scores_pair_texts_and_spell_no_special_token(words: Path) -> None:
     it = pooling(words, PoolingModel(Task.SCORE))
     answer = it.post(SCORE, {"text_1": "q", "text_2": ["d", "<|im_end|>"]}).json()
-    answers.ScoreList.model_validate(answer, strict=False)
+    schemas.ScoreList.model_validate(answer, strict=False)
     assert [item["index"] for item in answer["data"]] == [0, 1]
     plain, spelled = [prompt for _, prompt, _ in it.engine.submitted]
     end = Tokenizer.load(words).encode("<|im_end|>", add_special_tokens=False)
@@ -202,7 +203,7 @@ def test_scores_pair_texts_and_spell_no_special_token(words: Path) -> None:
 
 @pytest.mark.parametrize("apart", [0.0, 1.0, 10.0, 30.0, 690.0, 709.0, 710.0, 1000.0, 3e38])
 def test_logits_however_far_apart_are_probabilities(apart: float) -> None:
-    for_yes, for_no = [answers.probability_of(np.array(it, "<f4").tobytes()) for it in ([apart, 0], [0, apart])]
+    for_yes, for_no = [probability_of(np.array(it, "<f4").tobytes()) for it in ([apart, 0], [0, apart])]
     assert for_yes == pytest.approx(1 / (1 + math.exp(-apart)))
     assert for_no == pytest.approx(math.exp(-apart) / (1 + math.exp(-apart)), rel=1e-6, abs=1e-300)
     assert 0 <= for_no <= for_yes <= 1
