@@ -1,11 +1,12 @@
 """The answer of /v1/messages as it grows: its blocks, and the events that report them to a client."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from server.http.anthropic.signatures import signature_of
+from server.http.common.provenance import Namer
 from server.http.generation.event_stream import named_event
 from server.http.generation.pieces import Piece
 from server.http.generation.usage import Usage
@@ -27,13 +28,15 @@ class MessageFormat:
         unique_id: str,
         model: str,
         usage: Callable[[], Usage],
+        name: Namer,
         *,
         applied_edits: Sequence[Mapping[str, Any]] | None = None,
         left_out_tools: Sequence[str] = (),
         hides_thinking: bool = False,
         has_less_room: bool = False,
     ) -> None:
-        """applied_edits   of the conversation; None where the request asks for none
+        """name            adds the kernels where they are asked for
+        applied_edits   of the conversation; None where the request asks for none
         left_out_tools  types of tools that the model was not told of
         hides_thinking  whether signatures hold the thinking, which is empty
         has_less_room   whether the context holds fewer tokens than `max_tokens`"""
@@ -44,16 +47,17 @@ class MessageFormat:
         self._model = model
         self._hides_thinking = hides_thinking
         self._usage = usage
+        self._name = name
         self._blocks: list[dict[str, Any]] = []
         self._texts: list[str] = []  # of the block that is open
         self._is_open = False
         self._stop_reason: str | None = None
         self._stop_sequence: str | None = None
 
-    def opening(self) -> bytes:
+    def opening(self, first: Piece) -> bytes:
         # What of the prompt was cached is known with the first token: `message_delta` has it.
         counts = {"input_tokens": self._usage().prompt_tokens, "output_tokens": 0}
-        return named_event({"type": "message_start", "message": self._message(counts)}) + _PING
+        return named_event({"type": "message_start", "message": self._message(counts)}) + _PING + self.event(first)
 
     def event(self, piece: Piece) -> bytes:
         return b"".join(map(named_event, self._events(piece)))
@@ -61,14 +65,14 @@ class MessageFormat:
     def closing(self) -> bytes:
         delta = {"stop_reason": self._stop_reason, "stop_sequence": self._stop_sequence}
         last = {"type": "message_delta", "delta": delta, "usage": self._counts(), **self._edits}
-        return named_event(last) + named_event({"type": "message_stop"})
+        return named_event(last) + self._name(named_event({"type": "message_stop"}))
 
-    def whole(self, pieces: Iterable[Piece]) -> bytes:
-        """The body of an answer that is no stream."""
-        for piece in pieces:
-            for _ in self._events(piece):
-                pass
-        return msgspec.json.encode(self._message(self._counts()) | self._edits)
+    def take(self, piece: Piece) -> None:
+        for _ in self._events(piece):
+            pass
+
+    def whole(self) -> bytes:
+        return self._name(msgspec.json.encode(self._message(self._counts()) | self._edits))
 
     def _message(self, counts: dict[str, Any]) -> dict[str, Any]:
         return {

@@ -51,12 +51,13 @@ def routes(edge: Edge) -> APIRouter:
             it.context.unique_id,
             edge.model,
             lambda: usage_of(it.record),
+            it.namer(request.scope, fields.hallmark),
             applied_edits=None if fields.context_management is None else changed.applied,
             left_out_tools=left_out(fields),
             hides_thinking=hides_thinking(fields),
             has_less_room=it.prepared.jobs[0].sampling.max_tokens < fields.max_tokens,
         )
-        return await answered(request, it, shape, names_kernels=fields.hallmark)
+        return await answered(it, shape)
 
     @router.post(
         COUNT_TOKENS,

@@ -139,5 +139,9 @@ class ChatRequest(GenerationRequest):
         return self.continue_final_message
 
     @property
+    def may_call(self) -> bool:
+        return bool(self.tools) and self.tool_choice != "none"
+
+    @property
     def num_likeliest(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None

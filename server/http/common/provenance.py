@@ -22,6 +22,8 @@ from server.telemetry.request import RequestRecord
 
 HEADER = b"x-hallmark"  # 1 asks for the object, as the field `hallmark` does
 FIELD = "hallmark"
+# Adds the kernels to an answer, or to its last event, where the request asks for them.
+Namer = Callable[[bytes], bytes]
 HEADERS = {  # of an answer, for the document
     "X-Hallmark-Status": {
         "description": "How well the kernels are proven that had served the request when the answer began: "
@@ -93,22 +95,25 @@ def with_provenance(answer: bytes, provenance: Provenance) -> bytes:
     return b"".join((answer[:end], b',"', FIELD.encode(), b'":', msgspec.json.encode(fields), answer[end:]))
 
 
-def json_response(body: bytes | Iterator[bytes], provenance: Callable[[], Provenance] | None) -> Response:
-    """Respond with a whole answer; `provenance`: names its kernels, where the request asks for them."""
-    if not isinstance(body, bytes):
-        pieces = named_pieces(body, provenance)
-        body, second = next(pieces), next(pieces, None)
-        if second is not None:
-            return JsonInPieces(chain((body, second), pieces))
-    elif provenance is not None:
-        body = with_provenance(body, provenance())
-    return Response(body, media_type="application/json")
+def unnamed(answer: bytes) -> bytes:
+    """Return the answer as it is: its request does not ask for the kernels."""
+    return answer
 
 
-def named_pieces(answer: Iterator[bytes], provenance: Callable[[], Provenance] | None) -> Iterator[bytes]:
-    """The pieces of an answer, the last of them with the field `hallmark`, where the request asks for it."""
+def named_pieces(answer: Iterator[bytes], name: Namer) -> Iterator[bytes]:
+    """The pieces of an answer, the last of them with the kernels, where the request asks for them."""
     last = next(answer)
     for piece in answer:
         yield last
         last = piece
-    yield last if provenance is None else with_provenance(last, provenance())
+    yield name(last)
+
+
+def json_response(body: bytes | Iterator[bytes]) -> Response:
+    """Respond with a whole answer."""
+    if not isinstance(body, bytes):
+        pieces = body
+        body, second = next(pieces), next(pieces, None)
+        if second is not None:
+            return JsonInPieces(chain((body, second), pieces))
+    return Response(body, media_type="application/json")

@@ -3,7 +3,6 @@
 import re
 import time
 from collections.abc import AsyncGenerator, Callable
-from functools import partial
 from typing import Any, Generic, TypeVar
 
 from fastapi import Request
@@ -28,7 +27,7 @@ from server.errors import (
     TooManyRequests,
 )
 from server.http.common.json_body import MAX_VALUES, parse_json
-from server.http.common.provenance import Provenance, is_wanted, provenance_of, with_provenance
+from server.http.common.provenance import Namer, is_wanted, provenance_of, unnamed, with_provenance
 from server.http.generation.pieces import Piece, merged, pieces
 from server.http.generation.prepared import Job, Prepared
 from server.protocol.messages import EngineReady
@@ -66,16 +65,19 @@ class Admitted(Generic[FieldsT]):
         self.prepared = prepared
         self._place = place
 
-    def provenance(self, scope: Scope, field: bool) -> Callable[[], Provenance] | None:
-        """Return what names the kernels, which errors of this request do from here on; None where it is not asked for.
+    def namer(self, scope: Scope, field: bool) -> Namer:
+        """Return what adds the kernels to the answer, as errors of this request have them from here on.
 
         field  whether its body asks for them. Raises InvalidHeader.
         """
         if not is_wanted(scope, field):
-            return None
-        provenance = partial(provenance_of, self.record, self.edge.engine.attestations)
-        self.context.name_kernels = lambda answer: with_provenance(answer, provenance())
-        return provenance
+            return unnamed
+
+        def name(answer: bytes) -> bytes:
+            return with_provenance(answer, provenance_of(self.record, self.edge.engine.attestations))
+
+        self.context.name_kernels = name
+        return name
 
     def answer(self, direct: DirectStream | None = None) -> AsyncGenerator[Piece]:
         """The pieces of all answers but for what goes to the `direct` stream, which there is for one answer only.

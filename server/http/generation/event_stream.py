@@ -1,17 +1,17 @@
-"""An answer of one prompt that is written while it comes, as server-sent events of any protocol."""
+"""An answer in the form of any protocol: whole, or as server-sent events that are written while it comes."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from typing import Any, Protocol
 
 import msgspec
-from fastapi import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from server.edge.context import send_of
+from server.edge.direct_stream import DirectStream
 from server.http.common.json_pieces import send_pieces
-from server.http.common.provenance import Provenance, json_response, with_provenance
+from server.http.common.provenance import json_response
 from server.http.generation.admitted import Admitted
 from server.http.generation.pieces import Piece
 
@@ -23,53 +23,62 @@ _HEADERS = [
 HEAD: Message = {"type": "http.response.start", "status": 200, "headers": _HEADERS}
 
 
-class AnswerShape(Protocol):
-    def opening(self) -> bytes:
-        """Events before the first piece."""
+Events = bytes | Iterator[bytes]  # in pieces where an event may be long: it has the details of a prompt
 
-    def event(self, piece: Piece) -> bytes:
+
+class AnswerShape(Protocol):
+    """An answer in the form of a protocol, whole or streamed; it names the kernels where they are asked for."""
+
+    def opening(self, first: Piece) -> Events:
+        """Events that a stream begins with, those of its first piece among them."""
+
+    def event(self, piece: Piece) -> Events:
         """The events of a piece; may be empty."""
 
     def closing(self) -> bytes:
         """Events behind the last piece."""
 
-    def whole(self, pieces: Iterable[Piece]) -> bytes:
-        """The body of an answer that is no stream."""
+    def take(self, piece: Piece) -> None:
+        """Add a piece to an answer that is no stream."""
+
+    def whole(self) -> Events:
+        """The body of an answer that is no stream, behind its last piece."""
 
 
-class AnswerStream(Response):
-    """Writes pieces as events while they come. A slow client holds up its own reading only."""
+class EventStream(Response):
+    """Writes pieces as events while they come. A slow client holds up its own reading only: the engine's tokens of
+    the meantime are merged into the next piece, hence into one write."""
 
     def __init__(
-        self,
-        shape: AnswerShape,
-        first: Piece,
-        rest: AsyncGenerator[Piece],
-        *,
-        provenance: Callable[[], Provenance] | None,
+        self, shape: AnswerShape, first: Piece, rest: AsyncGenerator[Piece], direct: DirectStream | None
     ) -> None:
-        """first       has come already, so that what fails before it gets a status of its own
-        provenance  is called at the end, for the last event"""
+        """first, rest  the pieces that did not go to the `direct` stream; the first has come already, so that what
+        fails before it gets a status of its own"""
         self.background = None  # Response's other attributes are about bodies of a known length
         self._shape = shape
         self._first = first
         self._rest = rest
-        self._provenance = provenance
+        self._direct = direct
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 -- the guard watches
-        shape = self._shape
+        shape, direct = self._shape, self._direct
         send = send_of(scope)  # past two frames of the framework for each event
-        await send(HEAD)
-        body = shape.opening() + shape.event(self._first)
-        await send({"type": "http.response.body", "body": body, "more_body": True})
-        await write_rest(send, self._rest, shape.event, self._last)
+        if direct is not None and direct.is_open:
+            events = shape.event(self._first)
+        else:
+            await send(HEAD)
+            events = shape.opening(self._first)
+        await _send_events(send, events)
+        if direct is not None:
+            direct.is_open = True
+        await asyncio.sleep(0)  # the loop writes when this task pauses, so before what is left to do for a first token
+        async for piece in self._rest:
+            await _send_events(send, shape.event(piece))
+        await send({"type": "http.response.body", "body": shape.closing()})
+        await asyncio.sleep(0)  # so too before the log and the metrics of its end
 
-    def _last(self) -> bytes:
-        last = self._shape.closing()
-        return last if self._provenance is None else with_provenance(last, self._provenance())
 
-
-async def send_events(send: Send, events: bytes | Iterator[bytes]) -> None:
+async def _send_events(send: Send, events: Events) -> None:
     """Send events, whole or in pieces, of a stream that goes on; nothing for none."""
     if not isinstance(events, bytes):
         await send_pieces(send, events, more_body=True)
@@ -77,31 +86,14 @@ async def send_events(send: Send, events: bytes | Iterator[bytes]) -> None:
         await send({"type": "http.response.body", "body": events, "more_body": True})
 
 
-async def write_rest(
-    send: Send,
-    rest: AsyncGenerator[Piece],
-    events_of: Callable[[Piece], bytes | Iterator[bytes]],
-    last: Callable[[], bytes],
-) -> None:
-    """Write the events of all pieces behind the first, and those of the end."""
-    await asyncio.sleep(0)  # the loop writes when this task pauses, so before what is left to do for a first token
-    async for piece in rest:
-        await send_events(send, events_of(piece))
-    await send({"type": "http.response.body", "body": last()})
-    await asyncio.sleep(0)  # so too before the log and the metrics of its end
-
-
-async def answered(request: Request, it: Admitted[Any], shape: AnswerShape, *, names_kernels: bool) -> Response:
-    """Answer an admitted request of one prompt, whole or as a stream.
-
-    names_kernels  whether its body asks for the kernels that serve it
-    """
-    provenance = it.provenance(request.scope, names_kernels)
-    answer = it.answer()
+async def answered(it: Admitted[Any], shape: AnswerShape, direct: DirectStream | None = None) -> Response:
+    """Answer an admitted request, whole or as a stream. `direct`: as `Admitted.answer` takes it."""
+    answer = it.answer(direct)
     if it.prepared.is_stream:
-        return AnswerStream(shape, await anext(answer), answer, provenance=provenance)
-    body = shape.whole([piece async for piece in answer])
-    return json_response(body, provenance)
+        return EventStream(shape, await anext(answer), answer, direct)
+    async for piece in answer:
+        shape.take(piece)
+    return json_response(shape.whole())
 
 
 def named_event(event: Mapping[str, Any]) -> bytes:

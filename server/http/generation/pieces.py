@@ -36,19 +36,29 @@ class Piece:
         return [ContentText(self.text), *self.deltas] if self.text else self.deltas
 
 
-def joined(pieces: Sequence[Piece]) -> Piece:
-    """All pieces of one answer, at least one, as one whose deltas have its text too."""
-    deltas: list[Delta] = []
-    for piece in pieces:
-        deltas += piece.all_deltas
-    return Piece(
-        pieces[0].index,
-        "".join(piece.text for piece in pieces),
-        pieces[-1].finish_reason,
-        [token_id for piece in pieces for token_id in piece.token_ids],
-        [scores for piece in pieces for scores in piece.scores],
-        deltas,
-    )
+class Gathered:
+    """All pieces of one answer."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+        self._texts: list[str] = []
+        self._finish_reason: str | None = None
+        self._token_ids: list[int] = []
+        self._scores: list[TokenScores] = []
+        self._deltas: list[Delta] = []
+
+    def add(self, piece: Piece) -> None:
+        self._texts.append(piece.text)
+        self._finish_reason = piece.finish_reason
+        self._token_ids += piece.token_ids
+        self._scores += piece.scores
+        self._deltas += piece.deltas
+
+    @property
+    def piece(self) -> Piece:
+        """All pieces as one."""
+        text = "".join(self._texts)
+        return Piece(self._index, text, self._finish_reason, self._token_ids, self._scores, self._deltas)
 
 
 async def pieces(

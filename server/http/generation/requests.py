@@ -210,6 +210,11 @@ class GenerationRequest(RequestModel):
         return True
 
     @property
+    def may_call(self) -> bool:
+        """True where the model has tools that it may call."""
+        return False
+
+    @property
     def stops(self) -> tuple[str, ...]:
         """The stop strings."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())

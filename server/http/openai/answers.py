@@ -2,14 +2,18 @@
 
 import abc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import chain
+from typing import ClassVar
 
 import msgspec
 
 from server.http.common.json_pieces import json_pieces
-from server.http.generation.pieces import Piece
+from server.http.common.provenance import Namer, named_pieces
+from server.http.generation.event_stream import Events
+from server.http.generation.pieces import Gathered, Piece
+from server.http.generation.usage import Usage
 from server.http.openai.details import Details, Fields
 from server.text.answer.deltas import (
     Answer,
@@ -22,46 +26,33 @@ from server.text.answer.deltas import (
     whole_answer,
 )
 
-DONE = b"data: [DONE]\n\n"
-Events = bytes | Iterator[bytes]  # in pieces where an event may be long: it has the details of a prompt
+_DONE = b"data: [DONE]\n\n"
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int  # of the prompt, not computed again
-    reasoning_tokens: int | None = None  # of the completion; None where the answer is not parsed
-
-    def as_dict(self) -> dict[str, Any]:
-        total = self.prompt_tokens + self.completion_tokens
-        details: dict[str, Any] = {"reasoning_tokens": self.reasoning_tokens}
-        return ({} if self.reasoning_tokens is None else {"completion_tokens_details": details}) | {
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.completion_tokens,
-            "total_tokens": total,
-            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
-        }
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerFormat(abc.ABC):
-    """The bytes of one request's answer, written by msgspec: a token's event in 1 us. `responses` documents them."""
+    """The bytes of one request's answer, written by msgspec: a token's event in 1 us. `schemas` documents them."""
+
+    prefix: ClassVar[str]  # of an answer's id
+    chunk_kind: ClassVar[str]
+    whole_kind: ClassVar[str]
 
     unique_id: str
     model: str
-    has_usage_chunk: bool  # then every chunk has a usage, null but in the last
+    usage: Callable[[], Usage]  # so far
+    has_usage_chunk: bool = False  # then every chunk has a usage, null but in the last
+    has_usage_in_each: bool = False
+    has_reasoning_count: bool = False  # in the usage
     system_fingerprint: str | None = None
     details: Details | None = None  # of the answer's tokens, where the request asks for them
     may_call: bool = False  # the model has tools: an answer may have calls and no content
-    usage_now: Callable[[], Usage] | None = None  # where every chunk has the usage so far
     created: int = field(default_factory=lambda: int(time.time()))
     _around: dict[int, tuple[bytes, bytes]] = field(default_factory=dict)  # by choice: an event but for its text
 
     @property
     def is_plain(self) -> bool:
         """Return whether a chunk has nothing that changes but its text."""
-        return self.details is None and self.usage_now is None
+        return self.details is None and not self.has_usage_in_each
 
     @abc.abstractmethod
     def opening(self, num_choices: int) -> bytes:
@@ -79,16 +70,23 @@ class AnswerFormat(abc.ABC):
     def opened(self, first: Piece) -> Events:
         """The events of the first piece, never empty: a reader must see that the first token is there."""
 
-    @abc.abstractmethod
-    def usage_event(self, usage: Usage) -> bytes: ...
+    def usage_event(self) -> bytes:
+        """The event behind those of the pieces."""
+        return b"".join(self._chunk_pieces([], usage=self.usage()))
+
+    def whole(self, pieces: Iterable[Piece]) -> Iterator[bytes]:
+        """The body of an answer that is no stream, in pieces; of one piece a choice, in their order."""
+        choices: list[Fields] = []
+        beside: Fields = {}
+        for each in pieces:
+            piece, more, others = self._detailed(each)
+            choices.append(self._whole_choice(piece) | more)
+            beside |= others
+        return json_pieces(self._head(self.whole_kind, choices) | {"usage": self._counts(self.usage())} | beside)
 
     @abc.abstractmethod
-    def whole(self, answers: list[Answer], finish_reasons: list[str], usage: Usage) -> bytes:
-        """The body of an answer that is no stream."""
-
-    @abc.abstractmethod
-    def whole_with_details(self, pieces: list[Piece], usage: Usage) -> Iterator[bytes]:
-        """The same in pieces, with details: of one piece a choice, in their order."""
+    def _whole_choice(self, piece: Piece) -> Fields:
+        """A choice of a whole answer."""
 
     def _detailed(self, piece: Piece) -> tuple[Piece, Fields, Fields]:
         """The piece as it is given out, more fields of its choice, and fields beside the choices."""
@@ -96,39 +94,29 @@ class AnswerFormat(abc.ABC):
 
     def _text_event(self, index: int, text: str, empty: Callable[[int], bytes], mark: bytes) -> bytes:
         """The event `empty` makes, with `text` where it has `mark` and nothing; most of it is made once a stream."""
-        around = None if self.usage_now is not None else self._around.get(index)
+        around = None if self.has_usage_in_each else self._around.get(index)
         if around is None:  # inside a string the mark's quotes would be escaped
             head, _, tail = empty(index).partition(mark + b'""')
             around = self._around[index] = head + mark, tail
         return b"".join((around[0], msgspec.json.encode(text), around[1]))
 
-    def _chunk(
-        self, kind: str, prefix: str, choices: list[Fields], usage: Usage | None = None, beside: Fields | None = None
-    ) -> bytes:
-        return b"".join(self._chunk_pieces(kind, prefix, choices, usage, beside))
+    def _chunk(self, choice: Fields, beside: Fields | None = None) -> bytes:
+        return b"".join(self._chunk_pieces([choice], beside=beside))
 
     def _chunk_pieces(
-        self, kind: str, prefix: str, choices: list[Fields], usage: Usage | None = None, beside: Fields | None = None
+        self, choices: list[Fields], *, usage: Usage | None = None, beside: Fields | None = None
     ) -> Iterator[bytes]:
-        body = self._head(kind, prefix, choices) | (beside or {})
-        if usage is None and self.usage_now is not None:
-            usage = self.usage_now()
+        body = self._head(self.chunk_kind, choices) | (beside or {})
+        if usage is None and self.has_usage_in_each:
+            usage = self.usage()
         if self.has_usage_chunk or usage is not None:
-            body["usage"] = usage.as_dict() if usage else None
+            body["usage"] = self._counts(usage) if usage else None
         return json_pieces(body, before=b"data: ", behind=b"\n\n")
 
-    def _whole(self, kind: str, prefix: str, choices: list[Fields], usage: Usage) -> bytes:
-        return msgspec.json.encode(self._body(kind, prefix, choices, usage))
-
-    def _body(
-        self, kind: str, prefix: str, choices: list[Fields], usage: Usage, beside: Fields | None = None
-    ) -> Fields:
-        return self._head(kind, prefix, choices) | {"usage": usage.as_dict()} | (beside or {})
-
-    def _head(self, kind: str, prefix: str, choices: list[Fields]) -> Fields:
+    def _head(self, kind: str, choices: list[Fields]) -> Fields:
         """The fields of a chunk and of a whole answer alike."""
         return {
-            "id": f"{prefix}-{self.unique_id}",
+            "id": f"{self.prefix}-{self.unique_id}",
             "object": kind,
             "created": self.created,
             "model": self.model,
@@ -136,8 +124,20 @@ class AnswerFormat(abc.ABC):
             "choices": choices,
         }
 
+    def _counts(self, usage: Usage) -> Fields:
+        reasoning = {"completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens}}
+        return (reasoning if self.has_reasoning_count else {}) | {
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        }
+
 
 class CompletionFormat(AnswerFormat):
+    prefix = "cmpl"
+    chunk_kind = whole_kind = "text_completion"
+
     def opening(self, num_choices: int) -> bytes:  # noqa: ARG002 -- a chat's role
         return b""
 
@@ -151,30 +151,23 @@ class CompletionFormat(AnswerFormat):
         return self._text_event(index, text, self._empty, b'"text":')
 
     def _empty(self, index: int) -> bytes:
-        return self._chunk("text_completion", "cmpl", [_text_choice(index, "", None)])
+        return self._chunk(_text_choice(index, "", None))
 
     def opened(self, first: Piece) -> Events:
         if first.finish_reason is None and self.details is None:
             return self.text_event(first.index, first.text)
-        return self._chunk_pieces("text_completion", "cmpl", [self._choice(first)])
+        piece, more, _ = self._detailed(first)
+        return self._chunk_pieces([self._whole_choice(piece) | more])
 
-    def usage_event(self, usage: Usage) -> bytes:
-        return self._chunk("text_completion", "cmpl", [], usage)
-
-    def whole(self, answers: list[Answer], finish_reasons: list[str], usage: Usage) -> bytes:
-        both = zip(answers, finish_reasons, strict=True)
-        choices = [_text_choice(i, it.content, reason) for i, (it, reason) in enumerate(both)]
-        return self._whole("text_completion", "cmpl", choices, usage)
-
-    def whole_with_details(self, pieces: list[Piece], usage: Usage) -> Iterator[bytes]:
-        return json_pieces(self._body("text_completion", "cmpl", [self._choice(piece) for piece in pieces], usage))
-
-    def _choice(self, piece: Piece) -> Fields:
-        piece, more, _ = self._detailed(piece)
-        return _text_choice(piece.index, piece.text, piece.finish_reason) | more
+    def _whole_choice(self, piece: Piece) -> Fields:
+        return _text_choice(piece.index, piece.text, piece.finish_reason)
 
 
 class ChatFormat(AnswerFormat):
+    prefix = "chatcmpl"
+    chunk_kind = "chat.completion.chunk"
+    whole_kind = "chat.completion"
+
     def opening(self, num_choices: int) -> bytes:
         content = None if self.may_call else ""  # clients show a text, be it empty, as a part of the answer
         return b"".join(self._delta(i, {"role": "assistant", "content": content}, None) for i in range(num_choices))
@@ -199,27 +192,6 @@ class ChatFormat(AnswerFormat):
     def opened(self, first: Piece) -> bytes:
         return self.event(first)  # the role went before it
 
-    def usage_event(self, usage: Usage) -> bytes:
-        return self._chunk("chat.completion.chunk", "chatcmpl", [], usage)
-
-    def whole(self, answers: list[Answer], finish_reasons: list[str], usage: Usage) -> bytes:
-        choices = [
-            {"index": i, "message": _message(answer), "logprobs": None, "finish_reason": reason}
-            for i, (answer, reason) in enumerate(zip(answers, finish_reasons, strict=True))
-        ]
-        return self._whole("chat.completion", "chatcmpl", choices, usage)
-
-    def whole_with_details(self, pieces: list[Piece], usage: Usage) -> Iterator[bytes]:
-        choices: list[Fields] = []
-        beside: Fields = {}
-        for piece in pieces:
-            _, more, others = self._detailed(piece)
-            message = _message(whole_answer([*piece.deltas]))
-            choice = {"index": piece.index, "message": message, "logprobs": None, "finish_reason": piece.finish_reason}
-            choices.append(choice | more)
-            beside |= others
-        return json_pieces(self._body("chat.completion", "chatcmpl", choices, usage, beside))
-
     def text_event(self, index: int, text: str) -> bytes:
         return self._text_event(index, text, self._empty, b'"content":')
 
@@ -235,14 +207,55 @@ class ChatFormat(AnswerFormat):
         beside: Fields | None = None,
     ) -> bytes:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason, **(more or {})}
-        return self._chunk("chat.completion.chunk", "chatcmpl", [choice], beside=beside)
+        return self._chunk(choice, beside)
+
+    def _whole_choice(self, piece: Piece) -> Fields:
+        message = _message(whole_answer([*piece.all_deltas]))
+        return {"index": piece.index, "message": message, "logprobs": None, "finish_reason": piece.finish_reason}
 
 
-def _text_choice(index: int, text: str, finish_reason: str | None) -> dict[str, Any]:
+class AllChoices:
+    """The answers to one request, as its stream's events or as one body."""
+
+    def __init__(self, shape: AnswerFormat, num_choices: int, name: Namer) -> None:
+        """`name`: adds the kernels to the last chunk, or to the body."""
+        self._shape = shape
+        self._name = name
+        self._num_choices = num_choices
+        self._num_open = num_choices
+        self._gathered = [Gathered(index) for index in range(num_choices)]
+
+    def opening(self, first: Piece) -> Events:
+        opening, events = self._shape.opening(self._num_choices), self._named(first, self._shape.opened(first))
+        return opening + events if isinstance(events, bytes) else chain((opening,), events)
+
+    def event(self, piece: Piece) -> Events:
+        return self._named(piece, self._shape.event(piece))
+
+    def closing(self) -> bytes:
+        return (self._name(self._shape.usage_event()) if self._shape.has_usage_chunk else b"") + _DONE
+
+    def take(self, piece: Piece) -> None:
+        self._gathered[piece.index].add(piece)
+
+    def whole(self) -> Events:
+        return named_pieces(self._shape.whole(it.piece for it in self._gathered), self._name)
+
+    def _named(self, piece: Piece, events: Events) -> Events:
+        """The events of a piece; those of the last end with the stream's last chunk, but for one with the usage."""
+        if piece.finish_reason is None:
+            return events
+        self._num_open -= 1
+        if self._num_open or self._shape.has_usage_chunk:
+            return events
+        return self._name(events) if isinstance(events, bytes) else named_pieces(events, self._name)
+
+
+def _text_choice(index: int, text: str, finish_reason: str | None) -> Fields:
     return {"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason}
 
 
-def _function(name: str, arguments: str) -> dict[str, Any]:
+def _function(name: str, arguments: str) -> Fields:
     return {"function": {"name": name, "arguments": arguments}}
 
 
@@ -262,10 +275,10 @@ def _fields(delta: Delta) -> Fields:
             return {}
 
 
-def _message(answer: Answer) -> dict[str, Any]:
+def _message(answer: Answer) -> Fields:
     """The message of a whole answer. It has no content where it has calls and nothing else."""
     content = None if answer.calls and not answer.content else answer.content
-    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+    message: Fields = {"role": "assistant", "content": content, "refusal": None}
     if answer.reasoning:
         message |= {"reasoning_content": answer.reasoning, "reasoning": answer.reasoning}
     if answer.calls:

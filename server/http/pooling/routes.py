@@ -64,7 +64,7 @@ def _embedding_routes(edge: Edge, pooling: PoolingModel) -> APIRouter:
         """Return an embedding of each text."""
         it = await admitted(edge, request, route=EMBEDDINGS[0], operation="embeddings", prepare=prepare)
         fields = it.prepared.fields
-        provenance, vectors = it.provenance(request.scope, fields.hallmark), await _vectors(it)
+        name, vectors = it.namer(request.scope, fields.hallmark), await _vectors(it)
         body = await embedding_list(
             vectors,
             edge.model,
@@ -73,7 +73,7 @@ def _embedding_routes(edge: Edge, pooling: PoolingModel) -> APIRouter:
             normalizes=pooling.normalizes,
             is_base64=fields.encoding_format == "base64",
         )
-        return json_response(body, provenance)
+        return json_response(name(body))
 
     return router
 
@@ -112,16 +112,16 @@ def _score_routes(edge: Edge, pooling: PoolingModel) -> APIRouter:
     async def score(request: Request) -> Response:
         """Return how probably each document is relevant to its query."""
         it = await admitted(edge, request, route=SCORE[0], operation="score", prepare=prepare_score)
-        provenance = it.provenance(request.scope, it.prepared.fields.hallmark)
+        name = it.namer(request.scope, it.prepared.fields.hallmark)
         scores = [probability_of(pooled) for pooled in await _vectors(it)]
         body = score_list(scores, it.context.unique_id, edge.model, it.record.num_prompt_tokens)
-        return json_response(body, provenance)
+        return json_response(name(body))
 
     async def rerank(request: Request) -> Response:
         """Return documents in the order of their relevance to a query."""
         it = await admitted(edge, request, route=RERANK[0], operation="rerank", prepare=prepare_rerank)
         fields = it.prepared.fields
-        provenance = it.provenance(request.scope, fields.hallmark)
+        name = it.namer(request.scope, fields.hallmark)
         scores = [probability_of(pooled) for pooled in await _vectors(it)]
         body = reranked(
             scores,
@@ -131,7 +131,7 @@ def _score_routes(edge: Edge, pooling: PoolingModel) -> APIRouter:
             it.record.num_prompt_tokens,
             fields.top_n or len(scores),
         )
-        return json_response(body, provenance)
+        return json_response(name(body))
 
     for path in SCORE:
         router.add_api_route(

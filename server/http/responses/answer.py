@@ -1,12 +1,13 @@
 """The answer of /v1/responses as it grows: its items, and the events that report them to a client."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
 
 from server.errors import HallmarkError
+from server.http.common.provenance import Namer
 from server.http.generation.event_stream import named_event
 from server.http.generation.pieces import Piece
 from server.http.generation.usage import Usage
@@ -46,12 +47,15 @@ class ResponseFormat:
         *,
         tools: ToolSet,
         usage: Callable[[], Usage],
+        name: Namer,
         ended: Callable[[bytes, list[dict[str, Any]]], None],
     ) -> None:
-        """`ended` is called with the JSON of an answer that is whole, and with its items."""
+        """name   adds the kernels where they are asked for
+        ended  is called with the JSON of an answer that is whole, and with its items"""
         self.response_id = f"resp_{unique_id}"
         self._unique_id = unique_id
         self._usage = usage
+        self._name = name
         self._ended = ended
         self._tools = tools
         self._items: list[dict[str, Any]] = []
@@ -61,25 +65,25 @@ class ResponseFormat:
         self._finish_reason: str | None = None
         self._fixed = _fixed_fields(self.response_id, fields, sampling, model, tools)
 
-    def opening(self) -> bytes:
+    def opening(self, first: Piece) -> bytes:
         response = self._response("in_progress")
-        return self._event_bytes({"type": "response.created", "response": response}) + self._event_bytes(
-            {"type": "response.in_progress", "response": response}
-        )
+        kinds = ("response.created", "response.in_progress")
+        begun = [self._event_bytes({"type": kind, "response": response}) for kind in kinds]
+        return b"".join(begun) + self.event(first)
 
     def event(self, piece: Piece) -> bytes:
         return b"".join([self._event_bytes(event) for event in self._events(piece)])
 
     def closing(self) -> bytes:
         response = self._end()
-        return self._event_bytes({"type": f"response.{response['status']}", "response": response})
+        return self._name(self._event_bytes({"type": f"response.{response['status']}", "response": response}))
 
-    def whole(self, pieces: Iterable[Piece]) -> bytes:
-        """The body of an answer that is no stream."""
-        for piece in pieces:
-            for _ in self._events(piece):
-                pass
-        return msgspec.json.encode(self._end())
+    def take(self, piece: Piece) -> None:
+        for _ in self._events(piece):
+            pass
+
+    def whole(self) -> bytes:
+        return self._name(msgspec.json.encode(self._end()))
 
     def failed(self, error: HallmarkError, ids: Mapping[str, str]) -> bytes:
         """The last events of a stream that fails."""

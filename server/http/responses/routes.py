@@ -95,10 +95,11 @@ def routes(edge: Edge) -> APIRouter:
             edge.model,
             tools=asked.tools,
             usage=lambda: usage_of(it.record),
+            name=it.namer(request.scope, asked.fields.hallmark),
             ended=ended,
         )
         context.dialect = replace(context.dialect, event=shape.failed)
-        return await answered(request, it, shape, names_kernels=asked.fields.hallmark)
+        return await answered(it, shape)
 
     @router.get(
         RESPONSES + "/{response_id}",
