@@ -204,7 +204,7 @@ class RequestTimeout(RequestError):
 
 
 class TimeLimitReached(RequestError):
-    """The answer took longer than the request's own `timeout`. OpenAI's clients send it again unless told not to."""
+    """The answer took longer than the request's own `timeout`. OpenAI's clients send it again unless forbidden."""
 
     status = 408
     code = "request_timeout"

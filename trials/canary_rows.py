@@ -140,7 +140,7 @@ class FirstTokens:
 def set_wait(slow: Server, file: Path, num_tokens: int) -> dict[str, float]:
     """Write into `file` what makes the first token `SLOWDOWN` times as late, and say what it does.
 
-    A sleep is longer than it is told, and the engine looks for work another while: so the wait is set by its effect.
+    A sleep is longer than asked for, and the engine looks for work another while: so the wait is set by its effect.
     """
     with closing(FirstTokens(slow, num_tokens)) as first_tokens:
         wait_s, found = 0.0, {}

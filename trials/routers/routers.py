@@ -1,11 +1,11 @@
-"""The foreign routers that `make test-routers` runs, each with how it is told of two servers, and started."""
+"""The foreign routers that `make test-routers` runs, each with its configuration for two servers, and its start."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-_INTERVAL_S = 1  # between two scrapes, where a router can be told
+_INTERVAL_S = 1  # between two scrapes, where a router has such a setting
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from qualification.measure.trials.failures import loss_of
 
 logger = logging.getLogger(__name__)
 
-_END_S = 20.0  # until a rank that was told to end is killed
+_END_S = 20.0  # until a rank that was asked to end is killed
 WORKER = "qualification.measure.ranks.rank_worker"
 Pair = tuple[AnyShape, AnyPath]
 

@@ -104,12 +104,12 @@ def _offered_tools(fields: CountTokensRequest) -> list[ClientTool]:
 
 
 def left_out(fields: CountTokensRequest) -> list[str]:
-    """The types of the tools that the model is not told of: a server would have to run them."""
+    """The types of the tools that the model does not see: a server would have to run them."""
     return list(dict.fromkeys(tool.type for tool in fields.tools if isinstance(tool, ServerTool)))
 
 
 def _check_choice(choice: FreeToolChoice | FixedToolChoice, tools: Sequence[ClientTool | ServerTool]) -> None:
-    """Raises UnsupportedField where the model would have to call a tool that it is not told of."""
+    """Raises UnsupportedField where the model would have to call a tool that it does not see."""
     if choice.type not in ("any", "tool"):
         return
     named = choice.name if isinstance(choice, FixedToolChoice) else None

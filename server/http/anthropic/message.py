@@ -37,7 +37,7 @@ class MessageFormat:
     ) -> None:
         """name            adds the kernels where they are asked for
         applied_edits   of the conversation; None where the request asks for none
-        left_out_tools  types of tools that the model was not told of
+        left_out_tools  types of tools that the model did not see
         hides_thinking  whether signatures hold the thinking, which is empty
         has_less_room   whether the context holds fewer tokens than `max_tokens`"""
         self._reasons = _STOP_REASONS | ({"length": "model_context_window_exceeded"} if has_less_room else {})

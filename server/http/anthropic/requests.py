@@ -48,7 +48,7 @@ class TextBlock(CachedModel):
 
 
 class ToolReferenceBlock(CachedModel):
-    """A deferred tool that the client's search has found: from here on the model is told of it."""
+    """A deferred tool that the client's search has found: from here on the model sees it."""
 
     type: Literal["tool_reference"]
     tool_name: _Name
@@ -184,7 +184,7 @@ class ClientTool(CachedModel):
     input_schema: JsonObject
     strict: bool = False
     defer_loading: bool = Field(
-        False, description="Whether the model is told of the tool only behind a `tool_reference` to it."
+        False, description="Whether the model sees the tool only behind a `tool_reference` to it."
     )
 
 
@@ -210,7 +210,7 @@ _SERVER_TOOLS = (
 
 
 class ServerTool(RequestModel):
-    """A tool that Anthropic's servers run. The model is not told of it, whatever its options are."""
+    """A tool that Anthropic's servers run. The model does not see it, whatever its options are."""
 
     is_open: ClassVar[bool] = True
 
@@ -430,10 +430,10 @@ class CountTokensRequest(RequestModel):
         "joined by newlines.",
         examples=[[{"role": "user", "content": "Tell me a story."}]],
     )
-    system: _Texts | None = Field(None, description="What the model is told before the conversation.")
+    system: _Texts | None = Field(None, description="Text before the conversation, as a system message.")
     tools: Annotated[list[_AnyTool], Field(max_length=MAX_TOOLS, fail_fast=True)] = Field(
         default_factory=list,
-        description="Tools that the model may ask the client to call. The model is not told of tools that Anthropic's "
+        description="Tools that the model may ask the client to call. The model does not see tools that Anthropic's "
         "servers run; `left_out_tools` of the answer names them.",
     )
     tool_choice: _ToolChoice | None = Field(None, description="Whether the model may, must or must not call a tool.")
@@ -441,7 +441,8 @@ class CountTokensRequest(RequestModel):
         None, description="Whether the model reasons before it answers, where it can do both. Default: `disabled`."
     )
     output_config: OutputConfig | None = Field(
-        None, description="How much the model reasons, where it can be told, and a schema that binds the answer."
+        None,
+        description="How much the model reasons, where its template can say so, and a schema that binds the answer.",
     )
     chat_template_kwargs: ChatTemplateKwargs = None
     cache_control: CacheControl | None = Field(None, description=f"{NO_EFFECT}: prompts are cached anyway.")

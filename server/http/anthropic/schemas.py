@@ -72,7 +72,7 @@ class MessageAnswer(Schema):
     stop_sequence: str | None
     usage: MessageUsage
     context_management: EditsApplied | None = _EDITS
-    left_out_tools: list[str] | None = Field(None, description="Types of tools that the model was not told of.")
+    left_out_tools: list[str] | None = Field(None, description="Types of tools that the model did not see.")
     hallmark: Provenance | None = PROVENANCE
 
 

@@ -105,7 +105,7 @@ class ChatRequest(GenerationRequest):
         description="Functions that the model may call. Its chat template tells of them, or else the system's message.",
     )
     tool_choice: ToolChoice | None = Field(
-        None, description="`none`: the model is told of no tools. `required` and a name bind the answer to a call."
+        None, description="`none`: the model sees no tools. `required` and a name bind the answer to a call."
     )
     parallel_tool_calls: bool = Field(True, description="Whether an answer may have more than one call.")
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(

@@ -65,7 +65,7 @@ class TokenizeRequest(RequestModel):
         None, description="Whether messages end with the opening of an answer; not with `continue_final_message`."
     )
     continue_final_message: ContinueFinalMessage = False
-    tools: ToolList | None = Field(None, description="Functions that the model is told of; only with messages.")
+    tools: ToolList | None = Field(None, description="Functions that the model sees; only with messages.")
     chat_template_kwargs: JsonObject | None = Field(None, description="As in a chat; only with messages.")
 
 

@@ -250,7 +250,7 @@ def _fixed_fields(
         "text": {"format": {"type": "text"} if wanted is None else wanted.model_dump(by_alias=True)}
         | ({} if text is None or text.verbosity is None else {"verbosity": text.verbosity}),
         "tool_choice": "auto" if choice is None else choice if isinstance(choice, str) else choice.model_dump(),
-        "tools": tools.told,
+        "tools": tools.visible,
         "top_logprobs": 0,
         "top_p": sampling.top_p if fields.top_p is None else fields.top_p,
         "truncation": "disabled",

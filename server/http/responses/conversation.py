@@ -88,7 +88,7 @@ def _messages(items: Iterable[Item]) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     own: dict[str, Any] | None = None  # the assistant's message that is not over
     for item in items:
-        if isinstance(item, AdditionalToolsItem):  # which the model is told of at the beginning
+        if isinstance(item, AdditionalToolsItem):  # which the model sees at the beginning
             continue
         if isinstance(item, CallOutputItem | SearchOutputItem):
             own = None

@@ -150,7 +150,7 @@ class ReasoningItem(RequestModel):
 
 
 _ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]
-# All tools are told to the model at once, so there is nothing to defer.
+# The model sees all tools at once, so there is nothing to defer.
 _OF_TOOLS: Mapping[str, tuple[object, ...]] = {
     "allowed_callers": (["direct"],),
     "async": (False,),
@@ -197,7 +197,7 @@ class CustomTool(RequestModel):
             Discriminator(_CUSTOM_FORMATS.tag_of, custom_error_type="wrong_type", custom_error_message="an object"),
         ]
         | None
-    ) = Field(None, description="The model is told a grammar, which does not bind it.")
+    ) = Field(None, description="The model reads a grammar, which does not bind it.")
 
 
 _INNER_TOOLS = Variants({"function": FunctionTool, "custom": CustomTool})
@@ -241,7 +241,7 @@ _HOSTED = (
 
 
 class HostedTool(RequestModel):
-    """A tool that OpenAI's servers run. The model is not told of it, whatever its options are."""
+    """A tool that OpenAI's servers run. The model does not see it, whatever its options are."""
 
     is_open: ClassVar[bool] = True
 
@@ -499,7 +499,7 @@ class ResponsesRequest(RequestModel):
         description="A text of the user, or messages, calls of functions, their outputs and reasoning, in their order.",
         examples=["Tell me a story."],
     )
-    instructions: Text | None = Field(None, description="What the model is told before the conversation, this time.")
+    instructions: Text | None = Field(None, description="Text before the conversation, as a system message, this time.")
     previous_response_id: _Name | None = Field(
         None, description="An answer that is stored: its conversation stands before the input."
     )
@@ -515,14 +515,14 @@ class ResponsesRequest(RequestModel):
     tools: ToolList = Field(
         default_factory=list,
         description="Functions that the model may ask the client to call, custom tools and namespaces of both. The "
-        "model is not told of tools that OpenAI's servers run; `metadata.left_out_tools` of the answer names them.",
+        "model does not see tools that OpenAI's servers run; `metadata.left_out_tools` of the answer names them.",
     )
     tool_choice: _ToolChoice | None = Field(
         None, description="Whether the model may, must or must not call a function, or which. Default: it may."
     )
     parallel_tool_calls: bool = Field(True, description="Whether the model may call several functions at once.")
     text: TextConfig | None = Field(None, description="The form of the answer: any text, or JSON, perhaps by a schema.")
-    reasoning: Reasoning | None = Field(None, description="How much the model reasons, where it can be told.")
+    reasoning: Reasoning | None = Field(None, description="How much the model reasons, where its template can say so.")
     include_reasoning: bool = Field(True, description="Whether the answer has the model's reasoning.")
     include: Annotated[list[Includable], Field(max_length=16, fail_fast=True)] | None = Field(
         None, description=f"{NO_EFFECT}: reasoning is given as it is, and no answer has the rest."

@@ -124,7 +124,7 @@ class ResponseAnswer(Schema):
     max_output_tokens: int | None
     max_tool_calls: None
     metadata: dict[str, str] = Field(
-        description="The request's, and `left_out_tools`: types of tools that the model was not told of."
+        description="The request's, and `left_out_tools`: types of tools that the model did not see."
     )
     parallel_tool_calls: bool
     previous_response_id: str | None

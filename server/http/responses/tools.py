@@ -88,13 +88,13 @@ class ToolSet:
         return [{"type": "function", "function": function} for function in self._functions.values()]
 
     @property
-    def told(self) -> list[dict[str, Any]]:
-        """The tools that the model is told of, as an answer repeats them."""
+    def visible(self) -> list[dict[str, Any]]:
+        """The tools that the model sees, as an answer repeats them."""
         return [_repeated(tool) for tool in self._tools if not _is_hosted(tool)]
 
     @property
     def left_out(self) -> list[str]:
-        """The types of tools that the model is not told of: a server would have to run them."""
+        """The types of tools that the model does not see: a server would have to run them."""
         return list(dict.fromkeys(kind for _, kind in self._hosted))
 
     def callee(self, flat: str) -> Callee:
