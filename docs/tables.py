@@ -1,4 +1,4 @@
-"""Write the tables and lists of the pages that the code knows better, and docs/metrics.md. Tests compare them.
+"""Write the tables and lists of the pages that follow from the code, and docs/metrics.md. Tests compare them.
 
 .venv/bin/python docs/tables.py
 """

@@ -8,8 +8,8 @@ HallmarkError
 |   |-- InvalidHttp            400    invalid_http          what came is not HTTP/1.1
 |   |-- InvalidHeader          400    invalid_header        Host or Authorization is missing, doubled or malformed
 |   |-- InvalidJson            400    invalid_json
-|   |-- UnknownField           400    unknown_field         a field that no version of the API has, or we do not know
-|   |-- UnsupportedField       400    unsupported_field     a field we know and do not implement
+|   |-- UnknownField           400    unknown_field         a field that no version of the API has
+|   |-- UnsupportedField       400    unsupported_field     a field of the API that is not implemented
 |   |-- InvalidValue           400    invalid_value         wrong type, or outside the stated limits
 |   |   |-- TemplateError      400    invalid_messages      the chat template refuses these messages
 |   |   |   `-- TemplateRefusal                          it raises; else it was stopped at a limit
@@ -307,7 +307,7 @@ def error_of_code(code: str | None, message: str | None) -> HallmarkError:
         InvalidGrammar,
         PromptTooLong,
         DeadlyPrompt,
-    )  # of what only the engine knows, such as the model's vocabulary
+    )  # of what only the engine has, such as the model's vocabulary
     for kind in (NonFiniteLogits, EngineDied, NotReady, ShuttingDown, DeadlineExceeded, SlowClient, *refusals):
         if kind.code == code:
             return kind(message or kind.code, retry_after_s=RETRY_AFTER_S if kind.status == 503 else None)

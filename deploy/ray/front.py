@@ -319,7 +319,7 @@ class _Created(msgspec.Struct):
 
 
 def _failed_response(answer: _Answer, ids: Mapping[str, str]) -> bytes:
-    """The last events of a stream of /v1/responses, numbered on: its clients know no others."""
+    """The last events of a stream of /v1/responses, numbered on: its clients read no others."""
     data = answer.begin.partition(b"data: ")[2].partition(b"\n")[0]
     created = msgspec.json.decode(data, type=_Created)
     events = enumerate(failed_events(created.response, _died(), ids), start=answer.num_events)

@@ -52,7 +52,7 @@ class Mxfp4Weights:
     down_scales     [E, H, I / 32] uint8
     gate_up_bias    [E, 2 * I] or None, in the model's dtype
     down_bias       [E, H] or None
-    has_large_scales  whether a scale is above 2 or NaN; True where nobody looked, which is right and slower
+    has_large_scales  whether a scale is above 2 or NaN; True where it was not looked for, which is right and slower
     Source: OCP Microscaling Formats 1.0.
     """
 

@@ -1,4 +1,4 @@
-"""Triton for the fused ops, where there is one: it exists for Linux only. Without it every op is its torch twin."""
+"""Triton for the fused ops, which exists for Linux only. Without it every op is its torch reference."""
 
 from dataclasses import dataclass
 from functools import lru_cache

@@ -130,7 +130,7 @@ class CublasLt:
         return int(self._library.cublasLtGetVersion())
 
     def algorithms(self, product: Product) -> list[Algorithm]:
-        """Return 8 to 16 algorithms, the likeliest to be fast first; none where the library knows no such product."""
+        """Return 8 to 16 algorithms, the likeliest to be fast first; none where the library has no such product."""
         proposed = {
             tuple(it.words): it for preference in self._preferences for it in self._proposed(product, preference)
         }

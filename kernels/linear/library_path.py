@@ -19,7 +19,7 @@ class RunProposed:
     """A product by one algorithm; what serves is chosen among all of them when the weights are there.
 
     index  among the algorithms that the library proposes for the number of rows, from 0 again where it is beyond them;
-           None for PyTorch's choice, which also computes what the library knows no algorithm for
+           None for PyTorch's choice, which also computes what the library has no algorithm for
     """
 
     index: int | None = 0

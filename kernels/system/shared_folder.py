@@ -13,7 +13,7 @@ _PATIENCE_S = 2.0  # the holder reads a file and writes it again: some 10 ms, mo
 def only_writer(folder: Path, *, patience_s: float = _PATIENCE_S) -> Iterator[None]:
     """Hold a folder's lock: a file that is read, extended and written inside loses no other process's additions.
 
-    Goes on all the same where another hangs inside, or the file system knows no locks: no server may stand still for
+    Goes on all the same where another hangs inside, or the file system has no locks: no server may stand still for
     this. Raises OSError where the folder, which is made if there is none, cannot be written to.
     """
     folder.mkdir(parents=True, exist_ok=True)

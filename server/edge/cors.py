@@ -25,7 +25,7 @@ _READABLE = (
 def cors_options(settings: Settings) -> dict[str, Any] | None:
     """Options of Starlette's CORSMiddleware; None where no origin is allowed.
 
-    A key comes in the header Authorization, which a page sends only if it knows the key: cookies and the like are
+    A key comes in the header Authorization, which a page sends only if it has the key: cookies and the like are
     never asked for. Raises SettingsError for an origin that is none, and for any origin beside keys.
     """
     if settings.allowed_origins is None:

@@ -73,7 +73,7 @@ _OPEN = ("additionalProperties", "patternProperties", "minProperties", "enum", "
 _NAMED = ("$defs", "definitions", "patternProperties", "properties")
 _SINGLE = ("additionalItems", "additionalProperties", "items")
 
-# Annotations of JSON schema 2020-12 that the library does not know.
+# Annotations of JSON schema 2020-12 that the library does not read.
 _LEFT_OUT = ("$dynamicAnchor", "$vocabulary", "contentEncoding", "contentMediaType", "contentSchema")
 
 # Days that the library takes and that there are: of leap years 29 February too.
@@ -193,7 +193,7 @@ def _limit_format(schema: dict[str, Any]) -> None:
 
 
 def _drop_neutral(schema: dict[str, Any]) -> None:
-    """Leave out keywords that the library does not know where every value passes them."""
+    """Leave out keywords that the library does not read where every value passes them."""
     for name in [name for name, value in schema.items() if name in _LEFT_OUT or _is_neutral(name, value, schema)]:
         del schema[name]
 

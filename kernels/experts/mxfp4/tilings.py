@@ -80,7 +80,7 @@ def codes_tiling(
 ) -> CodesTiling:
     """The tiling with as many stages as shared memory holds beside conversions of results and 1 KiB of barriers.
 
-    Triton knows a compiled kernel by the fields of its tiling: what is not one must follow from them.
+    Triton's cache finds a compiled kernel by the fields of its tiling: what is not one must follow from them.
     """
     registers, most, shared = _REGISTERS[tiles.consumers], None, _SHARED_BYTES
     if tiles.programs == 2:

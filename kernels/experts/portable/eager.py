@@ -1,4 +1,4 @@
-"""A mixture's products one expert after the other, by torch: what a CPU serves, and the twin of the kernels."""
+"""A mixture's products one expert after the other, by torch: what a CPU serves, and the reference of the kernels."""
 
 import torch
 import torch.nn.functional as F

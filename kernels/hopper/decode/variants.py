@@ -64,7 +64,7 @@ CLUSTER_STAGES: dict[int, int] = {64: 8, 128: 6, 256: 3}
 CLUSTER_BLOCK_N = 64  # keys of a tile: with 128 1 x 1k takes a seventh longer at 128, a tenth at 64
 MAX_HEAD_DIM = max(size for size, _ in TILINGS)
 LARGE_SEQS = 5  # sequences, at least, ...
-LARGE_TOKENS = 1 << 18  # ... and tokens of them all, as the host knows them, from which on a batch is large
+LARGE_TOKENS = 1 << 18  # ... and tokens of them all, by the host's bound, from which on a batch is large
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 A chunk of a few hundred tokens makes fewer tiles than the GPU has multiprocessors, and its context may be 100,000 keys
 long: then tiles are cut along their keys, so that all multiprocessors end at about the same time. Only the device
-knows the contexts, so the device decides; the host's bounds say whether it is asked, and how large the scratch is.
+has the contexts, so the device decides; the host's bounds say whether it is asked, and how large the scratch is.
 
 The plan holds two lists as in schedule.py, HEADER integers before each: row blocks, then what tiles are made of:
 row blocks and parts. Items end with a place in the scratch: of a row block's first part, of a part, or -1. Then come

@@ -65,7 +65,7 @@ class _TokenizerJson(msgspec.Struct):
 class TokenizerFiles:
     """Tokens of a model's folder.
 
-    named       name -> text, as chat templates know them: bos_token, eos_token, image_token, ...
+    named       name -> text, as chat templates name them: bos_token, eos_token, image_token, ...
     end_tokens  texts of eos_token in all files, each once
     added       tokens that tokenizer.json lacks, or has with other flags, in the order in which they get ids
     ids         of the added tokens of tokenizer.json, by text

@@ -183,7 +183,7 @@ class AnswerSyntax:
 def choose_syntax(template: ChatTemplate | None, calls: ToolCallParser, reasoning: ReasoningParser) -> AnswerSyntax:
     """The formats that flags name, or that a chat template shows where a flag is `auto`.
 
-    Raises SettingsError for a format of calls that a model cannot know, as its template has no place for tools, and for
+    Raises SettingsError for a format of calls that no prompt explains, as the template has no place for tools, and for
     gpt-oss's channels with another model's calls.
     """
     source, tool_source = (template.source, template.tool_source) if template is not None else ("", "")
