@@ -353,6 +353,7 @@ class Worker:
             ends = token_ids[token_ids.shape[0] - tensors.chosen_at.shape[0] :]  # the decode rows
             torch.where(tensors.is_pending, self.tokens.latest.index_select(0, tensors.chosen_at), ends, out=ends)
         self.mark(Part.FORWARD)
+        attention.plan()
         hidden = self.decoder.forward(Step(**tensors.tokens, kv=self.kv, attend=attention))
         if is_sampled:
             self.mark(Part.SAMPLE)

@@ -1,11 +1,12 @@
 """Attention of one step: what the decoder calls for each layer; every launch is counted by its choice."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from kernels.calls.batch import AttentionBatch
+from kernels.calls.plan import plan
 from kernels.vocabulary.operators import AnyShape
 from kernels.vocabulary.shape import Phase
 from qualification.decision.decision import Decision
@@ -39,10 +40,7 @@ class _Lane:
 
 @dataclass(slots=True)
 class _Part:
-    """`planned`: the part's batch, with plans that the layers of this step share; made when the first one is launched.
-
-    A step's own: a CUDA graph's batch outlives the step that captured it, and its plans must be nodes of the graph.
-    """
+    """`planned`: the part's batch with the plans that the layers of this step share; None: not to be launched now."""
 
     part: PhasePart
     lanes: dict[int | None, _Lane] = field(default_factory=dict)  # by window
@@ -84,8 +82,19 @@ class StepAttention:
             for part in parts
         ]
 
+    def plan(self) -> None:
+        """Plan the batch of each part for all layers: once a step, before the first one, where its launches go.
+
+        Inside of the capture of a CUDA graph, that is: its plans are nodes of the graph, whose batch outlives the step.
+        """
+        for entry in self._parts:
+            entry.planned = plan(entry.part.batch)
+
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
-        """Fill `out` [tokens, heads, head_dim] for q of its shape and packed k, v [tokens, kv_heads, head_dim]."""
+        """Fill `out` [tokens, heads, head_dim] for q of its shape and packed k, v [tokens, kv_heads, head_dim].
+
+        The step is planned before.
+        """
         if self._beat is not None:
             self._beat()
         is_alone = len(self._parts) == 1  # all rows are its own: a view of each would take 5 us (one core, torch 2.13)
@@ -163,8 +172,7 @@ class StepAttention:
     def _run(self, entry: _Part, layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
         flags = self._dispatcher.flags[layer]
         lane = entry.lanes[flags.window]
-        if entry.planned is None:
-            entry.planned = replace(entry.part.batch, plans={})
+        assert entry.planned is not None, "a step is planned before its first layer"
         while True:
             try:
                 self._dispatcher.call(lane.choice, q, k, v, entry.part, layer, out, planned=entry.planned)

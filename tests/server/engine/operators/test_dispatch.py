@@ -81,6 +81,7 @@ def step(subject: Dispatcher) -> tuple[StepAttention, list[list[float]]]:
     batch = Batch(tuple(sequences), (2, 2, 1), (2, 3, 4), tables, (0, 1, 2), num_prefill=1, num_extend=1)
     layers = tuple(KVLayer(torch.zeros(3, 4, 1, 4), torch.zeros(3, 4, 1, 4)) for _ in range(3))
     attention = StepAttention(subject, Inputs().load(batch).parts, layers)
+    attention.plan()
     outputs = []
     for layer in range(3):
         out = torch.full((5, 2, 4), torch.nan)
