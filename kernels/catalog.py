@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING, TypeVar
 
 from kernels.calls import launch
-from kernels.calls.prepared import Prepare
 from kernels.collective.paths import COLLECTIVE_PATHS, collective_paths_on
 from kernels.experts.paths import EXPERTS_PATHS
 from kernels.identity.source_digest import SourceDigests
@@ -39,9 +38,7 @@ def _digest(entry: str) -> str:
     return _SOURCES.of(f"kernels.{entry}")
 
 
-def _triton_path(
-    phase: Phase, run: RunAttention | None, *kernel_names: str, prepare: Prepare | None = None
-) -> KernelPath:
+def _triton_path(phase: Phase, run: RunAttention | None, *kernel_names: str) -> KernelPath:
     """A Triton path serves one phase, on any GPU since Ampere."""
     limits = Limits(
         devices=frozenset({Device.CUDA, Device.INTERPRETER}),
@@ -54,12 +51,10 @@ def _triton_path(
     )
     digest = _digest(f"portable.{phase.value}")
     # Its grid is a function of host bounds; what lies in them is read on the device.
-    return KernelPath(
-        f"triton.{phase.value}", Tier.FIRST, limits, digest, kernel_names, run, is_capturable=True, prepare=prepare
-    )
+    return KernelPath(f"triton.{phase.value}", Tier.FIRST, limits, digest, kernel_names, run, is_capturable=True)
 
 
-def _hopper_path(phase: Phase, run: RunAttention | None, prepare: Prepare | None = None) -> KernelPath:
+def _hopper_path(phase: Phase, run: RunAttention | None) -> KernelPath:
     """Return a Gluon path, limited to sm_90 (TMA, wgmma) and to tensor maps with rows of whole 16 bytes."""
     limits = Limits(
         devices=frozenset({Device.CUDA}),
@@ -84,11 +79,10 @@ def _hopper_path(phase: Phase, run: RunAttention | None, prepare: Prepare | None
         is_capturable=True,
         max_queries=_FEW_QUERIES if phase is Phase.DECODE else 1,
         alternatives=_DECODE_ALTERNATIVES if phase is Phase.DECODE else (),
-        prepare=prepare,
     )  # fmt: skip
 
 
-def _window_path(run: RunAttention | None, prepare: Prepare | None = None) -> KernelPath:
+def _window_path(run: RunAttention | None) -> KernelPath:
     """Return the Gluon path for short windows, whose limits are those of its variants."""
     limits = Limits(
         devices=frozenset({Device.CUDA}),
@@ -105,7 +99,7 @@ def _window_path(run: RunAttention | None, prepare: Prepare | None = None) -> Ke
     )
     return KernelPath(
         "gluon.prefill.window.hopper", Tier.FIRST, limits, _digest("hopper.window.launch"),
-        ("hallmark_gluon_window_prefill",), run, is_capturable=True, prepare=prepare,
+        ("hallmark_gluon_window_prefill",), run, is_capturable=True,
     )  # fmt: skip
 
 
@@ -128,26 +122,21 @@ def _bundled_paths() -> tuple[KernelPath, ...]:
             *(_triton_path(phase, None, f"hallmark_{phase.value}") for phase in PLANNED_PHASES),
         )
     from kernels.hopper.decode.launch import run_decode as run_hopper_decode
-    from kernels.hopper.decode.prepared import prepare_decode
     from kernels.hopper.extend.launch import run_extend as run_hopper_extend
-    from kernels.hopper.extend.prepared import prepare_extend
     from kernels.hopper.prefill.launch import run_prefill as run_hopper_prefill
-    from kernels.hopper.prefill.prepared import prepare_prefill
     from kernels.hopper.window.launch import run_window_prefill
-    from kernels.hopper.window.prepared import prepare_window_prefill
-    from kernels.portable import prepared
     from kernels.portable.decode import run_decode
     from kernels.portable.extend import run_extend
     from kernels.portable.prefill import run_prefill
 
     return (
-        _hopper_path(Phase.PREFILL, run_hopper_prefill, prepare_prefill),
-        _hopper_path(Phase.EXTEND, run_hopper_extend, prepare_extend),
-        _hopper_path(Phase.DECODE, run_hopper_decode, prepare_decode),
-        _window_path(run_window_prefill, prepare_window_prefill),
-        _triton_path(Phase.PREFILL, run_prefill, "hallmark_prefill", prepare=prepared.prepare_queries),
-        _triton_path(Phase.EXTEND, run_extend, "hallmark_extend", prepare=prepared.prepare_queries),
-        _triton_path(Phase.DECODE, run_decode, "hallmark_decode", prepare=prepared.prepare_decode),
+        _hopper_path(Phase.PREFILL, run_hopper_prefill),
+        _hopper_path(Phase.EXTEND, run_hopper_extend),
+        _hopper_path(Phase.DECODE, run_hopper_decode),
+        _window_path(run_window_prefill),
+        _triton_path(Phase.PREFILL, run_prefill, "hallmark_prefill"),
+        _triton_path(Phase.EXTEND, run_extend, "hallmark_extend"),
+        _triton_path(Phase.DECODE, run_decode, "hallmark_decode"),
     )
 
 

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from kernels.calls.batch import AttentionBatch, AttentionFlags
-    from kernels.calls.prepared import Prepare
 
 
 class Reject(Enum):
@@ -149,8 +148,6 @@ class KernelPath(OperatorPath[Limits, RunAttention]):
     operator: ClassVar[Operator] = Operator.ATTENTION
 
     max_queries: int = 1  # query tokens a sequence that a path for decode takes
-    # Makes the launches of `run` for the calls of one form; None: each call of the library is run as the first one.
-    prepare: "Prepare | None" = None
 
     def serves(self, shape: AnyShape) -> bool:
         """Return whether the path is made for attention of this phase."""

@@ -6,10 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import functional
 from kernels.calls.batch import AttentionBatch, AttentionFlags
-from kernels.calls.prepared import PreparedCall
-from kernels.functional import ShapeError, attention_paged, attention_varlen, candidates
+from kernels.functional import ShapeError, attention_paged, attention_varlen, candidates, plan_paged, plan_varlen
 from kernels.reference.compare import compare
 from kernels.vocabulary.path import Reject
 
@@ -253,84 +251,33 @@ def test_flags_that_disagree_are_refused(flags: dict[str, Any], message: str, de
         attention_varlen(**varlen_arguments(device), **moved)
 
 
-def test_a_repeated_form_is_not_checked_again_and_is_right(device: torch.device) -> None:
-    """Other values, contexts and tensors of the same form; a flag of another value has its own."""
-    functional.known_calls.clear()
-    for max_context in (9, 10, 16):
-        arguments = paged_arguments(device) | {"max_context": max_context}
-        assert is_right(attention_paged(**arguments), arguments, AttentionFlags(0.25))
-    assert len(functional.known_calls) == 1
+PLANNED = ("page_table", "context_lens", "cu_seqlens_q", "max_seqlen_q", "max_context")
+
+
+def test_every_layer_of_a_plan_is_right(device: torch.device) -> None:
+    """Layers of other values, of sinks of their own, and with heads of their own."""
     arguments = paged_arguments(device)
-    assert is_right(attention_paged(**arguments, window=3), arguments, AttentionFlags(0.25, window=3))
-    assert len(functional.known_calls) == 2
+    plan = plan_paged(*(arguments[name] for name in PLANNED), window=3)
+    for num_heads, has_sinks in ((4, False), (4, True), (4, True), (2, False)):
+        layer = paged_arguments(device) | {"q": torch.randn(3, num_heads, 16, device=device).half()}
+        sinks = torch.randn(num_heads, device=device) if has_sinks else None
+        out = plan.run(layer["q"], layer["k_pages"], layer["v_pages"], sinks=sinks)
+        assert is_right(out, arguments | layer, AttentionFlags(0.25, window=3, sinks=sinks))
 
 
-def test_remembered_forms_are_bounded(device: torch.device) -> None:
-    arguments = varlen_arguments(device) | {"path": "sdpa.math"}
-    for n in range(functional.MAX_KNOWN_CALLS + 2):
-        attention_varlen(**arguments, softmax_scale=1 + n / 4096)
-    assert 0 < len(functional.known_calls) <= functional.MAX_KNOWN_CALLS
-
-
-class Prepared:
-    """Prepares calls of a known form as a path does: records what it prepares for, and what is launched."""
-
-    def __init__(self, *, steady: int = 1 << 20, is_able: bool = True) -> None:
-        self.steady, self.is_able = steady, is_able
-        self.bounds: list[int] = []  # of the contexts, of calls that it prepared for
-        self.launched: list[tuple[int, tuple[Any, ...]]] = []
-
-    def prepare(
-        self, _q: Tensor, _k: Tensor, _v: Tensor, batch: AttentionBatch, _flags: AttentionFlags, _out: Tensor
-    ) -> PreparedCall | None:
-        self.bounds.append(batch.max_context)
-        number, first = len(self.bounds), batch.max_context // self.steady * self.steady
-        if not self.is_able:
-            return None
-        return PreparedCall(lambda *given: self.launched.append((number, given)), first, first + self.steady - 1)
-
-
-def known_by(prepared: Prepared, **arguments: Any) -> None:
-    """Make a first call, whose path prepares the others of its form."""
-    functional.known_calls.clear()
-    attention_paged(**arguments)
-    (known,) = functional.known_calls.values()
-    known.prepare = prepared.prepare
-
-
-def test_other_bounds_and_other_places_are_prepared_apart(device: torch.device) -> None:
-    prepared, arguments = Prepared(steady=10), paged_arguments(device)
-    known_by(prepared, **arguments)
-    shifted = torch.zeros(3, dtype=INT, device=device)[1:].copy_(arguments["context_lens"])
-    forms = ({}, {"max_context": 10}, {"context_lens": shifted}, {"max_context": 16, "context_lens": shifted})
-    for changed in forms * 2:
-        attention_paged(**arguments | changed)
-    assert prepared.bounds == [9, 10, 9, 16]
-    assert [number for number, _ in prepared.launched] == [1, 2, 3, 4]
-
-
-def test_launches_of_a_form_are_bounded(device: torch.device) -> None:
-    prepared, arguments = Prepared(steady=1), paged_arguments(device)
-    known_by(prepared, **arguments)
-    for max_context in range(9, 17):
-        attention_paged(**arguments | {"max_context": max_context})
-    (known,) = functional.known_calls.values()
-    assert prepared.bounds == list(range(9, 17))
-    assert 0 < sum(map(len, known.prepared.values())) <= functional.MAX_PREPARED_CALLS
-
-
-def test_where_nothing_is_prepared_the_path_runs(device: torch.device) -> None:
-    prepared, arguments = Prepared(is_able=False), paged_arguments(device)
-    known_by(prepared, **arguments)
-    for _ in range(3):
-        assert is_right(attention_paged(**arguments), arguments, AttentionFlags(0.25))
-    assert prepared.bounds == [9], "asked once"
+def test_a_plan_refuses_tensors_that_disagree_with_it(device: torch.device) -> None:
+    arguments = varlen_arguments(device)
+    q, k, v = (arguments[name] for name in "qkv")
+    plan = plan_varlen(*(arguments[name] for name in ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")))
+    for _ in range(2):
+        plan.run(q, k, v)
+        with pytest.raises(ShapeError, match=r"v: expected shape \(7, 2, 16\) as k, found \(6, 2, 16\)"):
+            plan.run(q, k, v[:6])
 
 
 @pytest.mark.parametrize("max_context", [-1, 17])
-def test_prepared_calls_refuse_bounds_past_the_page_table(max_context: int, device: torch.device) -> None:
+def test_a_bound_past_the_page_table_is_refused_after_repeats(max_context: int, device: torch.device) -> None:
     arguments = paged_arguments(device)
-    known_by(Prepared(), **arguments)
     for _ in range(2):
         attention_paged(**arguments)
     with pytest.raises(ShapeError, match="found"):

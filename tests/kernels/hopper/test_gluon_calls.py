@@ -10,7 +10,6 @@ from torch import Tensor
 
 from kernels.calls.batch import AttentionBatch, AttentionFlags
 from kernels.tma.launches import Launches, Maps, TensorMap, repeated
-from kernels.tma.prepared import KeptMaps
 from kernels.vocabulary.path import RunAttention
 
 FLAGS = AttentionFlags(0.1)
@@ -178,15 +177,6 @@ def test_maps_of_passing_addresses_do_not_grow_for_ever() -> None:
         assert len(maps[address, 0]) == len(maps[address, 0]) == 2
         assert len(maps) <= 256
     assert len(made) == 1024
-
-
-def test_maps_of_prepared_calls_are_kept_by_address_and_bounded() -> None:
-    maps = KeptMaps(TensorMap(lambda address, *_: [address], (), (3,)))
-    assert maps[16] is maps[16]
-    assert maps[16] == ([16], 3)
-    for address in range(0, 16 * 1024, 16):
-        assert maps[address] == ([address], 3)
-        assert len(maps) <= 64
 
 
 def test_there_is_no_map_of_an_address_that_tma_cannot_reach() -> None:
