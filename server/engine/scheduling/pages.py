@@ -4,9 +4,8 @@ from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
 
-
-class IntegrityError(Exception):
-    """The accounting of pages is wrong; the engine must not go on, for sequences could read each other's keys."""
+from server.engine.scheduling.integrity import IntegrityError
+from server.engine.scheduling.states import StatePool
 
 
 class PagePool:
@@ -16,14 +15,18 @@ class PagePool:
     cached  without an owner, but full and found by its key; reused, the least recently used first, when none is free
     owned   by one request, or by several that found it by its key or were forked; a page that has a key is never
             written to, and one that a fork shares only by the step that forks
+
+    Where there are states, each owner has a slot of them beside its pages, and leading pages are found as far as the
+    last one that has a snapshot: what is behind it would have to be computed for the state in any case.
     """
 
-    def __init__(self, num_pages: int, page_size: int) -> None:
-        """`page_size` in tokens. Raises ValueError when either is below 1."""
+    def __init__(self, num_pages: int, page_size: int, states: StatePool | None = None) -> None:
+        """`page_size` in tokens; `states` of a model with recurrent layers. Raises ValueError for a size below 1."""
         if num_pages < 1 or page_size < 1:
             raise ValueError(f"a pool needs at least 1 page of at least 1 token, got {num_pages} of {page_size}")
         self.num_pages = num_pages
         self.page_size = page_size
+        self.states = states
         self._free = list(range(num_pages - 1, -1, -1))  # a stack: page 0 is handed out first
         self._cached: OrderedDict[int, None] = OrderedDict()  # in the order in which they lost their last owner
         self._tables: dict[str, array[int]] = {}
@@ -57,15 +60,23 @@ class PagePool:
 
         keys      names of its first pages, fewer than it needs; read up to the first unknown one
         headroom  pages that must stay without an owner
-        Returns how many pages were found; None, and changes nothing, when there are too few pages.
+        Returns how many pages were found; None, and changes nothing, when there are too few pages or no slot.
         """
-        found = self._find(keys)
+        found, snapshot = self._find(keys), None
+        if self.states is not None:
+            while found and not self.states.has_snapshot(self.key_of_page[found[-1]]):
+                found.pop()
+            snapshot = self.key_of_page[found[-1]] if found else None
+            if not self.states.has_room:
+                return None
         num_unowned = sum(page in self._cached for page in found)
         if self.pages_for(num_tokens) - len(found) + num_unowned + headroom > self.num_free:
             return None
         for page in found:
             self._cached.pop(page, None)
             self._num_owners[page] += 1
+        if self.states is not None:
+            self.states.admit(owner, snapshot)
         self._tables[owner] = array("i", found)
         self.grow(owner, num_tokens)
         return len(found)
@@ -75,11 +86,15 @@ class PagePool:
 
         headroom  pages that must stay without an owner, where one is taken
         Returns the (source, target) pages that must be copied, one or none; None, and changes nothing, when there are
-        too few pages.
+        too few pages or no slot.
         """
         num_full, num_in_last = divmod(num_tokens, self.page_size)
         if num_in_last and 1 + headroom > self.num_free:
             return None
+        if self.states is not None:
+            if not self.states.has_room:
+                return None
+            self.states.fork(owner)
         shared = self._tables[source][:num_full]
         for page in shared:
             self._num_owners[page] += 1
@@ -125,10 +140,12 @@ class PagePool:
         return self._tables[owner]
 
     def release(self, owner: str, *, is_sound: bool = True) -> None:
-        """Take every page of `owner`, if it has any.
+        """Take every page of `owner`, if it has any, and its state.
 
         Unless `is_sound`, none of them can be found any more: the cause of a bad result may be in their content.
         """
+        if self.states is not None:
+            self.states.release(owner, is_sound=is_sound)
         table = self._tables.pop(owner, array("i"))
         for page in reversed(table):  # the last page first: a cached page is useless without the pages before it
             if not is_sound:
@@ -143,7 +160,8 @@ class PagePool:
 
     def check_integrity(self, owners: Iterable[str]) -> None:
         """Prove free + cached + owned = total, no page in two places, only `owners` own. Raises IntegrityError."""
-        strangers = self._tables.keys() - set(owners)
+        owners = set(owners)
+        strangers = self._tables.keys() - owners
         if strangers:
             raise IntegrityError(f"pages owned by unknown requests: {sorted(strangers)}")
         counts = Counter(page for table in self._tables.values() for page in table)
@@ -161,6 +179,8 @@ class PagePool:
             raise IntegrityError("a page is found by another page's key")
         if len(self.page_of_key) != len(self.key_of_page) or not self._cached.keys() <= self.key_of_page.keys():
             raise IntegrityError("a key finds a page that has none, or a cached page has no key")
+        if self.states is not None:
+            self.states.check_integrity(owners, self.page_of_key)
 
     def _find(self, keys: Iterable[bytes]) -> list[int]:
         """Return the pages of the leading keys, up to the first unknown key."""
@@ -186,3 +206,5 @@ class PagePool:
         key = self.key_of_page.pop(page, None)
         if key is not None:
             del self.page_of_key[key]
+            if self.states is not None:
+                self.states.forget(key)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from kernels.vocabulary.shape import PLANNED_PHASES, Phase
 from server.engine.scheduling.matcher import Matcher
 from server.engine.scheduling.page_keys import PageKeys
+from server.engine.scheduling.states import BatchStates
 from server.protocol.messages import FinishReason, PathUse, SamplingParams, TokenScores
 
 PENDING = -1  # stands for a token that a launched step samples and that the host has not read yet
@@ -152,6 +153,7 @@ class Batch:
     sampled_rows  rows of which no token is left to compute after this step: a next token is sampled for each
     forks         each gets a next token too, by the logits of its row, which is a sampled one
     page_copies   (source, target) of pages that the forks would write to; copied behind the step's own keys and values
+    states        the slots of its recurrent states; None for a model without, or where no state is kept
     """
 
     sequences: tuple[Sequence, ...]
@@ -166,6 +168,7 @@ class Batch:
     num_prefix_hit_tokens: int = 0  # those of them that were found and need not be computed
     forks: tuple[BatchFork, ...] = ()
     page_copies: tuple[tuple[int, int], ...] = ()
+    states: BatchStates | None = None
 
     @property
     def drawn_rows(self) -> tuple[int, ...]:

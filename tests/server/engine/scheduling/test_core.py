@@ -7,7 +7,8 @@ from kernels.linear.fallbacks import MatmulFallback, MatmulFallbacks
 from kernels.vocabulary.shape import Phase
 from server.engine.execution.sampling import is_plain_greedy, row_sampling
 from server.engine.scheduling.engine import MOST_PROMPT_LOGPROBS, Engine, EngineOptions
-from server.engine.scheduling.pages import IntegrityError, PagePool
+from server.engine.scheduling.integrity import IntegrityError
+from server.engine.scheduling.pages import PagePool
 from server.engine.scheduling.runner_api import BatchError, StepResult
 from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from server.engine.scheduling.sequence import Batch

@@ -1,4 +1,4 @@
-"""The scheduler under random traffic: conservation of pages and tokens, no starvation, one order."""
+"""The scheduler under random traffic: conservation of pages, states and tokens, no starvation, one order."""
 
 import random
 from dataclasses import replace
@@ -11,6 +11,7 @@ from qualification.decision.model_shapes import AttentionSignature, ServingLimit
 from server.engine.scheduling.pages import PagePool
 from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from server.engine.scheduling.sequence import Batch, Sequence, SequenceStatus
+from server.engine.scheduling.states import StatePool
 from server.protocol.messages import SamplingParams
 
 
@@ -25,7 +26,10 @@ def rows(batch: Batch) -> list[tuple[str, int, int]]:
 
 
 class Walk:
-    """A scheduler under random traffic, with a ledger of its own that every batch is held against."""
+    """A scheduler under random traffic, with a ledger of its own that every batch is held against.
+
+    contents  of each slot of a state: the tokens that it has seen, behind their salt
+    """
 
     def __init__(self, seed: int, *, num_forks: tuple[int, ...] = (0, 0, 1, 3)) -> None:
         self.rng = random.Random(seed)
@@ -35,7 +39,11 @@ class Walk:
         self.seqs = self.rng.randrange(1, 9)
         self.budget = self.seqs + self.rng.randrange(1, 30)
         self.shares = self.rng.random() < 0.6
-        self.pool = PagePool(self.rng.randrange(30, 80) // self.page_size + 2, self.page_size)
+        num_slots = random.Random(seed + 100).choice([None, None, 1, self.seqs, 3 * self.seqs])
+        self.states = None if num_slots is None else StatePool(num_slots)
+        self.contents: dict[int, tuple[object, ...]] = {}
+        self.num_resumed = 0  # from snapshots
+        self.pool = PagePool(self.rng.randrange(30, 80) // self.page_size + 2, self.page_size, self.states)
         self.attended = self.rng.choice([None, None, 40, 100, 700])
         limits = SchedulerLimits(60, self.seqs, self.budget, self.rng.choice([None, 1, 5, 12]), self.attended)
         self.interleaved = limits.max_num_interleaved_tokens or self.budget
@@ -96,6 +104,7 @@ class Walk:
         self.note_who_went_ahead(waiting, batch)
         self.hold_against_ledger(batch)
         self.hold_pages_against_each_other(batch)
+        self.compute_states(batch)
         self.hold_decode_rows_against_new_ones(batch)
         self.subject.advance(batch)
         self.subject.settle(batch)
@@ -140,6 +149,28 @@ class Walk:
             assert not self.computed[fork.sequence.request_id]
             self.computed[fork.sequence.request_id] = batch.context_lens[fork.row]
             self.num_shared += batch.context_lens[fork.row] // self.page_size
+
+    def compute_states(self, batch: Batch) -> None:
+        """Assert that each row goes on from the state of all its tokens before, whatever slot it finds that in."""
+        if self.states is None:
+            return
+        assert batch.states is not None
+        zero, written = self.states.zero_slot, [*batch.states.targets, *[it.slot for it in batch.states.writes]]
+        assert len({*written, zero}) == 1 + len(written), "a slot is written twice, or the one that is zero"
+        pairs = list(zip(batch.states.sources, batch.states.targets, strict=True))
+        read = {source for source, target in pairs if source != target}
+        assert read.isdisjoint(written), "a step writes to a state that another row of it reads"
+        for (seq, query_len, context_len), (source, _) in zip(self.rows_of(batch), pairs, strict=True):
+            seen = seq.cache_salt, *seq.tokens[: context_len - query_len]
+            assert (self.contents[source] if source != zero else seen[:1]) == seen
+            self.num_resumed += source not in (zero, self.states.slot(seq.request_id))
+        for row, num_tokens, slot in [
+            *[(row, batch.context_lens[row], slot) for row, slot in enumerate(batch.states.targets)],
+            *[(it.row, it.num_tokens, it.slot) for it in batch.states.writes],
+        ]:
+            seq = batch.sequences[row]
+            assert batch.context_lens[row] - batch.query_lens[row] < num_tokens <= batch.context_lens[row]
+            self.contents[slot] = seq.cache_salt, *seq.tokens[:num_tokens]
 
     def hold_decode_rows_against_new_ones(self, batch: Batch) -> None:
         """Assert that the rows cached from step to step are what the sequences themselves say."""
@@ -202,6 +233,8 @@ def test_a_walk_computes_every_token_once_and_returns_all(seed: int) -> None:
     assert walk.subject.is_idle
     assert walk.pool.num_used == 0
     assert walk.shares or not walk.pool.num_cached
+    assert walk.states is None or walk.states.num_used == 0
+    assert walk.states is None or walk.shares or not walk.states.num_snapshots
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -226,6 +259,7 @@ def test_the_same_traffic_is_planned_the_same_way() -> None:
 
 def test_the_random_walks_do_preempt_overtake_and_share() -> None:
     walks = [walked(seed)[0] for seed in range(10)]
+    assert sum(walk.num_resumed for walk in walks) >= 10
     assert sum(sum(walk.preemptions.values()) for walk in walks) >= 10
     assert sum(sum(walk.ahead.values()) for walk in walks) >= 100
     assert sum(walk.num_found for walk in walks if walk.shares) >= 100
