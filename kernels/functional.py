@@ -1,4 +1,11 @@
-"""The library's face: attention over packed or paged tensors by the best kernel path, or by the one you name."""
+"""The library's face: attention over packed or paged tensors by the best kernel path, or by the one you name.
+
+Calls over the same lengths, as those of a model's layers, share a plan:
+
+    plan = plan_paged(page_table, context_lens, cu_seqlens_q, max_seqlen_q=1, max_context=4096)
+    for layer in layers:
+        out = plan.run(layer.q, layer.k_pages, layer.v_pages, sinks=layer.sinks)
+"""
 
 from functools import lru_cache
 

@@ -14,7 +14,9 @@ from sm90_driver import Launch, Launcher, Recording
 from torch import Tensor
 from triton.runtime import driver
 
+from kernels import functional
 from kernels.calls.batch import AttentionBatch, AttentionFlags
+from kernels.functional import attention_varlen, plan_varlen
 from kernels.hopper.decode import launch as gluon_decode_launch
 from kernels.hopper.decode.kernel import hallmark_gluon_decode, hallmark_gluon_decode_combine
 from kernels.hopper.extend.kernel import hallmark_gluon_extend
@@ -28,9 +30,11 @@ from kernels.hopper.prefill.kernel import hallmark_gluon_prefill
 from kernels.hopper.prefill.launch import run_prefill
 from kernels.hopper.schedule import hallmark_gluon_plan
 from kernels.tma.pointers import AnyTensor
+from kernels.vocabulary.fingerprint import Device, Fingerprint
 from kernels.vocabulary.path import RunAttention
 
 BF16, INT = torch.bfloat16, torch.int32
+H200 = Fingerprint(Device.CUDA, "NVIDIA H200", 90, "580", "13.0", "91900", "2.11.0", "3.6.0")
 PREFILL = (hallmark_gluon_plan, hallmark_gluon_prefill)
 EXTEND = (
     hallmark_gluon_extend_plan, hallmark_gluon_extend_split, hallmark_gluon_extend, hallmark_gluon_extend_combine
@@ -57,6 +61,12 @@ def taken_launches() -> list[Launch]:
     found = list(Launcher.launches)
     Launcher.launches.clear()
     return found
+
+
+def num_launches(call: Callable[[], object]) -> int:
+    Launcher.launches.clear()
+    call()
+    return len(taken_launches())
 
 
 def own(launch: Launch) -> list[Any]:
@@ -119,8 +129,12 @@ def prefill() -> dict[str, object]:
         return of_layers[1], of_layers[2], flags
 
     layers = alternating(of_layers[0], 12, layer)
+    plan_of_calls = plan_varlen(starts, starts, 256, 256, softmax_scale=0.1)
+    of_plan = [num_launches(lambda: plan_of_calls.run(q, k.roll(n, 0), v)) for n in range(3)]  # noqa: B023 -- at once
     return {
         "compiled": compiled,
+        "of_plan": of_plan,
+        "alone": num_launches(lambda: attention_varlen(q, k, v, starts, starts, 256, 256, softmax_scale=0.1)),
         "by_layers": layers_of_a_step(run_prefill, of_layers[0], of_layers[3], layers, 1),
         "arguments": counts(launches),
         "plan_tensors": plan[:3] == (attention[28], starts.data_ptr(), starts.data_ptr()),
@@ -252,6 +266,7 @@ def decode() -> dict[str, object]:
 
 
 def main() -> None:
+    functional.read_fingerprint = lambda _: H200
     driver.set_active(Recording())
     print(json.dumps({"prefill": prefill, "extend": extend, "decode": decode}[sys.argv[1]]()))
 

@@ -68,6 +68,11 @@ def test_layers_with_plans_repeat_launches_over_their_pages(phase: str, layers: 
     assert (found["launches"], found["wrong"], found["kept"]) == (launches, [], kept)
 
 
+def test_a_call_of_a_library_plan_repeats_launches() -> None:
+    """The list of work and the attention, then the attention alone; both in a call without a plan."""
+    assert (seen("prefill")["of_plan"], seen("prefill")["alone"]) == ([2, 1, 1], 2)
+
+
 def test_layers_that_repeat_nothing_share_scratch_memory() -> None:
     assert seen("decode")["apart"]["scratch"] == 1
 
