@@ -8,7 +8,7 @@ from kernels.linear.epilogue import Epilogue
 from kernels.linear.shape import LinearShape
 from kernels.vocabulary.row_buckets import LinearRows
 from kernels.vocabulary.shape import Dtype
-from qualification.model.config import DenseConfig, ExpertsConfig, LayerConfig, ModelConfig
+from qualification.model.config import AttentionConfig, DenseConfig, ExpertsConfig, LayerConfig, ModelConfig
 from qualification.model.shard import vocabulary_rows
 
 MAX_LOGITS = 2**25  # numbers of the logits that prompts are scored by at once
@@ -49,9 +49,10 @@ def _shape(weight: _Weight, dtype: Dtype, rows: LinearRows) -> LinearShape:
 
 
 def _weights_of(layer: LayerConfig, model: ModelConfig, dtype: Dtype, device_type: str) -> Iterator[_Weight]:
-    attention, hidden = layer.attention, model.hidden_size
-    yield _Weight(hidden, attention.query_size + 2 * attention.kv_size, attention.has_bias)
-    yield _Weight(attention.query_size, hidden, attention.has_output_bias)
+    mixer, hidden = layer.mixer, model.hidden_size
+    if isinstance(mixer, AttentionConfig):
+        yield _Weight(hidden, mixer.query_size + 2 * mixer.kv_size, mixer.has_bias)
+        yield _Weight(mixer.query_size, hidden, mixer.has_output_bias)
     fed = layer.feed_forward
     match fed:
         case DenseConfig(width, activation, has_bias):

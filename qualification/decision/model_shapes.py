@@ -114,7 +114,7 @@ def plan_shapes(
 
 
 def num_sums(model: ModelConfig) -> dict[Follows, int]:
-    """Return the sums over the ranks of one step: of every attention and feed-forward."""
+    """Return the sums over the ranks of one step: of every mixer and feed-forward."""
     count = 2 * model.num_layers
     if not sums_at_norms(model):
         return {Follows.NOTHING: count}
@@ -160,14 +160,14 @@ def experts_shape(mixture: ExpertsConfig, hidden_size: int, dtype: Dtype, rows: 
 
 
 def signature_of(model: ModelConfig, tensor_parallel_size: int = 1) -> AttentionSignature:
-    """Return the signature of a model, whose layers differ in nothing of attention but their windows.
+    """Return the signature of a model, whose layers that attend differ in nothing of attention but their windows.
 
     With several ranks it is that of each rank's heads, which are as many on all of them. Raises ModelConfigError where
     the heads cannot be split among so many.
     """
-    first = model.layers[0].attention
+    first = model.attentions[0]
     heads = local_heads(first, 0, tensor_parallel_size)
-    assert all(layer.attention.head_dim == first.head_dim for layer in model.layers), "one head dim in all layers"
+    assert all(it.head_dim == first.head_dim for it in model.attentions), "one head dim in all layers"
     return AttentionSignature(
         num_heads=len(heads.query),
         num_kv_heads=len(heads.kv),

@@ -1,5 +1,6 @@
 """A model's architecture as data, layer by layer, whatever its family."""
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 
@@ -82,6 +83,44 @@ class AttentionConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class StateTensor:
+    """One of the tensors that a recurrence keeps of a sequence in one layer."""
+
+    shape: tuple[int, ...]
+    dtype: Dtype
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.num_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrenceConfig:
+    """A mixer that keeps a state of fixed size of each sequence, and no keys and values; each kind is a class below it.
+
+    name            of the kind, for messages
+    state           what is kept of a sequence, all zero before its first token
+    num_parameters  numbers of its weights in the checkpoint
+    """
+
+    name: str
+    state: tuple[StateTensor, ...]
+    num_parameters: int = 0
+
+    @property
+    def state_bytes(self) -> int:
+        return sum(tensor.num_bytes for tensor in self.state)
+
+    def of_rank(self, rank: int, world: int) -> "RecurrenceConfig":
+        """Return the part that one of several ranks computes: all of it, unless a kind can be split."""
+        del rank, world
+        return self
+
+
+Mixer = AttentionConfig | RecurrenceConfig
+
+
+@dataclass(frozen=True, slots=True)
 class NormsConfig:
     """The RMSNorms of attention and feed-forward alike: of what each reads, and of what each adds."""
 
@@ -141,9 +180,21 @@ FeedForward = DenseConfig | ExpertsConfig
 
 @dataclass(frozen=True, slots=True)
 class LayerConfig:
-    attention: AttentionConfig
+    """mixer  what mixes the tokens of a sequence: attention over pages, or a recurrence over a state"""
+
+    mixer: Mixer
     norms: NormsConfig
     feed_forward: FeedForward
+
+    @property
+    def attends(self) -> bool:
+        return isinstance(self.mixer, AttentionConfig)
+
+    @property
+    def attention(self) -> AttentionConfig:
+        """Return the mixer of a layer that attends; no other one may be asked."""
+        assert isinstance(self.mixer, AttentionConfig), f"a layer of {self.mixer.name} has no attention"
+        return self.mixer
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,15 +224,30 @@ class ModelConfig:
         return len(self.layers)
 
     @property
+    def attention_layers(self) -> tuple[int, ...]:
+        """The layers that attend, by their places among all layers; only these have keys, values and pages."""
+        return tuple(index for index, layer in enumerate(self.layers) if layer.attends)
+
+    @property
+    def attentions(self) -> tuple[AttentionConfig, ...]:
+        """The attention of each of `attention_layers`."""
+        return tuple(layer.mixer for layer in self.layers if isinstance(layer.mixer, AttentionConfig))
+
+    @property
+    def recurrences(self) -> tuple[RecurrenceConfig, ...]:
+        """The mixers of all other layers, in their order."""
+        return tuple(layer.mixer for layer in self.layers if isinstance(layer.mixer, RecurrenceConfig))
+
+    @property
     def longest_context(self) -> int:
         """Most positions that can be served: `max_position`, or beyond it what all rotations are stretched to."""
-        longest = (layer.attention.rope.longest_context(self.max_position) for layer in self.layers)
+        longest = (attention.rope.longest_context(self.max_position) for attention in self.attentions)
         return min(longest, default=self.max_position)
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """The window of each layer."""
-        return tuple(layer.attention.window for layer in self.layers)
+        """The window of each layer that attends."""
+        return tuple(attention.window for attention in self.attentions)
 
     @property
     def has_three_positions(self) -> bool:
@@ -200,8 +266,13 @@ class ModelConfig:
 
 
 def kv_bytes_per_token(config: ModelConfig, kv_dtype: Dtype) -> int:
-    """Bytes of cache that one token takes in all layers."""
-    return 2 * sum(layer.attention.kv_size for layer in config.layers) * kv_dtype.num_bytes
+    """Bytes of cache that one token takes in all layers that attend."""
+    return 2 * sum(attention.kv_size for attention in config.attentions) * kv_dtype.num_bytes
+
+
+def state_bytes(config: ModelConfig) -> int:
+    """Bytes of the states that all recurrences keep of one sequence, however long it is."""
+    return sum(recurrence.state_bytes for recurrence in config.recurrences)
 
 
 def num_parameters(config: ModelConfig, num_tokens: int | None = None) -> int:
@@ -227,9 +298,22 @@ def weight_bytes(config: ModelConfig, dtype: Dtype, num_tokens: int | None = Non
 
 def _all_visit(config: ModelConfig, layer: LayerConfig) -> int:
     """Numbers of a layer that all tokens are multiplied by: all but those of its experts."""
-    hidden, attention = config.hidden_size, layer.attention
+    hidden, mixer = config.hidden_size, layer.mixer
+    count = 2 * hidden * (layer.norms.before + layer.norms.after)
+    count += _attention_parameters(mixer, hidden) if isinstance(mixer, AttentionConfig) else mixer.num_parameters
+    match layer.feed_forward:
+        case DenseConfig(width, _, has_bias):
+            return count + 3 * hidden * width + (2 * width + hidden) * has_bias
+        case ExpertsConfig() as mixture:
+            count += mixture.num_experts * (hidden + mixture.has_router_bias + mixture.has_correction_bias)
+            if mixture.shared is not None:
+                count += 3 * hidden * mixture.shared.width + hidden * mixture.shared.is_gated
+            return count
+
+
+def _attention_parameters(attention: AttentionConfig, hidden: int) -> int:
     heads, kv_heads = attention.query_size, attention.kv_size
-    count = 2 * hidden * (layer.norms.before + layer.norms.after) + 2 * hidden * (heads + kv_heads)
+    count = 2 * hidden * (heads + kv_heads)
     count += (heads + 2 * kv_heads) * attention.has_bias + hidden * attention.has_output_bias
     count += attention.num_heads * attention.has_sinks
     match attention.qk_norm:
@@ -239,14 +323,7 @@ def _all_visit(config: ModelConfig, layer: LayerConfig) -> int:
             count += heads + kv_heads
         case QKNorm.NONE:
             pass
-    match layer.feed_forward:
-        case DenseConfig(width, _, has_bias):
-            return count + 3 * hidden * width + (2 * width + hidden) * has_bias
-        case ExpertsConfig() as mixture:
-            count += mixture.num_experts * (hidden + mixture.has_router_bias + mixture.has_correction_bias)
-            if mixture.shared is not None:
-                count += 3 * hidden * mixture.shared.width + hidden * mixture.shared.is_gated
-            return count
+    return count
 
 
 def _expert_parameters(config: ModelConfig, layer: LayerConfig, num_tokens: int | None) -> int:

@@ -14,8 +14,10 @@ from qualification.model.config import (
     ExpertsConfig,
     FeedForward,
     LayerConfig,
+    Mixer,
     ModelConfig,
     QKNorm,
+    RecurrenceConfig,
 )
 from qualification.model.fields import ModelConfigError
 
@@ -38,11 +40,14 @@ class LayerShard:
     """One rank's part of a layer.
 
     whole   the layer of the whole model
+    mixer   its mixer as the rank computes it
+    heads   of a layer that attends; none of another one
     width   columns of its feed-forward, or of each of its experts
     shared  columns of the feed-forward that all tokens visit beside their experts; none where there is none
     """
 
     whole: LayerConfig
+    mixer: Mixer
     heads: LocalHeads
     width: range
     shared: range = range(0)
@@ -103,9 +108,8 @@ def local_heads(attention: AttentionConfig, rank: int, world: int) -> LocalHeads
 
 
 def _layer_shard(layer: LayerConfig, rank: int, world: int) -> LayerShard:
-    attention, feed_forward = layer.attention, layer.feed_forward
-    if world > 1 and attention.qk_norm is QKNorm.ALL_HEADS:
-        raise ModelConfigError(f"norms over all heads of a token cannot be split among {world} ranks")
+    feed_forward = layer.feed_forward
+    mixer, heads = _mixer_part(layer.mixer, rank, world)
     width = _width_part("intermediate_size", feed_forward.width, rank, world)
     shared = range(0)
     if isinstance(feed_forward, ExpertsConfig):
@@ -116,7 +120,16 @@ def _layer_shard(layer: LayerConfig, rank: int, world: int) -> LayerShard:
             )
         if feed_forward.shared is not None:
             shared = _width_part("the width of the shared expert", feed_forward.shared.width, rank, world)
-    return LayerShard(layer, local_heads(attention, rank, world), width, shared)
+    return LayerShard(layer, mixer, heads, width, shared)
+
+
+def _mixer_part(mixer: Mixer, rank: int, world: int) -> tuple[Mixer, LocalHeads]:
+    if isinstance(mixer, RecurrenceConfig):
+        return mixer.of_rank(rank, world), LocalHeads(range(0), range(0))
+    if world > 1 and mixer.qk_norm is QKNorm.ALL_HEADS:
+        raise ModelConfigError(f"norms over all heads of a token cannot be split among {world} ranks")
+    heads = local_heads(mixer, rank, world)
+    return replace(mixer, num_heads=len(heads.query), num_kv_heads=len(heads.kv)), heads
 
 
 def _width_part(name: str, width: int, rank: int, world: int) -> range:
@@ -126,12 +139,7 @@ def _width_part(name: str, width: int, rank: int, world: int) -> range:
 
 
 def _local_layer(shard: LayerShard) -> LayerConfig:
-    layer, heads = shard.whole, shard.heads
-    return replace(
-        layer,
-        attention=replace(layer.attention, num_heads=len(heads.query), num_kv_heads=len(heads.kv)),
-        feed_forward=_local_feed_forward(shard),
-    )
+    return replace(shard.whole, mixer=shard.mixer, feed_forward=_local_feed_forward(shard))
 
 
 def _local_feed_forward(shard: LayerShard) -> FeedForward:

@@ -65,8 +65,7 @@ class KVCache:
         cls, config: ModelConfig, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device
     ) -> "KVCache":
         """Allocate `num_pages` pages for sequences, and one more behind them."""
-        layers = [layer.attention for layer in config.layers]
-        shapes = [(num_pages + 1, page_size, layer.num_kv_heads, layer.head_dim) for layer in layers]
+        shapes = [(num_pages + 1, page_size, layer.num_kv_heads, layer.head_dim) for layer in config.attentions]
 
         def pages(shape: tuple[int, ...]) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)

@@ -32,7 +32,7 @@ class RotaryTables:
     """The rotary tables of a model, one for all layers that rotate alike."""
 
     def __init__(self, config: ModelConfig, device: torch.device) -> None:
-        kinds = dict.fromkeys((layer.attention.rope, layer.attention.head_dim) for layer in config.layers)
+        kinds = dict.fromkeys((attention.rope, attention.head_dim) for attention in config.attentions)
         has_parts = config.has_three_positions
         self._index_of = {kind: index for index, kind in enumerate(kinds)}
         self._tables = tuple(

@@ -15,7 +15,7 @@ def step_floor_ms(
     layers = num_parameters(config, num_tokens=1) - num_looked_up - embedding
     flops = 2 * (layers * num_tokens + embedding * len(rows))
     num_bytes = weight_bytes(config, dtype, num_tokens) - num_looked_up * dtype.num_bytes
-    for attention in (layer.attention for layer in config.layers):
+    for attention in config.attentions:
         window, kv_bytes = attention.window, 2 * attention.kv_size * kv_dtype.num_bytes  # of a token in a layer
         for num_queries, context in rows:
             flops += 4 * num_visible_pairs(num_queries, context, window) * attention.query_size

@@ -263,7 +263,7 @@ def _ready(
         matrix_digest=plan.matrix_digest,
         matrix_verdict=plan.matrix_verdict.value,
         plan=plan_rows(runner.dispatcher.all_decisions, plan.evidence),
-        attention_layers=subject.config.num_layers,
+        attention_layers=len(subject.config.attentions),
         num_compiles=num_compiles(),
         matmul_fallbacks=matmul_fallbacks,
         longest_silence_s=longest_silence_s,
@@ -423,7 +423,7 @@ def _step_times(runner: ModelRunner, recorder: Recorder | None) -> TimeStep:
 
 def _shadow_check(settings: Settings, subject: Subject, dispatcher: Dispatcher) -> ShadowCheck:
     """Return the check of the settings. One blank sample is judged here, so that a GPU loads its libraries now."""
-    limits, attention = subject.limits, subject.config.layers[0].attention
+    limits, attention = subject.limits, subject.config.attentions[0]
     blank = blank_sample(
         group=attention.num_heads // attention.num_kv_heads,
         head_dim=attention.head_dim,

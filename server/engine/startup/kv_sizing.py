@@ -82,7 +82,7 @@ def room_beside_peak(device: torch.device, allocated_bytes: int) -> int:
 
 def check_weights_fit(config: ModelConfig, limits: EngineLimits, device: torch.device) -> None:
     """Raises ModelError for a model whose weights and rotary table alone are larger than the device's memory."""
-    table_bytes = 4 * config.max_position * config.layers[0].attention.head_dim
+    table_bytes = 4 * config.max_position * config.attentions[0].head_dim
     num_bytes, total_bytes = weight_bytes(config, limits.dtype) + table_bytes, _total_bytes(device)
     if num_bytes > total_bytes:
         raise ModelError(

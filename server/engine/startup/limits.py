@@ -113,7 +113,7 @@ def choose_limits(settings: Settings, config: ModelConfig, device: torch.device)
 
 def _attended_keys(config: ModelConfig) -> int:
     """Return the keys to attend to by `_CPU_ATTENTION_FLOPS`: 4 operations for each number of a query."""
-    return _CPU_ATTENTION_FLOPS // (4 * max(it.attention.num_heads * it.attention.head_dim for it in config.layers))
+    return _CPU_ATTENTION_FLOPS // (4 * max(it.query_size for it in config.attentions))
 
 
 def _interleaved_tokens(config: ModelConfig, kind: str, max_num_batched_tokens: int) -> int:

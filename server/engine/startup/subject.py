@@ -156,7 +156,6 @@ def dispatcher_of(
     has_timer: bool = True,
 ) -> Dispatcher:
     """Return the table of these decisions for the model's layers, whose sinks `join_weights` fills."""
-    layers = [layer.attention for layer in subject.config.layers]
     flags = tuple(
         AttentionFlags(
             it.scale,
@@ -164,7 +163,7 @@ def dispatcher_of(
             softcap=it.softcap,
             sinks=torch.zeros(it.num_heads, device=subject.device) if it.has_sinks else None,
         )
-        for it in layers
+        for it in subject.config.attentions
     )
     # A launch that fails on one of several ranks leaves the others in the middle of a step.
     state = _TableState(quarantined=quarantined, overridden=overridden, may_replace=subject.shard.world == 1)
@@ -221,7 +220,8 @@ def join_weights(dispatcher: Dispatcher, decoder: Decoder) -> None:
         decoder.serve_products(dispatcher.products.product)
     if dispatcher.collectives is not None:
         decoder.serve_sums(dispatcher.collectives.run)
-    for flags, layer in zip(dispatcher.flags, decoder.weights.layers, strict=True):
+    for flags, index in zip(dispatcher.flags, decoder.config.attention_layers, strict=True):
+        layer = decoder.weights.layers[index]
         if flags.sinks is not None and layer.sinks is not None:
             flags.sinks.copy_(layer.sinks)
 

@@ -85,7 +85,7 @@ def test_the_comparison_sees_a_changed_rotation_or_window(
 ) -> None:
     reference = save_reference(tmp_path, *variant[1])
     decoder = load(tmp_path)
-    layers = [replace(layer, attention=change(layer.attention)) for layer in decoder.config.layers]
+    layers = [replace(layer, mixer=change(layer.attention)) for layer in decoder.config.layers]
     changed = PagedRunner(Decoder(replace(decoder.config, layers=tuple(layers)), decoder.weights))
     token_ids = prompt(num_tokens)
     error = (changed.logits(token_ids, [num_tokens]) - reference_logits(reference, token_ids)).abs().max()

@@ -40,7 +40,7 @@ def three_part(folder: Path) -> Decoder:
     """Rotate the pairs of each head by sections of 2, 1 and 1, as the checkpoint's mrope_section has it."""
     plain = load(folder)
     rope = replace(plain.config.layers[0].attention.rope, position_parts=(0, 0, 1, 2))
-    layers = tuple(replace(it, attention=replace(it.attention, rope=rope)) for it in plain.config.layers)
+    layers = tuple(replace(it, mixer=replace(it.attention, rope=rope)) for it in plain.config.layers)
     return Decoder(replace(plain.config, layers=layers), plain.weights)
 
 

@@ -1,0 +1,53 @@
+"""Models whose layers do not all attend: what is counted of which of them."""
+
+from dataclasses import replace
+
+from kernels.vocabulary.shape import Dtype
+from qualification.decision.linear_shapes import linear_shapes_needed
+from qualification.decision.model_shapes import signature_of
+from qualification.decision.presets import preset_named
+from qualification.model.config import (
+    ModelConfig,
+    RecurrenceConfig,
+    StateTensor,
+    kv_bytes_per_token,
+    num_parameters,
+    state_bytes,
+)
+from qualification.model.families.reader import read_model
+from qualification.model.shard import shard_of
+
+PLAIN = read_model(preset_named("llama-3.1-8b").config)
+STATE = StateTensor((32, 128, 128), Dtype.FP32), StateTensor((3, 8192), Dtype.BF16)
+
+
+def hybrid(plain: ModelConfig) -> ModelConfig:
+    """Every fourth layer attends."""
+    recurrence = RecurrenceConfig("a recurrence", STATE, num_parameters=7)
+    return replace(
+        plain,
+        layers=tuple(
+            layer if index % 4 == 3 else replace(layer, mixer=recurrence) for index, layer in enumerate(plain.layers)
+        ),
+    )
+
+
+def test_keys_values_and_shapes_count_attention_layers_only() -> None:
+    config = hybrid(PLAIN)
+    assert config.attention_layers == (3, 7, 11, 15, 19, 23, 27, 31)
+    assert 4 * kv_bytes_per_token(config, Dtype.BF16) == kv_bytes_per_token(PLAIN, Dtype.BF16)
+    assert state_bytes(config) == 24 * (2 * 2**20 + 2 * 3 * 8192)
+    assert state_bytes(PLAIN) == 0
+    assert (signature_of(config), config.windows) == (signature_of(PLAIN), (None,) * 8)
+    shapes = (linear_shapes_needed(it, Dtype.BF16, 128, "cuda") for it in (config, PLAIN))
+    assert set.__eq__(*map(set, shapes)), "the layers that attend have products of the same shapes"
+    attention = PLAIN.attentions[0]
+    of_layer = 2 * PLAIN.hidden_size * (attention.query_size + attention.kv_size)
+    assert num_parameters(PLAIN) - num_parameters(config) == 24 * (of_layer - 7)
+
+
+def test_ranks_split_heads_of_the_layers_that_attend() -> None:
+    shard = shard_of(hybrid(PLAIN), 1, 2)
+    assert [len(layer.heads.query) for layer in shard.layers] == [0, 0, 0, 16] * 8
+    assert shard.local_config.recurrences == hybrid(PLAIN).recurrences
+    assert {attention.num_kv_heads for attention in shard.local_config.attentions} == {4}
