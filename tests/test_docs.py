@@ -217,17 +217,15 @@ def test_python_snippets_compile() -> None:
 def test_routes_are_those_of_the_application() -> None:
     metrics = Metrics("demo", CollectorRegistry(), version="0")
     engine = SimpleNamespace()
-    edge = SimpleNamespace(
+    services = SimpleNamespace(
         settings=Settings(),
-        metrics=metrics,
+        program=SimpleNamespace(version="0"),
+        model=SimpleNamespace(template=None, pooling=None, task=Task.GENERATE),
         engine=engine,
+        telemetry=SimpleNamespace(metrics=metrics),
         lifecycle=None,
-        version="0",
-        template=None,
-        pooling=None,
-        task=Task.GENERATE,
     )
-    app = create_app(edge)
+    app = create_app(services)
     paths = app.openapi()["paths"]
     served = {f"{method.upper()} {path}" for path, methods in paths.items() for method in methods}
     served |= {f"POST {path}" for path in POOLING_PATHS}  # of servers of other tasks

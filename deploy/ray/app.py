@@ -30,12 +30,12 @@ class Hallmark:
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         settings, keys = self._settings, Keys.load(self._settings)
-        edge = assemble(settings, self._folder, keys, "Ray Serve")
+        services = assemble(settings, self._folder, keys, "Ray Serve")
         if settings.admin_port is not None:
-            serve_admin(edge, bind(settings.host, settings.admin_port, "--admin-port"), keys)
-        self._health = Health(edge, replace_after_s=self._arguments.replace_after_s)
+            serve_admin(services, bind(settings.host, settings.admin_port, "--admin-port"), keys)
+        self._health = Health(services, replace_after_s=self._arguments.replace_after_s)
         name = serve.get_replica_context().replica_tag
-        return Replica(create_app(edge, keys), edge, name=name, hold_s=self._arguments.hold_s)
+        return Replica(create_app(services, keys), services, name=name, hold_s=self._arguments.hold_s)
 
     async def check_health(self) -> None:
         """Ray asks every few seconds, and replaces a replica that raises three times in a row."""

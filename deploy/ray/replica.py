@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.edge.admission import Edge
 from server.errors import StartError
 from server.http.operations.health import why_not_alive, why_not_ready
+from server.http.services import Services
 from server.supervisor.client import EngineState
 
 REPLICA_HEADER = b"x-hallmark-replica"  # on every answer of a replica: what comes without it is Ray's own
@@ -24,10 +24,10 @@ class Replica:
     and Ray would send it nearly everything that comes.
     """
 
-    def __init__(self, app: ASGIApp, edge: Edge, *, name: str, hold_s: float) -> None:
+    def __init__(self, app: ASGIApp, services: Services, *, name: str, hold_s: float) -> None:
         """`name` goes into the header x-hallmark-replica. `hold_s`: how long a request waits at most."""
         self._app = app
-        self._edge = edge
+        self._services = services
         self._name = name.encode()
         self._hold_s = hold_s
 
@@ -60,7 +60,7 @@ class Replica:
             await asyncio.sleep(_POLL_S)
 
     def _is_coming(self) -> bool:
-        engine = self._edge.engine
+        engine = self._services.engine
         can_still_come = engine.state is EngineState.REFUSED and engine.refused is not None
         return engine.state in _COMING or (can_still_come and not engine.refused.is_final)
 
@@ -68,9 +68,11 @@ class Replica:
 class Health:
     """Health for Ray, by /livez and /readyz: whether this replica is to be replaced."""
 
-    def __init__(self, edge: Edge, *, replace_after_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, services: Services, *, replace_after_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """`replace_after_s`: how long the engine may be unready. `clock` is monotonic, in seconds."""
-        self._edge = edge
+        self._services = services
         self._replace_after_s = replace_after_s
         self._clock = clock
         self._ready_at = clock()  # when it was last seen ready
@@ -80,12 +82,12 @@ class Health:
 
         An engine that died is restarted by its supervisor, which is sooner than a new replica.
         """
-        now, refused = self._clock(), self._edge.engine.refused
+        now, refused = self._clock(), self._services.engine.refused
         if refused is not None and refused.is_final:
             raise StartError(refused.message)
-        if reasons := why_not_alive(self._edge):
+        if reasons := why_not_alive(self._services):
             raise StartError("; ".join(reasons))
-        reasons = why_not_ready(self._edge)
+        reasons = why_not_ready(self._services)
         if not reasons:
             self._ready_at = now
         elif now - self._ready_at > self._replace_after_s:

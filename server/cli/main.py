@@ -28,12 +28,13 @@ from server.bench.steps import command as steps_command
 from server.cli import serve_flags
 from server.cli.console import Console
 from server.cli.parser import Parser, parsed
-from server.edge.admission import Admission, Edge
+from server.edge.admission import Admission
 from server.edge.keys import NO_KEYS, Keys
 from server.edge.lifecycle import Lifecycle
 from server.edge.uvicorn_server import Server, uvicorn_config
 from server.errors import ModelError, SettingsError, StartError
 from server.http.app import create_admin_app, create_app
+from server.http.services import Program, ServedModel, Services, Telemetry
 from server.log import configure_logging
 from server.model.load.digests import model_digests
 from server.model.load.folder import check_folder
@@ -250,12 +251,12 @@ def serve(settings: Settings) -> int:
     listening = bind(settings.host, settings.port, "--port")
     admin_listening = None if settings.admin_port is None else bind(settings.host, settings.admin_port, "--admin-port")
     with _readable_model():
-        edge = assemble(settings, folder, keys, url_of(listening))
-    engine, metrics = edge.engine, edge.metrics
-    admin = None if admin_listening is None else serve_admin(edge, admin_listening, keys)
+        services = assemble(settings, folder, keys, url_of(listening))
+    engine, metrics = services.engine, services.telemetry.metrics
+    admin = None if admin_listening is None else serve_admin(services, admin_listening, keys)
     server = Server(
-        uvicorn_config(create_app(edge, keys)),
-        edge.lifecycle,
+        uvicorn_config(create_app(services, keys)),
+        services.lifecycle,
         settings.shutdown_grace_s,
         must_end=lambda: engine.refused is not None and engine.refused.is_final,
         on_hangup=None if keys == NO_KEYS else partial(_read_keys_again, keys, settings, metrics),
@@ -279,7 +280,7 @@ def _readable_model() -> Iterator[None]:
         raise ModelError(f"{error.filename} cannot be read: {error.strerror}") from error
 
 
-def assemble(settings: Settings, folder: Path, keys: Keys, url: str) -> Edge:
+def assemble(settings: Settings, folder: Path, keys: Keys, url: str) -> Services:
     """Put together the application of a model, whichever server runs it; nothing is started yet.
 
     settings  as `resolve` returns them, with `folder`
@@ -301,21 +302,24 @@ def assemble(settings: Settings, folder: Path, keys: Keys, url: str) -> Edge:
         task=Task.GENERATE if pooling is None else pooling.task,
         on_attestation=tracing.attested,
     )
-    return Edge(
-        settings=settings,
-        engine=EngineClient(settings, console),
+    model = ServedModel(
+        names=settings.model_names,
         tokenizer=tokenizer,
         template=template,
         syntax=choose_syntax(template, settings.tool_call_parser, settings.reasoning_parser),
-        metrics=metrics,
-        tracing=tracing,
+        sampling_defaults=defaults,
+        special_tokens_in_text=settings.special_tokens_in_text,
+        pooling=pooling,
+        digests=model_digests(folder, has_weights=settings.load_format is not LoadFormat.DUMMY),
+    )
+    return Services(
+        settings=settings,
+        program=Program(version(), started_at=int(time.time())),
+        model=model,
+        engine=EngineClient(settings, console),
+        telemetry=Telemetry(metrics, tracing),
         lifecycle=Lifecycle(),
         admission=Admission(settings.max_queued_requests, settings.max_queued_tokens),
-        model_digests=model_digests(folder, has_weights=settings.load_format is not LoadFormat.DUMMY),
-        version=version(),
-        started_at=int(time.time()),
-        sampling_defaults=defaults,
-        pooling=pooling,
     )
 
 
@@ -377,9 +381,9 @@ def url_of(sock: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def serve_admin(edge: Edge, sock: socket.socket, keys: Keys = NO_KEYS) -> uvicorn.Server:
+def serve_admin(services: Services, sock: socket.socket, keys: Keys = NO_KEYS) -> uvicorn.Server:
     """Serve the admin routes from a thread of their own: a scrape must not delay a token."""
-    server = uvicorn.Server(uvicorn_config(create_admin_app(edge, keys)))
+    server = uvicorn.Server(uvicorn_config(create_admin_app(services, keys)))
     threading.Thread(target=server.run, kwargs={"sockets": [sock]}, name="admin", daemon=True).start()
     _print(f"Metrics and the plan are on {url_of(sock)}")
     return server

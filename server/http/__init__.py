@@ -8,6 +8,7 @@ generation/  from a request that generates to pieces of its answer, whatever pro
 operations/  /livez, /readyz, /health, /ping, /load, /metrics, /version, /attention and the orders below it
 page/        /, for a browser
 common/      from bytes to a valid pydantic model, or to an error that names the field; /openapi.json
+services     the objects that handlers need
 models       /v1/models, for clients of both
 app          the application made of them, which starts and closes the engine
 

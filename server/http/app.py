@@ -14,7 +14,6 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
-from server.edge.admission import Edge
 from server.edge.body_memory import Bodies
 from server.edge.context import context_of
 from server.edge.cors import cors_options
@@ -37,6 +36,7 @@ from server.http.pooling.routes import PATHS as POOLING_PATHS
 from server.http.pooling.routes import REQUESTS as POOLING_REQUESTS
 from server.http.pooling.routes import pooling_routes
 from server.http.responses import routes as responses
+from server.http.services import Services
 from server.settings import Task
 from server.telemetry.metrics import Metrics
 
@@ -55,60 +55,60 @@ _LAG_SAMPLES = 20  # the gauge shows the longest of these: 5 seconds
 _TRACE_CLOSE_S = 5.0
 
 
-def create_app(edge: Edge, keys: Keys = NO_KEYS) -> FastAPI:
+def create_app(services: Services, keys: Keys = NO_KEYS) -> FastAPI:
     """The API; its lifespan starts and closes the engine. Without an admin port it has the operators' routes too.
 
     Raises SettingsError for allowed hosts or origins that are none, limits of keys without keys, and a root path that
     is none; ModelError for a tokenizer that cannot distinguish special tokens from text that spells them.
     """
-    settings = edge.settings
-    if edge.template is not None and not settings.special_tokens_in_text:
-        _ = edge.tokenizer.special_tokens  # built here, and not in the first request: a large one takes 1 s
+    settings = services.settings
+    if services.model.template is not None and not settings.special_tokens_in_text:
+        _ = services.model.tokenizer.special_tokens  # built here, and not in the first request: a large one takes 1 s
     routers = [
-        *_task_routers(edge),
-        models.model_routes(edge),
-        operations.health_routes(edge),
-        operations.load_routes(edge),
+        *_task_routers(services),
+        models.model_routes(services),
+        operations.health_routes(services),
+        operations.load_routes(services),
         page_routes(),
     ]
     if settings.admin_port is None:
-        routers += _operator_routers(edge)
+        routers += _operator_routers(services)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:  # noqa: ARG001 -- FastAPI's signature
-        watch = asyncio.create_task(watch_loop(edge.metrics))
-        await edge.engine.start()
+        watch = asyncio.create_task(watch_loop(services.telemetry.metrics))
+        await services.engine.start()
         try:
             yield
         finally:
-            await edge.engine.close()
-            edge.grammars.close()
+            await services.engine.close()
+            services.grammars.close()
             watch.cancel()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.to_thread(edge.tracing.close), _TRACE_CLOSE_S)
+                await asyncio.wait_for(asyncio.to_thread(services.telemetry.tracing.close), _TRACE_CLOSE_S)
 
     limits, root_path = RateLimits.of(settings), _checked_root_path(settings.root_path)
-    app = _application(routers, edge, keys, lifespan, rate_limits=limits, root_path=root_path)
+    app = _application(routers, services, keys, lifespan, rate_limits=limits, root_path=root_path)
     cors = cors_options(settings)
     if cors is not None:  # around the guard: preflights have no key, and refusals are to be read too
         app.add_middleware(CORSMiddleware, **cors)
-    edge.metrics.traffic.create_keys(keys.names)
+    services.telemetry.metrics.traffic.create_keys(keys.names)
     return app
 
 
-def _task_routers(edge: Edge) -> list[APIRouter]:
+def _task_routers(services: Services) -> list[APIRouter]:
     """The routes of what the model is served for; of others only those that need no engine."""
-    generating = openai.routes(edge)
-    if edge.pooling is None:
-        return [generating, responses.routes(edge), anthropic.routes(edge)]
+    generating = openai.routes(services)
+    if services.model.pooling is None:
+        return [generating, responses.routes(services), anthropic.routes(services)]
     any_task = APIRouter()
     any_task.routes.extend(it for it in generating.routes if isinstance(it, APIRoute) and it.path in _OF_ANY_TASK)
-    return [any_task, pooling_routes(edge, edge.pooling)]
+    return [any_task, pooling_routes(services, services.model.pooling)]
 
 
-def _of_other_tasks(edge: Edge) -> dict[str, str]:
+def _of_other_tasks(services: Services) -> dict[str, str]:
     """The paths that servers of other tasks have, each with why this one has not."""
-    task = edge.task
+    task = services.model.task
     tasks = POOLING_PATHS | dict.fromkeys(_GENERATING, Task.GENERATE)
     here = f"this one is served for {task.value!r} (--task)"
     return {
@@ -118,17 +118,17 @@ def _of_other_tasks(edge: Edge) -> dict[str, str]:
     }
 
 
-def create_admin_app(edge: Edge, keys: Keys = NO_KEYS) -> FastAPI:
+def create_admin_app(services: Services, keys: Keys = NO_KEYS) -> FastAPI:
     """Health, metrics and the plan, for a port of its own that only operators reach; only their keys count there.
 
     Raises SettingsError for allowed hosts that are none.
     """
-    routers = [operations.health_routes(edge), page_routes(), *_operator_routers(edge)]
-    return _application(routers, edge, Keys(operators=keys.operators), None)
+    routers = [operations.health_routes(services), page_routes(), *_operator_routers(services)]
+    return _application(routers, services, Keys(operators=keys.operators), None)
 
 
-def _operator_routers(edge: Edge) -> list[APIRouter]:
-    return [operations.operator_routes(edge), operations.order_routes(edge)]
+def _operator_routers(services: Services) -> list[APIRouter]:
+    return [operations.operator_routes(services), operations.order_routes(services)]
 
 
 def _checked_root_path(path: str | None) -> str:
@@ -142,7 +142,7 @@ def _checked_root_path(path: str | None) -> str:
 
 def _application(
     routers: Sequence[APIRouter],
-    edge: Edge,
+    services: Services,
     keys: Keys,
     lifespan: Any,
     *,
@@ -152,7 +152,7 @@ def _application(
     """An application of these routes behind a guard, with its document."""
     app = QuietFastAPI(
         title="Hallmark",
-        version=edge.version,
+        version=services.program.version,
         redirect_slashes=False,  # behind TLS a redirect leads to http
         docs_url=None,  # FastAPI's loads a script of others, which could read the keys of the page at /
         redoc_url=None,
@@ -165,17 +165,19 @@ def _application(
             methods[route.path] |= route.methods or set()
         # Not by include_router, which would match each request's path twice.
         app.router.routes.extend(router.routes)
-    of_operators = {route.path for it in _operator_routers(edge) for route in it.routes if isinstance(route, APIRoute)}
-    port = edge.settings.admin_port
+    of_operators = {
+        route.path for it in _operator_routers(services) for route in it.routes if isinstance(route, APIRoute)
+    }
+    port = services.settings.admin_port
     on_admin_port = f"is on the server's admin port{f', {port}' if port else ''}"
     elsewhere = dict.fromkeys(of_operators - methods.keys(), on_admin_port)
     if lifespan is not None:  # the API's port
-        elsewhere |= _of_other_tasks(edge)
-        if edge.pooling is None:
+        elsewhere |= _of_other_tasks(services)
+        if services.model.pooling is None:
             elsewhere |= responses.NOT_IMPLEMENTED
     app.add_exception_handler(HTTPException, _raiser(methods, elsewhere))
-    edge.metrics.traffic.create_routes((*methods, "other"))
-    settings = edge.settings
+    services.telemetry.metrics.traffic.create_routes((*methods, "other"))
+    settings = services.settings
     access = Access(keys, OPEN_PATHS, frozenset(of_operators & methods.keys()))
     app.add_middleware(Shortcut, routes=tuple(app.router.routes))
     app.add_middleware(
@@ -184,8 +186,8 @@ def _application(
         bodies=Bodies(settings.max_queued_bytes),
         access=access,
         hosts=allowed_hosts(settings.allowed_hosts, settings.host, has_keys=keys.tenants is not None),
-        metrics=edge.metrics,
-        lifecycle=edge.lifecycle,
+        metrics=services.telemetry.metrics,
+        lifecycle=services.lifecycle,
         routes=frozenset(methods),
         fields=field_names(),
         rate_limits=rate_limits,
@@ -194,11 +196,11 @@ def _application(
     )
     of_task: tuple[type[RequestModel], ...]
     events: tuple[type[BaseModel], ...] = models.EVENTS
-    if edge.pooling is None:
+    if services.model.pooling is None:
         of_task = (*openai.REQUESTS, *responses.REQUESTS, *anthropic.REQUESTS)
         events = (*openai.EVENTS, *responses.EVENTS, *anthropic.EVENTS)
     else:
-        of_task = (*openai.TOKEN_REQUESTS, *POOLING_REQUESTS[edge.pooling.task])
+        of_task = (*openai.TOKEN_REQUESTS, *POOLING_REQUESTS[services.model.pooling.task])
     document(app, access, (*of_task, *operations.REQUESTS), events)
     return app
 

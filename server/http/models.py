@@ -7,7 +7,6 @@ from pathlib import Path
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel
 
-from server.edge.admission import Edge
 from server.edge.dialect import OPENAI, Dialect
 from server.edge.routing import PlainRoute
 from server.errors import InvalidValue, ModelNotFound, UnknownField
@@ -17,6 +16,7 @@ from server.http.anthropic.schemas import AnthropicModel, AnthropicModelList, Me
 from server.http.common.document import ErrorEnvelope, answers_with
 from server.http.common.query import Query, parameter
 from server.http.openai.schemas import ModelCard, ModelList
+from server.http.services import Services
 
 MODELS = "/v1/models"
 EVENTS = (MessageError,)  # which the document names, though no route's answer is one
@@ -48,7 +48,7 @@ def dialect_of(path: str, headers: Mapping[bytes, bytes]) -> Dialect:
     return ANTHROPIC if is_theirs else OPENAI
 
 
-def model_routes(edge: Edge) -> APIRouter:
+def model_routes(services: Services) -> APIRouter:
     router = APIRouter(route_class=PlainRoute, tags=["OpenAI", "Anthropic"])
     both = (ErrorEnvelope, MessageError)
 
@@ -60,8 +60,8 @@ def model_routes(edge: Edge) -> APIRouter:
     async def models(request: Request) -> Response:
         """List the served model, under each of its names."""
         if _VERSION in request.headers:
-            return _json(_page([_anthropic_model(edge, it) for it in edge.model_names], Query(request, _KNOWN)))
-        return _json(ModelList(object="list", data=[_openai_model(edge, it) for it in edge.model_names]))
+            return _json(_page([_anthropic_model(services, it) for it in services.model.names], Query(request, _KNOWN)))
+        return _json(ModelList(object="list", data=[_openai_model(services, it) for it in services.model.names]))
 
     @router.get(
         MODELS + "/{name:path}",
@@ -71,21 +71,21 @@ def model_routes(edge: Edge) -> APIRouter:
     async def model(request: Request) -> Response:
         """Return the served model by one of its names, which may have slashes."""
         name = request.path_params["name"]
-        edge.check_model(name)
-        return _json(_anthropic_model(edge, name) if _VERSION in request.headers else _openai_model(edge, name))
+        services.model.check_name(name)
+        return _json(_anthropic_model(services, name) if _VERSION in request.headers else _openai_model(services, name))
 
     return router
 
 
-def _openai_model(edge: Edge, name: str) -> ModelCard:
-    ready = edge.engine.ready
+def _openai_model(services: Services, name: str) -> ModelCard:
+    ready = services.engine.ready
     return ModelCard(
         id=name,
         object="model",
-        created=edge.started_at,
+        created=services.program.started_at,
         owned_by="hallmark",
-        root=_root_of(edge.settings.model),
-        task=edge.task.value,  # type: ignore[arg-type]  # never `auto`
+        root=_root_of(services.settings.model),
+        task=services.model.task.value,  # type: ignore[arg-type]  # never `auto`
         max_model_len=ready.max_model_len if ready else None,  # not known before the engine has started
     )
 
@@ -97,14 +97,14 @@ def _root_of(model: str) -> str:
     return repository.removeprefix("models--").replace("--", "/") if is_cached else model
 
 
-def _anthropic_model(edge: Edge, name: str) -> AnthropicModel:
-    ready = edge.engine.ready
+def _anthropic_model(services: Services, name: str) -> AnthropicModel:
+    ready = services.engine.ready
     max_tokens = ready.max_model_len if ready else None
     return AnthropicModel(
         type="model",
         id=name,
         display_name=name,
-        created_at=datetime.fromtimestamp(edge.started_at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        created_at=datetime.fromtimestamp(services.program.started_at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         lifecycle="active",
         max_input_tokens=max_tokens,
         max_tokens=max_tokens,

@@ -18,9 +18,9 @@ from deploy.ray.affinity import chosen, key_of, ranked
 from deploy.ray.arguments import check_gpus, read_arguments
 from deploy.ray.front import MAX_RERUNS, Front, FrontLimits
 from deploy.ray.replica import REPLICA_HEADER, Health, Replica
-from server.edge.admission import Edge
 from server.edge.lifecycle import Lifecycle
 from server.errors import SettingsError, StartError
+from server.http.services import Services
 from server.supervisor.client import EngineState
 
 SHIPPED = Path(__file__).resolve().parents[2] / "deploy" / "ray" / "hallmark.yaml"
@@ -199,12 +199,13 @@ def engine_in(state: EngineState) -> SimpleNamespace:
     return SimpleNamespace(state=state, refused=None, ready=None, last_heartbeat=None)
 
 
-def edge_of(engine: SimpleNamespace) -> Edge:
+def services_of(engine: SimpleNamespace) -> Services:
     loop_seen_at = float("inf")
     metrics = SimpleNamespace(traffic=SimpleNamespace(loop_seen_at=loop_seen_at))
     why = f"The engine is {engine.state.value}."
-    fields = {"engine": engine, "metrics": metrics, "lifecycle": Lifecycle(), "why_not_ready": lambda: why}
-    return cast(Edge, SimpleNamespace(**fields))
+    telemetry = SimpleNamespace(metrics=metrics)
+    fields = {"engine": engine, "telemetry": telemetry, "lifecycle": Lifecycle(), "why_not_ready": lambda: why}
+    return cast(Services, SimpleNamespace(**fields))
 
 
 @pytest.mark.parametrize("scope", [{"type": "lifespan"}, {"type": "http", "method": "POST"}])
@@ -222,7 +223,7 @@ def test_nothing_comes_through_before_the_engine_is_ready(scope: dict[str, Any])
         sent.append((message["type"], engine.state))
 
     async def ask() -> None:
-        asking = asyncio.create_task(Replica(app, edge_of(engine), name="a", hold_s=3600)(scope, receive, send))
+        asking = asyncio.create_task(Replica(app, services_of(engine), name="a", hold_s=3600)(scope, receive, send))
         for _ in range(20):
             await asyncio.sleep(0)
         assert sent == []
@@ -247,7 +248,7 @@ class Held:
         async def nothing(*_: object) -> Message:
             return {}
 
-        replica = Replica(app, edge_of(self.engine), name="a", hold_s=hold_s)
+        replica = Replica(app, services_of(self.engine), name="a", hold_s=hold_s)
         async with asyncio.timeout(within_s):
             await replica({"type": "http", "method": method}, nothing, cast(Send, nothing))
 
@@ -276,7 +277,7 @@ def test_only_a_refusal_that_may_end_is_waited_for(is_final: bool, is_held: bool
 
 def test_the_time_without_an_engine_counts_from_its_last_end() -> None:
     now, engine = 0.0, engine_in(EngineState.READY)
-    health = Health(edge_of(engine), replace_after_s=10, clock=lambda: now)
+    health = Health(services_of(engine), replace_after_s=10, clock=lambda: now)
     for died_at in (100.0, 200.0):
         now, engine.state = died_at, EngineState.READY
         health.check()
@@ -289,7 +290,7 @@ def test_the_time_without_an_engine_counts_from_its_last_end() -> None:
 
 def test_an_engine_that_restarts_keeps_its_replica_for_a_while() -> None:
     now = 0.0
-    health = Health(edge_of(engine_in(EngineState.RESTARTING)), replace_after_s=10, clock=lambda: now)
+    health = Health(services_of(engine_in(EngineState.RESTARTING)), replace_after_s=10, clock=lambda: now)
     now = 10.0
     health.check()
     now = 10.1
@@ -301,7 +302,7 @@ def test_a_final_refusal_replaces_the_replica_with_its_reason() -> None:
     engine = engine_in(EngineState.REFUSED)
     engine.refused = SimpleNamespace(is_final=True, message="no such model", plan=[])
     with pytest.raises(StartError, match="no such model"):
-        Health(edge_of(engine), replace_after_s=10).check()
+        Health(services_of(engine), replace_after_s=10).check()
 
 
 def chat(*texts: str) -> bytes:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from browser import Tab, browsing, find_browser
-from edge_fakes import Script, Served, delta, playing, served, write_tokenizer
+from edge_fakes import Script, Served, delta, playing, served, with_model, write_tokenizer
 from running_api import Running, wait_until
 
 from server.edge.keys import ApiKeys, Keys
@@ -55,11 +55,11 @@ def start(tmp_path: Path) -> Iterator[Start]:
     ) -> Running:
         it = served(tmp_path, script, **settings)
         if pooling is not None:
-            it = Served(replace(it.edge, pooling=pooling), it.engine)
+            it = Served(with_model(it.services, pooling=pooling), it.engine)
         it.engine.last_heartbeat = Heartbeat(1, math.inf, 0, 0)  # or it would be late after 5 s
         it.engine.attestations.put(AttestationReport("start", "match", 12.5, 0.1, [ATTESTED], [], id="0af1"))
         options = {} if keys is None else {"keys": keys}
-        app = create_admin_app(replace(it.edge)) if is_admin else None
+        app = create_admin_app(replace(it.services)) if is_admin else None
         started.append(Running(it, app=app, **options))  # type: ignore[arg-type]
         return started[-1]
 
@@ -234,7 +234,7 @@ def test_stop_keeps_what_has_come_of_an_answer(tab: Tab, start: Start) -> None:
     tab.value("document.getElementById('stop').click()")
     tab.wait_for("!running && document.getElementById('said').innerText === 'Stopped.'")
     it.it.engine.gate.set()
-    wait_until(lambda: not it.it.edge.lifecycle.num_inflight)
+    wait_until(lambda: not it.it.services.lifecycle.num_inflight)
     assert "begun" in tab.text("messages")
     assert "and ended" not in tab.text("messages")
 

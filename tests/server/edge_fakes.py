@@ -1,4 +1,4 @@
-"""An edge whose engine follows a script, and a tokenizer with one token a byte, so that a test can count."""
+"""An services whose engine follows a script, and a tokenizer with one token a byte, so that a test can count."""
 
 import asyncio
 import json
@@ -16,13 +16,14 @@ from scraped import scraped_value
 from starlette.types import ASGIApp, Message
 from tokenizers import decoders, models, pre_tokenizers
 
-from server.edge.admission import Admission, Edge
+from server.edge.admission import Admission
 from server.edge.body_memory import Bodies
 from server.edge.guard import Guard, GuardLimits
 from server.edge.hosts import Hosts
 from server.edge.keys import NO_KEYS, Access, ApiKeys, Keys
 from server.edge.lifecycle import Lifecycle
 from server.http.app import create_app
+from server.http.services import Program, ServedModel, Services, Telemetry
 from server.protocol.messages import (
     Attest,
     AttestationReport,
@@ -234,33 +235,45 @@ def write_tokenizer(
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 
-def make_edge(folder: Path, engine: ScriptedEngine, settings: Settings, *, tracing: Tracing | None = None) -> Edge:
+def make_services(
+    folder: Path, engine: ScriptedEngine, settings: Settings, *, tracing: Tracing | None = None
+) -> Services:
     metrics = Metrics(settings.model_name, CollectorRegistry(), version="1.2.3")
     template = ChatTemplate.load(folder)
     metrics.on_ready(READY)
-    return Edge(
+    model = ServedModel(
+        settings.model_names,
+        Tokenizer.load(folder, template),
+        template,
+        choose_syntax(template, settings.tool_call_parser, settings.reasoning_parser),
+        SamplingDefaults(),
+        special_tokens_in_text=settings.special_tokens_in_text,
+    )
+    return Services(
         settings=settings,
+        program=Program("1.2.3", started_at=1_700_000_000),
+        model=model,
         engine=engine,
-        tokenizer=Tokenizer.load(folder, template),
-        template=template,
-        syntax=choose_syntax(template, settings.tool_call_parser, settings.reasoning_parser),
-        metrics=metrics,
-        tracing=tracing or Tracing(None, version="1.2.3", count_dropped=metrics.traffic.spans_dropped),
+        telemetry=Telemetry(
+            metrics, tracing or Tracing(None, version="1.2.3", count_dropped=metrics.traffic.spans_dropped)
+        ),
         lifecycle=Lifecycle(),
         admission=Admission(settings.max_queued_requests, settings.max_queued_tokens),
-        version="1.2.3",
-        started_at=1_700_000_000,
-        sampling_defaults=SamplingDefaults(),
     )
+
+
+def with_model(services: Services, **fields: object) -> Services:
+    """The services with other fields of the model."""
+    return replace(services, model=replace(services.model, **fields))  # type: ignore[arg-type]
 
 
 class Served:
     """An application without a socket: `post` and `get` run it on a loop of their own."""
 
-    def __init__(self, edge: Edge, engine: ScriptedEngine, keys: Keys = NO_KEYS) -> None:
-        self.edge = edge
+    def __init__(self, services: Services, engine: ScriptedEngine, keys: Keys = NO_KEYS) -> None:
+        self.services = services
         self.engine = engine
-        self.app: FastAPI = create_app(edge, keys)
+        self.app: FastAPI = create_app(services, keys)
 
     def client(self) -> httpx2.AsyncClient:
         return httpx2.AsyncClient(transport=httpx2.ASGITransport(self.app), base_url="http://localhost")
@@ -280,7 +293,7 @@ class Served:
 
     def value(self, name: str, **labels: str) -> float | None:
         """A sample of the metrics; None where it does not exist."""
-        return scraped_value(self.edge.metrics.registry, f"hallmark_{name}", labels)
+        return scraped_value(self.services.telemetry.metrics.registry, f"hallmark_{name}", labels)
 
 
 def scope_of(path: str) -> dict[str, object]:
@@ -323,7 +336,7 @@ def leave(it: Served, path: str, body: dict[str, object]) -> list[Message]:
         task = asyncio.create_task(it.app(scope_of(path), receive, send))
         while not (it.engine.submitted and (sent or not body["stream"])):
             await asyncio.sleep(0)
-        assert it.edge.lifecycle.num_inflight == 1
+        assert it.services.lifecycle.num_inflight == 1
         gone.set()
         await asyncio.wait_for(task, 30)
 
@@ -340,8 +353,8 @@ def events(response: httpx2.Response) -> list[object]:
 
 def served(folder: Path, script: Script | None = None, **settings: object) -> Served:
     engine = ScriptedEngine(script) if script else ScriptedEngine()
-    edge = make_edge(folder, engine, Settings(model="tiny", **settings))  # type: ignore[arg-type]
-    return Served(edge, engine)
+    services = make_services(folder, engine, Settings(model="tiny", **settings))  # type: ignore[arg-type]
+    return Served(services, engine)
 
 
 def impatient(it: Served, app: ASGIApp) -> Guard:
@@ -349,10 +362,10 @@ def impatient(it: Served, app: ASGIApp) -> Guard:
     limits = GuardLimits(10_000, receive_timeout_s=5, request_timeout_s=5, send_timeout_s=0.05)
     nothing: frozenset[str] = frozenset()
     access = Access(NO_KEYS, nothing, nothing)
-    options = {"access": access, "hosts": Hosts(None), "routes": nothing, "lifecycle": it.edge.lifecycle}
-    return Guard(app, limits=limits, bodies=Bodies(10_000), metrics=it.edge.metrics, **options)  # type: ignore[arg-type]
+    options = {"access": access, "hosts": Hosts(None), "routes": nothing, "lifecycle": it.services.lifecycle}
+    return Guard(app, limits=limits, bodies=Bodies(10_000), metrics=it.services.telemetry.metrics, **options)  # type: ignore[arg-type]
 
 
 def with_keys(it: Served, *keys: str, operator: str | None = None) -> Served:
     operators = None if operator is None else ApiKeys([operator])
-    return Served(replace(it.edge), it.engine, Keys(ApiKeys(list(keys)) if keys else None, operators))
+    return Served(replace(it.services), it.engine, Keys(ApiKeys(list(keys)) if keys else None, operators))

@@ -45,10 +45,10 @@ class Running:
         self._socket.bind(("127.0.0.1", 0))
         self.port: int = self._socket.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
-        config = uvicorn_config(app or create_app(replace(it.edge), keys))
+        config = uvicorn_config(app or create_app(replace(it.services), keys))
         if header_timeout_s is not None:
             config.http = type("Impatient", (LimitedProtocol,), {"header_timeout_s": header_timeout_s})
-        self.server = Server(config, it.edge.lifecycle, grace_s, one_order_s=one_order_s, must_end=must_end)
+        self.server = Server(config, it.services.lifecycle, grace_s, one_order_s=one_order_s, must_end=must_end)
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self._socket]})
         self.thread.start()
         deadline = time.monotonic() + 30

@@ -6,7 +6,6 @@ from typing import Any
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from server.edge.admission import Edge
 from server.edge.body_memory import in_thread
 from server.edge.context import RequestContext, context_of
 from server.edge.routing import PlainRoute
@@ -24,6 +23,7 @@ from server.http.generation.admitted import GENERATION_ERRORS, admitted
 from server.http.generation.event_stream import answered
 from server.http.generation.prepared import Prepared
 from server.http.generation.usage import usage_of
+from server.http.services import ServedModel, Services
 from server.protocol.messages import EngineReady
 
 MESSAGES = "/v1/messages"
@@ -33,7 +33,7 @@ EVENTS = (MessageEvent, MessageError)
 _STREAM = "The whole answer, or with `stream` events, each named by the `type` of its data."
 
 
-def routes(edge: Edge) -> APIRouter:
+def routes(services: Services) -> APIRouter:
     router = APIRouter(route_class=PlainRoute, tags=["Anthropic"])
 
     @router.post(
@@ -44,12 +44,14 @@ def routes(edge: Edge) -> APIRouter:
     )
     async def messages(request: Request) -> Response:
         """Answer a conversation of Anthropic's clients, by the model's own chat template."""
-        it = await admitted(edge, request, route=MESSAGES, operation="chat", prepare=partial(_prepared, edge))
+        it = await admitted(
+            services, request, route=MESSAGES, operation="chat", prepare=partial(_prepared, services.model)
+        )
         changed = it.prepared.fields
         fields = changed.fields
         shape = MessageFormat(
             it.context.unique_id,
-            edge.model,
+            services.model.name,
             lambda: usage_of(it.record),
             it.namer(request.scope, fields.hallmark),
             applied_edits=None if fields.context_management is None else changed.applied,
@@ -68,13 +70,13 @@ def routes(edge: Edge) -> APIRouter:
     )
     async def count_tokens(request: Request) -> Response:
         """Return how many tokens a conversation has as a prompt."""
-        ready = edge.require_ready()
+        ready = services.require_ready()
         context = context_of(request.scope)
 
         def count(body: bytes | bytearray) -> dict[str, Any]:
             fields = read(CountTokensRequest, parse_json(body))
-            changed = edited(fields, partial(_num_tokens, edge))
-            prepared = prepare_translated(edge, ready, prompt_of(changed.fields), context.unique_id, FIELDS)
+            changed = edited(fields, partial(_num_tokens, services.model))
+            prepared = prepare_translated(services.model, ready, prompt_of(changed.fields), context.unique_id, FIELDS)
             num_tokens = len(prepared.jobs[0].prompt_token_ids)
             if fields.context_management is None:
                 return {"input_tokens": num_tokens}
@@ -88,11 +90,11 @@ def routes(edge: Edge) -> APIRouter:
 
 
 def _prepared(
-    edge: Edge, ready: EngineReady, body: dict[str, Any], context: RequestContext
+    model: ServedModel, ready: EngineReady, body: dict[str, Any], context: RequestContext
 ) -> Prepared[Edited[MessagesRequest]]:
-    changed = edited(read(MessagesRequest, body), partial(_num_tokens, edge))
-    return prepare_translated(edge, ready, chat_of(changed.fields), context.unique_id, FIELDS).of(changed)
+    changed = edited(read(MessagesRequest, body), partial(_num_tokens, model))
+    return prepare_translated(model, ready, chat_of(changed.fields), context.unique_id, FIELDS).of(changed)
 
 
-def _num_tokens(edge: Edge, fields: CountTokensRequest) -> int:
-    return prompt_tokens(edge, prompt_of(fields), FIELDS)
+def _num_tokens(model: ServedModel, fields: CountTokensRequest) -> int:
+    return prompt_tokens(model, prompt_of(fields), FIELDS)

@@ -6,10 +6,9 @@ from typing import Any
 
 import msgspec
 
-from server.edge.admission import Edge
 from server.errors import InvalidValue
 from server.grammar.reasoning import behind_reasoning
-from server.http.chat.rendering import chat_text, conversation_of, end_of
+from server.http.chat.rendering import Conversation, PromptEnd, chat_text, conversation_of, end_of
 from server.http.chat.requests import ChatRequest
 from server.http.chat.tools import ToolUse
 from server.http.common.validation import read, translated, translated_name
@@ -17,11 +16,12 @@ from server.http.generation.jobs import jobs_of
 from server.http.generation.prepared import Job, Prepared
 from server.http.generation.prompts import encode_chat
 from server.http.generation.structured import is_of_format
+from server.http.services import ServedModel
 from server.protocol.messages import EngineReady, GrammarKind
 
 
 def prepare_translated(
-    edge: Edge, ready: EngineReady, body: dict[str, Any], unique_id: str, names: Mapping[str, str]
+    model: ServedModel, ready: EngineReady, body: dict[str, Any], unique_id: str, names: Mapping[str, str]
 ) -> Prepared[ChatRequest]:
     """Tokenize a chat that was made of another protocol's request; `names` as for `translated`.
 
@@ -29,36 +29,36 @@ def prepare_translated(
     send one number, 64,000 say, whatever the model.
     """
     with translated(names):
-        prepared = prepare_chat(edge, ready, body, unique_id, may_be_less=True)
+        prepared = prepare_chat(model, ready, body, unique_id, may_be_less=True)
     return replace(prepared, jobs=[_named(job, names) for job in prepared.jobs])
 
 
-def prompt_tokens(edge: Edge, body: dict[str, Any], names: Mapping[str, str]) -> int:
+def prompt_tokens(model: ServedModel, body: dict[str, Any], names: Mapping[str, str]) -> int:
     """The number of tokens of a translated chat as a prompt, also where the context does not hold them."""
     with translated(names):
         fields = read(ChatRequest, body)
-        edge.check_model(fields.model)
-        return len(edge.tokenizer.encode(_chat_text(edge, fields, _tools(fields)), add_special_tokens=False))
+        model.check_name(fields.model)
+        return len(model.tokenizer.encode(_prompt_text(model, fields, _tools(fields)), add_special_tokens=False))
 
 
 def prepare_chat(
-    edge: Edge, ready: EngineReady, body: dict[str, Any], unique_id: str, *, may_be_less: bool = False
+    model: ServedModel, ready: EngineReady, body: dict[str, Any], unique_id: str, *, may_be_less: bool = False
 ) -> Prepared[ChatRequest]:
     """Validate a chat's body and tokenize it.
 
     may_be_less  whether an answer may have fewer than `max_tokens` where the context holds no more; else 400
     """
     fields = read(ChatRequest, body)
-    edge.check_model(fields.model)
+    model.check_name(fields.model)
     if fields.max_completion_tokens is not None:
         if fields.max_tokens not in (None, fields.max_completion_tokens):
             raise InvalidValue("max_tokens and max_completion_tokens differ; send one.", param="max_tokens")
         fields = fields.model_copy(update={"max_tokens": fields.max_completion_tokens})
     tools = _tools(fields)
-    text = _chat_text(edge, fields, tools)
-    prompt = encode_chat(edge.tokenizer, text, ready.max_model_len, add_special_tokens=fields.add_special_tokens)
-    jobs = jobs_of(edge, fields, [prompt], unique_id, ready.max_model_len, may_be_less=may_be_less)
-    jobs = [_parsed(edge, fields, tools, text, job) for job in jobs]
+    text = _prompt_text(model, fields, tools)
+    prompt = encode_chat(model.tokenizer, text, ready.max_model_len, add_special_tokens=fields.add_special_tokens)
+    jobs = jobs_of(model, fields, [prompt], unique_id, ready.max_model_len, may_be_less=may_be_less)
+    jobs = [_parsed(model, fields, tools, text, job) for job in jobs]
     return Prepared(fields, jobs, fields.stream, fields.cache_salt, fields.timeout)
 
 
@@ -66,18 +66,24 @@ def _tools(fields: ChatRequest) -> ToolUse:
     return ToolUse(fields.tools, fields.tool_choice, is_parallel=fields.parallel_tool_calls)
 
 
-def _chat_text(edge: Edge, fields: ChatRequest, tools: ToolUse) -> str:
+def prompt_text(model: ServedModel, conversation: Conversation, end: PromptEnd) -> str:
+    """The text of a conversation by the model's own template. Raises TemplateError, InvalidValue, UnsupportedField."""
     return chat_text(
-        edge.tokenizer,
-        edge.template,
-        conversation_of(fields, tools),
-        syntax=edge.syntax,
-        end=end_of(fields.add_generation_prompt, continues=fields.continue_final_message),
-        special_tokens_in_text=edge.settings.special_tokens_in_text,
+        model.tokenizer,
+        model.template,
+        conversation,
+        syntax=model.syntax,
+        end=end,
+        special_tokens_in_text=model.special_tokens_in_text,
     )
 
 
-def _parsed(edge: Edge, fields: ChatRequest, tools: ToolUse, prompt: str, job: Job) -> Job:
+def _prompt_text(model: ServedModel, fields: ChatRequest, tools: ToolUse) -> str:
+    end = end_of(fields.add_generation_prompt, continues=fields.continue_final_message)
+    return prompt_text(model, conversation_of(fields, tools), end)
+
+
+def _parsed(model: ServedModel, fields: ChatRequest, tools: ToolUse, prompt: str, job: Job) -> Job:
     """The job with a parser of its answer, and bound to a call where the request asks for one.
 
     What binds an answer begins behind its reasoning. One that is bound to JSON may be a call instead where there are
@@ -91,13 +97,13 @@ def _parsed(edge: Edge, fields: ChatRequest, tools: ToolUse, prompt: str, job: J
         grammar = None  # OpenAI's: the format is of text, and the answer is a call
     may_call = tools.schemas is not None and (grammar is None or grammar.kind is GrammarKind.JSON_SCHEMA)
     if may_call and (tools.is_forced or grammar is not None):
-        bound = tools.bound(edge.syntax.calls, edge.tokenizer.added_ids, grammar)
+        bound = tools.bound(model.syntax.calls, model.tokenizer.added_ids, grammar)
         grammar, calls = bound.grammar, bound.form
     if grammar is not None and not fields.continue_final_message:
-        reasoning = edge.syntax.reasoning_before(prompt)
+        reasoning = model.syntax.reasoning_before(prompt)
         if reasoning is not None:
-            grammar = behind_reasoning(grammar, reasoning, edge.tokenizer.added_ids, has_head=calls is None)
-    parser = edge.syntax.parser(
+            grammar = behind_reasoning(grammar, reasoning, model.tokenizer.added_ids, has_head=calls is None)
+    parser = model.syntax.parser(
         tools.schemas if may_call else None,
         prompt,
         is_streamed=fields.stream,

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 from fastapi import Request
 from starlette.types import Scope
 
-from server.edge.admission import Edge, Place
+from server.edge.admission import Place
 from server.edge.body_memory import in_thread
 from server.edge.context import RequestContext, context_of
 from server.edge.direct_stream import DirectStream
@@ -30,6 +30,7 @@ from server.http.common.json_body import MAX_VALUES, parse_json
 from server.http.common.provenance import Namer, is_wanted, provenance_of, unnamed, with_provenance
 from server.http.generation.pieces import Piece, merged, pieces
 from server.http.generation.prepared import Job, Prepared
+from server.http.services import Services
 from server.protocol.messages import EngineReady
 from server.supervisor.choices import Choices
 from server.telemetry.outcomes import RejectedFor
@@ -57,9 +58,14 @@ class Admitted(Generic[FieldsT]):
     """A request that has its tokens and its place in the queue; `answer` computes it."""
 
     def __init__(
-        self, edge: Edge, context: RequestContext, record: RequestRecord, place: Place, prepared: Prepared[FieldsT]
+        self,
+        services: Services,
+        context: RequestContext,
+        record: RequestRecord,
+        place: Place,
+        prepared: Prepared[FieldsT],
     ) -> None:
-        self.edge = edge
+        self.services = services
         self.context = context
         self.record = record
         self.prepared = prepared
@@ -74,7 +80,7 @@ class Admitted(Generic[FieldsT]):
             return unnamed
 
         def name(answer: bytes) -> bytes:
-            return with_provenance(answer, provenance_of(self.record, self.edge.engine.attestations))
+            return with_provenance(answer, provenance_of(self.record, self.services.engine.attestations))
 
         self.context.name_kernels = name
         return name
@@ -84,7 +90,7 @@ class Admitted(Generic[FieldsT]):
 
         They are closed, and what the engine still computes is cancelled, when the request ends.
         """
-        edge, record, jobs = self.edge, self.record, self.prepared.jobs
+        services, record, jobs = self.services, self.record, self.prepared.jobs
         salt = cache_salt_of(self.context.tenant, self.prepared.cache_salt)
         num_waiting = len(jobs)
 
@@ -102,8 +108,8 @@ class Admitted(Generic[FieldsT]):
         streams = [
             pieces(
                 job,
-                edge.engine,
-                edge.tokenizer,
+                services.engine,
+                services.model.tokenizer,
                 it,
                 cache_salt=salt,
                 choices=None if job.prompt_index is None else choices.get(job.prompt_index),
@@ -118,7 +124,7 @@ class Admitted(Generic[FieldsT]):
 
 
 async def admitted(
-    edge: Edge, request: Request, *, route: str, operation: str, prepare: Prepare[FieldsT]
+    services: Services, request: Request, *, route: str, operation: str, prepare: Prepare[FieldsT]
 ) -> Admitted[FieldsT]:
     """Take a request as far as the queue, behind the guard.
 
@@ -128,23 +134,23 @@ async def admitted(
     Raises what refuses it: NotReady, TooManyRequests and all that parsing and `prepare` raise.
     """
     context = context_of(request.scope)
-    record = _record(edge, request, context, route, operation)
-    ready = edge.require_ready()
-    place = _enter(edge, context)
+    record = _record(services, request, context, route, operation)
+    ready = services.require_ready()
+    place = _enter(services, context)
     began_at = time.monotonic()
     prepared = await _prepare(ready, context, prepare)
     for grammar in {it for job in prepared.jobs if (it := job.sampling.grammar) is not None}:
-        await edge.check_grammar(ready, grammar)
+        await services.check_grammar(ready, grammar)
     record.tokenized(began_at)
     num_prompt_tokens = prepared.num_prompt_tokens
-    _reserve(edge, place, num_prompt_tokens)
-    if prepared.timeout_s is not None and prepared.timeout_s < edge.settings.request_timeout_s:
+    _reserve(services, place, num_prompt_tokens)
+    if prepared.timeout_s is not None and prepared.timeout_s < services.settings.request_timeout_s:
         message = f"The answer took longer than the {prepared.timeout_s:g} s of the field 'timeout'."
         left_s = context.arrived_at + prepared.timeout_s - time.monotonic()
         context.limit(left_s, TimeLimitReached(message, param="timeout"))
-    await _start(edge, context, num_prompt_tokens, prepared.jobs)
+    await _start(services, context, num_prompt_tokens, prepared.jobs)
     record.describe(prepared.jobs[0].sampling, matrix_digest=ready.matrix_digest, is_stream=prepared.is_stream)
-    return Admitted(edge, context, record, place, prepared)
+    return Admitted(services, context, record, place, prepared)
 
 
 async def _prepare(ready: EngineReady, context: RequestContext, prepare: Prepare[FieldsT]) -> Prepared[FieldsT]:
@@ -166,26 +172,28 @@ async def _prepare(ready: EngineReady, context: RequestContext, prepare: Prepare
     return prepared
 
 
-def _record(edge: Edge, request: Request, context: RequestContext, route: str, operation: str) -> RequestRecord:
+def _record(services: Services, request: Request, context: RequestContext, route: str, operation: str) -> RequestRecord:
     """Begin the request's trace and its measurements; the guard ends them."""
     parents = [value for name, value in request.scope["headers"] if name == b"traceparent"]
     known = {"traceparent": parents[-1].decode("latin-1")} if parents else {}
-    trace = edge.tracing.begin("POST", route, known, request_id=context.request_id, arrived_at=context.arrived_at)
-    context.record = RequestRecord(edge.metrics, trace, context.unique_id, operation=operation)
+    trace = services.telemetry.tracing.begin(
+        "POST", route, known, request_id=context.request_id, arrived_at=context.arrived_at
+    )
+    context.record = RequestRecord(services.telemetry.metrics, trace, context.unique_id, operation=operation)
     return context.record
 
 
-def _enter(edge: Edge, context: RequestContext) -> Place:
+def _enter(services: Services, context: RequestContext) -> Place:
     try:
-        place = edge.admission.enter()
+        place = services.admission.enter()
     except TooManyRequests:
-        edge.metrics.traffic.rejected(RejectedFor.QUEUE_REQUESTS)
+        services.telemetry.metrics.traffic.rejected(RejectedFor.QUEUE_REQUESTS)
         raise
     context.cleanup.append(place.left)
     return place
 
 
-async def _start(edge: Edge, context: RequestContext, num_prompt_tokens: int, jobs: list[Job]) -> None:
+async def _start(services: Services, context: RequestContext, num_prompt_tokens: int, jobs: list[Job]) -> None:
     """Wait for the tokens of the request's key. Raises RateLimited where it has used them up."""
     if context.quota is None:
         return
@@ -193,13 +201,13 @@ async def _start(edge: Edge, context: RequestContext, num_prompt_tokens: int, jo
     try:
         await context.quota.start(context, num_prompt_tokens + num_new)
     except RateLimited:
-        edge.metrics.traffic.rejected(RejectedFor.KEY_TOKENS)
+        services.telemetry.metrics.traffic.rejected(RejectedFor.KEY_TOKENS)
         raise
 
 
-def _reserve(edge: Edge, place: Place, num_tokens: int) -> None:
+def _reserve(services: Services, place: Place, num_tokens: int) -> None:
     try:
         place.add_tokens(num_tokens)
     except TooManyRequests:
-        edge.metrics.traffic.rejected(RejectedFor.QUEUE_TOKENS)
+        services.telemetry.metrics.traffic.rejected(RejectedFor.QUEUE_TOKENS)
         raise

@@ -5,19 +5,19 @@ from dataclasses import replace
 
 import msgspec
 
-from server.edge.admission import Edge
 from server.http.generation.prepared import Job
 from server.http.generation.prompts import check_choices, check_lengths, truncated
 from server.http.generation.requests import GenerationRequest
 from server.http.generation.sampling import sampling_of
 from server.http.generation.structured import SINGLE_FIELDS, grammar_of
+from server.http.services import ServedModel
 from server.protocol.messages import Grammar
 
 _BINDING = frozenset({"response_format", "structured_outputs", *SINGLE_FIELDS})
 
 
 def jobs_of(
-    edge: Edge,
+    model: ServedModel,
     fields: GenerationRequest,
     prompts: list[list[int]],
     unique_id: str,
@@ -46,7 +46,7 @@ def jobs_of(
         max_tokens = check_lengths(
             len(prompt), asked, default_tokens, max_model_len, param=param, may_be_less=may_be_less
         )
-        sampling = sampling_of(fields, max_tokens, edge.tokenizer, edge.sampling_defaults, choice=choice)
+        sampling = sampling_of(fields, max_tokens, model.tokenizer, model.sampling_defaults, choice=choice)
         sampling = msgspec.structs.replace(sampling, grammar=grammar) if grammar is not None else sampling
         job = Job(
             i,

@@ -8,7 +8,6 @@ from typing import Any
 
 from fastapi import Request, Response
 
-from server.edge.admission import Edge
 from server.edge.context import RequestContext, send_of
 from server.edge.direct_stream import DirectStream, writer_of
 from server.http.chat.prepare import prepare_chat
@@ -24,6 +23,7 @@ from server.http.generation.usage import usage_of
 from server.http.openai.answers import AllChoices, AnswerFormat, ChatFormat, CompletionFormat
 from server.http.openai.details import details_of
 from server.http.openai.requests import CompletionRequest
+from server.http.services import ServedModel, Services
 from server.protocol.messages import EngineReady
 
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's default of max_tokens in /v1/completions; a chat may fill the context
@@ -36,27 +36,27 @@ class Kind:
     route: str
     operation: str  # in the terms of the GenAI conventions
     format: type[AnswerFormat]
-    prepare: Callable[[Edge, EngineReady, dict[str, Any], str], Prepared[GenerationRequest]]
+    prepare: Callable[[ServedModel, EngineReady, dict[str, Any], str], Prepared[GenerationRequest]]
 
 
-async def generate(edge: Edge, kind: Kind, request: Request) -> Response:
+async def generate(services: Services, kind: Kind, request: Request) -> Response:
     """Answer one request, behind the guard."""
 
     def prepare(ready: EngineReady, body: dict[str, Any], context: RequestContext) -> Prepared[GenerationRequest]:
-        return kind.prepare(edge, ready, body, context.unique_id)
+        return kind.prepare(services.model, ready, body, context.unique_id)
 
-    it = await admitted(edge, request, route=kind.route, operation=kind.operation, prepare=prepare)
+    it = await admitted(services, request, route=kind.route, operation=kind.operation, prepare=prepare)
     fields, jobs = it.prepared.fields, it.prepared.jobs
     options = fields.stream_options
     shape = kind.format(
         unique_id=it.context.unique_id,
-        model=edge.model,
+        model=services.model.name,
         usage=lambda: usage_of(it.record, is_empty=fields.max_tokens == 0),
         has_usage_chunk=options is not None and options.include_usage,
         has_usage_in_each=options is not None and options.continuous_usage_stats,
         has_reasoning_count=any(job.parser is not None for job in jobs),
-        system_fingerprint=edge.system_fingerprint,
-        details=details_of(fields, jobs, edge.tokenizer),
+        system_fingerprint=services.system_fingerprint,
+        details=details_of(fields, jobs, services.model.tokenizer),
         may_call=fields.may_call,
     )
     answer = AllChoices(shape, len(jobs), it.namer(request.scope, fields.hallmark))
@@ -84,15 +84,15 @@ def _direct_stream(request: Request, shape: AnswerFormat) -> DirectStream | None
 
 
 def _prepare_completion(
-    edge: Edge, ready: EngineReady, body: dict[str, Any], unique_id: str
+    model: ServedModel, ready: EngineReady, body: dict[str, Any], unique_id: str
 ) -> Prepared[CompletionRequest]:
     fields = read(CompletionRequest, body)
-    edge.check_model(fields.model)
+    model.check_name(fields.model)
     prompts = encode_prompts(
-        edge.tokenizer, fields.prompts(), ready.max_model_len, add_special_tokens=fields.add_special_tokens
+        model.tokenizer, fields.prompts(), ready.max_model_len, add_special_tokens=fields.add_special_tokens
     )
     default = DEFAULT_COMPLETION_TOKENS
-    jobs = jobs_of(edge, fields, prompts, unique_id, ready.max_model_len, default_tokens=default)
+    jobs = jobs_of(model, fields, prompts, unique_id, ready.max_model_len, default_tokens=default)
     return Prepared(fields, jobs, fields.stream, fields.cache_salt, fields.timeout)
 
 

@@ -5,7 +5,6 @@ from typing import Any
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from server.edge.admission import Edge
 from server.edge.body_memory import in_thread
 from server.edge.context import context_of
 from server.edge.routing import PlainRoute
@@ -17,7 +16,8 @@ from server.errors import (
     TemplateError,
     TimeLimitReached,
 )
-from server.http.chat.rendering import Conversation, chat_text, end_of, plain_messages
+from server.http.chat.prepare import prompt_text
+from server.http.chat.rendering import Conversation, end_of, plain_messages
 from server.http.chat.requests import ChatRequest
 from server.http.chat.tools import ToolUse
 from server.http.common.document import streams, takes
@@ -36,13 +36,14 @@ from server.http.openai.schemas import (
     Detokenized,
     Tokenized,
 )
+from server.http.services import ServedModel, Services
 
 TOKEN_REQUESTS = (TokenizeRequest, DetokenizeRequest)
 REQUESTS = (CompletionRequest, ChatRequest, *TOKEN_REQUESTS)
 EVENTS = (CompletionChunk, ChatChunk)
 
 
-def routes(edge: Edge) -> APIRouter:
+def routes(services: Services) -> APIRouter:
     router = APIRouter(route_class=PlainRoute, tags=["OpenAI"])
 
     @router.post(
@@ -53,7 +54,7 @@ def routes(edge: Edge) -> APIRouter:
     )
     async def completions(request: Request) -> Response:
         """Complete a text or token ids."""
-        return await generate(edge, COMPLETIONS, request)
+        return await generate(services, COMPLETIONS, request)
 
     @router.post(
         CHAT.route,
@@ -63,7 +64,7 @@ def routes(edge: Edge) -> APIRouter:
     )
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation, by the model's own chat template."""
-        return await generate(edge, CHAT, request)
+        return await generate(services, CHAT, request)
 
     @router.post(
         "/tokenize",
@@ -72,9 +73,10 @@ def routes(edge: Edge) -> APIRouter:
     )
     async def tokenize(request: Request) -> Response:
         """Return the token ids of a text or of a conversation."""
-        max_model_len = edge.require_ready().max_model_len
+        max_model_len = services.require_ready().max_model_len
         tokens = await in_thread(
-            context_of(request.scope).body.take(), lambda body: _tokenize(edge, parse_json(body), max_model_len)
+            context_of(request.scope).body.take(),
+            lambda body: _tokenize(services.model, parse_json(body), max_model_len),
         )
         return _json({"count": len(tokens), "max_model_len": max_model_len, "tokens": tokens})
 
@@ -83,40 +85,30 @@ def routes(edge: Edge) -> APIRouter:
     )
     async def detokenize(request: Request) -> Response:
         """Return the text of token ids."""
-        edge.require_ready()
+        services.require_ready()
         body = context_of(request.scope).body.take()
-        return _json({"prompt": await in_thread(body, lambda it: _detokenize(edge, parse_json(it)))})
+        return _json({"prompt": await in_thread(body, lambda it: _detokenize(services.model, parse_json(it)))})
 
     return router
 
 
-def _tokenize(edge: Edge, body: dict[str, Any], max_model_len: int) -> list[int]:
+def _tokenize(model: ServedModel, body: dict[str, Any], max_model_len: int) -> list[int]:
     fields = read(TokenizeRequest, body)
-    edge.check_model(fields.model)
+    model.check_name(fields.model)
     if fields.messages is not None and fields.prompt is None:
-        conversation = Conversation(
-            plain_messages(fields.messages),
-            ToolUse(fields.tools, None).for_template(),
-            options=fields.chat_template_kwargs or {},
-        )
-        text = chat_text(
-            edge.tokenizer,
-            edge.template,
-            conversation,
-            syntax=edge.syntax,
-            end=end_of(fields.add_generation_prompt, continues=fields.continue_final_message),
-            special_tokens_in_text=edge.settings.special_tokens_in_text,
-        )
-        return encode_chat(edge.tokenizer, text, max_model_len)
+        tools, options = ToolUse(fields.tools, None).for_template(), fields.chat_template_kwargs or {}
+        conversation = Conversation(plain_messages(fields.messages), tools, options=options)
+        end = end_of(fields.add_generation_prompt, continues=fields.continue_final_message)
+        return encode_chat(model.tokenizer, prompt_text(model, conversation, end), max_model_len)
     if fields.messages is not None or fields.prompt is None:
         raise InvalidValue("Send either prompt or messages.", param="prompt")
-    return encode_text(edge.tokenizer, fields.prompt, max_model_len, add_special_tokens=fields.add_special_tokens)
+    return encode_text(model.tokenizer, fields.prompt, max_model_len, add_special_tokens=fields.add_special_tokens)
 
 
-def _detokenize(edge: Edge, body: dict[str, Any]) -> str:
+def _detokenize(model: ServedModel, body: dict[str, Any]) -> str:
     fields = read(DetokenizeRequest, body)
-    edge.check_model(fields.model)
-    return edge.tokenizer.decode(checked_ids(fields.tokens, edge.tokenizer.vocab_size, "tokens"))
+    model.check_name(fields.model)
+    return model.tokenizer.decode(checked_ids(fields.tokens, model.tokenizer.vocab_size, "tokens"))
 
 
 def _json(answer: dict[str, Any]) -> Response:

@@ -6,29 +6,31 @@ from typing import Any
 
 import msgspec
 
-from server.edge.admission import Edge
 from server.errors import RETRY_AFTER_S, Conflict, NotFound, NotReady
+from server.http.services import Services
 from server.protocol.messages import EngineReady, PlanRow, QuarantineChanged
 
 
-def attention_report(edge: Edge) -> dict[str, Any]:
+def attention_report(services: Services) -> dict[str, Any]:
     """The plan in full, with what has been launched since the start. Raises NotReady while there is none."""
-    ready, refused = edge.engine.ready, edge.engine.refused
+    ready, refused = services.engine.ready, services.engine.refused
     if ready is None and refused is None:
-        raise NotReady(edge.why_not_ready(), retry_after_s=RETRY_AFTER_S)
+        raise NotReady(services.why_not_ready(), retry_after_s=RETRY_AFTER_S)
     plan = ready.plan if ready else refused.plan if refused else []
     return {
-        "model": edge.model,
-        "model_digests": dict(edge.model_digests),
-        "state": edge.engine.state.value,
-        "on_unproven": edge.settings.on_unproven.value,
+        "model": services.model.name,
+        "model_digests": dict(services.model.digests),
+        "state": services.engine.state.value,
+        "on_unproven": services.settings.on_unproven.value,
         "fingerprint": ready.fingerprint if ready else None,
         "matrix": {"digest": ready.matrix_digest, "verdict": ready.matrix_verdict} if ready else None,
         "attention_layers": ready.attention_layers if ready else None,
-        "launches": edge.metrics.operators.launch_counts(),
-        "attestation": msgspec.to_builtins(edge.engine.attestations.latest),
-        "shadow_checks": [msgspec.to_builtins(report) for report in edge.metrics.operators.shadow_reports],
-        "overridden": [{"path": path, "shape": shape} for path, shape in edge.engine.quarantine.by_operator],
+        "launches": services.telemetry.metrics.operators.launch_counts(),
+        "attestation": msgspec.to_builtins(services.engine.attestations.latest),
+        "shadow_checks": [
+            msgspec.to_builtins(report) for report in services.telemetry.metrics.operators.shadow_reports
+        ],
+        "overridden": [{"path": path, "shape": shape} for path, shape in services.engine.quarantine.by_operator],
         "num_fallbacks": sum(bool(row.fallback_reasons) for row in plan),
         "shapes": [_row(row) for row in plan],
     }

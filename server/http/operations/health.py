@@ -2,7 +2,7 @@
 
 import time
 
-from server.edge.admission import Edge
+from server.http.services import Services
 from server.protocol.liveness import kill_limit_s, unready_limit_s
 from server.protocol.messages import PlanRow
 from server.protocol.plan_rows import rejections_here
@@ -11,33 +11,33 @@ from server.supervisor.client import EngineState
 LOOP_LIMIT_S = 10.0
 
 
-def why_not_alive(edge: Edge) -> list[str]:
+def why_not_alive(services: Services) -> list[str]:
     """Reasons to restart this process; none while it makes progress."""
     reasons = []
     now = time.monotonic()
-    loop_age_s = now - edge.metrics.traffic.loop_seen_at
+    loop_age_s = now - services.telemetry.metrics.traffic.loop_seen_at
     if loop_age_s > LOOP_LIMIT_S:
         reasons.append(f"the event loop has not turned for {loop_age_s:.1f} s, the limit is {LOOP_LIMIT_S:g} s")
-    return reasons + _why_silent(edge, kill_limit_s(edge.engine.ready))
+    return reasons + _why_silent(services, kill_limit_s(services.engine.ready))
 
 
-def why_not_ready(edge: Edge) -> list[str]:
+def why_not_ready(services: Services) -> list[str]:
     """Reasons to send requests elsewhere."""
-    reasons = why_not_alive(edge) or _why_silent(edge, unready_limit_s(edge.engine.ready))
-    if edge.lifecycle.is_draining:
+    reasons = why_not_alive(services) or _why_silent(services, unready_limit_s(services.engine.ready))
+    if services.lifecycle.is_draining:
         reasons.append("the server is shutting down")
-    if edge.engine.state is not EngineState.READY:
-        reasons.append(edge.why_not_ready())
-        refused = edge.engine.refused
+    if services.engine.state is not EngineState.READY:
+        reasons.append(services.why_not_ready())
+        refused = services.engine.refused
         for row in refused.plan if refused else ():
             if row.path is None:
                 reasons.append(f"no path may serve {row.shape}: {_why_refused(row)}")
     return reasons
 
 
-def _why_silent(edge: Edge, limit_s: float) -> list[str]:
+def _why_silent(services: Services, limit_s: float) -> list[str]:
     """A reason where the last heartbeat of a ready engine is older than the limit."""
-    engine = edge.engine
+    engine = services.engine
     if engine.state is not EngineState.READY or engine.last_heartbeat is None:
         return []
     age_s = time.monotonic() - engine.last_heartbeat.sent_at

@@ -6,7 +6,6 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from server.edge.admission import Edge
 from server.edge.context import RequestContext
 from server.edge.routing import PlainRoute
 from server.errors import (
@@ -29,6 +28,7 @@ from server.http.pooling.answers import embedding_list, probability_of, reranked
 from server.http.pooling.requests import EmbeddingRequest, RerankRequest, ScoreRequest
 from server.http.pooling.rerank_prompt import RerankPrompt
 from server.http.pooling.schemas import EmbeddingList, Reranked, ScoreList
+from server.http.services import ServedModel, Services
 from server.model.load.pooling import PoolingModel
 from server.protocol.messages import EngineReady, Pooling, SamplingParams
 from server.settings import Task
@@ -43,31 +43,32 @@ REQUESTS = {Task.EMBED: (EmbeddingRequest,), Task.SCORE: (ScoreRequest, RerankRe
 _ERRORS = (ModelNotFound, PromptTooLong, NotReady, EngineDied, NonFiniteLogits, SlowClient)
 
 
-def pooling_routes(edge: Edge, pooling: PoolingModel) -> APIRouter:
+def pooling_routes(services: Services, pooling: PoolingModel) -> APIRouter:
     """The routes of a model's task. Raises ModelError where it cannot be scored."""
-    return _embedding_routes(edge, pooling) if pooling.task is Task.EMBED else _score_routes(edge, pooling)
+    return _embedding_routes(services, pooling) if pooling.task is Task.EMBED else _score_routes(services, pooling)
 
 
-def _embedding_routes(edge: Edge, pooling: PoolingModel) -> APIRouter:
+def _embedding_routes(services: Services, pooling: PoolingModel) -> APIRouter:
     router = APIRouter(route_class=PlainRoute, tags=["OpenAI"])
+    model = services.model
 
     def prepare(ready: EngineReady, body: dict[str, Any], context: RequestContext) -> Prepared[EmbeddingRequest]:
         fields = read(EmbeddingRequest, body)
-        edge.check_model(fields.model)
+        model.check_name(fields.model)
         _check_dimensions(fields.dimensions, pooling)
-        prompts = [_input_ids(edge, it, ready.max_model_len, fields) for it in listed(fields.input)]
+        prompts = [_input_ids(model, it, ready.max_model_len, fields) for it in listed(fields.input)]
         jobs = _jobs(prompts, context.unique_id, ready.max_model_len, "input", Pooling())
         return Prepared(fields, jobs, cache_salt=fields.cache_salt)
 
     @router.post(EMBEDDINGS[0], response_model=EmbeddingList, openapi_extra=takes(EmbeddingRequest, *_ERRORS))
     async def embeddings(request: Request) -> Response:
         """Return an embedding of each text."""
-        it = await admitted(edge, request, route=EMBEDDINGS[0], operation="embeddings", prepare=prepare)
+        it = await admitted(services, request, route=EMBEDDINGS[0], operation="embeddings", prepare=prepare)
         fields = it.prepared.fields
         name, vectors = it.namer(request.scope, fields.hallmark), await _vectors(it)
         body = await embedding_list(
             vectors,
-            edge.model,
+            model.name,
             it.record.num_prompt_tokens,
             dimensions=fields.dimensions,
             normalizes=pooling.normalizes,
@@ -78,11 +79,10 @@ def _embedding_routes(edge: Edge, pooling: PoolingModel) -> APIRouter:
     return router
 
 
-def _score_routes(edge: Edge, pooling: PoolingModel) -> APIRouter:
+def _score_routes(services: Services, pooling: PoolingModel) -> APIRouter:
     router = APIRouter(route_class=PlainRoute, tags=["scores"])
-    prompt = RerankPrompt(
-        edge.tokenizer, pooling.label_ids, special_tokens_in_text=edge.settings.special_tokens_in_text
-    )
+    model = services.model
+    prompt = RerankPrompt(model.tokenizer, pooling.label_ids, special_tokens_in_text=model.special_tokens_in_text)
     wanted = Pooling(prompt.label_ids)
 
     def jobs(
@@ -97,29 +97,29 @@ def _score_routes(edge: Edge, pooling: PoolingModel) -> APIRouter:
 
     def prepare_score(ready: EngineReady, body: dict[str, Any], context: RequestContext) -> Prepared[ScoreRequest]:
         fields = read(ScoreRequest, body)
-        edge.check_model(fields.model)
+        model.check_name(fields.model)
         pairs = _pairs(_list(fields.text_1), _list(fields.text_2))
         made = jobs(pairs, fields.instruction, ready, context.unique_id, "text_2")
         return Prepared(fields, made, cache_salt=fields.cache_salt)
 
     def prepare_rerank(ready: EngineReady, body: dict[str, Any], context: RequestContext) -> Prepared[RerankRequest]:
         fields = read(RerankRequest, body)
-        edge.check_model(fields.model)
+        model.check_name(fields.model)
         pairs = [(fields.query, document) for document in fields.documents]
         made = jobs(pairs, fields.instruction, ready, context.unique_id, "documents")
         return Prepared(fields, made, cache_salt=fields.cache_salt)
 
     async def score(request: Request) -> Response:
         """Return how probably each document is relevant to its query."""
-        it = await admitted(edge, request, route=SCORE[0], operation="score", prepare=prepare_score)
+        it = await admitted(services, request, route=SCORE[0], operation="score", prepare=prepare_score)
         name = it.namer(request.scope, it.prepared.fields.hallmark)
         scores = [probability_of(pooled) for pooled in await _vectors(it)]
-        body = score_list(scores, it.context.unique_id, edge.model, it.record.num_prompt_tokens)
+        body = score_list(scores, it.context.unique_id, model.name, it.record.num_prompt_tokens)
         return json_response(name(body))
 
     async def rerank(request: Request) -> Response:
         """Return documents in the order of their relevance to a query."""
-        it = await admitted(edge, request, route=RERANK[0], operation="rerank", prepare=prepare_rerank)
+        it = await admitted(services, request, route=RERANK[0], operation="rerank", prepare=prepare_rerank)
         fields = it.prepared.fields
         name = it.namer(request.scope, fields.hallmark)
         scores = [probability_of(pooled) for pooled in await _vectors(it)]
@@ -127,7 +127,7 @@ def _score_routes(edge: Edge, pooling: PoolingModel) -> APIRouter:
             scores,
             fields.documents if fields.return_documents else None,
             it.context.unique_id,
-            edge.model,
+            model.name,
             it.record.num_prompt_tokens,
             fields.top_n or len(scores),
         )
@@ -165,18 +165,18 @@ def _jobs(prompts: Sequence[list[int]], unique_id: str, max_model_len: int, para
     return [Job(i, f"{unique_id}-{i}", prompt, sampling, ()) for i, prompt in enumerate(prompts)]
 
 
-def _input_ids(edge: Edge, given: str | list[int], max_model_len: int, fields: EmbeddingRequest) -> list[int]:
+def _input_ids(model: ServedModel, given: str | list[int], max_model_len: int, fields: EmbeddingRequest) -> list[int]:
     plain = given if isinstance(given, list) else None
     if isinstance(given, str):
         has_special = fields.add_special_tokens
-        ids = encode_text(edge.tokenizer, given, max_model_len, add_special_tokens=has_special, param="input")
+        ids = encode_text(model.tokenizer, given, max_model_len, add_special_tokens=has_special, param="input")
     else:
-        ids = checked_ids(given, edge.tokenizer.vocab_size, "input")
+        ids = checked_ids(given, model.tokenizer.vocab_size, "input")
     limit = fields.truncate_prompt_tokens
     if limit is None or len(ids) <= limit:
         return ids
     if plain is None:
-        plain = edge.tokenizer.encode(str(given), add_special_tokens=False)
+        plain = model.tokenizer.encode(str(given), add_special_tokens=False)
     # What the tokenizer adds stays: the last token is the one that is pooled.
     begin = next((i for i in range(len(ids) - len(plain) + 1) if ids[i : i + len(plain)] == plain), 0)
     before, behind = ids[:begin], ids[begin + len(plain) :]

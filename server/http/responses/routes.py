@@ -6,7 +6,6 @@ from typing import Any
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from server.edge.admission import Edge
 from server.edge.context import RequestContext, context_of
 from server.edge.routing import PlainRoute
 from server.errors import (
@@ -32,6 +31,7 @@ from server.http.responses.requests import ResponsesRequest
 from server.http.responses.schemas import InputItemList, ResponseAnswer, ResponseDeleted, ResponseStreamEvent
 from server.http.responses.store import ResponseStore, Stored
 from server.http.responses.tools import ToolSet
+from server.http.services import ServedModel, Services
 from server.protocol.messages import EngineReady
 
 RESPONSES = "/v1/responses"
@@ -60,9 +60,9 @@ class _Continued:
     tools: ToolSet
 
 
-def routes(edge: Edge) -> APIRouter:
+def routes(services: Services) -> APIRouter:
     """The routes, and the store behind them."""
-    settings = edge.settings
+    settings = services.settings
     store = ResponseStore(settings.response_store_bytes, settings.response_store_entries)
     router = APIRouter(route_class=PlainRoute, tags=["OpenAI"])
 
@@ -77,9 +77,9 @@ def routes(edge: Edge) -> APIRouter:
         context = context_of(request.scope)
 
         def prepare(ready: EngineReady, body: dict[str, Any], context: RequestContext) -> Prepared[_Continued]:
-            return _prepared(edge, store, ready, body, context)
+            return _prepared(services.model, store, ready, body, context)
 
-        it = await admitted(edge, request, route=RESPONSES, operation="chat", prepare=prepare)
+        it = await admitted(services, request, route=RESPONSES, operation="chat", prepare=prepare)
         asked = it.prepared.fields
 
         def ended(response: bytes, items: list[dict[str, Any]]) -> None:
@@ -92,7 +92,7 @@ def routes(edge: Edge) -> APIRouter:
             context.unique_id,
             asked.fields,
             it.prepared.jobs[0].sampling,
-            edge.model,
+            services.model.name,
             tools=asked.tools,
             usage=lambda: usage_of(it.record),
             name=it.namer(request.scope, asked.fields.hallmark),
@@ -160,7 +160,7 @@ def _stored(store: ResponseStore, request: Request) -> Stored:
 
 
 def _prepared(
-    edge: Edge, store: ResponseStore, ready: EngineReady, body: dict[str, Any], context: RequestContext
+    model: ServedModel, store: ResponseStore, ready: EngineReady, body: dict[str, Any], context: RequestContext
 ) -> Prepared[_Continued]:
     fields = read(ResponsesRequest, body)
     if fields.stream_options is not None and not fields.stream:
@@ -172,7 +172,7 @@ def _prepared(
         items = [*msgspec.json.decode(stored.items), *items]
         fields = read(ResponsesRequest, body | {"input": items})
     tools = ToolSet(fields.tools, items_of(fields))
-    chat = prepare_translated(edge, ready, chat_of(fields, tools), context.unique_id, FIELDS)
+    chat = prepare_translated(model, ready, chat_of(fields, tools), context.unique_id, FIELDS)
     return chat.of(_Continued(fields, items, tools))
 
 

@@ -29,7 +29,7 @@ def test_an_unexpected_error_is_a_500_that_says_nothing_of_it(folder: Path) -> N
     assert answer.json()["error"]["code"] == "internal_error"
     assert answer.json()["error"]["request_id"] == "r-1"
     assert "secret" not in answer.text
-    assert it.edge.admission.num_requests == 0
+    assert it.services.admission.num_requests == 0
 
 
 def test_an_unknown_path_is_refused_with_the_likely_one(folder: Path) -> None:
@@ -230,8 +230,8 @@ def test_a_client_that_leaves_cancels_and_frees_its_place(folder: Path, stream: 
     it.engine.num_free = 1 if stream else 0
     sent = leave(it, COMPLETIONS, {"prompt": "x", "stream": stream})
     assert it.engine.cancelled == [it.engine.submitted[0][0]]
-    assert it.edge.lifecycle.num_inflight == 0
-    assert it.edge.admission.num_requests == 0
+    assert it.services.lifecycle.num_inflight == 0
+    assert it.services.admission.num_requests == 0
     assert it.value("client_disconnects_total", stage="streaming" if stream else "queued") == 1
     assert it.value("requests_total", route=COMPLETIONS, outcome="disconnected") == 1
     assert it.value("request_duration_seconds_count", model="tiny", outcome="disconnected") == 1
@@ -278,7 +278,7 @@ def test_a_client_that_does_not_read_is_hung_up_on(folder: Path) -> None:
     asyncio.run(client.run())
     assert has_ended
     assert client.num_messages == 4
-    assert it.edge.lifecycle.num_inflight == 0
+    assert it.services.lifecycle.num_inflight == 0
     assert it.value("requests_total", route="other", outcome="disconnected") == 1
 
 

@@ -84,7 +84,7 @@ def test_a_hostile_body_costs_only_its_own_request(folder: Path, body: bytes, st
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
     assert set(answer.json()["error"]) == {"message", "type", "param", "code", "request_id", "trace_id"}
     assert it.engine.submitted == []
-    assert it.edge.admission.num_requests == 0
+    assert it.services.admission.num_requests == 0
 
 
 CHATS: list[tuple[str, object, str]] = [

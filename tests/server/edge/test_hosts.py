@@ -36,7 +36,7 @@ def test_each_way_in_is_held_to_the_names(folder: Path) -> None:
     asked = {"host": "evil.example"}
     assert it.post("/v1/completions", {"prompt": "a"}, headers=asked).status_code == 400
     assert it.post("/attention/quarantine", {"path": "sdpa.cpu"}, headers=asked).status_code == 400
-    it.app = create_admin_app(it.edge)  # type: ignore[assignment]
+    it.app = create_admin_app(it.services)  # type: ignore[assignment]
     assert it.post("/attention/quarantine", {"path": "sdpa.cpu"}, headers=asked).status_code == 400
     assert it.engine.quarantine.by_operator == []
 

@@ -58,7 +58,7 @@ def test_a_keys_name_is_in_the_log_and_in_the_metrics(
 ) -> None:
     keys, _ = read(tmp_path, "alice:secret-a\nsecret-b\n", "ops:secret-o\n")
     base = served(folder, saying("Hello"))
-    it = Served(base.edge, base.engine, keys)
+    it = Served(base.services, base.engine, keys)
     with caplog.at_level(logging.INFO):
         for secret in ("secret-a", "secret-a", "secret-b", "secret-o", "wrong"):
             it.post("/v1/completions", {"prompt": "four"}, headers=key(secret))
@@ -71,7 +71,7 @@ def test_a_keys_name_is_in_the_log_and_in_the_metrics(
 
 def test_only_twenty_names_have_a_label_of_their_own(folder: Path) -> None:
     it = served(folder)
-    traffic = it.edge.metrics.traffic
+    traffic = it.services.telemetry.metrics.traffic
     traffic.create_keys(f"key-{i}" for i in range(25))
     for i in range(25):
         traffic.used(f"key-{i}", 10)
@@ -101,7 +101,7 @@ def test_keys_are_read_again_and_a_bad_file_keeps_the_old_ones(
 ) -> None:
     keys, settings = read(tmp_path, "a:first\n", "ops:root\n")
     base = served(folder)
-    it = Served(base.edge, base.engine, keys)
+    it = Served(base.services, base.engine, keys)
     files(tmp_path, api_key_file="b:second\n", operator_key_file="ops:root2\n")
     with caplog.at_level(logging.INFO):
         assert keys.reload(settings)

@@ -70,7 +70,7 @@ def test_each_sent_request_notices_a_client_that_leaves(folder: Path, is_at_once
     finally:
         running.stop()
     assert it.value("requests_total", route="/v1/completions", outcome="disconnected") == 1
-    assert it.edge.lifecycle.num_inflight == 0
+    assert it.services.lifecycle.num_inflight == 0
 
 
 def test_objects_of_the_servers_lifetime_are_not_collected(folder: Path) -> None:
@@ -257,7 +257,7 @@ def test_a_lack_of_file_descriptors_is_logged_and_survived(running: Running, cap
 
 def test_only_a_third_order_to_end_cares_for_nothing(folder: Path) -> None:
     it = served(folder)
-    server = Server(uvicorn_config(it.app), it.edge.lifecycle, 30, one_order_s=0)
+    server = Server(uvicorn_config(it.app), it.services.lifecycle, 30, one_order_s=0)
     for _ in range(2):
         server.handle_exit(signal.SIGINT, None)
         assert not server.should_exit

@@ -14,7 +14,7 @@ def test_the_admin_port_answers_from_a_thread_of_its_own(folder: Path) -> None:
     it = served(folder, admin_port=0)
     sock = bind("127.0.0.1", 0, "--admin-port")
     url = url_of(sock)
-    server = serve_admin(it.edge, sock)
+    server = serve_admin(it.services, sock)
     try:
         with httpx2.Client(transport=httpx2.HTTPTransport(retries=20)) as client:
             assert "hallmark_build_info" in client.get(f"{url}/metrics").text
@@ -26,7 +26,7 @@ def test_the_admin_port_answers_from_a_thread_of_its_own(folder: Path) -> None:
 
 def test_the_admin_port_asks_for_a_known_operators_key(folder: Path) -> None:
     it = served(folder, admin_port=0)
-    it.app = create_admin_app(it.edge, Keys(ApiKeys(["tenant"]), ApiKeys(["root"])))  # type: ignore[assignment]
+    it.app = create_admin_app(it.services, Keys(ApiKeys(["tenant"]), ApiKeys(["root"])))  # type: ignore[assignment]
     statuses = [
         it.get("/metrics", headers={"authorization": f"Bearer {key}"}).status_code for key in ("root", "tenant")
     ]

@@ -67,7 +67,7 @@ def test_a_choice_that_fails_fails_the_whole_request(folder: Path) -> None:
     it = served(folder, playing(delta("a"), delta("", FinishReason.ERROR)))
     assert it.post(COMPLETIONS, {"prompt": "a", "n": 3}).status_code == 500
     assert len(it.engine.submitted) == 3
-    assert it.edge.admission.num_requests == 0
+    assert it.services.admission.num_requests == 0
 
 
 def test_unread_choices_wait_where_they_are_merged() -> None:

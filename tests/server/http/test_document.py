@@ -246,7 +246,9 @@ def test_answers_are_those_of_the_document(folder: Path) -> None:
     it = served(folder, saying("Hel", "lo"))
     batch = AttestedBatch("prefill", ["sdpa.cpu"], False, {"aten::bmm": 8}, "mismatch", "sdpa.cpu did not launch x")
     it.engine.report = AttestationReport("request", "mismatch", 1.0, 0.1, [batch], [("sdpa.cpu", "prefill fp32")])
-    it.edge.metrics.on_shadow(ShadowReport("match", 1.5, "decode", "sdpa.cpu", 3, 5, 70, 1, 0.1, None, 0.002, []))
+    it.services.telemetry.metrics.on_shadow(
+        ShadowReport("match", 1.5, "decode", "sdpa.cpu", 3, 5, 70, 1, 0.1, None, 0.002, [])
+    )
     response = it.post(RESPONSES, {"input": "a"}).json()
     found: list[tuple[type[BaseModel], Any]] = [
         (openai.Completion, it.post(COMPLETIONS, {"prompt": "a", "n": 2}).json()),

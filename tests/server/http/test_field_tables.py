@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,10 @@ from edge_fakes import (
     ScriptedEngine,
     Served,
     delta,
-    make_edge,
+    make_services,
     playing,
     served,
+    with_model,
     write_tokenizer,
 )
 from openai.types import completion_create_params, embedding_create_params
@@ -246,7 +247,7 @@ def pooling(folder: Path, task: Task) -> Served:
 
     engine = ScriptedEngine(script)
     model = PoolingModel(task, dimensions=range(1, 5)) if task is Task.EMBED else PoolingModel(task)
-    return Served(replace(make_edge(folder, engine, Settings(model="tiny")), pooling=model), engine)
+    return Served(with_model(make_services(folder, engine, Settings(model="tiny")), pooling=model), engine)
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from edge_fakes import (
     Served,
     delta,
     events,
-    make_edge,
+    make_services,
     playing,
     saying,
     served,
@@ -162,7 +162,7 @@ def test_a_chat_stream_is_role_text_reason_usage_done(folder: Path) -> None:
 def test_an_answer_has_the_metrics_fingerprint(folder: Path, route: str, body: dict[str, object]) -> None:
     it = served(folder, saying("Hel", "lo"))
     assert it.engine.ready is not None
-    wanted = f"hallmark-{it.edge.version}-{fingerprint_digest(it.engine.ready.fingerprint)}"
+    wanted = f"hallmark-{it.services.program.version}-{fingerprint_digest(it.engine.ready.fingerprint)}"
     assert it.post(route, body).json()["system_fingerprint"] == wanted
     *chunks, done = events(it.post(route, body | {"stream": True}))
     assert done == "[DONE]"
@@ -245,7 +245,7 @@ def test_a_traced_answer_names_its_span_in_the_clients_trace(folder: Path, refus
     trace_id = "0af7651916cd43dd8448eb211c80319c"
     engine = ScriptedEngine()
     tracing = Tracing(refused_url, version="1", count_dropped=lambda _: None)
-    it = Served(make_edge(folder, engine, Settings(model="tiny"), tracing=tracing), engine)
+    it = Served(make_services(folder, engine, Settings(model="tiny"), tracing=tracing), engine)
     headers = {"traceparent": f"00-{trace_id}-b7ad6b7169203331-01"}
     answer = it.post(COMPLETIONS, {"prompt": "a"}, headers=headers)
     version, trace, span, flags = answer.headers["traceparent"].split("-")

@@ -363,7 +363,7 @@ def test_models_are_listed_in_anthropics_shape(folder: Path) -> None:
         (listed,) = [*page]
         assert (page.has_more, page.first_id, page.last_id) == (False, "org/name", "org/name")
         assert (listed.type, listed.id, listed.display_name, listed.lifecycle) == ("model", *["org/name"] * 2, "active")
-        assert listed.created_at.timestamp() == it.edge.started_at
+        assert listed.created_at.timestamp() == it.services.program.started_at
         assert listed.max_input_tokens == MAX_MODEL_LEN
         assert client.models.retrieve("org/name") == listed
         assert next(iter(client.beta.models.list())).to_dict() == listed.to_dict()

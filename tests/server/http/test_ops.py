@@ -82,7 +82,7 @@ def test_a_restarting_engine_does_not_make_the_process_dead(folder: Path) -> Non
 
 def test_a_draining_server_is_not_ready(folder: Path) -> None:
     it = served(folder)
-    it.edge.lifecycle.begin_drain()
+    it.services.lifecycle.begin_drain()
     assert it.get("/livez").status_code == 200
     assert it.get("/readyz").json()["reasons"] == ["the server is shutting down"]
 
@@ -90,7 +90,7 @@ def test_a_draining_server_is_not_ready(folder: Path) -> None:
 def test_the_plan_shows_rejections_evidence_and_launches(folder: Path) -> None:
     it = served(folder)
     dispatch = DispatchCount("prefill", "le_128", "sdpa.math", "provisional", "sdpa.cpu", [], 1, 100, 8)
-    it.edge.metrics.operators.served([dispatch])
+    it.services.telemetry.metrics.operators.served([dispatch])
     body = it.get("/plan").json()
     assert it.get("/attention").json() == body  # the older name
     prefill, decode = body["shapes"]
@@ -158,7 +158,7 @@ def test_with_an_admin_port_metrics_are_only_there(folder: Path) -> None:
     it = served(folder, admin_port=9000)
     assert it.get("/metrics").status_code == 404
     assert it.get("/readyz").status_code == 200
-    it.app = create_admin_app(it.edge)
+    it.app = create_admin_app(it.services)
     for path in ("/metrics", "/attention", "/version", "/livez", "/readyz"):
         assert it.get(path).status_code == 200
     assert it.post("/v1/completions", {"prompt": "a"}).status_code == 404
@@ -178,7 +178,7 @@ def test_an_attestation_is_answered_with_its_report(folder: Path) -> None:
 def test_the_latest_shadow_checks_are_shown(folder: Path) -> None:
     it = served(folder)
     assert it.get("/attention").json()["shadow_checks"] == []
-    it.edge.metrics.on_shadow(
+    it.services.telemetry.metrics.on_shadow(
         ShadowReport("mismatch", 1.5, "decode", "sdpa.cpu", 3, 5, 70, 1, 41.0, "off by 0.1", 0.002, [("sdpa.cpu", "s")])
     )
     (shown,) = it.get("/attention").json()["shadow_checks"]

@@ -69,7 +69,7 @@ def replace_id(it: TokenDelta, request_id: str) -> TokenDelta:
 
 def running(folder: Path, engine: ScriptedEngine, **options: int) -> Running:
     it = served(folder)
-    return Running(Served(replace(it.edge, engine=engine), engine), **options)
+    return Running(Served(replace(it.services, engine=engine), engine), **options)
 
 
 def texts_of(stream: bytes) -> list[str]:

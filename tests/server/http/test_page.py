@@ -50,7 +50,7 @@ def test_the_page_is_part_of_the_package() -> None:
 @pytest.mark.anyio
 async def test_the_admin_port_has_the_page_too(folder: Path) -> None:
     it = served(folder, admin_port=9000)
-    app = create_admin_app(replace(it.edge))
+    app = create_admin_app(replace(it.services))
     async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://localhost") as client:
         assert (await client.get("/")).content == PAGE.read_bytes()
         assert (await client.get("/docs")).content == DOCS.read_bytes()

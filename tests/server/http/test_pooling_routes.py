@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from edge_fakes import TIMES, USES, ScriptedEngine, Served, make_edge, served
+from edge_fakes import TIMES, USES, ScriptedEngine, Served, make_services, served, with_model
 from tiny_qwen3 import NO, YES, write_words
 
 from server.errors import ModelError
@@ -43,7 +43,7 @@ def pooling(folder: Path, model: PoolingModel) -> Served:
         return [TokenDelta("", [], FinishReason.LENGTH, times=TIMES, path_uses=USES, pooled=pooled)]
 
     engine = ScriptedEngine(script)
-    return Served(replace(make_edge(folder, engine, Settings(model="tiny")), pooling=model), engine)
+    return Served(with_model(make_services(folder, engine, Settings(model="tiny")), pooling=model), engine)
 
 
 def test_embeddings_are_normalized_and_counted(words: Path) -> None:

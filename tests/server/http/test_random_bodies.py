@@ -69,7 +69,7 @@ def test_no_body_makes_the_server_fail(folder: Path, seed: int) -> None:
                 documented = paths[path][method.lower()]["responses"][str(answer.status_code)]["description"]
                 assert answer.status_code == 200 or f"`{answer.json()['error']['code']}`" in documented
                 found.add(answer.status_code)
-        assert it.edge.admission.num_requests == it.edge.admission.num_tokens == 0
+        assert it.services.admission.num_requests == it.services.admission.num_tokens == 0
         return found
 
     assert {200, 400} <= asyncio.run(run())  # and 404 where a path of the quarantine was drawn

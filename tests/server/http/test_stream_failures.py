@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from edge_fakes import ScriptedEngine, Served, delta, events, make_edge, playing, saying, served
+from edge_fakes import ScriptedEngine, Served, delta, events, make_services, playing, saying, served
 
 from server.errors import EngineDied, TimeLimitReached
 from server.protocol.messages import FinishReason, SamplingParams, TokenDelta
@@ -92,8 +92,8 @@ def test_a_full_queue_is_a_429_that_says_when_to_come_again(folder: Path) -> Non
 @pytest.mark.parametrize(("waited_s", "retry_after"), [(0.0, 1), (2.2, 3), (60.0, 60), (500.0, 60)])
 def test_retry_after_is_the_usual_wait_within_limits(folder: Path, waited_s: float, retry_after: int) -> None:
     it = served(folder, max_queued_requests=1)
-    it.edge.admission.enter()
-    it.edge.admission.wait_s = waited_s
+    it.services.admission.enter()
+    it.services.admission.wait_s = waited_s
     answer = it.post(COMPLETIONS, {"prompt": "b"})
     assert (answer.status_code, answer.headers["retry-after"]) == (429, str(retry_after))
 
@@ -111,8 +111,8 @@ def test_waiting_prompt_tokens_are_limited_but_for_the_first(folder: Path) -> No
             assert "105 prompt tokens" in second.json()["error"]["message"]
             it.engine.gate.set()
             assert (await first).status_code == 200
-        assert it.edge.admission.num_tokens == 0
-        assert it.edge.admission.num_requests == 0
+        assert it.services.admission.num_tokens == 0
+        assert it.services.admission.num_requests == 0
 
     asyncio.run(run())
 
@@ -134,15 +134,15 @@ def test_a_request_waits_until_each_of_its_prompts_has_a_token(folder: Path) -> 
         engine = WaitingForOne()
         engine.num_free = 100
         engine.gate.clear()
-        it = Served(make_edge(folder, engine, Settings(model="tiny")), engine)
+        it = Served(make_services(folder, engine, Settings(model="tiny")), engine)
         async with it.client() as client:
             answer = asyncio.create_task(client.post(COMPLETIONS, json={"prompt": ["a", "b"]}))
             while it.value("generation_tokens_total") != 6:  # all of the first prompt's answer
                 await asyncio.sleep(0)
-            assert (it.edge.admission.num_requests, it.edge.admission.num_tokens) == (1, 2)
+            assert (it.services.admission.num_requests, it.services.admission.num_tokens) == (1, 2)
             engine.gate.set()
             assert (await answer).status_code == 200
-        assert (it.edge.admission.num_requests, it.edge.admission.num_tokens) == (0, 0)
+        assert (it.services.admission.num_requests, it.services.admission.num_tokens) == (0, 0)
 
     asyncio.run(run())
 
@@ -195,7 +195,7 @@ def test_a_stream_beyond_its_own_timeout_ends_with_an_event(folder: Path) -> Non
             answer = asyncio.create_task(client.post(COMPLETIONS, json=fields))
             while not it.value("prompt_tokens_total"):
                 await asyncio.sleep(0)
-            [context] = it.edge.lifecycle.inflight
+            [context] = it.services.lifecycle.inflight
             context.limit(0, TimeLimitReached("too late"))
             first, error, done = events(await answer)
         assert (first["choices"][0]["text"], error["error"]["code"], done) == ("a", "request_timeout", "[DONE]")
@@ -220,10 +220,10 @@ def test_a_shutdowns_deadline_ends_a_stream_with_an_event(folder: Path) -> None:
             answer = asyncio.create_task(client.post(COMPLETIONS, json={"prompt": "a", "stream": True}))
             while not it.value("prompt_tokens_total"):
                 await asyncio.sleep(0)
-            it.edge.lifecycle.begin_drain()
+            it.services.lifecycle.begin_drain()
             refused = await client.post(COMPLETIONS, json={"prompt": "b"})
             assert refused.json()["error"]["code"] == "shutting_down"
-            it.edge.lifecycle.abort_all()
+            it.services.lifecycle.abort_all()
             first, error, done = events(await answer)
         assert first["choices"][0]["text"] == "a"
         assert error["error"]["code"] == "shutting_down"

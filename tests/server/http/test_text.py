@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from edge_fakes import MAX_MODEL_LEN, ScriptedEngine, Served, make_edge, served, write_tokenizer
+from edge_fakes import MAX_MODEL_LEN, ScriptedEngine, Served, make_services, served, write_tokenizer
 
 from server.settings import Settings
 
@@ -37,7 +37,7 @@ def test_a_model_answers_to_each_of_its_names(folder: Path) -> None:
 )
 def test_a_model_is_listed_with_its_folder_or_hub_id(folder: Path, model: str, root: str) -> None:
     engine = ScriptedEngine()
-    it = Served(make_edge(folder, engine, Settings(model=model)), engine)
+    it = Served(make_services(folder, engine, Settings(model=model)), engine)
     assert it.get("/v1/models").json()["data"][0]["root"] == root  # benches of others find the tokenizer by it
 
 
@@ -51,6 +51,6 @@ def test_a_prompt_is_tokenized_and_back(folder: Path) -> None:
 def test_a_model_without_a_chat_template_cannot_chat(tmp_path: Path) -> None:
     write_tokenizer(tmp_path, has_template=False)
     engine = ScriptedEngine()
-    it = Served(make_edge(tmp_path, engine, Settings(model="tiny")), engine)
+    it = Served(make_services(tmp_path, engine, Settings(model="tiny")), engine)
     answer = it.post("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]})
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "unsupported_field")

@@ -3,11 +3,10 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from edge_fakes import Served, saying, served
+from edge_fakes import Served, saying, served, with_model
 from prometheus_client import CollectorRegistry
 from scraped import scraped_value
 
@@ -73,7 +72,7 @@ class SlowTokenizer(Tokenizer):
 @pytest.mark.parametrize("stream", [False, True])
 def test_ttft_holds_the_time_to_receive_and_to_tokenize(folder: Path, stream: bool) -> None:
     fast = served(folder, saying("Hel", "lo"))
-    it = Served(replace(fast.edge, tokenizer=SlowTokenizer.load(folder)), fast.engine)
+    it = Served(with_model(fast.services, tokenizer=SlowTokenizer.load(folder)), fast.engine)
     prompts = f'["{"a" * 100}", "{"b" * 100}"]'.encode()
 
     async def body() -> AsyncIterator[bytes]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from edge_fakes import END, ScriptedEngine, Served, delta, events, make_edge, playing, saying
+from edge_fakes import END, ScriptedEngine, Served, delta, events, make_services, playing, saying
 from otlp_collectors import Collector, attributes, http_collector
 from otlp_collectors import events as span_events
 
@@ -36,13 +36,13 @@ def collector() -> Iterator[Collector]:
 
 
 class Traced:
-    """A served edge whose spans go to a collector; `close` sends them."""
+    """A served model whose spans go to a collector; `close` sends them."""
 
     def __init__(self, folder: Path, collector: Collector, engine: ScriptedEngine) -> None:
-        edge = make_edge(folder, engine, Settings(model="tiny"))
-        count = edge.metrics.traffic.spans_dropped
+        services = make_services(folder, engine, Settings(model="tiny"))
+        count = services.telemetry.metrics.traffic.spans_dropped
         self.tracing = Tracing(collector.url, version="1", count_dropped=count)
-        self.it = Served(replace(edge, tracing=self.tracing), engine)
+        self.it = Served(replace(services, telemetry=replace(services.telemetry, tracing=self.tracing)), engine)
         self.engine = engine
 
     def close(self) -> None:
@@ -127,13 +127,13 @@ def test_a_prompt_is_nowhere_in_logs_spans_metrics_and_errors(folder: Path, coll
     assert any(line.get("trace_id") == TRACE_ID for line in lines)
     assert CANARY.encode() not in collector.raw
     assert len(collector.spans) > 20
-    registry = it.edge.metrics.registry
+    registry = it.services.telemetry.metrics.registry
     assert CANARY.encode() not in scrape(registry, TEXT) + scrape(registry, OPENMETRICS)
 
 
 def test_no_request_whatever_it_says_makes_a_new_series(folder: Path) -> None:
     engine = ScriptedEngine()
-    it = Served(make_edge(folder, engine, Settings(model="tiny")), engine)
+    it = Served(make_services(folder, engine, Settings(model="tiny")), engine)
     random_of = random.Random(0)
 
     def word() -> str:
@@ -163,5 +163,5 @@ def test_no_request_whatever_it_says_makes_a_new_series(folder: Path) -> None:
 
 
 def series(it: Served) -> set[str]:
-    lines = scrape(it.edge.metrics.registry, TEXT).decode().splitlines()
+    lines = scrape(it.services.telemetry.metrics.registry, TEXT).decode().splitlines()
     return {line.rpartition(" ")[0] for line in lines if not line.startswith("#")}
