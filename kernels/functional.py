@@ -15,11 +15,11 @@ from torch import Tensor
 from kernels.arguments import BatchForm, CallForm, ShapeError, TensorForm, check, check_call, form_of
 from kernels.calls.batch import AttentionBatch, AttentionFlags
 from kernels.calls.plan import plan
-from kernels.catalog import path_named
-from kernels.preference import asked_for
+from kernels.catalog import PATHS, path_named
 from kernels.system.device import dtype_of, read_fingerprint
 from kernels.vocabulary.buckets import bucket_of
 from kernels.vocabulary.path import KernelPath, Rejection, RunAttention
+from kernels.vocabulary.preference import asked_for
 from kernels.vocabulary.shape import AttentionShape, Mask, Phase
 
 __all__ = [
@@ -196,7 +196,7 @@ def candidates(
 ) -> tuple[tuple[KernelPath, tuple[Rejection, ...]], ...]:
     """Every path in the order of preference, with its reasons against these arguments; none means it can serve them."""
     fingerprint = read_fingerprint(q.device)
-    asked = asked_for(shape_of(q, k, batch, flags), batch.max_seqlen_q)
+    asked = asked_for(PATHS, shape_of(q, k, batch, flags), batch.max_seqlen_q)
     return tuple((path, path.rejects(shape, fingerprint)) for path, shape in asked)
 
 
@@ -270,7 +270,7 @@ def _path_for(call: CallForm) -> KernelPath:
     check_call(call)
     shape, fingerprint, name = _shape(call), read_fingerprint(call.q[3]), call.batch.path
     named = None if name is None else path_named(name)
-    for path, asked in asked_for(shape, call.batch.max_seqlen_q):
+    for path, asked in asked_for(PATHS, shape, call.batch.max_seqlen_q):
         if named not in (None, path):
             continue
         rejections = path.rejects(asked, fingerprint)

@@ -1,1 +1,1 @@
-"""One call of a kernel: the batch that it gets, the GPU that sizes it, its launch, and what is kept for the next."""
+"""One call of a kernel: its batch and what the layers of a step share of it, the GPU that sizes it, its launch."""

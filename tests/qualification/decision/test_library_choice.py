@@ -5,10 +5,10 @@ from collections.abc import Mapping
 import pytest
 
 from kernels.catalog import PATHS
-from kernels.preference import asked_for
 from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.fingerprint import Fingerprint
 from kernels.vocabulary.path import Tier
+from kernels.vocabulary.preference import asked_for
 from kernels.vocabulary.shape import AttentionShape, Dtype, Phase
 from qualification.evidence.matrix import MATRICES, load_matrices, load_matrix
 
@@ -45,7 +45,7 @@ def proven_times(gpu: str) -> dict[AttentionShape, dict[str, float]]:
 
 def chosen(shape: AttentionShape, gpu: Fingerprint) -> str:
     """The path of a call of the most queries that the shape's bucket has."""
-    asked = asked_for(shape, shape.query_bucket.hi or shape.query_bucket.lo + 1)
+    asked = asked_for(PATHS, shape, shape.query_bucket.hi or shape.query_bucket.lo + 1)
     return next(path.name for path, of_path in asked if not path.rejects(of_path, gpu))
 
 

@@ -4,23 +4,25 @@
 serves is the fastest proven one, but where Triton's saves the device less than its launch takes the host.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 
-from kernels.catalog import PATHS
 from kernels.vocabulary.path import KernelPath
 from kernels.vocabulary.shape import AttentionShape, Phase
 
 _ROWS_OF_A_TILE = 16  # query tokens x heads of a group, in decode
 
 
-def asked_for(shape: AttentionShape, max_seqlen_q: int) -> tuple[tuple[KernelPath, AttentionShape], ...]:
-    """Every path, the most preferred first, each with the shape that it is asked for.
+def asked_for(
+    catalog: Iterable[KernelPath], shape: AttentionShape, max_seqlen_q: int
+) -> tuple[tuple[KernelPath, AttentionShape], ...]:
+    """Every path of attention, the most preferred first, each with the shape that it is asked for.
 
     The order is the catalog's, but where another path is known to be faster.
     A few query tokens a sequence, as when drafted ones are verified, are decode for the paths that take so many. These
     come first where the rows of a KV head fill one tile of theirs; where they fill two, keys would be read twice.
     """
-    paths = sorted(PATHS, key=lambda path: not _is_faster(path, shape))
+    paths = sorted(catalog, key=lambda path: not _is_faster(path, shape))
     if shape.phase is not Phase.EXTEND:
         return tuple((path, shape) for path in paths)
     few = replace(shape, phase=Phase.DECODE)
