@@ -6,9 +6,9 @@ from enum import Enum
 from fnmatch import fnmatchcase
 from types import MappingProxyType
 
+from kernels.driver.kernel_names import plain_name, short_name
 from kernels.identity.known_kernels import NAMED, OPERATORS
 from kernels.vocabulary.operators import Operator
-from qualification.common.kernel_names import plain_name, short_name
 
 _ATTENTION = Operator.ATTENTION.value
 _KEPT_NAMES = 8  # of a class, the longest times first

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 
+from kernels.driver.kernel_names import short_name
 from kernels.vocabulary.path import AnyPath, Tier
-from qualification.common.kernel_names import short_name
 from qualification.evidence.evidence import Evidence
 
 _PLANS = ("_plan", "_split")  # end the names of kernels that plan a batch

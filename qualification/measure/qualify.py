@@ -9,6 +9,7 @@ from functools import partial
 import torch
 
 from kernels.collective.inboxes import PeerMemoryError
+from kernels.driver.seen import Seen
 from kernels.system.child_process import python_command
 from kernels.system.device import torch_dtype
 from kernels.vocabulary.fingerprint import Device, Fingerprint
@@ -20,7 +21,7 @@ from qualification.evidence.evidence import Check, Evidence, Timing
 from qualification.measure.checks.references import References, Shelf
 from qualification.measure.compiling.compile_ahead import calls_of, compiling_ahead
 from qualification.measure.costs.ceilings import Ceilings, ceilings_now
-from qualification.measure.costs.profile import Seen, calls_seen, temporary_bytes
+from qualification.measure.costs.profile import calls_seen, temporary_bytes
 from qualification.measure.costs.rivals import Rivals
 from qualification.measure.costs.timing import Judged, default_budget_s, time_call, time_until_believed
 from qualification.measure.ranks.rank_group import on_ranks
@@ -52,7 +53,7 @@ class Bench:
     timing_budget_s: float | None = None  # for one pair; None: as `time_call` has it for the device
     command: str | None = None  # what a person typed
     compile_jobs: int = 1  # processes that compile before anything is measured; 1: nothing is compiled ahead
-    may_profile: bool = True  # False in a server on a GPU: `qualification/attest/driver_record.py` says why
+    may_profile: bool = True  # False in a server on a GPU: `kernels/driver/driver_record.py` says why
     rates: Callable[[torch.device, torch.dtype, int], Ceilings | None] = ceilings_now  # that times are judged by
     timer: Callable[..., Timing] = time_call
     at: str = field(default_factory=now)  # when the run began

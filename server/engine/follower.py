@@ -20,9 +20,9 @@ from torch import Tensor
 from kernels.calls.launch import install_compile_counter
 from kernels.collective.inboxes import PeerMemoryError
 from kernels.linear.fallbacks import MatmulFallbacks
+from kernels.system.hang_up import leave_with, wait_for_hang_up
 from kernels.system.triton_cache import use_own_cache
 from kernels.vocabulary.operators import AnyShape
-from qualification.common.hang_up import leave_with, wait_for_hang_up
 from qualification.decision.decision import Decision, Pairs, ShapeT, Status
 from qualification.evidence.shape_text import parse_shape
 from server.engine.execution.capture import Capture, CudaCapture, Replayable

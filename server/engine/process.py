@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
-from qualification.common.hang_up import leave_with
+from kernels.system.hang_up import leave_with
 from qualification.measure.trials.failures import DeviceLost, QualificationAborted
 from server.engine.execution.followers import RankListener
 from server.engine.link import EXIT_PROTOCOL, Inbox, Link

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from qualification.common.locked_folder import LockedFolder
+from kernels.system.locked_folder import LockedFolder
 from server.errors import DeadlyPrompt, StartError
 from server.protocol.liveness import KILLED_AFTER_S, START_KILLED_AFTER_S, DeathCause, death_of, kill_limit_s
 from server.protocol.messages import (

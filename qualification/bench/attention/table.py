@@ -4,9 +4,9 @@ import math
 from collections.abc import Iterable
 from itertools import groupby
 
+from kernels.driver.kernel_names import short_name
 from kernels.vocabulary.shape import Phase
 from qualification.bench.attention.row import Absence, Row, sorted_rows
-from qualification.common.kernel_names import short_name
 from qualification.common.table import table
 from qualification.evidence.summary import time_text
 

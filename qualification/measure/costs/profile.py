@@ -6,46 +6,21 @@ what a person recognises: template arguments, signatures and tile sizes are left
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch._C._autograd import DeviceType
 from torch.autograd.profiler import profile, record_function
 
-from qualification.common.kernel_names import is_helper, short_name
+from kernels.driver.kernel_names import is_helper, short_name
+from kernels.driver.seen import Seen
 
 _MARK = "attention call "  # the marked range of call n is named so, with n behind it
 # In the names of operators that do arithmetic.
 _CPU_WORK = ("scaled_dot_product", "attention", "softmax", "mm")
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """Kernel names by how often they ran: of each marked call, and outside of all calls.
-
-    seconds           of everything that ran, data movers included, by its whole name: of kernels their time on the
-                      device, of operators on a CPU their time without the operators that they call. Empty: not timed
-    seconds_in_calls  of these, what ran within marked calls; on a CPU alone, where it is known which did
-    """
-
-    calls: tuple[Counter[str], ...]
-    outside: Counter[str]
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    seconds_in_calls: Mapping[str, float] = field(default_factory=dict)
-
-    @property
-    def always(self) -> tuple[str, ...]:
-        """Names that every call launched, sorted."""
-        names = [set(call) for call in self.calls]
-        return tuple(sorted(set.intersection(*names))) if names else ()
-
-    @property
-    def sometimes(self) -> tuple[str, ...]:
-        """Names that some calls launched and others did not, sorted."""
-        return tuple(sorted({name for call in self.calls for name in call} - set(self.always)))
 
 
 @dataclass(frozen=True, slots=True)

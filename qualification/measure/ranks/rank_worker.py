@@ -18,8 +18,8 @@ import torch.distributed as dist
 
 from kernels.catalog import any_path_named
 from kernels.collective.shape import parse_collective_shape
+from kernels.system.hang_up import leave_with
 from kernels.system.triton_cache import use_own_cache
-from qualification.common.hang_up import leave_with
 from qualification.measure.checks.collective_checks import copied
 from qualification.measure.inputs.collective_inputs import CollectiveCase, collective_case
 from qualification.measure.ranks.rank_group import RankCall, RankCommand, RankEnd, RankPeers, gathered, join

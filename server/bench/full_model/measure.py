@@ -4,7 +4,7 @@
 with its scheduler, graphs and sampler; only HTTP and tokenization are left out.
 
 `python -m server.bench.full_model.measure ASKED.json FOUND.json` is a process of its own: after a profiler each replay
-of a decode graph takes 83 us longer (`qualification/attest/driver_record.py`), and an engine needs the memory that a
+of a decode graph takes 83 us longer (`kernels/driver/driver_record.py`), and an engine needs the memory that a
 qualification holds.
 """
 

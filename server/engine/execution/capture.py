@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from qualification.attest.driver_record import DriverError, Recorder
+from kernels.driver.driver_record import DriverError, Recorder
 
 logger = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 The batches belong to no request: one for each (phase, path) of the plan, two where a batch chooses its kernels, over
 the page of the cache that no sequence owns, through the same runner, dispatcher and graphs as a client's. One is run
 at a time, between two steps of the engine, so that no step waits for more than one of them. On a GPU the driver's
-record of captured calls and graphs names the kernels, on a CPU the profiler (`qualification/attest/driver_record.py`
+record of captured calls and graphs names the kernels, on a CPU the profiler (`kernels/driver/driver_record.py`
 says why). The time of each step is then explained: how much of it ran in kernels that evidence or a list names.
 """
 
@@ -17,6 +17,7 @@ from typing import Protocol
 
 import torch
 
+from kernels.driver.seen import Seen
 from kernels.vocabulary.operators import AnyShape, Operator
 from kernels.vocabulary.path import AnyPath, KernelPath
 from kernels.vocabulary.shape import Phase
@@ -31,7 +32,7 @@ from qualification.attest.promise import (
     replay_mismatch,
 )
 from qualification.evidence.evidence import Evidence
-from qualification.measure.costs.profile import Mark, Seen, profiled
+from qualification.measure.costs.profile import Mark, profiled
 from server.engine.operators.decisions import NoPathError
 from server.engine.operators.dispatch import Choice, Dispatcher
 from server.engine.operators.launch_errors import is_device_lost

@@ -16,11 +16,11 @@ import torch.distributed as dist
 from kernels.calls.launch import install_compile_counter, num_compiles
 from kernels.catalog import ALL_PATHS, PATHS
 from kernels.collective.inboxes import PeerMemoryError
+from kernels.driver.driver_record import Recorder
 from kernels.linear.fallbacks import MatmulFallback, MatmulFallbacks
 from kernels.system.device import torch_dtype
 from kernels.system.triton_cache import use_own_cache
 from kernels.vocabulary.shape import AttentionShape
-from qualification.attest.driver_record import Recorder
 from qualification.attest.operator_promises import operator_promises
 from qualification.decision.decision import Pairs, Policy, decisions_of
 from qualification.measure.qualify import qualify

@@ -10,6 +10,7 @@ from qualification_fakes import DECODE, evidence
 from qualification_fakes import SHAPE as ATTENTION
 
 from kernels.catalog import ALL_PATHS, PATHS, any_path_named, path_named
+from kernels.driver.kernel_names import plain_name
 from kernels.experts.kinds import ExpertFormat
 from kernels.experts.shape import ExpertsShape
 from kernels.fused.activation_kind import Activation
@@ -21,7 +22,6 @@ from kernels.vocabulary.shape import AttentionShape, Dtype, Mask
 from qualification.attest.explain import TimeClass, class_of, explain
 from qualification.attest.operator_promises import operator_mismatches, operator_promises
 from qualification.attest.promise import Promise, kernels_promised
-from qualification.common.kernel_names import plain_name
 from qualification.decision.decision import Decision, Status
 from qualification.evidence.evidence import Evidence
 from qualification.measure.costs.profile import calls_seen

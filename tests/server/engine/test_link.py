@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from qualification.common.hang_up import leave_with
+from kernels.system.hang_up import leave_with
 from server.engine.link import Link
 from server.protocol import wire
 from server.protocol.messages import Cancel, EngineProgress, SamplingParams, Shutdown, Submit, ToEngine

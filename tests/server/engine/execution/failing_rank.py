@@ -7,7 +7,7 @@ import sys
 import msgspec
 
 from kernels.linear.fallbacks import MatmulFallback
-from qualification.common.hang_up import wait_for_hang_up
+from kernels.system.hang_up import wait_for_hang_up
 from server.engine.execution.commands import RankFailed, RankFallbacks, RankProgress, Reports
 
 

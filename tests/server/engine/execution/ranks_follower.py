@@ -11,8 +11,8 @@ from itertools import repeat
 from closure_graphs import Replay, capture, decide
 from ranks_engine import ATTENTION, dispatcher_of
 
+from kernels.system.hang_up import leave_with
 from kernels.vocabulary.shape import AttentionShape
-from qualification.common.hang_up import leave_with
 from qualification.evidence.shape_text import parse_shape
 from server.engine.execution.capture import Capture, Replayable
 from server.engine.execution.commands import Begin, Decide, receive

@@ -13,9 +13,9 @@ from test_graphs import CPU, MAX_LEN, PAGE_SIZE, Subject
 from tiny_llama import NUM_LAYERS, VOCAB, TinyLlama
 from torch import Tensor
 
+from kernels.driver.cuda_driver import DriverError
 from kernels.sampling.sampling import SamplingTensors
 from kernels.vocabulary.path import KernelPath
-from qualification.attest.cuda_driver import DriverError
 from qualification.measure.trials.failures import DeviceLost
 from server.engine.execution.commands import Command, ComputeLogits, Launch, Repeat
 from server.engine.execution.followers import LeadingWorker, RankIdentity, check_same

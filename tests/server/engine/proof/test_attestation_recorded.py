@@ -10,9 +10,9 @@ from attested import FLASH, Subject, refuses
 from tiny_llama import NUM_LAYERS
 
 from kernels.catalog import PATHS, path_named
+from kernels.driver.seen import Seen
 from kernels.vocabulary.path import KernelPath
 from kernels.vocabulary.shape import Phase
-from qualification.measure.costs.profile import Seen
 from server.engine.operators.dispatch import Dispatcher
 from server.engine.proof.attestation import Attestor, TimeStep
 from server.engine.startup.warmup import probes_of

@@ -9,13 +9,13 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from qualification.common.locked_folder import LockedFolder
+from kernels.system.locked_folder import LockedFolder
 
 # Another server of the same user: it makes its folder, and lives until its standard input ends or it is killed.
 SERVER = """
 import sys, tempfile
 from pathlib import Path
-from qualification.common.locked_folder import LockedFolder
+from kernels.system.locked_folder import LockedFolder
 folder = LockedFolder(lambda: Path(tempfile.mkdtemp(prefix="hallmark-", dir=sys.argv[1])), "hallmark-", "engine.sock")
 (folder.path / "engine.sock").touch()
 print(folder.path, flush=True)

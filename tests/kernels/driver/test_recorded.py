@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from kernels.catalog import path_named
+from kernels.driver.cuda_driver import DriverError, EdgeData, KernelParams
+from kernels.driver.driver_record import Recorder
 from kernels.fused.backend import jit, tl
 from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.shape import AttentionShape, Dtype, Phase
-from qualification.attest.cuda_driver import DriverError, EdgeData, KernelParams
-from qualification.attest.driver_record import Recorder
 from qualification.attest.explain import TimeClass, explain
 from qualification.measure.costs.profile import calls_seen, is_helper
 from qualification.measure.inputs.attention_inputs import long_case

@@ -1,6 +1,6 @@
 """Ranks 1 to N - 1 as rank 0 sees them: processes that it starts, that meet it, and without which it ends.
 
-Of an engine and of a qualification alike.
+An engine and a qualification start theirs by it.
 """
 
 import logging
@@ -16,8 +16,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from qualification.common.hang_up import wait_for_hang_up
-from qualification.common.locked_folder import LockedFolder
+from kernels.system.hang_up import wait_for_hang_up
+from kernels.system.locked_folder import LockedFolder
 
 logger = logging.getLogger(__name__)
 

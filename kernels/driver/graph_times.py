@@ -13,7 +13,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Protocol
 
-from qualification.attest.cuda_driver import Edges
+from kernels.driver.cuda_driver import Edges
 
 _NUM_RUNS = 5  # that are measured; one before them warms up
 _LEAST_SHARE = 0.1  # of a node's time that is left to it: none disappears

@@ -11,10 +11,10 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
-from qualification.attest.cuda_driver import CudaDriver, DriverError
-from qualification.attest.graph_times import node_seconds
-from qualification.common.kernel_names import is_helper, short_name
-from qualification.measure.costs.profile import Seen
+from kernels.driver.cuda_driver import CudaDriver, DriverError
+from kernels.driver.graph_times import node_seconds
+from kernels.driver.kernel_names import is_helper, short_name
+from kernels.driver.seen import Seen
 
 __all__ = ["DriverError", "Recorder"]
 

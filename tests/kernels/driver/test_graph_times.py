@@ -6,8 +6,8 @@ from itertools import count
 
 import pytest
 
-from qualification.attest.cuda_driver import DriverError, Edges
-from qualification.attest.graph_times import node_seconds
+from kernels.driver.cuda_driver import DriverError, Edges
+from kernels.driver.graph_times import node_seconds
 
 GRAPH, COPY, STREAM = 1, 2, 7
 NODES = {13: "c", 11: "a", 12: "b", 14: None, 15: "a"}  # as the driver lists them: not in order

@@ -9,7 +9,7 @@ from pathlib import Path
 PROGRAM = """
 import sys, time
 from pathlib import Path
-from qualification.measure.ranks.rank_processes import RankProcesses
+from kernels.system.rank_processes import RankProcesses
 ranks = RankProcesses(2, lambda *_: [sys.executable, "-c", "import time; time.sleep(60)"], leave=print)
 Path(ranks.meeting).touch()
 print(ranks.meeting, flush=True)
@@ -20,7 +20,7 @@ if sys.stdin.readline():
 RANK = "import socket, sys; socket.socket(fileno=int(sys.argv[1])).recv(1)"  # ends with rank 0
 DEAF = f"""
 import os, sys, time
-from qualification.measure.ranks.rank_processes import RankProcesses
+from kernels.system.rank_processes import RankProcesses
 def listen(*_):
     raise ValueError
 command = lambda _, descriptor, __: [sys.executable, "-c", {RANK!r}, str(descriptor)]
@@ -31,7 +31,7 @@ time.sleep(60)
 SPOILED = """
 import sys
 import psutil
-from qualification.measure.ranks.rank_processes import RankProcesses
+from kernels.system.rank_processes import RankProcesses
 def command(rank, _, __):
     if rank == 3:
         assert len(psutil.Process().children()) == 2

@@ -2,7 +2,7 @@
 
 import pytest
 
-from qualification.common.kernel_names import is_helper, short_name
+from kernels.driver.kernel_names import is_helper, short_name
 
 
 @pytest.mark.parametrize(
