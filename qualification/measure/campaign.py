@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from kernels.system.device_lost import DeviceLost
 from kernels.vocabulary.fingerprint import Device, Fingerprint
 from kernels.vocabulary.operators import AnyShape, Operator, flops_of, phase_of
 from kernels.vocabulary.path import AnyPath
@@ -18,7 +19,7 @@ from qualification.evidence.matrix import MatrixError
 from qualification.evidence.summary import counts, summary
 from qualification.evidence.verdicts import Finding, judge
 from qualification.measure.qualify import Pair
-from qualification.measure.trials.failures import DeviceLost, QualificationAborted
+from qualification.measure.trials.failures import QualificationAborted
 from qualification.measure.trials.trial import trial_of
 from qualification.model.families.reader import read_model
 from qualification.model.shard import shard_of

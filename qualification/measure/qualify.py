@@ -12,6 +12,7 @@ from kernels.collective.inboxes import PeerMemoryError
 from kernels.driver.seen import Seen
 from kernels.system.child_process import python_command
 from kernels.system.device import torch_dtype
+from kernels.system.device_lost import DeviceLost, loss_of
 from kernels.vocabulary.fingerprint import Device, Fingerprint
 from kernels.vocabulary.operators import AnyShape, Operator, flops_of, hbm_bytes_of, operator_of
 from kernels.vocabulary.path import AnyPath
@@ -25,7 +26,7 @@ from qualification.measure.costs.profile import calls_seen, temporary_bytes
 from qualification.measure.costs.rivals import Rivals
 from qualification.measure.costs.timing import Judged, default_budget_s, time_call, time_until_believed
 from qualification.measure.ranks.rank_group import on_ranks
-from qualification.measure.trials.failures import KERNEL_ERRORS, DeviceLost, QualificationAborted, loss_of
+from qualification.measure.trials.failures import KERNEL_ERRORS, QualificationAborted
 from qualification.measure.trials.trial import TRIALS, Run, trial_of
 
 logger = logging.getLogger(__name__)

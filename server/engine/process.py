@@ -17,8 +17,9 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
+from kernels.system.device_lost import DeviceLost
 from kernels.system.hang_up import leave_with
-from qualification.measure.trials.failures import DeviceLost, QualificationAborted
+from qualification.measure.trials.failures import QualificationAborted
 from server.engine.execution.followers import RankListener
 from server.engine.link import EXIT_PROTOCOL, Inbox, Link
 from server.engine.operators.launch_errors import is_device_lost

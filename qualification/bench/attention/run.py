@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from kernels.reference.compare import Errors, Reference, reference_of
+from kernels.system.device_lost import DeviceLost, loss_of
 from kernels.vocabulary.fingerprint import Fingerprint
 from kernels.vocabulary.path import KernelPath, Tier
 from kernels.vocabulary.shape import PLANNED_PHASES, Phase
@@ -20,7 +21,7 @@ from qualification.bench.attention.row import Absence, Outcome, Row
 from qualification.evidence.evidence import Timing
 from qualification.measure.costs.ceilings import Ceilings
 from qualification.measure.costs.timing import time_together
-from qualification.measure.trials.failures import KERNEL_ERRORS, DeviceLost, loss_of
+from qualification.measure.trials.failures import KERNEL_ERRORS
 
 logger = logging.getLogger(__name__)
 

@@ -22,12 +22,12 @@ from kernels.collective.paths import CollectivePath
 from kernels.collective.peers import AddNorm, Peers, RunCollective
 from kernels.collective.shape import CollectiveShape
 from kernels.system.child_process import python_command
+from kernels.system.device_lost import loss_of
 from kernels.system.rank_processes import RankProcesses, meet
 from kernels.vocabulary.operators import AnyShape
 from kernels.vocabulary.path import AnyPath
 from qualification.common.exit_code import ExitCode
 from qualification.measure.inputs.collective_inputs import CollectiveCase
-from qualification.measure.trials.failures import loss_of
 
 logger = logging.getLogger(__name__)
 

@@ -18,12 +18,13 @@ import torch.distributed as dist
 
 from kernels.catalog import any_path_named
 from kernels.collective.shape import parse_collective_shape
+from kernels.system.device_lost import loss_of
 from kernels.system.hang_up import leave_with
 from kernels.system.triton_cache import use_own_cache
 from qualification.measure.checks.collective_checks import copied
 from qualification.measure.inputs.collective_inputs import CollectiveCase, collective_case
 from qualification.measure.ranks.rank_group import RankCall, RankCommand, RankEnd, RankPeers, gathered, join
-from qualification.measure.trials.failures import KERNEL_ERRORS, loss_of
+from qualification.measure.trials.failures import KERNEL_ERRORS
 
 logger = logging.getLogger(__name__)
 _COMMANDS: "msgspec.json.Decoder[RankCommand]" = msgspec.json.Decoder(RankCommand)

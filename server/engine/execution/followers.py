@@ -18,8 +18,8 @@ from torch import Tensor
 
 from kernels.linear.fallbacks import MatmulFallback
 from kernels.system.child_process import python_command
+from kernels.system.device_lost import DeviceLost
 from kernels.system.rank_processes import RankProcesses, Store, meet
-from qualification.measure.trials.failures import DeviceLost
 from server.engine.execution.capture import Capture
 from server.engine.execution.commands import (
     Allocate,

@@ -12,9 +12,9 @@ from torch import Tensor
 from kernels.collective.paths import CollectivePath
 from kernels.collective.peers import AddNorm, Peers, RunCollective
 from kernels.collective.shape import CollectiveShape, Follows
+from kernels.system.device_lost import DeviceLost
 from kernels.vocabulary.row_buckets import TokenRows
 from qualification.decision.decision import Decision, Pairs
-from qualification.measure.trials.failures import DeviceLost
 from server.engine.operators.counts import ServedShape, dispatch_counts, fallback_uses, first_decision
 from server.engine.operators.decisions import Decisions, NoPathError, Redecide
 from server.engine.operators.launch_errors import LAUNCH_ERRORS, not_launched

@@ -16,11 +16,11 @@ from torch import Tensor
 from kernels.experts.paths import EXPERTS_PATHS, ExpertsPath, RunExperts
 from kernels.experts.shape import ExpertsShape
 from kernels.experts.weights import AnyExpertWeights
+from kernels.system.device_lost import DeviceLost
 from kernels.vocabulary.row_buckets import TokenRows
 from kernels.vocabulary.shape import Dtype
 from qualification.decision.decision import Decision, Pairs
 from qualification.decision.model_shapes import experts_shape
-from qualification.measure.trials.failures import DeviceLost
 from qualification.model.config import ExpertsConfig, ModelConfig
 from server.engine.operators.counts import ServedShape, dispatch_counts, first_decision, use_of
 from server.engine.operators.decisions import Decisions, NoPathError, Redecide

@@ -7,8 +7,8 @@ import torch
 
 from kernels.calls.launch import CompilationError, OutOfResources, PTXASError, TritonError
 from kernels.linear.cublaslt import CublasLtError
+from kernels.system.device_lost import DeviceLost
 from kernels.vocabulary.path import Reject
-from qualification.measure.trials.failures import DeviceLost
 
 LAUNCH_ERRORS: tuple[type[Exception], ...] = (RuntimeError, TritonError, CublasLtError)
 

@@ -19,11 +19,11 @@ from kernels.linear.library_path import RunProposed
 from kernels.linear.paths import LinearPath
 from kernels.linear.shape import LinearShape
 from kernels.system.device import dtype_of, torch_dtype
+from kernels.system.device_lost import DeviceLost
 from kernels.vocabulary.fingerprint import Fingerprint
 from kernels.vocabulary.row_buckets import LinearRows
 from kernels.vocabulary.shape import Dtype
 from qualification.decision.decision import Decision, Pairs
-from qualification.measure.trials.failures import DeviceLost
 from server.engine.operators.counts import ServedShape, dispatch_counts, fallback_uses, first_decision
 from server.engine.operators.decisions import Decisions, NoPathError, Redecide
 from server.engine.operators.launch_errors import LAUNCH_ERRORS, not_launched

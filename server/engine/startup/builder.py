@@ -19,13 +19,13 @@ from kernels.collective.inboxes import PeerMemoryError
 from kernels.driver.driver_record import Recorder
 from kernels.linear.fallbacks import MatmulFallback, MatmulFallbacks
 from kernels.system.device import torch_dtype
+from kernels.system.device_lost import DeviceLost
 from kernels.system.triton_cache import use_own_cache
 from kernels.vocabulary.shape import AttentionShape
 from qualification.attest.operator_promises import operator_promises
 from qualification.decision.decision import Pairs, Policy, decisions_of
 from qualification.measure.qualify import qualify
 from qualification.measure.start_plan import Plan, RunQualification, own_file
-from qualification.measure.trials.failures import DeviceLost
 from server.engine.execution.capture import CudaCapture
 from server.engine.execution.commands import ChooseProducts, Started
 from server.engine.execution.followers import Followers, LeadingWorker, RankListener

@@ -12,6 +12,7 @@ import torch
 from qualification_fakes import DECODE, MACHINE, SHAPE, checks, evidence, path
 
 from kernels.catalog import PATHS, path_named
+from kernels.system.device_lost import DeviceLost
 from kernels.vocabulary.fingerprint import Device
 from kernels.vocabulary.operators import flops_of
 from kernels.vocabulary.path import KernelPath, Tier
@@ -28,7 +29,7 @@ from qualification.evidence.matrix import load_matrix, save_matrix
 from qualification.evidence.verdicts import judge
 from qualification.measure.campaign import Tools, conduct, default_file, shard_of_targets, targets_of
 from qualification.measure.qualify import Bench, Pair, qualify
-from qualification.measure.trials.failures import DeviceLost, QualificationAborted
+from qualification.measure.trials.failures import QualificationAborted
 from qualification.measure.trials.trial import trial_of
 from server.cli.main import main
 

@@ -13,8 +13,8 @@ import msgspec
 import pytest
 import torch
 
+from kernels.system.device_lost import DeviceLost
 from qualification.decision.decision import Decision, Status
-from qualification.measure.trials.failures import DeviceLost
 from server.engine.execution.commands import CompareMemory, OtherSideGone, RankFailed, frame_of, receive
 from server.engine.execution.followers import EXIT_RANK_LOST, MEET_S, RankIdentity, meet_ranks, report_of
 from server.engine.execution.worker import LaunchFailed

@@ -9,10 +9,10 @@ from torch import Tensor
 from kernels.collective.paths import COLLECTIVE_PATHS, CollectivePath
 from kernels.collective.peers import AddNorm, Peers
 from kernels.collective.shape import CollectiveShape, Follows
+from kernels.system.device_lost import DeviceLost
 from kernels.vocabulary.row_buckets import TokenRows
 from kernels.vocabulary.shape import Dtype
 from qualification.decision.decision import Decision, Pairs, Status, decisions_of
-from qualification.measure.trials.failures import DeviceLost
 from server.engine.execution import followers
 from server.engine.follower import decided
 from server.engine.operators.collective import CollectiveTable

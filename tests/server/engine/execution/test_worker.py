@@ -15,8 +15,8 @@ from torch import Tensor
 
 from kernels.driver.cuda_driver import DriverError
 from kernels.sampling.sampling import SamplingTensors
+from kernels.system.device_lost import DeviceLost
 from kernels.vocabulary.path import KernelPath
-from qualification.measure.trials.failures import DeviceLost
 from server.engine.execution.commands import Command, ComputeLogits, Launch, Repeat
 from server.engine.execution.followers import LeadingWorker, RankIdentity, check_same
 from server.engine.execution.runner import ModelRunner

@@ -13,11 +13,11 @@ from kernels.catalog import any_path_named
 from kernels.experts.paths import ExpertsPath
 from kernels.experts.shape import ExpertsShape
 from kernels.experts.weights import ExpertWeights
+from kernels.system.device_lost import DeviceLost
 from kernels.vocabulary.row_buckets import TokenRows
 from kernels.vocabulary.shape import Dtype
 from qualification.decision.decision import Decision, Pairs, Status
 from qualification.decision.model_shapes import experts_shape
-from qualification.measure.trials.failures import DeviceLost
 from qualification.model.config import ExpertsConfig
 from server.engine.operators.experts import ExpertsTable
 from server.model.load.load import load_config

@@ -10,9 +10,9 @@ from built_engine import built_engine
 from tiny_llama import TinyLlama
 
 from kernels.catalog import PATHS
+from kernels.system.device_lost import DeviceLost
 from kernels.vocabulary.shape import Dtype, Phase
 from qualification.decision.decision import Policy
-from qualification.measure.trials.failures import DeviceLost
 from server.engine.operators.dispatch import Dispatcher
 from server.engine.operators.launch_errors import blaming
 from server.engine.proof.quarantine import Quarantine
