@@ -18,7 +18,8 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS = ("kernels", "qualification", "server")  # each may import itself and those before it
 # Modules and whole folders that import no torch.
 PURE = [
-    "kernels/driver/kernel_names.py", "kernels/driver/seen.py", "kernels/experts/kinds.py", "kernels/linear/shape.py", "kernels/linear/tilings.py",
+    "kernels/driver/kernel_names.py", "kernels/driver/seen.py",
+    "kernels/experts/kinds.py", "kernels/linear/shape.py", "kernels/linear/tilings.py",
     "kernels/system/cpu_libraries.py", "kernels/system/triton_cache.py", "kernels/vocabulary/buckets.py",
     "kernels/vocabulary/fingerprint.py", "kernels/vocabulary/path.py", "kernels/vocabulary/path_order.py",
     "kernels/vocabulary/shape.py", "qualification/*.py", "qualification/canary/*.py",
