@@ -295,6 +295,11 @@ class TokenScores(msgspec.Struct, frozen=True, array_like=True, gc=False):
     def __len__(self) -> int:
         return len(self.packed) // _row_of_scores(self.num_top).size
 
+    def first(self, num_tokens: int) -> "TokenScores":
+        """Return those of the first `num_tokens` tokens."""
+        packed = self.packed[: num_tokens * _row_of_scores(self.num_top).size]
+        return TokenScores(self.position, self.num_top, packed)
+
     def rows(self) -> Iterator[tuple[float, int, tuple[int, ...], tuple[float, ...]]]:
         """Yield of each token: log probability, rank, the likeliest tokens, their log probabilities."""
         end = 2 + self.num_top

@@ -43,10 +43,16 @@ class GrammarMatcher:
         """Return one at the same place, for another answer."""
         return GrammarMatcher(self.matcher.deep_copy())
 
+    def behind(self, drafted: int) -> "GrammarMatcher":
+        """Return one behind a drafted token, or at the same place where the grammar forbids it: then it cannot hold."""
+        found = self.copy()
+        found.matcher.try_consume_tokens([drafted])
+        return found
+
 
 @dataclass(frozen=True, slots=True)
 class BoundRow:
-    """A sequence whose next token a grammar binds: the `index`th of the drawn sequences.
+    """A token that a grammar binds: the `index`th of those that a step chooses.
 
     banned  tokens that must not come next either, unless the grammar allows nothing else
     """
@@ -102,15 +108,20 @@ class Grammars:
         return made
 
     def bound_rows(self, batch: Batch) -> tuple[BoundRow, ...]:
-        """Return the drawn sequences that grammars bind. Call it when a batch is launched."""
-        found = []
-        for index, seq in enumerate(batch.drawn_sequences):
+        """Return the tokens of a step that grammars bind. Call it when a batch is launched."""
+        found: list[BoundRow] = []
+        latest = None
+        for index, (seq, position) in enumerate(batch.draws):
             if not isinstance(seq.matcher, GrammarMatcher):
                 continue
+            matcher = seq.matcher
+            if seq is latest:  # the one before is drafted, and all earlier tokens are known
+                matcher = found[-1].matcher.behind(seq.tokens[position - 1])
+            latest = seq
             banned = self._eos_token_ids if seq.sampling.ignore_eos else ()
-            if seq.num_generated < seq.sampling.min_tokens:
+            if position - seq.num_prompt < seq.sampling.min_tokens:
                 banned = (*banned, *seq.stop_ids)
-            found.append(BoundRow(index, seq.matcher, banned))
+            found.append(BoundRow(index, matcher, banned))
         return tuple(found)
 
     def allowed(self, rows: Sequence[BoundRow], num_rows: int) -> Tensor:

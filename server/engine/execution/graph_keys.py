@@ -25,20 +25,29 @@ _NUM_PROMPTS = 16
 
 @dataclass(frozen=True, slots=True)
 class PartKey:
-    """The rows of one phase: `size` tokens, padding included, of contexts that end in `longest` or before."""
+    """The rows of one phase: `size` tokens, padding included, of contexts that end in `longest` or before.
+
+    row_tokens  the most tokens of a row of the phase `verify`
+    """
 
     phase: Phase
     size: int
     longest: Bucket
+    row_tokens: int = 1
 
     @property
     def label(self) -> str:
-        return f"{self.phase.value} {self.size} {self.longest.label}"
+        """Write the key for the log."""
+        size = str(self.size) if self.row_tokens == 1 else f"{self.size // self.row_tokens}x{self.row_tokens}"
+        return f"{self.phase.value} {size} {self.longest.label}"
 
 
 @dataclass(frozen=True, slots=True)
 class GraphKey:
-    """One graph: prompts (all fresh, or all behind a context), then decode rows; None where there are none."""
+    """One graph: prompts (all fresh, or all behind a context), then decode rows; None where there are none.
+
+    The decode rows of a step that verifies drafted tokens are of the phase `verify`, and are a graph without prompts.
+    """
 
     prompts: PartKey | None
     decode: PartKey | None
@@ -86,6 +95,7 @@ class GraphSizes:
     mixed_tokens: tuple[int, ...] = ()
     num_prompts: int = _NUM_PROMPTS  # that a step's graph takes
     max_tokens: int | None = None  # of a graph, padding included; None for any number
+    row_tokens: tuple[int, ...] = ()  # of rows that verify drafted tokens; without any these are launched eagerly
 
     def hold(self, num_tokens: int) -> bool:
         """Return whether a graph may have so many tokens, padding included."""
@@ -94,7 +104,8 @@ class GraphSizes:
     @property
     def max_sampled(self) -> int:
         """The most rows whose logits a graph computes."""
-        return self.rows[-1] + (self.num_prompts if self.tokens else 0)
+        sampled = self.rows[-1] + (self.num_prompts if self.tokens else 0)
+        return max(sampled, self.rows[-1] * max(self.row_tokens, default=1))
 
 
 def graph_sizes(config: ModelConfig, *, max_num_seqs: int, max_num_batched_tokens: int, max_context: int) -> GraphSizes:
@@ -150,6 +161,11 @@ def graph_keys(sizes: GraphSizes) -> list[GraphKey]:
     contexts = tuple(bucket for bucket in Bucket if bucket.lo <= sizes.bounds[-1].lo)
     keys = [_decode_key(size, bucket_index(longest.lo + 1)) for size, longest in product(sizes.rows, contexts)]
     keys += [
+        _verify_key(size, row_tokens, bucket_index(longest.lo + 1))
+        for size, row_tokens, longest in product(sizes.rows, sizes.row_tokens, contexts)
+        if sizes.hold(size * row_tokens)
+    ]
+    keys += [
         GraphKey(PartKey(Phase.PREFILL, size, longest), None)
         for size, less in zip(sizes.tokens, (0, *sizes.tokens), strict=False)
         for longest in contexts
@@ -166,16 +182,23 @@ def graph_keys(sizes: GraphSizes) -> list[GraphKey]:
 
 
 def key_of(batch: Batch, sizes: GraphSizes) -> GraphKey | None:
-    """The graph of a batch; None for one with two kinds of prompts, or with more of something than any graph."""
+    """The graph of a batch; None for one with two kinds of prompts, or with more of something than any graph.
+
+    None too for prompts beside rows that verify drafted tokens.
+    """
     num_prompts = batch.num_prefill + batch.num_extend
     num_rows = batch.num_rows - num_prompts
     if num_prompts > sizes.num_prompts or (batch.num_prefill and batch.num_extend):
         return None
     if not num_prompts:
         size = _padded(sizes.rows, num_rows)
+        if batch.verifies:
+            return _key_of_drafted(batch, sizes, size)
         return None if size is None else _decode_key(size, bucket_index(max(batch.context_lens)))
     num_tokens = sum(batch.query_lens[:num_prompts])
     if num_rows:
+        if batch.verifies:
+            return None
         return _mixed_key(batch, sizes, num_tokens, num_rows)
     phase = Phase.PREFILL if batch.num_prefill else Phase.EXTEND
     size = _padded(sizes.tokens if batch.num_prefill else sizes.mixed_tokens, num_tokens)
@@ -187,6 +210,20 @@ def key_of(batch: Batch, sizes: GraphSizes) -> GraphKey | None:
 def _decode_key(size: int, longest: int) -> GraphKey:
     """Return the key of decode rows alone, always the same object; `longest` is the index of a bucket."""
     return GraphKey(None, PartKey(Phase.DECODE, size, list(Bucket)[longest]))
+
+
+@cache
+def _verify_key(num_rows: int, row_tokens: int, longest: int) -> GraphKey:
+    """Return the key of rows of up to `row_tokens` tokens alone, always the same object."""
+    return GraphKey(None, PartKey(Phase.VERIFY, num_rows * row_tokens, list(Bucket)[longest], row_tokens))
+
+
+def _key_of_drafted(batch: Batch, sizes: GraphSizes, num_rows: int | None) -> GraphKey | None:
+    """The graph of a batch of rows that verify drafted tokens, padded to `num_rows`."""
+    row_tokens = _padded(sizes.row_tokens, max(batch.query_lens))
+    if num_rows is None or row_tokens is None or not sizes.hold(num_rows * row_tokens):
+        return None
+    return _verify_key(num_rows, row_tokens, bucket_index(max(batch.context_lens)))
 
 
 def _mixed_key(batch: Batch, sizes: GraphSizes, num_tokens: int, num_rows: int) -> GraphKey | None:

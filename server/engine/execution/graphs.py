@@ -42,7 +42,7 @@ class GraphStep:
     key: GraphKey
     batch: Batch
     attention: StepAttention
-    rows: tuple[int, ...]  # of the graph's results, one for each sampled row of the batch
+    rows: tuple[int, ...]  # of the graph's results, one for each token that its sampled rows choose
 
 
 class StepGraphs:
@@ -97,7 +97,7 @@ class StepGraphs:
         has_changed = key in self._resting
         if has_changed or (key.has_loose_bounds and not self._has_same_paths(key, batch, graph)):
             return None
-        rows = batch.sampled_rows
+        rows = tuple(batch.sampled_tokens) if batch.verifies else batch.sampled_rows
         if key.prompts is not None:
             num_prompts = batch.num_prefill + batch.num_extend
             shift = self._sizes.num_prompts - num_prompts

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from itertools import accumulate, groupby, takewhile
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from server.engine.execution.grammars import BoundRow, Grammars
 from server.engine.execution.graphs import GraphStep, StepGraphs
 from server.engine.execution.sampling import (
     EXHAUSTED,
+    NOT_FINITE,
     ScoredRows,
     is_plain_greedy,
     row_sampling,
@@ -60,9 +62,10 @@ class OpenTokens:
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A batch on its way through the device. `rows`: where its drawn sequences' tokens are among those read.
+    """A batch on its way through the device. `rows`: where the tokens that it chooses are among those read.
 
     is_dense       whether they are all of those, in their order
+    counts         how many of those each drawn sequence has; None: one
     read_scores    give the scores of drawn sequences when `read` has returned
     prompt_scores  of the batch's prompts, by row
     """
@@ -74,6 +77,7 @@ class Launched:
     quarantined: list[tuple[str, str]]
     on_read: Callable[[], None]
     mark: Mark
+    counts: tuple[int, ...] | None = None
     read_scores: list[Callable[[], dict[int, TokenScores]]] = field(default_factory=list)
     prompt_scores: dict[int, TokenScores] = field(default_factory=dict)
     pooled: Callable[[], dict[int, bytes]] = dict
@@ -90,19 +94,24 @@ class Launched:
         self.mark(Part.REPORT)
         self.on_read()
         chosen = sampled if self.is_dense else [sampled[row] for row in self.rows]
-        token_ids: list[int | None] = [*chosen]
+        tokens = [[token_id] for token_id in chosen] if self.counts is None else _split(chosen, self.counts)
+        nonfinite: tuple[int, ...] = ()
         exhausted: tuple[int, ...] = ()
         if min(chosen, default=0) < 0:
-            token_ids = [None if token_id < 0 else token_id for token_id in chosen]
-            exhausted = tuple([place for place, token_id in enumerate(chosen) if token_id == EXHAUSTED])
+            nonfinite, exhausted = (
+                tuple([place for place, of_sequence in enumerate(tokens) if of_sequence[0] == why])
+                for why in (NOT_FINITE, EXHAUSTED)
+            )
+            tokens = [[*takewhile(_is_token, of_sequence)] for of_sequence in tokens]
         return StepResult(
-            token_ids,
+            tokens,
             self.served.dispatches,
             self.served.uses,
             quarantined=self.quarantined,
             prompt_scores=self.prompt_scores,
             token_scores={row: scores for read in self.read_scores for row, scores in read().items()},
             pooled=self.pooled(),
+            nonfinite=nonfinite,
             exhausted=exhausted,
         )
 
@@ -186,7 +195,7 @@ class ModelRunner:
 
     def _launch(self, batch: Batch) -> Launched:
         is_plain = self._is_plain(batch)
-        scored = None if is_plain else scored_rows(batch.drawn_sequences)
+        scored = None if is_plain else scored_rows([seq for seq, _ in batch.draws])
         needs_hidden = not is_plain and wants_hidden(batch)
         bound = () if is_plain or self.grammars is None else self.grammars.bound_rows(batch)
         hidden = None
@@ -224,17 +233,20 @@ class ModelRunner:
         if self.worker.scores is None:
             return []
         read = scores_to_host(self.worker.scores)
-        drawn = zip(batch.drawn_sequences, batch.drawn_rows, strict=True)
-        of_row = [(seq.sampling.logprobs or 0, batch.context_lens[row]) for seq, row in drawn]
+        draws = batch.draws
+        places = range(len(draws)) if not batch.verifies else _places(batch)
 
-        def by_row() -> dict[int, TokenScores]:
+        def by_place() -> dict[int, TokenScores]:
             found = {}
-            for row, values in zip(scored.rows, read(), strict=True):
-                num_top, position = of_row[row]
-                found[row] = token_scores(position, [values], num_top)
+            rows = zip(scored.rows, read(), strict=True)
+            for place, of_place in groupby(rows, lambda it: places[it[0]]):
+                (first, values), *others = of_place
+                seq, position = draws[first]
+                rest = [later for _, later in others]
+                found[place] = token_scores(position, [values, *rest], seq.sampling.logprobs or 0)
             return found
 
-        return [by_row]
+        return [by_place]
 
     def _read(self, rows: tuple[int, ...]) -> Callable[[], list[int]]:
         return self.worker.tokens.copy_to_host(max(rows, default=-1) + 1)
@@ -283,31 +295,33 @@ class ModelRunner:
         is_dense = not rows or rows[-1] == len(rows) - 1  # they ascend
         if batch.forks:  # whose rows may be those of their leaders
             is_dense = rows == tuple(range(len(rows)))
-        return Launched(read, rows, is_dense, attention.report(), quarantined, on_read, self.worker.mark)
+        served, mark = attention.report(), self.worker.mark
+        counts = None
+        if batch.verifies:
+            counts = tuple([len(batch.drawn_positions(row)) for row in batch.drawn_rows])
+        return Launched(read, rows, is_dense, served, quarantined, on_read, mark, counts)
 
     def _launch_eagerly(
         self, batch: Batch, tap: Tap | None, scored: ScoredRows | None, *, leaves_open: bool
     ) -> tuple[tuple[int, ...], Tensor]:
-        """Return where the tokens of the drawn sequences will be, and the hidden states of all tokens."""
+        """Return where the tokens that the step chooses will be, and the hidden states of all tokens."""
         self.worker.mark(Part.FILL)
         buffer = self.writer.write(batch, self._chosen_at)
         is_likeliest = leaves_open or self._is_plain(batch) or not batch.sampled_rows
         sampling = None if is_likeliest else self._sampling(batch)
-        draws = None
-        if batch.forks:
-            place_of = {row: place for place, row in enumerate(batch.sampled_rows)}
-            draws = tuple([place_of[row] for row in batch.drawn_rows])
+        num_sampled = buffer.layout.num_sampled
+        assert num_sampled is not None, "only a graph samples behind all of its tokens"
+        draws = _with_forks(batch, tuple(range(num_sampled))) if batch.forks else None
         with nullcontext() if tap is None else tap.watching():
             taken = None if tap is None else tap.attention
             hidden = self.worker.launch(buffer, sampling, taken, scored=scored, draws=draws, leaves_open=leaves_open)
-        return tuple(range(len(batch.sampled_rows) + len(batch.forks))), hidden
+        return tuple(range(num_sampled + len(batch.forks))), hidden
 
     def _replay(self, step: GraphStep, scored: ScoredRows | None, *, leaves_open: bool) -> tuple[int, ...]:
-        """Return where the tokens of the drawn sequences will be."""
+        """Return where the tokens that the step chooses will be."""
         batch, rows = step.batch, step.rows
         if batch.forks:
-            place_of = dict(zip(batch.sampled_rows, rows, strict=True))
-            rows = tuple([place_of[row] for row in batch.drawn_rows])
+            rows = _with_forks(batch, rows)
         is_greedy = self._is_plain(batch) or all(is_plain_greedy(batch.sequences[row]) for row in batch.sampled_rows)
         sampling = None if is_greedy or leaves_open else self._sampling(batch)
         self.worker.mark(Part.FILL)
@@ -318,8 +332,7 @@ class ModelRunner:
 
     def _sampling(self, batch: Batch) -> SamplingTensors:
         """Return on the CPU how the tokens of the drawn sequences are chosen."""
-        drawn = zip(batch.drawn_sequences, batch.drawn_rows, strict=True)
-        rows = [row_sampling(seq, batch.context_lens[row]) for seq, row in drawn]
+        rows = [row_sampling(seq, position) for seq, position in batch.draws]
         return sampling_tensors(rows, self.worker.decoder.config.vocab_size, torch.device("cpu"))
 
     def _is_plain(self, batch: Batch) -> bool:
@@ -331,7 +344,13 @@ class ModelRunner:
         return True
 
     def _note_chosen(self, batch: Batch, rows: tuple[int, ...]) -> None:
-        """Note where this step chooses each sequence's token: mostly where the one before did."""
+        """Note where this step chooses each sequence's token: mostly where the one before did.
+
+        No step is launched before the tokens of one that verifies drafted tokens are read.
+        """
+        if batch.verifies:
+            self._chosen, self._chosen_at = ((), (), ()), {}
+            return
         chosen = (batch.sequences, batch.sampled_rows, rows)
         if chosen[0] is not self._chosen[0] or chosen != self._chosen:
             self._chosen = chosen
@@ -350,6 +369,32 @@ class ModelRunner:
         self.worker.synchronize()
         self.worker.drop_unread()
         return self.worker.dispatcher.take_quarantined()
+
+
+def _with_forks(batch: Batch, rows: tuple[int, ...]) -> tuple[int, ...]:
+    """Return where the tokens of all drawn sequences are, those of the sampled rows in `rows`: a fork's is its row's.
+
+    A row that ends a prompt has one.
+    """
+    ends = accumulate(len(batch.drawn_positions(row)) for row in batch.sampled_rows)
+    last = {row: rows[end - 1] for row, end in zip(batch.sampled_rows, ends, strict=True)}
+    return (*rows, *[last[fork.row] for fork in batch.forks])
+
+
+def _places(batch: Batch) -> list[int]:
+    """Return for each token that a step chooses the place of its sequence among the drawn ones."""
+    counts = [len(batch.drawn_positions(row)) for row in batch.drawn_rows]
+    return [place for place, count in enumerate(counts) for _ in range(count)]
+
+
+def _split(chosen: list[int], counts: tuple[int, ...]) -> list[list[int]]:
+    """Return the tokens of each drawn sequence, which has `counts` of them."""
+    ends = accumulate(counts)
+    return [chosen[end - count : end] for count, end in zip(counts, ends, strict=True)]
+
+
+def _is_token(token_id: int) -> bool:
+    return token_id >= 0
 
 
 def _is_plain(seq: Sequence) -> bool:

@@ -75,13 +75,13 @@ def is_plain_greedy(seq: EngineSequence) -> bool:
 
 
 def row_sampling(seq: EngineSequence, position: int) -> RowSampling:
-    """Return how the token at `position` of the sequence is chosen."""
+    """Return how the token at `position` of the sequence is chosen, behind all before it, drafted ones included."""
     wanted = seq.sampling
     penalties = None
     if wanted.needs_history:
         penalties = RowPenalties(
             prompt_ids=seq.tokens[: seq.num_prompt],
-            output_ids=seq.tokens[seq.num_prompt :],
+            output_ids=seq.tokens[seq.num_prompt : position],
             repetition=wanted.repetition_penalty,
             presence=wanted.presence_penalty,
             frequency=wanted.frequency_penalty,
@@ -94,19 +94,19 @@ def row_sampling(seq: EngineSequence, position: int) -> RowSampling:
         seed=seq.seed,
         position=position,
         penalties=penalties,
-        banned_ids=tuple(_banned(seq)) if wanted.min_tokens or wanted.bad_words else (),
+        banned_ids=tuple(_banned(seq, position)) if wanted.min_tokens or wanted.bad_words else (),
         bias=wanted.logit_bias,
         allowed_ids=wanted.allowed_token_ids,
     )
 
 
-def _banned(seq: EngineSequence) -> set[int]:
-    """Return the tokens that may not come next: those that end the answer too early, or complete a bad word."""
-    wanted = seq.sampling
+def _banned(seq: EngineSequence, position: int) -> set[int]:
+    """Return the tokens that may not stand at `position`: those that end too early, or complete a bad word."""
+    wanted, num_generated = seq.sampling, position - seq.num_prompt
     # A grammar's mask has its own, for it may allow nothing but the end.
-    banned = set(seq.stop_ids) if seq.num_generated < wanted.min_tokens and seq.matcher is None else set()
+    banned = set(seq.stop_ids) if num_generated < wanted.min_tokens and seq.matcher is None else set()
     for *beginning, last in wanted.bad_words:
-        if len(beginning) <= seq.num_generated and seq.tokens[len(seq.tokens) - len(beginning) :] == beginning:
+        if len(beginning) <= num_generated and seq.tokens[position - len(beginning) : position] == beginning:
             banned.add(last)
     return banned
 

@@ -57,7 +57,7 @@ class PartLayout:
 
 @dataclass(frozen=True, slots=True)
 class StepLayout:
-    """The sizes of a step's arrays. The parts stand in the order of `Phase`: prefill | extend | decode.
+    """The sizes of a step's arrays. The parts stand in the order of `Phase`: prefill | extend | decode or verify.
 
     num_sampled   tokens whose logits are computed; None for all of them
     token_arrays  `TOKEN_ARRAYS`, or more in the tests
@@ -122,14 +122,14 @@ def graph_layout(
     parts = []
     for part in key.parts:
         longest = min(part.longest.hi or max_context, max_context)
-        is_fresh, is_decode = part.phase is Phase.PREFILL, part.phase is Phase.DECODE
+        is_fresh, is_decode = part.phase is Phase.PREFILL, part.phase in (Phase.DECODE, Phase.VERIFY)
         parts.append(
             PartLayout(
                 part.phase,
-                num_rows=part.size if is_decode else num_prompts,
+                num_rows=part.size // part.row_tokens if is_decode else num_prompts,
                 num_tokens=part.size,
                 table_width=0 if is_fresh else -(-longest // page_size),
-                max_query=1 if is_decode else min(part.size, longest),
+                max_query=part.row_tokens if is_decode else min(part.size, longest),
                 max_context=min(part.size, longest) if is_fresh else longest,
             )
         )

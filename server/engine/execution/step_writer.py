@@ -91,13 +91,13 @@ class StepWriter:
             if latest is not None:
                 latest.forget()
             self._latest[turn] = filling.decode
-        num_prompts = batch.num_prefill + batch.num_extend
+        num_prompts = batch.num_rows if batch.verifies else batch.num_prefill + batch.num_extend
         if num_prompts:
             self._write_prompts(filling, batch, num_prompts)
         if filling.decode is not None:
             filling.decode.write(batch, num_prompts, chosen_at)
         if key is None and batch.sampled_rows:
-            filling.host["sampled"][:] = _last_tokens(batch)
+            filling.host["sampled"][:] = batch.sampled_tokens
         if key is None and filling.decode is not None and filling.decode.has_pending:
             return replace(filling.buffer, has_pending=True)
         return filling.buffer
@@ -123,10 +123,11 @@ class StepWriter:
             parts.append(
                 PartLayout(phase, len(rows), sum(query_lens), width, max(query_lens), max(context_lens)),
             )
-        return StepLayout(tuple(parts), len(batch.sampled_rows), self._token_arrays)
+        num_sampled = len(batch.sampled_tokens) if batch.verifies else len(batch.sampled_rows)
+        return StepLayout(tuple(parts), num_sampled, self._token_arrays)
 
     def _write_prompts(self, filling: _Filling, batch: Batch, num_prompts: int) -> None:
-        """Write the rows of prefill and extend, and padding up to the decode rows."""
+        """Write the rows of prefill, extend and verify, and padding up to the decode rows."""
         host, layout, size = filling.host, filling.buffer.layout, self._page_size
         token_ids, positions, slots = host["token_ids"], host["positions"], host["slots"]
         ends = list(accumulate(batch.query_lens[:num_prompts]))
@@ -145,7 +146,7 @@ class StepWriter:
         for part in layout.parts:
             if part.phase is not Phase.DECODE:
                 _write_part(host, part, batch, ends)
-        if filling.buffer.key is not None:
+        if filling.buffer.key is not None and layout.num_sampled is not None:
             num_rows = layout.parts[0].num_rows
             sampled = host["sampled"]
             sampled[:num_prompts] = ends
@@ -240,7 +241,7 @@ class WrittenDecodeRows:
 
 
 def _write_part(host: HostViews, part: PartLayout, batch: Batch, ends: list[int]) -> None:
-    """Write cu_seqlens, context_lens and the page table of prefill or extend rows. `ends` of all prompts' tokens."""
+    """Write cu_seqlens, context_lens and the page table of rows of another phase than decode. `ends` of all tokens."""
     rows = batch.rows_of(part.phase)
     num_rows, start = len(rows), ends[rows.start - 1] if rows.start else 0
     cu_seqlens = host[f"{part.phase.value} cu_seqlens"]
@@ -249,8 +250,8 @@ def _write_part(host: HostViews, part: PartLayout, batch: Batch, ends: list[int]
     if start:
         cu_seqlens[1 : num_rows + 1] -= start
     cu_seqlens[num_rows + 1 :] = ends[rows.stop - 1] - start
-    if part.phase is Phase.EXTEND:
-        context_lens, tables = host["extend context_lens"], host["extend page_table"]
+    if part.phase is not Phase.PREFILL:
+        context_lens, tables = host[f"{part.phase.value} context_lens"], host[f"{part.phase.value} page_table"]
         context_lens[:num_rows] = batch.context_lens[rows.start : rows.stop]
         context_lens[num_rows:] = 0
         for index, row in enumerate(rows):
@@ -270,12 +271,6 @@ def _pad(host: HostViews, layout: StepLayout, tokens: slice, slots: "NDArray[np.
     for it in layout.token_arrays:
         host[it.name][tokens] = 0
     host["slots"][tokens] = slots[: tokens.stop - tokens.start]
-
-
-def _last_tokens(batch: Batch) -> list[int]:
-    """Return the last token of each sampled row, among the tokens of the batch."""
-    ends = list(accumulate(batch.query_lens))
-    return [ends[row] - 1 for row in batch.sampled_rows]
 
 
 def _rounded_up(width: int) -> int:

@@ -1,6 +1,7 @@
 """The rows of the sequences that compute one token a step. Most steps change only their lengths."""
 
 from array import array
+from dataclasses import replace
 
 import numpy as np
 
@@ -45,6 +46,10 @@ class DecodeRows:
             self._lens[row], self._borders[row] = self._lens[end], self._borders[end]
         self._latest = None
 
+    @property
+    def sequences(self) -> tuple[Sequence, ...]:
+        return tuple(self._sequences)
+
     def past_border(self) -> list[Sequence]:
         """Return the sequences that have more tokens than their border."""
         num_rows = len(self._sequences)
@@ -55,6 +60,12 @@ class DecodeRows:
 
     def set_border(self, seq: Sequence, border: int) -> None:
         self._borders[self._row_of[seq]] = border
+
+    def rollback(self, seq: Sequence, border: int) -> None:
+        """Take a sequence's tokens and border anew, if it has a row, after a step that verified drafted tokens."""
+        row = self._row_of.get(seq)
+        if row is not None:
+            self._lens[row], self._borders[row] = len(seq.tokens), border
 
     def advance(self) -> None:
         """Record that every row has one more token."""
@@ -73,3 +84,10 @@ class DecodeRows:
             known = Batch(*same, 0, 0, num_preempted)
         self._latest = known
         return known
+
+    def drafted_batch(self, num_preempted: int) -> Batch:
+        """Return all rows as a step computes them that verifies the tokens drafted behind them."""
+        batch = self.batch(num_preempted)
+        lens = [1 + seq.num_drafted for seq in self._sequences]
+        ends = [seq.num_computed + length for seq, length in zip(self._sequences, lens, strict=True)]
+        return replace(batch, query_lens=tuple(lens), context_lens=tuple(ends), verifies=True)

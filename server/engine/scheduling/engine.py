@@ -7,6 +7,10 @@ A step has five states, and while one is computed the next may be planned and la
     choose   tokens that grammars bind, when those before them are known         Pending.choose
     land     the host waits for the batch and reads the sampled token ids        Pending.result
     settle   pages may be found by others, tokens go out, sequences end          Scheduler.settle, Outputs.add_tokens
+
+With a drafter nothing is launched ahead: it drafts from tokens that are known. A step then verifies several tokens of a
+sequence, and settling it begins with what holds: the sampled tokens as far as they are those that were drafted, and one
+more, unless an earlier one ends the sequence. The rest is rolled back.
 """
 
 import logging
@@ -20,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels.linear.fallbacks import MatmulFallback
+from server.engine.scheduling.drafter import Drafter
 from server.engine.scheduling.matcher import CompileGrammar, Matcher
 from server.engine.scheduling.outputs import Outputs
 from server.engine.scheduling.runner_api import (
@@ -84,12 +89,14 @@ class Engine:
         take_samples: TakeSamples = lambda: ([], {}),
         take_fallbacks: Callable[[], dict[MatmulFallback, int]] = dict,
         compile_grammar: CompileGrammar | None = None,
+        drafter: Drafter | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`num_compiles` returns how many kernels this process has compiled; `clock` is monotonic, in seconds.
 
         `take_samples` returns the attention timings since its last call, `take_fallbacks` the products since its last
-        call that PyTorch's matmuls computed in place of ours. Without `compile_grammar` no request may have a grammar.
+        call that PyTorch's matmuls computed in place of ours. Without `compile_grammar` no request may have a grammar,
+        without a `drafter` no tokens are drafted.
         """
         self.step_index = 0
         self.mark: Mark = unmarked  # set by a bench
@@ -108,6 +115,7 @@ class Engine:
             0  # sequences whose next token depends on earlier ones (penalties), which the host counts
         )
         self._compile_grammar = compile_grammar
+        self._drafter = drafter
         self._compiling: dict[str, tuple[Sequence, Future[Matcher]]] = {}  # requests that wait for their matchers
         self._num_with_grammar = 0
         self._outputs = Outputs()
@@ -232,7 +240,7 @@ class Engine:
         """Plan a batch and start it, as if every earlier batch had succeeded. None when there is nothing to do."""
         started_at, compiles_before = self._clock(), self._num_compiles()
         self.mark(Part.PLAN)
-        batch = self._scheduler.plan(started_at)
+        batch = self._scheduler.plan(started_at, self._drafter)
         self.mark(Part.LAUNCH)
         if batch is None:
             return None
@@ -252,7 +260,7 @@ class Engine:
     def _can_run_ahead(self, launched: _Launched) -> bool:
         """Return whether the next batch can be planned before this one's tokens are known (its rows may still stop)."""
         is_launched = not isinstance(launched.outcome, StepError)
-        if not self._options.runs_ahead or not is_launched or self._num_with_history:
+        if not self._options.runs_ahead or not is_launched or self._num_with_history or self._drafter is not None:
             return False
         # A prompt's scores are waited for at the launch, before a grammar knows the tokens of the step before.
         return not self._num_with_grammar or all(
@@ -271,8 +279,7 @@ class Engine:
                 result = self._end_failed(waiting, error)
                 self._scheduler.settle(batch)
             case pending:
-                result = pending.result()
-                self._settle(batch, result)
+                result = self._settle(batch, pending.result())
         started_at = max(launched.started_at, self._landed_at)  # until then the device computed the step before
         self._landed_at = self._clock()
         return self._output(started_at, result, num_compiles=launched.num_compiles, batch=batch)
@@ -345,31 +352,87 @@ class Engine:
             return "invalid_value", f"prompt token {wrong} is outside the vocabulary of {vocab_size}"
         return None
 
-    def _settle(self, batch: Batch, result: StepResult) -> None:
-        self._scheduler.settle(batch)
+    def _settle(self, batch: Batch, result: StepResult) -> StepResult:
+        """Return the result, without what is rolled back."""
         self._outputs.record_uses(batch, result)
-        if None in result.token_ids:
-            for place, (seq, token_id) in enumerate(zip(batch.drawn_sequences, result.token_ids, strict=True)):
-                if token_id is not None or seq.status is SequenceStatus.FINISHED:
+        if batch.verifies:
+            result = self._forgive(batch, result)
+        if result.nonfinite or result.exhausted:
+            drawn = batch.drawn_sequences
+            for place in (*result.nonfinite, *result.exhausted):
+                if drawn[place].status is SequenceStatus.FINISHED:
                     continue
                 if place in result.exhausted:
-                    self._fail(seq, InvalidValue.code, _no_token_left(seq))
+                    self._fail(drawn[place], InvalidValue.code, _no_token_left(drawn[place]))
                 else:
-                    self._fail(seq, "nonfinite_logits", "The model's output held no finite number.")
-        if self._num_with_grammar:
+                    self._fail(drawn[place], "nonfinite_logits", "The model's output held no finite number.")
+        if batch.verifies:
+            result = self._verify(batch, result)
+        elif self._num_with_grammar:
             self._accept(batch, result)
+        self._scheduler.settle(batch)
         for seq in self._outputs.add_tokens(batch, result, self._clock()):
             self._drop(seq)
+        return result
+
+    def _forgive(self, batch: Batch, result: StepResult) -> StepResult:
+        """Return the result without sequences whose logits a drafted token may have spoilt.
+
+        A key or value that is not finite spoils the rows of its tile, those before it too. The next step computes such
+        a sequence's newest token alone, and so do all later ones.
+        """
+        drawn = batch.drawn_sequences
+        spoilt = [place for place in result.nonfinite if drawn[place].num_drafted]
+        for place in spoilt:
+            drawn[place].is_drafted_for = False
+        return replace(result, nonfinite=tuple([place for place in result.nonfinite if place not in spoilt]))
 
     def _accept(self, batch: Batch, result: StepResult) -> None:
         """Move the matchers of the batch's sequences on; end those whose grammar cannot go on."""
-        for seq, token_id in zip(batch.drawn_sequences, result.token_ids, strict=True):
-            if seq.matcher is None or token_id is None or seq.status is SequenceStatus.FINISHED:
+        for seq, tokens in zip(batch.drawn_sequences, result.tokens, strict=True):
+            if seq.matcher is None or not tokens or seq.status is SequenceStatus.FINISHED:
                 continue
             try:
-                seq.matcher.accept(token_id)
+                seq.matcher.accept(tokens[0])
             except InvalidGrammar as error:
                 self._fail(seq, error.code, error.message)
+
+    def _verify(self, batch: Batch, result: StepResult) -> StepResult:
+        """Leave each sequence of the batch, and the result, with those of the sampled tokens that hold."""
+        tokens, scores = [], dict(result.token_scores)
+        drawn = zip(batch.drawn_sequences, batch.drawn_rows, result.tokens, strict=True)
+        for place, (seq, row, sampled) in enumerate(drawn):
+            first, num_kept = batch.drawn_positions(row).start, 0
+            if seq.status is not SequenceStatus.FINISHED:
+                num_kept = self._num_holding(seq, first, sampled)
+            if seq.status is not SequenceStatus.FINISHED:
+                self._scheduler.rollback(seq, first + num_kept)
+            tokens.append(sampled[:num_kept])
+            if place in scores:
+                scores[place] = scores[place].first(num_kept)
+        return replace(result, tokens=tokens, token_scores=scores)
+
+    def _num_holding(self, seq: Sequence, first: int, sampled: list[int]) -> int:
+        """Write `sampled` tokens from position `first` on over the drafted ones, as far as they hold; return how many.
+
+        The first one does; one behind it where the token before it was drafted right and did not end the sequence. The
+        matcher moves on with them. Where it cannot by the first one, the sequence is ended; where it cannot by another,
+        that one is left to the next step, in which it will be the first.
+        """
+        num_holding = 0
+        for position, token_id in enumerate(sampled, start=first):
+            drafted, seq.tokens[position] = seq.tokens[position], token_id
+            if seq.matcher is not None:
+                try:
+                    seq.matcher.accept(token_id)
+                except InvalidGrammar as error:
+                    if position == first:
+                        self._fail(seq, error.code, error.message)
+                    break
+            num_holding += 1
+            if token_id != drafted or seq.finish_reason(position + 1) is not None:
+                break
+        return num_holding
 
     def _fail(self, seq: Sequence, code: str, message: str) -> None:
         is_clients_fault = error_of_code(code, message).status < 500
@@ -400,7 +463,7 @@ class Engine:
             num_pages_used=self._scheduler.num_pages_used,
             num_pages=self._scheduler.num_pages,
             num_preemptions=batch.num_preempted if batch else 0,
-            num_nonfinite=result.num_nonfinite,
+            num_nonfinite=len(result.nonfinite),
             num_compiles=num_compiles,
             quarantined=result.quarantined,
             attention_samples=samples,

@@ -53,23 +53,26 @@ class Outputs:
     def add_tokens(self, batch: Batch, result: StepResult, now: float) -> list[Sequence]:
         """Replace each sampled sequence's PENDING token by its id and add its delta. Return the sequences that end.
 
-        A sequence that finished while this step was computed gets no delta.
+        A sequence that finished while this step was computed gets no delta. Sequences of a step that verifies drafted
+        tokens have theirs already: those of the result.
         """
         finished, with_news, ended = SequenceStatus.FINISHED, self._with_new_uses, []
         context_lens, append = batch.context_lens, self._deltas.append
-        drawn = zip(batch.drawn_sequences, batch.drawn_rows, result.token_ids, strict=True)
         if result.token_scores:
             with_news = with_news | self._add_scores(batch, result)
-        for seq, row, token_id in drawn:
-            index = context_lens[row]
-            if seq.status is finished or token_id is None:
+        if batch.verifies:
+            got = [it for it in zip(batch.drawn_sequences, result.tokens, strict=True) if it[0].status is not finished]
+            return [seq for seq, new in got if new and self._add_full_delta(seq, len(seq.tokens), new, now)]
+        for seq, row, new in zip(batch.drawn_sequences, batch.drawn_rows, result.tokens, strict=True):
+            if seq.status is finished or not new:
                 continue
+            index, token_id = context_lens[row], new[0]
             seq.tokens[index] = token_id
             # Neither first nor last, and no news: most tokens, 256 a step.
             is_inner = seq.num_prompt < index < seq.max_len - 1 and token_id not in seq.stop_ids
             if is_inner and seq not in with_news and seq.matcher is None:
-                append(TokenDelta(seq.request_id, [token_id]))
-            elif self._add_full_delta(seq, index + 1, now):
+                append(TokenDelta(seq.request_id, new))
+            elif self._add_full_delta(seq, index + 1, new, now):
                 ended.append(seq)
         return ended
 
@@ -89,8 +92,11 @@ class Outputs:
             seq.scores.append(scores)
         return set(scored)
 
-    def _add_full_delta(self, seq: Sequence, num_tokens: int, now: float) -> bool:
-        """Add the delta of a first or last token, or of one with news. Return whether it is the last."""
+    def _add_full_delta(self, seq: Sequence, num_tokens: int, new: list[int], now: float) -> bool:
+        """Add the delta of a first or last token, of one with news, or of several. Return whether it is the last.
+
+        `new`: the newest of the sequence's first `num_tokens` tokens.
+        """
         finish_reason = seq.finish_reason(num_tokens)
         is_first = num_tokens == seq.num_prompt + 1
         reports_uses = seq in self._with_new_uses or finish_reason is not None
@@ -99,7 +105,7 @@ class Outputs:
         self._deltas.append(
             TokenDelta(
                 seq.request_id,
-                [] if seq.sampling.pooling is not None else [seq.tokens[num_tokens - 1]],
+                [] if seq.sampling.pooling is not None else new,
                 finish_reason,
                 times=_times(seq, now) if is_first else None,
                 path_uses=list(seq.path_uses.values()) if reports_uses else None,

@@ -118,6 +118,12 @@ class PagePool:
             table.append(self._take())
         return True
 
+    def shrink(self, owner: str, num_tokens: int) -> None:
+        """Take those pages of `owner` that its first `num_tokens` tokens do not need; none of them may have a key."""
+        table = self._tables[owner]
+        for _ in range(len(table) - self.pages_for(num_tokens)):
+            self._disown(table.pop())
+
     def publish(self, owner: str, first: int, keys: Iterable[bytes]) -> None:
         """Let the pages of `owner` from index `first` on be found by `keys`; they must be full and computed.
 
@@ -150,13 +156,7 @@ class PagePool:
         for page in reversed(table):  # the last page first: a cached page is useless without the pages before it
             if not is_sound:
                 self._forget(page)
-            self._num_owners[page] -= 1
-            if self._num_owners[page]:
-                continue
-            if page in self.key_of_page:
-                self._cached[page] = None
-            else:
-                self._free.append(page)
+            self._disown(page)
 
     def check_integrity(self, owners: Iterable[str]) -> None:
         """Prove free + cached + owned = total, no page in two places, only `owners` own. Raises IntegrityError."""
@@ -181,6 +181,16 @@ class PagePool:
             raise IntegrityError("a key finds a page that has none, or a cached page has no key")
         if self.states is not None:
             self.states.check_integrity(owners, self.page_of_key)
+
+    def _disown(self, page: int) -> None:
+        """Take one owner from a page."""
+        self._num_owners[page] -= 1
+        if self._num_owners[page]:
+            return
+        if page in self.key_of_page:
+            self._cached[page] = None
+        else:
+            self._free.append(page)
 
     def _find(self, keys: Iterable[bytes]) -> list[int]:
         """Return the pages of the leading keys, up to the first unknown key."""

@@ -13,22 +13,24 @@ TakeSamples = Callable[[], tuple[list[AttentionSample], dict[str, int]]]  # and 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The result of a computed batch."""
+    """The result of a computed batch.
 
-    token_ids: list[int | None]  # of each of the batch's drawn sequences; None where there is no token to choose
+    tokens     of each of the batch's drawn sequences: one, or of one that verifies drafted tokens one behind each of
+               its own, up to the first that cannot be chosen; none where that is the only one
+    nonfinite  places in `tokens` without a token, where the logits held no finite number
+    exhausted  those where the request's own limits leave no token
+    """
+
+    tokens: list[list[int]]
     dispatches: list[DispatchCount] = field(default_factory=list)
     uses: dict[Phase, list[PathUse]] = field(default_factory=dict)
     quarantined: list[tuple[str, str]] = field(default_factory=list)
     oom_stage: str | None = None  # prefill or decode, where the device ran out of memory
     prompt_scores: dict[int, TokenScores] = field(default_factory=dict)  # by row, of the prompts' tokens, if asked for
-    token_scores: dict[int, TokenScores] = field(default_factory=dict)  # by place in token_ids
+    token_scores: dict[int, TokenScores] = field(default_factory=dict)  # by place in `tokens`
     pooled: dict[int, bytes] = field(default_factory=dict)  # by row, fp32 of prompts that are pooled
-    exhausted: tuple[int, ...] = ()  # places in token_ids with None where the request's own limits leave no token
-
-    @property
-    def num_nonfinite(self) -> int:
-        """Count the drawn sequences whose logits held no finite number."""
-        return self.token_ids.count(None) - len(self.exhausted)
+    nonfinite: tuple[int, ...] = ()
+    exhausted: tuple[int, ...] = ()
 
 
 class StepError(Exception):

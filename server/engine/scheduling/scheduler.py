@@ -8,6 +8,7 @@ from heapq import merge
 
 from kernels.vocabulary.shape import Phase
 from server.engine.scheduling.decode_rows import DecodeRows
+from server.engine.scheduling.drafter import Drafter
 from server.engine.scheduling.page_keys import PageKeys
 from server.engine.scheduling.pages import PagePool
 from server.engine.scheduling.sequence import Batch, BatchFork, Sequence, SequenceStatus, phase_of
@@ -33,6 +34,7 @@ class SchedulerLimits:
     max_num_batched_tokens: int  # tokens of a step
     max_num_interleaved_tokens: int | None = None  # prompt tokens of a step that others wait for; None: no such limit
     max_attended_keys: int | None = None  # that all prompt tokens of a step attend to together; None: no such limit
+    max_drafted_tokens: int = 0  # of a sequence, that one step verifies
 
 
 @dataclass(slots=True)
@@ -73,6 +75,7 @@ class _StepPlan:
             num_prefix_hit_tokens=self.num_prefix_hit_tokens,
             forks=tuple([BatchFork(row_of[leader], seq) for leader, seq in self.forks]),
             page_copies=tuple(self.page_copies),
+            verifies=decode.verifies,
         )
 
     def _by_phase(self) -> tuple[list[_Row], list[_Row], list[_Row]]:
@@ -108,6 +111,9 @@ class Scheduler:
     Where the pool has states, a sequence that runs has a slot beside its pages. A snapshot is taken at a prompt's last
     page border, from which the same prompt or a longer one goes on, and where a prompt leaves pages that others have
     without a snapshot: the next one that shares them finds it.
+
+    Drafted tokens take what is left of a step's tokens and of the pages when its prompts are chosen. None are verified
+    where the pool has states: one that has taken in a wrong token cannot be rolled back.
     """
 
     def __init__(self, limits: SchedulerLimits, pool: PagePool, *, shares_pages: bool = False) -> None:
@@ -207,8 +213,11 @@ class Scheduler:
         self._pool.release(seq.request_id, is_sound=is_sound)
         seq.status = SequenceStatus.FINISHED
 
-    def plan(self, now: float) -> Batch | None:
+    def plan(self, now: float, drafter: Drafter | None = None) -> Batch | None:
         """Return the next batch at time `now` (seconds), None when there is nothing to compute.
+
+        With a drafter, decoding sequences get drafted tokens behind their newest ones, all of which must be known. When
+        such a batch is computed, `rollback` says for each sequence of it which tokens hold, before `settle`.
 
         The caller launches the batch, calls `advance`, and appends a token to each sequence that is sampled or forked:
         PENDING while the token is not known. Where the launch fails it calls `abandon`. When the batch has been
@@ -224,11 +233,13 @@ class Scheduler:
             self._add_prompts(step, sorted(self._prefilling.values(), key=_rank), now)
         if not step.prompts and not step.num_decode:
             return None
-        decode = self._decoding.batch(num_preempted)
+        states = self._pool.states
+        if drafter is not None and states is None and self._draft(drafter, step):
+            decode = self._decoding.drafted_batch(num_preempted)
+        else:
+            decode = self._decoding.batch(num_preempted)
         batch = step.batch(decode, self._pool) if step.prompts else decode
-        if self._pool.states is None:
-            return batch
-        return replace(batch, states=self._states_of(batch, self._pool.states, step.prompts))
+        return batch if states is None else replace(batch, states=self._states_of(batch, states, step.prompts))
 
     def advance(self, batch: Batch) -> None:
         """Record that `batch`, the latest, is launched; call it before the new tokens are appended."""
@@ -245,19 +256,30 @@ class Scheduler:
             seq.num_published = leader.num_computed // self._pool.page_size  # the leader will have published them
             seq.num_chunks, seq.num_cached, seq.scheduled_at = leader.num_chunks, leader.num_cached, leader.scheduled_at
             seq.page_keys = None if leader.page_keys is None else leader.page_keys.copy()
-        self._decoding.advance()
         states = self._pool.states
         if states is not None and states.has_beginnings:
             states.note_launched({seq.request_id for seq in batch.sequences})
+        if not batch.verifies:  # else how many tokens a sequence gets is known when the batch is computed
+            self._decoding.advance()
+
+    def rollback(self, seq: Sequence, num_tokens: int) -> None:
+        """Cut a running sequence to its first `num_tokens` tokens, of which the newest is not computed."""
+        seq.rollback(num_tokens)
+        self._pool.shrink(seq.request_id, num_tokens)
+        self._decoding.rollback(seq, self._border(seq))
 
     def abandon(self, batch: Batch) -> None:
         """Take back the forks of `batch`, the latest, which was not launched: they wait for their leaders again.
 
-        Its snapshots are given up: they are planned again with its rows.
+        Its snapshots are given up: they are planned again with its rows. Tokens that were drafted for it are forgotten.
         """
         if self._pool.states is not None and batch.states is not None:
             for write in batch.states.writes:
                 self._pool.states.cancel(write)
+        for row in batch.rows_of(Phase.VERIFY):
+            seq = batch.sequences[row]
+            if seq.num_drafted:
+                self.rollback(seq, len(seq.tokens) - seq.num_drafted)
         for fork in batch.forks:
             seq = fork.sequence
             self._leave(seq)
@@ -271,6 +293,10 @@ class Scheduler:
         if not self._shares_pages:
             return
         page_size, first = self._pool.page_size, batch.num_prefill + batch.num_extend
+        if batch.verifies:
+            for seq in batch.sequences:
+                self._publish(seq, seq.num_computed // page_size)
+            return
         for row, context_len in enumerate(batch.context_lens):
             if row < first or not context_len % page_size:  # a single token fills a page, or changes nothing
                 self._publish(batch.sequences[row], context_len // page_size)
@@ -333,6 +359,27 @@ class Scheduler:
                 break
             num_shared += 1
         return [num_pages for num_pages in sorted({num_shared, last_of_prompt}) if first < num_pages <= last]
+
+    def _draft(self, drafter: Drafter, step: _StepPlan) -> bool:
+        """Append drafted tokens to decoding sequences, as far as the step and free pages have room. Return whether any.
+
+        No sequence is preempted for them.
+        """
+        num_prompt_tokens = sum(num_tokens for _, num_tokens in step.prompts)
+        left = self._limits.max_num_batched_tokens - step.num_decode - num_prompt_tokens
+        is_any = False
+        for seq in self._decoding.sequences:
+            num_tokens = len(seq.tokens)
+            most = min(left, self._limits.max_drafted_tokens, seq.max_len - num_tokens - 1)
+            drafted = drafter(seq, most)[:most] if most > 0 and seq.is_drafted_for else []
+            if drafted and not self._pool.grow(seq.request_id, num_tokens + len(drafted)):
+                drafted = drafted[: self._pool.room_of(seq.request_id) - num_tokens]
+            if drafted:
+                seq.tokens += drafted
+                seq.num_drafted = len(drafted)
+                left -= len(drafted)
+                is_any = True
+        return is_any
 
     def _decode(self, seq: Sequence) -> None:
         """Give a sequence whose prompt is computed a row in every step from now on."""

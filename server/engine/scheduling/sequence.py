@@ -3,11 +3,12 @@
 from array import array
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.vocabulary.shape import PLANNED_PHASES, Phase
+from kernels.vocabulary.shape import Phase
 from server.engine.scheduling.matcher import Matcher
 from server.engine.scheduling.page_keys import PageKeys
 from server.engine.scheduling.states import BatchStates
@@ -15,7 +16,7 @@ from server.protocol.messages import FinishReason, PathUse, SamplingParams, Toke
 
 PENDING = -1  # stands for a token that a launched step samples and that the host has not read yet
 
-_DECODE_ONLY = (Phase.DECODE,)
+_DECODE_ONLY, _VERIFY_ONLY = (Phase.DECODE,), (Phase.VERIFY,)
 
 
 class SequenceStatus(Enum):
@@ -30,6 +31,8 @@ class Sequence:
 
     tokens        prompt, then generated tokens; the last one may be PENDING
     num_computed  tokens [0, num_computed) have their keys and values in pages; less again after a preemption
+    num_drafted   tokens that were drafted and are not verified yet: its newest ones, but for a PENDING one behind them
+    is_drafted_for  whether tokens may be drafted for it, where there is a drafter
     followers     other answers to its prompt, which wait until that is computed; `leader` is this one for each of them
     rank          order among all prompts of its priority, and the number of its arrival; set by the scheduler
     page_keys     names of its full pages; None where pages are not shared
@@ -53,6 +56,8 @@ class Sequence:
     page_keys: PageKeys | None = None
     status: SequenceStatus = SequenceStatus.WAITING
     num_computed: int = 0
+    num_drafted: int = 0
+    is_drafted_for: bool = True
     num_published: int = 0  # its pages that other sequences may find, or that it found
     num_cached: int = 0  # tokens it found in pages when it was first admitted
     num_chunks: int = 0  # batches that computed a part of its prompt before its first token
@@ -97,6 +102,12 @@ class Sequence:
             return FinishReason.COMPLETE
         return FinishReason.LENGTH if num_tokens >= self.max_len else None
 
+    def rollback(self, num_tokens: int) -> None:
+        """Cut it to its first `num_tokens` tokens, one at least, of which the newest counts as not computed."""
+        del self.tokens[num_tokens:]
+        self.num_computed = min(self.num_computed, num_tokens - 1)
+        self.num_drafted = 0
+
     def lead(self, followers: "list[Sequence]") -> None:
         """Have `followers` wait for the prompt of this sequence, beside those that do."""
         self.followers += followers
@@ -117,7 +128,7 @@ class Sequence:
 
     @property
     def num_generated(self) -> int:
-        return len(self.tokens) - self.num_prompt
+        return len(self.tokens) - self.num_prompt - self.num_drafted
 
     @property
     def is_pending(self) -> bool:
@@ -146,6 +157,9 @@ class BatchFork:
 class Batch:
     """The rows that one step computes. Row i belongs to `sequences[i]`; rows are ordered prefill | extend | decode.
 
+    Where a sequence has drafted tokens, the decode rows are rows of the phase `verify`: all of them, so that one launch
+    computes them. Such a row computes its newest token and those drafted behind it, and a token is sampled behind each.
+
     query_lens    tokens of the sequence computed in this step: [context_len - query_len, context_len)
     context_lens  tokens of the sequence in pages after this step
     page_tables   page numbers (int32) that cover exactly context_len tokens when the step is launched; a decode row's
@@ -169,20 +183,44 @@ class Batch:
     forks: tuple[BatchFork, ...] = ()
     page_copies: tuple[tuple[int, int], ...] = ()
     states: BatchStates | None = None
+    verifies: bool = False  # whether the decode rows are of the phase `verify`
 
     @property
     def drawn_rows(self) -> tuple[int, ...]:
-        """Return the row of each token that the step chooses: the sampled rows, then those of the forks."""
+        """Return the row of each drawn sequence: the sampled rows, then those of the forks."""
         return (*self.sampled_rows, *[fork.row for fork in self.forks]) if self.forks else self.sampled_rows
 
     @property
     def drawn_sequences(self) -> tuple[Sequence, ...]:
-        """Return the sequence of each token that the step chooses."""
+        """Return each sequence that the step chooses tokens for."""
         if len(self.sampled_rows) == len(self.sequences):
             drawn = self.sequences
         else:
             drawn = tuple([self.sequences[row] for row in self.sampled_rows])
         return (*drawn, *[fork.sequence for fork in self.forks]) if self.forks else drawn
+
+    def drawn_positions(self, row: int) -> range:
+        """Return the positions of the tokens that a sampled row chooses: one, or one behind each that it verifies."""
+        stop = self.context_lens[row] + 1
+        is_verified = self.verifies and row >= self.num_prefill + self.num_extend
+        return range(stop - (self.query_lens[row] if is_verified else 1), stop)
+
+    @property
+    def draws(self) -> list[tuple[Sequence, int]]:
+        """Return sequence and position of each token that the step chooses, in the order of the drawn sequences."""
+        drawn = zip(self.drawn_sequences, self.drawn_rows, strict=True)
+        if not self.verifies:
+            return [(seq, self.context_lens[row]) for seq, row in drawn]
+        return [(seq, position) for seq, row in drawn for position in self.drawn_positions(row)]
+
+    @property
+    def sampled_tokens(self) -> list[int]:
+        """Return which of the step's tokens those are that tokens of the sampled rows are chosen behind."""
+        ends = list(accumulate(self.query_lens))
+        if not self.verifies:
+            return [ends[row] - 1 for row in self.sampled_rows]
+        counts = [(ends[row], len(self.drawn_positions(row))) for row in self.sampled_rows]
+        return [token for end, count in counts for token in range(end - count, end)]
 
     @property
     def num_rows(self) -> int:
@@ -196,8 +234,8 @@ class Batch:
     def phases(self) -> tuple[Phase, ...]:
         """The phases of its rows."""
         if not self.num_prefill and not self.num_extend:
-            return _DECODE_ONLY
-        return tuple(phase for phase in PLANNED_PHASES if self.rows_of(phase))
+            return _VERIFY_ONLY if self.verifies else _DECODE_ONLY
+        return tuple(phase for phase in Phase if self.rows_of(phase))
 
     def rows_of(self, phase: Phase) -> range:
         """Return the rows of one phase, empty where the batch has none."""
@@ -207,7 +245,8 @@ class Batch:
             return range(extend_at)
         if phase is Phase.EXTEND:
             return range(extend_at, decode_at)
-        return range(decode_at, self.num_rows)
+        is_there = self.verifies is (phase is Phase.VERIFY)
+        return range(decode_at, self.num_rows) if is_there else range(0)
 
 
 def phase_of(query_len: int, context_len: int) -> Phase:

@@ -48,8 +48,11 @@ class DeviceTwin:
                 if (source, offset) in self._pages:
                     self._pages[target, offset] = self._pages[source, offset]
         drawn = zip(batch.drawn_sequences, batch.drawn_rows, strict=True)
-        chosen = {seq: self.next_token(true_tokens[row]) for seq, row in drawn}
-        self._latest = chosen
+        chosen = {
+            seq: [self.next_token(true_tokens[row][:position]) for position in batch.drawn_positions(row)]
+            for seq, row in drawn
+        }
+        self._latest = {seq: tokens[-1] for seq, tokens in chosen.items()}
         return Landing(self, index, StepResult([*chosen.values()]))
 
     def _known(self, seq: Sequence, end: int) -> list[int]:

@@ -45,7 +45,7 @@ REPORT = AttestationReport("request", "match", 0.0, 0.0, [], [])
 
 class OnesRunner:
     def launch(self, batch: Batch) -> Done:
-        return Done(StepResult([1 for _ in batch.sampled_rows]))
+        return Done(StepResult([[1] for _ in batch.sampled_rows]))
 
 
 class Waits:

@@ -150,6 +150,24 @@ def test_more_than_the_largest_graph_takes_has_no_graph(
     assert key_of(batch_of(prompts, contexts, chunks), SIZES) is None
 
 
+def test_rows_of_drafted_tokens_have_graphs_by_their_longest() -> None:
+    sizes = replace(SIZES, row_tokens=(2, 5), max_tokens=32)
+    keys = [key for key in graph_keys(sizes) if key.decode is not None and key.decode.phase is Phase.VERIFY]
+    assert [key.label for key in keys if key.decode and key.decode.longest is Bucket.LE_512] == [
+        f"verify {rows}x{tokens} le_512" for rows, tokens in ((4, 5), (8, 2), (2, 5), (4, 2), (1, 5), (2, 2), (1, 2))
+    ]  # the largest first; 8 rows of 5 are more than a graph may hold
+    assert not any(key.decode and key.decode.phase is Phase.VERIFY for key in graph_keys(SIZES))
+
+    def verified(*lens: int, prompts: Sequence[int] = ()) -> GraphKey | None:
+        batch = batch_of([*prompts], [300] * len(lens))
+        return key_of(replace(batch, query_lens=(*prompts, *lens), verifies=True), sizes)
+
+    assert verified(1, 4, 2) == GraphKey(None, PartKey(Phase.VERIFY, 20, Bucket.LE_512, row_tokens=5))
+    assert verified(2, 1, 1) in keys
+    assert verified(6) is verified(*[5] * 8) is verified(2, 2, prompts=[9]) is None
+    assert sizes.max_sampled == 8 * 5
+
+
 @pytest.mark.parametrize("longest", [Bucket.LE_512, Bucket.LE_2K])
 def test_every_batch_finds_its_key_among_those_captured(longest: Bucket) -> None:
     sizes = replace(SIZES, bounds=tuple(bound for bound in SIZES.bounds if bound.lo <= longest.lo))

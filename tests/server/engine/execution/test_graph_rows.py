@@ -23,7 +23,7 @@ from server.protocol.messages import SamplingParams, Submit
 PAGE_SIZE = 4
 NUM_PAGES = 40
 MAX_LEN = 150  # two buckets of contexts
-SIZES = GraphSizes((Bucket.LE_512,), (1, 2, 4, 8), (16, 32), (8,), (16, 32), num_prompts=3)
+SIZES = GraphSizes((Bucket.LE_512,), (1, 2, 4, 8), (16, 32), (8,), (16, 32), num_prompts=3, row_tokens=(2, 4))
 
 
 def new_inputs(keys: list[GraphKey]) -> Inputs:
@@ -81,13 +81,20 @@ def inputs() -> Inputs:
     return new_inputs(graph_keys(SIZES))
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_inputs_equal_new_ones_whatever_came_before(inputs: Inputs, seed: int) -> None:
+@pytest.mark.parametrize(("seed", "drafts"), [*((seed, False) for seed in range(6)), (6, True), (7, True), (8, True)])
+def test_inputs_equal_new_ones_whatever_came_before(inputs: Inputs, seed: int, drafts: bool) -> None:
     rng = random.Random(seed)
     twin = Filling(inputs)
     pool = PagePool(rng.choice([20, NUM_PAGES]), PAGE_SIZE)
-    scheduler = Scheduler(SchedulerLimits(MAX_LEN, 8, 32), pool, shares_pages=rng.random() < 0.5)
-    engine = Engine(scheduler, twin, EngineOptions(twin.vocab_size, (), 0, runs_ahead=rng.random() < 0.7))
+    limits = SchedulerLimits(MAX_LEN, 8, 32, max_drafted_tokens=3)
+    scheduler = Scheduler(limits, pool, shares_pages=rng.random() < 0.5)
+
+    def draft(seq: Sequence, most: int) -> list[int]:
+        right = twin.answer(seq.tokens, rng.choice([0, 0, most]))
+        return right[: rng.randint(0, most)] + [rng.randrange(twin.vocab_size) for _ in right]
+
+    options = EngineOptions(twin.vocab_size, (), 0, runs_ahead=rng.random() < 0.7)
+    engine = Engine(scheduler, twin, options, drafter=draft if drafts else None)
     alive: list[str] = []
     num_preemptions = 0
     for step in range(100):
@@ -104,6 +111,8 @@ def test_inputs_equal_new_ones_whatever_came_before(inputs: Inputs, seed: int) -
     assert len({key.decode for key in twin.keys}) > 3
     assert any(key.prompts is not None and key.prompts.phase is Phase.EXTEND for key in twin.keys)
     assert num_preemptions or pool.num_pages == NUM_PAGES
+    phases = {key.decode.phase for key in twin.keys if key.decode is not None}
+    assert phases == ({Phase.DECODE, Phase.VERIFY} if drafts else {Phase.DECODE})
 
 
 def test_what_another_graph_writes_over_keeps_no_sequence_alive(inputs: Inputs) -> None:

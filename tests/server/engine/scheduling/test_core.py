@@ -36,7 +36,13 @@ class CountingRunner:
 
     def launch(self, batch: Batch) -> Done:
         uses = {phase: [PathUse(phase.value, f"fake.{phase.value}", "proven", [])] for phase in Phase}
-        return Done(StepResult([self.answer(batch, row) for row in batch.sampled_rows], uses=uses))
+        answers = [self.answer(batch, row) for row in batch.sampled_rows]
+        nonfinite = tuple(place for place, answer in enumerate(answers) if answer is None)
+        return Done(
+            StepResult(
+                [[it for it in (answer,) if it is not None] for answer in answers], uses=uses, nonfinite=nonfinite
+            )
+        )
 
 
 class Clock:
