@@ -138,7 +138,7 @@ test-starts: $(STAMP)
 
 # CONFIG_FLAGS='--first 7 --time-limit 60' runs a sample of a minute, another one for each number.
 test-configs: $(STAMP)
-	PYTHONPATH=tests/server/model OMP_NUM_THREADS=1 $(VENV)/bin/python trials/config_keys.py $(CONFIG_FLAGS)
+	PYTHONPATH=.:tests OMP_NUM_THREADS=1 $(VENV)/bin/python trials/config_keys.py $(CONFIG_FLAGS)
 
 # CLIENTS='openai anthropic' chooses some, by their folders in trials/clients/clients.toml.
 test-clients: $(STAMP)
@@ -196,7 +196,7 @@ test-image: $(STAMP)
 # share what they compile, so they go to workers in blocks.
 GPU_TESTS := $(shell grep -rl 'mark\.gpu' tests --include='test_*.py' | sort)
 test-gpu: $(STAMP)
-	PYTHONPATH=tests:tests/kernels/hopper OMP_NUM_THREADS=1 $(VENV)/bin/python tests/kernels/compile_gpu_tests.py
+	PYTHONPATH=.:tests:tests/kernels OMP_NUM_THREADS=1 $(VENV)/bin/python -m support.compiled.compile_gpu_tests
 	OMP_NUM_THREADS=1 $(VENV)/bin/pytest -m 'gpu and not timed and not sanitizer' -n auto --dist worksteal $(GPU_TESTS) \
 	  $(PYTEST_FLAGS) $(NONE_CHOSEN)
 	$(VENV)/bin/pytest -m 'gpu and timed' $(GPU_TESTS) $(PYTEST_FLAGS) $(NONE_CHOSEN)

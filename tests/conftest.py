@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from compile_outside import kept_cache, remove_old_entries
-from worker_blocks import spread
 
 from kernels.system.triton_cache import use_own_cache
+from support.compiled.compile_outside import kept_cache, remove_old_entries
+from support.worker_blocks import spread
 
 INTERPRET = "TRITON_INTERPRET"
 NUM_THREADS = torch.get_num_threads()

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from compile_outside import KEPT_S, remove_old_entries
+from support.compiled.compile_outside import KEPT_S, remove_old_entries
 
 
 def test_only_entries_of_the_last_days_are_kept(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Long tests are far from each other."""
 
-from worker_blocks import spread
+from support.worker_blocks import spread
 
 
 def test_long_tests_stand_at_equal_distances() -> None:

@@ -1,7 +1,7 @@
 """Change each key of config.json, and compare what transformers and the server make of it.
 
-PYTHONPATH=tests/server/model python trials/config_keys.py --out docs/benchmarks/configs.json
-PYTHONPATH=tests/server/model python trials/config_keys.py --first 7 --time-limit 60
+PYTHONPATH=.:tests python trials/config_keys.py --out docs/benchmarks/configs.json
+PYTHONPATH=.:tests python trials/config_keys.py --first 7 --time-limit 60
 
 A base is a tiny random model of a family, with the weights that transformers saves. Each of its keys, and each key that
 its family reads, is deleted and set to some ten values or more; keys that other families read are set to four. Then
@@ -32,8 +32,16 @@ from typing import Any
 
 import torch
 import transformers
-from paged_runner import PagedRunner
-from tiny_families import (
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+
+from qualification.model.config import ModelConfig, RopeKind
+from qualification.model.families.registry import FAMILIES
+from server.errors import ModelError
+from server.model.load.load import load_config, load_decoder
+from server.settings import LoadFormat
+from support.models.paged_runner import PagedRunner
+from support.models.tiny_families import (
     BETAS,
     CPU,
     GEMMA,
@@ -55,14 +63,6 @@ from tiny_families import (
     reference_logits,
     save_reference,
 )
-from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
-
-from qualification.model.config import ModelConfig, RopeKind
-from qualification.model.families.registry import FAMILIES
-from server.errors import ModelError
-from server.model.load.load import load_config, load_decoder
-from server.settings import LoadFormat
 
 ROOT = Path(__file__).resolve().parents[1]
 NUM_TOKENS = 40  # several windows of 9, and beyond the original contexts of 16 and 32

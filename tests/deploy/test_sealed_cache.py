@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
+ROOT = Path(__file__).resolve().parents[2]
+SEALED = ROOT / "tests" / "support" / "sealed"
 KERNELS = {"hallmark_gluon_plan", "hallmark_gluon_prefill"}
 
 
@@ -21,7 +22,7 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("gcc is not installed")
     folder = tmp_path_factory.mktemp("driver")
     flags = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", str(folder / "libcuda.so.1")]
-    subprocess.run([compiler, *flags, str(HERE / "fake_cuda.c")], check=True)
+    subprocess.run([compiler, *flags, str(SEALED / "fake_cuda.c")], check=True)
     return folder
 
 
@@ -42,10 +43,10 @@ def launch(driver: Path, cache: Path, **environment: str) -> subprocess.Complete
         "TRITON_CACHE_DIR": str(cache),
         "TRITON_LIBCUDA_PATH": str(driver),
         "LD_LIBRARY_PATH": str(driver),
-        "PYTHONPATH": str(HERE.parents[1]),
+        "PYTHONPATH": str(ROOT),
         "CUDA_VISIBLE_DEVICES": "",
     }
-    program = [sys.executable, str(HERE / "sealed_launch.py")]
+    program = [sys.executable, str(SEALED / "sealed_launch.py")]
     return subprocess.run(
         program, env=inherited | settings | environment, capture_output=True, text=True, timeout=120, check=False
     )

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 import httpx2
 import pytest
 import yaml
-from monitoring import (
+from running_server import Server, StartServer, free_port
+
+from support.e2e.monitoring import (
     DEPLOY,
     LINKS,
     RULES,
@@ -23,7 +25,6 @@ from monitoring import (
     shortened_rules,
     wait_until,
 )
-from running_server import Server, StartServer, free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timed, pytest.mark.timeout(600)]
 

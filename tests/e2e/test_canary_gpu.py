@@ -17,13 +17,13 @@ from pathlib import Path
 import pytest
 import torch
 from canary_rows import model_folder
-from holding_proxy import holding
 from running_server import DEMO, Server, StartServer
 from safetensors.torch import save_file
-from test_canary_run import canary
 
 from kernels.linear.paths import LINEAR_PATHS
 from kernels.vocabulary.shape import PLANNED_PHASES
+from support.e2e.canary import canary
+from support.e2e.holding_proxy import holding
 
 pytestmark = [pytest.mark.gpu, pytest.mark.e2e, pytest.mark.timed, pytest.mark.timeout(900)]
 WINDOW = 2048  # the recorded prompts of 2,049 and 3,500 tokens see its edge, and no shorter one does

@@ -2,21 +2,16 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from holding_proxy import holding
 from running_server import DEMO, Server, StartServer
 
+from support.e2e.canary import canary
+from support.e2e.holding_proxy import holding
+
 pytestmark = [pytest.mark.e2e, pytest.mark.timed, pytest.mark.timeout(600)]  # a start on a busy machine takes minutes
-
-
-def canary(url: str, *flags: str) -> subprocess.CompletedProcess[str]:
-    program = [sys.executable, "-m", "server.cli", "canary", "--url", url, *flags]
-    return subprocess.run(program, capture_output=True, text=True, timeout=500, check=False)
 
 
 def test_the_demo_server_against_itself_passes(demo: Server, tmp_path: Path) -> None:

@@ -7,10 +7,10 @@ import openai
 import pytest
 import torch
 from running_server import StartServer
-from tiny_qwen3 import NO, YES, make_embedding_model, make_reranker
 
 from server.http.pooling.rerank_prompt import RerankPrompt
 from server.text.tokenizer import Tokenizer
+from support.models.tiny_qwen3 import NO, YES, make_embedding_model, make_reranker
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]  # a start on a busy machine takes minutes
 QUICK = ("--on-unproven", "degrade")  # measures nothing

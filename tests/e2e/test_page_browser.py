@@ -7,9 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from browser import Tab, browsing, find_browser
-from edge_fakes import Script, Served, delta, playing, served, with_model, write_tokenizer
-from running_api import Running, wait_until
 
 from server.edge.keys import ApiKeys, Keys
 from server.http.app import create_admin_app
@@ -18,6 +15,9 @@ from server.protocol.messages import AttestationReport, AttestedBatch, Explained
 from server.settings import Task
 from server.supervisor.client import EngineState
 from server.supervisor.streams import error_delta
+from support.api.edge_fakes import Script, Served, delta, playing, served, with_model, write_tokenizer
+from support.api.running_api import Running, wait_until
+from support.e2e.browser import Tab, browsing, find_browser
 
 pytestmark = pytest.mark.e2e
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
-from otlp_collectors import Collector, attributes, events, http_collector
 from running_server import Server, StartServer, free_port
+
+from support.telemetry.otlp_collectors import Collector, attributes, events, http_collector
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timed, pytest.mark.timeout(600)]
 COMPLETIONS = "/v1/completions"

@@ -10,12 +10,12 @@ from itertools import product
 
 import pytest
 import torch
-from attention_cases import Case, made
-from attention_inputs import NAN, POISON_PAGE, assert_right, attend, edges
 
 from kernels.calls.batch import AttentionBatch
 from kernels.portable.decode import num_splits_for
 from kernels.portable.launch_config import Tiles
+from support.attention.cases import Case, made
+from support.attention.inputs import NAN, POISON_PAGE, assert_right, attend, edges
 
 FP16, FP32, BF16 = torch.float16, torch.float32, torch.bfloat16
 ALL = ("softcap", "sinks", "spans")

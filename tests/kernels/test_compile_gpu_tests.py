@@ -1,9 +1,8 @@
 """Kernels compiled before the attention tests of a GPU run, counted without a GPU."""
 
-from pathlib import Path
-
 import pytest
-from compile_outside import run_outside
+
+from support.compiled.compile_outside import run_outside
 
 pytestmark = pytest.mark.sm90
 
@@ -15,6 +14,6 @@ KERNELS = {
 
 
 def test_every_kernel_of_attention_is_compiled_ahead() -> None:
-    variants = run_outside(Path(__file__).with_name("compile_gpu_tests.py"), "--count")
+    variants = run_outside("compile_gpu_tests.py", "--count")
     assert variants.keys() == KERNELS
     assert all(count >= 6 for count in variants.values()), variants  # as many as there are head dims

@@ -10,8 +10,6 @@ from itertools import product
 
 import pytest
 import torch
-from attention_cases import BF16, CHUNKS, CUDA, FP16, PROMPTS, RUN, TOKENS, Case, images, made
-from attention_inputs import FIXED_SEEDS, Inputs, assert_right, attend, errors_of, flags_for, fresh_seeds, packed, paged
 
 from kernels.calls.batch import AttentionFlags
 from kernels.catalog import PATHS, path_named
@@ -23,6 +21,18 @@ from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.fingerprint import Device, Fingerprint
 from kernels.vocabulary.path import KernelPath, RunAttention
 from kernels.vocabulary.shape import PLANNED_PHASES, AttentionShape, Mask, Phase
+from support.attention.cases import BF16, CHUNKS, CUDA, FP16, PROMPTS, RUN, TOKENS, Case, images, made
+from support.attention.inputs import (
+    FIXED_SEEDS,
+    Inputs,
+    assert_right,
+    attend,
+    errors_of,
+    flags_for,
+    fresh_seeds,
+    packed,
+    paged,
+)
 
 pytestmark = pytest.mark.gpu
 

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from attention_cases import BF16, CHUNKS, CUDA, PROMPTS, RUN, TOKENS, Case, made
-from attention_inputs import NAN, POISON_PAGE, Inputs, assert_right, attend, edges, flags_for
 from torch import Tensor
 
 from kernels.calls.batch import AttentionFlags
@@ -19,6 +17,8 @@ from kernels.hopper.variants import LONG
 from kernels.linear.matmul import linear
 from kernels.reference.compare import compare
 from kernels.vocabulary.path import RunAttention
+from support.attention.cases import BF16, CHUNKS, CUDA, PROMPTS, RUN, TOKENS, Case, made
+from support.attention.inputs import NAN, POISON_PAGE, Inputs, assert_right, attend, edges, flags_for
 
 pytestmark = pytest.mark.gpu
 

@@ -1,7 +1,8 @@
 from collections.abc import Iterator
 
 import pytest
-from scripted_server import Script, serving
+
+from support.scripted_server import Script, serving
 
 
 @pytest.fixture

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from edge_fakes import write_tokenizer
-from tiny_llama import TinyLlama, make_tiny_llama
 
 from server.model.decoder import Decoder
 from server.model.load.load import load_config, load_decoder
 from server.settings import LoadFormat
+from support.api.edge_fakes import write_tokenizer
+from support.models.tiny_llama import TinyLlama, make_tiny_llama
 
 
 @pytest.fixture(scope="session")

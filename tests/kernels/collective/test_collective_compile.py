@@ -1,15 +1,14 @@
 """The machine code of the exchange kernels, compiled for sm_90 without a GPU."""
 
-from pathlib import Path
-
 import pytest
-from compile_outside import run_outside
+
+from support.compiled.compile_outside import run_outside
 
 pytestmark = pytest.mark.sm90
 
 
 def test_exchange_kernels_compile_without_spills_and_fences() -> None:
-    counts = run_outside(Path(__file__).parent / "collective_compile.py")
+    counts = run_outside("collective_compile.py")
     assert {found["spills"] for found in counts.values()} == {0}
     assert {found["fences"] for found in counts.values()} == {0}  # each would wait for the other GPUs' memory
     # 512 units of 16 bytes: one a thread for 16 warps, two for 8, each loaded by itself from each of the other ranks.

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from support import ranks as programs
+
 WORLD = 3
-PROGRAM = Path(__file__).with_name("sharing_rank.py")
+PROGRAM = Path(programs.__file__).with_name("sharing_rank.py")
 WILLING, NO_EXPORT, NO_MAP = "", "cuIpcGetMemHandle:0", "cuIpcOpenMemHandle_v2:2"
 NO_END = f"{NO_MAP}+cuIpcCloseMemHandle:0"
 DRIVERS = (WILLING, NO_EXPORT, NO_MAP, NO_END)

@@ -3,8 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from codes_by_numpy import assemble, numbers_of, run_product
-from gluon_by_numpy import Map
 from torch import Tensor
 
 from kernels.experts.bit_order import order_
@@ -15,6 +13,8 @@ from kernels.experts.mxfp4.tilings import ALL_TILES, STEP, CodesTiles, CodesTili
 from kernels.experts.tiles import token_counts
 from kernels.experts.weights import dequantized
 from kernels.reference.experts import activated_fp64
+from support.emulator.codes_by_numpy import assemble, numbers_of, run_product
+from support.emulator.gluon_by_numpy import Map
 
 EXPERTS, HIDDEN, WIDTH = 3, 192, 64  # neither is whole blocks of 128
 LIMIT, ALPHA = 7.0, 1.702

@@ -1,9 +1,8 @@
 """The machine code of the Triton kernels of the experts, compiled for sm_90 without a GPU."""
 
-from pathlib import Path
-
 import pytest
-from compile_outside import run_outside
+
+from support.compiled.compile_outside import run_outside
 
 pytestmark = pytest.mark.sm90
 
@@ -13,7 +12,7 @@ SHARED_BYTES = 232_448  # that one program may have on an H100 or H200
 @pytest.fixture(scope="module")
 def compiled() -> dict[str, dict[str, int]]:
     """Facts of the compiled kernels, by name."""
-    found: dict[str, dict[str, int]] = run_outside(Path(__file__).parent / "experts_compile.py")
+    found: dict[str, dict[str, int]] = run_outside("experts_compile.py")
     return found
 
 

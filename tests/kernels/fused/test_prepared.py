@@ -1,19 +1,17 @@
 """The host's part of a fused op on a GPU: the kernel that it finds, and the arguments that it passes."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
-from compile_outside import run_outside
+
+from support.compiled.compile_outside import run_outside
 
 pytestmark = pytest.mark.sm90
-
-HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="module")
 def seen() -> dict[str, Any]:
-    return dict(run_outside(HERE / "prepared_launch.py"))
+    return dict(run_outside("prepared_launch.py"))
 
 
 @pytest.mark.parametrize("op", ["norm", "swiglu", "rope", "unaligned norm"])

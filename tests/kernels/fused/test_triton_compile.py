@@ -1,14 +1,13 @@
 """The machine code of the Triton kernels of the fused ops, compiled for sm_90 without a GPU."""
 
-from pathlib import Path
-
 import pytest
-from compile_outside import run_outside
+
+from support.compiled.compile_outside import run_outside
 
 pytestmark = pytest.mark.sm90
 
 
 def test_no_kernel_spills_registers() -> None:
-    spills = run_outside(Path(__file__).parent / "triton_compile.py")
+    spills = run_outside("triton_compile.py")
     assert spills == dict.fromkeys(spills, 0)
     assert {"norm", "swiglu", "rope", "draw", "finish"} <= spills.keys()

@@ -1,22 +1,19 @@
 """Every shipped Triton configuration compiled for sm_90, which needs no GPU, and what ptxas made of it."""
 
-from pathlib import Path
-
 import pytest
-from compile_outside import run_outside
 
 from kernels.portable.launch_config import SHARED_BYTES_HOPPER
+from support.compiled.compile_outside import run_outside
 
 pytestmark = pytest.mark.sm90
 
-HERE = Path(__file__).parent
 Report = dict[str, dict[str, int]]
 
 
 @pytest.fixture(scope="module")
 def report() -> Report:
     """Compile in a process of its own: this one's kernels are imported for the interpreter."""
-    return dict(run_outside(HERE / "compile_for_hopper.py"))
+    return dict(run_outside("compile_for_hopper.py"))
 
 
 def test_the_report_covers_each_phase_at_each_head_dim(report: Report) -> None:

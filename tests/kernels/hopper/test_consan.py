@@ -6,17 +6,19 @@ import sys
 from pathlib import Path
 
 import pytest
-from shaken_kernels import MUTANTS, copy_kernels
+
+from support import races
+from support.races.shaken_kernels import MUTANTS, copy_kernels
 
 pytestmark = [pytest.mark.gpu, pytest.mark.sanitizer, pytest.mark.usefixtures("_hopper")]
 
-HERE = Path(__file__).parent
+PROGRAM = Path(races.__file__).with_name("consan_ring.py")
 OF_THE_RING = [name for name in MUTANTS if name.startswith("tile ")]
 
 
 def sanitized(kernels: Path) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(kernels), *sys.path])}
-    command = [sys.executable, str(HERE / "consan_ring.py")]
+    command = [sys.executable, str(PROGRAM)]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=240)
 
 

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from attention_cases import Case, batch_of
-from attention_inputs import Inputs, assert_right, flags_for
-from cluster_by_numpy import run_clusters
-from gluon_by_numpy import numpy_runner
 
 from kernels.calls.batch import AttentionFlags
 from kernels.hopper.decode.stream import SEQS
 from kernels.hopper.decode.variants import DecodeVariant, variant_of
+from support.attention.cases import Case, batch_of
+from support.attention.inputs import Inputs, assert_right, flags_for
+from support.emulator.cluster_by_numpy import run_clusters
+from support.emulator.gluon_by_numpy import numpy_runner
 
 CPU = torch.device("cpu")
 PLAIN = AttentionFlags(0.1)

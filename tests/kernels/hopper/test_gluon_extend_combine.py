@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from attention_inputs import NAN, Inputs, flags_for, paged
 from torch import Tensor
 
 from kernels.calls.batch import AttentionFlags
@@ -14,6 +13,7 @@ from kernels.hopper.extend.variants import extend_variant_of
 from kernels.hopper.schedule import HEADER, ITEM
 from kernels.hopper.variants import TILINGS, Variant
 from kernels.reference.oracle import attention_oracle
+from support.attention.inputs import NAN, Inputs, flags_for, paged
 
 PROCESSORS = 132
 

@@ -4,12 +4,12 @@ from functools import partial
 
 import pytest
 import torch
-from attention_inputs import assert_right, flags_for, packed
-from window_by_numpy import run_in_numpy
 
 from kernels.calls.batch import AttentionFlags
 from kernels.hopper.window.kernel import SEQS
 from kernels.hopper.window.variants import window_variant
+from support.attention.inputs import assert_right, flags_for, packed
+from support.emulator.window_by_numpy import run_in_numpy
 
 CPU = torch.device("cpu")
 

@@ -1,16 +1,15 @@
 """The machine code of the attention kernels for Hopper, compiled for sm_90 without a GPU, and its scanners."""
 
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
-from compile_outside import run_outside
-from gluon_ptx import arrivals_in_flight, early_arrivals
-from gluon_ring import strays
-from gluon_sass import barrier_offsets, hazards, overlapped_exponentials
 
 from kernels.portable.launch_config import SHARED_BYTES_HOPPER
+from support.compiled.compile_outside import run_outside
+from support.compiled.gluon_ptx import arrivals_in_flight, early_arrivals
+from support.compiled.gluon_ring import strays
+from support.compiled.gluon_sass import barrier_offsets, hazards, overlapped_exponentials
 
 pytestmark = pytest.mark.sm90
 
@@ -40,7 +39,7 @@ TOKENS = pytest.mark.parametrize("kind", ["decode", "clusters"])
 @cache
 def code(kind: str) -> dict[str, dict[str, Any]]:
     """Facts of the compiled variants, by case; compiled outside the interpreter."""
-    found = dict(run_outside(Path(__file__).parent / "hopper_compile.py", kind))
+    found = dict(run_outside("hopper_compile.py", kind))
     assert found, f"no variant of {kind} was compiled"
     return found
 

@@ -1,11 +1,11 @@
 """The host's part of a call of the paths for Hopper: the kernels that it finds, and the arguments that it passes."""
 
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
-from compile_outside import run_outside
+
+from support.compiled.compile_outside import run_outside
 
 pytestmark = pytest.mark.sm90
 
@@ -14,7 +14,7 @@ SPLIT, COMBINE, CLUSTER = "hallmark_gluon_decode", "hallmark_gluon_decode_combin
 
 @cache
 def seen(phase: str) -> dict[str, Any]:
-    return dict(run_outside(Path(__file__).parent / "hopper_launches.py", phase))
+    return dict(run_outside("hopper_launches.py", phase))
 
 
 @pytest.mark.parametrize(

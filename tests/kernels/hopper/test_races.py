@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from support import races
+
 pytestmark = [pytest.mark.sanitizer, pytest.mark.usefixtures("_hopper")]
 
-HERE = Path(__file__).parent
+ROOT = Path(__file__).resolve().parents[3]
+PROGRAM = Path(races.__file__).with_name("race_calls.py")
 TOOL = shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path="/usr/local/cuda/bin")
 CHECKS = {
     "memcheck": ("prefill", "window", "extend", "decode", "skinny", "wide"),
@@ -43,7 +46,7 @@ def _sanitizer() -> None:
 
 def source_of(name: str) -> Path:
     """The file with this folder and name."""
-    [found] = (HERE.parents[2] / "kernels").rglob(name)
+    [found] = (ROOT / "kernels").rglob(name)
     return found
 
 
@@ -59,16 +62,19 @@ def reported_lines() -> set[tuple[str, str]]:
 
 def environment() -> dict[str, str]:
     """Make each tensor an allocation of its own: else what is past one is another's."""
-    return os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "PYTHONPATH": str(HERE.parents[2])}
+    return os.environ | {
+        "PYTORCH_NO_CUDA_MEMORY_CACHING": "1",
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]),
+    }
 
 
 @pytest.mark.parametrize(("check", "kind"), [(check, kind) for check, kinds in CHECKS.items() for kind in kinds])
 def test_compute_sanitizer_finds_nothing(check: str, kind: str) -> None:
-    from race_calls import CALLS  # imports kernels for the GPU
+    from support.races.race_calls import CALLS  # imports kernels for the GPU
 
     names = [name for name in CALLS if name.startswith(kind)]
     command = [str(TOOL), "--tool", check, "--kernel-name", "kns=hallmark", "--error-exitcode", "1"]
-    program = [sys.executable, str(HERE / "race_calls.py"), *names]
+    program = [sys.executable, str(PROGRAM), *names]
     done = subprocess.run([*command, *program], env=environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert [line.removeprefix("finite ") for line in done.stdout.splitlines() if line.startswith("finite")] == names
@@ -82,11 +88,11 @@ def test_racecheck_reports_nothing_but_what_it_cannot_follow(kind: str) -> None:
     together there, so ptxas makes a NOP of it, and racecheck (2025.3), which sees machine code, reports a race.
     What judges the ring is test_consan.py.
     """
-    from race_calls import CALLS  # imports kernels for the GPU
+    from support.races.race_calls import CALLS  # imports kernels for the GPU
 
     names = [name for name in CALLS if name.startswith(kind)]
     command = [str(TOOL), "--tool", "racecheck", "--kernel-name", "kns=hallmark", "--print-limit", "10000"]
-    program = [sys.executable, str(HERE / "race_calls.py"), *names]
+    program = [sys.executable, str(PROGRAM), *names]
     done = subprocess.run([*command, *program], env=environment(), capture_output=True, text=True, check=False)
     assert [line.removeprefix("finite ") for line in done.stdout.splitlines() if line.startswith("finite")] == names
     accesses = [line for line in done.stdout.splitlines() if "ccess at" in line]

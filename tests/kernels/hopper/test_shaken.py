@@ -10,9 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from shaken_kernels import MUTANTS, copy_kernels
 
-HERE = Path(__file__).parent
+from support import races
+from support.races.shaken_kernels import MUTANTS, copy_kernels
+
+PROGRAM = Path(races.__file__).with_name("shaken_calls.py")
 KINDS = [f"{phase} {dim}" for phase in ("prefill", "extend", "decode") for dim in (64, 128, 256)]
 KINDS += ["prefill 80", "prefill 192", "window 64"]
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -23,7 +25,13 @@ def run(tmp_path: Path) -> Run:
     def run(names: list[str], repeats: int, *, shaken: bool, mutant: str | None = None) -> object:
         kernels = copy_kernels(tmp_path / ("shaken" if shaken else "plain"), shaken=shaken, mutant=mutant)
         environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(kernels), *sys.path])}
-        command = [sys.executable, str(HERE / "shaken_calls.py"), "--repeats", str(repeats), *names]
+        command = [
+            sys.executable,
+            str(PROGRAM),
+            "--repeats",
+            str(repeats),
+            *names,
+        ]
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
     return run
@@ -44,7 +52,7 @@ def given(stdout: str) -> dict[str, list[str]]:
 @pytest.mark.usefixtures("_hopper")
 @pytest.mark.parametrize("kind", KINDS)
 def test_stumbling_roles_give_the_same_bits(kind: str, run: Run) -> None:
-    from race_calls import CALLS  # imports kernels for the GPU
+    from support.races.race_calls import CALLS  # imports kernels for the GPU
 
     names = [name for name in CALLS if name.startswith(kind)]
     plain, shaken = run(names, 1, shaken=False), run(names, 10, shaken=True)

@@ -1,16 +1,15 @@
 """The tilings of the skinny and the wide matmul, their machine code for sm_90, and what serves where it does not."""
 
 from itertools import product
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
-from compile_outside import run_outside
 
 from kernels.fused.activation import swiglu_torch
 from kernels.linear.matmul import linear, linear_fp32, linear_swiglu
 from kernels.linear.tilings import BOX, MAX_ROWS, WIDE_ROW_COUNTS, skinny_tiling, tiling_for, wide_tiling
+from support.compiled.compile_outside import run_outside
 
 SHARED_BYTES = 232_448  # that one program may have on an H100 or H200
 H200_PROCESSORS = 132
@@ -23,7 +22,7 @@ def randn(*shape: int, seed: int) -> torch.Tensor:
 @pytest.fixture(scope="module")
 def compiled() -> dict[str, dict[str, object]]:
     """Facts of the compiled variants, by case."""
-    found: dict[str, dict[str, object]] = run_outside(Path(__file__).parent / "matmul_compile.py")
+    found: dict[str, dict[str, object]] = run_outside("matmul_compile.py")
     return found
 
 

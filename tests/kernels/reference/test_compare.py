@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from attention_inputs import Inputs, flags_for, packed
 
 from kernels.calls.batch import AttentionFlags
 from kernels.reference.compare import Errors, coarse_reference_of, compare, errors_of, reference_of
 from kernels.reference.oracle import attention_oracle, chunks
 from kernels.sdpa import backends as sdpa
+from support.attention.inputs import Inputs, flags_for, packed
 
 CPU = torch.device("cpu")
 

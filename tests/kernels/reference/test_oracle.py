@@ -4,11 +4,11 @@ import math
 
 import pytest
 import torch
-from attention_inputs import Inputs, flags_for, packed, paged
 from torch import Tensor
 
 from kernels.calls.batch import AttentionFlags
 from kernels.reference.oracle import attention_oracle
+from support.attention.inputs import Inputs, flags_for, packed, paged
 
 CPU = torch.device("cpu")
 

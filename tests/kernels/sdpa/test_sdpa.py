@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from attention_inputs import NAN, Inputs, assert_right, attend, flags_for, packed, paged
 from torch import Tensor
 
 from kernels.calls.batch import AttentionFlags
 from kernels.sdpa.backends import run_cpu, run_math
 from kernels.vocabulary.path import RunAttention
+from support.attention.inputs import NAN, Inputs, assert_right, attend, flags_for, packed, paged
 
 CPU = torch.device("cpu")
 RAGGED = (1, 4096, 17, 16, 700, 15, 2, 1111, 690, 64, 63, 65)

@@ -4,10 +4,10 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from qualification_fakes import SHAPE, evidence, path
 
 from kernels.catalog import PATHS
 from qualification.attest.promise import Promise, attention_markers, call_mismatch, promise_of, replay_mismatch
+from support.qualification_fakes import SHAPE, evidence, path
 
 PATH = replace(path("triton.x"), kernel_names=("hallmark_x",))
 PROMISE = Promise("triton.x", ("hallmark_x", "hallmark_combine"), ("hallmark_plan",))

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from qualification_fakes import DECODE, evidence
-from qualification_fakes import SHAPE as ATTENTION
 
 from kernels.catalog import ALL_PATHS, PATHS, any_path_named, path_named
 from kernels.driver.kernel_names import plain_name
@@ -26,6 +24,8 @@ from qualification.decision.decision import Decision, Status
 from qualification.evidence.evidence import Evidence
 from qualification.measure.costs.profile import calls_seen
 from qualification.measure.inputs.attention_inputs import long_case
+from support.qualification_fakes import DECODE, evidence
+from support.qualification_fakes import SHAPE as ATTENTION
 
 SHAPE = ExpertsShape(Dtype.FP32, ExpertFormat.PLAIN, 5, 2, 48, 40, Activation.SILU, False, TokenRows.LE_16)
 KERNELS = Path(__file__).resolve().parents[3] / "kernels"

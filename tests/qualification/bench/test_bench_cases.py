@@ -1,10 +1,10 @@
 import pytest
-from bench_fakes import decode, extend, prefill
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kernels.vocabulary.shape import PLANNED_PHASES, Dtype, Phase
 from qualification.bench.attention.cases import FIXED, LOG_NORMAL, Sweep, cases_of, log_normal_lengths, quick_sweep
+from support.bench_fakes import decode, extend, prefill
 
 
 def test_prefill_of_every_length_has_equal_total_tokens() -> None:

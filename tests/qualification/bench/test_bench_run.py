@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from bench_fakes import decode, extend, prefill
 
 from kernels.catalog import path_named
 from kernels.reference.oracle import attention_oracle
@@ -21,6 +20,7 @@ from qualification.bench.attention.peers import Peer, Prepared, Unavailable, tor
 from qualification.bench.attention.run import CaseBench, Contender, contenders_of, measure_all, measure_case
 from qualification.measure.costs.ceilings import Ceilings, ceilings_now, measure_ceilings
 from qualification.measure.costs.timing import time_call
+from support.bench_fakes import decode, extend, prefill
 
 CPU = torch.device("cpu")
 BENCH = CaseBench(CPU, Ceilings(1e12, 1e10), budget_s=0.002)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from scripted_server import Script, serving
 
 from qualification.bench.serve.cases import Scenario, ServeCase, ServePlan, cases_of
 from qualification.bench.serve.command import add_arguments, plan_of, run
@@ -16,6 +15,7 @@ from qualification.bench.serve.report import markdown, ratios
 from qualification.bench.serve.row import LatencyObjectives, ServeRow, rows_of
 from qualification.load.sample import ClientLag, LoadRequest, LoadResult, Sample
 from server.cli.main import build_parser
+from support.scripted_server import Script, serving
 
 LAG = ClientLag(0.0, 0.0, 0.0, 0.0)
 EASY = LatencyObjectives({}, 1e9)

@@ -6,13 +6,13 @@ from xml.etree import ElementTree
 
 import msgspec
 import pytest
-from bench_fakes import decode, prefill, row
 
 from qualification.bench.attention.cases import LOG_NORMAL
 from qualification.bench.attention.charts import charts
 from qualification.bench.attention.row import Absence, absences_as_json, rows_as_json
 from qualification.bench.attention.table import absences_lines, rows_table, summary_table
 from qualification.common.svg import Line, svg
+from support.bench_fakes import decode, prefill, row
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from bench_fakes import decode, extend, prefill
 
 from kernels.catalog import path_named
 from kernels.reference.compare import reference_of
@@ -10,6 +9,7 @@ from kernels.system.device import read_fingerprint
 from qualification.bench.attention.inputs import make_inputs
 from qualification.bench.attention.measure import errors_of
 from qualification.bench.attention.run import contenders_of
+from support.bench_fakes import decode, extend, prefill
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

@@ -14,8 +14,6 @@ from xml.etree import ElementTree
 
 import msgspec
 import pytest
-from qualification_fakes import MACHINE, SHAPE, evidence, path
-from scripted_server import COUNTERS, Script, plan_row, serving
 
 from qualification.canary.command import add_arguments, run
 from qualification.canary.golden import Golden, Times, load_golden, save_golden
@@ -23,6 +21,8 @@ from qualification.canary.record import places_of
 from qualification.common.exit_code import ExitCode
 from qualification.evidence.gpu_folder import gpu_folder
 from qualification.evidence.matrix import load_matrices, save_matrix
+from support.qualification_fakes import MACHINE, SHAPE, evidence, path
+from support.scripted_server import COUNTERS, Script, plan_row, serving
 
 # Two buckets, close together. A scripted server answers in 2 ms, on a busy machine in up to 50: that is noise
 # here, and the delays that are planted are far beyond it.

@@ -10,8 +10,6 @@ from xml.etree import ElementTree
 
 import pytest
 from msgspec.structs import replace as replace_fields
-from qualification_fakes import DECODE, MACHINE, SHAPE, evidence, path
-from scripted_server import plan_row
 
 from qualification.canary.golden import GoldenError, GoldenPrompt, Times, check_date, load_golden, shipped_golden
 from qualification.canary.numerics import Reply, Scores, judge_numerics
@@ -21,6 +19,8 @@ from qualification.canary.report import Result, as_junit, as_markdown
 from qualification.canary.verdict import Outcome, Stage, Verdict, exit_code, judge_service
 from qualification.evidence.gpu_folder import gpu_folder
 from qualification.evidence.matrix import save_matrix
+from support.qualification_fakes import DECODE, MACHINE, SHAPE, evidence, path
+from support.scripted_server import plan_row
 
 RULES = Rules(num_looks=1, lengths=(96,))
 NOT_PROVEN = ("unproven", "stale", "failed", "quarantined", "a word of tomorrow")

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from qualification_fakes import DECODE, MACHINE, SHAPE, checks, evidence, path
 
 from kernels.catalog import PATHS
 from kernels.linear.paths import LINEAR_PATHS
@@ -28,6 +27,7 @@ from qualification.evidence.summary import summary
 from qualification.evidence.verdicts import Difference, Harm, Side, differences, exit_code_of
 from qualification.measure.start_plan import own_file
 from server.cli.main import main
+from support.qualification_fakes import DECODE, MACHINE, SHAPE, checks, evidence, path
 
 FIRST, OTHER, FALLBACK = path("triton.x"), path("gluon.x"), path("sdpa.x", Tier.FALLBACK)
 CATALOG = (FIRST, OTHER, FALLBACK)

@@ -3,7 +3,6 @@ from dataclasses import fields, replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from qualification_fakes import DECODE, MACHINE, SHAPE, checks, evidence, path
 
 from kernels.vocabulary.fingerprint import Device, Fingerprint
 from kernels.vocabulary.path import KernelPath, Reject, Rejection, Tier
@@ -11,6 +10,7 @@ from kernels.vocabulary.shape import Dtype, Phase
 from qualification.decision.decision import Book, Decision, Policy, Status, decide
 from qualification.evidence.evidence import SUITE, Evidence, Timing
 from qualification.evidence.matrix import Matrix
+from support.qualification_fakes import DECODE, MACHINE, SHAPE, checks, evidence, path
 
 FIRST, OTHER, FALLBACK = path("first"), path("other"), path("fallback", Tier.FALLBACK)
 NONE: frozenset[tuple[str, str]] = frozenset()

@@ -6,7 +6,6 @@ from itertools import islice
 
 import pytest
 import torch
-from qualification_fakes import SHAPE, evidence
 
 from kernels.catalog import PATHS, path_named
 from kernels.vocabulary.fingerprint import Device, Fingerprint
@@ -21,6 +20,7 @@ from qualification.measure.costs.profile import calls_seen
 from qualification.measure.inputs.attention_inputs import cases
 from qualification.measure.trials.trial import call_of
 from qualification.model.families.reader import read_model
+from support.qualification_fakes import SHAPE, evidence
 
 H200 = Fingerprint(Device.CUDA, "NVIDIA H200", 90, "580.159.04", "13.0", "91900", "2.11.0+cu130", "3.6.0")
 LIMITS = ServingLimits(32768, 8192, 64, Dtype.BF16, Dtype.BF16)

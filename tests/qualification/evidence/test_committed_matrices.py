@@ -4,12 +4,11 @@ import re
 from collections import Counter
 from dataclasses import replace
 
-from qualification_fakes import SHAPE, evidence, path
-
 from kernels.catalog import ALL_PATHS
 from kernels.vocabulary.path import AnyPath
 from qualification.evidence.evidence import SUITE, Evidence
 from qualification.evidence.matrix import MATRICES, load_matrix
+from support.qualification_fakes import SHAPE, evidence, path
 
 A = path("a")
 

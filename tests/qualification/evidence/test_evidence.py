@@ -2,13 +2,13 @@ import math
 from dataclasses import replace
 
 import pytest
-from qualification_fakes import MACHINE, SHAPE, checks, evidence, path
 
 from kernels.collective.shape import CollectiveShape, Follows
 from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.row_buckets import TokenRows
 from kernels.vocabulary.shape import Dtype
 from qualification.evidence.evidence import CHECK_LIMITS, SUITE, Check, required_checks, strain, summarize
+from support.qualification_fakes import MACHINE, SHAPE, checks, evidence, path
 
 PATH = path("a")
 PROOF = evidence(SHAPE, PATH)

@@ -4,10 +4,10 @@ from itertools import permutations
 from pathlib import Path
 
 import pytest
-from qualification_fakes import DECODE, MACHINE, SHAPE, evidence, path
 
 from qualification.evidence.ledger import Ledger, Target
 from qualification.evidence.matrix import load_matrix, save_matrix
+from support.qualification_fakes import DECODE, MACHINE, SHAPE, evidence, path
 
 PATH = path("a")
 EARLY, LATE = "2026-11-20T12:00:00+00:00", "2026-11-21T12:00:00+00:00"

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from qualification_fakes import DECODE, MACHINE, SHAPE, checks, evidence, path
 
 from kernels.vocabulary.path import Reject
 from kernels.vocabulary.shape import Phase
@@ -29,6 +28,7 @@ from qualification.evidence.matrix import (
 )
 from qualification.evidence.summary import summary
 from qualification.evidence.verdicts import Side, differences
+from support.qualification_fakes import DECODE, MACHINE, SHAPE, checks, evidence, path
 
 A, B = path("a"), path("b")
 EVIDENCE = [evidence(SHAPE, A), evidence(SHAPE, B, failure="RuntimeError: no", timing=None), evidence(DECODE, A)]

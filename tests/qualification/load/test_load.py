@@ -8,7 +8,6 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from scripted_server import Script, serving
 
 from qualification.load.client import LoadClient
 from qualification.load.discovery import DiscoveryError, discover
@@ -16,6 +15,7 @@ from qualification.load.events import EventReader
 from qualification.load.sample import LoadRequest
 from qualification.load.trace import Lengths, Seed, at_once, open_loop, shared_prefix
 from qualification.load.workers import run_in_workers
+from support.scripted_server import Script, serving
 
 SEED = Seed("a", "b", 500)
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from qualification_fakes import DECODE, MACHINE, SHAPE, checks, evidence, path
 
 from kernels.reference.oracle import attention_oracle
 from kernels.system.device import read_fingerprint
@@ -23,6 +22,7 @@ from qualification.measure.costs.ceilings import Ceilings
 from qualification.measure.qualify import Bench, Pair, qualify
 from qualification.measure.start_plan import MatrixVerdict, Plan, make_plan, own_file
 from qualification.measure.trials.failures import QualificationAborted
+from support.qualification_fakes import DECODE, MACHINE, SHAPE, checks, evidence, path
 
 CPU = torch.device("cpu")
 FIRST, FALLBACK = path("first"), path("fallback", Tier.FALLBACK)

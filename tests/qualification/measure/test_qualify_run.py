@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from qualification_fakes import DECODE, MACHINE, SHAPE, checks, evidence, path
 
 from kernels.catalog import PATHS, path_named
 from kernels.system.device_lost import DeviceLost
@@ -32,6 +31,7 @@ from qualification.measure.qualify import Bench, Pair, qualify
 from qualification.measure.trials.failures import QualificationAborted
 from qualification.measure.trials.trial import trial_of
 from server.cli.main import main
+from support.qualification_fakes import DECODE, MACHINE, SHAPE, checks, evidence, path
 
 FIRST, FALLBACK = path("triton.x"), path("sdpa.x", Tier.FALLBACK)
 CATALOG = (FIRST, FALLBACK)

@@ -11,8 +11,6 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
-from local_http import listening
-from qualification_fakes import DECODE, MACHINE, SHAPE, checks, evidence, path
 
 from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.path import Tier
@@ -26,6 +24,8 @@ from qualification.report.command import add_arguments, run
 from qualification.report.page import render
 from qualification.report.sources import ReportError, gather
 from qualification.report.views import ModelView
+from support.local_http import listening
+from support.qualification_fakes import DECODE, MACHINE, SHAPE, checks, evidence, path
 
 OURS, MATH = path("triton.prefill"), path("sdpa.math", Tier.FALLBACK)
 LONGER = replace(SHAPE, query_bucket=Bucket.LE_512, context_bucket=Bucket.LE_512)

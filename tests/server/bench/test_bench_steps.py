@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tiny_llama import TinyLlama
 
 from kernels.vocabulary.shape import Dtype
 from qualification.measure.costs.ceilings import Ceilings
@@ -14,6 +13,7 @@ from server.bench.steps.floor import step_floor_ms
 from server.bench.steps.row import StepsFile, Sweep, load
 from server.cli.main import main
 from server.model.load.load import load_config
+from support.models.tiny_llama import TinyLlama
 
 POLICY = ["--set", "on-unproven=degrade"]  # no start has to prove anything
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="what runs is asserted for a CPU")

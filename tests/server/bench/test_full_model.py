@@ -2,13 +2,13 @@
 
 import msgspec
 import pytest
-from tiny_llama import TinyLlama
 
 from kernels.vocabulary.shape import Phase
 from qualification.decision.presets import PRESETS
 from qualification.evidence.full_model import Attention, FullModel
 from server.bench.full_model.measure import measure_model
 from server.settings import DeviceChoice, Settings
+from support.models.tiny_llama import TinyLlama
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,12 @@
 """The time of each part of a step, as `hallmark bench steps` measures it."""
 
 import pytest
-from test_graphs import Subject
 
 from server.bench.steps.parts import StepTimer, Stopwatch, Timeline, Times
 from server.engine.operators.attention_timer import CpuDevice, Device
 from server.engine.scheduling.step_parts import Part, unmarked
 from server.model.decoder import Decoder
+from support.engine.graph_subject import Subject
 
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11]]
 

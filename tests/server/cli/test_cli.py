@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import engine_records
 import msgspec
 import pytest
 
@@ -26,6 +25,7 @@ from server.cli.peer_flags import OTHER_NAMES, WITHOUT_FLAG
 from server.errors import ModelError, SettingsError
 from server.protocol.messages import EngineProgress, EngineRefused, Heartbeat
 from server.settings import Settings, Task
+from support.telemetry import engine_records
 
 
 def one_line(capsys: pytest.CaptureFixture[str]) -> str:

@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from edge_fakes import served
 
 from server.edge.body_memory import Bodies, Body, in_thread
 from server.errors import TooManyRequests
+from support.api.edge_fakes import served
 
 COMPLETIONS = "/v1/completions"
 JSON = {"content-type": "application/json"}

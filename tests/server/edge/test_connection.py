@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from edge_fakes import saying, served
-from running_api import Running, wait_until
 
 from server.edge.connection import BODY_BYTES_PER_EXTRA, MAX_WAITING, PART_BYTES
 from server.edge.headers import MAX_HEADER_BYTES, MAX_HEADERS
 from server.edge.keys import ApiKeys, Keys
+from support.api.edge_fakes import saying, served
+from support.api.running_api import Running, wait_until
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 BODY = b'{"prompt": "abc", "max_tokens": 20}'

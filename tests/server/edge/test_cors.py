@@ -4,10 +4,10 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from edge_fakes import Served, saying, served, with_keys
-from running_api import Running
 
 from server.errors import SettingsError
+from support.api.edge_fakes import Served, saying, served, with_keys
+from support.api.running_api import Running
 
 ORIGIN = "https://app.example"
 COMPLETIONS = "/v1/completions"

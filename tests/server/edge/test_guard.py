@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from edge_fakes import Served, delta, events, impatient, leave, playing, saying, scope_of, served, with_keys
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from server.errors import EngineDied
 from server.log import LineFormatter
 from server.protocol.messages import FinishReason
+from support.api.edge_fakes import Served, delta, events, impatient, leave, playing, saying, scope_of, served, with_keys
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"

@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from edge_fakes import Served, served
 
 from server.errors import InvalidJson
 from server.http.common.json_body import parse_json
+from support.api.edge_fakes import Served, served
 
 COMPLETIONS = "/v1/completions"
 JSON = {"content-type": "application/json"}

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import running_api
+
+from support.api import running_api
 
 LIMIT = 8 * 2**20
 LATE_S = 0.1
@@ -57,7 +58,7 @@ FLOODS = {
 def running() -> Iterator[tuple[int, int]]:
     """Process id and port of a server."""
     script = Path(running_api.__file__)
-    folders = [script.parents[2], script.parents[1], script.parent, script.parent / "telemetry"]
+    folders = [script.parents[3], script.parents[2]]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
     command = [sys.executable, str(script)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as program:

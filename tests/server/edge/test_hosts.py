@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
-from edge_fakes import Served, served, with_keys
-from running_api import Running
 
 from server.edge.hosts import allowed_hosts
 from server.errors import SettingsError
 from server.http.app import create_admin_app
+from support.api.edge_fakes import Served, served, with_keys
+from support.api.running_api import Running
 
 LOOPBACK = ["localhost", "LOCALHOST:8000", "localhost.", "127.0.0.1", "127.0.0.1:1", "[::1]", "[::1]:8000", "[0:0::1]"]
 FOREIGN = ["evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example", "10.0.0.7", "[::2]"]

@@ -4,12 +4,12 @@ import logging
 from pathlib import Path
 
 import pytest
-from edge_fakes import Served, saying, served
 
 from server.edge.keys import ApiKeys, Keys
 from server.errors import SettingsError
 from server.log import LineFormatter
 from server.settings import Settings
+from support.api.edge_fakes import Served, saying, served
 
 
 def files(folder: Path, **keys: str) -> dict[str, str]:

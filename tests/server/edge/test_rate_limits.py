@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from edge_fakes import saying, served, with_keys
 
 from server.edge.rate_limits import Quota, RateLimits
 from server.errors import RateLimited, SettingsError
 from server.settings import Settings
+from support.api.edge_fakes import saying, served, with_keys
 
 COMPLETIONS = "/v1/completions"
 

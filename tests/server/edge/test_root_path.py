@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from edge_fakes import saying, served, with_keys
 
 from server.errors import SettingsError
+from support.api.edge_fakes import saying, served, with_keys
 
 
 @pytest.mark.parametrize("prefix", ["", "/llm"])

@@ -5,9 +5,10 @@ import socket
 from pathlib import Path
 
 import pytest
-from edge_fakes import impatient, served
-from running_api import Running, wait_until
 from starlette.types import Receive, Scope, Send
+
+from support.api.edge_fakes import impatient, served
+from support.api.running_api import Running, wait_until
 
 
 async def endless(scope: Scope, receive: Receive, send: Send) -> None:

@@ -12,11 +12,11 @@ from pathlib import Path
 import httpx2
 import openai
 import pytest
-from edge_fakes import delta, playing, saying, served
-from running_api import Running, wait_until
 
 from server.edge.uvicorn_server import Server, uvicorn_config
 from server.protocol.messages import FinishReason, TokenDelta
+from support.api.edge_fakes import delta, playing, saying, served
+from support.api.running_api import Running, wait_until
 
 HEAD = (
     b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from edge_fakes import saying, served
-from running_api import Running
+
+from support.api.edge_fakes import saying, served
+from support.api.running_api import Running
 
 # As Java's java.net.http.HttpClient asks, unless it is told to stay with HTTP/1.1.
 H2C = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAAAAAMAAAAA\r\n"

@@ -5,34 +5,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from built_engine import built_engine
-from graph_session import Session, attention_counts
-from tiny_llama import NAN_TOKEN, NUM_LAYERS, NUM_TOKENS, TinyLlama
 
-from qualification.decision.decision import Policy
-from server.engine.startup.builder import BuiltEngine
 from server.engine.startup.limits import choose_limits
 from server.errors import SettingsError
 from server.model.load.load import load_config
 from server.protocol.messages import FinishReason, Fork
 from server.protocol.plan_rows import counted_bucket
-from server.settings import DeviceChoice, Settings
-
-
-def build(model: TinyLlama, cache: Path, **settings: int) -> BuiltEngine:
-    options = {"max_model_len": 128, "kv_cache_tokens": 2048, "max_num_seqs": 8, **settings}
-    chosen = Settings(
-        model=str(model.folder),
-        device=DeviceChoice.CPU,
-        on_unproven=Policy.DEGRADE,  # measures nothing
-        cache_dir=str(cache),
-        **options,  # type: ignore[arg-type]
-    )
-    return built_engine(chosen)
-
-
-def session_of(model: TinyLlama, cache: Path, **settings: int) -> Session:
-    return Session(build(model, cache, **settings).engine)
+from server.settings import Settings
+from support.engine.graph_session import Session, attention_counts
+from support.engine.llama_engine import build, session_of
+from support.models.tiny_llama import NAN_TOKEN, NUM_LAYERS, NUM_TOKENS, TinyLlama
 
 
 def greedy_together(session: Session, model: TinyLlama) -> list[list[int]]:

@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import pytest
-from graph_session import attention_counts
-from tiny_llama import TinyLlama
 
 from qualification.decision.decision import Policy
 from server.engine.startup.builder import BuiltEngine, build_engine
 from server.protocol.messages import SamplingParams, StepOutput, Submit
 from server.settings import DeviceChoice, DtypeChoice, Settings
+from support.engine.graph_session import attention_counts
+from support.models.tiny_llama import TinyLlama
 
 pytestmark = pytest.mark.gpu
 

@@ -9,9 +9,6 @@ from dataclasses import dataclass, replace
 import llguidance
 import pytest
 import torch
-from graph_session import Session
-from late_device import LateDevice, LateTokens
-from tiny_llama import NAN_TOKEN, NUM_LAYERS, VOCAB, TinyLlama
 
 from kernels.calls.batch import AttentionFlags
 from kernels.catalog import path_named
@@ -33,6 +30,9 @@ from server.engine.startup.warmup import synthetic_batch
 from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
 from server.protocol.messages import FinishReason, Fork, Grammar, GrammarKind
+from support.engine.graph_session import Session
+from support.engine.late_device import LateDevice, LateTokens
+from support.models.tiny_llama import NAN_TOKEN, NUM_LAYERS, VOCAB, TinyLlama
 
 CPU = torch.device("cpu")
 PAGE_SIZE = 8

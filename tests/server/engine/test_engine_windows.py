@@ -4,41 +4,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import torch
-from built_engine import built_engine
-from graph_session import attention_counts
-from tiny_families import GEMMA, GLM, MIXTRAL, QWEN_2_MOE, QWEN_3_MOE, longrope, save_reference
-from transformers import PreTrainedModel
 
 from qualification.decision.decision import Policy
 from server.protocol.messages import SamplingParams, Submit
 from server.settings import DeviceChoice, Settings
-
-WINDOW = 12
-NUM_TOKENS = 12
-PROMPT_LENGTHS = (1, 9, 40)  # below the window; crossing it while decoding; beyond it
-SIZES = {
-    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "max_position_embeddings": 256,
-    "bos_token_id": None, "eos_token_id": None,
-}  # fmt: skip
-PART = {**longrope(6), "partial_rotary_factor": 0.75, "original_max_position_embeddings": 8}
-FAMILIES: dict[str, tuple[str, dict[str, object]]] = {
-    # No path of a CPU has a softcap of scores: that is shown by the decoder's own tests, and on a GPU.
-    "gemma 2": ("gemma2", {**GEMMA, "attn_logit_softcapping": None, "final_logit_softcapping": 9.0}),
-    "gemma 3": ("gemma3", {**GEMMA, "sliding_window_pattern": 2}),
-    "olmo 2": ("olmo2", {}),
-    "granite": (
-        "granite", {"embedding_multiplier": 3.0, "attention_multiplier": 0.3, "residual_multiplier": 0.6}
-    ),
-    "qwen 3 moe": ("qwen3_moe", {**QWEN_3_MOE, "mlp_only_layers": [0], "norm_topk_prob": True}),
-    "qwen 2 moe": ("qwen2_moe", QWEN_2_MOE),
-    "mixtral": ("mixtral", {**MIXTRAL, "num_experts_per_tok": 1, "sliding_window": WINDOW}),
-    "gpt-oss": (
-        "gpt_oss", {"num_local_experts": 5, "num_experts_per_tok": 5, "head_dim": 16, "sliding_window": WINDOW}
-    ),
-    "glm": ("glm4_moe", {**GLM, "head_dim": 16, "n_group": 4, "topk_group": 2}),
-    "phi 3, longrope": ("phi3", {"rope_parameters": PART, "original_max_position_embeddings": 8}),
-}  # fmt: skip
+from support.engine.built_engine import built_engine
+from support.engine.graph_session import attention_counts
+from support.models.served_families import (
+    FAMILIES,
+    NUM_TOKENS,
+    PROMPT_LENGTHS,
+    WINDOW,
+    family_model,
+    prompts,
+    qwen2_with_one_windowed_layer,
+    reference_tokens,
+    saved,
+)
 
 
 @dataclass(frozen=True)
@@ -47,34 +29,6 @@ class Served:
     paths: set[str]
     windows: set[bool]  # whether an attention shape of the plan has one
     num_prefix_hit_tokens: int = 0
-
-
-def saved(folder: Path, family: str, **changes: object) -> PreTrainedModel:
-    return save_reference(folder, family, {**SIZES, **changes})
-
-
-def family_model(folder: Path, family: str) -> PreTrainedModel:
-    """Save a model of FAMILIES."""
-    name, changes = FAMILIES[family]
-    return saved(folder, name, **changes)
-
-
-def qwen2_with_one_windowed_layer(folder: Path) -> PreTrainedModel:
-    return saved(folder, "qwen2", sliding_window=WINDOW, use_sliding_window=True, max_window_layers=1)
-
-
-def prompts() -> list[list[int]]:
-    generator = torch.Generator().manual_seed(3)
-    return [torch.randint(0, 97, (n,), generator=generator).tolist() for n in PROMPT_LENGTHS]
-
-
-def reference_tokens(model: PreTrainedModel) -> list[list[int]]:
-    found = []
-    for prompt in prompts():
-        ids = torch.tensor([prompt])
-        output = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NUM_TOKENS, do_sample=False)
-        found.append(output[0, len(prompt) :].tolist())
-    return found
 
 
 def serve(folder: Path, max_num_batched_tokens: int, max_num_seqs: int = 4, num_rounds: int = 1) -> Served:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from one_operator import MIXTURE, measuring, small_engine
 
 from kernels.catalog import any_path_named
 from kernels.experts.shape import ExpertsShape
@@ -17,6 +16,7 @@ from qualification.measure.qualify import Bench, Pair
 from server.engine.startup.builder import BuiltEngine
 from server.engine.startup.plan import Unservable
 from server.protocol.messages import PlanRow, SamplingParams, StepOutput, Submit
+from support.engine.one_operator import MIXTURE, measuring, small_engine
 
 NUM_MIXTURES = 2  # of 3 layers
 PATH = "torch.experts.cpu"

@@ -6,8 +6,6 @@ from dataclasses import replace
 from types import FrameType
 
 import torch
-from graph_session import Session
-from tiny_llama import NUM_LAYERS, VOCAB
 
 from kernels.calls.batch import AttentionFlags
 from kernels.catalog import path_named
@@ -26,6 +24,8 @@ from server.engine.scheduling.pages import PagePool
 from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
+from support.engine.graph_session import Session
+from support.models.tiny_llama import NUM_LAYERS, VOCAB
 
 CPU = torch.device("cpu")
 PAGE_SIZE = 16

@@ -5,13 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from built_engine import built_engine
 from numpy.typing import NDArray
-from tiny_qwen3 import NO, YES, make_embedding_model, make_reranker
 
 from qualification.decision.decision import Policy
 from server.protocol.messages import FinishReason, Pooling, SamplingParams, Submit, TokenDelta
 from server.settings import DeviceChoice, Settings, Task
+from support.engine.built_engine import built_engine
+from support.models.tiny_qwen3 import NO, YES, make_embedding_model, make_reranker
 
 LIMIT = 1e-4
 LENGTHS = (1, 2, 15, 16, 17, 64, 130, 256)

@@ -3,14 +3,14 @@
 from pathlib import Path
 
 import pytest
-from built_engine import built_engine
-from graph_session import Session, attention_counts
-from tiny_llama import TinyLlama
 
 from qualification.decision.decision import Policy
 from server.engine.scheduling.engine import Engine
 from server.protocol.messages import RequestTimes, SamplingParams, Submit
 from server.settings import DEMO_MODEL, DeviceChoice, Settings
+from support.engine.built_engine import built_engine
+from support.engine.graph_session import Session, attention_counts
+from support.models.tiny_llama import TinyLlama
 
 PAGE = 16
 PROMPT = [(7 * i * i + 3 * i) % 50 + 4 for i in range(150)]

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from fake_runner import DeviceTwin, Done
-from tiny_llama import TinyLlama
 
 from qualification.decision.decision import Policy
 from server.engine.process import HEARTBEAT_S, Loop, serve
@@ -39,6 +37,8 @@ from server.protocol.messages import (
     ToEngine,
 )
 from server.settings import DeviceChoice, Settings
+from support.engine.fake_runner import DeviceTwin, Done
+from support.models.tiny_llama import TinyLlama
 
 REPORT = AttestationReport("request", "match", 0.0, 0.0, [], [])
 

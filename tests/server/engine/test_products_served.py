@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from one_operator import measuring, proving, serve_by, small_engine
-from qualification_fakes import evidence
 
 from kernels.catalog import any_path_named
 from kernels.linear.cublaslt import CublasLt, CublasLtError
@@ -29,6 +27,8 @@ from server.engine.startup.builder import BuiltEngine
 from server.engine.startup.plan import Unservable
 from server.model.linear import Dense
 from server.protocol.messages import FinishReason, SamplingParams, StepOutput, Submit
+from support.engine.one_operator import measuring, proving, serve_by, small_engine
+from support.qualification_fakes import evidence
 
 CONFIG = {
     "model_type": "qwen2",

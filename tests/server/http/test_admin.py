@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import httpx2
-from edge_fakes import served
 
 from server.cli.main import bind, serve_admin, url_of
 from server.edge.keys import ApiKeys, Keys
 from server.http.app import create_admin_app
+from support.api.edge_fakes import served
 
 
 def test_the_admin_port_answers_from_a_thread_of_its_own(folder: Path) -> None:

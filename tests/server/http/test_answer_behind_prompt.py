@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import tokenizers
-from edge_fakes import Served, events, playing, served
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from server.protocol.messages import FinishReason, TokenDelta
+from support.api.edge_fakes import Served, events, playing, served
 
 COMPLETIONS, CHAT, MESSAGES = "/v1/completions", "/v1/chat/completions", "/v1/messages"
 WORDS = ["▁Once", "▁upon", "▁a", "▁time", "▁there", "▁▁▁", "▁return", "▁Paris", "▁is", "👩", "👧", "\u200d"]

@@ -6,12 +6,12 @@ from contextlib import aclosing
 from pathlib import Path
 
 import pytest
-from edge_fakes import delta, events, playing, saying, served, usage_of
 from msgspec.structs import replace
 
 from server.http.generation.pieces import Piece, merged
 from server.protocol.messages import FinishReason, Fork, SamplingParams, Submit
 from server.supervisor.choices import Choices
+from support.api.edge_fakes import delta, events, playing, saying, served, usage_of
 
 COMPLETIONS = "/v1/completions"
 USER = [{"role": "user", "content": "Hi"}]

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from edge_fakes import events, saying, served, usage_of
 
 from server.http.common.json_pieces import PIECE_BYTES, LazyList, json_pieces
+from support.api.edge_fakes import events, saying, served, usage_of
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 USER = [{"role": "user", "content": "Hi"}]

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from edge_fakes import Served, delta, events, playing, saying, served, with_keys
 from fastapi.routing import APIRoute
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -27,6 +26,7 @@ from server.http.operations.routes import REQUESTS as ORDERS
 from server.http.responses import schemas as responses
 from server.http.responses.routes import REQUESTS as RESPONSES_REQUESTS
 from server.protocol.messages import AttestationReport, AttestedBatch, FinishReason, ShadowReport
+from support.api.edge_fakes import Served, delta, events, playing, saying, served, with_keys
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"

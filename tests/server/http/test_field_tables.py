@@ -12,7 +12,15 @@ import tokenizers
 from anthropic.types import message_count_tokens_params, message_create_params
 from anthropic.types.beta import message_count_tokens_params as beta_count_tokens_params
 from anthropic.types.beta import message_create_params as beta_message_create_params
-from edge_fakes import (
+from openai.types import completion_create_params, embedding_create_params
+from openai.types.chat import completion_create_params as chat_create_params
+from openai.types.responses import response_create_params
+from tokenizers import processors
+
+from server.model.load.pooling import PoolingModel
+from server.protocol.messages import FinishReason, TokenDelta
+from server.settings import Settings, Task
+from support.api.edge_fakes import (
     TIMES,
     USES,
     ScriptedEngine,
@@ -24,15 +32,7 @@ from edge_fakes import (
     with_model,
     write_tokenizer,
 )
-from openai.types import completion_create_params, embedding_create_params
-from openai.types.chat import completion_create_params as chat_create_params
-from openai.types.responses import response_create_params
-from tiny_qwen3 import write_words
-from tokenizers import processors
-
-from server.model.load.pooling import PoolingModel
-from server.protocol.messages import FinishReason, TokenDelta
-from server.settings import Settings, Task
+from support.models.tiny_qwen3 import write_words
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "api.md"
 PATHS = {

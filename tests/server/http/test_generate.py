@@ -4,7 +4,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from edge_fakes import (
+
+from server.http.chat.rendering import plain_messages
+from server.http.chat.requests import Message
+from server.protocol.messages import FinishReason, SamplingParams, TokenDelta
+from server.settings import Settings
+from server.telemetry.operators import fingerprint_digest
+from server.telemetry.tracing import Tracing
+from support.api.edge_fakes import (
     END,
     MAX_MODEL_LEN,
     TIMES,
@@ -20,13 +27,6 @@ from edge_fakes import (
     usage_of,
     with_keys,
 )
-
-from server.http.chat.rendering import plain_messages
-from server.http.chat.requests import Message
-from server.protocol.messages import FinishReason, SamplingParams, TokenDelta
-from server.settings import Settings
-from server.telemetry.operators import fingerprint_digest
-from server.telemetry.tracing import Tracing
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"

@@ -9,11 +9,11 @@ from typing import Any
 import anthropic
 import msgspec
 import pytest
-from edge_fakes import MAX_MODEL_LEN, Served, delta, playing, saying, served, write_tokenizer
-from running_api import Running, wait_until
 
 from server.edge.keys import ApiKeys, Keys
 from server.protocol.messages import FinishReason
+from support.api.edge_fakes import MAX_MODEL_LEN, Served, delta, playing, saying, served, write_tokenizer
+from support.api.running_api import Running, wait_until
 
 USER: Any = [{"role": "user", "content": "Hi"}]
 VERSION = {"anthropic-version": "2023-06-01"}

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from edge_fakes import READY, plan_row, served
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from server.http.app import create_admin_app
 from server.http.operations.attention import named_pairs
 from server.protocol.messages import AttestationReport, AttestedBatch, DispatchCount, Heartbeat, ShadowReport
 from server.supervisor.client import EngineState
+from support.api.edge_fakes import READY, plan_row, served
 
 
 def test_a_ready_server_is_alive_and_ready(folder: Path) -> None:

@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from edge_fakes import ScriptedEngine, Served, delta, served
-from running_api import Running, wait_until
 
 from server.protocol.messages import FinishReason, SamplingParams, TokenDelta
 from server.supervisor.choices import Choices
 from server.supervisor.streams import Streams, Take
+from support.api.edge_fakes import ScriptedEngine, Served, delta, served
+from support.api.running_api import Running, wait_until
 
 
 class PushingEngine(ScriptedEngine):

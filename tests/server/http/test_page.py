@@ -7,10 +7,10 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from edge_fakes import served, with_keys
 
 from server.http.app import create_admin_app
 from server.http.page.route import policy_of
+from support.api.edge_fakes import served, with_keys
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "server" / "http" / "page"

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from edge_fakes import served
 
 from server.http.anthropic.requests import MessagesRequest
 from server.http.chat.requests import ChatRequest
@@ -13,6 +12,7 @@ from server.http.openai.requests import CompletionRequest
 from server.http.peer_routes import OTHER_PATHS
 from server.http.pooling.requests import EmbeddingRequest, RerankRequest, ScoreRequest
 from server.http.responses.requests import ResponsesRequest
+from support.api.edge_fakes import served
 
 COMPLETIONS, CHAT, RESPONSES, MESSAGES = "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"
 REQUESTS: tuple[type[RequestModel], ...] = (

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from edge_fakes import TIMES, USES, ScriptedEngine, Served, make_services, served, with_model
-from tiny_qwen3 import NO, YES, write_words
 
 from server.errors import ModelError
 from server.http.pooling import schemas
@@ -18,6 +16,8 @@ from server.model.load.pooling import PoolingModel
 from server.protocol.messages import FinishReason, Pooling, TokenDelta
 from server.settings import Settings, Task
 from server.text.tokenizer import Tokenizer
+from support.api.edge_fakes import TIMES, USES, ScriptedEngine, Served, make_services, served, with_model
+from support.models.tiny_qwen3 import NO, YES, write_words
 
 EMBEDDINGS, SCORE, RERANK = "/v1/embeddings", "/v1/score", "/v1/rerank"
 EMBED = PoolingModel(Task.EMBED, dimensions=range(1, 5))

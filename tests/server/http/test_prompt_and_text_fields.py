@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from edge_fakes import END, Served, delta, events, playing, saying, served, write_tokenizer
 
 from server.protocol.messages import FinishReason, TokenDelta
+from support.api.edge_fakes import END, Served, delta, events, playing, saying, served, write_tokenizer
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 USER = [{"role": "user", "content": "Hi"}]

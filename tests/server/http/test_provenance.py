@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from edge_fakes import USES, Served, delta, events, served
-from running_api import Running
 
 from server.log import fields_of
 from server.protocol.messages import AttestationReport, FinishReason, PathUse, TokenDelta
+from support.api.edge_fakes import USES, Served, delta, events, served
+from support.api.running_api import Running
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 USER = [{"role": "user", "content": "Hi"}]

@@ -6,11 +6,11 @@ import random
 from pathlib import Path
 
 import pytest
-from edge_fakes import saying, served
 
 from server.http.chat.requests import ChatRequest, Message
 from server.http.openai.requests import CompletionRequest, TokenizeRequest
 from server.protocol.messages import AttestationReport
+from support.api.edge_fakes import saying, served
 
 FIELDS = sorted(
     {

@@ -8,10 +8,10 @@ from typing import Any
 
 import openai
 import pytest
-from edge_fakes import MAX_MODEL_LEN, Served, delta, playing, saying, served, with_keys, write_tokenizer
-from running_api import Running, wait_until
 
 from server.protocol.messages import FinishReason
+from support.api.edge_fakes import MAX_MODEL_LEN, Served, delta, playing, saying, served, with_keys, write_tokenizer
+from support.api.running_api import Running, wait_until
 
 RESPONSES = "/v1/responses"
 

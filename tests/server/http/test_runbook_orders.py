@@ -6,9 +6,9 @@ import shlex
 from pathlib import Path
 
 import pytest
-from edge_fakes import served
 
 from server.protocol.messages import AttestationReport
+from support.api.edge_fakes import served
 
 RUNBOOKS = Path(__file__).resolve().parents[3] / "deploy" / "runbooks"
 

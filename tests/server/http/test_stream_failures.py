@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from edge_fakes import ScriptedEngine, Served, delta, events, make_services, playing, saying, served
 
 from server.errors import EngineDied, TimeLimitReached
 from server.protocol.messages import FinishReason, SamplingParams, TokenDelta
 from server.settings import Settings
+from support.api.edge_fakes import ScriptedEngine, Served, delta, events, make_services, playing, saying, served
 
 COMPLETIONS = "/v1/completions"
 

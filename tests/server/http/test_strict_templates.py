@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from edge_fakes import END, saying, served, write_tokenizer
+
+from support.api.edge_fakes import END, saying, served, write_tokenizer
 
 SYSTEM_FIRST = (
     "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"

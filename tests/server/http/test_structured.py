@@ -5,9 +5,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from edge_fakes import READY, Served, served
 
 from server.protocol.messages import Grammar, GrammarKind
+from support.api.edge_fakes import READY, Served, served
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 TOOLS: list[dict[str, Any]] = [{"type": "function", "function": {"name": "clock", "parameters": {"type": "object"}}}]

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from edge_fakes import READY, Served, served
+
+from support.api.edge_fakes import READY, Served, served
 
 SHAPES = [row.shape for row in READY.plan]
 

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from edge_fakes import MAX_MODEL_LEN, ScriptedEngine, Served, make_services, served, write_tokenizer
 
 from server.settings import Settings
+from support.api.edge_fakes import MAX_MODEL_LEN, ScriptedEngine, Served, make_services, served, write_tokenizer
 
 
 def test_the_one_model_is_listed_and_found_by_its_name(folder: Path) -> None:

@@ -8,8 +8,6 @@ from typing import Any
 import msgspec
 import openai
 import pytest
-from edge_fakes import END, Script, Served, delta, events, playing, saying, served, write_tokenizer
-from running_api import Running
 
 from server.errors import SettingsError
 from server.http.openai.schemas import ChatChunk, ChatCompletion
@@ -17,6 +15,8 @@ from server.protocol.messages import FinishReason, TokenDelta
 from server.settings import Settings
 from server.text.answer.syntax import choose_syntax
 from server.text.chat_template import ChatTemplate
+from support.api.edge_fakes import END, Script, Served, delta, events, playing, saying, served, write_tokenizer
+from support.api.running_api import Running
 
 CHAT = "/v1/chat/completions"
 USER = [{"role": "user", "content": "Weather?"}]

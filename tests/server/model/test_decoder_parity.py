@@ -4,13 +4,13 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from paged_runner import PAGE_SIZE
-from tiny_families import CPU, TOLERANCE, load, prompt, reference_logits, save_reference
 from torch import Tensor
 
 from server.model.kv_cache import KVCache
 from server.model.load.load import load_config
 from server.model.step import Step
+from support.models.paged_runner import PAGE_SIZE
+from support.models.tiny_families import CPU, TOLERANCE, load, prompt, reference_logits, save_reference
 
 
 def test_two_prompts_in_one_batch_equal_each_alone(tmp_path: Path) -> None:

@@ -6,8 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from paged_runner import PagedRunner
-from tiny_families import (
+
+from qualification.model.config import AttentionConfig, RopeConfig, num_parameters
+from server.model.decoder import Decoder
+from server.model.kv_cache import KVCache
+from server.model.load.load import load_config, load_decoder
+from server.model.step import Step
+from server.settings import LoadFormat
+from support.models.paged_runner import PagedRunner
+from support.models.tiny_families import (
     CPU,
     FAMILIES,
     GEMMA_2,
@@ -26,13 +33,6 @@ from tiny_families import (
     save_mxfp4,
     save_reference,
 )
-
-from qualification.model.config import AttentionConfig, RopeConfig, num_parameters
-from server.model.decoder import Decoder
-from server.model.kv_cache import KVCache
-from server.model.load.load import load_config, load_decoder
-from server.model.step import Step
-from server.settings import LoadFormat
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_families import CPU, GLM, MXFP4, QWEN_3_MOE, load, save_mxfp4, save_reference
 from torch import Tensor
 
 from kernels.experts.weights import Mxfp4Weights, dequantized
@@ -14,6 +13,7 @@ from server.errors import ModelError
 from server.model.layers import MixtureWeights
 from server.model.load.load import load_config, load_decoder
 from server.settings import LoadFormat
+from support.models.tiny_families import CPU, GLM, MXFP4, QWEN_3_MOE, load, save_mxfp4, save_reference
 
 Tensors = dict[str, Tensor]
 EXPERTS = "model.layers.2.mlp.experts"

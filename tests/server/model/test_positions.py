@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from paged_runner import PAGE_SIZE
-from tiny_families import CPU, IMAGE_MODELS, TINY, TOLERANCE, load, prompt
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
 from server.model.step import Step
+from support.models.paged_runner import PAGE_SIZE
+from support.models.tiny_families import CPU, IMAGE_MODELS, TINY, TOLERANCE, load, prompt
 
 NUM_TOKENS = 13
 # Text, an image of 2 x 3 patches, text that goes on behind the longest of its sides: as Qwen 2.5 VL counts.

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from paged_runner import PagedRunner
-from rank_program import CHUNKS
-from tiny_families import (
+
+from support import ranks as programs
+from support.models.paged_runner import PagedRunner
+from support.models.tiny_families import (
     GEMMA,
     GEMMA_2,
     GLM,
@@ -22,6 +23,7 @@ from tiny_families import (
     save_mxfp4,
     save_reference,
 )
+from support.ranks.rank_program import CHUNKS
 
 WIDE = {"num_attention_heads": 8, "hidden_size": 64}
 MODELS: dict[str, tuple[str, dict[str, object]]] = {
@@ -51,7 +53,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("world", [2, 4])
 def test_ranks_together_have_the_logits_of_one(world: int, models: Path) -> None:
-    program = [sys.executable, str(Path(__file__).with_name("rank_program.py")), str(models)]
+    program = [sys.executable, str(Path(programs.__file__).with_name("rank_program.py")), str(models)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}
     ranks = [
         subprocess.Popen([*program, str(rank), str(world)], env=environment, stderr=subprocess.PIPE, text=True)

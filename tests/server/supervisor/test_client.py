@@ -31,8 +31,9 @@ from server.protocol.messages import (
 from server.settings import Settings
 from server.supervisor.client import EngineClient, EngineState
 from server.supervisor.start_watch import StartWatch
+from support import api
 
-FAKE = Path(__file__).parent / "fake_engine.py"
+FAKE = Path(api.__file__).with_name("fake_engine.py")
 STALLS_SOON = {"stall_after_s": 1.5}  # 30 of the fake engine's heartbeats
 
 

@@ -4,9 +4,7 @@ import itertools
 
 import msgspec
 import pytest
-from engine_records import READY, RECORD, use_everything
 from prometheus_client import CollectorRegistry
-from scraped import scraped, scraped_value
 
 from kernels.linear.fallbacks import MatmulFallback
 from kernels.vocabulary.operators import Operator
@@ -25,6 +23,8 @@ from server.telemetry.factory import MAX_SAMPLES, ladder
 from server.telemetry.metrics import Metrics
 from server.telemetry.operators import fingerprint_digest
 from server.telemetry.outcomes import Attestation, DisconnectStage, OomStage, Outcome, RejectedFor, Shadow, Sli
+from support.scraped import scraped, scraped_value
+from support.telemetry.engine_records import READY, RECORD, use_everything
 
 
 class Clock:

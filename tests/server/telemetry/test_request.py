@@ -6,15 +6,15 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from edge_fakes import Served, saying, served, with_model
 from prometheus_client import CollectorRegistry
-from scraped import scraped_value
 
 from server.protocol.messages import FinishReason, TokenDelta
 from server.telemetry.metrics import Metrics
 from server.telemetry.request import RequestRecord
 from server.telemetry.tracing import Tracing
 from server.text.tokenizer import Tokenizer
+from support.api.edge_fakes import Served, saying, served, with_model
+from support.scraped import scraped_value
 
 TTFT, TPOT = "time_to_first_token_seconds", "time_per_output_token_seconds"
 

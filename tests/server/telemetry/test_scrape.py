@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from engine_records import use_everything
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
@@ -19,6 +18,7 @@ from server.telemetry.factory import MAX_SAMPLES
 from server.telemetry.metrics import Metrics
 from server.telemetry.outcomes import Outcome
 from server.telemetry.scrape import OPENMETRICS, TEXT, content_type_of, scrape
+from support.telemetry.engine_records import use_everything
 
 TRACE = {"trace_id": "0af7651916cd43dd8448eb211c80319c", "span_id": "b7ad6b7169203331"}
 MAX_SCRAPE_S = 0.05

@@ -10,9 +10,6 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from edge_fakes import END, ScriptedEngine, Served, delta, events, make_services, playing, saying
-from otlp_collectors import Collector, attributes, http_collector
-from otlp_collectors import events as span_events
 
 from server.errors import EngineDied
 from server.log import configure_logging
@@ -21,6 +18,9 @@ from server.settings import LogFormat, Settings
 from server.telemetry.factory import MAX_SAMPLES
 from server.telemetry.scrape import OPENMETRICS, TEXT, scrape
 from server.telemetry.tracing import Tracing
+from support.api.edge_fakes import END, ScriptedEngine, Served, delta, events, make_services, playing, saying
+from support.telemetry.otlp_collectors import Collector, attributes, http_collector
+from support.telemetry.otlp_collectors import events as span_events
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 SERVER, OPERATION = f"POST {COMPLETIONS}", "text_completion tiny"

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
-from scraped import scraped_value
 
 from kernels.vocabulary.buckets import Bucket
 from server.errors import SettingsError
@@ -14,6 +13,7 @@ from server.telemetry.factory import MetricFactory
 from server.telemetry.objectives import DEFAULT_OBJECTIVES, load_objectives
 from server.telemetry.outcomes import Outcome
 from server.telemetry.slo import SloMetrics
+from support.scraped import scraped_value
 
 LIMIT_S = DEFAULT_OBJECTIVES.ttft.seconds[Bucket.LE_128]
 

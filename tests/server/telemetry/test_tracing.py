@@ -6,9 +6,7 @@ from collections.abc import Iterator
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
-from otlp_collectors import Collector, attributes, events, grpc_collector, http_collector
 from prometheus_client import CollectorRegistry
-from scraped import scraped_value
 
 from server.errors import SettingsError
 from server.protocol.messages import (
@@ -27,6 +25,8 @@ from server.telemetry.metrics import Metrics
 from server.telemetry.outcomes import Outcome
 from server.telemetry.request import RequestRecord
 from server.telemetry.tracing import RequestTrace, Tracing
+from support.scraped import scraped_value
+from support.telemetry.otlp_collectors import Collector, attributes, events, grpc_collector, http_collector
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 PARENT_ID = "b7ad6b7169203331"

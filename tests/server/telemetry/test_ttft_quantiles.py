@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
-from scraped import scraped
 
 from kernels.vocabulary.buckets import Bucket
 from server.telemetry.factory import MetricFactory
 from server.telemetry.latency import LatencyMetrics
+from support.scraped import scraped
 
 # Seconds by machine and bucket, at a client: open-loop loads whose lengths are log-uniform inside the bucket.
 RECORDED: dict[str, dict[str, list[float]]] = json.loads((Path(__file__).parent / "recorded_ttfts.json").read_text())

@@ -2,9 +2,7 @@
 
 import msgspec
 import pytest
-from engine_records import READY, RECORD, use_everything
 from prometheus_client import CollectorRegistry
-from scraped import scraped, scraped_value
 
 from server.protocol.messages import FinishReason, Heartbeat, TokenDelta
 from server.telemetry.factory import MAX_SAMPLES
@@ -12,6 +10,8 @@ from server.telemetry.metrics import Metrics
 from server.telemetry.request import RequestRecord, SequenceRecord
 from server.telemetry.tracing import Tracing
 from server.telemetry.vllm_names import MAX_VLLM_SAMPLES
+from support.scraped import scraped, scraped_value
+from support.telemetry.engine_records import READY, RECORD, use_everything
 
 LABELS = {"model_name": "m", "engine": "0"}
 NAMES = {

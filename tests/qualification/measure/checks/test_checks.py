@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from qualification_fakes import DECODE, SHAPE
 
 from kernels.reference.oracle import attention_oracle
 from kernels.vocabulary.shape import AttentionShape, Dtype
@@ -21,6 +20,7 @@ from qualification.measure.faults.attention_faults import (
     wrong_kernel,
 )
 from qualification.measure.inputs.attention_inputs import Case, cases
+from support.qualification_fakes import DECODE, SHAPE
 
 CPU = torch.device("cpu")
 

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from qualification_fakes import DECODE, SHAPE
 
 from qualification.measure.checks.references import References, Shelf
 from qualification.measure.inputs.attention_inputs import cases
+from support.qualification_fakes import DECODE, SHAPE
 
 CPU = torch.device("cpu")
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from qualification_fakes import DECODE, SHAPE, path
 
 from kernels.system.child_process import python_command
 from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.path import KernelPath
 from qualification.measure.compiling.compile_ahead import calls_of, compiling_ahead, processes_for
 from qualification.measure.compiling.compile_worker import make_call
+from support.qualification_fakes import DECODE, SHAPE, path
 
 # Notes each call beside its process id; "deadly" ends the worker, "endless" never returns.
 WORKER = """

@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from qualification_fakes import DECODE, MACHINE, SHAPE, evidence, path
 
 from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.shape import Phase
@@ -19,6 +18,7 @@ from qualification.measure.costs.hbm_counters import (
     count_into,
     sample_of,
 )
+from support.qualification_fakes import DECODE, MACHINE, SHAPE, evidence, path
 
 FAST, SLOW = path("triton.fast"), path("triton.slow")
 HEAD = '"ID","Kernel Name","dram__bytes_read.sum","dram__bytes_write.sum"'

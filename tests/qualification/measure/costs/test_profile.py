@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 import torch
-from qualification_fakes import DECODE, SHAPE
 
 from kernels.catalog import path_named
 from kernels.vocabulary.shape import AttentionShape
 from qualification.measure.costs.profile import Mark, calls_seen, profiled, temporary_bytes
 from qualification.measure.inputs.attention_inputs import long_case
+from support.qualification_fakes import DECODE, SHAPE
 
 CPU = torch.device("cpu")
 

@@ -4,12 +4,12 @@ import time
 from dataclasses import replace
 
 import torch
-from qualification_fakes import SHAPE, checks, evidence, path
 
 from kernels.vocabulary.fingerprint import Device
 from kernels.vocabulary.path import KernelPath, Tier
 from qualification.evidence.evidence import Evidence, Timing
 from qualification.measure.costs.rivals import Rivals
+from support.qualification_fakes import SHAPE, checks, evidence, path
 
 CPU = torch.device("cpu")
 FIRST = path("first")

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from qualification_fakes import DECODE, SHAPE
 
 from kernels.collective.shape import CollectiveShape, Follows
 from kernels.experts.kinds import ExpertFormat
@@ -23,6 +22,7 @@ from qualification.measure.inputs.attention_inputs import cases
 from qualification.measure.inputs.collective_inputs import collective_cases
 from qualification.measure.inputs.experts_inputs import experts_cases
 from qualification.measure.inputs.linear_inputs import linear_cases, operands_of
+from support.qualification_fakes import DECODE, SHAPE
 
 CPU = torch.device("cpu")
 # Of (experts, active) with neighbouring borders, and of well-known models, which have none; all 100 of the first

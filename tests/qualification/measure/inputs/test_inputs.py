@@ -4,12 +4,12 @@ from itertools import pairwise
 
 import pytest
 import torch
-from qualification_fakes import DECODE, SHAPE
 
 from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.shape import AttentionShape, Mask, Phase
 from qualification.measure.inputs.attention_inputs import Case, Lengths, cases, long_case, longest_lengths
 from qualification.measure.inputs.guard import GUARD_ROWS
+from support.qualification_fakes import DECODE, SHAPE
 
 CPU = torch.device("cpu")
 PREFILL_512 = replace(SHAPE, query_bucket=Bucket.LE_512, context_bucket=Bucket.LE_512)

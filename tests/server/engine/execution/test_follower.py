@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_llama import NUM_LAYERS, TinyLlama
 
 from kernels.calls.batch import AttentionFlags
 from kernels.catalog import path_named
@@ -22,6 +21,7 @@ from server.engine.operators.dispatch import Dispatcher
 from server.engine.startup.subject import kv_cache_of, load_alone, read_subject
 from server.engine.startup.warmup import synthetic_batch
 from server.settings import DeviceChoice, Settings
+from support.models.tiny_llama import NUM_LAYERS, TinyLlama
 
 
 def no_decision(shape: AttentionShape, _: Pairs, __: Pairs) -> Decision[AttentionShape]:

@@ -38,7 +38,7 @@ listener = RankListener(
     on_failure=report,
     on_refusal=lambda code, message: print(json.dumps([code, message]), flush=True),
 )
-followers = Followers(2, "failing_rank", listener)
+followers = Followers(2, "support.ranks.failing_rank", listener)
 followers.blamed = lambda: {RUNNING!r}
 time.sleep(60)
 """
@@ -48,7 +48,7 @@ def heard(failed: RankFailed | None, folder: Path) -> list[Any]:
     """Return what rank 0 hears until it ends."""
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)]),
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         "FAILED": msgspec.json.encode(failed).decode(),
         "TMPDIR": str(folder),
     }

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from built_engine import built_engine
-from graph_session import Session
 
 from qualification.decision.decision import Policy
 from server.engine.scheduling.engine import Engine
@@ -19,6 +17,8 @@ from server.grammar.schema import schema_text
 from server.protocol.messages import FinishReason, Fork, Grammar, GrammarKind, TokenDelta
 from server.settings import DeviceChoice, Settings
 from server.text.tokenizer import Tokenizer
+from support.engine.built_engine import built_engine
+from support.engine.graph_session import Session
 
 DIGITS = Grammar(GrammarKind.REGEX, "[0-9]{2,40}")
 STOP_ID = 0

@@ -2,7 +2,6 @@ from array import array
 from dataclasses import replace
 
 import pytest
-from graph_session import Inputs
 
 from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.shape import Phase
@@ -10,6 +9,7 @@ from server.engine.execution.graph_keys import GraphKey, PartKey
 from server.engine.execution.step_buffer import StepTensors
 from server.engine.scheduling.sequence import Batch, Sequence
 from server.protocol.messages import SamplingParams
+from support.engine.graph_session import Inputs
 
 PAGE_SIZE = 4
 NUM_PAGES = 50

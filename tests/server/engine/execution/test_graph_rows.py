@@ -6,8 +6,6 @@ from array import array
 
 import pytest
 import torch
-from fake_runner import DeviceTwin, Landing
-from graph_session import Inputs
 from torch import Tensor
 
 from kernels.vocabulary.buckets import Bucket
@@ -19,6 +17,8 @@ from server.engine.scheduling.pages import PagePool
 from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from server.engine.scheduling.sequence import PENDING, Batch, Sequence
 from server.protocol.messages import SamplingParams, Submit
+from support.engine.fake_runner import DeviceTwin, Landing
+from support.engine.graph_session import Inputs
 
 PAGE_SIZE = 4
 NUM_PAGES = 40

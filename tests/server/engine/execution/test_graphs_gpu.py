@@ -6,9 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from graph_session import Session
-from test_engine_windows import family_model, prompts, qwen2_with_one_windowed_layer, reference_tokens
-from tiny_llama import NAN_TOKEN, NUM_LAYERS, NUM_TOKENS, TinyLlama
 from torch.profiler import ProfilerActivity, profile
 
 from kernels.vocabulary.shape import Phase
@@ -18,6 +15,9 @@ from server.engine.scheduling.sequence import Batch, Sequence, phase_of
 from server.engine.startup.builder import BuiltEngine, build_engine
 from server.protocol.messages import SamplingParams
 from server.settings import DeviceChoice, DtypeChoice, Settings
+from support.engine.graph_session import Session
+from support.models.served_families import family_model, prompts, qwen2_with_one_windowed_layer, reference_tokens
+from support.models.tiny_llama import NAN_TOKEN, NUM_LAYERS, NUM_TOKENS, TinyLlama
 
 pytestmark = pytest.mark.gpu
 

@@ -4,9 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-from closure_graphs import EAGER, decide, redecide
-from graph_session import Session
-from tiny_llama import VOCAB, TinyLlama
 from torch import Tensor
 
 from kernels.calls.batch import AttentionFlags
@@ -22,6 +19,9 @@ from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache, KVLayer
 from server.protocol.messages import Fork
+from support.engine.closure_graphs import EAGER, decide, redecide
+from support.engine.graph_session import Session
+from support.models.tiny_llama import VOCAB, TinyLlama
 
 CPU = torch.device("cpu")
 PAGE_SIZE, NUM_PAGES, MAX_LEN, MAX_SEQS, STEP_TOKENS = 16, 18, 160, 8, 64

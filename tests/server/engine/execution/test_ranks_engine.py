@@ -15,12 +15,12 @@ pytestmark = pytest.mark.timeout(900)
 def run(world: int, folder: Path) -> dict[str, Any]:
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)]),
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",  # a machine's name may lead nowhere
     }
     out = folder / f"world-{world}.json"
-    command = [sys.executable, "-m", "ranks_engine", str(world), str(out)]
+    command = [sys.executable, "-m", "support.ranks.ranks_engine", str(world), str(out)]
     done = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, timeout=800, check=False)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(out.read_text())

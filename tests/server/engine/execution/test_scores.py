@@ -6,14 +6,14 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from graph_session import Session
-from test_engine import session_of
-from tiny_llama import NAN_TOKEN, TinyLlama
 from transformers import LlamaForCausalLM
 
 from server.engine.execution.sampling import score_prompts, wants_prompt_scores
 from server.engine.scheduling.sequence import Batch, Sequence
 from server.protocol.messages import FinishReason, SamplingParams, TokenDelta, TokenScores
+from support.engine.graph_session import Session
+from support.engine.llama_engine import session_of
+from support.models.tiny_llama import NAN_TOKEN, TinyLlama
 
 SCORED = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=2)
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, logprobs=3)

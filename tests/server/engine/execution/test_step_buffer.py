@@ -4,7 +4,6 @@ from array import array
 
 import pytest
 import torch
-from graph_session import Inputs
 
 from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.shape import Phase
@@ -12,6 +11,7 @@ from server.engine.execution.graph_keys import GraphKey, PartKey
 from server.engine.execution.step_buffer import TOKEN_ARRAYS, TokenArray
 from server.engine.scheduling.sequence import Batch, Sequence
 from server.protocol.messages import SamplingParams
+from support.engine.graph_session import Inputs
 
 MIXED = GraphKey(PartKey(Phase.PREFILL, 8, Bucket.LE_128), PartKey(Phase.DECODE, 4, Bucket.LE_128))
 

@@ -1,10 +1,10 @@
 from array import array
 
 import torch
-from graph_session import Inputs
 
 from server.engine.scheduling.sequence import Batch, Sequence
 from server.protocol.messages import SamplingParams
+from support.engine.graph_session import Inputs
 
 
 def sequence(first: int, num_tokens: int) -> Sequence:

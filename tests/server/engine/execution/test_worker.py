@@ -7,10 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from closure_graphs import EAGER, PATH, capture, redecide
-from graph_session import Session
-from test_graphs import CPU, MAX_LEN, PAGE_SIZE, Subject
-from tiny_llama import NUM_LAYERS, VOCAB, TinyLlama
 from torch import Tensor
 
 from kernels.driver.cuda_driver import DriverError
@@ -38,6 +34,10 @@ from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
 from server.model.ranks import ALONE, Ranks
 from server.protocol.messages import Fork
+from support.engine.closure_graphs import EAGER, PATH, capture, redecide
+from support.engine.graph_session import Session
+from support.engine.graph_subject import CPU, MAX_LEN, PAGE_SIZE, Subject
+from support.models.tiny_llama import NUM_LAYERS, VOCAB, TinyLlama
 
 NUM_PAGES = 64
 

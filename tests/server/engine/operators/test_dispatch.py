@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from graph_session import Inputs
 from torch import Tensor
 from triton.compiler.errors import CompilationError
 from triton.runtime.errors import OutOfResources, PTXASError
@@ -27,6 +26,7 @@ from server.engine.operators.step_attention import StepAttention
 from server.engine.scheduling.sequence import Batch, Sequence
 from server.model.kv_cache import KVLayer
 from server.protocol.messages import SamplingParams
+from support.engine.graph_session import Inputs
 
 WINDOW = 64
 LIMITS = Limits(frozenset({Device.CPU}), frozenset(PLANNED_PHASES), frozenset(Dtype), max_head_dim=64)

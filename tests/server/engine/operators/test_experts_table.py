@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from one_operator import MIXTURE
 from torch import Tensor
 
 from kernels.catalog import any_path_named
@@ -21,6 +20,7 @@ from qualification.decision.model_shapes import experts_shape
 from qualification.model.config import ExpertsConfig
 from server.engine.operators.experts import ExpertsTable
 from server.model.load.load import load_config
+from support.engine.one_operator import MIXTURE
 
 BUCKETS = TokenRows.up_to(600)
 

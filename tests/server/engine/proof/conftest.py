@@ -1,6 +1,7 @@
 import pytest
-from attested import Subject
-from tiny_llama import TinyLlama
+
+from support.engine.attested import Subject
+from support.models.tiny_llama import TinyLlama
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attested import FLASH, Subject, build, refuses, settings_for
-from tiny_llama import NUM_LAYERS, TinyLlama
 
 from kernels.catalog import PATHS, path_named
 from kernels.vocabulary.path import KernelPath
@@ -16,6 +14,8 @@ from qualification.evidence.matrix import load_matrix, save_matrix
 from server.engine.process import start
 from server.engine.startup.warmup import probes_of
 from server.protocol.messages import AttestationReport, Configure, EngineRefused, FromEngine, SamplingParams, Submit
+from support.engine.attested import FLASH, Subject, build, refuses, settings_for
+from support.models.tiny_llama import NUM_LAYERS, TinyLlama
 
 
 def lying(name: str, other: str) -> list[KernelPath]:

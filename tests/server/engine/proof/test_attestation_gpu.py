@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_llama import NUM_LAYERS, TinyLlama, tiny_config
 
 from kernels.catalog import path_named
 from kernels.vocabulary.shape import PLANNED_PHASES, Phase
 from qualification.decision.decision import Policy
 from server.engine.startup.builder import BuiltEngine, build_engine
 from server.settings import DeviceChoice, DtypeChoice, LoadFormat, Settings
+from support.models.tiny_llama import NUM_LAYERS, TinyLlama, tiny_config
 
 pytestmark = [pytest.mark.gpu, pytest.mark.long]
 

@@ -6,8 +6,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
-from attested import FLASH, Subject, refuses
-from tiny_llama import NUM_LAYERS
 
 from kernels.catalog import PATHS, path_named
 from kernels.driver.seen import Seen
@@ -16,6 +14,8 @@ from kernels.vocabulary.shape import Phase
 from server.engine.operators.dispatch import Dispatcher
 from server.engine.proof.attestation import Attestor, TimeStep
 from server.engine.startup.warmup import probes_of
+from support.engine.attested import FLASH, Subject, refuses
+from support.models.tiny_llama import NUM_LAYERS
 
 
 def breaks(*_: object) -> None:

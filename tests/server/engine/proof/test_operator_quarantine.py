@@ -2,14 +2,13 @@
 
 from dataclasses import replace
 
-from attested import Subject
-
 from kernels.catalog import PATHS
 from kernels.vocabulary.shape import PLANNED_PHASES, AttentionShape, Phase
 from qualification.decision.decision import Decision, Pairs
 from server.engine.operators.dispatch import Dispatcher
 from server.engine.proof.operator_quarantine import OperatorQuarantine
 from server.protocol.messages import ChangeQuarantine
+from support.engine.attested import Subject
 
 
 def test_an_order_leaves_the_earlier_ones_in_force(subject: Subject) -> None:

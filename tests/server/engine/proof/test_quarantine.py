@@ -6,8 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from built_engine import built_engine
-from tiny_llama import TinyLlama
 
 from kernels.catalog import PATHS
 from kernels.system.device_lost import DeviceLost
@@ -31,6 +29,8 @@ from server.protocol.messages import (
     StepRecord,
 )
 from server.settings import DeviceChoice, Settings
+from support.engine.built_engine import built_engine
+from support.models.tiny_llama import TinyLlama
 
 PAIR = ("triton.decode", "decode bf16 h32:8 d128 q-le_128 c-le_2k causal page64")
 RECORD = StepRecord(1, 0.0, 0.0, [], 0, 0, 0, 0, 1, 0, 0, 0)

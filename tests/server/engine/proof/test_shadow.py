@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from attested import Subject
-from tiny_llama import NAN_TOKEN, NUM_LAYERS
 from torch import Tensor
 
 from kernels.calls.batch import AttentionBatch, AttentionFlags
@@ -24,6 +22,8 @@ from server.engine.operators.dispatch import Choice, Dispatcher, PhasePart
 from server.engine.proof.shadow_check import ALERT_S, MEMORY_S, ShadowBudget, ShadowCheck
 from server.engine.proof.shadow_sample import MOST_ROWS, drawn_rows, judge_sample, take_sample
 from server.protocol.messages import PathUse, SamplingParams, ShadowReport, Submit
+from support.engine.attested import Subject
+from support.models.tiny_llama import NAN_TOKEN, NUM_LAYERS
 
 Spoil = Callable[[Tensor], None]
 LATER_S = 100.0  # after the interval and after the dense checks that follow a mismatch

@@ -5,7 +5,6 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from tiny_llama import TinyLlama
 from torch import Tensor
 
 from kernels.calls.batch import AttentionBatch, AttentionFlags
@@ -16,6 +15,7 @@ from server.engine.proof.shadow_check import ShadowCheck
 from server.engine.startup.builder import BuiltEngine, build_engine
 from server.protocol.messages import SamplingParams, ShadowReport, Submit
 from server.settings import DeviceChoice, DtypeChoice, Settings
+from support.models.tiny_llama import TinyLlama
 
 pytestmark = pytest.mark.gpu
 

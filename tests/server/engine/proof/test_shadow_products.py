@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from one_operator import MIXTURE, proving, serve_by, small_engine
 from torch import Tensor
 
 from kernels.catalog import any_path_named
@@ -18,6 +17,7 @@ from kernels.vocabulary.operators import Operator
 from qualification.decision.decision import Policy
 from server.engine.proof.shadow_check import ShadowCheck
 from server.protocol.messages import SamplingParams, ShadowReport, Submit
+from support.engine.one_operator import MIXTURE, proving, serve_by, small_engine
 
 LATER_S = 100.0  # after the interval and after the dense checks that follow a mismatch
 

@@ -1,7 +1,6 @@
 from collections.abc import Callable
 
 import pytest
-from fake_runner import Done
 
 from kernels.linear.fallbacks import MatmulFallback, MatmulFallbacks
 from kernels.vocabulary.shape import Phase
@@ -24,6 +23,7 @@ from server.protocol.messages import (
     TokenDelta,
     TokenScores,
 )
+from support.engine.fake_runner import Done
 
 EOS = 99
 

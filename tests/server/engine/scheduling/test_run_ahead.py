@@ -5,7 +5,6 @@ import random
 from concurrent.futures import Future
 
 import pytest
-from fake_runner import DeviceTwin, Done
 from msgspec.structs import replace
 
 from kernels.vocabulary.shape import Phase
@@ -26,6 +25,7 @@ from server.protocol.messages import (
     Submit,
     TokenDelta,
 )
+from support.engine.fake_runner import DeviceTwin, Done
 
 
 def engine(runner: Runner, *, pages: int = 32, seqs: int = 8, model_len: int = 64, ahead: bool = True) -> Engine:

@@ -5,10 +5,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from built_engine import built_engine
-from tiny_llama import TinyLlama
 
 from server.settings import DeviceChoice, Policy, Settings, Task
+from support.engine.built_engine import built_engine
+from support.models.tiny_llama import TinyLlama
 
 
 @pytest.mark.parametrize(

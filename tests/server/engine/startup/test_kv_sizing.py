@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from built_engine import built_engine
-from tiny_llama import TinyLlama
 
 from qualification.decision.decision import Policy
 from server.engine.startup.kv_sizing import check_weights_fit, num_pages
@@ -14,6 +12,8 @@ from server.engine.startup.limits import choose_limits
 from server.errors import ModelError, SettingsError
 from server.model.load.load import load_config
 from server.settings import DeviceChoice, Settings
+from support.engine.built_engine import built_engine
+from support.models.tiny_llama import TinyLlama
 
 CPU = torch.device("cpu")
 

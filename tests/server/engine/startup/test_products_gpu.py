@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
-from graph_session import Session
 
 from qualification.decision.decision import Policy
 from server.engine.startup.builder import BuiltEngine, build_engine
 from server.settings import DeviceChoice, DtypeChoice, LoadFormat, Settings
+from support.engine.graph_session import Session
 
 pytestmark = pytest.mark.gpu
 

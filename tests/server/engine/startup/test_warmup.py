@@ -2,7 +2,6 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
-from fake_runner import Done
 
 from kernels.calls.batch import AttentionFlags
 from kernels.hopper.decode.variants import DecodeVariant, variant_of
@@ -15,6 +14,7 @@ from server.engine.scheduling.runner_api import StepResult
 from server.engine.scheduling.sequence import Batch
 from server.engine.startup.limits import EngineLimits
 from server.engine.startup.warmup import estimate_longest_silence_s, probes_of, synthetic_batch, warm_up
+from support.engine.fake_runner import Done
 
 Found = tuple[set[Bucket], set[DecodeVariant]]  # the buckets of contexts, and the variants of decode
 

@@ -1,0 +1,1 @@
+"""Helpers that the tests share: fakes, emulators, small models, and programs that tests start."""

@@ -1,0 +1,1 @@
+"""The API process and the engine process, faked and real."""

@@ -1,0 +1,1 @@
+"""Inputs of attention and the cases that every path computes."""

@@ -1,0 +1,89 @@
+"""Compiles the Triton kernels of the fused ops for sm_90, as a GPU launches them; prints their spills as JSON.
+
+A program of its own: where Triton's interpreter is on, as in the tests of this folder, nothing can be compiled.
+"""
+
+import json
+from typing import Any
+
+import torch
+from triton.runtime import driver
+
+from kernels.sampling import draw
+from kernels.sampling.draw_kernels import (
+    best_kernel,
+    bracket_kernel,
+    count_kernel,
+    draw_kernel,
+    finish_kernel,
+    narrow_kernel,
+    refine_kernel,
+)
+from kernels.sampling.penalties import clear_kernel, mark_kernel, penalise_kernel
+from support.compiled.fused_kernels import gated_kernel, rms_norm_kernel, rope_kernel
+from support.compiled.gluon_sass import count, disassemble
+from support.compiled.sm90_driver import Hopper
+
+VOCAB = 128_256
+HALF, FLOAT, INT, LONG, BOOL = (
+    torch.empty(16, dtype=dtype) for dtype in (torch.bfloat16, torch.float32, torch.int32, torch.int64, torch.bool)
+)
+OVERLAP = {"OVERLAPS": True, "launch_pdl": True}
+PLACE = (VOCAB, VOCAB, 8192, 4, draw.MAX_SPLITS)
+BLOCK = {"BLOCK": draw.BLOCK}
+SUB_BINS = {"SUB_BINS": draw.SUB_BINS}
+LIMITS = (FLOAT, LONG, FLOAT)  # temperature, top_k, top_p
+PARTS = (FLOAT, FLOAT, INT, FLOAT, FLOAT, INT, FLOAT, INT)
+DRAW = {"MAX_SPLITS": draw.MAX_SPLITS, "FAST": True}
+
+
+def compile_all() -> dict[str, Any]:
+    grid = {"grid": (1,)}
+    norm = {"SIZE": 4096, "BLOCK": 4096, "num_warps": 8, **OVERLAP, **grid}
+    rope = {"NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HEAD_DIM": 128, "NUM_Q_BLOCKS": 1, "BLOCK_HEADS": 32, "BLOCK_HALF": 64}
+    heads = (HALF, HALF, HALF, FLOAT, INT, HALF, HALF, LONG, HALF, HALF, 6144, 6144, 6144, 1e-6)
+    return {
+        "norm": rms_norm_kernel.warmup(HALF, HALF, HALF, HALF, 4096, 4096, 1e-5, HAS_RESIDUAL=True, **norm),
+        "swiglu": gated_kernel.warmup(HALF, HALF, 28672, SIZE=14336, BLOCK=2048, **OVERLAP, **grid),
+        "geglu": gated_kernel.warmup(
+            HALF, HALF, 28672, SIZE=14336, BLOCK=2048, ACTIVATION="gelu_pytorch_tanh", **OVERLAP, **grid
+        ),
+        "gelu": gated_kernel.warmup(HALF, HALF, 28672, SIZE=14336, BLOCK=2048, ACTIVATION="gelu", **OVERLAP, **grid),
+        "rope, part of a head": rope_kernel.warmup(
+            *heads, **rope, HAS_NORM=True, REST=32, BLOCK_REST=32, **OVERLAP, **grid
+        ),
+        "rope": rope_kernel.warmup(*heads, **rope, HAS_NORM=True, **OVERLAP, **grid),
+        "clear marks": clear_kernel.warmup(INT, LONG, LONG, 800, VOCAB, 512, **grid),
+        "mark": mark_kernel.warmup(INT, LONG, LONG, 800, 500, VOCAB, 1 << 30, 512, **grid),
+        "penalise": penalise_kernel.warmup(
+            FLOAT, INT, LONG, FLOAT, FLOAT, FLOAT, LONG, LONG, 800, VOCAB, VOCAB, 1 << 30, 512,
+            enable_fp_fusion=False, **grid,
+        ),
+        "best": best_kernel.warmup(FLOAT, FLOAT, INT, *PLACE[:4], **BLOCK, num_warps=8, **grid),
+        "count": count_kernel.warmup(
+            FLOAT, FLOAT, INT, INT, FLOAT, *LIMITS, *PLACE, **draw.BINS, **BLOCK, num_warps=4, **grid
+        ),
+        "bracket": bracket_kernel.warmup(INT, FLOAT, INT, LONG, FLOAT, VOCAB, **draw.BINS, num_warps=4, **grid),
+        "refine": refine_kernel.warmup(
+            FLOAT, FLOAT, INT, INT, INT, FLOAT, *LIMITS, *PLACE, **draw.BINS, **SUB_BINS, **BLOCK, num_warps=4, **grid
+        ),
+        "narrow": narrow_kernel.warmup(
+            INT, INT, FLOAT, INT, FLOAT, LONG, FLOAT, VOCAB, **draw.BINS, **SUB_BINS, num_warps=4, **grid
+        ),
+        "draw": draw_kernel.warmup(
+            *PARTS, *LIMITS, FLOAT, LONG, LONG, *PLACE[:4], **DRAW, **BLOCK, num_warps=8, **grid
+        ),
+        "finish": finish_kernel.warmup(
+            *PARTS, *LIMITS, FLOAT, LONG, LONG, LONG, BOOL, VOCAB, VOCAB, 4,
+            **DRAW, **BLOCK, num_warps=8, **grid,
+        ),
+    }  # fmt: skip
+
+
+def main() -> None:
+    driver.set_active(Hopper())
+    print(json.dumps({name: count(disassemble(kernel.asm["cubin"]), "STL") for name, kernel in compile_all().items()}))
+
+
+if __name__ == "__main__":
+    main()

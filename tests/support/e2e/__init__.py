@@ -1,0 +1,1 @@
+"""A browser, monitoring and a proxy for tests that start whole servers."""

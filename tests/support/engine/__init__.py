@@ -1,0 +1,1 @@
+"""Engines in the test's own process."""

@@ -1,0 +1,132 @@
+"""Small dummy models in an engine on a CPU, of whose plan one operator alone is measured."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kernels.catalog import PATHS
+from kernels.experts.paths import EXPERTS_PATHS, ExpertsPath
+from kernels.experts.shape import ExpertsShape
+from kernels.linear.paths import LINEAR_PATHS, LinearPath
+from kernels.linear.shape import LinearShape
+from kernels.system.device import read_fingerprint
+from kernels.vocabulary.operators import RowsShape, operator_of
+from kernels.vocabulary.path import Reject
+from kernels.vocabulary.shape import Dtype
+from qualification.decision.decision import Decision, Pairs, Policy
+from qualification.evidence.evidence import Evidence
+from qualification.measure.qualify import Bench, Pair, Progress, qualify
+from server.engine.operators.dispatch import Dispatcher
+from server.engine.operators.experts import ExpertsTable
+from server.engine.operators.linear import LinearTable
+from server.engine.startup.builder import BuiltEngine
+from server.engine.startup.subject import join_weights
+from server.settings import DeviceChoice, LoadFormat, Settings
+from support.engine.built_engine import built_engine
+from support.qualification_fakes import evidence
+
+MIXTURE = {  # of three layers, two of them with experts
+    "model_type": "qwen3_moe",
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "vocab_size": 97,
+    "hidden_size": 24,
+    "intermediate_size": 48,
+    "moe_intermediate_size": 20,
+    "num_hidden_layers": 3,
+    "mlp_only_layers": [1],
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "num_experts": 5,
+    "num_experts_per_tok": 2,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "torch_dtype": "float32",
+}
+
+
+def measuring(of: type[RowsShape]) -> Callable[..., None]:
+    """Measure shapes of this class: other operators, and the trial of the checker, are other tests'."""
+
+    def run(pairs: list[Pair], bench: Bench, *, progress: Progress, on_evidence: Callable[[Evidence], None]) -> None:
+        for shape, path in pairs:
+            if not isinstance(shape, of):
+                on_evidence(evidence(shape, path, fingerprint=bench.fingerprint))
+        own = [pair for pair in pairs if isinstance(pair[0], of)]
+        qualify(own, bench, progress=progress, on_evidence=on_evidence, check_checker=lambda *_, **__: ())
+
+    return run
+
+
+def proving(pairs: list[Pair], bench: Bench, *, on_evidence: Callable[[Evidence], None], **_: object) -> None:
+    """Stands in for `qualify`: prove every pair without a measurement."""
+    for shape, path in pairs:
+        on_evidence(evidence(shape, path, fingerprint=bench.fingerprint))
+
+
+def serve_by(built: BuiltEngine, path: LinearPath | ExpertsPath) -> Dispatcher:
+    """Have a path of the test's serve its operator, before the proven one that its engine was built with."""
+    runner = built.runner
+    own = runner.dispatcher
+    decisions = {it.shape: it for it in own.all_decisions}
+
+    def redecide(shape: Any, broken: Pairs, taken_out: Pairs) -> Decision[Any]:
+        before = decisions[shape]
+        if operator_of(shape) is not path.operator:
+            return before
+        reasons = ((Reject.QUARANTINED, broken), (Reject.OPERATOR_OVERRIDE, taken_out))
+        against = tuple(reason for reason, pairs in reasons if (path.name, str(shape)) in pairs)
+        if not against:
+            return replace(before, path=path.name, wanted=path.name)
+        is_left = (before.path, str(shape)) not in broken | taken_out
+        return replace(before, path=before.path if is_left else None, wanted=path.name, fallback_reasons=against)
+
+    def state(of: type[RowsShape]) -> dict[Any, Decision[Any]]:
+        return {shape: redecide(shape, frozenset(), frozenset()) for shape in decisions if isinstance(shape, of)}
+
+    decoder, machine = runner.worker.decoder, read_fingerprint(torch.device("cpu"))
+    linear = LINEAR_PATHS if isinstance(path, ExpertsPath) else (*LINEAR_PATHS, path)
+    experts_paths = (*EXPERTS_PATHS, path) if isinstance(path, ExpertsPath) else EXPERTS_PATHS
+    experts = None
+    if own.experts is not None:
+        experts = ExpertsTable(decoder.config, Dtype.FP32, state(ExpertsShape), experts_paths, redecide=redecide)
+    dispatcher = runner.worker.dispatcher = Dispatcher(
+        own.plan,
+        PATHS,
+        own.flags,
+        redecide=redecide,
+        experts=experts,
+        products=LinearTable(state(LinearShape), linear, machine, redecide=redecide),
+    )
+    join_weights(dispatcher, decoder)
+    return dispatcher
+
+
+def small_engine(
+    folder: Path,
+    config: Mapping[str, object],
+    run_qualification: Callable[..., None],
+    *,
+    policy: Policy,
+    max_num_batched_tokens: int,
+) -> BuiltEngine:
+    """Build the engine of a model with dummy weights in `folder`, where its evidence is kept too."""
+    (folder / "config.json").write_text(json.dumps(config))
+    settings = Settings(
+        model=str(folder),
+        device=DeviceChoice.CPU,
+        load_format=LoadFormat.DUMMY,
+        max_num_seqs=4,
+        max_num_batched_tokens=max_num_batched_tokens,
+        kv_cache_tokens=512,
+        page_size=8,
+        on_unproven=policy,
+        cache_dir=str(folder / "cache"),
+        attestation_interval_s=0.0,
+    )
+    return built_engine(settings, run_qualification)

@@ -1,0 +1,1 @@
+"""Models small enough for a test."""

@@ -1,0 +1,1 @@
+"""Programs that run Gluon kernels under tools that look for races."""

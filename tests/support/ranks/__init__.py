@@ -1,0 +1,1 @@
+"""Programs that are one rank of several."""

@@ -1,0 +1,104 @@
+"""One rank of several that compute small models together: `rank_program.py FOLDER RANK WORLD`.
+
+FOLDER holds a model folder for each variant, and is where the ranks meet. Rank 0 saves the logits of each variant. The
+routers of mixtures must see the same bits on all ranks, also where the last rank alone rounds its products otherwise.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from qualification.model.shard import shard_of
+from server.model.decoder import Decoder
+from server.model.linear import Product, Serve
+from server.model.load.load import load_config, load_shard
+from server.model.ranks import Ranks
+from support.models.paged_runner import PagedRunner
+
+CHUNKS = [13, 1, 3, 32, 1]
+
+
+def main() -> None:
+    folder, rank, world = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # a machine's name may lead nowhere
+    store = dist.FileStore(str(folder / f"meeting-{world}"), world)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+    exchange(Ranks(rank, world))
+    found = {}
+    for model in sorted(path for path in folder.iterdir() if path.is_dir()):
+        config = load_config(model)
+        shard = shard_of(config, rank, world)
+        weights = load_shard(model, config, shard, dtype=torch.float32, device=torch.device("cpu"))
+        decoder = Decoder(shard.local_config, weights, Ranks(rank, world))
+        runner = PagedRunner(decoder)
+        token_ids = torch.randint(97, (sum(CHUNKS),), generator=torch.Generator().manual_seed(3))
+        found[model.name] = runner.logits(token_ids, CHUNKS)
+        assert are_equal(found[model.name], world), f"{model.name}: ranks differ"
+        if config.has_mixtures:
+            right, other = (router_logits(decoder, token_ids, is_other=it) for it in (False, rank == world - 1))
+            assert not torch.equal(right, other), f"{model.name}: no router has seen another rounding"
+            assert are_equal(other, world), f"{model.name}: routers differ"
+    if rank == 0:
+        torch.save(found, folder / f"logits-{world}.pt")
+    dist.destroy_process_group()
+
+
+def are_equal(own: Tensor, world: int) -> bool:
+    """Return whether all ranks have the same bits."""
+    each = [torch.empty_like(own) for _ in range(world)]
+    dist.all_gather(each, own)
+    return all(torch.equal(it, each[0]) for it in each)
+
+
+def router_logits(decoder: Decoder, token_ids: Tensor, *, is_other: bool) -> Tensor:
+    """Return the logits of all routers, where `is_other` with each other product of this rank rounded up by a bit.
+
+    So does a rank that alone leaves a product to PyTorch's algorithms.
+    """
+    found: list[Tensor] = []
+
+    def serve_of(_layer: int | None, name: str, *_: object) -> Serve:
+        def serve(product: Product, x: Tensor) -> Tensor:
+            y = product(x)
+            if name == "router":
+                found.append(y.clone())
+                return y
+            return torch.nextafter(y, torch.tensor(torch.inf)) if is_other else y
+
+        return serve
+
+    decoder.serve_products(serve_of)
+    PagedRunner(decoder).logits(token_ids, CHUNKS)
+    return torch.cat(found)
+
+
+def exchange(ranks: Ranks) -> None:
+    """Assert what each exchange gives, of numbers that say which rank they come from."""
+    index, world = ranks.index, ranks.world
+    own = torch.arange(6.0).view(2, 3) + 10 * index
+    whole = torch.cat([torch.arange(6.0).view(2, 3) + 10 * rank for rank in range(world)], dim=1)
+    assert torch.equal(ranks.joined(own, [3] * world), whole)
+    sizes, uneven = [3, *[2] * (world - 1)], own if index == 0 else own[:, :2]
+    columns = [column for rank in range(world) for column in range(3 * rank, 3 * rank + sizes[rank])]
+    out = torch.empty(2, sum(sizes))
+    assert ranks.joined(uneven, sizes, out) is out
+    assert torch.equal(out, whole[:, columns])
+    residual, weight = torch.ones(2, 3), torch.full((3,), 2.0)
+    normed, kept = ranks.add_norm(own.clone(), residual, weight, 1e-6)
+    total = 1 + torch.stack([torch.arange(6.0).view(2, 3) + 10 * rank for rank in range(world)]).sum(0)
+    assert kept is residual
+    assert torch.equal(residual, total)
+    torch.testing.assert_close(normed, 2 * torch.nn.functional.rms_norm(total, (3,), eps=1e-6))
+    assert ranks.share(torch.tensor([7 - index, 5])).tolist() == [7, 5]
+    # In the order of the ranks and rounded once: 1 is lost beside 256 where a sum of two ranks is rounded.
+    parts = [torch.full((1, 8), value, dtype=torch.bfloat16) for value in (256.0, 1.0, -256.0, 0.5)[:world]]
+    assert ranks.sum(parts[index].clone()).tolist() == [[{2: 256.0, 4: 1.5}[world]] * 8]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,207 @@
+"""An engine of several ranks on a CPU that works as one on GPUs does: by graphs, here closures, and running ahead.
+
+`python -m support.ranks.ranks_engine WORLD OUT` drives the demo model through what an engine serves, and writes what
+came out of it.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from kernels.calls.batch import AttentionFlags
+from kernels.vocabulary.buckets import Bucket
+from kernels.vocabulary.shape import AttentionShape, Dtype, Phase
+from qualification.decision.decision import Decision
+from qualification.decision.model_shapes import ServingLimits, shapes_needed, signature_of
+from server.engine.execution.followers import Followers, LeadingWorker
+from server.engine.execution.grammars import Grammars
+from server.engine.execution.graph_keys import GraphSizes
+from server.engine.execution.graphs import StepGraphs
+from server.engine.execution.runner import ModelRunner
+from server.engine.execution.sampling import SampledTokens
+from server.engine.execution.worker import Worker
+from server.engine.operators.dispatch import Dispatcher
+from server.engine.proof.shadow_check import ShadowCheck
+from server.engine.scheduling.engine import Engine, EngineOptions
+from server.engine.scheduling.pages import PagePool
+from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from server.engine.startup.subject import Subject, identity_of, kv_cache_of, load_alone, load_rank, read_subject
+from server.engine.startup.warmup import synthetic_batch
+from server.protocol.messages import Fork, Grammar, GrammarKind, Pooling, SamplingParams
+from server.settings import DeviceChoice, Settings
+from server.text.tokenizer import Tokenizer
+from support.engine.closure_graphs import EAGER, PATH, Replay, capture, decide, redecide
+from support.engine.graph_session import Session
+
+FOLLOWER = "support.ranks.ranks_follower"
+PAGE_SIZE, NUM_PAGES, MAX_LEN = 16, 128, 160
+SIZES = GraphSizes((Bucket.LE_512,), (2, 8), (64,), (8,), (64,), num_prompts=3)
+TEXTS = (
+    "Once upon a time",
+    "The king",
+    "It was a dark and stormy night, and the rain fell in torrents. " * 2 + "Then",
+    "The sea",
+    "A",
+)
+
+
+class Attention:
+    """The first path, whose temporary memory may no longer fit."""
+
+    def __init__(self) -> None:
+        self._fits = True
+
+    def __call__(self, *given: Any) -> None:
+        if not self._fits:
+            raise torch.OutOfMemoryError("no memory for a private pool")
+        assert PATH.run is not None
+        PATH.run(*given)
+
+    def lack_memory(self, work: Callable[[], None]) -> Replay:
+        """Capture a step without memory for its attention."""
+        self._fits = False
+        try:
+            work()
+        finally:
+            self._fits = True
+        return Replay(work)
+
+
+ATTENTION = Attention()
+
+
+def settings_of(world: int) -> Settings:
+    return Settings(
+        device=DeviceChoice.CPU,
+        tensor_parallel_size=world,
+        max_model_len=MAX_LEN,
+        page_size=PAGE_SIZE,
+        max_num_seqs=8,
+        max_num_batched_tokens=64,
+    )
+
+
+def dispatcher_of(subject: Subject, decisions: dict[AttentionShape, Decision[AttentionShape]] | None) -> Dispatcher:
+    if decisions is None:
+        limits = ServingLimits(MAX_LEN, 64, PAGE_SIZE, Dtype.FP32, Dtype.FP32)
+        decisions = {shape: decide(shape, PATH.name) for shape in shapes_needed(signature_of(subject.config), limits)}
+    flags = tuple(AttentionFlags(it.attention.scale, window=it.attention.window) for it in subject.config.layers)
+    return Dispatcher(decisions, (replace(PATH, run=ATTENTION), EAGER), flags, redecide=redecide)
+
+
+class Ranks:
+    """Rank 0 of an engine, and what a test asks of it."""
+
+    def __init__(self, world: int) -> None:
+        settings = settings_of(world)
+        subject = read_subject(settings)
+        self.dispatcher = dispatcher_of(subject, None)
+        tokens = SampledTokens(SIZES.max_sampled, subject.device)
+        kv = kv_cache_of(subject, NUM_PAGES)
+        self.followers: Followers | None = None
+        if world == 1:
+            self.worker = Worker(load_alone(settings, subject, lambda _: None), kv, self.dispatcher, tokens)
+        else:
+            self.followers = Followers(world, FOLLOWER)
+            ranks = self.followers.begin(settings, self.dispatcher, identity_of(settings, subject))
+            decoder = load_rank(settings, subject, ranks)
+            self.worker = LeadingWorker(
+                decoder, kv, self.dispatcher, tokens, rank=decoder.ranks, followers=self.followers
+            )
+        assert self.worker.least_of(7) == 7
+        graphs = StepGraphs(self.worker, SIZES, max_context=MAX_LEN)
+        graphs.capture(capture, lambda _: None)
+        config = subject.config
+        grammars = Grammars.load(subject.folder, config.vocab_size, config.eos_token_ids)
+        self.runner = ModelRunner(self.worker, graphs, grammars=grammars)
+        scheduler = Scheduler(SchedulerLimits(MAX_LEN, 8, 64), PagePool(NUM_PAGES, PAGE_SIZE), shares_pages=True)
+        options = EngineOptions(config.vocab_size, config.eos_token_ids, 0, runs_ahead=True)
+        self.engine = Engine(scheduler, self.runner, options, compile_grammar=grammars.compile)
+        encode = Tokenizer.load(subject.folder).encode
+        self.prompts = [encode(text) for text in TEXTS]
+
+    def answers(self, submit: Callable[[Session], object]) -> dict[str, list[int]]:
+        """Return the tokens of what `submit` asks for, by name."""
+        session = Session(self.engine)
+        submit(session)
+        session.drain()
+        names = {delta.request_id: None for output in session.outputs for delta in output.deltas}
+        return {name: session.tokens(name) for name in names}
+
+
+def mixed(session: Session, prompts: list[list[int]]) -> None:
+    """All ways to choose tokens beside each other: prompts arrive among decode rows."""
+    session.submit("greedy", prompts[0], max_tokens=14)
+    session.submit(
+        "drawn", prompts[1], max_tokens=12, temperature=0.9, seed=7, forks=[Fork("second", 8), Fork("third", 9)]
+    )
+    for _ in range(4):
+        session.step()
+    session.submit("digits", prompts[3], grammar=Grammar(GrammarKind.REGEX, "[0-9]{8}"), temperature=1.0, seed=1)
+    session.submit("penalty", prompts[4], max_tokens=3, repetition_penalty=1.3)
+    session.submit("scored", prompts[2], max_tokens=6, logprobs=2)
+
+
+def main() -> None:
+    world, out = int(sys.argv[1]), Path(sys.argv[2])
+    torch.set_num_threads(1)
+    ranks = Ranks(world)
+    torch.set_num_threads(1)
+    prompts, found = ranks.prompts, dict[str, object]()
+    found["alone"] = ranks.answers(lambda it: it.submit("r2", prompts[2], max_tokens=8))
+    found["batched"] = ranks.answers(lambda it: it.submit_all(prompts, max_tokens=8))
+    found["replays"] = ranks.worker.num_replays
+    found["drawn"] = ranks.answers(lambda it: it.submit_all(prompts, max_tokens=8, temperature=0.9, seed=3))
+    found["mixed"] = ranks.answers(lambda it: mixed(it, prompts))
+    found["pages found"] = ranks.answers(
+        lambda it: it.submit("again", prompts[2], max_tokens=8, temperature=0.8, seed=5)
+    )
+
+    session = Session(ranks.engine)
+    session.submit("scores", prompts[0], prompt_logprobs=1, max_tokens=4)
+    session.submit("label", prompts[1], SamplingParams(max_tokens=1, temperature=0.0, pooling=Pooling((3, 5))))
+    session.drain()
+    deltas = [delta for output in session.outputs for delta in output.deltas]
+    found["numbers"] = [
+        *[value for it in deltas for scores in it.scores for value, *_ in scores.rows()],
+        *[float(value) for it in deltas if it.pooled is not None for value in np.frombuffer(it.pooled, "<f4")],
+    ]
+
+    batch = synthetic_batch([(20, 20)], PAGE_SIZE, page=NUM_PAGES)  # recorded, and timed on all ranks
+    ranks.runner.run(batch)
+    if world > 1:
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="another rank could not record the step"):
+                ranks.worker.record(ranks.runner.writer.write(batch, {}), Replay)
+        with pytest.raises(RuntimeError, match="no memory for a private pool"):  # and no fault of the engine
+            ranks.worker.record(ranks.runner.writer.write(batch, {}), ATTENTION.lack_memory)
+    record = ranks.worker.record(ranks.runner.writer.write(batch, {}), capture)
+    assert record is not None
+    for _ in range(3):
+        with ranks.worker.others_repeat():
+            record.replay()
+
+    check = ranks.runner.shadow = ShadowCheck(ranks.dispatcher, budget=1e9, interval_s=0.0, is_quarantining=True)
+    found["checked"] = ranks.answers(lambda it: it.submit_all(prompts[:2], max_tokens=3))
+    report = check.judge()
+    found["check"] = None if report is None else report.result
+    ranks.runner.shadow = None
+
+    decode = [it for it in ranks.dispatcher.choices if it.decision.shape.phase is Phase.DECODE]
+    short = min(decode, key=lambda it: it.decision.shape.context_bucket.lo)
+    ranks.dispatcher.replace(short, torch.OutOfMemoryError("no memory"))
+    found["quarantined"] = ranks.answers(lambda it: it.submit_all(prompts, max_tokens=6, temperature=0.9, seed=4))
+    out.write_text(json.dumps(found))
+    if ranks.followers is not None:
+        ranks.followers.close()
+
+
+if __name__ == "__main__":
+    main()

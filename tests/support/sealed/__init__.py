@@ -1,0 +1,1 @@
+"""A launch where there is no C compiler."""

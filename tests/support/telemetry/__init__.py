@@ -1,0 +1,1 @@
+"""Records of an engine, and collectors of spans."""
