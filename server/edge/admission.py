@@ -46,10 +46,6 @@ class Place:
         admission.num_tokens = total
         self._num_tokens += num_tokens
 
-    async def left(self) -> None:
-        """Wake the requests that wait when a request ends."""
-        self.leave()
-
     def leave(self, waited_s: float | None = None) -> None:
         """Leave the queue: each prompt has its first token, after `waited_s`, or the request has ended without it."""
         if self._has_left:

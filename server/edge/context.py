@@ -1,8 +1,10 @@
 """The state of one HTTP request while it is served, shared by the guard, the handlers and the shutdown."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from starlette.types import Scope, Send
 
@@ -13,6 +15,7 @@ from server.telemetry.outcomes import Outcome
 from server.telemetry.request import RequestRecord
 
 _SCOPE_KEY = "hallmark"
+EnteredT = TypeVar("EnteredT")
 
 
 class ClientGone(Exception):
@@ -29,7 +32,7 @@ class RequestContext:
     unique_id: str
     body: Body
     dialect: Dialect = OPENAI  # of its client
-    cleanup: list[Callable[[], Awaitable[None]]] = field(default_factory=list)  # called when it ends, the last first
+    exits: AsyncExitStack = field(default_factory=AsyncExitStack)  # what is left or closed when it ends, the last first
     path: str = ""  # behind the root path
     tenant: bytes = b""  # digest of its key; empty where none is needed
     key_name: str | None = None  # of its key
@@ -50,15 +53,14 @@ class RequestContext:
         """Tokens of prompts and answers so far."""
         return 0 if self.record is None else self.record.num_prompt_tokens + self.record.num_tokens
 
+    async def enter(self, manager: AbstractAsyncContextManager[EnteredT]) -> EnteredT:
+        """Enter `manager` now, and leave it when the request ends: a response is written behind its handler."""
+        return await self.exits.enter_async_context(manager)
+
     async def aclose(self) -> None:
         """Clean up, however the request has ended."""
         self.body.drop()
-        while self.cleanup:
-            try:
-                await self.cleanup.pop()()
-            except BaseException:
-                await self.aclose()
-                raise
+        await self.exits.aclose()
 
     def ids(self) -> dict[str, str]:
         """Ids that find this request in the logs, in an error and in the traces."""

@@ -20,6 +20,7 @@ from server.http.common.document import streams, takes
 from server.http.common.json_body import parse_json
 from server.http.common.validation import read
 from server.http.generation.admitted import GENERATION_ERRORS, admitted
+from server.http.generation.answer import namer_of
 from server.http.generation.event_stream import answered
 from server.http.generation.prepared import Prepared
 from server.http.generation.usage import usage_of
@@ -44,16 +45,15 @@ def routes(services: Services) -> APIRouter:
     )
     async def messages(request: Request) -> Response:
         """Answer a conversation of Anthropic's clients, by the model's own chat template."""
-        it = await admitted(
-            services, request, route=MESSAGES, operation="chat", prepare=partial(_prepared, services.model)
-        )
+        context, prepare = context_of(request.scope), partial(_prepared, services.model)
+        it = await context.enter(admitted(services, request, route=MESSAGES, operation="chat", prepare=prepare))
         changed = it.prepared.fields
         fields = changed.fields
         shape = MessageFormat(
-            it.context.unique_id,
+            context.unique_id,
             services.model.name,
             lambda: usage_of(it.record),
-            it.namer(request.scope, fields.hallmark),
+            namer_of(it, request.scope, fields.hallmark),
             applied_edits=None if fields.context_management is None else changed.applied,
             left_out_tools=left_out(fields),
             hides_thinking=hides_thinking(fields),

@@ -13,6 +13,7 @@ from server.edge.direct_stream import DirectStream
 from server.http.common.json_pieces import send_pieces
 from server.http.common.provenance import json_response
 from server.http.generation.admitted import Admitted
+from server.http.generation.answer import answer_of
 from server.http.generation.pieces import Piece
 
 _HEADERS = [
@@ -87,8 +88,8 @@ async def _send_events(send: Send, events: Events) -> None:
 
 
 async def answered(it: Admitted[Any], shape: AnswerShape, direct: DirectStream | None = None) -> Response:
-    """Answer an admitted request, whole or as a stream. `direct`: as `Admitted.answer` takes it."""
-    answer = it.answer(direct)
+    """Answer an admitted request, whole or as a stream. `direct`: as `answer_of` takes it."""
+    answer = answer_of(it, direct)
     if it.prepared.is_stream:
         return EventStream(shape, await anext(answer), answer, direct)
     async for piece in answer:

@@ -8,11 +8,12 @@ from typing import Any
 
 from fastapi import Request, Response
 
-from server.edge.context import RequestContext, send_of
+from server.edge.context import RequestContext, context_of, send_of
 from server.edge.direct_stream import DirectStream, writer_of
 from server.http.chat.prepare import prepare_chat
 from server.http.common.validation import read
 from server.http.generation.admitted import admitted
+from server.http.generation.answer import namer_of
 from server.http.generation.event_stream import HEAD, answered
 from server.http.generation.jobs import jobs_of
 from server.http.generation.pieces import Piece
@@ -45,11 +46,12 @@ async def generate(services: Services, kind: Kind, request: Request) -> Response
     def prepare(ready: EngineReady, body: dict[str, Any], context: RequestContext) -> Prepared[GenerationRequest]:
         return kind.prepare(services.model, ready, body, context.unique_id)
 
-    it = await admitted(services, request, route=kind.route, operation=kind.operation, prepare=prepare)
+    context = context_of(request.scope)
+    it = await context.enter(admitted(services, request, route=kind.route, operation=kind.operation, prepare=prepare))
     fields, jobs = it.prepared.fields, it.prepared.jobs
     options = fields.stream_options
     shape = kind.format(
-        unique_id=it.context.unique_id,
+        unique_id=context.unique_id,
         model=services.model.name,
         usage=lambda: usage_of(it.record, is_empty=fields.max_tokens == 0),
         has_usage_chunk=options is not None and options.include_usage,
@@ -59,7 +61,7 @@ async def generate(services: Services, kind: Kind, request: Request) -> Response
         details=details_of(fields, jobs, services.model.tokenizer),
         may_call=fields.may_call,
     )
-    answer = AllChoices(shape, len(jobs), it.namer(request.scope, fields.hallmark))
+    answer = AllChoices(shape, len(jobs), namer_of(it, request.scope, fields.hallmark))
     direct = None
     if fields.stream and shape.is_plain:
         asyncio.get_running_loop().call_soon(shape.text_event, 0, "")  # makes its head while the engine works

@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from server.edge.context import RequestContext
+from server.edge.context import RequestContext, context_of
 from server.edge.routing import PlainRoute
 from server.errors import (
     EngineDied,
@@ -22,6 +22,7 @@ from server.http.common.inputs import checked_ids, listed
 from server.http.common.provenance import json_response
 from server.http.common.validation import read
 from server.http.generation.admitted import Admitted, admitted
+from server.http.generation.answer import answer_of, namer_of
 from server.http.generation.prepared import Job, Prepared
 from server.http.generation.prompts import MAX_CHARS_PER_TOKEN, encode_text, truncated
 from server.http.pooling.answers import embedding_list, probability_of, reranked, score_list
@@ -63,9 +64,11 @@ def _embedding_routes(services: Services, pooling: PoolingModel) -> APIRouter:
     @router.post(EMBEDDINGS[0], response_model=EmbeddingList, openapi_extra=takes(EmbeddingRequest, *_ERRORS))
     async def embeddings(request: Request) -> Response:
         """Return an embedding of each text."""
-        it = await admitted(services, request, route=EMBEDDINGS[0], operation="embeddings", prepare=prepare)
+        it = await context_of(request.scope).enter(
+            admitted(services, request, route=EMBEDDINGS[0], operation="embeddings", prepare=prepare)
+        )
         fields = it.prepared.fields
-        name, vectors = it.namer(request.scope, fields.hallmark), await _vectors(it)
+        name, vectors = namer_of(it, request.scope, fields.hallmark), await _vectors(it)
         body = await embedding_list(
             vectors,
             model.name,
@@ -111,17 +114,21 @@ def _score_routes(services: Services, pooling: PoolingModel) -> APIRouter:
 
     async def score(request: Request) -> Response:
         """Return how probably each document is relevant to its query."""
-        it = await admitted(services, request, route=SCORE[0], operation="score", prepare=prepare_score)
-        name = it.namer(request.scope, it.prepared.fields.hallmark)
+        it = await context_of(request.scope).enter(
+            admitted(services, request, route=SCORE[0], operation="score", prepare=prepare_score)
+        )
+        name = namer_of(it, request.scope, it.prepared.fields.hallmark)
         scores = [probability_of(pooled) for pooled in await _vectors(it)]
         body = score_list(scores, it.context.unique_id, model.name, it.record.num_prompt_tokens)
         return json_response(name(body))
 
     async def rerank(request: Request) -> Response:
         """Return documents in the order of their relevance to a query."""
-        it = await admitted(services, request, route=RERANK[0], operation="rerank", prepare=prepare_rerank)
+        it = await context_of(request.scope).enter(
+            admitted(services, request, route=RERANK[0], operation="rerank", prepare=prepare_rerank)
+        )
         fields = it.prepared.fields
-        name = it.namer(request.scope, fields.hallmark)
+        name = namer_of(it, request.scope, fields.hallmark)
         scores = [probability_of(pooled) for pooled in await _vectors(it)]
         body = reranked(
             scores,
@@ -147,7 +154,7 @@ def _score_routes(services: Services, pooling: PoolingModel) -> APIRouter:
 async def _vectors(it: Admitted[Any]) -> list[bytes]:
     """The vector of each job, in order."""
     found: dict[int, bytes] = {}
-    async for piece in it.answer():
+    async for piece in answer_of(it):
         if piece.pooled is not None:
             found[piece.index] = piece.pooled
     return [found[job.index] for job in it.prepared.jobs]

@@ -21,6 +21,7 @@ from server.http.common.document import answers_with, streams, takes
 from server.http.common.query import Query, parameter
 from server.http.common.validation import read
 from server.http.generation.admitted import GENERATION_ERRORS, admitted
+from server.http.generation.answer import namer_of
 from server.http.generation.event_stream import answered
 from server.http.generation.prepared import Prepared
 from server.http.generation.usage import usage_of
@@ -79,7 +80,7 @@ def routes(services: Services) -> APIRouter:
         def prepare(ready: EngineReady, body: dict[str, Any], context: RequestContext) -> Prepared[_Continued]:
             return _prepared(services.model, store, ready, body, context)
 
-        it = await admitted(services, request, route=RESPONSES, operation="chat", prepare=prepare)
+        it = await context.enter(admitted(services, request, route=RESPONSES, operation="chat", prepare=prepare))
         asked = it.prepared.fields
 
         def ended(response: bytes, items: list[dict[str, Any]]) -> None:
@@ -95,7 +96,7 @@ def routes(services: Services) -> APIRouter:
             services.model.name,
             tools=asked.tools,
             usage=lambda: usage_of(it.record),
-            name=it.namer(request.scope, asked.fields.hallmark),
+            name=namer_of(it, request.scope, asked.fields.hallmark),
             ended=ended,
         )
         context.dialect = replace(context.dialect, event=shape.failed)

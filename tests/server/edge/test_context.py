@@ -22,7 +22,8 @@ def test_the_last_is_cleaned_up_first_even_after_a_failure() -> None:
         task = asyncio.current_task()
         assert task is not None
         context = RequestContext("a", 0.0, task, "b", Body(Bodies(1)))
-        context.cleanup += [first, failing]
+        for each in (first, failing):
+            context.exits.push_async_callback(each)
         with pytest.raises(LookupError):
             await context.aclose()
         await context.aclose()  # nothing is left
