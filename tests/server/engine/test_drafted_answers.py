@@ -5,9 +5,6 @@ import random
 import llguidance
 import pytest
 import torch
-from closure_graphs import EAGER, PATH, capture, decide, redecide
-from graph_session import Session, attention_counts
-from tiny_llama import NAN_TOKEN, NUM_LAYERS, VOCAB, TinyLlama
 
 from kernels.calls.batch import AttentionFlags
 from kernels.vocabulary.buckets import Bucket
@@ -28,6 +25,9 @@ from server.engine.scheduling.sequence import Sequence
 from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
 from server.protocol.messages import FinishReason, Fork, Grammar, GrammarKind
+from support.engine.closure_graphs import EAGER, PATH, capture, decide, redecide
+from support.engine.graph_session import Session, attention_counts
+from support.models.tiny_llama import NAN_TOKEN, NUM_LAYERS, VOCAB, TinyLlama
 
 CPU = torch.device("cpu")
 PAGE_SIZE, MAX_LEN, MAX_SEQS, MAX_STEP = 8, 150, 6, 40

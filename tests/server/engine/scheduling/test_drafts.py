@@ -3,7 +3,6 @@
 import random
 
 import pytest
-from fake_runner import DeviceTwin, Landing
 from msgspec.structs import replace
 
 from kernels.vocabulary.shape import Phase
@@ -13,6 +12,7 @@ from server.engine.scheduling.runner_api import BatchError
 from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from server.engine.scheduling.sequence import PENDING, Batch, Sequence
 from server.protocol.messages import FinishReason, Fork, SamplingParams, StepOutput, Submit, TokenDelta
+from support.engine.fake_runner import DeviceTwin, Landing
 
 PAGE_SIZE, MODEL_LEN = 4, 36
 
