@@ -4,12 +4,11 @@ import logging
 import os
 import socket
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from threading import Lock
-from typing import Any, Protocol
 
 import msgspec
 import torch
@@ -20,14 +19,11 @@ from kernels.linear.fallbacks import MatmulFallback
 from kernels.system.child_process import python_command
 from kernels.system.device_lost import DeviceLost
 from kernels.system.rank_processes import RankProcesses, Store, meet
-from server.engine.execution.capture import Capture
 from server.engine.execution.commands import (
-    Allocate,
     Begin,
     Command,
     CompareMemory,
     ComputeLogits,
-    CopyPages,
     Decide,
     Declare,
     Launch,
@@ -45,15 +41,11 @@ from server.engine.execution.commands import (
     send,
 )
 from server.engine.execution.graph_keys import GraphKey, GraphSizes
-from server.engine.execution.sampling import SampledTokens
 from server.engine.execution.step_buffer import StepBuffer, StepLayout
-from server.engine.execution.worker import LaunchFailed, Recorded, Worker
+from server.engine.execution.worker import LaunchFailed
 from server.engine.operators.dispatch import Dispatcher
 from server.engine.operators.launch_errors import is_device_lost
-from server.engine.operators.step_attention import StepAttention
 from server.errors import SettingsError, StartError
-from server.model.decoder import Decoder
-from server.model.kv_cache import KVCache
 from server.model.ranks import Ranks
 from server.protocol.liveness import START_KILLED_AFTER_S
 from server.settings import Settings
@@ -66,11 +58,7 @@ EXIT_RANK_LOST = 71  # EX_OSERR
 MEET_S = 2 * START_KILLED_AFTER_S
 FOLLOWER = "server.engine.follower"
 
-
-class SendsCommands(Protocol):
-    """Part of `Followers` that rank 0's worker uses."""
-
-    def send(self, command: Command, buffer: StepBuffer | None = None) -> None: ...
+Send = Callable[[Command, StepBuffer | None], None]  # to every other rank, with the inputs of a step
 
 
 class RankIdentity(msgspec.Struct, frozen=True):
@@ -233,141 +221,52 @@ def decisions_of(dispatcher: Dispatcher) -> list[tuple[str, str | None]]:
     return [(str(it.shape), it.path) for it in dispatcher.all_decisions]
 
 
-class LeadingWorker(Worker):
-    """Rank 0 of several: the others compute each of its steps too, with the same graphs and the same tokens.
+class LedRanks:
+    """Others that compute each step of rank 0 too, with the same graphs and the same tokens.
 
     What fails on one rank leaves the others in the middle of a step, so that the engine's process ends and all ranks
     start again, without what failed.
     """
 
-    def __init__(
-        self,
-        decoder: Decoder,
-        kv: KVCache,
-        dispatcher: Dispatcher,
-        tokens: SampledTokens,
-        *,
-        rank: Ranks,
-        followers: SendsCommands,
-    ) -> None:
-        super().__init__(decoder, kv, dispatcher, tokens, rank=rank)
-        self._followers = followers
+    def __init__(self, ranks: Ranks, dispatcher: Dispatcher, send: Send) -> None:
+        """`dispatcher`: with the decisions that the ranks have begun with."""
+        self._ranks = ranks
+        self._send = send
         self._sent_decisions = dispatcher, dispatcher.revision
         self._index_of: dict[GraphKey, int] = {}
-        self._timed: int | None = None  # of the graph that `others_repeat` names; None: the recorded step
+        self._timed: int | None = None  # of the graph that `repeating` names; None: the recorded step
         self._is_announced = False  # whether the others compute what `_ending` is about
-        followers.send(Allocate(kv.num_pages, tokens.latest.numel()))
 
-    def least_of(self, num_bytes: int) -> int:
-        """Return the least of `num_bytes`, which rank 0 has left beside the largest step, and of the others' memory."""
-        self._followers.send(CompareMemory())
-        return self.rank.least(num_bytes)
+    def send(self, command: Command, buffer: StepBuffer | None = None) -> None:
+        """Send a command to every other rank, with the inputs of its step."""
+        self._send(command, buffer)
 
-    def declare(self, sizes: GraphSizes, max_context: int) -> dict[GraphKey, StepLayout]:
-        """Declare the layouts as every worker does."""
-        self._followers.send(Declare(sizes, max_context))
-        layouts = super().declare(sizes, max_context)
+    def least(self, num_bytes: int) -> int:
+        self.send(CompareMemory())
+        return self._ranks.least(num_bytes)
+
+    def declare(self, sizes: GraphSizes, max_context: int, layouts: Mapping[GraphKey, StepLayout]) -> None:
+        self.send(Declare(sizes, max_context))
         self._index_of = {key: index for index, key in enumerate(layouts)}
-        return layouts
-
-    def run_padding(self, key: GraphKey) -> None:
-        """Run padding as every worker does. Raises DeviceLost where this rank fails."""
-        self._send_decisions()
-        self._followers.send(RunPadding(self._index_of[key]))
-        with self._ending():
-            super().run_padding(key)
-
-    def capture(self, key: GraphKey, capture: Capture) -> StepAttention:
-        """Capture as all workers do, while the other ranks record theirs. Raises DeviceLost where this rank fails."""
-        self._send_decisions()
-        self._followers.send(Record(self._index_of[key]))
-        with self._ending():
-            return super().capture(key, capture)
-
-    def graph(self, key: GraphKey) -> torch.cuda.CUDAGraph | None:
-        """Return the graph as every worker does; `others_repeat` is about this graph from now on."""
-        self._timed = self._index_of[key]
-        return super().graph(key)
 
     @contextmanager
-    def others_repeat(self) -> Iterator[None]:
-        """Have the others replay the graph that `graph` or `record` gave last, as this rank does inside.
-
-        Raises DeviceLost where this rank fails to.
-        """
-        with self._ending():
-            self._followers.send(Repeat(self._timed))
-            self._is_announced = True
+    def padding(self, key: GraphKey, dispatcher: Dispatcher) -> Iterator[None]:
+        """Surround a run of a graph's padding. Raises DeviceLost where this rank fails."""
+        self._send_decisions(dispatcher)
+        self.send(RunPadding(self._index_of[key]))
+        with self.launching():
             yield
 
-    def record(self, buffer: StepBuffer, capture: Callable[[Callable[[], None]], Recorded]) -> Recorded | None:
-        """Record as every worker does, and as the other ranks do. Raises RuntimeError where one of those cannot."""
-        self._is_announced = False
-        try:
-            recorded = super().record(buffer, capture)
-        except Exception:
-            if self._is_announced:
-                self.rank.least(0)
-            raise
-        if self._is_announced and not self.rank.least(1):
-            raise RuntimeError("another rank could not record the step")
-        return recorded
-
-    def logits(self, hidden_rows: Tensor) -> Tensor:
-        """Compute logits as every worker does: the others have the same hidden states, but not the choice of rows.
-
-        Raises NoPathError before they are asked, and DeviceLost where this rank fails behind that.
-        """
-        num_rows = hidden_rows.shape[0]
-        if self.dispatcher.products is not None:
-            self.dispatcher.products.check(0, num_rows)
-        with self._ending():
-            self._followers.send(ComputeLogits(num_rows))
-            self._is_announced = True
-            return super().logits(self.rank.share(hidden_rows.contiguous()))
-
-    def copy_pages(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Copy pages on every rank, as a worker does on its own."""
-        self._followers.send(CopyPages(tuple(copies)))
-        super().copy_pages(copies)
-
-    def launch(self, *given: Any, **named: Any) -> Tensor:
-        """Launch a step as every worker does. Raises DeviceLost where this rank fails in the middle of the step."""
-        with self._ending():
-            return super().launch(*given, **named)
-
-    def _announce(self, buffer: StepBuffer) -> None:
-        self._is_announced = True
-        if buffer.key is not None:  # whose graph holds its decisions
-            self._followers.send(Replay(self._index_of[buffer.key]), buffer)
-            return
-        self._send_decisions()
-        layout = buffer.layout
-        self._followers.send(Launch(layout.parts, layout.num_sampled, buffer.has_pending), buffer)
-
-    def _announce_record(self, buffer: StepBuffer) -> None:
-        self._timed = None
-        self._send_decisions()
-        layout = buffer.layout
-        self._followers.send(RecordStep(layout.parts, layout.num_sampled, buffer.has_pending), buffer)
-        self._is_announced = True
-
-    def _share_choice(self, num_rows: int) -> None:
-        """Share the choice. Raises DeviceLost where this rank lacks memory: the others wait for the tokens by then."""
-        self._followers.send(ShareTokens(num_rows))
-        try:
-            self.rank.share(self.tokens.latest[:num_rows])
-        except torch.OutOfMemoryError as error:
-            raise loss_of_step(error, self.rank.index, self.rank.world) from error
-
-    def _send_decisions(self) -> None:
-        now = self.dispatcher, self.dispatcher.revision
-        if now != self._sent_decisions:
-            self._sent_decisions = now
-            self._followers.send(Decide(decisions_of(self.dispatcher)))
+    @contextmanager
+    def capturing(self, key: GraphKey, dispatcher: Dispatcher) -> Iterator[None]:
+        """Surround the capture of a graph. Raises DeviceLost where this rank fails."""
+        self._send_decisions(dispatcher)
+        self.send(Record(self._index_of[key]))
+        with self.launching():
+            yield
 
     @contextmanager
-    def _ending(self) -> Iterator[None]:
+    def launching(self) -> Iterator[None]:
         """Turn what keeps this rank from a step that the others compute into DeviceLost: all start again.
 
         An error before the step is announced passes, unless it is a failed launch or a lack of memory.
@@ -376,11 +275,79 @@ class LeadingWorker(Worker):
         try:
             yield
         except (LaunchFailed, torch.OutOfMemoryError) as error:
-            raise loss_of_step(error, self.rank.index, self.rank.world) from error
+            raise loss_of_step(error, self._ranks.index, self._ranks.world) from error
         except Exception as error:
             if is_device_lost(error) or not self._is_announced:
                 raise
-            raise loss_of_step(error, self.rank.index, self.rank.world) from error
+            raise loss_of_step(error, self._ranks.index, self._ranks.world) from error
+
+    def announce(self, buffer: StepBuffer, dispatcher: Dispatcher) -> None:
+        self._is_announced = True
+        if buffer.key is not None:  # whose graph holds its decisions
+            self.send(Replay(self._index_of[buffer.key]), buffer)
+            return
+        self._send_decisions(dispatcher)
+        layout = buffer.layout
+        self.send(Launch(layout.parts, layout.num_sampled, buffer.has_pending), buffer)
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Surround the record of a step. Raises RuntimeError where another rank cannot record it."""
+        self._is_announced = False
+        try:
+            yield
+        except Exception:
+            if self._is_announced:
+                self._ranks.least(0)
+            raise
+        if self._is_announced and not self._ranks.least(1):
+            raise RuntimeError("another rank could not record the step")
+
+    def announce_record(self, buffer: StepBuffer, dispatcher: Dispatcher) -> None:
+        self._timed = None
+        self._send_decisions(dispatcher)
+        layout = buffer.layout
+        self.send(RecordStep(layout.parts, layout.num_sampled, buffer.has_pending), buffer)
+        self._is_announced = True
+
+    def choose_timed(self, key: GraphKey) -> None:
+        self._timed = self._index_of[key]
+
+    @contextmanager
+    def repeating(self) -> Iterator[None]:
+        """Surround a replay for its times. Raises DeviceLost where this rank fails to repeat it."""
+        with self.launching():
+            self.send(Repeat(self._timed))
+            self._is_announced = True
+            yield
+
+    @contextmanager
+    def computing_logits(self, hidden_rows: Tensor, dispatcher: Dispatcher) -> Iterator[Tensor]:
+        """Surround the logits of some rows: the others have the same hidden states, but not the choice of rows.
+
+        Raises NoPathError before they are asked, and DeviceLost where this rank fails behind that.
+        """
+        num_rows = hidden_rows.shape[0]
+        if dispatcher.products is not None:
+            dispatcher.products.check(0, num_rows)
+        with self.launching():
+            self.send(ComputeLogits(num_rows))
+            self._is_announced = True
+            yield self._ranks.share(hidden_rows.contiguous())
+
+    def share_choice(self, tokens: Tensor) -> None:
+        """Give them tokens. Raises DeviceLost where this rank lacks memory: they wait for the tokens by then."""
+        self.send(ShareTokens(tokens.shape[0]))
+        try:
+            self._ranks.share(tokens)
+        except torch.OutOfMemoryError as error:
+            raise loss_of_step(error, self._ranks.index, self._ranks.world) from error
+
+    def _send_decisions(self, dispatcher: Dispatcher) -> None:
+        now = dispatcher, dispatcher.revision
+        if now != self._sent_decisions:
+            self._sent_decisions = now
+            self.send(Decide(decisions_of(dispatcher)))
 
 
 def loss_of_step(error: Exception, rank: int, world: int) -> DeviceLost:

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
 import torch
@@ -10,7 +9,9 @@ from torch import Tensor
 
 from kernels.sampling.sampling import SamplingTensors, greedy, sample
 from server.engine.execution.capture import Capture, RecordedGraph, Replayable
+from server.engine.execution.commands import Allocate, CopyPages
 from server.engine.execution.graph_keys import GraphKey, GraphSizes
+from server.engine.execution.others import NO_OTHERS, Others
 from server.engine.execution.sampling import SampledTokens, ScoredRows, score, staged
 from server.engine.execution.step_buffer import (
     DeviceInputs,
@@ -54,10 +55,18 @@ class Worker:
     """
 
     def __init__(
-        self, decoder: Decoder, kv: KVCache, dispatcher: Dispatcher, tokens: SampledTokens, *, rank: Ranks = ALONE
+        self,
+        decoder: Decoder,
+        kv: KVCache,
+        dispatcher: Dispatcher,
+        tokens: SampledTokens,
+        *,
+        rank: Ranks = ALONE,
+        others: Others = NO_OTHERS,
     ) -> None:
-        """`tokens` for every row that a step may sample."""
+        """`tokens` for every row that a step may sample; `others`: the ranks that this one leads."""
         self.rank = rank
+        self.others = others
         self.decoder = decoder
         self.kv = kv
         self.dispatcher = dispatcher
@@ -74,6 +83,7 @@ class Worker:
         self._open_logits: Tensor | None = None  # of the latest step, where its tokens are still to be chosen
         self._unread: list[StepAttention] = []  # of the steps whose results are not read yet
         self._replace = None if rank.world == 1 else _end_step  # None: the dispatcher's
+        others.send(Allocate(kv.num_pages, tokens.latest.numel()))
 
     def declare(self, sizes: GraphSizes, max_context: int) -> dict[GraphKey, StepLayout]:
         """Make room for graphs, which share their inputs and their logits: only one of them runs at a time.
@@ -81,14 +91,11 @@ class Worker:
         Returns their layouts, for contexts of at most `max_context` tokens.
         """
         layouts = graph_layouts(sizes, page_size=self.kv.page_size, max_context=max_context)
+        self.others.declare(sizes, max_context, layouts)
         self._inputs.declare(layouts)
         vocab_size = self.decoder.config.vocab_size
         self.graph_logits = torch.empty(sizes.max_sampled, vocab_size, dtype=torch.float32, device=self.device)
         return layouts
-
-    def least_of(self, num_bytes: int) -> int:
-        """Return the least memory of all ranks, where this one has `num_bytes`."""
-        return num_bytes
 
     def parts(self, key: GraphKey) -> list[PhasePart]:
         """Return the attention's parts of a declared graph."""
@@ -124,19 +131,21 @@ class Worker:
     @torch.inference_mode()
     def run_padding(self, key: GraphKey) -> None:
         """Compute what a graph of this key will, from what is in its inputs now."""
-        self._compute(self._inputs.of_graph(key), self.attend_graph(key), logits=self.graph_logits)
+        with self.others.padding(key, self.dispatcher):
+            self._compute(self._inputs.of_graph(key), self.attend_graph(key), logits=self.graph_logits)
 
     @torch.inference_mode()
     def capture(self, key: GraphKey, capture: Capture) -> StepAttention:
         """Record the graph of a declared key. Returns its attention, with the launches that each replay repeats."""
-        tensors = self._inputs.of_graph(key)
-        attention = self.attend_graph(key)
+        with self.others.capturing(key, self.dispatcher):
+            tensors = self._inputs.of_graph(key)
+            attention = self.attend_graph(key)
 
-        def work() -> None:
-            self._compute(tensors, attention, logits=self.graph_logits)
+            def work() -> None:
+                self._compute(tensors, attention, logits=self.graph_logits)
 
-        self._graphs[key] = capture(work)
-        return attention
+            self._graphs[key] = capture(work)
+            return attention
 
     def kernels(self, key: GraphKey) -> Counter[str] | None:
         """Return the kernels of a graph; None where there is no graph, or the driver has not said."""
@@ -145,12 +154,9 @@ class Worker:
 
     def graph(self, key: GraphKey) -> torch.cuda.CUDAGraph | None:
         """Return the CUDA graph of a key, its inputs as the latest step of that key left them; None without one."""
+        self.others.choose_timed(key)
         graph = self._graphs.get(key)
         return graph.graph if isinstance(graph, RecordedGraph) else None
-
-    def others_repeat(self) -> AbstractContextManager[object]:
-        """Have other ranks, where there are any, replay the graph that `graph` or `record` gave last."""
-        return nullcontext()
 
     @torch.inference_mode()
     def record(self, buffer: StepBuffer, capture: Callable[[Callable[[], None]], Recorded]) -> Recorded | None:
@@ -159,21 +165,22 @@ class Worker:
         None where a path of it cannot be captured. Raises NoPathError, and LaunchFailed, which takes no path out of
         service: nothing needs the record but an attestation's times.
         """
-        tensors = self._inputs.load(buffer)
-        is_sampled = buffer.layout.num_sampled != 0
-        num_sampled = _num_sampled(tensors) if is_sampled else 0
-        attention = self.attend(tensors.parts, num_sampled=num_sampled, replace_choice=_end_step)
-        experts = self.dispatcher.experts
-        waits = experts is not None and not experts.is_capturable
-        if waits or not all(choice.is_capturable for choice in attention.choices):
-            return None
+        with self.others.recording():
+            tensors = self._inputs.load(buffer)
+            is_sampled = buffer.layout.num_sampled != 0
+            num_sampled = _num_sampled(tensors) if is_sampled else 0
+            attention = self.attend(tensors.parts, num_sampled=num_sampled, replace_choice=_end_step)
+            experts = self.dispatcher.experts
+            waits = experts is not None and not experts.is_capturable
+            if waits or not all(choice.is_capturable for choice in attention.choices):
+                return None
 
-        def work() -> None:
-            self._compute(tensors, attention, has_pending=buffer.has_pending, is_sampled=is_sampled)
+            def work() -> None:
+                self._compute(tensors, attention, has_pending=buffer.has_pending, is_sampled=is_sampled)
 
-        self._announce_record(buffer)
-        with self.dispatcher.unmeasured():
-            return capture(work)
+            self.others.announce_record(buffer, self.dispatcher)
+            with self.dispatcher.unmeasured():
+                return capture(work)
 
     def replay(
         self,
@@ -193,7 +200,7 @@ class Worker:
         assert buffer.key is not None
         if sampling is not None:
             sampling = staged(sampling, self.device)  # sent before the graph, so that the sampler need not wait for it
-        self._announce(buffer)
+        self.others.announce(buffer, self.dispatcher)
         self._begin(attention)
         self.repeat(buffer)
         self.num_replays += 1
@@ -223,7 +230,7 @@ class Worker:
         self.mark(Part.SAMPLE)
         logits, self._open_logits = self._open_logits, None
         self._choose(logits, staged(sampling, self.device), scored)
-        self._share_choice(logits.shape[0])
+        self.others.share_choice(self.tokens.latest[: logits.shape[0]])
 
     def _choose(self, logits: Tensor, sampling: SamplingTensors | None, scored: ScoredRows | None) -> None:
         """Choose a token for each row of logits, and score those of `scored` by the logits as they were."""
@@ -250,26 +257,28 @@ class Worker:
         `sampling`, on the CPU: how tokens are chosen; None for the likeliest ones. With `leaves_open` they are left to
         `choose`. `scored`: which of the sampled tokens get scores. Raises NoPathError, LaunchFailed.
         """
-        tensors = self._inputs.load(buffer)
-        self.mark(Part.LAUNCH)
-        is_sampled = buffer.layout.num_sampled != 0
-        attention = self.attend(tensors.parts, tap, num_sampled=_num_sampled(tensors) if is_sampled else 0)
-        self._announce(buffer)
-        self._begin(attention)
-        return self._compute(
-            tensors,
-            attention,
-            has_pending=buffer.has_pending,
-            is_sampled=is_sampled,
-            sampling=None if sampling is None else staged(sampling, self.device),
-            scored=scored,
-            draws=draws,
-            leaves_open=leaves_open,
-        )
+        with self.others.launching():
+            tensors = self._inputs.load(buffer)
+            self.mark(Part.LAUNCH)
+            is_sampled = buffer.layout.num_sampled != 0
+            attention = self.attend(tensors.parts, tap, num_sampled=_num_sampled(tensors) if is_sampled else 0)
+            self.others.announce(buffer, self.dispatcher)
+            self._begin(attention)
+            return self._compute(
+                tensors,
+                attention,
+                has_pending=buffer.has_pending,
+                is_sampled=is_sampled,
+                sampling=None if sampling is None else staged(sampling, self.device),
+                scored=scored,
+                draws=draws,
+                leaves_open=leaves_open,
+            )
 
     @torch.inference_mode()
     def copy_pages(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy pages of keys and values, each (source, target), when all steps that were launched are done."""
+        self.others.send(CopyPages(tuple(copies)))
         pairs = staged(torch.tensor(copies, dtype=torch.int64), self.device)
         sources, targets = pairs.unbind(dim=1)
         for pages in self.kv.tensors:
@@ -279,7 +288,8 @@ class Worker:
         """Logits [R, vocab] fp32 of hidden states [R, hidden] that `launch` returned."""
         if self.beat is not None:
             self.beat()
-        return self.decoder.logits(hidden_rows)
+        with self.others.computing_logits(hidden_rows, self.dispatcher) as rows:
+            return self.decoder.logits(rows)
 
     def finish(self, attention: StepAttention) -> None:
         """Note that the result of a step was read."""
@@ -311,20 +321,11 @@ class Worker:
         assert self.graph_logits is not None
         if sampling is not None:
             self._choose(_rows_of(self.graph_logits, rows), sampling, scored)
-            self._share_choice(len(rows))
+            self.others.share_choice(self.tokens.latest[: len(rows)])
         elif scored is not None:
             places = tuple([rows[row] for row in scored.rows])
             chosen = _selected(self.tokens.latest, places)
             self.scores = score(_selected(self.graph_logits, places), chosen, scored.num_top)
-
-    def _announce(self, buffer: StepBuffer) -> None:
-        """Called before a decided step computes anything: where there are other ranks, they begin too."""
-
-    def _announce_record(self, buffer: StepBuffer) -> None:
-        """Called before the launches of a step are recorded."""
-
-    def _share_choice(self, num_rows: int) -> None:
-        """Called behind a choice that is not simply the likeliest token of each row: other ranks need to get it."""
 
     def _begin(self, attention: StepAttention) -> None:
         self.attention = attention
@@ -366,7 +367,7 @@ class Worker:
             else:
                 self._choose(found, sampling, scored)
                 if sampling is not None or draws is not None:
-                    self._share_choice(found.shape[0])
+                    self.others.share_choice(self.tokens.latest[: found.shape[0]])
         return hidden
 
 

@@ -28,7 +28,7 @@ from qualification.measure.qualify import qualify
 from qualification.measure.start_plan import Plan, RunQualification, own_file
 from server.engine.execution.capture import CudaCapture
 from server.engine.execution.commands import ChooseProducts, Started
-from server.engine.execution.followers import Followers, LeadingWorker, RankListener
+from server.engine.execution.followers import Followers, LedRanks, RankListener
 from server.engine.execution.grammars import Grammars
 from server.engine.execution.graphs import StepGraphs
 from server.engine.execution.runner import ModelRunner
@@ -298,7 +298,8 @@ def _warm_runner(
         kv, tokens = kv_cache_of(subject, pages), SampledTokens(num_rows, device)
         if followers is None:
             return Worker(decoder, kv, dispatcher, tokens)
-        leading = LeadingWorker(decoder, kv, dispatcher, tokens, rank=decoder.ranks, followers=followers)
+        others = LedRanks(decoder.ranks, dispatcher, followers.send)
+        leading = Worker(decoder, kv, dispatcher, tokens, rank=decoder.ranks, others=others)
         followers.blamed = leading.suspects
         return leading
 
@@ -417,7 +418,7 @@ def _step_times(runner: ModelRunner, recorder: Recorder | None) -> TimeStep:
     if recorder is None or waits:
         return lambda _: None
     capture, worker = recorder.capture, runner.worker
-    node_seconds = partial(recorder.node_seconds, launching=worker.others_repeat)
+    node_seconds = partial(recorder.node_seconds, launching=worker.others.repeating)
     return StepTimes(lambda batch: runner.step_graph(batch, capture), recorder.node_names, node_seconds)
 
 

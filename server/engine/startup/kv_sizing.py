@@ -68,7 +68,7 @@ def _room_bytes(runner: ModelRunner, limits: EngineLimits, device: torch.device)
     """Return the memory that is free beside the largest step: of several ranks on the one that has least."""
     with blaming(runner.suspects):
         allocated_bytes = run_largest(runner, limits, device)
-    return runner.worker.least_of(room_beside_peak(device, allocated_bytes))
+    return runner.worker.others.least(room_beside_peak(device, allocated_bytes))
 
 
 def room_beside_peak(device: torch.device, allocated_bytes: int) -> int:

@@ -20,7 +20,7 @@ from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.shape import AttentionShape, Dtype, Phase
 from qualification.decision.decision import Decision
 from qualification.decision.model_shapes import ServingLimits, shapes_needed, signature_of
-from server.engine.execution.followers import Followers, LeadingWorker
+from server.engine.execution.followers import Followers, LedRanks
 from server.engine.execution.grammars import Grammars
 from server.engine.execution.graph_keys import GraphSizes
 from server.engine.execution.graphs import StepGraphs
@@ -112,10 +112,9 @@ class Ranks:
             self.followers = Followers(world, FOLLOWER)
             ranks = self.followers.begin(settings, self.dispatcher, identity_of(settings, subject))
             decoder = load_rank(settings, subject, ranks)
-            self.worker = LeadingWorker(
-                decoder, kv, self.dispatcher, tokens, rank=decoder.ranks, followers=self.followers
-            )
-        assert self.worker.least_of(7) == 7
+            others = LedRanks(decoder.ranks, self.dispatcher, self.followers.send)
+            self.worker = Worker(decoder, kv, self.dispatcher, tokens, rank=decoder.ranks, others=others)
+        assert self.worker.others.least(7) == 7
         graphs = StepGraphs(self.worker, SIZES, max_context=MAX_LEN)
         graphs.capture(capture, lambda _: None)
         config = subject.config
@@ -185,7 +184,7 @@ def main() -> None:
     record = ranks.worker.record(ranks.runner.writer.write(batch, {}), capture)
     assert record is not None
     for _ in range(3):
-        with ranks.worker.others_repeat():
+        with ranks.worker.others.repeating():
             record.replay()
 
     check = ranks.runner.shadow = ShadowCheck(ranks.dispatcher, budget=1e9, interval_s=0.0, is_quarantining=True)

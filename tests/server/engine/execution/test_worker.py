@@ -14,7 +14,7 @@ from kernels.sampling.sampling import SamplingTensors
 from kernels.system.device_lost import DeviceLost
 from kernels.vocabulary.path import KernelPath
 from server.engine.execution.commands import Command, ComputeLogits, Launch, Repeat
-from server.engine.execution.followers import LeadingWorker, RankIdentity, check_same
+from server.engine.execution.followers import LedRanks, RankIdentity, check_same
 from server.engine.execution.runner import ModelRunner
 from server.engine.execution.sampling import SampledTokens
 from server.engine.execution.step_buffer import StepBuffer
@@ -46,9 +46,17 @@ def no_memory(*_: object) -> None:
     raise torch.OutOfMemoryError("no memory")
 
 
-def worker_of(decoder: Decoder, rank: Ranks, path: KernelPath = PATH, make: Callable[..., Worker] = Worker) -> Worker:
+def worker_of(
+    decoder: Decoder,
+    rank: Ranks,
+    path: KernelPath = PATH,
+    make: Callable[..., Worker] = Worker,
+    heard: "Heard | None" = None,
+) -> Worker:
     plan = Subject(decoder).dispatcher
     dispatcher = Dispatcher(plan.decisions, (path, EAGER), plan.flags, redecide=redecide)
+    if heard is not None:
+        make = partial(make, others=LedRanks(rank, dispatcher, heard.send))
     kv = KVCache.allocate(decoder.config, NUM_PAGES, PAGE_SIZE, torch.float32, CPU)
     return make(decoder, kv, dispatcher, SampledTokens(8, CPU), rank=rank)
 
@@ -118,8 +126,8 @@ def test_one_of_several_ranks_ends_a_step_that_fails(decoder: Decoder) -> None:
     assert worker.dispatcher.decisions == before
 
 
-class Told:
-    """The other ranks, who note what they are told."""
+class Heard:
+    """The other ranks, who note the commands that they get."""
 
     def __init__(self) -> None:
         self.commands: list[Command] = []
@@ -147,10 +155,8 @@ class NoHead(LinearTable):
         raise NoPathError(None, f"no path is left for {num_tokens} and {num_sampled} rows")
 
 
-def leading(decoder: Decoder, told: Told, path: KernelPath = PATH) -> LeadingWorker:
-    worker = worker_of(decoder, Same(0, 2), path, make=partial(LeadingWorker, followers=told))
-    assert isinstance(worker, LeadingWorker)
-    return worker
+def leading(decoder: Decoder, heard: Heard, path: KernelPath = PATH) -> Worker:
+    return worker_of(decoder, Same(0, 2), path, heard=heard)
 
 
 def unnamed(*_: object) -> None:
@@ -158,12 +164,12 @@ def unnamed(*_: object) -> None:
 
 
 def test_no_error_in_a_step_that_others_compute_is_survived(decoder: Decoder) -> None:
-    told = Told()
-    worker = leading(decoder, told, replace(PATH, run=unnamed))
+    heard = Heard()
+    worker = leading(decoder, heard, replace(PATH, run=unnamed))
     writer = StepWriter(page_size=PAGE_SIZE, num_pages=NUM_PAGES, is_pinned=False)
     with pytest.raises(DeviceLost, match="rank 0 of 2 left a step") as lost:
         worker.launch(writer.write(synthetic_batch([(4, 4)], PAGE_SIZE), {}))
-    assert told.has(Launch)
+    assert heard.has(Launch)
     assert is_device_lost(lost.value)  # or an attestation would go on
 
 
@@ -173,28 +179,28 @@ def test_no_error_in_logits_that_others_compute_is_survived(decoder: Decoder, er
         def logits(self, hidden_rows: Tensor, out: Tensor | None = None) -> Tensor:  # noqa: ARG002
             raise error
 
-    told = Told()
-    worker = leading(decoder, told)
+    heard = Heard()
+    worker = leading(decoder, heard)
     worker.decoder = Broken(decoder.config, decoder.weights)
     with pytest.raises(DeviceLost):
         worker.logits(torch.zeros(2, decoder.config.hidden_size))
-    assert told.has(ComputeLogits)
+    assert heard.has(ComputeLogits)
 
 
 def test_logits_that_have_no_path_are_asked_of_no_rank(decoder: Decoder) -> None:
-    told = Told()
-    worker = leading(decoder, told)
+    heard = Heard()
+    worker = leading(decoder, heard)
     worker.dispatcher.products = NoHead()
     with pytest.raises(NoPathError):
         worker.logits(torch.zeros(2, decoder.config.hidden_size))
-    assert not told.has(ComputeLogits)
+    assert not heard.has(ComputeLogits)
 
 
 def test_a_graph_that_only_the_others_repeat_ends_all(decoder: Decoder) -> None:
-    told = Told()
-    with pytest.raises(DeviceLost), leading(decoder, told).others_repeat():
+    heard = Heard()
+    with pytest.raises(DeviceLost), leading(decoder, heard).others.repeating():
         unnamed()
-    assert told.has(Repeat)
+    assert heard.has(Repeat)
 
 
 def test_a_rank_outside_its_world_is_refused() -> None:
