@@ -36,14 +36,19 @@ PAST = {DOCS / "decisions", DOCS / "experiments", DOCS / "benchmarks"}  # may na
 CURRENT = [path for path in LINKING if not PAST & set(path.parents) and path.name != "CHANGELOG.md"]
 
 
-@pytest.fixture(scope="module")
-def tables() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("docs_tables", ROOT / "docs" / "tables.py")
+def script(name: str) -> ModuleType:
+    """Load a script of docs/."""
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", DOCS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def tables() -> ModuleType:
+    return script("tables")
 
 
 def test_readme_fits_its_limit() -> None:
@@ -172,6 +177,22 @@ def test_absent_names_are_noticed() -> None:
         "Limited in server/model/linear.py",
         "Step in server/model/no_such_file.py",
     ]
+
+
+def test_files_of_the_walk_exist() -> None:
+    walk = (DOCS / "architecture.md").read_text().split("| station |")[1].split("\n\n")[0]
+    folders = re.findall(r"`([\w/]+)/`: ([\w, ]+)", walk)
+    files = {ROOT / folder / f"{name}.py" for folder, names in folders for name in names.strip().split(", ")}
+    assert len(files) > 50
+    assert {file for file in files if not file.exists()} == set()
+
+
+def test_rooms_floors_and_arrows_are_counted() -> None:
+    house = script("house")
+    imports = {"a.low": set(), "a.mid.x": {"a.low", "json"}, "a.mid.y": {"a.mid.x"}, "a.top": {"a.mid.y", "a.low"}}
+    assert house.count("a", imports) == (3, 3, 3)
+    with pytest.raises(ValueError, match="circle"):
+        house.count("a", imports | {"a.low": {"a.top"}})
 
 
 def test_variables_are_settings() -> None:
