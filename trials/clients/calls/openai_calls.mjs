@@ -3,14 +3,16 @@
 import { createRequire } from "node:module";
 import { pathToFileURL } from "node:url";
 
-const require = createRequire(`${process.env.CLIENT_FOLDER}/package.json`);
+import { BASE_URL, FOLDER, MODEL, call, end, expect } from "./checks.mjs";
+
+const require = createRequire(`${FOLDER}/package.json`);
 const load = (name) => import(pathToFileURL(require.resolve(name)).href);
 const { default: OpenAI } = await load("openai");
 const { zodResponseFormat } = await load("openai/helpers/zod");
 const { z } = await load("zod");
 
-const client = new OpenAI({ baseURL: `${process.env.HALLMARK_URL}/v1`, apiKey: "none", maxRetries: 0, timeout: 60_000 });
-const model = "demo";
+const client = new OpenAI({ baseURL: BASE_URL, apiKey: "none", maxRetries: 0, timeout: 60_000 });
+const model = MODEL;
 const messages = [{ role: "user", content: "Tell me about the forest." }];
 const parameters = {
   type: "object",
@@ -19,22 +21,6 @@ const parameters = {
   additionalProperties: false,
 };
 const tools = [{ type: "function", function: { name: "get_weather", description: "The weather.", parameters } }];
-
-function expect(isSo, what) {
-  if (!isSo) throw new Error(what);
-}
-
-let failed = 0;
-async function call(name, run) {
-  let why = null;
-  try {
-    await run();
-  } catch (error) {
-    why = `${error.name}: ${error.message}`.replace(/\s+/g, " ").slice(0, 300);
-    failed = 1;
-  }
-  console.log(`{"call": ${JSON.stringify(name)}, "why": ${JSON.stringify(why)}}`);
-}
 
 await call("chat", async () => {
   const answer = await client.chat.completions.create({ model, messages, max_tokens: 16 });
@@ -100,4 +86,4 @@ await call("embeddings", async () => {
   expect(answer.data[0].embedding.length === 256, "a vector of 256");
 });
 
-process.exit(failed);
+end();
