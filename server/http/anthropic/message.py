@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from server.http.anthropic.signatures import signature_of
+from server.http.chat.tools import object_of
 from server.http.common.provenance import Namer
 from server.http.generation.event_stream import named_event
 from server.http.generation.pieces import Piece
@@ -150,7 +151,7 @@ class MessageFormat:
         self._texts.clear()
         self._is_open = False
         if block["type"] == "tool_use":
-            block["input"] = _input_of(text)
+            block["input"] = object_of(text)
         elif block["type"] == "text":
             block["text"] = text
         else:  # nothing signs it; clients wait for the event
@@ -158,11 +159,3 @@ class MessageFormat:
             delta = {"type": "signature_delta", "signature": block["signature"]}
             yield {"type": "content_block_delta", "index": index, "delta": delta}
         yield {"type": "content_block_stop", "index": index}
-
-
-def _input_of(arguments: str) -> dict[str, Any]:
-    """The arguments of a call, which are an object to Anthropic's clients; as a text in one where they are not JSON."""
-    try:
-        return msgspec.json.decode(arguments or "{}", type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError):
-        return {"malformed_arguments": arguments}

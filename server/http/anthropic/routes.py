@@ -7,7 +7,7 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from server.edge.body_memory import in_thread
-from server.edge.context import RequestContext, context_of
+from server.edge.context import context_of
 from server.edge.routing import PlainRoute
 from server.errors import ModelNotFound, NotReady, PromptTooLong, TemplateError
 from server.http.anthropic.context_edits import Edited, edited
@@ -45,7 +45,8 @@ def routes(services: Services) -> APIRouter:
     )
     async def messages(request: Request) -> Response:
         """Answer a conversation of Anthropic's clients, by the model's own chat template."""
-        context, prepare = context_of(request.scope), partial(_prepared, services.model)
+        context = context_of(request.scope)
+        prepare = partial(_prepared, services.model, context.unique_id)
         it = await context.enter(admitted(services, request, route=MESSAGES, operation="chat", prepare=prepare))
         changed = it.prepared.fields
         fields = changed.fields
@@ -76,7 +77,7 @@ def routes(services: Services) -> APIRouter:
         def count(body: bytes | bytearray) -> dict[str, Any]:
             fields = read(CountTokensRequest, parse_json(body))
             changed = edited(fields, partial(_num_tokens, services.model))
-            prepared = prepare_translated(services.model, ready, prompt_of(changed.fields), context.unique_id, FIELDS)
+            prepared = prepare_translated(services.model, context.unique_id, ready, prompt_of(changed.fields), FIELDS)
             num_tokens = len(prepared.jobs[0].prompt_token_ids)
             if fields.context_management is None:
                 return {"input_tokens": num_tokens}
@@ -90,10 +91,10 @@ def routes(services: Services) -> APIRouter:
 
 
 def _prepared(
-    model: ServedModel, ready: EngineReady, body: dict[str, Any], context: RequestContext
+    model: ServedModel, unique_id: str, ready: EngineReady, body: dict[str, Any]
 ) -> Prepared[Edited[MessagesRequest]]:
     changed = edited(read(MessagesRequest, body), partial(_num_tokens, model))
-    return prepare_translated(model, ready, chat_of(changed.fields), context.unique_id, FIELDS).of(changed)
+    return prepare_translated(model, unique_id, ready, chat_of(changed.fields), FIELDS).of(changed)
 
 
 def _num_tokens(model: ServedModel, fields: CountTokensRequest) -> int:

@@ -21,7 +21,7 @@ from server.protocol.messages import EngineReady, GrammarKind
 
 
 def prepare_translated(
-    model: ServedModel, ready: EngineReady, body: dict[str, Any], unique_id: str, names: Mapping[str, str]
+    model: ServedModel, unique_id: str, ready: EngineReady, body: dict[str, Any], names: Mapping[str, str]
 ) -> Prepared[ChatRequest]:
     """Tokenize a chat that was made of another protocol's request; `names` as for `translated`.
 
@@ -29,7 +29,7 @@ def prepare_translated(
     send one number, 64,000 say, whatever the model.
     """
     with translated(names):
-        prepared = prepare_chat(model, ready, body, unique_id, may_be_less=True)
+        prepared = prepare_chat(model, unique_id, ready, body, may_be_less=True)
     return replace(prepared, jobs=[_named(job, names) for job in prepared.jobs])
 
 
@@ -42,7 +42,7 @@ def prompt_tokens(model: ServedModel, body: dict[str, Any], names: Mapping[str, 
 
 
 def prepare_chat(
-    model: ServedModel, ready: EngineReady, body: dict[str, Any], unique_id: str, *, may_be_less: bool = False
+    model: ServedModel, unique_id: str, ready: EngineReady, body: dict[str, Any], *, may_be_less: bool = False
 ) -> Prepared[ChatRequest]:
     """Validate a chat's body and tokenize it.
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
+import msgspec
 from pydantic import BeforeValidator, Discriminator, Field
 from pydantic_core import PydanticCustomError
 
@@ -125,3 +126,11 @@ class ToolUse:
         tools = [GrammarTool(name, self._functions[name].parameters) for name in names]
         is_parallel = self._is_parallel and not isinstance(self._choice, NamedChoice)
         return bound_calls(tools, form, is_parallel=is_parallel, added_ids=added_ids, answer=answer)
+
+
+def object_of(arguments: str) -> dict[str, Any]:
+    """The arguments of a call as an object, for APIs whose calls have one; as a text in one where they are not JSON."""
+    try:
+        return msgspec.json.decode(arguments or "{}", type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError):
+        return {"malformed_arguments": arguments}

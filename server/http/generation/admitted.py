@@ -47,7 +47,7 @@ GENERATION_ERRORS = (
 )
 
 FieldsT = TypeVar("FieldsT")
-Prepare = Callable[[EngineReady, dict[str, Any], RequestContext], Prepared[FieldsT]]  # from a body's object
+Prepare = Callable[[EngineReady, dict[str, Any]], Prepared[FieldsT]]  # from a body's object
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ async def _prepare(ready: EngineReady, context: RequestContext, prepare: Prepare
     def parsed(body: bytes | bytearray) -> Prepared[FieldsT]:
         fields = parse_json(body, max_values=max(MAX_VALUES, ready.max_model_len + 1000))
         del body  # it may be large, and is not needed while the text is tokenized
-        return prepare(ready, fields, context)
+        return prepare(ready, fields)
 
     body = context.body.take()
     if len(body) <= INLINE_BODY_BYTES or (len(body) <= INLINE_IDS_BYTES and _HAS_IDS.search(body)):

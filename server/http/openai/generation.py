@@ -8,7 +8,7 @@ from typing import Any
 
 from fastapi import Request, Response
 
-from server.edge.context import RequestContext, context_of, send_of
+from server.edge.context import context_of, send_of
 from server.edge.direct_stream import DirectStream, writer_of
 from server.http.chat.prepare import prepare_chat
 from server.http.common.validation import read
@@ -37,16 +37,13 @@ class Kind:
     route: str
     operation: str  # in the terms of the GenAI conventions
     format: type[AnswerFormat]
-    prepare: Callable[[ServedModel, EngineReady, dict[str, Any], str], Prepared[GenerationRequest]]
+    prepare: Callable[[ServedModel, str, EngineReady, dict[str, Any]], Prepared[GenerationRequest]]
 
 
 async def generate(services: Services, kind: Kind, request: Request) -> Response:
     """Answer one request, behind the guard."""
-
-    def prepare(ready: EngineReady, body: dict[str, Any], context: RequestContext) -> Prepared[GenerationRequest]:
-        return kind.prepare(services.model, ready, body, context.unique_id)
-
     context = context_of(request.scope)
+    prepare = partial(kind.prepare, services.model, context.unique_id)
     it = await context.enter(admitted(services, request, route=kind.route, operation=kind.operation, prepare=prepare))
     fields, jobs = it.prepared.fields, it.prepared.jobs
     options = fields.stream_options
@@ -86,7 +83,7 @@ def _direct_stream(request: Request, shape: AnswerFormat) -> DirectStream | None
 
 
 def _prepare_completion(
-    model: ServedModel, ready: EngineReady, body: dict[str, Any], unique_id: str
+    model: ServedModel, unique_id: str, ready: EngineReady, body: dict[str, Any]
 ) -> Prepared[CompletionRequest]:
     fields = read(CompletionRequest, body)
     model.check_name(fields.model)

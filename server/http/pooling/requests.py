@@ -3,23 +3,28 @@
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Discriminator, Field
+from pydantic import Field
 
-from server.http.common.fields import MAX_TOKENS, CacheSalt, ForWhom, HallmarkWanted, ModelName, RequestId
+from server.http.common.fields import (
+    MAX_TOKENS,
+    CacheSalt,
+    ForWhom,
+    HallmarkWanted,
+    ModelName,
+    RequestId,
+    kind_of_item,
+    one_of,
+)
 from server.http.common.inputs import MAX_INPUTS, Inputs
 from server.http.common.validation import RequestModel, Text, tag
 
 _Instruction = Annotated[Text, Field(min_length=1, max_length=4096)]
 
 
-def _kind(value: object) -> str | None:
-    return "=text" if isinstance(value, str) else "=list" if isinstance(value, list) else None
-
-
 _Texts = Annotated[list[Text], Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)]
 _TextOrTexts = Annotated[
     Annotated[Text, tag("text")] | Annotated[_Texts, tag("list")],
-    Discriminator(_kind, custom_error_type="wrong_type", custom_error_message="a string or a list of strings"),
+    one_of(kind_of_item, "a string or a list of strings"),
 ]
 
 # Fields that vLLM and others define and that are not implemented, each with the values that ask for nothing.

@@ -1,12 +1,13 @@
 """/v1/embeddings, /v1/score and /v1/rerank: each input is a prompt whose last token's vector is the answer."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from server.edge.context import RequestContext, context_of
+from server.edge.context import context_of
 from server.edge.routing import PlainRoute
 from server.errors import (
     EngineDied,
@@ -21,7 +22,7 @@ from server.http.common.document import takes
 from server.http.common.inputs import checked_ids, listed
 from server.http.common.provenance import json_response
 from server.http.common.validation import read
-from server.http.generation.admitted import Admitted, admitted
+from server.http.generation.admitted import Admitted, FieldsT, admitted
 from server.http.generation.answer import answer_of, namer_of
 from server.http.generation.prepared import Job, Prepared
 from server.http.generation.prompts import MAX_CHARS_PER_TOKEN, encode_text, truncated
@@ -53,20 +54,18 @@ def _embedding_routes(services: Services, pooling: PoolingModel) -> APIRouter:
     router = APIRouter(route_class=PlainRoute, tags=["OpenAI"])
     model = services.model
 
-    def prepare(ready: EngineReady, body: dict[str, Any], context: RequestContext) -> Prepared[EmbeddingRequest]:
+    def prepare(unique_id: str, ready: EngineReady, body: dict[str, Any]) -> Prepared[EmbeddingRequest]:
         fields = read(EmbeddingRequest, body)
         model.check_name(fields.model)
         _check_dimensions(fields.dimensions, pooling)
         prompts = [_input_ids(model, it, ready.max_model_len, fields) for it in listed(fields.input)]
-        jobs = _jobs(prompts, context.unique_id, ready.max_model_len, "input", Pooling())
+        jobs = _jobs(prompts, unique_id, ready.max_model_len, "input", Pooling())
         return Prepared(fields, jobs, cache_salt=fields.cache_salt)
 
     @router.post(EMBEDDINGS[0], response_model=EmbeddingList, openapi_extra=takes(EmbeddingRequest, *_ERRORS))
     async def embeddings(request: Request) -> Response:
         """Return an embedding of each text."""
-        it = await context_of(request.scope).enter(
-            admitted(services, request, route=EMBEDDINGS[0], operation="embeddings", prepare=prepare)
-        )
+        it = await _entered(services, request, EMBEDDINGS[0], "embeddings", prepare)
         fields = it.prepared.fields
         name, vectors = namer_of(it, request.scope, fields.hallmark), await _vectors(it)
         body = await embedding_list(
@@ -98,25 +97,23 @@ def _score_routes(services: Services, pooling: PoolingModel) -> APIRouter:
         prompts = [prompt.token_ids(*pair, instruction) for pair in pairs]
         return _jobs(prompts, unique_id, ready.max_model_len, param, wanted)
 
-    def prepare_score(ready: EngineReady, body: dict[str, Any], context: RequestContext) -> Prepared[ScoreRequest]:
+    def prepare_score(unique_id: str, ready: EngineReady, body: dict[str, Any]) -> Prepared[ScoreRequest]:
         fields = read(ScoreRequest, body)
         model.check_name(fields.model)
         pairs = _pairs(_list(fields.text_1), _list(fields.text_2))
-        made = jobs(pairs, fields.instruction, ready, context.unique_id, "text_2")
+        made = jobs(pairs, fields.instruction, ready, unique_id, "text_2")
         return Prepared(fields, made, cache_salt=fields.cache_salt)
 
-    def prepare_rerank(ready: EngineReady, body: dict[str, Any], context: RequestContext) -> Prepared[RerankRequest]:
+    def prepare_rerank(unique_id: str, ready: EngineReady, body: dict[str, Any]) -> Prepared[RerankRequest]:
         fields = read(RerankRequest, body)
         model.check_name(fields.model)
         pairs = [(fields.query, document) for document in fields.documents]
-        made = jobs(pairs, fields.instruction, ready, context.unique_id, "documents")
+        made = jobs(pairs, fields.instruction, ready, unique_id, "documents")
         return Prepared(fields, made, cache_salt=fields.cache_salt)
 
     async def score(request: Request) -> Response:
         """Return how probably each document is relevant to its query."""
-        it = await context_of(request.scope).enter(
-            admitted(services, request, route=SCORE[0], operation="score", prepare=prepare_score)
-        )
+        it = await _entered(services, request, SCORE[0], "score", prepare_score)
         name = namer_of(it, request.scope, it.prepared.fields.hallmark)
         scores = [probability_of(pooled) for pooled in await _vectors(it)]
         body = score_list(scores, it.context.unique_id, model.name, it.record.num_prompt_tokens)
@@ -124,9 +121,7 @@ def _score_routes(services: Services, pooling: PoolingModel) -> APIRouter:
 
     async def rerank(request: Request) -> Response:
         """Return documents in the order of their relevance to a query."""
-        it = await context_of(request.scope).enter(
-            admitted(services, request, route=RERANK[0], operation="rerank", prepare=prepare_rerank)
-        )
+        it = await _entered(services, request, RERANK[0], "rerank", prepare_rerank)
         fields = it.prepared.fields
         name = namer_of(it, request.scope, fields.hallmark)
         scores = [probability_of(pooled) for pooled in await _vectors(it)]
@@ -149,6 +144,18 @@ def _score_routes(services: Services, pooling: PoolingModel) -> APIRouter:
             path, rerank, methods=["POST"], response_model=Reranked, openapi_extra=takes(RerankRequest, *_ERRORS)
         )
     return router
+
+
+async def _entered(
+    services: Services,
+    request: Request,
+    route: str,
+    operation: str,
+    prepare: Callable[[str, EngineReady, dict[str, Any]], Prepared[FieldsT]],
+) -> Admitted[FieldsT]:
+    context = context_of(request.scope)
+    of_request = partial(prepare, context.unique_id)
+    return await context.enter(admitted(services, request, route=route, operation=operation, prepare=of_request))
 
 
 async def _vectors(it: Admitted[Any]) -> list[bytes]:

@@ -7,12 +7,13 @@ from typing import Any
 import msgspec
 
 from server.errors import HallmarkError
+from server.http.chat.tools import object_of
 from server.http.common.provenance import Namer
 from server.http.generation.event_stream import named_event
 from server.http.generation.pieces import Piece
 from server.http.generation.usage import Usage
 from server.http.responses.requests import ResponsesRequest
-from server.http.responses.tools import Called, ToolSet, input_of, object_of
+from server.http.responses.tools import Called, ToolSet, input_of
 from server.protocol.messages import SamplingParams
 from server.text.answer.deltas import ArgumentsText, CallEnd, CallStart, ContentText, Delta, ReasoningText
 

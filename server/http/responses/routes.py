@@ -1,6 +1,7 @@
 """Routes of OpenAI's Responses API."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -77,9 +78,7 @@ def routes(services: Services) -> APIRouter:
         """Answer a conversation, which may continue an answer that is stored."""
         context = context_of(request.scope)
 
-        def prepare(ready: EngineReady, body: dict[str, Any], context: RequestContext) -> Prepared[_Continued]:
-            return _prepared(services.model, store, ready, body, context)
-
+        prepare = partial(_prepared, services.model, store, context)
         it = await context.enter(admitted(services, request, route=RESPONSES, operation="chat", prepare=prepare))
         asked = it.prepared.fields
 
@@ -161,7 +160,7 @@ def _stored(store: ResponseStore, request: Request) -> Stored:
 
 
 def _prepared(
-    model: ServedModel, store: ResponseStore, ready: EngineReady, body: dict[str, Any], context: RequestContext
+    model: ServedModel, store: ResponseStore, context: RequestContext, ready: EngineReady, body: dict[str, Any]
 ) -> Prepared[_Continued]:
     fields = read(ResponsesRequest, body)
     if fields.stream_options is not None and not fields.stream:
@@ -173,7 +172,7 @@ def _prepared(
         items = [*msgspec.json.decode(stored.items), *items]
         fields = read(ResponsesRequest, body | {"input": items})
     tools = ToolSet(fields.tools, items_of(fields))
-    chat = prepare_translated(model, ready, chat_of(fields, tools), context.unique_id, FIELDS)
+    chat = prepare_translated(model, context.unique_id, ready, chat_of(fields, tools), FIELDS)
     return chat.of(_Continued(fields, items, tools))
 
 

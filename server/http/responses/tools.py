@@ -157,14 +157,6 @@ def input_of(arguments: str) -> str:
     return text if isinstance(text, str) else arguments
 
 
-def object_of(arguments: str) -> dict[str, Any]:
-    """The arguments of a search, which are an object in its item; as a text in one where they are not JSON."""
-    try:
-        return msgspec.json.decode(arguments or "{}", type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError):
-        return {"malformed_arguments": arguments}
-
-
 def found_text(item: SearchOutputItem) -> str:
     """The result of a search for the model: the names of the tools that were found, by which it may call them."""
     names = [callee.flat_name for tool in item.tools for callee, _ in _functions_of(tool)]
