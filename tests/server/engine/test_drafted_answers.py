@@ -2,7 +2,6 @@
 
 import random
 
-import llguidance
 import pytest
 import torch
 
@@ -10,7 +9,6 @@ from kernels.calls.batch import AttentionFlags
 from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.shape import Dtype
 from qualification.decision.model_shapes import ServingLimits, shapes_needed, signature_of
-from server.engine.execution.grammars import Grammars
 from server.engine.execution.graph_keys import GraphSizes, row_sizes
 from server.engine.execution.graphs import StepGraphs
 from server.engine.execution.runner import ModelRunner
@@ -25,6 +23,7 @@ from server.engine.scheduling.sequence import Sequence
 from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
 from server.protocol.messages import FinishReason, Fork, Grammar, GrammarKind
+from support.engine.ascii_grammars import EOS, ascii_grammars
 from support.engine.closure_graphs import EAGER, PATH, capture, decide, redecide
 from support.engine.graph_session import Session, attention_counts
 from support.models.tiny_llama import NAN_TOKEN, NUM_LAYERS, VOCAB, TinyLlama
@@ -32,7 +31,6 @@ from support.models.tiny_llama import NAN_TOKEN, NUM_LAYERS, VOCAB, TinyLlama
 CPU = torch.device("cpu")
 PAGE_SIZE, MAX_LEN, MAX_SEQS, MAX_STEP = 8, 150, 6, 40
 MOST = 4  # drafted tokens of a sequence
-EOS = 95
 SIZES = GraphSizes((Bucket.LE_512,), row_sizes(MAX_SEQS), (16, 32), (4,), (16, 32), num_prompts=2, row_tokens=(2, 5))
 JSON = Grammar(GrammarKind.JSON_SCHEMA, '{"type": "array", "items": {"enum": [1, 23, "x"]}, "minItems": 1}')
 WAYS: tuple[dict[str, object], ...] = (
@@ -52,18 +50,6 @@ WAYS: tuple[dict[str, object], ...] = (
 )
 UNTIL_A_STOP: tuple[dict[str, object], ...] = ({}, {"stop_token_ids": tuple(range(40)), "min_tokens": 9})
 Request = tuple[list[int], dict[str, object]]
-
-
-class AsciiTokens:
-    """Printable characters, a token each, as far as the model's vocabulary goes."""
-
-    eos_token_id = EOS
-    bos_token_id = None
-    tokens = (*(bytes([32 + index]) for index in range(EOS)), b"<end>", b"<nan>")
-    special_token_ids = (EOS, NAN_TOKEN)
-
-    def __call__(self, text: bytes) -> list[int]:
-        return [value - 32 for value in text]
 
 
 class Oracle:
@@ -99,7 +85,7 @@ class Subject(Session):
         self.graphs = StepGraphs(worker, SIZES, max_context=MAX_LEN) if has_graphs else None
         if self.graphs is not None:
             self.graphs.capture(capture, lambda _: None)
-        grammars = Grammars(llguidance.LLTokenizer(llguidance.TokenizerWrapper(AsciiTokens())), (EOS,))
+        grammars = ascii_grammars()
         self.pool = PagePool(num_pages, PAGE_SIZE)
         scheduler_limits = SchedulerLimits(MAX_LEN, MAX_SEQS, MAX_STEP, max_drafted_tokens=MOST)
         self.scheduler = Scheduler(scheduler_limits, self.pool, shares_pages=True)

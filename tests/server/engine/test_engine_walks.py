@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
-import llguidance
 import pytest
 import torch
 
@@ -16,7 +15,6 @@ from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.shape import AttentionShape, Dtype
 from qualification.decision.decision import Decision, Pairs, Status
 from qualification.decision.model_shapes import ServingLimits, shapes_needed, signature_of
-from server.engine.execution.grammars import Grammars
 from server.engine.execution.graph_keys import GraphSizes, row_sizes
 from server.engine.execution.graphs import StepGraphs
 from server.engine.execution.runner import ModelRunner
@@ -30,6 +28,7 @@ from server.engine.startup.warmup import synthetic_batch
 from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
 from server.protocol.messages import FinishReason, Fork, Grammar, GrammarKind
+from support.engine.ascii_grammars import ascii_grammars
 from support.engine.graph_session import Session
 from support.engine.late_device import LateDevice, LateTokens
 from support.models.tiny_llama import NAN_TOKEN, NUM_LAYERS, VOCAB, TinyLlama
@@ -59,7 +58,6 @@ SLOW_WAYS: Ways = (
     {"prompt_logprobs": 2, "logprobs": 1},
     {"temperature": 0.9, "bad_words": ((5, 6), (7,)), "allowed_token_ids": tuple(range(5, 30))},
 )
-EOS = 95
 WHOLE = (FinishReason.STOP, FinishReason.COMPLETE, FinishReason.LENGTH)
 JSON = Grammar(
     GrammarKind.JSON_SCHEMA, '{"type": "array", "items": {"enum": [1, 23, "x"]}, "minItems": 1, "maxItems": 9}'
@@ -71,18 +69,6 @@ BOUND_WAYS: Ways = (
     {"grammar": JSON, "temperature": 1.0, "top_p": 0.9},
     {"grammar": JSON, "min_tokens": 7, "logprobs": 1},
 )
-
-
-class AsciiTokens:
-    """Printable characters, a token each, as far as the model's vocabulary goes."""
-
-    eos_token_id = EOS
-    bos_token_id = None
-    tokens = (*(bytes([32 + index]) for index in range(EOS)), b"<end>", b"<nan>")
-    special_token_ids = (EOS, NAN_TOKEN)
-
-    def __call__(self, text: bytes) -> list[int]:
-        return [value - 32 for value in text]
 
 
 def attend(*args: object) -> None:
@@ -114,10 +100,6 @@ def dispatcher_of(decoder: Decoder, path: str) -> Dispatcher:
     return Dispatcher(decisions, (GRAPHED, EAGER), flags, redecide=redecide)
 
 
-def grammars() -> Grammars:
-    return Grammars(llguidance.LLTokenizer(llguidance.TokenizerWrapper(AsciiTokens())), (EOS,))
-
-
 def session_of(runner: ModelRunner, *, runs_ahead: bool) -> Session:
     pool = PagePool(runner.num_pages, PAGE_SIZE)
     scheduler = Scheduler(SchedulerLimits(MAX_LEN, MAX_SEQS, MAX_STEP), pool, shares_pages=True)
@@ -130,7 +112,7 @@ def plain_session(decoder: Decoder) -> Session:
     """An engine that neither replays nor runs ahead."""
     kv = KVCache.allocate(decoder.config, 64, PAGE_SIZE, torch.float32, CPU)
     worker = Worker(decoder, kv, dispatcher_of(decoder, EAGER.name), SampledTokens(MAX_SEQS, CPU))
-    return session_of(ModelRunner(worker, grammars=grammars()), runs_ahead=False)
+    return session_of(ModelRunner(worker, grammars=ascii_grammars()), runs_ahead=False)
 
 
 @dataclass(frozen=True)
@@ -155,7 +137,7 @@ class Walk:
         worker = Worker(decoder, kv, self.dispatcher, self.tokens)
         self.graphs = StepGraphs(worker, SIZES, max_context=MAX_LEN)
         self.graphs.capture(lambda work: Replay(work, self.tokens), lambda _: None)
-        self.runner = ModelRunner(worker, self.graphs, grammars=grammars())
+        self.runner = ModelRunner(worker, self.graphs, grammars=ascii_grammars())
         self.session = session_of(self.runner, runs_ahead=True)
         lengths = ((1, 34), (17, 17), (5, 40), (1, 2))
         self._probes = [synthetic_batch([pair], PAGE_SIZE, page=kv.num_pages) for pair in lengths]

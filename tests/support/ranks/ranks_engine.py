@@ -5,9 +5,11 @@ came out of it.
 """
 
 import json
+import random
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,7 @@ from server.engine.proof.shadow_check import ShadowCheck
 from server.engine.scheduling.engine import Engine, EngineOptions
 from server.engine.scheduling.pages import PagePool
 from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from server.engine.scheduling.sequence import Sequence
 from server.engine.startup.subject import Subject, identity_of, kv_cache_of, load_alone, load_rank, read_subject
 from server.engine.startup.warmup import synthetic_batch
 from server.protocol.messages import Fork, Grammar, GrammarKind, Pooling, SamplingParams
@@ -42,7 +45,7 @@ from support.engine.graph_session import Session
 
 FOLLOWER = "support.ranks.ranks_follower"
 PAGE_SIZE, NUM_PAGES, MAX_LEN = 16, 128, 160
-SIZES = GraphSizes((Bucket.LE_512,), (2, 8), (64,), (8,), (64,), num_prompts=3)
+SIZES = GraphSizes((Bucket.LE_512,), (2, 8), (64,), (8,), (64,), num_prompts=3, row_tokens=(4,))
 TEXTS = (
     "Once upon a time",
     "The king",
@@ -90,7 +93,7 @@ def settings_of(world: int) -> Settings:
 
 def dispatcher_of(subject: Subject, decisions: dict[AttentionShape, Decision[AttentionShape]] | None) -> Dispatcher:
     if decisions is None:
-        limits = ServingLimits(MAX_LEN, 64, PAGE_SIZE, Dtype.FP32, Dtype.FP32)
+        limits = ServingLimits(MAX_LEN, 64, PAGE_SIZE, Dtype.FP32, Dtype.FP32, max_drafted_tokens=3)
         decisions = {shape: decide(shape, PATH.name) for shape in shapes_needed(signature_of(subject.config), limits)}
     flags = tuple(AttentionFlags(it.attention.scale, window=it.attention.window) for it in subject.config.layers)
     return Dispatcher(decisions, (replace(PATH, run=ATTENTION), EAGER), flags, redecide=redecide)
@@ -120,15 +123,25 @@ class Ranks:
         config = subject.config
         grammars = Grammars.load(subject.folder, config.vocab_size, config.eos_token_ids)
         self.runner = ModelRunner(self.worker, graphs, grammars=grammars)
-        scheduler = Scheduler(SchedulerLimits(MAX_LEN, 8, 64), PagePool(NUM_PAGES, PAGE_SIZE), shares_pages=True)
+        limits = SchedulerLimits(MAX_LEN, 8, 64, max_drafted_tokens=3)
+        scheduler = Scheduler(limits, PagePool(NUM_PAGES, PAGE_SIZE), shares_pages=True)
         options = EngineOptions(config.vocab_size, config.eos_token_ids, 0, runs_ahead=True)
-        self.engine = Engine(scheduler, self.runner, options, compile_grammar=grammars.compile)
+        self.engine_of = partial(Engine, scheduler, self.runner, options, compile_grammar=grammars.compile)
+        self.engine = self.engine_of()
         encode = Tokenizer.load(subject.folder).encode
         self.prompts = [encode(text) for text in TEXTS]
 
-    def answers(self, submit: Callable[[Session], object]) -> dict[str, list[int]]:
-        """Return the tokens of what `submit` asks for, by name."""
-        session = Session(self.engine)
+    def answers(
+        self, submit: Callable[[Session], object], drafts: dict[str, list[int]] | None = None
+    ) -> dict[str, list[int]]:
+        """Return the tokens of what `submit` asks for, by name. `drafts`: the answers that are drafted, half wrong."""
+        rng = random.Random(0)
+
+        def draft(seq: Sequence, most: int) -> list[int]:
+            found = (drafts or {})[seq.request_id][seq.num_generated :][:most]
+            return [it if rng.random() < 0.8 else 1 for it in found]
+
+        session = Session(self.engine if drafts is None else self.engine_of(drafter=draft))
         submit(session)
         session.drain()
         names = {delta.request_id: None for output in session.outputs for delta in output.deltas}
@@ -158,7 +171,10 @@ def main() -> None:
     found["batched"] = ranks.answers(lambda it: it.submit_all(prompts, max_tokens=8))
     found["replays"] = ranks.worker.num_replays
     found["drawn"] = ranks.answers(lambda it: it.submit_all(prompts, max_tokens=8, temperature=0.9, seed=3))
-    found["mixed"] = ranks.answers(lambda it: mixed(it, prompts))
+    found["mixed"] = answers = ranks.answers(lambda it: mixed(it, prompts))
+    replays = ranks.worker.num_replays
+    found["drafted"] = ranks.answers(lambda it: mixed(it, prompts), drafts=answers)
+    found["drafted replays"] = ranks.worker.num_replays - replays
     found["pages found"] = ranks.answers(
         lambda it: it.submit("again", prompts[2], max_tokens=8, temperature=0.8, seed=5)
     )
