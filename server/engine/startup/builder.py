@@ -292,7 +292,7 @@ def _warm_runner(
     is_capturable = device.type == "cuda" and not subject.pools and not waits
     has_graphs = settings.cuda_graphs and is_capturable
     sizes = sizes_of_graphs(config, limits, limits.max_model_len) if has_graphs else None
-    num_rows = max(limits.max_num_seqs, 0 if sizes is None else sizes.max_sampled)
+    num_rows = max(limits.max_num_seqs * (1 + limits.max_drafted_tokens), 0 if sizes is None else sizes.max_sampled)
 
     def worker(pages: int) -> Worker:
         kv, tokens = kv_cache_of(subject, pages), SampledTokens(num_rows, device)
@@ -363,6 +363,7 @@ def _engine(
             limits.max_num_batched_tokens,
             limits.max_num_interleaved_tokens,
             limits.max_attended_keys,
+            limits.max_drafted_tokens,
         ),
         PagePool(runner.num_pages, limits.page_size),
         shares_pages=settings.prefix_caching,

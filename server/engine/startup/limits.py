@@ -1,6 +1,6 @@
 """Limits of an engine, once settings, model and machine are known."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -39,6 +39,7 @@ class EngineLimits:
     max_num_interleaved_tokens: int
     page_size: int  # tokens
     max_attended_keys: int | None = None  # of all prompt tokens of a step together; None: no such limit
+    max_drafted_tokens: int = 0  # of a sequence, that one step verifies; no setting asks for any
 
     @property
     def serving(self) -> ServingLimits:
@@ -48,17 +49,19 @@ class EngineLimits:
             page_size=self.page_size,
             dtype=self.dtype,
             kv_dtype=self.kv_dtype,
+            max_drafted_tokens=self.max_drafted_tokens,
         )
 
 
 def sizes_of_graphs(config: ModelConfig, limits: EngineLimits, max_context: int) -> GraphSizes:
     """Return the sizes of the graphs of an engine whose contexts are at most `max_context` tokens."""
-    return graph_sizes(
+    sizes = graph_sizes(
         config,
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=limits.max_num_batched_tokens,
         max_context=max_context,
     )
+    return replace(sizes, row_tokens=(1 + limits.max_drafted_tokens,)) if limits.max_drafted_tokens else sizes
 
 
 def choose_device(settings: Settings, rank: int = 0) -> torch.device:

@@ -28,10 +28,18 @@ _LEAST_CONTEXT = 33  # tokens of context before it
 
 
 def synthetic_batch(
-    rows: list[tuple[int, int]], page_size: int, sampling: SamplingParams = _GREEDY, *, page: int = 0
+    rows: list[tuple[int, int]],
+    page_size: int,
+    sampling: SamplingParams = _GREEDY,
+    *,
+    page: int = 0,
+    verifies: bool = False,
 ) -> Batch:
-    """Rows of (query_len, context_len), all of one phase, over one page only, which no sequence owns."""
-    phases = {phase_of(query_len, context_len) for query_len, context_len in rows}
+    """Rows of (query_len, context_len), all of one phase, over one page only, which no sequence owns.
+
+    verifies  whether rows of several tokens verify drafted ones, and are no prompts
+    """
+    phases = {Phase.VERIFY if verifies else phase_of(query_len, context_len) for query_len, context_len in rows}
     assert len(phases) == 1
     phase = phases.pop()
     return Batch(
@@ -44,6 +52,7 @@ def synthetic_batch(
         sampled_rows=tuple(range(len(rows))),
         num_prefill=len(rows) if phase is Phase.PREFILL else 0,
         num_extend=len(rows) if phase is Phase.EXTEND else 0,
+        verifies=verifies,
     )
 
 
@@ -72,7 +81,8 @@ def warm_up(
         if is_cuda and phase is Phase.DECODE:
             batches += _large_batches(context, windows, limits)
         for rows in batches:
-            runner.launch(synthetic_batch(rows, limits.page_size)).result()
+            batch = synthetic_batch(rows, limits.page_size, verifies=phase is Phase.VERIFY)
+            runner.launch(batch).result()
     for num_rows in {1, min(2, limits.max_num_seqs)} if is_cuda else ():
         runner.launch(synthetic_batch([(1, 1)] * num_rows, limits.page_size, _FULL_SAMPLER)).result()
 
@@ -118,8 +128,8 @@ def probes_of(
         of_path = shape.phase, decision.path
         shortest[of_path] = min(lengths, shortest.get(of_path, lengths))
     return [
-        synthetic_batch([lengths] * num_seqs, page_size, page=page)
-        for (_, path), lengths in shortest.items()
+        synthetic_batch([lengths] * num_seqs, page_size, page=page, verifies=phase is Phase.VERIFY)
+        for (phase, path), lengths in shortest.items()
         for num_seqs in ((1, 2) if path in of_two else (1,))
     ]
 
@@ -130,8 +140,8 @@ def _probe_lengths(shape: AttentionShape, max_len: int) -> tuple[int, int] | Non
     query = max(shape.query_bucket.lo + 1, 2, min(_LEAST_QUERY, max_len // 2))
     if shape.phase is Phase.PREFILL:
         return (query, query) if query <= max_len else None
-    if shape.phase is Phase.DECODE:
-        query = 1
+    if shape.phase in (Phase.DECODE, Phase.VERIFY):
+        query = 1 if shape.phase is Phase.DECODE else 2
     context = max(shape.context_bucket.lo + 1, query + min(_LEAST_CONTEXT, max_len // 2))
     return (query, context) if context <= max_len else None
 
@@ -160,7 +170,7 @@ def _batches(
         return [[pair] for pair in lengths[:1]]
     batches = [[pair] for pair in lengths]
     for pair in lengths[:1]:
-        counts = (2, 16, limits.max_num_seqs) if phase is Phase.DECODE else (2,)
+        counts = (2, 16, limits.max_num_seqs) if phase in (Phase.DECODE, Phase.VERIFY) else (2,)
         fitting = [
             count for count in counts if count <= min(limits.max_num_seqs, limits.max_num_batched_tokens // pair[0])
         ]
@@ -193,5 +203,7 @@ def _lengths(phase: Phase, queries: Bucket, context: Bucket, limits: EngineLimit
         return [(queries.lo + 1, queries.lo + 1), (most, most)]
     least = 1 if phase is Phase.DECODE else max(queries.lo + 1, 2)  # a chunk of 1 token is a decode row
     most = 1 if phase is Phase.DECODE else min(most, longest - 1)
+    if phase is Phase.VERIFY:
+        most = min(most, 1 + limits.max_drafted_tokens)
     pairs = [(least, max(context.lo, least) + 1), (most, longest)]
     return [pair for pair in pairs if least <= pair[0] < pair[1] <= longest]

@@ -6,7 +6,7 @@ import pytest
 from kernels.calls.batch import AttentionFlags
 from kernels.hopper.decode.variants import DecodeVariant, variant_of
 from kernels.vocabulary.buckets import Bucket, bucket_of
-from kernels.vocabulary.shape import PLANNED_PHASES, AttentionShape, Dtype, Phase
+from kernels.vocabulary.shape import AttentionShape, Dtype, Phase
 from qualification.decision.decision import Decision, Status
 from qualification.decision.model_shapes import AttentionSignature, shapes_needed
 from server.engine.operators.step_attention import Beat
@@ -34,6 +34,10 @@ def limits(model_len: int, batched_tokens: int, seqs: int = 8) -> EngineLimits:
     return EngineLimits(Dtype.FP32, Dtype.FP32, model_len, seqs, batched_tokens, batched_tokens, page_size=16)
 
 
+def drafting(subject: EngineLimits) -> EngineLimits:
+    return replace(subject, max_drafted_tokens=3)
+
+
 def plan(subject: EngineLimits) -> dict[AttentionShape, Decision]:
     shapes = shapes_needed(AttentionSignature(4, 2, 16), subject.serving)
     return {shape: Decision(shape, "a", Status.PROVEN, "a", (), (), None) for shape in shapes}
@@ -41,14 +45,18 @@ def plan(subject: EngineLimits) -> dict[AttentionShape, Decision]:
 
 def layout_of(batch: Batch) -> tuple[Phase, Bucket, Bucket]:
     """Return the dispatcher's layout of a batch."""
-    (phase,) = (phase for phase in PLANNED_PHASES if batch.rows_of(phase))
-    queries = Bucket.LE_128 if phase is Phase.DECODE else bucket_of(max(batch.query_lens))
+    (phase,) = (phase for phase in Phase if batch.rows_of(phase))
+    queries = Bucket.LE_128 if phase in (Phase.DECODE, Phase.VERIFY) else bucket_of(max(batch.query_lens))
     return phase, queries, bucket_of(max(batch.context_lens))
 
 
-@pytest.mark.parametrize(("model_len", "batched_tokens"), [*product((100, 130, 600, 4096), (64, 129, 2048, 8192))])
-def test_on_cuda_exactly_the_planned_shapes_run(model_len: int, batched_tokens: int) -> None:
+@pytest.mark.parametrize(
+    ("model_len", "batched_tokens", "drafts"),
+    [*product((100, 130, 600, 4096), (64, 129, 2048, 8192), [False]), (100, 64, True), (4096, 2048, True)],
+)
+def test_on_cuda_exactly_the_planned_shapes_run(model_len: int, batched_tokens: int, drafts: bool) -> None:
     spy, subject = Spy(), limits(model_len, batched_tokens)
+    subject = drafting(subject) if drafts else subject
     decisions = plan(subject)
     warm_up(spy, decisions, subject, is_cuda=True, progress=lambda _: None)
     planned = {(shape.phase, shape.query_bucket, shape.context_bucket) for shape in decisions}
@@ -91,9 +99,9 @@ def split(found: set[tuple[Bucket, DecodeVariant]]) -> Found:
 
 
 def test_on_a_cpu_each_phase_runs_once() -> None:
-    spy, subject = Spy(), limits(4096, 2048)
+    spy, subject = Spy(), drafting(limits(4096, 2048))
     warm_up(spy, plan(subject), subject, is_cuda=False, progress=lambda _: None)
-    assert [layout_of(batch)[0] for batch in spy.batches] == list(PLANNED_PHASES)
+    assert [layout_of(batch)[0] for batch in spy.batches] == list(Phase)
     assert sum(batch.num_tokens for batch in spy.batches) < 10
 
 
@@ -125,10 +133,9 @@ def test_a_synthetic_batch_touches_page_0_only() -> None:
 @pytest.mark.parametrize("max_len", [2, 3, 4, 5, 16, 17, 100, 1024, 1040])
 def test_a_probe_of_each_phase_fits_and_sees_several_tokens(max_len: int) -> None:
     """Try a cache that holds less than the model's limit too, for which longer shapes were planned."""
-    probes = probes_of(plan(limits(4096, 2048)), page=3, page_size=16, max_len=max_len)
-    wanted = [
-        phase for phase in PLANNED_PHASES if max_len > 2 or phase is not Phase.EXTEND
-    ]  # a chunk of 2 after 1 token
+    probes = probes_of(plan(drafting(limits(4096, 2048))), page=3, page_size=16, max_len=max_len)
+    of_several_behind_others = (Phase.EXTEND, Phase.VERIFY)  # 2 after 1 token, at least
+    wanted = [phase for phase in Phase if max_len > 2 or phase not in of_several_behind_others]
     assert [layout_of(batch)[0] for batch in probes] == wanted
     for batch in probes:
         assert 2 <= batch.context_lens[0] <= max_len
