@@ -135,5 +135,5 @@ def test_a_gemmas_embeddings_are_scaled_in_the_models_dtype(dtype: torch.dtype, 
     decoder = load_decoder(tmp_path, load_config(tmp_path), dtype=dtype, device=CPU, load_format=LoadFormat.AUTO)
     token_ids = prompt(7)
     bare = Decoder(config, replace(decoder.weights, layers=()))
-    step = Step(token_ids, torch.arange(7), torch.arange(7), KVCache([], []), lambda *_: None)
+    step = Step(token_ids, torch.arange(7), torch.arange(7), KVCache(()), lambda *_: None)
     assert torch.equal(bare.forward(step), reference.model.embed_tokens(token_ids))
