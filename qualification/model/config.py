@@ -252,7 +252,7 @@ class ModelConfig:
     @property
     def has_three_positions(self) -> bool:
         """Return whether a token's position has three parts, of which each pair of dimensions is rotated by one."""
-        return any(layer.attention.rope.position_parts for layer in self.layers)
+        return any(attention.rope.position_parts for attention in self.attentions)
 
     @property
     def has_mixtures(self) -> bool:

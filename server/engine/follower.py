@@ -53,7 +53,7 @@ from server.engine.execution.commands import (
 from server.engine.execution.followers import meet_ranks, refuse, report_of
 from server.engine.execution.graph_keys import GraphKey
 from server.engine.execution.sampling import SampledTokens
-from server.engine.execution.step_buffer import PartLayout, StepBuffer, StepLayout
+from server.engine.execution.step_buffer import StepBuffer, StepLayout
 from server.engine.execution.worker import Worker
 from server.engine.operators.dispatch import Dispatcher
 from server.engine.operators.launch_errors import is_device_lost
@@ -74,6 +74,7 @@ from server.errors import StartError
 from server.log import configure_logging
 from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
+from server.model.layer_state import StateCache
 
 logger = logging.getLogger(__name__)
 _READ_S = 5.0  # that rank 0 has to read the last report
@@ -149,15 +150,16 @@ class Follower:
                 self._worker.repeat(StepBuffer(key, self._layouts[key], self.inputs.latest, True))
             case ShareTokens(num_rows):
                 self._ranks.share(self._worker.tokens.latest[:num_rows])
-            case Launch(parts, num_sampled, has_pending):
-                self._worker.launch(self._buffer(parts, num_sampled, has_pending))
+            case Launch(parts, num_sampled, num_state_writes, has_pending):
+                layout = StepLayout(parts, num_sampled, num_state_writes=num_state_writes)
+                self._worker.launch(self._buffer(layout, has_pending))
                 self._worker.drop_unread()
             case CopyPages(copies):
                 self._worker.copy_pages(copies)
             case ComputeLogits(num_rows):
                 self._worker.logits(self._ranks.share(self._hidden_rows(num_rows)))
-            case Allocate(num_pages, num_rows):
-                self._allocate(num_pages, num_rows)
+            case Allocate(num_pages, num_rows, num_slots):
+                self._allocate(num_pages, num_rows, num_slots)
             case CompareMemory():
                 self._ranks.least(room_beside_peak(self._device, self._allocated_bytes))
             case Declare(sizes, max_context):
@@ -170,8 +172,9 @@ class Follower:
                 assert self._capture is not None
                 self._worker.capture(self._keys[index], self._capture)
                 gc.freeze()  # what lives as long as the engine is not scanned again in the middle of a step
-            case RecordStep(parts, num_sampled, has_pending):
-                self._record(self._buffer(parts, num_sampled, has_pending))
+            case RecordStep(parts, num_sampled, num_state_writes, has_pending):
+                layout = StepLayout(parts, num_sampled, num_state_writes=num_state_writes)
+                self._record(self._buffer(layout, has_pending))
             case Repeat(None):
                 assert self._recorded is not None
                 self._recorded.replay()
@@ -191,16 +194,19 @@ class Follower:
             logger.warning("this rank cannot record a step for its times: %s", error)
         self._ranks.least(int(self._recorded is not None))
 
-    def _allocate(self, num_pages: int, num_rows: int) -> None:
+    def _allocate(self, num_pages: int, num_rows: int, num_slots: int) -> None:
         self._held = None  # its cache goes first
         tokens = SampledTokens(num_rows, self._device)
-        self._held = Worker(self._decoder, self._kv_of(num_pages), self._dispatchers[-1], tokens, rank=self._ranks)
+        states = StateCache.allocate(self._decoder.config, num_slots, self._device)
+        self._held = Worker(
+            self._decoder, self._kv_of(num_pages), self._dispatchers[-1], tokens, rank=self._ranks, states=states
+        )
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
             self._allocated_bytes = torch.cuda.memory_allocated(self._device)
 
-    def _buffer(self, parts: tuple[PartLayout, ...], num_sampled: int | None, has_pending: bool) -> StepBuffer:
-        return StepBuffer(None, StepLayout(parts, num_sampled), self.inputs.latest, has_pending)
+    def _buffer(self, layout: StepLayout, has_pending: bool) -> StepBuffer:
+        return StepBuffer(None, layout, self.inputs.latest, has_pending)
 
     def _hidden_rows(self, num_rows: int) -> Tensor:
         return self._decoder.weights.embedding.new_empty(num_rows, self._decoder.config.hidden_size)

@@ -104,6 +104,7 @@ class FeedForward:
 class Attention:
     """Projections, rotation and the attention of one layer.
 
+    layer    its place among the layers that attend
     heads    the heads of q, k and v together, and head_dim
     splits   the heads of q, of k and of v
     rope     which of the decoder's rotary tables this layer's is

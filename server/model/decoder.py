@@ -14,8 +14,17 @@ from kernels.fused.norm import rms_norm
 from kernels.linear.autotune import Autotuner
 from kernels.linear.epilogue import Epilogue
 from kernels.linear.matmul import compile_linear, linear, linear_fp32
-from qualification.model.config import DenseConfig, ExpertsConfig, LayerConfig, ModelConfig, QKNorm
+from qualification.model.config import (
+    AttentionConfig,
+    DenseConfig,
+    ExpertsConfig,
+    LayerConfig,
+    ModelConfig,
+    QKNorm,
+    RecurrenceConfig,
+)
 from qualification.model.shard import sums_at_norms, vocabulary_rows
+from server.errors import ModelError
 from server.model.block import (
     AddNorm,
     Attention,
@@ -40,6 +49,16 @@ from server.model.step import Step, with_embeddings
 ServeOf = Callable[[int | None, str, Dense, Epilogue], Serve]
 
 
+# (place among the recurrent layers, what it is, its layer's weights) -> its mixer, whose states are those of that place
+# in `step.states.cache`; of several ranks it gives this one's part of a sum.
+RecurrenceOf = Callable[[int, RecurrenceConfig, LayerWeights], Sublayer]
+
+
+def no_recurrence(_: int, config: RecurrenceConfig, __: LayerWeights) -> Sublayer:
+    """Make no mixer: no kind of recurrence can be computed. Raises ModelError."""
+    raise ModelError(f"no kernel computes layers of {config.name}: serve a model whose layers all attend")
+
+
 def head_sizes(vocab_size: int, world: int) -> list[int]:
     """Return the columns of the logits that each rank computes."""
     return [len(vocabulary_rows(vocab_size, rank, world)) for rank in range(world)]
@@ -48,8 +67,13 @@ def head_sizes(vocab_size: int, world: int) -> list[int]:
 class Decoder:
     """A decoder-only transformer. Holds weights and rotary tables; keeps nothing of a batch."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, ranks: Ranks = ALONE) -> None:
-        """`ranks`: those that compute the model together; `config` and `weights` are then one rank's part of it."""
+    def __init__(
+        self, config: ModelConfig, weights: Weights, ranks: Ranks = ALONE, recurrence: RecurrenceOf = no_recurrence
+    ) -> None:
+        """`ranks`: those that compute the model together; `config` and `weights` are then one rank's part of it.
+
+        `recurrence`: makes the mixers of the layers that do not attend.
+        """
         self.config = config
         self.weights = weights
         self.ranks = ranks
@@ -59,6 +83,7 @@ class Decoder:
         self._finish_logits = _after_head(config)
         self._final_norm = self._norm_weight(weights.final_norm)
         self._products_of: ProductsOf = products_of
+        self._recurrence = recurrence
         self._serve_head: Serve | None = None
         # Whether a sublayer's result is this rank's part of it, which the next one's norm sums up on its way in.
         self._sums_at_norms = ranks.world > 1 and sums_at_norms(config)
@@ -149,7 +174,7 @@ class Decoder:
     def _block(self, index: int, config: LayerConfig, weights: LayerWeights) -> Block:
         return Block(
             self._entry(weights.attention_norm),
-            self._finished(self._attention(index, config, weights), weights.norm_after_attention),
+            self._finished(self._mixer(index, config, weights), weights.norm_after_attention),
             self._entry(weights.feed_forward_norm),
             self._finished(self._feed_forward(config, weights), weights.norm_after_feed_forward),
         )
@@ -165,8 +190,18 @@ class Decoder:
                 return lambda x, step: ranks.sum(experts(x, step))
         raise AssertionError("weights are of the kind that the configuration says")
 
-    def _attention(self, index: int, config: LayerConfig, weights: LayerWeights) -> Attention:
-        attention, eps = config.attention, self.config.norm_eps
+    def _mixer(self, index: int, config: LayerConfig, weights: LayerWeights) -> Sublayer:
+        if isinstance(config.mixer, AttentionConfig):
+            return self._attention(self.config.attention_layers.index(index), config.mixer, weights)
+        place = sum(not layer.attends for layer in self.config.layers[:index])
+        recurrence, ranks = self._recurrence(place, config.mixer, weights), self.ranks
+        if ranks.world == 1 or self._sums_at_norms:
+            return recurrence
+        return lambda x, step: ranks.sum(recurrence(x, step))
+
+    def _attention(self, index: int, attention: AttentionConfig, weights: LayerWeights) -> Attention:
+        """`index`: of the layer among those that attend."""
+        eps = self.config.norm_eps
         rope, cos_sin = self._ropes.of(attention)
         splits = attention.num_heads, attention.num_kv_heads, attention.num_kv_heads
         output = self._summed(weights.output)

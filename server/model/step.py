@@ -8,9 +8,11 @@ from torch import Tensor
 
 from kernels.fused.rope_kv import Turns
 from server.model.kv_cache import KVCache
+from server.model.layer_state import StepStates
 
 # attend(layer, q [T, heads, d], k [T, kv_heads, d], v, out [T, heads, d]) fills out; k and v are in their pages.
-# q, k and v are views: a token's heads are contiguous, tokens are further apart.
+# `layer` is the place among the layers that attend. q, k and v are views: a token's heads are contiguous, tokens are
+# further apart.
 Attend = Callable[[int, Tensor, Tensor, Tensor, Tensor], None]
 
 
@@ -28,6 +30,7 @@ class Step:
                where no token has one
     embeddings  [N, hidden] in the dtype of the weights, its first row unused; None where no token has one
     turns      by rotary table the rotations of these positions: the decoder adds them where torch rotates (on a CPU)
+    states     of the layers that are no attention; None where there is none
     tables     by rotary table [T, r] fp32 the row of each token, where positions have three parts: the decoder adds
                them, and counts the tokens in `positions`
     """
@@ -41,6 +44,7 @@ class Step:
     embeddings: Tensor | None = None
     turns: tuple[Turns, ...] | None = None
     tables: tuple[Tensor, ...] | None = None
+    states: StepStates | None = None
 
 
 def with_embeddings(hidden: Tensor, step: Step) -> Tensor:

@@ -46,10 +46,11 @@ class ChooseProducts(msgspec.Struct, frozen=True, tag=True):
 
 
 class Allocate(msgspec.Struct, frozen=True, tag=True):
-    """Make the KV cache, and room for so many sampled tokens."""
+    """Make the KV cache, room for so many sampled tokens, and the slots of recurrent states, if there are any."""
 
     num_pages: int
     num_rows: int
+    num_slots: int
 
 
 class CompareMemory(msgspec.Struct, frozen=True, tag=True):
@@ -63,10 +64,11 @@ class Decide(msgspec.Struct, frozen=True, tag=True):
 
 
 class Launch(msgspec.Struct, frozen=True, tag=True):
-    """Compute a step kernel by kernel. The bytes of its StepBuffer follow, which is laid out by these two."""
+    """Compute a step kernel by kernel. The bytes of its StepBuffer follow, which is laid out by all but the last."""
 
     parts: tuple[PartLayout, ...]
     num_sampled: int | None
+    num_state_writes: int | None
     has_pending: bool
 
 
@@ -103,6 +105,7 @@ class RecordStep(msgspec.Struct, frozen=True, tag=True):
 
     parts: tuple[PartLayout, ...]
     num_sampled: int | None
+    num_state_writes: int | None
     has_pending: bool
 
 

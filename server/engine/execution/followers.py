@@ -288,7 +288,7 @@ class LedRanks:
             return
         self._send_decisions(dispatcher)
         layout = buffer.layout
-        self.send(Launch(layout.parts, layout.num_sampled, buffer.has_pending), buffer)
+        self.send(Launch(layout.parts, layout.num_sampled, layout.num_state_writes, buffer.has_pending), buffer)
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -307,7 +307,7 @@ class LedRanks:
         self._timed = None
         self._send_decisions(dispatcher)
         layout = buffer.layout
-        self.send(RecordStep(layout.parts, layout.num_sampled, buffer.has_pending), buffer)
+        self.send(RecordStep(layout.parts, layout.num_sampled, layout.num_state_writes, buffer.has_pending), buffer)
         self._is_announced = True
 
     def choose_timed(self, key: GraphKey) -> None:

@@ -90,7 +90,7 @@ class StepGraphs:
         """Return the graph's view of a batch; None where no graph computes it as it is decided now."""
         key = key_of(batch, self._sizes)
         graph = None if key is None else self._graphs.get(key)
-        if key is None or graph is None:
+        if key is None or graph is None or _num_state_writes(batch) > (self.layouts[key].num_state_writes or 0):
             return None
         if self._revision != self._worker.dispatcher.revision:  # of any operator's decisions
             self._note_changed()
@@ -161,6 +161,10 @@ class StepGraphs:
             return tuple([dispatcher.choice(part, window) for part in parts for window in dispatcher.windows])
         except NoPathError:
             return None
+
+
+def _num_state_writes(batch: Batch) -> int:
+    return 0 if batch.states is None else len(batch.states.writes)
 
 
 def _counted(part: PhasePart, batch: Batch) -> PhasePart:

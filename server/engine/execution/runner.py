@@ -126,7 +126,10 @@ class ModelRunner:
         self.graphs = graphs
         self.shadow: ShadowCheck | None = None  # set by the process that judges its samples
         self.writer = StepWriter(
-            page_size=worker.kv.page_size, num_pages=worker.kv.num_pages, is_pinned=worker.device.type == "cuda"
+            page_size=worker.kv.page_size,
+            num_pages=worker.kv.num_pages,
+            is_pinned=worker.device.type == "cuda",
+            num_slots=None if worker.states is None else worker.states.num_slots,
         )
         if graphs is not None:
             self.writer.declare(graphs.layouts)

@@ -1,7 +1,7 @@
 """The inputs of one step as one piece of memory, laid out from one list: the same on the host and on each rank."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -13,10 +13,12 @@ from kernels.vocabulary.shape import Phase
 from server.engine.execution.graph_keys import GraphKey, GraphSizes, graph_keys
 from server.engine.operators.dispatch import PhasePart
 from server.engine.scheduling.sequence import Sequence
+from server.model.layer_state import StepRows
 
 Views = dict[str, Tensor]
 HostViews = dict[str, NDArray[Any]]
 
+_STATE_WRITES_A_PROMPT = 2  # of a graph: two snapshots; where there are more, of forks, no graph computes the step
 _ALIGNMENT_BYTES = 64  # of every array: Triton compiles a kernel again for a pointer that is not a multiple of 16
 
 
@@ -61,12 +63,14 @@ class StepLayout:
 
     num_sampled   tokens whose logits are computed; None for all of them
     token_arrays  `TOKEN_ARRAYS`, or more in the tests
+    num_state_writes  slots that get a recurrent state beside those of the rows; None without recurrent layers
     places        name, dtype, first byte and number of elements of every array that is not empty
     """
 
     parts: tuple[PartLayout, ...]
     num_sampled: int | None
     token_arrays: tuple[TokenArray, ...] = TOKEN_ARRAYS
+    num_state_writes: int | None = None
 
     num_tokens: int = field(init=False, compare=False)
     num_decode: int = field(init=False, compare=False)  # rows of one token at the end of the step
@@ -92,6 +96,7 @@ class StepLayout:
         sampled      tokens whose logits are computed
         chosen_at    [decode rows] where a token that the host has not read yet is among the latest sampled tokens
         is_pending   [decode rows] whether the row's token is such a one
+        state ...    of recurrent layers, see StepRows
         cu_seqlens, context_lens, page_table   of each phase: see AttentionBatch; one query a decode row is constant
         """
         found = [(array.name, array.dtype, self.num_tokens) for array in self.token_arrays]
@@ -100,6 +105,12 @@ class StepLayout:
             ("chosen_at", torch.int64, self.num_decode),
             ("is_pending", torch.bool, self.num_decode),
         ]
+        if self.num_state_writes is not None:
+            num_rows = sum([part.num_rows for part in self.parts])
+            found += [(f"state {name}", torch.int32, num_rows) for name in ("starts", "stops")]
+            found += [(f"state {name}", torch.int64, num_rows) for name in ("sources", "targets")]
+            writes = ("write_tokens", "write_slots")
+            found += [(f"state {name}", torch.int64, self.num_state_writes) for name in writes]
         for part in self.parts:
             name, rows = part.phase.value, part.num_rows
             if part.phase is not Phase.DECODE:
@@ -117,6 +128,7 @@ def graph_layout(
     page_size: int,
     max_context: int,
     token_arrays: tuple[TokenArray, ...] = TOKEN_ARRAYS,
+    has_states: bool = False,
 ) -> StepLayout:
     """Return the layout of a graph's step, for `num_prompts` prompts and contexts of at most `max_context` tokens."""
     parts = []
@@ -134,14 +146,22 @@ def graph_layout(
             )
         )
     num_sampled = None if key.prompts is None else sum(part.num_rows for part in parts)
-    return StepLayout(tuple(parts), num_sampled, token_arrays)
+    num_writes = 0 if key.prompts is None else _STATE_WRITES_A_PROMPT * num_prompts
+    return StepLayout(tuple(parts), num_sampled, token_arrays, num_writes if has_states else None)
 
 
-def graph_layouts(sizes: GraphSizes, *, page_size: int, max_context: int) -> dict[GraphKey, StepLayout]:
-    """Return the layout of every graph of these sizes: on each rank the same, in the same order."""
+def graph_layouts(
+    sizes: GraphSizes, *, page_size: int, max_context: int, has_states: bool = False
+) -> dict[GraphKey, StepLayout]:
+    """Return the layout of every graph of these sizes: on each rank the same, in the same order.
+
+    has_states  of a model with recurrent layers
+    """
     num_prompts = sizes.num_prompts
     return {
-        key: graph_layout(key, num_prompts=num_prompts, page_size=page_size, max_context=max_context)
+        key: graph_layout(
+            key, num_prompts=num_prompts, page_size=page_size, max_context=max_context, has_states=has_states
+        )
         for key in graph_keys(sizes)
     }
 
@@ -198,6 +218,7 @@ class StepTensors:
     sampled     [R] int64, tokens whose logits are computed; None for all of them
     is_pending  [decode rows] bool, and chosen_at [decode rows] int64; None without decode rows
     parts       one a phase
+    states      of recurrent layers; None for a model without
     """
 
     tokens: dict[str, Any]
@@ -205,6 +226,7 @@ class StepTensors:
     is_pending: Tensor | None
     chosen_at: Tensor | None
     parts: list[PhasePart]
+    states: StepRows | None = None
 
 
 class DeviceInputs:
@@ -262,7 +284,13 @@ class DeviceInputs:
             views.get("is_pending"),
             views.get("chosen_at"),
             parts,
+            None if layout.num_state_writes is None else self._state_rows(views),
         )
+
+    def _state_rows(self, views: Views) -> StepRows:
+        none = torch.zeros(0, dtype=torch.int64, device=self._device)
+        names = [it.name for it in fields(StepRows)]
+        return StepRows(**{name: views.get(f"state {name}", none) for name in names})
 
     def _part(self, part: PartLayout, views: Views, tokens: slice) -> PhasePart:
         name, is_prefill = part.phase.value, part.phase is Phase.PREFILL

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from kernels.vocabulary.shape import Phase
 from server.engine.execution.graph_keys import GraphKey
+from server.engine.execution.state_writer import write_states
 from server.engine.execution.step_buffer import (
     TOKEN_ARRAYS,
     HostViews,
@@ -50,12 +51,17 @@ class StepWriter:
         num_pages: int,
         is_pinned: bool,
         token_arrays: tuple[TokenArray, ...] = TOKEN_ARRAYS,
+        num_slots: int | None = None,
     ) -> None:
-        """`num_pages`: those that sequences may own; padding is written to the page behind them."""
+        """`num_pages`: those that sequences may own; padding is written to the page behind them.
+
+        `num_slots`: of recurrent states likewise; None for a model without them.
+        """
         self._page_size = page_size
         self._num_pages = num_pages
         self._is_pinned = is_pinned
         self._token_arrays = token_arrays
+        self._num_slots = num_slots
         self._padding_slots = np.zeros(0, np.int64)
         self._memories = [self._memory(0) for _ in range(2)]
         self._turn = 0
@@ -96,6 +102,8 @@ class StepWriter:
             self._write_prompts(filling, batch, num_prompts)
         if filling.decode is not None:
             filling.decode.write(batch, num_prompts, chosen_at)
+        if self._num_slots is not None:
+            write_states(filling.host, filling.buffer.layout, batch, self._num_slots)
         if key is None and batch.sampled_rows:
             filling.host["sampled"][:] = batch.sampled_tokens
         if key is None and filling.decode is not None and filling.decode.has_pending:
@@ -124,7 +132,9 @@ class StepWriter:
                 PartLayout(phase, len(rows), sum(query_lens), width, max(query_lens), max(context_lens)),
             )
         num_sampled = len(batch.sampled_tokens) if batch.verifies else len(batch.sampled_rows)
-        return StepLayout(tuple(parts), num_sampled, self._token_arrays)
+        num_writes = 0 if batch.states is None else len(batch.states.writes)
+        num_state_writes = None if self._num_slots is None else num_writes
+        return StepLayout(tuple(parts), num_sampled, self._token_arrays, num_state_writes)
 
     def _write_prompts(self, filling: _Filling, batch: Batch, num_prompts: int) -> None:
         """Write the rows of prefill, extend and verify, and padding up to the decode rows."""

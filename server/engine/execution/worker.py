@@ -26,6 +26,7 @@ from server.engine.operators.step_attention import Beat, ReplaceChoice, StepAtte
 from server.engine.scheduling.step_parts import Mark, Part, unmarked
 from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
+from server.model.layer_state import StateCache, StepStates
 from server.model.ranks import ALONE, Ranks
 from server.model.step import Step
 
@@ -63,12 +64,19 @@ class Worker:
         *,
         rank: Ranks = ALONE,
         others: Others = NO_OTHERS,
+        states: StateCache | None = None,
     ) -> None:
-        """`tokens` for every row that a step may sample; `others`: the ranks that this one leads."""
+        """Make the worker, and those of the other ranks.
+
+        tokens  for every row that a step may sample
+        others  the ranks that this one leads
+        states  of a model with recurrent layers
+        """
         self.rank = rank
         self.others = others
         self.decoder = decoder
         self.kv = kv
+        self.states = states
         self.dispatcher = dispatcher
         self.tokens = tokens
         self.device = tokens.latest.device
@@ -83,14 +91,16 @@ class Worker:
         self._open_logits: Tensor | None = None  # of the latest step, where its tokens are still to be chosen
         self._unread: list[StepAttention] = []  # of the steps whose results are not read yet
         self._replace = None if rank.world == 1 else _end_step  # None: the dispatcher's
-        others.send(Allocate(kv.num_pages, tokens.latest.numel()))
+        num_slots = 0 if states is None else states.num_slots
+        others.send(Allocate(kv.num_pages, tokens.latest.numel(), num_slots))
 
     def declare(self, sizes: GraphSizes, max_context: int) -> dict[GraphKey, StepLayout]:
         """Make room for graphs, which share their inputs and their logits: only one of them runs at a time.
 
         Returns their layouts, for contexts of at most `max_context` tokens.
         """
-        layouts = graph_layouts(sizes, page_size=self.kv.page_size, max_context=max_context)
+        has_states = self.states is not None
+        layouts = graph_layouts(sizes, page_size=self.kv.page_size, max_context=max_context, has_states=has_states)
         self.others.declare(sizes, max_context, layouts)
         self._inputs.declare(layouts)
         vocab_size = self.decoder.config.vocab_size
@@ -355,7 +365,10 @@ class Worker:
             torch.where(tensors.is_pending, self.tokens.latest.index_select(0, tensors.chosen_at), ends, out=ends)
         self.mark(Part.FORWARD)
         attention.plan()
-        hidden = self.decoder.forward(Step(**tensors.tokens, kv=self.kv, attend=attention))
+        states = None
+        if self.states is not None and tensors.states is not None:
+            states = StepStates(self.states, tensors.states)
+        hidden = self.decoder.forward(Step(**tensors.tokens, kv=self.kv, attend=attention, states=states))
         if is_sampled:
             self.mark(Part.SAMPLE)
             rows = hidden if tensors.sampled is None else hidden.index_select(0, tensors.sampled)

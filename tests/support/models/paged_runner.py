@@ -41,14 +41,15 @@ class PagedRunner:
             keys, values = (pages.flatten(0, 1)[self._slots[:end]] for pages in self._kv.layers[layer].read())
             assert torch.equal(keys[start:], k)
             assert torch.equal(values[start:], v)
-            config = self._decoder.config.layers[layer].attention
+            config = self._decoder.config.attentions[layer]
             mask = (distance >= 0) & (distance < (config.window or end))
             group = config.num_heads // config.num_kv_heads
             keys, values = (x.repeat_interleave(group, dim=1) for x in (keys, values))
             scores = torch.einsum("qhd,khd->hqk", q, keys) * config.scale
             if config.softcap is not None:
                 scores = torch.tanh(scores / config.softcap) * config.softcap
-            scores, sinks = scores.masked_fill(~mask, -torch.inf), self._decoder.weights.layers[layer].sinks
+            index = self._decoder.config.attention_layers[layer]
+            scores, sinks = scores.masked_fill(~mask, -torch.inf), self._decoder.weights.layers[index].sinks
             if sinks is None:
                 weights = torch.softmax(scores, dim=-1)
             else:

@@ -59,20 +59,20 @@ def test_a_rank_serves_by_the_latest_decisions(tiny_llama: TinyLlama, tmp_path: 
         kv_of=partial(kv_cache_of, subject),
         new_capture=lambda: pytest.fail("no graph on a CPU"),
     )
-    rank.obey(Allocate(4, 8))
+    rank.obey(Allocate(4, 8, 0))
     buffer = StepWriter(page_size=16, num_pages=4, is_pinned=False).write(synthetic_batch([(3, 3)], 16), {})
 
     def launch() -> Counter[str]:
         runs.clear()
         rank.inputs.take(buffer.layout.num_bytes)[:] = buffer.data.numpy().data
-        rank.obey(Launch(buffer.layout.parts, buffer.layout.num_sampled, buffer.has_pending))
+        rank.obey(Launch(buffer.layout.parts, buffer.layout.num_sampled, None, buffer.has_pending))
         return runs
 
     assert launch() == {"first": NUM_LAYERS}
     rank.decide(table("second"))  # a path was quarantined
     assert launch() == {"second": NUM_LAYERS}
     rank.decide(table("first"))
-    rank.obey(Allocate(4, 8))  # a new worker begins with the latest
+    rank.obey(Allocate(4, 8, 0))  # a new worker begins with the latest
     assert launch() == {"first": NUM_LAYERS}
 
 
