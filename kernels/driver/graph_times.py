@@ -11,35 +11,15 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from graphlib import TopologicalSorter
 from itertools import pairwise
 from statistics import median
-from typing import Protocol
 
-from kernels.driver.cuda_driver import Edges
+from kernels.driver.cuda_driver import CudaDriver
 
 _NUM_RUNS = 5  # that are measured; one before them warms up
 _LEAST_SHARE = 0.1  # of a node's time that is left to it: none disappears
 
 
-class Driver(Protocol):
-    """Part of a CudaDriver that this needs."""
-
-    def nodes(self, graph: int) -> list[int]: ...
-    def node_name(self, node: int) -> str | None: ...
-    def clone(self, graph: int) -> int: ...
-    def edges(self, graph: int) -> Edges: ...
-    def remove_edges(self, graph: int, edges: Edges) -> None: ...
-    def add_edge(self, graph: int, node: int, waiting: int) -> None: ...
-    def add_event_node(self, graph: int, after: Sequence[int], event: int) -> int: ...
-    def instantiate(self, graph: int) -> int: ...
-    def launch(self, executable: int, stream: int) -> None: ...
-    def create_event(self) -> int: ...
-    def seconds_between(self, begin: int, end: int) -> float: ...
-    def destroy_event(self, event: int) -> None: ...
-    def destroy_executable(self, executable: int) -> None: ...
-    def destroy_graph(self, graph: int) -> None: ...
-
-
 def node_seconds(
-    driver: Driver,
+    driver: CudaDriver,
     graph: int,
     stream: int,
     *,
@@ -88,7 +68,7 @@ def node_seconds(
         return found
 
 
-def _in_order(driver: Driver, graph: int) -> tuple[list[int], list[int], list[int]]:
+def _in_order(driver: CudaDriver, graph: int) -> tuple[list[int], list[int], list[int]]:
     """Return the nodes, none before one that it waits for; those that wait for none; those that none waits for."""
     before: dict[int, list[int]] = {node: [] for node in driver.nodes(graph)}
     for node, waiting in driver.edges(graph).pairs:
@@ -99,7 +79,7 @@ def _in_order(driver: Driver, graph: int) -> tuple[list[int], list[int], list[in
     return list(TopologicalSorter(before).static_order()), roots, leaves
 
 
-def _chain(driver: Driver, graph: int, nodes: Sequence[int], events: Sequence[int]) -> None:
+def _chain(driver: CudaDriver, graph: int, nodes: Sequence[int], events: Sequence[int]) -> None:
     """Let the nodes run one after the other, with an event behind each but the first and the latest two."""
     first, *inner, before_last, last = nodes
     behind = first

@@ -37,11 +37,13 @@ from server.engine.execution.worker import Worker
 from server.engine.operators.decisions import NoPathError
 from server.engine.operators.dispatch import Dispatcher
 from server.engine.operators.launch_errors import blaming
-from server.engine.proof.attestation import Attestor, Promises, TimeStep
+from server.engine.proof.attestation import Attestor
+from server.engine.proof.judgement import Judge, Promises
 from server.engine.proof.operator_quarantine import OperatorQuarantine
 from server.engine.proof.quarantine import Quarantine
 from server.engine.proof.shadow_check import ShadowCheck
 from server.engine.proof.shadow_sample import blank_sample, judge_sample
+from server.engine.proof.step_record import StepRecords, TimeStep
 from server.engine.proof.step_times import StepTimes
 from server.engine.scheduling.engine import Engine, EngineOptions
 from server.engine.scheduling.pages import PagePool
@@ -394,19 +396,23 @@ def _attestor(settings: Settings, subject: Subject, runner: ModelRunner, plan: P
     max_len = min(limits.max_model_len, runner.num_pages * page_size)
     recorder = Recorder(device) if device.type == "cuda" else None
     of_two = {path.name for path in PATHS if path.alternatives and limits.max_num_seqs > 1}
-    return Attestor(
+    promises = Promises({it.name: it for it in PATHS}, plan.evidence, {it.name: it for it in ALL_PATHS})
+    records = StepRecords(
         runner,
         lambda: runner.attention,
         dispatcher,
-        Promises({it.name: it for it in PATHS}, plan.evidence, {it.name: it for it in ALL_PATHS}),
-        probes=probes_of(
-            dispatcher.decisions, page=runner.num_pages, page_size=page_size, max_len=max_len, of_two=of_two
-        ),
         device=device,
         recorder=recorder,
         graph_kernels=runner.recorded_kernels,
         time_step=_step_times(runner, recorder),
-        others=lambda: operator_promises(dispatcher.all_decisions, plan.evidence, ALL_PATHS),
+    )
+    return Attestor(
+        records,
+        Judge(promises, lambda: operator_promises(dispatcher.all_decisions, plan.evidence, ALL_PATHS)),
+        dispatcher,
+        probes=probes_of(
+            dispatcher.decisions, page=runner.num_pages, page_size=page_size, max_len=max_len, of_two=of_two
+        ),
         is_quarantining=settings.on_unproven is not Policy.DEGRADE,
         interval_s=settings.attestation_interval_s,
     )

@@ -5,13 +5,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kernels.catalog import PATHS
+from kernels.driver.driver_record import Recorder
 from kernels.vocabulary.path import KernelPath
 from kernels.vocabulary.shape import AttentionShape
 from qualification.decision.decision import Decision, Pairs, Policy
 from qualification.evidence.evidence import Evidence
 from qualification.measure.qualify import Bench, Pair
 from server.engine.operators.dispatch import Dispatcher
-from server.engine.proof.attestation import Attestor, Records, TimeStep
+from server.engine.proof.attestation import Attestor
+from server.engine.proof.judgement import Judge
+from server.engine.proof.step_record import StepRecords, TimeStep
 from server.engine.startup.builder import BuiltEngine
 from server.engine.startup.warmup import probes_of
 from server.protocol.messages import SamplingParams, Submit
@@ -43,21 +46,25 @@ class Subject:
         interval_s: float = 0.0,
         clock: Callable[[], float] = float,
         of_two: Container[str] = frozenset(),
-        recorder: Records | None = None,
+        recorder: Recorder | None = None,
         time_step: TimeStep = lambda _: None,
     ) -> tuple[Attestor, Dispatcher]:
         """Make an attestor of the same model, on a dispatcher of its own whose paths may lie."""
         runner, own = self.built.runner, self.built.attestor
         runner.worker.dispatcher = Dispatcher(self.decisions, paths, runner.dispatcher.flags, redecide=self.redecide)
-        found = Attestor(
+        records = StepRecords(
             runner,
             lambda: runner.attention,
             runner.dispatcher,
-            own.promises,
-            probes=probes_of(self.decisions, page=runner.num_pages, page_size=16, max_len=128, of_two=of_two),
-            device=own.device,
+            device=own.records.device,
             recorder=recorder,
             time_step=time_step,
+        )
+        found = Attestor(
+            records,
+            Judge(own.judge.promises),
+            runner.dispatcher,
+            probes=probes_of(self.decisions, page=runner.num_pages, page_size=16, max_len=128, of_two=of_two),
             is_quarantining=is_quarantining,
             interval_s=interval_s,
             clock=clock,

@@ -160,7 +160,7 @@ def test_one_batch_is_profiled_at_a_time(subject: Subject) -> None:
 
 
 def test_evidence_of_an_older_source_promises_no_new_kernels(subject: Subject) -> None:
-    known = subject.built.attestor.promises
+    known = subject.built.attestor.judge.promises
     older = {key: replace(entry, source_digest="older") for key, entry in known.evidence.items()}
     for choice in subject.built.runner.dispatcher.choices:
         assert known.of(choice).is_measured

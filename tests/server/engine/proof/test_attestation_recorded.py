@@ -12,7 +12,8 @@ from kernels.driver.seen import Seen
 from kernels.vocabulary.path import KernelPath
 from kernels.vocabulary.shape import Phase
 from server.engine.operators.dispatch import Dispatcher
-from server.engine.proof.attestation import Attestor, TimeStep
+from server.engine.proof.attestation import Attestor
+from server.engine.proof.step_record import TimeStep
 from server.engine.startup.warmup import probes_of
 from support.engine.attested import FLASH, Subject, refuses
 from support.models.tiny_llama import NUM_LAYERS
