@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LAYERS = ("kernels", "qualification", "server")
+LAYERS = ("kernels", "qualification", "server", "bench")
 
 Imports = Mapping[str, set[str]]  # module -> dotted names that it imports
 

@@ -37,8 +37,8 @@ from planted_servers import (
     upgraded,
 )
 
+from bench.machine import commit_of_code
 from kernels.vocabulary.shape import PLANNED_PHASES
-from qualification.bench.machine import commit_of_code
 from qualification.decision.decision import Policy
 
 

@@ -10,11 +10,11 @@ import jinja2
 
 from kernels.vocabulary.fingerprint import Fingerprint
 from kernels.vocabulary.shape import PLANNED_PHASES, AttentionShape, Phase
-from qualification.bench.serve.report import ratios, ratios_table
 from qualification.common.svg import Line, svg
 from qualification.evidence.evidence import SUITE, Evidence, strain
 from qualification.evidence.verdicts import SPEED_TOLERANCE
 from qualification.report.answers import Serving, model_gains, phase_gains, servings, statuses, where_gained
+from qualification.report.ratios import ratios, ratios_table
 from qualification.report.roofline import roofline
 from qualification.report.sources import BenchFile, Live, Sources
 from qualification.report.views import HeatRow, ModelView, Roofs, roofs_of

@@ -9,11 +9,11 @@ import httpx2
 import msgspec
 
 from kernels.vocabulary.fingerprint import Fingerprint
-from qualification.bench.serve.file import ServedSide, ServeFile
 from qualification.canary.client import CanaryError, Candidate
 from qualification.evidence.full_model import FullModel
 from qualification.evidence.matrix import MatrixError, load_matrix, matrix_files
 from qualification.load.discovery import client_of
+from qualification.load.served import ServedSide, ServeFile
 from qualification.report.views import ModelView
 
 _TIMEOUT_S = 10.0

@@ -16,15 +16,13 @@ import msgspec
 import uvicorn
 from prometheus_client import CollectorRegistry
 
-from qualification.bench.attention import command as bench_command
-from qualification.bench.serve import command as serve_command
 from qualification.canary import command as canary
 from qualification.commands import matrix as matrix_command
 from qualification.commands import qualify as qualify_command
 from qualification.common.exit_code import ExitCode
 from qualification.common.flags import add_command
 from qualification.report import command as report_command
-from server.bench.steps import command as steps_command
+from server.cli import bench as bench_command
 from server.cli import serve_flags
 from server.cli.console import Console
 from server.cli.parser import Parser, parsed
@@ -138,45 +136,14 @@ def build_parser() -> Parser:
             "hallmark report qualification/matrices/nvidia-h200 --url http://127.0.0.1:8000",
         )
     )
-    bench_parser = add_command(
-        commands,
-        "bench",
-        "measure attention paths, servers or steps",
-        "Measure attention paths beside other libraries, servers beside others, or the engine's own steps.",
-        "hallmark bench attention --quick",
-        "hallmark bench serve --url http://127.0.0.1:8000 --quick",
-    )
-    benches = bench_parser.add_subparsers(dest="bench", required=True, metavar="WHAT", title="benches")
     bench_command.add_arguments(
         add_command(
-            benches,
-            "attention",
-            "beside FA2, FA3, cuDNN and FlexAttention",
-            "Time every attention path that can run here beside its peers. Every combination of the sweep's flags is "
-            "a case; results are a table, one JSON file and charts.",
+            commands,
+            "bench",
+            "measure attention paths, servers or steps",
+            "Measure attention paths beside other libraries, servers beside others, or the engine's own steps.",
             "hallmark bench attention --quick",
-            "hallmark bench attention --phases prefill --lengths 2048 8192 --out-dir results",
-        )
-    )
-    serve_command.add_arguments(
-        add_command(
-            benches,
-            "serve",
-            "load on any OpenAI-compatible server, beside others",
-            "Put the same load on one or more OpenAI-compatible servers, in turns, and compare times to the first "
-            "token, times per token and tokens a second.",
             "hallmark bench serve --url http://127.0.0.1:8000 --quick",
-            "hallmark bench serve --url http://127.0.0.1:8000 --peer vllm=http://127.0.0.1:8001 --out-dir results",
-        )
-    )
-    steps_command.add_arguments(
-        add_command(
-            benches,
-            "steps",
-            "the engine's own, by length, batch and context",
-            "Time single steps of the engine, without HTTP: prompts by length, decode by batch and by context.",
-            "hallmark bench steps --quick",
-            "hallmark bench steps --model ~/models/Qwen3-8B --dummy --out results",
         )
     )
     canary.add_arguments(
@@ -207,16 +174,14 @@ def qualify(args: argparse.Namespace) -> int:
     code = qualify_command.run(args)
     if code != ExitCode.PASS or not args.full_model:
         return code
-    from server.bench.full_model import command as full_model_command  # imports torch
+    from server.full_model import command as full_model_command  # imports torch
 
     return full_model_command.run(args)
 
 
 def bench(args: argparse.Namespace) -> int:
-    if args.bench == "serve":
-        return serve_command.run(args)
     _compute_here()
-    return steps_command.run(args, os.environ) if args.bench == "steps" else bench_command.run(args)
+    return bench_command.run(args, os.environ)
 
 
 # Commands whose exit code is a verdict.

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
+from bench.attention.cases import BenchCase, Sweep, cases_of
+from bench.attention.row import Row
 from kernels.vocabulary.shape import Dtype, Phase
-from qualification.bench.attention.cases import BenchCase, Sweep, cases_of
-from qualification.bench.attention.row import Row
 from qualification.evidence.evidence import Timing
 
 

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from bench.serve.file import save
 from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.path import Tier
 from kernels.vocabulary.shape import Phase
-from qualification.bench.serve.cases import ServePlan
-from qualification.bench.serve.file import ServedSide, ServeFile, save
 from qualification.evidence.evidence import SUITE
 from qualification.evidence.full_model import Attention, FullModel, ModelTiming
 from qualification.evidence.matrix import save_matrix
+from qualification.load.served import ServedSide, ServeFile, ServePlan
 from qualification.report.command import add_arguments, run
 from qualification.report.page import render
 from qualification.report.sources import ReportError, gather

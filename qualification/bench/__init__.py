@@ -1,1 +1,0 @@
-"""Benches of attention beside its peers, and of servers under load (`hallmark bench`). Imports no server."""

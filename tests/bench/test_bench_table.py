@@ -1,0 +1,116 @@
+"""Tables, JSON and charts of a bench."""
+
+import math
+from dataclasses import replace
+from xml.etree import ElementTree
+
+import msgspec
+import pytest
+
+from bench.attention.cases import LOG_NORMAL
+from bench.attention.charts import charts
+from bench.attention.row import Absence, absences_as_json, rows_as_json
+from bench.attention.table import absences_lines, rows_table, summary_table
+from qualification.common.svg import Line, svg
+from support.bench_fakes import decode, prefill, row
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def cells(lines: list[str]) -> list[list[str]]:
+    return [line.split() for line in lines]
+
+
+def test_table_has_a_line_for_each_contender() -> None:
+    case = prefill(512)
+    lines = rows_table([row(case, "peer", is_peer=True), row(case, "ours", 5.0, ratio=2.0)])
+    assert len(lines) == 4
+    assert lines[2].startswith("prefill fp32 d64 4:2 1x512  ours")
+    assert cells(lines)[3][0] == "peer"
+    assert "2.000" in cells(lines)[2]
+
+
+@pytest.mark.parametrize("wrong", [{"error_share": 2.0}, {"num_nonfinite": 1}, {"bias_share": math.nan}, {}])
+def test_a_wrong_row_says_so(wrong: dict[str, float]) -> None:
+    assert ("WRONG" in rows_table([row(prefill(512), "ours", **wrong)])[2]) == bool(wrong)
+
+
+def test_summary_has_geometric_mean_and_worst_case() -> None:
+    best = row(prefill(512), "ours", ratio=2.0)
+    assert cells(summary_table([best, row(prefill(1024), "ours", ratio=0.5)]))[2][4:] == [
+        *("ours", "2", "1.000", "0.500", *str(prefill(1024)).split()),
+    ]
+    # A wrong row is worth nothing, and windows have a line of their own.
+    assert cells(summary_table([best, row(prefill(1024), "ours", ratio=2.0, error_share=9.0)]))[2][6:8] == ["0.000"] * 2
+    plain, windowed = summary_table([best, row(prefill(512, windows=(64,)), "ours", ratio=1.5)])[2:]
+    assert "window 64" in windowed
+    assert ("2.000" in plain, "1.500" in windowed) == (True, True)
+
+
+def test_json_rows_are_sorted_whatever_the_order_of_measuring() -> None:
+    rows = [
+        row(decode(64), "b"),
+        row(prefill(1024), "peer", is_peer=True),
+        row(prefill(1024), "z"),
+        row(prefill(512), "a"),
+    ]
+    written = [(found["phase"], found["longest_context"], found["contender"]) for found in rows_as_json(rows)]
+    wanted = [("prefill", 512, "a"), ("prefill", 1024, "z"), ("prefill", 1024, "peer"), ("decode", 64, "b")]
+    assert written == wanted
+    assert rows_as_json(rows[::-1]) == rows_as_json(rows)
+
+
+def test_an_error_that_is_no_number_is_null_in_json_and_wrong() -> None:
+    found = rows_as_json([row(prefill(512), "ours", max_error=math.nan, error_share=math.nan)])[0]
+    assert msgspec.json.decode(msgspec.json.encode(found))["max_error"] is None
+    assert found["is_right"] is False
+
+
+def test_a_reason_is_printed_once_with_its_cases() -> None:
+    absences = [Absence(prefill(n), "fa3", "not here") for n in (1024, 512)]
+    assert absences_lines(absences) == ["fa3: not in 2 cases: not here"]
+    cases = [str(prefill(512)), str(prefill(1024))]
+    assert absences_as_json(absences) == [{"contender": "fa3", "reason": "not here", "cases": cases}]
+
+
+def test_a_chart_has_a_line_for_each_contender_over_all_lengths() -> None:
+    rows = [row(prefill(n), name, is_peer=name == "peer") for n in (512, 1024, 4096) for name in ("ours", "peer")]
+    drawn = charts(rows)
+    assert list(drawn) == ["prefill-fp32-d64-h4x2"]
+    root = ElementTree.fromstring(drawn["prefill-fp32-d64-h4x2"])
+    lines = [line for line in root.iter(f"{SVG}polyline") if len(line.get("points", "").split()) == 3]
+    assert [line.get("stroke-dasharray") is not None for line in lines] == [False, True]
+    texts = [text.text for text in root.iter(f"{SVG}text")]
+    assert {"512", "1k", "4k", "TFLOP/s", "ours", "peer"} <= set(texts)
+
+
+def test_decode_is_drawn_by_bandwidth_and_batch() -> None:
+    rows = [row(decode(n, batch=batch), "ours") for n in (64, 128) for batch in (1, 2)]
+    drawn = charts(rows)
+    assert list(drawn) == ["decode-fp32-d64-h4x2-batch1", "decode-fp32-d64-h4x2-batch2"]
+    assert "TB/s" in drawn["decode-fp32-d64-h4x2-batch1"]
+
+
+def test_mixed_lengths_and_single_points_are_not_drawn() -> None:
+    mixed = [row(replace(prefill(n), mix=LOG_NORMAL), "ours") for n in (512, 1024)]
+    assert charts([*mixed, row(prefill(512), "ours")]) == {}
+
+
+def test_many_batches_make_a_chart_with_apart_ticks() -> None:
+    drawn = charts([row(decode(64, batch=n), "ours") for n in range(1, 20)])
+    assert list(drawn) == ["decode-fp32-d64-h4x2-context64"]
+    chart = drawn["decode-fp32-d64-h4x2-context64"]
+    assert "sequences" in chart
+    assert chart.count("<circle") == 19 + 2  # two in the legend
+    assert ">16<" in chart
+    assert ">17<" not in chart
+
+
+def test_larger_values_are_drawn_higher_and_inside_the_chart() -> None:
+    line = Line("a < b", ((512, 100.0), (1024, 450.0), (2048, 700.0)), "#000000", False)
+    root = ElementTree.fromstring(svg("title", "x", "y", [line]))
+    dots = [(float(dot.get("cx", "")), float(dot.get("cy", ""))) for dot in root.iter(f"{SVG}circle")][:3]
+    assert [x for x, _ in dots] == sorted(x for x, _ in dots)
+    assert dots[0][1] > dots[1][1] > dots[2][1] > 0
+    assert dots[1][0] == pytest.approx((dots[0][0] + dots[2][0]) / 2, abs=0.2)
+    assert "a < b" in [text.text for text in root.iter(f"{SVG}text")]
