@@ -109,6 +109,8 @@ class Grammars:
 
     def bound_rows(self, batch: Batch) -> tuple[BoundRow, ...]:
         """Return the tokens of a step that grammars bind. Call it when a batch is launched."""
+        if not [seq for seq in batch.drawn_sequences if seq.matcher is not None]:
+            return ()
         found: list[BoundRow] = []
         latest = None
         for index, (seq, position) in enumerate(batch.draws):

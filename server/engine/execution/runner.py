@@ -198,7 +198,7 @@ class ModelRunner:
 
     def _launch(self, batch: Batch) -> Launched:
         is_plain = self._is_plain(batch)
-        scored = None if is_plain else scored_rows([seq for seq, _ in batch.draws])
+        scored = None if is_plain else self._scored(batch)
         needs_hidden = not is_plain and wants_hidden(batch)
         bound = () if is_plain or self.grammars is None else self.grammars.bound_rows(batch)
         hidden = None
@@ -337,6 +337,10 @@ class ModelRunner:
         """Return on the CPU how the tokens of the drawn sequences are chosen."""
         rows = [row_sampling(seq, position) for seq, position in batch.draws]
         return sampling_tensors(rows, self.worker.decoder.config.vocab_size, torch.device("cpu"))
+
+    def _scored(self, batch: Batch) -> ScoredRows | None:
+        """Return which of the tokens that a step chooses are scored."""
+        return scored_rows([seq for seq, _ in batch.draws] if batch.verifies else batch.drawn_sequences)
 
     def _is_plain(self, batch: Batch) -> bool:
         """Return whether every row wants its likeliest token and no more. Sequences that are plain stay so."""

@@ -208,9 +208,13 @@ class Batch:
     @property
     def draws(self) -> list[tuple[Sequence, int]]:
         """Return sequence and position of each token that the step chooses, in the order of the drawn sequences."""
-        drawn = zip(self.drawn_sequences, self.drawn_rows, strict=True)
         if not self.verifies:
-            return [(seq, self.context_lens[row]) for seq, row in drawn]
+            is_all = len(self.sampled_rows) == len(self.sequences) and not self.forks  # of most steps
+            lens = self.context_lens
+            return list(
+                zip(self.drawn_sequences, lens if is_all else map(lens.__getitem__, self.drawn_rows), strict=True)
+            )
+        drawn = zip(self.drawn_sequences, self.drawn_rows, strict=True)
         return [(seq, position) for seq, row in drawn for position in self.drawn_positions(row)]
 
     @property
