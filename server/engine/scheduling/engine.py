@@ -23,7 +23,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.linear.fallbacks import MatmulFallback
 from server.engine.scheduling.drafter import Drafter
 from server.engine.scheduling.matcher import CompileGrammar, Matcher
 from server.engine.scheduling.outputs import Outputs
@@ -34,7 +33,8 @@ from server.engine.scheduling.runner_api import (
     Runner,
     StepError,
     StepResult,
-    TakeSamples,
+    StepStatistics,
+    TakeStatistics,
 )
 from server.engine.scheduling.scheduler import Scheduler, SequenceTooLong
 from server.engine.scheduling.sequence import PENDING, Batch, Sequence, SequenceStatus
@@ -86,17 +86,15 @@ class Engine:
         options: EngineOptions,
         *,
         num_compiles: Callable[[], int] = lambda: 0,
-        take_samples: TakeSamples = lambda: ([], {}),
-        take_fallbacks: Callable[[], dict[MatmulFallback, int]] = dict,
+        take_statistics: TakeStatistics = StepStatistics,
         compile_grammar: CompileGrammar | None = None,
         drafter: Drafter | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`num_compiles` returns how many kernels this process has compiled; `clock` is monotonic, in seconds.
 
-        `take_samples` returns the attention timings since its last call, `take_fallbacks` the products since its last
-        call that PyTorch's matmuls computed in place of ours. Without `compile_grammar` no request may have a grammar,
-        without a `drafter` no tokens are drafted.
+        `take_statistics` returns what was measured since its last call. Without `compile_grammar` no request may have a
+        grammar, without a `drafter` no tokens are drafted.
         """
         self.step_index = 0
         self.mark: Mark = unmarked  # set by a bench
@@ -104,8 +102,7 @@ class Engine:
         self._runner = runner
         self._options = options
         self._num_compiles = num_compiles
-        self._take_samples = take_samples
-        self._take_fallbacks = take_fallbacks
+        self._take_statistics = take_statistics
         self._clock = clock
         self._seeds = random.Random(options.seed)
         self._sequences: dict[str, Sequence] = {}
@@ -451,7 +448,7 @@ class Engine:
     def _output(
         self, started_at: float, result: StepResult, *, num_compiles: int, batch: Batch | None = None
     ) -> StepOutput:
-        samples, peaks = self._take_samples()
+        statistics = self._take_statistics()
         record = StepRecord(
             step=self.step_index,
             started_at=started_at,
@@ -466,9 +463,9 @@ class Engine:
             num_nonfinite=len(result.nonfinite),
             num_compiles=num_compiles,
             quarantined=result.quarantined,
-            attention_samples=samples,
-            peak_temporary_bytes=peaks,
-            matmul_fallbacks=self._take_fallbacks(),
+            attention_samples=statistics.attention_samples,
+            peak_temporary_bytes=statistics.peak_temporary_bytes,
+            matmul_fallbacks=statistics.matmul_fallbacks,
             oom_stage=result.oom_stage,
             num_prefix_queried_tokens=batch.num_prefix_queried_tokens if batch else 0,
             num_prefix_hit_tokens=batch.num_prefix_hit_tokens if batch else 0,

@@ -4,11 +4,27 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from kernels.linear.fallbacks import MatmulFallback
 from kernels.vocabulary.shape import Phase
 from server.engine.scheduling.sequence import Batch
 from server.protocol.messages import AttentionSample, DispatchCount, PathUse, TokenScores
 
-TakeSamples = Callable[[], tuple[list[AttentionSample], dict[str, int]]]  # and peaks of memory by phase, in bytes
+
+@dataclass(frozen=True, slots=True)
+class StepStatistics:
+    """Measurements since the step before, for its record.
+
+    attention_samples     timings of sampled steps, read by now
+    peak_temporary_bytes  phase -> what a sampled step took beside weights and cache
+    matmul_fallbacks      products that PyTorch's matmuls computed in place of ours, by reason
+    """
+
+    attention_samples: list[AttentionSample] = field(default_factory=list)
+    peak_temporary_bytes: dict[str, int] = field(default_factory=dict)
+    matmul_fallbacks: dict[MatmulFallback, int] = field(default_factory=dict)
+
+
+TakeStatistics = Callable[[], StepStatistics]
 
 
 @dataclass(frozen=True, slots=True)

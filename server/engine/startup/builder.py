@@ -47,7 +47,7 @@ from server.engine.proof.step_record import StepRecords, TimeStep
 from server.engine.proof.step_times import StepTimes
 from server.engine.scheduling.engine import Engine, EngineOptions
 from server.engine.scheduling.pages import PagePool
-from server.engine.scheduling.runner_api import BatchError
+from server.engine.scheduling.runner_api import BatchError, StepStatistics
 from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from server.engine.startup.kv_sizing import num_pages
 from server.engine.startup.limits import sizes_of_graphs
@@ -383,8 +383,7 @@ def _engine(
         runner,
         options,
         num_compiles=num_compiles,
-        take_samples=runner.dispatcher.take_samples,
-        take_fallbacks=take_fallbacks,
+        take_statistics=lambda: StepStatistics(*runner.dispatcher.take_samples(), take_fallbacks()),
         compile_grammar=None if runner.grammars is None else runner.grammars.compile,
     )
 

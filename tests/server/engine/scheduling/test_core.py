@@ -8,7 +8,7 @@ from server.engine.execution.sampling import is_plain_greedy, row_sampling
 from server.engine.scheduling.engine import MOST_PROMPT_LOGPROBS, Engine, EngineOptions
 from server.engine.scheduling.integrity import IntegrityError
 from server.engine.scheduling.pages import PagePool
-from server.engine.scheduling.runner_api import BatchError, StepResult
+from server.engine.scheduling.runner_api import BatchError, StepResult, StepStatistics
 from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from server.engine.scheduling.sequence import Batch
 from server.http.generation.requests import MAX_LOGPROBS
@@ -274,8 +274,12 @@ def test_a_step_reports_what_was_left_to_pytorchs_matmuls() -> None:
     fallbacks = MatmulFallbacks()
     scheduler = Scheduler(SchedulerLimits(64, 8, 32), PagePool(32, 4))
     options = EngineOptions(100, (EOS,), seed=0)
-    subject = Engine(scheduler, CountingRunner(), options, clock=Clock(), take_fallbacks=fallbacks.take)
+
+    def statistics() -> StepStatistics:
+        return StepStatistics(matmul_fallbacks=fallbacks.take())
+
+    subject = Engine(scheduler, CountingRunner(), options, clock=Clock(), take_statistics=statistics)
     fallbacks.note(MatmulFallback.LAUNCH_FAILED, "70 rows", "for a test")
     subject.submit(submit("a"))
-    told = [output.record.matmul_fallbacks for _ in range(2) if (output := subject.step()) is not None]
-    assert told == [{MatmulFallback.LAUNCH_FAILED: 1}, {}]
+    reported = [output.record.matmul_fallbacks for _ in range(2) if (output := subject.step()) is not None]
+    assert reported == [{MatmulFallback.LAUNCH_FAILED: 1}, {}]
