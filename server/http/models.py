@@ -14,6 +14,7 @@ from server.http.anthropic.errors import ANTHROPIC
 from server.http.anthropic.routes import COUNT_TOKENS, MESSAGES
 from server.http.anthropic.schemas import AnthropicModel, AnthropicModelList, MessageError
 from server.http.common.document import ErrorEnvelope, answers_with
+from server.http.common.json_pieces import json_response
 from server.http.common.query import Query, parameter
 from server.http.openai.schemas import ModelCard, ModelList
 from server.http.services import Services
@@ -133,4 +134,4 @@ def _page(models: Sequence[AnthropicModel], query: Query) -> AnthropicModelList:
 
 
 def _json(answer: BaseModel) -> Response:
-    return Response(answer.model_dump_json(), media_type="application/json")
+    return json_response(answer.model_dump_json().encode())

@@ -18,6 +18,7 @@ from server.http.anthropic.schemas import MessageAnswer, MessageError, MessageEv
 from server.http.chat.prepare import prepare_translated, prompt_tokens
 from server.http.common.document import streams, takes
 from server.http.common.json_body import parse_json
+from server.http.common.json_pieces import json_response
 from server.http.common.validation import read
 from server.http.generation.admitted import GENERATION_ERRORS, admitted
 from server.http.generation.answer import namer_of
@@ -85,7 +86,7 @@ def routes(services: Services) -> APIRouter:
             return {"input_tokens": num_tokens, "context_management": {"original_input_tokens": before}}
 
         counts = await in_thread(context.body.take(), count)
-        return Response(msgspec.json.encode(counts), media_type="application/json")
+        return json_response(msgspec.json.encode(counts))
 
     return router
 

@@ -77,3 +77,13 @@ class JsonInPieces(Response):
         headers = [(b"content-type", b"application/json")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send_pieces(send, self._pieces, more_body=False)
+
+
+def json_response(body: bytes | Iterator[bytes]) -> Response:
+    """Respond with JSON, which may come in pieces."""
+    if not isinstance(body, bytes):
+        pieces = body
+        body, second = next(pieces), next(pieces, None)
+        if second is not None:
+            return JsonInPieces(chain((body, second), pieces))
+    return Response(body, media_type="application/json")

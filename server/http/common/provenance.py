@@ -5,17 +5,14 @@ them. The object has the same facts, from the same record.
 """
 
 from collections.abc import Callable, Iterator
-from itertools import chain
 from typing import Any
 
 import msgspec
 from pydantic import Field
-from starlette.responses import Response
 from starlette.types import Scope
 
 from kernels.vocabulary.buckets import bucket_of
 from server.errors import InvalidHeader
-from server.http.common.json_pieces import JsonInPieces
 from server.http.common.schemas import Schema
 from server.supervisor.requests import AttestationRequests
 from server.telemetry.request import RequestRecord
@@ -107,13 +104,3 @@ def named_pieces(answer: Iterator[bytes], name: Namer) -> Iterator[bytes]:
         yield last
         last = piece
     yield name(last)
-
-
-def json_response(body: bytes | Iterator[bytes]) -> Response:
-    """Respond with a whole answer."""
-    if not isinstance(body, bytes):
-        pieces = body
-        body, second = next(pieces), next(pieces, None)
-        if second is not None:
-            return JsonInPieces(chain((body, second), pieces))
-    return Response(body, media_type="application/json")

@@ -10,8 +10,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from server.edge.context import send_of
 from server.edge.direct_stream import DirectStream
-from server.http.common.json_pieces import send_pieces
-from server.http.common.provenance import json_response
+from server.http.common.json_pieces import json_response, send_pieces
 from server.http.generation.admitted import Admitted
 from server.http.generation.answer import answer_of
 from server.http.generation.pieces import Piece

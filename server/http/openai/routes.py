@@ -23,6 +23,7 @@ from server.http.chat.tools import ToolUse
 from server.http.common.document import streams, takes
 from server.http.common.inputs import checked_ids
 from server.http.common.json_body import parse_json
+from server.http.common.json_pieces import json_response
 from server.http.common.validation import read
 from server.http.generation.admitted import GENERATION_ERRORS
 from server.http.generation.prompts import encode_chat, encode_text
@@ -78,7 +79,8 @@ def routes(services: Services) -> APIRouter:
             context_of(request.scope).body.take(),
             lambda body: _tokenize(services.model, parse_json(body), max_model_len),
         )
-        return _json({"count": len(tokens), "max_model_len": max_model_len, "tokens": tokens})
+        counts = {"count": len(tokens), "max_model_len": max_model_len, "tokens": tokens}
+        return json_response(msgspec.json.encode(counts))
 
     @router.post(
         "/detokenize", response_model=Detokenized, openapi_extra=takes(DetokenizeRequest, ModelNotFound, NotReady)
@@ -87,7 +89,8 @@ def routes(services: Services) -> APIRouter:
         """Return the text of token ids."""
         services.require_ready()
         body = context_of(request.scope).body.take()
-        return _json({"prompt": await in_thread(body, lambda it: _detokenize(services.model, parse_json(it)))})
+        text = await in_thread(body, lambda it: _detokenize(services.model, parse_json(it)))
+        return json_response(msgspec.json.encode({"prompt": text}))
 
     return router
 
@@ -109,7 +112,3 @@ def _detokenize(model: ServedModel, body: dict[str, Any]) -> str:
     fields = read(DetokenizeRequest, body)
     model.check_name(fields.model)
     return model.tokenizer.decode(checked_ids(fields.tokens, model.tokenizer.vocab_size, "tokens"))
-
-
-def _json(answer: dict[str, Any]) -> Response:
-    return Response(msgspec.json.encode(answer), media_type="application/json")

@@ -20,7 +20,7 @@ from server.errors import (
 )
 from server.http.common.document import takes
 from server.http.common.inputs import checked_ids, listed
-from server.http.common.provenance import json_response
+from server.http.common.json_pieces import json_response
 from server.http.common.validation import read
 from server.http.generation.admitted import Admitted, FieldsT, admitted
 from server.http.generation.answer import answer_of, namer_of

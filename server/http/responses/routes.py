@@ -19,6 +19,7 @@ from server.errors import (
 )
 from server.http.chat.prepare import prepare_translated
 from server.http.common.document import answers_with, streams, takes
+from server.http.common.json_pieces import json_response
 from server.http.common.query import Query, parameter
 from server.http.common.validation import read
 from server.http.generation.admitted import GENERATION_ERRORS, admitted
@@ -76,30 +77,7 @@ def routes(services: Services) -> APIRouter:
     )
     async def create_response(request: Request) -> Response:
         """Answer a conversation, which may continue an answer that is stored."""
-        context = context_of(request.scope)
-
-        prepare = partial(_prepared, services.model, store, context)
-        it = await context.enter(admitted(services, request, route=RESPONSES, operation="chat", prepare=prepare))
-        asked = it.prepared.fields
-
-        def ended(response: bytes, items: list[dict[str, Any]]) -> None:
-            if asked.fields.store:
-                given = with_ids(asked.items, context.unique_id)
-                conversation = msgspec.json.encode([*given, *items])
-                store.put(context.tenant, shape.response_id, Stored(response, conversation))
-
-        shape = ResponseFormat(
-            context.unique_id,
-            asked.fields,
-            it.prepared.jobs[0].sampling,
-            services.model.name,
-            tools=asked.tools,
-            usage=lambda: usage_of(it.record),
-            name=namer_of(it, request.scope, asked.fields.hallmark),
-            ended=ended,
-        )
-        context.dialect = replace(context.dialect, event=shape.failed)
-        return await answered(it, shape)
+        return await _created(services, store, request)
 
     @router.get(
         RESPONSES + "/{response_id}",
@@ -108,15 +86,8 @@ def routes(services: Services) -> APIRouter:
     )
     async def get_response(request: Request) -> Response:
         """Return an answer that is stored, whole."""
-        query = Query(request, _RETRIEVING_KNOWN)
-        if (query.text("stream") or "false").lower() not in ("false", "0"):
-            raise InvalidValue("A stored response cannot be streamed; leave out stream.", param="stream")
-        if query.text("starting_after") is not None:
-            message = "starting_after is for streams, and a stored response cannot be streamed; leave it out."
-            raise InvalidValue(message, param="starting_after")
-        for name in ("include", "include[]"):
-            query.choices(name, INCLUDABLE)
-        return _json(_stored(store, request).response)
+        _check_retrieving(Query(request, _RETRIEVING_KNOWN))
+        return json_response(_stored(store, request).response)
 
     @router.get(
         RESPONSES + "/{response_id}/input_items",
@@ -126,7 +97,7 @@ def routes(services: Services) -> APIRouter:
     async def list_input_items(request: Request) -> Response:
         """List what a stored answer was made of: the conversation that it continued, and its own input."""
         query = Query(request, KNOWN)
-        return _json(msgspec.json.encode(input_page(_stored(store, request), query)))
+        return json_response(msgspec.json.encode(input_page(_stored(store, request), query)))
 
     @router.post(
         RESPONSES + "/{response_id}/cancel",
@@ -149,9 +120,46 @@ def routes(services: Services) -> APIRouter:
         """Forget an answer that is stored; what continued it stays."""
         response_id = request.path_params["response_id"]
         store.delete(context_of(request.scope).tenant, response_id)
-        return _json(msgspec.json.encode({"id": response_id, "object": "response", "deleted": True}))
+        return json_response(msgspec.json.encode({"id": response_id, "object": "response", "deleted": True}))
 
     return router
+
+
+async def _created(services: Services, store: ResponseStore, request: Request) -> Response:
+    context = context_of(request.scope)
+    prepare = partial(_prepared, services.model, store, context)
+    it = await context.enter(admitted(services, request, route=RESPONSES, operation="chat", prepare=prepare))
+    asked = it.prepared.fields
+
+    def ended(response: bytes, items: list[dict[str, Any]]) -> None:
+        if asked.fields.store:
+            given = with_ids(asked.items, context.unique_id)
+            conversation = msgspec.json.encode([*given, *items])
+            store.put(context.tenant, shape.response_id, Stored(response, conversation))
+
+    shape = ResponseFormat(
+        context.unique_id,
+        asked.fields,
+        it.prepared.jobs[0].sampling,
+        services.model.name,
+        tools=asked.tools,
+        usage=lambda: usage_of(it.record),
+        name=namer_of(it, request.scope, asked.fields.hallmark),
+        ended=ended,
+    )
+    context.dialect = replace(context.dialect, event=shape.failed)
+    return await answered(it, shape)
+
+
+def _check_retrieving(query: Query) -> None:
+    """Raises InvalidValue for what asks for a stored answer otherwise than whole."""
+    if (query.text("stream") or "false").lower() not in ("false", "0"):
+        raise InvalidValue("A stored response cannot be streamed; leave out stream.", param="stream")
+    if query.text("starting_after") is not None:
+        message = "starting_after is for streams, and a stored response cannot be streamed; leave it out."
+        raise InvalidValue(message, param="starting_after")
+    for name in ("include", "include[]"):
+        query.choices(name, INCLUDABLE)
 
 
 def _stored(store: ResponseStore, request: Request) -> Stored:
@@ -174,7 +182,3 @@ def _prepared(
     tools = ToolSet(fields.tools, items_of(fields))
     chat = prepare_translated(model, context.unique_id, ready, chat_of(fields, tools), FIELDS)
     return chat.of(_Continued(fields, items, tools))
-
-
-def _json(body: bytes) -> Response:
-    return Response(body, media_type="application/json")
