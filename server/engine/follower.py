@@ -48,12 +48,13 @@ from server.engine.execution.commands import (
     RunPadding,
     ShareTokens,
     Started,
+    WriteEmbeddings,
     receive,
 )
 from server.engine.execution.followers import meet_ranks, refuse, report_of
 from server.engine.execution.graph_keys import GraphKey
 from server.engine.execution.sampling import SampledTokens
-from server.engine.execution.step_buffer import StepBuffer, StepLayout
+from server.engine.execution.step_buffer import StepBuffer, StepLayout, with_embedding_rows
 from server.engine.execution.worker import Worker
 from server.engine.operators.dispatch import Dispatcher
 from server.engine.operators.launch_errors import is_device_lost
@@ -150,16 +151,20 @@ class Follower:
                 self._worker.repeat(StepBuffer(key, self._layouts[key], self.inputs.latest, True))
             case ShareTokens(num_rows):
                 self._ranks.share(self._worker.tokens.latest[:num_rows])
-            case Launch(parts, num_sampled, num_state_writes, has_pending):
-                layout = StepLayout(parts, num_sampled, num_state_writes=num_state_writes)
+            case Launch(parts, num_sampled, num_state_writes, has_pending, has_embedded):
+                arrays = self._worker.token_arrays
+                arrays = with_embedding_rows(arrays) if has_embedded else arrays
+                layout = StepLayout(parts, num_sampled, arrays, num_state_writes)
                 self._worker.launch(self._buffer(layout, has_pending))
                 self._worker.drop_unread()
             case CopyPages(copies):
                 self._worker.copy_pages(copies)
+            case WriteEmbeddings(rows, values):
+                self._worker.write_embeddings(rows, values)
             case ComputeLogits(num_rows):
                 self._worker.logits(self._ranks.share(self._hidden_rows(num_rows)))
-            case Allocate(num_pages, num_rows, num_slots):
-                self._allocate(num_pages, num_rows, num_slots)
+            case Allocate(num_pages, num_rows, num_slots, num_embeddings):
+                self._allocate(num_pages, num_rows, num_slots, num_embeddings)
             case CompareMemory():
                 self._ranks.least(room_beside_peak(self._device, self._allocated_bytes))
             case Declare(sizes, max_context):
@@ -173,7 +178,7 @@ class Follower:
                 self._worker.capture(self._keys[index], self._capture)
                 gc.freeze()  # what lives as long as the engine is not scanned again in the middle of a step
             case RecordStep(parts, num_sampled, num_state_writes, has_pending):
-                layout = StepLayout(parts, num_sampled, num_state_writes=num_state_writes)
+                layout = StepLayout(parts, num_sampled, self._worker.token_arrays, num_state_writes)
                 self._record(self._buffer(layout, has_pending))
             case Repeat(None):
                 assert self._recorded is not None
@@ -194,12 +199,18 @@ class Follower:
             logger.warning("this rank cannot record a step for its times: %s", error)
         self._ranks.least(int(self._recorded is not None))
 
-    def _allocate(self, num_pages: int, num_rows: int, num_slots: int) -> None:
+    def _allocate(self, num_pages: int, num_rows: int, num_slots: int, num_embeddings: int) -> None:
         self._held = None  # its cache goes first
         tokens = SampledTokens(num_rows, self._device)
         states = StateCache.allocate(self._decoder.config, num_slots, self._device)
         self._held = Worker(
-            self._decoder, self._kv_of(num_pages), self._dispatchers[-1], tokens, rank=self._ranks, states=states
+            self._decoder,
+            self._kv_of(num_pages),
+            self._dispatchers[-1],
+            tokens,
+            rank=self._ranks,
+            states=states,
+            num_embeddings=num_embeddings,
         )
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)

@@ -100,8 +100,34 @@ class Fork(msgspec.Struct, frozen=True, array_like=True):
     seed: int | None
 
 
+class EmbeddedSpan(msgspec.Struct, frozen=True, array_like=True):
+    """Tokens of a prompt that have embeddings of their own, as those of an image; their ids are placeholders.
+
+    start      place of the first of them in the prompt
+    digest     name of the content: spans with the same one have the same rows and offsets
+    rows       [num_tokens, hidden] fp32, little endian: what the first layer reads in place of the ids' embeddings
+    offsets    [3, num_tokens] int32, little endian: each token's position, counted from that of the span's start, for
+               models whose positions have three parts; empty where each token stands one behind the one before
+    num_positions  how far behind the start's position the token behind the span stands; None: `num_tokens`
+    """
+
+    start: int
+    num_tokens: int
+    digest: bytes
+    rows: bytes
+    offsets: bytes = b""
+    num_positions: int | None = None
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.num_tokens
+
+
 class Submit(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
-    """Answer a prompt, once and once more for each of `forks`; the prompt is computed once."""
+    """Answer a prompt, once and once more for each of `forks`; the prompt is computed once.
+
+    The prompt is spans: token ids, and `embedded` ones over the placeholders among them, in order and apart.
+    """
 
     request_id: str
     prompt_token_ids: list[int]
@@ -110,6 +136,7 @@ class Submit(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     traceparent: str | None = None  # W3C: contextvars do not cross processes
     priority: int = 0  # lower ones are computed first
     forks: list[Fork] = []
+    embedded: tuple[EmbeddedSpan, ...] = ()
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):

@@ -46,11 +46,16 @@ class ChooseProducts(msgspec.Struct, frozen=True, tag=True):
 
 
 class Allocate(msgspec.Struct, frozen=True, tag=True):
-    """Make the KV cache, room for so many sampled tokens, and the slots of recurrent states, if there are any."""
+    """Make the KV cache, and room for so many sampled tokens.
+
+    num_slots       of recurrent states, if there are any
+    num_embeddings  those that tokens of prompts may have of their own
+    """
 
     num_pages: int
     num_rows: int
     num_slots: int
+    num_embeddings: int = 0
 
 
 class CompareMemory(msgspec.Struct, frozen=True, tag=True):
@@ -64,12 +69,13 @@ class Decide(msgspec.Struct, frozen=True, tag=True):
 
 
 class Launch(msgspec.Struct, frozen=True, tag=True):
-    """Compute a step kernel by kernel. The bytes of its StepBuffer follow, which is laid out by all but the last."""
+    """Compute a step kernel by kernel. The bytes of its StepBuffer follow, which these lay out, all but has_pending."""
 
     parts: tuple[PartLayout, ...]
     num_sampled: int | None
     num_state_writes: int | None
     has_pending: bool
+    has_embedded: bool = False
 
 
 class Declare(msgspec.Struct, frozen=True, tag=True):
@@ -133,6 +139,13 @@ class CopyPages(msgspec.Struct, frozen=True, tag=True):
     copies: tuple[tuple[int, int], ...]
 
 
+class WriteEmbeddings(msgspec.Struct, frozen=True, tag=True):
+    """Write embeddings, [rows, hidden] fp32, into these rows of the buffer, behind what was launched."""
+
+    rows: list[int]
+    values: bytes
+
+
 Command = (
     Begin
     | Started
@@ -150,6 +163,7 @@ Command = (
     | ShareTokens
     | ComputeLogits
     | CopyPages
+    | WriteEmbeddings
 )
 
 

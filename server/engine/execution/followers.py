@@ -288,7 +288,8 @@ class LedRanks:
             return
         self._send_decisions(dispatcher)
         layout = buffer.layout
-        self.send(Launch(layout.parts, layout.num_sampled, layout.num_state_writes, buffer.has_pending), buffer)
+        lengths = layout.parts, layout.num_sampled, layout.num_state_writes
+        self.send(Launch(*lengths, buffer.has_pending, layout.has_embedded), buffer)
 
     @contextmanager
     def recording(self) -> Iterator[None]:

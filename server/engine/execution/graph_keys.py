@@ -184,11 +184,12 @@ def graph_keys(sizes: GraphSizes) -> list[GraphKey]:
 def key_of(batch: Batch, sizes: GraphSizes) -> GraphKey | None:
     """The graph of a batch; None for one with two kinds of prompts, or with more of something than any graph.
 
-    None too for prompts beside rows that verify drafted tokens.
+    None too for prompts beside rows that verify drafted tokens, and where a token has an embedding of its own: graphs
+    read those of token ids alone.
     """
     num_prompts = batch.num_prefill + batch.num_extend
     num_rows = batch.num_rows - num_prompts
-    if num_prompts > sizes.num_prompts or (batch.num_prefill and batch.num_extend):
+    if batch.has_embedded or num_prompts > sizes.num_prompts or (batch.num_prefill and batch.num_extend):
         return None
     if not num_prompts:
         size = _padded(sizes.rows, num_rows)

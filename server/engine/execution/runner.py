@@ -130,6 +130,7 @@ class ModelRunner:
             num_pages=worker.kv.num_pages,
             is_pinned=worker.device.type == "cuda",
             num_slots=None if worker.states is None else worker.states.num_slots,
+            token_arrays=worker.token_arrays,
         )
         if graphs is not None:
             self.writer.declare(graphs.layouts)
@@ -197,6 +198,8 @@ class ModelRunner:
         return self.launch(batch).result()
 
     def _launch(self, batch: Batch) -> Launched:
+        for it in batch.embeddings:
+            self.worker.write_embeddings(it.rows.tolist(), it.span.rows)
         is_plain = self._is_plain(batch)
         scored = None if is_plain else self._scored(batch)
         needs_hidden = not is_plain and wants_hidden(batch)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,8 +11,10 @@ from torch import Tensor
 
 from kernels.calls.batch import AttentionBatch
 from kernels.vocabulary.shape import Phase
+from qualification.model.config import ModelConfig
 from server.engine.execution.graph_keys import GraphKey, GraphSizes, graph_keys
 from server.engine.operators.dispatch import PhasePart
+from server.engine.scheduling.embeddings import embedding_rows
 from server.engine.scheduling.sequence import Sequence
 from server.model.layer_state import StepRows
 
@@ -24,14 +27,16 @@ _ALIGNMENT_BYTES = 64  # of every array: Triton compiles a kernel again for a po
 
 @dataclass(frozen=True, slots=True)
 class TokenArray:
-    """An array with one value a token. The arrays of `TOKEN_ARRAYS` reach the decoder as the fields of `Step`.
+    """An array with a value a token, or several. The arrays of a step reach the decoder as the fields of `Step`.
 
-    values  gives those of tokens [first, stop) of a sequence; padding is 0. None: written by `StepWriter` itself
+    values      gives those of tokens [first, stop) of a sequence; padding is 0. None: written by `StepWriter` itself
+    num_parts   values of a token; the array is [num_parts, tokens] where there are several
     """
 
     name: str
     dtype: torch.dtype
     values: Callable[[Sequence, int, int], object] | None = None
+    num_parts: int = 1
 
 
 # A new input of each token is a line here, and a field of the same name in server/model/step.py.
@@ -40,6 +45,20 @@ TOKEN_ARRAYS = (
     TokenArray("slots", torch.int64),
     TokenArray("positions", torch.int32),
 )
+_THREE_POSITIONS = TokenArray("positions", torch.int32, num_parts=3)
+_EMBEDDING_ROWS = TokenArray("embedding_rows", torch.int64, embedding_rows)  # of steps that have such tokens only
+
+
+def token_arrays_of(config: ModelConfig) -> tuple[TokenArray, ...]:
+    """Return the arrays of a model's steps."""
+    if not config.has_three_positions:
+        return TOKEN_ARRAYS
+    return tuple(_THREE_POSITIONS if it.name == _THREE_POSITIONS.name else it for it in TOKEN_ARRAYS)
+
+
+def with_embedding_rows(arrays: tuple[TokenArray, ...]) -> tuple[TokenArray, ...]:
+    """Return the arrays of a step with tokens that have embeddings of their own."""
+    return (*arrays, _EMBEDDING_ROWS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,17 +108,22 @@ class StepLayout:
         object.__setattr__(self, "places", places)
         object.__setattr__(self, "num_bytes", start)
 
+    @property
+    def has_embedded(self) -> bool:
+        """Return whether a token has an embedding of its own."""
+        return _EMBEDDING_ROWS in self.token_arrays
+
     def arrays(self) -> list[tuple[str, torch.dtype, int]]:
         """Return name, dtype and number of elements of every array, in the order of the memory: the one list.
 
-        token_ids, slots, positions  [tokens]: see server/model/step.py
+        token_ids, slots, positions  [tokens], and others of `token_arrays`: see server/model/step.py
         sampled      tokens whose logits are computed
         chosen_at    [decode rows] where a token that the host has not read yet is among the latest sampled tokens
         is_pending   [decode rows] whether the row's token is such a one
         state ...    of recurrent layers, see StepRows
         cu_seqlens, context_lens, page_table   of each phase: see AttentionBatch; one query a decode row is constant
         """
-        found = [(array.name, array.dtype, self.num_tokens) for array in self.token_arrays]
+        found = [(array.name, array.dtype, array.num_parts * self.num_tokens) for array in self.token_arrays]
         found += [
             ("sampled", torch.int64, self.num_sampled or 0),
             ("chosen_at", torch.int64, self.num_decode),
@@ -151,19 +175,26 @@ def graph_layout(
 
 
 def graph_layouts(
-    sizes: GraphSizes, *, page_size: int, max_context: int, has_states: bool = False
+    sizes: GraphSizes,
+    *,
+    page_size: int,
+    max_context: int,
+    token_arrays: tuple[TokenArray, ...] = TOKEN_ARRAYS,
+    has_states: bool = False,
 ) -> dict[GraphKey, StepLayout]:
     """Return the layout of every graph of these sizes: on each rank the same, in the same order.
 
     has_states  of a model with recurrent layers
     """
-    num_prompts = sizes.num_prompts
-    return {
-        key: graph_layout(
-            key, num_prompts=num_prompts, page_size=page_size, max_context=max_context, has_states=has_states
-        )
-        for key in graph_keys(sizes)
-    }
+    layout = partial(
+        graph_layout,
+        num_prompts=sizes.num_prompts,
+        page_size=page_size,
+        max_context=max_context,
+        token_arrays=token_arrays,
+        has_states=has_states,
+    )
+    return {key: layout(key) for key in graph_keys(sizes)}
 
 
 class StepMemory:
@@ -183,7 +214,7 @@ class StepMemory:
         return found
 
     def host_views(self, layout: StepLayout) -> HostViews:
-        """Return every array of the layout for numpy; page tables as rows."""
+        """Return every array of the layout for numpy; page tables as rows, token arrays of several parts likewise."""
         found: HostViews = {}
         for name, dtype, start, size in layout.places:
             first = start // dtype.itemsize
@@ -192,6 +223,9 @@ class StepMemory:
             if part.table_width:
                 name = f"{part.phase.value} page_table"
                 found[name] = found[name].reshape(part.num_rows, part.table_width)
+        for array in layout.token_arrays:
+            if array.num_parts > 1:
+                found[array.name] = found[array.name].reshape(array.num_parts, layout.num_tokens)
         return found
 
 
@@ -279,7 +313,10 @@ class DeviceInputs:
             parts.append(self._part(part, views, slice(start, stop)))
             start = stop
         return StepTensors(
-            {array.name: views[array.name] for array in layout.token_arrays},
+            {
+                it.name: views[it.name] if it.num_parts == 1 else views[it.name].view(it.num_parts, layout.num_tokens)
+                for it in layout.token_arrays
+            },
             None if layout.num_sampled is None else views.get("sampled"),
             views.get("is_pending"),
             views.get("chosen_at"),

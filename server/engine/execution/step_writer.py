@@ -21,6 +21,7 @@ from server.engine.execution.step_buffer import (
     StepLayout,
     StepMemory,
     TokenArray,
+    with_embedding_rows,
 )
 from server.engine.scheduling.sequence import PENDING, Batch, Sequence
 
@@ -134,7 +135,8 @@ class StepWriter:
         num_sampled = len(batch.sampled_tokens) if batch.verifies else len(batch.sampled_rows)
         num_writes = 0 if batch.states is None else len(batch.states.writes)
         num_state_writes = None if self._num_slots is None else num_writes
-        return StepLayout(tuple(parts), num_sampled, self._token_arrays, num_state_writes)
+        arrays = with_embedding_rows(self._token_arrays) if batch.has_embedded else self._token_arrays
+        return StepLayout(tuple(parts), num_sampled, arrays, num_state_writes)
 
     def _write_prompts(self, filling: _Filling, batch: Batch, num_prompts: int) -> None:
         """Write the rows of prefill, extend and verify, and padding up to the decode rows."""
@@ -145,8 +147,8 @@ class StepWriter:
             start, context_len = stop - length, batch.context_lens[row]
             first = context_len - length
             places = np.arange(first, context_len)
-            token_ids[start:stop] = batch.sequences[row].span(first, context_len)
-            positions[start:stop] = places
+            token_ids[start:stop] = batch.sequences[row].token_ids(first, context_len)
+            positions[..., start:stop] = batch.sequences[row].positions_of(places)
             table = np.array(batch.page_tables[row], dtype=np.int64)
             slots[start:stop] = table[places // size] * size + places % size
             if len(layout.token_arrays) > len(TOKEN_ARRAYS):
@@ -184,6 +186,8 @@ class WrittenDecodeRows:
         self._num_pages = np.zeros(size, np.int64)  # of each table, that are there
         self._last_slots = np.zeros(size, np.int64)  # the first slot of the last page of each table
         self._chosen_at: Mapping[Sequence, int] | None = None  # of the step before, if it chose the tokens of all rows
+        self._deltas: NDArray[np.int64] | None = None  # of the rows' positions from their tokens' places
+        self._with_positions: list[tuple[int, Sequence]] = []  # rows whose prompts have positions of their own
         self.has_pending = False
 
     def forget(self) -> None:
@@ -196,12 +200,17 @@ class WrittenDecodeRows:
         num_rows = len(tables)
         if tables is not self._tables:  # a row was added or removed
             self._replace(tables)
+            if self._positions.ndim > 1:
+                self._note_positions(batch.sequences[first:])
         contexts = np.array(batch.context_lens[first:], np.int64)
         places = contexts - 1
         pages, offsets = np.divmod(places, self._page_size)
         self._add_pages(pages + 1)
         rows = slice(self._start, self._start + num_rows)
-        self._positions[rows] = places
+        self._positions[..., rows] = places if self._deltas is None else places + self._deltas
+        for row, seq in self._with_positions:  # the last token of its prompt
+            if places[row] < seq.num_prompt:
+                self._positions[:, self._start + row] = seq.positions_of(places[row : row + 1])[:, 0]
         self._slots[rows] = self._last_slots[:num_rows] + offsets
         self._context_lens[:num_rows] = contexts
         self._write_tokens(batch, first, chosen_at)
@@ -218,6 +227,11 @@ class WrittenDecodeRows:
             _pad(self._host, self._layout, slice(self._start + num_rows, self._stop), self._padding_slots)
             self._context_lens[num_rows:] = self._chosen[num_rows:] = 0
             self._is_pending[num_rows:] = False
+
+    def _note_positions(self, sequences: "tuple[Sequence, ...]") -> None:
+        """Note the rows whose positions are not their tokens' places."""
+        self._with_positions = [(row, seq) for row, seq in enumerate(sequences) if seq.positions is not None]
+        self._deltas = np.array([seq.position_delta for seq in sequences]) if self._with_positions else None
 
     def _add_pages(self, num_pages: "NDArray[np.int64]") -> None:
         """Write the pages that are not there yet: of a row, one in page_size steps."""
@@ -273,13 +287,13 @@ def _write_more(host: HostViews, layout: StepLayout, seq: Sequence, tokens: slic
     """Write the arrays that say themselves which values a sequence's tokens have, from its token `first` on."""
     for it in layout.token_arrays:
         if it.values is not None:
-            host[it.name][tokens] = it.values(seq, first, first + tokens.stop - tokens.start)
+            host[it.name][..., tokens] = it.values(seq, first, first + tokens.stop - tokens.start)
 
 
 def _pad(host: HostViews, layout: StepLayout, tokens: slice, slots: "NDArray[np.int64]") -> None:
     """Make tokens such that they change nothing that is read: they write to `slots`."""
     for it in layout.token_arrays:
-        host[it.name][tokens] = 0
+        host[it.name][..., tokens] = 0
     host["slots"][tokens] = slots[: tokens.stop - tokens.start]
 
 

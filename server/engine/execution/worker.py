@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kernels.sampling.sampling import SamplingTensors, greedy, sample
 from server.engine.execution.capture import Capture, RecordedGraph, Replayable
-from server.engine.execution.commands import Allocate, CopyPages
+from server.engine.execution.commands import Allocate, CopyPages, WriteEmbeddings
 from server.engine.execution.graph_keys import GraphKey, GraphSizes
 from server.engine.execution.others import NO_OTHERS, Others
 from server.engine.execution.sampling import SampledTokens, ScoredRows, score, staged
@@ -19,6 +19,7 @@ from server.engine.execution.step_buffer import (
     StepLayout,
     StepTensors,
     graph_layouts,
+    token_arrays_of,
 )
 from server.engine.operators.dispatch import Choice, Dispatcher, PhasePart
 from server.engine.operators.launch_errors import launch_failure
@@ -65,12 +66,14 @@ class Worker:
         rank: Ranks = ALONE,
         others: Others = NO_OTHERS,
         states: StateCache | None = None,
+        num_embeddings: int = 0,
     ) -> None:
         """Make the worker, and those of the other ranks.
 
         tokens  for every row that a step may sample
         others  the ranks that this one leads
         states  of a model with recurrent layers
+        num_embeddings  those that tokens of prompts may have of their own
         """
         self.rank = rank
         self.others = others
@@ -85,22 +88,31 @@ class Worker:
         self.num_replays = 0
         self.mark: Mark = unmarked  # set by a bench
         self.beat: Beat | None = None  # of steps on a CPU: set by who must hear that a long one makes progress
+        self.token_arrays = token_arrays_of(decoder.config)
         self._inputs = DeviceInputs(self.device)
+        self._embeddings: Tensor | None = None  # [1 + num_embeddings, hidden]: the first row is no token's
+        if num_embeddings:
+            self._embeddings = decoder.weights.embedding.new_zeros(1 + num_embeddings, decoder.config.hidden_size)
         self._graphs: dict[GraphKey, Replayable] = {}
         self.graph_logits: Tensor | None = None  # of graphs
         self._open_logits: Tensor | None = None  # of the latest step, where its tokens are still to be chosen
         self._unread: list[StepAttention] = []  # of the steps whose results are not read yet
         self._replace = None if rank.world == 1 else _end_step  # None: the dispatcher's
         num_slots = 0 if states is None else states.num_slots
-        others.send(Allocate(kv.num_pages, tokens.latest.numel(), num_slots))
+        others.send(Allocate(kv.num_pages, tokens.latest.numel(), num_slots, num_embeddings))
 
     def declare(self, sizes: GraphSizes, max_context: int) -> dict[GraphKey, StepLayout]:
         """Make room for graphs, which share their inputs and their logits: only one of them runs at a time.
 
         Returns their layouts, for contexts of at most `max_context` tokens.
         """
-        has_states = self.states is not None
-        layouts = graph_layouts(sizes, page_size=self.kv.page_size, max_context=max_context, has_states=has_states)
+        layouts = graph_layouts(
+            sizes,
+            page_size=self.kv.page_size,
+            max_context=max_context,
+            token_arrays=self.token_arrays,
+            has_states=self.states is not None,
+        )
         self.others.declare(sizes, max_context, layouts)
         self._inputs.declare(layouts)
         vocab_size = self.decoder.config.vocab_size
@@ -294,6 +306,15 @@ class Worker:
         for pages in self.kv.tensors:
             pages.index_copy_(0, targets, pages.index_select(0, sources))
 
+    @torch.inference_mode()
+    def write_embeddings(self, rows: Sequence[int], values: bytes) -> None:
+        """Write embeddings, fp32, into rows of the buffer, for the steps that are launched from now on."""
+        assert self._embeddings is not None, "no request that needs a buffer is taken without one"
+        self.others.send(WriteEmbeddings(list(rows), values))
+        table = torch.frombuffer(bytearray(values), dtype=torch.float32).view(len(rows), -1)
+        places = staged(torch.tensor(rows, dtype=torch.int64), self.device)
+        self._embeddings.index_copy_(0, places, staged(table, self.device).to(self._embeddings.dtype))
+
     def logits(self, hidden_rows: Tensor) -> Tensor:
         """Logits [R, vocab] fp32 of hidden states [R, hidden] that `launch` returned."""
         if self.beat is not None:
@@ -368,7 +389,8 @@ class Worker:
         states = None
         if self.states is not None and tensors.states is not None:
             states = StepStates(self.states, tensors.states)
-        hidden = self.decoder.forward(Step(**tensors.tokens, kv=self.kv, attend=attention, states=states))
+        inputs = Step(**tensors.tokens, kv=self.kv, attend=attention, states=states, embeddings=self._embeddings)
+        hidden = self.decoder.forward(inputs)
         if is_sampled:
             self.mark(Part.SAMPLE)
             rows = hidden if tensors.sampled is None else hidden.index_select(0, tensors.sampled)

@@ -24,8 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from server.engine.scheduling.drafter import Drafter
+from server.engine.scheduling.embeddings import EmbeddingFormat
 from server.engine.scheduling.matcher import CompileGrammar, Matcher
 from server.engine.scheduling.outputs import Outputs
+from server.engine.scheduling.positions import positions_of
 from server.engine.scheduling.runner_api import (
     BatchError,
     ChoiceError,
@@ -63,6 +65,7 @@ class EngineOptions:
     eos_token_ids: tuple[int, ...]
     seed: int
     runs_ahead: bool = False  # a step is launched before the tokens of the one before it are read
+    embeddings: EmbeddingFormat | None = None  # None: no token of a prompt has an embedding of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +148,9 @@ class Engine:
         if refusal is not None:
             self._end([seq, *forks], *refusal)
             return
+        if any(span.offsets or span.num_positions is not None for span in seq.embedded):
+            for it in (seq, *forks):
+                it.positions, it.position_delta = positions_of(seq.embedded, seq.num_prompt)
         num_top = message.sampling.prompt_logprobs
         shares_prompt = num_top is None or (1 + len(forks)) * (1 + num_top) * seq.num_prompt <= MOST_PROMPT_LOGPROBS
         if shares_prompt:
@@ -305,6 +311,7 @@ class Engine:
             traceparent=message.traceparent,
             priority=message.priority,
             prompt=_packed(message.prompt_token_ids),
+            embedded=message.embedded,
         )
 
     def _forked(self, seq: Sequence, fork: Fork) -> Sequence:
@@ -347,7 +354,12 @@ class Engine:
         if not 0 <= least <= most < vocab_size:
             wrong = str(least if least < 0 else most)[:24]
             return "invalid_value", f"prompt token {wrong} is outside the vocabulary of {vocab_size}"
-        return None
+        if not message.embedded:
+            return None
+        if (embeddings := self._options.embeddings) is None:
+            return "invalid_value", "no token of this model's prompts may have an embedding of its own"
+        why = embeddings.refusal(message.embedded, len(prompt), self._scheduler.max_embedded_tokens)
+        return None if why is None else ("invalid_value", why)
 
     def _settle(self, batch: Batch, result: StepResult) -> StepResult:
         """Return the result, without what is rolled back."""

@@ -9,6 +9,7 @@ from heapq import merge
 from kernels.vocabulary.shape import Phase
 from server.engine.scheduling.decode_rows import DecodeRows
 from server.engine.scheduling.drafter import Drafter
+from server.engine.scheduling.embeddings import EmbeddingPool
 from server.engine.scheduling.page_keys import PageKeys
 from server.engine.scheduling.pages import PagePool
 from server.engine.scheduling.sequence import Batch, BatchFork, Sequence, SequenceStatus, phase_of
@@ -35,6 +36,7 @@ class SchedulerLimits:
     max_num_interleaved_tokens: int | None = None  # prompt tokens of a step that others wait for; None: no such limit
     max_attended_keys: int | None = None  # that all prompt tokens of a step attend to together; None: no such limit
     max_drafted_tokens: int = 0  # of a sequence, that one step verifies
+    max_embedded_tokens: int = 0  # of the prompts that are computed at once, that have embeddings of their own
 
 
 @dataclass(slots=True)
@@ -132,6 +134,7 @@ class Scheduler:
         self._pool = pool
         self._max_len = min(limits.max_model_len, pool.num_pages * pool.page_size)
         self._shares_pages = shares_pages
+        self._embeddings = EmbeddingPool(limits.max_embedded_tokens)
         self._running: dict[str, Sequence] = {}  # computing a prompt, decoding, or waiting for the last token
         self._prefilling: dict[str, Sequence] = {}  # those that compute a prompt
         self._decoding = DecodeRows(limits.max_num_seqs)
@@ -147,6 +150,11 @@ class Scheduler:
     def max_len(self) -> int:
         """The most tokens a sequence may have: the model's limit, or all pages there are."""
         return self._max_len
+
+    @property
+    def max_embedded_tokens(self) -> int:
+        """The most tokens of a prompt that may have embeddings of their own."""
+        return self._embeddings.num_rows
 
     @property
     def num_running(self) -> int:
@@ -175,8 +183,9 @@ class Scheduler:
         return not self._running and not self._waiting
 
     def check_integrity(self) -> None:
-        """Prove that exactly the running sequences own pages. Raises IntegrityError."""
+        """Prove that exactly the running sequences own pages, and rows of embeddings. Raises IntegrityError."""
         self._pool.check_integrity(self._running)
+        self._embeddings.check_integrity(self._running.values())
 
     def add(self, seq: Sequence) -> None:
         """Queue a new sequence, and those that follow it. Raises SequenceTooLong."""
@@ -191,7 +200,7 @@ class Scheduler:
             self._num_arrived += 1
             it.max_len = min(it.num_prompt + it.sampling.max_tokens, self._max_len)
             if self._shares_pages and it.sampling.prompt_logprobs is None:  # a scored prompt is computed whole
-                it.page_keys = PageKeys(self._pool.page_size, it.cache_salt)
+                it.page_keys = PageKeys(self._pool.page_size, it.cache_salt, it.embedded)
         self._num_following += len(seq.followers)
         insort(self._waiting, seq, key=_rank)
 
@@ -239,6 +248,8 @@ class Scheduler:
         else:
             decode = self._decoding.batch(num_preempted)
         batch = step.batch(decode, self._pool) if step.prompts else decode
+        if self._embeddings.num_used:
+            batch = self._with_embeddings(batch)
         return batch if states is None else replace(batch, states=self._states_of(batch, states, step.prompts))
 
     def advance(self, batch: Batch) -> None:
@@ -247,6 +258,10 @@ class Scheduler:
             seq.num_computed = context_len
             if context_len <= seq.num_prompt and not seq.num_generated:
                 seq.num_chunks += 1
+        if self._embeddings.num_used:
+            for seq in batch.sequences:
+                if seq.held and seq.num_computed >= seq.held[-1].span.stop:
+                    self._embeddings.release(seq)
         for seq in batch.sequences[: batch.num_prefill + batch.num_extend]:
             if seq.page_keys is not None:  # here, while the device computes, and not between it and the first token
                 seq.page_keys.first(seq.num_computed // self._pool.page_size, seq.tokens)
@@ -273,6 +288,7 @@ class Scheduler:
 
         Its snapshots are given up: they are planned again with its rows. Tokens that were drafted for it are forgotten.
         """
+        self._embeddings.put_back(batch.embeddings)
         if self._pool.states is not None and batch.states is not None:
             for write in batch.states.writes:
                 self._pool.states.cancel(write)
@@ -395,6 +411,14 @@ class Scheduler:
         del self._running[seq.request_id]
         self._prefilling.pop(seq.request_id, None)
         self._decoding.discard(seq)
+        if seq.held:
+            self._embeddings.release(seq)
+
+    def _with_embeddings(self, batch: Batch) -> Batch:
+        """Return a batch with what its step needs of the embeddings that sequences hold."""
+        rows = zip(batch.sequences, batch.query_lens, batch.context_lens, strict=True)
+        has_embedded = any(seq.has_embedded(end - length, end) for seq, length, end in rows if seq.held)
+        return replace(batch, embeddings=self._embeddings.take_unwritten(), has_embedded=has_embedded)
 
     def _make_room(self) -> int:
         """Give each decoding sequence the page of its next token, preempting others. Return how many.
@@ -484,7 +508,10 @@ class Scheduler:
             step.page_copies += copies
 
     def _admit(self, seq: Sequence, step: _StepPlan, now: float) -> bool:
-        """Start a waiting sequence if fewer than max_num_seqs run and pages for all of its tokens are free."""
+        """Start a waiting sequence if fewer than max_num_seqs run, and there is room for it.
+
+        That is pages for all of its tokens, and rows for the embeddings of those that are not in pages yet.
+        """
         if len(self._running) >= self._limits.max_num_seqs or seq.is_pending:
             return False
         num_tokens, page_size = len(seq.tokens), self._pool.page_size
@@ -493,6 +520,9 @@ class Scheduler:
         headroom = self._headroom if self._running else 0
         num_hit_pages = self._pool.admit(seq.request_id, num_tokens, keys, headroom=headroom)
         if num_hit_pages is None:
+            return False
+        if seq.embedded and not self._embeddings.hold(seq, num_hit_pages * page_size):
+            self._pool.release(seq.request_id)
             return False
         self._waiting.remove(seq)
         self._running[seq.request_id] = self._prefilling[seq.request_id] = seq

@@ -12,11 +12,19 @@ from kernels.vocabulary.shape import Phase
 from server.engine.scheduling.matcher import Matcher
 from server.engine.scheduling.page_keys import PageKeys
 from server.engine.scheduling.states import BatchStates
-from server.protocol.messages import FinishReason, PathUse, SamplingParams, TokenScores
+from server.protocol.messages import EmbeddedSpan, FinishReason, PathUse, SamplingParams, TokenScores
 
 PENDING = -1  # stands for a token that a launched step samples and that the host has not read yet
 
 _DECODE_ONLY, _VERIFY_ONLY = (Phase.DECODE,), (Phase.VERIFY,)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeldSpan:
+    """An embedded span of a prompt, and the row of the workers' embedding buffers of each of its tokens."""
+
+    span: EmbeddedSpan
+    rows: "NDArray[np.int64]"
 
 
 class SequenceStatus(Enum):
@@ -38,6 +46,10 @@ class Sequence:
     page_keys     names of its full pages; None where pages are not shared
     max_len       the most tokens it may have; set by the scheduler
     matcher       what its grammar allows next; None without a grammar
+    embedded      spans of its prompt that have embeddings of their own; `held` are those of them that it has rows for,
+                  from its admission until its prompt is computed
+    positions     [3, num_prompt] of its prompt's tokens, and `position_delta` what is added to the place of a generated
+                  one for its position; None and 0 where each position is the token's place
     is_greedy     whether its next token is the likeliest one, unless stop ids are still banned by min_tokens
     """
 
@@ -74,6 +86,10 @@ class Sequence:
     prompt: "NDArray[np.int64] | None" = None  # of a long prompt, its token ids as an array
     matcher: Matcher | None = None
     pooled: bytes | None = None
+    embedded: tuple[EmbeddedSpan, ...] = ()
+    held: tuple[HeldSpan, ...] = ()
+    positions: "NDArray[np.int32] | None" = None
+    position_delta: int = 0
     is_greedy: bool = field(init=False)
     wants_hidden: bool = field(init=False)  # whether the hidden states of its prompt are used by more than sampling
 
@@ -82,11 +98,27 @@ class Sequence:
         self.wants_hidden = wanted.prompt_logprobs is not None or wanted.pooling is not None
         self.is_greedy = wanted.temperature == 0 and not wanted.edits_logits and wanted.grammar is None
 
-    def span(self, start: int, stop: int) -> "NDArray[np.int64] | list[int]":
+    def token_ids(self, start: int, stop: int) -> "NDArray[np.int64] | list[int]":
         """Return tokens [start, stop), from the array where there is one: a list of 8k tokens costs numpy 0.15 ms."""
         if self.prompt is not None and stop <= self.num_prompt:
             return self.prompt[start:stop]
         return self.tokens[start:stop]
+
+    def positions_of(self, places: "NDArray[np.int64]") -> "NDArray[np.int64]":
+        """Return the positions of its tokens at these places in order, of three parts ([3, tokens]) where it has such.
+
+        A place may be beyond its tokens, as one is that a step launched ahead computes.
+        """
+        if self.positions is None:
+            return places
+        of_prompt = int(np.searchsorted(places, self.num_prompt))
+        found = np.broadcast_to(places + self.position_delta, (3, places.size)).copy()
+        found[:, :of_prompt] = self.positions[:, places[:of_prompt]]
+        return found
+
+    def has_embedded(self, start: int, stop: int) -> bool:
+        """Return whether a token of its tokens [start, stop) has an embedding of its own that it has a row for."""
+        return any(it.span.start < stop and start < it.span.stop for it in self.held)
 
     def finish_reason(self, num_tokens: int) -> FinishReason | None:
         """Return why generation ends with the newest of its first `num_tokens` tokens, None where it goes on.
@@ -168,6 +200,8 @@ class Batch:
     forks         each gets a next token too, by the logits of its row, which is a sampled one
     page_copies   (source, target) of pages that the forks would write to; copied behind the step's own keys and values
     states        the slots of its recurrent states; None for a model without, or where no state is kept
+    embeddings    spans whose rows are to be written to the embedding buffers before the step
+    has_embedded  whether a token of the step has an embedding of its own
     """
 
     sequences: tuple[Sequence, ...]
@@ -184,6 +218,8 @@ class Batch:
     page_copies: tuple[tuple[int, int], ...] = ()
     states: BatchStates | None = None
     verifies: bool = False  # whether the decode rows are of the phase `verify`
+    embeddings: tuple[HeldSpan, ...] = ()
+    has_embedded: bool = False
 
     @property
     def drawn_rows(self) -> tuple[int, ...]:

@@ -21,17 +21,19 @@ from server.engine.execution.runner import ModelRunner
 from server.engine.execution.sampling import SampledTokens
 from server.engine.execution.worker import Worker
 from server.engine.operators.dispatch import Dispatcher
+from server.engine.scheduling.embeddings import EmbeddingFormat
 from server.engine.scheduling.engine import Engine, EngineOptions
 from server.engine.scheduling.pages import PagePool
 from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from server.engine.startup.warmup import synthetic_batch
 from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
-from server.protocol.messages import FinishReason, Fork, Grammar, GrammarKind
+from server.protocol.messages import EmbeddedSpan, FinishReason, Fork, Grammar, GrammarKind
 from support.engine.ascii_grammars import ascii_grammars
+from support.engine.embedded_prompts import with_spans
 from support.engine.graph_session import Session
 from support.engine.late_device import LateDevice, LateTokens
-from support.models.tiny_llama import NAN_TOKEN, NUM_LAYERS, VOCAB, TinyLlama
+from support.models.tiny_llama import NAN_TOKEN, VOCAB, TinyLlama
 
 CPU = torch.device("cpu")
 PAGE_SIZE = 8
@@ -96,15 +98,17 @@ def redecide(shape: AttentionShape, broken: Pairs, taken_out: Pairs) -> Decision
 def dispatcher_of(decoder: Decoder, path: str) -> Dispatcher:
     limits = ServingLimits(MAX_LEN, MAX_STEP, PAGE_SIZE, Dtype.FP32, Dtype.FP32)
     decisions = {shape: decide(shape, path) for shape in shapes_needed(signature_of(decoder.config), limits)}
-    flags = (AttentionFlags(decoder.config.layers[0].attention.scale),) * NUM_LAYERS
+    flags = tuple(AttentionFlags(layer.attention.scale) for layer in decoder.config.layers)
     return Dispatcher(decisions, (GRAPHED, EAGER), flags, redecide=redecide)
 
 
-def session_of(runner: ModelRunner, *, runs_ahead: bool) -> Session:
+def session_of(runner: ModelRunner, *, runs_ahead: bool, num_embeddings: int = 0) -> Session:
     pool = PagePool(runner.num_pages, PAGE_SIZE)
-    scheduler = Scheduler(SchedulerLimits(MAX_LEN, MAX_SEQS, MAX_STEP), pool, shares_pages=True)
+    limits = SchedulerLimits(MAX_LEN, MAX_SEQS, MAX_STEP, max_embedded_tokens=num_embeddings)
+    scheduler = Scheduler(limits, pool, shares_pages=True)
     assert runner.grammars is not None
-    options = EngineOptions(VOCAB, (), 0, runs_ahead)  # the end token of grammars alone
+    embeddings = EmbeddingFormat(runner.worker.decoder.config.hidden_size)
+    options = EngineOptions(VOCAB, (), 0, runs_ahead, embeddings)  # the end token of grammars alone
     return Session(Engine(scheduler, runner, options, compile_grammar=runner.grammars.compile))
 
 
@@ -127,18 +131,23 @@ class Replay:
 class Walk:
     """Random requests, and whatever else may come between two steps."""
 
-    def __init__(self, decoder: Decoder, device: LateDevice, rng: random.Random, ways: Ways) -> None:
+    def __init__(
+        self, decoder: Decoder, device: LateDevice, rng: random.Random, ways: Ways, *, num_embeddings: int = 0
+    ) -> None:
+        """`num_embeddings`: of tokens that are submitted as embeddings, as far as those fit."""
         self.rng = rng
         self.ways = ways
+        self._decoder = decoder
+        self._num_embeddings = num_embeddings
         self.asked: dict[str, tuple[list[int], dict[str, object]]] = {}  # prompt and sampling of each request
         kv = KVCache.allocate(decoder.config, rng.choice([24, 30, 64]), PAGE_SIZE, torch.float32, CPU)
         self.dispatcher = dispatcher_of(decoder, GRAPHED.name)
         self.tokens = LateTokens(SIZES.max_sampled, device)
-        worker = Worker(decoder, kv, self.dispatcher, self.tokens)
+        worker = Worker(decoder, kv, self.dispatcher, self.tokens, num_embeddings=num_embeddings)
         self.graphs = StepGraphs(worker, SIZES, max_context=MAX_LEN)
         self.graphs.capture(lambda work: Replay(work, self.tokens), lambda _: None)
         self.runner = ModelRunner(worker, self.graphs, grammars=ascii_grammars())
-        self.session = session_of(self.runner, runs_ahead=True)
+        self.session = session_of(self.runner, runs_ahead=True, num_embeddings=num_embeddings)
         lengths = ((1, 34), (17, 17), (5, 40), (1, 2))
         self._probes = [synthetic_batch([pair], PAGE_SIZE, page=kv.num_pages) for pair in lengths]
 
@@ -166,7 +175,16 @@ class Walk:
         choices = {f"r{len(self.asked) + i}": rng.randrange(99) for i in range(rng.choice([1, 1, 1, 2, 3]))}
         self.asked |= {name: (prompt, {**sampling, "seed": seed}) for name, seed in choices.items()}
         (name, seed), *others = choices.items()
-        self.session.submit(name, prompt, forks=[Fork(*it) for it in others], **{**sampling, "seed": seed})
+        prompt, embedded = self._embedded(prompt)
+        forks = [Fork(*it) for it in others]
+        self.session.submit(name, prompt, forks=forks, embedded=embedded, **{**sampling, "seed": seed})
+
+    def _embedded(self, prompt: list[int]) -> tuple[list[int], list[EmbeddedSpan]]:
+        """Replace up to two random parts of a prompt by their embeddings."""
+        num_spans = self.rng.choice([0, 1, 2]) if self._num_embeddings and len(prompt) > 3 else 0
+        ends = sorted(self.rng.sample(range(len(prompt) + 1), 2 * num_spans))
+        places = list(zip(ends[::2], ends[1::2], strict=True))
+        return with_spans(self._decoder, prompt, *places)
 
     def _override(self) -> None:
         """Let no graph rest from now on, or those of some shapes, or all."""
@@ -191,11 +209,15 @@ def num_prompt_scores(walk: Walk, name: str) -> int:
     return len(prompt) - 1 if "prompt_logprobs" in sampling and walk.session.tokens(name) else 0
 
 
-@pytest.mark.parametrize(("seed", "ways"), list(enumerate([GREEDY, WAYS, WAYS, SLOW_WAYS, BOUND_WAYS])))
-def test_tokens_are_those_of_a_plain_engine(decoder: Decoder, seed: int, ways: Ways) -> None:
+# With 64 embeddings at a time the prompts' tokens are submitted as embeddings, which the plain engine gets as tokens.
+@pytest.mark.parametrize(
+    ("seed", "ways", "num_embeddings"),
+    [(0, GREEDY, 0), (1, WAYS, 0), (2, WAYS, 0), (3, SLOW_WAYS, 0), (4, BOUND_WAYS, 0), (5, GREEDY, 64), (6, WAYS, 64)],
+)
+def test_tokens_are_those_of_a_plain_engine(decoder: Decoder, seed: int, ways: Ways, num_embeddings: int) -> None:
     rng = random.Random(seed)
     with LateDevice(random.Random(seed)) as device:  # its own: what runs before changes how many operations there are
-        walk = Walk(decoder, device, rng, ways)
+        walk = Walk(decoder, device, rng, ways, num_embeddings=num_embeddings)
         for _ in range(80):
             walk.step()
         walk.tokens.is_failing = False

@@ -1,6 +1,5 @@
 """Positions of three parts, and tokens whose embeddings are given, against transformers (fp32, CPU)."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,36 +11,15 @@ from transformers import PreTrainedModel
 from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
 from server.model.step import Step
+from support.models.image_positions import NUM_TOKENS, POSITIONS, save_with_positions, three_part
 from support.models.paged_runner import PAGE_SIZE
-from support.models.tiny_families import CPU, IMAGE_MODELS, TINY, TOLERANCE, load, prompt
-
-NUM_TOKENS = 13
-# Text, an image of 2 x 3 patches, text that goes on behind the longest of its sides: as Qwen 2.5 VL counts.
-POSITIONS = torch.tensor(
-    [
-        [0, 1, 2, 3, 3, 3, 3, 3, 3, 6, 7, 8, 9],
-        [0, 1, 2, 3, 3, 3, 4, 4, 4, 6, 7, 8, 9],
-        [0, 1, 2, 3, 4, 5, 3, 4, 5, 6, 7, 8, 9],
-    ]
-)
+from support.models.tiny_families import CPU, TINY, TOLERANCE, prompt
 
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[PreTrainedModel, Path]:
-    config_class, model_class, of_text, vision = IMAGE_MODELS["qwen2.5 vl"]
-    torch.manual_seed(0)
-    model = model_class(config_class(text_config={**TINY, **of_text}, vision_config=vision)).float().eval()
     folder = tmp_path_factory.mktemp("qwen2.5-vl")
-    model.save_pretrained(folder)
-    return model, folder
-
-
-def three_part(folder: Path) -> Decoder:
-    """Rotate the pairs of each head by sections of 2, 1 and 1, as the checkpoint's mrope_section has it."""
-    plain = load(folder)
-    rope = replace(plain.config.layers[0].attention.rope, position_parts=(0, 0, 1, 2))
-    layers = tuple(replace(it, mixer=replace(it.attention, rope=rope)) for it in plain.config.layers)
-    return Decoder(replace(plain.config, layers=layers), plain.weights)
+    return save_with_positions(folder), folder
 
 
 def attend(_layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:

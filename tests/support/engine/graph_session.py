@@ -11,7 +11,7 @@ from server.engine.execution.step_buffer import TOKEN_ARRAYS, DeviceInputs, Step
 from server.engine.execution.step_writer import StepWriter
 from server.engine.scheduling.engine import Engine
 from server.engine.scheduling.sequence import Batch, Sequence
-from server.protocol.messages import DispatchCount, Fork, SamplingParams, StepOutput, Submit
+from server.protocol.messages import DispatchCount, EmbeddedSpan, Fork, SamplingParams, StepOutput, Submit
 
 _PHASES = frozenset(phase.value for phase in Phase)
 
@@ -32,12 +32,13 @@ class Session:
         params: SamplingParams | None = None,
         *,
         forks: Iterable[Fork] = (),
+        embedded: Iterable[EmbeddedSpan] = (),
         **sampling: object,
     ) -> None:
         """Submit a prompt with `params`, or with 20 greedy tokens and what `sampling` changes of that."""
         if params is None:
             params = SamplingParams(**{"max_tokens": 20, "temperature": 0.0, **sampling})  # type: ignore[arg-type]
-        self.engine.submit(Submit(name, prompt, params, forks=[*forks]))
+        self.engine.submit(Submit(name, prompt, params, forks=[*forks], embedded=tuple(embedded)))
 
     def step(self) -> None:
         is_compiling = self.engine.num_waiting > 0  # perhaps: then there may be nothing to compute yet
