@@ -18,11 +18,27 @@ from qualification.canary.report import write
 from qualification.canary.run import Canary, Options, new_salt, record_golden
 from qualification.canary.verdict import Outcome, Stage, Verdict
 from qualification.common.exit_code import ExitCode
+from qualification.common.flags import Commands, add_command
 from qualification.common.out_folder import ready_to_write
 from qualification.common.progress import ProgressLine
 from qualification.load.discovery import DiscoveryError, client_of, first_key
 
 _DIGEST = re.compile(r"[0-9a-f]{8,64}")  # an empty one, of an unset variable, would match any matrix
+
+
+def add_parser(commands: Commands) -> None:
+    """Add `hallmark canary` to the commands of the program."""
+    add_arguments(
+        add_command(
+            commands,
+            "canary",
+            "ask a running server whether it may take traffic",
+            "Compare plan, numerics and speed of a running server with a golden file or another server. The exit code "
+            "is the verdict: 0 pass, 1 numerics, 2 performance, 3 environment or kernel path, 4 inconclusive.",
+            "hallmark canary --url http://127.0.0.1:8000",
+            "hallmark canary record --url http://127.0.0.1:8000 --out golden.json",
+        )
+    )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

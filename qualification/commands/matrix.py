@@ -12,7 +12,7 @@ from kernels.vocabulary.fingerprint import Device, Fingerprint
 from kernels.vocabulary.path import AnyPath
 from qualification.commands import ptx as ptx_command
 from qualification.common.exit_code import ExitCode
-from qualification.common.flags import add_command
+from qualification.common.flags import Commands, add_command
 from qualification.common.table import table
 from qualification.evidence.evidence import SUITE, Evidence
 from qualification.evidence.full_model import FullModel
@@ -30,6 +30,21 @@ from qualification.evidence.matrix import (
 from qualification.evidence.summary import OUTCOMES, Changed, counts, outcomes, summary
 from qualification.evidence.verdicts import SPEED_TOLERANCE, Side, differences, exit_code_of
 from qualification.measure.compiling.ptx import PtxError
+
+
+def add_parser(commands: Commands) -> None:
+    """Add `hallmark matrix` to the commands of the program."""
+    add_arguments(
+        add_command(
+            commands,
+            "matrix",
+            "show, verify or compare evidence",
+            "Read evidence: what was measured for each shape and path, whether it is whole and of this machine, "
+            "and what differs between two bodies of it.",
+            "hallmark matrix show",
+            "hallmark matrix diff before/ after/",
+        )
+    )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

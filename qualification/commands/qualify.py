@@ -15,7 +15,7 @@ from kernels.system.whole_file import write_whole
 from kernels.vocabulary.operators import Operator
 from kernels.vocabulary.shape import PLANNED_PHASES, Dtype
 from qualification.common.exit_code import ExitCode
-from qualification.common.flags import count, dtype_name, positive, shard
+from qualification.common.flags import Commands, add_command, count, dtype_name, positive, shard
 from qualification.common.out_folder import ready_to_write
 from qualification.common.progress import ProgressLine
 from qualification.decision.defaults import Choices
@@ -34,6 +34,21 @@ if TYPE_CHECKING:
 # As plans call them: attention's phases, and the operators beside it.
 _PHASES = [*(phase.value for phase in PLANNED_PHASES), *(it.value for it in Operator if it is not Operator.ATTENTION)]
 _QUICK_BUDGET_S = {"cuda": 0.05, "cpu": 0.01}  # of timing, for each pair
+
+
+def add_parser(commands: Commands) -> None:
+    """Add `hallmark qualify` to the commands of the program."""
+    add_arguments(
+        add_command(
+            commands,
+            "qualify",
+            "prove a model's shapes on this machine",
+            "Measure, on this machine, every shape of attention, products with weights and experts that a model can "
+            "need, and write the evidence. Reads no weights; wrong kernels must be refused first.",
+            "hallmark qualify --model ~/models/Qwen3-8B",
+            "hallmark qualify --preset llama-3.1-8b --quick --out-dir evidence",
+        )
+    )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

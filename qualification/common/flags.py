@@ -3,11 +3,12 @@
 import argparse
 import math
 import textwrap
-from typing import TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 # torch's names of dtypes, as vLLM's --dtype takes them, and ours.
 DTYPE_NAMES = {"float32": "fp32", "float": "fp32", "float16": "fp16", "half": "fp16", "bfloat16": "bf16"}
 
+Commands: TypeAlias = "argparse._SubParsersAction[Any]"  # of a program
 ParserType = TypeVar("ParserType", bound=argparse.ArgumentParser)
 
 

@@ -7,9 +7,24 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from qualification.common.exit_code import ExitCode
+from qualification.common.flags import Commands, add_command
 from qualification.evidence.matrix import MATRICES
 from qualification.report.page import render
 from qualification.report.sources import ReportError, gather
+
+
+def add_parser(commands: Commands) -> None:
+    """Add `hallmark report` to the commands of the program."""
+    add_arguments(
+        add_command(
+            commands,
+            "report",
+            "what the evidence says, as one page",
+            "Write one HTML page from evidence and, where they are named, benches and a running server.",
+            "hallmark report qualification/matrices/nvidia-h200 --out report.html",
+            "hallmark report qualification/matrices/nvidia-h200 --url http://127.0.0.1:8000",
+        )
+    )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from qualification.common.flags import Commands, add_command
 from server.errors import SettingsError
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -13,6 +14,20 @@ _ROOT = Path(__file__).resolve().parents[2]
 def has_benches(root: Path = _ROOT) -> bool:
     """Return whether a folder is a checkout; where the package is installed, a `bench` beside it is another's."""
     return (root / "bench" / "command.py").is_file() and (root / "pyproject.toml").is_file()
+
+
+def add_parser(commands: Commands) -> None:
+    """Add `hallmark bench` to the commands of the program."""
+    add_arguments(
+        add_command(
+            commands,
+            "bench",
+            "measure attention paths, servers or steps",
+            "Measure attention paths beside other libraries, servers beside others, or the engine's own steps.",
+            "hallmark bench attention --quick",
+            "hallmark bench serve --url http://127.0.0.1:8000 --quick",
+        )
+    )
 
 
 def add_arguments(parser: argparse.ArgumentParser, root: Path = _ROOT) -> None:

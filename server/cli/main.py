@@ -92,71 +92,12 @@ def build_parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"hallmark {version()}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", title="commands")
-    serve_flags.add_arguments(
-        add_command(
-            commands,
-            "serve",
-            "serve a model over HTTP",
-            "Serve a model over HTTP as OpenAI's API does. Each flag is also a variable: --max-num-seqs is "
-            "HALLMARK_MAX_NUM_SEQS; the flag wins.",
-            "hallmark serve",
-            "hallmark serve ~/models/Qwen3-8B --port 8123 --api-key-file keys.txt",
-            "hallmark serve ~/models/Qwen3-8B --on-unproven refuse",
-        )
-    )
-    qualify_command.add_arguments(
-        add_command(
-            commands,
-            "qualify",
-            "prove a model's shapes on this machine",
-            "Measure, on this machine, every shape of attention, products with weights and experts that a model can "
-            "need, and write the evidence. Reads no weights; wrong kernels must be refused first.",
-            "hallmark qualify --model ~/models/Qwen3-8B",
-            "hallmark qualify --preset llama-3.1-8b --quick --out-dir evidence",
-        )
-    )
-    matrix_command.add_arguments(
-        add_command(
-            commands,
-            "matrix",
-            "show, verify or compare evidence",
-            "Read evidence: what was measured for each shape and path, whether it is whole and of this machine, "
-            "and what differs between two bodies of it.",
-            "hallmark matrix show",
-            "hallmark matrix diff before/ after/",
-        )
-    )
-    report_command.add_arguments(
-        add_command(
-            commands,
-            "report",
-            "what the evidence says, as one page",
-            "Write one HTML page from evidence and, where they are named, benches and a running server.",
-            "hallmark report qualification/matrices/nvidia-h200 --out report.html",
-            "hallmark report qualification/matrices/nvidia-h200 --url http://127.0.0.1:8000",
-        )
-    )
-    bench_command.add_arguments(
-        add_command(
-            commands,
-            "bench",
-            "measure attention paths, servers or steps",
-            "Measure attention paths beside other libraries, servers beside others, or the engine's own steps.",
-            "hallmark bench attention --quick",
-            "hallmark bench serve --url http://127.0.0.1:8000 --quick",
-        )
-    )
-    canary.add_arguments(
-        add_command(
-            commands,
-            "canary",
-            "ask a running server whether it may take traffic",
-            "Compare plan, numerics and speed of a running server with a golden file or another server. The exit code "
-            "is the verdict: 0 pass, 1 numerics, 2 performance, 3 environment or kernel path, 4 inconclusive.",
-            "hallmark canary --url http://127.0.0.1:8000",
-            "hallmark canary record --url http://127.0.0.1:8000 --out golden.json",
-        )
-    )
+    serve_flags.add_parser(commands)
+    qualify_command.add_parser(commands)
+    matrix_command.add_parser(commands)
+    report_command.add_parser(commands)
+    bench_command.add_parser(commands)
+    canary.add_parser(commands)
     add_command(
         commands,
         "doctor",

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from qualification.common.flags import Commands, add_command
 from server.errors import SettingsError
 from server.settings import Settings, flag_of
 
@@ -38,6 +39,22 @@ _GROUPS: Mapping[str, tuple[str, ...]] = {
     ),
     "logs, metrics and traces": ("log_format", "metrics_compat", "otlp_endpoint", "trace_ratio", "slo_file"),
 }  # fmt: skip
+
+
+def add_parser(commands: Commands) -> None:
+    """Add `hallmark serve` to the commands of the program."""
+    add_arguments(
+        add_command(
+            commands,
+            "serve",
+            "serve a model over HTTP",
+            "Serve a model over HTTP as OpenAI's API does. Each flag is also a variable: --max-num-seqs is "
+            "HALLMARK_MAX_NUM_SEQS; the flag wins.",
+            "hallmark serve",
+            "hallmark serve ~/models/Qwen3-8B --port 8123 --api-key-file keys.txt",
+            "hallmark serve ~/models/Qwen3-8B --on-unproven refuse",
+        )
+    )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
