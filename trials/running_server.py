@@ -88,7 +88,7 @@ class Server:
         """The process below the server that runs server.engine.process."""
         family = psutil.Process(self.process.pid).children(recursive=True)
         (engine,) = [each for each in family if "server.engine.process" in each.cmdline()]
-        return engine.pid
+        return int(engine.pid)
 
 
 StartServer = Callable[..., AbstractContextManager[Server]]

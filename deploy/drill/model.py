@@ -84,7 +84,8 @@ def _windowed_weights() -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
 
     def drawn(size: tuple[int, int], gain: float = 1.0) -> torch.Tensor:
-        return torch.randn(size, generator=generator) * 1.28 * gain * size[1] ** -0.5
+        weight: torch.Tensor = torch.randn(size, generator=generator) * 1.28 * gain * size[1] ** -0.5
+        return weight
 
     weights = {"model.embed_tokens.weight": drawn((VOCAB_SIZE, _HIDDEN)), "model.norm.weight": torch.ones(_HIDDEN)}
     for layer in range(_LAYERS):

@@ -37,8 +37,10 @@ NAME = "drill"
 CHANGED_MACHINE = {"ONEDNN_MAX_CPU_ISA": "ALL"}
 # A length of the bucket that is slowed and one of a bucket that is not, so seldom that few requests meet. A kernel that
 # is 1.3 times slower makes the first token of the long prompt 1.2 times as late: 1.1 lies between that and nothing.
-TRACE = ("--lengths", "384", "1536", "--samples", "50", "--looks", "2", "--utilization", "0.3")
-TRACE += ("--max-slowdown", "1.1", "--noise-ms", "1")
+TRACE = (
+    *("--lengths", "384", "1536", "--samples", "50", "--looks", "2", "--utilization", "0.3"),
+    *("--max-slowdown", "1.1", "--noise-ms", "1"),
+)
 ATTEMPTS = 3  # of a gate that compares times and cannot decide
 CALM_CORES, CALM_LIMIT_S = 0.2, 120.0  # what others may take before such a gate, and how long it waits for that
 

@@ -1,6 +1,7 @@
 """Cases and rows for the tests of the bench, each a plain value."""
 
 from dataclasses import replace
+from typing import Any
 
 from bench.attention.cases import BenchCase, Sweep, cases_of
 from bench.attention.row import Row
@@ -8,7 +9,7 @@ from kernels.vocabulary.shape import Dtype, Phase
 from qualification.evidence.evidence import Timing
 
 
-def prefill(length: int, *, sequences: int = 1, **changes: object) -> BenchCase:
+def prefill(length: int, *, sequences: int = 1, **changes: Any) -> BenchCase:
     """Packed prompts of one length, 4 over 2 heads of 64."""
     sweep = Sweep(
         Dtype.FP32, (Phase.PREFILL,), (64,), ((4, 2),), (length,), total_tokens=sequences * length, mixes=(), **changes
@@ -16,7 +17,7 @@ def prefill(length: int, *, sequences: int = 1, **changes: object) -> BenchCase:
     return cases_of(sweep)[0]
 
 
-def decode(context: int, *, batch: int = 1, **changes: object) -> BenchCase:
+def decode(context: int, *, batch: int = 1, **changes: Any) -> BenchCase:
     sweep = Sweep(
         Dtype.FP32,
         (Phase.DECODE,),
@@ -31,7 +32,7 @@ def decode(context: int, *, batch: int = 1, **changes: object) -> BenchCase:
     return cases_of(sweep)[0]
 
 
-def extend(chunk: int, context: int, **changes: object) -> BenchCase:
+def extend(chunk: int, context: int, **changes: Any) -> BenchCase:
     sweep = Sweep(
         Dtype.FP32,
         (Phase.EXTEND,),
@@ -45,7 +46,7 @@ def extend(chunk: int, context: int, **changes: object) -> BenchCase:
     return cases_of(sweep)[0]
 
 
-def row(case: BenchCase, contender: str, p50_us: float = 10.0, **changes: object) -> Row:
+def row(case: BenchCase, contender: str, p50_us: float = 10.0, **changes: Any) -> Row:
     """A right row of a path, with changes."""
     seconds = p50_us * 1e-6
     found = Row(

@@ -1,6 +1,7 @@
 """Machines, shapes, paths and evidence for the tests of qualification, each a plain value."""
 
 from dataclasses import replace
+from typing import Any
 
 from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.fingerprint import Device, Fingerprint
@@ -26,7 +27,7 @@ def no_kernel(*_: object) -> None:
     raise AssertionError("this path must not run")
 
 
-def path(name: str, tier: Tier = Tier.FIRST, **limits: object) -> KernelPath:
+def path(name: str, tier: Tier = Tier.FIRST, **limits: Any) -> KernelPath:
     return KernelPath(name, tier, replace(LIMITS, **limits), f"digest of {name}", (), no_kernel)
 
 
@@ -39,7 +40,7 @@ def checks(measured: float = 0.5, *, missing: str | None = None) -> tuple[Check,
     )
 
 
-def evidence(shape: AnyShape, kernel: AnyPath, p50_us: float = 10.0, **changes: object) -> Evidence:
+def evidence(shape: AnyShape, kernel: AnyPath, p50_us: float = 10.0, **changes: Any) -> Evidence:
     """Proof of (shape, path) on MACHINE, with changes."""
     queries, context = buckets_of(shape)
     found = Evidence(

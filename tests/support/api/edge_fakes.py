@@ -253,7 +253,7 @@ def make_services(
         settings=settings,
         program=Program("1.2.3", started_at=1_700_000_000),
         model=model,
-        engine=engine,
+        engine=engine,  # type: ignore[arg-type]
         telemetry=Telemetry(
             metrics, tracing or Tracing(None, version="1.2.3", count_dropped=metrics.traffic.spans_dropped)
         ),

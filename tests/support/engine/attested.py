@@ -31,7 +31,7 @@ class Subject:
     """An engine whose own evidence proves its shapes and names their kernels."""
 
     built: BuiltEngine
-    decisions: dict[AttentionShape, Decision]
+    decisions: dict[AttentionShape, Decision[AttentionShape]]
 
     @classmethod
     def made(cls, model: TinyLlama, cache: Path) -> "Subject":
@@ -71,7 +71,7 @@ class Subject:
         )
         return found, runner.dispatcher
 
-    def redecide(self, shape: AttentionShape, _: Pairs, __: Pairs) -> Decision:
+    def redecide(self, shape: AttentionShape, _: Pairs, __: Pairs) -> Decision[AttentionShape]:
         return replace(self.decisions[shape], path="sdpa.math")
 
     def tokens(self, name: str, between: Callable[[], object] = int) -> list[int]:

@@ -1,6 +1,7 @@
 """Engines of small models for tests."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -13,7 +14,7 @@ def built_engine(settings: Settings, run_qualification: Callable[..., None] | No
 
     On two cores beside other processes the checks of one test took 125 s with two threads, and 5 s with one.
     """
-    options = {} if run_qualification is None else {"run_qualification": run_qualification}
+    options: dict[str, Any] = {} if run_qualification is None else {"run_qualification": run_qualification}
     built = build_engine(settings, frozenset(), lambda *_: None, **options)
     torch.set_num_threads(1)
     return built

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
 from kernels.catalog import path_named
 from kernels.vocabulary.operators import AnyShape
@@ -10,6 +11,7 @@ from kernels.vocabulary.shape import AttentionShape
 from qualification.decision.decision import Decision, Pairs, Status
 from server.engine.execution.capture import Replayable
 
+ShapeT = TypeVar("ShapeT", bound=AnyShape)
 PATH = replace(path_named("sdpa.cpu"), name="graphable", is_capturable=True)
 EAGER = replace(path_named("sdpa.cpu"), name="eager")
 
@@ -30,11 +32,11 @@ def capture(work: Callable[[], None]) -> Replayable:
     return Replay(work)
 
 
-def decide(shape: AnyShape, path: str) -> Decision:
+def decide(shape: ShapeT, path: str) -> Decision[ShapeT]:
     return Decision(shape, path, Status.PROVEN, path, (), (), None)
 
 
-def redecide(shape: AttentionShape, broken: Pairs, taken_out: Pairs) -> Decision:
+def redecide(shape: AttentionShape, broken: Pairs, taken_out: Pairs) -> Decision[AttentionShape]:
     """Decide for the eager path, until nothing stands against the first one."""
     if not broken and not taken_out:
         return decide(shape, PATH.name)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 
@@ -60,7 +61,7 @@ class Session:
     def all_tokens(self, num_requests: int) -> list[list[int]]:
         return [self.tokens(f"r{index}") for index in range(num_requests)]
 
-    def submit_all(self, prompts: list[list[int]], **sampling: object) -> "Session":
+    def submit_all(self, prompts: list[list[int]], **sampling: Any) -> "Session":
         for index, prompt in enumerate(prompts):
             self.submit(f"r{index}", prompt, **sampling)
         return self
@@ -91,8 +92,16 @@ class Inputs:
     ) -> None:
         self.writer = StepWriter(page_size=page_size, num_pages=num_pages, is_pinned=False, token_arrays=token_arrays)
         self.device = DeviceInputs(torch.device("cpu"))
-        sizes = {"num_prompts": num_prompts, "page_size": page_size, "max_context": max_context}
-        layouts = {key: graph_layout(key, **sizes, token_arrays=token_arrays) for key in keys}
+        layouts = {
+            key: graph_layout(
+                key,
+                num_prompts=num_prompts,
+                page_size=page_size,
+                max_context=max_context,
+                token_arrays=token_arrays,
+            )
+            for key in keys
+        }
         if layouts:
             self.writer.declare(layouts)
             self.device.declare(layouts)

@@ -17,14 +17,14 @@ from kernels.sampling.sampling import SampleResult
 from server.engine.execution.sampling import SampledTokens
 
 
-class LateDevice(TorchDispatchMode):
+class LateDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Device that puts off copies that nothing waits for, and replays, until something else is computed.
 
     The order is kept. `num_started` copies and replays came so far; `most_due` of them were put off at once.
     """
 
     def __init__(self, rng: random.Random) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._rng = rng
         self._due: deque[Callable[[], object]] = deque()
         self.num_started = 0

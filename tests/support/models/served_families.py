@@ -1,5 +1,6 @@
 """Models of other families than Llama for an engine: prompts around their window, tokens of transformers."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -15,7 +16,7 @@ SIZES = {
     "bos_token_id": None, "eos_token_id": None,
 }  # fmt: skip
 PART = {**longrope(6), "partial_rotary_factor": 0.75, "original_max_position_embeddings": 8}
-FAMILIES: dict[str, tuple[str, dict[str, object]]] = {
+FAMILIES: Mapping[str, tuple[str, Mapping[str, object]]] = {
     # No path of a CPU has a softcap of scores: that is shown by the decoder's own tests, and on a GPU.
     "gemma 2": ("gemma2", {**GEMMA, "attn_logit_softcapping": None, "final_logit_softcapping": 9.0}),
     "gemma 3": ("gemma3", {**GEMMA, "sliding_window_pattern": 2}),

@@ -110,7 +110,7 @@ def longrope(num_pairs: int) -> dict[str, object]:
     return {"rope_type": "longrope", "rope_theta": 500.0, **factors}
 
 
-WINDOWED: dict[str, tuple[str, dict[str, object]]] = {
+WINDOWED: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "qwen2, windows in the later layers": ("qwen2", {**SWITCHED_ON, "max_window_layers": 1}),
     "qwen3, windows by layer types": ("qwen3", {"head_dim": 12, **SWITCHED_ON, "layer_types": MIXED}),
     "mistral, window": ("mistral", {"sliding_window": 9}),
@@ -127,7 +127,7 @@ LLAMA3 = {
     "original_max_position_embeddings": 32,
 }  # fmt: skip
 BETAS = {"truncate": False, "beta_fast": 8.0, "beta_slow": 2.0}
-ROTATED: dict[str, tuple[str, dict[str, object]]] = {
+ROTATED: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "llama, linear": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1000.0, "factor": 3.0}}),
     "llama, llama3": ("llama", {"rope_parameters": LLAMA3, "head_dim": 16}),
     "llama, yarn": ("llama", {"rope_parameters": YARN, "head_dim": 16}),
@@ -135,7 +135,7 @@ ROTATED: dict[str, tuple[str, dict[str, object]]] = {
     "llama, two scales": ("llama", {"rope_parameters": {**YARN, "mscale": 1.5, "mscale_all_dim": 0.5}, "head_dim": 16}),
     "llama, no truncation": ("llama", {"rope_parameters": {**YARN, **BETAS}, "head_dim": 16}),
 }
-VARIANTS: dict[str, tuple[str, dict[str, object]]] = {
+VARIANTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     **WINDOWED,
     **ROTATED,
     "llama": ("llama", {}),

@@ -26,7 +26,7 @@ def main() -> None:
     folder, rank, world = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # a machine's name may lead nowhere
-    store = dist.FileStore(str(folder / f"meeting-{world}"), world)
+    store = dist.FileStore(str(folder / f"meeting-{world}"), world)  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     exchange(Ranks(rank, world))
     found = {}

@@ -74,7 +74,7 @@ def shared(rank: int, world: int, driver: Driver) -> dict[str, object]:
 
 def main() -> None:
     folder, rank, world = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    store = dist.FileStore(str(folder / "meeting"), world)
+    store = dist.FileStore(str(folder / "meeting"), world)  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     refusals = ([it.split(":") for it in each.split("+") if it] for each in sys.argv[4:])
     drivers = [Driver(rank, frozenset(call for call, on in each if int(on) == rank)) for each in refusals]

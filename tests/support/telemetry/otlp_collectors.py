@@ -82,7 +82,7 @@ def grpc_collector() -> Iterator[Collector]:
             return ExportTraceServiceResponse()
 
     server = grpc.server(ThreadPoolExecutor(max_workers=1))
-    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(Service(), server)
+    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(Service(), server)  # type: ignore[no-untyped-call]
     collector.url = f"grpc://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     server.start()
     try:
@@ -101,4 +101,6 @@ def events(span: Span) -> list[tuple[str, dict[str, object]]]:
 
 def _plain(value: AnyValue) -> object:
     kind = value.WhichOneof("value")
-    return [_plain(item) for item in value.array_value.values] if kind == "array_value" else getattr(value, kind)
+    if kind == "array_value":
+        return [_plain(item) for item in value.array_value.values]
+    return None if kind is None else getattr(value, kind)
