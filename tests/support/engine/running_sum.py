@@ -33,7 +33,6 @@ from server.model.layers import LayerWeights, Weights
 from server.model.step import Step
 from support.engine.closure_graphs import EAGER, PATH, capture, decide, redecide
 from support.models.paged_runner import PagedRunner
-from support.models.tiny_llama import VOCAB
 
 CPU = torch.device("cpu")
 PAGE_SIZE, MAX_LEN, MAX_SEQS = 8, 128, 6
@@ -98,15 +97,21 @@ def plain_loop(_: int, __: RecurrenceConfig, ___: LayerWeights) -> Sublayer:
     return mixer
 
 
-def hybrid_config(plain: ModelConfig) -> ModelConfig:
-    """A running sum before each layer of a model, with the same feed-forward."""
-    mixer = RunningSum.over(range(plain.hidden_size))
+def hybrid_config(plain: ModelConfig, rank: int = 0, world: int = 1) -> ModelConfig:
+    """A running sum before each layer of a model, or of a rank's part of it, with the same feed-forward."""
+    mixer = RunningSum.over(range(plain.hidden_size)).of_rank(rank, world)
     return replace(plain, layers=tuple(it for layer in plain.layers for it in (replace(layer, mixer=mixer), layer)))
 
 
 def hybrid_weights(plain: Weights) -> Weights:
     layers = tuple(it for layer in plain.layers for it in (layer, layer))
     return replace(plain, layers=layers, embedding=plain.embedding.nan_to_num())  # any token may be chosen
+
+
+def hybrid_decoder(plain: Decoder) -> Decoder:
+    """Return one of running sums beside the layers of `plain`, computed by the same ranks."""
+    config, ranks = hybrid_config(plain.config, plain.ranks.index, plain.ranks.world), plain.ranks
+    return Decoder(config, hybrid_weights(plain.weights), ranks, recurrence=recurrence)
 
 
 def reference_answer(plain: Decoder, prompt: list[int], num_tokens: int) -> list[int]:
@@ -149,8 +154,8 @@ class Hybrid:
         runs_ahead: bool = False,
         has_graphs: bool = False,
     ) -> None:
-        config = hybrid_config(plain.config)
-        decoder = Decoder(config, hybrid_weights(plain.weights), recurrence=recurrence)
+        decoder = hybrid_decoder(plain)
+        config = decoder.config
         kv = KVCache.allocate(config, num_pages, PAGE_SIZE, torch.float32, CPU)
         states = StateCache.allocate(config, num_slots, CPU)
         assert states is not None
@@ -171,4 +176,8 @@ def engine_of(
         graphs.capture(capture, lambda _: None)
     runner = ModelRunner(worker, graphs)
     scheduler = Scheduler(SchedulerLimits(MAX_LEN, max_num_seqs, step_tokens), pool, shares_pages=True)
-    return runner, Engine(scheduler, runner, EngineOptions(VOCAB, (), 0, runs_ahead)), scheduler
+    return (
+        runner,
+        Engine(scheduler, runner, EngineOptions(worker.decoder.config.vocab_size, (), 0, runs_ahead)),
+        scheduler,
+    )

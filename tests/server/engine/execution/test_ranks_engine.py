@@ -12,7 +12,7 @@ import pytest
 pytestmark = pytest.mark.timeout(900)
 
 
-def run(world: int, folder: Path) -> dict[str, Any]:
+def run(world: int, folder: Path, program: str = "ranks_engine") -> dict[str, Any]:
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
@@ -20,7 +20,7 @@ def run(world: int, folder: Path) -> dict[str, Any]:
         "GLOO_SOCKET_IFNAME": "lo",  # a machine's name may lead nowhere
     }
     out = folder / f"world-{world}.json"
-    command = [sys.executable, "-m", "support.ranks.ranks_engine", str(world), str(out)]
+    command = [sys.executable, "-m", f"support.ranks.{program}", str(world), str(out)]
     done = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, timeout=800, check=False)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(out.read_text())
@@ -36,3 +36,13 @@ def test_ranks_with_graphs_that_run_ahead_answer_as_one_does(tmp_path: Path) -> 
     assert found["check"] == "match"
     assert found["drafted"] == found["mixed"]
     assert found["drafted replays"] > 3
+
+
+def test_two_ranks_of_a_hybrid_answer_as_the_plain_loop(tmp_path: Path) -> None:
+    found = run(2, tmp_path, "hybrid_ranks")
+    kinds = ("", "batched ", "fork ")
+    assert found["answers"] == {
+        f"{kind}{index}": answer for kind in kinds for index, answer in enumerate(found["plain loop"])
+    }
+    assert found["hits"] > 0
+    assert found["replays"] > 10
