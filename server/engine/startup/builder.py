@@ -49,7 +49,8 @@ from server.engine.scheduling.engine import Engine, EngineOptions
 from server.engine.scheduling.pages import PagePool
 from server.engine.scheduling.runner_api import BatchError, StepStatistics
 from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits
-from server.engine.startup.kv_sizing import num_pages
+from server.engine.scheduling.states import StatePool
+from server.engine.startup.kv_sizing import num_pages, num_state_slots
 from server.engine.startup.limits import sizes_of_graphs
 from server.engine.startup.matmul_tuning import choose_products
 from server.engine.startup.plan import (
@@ -72,6 +73,7 @@ from server.engine.startup.subject import (
 from server.engine.startup.warmup import estimate_longest_silence_s, probes_of, warm_up
 from server.errors import SettingsError
 from server.model.decoder import Decoder
+from server.model.layer_state import StateCache
 from server.protocol.messages import AttestationReport, EngineReady
 from server.protocol.plan_rows import plan_rows
 from server.settings import Settings
@@ -298,10 +300,11 @@ def _warm_runner(
 
     def worker(pages: int) -> Worker:
         kv, tokens = kv_cache_of(subject, pages), SampledTokens(num_rows, device)
+        states = StateCache.allocate(config, num_state_slots(config, limits), device)
         if followers is None:
-            return Worker(decoder, kv, dispatcher, tokens)
+            return Worker(decoder, kv, dispatcher, tokens, states=states)
         others = LedRanks(decoder.ranks, dispatcher, followers.send)
-        leading = Worker(decoder, kv, dispatcher, tokens, rank=decoder.ranks, others=others)
+        leading = Worker(decoder, kv, dispatcher, tokens, rank=decoder.ranks, others=others, states=states)
         followers.blamed = leading.suspects
         return leading
 
@@ -357,7 +360,7 @@ def _fallbacks_of_all(own: MatmulFallbacks, followers: Followers) -> dict[Matmul
 def _engine(
     settings: Settings, subject: Subject, runner: ModelRunner, take_fallbacks: Callable[[], dict[MatmulFallback, int]]
 ) -> Engine:
-    config, limits = subject.config, subject.limits
+    config, limits, states = subject.config, subject.limits, runner.worker.states
     scheduler = Scheduler(
         SchedulerLimits(
             limits.max_model_len,
@@ -367,7 +370,7 @@ def _engine(
             limits.max_attended_keys,
             limits.max_drafted_tokens,
         ),
-        PagePool(runner.num_pages, limits.page_size),
+        PagePool(runner.num_pages, limits.page_size, None if states is None else StatePool(states.num_slots)),
         shares_pages=settings.prefix_caching,
     )
     runs_ahead = settings.run_ahead and subject.device.type == "cuda"

@@ -48,6 +48,14 @@ def num_pages(
     return count
 
 
+def num_state_slots(config: ModelConfig, limits: EngineLimits) -> int:
+    """Return the slots of recurrent states: one for each sequence that runs, and as many for snapshots.
+
+    0 for a model without recurrent layers. They are allocated before the room for pages is measured.
+    """
+    return 2 * limits.max_num_seqs if config.recurrences else 0
+
+
 def _check_room(settings: Settings, limits: EngineLimits, num_tokens: int) -> None:
     """Raises SettingsError for a cache that holds less than was asked for, or no request at all."""
     asked = settings.max_model_len
