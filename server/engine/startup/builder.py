@@ -54,6 +54,7 @@ from server.engine.startup.kv_sizing import num_pages, num_state_slots
 from server.engine.startup.limits import sizes_of_graphs
 from server.engine.startup.matmul_tuning import choose_products
 from server.engine.startup.plan import (
+    EvidenceFolders,
     Progress,
     Unservable,
     cache_folder,
@@ -111,7 +112,8 @@ def build_engine(
     use_own_cache()
     install_compile_counter()
     subject = read_subject(settings)
-    quarantine = Quarantine(own_file(cache_folder(settings), "quarantine", subject.fingerprint), ALL_PATHS)
+    folders = EvidenceFolders.of(settings)
+    quarantine = Quarantine(own_file(folders.own, "quarantine", subject.fingerprint), ALL_PATHS)
     broken = quarantined | quarantine.pairs
     listener = listener or RankListener()
 
@@ -122,11 +124,9 @@ def build_engine(
 
     def build(unshared: str | None) -> BuiltEngine:
         plan = plan_operators(
-            settings,
-            subject.config,
-            subject.limits,
-            fingerprint=subject.fingerprint,
-            device=subject.device,
+            subject,
+            settings.on_unproven,
+            folders,
             quarantined=broken,
             overridden=overridden,
             progress=progress,
@@ -212,7 +212,7 @@ def _build(
 
     with blaming(runner.suspects):
         attested = attestor.attest_all("start", on_attested) if settings.attestation_interval_s else None
-    refuse_unserved(dispatcher.plan.values(), plan, settings, attested)
+    refuse_unserved(dispatcher.plan.values(), plan, settings.on_unproven, attested)
     if dispatcher.timer is not None:
         dispatcher.timer.start()
     shadow = _shadow_check(settings, subject, dispatcher)

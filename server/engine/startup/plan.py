@@ -2,20 +2,17 @@
 
 import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-
-import torch
 
 from kernels.catalog import paths_on
 from kernels.collective.paths import without_peer_memory
-from kernels.vocabulary.fingerprint import Fingerprint
 from kernels.vocabulary.operators import AnyShape
 from qualification.common.progress import TimeLeft
-from qualification.decision.decision import Decision, Pairs
+from qualification.decision.decision import Decision, Pairs, Policy
 from qualification.decision.model_shapes import plan_shapes
 from qualification.measure.start_plan import Plan, RunQualification, make_plan
-from qualification.model.config import ModelConfig
-from server.engine.startup.limits import EngineLimits
+from server.engine.startup.subject import Subject
 from server.errors import SettingsError
 from server.protocol.messages import AttestationReport, PlanRow
 from server.protocol.plan_rows import plan_rows, rejections_here
@@ -34,51 +31,63 @@ class Unservable(Exception):
         self.attested = attested
 
 
+@dataclass(frozen=True, slots=True)
+class EvidenceFolders:
+    """Folders of evidence. `reviewed`: of matrices; None for this repository's. `own`: of this machine."""
+
+    reviewed: Path | None
+    own: Path
+
+    @classmethod
+    def of(cls, settings: Settings) -> "EvidenceFolders":
+        """Raises SettingsError as `cache_folder` does."""
+        return cls(None if settings.matrix is None else Path(settings.matrix), cache_folder(settings))
+
+
 def plan_operators(
-    settings: Settings,
-    config: ModelConfig,
-    limits: EngineLimits,
+    subject: Subject,
+    policy: Policy,
+    folders: EvidenceFolders,
     *,
-    fingerprint: Fingerprint,
-    device: torch.device,
     quarantined: Pairs,
     overridden: Pairs,
     progress: Progress,
     run_qualification: RunQualification,
     unshared: str | None = None,
 ) -> Plan:
-    """Decide every shape these limits allow, measuring what the policy asks for. Raises Unservable.
+    """Decide every shape the subject's limits allow, measuring what the policy asks for. Raises Unservable.
 
     unshared  why the ranks share no memory, though their GPUs can address each other; None where nothing refused it
     """
+    device = subject.device
     paths, left = paths_on(device), TimeLeft(time.monotonic)
     plan = make_plan(
-        plan_shapes(config, limits.serving, device.type, settings.tensor_parallel_size),
-        policy=settings.on_unproven,
-        fingerprint=fingerprint,
+        plan_shapes(subject.config, subject.limits.serving, device.type, subject.shard.world),
+        policy=policy,
+        fingerprint=subject.fingerprint,
         device=device,
-        matrix_dir=None if settings.matrix is None else Path(settings.matrix),
-        cache_dir=cache_folder(settings),
+        matrix_dir=folders.reviewed,
+        cache_dir=folders.own,
         quarantined=quarantined,
         overridden=overridden,
         progress=lambda done, total, what: progress("qualifying", f"{done}/{total} ({left(done, total)}) {what}"),
         paths=paths if unshared is None else without_peer_memory(paths, unshared),
         run_qualification=run_qualification,
     )
-    refuse_unserved(plan.decisions.values(), plan, settings)
+    refuse_unserved(plan.decisions.values(), plan, policy)
     return plan
 
 
 def refuse_unserved(
     decisions: Collection[Decision[AnyShape]],
     plan: Plan,
-    settings: Settings,
+    policy: Policy,
     attested: AttestationReport | None = None,
 ) -> None:
     """Raises Unservable where no path may serve some shape, by the plan's own `decisions` or by those `attested`."""
     if any(decision.path is None for decision in decisions):
         rows = plan_rows(decisions, plan.evidence)
-        raise Unservable(_explain(rows, settings.on_unproven.value), rows, attested)
+        raise Unservable(_explain(rows, policy.value), rows, attested)
 
 
 def cache_folder(settings: Settings) -> Path:

@@ -12,7 +12,6 @@ from qualification.decision.model_shapes import AttentionSignature, ServingLimit
 from qualification.measure.start_plan import make_plan
 from server.engine.startup.plan import Unservable, refuse_unserved
 from server.protocol.plan_rows import plan_rows
-from server.settings import Settings
 
 CPU = torch.device("cpu")
 
@@ -30,7 +29,7 @@ def test_a_refusal_names_paths_of_this_machine_and_phase(tmp_path: Path) -> None
         progress=lambda *_: None,
     )
     with pytest.raises(Unservable) as caught:
-        refuse_unserved(plan.decisions.values(), plan, Settings(on_unproven=Policy.REFUSE))
+        refuse_unserved(plan.decisions.values(), plan, Policy.REFUSE)
     assert str(caught.value) == (
         "under on-unproven=refuse no path may serve prefill fp32 h4:2 d64 q-le_128 c-le_128 causal and 2 more shapes: "
         "sdpa.cpu: unproven (it has not been measured); sdpa.math: unproven (it has not been measured)"
