@@ -11,29 +11,35 @@ logger = logging.getLogger(__name__)
 
 DEATHS_UNTIL_REFUSED = 2
 MEMORY_S = 3600.0  # after the latest death
-MOST_REMEMBERED = 256  # prompts, 16 bytes each
-MOST_SUSPECTS = 8  # of one death: of more, who did it cannot be said, and most of them did not
+MOST_REMEMBERED = 1024  # prompts, 16 bytes each
+MOST_SUSPECTS = 8  # of one death that counts whole: of more, most did not do it, and each gets its share of 8
 
 
 class DeadlyPrompts:
-    """Counts the engines that died while a prompt was being read. Nothing is kept of a prompt but a keyed digest."""
+    """Counts the engines that died while a prompt was being read. Nothing is kept of a prompt but a keyed digest.
+
+    After a death the clients of all open streams try again at once. So with 64 clients there may be 64 suspects of each
+    death from then on, and if none of them was counted one prompt could end engine after engine. Each counts an eighth
+    then: what is not answered in 16 lives of an engine is refused, and what is answered meanwhile is forgiven.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._key = os.urandom(16)
-        self._deaths: dict[bytes, tuple[int, float]] = {}  # digest -> (deaths, of the latest); the latest last
+        # digest -> (deaths, their share that is counted, when the latest was); the latest last
+        self._deaths: dict[bytes, tuple[int, float, float]] = {}
 
     def blame(self, prompts: Iterable[Sequence[int]]) -> None:
-        """Count a death for each of these prompts, which had no answer yet; for none where they are many."""
+        """Count a death for each of these prompts, which had no answer yet; a part of it where they are many."""
         digests = {self._digest(prompt) for prompt in prompts}
-        if len(digests) > MOST_SUSPECTS:
-            return
-        now = self._clock()
+        now, share = self._clock(), min(1.0, MOST_SUSPECTS / max(1, len(digests)))
         for digest in digests:
-            num_deaths = self._count(digest) + 1
+            num_deaths, counted = self._count(digest)
+            was_refused = counted >= DEATHS_UNTIL_REFUSED
+            num_deaths, counted = num_deaths + 1, counted + share
             self._deaths.pop(digest, None)
-            self._deaths[digest] = num_deaths, now
-            if num_deaths == DEATHS_UNTIL_REFUSED:
+            self._deaths[digest] = num_deaths, counted, now
+            if counted >= DEATHS_UNTIL_REFUSED and not was_refused:
                 logger.error("%d engines died while they read the same prompt; it is refused from now on", num_deaths)
         while len(self._deaths) > MOST_REMEMBERED:
             del self._deaths[next(iter(self._deaths))]
@@ -47,17 +53,18 @@ class DeadlyPrompts:
         """Return why the prompt is refused; None where it is not."""
         if not self._deaths:
             return None
-        num_deaths = self._count(self._digest(prompt))
-        if num_deaths < DEATHS_UNTIL_REFUSED:
+        num_deaths, counted = self._count(self._digest(prompt))
+        if counted < DEATHS_UNTIL_REFUSED:
             return None
         return (
             f"{num_deaths} engines died while they read this prompt of {len(prompt)} tokens, so it is not tried again "
             f"for {MEMORY_S / 60:.0f} minutes. Send a shorter prompt, or ask the operator to read the server's log."
         )
 
-    def _count(self, digest: bytes) -> int:
-        num_deaths, at = self._deaths.get(digest, (0, 0.0))
-        return num_deaths if self._clock() - at <= MEMORY_S else 0
+    def _count(self, digest: bytes) -> tuple[int, float]:
+        """Return how many engines died while the prompt was being read, and the share of that that is counted."""
+        num_deaths, counted, at = self._deaths.get(digest, (0, 0.0, 0.0))
+        return (num_deaths, counted) if self._clock() - at <= MEMORY_S else (0, 0.0)
 
     def _digest(self, prompt: Sequence[int]) -> bytes:
         return hashlib.blake2b(array("q", prompt), key=self._key, digest_size=16).digest()
