@@ -31,20 +31,24 @@ from server.engine.execution.sampling import SampledTokens
 from server.engine.execution.worker import Worker
 from server.engine.operators.dispatch import Dispatcher
 from server.engine.proof.shadow_check import ShadowCheck
+from server.engine.scheduling.embeddings import EmbeddingFormat
 from server.engine.scheduling.engine import Engine, EngineOptions
 from server.engine.scheduling.pages import PagePool
 from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from server.engine.scheduling.sequence import Sequence
 from server.engine.startup.subject import Subject, identity_of, kv_cache_of, load_alone, load_rank, read_subject
 from server.engine.startup.warmup import synthetic_batch
+from server.model.decoder import Decoder
 from server.protocol.messages import Fork, Grammar, GrammarKind, Pooling, SamplingParams
 from server.settings import DeviceChoice, Settings
 from server.text.tokenizer import Tokenizer
 from support.engine.closure_graphs import EAGER, PATH, Replay, capture, decide, redecide
+from support.engine.embedded_prompts import with_spans
 from support.engine.graph_session import Session
 
 FOLLOWER = "support.ranks.ranks_follower"
 PAGE_SIZE, NUM_PAGES, MAX_LEN = 16, 128, 160
+NUM_EMBEDDINGS = 40  # at a time
 SIZES = GraphSizes((Bucket.LE_512,), (2, 8), (64,), (8,), (64,), num_prompts=3, row_tokens=(4,))
 TEXTS = (
     "Once upon a time",
@@ -110,22 +114,25 @@ class Ranks:
         kv = kv_cache_of(subject, NUM_PAGES)
         self.followers: Followers | None = None
         if world == 1:
-            self.worker = Worker(load_alone(settings, subject, lambda _: None), kv, self.dispatcher, tokens)
+            decoder = load_alone(settings, subject, lambda _: None)
+            self.worker = Worker(decoder, kv, self.dispatcher, tokens, num_embeddings=NUM_EMBEDDINGS)
         else:
             self.followers = Followers(world, FOLLOWER)
             ranks = self.followers.begin(settings, self.dispatcher, identity_of(settings, subject))
             decoder = load_rank(settings, subject, ranks)
             others = LedRanks(decoder.ranks, self.dispatcher, self.followers.send)
-            self.worker = Worker(decoder, kv, self.dispatcher, tokens, rank=decoder.ranks, others=others)
+            given = (decoder, kv, self.dispatcher, tokens)
+            self.worker = Worker(*given, rank=decoder.ranks, others=others, num_embeddings=NUM_EMBEDDINGS)
         assert self.worker.others.least(7) == 7
         graphs = StepGraphs(self.worker, SIZES, max_context=MAX_LEN)
         graphs.capture(capture, lambda _: None)
         config = subject.config
         grammars = Grammars.load(subject.folder, config.vocab_size, config.eos_token_ids)
         self.runner = ModelRunner(self.worker, graphs, grammars=grammars)
-        limits = SchedulerLimits(MAX_LEN, 8, 64, max_drafted_tokens=3)
+        limits = SchedulerLimits(MAX_LEN, 8, 64, max_drafted_tokens=3, max_embedded_tokens=NUM_EMBEDDINGS)
         scheduler = Scheduler(limits, PagePool(NUM_PAGES, PAGE_SIZE), shares_pages=True)
-        options = EngineOptions(config.vocab_size, config.eos_token_ids, 0, runs_ahead=True)
+        embeddings = EmbeddingFormat(config.hidden_size)
+        options = EngineOptions(config.vocab_size, config.eos_token_ids, 0, runs_ahead=True, embeddings=embeddings)
         self.engine_of = partial(Engine, scheduler, self.runner, options, compile_grammar=grammars.compile)
         self.engine = self.engine_of()
         encode = Tokenizer.load(subject.folder).encode
@@ -161,6 +168,13 @@ def mixed(session: Session, prompts: list[list[int]]) -> None:
     session.submit("scored", prompts[2], max_tokens=6, logprobs=2)
 
 
+def embedded(session: Session, decoder: Decoder, prompts: list[list[int]]) -> None:
+    """Submit the first half of each prompt as embeddings, which are those of its tokens."""
+    for index, prompt in enumerate(prompts):
+        token_ids, spans = with_spans(decoder, prompt, (0, -(-len(prompt) // 2)))
+        session.submit(f"r{index}", token_ids, embedded=spans, max_tokens=8)
+
+
 def main() -> None:
     world, out = int(sys.argv[1]), Path(sys.argv[2])
     torch.set_num_threads(1)
@@ -170,6 +184,7 @@ def main() -> None:
     found["alone"] = ranks.answers(lambda it: it.submit("r2", prompts[2], max_tokens=8))
     found["batched"] = ranks.answers(lambda it: it.submit_all(prompts, max_tokens=8))
     found["replays"] = ranks.worker.num_replays
+    found["embedded"] = ranks.answers(lambda it: embedded(it, ranks.worker.decoder, prompts))
     found["drawn"] = ranks.answers(lambda it: it.submit_all(prompts, max_tokens=8, temperature=0.9, seed=3))
     found["mixed"] = answers = ranks.answers(lambda it: mixed(it, prompts))
     replays = ranks.worker.num_replays

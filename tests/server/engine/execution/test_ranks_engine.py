@@ -33,6 +33,7 @@ def test_ranks_with_graphs_that_run_ahead_answer_as_one_does(tmp_path: Path) -> 
     assert found == {name: value for name, value in alone.items() if name != "numbers"}
     assert found["replays"] > 10
     assert found["batched"]["r2"] == found["alone"]["r2"]
+    assert found["embedded"] == found["batched"]
     assert found["check"] == "match"
     assert found["drafted"] == found["mixed"]
     assert found["drafted replays"] > 3
