@@ -1,7 +1,6 @@
 """`hallmark bench serve` against scripted servers, over real HTTP, and its rows and ratios."""
 
 import argparse
-import re
 from collections import Counter
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import pytest
 
 from bench.serve.cases import ServeCase, cases_of
 from bench.serve.command import add_arguments, plan_of, run
-from bench.serve.report import markdown
 from bench.serve.row import LatencyObjectives, rows_of
 from qualification.load.sample import ClientLag, LoadRequest, LoadResult, Sample
 from qualification.load.served import Scenario, ServedSide, ServeFile, ServePlan, ServeRow
@@ -141,14 +139,6 @@ def test_no_two_runs_send_the_same_prompt(tmp_path: Path, url: str, script: Scri
     assert len(set(prompts)) == len(prompts) == 2 * 2 * (6 + 2)
 
 
-def test_every_flag_of_the_load_says_what_holds_without_it(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        parsed("--help")
-    said = re.findall(r"default:(.*)", re.sub(r"\s*\n {10,}", " ", capsys.readouterr().out))
-    assert len(said) >= len(ServePlan.__struct_fields__)
-    assert all(text.strip() for text in said)
-
-
 def test_the_flags_are_the_plan() -> None:
     arguments = build_parser().parse_args(["bench", "serve", "--url", "u", "--lengths", "3", "4", "--rate", "2.5"])
     plan = plan_of(arguments)
@@ -254,7 +244,3 @@ def test_ratio_is_better_only_when_its_interval_excludes_1() -> None:
     assert ratio.is_better is False
     [ratio] = ratios(same, [same])
     assert ratio.is_better is None
-
-
-def test_markdown_has_a_line_a_row() -> None:
-    assert markdown(("a", "b"), [("1", "2")]) == ["| a | b |", "| --- | --- |", "| 1 | 2 |"]

@@ -1,13 +1,11 @@
 """Tables, JSON and charts of a bench."""
 
 import math
-from dataclasses import replace
 from xml.etree import ElementTree
 
 import msgspec
 import pytest
 
-from bench.attention.cases import LOG_NORMAL
 from bench.attention.charts import charts
 from bench.attention.row import Absence, absences_as_json, rows_as_json
 from bench.attention.table import absences_lines, rows_table, summary_table
@@ -73,37 +71,11 @@ def test_a_reason_is_printed_once_with_its_cases() -> None:
     assert absences_as_json(absences) == [{"contender": "fa3", "reason": "not here", "cases": cases}]
 
 
-def test_a_chart_has_a_line_for_each_contender_over_all_lengths() -> None:
-    rows = [row(prefill(n), name, is_peer=name == "peer") for n in (512, 1024, 4096) for name in ("ours", "peer")]
-    drawn = charts(rows)
-    assert list(drawn) == ["prefill-fp32-d64-h4x2"]
-    root = ElementTree.fromstring(drawn["prefill-fp32-d64-h4x2"])
-    lines = [line for line in root.iter(f"{SVG}polyline") if len(line.get("points", "").split()) == 3]
-    assert [line.get("stroke-dasharray") is not None for line in lines] == [False, True]
-    texts = [text.text for text in root.iter(f"{SVG}text")]
-    assert {"512", "1k", "4k", "TFLOP/s", "ours", "peer"} <= set(texts)
-
-
 def test_decode_is_drawn_by_bandwidth_and_batch() -> None:
     rows = [row(decode(n, batch=batch), "ours") for n in (64, 128) for batch in (1, 2)]
     drawn = charts(rows)
     assert list(drawn) == ["decode-fp32-d64-h4x2-batch1", "decode-fp32-d64-h4x2-batch2"]
     assert "TB/s" in drawn["decode-fp32-d64-h4x2-batch1"]
-
-
-def test_mixed_lengths_and_single_points_are_not_drawn() -> None:
-    mixed = [row(replace(prefill(n), mix=LOG_NORMAL), "ours") for n in (512, 1024)]
-    assert charts([*mixed, row(prefill(512), "ours")]) == {}
-
-
-def test_many_batches_make_a_chart_with_apart_ticks() -> None:
-    drawn = charts([row(decode(64, batch=n), "ours") for n in range(1, 20)])
-    assert list(drawn) == ["decode-fp32-d64-h4x2-context64"]
-    chart = drawn["decode-fp32-d64-h4x2-context64"]
-    assert "sequences" in chart
-    assert chart.count("<circle") == 19 + 2  # two in the legend
-    assert ">16<" in chart
-    assert ">17<" not in chart
 
 
 def test_larger_values_are_drawn_higher_and_inside_the_chart() -> None:

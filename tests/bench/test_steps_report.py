@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import pytest
 
 from bench.steps.fit import CLIFF, off_curve, slope
-from bench.steps.report import cliffs, derived, report_lines, steps_charts
+from bench.steps.report import cliffs, derived, report_lines
 from bench.steps.row import (
     SCHEMA,
     DecodeRow,
@@ -118,21 +118,6 @@ def test_the_table_says_slopes_cliffs_and_what_is_missing() -> None:
     assert row.split()[-1] == "a.path"
     assert any("prefill slope from 512: 1.0" in line for line in lines)
     assert lines[-1] == "not measured: decode of 8 x 9: no room"
-
-
-def test_an_unknown_floor_is_a_dash_and_no_line() -> None:
-    smooth = [both(x) for x in LENGTHS]
-    assert "floor" in steps_charts(file(smooth, floor_ms=1.0))["prefill"]
-    assert "floor" not in steps_charts(file(smooth))["prefill"]
-    assert next(line for line in report_lines(file(smooth)) if line.startswith("4096")).split().count("-") == 2
-
-
-def test_charts_are_drawn_of_what_has_two_sizes() -> None:
-    charts = steps_charts(file([both(x) for x in LENGTHS]))
-    assert sorted(charts) == ["decode-batch", "parts", "prefill"]
-    for text in charts.values():
-        ElementTree.fromstring(text)
-    assert "3, load" in charts["parts"]
 
 
 def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:

@@ -65,13 +65,6 @@ def test_no_component_is_named_after_a_file(document: dict[str, Any]) -> None:
     assert [name for name in document["components"]["schemas"] if "__" in name] == []
 
 
-def test_its_text_calls_no_field_unimplemented_that_some_route_takes(document: dict[str, Any]) -> None:
-    _, unchanged, unimplemented, *_ = document["info"]["description"].split(":**")
-    named = [set(re.findall(r"`(\w+)`", text.partition(". ")[0])) for text in (unchanged, unimplemented)]
-    assert [{"user"} <= named[0], {"best_of"} <= named[1]] == [True, True]
-    assert not {"metadata", "store", "tools", "tool_choice", "prompt"} & (named[0] | named[1])
-
-
 # JSON Schema calls 1.0 an integer; the application does not, as no client's language writes one so.
 KINDS = Draft202012Validator.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int)
 Validator = extend(Draft202012Validator, type_checker=KINDS)
