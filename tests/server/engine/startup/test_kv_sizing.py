@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from qualification.decision.decision import Policy
-from server.engine.startup.kv_sizing import check_weights_fit, num_pages
+from server.engine.startup.kv_sizing import check_weights_fit, num_pages, num_state_slots
 from server.engine.startup.limits import choose_limits
 from server.errors import ModelError, SettingsError
 from server.model.load.load import load_config
 from server.settings import DeviceChoice, Settings
 from support.engine.built_engine import built_engine
+from support.engine.running_sum import hybrid_config
 from support.models.tiny_llama import TinyLlama
 
 CPU = torch.device("cpu")
@@ -34,6 +35,12 @@ def test_a_cache_that_holds_no_request_is_refused_by_its_flag(tiny_llama: TinyLl
     with pytest.raises(SettingsError, match=said):
         pages_of(tiny_llama, kv_cache_tokens=100, max_model_len=97)
     assert pages_of(tiny_llama, kv_cache_tokens=100, max_model_len=96) == 6
+
+
+def test_only_recurrent_layers_get_slots_of_states(tiny_llama: TinyLlama) -> None:
+    config = load_config(tiny_llama.folder)
+    limits = choose_limits(Settings(device=DeviceChoice.CPU, max_num_seqs=5), config, CPU)
+    assert (num_state_slots(config, limits), num_state_slots(hybrid_config(config), limits)) == (0, 10)
 
 
 def test_weights_beyond_the_memory_are_refused_unloaded(tiny_llama: TinyLlama) -> None:
