@@ -11,9 +11,8 @@ from qualification.decision.decision import Policy
 from server.engine.process import HEARTBEAT_S, Loop, serve
 from server.engine.scheduling.engine import Engine, EngineOptions
 from server.engine.scheduling.pages import PagePool
-from server.engine.scheduling.runner_api import Runner, StepResult
+from server.engine.scheduling.runner_api import Runner
 from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits
-from server.engine.scheduling.sequence import Batch
 from server.protocol.messages import (
     Attest,
     AttestationReport,
@@ -37,15 +36,10 @@ from server.protocol.messages import (
     ToEngine,
 )
 from server.settings import DeviceChoice, Settings
-from support.engine.fake_runner import DeviceTwin, Done
+from support.engine.fake_runner import DeviceTwin, FakeRunner
 from support.models.tiny_llama import TinyLlama
 
 REPORT = AttestationReport("request", "match", 0.0, 0.0, [], [])
-
-
-class OnesRunner:
-    def launch(self, batch: Batch) -> Done:
-        return Done(StepResult([[1] for _ in batch.sampled_rows]))
 
 
 class Waits:
@@ -86,7 +80,7 @@ def loop_of(*messages: Submit | Cancel | Shutdown, inbox: Waits | None = None) -
         if sum(isinstance(each, Heartbeat) for each in sent) == 2:
             inbox.put(Shutdown())
 
-    Loop(engine_of(OnesRunner()), inbox, send).run()
+    Loop(engine_of(FakeRunner(lambda *_: 1)), inbox, send).run()
     return sent
 
 
@@ -139,7 +133,7 @@ def test_an_attestation_runs_between_steps_a_batch_at_a_time() -> None:
         if message is REPORT:
             inbox.put(Shutdown())
 
-    Loop(engine_of(OnesRunner()), inbox, send, ThreeBatches()).run()
+    Loop(engine_of(FakeRunner(lambda *_: 1)), inbox, send, ThreeBatches()).run()
     kinds = [type(message) for message in sent if not isinstance(message, Heartbeat)]
     assert kinds == [StepOutput, StepOutput, StepOutput, AttestationReport]
 
@@ -157,7 +151,7 @@ class Obedient:
 def test_a_quarantine_change_sends_the_plan_before_its_answer() -> None:
     inbox = inbox_of(ChangeQuarantine(7, [("p", "s")]), Shutdown())
     sent: list[FromEngine] = []
-    Loop(engine_of(OnesRunner()), inbox, sent.append, operator_quarantine=Obedient()).run()
+    Loop(engine_of(FakeRunner(lambda *_: 1)), inbox, sent.append, operator_quarantine=Obedient()).run()
     assert sent == [PlanChanged([]), QuarantineChanged(7, [], [("p", "s")])]
 
 

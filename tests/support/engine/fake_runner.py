@@ -1,10 +1,13 @@
 """Runners without a model: what a launch gives is known at once."""
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from kernels.vocabulary.shape import Phase
 from server.engine.scheduling.runner_api import StepResult
 from server.engine.scheduling.sequence import PENDING, Batch, Sequence
+from server.protocol.messages import PathUse
 
 
 @dataclass(frozen=True)
@@ -15,6 +18,26 @@ class Done:
 
     def result(self) -> StepResult:
         return self.known
+
+
+class FakeRunner:
+    """Answers each row by a function, else by its sequence's length, so that a neighbour's token would show.
+
+    answer   of a batch and a row: the token; None: no finite logit
+    batches  all that were launched
+    """
+
+    def __init__(self, answer: Callable[[Batch, int], int | None] | None = None) -> None:
+        self.answer = answer or (lambda batch, row: batch.context_lens[row])
+        self.batches: list[Batch] = []
+
+    def launch(self, batch: Batch) -> Done:
+        self.batches.append(batch)
+        uses = {phase: [PathUse(phase.value, f"fake.{phase.value}", "proven", [])] for phase in Phase}
+        answers = [self.answer(batch, row) for row in batch.sampled_rows]
+        tokens = [[] if answer is None else [answer] for answer in answers]
+        nonfinite = tuple(place for place, answer in enumerate(answers) if answer is None)
+        return Done(StepResult(tokens, uses=uses, nonfinite=nonfinite))
 
 
 class DeviceTwin:

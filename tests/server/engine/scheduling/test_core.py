@@ -1,5 +1,3 @@
-from collections.abc import Callable
-
 import pytest
 
 from kernels.linear.fallbacks import MatmulFallback, MatmulFallbacks
@@ -8,14 +6,13 @@ from server.engine.execution.sampling import is_plain_greedy, row_sampling
 from server.engine.scheduling.engine import MOST_PROMPT_LOGPROBS, Engine, EngineOptions
 from server.engine.scheduling.integrity import IntegrityError
 from server.engine.scheduling.pages import PagePool
-from server.engine.scheduling.runner_api import BatchError, StepResult, StepStatistics
+from server.engine.scheduling.runner_api import BatchError, StepStatistics
 from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from server.engine.scheduling.sequence import Batch
 from server.http.generation.requests import MAX_LOGPROBS
 from server.protocol import wire
 from server.protocol.messages import (
     FinishReason,
-    PathUse,
     SamplingParams,
     StepOutput,
     StepRecord,
@@ -23,26 +20,9 @@ from server.protocol.messages import (
     TokenDelta,
     TokenScores,
 )
-from support.engine.fake_runner import Done
+from support.engine.fake_runner import Done, FakeRunner
 
 EOS = 99
-
-
-class CountingRunner:
-    """Answers each sequence with its own length, so that a neighbour's token would show."""
-
-    def __init__(self) -> None:
-        self.answer: Callable[[Batch, int], int | None] = lambda batch, row: batch.context_lens[row]
-
-    def launch(self, batch: Batch) -> Done:
-        uses = {phase: [PathUse(phase.value, f"fake.{phase.value}", "proven", [])] for phase in Phase}
-        answers = [self.answer(batch, row) for row in batch.sampled_rows]
-        nonfinite = tuple(place for place, answer in enumerate(answers) if answer is None)
-        return Done(
-            StepResult(
-                [[it for it in (answer,) if it is not None] for answer in answers], uses=uses, nonfinite=nonfinite
-            )
-        )
 
 
 class Clock:
@@ -54,9 +34,9 @@ class Clock:
         return self.now
 
 
-def engine(runner: CountingRunner | None = None, *, pages: int = 32, model_len: int = 64, seqs: int = 8) -> Engine:
+def engine(runner: FakeRunner | None = None, *, pages: int = 32, model_len: int = 64, seqs: int = 8) -> Engine:
     scheduler = Scheduler(SchedulerLimits(model_len, seqs, 32), PagePool(pages, 4))
-    return Engine(scheduler, runner or CountingRunner(), EngineOptions(100, (EOS,), seed=0), clock=Clock())
+    return Engine(scheduler, runner or FakeRunner(), EngineOptions(100, (EOS,), seed=0), clock=Clock())
 
 
 def submit(name: str, num_prompt: int = 3, **sampling: object) -> Submit:
@@ -86,7 +66,7 @@ def tokens(deltas: list[TokenDelta]) -> list[int]:
 
 
 def test_an_eos_token_stops_unless_it_is_ignored() -> None:
-    runner = CountingRunner()
+    runner = FakeRunner()
     runner.answer = lambda batch, row: EOS if batch.context_lens[row] == 4 else 1
     subject = engine(runner)
     subject.submit(submit("a"))
@@ -109,7 +89,7 @@ def test_no_end_token_may_come_before_min_tokens(temperature: float) -> None:
         is_likeliest.append(is_plain_greedy(seq))
         return 1
 
-    runner = CountingRunner()
+    runner = FakeRunner()
     runner.answer = answer
     subject = engine(runner)
     subject.submit(submit("a", min_tokens=2, temperature=temperature))
@@ -156,7 +136,7 @@ def test_scores_that_would_fill_no_message_are_refused() -> None:
 
 @pytest.mark.parametrize(("answer", "num_hits"), [(1, 8), (None, 0)])
 def test_pages_of_a_failed_request_are_not_found(answer: int | None, num_hits: int) -> None:
-    runner = CountingRunner()
+    runner = FakeRunner()
     runner.answer = lambda batch, row: answer if batch.sequences[row].request_id == "first" else 1
     scheduler = Scheduler(SchedulerLimits(64, 8, 32), PagePool(32, 4), shares_pages=True)
     subject = Engine(scheduler, runner, EngineOptions(100, (EOS,), seed=0), clock=Clock())
@@ -169,7 +149,7 @@ def test_pages_of_a_failed_request_are_not_found(answer: int | None, num_hits: i
 
 
 def test_rows_that_cannot_be_computed_end_and_the_others_go_on() -> None:
-    class Failing(CountingRunner):
+    class Failing(FakeRunner):
         def launch(self, batch: Batch) -> Done:
             if batch.num_prefill and batch.num_rows > 1:
                 rows = batch.rows_of(Phase.PREFILL)
@@ -190,7 +170,7 @@ def test_rows_that_cannot_be_computed_end_and_the_others_go_on() -> None:
 
 def test_the_log_of_a_request_that_ends_early_names_its_trace(caplog: pytest.LogCaptureFixture) -> None:
     trace_id = "0af7651916cd43dd8448eb211c80319c"
-    runner = CountingRunner()
+    runner = FakeRunner()
     runner.answer = lambda *_: None
     subject = engine(runner)
     message = Submit("sick", [1, 2], SamplingParams(max_tokens=4), traceparent=f"00-{trace_id}-b7ad6b7169203331-01")
@@ -234,7 +214,7 @@ def test_the_first_token_has_times_and_each_decision_once() -> None:
 
 def test_lost_pages_are_found_when_the_work_is_done() -> None:
     pool = PagePool(8, 4)
-    runner = CountingRunner()
+    runner = FakeRunner()
     subject = Engine(Scheduler(SchedulerLimits(16, 2, 16), pool), runner, EngineOptions(100, (), seed=0))
     subject.submit(submit("a", max_tokens=1))
     subject.step()
@@ -244,17 +224,12 @@ def test_lost_pages_are_found_when_the_work_is_done() -> None:
 
 
 def test_seeds_are_drawn_only_for_requests_that_bring_none() -> None:
-    seeds = []
-
-    class Spy(CountingRunner):
-        def launch(self, batch: Batch) -> Done:
-            seeds.extend(seq.seed for seq in batch.sequences)
-            return super().launch(batch)
-
-    subject = engine(Spy())
+    runner = FakeRunner()
+    subject = engine(runner)
     for name, seed in (("a", 5), ("b", None), ("c", None)):
         subject.submit(submit(name, max_tokens=1, seed=seed))
     drain(subject)
+    seeds = [seq.seed for batch in runner.batches for seq in batch.sequences]
     assert seeds[0] == 5
     assert seeds[1] != seeds[2]
 
@@ -278,7 +253,7 @@ def test_a_step_reports_what_was_left_to_pytorchs_matmuls() -> None:
     def statistics() -> StepStatistics:
         return StepStatistics(matmul_fallbacks=fallbacks.take())
 
-    subject = Engine(scheduler, CountingRunner(), options, clock=Clock(), take_statistics=statistics)
+    subject = Engine(scheduler, FakeRunner(), options, clock=Clock(), take_statistics=statistics)
     fallbacks.note(MatmulFallback.LAUNCH_FAILED, "70 rows", "for a test")
     subject.submit(submit("a"))
     reported = [output.record.matmul_fallbacks for _ in range(2) if (output := subject.step()) is not None]

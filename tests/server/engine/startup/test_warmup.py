@@ -10,24 +10,12 @@ from kernels.vocabulary.shape import AttentionShape, Dtype, Phase
 from qualification.decision.decision import Decision, Status
 from qualification.decision.model_shapes import AttentionSignature, shapes_needed
 from server.engine.operators.step_attention import Beat
-from server.engine.scheduling.runner_api import StepResult
 from server.engine.scheduling.sequence import Batch
 from server.engine.startup.limits import EngineLimits
 from server.engine.startup.warmup import estimate_longest_silence_s, probes_of, synthetic_batch, warm_up
-from support.engine.fake_runner import Done
+from support.engine.fake_runner import Done, FakeRunner
 
 Found = tuple[set[Bucket], set[DecodeVariant]]  # the buckets of contexts, and the variants of decode
-
-
-class Spy:
-    """Keeps every batch it is told to run."""
-
-    def __init__(self) -> None:
-        self.batches: list[Batch] = []
-
-    def launch(self, batch: Batch) -> Done:
-        self.batches.append(batch)
-        return Done(StepResult([]))
 
 
 def limits(model_len: int, batched_tokens: int, seqs: int = 8) -> EngineLimits:
@@ -55,7 +43,7 @@ def layout_of(batch: Batch) -> tuple[Phase, Bucket, Bucket]:
     [*product((100, 130, 600, 4096), (64, 129, 2048, 8192), [False]), (100, 64, True), (4096, 2048, True)],
 )
 def test_on_cuda_exactly_the_planned_shapes_run(model_len: int, batched_tokens: int, drafts: bool) -> None:
-    spy, subject = Spy(), limits(model_len, batched_tokens)
+    spy, subject = FakeRunner(), limits(model_len, batched_tokens)
     subject = drafting(subject) if drafts else subject
     decisions = plan(subject)
     warm_up(spy, decisions, subject, is_cuda=True, progress=lambda _: None)
@@ -81,7 +69,7 @@ def decode_variants(model_len: int, seqs: int, window: int | None) -> tuple[Foun
     def variant(num_seqs: int, context: int) -> DecodeVariant:
         return variant_of(128, 64, (32, 8), 1, num_seqs, context if window is None else min(context, window), flags)
 
-    spy, subject = Spy(), limits(model_len, 8192, seqs)
+    spy, subject = FakeRunner(), limits(model_len, 8192, seqs)
     decisions = {replace(shape, window=window): decision for shape, decision in plan(subject).items()}
     warm_up(spy, decisions, subject, is_cuda=True, progress=lambda _: None)
     met = {
@@ -99,14 +87,14 @@ def split(found: set[tuple[Bucket, DecodeVariant]]) -> Found:
 
 
 def test_on_a_cpu_each_phase_runs_once() -> None:
-    spy, subject = Spy(), drafting(limits(4096, 2048))
+    spy, subject = FakeRunner(), drafting(limits(4096, 2048))
     warm_up(spy, plan(subject), subject, is_cuda=False, progress=lambda _: None)
     assert [layout_of(batch)[0] for batch in spy.batches] == list(Phase)
     assert sum(batch.num_tokens for batch in spy.batches) < 10
 
 
 def test_the_longest_silence_is_estimated_from_a_fitting_prompt() -> None:
-    class Beating(Spy):
+    class Beating(FakeRunner):
         beat: Beat | None = None
 
         def hear(self, beat: Beat | None) -> None:
