@@ -251,6 +251,14 @@ def test_tests_import_public_names_only() -> None:
     assert private_imports(read_sources("tests")) == []
 
 
+def test_what_tests_share_is_in_one_package() -> None:
+    sources = read_sources("tests")
+    names = {path: path.rpartition("/")[2] for path in sources if not path.startswith("tests/support/")}
+    assert [path for path, name in names.items() if not name.startswith(("test_", "conftest"))] == []
+    imported = {name for path, text in sources.items() for name in imported_names(text, module_of(path), False)}
+    assert [name for name in imported if name.startswith(("test_", "conftest"))] == []
+
+
 @pytest.mark.parametrize("room", ["server", "server/d"])
 def test_files_beside_folders_close_no_folder_cycle(room: str) -> None:
     name = room.replace("/", ".")

@@ -8,7 +8,6 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from test_engine_walks import CPU, EAGER, GRAPHED, MAX_LEN, PAGE_SIZE, SIZES, dispatcher_of
 from transformers import PreTrainedModel
 
 from server.engine.execution.graphs import StepGraphs
@@ -27,6 +26,7 @@ from server.protocol.messages import EmbeddedSpan, SamplingParams
 from support.engine.closure_graphs import capture
 from support.engine.embedded_prompts import PLACEHOLDER, with_spans
 from support.engine.graph_session import Session
+from support.engine.late_dispatch import CPU, EAGER, GRAPHED, MAX_LEN, PAGE_SIZE, SIZES, dispatcher_of
 from support.models.image_positions import NUM_TOKENS, POSITIONS, save_with_positions, three_part
 from support.models.tiny_families import TINY, prompt
 from support.models.tiny_llama import VOCAB, TinyLlama

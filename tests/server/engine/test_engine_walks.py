@@ -2,25 +2,16 @@
 
 import random
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 import torch
 
-from kernels.calls.batch import AttentionFlags
-from kernels.catalog import path_named
-from kernels.vocabulary.buckets import Bucket
-from kernels.vocabulary.shape import AttentionShape, Dtype
-from qualification.decision.decision import Decision, Pairs, Status
-from qualification.decision.model_shapes import ServingLimits, shapes_needed, signature_of
-from server.engine.execution.graph_keys import GraphSizes, row_sizes
 from server.engine.execution.graphs import StepGraphs
 from server.engine.execution.runner import ModelRunner
 from server.engine.execution.sampling import SampledTokens
 from server.engine.execution.worker import Worker
-from server.engine.operators.dispatch import Dispatcher
 from server.engine.scheduling.embeddings import EmbeddingFormat
 from server.engine.scheduling.engine import Engine, EngineOptions
 from server.engine.scheduling.pages import PagePool
@@ -33,14 +24,19 @@ from support.engine.ascii_grammars import ascii_grammars
 from support.engine.embedded_prompts import with_spans
 from support.engine.graph_session import Session
 from support.engine.late_device import LateDevice, LateTokens
+from support.engine.late_dispatch import (
+    CPU,
+    EAGER,
+    GRAPHED,
+    MAX_LEN,
+    MAX_SEQS,
+    MAX_STEP,
+    PAGE_SIZE,
+    SIZES,
+    dispatcher_of,
+)
 from support.models.tiny_llama import NAN_TOKEN, VOCAB, TinyLlama
 
-CPU = torch.device("cpu")
-PAGE_SIZE = 8
-MAX_LEN = 150  # two buckets of contexts
-MAX_SEQS = 6
-MAX_STEP = 32  # tokens
-SIZES = GraphSizes((Bucket.LE_512,), row_sizes(MAX_SEQS), (16, 32), (4,), (16, 32), num_prompts=2)
 Ways = tuple[dict[str, object], ...]
 GREEDY: Ways = ({}, {})
 WAYS: Ways = (
@@ -71,35 +67,6 @@ BOUND_WAYS: Ways = (
     {"grammar": JSON, "temperature": 1.0, "top_p": 0.9},
     {"grammar": JSON, "min_tokens": 7, "logprobs": 1},
 )
-
-
-def attend(*args: object) -> None:
-    """Run the path in another thread: torch makes no tensor of a subclass, as its biases are, within a mode."""
-    run = path_named("sdpa.cpu").run
-    assert run is not None
-    APART.submit(torch.inference_mode()(run), *args).result()
-
-
-APART = ThreadPoolExecutor(1)
-
-
-GRAPHED = replace(path_named("sdpa.cpu"), name="graphable", run=attend, is_capturable=True)
-EAGER = replace(GRAPHED, name="eager", is_capturable=False)
-
-
-def decide(shape: AttentionShape, path: str) -> Decision:
-    return Decision(shape, path, Status.PROVEN, path, (), (), None)
-
-
-def redecide(shape: AttentionShape, broken: Pairs, taken_out: Pairs) -> Decision:
-    return decide(shape, EAGER.name if broken or taken_out else GRAPHED.name)
-
-
-def dispatcher_of(decoder: Decoder, path: str) -> Dispatcher:
-    limits = ServingLimits(MAX_LEN, MAX_STEP, PAGE_SIZE, Dtype.FP32, Dtype.FP32)
-    decisions = {shape: decide(shape, path) for shape in shapes_needed(signature_of(decoder.config), limits)}
-    flags = tuple(AttentionFlags(layer.attention.scale) for layer in decoder.config.layers)
-    return Dispatcher(decisions, (GRAPHED, EAGER), flags, redecide=redecide)
 
 
 def session_of(runner: ModelRunner, *, runs_ahead: bool, num_embeddings: int = 0) -> Session:

@@ -1,0 +1,53 @@
+"""Decisions for paths that a late device runs in another thread, by graphs or eagerly, and sizes of such engines."""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from kernels.calls.batch import AttentionFlags
+from kernels.catalog import path_named
+from kernels.vocabulary.buckets import Bucket
+from kernels.vocabulary.shape import AttentionShape, Dtype
+from qualification.decision.decision import Decision, Pairs, Status
+from qualification.decision.model_shapes import ServingLimits, shapes_needed, signature_of
+from server.engine.execution.graph_keys import GraphSizes, row_sizes
+from server.engine.operators.dispatch import Dispatcher
+from server.model.decoder import Decoder
+
+CPU = torch.device("cpu")
+PAGE_SIZE = 8
+MAX_LEN = 150  # two buckets of contexts
+MAX_SEQS = 6
+MAX_STEP = 32  # tokens
+SIZES = GraphSizes((Bucket.LE_512,), row_sizes(MAX_SEQS), (16, 32), (4,), (16, 32), num_prompts=2)
+
+
+def attend(*args: Any) -> None:
+    """Run the path in another thread: torch makes no tensor of a subclass, as its biases are, within a mode."""
+    run = path_named("sdpa.cpu").run
+    assert run is not None
+    APART.submit(torch.inference_mode()(run), *args).result()
+
+
+APART = ThreadPoolExecutor(1)
+
+
+GRAPHED = replace(path_named("sdpa.cpu"), name="graphable", run=attend, is_capturable=True)
+EAGER = replace(GRAPHED, name="eager", is_capturable=False)
+
+
+def decide(shape: AttentionShape, path: str) -> Decision[AttentionShape]:
+    return Decision(shape, path, Status.PROVEN, path, (), (), None)
+
+
+def redecide(shape: AttentionShape, broken: Pairs, taken_out: Pairs) -> Decision[AttentionShape]:
+    return decide(shape, EAGER.name if broken or taken_out else GRAPHED.name)
+
+
+def dispatcher_of(decoder: Decoder, path: str) -> Dispatcher:
+    limits = ServingLimits(MAX_LEN, MAX_STEP, PAGE_SIZE, Dtype.FP32, Dtype.FP32)
+    decisions = {shape: decide(shape, path) for shape in shapes_needed(signature_of(decoder.config), limits)}
+    flags = tuple(AttentionFlags(layer.attention.scale) for layer in decoder.config.layers)
+    return Dispatcher(decisions, (GRAPHED, EAGER), flags, redecide=redecide)
