@@ -392,6 +392,32 @@ def test_what_is_no_call_after_all_is_content(kind: ToolCallParser, text: str) -
     assert (answer.content, answer.calls) == (text, ())
 
 
+@pytest.mark.parametrize(
+    ("text", "content", "names"),
+    [
+        ("Now: \n[TOOL_CALLS]write [TOOL_CALLS]ping", "Now: \n[TOOL_CALLS]write [TOOL_CALLS]ping", []),
+        ("Now: [TOOL_CALLS]ping{}", "Now:", ["ping"]),
+        ('Now: \n[TOOL_CALLS][{"name": "ping", "arguments": {}}]', "Now:", ["ping"]),
+        ("Now: [TOOL_CALLS]ping{}[TOOL_CALLS]write", "Now:[TOOL_CALLS]write", ["ping"]),
+    ],
+)
+def test_blanks_before_a_call_are_no_content(text: str, content: str, names: list[str]) -> None:
+    for pieces in ([text], [*text]):
+        answer = whole_answer(deltas_of(AnswerSyntax(MISTRAL), pieces))
+        assert (answer.content, [call.name for call in answer.calls]) == (content, names)
+
+
+def test_messages_of_one_channel_are_lines() -> None:
+    def message(channel: str, text: str) -> str:
+        return f"<|channel|>{channel}<|message|>{text}<|end|><|start|>assistant"
+
+    analysis = message("analysis", "Hm.") + message("analysis", "") + message("analysis", "So.")
+    text = message("commentary", "First this.") + analysis + message("final", "") + message("final", "Then that.")
+    for pieces in ([text], [*text]):
+        answer = whole_answer(deltas_of(AnswerSyntax(HARMONY, ReasoningParser.HARMONY), pieces))
+        assert (answer.content, answer.reasoning) == ("First this.\nThen that.", "Hm.\nSo.")
+
+
 @pytest.mark.parametrize("is_streamed", [True, False])
 @pytest.mark.parametrize("arguments", ["null", '""', '" "', "{}", '"{}"', '" {\\"n\\": 5} "'])
 def test_arguments_are_an_object_however_they_are_written(arguments: str, is_streamed: bool) -> None:
