@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for bench, which is not installed
 os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # before torch is loaded: else its profiler writes two lines a call
 
 from planted_crashes import failed_launch, fused, illegal_access
