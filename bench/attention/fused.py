@@ -26,7 +26,9 @@ from bench.machine import commit_of_code, machine_of
 from kernels.fused.activation import swiglu, swiglu_torch
 from kernels.fused.norm import add_rms_norm, add_rms_norm_torch
 from kernels.fused.rope_kv import rope_and_write_kv, rope_and_write_kv_torch
-from kernels.linear.matmul import linear, linear_swiglu
+from kernels.linear.epilogue import Epilogue
+from kernels.linear.first_path import multiply
+from kernels.linear.weights import PlainWeight
 from kernels.sampling.penalties import RowPenalties
 from kernels.sampling.sampling import RowSampling, SamplingTensors, draw_torch, greedy, sample, sampling_tensors
 from kernels.system.device import read_fingerprint
@@ -112,13 +114,14 @@ def _batch_rows(model: Model, weights: list[list[Tensor]], head: Tensor, batch: 
     inputs = {size: randn(batch, size) for size in {size for _, size in (*model.layer, model.head)}}
 
     def ours(weight: Tensor) -> Tensor:
-        return linear(inputs[weight.shape[1]], weight)
+        return multiply(inputs[weight.shape[1]], PlainWeight(weight))
 
     def theirs(weight: Tensor) -> Tensor:
         return F.linear(inputs[weight.shape[1]], weight)
 
     def fused(weight: Tensor) -> Tensor:
-        return (linear_swiglu if weight.shape == model.layer[2] else linear)(inputs[weight.shape[1]], weight)
+        epilogue = Epilogue.SWIGLU if weight.shape == model.layer[2] else Epilogue.NONE
+        return multiply(inputs[weight.shape[1]], PlainWeight(weight), epilogue=epilogue)
 
     for index, (size_out, size_in) in enumerate(model.layer):
         each = [layer[index] for layer in weights]

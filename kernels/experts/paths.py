@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from kernels.calls import launch
 from kernels.experts.kinds import ExpertFormat
+from kernels.experts.portable.eager import run_eager
 from kernels.experts.shape import ExpertsShape
 from kernels.identity.source_digest import SourceDigests
 from kernels.identity.torch_kernels import GEMMS, TORCH_HELPERS
@@ -66,15 +67,6 @@ def _values(members: frozenset[Dtype] | frozenset[ExpertFormat]) -> str:
     return ", ".join(sorted(member.value for member in members))
 
 
-def _run_eager(
-    hidden: "Tensor", experts: "Tensor", weights: "Tensor", expert_weights: "AnyExpertWeights",
-    activation: "ExpertActivation", out: "Tensor",
-) -> None:  # fmt: skip
-    from kernels.experts.portable.eager import experts_eager
-
-    out.copy_(experts_eager(hidden, experts, weights, expert_weights, activation))
-
-
 def _triton_run() -> RunExperts | None:
     if launch.triton_version() is None:
         return None
@@ -108,7 +100,7 @@ def _torch_path(name: str, devices: frozenset[Device]) -> ExpertsPath:
     limits = ExpertsLimits(devices=devices, dtypes=_DTYPES, formats=_FORMATS)
     # It waits for the device to learn which experts are visited: no CUDA graph can hold it.
     names = (*GEMMS, "softmax", *TORCH_HELPERS)
-    return ExpertsPath(name, tier_of(name), limits, _SOURCES.of("kernels.experts.portable.eager"), names, _run_eager)
+    return ExpertsPath(name, tier_of(name), limits, _SOURCES.of("kernels.experts.portable.eager"), names, run_eager)
 
 
 EXPERTS_PATHS: tuple[ExpertsPath, ...] = (

@@ -18,21 +18,22 @@ _TORCH: dict[Activation, Callable[[Tensor], Tensor]] = {
 }
 
 
-def swiglu(gate_up: Tensor) -> Tensor:
+def swiglu(gate_up: Tensor, out: Tensor | None = None) -> Tensor:
     """silu(gate_up[:, :I]) * gate_up[:, I:], as `gated`."""
-    return gated(gate_up, Activation.SILU)
+    return gated(gate_up, Activation.SILU, out)
 
 
-def gated(gate_up: Tensor, activation: Activation) -> Tensor:
+def gated(gate_up: Tensor, activation: Activation, out: Tensor | None = None) -> Tensor:
     """activation(gate_up[:, :I]) * gate_up[:, I:].
 
-    gate_up [T, 2 * I], last dim contiguous. Returns [T, I] of its dtype, contiguous.
+    gate_up [T, 2 * I], last dim contiguous. Returns [T, I] of its dtype, contiguous: `out`, where it is given.
     """
     if not runs_on_triton(gate_up):
-        return gated_torch(gate_up, activation)
+        result = gated_torch(gate_up, activation)
+        return result if out is None else out.copy_(result)
     num_tokens, size = gate_up.shape
     size //= 2
-    out = gate_up.new_empty(num_tokens, size)
+    out = gate_up.new_empty(num_tokens, size) if out is None else out
     stride, at = gate_up.stride()[0], gate_up.data_ptr()
     if gate_up.is_cuda and at % 16 == 0:
         kernel, num_blocks = _prepared(gate_up.device, gate_up.dtype, size, stride, activation)

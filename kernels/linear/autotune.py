@@ -1,4 +1,4 @@
-"""Chooses the algorithms of `tuned.py` by measuring them with the model's own weights, before the engine is ready.
+"""Chooses cuBLASLt's algorithms by measuring them with the model's own weights, before the engine is ready.
 
 PyTorch asks the library for one algorithm, which that picks by a rule. Here each algorithm that it proposes runs for
 each number of rows, PyTorch's beside them, in turn. The choice is stored in a file: two algorithms that take the
@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from kernels.linear.cublaslt import Algorithm, CublasLt, Product
-from kernels.linear.fallbacks import MatmulFallback, MatmulFallbacks
-from kernels.linear.tuned import TunedProduct, multiply_by_torch
+from kernels.linear.fallback_reason import MatmulFallback
+from kernels.linear.fallbacks import MatmulFallbacks
+from kernels.linear.library_path import Choices, Sizes
 from kernels.system.whole_file import write_whole
 
 logger = logging.getLogger(__name__)
@@ -31,7 +32,6 @@ _HEAD_START_BYTES = 256 * 2**20  # written in 65 us, while the host launches wha
 _MAX_ERROR = 2**-6  # of the largest number: 16 bits round by 2^-8, and sums differ in their order
 
 Call = Callable[[Tensor, Tensor, Tensor], None]
-Choices = dict[int, Algorithm | None]  # by number of rows; None: PyTorch's is no slower
 Measured = dict[int, Algorithm | MatmulFallback | None]
 Measure = Callable[[CublasLt, Sequence[Tensor], torch.dtype, Sequence[int]], Measured]
 
@@ -39,34 +39,40 @@ Measure = Callable[[CublasLt, Sequence[Tensor], torch.dtype, Sequence[int]], Mea
 class Autotuner:
     """The algorithms of one stack, whose file name must be unique, and one version of the library."""
 
-    def __init__(self, library: CublasLt, file: Path, *, measure: Measure | None = None) -> None:
+    def __init__(
+        self, library: CublasLt, file: Path, fallbacks: MatmulFallbacks, *, measure: Measure | None = None
+    ) -> None:
         """Reads the file, if there is one. One that cannot be read is logged, and replaced. `measure`: for tests."""
-        self.fallbacks = MatmulFallbacks()
+        self._fallbacks = fallbacks
         self._library = library
         self._file = file
         self._measure = measure or _choose
-        self._stored: dict[str, Choices] = _read(file, library.version)
+        self._stored: dict[str, dict[int, Algorithm | None]] = _read(file, library.version)
 
-    def product(self, weights: Sequence[Tensor], dtype_out: torch.dtype, sizes: Sequence[int]) -> TunedProduct:
-        """Return the tuned product of weights of one shape on one GPU; a few suffice. sizes: numbers of rows."""
+    def choices(
+        self, weights: Sequence[Tensor], dtype_out: torch.dtype, num_rows: Sequence[int]
+    ) -> tuple[Sizes, Choices]:
+        """Return the algorithms of products with weights of one shape on one GPU; a few suffice.
+
+        num_rows: those to choose for. What no start has measured is measured now.
+        """
         size_out, size_in = weights[0].shape
-        dtypes = weights[0].dtype, dtype_out
-        stored = self._stored.setdefault(f"{size_out} x {size_in} {dtypes[0]} {dtypes[1]}", {})
-        missing = [size for size in sizes if size not in stored]
+        dtype = weights[0].dtype
+        stored = self._stored.setdefault(f"{size_out} x {size_in} {dtype} {dtype_out}", {})
+        missing = [size for size in num_rows if size not in stored]
         if missing:
             measured = self._chosen(self._measure(self._library, weights, dtype_out, missing), (size_out, size_in))
             self._read_again()
             stored |= {size: choice for size, choice in measured.items() if size not in stored}
             self._write()
-        algorithms = {size: stored.get(size) for size in sizes}
-        return TunedProduct(self._library, (size_out, size_in), dtypes, algorithms, self.fallbacks)
+        return (size_out, size_in, dtype, dtype_out), {size: stored.get(size) for size in num_rows}
 
-    def _chosen(self, measured: Measured, shape: tuple[int, int]) -> Choices:
+    def _chosen(self, measured: Measured, shape: tuple[int, int]) -> dict[int, Algorithm | None]:
         """Return the algorithms to store. Sizes left to PyTorch are not: every start measures and logs them."""
-        chosen: Choices = {}
+        chosen: dict[int, Algorithm | None] = {}
         for size, choice in measured.items():
             if isinstance(choice, MatmulFallback):
-                self.fallbacks.note(choice, f"{size} rows by a weight of {shape[0]} x {shape[1]}", "as measured")
+                self._fallbacks.note(choice, f"{size} rows by a weight of {shape[0]} x {shape[1]}", "as measured")
             else:
                 chosen[size] = choice
         return chosen
@@ -88,7 +94,7 @@ class Autotuner:
             logger.error("the algorithms of matmuls cannot be stored for the next start: %s", error)
 
 
-def _read(file: Path, version: int) -> dict[str, Choices]:
+def _read(file: Path, version: int) -> dict[str, dict[int, Algorithm | None]]:
     """Return the algorithms of a file; nothing where it is absent, unreadable or of another version."""
     try:
         content = json.loads(file.read_bytes())
@@ -186,3 +192,11 @@ def _time_ms(call: Call, weights: Sequence[Tensor], x: Tensor, y: Tensor, head_s
     end.record()
     end.synchronize()
     return float(start.elapsed_time(end))
+
+
+def multiply_by_torch(x: Tensor, weight: Tensor, y: Tensor) -> None:
+    """y = x @ weight^T, in y's dtype: that of x, or on a GPU fp32."""
+    if y.dtype is x.dtype:
+        torch.mm(x, weight.t(), out=y)
+    else:
+        torch.mm(x, weight.t(), out_dtype=y.dtype, out=y)

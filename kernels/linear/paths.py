@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from kernels.calls import launch
 from kernels.calls.processors import num_processors
@@ -10,8 +10,8 @@ from kernels.identity.source_digest import SourceDigests
 from kernels.identity.torch_kernels import GEMMS, TORCH_HELPERS
 from kernels.linear.epilogue import Epilogue
 from kernels.linear.library_path import RunProposed
-from kernels.linear.shape import LinearShape
-from kernels.linear.tilings import skinny_tiling, wide_tiling
+from kernels.linear.shape import PLAIN, LinearShape, WeightFormat
+from kernels.linear.tilings import wide_tiling
 from kernels.linear.torch_path import run_torch
 from kernels.vocabulary.fingerprint import Device
 from kernels.vocabulary.operators import Operator
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-# Fills `out` [rows, size_out], its last argument, with epilogue(x @ weight^T + bias).
-RunLinear = Callable[["Tensor", "Tensor", "Tensor | None", Epilogue, "Tensor"], None]
+# Fills `out` [rows, size_out], its last argument, with epilogue(x @ weight^T + bias), the weight in the path's format.
+RunLinear = Callable[["Tensor", Any, "Tensor | None", Epilogue, "Tensor"], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,7 @@ class LinearLimits:
     devices: frozenset[Device]
     dtypes: frozenset[Dtype]
     epilogues: frozenset[Epilogue]
+    formats: frozenset[WeightFormat] = frozenset({PLAIN})
     bias: bool = True
     min_sm: int | None = None
     max_sm: int | None = None
@@ -53,6 +54,10 @@ class LinearLimits:
             found.append(Rejection(Reject.DTYPE, f"takes {_values(self.dtypes)}, the shape has {shape.dtype.value}"))
         if shape.epilogue not in self.epilogues:
             detail = f"stores {_values(self.epilogues)}, the shape has {shape.epilogue.value}"
+            found.append(Rejection(Reject.LAYOUT, detail))
+        if shape.weight_format not in self.formats:
+            names = ", ".join(sorted(it.name for it in self.formats))
+            detail = f"takes weights in {names}, the shape has {shape.weight_format.name}"
             found.append(Rejection(Reject.LAYOUT, detail))
         if shape.has_bias and not self.bias:
             found.append(Rejection(Reject.LAYOUT, "takes no bias"))
@@ -88,31 +93,26 @@ def _values(members: frozenset[Dtype] | frozenset[Epilogue]) -> str:
     return ", ".join(sorted(member.value for member in members))
 
 
-def _run_skinny(x: "Tensor", weight: "Tensor", bias: "Tensor | None", epilogue: Epilogue, out: "Tensor") -> None:
-    from kernels.linear.skinny import launch_skinny
+def _run_skinny() -> RunLinear | None:
+    if launch.triton_version() is None:
+        return None
+    from kernels.linear.skinny_path import run_skinny
 
-    sizes = x.shape[0], out.shape[1], x.shape[1], num_processors(x.device)
-    tiling = skinny_tiling(*sizes, parts=epilogue.parts, has_bias=bias is not None)
-    if tiling is None:
-        raise ValueError(f"the skinny matmul does not take {x.shape[0]} rows of {x.shape[1]} columns")
-    launch_skinny(x, weight, bias, out, tiling)
+    return run_skinny
 
 
-def _run_wide(x: "Tensor", weight: "Tensor", bias: "Tensor | None", epilogue: Epilogue, out: "Tensor") -> None:
-    from kernels.linear.wide import launch_wide
+def _run_wide() -> RunLinear | None:
+    if launch.triton_version() is None:
+        return None
+    from kernels.linear.wide_path import run_wide
 
-    sizes = x.shape[0], out.shape[1], x.shape[1], num_processors(x.device)
-    tiling = wide_tiling(*sizes, parts=epilogue.parts, has_bias=bias is not None)
-    if tiling is None:
-        raise ValueError(f"the wide matmul leaves {x.shape[0]} rows of {x.shape[1]} columns to the library")
-    launch_wide(x, weight, bias, out, tiling)
+    return run_wide
 
 
 _SOURCES = SourceDigests()
 _ALL_DTYPES = frozenset({Dtype.FP32, Dtype.FP16, Dtype.BF16})  # by name: a new member widens no path's limits
 _HALF_DTYPES = frozenset({Dtype.FP16, Dtype.BF16})
 _ALL_EPILOGUES = frozenset({Epilogue.NONE, Epilogue.SWIGLU, Epilogue.FP32})
-_HAS_TRITON = launch.triton_version() is not None
 # What PyTorch launches: products of its libraries, sums of their parts, SwiGLU behind a product without epilogue.
 _LIBRARY_KERNELS = (*GEMMS, "splitK", "cublasLt", "_gated_kernel", *TORCH_HELPERS)
 _H200_PROCESSORS = 132  # of an H100 SXM too; those of fewer leave a few sizes more to the library
@@ -146,16 +146,16 @@ LINEAR_PATHS: tuple[LinearPath, ...] = (
     _path(
         "gluon.linear.skinny",
         _hopper_limits(1, LinearRows.LE_32.hi or 0, 1),
-        "skinny",
+        "skinny_path",
         ("hallmark_skinny_matmul",),
-        _run_skinny if _HAS_TRITON else None,
+        _run_skinny(),
     ),
     _path(
         "gluon.linear.wide",
         _hopper_limits(LinearRows.LE_64.lo + 1, LinearRows.LE_128.hi or 0, 8, _H200_PROCESSORS),
-        "wide",
+        "wide_path",
         ("hallmark_wide_matmul",),
-        _run_wide if _HAS_TRITON else None,
+        _run_wide(),
     ),
     _path(
         "cublaslt.linear",

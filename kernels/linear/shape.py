@@ -2,7 +2,6 @@
 
 import re
 from dataclasses import dataclass
-from enum import Enum
 
 from kernels.linear.epilogue import Epilogue
 from kernels.vocabulary.operators import Operator
@@ -10,10 +9,14 @@ from kernels.vocabulary.row_buckets import LinearRows
 from kernels.vocabulary.shape import Dtype
 
 
-class WeightFormat(Enum):
-    """Storage format of a weight."""
+@dataclass(frozen=True, slots=True)
+class WeightFormat:
+    """Storage format of a weight: a word of a shape's line. `weights.py` has the class of its weights."""
 
-    PLAIN = "plain"  # [out, in] in the dtype of x, rows contiguous
+    name: str
+
+
+PLAIN = WeightFormat("plain")  # [out, in] in the dtype of x, rows contiguous
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +29,7 @@ class LinearShape:
     rows: LinearRows
     has_bias: bool = False
     epilogue: Epilogue = Epilogue.NONE
-    weight_format: WeightFormat = WeightFormat.PLAIN
+    weight_format: WeightFormat = PLAIN
 
     def __post_init__(self) -> None:
         """Raises ValueError for a shape that has another name: each product must have one only."""
@@ -45,7 +48,7 @@ class LinearShape:
         parts = [
             Operator.LINEAR.value,
             self.dtype.value,
-            self.weight_format.value,
+            self.weight_format.name,
             f"in{self.size_in}",
             f"out{self.size_out}",
         ]
@@ -88,15 +91,15 @@ def parse_linear_shape(text: str) -> LinearShape:
     found = _SHAPE.fullmatch(text)
     if found is None:
         raise ValueError(f"{text!r} is no linear shape")
-    field = found.groupdict()
+    parts = found.groupdict()
     shape = LinearShape(
-        dtype=Dtype(field["dtype"]),
-        size_in=int(field["size_in"]),
-        size_out=int(field["size_out"]),
-        rows=LinearRows(field["rows"]),
-        has_bias=field["bias"] is not None,
-        epilogue=Epilogue(field["epilogue"] or "none"),
-        weight_format=WeightFormat(field["format"]),
+        dtype=Dtype(parts["dtype"]),
+        size_in=int(parts["size_in"]),
+        size_out=int(parts["size_out"]),
+        rows=LinearRows(parts["rows"]),
+        has_bias=parts["bias"] is not None,
+        epilogue=Epilogue(parts["epilogue"] or "none"),
+        weight_format=WeightFormat(parts["format"]),
     )
     if str(shape) != text:
         raise ValueError(f"{text!r} is no linear shape as {shape} is written")

@@ -1,4 +1,4 @@
-"""The sm_90 kernel of `matmul.py`: a few rows times a large matrix, at the speed at which memory yields the matrix.
+"""The sm_90 kernel of `skinny_path.py`: a few rows times a large matrix, at the speed at which memory yields it.
 
 A program owns whole tiles of weight rows, so that nothing is summed across programs. Boxes of 64 rows x 64 columns come
 by TMA into a ring of shared memory and are multiplied by wgmma, whose M of 64 takes the weights: the few rows of x are

@@ -1,23 +1,32 @@
 """Products by PyTorch's own choice of algorithm: cuBLAS on a GPU, MKL or oneDNN on a CPU."""
 
+from typing import TYPE_CHECKING
+
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.fused.activation import swiglu
 from kernels.linear.epilogue import Epilogue
 
+if TYPE_CHECKING:
+    from kernels.linear.weights import PlainWeight
 
-def run_torch(x: Tensor, weight: Tensor, bias: Tensor | None, epilogue: Epilogue, out: Tensor) -> None:
-    """Fill `out` as the functions of `matmul.py` do where no kernel of ours and no measured algorithm serves."""
+
+def run_torch(x: Tensor, weight: "PlainWeight", bias: Tensor | None, epilogue: Epilogue, out: Tensor) -> None:
+    """Fill out [rows, size_out] with epilogue(x [rows, size_in] @ weight^T + bias)."""
+    by_columns = weight.values.t()
     if epilogue is Epilogue.SWIGLU:
-        out.copy_(swiglu(F.linear(x, weight, bias)))
+        swiglu(x @ by_columns, out)
     elif epilogue is Epilogue.FP32:
-        multiply_into_fp32(x, weight, out)
+        multiply_into_fp32(x, weight, bias, out)
+    elif bias is None:
+        torch.mm(x, by_columns, out=out)
     else:
-        out.copy_(F.linear(x, weight, bias))
+        torch.addmm(bias, x, by_columns, out=out)
 
 
-def multiply_into_fp32(x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
-    """Fill out [rows, size_out] fp32 with x @ weight^T, of x in 16 bits on a GPU, and return it."""
-    return torch.mm(x, weight.t(), out_dtype=torch.float32, out=out)
+def multiply_into_fp32(x: Tensor, weight: "PlainWeight", bias: Tensor | None, out: Tensor) -> None:
+    """Fill out [rows, size_out] fp32 with x @ weight^T + bias, of x in 16 bits on a GPU."""
+    torch.mm(x, weight.values.t(), out_dtype=torch.float32, out=out)
+    if bias is not None:
+        out.add_(bias)

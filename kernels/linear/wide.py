@@ -1,4 +1,4 @@
-"""The sm_90 kernel of `matmul.py` for more rows than `skinny.py` takes, as long as memory is what bounds it.
+"""The sm_90 kernel of `wide_path.py` for more rows than `skinny.py` takes, as long as memory is what bounds it.
 
 A program multiplies a tile of 64 to 256 weight rows (the M of wgmma) with all rows of x (its N), so that weights are
 read once and x, from L2, once for each tile. Where there are fewer tiles than multiprocessors, the programs of a

@@ -84,7 +84,9 @@ class OperatorPath(Generic[LimitsT, RunT]):
     limits: LimitsT
     source_digest: str  # of what its sources compute: `kernels/identity/source_digest.py`
     kernel_names: tuple[str, ...]  # at least one of these substrings must be in every profiler kernel name it launches
-    run: RunT | None  # None where its module cannot be imported; `rejects` then answers ARCH
+    # What trials and service call, and nothing else: a function, or an object of a class, of the module that the digest
+    # begins with. None where that cannot be imported; `rejects` then answers ARCH.
+    run: RunT | None
     # Whether a CUDA graph can hold its launches: they depend on shapes and host bounds only, and nothing waits.
     is_capturable: bool = False
     # Where, though a fallback, it serves before the first tier: for shapes that this can compute too, where both are

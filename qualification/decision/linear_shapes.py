@@ -1,11 +1,11 @@
 """Every product with a weight that serving a model can need, by its linear shape."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kernels.fused.activation_kind import Activation
 from kernels.linear.epilogue import Epilogue
-from kernels.linear.shape import LinearShape
+from kernels.linear.shape import PLAIN, LinearShape, WeightFormat
 from kernels.vocabulary.row_buckets import LinearRows
 from kernels.vocabulary.shape import Dtype
 from qualification.model.config import AttentionConfig, DenseConfig, ExpertsConfig, LayerConfig, ModelConfig
@@ -24,6 +24,7 @@ class _Weight:
     has_bias: bool = False
     epilogue: Epilogue = Epilogue.NONE
     dtype: Dtype | None = None  # None: that of the model
+    format: WeightFormat = PLAIN
 
 
 def linear_shapes_needed(
@@ -45,11 +46,19 @@ def linear_shapes_needed(
 
 
 def _shape(weight: _Weight, dtype: Dtype, rows: LinearRows) -> LinearShape:
-    return LinearShape(weight.dtype or dtype, weight.size_in, weight.size_out, rows, weight.has_bias, weight.epilogue)
+    sizes = weight.size_in, weight.size_out
+    return LinearShape(weight.dtype or dtype, *sizes, rows, weight.has_bias, weight.epilogue, weight.format)
 
 
 def _weights_of(layer: LayerConfig, model: ModelConfig, dtype: Dtype, device_type: str) -> Iterator[_Weight]:
-    mixer, hidden = layer.mixer, model.hidden_size
+    for weight in _plain_weights_of(layer, model.hidden_size):
+        yield replace(weight, format=model.linear_format)
+    if isinstance(layer.feed_forward, ExpertsConfig):
+        yield _router(model.hidden_size, layer.feed_forward.num_experts, dtype, device_type)
+
+
+def _plain_weights_of(layer: LayerConfig, hidden: int) -> Iterator[_Weight]:
+    mixer = layer.mixer
     if isinstance(mixer, AttentionConfig):
         yield _Weight(hidden, mixer.query_size + 2 * mixer.kv_size, mixer.has_bias)
         yield _Weight(mixer.query_size, hidden, mixer.has_output_bias)
@@ -59,10 +68,8 @@ def _weights_of(layer: LayerConfig, model: ModelConfig, dtype: Dtype, device_typ
             yield from _dense(
                 hidden, width, is_swiglu=activation is Activation.SILU and not has_bias, has_bias=has_bias
             )
-        case ExpertsConfig():
-            yield _router(hidden, fed.num_experts, dtype, device_type)
-            if fed.shared is not None:
-                yield from _dense(hidden, fed.shared.width, is_swiglu=fed.activation is Activation.SILU, has_bias=False)
+        case ExpertsConfig() if fed.shared is not None:
+            yield from _dense(hidden, fed.shared.width, is_swiglu=fed.activation is Activation.SILU, has_bias=False)
 
 
 def _dense(hidden: int, width: int, *, is_swiglu: bool, has_bias: bool) -> Iterator[_Weight]:

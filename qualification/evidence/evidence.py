@@ -72,9 +72,6 @@ MAX_SPREAD = 0.2
 MAX_BELOW_FLOOR = 1.25
 # A path that is not of the first tier serves before it where it may and takes less than 1/1.2 of its time.
 MIN_GAIN = 1.2
-# Paths whose timed call asks a library for its algorithms first, 62 us of the host's in the median (one H200). A
-# server does that once, before it is ready, and takes none that is slower than PyTorch's.
-_TIMED_WITH_SEARCH = frozenset({"cublaslt.linear"})
 
 
 def timing_doubt(timing: Timing, floor_us: float | None) -> str | None:
@@ -125,8 +122,6 @@ class Evidence:
         """Why its time is not believed; None where it is, or where there is none."""
         if self.timing is None:
             return None
-        if self.path in _TIMED_WITH_SEARCH:
-            return "with a search that a server makes once"
         return timing_doubt(self.timing, self.floor_us)
 
     @property
@@ -160,23 +155,18 @@ class Evidence:
     @property
     def tflops(self) -> float | None:
         """Achieved, in 1e12 a second; causal counted as half the square."""
-        return _rate(self._timing_of_kernels, self.timed_sequences * self._flops_of_one / 1e12)
+        return _rate(self.timing, self.timed_sequences * self._flops_of_one / 1e12)
 
     @property
     def bytes_per_second(self) -> float | None:
         """Achieved, by the IO model of tiled attention."""
-        return _rate(self._timing_of_kernels, self.predicted_bytes[0])
+        return _rate(self.timing, self.predicted_bytes[0])
 
     @property
     def floor_fraction(self) -> float | None:
         """The share of the machine's rate that was reached: 1 is all of it."""
-        timing = self._timing_of_kernels
+        timing = self.timing
         return None if timing is None or self.floor_us is None else self.floor_us / timing.p50_us
-
-    @property
-    def _timing_of_kernels(self) -> Timing | None:
-        """The time, believed or not; None where the host's search is in it, which says nothing of a rate."""
-        return None if self.path in _TIMED_WITH_SEARCH else self.timing
 
     @property
     def _flops_of_one(self) -> int:

@@ -6,6 +6,7 @@ from enum import Enum
 
 from kernels.experts.kinds import MXFP4_BLOCK, ExpertActivation, ExpertFormat, RoutingConfig
 from kernels.fused.activation_kind import Activation
+from kernels.linear.shape import PLAIN, WeightFormat
 from kernels.vocabulary.shape import Dtype
 
 
@@ -217,6 +218,7 @@ class ModelConfig:
     residual_scale: float = 1.0  # of what attention and feed-forward add
     logits_divisor: float = 1.0
     logits_softcap: float | None = None
+    linear_format: WeightFormat = PLAIN  # of the products of layers, but for routers
     has_image_spans: bool = False  # prompts may hold images, whose tokens see each other both ways
 
     @property

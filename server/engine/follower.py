@@ -20,6 +20,7 @@ from torch import Tensor
 from kernels.calls.launch import install_compile_counter
 from kernels.collective.inboxes import PeerMemoryError
 from kernels.linear.fallbacks import MatmulFallbacks
+from kernels.linear.library_path import RunMeasured
 from kernels.system.hang_up import leave_with, wait_for_hang_up
 from kernels.system.triton_cache import use_own_cache
 from kernels.vocabulary.operators import AnyShape
@@ -59,16 +60,17 @@ from server.engine.execution.worker import Worker
 from server.engine.operators.dispatch import Dispatcher
 from server.engine.operators.launch_errors import is_device_lost
 from server.engine.startup.kv_sizing import room_beside_peak
-from server.engine.startup.matmul_tuning import take_products
+from server.engine.startup.matmul_tuning import choose_products, measure_nothing
 from server.engine.startup.start_progress import StartProgress
 from server.engine.startup.subject import (
     Say,
     Subject,
+    connected_ranks,
+    decoder_of,
     dispatcher_of,
     identity_of,
-    join_weights,
     kv_cache_of,
-    load_rank,
+    load_weights,
     read_subject,
 )
 from server.errors import StartError
@@ -111,19 +113,18 @@ class Follower:
         decoder: Decoder,
         device: torch.device,
         *,
-        dispatcher_of: Callable[[], Dispatcher],
+        dispatcher: Dispatcher,
         kv_of: Callable[[int], KVCache],
         new_capture: Callable[[], Capture],
     ) -> None:
-        """`dispatcher_of` makes the table of the first decisions, `new_capture` what records graphs."""
+        """`dispatcher`: the tables that the decoder was built with; `new_capture` makes what records graphs."""
         self.inputs = StepInputs(is_pinned=device.type == "cuda")
         self._decoder = decoder
         self._ranks = decoder.ranks
         self._device = device
         self._kv_of = kv_of
         self._new_capture = new_capture
-        # With those of before, whose sinks are in graphs.
-        self._dispatchers = [dispatcher_of()]
+        self._dispatcher = dispatcher
         self._held: Worker | None = None
         self._keys: list[GraphKey] = []
         self._layouts: dict[GraphKey, StepLayout] = {}
@@ -136,12 +137,6 @@ class Follower:
         if self._held is None:
             raise ValueError("rank 0 sent a step before the memory for it")
         return self._held
-
-    def decide(self, dispatcher: Dispatcher) -> None:
-        """Serve by another table from now on."""
-        self._dispatchers.append(dispatcher)
-        if self._held is not None:
-            self._held.dispatcher = dispatcher
 
     def obey(self, command: Command) -> None:
         """Do what rank 0 does, too. Raises whatever keeps this rank from it."""
@@ -185,6 +180,8 @@ class Follower:
                 self._recorded.replay()
             case Repeat(int(index)):
                 self._worker.run_graph(self._keys[index])
+            case Decide(decisions):
+                self._dispatcher.decide(decided(decisions).values())
             case _:
                 raise ValueError(f"rank 0 sent {type(command).__name__}, which is not due now")
 
@@ -206,7 +203,7 @@ class Follower:
         self._held = Worker(
             self._decoder,
             self._kv_of(num_pages),
-            self._dispatchers[-1],
+            self._dispatcher,
             tokens,
             rank=self._ranks,
             states=states,
@@ -241,37 +238,39 @@ class StartedFollower:
         self._subject: Subject = subject
         ranks = meet_ranks(begin.meeting, begin.rank, world, identity_of(settings, subject))
         try:
-            self._decoder = load_rank(settings, subject, ranks, say, shares_memory=begin.shares_memory)
+            ranks = connected_ranks(subject, ranks) if begin.shares_memory else ranks
         except PeerMemoryError as error:  # on rank 0 too
             raise Refused(str(error)) from error
-        self._decisions = begin.decisions
+        self._weights = load_weights(settings, subject, say)
         self.fallbacks = MatmulFallbacks()
+        self._measured = RunMeasured(self.fallbacks.note)
+        # This rank decides nothing, and its metrics count nothing.
+        dispatcher = dispatcher_of(
+            subject, decided(begin.decisions), self._measured, redecide=_decide_nothing, has_timer=False
+        )
         self.follower = Follower(
-            self._decoder,
+            decoder_of(subject, self._weights, dispatcher, ranks),
             subject.device,
-            dispatcher_of=self._dispatcher,
+            dispatcher=dispatcher,
             kv_of=partial(kv_cache_of, subject),
             new_capture=lambda: CudaCapture(subject.device, names_kernels=False),
         )
 
     def obey(self, command: Command) -> None:
         """Do what rank 0 does, too."""
-        if isinstance(command, ChooseProducts):
-            file = Path(command.file)
-            self.fallbacks = take_products(self._decoder, self._subject.limits, file, self._subject.device)
-        elif isinstance(command, Decide):
-            self._decisions = command.decisions
-        else:
+        if not isinstance(command, ChooseProducts):
             self.follower.obey(command)
             return
-        self.follower.decide(self._dispatcher())
-
-    def _dispatcher(self) -> Dispatcher:
-        """Return what rank 0 decided: this rank decides nothing, and its metrics count nothing."""
-        found = decided(self._decisions)
-        dispatcher = dispatcher_of(self._subject, found, redecide=_decide_nothing, has_timer=False)
-        join_weights(dispatcher, self._decoder)
-        return dispatcher
+        choose_products(
+            self._weights,
+            self._subject.config,
+            self._subject.limits,
+            Path(command.file),
+            self._subject.device,
+            self._measured,
+            self.fallbacks,
+            measure=measure_nothing,
+        )
 
 
 def decided(decisions: Iterable[tuple[str, str | None]]) -> dict[AnyShape, Decision[AnyShape]]:

@@ -14,9 +14,8 @@ from kernels.experts.portable.eager import experts_eager
 from kernels.experts.routing.route_torch import route
 from kernels.experts.tiles import token_counts
 from kernels.experts.weights import AnyExpertWeights, ExpertWeights
-from kernels.linear.matmul import linear_fp32
 from qualification.model.config import ExpertsConfig
-from server.model.linear import Dense, Product, Served
+from server.model.linear import Product
 from server.model.step import Step
 
 # (hidden [T, H], experts [T, k] int32, weights [T, k] fp32) -> [T, H]
@@ -29,11 +28,11 @@ ProductsOf = Callable[[ExpertsConfig, AnyExpertWeights], ExpertProducts]
 class Shared:
     """Dense feed-forward that all tokens visit, multiplied by the sigmoid of `gate` [1, hidden] where it has one."""
 
-    feed_forward: Product
+    feed_forward: Callable[[Tensor, Step | None], Tensor]
     gate: Tensor | None = None
 
-    def __call__(self, x: Tensor) -> Tensor:
-        out = self.feed_forward(x)
+    def __call__(self, x: Tensor, step: Step | None) -> Tensor:
+        out = self.feed_forward(x, step)
         if self.gate is None:
             return out
         return out.mul_(torch.sigmoid(torch.nn.functional.linear(x, self.gate)))
@@ -43,46 +42,42 @@ class Shared:
 class Experts:
     """The weighted sum of a token's experts, and of what all tokens visit.
 
-    router           [experts, hidden]
+    router           x [T, hidden] -> [T, experts] fp32, without its bias: of fp32 on a CPU, else of the model's dtype
+    router_bias      [experts] or None
     correction_bias  [experts] fp32, or None
     """
 
-    router: Dense
+    router: Product
     routing: RoutingConfig
     products: ExpertProducts
+    router_bias: Tensor | None = None
     correction_bias: Tensor | None = None
     shared: Shared | None = None
 
-    def __call__(self, x: Tensor, _step: Step) -> Tensor:
-        weights, experts = routes(router_logits(x, self.router), self.routing, self.correction_bias)
+    def __call__(self, x: Tensor, step: Step | None) -> Tensor:
+        weights, experts = self._routes(x, step)
         out = self.products(x, experts, weights)
-        return out if self.shared is None else out.add_(self.shared(x))
+        return out if self.shared is None else out.add_(self.shared(x, step))
 
-    def compile(self, borders: Iterable[int] = ()) -> None:
+    def compile(self, hidden_size: int, dtype: torch.dtype, device: torch.device, borders: Iterable[int] = ()) -> None:
         """Compile every kernel that a call may launch, by running one of each kind: then none is in service.
 
         borders  numbers of tokens from which another path may serve
         """
-        weight, routing = self.router.weight, self.routing
-        if not is_captured(weight.device):
+        if not is_captured(device):
             return
-        sizes = weight.dtype.itemsize, shared_bytes(weight.device)
+        routing, sizes = self.routing, (dtype.itemsize, shared_bytes(device))
         for num_tokens in {*token_counts(routing.num_experts, routing.num_active, *sizes), *borders}:
-            x = weight.new_zeros(num_tokens, weight.shape[1])
-            weights, experts = routes(router_logits(x, self.router), routing, self.correction_bias)
+            x = torch.zeros(num_tokens, hidden_size, dtype=dtype, device=device)
+            weights, experts = self._routes(x, None)
             self.products(x, experts, weights)
 
-
-def router_logits(x: Tensor, router: Dense) -> Tensor:
-    """[T, experts] fp32, never rounded to x's dtype: rounded logits are often equal."""
-    x = x if x.is_cuda else x.float()
-    product = partial(linear_fp32, weight=router.weight) if x.is_cuda else partial(_widened, router.weight)
-    logits = product(x) if not isinstance(router, Served) or router.serve is None else router.serve(product, x)
-    return logits if router.bias is None else logits.add_(router.bias)
-
-
-def _widened(weight: Tensor, x: Tensor) -> Tensor:
-    return torch.nn.functional.linear(x, weight.float())
+    def _routes(self, x: Tensor, step: Step | None) -> tuple[Tensor, Tensor]:
+        """Return the weights and experts of each token. Logits are never rounded to 16 bits: those are often equal."""
+        logits = self.router(x if x.is_cuda else x.float(), step)
+        if self.router_bias is not None:
+            logits.add_(self.router_bias)
+        return routes(logits, self.routing, self.correction_bias)
 
 
 def is_captured(device: torch.device) -> bool:

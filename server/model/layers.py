@@ -1,6 +1,6 @@
 """The weights of a decoder, merged as its matmuls want them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -9,8 +9,8 @@ from torch import Tensor
 from kernels.experts.bit_order import order_
 from kernels.experts.kinds import MXFP4_BLOCK, ExpertFormat
 from kernels.experts.weights import AnyExpertWeights, ExpertWeights, Mxfp4Weights
-from kernels.linear.autotune import Autotuner
-from kernels.linear.tuned import TunedProduct
+from kernels.linear.shape import PLAIN
+from kernels.linear.weights import PlainWeight
 from qualification.model.config import (
     DenseConfig,
     ExpertsConfig,
@@ -19,19 +19,15 @@ from qualification.model.config import (
     ModelConfig,
     QKNorm,
 )
-from server.model.linear import Dense, Tuned
-
-_NUM_MEASURED = 8  # layers whose weights algorithms are measured with
-_LEAST_CHOSEN = 2**20  # numbers of a weight: smaller products take the host longer than the GPU
-_MOST_SAMPLED = 512  # rows of the head
+from server.model.linear import Linear, WeightName
 
 
 @dataclass(frozen=True, slots=True)
 class DenseWeights:
     """A feed-forward that all tokens visit."""
 
-    gate_up: Dense  # gate, then up
-    down: Dense
+    gate_up: Linear  # gate, then up
+    down: Linear
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +40,7 @@ class MixtureWeights:
     shared_gate      [1, hidden], or None where `shared` is not gated
     """
 
-    router: Dense
+    router: Linear
     experts: AnyExpertWeights
     correction_bias: Tensor | None = None
     shared: DenseWeights | None = None
@@ -60,10 +56,10 @@ class LayerWeights:
     """
 
     attention_norm: Tensor | None
-    qkv: Dense  # query heads, then key heads, then value heads
+    qkv: Linear  # query heads, then key heads, then value heads
     q_norm: Tensor | None
     k_norm: Tensor | None
-    output: Dense
+    output: Linear
     feed_forward_norm: Tensor | None
     feed_forward: DenseWeights | MixtureWeights
     norm_after_attention: Tensor | None = None
@@ -71,40 +67,16 @@ class LayerWeights:
     sinks: Tensor | None = None
 
     @property
-    def linears(self) -> dict[str, Dense]:
-        """Return the products that all tokens visit, in the order in which they are computed.
-
-        One name stands for the same sizes in all layers.
-        """
+    def linears(self) -> dict[WeightName, Linear]:
+        """Return the products that all tokens visit, in the order in which they are computed."""
         match self.feed_forward:
             case DenseWeights(gate_up, down):
-                fed = {"gate_up": gate_up, "down": down}
-            case MixtureWeights(shared=DenseWeights(gate_up, down)):
-                fed = {"shared_gate_up": gate_up, "shared_down": down}
-            case MixtureWeights():
-                fed = {}
-        return {"qkv": self.qkv, "output": self.output, **fed}
-
-    def with_tuned(self, products: Mapping[str, TunedProduct]) -> "LayerWeights":
-        """The same weights, those in `products` (by the names of `linears`) tuned."""
-
-        def tuned(name: str, linear: Dense) -> Dense:
-            return Tuned(linear.weight, None, products[name]) if name in products else linear
-
-        return self.with_linears(tuned)
-
-    def with_linears(self, change: Callable[[str, Dense], Dense]) -> "LayerWeights":
-        """The same weights, each product changed by its name in `linears`, a router as "router"."""
-        fed = self.feed_forward
-        if isinstance(fed, DenseWeights):
-            fed = DenseWeights(change("gate_up", fed.gate_up), change("down", fed.down))
-        else:
-            fed = replace(fed, router=change("router", fed.router))
-            if fed.shared is not None:
-                gate_up, down = fed.shared.gate_up, fed.shared.down
-                shared = DenseWeights(change("shared_gate_up", gate_up), change("shared_down", down))
-                fed = replace(fed, shared=shared)
-        return replace(self, qkv=change("qkv", self.qkv), output=change("output", self.output), feed_forward=fed)
+                fed = {WeightName.GATE_UP: gate_up, WeightName.DOWN: down}
+            case MixtureWeights(router=router, shared=DenseWeights(gate_up, down)):
+                fed = {WeightName.ROUTER: router, WeightName.SHARED_GATE_UP: gate_up, WeightName.SHARED_DOWN: down}
+            case MixtureWeights(router=router):
+                fed = {WeightName.ROUTER: router}
+        return {WeightName.QKV: self.qkv, WeightName.OUTPUT: self.output, **fed}
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,21 +84,7 @@ class Weights:
     embedding: Tensor  # [vocab, hidden]
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor  # [hidden]
-    head: Tensor  # [vocab, hidden]; the embedding itself where they are tied
-    chosen_head: TunedProduct | None = None
-
-    def with_tuned(self, autotuner: Autotuner, sizes: Sequence[int]) -> "Weights":
-        """The same for computing `sizes` rows on a GPU: no weight may change any more. Raises CublasLtError."""
-        products, linears = {}, [layer.linears for layer in self.layers]
-        for name in dict.fromkeys(name for layer in linears for name in layer):
-            measured = [layer[name] for layer in linears if name in layer][:_NUM_MEASURED]
-            first = measured[0]
-            if first.bias is None and _is_tuned(first.weight):
-                products[name] = autotuner.product([it.weight for it in measured], first.weight.dtype, sizes)
-        head, sampled = self.chosen_head, [size for size in sizes if size <= _MOST_SAMPLED]
-        if _is_tuned(self.head) and sampled:
-            head = autotuner.product([self.head], torch.float32, sampled)
-        return replace(self, layers=tuple(layer.with_tuned(products) for layer in self.layers), chosen_head=head)
+    head: Linear  # [vocab, hidden]; its weight is the embedding itself where they are tied
 
     def order_codes_(self) -> None:
         """Put the blocks of mixtures in mxfp4, as a checkpoint has them, into the order of `Mxfp4Weights`, in place."""
@@ -153,16 +111,15 @@ class Weights:
         return replace(self, layers=tuple(map(known, self.layers)))
 
 
-def _is_tuned(weight: Tensor) -> bool:
-    return weight.dtype in (torch.float16, torch.bfloat16) and weight.numel() >= _LEAST_CHOSEN
-
-
 def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Weights:
     """Weights of the right shapes, not yet filled."""
-    hidden = config.hidden_size
+    hidden, weight_format = config.hidden_size, config.linear_format
 
     def vector(size: int, of: torch.dtype = dtype) -> Tensor:
         return torch.empty(size, dtype=of, device=device)
+
+    def linear(size_in: int, size_out: int, has_bias: bool) -> Linear:
+        return Linear.empty(size_in, size_out, has_bias, weight_format, dtype, device)
 
     def layer(config: LayerConfig) -> LayerWeights:
         attention, fed, norms = config.attention, config.feed_forward, config.norms
@@ -174,40 +131,43 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device)
         }[attention.qk_norm]
         return LayerWeights(
             attention_norm=vector(hidden) if norms.before else None,
-            qkv=Dense.empty(hidden, size_q + 2 * size_kv, attention.has_bias, dtype, device),
+            qkv=linear(hidden, size_q + 2 * size_kv, attention.has_bias),
             q_norm=vector(size_q_norm) if size_q_norm else None,
             k_norm=vector(size_k_norm) if size_k_norm else None,
-            output=Dense.empty(size_q, hidden, attention.has_output_bias, dtype, device),
+            output=linear(size_q, hidden, attention.has_output_bias),
             norm_after_attention=vector(hidden) if norms.after else None,
             feed_forward_norm=vector(hidden) if norms.before else None,
-            feed_forward=_empty_feed_forward(fed, hidden, dtype, device),
+            feed_forward=_empty_feed_forward(fed, hidden, linear, dtype, device),
             norm_after_feed_forward=vector(hidden) if norms.after else None,
             sinks=vector(attention.num_heads, torch.float32) if attention.has_sinks else None,
         )
 
     embedding = torch.empty(config.vocab_size, hidden, dtype=dtype, device=device)
-    head = embedding if config.tie_embeddings else torch.empty_like(embedding)
-    return Weights(embedding, tuple(layer(it) for it in config.layers), vector(hidden), head)
+    head = PlainWeight(embedding if config.tie_embeddings else torch.empty_like(embedding))
+    return Weights(embedding, tuple(layer(it) for it in config.layers), vector(hidden), Linear(head))
+
+
+# (size_in, size_out, has_bias) -> one that is not yet filled, in the format of the model's layers
+EmptyLinear = Callable[[int, int, bool], Linear]
 
 
 def _empty_feed_forward(
-    config: FeedForward, hidden: int, dtype: torch.dtype, device: torch.device
+    config: FeedForward, hidden: int, linear: EmptyLinear, dtype: torch.dtype, device: torch.device
 ) -> DenseWeights | MixtureWeights:
     if isinstance(config, DenseConfig):
-        return _empty_dense(hidden, config.width, config.has_bias, dtype, device)
+        return _empty_dense(hidden, config.width, linear, has_bias=config.has_bias)
     shared = config.shared
     return MixtureWeights(
-        Dense.empty(hidden, config.num_experts, config.has_router_bias, dtype, device),
+        Linear.empty(hidden, config.num_experts, config.has_router_bias, PLAIN, dtype, device),
         _empty_experts(config, hidden, dtype, device),
         torch.empty(config.num_experts, device=device) if config.has_correction_bias else None,
-        None if shared is None else _empty_dense(hidden, shared.width, False, dtype, device),
+        None if shared is None else _empty_dense(hidden, shared.width, linear, has_bias=False),
         torch.empty(1, hidden, dtype=dtype, device=device) if shared is not None and shared.is_gated else None,
     )
 
 
-def _empty_dense(hidden: int, width: int, has_bias: bool, dtype: torch.dtype, device: torch.device) -> DenseWeights:
-    gate_up = Dense.empty(hidden, 2 * width, has_bias, dtype, device)
-    return DenseWeights(gate_up, Dense.empty(width, hidden, has_bias, dtype, device))
+def _empty_dense(hidden: int, width: int, linear: EmptyLinear, *, has_bias: bool) -> DenseWeights:
+    return DenseWeights(linear(hidden, 2 * width, has_bias), linear(width, hidden, has_bias))
 
 
 def _empty_experts(config: ExpertsConfig, hidden: int, dtype: torch.dtype, device: torch.device) -> AnyExpertWeights:

@@ -1,93 +1,92 @@
-"""Linear layers: a small family, of which loading and tuning choose a member for each weight."""
+"""Products with weights: what a checkpoint has of one, and what computes it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from enum import Enum
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from kernels.fused.activation import gated
 from kernels.fused.activation_kind import Activation
-from kernels.linear.matmul import compile_linear, linear, linear_swiglu
-from kernels.linear.tuned import TunedProduct
+from kernels.linear.epilogue import Epilogue
+from kernels.linear.first_path import multiply
+from kernels.linear.shape import WeightFormat
+from kernels.linear.weights import LinearWeight, class_of
+from server.model.step import Step
 
-Product = Callable[[Tensor], Tensor]
-# (a product, x) -> its result, by the product itself or by what is decided to compute it in its place
-Serve = Callable[[Product, Tensor], Tensor]
+
+class WeightName(Enum):
+    """A product of a layer, or the head. One name stands for the same sizes in all layers that have it."""
+
+    QKV = "qkv"
+    OUTPUT = "output"
+    GATE_UP = "gate_up"
+    DOWN = "down"
+    ROUTER = "router"
+    SHARED_GATE_UP = "shared_gate_up"
+    SHARED_DOWN = "shared_down"
+    HEAD = "head"
 
 
 @dataclass(frozen=True, slots=True)
-class Dense:
-    """x @ weight^T + bias. weight [out, in], bias [out] or None."""
+class Linear:
+    """A weight [out, in] and a bias [out] or None, as a checkpoint has them: nothing that computes."""
 
-    weight: Tensor
+    weight: LinearWeight
     bias: Tensor | None = None
 
     @classmethod
-    def empty(cls, size_in: int, size_out: int, has_bias: bool, dtype: torch.dtype, device: torch.device) -> "Dense":
-        weight = torch.empty(size_out, size_in, dtype=dtype, device=device)
+    def empty(
+        cls, size_in: int, size_out: int, has_bias: bool, weight_format: WeightFormat, dtype: torch.dtype,
+        device: torch.device,
+    ) -> "Linear":  # fmt: skip
+        """Return one that is not yet filled; its bias is of `dtype`."""
+        weight = class_of(weight_format).empty(size_out, size_in, dtype, device)
         return cls(weight, torch.empty(size_out, dtype=dtype, device=device) if has_bias else None)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias)
-
-    def gated_by(self, activation: Activation) -> Product:
-        """The product with a weight that is gate and up, then activation(gate) * up; one kernel where there is one."""
-        if activation is Activation.SILU:
-            return partial(linear_swiglu, gate_up=self.weight, bias=self.bias)
-        return partial(_apart, self, activation)
-
-    def compile(self, activation: Activation | None = None) -> None:
-        """Compile every kernel that a call, or what `gated_by(activation)` returns, may launch."""
-        has_bias = self.bias is not None
-        is_fused = activation is Activation.SILU and not has_bias
-        compile_linear(self.weight, parts=2 if is_fused else 1, has_bias=has_bias)
-
-    def rows(self, *sizes: int) -> "list[Dense]":
-        """Views of successive rows: the parts that the checkpoint keeps apart."""
-        weights = torch.split(self.weight, list(sizes))
+    def split(self, *sizes: int) -> "list[Linear]":
+        """Return views of successive rows: the parts that the checkpoint keeps apart."""
         biases = [None] * len(sizes) if self.bias is None else torch.split(self.bias, list(sizes))
-        return [Dense(weight, bias) for weight, bias in zip(weights, biases, strict=True)]
+        return [Linear(*pair) for pair in zip(self.weight.split(sizes), biases, strict=True)]
+
+
+class Product(Protocol):
+    """Computes the product with one weight."""
+
+    def __call__(self, x: Tensor, step: Step | None, out: Tensor | None = None) -> Tensor:
+        """Return [rows, size_out] for x [rows, size_in], in `out` where it is given.
+
+        `step`: the forward pass that this is part of; None outside of one, as for logits and when kernels are compiled.
+        """
+
+
+# (layer, or None for the head; its name there; what the checkpoint has; epilogue) -> what computes it
+ProductOf = Callable[[int | None, WeightName, Linear, Epilogue], Product]
 
 
 @dataclass(frozen=True, slots=True)
-class Tuned(Dense):
-    """A `Dense` without bias whose products of many rows are multiplied as was fastest on this GPU."""
+class Gated:
+    """activation(gate) * up behind a product with a weight that is gate and up."""
 
-    products: TunedProduct | None = None
+    gate_up: Product
+    activation: Activation
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, chosen=self.products)
-
-    def gated_by(self, activation: Activation) -> Product:
-        if activation is Activation.SILU:
-            return partial(linear_swiglu, gate_up=self.weight, chosen=self.products)
-        return partial(_apart, self, activation)
+    def __call__(self, x: Tensor, step: Step | None, out: Tensor | None = None) -> Tensor:
+        return gated(self.gate_up(x, step), self.activation, out)
 
 
 @dataclass(frozen=True, slots=True)
-class Served(Dense):
-    """A `Dense` of an engine, whose decisions may have another path multiply some numbers of rows.
+class Unplanned:
+    """A product outside of an engine, where no plan says what computes it: by the first path that can."""
 
-    others  what multiplies where nothing else is decided
-    """
+    linear: Linear
+    epilogue: Epilogue
 
-    others: Dense | None = None
-    serve: Serve | None = None
-
-    def __call__(self, x: Tensor) -> Tensor:
-        assert self.others is not None
-        assert self.serve is not None
-        return self.serve(self.others, x)
-
-    def gated_by(self, activation: Activation) -> Product:
-        assert self.others is not None
-        if activation is Activation.SILU and self.bias is None:
-            assert self.serve is not None
-            return partial(self.serve, self.others.gated_by(activation))
-        return partial(_apart, self, activation)
+    def __call__(self, x: Tensor, step: Step | None, out: Tensor | None = None) -> Tensor:  # noqa: ARG002
+        return multiply(x, self.linear.weight, self.linear.bias, self.epilogue, out)
 
 
-def _apart(product: Product, activation: Activation, x: Tensor) -> Tensor:
-    return gated(product(x), activation)
+def unplanned(_: int | None, __: WeightName, linear: Linear, epilogue: Epilogue) -> Product:
+    return Unplanned(linear, epilogue)

@@ -16,6 +16,7 @@ from kernels.collective.inboxes import RankInboxes, num_connected
 from kernels.collective.library_path import run_library
 from kernels.collective.peers import AddNorm, Peers, RunCollective
 from server.model.linear import Product
+from server.model.step import Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ class Ranks:
 
     def summed(self, product: Product) -> Product:
         """`product`, of whose result each rank computes a part of the sum."""
-        return lambda x: self.sum(product(x))
+        return Summed(self, product)
 
     def joined(self, part: Tensor, sizes: Sequence[int], out: Tensor | None = None) -> Tensor:
         """[R, sum of sizes] from each rank's columns [R, its size], in `out` where it is given."""
@@ -141,3 +142,14 @@ def _run_by_rows(peers: Peers, part: Tensor, follows: AddNorm | None, out: Tenso
 
 
 ALONE = Ranks()
+
+
+@dataclass(frozen=True, slots=True)
+class Summed:
+    """A product of whose result each rank computes a part of the sum."""
+
+    ranks: Ranks
+    product: Product
+
+    def __call__(self, x: Tensor, step: Step | None, out: Tensor | None = None) -> Tensor:
+        return self.ranks.sum(self.product(x, step, out))

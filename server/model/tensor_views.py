@@ -3,20 +3,24 @@
 from torch import Tensor
 
 from kernels.experts.weights import ExpertWeights
+from kernels.linear.weights import PlainWeight, StoredTensor
 from qualification.model.config import LayerConfig, ModelConfig
 from qualification.model.families.family import ExpertLayout, ExpertNames, TensorNames
 from server.model.layers import DenseWeights, LayerWeights, MixtureWeights, Weights
-from server.model.linear import Dense
+from server.model.linear import Linear
 
 
-def checkpoint_views(weights: Weights, config: ModelConfig, names: TensorNames) -> dict[str, Tensor]:
-    """The tensors of a checkpoint by name, as the weight, or the view of rows of a merged weight, that each fills.
+def checkpoint_views(weights: Weights, config: ModelConfig, names: TensorNames) -> dict[str, StoredTensor]:
+    """The tensors of a checkpoint by name, as the tensor, or the view of rows of a merged weight, that each fills.
 
     Experts whose gate and up alternate are left out: no view has their order.
     """
-    views = {"model.embed_tokens.weight": weights.embedding, "model.norm.weight": weights.final_norm}
+    views = {
+        "model.embed_tokens.weight": StoredTensor(weights.embedding),
+        "model.norm.weight": StoredTensor(weights.final_norm),
+    }
     if not config.tie_embeddings:
-        views["lm_head.weight"] = weights.head
+        views |= {f"lm_head.{word}": stored for word, stored in weights.head.weight.stored.items()}
     for index, (layer, layer_config) in enumerate(zip(weights.layers, config.layers, strict=True)):
         prefix = f"model.layers.{index}"
         norms = (
@@ -27,9 +31,9 @@ def checkpoint_views(weights: Weights, config: ModelConfig, names: TensorNames) 
             ("self_attn.q_norm", layer.q_norm),
             ("self_attn.k_norm", layer.k_norm),
         )
-        views |= {f"{prefix}.{name}.weight": norm for name, norm in norms if norm is not None}
+        views |= {f"{prefix}.{name}.weight": StoredTensor(norm) for name, norm in norms if norm is not None}
         if layer.sinks is not None:
-            views[f"{prefix}.self_attn.sinks"] = layer.sinks
+            views[f"{prefix}.self_attn.sinks"] = StoredTensor(layer.sinks)
         linears = _attention(layer, layer_config, is_merged=names.merged)
         if isinstance(layer.feed_forward, DenseWeights):
             linears |= _dense(layer.feed_forward, "mlp", is_merged=names.merged)
@@ -37,20 +41,21 @@ def checkpoint_views(weights: Weights, config: ModelConfig, names: TensorNames) 
             assert names.experts is not None, "the family has mixtures"
             linears |= _mixture(layer.feed_forward, names.experts)
             if layer.feed_forward.correction_bias is not None:
-                views[f"{prefix}.{names.experts.correction_bias}"] = layer.feed_forward.correction_bias
+                bias = StoredTensor(layer.feed_forward.correction_bias)
+                views[f"{prefix}.{names.experts.correction_bias}"] = bias
         for name, linear in linears.items():
-            views[f"{prefix}.{name}.weight"] = linear.weight
+            views |= {f"{prefix}.{name}.{word}": stored for word, stored in linear.weight.stored.items()}
             if linear.bias is not None:
-                views[f"{prefix}.{name}.bias"] = linear.bias
+                views[f"{prefix}.{name}.bias"] = StoredTensor(linear.bias)
     return views
 
 
-def _attention(layer: LayerWeights, config: LayerConfig, *, is_merged: bool) -> dict[str, Dense]:
+def _attention(layer: LayerWeights, config: LayerConfig, *, is_merged: bool) -> dict[str, Linear]:
     """Queries, keys and values apart, or as one tensor."""
     if is_merged:
         return {"self_attn.qkv_proj": layer.qkv, "self_attn.o_proj": layer.output}
     size_q, size_kv = config.attention.query_size, config.attention.kv_size
-    q, k, v = layer.qkv.rows(size_q, size_kv, size_kv)
+    q, k, v = layer.qkv.split(size_q, size_kv, size_kv)
     return {
         "self_attn.q_proj": q,
         "self_attn.k_proj": k,
@@ -59,28 +64,32 @@ def _attention(layer: LayerWeights, config: LayerConfig, *, is_merged: bool) -> 
     }
 
 
-def _dense(weights: DenseWeights, prefix: str, *, is_merged: bool = False) -> dict[str, Dense]:
+def _dense(weights: DenseWeights, prefix: str, *, is_merged: bool = False) -> dict[str, Linear]:
     """Gate and up apart, or as one tensor."""
     if is_merged:
         return {f"{prefix}.gate_up_proj": weights.gate_up, f"{prefix}.down_proj": weights.down}
-    width = weights.down.weight.shape[1]
-    gate, up = weights.gate_up.rows(width, width)
+    width = weights.down.weight.size[1]
+    gate, up = weights.gate_up.split(width, width)
     return {f"{prefix}.gate_proj": gate, f"{prefix}.up_proj": up, f"{prefix}.down_proj": weights.down}
 
 
-def _mixture(weights: MixtureWeights, names: ExpertNames) -> dict[str, Dense]:
+def _mixture(weights: MixtureWeights, names: ExpertNames) -> dict[str, Linear]:
     found = {names.router: weights.router}
     if weights.shared is not None:
         found |= _dense(weights.shared, names.shared)
     if weights.shared_gate is not None:
-        found[names.shared_gate] = Dense(weights.shared_gate)
+        found[names.shared_gate] = _plain(weights.shared_gate)
     if names.layout is ExpertLayout.EACH:
         assert isinstance(weights.experts, ExpertWeights), "others are kept together"
         width = weights.experts.width
         for index, (gate_up, down) in enumerate(zip(weights.experts.gate_up, weights.experts.down, strict=True)):
-            gate, up = Dense(gate_up).rows(width, width)
+            gate, up = _plain(gate_up).split(width, width)
             prefix = f"{names.experts}.{index}"
             found |= {
-                f"{prefix}.{names.gate}": gate, f"{prefix}.{names.up}": up, f"{prefix}.{names.down}": Dense(down)
+                f"{prefix}.{names.gate}": gate, f"{prefix}.{names.up}": up, f"{prefix}.{names.down}": _plain(down)
             }  # fmt: skip
     return found
+
+
+def _plain(values: Tensor) -> Linear:
+    return Linear(PlainWeight(values))

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import msgspec
 
-from kernels.linear.fallbacks import MatmulFallback
+from kernels.linear.fallback_reason import MatmulFallback
 from server.settings import Settings
 
 

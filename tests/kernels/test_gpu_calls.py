@@ -14,7 +14,8 @@ from kernels.calls.batch import AttentionFlags
 from kernels.functional import AttentionPlan, attention_paged, plan_paged, plan_varlen
 from kernels.fused.rope_kv import rope_and_write_kv
 from kernels.hopper.variants import LONG
-from kernels.linear.matmul import linear
+from kernels.linear.first_path import multiply
+from kernels.linear.weights import PlainWeight
 from kernels.reference.compare import compare
 from kernels.vocabulary.path import RunAttention
 from support.attention.cases import BF16, CHUNKS, CUDA, PROMPTS, RUN, TOKENS, Case, made
@@ -378,14 +379,16 @@ def decoder_layers(run: RunAttention, inputs: Inputs) -> Callable[[Callable[[], 
     def compute(wait: Callable[[], object]) -> Tensor:
         hidden = start
         for qkv, output in weights:
-            q, k, v = linear(hidden, qkv).view(num_seqs, sum(heads), head_dim).split_with_sizes(heads, dim=1)
+            q, k, v = (
+                multiply(hidden, PlainWeight(qkv)).view(num_seqs, sum(heads), head_dim).split_with_sizes(heads, dim=1)
+            )
             wait()
             rope_and_write_kv(q, k, v, cos_sin, positions, inputs.k, inputs.v, slots)
             wait()
             out = torch.empty_like(q)
             run(q, inputs.k, inputs.v, batch, flags, out)
             wait()
-            hidden = linear(out.flatten(1), output)
+            hidden = multiply(out.flatten(1), PlainWeight(output))
             wait()
         return hidden
 

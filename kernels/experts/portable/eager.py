@@ -43,3 +43,11 @@ def activated(gate_up: Tensor, activation: ExpertActivation) -> Tensor:
     gate, up = gate_up.float().chunk(2, dim=-1)
     gate, up = gate.clamp(max=activation.limit), up.clamp(-activation.limit, activation.limit)
     return (gate * torch.sigmoid(activation.alpha * gate) * (up + 1)).to(gate_up.dtype)
+
+
+def run_eager(
+    hidden: Tensor, experts: Tensor, weights: Tensor, expert_weights: AnyExpertWeights, activation: ExpertActivation,
+    out: Tensor,
+) -> None:  # fmt: skip
+    """Fill out [T, H] with what `experts_eager` computes."""
+    out.copy_(experts_eager(hidden, experts, weights, expert_weights, activation))

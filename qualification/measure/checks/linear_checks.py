@@ -70,7 +70,7 @@ def some_rows(row_counts: Sequence[int]) -> tuple[int, ...]:
 
 def _judged_columns(case: LinearCase) -> slice | Tensor:
     """Columns of the result to compare: all; on a CPU of a large one both ends and, by the seed, some between."""
-    size_out = case.operands.weight.shape[0] // case.epilogue.parts
+    size_out = case.operands.weight.size[0] // case.epilogue.parts
     count = max(_LEAST_COLUMNS, _MOST_ON_CPU // case.x.shape[0])
     if case.x.device.type != "cpu" or size_out <= count:
         return slice(None)
@@ -82,10 +82,13 @@ def _judged_columns(case: LinearCase) -> slice | Tensor:
 
 def _reference(case: LinearCase, rows: list[int], columns: slice | Tensor) -> Reference:
     weight, bias = case.operands.weight, case.operands.bias
-    if not isinstance(columns, slice):
-        parts = weight.view(case.epilogue.parts, -1, weight.shape[1])
-        weight, bias = parts[:, columns].flatten(0, 1), None if bias is None else bias[columns]
-    return linear_reference(case.x[rows], weight, bias, case.epilogue)
+    if isinstance(columns, slice):
+        return linear_reference(case.x[rows], weight.dequantized(), bias, case.epilogue)
+    size_out = weight.size[0] // case.epilogue.parts
+    judged = torch.cat([part * size_out + columns for part in range(case.epilogue.parts)])
+    return linear_reference(
+        case.x[rows], weight.dequantized(judged), None if bias is None else bias[columns], case.epilogue
+    )
 
 
 def _first_rows(reference: Reference, num_rows: int) -> Reference:
@@ -95,7 +98,7 @@ def _first_rows(reference: Reference, num_rows: int) -> Reference:
 def _run_case(run: RunLinear, case: LinearCase, num_rows: int, num_threads: int) -> tuple[Tensor, int]:
     """(the output [num_rows, size_out], NaN where it was not written; the number of guard values overwritten)."""
     operands, epilogue = case.operands, case.epilogue
-    size_out = operands.weight.shape[0] // epilogue.parts
+    size_out = operands.weight.size[0] // epilogue.parts
     dtype = torch.float32 if epilogue is Epilogue.FP32 else case.x.dtype
     shape = num_rows + 2 * GUARD_ROWS, size_out
     storage = torch.full(shape, GUARD_MARK, dtype=dtype, device=case.x.device)

@@ -10,6 +10,7 @@ from kernels.fused.activation_kind import Activation
 from kernels.linear.epilogue import Epilogue
 from kernels.linear.paths import RunLinear
 from kernels.linear.shape import LinearShape
+from kernels.linear.weights import LinearWeight
 from kernels.reference.experts import activated_fp64
 from kernels.vocabulary.row_buckets import LinearRows
 from kernels.vocabulary.shape import Dtype
@@ -79,10 +80,10 @@ def wrong_linear(fault: LinearFault, shape: LinearShape) -> RunLinear:
     counts = rows_to_test(shape.rows, is_cpu=True)
     only_count = counts[len(counts) // 2]
 
-    def run(x: Tensor, weight: Tensor, bias: Tensor | None, epilogue: Epilogue, out: Tensor) -> None:
+    def run(x: Tensor, weight: LinearWeight, bias: Tensor | None, epilogue: Epilogue, out: Tensor) -> None:
         num_rows = x.shape[0]
         is_wrong = fault is not LinearFault.WRONG_ALGORITHM or num_rows == only_count
-        sums = _sums(x.float(), weight.float(), out.dtype, fault if is_wrong else LinearFault.NONE)
+        sums = _sums(x.float(), weight.dequantized().float(), out.dtype, fault if is_wrong else LinearFault.NONE)
         if bias is not None and fault is not LinearFault.BIAS_IGNORED:
             sums = sums + bias.float()
         result = _finished(sums, epilogue, fault)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from kernels.linear.epilogue import Epilogue
 from kernels.linear.shape import LinearShape
+from kernels.linear.weights import LinearWeight, class_of
 from kernels.system.device import torch_dtype
 from kernels.vocabulary.row_buckets import LinearRows
 from qualification.measure.inputs.guard import GUARD_ROWS
@@ -21,9 +22,9 @@ _PADDED_COLUMNS = 8  # of NaN between the rows of x: 16 bytes in 16 bits
 
 @dataclass(frozen=True, slots=True)
 class LinearOperands:
-    """A weight [parts * size_out, size_in] and a bias [size_out] or None; NaN lies before and behind the weight."""
+    """A weight [parts * size_out, size_in] and a bias [size_out] or None; NaN lies before and behind a plain weight."""
 
-    weight: Tensor
+    weight: LinearWeight
     bias: Tensor | None
 
 
@@ -57,14 +58,14 @@ def operands_of(shape: LinearShape, device: torch.device, *, seed: int) -> Linea
     dtype = torch_dtype(shape.dtype)
     rows, edge = shape.num_weight_rows, GUARD_ROWS
     storage = torch.full((rows + 2 * edge, shape.size_in), torch.nan, dtype=dtype, device=device)
-    weight = storage[edge : edge + rows]
-    numbers = weight.view(-1)
+    values = storage[edge : edge + rows]
+    numbers = values.view(-1)
     period = torch.randn(min(_PERIOD, numbers.numel()), generator=random, device=device) * shape.size_in**-0.5
     for start in range(0, numbers.numel(), _PERIOD):
         part = numbers[start : start + _PERIOD]
         part.copy_(period[: part.numel()])
     bias = torch.randn(shape.size_out, generator=random, device=device).to(dtype) if shape.has_bias else None
-    return LinearOperands(weight, bias)
+    return LinearOperands(class_of(shape.weight_format).of(values), bias)
 
 
 def linear_cases(
@@ -118,11 +119,11 @@ def linear_cases(
         half = shape.size_in // 2
         x = randn(few)
         x[:, half : 2 * half] = -x[:, :half] + 0.02 * x[:, half : 2 * half]
-        weight = operands.weight.clone()
-        weight[:, half : 2 * half] = weight[:, :half]
-        yield case("cancelling", x, LinearOperands(weight, operands.bias))
+        values = operands.weight.dequantized().clone()
+        values[:, half : 2 * half] = values[:, :half]
+        yield case("cancelling", x, LinearOperands(operands.weight.of(values), operands.bias))
     if is_whole:
-        yield case("positive", randn(few).abs(), LinearOperands(operands.weight.abs(), operands.bias))
+        yield case("positive", randn(few).abs(), LinearOperands(_absolute(operands.weight), operands.bias))
     if few > 1:
         yield case("nan row", randn(few), nan_row=few // 2)
     if takes_strides and is_whole:
@@ -144,6 +145,10 @@ def rows_to_test(bucket: LinearRows, served_rows: Iterable[int] = (), *, is_cpu:
     else:
         edges = {first, (first + last) // 2 | 1, last - 1, *range(last, first, -((last - bucket.lo) // _STEPS))}
     return tuple(sorted({count for count in {*edges, *served_rows} if bucket.holds(count)}))
+
+
+def _absolute(weight: LinearWeight) -> LinearWeight:
+    return weight.of(weight.dequantized().abs())
 
 
 def _between_nan(x: Tensor, *, is_strided: bool) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from kernels.linear.fallbacks import MatmulFallback
+from kernels.linear.fallback_reason import MatmulFallback
 from kernels.system.child_process import python_command
 from kernels.system.device_lost import DeviceLost
 from kernels.system.rank_processes import RankProcesses, Store, meet
@@ -45,6 +45,7 @@ from server.engine.execution.step_buffer import StepBuffer, StepLayout
 from server.engine.execution.worker import LaunchFailed
 from server.engine.operators.dispatch import Dispatcher
 from server.engine.operators.launch_errors import is_device_lost
+from server.engine.operators.rows_table import StepSizes
 from server.errors import SettingsError, StartError
 from server.model.ranks import Ranks
 from server.protocol.liveness import START_KILLED_AFTER_S
@@ -95,7 +96,7 @@ class Followers:
     """Ranks 1 to world - 1 of an engine, which get the commands of this process, their rank 0.
 
     blamed         gives the (path, shape) pairs of steps that are not done: for a device that is lost on another rank
-    shares_memory  as `load_rank` takes it, the same on all ranks
+    shares_memory  whether GPUs that can shall write into each other's memory; the same on all ranks
     """
 
     def __init__(
@@ -214,10 +215,7 @@ def check_same(rank: int, found: RankIdentity, ours: RankIdentity) -> None:
 
 
 def decisions_of(dispatcher: Dispatcher) -> list[tuple[str, str | None]]:
-    """Return (shape, path) of every shape, those that have no path any more included.
-
-    Tables find a shape of mixtures or sums by its place among the others.
-    """
+    """Return (shape, path) of every shape, those that have no path any more included."""
     return [(str(it.shape), it.path) for it in dispatcher.all_decisions]
 
 
@@ -329,8 +327,7 @@ class LedRanks:
         Raises NoPathError before they are asked, and DeviceLost where this rank fails behind that.
         """
         num_rows = hidden_rows.shape[0]
-        if dispatcher.products is not None:
-            dispatcher.products.check(0, num_rows)
+        dispatcher.check_others(StepSizes(0, num_rows))
         with self.launching():
             self.send(ComputeLogits(num_rows))
             self._is_announced = True

@@ -13,8 +13,9 @@ from server.engine.execution.capture import Capture
 from server.engine.execution.graph_keys import GraphKey, GraphSizes, key_of
 from server.engine.execution.step_buffer import StepLayout
 from server.engine.execution.worker import Worker
+from server.engine.operators.attention_table import Choice
 from server.engine.operators.decisions import NoPathError
-from server.engine.operators.dispatch import Choice, PhasePart
+from server.engine.operators.dispatch import PhasePart
 from server.engine.operators.step_attention import StepAttention
 from server.engine.scheduling.sequence import Batch
 

@@ -21,7 +21,8 @@ from server.engine.execution.step_buffer import (
     graph_layouts,
     token_arrays_of,
 )
-from server.engine.operators.dispatch import Choice, Dispatcher, PhasePart
+from server.engine.operators.attention_table import Choice
+from server.engine.operators.dispatch import Dispatcher, PhasePart
 from server.engine.operators.launch_errors import launch_failure
 from server.engine.operators.step_attention import Beat, ReplaceChoice, StepAttention, TakeCall
 from server.engine.scheduling.step_parts import Mark, Part, unmarked

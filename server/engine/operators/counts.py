@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kernels.vocabulary.operators import buckets_of, phase_of
-from qualification.decision.decision import Decision, Pairs, ShapeT
+from qualification.decision.decision import Decision
 from server.protocol.messages import DispatchCount, PathUse
 from server.protocol.plan_rows import counted_bucket
 
@@ -16,11 +16,6 @@ class ServedShape:
 
     decision: Decision[Any]
     num_launches: int
-
-
-def first_decision(shape: ShapeT, _: Pairs, __: Pairs) -> Decision[ShapeT]:
-    """Stand in where nothing is decided again. Raises RuntimeError."""
-    raise RuntimeError(f"nothing decides {shape} again here")
 
 
 def use_of(decision: Decision[Any]) -> PathUse:

@@ -84,6 +84,14 @@ class Decisions(Generic[ShapeT]):
         self._on_change(decision)
         return None if decision.path is None else decision
 
+    def take(self, decisions: Mapping[ShapeT, Decision[ShapeT]]) -> None:
+        """Take decisions in the place of all there are: another rank has made them."""
+        changed = [it for it in decisions.values() if self._now.get(it.shape) != it]
+        self._now = dict(decisions)
+        self.revision += 1
+        for decision in changed:
+            self._on_change(decision)
+
     def without(self, pairs: Pairs) -> dict[ShapeT, Decision[ShapeT]]:
         """Return the decisions that would change if operators had taken out these pairs and no others."""
         known = {str(shape): shape for shape in self._now}

@@ -10,8 +10,10 @@ from kernels.calls.plan import plan
 from kernels.vocabulary.operators import AnyShape
 from kernels.vocabulary.shape import Phase
 from qualification.decision.decision import Decision
-from server.engine.operators.dispatch import Choice, Dispatcher, PhasePart
+from server.engine.operators.attention_table import Choice
+from server.engine.operators.dispatch import Dispatcher, PhasePart
 from server.engine.operators.launch_errors import LAUNCH_ERRORS
+from server.engine.operators.rows_table import StepSizes
 from server.model.kv_cache import KVLayer
 from server.protocol.messages import DispatchCount, PathUse
 
@@ -74,9 +76,13 @@ class StepAttention:
         self._replace = dispatcher.replace if replace_choice is None else replace_choice
         self._report: ServedStep | None = None
         self._kv_layers = kv_layers
-        self._num_sampled = num_sampled
-        self._num_rows = max((part.tokens.stop for part in parts), default=0)  # of a CUDA graph with its padding
-        dispatcher.check_products(self._num_rows, num_sampled)
+        # Rows of a CUDA graph with its padding.
+        self._sizes = StepSizes(
+            max((part.tokens.stop for part in parts), default=0),
+            num_sampled,
+            sum(part.num_sequences for part in parts),
+        )
+        dispatcher.check_others(self._sizes)
         self._parts = [
             _Part(part, {window: _Lane(dispatcher.choice(part, window)) for window in dispatcher.windows})
             for part in parts
@@ -141,7 +147,7 @@ class StepAttention:
                 entry.planned = None  # every layer is launched: the memory is the next step's
             lanes = self._lanes()
             uses = {phase: [lane.choice.use for entry, lane in lanes if entry.part.phase is phase] for phase in Phase}
-            served = self._dispatcher.product_uses(self._num_rows, self._num_sampled)
+            served = self._dispatcher.other_uses(self._sizes)
             if served:
                 uses = {phase: [*of_phase, *served] if of_phase else [] for phase, of_phase in uses.items()}
             self._report = ServedStep(self.counts(), uses)
@@ -150,8 +156,7 @@ class StepAttention:
     def counts(self) -> list[DispatchCount]:
         """Return each decision that served, with the launches of its path; those of products behind attention's."""
         found = [_count(entry.part, lane) for entry, lane in self._lanes()]
-        num_sequences = sum(entry.part.num_sequences for entry in self._parts)
-        return [*found, *self._dispatcher.product_counts(self._num_rows, self._num_sampled, num_sequences)]
+        return [*found, *self._dispatcher.other_counts(self._sizes)]
 
     def served(self) -> list[tuple[Choice, int]]:
         """Return each choice that ran in this step, with its launches."""
@@ -160,11 +165,11 @@ class StepAttention:
     def suspects(self) -> list[tuple[str, str]]:
         """Every (path, shape) of this step: whom to blame when the device is lost in it."""
         found = [(lane.choice.use.path, str(lane.choice.decision.shape)) for _, lane in self._lanes()]
-        return [*found, *self._dispatcher.product_pairs(self._num_rows, self._num_sampled)]
+        return [*found, *self._dispatcher.other_pairs(self._sizes)]
 
     def other_decisions(self) -> tuple[Decision[AnyShape], ...]:
         """Return the decisions beside attention's that serve the step now."""
-        return self._dispatcher.products_of(self._num_rows, self._num_sampled)
+        return self._dispatcher.other_decisions(self._sizes)
 
     def _lanes(self) -> list[tuple[_Part, _Lane]]:
         return [(entry, lane) for entry in self._parts for lane in (*entry.retired, *entry.lanes.values())]

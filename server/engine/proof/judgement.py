@@ -16,7 +16,7 @@ from qualification.attest.promise import (
     replay_mismatch,
 )
 from qualification.evidence.evidence import Evidence
-from server.engine.operators.dispatch import Choice
+from server.engine.operators.attention_table import Choice
 from server.engine.proof.step_record import StepRecord
 from server.protocol.messages import ExplainedTime
 

@@ -14,7 +14,7 @@ from kernels.reference.experts import experts_reference
 from kernels.reference.linear import linear_reference
 from kernels.vocabulary.operators import Operator
 from server.engine.operators.experts import ExpertsCall
-from server.engine.operators.linear import ServedProduct
+from server.engine.operators.linear import ProductCall, ServedProduct
 from server.engine.proof.shadow_sample import Judgement, digest_of
 
 MOST_ROWS = 16
@@ -63,10 +63,10 @@ class ExpertsSample:
         return digest_of(self.call.hidden)
 
 
-def take_product(product: ServedProduct, path: str, x: Tensor, y: Tensor, rng: Random) -> ProductSample:
+def take_product(call: ProductCall, path: str, rng: Random) -> ProductSample:
     """Copy some rows of a call, without waiting for the device. Raises torch.OutOfMemoryError."""
-    rows = _drawn_rows(x.shape[0], MOST_ROWS, rng)
-    return ProductSample(path, product, rows, *(_rows_of(it, rows) for it in (x, y)))
+    rows = _drawn_rows(call.x.shape[0], MOST_ROWS, rng)
+    return ProductSample(path, call.product, rows, *(_rows_of(it, rows) for it in (call.x, call.out)))
 
 
 def take_experts(call: ExpertsCall, path: str, layer: int, rng: Random) -> ExpertsSample:
@@ -83,7 +83,8 @@ def judge_product(sample: ProductSample | ExpertsSample, rng: Random) -> Judgeme
     """Compute a sample in fp64 and compare. Waits for the device. Raises torch.OutOfMemoryError."""
     if isinstance(sample, ProductSample):
         layer = sample.product.layer
-        where = sample.product.name if layer is None else f"{sample.product.name} of layer {layer}"
+        name = sample.product.name.value
+        where = name if layer is None else f"{name} of layer {layer}"
         read, columns = sample.x, _drawn_columns(sample, rng)
         out, reference = sample.y[:, columns], _product_reference(sample, columns)
         first_column = columns.start
@@ -127,9 +128,11 @@ def _drawn_columns(sample: ProductSample, rng: Random) -> slice:
 
 def _product_reference(sample: ProductSample, columns: slice) -> Reference:
     product = sample.product
-    parts = product.weight.view(product.shape.epilogue.parts, -1, product.weight.shape[1])
-    bias = None if product.bias is None else product.bias[columns]
-    return linear_reference(sample.x, parts[:, columns].flatten(0, 1), bias, product.shape.epilogue)
+    weight, epilogue = product.linear.weight, product.shape.epilogue
+    firsts = (part * product.shape.size_out for part in range(epilogue.parts))
+    rows = [weight.dequantized(slice(first + columns.start, first + columns.stop)) for first in firsts]
+    bias = None if product.linear.bias is None else product.linear.bias[columns]
+    return linear_reference(sample.x, torch.cat(rows) if len(rows) > 1 else rows[0], bias, epilogue)
 
 
 def _why_not_judged(read: Tensor, out: Tensor, reference: Reference) -> str | None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,10 +20,12 @@ from torch import Tensor
 from kernels.calls.rows import SequenceRows
 from kernels.vocabulary.operators import Operator
 from kernels.vocabulary.shape import PLANNED_PHASES
-from server.engine.operators.dispatch import Choice, Dispatcher, Lane, PhasePart
-from server.engine.operators.experts import ExpertsCall, ExpertsChoice
-from server.engine.operators.linear import ServedProduct
+from server.engine.operators.attention_table import Choice
+from server.engine.operators.dispatch import Dispatcher, Lane, PhasePart
+from server.engine.operators.experts import ExpertsCall
+from server.engine.operators.linear import ProductCall
 from server.engine.operators.step_attention import TakeCall
+from server.engine.operators.table import OperatorChoice
 from server.engine.proof.product_sample import ExpertsSample, ProductSample, judge_product, take_experts, take_product
 from server.engine.proof.shadow_sample import Judgement, Sample, judge_sample, take_sample
 from server.engine.scheduling.sequence import Batch
@@ -108,18 +111,16 @@ class Tap:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Have the products, or the experts, of the step that is launched inside shown to this."""
-        products, experts = self._dispatcher.products, self._dispatcher.experts
+        linear, experts = self._dispatcher.linear, self._dispatcher.experts
         try:
-            if self._lane is Operator.LINEAR and products is not None:
-                products.tap = self._take_product
+            if self._lane is Operator.LINEAR and linear is not None:
+                linear.tap = self._take_product
             elif self._lane is Operator.EXPERTS and experts is not None:
                 experts.tap = self._take_experts
             yield
         finally:
-            if products is not None:
-                products.tap = None
-            if experts is not None:
-                experts.tap = None
+            for table in self._dispatcher.tables:
+                table.tap = None
 
     def _take_attention(
         self, choice: Choice, part: PhasePart, layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor
@@ -128,13 +129,13 @@ class Tap:
         if layer == self._layer and part.phase is self._lane and self._sequence is not None:
             self._check.take(choice, part, layer, self._sequence, tensors=(q, k, v, out))
 
-    def _take_product(self, product: ServedProduct, x: Tensor, y: Tensor) -> None:
+    def _take_product(self, choice: OperatorChoice[Any, Any], call: ProductCall) -> None:
         if self._left == 0:
-            path = product.path_of(x.shape[0]) or "none"
-            self._check.take_sample(path, self._lane, product.layer, lambda rng: take_product(product, path, x, y, rng))
+            layer, path = call.product.layer, choice.use.path
+            self._check.take_sample(path, self._lane, layer, lambda rng: take_product(call, path, rng))
         self._left -= 1
 
-    def _take_experts(self, choice: ExpertsChoice, call: ExpertsCall) -> None:
+    def _take_experts(self, choice: OperatorChoice[Any, Any], call: ExpertsCall) -> None:
         if self._left == 0:
             assert self._dispatcher.experts is not None
             layer, path = self._dispatcher.experts.layers[self._layer], choice.use.path
@@ -166,7 +167,7 @@ class ShadowCheck:
         self._next_at = clock()
         self._operators = tuple(
             lane
-            for lane, table in ((Operator.LINEAR, dispatcher.products), (Operator.EXPERTS, dispatcher.experts))
+            for lane, table in ((Operator.LINEAR, dispatcher.linear), (Operator.EXPERTS, dispatcher.experts))
             if table is not None
         )
         self._all_lanes: tuple[Lane, ...] = (*PLANNED_PHASES, *self._operators)
@@ -242,11 +243,11 @@ class ShadowCheck:
 
     def _num_calls(self, operator: Operator, batch: Batch) -> int:
         """Return how many products, or mixtures, the batch computes; the head is the last product."""
-        products, experts = self._dispatcher.products, self._dispatcher.experts
+        linear, experts = self._dispatcher.linear, self._dispatcher.experts
         if operator is Operator.EXPERTS and experts is not None:
             return len(experts.layers)
-        assert products is not None
-        return products.num_weights - (not batch.sampled_rows)
+        assert linear is not None
+        return linear.num_launches - (not batch.sampled_rows)
 
     def take(
         self,
@@ -301,7 +302,7 @@ class ShadowCheck:
             phase=taken.lane.value,
             path=taken.path,
             layer=taken.layer,
-            weight=taken.sample.product.name if isinstance(taken.sample, ProductSample) else None,
+            weight=taken.sample.product.name.value if isinstance(taken.sample, ProductSample) else None,
             head=found.head,
             position=found.position,
             num_rows=found.num_rows,

@@ -15,7 +15,8 @@ from kernels.calls.batch import AttentionBatch, AttentionFlags
 from kernels.calls.rows import SequenceRows, keys_of
 from kernels.reference.compare import Errors, errors_of, reference_of
 from kernels.vocabulary.shape import Phase
-from server.engine.operators.dispatch import Choice, PhasePart
+from server.engine.operators.attention_table import Choice
+from server.engine.operators.dispatch import PhasePart
 
 LEAST_ROWS = 4
 MOST_ROWS = 64

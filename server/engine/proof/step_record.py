@@ -10,7 +10,8 @@ import torch
 from kernels.driver.driver_record import Recorder
 from kernels.driver.seen import Seen
 from qualification.measure.costs.profile import Mark, profiled
-from server.engine.operators.dispatch import Choice, Dispatcher
+from server.engine.operators.attention_table import Choice
+from server.engine.operators.dispatch import Dispatcher
 from server.engine.operators.step_attention import StepAttention
 from server.engine.scheduling.runner_api import BatchError, Runner
 from server.engine.scheduling.sequence import Batch

@@ -17,7 +17,9 @@ from kernels.calls.launch import install_compile_counter, num_compiles
 from kernels.catalog import ALL_PATHS, PATHS
 from kernels.collective.inboxes import PeerMemoryError
 from kernels.driver.driver_record import Recorder
-from kernels.linear.fallbacks import MatmulFallback, MatmulFallbacks
+from kernels.linear.fallback_reason import MatmulFallback
+from kernels.linear.fallbacks import MatmulFallbacks
+from kernels.linear.library_path import RunMeasured
 from kernels.system.device import torch_dtype
 from kernels.system.device_lost import DeviceLost
 from kernels.system.triton_cache import use_own_cache
@@ -63,18 +65,19 @@ from server.engine.startup.plan import (
 )
 from server.engine.startup.subject import (
     Subject,
+    connected_ranks,
+    decoder_of,
     dispatcher_of,
     identity_of,
-    join_weights,
     kv_cache_of,
-    load_alone,
-    load_rank,
+    load_weights,
     read_subject,
 )
 from server.engine.startup.warmup import estimate_longest_silence_s, probes_of, warm_up
 from server.errors import SettingsError
 from server.model.decoder import Decoder
 from server.model.layer_state import StateCache
+from server.model.ranks import ALONE
 from server.protocol.messages import AttestationReport, EngineReady
 from server.protocol.plan_rows import plan_rows
 from server.settings import Settings
@@ -181,15 +184,17 @@ def _build(
     *,
     overridden: Pairs,
 ) -> BuiltEngine:
+    fallbacks = MatmulFallbacks()
+    measured = RunMeasured(fallbacks.note)
     dispatcher = dispatcher_of(
         subject,
         plan.decisions,
+        measured,
         redecide=plan.redecide,
         quarantined=broken,
         overridden=overridden,
     )
-    decoder, matmul_fallbacks = _load(settings, subject, dispatcher, followers, progress)
-    join_weights(dispatcher, decoder)
+    decoder = _load(settings, subject, dispatcher, followers, progress, measured=measured, fallbacks=fallbacks)
     try:
         runner = _warm_runner(settings, subject, decoder, dispatcher, followers, plan, progress)
         longest_silence_s = 0.0
@@ -199,9 +204,9 @@ def _build(
             )
     except (BatchError, NoPathError) as error:
         raise Unservable(str(error), plan_rows(plan.decisions.values(), plan.evidence)) from error
-    take_fallbacks = matmul_fallbacks.take
+    take_fallbacks = fallbacks.take
     if followers is not None:
-        take_fallbacks = partial(_fallbacks_of_all, matmul_fallbacks, followers)
+        take_fallbacks = partial(_fallbacks_of_all, fallbacks, followers)
     engine = _engine(settings, subject, runner, take_fallbacks)
     attestor = _attestor(settings, subject, runner, plan)
     if settings.attestation_interval_s:
@@ -225,27 +230,30 @@ def _build(
 
 
 def _load(
-    settings: Settings, subject: Subject, dispatcher: Dispatcher, followers: Followers | None, progress: Progress
-) -> tuple[Decoder, MatmulFallbacks]:
-    """Load the weights, and choose how they are multiplied."""
+    settings: Settings,
+    subject: Subject,
+    dispatcher: Dispatcher,
+    followers: Followers | None,
+    progress: Progress,
+    *,
+    measured: RunMeasured,
+    fallbacks: MatmulFallbacks,
+) -> Decoder:
+    """Load the weights, choose how they are multiplied, and build the decoder."""
     progress("loading", str(subject.folder))
-
-    def say(detail: str) -> None:
-        progress("loading", detail)
-
-    matmul_fallbacks = MatmulFallbacks()
-    if followers is None:
-        decoder = load_alone(settings, subject, say)
-    else:
+    ranks = ALONE
+    if followers is not None:
         ranks = followers.begin(settings, dispatcher, identity_of(settings, subject))
-        decoder = load_rank(settings, subject, ranks, say, shares_memory=followers.shares_memory)
+        if followers.shares_memory:
+            ranks = connected_ranks(subject, ranks)
+    weights = load_weights(settings, subject, lambda detail: progress("loading", detail))
     if settings.choose_matmuls and subject.device.type == "cuda":
         progress("choosing", "algorithms of matmuls")
         file = own_file(cache_folder(settings), "products", subject.fingerprint)
-        matmul_fallbacks = choose_products(decoder, subject.limits, file, subject.device)
+        choose_products(weights, subject.config, subject.limits, file, subject.device, measured, fallbacks)
         if followers is not None:
             followers.send(ChooseProducts(str(file.absolute())))
-    return decoder, matmul_fallbacks
+    return decoder_of(subject, weights, dispatcher, ranks)
 
 
 def _ready(

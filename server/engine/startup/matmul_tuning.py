@@ -9,78 +9,91 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kernels.linear.autotune import Autotuner, Measured
+from kernels.linear.autotune import Autotuner, Measure, Measured
 from kernels.linear.cublaslt import CublasLt, CublasLtError, load_library
-from kernels.linear.fallbacks import MatmulFallback, MatmulFallbacks
-from kernels.linear.tuned import sizes_up_to
+from kernels.linear.fallback_reason import MatmulFallback
+from kernels.linear.fallbacks import MatmulFallbacks
+from kernels.linear.library_path import Choices, RunMeasured, Sizes
+from kernels.linear.measured_rows import sizes_up_to
+from kernels.linear.weights import PlainWeight
+from qualification.model.config import ModelConfig
 from server.engine.execution.graph_keys import graph_keys
 from server.engine.startup.limits import EngineLimits, sizes_of_graphs
-from server.model.decoder import Decoder
+from server.model.layers import Weights
+from server.model.linear import Linear, WeightName
 
 logger = logging.getLogger(__name__)
 
+_NUM_MEASURED = 8  # layers whose weights algorithms are measured with
+_LEAST_CHOSEN = 2**20  # numbers of a weight: smaller products take the host longer than the GPU
+_MOST_SAMPLED = 512  # rows of the head
+_ALL = "steps of many rows"
+
 
 def choose_products(
-    decoder: Decoder,
+    weights: Weights,
+    config: ModelConfig,
     limits: EngineLimits,
     file: Path,
     device: torch.device,
+    measured: RunMeasured,
+    fallbacks: MatmulFallbacks,
     *,
+    measure: Measure | None = None,
     load: Callable[[], ctypes.CDLL] = load_library,
-) -> MatmulFallbacks:
+) -> None:
     """Measure what the file does not know yet: 5.5 s for an 8B (one H200). Where that fails PyTorch stays.
 
-    Returns what is, or in service will be, left to PyTorch. The numbers of rows are those of CUDA graphs even where
-    there are none, so that both compute the same.
+    `measured` multiplies by the choice from then on; `fallbacks` get what is, or in service will be, left to PyTorch.
+    The numbers of rows are those of CUDA graphs even where there are none, so that both compute the same.
+
+    `measure`: `measure_nothing` on other ranks than the first, which take what that one has measured and stored.
     """
-    sizes = _sizes(decoder, limits)
+    keys = graph_keys(sizes_of_graphs(config, limits, limits.max_model_len))
+    num_rows = sizes_up_to(limits.max_num_batched_tokens, (key.num_tokens for key in keys))
     started_at = time.monotonic()
     try:
-        library = load()
+        loaded = load()
     except CublasLtError as error:
-        return _all(MatmulFallback.LIBRARY_MISSING, error)
+        fallbacks.note(MatmulFallback.LIBRARY_MISSING, _ALL, error)
+        return
     try:
-        autotuner = Autotuner(CublasLt(library, device), file)
-        decoder.choose_products(autotuner, sizes)
+        library = CublasLt(loaded, device)
+        autotuner = Autotuner(library, file, fallbacks, measure=measure)
+        measured.choose(library, choices_of(weights, autotuner, num_rows))
     except (CublasLtError, RuntimeError) as error:
-        return _all(_reason_of(error), error)
-    logger.info("algorithms of %d numbers of rows chosen in %.1f s", len(sizes), time.monotonic() - started_at)
-    return autotuner.fallbacks
+        fallbacks.note(_reason_of(error), _ALL, error)
+        return
+    logger.info("algorithms of %d numbers of rows chosen in %.1f s", len(num_rows), time.monotonic() - started_at)
 
 
-def take_products(
-    decoder: Decoder,
-    limits: EngineLimits,
-    file: Path,
-    device: torch.device,
-    *,
-    load: Callable[[], ctypes.CDLL] = load_library,
-) -> MatmulFallbacks:
-    """Multiply by what rank 0 has measured and stored in the file, and measure nothing: PyTorch serves the rest.
-
-    Returns what is, or in service will be, left to PyTorch on this rank: also the products that rank 0 has left to it,
-    and a head of other rows than rank 0's.
-    """
-    try:
-        library = load()
-    except CublasLtError as error:
-        return _all(MatmulFallback.LIBRARY_MISSING, error)
-    try:
-        autotuner = Autotuner(CublasLt(library, device), file, measure=_measure_nothing)
-        decoder.choose_products(autotuner, _sizes(decoder, limits))
-    except (CublasLtError, RuntimeError) as error:
-        return _all(_reason_of(error), error)
-    return autotuner.fallbacks
+def choices_of(weights: Weights, autotuner: Autotuner, num_rows: Sequence[int]) -> dict[Sizes, Choices]:
+    """Return the algorithms for all products of many rows that have no bias. Raises CublasLtError."""
+    found: dict[Sizes, Choices] = {}
+    layers = [layer.linears for layer in weights.layers]
+    for name in dict.fromkeys(name for layer in layers for name in layer if name is not WeightName.ROUTER):
+        values = [it for it in (_tuned_values(layer[name]) for layer in layers if name in layer) if it is not None]
+        if values:
+            sizes, choices = autotuner.choices(values[:_NUM_MEASURED], values[0].dtype, num_rows)
+            found[sizes] = choices
+    head, sampled = _tuned_values(weights.head), [size for size in num_rows if size <= _MOST_SAMPLED]
+    if head is not None and sampled:
+        sizes, choices = autotuner.choices([head], torch.float32, sampled)
+        found[sizes] = choices
+    return found
 
 
-def _measure_nothing(_: CublasLt, __: Sequence[Tensor], ___: torch.dtype, sizes: Sequence[int]) -> Measured:
+def _tuned_values(linear: Linear) -> Tensor | None:
+    """Return the numbers of a weight whose products are measured; None for others."""
+    if linear.bias is not None or not isinstance(linear.weight, PlainWeight):
+        return None
+    values = linear.weight.values
+    is_large = values.dtype in (torch.float16, torch.bfloat16) and values.numel() >= _LEAST_CHOSEN
+    return values if is_large else None
+
+
+def measure_nothing(_: CublasLt, __: Sequence[Tensor], ___: torch.dtype, sizes: Sequence[int]) -> Measured:
     return dict.fromkeys(sizes, MatmulFallback.MEASURE_FAILED)
-
-
-def _sizes(decoder: Decoder, limits: EngineLimits) -> list[int]:
-    """Return the numbers of rows to measure: those of CUDA graphs even where there are none."""
-    keys = graph_keys(sizes_of_graphs(decoder.config, limits, limits.max_model_len))
-    return sizes_up_to(limits.max_num_batched_tokens, (key.num_tokens for key in keys))
 
 
 def _reason_of(error: CublasLtError | RuntimeError) -> MatmulFallback:
@@ -88,9 +101,3 @@ def _reason_of(error: CublasLtError | RuntimeError) -> MatmulFallback:
         return MatmulFallback.LIBRARY_REFUSED
     is_memory = isinstance(error, torch.OutOfMemoryError)
     return MatmulFallback.OUT_OF_MEMORY if is_memory else MatmulFallback.MEASURE_FAILED
-
-
-def _all(reason: MatmulFallback, error: Exception) -> MatmulFallbacks:
-    fallbacks = MatmulFallbacks()
-    fallbacks.note(reason, "steps of many rows", error)
-    return fallbacks

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import torch
 
@@ -12,6 +12,7 @@ from kernels.catalog import PATHS
 from kernels.collective.paths import collective_paths_on
 from kernels.collective.shape import CollectiveShape
 from kernels.experts.shape import ExpertsShape
+from kernels.linear.library_path import RunMeasured
 from kernels.linear.paths import linear_paths_on
 from kernels.linear.shape import LinearShape
 from kernels.system.device import num_cores, read_fingerprint, torch_dtype, use_all_cores
@@ -29,27 +30,28 @@ from server.engine.operators.attention_timer import AttentionTimer, CpuDevice, C
 from server.engine.operators.collective import CollectiveTable
 from server.engine.operators.dispatch import Dispatcher
 from server.engine.operators.experts import ExpertsTable
-from server.engine.operators.linear import LinearTable
+from server.engine.operators.linear import LinearTable, with_measured
+from server.engine.operators.rows_table import RowsTable
 from server.engine.startup.kv_sizing import check_weights_fit
 from server.engine.startup.limits import EngineLimits, choose_device, choose_limits
 from server.errors import ModelError, SettingsError
-from server.model.decoder import Decoder, head_sizes
+from server.model.decoder import Decoder, Operators, head_sizes
 from server.model.kv_cache import KVCache
+from server.model.layers import Weights
 from server.model.load.digests import model_digests
-from server.model.load.load import check_checkpoint, load_config, load_decoder, load_shard, resolve_model
+from server.model.load.load import check_checkpoint, load_config, load_shard, resolve_model
 from server.model.load.pooling import read_pooling
-from server.model.ranks import Ranks
+from server.model.ranks import ALONE, Ranks
 from server.settings import LoadFormat, Settings, Task
 
 Say = Callable[[str], None]
 
 
-class _TableState(TypedDict):
-    """The arguments that the tables of products and experts share."""
+class _Excluded(TypedDict):
+    """The (path, shape) pairs that serve nothing."""
 
     quarantined: Pairs
     overridden: Pairs
-    may_replace: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,11 +106,21 @@ def identity_of(settings: Settings, subject: Subject) -> RankIdentity:
     return RankIdentity(subject.fingerprint.values(), weights)
 
 
-def load_alone(settings: Settings, subject: Subject, say: Say) -> Decoder:
-    """Load the whole model."""
-    return load_decoder(
+def connected_ranks(subject: Subject, ranks: Ranks) -> Ranks:
+    """Return ranks that write into each other's memory, where their GPUs can.
+
+    Raises PeerMemoryError on all ranks where CUDA lets their processes share none.
+    """
+    sizes = head_sizes(subject.model.vocab_size, ranks.world)
+    return ranks.connected(subject.model.hidden_size, torch_dtype(subject.limits.dtype), sizes, subject.device)
+
+
+def load_weights(settings: Settings, subject: Subject, say: Say = lambda _: None) -> Weights:
+    """Load this rank's part of the model. Only its bytes of the checkpoint are read."""
+    return load_shard(
         subject.folder,
-        _served(subject.config, subject.limits),
+        subject.model,
+        subject.shard,
         dtype=torch_dtype(subject.limits.dtype),
         device=subject.device,
         load_format=settings.load_format,
@@ -116,28 +128,27 @@ def load_alone(settings: Settings, subject: Subject, say: Say) -> Decoder:
     )
 
 
-def load_rank(
-    settings: Settings, subject: Subject, ranks: Ranks, say: Say = lambda _: None, *, shares_memory: bool = True
-) -> Decoder:
-    """Load one rank's part, and connect it with the others. Only its bytes of the checkpoint are read.
+def decoder_of(subject: Subject, weights: Weights, dispatcher: Dispatcher, ranks: Ranks = ALONE) -> Decoder:
+    """Build the decoder, once, of all that computes it, and give the table of attention the weights' sinks."""
+    if dispatcher.collective is not None:
+        ranks = replace(ranks, run=dispatcher.collective.run)
+    for flags, index in zip(dispatcher.flags, subject.config.attention_layers, strict=True):
+        layer = weights.layers[index]
+        if flags.sinks is not None and layer.sinks is not None:
+            flags.sinks.copy_(layer.sinks)
+    decoder = Decoder(_served(subject.config, subject.limits), weights, ranks, operators_of(dispatcher))
+    if subject.device.type == "cuda" and dispatcher.linear is not None:
+        dispatcher.linear.warm_up()
+    return decoder
 
-    shares_memory  whether GPUs that can shall write into each other's memory
-    Raises PeerMemoryError on all ranks, before anything is read, where CUDA lets their processes share none.
-    """
-    dtype = torch_dtype(subject.limits.dtype)
-    if shares_memory:
-        sizes = head_sizes(subject.model.vocab_size, ranks.world)
-        ranks = ranks.connected(subject.model.hidden_size, dtype, sizes, subject.device)
-    weights = load_shard(
-        subject.folder,
-        subject.model,
-        subject.shard,
-        dtype=dtype,
-        device=subject.device,
-        load_format=settings.load_format,
-        progress=say,
-    )
-    return Decoder(_served(subject.config, subject.limits), weights, ranks)
+
+def operators_of(dispatcher: Dispatcher) -> Operators:
+    """Return what computes the products of a decoder by these tables; where there is none, as without a plan."""
+    linear, experts = dispatcher.linear, dispatcher.experts
+    operators = Operators() if linear is None else Operators(linear.product)
+    if experts is None:
+        return operators
+    return replace(operators, experts=experts.products_of, expert_borders=experts.borders)
 
 
 def kv_cache_of(subject: Subject, num_pages: int) -> KVCache:
@@ -149,81 +160,50 @@ def kv_cache_of(subject: Subject, num_pages: int) -> KVCache:
 def dispatcher_of(
     subject: Subject,
     decisions: Mapping[AnyShape, Decision[AnyShape]],
+    measured: RunMeasured,
     *,
     redecide: RedecideAny,
     quarantined: Pairs = frozenset(),
     overridden: Pairs = frozenset(),
     has_timer: bool = True,
 ) -> Dispatcher:
-    """Return the table of these decisions for the model's layers, whose sinks `join_weights` fills."""
+    """Return the tables of these decisions for the model's layers; `decoder_of` fills its sinks.
+
+    `measured`: what multiplies by the algorithms that are measured once the weights are there.
+    """
+    config, device = subject.config, subject.device
     flags = tuple(
         AttentionFlags(
             it.scale,
             window=it.window,
             softcap=it.softcap,
-            sinks=torch.zeros(it.num_heads, device=subject.device) if it.has_sinks else None,
+            sinks=torch.zeros(it.num_heads, device=device) if it.has_sinks else None,
         )
-        for it in subject.config.attentions
+        for it in config.attentions
     )
+    excluded = _Excluded(quarantined=quarantined, overridden=overridden)
     # A launch that fails on one of several ranks leaves the others in the middle of a step.
-    state = _TableState(quarantined=quarantined, overridden=overridden, may_replace=subject.shard.world == 1)
-    experts = None
-    if subject.config.has_mixtures:
-        own = decisions_of(ExpertsShape, decisions)
-        experts = ExpertsTable(subject.config, subject.limits.dtype, own, redecide=redecide, **state)
-    return Dispatcher(
-        decisions_of(AttentionShape, decisions),
-        PATHS,
-        flags,
-        redecide=redecide,
-        timer=AttentionTimer(flags, CudaDevice() if subject.device.type == "cuda" else CpuDevice())
-        if has_timer
-        else None,
-        quarantined=quarantined,
-        overridden=overridden,
-        experts=experts,
-        products=LinearTable(
+    is_alone = subject.shard.world == 1
+    tables: list[RowsTable[Any, Any]] = [
+        LinearTable(
             decisions_of(LinearShape, decisions),
-            linear_paths_on(subject.device),
-            subject.fingerprint,
+            with_measured(linear_paths_on(device), measured),
             redecide=redecide,
-            **state,
-        ),
-        collectives=_collectives(subject, decisions, redecide, quarantined, overridden),
-    )
-
-
-def _collectives(
-    subject: Subject,
-    decisions: Mapping[AnyShape, Decision[AnyShape]],
-    redecide: RedecideAny,
-    quarantined: Pairs,
-    overridden: Pairs,
-) -> CollectiveTable | None:
-    if subject.shard.world == 1:
-        return None
-    return CollectiveTable(
-        num_sums(subject.config),
-        decisions_of(CollectiveShape, decisions),
-        collective_paths_on(subject.device),
-        redecide=redecide,
-        quarantined=quarantined,
-        overridden=overridden,
-    )
-
-
-def join_weights(dispatcher: Dispatcher, decoder: Decoder) -> None:
-    """Give a table that was made before the weights their sinks, and the decoder the choices of its mixtures."""
-    if dispatcher.experts is not None:
-        decoder.serve_experts(dispatcher.experts.products_of, dispatcher.experts.borders)
-    if dispatcher.products is not None:
-        decoder.serve_products(dispatcher.products.product)
-    if dispatcher.collectives is not None:
-        decoder.serve_sums(dispatcher.collectives.run)
-    for flags, index in zip(dispatcher.flags, decoder.config.attention_layers, strict=True):
-        layer = decoder.weights.layers[index]
-        if flags.sinks is not None and layer.sinks is not None:
-            flags.sinks.copy_(layer.sinks)
+            may_replace=is_alone,
+            **excluded,
+        )
+    ]
+    if config.has_mixtures:
+        own = decisions_of(ExpertsShape, decisions)
+        dtype = subject.limits.dtype
+        tables.append(ExpertsTable(config, dtype, own, redecide=redecide, may_replace=is_alone, **excluded))
+    if not is_alone:
+        of_sums = decisions_of(CollectiveShape, decisions)
+        paths = collective_paths_on(device)
+        tables.append(CollectiveTable(num_sums(config), of_sums, paths, redecide=redecide, **excluded))
+    timer = AttentionTimer(flags, CudaDevice() if device.type == "cuda" else CpuDevice()) if has_timer else None
+    attention = decisions_of(AttentionShape, decisions)
+    return Dispatcher(attention, PATHS, flags, redecide=redecide, timer=timer, tables=tables, **excluded)
 
 
 def _served(config: ModelConfig, limits: EngineLimits) -> ModelConfig:

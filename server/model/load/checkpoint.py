@@ -20,8 +20,7 @@ from server.model.load.json_file import read_json
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 _FLOATS = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
-_BYTES = {"U8": torch.uint8}
-_DTYPES = _FLOATS | _BYTES
+_DTYPES = _FLOATS | {"U8": torch.uint8, "I8": torch.int8}
 _MAX_LISTED = 10  # names in one message
 _NUM_THREADS = 8  # one waits for the disk, or for the memory of its cache, at a fraction of their speed
 # Of one read, and of a thread's memory: 20 GB/s from the cache of files, 17 by 32 MB (H200).
@@ -40,10 +39,17 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A tensor that a checkpoint must hold. is_packed: as bytes, else as floats of any size."""
+    """A tensor that a checkpoint must hold: of this dtype, where it is one of integers, else of floats of any size."""
 
     shape: tuple[int, ...]
-    is_packed: bool = False
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def stored_dtypes(self) -> tuple[str, ...]:
+        """Return the dtypes, as safetensors names them, that may be stored."""
+        if self.dtype.is_floating_point:
+            return tuple(_FLOATS)
+        return tuple(name for name, dtype in _DTYPES.items() if dtype is self.dtype)
 
 
 def has_weights(folder: Path) -> bool:
@@ -99,7 +105,7 @@ def check_entries(
     problems += [f"not known to this architecture: {listed(extra)}"] if extra else []
     for name in sorted(wanted.keys() & entries.keys()):
         entry, expected = entries[name], wanted[name].shape
-        dtypes = _BYTES if wanted[name].is_packed else _FLOATS
+        dtypes = wanted[name].stored_dtypes
         if entry.shape != expected:
             problems.append(f"{name} in {entry.file.name}: expected shape {expected}, found {entry.shape}")
         if entry.dtype not in dtypes:

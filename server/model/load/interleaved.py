@@ -11,6 +11,7 @@ A rank has columns of every expert, hence a piece of each expert's part of a ten
 
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor
 
 from kernels.experts.kinds import MXFP4_BLOCK, ExpertFormat
@@ -35,8 +36,8 @@ def interleaved_tensors(config: ModelConfig, names: TensorNames) -> dict[str, Wa
         if mixture.format is ExpertFormat.MXFP4:
             for name, rows, size in (("gate_up_proj", 2 * width, hidden), ("down_proj", hidden, width)):
                 num_blocks = size // MXFP4_BLOCK
-                found[f"{prefix}.{name}_blocks"] = Wanted((count, rows, num_blocks, _BLOCK_BYTES), is_packed=True)
-                found[f"{prefix}.{name}_scales"] = Wanted((count, rows, num_blocks), is_packed=True)
+                found[f"{prefix}.{name}_blocks"] = Wanted((count, rows, num_blocks, _BLOCK_BYTES), torch.uint8)
+                found[f"{prefix}.{name}_scales"] = Wanted((count, rows, num_blocks), torch.uint8)
         else:
             found[f"{prefix}.gate_up_proj"] = Wanted((count, hidden, 2 * width))
             found[f"{prefix}.down_proj"] = Wanted((count, width, hidden))

@@ -12,6 +12,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntry
 from torch import Tensor
 
 from kernels.experts.kinds import MXFP4_BLOCK
+from kernels.linear.weights import StoredTensor
 from qualification.model.config import ModelConfig
 from qualification.model.families.family import Family, TensorNames
 from qualification.model.families.image_models import IMAGE_MODELS, image_model_of, text_names
@@ -23,7 +24,6 @@ from server.errors import ModelError
 from server.model.decoder import Decoder
 from server.model.layers import Weights, empty_weights
 from server.model.load.checkpoint import (
-    Piece,
     TensorEntry,
     Wanted,
     are_equal,
@@ -50,7 +50,6 @@ GENERATION_FILE = "generation_config.json"
 _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 # Files beside config.json in which older tools say how the weights are quantised: NVIDIA's ModelOpt, AutoGPTQ, AutoAWQ.
 _QUANTIZATION_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
-_DUMMY_SEED = 0
 _DUMMY_RANGE = 1e-3
 _DUMMY_SCALE = 127 - 12  # of blocks of mxfp4: within 6 * 2 ** -12, which is 1.5e-3
 
@@ -155,25 +154,12 @@ def load_decoder(
     load_format: LoadFormat,
     progress: Callable[[str], None] = _silent,
 ) -> Decoder:
-    """The decoder with the folder's weights, or with dummy ones: uniform within about 1e-3, the same on every start.
-
-    `progress` is called ten times while a large checkpoint is loaded, with a line that says how much of it is loaded.
-    Raises ModelError before anything is copied when a tensor is missing, unknown or of another shape.
-    """
-    family = family_named(config.family, str(folder))
-    entries = check_checkpoint(folder, config, load_format)
-    with torch.inference_mode():
-        weights = empty_weights(config, dtype, device)
-        pieces = [Piece(name, view) for name, view in _views(family, weights, config).items()]
-        pieces += interleaved_pieces(weights, shard_of(config, 0, 1), _names(family))
-        if load_format is LoadFormat.DUMMY:
-            generator = torch.Generator(device).manual_seed(_DUMMY_SEED)
-            for piece in pieces:
-                _fill_dummy(piece.target, generator)
-        else:
-            copy_pieces(entries, pieces, tenths(progress))
-            weights.order_codes_()
-        return Decoder(config, weights)
+    """The decoder of the whole model, as it computes outside of an engine: products by PyTorch. Raises ModelError."""
+    whole = shard_of(config, 0, 1)
+    return Decoder(
+        config,
+        load_shard(folder, config, whole, dtype=dtype, device=device, load_format=load_format, progress=progress),
+    )
 
 
 def load_shard(
@@ -188,9 +174,10 @@ def load_shard(
 ) -> Weights:
     """Return one rank's part of the folder's weights, for a decoder of `shard.local_config`. No other part is read.
 
-    Dummy weights are uniform within about 1e-3; what every rank has is the same on all of them.
+    Dummy weights are uniform within about 1e-3, and the same on every start; what every rank has is the same on all.
 
-    Raises ModelError as `load_decoder`.
+    `progress` is called ten times while a large checkpoint is loaded, with a line that says how much of it is loaded.
+    Raises ModelError before anything is copied when a tensor is missing, unknown or of another shape.
     """
     family = family_named(config.family, str(folder))
     entries = check_checkpoint(folder, config, load_format)
@@ -205,7 +192,7 @@ def load_shard(
         else:
             copy_pieces(entries, pieces, tenths(progress))
             weights.order_codes_()
-        return weights
+        return weights.inspected()
 
 
 def check_checkpoint(folder: Path, config: ModelConfig, load_format: LoadFormat) -> dict[str, TensorEntry]:
@@ -220,7 +207,7 @@ def check_checkpoint(folder: Path, config: ModelConfig, load_format: LoadFormat)
         entries[_EMBEDDING] = entries.pop(_HEAD)
     with torch.inference_mode():
         on_paper = _views(family, empty_weights(config, torch.float32, torch.device("meta")), config)
-    wanted = {name: Wanted(tuple(view.shape)) for name, view in on_paper.items()}
+    wanted = {name: Wanted(tuple(it.values.shape), it.values.dtype) for name, it in on_paper.items()}
     wanted |= interleaved_tensors(config, _names(family))
     if family.has_more_layers:
         entries = {name: entry for name, entry in entries.items() if not _is_behind(name, config.num_layers)}
@@ -256,7 +243,7 @@ def _has_other_head(folder: Path, config: ModelConfig) -> bool:
     return True
 
 
-def _views(family: Family, weights: Weights, config: ModelConfig) -> dict[str, Tensor]:
+def _views(family: Family, weights: Weights, config: ModelConfig) -> dict[str, StoredTensor]:
     return checkpoint_views(weights, config, _names(family))
 
 
@@ -273,8 +260,10 @@ def _is_behind(name: str, num_layers: int) -> bool:
 
 
 def _fill_dummy(target: Tensor, generator: torch.Generator) -> None:
-    """Bytes are blocks of mxfp4, whose scales are all the same: numbers of 4 bits are at most 6."""
-    if target.dtype is not torch.uint8:
+    """Unsigned bytes are blocks of mxfp4, whose scales are all the same: numbers of 4 bits are at most 6."""
+    if target.dtype is torch.int8:
+        target.random_(-127, 128, generator=generator)
+    elif target.dtype is not torch.uint8:
         target.uniform_(-_DUMMY_RANGE, _DUMMY_RANGE, generator=generator)
     elif target.shape[-1] == MXFP4_BLOCK // 2:
         target.random_(generator=generator)

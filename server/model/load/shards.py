@@ -3,12 +3,14 @@
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
+from kernels.linear.weights import PlainWeight, StoredTensor
 from qualification.model.config import ExpertsConfig
 from qualification.model.families.family import TensorNames
 from qualification.model.shard import LayerShard, Shard
+from server.errors import ModelError
 from server.model.layers import Weights, empty_weights
+from server.model.linear import Linear
 from server.model.load.checkpoint import Piece
 from server.model.tensor_views import checkpoint_views
 
@@ -23,18 +25,19 @@ def empty_shard(shard: Shard, dtype: torch.dtype, device: torch.device) -> Weigh
         return empty_weights(config, dtype, device)
     weights = empty_weights(replace(config, tie_embeddings=True), dtype, device)  # without a head of its own
     rows = weights.embedding[shard.vocabulary.start : shard.vocabulary.stop]
-    return replace(weights, head=rows if config.tie_embeddings else torch.empty_like(rows))
+    return replace(weights, head=Linear(PlainWeight(rows if config.tie_embeddings else torch.empty_like(rows))))
 
 
 def pieces_of(weights: Weights, shard: Shard, names: TensorNames) -> list[Piece]:
     """Return the blocks that fill a rank's weights. What is added once, by rank 0, is made zero on the other ranks."""
     pieces: list[Piece] = []
-    for name, target in checkpoint_views(weights, shard.local_config, names).items():
+    for name, stored in checkpoint_views(weights, shard.local_config, names).items():
         if name.startswith(_LAYERS):
             index, _, rest = name.removeprefix(_LAYERS).partition(".")
-            pieces += _of_layer(name, target, rest, _Splits(shard.layers[int(index)], names), shard.rank)
+            pieces += _of_layer(name, stored, rest, _Splits(shard.layers[int(index)], names), shard.rank)
         else:
-            pieces.append(Piece(name, target, first_row=shard.vocabulary.start if name == "lm_head.weight" else 0))
+            first_row = shard.vocabulary.start // stored.rows if name.startswith("lm_head.") else 0
+            pieces.append(Piece(name, stored.values, first_row=first_row))
     return pieces
 
 
@@ -90,18 +93,19 @@ class _Splits:
         return "" if self.names.experts is None else f"{self.names.experts.shared}."
 
 
-def _of_layer(name: str, target: Tensor, within: str, splits: _Splits, rank: int) -> list[Piece]:
+def _of_layer(name: str, stored: StoredTensor, within: str, splits: _Splits, rank: int) -> list[Piece]:
     tensor, _, kind = within.rpartition(".")
     runs, columns = splits.row_runs(tensor), splits.columns(tensor)
     if runs is not None:
-        return _pieces(name, target, runs)
+        return _pieces(name, stored, runs)
     if columns is None:
-        return [Piece(name, target)]  # a norm, or a router: on every rank
-    if kind == "weight":
-        return [Piece(name, target, first_column=columns.start)]
+        return [Piece(name, stored.values)]  # a norm, or a router: on every rank
+    if kind != "bias":
+        first = 0 if stored.columns is None else _blocks(name, columns.start, stored.columns)
+        return [Piece(name, stored.values, first_column=first)]
     if rank == 0:
-        return [Piece(name, target)]
-    target.zero_()  # of the sum over the ranks
+        return [Piece(name, stored.values)]
+    stored.values.zero_()  # of the sum over the ranks
     return []
 
 
@@ -109,9 +113,18 @@ def _rows(heads: range, head_dim: int) -> range:
     return range(heads.start * head_dim, heads.stop * head_dim)
 
 
-def _pieces(name: str, target: Tensor, runs: list[_Run]) -> list[Piece]:
+def _pieces(name: str, stored: StoredTensor, runs: list[_Run]) -> list[Piece]:
     pieces, start, first = [], 0, 0
     for rows, num_whole in runs:
-        pieces.append(Piece(name, target[start : start + len(rows)], first_row=first + rows.start))
-        start, first = start + len(rows), first + num_whole
+        count = _blocks(name, len(rows), stored.rows)
+        first_row = _blocks(name, first + rows.start, stored.rows)
+        pieces.append(Piece(name, stored.values[start : start + count], first_row=first_row))
+        start, first = start + count, first + num_whole
     return pieces
+
+
+def _blocks(name: str, size: int, block: int) -> int:
+    """Return how many blocks hold so many rows or columns. Raises ModelError where a rank's part cuts one."""
+    if size % block:
+        raise ModelError(f"{name} is stored by blocks of {block}, and a rank's part has a border at {size}")
+    return size // block

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from kernels.linear.autotune import Autotuner, Measured, agrees, ranking
 from kernels.linear.cublaslt import Algorithm, CublasLt, Prepared, Product
-from kernels.linear.fallbacks import MatmulFallback
+from kernels.linear.fallback_reason import MatmulFallback
+from kernels.linear.fallbacks import MatmulFallbacks
 
 BF16, FP32 = torch.bfloat16, torch.float32
 
@@ -55,30 +56,31 @@ def weight(size_out: int = 24) -> Tensor:
     return torch.zeros(size_out, 16, dtype=BF16)
 
 
-def first_word(autotuner: Autotuner, library: OnPaper, size_out: int = 24, out: torch.dtype = BF16) -> int:
-    product = autotuner.product([weight(size_out)], out, [70, 90])
-    assert product.takes(torch.zeros(70, 16, dtype=BF16), weight(size_out))
-    assert not product.takes(torch.zeros(90, 16, dtype=BF16), weight(size_out))
-    return library.asked[-1]
+def first_word(autotuner: Autotuner, size_out: int = 24, out: torch.dtype = BF16) -> int:
+    sizes, choices = autotuner.choices([weight(size_out)], out, [70, 90])
+    assert sizes == (size_out, 16, BF16, out)
+    assert choices[90] is None
+    assert choices[70] is not None
+    return choices[70].words[0]
 
 
 def test_a_shape_is_measured_once_and_kept_for_the_next_start(tmp_path: Path) -> None:
     library, measure, file = OnPaper(), Measuring(), tmp_path / "new" / "products.json"
-    autotuner = Autotuner(library, file, measure=measure)
+    autotuner = Autotuner(library, file, MatmulFallbacks(), measure=measure)
     shapes = [(24, BF16), (32, BF16), (24, FP32)]
-    words = [first_word(autotuner, library, *shape) for shape in shapes]
+    words = [first_word(autotuner, *shape) for shape in shapes]
     assert words == [1, 2, 3]
-    assert [first_word(autotuner, library, *shape) for shape in shapes] == words
-    again = Autotuner(library, file, measure=measure)
-    assert [first_word(again, library, *shape) for shape in shapes] == words
+    assert [first_word(autotuner, *shape) for shape in shapes] == words
+    again = Autotuner(library, file, MatmulFallbacks(), measure=measure)
+    assert [first_word(again, *shape) for shape in shapes] == words
     assert measure.num == 3
     assert [path.name for path in file.parent.iterdir()] == ["products.json"]
 
 
 def test_only_sizes_that_are_not_known_are_measured(tmp_path: Path) -> None:
     library, measure, file = OnPaper(), Measuring(), tmp_path / "products.json"
-    first_word(Autotuner(library, file, measure=measure), library)
-    Autotuner(library, file, measure=measure).product([weight()], BF16, [70, 80, 90])
+    first_word(Autotuner(library, file, MatmulFallbacks(), measure=measure))
+    Autotuner(library, file, MatmulFallbacks(), measure=measure).choices([weight()], BF16, [70, 80, 90])
     assert measure.sizes == [70, 90, 80]
 
 
@@ -86,7 +88,7 @@ def test_another_version_of_the_library_is_measured_anew(tmp_path: Path) -> None
     measure, file = Measuring(), tmp_path / "products.json"
     for version in (130100, 130200):
         library = OnPaper(version)
-        first_word(Autotuner(library, file, measure=measure), library)
+        first_word(Autotuner(library, file, MatmulFallbacks(), measure=measure))
     assert measure.num == 2
 
 
@@ -98,33 +100,35 @@ def test_another_version_of_the_library_is_measured_anew(tmp_path: Path) -> None
 def test_a_file_that_is_not_whole_is_replaced(tmp_path: Path, content: str) -> None:
     library, measure, file = OnPaper(), Measuring(), tmp_path / "products.json"
     file.write_text(content)
-    assert first_word(Autotuner(library, file, measure=measure), library) == 1
+    assert first_word(Autotuner(library, file, MatmulFallbacks(), measure=measure)) == 1
     assert json.loads(file.read_text())["version"] == 130100
-    assert first_word(Autotuner(library, file, measure=measure), library) == 1
+    assert first_word(Autotuner(library, file, MatmulFallbacks(), measure=measure)) == 1
 
 
 def test_a_write_error_is_logged_and_costs_the_next_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "folder").write_text("in the way")
     library, measure = OnPaper(), Measuring()
-    assert first_word(Autotuner(library, tmp_path / "folder" / "products.json", measure=measure), library) == 1
+    assert (
+        first_word(Autotuner(library, tmp_path / "folder" / "products.json", MatmulFallbacks(), measure=measure)) == 1
+    )
     assert "cannot be stored for the next start" in caplog.text
 
 
 def test_concurrent_servers_store_all_measurements(tmp_path: Path) -> None:
     library, measure, file = OnPaper(), Measuring(), tmp_path / "products.json"
-    one, other = (Autotuner(library, file, measure=measure) for _ in range(2))
-    assert [first_word(one, library, 24), first_word(other, library, 32), first_word(one, library, 40)] == [1, 2, 3]
-    again = Autotuner(library, file, measure=measure)
-    assert [first_word(again, library, size) for size in (24, 32, 40)] == [1, 2, 3]
+    one, other = (Autotuner(library, file, MatmulFallbacks(), measure=measure) for _ in range(2))
+    assert [first_word(one, 24), first_word(other, 32), first_word(one, 40)] == [1, 2, 3]
+    again = Autotuner(library, file, MatmulFallbacks(), measure=measure)
+    assert [first_word(again, size) for size in (24, 32, 40)] == [1, 2, 3]
     assert measure.num == 3
 
 
 def test_the_algorithm_another_server_stored_is_used(tmp_path: Path) -> None:
     library, measure, file = OnPaper(), Measuring(), tmp_path / "products.json"
-    one, other = (Autotuner(library, file, measure=measure) for _ in range(2))
-    assert [first_word(it, library) for it in (one, other)] == [1, 1]
+    one, other = (Autotuner(library, file, MatmulFallbacks(), measure=measure) for _ in range(2))
+    assert [first_word(it) for it in (one, other)] == [1, 1]
     assert measure.num == 2
-    assert first_word(Autotuner(library, file, measure=measure), library) == 1
+    assert first_word(Autotuner(library, file, MatmulFallbacks(), measure=measure)) == 1
 
 
 def test_files_of_other_versions_are_never_mixed(tmp_path: Path) -> None:
@@ -132,7 +136,7 @@ def test_files_of_other_versions_are_never_mixed(tmp_path: Path) -> None:
     library, file = OnPaper(), tmp_path / "products.json"
     theirs = file.with_suffix(f".{os.getpid()}")
     theirs.write_text("half of")
-    first_word(Autotuner(library, file, measure=Measuring()), library)
+    first_word(Autotuner(library, file, MatmulFallbacks(), measure=Measuring()))
     assert theirs.read_text() == "half of"
 
 
@@ -142,13 +146,13 @@ def test_a_file_that_cannot_be_looked_for_is_none(tmp_path: Path) -> None:
     too_long = tmp_path / ("x" * 300) / "products.json"
     for file in (tmp_path / "loop" / "products.json", too_long):
         library = OnPaper()
-        assert first_word(Autotuner(library, file, measure=Measuring()), library) == 1
+        assert first_word(Autotuner(library, file, MatmulFallbacks(), measure=Measuring())) == 1
 
 
 def test_a_full_disk_keeps_no_half_of_a_file(tmp_path: Path) -> None:
     library, measure, file = OnPaper(), Measuring(), tmp_path / "products.json"
     file.mkdir()  # nothing can be put in its place
-    assert first_word(Autotuner(library, file, measure=measure), library) == 1
+    assert first_word(Autotuner(library, file, MatmulFallbacks(), measure=measure)) == 1
     assert list(tmp_path.iterdir()) == [file]
 
 
@@ -166,10 +170,11 @@ def test_what_could_not_be_chosen_is_counted_at_every_start(tmp_path: Path, reas
         return {size: reason if size == 90 else None for size in sizes}
 
     for _ in range(2):
-        autotuner = Autotuner(OnPaper(), tmp_path / "products.json", measure=measure)
-        product = autotuner.product([weight()], BF16, [70, 80, 90])
-        assert autotuner.fallbacks.take() == {reason: 1}
-        assert not product.takes(torch.zeros(90, 16, dtype=BF16), weight())
+        fallbacks = MatmulFallbacks()
+        autotuner = Autotuner(OnPaper(), tmp_path / "products.json", fallbacks, measure=measure)
+        _, choices = autotuner.choices([weight()], BF16, [70, 80, 90])
+        assert fallbacks.take() == {reason: 1}
+        assert choices[90] is None
     kept = json.loads((tmp_path / "products.json").read_text())["algorithms"]
     assert [list(sizes) for sizes in kept.values()] == [["70", "80"]]
 

@@ -14,11 +14,13 @@ from kernels.fused.norm import add_rms_norm
 from kernels.linear.autotune import Autotuner
 from kernels.linear.cublaslt import Algorithm, CublasLt, Product, load_library
 from kernels.linear.epilogue import Epilogue
-from kernels.linear.kept_proposals import KeptProposals
-from kernels.linear.library_path import RunProposed
-from kernels.linear.matmul import linear, linear_fp32, linear_swiglu, tiling_of
-from kernels.linear.tilings import WIDE_ROW_COUNTS, WideTiling
-from kernels.linear.tuned import TunedProduct
+from kernels.linear.fallbacks import MatmulFallbacks
+from kernels.linear.first_path import first_path, multiply
+from kernels.linear.library_path import RunMeasured
+from kernels.linear.shape import LinearShape
+from kernels.linear.weights import PlainWeight
+from kernels.system.device import dtype_of
+from kernels.vocabulary.row_buckets import LinearRows
 
 pytestmark = pytest.mark.gpu
 HOPPER = pytest.mark.usefixtures("_hopper")  # the matmuls are for sm_90
@@ -36,6 +38,16 @@ def randn(*shape: int, dtype: torch.dtype = BF16, seed: int = 0) -> Tensor:
     made = torch.randn(shape, generator=torch.Generator(GPU).manual_seed(seed), device=GPU).to(dtype)
     torch.cuda.synchronize()  # a weight must not come from the launch right before
     return made
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return multiply(x, PlainWeight(weight), bias)
+
+
+def path_of(num_rows: int, shape: tuple[int, int], dtype: torch.dtype = BF16) -> str:
+    """Return the path that multiplies so many rows with a weight of this shape."""
+    size_out, size_in = shape
+    return first_path(LinearShape(dtype_of(dtype), size_in, size_out, LinearRows.of(num_rows)), GPU).name
 
 
 def assert_no_worse(actual: Tensor, library: Tensor, exact: Tensor) -> None:
@@ -59,9 +71,9 @@ def test_the_product_is_as_exact_as_the_librarys(shape: tuple[int, int], row_cou
     exact_weight = weight.double().T  # once: of 128,256 x 4,096 it takes 4 GB
     for num_rows in row_counts:
         x = randn(num_rows, shape[1], seed=1)
-        tiling = tiling_of(x, weight, shape[0])
-        assert num_rows > 64 or tiling is not None, num_rows
-        assert not 32 < num_rows <= 64 or isinstance(tiling, WideTiling), num_rows
+        path = path_of(num_rows, shape)
+        assert num_rows > 64 or path.startswith("gluon."), num_rows
+        assert not 32 < num_rows <= 64 or path == "gluon.linear.wide", num_rows
         assert_no_worse(linear(x, weight), F.linear(x, weight), x.double() @ exact_weight)
 
 
@@ -84,7 +96,7 @@ def test_fp32_results_are_not_rounded_to_16_bits(num_rows: int) -> None:
     weight, x = randn(5000, 1024), randn(num_rows, 1024, seed=1)
     exact = x.double() @ weight.double().T
     out = torch.full((num_rows, 5000), torch.nan, device=GPU)
-    assert linear_fp32(x, weight, out) is out
+    assert multiply(x, PlainWeight(weight), epilogue=Epilogue.FP32, out=out) is out
     assert (out - exact).abs().max() < 1e-3 < (F.linear(x, weight) - exact).abs().max()
 
 
@@ -96,7 +108,7 @@ def test_swiglu_joins_the_product_of_gate_and_up(size: int, size_in: int, num_ro
     gate, up = (x.double() @ weight.double().T).chunk(2, dim=-1)
     library_gate, library_up = F.linear(x, weight).chunk(2, dim=-1)
     library = F.silu(library_gate.float()) * library_up.float()
-    assert_no_worse(linear_swiglu(x, weight), library.to(x.dtype), F.silu(gate) * up)
+    assert_no_worse(multiply(x, PlainWeight(weight), epilogue=Epilogue.SWIGLU), library.to(x.dtype), F.silu(gate) * up)
 
 
 @HOPPER
@@ -165,14 +177,11 @@ def test_a_chain_in_a_graph_equals_separate_launches(num_rows: int) -> None:
 
 @HOPPER
 def test_what_the_kernel_does_not_take_is_the_librarys() -> None:
-    weight = randn(96, 64)
-    unaligned, repeated = randn(4, 65, seed=1)[:, 1:], randn(1, 64, seed=1).expand(4, 64)
-    for x in (randn(WIDE_ROW_COUNTS[-1] + 1, 64), randn(0, 64), randn(4, 64, dtype=torch.float32), unaligned, repeated):
+    weight = randn(96, 60)
+    for x in (randn(4, 60, seed=1), randn(129, 60, seed=1), randn(4, 60, dtype=torch.float32)):
         like = weight.to(x.dtype)
-        assert tiling_of(x, like, 96) is None
-        product, expected = linear(x, like), F.linear(x, like)
-        assert torch.equal(product, expected) or not x.is_contiguous()
-        torch.testing.assert_close(product, expected)
+        assert not path_of(x.shape[0], (96, 60), x.dtype).startswith("gluon.")
+        torch.testing.assert_close(linear(x, like), F.linear(x, like))
 
 
 @pytest.fixture(scope="module")
@@ -182,90 +191,86 @@ def library() -> CublasLt:
     return CublasLt(load_library(), GPU)
 
 
-def with_algorithm(
-    library: CublasLt, shape: tuple[int, int], index: int, dtype: torch.dtype, dtype_out: torch.dtype
-) -> TunedProduct:
-    """The product by one algorithm of each size, fast or not."""
+class Measured:
+    """The products of an engine with weights of one shape, by one algorithm of each number of rows, fast or not."""
 
-    def algorithm(size: int) -> Algorithm:
-        found = library.algorithms(Product(size, *shape, dtype, dtype_out))
-        return found[min(index, len(found) - 1)]
+    def __init__(
+        self, library: CublasLt, shape: tuple[int, int], index: int, dtype: torch.dtype = BF16,
+        dtype_out: torch.dtype | None = None,
+    ) -> None:  # fmt: skip
+        dtype_out = dtype_out or dtype
 
-    sizes = [*ROWS, 1152, 2048, 2304, 8192]
-    return TunedProduct(library, shape, (dtype, dtype_out), {size: algorithm(size) for size in sizes})
+        def algorithm(size: int) -> Algorithm:
+            found = library.algorithms(Product(size, *shape, dtype, dtype_out))
+            return found[min(index, len(found) - 1)]
+
+        self.fallbacks = MatmulFallbacks()
+        self.run = RunMeasured(self.fallbacks.note)
+        choices = {size: algorithm(size) for size in (*ROWS, 1152, 2048, 2304, 8192)}
+        self.run.choose(library, {(*shape, dtype, dtype_out): choices})
+
+    def __call__(self, x: Tensor, weight: Tensor, epilogue: Epilogue = Epilogue.NONE) -> Tensor:
+        dtype = torch.float32 if epilogue is Epilogue.FP32 else x.dtype
+        out = torch.full((x.shape[0], weight.shape[0] // epilogue.parts), torch.nan, dtype=dtype, device=GPU)
+        self.run(x, PlainWeight(weight), None, epilogue, out)
+        return out
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP16])
 @pytest.mark.parametrize("shape", CHOSEN_SHAPES)
 def test_every_algorithm_is_as_exact_as_pytorchs(library: CublasLt, shape: tuple[int, int], dtype: torch.dtype) -> None:
     weight = randn(*shape, dtype=dtype)
-    products = [with_algorithm(library, shape, index, dtype, dtype) for index in range(8)]
+    products = [Measured(library, shape, index, dtype) for index in range(8)]
     for num_rows in (65, 128, 300, 1100):
         x = randn(num_rows, shape[1], dtype=dtype, seed=num_rows)
         exact, by_torch = x.double() @ weight.double().T, F.linear(x, weight)
         for product in products:
-            if product.takes(x, weight):
-                out = torch.full((num_rows, shape[0]), torch.nan, dtype=dtype, device=GPU)
-                assert_no_worse(product.product(x, weight, out), by_torch, exact)
+            assert_no_worse(product(x, weight), by_torch, exact)
 
 
 def test_an_algorithm_takes_the_rows_that_it_stands_for(library: CublasLt) -> None:
     weight = randn(4096, 4096)
-    product = with_algorithm(library, (4096, 4096), 0, BF16, BF16)
-    assert all(product.takes(randn(rows, 4096), weight) for rows in (65, 1024, 1025, 1151, 2047, 2200, 8191, 8192))
+    product = Measured(library, (4096, 4096), 0)
+    for rows in (65, 1024, 1025, 1151, 2047, 2200, 8191, 8192):
+        product(randn(rows, 4096), weight)
+    assert product.fallbacks.take() == {}
 
 
 def test_an_algorithm_gives_equal_bits_each_time(library: CublasLt) -> None:
     weight = randn(4096, 14336)
     for index in range(8):
-        product = with_algorithm(library, (4096, 14336), index, BF16, BF16)
+        product = Measured(library, (4096, 14336), index)
         for num_rows in (72, 256, 1024):
             x = randn(num_rows, 14336, seed=1)
-            assert product.takes(x, weight)
-            first = product.product(x, weight)
-            assert all(torch.equal(product.product(x, weight), first) for _ in range(5))
+            first = product(x, weight)
+            assert all(torch.equal(product(x, weight), first) for _ in range(5))
 
 
 def test_logits_are_not_rounded_to_16_bits(library: CublasLt) -> None:
     weight, x = randn(5000, 1024), randn(200, 1024, seed=1)
-    product = with_algorithm(library, (5000, 1024), 0, BF16, torch.float32)
-    out = torch.full((200, 5000), torch.nan, device=GPU)
-    assert product.takes(x, weight)
-    assert linear_fp32(x, weight, out, chosen=product) is out
+    out = Measured(library, (5000, 1024), 0, BF16, torch.float32)(x, weight, Epilogue.FP32)
     exact = x.double() @ weight.double().T
     assert (out - exact).abs().max() < 1e-3
-
-
-@pytest.mark.parametrize("epilogue", Epilogue)
-def test_a_kept_proposal_computes_what_the_path_does(library: CublasLt, epilogue: Epilogue) -> None:
-    weight, kept = randn(epilogue.parts * 6144, 4096), KeptProposals(lambda _: library)
-    for num_rows in (113, 128, 113):
-        x = randn(num_rows, 4096, seed=num_rows)
-        dtype = torch.float32 if epilogue is Epilogue.FP32 else BF16
-        out, expected = (torch.full((num_rows, 6144), torch.nan, dtype=dtype, device=GPU) for _ in range(2))
-        kept(x, weight, None, epilogue, out)
-        RunProposed()(x, weight, None, epilogue, expected)
-        assert torch.equal(out, expected)
 
 
 @pytest.mark.parametrize("num_rows", [100, 200, 1000])
 def test_a_graph_computes_what_is_computed_without(library: CublasLt, num_rows: int) -> None:
     """Use two streams at once, each of which needs its own memory for sums."""
     shape = (4096, 4096)
-    product = with_algorithm(library, shape, 0, BF16, BF16)
+    product = Measured(library, shape, 0)
     weights, x = [randn(*shape, seed=seed) for seed in range(4)], randn(num_rows, 4096, seed=9)
-    expected = [linear(x, weight, chosen=product) for weight in weights]
+    expected = [product(x, weight) for weight in weights]
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = [linear(x, weight, chosen=product) for weight in weights]
+        found = [product(x, weight) for weight in weights]
     for out in found:
         out.fill_(torch.nan)
     beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     torch.cuda.synchronize()
     with torch.cuda.stream(beside):
         graph.replay()
-    again = [linear(x, weight, chosen=product) for weight in weights]
+    again = [product(x, weight) for weight in weights]
     torch.cuda.synchronize()
     for one, two, right in zip(found, again, expected, strict=True):
         assert torch.equal(one, right)
@@ -274,18 +279,22 @@ def test_a_graph_computes_what_is_computed_without(library: CublasLt, num_rows: 
 
 def test_what_is_chosen_is_right_and_the_same_from_the_file(library: CublasLt, tmp_path: Path) -> None:
     weight, file = randn(4096, 2048), tmp_path / "products.json"
-    sizes = [72, 136, 256, 1024, 1152]
-    product = Autotuner(library, file).product([weight], BF16, sizes)
-    again = Autotuner(library, file).product([weight], BF16, sizes)
-    for num_rows in (*sizes, 1100):
-        x = randn(num_rows, 2048, seed=num_rows)
-        first = linear(x, weight, chosen=product)
-        assert again.takes(x, weight) is product.takes(x, weight)
-        assert torch.equal(linear(x, weight, chosen=again), first)
+    num_rows = [72, 136, 256, 1024, 1152]
+    runs = []
+    for _ in range(2):
+        run = RunMeasured(MatmulFallbacks().note)
+        run.choose(library, dict([Autotuner(library, file, MatmulFallbacks()).choices([weight], BF16, num_rows)]))
+        runs.append(run)
+    for count in (*num_rows, 1100):
+        x = randn(count, 2048, seed=count)
+        first, again = (torch.full((count, 4096), torch.nan, dtype=BF16, device=GPU) for _ in range(2))
+        for run, out in zip(runs, (first, again), strict=True):
+            run(x, PlainWeight(weight), None, Epilogue.NONE, out)
+        assert torch.equal(again, first)
         assert_no_worse(first, F.linear(x, weight), x.double() @ weight.double().T)
 
 
 def test_swiglu_of_many_rows_is_pytorchs(library: CublasLt) -> None:
     weight, x = randn(2048, 1024) * 1024**-0.5, randn(300, 1024, seed=1)
-    product = with_algorithm(library, (2048, 1024), 0, BF16, BF16)
-    torch.testing.assert_close(linear_swiglu(x, weight, chosen=product), linear_swiglu(x, weight))
+    found = Measured(library, (2048, 1024), 0)(x, weight, Epilogue.SWIGLU)
+    torch.testing.assert_close(found, multiply(x, PlainWeight(weight), epilogue=Epilogue.SWIGLU))

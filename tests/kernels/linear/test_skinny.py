@@ -7,8 +7,10 @@ import torch
 import torch.nn.functional as F
 
 from kernels.fused.activation import swiglu_torch
-from kernels.linear.matmul import linear, linear_fp32, linear_swiglu
+from kernels.linear.epilogue import Epilogue
+from kernels.linear.first_path import multiply
 from kernels.linear.tilings import BOX, MAX_ROWS, WIDE_ROW_COUNTS, skinny_tiling, tiling_for, wide_tiling
+from kernels.linear.weights import PlainWeight
 from support.compiled.compile_outside import run_outside
 
 SHARED_BYTES = 232_448  # that one program may have on an H100 or H200
@@ -110,14 +112,15 @@ def test_small_weights_are_spread_over_more_multiprocessors() -> None:
 
 def test_on_a_cpu_products_are_pytorchs() -> None:
     x, weight, bias = randn(3, 40, seed=0), randn(10, 40, seed=1), randn(10, seed=2)
-    assert torch.equal(linear(x, weight, bias), F.linear(x, weight, bias))
-    assert torch.equal(linear_fp32(x, weight), F.linear(x, weight))
-    expected = swiglu_torch(F.linear(x, weight, bias))
-    torch.testing.assert_close(linear_swiglu(x, weight, bias), expected)
+    assert torch.equal(multiply(x, PlainWeight(weight), bias), F.linear(x, weight, bias))
+    assert torch.equal(multiply(x, PlainWeight(weight)), F.linear(x, weight))
+    gated = multiply(x, PlainWeight(weight), epilogue=Epilogue.SWIGLU)
+    torch.testing.assert_close(gated, swiglu_torch(F.linear(x, weight)))
 
 
-def test_fp32_results_land_in_the_tensor_that_is_given() -> None:
-    x, weight = randn(2, 8, seed=0).bfloat16(), randn(5, 8, seed=1).bfloat16()
+def test_a_result_lands_in_the_tensor_that_is_given() -> None:
+    x, weight = randn(2, 8, seed=0), randn(5, 8, seed=1)
     out = torch.full((4, 5), torch.nan)
-    assert torch.equal(linear_fp32(x, weight, out[:2]), F.linear(x, weight).float())
+    assert multiply(x, PlainWeight(weight), out=out[:2]).data_ptr() == out.data_ptr()
+    assert torch.equal(out[:2], F.linear(x, weight))
     assert out[2:].isnan().all()

@@ -328,20 +328,6 @@ def test_doubted_time_is_reported_and_not_compared() -> None:
     assert differences(side(doubted), side(doubted)) == []
 
 
-def test_a_time_that_holds_a_search_is_no_rate() -> None:
-    searched, plain = products("cublaslt.linear", 82.62), products("torch.linear", 25.74)
-    lines = [line for line in summary([plain, searched]) if ".linear" in line]
-    assert [line.split()[:3] for line in lines] == [
-        ["linear", "le_128", "*"],
-        ["torch.linear", "proven", "25.74"],
-    ]
-    assert "cublaslt.linear  proven  82.62 us not believed (with a search that a server makes once)  -  " in lines[0]
-    assert plain.tflops is not None
-    assert (searched.tflops, searched.bytes_per_second, searched.floor_fraction) == (None, None, None)
-    slower = products("cublaslt.linear", 400.0)
-    assert differences(side(searched, plain), side(slower, plain)) == []
-
-
 def test_paths_that_no_time_chooses_are_listed_in_the_catalogs_order() -> None:
     wide, plain = products("gluon.linear.wide", 30.0), products("torch.linear", 20.0)
     assert choice_of([plain, wide]) is wide

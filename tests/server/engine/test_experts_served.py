@@ -10,7 +10,7 @@ import pytest
 
 from kernels.catalog import any_path_named
 from kernels.experts.shape import ExpertsShape
-from qualification.decision.decision import Decision, Policy, Status
+from qualification.decision.decision import Policy, Status
 from qualification.measure.faults.experts_faults import ExpertsFault, wrong_experts
 from qualification.measure.qualify import Bench, Pair
 from server.engine.startup.builder import BuiltEngine
@@ -90,5 +90,4 @@ def test_unproven_experts_under_degrade_are_fallbacks(tmp_path: Path) -> None:
     experts = built.runner.dispatcher.experts
     assert experts is not None
     assert not experts.is_capturable
-    decisions: list[Decision[ExpertsShape]] = experts.decisions
-    assert {it.status for it in decisions} == {Status.UNPROVEN}
+    assert {it.status for it in experts.plan.values()} == {Status.UNPROVEN}

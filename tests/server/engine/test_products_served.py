@@ -2,18 +2,22 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from inspect import isfunction
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from kernels.catalog import any_path_named
-from kernels.linear.cublaslt import CublasLt, CublasLtError
+from kernels.catalog import ALL_PATHS, any_path_named
+from kernels.identity.source_digest import SourceDigests
+from kernels.linear.cublaslt import CublasLtError
 from kernels.linear.epilogue import Epilogue
-from kernels.linear.kept_proposals import KeptProposals
+from kernels.linear.fallbacks import MatmulFallbacks
+from kernels.linear.library_path import RunMeasured
 from kernels.linear.paths import LINEAR_PATHS
 from kernels.linear.shape import LinearShape
+from kernels.linear.weights import PlainWeight
 from kernels.vocabulary.fingerprint import Device, Fingerprint
 from kernels.vocabulary.operators import Operator
 from kernels.vocabulary.row_buckets import LinearRows
@@ -22,10 +26,11 @@ from qualification.decision.decision import Book, Decision, Policy, decide
 from qualification.measure.faults.linear_faults import LinearFault, wrong_linear
 from qualification.measure.qualify import Bench, Pair
 from server.engine.operators.decisions import NoPathError
-from server.engine.operators.linear import LinearTable
+from server.engine.operators.linear import LinearTable, with_measured
+from server.engine.operators.rows_table import StepSizes
 from server.engine.startup.builder import BuiltEngine
 from server.engine.startup.plan import Unservable
-from server.model.linear import Dense
+from server.model.linear import Linear, WeightName
 from server.protocol.messages import FinishReason, SamplingParams, StepOutput, Submit
 from support.engine.one_operator import measuring, proving, serve_by, small_engine
 from support.qualification_fakes import evidence
@@ -102,62 +107,78 @@ def test_rows_whose_kernel_is_not_proven_are_left_to_torch() -> None:
         ("gluon.linear.skinny", "gluon.linear.skinny", False),
         ("torch.linear", "gluon.linear.wide", True),
     ]
-    product = table_of(decisions).product(0, "qkv", Dense(torch.empty(4096, 4096, dtype=torch.bfloat16)), Epilogue.NONE)
-    assert {rows: path.name for rows, path in product.replaced.items()} == {LinearRows.LE_64: "torch.linear"}
+    ran: list[str] = []
+    product = table_of(decisions, ran).product(0, WeightName.QKV, linear_of(4096, 4096), Epilogue.NONE)
+    for num_rows in (8, 64):
+        product(torch.zeros(num_rows, 4096, dtype=torch.bfloat16), None)
+    assert ran == ["gluon.linear.skinny", "torch.linear"]
 
 
-def test_a_server_keeps_what_the_library_proposes() -> None:
-    shape = LinearShape(Dtype.BF16, 4096, 6144, LinearRows.LE_128, epilogue=Epilogue.SWIGLU)
-    decision = decided(shape, "cublaslt.linear")
-    assert (decision.path, decision.wanted) == ("cublaslt.linear", "gluon.linear.wide")
-    gate_up = Dense(torch.empty(2 * 6144, 4096, dtype=torch.bfloat16))
-    product = table_of({shape: decision}).product(0, "gate_up", gate_up, Epilogue.SWIGLU)
-    [path] = product.replaced.values()
-    assert path is not None
-    assert path.name == "cublaslt.linear"
-    assert isinstance(path.run, KeptProposals)  # and not the path of a trial, which asks in every call
-
-
-def test_a_library_that_refuses_a_product_is_replaced() -> None:
+def test_a_path_that_refuses_a_product_is_replaced() -> None:
     shape = LinearShape(Dtype.BF16, 64, 24, LinearRows.LE_128, epilogue=Epilogue.SWIGLU)
     decision = replace(decided(shape, "torch.linear"), path="cublaslt.linear")
 
-    def refuse(_: torch.device) -> CublasLt:
+    def refuse(*_: object) -> None:
         raise CublasLtError("cublasLtMatmul returned 14")
 
-    runs = {"cublaslt.linear": KeptProposals(refuse)}
-    paths = [replace(path, run=runs.get(path.name, wrong_linear(LinearFault.NONE, shape))) for path in LINEAR_PATHS]
-    table = LinearTable({shape: decision}, paths, H200, redecide=lambda *_: decided(shape, "torch.linear"))
+    right = wrong_linear(LinearFault.NONE, shape)
+    paths = [replace(path, run=refuse if path.name == "cublaslt.linear" else right) for path in LINEAR_PATHS]
+    table = LinearTable({shape: decision}, paths, redecide=lambda *_: decided(shape, "torch.linear"))
     weight, x = torch.ones(48, 64, dtype=torch.bfloat16), torch.ones(120, 64, dtype=torch.bfloat16)
-    product = table.product(0, "gate_up", Dense(weight), Epilogue.SWIGLU)
-    assert product(lambda _: pytest.fail("the kernel that broke multiplied"), x).eq(64 * 64).all()
+    product = table.product(0, WeightName.GATE_UP, Linear(PlainWeight(weight)), Epilogue.SWIGLU)
+    assert product(x, None).eq(64 * 64).all()
     assert table.decided.take_quarantined() == [("cublaslt.linear", str(shape))]
+
+
+def test_an_engine_launches_what_was_proven_and_nothing_else(tmp_path: Path) -> None:
+    """A digest begins with the module of each call: what is edited elsewhere cannot change a product."""
+    built = build(tmp_path, proving)
+    runs = [choice.run for table in built.runner.dispatcher.tables for choice in table.choices]
+    runs += [choice.run for choice in built.runner.dispatcher.choices]
+    measured = RunMeasured(MatmulFallbacks().note)
+    runs += [path.run for path in with_measured(LINEAR_PATHS, measured)] + [path.run for path in ALL_PATHS]
+    digests = {path.source_digest for path in ALL_PATHS}
+    sources = SourceDigests()
+    for run in runs:
+        if run is not None:
+            of = run if isfunction(run) else type(run)
+            assert sources.of(of.__module__) in digests, of
 
 
 def test_what_torch_alone_computes_is_no_fallback() -> None:
     shape = LinearShape(Dtype.BF16, 4100, 4096, LinearRows.LE_8)
     decision = decided(shape, "torch.linear")
     assert (decision.path, decision.is_fallback) == ("torch.linear", False)
-    assert table_of({shape: decision}).uses(8, 0) == []
+    assert table_of({shape: decision}).uses(StepSizes(8)) == []
 
 
 def test_rows_whose_last_path_broke_are_not_multiplied() -> None:
     """Logits of scored prompts have numbers of rows that the step was not asked for before it was launched."""
-    shape = LinearShape(Dtype.BF16, 4096, 4096, LinearRows.LE_8)
-    decision = decided(shape, "gluon.linear.skinny")
-    right = wrong_linear(LinearFault.NONE, shape)
-    paths = [replace(path, run=path.run or right) for path in LINEAR_PATHS]
-    table = LinearTable({shape: decision}, paths, H200, redecide=lambda *_: replace(decision, path=None))
-    product = table.product(0, "qkv", Dense(torch.empty(4096, 4096, dtype=torch.bfloat16)), Epilogue.NONE)
-    assert table.decided.quarantine(shape) is None
+    few = LinearShape(Dtype.BF16, 4096, 4096, LinearRows.LE_8)
+    one = replace(few, rows=LinearRows.LE_1)
+    decisions = {it: decided(it, "gluon.linear.skinny") for it in (one, few)}
+    table = table_of(decisions, redecide=lambda shape, *_: replace(decisions[shape], path=None))
+    product = table.product(0, WeightName.QKV, linear_of(4096, 4096), Epilogue.NONE)
+    assert table.decided.quarantine(few) is None
     with pytest.raises(NoPathError, match=r"no path is left for linear bf16 plain in4096 out4096 r-le_8"):
-        product(lambda _: pytest.fail("the path that broke multiplied"), torch.zeros(3, 4096, dtype=torch.bfloat16))
-    assert product(lambda x: x, torch.ones(1, 4096, dtype=torch.bfloat16)).sum() == 4096  # another bucket is as it was
+        product(torch.zeros(3, 4096, dtype=torch.bfloat16), None)
+    assert product(torch.zeros(1, 4096, dtype=torch.bfloat16), None).eq(0).all()  # another bucket is as it was
 
 
-def table_of(decisions: dict[LinearShape, Decision[LinearShape]]) -> LinearTable:
-    right = wrong_linear(LinearFault.NONE, next(iter(decisions)))
-    return LinearTable(decisions, [replace(path, run=path.run or right) for path in LINEAR_PATHS], H200)
+def linear_of(size_in: int, size_out: int) -> Linear:
+    return Linear(PlainWeight(torch.zeros(size_out, size_in, dtype=torch.bfloat16)))
+
+
+def table_of(
+    decisions: dict[LinearShape, Decision[LinearShape]], ran: list[str] | None = None, **given: Any
+) -> LinearTable:
+    """Return a table whose paths are right, and note in `ran` which of them multiplied."""
+    right, noted = wrong_linear(LinearFault.NONE, next(iter(decisions))), [] if ran is None else ran
+
+    def run_of(name: str) -> Callable[..., None]:
+        return lambda *inputs: (noted.append(name), right(*inputs))[1]
+
+    return LinearTable(decisions, [replace(path, run=run_of(path.name)) for path in LINEAR_PATHS], **given)
 
 
 def served(built: BuiltEngine, num_tokens: int, between: Callable[[], object] = int) -> list[StepOutput]:

@@ -14,7 +14,7 @@ from qualification.model.families.family import TensorNames
 from qualification.model.families.registry import family_named
 from qualification.model.shard import Shard, shard_of
 from server.model.layers import LayerWeights, Weights, empty_weights
-from server.model.linear import Dense
+from server.model.linear import Linear, WeightName
 from server.model.load.checkpoint import copy_pieces, read_entries
 from server.model.load.load import load_config, load_decoder, load_shard
 from server.model.load.shards import empty_shard, pieces_of
@@ -52,7 +52,7 @@ def write(folder: Path, values: dict[str, object]) -> ModelConfig:
     config = load_config(folder)
     generator = torch.Generator().manual_seed(0)
     views = checkpoint_views(empty_weights(config, torch.float32, CPU), config, names_of(config))
-    tensors = {name: torch.randn(view.shape, generator=generator) for name, view in views.items()}
+    tensors = {name: torch.randn(view.values.shape, generator=generator) for name, view in views.items()}
     save_file(tensors, folder / "model.safetensors")
     return config
 
@@ -61,8 +61,8 @@ def whole(folder: Path, config: ModelConfig) -> Weights:
     return load_decoder(folder, config, dtype=torch.float32, device=CPU, load_format=LoadFormat.AUTO).weights
 
 
-def split_rows(linear: Dense, sizes: list[int]) -> list[tuple[Tensor, Tensor | None]]:
-    return [(part.weight, part.bias) for part in linear.rows(*sizes)]
+def split_rows(linear: Linear, sizes: list[int]) -> list[tuple[Tensor, Tensor | None]]:
+    return [(part.weight.dequantized(), part.bias) for part in linear.split(*sizes)]
 
 
 def joined(parts: list[Tensor | None], dim: int = 0) -> Tensor | None:
@@ -92,13 +92,13 @@ def check_layer(shards: list[Shard], parts: list[LayerWeights], due: LayerWeight
             assert same(own[kind][0], weight[rows])
             assert same(own[kind][1], None if bias is None else bias[rows])
     width = shards[0].layers[0].width.stop
-    gate_up = [split_rows(part.linears["gate_up"], [width, width]) for part in parts]
-    for kind, (weight, bias) in enumerate(split_rows(due.linears["gate_up"], [width * len(parts)] * 2)):
+    gate_up = [split_rows(part.linears[WeightName.GATE_UP], [width, width]) for part in parts]
+    for kind, (weight, bias) in enumerate(split_rows(due.linears[WeightName.GATE_UP], [width * len(parts)] * 2)):
         assert same(joined([own[kind][0] for own in gate_up]), weight)
         assert same(joined([own[kind][1] for own in gate_up]), bias)
-    for name in ("output", "down"):
+    for name in (WeightName.OUTPUT, WeightName.DOWN):
         linears = [part.linears[name] for part in parts]
-        assert same(joined([linear.weight for linear in linears], 1), due.linears[name].weight)
+        assert same(joined([it.weight.dequantized() for it in linears], 1), due.linears[name].weight.dequantized())
         biases = [linear.bias for linear in linears if linear.bias is not None]
         bias = due.linears[name].bias
         assert same(sum(biases[1:], biases[0]) if biases else None, bias)  # what the sum over the ranks adds
@@ -118,13 +118,13 @@ def test_shards_put_together_are_the_whole(tmp_path: Path, model: str, world: in
     for layer, layer_due in enumerate(due.layers):
         own = [part.layers[layer] for part in parts]
         check_layer(shards, own, layer_due, config.layers[0].attention.head_dim)
-    assert same(joined([part.head for part in parts]), due.head)
+    assert same(joined([part.head.weight.dequantized() for part in parts]), due.head.weight.dequantized())
     for part in parts:
         assert same(part.embedding, due.embedding)
         assert same(part.final_norm, due.final_norm)
-        assert (part.head.untyped_storage().data_ptr() == part.embedding.untyped_storage().data_ptr()) == (
-            config.tie_embeddings
-        )
+        assert (
+            part.head.weight.dequantized().untyped_storage().data_ptr() == part.embedding.untyped_storage().data_ptr()
+        ) == (config.tie_embeddings)
 
 
 @pytest.mark.parametrize("part_bytes", [1, 100, 2**23])
@@ -143,4 +143,5 @@ def test_a_rank_reads_no_more_than_its_part(tmp_path: Path, model: str, part_byt
     odd_row = 4 * config.hidden_size * (not config.tie_embeddings)  # of a vocabulary of 13
     assert num_read <= halves + odd_row + sum(size for name, size in sizes.items() if not is_split[name])
     due = load_shard(tmp_path, config, shard, dtype=torch.float32, device=CPU)
-    assert same(weights.layers[1].linears["down"].weight, due.layers[1].linears["down"].weight)
+    down = [it.layers[1].linears[WeightName.DOWN].weight.dequantized() for it in (weights, due)]
+    assert same(*down)

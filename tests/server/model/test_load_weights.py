@@ -18,6 +18,7 @@ from qualification.model.families.family import TensorNames
 from server.errors import ModelError
 from server.model.decoder import Decoder
 from server.model.layers import empty_weights
+from server.model.linear import WeightName
 from server.model.load.checkpoint import Piece, copy_pieces, read_entries, tenths
 from server.model.load.load import load_config, load_decoder, resolve_model
 from server.model.tensor_views import checkpoint_views
@@ -40,7 +41,7 @@ Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
 def random_tensors(config: ModelConfig) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(0)
     views = checkpoint_views(empty_weights(config, torch.float32, CPU), config, TensorNames())
-    return {name: torch.randn(view.shape, generator=generator) for name, view in views.items()}
+    return {name: torch.randn(view.values.shape, generator=generator) for name, view in views.items()}
 
 
 def write(folder: Path, change: Callable[[dict[str, Tensor]], object] = len, **config: object) -> dict[str, Tensor]:
@@ -70,10 +71,10 @@ def test_parts_stand_in_their_merged_weights(tmp_path: Path) -> None:
     qkv = [tensors[f"{prefix}.self_attn.{part}_proj.weight"] for part in "qkv"]
     biases = [tensors[f"{prefix}.self_attn.{part}_proj.bias"] for part in "qkv"]
     gate_up = [tensors[f"{prefix}.mlp.{part}_proj.weight"] for part in ("gate", "up")]
-    assert torch.equal(layer.qkv.weight, torch.cat(qkv))
+    assert torch.equal(layer.qkv.weight.dequantized(), torch.cat(qkv))
     assert layer.qkv.bias is not None
     assert torch.equal(layer.qkv.bias, torch.cat(biases))
-    assert torch.equal(layer.linears["gate_up"].weight, torch.cat(gate_up))
+    assert torch.equal(layer.linears[WeightName.GATE_UP].weight.dequantized(), torch.cat(gate_up))
 
 
 Q_NORM = "model.layers.0.self_attn.q_norm.weight"
@@ -106,7 +107,7 @@ def test_every_wrong_tensor_is_named(tmp_path: Path, lost: set[str], added: dict
 def test_frequencies_that_old_exporters_wrote_are_tolerated(tmp_path: Path) -> None:
     name = "model.layers.0.self_attn.rotary_emb.inv_freq"
     tensors = write(tmp_path, lambda tensors: tensors.update({name: torch.ones(2)}))
-    assert torch.equal(load(tmp_path).weights.head, tensors["lm_head.weight"])
+    assert torch.equal(load(tmp_path).weights.head.weight.dequantized(), tensors["lm_head.weight"])
 
 
 def test_the_head_of_tied_embeddings_is_the_embedding(tmp_path: Path) -> None:
@@ -115,7 +116,7 @@ def test_the_head_of_tied_embeddings_is_the_embedding(tmp_path: Path) -> None:
 
     write(tmp_path, repeat_embedding, tie_word_embeddings=True)
     weights = load(tmp_path).weights
-    assert weights.head is weights.embedding
+    assert weights.head.weight.dequantized().data_ptr() == weights.embedding.data_ptr()
 
 
 def test_another_head_beside_tied_embeddings_is_used(tmp_path: Path) -> None:
@@ -123,7 +124,7 @@ def test_another_head_beside_tied_embeddings_is_used(tmp_path: Path) -> None:
     other = {"lm_head.weight": torch.ones(11, 8)}
     tensors = write(tmp_path, lambda tensors: tensors.update(other), tie_word_embeddings=True)
     weights = load(tmp_path).weights
-    assert torch.equal(weights.head, tensors["lm_head.weight"])
+    assert torch.equal(weights.head.weight.dequantized(), tensors["lm_head.weight"])
     assert torch.equal(weights.embedding, tensors["model.embed_tokens.weight"])
 
 
@@ -134,7 +135,7 @@ def test_a_head_alone_is_the_tied_embedding_too(tmp_path: Path) -> None:
     tensors = write(tmp_path, rename, tie_word_embeddings=True)
     weights = load(tmp_path).weights
     assert torch.equal(weights.embedding, tensors["lm_head.weight"])
-    assert weights.head is weights.embedding
+    assert weights.head.weight.dequantized().data_ptr() == weights.embedding.data_ptr()
 
 
 def test_numbers_of_64_bits_are_rounded_on_the_way(tmp_path: Path) -> None:
@@ -145,7 +146,7 @@ def test_numbers_of_64_bits_are_rounded_on_the_way(tmp_path: Path) -> None:
 def test_shards_are_found_by_their_index(tmp_path: Path) -> None:
     tensors = write(tmp_path)
     shard(tmp_path, tensors, {name: f"part-{n % 3}.safetensors" for n, name in enumerate(tensors)})
-    assert torch.equal(load(tmp_path).weights.layers[1].qkv.weight[:8], tensors[Q_PROJ])
+    assert torch.equal(load(tmp_path).weights.layers[1].qkv.weight.dequantized()[:8], tensors[Q_PROJ])
 
 
 def write_index(folder: Path, places: dict[str, Any]) -> None:
@@ -226,9 +227,9 @@ def test_dummy_weights_need_no_file_and_are_always_the_same(tmp_path: Path) -> N
     (tmp_path / "model.safetensors").unlink()
     first, second = (load(tmp_path, LoadFormat.DUMMY).weights for _ in range(2))
     for one, two in zip(first.layers, second.layers, strict=True):
-        assert torch.equal(one.qkv.weight, two.qkv.weight)
-        assert 9e-4 < one.linears["gate_up"].weight.abs().max() <= 1e-3
-    assert not torch.equal(first.layers[0].qkv.weight, first.layers[1].qkv.weight)
+        assert torch.equal(one.qkv.weight.dequantized(), two.qkv.weight.dequantized())
+        assert 9e-4 < one.linears[WeightName.GATE_UP].weight.dequantized().abs().max() <= 1e-3
+    assert not torch.equal(first.layers[0].qkv.weight.dequantized(), first.layers[1].qkv.weight.dequantized())
 
 
 def test_a_path_is_not_looked_up_on_the_hub(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
-from kernels.linear.fallbacks import MatmulFallback
+from kernels.linear.fallback_reason import MatmulFallback
 from kernels.vocabulary.operators import Operator
 from kernels.vocabulary.path import Reject
 from kernels.vocabulary.shape import PLANNED_PHASES

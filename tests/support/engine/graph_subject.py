@@ -38,7 +38,7 @@ class Subject:
         num_pages: int = 64,
         max_num_seqs: int = 8,
         runs_ahead: bool = False,
-        products: LinearTable | None = None,
+        tables: tuple[LinearTable, ...] = (),
     ) -> None:
         config = decoder.config
         limits = ServingLimits(MAX_LEN, 64, PAGE_SIZE, Dtype.FP32, Dtype.FP32)
@@ -49,7 +49,7 @@ class Subject:
             (PATH, EAGER),
             flags,
             redecide=redecide,
-            products=products,
+            tables=tables,
         )
         kv = KVCache.allocate(config, num_pages, PAGE_SIZE, torch.float32, CPU)
         for pages in kv.tensors:

@@ -6,14 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from kernels.catalog import PATHS
 from kernels.experts.paths import EXPERTS_PATHS, ExpertsPath
 from kernels.experts.shape import ExpertsShape
 from kernels.linear.paths import LINEAR_PATHS, LinearPath
 from kernels.linear.shape import LinearShape
-from kernels.system.device import read_fingerprint
 from kernels.vocabulary.operators import RowsShape, operator_of
 from kernels.vocabulary.path import Reject
 from kernels.vocabulary.shape import Dtype
@@ -23,8 +20,10 @@ from qualification.measure.qualify import Bench, Pair, Progress, qualify
 from server.engine.operators.dispatch import Dispatcher
 from server.engine.operators.experts import ExpertsTable
 from server.engine.operators.linear import LinearTable
+from server.engine.operators.rows_table import RowsTable
 from server.engine.startup.builder import BuiltEngine
-from server.engine.startup.subject import join_weights
+from server.engine.startup.subject import operators_of
+from server.model.decoder import Decoder
 from server.settings import DeviceChoice, LoadFormat, Settings
 from support.engine.built_engine import built_engine
 from support.qualification_fakes import evidence
@@ -89,21 +88,16 @@ def serve_by(built: BuiltEngine, path: LinearPath | ExpertsPath) -> Dispatcher:
     def state(of: type[RowsShape]) -> dict[Any, Decision[Any]]:
         return {shape: redecide(shape, frozenset(), frozenset()) for shape in decisions if isinstance(shape, of)}
 
-    decoder, machine = runner.worker.decoder, read_fingerprint(torch.device("cpu"))
+    decoder = runner.worker.decoder
     linear = LINEAR_PATHS if isinstance(path, ExpertsPath) else (*LINEAR_PATHS, path)
     experts_paths = (*EXPERTS_PATHS, path) if isinstance(path, ExpertsPath) else EXPERTS_PATHS
-    experts = None
+    tables: list[RowsTable[Any, Any]] = [LinearTable(state(LinearShape), linear, redecide=redecide)]
     if own.experts is not None:
-        experts = ExpertsTable(decoder.config, Dtype.FP32, state(ExpertsShape), experts_paths, redecide=redecide)
-    dispatcher = runner.worker.dispatcher = Dispatcher(
-        own.plan,
-        PATHS,
-        own.flags,
-        redecide=redecide,
-        experts=experts,
-        products=LinearTable(state(LinearShape), linear, machine, redecide=redecide),
-    )
-    join_weights(dispatcher, decoder)
+        of_experts = state(ExpertsShape)
+        tables.append(ExpertsTable(decoder.config, Dtype.FP32, of_experts, experts_paths, redecide=redecide))
+    dispatcher = Dispatcher(own.plan, PATHS, own.flags, redecide=redecide, tables=tables)
+    runner.worker.dispatcher = dispatcher
+    runner.worker.decoder = Decoder(decoder.config, decoder.weights, decoder.ranks, operators_of(dispatcher))
     return dispatcher
 
 

@@ -26,7 +26,7 @@ from server.engine.scheduling.pages import PagePool
 from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from server.engine.scheduling.states import StatePool
 from server.model.block import Sublayer
-from server.model.decoder import Decoder
+from server.model.decoder import Decoder, Operators
 from server.model.kv_cache import KVCache
 from server.model.layer_state import StateCache
 from server.model.layers import LayerWeights, Weights
@@ -111,12 +111,14 @@ def hybrid_weights(plain: Weights) -> Weights:
 def hybrid_decoder(plain: Decoder) -> Decoder:
     """Return one of running sums beside the layers of `plain`, computed by the same ranks."""
     config, ranks = hybrid_config(plain.config, plain.ranks.index, plain.ranks.world), plain.ranks
-    return Decoder(config, hybrid_weights(plain.weights), ranks, recurrence=recurrence)
+    return Decoder(config, hybrid_weights(plain.weights), ranks, operators=Operators(recurrence=recurrence))
 
 
 def reference_answer(plain: Decoder, prompt: list[int], num_tokens: int) -> list[int]:
     """Return the greedy tokens of one prompt, each computed from the beginning, without cache or batch."""
-    runner = PagedRunner(Decoder(hybrid_config(plain.config), hybrid_weights(plain.weights), recurrence=plain_loop))
+    runner = PagedRunner(
+        Decoder(hybrid_config(plain.config), hybrid_weights(plain.weights), operators=Operators(recurrence=plain_loop))
+    )
     tokens = list(prompt)
     for _ in range(num_tokens):
         tokens.append(int(runner.logits(torch.tensor(tokens), [len(tokens)])[-1].argmax()))

@@ -24,8 +24,9 @@ from kernels.hopper.prefill.launch import launches_of as prefill_launches
 from kernels.hopper.schedule import plan_tiles
 from kernels.hopper.variants import LONG_TILINGS, TILINGS, Tiling, variant_of
 from kernels.hopper.window.launch import run_window_prefill
-from kernels.linear.matmul import linear
+from kernels.linear.first_path import multiply
 from kernels.linear.tilings import wide_tiling
+from kernels.linear.weights import PlainWeight
 from kernels.linear.wide import launch_wide
 from support.attention.inputs import Inputs, flags_for, packed, paged
 
@@ -106,7 +107,7 @@ def decode(dim: int, queries: int = 1) -> Tensor:
 
 def skinny(rows: int) -> Tensor:
     x, weight = (torch.randn(n, 1024).to(BF16).to(CUDA) for n in (rows, 12_288))
-    return linear(x, weight)
+    return multiply(x, PlainWeight(weight))
 
 
 def wide(rows: int, size_out: int, size_in: int, *, splits: int) -> Tensor:

@@ -25,9 +25,11 @@ from server.engine.follower import Follower
 from server.engine.operators.dispatch import Dispatcher
 from server.engine.scheduling.pages import PagePool
 from server.engine.scheduling.states import StatePool
-from server.engine.startup.subject import Subject, identity_of, kv_cache_of, load_alone, load_rank, read_subject
+from server.engine.startup.subject import Subject, identity_of, kv_cache_of, load_weights, read_subject
+from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
 from server.model.layer_state import StateCache
+from server.model.ranks import ALONE, Ranks
 from server.protocol.messages import Fork
 from server.settings import DeviceChoice, Settings
 from support.engine.closure_graphs import capture, decide
@@ -69,11 +71,11 @@ def lead(world: int, out: Path) -> None:
     words = random.Random(1).choices(range(vocab_size), k=60)
     prompts = [words[:30], [*words[:20], *words[40:48]], words[:30], [*words[:20], *words[50:53]], words[30:35]]
     alone = settings_of(1)
-    plain = load_alone(alone, read_subject(alone), lambda _: None)
+    plain = _plain_decoder(alone, read_subject(alone))
     found: dict[str, object] = {"plain loop": [reference_answer(plain, prompt, NUM_TOKENS) for prompt in prompts]}
     followers = Followers(world, "support.ranks.hybrid_ranks")
     ranks = followers.begin(settings, dispatcher, identity_of(settings, subject))
-    decoder = hybrid_decoder(load_rank(settings, subject, ranks))
+    decoder = hybrid_decoder(_plain_decoder(settings, subject, ranks))
     others = LedRanks(decoder.ranks, dispatcher, followers.send)
     worker = Worker(decoder, kv, dispatcher, tokens, rank=decoder.ranks, others=others, states=_states(subject))
     torch.set_num_threads(1)
@@ -91,6 +93,10 @@ def lead(world: int, out: Path) -> None:
     found["hits"] = session.total("num_prefix_hit_tokens")
     out.write_text(json.dumps(found))
     followers.close()
+
+
+def _plain_decoder(settings: Settings, subject: Subject, ranks: Ranks = ALONE) -> Decoder:
+    return Decoder(subject.config, load_weights(settings, subject), ranks)
 
 
 def _states(subject: Subject) -> StateCache:
@@ -122,9 +128,9 @@ def follow(descriptor: int) -> None:
     def pages(num_pages: int) -> KVCache:
         return kv_cache_of(subject, num_pages)
 
-    decoder = hybrid_decoder(load_rank(settings, subject, ranks))
+    decoder = hybrid_decoder(_plain_decoder(settings, subject, ranks))
     torch.set_num_threads(1)
-    follower = Follower(decoder, subject.device, dispatcher_of=dispatcher, kv_of=pages, new_capture=lambda: capture)
+    follower = Follower(decoder, subject.device, dispatcher=dispatcher(), kv_of=pages, new_capture=lambda: capture)
     while True:
         command, _ = receive(connection, follower.inputs.take)
         follower.obey(command)

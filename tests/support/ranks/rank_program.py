@@ -12,11 +12,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from kernels.linear.epilogue import Epilogue
 from qualification.model.shard import shard_of
-from server.model.decoder import Decoder
-from server.model.linear import Product, Serve
+from server.model.decoder import Decoder, Operators
+from server.model.linear import Linear, Product, WeightName, unplanned
 from server.model.load.load import load_config, load_shard
 from server.model.ranks import Ranks
+from server.model.step import Step
 from support.models.paged_runner import PagedRunner
 
 CHUNKS = [13, 1, 3, 32, 1]
@@ -62,17 +64,19 @@ def router_logits(decoder: Decoder, token_ids: Tensor, *, is_other: bool) -> Ten
     """
     found: list[Tensor] = []
 
-    def serve_of(_layer: int | None, name: str, *_: object) -> Serve:
-        def serve(product: Product, x: Tensor) -> Tensor:
-            y = product(x)
-            if name == "router":
+    def product_of(layer: int | None, name: WeightName, linear: Linear, epilogue: Epilogue) -> Product:
+        right = unplanned(layer, name, linear, epilogue)
+
+        def product(x: Tensor, step: Step | None, out: Tensor | None = None) -> Tensor:
+            y = right(x, step, out)
+            if name is WeightName.ROUTER:
                 found.append(y.clone())
                 return y
             return torch.nextafter(y, torch.tensor(torch.inf)) if is_other else y
 
-        return serve
+        return product
 
-    decoder.serve_products(serve_of)
+    decoder = Decoder(decoder.config, decoder.weights, decoder.ranks, Operators(product_of))
     PagedRunner(decoder).logits(token_ids, CHUNKS)
     return torch.cat(found)
 

@@ -36,7 +36,7 @@ from server.engine.scheduling.engine import Engine, EngineOptions
 from server.engine.scheduling.pages import PagePool
 from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from server.engine.scheduling.sequence import Sequence
-from server.engine.startup.subject import Subject, identity_of, kv_cache_of, load_alone, load_rank, read_subject
+from server.engine.startup.subject import Subject, identity_of, kv_cache_of, load_weights, read_subject
 from server.engine.startup.warmup import synthetic_batch
 from server.model.decoder import Decoder
 from server.protocol.messages import Fork, Grammar, GrammarKind, Pooling, SamplingParams
@@ -114,12 +114,12 @@ class Ranks:
         kv = kv_cache_of(subject, NUM_PAGES)
         self.followers: Followers | None = None
         if world == 1:
-            decoder = load_alone(settings, subject, lambda _: None)
+            decoder = Decoder(subject.config, load_weights(settings, subject))
             self.worker = Worker(decoder, kv, self.dispatcher, tokens, num_embeddings=NUM_EMBEDDINGS)
         else:
             self.followers = Followers(world, FOLLOWER)
             ranks = self.followers.begin(settings, self.dispatcher, identity_of(settings, subject))
-            decoder = load_rank(settings, subject, ranks)
+            decoder = Decoder(subject.config, load_weights(settings, subject), ranks)
             others = LedRanks(decoder.ranks, self.dispatcher, self.followers.send)
             given = (decoder, kv, self.dispatcher, tokens)
             self.worker = Worker(*given, rank=decoder.ranks, others=others, num_embeddings=NUM_EMBEDDINGS)

@@ -12,11 +12,12 @@ from kernels.system.hang_up import leave_with
 from kernels.vocabulary.shape import AttentionShape
 from qualification.evidence.shape_text import parse_shape
 from server.engine.execution.capture import Capture, Replayable
-from server.engine.execution.commands import Begin, Decide, receive
+from server.engine.execution.commands import Begin, receive
 from server.engine.execution.followers import meet_ranks
 from server.engine.follower import Follower
 from server.engine.operators.dispatch import Dispatcher
-from server.engine.startup.subject import Subject, identity_of, kv_cache_of, load_rank, read_subject
+from server.engine.startup.subject import Subject, identity_of, kv_cache_of, load_weights, read_subject
+from server.model.decoder import Decoder
 from support.engine.closure_graphs import Replay, capture, decide
 from support.ranks.ranks_engine import ATTENTION, dispatcher_of
 
@@ -54,18 +55,15 @@ def main() -> None:
         begin.meeting, begin.rank, begin.settings.tensor_parallel_size, identity_of(begin.settings, subject)
     )
     follower = Follower(
-        load_rank(begin.settings, subject, ranks),
+        Decoder(subject.config, load_weights(begin.settings, subject), ranks),
         subject.device,
-        dispatcher_of=partial(decided, subject, begin.decisions),
+        dispatcher=decided(subject, begin.decisions),
         kv_of=partial(kv_cache_of, subject),
         new_capture=partial(next, captures(begin.rank)),
     )
     while True:
         command, _ = receive(connection, follower.inputs.take)
-        if isinstance(command, Decide):
-            follower.decide(decided(subject, command.decisions))
-        else:
-            follower.obey(command)
+        follower.obey(command)
 
 
 if __name__ == "__main__":

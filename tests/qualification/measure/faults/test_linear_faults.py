@@ -10,6 +10,7 @@ from kernels.linear.epilogue import Epilogue
 from kernels.linear.library_path import RunProposed
 from kernels.linear.shape import LinearShape
 from kernels.linear.torch_path import run_torch
+from kernels.linear.weights import PlainWeight
 from kernels.vocabulary.row_buckets import LinearRows
 from kernels.vocabulary.shape import Dtype
 from qualification.measure.checks.linear_checks import check_linear
@@ -25,8 +26,8 @@ SHAPES = (
 )
 
 
-def stored_in_fp32(x: Tensor, weight: Tensor, _bias: Tensor | None, _epilogue: Epilogue, out: Tensor) -> None:
-    out.copy_(x.float() @ weight.float().T)
+def stored_in_fp32(x: Tensor, weight: PlainWeight, _bias: Tensor | None, _epilogue: Epilogue, out: Tensor) -> None:
+    out.copy_(x.float() @ weight.values.float().T)
 
 
 @pytest.mark.parametrize("dtype", Dtype)
@@ -78,10 +79,10 @@ def test_a_wrong_one_among_many_algorithms_is_refused() -> None:
 
 
 def test_without_the_library_its_algorithms_fail_by_name() -> None:
-    x = torch.ones(2, 8, dtype=torch.bfloat16)
+    x, weight = torch.ones(2, 8, dtype=torch.bfloat16), PlainWeight(torch.ones(8, 8, dtype=torch.bfloat16))
     out = torch.empty(2, 8, dtype=torch.bfloat16)
-    RunProposed(None)(x, torch.ones(8, 8, dtype=torch.bfloat16), None, Epilogue.NONE, out)  # PyTorch's choice
+    RunProposed(None)(x, weight, None, Epilogue.NONE, out)  # PyTorch's choice
     assert torch.equal(out, torch.full_like(out, 8.0))
     if torch.version.cuda is None:
         with pytest.raises(RuntimeError, match="torch is built without CUDA"):
-            RunProposed(0)(x, torch.ones(8, 8, dtype=torch.bfloat16), None, Epilogue.NONE, out)
+            RunProposed(0)(x, weight, None, Epilogue.NONE, out)

@@ -14,12 +14,13 @@ from kernels.vocabulary.path import KernelPath
 from kernels.vocabulary.shape import AttentionShape
 from qualification.decision.decision import Decision, Pairs, Status
 from qualification.decision.model_shapes import shapes_needed, signature_of
-from server.engine.execution.commands import Allocate, Launch
+from server.engine.execution.commands import Allocate, Decide, Launch
 from server.engine.execution.step_writer import StepWriter
 from server.engine.follower import Follower, StepInputs
 from server.engine.operators.dispatch import Dispatcher
-from server.engine.startup.subject import kv_cache_of, load_alone, read_subject
+from server.engine.startup.subject import kv_cache_of, load_weights, read_subject
 from server.engine.startup.warmup import synthetic_batch
+from server.model.decoder import Decoder
 from server.settings import DeviceChoice, Settings
 from support.models.tiny_llama import NUM_LAYERS, TinyLlama
 
@@ -48,14 +49,16 @@ def test_a_rank_serves_by_the_latest_decisions(tiny_llama: TinyLlama, tmp_path: 
     flags = [AttentionFlags(it.attention.scale, window=it.attention.window) for it in subject.config.layers]
     shapes = shapes_needed(signature_of(subject.config), subject.limits.serving)
 
-    def table(name: str) -> Dispatcher:
-        decisions = {shape: Decision(shape, name, Status.PROVEN, name, (), (), None) for shape in shapes}
-        return Dispatcher(decisions, paths, flags, redecide=no_decision)
+    def decisions(name: str) -> dict[AttentionShape, Decision[AttentionShape]]:
+        return {shape: Decision(shape, name, Status.PROVEN, name, (), (), None) for shape in shapes}
+
+    def decide(name: str) -> Decide:
+        return Decide([(str(shape), name) for shape in shapes])
 
     rank = Follower(
-        load_alone(settings, subject, lambda _: None),
+        Decoder(subject.config, load_weights(settings, subject)),
         subject.device,
-        dispatcher_of=lambda: table("first"),
+        dispatcher=Dispatcher(decisions("first"), paths, flags, redecide=no_decision),
         kv_of=partial(kv_cache_of, subject),
         new_capture=lambda: pytest.fail("no graph on a CPU"),
     )
@@ -69,9 +72,9 @@ def test_a_rank_serves_by_the_latest_decisions(tiny_llama: TinyLlama, tmp_path: 
         return runs
 
     assert launch() == {"first": NUM_LAYERS}
-    rank.decide(table("second"))  # a path was quarantined
+    rank.obey(decide("second"))  # a path was quarantined
     assert launch() == {"second": NUM_LAYERS}
-    rank.decide(table("first"))
+    rank.obey(decide("first"))
     rank.obey(Allocate(4, 8, 0))  # a new worker begins with the latest
     assert launch() == {"first": NUM_LAYERS}
 

@@ -18,7 +18,7 @@ from qualification.decision.decision import Decision, Status
 from server.engine.execution.commands import CompareMemory, OtherSideGone, RankFailed, frame_of, receive
 from server.engine.execution.followers import EXIT_RANK_LOST, MEET_S, RankIdentity, meet_ranks, report_of
 from server.engine.execution.worker import LaunchFailed
-from server.engine.operators.dispatch import Choice
+from server.engine.operators.table import OperatorChoice
 from server.errors import ModelError
 from server.protocol.liveness import START_KILLED_AFTER_S
 from server.protocol.messages import PathUse
@@ -90,7 +90,7 @@ def test_rank_0_gives_what_others_leave_to_pytorch_once(tmp_path: Path) -> None:
 
 def launch_failed() -> LaunchFailed:
     decision: Decision[Any] = Decision("a shape", "path.a", Status.PROVEN, "path.a", (), (), None)  # type: ignore[arg-type]
-    choice = Choice(decision, lambda *_: None, PathUse("decode", "path.a", "proven", []), False)
+    choice = OperatorChoice(decision, lambda *_: None, PathUse("decode", "path.a", "proven", []), False)
     return LaunchFailed(choice, RuntimeError("Triton Error [CUDA]: out of memory"))
 
 

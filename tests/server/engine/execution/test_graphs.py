@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from statistics import median
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,21 +9,23 @@ import torch
 from kernels.catalog import any_path_named
 from kernels.linear.paths import LinearPath
 from kernels.linear.shape import LinearShape
-from kernels.system.device import read_fingerprint
 from kernels.vocabulary.operators import Operator
 from kernels.vocabulary.path import Reject
 from kernels.vocabulary.shape import Dtype, Phase
 from qualification.decision.decision import Decision, Pairs
 from qualification.decision.linear_shapes import linear_shapes_needed
 from server.engine.execution.graphs import StepGraphs
+from server.engine.operators.attention_table import Choice
 from server.engine.operators.decisions import NoPathError
-from server.engine.operators.dispatch import Choice, Dispatcher
+from server.engine.operators.dispatch import Dispatcher
+from server.engine.operators.experts import ExpertsTable
 from server.engine.operators.linear import LinearTable
+from server.engine.operators.table import OperatorTable
 from server.engine.proof.shadow_check import ShadowCheck
-from server.model.decoder import Decoder
+from server.model.decoder import Decoder, Operators
 from support.engine.closure_graphs import EAGER, PATH, capture, decide
 from support.engine.graph_session import attention_counts
-from support.engine.graph_subject import CPU, MAX_LEN, Subject
+from support.engine.graph_subject import MAX_LEN, Subject
 from support.models.tiny_llama import NAN_TOKEN, NUM_LAYERS, NUM_TOKENS, TinyLlama
 
 
@@ -169,19 +170,18 @@ def test_graphs_of_a_changed_decision_rest_and_eager_serves(decoder: Decoder, ti
 
 
 def test_graphs_of_a_quarantined_product_rest_and_eager_serves(decoder: Decoder, tiny_llama: TinyLlama) -> None:
-    own = Decoder(decoder.config, decoder.weights)
     right = any_path_named("torch.linear")
     assert isinstance(right, LinearPath)
     path = replace(right, name="gluon.linear.graphable")
-    shapes = linear_shapes_needed(own.config, Dtype.FP32, 64, "cpu")
+    shapes = linear_shapes_needed(decoder.config, Dtype.FP32, 64, "cpu")
 
     def again(shape: LinearShape, *_: Pairs) -> Decision:
         return replace(decide(shape, right.name), fallback_reasons=(Reject.QUARANTINED,))
 
     decisions = {shape: decide(shape, path.name) for shape in shapes}
-    table = LinearTable(decisions, (right, path), read_fingerprint(CPU), redecide=again)
-    own.serve_products(table.product)
-    subject = Subject(own, products=table)
+    table = LinearTable(decisions, (right, path), redecide=again)
+    own = Decoder(decoder.config, decoder.weights, operators=Operators(table.product))
+    subject = Subject(own, tables=(table,))
     assert subject.graphs.keys
     subject.dispatcher.quarantine(path.name, Operator.LINEAR)
     session = subject.session.submit_all(tiny_llama.prompts[3:4]).drain()
@@ -189,13 +189,24 @@ def test_graphs_of_a_quarantined_product_rest_and_eager_serves(decoder: Decoder,
     assert (subject.graphs.num_replays, subject.graphs.keys) == (0, ())
     counts = [count for output in session.outputs for count in output.record.dispatches]
     launches = sum(count.num_launches for count in counts if (count.phase, count.path) == ("linear", right.name))
-    assert launches == len(session.outputs) * table.num_weights
+    assert launches == len(session.outputs) * table.num_launches
+
+
+class Waiting(ExpertsTable):
+    """Experts that no graph can hold."""
+
+    def __init__(self) -> None:
+        OperatorTable.__init__(self, Operator.EXPERTS, {}, ())
+
+    @property
+    def is_capturable(self) -> bool:
+        return False
 
 
 def test_experts_that_wait_for_the_device_are_not_captured(decoder: Decoder) -> None:
     """Such experts serve when no kernel of a mixture could be launched in the run before the capture."""
     subject = Subject(decoder)
-    subject.dispatcher.experts = SimpleNamespace(is_capturable=False)
+    subject.dispatcher.tables = (Waiting(),)
     subject.graphs = StepGraphs(subject.runner.worker, subject.sizes, max_context=MAX_LEN)
     subject.graphs.capture(capture, lambda _: None)
     assert subject.graphs.keys == ()

@@ -41,7 +41,7 @@ def test_a_shape_without_a_path_moves_no_other_shape() -> None:
     first = {it: Decision(it, path.name, Status.PROVEN, path.name, (), (), None) for it, path in pairs}
     table = CollectiveTable({Follows.NOTHING: 1}, first, paths, redecide=no_path)
     table.decided.quarantine(SHAPES[0])
-    sent = followers.decisions_of(Dispatcher({}, (), (), redecide=no_path, collectives=table))
+    sent = followers.decisions_of(Dispatcher({}, (), (), redecide=no_path, tables=(table,)))
     there = CollectiveTable({Follows.NOTHING: 1}, decisions_of(CollectiveShape, decided(sent)), paths)
     for ranks_table in (table, there):
         for num_rows in (17, 128, 129, 512):  # the edges of their buckets

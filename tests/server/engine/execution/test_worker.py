@@ -24,6 +24,7 @@ from server.engine.operators.decisions import NoPathError
 from server.engine.operators.dispatch import Dispatcher
 from server.engine.operators.launch_errors import is_device_lost
 from server.engine.operators.linear import LinearTable
+from server.engine.operators.rows_table import StepSizes
 from server.engine.operators.step_attention import TakeCall
 from server.engine.scheduling.engine import Engine, EngineOptions
 from server.engine.scheduling.pages import PagePool
@@ -149,10 +150,11 @@ class Same(Ranks):
 class NoHead(LinearTable):
     """Products of which the head has no path any more."""
 
-    def __init__(self) -> None: ...
+    def __init__(self) -> None:
+        super().__init__({}, ())
 
-    def check(self, num_tokens: int, num_sampled: int) -> None:
-        raise NoPathError(None, f"no path is left for {num_tokens} and {num_sampled} rows")
+    def check(self, sizes: StepSizes) -> None:
+        raise NoPathError(None, f"no path is left for {sizes}")
 
 
 def leading(decoder: Decoder, heard: Heard, path: KernelPath = PATH) -> Worker:
@@ -190,7 +192,7 @@ def test_no_error_in_logits_that_others_compute_is_survived(decoder: Decoder, er
 def test_logits_that_have_no_path_are_asked_of_no_rank(decoder: Decoder) -> None:
     heard = Heard()
     worker = leading(decoder, heard)
-    worker.dispatcher.products = NoHead()
+    worker.dispatcher.tables = (NoHead(),)
     with pytest.raises(NoPathError):
         worker.logits(torch.zeros(2, decoder.config.hidden_size))
     assert not heard.has(ComputeLogits)

@@ -10,7 +10,8 @@ from kernels.calls.batch import AttentionFlags
 from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.shape import AttentionShape, Dtype, Phase, flops, hbm_bytes_tiled
 from server.engine.operators.attention_timer import AttentionTimer, CpuDevice
-from server.engine.operators.dispatch import Choice, Dispatcher, PhasePart
+from server.engine.operators.dispatch import Dispatcher, PhasePart
+from server.engine.operators.table import OperatorChoice
 from server.engine.startup.warmup import synthetic_batch
 
 SHAPE = AttentionShape(Phase.PREFILL, Dtype.FP32, Dtype.FP32, 4, 2, 64, Bucket.LE_128, Bucket.LE_128)
@@ -134,7 +135,7 @@ def test_a_capture_that_serves_no_request_is_not_measured() -> None:
     device = FakeDevice(is_graph=True)
     dispatcher = Dispatcher({}, (), (PLAIN,), redecide=lambda *_: None, timer=AttentionTimer([PLAIN], device))  # type: ignore[arg-type, return-value]
     ran: list[object] = []
-    choice = Choice(None, lambda *inputs: ran.append(inputs[-1]), None, is_capturable=True)  # type: ignore[arg-type]
+    choice = OperatorChoice(None, lambda *inputs: ran.append(inputs[-1]), None, is_capturable=True)  # type: ignore[arg-type]
     part = PhasePart(Phase.DECODE, slice(0, 1), None, 1, 1)  # type: ignore[arg-type]
     given = (choice, None, None, None, part, 0, "out")
     with dispatcher.unmeasured():

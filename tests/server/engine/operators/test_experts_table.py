@@ -19,6 +19,7 @@ from qualification.decision.decision import Decision, Pairs, Status
 from qualification.decision.model_shapes import experts_shape
 from qualification.model.config import ExpertsConfig
 from server.engine.operators.experts import ExpertsTable
+from server.engine.operators.rows_table import StepSizes
 from server.model.load.load import load_config
 from support.engine.one_operator import MIXTURE
 
@@ -75,15 +76,15 @@ def test_borders_are_the_first_numbers_of_tokens_of_a_path(tmp_path: Path) -> No
     table = Served(tmp_path, may_replace=True).table
     assert table.borders == (1, 17, 129, 513)
     for border in table.borders:
-        [here] = table.served(border)
+        [here] = table.served(StepSizes(border))
         assert here.shape.rows.holds(border)
-        assert border == 1 or table.served(border - 1) != (here,)
+        assert border == 1 or table.served(StepSizes(border - 1)) != (here,)
 
 
 def test_one_rank_replaces_experts_that_cannot_be_launched(tmp_path: Path) -> None:
     it = Served(tmp_path, may_replace=True)
     assert it.call(20).eq(2.0).all()
-    [served], [other] = it.table.served(20), it.table.served(3)
+    [served], [other] = it.table.served(StepSizes(20)), it.table.served(StepSizes(3))
     assert (served.path, other.path) == ("second", "first")
 
 
@@ -92,6 +93,6 @@ def test_several_ranks_end_where_experts_cannot_be_launched(tmp_path: Path) -> N
     it = Served(tmp_path, may_replace=False)
     with pytest.raises(DeviceLost, match="first failed to launch: too many resources") as lost:
         it.call(20)
-    [served] = it.table.served(20)
+    [served] = it.table.served(StepSizes(20))
     assert lost.value.suspects == [("first", str(served.shape))]
     assert served.path == "first"

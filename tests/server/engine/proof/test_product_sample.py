@@ -7,13 +7,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.linear.matmul import linear
+from kernels.linear.epilogue import Epilogue
+from kernels.linear.paths import LINEAR_PATHS
 from kernels.linear.shape import LinearShape
-from kernels.system.device import read_fingerprint
+from kernels.linear.weights import PlainWeight
 from kernels.vocabulary.row_buckets import LinearRows
 from kernels.vocabulary.shape import Dtype
-from server.engine.operators.linear import LinearTable, ServedProduct
+from qualification.decision.decision import Decision, Status
+from server.engine.operators.linear import LinearTable, ProductCall
 from server.engine.proof.product_sample import judge_product, take_product
+from server.model.linear import Linear, WeightName
 
 SIZE_IN, SIZE_OUT = 2**14, 160  # so many that a judgement looks at some columns alone
 
@@ -36,15 +39,16 @@ def test_a_product_with_a_bias_is_judged_with_it(spoil: Callable[[Tensor, Tensor
     weight = torch.randn(SIZE_OUT, SIZE_IN, generator=random) * SIZE_IN**-0.5
     bias = torch.randn(SIZE_OUT, generator=random)
     x = torch.randn(20, SIZE_IN, generator=random)
-    shape = LinearShape(Dtype.FP32, SIZE_IN, SIZE_OUT, LinearRows.LE_1, has_bias=True)
-    table = LinearTable({}, (), read_fingerprint(torch.device("cpu")))
-    product = ServedProduct(table, 0, "qkv", shape, weight, bias, {})
-    y = linear(x, weight, bias)
+    shape = LinearShape(Dtype.FP32, SIZE_IN, SIZE_OUT, LinearRows.LE_32, has_bias=True)
+    decision = Decision(shape, "torch.linear", Status.PROVEN, "torch.linear", (), (), None)
+    table = LinearTable({shape: decision}, LINEAR_PATHS)
+    product = table.product(0, WeightName.QKV, Linear(PlainWeight(weight), bias), Epilogue.NONE)
+    y = product(x, None)
     if spoil is not None:
         spoil(y, bias)
     rng, columns = Random(0), set()
     for _ in range(12):
-        found = judge_product(take_product(product, "a path", x, y, rng), rng)
+        found = judge_product(take_product(ProductCall(product, x, y), "a path", rng), rng)
         assert found.factor is not None
         assert found.is_mismatch is (spoil is not None)
         columns.add((found.detail or "").partition("column ")[2])

@@ -18,7 +18,9 @@ from kernels.reference.oracle import attention_oracle
 from kernels.vocabulary.path import KernelPath, RunAttention
 from kernels.vocabulary.shape import PLANNED_PHASES, Phase
 from qualification.decision.decision import Decision
-from server.engine.operators.dispatch import Choice, Dispatcher, PhasePart
+from server.engine.operators.attention_table import Choice
+from server.engine.operators.dispatch import Dispatcher, PhasePart
+from server.engine.operators.table import OperatorChoice
 from server.engine.proof.shadow_check import ALERT_S, MEMORY_S, ShadowBudget, ShadowCheck
 from server.engine.proof.shadow_sample import MOST_ROWS, drawn_rows, judge_sample, take_sample
 from server.protocol.messages import PathUse, SamplingParams, ShadowReport, Submit
@@ -429,7 +431,7 @@ def choice_of(phase: Phase) -> Choice:
     path = path_named("sdpa.cpu")
     decision: Decision = None  # type: ignore[assignment] -- not looked at
     assert path.run is not None
-    return Choice(decision, path.run, PathUse(phase.value, path.name, "proven", []), is_capturable=True)
+    return OperatorChoice(decision, path.run, PathUse(phase.value, path.name, "proven", []), is_capturable=True)
 
 
 def flags_of(kind: str, num_rows: int) -> AttentionFlags:

@@ -134,7 +134,7 @@ def test_a_path_that_turns_wrong_after_an_hour_is_replaced(
 
 
 def shapes_of(subject: Subject) -> set[object]:
-    table = subject.dispatcher.products if subject.operator is Operator.LINEAR else subject.dispatcher.experts
+    table = subject.dispatcher.linear if subject.operator is Operator.LINEAR else subject.dispatcher.experts
     assert table is not None
     return set(table.decided.plan)
 

@@ -1,0 +1,64 @@
+"""Attention by the plan's decisions: found by the lengths of a batch."""
+
+from collections.abc import Iterable, Mapping
+
+from kernels.calls.batch import AttentionBatch
+from kernels.vocabulary.operators import Operator
+from kernels.vocabulary.path import KernelPath, RunAttention
+from kernels.vocabulary.shape import AttentionShape, Phase
+from qualification.decision.decision import Decision, Pairs
+from server.engine.operators.decisions import NoPathError, Redecide
+from server.engine.operators.dispatch_key import CAUSAL, LengthKey, bucket_index, key_of_shape
+from server.engine.operators.launch_errors import launch_failure
+from server.engine.operators.table import OperatorChoice, OperatorTable
+
+Choice = OperatorChoice[AttentionShape, RunAttention]
+
+
+class AttentionTable(OperatorTable[AttentionShape, RunAttention]):
+    """The decisions for a model's attention. A launch that fails on one of several ranks is its caller's to handle."""
+
+    def __init__(
+        self,
+        decisions: Mapping[AttentionShape, Decision[AttentionShape]],
+        paths: Iterable[KernelPath],
+        *,
+        redecide: Redecide[AttentionShape],
+        quarantined: Pairs = frozenset(),
+        overridden: Pairs = frozenset(),
+    ) -> None:
+        super().__init__(
+            Operator.ATTENTION,
+            decisions,
+            paths,
+            redecide=redecide,
+            quarantined=quarantined,
+            overridden=overridden,
+            why_not_launched=launch_failure,
+        )
+        self._by_lengths: dict[Phase, dict[LengthKey, Choice]] = {phase: {} for phase in Phase}
+        for choice in self.choices:
+            self._by_lengths[choice.decision.shape.phase][key_of_shape(choice.decision.shape)] = choice
+        self._decode = self._by_lengths[Phase.DECODE]
+
+    def choice(self, phase: Phase, batch: AttentionBatch, window: int | None) -> Choice:
+        """One dictionary hit. Raises NoPathError for a shape without a path, which no start-up lets through."""
+        if phase is Phase.DECODE:
+            found = self._decode.get((window, 0, bucket_index(batch.max_context), CAUSAL))
+        else:
+            key = (window, bucket_index(batch.max_seqlen_q), bucket_index(batch.max_context), CAUSAL)
+            found = self._by_lengths[phase].get(key)
+        if found is None:
+            lengths = f"{batch.max_seqlen_q} of {batch.max_context} tokens"
+            raise NoPathError(phase, f"no path for {phase.value}, window {window}, {lengths}")
+        return found
+
+    def _decided(self, decision: Decision[AttentionShape]) -> None:
+        super()._decided(decision)
+        shape = decision.shape
+        choice = self._choices[shape]
+        of_phase = self._by_lengths[shape.phase]
+        if choice is None:
+            of_phase.pop(key_of_shape(shape), None)
+        else:
+            of_phase[key_of_shape(shape)] = choice

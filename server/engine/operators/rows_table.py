@@ -1,0 +1,189 @@
+"""Table of an operator whose shapes follow from the sizes of a step, by the number of rows that a call has.
+
+That number alone chooses the path, on the host, by one lookup a call: a CUDA graph, which holds one number, holds the
+choice too.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from kernels.vocabulary.operators import Operator, RowsShape
+from kernels.vocabulary.path import AnyPath
+from qualification.decision.decision import Decision, Pairs
+from server.engine.operators.counts import ServedShape, dispatch_counts, fallback_uses, use_of
+from server.engine.operators.decisions import NoPathError, Redecide
+from server.engine.operators.launch_errors import LAUNCH_ERRORS
+from server.engine.operators.table import OperatorChoice, OperatorTable, RunT, first_decision
+from server.protocol.messages import DispatchCount, PathUse
+
+RowsShapeT = TypeVar("RowsShapeT", bound=RowsShape)
+_MOST_KNOWN = 4096  # sizes of steps whose decisions are kept
+
+
+@dataclass(frozen=True, slots=True)
+class StepSizes:
+    """The sizes of a step that choose paths beside attention's.
+
+    num_tokens     rows of a forward pass, with the padding of a CUDA graph
+    num_sampled    rows whose logits are computed
+    num_sequences  sequences of the batch
+    """
+
+    num_tokens: int
+    num_sampled: int = 0
+    num_sequences: int = 0
+
+
+@dataclass(slots=True)
+class Calls(Generic[RowsShapeT]):
+    """Calls of a step whose shapes are the same but for the rows.
+
+    shapes        one for each bucket of rows that is planned, the fewest rows first
+    num_launches  calls of a step
+    is_sampled    the rows are those whose logits are computed, and not the tokens
+    """
+
+    shapes: tuple[RowsShapeT, ...]
+    num_launches: int
+    is_sampled: bool
+    _edges: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        self._edges = tuple(float("inf") if it.rows.hi is None else it.rows.hi for it in self.shapes)
+
+    def shape(self, num_rows: int) -> RowsShapeT:
+        """Return the shape of so many rows; of more than a step may have, as warm-up computes, the last one.
+
+        Raises NoPathError for a number below the first planned one.
+        """
+        if self.shapes:
+            found = self.shapes[min(bisect_left(self._edges, num_rows), len(self.shapes) - 1)]
+            if num_rows > found.rows.lo:
+                return found
+        raise NoPathError(None, f"no path was planned for {num_rows} rows of {self.shapes and self.shapes[0].kind}")
+
+    def num_rows(self, sizes: StepSizes) -> int:
+        return sizes.num_sampled if self.is_sampled else sizes.num_tokens
+
+
+class RowsTable(OperatorTable[RowsShapeT, RunT]):
+    """The decisions of an operator that computes the rows of a call each by itself."""
+
+    def __init__(
+        self,
+        operator: Operator,
+        decisions: Mapping[RowsShapeT, Decision[RowsShapeT]],
+        paths: Iterable[AnyPath],
+        *,
+        redecide: Redecide[RowsShapeT] = first_decision,
+        quarantined: Pairs = frozenset(),
+        overridden: Pairs = frozenset(),
+        may_replace: bool = True,
+        reports_all: bool = False,
+    ) -> None:
+        """`reports_all`: whether a request's record names each use, and not only what is no proven first choice."""
+        super().__init__(
+            operator,
+            decisions,
+            paths,
+            redecide=redecide,
+            quarantined=quarantined,
+            overridden=overridden,
+            may_replace=may_replace,
+        )
+        self._reports_all = reports_all
+        self._calls: list[Calls[RowsShapeT]] = []
+        self._known: dict[StepSizes, list[ServedShape]] = {}
+        # Of a checked step, behind each call, with what it read and wrote.
+        self.tap: Callable[[OperatorChoice[RowsShapeT, RunT], Any], None] | None = None
+
+    def add(
+        self, shapes: Iterable[RowsShapeT], *, num_launches: int = 1, is_sampled: bool = False
+    ) -> Calls[RowsShapeT]:
+        """Note calls of each step, by their shapes that are planned; calls that are alike share an entry."""
+        planned = tuple(sorted(shapes, key=lambda shape: shape.rows.lo))
+        found = next((it for it in self._calls if it.shapes == planned and it.is_sampled is is_sampled), None)
+        if found is None:
+            found = Calls(planned, 0, is_sampled)
+            self._calls.append(found)
+        found.num_launches += num_launches
+        self._known.clear()
+        return found
+
+    @property
+    def num_launches(self) -> int:
+        """Calls of a step with a token to sample."""
+        return sum(it.num_launches for it in self._calls)
+
+    @property
+    def borders(self) -> tuple[int, ...]:
+        """Return the first number of rows of each bucket."""
+        return tuple({shape.rows.lo + 1: None for it in self._calls for shape in it.shapes})
+
+    @property
+    def is_capturable(self) -> bool:
+        """Return whether a CUDA graph can hold every choice."""
+        served = [self._choices.get(shape) for it in self._calls for shape in it.shapes]
+        return all(choice is not None and choice.is_capturable for choice in served)
+
+    def launch(self, calls: Calls[RowsShapeT], num_rows: int, *given: Any) -> OperatorChoice[RowsShapeT, RunT]:
+        """Run what is decided for so many rows, with these arguments; the next path where one fails to launch.
+
+        Returns the choice that ran. Raises NoPathError where none is left, and DeviceLost where other ranks wait.
+        """
+        shape = calls.shape(num_rows)
+        while True:
+            choice = self._choices.get(shape)
+            if choice is None:
+                raise self.no_path(shape)
+            run: Any = choice.run
+            try:
+                run(*given)
+            except LAUNCH_ERRORS as error:
+                self.replace(choice, error)
+            else:
+                return choice
+
+    def served(self, sizes: StepSizes) -> tuple[Decision[RowsShapeT], ...]:
+        """Return each decision that serves such a step."""
+        return tuple(it.decision for it in self._served(sizes))
+
+    def check(self, sizes: StepSizes) -> None:
+        """Raises NoPathError where a call of such a step has no path any more."""
+        for decision in self.served(sizes):
+            if decision.path is None:
+                raise self.no_path(decision.shape)
+
+    def counts(self, sizes: StepSizes) -> list[DispatchCount]:
+        """Return the decisions that serve such a step by bucket, path and status, with their launches."""
+        return dispatch_counts(self._served(sizes), sizes.num_tokens, sizes.num_sequences)
+
+    def uses(self, sizes: StepSizes) -> list[PathUse]:
+        """Return what a request says of such a step: what is no proven first choice, of some operators each use."""
+        if self._reports_all:
+            return [use_of(it) for it in self.served(sizes) if it.path is not None]
+        return fallback_uses(self._served(sizes))
+
+    def pairs(self, sizes: StepSizes) -> list[tuple[str, str]]:
+        """Return the (path, shape) pairs of a step: whom to blame when the device is lost in it."""
+        return [(it.path, str(it.shape)) for it in self.served(sizes) if it.path is not None]
+
+    def _served(self, sizes: StepSizes) -> list[ServedShape]:
+        found = self._known.get(sizes)
+        if found is None:
+            rows = [(calls, calls.num_rows(sizes)) for calls in self._calls]
+            found = [
+                ServedShape(self.decided[calls.shape(num_rows)], calls.num_launches)
+                for calls, num_rows in rows
+                if num_rows
+            ]
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            self._known[sizes] = found
+        return found
+
+    def _decided(self, decision: Decision[RowsShapeT]) -> None:
+        super()._decided(decision)
+        self._known.clear()
