@@ -7,24 +7,20 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from random import Random
 
 import msgspec
 import torch
 import torch.distributed as dist
 
 from kernels.calls.launch import install_compile_counter, num_compiles
-from kernels.catalog import ALL_PATHS, PATHS
+from kernels.catalog import ALL_PATHS
 from kernels.collective.inboxes import PeerMemoryError
-from kernels.driver.driver_record import Recorder
 from kernels.linear.fallback_reason import MatmulFallback
 from kernels.linear.fallbacks import MatmulFallbacks
 from kernels.linear.library_path import RunMeasured
-from kernels.system.device import torch_dtype
 from kernels.system.device_lost import DeviceLost
 from kernels.system.triton_cache import use_own_cache
 from kernels.vocabulary.shape import AttentionShape
-from qualification.attest.operator_promises import operator_promises
 from qualification.decision.decision import Pairs, Policy, decisions_of
 from qualification.measure.qualify import qualify
 from qualification.measure.start_plan import Plan, RunQualification, own_file
@@ -40,13 +36,9 @@ from server.engine.operators.decisions import NoPathError
 from server.engine.operators.dispatch import Dispatcher
 from server.engine.operators.launch_errors import blaming
 from server.engine.proof.attestation import Attestor
-from server.engine.proof.judgement import Judge, Promises
 from server.engine.proof.operator_quarantine import OperatorQuarantine
 from server.engine.proof.quarantine import Quarantine
 from server.engine.proof.shadow_check import ShadowCheck
-from server.engine.proof.shadow_sample import blank_sample, judge_sample
-from server.engine.proof.step_record import StepRecords, TimeStep
-from server.engine.proof.step_times import StepTimes
 from server.engine.scheduling.engine import Engine, EngineOptions
 from server.engine.scheduling.pages import PagePool
 from server.engine.scheduling.runner_api import BatchError, StepStatistics
@@ -63,6 +55,7 @@ from server.engine.startup.plan import (
     plan_operators,
     refuse_unserved,
 )
+from server.engine.startup.proofs import attestor_of, shadow_check_of
 from server.engine.startup.subject import (
     Subject,
     connected_ranks,
@@ -73,7 +66,7 @@ from server.engine.startup.subject import (
     load_weights,
     read_subject,
 )
-from server.engine.startup.warmup import estimate_longest_silence_s, probes_of, warm_up
+from server.engine.startup.warmup import estimate_longest_silence_s, warm_up
 from server.errors import SettingsError
 from server.model.decoder import Decoder
 from server.model.layer_state import StateCache
@@ -208,7 +201,7 @@ def _build(
     if followers is not None:
         take_fallbacks = partial(_fallbacks_of_all, fallbacks, followers)
     engine = _engine(settings, subject, runner, take_fallbacks)
-    attestor = _attestor(settings, subject, runner, plan)
+    attestor = attestor_of(settings, subject, runner, plan)
     if settings.attestation_interval_s:
         progress("attesting", "a forward pass of each path under the profiler")
 
@@ -220,7 +213,7 @@ def _build(
     refuse_unserved(dispatcher.plan.values(), plan, settings.on_unproven, attested)
     if dispatcher.timer is not None:
         dispatcher.timer.start()
-    shadow = _shadow_check(settings, subject, dispatcher)
+    shadow = shadow_check_of(settings, subject, dispatcher)
     ready = _ready(subject, plan, engine, runner, take_fallbacks(), longest_silence_s=longest_silence_s)
     if followers is not None:
         followers.send(Started())
@@ -396,63 +389,4 @@ def _engine(
         num_compiles=num_compiles,
         take_statistics=lambda: StepStatistics(*runner.dispatcher.take_samples(), take_fallbacks()),
         compile_grammar=None if runner.grammars is None else runner.grammars.compile,
-    )
-
-
-def _attestor(settings: Settings, subject: Subject, runner: ModelRunner, plan: Plan) -> Attestor:
-    """Return the attestor, whose batches use the page that no sequence owns."""
-    limits, dispatcher, device = subject.limits, runner.dispatcher, subject.device
-    page_size = limits.page_size
-    max_len = min(limits.max_model_len, runner.num_pages * page_size)
-    recorder = Recorder(device) if device.type == "cuda" else None
-    of_two = {path.name for path in PATHS if path.alternatives and limits.max_num_seqs > 1}
-    promises = Promises({it.name: it for it in PATHS}, plan.evidence, {it.name: it for it in ALL_PATHS})
-    records = StepRecords(
-        runner,
-        lambda: runner.attention,
-        dispatcher,
-        device=device,
-        recorder=recorder,
-        graph_kernels=runner.recorded_kernels,
-        time_step=_step_times(runner, recorder),
-    )
-    return Attestor(
-        records,
-        Judge(promises, lambda: operator_promises(dispatcher.all_decisions, plan.evidence, ALL_PATHS)),
-        dispatcher,
-        probes=probes_of(
-            dispatcher.decisions, page=runner.num_pages, page_size=page_size, max_len=max_len, of_two=of_two
-        ),
-        is_quarantining=settings.on_unproven is not Policy.DEGRADE,
-        interval_s=settings.attestation_interval_s,
-    )
-
-
-def _step_times(runner: ModelRunner, recorder: Recorder | None) -> TimeStep:
-    """Return what times the steps of an attestation: by the driver, where a CUDA graph can hold a step."""
-    experts = runner.dispatcher.experts
-    waits = experts is not None and not experts.is_capturable
-    if recorder is None or waits:
-        return lambda _: None
-    capture, worker = recorder.capture, runner.worker
-    node_seconds = partial(recorder.node_seconds, launching=worker.others.repeating)
-    return StepTimes(lambda batch: runner.step_graph(batch, capture), recorder.node_names, node_seconds)
-
-
-def _shadow_check(settings: Settings, subject: Subject, dispatcher: Dispatcher) -> ShadowCheck:
-    """Return the check of the settings. One blank sample is judged here, so that a GPU loads its libraries now."""
-    limits, attention = subject.limits, subject.config.attentions[0]
-    blank = blank_sample(
-        group=attention.num_heads // attention.num_kv_heads,
-        head_dim=attention.head_dim,
-        dtype=torch_dtype(limits.dtype),
-        kv_dtype=torch_dtype(limits.kv_dtype),
-        device=subject.device,
-    )
-    judge_sample(blank, Random(0))
-    return ShadowCheck(
-        dispatcher,
-        budget=settings.shadow_budget,
-        interval_s=settings.shadow_interval_s,
-        is_quarantining=settings.on_unproven is not Policy.DEGRADE,
     )

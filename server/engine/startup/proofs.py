@@ -1,0 +1,81 @@
+"""Attestor and shadow check of an engine, made for its settings and its model."""
+
+from functools import partial
+from random import Random
+
+from kernels.catalog import ALL_PATHS, PATHS
+from kernels.driver.driver_record import Recorder
+from kernels.system.device import torch_dtype
+from qualification.attest.operator_promises import operator_promises
+from qualification.decision.decision import Policy
+from qualification.measure.start_plan import Plan
+from server.engine.execution.runner import ModelRunner
+from server.engine.operators.dispatch import Dispatcher
+from server.engine.proof.attestation import Attestor
+from server.engine.proof.judgement import Judge, Promises
+from server.engine.proof.shadow_check import ShadowCheck
+from server.engine.proof.shadow_sample import blank_sample, judge_sample
+from server.engine.proof.step_record import StepRecords, TimeStep
+from server.engine.proof.step_times import StepTimes
+from server.engine.startup.subject import Subject
+from server.engine.startup.warmup import probes_of
+from server.settings import Settings
+
+
+def attestor_of(settings: Settings, subject: Subject, runner: ModelRunner, plan: Plan) -> Attestor:
+    """Return the attestor, whose batches use the page that no sequence owns."""
+    limits, dispatcher, device = subject.limits, runner.dispatcher, subject.device
+    page_size = limits.page_size
+    max_len = min(limits.max_model_len, runner.num_pages * page_size)
+    recorder = Recorder(device) if device.type == "cuda" else None
+    of_two = {path.name for path in PATHS if path.alternatives and limits.max_num_seqs > 1}
+    promises = Promises({it.name: it for it in PATHS}, plan.evidence, {it.name: it for it in ALL_PATHS})
+    records = StepRecords(
+        runner,
+        lambda: runner.attention,
+        dispatcher,
+        device=device,
+        recorder=recorder,
+        graph_kernels=runner.recorded_kernels,
+        time_step=_step_times(runner, recorder),
+    )
+    return Attestor(
+        records,
+        Judge(promises, lambda: operator_promises(dispatcher.all_decisions, plan.evidence, ALL_PATHS)),
+        dispatcher,
+        probes=probes_of(
+            dispatcher.decisions, page=runner.num_pages, page_size=page_size, max_len=max_len, of_two=of_two
+        ),
+        is_quarantining=settings.on_unproven is not Policy.DEGRADE,
+        interval_s=settings.attestation_interval_s,
+    )
+
+
+def _step_times(runner: ModelRunner, recorder: Recorder | None) -> TimeStep:
+    """Return what times the steps of an attestation: by the driver, where a CUDA graph can hold a step."""
+    experts = runner.dispatcher.experts
+    waits = experts is not None and not experts.is_capturable
+    if recorder is None or waits:
+        return lambda _: None
+    capture, worker = recorder.capture, runner.worker
+    node_seconds = partial(recorder.node_seconds, launching=worker.others.repeating)
+    return StepTimes(lambda batch: runner.step_graph(batch, capture), recorder.node_names, node_seconds)
+
+
+def shadow_check_of(settings: Settings, subject: Subject, dispatcher: Dispatcher) -> ShadowCheck:
+    """Return the check of the settings. One blank sample is judged here, so that a GPU loads its libraries now."""
+    limits, attention = subject.limits, subject.config.attentions[0]
+    blank = blank_sample(
+        group=attention.num_heads // attention.num_kv_heads,
+        head_dim=attention.head_dim,
+        dtype=torch_dtype(limits.dtype),
+        kv_dtype=torch_dtype(limits.kv_dtype),
+        device=subject.device,
+    )
+    judge_sample(blank, Random(0))
+    return ShadowCheck(
+        dispatcher,
+        budget=settings.shadow_budget,
+        interval_s=settings.shadow_interval_s,
+        is_quarantining=settings.on_unproven is not Policy.DEGRADE,
+    )
