@@ -117,7 +117,7 @@ class AttentionTimer:
     """Only the stepping thread may call it."""
 
     def __init__(self, flags: Iterable[AttentionFlags], device: Device, *, every: int = SAMPLED_STEPS) -> None:
-        """`flags`: one a layer. Of each window the middle layer is measured, and stands for the others."""
+        """`flags`: one a layer that attends. Of each window the middle layer is measured, and stands for the others."""
         layers: dict[int | None, list[int]] = {}
         for layer, each in enumerate(flags):
             layers.setdefault(each.window, []).append(layer)

@@ -58,9 +58,14 @@ class Dispatcher:
         quarantined: Pairs = frozenset(),
         overridden: Pairs = frozenset(),
         tables: Iterable[RowsTable[Any, Any]] = (),
+        layers: tuple[int, ...] | None = None,
     ) -> None:
-        """`decisions`, `paths`, `flags`: of attention; flags one a layer. `tables`: of the other operators."""
+        """`decisions`, `paths`, `flags`: of attention; flags one a layer that attends. `tables`: of other operators.
+
+        `layers`: which layer of the model each of `flags` belongs to; None where all attend.
+        """
         self.flags = flags
+        self.layers = tuple(range(len(flags))) if layers is None else layers
         self.windows = tuple(dict.fromkeys(layer.window for layer in flags))
         self.attention = AttentionTable(
             decisions, paths, redecide=redecide, quarantined=quarantined, overridden=overridden

@@ -64,7 +64,7 @@ class StepAttention:
         num_sampled: int = 0,
         beat: Beat | None = None,
     ) -> None:
-        """`kv_layers`: the pages of each layer. Raises NoPathError.
+        """`kv_layers`: the pages of each layer that attends. Raises NoPathError.
 
         `num_sampled`: tokens of the step whose logits are computed, for the products that serve beside attention.
         `replace_choice`: what to do where a kernel cannot be launched; without it the dispatcher's next path serves.

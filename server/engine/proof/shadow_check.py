@@ -258,13 +258,16 @@ class ShadowCheck:
         *,
         tensors: tuple[Tensor, Tensor, Tensor, Tensor],
     ) -> None:
-        """Copy what a call of attention read and wrote. Where memory does not suffice the check counts as skipped."""
-        flags = self._dispatcher.flags[layer]
+        """Copy what a call of attention read and wrote. Where memory does not suffice the check counts as skipped.
+
+        `layer`: a place among those that attend; a report names the layer of the model.
+        """
+        flags, of_model = self._dispatcher.flags[layer], self._dispatcher.layers[layer]
         self.take_sample(
             choice.use.path,
             part.phase,
-            layer,
-            lambda rng: take_sample(choice, part, layer, sequence, tensors=tensors, flags=flags, rng=rng),
+            of_model,
+            lambda rng: take_sample(choice, part, of_model, sequence, tensors=tensors, flags=flags, rng=rng),
         )
 
     def take_sample(self, path: str, lane: Lane, layer: int | None, copy: Callable[[Random], AnySample]) -> None:

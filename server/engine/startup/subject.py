@@ -203,7 +203,8 @@ def dispatcher_of(
         tables.append(CollectiveTable(num_sums(config), of_sums, paths, redecide=redecide, **excluded))
     timer = AttentionTimer(flags, CudaDevice() if device.type == "cuda" else CpuDevice()) if has_timer else None
     attention = decisions_of(AttentionShape, decisions)
-    return Dispatcher(attention, PATHS, flags, redecide=redecide, timer=timer, tables=tables, **excluded)
+    layers = config.attention_layers
+    return Dispatcher(attention, PATHS, flags, redecide=redecide, timer=timer, tables=tables, layers=layers, **excluded)
 
 
 def _served(config: ModelConfig, limits: EngineLimits) -> ModelConfig:

@@ -130,7 +130,7 @@ def dispatcher_of(config: ModelConfig, decisions: dict[AttentionShape, Decision[
         limits = ServingLimits(MAX_LEN, 64, PAGE_SIZE, Dtype.FP32, Dtype.FP32)
         decisions = {shape: decide(shape, PATH.name) for shape in shapes_needed(signature_of(config), limits)}
     flags = tuple(AttentionFlags(it.scale, window=it.window) for it in config.attentions)
-    return Dispatcher(decisions, (PATH, EAGER), flags, redecide=redecide)
+    return Dispatcher(decisions, (PATH, EAGER), flags, redecide=redecide, layers=config.attention_layers)
 
 
 def poisoned(states: StateCache) -> StateCache:

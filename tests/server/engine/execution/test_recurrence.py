@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
+from server.engine.proof.shadow_check import ShadowCheck
 from server.model.decoder import Decoder
 from server.protocol.messages import Fork
 from support.engine.graph_session import Session
@@ -86,6 +87,22 @@ def test_hits_in_the_order_a_b_a_begin_with_the_state(decoder: Decoder, answer: 
         found.append(session.total("num_prefix_hit_tokens") - before)
     # The second prompt finds pages without a state; where it parts from the first, the fifth finds one.
     assert found == [0, 0, 32, 32, 24, 32]
+
+
+def test_a_shadow_check_names_the_layer_of_the_model(decoder: Decoder, answer: Answer) -> None:
+    subject = Hybrid(decoder)
+    check = ShadowCheck(subject.runner.dispatcher, budget=1e9, interval_s=0.0, is_quarantining=True)
+    subject.runner.shadow = check
+    session, layers = Checked(subject), set()
+    session.ask("a", WORDS[:20])
+    while session.engine.has_work:
+        session.step()
+        report = check.judge()
+        if report is not None:
+            assert report.result == "match"
+            layers.add(report.layer)
+    assert layers == {1, 3}
+    assert session.tokens("a") == answer(WORDS[:20])
 
 
 def test_random_traffic_with_few_slots_changes_no_token(decoder: Decoder, answer: Answer) -> None:
