@@ -44,6 +44,19 @@ class ProductSample:
         """Return the digest of x: samples with the same digest repeat the same computation."""
         return digest_of(self.x)
 
+    @property
+    def weight(self) -> str:
+        """Return the name of the weight in its layer."""
+        return self.product.name.value
+
+    @torch.inference_mode()
+    def judge(self, rng: Random) -> Judgement:
+        """Compute some columns in fp64 and compare. Waits for the device. Raises torch.OutOfMemoryError."""
+        layer, columns = self.product.layer, _drawn_columns(self, rng)
+        where = self.weight if layer is None else f"{self.weight} of layer {layer}"
+        out, reference = self.y[:, columns], _product_reference(self, columns)
+        return _judgement(self.path, where, self.rows, self.x, out, reference, first_column=columns.start)
+
 
 @dataclass(frozen=True, slots=True)
 class ExpertsSample:
@@ -62,6 +75,18 @@ class ExpertsSample:
     def digest(self) -> str:
         return digest_of(self.call.hidden)
 
+    @property
+    def weight(self) -> None:
+        """Return None: a sample is of all weights of a mixture."""
+        return None
+
+    @torch.inference_mode()
+    def judge(self, rng: Random) -> Judgement:  # noqa: ARG002
+        """Compute the rows in fp64 and compare. Waits for the device. Raises torch.OutOfMemoryError."""
+        call = self.call
+        reference = experts_reference(call.hidden, call.experts, call.shares, call.weights, call.mixture.activation)
+        return _judgement(self.path, f"experts of layer {self.layer}", self.rows, call.hidden, call.out, reference)
+
 
 def take_product(call: ProductCall, path: str, rng: Random) -> ProductSample:
     """Copy some rows of a call, without waiting for the device. Raises torch.OutOfMemoryError."""
@@ -78,34 +103,24 @@ def take_experts(call: ExpertsCall, path: str, layer: int, rng: Random) -> Exper
     return ExpertsSample(path, layer, rows, ExpertsCall(hidden, experts, shares, call.weights, call.mixture, out))
 
 
-@torch.inference_mode()
-def judge_product(sample: ProductSample | ExpertsSample, rng: Random) -> Judgement:
-    """Compute a sample in fp64 and compare. Waits for the device. Raises torch.OutOfMemoryError."""
-    if isinstance(sample, ProductSample):
-        layer = sample.product.layer
-        name = sample.product.name.value
-        where = name if layer is None else f"{name} of layer {layer}"
-        read, columns = sample.x, _drawn_columns(sample, rng)
-        out, reference = sample.y[:, columns], _product_reference(sample, columns)
-        first_column = columns.start
-    else:
-        call, first_column = sample.call, 0
-        where, read, out = f"experts of layer {sample.layer}", call.hidden, call.out
-        reference = experts_reference(call.hidden, call.experts, call.shares, call.weights, call.mixture.activation)
+def _judgement(
+    path: str, where: str, rows: range, read: Tensor, out: Tensor, reference: Reference, *, first_column: int = 0
+) -> Judgement:
+    """Compare some rows and columns of a result with its truth."""
     reason = _why_not_judged(read, out, reference)
     if reason is not None:
         return Judgement(None, detail=reason)
     errors = errors_of(out[:, None], reference)
     row, _, column = errors.worst_at
-    position = sample.rows[row]
+    position = rows[row]
     factor = _MOST_FACTOR if errors.num_nonfinite else min(errors.worst, _MOST_FACTOR)
     if factor <= 1:
-        return Judgement(factor, len(sample.rows), None, position)
-    detail = f"{sample.path}, {where}, row {position} of the step, column {first_column + column}"
+        return Judgement(factor, len(rows), None, position)
+    detail = f"{path}, {where}, row {position} of the step, column {first_column + column}"
     detail += f": off by {errors.worst_error:.3g}, at most {errors.worst_limit:.3g} may be"
     if errors.num_nonfinite:
         detail += f"; {errors.num_nonfinite} numbers are not finite"
-    return Judgement(factor, len(sample.rows), None, position, detail)
+    return Judgement(factor, len(rows), None, position, detail)
 
 
 def _drawn_rows(num_rows: int, most: int, rng: Random) -> range:

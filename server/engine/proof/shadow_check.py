@@ -26,8 +26,8 @@ from server.engine.operators.experts import ExpertsCall
 from server.engine.operators.linear import ProductCall
 from server.engine.operators.step_attention import TakeCall
 from server.engine.operators.table import OperatorChoice
-from server.engine.proof.product_sample import ExpertsSample, ProductSample, judge_product, take_experts, take_product
-from server.engine.proof.shadow_sample import Judgement, Sample, judge_sample, take_sample
+from server.engine.proof.product_sample import ExpertsSample, ProductSample, take_experts, take_product
+from server.engine.proof.shadow_sample import Judgement, Sample, take_sample
 from server.engine.scheduling.sequence import Batch
 from server.protocol.messages import ShadowReport
 
@@ -305,7 +305,7 @@ class ShadowCheck:
             phase=taken.lane.value,
             path=taken.path,
             layer=taken.layer,
-            weight=taken.sample.product.name.value if isinstance(taken.sample, ProductSample) else None,
+            weight=None if taken.sample is None else taken.sample.weight,
             head=found.head,
             position=found.position,
             num_rows=found.num_rows,
@@ -317,7 +317,7 @@ class ShadowCheck:
 
     def _judge(self, sample: AnySample) -> Judgement:
         try:
-            return judge_sample(sample, self._rng) if isinstance(sample, Sample) else judge_product(sample, self._rng)
+            return sample.judge(self._rng)
         except torch.OutOfMemoryError as error:
             return Judgement(None, detail=f"no memory to judge the sample: {error}"[:200])
 

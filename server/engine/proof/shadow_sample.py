@@ -55,6 +55,31 @@ class Sample:
         """Return the digest of q: samples with the same digest repeat the same computation."""
         return digest_of(self.q)
 
+    @property
+    def weight(self) -> None:
+        """Return None: attention has no weight."""
+        return None
+
+    @torch.inference_mode()
+    def judge(self, rng: Random) -> "Judgement":
+        """Compute some rows of a sample in fp64 and compare. Waits for the device.
+
+        Raises torch.OutOfMemoryError.
+        """
+        if (reason := _why_not_judged(self)) is not None:
+            return Judgement(None, detail=reason)
+        device, num_queries, num_keys = self.q.device, self.q.shape[0], self.k.shape[0]
+        batch = AttentionBatch(
+            cu_seqlens_q=torch.tensor([0, num_queries], dtype=torch.int32, device=device),
+            cu_seqlens_k=torch.tensor([0, num_keys], dtype=torch.int32, device=device),
+            max_seqlen_q=num_queries,
+            max_context=num_keys,
+        )
+        rows = drawn_rows(num_queries, _most_rows(self), rng)
+        chosen = torch.tensor(rows, device=device)
+        reference = reference_of(self.q, self.k, self.v, batch, self.flags, rows=chosen)
+        return _judgement(self, rows, errors_of(self.out[chosen], reference))
+
 
 def digest_of(tensor: Tensor) -> str:
     return hashlib.sha256(tensor.contiguous().view(torch.uint8).cpu().numpy().tobytes()).hexdigest()
@@ -120,27 +145,6 @@ def blank_sample(
     """One query and one key of zeros: judged before ready, so that a GPU's libraries are loaded before a step waits."""
     q, k = (torch.zeros(1, n, head_dim, dtype=of, device=device) for n, of in ((group, dtype), (1, kv_dtype)))
     return Sample("none", Phase.PREFILL, 0, 0, q, k, k, torch.zeros_like(q), AttentionFlags(1.0))
-
-
-@torch.inference_mode()
-def judge_sample(sample: Sample, rng: Random) -> Judgement:
-    """Compute some rows of a sample in fp64 and compare. Waits for the device.
-
-    Raises torch.OutOfMemoryError.
-    """
-    if (reason := _why_not_judged(sample)) is not None:
-        return Judgement(None, detail=reason)
-    device, num_queries, num_keys = sample.q.device, sample.q.shape[0], sample.k.shape[0]
-    batch = AttentionBatch(
-        cu_seqlens_q=torch.tensor([0, num_queries], dtype=torch.int32, device=device),
-        cu_seqlens_k=torch.tensor([0, num_keys], dtype=torch.int32, device=device),
-        max_seqlen_q=num_queries,
-        max_context=num_keys,
-    )
-    rows = drawn_rows(num_queries, _most_rows(sample), rng)
-    chosen = torch.tensor(rows, device=device)
-    reference = reference_of(sample.q, sample.k, sample.v, batch, sample.flags, rows=chosen)
-    return _judgement(sample, rows, errors_of(sample.out[chosen], reference))
 
 
 def drawn_rows(num_rows: int, most: int, rng: Random) -> list[int]:

@@ -14,7 +14,7 @@ from server.engine.operators.dispatch import Dispatcher
 from server.engine.proof.attestation import Attestor
 from server.engine.proof.judgement import Judge, Promises
 from server.engine.proof.shadow_check import ShadowCheck
-from server.engine.proof.shadow_sample import blank_sample, judge_sample
+from server.engine.proof.shadow_sample import blank_sample
 from server.engine.proof.step_record import StepRecords, TimeStep
 from server.engine.proof.step_times import StepTimes
 from server.engine.startup.subject import Subject
@@ -72,7 +72,7 @@ def shadow_check_of(settings: Settings, subject: Subject, dispatcher: Dispatcher
         kv_dtype=torch_dtype(limits.kv_dtype),
         device=subject.device,
     )
-    judge_sample(blank, Random(0))
+    blank.judge(Random(0))
     return ShadowCheck(
         dispatcher,
         budget=settings.shadow_budget,

@@ -15,7 +15,7 @@ from kernels.vocabulary.row_buckets import LinearRows
 from kernels.vocabulary.shape import Dtype
 from qualification.decision.decision import Decision, Status
 from server.engine.operators.linear import LinearTable, ProductCall
-from server.engine.proof.product_sample import judge_product, take_product
+from server.engine.proof.product_sample import take_product
 from server.model.linear import Linear, WeightName
 
 SIZE_IN, SIZE_OUT = 2**14, 160  # so many that a judgement looks at some columns alone
@@ -48,7 +48,7 @@ def test_a_product_with_a_bias_is_judged_with_it(spoil: Callable[[Tensor, Tensor
         spoil(y, bias)
     rng, columns = Random(0), set()
     for _ in range(12):
-        found = judge_product(take_product(ProductCall(product, x, y), "a path", rng), rng)
+        found = take_product(ProductCall(product, x, y), "a path", rng).judge(rng)
         assert found.factor is not None
         assert found.is_mismatch is (spoil is not None)
         columns.add((found.detail or "").partition("column ")[2])

@@ -22,7 +22,7 @@ from server.engine.operators.attention_table import Choice
 from server.engine.operators.dispatch import Dispatcher, PhasePart
 from server.engine.operators.table import OperatorChoice
 from server.engine.proof.shadow_check import ALERT_S, MEMORY_S, ShadowBudget, ShadowCheck
-from server.engine.proof.shadow_sample import MOST_ROWS, drawn_rows, judge_sample, take_sample
+from server.engine.proof.shadow_sample import MOST_ROWS, drawn_rows, take_sample
 from server.protocol.messages import PathUse, SamplingParams, ShadowReport, Submit
 from support.engine.attested import Subject
 from support.models.tiny_llama import NAN_TOKEN, NUM_LAYERS
@@ -229,7 +229,7 @@ def test_inputs_that_are_not_finite_are_skipped(subject: Subject) -> None:
 
 
 def test_an_output_that_is_not_finite_is_wrong() -> None:
-    found = judge_sample(sample_of(Phase.DECODE, AttentionFlags(0.25), lambda out: out.fill_(torch.nan)), Random(0))
+    found = sample_of(Phase.DECODE, AttentionFlags(0.25), lambda out: out.fill_(torch.nan)).judge(Random(0))
     assert found.is_mismatch
     assert "not finite" in (found.detail or "")
 
@@ -455,10 +455,10 @@ NUM_ROWS = {Phase.PREFILL: 112, Phase.EXTEND: 84, Phase.DECODE: 3}
 @pytest.mark.parametrize("phase", PLANNED_PHASES)
 def test_every_kind_of_layer_is_judged_as_it_is(phase: Phase, kind: str) -> None:
     flags = flags_of(kind, NUM_ROWS[phase])
-    right = judge_sample(sample_of(phase, flags), Random(0))
+    right = sample_of(phase, flags).judge(Random(0))
     assert right.factor is not None
     assert right.factor < 0.5
-    assert judge_sample(sample_of(phase, flags, scale), Random(0)).is_mismatch
+    assert sample_of(phase, flags, scale).judge(Random(0)).is_mismatch
     if kind != "plain":  # a layer that is judged as another one would be called wrong
         taken = replace(sample_of(phase, flags), flags=AttentionFlags(0.25))
-        assert judge_sample(taken, Random(0)).is_mismatch or (kind == "spans" and phase is Phase.DECODE)
+        assert taken.judge(Random(0)).is_mismatch or (kind == "spans" and phase is Phase.DECODE)
