@@ -119,7 +119,7 @@ def linear_cases(
         half = shape.size_in // 2
         x = randn(few)
         x[:, half : 2 * half] = -x[:, :half] + 0.02 * x[:, half : 2 * half]
-        values = operands.weight.dequantized().clone()
+        values = operands.weight.dequantized().to(operands.weight.dtype, copy=True)
         values[:, half : 2 * half] = values[:, :half]
         yield case("cancelling", x, LinearOperands(operands.weight.of(values), operands.bias))
     if is_whole:
@@ -148,7 +148,7 @@ def rows_to_test(bucket: LinearRows, served_rows: Iterable[int] = (), *, is_cpu:
 
 
 def _absolute(weight: LinearWeight) -> LinearWeight:
-    return weight.of(weight.dequantized().abs())
+    return weight.of(weight.dequantized().abs().to(weight.dtype))
 
 
 def _between_nan(x: Tensor, *, is_strided: bool) -> Tensor:

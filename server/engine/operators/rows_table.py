@@ -43,26 +43,34 @@ class Calls(Generic[RowsShapeT]):
     shapes        one for each bucket of rows that is planned, the fewest rows first
     num_launches  calls of a step
     is_sampled    the rows are those whose logits are computed, and not the tokens
+    choices       what serves each shape now; None: no path is left. By place, since to hash a shape takes 1 us a call
     """
 
     shapes: tuple[RowsShapeT, ...]
     num_launches: int
     is_sampled: bool
+    choices: list[OperatorChoice[RowsShapeT, Any] | None]
     _edges: tuple[float, ...] = ()
+    _first: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         self._edges = tuple(float("inf") if it.rows.hi is None else it.rows.hi for it in self.shapes)
+        self._first = tuple(it.rows.lo for it in self.shapes)
+
+    def place(self, num_rows: int) -> int:
+        """Return the place of the shape of so many rows; of more than a step may have, as warm-up computes, the last.
+
+        Raises NoPathError for a number that no bucket of the plan holds.
+        """
+        found = min(bisect_left(self._edges, num_rows), len(self.shapes) - 1)
+        if found < 0 or num_rows <= self._first[found]:
+            kind = self.shapes[0].kind if self.shapes else "no shape"
+            raise NoPathError(None, f"no path was planned for {num_rows} rows of {kind}")
+        return found
 
     def shape(self, num_rows: int) -> RowsShapeT:
-        """Return the shape of so many rows; of more than a step may have, as warm-up computes, the last one.
-
-        Raises NoPathError for a number below the first planned one.
-        """
-        if self.shapes:
-            found = self.shapes[min(bisect_left(self._edges, num_rows), len(self.shapes) - 1)]
-            if num_rows > found.rows.lo:
-                return found
-        raise NoPathError(None, f"no path was planned for {num_rows} rows of {self.shapes and self.shapes[0].kind}")
+        """Return the shape of so many rows. Raises NoPathError as `place`."""
+        return self.shapes[self.place(num_rows)]
 
     def num_rows(self, sizes: StepSizes) -> int:
         return sizes.num_sampled if self.is_sampled else sizes.num_tokens
@@ -106,7 +114,7 @@ class RowsTable(OperatorTable[RowsShapeT, RunT]):
         planned = tuple(sorted(shapes, key=lambda shape: shape.rows.lo))
         found = next((it for it in self._calls if it.shapes == planned and it.is_sampled is is_sampled), None)
         if found is None:
-            found = Calls(planned, 0, is_sampled)
+            found = Calls(planned, 0, is_sampled, [self._choices.get(shape) for shape in planned])
             self._calls.append(found)
         found.num_launches += num_launches
         self._known.clear()
@@ -125,19 +133,18 @@ class RowsTable(OperatorTable[RowsShapeT, RunT]):
     @property
     def is_capturable(self) -> bool:
         """Return whether a CUDA graph can hold every choice."""
-        served = [self._choices.get(shape) for it in self._calls for shape in it.shapes]
-        return all(choice is not None and choice.is_capturable for choice in served)
+        return all(choice is not None and choice.is_capturable for it in self._calls for choice in it.choices)
 
     def launch(self, calls: Calls[RowsShapeT], num_rows: int, *given: Any) -> OperatorChoice[RowsShapeT, RunT]:
         """Run what is decided for so many rows, with these arguments; the next path where one fails to launch.
 
         Returns the choice that ran. Raises NoPathError where none is left, and DeviceLost where other ranks wait.
         """
-        shape = calls.shape(num_rows)
+        place = calls.place(num_rows)
         while True:
-            choice = self._choices.get(shape)
+            choice = calls.choices[place]
             if choice is None:
-                raise self.no_path(shape)
+                raise self.no_path(calls.shapes[place])
             run: Any = choice.run
             try:
                 run(*given)
@@ -186,4 +193,7 @@ class RowsTable(OperatorTable[RowsShapeT, RunT]):
 
     def _decided(self, decision: Decision[RowsShapeT]) -> None:
         super()._decided(decision)
+        for calls in self._calls:
+            if decision.shape in calls.shapes:
+                calls.choices[calls.shapes.index(decision.shape)] = self._choices[decision.shape]
         self._known.clear()
