@@ -10,6 +10,7 @@ from kernels.experts.weights import ExpertWeights
 from kernels.fused.activation_kind import Activation
 from kernels.linear.epilogue import Epilogue
 from kernels.linear.torch_path import run_torch
+from kernels.linear.weights import PlainWeight
 from kernels.reference.compare import errors_of
 from kernels.reference.experts import experts_reference
 from kernels.reference.linear import linear_reference
@@ -42,7 +43,7 @@ def vanishing(num_sums: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 def test_a_right_swiglu_passes_where_gate_and_up_vanish(dtype: torch.dtype) -> None:
     x, weight = vanishing(8192, dtype)
     out = torch.empty(1, 4096, dtype=dtype)
-    run_torch(x, weight, None, Epilogue.SWIGLU, out)
+    run_torch(x, PlainWeight(weight), None, Epilogue.SWIGLU, out)
     reference = linear_reference(x, weight, None, Epilogue.SWIGLU)
     assert float(reference.truth.abs().max()) < 1e-9
     assert errors_of(out[:, None], reference).worst <= 1
