@@ -1,16 +1,17 @@
 """Attention by the plan's decisions: found by the lengths of a batch."""
 
 from collections.abc import Iterable, Mapping
+from typing import Unpack
 
 from kernels.calls.batch import AttentionBatch
 from kernels.vocabulary.operators import Operator
 from kernels.vocabulary.path import KernelPath, RunAttention
 from kernels.vocabulary.shape import AttentionShape, Phase
-from qualification.decision.decision import Decision, Pairs
-from server.engine.operators.decisions import NoPathError, Redecide
+from qualification.decision.decision import Decision
+from server.engine.operators.decisions import NoPathError
 from server.engine.operators.dispatch_key import CAUSAL, LengthKey, bucket_index, key_of_shape
 from server.engine.operators.launch_errors import launch_failure
-from server.engine.operators.table import OperatorChoice, OperatorTable
+from server.engine.operators.table import OperatorChoice, OperatorTable, TableOptions
 
 Choice = OperatorChoice[AttentionShape, RunAttention]
 
@@ -22,20 +23,9 @@ class AttentionTable(OperatorTable[AttentionShape, RunAttention]):
         self,
         decisions: Mapping[AttentionShape, Decision[AttentionShape]],
         paths: Iterable[KernelPath],
-        *,
-        redecide: Redecide[AttentionShape],
-        quarantined: Pairs = frozenset(),
-        overridden: Pairs = frozenset(),
+        **options: Unpack[TableOptions[AttentionShape]],
     ) -> None:
-        super().__init__(
-            Operator.ATTENTION,
-            decisions,
-            paths,
-            redecide=redecide,
-            quarantined=quarantined,
-            overridden=overridden,
-            why_not_launched=launch_failure,
-        )
+        super().__init__(Operator.ATTENTION, decisions, paths, why_not_launched=launch_failure, **options)
         self._by_lengths: dict[Phase, dict[LengthKey, Choice]] = {phase: {} for phase in Phase}
         for choice in self.choices:
             self._by_lengths[choice.decision.shape.phase][key_of_shape(choice.decision.shape)] = choice

@@ -1,6 +1,7 @@
 """Sums over the ranks by the plan's decisions. A launch that fails ends the step on all of them."""
 
 from collections.abc import Iterable, Mapping
+from typing import Unpack
 
 from torch import Tensor
 
@@ -8,10 +9,9 @@ from kernels.collective.paths import CollectivePath
 from kernels.collective.peers import AddNorm, Peers, RunCollective
 from kernels.collective.shape import CollectiveShape, Follows
 from kernels.vocabulary.operators import Operator
-from qualification.decision.decision import Decision, Pairs
-from server.engine.operators.decisions import Redecide
+from qualification.decision.decision import Decision
 from server.engine.operators.rows_table import RowsTable
-from server.engine.operators.table import first_decision
+from server.engine.operators.table import TableOptions
 
 
 class CollectiveTable(RowsTable[CollectiveShape, RunCollective]):
@@ -22,21 +22,11 @@ class CollectiveTable(RowsTable[CollectiveShape, RunCollective]):
         num_sums: Mapping[Follows, int],
         decisions: Mapping[CollectiveShape, Decision[CollectiveShape]],
         paths: Iterable[CollectivePath],
-        *,
-        redecide: Redecide[CollectiveShape] = first_decision,
-        quarantined: Pairs = frozenset(),
-        overridden: Pairs = frozenset(),
+        **options: Unpack[TableOptions[CollectiveShape]],
     ) -> None:
         """`num_sums`: of a step, by what follows. Sums of a shape whose decision has no path raise NoPathError."""
-        super().__init__(
-            Operator.COLLECTIVE,
-            decisions,
-            paths,
-            redecide=redecide,
-            quarantined=quarantined,
-            overridden=overridden,
-            may_replace=False,  # the other ranks wait
-        )
+        options["may_replace"] = False  # the other ranks wait
+        super().__init__(Operator.COLLECTIVE, decisions, paths, **options)
         self._kinds = {
             follows: self.add((shape for shape in decisions if shape.follows is follows), num_launches=count)
             for follows, count in num_sums.items()

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Unpack
 
 import torch
 from torch import Tensor
@@ -12,12 +13,11 @@ from kernels.experts.weights import AnyExpertWeights
 from kernels.vocabulary.operators import Operator
 from kernels.vocabulary.row_buckets import TokenRows
 from kernels.vocabulary.shape import Dtype
-from qualification.decision.decision import Decision, Pairs
+from qualification.decision.decision import Decision
 from qualification.decision.model_shapes import experts_shape
 from qualification.model.config import ExpertsConfig, ModelConfig
-from server.engine.operators.decisions import Redecide
 from server.engine.operators.rows_table import Calls, RowsTable
-from server.engine.operators.table import first_decision
+from server.engine.operators.table import TableOptions
 from server.model.experts import ExpertProducts
 
 
@@ -46,23 +46,10 @@ class ExpertsTable(RowsTable[ExpertsShape, RunExperts]):
         dtype: Dtype,
         decisions: Mapping[ExpertsShape, Decision[ExpertsShape]],
         paths: Iterable[ExpertsPath] = EXPERTS_PATHS,
-        *,
-        redecide: Redecide[ExpertsShape] = first_decision,
-        quarantined: Pairs = frozenset(),
-        overridden: Pairs = frozenset(),
-        may_replace: bool = True,
+        **options: Unpack[TableOptions[ExpertsShape]],
     ) -> None:
         """`config`: of this rank's part of the model. A shape without a path raises NoPathError."""
-        super().__init__(
-            Operator.EXPERTS,
-            decisions,
-            paths,
-            redecide=redecide,
-            quarantined=quarantined,
-            overridden=overridden,
-            may_replace=may_replace,
-            reports_all=True,
-        )
+        super().__init__(Operator.EXPERTS, decisions, paths, reports_all=True, **options)
         mixtures = [(i, it.feed_forward) for i, it in enumerate(config.layers)]
         self.layers = tuple(i for i, it in mixtures if isinstance(it, ExpertsConfig))
         self._of_mixture: dict[ExpertsConfig, Calls[ExpertsShape]] = {}

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Unpack
 
 import torch
 from torch import Tensor
@@ -13,10 +14,9 @@ from kernels.linear.shape import LinearShape
 from kernels.system.device import dtype_of, torch_dtype
 from kernels.vocabulary.operators import Operator
 from kernels.vocabulary.row_buckets import LinearRows
-from qualification.decision.decision import Decision, Pairs
-from server.engine.operators.decisions import Redecide
+from qualification.decision.decision import Decision
 from server.engine.operators.rows_table import Calls, RowsTable, StepSizes
-from server.engine.operators.table import first_decision
+from server.engine.operators.table import TableOptions
 from server.model.linear import Linear, WeightName
 from server.model.step import Step
 
@@ -30,22 +30,10 @@ class LinearTable(RowsTable[LinearShape, RunLinear]):
         self,
         decisions: Mapping[LinearShape, Decision[LinearShape]],
         paths: Iterable[LinearPath],
-        *,
-        redecide: Redecide[LinearShape] = first_decision,
-        quarantined: Pairs = frozenset(),
-        overridden: Pairs = frozenset(),
-        may_replace: bool = True,
+        **options: Unpack[TableOptions[LinearShape]],
     ) -> None:
         """`paths`: those of this machine, as an engine launches them (`with_measured`)."""
-        super().__init__(
-            Operator.LINEAR,
-            decisions,
-            paths,
-            redecide=redecide,
-            quarantined=quarantined,
-            overridden=overridden,
-            may_replace=may_replace,
-        )
+        super().__init__(Operator.LINEAR, decisions, paths, **options)
         self._one_of_each: dict[LinearShape, ServedProduct] = {}  # by the shape of one row
 
     def warm_up(self) -> None:

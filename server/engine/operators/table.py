@@ -6,7 +6,7 @@ What is launched is `run` of the decided path, the call that was proven, and not
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypedDict, TypeVar, Unpack
 
 from kernels.system.device_lost import DeviceLost
 from kernels.vocabulary.operators import Operator, phase_of
@@ -20,7 +20,6 @@ from server.protocol.messages import PathUse
 
 logger = logging.getLogger(__name__)
 
-PathT = TypeVar("PathT", bound=AnyPath)
 RunT = TypeVar("RunT")
 
 
@@ -37,8 +36,22 @@ class OperatorChoice(Generic[ShapeT, RunT]):
     is_capturable: bool
 
 
-def first_decision(shape: ShapeT, _: Pairs, __: Pairs) -> Decision[ShapeT]:
-    """Stand in where nothing is decided again. Raises RuntimeError."""
+class TableOptions(TypedDict, Generic[ShapeT], total=False):
+    """Options of the tables of all operators, beside their decisions and paths.
+
+    redecide     decides a shape again; without it nothing does
+    quarantined  (path, shape) pairs without which the decisions were already made, as those `overridden`
+    may_replace  whether the next path may serve where a launch fails in the middle of a step, as it does by default;
+                 several ranks start again instead
+    """
+
+    redecide: Redecide[ShapeT]
+    quarantined: Pairs
+    overridden: Pairs
+    may_replace: bool
+
+
+def _first_decision(shape: ShapeT, _: Pairs, __: Pairs) -> Decision[ShapeT]:
     raise RuntimeError(f"nothing decides {shape} again here")
 
 
@@ -53,24 +66,22 @@ class OperatorTable(Generic[ShapeT, RunT]):
         decisions: Mapping[ShapeT, Decision[ShapeT]],
         paths: Iterable[AnyPath],
         *,
-        redecide: Redecide[ShapeT] = first_decision,
-        quarantined: Pairs = frozenset(),
-        overridden: Pairs = frozenset(),
-        may_replace: bool = True,
         why_not_launched: Callable[[Exception], Reject | None] = not_launched,
+        **options: Unpack[TableOptions[ShapeT]],
     ) -> None:
-        """`decisions` were already made without the pairs `quarantined` and `overridden`.
-
-        may_replace       whether the next path may serve where a launch fails in the middle of a step; several ranks
-                          start again instead
-        why_not_launched  tells of an exception whether a kernel was not launched; None: another kind of error
-        """
+        """`why_not_launched`: tells of an exception why a kernel was not launched; None: another kind of error."""
         self.operator = operator
         self._paths: dict[str, AnyPath] = {path.name: path for path in paths}
-        self._may_replace = may_replace
+        self._may_replace = options.get("may_replace", True)
         self._why_not_launched = why_not_launched
         self._choices: dict[ShapeT, OperatorChoice[ShapeT, RunT] | None] = {}
-        self.decided = Decisions(decisions, redecide, quarantined, overridden, on_change=self._decided)
+        self.decided = Decisions(
+            decisions,
+            options.get("redecide", _first_decision),
+            options.get("quarantined", frozenset()),
+            options.get("overridden", frozenset()),
+            on_change=self._decided,
+        )
         for decision in decisions.values():
             self._choices[decision.shape] = self._resolve(decision)
 
@@ -83,13 +94,6 @@ class OperatorTable(Generic[ShapeT, RunT]):
     def choices(self) -> tuple[OperatorChoice[ShapeT, RunT], ...]:
         """Return the choice that serves each shape now."""
         return tuple(choice for choice in self._choices.values() if choice is not None)
-
-    def choice_for(self, shape: ShapeT) -> OperatorChoice[ShapeT, RunT]:
-        """Return what serves a shape now. Raises NoPathError where nothing does."""
-        found = self._choices.get(shape)
-        if found is None:
-            raise self.no_path(shape)
-        return found
 
     def no_path(self, shape: ShapeT) -> NoPathError:
         """Return the error of a shape that no path serves any more, or that was never planned."""
@@ -108,9 +112,11 @@ class OperatorTable(Generic[ShapeT, RunT]):
         logger.error("%s failed to launch for %s (%s): %s", path, shape, reason.value, error)
         if not self._may_replace:
             raise DeviceLost(f"{path} failed to launch: {error}", [(path, str(shape))]) from error
-        if self.decided.quarantine(shape) is None:
+        self.decided.quarantine(shape)
+        found = self._choices[shape]
+        if found is None:
             raise self.no_path(shape) from error
-        return self.choice_for(shape)
+        return found
 
     def quarantine(self, path: str, phase: str) -> None:
         """Serve no shape of `phase_of` such on this path any more."""

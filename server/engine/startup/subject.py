@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import torch
 
@@ -32,6 +32,7 @@ from server.engine.operators.dispatch import Dispatcher
 from server.engine.operators.experts import ExpertsTable
 from server.engine.operators.linear import LinearTable, with_measured
 from server.engine.operators.rows_table import RowsTable
+from server.engine.operators.table import TableOptions
 from server.engine.startup.kv_sizing import check_weights_fit
 from server.engine.startup.limits import EngineLimits, choose_device, choose_limits
 from server.errors import ModelError, SettingsError
@@ -45,13 +46,6 @@ from server.model.ranks import ALONE, Ranks
 from server.settings import LoadFormat, Settings, Task
 
 Say = Callable[[str], None]
-
-
-class _Excluded(TypedDict):
-    """The (path, shape) pairs that serve nothing."""
-
-    quarantined: Pairs
-    overridden: Pairs
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,30 +175,38 @@ def dispatcher_of(
         )
         for it in config.attentions
     )
-    excluded = _Excluded(quarantined=quarantined, overridden=overridden)
-    # A launch that fails on one of several ranks leaves the others in the middle of a step.
     is_alone = subject.shard.world == 1
+    # A launch that fails on one of several ranks leaves the others in the middle of a step.
+    options = TableOptions[Any](redecide=redecide, quarantined=quarantined, overridden=overridden, may_replace=is_alone)
     tables: list[RowsTable[Any, Any]] = [
         LinearTable(
             decisions_of(LinearShape, decisions),
             with_measured(linear_paths_on(device), measured),
-            redecide=redecide,
-            may_replace=is_alone,
-            **excluded,
+            **options,
         )
     ]
     if config.has_mixtures:
         own = decisions_of(ExpertsShape, decisions)
         dtype = subject.limits.dtype
-        tables.append(ExpertsTable(config, dtype, own, redecide=redecide, may_replace=is_alone, **excluded))
+        tables.append(ExpertsTable(config, dtype, own, **options))
     if not is_alone:
         of_sums = decisions_of(CollectiveShape, decisions)
         paths = collective_paths_on(device)
-        tables.append(CollectiveTable(num_sums(config), of_sums, paths, redecide=redecide, **excluded))
+        tables.append(CollectiveTable(num_sums(config), of_sums, paths, **options))
     timer = AttentionTimer(flags, CudaDevice() if device.type == "cuda" else CpuDevice()) if has_timer else None
     attention = decisions_of(AttentionShape, decisions)
     layers = config.attention_layers
-    return Dispatcher(attention, PATHS, flags, redecide=redecide, timer=timer, tables=tables, layers=layers, **excluded)
+    return Dispatcher(
+        attention,
+        PATHS,
+        flags,
+        redecide=redecide,
+        timer=timer,
+        tables=tables,
+        layers=layers,
+        quarantined=quarantined,
+        overridden=overridden,
+    )
 
 
 def _served(config: ModelConfig, limits: EngineLimits) -> ModelConfig:
