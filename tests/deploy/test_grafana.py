@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "deploy" / "grafana"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "deploy" / "grafana"))  # before a package named build
 
 from build import EVENTS, build, to_text
 from charts import OPEN, ROWS
