@@ -39,6 +39,7 @@ class Reject(Enum):
     MATRIX_INVALID = "matrix_invalid"
     OPERATOR_OVERRIDE = "operator_override"
     PEER_MEMORY = "peer_memory"  # the processes of several GPUs can share none
+    BATCH_VARIANT = "batch_variant"  # a row's bits may depend on what else is in the batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,10 @@ class OperatorPath(Generic[LimitsT, RunT]):
     alternatives: tuple[tuple[str, ...], ...] = ()
     # What this machine, as it is set up now, refuses to it, though its limits allow it; None: nothing.
     refused: Rejection | None = None
+    # The name of the order in which it sums, e.g. "k16". Two paths of one operator with the same order promise equal
+    # bits for each row, whatever else is in the batch, across phases and numbers of rows. None: the bits of a row may
+    # depend on the batch.
+    order: str | None = None
 
     def serves(self, shape: AnyShape) -> bool:
         """Return whether the path is made for shapes of this kind, were no limit in the way."""
