@@ -225,6 +225,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             "(serve on the fallback, counted)"
         ),
     ] = Policy.QUALIFY
+    reproducible: Annotated[
+        bool,
+        Meta(
+            description="make the bits of an answer depend on its own tokens, the weights, the software and the kind "
+            "of processor alone: kernel paths whose sums depend on the batch serve nothing"
+        ),
+    ] = False
     attestation_interval_s: Annotated[
         Seconds,
         Meta(description="between two attestations of the kernels that forward passes launch; 0: never, unless asked"),

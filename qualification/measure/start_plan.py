@@ -74,6 +74,7 @@ def make_plan(
     progress: Progress,
     paths: Sequence[AnyPath] = ALL_PATHS,
     run_qualification: RunQualification = qualify,
+    reproducible: bool = False,
 ) -> Plan:
     """Decide every shape by the reviewed matrix (None: the one that ships) and this machine's own evidence.
 
@@ -93,7 +94,7 @@ def make_plan(
         recorder = _OwnEvidence(cache, own, fingerprint)
         run_qualification(missing, bench, progress=progress, on_evidence=recorder.add)
         own = recorder.evidence
-    decider = _Decider(Book(matrix, own), paths, fingerprint, policy)
+    decider = _Decider(Book(matrix, own), paths, fingerprint, policy, reproducible=reproducible)
     return Plan(
         decisions=MappingProxyType({shape: decider.decide(shape, quarantined, overridden) for shape in shapes}),
         evidence=MappingProxyType(decider.evidence_of(shapes)),
@@ -111,6 +112,7 @@ class _Decider:
     paths: Sequence[AnyPath]
     fingerprint: Fingerprint
     policy: Policy
+    reproducible: bool
 
     def decide(self, shape: ShapeT, broken: Pairs, taken_out: Pairs) -> Decision[ShapeT]:
         return decide(

@@ -30,7 +30,8 @@ _GROUPS: Mapping[str, tuple[str, ...]] = {
         "gpu_memory_utilization", "prefix_caching", "cuda_graphs", "run_ahead", "choose_matmuls",
     ),
     "proof": (
-        "on_unproven", "matrix", "cache_dir", "attestation_interval_s", "shadow_budget", "shadow_interval_s",
+        "on_unproven", "reproducible", "matrix", "cache_dir", "attestation_interval_s", "shadow_budget",
+        "shadow_interval_s",
     ),
     "limits of requests": (
         "max_queued_requests", "max_queued_tokens", "max_queued_bytes", "max_body_bytes", "receive_timeout_s",

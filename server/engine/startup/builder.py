@@ -127,6 +127,7 @@ def build_engine(
             overridden=overridden,
             progress=progress,
             run_qualification=run_qualification,
+            reproducible=settings.reproducible,
             unshared=unshared,
         )
         world = settings.tensor_parallel_size

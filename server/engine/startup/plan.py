@@ -53,10 +53,12 @@ def plan_operators(
     overridden: Pairs,
     progress: Progress,
     run_qualification: RunQualification,
+    reproducible: bool = False,
     unshared: str | None = None,
 ) -> Plan:
     """Decide every shape the subject's limits allow, measuring what the policy asks for. Raises Unservable.
 
+    reproducible  whether a path may serve only where its bits do not depend on the batch
     unshared  why the ranks share no memory, though their GPUs can address each other; None where nothing refused it
     """
     device = subject.device
@@ -73,6 +75,7 @@ def plan_operators(
         progress=lambda done, total, what: progress("qualifying", f"{done}/{total} ({left(done, total)}) {what}"),
         paths=paths if unshared is None else without_peer_memory(paths, unshared),
         run_qualification=run_qualification,
+        reproducible=reproducible,
     )
     refuse_unserved(plan.decisions.values(), plan, policy)
     return plan

@@ -22,6 +22,7 @@ def attention_report(services: Services) -> dict[str, Any]:
         "model_digests": dict(services.model.digests),
         "state": services.engine.state.value,
         "on_unproven": services.settings.on_unproven.value,
+        "reproducible": services.settings.reproducible,
         "fingerprint": ready.fingerprint if ready else None,
         "matrix": {"digest": ready.matrix_digest, "verdict": ready.matrix_verdict} if ready else None,
         "attention_layers": ready.attention_layers if ready else None,

@@ -136,6 +136,7 @@ class AttentionReport(Schema):
     model_digests: dict[str, str | None]
     state: str
     on_unproven: str
+    reproducible: bool = Field(description="Whether paths whose bits depend on the batch serve nothing.")
     fingerprint: dict[str, Any] | None
     matrix: MatrixName | None
     attention_layers: int | None

@@ -99,6 +99,7 @@ def test_the_plan_shows_rejections_evidence_and_launches(folder: Path) -> None:
     assert body["fingerprint"]["torch"] == "2.13.0"
     assert body["launches"]["sdpa.math"] == 8
     assert body["on_unproven"] == "qualify"
+    assert body["reproducible"] is False
     assert (prefill["path"], prefill["wanted"], prefill["fallback_reasons"]) == ("sdpa.math", "sdpa.cpu", ["head_dim"])
     assert prefill["is_fallback"] is True
     assert prefill["rejected"]["sdpa.cpu"] == [{"code": "head_dim", "detail": "takes at most 256, the shape has 320"}]
