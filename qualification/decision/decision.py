@@ -10,6 +10,7 @@ from kernels.vocabulary.fingerprint import Fingerprint
 from kernels.vocabulary.operators import AnyShape, operator_of
 from kernels.vocabulary.path import AnyPath, Reject, Rejection, Tier
 from kernels.vocabulary.path_order import is_chosen_by_time
+from qualification.decision.class_order import ClassOrder
 from qualification.evidence.choice import Rated, beats, first_of
 from qualification.evidence.evidence import Check, Evidence, Timing
 from qualification.evidence.matrix import Key, Matrix
@@ -31,6 +32,11 @@ class Status(Enum):
     def is_valid(self) -> bool:
         """Return whether evidence that holds proves the path, reviewed or this machine's own."""
         return self in (Status.PROVEN, Status.PROVISIONAL)
+
+    @property
+    def has_result(self) -> bool:
+        """Return whether evidence holds that says something of the path, for it or against."""
+        return self.is_valid or self is Status.FAILED
 
 
 class Policy(Enum):
@@ -61,6 +67,7 @@ class Decision(Generic[ShapeT_co]):
     candidates: tuple[Candidate, ...]
     matrix_digest: str | None  # of the matrix that holds the evidence; None where there is none
     notes: tuple[str, ...] = ()  # for people: how measured times chose, where that is not what the catalog says
+    order: str | None = None  # in which the path sums; None where none was asked for
 
     @property
     def is_fallback(self) -> bool:
@@ -108,16 +115,20 @@ class Standing:
     is_reviewed: bool  # the evidence is from git
     proven_timing: Timing | None  # by valid evidence, whatever befell the path since; None where none is believed
     may_compete: bool  # on this machine, with the first tier
+    barred: Rejection | None = None  # why its bits may depend on the batch, where they must not
 
     def rated(self) -> Rated["Standing"]:
         timing = self.proven_timing if is_chosen_by_time(self.path.name) else None
         return Rated(self, self.index, timing, self.path.tier is Tier.FALLBACK, self.may_compete)
 
     def may_serve(self, policy: Policy) -> bool:
-        return not self.limits and self.status in _MAY_SERVE[policy]
+        return not self.limits and self.barred is None and self.status in _MAY_SERVE[policy]
 
     def rejections(self, policy: Policy) -> tuple[Rejection, ...]:
         """All that stands against it under this policy: what it cannot compute, else what is not proven of it."""
+        if self.barred is not None:
+            doubts = () if self.doubt is None or self.status.is_valid else (self.doubt,)
+            return (*self.limits, *doubts, self.barred)
         if self.limits or self.doubt is None or (self.status.is_valid and self.status in _MAY_SERVE[policy]):
             return self.limits
         return (self.doubt,)
@@ -132,8 +143,12 @@ def decide(
     quarantined: Pairs,
     policy: Policy,
     overridden: Pairs = frozenset(),
+    order: ClassOrder | None = None,
 ) -> Decision[ShapeT]:
     """Choose among `paths` (the catalog, most preferred first), of which those of other operators are left out.
+
+    With `order`, that of the shape's class, paths that were not shown to sum in it may serve under no policy. That they
+    are faster makes no fallback of another; that the wanted order could not be chosen does.
 
     `quarantined` holds the pairs of (path, str(shape)) that broke, `overridden` those that an operator took out.
 
@@ -147,16 +162,18 @@ def decide(
         raise ValueError(f"the catalog is empty: it has no path of {operator.value}")
     excluded = dict.fromkeys(overridden, _OVERRIDDEN) | dict.fromkeys(quarantined, _QUARANTINED)
     standings = [
-        _standing(path, index, shape, fingerprint=fingerprint, book=book, excluded=excluded)
+        _standing(path, index, shape, fingerprint=fingerprint, book=book, excluded=excluded, order=order)
         for index, path in enumerate(paths)
     ]
     able = [standing for standing in standings if standing.may_serve(policy)]
     chosen = _chosen(able)
-    wanted, reasons = _wanted(standings, chosen, shape, policy)
+    in_wanted = standings if order is None else _of_order(standings, order.wanted)
+    in_chosen = standings if order is None else _of_order(standings, order.order)
+    wanted, reasons = _wanted(in_wanted, chosen, shape, policy)
     return Decision(
         shape=shape,
         path=chosen.path.name if chosen else None,
-        status=chosen.status if chosen else _status_unserved(standings),
+        status=chosen.status if chosen else _status_unserved(in_chosen),
         wanted=wanted.path.name,
         fallback_reasons=reasons,
         candidates=tuple(
@@ -166,6 +183,7 @@ def decide(
         ),
         matrix_digest=book.reviewed.digest if chosen and chosen.is_reviewed else None,
         notes=_notes(able, chosen),
+        order=None if order is None or chosen is None else chosen.path.order,
     )
 
 
@@ -177,9 +195,14 @@ def path_standing(
     return status, doubt
 
 
-def evidence_for(path: AnyPath, shape: AnyShape, *, fingerprint: Fingerprint, book: Book) -> Evidence | None:
-    """Return the evidence behind the status of one path for one shape; stale evidence where there is no other."""
-    return _status(path, shape, fingerprint, book)[2]
+def evidence_for(
+    path: AnyPath, shape: AnyShape, *, fingerprint: Fingerprint, book: Book, is_ordered: bool = False
+) -> Evidence | None:
+    """Return the evidence behind the status of one path for one shape; stale evidence where there is no other.
+
+    is_ordered  whether evidence with the check of the path's order outweighs such without
+    """
+    return _status(path, shape, fingerprint, book, is_ordered=is_ordered)[2]
 
 
 def _standing(
@@ -190,22 +213,32 @@ def _standing(
     fingerprint: Fingerprint,
     book: Book,
     excluded: Mapping[tuple[str, str], Rejection],
+    order: ClassOrder | None,
 ) -> Standing:
     limits = path.rejects(shape, fingerprint)
     if path.run is None and not limits:
         limits = (Rejection(Reject.ARCH, "its module cannot be imported here"),)
-    status, doubt, evidence, is_reviewed = _status(path, shape, fingerprint, book)
+    status, doubt, evidence, is_reviewed = _status(path, shape, fingerprint, book, is_ordered=order is not None)
     timing = evidence.believed_timing if evidence is not None and status.is_valid else None
+    bar = None if order is None else order.bar(path, shape, evidence if status.is_valid else None)
+    if order is not None and path.order != order.order:
+        doubt = None  # another order says enough
+    elif bar is not None and status.is_valid:
+        status, doubt = (Status.FAILED if bar.is_failure else Status.UNPROVEN), None
+    barred = None if bar is None else bar.rejection
     if (taken_out := excluded.get((path.name, str(shape)), path.refused)) is not None:
         status, doubt = Status.QUARANTINED, taken_out
     may_compete = fingerprint.device in path.competes_on
-    return Standing(path, index, limits, status, doubt, evidence, is_reviewed, timing, may_compete)
+    return Standing(path, index, limits, status, doubt, evidence, is_reviewed, timing, may_compete, barred)
 
 
 def _status(
-    path: AnyPath, shape: AnyShape, fingerprint: Fingerprint, book: Book
+    path: AnyPath, shape: AnyShape, fingerprint: Fingerprint, book: Book, *, is_ordered: bool = False
 ) -> tuple[Status, Rejection | None, Evidence | None, bool]:
-    """A failure on this very stack outweighs any proof; a proof by review outweighs the machine's own."""
+    """A failure on this very stack outweighs any proof; a proof by review outweighs the machine's own.
+
+    is_ordered  whether the check of the path's order is asked for: evidence with it outweighs such without
+    """
     stale: Evidence | None = None
     proof: tuple[Evidence, bool] | None = None
     for evidence, is_reviewed in (
@@ -218,8 +251,8 @@ def _status(
             stale = stale or evidence
         elif not evidence.is_proven:
             return Status.FAILED, Rejection(Reject.FAILED, _failure(evidence)), evidence, is_reviewed
-        else:
-            proof = proof or (evidence, is_reviewed)
+        elif proof is None or (is_ordered and _says_more(evidence, proof[0], path)):
+            proof = evidence, is_reviewed
     if proof is not None and proof[1]:
         return Status.PROVEN, None, *proof
     if proof is not None:
@@ -232,6 +265,14 @@ def _status(
     if book.reviewed.problems:
         return Status.UNPROVEN, Rejection(Reject.MATRIX_INVALID, _problems(book)), None, False
     return Status.UNPROVEN, Rejection(Reject.UNPROVEN, "it has not been measured"), None, False
+
+
+def _says_more(evidence: Evidence, reviewed: Evidence, path: AnyPath) -> bool:
+    """Return whether only the machine's own evidence has the check of the path's order, or a failure of it."""
+    own, known = (None if it.invariance is None else it.invariance for it in (evidence, reviewed))
+    if path.order is None or own is None or not own.is_of(path.order):
+        return False
+    return known is None or not known.is_of(path.order) or (known.is_passed and not own.is_passed)
 
 
 def _problems(book: Book) -> str:
@@ -258,6 +299,11 @@ def _check_failure(check: Check) -> str:
     if check.unit == "values":
         return f"{check.name}: {check.measured:g} values on {check.case}, none may be{where}"
     return f"{check.name} is {check.measured:.3g} times its limit on {check.case}{where}"
+
+
+def _of_order(standings: list[Standing], order: str | None) -> list[Standing]:
+    """Return those of an order; all where there is none of it."""
+    return [standing for standing in standings if order is not None and standing.path.order == order] or standings
 
 
 def _chosen(able: list[Standing]) -> Standing | None:

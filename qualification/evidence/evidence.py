@@ -89,6 +89,46 @@ def is_clearly_faster(one: Timing, other: Timing) -> bool:
     return gain > 1 and other.p50_us > MIN_GAIN * one.p50_us
 
 
+# Raise it when the check of an order changes so that what passed may fail. What an older one found counts as unchecked.
+ORDER_SUITE = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Invariance:
+    """The check of a path that claims an order: whether the bits of a row depend on the batch.
+
+    There is no tolerance: one value of other bits and the path serves nothing under `reproducible`.
+
+    compared  values of rows that were computed again beside others, elsewhere in a batch or in other chunks
+    changed   those of them with other bits than the first time
+    where     of a failure: the batch and the row where it was seen first
+    digests   (input, of the bits of its rows), sorted: rows that every path of the order computes
+    """
+
+    order: str
+    compared: int
+    changed: int
+    digests: tuple[tuple[str, str], ...]
+    where: str = ""
+    suite: int = ORDER_SUITE
+
+    @property
+    def is_passed(self) -> bool:
+        """Something was compared, and no bit changed."""
+        return self.compared > 0 and self.changed == 0 and bool(self.digests)
+
+    @property
+    def failure(self) -> str:
+        """Return the reason of a failure, as the end of a sentence that names the path."""
+        if self.changed:
+            return f"{self.changed} of {self.compared} values change with the batch ({self.where})"
+        return "nothing of it was compared"
+
+    def is_of(self, order: str | None) -> bool:
+        """Return whether it was measured of this order, by the check of this version."""
+        return self.order == order and self.suite == ORDER_SUITE
+
+
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """All that is known of (shape, path). What follows from it (proof, rates, predicted bytes) is computed, not stored.
@@ -116,6 +156,7 @@ class Evidence:
     suite: int = SUITE
     commit: str | None = None
     command: str | None = None  # what a person typed to measure it
+    invariance: Invariance | None = None  # None: not checked, as of a path that claims no order
 
     @property
     def timing_doubt(self) -> str | None:
@@ -228,6 +269,8 @@ def summarize(evidence: Evidence) -> dict[str, float | str | bool]:
         "failure": evidence.failure,
     }
     summary |= {name: value for name, value in optional.items() if value is not None}
+    if evidence.invariance is not None:
+        summary |= {"order": evidence.invariance.order, "is_batch_invariant": evidence.invariance.is_passed}
     worst = evidence.worst_check
     if worst is not None:
         summary |= {"worst_check": worst.name, "worst_case": worst.case}

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from kernels.vocabulary.fingerprint import Fingerprint
-from qualification.evidence.evidence import Check, Evidence, Timing
+from qualification.evidence.evidence import Check, Evidence, Invariance, Timing
 from qualification.evidence.shape_text import parse_shape
 
 
@@ -36,6 +36,15 @@ class _Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     sequences: int = 1
 
 
+class _Invariance(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    order: str
+    suite: int
+    compared: int
+    changed: int
+    digests: dict[str, str]
+    where: str = ""
+
+
 class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """One (shape, path), its fields in the order in which a person reads them."""
 
@@ -51,6 +60,7 @@ class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults
     failure: str | None = None
     checks: dict[str, _Check]
     where: dict[str, str] = {}  # of the checks that failed
+    invariance: _Invariance | None = None
 
 
 def rows_of(evidence: Iterable[Evidence]) -> tuple[list[Row], dict[str, Run]]:
@@ -121,6 +131,7 @@ def _row(entry: Evidence, run: str) -> Row:
         failure=entry.failure,
         checks={it.name: _Check(it.measured, it.limit, it.unit, it.case, it.seed) for it in entry.checks},
         where={it.name: it.where for it in entry.checks if it.where},
+        invariance=_invariance_row(entry.invariance),
     )
 
 
@@ -149,4 +160,24 @@ def _evidence(row: Row, run: Run, fingerprint: Fingerprint) -> Evidence:
         suite=run.suite,
         commit=run.commit,
         command=run.command,
+        invariance=_invariance(row.invariance),
     )
+
+
+def _invariance_row(seen: Invariance | None) -> _Invariance | None:
+    if seen is None:
+        return None
+    return _Invariance(
+        order=seen.order,
+        suite=seen.suite,
+        compared=seen.compared,
+        changed=seen.changed,
+        digests=dict(seen.digests),
+        where=seen.where,
+    )
+
+
+def _invariance(row: _Invariance | None) -> Invariance | None:
+    if row is None:
+        return None
+    return Invariance(row.order, row.compared, row.changed, tuple(sorted(row.digests.items())), row.where, row.suite)

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from kernels.vocabulary.fingerprint import Fingerprint
 from kernels.vocabulary.operators import AnyShape
 from kernels.vocabulary.shape import AttentionShape
-from qualification.evidence.evidence import CHECK_LIMITS, SUITE, Check, Evidence
+from qualification.evidence.evidence import CHECK_LIMITS, SUITE, Check, Evidence, Invariance
 from qualification.evidence.full_model import FullModel
 
 _MAX_CLOCK_ERROR = timedelta(days=1)  # of the machine that wrote the file, or of this one
@@ -26,6 +26,7 @@ _SPREAD = (0, 1e6)
 _BYTES = (0, 2**60)
 _SEED = (-(2**63), 2**64)
 _SUITE = (1, 10**6)
+_COUNT = (0, 2**60)  # of values
 _UNITS = frozenset({"limit", "values", "abs", "rel"})  # the last two of suite 2
 _ERROR = (0, math.inf)  # the largest float stands for what is no number
 
@@ -60,6 +61,8 @@ def _problems(entry: Evidence, now: datetime) -> Iterator[str]:
     yield from _date(entry.at, now)
     yield from _machine(entry.fingerprint)
     yield from _names(entry)
+    if entry.invariance is not None:
+        yield from _invariance(entry.invariance)
     for check in entry.checks:
         yield from _check(check)
         if entry.suite == SUITE:
@@ -103,6 +106,14 @@ def _limit(check: Check) -> Iterator[str]:
     elif (check.limit, check.unit) != known:
         limit, unit = known
         yield f"{check.name}'s limit is {check.limit:g} {check.unit}, suite {SUITE} has {limit:g} {unit}"
+
+
+def _invariance(seen: Invariance) -> Iterator[str]:
+    if not seen.order or not all(point and digest for point, digest in seen.digests):
+        yield "an order, or one of its inputs or digests, has no name"
+    yield from _outside("values compared", seen.compared, _COUNT)
+    yield from _outside("values changed", seen.changed, (0, seen.compared))
+    yield from _outside("suite of the order's check", seen.suite, _SUITE)
 
 
 def _check(check: Check) -> Iterator[str]:

@@ -55,6 +55,7 @@ class Bench:
     command: str | None = None  # what a person typed
     compile_jobs: int = 1  # processes that compile before anything is measured; 1: nothing is compiled ahead
     may_profile: bool = True  # False in a server on a GPU: `kernels/driver/driver_record.py` says why
+    checks_orders: bool = True  # whether the bits of paths that claim an order are compared
     rates: Callable[[torch.device, torch.dtype, int], Ceilings | None] = ceilings_now  # that times are judged by
     timer: Callable[..., Timing] = time_call
     at: str = field(default_factory=now)  # when the run began

@@ -4,7 +4,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import product
 from pathlib import Path
@@ -18,6 +18,7 @@ from kernels.system.shared_folder import only_writer
 from kernels.vocabulary.fingerprint import Fingerprint
 from kernels.vocabulary.operators import AnyShape
 from kernels.vocabulary.path import AnyPath
+from qualification.decision.class_order import ClassOrder, class_of
 from qualification.decision.decision import (
     Book,
     Decision,
@@ -29,6 +30,7 @@ from qualification.decision.decision import (
     evidence_for,
     path_standing,
 )
+from qualification.decision.orders import Known, choose_orders, unchecked_pairs
 from qualification.evidence.evidence import Evidence
 from qualification.evidence.matrix import MATRICES, Key, Matrix, MatrixError, load_matrices, load_matrix, save_matrix
 from qualification.measure.qualify import Bench, Pair, Progress, qualify
@@ -59,6 +61,12 @@ class Plan:
     matrix_digest: str | None
     matrix_verdict: MatrixVerdict
     redecide: Redecide
+    orders: Mapping[str, ClassOrder] = field(default_factory=dict)  # by class of shapes; empty unless reproducible
+
+    @property
+    def order_problems(self) -> tuple[str, ...]:
+        """A line for each class of shapes that no one order serves."""
+        return tuple(order.problem for order in self.orders.values() if order.problem is not None)
 
 
 def make_plan(
@@ -81,55 +89,91 @@ def make_plan(
     Under QUALIFY what neither proves is measured now, and kept in `cache_dir` for the next start. A file that is not
     whole proves nothing: it is logged and, being the machine's own, measured anew. Under REFUSE and DEGRADE nothing is
     measured. Raises QualificationAborted and DeviceLost as `qualify` does.
+
+    reproducible  whether all shapes in which a sequence can be computed are to be summed in one order, and a path may
+                  serve only where it was shown to keep it. Paths of an order that turns out to lack one are followed by
+                  those of the next
     """
     matrix = load_matrices(MATRICES if matrix_dir is None else matrix_dir, fingerprint)
     for problem in matrix.problems:
         logger.error("matrix refused: %s", problem.detail)
     cache = own_file(cache_dir, "evidence", fingerprint)
     own = _load_own(cache, fingerprint)
+    known = Known(paths, fingerprint, Book(matrix, own), policy, quarantined, overridden)
     if policy is Policy.QUALIFY:
-        known = Book(matrix, own)
-        missing = missing_pairs(shapes, paths=paths, fingerprint=fingerprint, book=known, quarantined=quarantined)
-        bench = Bench(fingerprint, device, may_profile=device.type == "cpu")
+        bench = Bench(fingerprint, device, may_profile=device.type == "cpu", checks_orders=reproducible)
         recorder = _OwnEvidence(cache, own, fingerprint)
-        run_qualification(missing, bench, progress=progress, on_evidence=recorder.add)
-        own = recorder.evidence
-    decider = _Decider(Book(matrix, own), paths, fingerprint, policy, reproducible=reproducible)
+
+        def measure(pairs: list[Pair]) -> None:
+            run_qualification(pairs, bench, progress=progress, on_evidence=recorder.add)
+
+        if reproducible:
+            known = _with_orders(shapes, known, recorder, measure)
+        else:
+            measure(
+                missing_pairs(shapes, paths=paths, fingerprint=fingerprint, book=known.book, quarantined=quarantined)
+            )
+            known = replace(known, book=Book(matrix, recorder.evidence))
+    orders = choose_orders(shapes, known) if reproducible else {}
+    decider = _Decider(known, orders)
     return Plan(
         decisions=MappingProxyType({shape: decider.decide(shape, quarantined, overridden) for shape in shapes}),
         evidence=MappingProxyType(decider.evidence_of(shapes)),
         matrix_digest=matrix.digest,
         matrix_verdict=_verdict(matrix, set(shapes), paths, fingerprint),
         redecide=decider.decide,
+        orders=MappingProxyType(orders),
     )
+
+
+def _with_orders(
+    shapes: Sequence[AnyShape], known: Known, recorder: "_OwnEvidence", measure: Callable[[list[Pair]], None]
+) -> Known:
+    """Measure what the first order lacks, then, where that cannot serve, the next; each pair once."""
+    asked: set[tuple[AnyShape, str]] = set()
+    while True:
+        found = unchecked_pairs(shapes, known)
+        missing = [(shape, path) for shape, path in found if (shape, path.name) not in asked]
+        if not missing:
+            return known
+        asked |= {(shape, path.name) for shape, path in missing}
+        measure(missing)
+        known = replace(known, book=Book(known.book.reviewed, recorder.evidence))
 
 
 @dataclass(frozen=True, slots=True)
 class _Decider:
-    """Decides by what is known, as often as it is asked."""
+    """Decides by what is known, as often as it is asked.
 
-    book: Book
-    paths: Sequence[AnyPath]
-    fingerprint: Fingerprint
-    policy: Policy
-    reproducible: bool
+    An order that was chosen stays while the server runs: the keys and values in its cache are of that order.
+    """
+
+    known: Known
+    orders: Mapping[str, ClassOrder]  # by class of shapes; empty unless one is asked for
 
     def decide(self, shape: ShapeT, broken: Pairs, taken_out: Pairs) -> Decision[ShapeT]:
         return decide(
             shape,
-            paths=self.paths,
-            fingerprint=self.fingerprint,
-            book=self.book,
+            paths=self.known.paths,
+            fingerprint=self.known.fingerprint,
+            book=self.known.book,
             quarantined=broken,
-            policy=self.policy,
+            policy=self.known.policy,
             overridden=taken_out,
+            order=self.orders[class_of(shape)] if self.orders else None,
         )
 
     def evidence_of(self, shapes: Iterable[AnyShape]) -> dict[Key, Evidence]:
         """Return the evidence that decisions rest on, where there is any."""
         found = {}
-        for shape, path in product(dict.fromkeys(shapes), self.paths):
-            entry = evidence_for(path, shape, fingerprint=self.fingerprint, book=self.book)
+        for shape, path in product(dict.fromkeys(shapes), self.known.paths):
+            entry = evidence_for(
+                path,
+                shape,
+                fingerprint=self.known.fingerprint,
+                book=self.known.book,
+                is_ordered=bool(self.orders),
+            )
             if entry is not None:
                 found[shape, path.name] = entry
         return found

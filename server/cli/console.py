@@ -152,4 +152,5 @@ def plan_table(plan: Iterable[PlanRow]) -> list[str]:
 
 def _note(row: PlanRow) -> str:
     reasons = [f"from {row.wanted}: {', '.join(row.fallback_reasons)}"] if row.fallback_reasons else []
-    return "; ".join([*reasons, *row.notes])
+    order = [] if row.order is None else [f"order {row.order}"]
+    return "; ".join([*reasons, *order, *row.notes])

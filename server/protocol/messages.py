@@ -182,6 +182,7 @@ class PlanRow(msgspec.Struct, frozen=True):
     matrix_digest: str | None
     evidence: dict[str, float | str | bool] | None  # summary: p50_us, tflops, worst check and its limit, ...
     notes: tuple[str, ...] = ()  # how measured times chose, where that is not what the catalog says
+    order: str | None = None  # in which the path sums, under `reproducible`
 
 
 class EngineProgress(msgspec.Struct, frozen=True, tag=True):

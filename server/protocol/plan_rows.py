@@ -46,6 +46,7 @@ def _plan_row(decision: Decision[AnyShape], evidence: Mapping[tuple[AnyShape, st
         matrix_digest=decision.matrix_digest,
         evidence=None if found is None else summarize(found),
         notes=decision.notes,
+        order=decision.order,
     )
 
 

@@ -90,7 +90,8 @@ def refuse_unserved(
     """Raises Unservable where no path may serve some shape, by the plan's own `decisions` or by those `attested`."""
     if any(decision.path is None for decision in decisions):
         rows = plan_rows(decisions, plan.evidence)
-        raise Unservable(_explain(rows, policy.value), rows, attested)
+        of_orders = "".join(f"under --reproducible {problem}; " for problem in plan.order_problems)
+        raise Unservable(of_orders + _explain(rows, policy.value), rows, attested)
 
 
 def cache_folder(settings: Settings) -> Path:

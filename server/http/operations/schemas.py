@@ -72,6 +72,7 @@ class ShapeReport(Schema):
     matrix_digest: str | None
     evidence: dict[str, float | str | bool | None] | None
     notes: list[str] = Field(description="How measured times chose, where the catalog says otherwise.")
+    order: str | None = Field(description="In which the path sums; null unless --reproducible.")
 
 
 class ExplainedTimeReport(Schema):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kernels.vocabulary.path import Reject
 from kernels.vocabulary.shape import Phase
-from qualification.evidence.evidence import SUITE, summarize
+from qualification.evidence.evidence import SUITE, Invariance, summarize
 from qualification.evidence.full_model import Attention, FullModel, ModelTiming
 from qualification.evidence.gpu_folder import gpu_folder
 from qualification.evidence.matrix import (
@@ -31,7 +31,12 @@ from qualification.evidence.verdicts import Side, differences
 from support.qualification_fakes import DECODE, MACHINE, SHAPE, checks, evidence, path
 
 A, B = path("a"), path("b")
-EVIDENCE = [evidence(SHAPE, A), evidence(SHAPE, B, failure="RuntimeError: no", timing=None), evidence(DECODE, A)]
+ORDERED = Invariance("keys512", 640, 3, (("97 tokens", "0123456789abcdef"), ("long", "fedcba")), "row 4 of 9 tokens")
+EVIDENCE = [
+    evidence(SHAPE, A),
+    evidence(SHAPE, B, failure="RuntimeError: no", timing=None),
+    evidence(DECODE, A, invariance=ORDERED),
+]
 FILE = "h4-2-d64.json"
 TIMING = ModelTiming(Phase.PREFILL, 128, 1, Attention.PLAN, ("a",), 1.5, 0.01, 20, 0.5)
 MODEL = FullModel("demo", "2026-11-21T00:00:00+00:00", 8, (TIMING,))
@@ -132,6 +137,10 @@ def test_a_file_that_is_no_json_of_ours_is_refused_in_one_line(file: Path, conte
         ('"at":"2026-11-20T12:00:00+00:00"', '"at":"2026-11-22T13:00:00+00:00"', "which is in the future"),
         ('"suite":', '"suite":-', "suite is -"),
         ('"a":"digest of a"', '"a":""', "the digest of its source is empty"),
+        ('"changed":3', '"changed":641', "values changed is 641, expected 0 to 640"),
+        ('"compared":640', '"compared":-1', "values compared is -1, expected 0 to 1.15292e+18"),
+        ('"order":"keys512"', '"order":""', "an order, or one of its inputs or digests, has no name"),
+        ('"long":"fedcba"', '"":"fedcba"', "an order, or one of its inputs or digests, has no name"),
         ('"gpu":"Test CPU"', '"gpu":""', "its machine or its torch has no name"),
     ],
 )

@@ -15,7 +15,7 @@ from kernels.vocabulary.path import KernelPath, Reject, Tier
 from kernels.vocabulary.shape import AttentionShape, Dtype
 from qualification.decision.decision import Policy, Status
 from qualification.decision.model_shapes import AttentionSignature, ServingLimits, shapes_needed
-from qualification.evidence.evidence import Evidence, Timing
+from qualification.evidence.evidence import Evidence, Invariance, Timing
 from qualification.evidence.gpu_folder import gpu_folder
 from qualification.evidence.matrix import load_matrix, save_matrix
 from qualification.measure.costs.ceilings import Ceilings
@@ -67,6 +67,42 @@ def plan(folders: tuple[Path, Path], measurer: object, policy: Policy = Policy.Q
 
 def is_servable(made: Plan) -> bool:
     return all(decision.path is not None for decision in made.decisions.values())
+
+
+class OrderMeasurer(Measurer):
+    """The same, and says of each path that claims an order whether its bits hold."""
+
+    def __init__(self, variant: tuple[str, ...] = ()) -> None:
+        super().__init__()
+        self._variant = variant
+
+    def __call__(self, pairs: list[Pair], bench: Bench, *, progress: object, on_evidence: object) -> None:
+        def add(found: Evidence) -> None:
+            order = next(kernel.order for _, kernel in pairs if kernel.name == found.path)
+            seen = Invariance(order or "none", 9, int(found.path in self._variant), (("a", "same"),))
+            on_evidence(replace(found, invariance=seen if bench.checks_orders else None))
+
+        super().__call__(pairs, bench, progress=progress, on_evidence=add)
+
+
+def test_a_reproducible_start_measures_order_after_order(folders: tuple[Path, Path]) -> None:
+    orders = {"fast": None, "one": "k16", "two": "k32", "three": "k64"}
+    paths = tuple(replace(path(name), order=order) for name, order in orders.items())
+    start = {"paths": paths, "reproducible": True}
+    measurer = OrderMeasurer(variant=("one",))
+    made = plan(folders, measurer, **start)
+    assert measurer.asked == [(shape, name) for name in ("one", "two") for shape in SHAPES]
+    assert {(it.path, it.order, it.wanted) for it in made.decisions.values()} == {("two", "k32", "one")}
+    assert made.order_problems == ()
+    again = OrderMeasurer()
+    assert plan(folders, again, **start).decisions == made.decisions  # from what the first start has kept
+    assert again.asked == []
+    # What serves no more in one shape is not replaced by another order.
+    redecided = made.redecide(SHAPE, frozenset({("two", str(SHAPE))}), frozenset())
+    assert (redecided.path, redecided.status) == (None, Status.QUARANTINED)
+    alone = plan(folders, OrderMeasurer(), **(start | {"paths": paths[:2]}))
+    assert [str(shape) in alone.order_problems[0] for shape in SHAPES] == [True, True]
+    assert not is_servable(alone)
 
 
 def review(folders: tuple[Path, Path], *proofs: Evidence) -> Path:
