@@ -1,0 +1,239 @@
+"""One layer, from its family's sentence, a LayerConfig and the checkpoint's own tensors.
+
+A layer is computed in sections, from a tensor that a served model hands out to the next: the norm of what attention
+reads; queries, keys and values; attention; the residual behind it; the norm of what the feed-forward reads; the
+residual behind that. Each is Bounded.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from qualification.model.config import AttentionConfig, ExpertsConfig, LayerConfig, ModelConfig
+from qualification.model.forward.attention import Attends, attend
+from qualification.model.forward.bounded import (
+    Bounded,
+    Precision,
+    chunks_of,
+    function_of,
+    product,
+    rms_norm,
+    sum_over_ranks,
+)
+from qualification.model.forward.checkpoint import CheckpointError, Reading
+from qualification.model.forward.mixture import GatedWeights, feed, gate_of, mixed, route, unpack_mxfp4
+from qualification.model.forward.rotation import rotate
+from qualification.model.forward.sentences import MixtureSentence, NormOrder, Scoring, Sentence
+
+
+@dataclass(frozen=True, slots=True)
+class Fed:
+    """The residual behind a feed-forward.
+
+    is_judged  [T]: tokens whose experts no right router may choose otherwise
+    """
+
+    residual: Bounded
+    is_judged: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class LayerReference:
+    """tensors: of this layer, by their names within it. context: positions that are served. ranks: that share sums."""
+
+    model: ModelConfig
+    config: LayerConfig
+    sentence: Sentence
+    tensors: Mapping[str, Reading]
+    precision: Precision
+    context: int
+    ranks: int
+
+    @property
+    def attention(self) -> AttentionConfig:
+        return self.config.attention
+
+    def attention_read(self, residual: Bounded) -> Bounded:
+        """Return what attention reads, of the residual [T, hidden]."""
+        if self.sentence.order is NormOrder.AFTER:
+            return residual
+        return self._norm(residual, "input_layernorm")
+
+    def feed_forward_read(self, residual: Bounded) -> Bounded:
+        """Return what the feed-forward reads."""
+        if self.sentence.order is NormOrder.AFTER:
+            return residual
+        is_sandwich = self.sentence.order is NormOrder.SANDWICH
+        return self._norm(residual, "pre_feedforward_layernorm" if is_sandwich else "post_attention_layernorm")
+
+    def heads(self, read: Bounded, positions: Tensor) -> tuple[Bounded, Bounded, Bounded]:
+        """Return q [T, heads, d], k and v [T, kv_heads, d], queries and keys normed and rotated."""
+        attention = self.attention
+        if self.sentence.is_merged:
+            merged = self._linear(read, "self_attn.qkv_proj")
+            ends = attention.query_size, attention.query_size + attention.kv_size
+            parts = [merged.columns(own) for own in (slice(ends[0]), slice(*ends), slice(ends[1], None))]
+        else:
+            parts = [self._linear(read, f"self_attn.{name}_proj") for name in "qkv"]
+        q, k, v = (self.precision.rounded(part) for part in parts)
+        turned = []
+        for part, name in ((q, "q"), (k, "k")):
+            rotated = rotate(
+                self._heads_normed(part, f"self_attn.{name}_norm"),
+                positions,
+                attention.rope,
+                self.context,
+                self.precision,
+                neighbours=self.sentence.rotates_neighbours,
+            )
+            turned.append(rotated)
+        return turned[0], turned[1], v.changed(self._in_heads)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Bounded:
+        """Return [T, heads, d] of one sequence's last T tokens' q and all its keys and values, as they are stored."""
+        attention = self.attention
+        sinks = self._vector("self_attn.sinks", torch.float32) if self.sentence.has_sinks else None
+        attends = Attends(attention.scale, attention.window, attention.softcap, sinks)
+        return attend(q, k, v, attends, self.precision)
+
+    def after_attention(self, residual: Bounded, out: Bounded) -> Bounded:
+        """Return the residual behind attention, of the one before and attention's output [T, heads, d]."""
+        flat, weight = out.changed(lambda it: it.flatten(1)), self._weight("self_attn.o_proj.weight")
+        size = flat.truth.shape[1] // self.ranks
+        parts = []
+        for rank in range(self.ranks):
+            own = slice(rank * size, (rank + 1) * size)
+            bias = self._bias("self_attn.o_proj") if rank == 0 else None
+            part = product(flat.columns(own), chunks_of(weight[:, own]), bias, self.precision)
+            parts.append(self.precision.rounded(part))
+        return self._added(residual, sum_over_ranks(parts, self.precision), "post_attention_layernorm")
+
+    def after_feed_forward(self, residual: Bounded, read: Bounded) -> Fed:
+        """Return the residual behind the feed-forward, of the one before it and what the feed-forward reads."""
+        fed = self.config.feed_forward
+        is_judged = torch.ones(read.truth.shape[0], dtype=torch.bool, device=read.truth.device)
+        if isinstance(fed, ExpertsConfig):
+            parts, is_judged = self._mixture(read, fed)
+        else:
+            weights, gated = self._gated("mlp"), gate_of(fed.activation)
+            own = [weights.part(rank, self.ranks) for rank in range(self.ranks)]
+            parts = [feed(read, part, gated, self.precision) for part in own]
+        added = sum_over_ranks(parts, self.precision)
+        return Fed(self._added(residual, added, "post_feedforward_layernorm"), is_judged)
+
+    def _mixture(self, read: Bounded, config: ExpertsConfig) -> tuple[list[Bounded], Tensor]:
+        sentence = self.sentence.mixture
+        if sentence is None:
+            raise CheckpointError(f"the definition of {self.model.family} has no mixture of experts")
+        logits = self._linear(read, sentence.router)
+        correction = None
+        if f"{sentence.router}.e_score_correction_bias" in self.tensors:
+            correction = self._vector(f"{sentence.router}.e_score_correction_bias", torch.float32)
+        scoring = sentence.scores or (Scoring.SOFTMAX_OF_CHOSEN if config.routing.renormalizes else Scoring.SOFTMAX)
+        routes, gated = route(logits, config, scoring, correction), gate_of(config.activation)
+        experts = _Experts(self, sentence)
+        parts = []
+        for rank in range(self.ranks):
+            part = mixed(read, routes, partial(experts.of, rank), gated, self.precision)
+            if sentence.shared is not None and f"{sentence.shared}.gate_proj.weight" in self.tensors:
+                shared = self._shared(read, sentence, sentence.shared, rank, config)
+                part = self.precision.rounded(part.plus(shared))
+            parts.append(part)
+        return parts, routes.is_clear
+
+    def _shared(self, read: Bounded, sentence: MixtureSentence, name: str, rank: int, config: ExpertsConfig) -> Bounded:
+        fed = feed(read, self._gated(name).part(rank, self.ranks), gate_of(config.activation), self.precision)
+        if sentence.shared_gate is None:
+            return fed
+        gate = self.precision.rounded(self._linear(read, sentence.shared_gate))
+        return function_of((gate, fed), lambda one, other: torch.sigmoid(one) * other, self.precision)
+
+    def _added(self, residual: Bounded, added: Bounded, norm: str) -> Bounded:
+        """Return residual + what a sublayer adds, normed where the family norms behind, scaled where it scales."""
+        if self.sentence.order is not NormOrder.BEFORE:
+            added = self._norm(added, norm)
+        if self.model.residual_scale != 1:
+            added = self.precision.rounded(added.times(self.model.residual_scale))
+        return self.precision.rounded(residual.plus(added))
+
+    def _norm(self, x: Bounded, name: str) -> Bounded:
+        weight = self._vector(f"{name}.weight") + self.sentence.norm_offset
+        return rms_norm(x, weight, self.model.norm_eps, self.precision)
+
+    def _heads_normed(self, part: Bounded, name: str) -> Bounded:
+        """Return [T, heads, d], normed where the checkpoint has a norm of all heads together, or of each."""
+        if f"{name}.weight" not in self.tensors:
+            return part.changed(self._in_heads)
+        weight = self._vector(f"{name}.weight") + self.sentence.norm_offset
+        if weight.shape[0] == part.truth.shape[1] and weight.shape[0] != self.attention.head_dim:
+            return rms_norm(part, weight, self.model.norm_eps, self.precision).changed(self._in_heads)
+        return rms_norm(part.changed(self._in_heads), weight, self.model.norm_eps, self.precision)
+
+    def _in_heads(self, it: Tensor) -> Tensor:
+        return it.reshape(it.shape[0], -1, self.attention.head_dim)
+
+    def _linear(self, x: Bounded, name: str) -> Bounded:
+        return product(x, chunks_of(self._weight(f"{name}.weight")), self._bias(name), self.precision)
+
+    def _gated(self, name: str) -> GatedWeights:
+        if self.sentence.is_merged:
+            gate, up = self._weight(f"{name}.gate_up_proj.weight").chunk(2)
+            return GatedWeights(gate, up, self._weight(f"{name}.down_proj.weight"))
+        weights = (self._weight(f"{name}.{part}_proj.weight") for part in ("gate", "up", "down"))
+        biases = (self._bias(f"{name}.{part}_proj") for part in ("gate", "up", "down"))
+        return GatedWeights(*weights, *biases)
+
+    def _weight(self, name: str) -> Tensor:
+        """Return a tensor in the dtype that it is served in."""
+        return self.stored(name).to(self.precision.dtype)
+
+    def stored(self, name: str) -> Tensor:
+        """Return a tensor as the checkpoint has it. Raises CheckpointError."""
+        if name not in self.tensors:
+            raise CheckpointError(f"the layer has no tensor {name}, which the definition of {self.model.family} needs")
+        return self.tensors[name].tensor()
+
+    def _vector(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
+        return self.stored(name).to(dtype or self.precision.dtype).double()
+
+    def _bias(self, name: str) -> Tensor | None:
+        return self._vector(f"{name}.bias") if f"{name}.bias" in self.tensors else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Experts:
+    """The experts of a layer."""
+
+    layer: LayerReference
+    names: MixtureSentence
+
+    def of(self, rank: int, expert: int) -> GatedWeights:
+        """Return a rank's part of an expert, in the dtype that it is served in; those of mxfp4 in fp64."""
+        return self._whole(expert).part(rank, self.layer.ranks)
+
+    def _whole(self, expert: int) -> GatedWeights:
+        names, dtype = self.names, self.layer.precision.dtype
+        if not names.is_interleaved:
+            parts = (names.gate, names.up, names.down)
+            return GatedWeights(
+                *(self.layer.stored(f"{names.experts}.{expert}.{part}.weight").to(dtype) for part in parts)
+            )
+        gate_up, down = (self._matrix(f"{names.experts}.{part}", expert) for part in ("gate_up_proj", "down_proj"))
+        biases: list[Tensor | None] = [None, None]
+        for index, part in enumerate(("gate_up_proj", "down_proj")):
+            name = f"{names.experts}.{part}_bias"
+            if name in self.layer.tensors:
+                biases[index] = self.layer.stored(name)[expert].to(dtype).double()
+        inner, outer = biases
+        of_gate, of_up = (None, None) if inner is None else (inner[0::2], inner[1::2])
+        return GatedWeights(gate_up[0::2], gate_up[1::2], down, of_gate, of_up, outer)
+
+    def _matrix(self, name: str, expert: int) -> Tensor:
+        """Return one expert's matrix [out, in]: stored transposed, or in blocks of mxfp4."""
+        if f"{name}_blocks" in self.layer.tensors:
+            blocks, scales = (self.layer.stored(f"{name}_{kind}")[expert] for kind in ("blocks", "scales"))
+            return unpack_mxfp4(blocks, scales)
+        return self.layer.stored(name)[expert].to(self.layer.precision.dtype).T

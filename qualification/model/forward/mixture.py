@@ -1,0 +1,166 @@
+"""A feed-forward, dense or a mixture of experts, from its definition.
+
+Sources: Shazeer et al. 2017 (gated mixtures); DeepSeek-V3, section 2.1.2 (sigmoids, groups, correction bias); OCP
+Microscaling Formats 1.0 (mxfp4: E2M1 numbers, E8M0 scales of 32 of them).
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+from torch import Tensor
+
+from qualification.model.config import ExpertsConfig
+from qualification.model.forward.bounded import (
+    Bounded,
+    Precision,
+    U,
+    chunks_of,
+    function_of,
+    product,
+)
+from qualification.model.forward.sentences import Scoring
+
+Gate = Callable[[Tensor, Tensor], Tensor]
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_SCALE_BIAS = 127
+
+
+@dataclass(frozen=True, slots=True)
+class GatedWeights:
+    """down(activation(gate) * up): gate and up [I, H], down [H, I], each with a bias or None (fp64)."""
+
+    gate: Tensor
+    up: Tensor
+    down: Tensor
+    gate_bias: Tensor | None = None
+    up_bias: Tensor | None = None
+    down_bias: Tensor | None = None
+
+    def part(self, rank: int, world: int) -> "GatedWeights":
+        """Return the columns of one of `world` ranks; the bias behind them is added once."""
+        size = self.gate.shape[0] // world
+        own = slice(rank * size, (rank + 1) * size)
+
+        def cut(bias: Tensor | None) -> Tensor | None:
+            return None if bias is None else bias[own]
+
+        bias = self.down_bias if rank == 0 else None
+        return GatedWeights(
+            self.gate[own], self.up[own], self.down[:, own], cut(self.gate_bias), cut(self.up_bias), bias
+        )
+
+
+def gate_of(activation: object) -> Gate:
+    """Return activation(gate) * up of a config's activation, named as config.json names it."""
+    if not isinstance(activation, Enum):  # gpt-oss's, which has a slope and a limit
+        return _clamped(*(getattr(activation, name) for name in ("alpha", "limit")))
+    functions: dict[str, Callable[[Tensor], Tensor]] = {
+        "silu": lambda x: x * torch.sigmoid(x),
+        "gelu": lambda x: x * 0.5 * (1 + torch.erf(x / math.sqrt(2))),
+        "gelu_pytorch_tanh": lambda x: x * 0.5 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+    }
+    function = functions[activation.value]
+    return lambda gate, up: function(gate) * up
+
+
+def _clamped(alpha: float, limit: float) -> Gate:
+    def gated(gate: Tensor, up: Tensor) -> Tensor:
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+        return gate * torch.sigmoid(alpha * gate) * (up + 1)
+
+    return gated
+
+
+def feed(x: Bounded, weights: GatedWeights, gated: Gate, precision: Precision) -> Bounded:
+    """Return down(activation(gate) * up), rounded; gate and up may be rounded before."""
+    gate, up = (
+        precision.rounded(product(x, chunks_of(weight), bias, precision))
+        for weight, bias in ((weights.gate, weights.gate_bias), (weights.up, weights.up_bias))
+    )
+    inner = function_of((gate, up), gated, precision)
+    return precision.rounded(product(inner, chunks_of(weights.down), weights.down_bias, precision))
+
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """The experts of each token and their weights.
+
+    experts   [T, k]
+    shares    Bounded [T, k]
+    is_clear  [T]: no other expert may be chosen by a right router, whose logits are off by their limits
+    """
+
+    experts: Tensor
+    shares: Bounded
+    is_clear: Tensor
+
+
+def route(logits: Bounded, config: ExpertsConfig, scoring: Scoring, correction: Tensor | None) -> Routes:
+    """Choose each token's experts by its logits [T, experts]; `correction` [experts] is added for choosing only."""
+    routing, limit = config.routing, logits.limit
+    values = logits.truth
+    is_sigmoid = scoring is Scoring.SIGMOID
+    scores = torch.sigmoid(values) if is_sigmoid else torch.softmax(values, dim=1)
+    by_score = correction is not None or routing.num_groups > 1
+    choice, off = (scores, limit * scores + 4 * U) if by_score else (values, limit)
+    if correction is not None:
+        choice = choice + correction.double()
+        off = off + 2 * U * choice.abs()
+    worst = off.amax(dim=1)
+    is_clear = torch.ones_like(worst, dtype=torch.bool)
+    if routing.num_groups > 1:
+        groups = choice.view(choice.shape[0], routing.num_groups, -1)
+        of_group = groups.topk(2, dim=2).values.sum(dim=2)
+        ranked = of_group.sort(dim=1, descending=True)
+        if routing.num_active_groups < routing.num_groups:
+            gap = ranked.values[:, routing.num_active_groups - 1] - ranked.values[:, routing.num_active_groups]
+            is_clear &= gap > 4 * worst
+        is_best = torch.zeros_like(of_group).scatter(1, ranked.indices[:, : routing.num_active_groups], 1.0).bool()
+        choice = groups.masked_fill(~is_best[:, :, None], float("-inf")).flatten(1)
+    ranked = choice.sort(dim=1, descending=True)
+    if routing.num_active < routing.num_experts:
+        gap = ranked.values[:, routing.num_active - 1] - ranked.values[:, routing.num_active]
+        is_clear &= gap > 2 * worst
+    experts = ranked.indices[:, : routing.num_active]
+    if scoring is Scoring.SOFTMAX_OF_CHOSEN:
+        shares = torch.softmax(values.gather(1, experts), dim=1)
+    else:
+        shares = scores.gather(1, experts)
+        if is_sigmoid and routing.renormalizes:
+            shares = shares / (shares.sum(dim=1, keepdim=True) + 1e-20)
+    spread = values.amax(dim=1, keepdim=True) - values.gather(1, experts)
+    most = shares * (2 * limit.amax(dim=1, keepdim=True) + U * (32 + 4 * spread))
+    return Routes(experts, Bounded(shares, most, torch.zeros_like(most)).times(routing.scale), is_clear)
+
+
+def mixed(
+    x: Bounded, routes: Routes, weights_of: Callable[[int], GatedWeights], gated: Gate, precision: Precision
+) -> Bounded:
+    """Return the weighted sum of each token's experts, rounded."""
+    zeros = torch.zeros_like(x.truth)
+    truth, most, variance = zeros.clone(), zeros.clone(), zeros.clone()
+    for expert in sorted(set(routes.experts.flatten().tolist())):
+        rows, places = (routes.experts == expert).nonzero(as_tuple=True)
+        found = feed(x.rows(rows), weights_of(expert), gated, precision)
+        share = routes.shares.truth[rows, places][:, None]
+        off = routes.shares.most[rows, places][:, None]
+        truth.index_add_(0, rows, share * found.truth)
+        most.index_add_(0, rows, share.abs() * found.most + off * (found.truth.abs() + found.most))
+        own = (share * found.deviation) ** 2 + (U * share * found.truth) ** 2 * (1 + routes.experts.shape[1] / 6)
+        variance.index_add_(0, rows, own)
+    return precision.rounded(Bounded(truth, most, variance.sqrt()))
+
+
+def unpack_mxfp4(blocks: Tensor, scales: Tensor) -> Tensor:
+    """Return the numbers fp64 [..., n * 32] of blocks uint8 [..., n, 16] and scales uint8 [..., n].
+
+    A byte holds two numbers, the first in its low half: a sign bit and one of eight sizes. A scale s stands for
+    2^(s - 127).
+    """
+    codes = torch.stack((blocks & 15, blocks >> 4), dim=-1).flatten(-2).long()
+    sizes = torch.tensor(_E2M1, dtype=torch.float64, device=blocks.device)
+    numbers = torch.where(codes >= 8, -sizes[codes & 7], sizes[codes & 7])
+    return torch.ldexp(numbers, (scales.long() - _SCALE_BIAS)[..., None]).flatten(-2)

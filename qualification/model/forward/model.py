@@ -1,0 +1,106 @@
+"""A model, from its config.json as data and its files: embedding, layers, logits."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from qualification.model.config import ModelConfig
+from qualification.model.forward.bounded import Bounded, Precision, U, product, rms_norm
+from qualification.model.forward.checkpoint import Checkpoint, CheckpointError
+from qualification.model.forward.layer import LayerReference
+from qualification.model.forward.sentences import SENTENCES
+
+_HEAD_ROWS = 2**14  # of the head that are read at once
+
+
+class ForwardReference:
+    """The forward pass of a checkpoint, in sections that are held to what a served model hands out.
+
+    dtype    that weights and results are stored in by what is checked
+    context  positions that it serves, by which LongRoPE chooses its factors
+    ranks    that share its sums
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        model: ModelConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        context: int | None = None,
+        ranks: int = 1,
+    ) -> None:
+        """Raises CheckpointError where files cannot be read, or no definition of the family is written down."""
+        if model.family not in SENTENCES:
+            raise CheckpointError(f"no definition of {model.family} is written in qualification/model/forward")
+        self.model = model
+        self.sentence = SENTENCES[model.family]
+        self.precision = Precision(dtype)
+        self.context = model.max_position if context is None else context
+        self.ranks = ranks
+        self.checkpoint = Checkpoint(folder, device)
+
+    def close(self) -> None:
+        """End what reads files."""
+        self.checkpoint.close()
+
+    def embedded(self, token_ids: Tensor) -> Bounded:
+        """Return the residual [T, hidden] of token ids [T] before the first layer."""
+        rows = self.checkpoint.picked_rows(self.checkpoint.embedding, token_ids)
+        found = Bounded.exact(self.precision.stored(rows))
+        scale = self.model.embedding_scale
+        if self.sentence.embedding_is_scaled_by_width:
+            scale = float(torch.tensor(self.model.hidden_size**0.5, dtype=self.precision.dtype))
+        return found if scale == 1 else self.precision.rounded(found.times(scale))
+
+    def layers(self) -> Iterator[LayerReference]:
+        """Read one layer after the other, each while the one before is computed."""
+        prefixes = [f"{self.checkpoint.prefix}layers.{index}." for index in range(self.model.num_layers)]
+        names = [self.checkpoint.names(prefix) for prefix in prefixes]
+        coming = self.checkpoint.begin(names[0]) if names else {}
+        for index, config in enumerate(self.model.layers):
+            own, prefix = coming, prefixes[index]
+            coming = self.checkpoint.begin(names[index + 1]) if index + 1 < len(names) else {}
+            tensors = {name.removeprefix(prefix): reading for name, reading in own.items()}
+            yield LayerReference(self.model, config, self.sentence, tensors, self.precision, self.context, self.ranks)
+
+    def final_norm(self, hidden: Bounded) -> Bounded:
+        """Return what the head reads, of hidden states [R, hidden]."""
+        weight = self.precision.stored(self.checkpoint.tensor(f"{self.checkpoint.prefix}norm.weight"))
+        return rms_norm(hidden, weight + self.sentence.norm_offset, self.model.norm_eps, self.precision)
+
+    def logits(self, hidden: Bounded) -> Bounded:
+        """Return the logits [R, vocab] of hidden states [R, hidden] before the final norm."""
+        head = self.checkpoint.head or self.checkpoint.embedding
+        read = self.final_norm(hidden)
+
+        def rows() -> Iterator[Tensor]:
+            for start in range(0, self.model.vocab_size, _HEAD_ROWS):
+                stop = min(start + _HEAD_ROWS, self.model.vocab_size)
+                yield self.precision.stored(self.checkpoint.tensor(head, range(start, stop)))
+
+        found = self.precision.rounded(product(read, rows, None, self.precision))  # a CPU rounds them
+        found = found.times(1 / self.model.logits_divisor)
+        cap = self.model.logits_softcap
+        if cap is None:
+            return found
+        bent = (found.truth / cap).tanh()
+        return Bounded(cap * bent, found.most + 4 * U * cap, found.deviation)
+
+
+def forward(reference: ForwardReference, token_ids: Tensor) -> Tensor:
+    """Return the logits [T, vocab] fp64 of one sequence, computed whole: every section reads the one before it."""
+
+    def truth(value: Bounded) -> Bounded:
+        return Bounded.exact(value.truth)
+
+    positions = torch.arange(token_ids.shape[0], device=token_ids.device)
+    hidden = truth(reference.embedded(token_ids))
+    for layer in reference.layers():
+        q, k, v = (it.truth for it in layer.heads(truth(layer.attention_read(hidden)), positions))
+        hidden = truth(layer.after_attention(hidden, truth(layer.attend(q, k, v))))
+        hidden = truth(layer.after_feed_forward(hidden, truth(layer.feed_forward_read(hidden))).residual)
+    return reference.logits(hidden).truth

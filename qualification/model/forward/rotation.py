@@ -1,0 +1,86 @@
+"""Rotary embedding, from its definitions, in fp64.
+
+Sources: Su et al. 2021; linear: Chen et al. 2023; yarn: Peng et al. 2023; llama3: Llama 3.1's model card; longrope:
+Ding et al. 2024.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from qualification.model.config import RopeConfig, RopeKind
+from qualification.model.forward.bounded import Bounded, Precision, U
+
+
+def frequencies(rope: RopeConfig, head_dim: int, context: int) -> Tensor:
+    """Return the radians a position of each pair of dimensions, fp64. `context`: positions that are served."""
+    size = int(head_dim * rope.rotated_share)
+    pairs = torch.arange(size // 2, dtype=torch.float64)
+    plain = rope.theta ** (-2 * pairs / size)
+    original = rope.original_max_position or 0
+    match rope.kind:
+        case RopeKind.PLAIN:
+            return plain
+        case RopeKind.LINEAR:
+            return plain / rope.factor
+        case RopeKind.LLAMA3:
+            turns = original * plain / (2 * math.pi)
+            share = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+            blend = (1 - share) * plain / rope.factor + share * plain
+            return torch.where(
+                turns < rope.low_freq_factor,
+                plain / rope.factor,
+                torch.where(turns > rope.high_freq_factor, plain, blend),
+            )
+        case RopeKind.YARN:
+            return _yarn(rope, plain, size, original)
+        case RopeKind.LONGROPE:
+            factors = rope.long_factors if context > original else rope.short_factors
+            return plain / torch.tensor(factors, dtype=torch.float64)
+
+
+def _yarn(rope: RopeConfig, plain: Tensor, size: int, original: int) -> Tensor:
+    def pair_that_turns(count: float) -> float:
+        return size * math.log(original / (count * 2 * math.pi)) / (2 * math.log(rope.theta))
+
+    low, high = pair_that_turns(rope.beta_fast), pair_that_turns(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, size - 1)
+    if low == high:
+        high += 0.001
+    ramp = ((torch.arange(size // 2, dtype=torch.float64) - low) / (high - low)).clamp(0, 1)
+    return plain * (1 - ramp) + plain / rope.factor * ramp
+
+
+def rotate(
+    x: Bounded, positions: Tensor, rope: RopeConfig, context: int, precision: Precision, *, neighbours: bool
+) -> Bounded:
+    """Rotate x [T, heads, d] by positions [T], and round.
+
+    Angles are computed in fp32: they err by roundings of a few units of themselves, those of a power of theta among
+    them, which grow with the logarithm of theta.
+    """
+    head_dim = x.truth.shape[-1]
+    size = int(head_dim * rope.rotated_share)
+    angles = positions.double()[:, None] * frequencies(rope, head_dim, context).to(positions.device)
+    error = (8 + math.log(max(rope.theta, math.e))) * U * angles.abs() + 4 * U
+    cos, sin = (f(angles)[:, None] * rope.attention_factor for f in (torch.cos, torch.sin))
+    error = error[:, None] * rope.attention_factor
+    own = x.columns(slice(size))
+    halves = (slice(0, None, 2), slice(1, None, 2)) if neighbours else (slice(size // 2), slice(size // 2, None))
+    first, second = (own.columns(half) for half in halves)
+    turned = []
+    for one, other, sign in ((first, second, -1.0), (second, first, 1.0)):
+        both = one.times(cos).plus(other.times(sign * sin))
+        most = both.most + error * (one.truth.abs() + other.truth.abs())
+        deviation = both.deviation + 2 * U * (one.truth.abs() + other.truth.abs())
+        turned.append(Bounded(both.truth, most, deviation))
+    whole = []
+    for index in range(3):
+        parts = [(it.truth, it.most, it.deviation)[index] for it in turned]
+        joined = torch.stack(parts, dim=-1).flatten(-2) if neighbours else torch.cat(parts, dim=-1)
+        rest = (x.truth, x.most, x.deviation)[index][..., size:]
+        whole.append(torch.cat((joined, rest), dim=-1))
+    return precision.rounded(Bounded(*whole))

@@ -1,0 +1,94 @@
+"""The definitions of the model families as published: written here once more, by hand.
+
+Sizes and numbers come from ModelConfig. What makes a family itself (where it norms, what its tensors are called, how it
+routes) stands here too, so that a family's reader and the decoder cannot both be wrong in the same line.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class NormOrder(Enum):
+    """Where a layer norms."""
+
+    BEFORE = "before"  # x + f(norm(x)): input_layernorm, then post_attention_layernorm before the feed-forward
+    SANDWICH = "sandwich"  # x + norm(f(norm(x)))
+    AFTER = "after"  # x + norm(f(x))
+
+
+class Scoring(Enum):
+    """The way in which a router's logits become the weights of a token's experts."""
+
+    SOFTMAX = "softmax over all experts"
+    SOFTMAX_OF_CHOSEN = "softmax over the chosen experts"
+    SIGMOID = "sigmoid of each expert"
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureSentence:
+    """Names within a layer, and the router's scores.
+
+    scores          None: softmax over all, or over the chosen ones where config.json says norm_topk_prob
+    is_interleaved  whether all experts are one tensor in which gate and up alternate
+    """
+
+    router: str
+    experts: str
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+    shared: str | None = None
+    shared_gate: str | None = None
+    scores: Scoring | None = None
+    is_interleaved: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Sentence:
+    """One family's forward pass.
+
+    norm_offset       norms multiply by offset + weight
+    embedding_is_scaled_by_width  by sqrt(hidden size), rounded to the dtype
+    is_merged         q, k, v are one tensor, gate and up another
+    rotates_neighbours  whether pairs of dimensions that are rotated are neighbours; else dimension i and i + r / 2
+    """
+
+    order: NormOrder = NormOrder.BEFORE
+    norm_offset: float = 0.0
+    embedding_is_scaled_by_width: bool = False
+    is_merged: bool = False
+    rotates_neighbours: bool = False
+    has_sinks: bool = False
+    mixture: MixtureSentence | None = None
+
+
+_QWEN_MIXTURE = MixtureSentence(
+    "mlp.gate", "mlp.experts", shared="mlp.shared_expert", shared_gate="mlp.shared_expert_gate"
+)
+
+SENTENCES: dict[str, Sentence] = {
+    "gemma2": Sentence(NormOrder.SANDWICH, 1.0, embedding_is_scaled_by_width=True),
+    "gemma3_text": Sentence(NormOrder.SANDWICH, 1.0, embedding_is_scaled_by_width=True),
+    "glm4_moe": Sentence(
+        mixture=MixtureSentence("mlp.gate", "mlp.experts", shared="mlp.shared_experts", scores=Scoring.SIGMOID),
+    ),
+    "gpt_oss": Sentence(
+        has_sinks=True,
+        mixture=MixtureSentence("mlp.router", "mlp.experts", scores=Scoring.SOFTMAX_OF_CHOSEN, is_interleaved=True),
+    ),
+    "granite": Sentence(),
+    "llama": Sentence(),
+    "mistral": Sentence(),
+    "mixtral": Sentence(
+        mixture=MixtureSentence(
+            "block_sparse_moe.gate", "block_sparse_moe.experts", "w1", "w3", "w2", scores=Scoring.SOFTMAX_OF_CHOSEN
+        )
+    ),
+    "olmo2": Sentence(NormOrder.AFTER),
+    "phi3": Sentence(is_merged=True),
+    "qwen2": Sentence(),
+    "qwen2_5_vl_text": Sentence(),
+    "qwen2_moe": Sentence(mixture=_QWEN_MIXTURE),
+    "qwen3": Sentence(),
+    "qwen3_moe": Sentence(mixture=MixtureSentence("mlp.gate", "mlp.experts")),
+}
