@@ -79,6 +79,14 @@ class Task(Enum):
     SCORE = "score"
 
 
+class ReceiptMode(Enum):
+    """Answers that come with a signed receipt."""
+
+    ON_REQUEST = "on_request"
+    ALWAYS = "always"
+    OFF = "off"
+
+
 class MetricsCompat(Enum):
     NONE = "none"
     VLLM = "vllm"
@@ -247,6 +255,24 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     cache_dir: Annotated[
         str | None, Meta(description="folder of this machine's own evidence (default: ~/.cache/hallmark)")
     ] = None
+    receipts: Annotated[
+        ReceiptMode,
+        Meta(description="signed receipts of answers: on_request, where a request has `receipt: true`; always; or off"),
+    ] = ReceiptMode.ON_REQUEST
+    receipt_token_ids: Annotated[
+        bool,
+        Meta(
+            description="put token ids, seeds and what else repeats a request into receipts, so that answers can be "
+            "computed again; without them there are digests only"
+        ),
+    ] = True
+    receipt_key_file: Annotated[
+        str | None,
+        Meta(
+            description="PEM file of the Ed25519 key that signs receipts, of mode 0600, read again on SIGHUP (default: "
+            "receipt_key.pem in the cache folder, made at the first start and made anew on SIGHUP)"
+        ),
+    ] = None
     api_key_file: Annotated[
         str | None,
         Meta(
@@ -308,6 +334,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         Seconds, Meta(description="time that running requests have to finish after SIGTERM")
     ] = 30.0
     seed: Annotated[Seed, Meta(description="of everything that is drawn at random")] = 0
+
+    @property
+    def cache_path(self) -> Path:
+        """The folder of what this machine keeps for the next start."""
+        return Path.home() / ".cache" / "hallmark" if self.cache_dir is None else Path(self.cache_dir)
 
     @property
     def model_names(self) -> tuple[str, ...]:

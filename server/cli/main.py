@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -24,6 +23,7 @@ from qualification.common.flags import add_command
 from qualification.report import command as report_command
 from server.cli import bench as bench_command
 from server.cli import serve_flags
+from server.cli import verify as verify_command
 from server.cli.console import Console
 from server.cli.parser import Parser, parsed
 from server.edge.admission import Admission
@@ -37,6 +37,7 @@ from server.log import configure_logging
 from server.model.load.digests import model_digests
 from server.model.load.folder import check_folder
 from server.model.load.pooling import read_pooling
+from server.receipt.receipts import Receipts
 from server.settings import GenerationConfig, LoadFormat, MetricsCompat, Settings, Task, read_settings
 from server.supervisor.client import EngineClient
 from server.telemetry.metrics import Metrics
@@ -98,6 +99,7 @@ def build_parser() -> Parser:
     report_command.add_parser(commands)
     bench_command.add_parser(commands)
     canary.add_parser(commands)
+    verify_command.add_parser(commands)
     add_command(
         commands,
         "doctor",
@@ -128,6 +130,7 @@ def bench(args: argparse.Namespace) -> int:
 # Commands whose exit code is a verdict.
 _VERDICTS: dict[str, Callable[[argparse.Namespace], int]] = {
     "canary": canary.run,
+    "verify": verify_command.run,
     "qualify": qualify,
     "matrix": matrix_command.run,
     "report": report_command.run,
@@ -158,14 +161,14 @@ def serve(settings: Settings) -> int:
     admin_listening = None if settings.admin_port is None else bind(settings.host, settings.admin_port, "--admin-port")
     with _readable_model():
         services = assemble(settings, folder, keys, url_of(listening))
-    engine, metrics = services.engine, services.telemetry.metrics
+    engine = services.engine
     admin = None if admin_listening is None else serve_admin(services, admin_listening, keys)
     server = Server(
         uvicorn_config(create_app(services, keys)),
         services.lifecycle,
         settings.shutdown_grace_s,
         must_end=lambda: engine.refused is not None and engine.refused.is_final,
-        on_hangup=None if keys == NO_KEYS else partial(_read_keys_again, keys, settings, metrics),
+        on_hangup=_on_hangup(keys, services),
     )
     server.run(sockets=[listening])
     if admin is not None:
@@ -226,12 +229,28 @@ def assemble(settings: Settings, folder: Path, keys: Keys, url: str) -> Services
         telemetry=Telemetry(metrics, tracing),
         lifecycle=Lifecycle(),
         admission=Admission(settings.max_queued_requests, settings.max_queued_tokens),
+        receipts=Receipts.load(settings) if pooling is None else None,
     )
 
 
-def _read_keys_again(keys: Keys, settings: Settings, metrics: Metrics) -> None:
-    if keys.reload(settings):
-        metrics.traffic.create_keys(keys.names)
+def _on_hangup(keys: Keys, services: Services) -> Callable[[], None] | None:
+    """Return what SIGHUP does: keys are read again, and receipts get another one. None: it ends the server.
+
+    A server that someone has started in a terminal, with no key of theirs, ends with it.
+    """
+    settings, receipts = services.settings, services.receipts
+    is_in_terminal = sys.stdin is not None and sys.stdin.isatty()
+    if keys == NO_KEYS and (receipts is None or (settings.receipt_key_file is None and is_in_terminal)):
+        return None
+
+    def read_again() -> None:
+        traffic = services.telemetry.metrics.traffic
+        if keys != NO_KEYS and keys.reload(settings):
+            traffic.create_keys(keys.names)
+        if receipts is not None and receipts.keys.rotate():
+            traffic.receipt_key_changed()
+
+    return read_again
 
 
 def make_telemetry(settings: Settings) -> tuple[Metrics, Tracing]:

@@ -33,6 +33,7 @@ _GROUPS: Mapping[str, tuple[str, ...]] = {
         "on_unproven", "reproducible", "matrix", "cache_dir", "attestation_interval_s", "shadow_budget",
         "shadow_interval_s",
     ),
+    "receipts": ("receipts", "receipt_token_ids", "receipt_key_file"),
     "limits of requests": (
         "max_queued_requests", "max_queued_tokens", "max_queued_bytes", "max_body_bytes", "receive_timeout_s",
         "request_timeout_s", "shutdown_grace_s", "key_requests_per_minute",

@@ -18,6 +18,7 @@ _READABLE = (
     "request-id",  # Anthropic's name of it
     "x-hallmark-status",
     "x-hallmark-plan",
+    "x-hallmark-receipt",
     *(f"x-ratelimit-{what}-{kind}" for what in ("limit", "remaining", "reset") for kind in ("requests", "tokens")),
 )
 

@@ -79,10 +79,13 @@ class Responder:
 
 
 def _kernel_headers(record: RequestRecord) -> list[tuple[bytes, bytes]]:
-    """Return the headers that say how well a request's kernels are proven, and by which matrix."""
+    """Return the headers of an answer: how well its kernels are proven, by which matrix, and its receipt's digest."""
     status = record.kernel_status
     proof = [] if status is None else [(b"x-hallmark-status", status.encode())]
-    return [*proof, (b"x-hallmark-plan", (record.matrix_digest or "none").encode())]
+    found = [*proof, (b"x-hallmark-plan", (record.matrix_digest or "none").encode())]
+    if record.receipt_digest is not None:  # a stream's receipt comes when its head has been sent
+        found.append((b"x-hallmark-receipt", f"sha256:{record.receipt_digest}".encode()))
+    return found
 
 
 def _headers(error: HallmarkError, body: bytes) -> list[tuple[bytes, bytes]]:

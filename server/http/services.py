@@ -9,6 +9,7 @@ from server.errors import RETRY_AFTER_S, ModelNotFound, NotReady, ShuttingDown, 
 from server.grammar.checker import GrammarChecker
 from server.model.load.pooling import PoolingModel
 from server.protocol.messages import EngineReady, Grammar
+from server.receipt.receipts import Receipts
 from server.settings import Settings, Task
 from server.supervisor.client import EngineClient, EngineState
 from server.telemetry.metrics import Metrics
@@ -75,6 +76,7 @@ class Services:
     lifecycle: Lifecycle
     admission: Admission
     grammars: GrammarChecker = field(default_factory=GrammarChecker)
+    receipts: Receipts | None = None  # None: answers get none
 
     @property
     def system_fingerprint(self) -> str | None:

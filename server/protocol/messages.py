@@ -204,6 +204,13 @@ class StartBeat(msgspec.Struct, frozen=True, tag=True):
     count: int
 
 
+class ServedPath(msgspec.Struct, frozen=True, array_like=True):
+    """Identity of a kernel path, for receipts."""
+
+    source_digest: str  # of what its sources compute
+    order: str | None  # in which it sums; None: its bits may depend on the batch
+
+
 class EngineReady(msgspec.Struct, frozen=True, tag=True):
     pid: int
     model: str
@@ -220,6 +227,7 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True):
     longest_silence_s: float = 0.0  # about, between two heartbeats within a step; 0 on a GPU, where steps are short
     has_grammars: bool = True  # whether grammars can bind answers: of most tokenizers they can
     is_bound_by_cache: bool = False  # whether the settings and the model allow more than max_model_len
+    paths: dict[str, ServedPath] = {}  # of the catalog, by name
     has_peer_memory: bool = True  # whether CUDA let the ranks share memory, where their GPUs can address each other
 
 

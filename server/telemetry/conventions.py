@@ -49,6 +49,7 @@ ATTENTION_STATUS = "hallmark.attention.status"
 ATTENTION_FALLBACK = "hallmark.attention.fallback"
 ATTENTION_REASONS = "hallmark.attention.reasons"
 MATRIX_DIGEST = "hallmark.attention.matrix_digest"
+RECEIPT_DIGEST = "hallmark.receipt.digest"  # SHA-256 of the receipt's canonical content
 
 # Events, and their attributes
 FIRST_TOKEN = "first_token"

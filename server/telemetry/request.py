@@ -38,6 +38,7 @@ class RequestRecord:
         self.num_cached_tokens = 0
         self.num_reasoning_tokens = 0
         self.matrix_digest: str | None = None  # of the plan that serves it
+        self.receipt_digest: str | None = None  # once it has a receipt
         self.first_token_at: float | None = None
         self._unique_id = unique_id
         self._operation = operation
@@ -111,6 +112,13 @@ class RequestRecord:
             if use.fallback_reasons:
                 reasons = ",".join(use.fallback_reasons)
                 self.trace.event(names.ATTENTION_FELL_BACK, self.now(), what | {names.REASONS: reasons})
+
+    def receipted(self, digest: str) -> None:
+        """The answer has a receipt whose content has this digest."""
+        self.receipt_digest = digest
+        self.metrics.traffic.receipted()
+        if self.trace.is_recording:
+            self.trace.attributes[names.RECEIPT_DIGEST] = digest
 
     def finished(self, reason: str) -> None:
         self._finish_reasons.append(reason)

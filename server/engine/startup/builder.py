@@ -71,7 +71,7 @@ from server.errors import SettingsError
 from server.model.decoder import Decoder
 from server.model.layer_state import StateCache
 from server.model.ranks import ALONE
-from server.protocol.messages import AttestationReport, EngineReady
+from server.protocol.messages import AttestationReport, EngineReady, ServedPath
 from server.protocol.plan_rows import plan_rows
 from server.settings import Settings
 
@@ -275,6 +275,7 @@ def _ready(
         longest_silence_s=longest_silence_s,
         is_bound_by_cache=engine.max_len < subject.limits.max_model_len,
         has_grammars=runner.grammars is not None,
+        paths={path.name: ServedPath(path.source_digest, path.order) for path in ALL_PATHS},
     )
 
 

@@ -99,7 +99,7 @@ def cache_folder(settings: Settings) -> Path:
 
     A folder that cannot be written to costs the next start only.
     """
-    folder = Path.home() / ".cache" / "hallmark" if settings.cache_dir is None else Path(settings.cache_dir)
+    folder = settings.cache_path
     try:
         (folder / "any").stat()  # exists() hides every error from Python 3.14 on
     except (FileNotFoundError, NotADirectoryError):

@@ -43,6 +43,7 @@ def chat_of(fields: MessagesRequest) -> dict[str, Any]:
     body = prompt_of(fields)
     body["max_tokens"] = fields.max_tokens
     body |= {"stream": fields.stream, "priority": fields.priority, "timeout": fields.timeout}
+    body["receipt"] = fields.receipt
     given = {"temperature": fields.temperature, "top_p": fields.top_p, "top_k": fields.top_k}
     body |= {name: value for name, value in given.items() if value is not None}
     if fields.stop_sequences:

@@ -13,6 +13,7 @@ from server.http.common.fields import (
     HallmarkWanted,
     ModelName,
     Priority,
+    ReceiptWanted,
     StopStrings,
     Stream,
     Temperature,
@@ -480,6 +481,7 @@ class MessagesRequest(CountTokensRequest):
     priority: Priority = 0
     timeout: Timeout = None
     hallmark: HallmarkWanted = False
+    receipt: ReceiptWanted = False
     metadata: Metadata | None = Field(None, description=f"{NO_EFFECT}: an identifier of your end user, not stored.")
     service_tier: Literal["auto", "standard_only"] | None = Field(
         None, description=f"{NO_EFFECT}: all are served alike."

@@ -6,6 +6,7 @@ from pydantic import Field, RootModel
 
 from server.http.anthropic.errors import ERROR_TYPES
 from server.http.common.provenance import Provenance
+from server.http.common.receipt_schema import RECEIPT, SignedReceipt
 from server.http.common.schemas import PROVENANCE, Schema
 
 
@@ -74,6 +75,7 @@ class MessageAnswer(Schema):
     context_management: EditsApplied | None = _EDITS
     left_out_tools: list[str] | None = Field(None, description="Types of tools that the model did not see.")
     hallmark: Provenance | None = PROVENANCE
+    receipt: SignedReceipt | None = RECEIPT
 
 
 class MessageStart(Schema):
@@ -137,6 +139,7 @@ class MessageDelta(Schema):
 class MessageStop(Schema):
     type: Literal["message_stop"]
     hallmark: Provenance | None = PROVENANCE
+    receipt: SignedReceipt | None = RECEIPT
 
 
 class MessageErrorBody(Schema):

@@ -59,7 +59,15 @@ def prepare_chat(
     prompt = encode_chat(model.tokenizer, text, ready.max_model_len, add_special_tokens=fields.add_special_tokens)
     jobs = jobs_of(model, fields, [prompt], unique_id, ready.max_model_len, may_be_less=may_be_less)
     jobs = [_parsed(model, fields, tools, text, job) for job in jobs]
-    return Prepared(fields, jobs, fields.stream, fields.cache_salt, fields.timeout)
+    return Prepared(
+        fields,
+        jobs,
+        fields.stream,
+        fields.cache_salt,
+        fields.timeout,
+        wants_receipt=fields.receipt,
+        texts=(text if fields.truncate_prompt_tokens is None else None,),
+    )
 
 
 def _tools(fields: ChatRequest) -> ToolUse:

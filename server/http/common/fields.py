@@ -46,6 +46,10 @@ Stream = Annotated[bool, Field(description="Whether the answer comes as server-s
 HallmarkWanted = Annotated[
     bool, Field(description="Whether the answer names the kernels that served it, as the header `X-Hallmark: 1` asks.")
 ]
+ReceiptWanted = Annotated[
+    bool,
+    Field(description="Whether the answer has a signed receipt, by which `hallmark verify` computes it again."),
+]
 CacheSalt = Annotated[
     str | None,
     Field(min_length=1, max_length=512, description="Computed prompts are shared with requests of the same salt only."),

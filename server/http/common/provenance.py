@@ -31,6 +31,11 @@ HEADERS = {  # of an answer, for the document
         "description": "The digest of the matrix that the plan was made with, or `none`.",
         "schema": {"type": "string"},
     },
+    "X-Hallmark-Receipt": {
+        "description": "`sha256:` and the digest of the content of the answer's receipt, where it has one and is no "
+        "stream.",
+        "schema": {"type": "string"},
+    },
 }
 
 

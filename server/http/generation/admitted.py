@@ -27,6 +27,7 @@ from server.errors import (
 )
 from server.http.common.json_body import MAX_VALUES, parse_json
 from server.http.generation.prepared import Job, Prepared
+from server.http.generation.receipt import ReceiptDraft, receipts_for, seeded
 from server.http.services import Services
 from server.protocol.messages import EngineReady
 from server.telemetry.outcomes import RejectedFor
@@ -59,6 +60,7 @@ class Admitted(Generic[FieldsT]):
     record: RequestRecord
     place: Place
     prepared: Prepared[FieldsT]
+    receipt: ReceiptDraft | None = None  # where it gets one
 
 
 @asynccontextmanager
@@ -78,7 +80,7 @@ async def admitted(
     place = _enter(services)
     try:
         began_at = time.monotonic()
-        prepared = await _prepare(ready, context, prepare)
+        prepared = seeded(services, await _prepare(ready, context, prepare))
         for grammar in {it for job in prepared.jobs if (it := job.sampling.grammar) is not None}:
             await services.check_grammar(ready, grammar)
         record.tokenized(began_at)
@@ -90,7 +92,9 @@ async def admitted(
             context.limit(left_s, TimeLimitReached(message, param="timeout"))
         await _start(services, context, num_prompt_tokens, prepared.jobs)
         record.describe(prepared.jobs[0].sampling, matrix_digest=ready.matrix_digest, is_stream=prepared.is_stream)
-        yield Admitted(services, context, record, place, prepared)
+        receipts = receipts_for(services, prepared)
+        receipt = None if receipts is None else ReceiptDraft(services, receipts, record, prepared, context.unique_id)
+        yield Admitted(services, context, record, place, prepared, receipt)
     finally:
         place.leave()
 

@@ -1,4 +1,4 @@
-"""The answer to an admitted request: its pieces, and the kernels that it names."""
+"""The answer to an admitted request: its pieces, the kernels that it names, and its receipt."""
 
 import time
 from collections.abc import AsyncGenerator
@@ -15,18 +15,19 @@ from server.supervisor.choices import Choices
 
 
 def namer_of(it: Admitted[Any], scope: Scope, field: bool) -> Namer:
-    """Return what adds the kernels to the answer, as errors of this request have them from here on.
+    """Return what adds the kernels to the answer, as errors of this request have them from here on, and the receipt.
 
-    field  whether its body asks for them. Raises InvalidHeader.
+    field  whether its body asks for the kernels. Raises InvalidHeader.
     """
+    add_receipt = unnamed if it.receipt is None else it.receipt.added
     if not is_wanted(scope, field):
-        return unnamed
+        return add_receipt
 
     def name(answer: bytes) -> bytes:
         return with_provenance(answer, provenance_of(it.record, it.services.engine.attestations))
 
     it.context.name_kernels = name
-    return name
+    return lambda answer: add_receipt(name(answer))
 
 
 def answer_of(it: Admitted[Any], direct: DirectStream | None = None) -> AsyncGenerator[Piece]:
@@ -59,8 +60,9 @@ def answer_of(it: Admitted[Any], direct: DirectStream | None = None) -> AsyncGen
             choices=None if job.prompt_index is None else choices.get(job.prompt_index),
             began=began,
             direct=direct,
+            gathered=None if it.receipt is None else it.receipt.gathered[at],
         )
-        for job, of_sequence in zip(prepared.jobs, records, strict=True)
+        for at, (job, of_sequence) in enumerate(zip(prepared.jobs, records, strict=True))
     ]
     answer = streams[0] if len(streams) == 1 else merged(streams)
     it.context.exits.push_async_callback(answer.aclose)

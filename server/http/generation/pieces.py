@@ -46,6 +46,7 @@ class Gathered:
         self._token_ids: list[int] = []
         self._scores: list[TokenScores] = []
         self._deltas: list[Delta] = []
+        self._stop: str | None = None
 
     def add(self, piece: Piece) -> None:
         self._texts.append(piece.text)
@@ -53,12 +54,13 @@ class Gathered:
         self._token_ids += piece.token_ids
         self._scores += piece.scores
         self._deltas += piece.deltas
+        self._stop = piece.stop
 
     @property
     def piece(self) -> Piece:
         """All pieces as one."""
         text = "".join(self._texts)
-        return Piece(self._index, text, self._finish_reason, self._token_ids, self._scores, self._deltas)
+        return Piece(self._index, text, self._finish_reason, self._token_ids, self._scores, self._deltas, self._stop)
 
 
 async def pieces(
@@ -71,14 +73,16 @@ async def pieces(
     choices: Choices | None = None,
     began: Callable[[], None] = lambda: None,
     direct: DirectStream | None = None,
+    gathered: Gathered | None = None,
 ) -> AsyncGenerator[Piece]:
     """Pieces of one answer; the last has a finish_reason. Raises what ends it early. Closing it cancels the engine.
 
     `choices`: the answers to the same prompt, where there are others. `began` is called before the first piece. While
     this is waited for, text goes to the `direct` stream where that has room, and not here: no task is woken for a token
     that can be written at once.
+    `gathered` gets every piece before it is yielded, and what goes to the direct stream.
     """
-    reading = _Reading(job, tokenizer, record, began, direct)
+    reading = _Reading(job, tokenizer, record, began, direct, gathered)
     what = (job.engine_id, job.prompt_token_ids, job.sampling)
     take = reading.take if reading.may_take else None
     stream = engine.stream(
@@ -102,8 +106,11 @@ async def pieces(
             text, is_stopped = reading.absorb(delta)
             token_ids = delta.token_ids[: record.num_tokens - num_before]
             if delta.finish_reason is None and not is_stopped:
+                piece = Piece(job.index, text, None, token_ids, delta.scores, reading.take_deltas())
+                if gathered is not None:
+                    gathered.add(piece)
                 try:
-                    yield Piece(job.index, text, None, token_ids, delta.scores, reading.take_deltas())
+                    yield piece
                 finally:  # measured when it is written: a first token's histograms would delay it by 20 us
                     record.delta(delta, came_at)
                 continue
@@ -113,7 +120,10 @@ async def pieces(
             found = reading.take_deltas()
             if reading.has_calls and reason == "stop" and not (is_stopped and reading.is_in_call):
                 reason = "tool_calls"
-            yield Piece(job.index, text, reason, token_ids, delta.scores, found, reading.stop, delta.pooled)
+            piece = Piece(job.index, text, reason, token_ids, delta.scores, found, reading.stop, delta.pooled)
+            if gathered is not None:
+                gathered.add(piece)
+            yield piece
             return
 
 
@@ -127,7 +137,10 @@ class _Reading:
         record: SequenceRecord,
         began: Callable[[], None],
         direct: DirectStream | None,
+        gathered: Gathered | None,
     ) -> None:
+        self._gathered = gathered
+        self._index = job.index
         self._parser = job.parser
         self._deltas: list[Delta] = []
         self.has_calls = False
@@ -170,10 +183,11 @@ class _Reading:
         if delta.path_uses is not None:
             record.served_by(delta.path_uses)
         token_ids = delta.token_ids
-        if len(token_ids) == 1:  # of most deltas
-            direct.put(self._detokenizer.push(token_ids[0]))
-        else:
-            direct.put("".join(map(self._detokenizer.push, token_ids)))
+        push = self._detokenizer.push
+        text = push(token_ids[0]) if len(token_ids) == 1 else "".join(map(push, token_ids))  # one in most deltas
+        direct.put(text)
+        if self._gathered is not None:
+            self._gathered.add(Piece(self._index, text, None, token_ids))
         if not self._has_begun:
             self.begin()
         record.delta(delta, came_at)

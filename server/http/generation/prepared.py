@@ -38,10 +38,22 @@ class Prepared(Generic[FieldsT_co]):
     is_stream: bool = False
     cache_salt: str | None = None
     timeout_s: float | None = None  # the request's own limit, counted from its arrival
+    wants_receipt: bool = False
+    may_have_receipt: bool = True  # whether it has answers, which a receipt is of
+    texts: tuple[str | None, ...] = ()  # of each prompt, as it was rendered; None where token ids were sent
 
     def of(self, fields: OtherT) -> "Prepared[OtherT]":
         """The same tokens for the request that this one was made of."""
-        return Prepared(fields, self.jobs, self.is_stream, self.cache_salt, self.timeout_s)
+        return Prepared(
+            fields,
+            self.jobs,
+            self.is_stream,
+            self.cache_salt,
+            self.timeout_s,
+            self.wants_receipt,
+            self.may_have_receipt,
+            self.texts,
+        )
 
     @property
     def num_prompt_tokens(self) -> int:

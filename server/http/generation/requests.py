@@ -23,6 +23,7 @@ from server.http.common.fields import (
     ModelName,
     PresencePenalty,
     Priority,
+    ReceiptWanted,
     RepetitionPenalty,
     RequestId,
     Seed,
@@ -185,6 +186,7 @@ class GenerationRequest(RequestModel):
     priority: Priority = 0
     timeout: Timeout = None
     hallmark: HallmarkWanted = False
+    receipt: ReceiptWanted = False
     metadata: AnyObject | None = Field(None, description=f"{NO_EFFECT}: no request is stored.")
     store: bool | None = Field(None, description=f"{NO_EFFECT}: no answer is stored.")
     service_tier: Label | None = Field(None, description=f"{NO_EFFECT}: all are served alike.")

@@ -23,6 +23,7 @@ from server.http.generation.requests import GenerationRequest
 from server.http.generation.usage import usage_of
 from server.http.openai.answers import AllChoices, AnswerFormat, ChatFormat, CompletionFormat
 from server.http.openai.details import details_of
+from server.http.openai.exact_sampling import exactly
 from server.http.openai.requests import CompletionRequest
 from server.http.services import ServedModel, Services
 from server.protocol.messages import EngineReady
@@ -92,7 +93,19 @@ def _prepare_completion(
     )
     default = DEFAULT_COMPLETION_TOKENS
     jobs = jobs_of(model, fields, prompts, unique_id, ready.max_model_len, default_tokens=default)
-    return Prepared(fields, jobs, fields.stream, fields.cache_salt, fields.timeout)
+    if fields.exact_sampling is not None:
+        jobs = exactly(fields.exact_sampling, jobs, model.tokenizer.vocab_size)
+    is_whole = fields.truncate_prompt_tokens is None
+    return Prepared(
+        fields,
+        jobs,
+        fields.stream,
+        fields.cache_salt,
+        fields.timeout,
+        wants_receipt=fields.receipt,
+        may_have_receipt=fields.max_tokens != 0,
+        texts=tuple(it if isinstance(it, str) and is_whole else None for it in fields.prompts()),
+    )
 
 
 COMPLETIONS = Kind("/v1/completions", "text_completion", CompletionFormat, _prepare_completion)

@@ -1,20 +1,59 @@
 """Requests that OpenAI's and vLLM's clients send beside chats."""
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from server.errors import InvalidValue
 from server.http.chat.requests import ContinueFinalMessage, Message, Messages, ToolList
 from server.http.chat.tools import ChatTool
-from server.http.common.fields import MAX_TOKENS, ModelName
+from server.http.common.fields import MAX_BAD_WORDS, MAX_TOKENS, LimitedId, ModelName
 from server.http.common.inputs import MAX_PROMPTS, Prompt, TokenIds, listed
 from server.http.common.validation import JsonObject, RequestModel, Text
 from server.http.generation.requests import MAX_LOGPROBS, GenerationRequest
 
+MAX_WORD_IDS = 1024  # of one word
+MAX_MARKS = 32  # special tokens of a grammar, as its check knows them
+
+_Ids = Annotated[list[LimitedId], Field(min_length=1, max_length=MAX_WORD_IDS, fail_fast=True)]
+_MarkIds = Annotated[list[LimitedId], Field(max_length=MAX_MARKS, fail_fast=True)]
+
+
+class GrammarBefore(RequestModel):
+    """Text that stands before an answer, as a grammar in Lark whose rule is `before`."""
+
+    text: Text
+    tokens: _MarkIds = Field(default_factory=list, description="Tokens that it names token_0, token_1, ...")
+
+
+class ExactGrammar(RequestModel):
+    """A grammar as the engine takes it."""
+
+    nested: ClassVar[Mapping[str, type[RequestModel]]] = {"before": GrammarBefore}
+
+    kind: Literal["json_schema", "regex", "lark"]
+    text: Text
+    tokens: _MarkIds = Field(default_factory=list, description="Tokens that a text in Lark names token_0, token_1, ...")
+    before: GrammarBefore | None = None
+
+
+class ExactSampling(RequestModel):
+    """Sampling parameters that no other field can say exactly."""
+
+    nested: ClassVar[Mapping[str, type[RequestModel]]] = {"grammar": ExactGrammar}
+
+    bad_words: Annotated[list[_Ids], Field(max_length=2 * MAX_BAD_WORDS, fail_fast=True)] = Field(
+        default_factory=list, description="Sequences of token ids that no answer has; not with `bad_words`."
+    )
+    grammar: ExactGrammar | None = Field(
+        None, description="What the answer must match; not with another field that binds it."
+    )
+
 
 class CompletionRequest(GenerationRequest):
+    nested: ClassVar[Mapping[str, type[RequestModel]]] = {**GenerationRequest.nested, "exact_sampling": ExactSampling}
+
     prompt: Prompt = Field(
         description=f"A text or token ids, or up to {MAX_PROMPTS} of them. A text may spell special tokens.",
         examples=["Once upon a time"],
@@ -36,6 +75,15 @@ class CompletionRequest(GenerationRequest):
         super().check()
         if self.max_tokens == 0 and not self.echo:
             raise InvalidValue("max_tokens must be at least 1 without echo, got 0.", param="max_tokens")
+        if self.max_tokens == 0 and self.receipt:
+            raise InvalidValue("A receipt is of an answer, and max_tokens of 0 asks for none.", param="receipt")
+        if self.exact_sampling is not None and self.exact_sampling.bad_words and self.bad_words:
+            message = "bad_words and exact_sampling.bad_words both name words; send one."
+            raise InvalidValue(message, param="exact_sampling.bad_words")
+
+    exact_sampling: ExactSampling | None = Field(
+        None, description="Words and a grammar as a receipt holds them, to compute its answer again."
+    )
 
     @property
     def num_likeliest(self) -> int | None:

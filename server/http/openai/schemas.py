@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from server.http.common.provenance import Provenance
+from server.http.common.receipt_schema import RECEIPT, SignedReceipt
 from server.http.common.schemas import PROVENANCE, Schema
 
 
@@ -90,6 +91,7 @@ class Completion(Schema):
     choices: list[CompletionChoice]
     usage: UsageCounts
     hallmark: Provenance | None = PROVENANCE
+    receipt: SignedReceipt | None = RECEIPT
 
 
 class CompletionChunk(Schema):
@@ -101,6 +103,7 @@ class CompletionChunk(Schema):
     choices: list[CompletionChoice] = Field(description="One, or none in the last chunk with the usage.")
     usage: UsageCounts | None = Field(None, description="With `stream_options.include_usage`: null but in the last.")
     hallmark: Provenance | None = PROVENANCE
+    receipt: SignedReceipt | None = RECEIPT
 
 
 class AnsweredFunction(Schema):
@@ -142,6 +145,7 @@ class ChatCompletion(Schema):
     prompt_token_ids: list[int] | None = _PROMPT_TOKEN_IDS
     prompt_logprobs: PromptLogprobs | None = _PROMPT_LOGPROBS
     hallmark: Provenance | None = PROVENANCE
+    receipt: SignedReceipt | None = RECEIPT
 
 
 class FunctionDelta(Schema):
@@ -182,6 +186,7 @@ class ChatChunk(Schema):
     usage: UsageCounts | None = Field(None, description="With `stream_options.include_usage`: null but in the last.")
     prompt_token_ids: list[int] | None = _PROMPT_TOKEN_IDS
     hallmark: Provenance | None = PROVENANCE
+    receipt: SignedReceipt | None = RECEIPT
 
 
 class ModelCard(Schema):

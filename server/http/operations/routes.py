@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 from fastapi import APIRouter, Request, Response
 
+from qualification.receipt.keys import ALGORITHM
 from server.edge.context import context_of
 from server.edge.routing import PlainRoute
 from server.errors import RETRY_AFTER_S, Conflict, NotFound, NotReady
@@ -89,9 +90,20 @@ def operator_routes(services: Services) -> APIRouter:
 
     @router.get("/version", response_model=Version)
     def version() -> Response:
-        """Return the version of the server and the fingerprint of the machine."""
-        ready = services.engine.ready
-        return _json(200, {"version": services.program.version, "fingerprint": ready.fingerprint if ready else None})
+        """Return the version of the server, the fingerprint of the machine, and the keys that sign receipts."""
+        ready, receipts = services.engine.ready, services.receipts
+        keys = () if receipts is None else receipts.keys.public_keys
+        return _json(
+            200,
+            {
+                "version": services.program.version,
+                "fingerprint": ready.fingerprint if ready else None,
+                "receipt_keys": [
+                    {"key_id": key.key_id, "algorithm": ALGORITHM, "public_key": key.text, "is_current": key is keys[0]}
+                    for key in keys
+                ],
+            },
+        )
 
     return router
 

@@ -33,11 +33,21 @@ class Load(Schema):
     num_waiting: int = Field(description="Requests that wait for a first token.")
 
 
+class ReceiptKey(Schema):
+    """A key that has signed receipts since the start."""
+
+    key_id: str = Field(description="The first 16 digits of SHA-256 of the key's 32 bytes.")
+    algorithm: Literal["ed25519"]
+    public_key: str = Field(description="Its 32 bytes in base64.")
+    is_current: bool = Field(description="Whether it signs the next receipt.")
+
+
 class Version(Schema):
     version: str
     fingerprint: dict[str, Any] | None = Field(
         description="GPU, driver and libraries; null before the engine is ready."
     )
+    receipt_keys: list[ReceiptKey] = Field(description="The current one first; empty where there are no receipts.")
 
 
 class PathAndShape(Schema):

@@ -34,6 +34,7 @@ _UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "media_io_kwargs": ({},),
     "mm_processor_kwargs": ({},),
     "priority": (0,),
+    "receipt": (False,),
     "truncate_prompt_tokens": (),
     "truncation_side": ("left", "right"),
     "use_activation": (True,),

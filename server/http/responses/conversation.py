@@ -53,6 +53,7 @@ _SAME = (
     "cache_salt",
     "priority",
     "timeout",
+    "receipt",
 )
 
 

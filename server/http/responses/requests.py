@@ -21,6 +21,7 @@ from server.http.common.fields import (
     ModelName,
     PresencePenalty,
     Priority,
+    ReceiptWanted,
     RepetitionPenalty,
     RequestId,
     Seed,
@@ -549,6 +550,7 @@ class ResponsesRequest(RequestModel):
     priority: Priority = 0
     timeout: Timeout = None
     hallmark: HallmarkWanted = False
+    receipt: ReceiptWanted = False
     prompt_cache_options: JsonObject | None = Field(None, description=f"{NO_EFFECT}: prompts are cached anyway.")
     prompt_cache_retention: Label | None = Field(None, description=f"{NO_EFFECT}: prompts are cached anyway.")
     service_tier: Literal["auto", "default"] | None = Field(None, description=f"{NO_EFFECT}: all are served alike.")

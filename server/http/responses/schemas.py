@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, RootModel
 
 from server.http.common.provenance import Provenance
+from server.http.common.receipt_schema import RECEIPT, SignedReceipt
 from server.http.common.schemas import PROVENANCE, Schema
 
 _ItemStatus = Literal["in_progress", "completed", "incomplete"]
@@ -142,6 +143,7 @@ class ResponseAnswer(Schema):
     truncation: Literal["disabled"]
     user: str | None
     hallmark: Provenance | None = PROVENANCE
+    receipt: SignedReceipt | None = RECEIPT
 
 
 class _Event(Schema):
@@ -155,6 +157,7 @@ class _ItemEvent(_Event):
 
 class ResponseEvent(_Event):
     hallmark: Provenance | None = PROVENANCE
+    receipt: SignedReceipt | None = RECEIPT
     type: Literal[
         "response.created", "response.in_progress", "response.completed", "response.incomplete", "response.failed"
     ]

@@ -122,6 +122,7 @@ VALUES: dict[str, Any] = {
     "guided_choice": ["a"], "guided_grammar": 'start: "a"', "regex": "a+",
     "ebnf": 'root ::= "a"', "prompt_logprobs": 1, "return_token_ids": True,
     "return_tokens_as_token_ids": True, "cache_salt": "salt", "priority": -1, "timeout": 1e-9, "hallmark": True,
+    "receipt": True, "exact_sampling": {"bad_words": [[104]]},
     "metadata": {"a": "b"}, "messages.metadata": {"user_id": "u"}, "store": True, "responses.store": False,
     "service_tier": "auto", "prediction": {"type": "content", "content": "x"}, "cache_control": {"type": "ephemeral"},
     "prompt_cache_options": {"mode": "explicit"}, "prompt_cache_retention": "24h",

@@ -6,10 +6,12 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import httpx2
 import msgspec
 import tokenizers
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp, Message
@@ -39,7 +41,9 @@ from server.protocol.messages import (
     TokenDelta,
     TokenScores,
 )
-from server.settings import Settings
+from server.receipt.keyring import KeyRing
+from server.receipt.receipts import Receipts
+from server.settings import ReceiptMode, Settings
 from server.supervisor.choices import Choices
 from server.supervisor.client import EngineState
 from server.supervisor.requests import AttestationRequests, QuarantineRequests
@@ -259,6 +263,9 @@ def make_services(
         ),
         lifecycle=Lifecycle(),
         admission=Admission(settings.max_queued_requests, settings.max_queued_tokens),
+        receipts=None
+        if settings.receipts is ReceiptMode.OFF
+        else Receipts(KeyRing(Ed25519PrivateKey.generate()), Random(settings.seed)),
     )
 
 

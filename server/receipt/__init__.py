@@ -1,0 +1,1 @@
+"""Receipts of answers on the side of the server: the key that signs them, and what is put into them."""
