@@ -103,7 +103,16 @@ def missing_of(
 
     def is_done(shape: AnyShape, path: AnyPath) -> bool:
         entry = known.get((shape, path.name))
-        return entry is not None and (entry.is_proven or not is_retrying)
+        if entry is None or lacks_order(entry, path):
+            return False
+        return entry.is_proven or not is_retrying
 
     open_pairs = [(shape, path) for shape, path in pairs if not is_done(shape, path)]
     return sorted(open_pairs, key=lambda pair: pair[1].tier is Tier.FALLBACK)
+
+
+def lacks_order(entry: Evidence, path: AnyPath) -> bool:
+    """Return whether a proven path claims an order that this evidence has no check of."""
+    if path.order is None or not entry.is_proven:
+        return False
+    return entry.invariance is None or not entry.invariance.is_of(path.order)

@@ -18,13 +18,14 @@ from kernels.vocabulary.operators import AnyShape, Operator, flops_of, hbm_bytes
 from kernels.vocabulary.path import AnyPath
 from kernels.vocabulary.path_order import is_chosen_by_time
 from kernels.vocabulary.shape import Dtype
-from qualification.evidence.evidence import Check, Evidence, Timing
+from qualification.evidence.evidence import Check, Evidence, Invariance, Timing
 from qualification.measure.checks.references import References, Shelf
 from qualification.measure.compiling.compile_ahead import calls_of, compiling_ahead
 from qualification.measure.costs.ceilings import Ceilings, ceilings_now
 from qualification.measure.costs.profile import calls_seen, temporary_bytes
 from qualification.measure.costs.rivals import Rivals
 from qualification.measure.costs.timing import Judged, default_budget_s, time_call, time_until_believed
+from qualification.measure.faults.order_faults import orders_passed_wrongly
 from qualification.measure.ranks.rank_group import on_ranks
 from qualification.measure.trials.failures import KERNEL_ERRORS, QualificationAborted
 from qualification.measure.trials.trial import TRIALS, Run, trial_of
@@ -112,6 +113,8 @@ def _qualify(
             if not passed:
                 continue
             raise QualificationAborted(f"the checker failed its own trial, so it proves nothing: {passed}")
+        if bench.checks_orders and check_checker is None:
+            _try_check_of_orders(pairs, bench)
         wait(lambda what: progress(0, len(pairs), what))
     last = {shape: index for index, (shape, _) in enumerate(pairs)}
     shelf, references = Shelf(_most_kept_bytes(bench.device)), References()
@@ -140,6 +143,18 @@ def _qualify(
     progress(len(pairs), len(pairs), "done")
 
 
+def _try_check_of_orders(pairs: Sequence[Pair], bench: Bench) -> None:
+    """Have the check of orders refuse paths whose bits depend on the batch. Raises QualificationAborted."""
+    dtypes: dict[Operator, set[Dtype]] = {}
+    for shape, path in pairs:
+        if path.order is not None:
+            dtypes.setdefault(operator_of(shape), set()).add(shape.dtype)
+    for operator, of_operator in dtypes.items():
+        passed = orders_passed_wrongly(operator, frozenset(of_operator), bench.device, seed=bench.seed)
+        if passed:
+            raise QualificationAborted(f"the check of orders failed its own trial, so it proves nothing: {passed}")
+
+
 def _time_rivals(rivals: Rivals, path: AnyPath, found: Evidence, on_evidence: Callable[[Evidence], None]) -> None:
     try:
         for again in rivals.timed_again(path, found):
@@ -163,6 +178,7 @@ def qualify_path(shape: AnyShape, path: AnyPath, bench: Bench, references: Refer
     try:
         given = references or References()
         checks = trial_of(shape).check(shape, path.run, bench.device, seed=bench.seed, references=given)
+        invariance = _invariance(shape, path, path.run, bench, checks)
         measured = _measure(shape, path, path.run, bench)
     except PeerMemoryError:
         raise
@@ -173,7 +189,14 @@ def qualify_path(shape: AnyShape, path: AnyPath, bench: Bench, references: Refer
         failure = f"{type(error).__name__}: {error}"[:_MAX_DETAIL]
         logger.warning("%s cannot serve %s: %s", path.name, shape, failure)
         return _evidence(shape, path, bench, failure=failure)
-    return _evidence(shape, path, bench, checks=checks, measured=measured)
+    return _evidence(shape, path, bench, checks=checks, measured=measured, invariance=invariance)
+
+
+def _invariance(shape: AnyShape, path: AnyPath, run: Run, bench: Bench, checks: tuple[Check, ...]) -> Invariance | None:
+    """Check the order that the path claims; None where it claims none, none is asked for, or its numbers are wrong."""
+    if path.order is None or not bench.checks_orders or not all(check.is_passed for check in checks):
+        return None
+    return trial_of(shape).check_order(shape, run, bench.device, seed=bench.seed, order=path.order)
 
 
 def _measure(shape: AnyShape, path: AnyPath, run: Run, bench: Bench) -> _Measured:
@@ -220,6 +243,7 @@ def _evidence(
     *,
     checks: tuple[Check, ...] = (),
     measured: _Measured | None = None,
+    invariance: Invariance | None = None,
     failure: str | None = None,
 ) -> Evidence:
     queries, keys = trial_of(shape).tested(shape, is_cpu=bench.device.type == "cpu")
@@ -242,4 +266,5 @@ def _evidence(
         failure=failure,
         commit=bench.commit,
         command=bench.command,
+        invariance=invariance,
     )

@@ -49,7 +49,7 @@ class LinearCase:
 
     def first_rows(self, num_rows: int) -> Tensor:
         """x [num_rows, size_in] between NaN, of x's own strides."""
-        return _between_nan(self.x[:num_rows], is_strided=not self.x.is_contiguous())
+        return between_nan(self.x[:num_rows], is_strided=not self.x.is_contiguous())
 
 
 def operands_of(shape: LinearShape, device: torch.device, *, seed: int) -> LinearOperands:
@@ -101,7 +101,7 @@ def linear_cases(
     ) -> LinearCase:
         if nan_row is not None:
             x[nan_row] = torch.nan
-        placed = _between_nan(x.to(torch_dtype(shape.dtype)), is_strided=is_strided)
+        placed = between_nan(x.to(torch_dtype(shape.dtype)), is_strided=is_strided)
         is_first = name == "counts"
         computed = counts if is_first else (few,)
         return LinearCase(name, seed, placed, of, shape.epilogue, computed, nan_row, repeats=is_first)
@@ -151,7 +151,7 @@ def _absolute(weight: LinearWeight) -> LinearWeight:
     return weight.of(weight.dequantized().abs().to(weight.dtype))
 
 
-def _between_nan(x: Tensor, *, is_strided: bool) -> Tensor:
+def between_nan(x: Tensor, *, is_strided: bool) -> Tensor:
     """A copy of x [rows, columns] in the middle of NaN; with a stride of some columns more where asked for."""
     num_rows, columns = x.shape
     wide = columns + _PADDED_COLUMNS * is_strided

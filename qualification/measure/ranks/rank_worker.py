@@ -22,7 +22,8 @@ from kernels.system.device_lost import loss_of
 from kernels.system.hang_up import leave_with
 from kernels.system.triton_cache import use_own_cache
 from qualification.measure.checks.collective_checks import copied
-from qualification.measure.inputs.collective_inputs import CollectiveCase, collective_case
+from qualification.measure.inputs.collective_inputs import CollectiveCase
+from qualification.measure.orders.collective_order import any_case
 from qualification.measure.ranks.rank_group import RankCall, RankCommand, RankEnd, RankPeers, gathered, join
 from qualification.measure.trials.failures import KERNEL_ERRORS
 
@@ -61,7 +62,7 @@ class RankWorker:
         key = shape, name, seed
         if self._case is None or self._case[0] != key:
             self._case = None  # its memory goes first
-            self._case = key, collective_case(parse_collective_shape(shape), name, self._device, seed=seed)
+            self._case = key, any_case(parse_collective_shape(shape), name, self._device, seed=seed)
         return self._case[1]
 
 

@@ -8,7 +8,7 @@ import torch
 
 from kernels.collective.shape import CollectiveShape
 from kernels.vocabulary.shape import Dtype
-from qualification.evidence.evidence import Check
+from qualification.evidence.evidence import Check, Invariance
 from qualification.measure.checks.checked import one_thread
 from qualification.measure.checks.collective_checks import RunOnRanks, check_collective, copied
 from qualification.measure.faults.collective_faults import CollectiveFault, WrongRanks, can_show_in, trial_shapes
@@ -18,6 +18,7 @@ from qualification.measure.inputs.collective_inputs import (
     collective_cases,
     tested_rows,
 )
+from qualification.measure.orders.collective_order import check_collective_order
 
 Call = Callable[[], None]
 
@@ -60,6 +61,11 @@ class CollectiveTrial:
     ) -> tuple[Check, ...]:
         """`references` are not kept: fp64 of a sum takes about as long as its inputs."""
         return check_collective(run, collective_cases(shape, device, seed=seed))
+
+    def check_order(
+        self, shape: CollectiveShape, run: Any, device: torch.device, *, seed: int, order: str
+    ) -> Invariance:
+        return check_collective_order(run, shape, device, seed=seed, order=order)
 
     def timed_call(self, shape: CollectiveShape, run: Any, device: torch.device, *, seed: int) -> tuple[Call, int]:
         """Time the most rows. What is written is read again: of sums that grow only the time is of interest."""

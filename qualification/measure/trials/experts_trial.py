@@ -8,12 +8,13 @@ import torch
 from kernels.experts.paths import RunExperts
 from kernels.experts.shape import ExpertsShape
 from kernels.vocabulary.shape import Dtype
-from qualification.evidence.evidence import Check
+from qualification.evidence.evidence import Check, Invariance
 from qualification.measure.checks.checked import one_thread
 from qualification.measure.checks.experts_checks import check_experts
 from qualification.measure.checks.references import References
 from qualification.measure.faults.experts_faults import ExpertsFault, can_show_in, trial_shapes, wrong_experts
 from qualification.measure.inputs.experts_inputs import ExpertsCase, even_case, experts_cases, tested_rows
+from qualification.measure.orders.experts_order import check_experts_order
 
 Call = Callable[[], None]
 
@@ -58,6 +59,11 @@ class ExpertsTrial:
         references: References,
     ) -> tuple[Check, ...]:
         return check_experts(run, experts_cases(shape, device, seed=seed), references)
+
+    def check_order(
+        self, shape: ExpertsShape, run: RunExperts, device: torch.device, *, seed: int, order: str
+    ) -> Invariance:
+        return check_experts_order(run, shape, device, seed=seed, order=order)
 
     def timed_call(self, shape: ExpertsShape, run: RunExperts, device: torch.device, *, seed: int) -> tuple[Call, int]:
         """Experts are visited evenly, as many as the rows can visit: what is read follows from the shape."""

@@ -13,7 +13,7 @@ from kernels.linear.paths import RunLinear
 from kernels.linear.shape import LinearShape
 from kernels.system.device import torch_dtype
 from kernels.vocabulary.shape import Dtype
-from qualification.evidence.evidence import Check
+from qualification.evidence.evidence import Check, Invariance
 from qualification.measure.checks.checked import one_thread
 from qualification.measure.checks.linear_checks import check_linear, some_rows
 from qualification.measure.faults.linear_faults import LinearFault, can_show_in, trial_shapes, wrong_linear
@@ -24,6 +24,7 @@ from qualification.measure.inputs.linear_inputs import (
     operands_of,
     rows_to_test,
 )
+from qualification.measure.orders.linear_order import check_linear_order
 
 Call = Callable[[], None]
 
@@ -72,6 +73,13 @@ class LinearTrial:
         """`references` are not kept: fp64 of a product takes about as long as its inputs."""
         runs: Sequence[RunLinear] = run.variants if isinstance(run, RunProposed) else (run,)
         return check_linear(runs, _cases(shape, run, device, seed=seed))
+
+    def check_order(
+        self, shape: LinearShape, run: RunLinear, device: torch.device, *, seed: int, order: str
+    ) -> Invariance:
+        is_library = isinstance(run, RunProposed)
+        runs: Sequence[RunLinear] = run.variants if isinstance(run, RunProposed) else (run,)
+        return check_linear_order(runs, shape, device, seed=seed, order=order, takes_strides=not is_library)
 
     def timed_call(self, shape: LinearShape, run: RunLinear, device: torch.device, *, seed: int) -> tuple[Call, int]:
         operands = operands_of(shape, device, seed=seed)

@@ -10,11 +10,12 @@ import torch
 from kernels.vocabulary.operators import AnyShape, Operator, operator_of
 from kernels.vocabulary.path import RunAttention
 from kernels.vocabulary.shape import AttentionShape, Dtype, Phase
-from qualification.evidence.evidence import Check
+from qualification.evidence.evidence import Check, Invariance
 from qualification.measure.checks.attention_checks import check_path
 from qualification.measure.checks.references import References
 from qualification.measure.faults.attention_faults import passed_wrongly
 from qualification.measure.inputs.attention_inputs import Case, cases, long_case, longest_lengths
+from qualification.measure.orders.attention_order import check_attention_order
 from qualification.measure.trials.collective_trial import CollectiveTrial
 from qualification.measure.trials.experts_trial import ExpertsTrial
 from qualification.measure.trials.linear_trial import LinearTrial
@@ -38,6 +39,9 @@ class Trial(Protocol):
         self, shape: Any, run: Run, device: torch.device, *, seed: int, references: References
     ) -> tuple[Check, ...]:
         """The worst result of each check over all hostile inputs. Errors of `run` are not caught."""
+
+    def check_order(self, shape: Any, run: Run, device: torch.device, *, seed: int, order: str) -> Invariance:
+        """Check whether bits depend on the batch, of a path that claims the order. Errors of `run` are not caught."""
 
     def timed_call(self, shape: Any, run: Run, device: torch.device, *, seed: int) -> tuple[Call, int]:
         """(the call that is timed, its number of sequences), on inputs of the longest tested length."""
@@ -63,6 +67,11 @@ class AttentionTrial:
         self, shape: AttentionShape, run: RunAttention, device: torch.device, *, seed: int, references: References
     ) -> tuple[Check, ...]:
         return check_path(run, cases(shape, device, seed=seed), references)
+
+    def check_order(
+        self, shape: AttentionShape, run: RunAttention, device: torch.device, *, seed: int, order: str
+    ) -> Invariance:
+        return check_attention_order(run, shape, device, seed=seed, order=order)
 
     def timed_call(
         self, shape: AttentionShape, run: RunAttention, device: torch.device, *, seed: int
