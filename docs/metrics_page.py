@@ -17,11 +17,20 @@ from kernels.vocabulary.shape import PLANNED_PHASES
 from qualification.attest.explain import TimeClass
 from qualification.decision.decision import Status
 from server.protocol.liveness import DeathCause
+from server.protocol.served_answer import Route
 from server.telemetry.factory import MAX_SAMPLES, Declaration
 from server.telemetry.latency import DURATION_EDGES, FINE_TTFT_S, TIMED_OUTCOMES, TPOT_EDGES, TTFT_EDGES
 from server.telemetry.metrics import Metrics
 from server.telemetry.objectives import DEFAULT_OBJECTIVES
-from server.telemetry.outcomes import Attestation, DisconnectStage, OomStage, Outcome, RejectedFor, Shadow, Sli
+from server.telemetry.outcomes import (
+    Attestation,
+    DisconnectStage,
+    OomStage,
+    Outcome,
+    RejectedFor,
+    Shadow,
+    Sli,
+)
 from server.telemetry.slo import UNKNOWN_BUCKET
 from server.telemetry.vllm_names import MAX_VLLM_SAMPLES
 
@@ -57,6 +66,7 @@ CLOSED_OF_METRIC: dict[tuple[str, str], type[Enum]] = {
     ("hallmark_attestation_total", "result"): Attestation,
     ("hallmark_shadow_checks_total", "phase"): SHADOW_PHASES,
     ("hallmark_shadow_checks_total", "result"): Shadow,
+    ("hallmark_replays_total", "route"): Route,
 }
 OPEN = {
     "model": "the name of the one model served",

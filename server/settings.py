@@ -251,6 +251,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     shadow_interval_s: Annotated[
         Seconds, Meta(description="between two of these checks; less for 60 s after one that failed")
     ] = 10.0
+    replay_share: Annotated[
+        Annotated[float, Meta(ge=0, le=1)] | None,
+        Meta(
+            description="share of the answers that are computed again alone when the engine is idle, and compared; 0: "
+            "none (default: as many as shadow_budget pays for)"
+        ),
+    ] = None
     matrix: Annotated[str | None, Meta(description="folder of the matrices (default: those that ship)")] = None
     cache_dir: Annotated[
         str | None, Meta(description="folder of this machine's own evidence (default: ~/.cache/hallmark)")

@@ -13,6 +13,7 @@ from server.protocol.messages import (
     EngineRefused,
     Heartbeat,
     PlanRow,
+    ReplayReport,
     ShadowReport,
     StepRecord,
 )
@@ -35,9 +36,10 @@ class Console:
         needs_key: bool = False,
         task: Task = Task.GENERATE,
         on_attestation: Callable[[AttestationReport], None] = lambda _: None,
+        on_replay: Callable[[ReplayReport], None] = lambda _: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`on_attestation` is called with each report besides. `clock` is monotonic, in seconds."""
+        """`on_attestation` and `on_replay` are called with each report besides. `clock` is monotonic, in seconds."""
         self._inner = inner
         self._model = model
         self._url = url
@@ -45,6 +47,7 @@ class Console:
         self._needs_key = needs_key
         self._task = task
         self._on_attestation = on_attestation
+        self._on_replay = on_replay
         self._clock = clock
         self._down_since = clock()
         self._stage: str | None = None
@@ -102,6 +105,12 @@ class Console:
         self._inner.on_shadow(report)
         if report.result == "mismatch":
             self._print(f"Shadow check: {report.detail}")
+
+    def on_replay(self, report: ReplayReport) -> None:
+        self._inner.on_replay(report)
+        self._on_replay(report)
+        if report.cause is not None:
+            self._print(f"Replay of an answer served by route {report.route}: {report.detail}")
 
     def on_death(self, cause: str) -> None:
         self._inner.on_death(cause)

@@ -210,6 +210,7 @@ def assemble(settings: Settings, folder: Path, keys: Keys, url: str) -> Services
         needs_key=keys.tenants is not None,
         task=Task.GENERATE if pooling is None else pooling.task,
         on_attestation=tracing.attested,
+        on_replay=tracing.replayed,
     )
     model = ServedModel(
         names=settings.model_names,

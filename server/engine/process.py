@@ -25,6 +25,7 @@ from server.engine.link import EXIT_PROTOCOL, Inbox, Link
 from server.engine.operators.launch_errors import is_device_lost
 from server.engine.proof.attestation import Attestor
 from server.engine.proof.operator_quarantine import OperatorQuarantine
+from server.engine.proof.replay import Replay
 from server.engine.proof.shadow_check import ShadowCheck
 from server.engine.scheduling.engine import Engine
 from server.engine.startup.builder import BuiltEngine, build_engine
@@ -42,6 +43,7 @@ from server.protocol.messages import (
     EngineRefused,
     FromEngine,
     Heartbeat,
+    ReplayReport,
     Shutdown,
     StartBeat,
     Submit,
@@ -66,9 +68,11 @@ class Loop:
         attestor: Attestor | None = None,
         operator_quarantine: OperatorQuarantine | None = None,
         shadow: ShadowCheck | None = None,
+        replay: Replay | None = None,
     ) -> None:
         self._attestor = attestor
         self._shadow = shadow
+        self._replay = replay
         self._operator_quarantine = operator_quarantine
         self._engine = engine
         self._inbox = inbox
@@ -88,17 +92,23 @@ class Loop:
                 self._attest()
             if is_check_due or not self._engine.has_work:
                 self._check()
+            if self._replay is not None and not self._engine.has_work:
+                self._send_replay(self._replay.step())
             self.beat()
 
     def _receive(self) -> bool:
         """Handle all messages; when idle, wait for one until the next heartbeat is due. Return False on Shutdown."""
-        is_idle = not self._engine.has_work and not (self._attestor is not None and self._attestor.is_busy)
+        is_busy = self._attestor is not None and self._attestor.is_busy
+        is_replaying = self._replay is not None and self._replay.is_ready
+        is_idle = not self._engine.has_work and not is_busy and not is_replaying
         while True:
             try:
                 message = self._inbox.get(block=is_idle, timeout=HEARTBEAT_S)
             except queue.Empty:
                 return True
             if isinstance(message, Submit):
+                if self._replay is not None:
+                    self._send_replay(self._replay.yield_memory())
                 self._engine.submit(message)
             elif isinstance(message, Cancel):
                 self._engine.cancel(message.request_id)
@@ -137,6 +147,10 @@ class Loop:
         if report is not None:
             self._send(report)
             self._send_plan(bool(report.quarantined))
+
+    def _send_replay(self, report: ReplayReport | None) -> None:
+        if report is not None:
+            self._send(report)
 
     def beat(self) -> None:
         """Send a heartbeat, if none was sent in the latest half second. Called by the thread that steps."""
@@ -203,7 +217,8 @@ def serve(
         gc.collect()
         gc.freeze()  # objects that live as long as the engine are not scanned again in the middle of a step
         built.runner.shadow = built.shadow
-        loop = Loop(built.engine, inbox, send, built.attestor, built.operator_quarantine, built.shadow)
+        built.engine.answers = built.replay
+        loop = Loop(built.engine, inbox, send, built.attestor, built.operator_quarantine, built.shadow, built.replay)
         if built.runner.worker.device.type == "cpu":
             built.runner.worker.beat = loop.beat
         loop.run()

@@ -331,6 +331,12 @@ class TokenScores(msgspec.Struct, frozen=True, array_like=True, gc=False):
     def __len__(self) -> int:
         return len(self.packed) // _row_of_scores(self.num_top).size
 
+    @property
+    def logprobs(self) -> bytes:
+        """Return the tokens' own log probabilities: fp32, little endian."""
+        size = _row_of_scores(self.num_top).size
+        return b"".join([self.packed[at : at + 4] for at in range(0, len(self.packed), size)])
+
     def first(self, num_tokens: int) -> "TokenScores":
         """Return those of the first `num_tokens` tokens."""
         packed = self.packed[: num_tokens * _row_of_scores(self.num_top).size]
@@ -433,6 +439,24 @@ class ShadowReport(msgspec.Struct, frozen=True, tag=True):
     weight: str | None = None  # of a product with a weight: its name in the layer
 
 
+class ReplayReport(msgspec.Struct, frozen=True, tag=True):
+    """An answer that was served, computed again alone and compared."""
+
+    result: str  # match, mismatch (bits differ), beyond_limits, skipped or preempted
+    at: float  # Unix seconds
+    route: str  # by which it was served: a Route of served_answer.py
+    cause: str | None  # where the first difference is: logits, sampling or cache; None where there is none
+    place: int | None  # of the first token of the answer that differs, from 0
+    num_tokens: int  # of the answer, that were compared
+    factor: (
+        float | None
+    )  # the largest distance of log probabilities as a share of its limit; None where bits must match
+    detail: str | None  # what is wrong, or why nothing was compared
+    spent_s: float
+    traceparent: str | None = None  # of the request
+    request_id: str | None = None
+
+
 class QuarantineChanged(msgspec.Struct, frozen=True, tag=True):
     """The answer to a ChangeQuarantine, between two steps."""
 
@@ -457,6 +481,7 @@ FromEngine = (
     | Heartbeat
     | AttestationReport
     | ShadowReport
+    | ReplayReport
     | PlanChanged
     | QuarantineChanged
 )
@@ -473,4 +498,5 @@ class EngineListener(Protocol):
     def on_heartbeat(self, heartbeat: Heartbeat) -> None: ...
     def on_attestation(self, report: AttestationReport) -> None: ...
     def on_shadow(self, report: ShadowReport) -> None: ...
+    def on_replay(self, report: ReplayReport) -> None: ...
     def on_death(self, cause: str) -> None: ...

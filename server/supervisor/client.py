@@ -29,6 +29,7 @@ from server.protocol.messages import (
     Heartbeat,
     PlanChanged,
     QuarantineChanged,
+    ReplayReport,
     SamplingParams,
     ShadowReport,
     Shutdown,
@@ -323,6 +324,8 @@ class EngineClient:
         elif isinstance(message, ShadowReport):
             self._quarantined.update(dict.fromkeys(message.quarantined))
             self._listener.on_shadow(message)
+        elif isinstance(message, ReplayReport):
+            self._listener.on_replay(message)
         elif isinstance(message, StartBeat):
             self._start.beat(message)
         elif isinstance(message, EngineProgress):

@@ -13,6 +13,7 @@ QUEUE = "hallmark.queue"
 PREFILL = "hallmark.prefill"
 DECODE = "hallmark.decode"
 ATTESTATION = "hallmark.attestation"  # of its own trace: no request asked for it
+REPLAY = "hallmark.replay"  # of the request's trace: its answer was computed again
 
 # Attributes by OpenTelemetry
 SERVICE_NAME = "service.name"
@@ -68,3 +69,7 @@ DETAIL = "detail"
 KERNELS = "kernels"
 EXPLAINED = "explained_ratio"  # of the forward pass's time
 IS_REPLAY = "is_replay"
+ROUTE = "route"  # by which an answer was served that was computed again
+TOKENS = "tokens"  # of it, that were compared
+CAUSE = "cause"
+PLACE = "place"  # of its first token that differs

@@ -17,6 +17,7 @@ from server.protocol.messages import (
     EngineRefused,
     Heartbeat,
     PlanRow,
+    ReplayReport,
     RequestTimes,
     ShadowReport,
     StepRecord,
@@ -103,6 +104,9 @@ class Metrics:
 
     def on_shadow(self, report: ShadowReport) -> None:
         self.operators.shadow_checked(report)
+
+    def on_replay(self, report: ReplayReport) -> None:
+        self.operators.replayed(report)
 
     def on_death(self, cause: str) -> None:
         self._is_ready = False

@@ -12,8 +12,9 @@ from kernels.vocabulary.path import Reject
 from kernels.vocabulary.shape import PLANNED_PHASES, Phase
 from qualification.attest.explain import TimeClass
 from qualification.decision.decision import Status
-from server.protocol.messages import AttestedBatch, DispatchCount, EngineReady, PlanRow, ShadowReport
+from server.protocol.messages import AttestedBatch, DispatchCount, EngineReady, PlanRow, ReplayReport, ShadowReport
 from server.protocol.plan_rows import counted_bucket, possible_paths
+from server.protocol.served_answer import Route
 from server.telemetry.factory import MetricFactory
 from server.telemetry.outcomes import Attestation, Shadow
 
@@ -26,6 +27,7 @@ class OperatorMetrics:
         self._model = model
         self._version = version
         self.shadow_reports: deque[ShadowReport] = deque(maxlen=_KEPT_CHECKS)  # the latest, for GET /attention
+        self.replay_reports: deque[ReplayReport] = deque(maxlen=_KEPT_CHECKS)  # likewise
         self._create_proof(make)
         self._create_service(make)
         self._create_efficiency(make)
@@ -50,7 +52,13 @@ class OperatorMetrics:
         )
         for phase, checked in itertools.product((*PLANNED_PHASES, Operator.LINEAR), Shadow):
             self._shadow_checks.labels(phase.value, checked.value)
-        self._shadow_s = make.counter("shadow_seconds_total", "Time that shadow checks took")
+        self._shadow_s = make.counter("shadow_seconds_total", "Time that shadow checks and replays took")
+        self._replays = make.counter(
+            "replays_total", "Served answers computed again alone and compared, by how they were served", "route"
+        )
+        for route in Route:
+            self._replays.labels(route.value)
+        self._replay_mismatches = make.counter("replay_mismatches_total", "Those that are not the same alone")
         self._forward_time = make.gauge(
             "forward_time_ratio",
             "Share of a forward pass's time on its device by what is known of the kernels, latest attestation",
@@ -155,6 +163,14 @@ class OperatorMetrics:
         self._shadow_checks.labels(report.phase, Shadow(report.result).value).inc()
         self._shadow_s.inc(report.spent_s)
         self.shadow_reports.append(report)
+
+    def replayed(self, report: ReplayReport) -> None:
+        self._shadow_s.inc(report.spent_s)
+        if report.num_tokens:
+            self._replays.labels(Route(report.route).value).inc()
+        if report.cause is not None:
+            self._replay_mismatches.inc()
+        self.replay_reports.append(report)
 
     def measured(self, phase: str, bucket: str, *, kernel_s: float, flops: float, hbm_bytes: float) -> None:
         """Attention of one sampled step: its kernels took `kernel_s` > 0 together, by device events.

@@ -18,7 +18,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from server.protocol.messages import AttestationReport
+from server.protocol.messages import AttestationReport, ReplayReport
 from server.telemetry import conventions as names
 from server.telemetry.export import BoundedProcessor, CountedExporter, exporter_of
 from server.telemetry.factory import Exemplar
@@ -203,6 +203,23 @@ class Tracing:
         began_ns = end_ns - round(report.busy_s * 1e9)
         span = _Span(names.ATTESTATION, began_ns, end_ns, what, tuple(events), status=status)
         self._sender.send(span, _root(), None)
+
+    def replayed(self, report: ReplayReport) -> None:
+        """A span of the trace of the answer that was computed again. A difference is always kept.
+
+        It says nothing of the answer but the place of the first token that differs.
+        """
+        parent = self._parent(report.traceparent)
+        is_kept = report.cause is not None or (parent is not None and parent.trace_flags.sampled)
+        if self._sender is None or not is_kept:
+            return
+        what: Attributes = {names.RESULT: report.result, names.ROUTE: report.route, names.TOKENS: report.num_tokens}
+        if report.cause is not None and report.place is not None:
+            what |= {names.CAUSE: report.cause, names.PLACE: report.place}
+        end_ns = round(report.at * 1e9)
+        status = Status() if report.cause is None else Status(StatusCode.ERROR, report.result)
+        span = _Span(names.REPLAY, end_ns - round(report.spent_s * 1e9), end_ns, what, status=status)
+        self._sender.send(span, _root() if parent is None else _child_of(parent), parent)
 
     def close(self) -> None:
         """Send what waits, for a few seconds at most. Blocks: call it off the event loop."""

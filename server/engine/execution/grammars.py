@@ -15,6 +15,7 @@ from torch import Tensor
 
 from server.engine.scheduling.matcher import Matcher
 from server.engine.scheduling.sequence import Batch
+from server.engine.scheduling.sequence import Sequence as SequenceOfTokens
 from server.errors import InvalidGrammar
 from server.grammar.compiled import check, compiled
 from server.model.load.tokenizer_files import tokenizer_json
@@ -120,11 +121,28 @@ class Grammars:
             if seq is latest:  # the one before is drafted, and all earlier tokens are known
                 matcher = found[-1].matcher.behind(seq.tokens[position - 1])
             latest = seq
-            banned = self._eos_token_ids if seq.sampling.ignore_eos else ()
-            if position - seq.num_prompt < seq.sampling.min_tokens:
-                banned = (*banned, *seq.stop_ids)
-            found.append(BoundRow(index, matcher, banned))
+            found.append(BoundRow(index, matcher, self._banned(seq, position)))
         return tuple(found)
+
+    def bound_along(self, seq: SequenceOfTokens, matcher: GrammarMatcher, positions: range) -> tuple[BoundRow, ...]:
+        """Return the tokens at `positions` as an answer's grammar binds them; `matcher`, at the first, is moved on.
+
+        Fewer where the grammar forbids a token of the answer: that one is the last.
+        """
+        found: list[BoundRow] = []
+        for index, position in enumerate(positions):
+            found.append(BoundRow(index, matcher.copy(), self._banned(seq, position)))
+            try:
+                matcher.accept(seq.tokens[position])
+            except InvalidGrammar:
+                break
+        return tuple(found)
+
+    def _banned(self, seq: SequenceOfTokens, position: int) -> tuple[int, ...]:
+        banned = self._eos_token_ids if seq.sampling.ignore_eos else ()
+        if position - seq.num_prompt < seq.sampling.min_tokens:
+            return (*banned, *seq.stop_ids)
+        return banned
 
     def allowed(self, rows: Sequence[BoundRow], num_rows: int) -> Tensor:
         """Return which tokens may come next: [num_rows, words] int32 on the CPU, bit i % 32 of word i // 32 for i.

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, groupby, takewhile
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -41,6 +42,8 @@ from server.engine.scheduling.runner_api import BatchError, ChoiceError, StepRes
 from server.engine.scheduling.sequence import Batch, Sequence
 from server.engine.scheduling.step_parts import Mark, Part
 from server.protocol.messages import TokenScores
+
+Computed = TypeVar("Computed")
 
 
 class OpenTokens:
@@ -172,13 +175,36 @@ class ModelRunner:
     def launch(self, batch: Batch) -> Launched:
         """Start a batch; its complete rows are sampled. At most one launched batch may be unread.
 
-        Tokens that are PENDING are those that the launch before this one chooses. Raises BatchError, when nothing of
-        the batch is on its way any more. After other errors only an attestation goes on, where the device is not lost.
+        Tokens that are PENDING are those that the launch before this one chooses. Raises BatchError.
         """
         self.worker.dispatcher.begin(batch)
+        return self._guarded(batch, self._launch)
+
+    def compute(self, batch: Batch) -> Tensor:
+        """Compute a batch that samples no row, kernel by kernel; return the hidden states [T, hidden] of its tokens.
+
+        It is of no request: nothing of it is timed, checked or counted. No launched batch may be unread. Raises
+        BatchError.
+        """
+        with self.worker.dispatcher.watched(lambda _: nullcontext()):
+            return self._guarded(batch, self._compute)
+
+    def _compute(self, batch: Batch) -> Tensor:
+        hidden = self.worker.launch(self.writer.write(batch, {}))
+        self.worker.synchronize()
+        attention = self.worker.attention
+        assert attention is not None
+        self.worker.finish(attention)
+        return hidden
+
+    def _guarded(self, batch: Batch, compute: Callable[[Batch], Computed]) -> Computed:
+        """Compute a batch. Raises BatchError, when nothing of it is on its way any more, and what it does not survive.
+
+        After other errors only an attestation goes on, where the device is not lost.
+        """
         num_unread = self.worker.num_unread
         try:
-            return self._launch(batch)
+            return compute(batch)
         except NoPathError as error:
             rows = range(batch.num_rows) if error.phase is None else batch.rows_of(error.phase)
             raise self._batch_error(rows, str(error)) from error
@@ -408,4 +434,4 @@ def _is_token(token_id: int) -> bool:
 
 
 def _is_plain(seq: Sequence) -> bool:
-    return is_plain_greedy(seq) and seq.sampling.logprobs is None and not seq.wants_hidden
+    return is_plain_greedy(seq) and seq.num_scored_beside is None and not seq.wants_hidden

@@ -179,8 +179,9 @@ class ScoredRows:
 
 
 def scored_rows(sequences: Sequence[EngineSequence]) -> ScoredRows | None:
-    """Return which of the sequences that a step samples ask for scores; None where none does."""
-    wanted = {row: it.sampling.logprobs for row, it in enumerate(sequences) if it.sampling.logprobs is not None}
+    """Return which of the sequences that a step samples are scored; None where none is."""
+    scored = enumerate([it.num_scored_beside for it in sequences])
+    wanted = {row: num_top for row, num_top in scored if num_top is not None}
     return ScoredRows(tuple(wanted), max(wanted.values())) if wanted else None
 
 

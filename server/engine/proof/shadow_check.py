@@ -58,6 +58,10 @@ class ShadowBudget:
         self._at = now
         return self._credit_s > 0 and self._credit_s >= min(self._latest_s, most_s)
 
+    def pays(self, seconds: float) -> bool:
+        """Return whether a replay is paid for, beside a check that costs as much as the latest one."""
+        return self.allows and self._credit_s >= seconds + self._latest_s
+
     def begin(self) -> None:
         """A check begins."""
         self._latest_s = 0.0
@@ -66,6 +70,10 @@ class ShadowBudget:
         """Charge the budget with the seconds of the latest check."""
         self._credit_s -= seconds
         self._latest_s += seconds
+
+    def spend_idle(self, seconds: float) -> None:
+        """Charge the budget with the seconds of a replay."""
+        self._credit_s -= seconds
 
 
 AnySample = Sample | ProductSample | ExpertsSample
@@ -163,7 +171,7 @@ class ShadowCheck:
         self._is_quarantining = is_quarantining
         self._clock = clock
         self._rng = Random() if rng is None else rng  # not the settings' seed: replicas must not draw alike
-        self._budget = ShadowBudget(budget, clock)
+        self.budget = ShadowBudget(budget, clock)
         self._next_at = clock()
         self._operators = tuple(
             lane
@@ -196,13 +204,13 @@ class ShadowCheck:
         """A tap for the batch that is about to be launched, if a check is due."""
         now = self._clock()
         is_too_early = now < self._next_at and not (self._alerts and now >= self._alert_next_at)
-        if not self._is_on or self.has_sample or is_too_early or not self._budget.allows:
+        if not self._is_on or self.has_sample or is_too_early or not self.budget.allows:
             return None
         lanes: tuple[Lane, ...] = (*batch.phases, *self._operators)
         lane = self._lane_of_interval(lanes, now) or self._lane_of_alert(lanes, now)
         if lane is None:
             return None
-        self._budget.begin()
+        self.budget.begin()
         if isinstance(lane, Operator):
             return Tap(self, self._dispatcher, lane, index=self._rng.randrange(self._num_calls(lane, batch)))
         rows = batch.rows_of(lane)
@@ -283,7 +291,7 @@ class ShadowCheck:
 
     def spend(self, seconds: float) -> None:
         """Charge time to the budget: of a step too, that a check kept from being replayed as a CUDA graph."""
-        self._budget.spend(seconds)
+        self.budget.spend(seconds)
         self._unreported_s += seconds
 
     def judge(self) -> ShadowReport | None:

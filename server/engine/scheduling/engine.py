@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from server.engine.scheduling.answer_tap import AnswerTap
 from server.engine.scheduling.drafter import Drafter
 from server.engine.scheduling.embeddings import EmbeddingFormat
 from server.engine.scheduling.matcher import CompileGrammar, Matcher
@@ -101,6 +102,7 @@ class Engine:
         """
         self.step_index = 0
         self.mark: Mark = unmarked  # set by a bench
+        self.answers: AnswerTap | None = None  # set by the process that computes answers again
         self._scheduler = scheduler
         self._runner = runner
         self._options = options
@@ -173,6 +175,8 @@ class Engine:
             self._sequences[it.request_id] = it
             self._num_with_history += it.sampling.needs_history
             self._num_with_grammar += it.matcher is not None
+            if self.answers is not None:
+                self.answers.begin(it)
         self._is_checked = False
 
     def _end(self, sequences: Iterable[Sequence], code: str, message: str) -> None:
@@ -200,7 +204,7 @@ class Engine:
     def cancel(self, request_id: str) -> None:
         """Stop a request and free its pages. Unknown ids are ignored: it may have finished on the way."""
         seq = self._sequences.get(request_id)
-        if seq is not None:
+        if seq is not None:  # often because a stop string came: what there is of the answer is right or wrong as ever
             self._drop(seq)
             self._outputs.add_end(seq, FinishReason.CANCELLED)
         else:
@@ -455,6 +459,8 @@ class Engine:
         del self._sequences[seq.request_id]
         self._num_with_history -= seq.sampling.needs_history
         self._num_with_grammar -= seq.matcher is not None
+        if self.answers is not None and seq.record is not None:
+            self.answers.end(seq, is_sound=is_sound)
         self._scheduler.finish(seq, is_sound=is_sound)
 
     def _output(

@@ -85,12 +85,17 @@ class Outputs:
         )
 
     def _add_scores(self, batch: Batch, result: StepResult) -> set[Sequence]:
-        """Give sequences the scores of their new tokens, until they are reported. Return these sequences."""
+        """Give sequences the scores of their new tokens. Return those that will be reported."""
         sequences = batch.drawn_sequences
-        scored = {sequences[place]: scores for place, scores in result.token_scores.items()}
-        for seq, scores in scored.items():
-            seq.scores.append(scores)
-        return set(scored)
+        with_news = set()
+        for place, scores in result.token_scores.items():
+            seq = sequences[place]
+            if seq.record is not None:
+                seq.record.add(scores, batch.num_rows)
+            if seq.sampling.logprobs is not None:
+                seq.scores.append(scores)
+                with_news.add(seq)
+        return with_news
 
     def _add_full_delta(self, seq: Sequence, num_tokens: int, new: list[int], now: float) -> bool:
         """Add the delta of a first or last token, of one with news, or of several. Return whether it is the last.

@@ -81,6 +81,16 @@ class PagePool:
         self.grow(owner, num_tokens)
         return len(found)
 
+    def admit_unused(self, owner: str, num_tokens: int, *, most_cached: int) -> bool:
+        """Give a new owner free pages for `num_tokens` tokens, `most_cached` of them cached ones, and a free slot.
+
+        Returns False, and changes nothing, where too few are.
+        """
+        has_slot = self.states is None or self.states.has_free
+        if not has_slot or self.pages_for(num_tokens) > len(self._free) + most_cached:
+            return False
+        return self.admit(owner, num_tokens) is not None
+
     def fork(self, source: str, owner: str, num_tokens: int, *, headroom: int = 0) -> list[tuple[int, int]] | None:
         """Give a new owner the pages of another's first `num_tokens` tokens: the full ones, and one like the last.
 

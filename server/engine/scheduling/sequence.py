@@ -33,6 +33,25 @@ class SequenceStatus(Enum):
     FINISHED = "finished"  # owns no page, never planned again
 
 
+@dataclass(slots=True)
+class AnswerRecord:
+    """Record of an answer while it is served, so that it can be compared when it is computed again.
+
+    sampling, seed  as they were when it was queued
+    logprobs  fp32, little endian, of each token so far: their scores are computed even where no client asks for them
+    """
+
+    sampling: SamplingParams
+    seed: int
+    logprobs: bytearray = field(default_factory=bytearray)
+    has_neighbours: bool = False  # whether a step that chose a token of it had other rows
+
+    def add(self, scores: TokenScores, num_rows: int) -> None:
+        """Add the scores of new tokens, of a step of `num_rows` rows."""
+        self.logprobs += scores.logprobs
+        self.has_neighbours |= num_rows > 1
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """The one object here that changes; only the engine's stepping thread changes it.
@@ -50,6 +69,7 @@ class Sequence:
                   from its admission until its prompt is computed
     positions     [3, num_prompt] of its prompt's tokens, and `position_delta` what is added to the place of a generated
                   one for its position; None and 0 where each position is the token's place
+    record        of an answer that may be computed again; None of most
     is_greedy     whether its next token is the likeliest one, unless stop ids are still banned by min_tokens
     """
 
@@ -90,6 +110,8 @@ class Sequence:
     held: tuple[HeldSpan, ...] = ()
     positions: "NDArray[np.int32] | None" = None
     position_delta: int = 0
+    record: AnswerRecord | None = None
+    is_forked: bool = False  # whether its first pages are those of its leader
     is_greedy: bool = field(init=False)
     wants_hidden: bool = field(init=False)  # whether the hidden states of its prompt are used by more than sampling
 
@@ -97,6 +119,13 @@ class Sequence:
         wanted = self.sampling
         self.wants_hidden = wanted.prompt_logprobs is not None or wanted.pooling is not None
         self.is_greedy = wanted.temperature == 0 and not wanted.edits_logits and wanted.grammar is None
+
+    @property
+    def num_scored_beside(self) -> int | None:
+        """Return beside how many likeliest tokens its tokens are scored; None where they are not."""
+        if self.sampling.logprobs is None and self.record is not None:
+            return 0
+        return self.sampling.logprobs
 
     def token_ids(self, start: int, stop: int) -> "NDArray[np.int64] | list[int]":
         """Return tokens [start, stop), from the array where there is one: a list of 8k tokens costs numpy 0.15 ms."""

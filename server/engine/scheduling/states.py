@@ -90,6 +90,11 @@ class StatePool:
         """Return whether there is a slot for one more owner."""
         return bool(self._free or self._idle)
 
+    @property
+    def has_free(self) -> bool:
+        """Return whether there is a slot that is no snapshot's."""
+        return bool(self._free)
+
     def admit(self, owner: str, key: bytes | None = None) -> None:
         """Give a new owner a slot; its state begins as the snapshot of `key`, or as zero. There must be room.
 

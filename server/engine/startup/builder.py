@@ -38,6 +38,7 @@ from server.engine.operators.launch_errors import blaming
 from server.engine.proof.attestation import Attestor
 from server.engine.proof.operator_quarantine import OperatorQuarantine
 from server.engine.proof.quarantine import Quarantine
+from server.engine.proof.replay import Replay
 from server.engine.proof.shadow_check import ShadowCheck
 from server.engine.scheduling.engine import Engine, EngineOptions
 from server.engine.scheduling.pages import PagePool
@@ -55,7 +56,7 @@ from server.engine.startup.plan import (
     plan_operators,
     refuse_unserved,
 )
-from server.engine.startup.proofs import attestor_of, shadow_check_of
+from server.engine.startup.proofs import attestor_of, replay_of, shadow_check_of
 from server.engine.startup.subject import (
     Subject,
     connected_ranks,
@@ -88,6 +89,7 @@ class BuiltEngine:
     operator_quarantine: OperatorQuarantine
     quarantine: Quarantine
     shadow: ShadowCheck  # takes no samples until the runner has it, so that a bench times none
+    replay: Replay | None = None  # None where the settings want none; takes no answers until the engine has it
     followers: Followers | None = None  # the other ranks
 
 
@@ -201,7 +203,8 @@ def _build(
     take_fallbacks = fallbacks.take
     if followers is not None:
         take_fallbacks = partial(_fallbacks_of_all, fallbacks, followers)
-    engine = _engine(settings, subject, runner, take_fallbacks)
+    scheduler = _scheduler(settings, subject, runner)
+    engine = _engine(settings, subject, runner, scheduler, take_fallbacks)
     attestor = attestor_of(settings, subject, runner, plan)
     if settings.attestation_interval_s:
         progress("attesting", "a forward pass of each path under the profiler")
@@ -220,7 +223,10 @@ def _build(
         followers.send(Started())
         ready = msgspec.structs.replace(ready, has_peer_memory=followers.shares_memory)
     operator_quarantine = OperatorQuarantine(dispatcher, plan.evidence)
-    return BuiltEngine(engine, runner, ready, attestor, attested, operator_quarantine, quarantine, shadow, followers)
+    replay = replay_of(settings, subject, runner, scheduler, shadow)
+    return BuiltEngine(
+        engine, runner, ready, attestor, attested, operator_quarantine, quarantine, shadow, replay, followers
+    )
 
 
 def _load(
@@ -360,11 +366,9 @@ def _fallbacks_of_all(own: MatmulFallbacks, followers: Followers) -> dict[Matmul
     return dict(Counter(own.take()) + Counter(followers.take_fallbacks()))
 
 
-def _engine(
-    settings: Settings, subject: Subject, runner: ModelRunner, take_fallbacks: Callable[[], dict[MatmulFallback, int]]
-) -> Engine:
-    config, limits, states = subject.config, subject.limits, runner.worker.states
-    scheduler = Scheduler(
+def _scheduler(settings: Settings, subject: Subject, runner: ModelRunner) -> Scheduler:
+    limits, states = subject.limits, runner.worker.states
+    return Scheduler(
         SchedulerLimits(
             limits.max_model_len,
             limits.max_num_seqs,
@@ -376,6 +380,16 @@ def _engine(
         PagePool(runner.num_pages, limits.page_size, None if states is None else StatePool(states.num_slots)),
         shares_pages=settings.prefix_caching,
     )
+
+
+def _engine(
+    settings: Settings,
+    subject: Subject,
+    runner: ModelRunner,
+    scheduler: Scheduler,
+    take_fallbacks: Callable[[], dict[MatmulFallback, int]],
+) -> Engine:
+    config = subject.config
     runs_ahead = settings.run_ahead and subject.device.type == "cuda"
     if not config.eos_token_ids and not subject.pools:
         logger.warning(

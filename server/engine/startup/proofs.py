@@ -1,4 +1,4 @@
-"""Attestor and shadow check of an engine, made for its settings and its model."""
+"""Attestor, shadow check and replay of an engine, made for its settings and its model."""
 
 from functools import partial
 from random import Random
@@ -9,17 +9,22 @@ from kernels.system.device import torch_dtype
 from qualification.attest.operator_promises import operator_promises
 from qualification.decision.decision import Policy
 from qualification.measure.start_plan import Plan
+from server.engine.execution.forced_answers import ForcedAnswers, Precision
 from server.engine.execution.runner import ModelRunner
 from server.engine.operators.dispatch import Dispatcher
 from server.engine.proof.attestation import Attestor
 from server.engine.proof.judgement import Judge, Promises
+from server.engine.proof.replay import Replay
 from server.engine.proof.shadow_check import ShadowCheck
 from server.engine.proof.shadow_sample import blank_sample
 from server.engine.proof.step_record import StepRecords, TimeStep
 from server.engine.proof.step_times import StepTimes
+from server.engine.scheduling.scheduler import Scheduler
 from server.engine.startup.subject import Subject
 from server.engine.startup.warmup import probes_of
 from server.settings import Settings
+
+_MOST_REPLAYED = 512  # tokens of a chunk, for which a request that comes meanwhile waits: 8 TFLOP of an 8B
 
 
 def attestor_of(settings: Settings, subject: Subject, runner: ModelRunner, plan: Plan) -> Attestor:
@@ -79,3 +84,20 @@ def shadow_check_of(settings: Settings, subject: Subject, dispatcher: Dispatcher
         interval_s=settings.shadow_interval_s,
         is_quarantining=settings.on_unproven is not Policy.DEGRADE,
     )
+
+
+def replay_of(
+    settings: Settings, subject: Subject, runner: ModelRunner, scheduler: Scheduler, shadow: ShadowCheck
+) -> Replay | None:
+    """Return what computes answers again by the settings; None where they want none, or the model gives none.
+
+    Bits must be equal under `reproducible`, but for recurrent layers: those sum a prompt's chunks in another order than
+    single tokens.
+    """
+    if subject.pools or not settings.shadow_budget or settings.replay_share == 0:
+        return None
+    limits, config = subject.limits, subject.config
+    is_exact = settings.reproducible and not config.recurrences
+    precision = None if is_exact else Precision.of(config, torch_dtype(limits.dtype), torch_dtype(limits.kv_dtype))
+    forced = ForcedAnswers(runner, scheduler, precision, most_tokens=_MOST_REPLAYED)
+    return Replay(forced, scheduler, shadow.budget, share=settings.replay_share)

@@ -31,6 +31,7 @@ def attention_report(services: Services) -> dict[str, Any]:
         "shadow_checks": [
             msgspec.to_builtins(report) for report in services.telemetry.metrics.operators.shadow_reports
         ],
+        "replays": [msgspec.to_builtins(report) for report in services.telemetry.metrics.operators.replay_reports],
         "overridden": [{"path": path, "shape": shape} for path, shape in services.engine.quarantine.by_operator],
         "num_fallbacks": sum(bool(row.fallback_reasons) for row in plan),
         "shapes": [_row(row) for row in plan],

@@ -142,6 +142,25 @@ class ShadowCheck(Schema):
     quarantined: list[tuple[str, str]] = Field(description="(path, shape) pairs that serve no more.")
 
 
+class ReplayedAnswer(Schema):
+    """An answer that was served, computed again alone and compared."""
+
+    type: Literal["ReplayReport"]
+    result: str = Field(description="match, mismatch, beyond_limits, skipped or preempted.")
+    at: float = Field(description="Unix seconds.")
+    route: str = Field(description="By which it was served: preempted, forked, hit, chunked, batched or plain.")
+    cause: str | None = Field(description="Where the first difference is: logits, sampling or cache.")
+    place: int | None = Field(description="Of the first token of the answer that differs, from 0.")
+    num_tokens: int = Field(description="Of the answer, that were compared.")
+    factor: float | None = Field(
+        description="The largest distance of log probabilities as a share of its limit; null where bits must be equal."
+    )
+    detail: str | None
+    spent_s: float
+    traceparent: str | None = Field(description="Of the request.")
+    request_id: str | None = Field(description="Of the request, in the engine.")
+
+
 class AttentionReport(Schema):
     model: str
     model_digests: dict[str, str | None]
@@ -154,6 +173,7 @@ class AttentionReport(Schema):
     launches: dict[str, int] = Field(description="By path, since the start.")
     attestation: Attestation | None = Field(description="The latest.")
     shadow_checks: list[ShadowCheck]
+    replays: list[ReplayedAnswer]
     overridden: list[PathAndShape] = Field(description="Taken out of service by an operator.")
     num_fallbacks: int
     shapes: list[ShapeReport]

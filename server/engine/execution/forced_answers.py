@@ -1,0 +1,180 @@
+"""An answer computed again: its tokens are given, and each is held against the logits at its place.
+
+Prompt and answer are one prefill in chunks, alone and in pages of their own, so that nothing is in it of what is beside
+a sequence in service: other rows, step buffers, pages of others, copies, the order of steps. docs/limits.md ("Replay")
+derives how far right log probabilities may be apart.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from kernels.sampling.sampling import sample, sampling_tensors
+from kernels.vocabulary.shape import Phase
+from qualification.model.config import ModelConfig
+from server.engine.execution.grammars import GrammarMatcher, Grammars
+from server.engine.execution.runner import ModelRunner
+from server.engine.execution.sampling import row_sampling, score, staged
+from server.engine.proof.forced_row import OWNER, ForcedRow
+from server.engine.scheduling.scheduler import Borrowed, Scheduler
+from server.engine.scheduling.sequence import Batch, Sequence, phase_of
+from server.engine.scheduling.states import BatchStates
+from server.protocol.served_answer import ServedAnswer
+
+_MAX_LOGITS = 2**23  # values at a time: 32 MiB in fp32, and some of it again for the choice
+# With these right answers of twelve small models took at most half of a limit, in fp32 and in bf16.
+_Z = 5.0  # deviations
+_ROUNDINGS = 12  # to the dtype of a layer's activations, one behind another
+_SUMS = 36  # times the length of a layer's sums in fp32: their partial sums are larger than what is left of them
+_APART_OF_MIXTURE = 0.25  # of an answer's tokens, of which a near-tie of experts falls otherwise in 16 bits
+
+
+@dataclass(frozen=True, slots=True)
+class Precision:
+    """Precision with which a model's logits can be known.
+
+    variance  of the relative error of the last layer's output, of a right computation
+    most_apart  the share of an answer's tokens that may be beyond the limits all the same
+    """
+
+    variance: float
+    most_apart: float = 0.0
+
+    @classmethod
+    def of(cls, config: ModelConfig, *dtypes: torch.dtype) -> "Precision":
+        """Return that of a model whose activations and pages are of `dtypes`."""
+        of_fp32 = torch.finfo(torch.float32).eps / 2
+        unit = max(torch.finfo(dtype).eps for dtype in dtypes) / 2
+        in_fp32 = of_fp32**2 * _SUMS * (config.hidden_size + config.max_position)
+        may_route_otherwise = config.has_mixtures and unit > of_fp32
+        variance = config.num_layers * (_ROUNDINGS * unit**2 + in_fp32)
+        return cls(variance, _APART_OF_MIXTURE if may_route_otherwise else 0.0)
+
+    def limits(self, logits: Tensor) -> Tensor:
+        """Return for each row of logits [R, V] how far a log probability may be from that of another right path.
+
+        A logit is a sum over the hidden state, whose errors are relative: the deviation of its error is theirs times
+        that of the logits over the vocabulary.
+        """
+        return _Z * math.sqrt(2 * self.variance) * logits.std(dim=1)
+
+
+class ForcedAnswers:
+    """Computes answers again. Only the stepping thread may call it, while no batch is on its way."""
+
+    def __init__(
+        self, runner: ModelRunner, scheduler: Scheduler, precision: Precision | None, *, most_tokens: int
+    ) -> None:
+        """`precision` None: bits must be equal. `most_tokens` of a chunk, for which a request may have to wait."""
+        self._runner = runner
+        self._scheduler = scheduler
+        self._precision = precision
+        self._most_tokens = most_tokens
+
+    @property
+    def is_exact(self) -> bool:
+        return self._precision is None
+
+    @property
+    def most_apart(self) -> float:
+        """Return the share of an answer's tokens whose log probabilities may be beyond the limits all the same."""
+        return 0.0 if self._precision is None else self._precision.most_apart
+
+    def rows(
+        self, answer: ServedAnswer, borrowed: Borrowed, *, more: float = 0.0, divisor: int = 1
+    ) -> Iterator[list[ForcedRow]]:
+        """Yield the rows of an answer's tokens in order, some at a time; empty lists between, where a pause may be.
+
+        more     is added to each limit
+        divisor  of the number of tokens of a chunk: sums then come in another order
+        Raises BatchError and torch.OutOfMemoryError.
+        """
+        seq = Sequence(
+            OWNER, [*answer.prompt_token_ids, *answer.token_ids], len(answer.prompt_token_ids),
+            answer.sampling, answer.seed, 0.0, stop_ids=answer.stop_ids,
+        )  # fmt: skip
+        end, first, start = len(seq.tokens) - 1, seq.num_prompt - 1, 0
+        grammar = self._matcher(answer)
+        seq.matcher = None if grammar is None else grammar[1]
+        while start < end:
+            most = max(1, min(self._most_tokens, self._scheduler.chunk(start, end - start)) // divisor)
+            stop = min(end, start + most)
+            hidden = self._runner.compute(_batch(seq, start, stop, borrowed))
+            yield []
+            for at in self._slices(max(first, start), stop):
+                rows = hidden[at.start - start : at.stop - start]
+                positions = range(at.start + 1, at.stop + 1)
+                yield self._rows(seq, positions, rows, _logprobs(answer)[positions.start - seq.num_prompt :],
+                                 grammar, more)  # fmt: skip
+            start = stop
+
+    def _slices(self, start: int, stop: int) -> Iterator[range]:
+        num_rows = max(1, _MAX_LOGITS // self._runner.worker.decoder.config.vocab_size)
+        for at in range(start, stop, num_rows):
+            yield range(at, min(stop, at + num_rows))
+
+    @torch.inference_mode()
+    def _rows(
+        self,
+        seq: Sequence,
+        positions: range,
+        hidden: Tensor,
+        served: "NDArray[np.float32]",
+        grammar: tuple[Grammars, GrammarMatcher] | None,
+        more: float,
+    ) -> list[ForcedRow]:
+        worker = self._runner.worker
+        logits = worker.logits(hidden)
+        token_ids = staged(torch.tensor(seq.tokens[positions.start : positions.stop]), logits.device)
+        logprobs = score(logits, token_ids, 0)[:, 0].tolist()
+        limits = torch.zeros(len(positions), device=logits.device)
+        if self._precision is not None:
+            limits = self._precision.limits(logits) + more
+            logits.scatter_add_(1, token_ids[:, None], 2 * limits[:, None])
+        sampling = sampling_tensors([row_sampling(seq, at) for at in positions], logits.shape[1], torch.device("cpu"))
+        if grammar is not None:
+            grammars, matcher = grammar
+            bound = grammars.bound_along(seq, matcher, positions)
+            sampling = replace(sampling, allowed=grammars.allowed(bound, len(positions)))
+        chosen = sample(logits, staged(sampling, logits.device)).token_ids
+        is_chosen = (chosen == token_ids).tolist()
+        return [
+            ForcedRow(logprob, float(served[at]) if at < len(served) else None, limit, is_choosable)
+            for at, (logprob, limit, is_choosable) in enumerate(zip(logprobs, limits.tolist(), is_chosen, strict=True))
+        ]
+
+    def _matcher(self, answer: ServedAnswer) -> tuple[Grammars, GrammarMatcher] | None:
+        grammars, grammar = self._runner.grammars, answer.sampling.grammar
+        if grammars is None or grammar is None:
+            return None
+        matcher = grammars.compile(grammar).result()
+        assert isinstance(matcher, GrammarMatcher)
+        return grammars, matcher
+
+
+def _logprobs(answer: ServedAnswer) -> "NDArray[np.float32]":
+    return np.frombuffer(answer.logprobs, "<f4")
+
+
+def _batch(seq: Sequence, start: int, stop: int, borrowed: Borrowed) -> Batch:
+    """Return the batch of a sequence's tokens [start, stop), whose earlier ones are in its pages."""
+    phase = phase_of(stop - start, stop)
+    states = None
+    if borrowed.slots is not None:
+        zero, own = borrowed.slots
+        states = BatchStates((own if start else zero,), (own,))
+    return Batch(
+        sequences=(seq,),
+        query_lens=(stop - start,),
+        context_lens=(stop,),
+        page_tables=(borrowed.page_table[: -(-stop // borrowed.page_size)],),
+        sampled_rows=(),
+        num_prefill=int(phase is Phase.PREFILL),
+        num_extend=int(phase is Phase.EXTEND),
+        states=states,
+    )
