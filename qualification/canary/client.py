@@ -8,6 +8,7 @@ import httpx2
 from prometheus_client.parser import text_string_to_metric_families
 
 from qualification.canary.numerics import Scores
+from qualification.receipt.replay import ReplayServer
 
 _PREFIX = "hallmark_"
 _SCORED = {"echo": True, "logprobs": 1, "return_tokens_as_token_ids": True}
@@ -46,6 +47,10 @@ class Candidate:
         self._public = public
         self._admin = admin
         self._salt = uuid.uuid4().hex  # so that the prefix cache of an earlier run answers for no kernel
+
+    def replays(self) -> ReplayServer:
+        """The same server, which computes answers of receipts again."""
+        return ReplayServer(self._public, self._admin)
 
     def model(self) -> Model:
         body = self._get_json(self._public, "/v1/models")

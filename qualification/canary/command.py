@@ -55,7 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--matrix-digest", metavar="HEX", help="or their digest alone; its first 8 digits will do")
     group.add_argument("--require-proven", action="store_true", help="what only the server itself has proven fails")
     group.add_argument(
-        "--exact", action="store_true", help="nothing that computes has changed: 16 bits get the limits of fp32"
+        "--exact",
+        action="store_true",
+        help="nothing that computes has changed: 16 bits get the limits of fp32, golden receipts are equal to the bit",
     )
     group = parser.add_argument_group("comparison of times")
     group.add_argument("--no-performance", action="store_true", help="skip the comparison of times")

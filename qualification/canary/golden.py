@@ -4,10 +4,12 @@ import re
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from qualification.common.regular_file import read_regular
+from qualification.receipt.signed import ReceiptError, check_consistent, receipt_of
 
 SCHEMA = 2
 
@@ -43,6 +45,7 @@ class Golden(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prompts: list[GoldenPrompt]
     times: dict[str, Times]  # by bucket
     model_digests: dict[str, str] = {}  # of tokenizer and weights; files of before have none
+    receipts: list[dict[str, Any]] = []  # of a server that promises equal bits; otherwise and before there are none
 
 
 class _AnySchema(msgspec.Struct, frozen=True):
@@ -64,6 +67,11 @@ def load_golden(path: Path) -> Golden:
             raise GoldenError(f"{path} cannot be used: {prompt.name} has not one log probability for each place")
         if any(not 1 <= place < len(prompt.token_ids) for place in prompt.places):
             raise GoldenError(f"{path} cannot be used: {prompt.name} has a place outside of its prompt")
+    for place, receipt in enumerate(golden.receipts):
+        try:
+            check_consistent(receipt_of(receipt).content)
+        except ReceiptError as error:
+            raise GoldenError(f"{path} cannot be used: receipts[{place}]: {error}") from error
     for bucket, times in golden.times.items():
         if min([*times.ttft_s, *times.tpot_s], default=1.0) <= 0:
             raise GoldenError(f"{path} cannot be used: a time of {bucket} is not positive")
@@ -84,6 +92,10 @@ def save_golden(path: Path, golden: Golden) -> None:
     """One prompt a line, so that a diff shows which answer changed."""
     prompts = ",\n".join(_json(prompt) for prompt in golden.prompts)
     values = {name: _json(getattr(golden, name)) for name in golden.__struct_fields__} | {"prompts": f"[\n{prompts}\n]"}
+    receipts = ",\n".join(_json(receipt) for receipt in golden.receipts)
+    values["receipts"] = f"[\n{receipts}\n]"
+    if not golden.receipts:  # as files of before, which older programs read
+        del values["receipts"]
     lines = ",\n".join(f'"{name}": {value}' for name, value in values.items())
     path.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+import msgspec
+
 from qualification.canary.client import CanaryError, Candidate, Model, RequestFailed, watched
 from qualification.canary.golden import (
     Golden,
@@ -21,11 +23,13 @@ from qualification.canary.model import digests_of, judge_model
 from qualification.canary.numerics import judge_numerics
 from qualification.canary.performance import OUTPUT_TOKENS, Rules, compare, lengths_for, record_times
 from qualification.canary.plan import Reviewed, dtype_of, judge_plan, reviewed_matrix
+from qualification.canary.receipts import judge_receipts, record_receipts
 from qualification.canary.record import ask, draw_prompts, fingerprint_of, record
 from qualification.canary.report import Result
 from qualification.canary.verdict import Outcome, Stage, Verdict, judge_service
 from qualification.load.client import LoadClient
 from qualification.load.discovery import DiscoveryError, discover
+from qualification.receipt.replay import RefusedReplay, ServerError
 
 Say = Callable[[str], None]
 Progress = Callable[[int, int, str], None]
@@ -112,8 +116,22 @@ class Canary:
             self._give(
                 *judge_numerics(replies, dtype=dtype_of(rows), is_same_machine=is_same, is_same_build=is_same_build)
             )
+            if is_same_build:
+                self._give(self._receipts(golden, model))
         self._performance(golden, model, is_same=is_same)
         self._give(self._service(before, candidate.counters()))
+
+    def _receipts(self, golden: Golden, model: Model) -> Verdict:
+        """Golden receipts, computed again. Raises CanaryError."""
+        try:
+            return judge_receipts(
+                golden.receipts,
+                self._candidate.replays(),
+                max_model_len=model.max_model_len,
+                progress=self._progress,
+            )
+        except (ServerError, RefusedReplay) as error:
+            raise CanaryError(str(error)) from error
 
     def _give(self, *verdicts: Verdict) -> None:
         for verdict in verdicts:
@@ -220,7 +238,7 @@ def record_golden(candidate: Candidate, options: Options, *, valid_days: int | N
         if measured.errors:
             raise RequestFailed(f"{len(measured.errors)} requests of the trace failed: {measured.errors[0]}")
         times = measured.times
-    return record(
+    golden = record(
         candidate,
         model,
         prompts,
@@ -230,6 +248,11 @@ def record_golden(candidate: Candidate, options: Options, *, valid_days: int | N
         progress=progress,
         model_digests=digests_of(report),
     )
+    try:
+        receipts = record_receipts(candidate.replays(), golden.prompts, progress)
+    except (ServerError, RefusedReplay) as error:
+        raise CanaryError(str(error)) from error
+    return msgspec.structs.replace(golden, receipts=receipts)
 
 
 def open_load(url: str, options: Options, stack: ExitStack) -> LoadClient:

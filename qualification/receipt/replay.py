@@ -87,6 +87,14 @@ class ReplayServer:
             raise
         return _content_of(answer)
 
+    def answer(self, token_ids: Sequence[int], max_tokens: int, sampling: Mapping[str, float]) -> dict[str, Any]:
+        """The receipt of a new answer, with its log probabilities. Raises ServerError and RefusedReplay."""
+        body = {"prompt": token_ids, "max_tokens": max_tokens, "logprobs": 0, "cache_salt": secrets.token_hex(16)}
+        answer = self._complete({**body, **sampling, FIELD: True})
+        _content_of(answer)
+        found: dict[str, Any] = answer[FIELD]
+        return found
+
     def replay(self, content: Content, place: int, *, has_receipts: bool) -> Replayed:
         """Compute an answer again, alone and without what is cached of its prompt.
 

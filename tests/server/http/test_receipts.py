@@ -15,6 +15,9 @@ import msgspec
 import openai
 import pytest
 
+from qualification.canary.golden import SCHEMA, Golden, GoldenPrompt, load_golden, save_golden
+from qualification.canary.receipts import LONGEST_PROMPT, judge_receipts, record_receipts
+from qualification.canary.verdict import Outcome, Stage, Verdict
 from qualification.common.exit_code import ExitCode
 from qualification.load.discovery import client_of
 from qualification.receipt.content import Content, digest_of_ids, digest_of_text
@@ -371,6 +374,40 @@ def test_an_old_key_verifies_after_a_rotation(answered: tuple[Served, Running, R
     code, lines = verified(running, receipt)
     assert code is ExitCode.PASS
     assert f"key {receipt.key_id} signed it" in lines[0]
+
+
+def test_golden_receipts_are_compared_to_the_bit(folder: Path, tmp_path: Path) -> None:
+    prompts = [
+        GoldenPrompt(f"le_128-{n}", "le_128", [97] * n, 6, "Hello", [], [], []) for n in (3, 5, LONGEST_PROMPT + 1)
+    ]
+    it = serving(folder, reproducible=True)
+    silent: list[object] = []
+    with Running(it) as running, client_of(running.url, timeout_s=30) as client:
+        server = ReplayServer(client, client)
+        receipts = record_receipts(server, prompts, lambda *what: silent.append(what))
+        golden = Golden(SCHEMA, "tiny", "2026-11-28", None, {}, prompts, {}, {}, receipts)
+        save_golden(tmp_path / "golden.json", golden)
+        kept = load_golden(tmp_path / "golden.json").receipts
+        contents = [receipt_of(receipt).content for receipt in kept]
+        drawn = [(one.prompts[0].num_tokens, one.answers[0].sampling.seed is not None) for one in contents]
+        assert drawn == [(3, False), (3, True), (5, False), (5, True)]
+
+        def judged(max_model_len: int = 100) -> Verdict:
+            return judge_receipts(kept, server, max_model_len=max_model_len, progress=lambda *_: None)
+
+        assert judged().outcome is Outcome.PASS
+        assert judged(4).outcome is Outcome.SKIPPED
+        it.engine.script = saying("Hel", "p")
+        verdict = judged()
+        assert (verdict.stage, verdict.outcome) == (Stage.NUMERICS, Outcome.FAIL)
+        assert "answer 0 differs from its token 3 on" in verdict.reasons[0]
+        it.engine.ready = msgspec.structs.replace(READY, paths=PATHS, fingerprint={"gpu": "another"})
+        assert (judged().stage, judged().outcome) == (Stage.ENVIRONMENT, Outcome.FAIL)
+
+
+def test_without_a_promise_no_golden_receipt_is_recorded(folder: Path) -> None:
+    with Running(serving(folder)) as running, client_of(running.url, timeout_s=30) as client:
+        assert record_receipts(ReplayServer(client, client), [], lambda *_: None) == []
 
 
 def test_logprobs_are_the_bits_of_the_answer(folder: Path) -> None:
