@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _MOST_GPUS = 8
 PUSH = "triton.collective.push"
+PUSH_APART = "triton.collective.push.apart"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +72,27 @@ def _push_run() -> RunCollective | None:
     return run_push
 
 
+def _push_apart_run() -> RunCollective | None:
+    if launch.triton_version() is None:
+        return None
+    from kernels.collective.push_apart_path import run_push_apart
+
+    return run_push_apart
+
+
 _SOURCES = SourceDigests()
 _HALF_DTYPES = frozenset({Dtype.FP16, Dtype.BF16})
 _ALL_DTYPES = frozenset({Dtype.FP32, Dtype.FP16, Dtype.BF16})  # by name: a new member widens no path's limits
+# Parts are added in fp32 in the order of the ranks, and rounded once; norms of all numbers of rows are one kernel's.
+_RANKS = "ranks"
+_PUSH_LIMITS = CollectiveLimits(
+    devices=frozenset({Device.CUDA}),
+    dtypes=_HALF_DTYPES,
+    min_sm=80,
+    needs_triton=True,
+    columns_multiple=8,  # units of 16 bytes
+    few_rows=True,
+)
 
 
 def _library_path(
@@ -81,7 +100,9 @@ def _library_path(
 ) -> CollectivePath:
     limits = CollectiveLimits(devices=devices, dtypes=_ALL_DTYPES)
     digest = _SOURCES.of("kernels.collective.library_path")
-    return CollectivePath(name, tier_of(name), limits, digest, names, run_library, is_capturable=is_capturable)
+    return CollectivePath(
+        name, tier_of(name), limits, digest, names, run_library, is_capturable=is_capturable, order=_RANKS
+    )
 
 
 # The first takes few rows only, so that the first which can compute a shape is the one that does.
@@ -89,18 +110,22 @@ COLLECTIVE_PATHS: tuple[CollectivePath, ...] = (
     CollectivePath(
         PUSH,
         tier_of(PUSH),
-        CollectiveLimits(
-            devices=frozenset({Device.CUDA}),
-            dtypes=_HALF_DTYPES,
-            min_sm=80,
-            needs_triton=True,
-            columns_multiple=8,  # units of 16 bytes
-            few_rows=True,
-        ),
+        _PUSH_LIMITS,
         _SOURCES.of("kernels.collective.push_path"),
         ("hallmark_push_sum",),
         _push_run(),
         is_capturable=True,
+    ),
+    CollectivePath(
+        PUSH_APART,
+        tier_of(PUSH_APART),
+        _PUSH_LIMITS,
+        _SOURCES.of("kernels.collective.push_apart_path"),
+        ("hallmark_push_sum", "_rms_norm_kernel", *TORCH_HELPERS),
+        _push_apart_run(),
+        is_capturable=True,
+        order=_RANKS,
+        is_for_order=True,
     ),
     _library_path(
         "nccl.collective",
@@ -125,10 +150,12 @@ def collective_paths_on(device: "torch.device") -> tuple[CollectivePath, ...]:
 
     from kernels.collective.inboxes import num_connected
 
-    push, nccl, gloo = COLLECTIVE_PATHS
+    push, apart, nccl, gloo = COLLECTIVE_PATHS
     count, connected = torch.cuda.device_count(), num_connected()
+    of_host = f"takes GPUs of one host that address each other's memory, here are {connected}"
     return (
-        _limited(push, connected, f"takes GPUs of one host that address each other's memory, here are {connected}"),
+        _limited(push, connected, of_host),
+        _limited(apart, connected, of_host),
         _limited(nccl, count, f"takes a GPU a rank, here are {count}"),
         gloo,
     )
@@ -137,7 +164,7 @@ def collective_paths_on(device: "torch.device") -> tuple[CollectivePath, ...]:
 def without_peer_memory(paths: Sequence[AnyPath], why: str) -> tuple[AnyPath, ...]:
     """Return the paths, of which those that write into other ranks' memory are refused."""
     refused = Rejection(Reject.PEER_MEMORY, why)
-    return tuple(replace(path, refused=refused) if path.name == PUSH else path for path in paths)
+    return tuple(replace(path, refused=refused) if path.name in (PUSH, PUSH_APART) else path for path in paths)
 
 
 def _limited(path: CollectivePath, count: int, detail: str) -> CollectivePath:

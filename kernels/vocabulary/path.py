@@ -101,6 +101,9 @@ class OperatorPath(Generic[LimitsT, RunT]):
     # bits for each row, whatever else is in the batch, across phases and numbers of rows. None: the bits of a row may
     # depend on the batch.
     order: str | None = None
+    # Whether it serves only where an order is asked for: others compute the same faster, and it is not measured beside
+    # them.
+    is_for_order: bool = False
 
     def serves(self, shape: AnyShape) -> bool:
         """Return whether the path is made for shapes of this kind, were no limit in the way."""

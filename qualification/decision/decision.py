@@ -157,7 +157,7 @@ def decide(
     that. Raises ValueError without any path of the shape's operator.
     """
     operator = operator_of(shape)
-    paths = [path for path in paths if path.operator is operator]
+    paths = [it for it in paths if it.operator is operator and not (it.is_for_order and order is None)]
     if not paths:
         raise ValueError(f"the catalog is empty: it has no path of {operator.value}")
     excluded = dict.fromkeys(overridden, _OVERRIDDEN) | dict.fromkeys(quarantined, _QUARANTINED)

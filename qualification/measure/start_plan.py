@@ -204,6 +204,8 @@ def missing_pairs(
         if not decision.is_fallback:
             continue
         for path in paths:
+            if path.is_for_order:
+                continue
             status, _ = path_standing(path, shape, fingerprint=fingerprint, book=book)
             is_able = path.run is not None and path.refused is None and not path.rejects(shape, fingerprint)
             is_known = status.is_valid or status is Status.FAILED

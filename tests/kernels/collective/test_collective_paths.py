@@ -11,7 +11,7 @@ from kernels.vocabulary.path import Reject
 from kernels.vocabulary.row_buckets import TokenRows
 from kernels.vocabulary.shape import Dtype
 
-PUSH, NCCL, GLOO = COLLECTIVE_PATHS
+PUSH, APART, NCCL, GLOO = COLLECTIVE_PATHS
 SHAPE = CollectiveShape(Dtype.BF16, 4096, 2, Follows.ADD_NORM, TokenRows.LE_16)
 H200 = Fingerprint(Device.CUDA, "NVIDIA H200", 90, "590", "13.0", "9.19", "2.11.0", "3.6.0")
 
@@ -46,4 +46,4 @@ def test_each_device_has_its_library() -> None:
 
 def test_ranks_without_shared_memory_push_nothing() -> None:
     paths = without_peer_memory(COLLECTIVE_PATHS, "cuIpcGetMemHandle failed")
-    assert [it.refused and it.refused.code for it in paths] == [Reject.PEER_MEMORY, None, None]
+    assert [it.refused and it.refused.code for it in paths] == [Reject.PEER_MEMORY] * 2 + [None] * 2
