@@ -9,6 +9,7 @@ from kernels.identity.source_digest import SourceDigests
 from kernels.identity.torch_kernels import GEMMS, TORCH_HELPERS
 from kernels.linear.paths import LINEAR_PATHS, linear_paths_on
 from kernels.sdpa import backends as sdpa
+from kernels.sdpa.key_tiles import run_attention_tiles
 from kernels.vocabulary.fingerprint import Device
 from kernels.vocabulary.path import AnyPath, KernelPath, Limits, RunAttention, Tier
 from kernels.vocabulary.path_order import competes_on, tier_of
@@ -211,6 +212,21 @@ PATHS: tuple[KernelPath, ...] = (
         *GEMMS,
         "softmax",
         *TORCH_HELPERS,
+    ),
+    KernelPath(
+        "torch.attention.tiles",
+        tier_of("torch.attention.tiles"),
+        Limits(
+            devices=frozenset({Device.CPU}),
+            phases=_PLANNED_PHASES,
+            dtypes=_ALL_DTYPES,
+            max_head_dim=1024,
+        ),
+        _digest("sdpa.key_tiles"),
+        (*GEMMS, *TORCH_HELPERS),
+        run_attention_tiles,
+        order="keys128",
+        is_for_order=True,
     ),
 )
 

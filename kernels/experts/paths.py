@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from kernels.calls import launch
 from kernels.experts.kinds import ExpertFormat
 from kernels.experts.portable.eager import run_eager
+from kernels.experts.portable.tiles import run_experts_tiles
 from kernels.experts.shape import ExpertsShape
 from kernels.identity.source_digest import SourceDigests
 from kernels.identity.torch_kernels import GEMMS, TORCH_HELPERS
@@ -156,4 +157,14 @@ EXPERTS_PATHS: tuple[ExpertsPath, ...] = (
     ),
     _torch_path("torch.experts.cpu", frozenset({Device.CPU})),
     _torch_path("torch.experts", frozenset({Device.CUDA, Device.INTERPRETER})),
+    ExpertsPath(
+        "torch.experts.tiles",
+        tier_of("torch.experts.tiles"),
+        ExpertsLimits(devices=frozenset({Device.CPU}), dtypes=_DTYPES, formats=_FORMATS),
+        _SOURCES.of("kernels.experts.portable.tiles"),
+        (*GEMMS, *TORCH_HELPERS),
+        run_experts_tiles,
+        order="rows16",
+        is_for_order=True,
+    ),
 )

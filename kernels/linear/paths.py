@@ -11,6 +11,7 @@ from kernels.identity.torch_kernels import GEMMS, TORCH_HELPERS
 from kernels.linear.epilogue import Epilogue
 from kernels.linear.library_path import RunProposed
 from kernels.linear.shape import PLAIN, LinearShape, WeightFormat
+from kernels.linear.tiles_path import run_linear_tiles
 from kernels.linear.tilings import wide_tiling
 from kernels.linear.torch_path import run_torch
 from kernels.vocabulary.fingerprint import Device
@@ -185,6 +186,20 @@ LINEAR_PATHS: tuple[LinearPath, ...] = (
         "torch_path",
         (*_LIBRARY_KERNELS, "mkl", "addmm"),
         run_torch,
+    ),
+    LinearPath(
+        "torch.linear.tiles",
+        tier_of("torch.linear.tiles"),
+        LinearLimits(
+            devices=frozenset({Device.CPU}),
+            dtypes=_ALL_DTYPES,
+            epilogues=frozenset({Epilogue.NONE, Epilogue.SWIGLU}),
+        ),
+        _SOURCES.of("kernels.linear.tiles_path"),
+        (*_LIBRARY_KERNELS, "mkl", "addmm"),
+        run_linear_tiles,
+        order="rows16",
+        is_for_order=True,
     ),
 )
 

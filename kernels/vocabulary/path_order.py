@@ -16,6 +16,8 @@ _TIERS = {
     "cublaslt.": Tier.FIRST,
     "torch.linear": Tier.FIRST,  # nothing is ahead of it on a CPU, and on a GPU for some sizes
     "torch.experts.cpu": Tier.FIRST,
+    "torch.experts.tiles": Tier.FIRST,  # these of a CPU serve only where an order is asked for
+    "torch.attention.tiles": Tier.FIRST,
     "nccl.": Tier.FIRST,  # of many rows; gloo of a CPU
     "gloo.": Tier.FIRST,
     "torch.": Tier.FALLBACK,

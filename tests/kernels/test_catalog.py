@@ -43,12 +43,14 @@ def test_the_catalog_lists_paths_in_order_of_preference() -> None:
         ("gluon.prefill.window.hopper", Tier.FIRST),
         ("triton.prefill", Tier.FIRST), ("triton.extend", Tier.FIRST), ("triton.decode", Tier.FIRST),
         ("sdpa.cpu", Tier.FIRST), ("sdpa.cudnn", Tier.FALLBACK), ("sdpa.flash", Tier.FALLBACK),
-        ("sdpa.efficient", Tier.FALLBACK), ("sdpa.math", Tier.FALLBACK),
+        ("sdpa.efficient", Tier.FALLBACK), ("sdpa.math", Tier.FALLBACK), ("torch.attention.tiles", Tier.FIRST),
     ]  # fmt: skip
 
 
 def test_an_unknown_name_is_refused_with_the_names_there_are() -> None:
-    with pytest.raises(ValueError, match=r"expected one of gluon\.prefill\.hopper, .*sdpa\.math, found 'sdpa\.best'"):
+    with pytest.raises(
+        ValueError, match=r"expected one of gluon\.prefill\.hopper, .*sdpa\.math, .*, found 'sdpa\.best'"
+    ):
         path_named("sdpa.best")
 
 
@@ -82,14 +84,14 @@ def test_decode_with_other_masks_is_left_to_triton(mask: Mask) -> None:
 
 @pytest.mark.parametrize("shape", [PREFILL, EXTEND, DECODE])
 def test_a_laptop_is_served_by_torch_for_cpus(shape: AttentionShape) -> None:
-    assert serving(shape, LAPTOP) == ["sdpa.cpu", "sdpa.math"]
+    assert serving(shape, LAPTOP) == ["sdpa.cpu", "sdpa.math", "torch.attention.tiles"]
 
 
 @pytest.mark.parametrize("shape", [PREFILL, EXTEND, DECODE])
 @pytest.mark.parametrize("machine", [H200, LAPTOP])
 def test_a_head_dim_of_320_is_served_by_a_fallback_only(shape: AttentionShape, machine: Fingerprint) -> None:
     wide = replace(shape, head_dim=320)
-    expected = ["sdpa.math"] if machine is LAPTOP else ["sdpa.efficient", "sdpa.math"]
+    expected = ["sdpa.math", "torch.attention.tiles"] if machine is LAPTOP else ["sdpa.efficient", "sdpa.math"]
     assert serving(wide, machine) == expected
     first = "sdpa.cpu" if machine is LAPTOP else f"triton.{shape.phase.value}"
     assert codes(first, wide, machine) == [Reject.HEAD_DIM]

@@ -15,7 +15,7 @@ from kernels.identity.source_digest import SourceDigests
 ROOT = Path(__file__).resolve().parents[3]
 ENTRIES = (
     "hopper.prefill.launch", "hopper.window.launch", "hopper.extend.launch", "hopper.decode.launch", "portable.prefill",
-    "portable.extend", "portable.decode", "sdpa.backends",
+    "portable.extend", "portable.decode", "sdpa.backends", "sdpa.key_tiles",
 )  # fmt: skip
 SAMPLE = """
 from pack.deep import base, helper as h
@@ -207,4 +207,5 @@ def test_the_catalog_binds_each_path_to_its_own_entry() -> None:
         assert digests[f"gluon.{phase}.hopper"] == of(f"kernels.hopper.{phase}.launch")
     assert digests["gluon.prefill.window.hopper"] == of("kernels.hopper.window.launch")
     assert {digests[name] for name in digests if name.startswith("sdpa.")} == {of("kernels.sdpa.backends")}
+    assert digests["torch.attention.tiles"] == of("kernels.sdpa.key_tiles")
     assert len(set(digests.values())) == len(ENTRIES)
