@@ -11,21 +11,8 @@ from types import MappingProxyType
 
 from kernels.vocabulary.operators import AnyShape, operator_of
 from kernels.vocabulary.path import AnyPath, Reject, Rejection
-from kernels.vocabulary.shape import AttentionShape, Mask
+from qualification.evidence.anchors import Anchor, broken_promise
 from qualification.evidence.evidence import Evidence
-
-
-def class_of(shape: AnyShape) -> str:
-    """Return a line that all shapes share in which the same numbers of a sequence can be computed.
-
-    That is a shape's own line without phase, buckets and page size. Rows of a prompt with images are computed with and
-    without spans, so both are one class.
-    """
-    if not isinstance(shape, AttentionShape):
-        return shape.kind
-    words = str(shape).split()[1:]
-    kept = [it for it in words if not it.startswith(("q-", "c-", "page"))]
-    return " ".join(["attention", *(Mask.CAUSAL.value if it == Mask.SPANS.value else it for it in kept)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +21,6 @@ class Bar:
 
     rejection: Rejection
     is_failure: bool = False  # it was checked, and its bits depend on the batch
-
-
-@dataclass(frozen=True, slots=True)
-class Anchor:
-    """The bits that every path of an order must give of the same input, by the first path of the catalog."""
-
-    digest: str
-    path: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +42,10 @@ class ClassOrder:
         if path.order != self.order:
             lacks = f", for {path.order} lacks {why}" if (why := self.lacking.get(path.order)) else ""
             return _barred(f"sums in order {path.order}, {operator} of this model in {self.order}{lacks}")
-        seen = None if evidence is None else evidence.invariance
-        if seen is None or not seen.is_of(path.order):
+        if evidence is None or evidence.invariance is None or not evidence.invariance.is_of(path.order):
             return _barred(f"was not checked here for order {path.order}: whether its bits depend on the batch")
-        if not seen.is_passed:
-            return _barred(f"claims order {path.order}, but {seen.failure}", is_failure=True)
-        for point, digest in seen.digests:
-            anchor = self.anchors.get(point)
-            if anchor is not None and anchor.digest != digest:
-                detail = f"claims order {path.order}, but has other bits than {anchor.path} on the input {point!r}"
-                return _barred(detail, is_failure=True)
-        return None
+        broken = broken_promise(evidence, path.order, self.anchors)
+        return None if broken is None else _barred(broken, is_failure=True)
 
     @property
     def problem(self) -> str | None:

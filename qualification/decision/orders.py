@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from kernels.vocabulary.fingerprint import Fingerprint
 from kernels.vocabulary.operators import AnyShape, operator_of
 from kernels.vocabulary.path import AnyPath
-from qualification.decision.class_order import Anchor, ClassOrder, class_of
+from qualification.decision.class_order import ClassOrder
 from qualification.decision.decision import Book, Pairs, Policy, decide, evidence_for, path_standing
+from qualification.evidence.anchors import Anchor, anchors_of, classes_of
 
 _MOST_NAMED = 3  # shapes that a reason names
 
@@ -31,14 +32,6 @@ def choose_orders(shapes: Iterable[AnyShape], known: Known) -> dict[str, ClassOr
     in it then name what is missing.
     """
     return {name: _choose(name, of_class, known) for name, of_class in classes_of(shapes).items()}
-
-
-def classes_of(shapes: Iterable[AnyShape]) -> dict[str, list[AnyShape]]:
-    """Return the shapes by their class, each once."""
-    found: dict[str, list[AnyShape]] = {}
-    for shape in dict.fromkeys(shapes):
-        found.setdefault(class_of(shape), []).append(shape)
-    return found
 
 
 def unchecked_pairs(shapes: Iterable[AnyShape], known: Known) -> list[tuple[AnyShape, AnyPath]]:
@@ -131,17 +124,12 @@ def _unknown(shape: AnyShape, order: str, known: Known) -> list[AnyPath]:
 
 def _anchors(shapes: Sequence[AnyShape], order: str, known: Known) -> Mapping[str, Anchor]:
     """Return the bits of the order by input: of the first path of the catalog that was checked, of its first shape."""
-    found: dict[str, Anchor] = {}
-    for path in _of_operator(shapes, known):
-        if path.order != order:
-            continue
-        for shape in shapes:
-            evidence = evidence_for(path, shape, fingerprint=known.fingerprint, book=known.book, is_ordered=True)
-            if evidence is None or evidence.differing_fields(path, known.fingerprint) or not evidence.is_proven:
-                continue
-            seen = evidence.invariance
-            if seen is None or not seen.is_of(order) or not seen.is_passed:
-                continue
-            for point, digest in seen.digests:
-                found.setdefault(point, Anchor(digest, path.name))
-    return found
+    found = (
+        evidence
+        for path in _of_operator(shapes, known)
+        if path.order == order
+        for shape in shapes
+        if (evidence := evidence_for(path, shape, fingerprint=known.fingerprint, book=known.book, is_ordered=True))
+        and not evidence.differing_fields(path, known.fingerprint)
+    )
+    return anchors_of(found, order)

@@ -12,11 +12,11 @@ from kernels.vocabulary.path_order import is_chosen_by_time, place_of
 from kernels.vocabulary.shape import AttentionShape, Phase
 from qualification.common.table import table
 from qualification.evidence.choice import choice_of, is_left_to_fallback, time_of
-from qualification.evidence.evidence import SUITE, Check, Evidence
+from qualification.evidence.evidence import ORDER_SUITE, SUITE, Check, Evidence
 
 Changed = Callable[[Evidence], tuple[str, ...]]  # what has changed since it was measured, by field name
 
-_HEAD = ("phase", "query", "context", "window", "path", "status", "p50", "speed", "worst check, its limit")
+_HEAD = ("phase", "query", "context", "window", "path", "status", "p50", "speed", "order", "worst check, its limit")
 _MAX_DETAIL = 60  # characters
 OUTCOMES = ("by a wanted path", "by a fallback only", "by nothing")
 
@@ -45,6 +45,9 @@ def counts(evidence: Iterable[Evidence]) -> str:
     numbers = [f"{num_proven} proven"]
     numbers += [f"{len(current) - num_proven} failed"] if num_proven < len(current) else []
     numbers += [f"{len(entries) - len(current)} of an older suite"] if len(current) < len(entries) else []
+    checked = [entry.invariance for entry in current if entry.invariance is not None]
+    num_kept = sum(seen.is_passed and seen.suite == ORDER_SUITE for seen in checked)
+    numbers += [f"{num_kept} of {len(checked)} keep their order"] if checked else []
     return f"{text}: {', '.join(numbers)}"
 
 
@@ -89,6 +92,16 @@ def check_text(check: Check | None) -> str:
     return f"{check.name} {check.measured:.3g} of {check.limit:.3g} ({check.case})"
 
 
+def order_text(entry: Evidence) -> str:
+    """Return the order that was checked, and whether bits depend on the batch; "-" where none was."""
+    seen = entry.invariance
+    if seen is None:
+        return "-"
+    if seen.suite != ORDER_SUITE:
+        return f"{seen.order} (older check)"
+    return seen.order if seen.is_passed else f"{seen.order} broken"
+
+
 def _rows(entries: list[Evidence], changed: Changed) -> list[tuple[str, ...]]:
     chosen = choice_of(entry for entry in entries if not changed(entry) and entry.suite == SUITE)
     place = _place(entries[0].shape)
@@ -100,6 +113,7 @@ def _rows(entries: list[Evidence], changed: Changed) -> list[tuple[str, ...]]:
             status_of(entry, changed(entry)),
             measured_text(entry),
             _speed(entry),
+            order_text(entry),
             check_text(entry.worst_check) if entry.failure is None else _shortened(entry.failure),
         )
         for index, entry in enumerate(ordered)

@@ -9,10 +9,11 @@ from kernels.vocabulary.operators import AnyShape
 from kernels.vocabulary.path import AnyPath, Tier
 from kernels.vocabulary.path_order import tier_of
 from qualification.common.exit_code import ExitCode
+from qualification.evidence.anchors import anchors_of, broken_promise, classes_of
 from qualification.evidence.choice import choice_of, is_left_to_fallback
 from qualification.evidence.evidence import Evidence, strain
 from qualification.evidence.matrix import Key
-from qualification.evidence.summary import Changed, check_text, status_of, time_text, unchanged
+from qualification.evidence.summary import Changed, check_text, order_text, status_of, time_text, unchanged
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +41,29 @@ def judge(
     """Return what keeps a run from passing, gravest first; empty: a path of the first tier is proven for every shape.
 
     `known` holds valid evidence only, `paths` those that were asked for. A fallback path with wrong numbers is no
-    finding while another serves: nothing will ever choose it.
+    finding while another serves: nothing will ever choose it. A path that breaks the promise of its order always is.
     """
-    found = []
+    shapes = list(shapes)
+    found = _broken_orders(shapes, known, paths)
     for shape in shapes:
         able = [path for path in paths if path.run is not None and not path.rejects(shape, fingerprint)]
         has_first = any(path.tier is Tier.FIRST and path.serves(shape) for path in paths)
         found += _findings(shape, able, known, has_first=has_first)
     return sorted(found, key=lambda finding: _GRAVEST_FINDING_FIRST.index(finding.code))
+
+
+def _broken_orders(shapes: list[AnyShape], known: Mapping[Key, Evidence], paths: Sequence[AnyPath]) -> list[Finding]:
+    """Return a finding for each shape and path whose bits depend on the batch or are not those of the order."""
+    found = []
+    for of_class in classes_of(shapes).values():
+        for order in dict.fromkeys(path.order for path in paths if path.order is not None):
+            keys = [(shape, path.name) for path in paths if path.order == order for shape in of_class]
+            entries = [known[key] for key in keys if key in known]
+            anchors = anchors_of(entries, order)
+            for entry in entries:
+                if (broken := broken_promise(entry, order, anchors)) is not None:
+                    found.append(Finding(ExitCode.NUMERICS, entry.shape, f"{entry.path} {broken}"))
+    return found
 
 
 def _findings(shape: AnyShape, able: list[AnyPath], known: Mapping[Key, Evidence], *, has_first: bool) -> list[Finding]:
@@ -187,6 +203,10 @@ def _choice_harms(
             harms.append((Harm.SLOWER, ratio) if ratio > 1 else (Harm.BETTER, 1 - ratio))
             times = (time_text(before.timing.p50_us), time_text(after.timing.p50_us))
             details.append(f"{times[0]} -> {times[1]} (x{ratio:.2f})")
+    if before.path == after.path and order_text(before) != order_text(after):
+        is_lost = before.invariance is not None and before.invariance.is_passed
+        harms.append((Harm.STATUS if is_lost else Harm.BETTER, 0.0))
+        details.append(f"order {order_text(before)} -> {order_text(after)}")
     if before.path == after.path and None not in (before.kernels, after.kernels):
         names = [sorted(entry.all_kernels or ()) for entry in (before, after)]
         if names[0] != names[1]:

@@ -18,7 +18,7 @@ from kernels.system.shared_folder import only_writer
 from kernels.vocabulary.fingerprint import Fingerprint
 from kernels.vocabulary.operators import AnyShape
 from kernels.vocabulary.path import AnyPath
-from qualification.decision.class_order import ClassOrder, class_of
+from qualification.decision.class_order import ClassOrder
 from qualification.decision.decision import (
     Book,
     Decision,
@@ -31,6 +31,7 @@ from qualification.decision.decision import (
     path_standing,
 )
 from qualification.decision.orders import Known, choose_orders, unchecked_pairs
+from qualification.evidence.anchors import class_of
 from qualification.evidence.evidence import Evidence
 from qualification.evidence.matrix import MATRICES, Key, Matrix, MatrixError, load_matrices, load_matrix, save_matrix
 from qualification.measure.qualify import Bench, Pair, Progress, qualify

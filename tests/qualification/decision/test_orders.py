@@ -6,9 +6,10 @@ import pytest
 
 from kernels.vocabulary.path import KernelPath, Reject, Tier
 from kernels.vocabulary.shape import AttentionShape, Mask, Phase
-from qualification.decision.class_order import ClassOrder, class_of
+from qualification.decision.class_order import ClassOrder
 from qualification.decision.decision import Book, Decision, Policy, Status, decide
 from qualification.decision.orders import Known, choose_orders, unchecked_pairs
+from qualification.evidence.anchors import class_of
 from qualification.evidence.evidence import ORDER_SUITE, Evidence, Invariance
 from qualification.evidence.matrix import Matrix
 from support.qualification_fakes import DECODE, MACHINE, SHAPE, checks, evidence, path
