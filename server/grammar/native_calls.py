@@ -1,7 +1,7 @@
 """Grammars of arguments that are no JSON: the tags of Qwen3-Coder and the braces of Gemma 4.
 
-What they take is what server/text/answer/qwen3_coder.py and gemma.py read, so that a value comes out with the type of
-its schema. Schemas are those that `inlined` has made: without references, but for recursive ones.
+What they take is what qwen3_coder.py and gemma.py of server/text/answer/forms read, so that a value comes out with the
+type of its schema. Schemas are those that `inlined` has made: without references, but for recursive ones.
 """
 
 import re
@@ -10,9 +10,9 @@ from typing import Any
 
 from server.grammar.rules import Rules
 from server.grammar.schema import schema_text
-from server.text.answer.gemma import CALL, QUOTE
-from server.text.answer.qwen3_coder import FUNCTION, FUNCTION_END, PARAMETER, PARAMETER_END
-from server.text.answer.values import types_of
+from server.text.answer.forms.gemma import CALL, QUOTE
+from server.text.answer.forms.qwen3_coder import FUNCTION, FUNCTION_END, PARAMETER, PARAMETER_END
+from server.text.answer.texts.values import types_of
 
 _NAME = re.compile(r"[\w.$-]+")  # of a field that needs no quotes
 _STRING, _NULL = frozenset({"string"}), frozenset({"null"})

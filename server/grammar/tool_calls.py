@@ -10,13 +10,13 @@ from server.grammar.rules import Rules
 from server.grammar.schema import schema_text
 from server.protocol.messages import Grammar
 from server.settings import ToolCallParser
-from server.text.answer.gemma import CLOSES as GEMMA_CLOSES
-from server.text.answer.gemma import OPENS as GEMMA_OPENS
-from server.text.answer.harmony import CHANNEL, CONSTRAIN, MESSAGE
-from server.text.answer.harmony import MARKS as HARMONY_MARKS
-from server.text.answer.hermes import CLOSES, OPENS
-from server.text.answer.mistral import ARGS, CALLS
-from server.text.answer.values import inlined
+from server.text.answer.forms.gemma import CLOSES as GEMMA_CLOSES
+from server.text.answer.forms.gemma import OPENS as GEMMA_OPENS
+from server.text.answer.forms.harmony import CHANNEL, CONSTRAIN, MESSAGE
+from server.text.answer.forms.harmony import MARKS as HARMONY_MARKS
+from server.text.answer.forms.hermes import CLOSES, OPENS
+from server.text.answer.forms.mistral import ARGS, CALLS
+from server.text.answer.texts.values import inlined
 
 # What binds a call whose values a model's own form cannot bind: objects, as JSON has them.
 _IN_JSON = {ToolCallParser.QWEN3_CODER: ToolCallParser.HERMES, ToolCallParser.GEMMA: ToolCallParser.LLAMA3_JSON}

@@ -6,14 +6,14 @@ from typing import TypeVar
 
 from server.errors import SettingsError
 from server.settings import ReasoningParser, ToolCallParser
-from server.text.answer.gemma import Gemma
-from server.text.answer.harmony import CHANNEL, MARKS, MESSAGE, START, Harmony
-from server.text.answer.hermes import Hermes
-from server.text.answer.llama3_json import Llama3Json
-from server.text.answer.mistral import Mistral
+from server.text.answer.forms.gemma import Gemma
+from server.text.answer.forms.harmony import CHANNEL, MARKS, MESSAGE, START, Harmony
+from server.text.answer.forms.hermes import Hermes
+from server.text.answer.forms.llama3_json import Llama3Json
+from server.text.answer.forms.mistral import Mistral
+from server.text.answer.forms.qwen3_coder import Qwen3Coder
 from server.text.answer.parser import AnswerParser, CallParser, Filtered, Split, ThinkTags, Tools
-from server.text.answer.qwen3_coder import Qwen3Coder
-from server.text.answer.values import inlined
+from server.text.answer.texts.values import inlined
 from server.text.chat_template import ChatTemplate
 
 logger = logging.getLogger(__name__)

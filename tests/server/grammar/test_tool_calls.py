@@ -21,10 +21,10 @@ from server.grammar.tool_calls import Tool, bound_calls
 from server.protocol.messages import Grammar
 from server.settings import DEMO_MODEL, ReasoningParser, ToolCallParser
 from server.text.answer.deltas import Answer, whole_answer
-from server.text.answer.gemma import QUOTE
-from server.text.answer.harmony import MARKS
+from server.text.answer.forms.gemma import QUOTE
+from server.text.answer.forms.harmony import MARKS
 from server.text.answer.syntax import AnswerSyntax
-from server.text.answer.values import is_json
+from server.text.answer.texts.values import is_json
 
 HERMES, CODER, LLAMA = ToolCallParser.HERMES, ToolCallParser.QWEN3_CODER, ToolCallParser.LLAMA3_JSON
 MISTRAL, HARMONY, GEMMA = ToolCallParser.MISTRAL, ToolCallParser.HARMONY, ToolCallParser.GEMMA

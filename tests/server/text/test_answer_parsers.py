@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from server.settings import ReasoningParser, ToolCallParser
 from server.text.answer.deltas import Answer, ArgumentsText, CallEnd, CallStart, Delta, whole_answer
 from server.text.answer.syntax import AnswerSyntax, choose_syntax
-from server.text.answer.values import json_of
+from server.text.answer.texts.values import json_of
 from server.text.chat_template import ChatTemplate
 
 HERMES, CODER, LLAMA = ToolCallParser.HERMES, ToolCallParser.QWEN3_CODER, ToolCallParser.LLAMA3_JSON

@@ -12,7 +12,7 @@ from enum import Enum
 
 from server.text.answer.deltas import ContentText, Delta, ReasoningText, new_call_id
 from server.text.answer.parser import CallParser, Tools
-from server.text.answer.values import is_json
+from server.text.answer.texts.values import is_json
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 CONSTRAIN = "<|constrain|>"

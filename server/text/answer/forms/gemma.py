@@ -9,7 +9,7 @@ from typing import Any
 
 from server.text.answer.deltas import ContentText, Delta, new_call_id
 from server.text.answer.parser import CallParser, Tools
-from server.text.answer.values import json_of, types_of
+from server.text.answer.texts.values import json_of, types_of
 
 OPENS, CLOSES = "<|tool_call>", "<tool_call|>"
 CALL = "call:"

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterator
 
 from server.text.answer.deltas import ArgumentsText, CallStart, Delta
-from server.text.answer.values import is_json, json_value
+from server.text.answer.texts.values import is_json, json_value
 
 _BLANK = " \t\n\r"
 

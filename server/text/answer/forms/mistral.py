@@ -7,10 +7,10 @@ import secrets
 import string
 from collections.abc import Callable, Iterable
 
-from server.text.answer.call_object import CallObject
 from server.text.answer.deltas import ContentText, Delta
 from server.text.answer.parser import StepParser, Tools
-from server.text.answer.values import is_json
+from server.text.answer.texts.call_object import CallObject
+from server.text.answer.texts.values import is_json
 
 CALLS, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 _ALPHABET = string.ascii_letters + string.digits

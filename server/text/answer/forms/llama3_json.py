@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
-from server.text.answer.call_object import CallObject
 from server.text.answer.deltas import ContentText, Delta
 from server.text.answer.parser import CallParser
+from server.text.answer.texts.call_object import CallObject
 
 TAG = "<|python_tag|>"
 

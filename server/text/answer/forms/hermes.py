@@ -5,9 +5,9 @@ Text behind the first call is dropped, as vLLM does: models put line breaks ther
 
 from collections.abc import Iterable
 
-from server.text.answer.call_object import CallObject
 from server.text.answer.deltas import ContentText, Delta
 from server.text.answer.parser import CallParser
+from server.text.answer.texts.call_object import CallObject
 
 OPENS, CLOSES = "<tool_call>", "</tool_call>"
 

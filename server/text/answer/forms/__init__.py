@@ -1,0 +1,1 @@
+"""Parsers of the forms in which calls are written."""

@@ -1,0 +1,1 @@
+"""Readers of parts of an answer: marks, JSON, literals, bare values."""
