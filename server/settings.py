@@ -47,7 +47,7 @@ class GenerationConfig(Enum):
 
 
 class ToolCallParser(Enum):
-    """Format in which a model writes calls of tools, by vLLM's names."""
+    """Format in which a model writes calls of tools, by vLLM's names where it has one."""
 
     AUTO = "auto"
     HERMES = "hermes"
@@ -56,6 +56,25 @@ class ToolCallParser(Enum):
     MISTRAL = "mistral"
     HARMONY = "openai"
     GEMMA = "gemma4"
+    GLM45 = "glm45"
+    GLM47 = "glm47"
+    POOLSIDE_V1 = "poolside_v1"
+    HY_V3 = "hy_v3"
+    MINIMAX_M2 = "minimax_m2"
+    SEED_OSS = "seed_oss"
+    STEP3P5 = "step3p5"
+    KIMI_K2 = "kimi_k2"
+    DEEPSEEK_V3 = "deepseek_v3"
+    DEEPSEEK_V31 = "deepseek_v31"
+    FUNCTIONARY_V31 = "functionary_v3.1"
+    FUNCTIONARY_V32 = "functionary_v3.2"
+    GRANITE = "granite"
+    PHI4_MINI = "phi4_mini_json"
+    HUNYUAN_A13B = "hunyuan_a13b"
+    NEMOTRON_JSON = "nemotron_json"
+    PYTHONIC = "pythonic"
+    LFM2 = "lfm2"
+    OLMO3 = "olmo3"
 
 
 class ReasoningParser(Enum):
@@ -68,6 +87,16 @@ class ReasoningParser(Enum):
     MISTRAL = "mistral"
     HARMONY = "openai_gptoss"
     GEMMA = "gemma4"
+    GLM45 = "glm45"
+    MINIMAX_M2 = "minimax_m2"
+    NEMOTRON_V3 = "nemotron_v3"
+    KIMI_K2 = "kimi_k2"
+    DEEPSEEK_V3 = "deepseek_v3"
+    POOLSIDE_V1 = "poolside_v1"
+    STEP3P5 = "step3p5"
+    GRANITE = "granite"
+    SEED_OSS = "seed_oss"
+    HY_V3 = "hy_v3"
 
 
 class Task(Enum):

@@ -1,17 +1,17 @@
-"""Grammars of arguments that are no JSON: the tags of Qwen3-Coder and the braces of Gemma 4.
+"""Grammars of calls whose arguments are no JSON object: tags, the braces of Gemma 4, Python's calls.
 
-What they take is what qwen3_coder.py and gemma.py of server/text/answer/forms read, so that a value comes out with the
+They take what tagged.py, gemma.py and pythonic.py of server/text/answer/forms read, so that a value comes out with the
 type of its schema. Schemas are those that `inlined` has made: without references, but for recursive ones.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from server.grammar.rules import Rules
 from server.grammar.schema import schema_text
 from server.text.answer.forms.gemma import CALL, QUOTE
-from server.text.answer.forms.qwen3_coder import FUNCTION, FUNCTION_END, PARAMETER, PARAMETER_END
+from server.text.answer.forms.tagged import Lines, Tags
 from server.text.answer.texts.values import types_of
 
 _NAME = re.compile(r"[\w.$-]+")  # of a field that needs no quotes
@@ -33,8 +33,67 @@ class NotBindable(Exception):
     """A form cannot bind a value of this schema."""
 
 
-class QwenArguments:
-    """<function=NAME>, a <parameter=KEY> for each argument in the order of the schema, </function>."""
+class TaggedArguments:
+    """A call between tags, with those of each argument in the order of the schema."""
+
+    def __init__(self, rules: Rules, tags: Tags) -> None:
+        self._rules = rules
+        self._tags = tags
+
+    def calls(self, bodies: Sequence[str], *, is_parallel: bool) -> str:
+        """Return the body of a rule for one call, or for several, with their sections."""
+        opening, closing = self._tags.section
+        one = self._rules.rule(" | ".join(map(self._rules.rule, bodies)))
+        more = f"({self.lines('', '')} {one})*" if is_parallel else ""
+        if not opening:
+            return f"{one} {more}"
+        if self._tags.is_shared:
+            return f"{self.lines(opening, '')} {one} {more} {self.lines('', closing)}"
+        whole = self._rules.rule(f"{self.lines(opening, '')} {one} {self.lines('', closing)}")
+        return f"{whole} ({self.lines('', '')} {whole})*" if is_parallel else whole
+
+    def call(self, name: str, schema: Mapping[str, Any]) -> str:
+        """Return the body of a rule for a call without its section. Raises NotBindable."""
+        properties, required = _fields_of(schema)
+        if isinstance(schema.get("additionalProperties"), Mapping):
+            raise NotBindable
+        (opening, behind, closing), (key_opens, key_closes) = self._tags.call, self._tags.key
+        pad = "\n" if self._tags.is_padded else ""
+        parts = [self.lines(f"{opening}{name}{behind}", "")]
+        for key, value in properties.items():
+            named, value_opens = f"{key_opens}{key}{key_closes}", self._tags.value[0]
+            head = self.lines(named, f"{value_opens}{pad}") if value_opens else self.lines(f"{named}{pad}")
+            part = self._rules.rule(f"{head} {self._value(value)} {self.lines('', '')}")
+            parts.append(f"{part}{'' if key in required else '?'}")
+        return " ".join([*parts, self.lines(closing)])
+
+    def lines(self, *texts: str) -> str:
+        """Return texts with the line breaks of the form between them."""
+        between = {Lines.ALL: ' "\\n" ', Lines.EITHER: ' "\\n"? ', Lines.NONE: " "}[self._tags.lines]
+        return between.join(self._sequence(text) for text in texts)
+
+    def _sequence(self, text: str) -> str:
+        return self._rules.sequence(text, self._tags.marks)
+
+    def _value(self, schema: Any) -> str:
+        """A value and the mark behind it: the lexer sees both at once."""
+        types = types_of(schema)
+        closing = f"{chr(10) if self._tags.is_padded else ''}{self._tags.value[1]}"
+        if "string" not in types:
+            return f"{self._rules.json(schema_text(schema, ''))} {self._sequence(closing)}"
+        texts, length = _strings_of(schema, types)
+        avoided = self._tags.ends_of_value
+        if texts is None:
+            text = self._rules.text_until(closing, self._tags.marks, avoided=avoided, body=f"(?s:.{length})")
+            return f"({text} | {self._sequence(f'null{closing}')})" if "null" in types else f"({text})"
+        if any(mark in text for text in texts for mark in avoided):
+            raise NotBindable
+        written = (f"{self._rules.literal(text)} {self._sequence(closing)}" for text in texts if text)
+        return f"({' | '.join([*written, *([self._sequence(closing)] if '' in texts else [])])})"
+
+
+class PythonArguments:
+    """NAME(KEY=VALUE, ...): values are JSON, but for Python's True, False and None."""
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
@@ -45,27 +104,16 @@ class QwenArguments:
         if isinstance(schema.get("additionalProperties"), Mapping):
             raise NotBindable
         literal = self._rules.literal
-        parts = [literal(f"{FUNCTION}{name}>\n")]
-        for key, value in properties.items():
-            part = " ".join([literal(f"{PARAMETER}{key}>\n"), self._value(value), literal("\n")])
-            parts.append(f"{self._rules.rule(part)}{'' if key in required else '?'}")
-        return " ".join([*parts, literal(FUNCTION_END)])
+        fields = [(f"{literal(f'{key}=')} {self._value(value)}", key in required) for key, value in properties.items()]
+        arguments = _in_order(self._rules, fields, literal(", "), literal(")"))
+        return f"{literal(f'{name}(')} {arguments}"
 
     def _value(self, schema: Any) -> str:
-        """A value and the mark behind it: the lexer sees both at once."""
-        types = types_of(schema)
-        closing = f"\n{PARAMETER_END}"
-        literal = self._rules.literal
-        if "string" not in types:
-            return f"{self._rules.json(schema_text(schema, ''))} {literal(closing)}"
-        marks = (PARAMETER_END, PARAMETER, FUNCTION_END)
-        texts, length = _strings_of(schema, types)
-        if texts is None:
-            text = self._rules.text_until(closing, (), avoided=marks, body=f"(?s:.{length})")
-            return f"({text} | {literal(f'null{closing}')})" if "null" in types else text
-        if any(mark in text for text in texts for mark in marks):
-            raise NotBindable
-        return f"({' | '.join(literal(text + closing) for text in texts)})"
+        if branch := _beside_null(schema):
+            return self._rules.rule(f'{self._value(branch)} | "None"')
+        if isinstance(schema, Mapping) and schema.get("type") == "boolean" and not {"enum", "const"} & schema.keys():
+            return self._rules.rule('"True" | "False"')
+        return self._rules.json(schema_text(schema, ""))
 
 
 class GemmaArguments:
@@ -89,13 +137,12 @@ class GemmaArguments:
             return self._rules.rule(f'"{{" ({pair} ("," {pair})*)? "}}"')
         if isinstance(more, Mapping):
             raise NotBindable
-        after = first = '"}"'  # what may follow where a field stands before, and where none does
-        for key, value in reversed([*properties.items()]):
-            pair = self._rules.rule(f"{self._rules.literal(f'{key}:')} {self._value(value, depth + 1)}")
-            is_required = key in required
-            first = self._rules.rule(f"{pair} {after}" if is_required else f"{pair} {after} | {first}")
-            after = self._rules.rule(f'"," {pair} {after}' if is_required else f'"," {pair} {after} | {after}')
-        return self._rules.rule(f'"{{" {first}')
+        fields = [
+            (f"{self._rules.literal(f'{key}:')} {self._value(value, depth + 1)}", key in required)
+            for key, value in properties.items()
+        ]
+        rest = _in_order(self._rules, fields, '","', '"}"')
+        return self._rules.rule(f'"{{" {rest}')
 
     def _value(self, schema: Any, depth: int) -> str:
         types = types_of(schema)
@@ -151,6 +198,16 @@ class GemmaArguments:
 
     def _pair(self, value: str) -> str:
         return f'{self._rules.terminal(_KEY)} ":" {value}'
+
+
+def _in_order(rules: Rules, fields: Sequence[tuple[str, bool]], between: str, closing: str) -> str:
+    """Return the name of a rule for fields, of which some are required, in their order, and what closes them."""
+    after = first = closing  # what may follow where a field stands before, and where none does
+    for body, is_required in reversed(fields):
+        field = rules.rule(body)
+        first = rules.rule(f"{field} {after}" if is_required else f"{field} {after} | {first}")
+        after = rules.rule(f"{between} {field} {after}" if is_required else f"{between} {field} {after} | {after}")
+    return first
 
 
 def _fields_of(schema: Mapping[str, Any]) -> tuple[Mapping[str, Any], frozenset[str]]:

@@ -55,12 +55,14 @@ class Rules:
 
         The lexer is greedy: what is no token belongs to the same terminal as the text before it.
         """
-        first = next((mark for mark in marks if closing.startswith(mark) and mark in self._added_ids), None)
+        known = [mark for mark in marks if mark in closing and mark in self._added_ids]
+        first = min(known, key=closing.index, default=None)
         ends = "|".join(map(_escaped, [first or closing, *avoided]))
         if first is not None:
-            text = self.terminal(f"/{body}/ & ~/(?s:.*)({ends})(?s:.*)/ & /(?s:.+)/")
-            is_optional = re.fullmatch(body, "") is not None
-            return f"{text}{'?' if is_optional else ''} {self.sequence(closing, marks)}"
+            head = closing.partition(first)[0]
+            text = self.terminal(f"/{body}{_escaped(head)}/ & ~/(?s:.*)({ends})(?s:.*)/ & /(?s:.+)/")
+            is_optional = not head and re.fullmatch(body, "") is not None
+            return f"{text}{'?' if is_optional else ''} {self.sequence(closing[len(head) :], marks)}"
         return self.terminal(f"/{body}{_escaped(closing)}/ & ~/(?s:.*)({ends})(?s:.+)/")
 
     def grammar(self, name: str, body: str, param: str) -> Grammar:

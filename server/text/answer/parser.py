@@ -2,6 +2,7 @@
 
 import abc
 from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from server.text.answer.deltas import (
@@ -14,7 +15,8 @@ from server.text.answer.deltas import (
     new_call_id,
     whole_answer,
 )
-from server.text.stop import overlap
+from server.text.answer.texts.cutting import cut
+from server.text.answer.think_tags import CallSigns, ThinkTags, Unwrapped
 
 Tools = Mapping[str, Mapping[str, Any]]  # by name: the JSON schema of its arguments
 
@@ -45,7 +47,7 @@ class AnswerParser(abc.ABC):
 class CallParser(AnswerParser):
     """Finds calls in what is not reasoning. A format is written as `_read`, which takes from `_text` what it can."""
 
-    ends_reasoning: tuple[str, str] | None = None  # a mark, and what follows it where a call begins
+    ends_reasoning: CallSigns = MappingProxyType({})
 
     def __init__(self, tools: Tools, new_id: Callable[[], str] = new_call_id) -> None:
         self.is_malformed = False  # something began as a call and is none, in a format where that voids the others
@@ -122,44 +124,28 @@ class StepParser(CallParser):
                 return
 
 
-def cut(text: str, marks: tuple[str, ...], *, is_last: bool) -> tuple[str, str | None, str]:
-    """Return the text before the first of `marks`, the mark, and the rest; of two at one place, the longer.
-
-    Without a mark what follows is the end that may begin one; empty if the text is the last.
-    """
-    # Most text has no mark's first character: with harmony's marks a token takes 9 us instead of 33 (a busy core).
-    for mark in marks:
-        if mark[0] in text:
-            break
-    else:
-        return text, None, ""
-    found = [(text.find(mark), -len(mark), mark) for mark in marks if mark in text]
-    if found:
-        place, _, mark = min(found)
-        return text[:place], mark, text[place + len(mark) :]
-    num_held = 0 if is_last else max((overlap(text, mark) for mark in marks), default=0)
-    return text[: len(text) - num_held], None, text[len(text) - num_held :]
-
-
 class Split(AnswerParser):
     """An answer that begins with reasoning, perhaps, and goes on with content and calls, perhaps."""
 
     def __init__(
         self,
-        tags: "ThinkTags | None",
+        tags: ThinkTags | None,
         calls: CallParser | None,
         *,
+        wrapped: Unwrapped | None = None,
         is_whole: bool,
         is_bound: bool = False,
         is_forced: bool = False,
     ) -> None:
-        """is_whole   nothing is given before the end, and one malformed call makes content of all that is written
+        """wrapped    takes away what stands around the answer
+        is_whole   nothing is given before the end, and one malformed call makes content of all that is written
         is_bound   a grammar binds the answer: its last call at most is malformed, for want of room
         is_forced  to calls alone: what else is written is the beginning of a cut one, and no content
         """
         self.marks = (*(tags.marks if tags else ()), *(calls.marks if calls else ()))
         self._tags = tags
         self._calls = calls
+        self._wrapped = wrapped
         self._written: list[str] | None = [] if is_whole and calls is not None else None
         self._held: list[Delta] = []
         self._is_bound = is_bound
@@ -180,10 +166,9 @@ class Split(AnswerParser):
 
     def finish(self) -> list[Delta]:
         deltas: list[Delta] = []
-        if self._tags is not None:
-            reasoning, text = self._tags.finish()
-            deltas += [ReasoningText(reasoning)] if reasoning else []
-            deltas += self._answer(text) if text else []
+        reasoning, text = ("", "") if self._tags is None else self._tags.finish()
+        deltas += [ReasoningText(reasoning)] if reasoning else []
+        deltas += self._answer(text, is_last=True)
         if self._calls is None:
             return deltas
         rest = self._last(self._calls)
@@ -194,7 +179,11 @@ class Split(AnswerParser):
             return [*deltas, *self._whole_calls(found)]
         return [*deltas, ContentText("".join(self._written))] if self._calls.is_malformed else [*deltas, *found]
 
-    def _answer(self, text: str) -> list[Delta]:
+    def _answer(self, text: str, *, is_last: bool = False) -> list[Delta]:
+        if self._wrapped is not None:
+            text = self._wrapped.feed(text, is_last=is_last)
+        if not text:
+            return []
         if self._has_breaks and self._tags is not None and self._tags.has_ended:
             text = text.lstrip("\n")
             self._has_breaks = not text
@@ -258,71 +247,3 @@ class Filtered(AnswerParser):
             case CallStart(index=index) | ArgumentsText(index=index) | CallEnd(index=index):
                 return self._has_many_calls or index == 0
         return True
-
-
-class ThinkTags:
-    """Text between two tags at the beginning of an answer, such as <think> and </think>."""
-
-    def __init__(
-        self, start: str, end: str, *, begins_open: bool, title: str = "", call: tuple[str, str] | None = None
-    ) -> None:
-        """begins_open  the prompt has the first tag already, which the model may repeat
-        title        of the reasoning: not given out
-        call         a mark, and what follows it where it begins a call: that ends reasoning without the second tag
-        """
-        self.marks = (start, end)
-        self._start, self._end = start, end
-        self._title = title
-        self._call = call
-        self._text = ""
-        self._is_at_start = True
-        self._is_at_title = bool(title)
-        self.is_open = begins_open
-        self.has_ended = False  # there was reasoning
-
-    def feed(self, text: str, *, is_last: bool = False) -> tuple[str, str]:
-        """New reasoning, and new text behind it."""
-        self._text += text
-        if self._is_at_start:
-            begun = self._text.lstrip()
-            if not is_last and self._start.startswith(begun) and begun != self._start:
-                return "", ""
-            self._is_at_start = False
-            if begun.startswith(self._start):
-                self.is_open = True
-                self._text = begun.removeprefix(self._start)
-        if not self.is_open:
-            text, self._text = self._text, ""
-            return "", text
-        if self._is_at_title:
-            if not is_last and self._title.startswith(self._text) and self._text != self._title:
-                return "", ""
-            self._is_at_title = False
-            self._text = self._text.removeprefix(self._title)
-        reasoning, rest = self._reasoning(is_last=is_last)
-        self.has_ended = not self.is_open
-        return reasoning, rest
-
-    def _reasoning(self, *, is_last: bool) -> tuple[str, str]:
-        """Read on within the reasoning."""
-        opens, begins = self._call or (self._end, "")
-        found = ""
-        while True:
-            text, mark, rest = cut(self._text, (self._end, opens), is_last=is_last)
-            found += text
-            if mark is None:
-                self._text = rest
-                return found, ""
-            behind = rest.lstrip()
-            if mark == self._end or behind.startswith(begins):
-                self.is_open = False
-                self._text = ""
-                return found, rest if mark == self._end else mark + rest
-            if not is_last and begins.startswith(behind):
-                self._text = mark + rest
-                return found, ""
-            found += mark  # it is only named
-            self._text = rest
-
-    def finish(self) -> tuple[str, str]:
-        return self.feed("", is_last=True)

@@ -2,66 +2,46 @@
 
 import logging
 from dataclasses import dataclass
-from typing import TypeVar
 
 from server.errors import SettingsError
 from server.settings import ReasoningParser, ToolCallParser
-from server.text.answer.forms.gemma import Gemma
+from server.text.answer.formats import FORMATS
 from server.text.answer.forms.harmony import CHANNEL, MARKS, MESSAGE, START, Harmony
-from server.text.answer.forms.hermes import Hermes
-from server.text.answer.forms.llama3_json import Llama3Json
-from server.text.answer.forms.mistral import Mistral
-from server.text.answer.forms.qwen3_coder import Qwen3Coder
-from server.text.answer.parser import AnswerParser, CallParser, Filtered, Split, ThinkTags, Tools
+from server.text.answer.parser import AnswerParser, CallParser, Filtered, Split, Tools
 from server.text.answer.texts.values import inlined
+from server.text.answer.think_tags import TAGS, ReasoningTags, ThinkTags, Unwrapped
 from server.text.chat_template import ChatTemplate
 
 logger = logging.getLogger(__name__)
-_T = TypeVar("_T")
-# What a template has that renders calls in a format, the surest first.
-_SIGNS_OF_CALLS = (
-    (ToolCallParser.HARMONY, ("<|channel|>", "<|message|>")),
-    (ToolCallParser.GEMMA, ("<|tool_call>",)),
-    (ToolCallParser.QWEN3_CODER, ("<function=", "<parameter=")),
-    (ToolCallParser.MISTRAL, ("[TOOL_CALLS]",)),
-    (ToolCallParser.HERMES, ("<tool_call>", '"arguments')),
-    (ToolCallParser.LLAMA3_JSON, ("<|python_tag|>",)),
-    (ToolCallParser.LLAMA3_JSON, ('{"name": function name, "parameters":',)),
-)
-# What a template has that renders calls in a format that is not read, by the format's usual name.
+# What a template has that calls in a format that is not read, by the format's usual name.
 _SIGNS_OF_OTHERS = (
-    ("functionary v3.1", ("<function=",)),
-    ("functionary v3.2", (">>>all",)),
-    ("GLM 4.5", ("<arg_key>",)),
-    ("Granite", ("<|tool_call|>",)),
-    ("Phi-4-mini", ("<|tool|>",)),
-    ("DeepSeek", ("<｜tool▁calls▁begin｜>",)),
-    ("Kimi K2", ("<|tool_calls_section_begin|>",)),
-    ("MiniMax", ("<minimax:tool_call>",)),
-    ("Seed-OSS", ("<seed:tool_call>",)),
+    ("DeepSeek V3.2 or later", "｜DSML｜"),
+    ("MiniMax M3", "]<]minimax[>["),
+    ("Kimi K3", "<|open|>"),
+    ("Cohere Command", "<|START_ACTION|>"),
+    ("Apertus", "<|tools_prefix|>"),
+    ("FunctionGemma", "<start_function_call>"),
+    ("MiniCPM5", "<function name="),
+    ("Muse Glimmer", "<atem:function_calls>"),
+    ("InternLM2", "<|action_start|>"),
+    ("Solar Open", "<|tool_call:begin|>"),
+    ("Granite 20B FC", "<|function_call_library|>"),
+    ("GigaChat", "<function_usage>"),
 )
 _SIGNS_OF_REASONING = (
     (ReasoningParser.HARMONY, ("<|channel|>", "<|message|>")),
     (ReasoningParser.GEMMA, ("<|channel>", "<channel|>")),
     (ReasoningParser.MISTRAL, ("[THINK]", "[/THINK]")),
+    (ReasoningParser.GRANITE, ("<response></response>",)),
+    (ReasoningParser.GRANITE, ("Here is my thought process",)),
+    (ReasoningParser.SEED_OSS, ("<seed:think>",)),
+    (ReasoningParser.HY_V3, ("<think{}>",)),
+    (ReasoningParser.HY_V3, ("<think:opensource>",)),
+    (ReasoningParser.KIMI_K2, ("◁think▷",)),
     (ReasoningParser.THINK, ("<think>",)),
     (ReasoningParser.THINK, ("</think>",)),
 )
-_TAGS = {
-    ReasoningParser.THINK: ("<think>", "</think>", ""),
-    ReasoningParser.THINK_FIRST: ("<think>", "</think>", ""),
-    ReasoningParser.MISTRAL: ("[THINK]", "[/THINK]", ""),
-    ReasoningParser.GEMMA: ("<|channel>", "<channel|>", "thought\n"),
-}
 _HARMONY = (f"{CHANNEL}analysis{MESSAGE}", f"<|end|>{START}assistant", f"{CHANNEL}final{MESSAGE}")
-_CALLS: dict[ToolCallParser, type[CallParser]] = {
-    ToolCallParser.HERMES: Hermes,
-    ToolCallParser.QWEN3_CODER: Qwen3Coder,
-    ToolCallParser.LLAMA3_JSON: Llama3Json,
-    ToolCallParser.MISTRAL: Mistral,
-    ToolCallParser.GEMMA: Gemma,
-    ToolCallParser.HARMONY: Harmony,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +73,7 @@ class AnswerSyntax:
     @property
     def reasoning_tags(self) -> tuple[str, ...]:
         """Return the tags around reasoning, where the format has such."""
-        return _TAGS[self.reasoning][:2] if self.reasoning in _TAGS else ()
+        return TAGS[self.reasoning].marks if self.reasoning in TAGS else ()
 
     def parser(
         self,
@@ -133,13 +113,13 @@ class AnswerSyntax:
         if self._has_channels(has_tools=False):
             opening, closing, head = _HARMONY
             return Reasoning(opening, closing, MARKS, is_open=False, head=head)
-        if self.reasoning not in _TAGS:
+        tags = TAGS.get(self.reasoning)
+        if tags is None or tags.closes(prompt):
             return None
-        opening, closing, title = _TAGS[self.reasoning]
-        if prompt[-256:].rstrip().endswith(closing):
-            return None
-        is_open = self._is_open(prompt)
-        return Reasoning(opening + title, closing, (opening, closing), is_open=is_open, has_breaks=True)
+        opened = self._opened(tags, prompt)
+        opening, closing = opened or tags.pairs[0]
+        marks = (opening, closing)
+        return Reasoning(opening + tags.title, closing, marks, is_open=opened is not None, has_breaks=True)
 
     def _has_channels(self, *, has_tools: bool) -> bool:
         return self.reasoning is ReasoningParser.HARMONY or (self.calls is ToolCallParser.HARMONY and has_tools)
@@ -147,9 +127,12 @@ class AnswerSyntax:
     def _parser(self, tools: Tools | None, prompt: str, *, is_streamed: bool) -> AnswerParser | None:
         if self._has_channels(has_tools=tools is not None):
             return Harmony(tools or {}, has_tools=tools is not None)
-        calls = None if tools is None else _CALLS[self.calls](tools)
+        calls = None if tools is None else FORMATS[self.calls].parser(tools)
         tags = self._tags(prompt, calls)
-        return None if calls is None and tags is None else Split(tags, calls, is_whole=not is_streamed)
+        if calls is None and tags is None:
+            return None
+        around = TAGS[self.reasoning].wrapped if self.reasoning in TAGS else None
+        return Split(tags, calls, wrapped=None if around is None else Unwrapped(around), is_whole=not is_streamed)
 
     def _bound_parser(
         self, tools: Tools | None, prompt: str, form: ToolCallParser, *, is_streamed: bool, is_forced: bool
@@ -157,27 +140,26 @@ class AnswerSyntax:
         if self._has_channels(has_tools=tools is not None):
             channels = Harmony(tools or {}, has_tools=tools is not None)
             return Split(None, channels, is_whole=not is_streamed, is_bound=True, is_forced=is_forced)
-        calls = None if tools is None else _CALLS[form](tools)
+        calls = None if tools is None else FORMATS[form].parser(tools)
         tags = None if self.reasoning_before(prompt) is None else self._tags(prompt, None)
         if calls is None and tags is None:
             return None
         return Split(tags, calls, is_whole=not is_streamed, is_bound=True, is_forced=is_forced)
 
-    def _is_open(self, prompt: str) -> bool:
-        """Return whether the prompt has begun the reasoning, perhaps with the title of what follows."""
-        start, end, title = _TAGS[self.reasoning]
-        written = prompt[-256:].rstrip()
-        is_titled = bool(title) and written.endswith(start + title.rstrip())
-        is_first = self.reasoning is ReasoningParser.THINK_FIRST and not written.endswith(end)
-        return is_titled or is_first or written.endswith(start)
+    def _opened(self, tags: ReasoningTags, prompt: str) -> tuple[str, str] | None:
+        """Return the marks of the reasoning that an answer is in from its beginning; None where it is in none."""
+        is_first = self.reasoning is ReasoningParser.THINK_FIRST and not tags.closes(prompt)
+        return tags.opened(prompt) or (tags.pairs[0] if is_first else None)
 
     def _tags(self, prompt: str, calls: CallParser | None) -> ThinkTags | None:
-        if self.reasoning not in _TAGS:
+        tags = TAGS.get(self.reasoning)
+        if tags is None:
             return None
-        start, end, title = _TAGS[self.reasoning]
-        is_titled = bool(title) and prompt[-256:].rstrip().endswith(start + title.rstrip())
-        call = None if calls is None else calls.ends_reasoning
-        return ThinkTags(start, end, begins_open=self._is_open(prompt), title="" if is_titled else title, call=call)
+        opened = self._opened(tags, prompt)
+        has_title = opened is not None and tags.has_title(prompt, opened)
+        return ThinkTags(
+            tags, opened=opened, has_title=has_title, calls=None if calls is None else calls.ends_reasoning
+        )
 
 
 def choose_syntax(template: ChatTemplate | None, calls: ToolCallParser, reasoning: ReasoningParser) -> AnswerSyntax:
@@ -194,11 +176,9 @@ def choose_syntax(template: ChatTemplate | None, calls: ToolCallParser, reasonin
             "in the system's message, to call as hermes"
         )
     if calls is ToolCallParser.AUTO:
-        calls = _first(_SIGNS_OF_CALLS, tool_source, ToolCallParser.AUTO)
-        other = _first(_SIGNS_OF_OTHERS, tool_source, "")
-        if other and calls is ToolCallParser.LLAMA3_JSON:  # functionary's models are Llamas
-            calls = ToolCallParser.AUTO
+        calls = next((form for form, it in FORMATS.items() if it.is_in(tool_source)), ToolCallParser.AUTO)
         if has_place and calls is ToolCallParser.AUTO:
+            other = next((name for name, sign in _SIGNS_OF_OTHERS if sign in tool_source), "")
             logger.warning(
                 "the chat template calls tools in a format that is not implemented%s: tools are described in the "
                 "system's message and called as hermes; --tool-call-parser names another format",
@@ -212,9 +192,7 @@ def choose_syntax(template: ChatTemplate | None, calls: ToolCallParser, reasonin
             f"calls as {calls.value}"
         )
     if reasoning is ReasoningParser.AUTO:
-        reasoning = _first(_SIGNS_OF_REASONING, f"{source}\n{tool_source}", ReasoningParser.NONE)
+        both = f"{source}\n{tool_source}"
+        found = (parser for parser, texts in _SIGNS_OF_REASONING if all(text in both for text in texts))
+        reasoning = next(found, ReasoningParser.NONE)
     return AnswerSyntax(calls, reasoning, has_tool_template=has_place)
-
-
-def _first(signs: tuple[tuple[_T, tuple[str, ...]], ...], source: str, otherwise: _T) -> _T:
-    return next((found for found, texts in signs if all(text in source for text in texts)), otherwise)

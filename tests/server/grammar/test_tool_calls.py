@@ -21,15 +21,19 @@ from server.grammar.tool_calls import Tool, bound_calls
 from server.protocol.messages import Grammar
 from server.settings import DEMO_MODEL, ReasoningParser, ToolCallParser
 from server.text.answer.deltas import Answer, whole_answer
+from server.text.answer.formats import FORMATS
 from server.text.answer.forms.gemma import QUOTE
 from server.text.answer.forms.harmony import MARKS
 from server.text.answer.syntax import AnswerSyntax
 from server.text.answer.texts.values import is_json
+from support.answers.writers import WRITERS, First
 
 HERMES, CODER, LLAMA = ToolCallParser.HERMES, ToolCallParser.QWEN3_CODER, ToolCallParser.LLAMA3_JSON
 MISTRAL, HARMONY, GEMMA = ToolCallParser.MISTRAL, ToolCallParser.HARMONY, ToolCallParser.GEMMA
 FORMS = (HERMES, CODER, LLAMA, MISTRAL, HARMONY, GEMMA)
-OWN = {HARMONY: ReasoningParser.HARMONY, GEMMA: ReasoningParser.GEMMA, MISTRAL: ReasoningParser.MISTRAL}
+OWN = {it.form: it.reasoning for it in WRITERS.values()} | {
+    HARMONY: ReasoningParser.HARMONY, GEMMA: ReasoningParser.GEMMA, MISTRAL: ReasoningParser.MISTRAL
+}  # fmt: skip
 WEATHER = Tool(
     "get_weather",
     {
@@ -68,10 +72,12 @@ TRIP = Tool(
         },
     },
 )
+OTHERS = tuple(dict.fromkeys(it.form for it in WRITERS.values() if it.form not in FORMS))
 MARKED = (
     *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<think>", "</think>", "[THINK]", "[/THINK]"),
     *("<|tool_call>", "<tool_call|>", QUOTE, "<|channel>", "<channel|>", *sorted({*MARKS} - {"<|end|>"})),
 )
+MARKED = tuple(dict.fromkeys([*MARKED, *(mark for form in OTHERS for mark in FORMATS[form].parser({}).marks)]))
 IDS = {"<|end|>": 4} | {text: 4096 + index for index, text in enumerate(MARKED)}  # the demo has the first one
 
 
@@ -124,6 +130,29 @@ def test_grammar_takes_calls_of_each_form(form: ToolCallParser, one: str, two: s
     assert takes(bound(WEATHER, CLOCK), one, has_marks=has_marks)
     assert not takes(bound(WEATHER, CLOCK), two, has_marks=has_marks)
     assert takes(bound(WEATHER, CLOCK, is_parallel=True), two, has_marks=has_marks)
+    assert not takes(bound(CLOCK), one, has_marks=has_marks)
+    assert not takes(bound(WEATHER, CLOCK), one.replace("city", "town"), has_marks=has_marks)
+    assert not takes(bound(WEATHER, CLOCK), f"Sure. {one}", has_marks=has_marks)
+
+
+@pytest.mark.parametrize("has_marks", [True, False])
+@pytest.mark.parametrize("name", WRITERS)
+def test_grammar_takes_calls_as_templates_write_them(name: str, has_marks: bool) -> None:
+    writer, ids, chance = WRITERS[name], IDS if has_marks else {}, First()
+
+    def bound(*tools: Tool, is_parallel: bool = False) -> Grammar:
+        found = bound_calls(tools, writer.form, is_parallel=is_parallel, added_ids=ids)
+        assert found.form is writer.form
+        return found.grammar
+
+    if name in ("hy_v3", "hy_v3 plain") and has_marks is ("plain" in name):
+        return  # marks have the suffix where the tokenizer's have it
+    weather, clock = (WEATHER.name, {"city": "Rome"}), (CLOCK.name, {})
+    one, other, two = (writer.calls(calls, chance) for calls in ([weather], [clock], [weather, clock]))
+    assert takes(bound(WEATHER, CLOCK), one, has_marks=has_marks)
+    assert takes(bound(CLOCK), other, has_marks=has_marks)
+    assert takes(bound(WEATHER, CLOCK, is_parallel=True), two, has_marks=has_marks)
+    assert not takes(bound(WEATHER, CLOCK), two, has_marks=has_marks)
     assert not takes(bound(CLOCK), one, has_marks=has_marks)
     assert not takes(bound(WEATHER, CLOCK), one.replace("city", "town"), has_marks=has_marks)
     assert not takes(bound(WEATHER, CLOCK), f"Sure. {one}", has_marks=has_marks)
@@ -276,7 +305,22 @@ def test_harmony_thinks_in_its_own_channel_before_its_answer() -> None:
     assert takes(calls, f"{thought}{HARMONY_CALL}", has_marks=True)
 
 
-ENDS = ("\n</parameter>", '"', QUOTE, "</think>", "[/THINK]", "<channel|>", "<|end|>", "}", "]")
+ENDS = (
+    "\n</parameter>",
+    "</parameter>",
+    "</arg_value>",
+    "</arg_value:opensource>",
+    "</think:opensource>",
+    "</seed:think>",
+    '"',
+    QUOTE,
+    "</think>",
+    "[/THINK]",
+    "<channel|>",
+    "<|end|>",
+    "}",
+    "]",
+)
 
 
 def drawn(grammar: Grammar, chance: random.Random, *, has_marks: bool) -> str:
@@ -314,7 +358,8 @@ def read(form: ToolCallParser, own: AnswerSyntax, text: str, tools: Sequence[Too
 
 
 @pytest.mark.parametrize(
-    ("form", "has_marks"), [*((form, True) for form in FORMS), (HERMES, False), (CODER, False), (GEMMA, False)]
+    ("form", "has_marks"),
+    [*((form, True) for form in (*FORMS, *OTHERS)), *((form, False) for form in (HERMES, CODER, GEMMA, *OTHERS))],
 )
 def test_answers_drawn_under_the_mask_are_valid_calls(form: ToolCallParser, has_marks: bool) -> None:
     tools, ids = [WEATHER, CLOCK, TRIP], IDS if has_marks else {}

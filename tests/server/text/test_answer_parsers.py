@@ -14,9 +14,13 @@ from hypothesis import strategies as st
 
 from server.settings import ReasoningParser, ToolCallParser
 from server.text.answer.deltas import Answer, ArgumentsText, CallEnd, CallStart, Delta, whole_answer
+from server.text.answer.formats import FORMATS
 from server.text.answer.syntax import AnswerSyntax, choose_syntax
 from server.text.answer.texts.values import json_of
 from server.text.chat_template import ChatTemplate
+from support.answers.templates import OTHERS as OTHERS_TEMPLATES
+from support.answers.templates import TEMPLATES
+from support.answers.writers import WRITERS, First
 
 HERMES, CODER, LLAMA = ToolCallParser.HERMES, ToolCallParser.QWEN3_CODER, ToolCallParser.LLAMA3_JSON
 MISTRAL, HARMONY, GEMMA = ToolCallParser.MISTRAL, ToolCallParser.HARMONY, ToolCallParser.GEMMA
@@ -500,17 +504,67 @@ def test_deep_nesting_costs_no_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "name"),
-    [
-        ('<function=example>{"a": 1}</function> <|python_tag|>', "functionary v3.1"),
-        ("<tool_call>{{ tools[0].name }}<arg_key>", "GLM 4.5"),
-        ("[{{ tools[0].name }}()]", ""),
-    ],
+    ("source", "name"),
+    [*((source, name) for name, source in OTHERS_TEMPLATES.items()), ("{{ tools }}[{{ tools[0].name }}()]", "")],
 )
-def test_a_format_that_is_not_read_is_named(written: str, name: str, caplog: pytest.LogCaptureFixture) -> None:
-    template = ChatTemplate("{{ tools }}" + written, {})
-    syntax = choose_syntax(template, ToolCallParser.AUTO, ReasoningParser.AUTO)
+def test_a_format_that_is_not_read_is_named(source: str, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    syntax = choose_syntax(ChatTemplate(source, {}), ToolCallParser.AUTO, ReasoningParser.AUTO)
     assert (syntax.calls, syntax.has_tool_template) == (HERMES, False)
     [record] = caplog.records
     assert name in record.getMessage()
     assert "--tool-call-parser" in record.getMessage()
+
+
+@pytest.mark.parametrize("model", TEMPLATES)
+def test_a_template_has_the_signs_of_one_format(model: str, caplog: pytest.LogCaptureFixture) -> None:
+    source, calls, reasoning = TEMPLATES[model]
+    assert [form for form, it in FORMATS.items() if it.is_in(source)] == [calls]
+    syntax = choose_syntax(ChatTemplate(source, {}), ToolCallParser.AUTO, ReasoningParser.AUTO)
+    assert (syntax.calls, syntax.reasoning, syntax.has_tool_template) == (calls, reasoning, True)
+    assert not caplog.records
+
+
+def test_each_format_has_a_template() -> None:
+    assert {calls for _, calls, _ in TEMPLATES.values()} == {*FORMATS} == {*ToolCallParser} - {ToolCallParser.AUTO}
+
+
+@pytest.mark.parametrize(
+    ("parser", "text", "reasoning", "content"),
+    [
+        (ReasoningParser.GRANITE, "<think>so</think>\n<response> Yes.\n</response>\n", "so", "Yes."),
+        (ReasoningParser.GRANITE, "Here is my thought process: so\nHere is my response: Yes.", " so\n", " Yes."),
+        (ReasoningParser.GRANITE, "Here's my thought process: so\nHere's my response: Yes.", " so\n", " Yes."),
+        (ReasoningParser.GRANITE, "Here is my view: <response>", "", "Here is my view: <response>"),
+        (ReasoningParser.GRANITE, "<response>Yes. </resp", "", "Yes. </resp"),
+        (ReasoningParser.KIMI_K2, "◁think▷so◁/think▷Yes.", "so", "Yes."),
+        (ReasoningParser.HY_V3, "<think:opensource>so</think:opensource>Yes.", "so", "Yes."),
+        (ReasoningParser.SEED_OSS, "<seed:think>so</seed:think>Yes.", "so", "Yes."),
+        (ReasoningParser.GLM45, "\n<think>so</think>\nYes.", "so", "\nYes."),
+        (ReasoningParser.DEEPSEEK_V3, "Yes.", "", "Yes."),
+    ],
+)
+def test_reasoning_stands_between_the_marks_of_its_model(
+    parser: ReasoningParser, text: str, reasoning: str, content: str
+) -> None:
+    for pieces in ([text], [*text]):
+        answer = whole_answer(deltas_of(AnswerSyntax(HERMES, parser), pieces))
+        assert (answer.reasoning, answer.content.rstrip()) == (reasoning, content)
+
+
+def test_a_prompt_opens_reasoning_by_the_mark_that_it_ends_with() -> None:
+    syntax = AnswerSyntax(HERMES, ReasoningParser.HY_V3)
+    for opening, closing in (("<think>", "</think>"), ("<think:opensource>", "</think:opensource>")):
+        answer = whole_answer(deltas_of(syntax, [*f"so{closing}Yes."], prompt=f"<|assistant|>{opening}"))
+        assert (answer.reasoning, answer.content) == ("so", "Yes.")
+        assert syntax.reasoning_before(f"<|assistant|>{opening}{closing}") is None
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_call_within_reasoning_ends_it(name: str) -> None:
+    writer = WRITERS[name]
+    if writer.form in (ToolCallParser.PYTHONIC, ToolCallParser.FUNCTIONARY_V31, ToolCallParser.FUNCTIONARY_V32):
+        return  # their calls begin with nothing that a thought could not have
+    text = f"{writer.think[0]}so {writer.openings[0]} or{writer.calls([('ping', {})], First())}"
+    for pieces in ([text], [*text]):
+        answer = whole_answer(deltas_of(AnswerSyntax(writer.form, writer.reasoning), pieces))
+        assert (answer.reasoning, [call.name for call in answer.calls]) == (f"so {writer.openings[0]} or", ["ping"])

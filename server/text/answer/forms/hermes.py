@@ -4,6 +4,7 @@ Text behind the first call is dropped, as vLLM does: models put line breaks ther
 """
 
 from collections.abc import Iterable
+from types import MappingProxyType
 
 from server.text.answer.deltas import ContentText, Delta
 from server.text.answer.parser import CallParser
@@ -14,7 +15,7 @@ OPENS, CLOSES = "<tool_call>", "</tool_call>"
 
 class Hermes(CallParser):
     marks = (OPENS, CLOSES)
-    ends_reasoning = (OPENS, "{")
+    ends_reasoning = MappingProxyType({OPENS: ("{",)})
     _object: CallObject | None = None  # that of the open call
     _behind = ""  # what the open call has behind its object
 

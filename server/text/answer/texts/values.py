@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
+from server.text.answer.texts.literals import literal_json
+
 _ALIASES = {
     **dict.fromkeys(("str", "text", "varchar", "char", "enum"), "string"),
     **dict.fromkeys(("int", "int32", "int64", "uint", "uint32", "uint64", "long", "short", "unsigned"), "integer"),
@@ -102,7 +104,7 @@ def _type_of(value: object) -> str:
 def json_of(text: str, types: frozenset[str]) -> str:
     """The JSON of a bare text: of the first type that fits it, else a string."""
     lower = text.strip().lower()
-    if "null" in types and text.lower() == "null":
+    if "null" in types and (text.lower() == "null" or (lower == "none" and "string" not in types)):
         return "null"
     if "integer" in types:
         try:
@@ -123,6 +125,10 @@ def json_of(text: str, types: frozenset[str]) -> str:
     if "string" in types and not types & {"object", "array"}:
         return json.dumps(text, ensure_ascii=False)
     value = _parsed(text)
+    if value is _NOTHING and types & {"object", "array"} and lower.startswith(("{", "[", "(")):
+        literal = literal_json(text)  # Seed-OSS's template writes them as Python does
+        if literal is not None and _parsed(literal) is not _NOTHING:
+            return literal
     is_wanted = value is not _NOTHING and ("string" not in types or isinstance(value, dict | list))
     return text.strip() if is_wanted else json.dumps(text, ensure_ascii=False)
 

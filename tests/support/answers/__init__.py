@@ -1,0 +1,1 @@
+"""Answers of models with calls in every format, written as chat templates write them."""
