@@ -40,7 +40,8 @@ def verify(receipt: Receipt, keys: Sequence[PublicKey], server: ReplayServer, sa
     say(f"replay: {_NAMES[verdict.code]}: {verdict.detail}")
     for reason in verdict.reasons:
         say(f"    {reason}")
-    say(f"verdict: {verdict.code.name} (exit {verdict.code.value})")
+    name = "UNSERVABLE" if verdict.code is ExitCode.PERFORMANCE else verdict.code.name
+    say(f"verdict: {name} (exit {verdict.code.value})")
     return verdict.code
 
 

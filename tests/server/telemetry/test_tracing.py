@@ -129,6 +129,15 @@ def test_the_operation_carries_the_decision_and_the_usage(collector: Collector) 
     ]
 
 
+def test_the_operation_carries_the_digest_of_its_receipt(collector: Collector) -> None:
+    subject = Subject(collector.url)
+    record = subject.begin()
+    record.receipted("0af1")
+    record.end(Outcome.OK, status=200, error_code=None)
+    subject.tracing.close()
+    assert attributes(collector.named("text_completion m"))["hallmark.receipt.digest"] == "0af1"
+
+
 def test_the_server_span_says_what_http_says(collector: Collector) -> None:
     subject = Subject(collector.url)
     subject.serve()
