@@ -146,11 +146,12 @@ class Follower:
                 self._worker.repeat(StepBuffer(key, self._layouts[key], self.inputs.latest, True))
             case ShareTokens(num_rows):
                 self._ranks.share(self._worker.tokens.latest[:num_rows])
-            case Launch(parts, num_sampled, num_state_writes, has_pending, has_embedded):
+            case Launch(parts, num_sampled, num_state_writes, has_pending, has_embedded, is_observed):
                 arrays = self._worker.token_arrays
                 arrays = with_embedding_rows(arrays) if has_embedded else arrays
                 layout = StepLayout(parts, num_sampled, arrays, num_state_writes)
-                self._worker.launch(self._buffer(layout, has_pending))
+                buffer = self._buffer(layout, has_pending)
+                self._worker.launch(buffer, observation=self._worker.observation() if is_observed else None)
                 self._worker.drop_unread()
             case CopyPages(copies):
                 self._worker.copy_pages(copies)

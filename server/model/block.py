@@ -5,7 +5,7 @@ the norm are one kernel: `hidden, residual = block(hidden, residual, step)`, and
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -17,6 +17,8 @@ from server.model.step import Step
 Sublayer = Callable[[Tensor, Step], Tensor]  # attention, or a feed-forward; of what a norm has made for it
 # (hidden, residual or None before the first block) -> (what the sublayer reads, the new residual)
 Entry = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]
+# Called with what a sublayer reads and the residual, before the sublayer runs; both may be written over afterwards.
+OnEntry = Callable[[Tensor, Tensor], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,27 @@ class Block:
         read, residual = self.enter_attention(hidden, residual)
         read, residual = self.enter_feed_forward(self.attention(read, step), residual)
         return self.feed_forward(read, step), residual
+
+    def observed(self, on_attention: OnEntry, on_feed_forward: OnEntry) -> "Block":
+        """Return the same block, which also hands out what each sublayer reads, and the residual there."""
+        return replace(
+            self,
+            enter_attention=ObservedEntry(self.enter_attention, on_attention),
+            enter_feed_forward=ObservedEntry(self.enter_feed_forward, on_feed_forward),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedEntry:
+    """An entry that hands out its results."""
+
+    entry: Entry
+    on_entry: OnEntry
+
+    def __call__(self, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        read, residual = self.entry(hidden, residual)
+        self.on_entry(read, residual)
+        return read, residual
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -45,6 +47,16 @@ from server.model.step import Step, with_embeddings
 # (place among the recurrent layers, what it is, its layer's weights) -> its mixer, whose states are those of that place
 # in `step.states.cache`; of several ranks it gives this one's part of a sum.
 RecurrenceOf = Callable[[int, RecurrenceConfig, LayerWeights], Sublayer]
+
+
+class LayerObserver(Protocol):
+    """Is handed what each layer of a step reads, before it is computed further: who keeps it must copy it."""
+
+    def on_attention(self, layer: int, read: Tensor, residual: Tensor) -> None:
+        """Take what a layer's mixer reads [T, hidden], and the residual [T, hidden] there."""
+
+    def on_feed_forward(self, layer: int, read: Tensor, residual: Tensor) -> None:
+        """Take what a layer's feed-forward reads, and the residual behind its mixer."""
 
 
 def no_recurrence(_: int, config: RecurrenceConfig, __: LayerWeights) -> Sublayer:
@@ -101,15 +113,23 @@ class Decoder:
             experts.compile(config.hidden_size, dtype, device, self._operators.expert_borders)
 
     @torch.inference_mode()
-    def forward(self, step: Step) -> Tensor:
-        """Return hidden states [T, hidden] before the final norm, which logits() applies to the rows it is given."""
+    def forward(self, step: Step, observer: LayerObserver | None = None) -> Tensor:
+        """Return hidden states [T, hidden] before the final norm, which logits() applies to the rows it is given.
+
+        `observer`: who is handed what each layer reads, and the residual.
+        """
         step = self._ropes.turned(step)
         hidden, residual = with_embeddings(self._embed(step.token_ids), step), None
-        for block in self._blocks:
+        blocks = self._blocks if observer is None else self._observed(observer)
+        for block in blocks:
             hidden, residual = block(hidden, residual, step)
         if residual is None:
             return hidden
         return residual.add_(self.ranks.sum(hidden) if self._sums_at_norms else hidden)
+
+    def _observed(self, observer: LayerObserver) -> list[Block]:
+        entries = (observer.on_attention, observer.on_feed_forward)
+        return [block.observed(*(partial(it, index) for it in entries)) for index, block in enumerate(self._blocks)]
 
     @torch.inference_mode()
     def normed(self, hidden_rows: Tensor) -> Tensor:

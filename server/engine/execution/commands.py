@@ -76,6 +76,7 @@ class Launch(msgspec.Struct, frozen=True, tag=True):
     num_state_writes: int | None
     has_pending: bool
     has_embedded: bool = False
+    is_observed: bool = False  # hand out your heads of each layer, for rank 0
 
 
 class Declare(msgspec.Struct, frozen=True, tag=True):

@@ -279,7 +279,7 @@ class LedRanks:
                 raise
             raise loss_of_step(error, self._ranks.index, self._ranks.world) from error
 
-    def announce(self, buffer: StepBuffer, dispatcher: Dispatcher) -> None:
+    def announce(self, buffer: StepBuffer, dispatcher: Dispatcher, *, is_observed: bool = False) -> None:
         self._is_announced = True
         if buffer.key is not None:  # whose graph holds its decisions
             self.send(Replay(self._index_of[buffer.key]), buffer)
@@ -287,7 +287,7 @@ class LedRanks:
         self._send_decisions(dispatcher)
         layout = buffer.layout
         lengths = layout.parts, layout.num_sampled, layout.num_state_writes
-        self.send(Launch(*lengths, buffer.has_pending, layout.has_embedded), buffer)
+        self.send(Launch(*lengths, buffer.has_pending, layout.has_embedded, is_observed), buffer)
 
     @contextmanager
     def recording(self) -> Iterator[None]:

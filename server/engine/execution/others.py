@@ -36,8 +36,11 @@ class Others(Protocol):
     def launching(self) -> AbstractContextManager[object]:
         """Surround the launch of a step, which is announced inside once it is decided."""
 
-    def announce(self, buffer: StepBuffer, dispatcher: Dispatcher) -> None:
-        """Have them begin a step that is decided, and of which nothing is computed yet."""
+    def announce(self, buffer: StepBuffer, dispatcher: Dispatcher, *, is_observed: bool = False) -> None:
+        """Have them begin a step that is decided, and of which nothing is computed yet.
+
+        `is_observed`: each layer's heads of all ranks are joined.
+        """
 
     def recording(self) -> AbstractContextManager[object]:
         """Surround the record of a step, which is announced inside by `announce_record`."""
@@ -77,7 +80,7 @@ class NoOthers:
     def launching(self) -> AbstractContextManager[object]:
         return nullcontext()
 
-    def announce(self, buffer: StepBuffer, dispatcher: Dispatcher) -> None: ...
+    def announce(self, buffer: StepBuffer, dispatcher: Dispatcher, *, is_observed: bool = False) -> None: ...
 
     def recording(self) -> AbstractContextManager[object]:
         return nullcontext()

@@ -17,6 +17,7 @@ from torch import Tensor
 from kernels.sampling.sampling import SamplingTensors, sampling_tensors
 from server.engine.execution.grammars import BoundRow, Grammars
 from server.engine.execution.graphs import GraphStep, StepGraphs
+from server.engine.execution.observation import Observation
 from server.engine.execution.sampling import (
     EXHAUSTED,
     NOT_FINITE,
@@ -218,6 +219,19 @@ class ModelRunner:
             if not is_device_lost(error):  # whose suspects are the steps that are not done
                 self.worker.drop_unread(num_unread)
             raise
+
+    def observe(self, batch: Batch) -> tuple[Tensor, Observation]:
+        """Run a batch kernel by kernel; return the hidden states [T, hidden] and what its layers handed out.
+
+        Raises BatchError, LaunchFailed.
+        """
+        observation = self.worker.observation()
+        try:
+            hidden = self.worker.launch(self.writer.write(batch, {}), observation=observation)
+        except NoPathError as error:
+            raise self._batch_error(range(batch.num_rows), str(error)) from error
+        self.worker.drop_unread()
+        return hidden, observation
 
     def run(self, batch: Batch) -> StepResult:
         """Launch a batch and wait for it."""

@@ -11,6 +11,7 @@ from kernels.sampling.sampling import SamplingTensors, greedy, sample
 from server.engine.execution.capture import Capture, RecordedGraph, Replayable
 from server.engine.execution.commands import Allocate, CopyPages, WriteEmbeddings
 from server.engine.execution.graph_keys import GraphKey, GraphSizes
+from server.engine.execution.observation import Observation
 from server.engine.execution.others import NO_OTHERS, Others
 from server.engine.execution.sampling import SampledTokens, ScoredRows, score, staged
 from server.engine.execution.step_buffer import (
@@ -273,19 +274,24 @@ class Worker:
         scored: ScoredRows | None = None,
         draws: tuple[int, ...] | None = None,
         leaves_open: bool = False,
+        observation: Observation | None = None,
     ) -> Tensor:
         """Start a step kernel by kernel. Returns the hidden states [T, hidden] of all tokens.
 
         `draws`: of each token to choose, which of the sampled tokens' logits it is chosen by; None: one by each.
         `sampling`, on the CPU: how tokens are chosen; None for the likeliest ones. With `leaves_open` they are left to
-        `choose`. `scored`: which of the sampled tokens get scores. Raises NoPathError, LaunchFailed.
+        `choose`. `scored`: which of the sampled tokens get scores. `observation`, of this worker: takes what each layer
+        hands out, in place of `tap`. Raises NoPathError, LaunchFailed.
         """
         with self.others.launching():
             tensors = self._inputs.load(buffer)
             self.mark(Part.LAUNCH)
             is_sampled = buffer.layout.num_sampled != 0
+            if observation is not None:
+                observation.begin(tensors.tokens["slots"])
+                tap = observation.take_call
             attention = self.attend(tensors.parts, tap, num_sampled=_num_sampled(tensors) if is_sampled else 0)
-            self.others.announce(buffer, self.dispatcher)
+            self.others.announce(buffer, self.dispatcher, is_observed=observation is not None)
             self._begin(attention)
             return self._compute(
                 tensors,
@@ -296,6 +302,7 @@ class Worker:
                 scored=scored,
                 draws=draws,
                 leaves_open=leaves_open,
+                observation=observation,
             )
 
     @torch.inference_mode()
@@ -315,6 +322,10 @@ class Worker:
         table = torch.frombuffer(bytearray(values), dtype=torch.float32).view(len(rows), -1)
         places = staged(torch.tensor(rows, dtype=torch.int64), self.device)
         self._embeddings.index_copy_(0, places, staged(table, self.device).to(self._embeddings.dtype))
+
+    def observation(self) -> Observation:
+        """Return what takes the layers' tensors of one step that is launched with it."""
+        return Observation(self.rank, self.kv, self.decoder.config)
 
     def logits(self, hidden_rows: Tensor) -> Tensor:
         """Logits [R, vocab] fp32 of hidden states [R, hidden] that `launch` returned."""
@@ -376,6 +387,7 @@ class Worker:
         scored: ScoredRows | None = None,
         draws: tuple[int, ...] | None = None,
         leaves_open: bool = False,
+        observation: Observation | None = None,
     ) -> Tensor:
         """Compute a step from its inputs to its chosen tokens: what a graph holds, and what an eager step launches.
 
@@ -391,7 +403,7 @@ class Worker:
         if self.states is not None and tensors.states is not None:
             states = StepStates(self.states, tensors.states)
         inputs = Step(**tensors.tokens, kv=self.kv, attend=attention, states=states, embeddings=self._embeddings)
-        hidden = self.decoder.forward(inputs)
+        hidden = self.decoder.forward(inputs, observation)
         if is_sampled:
             self.mark(Part.SAMPLE)
             rows = hidden if tensors.sampled is None else hidden.index_select(0, tensors.sampled)

@@ -1,0 +1,81 @@
+"""Copies of what the layers of one step hand out, the same on rank 0 for any number of ranks.
+
+Of several ranks each has its own heads: they are joined layer by layer, so that all ranks must observe a step together.
+"""
+
+from enum import Enum
+
+import torch
+from torch import Tensor
+
+from qualification.model.config import ModelConfig
+from server.engine.operators.attention_table import Choice
+from server.engine.operators.dispatch import PhasePart
+from server.model.kv_cache import KVCache
+from server.model.ranks import Ranks
+
+
+class Border(Enum):
+    """A tensor between two sections of a layer."""
+
+    RESIDUAL = "residual"  # [T, hidden] before the mixer
+    ATTENTION_READ = "what attention reads"  # [T, hidden]
+    QUERIES = "queries"  # [T, heads, d], rotated
+    KEYS = "keys"  # [T, kv_heads, d], as they are in their pages
+    VALUES = "values"
+    ATTENDED = "attention"  # [T, heads, d]
+    RESIDUAL_BEHIND_ATTENTION = "residual behind attention"  # [T, hidden]
+    FEED_FORWARD_READ = "what the feed-forward reads"  # [T, hidden]
+
+
+class Observation:
+    """What the layers of one step handed out, by layer and border. Give it to `Worker.launch` once."""
+
+    def __init__(self, ranks: Ranks, kv: KVCache, config: ModelConfig) -> None:
+        """`config`: of this rank's part of the model."""
+        self._ranks = ranks
+        self._kv = kv
+        self._config = config
+        self._slots = torch.zeros(0, dtype=torch.int64)
+        self._taken: dict[tuple[int, Border], list[Tensor]] = {}
+
+    def begin(self, slots: Tensor) -> None:
+        """Note where the step's keys and values are written: slots [T] of the cache."""
+        self._slots = slots
+
+    def on_attention(self, layer: int, read: Tensor, residual: Tensor) -> None:
+        self._keep(layer, Border.RESIDUAL, residual.clone())
+        self._keep(layer, Border.ATTENTION_READ, read.clone())
+
+    def on_feed_forward(self, layer: int, read: Tensor, residual: Tensor) -> None:
+        self._keep(layer, Border.RESIDUAL_BEHIND_ATTENTION, residual.clone())
+        self._keep(layer, Border.FEED_FORWARD_READ, read.clone())
+
+    def take_call(
+        self, choice: Choice, part: PhasePart, place: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor
+    ) -> None:
+        """Take a call of attention for one phase of the step; `place` is among the layers that attend."""
+        del choice, k, v  # of the keys and values those count that are in the cache
+        layer = self._config.attention_layers[place]
+        keys, values = (pages.flatten(0, 1) for pages in self._kv.layers[place].read())
+        slots = self._slots[part.tokens]
+        self._keep(layer, Border.QUERIES, self._joined(q))
+        self._keep(layer, Border.KEYS, self._joined(keys.index_select(0, slots)))
+        self._keep(layer, Border.VALUES, self._joined(values.index_select(0, slots)))
+        self._keep(layer, Border.ATTENDED, self._joined(out))
+
+    def at(self, layer: int, border: Border) -> Tensor:
+        """Return the tensor at a border, of all tokens of the step. Of several ranks KV heads may be there twice."""
+        return torch.cat(self._taken[layer, border])
+
+    def _keep(self, layer: int, border: Border, tensor: Tensor) -> None:
+        self._taken.setdefault((layer, border), []).append(tensor)
+
+    def _joined(self, heads: Tensor) -> Tensor:
+        """Return the heads [T, all heads, d] of all ranks, of this rank's [T, heads, d]."""
+        num_tokens, num_heads, head_dim = heads.shape
+        if self._ranks.world == 1:
+            return heads.clone()
+        flat = heads.reshape(num_tokens, num_heads * head_dim).contiguous()
+        joined = self._ranks.joined(flat, [flat.shape[1]] * self._ranks.world)
+        return joined.view(num_tokens, -1, head_dim)
