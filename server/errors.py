@@ -3,7 +3,8 @@
 HallmarkError
 |-- StartError                        ends the start; the command line prints its message and exits with 2
 |   |-- SettingsError
-|   `-- ModelError                    config, weights, tokenizer or chat template cannot be used
+|   |-- ModelError                    config, weights, tokenizer or chat template cannot be used
+|   `-- LayersFailed                  the layers do not compute what the files say, under --on-unproven refuse
 |-- RequestError                      4xx: the client can mend it
 |   |-- InvalidHttp            400    invalid_http          what came is not HTTP/1.1
 |   |-- InvalidHeader          400    invalid_header        Host or Authorization is missing, doubled or malformed
@@ -72,6 +73,10 @@ class SettingsError(StartError):
 
 class ModelError(StartError):
     code = "invalid_model"
+
+
+class LayersFailed(StartError):
+    code = "layers_failed"
 
 
 class RequestError(HallmarkError):

@@ -273,6 +273,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         Seconds,
         Meta(description="between two attestations of the kernels that forward passes launch; 0: never, unless asked"),
     ] = 600.0
+    layer_check: Annotated[
+        bool,
+        Meta(
+            description="before ready, hold each layer to the plain forward pass of the checkpoint's own tensors, "
+            "unless an earlier start has"
+        ),
+    ] = True
     shadow_budget: Annotated[
         Annotated[float, Meta(ge=0, le=0.5)],
         Meta(description="share of the time for computing again in fp64 what was served; 0: never"),

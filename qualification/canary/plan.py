@@ -36,6 +36,22 @@ def reviewed_matrix(folder: Path, fingerprint: Mapping[str, object]) -> Reviewed
     return Reviewed(matrix.digest, matrix, machine)
 
 
+def judge_layers(report: Mapping[str, object]) -> Verdict | None:
+    """GET /attention says whether the layers compute what the checkpoint's own tensors do; None from an older server.
+
+    What was not checked is no failure: dummy weights have nothing to be held to.
+    """
+    layers = report.get("layers")
+    if not isinstance(layers, dict):
+        return None
+    status, detail = layers.get("status"), str(layers.get("detail"))
+    if status == "failed":
+        return Verdict(Stage.PLAN, Outcome.FAIL, "not what the model's files say", (detail,), "layers")
+    why = f": {detail}" if detail else ""
+    outcome = Outcome.PASS if status == "proven" else Outcome.SKIPPED
+    return Verdict(Stage.PLAN, outcome, f"{status}{why}", bucket="layers")
+
+
 def judge_plan(
     rows: Sequence[Row], *, must_be_reviewed: bool, reviewed: Reviewed | None = None, digest: str | None = None
 ) -> Verdict:

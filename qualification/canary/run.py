@@ -22,7 +22,7 @@ from qualification.canary.golden import (
 from qualification.canary.model import digests_of, judge_model
 from qualification.canary.numerics import judge_numerics
 from qualification.canary.performance import OUTPUT_TOKENS, Rules, compare, lengths_for, record_times
-from qualification.canary.plan import Reviewed, dtype_of, judge_plan, reviewed_matrix
+from qualification.canary.plan import Reviewed, dtype_of, judge_layers, judge_plan, reviewed_matrix
 from qualification.canary.receipts import judge_receipts, record_receipts
 from qualification.canary.record import ask, draw_prompts, fingerprint_of, record
 from qualification.canary.report import Result
@@ -106,6 +106,9 @@ class Canary:
         if not all(isinstance(row, dict) for row in rows):
             raise CanaryError("/attention lists shapes that are no objects")
         self._give(self._plan(rows, report, fingerprint))
+        layers = judge_layers(report)
+        if layers is not None:
+            self._give(layers)
         is_same = golden is not None and is_same_machine(golden, fingerprint)
         if golden is None:
             reason = f"no golden file for {model.name}: record one with `hallmark canary record`"

@@ -17,6 +17,7 @@ _READABLE = (
     "x-request-id",
     "request-id",  # Anthropic's name of it
     "x-hallmark-status",
+    "x-hallmark-layers",
     "x-hallmark-plan",
     "x-hallmark-receipt",
     *(f"x-ratelimit-{what}-{kind}" for what in ("limit", "remaining", "reset") for kind in ("requests", "tokens")),

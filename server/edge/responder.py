@@ -82,6 +82,8 @@ def _kernel_headers(record: RequestRecord) -> list[tuple[bytes, bytes]]:
     """Return the headers of an answer: how well its kernels are proven, by which matrix, and its receipt's digest."""
     status = record.kernel_status
     proof = [] if status is None else [(b"x-hallmark-status", status.encode())]
+    if record.layers is not None:
+        proof.append((b"x-hallmark-layers", record.layers.value.encode()))
     found = [*proof, (b"x-hallmark-plan", (record.matrix_digest or "none").encode())]
     if record.receipt_digest is not None:  # a stream's receipt comes when its head has been sent
         found.append((b"x-hallmark-receipt", f"sha256:{record.receipt_digest}".encode()))

@@ -211,6 +211,30 @@ class ServedPath(msgspec.Struct, frozen=True, array_like=True):
     order: str | None  # in which it sums; None: its bits may depend on the batch
 
 
+class LayersStatus(Enum):
+    """Result of holding a start's layers to the plain forward pass."""
+
+    PROVEN = "proven"
+    FAILED = "failed"
+    NOT_CHECKED = "not checked"
+
+
+class LayersReport(msgspec.Struct, frozen=True):
+    """Result of the check of the layers at a start."""
+
+    status: LayersStatus
+    detail: str  # the first difference beyond its limit, or why nothing was checked; empty where all is proven
+    at: float = 0.0  # Unix seconds when they were checked
+    num_layers: int = 0
+    num_numbers: int = 0  # that were compared
+    largest: float | None = None  # the largest difference as a share of its limit
+    seconds: float = 0.0  # that the check took
+    is_cached: bool = False  # whether an earlier start on this machine has checked the same of everything
+
+
+_UNCHECKED = LayersReport(LayersStatus.NOT_CHECKED, "this engine has no such check")
+
+
 class EngineReady(msgspec.Struct, frozen=True, tag=True):
     pid: int
     model: str
@@ -228,6 +252,7 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True):
     has_grammars: bool = True  # whether grammars can bind answers: of most tokenizers they can
     is_bound_by_cache: bool = False  # whether the settings and the model allow more than max_model_len
     paths: dict[str, ServedPath] = {}  # of the catalog, by name
+    layers: LayersReport = _UNCHECKED
     has_peer_memory: bool = True  # whether CUDA let the ranks share memory, where their GPUs can address each other
 
 

@@ -12,7 +12,15 @@ from kernels.vocabulary.path import Reject
 from kernels.vocabulary.shape import PLANNED_PHASES, Phase
 from qualification.attest.explain import TimeClass
 from qualification.decision.decision import Status
-from server.protocol.messages import AttestedBatch, DispatchCount, EngineReady, PlanRow, ReplayReport, ShadowReport
+from server.protocol.messages import (
+    AttestedBatch,
+    DispatchCount,
+    EngineReady,
+    LayersStatus,
+    PlanRow,
+    ReplayReport,
+    ShadowReport,
+)
 from server.protocol.plan_rows import counted_bucket, possible_paths
 from server.protocol.served_answer import Route
 from server.telemetry.factory import MetricFactory
@@ -41,6 +49,9 @@ class OperatorMetrics:
         self._fallback_shapes = make.gauge("fallback_shapes", "Shapes of the plan that a fallback serves")
         self._qualified_at = make.gauge(
             "qualification_last_success_timestamp_seconds", "When every shape of the plan last had a path"
+        )
+        self._layers = make.gauge(
+            "layers_status", "Whether the layers compute what the plain forward pass does; 1 for what holds", "status"
         )
         self._attestations = make.counter(
             "attestation_total", "Profiled forwards, by whether the promised kernels were the ones seen", "result"
@@ -116,6 +127,8 @@ class OperatorMetrics:
         if any(row.phase == Operator.EXPERTS.value for row in ready.plan):
             for checked in Shadow:
                 self._shadow_checks.labels(Operator.EXPERTS.value, checked.value)
+        for layers in LayersStatus:
+            self._layers.labels(layers.value).set(layers is ready.layers.status)
         self.planned(ready.plan)
         self._qualified_at.set(time.time())
         for row in ready.plan:

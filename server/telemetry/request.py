@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from kernels.vocabulary.buckets import bucket_of
 from kernels.vocabulary.shape import Phase
 from qualification.decision.decision import Status
-from server.protocol.messages import PathUse, RequestTimes, SamplingParams, TokenDelta
+from server.protocol.messages import LayersStatus, PathUse, RequestTimes, SamplingParams, TokenDelta
 from server.telemetry import conventions as names
 from server.telemetry.metrics import Metrics
 from server.telemetry.outcomes import DisconnectStage, Outcome
@@ -15,6 +15,7 @@ from server.telemetry.tracing import Attributes, RequestTrace
 # Phases of PathUse that only a prompt's own computation is, and only decoding; other operators are part of both.
 _PROMPT, _DECODE = (Phase.PREFILL.value, Phase.EXTEND.value), (Phase.DECODE.value, Phase.VERIFY.value)
 _FROM_BEST_TO_WORST = [status.value for status in Status]
+_FAILED = Status.FAILED.value
 
 
 class RequestRecord:
@@ -39,6 +40,7 @@ class RequestRecord:
         self.num_reasoning_tokens = 0
         self.matrix_digest: str | None = None  # of the plan that serves it
         self.receipt_digest: str | None = None  # once it has a receipt
+        self.layers: LayersStatus | None = None  # of the engine that serves it
         self.first_token_at: float | None = None
         self._unique_id = unique_id
         self._operation = operation
@@ -67,8 +69,10 @@ class RequestRecord:
         """The body is parsed and its prompts are token ids, just now."""
         self.trace.stage(names.TOKENIZE, began_at, self.now(), {})
 
-    def describe(self, sampling: SamplingParams, *, matrix_digest: str | None, is_stream: bool) -> None:
-        self.matrix_digest = matrix_digest
+    def describe(
+        self, sampling: SamplingParams, *, matrix_digest: str | None, layers: LayersStatus, is_stream: bool
+    ) -> None:
+        self.matrix_digest, self.layers = matrix_digest, layers
         if not self.trace.is_recording:
             return
         self.trace.attributes |= {
@@ -96,6 +100,8 @@ class RequestRecord:
         if uses is self._latest_uses:
             return
         self._latest_uses = uses
+        if self.layers is LayersStatus.FAILED:
+            self.kernel_status = max(self.kernel_status or _FAILED, _FAILED, key=_FROM_BEST_TO_WORST.index)
         for use in uses:
             if (use.phase, use.path, use.status) in self._uses:
                 continue

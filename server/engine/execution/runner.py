@@ -17,7 +17,6 @@ from torch import Tensor
 from kernels.sampling.sampling import SamplingTensors, sampling_tensors
 from server.engine.execution.grammars import BoundRow, Grammars
 from server.engine.execution.graphs import GraphStep, StepGraphs
-from server.engine.execution.observation import Observation
 from server.engine.execution.sampling import (
     EXHAUSTED,
     NOT_FINITE,
@@ -37,6 +36,7 @@ from server.engine.execution.worker import Worker
 from server.engine.operators.decisions import NoPathError
 from server.engine.operators.dispatch import Dispatcher
 from server.engine.operators.launch_errors import is_device_lost
+from server.engine.operators.observation import Observation
 from server.engine.operators.step_attention import ServedStep, StepAttention
 from server.engine.proof.shadow_check import ShadowCheck, Tap
 from server.engine.scheduling.runner_api import BatchError, ChoiceError, StepResult

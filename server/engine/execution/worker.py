@@ -11,7 +11,6 @@ from kernels.sampling.sampling import SamplingTensors, greedy, sample
 from server.engine.execution.capture import Capture, RecordedGraph, Replayable
 from server.engine.execution.commands import Allocate, CopyPages, WriteEmbeddings
 from server.engine.execution.graph_keys import GraphKey, GraphSizes
-from server.engine.execution.observation import Observation
 from server.engine.execution.others import NO_OTHERS, Others
 from server.engine.execution.sampling import SampledTokens, ScoredRows, score, staged
 from server.engine.execution.step_buffer import (
@@ -25,6 +24,7 @@ from server.engine.execution.step_buffer import (
 from server.engine.operators.attention_table import Choice
 from server.engine.operators.dispatch import Dispatcher, PhasePart
 from server.engine.operators.launch_errors import launch_failure
+from server.engine.operators.observation import Observation
 from server.engine.operators.step_attention import Beat, ReplaceChoice, StepAttention, TakeCall
 from server.engine.scheduling.step_parts import Mark, Part, unmarked
 from server.model.decoder import Decoder

@@ -46,6 +46,7 @@ from server.engine.scheduling.runner_api import BatchError, StepStatistics
 from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from server.engine.scheduling.states import StatePool
 from server.engine.startup.kv_sizing import num_pages, num_state_slots
+from server.engine.startup.layers import check_layers, refuse_failed
 from server.engine.startup.limits import sizes_of_graphs
 from server.engine.startup.matmul_tuning import choose_products
 from server.engine.startup.plan import (
@@ -72,7 +73,7 @@ from server.errors import SettingsError
 from server.model.decoder import Decoder
 from server.model.layer_state import StateCache
 from server.model.ranks import ALONE
-from server.protocol.messages import AttestationReport, EngineReady, ServedPath
+from server.protocol.messages import AttestationReport, EngineReady, LayersReport, PlanRow, ServedPath
 from server.protocol.plan_rows import plan_rows
 from server.settings import Settings
 
@@ -215,10 +216,12 @@ def _build(
     with blaming(runner.suspects):
         attested = attestor.attest_all("start", on_attested) if settings.attestation_interval_s else None
     refuse_unserved(dispatcher.plan.values(), plan, settings.on_unproven, attested)
+    layers = _layers(settings, subject, runner, plan, progress)
     if dispatcher.timer is not None:
         dispatcher.timer.start()
     shadow = shadow_check_of(settings, subject, dispatcher)
     ready = _ready(subject, plan, engine, runner, take_fallbacks(), longest_silence_s=longest_silence_s)
+    ready = msgspec.structs.replace(ready, layers=layers)
     if followers is not None:
         followers.send(Started())
         ready = msgspec.structs.replace(ready, has_peer_memory=followers.shares_memory)
@@ -227,6 +230,21 @@ def _build(
     return BuiltEngine(
         engine, runner, ready, attestor, attested, operator_quarantine, quarantine, shadow, replay, followers
     )
+
+
+def _layers(settings: Settings, subject: Subject, runner: ModelRunner, plan: Plan, progress: Progress) -> LayersReport:
+    """Hold the layers to the plain forward pass. Raises Unservable and LayersFailed, as the policy says."""
+
+    def rows() -> list[PlanRow]:
+        return plan_rows(runner.dispatcher.all_decisions, plan.evidence)
+
+    try:
+        with blaming(runner.suspects):
+            found = check_layers(settings, subject, runner, progress)
+    except (BatchError, NoPathError) as error:
+        raise Unservable(str(error), rows()) from error
+    refuse_failed(found, settings.on_unproven, rows)
+    return found
 
 
 def _load(

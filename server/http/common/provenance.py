@@ -27,6 +27,11 @@ HEADERS = {  # of an answer, for the document
         "the worst of `proven`, `provisional`, `stale`, `unproven`, `failed` and `quarantined`.",
         "schema": {"type": "string"},
     },
+    "X-Hallmark-Layers": {
+        "description": "Whether the layers compute what the plain forward pass of the checkpoint's own tensors does: "
+        "`proven`, `failed` or `not checked`. `failed` makes the status `failed` too.",
+        "schema": {"type": "string"},
+    },
     "X-Hallmark-Plan": {
         "description": "The digest of the matrix that the plan was made with, or `none`.",
         "schema": {"type": "string"},
@@ -65,6 +70,7 @@ class Provenance(Schema):
     cached_tokens: int = Field(description="Of the prompts, found in the prefix cache and not computed again.")
     ttft_ms: float | None = Field(description="From the request's arrival to its first token.")
     matrix_digest: str | None
+    layers: str | None = Field(description="proven, failed or not checked: at the start of the engine.")
     attestation: LatestAttestation | None = Field(description="null before the first.")
 
 
@@ -86,6 +92,7 @@ def provenance_of(record: RequestRecord, attestations: AttestationRequests) -> P
         cached_tokens=record.num_cached_tokens,
         ttft_ms=None if first_token_at is None else round(1000 * (first_token_at - record.arrived_at), 3),
         matrix_digest=record.matrix_digest,
+        layers=None if record.layers is None else record.layers.value,
         attestation=None if latest is None else LatestAttestation(id=latest.id, at=latest.at, result=latest.result),
     )
 

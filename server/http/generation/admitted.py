@@ -91,7 +91,12 @@ async def admitted(
             left_s = context.arrived_at + prepared.timeout_s - time.monotonic()
             context.limit(left_s, TimeLimitReached(message, param="timeout"))
         await _start(services, context, num_prompt_tokens, prepared.jobs)
-        record.describe(prepared.jobs[0].sampling, matrix_digest=ready.matrix_digest, is_stream=prepared.is_stream)
+        record.describe(
+            prepared.jobs[0].sampling,
+            matrix_digest=ready.matrix_digest,
+            layers=ready.layers.status,
+            is_stream=prepared.is_stream,
+        )
         receipts = receipts_for(services, prepared)
         receipt = None if receipts is None else ReceiptDraft(services, receipts, record, prepared, context.unique_id)
         yield Admitted(services, context, record, place, prepared, receipt)

@@ -29,7 +29,7 @@ from server.errors import UnsupportedField
 from server.http.generation.pieces import Gathered, Piece
 from server.http.generation.prepared import Job, Prepared
 from server.http.services import Services
-from server.protocol.messages import Grammar
+from server.protocol.messages import Grammar, LayersReport, LayersStatus
 from server.receipt.receipts import Receipts
 from server.settings import ReceiptMode
 from server.telemetry.request import RequestRecord
@@ -122,7 +122,7 @@ class ReceiptDraft:
             attestation=None
             if attestation is None
             else CheckResult(attestation.result, int(attestation.at), attestation.id),
-            layers=None,
+            layers=None if ready is None else _layers(ready.layers),
             prompts=self._prompts(has_ids=settings.receipt_token_ids),
             answers=[
                 _answer(job, gathered, has_ids=settings.receipt_token_ids)
@@ -142,6 +142,12 @@ class ReceiptDraft:
             )
             for token_ids, text in zip(by_index.values(), texts, strict=True)
         ]
+
+
+def _layers(report: LayersReport) -> CheckResult | None:
+    if report.status is LayersStatus.NOT_CHECKED:
+        return None
+    return CheckResult(report.status.value, int(report.at))
 
 
 def _answer(job: Job, gathered: Gathered, *, has_ids: bool) -> ReceiptAnswer:

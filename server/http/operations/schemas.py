@@ -161,6 +161,19 @@ class ReplayedAnswer(Schema):
     request_id: str | None = Field(description="Of the request, in the engine.")
 
 
+class Layers(Schema):
+    """The check at the start: each layer held to the plain forward pass of the checkpoint's own tensors."""
+
+    status: str = Field(description="proven, failed or not checked.")
+    detail: str = Field(description="The first difference beyond its limit, or why nothing was checked.")
+    num_layers: int
+    at: float = Field(description="Unix seconds when they were checked; 0 where they were not.")
+    num_numbers: int = Field(description="Numbers that were compared.")
+    largest: float | None = Field(description="The largest difference as a share of its limit.")
+    seconds: float = Field(description="Seconds that the check took.")
+    is_cached: bool = Field(description="Whether an earlier start on this machine has made it.")
+
+
 class AttentionReport(Schema):
     model: str
     model_digests: dict[str, str | None]
@@ -169,6 +182,7 @@ class AttentionReport(Schema):
     reproducible: bool = Field(description="Whether paths whose bits depend on the batch serve nothing.")
     fingerprint: dict[str, Any] | None
     matrix: MatrixName | None
+    layers: Layers | None
     attention_layers: int | None
     launches: dict[str, int] = Field(description="By path, since the start.")
     attestation: Attestation | None = Field(description="The latest.")

@@ -100,6 +100,7 @@ def test_the_plan_shows_rejections_evidence_and_launches(folder: Path) -> None:
     assert body["launches"]["sdpa.math"] == 8
     assert body["on_unproven"] == "qualify"
     assert body["reproducible"] is False
+    assert body["layers"]["status"] == "not checked"
     assert (prefill["path"], prefill["wanted"], prefill["fallback_reasons"]) == ("sdpa.math", "sdpa.cpu", ["head_dim"])
     assert prefill["is_fallback"] is True
     assert prefill["rejected"]["sdpa.cpu"] == [{"code": "head_dim", "detail": "takes at most 256, the shape has 320"}]

@@ -17,6 +17,8 @@ from server.protocol.messages import (
     AttestedBatch,
     ExplainedTime,
     Heartbeat,
+    LayersReport,
+    LayersStatus,
     ShadowReport,
 )
 from server.telemetry.factory import MAX_SAMPLES, ladder
@@ -216,6 +218,14 @@ def test_every_objective_of_every_bucket_has_its_events_at_zero() -> None:
     for bucket, sli, result in itertools.product(("le_128", "le_512"), Sli, ("good", "bad")):
         labels = {"model": "m", "bucket": bucket, "sli": sli.value, "result": result}
         assert value(metrics, "slo_events_total", **labels) == 0
+
+
+def test_the_status_of_the_layers_is_one_of_three() -> None:
+    metrics = make()
+    for status in LayersStatus:
+        metrics.on_ready(msgspec.structs.replace(READY, layers=LayersReport(status, "")))
+        found = {it: value(metrics, "layers_status", status=it.value) for it in LayersStatus}
+        assert found == {it: float(it is status) for it in LayersStatus}
 
 
 def test_an_attestation_and_an_oom_are_counted() -> None:

@@ -14,6 +14,7 @@ from server.protocol.messages import (
     AttestedBatch,
     ExplainedTime,
     FinishReason,
+    LayersStatus,
     PathUse,
     RequestTimes,
     SamplingParams,
@@ -62,7 +63,7 @@ class Subject:
         record = self.begin(headers)
         at = record.arrived_at
         record.tokenized(at)
-        record.describe(SamplingParams(max_tokens=9), matrix_digest="abc", is_stream=True)
+        record.describe(SamplingParams(max_tokens=9), matrix_digest="abc", layers=LayersStatus.PROVEN, is_stream=True)
         sequence = record.sequence(130)
         times = RequestTimes(at + 0.001, at + 0.002, at + 0.004, 3, 16)
         sequence.delta(TokenDelta("id-1", [1], times=times, path_uses=list(uses or (PROVEN, DECODE))))

@@ -106,7 +106,7 @@ def dispatcher_of(subject: Subject, decisions: dict[AttentionShape, Decision[Att
 class Ranks:
     """Rank 0 of an engine, and what a test asks of it."""
 
-    def __init__(self, world: int) -> None:
+    def __init__(self, world: int, follower: str = FOLLOWER) -> None:
         settings = settings_of(world)
         subject = read_subject(settings)
         self.dispatcher = dispatcher_of(subject, None)
@@ -117,7 +117,7 @@ class Ranks:
             decoder = Decoder(subject.config, load_weights(settings, subject))
             self.worker = Worker(decoder, kv, self.dispatcher, tokens, num_embeddings=NUM_EMBEDDINGS)
         else:
-            self.followers = Followers(world, FOLLOWER)
+            self.followers = Followers(world, follower)
             ranks = self.followers.begin(settings, self.dispatcher, identity_of(settings, subject))
             decoder = Decoder(subject.config, load_weights(settings, subject), ranks)
             others = LedRanks(decoder.ranks, self.dispatcher, self.followers.send)

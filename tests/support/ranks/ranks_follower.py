@@ -18,6 +18,7 @@ from server.engine.follower import Follower
 from server.engine.operators.dispatch import Dispatcher
 from server.engine.startup.subject import Subject, identity_of, kv_cache_of, load_weights, read_subject
 from server.model.decoder import Decoder
+from server.model.layers import Weights
 from support.engine.closure_graphs import Replay, capture, decide
 from support.ranks.ranks_engine import ATTENTION, dispatcher_of
 
@@ -45,7 +46,7 @@ def refuse(_: Callable[[], None]) -> Replayable:
     raise RuntimeError("operation not permitted when stream is capturing")
 
 
-def main() -> None:
+def main(changed: Callable[[Weights], Weights] = lambda it: it) -> None:
     connection = socket.socket(fileno=int(sys.argv[1]))
     threading.Thread(target=leave_with, args=(connection, os._exit), daemon=True).start()
     begin, _ = receive(connection)
@@ -55,7 +56,7 @@ def main() -> None:
         begin.meeting, begin.rank, begin.settings.tensor_parallel_size, identity_of(begin.settings, subject)
     )
     follower = Follower(
-        Decoder(subject.config, load_weights(begin.settings, subject), ranks),
+        Decoder(subject.config, changed(load_weights(begin.settings, subject)), ranks),
         subject.device,
         dispatcher=decided(subject, begin.decisions),
         kv_of=partial(kv_cache_of, subject),

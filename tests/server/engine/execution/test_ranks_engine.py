@@ -12,7 +12,7 @@ import pytest
 pytestmark = pytest.mark.timeout(900)
 
 
-def run(world: int, folder: Path, program: str = "ranks_engine") -> dict[str, Any]:
+def run(world: int | str, folder: Path, program: str = "ranks_engine") -> dict[str, Any]:
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
@@ -37,6 +37,16 @@ def test_ranks_with_graphs_that_run_ahead_answer_as_one_does(tmp_path: Path) -> 
     assert found["check"] == "match"
     assert found["drafted"] == found["mixed"]
     assert found["drafted replays"] > 3
+
+
+@pytest.mark.parametrize(("follower", "is_right"), [("ranks_follower", True), ("shifted_rank", False)])
+def test_layers_of_two_ranks_are_checked_together(follower: str, is_right: bool, tmp_path: Path) -> None:
+    found = run(f"support.ranks.{follower}", tmp_path, "layers_of_ranks")
+    if is_right:
+        assert found["first"] is None
+        assert 0.01 < found["largest"] <= 1
+    else:
+        assert found["first"].startswith("layer 0, queries, in ")
 
 
 def test_two_ranks_of_a_hybrid_answer_as_the_plain_loop(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ class Border(Enum):
 
 
 class Observation:
-    """What the layers of one step handed out, by layer and border. Give it to `Worker.launch` once."""
+    """Tensors that the layers of one step handed out, by layer and border. Give it to `Worker.launch` once."""
 
     def __init__(self, ranks: Ranks, kv: KVCache, config: ModelConfig) -> None:
         """`config`: of this rank's part of the model."""

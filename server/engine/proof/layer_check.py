@@ -1,0 +1,228 @@
+"""The check of the layers: each section of each layer of the served model is held to the plain forward pass.
+
+Both get the same input, so that an error is named where it is made. docs/limits.md ("Layers") derives the limits. A
+check of an 8B on an H200 reads its files once more, layer by layer.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from qualification.model.forward.bounded import Bounded, Precision
+from qualification.model.forward.layer import LayerReference
+from qualification.model.forward.model import ForwardReference
+from server.engine.operators.observation import Border, Observation
+from server.engine.proof.layer_steps import CheckedRow, CheckedStep
+from server.engine.scheduling.sequence import Batch
+
+_MOST_FACTOR = 1e9  # reported for numbers that are not finite too: JSON has none
+_MOST_LOGITS = 4  # rows of the head
+
+
+class Observed(Protocol):
+    """Runs steps of the served model."""
+
+    def observe(self, batch: Batch) -> tuple[Tensor, Observation]:
+        """Run a batch; return the hidden states [T, hidden] of its tokens and what its layers handed out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The largest share of a limit that a section's numbers are off.
+
+    section  of the layer, or "embedding", "logits"
+    layer    None outside of all layers
+    row      of the token, which names the phase
+    """
+
+    section: str
+    layer: int | None
+    row: str
+    factor: float
+    error: float
+    limit: float
+
+    def __str__(self) -> str:
+        where = self.section if self.layer is None else f"layer {self.layer}, {self.section}"
+        size = f"{self.factor:.3g} times its limit"
+        return f"{where}, in {self.row}: off by {self.error:.3g}, {size} of {self.limit:.3g}"
+
+
+@dataclass(frozen=True, slots=True)
+class LayersChecked:
+    """The result: the first difference beyond its limit, and the largest of all.
+
+    num_numbers   that were compared
+    num_unjudged  tokens of mixtures whose experts a right router may choose otherwise, summed over layers
+    """
+
+    first: Difference | None
+    largest: Difference
+    num_layers: int
+    num_numbers: int
+    num_unjudged: int
+    seconds: float
+
+
+class LayerCheck:
+    """Runs steps and judges what their layers hand out."""
+
+    def __init__(
+        self,
+        runner: Observed,
+        reference: ForwardReference,
+        logits: Callable[[Tensor], Tensor] | None,
+        *,
+        kv_dtype: torch.dtype,
+        progress: Callable[[int, int], None] = lambda _, __: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`logits`: of hidden states [R, hidden]; None for a model without a head. `progress` gets layers done, all."""
+        self._runner = runner
+        self._reference = reference
+        self._logits = logits
+        self._cache = Precision(kv_dtype)
+        self._progress = progress
+        self._clock = clock
+
+    @torch.inference_mode()
+    def run(self, steps: Sequence[CheckedStep]) -> LayersChecked:
+        """Run the steps, and compare. Waits for the device. Raises what a step raises, and CheckpointError."""
+        started_at, reference = self._clock(), self._reference
+        seen = _Seen([self._runner.observe(step.batch) for step in steps], steps, reference)
+        found: list[Difference] = []
+        numbers = unjudged = 0
+        for section in self._sections(seen):
+            found += section.differences(seen.rows)
+            numbers += section.served.numel()
+            unjudged += 0 if section.is_judged is None else int((~section.is_judged).sum())
+        return LayersChecked(
+            first=next((it for it in found if it.factor > 1), None),
+            largest=max(found, key=lambda it: it.factor),
+            num_layers=reference.model.num_layers,
+            num_numbers=numbers,
+            num_unjudged=unjudged,
+            seconds=self._clock() - started_at,
+        )
+
+    def _sections(self, seen: "_Seen") -> "Iterator[_Section]":
+        """Yield the sections in the order of the forward pass."""
+        reference, num_layers = self._reference, self._reference.model.num_layers
+        embedded = reference.embedded(seen.token_ids)
+        yield _Section("embedding", None, seen.at(0, Border.RESIDUAL), embedded)
+        for index, layer in enumerate(reference.layers()):
+            yield from self._of_layer(index, layer, seen)
+            self._progress(index + 1, num_layers)
+        if self._logits is not None:
+            ends = torch.tensor([row.tokens[-1] for row in seen.rows[-_MOST_LOGITS:]], device=seen.hidden.device)
+            rows = seen.hidden.index_select(0, ends)
+            names = tuple(row.name for row in seen.rows[-_MOST_LOGITS:])
+            yield _Section("logits", None, self._logits(rows), reference.logits(Bounded.exact(rows)), names=names)
+
+    def _of_layer(self, index: int, layer: LayerReference, seen: "_Seen") -> "Iterator[_Section]":
+        residual, read = seen.exact(index, Border.RESIDUAL), seen.exact(index, Border.ATTENTION_READ)
+
+        def section(border: Border, expected: Bounded, tokens: Tensor | None = None) -> _Section:
+            served = seen.at(index, border)
+            return _Section(border.value, index, served if tokens is None else served[tokens], expected, tokens=tokens)
+
+        yield section(Border.ATTENTION_READ, layer.attention_read(residual))
+        q, k, v = layer.heads(read, seen.positions)
+        yield section(Border.QUERIES, q)
+        yield section(Border.KEYS, self._stored(k, layer))
+        yield section(Border.VALUES, self._stored(v, layer))
+        yield from self._attention(index, layer, seen)
+        behind = layer.after_attention(residual, seen.exact(index, Border.ATTENDED))
+        yield section(Border.RESIDUAL_BEHIND_ATTENTION, behind)
+        residual = seen.exact(index, Border.RESIDUAL_BEHIND_ATTENTION)
+        yield section(Border.FEED_FORWARD_READ, layer.feed_forward_read(residual))
+        fed = layer.after_feed_forward(residual, seen.exact(index, Border.FEED_FORWARD_READ))
+        yield _Section("residual behind the feed-forward", index, seen.behind(index), fed.residual, fed.is_judged)
+
+    def _attention(self, index: int, layer: LayerReference, seen: "_Seen") -> "Iterator[_Section]":
+        q, keys, values = (seen.at(index, it) for it in (Border.QUERIES, Border.KEYS, Border.VALUES))
+        out = seen.at(index, Border.ATTENDED)
+        for row in seen.rows:
+            if row.keys is None:
+                continue
+            places = torch.tensor(row.keys, device=q.device)
+            own = slice(row.tokens.start, row.tokens.stop)
+            expected = layer.attend(q[own], keys[places], values[places])
+            yield _Section(Border.ATTENDED.value, index, out[own], expected, names=(row.name,) * len(row.tokens))
+
+    def _stored(self, value: Bounded, layer: LayerReference) -> Bounded:
+        """Return keys or values as they are in their pages."""
+        return value if self._cache == layer.precision else self._cache.rounded(value)
+
+
+@dataclass(frozen=True, slots=True)
+class _Section:
+    """Numbers that the model handed out, and what they should be; the first dim is of tokens.
+
+    is_judged  [T]; None: all are
+    tokens     which of all tokens these are; None: all of them
+    names      of the rows that they belong to, where they are not all tokens
+    """
+
+    name: str
+    layer: int | None
+    served: Tensor
+    expected: Bounded
+    is_judged: Tensor | None = None
+    tokens: Tensor | None = None
+    names: tuple[str, ...] | None = None
+
+    def differences(self, rows: Sequence[CheckedRow]) -> list[Difference]:
+        """Return the largest difference of the section."""
+        limit = self.expected.limit
+        error = (self.served.double() - self.expected.truth).abs()
+        share = torch.where(error == 0, 0.0, error / limit).nan_to_num(math.inf, math.inf).flatten(1)
+        if self.is_judged is not None:
+            share = share.masked_fill(~self.is_judged[:, None], 0.0)
+        worst = int(share.argmax())
+        token, place = divmod(worst, share.shape[1])
+        names = self.names
+        name = names[token] if names is not None else next(it.name for it in rows if token in it.tokens)
+        factor = min(float(share.view(-1)[worst]), _MOST_FACTOR)
+        of_worst = (float(it.flatten(1)[token, place]) for it in (error, limit))
+        return [Difference(self.name, self.layer, name, factor, *of_worst)]
+
+
+class _Seen:
+    """Tensors that the steps have handed out, joined: the first dim of every tensor is of the tokens of all steps."""
+
+    def __init__(
+        self,
+        observed: Sequence[tuple[Tensor, Observation]],
+        steps: Sequence[CheckedStep],
+        reference: ForwardReference,
+    ) -> None:
+        self.hidden = torch.cat([hidden for hidden, _ in observed])
+        self.rows = tuple(row for step in steps for row in step.rows)
+        device = self.hidden.device
+        self.token_ids = torch.tensor([token for step in steps for token in step.token_ids], device=device)
+        self.positions = torch.tensor([place for row in self.rows for place in row.positions], device=device)
+        self._observations = [observation for _, observation in observed]
+        self._model = reference.model
+
+    def at(self, layer: int, border: Border) -> Tensor:
+        """Return the tensors at a border; KV heads once, also where several ranks have the same."""
+        found = torch.cat([it.at(layer, border) for it in self._observations])
+        if border in (Border.KEYS, Border.VALUES):
+            num_heads = self._model.layers[layer].attention.num_kv_heads
+            return found[:, :: found.shape[1] // num_heads]
+        return found
+
+    def exact(self, layer: int, border: Border) -> Bounded:
+        """Return what the model handed out as the input of a section."""
+        return Bounded.exact(self.at(layer, border))
+
+    def behind(self, layer: int) -> Tensor:
+        """Return the residual behind a layer."""
+        is_last = layer + 1 == self._model.num_layers
+        return self.hidden if is_last else self.at(layer + 1, Border.RESIDUAL)

@@ -1,0 +1,281 @@
+"""The served layers beside the plain forward pass: right ones pass, and every planted fault is seen."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.linear.weights import PlainWeight
+from qualification.model.config import ExpertsConfig, LayerConfig, NormsConfig, QKNorm, RopeConfig
+from server.engine.proof.layer_steps import LayerSteps, TooSmall
+from server.model.decoder import Decoder, LayerObserver
+from server.model.layers import LayerWeights, MixtureWeights
+from server.model.linear import Linear
+from server.model.step import Step
+from server.settings import DtypeChoice
+from support.engine.checked_layers import CheckedLayers, Tensors, edited
+from support.models.served_families import saved
+from support.models.tiny_families import GEMMA, LLAMA3, MULTIPLIERS, MXFP4, QWEN_2_MOE, QWEN_3_MOE, save_mxfp4
+
+WINDOW = {"sliding_window": 9}
+MODELS: dict[str, tuple[str, dict[str, object]]] = {
+    "llama": ("llama", {"rope_parameters": LLAMA3, "attention_bias": True, "mlp_bias": True}),
+    "qwen 3": ("qwen3", {"head_dim": 16}),
+    "gemma 2": ("gemma2", {**GEMMA, "attn_logit_softcapping": None, "final_logit_softcapping": 3.0}),
+    "granite": ("granite", MULTIPLIERS),
+    "mistral": ("mistral", WINDOW),
+    "olmo 2": ("olmo2", {}),
+    "phi 3": ("phi3", {"rope_parameters": {"rope_theta": 500.0, "partial_rotary_factor": 0.75}}),
+    "qwen 2 moe": ("qwen2_moe", QWEN_2_MOE),
+    "qwen 3 moe": ("qwen3_moe", {**QWEN_3_MOE, "norm_topk_prob": True}),
+    "gpt-oss": ("gpt_oss", {"num_local_experts": 5, "num_experts_per_tok": 3, "head_dim": 16, **WINDOW}),
+    "glm": (
+        "glm4_moe",
+        {"n_routed_experts": 12, "num_experts_per_tok": 3, "moe_intermediate_size": 20, "head_dim": 16, "n_group": 4,
+         "topk_group": 2, "use_qk_norm": True},
+    ),
+}  # fmt: skip
+
+
+class Models:
+    """Engines of MODELS, each built when it is first asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._made: dict[str, CheckedLayers] = {}
+
+    def __getitem__(self, name: str) -> CheckedLayers:
+        if name not in self._made:
+            folder, (family, changes) = self._folder / name, MODELS[name]
+            saved(folder, family, **changes)
+            self._made[name] = CheckedLayers.made(folder, self._folder / "cache")
+        return self._made[name]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    return Models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_layers_of_every_family_are_proven_in_fp32(name: str, models: Models) -> None:
+    found = models[name].check()
+    assert found.first is None, str(found.first)
+    assert found.largest.factor > 0.01
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("llama", DtypeChoice.FP16), ("gemma 2", DtypeChoice.BF16), ("qwen 2 moe", DtypeChoice.BF16)],
+)
+def test_layers_are_proven_in_16_bits(name: str, dtype: DtypeChoice, tmp_path: Path) -> None:
+    family, changes = MODELS[name]
+    saved(tmp_path / "model", family, **changes)
+    found = CheckedLayers.made(tmp_path / "model", tmp_path, dtype).check()
+    assert found.first is None, str(found.first)
+
+
+def test_experts_of_mxfp4_are_proven(tmp_path: Path) -> None:
+    save_mxfp4(tmp_path / "model", {**MXFP4, "head_dim": 16, "bos_token_id": None, "eos_token_id": None})
+    found = CheckedLayers.made(tmp_path / "model", tmp_path).check()
+    assert found.first is None, str(found.first)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A wrong file that is served, or a wrong decoder of the right ones, and where that is seen."""
+
+    model: str
+    section: str
+    config: dict[str, object] | None = None
+    tensors: Callable[[Tensors], Tensors] | None = None
+    decoder: Callable[[Decoder], Decoder] | None = None
+
+
+class NextPosition(Decoder):
+    """Rotates by position + 1, queries and keys alike."""
+
+    def forward(self, step: Step, observer: LayerObserver | None = None) -> Tensor:
+        return super().forward(replace(step, positions=step.positions + 1), observer)
+
+
+def with_layers(
+    decoder: Decoder, change: Callable[[LayerConfig, LayerWeights], tuple[LayerConfig, LayerWeights]]
+) -> Decoder:
+    pairs = [change(*it) for it in zip(decoder.config.layers, decoder.weights.layers, strict=True)]
+    config = replace(decoder.config, layers=tuple(it for it, _ in pairs))
+    return Decoder(config, replace(decoder.weights, layers=tuple(it for _, it in pairs)))
+
+
+def without_norms(decoder: Decoder) -> Decoder:
+    def change(config: LayerConfig, weights: LayerWeights) -> tuple[LayerConfig, LayerWeights]:
+        norms = NormsConfig(before=False)
+        return replace(config, norms=norms), replace(weights, attention_norm=None, feed_forward_norm=None)
+
+    return with_layers(decoder, change)
+
+
+def without_qk_norm(decoder: Decoder) -> Decoder:
+    def change(config: LayerConfig, weights: LayerWeights) -> tuple[LayerConfig, LayerWeights]:
+        attention = replace(config.attention, qk_norm=QKNorm.NONE)
+        return replace(config, mixer=attention), replace(weights, q_norm=None, k_norm=None)
+
+    return with_layers(decoder, change)
+
+
+def without_scaled_rotation(decoder: Decoder) -> Decoder:
+    def change(config: LayerConfig, weights: LayerWeights) -> tuple[LayerConfig, LayerWeights]:
+        rope = RopeConfig(config.attention.rope.theta)
+        return replace(config, mixer=replace(config.attention, rope=rope)), weights
+
+    return with_layers(decoder, change)
+
+
+def without_shared_expert(decoder: Decoder) -> Decoder:
+    def change(config: LayerConfig, weights: LayerWeights) -> tuple[LayerConfig, LayerWeights]:
+        fed, mixture = config.feed_forward, weights.feed_forward
+        assert isinstance(fed, ExpertsConfig)
+        assert isinstance(mixture, MixtureWeights)
+        shown = replace(mixture, shared=None, shared_gate=None)
+        return replace(config, feed_forward=replace(fed, shared=None)), replace(weights, feed_forward=shown)
+
+    return with_layers(decoder, change)
+
+
+def config_of(**changes: object) -> Callable[[Decoder], Decoder]:
+    return lambda decoder: Decoder(replace(decoder.config, **changes), decoder.weights)  # type: ignore[arg-type]
+
+
+def moved(changes: Callable[[str], str]) -> Callable[[Tensors], Tensors]:
+    """Give each tensor the numbers of another one."""
+    return lambda tensors: {name: tensors[changes(name)].clone() for name in tensors}
+
+
+def swapped(one: str, other: str) -> Callable[[str], str]:
+    return lambda name: name.replace(one, "?").replace(other, one).replace("?", other)
+
+
+def tied(decoder: Decoder) -> Decoder:
+    head = Linear(PlainWeight(decoder.weights.embedding))
+    return Decoder(decoder.config, replace(decoder.weights, head=head))
+
+
+def replaced(part: str, change: Callable[[Tensor], Tensor]) -> Callable[[Tensors], Tensors]:
+    return lambda tensors: {name: change(it) if part in name else it for name, it in tensors.items()}
+
+
+def neighbours_first(weight: Tensor) -> Tensor:
+    """Order the rows of each head of 16 as a rotation of neighbouring dimensions has them."""
+    return weight.view(-1, 8, 2, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
+
+
+FAULTS: dict[str, Fault] = {
+    "epsilon of a norm": Fault("llama", "what attention reads", {"rms_norm_eps": 1e-5}),
+    "offset of a norm": Fault("gemma 2", "what attention reads", decoder=config_of(zero_centred_norms=False)),
+    "norm skipped": Fault("llama", "what attention reads", decoder=without_norms),
+    "norm of the neighbour layer": Fault(
+        "llama", "what attention reads", tensors=moved(lambda it: it.replace(".0.input_lay", ".1.input_lay"))
+    ),
+    "weight of the neighbour layer": Fault(
+        "llama", "queries", tensors=moved(lambda it: it.replace("1.self_attn.q_proj.w", "0.self_attn.q_proj.w"))
+    ),
+    "rotation by position + 1": Fault("llama", "queries", decoder=lambda it: NextPosition(it.config, it.weights)),
+    "theta of another model": Fault(
+        "qwen 3", "queries", {"rope_parameters": {"rope_type": "default", "rope_theta": 9e3}}
+    ),
+    "rotation of neighbours": Fault("qwen 3", "queries", tensors=replaced("q_proj.weight", neighbours_first)),
+    "rotation's scaling forgotten": Fault("llama", "queries", decoder=without_scaled_rotation),
+    "norm of queries and keys forgotten": Fault("qwen 3", "queries", decoder=without_qk_norm),
+    "residual added twice": Fault("llama", "residual behind attention", decoder=config_of(residual_scale=2.0)),
+    "residual scaled wrong": Fault("granite", "residual behind attention", {"residual_multiplier": 0.61}),
+    "embedding off by one row": Fault("llama", "embedding", tensors=replaced("embed_tokens", lambda it: it.roll(1, 0))),
+    "embedding's scale forgotten": Fault("gemma 2", "embedding", decoder=config_of(embedding_scale=1.0)),
+    "softcap of logits forgotten": Fault("gemma 2", "logits", {"final_logit_softcapping": None}),
+    "divisor of logits forgotten": Fault("granite", "logits", {"logits_scaling": 1.0}),
+    "gate and up swapped": Fault(
+        "qwen 3", "residual behind the feed-forward",
+        tensors=moved(swapped("gate_proj", "up_proj")),
+    ),
+    "queries, keys and values split wrong": Fault(
+        "phi 3", "queries", tensors=replaced("qkv_proj", lambda it: it.roll(1, 0))
+    ),
+    "keys and values swapped": Fault(
+        "qwen 3", "keys",
+        tensors=moved(swapped("k_proj", "v_proj")),
+    ),
+    "a KV head repeated": Fault("qwen 3", "keys", tensors=replaced("k_proj", lambda it: it[:16].repeat(2, 1))),
+    "router without renormalisation": Fault(
+        "qwen 3 moe", "residual behind the feed-forward", {"norm_topk_prob": False}
+    ),
+    "shared expert dropped": Fault("qwen 2 moe", "residual behind the feed-forward", decoder=without_shared_expert),
+    "experts swapped": Fault(
+        "qwen 3 moe", "residual behind the feed-forward",
+        tensors=moved(lambda it: it.replace("experts.1.", "experts.2.")),
+    ),
+    "correction bias dropped": Fault(
+        "glm", "residual behind the feed-forward", tensors=replaced("correction_bias", torch.zeros_like)
+    ),
+    "head tied where it is not": Fault("llama", "logits", decoder=tied),
+    "one tensor loaded twice": Fault(
+        "llama", "values", tensors=moved(lambda it: it.replace("1.self_attn.v_proj.w", "1.self_attn.k_proj.w"))
+    ),
+    "bias of queries dropped": Fault("llama", "queries", tensors=replaced("q_proj.bias", torch.zeros_like)),
+    "bias behind attention dropped": Fault(
+        "llama", "residual behind attention", tensors=replaced("o_proj.bias", torch.zeros_like)
+    ),
+    "final norm skipped": Fault("llama", "logits", tensors=replaced("model.norm", torch.ones_like)),
+    "one number of a weight": Fault(
+        "mistral", "residual behind the feed-forward",
+        tensors=replaced("1.mlp.down_proj", lambda it: torch.cat((it[:1] + torch.eye(1, it.shape[1]) / 100, it[1:]))),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_seen_and_named(name: str, models: Models, tmp_path: Path) -> None:
+    fault = FAULTS[name]
+    model = models[fault.model]
+    decoder = model.decoder_of(edited(model.subject.folder, tmp_path / "wrong", fault.config, fault.tensors))
+    found = model.check(decoder if fault.decoder is None else fault.decoder(decoder))
+    assert found.first is not None
+    assert found.first.section == fault.section
+    assert found.first.factor > 1.5
+
+
+@pytest.mark.parametrize(
+    ("name", "change"), [("mistral", {"sliding_window": 10}), ("granite", {"attention_multiplier": 0.21})]
+)
+def test_a_wrong_window_or_scale_of_scores_is_seen(
+    name: str, change: dict[str, object], models: Models, tmp_path: Path
+) -> None:
+    model = models[name]
+    found = model.check(folder=edited(model.subject.folder, tmp_path / "other", change))
+    assert found.first is not None
+    assert found.first.section == "attention"
+
+
+class LateDecoder(Decoder):
+    """Rotates decode steps alone by position + 1."""
+
+    def forward(self, step: Step, observer: LayerObserver | None = None) -> Tensor:
+        shift = int(step.token_ids.shape[0] < 3)
+        return super().forward(replace(step, positions=step.positions + shift), observer)
+
+
+def test_the_phase_of_a_fault_is_named(models: Models) -> None:
+    model = models["llama"]
+    own = model.runner.worker.decoder
+    found = model.check(LateDecoder(own.config, own.weights))
+    assert found.first is not None
+    assert found.first.row.startswith("decode")
+
+
+def test_steps_that_do_not_fit_say_what_they_need() -> None:
+    sizes = {"vocab_size": 9, "page_size": 16, "max_len": 128, "max_tokens": 64, "max_rows": 4}
+    with pytest.raises(TooSmall, match="the cache has 3 pages"):
+        LayerSteps(**sizes, num_pages=3).all()
+    with pytest.raises(TooSmall, match="a step has at most 7 tokens, and the check needs 21"):
+        LayerSteps(**{**sizes, "max_tokens": 7}, num_pages=30).all()
