@@ -43,6 +43,7 @@ OPERATORS: tuple[tuple[str, tuple[str, ...]], ...] = (
         (
             "hallmark_skinny_matmul",
             "hallmark_wide_matmul",
+            "hallmark_ordered_matmul",
             "nvjet*",
             "*gemm*",
             "*gemv*",

@@ -28,7 +28,7 @@ _MIN_GAIN = 0.02  # over PyTorch's own, else that stays: medians of two runs dif
 _NUM_FINALISTS, _NUM_ROUNDS = 2, 4
 _WARM_ROWS = 128  # enough to load a kernel
 _SAMPLE_FLOP = 1e11  # of one sample: the GPU computes as many in 150 us
-_HEAD_START_BYTES = 256 * 2**20  # written in 65 us, while the host launches what is timed; no weight stays in the L2
+HEAD_START_BYTES = 256 * 2**20  # written in 65 us, while the host launches what is timed; no weight stays in the L2
 _MAX_ERROR = 2**-6  # of the largest number: 16 bits round by 2^-8, and sums differ in their order
 
 Call = Callable[[Tensor, Tensor, Tensor], None]
@@ -118,7 +118,7 @@ def _choose(library: CublasLt, weights: Sequence[Tensor], dtype_out: torch.dtype
     dtype, device = weights[0].dtype, weights[0].device
     x = torch.randn(max(sizes), size_in, dtype=dtype, device=device)
     y = torch.empty(max(sizes), size_out, dtype=dtype_out, device=device)
-    head_start = torch.empty(_HEAD_START_BYTES, dtype=torch.uint8, device=device)
+    head_start = torch.empty(HEAD_START_BYTES, dtype=torch.uint8, device=device)
     return {
         size: _fastest(
             library, Product(size, size_out, size_in, dtype, dtype_out), weights, x[:size], y[:size], head_start
@@ -131,18 +131,17 @@ def _fastest(
     library: CublasLt, product: Product, weights: Sequence[Tensor], x: Tensor, y: Tensor, head_start: Tensor
 ) -> Algorithm | MatmulFallback | None:
     """Return the fastest algorithm; None for PyTorch's own, a reason where no other can be taken."""
-    num_calls = max(1, min(8, int(_SAMPLE_FLOP / (2 * product.num_rows * product.size_out * product.size_in))))
-    each = [weights[index % len(weights)] for index in range(num_calls)]
+    each = sampled(product, weights)
 
-    def time_ms(call: Call) -> float:
-        return _time_ms(call, each, x, y, head_start)
+    def time_of(call: Call) -> float:
+        return time_ms(call, each, x, y, head_start)
 
     calls = _calls(library, product, weights[0], x, y)
     if not calls:
         return MatmulFallback.ROWS_REFUSED
-    finalists = sorted(((time_ms(call), index) for index, (_, call) in enumerate(calls)))[:_NUM_FINALISTS]
+    finalists = sorted(((time_of(call), index) for index, (_, call) in enumerate(calls)))[:_NUM_FINALISTS]
     entered = [(None, multiply_by_torch), *(calls[index] for _, index in finalists)]
-    samples = [[time_ms(call) for _, call in entered] for _ in range(_NUM_ROUNDS)]
+    samples = [[time_of(call) for _, call in entered] for _ in range(_NUM_ROUNDS)]
     order = ranking([statistics.median(times) for times in zip(*samples, strict=True)])
     agreeing = (entered[index][0] for index in order if agrees(entered[index][1], x, weights[0], y))
     return next(agreeing, MatmulFallback.DISAGREES if order else None)
@@ -164,6 +163,12 @@ def _calls(
     return calls
 
 
+def sampled(product: Product, weights: Sequence[Tensor]) -> list[Tensor]:
+    """Return the weights of one sample's calls: more calls of a small product."""
+    num_calls = max(1, min(8, int(_SAMPLE_FLOP / (2 * product.num_rows * product.size_out * product.size_in))))
+    return [weights[index % len(weights)] for index in range(num_calls)]
+
+
 def ranking(times: Sequence[float]) -> list[int]:
     """Indices of what is faster than the first of `times`, by more than noise; the fastest first."""
     return sorted((i for i, time in enumerate(times) if time <= times[0] * (1 - _MIN_GAIN)), key=times.__getitem__)
@@ -182,7 +187,7 @@ def agrees(call: Call, x: Tensor, weight: Tensor, y: Tensor) -> bool:
     return False
 
 
-def _time_ms(call: Call, weights: Sequence[Tensor], x: Tensor, y: Tensor, head_start: Tensor) -> float:
+def time_ms(call: Call, weights: Sequence[Tensor], x: Tensor, y: Tensor, head_start: Tensor) -> float:
     """One sample: `call` for each weight, after a wait that lets the host launch all of them."""
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     head_start.zero_()

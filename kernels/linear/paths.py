@@ -10,6 +10,7 @@ from kernels.identity.source_digest import SourceDigests
 from kernels.identity.torch_kernels import GEMMS, TORCH_HELPERS
 from kernels.linear.epilogue import Epilogue
 from kernels.linear.library_path import RunProposed
+from kernels.linear.ordered_library_path import RunProposedInOrder
 from kernels.linear.shape import PLAIN, LinearShape, WeightFormat
 from kernels.linear.tiles_path import run_linear_tiles
 from kernels.linear.tilings import wide_tiling
@@ -45,6 +46,7 @@ class LinearLimits:
     size_out_multiple: int = 1
     min_rows: int = 1
     max_rows: int | None = None
+    max_size_out: int | None = None
     strided: bool = True  # rows of x may be further apart than they are long
     processors: int | None = None  # of the GPU whose measured tilings leave some rows to the library; None: no tilings
 
@@ -68,6 +70,9 @@ class LinearLimits:
         ):
             if size % multiple:
                 found.append(Rejection(Reject.LAYOUT, f"takes multiples of {multiple} {name}, the shape has {size}"))
+        if self.max_size_out is not None and shape.size_out > self.max_size_out:
+            detail = f"takes at most {self.max_size_out} results, the shape has {shape.size_out}"
+            found.append(Rejection(Reject.LAYOUT, detail))
         if shape.rows.lo + 1 < self.min_rows:
             found.append(Rejection(Reject.LENGTH, f"takes {self.min_rows} rows or more, the shape {shape.rows.label}"))
         if self.max_rows is not None and (shape.rows.hi is None or shape.rows.hi > self.max_rows):
@@ -110,16 +115,38 @@ def _run_wide() -> RunLinear | None:
     return run_wide
 
 
+def _run_ordered() -> RunLinear | None:
+    if launch.triton_version() is None:
+        return None
+    from kernels.linear.ordered_path import run_ordered
+
+    return run_ordered
+
+
+def _run_segments() -> RunLinear | None:
+    if launch.triton_version() is None:
+        return None
+    from kernels.linear.segments_path import run_segments
+
+    return run_segments
+
+
 _SOURCES = SourceDigests()
 _ALL_DTYPES = frozenset({Dtype.FP32, Dtype.FP16, Dtype.BF16})  # by name: a new member widens no path's limits
 _HALF_DTYPES = frozenset({Dtype.FP16, Dtype.BF16})
 _ALL_EPILOGUES = frozenset({Epilogue.NONE, Epilogue.SWIGLU, Epilogue.FP32})
 # What PyTorch launches: products of its libraries, sums of their parts, SwiGLU behind a product without epilogue.
 _LIBRARY_KERNELS = (*GEMMS, "splitK", "cublasLt", "_gated_kernel", *TORCH_HELPERS)
+# One fp32 accumulator a number, wgmma's steps of 16 columns from the first on: no segments, no parts.
+_ORDER = "k16"
+_ORDER_OF_SMALL = "k16x4"  # the same of four segments, and ((0 + 2) + (1 + 3)) of these
+_MOST_SMALL = 2048  # rows of a weight: of more, tiles enough for all multiprocessors
 _H200_PROCESSORS = 132  # of an H100 SXM too; those of fewer leave a few sizes more to the library
 
 
-def _hopper_limits(min_rows: int, max_rows: int, size_out_multiple: int, processors: int | None = None) -> LinearLimits:
+def _hopper_limits(
+    min_rows: int, max_rows: int | None, size_out_multiple: int, processors: int | None = None
+) -> LinearLimits:
     return LinearLimits(
         devices=frozenset({Device.CUDA}),
         dtypes=_HALF_DTYPES,
@@ -136,10 +163,18 @@ def _hopper_limits(min_rows: int, max_rows: int, size_out_multiple: int, process
 
 
 def _path(
-    name: str, limits: LinearLimits, entry: str, kernel_names: tuple[str, ...], run: RunLinear | None
+    name: str,
+    limits: LinearLimits,
+    entry: str,
+    kernel_names: tuple[str, ...],
+    run: RunLinear | None,
+    order: str | None = None,
 ) -> LinearPath:
     digest = _SOURCES.of(f"kernels.linear.{entry}")
-    return LinearPath(name, tier_of(name), limits, digest, kernel_names, run, is_capturable=True)
+    return LinearPath(
+        name, tier_of(name), limits, digest, kernel_names, run,
+        is_capturable=True, order=order, is_for_order=order is not None,
+    )  # fmt: skip
 
 
 # Those before the last take what they are chosen for, so that the first which can compute a shape is the one that does.
@@ -186,6 +221,48 @@ LINEAR_PATHS: tuple[LinearPath, ...] = (
         "torch_path",
         (*_LIBRARY_KERNELS, "mkl", "addmm"),
         run_torch,
+    ),
+    # Those of one order of sums serve where that is asked for: the first of them that can compute a shape.
+    _path(
+        "gluon.linear.small.ordered",
+        replace(
+            _hopper_limits(1, None, 8),
+            epilogues=frozenset({Epilogue.NONE, Epilogue.FP32}),
+            size_in_multiple=32,  # segments of whole 16 bytes
+            max_size_out=_MOST_SMALL,
+        ),
+        "segments_path",
+        ("hallmark_skinny_matmul", "hallmark_ordered_matmul"),
+        _run_segments(),
+        _ORDER_OF_SMALL,
+    ),
+    _path(
+        "cublaslt.linear.ordered",
+        LinearLimits(
+            devices=frozenset({Device.CUDA}),
+            dtypes=_HALF_DTYPES,
+            epilogues=_ALL_EPILOGUES,
+            min_sm=90,
+            max_sm=90,
+            needs_triton=True,
+            size_in_multiple=8,
+            size_out_multiple=8,
+            min_rows=LinearRows.LE_112.lo + 1,
+            max_rows=LinearRows.LE_8K.hi,
+            strided=False,
+        ),
+        "ordered_library_path",
+        (*_LIBRARY_KERNELS, "hallmark_ordered_matmul"),
+        None if launch.triton_version() is None else RunProposedInOrder(),
+        _ORDER,
+    ),
+    _path(
+        "gluon.linear.ordered",
+        _hopper_limits(1, None, 8),
+        "ordered_path",
+        ("hallmark_ordered_matmul",),
+        _run_ordered(),
+        _ORDER,
     ),
     LinearPath(
         "torch.linear.tiles",

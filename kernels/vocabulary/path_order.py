@@ -22,6 +22,8 @@ _TIERS = {
     "gloo.": Tier.FIRST,
     "torch.": Tier.FALLBACK,
 }
+# Ends of the names of paths that are there for their order of sums: without `reproducible` the others serve.
+_IN_ORDER = ".ordered"
 # Both paths of a CPU are PyTorch's own. On a GPU nothing of PyTorch serves uncounted.
 _COMPETES_ON = {"sdpa.math": frozenset({Device.CPU})}
 
@@ -33,7 +35,14 @@ def tier_of(path: str) -> Tier:
 
 def place_of(path: str) -> int:
     """Return where the path stands in the catalog's order, as far as it matters inside a tier."""
+    if is_for_order(path):
+        return len(_TIERS) + 1
     return next((place for place, start in enumerate(_TIERS) if path.startswith(start)), len(_TIERS))
+
+
+def is_for_order(path: str) -> bool:
+    """Return whether a path is there for its order of sums: it serves where that is asked for, or none else can."""
+    return path.endswith(_IN_ORDER)
 
 
 def competes_on(path: str) -> frozenset[Device]:
@@ -45,6 +54,7 @@ def is_chosen_by_time(path: str) -> bool:
     """Return whether a path's place inside its tier is its measured time.
 
     Which kernel multiplies how many rows is chosen by `kernels/linear/tilings.py` and by measured algorithms, which one
-    sums how many rows over ranks by `kernels/collective/most_rows.py`; the catalog has paths of both in that order.
+    sums how many rows over ranks by `kernels/collective/most_rows.py`; the catalog has paths of both in that order. A
+    path for one order of sums serves where that is asked for, however fast it is.
     """
-    return ".linear" not in path and ".collective" not in path
+    return ".linear" not in path and ".collective" not in path and not is_for_order(path)

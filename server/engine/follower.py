@@ -20,7 +20,6 @@ from torch import Tensor
 from kernels.calls.launch import install_compile_counter
 from kernels.collective.inboxes import PeerMemoryError
 from kernels.linear.fallbacks import MatmulFallbacks
-from kernels.linear.library_path import RunMeasured
 from kernels.system.hang_up import leave_with, wait_for_hang_up
 from kernels.system.triton_cache import use_own_cache
 from kernels.vocabulary.operators import AnyShape
@@ -59,6 +58,7 @@ from server.engine.execution.step_buffer import StepBuffer, StepLayout, with_emb
 from server.engine.execution.worker import Worker
 from server.engine.operators.dispatch import Dispatcher
 from server.engine.operators.launch_errors import is_device_lost
+from server.engine.operators.linear import MeasuredProducts
 from server.engine.startup.kv_sizing import room_beside_peak
 from server.engine.startup.matmul_tuning import choose_products, measure_nothing
 from server.engine.startup.start_progress import StartProgress
@@ -237,6 +237,7 @@ class StartedFollower:
             refuse(begin.meeting, begin.rank, world, error.message)
             raise Refused(error.message) from error
         self._subject: Subject = subject
+        self._is_reproducible = settings.reproducible
         ranks = meet_ranks(begin.meeting, begin.rank, world, identity_of(settings, subject))
         try:
             ranks = connected_ranks(subject, ranks) if begin.shares_memory else ranks
@@ -244,7 +245,7 @@ class StartedFollower:
             raise Refused(str(error)) from error
         self._weights = load_weights(settings, subject, say)
         self.fallbacks = MatmulFallbacks()
-        self._measured = RunMeasured(self.fallbacks.note)
+        self._measured = MeasuredProducts.of(self.fallbacks.note)
         # This rank decides nothing, and its metrics count nothing.
         dispatcher = dispatcher_of(
             subject, decided(begin.decisions), self._measured, redecide=_decide_nothing, has_timer=False
@@ -268,7 +269,7 @@ class StartedFollower:
             self._subject.limits,
             Path(command.file),
             self._subject.device,
-            self._measured,
+            self._measured.in_order if self._is_reproducible else self._measured.by_time,
             self.fallbacks,
             measure=measure_nothing,
         )

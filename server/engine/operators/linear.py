@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 
 from kernels.linear.epilogue import Epilogue
-from kernels.linear.library_path import RunMeasured, RunProposed
+from kernels.linear.library_path import Note, RunMeasured, RunProposed
+from kernels.linear.ordered_library_path import RunMeasuredInOrder, RunProposedInOrder
 from kernels.linear.paths import LinearPath, RunLinear
 from kernels.linear.shape import LinearShape
 from kernels.system.device import dtype_of, torch_dtype
 from kernels.vocabulary.operators import Operator
+from kernels.vocabulary.path_order import is_for_order
 from kernels.vocabulary.row_buckets import LinearRows
 from qualification.decision.decision import Decision
 from server.engine.operators.rows_table import Calls, RowsTable, StepSizes
@@ -37,12 +39,25 @@ class LinearTable(RowsTable[LinearShape, RunLinear]):
         self._one_of_each: dict[LinearShape, ServedProduct] = {}  # by the shape of one row
 
     def warm_up(self) -> None:
-        """Compile every kernel of up to 128 rows, by running each: then none is compiled in service."""
+        """Compile every kernel of our own, by running each: then none is compiled in service.
+
+        More than 128 rows are the library's, but where products are summed in one order: there a kernel of our own
+        multiplies what the library does not.
+        """
         for product in self._one_of_each.values():
             weight = product.linear.weight
-            for rows in (shape.rows.hi for shape in product.calls.shapes):
-                if rows is not None and rows <= _MOST_COMPILED:
-                    product(torch.zeros(rows, weight.size[1], dtype=weight.dtype, device=weight.device), None)
+            for place, shape in enumerate(product.calls.shapes):
+                choice, rows = product.calls.choices[place], shape.rows.hi or shape.rows.lo + 1
+                in_order = (
+                    choice is not None and choice.decision.path is not None and is_for_order(choice.decision.path)
+                )
+                if rows > _MOST_COMPILED and not in_order:
+                    continue
+                rows = min(rows, max(_MOST_COMPILED, shape.rows.lo + 1))
+                x = torch.zeros(rows, weight.size[1], dtype=weight.dtype, device=weight.device)
+                out = product(x, None)
+                if choice is not None and isinstance(choice.run, RunMeasuredInOrder):
+                    choice.run.own(x, weight, product.linear.bias, product.shape.epilogue, out)
 
     def pairs(self, sizes: StepSizes) -> list[tuple[str, str]]:
         """Return the (path, shape) pairs of a step, of paths of our own: PyTorch's products are in every model's."""
@@ -99,6 +114,27 @@ class ServedProduct:
         return out
 
 
-def with_measured(paths: Iterable[LinearPath], measured: RunMeasured) -> tuple[LinearPath, ...]:
+@dataclass(frozen=True, slots=True)
+class MeasuredProducts:
+    """Products by the library's algorithms: by the fastest of all, or by those of one order of sums.
+
+    One of them has measured algorithms; the other multiplies as a path may without any.
+    """
+
+    by_time: RunMeasured
+    in_order: RunMeasuredInOrder
+
+    @classmethod
+    def of(cls, note: Note) -> "MeasuredProducts":
+        return cls(RunMeasured(note), RunMeasuredInOrder(note))
+
+
+def with_measured(paths: Iterable[LinearPath], measured: MeasuredProducts) -> tuple[LinearPath, ...]:
     """Return the paths as an engine launches them: the library's by the algorithms measured for the model's weights."""
-    return tuple(replace(it, run=measured) if isinstance(it.run, RunProposed) else it for it in paths)
+    return tuple(_with_measured(path, measured) for path in paths)
+
+
+def _with_measured(path: LinearPath, measured: MeasuredProducts) -> LinearPath:
+    if isinstance(path.run, RunProposedInOrder):
+        return replace(path, run=measured.in_order)
+    return replace(path, run=measured.by_time) if isinstance(path.run, RunProposed) else path

@@ -17,7 +17,6 @@ from kernels.catalog import ALL_PATHS
 from kernels.collective.inboxes import PeerMemoryError
 from kernels.linear.fallback_reason import MatmulFallback
 from kernels.linear.fallbacks import MatmulFallbacks
-from kernels.linear.library_path import RunMeasured
 from kernels.system.device_lost import DeviceLost
 from kernels.system.triton_cache import use_own_cache
 from kernels.vocabulary.shape import AttentionShape
@@ -35,6 +34,7 @@ from server.engine.execution.worker import Worker
 from server.engine.operators.decisions import NoPathError
 from server.engine.operators.dispatch import Dispatcher
 from server.engine.operators.launch_errors import blaming
+from server.engine.operators.linear import MeasuredProducts
 from server.engine.proof.attestation import Attestor
 from server.engine.proof.operator_quarantine import OperatorQuarantine
 from server.engine.proof.quarantine import Quarantine
@@ -182,7 +182,7 @@ def _build(
     overridden: Pairs,
 ) -> BuiltEngine:
     fallbacks = MatmulFallbacks()
-    measured = RunMeasured(fallbacks.note)
+    measured = MeasuredProducts.of(fallbacks.note)
     dispatcher = dispatcher_of(
         subject,
         plan.decisions,
@@ -254,7 +254,7 @@ def _load(
     followers: Followers | None,
     progress: Progress,
     *,
-    measured: RunMeasured,
+    measured: MeasuredProducts,
     fallbacks: MatmulFallbacks,
 ) -> Decoder:
     """Load the weights, choose how they are multiplied, and build the decoder."""
@@ -267,8 +267,11 @@ def _load(
     weights = load_weights(settings, subject, lambda detail: progress("loading", detail))
     if settings.choose_matmuls and subject.device.type == "cuda":
         progress("choosing", "algorithms of matmuls")
-        file = own_file(cache_folder(settings), "products", subject.fingerprint)
-        choose_products(weights, subject.config, subject.limits, file, subject.device, measured, fallbacks)
+        in_order = settings.reproducible
+        name = "products-in-order" if in_order else "products"
+        file = own_file(cache_folder(settings), name, subject.fingerprint)
+        run = measured.in_order if in_order else measured.by_time
+        choose_products(weights, subject.config, subject.limits, file, subject.device, run, fallbacks)
         if followers is not None:
             followers.send(ChooseProducts(str(file.absolute())))
     return decoder_of(subject, weights, dispatcher, ranks)

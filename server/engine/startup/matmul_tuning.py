@@ -15,6 +15,8 @@ from kernels.linear.fallback_reason import MatmulFallback
 from kernels.linear.fallbacks import MatmulFallbacks
 from kernels.linear.library_path import Choices, RunMeasured, Sizes
 from kernels.linear.measured_rows import sizes_up_to
+from kernels.linear.ordered_autotune import measure_in_order
+from kernels.linear.ordered_library_path import RunMeasuredInOrder
 from kernels.linear.weights import PlainWeight
 from qualification.model.config import ModelConfig
 from server.engine.execution.graph_keys import graph_keys
@@ -36,7 +38,7 @@ def choose_products(
     limits: EngineLimits,
     file: Path,
     device: torch.device,
-    measured: RunMeasured,
+    measured: RunMeasured | RunMeasuredInOrder,
     fallbacks: MatmulFallbacks,
     *,
     measure: Measure | None = None,
@@ -59,33 +61,43 @@ def choose_products(
         return
     try:
         library = CublasLt(loaded, device)
+        in_order = isinstance(measured, RunMeasuredInOrder)
+        if in_order and measure is None:
+            measure = measure_in_order
         autotuner = Autotuner(library, file, fallbacks, measure=measure)
-        measured.choose(library, choices_of(weights, autotuner, num_rows))
+        measured.choose(library, choices_of(weights, autotuner, num_rows, in_order=in_order))
     except (CublasLtError, RuntimeError) as error:
         fallbacks.note(_reason_of(error), _ALL, error)
         return
     logger.info("algorithms of %d numbers of rows chosen in %.1f s", len(num_rows), time.monotonic() - started_at)
 
 
-def choices_of(weights: Weights, autotuner: Autotuner, num_rows: Sequence[int]) -> dict[Sizes, Choices]:
-    """Return the algorithms for all products of many rows that have no bias. Raises CublasLtError."""
+def choices_of(
+    weights: Weights, autotuner: Autotuner, num_rows: Sequence[int], *, in_order: bool = False
+) -> dict[Sizes, Choices]:
+    """Return the algorithms for all products of many rows that have no bias. Raises CublasLtError.
+
+    in_order  whether products are summed in one order: then those with a bias have algorithms too, whose sums are fp32
+    """
     found: dict[Sizes, Choices] = {}
     layers = [layer.linears for layer in weights.layers]
     for name in dict.fromkeys(name for layer in layers for name in layer if name is not WeightName.ROUTER):
-        values = [it for it in (_tuned_values(layer[name]) for layer in layers if name in layer) if it is not None]
-        if values:
-            sizes, choices = autotuner.choices(values[:_NUM_MEASURED], values[0].dtype, num_rows)
-            found[sizes] = choices
-    head, sampled = _tuned_values(weights.head), [size for size in num_rows if size <= _MOST_SAMPLED]
+        for has_bias in (False, True) if in_order else (False,):
+            values = [it for layer in layers if (it := _tuned_values(layer.get(name), has_bias=has_bias)) is not None]
+            if values:
+                dtype_out = torch.float32 if has_bias else values[0].dtype
+                sizes, choices = autotuner.choices(values[:_NUM_MEASURED], dtype_out, num_rows)
+                found[sizes] = choices
+    head, sampled = _tuned_values(weights.head, has_bias=False), [size for size in num_rows if size <= _MOST_SAMPLED]
     if head is not None and sampled:
         sizes, choices = autotuner.choices([head], torch.float32, sampled)
         found[sizes] = choices
     return found
 
 
-def _tuned_values(linear: Linear) -> Tensor | None:
+def _tuned_values(linear: Linear | None, *, has_bias: bool) -> Tensor | None:
     """Return the numbers of a weight whose products are measured; None for others."""
-    if linear.bias is not None or not isinstance(linear.weight, PlainWeight):
+    if linear is None or (linear.bias is not None) is not has_bias or not isinstance(linear.weight, PlainWeight):
         return None
     values = linear.weight.values
     is_large = values.dtype in (torch.float16, torch.bfloat16) and values.numel() >= _LEAST_CHOSEN

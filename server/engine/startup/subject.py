@@ -12,7 +12,6 @@ from kernels.catalog import PATHS
 from kernels.collective.paths import collective_paths_on
 from kernels.collective.shape import CollectiveShape
 from kernels.experts.shape import ExpertsShape
-from kernels.linear.library_path import RunMeasured
 from kernels.linear.paths import linear_paths_on
 from kernels.linear.shape import LinearShape
 from kernels.system.device import num_cores, read_fingerprint, torch_dtype, use_all_cores
@@ -30,7 +29,7 @@ from server.engine.operators.attention_timer import AttentionTimer, CpuDevice, C
 from server.engine.operators.collective import CollectiveTable
 from server.engine.operators.dispatch import Dispatcher
 from server.engine.operators.experts import ExpertsTable
-from server.engine.operators.linear import LinearTable, with_measured
+from server.engine.operators.linear import LinearTable, MeasuredProducts, with_measured
 from server.engine.operators.rows_table import RowsTable
 from server.engine.operators.table import TableOptions
 from server.engine.startup.kv_sizing import check_weights_fit
@@ -154,7 +153,7 @@ def kv_cache_of(subject: Subject, num_pages: int) -> KVCache:
 def dispatcher_of(
     subject: Subject,
     decisions: Mapping[AnyShape, Decision[AnyShape]],
-    measured: RunMeasured,
+    measured: MeasuredProducts,
     *,
     redecide: RedecideAny,
     quarantined: Pairs = frozenset(),

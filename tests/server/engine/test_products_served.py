@@ -14,7 +14,6 @@ from kernels.identity.source_digest import SourceDigests
 from kernels.linear.cublaslt import CublasLtError
 from kernels.linear.epilogue import Epilogue
 from kernels.linear.fallbacks import MatmulFallbacks
-from kernels.linear.library_path import RunMeasured
 from kernels.linear.paths import LINEAR_PATHS
 from kernels.linear.shape import LinearShape
 from kernels.linear.weights import PlainWeight
@@ -26,7 +25,7 @@ from qualification.decision.decision import Book, Decision, Policy, decide
 from qualification.measure.faults.linear_faults import LinearFault, wrong_linear
 from qualification.measure.qualify import Bench, Pair
 from server.engine.operators.decisions import NoPathError
-from server.engine.operators.linear import LinearTable, with_measured
+from server.engine.operators.linear import LinearTable, MeasuredProducts, with_measured
 from server.engine.operators.rows_table import StepSizes
 from server.engine.startup.builder import BuiltEngine
 from server.engine.startup.plan import Unservable
@@ -135,7 +134,7 @@ def test_an_engine_launches_what_was_proven_and_nothing_else(tmp_path: Path) -> 
     built = build(tmp_path, proving)
     runs = [choice.run for table in built.runner.dispatcher.tables for choice in table.choices]
     runs += [choice.run for choice in built.runner.dispatcher.choices]
-    measured = RunMeasured(MatmulFallbacks().note)
+    measured = MeasuredProducts.of(MatmulFallbacks().note)
     runs += [path.run for path in with_measured(LINEAR_PATHS, measured)] + [path.run for path in ALL_PATHS]
     digests = {path.source_digest for path in ALL_PATHS}
     sources = SourceDigests()

@@ -44,7 +44,7 @@ VALUES = {
     "model_type": "qwen2", "vocab_size": 13, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "tie_word_embeddings": False,
 }  # fmt: skip
-TORCH = LINEAR_PATHS[-1]
+TORCH = next(path for path in LINEAR_PATHS if path.name == "torch.linear")
 PATHS = (*LINEAR_PATHS, int8_path(TORCH))
 
 

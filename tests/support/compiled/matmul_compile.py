@@ -4,10 +4,13 @@ A program of its own: where Triton's interpreter is on, as in the tests of this 
 """
 
 import json
+from typing import Any
 
 import torch
 from triton.runtime import driver
 
+from kernels.linear.ordered import compiled_ordered
+from kernels.linear.ordered_tilings import ordered_tiling
 from kernels.linear.skinny import compiled_skinny
 from kernels.linear.tilings import SkinnyTiling, tiling_for
 from kernels.linear.wide import compiled_wide
@@ -30,16 +33,39 @@ CASES = {
     "wide, swiglu": (64, 14336, 4096, 2, False, _BF16, _BF16),
 }
 
+# The same, and segments of the inner dim, of the matmul whose sums have one order.
+ORDERED = {
+    "ordered, 32 rows of a tile": (1, 4096, 14336, 1, False, _BF16, _BF16, 1),
+    "ordered, head": (16, 128256, 4096, 1, False, _BF16, _FP32, 1),
+    "ordered, bias": (64, 4096, 4096, 1, True, _FP16, _FP16, 1),
+    "ordered, swiglu": (128, 14336, 4096, 2, False, _BF16, _BF16, 1),
+    "ordered, 256 rows of x": (8192, 6144, 4096, 1, False, _BF16, _BF16, 1),
+    "ordered, 4 segments": (8192, 2048, 4096, 1, False, _BF16, _BF16, 4),
+}
+
+
+def compile_ordered(case: tuple[int, int, int, int, bool, torch.dtype, torch.dtype, int]) -> dict[str, object]:
+    num_rows, size_out, size_in, parts, has_bias, dtype, dtype_out, segments = case
+    sizes = {"parts": parts, "segments": segments, "bytes_out": dtype_out.itemsize}
+    tiling = ordered_tiling(num_rows, size_out, size_in, 132, has_bias=has_bias, **sizes)
+    return facts_of(compiled_ordered(tiling, dtype, dtype_out), tiling.stages * tiling.boxes, {"splits": 1})
+
 
 def compile_case(case: tuple[int, int, int, int, bool, torch.dtype, torch.dtype]) -> dict[str, object]:
     num_rows, size_out, size_in, parts, has_bias, dtype, dtype_out = case
     tiling = tiling_for(num_rows, size_out, size_in, 132, parts=parts, has_bias=has_bias)
     assert tiling is not None
+    of_cluster: dict[str, object]
     if isinstance(tiling, SkinnyTiling):
         kernel, of_cluster = compiled_skinny(tiling, dtype, dtype_out), {"splits": 1}
     else:
         kernel = compiled_wide(tiling, dtype, dtype_out)
         of_cluster = {"splits": tiling.splits, "ring_bytes": tiling.ring_bytes}
+    return facts_of(kernel, tiling.stages * tiling.boxes, of_cluster)
+
+
+def facts_of(kernel: Any, weight_loads: int, of_cluster: dict[str, object]) -> dict[str, object]:
+    """weight_loads: of weights, that fill the ring."""
     code = disassemble(kernel.asm["cubin"])
     # In program order: further down the compiler duplicates the wait into branches.
     before, after = kernel.asm["ttgir"].split("griddepcontrol.wait")
@@ -49,7 +75,7 @@ def compile_case(case: tuple[int, int, int, int, bool, torch.dtype, torch.dtype]
         "wgmma": count(code, "HGMMA"),
         "tma_loads": count(code, "UTMALDG"),
         "loads_before_wait": before.count("async_tma_copy_global_to_local"),
-        "weight_loads_of_ring": tiling.stages * tiling.boxes,
+        "weight_loads_of_ring": weight_loads,
         "barrier_offsets": barrier_offsets(code),
         "sends_to_cluster": count(code, "STAS.128"),
         "stores_before_wait": before.count("tt.store"),
@@ -60,7 +86,8 @@ def compile_case(case: tuple[int, int, int, int, bool, torch.dtype, torch.dtype]
 
 def main() -> None:
     driver.set_active(Hopper())
-    print(json.dumps({name: compile_case(case) for name, case in CASES.items()}))
+    found = {name: compile_case(case) for name, case in CASES.items()}
+    print(json.dumps(found | {name: compile_ordered(case) for name, case in ORDERED.items()}))
 
 
 if __name__ == "__main__":
