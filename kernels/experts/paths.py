@@ -92,6 +92,22 @@ def _codes_run() -> RunExperts | None:
     return run_experts_codes
 
 
+def _ordered_run() -> RunExperts | None:
+    if launch.triton_version() is None:
+        return None
+    from kernels.experts.hopper.ordered import run_experts_ordered
+
+    return run_experts_ordered
+
+
+def _ordered_codes_run() -> RunExperts | None:
+    if launch.triton_version() is None:
+        return None
+    from kernels.experts.mxfp4.ordered import run_codes_ordered
+
+    return run_codes_ordered
+
+
 _SOURCES = SourceDigests()
 _DTYPES = frozenset({Dtype.FP32, Dtype.FP16, Dtype.BF16})  # by name: a new member widens no path's limits
 _FORMATS = frozenset({ExpertFormat.PLAIN, ExpertFormat.MXFP4})
@@ -102,6 +118,31 @@ def _torch_path(name: str, devices: frozenset[Device]) -> ExpertsPath:
     # It waits for the device to learn which experts are visited: no CUDA graph can hold it.
     names = (*GEMMS, "softmax", *TORCH_HELPERS)
     return ExpertsPath(name, tier_of(name), limits, _SOURCES.of("kernels.experts.portable.eager"), names, run_eager)
+
+
+def _ordered_path(
+    name: str,
+    weight_format: ExpertFormat,
+    dtypes: frozenset[Dtype],
+    entry: str,
+    kernel_name: str,
+    run: RunExperts | None,
+    order: str,
+) -> ExpertsPath:
+    limits = ExpertsLimits(
+        devices=frozenset({Device.CUDA}),
+        dtypes=dtypes,
+        formats=frozenset({weight_format}),
+        min_sm=90,
+        max_sm=90,
+        needs_triton=True,
+        size_multiple=64,
+    )
+    names = kernel_name, "hallmark_experts_"
+    digest = _SOURCES.of(f"kernels.experts.{entry}")
+    return ExpertsPath(
+        name, tier_of(name), limits, digest, names, run, is_capturable=True, order=order, is_for_order=True
+    )
 
 
 EXPERTS_PATHS: tuple[ExpertsPath, ...] = (
@@ -166,5 +207,24 @@ EXPERTS_PATHS: tuple[ExpertsPath, ...] = (
         run_experts_tiles,
         order="rows16",
         is_for_order=True,
+    ),
+    # Those of one order of sums serve where that is asked for.
+    _ordered_path(
+        "gluon.experts.mxfp4.ordered",
+        ExpertFormat.MXFP4,
+        frozenset({Dtype.BF16}),
+        "mxfp4.ordered",
+        "hallmark_gluon_experts_codes",
+        _ordered_codes_run(),
+        "k16-codes",
+    ),
+    _ordered_path(
+        "gluon.experts.ordered",
+        ExpertFormat.PLAIN,
+        frozenset({Dtype.FP16, Dtype.BF16}),
+        "hopper.ordered",
+        "hallmark_gluon_experts_",
+        _ordered_run(),
+        "k16",
     ),
 )

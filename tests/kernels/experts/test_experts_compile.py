@@ -44,7 +44,7 @@ def test_products_copy_weights_by_tma_and_gather_rows_by_16(
     compiled: dict[str, dict[str, int]],
 ) -> None:
     gluon = {name: kernel for name, kernel in compiled.items() if name.startswith("gluon")}
-    assert len(gluon) == 20
+    assert len(gluon) == 24
     assert all(kernel["tma_loads"] and kernel["wgmma"] for kernel in gluon.values())
     gathering = {name for name, kernel in gluon.items() if kernel["wide_copies"]}
     assert gathering == {name for name in gluon if "gate up" in name and "1 rows" not in name}

@@ -129,10 +129,13 @@ def test_experts_are_decided_as_attention_is(
 def test_on_a_gpu_our_experts_go_before_torchs() -> None:
     shape = replace(SHAPE, dtype=Dtype.BF16, hidden=64, width=64)
     able = [path.name for path in EXPERTS_PATHS if not path.rejects(shape, H200)]
-    assert able == ["gluon.experts.hopper", "triton.experts", "torch.experts"]
+    assert able == ["gluon.experts.hopper", "triton.experts", "torch.experts", "gluon.experts.ordered"]
     codes = replace(shape, format=ExpertFormat.MXFP4)
     able = [path.name for path in EXPERTS_PATHS if not path.rejects(codes, H200)]
-    assert able == ["gluon.experts.mxfp4.hopper", "gluon.experts.hopper", "triton.experts", "torch.experts"]
+    assert able == [
+        "gluon.experts.mxfp4.hopper", "gluon.experts.hopper", "triton.experts", "torch.experts",
+        "gluon.experts.mxfp4.ordered",
+    ]  # fmt: skip
     interpreter = replace(H200, device=Device.INTERPRETER, sm=None)
     triton = next(path for path in EXPERTS_PATHS if path.name == "triton.experts")
     assert [it.code for it in triton.rejects(shape, interpreter)] == [Reject.DTYPE]

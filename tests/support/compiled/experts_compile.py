@@ -11,6 +11,8 @@ import torch
 from triton.runtime import driver
 
 from kernels.experts.hopper.launch import compiled_few, compiled_many
+from kernels.experts.hopper.ordered import compiled_slots
+from kernels.experts.hopper.slots_tilings import slots_tiling
 from kernels.experts.hopper.tilings import ManyTiling, few_tiling
 from kernels.experts.kinds import RoutingConfig, Scores
 from kernels.experts.mxfp4.launch import compiled
@@ -118,12 +120,18 @@ def few_products(model: tuple[int, int, int, int]) -> dict[str, Any]:
 
 def gluon_products(model: tuple[int, int, int, int], *, has_bias: bool) -> dict[str, Any]:
     """Both Gluon products of a model's mixture, of every number of rows a tile."""
-    _, _, hidden, width = model
+    _, num_active, hidden, width = model
     activation, bias = ("clamped", (torch.bfloat16, 0)) if has_bias else ("silu", None)
     found = {
         "gluon gate up, 128 rows": compiled_many(ManyTiling(True, 2, has_bias, activation), torch.bfloat16, bias),
         "gluon down, 128 rows": compiled_many(ManyTiling(False, 1, has_bias, ""), torch.bfloat16, bias),
     }
+    of_slots = (
+        slots_tiling(num_active, 2 * width, hidden, 132, 2, has_bias, activation),
+        slots_tiling(num_active, hidden, width, 132, 1, has_bias, ""),
+    )
+    for tiling in of_slots:
+        found[f"gluon slots, {tiling.parts} parts"] = compiled_slots(tiling, torch.bfloat16, bias)
     for rows in (1, 16, 32, 64):
         gate_up = few_tiling(rows, 2, hidden, has_bias, activation)
         found[f"gluon gate up, {rows} rows"] = compiled_few(gate_up, torch.bfloat16, bias)
