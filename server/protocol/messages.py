@@ -311,6 +311,7 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True):
     attention_samples: list[AttentionSample] = []  # of earlier steps, read by now
     peak_temporary_bytes: dict[str, int] = {}  # phase -> what a sampled step took beside weights and cache
     matmul_fallbacks: dict[MatmulFallback, int] = {}  # since the step before
+    num_page_mismatches: int = 0  # pages of the prefix cache that did not hold what they should, and were dropped
 
 
 class PathUse(msgspec.Struct, frozen=True, array_like=True):

@@ -29,6 +29,9 @@ class EngineMetrics:
             "prefix_cache_hit_tokens_total", "Prompt tokens found there, hence not computed again"
         )
         self._preemptions = make.counter("preemptions_total", "Sequences that lost their pages and were computed anew")
+        self._page_mismatches = make.counter(
+            "kv_page_mismatches_total", "Pages of the prefix cache dropped at a hit: they held other tokens or bytes"
+        )
         self._nonfinite = make.counter("nonfinite_logits_total", "Sequences ended because no logit was finite")
         self._ooms = make.counter("gpu_oom_total", "Steps that the device's memory did not suffice for", "stage")
         self._up = make.gauge("engine_up", "1 while the engine is ready")
@@ -70,6 +73,7 @@ class EngineMetrics:
             (self._prefix_queried, record.num_prefix_queried_tokens),
             (self._prefix_hits, record.num_prefix_hit_tokens),
             (self._preemptions, record.num_preemptions),
+            (self._page_mismatches, record.num_page_mismatches),
             (self._nonfinite, record.num_nonfinite),
         ):
             if amount:

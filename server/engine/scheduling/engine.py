@@ -487,6 +487,7 @@ class Engine:
             oom_stage=result.oom_stage,
             num_prefix_queried_tokens=batch.num_prefix_queried_tokens if batch else 0,
             num_prefix_hit_tokens=batch.num_prefix_hit_tokens if batch else 0,
+            num_page_mismatches=self._scheduler.take_page_mismatches(),
         )
         return StepOutput(record, self._outputs.take())
 

@@ -146,6 +146,13 @@ class PagePool:
                 self.page_of_key[key] = page
                 self.key_of_page[page] = key
 
+    def forget(self, page: int) -> None:
+        """Have nobody find a page any more; those that own it keep it."""
+        self._forget(page)
+        if page in self._cached:
+            del self._cached[page]
+            self._free.append(page)
+
     def table(self, owner: str, num_pages: int | None = None) -> "array[int]":
         """Return a copy of the owner's (first `num_pages`) page numbers in token order; empty for an unknown owner."""
         table = self._tables.get(owner)

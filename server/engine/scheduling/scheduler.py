@@ -3,6 +3,7 @@
 import math
 from array import array
 from bisect import insort
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from heapq import merge
 
@@ -11,7 +12,9 @@ from server.engine.scheduling.decode_rows import DecodeRows
 from server.engine.scheduling.drafter import Drafter
 from server.engine.scheduling.embeddings import EmbeddingPool
 from server.engine.scheduling.page_keys import PageKeys
+from server.engine.scheduling.page_seals import PageSeals
 from server.engine.scheduling.pages import PagePool
+from server.engine.scheduling.seal_chain import SealChain
 from server.engine.scheduling.sequence import Batch, BatchFork, Sequence, SequenceStatus, phase_of
 from server.engine.scheduling.states import BatchStates, StatePool, StateWrite
 
@@ -132,9 +135,17 @@ class Scheduler:
     where the pool has states: one that has taken in a wrong token cannot be rolled back.
     """
 
-    def __init__(self, limits: SchedulerLimits, pool: PagePool, *, shares_pages: bool = False) -> None:
+    def __init__(
+        self,
+        limits: SchedulerLimits,
+        pool: PagePool,
+        *,
+        shares_pages: bool = False,
+        seals: PageSeals | None = None,
+    ) -> None:
         """`shares_pages`: whether sequences find the pages of others that began with the same tokens.
 
+        `seals` of the pool's pages; None for such that know no bytes.
         Raises ValueError when a limit is below 1, or when not every sequence that runs can compute a token a step.
         """
         interleaved = limits.max_num_interleaved_tokens
@@ -148,6 +159,7 @@ class Scheduler:
         self._pool = pool
         self._max_len = min(limits.max_model_len, pool.num_pages * pool.page_size)
         self._shares_pages = shares_pages
+        self._seals = PageSeals(pool) if seals is None else seals
         self._embeddings = EmbeddingPool(limits.max_embedded_tokens)
         self._running: dict[str, Sequence] = {}  # computing a prompt, decoding, or waiting for the last token
         self._prefilling: dict[str, Sequence] = {}  # those that compute a prompt
@@ -182,6 +194,10 @@ class Scheduler:
     @property
     def num_pages(self) -> int:
         return self._pool.num_pages
+
+    def take_page_mismatches(self) -> int:
+        """Return how many pages were dropped since the last call, because they did not hold what they should."""
+        return self._seals.take_mismatches()
 
     @property
     def num_pages_used(self) -> int:
@@ -242,6 +258,7 @@ class Scheduler:
             it.max_len = min(it.num_prompt + it.sampling.max_tokens, self._max_len)
             if self._shares_pages and it.sampling.prompt_logprobs is None:  # a scored prompt is computed whole
                 it.page_keys = PageKeys(self._pool.page_size, it.cache_salt, it.embedded)
+                it.page_seals = SealChain(self._pool.page_size, it.cache_salt, it.tokens, it.embedded, it.positions)
         self._num_following += len(seq.followers)
         insort(self._waiting, seq, key=_rank)
 
@@ -305,7 +322,10 @@ class Scheduler:
                     self._embeddings.release(seq)
         for seq in batch.sequences[: batch.num_prefill + batch.num_extend]:
             if seq.page_keys is not None:  # here, while the device computes, and not between it and the first token
-                seq.page_keys.first(seq.num_computed // self._pool.page_size, seq.tokens)
+                num_full = seq.num_computed // self._pool.page_size
+                seq.page_keys.first(num_full, seq.tokens)
+                if num_full and seq.page_seals is not None:
+                    seq.page_seals[num_full - 1]  # this one too is hashed now
         for fork in batch.forks:
             seq, leader = fork.sequence, batch.sequences[fork.row]
             seq.num_computed = leader.num_computed
@@ -366,6 +386,9 @@ class Scheduler:
         if seq.page_keys is not None and seq.status is SequenceStatus.RUNNING and num_full > seq.num_published:
             keys = seq.page_keys.first(num_full, seq.tokens)[seq.num_published :]
             self._pool.publish(seq.request_id, seq.num_published, keys)
+            assert seq.page_seals is not None
+            pages = self._pool.pages(seq.request_id)[seq.num_published : num_full]
+            self._seals.seal(seq.page_seals, pages, seq.num_published)
             seq.num_published = num_full
 
     def _publish_snapshots(self, batch: Batch, writes: tuple[StateWrite, ...], states: StatePool) -> None:
@@ -558,11 +581,18 @@ class Scheduler:
             return False
         num_tokens, page_size = len(seq.tokens), self._pool.page_size
         # The last token is computed in any case: its logits give the next one.
-        keys = () if seq.page_keys is None else seq.page_keys.each((num_tokens - 1) // page_size, seq.tokens)
         headroom = self._headroom if self._running else 0
-        num_hit_pages = self._pool.admit(seq.request_id, num_tokens, keys, headroom=headroom)
-        if num_hit_pages is None:
-            return False
+        while True:
+            keys: Iterable[bytes] = ()
+            if seq.page_keys is not None and seq.page_seals is not None:
+                named = seq.page_keys.each((num_tokens - 1) // page_size, seq.tokens)
+                keys = self._seals.sound(seq.page_seals, named)
+            num_hit_pages = self._pool.admit(seq.request_id, num_tokens, keys, headroom=headroom)
+            if num_hit_pages is None:
+                return False
+            if not self._seals.drop_differing(self._pool.table(seq.request_id, num_hit_pages)):
+                break
+            self._pool.release(seq.request_id)
         if seq.embedded and not self._embeddings.hold(seq, num_hit_pages * page_size):
             self._pool.release(seq.request_id)
             return False

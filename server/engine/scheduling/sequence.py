@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from kernels.vocabulary.shape import Phase
 from server.engine.scheduling.matcher import Matcher
 from server.engine.scheduling.page_keys import PageKeys
+from server.engine.scheduling.seal_chain import SealChain
 from server.engine.scheduling.states import BatchStates
 from server.protocol.messages import EmbeddedSpan, FinishReason, PathUse, SamplingParams, TokenScores
 
@@ -62,7 +63,7 @@ class Sequence:
     is_drafted_for  whether tokens may be drafted for it, where there is a drafter
     followers     other answers to its prompt, which wait until that is computed; `leader` is this one for each of them
     rank          order among all prompts of its priority, and the number of its arrival; set by the scheduler
-    page_keys     names of its full pages; None where pages are not shared
+    page_keys     names of its full pages; None where pages are not shared. `page_seals` are what they hold
     max_len       the most tokens it may have; set by the scheduler
     matcher       what its grammar allows next; None without a grammar
     embedded      spans of its prompt that have embeddings of their own; `held` are those of them that it has rows for,
@@ -86,6 +87,7 @@ class Sequence:
     leader: "Sequence | None" = None
     rank: tuple[int, int] = (0, 0)
     page_keys: PageKeys | None = None
+    page_seals: SealChain | None = None
     status: SequenceStatus = SequenceStatus.WAITING
     num_computed: int = 0
     num_drafted: int = 0

@@ -28,6 +28,7 @@ from server.engine.execution.commands import ChooseProducts, Started
 from server.engine.execution.followers import Followers, LedRanks, RankListener
 from server.engine.execution.grammars import Grammars
 from server.engine.execution.graphs import StepGraphs
+from server.engine.execution.page_bytes import DevicePageBytes
 from server.engine.execution.runner import ModelRunner
 from server.engine.execution.sampling import SampledTokens
 from server.engine.execution.worker import Worker
@@ -41,6 +42,7 @@ from server.engine.proof.quarantine import Quarantine
 from server.engine.proof.replay import Replay
 from server.engine.proof.shadow_check import ShadowCheck
 from server.engine.scheduling.engine import Engine, EngineOptions
+from server.engine.scheduling.page_seals import PageSeals
 from server.engine.scheduling.pages import PagePool
 from server.engine.scheduling.runner_api import BatchError, StepStatistics
 from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits
@@ -389,6 +391,7 @@ def _fallbacks_of_all(own: MatmulFallbacks, followers: Followers) -> dict[Matmul
 
 def _scheduler(settings: Settings, subject: Subject, runner: ModelRunner) -> Scheduler:
     limits, states = subject.limits, runner.worker.states
+    pool = PagePool(runner.num_pages, limits.page_size, None if states is None else StatePool(states.num_slots))
     return Scheduler(
         SchedulerLimits(
             limits.max_model_len,
@@ -398,8 +401,9 @@ def _scheduler(settings: Settings, subject: Subject, runner: ModelRunner) -> Sch
             limits.max_attended_keys,
             limits.max_drafted_tokens,
         ),
-        PagePool(runner.num_pages, limits.page_size, None if states is None else StatePool(states.num_slots)),
+        pool,
         shares_pages=settings.prefix_caching,
+        seals=PageSeals(pool, DevicePageBytes(runner.worker.kv)),
     )
 
 

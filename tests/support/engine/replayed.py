@@ -1,6 +1,6 @@
 """An engine in service whose answers are computed again between two bursts of requests."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
@@ -8,14 +8,17 @@ from random import Random
 
 from qualification.decision.decision import Policy
 from server.engine.execution.forced_answers import ForcedAnswers, Precision
+from server.engine.execution.page_bytes import DevicePageBytes
 from server.engine.execution.runner import ModelRunner
 from server.engine.proof.replay import Replay
 from server.engine.proof.shadow_check import ShadowBudget
 from server.engine.scheduling.answer_tap import AnswerTap
 from server.engine.scheduling.engine import Engine, EngineOptions
+from server.engine.scheduling.page_seals import PageSeals
 from server.engine.scheduling.pages import PagePool
 from server.engine.scheduling.runner_api import Runner
 from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from server.engine.scheduling.seal_chain import SealChain
 from server.engine.scheduling.sequence import Sequence
 from server.protocol.messages import Fork, Grammar, GrammarKind, ReplayReport, SamplingParams, StepOutput, Submit
 from server.settings import DeviceChoice, DtypeChoice, Settings
@@ -57,6 +60,13 @@ def runner_of(model: Path, cache: Path, dtype: DtypeChoice = DtypeChoice.FP32) -
     return built_engine(chosen).runner
 
 
+class IgnoredSeals(PageSeals):
+    """Seals that nobody looks at, so that a replay sees what they would."""
+
+    def sound(self, chain: SealChain, keys: Iterable[bytes]) -> Iterator[bytes]:  # noqa: ARG002
+        return iter(keys)
+
+
 @dataclass(frozen=True)
 class Tapped:
     """A tap that others are called before."""
@@ -84,12 +94,16 @@ class ReplayedEngine:
         launching: Runner | None = None,
         tap: Callable[[Sequence], None] = lambda _: None,
         asks: Iterable[str] = SAMPLINGS,
+        sealed_share: float = 0.0,
+        has_seals: bool = True,
     ) -> None:
         """Serve by a runner, with pages for more or fewer tokens.
 
         launching  what the engine calls in place of the runner: a broken one
         tap        is called with each sequence that is queued
         asks       which of SAMPLINGS requests have
+        sealed_share  of the publications of pages, whose bytes are sealed
+        has_seals  whether the seals of pages are looked at
         """
         self.runner = runner
         config = runner.worker.decoder.config
@@ -97,7 +111,9 @@ class ReplayedEngine:
         if has_grammars:
             runner.grammars = ascii_grammars()
         self.pool = PagePool(num_pages, PAGE_SIZE)
-        scheduler = Scheduler(SchedulerLimits(128, 8, 64), self.pool, shares_pages=True)
+        kind = PageSeals if has_seals else IgnoredSeals
+        seals = kind(self.pool, DevicePageBytes(runner.worker.kv), share=sealed_share)
+        scheduler = Scheduler(SchedulerLimits(128, 8, 64), self.pool, shares_pages=True, seals=seals)
         compile_grammar = None if runner.grammars is None else runner.grammars.compile
         self.engine = Engine(
             scheduler, launching or runner, EngineOptions(config.vocab_size, (), SEED), compile_grammar=compile_grammar
