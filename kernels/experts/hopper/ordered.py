@@ -55,20 +55,21 @@ def _products_of_slots(
     """Compute each slot's result [slots, H]."""
     if hidden.stride(0) % 16 or hidden.data_ptr() % 16:  # of a tensor map
         hidden = hidden.clone(memory_format=torch.contiguous_format)
-    (num_experts, size, width), device, num_slots = expert_weights.down.shape, hidden.device, experts.numel()
+    (num_experts, size, width), device = expert_weights.down.shape, hidden.device
+    num_slots, num_active = experts.numel(), experts.shape[1]
     gate_up_bias, down_bias = expert_weights.gate_up_bias, expert_weights.down_bias
     inner, results = hidden.new_empty(num_slots, width), hidden.new_empty(num_slots, size)
     (name, limit, alpha), processors = activation_arguments(activation), num_processors(device)
 
-    tiling = slots_tiling(num_slots, 2 * width, size, processors, 2, gate_up_bias is not None, name)
+    tiling = slots_tiling(num_active, 2 * width, size, processors, 2, gate_up_bias is not None, name)
     kernel = launcher(tiling, hidden.dtype, pointer_class(gate_up_bias), device)
     kernel((-(-width // tiling.columns), num_slots, 1), (
         *tensor_map(kernel, 0, expert_weights.gate_up, pairs_of_8(num_experts, width, size)),
         *tensor_map(kernel, 1, hidden, matrix(hidden)), inner.data_ptr(), address(gate_up_bias), experts.data_ptr(),
-        experts.shape[1], size, width, limit, alpha,
+        num_active, size, width, limit, alpha,
     ))  # fmt: skip
 
-    tiling = slots_tiling(num_slots, size, width, processors, 1, down_bias is not None, "")
+    tiling = slots_tiling(num_active, size, width, processors, 1, down_bias is not None, "")
     kernel = launcher(tiling, hidden.dtype, pointer_class(down_bias), device)
     weights_layout = (num_experts, size, width), (size * width, width, 1)
     kernel((-(-size // tiling.columns), num_slots, 1), (

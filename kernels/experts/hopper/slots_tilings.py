@@ -7,8 +7,9 @@ BOX = 64  # columns of a box: 128 bytes
 PAD = 8  # rows of x, wgmma's least N
 _ROWS_OF_GROUP = 64
 _HEIGHTS = (32, 64, 96, 128)  # rows of weights of a tile
-_SHARED_BYTES = 232_448 - 4096  # of one program, but for barriers
-_SHARED_BYTES_OF_TWO = 233_472 // 2 - 5120  # of each of two: one fills its ring while the other ends
+# Of each of two programs, but for barriers: one fills its ring while the other ends.
+_SHARED_BYTES_OF_TWO = 233_472 // 2 - 5120
+_BOXES = 2  # of a stage of the ring
 _MOST_STAGES = 16
 
 
@@ -64,17 +65,18 @@ class SlotsTiling:
 
 
 def slots_tiling(
-    num_slots: int, num_rows: int, size_in: int, processors: int, parts: int, has_bias: bool, activation: str
+    num_active: int, num_rows: int, size_in: int, processors: int, parts: int, has_bias: bool, activation: str
 ) -> SlotsTiling:
-    """The tiling of weights [num_rows, size_in] of one expert: the height that leaves the busiest the least."""
+    """The tiling of weights [num_rows, size_in] of one expert, by the height that leaves the busiest the least.
+
+    That of one token's slots: two tokens have the same, so that one kernel is compiled for both.
+    """
 
     def busiest(height: int) -> tuple[int, int]:
-        return ceil(ceil(num_rows / height) * num_slots / processors) * height, -height
+        return ceil(ceil(num_rows / height) * num_active / processors) * height, -height
 
     height = min(_HEIGHTS, key=busiest)
-    is_one_wave = ceil(num_rows / height) * num_slots <= processors
-    shared = _SHARED_BYTES if is_one_wave else _SHARED_BYTES_OF_TWO
-    boxes = 4 if is_one_wave and size_in % (4 * BOX) == 0 else 2
-    one = SlotsTiling(height, parts, boxes, 1, has_bias, activation)
-    stages = (shared - one.slack * one.unit * BOX * 2) // ((height + PAD) * BOX * 2 * boxes)
-    return replace(one, stages=min(_MOST_STAGES, stages, ceil(size_in / (boxes * BOX))))
+    one = SlotsTiling(height, parts, _BOXES, 1, has_bias, activation)
+    free = _SHARED_BYTES_OF_TWO - one.slack * one.unit * BOX * 2
+    stages = free // ((height + PAD) * BOX * 2 * _BOXES)
+    return replace(one, stages=min(_MOST_STAGES, stages, ceil(size_in / (_BOXES * BOX))))
