@@ -8,7 +8,7 @@ from kernels.experts.hopper.launch import run_experts_hopper, run_in_tiles
 from kernels.experts.kinds import ClampedSwiglu, ExpertActivation, ExpertFormat
 from kernels.experts.mxfp4 import launch as codes_launch
 from kernels.experts.mxfp4.tilings import ALL_TILES, CodesTiles
-from kernels.experts.paths import RunExperts
+from kernels.experts.paths import EXPERTS_PATHS, RunExperts
 from kernels.experts.shape import ExpertsShape
 from kernels.experts.tiles import hopper_rows
 from kernels.experts.weights import AnyExpertWeights, ExpertWeights, Mxfp4Weights
@@ -120,3 +120,21 @@ def test_a_tokens_bits_do_not_depend_on_its_neighbours(rows: int, device: torch.
 
 def test_tiles_are_higher_the_more_rows_an_expert_has() -> None:
     assert [hopper_rows(tokens, 8, 128) for tokens in (1, 2, 3, 128, 320, 512, 1024)] == [1, 1, 16, 16, 32, 64, 128]
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("_hopper")
+@pytest.mark.parametrize("name", [*MIXTURES, "codes"])
+def test_a_token_has_the_bits_it_has_alone(name: str, device: torch.device) -> None:
+    """Paths of one order: alone, beside one other, and in tiles of every height."""
+    mixture = CODES if name == "codes" else MIXTURES[name]
+    path = next(it for it in EXPERTS_PATHS if it.name.endswith(".ordered") and mixture.format in it.limits.formats)
+    assert path.run is not None
+    for case in experts_cases(mixture, device, seed=0):
+        given = case.expert_weights, case.activation
+        out, alone = torch.empty_like(case.hidden), torch.empty_like(case.hidden)
+        path.run(case.hidden, case.experts, case.weights, *given, out)
+        for first in range(0, len(out), 2 if len(out) % 2 == 0 else 1):
+            rows = slice(first, first + (2 if len(out) % 2 == 0 else 1))
+            path.run(case.hidden[rows], case.experts[rows], case.weights[rows], *given, alone[rows])
+        assert torch.equal(out.view(torch.int16), alone.view(torch.int16)), case.name
