@@ -11,7 +11,7 @@ import psutil
 import pytest
 from running_server import DEMO, Server, StartServer
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 SAMPLED: dict[str, Any] = {"max_tokens": 24, "temperature": 0.9, "top_p": 0.95, "receipt": True}
 
@@ -22,26 +22,33 @@ def verify(receipt: Path, *flags: str, cache: str | None = None) -> subprocess.C
     return subprocess.run(program, capture_output=True, text=True, timeout=500, check=False, env=environ)
 
 
-def test_a_receipt_of_an_ended_process_is_verified(start_server: StartServer, demo: Server, tmp_path: Path) -> None:
+def test_a_receipt_of_an_ended_process_is_verified(start_server: StartServer, tmp_path: Path) -> None:
+    """Answers behind a prefix hit, with others beside them, and bound to a grammar, computed again alone."""
     prompt = "The keeper of the lighthouse wrote down everything that passed. " * 8
-    chat = {"messages": [{"role": "user", "content": "Hi"}], "logprobs": True, **SAMPLED}
-    with start_server() as yesterday:
-        yesterday.wait_ready()
+    chat = {"messages": [{"role": "user", "content": "Hi"}], "logprobs": True, "n": 3, **SAMPLED}
+    flags = ("--reproducible", "--max-model-len", "256", "--max-num-batched-tokens", "128")  # few shapes to prove
+    with start_server(*flags) as yesterday:
+        yesterday.wait_ready(540)
+        yesterday.post("/v1/completions", {"prompt": prompt, "max_tokens": 1})  # so that the next one hits the cache
         answers = [
             yesterday.post("/v1/completions", {"prompt": prompt, "logprobs": 0, **SAMPLED}).json(),
             yesterday.post("/v1/chat/completions", chat).json(),
             yesterday.post("/v1/completions", {"prompt": "A", "guided_regex": "[a-f]{8}", **SAMPLED}).json(),
         ]
+    assert answers[0]["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+    assert all(answer["receipt"]["content"]["reproducible"] for answer in answers)
     file = tmp_path / "answer.json"
-    for answer in answers:
-        file.write_text(json.dumps(answer))
-        done = verify(file, "--url", demo.url)
-        assert done.returncode == 0, done.stdout + done.stderr
-    text = file.read_text()
-    altered = text.replace('"num_tokens": ', '"num_tokens": 1', 1)
-    assert altered != text
-    file.write_text(altered)
-    done = verify(file, "--url", demo.url)
+    with start_server(*flags) as today:
+        today.wait_ready()
+        for answer in answers:
+            file.write_text(json.dumps(answer))
+            done = verify(file, "--url", today.url)
+            assert done.returncode == 0, done.stdout + done.stderr
+        text = file.read_text()
+        altered = text.replace('"num_tokens": ', '"num_tokens": 1', 1)
+        assert altered != text
+        file.write_text(altered)
+        done = verify(file, "--url", today.url)
     assert (done.returncode, done.stdout.count("\n")) == (3, 1), done.stdout
     assert "it was changed since key" in done.stdout
 
