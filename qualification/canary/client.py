@@ -3,10 +3,13 @@
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import httpx2
+import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
+from qualification.canary.golden import GoldenRequest, MixAnswer
 from qualification.canary.numerics import Scores
 from qualification.receipt.replay import ReplayServer
 
@@ -94,6 +97,19 @@ class Candidate:
         except (TypeError, LookupError, ValueError, AttributeError) as error:
             raise RequestFailed("/v1/completions gave no log probabilities of the prompt") from error
 
+    def answer(self, request: GoldenRequest) -> GoldenRequest:
+        """Return a request of a mix with what the server answers. Raises RequestFailed."""
+        is_chat = "messages" in request.body
+        more: dict[str, object] = {} if is_chat else {"logprobs": 0, "return_tokens_as_token_ids": True}
+        body = self._post(request.path, request.body | more | {"cache_salt": self._salt + request.salt})
+        try:
+            choices: Any = body["choices"]
+            usage: Any = body["usage"]
+            answers = [_chat_answer(choice) if is_chat else _answer(choice) for choice in choices]
+            return msgspec.structs.replace(request, num_prompt_tokens=int(usage["prompt_tokens"]), answers=answers)
+        except (TypeError, LookupError, ValueError, AttributeError) as error:
+            raise RequestFailed(f"{request.path} gave no answer with tokens and usage") from error
+
     def counters(self) -> dict[str, float]:
         """Return the counters that must not grow, by name; one that /metrics does not have is absent."""
         try:
@@ -143,6 +159,17 @@ class Candidate:
 def watched() -> tuple[str, ...]:
     """The names of the counters that `counters` reads."""
     return tuple(what for what, _ in _WATCHED.values())
+
+
+def _chat_answer(choice: Any) -> MixAnswer:
+    message = choice["message"]
+    return MixAnswer(f"{message.get('reasoning_content') or ''}{message['content'] or ''}")
+
+
+def _answer(choice: Any) -> MixAnswer:
+    scores = choice["logprobs"]
+    logprobs = [round(float(value), 5) for value in scores["token_logprobs"]]
+    return MixAnswer(choice["text"], [_token_id(token) for token in scores["tokens"]], logprobs)
 
 
 def _token_id(name: str) -> int:

@@ -29,6 +29,31 @@ class GoldenPrompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     likeliest: list[int]  # token at each place
 
 
+class MixAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One answer; a chat's has no tokens."""
+
+    text: str
+    token_ids: list[int] = []
+    logprobs: list[float] = []  # natural, of those tokens, before any penalty
+
+
+class GoldenRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A request of a mix, and what was answered when it was asked alone."""
+
+    name: str
+    path: str  # of the API
+    body: dict[str, Any]  # without model and salt
+    salt: str = ""  # what is added to the salt of a run
+    num_prompt_tokens: int = 0
+    answers: list[MixAnswer] = []
+
+    @property
+    def is_greedy(self) -> bool:
+        """Return whether each token is the likeliest of those that may come."""
+        is_penalised = any(name.endswith("_penalty") for name in self.body)
+        return self.body.get("temperature") == 0 and not is_penalised
+
+
 class Times(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Every sample of one bucket, seconds."""
 
@@ -46,6 +71,8 @@ class Golden(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     times: dict[str, Times]  # by bucket
     model_digests: dict[str, str] = {}  # of tokenizer and weights; files of before have none
     receipts: list[dict[str, Any]] = []  # of a server that promises equal bits; otherwise and before there are none
+    mix: list[GoldenRequest] = []  # likewise
+    max_model_len: int | None = None  # likewise
 
 
 class _AnySchema(msgspec.Struct, frozen=True):
@@ -72,6 +99,9 @@ def load_golden(path: Path) -> Golden:
             check_consistent(receipt_of(receipt).content)
         except ReceiptError as error:
             raise GoldenError(f"{path} cannot be used: receipts[{place}]: {error}") from error
+    for request in golden.mix:
+        if any(len(answer.logprobs) != len(answer.token_ids) for answer in request.answers):
+            raise GoldenError(f"{path} cannot be used: {request.name} has not one log probability for each token")
     for bucket, times in golden.times.items():
         if min([*times.ttft_s, *times.tpot_s], default=1.0) <= 0:
             raise GoldenError(f"{path} cannot be used: a time of {bucket} is not positive")
@@ -89,13 +119,13 @@ def check_date(golden: Golden, now: datetime) -> None:
 
 
 def save_golden(path: Path, golden: Golden) -> None:
-    """One prompt a line, so that a diff shows which answer changed."""
-    prompts = ",\n".join(_json(prompt) for prompt in golden.prompts)
-    values = {name: _json(getattr(golden, name)) for name in golden.__struct_fields__} | {"prompts": f"[\n{prompts}\n]"}
-    receipts = ",\n".join(_json(receipt) for receipt in golden.receipts)
-    values["receipts"] = f"[\n{receipts}\n]"
-    if not golden.receipts:  # as files of before, which older programs read
-        del values["receipts"]
+    """One prompt, request or receipt a line, so that a diff shows which answer changed."""
+    values = {name: _json(getattr(golden, name)) for name in golden.__struct_fields__}
+    for name in ("prompts", "mix", "receipts"):
+        lines_of = ",\n".join(_json(it) for it in getattr(golden, name))
+        values[name] = f"[\n{lines_of}\n]"
+        if name != "prompts" and not getattr(golden, name):  # as files of before, which older programs read
+            del values[name]
     lines = ",\n".join(f'"{name}": {value}' for name, value in values.items())
     path.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
 

@@ -15,8 +15,11 @@ def digests_of(report: Mapping[str, object]) -> dict[str, str]:
     return {name: known[name] for name in NAMES if isinstance(known.get(name), str)}
 
 
-def judge_model(golden: Golden, digests: Mapping[str, str]) -> Verdict:
+def judge_model(golden: Golden, digests: Mapping[str, str], *, max_model_len: int) -> Verdict:
     """FAIL names what has changed. A golden file without digests is of before there were any: nothing is judged."""
+    if golden.max_model_len is not None and max_model_len < golden.max_model_len:
+        detail = f"the context is {max_model_len} tokens, {golden.max_model_len} were recorded"
+        return Verdict(Stage.MODEL, Outcome.FAIL, detail)
     if not golden.model_digests:
         detail = f"the golden file of {golden.recorded_at} has no digests of tokenizer and weights: record it anew"
         return Verdict(Stage.MODEL, Outcome.SKIPPED, detail)

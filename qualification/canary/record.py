@@ -5,7 +5,8 @@ from datetime import UTC, datetime, timedelta
 
 from kernels.vocabulary.buckets import bucket_of
 from qualification.canary.client import CanaryError, Candidate, Model, RequestFailed, RequestTimedOut
-from qualification.canary.golden import SCHEMA, Golden, GoldenPrompt, Times
+from qualification.canary.golden import SCHEMA, Golden, GoldenPrompt, GoldenRequest, Times
+from qualification.canary.mix import LEAST_CONTEXT, mix_requests
 from qualification.canary.numerics import Reply
 
 ANSWER_TOKENS = 24
@@ -45,6 +46,14 @@ def draw_prompts(candidate: Candidate, model: Model) -> list[GoldenPrompt]:
     ]
 
 
+def draw_mix(candidate: Candidate, model: Model) -> list[GoldenRequest]:
+    """Return the requests of a mix from our own text; none where the context is too short for them.
+
+    Raises RequestFailed.
+    """
+    return mix_requests(candidate.tokenize(_TEXT)) if model.max_model_len >= LEAST_CONTEXT else []
+
+
 def places_of(num_tokens: int) -> list[int]:
     """Positions whose log probability is kept: all of a short prompt, else evenly spread and the last one."""
     num_places = min(_MAX_PLACES, num_tokens - 1)
@@ -82,8 +91,12 @@ def record(
     valid_days: int | None,
     progress: Say,
     model_digests: Mapping[str, str],
+    mix: list[GoldenRequest],
 ) -> Golden:
-    """Record the answers of a trusted server. `times` is by bucket, already measured. Raises RequestFailed."""
+    """Record the answers of a trusted server. `times` is by bucket, already measured, `mix` is answered.
+
+    Raises RequestFailed.
+    """
     prompts = list(prompts)
     answered = []
     for n, prompt in enumerate(prompts):
@@ -100,6 +113,8 @@ def record(
         prompts=answered,
         times=times,
         model_digests=dict(model_digests),
+        mix=mix,
+        max_model_len=model.max_model_len,
     )
 
 

@@ -19,12 +19,13 @@ from qualification.canary.golden import (
     load_golden,
     shipped_golden,
 )
+from qualification.canary.mix import LEAST_CONTEXT, MIX, ask_mix, judge_mix, record_mix
 from qualification.canary.model import digests_of, judge_model
 from qualification.canary.numerics import judge_numerics
 from qualification.canary.performance import OUTPUT_TOKENS, Rules, compare, lengths_for, record_times
 from qualification.canary.plan import Reviewed, dtype_of, judge_layers, judge_plan, reviewed_matrix
 from qualification.canary.receipts import judge_receipts, record_receipts
-from qualification.canary.record import ask, draw_prompts, fingerprint_of, record
+from qualification.canary.record import ask, draw_mix, draw_prompts, fingerprint_of, record
 from qualification.canary.report import Result
 from qualification.canary.verdict import Outcome, Stage, Verdict, judge_service
 from qualification.load.client import LoadClient
@@ -100,7 +101,7 @@ class Canary:
         detail = f"{model.name} is served, up to {model.max_model_len} tokens"
         self._give(Verdict(Stage.ENVIRONMENT, Outcome.PASS, detail))
         if golden is not None:
-            self._give(judge_model(golden, digests_of(report)))
+            self._give(judge_model(golden, digests_of(report), max_model_len=model.max_model_len))
         rows = report.get("shapes")
         rows = rows if isinstance(rows, list) else []
         if not all(isinstance(row, dict) for row in rows):
@@ -119,6 +120,7 @@ class Canary:
             self._give(
                 *judge_numerics(replies, dtype=dtype_of(rows), is_same_machine=is_same, is_same_build=is_same_build)
             )
+            self._give(self._mix(golden, model, dtype_of(rows), is_exact=is_same and is_even(report, rows)))
             if is_same_build:
                 self._give(self._receipts(golden, model))
         self._performance(golden, model, is_same=is_same)
@@ -180,6 +182,15 @@ class Canary:
             digest=digest if isinstance(digest, str) else None,
         )
 
+    def _mix(self, golden: Golden, model: Model, dtype: str | None, *, is_exact: bool) -> Verdict:
+        if not golden.mix:
+            detail = f"the golden file of {golden.recorded_at} has no requests to ask at once: record it anew"
+            return Verdict(Stage.NUMERICS, Outcome.SKIPPED, detail, bucket=MIX)
+        if model.max_model_len < LEAST_CONTEXT:
+            detail = f"the requests to ask at once need a context of {LEAST_CONTEXT}, not {model.max_model_len}"
+            return Verdict(Stage.NUMERICS, Outcome.SKIPPED, detail, bucket=MIX)
+        return judge_mix(ask_mix(self._candidate, golden.mix, self._progress), dtype=dtype, is_exact=is_exact)
+
     def _performance(self, golden: Golden | None, model: Model, *, is_same: bool) -> None:
         options = self._options
         if not options.has_performance:
@@ -226,13 +237,22 @@ class Canary:
         return judge_service(before, after)
 
 
+def is_even(report: Mapping[str, object], rows: list[Mapping[str, object]]) -> bool:
+    """Return whether an answer is the same beside others: always under `reproducible`, and but for ties in fp32."""
+    return report.get("reproducible") is True or dtype_of(rows) == "fp32"
+
+
 def record_golden(candidate: Candidate, options: Options, *, valid_days: int | None, progress: Progress) -> Golden:
     """Record the answers and times of a trusted server: to an older file's prompts, or to prompts from our own text.
 
     Raises CanaryError, GoldenError and DiscoveryError.
     """
     model, report = candidate.model(), candidate.attention()
-    prompts = draw_prompts(candidate, model) if options.golden is None else load_golden(options.golden).prompts
+    older = None if options.golden is None else load_golden(options.golden)
+    prompts = draw_prompts(candidate, model) if older is None else older.prompts
+    mix, refused = record_mix(candidate, draw_mix(candidate, model) if older is None or not older.mix else older.mix)
+    for why in refused:
+        progress(len(mix), len(mix) + len(refused), f"not recorded: {why}")
     times: dict[str, Times] = {}
     if options.has_performance:
         with ExitStack() as stack:
@@ -250,6 +270,7 @@ def record_golden(candidate: Candidate, options: Options, *, valid_days: int | N
         valid_days=valid_days,
         progress=progress,
         model_digests=digests_of(report),
+        mix=mix,
     )
     try:
         receipts = record_receipts(candidate.replays(), golden.prompts, progress)

@@ -1,6 +1,7 @@
 """An OpenAI-compatible server that does what a test says, over real HTTP: its times and its faults are planted here."""
 
 import json
+import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -62,6 +63,12 @@ class Script:
     counters: dict[str, float] = field(default_factory=lambda: dict(COUNTERS))
     counters_grow: str | None = None  # this one by 1 with each completion
     salt: int = 0  # another one answers otherwise
+    chosen: Callable[[dict[str, Any], list[int]], list[int]] = lambda _, tokens: tokens  # of a body: what is answered
+    num_special: int = 0  # tokens more of each prompt
+    answer_s: float = 0.0  # that a completion takes
+    num_at_once: int = 0  # completions, and the most there were
+    most_at_once: int = 0
+    lock: threading.Lock = field(default_factory=threading.Lock)
     logprob_shift: Callable[[int], float] = no_shift  # of the prompt's length: what its log probabilities are off by
     can_score: bool = True
     raw: bytes | None = None  # the answer to a completion, as it is
@@ -117,8 +124,25 @@ class Handler(BaseHTTPRequestHandler):
         elif body.get("echo"):
             self.score(body["prompt"])
         else:
-            text = " ".join(str(token + script.salt) for token in body["prompt"][:20])
-            self.send_json({"choices": [{"text": text}]})
+            self.complete(body)
+
+    def complete(self, body: dict[str, Any]) -> None:
+        prompt = body.get("prompt", [1, 2, 3])
+        script, is_chat = self.script, "messages" in body
+        with script.lock:
+            script.num_at_once += 1
+            script.most_at_once = max(script.most_at_once, script.num_at_once)
+        time.sleep(script.answer_s)
+        choices: list[dict[str, Any]] = []
+        for index in range(body.get("n", 1)):
+            tokens = script.chosen(body, [token + script.salt + index for token in prompt[-20:]])
+            text = " ".join(map(str, tokens))
+            names = [f"token_id:{token}" for token in tokens]
+            scores = {"tokens": names, "token_logprobs": [-1.0 - 0.01 * token for token in tokens]}
+            choices.append({"message": {"content": text}} if is_chat else {"text": text, "logprobs": scores})
+        with script.lock:
+            script.num_at_once -= 1
+        self.send_json({"choices": choices, "usage": {"prompt_tokens": len(prompt) + script.num_special}})
 
     def score(self, prompt: list[int]) -> None:
         names = [f"token_id:{token}" for token in prompt]

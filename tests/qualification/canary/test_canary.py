@@ -33,7 +33,7 @@ AT_ONCE = ("--utilization", "50")
 
 
 def usual(**changes: object) -> Script:
-    return Script(max_model_len=700, token_s=0.001, **changes)  # type: ignore[arg-type]
+    return Script(**{"max_model_len": 700, "token_s": 0.001, **changes})  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -82,6 +82,7 @@ def test_server_against_itself_passes_every_stage(url: str, golden: str, capsys:
         "numerics le_128",
         "numerics le_512",
         "numerics le_2k",
+        "numerics mix",
         "performance le_128",
         "performance le_512",
         "service",
@@ -106,6 +107,20 @@ def counters_but(name: str, **others: float) -> dict[str, float]:
     return {key: value for key, value in COUNTERS.items() if key != name} | others
 
 
+def another_third(body: dict[str, Any], tokens: list[int]) -> list[int]:
+    """The last of three answers is the first one."""
+    is_last = body.get("n") == 3 and tokens[0] == body["prompt"][-20] + 2
+    return [token - 2 for token in tokens] if is_last else tokens
+
+
+def unpenalised(body: dict[str, Any], tokens: list[int]) -> list[int]:
+    return tokens[:-1] if "frequency_penalty" in body else tokens
+
+
+def one_salt_for_all(body: dict[str, Any], tokens: list[int]) -> list[int]:
+    return tokens[1:] if body["cache_salt"].endswith("another") else tokens
+
+
 BF16 = [plan_row(shape="prefill bf16 h4:2")]
 REVIEWED = {"rows": [plan_row(status="proven")], "matrix_digest": "ab" * 32}
 FELL_BACK = [plan_row(), plan_row(shape="s", path="sdpa.math", fallback_reasons=["head_dim"])]
@@ -115,6 +130,11 @@ RUNS = [
     ({"rows": BF16, "logprob_shift": lambda _: 0.01}, [], 0, ""),  # sixteen bits are given more room
     ({"rows": BF16, "logprob_shift": lambda _: 0.05}, [], 1, ""),
     ({"salt": 1}, [], 1, "le_128-5: differs from character 0 of"),
+    ({"chosen": another_third}, [], 1, "n = 3: answer 2 is another one"),
+    ({"chosen": unpenalised}, [], 1, "penalties: answer 0 is another one"),
+    ({"chosen": one_salt_for_all}, [], 1, "shared prefix, another salt: answer 0 is another one"),
+    ({"num_special": 2}, [], 1, "chat: its prompt has 5 tokens, 3 were recorded"),
+    ({"max_model_len": 650}, [], 3, "model: FAIL: the context is 650 tokens, 700 were recorded"),
     ({"rows": FELL_BACK}, [], 3, "s: falls back from a to sdpa.math (head_dim)"),
     ({}, ["--require-proven"], 3, ""),
     (REVIEWED, ["--matrix-digest", "abababab"], 0, ""),
@@ -342,14 +362,24 @@ def test_matrix_of_another_digest_than_named_exits_3(
 
 def test_prompts_are_asked_greedily_and_never_twice_for_time(url: str, golden: str, script: Script) -> None:
     canary(url, "--golden", golden, "--baseline", url)
-    assert all(body["temperature"] == 0 for body in script.bodies)
+    asked = [body for body in script.bodies if body.get("stream") or body.get("echo")]
+    assert all(body["temperature"] == 0 for body in asked)
     # Not to the other side either, which is the same server here: its prefix cache would answer who comes second.
     timed = [tuple(body["prompt"]) for body in script.bodies if body.get("stream")]
     assert len(timed) == len(set(timed)) == 2 * 2 * (12 + 2)
-    (salt,) = {body["cache_salt"] for body in script.bodies if not body.get("stream")}
+    (salt,) = {body["cache_salt"] for body in asked if not body.get("stream")}
     script.bodies.clear()
     canary(url, "--golden", golden, "--no-performance")
     assert {salt} != {body["cache_salt"] for body in script.bodies}, "a cached prefix of an earlier run would be hit"
+
+
+def test_a_mix_is_asked_at_once_and_under_two_salts(url: str, golden: str, script: Script) -> None:
+    script.answer_s = 0.2
+    assert canary(url, "--golden", golden, "--no-performance") == 0
+    assert script.most_at_once == len(load_golden(Path(golden)).mix) == 9
+    mixed = [body for body in script.bodies if body.get("n") or "messages" in body or body.get("logprobs") == 0]
+    assert len(mixed) == 2 * 9
+    assert len({body["cache_salt"] for body in mixed}) == 2
 
 
 def test_golden_file_has_a_line_for_each_fitting_length(golden: str) -> None:
@@ -387,7 +417,7 @@ def test_json_markdown_junit_and_a_chart_are_written(url: str, golden: str, scri
     assert (content["exit_code"], content["verdict"]) == (1, "numerics")
     assert len(content["times"]["candidate"]["by_bucket"]["le_512"]["ttft_s"]) == 12
     suite = ElementTree.parse(folder / "canary.xml").getroot()
-    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("9", "3", "0")
+    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("10", "4", "0")
     assert next(case.get("name") for case in suite if case.find("failure") is not None) == "numerics le_128"
     assert "| numerics | le_512 | fail |" in (folder / "canary.md").read_text()
     assert "candidate" in (folder / "canary.svg").read_text()

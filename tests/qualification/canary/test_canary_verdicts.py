@@ -11,7 +11,17 @@ from xml.etree import ElementTree
 import pytest
 from msgspec.structs import replace as replace_fields
 
-from qualification.canary.golden import GoldenError, GoldenPrompt, Times, check_date, load_golden, shipped_golden
+from qualification.canary.golden import (
+    GoldenError,
+    GoldenPrompt,
+    GoldenRequest,
+    MixAnswer,
+    Times,
+    check_date,
+    load_golden,
+    shipped_golden,
+)
+from qualification.canary.mix import MixReply, judge_mix
 from qualification.canary.numerics import Reply, Scores, judge_numerics
 from qualification.canary.performance import Pairs, Rules, judge_performance
 from qualification.canary.plan import Reviewed, dtype_of, judge_plan, reviewed_matrix
@@ -174,6 +184,32 @@ def test_numbers_and_texts_are_judged_by_dtype_and_machine(
     replies: list[Reply], dtype: str, machine: dict[str, bool], outcome: Outcome
 ) -> None:
     assert judge_numerics(replies, dtype=dtype, **machine)[0].outcome is outcome
+
+
+def request(token_ids: list[int], *, logprob: float = -1.0, **body: object) -> GoldenRequest:
+    """A request with one answer; without a temperature it is greedy."""
+    answer = MixAnswer(str(token_ids), token_ids, [logprob] * len(token_ids))
+    return GoldenRequest("r", "/v1/completions", {"temperature": 0, **body}, answers=[answer])
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "is_exact", "outcome"),
+    [
+        (request([1, 2, 3]), request([1, 2, 3], logprob=-1.005), True, Outcome.PASS),
+        (request([1, 2, 3]), request([1, 2, 3], logprob=-1.05), False, Outcome.FAIL),
+        (request([1, 2, 3]), request([1, 2, 4]), True, Outcome.FAIL),
+        (request([1, 2, 3]), request([1, 2, 4]), False, Outcome.PASS),  # a tie
+        (request([1, 2, 3]), request([4, 2, 3], logprob=-1.5), False, Outcome.FAIL),
+        (request([1, 2, 3], seed=1, temperature=1.0), request([1, 4, 3], logprob=-1.0), False, Outcome.PASS),
+        (request([1, 2, 3], seed=1, temperature=1.0), request([4, 2, 3], logprob=-9.0), False, Outcome.FAIL),
+        (request([1, 2, 3]), None, True, Outcome.NO_DATA),
+    ],
+)
+def test_a_mix_is_judged_by_its_answers_alone(
+    before: GoldenRequest, now: GoldenRequest | None, is_exact: bool, outcome: Outcome
+) -> None:
+    reply = MixReply(before, now, "HTTP 503" if now is None else None)
+    assert judge_mix([reply], dtype="fp32", is_exact=is_exact).outcome is outcome
 
 
 # --- performance ------------------------------------------------------------------------------------------------------
