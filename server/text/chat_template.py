@@ -19,6 +19,7 @@ import jinja2
 from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.filters import make_attrgetter
+from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
 from jinja2.runtime import Context, Undefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -74,6 +75,7 @@ class ChatTemplate:
         self.tool_source = source if tool_source is None else tool_source
         self._template = _compiled(source)
         self._tool_template = self._template if tool_source is None else _compiled(tool_source)
+        self.has_tools_of_messages = _has_tools_of_messages(self.tool_source)
         self._special_tokens = special_tokens
         self.reserved = frozenset({*_OURS, *special_tokens, *_environment().globals})  # names that no request may set
 
@@ -204,6 +206,12 @@ def _compiled(source: str) -> jinja2.Template:
         return _environment().from_string(source)
     except (jinja2.TemplateError, RecursionError) as error:
         raise ModelError(f"the chat template cannot be compiled: {error}") from error
+
+
+def _has_tools_of_messages(source: str) -> bool:
+    """Return whether a template reads tools from a message alone, as Phi-4-mini's does."""
+    is_of_message = re.search(r"""\[['"]tools['"]\]|\bmessage\.tools\b""", source) is not None
+    return is_of_message and "tools" not in find_undeclared_variables(_environment().parse(source))
 
 
 def _literals(source: str) -> Iterable[str]:

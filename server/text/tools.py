@@ -1,12 +1,13 @@
 """Tools for a model whose chat template has no place for them: described in the system's message, as for Hermes."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any
 
 from server.text.request_text import is_of_request, joined, of_request
 
+_WITH_TOOLS = "You are a helpful assistant with some tools."  # Phi-4-mini's system, where a request has none
 _GAP = "\n\n"  # between a system's texts
 _HEAD = (
     "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
@@ -37,7 +38,7 @@ def tools_as_text(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, 
     for message in found:
         message.pop("is_response", None)
     if tools:
-        text = joined((_HEAD, joined(map(_json, tools), "\n"), _TAIL))
+        text = joined((_HEAD, joined(map(request_json, tools), "\n"), _TAIL))
         if found and found[0]["role"] == "system":
             found[0]["content"] = joined((found[0]["content"], text), _GAP)
         else:
@@ -75,10 +76,52 @@ def turns_joined(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _call_text(function: dict[str, Any]) -> str:
-    call = _json({"name": function["name"], "arguments": function["arguments"]})
+    call = request_json({"name": function["name"], "arguments": function["arguments"]})
     return joined(("<tool_call>\n", call, "\n</tool_call>"))
 
 
-def _json(value: dict[str, Any]) -> str:
+def arguments_as_text(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same conversation for a template that joins the arguments of calls to other texts: they are JSON."""
+    return [
+        {**message, "tool_calls": [_with_text(call) for call in message["tool_calls"]]}
+        if "tool_calls" in message
+        else message
+        for message in messages
+    ]
+
+
+def calls_in_content(
+    messages: Sequence[dict[str, Any]], write: Callable[[Sequence[dict[str, Any]]], str]
+) -> list[dict[str, Any]]:
+    """The same conversation for a template without calls: in a message's text, as `write` writes them."""
+
+    def changed(message: dict[str, Any]) -> dict[str, Any]:
+        calls = [call["function"] for call in message["tool_calls"]]
+        return {**message, "content": joined((message["content"], write(calls)))}
+
+    return [changed(message) if "tool_calls" in message else message for message in messages]
+
+
+def tools_in_system(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]]:
+    """The same conversation for a template that has tools of the system's message: JSON of functions."""
+    if not tools:
+        return [*messages]
+    written = request_json([tool["function"] for tool in tools])
+    if messages and messages[0]["role"] == "system":
+        return [{**messages[0], "tools": written}, *messages[1:]]
+    return [{"role": "system", "content": _WITH_TOOLS, "tools": written}, *messages]
+
+
+def request_json(value: Any) -> str:
+    """Return JSON, as a request's text where such a text is in the value."""
     text = json.dumps(value, ensure_ascii=False)
     return of_request(text) if is_of_request(value) else text
+
+
+def _with_text(call: dict[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    given = function["arguments"]
+    return {
+        **call,
+        "function": {**function, "arguments": given if isinstance(given, str) else request_json(given)},
+    }

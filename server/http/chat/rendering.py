@@ -11,11 +11,21 @@ from server.errors import InvalidJson, InvalidValue, TemplateError, TemplateRefu
 from server.http.chat.requests import ChatRequest, Message
 from server.http.chat.tools import ToolCall, ToolUse
 from server.http.common.json_body import parse_json
+from server.text.answer.formats import FORMATS
+from server.text.answer.history import writer_of
 from server.text.answer.syntax import AnswerSyntax
 from server.text.chat_template import ChatTemplate
 from server.text.request_text import RequestText, joined
 from server.text.tokenizer import Tokenizer
-from server.text.tools import system_first, system_in_user, tools_as_text, turns_joined
+from server.text.tools import (
+    arguments_as_text,
+    calls_in_content,
+    system_first,
+    system_in_user,
+    tools_as_text,
+    tools_in_system,
+    turns_joined,
+)
 
 _NO_REASONING = "none"  # the effort
 
@@ -117,7 +127,7 @@ def _rendered(
             _guarded(it.options),
         )
     tools = it.tools if syntax.has_tool_template else None
-    messages = it.messages if syntax.has_tool_template else tools_as_text(it.messages, it.tools)
+    messages = _with_places(it, template, syntax)
     refusal: TemplateRefusal | None = None
     for variant in _variants(messages):
         try:
@@ -132,6 +142,17 @@ def _rendered(
     raise refusal
 
 
+def _with_places(it: Conversation, template: ChatTemplate, syntax: AnswerSyntax) -> list[dict[str, Any]]:
+    """The messages, with tools and calls where the template has a place for them."""
+    if not syntax.has_tool_template:
+        return tools_as_text(it.messages, it.tools)
+    messages = it.messages
+    if not template.reads("tool_calls", has_tools=True):
+        write = writer_of(FORMATS[syntax.calls].shape, template.tool_source)
+        messages = messages if write is None else calls_in_content(messages, write)
+    return tools_in_system(messages, it.tools) if it.tools and template.has_tools_of_messages else messages
+
+
 def _variants(messages: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
     """Yield the messages as they are, then as templates take them that refuse what the API allows."""
     yield messages
@@ -142,6 +163,8 @@ def _variants(messages: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
         if variant != before:
             yield variant
         before = variant
+    if any("tool_calls" in message for message in messages):
+        yield arguments_as_text(messages)
 
 
 def _guarded_message(message: Mapping[str, Any], tags: Sequence[str]) -> dict[str, Any]:
