@@ -297,6 +297,7 @@ def _environment() -> _Environment:
     environment.filters["tojson"] = _tojson  # jinja2's own escapes HTML, which no model was trained on
     environment.filters |= {"~": _concatenated, "string": _as_string, "safe": _safe, "join": _join}
     environment.filters.update({name: _guarded(name, each) for name, each in environment.filters.items()})
+    environment.filters["format"] = _filled
     return environment
 
 
@@ -342,6 +343,21 @@ def _formatted(form: str, *args: Any, **kwargs: Any) -> str:
         index = int(name or num_unnamed) if not name or name.isdecimal() else None
         num_unnamed += not name
         texts.append(_written(kwargs[name] if index is None else args[index]))
+    return _joined_texts(texts, "")
+
+
+def _filled(form: str, *args: Any) -> str:
+    """`form | format(...)` with plain places: %s, and %% for a percent sign."""
+    texts: list[str] = []
+    given = iter(args)
+    for piece in re.split(r"(%.?)", str.__str__(form), flags=re.DOTALL):
+        if piece == "%s":
+            texts.append(_written(next(given, "")))
+        elif piece.startswith("%") and piece != "%%":
+            raise _Limited("it calls the filter format with more than plain %s")
+        else:
+            literal = "%" if piece == "%%" else piece
+            texts.append(RequestText(literal) if is_of_request(form) else literal)
     return _joined_texts(texts, "")
 
 

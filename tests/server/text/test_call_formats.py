@@ -2,6 +2,7 @@
 
 import json
 import random
+import time
 from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any, NoReturn
@@ -90,3 +91,60 @@ def test_a_broken_call_is_read_alike_however_it_comes(name: str) -> None:
             assert not call.is_whole or isinstance(strict(call.arguments), dict), text
         if not whole.calls and not reasoning and name != "functionary_v3.2" and "<response>" not in text:
             assert whole.content.split() == text.split(), text  # nothing that was written is lost
+
+
+def test_quoted_values_of_python_calls_have_the_type_of_the_schema() -> None:
+    properties = {"days": {"type": "integer"}, "wet": {"type": "boolean"}, "places": {"type": "array"}, "zip": {}}
+    tools = {"f": {"properties": {**properties, "text": {"type": "string"}}}}
+    text = """[f(days="5", wet="True", places="['a', None]", zip='007', text="5")]"""
+    [call] = read(WRITERS["pythonic"], tools, [*text]).calls
+    assert strict(call.arguments) == {"days": 5, "wet": True, "places": ["a", None], "zip": "007", "text": "5"}
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        ("'it's'", "it's"),
+        ("'a\\'b'", "a'b"),
+        ('"\\ud83d\\ude00 \\x41\\n"', "😀 A\n"),
+        ("'two\nlines'", "two\nlines"),
+        ("(1, -2.5, 1_000)", [1, -2.5, 1000]),
+        ("{'a': None, 'b': {'c': [True, false]}}", {"a": None, "b": {"c": [True, False]}}),
+        ("' , '", " , "),
+    ],
+)
+def test_pythons_literals_become_json(written: str, value: object) -> None:
+    [call] = read(
+        WRITERS["pythonic"], {"f": {"properties": {"x": {"type": ["string", "array"]}}}}, [f"[f(x={written})]"]
+    ).calls
+    assert strict(call.arguments) == {"x": value}
+
+
+@pytest.mark.parametrize("written", ["x", "open('a')", "f'{x}'", "NaN", "1e999x", "{1, 2}", "1 +", "'\\ud800'"])
+def test_what_is_no_literal_is_no_call(written: str) -> None:
+    text = f"[f(x={written})]"
+    answer = read(WRITERS["pythonic"], {"f": {}}, [text], is_streamed=False)
+    assert (answer.content, answer.calls) == (text, ())
+
+
+def test_a_value_with_a_quote_too_few_ends_at_its_tag() -> None:
+    tools = {"f": {"properties": {"a": {"type": "array"}, "b": {"type": "integer"}}}}
+    text = (
+        '<tool_call>f<arg_key>a</arg_key><arg_value>["x]</arg_value><arg_key>b</arg_key><arg_value>5</arg_value>'
+        "</tool_call> So."
+    )
+    for pieces in ([text], [*text]):
+        answer = read(WRITERS["glm47"], tools, pieces)
+        [call] = answer.calls
+        assert (strict(call.arguments), call.is_whole, answer.content.strip()) == ({"a": '["x]', "b": 5}, True, "So.")
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_long_hostile_answers_cost_no_seconds(name: str) -> None:
+    writer, mark = WRITERS[name], WRITERS[name].openings[0]
+    call = writer.calls([("f", {"a": ["'\"{", "["]})], random.Random(0))
+    tools: ToolSchemas = {"f": {"properties": {"a": {"type": "array"}}}}
+    for text in (mark * 1000, call[:-9] * 200, call * 100, "[" * 5_000, mark + "({[" * 3000):
+        start = time.process_time()
+        read(writer, tools, [text[at : at + 16] for at in range(0, len(text), 16)])
+        assert time.process_time() - start < 3

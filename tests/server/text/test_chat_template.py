@@ -99,7 +99,7 @@ def test_a_template_that_refuses_or_does_not_end_is_an_error(source: str, reason
         "'{:1000000000}'.format(1)",
         "'a'.ljust(1000000000)",
         "'a' | center(1000000000)",
-        "'a' | format(1)",
+        "'%1000000000s' | format(1)",
         "range(1000000000)",
         "2 ** 1000000000",
         "('a' * 90000).replace('a', 'b' * 90000)",
@@ -224,3 +224,8 @@ def test_a_file_that_is_no_template_stops_the_start(tmp_path: Path, name: str, c
 def test_a_template_that_cannot_be_used_stops_the_start(source: str) -> None:
     with pytest.raises(ModelError, match="chat template"):
         ChatTemplate(source, {})
+
+
+def test_the_filter_format_fills_plain_places() -> None:
+    template = ChatTemplate("{{ 'a=%s, b=%s%%' | format(messages[0].content, [1, true]) }}", {})
+    assert template.render([{"role": "user", "content": "x %s"}]) == "a=x %s, b=[1, True]%"

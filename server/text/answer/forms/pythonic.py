@@ -6,13 +6,16 @@
 A call's arguments are given when it is whole. One form is a `PythonMarks`.
 """
 
+import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from server.text.answer.deltas import ContentText, Delta, new_call_id
 from server.text.answer.parser import StepParser, Tools
 from server.text.answer.texts.literals import Literals, NoLiteral
+from server.text.answer.texts.values import json_of, types_of
 
 _NAME = re.compile(r"[\s,;]{0,64}([\w.:/-]{0,128})\s{0,16}")
 
@@ -108,7 +111,7 @@ class Pythonic(StepParser):
         self._text = call.feed(self._text)
         if not (call.is_whole or is_last):
             return
-        arguments = call.arguments() if call.is_whole else None
+        arguments = call.arguments(self._tools.get(call.name, {})) if call.is_whole else None
         if arguments is None:
             self.cut_name = call.name if is_last else None
             self._written += call.written
@@ -172,11 +175,21 @@ class _CallText:
         self._parts.append(text)
         return ""
 
-    def arguments(self) -> str | None:
-        """Return the JSON of the arguments, None where they are no literals with names."""
+    def arguments(self, schema: Mapping[str, Any]) -> str | None:
+        """Return the JSON of the arguments, None where they are no literals with names.
+
+        schema  of all: what it says to be no string may stand in quotes, as Llama 4's template writes everything
+        """
+        properties = schema.get("properties")
+        fields: Mapping[str, Any] = properties if isinstance(properties, dict) else {}
+
+        def typed(key: str, value: str) -> str:
+            types = types_of(fields.get(key))
+            return value if "string" in types or not value.startswith('"') else json_of(json.loads(value), types)
+
         reader = Literals(self.written, self._head_size)
         try:
-            found = reader.arguments()
+            found = reader.arguments(typed)
         except NoLiteral:
             return None
         return found if reader.is_at_end else None

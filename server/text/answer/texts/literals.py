@@ -7,6 +7,7 @@ string is a part of it where no literal could end: chat templates write `'it's'`
 import json
 import math
 import re
+from collections.abc import Callable
 
 _BLANK = re.compile(r"\s*")
 _BARE = re.compile(r"[^\s,()\[\]{}:='\"]+")
@@ -43,8 +44,11 @@ class Literals:
         self.at += len(mark) if is_here else 0
         return is_here
 
-    def arguments(self) -> str:
-        """Return the JSON object of `KEY=VALUE, ...` up to a closing parenthesis. Raises NoLiteral."""
+    def arguments(self, typed: Callable[[str, str], str]) -> str:
+        """Return the JSON object of `KEY=VALUE, ...` up to a closing parenthesis. Raises NoLiteral.
+
+        typed  makes of a key and the JSON of its value what is to stand there
+        """
         fields: dict[str, str] = {}
         while not self.takes(")"):
             self.takes("")
@@ -53,7 +57,7 @@ class Literals:
                 raise NoLiteral(self._text[self.at : self.at + 20])
             self.at = key.end()
             self._expect("=")
-            fields[key[0]] = self.value()
+            fields[key[0]] = typed(key[0], self.value())
             if not self.takes(","):
                 self._expect(")")
                 break
