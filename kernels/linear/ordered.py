@@ -141,13 +141,13 @@ def store_tile(acc, y_ptr, bias_ptr, tile, first_row, num_rows, size_out, dtype:
     gl.store(at, out, mask=is_own & (row < num_rows))
 
 
-@jit(do_not_specialize=["num_rows", "size_out_8", "size_in"])
-def hallmark_ordered_matmul(w_desc, x_desc, y_ptr, bias_ptr, num_rows, size_out_8, size_in, TILING: gl.constexpr):
+@jit(do_not_specialize=["num_rows", "size_out", "size_in"])
+def hallmark_ordered_matmul(w_desc, x_desc, y_ptr, bias_ptr, num_rows, size_out, size_in, TILING: gl.constexpr):
     """One program: of the first axis a share of the weight's tiles, of the second one `pad` rows of x.
 
     w_desc is [N, K], [N / 8, 2, 8, K] or [4, N, K / 4], x_desc [M, K] or [4, M, K / 4]. What a descriptor has no
     columns or rows for arrives as zeros. Weights, of the first rounds, are read before the wait for the kernel before
-    this one; x is read, and y written, after it. N is 8 * size_out_8.
+    this one; x is read, and y written, after it. N is size_out * TILING.multiple.
     """
     dtype: gl.constexpr = w_desc.dtype
     STAGES: gl.constexpr = TILING.stages
@@ -165,12 +165,14 @@ def hallmark_ordered_matmul(w_desc, x_desc, y_ptr, bias_ptr, num_rows, size_out_
         mbarrier.init(full.index(s), count=1)
     launch_next_grid()
 
-    size_out = size_out_8 * 8
+    size_out *= TILING.multiple
     num_tiles = gl.cdiv(size_out * TILING.parts, HEIGHT)
     share = gl.cdiv(num_tiles, gl.num_programs(0))
     first = gl.program_id(0) * share
     end = gl.minimum(first + share, num_tiles)
-    first_row = gl.program_id(1) * PAD
+    # The last rows overlap those before them, and are stored twice with the same bits: boxes that are partly outside
+    # of x arrive later (96 rows took up to 1.3 times as long as 128, one H200).
+    first_row = gl.minimum(gl.program_id(1) * PAD, gl.maximum(num_rows - PAD, 0))
     num_steps = gl.cdiv(size_in // SEGMENTS, STEP)  # of a segment
     of_tile = num_steps * SEGMENTS
     total = (end - first) * of_tile
@@ -217,7 +219,7 @@ def launch_ordered(
     """Fill y [M, N] with x [M, K] @ weight^T + bias, or with SwiGLU of both halves of that where tiling.parts is 2.
 
     x and weight [parts * N, K] of one 16-bit dtype, 16-byte aligned, rows of weight contiguous; y contiguous, N a
-    multiple of 8, K of 32 where there are segments. num_programs: that share the weight's rows.
+    multiple of 8 where there are two parts, K of 32 where there are segments. num_programs: of the weight's rows.
     """
     (num_rows, size_in), segments = x.shape, tiling.segments
     size_out, segment, stride = y.shape[1], size_in // segments, x.stride(0)
@@ -235,7 +237,7 @@ def launch_ordered(
     arguments = (
         kernel.encode(weight.data_ptr(), *w_box, *w_map, 0), *w_map[0], *w_map[1],
         kernel.encode(x.data_ptr(), *x_box, *x_map, 0), *x_map[0], *x_map[1],
-        y.data_ptr(), None if bias is None else bias.data_ptr(), num_rows, size_out // 8, size_in,
+        y.data_ptr(), None if bias is None else bias.data_ptr(), num_rows, size_out // tiling.multiple, size_in,
     )  # fmt: skip
     kernel((num_programs, -(-num_rows // tiling.pad), 1), arguments)
 

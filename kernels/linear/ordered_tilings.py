@@ -32,6 +32,7 @@ class OrderedTiling:
     pad       rows of x of a program, rounded up to a wgmma's N
     boxes     of a stage of the ring, side by side
     stages    of the ring
+    multiple  of which N is one: 8, else 1
     """
 
     height: int
@@ -42,6 +43,7 @@ class OrderedTiling:
     boxes: int
     stages: int
     has_bias: bool
+    multiple: int = 8
 
     @property
     def rows(self) -> int:
@@ -65,10 +67,19 @@ class OrderedTiling:
 
 
 def with_ring(
-    height: int, groups: int, parts: int, segments: int, pad: int, boxes: int, *, has_bias: bool, bytes_out: int = 2
+    height: int,
+    groups: int,
+    parts: int,
+    segments: int,
+    pad: int,
+    boxes: int,
+    *,
+    has_bias: bool,
+    bytes_out: int = 2,
+    multiple: int = 8,
 ) -> OrderedTiling:
     """Return the tiling with as many stages as shared memory holds beside the conversion of a tile's results."""
-    one = OrderedTiling(height, groups, parts, segments, pad, boxes, 1, has_bias)
+    one = OrderedTiling(height, groups, parts, segments, pad, boxes, 1, has_bias, multiple)
     conversion = one.rows // parts * pad * bytes_out
     if bytes_out == 2:  # of more than 8 KB Triton exchanges some at a time
         conversion = min(conversion, _MOST_CONVERTED)
@@ -108,7 +119,10 @@ def ordered_tiling(
     else:
         are_small = bytes_out == 4 or segments > 1  # else the ring had two stages, or accumulators no registers
         rows, groups, pad, boxes = _of_many(LinearRows.of(num_rows), height, processors, are_small=are_small)
-    return with_ring(rows, groups, parts, segments, pad, boxes, has_bias=has_bias, bytes_out=bytes_out)
+    multiple = 1 if size_out % 8 else 8
+    return with_ring(
+        rows, groups, parts, segments, pad, boxes, has_bias=has_bias, bytes_out=bytes_out, multiple=multiple
+    )
 
 
 def _height_of_few(pad: int, height: int, size_in: int, processors: int) -> int:

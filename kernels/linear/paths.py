@@ -44,10 +44,12 @@ class LinearLimits:
     needs_triton: bool = False
     size_in_multiple: int = 1
     size_out_multiple: int = 1
+    gated_multiple: int = 1  # of the results of a SwiGLU
     min_rows: int = 1
     max_rows: int | None = None
     max_size_out: int | None = None
     strided: bool = True  # rows of x may be further apart than they are long
+    leaves: tuple["LinearLimits", ...] = ()  # what paths of these limits can compute is theirs
     processors: int | None = None  # of the GPU whose measured tilings leave some rows to the library; None: no tilings
 
     def rejections(self, shape: LinearShape) -> list[Rejection]:
@@ -67,6 +69,7 @@ class LinearLimits:
         for name, size, multiple in (
             ("columns", shape.size_in, self.size_in_multiple),
             ("results", shape.size_out, self.size_out_multiple),
+            ("results", shape.size_out, self.gated_multiple if shape.epilogue is Epilogue.SWIGLU else 1),
         ):
             if size % multiple:
                 found.append(Rejection(Reject.LAYOUT, f"takes multiples of {multiple} {name}, the shape has {size}"))
@@ -77,6 +80,8 @@ class LinearLimits:
             found.append(Rejection(Reject.LENGTH, f"takes {self.min_rows} rows or more, the shape {shape.rows.label}"))
         if self.max_rows is not None and (shape.rows.hi is None or shape.rows.hi > self.max_rows):
             found.append(Rejection(Reject.LENGTH, f"takes at most {self.max_rows} rows, the shape {shape.rows.label}"))
+        if any(not limits.rejections(shape) for limits in self.leaves):
+            found.append(Rejection(Reject.LENGTH, f"leaves {shape.rows.label} rows of such sizes to another path"))
         elif self.processors is not None and not found and not _is_tiled(shape, self.processors):
             found.append(Rejection(Reject.LENGTH, f"leaves {shape.rows.label} rows of such sizes to the library"))
         return found
@@ -177,6 +182,27 @@ def _path(
     )  # fmt: skip
 
 
+_SMALL_ORDERED = replace(
+    _hopper_limits(1, None, 1),
+    epilogues=frozenset({Epilogue.NONE, Epilogue.FP32}),
+    size_in_multiple=32,  # segments of whole 16 bytes
+    max_size_out=_MOST_SMALL,
+)
+_LIBRARY_ORDERED = LinearLimits(
+    devices=frozenset({Device.CUDA}),
+    dtypes=_HALF_DTYPES,
+    epilogues=_ALL_EPILOGUES,
+    min_sm=90,
+    max_sm=90,
+    needs_triton=True,
+    size_in_multiple=8,
+    size_out_multiple=8,
+    min_rows=LinearRows.LE_112.lo + 1,
+    max_rows=LinearRows.LE_8K.hi,
+    strided=False,
+    leaves=(_SMALL_ORDERED,),
+)
+
 # Those before the last take what they are chosen for, so that the first which can compute a shape is the one that does.
 LINEAR_PATHS: tuple[LinearPath, ...] = (
     _path(
@@ -222,15 +248,10 @@ LINEAR_PATHS: tuple[LinearPath, ...] = (
         (*_LIBRARY_KERNELS, "mkl", "addmm"),
         run_torch,
     ),
-    # Those of one order of sums serve where that is asked for: the first of them that can compute a shape.
+    # Those of one order of sums serve where that is asked for. Each takes what those before it do not.
     _path(
         "gluon.linear.small.ordered",
-        replace(
-            _hopper_limits(1, None, 8),
-            epilogues=frozenset({Epilogue.NONE, Epilogue.FP32}),
-            size_in_multiple=32,  # segments of whole 16 bytes
-            max_size_out=_MOST_SMALL,
-        ),
+        _SMALL_ORDERED,
         "segments_path",
         ("hallmark_skinny_matmul", "hallmark_ordered_matmul"),
         _run_segments(),
@@ -238,19 +259,7 @@ LINEAR_PATHS: tuple[LinearPath, ...] = (
     ),
     _path(
         "cublaslt.linear.ordered",
-        LinearLimits(
-            devices=frozenset({Device.CUDA}),
-            dtypes=_HALF_DTYPES,
-            epilogues=_ALL_EPILOGUES,
-            min_sm=90,
-            max_sm=90,
-            needs_triton=True,
-            size_in_multiple=8,
-            size_out_multiple=8,
-            min_rows=LinearRows.LE_112.lo + 1,
-            max_rows=LinearRows.LE_8K.hi,
-            strided=False,
-        ),
+        _LIBRARY_ORDERED,
         "ordered_library_path",
         (*_LIBRARY_KERNELS, "hallmark_ordered_matmul"),
         None if launch.triton_version() is None else RunProposedInOrder(),
@@ -258,7 +267,7 @@ LINEAR_PATHS: tuple[LinearPath, ...] = (
     ),
     _path(
         "gluon.linear.ordered",
-        _hopper_limits(1, None, 8),
+        replace(_hopper_limits(1, None, 1), gated_multiple=8, leaves=(_SMALL_ORDERED, _LIBRARY_ORDERED)),
         "ordered_path",
         ("hallmark_ordered_matmul",),
         _run_ordered(),

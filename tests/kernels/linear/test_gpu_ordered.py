@@ -45,12 +45,16 @@ def unequal(run: RunLinear, reference: RunLinear, sizes: tuple[int, int], epilog
     return found
 
 
-@pytest.mark.parametrize("sizes", [(4096, 1024), (5120, 2048), (1000, 1000), (24, 72)])
+@pytest.mark.parametrize("sizes", [(4096, 1024), (5120, 2048), (1000, 1000), (24, 72), (333, 520)])
 @pytest.mark.parametrize(("epilogue", "bias"), [(it, False) for it in Epilogue] + [(Epilogue.NONE, True)])
 def test_a_row_has_the_bits_it_has_alone(sizes: tuple[int, int], epilogue: Epilogue, bias: bool) -> None:
     own = PATHS["gluon.linear.ordered"].run
     assert own is not None
+    if epilogue is Epilogue.SWIGLU and sizes[0] % 8:
+        pytest.skip("a SwiGLU takes multiples of 8 results")
     assert unequal(own, own, sizes, epilogue, bias) == []
+    if sizes[0] % 8:
+        return
     for run in RunProposedInOrder().variants[:6]:
         assert unequal(run, own, sizes, epilogue, bias) == [], run
 

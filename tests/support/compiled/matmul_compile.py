@@ -37,6 +37,7 @@ CASES = {
 ORDERED = {
     "ordered, 32 rows of a tile": (1, 4096, 14336, 1, False, _BF16, _BF16, 1),
     "ordered, head": (16, 128256, 4096, 1, False, _BF16, _FP32, 1),
+    "ordered, odd": (16, 49159, 4096, 1, False, _BF16, _FP32, 1),
     "ordered, bias": (64, 4096, 4096, 1, True, _FP16, _FP16, 1),
     "ordered, swiglu": (128, 14336, 4096, 2, False, _BF16, _BF16, 1),
     "ordered, 256 rows of x": (8192, 6144, 4096, 1, False, _BF16, _BF16, 1),
