@@ -80,8 +80,8 @@ def _changed(**changes: Any) -> Callable[[Decoder], Decoder]:
 
 
 def _neighbour(decoder: Decoder) -> Decoder:
-    first, second, *others = decoder.weights.layers
-    return Decoder(decoder.config, replace(decoder.weights, layers=(second, first, *others)))
+    *others, first, second = decoder.weights.layers  # the first layers may be of another kind
+    return Decoder(decoder.config, replace(decoder.weights, layers=(*others, second, first)))
 
 
 def _shifted_rows(decoder: Decoder) -> Decoder:
