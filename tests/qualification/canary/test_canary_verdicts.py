@@ -192,24 +192,28 @@ def request(token_ids: list[int], *, logprob: float = -1.0, **body: object) -> G
     return GoldenRequest("r", "/v1/completions", {"temperature": 0, **body}, answers=[answer])
 
 
+DRAWN = request([1, 2, 3], seed=1, temperature=1.0)
+
+
 @pytest.mark.parametrize(
-    ("before", "now", "is_exact", "outcome"),
+    ("before", "now", "dtype", "is_exact", "outcome"),
     [
-        (request([1, 2, 3]), request([1, 2, 3], logprob=-1.005), True, Outcome.PASS),
-        (request([1, 2, 3]), request([1, 2, 3], logprob=-1.05), False, Outcome.FAIL),
-        (request([1, 2, 3]), request([1, 2, 4]), True, Outcome.FAIL),
-        (request([1, 2, 3]), request([1, 2, 4]), False, Outcome.PASS),  # a tie
-        (request([1, 2, 3]), request([4, 2, 3], logprob=-1.5), False, Outcome.FAIL),
-        (request([1, 2, 3], seed=1, temperature=1.0), request([1, 4, 3], logprob=-1.0), False, Outcome.PASS),
-        (request([1, 2, 3], seed=1, temperature=1.0), request([4, 2, 3], logprob=-9.0), False, Outcome.FAIL),
-        (request([1, 2, 3]), None, True, Outcome.NO_DATA),
+        (request([1, 2, 3]), request([1, 2, 3], logprob=-1.005), "fp32", True, Outcome.PASS),
+        (request([1, 2, 3]), request([1, 2, 3], logprob=-1.05), "fp32", False, Outcome.FAIL),
+        (request([1, 2, 3]), request([1, 2, 4]), "fp32", True, Outcome.FAIL),
+        (request([1, 2, 3]), request([1, 2, 4]), "fp32", False, Outcome.PASS),  # a tie
+        (request([1, 2, 3]), request([4, 2, 3], logprob=-1.5), "fp32", False, Outcome.FAIL),
+        (DRAWN, request([1, 4, 3], logprob=-9.0), "fp32", False, Outcome.FAIL),
+        (DRAWN, request([1, 4, 3], logprob=-1.0), "bf16", False, Outcome.PASS),
+        (DRAWN, request([4, 2, 3], logprob=-9.0), "bf16", False, Outcome.FAIL),
+        (request([1, 2, 3]), None, "fp32", True, Outcome.NO_DATA),
     ],
 )
 def test_a_mix_is_judged_by_its_answers_alone(
-    before: GoldenRequest, now: GoldenRequest | None, is_exact: bool, outcome: Outcome
+    before: GoldenRequest, now: GoldenRequest | None, dtype: str, is_exact: bool, outcome: Outcome
 ) -> None:
     reply = MixReply(before, now, "HTTP 503" if now is None else None)
-    assert judge_mix([reply], dtype="fp32", is_exact=is_exact).outcome is outcome
+    assert judge_mix([reply], dtype=dtype, is_exact=is_exact).outcome is outcome
 
 
 # --- performance ------------------------------------------------------------------------------------------------------
