@@ -104,6 +104,44 @@ def _window_path(run: RunAttention | None) -> KernelPath:
     )  # fmt: skip
 
 
+def _ordered_hopper_path(run: RunAttention | None) -> KernelPath:
+    """Return the Gluon path of all phases whose bits depend on a token's own keys only."""
+    limits = Limits(
+        devices=frozenset({Device.CUDA}),
+        phases=_PLANNED_PHASES,
+        dtypes=_HALF_DTYPES,
+        max_head_dim=256,
+        head_dim_multiple=8,
+        min_sm=90,
+        max_sm=90,
+        page_size_multiple=16,
+        masks=frozenset({Mask.CAUSAL, Mask.SPANS}),
+        needs_triton=True,
+    )
+    return KernelPath(
+        "gluon.ordered.hopper", Tier.FIRST, limits, _digest("hopper.ordered.launch"),
+        ("hallmark_gluon_ordered", "hallmark_gluon_extend_plan", "hallmark_gluon_plan"), run, is_capturable=True,
+        order="keys512",
+    )  # fmt: skip
+
+
+def _ordered_triton_path(run: RunAttention | None) -> KernelPath:
+    """Return the Triton path of all phases whose bits depend on a token's own keys only, on any GPU since Ampere."""
+    limits = Limits(
+        devices=frozenset({Device.CUDA}),
+        phases=_PLANNED_PHASES,
+        dtypes=_ALL_DTYPES,
+        max_head_dim=256,
+        min_sm=80,
+        masks=_ALL_MASKS,
+        needs_triton=True,
+    )
+    return KernelPath(
+        "triton.ordered", Tier.FIRST, limits, _digest("portable.ordered"), ("hallmark_ordered",), run,
+        is_capturable=True, order="keys512.triton",
+    )  # fmt: skip
+
+
 def _sdpa_path(
     name: str,
     limits: Limits,
@@ -121,13 +159,17 @@ def _bundled_paths() -> tuple[KernelPath, ...]:
             *(_hopper_path(phase, None) for phase in PLANNED_PHASES),
             _window_path(None),
             *(_triton_path(phase, None, f"hallmark_{phase.value}") for phase in PLANNED_PHASES),
+            _ordered_hopper_path(None),
+            _ordered_triton_path(None),
         )
     from kernels.hopper.decode.launch import run_decode as run_hopper_decode
     from kernels.hopper.extend.launch import run_extend as run_hopper_extend
+    from kernels.hopper.ordered.launch import run_ordered as run_hopper_ordered
     from kernels.hopper.prefill.launch import run_prefill as run_hopper_prefill
     from kernels.hopper.window.launch import run_window_prefill
     from kernels.portable.decode import run_decode
     from kernels.portable.extend import run_extend
+    from kernels.portable.ordered import run_ordered
     from kernels.portable.prefill import run_prefill
 
     return (
@@ -138,6 +180,8 @@ def _bundled_paths() -> tuple[KernelPath, ...]:
         _triton_path(Phase.PREFILL, run_prefill, "hallmark_prefill"),
         _triton_path(Phase.EXTEND, run_extend, "hallmark_extend"),
         _triton_path(Phase.DECODE, run_decode, "hallmark_decode"),
+        _ordered_hopper_path(run_hopper_ordered),
+        _ordered_triton_path(run_ordered),
     )
 
 

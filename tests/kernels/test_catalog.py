@@ -31,6 +31,7 @@ def serving(shape: AttentionShape, machine: Fingerprint) -> list[str]:
 
 HOPPER = "gluon.prefill.hopper"
 WINDOW = "gluon.prefill.window.hopper"
+BOTH = ("gluon.ordered.hopper", "triton.ordered")
 
 
 def codes(name: str, shape: AttentionShape, machine: Fingerprint) -> list[Reject]:
@@ -42,6 +43,7 @@ def test_the_catalog_lists_paths_in_order_of_preference() -> None:
         ("gluon.prefill.hopper", Tier.FIRST), ("gluon.extend.hopper", Tier.FIRST), ("gluon.decode.hopper", Tier.FIRST),
         ("gluon.prefill.window.hopper", Tier.FIRST),
         ("triton.prefill", Tier.FIRST), ("triton.extend", Tier.FIRST), ("triton.decode", Tier.FIRST),
+        ("gluon.ordered.hopper", Tier.FIRST), ("triton.ordered", Tier.FIRST),
         ("sdpa.cpu", Tier.FIRST), ("sdpa.cudnn", Tier.FALLBACK), ("sdpa.flash", Tier.FALLBACK),
         ("sdpa.efficient", Tier.FALLBACK), ("sdpa.math", Tier.FALLBACK), ("torch.attention.tiles", Tier.FIRST),
     ]  # fmt: skip
@@ -56,9 +58,9 @@ def test_an_unknown_name_is_refused_with_the_names_there_are() -> None:
 
 def test_each_phase_has_bundled_paths_and_fallbacks_on_a_gpu() -> None:
     fallbacks = ["sdpa.cudnn", "sdpa.flash", "sdpa.efficient", "sdpa.math"]
-    assert serving(PREFILL, H200) == ["gluon.prefill.hopper", "triton.prefill", *fallbacks]
-    assert serving(EXTEND, H200) == ["gluon.extend.hopper", "triton.extend", *fallbacks[1:]]
-    assert serving(DECODE, H200) == ["gluon.decode.hopper", "triton.decode", *fallbacks]
+    assert serving(PREFILL, H200) == ["gluon.prefill.hopper", "triton.prefill", *BOTH, *fallbacks]
+    assert serving(EXTEND, H200) == ["gluon.extend.hopper", "triton.extend", *BOTH, *fallbacks[1:]]
+    assert serving(DECODE, H200) == ["gluon.decode.hopper", "triton.decode", *BOTH, *fallbacks]
 
 
 @pytest.mark.parametrize("sm", [80, 89, 100, 120])
@@ -100,18 +102,18 @@ def test_a_head_dim_of_320_is_served_by_a_fallback_only(shape: AttentionShape, m
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"window": 128}, [HOPPER, WINDOW, "triton.prefill", "sdpa.efficient", "sdpa.math"]),
-        ({"window": 100, "sinks": True, "head_dim": 64}, [HOPPER, WINDOW, "triton.prefill", "sdpa.math"]),
-        ({"window": 128, "num_kv_heads": 32}, [HOPPER, "triton.prefill", "sdpa.efficient", "sdpa.math"]),
-        ({"window": 128, "softcap": 30.0}, [HOPPER, "triton.prefill", "sdpa.math"]),
-        ({"window": 512}, [HOPPER, "triton.prefill", "sdpa.efficient", "sdpa.math"]),
-        ({"softcap": 30.0}, [HOPPER, "triton.prefill", "sdpa.math"]),
-        ({"sinks": True}, [HOPPER, "triton.prefill", "sdpa.math"]),
-        ({"mask": Mask.SPANS}, [HOPPER, "triton.prefill", "sdpa.efficient", "sdpa.math"]),
-        ({"mask": Mask.FULL}, ["triton.prefill", "sdpa.cudnn", "sdpa.flash", "sdpa.efficient", "sdpa.math"]),
-        ({"head_dim": 256}, [HOPPER, "triton.prefill", "sdpa.flash", "sdpa.efficient", "sdpa.math"]),
-        ({"head_dim": 100}, ["triton.prefill", "sdpa.flash", "sdpa.math"]),
-        ({"dtype": Dtype.FP32, "kv_dtype": Dtype.FP32}, ["triton.prefill", "sdpa.efficient", "sdpa.math"]),
+        ({"window": 128}, [HOPPER, WINDOW, "triton.prefill", *BOTH, "sdpa.efficient", "sdpa.math"]),
+        ({"window": 100, "sinks": True, "head_dim": 64}, [HOPPER, WINDOW, "triton.prefill", *BOTH, "sdpa.math"]),
+        ({"window": 128, "num_kv_heads": 32}, [HOPPER, "triton.prefill", *BOTH, "sdpa.efficient", "sdpa.math"]),
+        ({"window": 128, "softcap": 30.0}, [HOPPER, "triton.prefill", *BOTH, "sdpa.math"]),
+        ({"window": 512}, [HOPPER, "triton.prefill", *BOTH, "sdpa.efficient", "sdpa.math"]),
+        ({"softcap": 30.0}, [HOPPER, "triton.prefill", *BOTH, "sdpa.math"]),
+        ({"sinks": True}, [HOPPER, "triton.prefill", *BOTH, "sdpa.math"]),
+        ({"mask": Mask.SPANS}, [HOPPER, "triton.prefill", *BOTH, "sdpa.efficient", "sdpa.math"]),
+        ({"mask": Mask.FULL}, ["triton.prefill", BOTH[1], "sdpa.cudnn", "sdpa.flash", "sdpa.efficient", "sdpa.math"]),
+        ({"head_dim": 256}, [HOPPER, "triton.prefill", *BOTH, "sdpa.flash", "sdpa.efficient", "sdpa.math"]),
+        ({"head_dim": 100}, ["triton.prefill", BOTH[1], "sdpa.flash", "sdpa.math"]),
+        ({"dtype": Dtype.FP32, "kv_dtype": Dtype.FP32}, ["triton.prefill", BOTH[1], "sdpa.efficient", "sdpa.math"]),
     ],
 )
 def test_flags_and_dims_leave_the_paths_that_can_compute_them(changes: dict[str, object], expected: list[str]) -> None:
@@ -144,7 +146,7 @@ print(machine.triton, [path.name for path in PATHS if path.run is None])
     assert done.stdout.split(" ", 1) == [
         "None",
         "['gluon.prefill.hopper', 'gluon.extend.hopper', 'gluon.decode.hopper', 'gluon.prefill.window.hopper', "
-        "'triton.prefill', 'triton.extend', 'triton.decode']\n",
+        "'triton.prefill', 'triton.extend', 'triton.decode', 'gluon.ordered.hopper', 'triton.ordered']\n",
     ]
     for path, shape in ((HOPPER, PREFILL), ("gluon.extend.hopper", EXTEND), ("triton.prefill", PREFILL)):
         assert codes(path, shape, replace(H200, triton=None)) == [Reject.ARCH]

@@ -262,8 +262,7 @@ class Worker:
         chosen = greedy(logits) if sampling is None else sample(logits, sampling)
         self.tokens.store(chosen)
         if raw is not None and scored is not None:
-            tokens = _selected(chosen.token_ids, scored.rows)
-            self.scores = score(raw, tokens, scored.num_top, is_reproducible=self.decoder.is_reproducible)
+            self.scores = score(raw, _selected(chosen.token_ids, scored.rows), scored.num_top)
 
     @torch.inference_mode()
     def launch(
@@ -369,8 +368,7 @@ class Worker:
         elif scored is not None:
             places = tuple([rows[row] for row in scored.rows])
             chosen = _selected(self.tokens.latest, places)
-            logits = _selected(self.graph_logits, places)
-            self.scores = score(logits, chosen, scored.num_top, is_reproducible=self.decoder.is_reproducible)
+            self.scores = score(_selected(self.graph_logits, places), chosen, scored.num_top)
 
     def _begin(self, attention: StepAttention) -> None:
         self.attention = attention

@@ -31,7 +31,7 @@ def test_the_first_call_compiles_what_tritons_binder_finds(phase: str, expected:
     assert seen(phase)["compiled"] == expected
 
 
-@pytest.mark.parametrize("phase", ["prefill", "extend", "decode"])
+@pytest.mark.parametrize("phase", ["prefill", "extend", "decode", "ordered"])
 def test_a_launch_passes_as_many_arguments_as_its_kernel_has(phase: str) -> None:
     found = seen(phase)
     launches = [launch for name in ("short", "long", "wide", "one") for launch in found.get(name, [])]
@@ -61,6 +61,8 @@ def test_arguments_stand_where_the_kernels_look_for_them() -> None:
         ("decode", "by_layers", 6 * 2, 2 + 1),  # two outputs, scratch memory
         ("decode", "apart", 5 * 2, 5 + 1),
         ("decode", "of_one", 4, 1),
+        ("ordered", "by_layers", 6 + 2, 1 + 2),  # one plan of two launches, two outputs
+        ("ordered", "of_prompts", 6 + 1, 1 + 2),
     ],
 )
 def test_layers_with_plans_repeat_launches_over_their_pages(phase: str, layers: str, launches: int, kept: int) -> None:
@@ -71,6 +73,15 @@ def test_layers_with_plans_repeat_launches_over_their_pages(phase: str, layers: 
 def test_a_call_of_a_library_plan_repeats_launches() -> None:
     """The list of work and the attention, then the attention alone; both in a call without a plan."""
     assert (seen("prefill")["of_plan"], seen("prefill")["alone"]) == ([2, 1, 1], 2)
+
+
+def test_parts_in_a_fixed_order_are_folded_where_they_were_split() -> None:
+    """Chunks by a kernel of its own, tokens by the last one that stores a part; what is no part is stored at once."""
+    plan, split, attention = "hallmark_gluon_extend_plan", "hallmark_gluon_ordered_split", "hallmark_gluon_ordered"
+    chunks, tokens, short, prompt = seen("ordered")["names"]
+    assert tokens == [plan, split, attention]
+    assert chunks == [*tokens, "hallmark_gluon_ordered_combine"]
+    assert (short, prompt) == ([plan, attention], ["hallmark_gluon_plan", attention])
 
 
 def test_layers_that_repeat_nothing_share_scratch_memory() -> None:

@@ -15,7 +15,8 @@ from kernels.identity.source_digest import SourceDigests
 ROOT = Path(__file__).resolve().parents[3]
 ENTRIES = (
     "hopper.prefill.launch", "hopper.window.launch", "hopper.extend.launch", "hopper.decode.launch", "portable.prefill",
-    "portable.extend", "portable.decode", "sdpa.backends", "sdpa.key_tiles",
+    "portable.extend", "portable.decode", "hopper.ordered.launch", "portable.ordered", "sdpa.backends",
+    "sdpa.key_tiles",
 )  # fmt: skip
 SAMPLE = """
 from pack.deep import base, helper as h
@@ -205,6 +206,8 @@ def test_the_catalog_binds_each_path_to_its_own_entry() -> None:
     for phase in ("prefill", "extend", "decode"):
         assert digests[f"triton.{phase}"] == of(f"kernels.portable.{phase}")
         assert digests[f"gluon.{phase}.hopper"] == of(f"kernels.hopper.{phase}.launch")
+    assert digests["gluon.ordered.hopper"] == of("kernels.hopper.ordered.launch")
+    assert digests["triton.ordered"] == of("kernels.portable.ordered")
     assert digests["gluon.prefill.window.hopper"] == of("kernels.hopper.window.launch")
     assert {digests[name] for name in digests if name.startswith("sdpa.")} == {of("kernels.sdpa.backends")}
     assert digests["torch.attention.tiles"] == of("kernels.sdpa.key_tiles")

@@ -1,7 +1,8 @@
 """Compiles variants of the attention kernels for Hopper without a GPU; prints what their machine code shows as JSON.
 
 A program of its own: where Triton's interpreter is on, as in the tests of this folder, nothing can be compiled. Takes
-what to compile: prefill, prefill under a short window, extend, decode, or decode of one sequence in clusters.
+what to compile: prefill, prefill under a short window, extend, attention of a fixed order, decode, or decode of one
+sequence in clusters.
 """
 
 import json
@@ -16,6 +17,8 @@ from kernels.hopper.decode.launch import compiled_cluster, compiled_decode
 from kernels.hopper.decode.variants import variant_of as decode_variant_of
 from kernels.hopper.extend.launch import Operands, compiled_extend
 from kernels.hopper.extend.variants import extend_variant_of, longer, whole
+from kernels.hopper.ordered.launch import compiled_ordered
+from kernels.hopper.ordered.variants import ordered_variant_of
 from kernels.hopper.prefill.launch import compiled_prefill
 from kernels.hopper.variants import LONG, ROWS, Variant, variant_of
 from kernels.hopper.window.launch import compiled_window_prefill
@@ -75,6 +78,12 @@ CASES: dict[str, dict[str, tuple[Any, ...]]] = {
         "d192 page 16 group 7": (192, 16, 7, ALL),
         "d256 page 128": (256, 128, 4, {"sinks": SINKS}),
         "d96 page 16 group 7": (96, 16, 7, ALL),
+    },
+    "ordered": {  # head dim, page size or 0 of prompts, query heads a KV head, whether for a few queries, flags
+        "d64 few": (64, 64, 8, True, {"sinks": SINKS, "window": 1000}),
+        "d128 prompts": (128, 0, 4, False, {}),
+        "d128 page 64": (128, 64, 4, False, {}),
+        "d128 few group 7": (128, 64, 7, True, {}),
     },
     "decode": {  # head dim, (query heads, KV heads), queries a sequence, flags
         "d64 all flags": (64, (32, 8), 1, {"window": 1000, "softcap": 30.0, "sinks": torch.zeros(32)}),
@@ -164,6 +173,16 @@ def extend(name: str, head_dim: int, page_size: int, group: int, flags: Attentio
     return of_roles(compiled_extend(variant, Operands((BF16, BF16, BF16), *classes, *pointers)))
 
 
+def ordered(
+    _name: str, head_dim: int, page_size: int, group: int, is_few: bool, flags: AttentionFlags
+) -> dict[str, object]:
+    variant = ordered_variant_of(head_dim, page_size, group, is_few, flags)
+    table = (torch.int32, 0) if page_size else None
+    pointers = (table, pointer_class(flags.sinks), pointer_class(flags.spans))
+    strides = (8 * group * head_dim, head_dim)
+    return of_roles(compiled_ordered(variant, Operands((BF16, BF16, BF16), (BF16, 0), strides, *pointers)))
+
+
 def pointers_of(flags: AttentionFlags) -> tuple[Any, ...]:
     lengths = (torch.int32, 0)
     return ((BF16, 0), pointer_class(flags.sinks), lengths, lengths, lengths)
@@ -192,7 +211,14 @@ def clusters(
     return of_tokens(kernel) | {"places": [kernel.asm["ptx"].find(text) for text in _OF_CLUSTERS]}
 
 
-COMPILE = {"prefill": prefill, "window": window, "extend": extend, "decode": decode, "clusters": clusters}
+COMPILE = {
+    "prefill": prefill,
+    "window": window,
+    "extend": extend,
+    "ordered": ordered,
+    "decode": decode,
+    "clusters": clusters,
+}
 
 
 def main() -> None:

@@ -25,6 +25,7 @@ from kernels.hopper.extend.plan import (
     hallmark_gluon_extend_plan,
     hallmark_gluon_extend_split,
 )
+from kernels.hopper.ordered.launch import run_ordered
 from kernels.hopper.prefill.kernel import hallmark_gluon_prefill
 from kernels.hopper.prefill.launch import run_prefill
 from kernels.hopper.schedule import hallmark_gluon_plan
@@ -45,6 +46,7 @@ OWN = {
     "hallmark_gluon_prefill": (28,),
     "hallmark_gluon_extend": (28, 29, 34),
     "hallmark_gluon_extend_combine": (0, 1, 2),
+    "hallmark_gluon_ordered": (28, 29, 31, 32, 33, 38),
     "hallmark_gluon_decode": (28,),
     "hallmark_gluon_decode_combine": (1,),
     "hallmark_gluon_decode_cluster": (),
@@ -265,10 +267,34 @@ def decode() -> dict[str, object]:
     return result | {"compiled": compiled}
 
 
+def ordered() -> dict[str, object]:
+    """Chunks that are split, tokens that are, tokens that are not, and prompts."""
+    many = [called(run_ordered, *pages(17, 9000)), called(run_ordered, *pages(1, 9000, num_seqs=3))]
+    few = [called(run_ordered, *pages(1, 500)), called(run_ordered, *prompts(300))]
+    of_layers, _, _, step = pages(1, 9000)
+    of_prompts = prompts(300)
+
+    def layer(_at: int) -> tuple[Tensor, Tensor, AttentionFlags]:
+        k, v = torch.zeros(2, 200, 64, 2, 64, dtype=BF16)
+        return k, v, AttentionFlags(0.1, sinks=torch.zeros(8))
+
+    def layer_of_prompts(_at: int) -> tuple[Tensor, Tensor, AttentionFlags]:
+        return of_prompts[1], of_prompts[2], AttentionFlags(0.1, sinks=torch.zeros(8))
+
+    return {
+        "names": [[launch.name for launch in launches] for launches in many + few],
+        "arguments": counts([launch for launches in many + few for launch in launches]),
+        "by_layers": layers_of_a_step(run_ordered, of_layers, step, alternating(of_layers, 6, layer), 1),
+        "of_prompts": layers_of_a_step(
+            run_ordered, of_prompts[0], of_prompts[3], alternating(of_prompts[0], 6, layer_of_prompts), 1
+        ),
+    }
+
+
 def main() -> None:
     functional.read_fingerprint = lambda _: H200
     driver.set_active(Recording())
-    print(json.dumps({"prefill": prefill, "extend": extend, "decode": decode}[sys.argv[1]]()))
+    print(json.dumps({"prefill": prefill, "extend": extend, "decode": decode, "ordered": ordered}[sys.argv[1]]()))
 
 
 if __name__ == "__main__":
