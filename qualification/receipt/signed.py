@@ -1,8 +1,8 @@
 """A receipt as clients have it: the content, the id of the key that signed it, and the signature."""
 
 import base64
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -39,6 +39,7 @@ class Receipt:
     signed: bytes  # the canonical content, as it came
     key_id: str
     signature: bytes
+    answer: Mapping[str, Any] | None = None  # that it came in
 
     @property
     def digest(self) -> str:
@@ -52,22 +53,31 @@ def sealed(content: bytes, key_id: str, signature: bytes) -> bytes:
 
 
 def parse_receipt(data: bytes) -> Receipt:
-    """Read a receipt, or the whole answer that it is part of. Raises ReceiptError."""
+    """Read a receipt, or the whole answer or stream of events that it is part of. Raises ReceiptError."""
     if len(data) > MAX_BYTES:
         raise ReceiptError(f"it has more than {MAX_BYTES} bytes, the limit of a receipt")
+    is_stream = data.lstrip()[:6] in (b"data: ", b"event:")
     try:
-        found = msgspec.json.decode(data)
+        found = msgspec.json.decode(_event_with_receipt(data) if is_stream else data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ReceiptError(f"it is not JSON: {_line(error)}") from None
     except RecursionError:
         raise ReceiptError("it is nested too deeply for a receipt") from None
-    return receipt_of(found)
+    receipt = receipt_of(found)
+    return replace(receipt, answer=None) if is_stream else receipt
+
+
+def _event_with_receipt(data: bytes) -> bytes:
+    """The data of the last event that has a receipt; empty where none has."""
+    events = [line[6:] for line in data.splitlines() if line.startswith(b"data: ") and b'"receipt":{' in line]
+    return events[-1] if events else b""
 
 
 def receipt_of(found: object) -> Receipt:
     """A receipt of parsed JSON, or of the answer that it is part of. Raises ReceiptError."""
-    if isinstance(found, dict) and "content" not in found and FIELD in found:
-        found = found[FIELD]
+    answer = None
+    if isinstance(found, dict) and FIELD in found:
+        answer, found = found, found[FIELD]
     if not isinstance(found, dict) or not isinstance(found.get("content"), dict):
         raise ReceiptError("it is no receipt: an object with content, key_id and signature")
     version = found["content"].get("version")
@@ -88,7 +98,7 @@ def receipt_of(found: object) -> Receipt:
         raise ReceiptError("its signature is not base64") from None
     if len(signature) != SIGNATURE_BYTES:
         raise ReceiptError(f"its signature has {len(signature)} bytes, those of Ed25519 have {SIGNATURE_BYTES}")
-    return Receipt(content, signed, envelope.key_id, signature)
+    return Receipt(content, signed, envelope.key_id, signature, answer)
 
 
 def check_signature(receipt: Receipt, keys: Sequence[PublicKey]) -> PublicKey:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from qualification.common.exit_code import ExitCode
 from qualification.receipt.content import Content, UsedDecision
+from qualification.receipt.given import check_given
 from qualification.receipt.keys import PublicKey
 from qualification.receipt.replay import (
     ATTENTION_PHASES,
@@ -30,12 +31,14 @@ class Verdict:
 def verify(receipt: Receipt, keys: Sequence[PublicKey], server: ReplayServer, say: Say) -> ExitCode:
     """Check the signature, compute the answers again, and say a line on each.
 
-    Raises ReceiptError for a receipt that none of `keys` has signed as it is, or that contradicts itself, and
-    ServerError.
+    Raises ReceiptError for a receipt that none of `keys` has signed as it is, that contradicts itself, or that came in
+    an answer of another text; and ServerError.
     """
     key = check_signature(receipt, keys)
     check_consistent(receipt.content)
     say(f"signature: PASS: key {key.key_id} signed it, sha256:{receipt.digest}")
+    if check_given(receipt):
+        say("answer: PASS: the receipt is of the texts around it")
     verdict = judge(receipt.content, server)
     say(f"replay: {_NAMES[verdict.code]}: {verdict.detail}")
     for reason in verdict.reasons:

@@ -47,7 +47,9 @@ def add_parser(commands: Commands) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `hallmark verify`."""
-    parser.add_argument("receipt", metavar="RECEIPT", help="file of a receipt, or of the answer with it; - is stdin")
+    parser.add_argument(
+        "receipt", metavar="RECEIPT", help="file of a receipt, or of an answer or stream with it; - is stdin"
+    )
     group = parser.add_argument_group("what computes the answers again")
     which = group.add_mutually_exclusive_group(required=True)
     which.add_argument("--url", help="a server, e.g. http://127.0.0.1:8000")

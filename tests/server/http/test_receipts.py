@@ -21,13 +21,21 @@ from qualification.canary.verdict import Outcome, Stage, Verdict
 from qualification.common.exit_code import ExitCode
 from qualification.load.discovery import client_of
 from qualification.receipt.content import Content, digest_of_ids, digest_of_text
+from qualification.receipt.given import check_given
 from qualification.receipt.keys import public_key_of_text
 from qualification.receipt.replay import ReplayServer, body_of
-from qualification.receipt.signed import Receipt, check_consistent, check_signature, receipt_of
+from qualification.receipt.signed import (
+    Receipt,
+    ReceiptError,
+    check_consistent,
+    check_signature,
+    parse_receipt,
+    receipt_of,
+)
 from qualification.receipt.verify import verify
 from server.http.common.receipt_schema import SignedReceipt
-from server.protocol.messages import AttestationReport, Grammar, SamplingParams, ServedPath
-from server.settings import ReceiptMode
+from server.protocol.messages import AttestationReport, Grammar, LayersReport, LayersStatus, SamplingParams, ServedPath
+from server.settings import ReasoningParser, ReceiptMode
 from support.api.edge_fakes import (
     END,
     READY,
@@ -52,7 +60,8 @@ PATHS = {"sdpa.math": ServedPath("0123abcd", None), "sdpa.cpu": ServedPath("4567
 
 def serving(folder: Path, script: Script = saying("Hel", "lo"), **settings: object) -> Served:  # noqa: B008
     it = served(folder, script, **settings)
-    it.engine.ready = msgspec.structs.replace(READY, paths=PATHS)
+    layers = LayersReport(LayersStatus.PROVEN, "", at=11.5)
+    it.engine.ready = msgspec.structs.replace(READY, paths=PATHS, layers=layers)
     it.engine.attestations.put(AttestationReport("start", "match", 12.5, 0.1, [], [], id="0af1"))
     return Served(with_model(it.services, digests=DIGESTS), it.engine)
 
@@ -82,6 +91,8 @@ def test_an_answer_has_its_receipt_at_its_end(folder: Path, route: str, is_strea
     response = it.post(route, body)
     receipt = checked(it, last_object(response)["receipt"])
     assert response.text.count('"receipt"') == 1
+    kept = parse_receipt(response.content)  # as a file of the whole answer, or of all events
+    assert (kept.signed, check_given(kept)) == (receipt.signed, not is_stream)
     assert response.headers.get("x-hallmark-receipt") == (None if is_stream else f"sha256:{receipt.digest}")
     assert it.value("receipts_total") == 1
     content = receipt.content
@@ -103,7 +114,41 @@ def test_an_answer_has_its_receipt_at_its_end(folder: Path, route: str, is_strea
     ]
     assert content.attestation is not None
     assert (content.attestation.result, content.attestation.at) == ("match", 12)
+    assert content.layers is not None
+    assert (content.layers.result, content.layers.at) == ("proven", 11)
     assert not content.reproducible
+
+
+@pytest.mark.parametrize("route", BODIES)
+def test_an_altered_text_is_not_the_receipts(folder: Path, route: str) -> None:
+    text = serving(folder).post(route, BODIES[route] | {"receipt": True}).text
+    assert check_given(parse_receipt(text.encode()))
+    with pytest.raises(ReceiptError, match="another text than choice 0"):
+        check_given(parse_receipt(text.replace('"Hello"', '"Hallo"').encode()))
+    alone = json.dumps(json.loads(text)["receipt"]).encode()
+    assert not check_given(parse_receipt(alone))
+
+
+def test_an_echo_is_told_from_the_answer(folder: Path) -> None:
+    body = {"prompt": ["the prompt", "other"], "echo": True, "receipt": True}
+    text = serving(folder).post("/v1/completions", body).text
+    assert check_given(parse_receipt(text.encode()))
+    with pytest.raises(ReceiptError, match="another text than choice 1"):
+        check_given(parse_receipt(text.replace("otherHello", "othorHello").encode()))
+
+
+def test_altered_calls_and_reasoning_are_not_the_receipts(folder: Path) -> None:
+    call = '<tool_call>{"name": "look", "arguments": {"at": "it"}}</tool_call>'
+    it = serving(folder, saying("<think>so", "</think>", call), reasoning_parser=ReasoningParser.THINK)
+    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+    text = it.post("/v1/chat/completions", {"messages": USER, "tools": [tool], "receipt": True}).text
+    receipt = parse_receipt(text.encode())
+    [answer] = receipt.content.answers
+    assert None not in (answer.reasoning_digest, answer.calls_digest)
+    assert check_given(receipt)
+    for before, after, what in (("look", "kill", "call"), ('"so"', '"no"', "reasoning")):
+        with pytest.raises(ReceiptError, match=f"another {what} than"):
+            check_given(parse_receipt(text.replace(before, after).encode()))
 
 
 @pytest.mark.parametrize("route", BODIES)
