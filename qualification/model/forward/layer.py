@@ -149,7 +149,8 @@ class LayerReference:
         if sentence.shared_gate is None:
             return fed
         gate = self.precision.rounded(self._linear(read, sentence.shared_gate))
-        return function_of((gate, fed), lambda one, other: torch.sigmoid(one) * other, self.precision)
+        shared = function_of((gate, fed), lambda one, other: torch.sigmoid(one) * other, self.precision)
+        return self.precision.rounded(shared)  # the sigmoid may be rounded, too
 
     def _added(self, residual: Bounded, added: Bounded, norm: str) -> Bounded:
         """Return residual + what a sublayer adds, normed where the family norms behind, scaled where it scales."""

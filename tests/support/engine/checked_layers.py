@@ -1,4 +1,4 @@
-"""A small model in an engine on a CPU, whose layers are checked; its decoder can be another one."""
+"""A small model on a CPU whose layers are checked; its decoder can be another one."""
 
 import json
 import shutil
@@ -10,44 +10,87 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from kernels.calls.batch import AttentionFlags
+from kernels.catalog import PATHS
 from kernels.system.device import torch_dtype
-from qualification.decision.decision import Policy
+from kernels.vocabulary.fingerprint import Device
+from kernels.vocabulary.shape import AttentionShape
+from qualification.decision.decision import Decision, Pairs, Status
+from qualification.decision.model_shapes import shapes_needed, signature_of
 from qualification.model.forward.model import ForwardReference
-from server.engine.execution.runner import ModelRunner
+from server.engine.execution.sampling import SampledTokens
+from server.engine.execution.step_writer import StepWriter
+from server.engine.execution.worker import Worker
+from server.engine.operators.dispatch import Dispatcher
+from server.engine.operators.observation import Observation
 from server.engine.proof.layer_check import LayerCheck, LayersChecked
 from server.engine.proof.layer_steps import LayerSteps
-from server.engine.startup.subject import Subject, read_subject
+from server.engine.scheduling.sequence import Batch
+from server.engine.startup.subject import Subject, kv_cache_of, read_subject
 from server.model.decoder import Decoder
 from server.model.load.load import load_config, load_decoder
 from server.settings import DeviceChoice, DtypeChoice, LoadFormat, Settings
-from support.engine.attested import proving
-from support.engine.built_engine import built_engine
 
 Tensors = dict[str, Tensor]
+NUM_PAGES = 64
+
+
+class ServedLayers:
+    """A decoder over a cache, by the first paths of the catalog: an engine without plan, scheduler and graphs."""
+
+    def __init__(self, subject: Subject, decoder: Decoder) -> None:
+        limits, config = subject.limits, subject.config
+        paths = [it for it in PATHS if Device.CPU in it.limits.devices]
+        decisions = {}
+        for shape in shapes_needed(signature_of(config), limits.serving):
+            path = next(it for it in paths if not it.rejects(shape, subject.fingerprint)).name
+            decisions[shape] = Decision(shape, path, Status.PROVEN, path, (), (), None)
+
+        def redecide(shape: AttentionShape, _: Pairs, __: Pairs) -> Decision[AttentionShape]:
+            return decisions[shape]
+
+        flags = []
+        for attention, layer in zip(config.attentions, decoder.weights.layers, strict=True):
+            flags.append(
+                AttentionFlags(attention.scale, window=attention.window, softcap=attention.softcap, sinks=layer.sinks)
+            )
+        dispatcher = Dispatcher(decisions, PATHS, tuple(flags), redecide=redecide)
+        kv = kv_cache_of(subject, NUM_PAGES)
+        self.worker = Worker(decoder, kv, dispatcher, SampledTokens(8, subject.device))
+        arrays = self.worker.token_arrays
+        size = limits.page_size
+        self._writer = StepWriter(
+            page_size=size, num_pages=NUM_PAGES, is_pinned=False, num_slots=None, token_arrays=arrays
+        )
+
+    def observe(self, batch: Batch) -> tuple[Tensor, Observation]:
+        """Run a batch kernel by kernel."""
+        observation = self.worker.observation()
+        hidden = self.worker.launch(self._writer.write(batch, {}), observation=observation)
+        self.worker.drop_unread()
+        return hidden, observation
 
 
 @dataclass(frozen=True)
 class CheckedLayers:
-    """An engine of a model, and what its layers are held to."""
+    """A model, and what its layers are held to."""
 
     subject: Subject
-    runner: ModelRunner
+    runner: ServedLayers
 
     @classmethod
-    def made(cls, folder: Path, cache: Path, dtype: DtypeChoice = DtypeChoice.FP32) -> "CheckedLayers":
-        settings = Settings(
-            model=str(folder),
-            device=DeviceChoice.CPU,
-            dtype=dtype,
-            on_unproven=Policy.QUALIFY,
-            max_model_len=128,
-            kv_cache_tokens=2048,
-            max_num_seqs=8,
-            cache_dir=str(cache),
-            attestation_interval_s=0,
-            layer_check=False,
+    def made(cls, folder: Path, dtype: DtypeChoice = DtypeChoice.FP32) -> "CheckedLayers":
+        settings = Settings(model=str(folder), device=DeviceChoice.CPU, dtype=dtype, max_model_len=128, max_num_seqs=8)
+        subject = read_subject(settings)
+        torch.set_num_threads(1)  # for tensors this small threads wait for each other
+        decoder = load_decoder(
+            folder,
+            subject.config,
+            dtype=torch_dtype(subject.limits.dtype),
+            device=subject.device,
+            load_format=LoadFormat.AUTO,
         )
-        return cls(read_subject(settings), built_engine(settings, proving).runner)
+        return cls(subject, ServedLayers(subject, decoder))
 
     def check(self, decoder: Decoder | None = None, folder: Path | None = None) -> LayersChecked:
         """Hold `decoder`, or the engine's own, to the tensors of `folder`, or of the model's."""
@@ -56,7 +99,7 @@ class CheckedLayers:
         steps = LayerSteps(
             vocab_size=subject.model.vocab_size,
             page_size=limits.page_size,
-            num_pages=runner.num_pages,
+            num_pages=NUM_PAGES,
             max_len=limits.max_model_len,
             max_tokens=limits.max_num_batched_tokens,
             max_rows=limits.max_num_seqs,
@@ -79,10 +122,9 @@ class CheckedLayers:
     def decoder_of(self, folder: Path) -> Decoder:
         """Return the decoder of other files."""
         dtype = torch_dtype(self.subject.limits.dtype)
-        return load_decoder(folder, load_config(folder), dtype=dtype, device=torch.device("cpu"), load_format=AUTO)
-
-
-AUTO = LoadFormat.AUTO
+        return load_decoder(
+            folder, load_config(folder), dtype=dtype, device=self.subject.device, load_format=LoadFormat.AUTO
+        )
 
 
 def edited(

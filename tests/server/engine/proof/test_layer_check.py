@@ -41,7 +41,7 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
 
 
 class Models:
-    """Engines of MODELS, each built when it is first asked for."""
+    """Each of MODELS, made when it is first asked for."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -51,7 +51,7 @@ class Models:
         if name not in self._made:
             folder, (family, changes) = self._folder / name, MODELS[name]
             saved(folder, family, **changes)
-            self._made[name] = CheckedLayers.made(folder, self._folder / "cache")
+            self._made[name] = CheckedLayers.made(folder)
         return self._made[name]
 
 
@@ -74,13 +74,13 @@ def test_layers_of_every_family_are_proven_in_fp32(name: str, models: Models) ->
 def test_layers_are_proven_in_16_bits(name: str, dtype: DtypeChoice, tmp_path: Path) -> None:
     family, changes = MODELS[name]
     saved(tmp_path / "model", family, **changes)
-    found = CheckedLayers.made(tmp_path / "model", tmp_path, dtype).check()
+    found = CheckedLayers.made(tmp_path / "model", dtype).check()
     assert found.first is None, str(found.first)
 
 
 def test_experts_of_mxfp4_are_proven(tmp_path: Path) -> None:
     save_mxfp4(tmp_path / "model", {**MXFP4, "head_dim": 16, "bos_token_id": None, "eos_token_id": None})
-    found = CheckedLayers.made(tmp_path / "model", tmp_path).check()
+    found = CheckedLayers.made(tmp_path / "model").check()
     assert found.first is None, str(found.first)
 
 
