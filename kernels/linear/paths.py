@@ -9,9 +9,10 @@ from kernels.calls.processors import num_processors
 from kernels.identity.source_digest import SourceDigests
 from kernels.identity.torch_kernels import GEMMS, TORCH_HELPERS
 from kernels.linear.epilogue import Epilogue
+from kernels.linear.fp8_torch_path import run_fp8_torch
 from kernels.linear.library_path import RunProposed
 from kernels.linear.ordered_library_path import RunProposedInOrder
-from kernels.linear.shape import PLAIN, LinearShape, WeightFormat
+from kernels.linear.shape import FP8_FORMATS, PLAIN, LinearShape, WeightFormat
 from kernels.linear.tiles_path import run_linear_tiles
 from kernels.linear.tilings import wide_tiling
 from kernels.linear.torch_path import run_torch
@@ -203,6 +204,12 @@ _LIBRARY_ORDERED = LinearLimits(
     leaves=(_SMALL_ORDERED,),
 )
 
+
+def _torch_fp8_path(name: str, devices: frozenset[Device]) -> LinearPath:
+    limits = LinearLimits(devices=devices, dtypes=_ALL_DTYPES, epilogues=_ALL_EPILOGUES, formats=FP8_FORMATS)
+    return _path(name, limits, "fp8_torch_path", (*_LIBRARY_KERNELS, "mkl", "addmm"), run_fp8_torch)
+
+
 # Those before the last take what they are chosen for, so that the first which can compute a shape is the one that does.
 LINEAR_PATHS: tuple[LinearPath, ...] = (
     _path(
@@ -237,6 +244,8 @@ LINEAR_PATHS: tuple[LinearPath, ...] = (
         _LIBRARY_KERNELS,
         RunProposed(),
     ),
+    _torch_fp8_path("torch.linear.fp8", frozenset({Device.CPU})),
+    _torch_fp8_path("torch.fp8.linear", frozenset({Device.CUDA, Device.INTERPRETER})),
     _path(
         "torch.linear",
         LinearLimits(

@@ -15,8 +15,17 @@ class WeightFormat:
 
     name: str
 
+    def num_bytes(self, dtype: Dtype) -> int:
+        """Return the bytes of one number of the weight, scales not counted, for products of inputs of that dtype."""
+        return 1 if self in FP8_FORMATS else dtype.num_bytes
+
 
 PLAIN = WeightFormat("plain")  # [out, in] in the dtype of x, rows contiguous
+# Numbers of 8 bits (e4m3) times scales; x is rounded to such numbers too, with scales of its own: fp8_weights.py.
+FP8_ROWS = WeightFormat("fp8_rows")  # a scale a row, and one of each row of x
+FP8_STATIC = WeightFormat("fp8_static")  # a scale a row, and one of all x, which the checkpoint holds
+FP8_BLOCKS = WeightFormat("fp8_blocks")  # a scale of 128 x 128 numbers, and one of 128 of a row of x
+FP8_FORMATS = frozenset({FP8_ROWS, FP8_STATIC, FP8_BLOCKS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +85,9 @@ class LinearShape:
 
     def hbm_bytes(self, num_rows: int) -> int:
         """Bytes that a product of so many rows must read and write: x, the weight and the bias in, y out."""
-        read = (num_rows + self.num_weight_rows) * self.size_in + self.has_bias * self.size_out
-        return read * self.dtype.num_bytes + num_rows * self.size_out * self.dtype_out.num_bytes
+        weight = self.num_weight_rows * self.size_in * self.weight_format.num_bytes(self.dtype)
+        read = num_rows * self.size_in + self.has_bias * self.size_out
+        return weight + read * self.dtype.num_bytes + num_rows * self.size_out * self.dtype_out.num_bytes
 
 
 _SHAPE = re.compile(

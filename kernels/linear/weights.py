@@ -5,8 +5,9 @@ how they are cut by rows and columns; whoever proves or checks a product asks it
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from inspect import isabstract
 from typing import Self
 
 import torch
@@ -19,14 +20,16 @@ from kernels.linear.shape import PLAIN, WeightFormat
 class StoredTensor:
     """A tensor of a weight, which a checkpoint stores under a name of its own.
 
-    values   its first dim counts blocks of the weight's rows, its second, where it has one, blocks of columns
-    rows     rows of the weight in a block
-    columns  columns of the weight in a block; None: a block has all of them
+    values    its first dim counts blocks of the weight's rows, its second, where it has one, blocks of columns
+    rows      rows of the weight in a block, the last of which may have fewer
+    columns   columns of the weight in a block, likewise; None: a block has all of them
+    is_scale  where a row has one, the checkpoint may hold one number for all rows, which each row of `values` then gets
     """
 
     values: Tensor
     rows: int = 1
     columns: int | None = 1
+    is_scale: bool = False
 
 
 class LinearWeight(ABC):
@@ -74,6 +77,14 @@ class LinearWeight(ABC):
     def dequantized(self, rows: slice | Tensor = slice(None)) -> Tensor:
         """Return the exact numbers of some rows [n, columns], in the inputs' dtype or a wider one."""
 
+    def as_multiplied(self, x: Tensor) -> Tensor:
+        """Return the exact numbers that a product multiplies for inputs x [n, columns]: rounded, in some formats."""
+        return x
+
+    def why_unusable(self) -> str | None:
+        """Return why its tensors, now that they are filled, cannot be multiplied by; None where they can."""
+        return None
+
     def split(self, sizes: Sequence[int]) -> list[Self]:
         """Return views of successive rows: the parts that a checkpoint keeps apart."""
         starts = [sum(sizes[:index]) for index in range(len(sizes))]
@@ -83,10 +94,18 @@ class LinearWeight(ABC):
 def class_of(weight_format: WeightFormat) -> type[LinearWeight]:
     """Return the class of a format's weights: each class below `LinearWeight` is one. Raises ValueError without one."""
     # The latest first: a dataclass with slots takes the place of the class that it decorates, which may still be known.
-    for found in reversed(LinearWeight.__subclasses__()):
-        if found.format() == weight_format:
+    known = list(_below(LinearWeight))
+    for found in reversed(known):
+        if not isabstract(found) and found.format() == weight_format:
             return found
     raise ValueError(f"there are no weights of the format {weight_format.name!r}")
+
+
+def _below(base: type) -> "Iterator[type[LinearWeight]]":
+    found: type[LinearWeight]
+    for found in base.__subclasses__():
+        yield found
+        yield from _below(found)
 
 
 @dataclass(frozen=True, slots=True)

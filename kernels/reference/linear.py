@@ -38,20 +38,24 @@ class _Sums:
     cut: Tensor | float
 
 
-def linear_reference(x: Tensor, weight: Tensor, bias: Tensor | None, epilogue: Epilogue) -> Reference:
+def linear_reference(
+    x: Tensor, weight: Tensor, bias: Tensor | None, epilogue: Epilogue, dtype: torch.dtype | None = None
+) -> Reference:
     """The expected [rows, 1, size_out] fp64 of `epilogue(x @ weight^T + bias)`, and what a right path may err.
 
-    x [rows, size_in], weight [parts * size_out, size_in] and bias [size_out] or None, of one dtype. `errors_of(y[:,
-    None], reference)` measures a result. The mean signed error is not measured.
+    x [rows, size_in], weight [parts * size_out, size_in] and bias [size_out] or None: of one dtype, or wider where a
+    format has them as `LinearWeight.as_multiplied` and `dequantized` say; `dtype` is then that of the path's inputs.
+    `errors_of(y[:, None], reference)` measures a result. The mean signed error is not measured.
     """
+    dtype = x.dtype if dtype is None else dtype
     size_out = weight.shape[0] // epilogue.parts
     truth, limit = (torch.empty(x.shape[0], size_out, dtype=torch.float64, device=x.device) for _ in range(2))
     wide = x.double()
     for part in _blocks(size_out, max(x.shape)):
         of_bias = None if bias is None else bias[part]
-        sums = [_sums(wide, weight[start:][part], of_bias, x.dtype) for start in range(0, weight.shape[0], size_out)]
+        sums = [_sums(wide, weight[start:][part], of_bias, dtype) for start in range(0, weight.shape[0], size_out)]
         gated = epilogue is Epilogue.SWIGLU
-        judged = _gated(sums[0], sums[1], x.dtype) if gated else _plain(sums[0], x.dtype, epilogue)
+        judged = _gated(sums[0], sums[1], dtype) if gated else _plain(sums[0], dtype, epilogue)
         truth[:, part], limit[:, part] = judged
     return Reference(truth[:, None], limit[:, None], None, float("inf"))
 

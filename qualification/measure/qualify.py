@@ -10,6 +10,7 @@ import torch
 
 from kernels.collective.inboxes import PeerMemoryError
 from kernels.driver.seen import Seen
+from kernels.linear.shape import FP8_FORMATS, LinearShape
 from kernels.system.child_process import python_command
 from kernels.system.device import torch_dtype
 from kernels.system.device_lost import DeviceLost, loss_of
@@ -28,6 +29,7 @@ from qualification.measure.costs.timing import Judged, default_budget_s, time_ca
 from qualification.measure.faults.order_faults import orders_passed_wrongly
 from qualification.measure.ranks.rank_group import on_ranks
 from qualification.measure.trials.failures import KERNEL_ERRORS, QualificationAborted
+from qualification.measure.trials.linear_trial import passed_wrongly_in_8_bits
 from qualification.measure.trials.trial import TRIALS, Run, trial_of
 
 logger = logging.getLogger(__name__)
@@ -93,6 +95,15 @@ def qualify(
         _qualify(runnable, bench, progress, on_evidence, check_checker)
 
 
+def _has_8_bits(shape: AnyShape) -> bool:
+    return isinstance(shape, LinearShape) and shape.weight_format in FP8_FORMATS
+
+
+def _abort_for(passed: tuple[object, ...]) -> None:
+    if passed:
+        raise QualificationAborted(f"the checker failed its own trial, so it proves nothing: {passed}")
+
+
 def _qualify(
     pairs: Sequence[Pair],
     bench: Bench,
@@ -109,10 +120,9 @@ def _qualify(
     with compiling_ahead(calls, workers, num_processes=bench.compile_jobs) as wait:
         for operator, of_operator in dtypes.items():
             check = check_checker or TRIALS[operator].passed_wrongly
-            passed = check(frozenset(of_operator), bench.device, seed=bench.seed)
-            if not passed:
-                continue
-            raise QualificationAborted(f"the checker failed its own trial, so it proves nothing: {passed}")
+            _abort_for(check(frozenset(of_operator), bench.device, seed=bench.seed))
+        if check_checker is None and any(_has_8_bits(shape) for shape, _ in pairs):
+            _abort_for(passed_wrongly_in_8_bits(bench.device, seed=bench.seed))
         if bench.checks_orders and check_checker is None:
             _try_check_of_orders(pairs, bench)
         wait(lambda what: progress(0, len(pairs), what))

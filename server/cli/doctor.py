@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from kernels.collective.shape import CollectiveShape, Follows
 from kernels.experts.kinds import ExpertFormat
@@ -86,7 +87,9 @@ def _row(path: AnyPath, fingerprint: Fingerprint, usable: Sequence[str]) -> tupl
 def _plain_shape(path: AnyPath, dtype: Dtype) -> AttentionShape | LinearShape | ExpertsShape | CollectiveShape:
     """A shape that only the machine or the dtype can make `path` reject."""
     if path.operator is Operator.LINEAR:
-        products = (LinearShape(dtype, 4096, 4096, rows) for rows in LinearRows)
+        weight_format = min(path.limits.formats, key=lambda it: it.name)
+        sizes = product((2048, 4096), LinearRows)
+        products = (LinearShape(dtype, 4096, size, rows, weight_format=weight_format) for size, rows in sizes)
         return min(products, key=lambda shape: len(path.limits.rejections(shape)))
     if path.operator is Operator.EXPERTS:
         return ExpertsShape(

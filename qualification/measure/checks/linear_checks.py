@@ -82,13 +82,13 @@ def _judged_columns(case: LinearCase) -> slice | Tensor:
 
 def _reference(case: LinearCase, rows: list[int], columns: slice | Tensor) -> Reference:
     weight, bias = case.operands.weight, case.operands.bias
+    x, dtype = weight.as_multiplied(case.x[rows]), case.x.dtype
     if isinstance(columns, slice):
-        return linear_reference(case.x[rows], weight.dequantized(), bias, case.epilogue)
+        return linear_reference(x, weight.dequantized(), bias, case.epilogue, dtype)
     size_out = weight.size[0] // case.epilogue.parts
     judged = torch.cat([part * size_out + columns for part in range(case.epilogue.parts)])
-    return linear_reference(
-        case.x[rows], weight.dequantized(judged), None if bias is None else bias[columns], case.epilogue
-    )
+    of_columns = None if bias is None else bias[columns]
+    return linear_reference(x, weight.dequantized(judged), of_columns, case.epilogue, dtype)
 
 
 def _first_rows(reference: Reference, num_rows: int) -> Reference:

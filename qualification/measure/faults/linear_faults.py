@@ -83,7 +83,8 @@ def wrong_linear(fault: LinearFault, shape: LinearShape) -> RunLinear:
     def run(x: Tensor, weight: LinearWeight, bias: Tensor | None, epilogue: Epilogue, out: Tensor) -> None:
         num_rows = x.shape[0]
         is_wrong = fault is not LinearFault.WRONG_ALGORITHM or num_rows == only_count
-        sums = _sums(x.float(), weight.dequantized().float(), out.dtype, fault if is_wrong else LinearFault.NONE)
+        inputs, numbers = weight.as_multiplied(x).float(), weight.dequantized().float()
+        sums = _sums(inputs, numbers, out.dtype, fault if is_wrong else LinearFault.NONE)
         if bias is not None and fault is not LinearFault.BIAS_IGNORED:
             sums = sums + bias.float()
         result = _finished(sums, epilogue, fault)

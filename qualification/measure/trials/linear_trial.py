@@ -16,6 +16,8 @@ from kernels.vocabulary.shape import Dtype
 from qualification.evidence.evidence import Check, Invariance
 from qualification.measure.checks.checked import one_thread
 from qualification.measure.checks.linear_checks import check_linear, some_rows
+from qualification.measure.faults import fp8_faults
+from qualification.measure.faults.fp8_faults import Fp8Fault
 from qualification.measure.faults.linear_faults import LinearFault, can_show_in, trial_shapes, wrong_linear
 from qualification.measure.inputs.linear_inputs import (
     LinearCase,
@@ -35,8 +37,22 @@ _MOST_PROFILED = 12  # numbers of rows
 class LinearPassedWrongly:
     """A fault that no check refused, or a right product that one did."""
 
-    fault: LinearFault
+    fault: LinearFault | Fp8Fault
     shape: LinearShape
+
+
+def passed_wrongly_in_8_bits(device: torch.device, *, seed: int) -> tuple[LinearPassedWrongly, ...]:
+    """Try the checker on every planted fault of weights of 8 bits, and on none; empty when it judges all right."""
+    found = []
+    with one_thread():
+        for shape in fp8_faults.trial_shapes():
+            inputs = list(linear_cases(shape, operands_of(shape, device, seed=seed), seed=seed))
+            for fault in (fault for fault in Fp8Fault if fp8_faults.can_show_in(fault, shape)):
+                run = fp8_faults.wrong_fp8(fault)
+                passes = all(check.is_passed for case in inputs for check in check_linear(run, [case]))
+                if passes is not (fault is Fp8Fault.NONE):
+                    found.append(LinearPassedWrongly(fault, shape))
+    return tuple(found)
 
 
 class LinearTrial:

@@ -147,7 +147,8 @@ def _product_reference(sample: ProductSample, columns: slice) -> Reference:
     firsts = (part * product.shape.size_out for part in range(epilogue.parts))
     rows = [weight.dequantized(slice(first + columns.start, first + columns.stop)) for first in firsts]
     bias = None if product.linear.bias is None else product.linear.bias[columns]
-    return linear_reference(sample.x, torch.cat(rows) if len(rows) > 1 else rows[0], bias, epilogue)
+    x = weight.as_multiplied(sample.x)
+    return linear_reference(x, torch.cat(rows) if len(rows) > 1 else rows[0], bias, epilogue, sample.x.dtype)
 
 
 def _why_not_judged(read: Tensor, out: Tensor, reference: Reference) -> str | None:
