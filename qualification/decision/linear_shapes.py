@@ -1,14 +1,21 @@
 """Every product with a weight that serving a model can need, by its linear shape."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from kernels.fused.activation_kind import Activation
 from kernels.linear.epilogue import Epilogue
 from kernels.linear.shape import PLAIN, LinearShape, WeightFormat
 from kernels.vocabulary.row_buckets import LinearRows
 from kernels.vocabulary.shape import Dtype
-from qualification.model.config import AttentionConfig, DenseConfig, ExpertsConfig, LayerConfig, ModelConfig
+from qualification.model.config import (
+    AttentionConfig,
+    DenseConfig,
+    ExpertsConfig,
+    LayerConfig,
+    LinearFormats,
+    ModelConfig,
+)
 from qualification.model.shard import vocabulary_rows
 
 MAX_LOGITS = 2**25  # numbers of the logits that prompts are scored by at once
@@ -51,33 +58,32 @@ def _shape(weight: _Weight, dtype: Dtype, rows: LinearRows) -> LinearShape:
 
 
 def _weights_of(layer: LayerConfig, model: ModelConfig, dtype: Dtype, device_type: str) -> Iterator[_Weight]:
-    for weight in _plain_weights_of(layer, model.hidden_size):
-        yield replace(weight, format=model.linear_format)
+    yield from _own_weights_of(layer, model.hidden_size)
     if isinstance(layer.feed_forward, ExpertsConfig):
         yield _router(model.hidden_size, layer.feed_forward.num_experts, dtype, device_type)
 
 
-def _plain_weights_of(layer: LayerConfig, hidden: int) -> Iterator[_Weight]:
-    mixer = layer.mixer
+def _own_weights_of(layer: LayerConfig, hidden: int) -> Iterator[_Weight]:
+    mixer, formats = layer.mixer, layer.formats
     if isinstance(mixer, AttentionConfig):
-        yield _Weight(hidden, mixer.query_size + 2 * mixer.kv_size, mixer.has_bias)
-        yield _Weight(mixer.query_size, hidden, mixer.has_output_bias)
+        yield _Weight(hidden, mixer.query_size + 2 * mixer.kv_size, mixer.has_bias, format=formats.qkv)
+        yield _Weight(mixer.query_size, hidden, mixer.has_output_bias, format=formats.output)
     fed = layer.feed_forward
     match fed:
         case DenseConfig(width, activation, has_bias):
-            yield from _dense(
-                hidden, width, is_swiglu=activation is Activation.SILU and not has_bias, has_bias=has_bias
-            )
+            is_swiglu = activation is Activation.SILU and not has_bias
+            yield from _dense(hidden, width, formats, is_swiglu=is_swiglu, has_bias=has_bias)
         case ExpertsConfig() if fed.shared is not None:
-            yield from _dense(hidden, fed.shared.width, is_swiglu=fed.activation is Activation.SILU, has_bias=False)
+            is_swiglu = fed.activation is Activation.SILU
+            yield from _dense(hidden, fed.shared.width, formats, is_swiglu=is_swiglu, has_bias=False)
 
 
-def _dense(hidden: int, width: int, *, is_swiglu: bool, has_bias: bool) -> Iterator[_Weight]:
+def _dense(hidden: int, width: int, formats: LinearFormats, *, is_swiglu: bool, has_bias: bool) -> Iterator[_Weight]:
     if is_swiglu:
-        yield _Weight(hidden, width, epilogue=Epilogue.SWIGLU)
+        yield _Weight(hidden, width, epilogue=Epilogue.SWIGLU, format=formats.gate_up)
     else:
-        yield _Weight(hidden, 2 * width, has_bias)
-    yield _Weight(width, hidden, has_bias)
+        yield _Weight(hidden, 2 * width, has_bias, format=formats.gate_up)
+    yield _Weight(width, hidden, has_bias, format=formats.down)
 
 
 def _router(hidden: int, num_experts: int, dtype: Dtype, device_type: str) -> _Weight:

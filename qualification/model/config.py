@@ -180,12 +180,28 @@ FeedForward = DenseConfig | ExpertsConfig
 
 
 @dataclass(frozen=True, slots=True)
+class LinearFormats:
+    """Storage formats of a layer's products; a router's is always plain.
+
+    gate_up, down  of a dense feed-forward, or of the experts that all tokens visit
+    """
+
+    qkv: WeightFormat = PLAIN
+    output: WeightFormat = PLAIN
+    gate_up: WeightFormat = PLAIN
+    down: WeightFormat = PLAIN
+
+
+@dataclass(frozen=True, slots=True)
 class LayerConfig:
-    """mixer  what mixes the tokens of a sequence: attention over pages, or a recurrence over a state"""
+    """mixer    what mixes the tokens of a sequence: attention over pages, or a recurrence over a state
+    formats  of its products
+    """
 
     mixer: Mixer
     norms: NormsConfig
     feed_forward: FeedForward
+    formats: LinearFormats = LinearFormats()
 
     @property
     def attends(self) -> bool:
@@ -218,7 +234,6 @@ class ModelConfig:
     residual_scale: float = 1.0  # of what attention and feed-forward add
     logits_divisor: float = 1.0
     logits_softcap: float | None = None
-    linear_format: WeightFormat = PLAIN  # of the products of layers, but for routers
     has_image_spans: bool = False  # prompts may hold images, whose tokens see each other both ways
 
     @property
@@ -288,14 +303,28 @@ def num_parameters(config: ModelConfig, num_tokens: int | None = None) -> int:
 
 
 def weight_bytes(config: ModelConfig, dtype: Dtype, num_tokens: int | None = None) -> int:
-    """Bytes of these numbers in memory. One of mxfp4 takes 4 bits, and 32 of them a byte more."""
+    """Bytes of these numbers in memory, each in its format. One of mxfp4 takes 4 bits, and 32 of them a byte more."""
     packed = sum(
         _num_visited(layer.feed_forward, num_tokens) * 3 * config.hidden_size * layer.feed_forward.width
         for layer in config.layers
         if isinstance(layer.feed_forward, ExpertsConfig) and layer.feed_forward.format is ExpertFormat.MXFP4
     )
     plain = num_parameters(config, num_tokens) - packed
-    return plain * dtype.num_bytes + packed // 2 + packed // MXFP4_BLOCK
+    saved = sum(_bytes_saved(config.hidden_size, layer, dtype) for layer in config.layers)
+    return plain * dtype.num_bytes - saved + packed // 2 + packed // MXFP4_BLOCK
+
+
+def _bytes_saved(hidden: int, layer: LayerConfig, dtype: Dtype) -> int:
+    """Bytes that a layer's products take less than in `dtype`. Their scales, below 1% of them, are not counted."""
+    formats, fed, mixer = layer.formats, layer.feed_forward, layer.mixer
+    counts = []
+    if isinstance(mixer, AttentionConfig):
+        counts += [(formats.qkv, hidden * (mixer.query_size + 2 * mixer.kv_size))]
+        counts += [(formats.output, hidden * mixer.query_size)]
+    dense = fed if isinstance(fed, DenseConfig) else fed.shared
+    if dense is not None:
+        counts += [(formats.gate_up, 2 * hidden * dense.width), (formats.down, hidden * dense.width)]
+    return sum(count * (dtype.num_bytes - it.num_bytes(dtype)) for it, count in counts)
 
 
 def _all_visit(config: ModelConfig, layer: LayerConfig) -> int:

@@ -109,6 +109,15 @@ class Fields:
     def has(self, name: str) -> bool:
         return self._value(name, None) is not None
 
+    def given(self, name: str) -> object:
+        """Return the value as it is, None where there is none: for a kind of value that no other method takes."""
+        return self._value(name, None)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the names of all fields, in their order."""
+        return tuple(self._values)
+
     @property
     def is_empty(self) -> bool:
         return not self._values

@@ -9,13 +9,13 @@ from torch import Tensor
 from kernels.experts.bit_order import order_
 from kernels.experts.kinds import MXFP4_BLOCK, ExpertFormat
 from kernels.experts.weights import AnyExpertWeights, ExpertWeights, Mxfp4Weights
-from kernels.linear.shape import PLAIN
+from kernels.linear.shape import PLAIN, WeightFormat
 from kernels.linear.weights import PlainWeight
 from qualification.model.config import (
     DenseConfig,
     ExpertsConfig,
-    FeedForward,
     LayerConfig,
+    LinearFormats,
     ModelConfig,
     QKNorm,
 )
@@ -113,16 +113,16 @@ class Weights:
 
 def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Weights:
     """Weights of the right shapes, not yet filled."""
-    hidden, weight_format = config.hidden_size, config.linear_format
+    hidden = config.hidden_size
 
     def vector(size: int, of: torch.dtype = dtype) -> Tensor:
         return torch.empty(size, dtype=of, device=device)
 
-    def linear(size_in: int, size_out: int, has_bias: bool) -> Linear:
+    def linear(size_in: int, size_out: int, has_bias: bool, weight_format: WeightFormat) -> Linear:
         return Linear.empty(size_in, size_out, has_bias, weight_format, dtype, device)
 
     def layer(config: LayerConfig) -> LayerWeights:
-        attention, fed, norms = config.attention, config.feed_forward, config.norms
+        attention, formats, norms = config.attention, config.formats, config.norms
         size_q, size_kv = attention.query_size, attention.kv_size
         size_q_norm, size_k_norm = {
             QKNorm.NONE: (0, 0),
@@ -131,13 +131,13 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device)
         }[attention.qk_norm]
         return LayerWeights(
             attention_norm=vector(hidden) if norms.before else None,
-            qkv=linear(hidden, size_q + 2 * size_kv, attention.has_bias),
+            qkv=linear(hidden, size_q + 2 * size_kv, attention.has_bias, formats.qkv),
             q_norm=vector(size_q_norm) if size_q_norm else None,
             k_norm=vector(size_k_norm) if size_k_norm else None,
-            output=linear(size_q, hidden, attention.has_output_bias),
+            output=linear(size_q, hidden, attention.has_output_bias, formats.output),
             norm_after_attention=vector(hidden) if norms.after else None,
             feed_forward_norm=vector(hidden) if norms.before else None,
-            feed_forward=_empty_feed_forward(fed, hidden, linear, dtype, device),
+            feed_forward=_empty_feed_forward(config, hidden, linear, dtype, device),
             norm_after_feed_forward=vector(hidden) if norms.after else None,
             sinks=vector(attention.num_heads, torch.float32) if attention.has_sinks else None,
         )
@@ -147,27 +147,32 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device)
     return Weights(embedding, tuple(layer(it) for it in config.layers), vector(hidden), Linear(head))
 
 
-# (size_in, size_out, has_bias) -> one that is not yet filled, in the format of the model's layers
-EmptyLinear = Callable[[int, int, bool], Linear]
+# (size_in, size_out, has_bias, format) -> one that is not yet filled
+EmptyLinear = Callable[[int, int, bool, WeightFormat], Linear]
 
 
 def _empty_feed_forward(
-    config: FeedForward, hidden: int, linear: EmptyLinear, dtype: torch.dtype, device: torch.device
+    layer: LayerConfig, hidden: int, linear: EmptyLinear, dtype: torch.dtype, device: torch.device
 ) -> DenseWeights | MixtureWeights:
+    config, formats = layer.feed_forward, layer.formats
     if isinstance(config, DenseConfig):
-        return _empty_dense(hidden, config.width, linear, has_bias=config.has_bias)
+        return _empty_dense(hidden, config.width, linear, formats, has_bias=config.has_bias)
     shared = config.shared
     return MixtureWeights(
         Linear.empty(hidden, config.num_experts, config.has_router_bias, PLAIN, dtype, device),
         _empty_experts(config, hidden, dtype, device),
         torch.empty(config.num_experts, device=device) if config.has_correction_bias else None,
-        None if shared is None else _empty_dense(hidden, shared.width, linear, has_bias=False),
+        None if shared is None else _empty_dense(hidden, shared.width, linear, formats, has_bias=False),
         torch.empty(1, hidden, dtype=dtype, device=device) if shared is not None and shared.is_gated else None,
     )
 
 
-def _empty_dense(hidden: int, width: int, linear: EmptyLinear, *, has_bias: bool) -> DenseWeights:
-    return DenseWeights(linear(hidden, 2 * width, has_bias), linear(width, hidden, has_bias))
+def _empty_dense(
+    hidden: int, width: int, linear: EmptyLinear, formats: LinearFormats, *, has_bias: bool
+) -> DenseWeights:
+    return DenseWeights(
+        linear(hidden, 2 * width, has_bias, formats.gate_up), linear(width, hidden, has_bias, formats.down)
+    )
 
 
 def _empty_experts(config: ExpertsConfig, hidden: int, dtype: torch.dtype, device: torch.device) -> AnyExpertWeights:

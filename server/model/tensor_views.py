@@ -6,6 +6,7 @@ from kernels.experts.weights import ExpertWeights
 from kernels.linear.weights import PlainWeight, StoredTensor
 from qualification.model.config import LayerConfig, ModelConfig
 from qualification.model.families.family import ExpertLayout, ExpertNames, TensorNames
+from server.errors import ModelError
 from server.model.layers import DenseWeights, LayerWeights, MixtureWeights, Weights
 from server.model.linear import Linear
 
@@ -13,7 +14,8 @@ from server.model.linear import Linear
 def checkpoint_views(weights: Weights, config: ModelConfig, names: TensorNames) -> dict[str, StoredTensor]:
     """The tensors of a checkpoint by name, as the tensor, or the view of rows of a merged weight, that each fills.
 
-    Experts whose gate and up alternate are left out: no view has their order.
+    Experts whose gate and up alternate are left out: no view has their order. Raises ModelError where a format keeps
+    rows together that the checkpoint, or a rank, has apart.
     """
     views = {
         "model.embed_tokens.weight": StoredTensor(weights.embedding),
@@ -34,20 +36,28 @@ def checkpoint_views(weights: Weights, config: ModelConfig, names: TensorNames) 
         views |= {f"{prefix}.{name}.weight": StoredTensor(norm) for name, norm in norms if norm is not None}
         if layer.sinks is not None:
             views[f"{prefix}.self_attn.sinks"] = StoredTensor(layer.sinks)
-        linears = _attention(layer, layer_config, is_merged=names.merged)
-        if isinstance(layer.feed_forward, DenseWeights):
-            linears |= _dense(layer.feed_forward, "mlp", is_merged=names.merged)
-        else:
+        try:
+            linears = _linears(layer, layer_config, names)
+        except ValueError as error:
+            raise ModelError(f"{prefix}: {error}") from error
+        if isinstance(layer.feed_forward, MixtureWeights) and layer.feed_forward.correction_bias is not None:
             assert names.experts is not None, "the family has mixtures"
-            linears |= _mixture(layer.feed_forward, names.experts)
-            if layer.feed_forward.correction_bias is not None:
-                bias = StoredTensor(layer.feed_forward.correction_bias)
-                views[f"{prefix}.{names.experts.correction_bias}"] = bias
+            bias = StoredTensor(layer.feed_forward.correction_bias)
+            views[f"{prefix}.{names.experts.correction_bias}"] = bias
         for name, linear in linears.items():
             views |= {f"{prefix}.{name}.{word}": stored for word, stored in linear.weight.stored.items()}
             if linear.bias is not None:
                 views[f"{prefix}.{name}.bias"] = StoredTensor(linear.bias)
     return views
+
+
+def _linears(layer: LayerWeights, config: LayerConfig, names: TensorNames) -> dict[str, Linear]:
+    """Raises ValueError where a format keeps rows together that the checkpoint, or a rank, has apart."""
+    linears = _attention(layer, config, is_merged=names.merged)
+    if isinstance(layer.feed_forward, DenseWeights):
+        return linears | _dense(layer.feed_forward, "mlp", is_merged=names.merged)
+    assert names.experts is not None, "the family has mixtures"
+    return linears | _mixture(layer.feed_forward, names.experts)
 
 
 def _attention(layer: LayerWeights, config: LayerConfig, *, is_merged: bool) -> dict[str, Linear]:

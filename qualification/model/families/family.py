@@ -67,7 +67,7 @@ class Family:
     tensors       None where the server does not serve the family, and only its attention is of interest
     tolerated     ends of names that a checkpoint may hold without need
     has_more_layers    whether a checkpoint may hold layers behind the model's last one, which are not read
-    has_quantization   whether `read_config` reads quantization_config, which is refused elsewhere
+    has_quantization   whether `read_config` reads quantization_config, which quantization.py reads for other families
     """
 
     model_type: str

@@ -6,12 +6,14 @@ from dataclasses import replace
 from qualification.model.config import ModelConfig
 from qualification.model.families.family import Family
 from qualification.model.families.image_models import image_model_of
+from qualification.model.families.quantization import CONFIG_KEY, quantized, read_quantization
 from qualification.model.families.registry import KNOWN, family_named
+from qualification.model.fields import Fields, ModelConfigError
 from qualification.model.keys import Keys
 
 # What a model that also sees images may say once for all of its parts.
 _OF_THE_WHOLE = (
-    "dtype", "torch_dtype", "eos_token_id", "max_position_embeddings", "tie_word_embeddings", "vocab_size",
+    "dtype", "torch_dtype", "eos_token_id", "max_position_embeddings", "tie_word_embeddings", "vocab_size", CONFIG_KEY,
 )  # fmt: skip
 _OF_THE_HEAD = ("tie_word_embeddings",)  # which is outside the text part, and obeys the whole
 
@@ -20,9 +22,23 @@ def read_model(config: Mapping[str, object], source: str = "config.json") -> Mod
     """Read a parsed config.json; of a model that also sees images, the text part. Raises ModelConfigError."""
     values = text_part(config)
     check_whole(config, source)
-    model = family_named(values.get("model_type"), source, KNOWN).read(values, source)
+    model = read_as(family_named(values.get("model_type"), source, KNOWN), values, source)
     # The tokens of Gemma 3's images see each other both ways; those of Qwen's do not.
     return replace(model, has_image_spans=config.get("model_type") == "gemma3" and "vision_config" in config)
+
+
+def read_as(family: Family, values: Mapping[str, object], source: str) -> ModelConfig:
+    """Read the parsed config.json of a model of a family, its products in the formats that it names.
+
+    Raises ModelConfigError.
+    """
+    model = family.read(values, source)
+    quantization = None if family.has_quantization else Fields(values, source).section(CONFIG_KEY)
+    if quantization is None:
+        return model
+    if family.tensors is None:
+        raise ModelConfigError(f"{source}: {CONFIG_KEY} is not supported for {family.model_type}")
+    return quantized(model, read_quantization(quantization), family.tensors)
 
 
 def check_whole(config: Mapping[str, object], source: str) -> None:

@@ -7,7 +7,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -20,7 +20,8 @@ from server.model.load.json_file import read_json
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 _FLOATS = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
-_DTYPES = _FLOATS | {"U8": torch.uint8, "I8": torch.int8}
+_CODES = {"F8_E4M3": torch.float8_e4m3fn}  # numbers of 8 bits, which are never converted
+_DTYPES = _FLOATS | _CODES | {"U8": torch.uint8, "I8": torch.int8, "F8_E8M0": torch.float8_e8m0fnu}
 _MAX_LISTED = 10  # names in one message
 _NUM_THREADS = 8  # one waits for the disk, or for the memory of its cache, at a fraction of their speed
 # Of one read, and of a thread's memory: 20 GB/s from the cache of files, 17 by 32 MB (H200).
@@ -39,16 +40,26 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A tensor that a checkpoint must hold: of this dtype, where it is one of integers, else of floats of any size."""
+    """A tensor that a checkpoint must hold: of this dtype, or for one of 16 bits or more of floats of any such size.
+
+    is_scale  of codes: it may be powers of two of 8 bits; and where a row has one scale, the rows may be numbers, or
+              one number may stand for all
+    """
 
     shape: tuple[int, ...]
     dtype: torch.dtype = torch.float32
+    is_scale: bool = False
+
+    def fits(self, shape: tuple[int, ...]) -> bool:
+        if shape == self.shape or not self.is_scale or self.shape[1:] != (1,):
+            return shape == self.shape
+        return len(shape) < 3 and math.prod(shape) in (1, self.shape[0])
 
     @property
     def stored_dtypes(self) -> tuple[str, ...]:
         """Return the dtypes, as safetensors names them, that may be stored."""
-        if self.dtype.is_floating_point:
-            return tuple(_FLOATS)
+        if self.dtype.is_floating_point and self.dtype not in _CODES.values():
+            return (*_FLOATS, "F8_E8M0") if self.is_scale else tuple(_FLOATS)
         return tuple(name for name, dtype in _DTYPES.items() if dtype is self.dtype)
 
 
@@ -106,7 +117,7 @@ def check_entries(
     for name in sorted(wanted.keys() & entries.keys()):
         entry, expected = entries[name], wanted[name].shape
         dtypes = wanted[name].stored_dtypes
-        if entry.shape != expected:
+        if not wanted[name].fits(entry.shape):
             problems.append(f"{name} in {entry.file.name}: expected shape {expected}, found {entry.shape}")
         if entry.dtype not in dtypes:
             problems.append(f"{name} in {entry.file.name}: expected one of {', '.join(dtypes)}, found {entry.dtype}")
@@ -137,7 +148,7 @@ def are_equal(one: TensorEntry, other: TensorEntry) -> bool:
 class Piece:
     """A block of a checkpoint's tensor that fills `target`, whose first dim counts the block's rows.
 
-    name      of the tensor, which is read as a matrix
+    name      of the tensor, which is read as a matrix; where it is one number, all rows of `target` get that
     row_size  numbers of one of its rows; None: all but its first dim
     """
 
@@ -204,6 +215,8 @@ def _parts(
         dtype = _DTYPES[entry.dtype]
         row_bytes = rows[0].numel() * dtype.itemsize if rows.numel() else 1
         row_size = math.prod(entry.shape[1:]) if piece.row_size is None else piece.row_size
+        if math.prod(entry.shape) == 1:
+            row_size = 0
         stride = row_size * dtype.itemsize if rows.numel() else 1
         first = entry.offset + piece.first_row * stride + piece.first_column * dtype.itemsize
         step = max(1, part_bytes // row_bytes)
@@ -222,8 +235,12 @@ class _Reader:
     def copy(self, part: _Part, target: Tensor) -> int:
         """Fill the target; returns its bytes."""
         memory = self._memory(part.num_bytes, target.device)
-        _read(part, memory)
-        rows = memory[: part.num_bytes].view(part.dtype).view(target.shape)
+        if part.stride == 0:
+            _read(replace(part, num_rows=1, stride=part.row_bytes), memory)
+            rows = memory[: part.row_bytes].view(part.dtype).expand(target.shape)
+        else:
+            _read(part, memory)
+            rows = memory[: part.num_bytes].view(part.dtype).view(target.shape)
         if target.device.type != "cuda":
             target.copy_(rows)
             return target.nbytes

@@ -13,12 +13,13 @@ from torch import Tensor
 
 from kernels.experts.kinds import MXFP4_BLOCK
 from kernels.linear.weights import StoredTensor
-from qualification.model.config import ModelConfig
+from qualification.model.config import LinearFormats, ModelConfig
 from qualification.model.families.family import Family, TensorNames
 from qualification.model.families.image_models import IMAGE_MODELS, image_model_of, text_names
-from qualification.model.families.reader import check_whole, text_part, unknown_keys
+from qualification.model.families.quantization import CONFIG_KEY, from_file_beside
+from qualification.model.families.reader import check_whole, read_as, text_part, unknown_keys
 from qualification.model.families.registry import FAMILIES, family_named
-from qualification.model.fields import Fields, ModelConfigError
+from qualification.model.fields import ModelConfigError
 from qualification.model.shard import Shard, shard_of
 from server.errors import ModelError
 from server.model.decoder import Decoder
@@ -48,8 +49,11 @@ logger = logging.getLogger(__name__)
 CONFIG_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
 _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
-# Files beside config.json in which older tools say how the weights are quantised: NVIDIA's ModelOpt, AutoGPTQ, AutoAWQ.
-_QUANTIZATION_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
+# Files beside config.json in which tools say how the weights are quantised: NVIDIA's ModelOpt; AutoGPTQ, AutoAWQ.
+_MODELOPT_FILE = "hf_quant_config.json"
+_QUANTIZATION_FILES = ("quantize_config.json", "quant_config.json")
+# Ends of names of tensors that a quantised checkpoint may hold without need: scales of a cache in 8 bits.
+_OF_QUANTIZED = (".k_scale", ".v_scale", ".kv_scale")
 _DUMMY_RANGE = 1e-3
 _DUMMY_SCALE = 127 - 12  # of blocks of mxfp4: within 6 * 2 ** -12, which is 1.5e-3
 
@@ -127,10 +131,8 @@ def _read_config(folder: Path, path: Path, values: dict[str, object]) -> ModelCo
                 f"{folder / name}: the checkpoint is quantised, which is not supported for {family.model_type}: "
                 "serve the one that it was made from"
             )
-    if not family.has_quantization:
-        Fields(values, str(path)).absent(
-            "quantization_config", "quantized checkpoints of this family are not supported"
-        )
+    if (folder / _MODELOPT_FILE).is_file() and values.get(CONFIG_KEY) is None:
+        values = {**values, CONFIG_KEY: from_file_beside(read_object(folder / _MODELOPT_FILE))}
     whole, values = values, dict(text_part(values))
     check_whole(whole, str(path))
     generation = read_object(folder / GENERATION_FILE) if (folder / GENERATION_FILE).is_file() else {}
@@ -138,7 +140,7 @@ def _read_config(folder: Path, path: Path, values: dict[str, object]) -> ModelCo
     unknown = unknown_keys(whole, family)
     if unknown:
         logger.warning("%s: not known for %s, and not read: %s", path, values.get("model_type"), listed(unknown))
-    return family.read(values, str(path))
+    return read_as(family, values, str(path))
 
 
 def _silent(_: str) -> None:
@@ -192,7 +194,16 @@ def load_shard(
         else:
             copy_pieces(entries, pieces, tenths(progress))
             weights.order_codes_()
+            check_loaded(folder, weights)
         return weights.inspected()
+
+
+def check_loaded(folder: Path, weights: Weights) -> None:
+    """Raise ModelError for a product whose tensors, now that they are filled, cannot be multiplied by."""
+    for index, layer in enumerate(weights.layers):
+        for name, linear in layer.linears.items():
+            if (reason := linear.weight.why_unusable()) is not None:
+                raise ModelError(f"{folder}: {name.value} of layer {index}: {reason}")
 
 
 def check_checkpoint(folder: Path, config: ModelConfig, load_format: LoadFormat) -> dict[str, TensorEntry]:
@@ -207,11 +218,15 @@ def check_checkpoint(folder: Path, config: ModelConfig, load_format: LoadFormat)
         entries[_EMBEDDING] = entries.pop(_HEAD)
     with torch.inference_mode():
         on_paper = _views(family, empty_weights(config, torch.float32, torch.device("meta")), config)
-    wanted = {name: Wanted(tuple(it.values.shape), it.values.dtype) for name, it in on_paper.items()}
+    wanted = {
+        name: Wanted(tuple(it.values.shape), it.values.dtype, is_scale=it.is_scale) for name, it in on_paper.items()
+    }
     wanted |= interleaved_tensors(config, _names(family))
     if family.has_more_layers:
         entries = {name: entry for name, entry in entries.items() if not _is_behind(name, config.num_layers)}
     tolerated = (*family.tolerated, _HEAD) if config.tie_embeddings else family.tolerated
+    if any(layer.formats != LinearFormats() for layer in config.layers):
+        tolerated = (*tolerated, *_OF_QUANTIZED)
     check_entries(folder, entries, wanted, tolerated)
     return entries
 
@@ -221,8 +236,9 @@ def _read_named(folder: Path, config: ModelConfig) -> dict[str, TensorEntry]:
     entries = read_entries(folder)
     entries = {name: entries[as_written] for as_written, name in text_names(entries, config.family).items()}
     if "embed_tokens.weight" in entries:  # saved without a head, hence without the whole's prefix
-        return {name if name.startswith("lm_head") else f"model.{name}": it for name, it in entries.items()}
-    return entries
+        entries = {name if name.startswith("lm_head") else f"model.{name}": it for name, it in entries.items()}
+    # A scale that a number is multiplied by, though DeepSeek's name calls it an inverse.
+    return {name.removesuffix("_inv") if name.endswith("_scale_inv") else name: it for name, it in entries.items()}
 
 
 def _has_other_head(folder: Path, config: ModelConfig) -> bool:
@@ -263,6 +279,8 @@ def _fill_dummy(target: Tensor, generator: torch.Generator) -> None:
     """Unsigned bytes are blocks of mxfp4, whose scales are all the same: numbers of 4 bits are at most 6."""
     if target.dtype is torch.int8:
         target.random_(-127, 128, generator=generator)
+    elif target.dtype is torch.float8_e4m3fn:
+        target.copy_(torch.rand(target.shape, generator=generator, device=target.device).mul_(2).sub_(1))
     elif target.dtype is not torch.uint8:
         target.uniform_(-_DUMMY_RANGE, _DUMMY_RANGE, generator=generator)
     elif target.shape[-1] == MXFP4_BLOCK // 2:

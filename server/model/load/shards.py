@@ -116,7 +116,8 @@ def _rows(heads: range, head_dim: int) -> range:
 def _pieces(name: str, stored: StoredTensor, runs: list[_Run]) -> list[Piece]:
     pieces, start, first = [], 0, 0
     for rows, num_whole in runs:
-        count = _blocks(name, len(rows), stored.rows)
+        is_end = rows.stop == num_whole and start + -(-len(rows) // stored.rows) == stored.values.shape[0]
+        count = -(-len(rows) // stored.rows) if is_end else _blocks(name, len(rows), stored.rows)
         first_row = _blocks(name, first + rows.start, stored.rows)
         pieces.append(Piece(name, stored.values[start : start + count], first_row=first_row))
         start, first = start + count, first + num_whole

@@ -23,7 +23,7 @@ from qualification.decision.linear_shapes import linear_shapes_needed
 from qualification.measure.checks.linear_checks import check_linear
 from qualification.measure.faults.linear_faults import LinearFault, wrong_linear
 from qualification.measure.inputs.linear_inputs import linear_cases, operands_of
-from qualification.model.config import ModelConfig
+from qualification.model.config import LinearFormats, ModelConfig
 from qualification.model.families.registry import family_named
 from qualification.model.shard import shard_of
 from server.engine.operators.linear import LinearTable, ProductCall
@@ -52,7 +52,9 @@ PATHS = (*LINEAR_PATHS, int8_path(TORCH))
 def config(tmp_path: Path) -> ModelConfig:
     """Save a checkpoint whose layers' products are bytes with scales."""
     (tmp_path / "config.json").write_text(json.dumps(VALUES))
-    config = replace(load_config(tmp_path), linear_format=INT8)
+    config = load_config(tmp_path)
+    formats = LinearFormats(INT8, INT8, INT8, INT8)
+    config = replace(config, layers=tuple(replace(layer, formats=formats) for layer in config.layers))
     names = family_named(config.family, "test").tensors
     assert names is not None
     random, tensors = torch.Generator().manual_seed(0), {}

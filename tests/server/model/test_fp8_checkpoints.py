@@ -1,0 +1,286 @@
+"""Checkpoints in 8 bits, written here by their makers' definitions: read, cut for ranks, multiplied, or refused."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from kernels.linear.epilogue import Epilogue
+from kernels.linear.first_path import multiply
+from kernels.linear.shape import FP8_BLOCKS, FP8_ROWS, FP8_STATIC, PLAIN, WeightFormat
+from kernels.vocabulary.shape import Dtype
+from qualification.model.config import num_parameters, weight_bytes
+from qualification.model.shard import shard_of
+from server.errors import ModelError
+from server.model.decoder import Decoder
+from server.model.linear import WeightName
+from server.model.load.load import load_config, load_shard
+from support.models.paged_runner import PagedRunner
+
+CPU = torch.device("cpu")
+HIDDEN, WIDTH, VOCABULARY = 320, 512, 33  # two and a half blocks, and four
+MODEL = {
+    "model_type": "qwen3", "vocab_size": VOCABULARY, "hidden_size": HIDDEN, "intermediate_size": WIDTH,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 64,
+    "max_position_embeddings": 64, "tie_word_embeddings": False, "dtype": "float32",
+}  # fmt: skip
+PRODUCTS = {
+    "self_attn.q_proj": (256, HIDDEN), "self_attn.k_proj": (256, HIDDEN), "self_attn.v_proj": (256, HIDDEN),
+    "self_attn.o_proj": (HIDDEN, 256), "mlp.gate_proj": (WIDTH, HIDDEN), "mlp.up_proj": (WIDTH, HIDDEN),
+    "mlp.down_proj": (HIDDEN, WIDTH),
+}  # fmt: skip
+INPUT_SCALE = 0.03
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A way of storing 8 bits.
+
+    says, file   the words of config.json, or of a file beside it
+    granularity  of scales; word, scale_shape: their name and shape in the file
+    format       the one that must be read
+    """
+
+    says: dict[str, Any]
+    format: WeightFormat
+    granularity: str
+    word: str = "weight_scale"
+    scale_shape: Callable[[Tensor], Tensor] = field(default=lambda scale: scale)
+    is_static: bool = False
+    file: str | None = None  # says it, in place of config.json
+
+
+def of_groups(strategy: str, inputs: Mapping[str, object], **weights: object) -> dict[str, Any]:
+    group = {
+        "targets": ["Linear"],
+        "weights": {"num_bits": 8, "type": "float", "symmetric": True, "strategy": strategy, **weights},
+        "input_activations": {"num_bits": 8, "type": "float", **inputs},
+    }
+    return {
+        "quant_method": "compressed-tensors", "format": "float-quantized", "ignore": ["lm_head", "re:.*layers.1.mlp.*"],
+        "config_groups": {"group_0": group},
+    }  # fmt: skip
+
+
+LISTED = ["lm_head", *(f"model.layers.1.mlp.{it}_proj" for it in ("gate", "up", "down"))]
+KINDS = {
+    "fp8 blocks": Kind(
+        {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128],
+         "modules_to_not_convert": LISTED},
+        FP8_BLOCKS, "block", "weight_scale_inv",
+    ),
+    "fp8 static": Kind(
+        {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["layers.1.mlp", "lm_head"]},
+        FP8_STATIC, "tensor", scale_shape=lambda scale: scale.reshape(()), is_static=True,
+    ),
+    "fp8 dynamic": Kind({"quant_method": "fp8", "modules_to_not_convert": ["model.layers.1.mlp"]}, FP8_ROWS, "tensor"),
+    "compressed channel": Kind(of_groups("channel", {"dynamic": True, "strategy": "token"}), FP8_ROWS, "channel"),
+    "compressed tensor": Kind(
+        of_groups("tensor", {"dynamic": False, "strategy": "tensor"}), FP8_STATIC, "tensor", is_static=True
+    ),
+    "compressed block": Kind(
+        of_groups("block", {"dynamic": True, "strategy": "group", "group_size": 128}, block_structure=[128, 128]),
+        FP8_BLOCKS, "block",
+    ),
+    "modelopt": Kind(
+        {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head", "model.layers.1.mlp*"]},
+        FP8_STATIC, "tensor", scale_shape=lambda scale: scale.reshape(()), is_static=True,
+    ),
+    "modelopt file": Kind(
+        {"producer": {"name": "modelopt"},
+         "quantization": {"quant_algo": "FP8_PER_CHANNEL_PER_TOKEN", "exclude_modules": ["lm_head", "*.1.mlp.*"]}},
+        FP8_ROWS, "channel", scale_shape=lambda scale: scale.flatten(), file="hf_quant_config.json",
+    ),
+}  # fmt: skip
+_EACH = {"tensor": (10**6, 10**6), "channel": (1, 10**6), "block": (128, 128)}
+
+
+def rounded(values: Tensor, rows: int, columns: int) -> tuple[Tensor, Tensor]:
+    """(codes, scales) of blocks of so many rows and columns."""
+    codes = torch.empty(values.shape, dtype=torch.float8_e4m3fn)
+    tops, lefts = range(0, values.shape[0], rows), range(0, values.shape[1], columns)
+    scales = torch.empty(len(tops), len(lefts))
+    for i, top in enumerate(tops):
+        for j, left in enumerate(lefts):
+            block = values[top : top + rows, left : left + columns]
+            scales[i, j] = block.abs().max() / 448
+            codes[top : top + rows, left : left + columns] = (block / scales[i, j]).to(torch.float8_e4m3fn)
+    return codes, scales
+
+
+def widened(codes: Tensor, scales: Tensor, rows: int, columns: int) -> Tensor:
+    found = codes.double()
+    for i in range(scales.shape[0]):
+        for j in range(scales.shape[1]):
+            found[i * rows : (i + 1) * rows, j * columns : (j + 1) * columns] *= scales[i, j].double()
+    return found
+
+
+def write(folder: Path, kind: Kind) -> dict[str, Tensor]:
+    """Write a checkpoint; returns the numbers of each of its tensors, those of products by the definition."""
+    says = {} if kind.file else {"quantization_config": kind.says}
+    (folder / "config.json").write_text(json.dumps(MODEL | says))
+    if kind.file:
+        (folder / kind.file).write_text(json.dumps(kind.says))
+    random = torch.Generator().manual_seed(0)
+
+    def randn(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=random)
+
+    numbers = {"model.embed_tokens.weight": randn(VOCABULARY, HIDDEN), "lm_head.weight": randn(VOCABULARY, HIDDEN)}
+    numbers["model.norm.weight"] = torch.ones(HIDDEN)
+    for layer in range(2):
+        prefix = f"model.layers.{layer}"
+        for norm, size in (("input_layernorm", HIDDEN), ("post_attention_layernorm", HIDDEN)):
+            numbers[f"{prefix}.{norm}.weight"] = 1 + randn(size) / 10
+        for norm in ("q_norm", "k_norm"):
+            numbers[f"{prefix}.self_attn.{norm}.weight"] = 1 + randn(64) / 10
+    stored = dict(numbers)
+    for layer in range(2):
+        for of, size in PRODUCTS.items():
+            name = f"model.layers.{layer}.{of}"
+            # Parts of one product differ in size, so that a scale of another part shows.
+            values = randn(*size) * size[1] ** -0.5 * (1 + len(of) % 3)
+            if layer == 1 and of.startswith("mlp."):
+                stored[f"{name}.weight"] = numbers[f"{name}.weight"] = values
+                continue
+            codes, scales = rounded(values, *_EACH[kind.granularity])
+            stored[f"{name}.weight"], stored[f"{name}.{kind.word}"] = codes, kind.scale_shape(scales).contiguous()
+            numbers[f"{name}.weight"] = widened(codes, scales, *_EACH[kind.granularity])
+            if kind.is_static:
+                stored[f"{name}.input_scale"] = torch.tensor(INPUT_SCALE)
+    save_file(stored, folder / "model.safetensors")
+    return numbers
+
+
+def rounded_inputs(x: Tensor, of: WeightFormat) -> Tensor:
+    """Round inputs as the makers' definitions do."""
+    if of == PLAIN:
+        return x.double()
+    if of == FP8_STATIC:
+        codes = (x / torch.tensor(INPUT_SCALE)).clamp(-448, 448).to(torch.float8_e4m3fn)
+        return codes.double() * torch.tensor(INPUT_SCALE).double()
+    columns = 128 if of == FP8_BLOCKS else 10**6
+    return torch.cat([widened(*rounded(row[None], 1, columns), 1, columns) for row in x])
+
+
+PARTS = {
+    WeightName.QKV: ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    WeightName.OUTPUT: ("self_attn.o_proj",),
+    WeightName.GATE_UP: ("mlp.gate_proj", "mlp.up_proj"),
+    WeightName.DOWN: ("mlp.down_proj",),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
+def test_products_are_those_of_the_definition(tmp_path: Path, kind: Kind) -> None:
+    numbers = write(tmp_path, kind)
+    config = load_config(tmp_path)
+    assert {it.formats.qkv for it in config.layers} == {it.formats.output for it in config.layers} == {kind.format}
+    assert [it.formats.gate_up for it in config.layers] == [kind.format, PLAIN]
+    layers = load_shard(tmp_path, config, shard_of(config, 0, 1), dtype=torch.float32, device=CPU).layers
+    for (index, layer), (name, parts) in product(enumerate(layers), PARTS.items()):
+        linear = layer.linears[name]
+        x = torch.randn(5, linear.weight.size[1], generator=torch.Generator().manual_seed(1))
+        x[2] *= 30  # beyond what a scale of all inputs reaches
+        weight = torch.cat([numbers[f"model.layers.{index}.{it}.weight"] for it in parts]).double()
+        due = rounded_inputs(x, linear.weight.format()) @ weight.T
+        for epilogue in (Epilogue.NONE, *([Epilogue.SWIGLU] if name is WeightName.GATE_UP else [])):
+            if epilogue is Epilogue.SWIGLU:
+                gate, up = due.chunk(2, -1)
+                due = torch.nn.functional.silu(gate) * up
+            found = multiply(x, linear.weight, None, epilogue)
+            torch.testing.assert_close(found.double(), due, atol=1e-5 * float(due.abs().max()), rtol=1e-5)
+
+
+def test_a_whole_model_of_8_bits_answers(tmp_path: Path) -> None:
+    write(tmp_path, KINDS["fp8 blocks"])
+    config = load_config(tmp_path)
+    weights = load_shard(tmp_path, config, shard_of(config, 0, 1), dtype=torch.float32, device=CPU)
+    whole = PagedRunner(Decoder(config, weights)).logits(torch.arange(30) % VOCABULARY, [30])
+    assert bool(torch.isfinite(whole).all())
+    assert 0 < weight_bytes(config, Dtype.FP32) < num_parameters(config) * 3
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
+def test_two_ranks_of_8_bits_hold_the_whole(tmp_path: Path, kind: Kind) -> None:
+    numbers = write(tmp_path, kind)
+    config = load_config(tmp_path)
+    if kind.format == FP8_BLOCKS:
+        with pytest.raises(ModelError, match=r"model.layers.0: rows 0 to 64 cut a block of 128"):
+            load_shard(tmp_path, config, shard_of(config, 0, 4), dtype=torch.float32, device=CPU)
+    for layer in range(2):
+        parts = [
+            load_shard(tmp_path, config, shard_of(config, rank, 2), dtype=torch.float32, device=CPU)
+            .layers[layer]
+            .linears
+            for rank in range(2)
+        ]
+        down = torch.cat([part[WeightName.DOWN].weight.dequantized() for part in parts], 1)
+        assert torch.equal(down.double(), numbers[f"model.layers.{layer}.mlp.down_proj.weight"].double())
+        pairs = [part[WeightName.QKV].weight.split([128, 128, 128]) for part in parts]
+        for index, name in enumerate("qkv"):
+            together = torch.cat([own[index].dequantized() for own in pairs]).double()
+            assert torch.equal(together, numbers[f"model.layers.{layer}.self_attn.{name}_proj.weight"].double())
+
+
+def change(folder: Path, **says: object) -> None:
+    path = folder / "config.json"
+    values = json.loads(path.read_text())
+    values["quantization_config"] |= says
+    path.write_text(json.dumps(values))
+
+
+@pytest.mark.parametrize(
+    ("kind", "says", "message"),
+    [
+        ("fp8 blocks", {"weight_block_size": [64, 64]}, r"weight_block_size must be \[128, 128\], found \[64, 64\]"),
+        (
+            "fp8 blocks",
+            {"quant_method": "quip"},
+            "quant_method must be one of fp8, compressed-tensors, modelopt, found",
+        ),
+        ("fp8 blocks", {"fmt": "e5m2"}, "fmt must be one of e4m3"),
+        (
+            "fp8 blocks",
+            {"modules_to_not_convert": ["model.layers.0.self_attn.k_proj"]},
+            "model.layers.0.self_attn.q_proj fp8_blocks, model.layers.0.self_attn.k_proj plain.* all be listed or none",
+        ),
+        ("compressed channel", {"ignore": ["lm_head", "re:("]}, r"ignore must be .* 're:\(' is none"),
+        ("compressed channel", {"config_groups": {"a": {"targets": ["Linear"]}}}, "weights must be an object"),
+        (
+            "modelopt",
+            {"quant_algo": "NVFP4"},
+            "quant_algo must be one of FP8, FP8_PER_CHANNEL_PER_TOKEN.*found 'NVFP4'",
+        ),
+        # Lists that leave a product out which the file has in other numbers, or name one too many.
+        ("fp8 static", {"ignored_layers": ["lm_head"]}, r"missing: model.layers.1.mlp.*input_scale"),
+        (
+            "fp8 static",
+            {"ignored_layers": ["layers.1"]},
+            r"not known to this architecture: model.layers.1.*input_scale",
+        ),
+    ],
+)
+def test_what_is_not_served_is_named(tmp_path: Path, kind: str, says: dict[str, object], message: str) -> None:
+    write(tmp_path, KINDS[kind])
+    change(tmp_path, **says)
+    with pytest.raises(ModelError, match=message):
+        load_shard(tmp_path, config := load_config(tmp_path), shard_of(config, 0, 1), dtype=torch.float32, device=CPU)
+
+
+def test_parts_with_different_scales_of_inputs_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, KINDS["fp8 static"])
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["model.layers.0.self_attn.v_proj.input_scale"] *= 2
+    save_file(tensors, tmp_path / "model.safetensors")
+    config = load_config(tmp_path)
+    with pytest.raises(ModelError, match=r"qkv of layer 0: input_scale of parts .* must be the same"):
+        load_shard(tmp_path, config, shard_of(config, 0, 1), dtype=torch.float32, device=CPU)
