@@ -102,25 +102,24 @@ def _prompt(content: Content, num_tokens: int) -> Part:
 
 
 def _extend(pool: Pool) -> Iterator[Batch]:
-    """Chunks of one size and of odd ones, alone and beside neighbours, and many that continue by one token."""
+    """Last chunks alone; all chunks of one size and of odd ones beside neighbours; and many that go on by one token."""
     most = min(pool.shape.query_bucket.hi or _MOST_CHUNK, _MOST_CHUNK)
+    whole = [it for it in pool.lengths if pool.is_kept(it)]
+    even = [part for length in whole for part in _chunks(length, _EVEN, most)]
     for length in pool.lengths:
         if not pool.is_kept(length):
             rows = pool.some_rows(length)
-            ends = [Part(length, row + 1, min(most, row + 1, 1 + 37 * place)) for place, row in enumerate(rows)]
-            yield "ends", _within(pool, ends)
-            yield "one end", _within(pool, [Part(length, length, min(most, 128, length))])
-            continue
-        even = _chunks(length, _EVEN, most)
-        for part in even[:2] + even[-1:]:
-            yield "a chunk alone", _within(pool, [part])
-        yield "even chunks", _within(pool, even)
-        odd = _chunks(length, _ODD, most)
-        mixed = [it for turn, part in enumerate(odd) for it in (_chunk(pool, turn, most), part)]
-        yield "odd chunks", _within(pool, mixed)
-        yield "odd chunks backwards", _within(pool, mixed[::-1])
-        last = Part(length, length, min(most, length))
-        yield "the longest chunk", _within(pool, [Part(Content.NAN, 1, 1), last])
+            even += [Part(length, row + 1, min(most, row + 1, 1 + 37 * place)) for place, row in enumerate(rows)]
+    yield "even chunks", _within(pool, even)
+    for length in pool.lengths:
+        size = min(most, length, 130)
+        yield "a chunk alone", _within(pool, [Part(length, length, size)])
+    odd = [part for length in whole for part in _chunks(length, _ODD, most)]
+    mixed = [it for turn, part in enumerate(odd) for it in (_chunk(pool, turn, most), part)]
+    yield "odd chunks", _within(pool, mixed)
+    yield "odd chunks backwards", _within(pool, mixed[::-1])
+    longest = [Part(length, length, min(most, length)) for length in whole]
+    yield "the longest chunks", _within(pool, [Part(Content.NAN, 1, 1), *longest])
     first = pool.lengths[0]
     single = [Part(Content.ORDINARY, 1 + place % 7, 1) for place in range(_MANY)]
     ends = [Part(first, first, 1), Part(first, max(1, first // 2), 1)]

@@ -59,7 +59,9 @@ class Pool:
         bucket = shape.context_bucket
         longest = longest_lengths(shape, is_cpu=is_cpu).keys
         last = bucket.lo + 1 if is_cpu else longest
-        self.lengths = tuple(sorted({it for it in _LENGTHS if it <= longest} | {last}))
+        # A CPU's paths, in parts of few keys, need no more of them to be in another order.
+        wanted = _LENGTHS[:2] if is_cpu else _LENGTHS
+        self.lengths = tuple(sorted({it for it in wanted if it <= longest} | {last}))
         self.longest = last
         self._dtype, self._kv_dtype = torch_dtype(shape.dtype), torch_dtype(shape.kv_dtype)
         self._rows = {length: self._made(length) for length in self.lengths}
