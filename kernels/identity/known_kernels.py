@@ -73,6 +73,8 @@ NAMED: tuple[NamedKernels, ...] = (
     NamedKernels("norm, with the residual's sum", ("_rms_norm_kernel",)),
     NamedKernels("rotation and the write of keys and values", ("_rope_and_write_kv_kernel",)),
     NamedKernels("gated activation", ("_gated_kernel",)),
+    NamedKernels("gate of a shared feed-forward", ("_gate_rows_kernel",)),
+    NamedKernels("sum of a row's exponentials, of log probabilities", ("_log_sum_exp_kernel",)),
     NamedKernels("choice of each token's experts, and their weights", ("hallmark_experts_route",)),
     NamedKernels(
         "copies to other GPUs: parts of the logits, chosen tokens", ("hallmark_push_columns", "hallmark_push_values")

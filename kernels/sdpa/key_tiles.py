@@ -9,6 +9,7 @@ nor the other sequences change a bit.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -93,9 +94,9 @@ def _planned(batch: AttentionBatch, page_size: int | None, window: int | None) -
     sequences = sequences_of(batch)
     blind = [row for it in sequences for row in range(it.start, it.end) if it.position(row) < 0]
     tiles = [tile for it in sequences for tile in _query_tiles(it, window)]
-    rows_of = {(it.index): _key_rows(it, batch, page_size) for it in sequences}
+    rows_of = {it.index: _key_rows(it, batch, page_size) for it in sequences}
     parts = tuple(_part(some, rows_of, window) for some in _in_parts(tiles))
-    return _Plan(torch.tensor(blind) if blind else None, parts)
+    return _Plan(_indices(blind) if blind else None, parts)
 
 
 def _query_tiles(sequence: SequenceRows, window: int | None) -> Iterator[_QueryTile]:
@@ -139,37 +140,42 @@ def _part(tiles: list[_QueryTile], rows_of: dict[int, Tensor], window: int | Non
     ]
     padded = pairs + pairs[-1:] * (-len(pairs) % _PAIRS)
     calls = [padded[first : first + _PAIRS] for first in range(0, len(padded), _PAIRS)]
-    counts = torch.tensor([it.hi - it.lo for it in tiles])
-    firsts = counts.cumsum(0) - counts
-    later = [(counts > place).nonzero()[:, 0] for place in range(1, int(counts.max()))]
+    counts = np.array([it.hi - it.lo for it in tiles])
+    firsts = counts.cumsum() - counts
+    later = [(counts > place).nonzero()[0] for place in range(1, counts.max())]
     return _Part(
-        rows=torch.tensor([row for it in tiles for row in range(it.first, it.last)]),
-        places=torch.tensor(places),
+        rows=_indices([row for it in tiles for row in range(it.first, it.last)]),
+        places=_indices(places),
         num_tiles=len(tiles),
         num_pairs=len(pairs),
         calls=tuple(_call([(at, tiles[at], tile) for at, tile in call], rows_of, window) for call in calls),
-        firsts=firsts,
-        folds=tuple((which, firsts[which] + place) for place, which in enumerate(later, 1)),
+        firsts=torch.from_numpy(firsts),
+        folds=tuple((torch.from_numpy(it), torch.from_numpy(firsts[it] + at)) for at, it in enumerate(later, 1)),
     )
 
 
 def _call(pairs: list[tuple[int, _QueryTile, int]], rows_of: dict[int, Tensor], window: int | None) -> _Call:
     rows = torch.stack([rows_of[it.sequence.index][tile] for _, it, tile in pairs])
-    first_query = torch.tensor([it.position // _QUERIES * _QUERIES for _, it, _ in pairs])
-    first_key = torch.tensor([tile * _KEYS for _, _, tile in pairs])
-    num_keys = torch.tensor([it.sequence.num_keys for _, it, _ in pairs])
+    first_query = _indices([it.position // _QUERIES * _QUERIES for _, it, _ in pairs])
+    first_key = _indices([tile * _KEYS for _, _, tile in pairs])
+    num_keys = _indices([it.sequence.num_keys for _, it, _ in pairs])
     query = first_query[:, None, None] + torch.arange(_QUERIES)[:, None]
     key = first_key[:, None, None] + torch.arange(_KEYS)
     hidden = key > query
     if window is not None:
         hidden |= key <= query - window
     foreign = (key >= num_keys[:, None, None]).flatten().nonzero()[:, 0]
+    sees_all = window is None and all((tile + 1) * _KEYS <= it.position // _QUERIES * _QUERIES for _, it, tile in pairs)
     return _Call(
-        tiles=torch.tensor([at for at, _, _ in pairs]),
+        tiles=_indices([at for at, _, _ in pairs]),
         rows=rows.flatten(),
         foreign=foreign if foreign.numel() else None,
-        hidden=hidden[:, None] if bool(hidden.any()) else None,
+        hidden=None if sees_all else hidden[:, None],
     )
+
+
+def _indices(values: list[int]) -> Tensor:
+    return torch.from_numpy(np.array(values, np.int64))
 
 
 @dataclass(frozen=True, slots=True)

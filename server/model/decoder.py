@@ -37,9 +37,9 @@ from server.model.block import (
     SumNorm,
     add,
 )
-from server.model.experts import Experts, ProductsOf, Shared, products_of
+from server.model.experts import Experts, ProductsOf, Shared, SharedAlike, products_of
 from server.model.layers import DenseWeights, LayerWeights, MixtureWeights, Weights
-from server.model.linear import Gated, Linear, Product, ProductOf, WeightName, unplanned
+from server.model.linear import Gated, GatedAlike, Linear, Product, ProductOf, WeightName, unplanned
 from server.model.ranks import ALONE, Ranks
 from server.model.rope import RotaryTables
 from server.model.step import Step, with_embeddings
@@ -70,12 +70,14 @@ class Operators:
 
     expert_borders  numbers of tokens from which another path may serve a mixture
     recurrence      makes the mixers of the layers that do not attend
+    is_reproducible  whether no row's bits may depend on the other rows: for what is beside these operators
     """
 
     product: ProductOf = unplanned
     experts: ProductsOf = products_of
     expert_borders: tuple[int, ...] = ()
     recurrence: RecurrenceOf = no_recurrence
+    is_reproducible: bool = False
 
 
 def head_sizes(vocab_size: int, world: int) -> list[int]:
@@ -111,6 +113,11 @@ class Decoder:
         dtype, device = weights.embedding.dtype, weights.embedding.device
         for experts in self._mixtures.values():
             experts.compile(config.hidden_size, dtype, device, self._operators.expert_borders)
+
+    @property
+    def is_reproducible(self) -> bool:
+        """Return whether no row's bits may depend on the other rows."""
+        return self._operators.is_reproducible
 
     @torch.inference_mode()
     def forward(self, step: Step, observer: LayerObserver | None = None) -> Tensor:
@@ -167,7 +174,8 @@ class Decoder:
         """Return the product with gate and up, then activation(gate) * up; one kernel where there may be one."""
         if activation is Activation.SILU and gate_up.bias is None:
             return self._operators.product(layer, name, gate_up, Epilogue.SWIGLU)
-        return Gated(self._product(layer, name, gate_up), activation)
+        is_alike = self._operators.is_reproducible and gate_up.weight.device.type == "cpu"
+        return (GatedAlike if is_alike else Gated)(self._product(layer, name, gate_up), activation)
 
     def _block(self, index: int, config: LayerConfig, weights: LayerWeights) -> Block:
         return Block(
@@ -190,7 +198,7 @@ class Decoder:
         raise AssertionError("weights are of the kind that the configuration says")
 
     def _experts(self, index: int, config: ExpertsConfig, weights: MixtureWeights) -> Experts:
-        shared = None
+        shared: Shared | SharedAlike | None = None
         if weights.shared is not None:
             assert isinstance(config.activation, Activation), "a feed-forward for all tokens has a plain activation"
             gate_up, down = weights.shared.gate_up, weights.shared.down
@@ -199,6 +207,8 @@ class Decoder:
                 self._product(index, WeightName.SHARED_DOWN, down),
             )
             shared = Shared(fed, weights.shared_gate)
+            if self._operators.is_reproducible and weights.shared_gate is not None:
+                shared = SharedAlike(fed, weights.shared_gate)
         router = _widened(Linear(weights.router.weight))  # whose bias is added behind the product
         product = self._operators.product(index, WeightName.ROUTER, router, self._in_fp32(router))
         visited = self._operators.experts(config, weights.experts)

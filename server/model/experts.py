@@ -14,6 +14,7 @@ from kernels.experts.portable.eager import experts_eager
 from kernels.experts.routing.route_torch import route
 from kernels.experts.tiles import token_counts
 from kernels.experts.weights import AnyExpertWeights, ExpertWeights
+from kernels.fused.row_gate import gate_rows_
 from qualification.model.config import ExpertsConfig
 from server.model.linear import Product
 from server.model.step import Step
@@ -39,6 +40,17 @@ class Shared:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedAlike:
+    """The same with a gate [1, hidden] and bits of a row that do not depend on the other rows."""
+
+    feed_forward: Callable[[Tensor, Step | None], Tensor]
+    gate: Tensor
+
+    def __call__(self, x: Tensor, step: Step | None) -> Tensor:
+        return gate_rows_(self.feed_forward(x, step), x, self.gate[0])
+
+
+@dataclass(frozen=True, slots=True)
 class Experts:
     """The weighted sum of a token's experts, and of what all tokens visit.
 
@@ -52,7 +64,7 @@ class Experts:
     products: ExpertProducts
     router_bias: Tensor | None = None
     correction_bias: Tensor | None = None
-    shared: Shared | None = None
+    shared: Shared | SharedAlike | None = None
 
     def __call__(self, x: Tensor, step: Step | None) -> Tensor:
         weights, experts = self._routes(x, step)

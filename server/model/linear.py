@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kernels.fused.activation import gated
 from kernels.fused.activation_kind import Activation
+from kernels.fused.alike import gated_alike
 from kernels.linear.epilogue import Epilogue
 from kernels.linear.first_path import multiply
 from kernels.linear.shape import WeightFormat
@@ -75,6 +76,18 @@ class Gated:
 
     def __call__(self, x: Tensor, step: Step | None, out: Tensor | None = None) -> Tensor:
         return gated(self.gate_up(x, step), self.activation, out)
+
+
+@dataclass(frozen=True, slots=True)
+class GatedAlike:
+    """The same on a CPU, with bits of a row that do not depend on the other rows."""
+
+    gate_up: Product
+    activation: Activation
+
+    def __call__(self, x: Tensor, step: Step | None, out: Tensor | None = None) -> Tensor:
+        found = gated_alike(self.gate_up(x, step), self.activation)
+        return found if out is None else out.copy_(found)
 
 
 @dataclass(frozen=True, slots=True)

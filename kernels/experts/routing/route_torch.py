@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from kernels.experts.kinds import RoutingConfig, Scores
+from kernels.fused.alike import sigmoid_alike
 
 _LEAST_SUM = 1e-20  # added to the sum of sigmoid scores, as in DeepSeek V3
 
@@ -16,7 +17,7 @@ def route(logits: Tensor, config: RoutingConfig, correction_bias: Tensor | None 
     Does not wait for the device. Sources: Shazeer et al. 2017; groups and bias DeepSeek V3, section 2.1.2.
     """
     logits = logits.float()
-    scores = torch.softmax(logits, dim=1) if config.scores is Scores.SOFTMAX else torch.sigmoid(logits)
+    scores = torch.softmax(logits, dim=1) if config.scores is Scores.SOFTMAX else sigmoid_alike(logits)
     # Where nothing but their order counts, logits: scores that are nearly 0 or 1 are equal when rounded.
     choice = logits if correction_bias is None and config.num_groups == 1 else scores
     if correction_bias is not None:

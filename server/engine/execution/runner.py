@@ -269,7 +269,11 @@ class ModelRunner:
         if hidden is None or not needs_hidden or not wants_prompt_scores(batch):
             return launched
         # This waits for the step: a graph gives no hidden states, and all of a prompt's are memory.
-        return replace(launched, prompt_scores=score_prompts(self.worker.logits, hidden, batch))
+        return replace(launched, prompt_scores=self._prompt_scores(hidden, batch))
+
+    def _prompt_scores(self, hidden: Tensor, batch: Batch) -> dict[int, TokenScores]:
+        worker = self.worker
+        return score_prompts(worker.logits, hidden, batch, is_reproducible=worker.decoder.is_reproducible)
 
     def _score_readers(self, batch: Batch, scored: ScoredRows) -> list[Callable[[], dict[int, TokenScores]]]:
         """Start the copy of the step's scores to the host; call it before the tokens' copy, for which both wait.

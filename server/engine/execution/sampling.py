@@ -8,6 +8,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from kernels.sampling.log_sum import log_sum_exp
 from kernels.sampling.penalties import RowPenalties
 from kernels.sampling.sampling import RowSampling, SampleResult
 from server.engine.scheduling.sequence import Batch
@@ -16,6 +17,8 @@ from server.protocol.messages import TokenScores
 
 # Values of logits at a time: 128 MiB in fp32, 261 rows of a vocabulary of 128k. A whole prompt's would be 16 GB at 32k.
 _MAX_LOGITS = 2**25
+
+_MOST_KEYS = 2**24  # of 8 bytes, by which likeliest tokens are ordered at a time
 
 # In place of a token's id: the model's logits hold no finite number, or the request's limits leave no token.
 NOT_FINITE, EXHAUSTED = -1, -2
@@ -186,17 +189,36 @@ def scored_rows(sequences: Sequence[EngineSequence]) -> ScoredRows | None:
 
 
 @torch.inference_mode()
-def score(logits: Tensor, token_ids: Tensor, num_top: int) -> Tensor:
+def score(logits: Tensor, token_ids: Tensor, num_top: int, *, is_reproducible: bool = False) -> Tensor:
     """Return the scores of a token of each row of the model's own logits [R, V] fp32, as [R, 2 + 2 num_top] fp64.
 
     Of each row: the token's log probability and its rank, the ids of the likeliest tokens, their log probabilities.
-    One tensor, hence one copy to the host; fp64 holds ids and fp32 exactly.
+    One tensor, hence one copy to the host; fp64 holds ids and fp32 exactly. With `is_reproducible` the lower ids of
+    equally likely tokens come first; without it which of them come at all may depend on the batch.
     """
-    total = logits.logsumexp(dim=1, keepdim=True)
+    total = log_sum_exp(logits)
     own = logits.gather(1, token_ids[:, None])
     rank = (logits >= own).sum(dim=1, keepdim=True)
-    top = logits.topk(num_top, dim=1)
-    return torch.cat([part.double() for part in (own - total, rank, top.indices, top.values - total)], dim=1)
+    if is_reproducible:
+        top_ids = _first_ids(logits, num_top)
+        top = logits.gather(1, top_ids)
+    else:
+        top, top_ids = logits.topk(num_top, dim=1)
+    return torch.cat([part.double() for part in (own - total, rank, top_ids, top - total)], dim=1)
+
+
+def _first_ids(logits: Tensor, num_top: int) -> Tensor:
+    """Return the ids [R, num_top] of the largest logits [R, V] fp32, the largest first, the lower of equals first.
+
+    Each logit becomes an integer that no other is equal to: its bits, in the order of numbers, above its id's.
+    """
+    ids = torch.arange(2**31 - 1, 2**31 - 1 - logits.shape[1], -1, device=logits.device)
+    found = []
+    for rows in torch.split(logits, max(1, _MOST_KEYS // logits.shape[1])):
+        bits = rows.view(torch.int32)
+        keys = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long() << 32
+        found.append(2**31 - 1 - (keys.bitwise_or_(ids).topk(num_top, dim=1).values & 0xFFFFFFFF))
+    return torch.cat(found)
 
 
 def scores_to_host(scores: Tensor) -> Callable[[], list[list[float]]]:
@@ -222,11 +244,17 @@ def token_scores(position: int, rows: Iterable[list[float]], num_top: int) -> To
 
 
 def score_prompts(
-    logits_of: Callable[[Tensor], Tensor], hidden: Tensor, batch: Batch, *, max_logits: int = _MAX_LOGITS
+    logits_of: Callable[[Tensor], Tensor],
+    hidden: Tensor,
+    batch: Batch,
+    *,
+    max_logits: int = _MAX_LOGITS,
+    is_reproducible: bool = False,
 ) -> dict[int, TokenScores]:
     """Return by row the scores of the prompt's tokens that succeed those that the batch computes; waits for them.
 
     hidden   [T, hidden], all tokens of the batch in the order of its rows
+    is_reproducible  as of `score`
     """
     starts = [0, *accumulate(batch.query_lens)]
     found = {}
@@ -238,14 +266,21 @@ def score_prompts(
         first = end - batch.query_lens[row] + 1
         successors = seq.tokens[first : end + 1]
         part = hidden[starts[row] : starts[row] + len(successors)]
-        rows = chain.from_iterable(_sliced_scores(logits_of, part, successors, num_top, max_logits))
+        sliced = _sliced_scores(logits_of, part, successors, num_top, max_logits, is_reproducible=is_reproducible)
+        rows = chain.from_iterable(sliced)
         found[row] = token_scores(first, rows, num_top)
     return found
 
 
 @torch.inference_mode()
 def _sliced_scores(
-    logits_of: Callable[[Tensor], Tensor], hidden: Tensor, token_ids: list[int], num_top: int, max_logits: int
+    logits_of: Callable[[Tensor], Tensor],
+    hidden: Tensor,
+    token_ids: list[int],
+    num_top: int,
+    max_logits: int,
+    *,
+    is_reproducible: bool,
 ) -> Iterator[list[list[float]]]:
     targets = torch.tensor(token_ids, dtype=torch.int64, device=hidden.device)
     start, num_rows = 0, 1  # one row says how wide the vocabulary is
@@ -253,5 +288,5 @@ def _sliced_scores(
         rows = slice(start, start + num_rows)
         logits = logits_of(hidden[rows])
         num_rows = max(1, max_logits // logits.shape[1])
-        yield score(logits, targets[rows], num_top).tolist()
+        yield score(logits, targets[rows], num_top, is_reproducible=is_reproducible).tolist()
         start = rows.stop

@@ -262,7 +262,8 @@ class Worker:
         chosen = greedy(logits) if sampling is None else sample(logits, sampling)
         self.tokens.store(chosen)
         if raw is not None and scored is not None:
-            self.scores = score(raw, _selected(chosen.token_ids, scored.rows), scored.num_top)
+            tokens = _selected(chosen.token_ids, scored.rows)
+            self.scores = score(raw, tokens, scored.num_top, is_reproducible=self.decoder.is_reproducible)
 
     @torch.inference_mode()
     def launch(
@@ -368,7 +369,8 @@ class Worker:
         elif scored is not None:
             places = tuple([rows[row] for row in scored.rows])
             chosen = _selected(self.tokens.latest, places)
-            self.scores = score(_selected(self.graph_logits, places), chosen, scored.num_top)
+            logits = _selected(self.graph_logits, places)
+            self.scores = score(logits, chosen, scored.num_top, is_reproducible=self.decoder.is_reproducible)
 
     def _begin(self, attention: StepAttention) -> None:
         self.attention = attention

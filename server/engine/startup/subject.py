@@ -52,6 +52,7 @@ class Subject:
     """`model`: the whole one. `config`: what this rank computes of it, which is all of it where there is one rank.
 
     pools  whether its last token's vector is the answer: a graph gives none
+    reproducible  whether no row's bits may depend on the other rows of a batch
     """
 
     folder: Path
@@ -61,6 +62,7 @@ class Subject:
     device: torch.device
     fingerprint: Fingerprint
     pools: bool = False
+    reproducible: bool = False
 
     @property
     def config(self) -> ModelConfig:
@@ -89,7 +91,10 @@ def read_subject(settings: Settings, rank: int = 0) -> Subject:
     limits = choose_limits(settings, model, device)
     check_weights_fit(shard.local_config, limits, device)
     check_checkpoint(folder, model, settings.load_format)  # before attention is proven, which takes minutes
-    return Subject(folder, model, shard, limits, device, read_fingerprint(device), pooling is not None)
+    fingerprint = read_fingerprint(device)
+    return Subject(
+        folder, model, shard, limits, device, fingerprint, pooling is not None, reproducible=settings.reproducible
+    )
 
 
 def identity_of(settings: Settings, subject: Subject) -> RankIdentity:
@@ -129,7 +134,8 @@ def decoder_of(subject: Subject, weights: Weights, dispatcher: Dispatcher, ranks
         layer = weights.layers[index]
         if flags.sinks is not None and layer.sinks is not None:
             flags.sinks.copy_(layer.sinks)
-    decoder = Decoder(_served(subject.config, subject.limits), weights, ranks, operators_of(dispatcher))
+    operators = replace(operators_of(dispatcher), is_reproducible=subject.reproducible)
+    decoder = Decoder(_served(subject.config, subject.limits), weights, ranks, operators)
     if subject.device.type == "cuda" and dispatcher.linear is not None:
         dispatcher.linear.warm_up()
     return decoder

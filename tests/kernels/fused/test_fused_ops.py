@@ -12,6 +12,8 @@ from kernels.fused.activation_kind import Activation
 from kernels.fused.backend import next_power_of_2, runs_on_triton
 from kernels.fused.norm import add_rms_norm, add_rms_norm_torch, rms_norm, rms_norm_torch
 from kernels.fused.rope_kv import rope_and_write_kv, rope_and_write_kv_torch
+from kernels.fused.row_gate import gate_rows_
+from kernels.sampling.log_sum import log_sum_exp
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="no interpreter; test_gpu_fused.py runs the kernels")
 
@@ -267,3 +269,17 @@ def test_rope_of_part_of_a_head_leaves_the_rest(op: Op, has_norm: bool) -> None:
     torch.testing.assert_close(k, expected[1])
     assert torch.equal(k_pages.flatten(0, 1)[slots], k)
     assert torch.equal(v_pages.flatten(0, 1)[slots], v)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_is_gated_by_its_own_product(dtype: torch.dtype) -> None:
+    out, x, gate = randn(5, 100, dtype=dtype), randn(5, 100, dtype=dtype, seed=1), randn(100, dtype=dtype, seed=2)
+    expected = out.float() * torch.sigmoid((x.float() * gate.float()).sum(dim=1, keepdim=True))
+    assert gate_rows_(out, x, gate) is out
+    assert_near(out, expected)
+
+
+def test_the_sum_of_exponentials_is_torchs() -> None:
+    logits = randn(4, 5000) * 20
+    logits[1, 3:] = -torch.inf
+    assert_near(log_sum_exp(logits), logits.logsumexp(dim=1, keepdim=True))

@@ -1,0 +1,48 @@
+"""Under `reproducible` an answer alone has the tokens and the bits of the same answer in any company."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from server.engine.scheduling.engine import Engine
+from server.settings import DtypeChoice
+from support.engine.reproducible_engine import answers, build, different, requests
+from support.models.tiny_families import GEMMA_2, GLM, QWEN_2_MOE, save_reference
+
+LENGTHS = (1, 17, 40, 33, 90, 131)
+SIZES = {"num_hidden_layers": 2, "max_position_embeddings": 256, "eos_token_id": None}
+MODELS: Mapping[str, tuple[str, DtypeChoice, Mapping[str, object]]] = {
+    "llama, tied": ("llama", DtypeChoice.BF16, {"tie_word_embeddings": True}),
+    "mixture with a gated shared expert": ("qwen2_moe", DtypeChoice.FP32, QWEN_2_MOE),
+    "mixture with a router of sigmoids": ("glm4_moe", DtypeChoice.BF16, GLM),
+    "windows, softcaps, GELU": ("gemma2", DtypeChoice.FP32, GEMMA_2),
+}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_an_answer_is_the_same_in_any_company(model: str, tmp_path: Path) -> None:
+    family, dtype, changes = MODELS[model]
+    save_reference(tmp_path, family, {**SIZES, **changes})
+    asked = requests(97, LENGTHS)
+
+    def engine(**settings: object) -> Engine:
+        return build(tmp_path, tmp_path / "cache", dtype=dtype, **settings).engine
+
+    alone = answers(engine(prefix_caching=False), asked, at_once=1)
+    assert len(alone) == len(asked) + 2  # one has three choices
+    mixed = engine()
+    for seed in (1, 2):  # the second time every prompt is found in pages that prefill and decode have written
+        assert different(alone, answers(mixed, asked, at_once=6, seed=seed)) == []
+    crowded = engine(kv_cache_tokens=208, max_num_batched_tokens=13)  # chunks at odd borders, and preemptions
+    assert different(alone, answers(crowded, asked, at_once=6, seed=3)) == []
+
+
+def test_without_the_setting_company_changes_bits(tmp_path: Path) -> None:
+    save_reference(tmp_path, "llama", SIZES)
+    asked = requests(97, LENGTHS)
+    alone, mixed = (
+        answers(build(tmp_path, tmp_path / "cache", reproducible=False).engine, asked, at_once=at_once)
+        for at_once in (1, 6)
+    )
+    assert different(alone, mixed) != []
