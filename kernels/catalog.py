@@ -30,6 +30,7 @@ _FEW_QUERIES = 8  # drafted tokens of a sequence and the one before, verified to
 _ALL_DTYPES = frozenset({Dtype.FP32, Dtype.FP16, Dtype.BF16})  # by name: a new member widens no path's limits
 _HALF_DTYPES = frozenset({Dtype.FP16, Dtype.BF16})
 _PLANNED_PHASES = frozenset(PLANNED_PHASES)
+_ALL_PHASES = frozenset({Phase.PREFILL, Phase.EXTEND, Phase.DECODE, Phase.VERIFY})
 _ALL_MASKS = frozenset(Mask)
 _NO_SPANS = frozenset({Mask.CAUSAL, Mask.FULL})
 
@@ -108,7 +109,7 @@ def _ordered_hopper_path(run: RunAttention | None) -> KernelPath:
     """Return the Gluon path of all phases whose bits depend on a token's own keys only."""
     limits = Limits(
         devices=frozenset({Device.CUDA}),
-        phases=_PLANNED_PHASES,
+        phases=_ALL_PHASES,
         dtypes=_HALF_DTYPES,
         max_head_dim=256,
         head_dim_multiple=8,
@@ -121,7 +122,7 @@ def _ordered_hopper_path(run: RunAttention | None) -> KernelPath:
     return KernelPath(
         "gluon.ordered.hopper", Tier.FIRST, limits, _digest("hopper.ordered.launch"),
         ("hallmark_gluon_ordered", "hallmark_gluon_extend_plan", "hallmark_gluon_plan"), run, is_capturable=True,
-        order="keys512",
+        order="keys1024", is_for_order=True,
     )  # fmt: skip
 
 
@@ -129,7 +130,7 @@ def _ordered_triton_path(run: RunAttention | None) -> KernelPath:
     """Return the Triton path of all phases whose bits depend on a token's own keys only, on any GPU since Ampere."""
     limits = Limits(
         devices=frozenset({Device.CUDA}),
-        phases=_PLANNED_PHASES,
+        phases=_ALL_PHASES,
         dtypes=_ALL_DTYPES,
         max_head_dim=256,
         min_sm=80,
@@ -138,7 +139,7 @@ def _ordered_triton_path(run: RunAttention | None) -> KernelPath:
     )
     return KernelPath(
         "triton.ordered", Tier.FIRST, limits, _digest("portable.ordered"), ("hallmark_ordered",), run,
-        is_capturable=True, order="keys512.triton",
+        is_capturable=True, order="keys512.triton", is_for_order=True,
     )  # fmt: skip
 
 

@@ -23,7 +23,7 @@ _TIERS = {
     "torch.": Tier.FALLBACK,
 }
 # Ends of the names of paths that are there for their order of sums: without `reproducible` the others serve.
-_IN_ORDER = ".ordered"
+_IN_ORDER = (".ordered", ".ordered.hopper")
 # Both paths of a CPU are PyTorch's own. On a GPU nothing of PyTorch serves uncounted.
 _COMPETES_ON = {"sdpa.math": frozenset({Device.CPU})}
 

@@ -94,36 +94,53 @@ def step(
 
 
 @jit
+def fold_where_one_ends(block, last, acc, sums, m, running, memory, W: gl.constexpr, VARIANT: gl.constexpr):
+    """Where a part begins with `block`, fold the one before, of maxima m: O and sums are zeros then."""
+    FORM: gl.constexpr = VARIANT.form
+    largest, total = running
+    if begins_part(block, last, VARIANT):
+        has_total = block // VARIANT.part_blocks + 1 < last // VARIANT.part_blocks
+        _, largest, total = fold(acc, m, sums, largest, total, has_total, True, memory, W, FORM, VARIANT.totals_shared)
+        acc = empty_output(FORM)
+        sums = gl.full(sums.shape, 0.0, gl.float32, sums.type.layout)
+    return acc, sums, (largest, total)
+
+
+@jit
 def steps(
     queries, buffer, held_q, keys, values, fill, start, stop, num_more, last, x, shrink, m, running, acc, sums, zero,
     scale, softcap_scale, position, index, visible, window, memory, dtype: gl.constexpr, MASKED: gl.constexpr,
     W: gl.constexpr, VARIANT: gl.constexpr,
 ):  # fmt: skip
-    """The steps from `start` to `stop` of a tile, a part after the other: what ends is folded behind the inner loop.
+    """The steps from `start` to `stop` of a tile, and what they end of parts folded.
 
-    A branch in the inner one would cost every step what only the last of a part needs.
+    Over pages each part has a loop of its own: chunks of 2048 over 8k are 2 % faster than with a branch in every step.
+    Prompts are faster with the branch, 8k by 13 % (H200).
     """
     FORM: gl.constexpr = VARIANT.form
-    PART_BLOCKS: gl.constexpr = VARIANT.part_blocks
-    i = start
-    while i < stop:
-        end = gl.minimum(stop, i + (last - i) % PART_BLOCKS + 1)
-        m_before = m
-        for j in range(i, end):
+    if FORM.page_size == 0:
+        for i in range(start, stop):
             x, shrink, m, m_before, acc, sums = step(
-                queries, buffer, held_q, keys, values, fill, j, num_more, last, x, shrink, m, acc, sums, zero, scale,
+                queries, buffer, held_q, keys, values, fill, i, num_more, last, x, shrink, m, acc, sums, zero, scale,
                 softcap_scale, position, index, visible, window, dtype, MASKED, W, VARIANT,
             )  # fmt: skip
-            fill += 1
-        i = end
-        if begins_part(last - i, last, VARIANT):
-            has_total = (last - i) // PART_BLOCKS + 1 < last // PART_BLOCKS
-            _, largest, total = fold(
-                acc, m_before, sums, running[0], running[1], has_total, True, memory, W, FORM, VARIANT.totals_shared
+            acc, sums, running = fold_where_one_ends(
+                last - 1 - i, last, acc, sums, m_before, running, memory, W, VARIANT
             )
-            running = (largest, total)
-            acc = empty_output(FORM)
-            sums = gl.full(sums.shape, 0.0, gl.float32, sums.type.layout)
+            fill += 1
+    else:
+        i = start
+        while i < stop:
+            end = gl.minimum(stop, i + (last - i) % VARIANT.part_blocks + 1)
+            m_before = m
+            for j in range(i, end):
+                x, shrink, m, m_before, acc, sums = step(
+                    queries, buffer, held_q, keys, values, fill, j, num_more, last, x, shrink, m, acc, sums, zero,
+                    scale, softcap_scale, position, index, visible, window, dtype, MASKED, W, VARIANT,
+                )  # fmt: skip
+                fill += 1
+            i = end
+            acc, sums, running = fold_where_one_ends(last - i, last, acc, sums, m_before, running, memory, W, VARIANT)
     return fill, x, shrink, m, running, acc, sums
 
 

@@ -21,7 +21,7 @@ SPILLS_ALLOWED = {
     "prefill": {"d128": 8, "d96 fp16": 8, "d128 spans": 8, "d256 window spans": 8},
     "window": dict.fromkeys(("d64 sinks", "d64 fp16", "d64 narrow", "d128 sinks"), 4),
     "extend": {"d96 page 16 group 7": 8, "d64 long": 4, "d128 whole": 2},
-    "ordered": {"d64 few": 24, "d128 prompts": 8, "d128 page 64": 12},  # where parts and tiles end
+    "ordered": {"d64 few": 32, "d128 prompts": 8, "d128 page 64": 12},  # where parts and tiles end
 }
 # Variants where ptxas moves the exponentials behind P V, and which yet are faster than what has them beside it (H200).
 SUNK = {"prefill": {"d256 window softcap"}, "extend": {"d128 page 64"}}

@@ -1,10 +1,13 @@
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from transformers import Gemma3TextConfig
 
+from kernels.catalog import path_named
+from kernels.vocabulary.fingerprint import Device, Fingerprint
 from kernels.vocabulary.shape import PLANNED_PHASES, Dtype, Mask, Phase
 from qualification.decision.defaults import Choices, limits_of
 from qualification.decision.model_shapes import (
@@ -20,6 +23,7 @@ from qualification.model.families.reader import read_model
 from qualification.model.fields import ModelConfigError
 
 MASKS = (Mask.CAUSAL, Mask.SPANS)
+H200 = Fingerprint(Device.CUDA, "NVIDIA H200", 90, "580.95.05", "13.0", "91900", "2.11.0", "3.6.0")
 WANTED = {
     "demo": AttentionSignature(4, 2, 64),
     "llama-3.1-8b": AttentionSignature(32, 8, 128),
@@ -80,6 +84,14 @@ def test_every_preset_has_limits_and_shapes_in_every_phase() -> None:
         assert limits.dtype is Dtype.BF16
         shapes = shapes_needed(signature_from(preset.config), limits)
         assert {shape.phase for shape in shapes} == set(PLANNED_PHASES), preset.name
+
+
+def test_a_path_of_a_fixed_order_serves_every_shape_of_every_preset() -> None:
+    ordered = path_named("gluon.ordered.hopper")
+    for preset in PRESETS:
+        shapes = shapes_needed(signature_from(preset.config), limits_from(preset.config, "cuda", Choices()))
+        shapes = [*shapes, *(replace(it, phase=Phase.VERIFY) for it in shapes if it.phase is Phase.DECODE)]
+        assert {str(it): found for it in shapes if (found := ordered.rejects(it, H200))} == {}, preset.name
 
 
 def test_the_demo_preset_is_the_bundled_model() -> None:
