@@ -102,6 +102,15 @@ class NextPosition(Decoder):
         return super().forward(replace(step, positions=step.positions + 1), observer)
 
 
+class DecodeAtZero(Decoder):
+    """Rotates each token of a decode step as if it were a sequence's first one."""
+
+    def forward(self, step: Step, observer: LayerObserver | None = None) -> Tensor:
+        is_decode = step.token_ids.shape[0] < 3
+        shown = replace(step, positions=torch.zeros_like(step.positions)) if is_decode else step
+        return super().forward(shown, observer)
+
+
 def with_layers(
     decoder: Decoder, change: Callable[[LayerConfig, LayerWeights], tuple[LayerConfig, LayerWeights]]
 ) -> Decoder:
@@ -167,6 +176,12 @@ def replaced(part: str, change: Callable[[Tensor], Tensor]) -> Callable[[Tensors
     return lambda tensors: {name: change(it) if part in name else it for name, it in tensors.items()}
 
 
+def queries_in_the_place_of_keys(tensors: Tensors) -> Tensors:
+    """Fill the rows of keys with the first rows of queries."""
+    pairs = {name: tensors[name.replace("k_proj", "q_proj")] for name in tensors if "k_proj.weight" in name}
+    return tensors | {name: rows[: tensors[name].shape[0]].clone() for name, rows in pairs.items()}
+
+
 def neighbours_first(weight: Tensor) -> Tensor:
     """Order the rows of each head of 16 as a rotation of neighbouring dimensions has them."""
     return weight.view(-1, 8, 2, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
@@ -183,6 +198,7 @@ FAULTS: dict[str, Fault] = {
         "llama", "queries", tensors=moved(lambda it: it.replace("1.self_attn.q_proj.w", "0.self_attn.q_proj.w"))
     ),
     "rotation by position + 1": Fault("llama", "queries", decoder=lambda it: NextPosition(it.config, it.weights)),
+    "decode rotated by position 0": Fault("llama", "queries", decoder=lambda it: DecodeAtZero(it.config, it.weights)),
     "theta of another model": Fault(
         "qwen 3", "queries", {"rope_parameters": {"rope_type": "default", "rope_theta": 9e3}}
     ),
@@ -206,9 +222,13 @@ FAULTS: dict[str, Fault] = {
         "qwen 3", "keys",
         tensors=moved(swapped("k_proj", "v_proj")),
     ),
+    "queries in the place of keys": Fault("qwen 3", "keys", tensors=queries_in_the_place_of_keys),
     "a KV head repeated": Fault("qwen 3", "keys", tensors=replaced("k_proj", lambda it: it[:16].repeat(2, 1))),
     "router without renormalisation": Fault(
         "qwen 3 moe", "residual behind the feed-forward", {"norm_topk_prob": False}
+    ),
+    "router that always renormalises": Fault(
+        "qwen 2 moe", "residual behind the feed-forward", {"norm_topk_prob": True}
     ),
     "shared expert dropped": Fault("qwen 2 moe", "residual behind the feed-forward", decoder=without_shared_expert),
     "experts swapped": Fault(
@@ -217,6 +237,9 @@ FAULTS: dict[str, Fault] = {
     ),
     "correction bias dropped": Fault(
         "glm", "residual behind the feed-forward", tensors=replaced("correction_bias", torch.zeros_like)
+    ),
+    "correction bias in steps of 1/32": Fault(
+        "glm", "residual behind the feed-forward", tensors=replaced("correction_bias", lambda it: (it * 32).round() / 32)
     ),
     "head tied where it is not": Fault("llama", "logits", decoder=tied),
     "one tensor loaded twice": Fault(
