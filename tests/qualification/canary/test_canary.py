@@ -130,18 +130,33 @@ RUNS = [
     ({"rows": BF16, "logprob_shift": lambda _: 0.01}, [], 0, ""),  # sixteen bits are given more room
     ({"rows": BF16, "logprob_shift": lambda _: 0.05}, [], 1, ""),
     ({"salt": 1}, [], 1, "le_128-5: differs from character 0 of"),
-    ({"chosen": another_third}, [], 1, "n = 3: answer 2 is another one"),
+    pytest.param(
+        {"chosen": another_third}, [], 1, "n = 3: answer 2 is another one", id="an answer of three is a clone"
+    ),
     ({"chosen": unpenalised}, [], 1, "penalties: answer 0 is another one"),
-    ({"chosen": one_salt_for_all}, [], 1, "shared prefix, another salt: answer 0 is another one"),
-    ({"num_special": 2}, [], 1, "chat: its prompt has 5 tokens, 3 were recorded"),
+    pytest.param(
+        {"chosen": one_salt_for_all},
+        [],
+        1,
+        "shared prefix, another salt: answer 0 is another one",
+        id="one salt for all",
+    ),
+    pytest.param(
+        {"num_special": 2}, [], 1, "chat: its prompt has 5 tokens, 3 were recorded", id="special tokens of a chat twice"
+    ),
     ({"max_model_len": 650}, [], 3, "model: FAIL: the context is 650 tokens, 700 were recorded"),
-    ({"rows": FELL_BACK}, [], 3, "s: falls back from a to sdpa.math (head_dim)"),
+    pytest.param(
+        {"rows": FELL_BACK}, [], 3, "s: falls back from a to sdpa.math (head_dim)", id="another path than proven"
+    ),
     ({}, ["--require-proven"], 3, ""),
     (REVIEWED, ["--matrix-digest", "abababab"], 0, ""),
     (REVIEWED, ["--matrix-digest", "cd" * 32], 3, "decided by matrix abababababab, reviewed is cdcdcdcdcdcd"),
     ({"model": "other"}, [], 3, "environment: FAIL: the server serves other, the golden file is of demo"),
     ({"rows": ["prefill"]}, [], 3, "environment: FAIL: /attention lists shapes that are no objects"),
-    *[({"counters_grow": name}, [], 0 if name in GOOD else 3, "") for name in COUNTERS],
+    *[
+        pytest.param({"counters_grow": name}, [], 0 if name in GOOD else 3, "", id=name.partition("{")[0] + " grows")
+        for name in COUNTERS
+    ],
     ({"counters": counters_but("hallmark_nonfinite_logits_total")}, [], 4, ""),
     ({"counters": counters_but(FALLBACKS, hallmark_attention_fallback_total=0)}, [], 0, ""),  # without any label set
     ({"can_score": False}, [], 4, "gave no log probabilities of the prompt"),

@@ -53,6 +53,21 @@ def test_a_page_with_a_wrong_name_is_dropped(runner: ModelRunner, tap: Callable[
     assert sum(num_dropped for _, _, num_dropped in answers) > 0
 
 
+def test_a_name_that_outlives_its_page_is_dropped(runner: ModelRunner) -> None:
+    engine = ReplayedEngine(runner, num_pages=16)
+    prompt = engine.prompt(NUM_PAGES * PAGE_SIZE)
+    wanted, _, _ = ask(engine, prompt)
+    names = dict(engine.pool.page_of_key)
+    for _ in range(4):
+        ask(engine, engine.prompt(NUM_PAGES * PAGE_SIZE))  # evicts the pages of the first prompt
+    for name, page in names.items():
+        engine.pool.forget(page)
+        engine.pool.page_of_key[name], engine.pool.key_of_page[page] = page, name
+    tokens, num_hit, num_dropped = ask(engine, prompt)
+    assert (tokens, num_hit) == (wanted, 0)
+    assert num_dropped > 0
+
+
 def test_changed_bytes_of_a_sealed_page_are_dropped(runner: ModelRunner) -> None:
     engine = ReplayedEngine(runner, sealed_share=1.0)
     words = [tensor.view(torch.int32) for tensor in runner.worker.kv.tensors]

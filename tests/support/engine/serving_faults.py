@@ -118,6 +118,24 @@ def seed_forgotten(batch: Batch) -> Batch:
     return batch
 
 
+def one_seed_for_all(batch: Batch) -> Batch:
+    """All answers of a prompt are drawn by one seed, so that they are clones."""
+    for seq in batch.sequences:
+        seq.seed = 42
+    return batch
+
+
+@contextmanager
+def greedy_for_all(batch: Batch) -> Iterator[None]:
+    """Each row takes the likeliest token, whatever its temperature is."""
+    wanted = [seq.sampling for seq in batch.sequences]
+    for seq in batch.sequences:
+        seq.sampling = structs.replace(seq.sampling, temperature=0.0)
+    yield
+    for seq, own in zip(batch.sequences, wanted, strict=True):
+        seq.sampling = own
+
+
 @contextmanager
 def neighbours_penalties(batch: Batch) -> Iterator[None]:
     """The last row of each step is sampled by the first one's penalties."""

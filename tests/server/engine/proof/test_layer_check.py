@@ -239,7 +239,8 @@ FAULTS: dict[str, Fault] = {
         "glm", "residual behind the feed-forward", tensors=replaced("correction_bias", torch.zeros_like)
     ),
     "correction bias in steps of 1/32": Fault(
-        "glm", "residual behind the feed-forward", tensors=replaced("correction_bias", lambda it: (it * 32).round() / 32)
+        "glm", "residual behind the feed-forward",
+        tensors=replaced("correction_bias", lambda it: (it * 32).round() / 32),
     ),
     "head tied where it is not": Fault("llama", "logits", decoder=tied),
     "one tensor loaded twice": Fault(

@@ -39,7 +39,9 @@ def first_difference(engine: ReplayedEngine, *, most: int) -> ReplayReport:
 
 
 @pytest.mark.parametrize(
-    ("edit", "most"), [(faults.neighbours_page, 20), (faults.StaleTokens(), 10), (faults.late_positions, 10)]
+    ("edit", "most"),
+    [(faults.neighbours_page, 20), (faults.StaleTokens(), 10), (faults.late_positions, 10)],
+    ids=["neighbours_page", "stale_token", "late_positions"],
 )
 def test_a_wrong_step_buffer_is_seen(runner: ModelRunner, edit: faults.Edit, most: int) -> None:
     own, runner.writer = runner.writer, BrokenWriter(runner, edit)
@@ -66,6 +68,18 @@ def test_a_seed_that_a_preemption_loses_is_seen(runner: ModelRunner) -> None:
     engine = ReplayedEngine(runner, launching=broken, num_pages=16, asks=["seeded", "drawn"])
     report = first_difference(engine, most=20)
     assert (report.route, report.cause) == ("preempted", "sampling")
+
+
+def test_answers_that_are_drawn_by_one_seed_are_seen(runner: ModelRunner) -> None:
+    broken = BrokenRunner(runner, batch=faults.one_seed_for_all)
+    report = first_difference(ReplayedEngine(runner, launching=broken, asks=["drawn"]), most=10)
+    assert report.cause == "sampling"
+
+
+def test_a_temperature_that_is_ignored_is_seen(runner: ModelRunner) -> None:
+    broken = BrokenRunner(runner, during=faults.greedy_for_all)
+    report = first_difference(ReplayedEngine(runner, launching=broken, asks=["seeded", "drawn"]), most=10)
+    assert report.cause == "sampling"
 
 
 def test_penalties_of_the_neighbour_are_seen(runner: ModelRunner) -> None:
