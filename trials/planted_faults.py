@@ -27,6 +27,7 @@ os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # before torch is loaded: else i
 
 from planted_crashes import failed_launch, fused, illegal_access
 from planted_kernels import Found, Place, math_behind_a_mask, one_tile, slower, wrong_kernels
+from planted_orders import changing_orders
 from planted_products import wrong_products
 from planted_servers import (
     degraded_upgrade,
@@ -100,7 +101,7 @@ def kernels(place: Place, ledger: Ledger) -> None:
     """Wrong, slow, and somebody else's."""
     ledger.look("one wrong tile in 10,000 of a real kernel", partial(one_tile, place))
     ledger.look("math behind grouped heads and a mask", partial(math_behind_a_mask, place))
-    for name, plant in (*wrong_kernels(place), *wrong_products(place)):
+    for name, plant in (*wrong_kernels(place), *wrong_products(place), *changing_orders(place)):
         ledger.look(name, plant)
     for phase in PLANNED_PHASES:
         ledger.look(f"a kernel of {phase.value} made 1.3 times slower", partial(slower, place, phase))
