@@ -9,10 +9,10 @@ transformers:
     both refuse           the template raises on these messages
     normalized            the same as transformers makes of the messages as docs/api.md says that they are given to
                           templates: parts joined, arguments as objects, developer as system
-    tools as text         the same as transformers makes of messages in which tools and calls are described
+    tools as text         the same as transformers makes of messages in which tools and calls, or calls alone, are texts
     fails without tools   a template that raises without tools, of a form of calls that is not read
     rearranged            transformers raises; the same as it makes of the messages put in a way that docs/api.md names
-    other                 a fault: the exit status is 1
+    other                 a fault, as are signs of two formats of calls: the exit status is 1
 
 Then each conversation's texts, names, arguments and descriptions get every mark that the template's own text has, and
 a tokenizer has these marks as tokens, special ones or not. The prompt must have the tokens of the same conversation
@@ -48,13 +48,14 @@ sys.path.insert(0, str(ROOT))
 from conversations import CONVERSATIONS, Messages  # noqa: E402
 
 from server.errors import ModelError, RequestError  # noqa: E402
-from server.http.chat.rendering import Conversation, chat_text, plain_messages  # noqa: E402
+from server.http.chat.rendering import Conversation, chat_text, plain_messages, with_places  # noqa: E402
 from server.http.chat.requests import Message  # noqa: E402
 from server.settings import ReasoningParser, ToolCallParser  # noqa: E402
+from server.text.answer.formats import FORMATS  # noqa: E402
 from server.text.answer.syntax import choose_syntax  # noqa: E402
 from server.text.chat_template import ChatTemplate  # noqa: E402
 from server.text.tokenizer import Tokenizer  # noqa: E402
-from server.text.tools import system_first, system_in_user, tools_as_text, turns_joined  # noqa: E402
+from server.text.tools import arguments_as_text, system_first, system_in_user, turns_joined  # noqa: E402
 
 PACKAGES = (
     "axolotl==0.19.0",
@@ -152,7 +153,7 @@ def compare(source: str, template: ChatTemplate, messages: Messages, tools: Any)
     theirs = reference(source, messages, tools)
     if ours == theirs:
         return "both refuse" if ours is None else "equal"
-    given = plain if syntax.has_tool_template else [dict(it) for it in tools_as_text(plain, tools)]
+    given = [dict(it) for it in with_places(Conversation(plain, tools), template, syntax)]
     given_tools = tools if syntax.has_tool_template else None
     if ours is None and tools and not syntax.has_tool_template and reference(source, given, None) is None:
         return "fails without tools"  # its own form of calls is not read, and without tools it renders nowhere
@@ -163,7 +164,7 @@ def compare(source: str, template: ChatTemplate, messages: Messages, tools: Any)
     if reference(source, given, given_tools) == ours:
         return "tools as text"
     alternating = turns_joined(system_first(given))
-    variants = (system_first(given), alternating, system_in_user(alternating))
+    variants = (system_first(given), alternating, system_in_user(alternating), arguments_as_text(given))
     is_variant = any(reference(source, variant, given_tools) == ours for variant in variants)
     return "rearranged" if is_variant and reference(source, given, given_tools) is None else FAULT
 
@@ -225,6 +226,12 @@ def main() -> int:
             print(f"NOT COMPILED {package}: {error}", flush=True)
             outcomes["not compiled"] += 1
             continue
+        formats = [form.value for form, it in FORMATS.items() if it.is_in(template.tool_source)]
+        if len(formats) > 1:
+            print(
+                f"FAILED {package} {hashlib.sha256(source.encode()).hexdigest()[:12]}: signs of {formats}", flush=True
+            )
+            outcomes[FAULT] += 1
         for name, (messages, tools) in CONVERSATIONS.items():
             outcome = compare(source, template, messages, tools)
             outcomes[outcome] += 1

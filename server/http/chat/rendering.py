@@ -127,7 +127,7 @@ def _rendered(
             _guarded(it.options),
         )
     tools = it.tools if syntax.has_tool_template else None
-    messages = _with_places(it, template, syntax)
+    messages = with_places(it, template, syntax)
     refusal: TemplateRefusal | None = None
     for variant in _variants(messages):
         try:
@@ -142,12 +142,13 @@ def _rendered(
     raise refusal
 
 
-def _with_places(it: Conversation, template: ChatTemplate, syntax: AnswerSyntax) -> list[dict[str, Any]]:
+def with_places(it: Conversation, template: ChatTemplate, syntax: AnswerSyntax) -> list[dict[str, Any]]:
     """The messages, with tools and calls where the template has a place for them."""
     if not syntax.has_tool_template:
         return tools_as_text(it.messages, it.tools)
     messages = it.messages
-    if not template.reads("tool_calls", has_tools=True):
+    has_calls = any("tool_calls" in message for message in messages)
+    if has_calls and not template.reads("tool_calls", has_tools=True):
         write = writer_of(FORMATS[syntax.calls].shape, template.tool_source)
         messages = messages if write is None else calls_in_content(messages, write)
     return tools_in_system(messages, it.tools) if it.tools and template.has_tools_of_messages else messages
