@@ -27,6 +27,7 @@ from server.protocol.messages import (
     Heartbeat,
     PlanChanged,
     QuarantineChanged,
+    ReplayReport,
     SamplingParams,
     ShadowReport,
     Shutdown,
@@ -175,6 +176,41 @@ def test_no_step_is_under_way_while_a_batch_is_attested() -> None:
     Loop(engine_of(twin, runs_ahead=True), inbox, send, Watching()).run()
     assert REPORT in sent
     assert twin.log[-3:] == ["launch 9", "read 8", "read 9"]  # after it the engine runs ahead again
+
+
+class OneReplay:
+    """A replay that is always ready, and whose report comes with its third chunk since a request came."""
+
+    def __init__(self, report: ReplayReport) -> None:
+        self._report = report
+        self.calls: list[str] = []
+
+    @property
+    def is_ready(self) -> bool:
+        return True
+
+    def step(self) -> ReplayReport | None:
+        self.calls.append("step")
+        return self._report if self.calls[-3:] == ["step"] * 3 else None
+
+    def yield_memory(self) -> None:
+        self.calls.append("yield")
+
+
+def test_a_replay_runs_while_idle_and_yields_to_a_request() -> None:
+    report = ReplayReport("match", 0.0, "plain", None, None, 2, 0.1, None, 0.0)
+    replay, inbox = OneReplay(report), inbox_of(Submit("a", [1, 2], SamplingParams(max_tokens=3)))
+    sent: list[FromEngine] = []
+
+    def send(message: FromEngine) -> None:
+        sent.append(message)
+        if message is report:
+            inbox.put(Shutdown())
+
+    Loop(engine_of(FakeRunner(lambda *_: 1)), inbox, send, replay=replay).run()
+    assert replay.calls == ["yield", "step", "step", "step"]
+    kinds = [type(message) for message in sent if not isinstance(message, Heartbeat)]
+    assert kinds == [StepOutput, StepOutput, StepOutput, ReplayReport]
 
 
 class OneSample:

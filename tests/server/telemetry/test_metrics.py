@@ -4,6 +4,7 @@ import itertools
 
 import msgspec
 import pytest
+from msgspec.structs import replace as changed
 from prometheus_client import CollectorRegistry
 
 from kernels.linear.fallback_reason import MatmulFallback
@@ -19,6 +20,7 @@ from server.protocol.messages import (
     Heartbeat,
     LayersReport,
     LayersStatus,
+    ReplayReport,
     ShadowReport,
 )
 from server.telemetry.factory import MAX_SAMPLES, ladder
@@ -235,6 +237,16 @@ def test_an_attestation_and_an_oom_are_counted() -> None:
     metrics.on_step(RECORD)
     assert value(metrics, "attestation_total", result="mismatch") == 1
     assert value(metrics, "gpu_oom_total", stage="decode") == 1
+
+
+def test_replays_count_by_route_and_dropped_pages_alone() -> None:
+    metrics = make()
+    found = ReplayReport("match", 0.0, "hit", None, None, 5, 0.1, None, 0.25)
+    for report in (found, changed(found, cause="cache"), changed(found, result="skipped", num_tokens=0)):
+        metrics.on_replay(report)
+    metrics.on_step(changed(RECORD, num_page_mismatches=2))
+    assert (value(metrics, "replays_total", route="hit"), value(metrics, "replay_mismatches_total")) == (2, 1)
+    assert (value(metrics, "kv_page_mismatches_total"), value(metrics, "shadow_seconds_total")) == (2, 0.75)
 
 
 def test_the_time_of_a_phase_is_that_of_its_batches_by_class() -> None:

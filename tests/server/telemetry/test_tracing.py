@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
@@ -16,6 +17,7 @@ from server.protocol.messages import (
     FinishReason,
     LayersStatus,
     PathUse,
+    ReplayReport,
     RequestTimes,
     SamplingParams,
     TokenDelta,
@@ -286,3 +288,15 @@ def test_an_attestation_is_a_trace_with_an_event_a_batch(collector: Collector) -
     assert event.name == conventions.ATTESTED
     assert {it.key: it.value.string_value for it in event.attributes}["detail"] == wrong
     assert {it.key: it.value.double_value for it in event.attributes}["explained_ratio"] == 0.25
+
+
+def test_a_differing_replay_is_a_span_of_its_requests_trace(collector: Collector) -> None:
+    subject = Subject(collector.url, ratio=0.0)
+    parent = f"00-{5:032x}-{7:016x}-00"
+    differs = ReplayReport("mismatch", 1000.5, "hit", "cache", 3, 9, None, "token 3", 0.5, parent, "r")
+    subject.tracing.replayed(differs)
+    subject.tracing.replayed(msgspec.structs.replace(differs, result="match", cause=None, place=None))
+    subject.tracing.close()
+    (span,) = collector.spans  # of an answer that matches only where its trace is sampled
+    assert (span.name, int.from_bytes(span.trace_id), int.from_bytes(span.parent_span_id)) == ("hallmark.replay", 5, 7)
+    assert {name: attributes(span)[name] for name in ("route", "cause")} == {"route": "hit", "cause": "cache"}
