@@ -22,10 +22,10 @@ from qualification.measure.inputs.guard import guarded
 _PERIOD = 23  # keys, whose sum the next ones take back
 # How much they leave of it, by columns in turn: nothing but roundings, and sums that 16 bits hold well.
 _RESTS = (0.0, 2.0**-11, 2.0**-8, 2.0**-5)
-# Tokens of sequences: whole pairs of periods, within each of the shorter buckets and beyond two parts of 512 keys.
-_LENGTHS = (4 * _PERIOD, 20 * _PERIOD, 46 * _PERIOD)
-_WHOLE_UP_TO = 2048  # tokens: of longer sequences some rows alone are kept
-_EDGES = (1, 16, 64, 128, 256, 512, 640, 1024)  # keys: of pages, tiles and parts
+# Tokens of sequences: whole pairs of periods, within each of the shorter buckets and beyond two parts of 1,024 keys.
+_LENGTHS = (4 * _PERIOD, 20 * _PERIOD, 46 * _PERIOD, 98 * _PERIOD)
+_WHOLE_UP_TO, _WHOLE_UP_TO_CPU = 98 * _PERIOD, 2048  # tokens: of longer sequences some rows alone are kept
+_EDGES = (1, 16, 64, 128, 256, 512, 640, 1024, 2048)  # keys: of pages, tiles and parts
 _NEIGHBOUR_PAGES = 24
 _SEED = 109
 
@@ -76,17 +76,17 @@ class Pool:
     def some_rows(self, length: int) -> list[int]:
         """Return positions of a sequence that every phase computes: edges of tiles, where sums cancel, and the last."""
         edges = {0, *(edge + step for edge in _EDGES for step in (-1, 0)), length // 2, length - 2, length - 1}
-        if length <= _WHOLE_UP_TO:
+        if self.is_kept(length):
             edges |= set(range(2 * _PERIOD - 1, length, 2 * _PERIOD))
         else:
             edges = {length // 2, length - 2, length - 1}
-        if self.shape.window is not None and length <= _WHOLE_UP_TO:
+        if self.shape.window is not None and self.is_kept(length):
             edges |= {self.shape.window + step for step in (-1, 0, 1)}
         return sorted(edge for edge in edges if 0 <= edge < length)
 
     def is_kept(self, length: int) -> bool:
         """Return whether all rows of the sequence are compared, not `some_rows` alone."""
-        return length <= _WHOLE_UP_TO
+        return length <= (_WHOLE_UP_TO_CPU if self.device.type == "cpu" else _WHOLE_UP_TO)
 
     def run(self, run: RunAttention, parts: Sequence[Part]) -> Tensor:
         """Return the output [queries of all parts, heads, head_dim] of one call on a batch of these parts."""
