@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from server.engine.scheduling.engine import Engine
-from server.settings import DtypeChoice
-from support.engine.reproducible_engine import answers, build, different, requests
+from server.protocol.messages import Grammar, GrammarKind, SamplingParams
+from server.settings import DEMO_MODEL, DtypeChoice
+from support.engine.reproducible_engine import Request, answers, build, different, requests
 from support.models.tiny_families import GEMMA_2, GLM, QWEN_2_MOE, save_reference
 
 LENGTHS = (1, 17, 40, 33, 90, 131)
@@ -46,3 +47,12 @@ def test_without_the_setting_company_changes_bits(tmp_path: Path) -> None:
         for at_once in (1, 6)
     )
     assert different(alone, mixed) != []
+
+
+def test_a_grammar_in_company_changes_no_bit(tmp_path: Path) -> None:
+    digits = Grammar(GrammarKind.REGEX, "[0-9]{3,9}")
+    bound = [SamplingParams(max_tokens=6, temperature=heat, seed=4, logprobs=2, grammar=digits) for heat in (0.0, 1.0)]
+    asked = [*requests(4096, (9, 30)), *(Request((50, 60, 70), it) for it in bound)]
+    engine = build(DEMO_MODEL, tmp_path, max_model_len=128, kv_cache_tokens=1024).engine
+    alone = answers(engine, asked, at_once=1)
+    assert different(alone, answers(engine, asked, at_once=4, seed=1)) == []
