@@ -154,7 +154,7 @@ RUNS = [
     ({"model": "other"}, [], 3, "environment: FAIL: the server serves other, the golden file is of demo"),
     ({"rows": ["prefill"]}, [], 3, "environment: FAIL: /attention lists shapes that are no objects"),
     *[
-        pytest.param({"counters_grow": name}, [], 0 if name in GOOD else 3, "", id=name.partition("{")[0] + " grows")
+        pytest.param({"counters_grow": name}, [], 0 if name in GOOD else 3, "", id=name.partition("{")[0])
         for name in COUNTERS
     ],
     ({"counters": counters_but("hallmark_nonfinite_logits_total")}, [], 4, ""),

@@ -270,7 +270,9 @@ def test_a_planted_fault_is_seen_and_named(name: str, models: Models, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("name", "change"), [("mistral", {"sliding_window": 10}), ("granite", {"attention_multiplier": 0.21})]
+    ("name", "change"),
+    [("mistral", {"sliding_window": 10}), ("granite", {"attention_multiplier": 0.21})],
+    ids=["window", "scale"],
 )
 def test_a_wrong_window_or_scale_of_scores_is_seen(
     name: str, change: dict[str, object], models: Models, tmp_path: Path
