@@ -17,6 +17,7 @@ from server.engine.execution.worker import Worker
 from server.engine.scheduling.embeddings import EmbeddingFormat
 from server.engine.scheduling.engine import Engine, EngineOptions
 from server.engine.scheduling.page_keys import PageKeys
+from server.engine.scheduling.page_seals import PageSeals
 from server.engine.scheduling.pages import PagePool
 from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from server.engine.scheduling.sequence import PENDING, Sequence
@@ -51,10 +52,20 @@ def session_of(decoder: Decoder, *, max_step: int = 32, num_embeddings: int = 80
     if graphs is not None:
         graphs.capture(capture, lambda _: None)
     limits = SchedulerLimits(MAX_LEN, max_seqs, max_step, max_embedded_tokens=num_embeddings)
-    scheduler = Scheduler(limits, PagePool(NUM_PAGES, PAGE_SIZE), shares_pages=True)
+    pool = PagePool(NUM_PAGES, PAGE_SIZE)
+    scheduler = Scheduler(limits, pool, shares_pages=True, seals=PageSeals(pool))
     embeddings = EmbeddingFormat(decoder.config.hidden_size, decoder.config.has_three_positions)
     options = EngineOptions(VOCAB, (), 0, runs_ahead=True, embeddings=embeddings)
     return Session(Engine(scheduler, ModelRunner(worker, graphs), options))
+
+
+class WithoutSpans:
+    """A tap that names the pages of each sequence by its token ids alone."""
+
+    def begin(self, seq: Sequence) -> None:
+        seq.page_keys = PageKeys(PAGE_SIZE, seq.cache_salt)
+
+    def end(self, seq: Sequence, *, is_sound: bool) -> None: ...
 
 
 def ask(session: Session, given: Given, **sampling: object) -> tuple[list[int], int]:
@@ -93,6 +104,17 @@ def test_pages_are_found_by_the_same_content_only(decoder: Decoder, tiny_llama: 
     assert found == [(due["first"], 0), (due["other"], 16), (due["first"], 64), (due["other"], 64)]
     assert ask(text, (given["first"][0], []), max_tokens=6)[1] == 16  # the placeholders themselves
     assert ask(text, (first, []), max_tokens=6) == (due["first"], 16)
+
+
+def test_pages_of_another_image_are_dropped(decoder: Decoder, tiny_llama: TinyLlama) -> None:
+    first = tiny_llama.prompts[5]
+    other = [*first[:20], *reversed(first[20:40]), *first[40:]]
+    right, wrong = session_of(decoder), session_of(decoder)
+    wrong.engine.answers = WithoutSpans()
+    for number, tokens in enumerate((first, other)):
+        given = with_spans(decoder, tokens, (20, 40))
+        assert ask(wrong, given, max_tokens=6)[0] == ask(right, given, max_tokens=6)[0]
+        assert sum(output.record.num_page_mismatches for output in wrong.outputs) == number
 
 
 def test_a_page_is_named_by_where_a_span_is_and_what_it_holds() -> None:

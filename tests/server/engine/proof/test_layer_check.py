@@ -111,6 +111,14 @@ class DecodeAtZero(Decoder):
         return super().forward(shown, observer)
 
 
+class SlotsSwapped(Decoder):
+    """Writes keys and values of the last two tokens of a step to each other's slots."""
+
+    def forward(self, step: Step, observer: LayerObserver | None = None) -> Tensor:
+        slots = torch.cat((step.slots[:-2], step.slots[-2:].flip(0)))
+        return super().forward(replace(step, slots=slots), observer)
+
+
 def with_layers(
     decoder: Decoder, change: Callable[[LayerConfig, LayerWeights], tuple[LayerConfig, LayerWeights]]
 ) -> Decoder:
@@ -222,6 +230,7 @@ FAULTS: dict[str, Fault] = {
         "qwen 3", "keys",
         tensors=moved(swapped("k_proj", "v_proj")),
     ),
+    "keys in each other's slots": Fault("llama", "keys", decoder=lambda it: SlotsSwapped(it.config, it.weights)),
     "queries in the place of keys": Fault("qwen 3", "keys", tensors=queries_in_the_place_of_keys),
     "a KV head repeated": Fault("qwen 3", "keys", tensors=replaced("k_proj", lambda it: it[:16].repeat(2, 1))),
     "router without renormalisation": Fault(
