@@ -2,14 +2,22 @@
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import count
 
 import pytest
+import torch
 
-from server.engine.proof.shadow_check import ShadowCheck
+from server.engine.execution.forced_answers import ForcedAnswers, Precision
+from server.engine.proof.replay import Replay
+from server.engine.proof.shadow_check import ShadowBudget, ShadowCheck
+from server.engine.scheduling.engine import Engine, EngineOptions
+from server.engine.scheduling.sequence import Batch
 from server.model.decoder import Decoder
 from server.protocol.messages import Fork
 from support.engine.graph_session import Session
 from support.engine.running_sum import PAGE_SIZE, Hybrid, reference_answer
+from support.engine.serving_faults import BrokenRunner
 from support.models.tiny_llama import NAN_TOKEN
 
 NUM_TOKENS = 9
@@ -87,6 +95,36 @@ def test_hits_in_the_order_a_b_a_begin_with_the_state(decoder: Decoder, answer: 
         found.append(session.total("num_prefix_hit_tokens") - before)
     # The second prompt finds pages without a state; where it parts from the first, the fifth finds one.
     assert found == [0, 0, 32, 32, 24, 32]
+
+
+def without_snapshots(batch: Batch, zero: int) -> Batch:
+    """Begin from the slot that is zero wherever a sequence begins from a snapshot."""
+    if batch.states is None:
+        return batch
+    pairs = zip(batch.states.sources, batch.states.targets, strict=True)
+    sources = tuple(source if source == target else zero for source, target in pairs)
+    return replace(batch, states=replace(batch.states, sources=sources))
+
+
+@pytest.mark.parametrize("restores", [True, False])
+def test_a_state_that_a_hit_does_not_restore_is_seen(decoder: Decoder, restores: bool) -> None:
+    subject = Hybrid(decoder)
+    zero, config = subject.pool.zero_slot, subject.runner.worker.decoder.config
+    launching = BrokenRunner(subject.runner, batch=lambda batch: batch if restores else without_snapshots(batch, zero))
+    forced = ForcedAnswers(subject.runner, subject.scheduler, Precision.of(config, torch.float32), most_tokens=32)
+    seconds = count(step=1000)
+    replay = Replay(forced, subject.scheduler, ShadowBudget(0.5, lambda: float(next(seconds))), rng=random.Random(3))
+    engine = Engine(subject.scheduler, launching, EngineOptions(config.vocab_size, (), 0))
+    engine.answers = replay
+    session, reports = Session(engine), []
+    for index in range(4):
+        session.submit(str(index), [*WORDS[:27], *WORDS[30 + 3 * index : 40 + 3 * index]], max_tokens=NUM_TOKENS)
+        session.drain()
+        while replay.has_waiting:
+            reports.append(replay.step())
+    found = [(report.route, report.cause) for report in reports if report is not None]
+    assert found[:2] == [("plain", None)] * 2
+    assert found[2:] == [("hit", None if restores else "cache")] * 2
 
 
 def test_a_shadow_check_names_the_layer_of_the_model(decoder: Decoder, answer: Answer) -> None:
