@@ -93,6 +93,12 @@ def late_positions(views: HostViews) -> None:
     views["positions"][...] = views["positions"].clip(1) - 1
 
 
+def short_contexts(views: HostViews) -> None:
+    """No row sees its newest key."""
+    contexts = views["decode context_lens"]
+    contexts[...] = contexts.clip(2) - 1
+
+
 class StaleTokens:
     """The last row's token is that of the step before."""
 

@@ -40,8 +40,13 @@ def first_difference(engine: ReplayedEngine, *, most: int) -> ReplayReport:
 
 @pytest.mark.parametrize(
     ("edit", "most"),
-    [(faults.neighbours_page, 20), (faults.StaleTokens(), 10), (faults.late_positions, 10)],
-    ids=["neighbours_page", "stale_token", "late_positions"],
+    [
+        (faults.neighbours_page, 20),
+        (faults.StaleTokens(), 10),
+        (faults.late_positions, 10),
+        (faults.short_contexts, 10),
+    ],
+    ids=["neighbours_page", "stale_token", "late_positions", "short_contexts"],
 )
 def test_a_wrong_step_buffer_is_seen(runner: ModelRunner, edit: faults.Edit, most: int) -> None:
     own, runner.writer = runner.writer, BrokenWriter(runner, edit)
