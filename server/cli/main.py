@@ -248,8 +248,8 @@ def _on_hangup(keys: Keys, services: Services) -> Callable[[], None] | None:
         traffic = services.telemetry.metrics.traffic
         if keys != NO_KEYS and keys.reload(settings):
             traffic.create_keys(keys.names)
-        if receipts is not None and receipts.keys.rotate():
-            traffic.receipt_key_changed()
+        if receipts is not None:
+            receipts.keys.rotate()
 
     return read_again
 

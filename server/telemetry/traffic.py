@@ -32,9 +32,6 @@ class TrafficMetrics:
         oldest.set_function(self._oldest_inflight)
         self._loop_lag = make.gauge("event_loop_lag_seconds", "Longest delay of the event loop in the last 5 seconds")
         self._receipts = make.counter("receipts_total", "Signed receipts given out with answers")
-        self._receipt_key_changes = make.counter(
-            "receipt_key_changes_total", "Changes of the key that signs receipts, on SIGHUP"
-        )
         self._spans_dropped = make.counter("spans_dropped_total", "Spans that did not reach the collector")
         for reason in RejectedFor:
             self._rejected.labels(reason.value)
@@ -99,9 +96,6 @@ class TrafficMetrics:
 
     def receipted(self) -> None:
         self._receipts.inc()
-
-    def receipt_key_changed(self) -> None:
-        self._receipt_key_changes.inc()
 
     def spans_dropped(self, num_spans: int) -> None:
         self._spans_dropped.inc(num_spans)
