@@ -16,10 +16,10 @@ from kernels.linear.weights import StoredTensor
 from qualification.model.config import LinearFormats, ModelConfig
 from qualification.model.families.family import Family, TensorNames
 from qualification.model.families.image_models import IMAGE_MODELS, image_model_of, text_names
-from qualification.model.families.quantization import CONFIG_KEY, from_file_beside
+from qualification.model.families.quantization import CONFIG_KEY, from_file_beside, read_quantization
 from qualification.model.families.reader import check_whole, read_as, text_part, unknown_keys
 from qualification.model.families.registry import FAMILIES, family_named
-from qualification.model.fields import ModelConfigError
+from qualification.model.fields import Fields, ModelConfigError
 from qualification.model.shard import Shard, shard_of
 from server.errors import ModelError
 from server.model.decoder import Decoder
@@ -132,7 +132,9 @@ def _read_config(folder: Path, path: Path, values: dict[str, object]) -> ModelCo
                 "serve the one that it was made from"
             )
     if (folder / _MODELOPT_FILE).is_file() and values.get(CONFIG_KEY) is None:
-        values = {**values, CONFIG_KEY: from_file_beside(read_object(folder / _MODELOPT_FILE))}
+        beside = from_file_beside(read_object(folder / _MODELOPT_FILE))
+        read_quantization(Fields(beside, str(folder / _MODELOPT_FILE)))  # what is wrong is named with that file
+        values = {**values, CONFIG_KEY: beside}
     whole, values = values, dict(text_part(values))
     check_whole(whole, str(path))
     generation = read_object(folder / GENERATION_FILE) if (folder / GENERATION_FILE).is_file() else {}
