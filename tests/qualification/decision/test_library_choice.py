@@ -13,7 +13,7 @@ from kernels.vocabulary.shape import AttentionShape, Dtype, Phase
 from qualification.evidence.matrix import MATRICES, load_matrices, load_matrix
 
 GPUS = sorted(folder.name for folder in MATRICES.iterdir() if folder.is_dir())
-BUNDLED = frozenset(path.name for path in PATHS if path.tier is Tier.FIRST)
+BUNDLED = frozenset(path.name for path in PATHS if path.tier is Tier.FIRST and not path.is_for_order)
 # A launch through Triton's binder takes the host 22 to 40 us, one that a plan repeats 3 (one core of a Xeon, without
 # the driver): a kernel that saves the device less is not faster for who calls it.
 BINDER_US = 25.0

@@ -332,7 +332,7 @@ def test_a_start_reports_its_progress_and_its_plan(tiny_llama: TinyLlama, tmp_pa
     status, sent = serve_with(settings_for(tiny_llama, tmp_path))
     assert status == 0
     stages = list(dict.fromkeys(message.stage for message in sent if isinstance(message, EngineProgress)))
-    assert stages == ["loading", "warming up", "attesting"]
+    assert stages == ["loading", "warming up", "attesting", "checking"]
     # On a CPU each pass of a large model takes minutes: without them the supervisor would end the start.
     passes = [message.detail for message in sent if isinstance(message, EngineProgress) and "of" in message.detail]
     assert "1 of 3 forward passes" in passes

@@ -47,6 +47,7 @@ def expected(phases: list[PathUse], **changes: object) -> dict[str, object]:
         "cached_tokens": 0,
         "matrix_digest": "abc123",
         "attestation": {"id": "0af1", "at": 12.5, "result": "match"},
+        "layers": "not checked",
         **changes,
     }
 

@@ -10,10 +10,11 @@ from kernels.catalog import PATHS
 from kernels.collective.paths import COLLECTIVE_PATHS
 from kernels.experts.paths import EXPERTS_PATHS
 from kernels.linear.paths import LINEAR_PATHS
+from kernels.linear.shape import PLAIN
 from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.fingerprint import Device
 from kernels.vocabulary.operators import Operator
-from kernels.vocabulary.path import Tier
+from kernels.vocabulary.path import AnyPath, Tier
 from kernels.vocabulary.row_buckets import LinearRows, TokenRows
 from kernels.vocabulary.shape import PLANNED_PHASES, Phase
 from qualification.attest.explain import TimeClass
@@ -75,27 +76,33 @@ RECORD = StepRecord(
 def largest_plan() -> list[PlanRow]:
     """Every operator on two GPUs: all buckets, all paths that a GPU can run, each first choice wanted somewhere.
 
-    Of attention each bucket has two shapes, of layers with and without a window.
+    Of attention each bucket has two shapes, of layers with and without a window. Without the paths of `--reproducible`,
+    whose plan has no others.
     """
     rows = []
     for phase, (number, bucket), has_window in itertools.product(PLANNED_PHASES, enumerate(Bucket), (False, True)):
-        of_phase = [it for it in PATHS if phase in it.limits.phases and Device.CUDA in it.limits.devices]
+        of_phase = [it for it in PATHS if phase in it.limits.phases and may_serve(it)]
         needs_window = {it.name for it in of_phase if it.limits.max_window is not None}
         able = [it.name for it in of_phase if has_window or it.name not in needs_window]
         ours = [it.name for it in of_phase if it.tier is Tier.FIRST and has_window == (it.name in needs_window)]
         if ours:
             rows.append(row_of(phase.value, bucket.value, ours[number % len(ours)], able))
-    for few, path in itertools.product(LinearRows, LINEAR_PATHS):
+    linear = [it for it in LINEAR_PATHS if may_serve(it) and PLAIN in it.limits.formats]  # others have one path alone
+    for few, path in itertools.product(LinearRows, linear):
         if few.lo + 1 >= path.limits.min_rows and (few.hi or math.inf) <= (path.limits.max_rows or math.inf):
-            rows.append(row_of("linear", few.value, path.name, [it.name for it in LINEAR_PATHS]))
+            rows.append(row_of("linear", few.value, path.name, [it.name for it in linear]))
     for operator, buckets, paths in (
         (Operator.EXPERTS, TokenRows, EXPERTS_PATHS),
         (Operator.COLLECTIVE, TokenRows, COLLECTIVE_PATHS),
     ):
-        able = [it.name for it in paths if Device.CUDA in it.limits.devices]
+        able = [it.name for it in paths if may_serve(it)]
         ours = [it.name for it in paths if it.name in able and it.tier is Tier.FIRST]
         rows += [row_of(operator.value, it.value, ours[n % len(ours)], able) for n, it in enumerate(buckets)]
     return rows
+
+
+def may_serve(path: AnyPath) -> bool:
+    return Device.CUDA in path.limits.devices and not path.is_for_order
 
 
 def row_of(phase: str, bucket: str, path: str, able: list[str]) -> PlanRow:
