@@ -4,7 +4,7 @@
 #   make test-sm90      the machine code of the kernels, compiled for sm_90 without a GPU
 #   make test-e2e       whole servers driven by real clients, browsers, Prometheus and Alertmanager
 #   make test-portable  the tests of numbers and proofs again, with PyTorch's code for processors without AVX
-#   make test-starts    thirty small models, each started with an empty cache and held against transformers
+#   make test-starts    small models of all families, each started with an empty cache and held against transformers
 #   make test-configs   each key of each family's config.json changed, held against transformers' logits; ten minutes   (CONFIG_FLAGS)
 #   make test-clients   clients of others, each in an environment of its own; those of npm need node and npm
 #   make test-tokenizers  encode, decode and streams beside transformers, for tokenizers that packages ship (TOKENIZER_FLAGS)

@@ -11,6 +11,7 @@ from kernels.vocabulary.shape import Dtype
 
 
 class RopeKind(Enum):
+    NONE = "none"  # nothing is rotated: such a layer sees no positions
     PLAIN = "default"
     LINEAR = "linear"
     LLAMA3 = "llama3"
@@ -44,7 +45,7 @@ class RopeConfig:
                 return max(max_position, int((self.original_max_position or max_position) * self.factor))
             case RopeKind.LINEAR:
                 return max(max_position, int(max_position * self.factor))
-            case RopeKind.PLAIN | RopeKind.LLAMA3 | RopeKind.LONGROPE:
+            case RopeKind.NONE | RopeKind.PLAIN | RopeKind.LLAMA3 | RopeKind.LONGROPE:
                 return max_position
 
     def rotated_dims(self, head_dim: int) -> int:
@@ -258,7 +259,8 @@ class ModelConfig:
     @property
     def longest_context(self) -> int:
         """Most positions that can be served: `max_position`, or beyond it what all rotations are stretched to."""
-        longest = (attention.rope.longest_context(self.max_position) for attention in self.attentions)
+        ropes = (attention.rope for attention in self.attentions if attention.rope.kind is not RopeKind.NONE)
+        longest = (rope.longest_context(self.max_position) for rope in ropes)
         return min(longest, default=self.max_position)
 
     @property

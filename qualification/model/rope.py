@@ -6,7 +6,8 @@ from qualification.model.config import RopeConfig, RopeKind
 from qualification.model.fields import Fields
 
 THETA = 10_000.0  # where rope_theta is missing
-_KINDS = tuple(RopeKind)
+_KINDS = tuple(kind for kind in RopeKind if kind is not RopeKind.NONE)
+_STRETCHED = (RopeKind.PLAIN, RopeKind.LINEAR, RopeKind.LLAMA3, RopeKind.YARN)
 
 
 def read_rope(
@@ -108,6 +109,35 @@ def rope_of(
         attention_factor=_yarn_attention_factor(rope, factor),
         rotated_share=share,
     )
+
+
+def read_full_rope(fields: Fields, head_dim: int, *, theta: float) -> RopeConfig:
+    """Read the rotation of layers without a window, where those with one have their own: Gemma 3, OLMo 3.
+
+    Old: rope_theta and rope_scaling. New: rope_parameters.full_attention. `theta` where they have none. Raises
+    ModelConfigError.
+    """
+    by_kind = fields.section("rope_parameters")
+    scaling = fields.section("rope_scaling")
+    if scaling is not None and scaling.has("type") and not scaling.has("rope_type"):
+        scaling.refuse("type", "called rope_type in this family, whose class does not read the older name")
+    if scaling is not None and by_kind is not None:
+        fields.refuse("rope_scaling", "absent beside rope_parameters (their union is not supported)")
+    if scaling is None or scaling.is_empty:
+        scaling = None if by_kind is None else by_kind.section("full_attention")
+    rope = scaling or Fields({}, fields.source)
+    theta = rope.number("rope_theta", fields.number("rope_theta", theta))
+    return rope_of(fields, rope, _STRETCHED, theta, head_dim=head_dim)
+
+
+def read_windowed_rope(fields: Fields, head_dim: int, *, theta: float) -> RopeConfig:
+    """Read rope_parameters.sliding_attention, of layers with a window. Raises ModelConfigError.
+
+    theta   where it has none; files of old have no other rotation for these layers
+    """
+    by_kind = fields.section("rope_parameters")
+    rope = (None if by_kind is None else by_kind.section("sliding_attention")) or Fields({}, fields.source)
+    return rope_of(fields, rope, _STRETCHED, rope.number("rope_theta", theta), head_dim=head_dim)
 
 
 def _rotated_share(fields: Fields, rope: Fields, is_partial: bool) -> float:

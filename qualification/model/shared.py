@@ -1,7 +1,8 @@
 """Fields of config.json that every family writes alike. A field that a family leaves out is as in Llama."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Container
+from dataclasses import replace
 
 from kernels.fused.activation_kind import Activation
 from qualification.model.config import (
@@ -92,6 +93,16 @@ def read_like_llama(
         eos_token_ids=fields.token_ids("eos_token_id", vocab_size),
         dtype=_dtype(fields),
     )
+
+
+def without_rotation(model: ModelConfig, layers: Container[int]) -> ModelConfig:
+    """Return the model with some layers, by their places, that see no positions: nothing is rotated in them."""
+
+    def changed(layer: LayerConfig) -> LayerConfig:
+        rope = RopeConfig(layer.attention.rope.theta, RopeKind.NONE)
+        return replace(layer, mixer=replace(layer.attention, rope=rope))
+
+    return replace(model, layers=tuple(changed(it) if at in layers else it for at, it in enumerate(model.layers)))
 
 
 def plain_ropes(fields: Fields, head_dim: int) -> RopeConfig:

@@ -37,7 +37,7 @@ def read_switched_windows(fields: Fields) -> Windows:
     """
     window = fields.integer_or_none("sliding_window", WINDOW) if fields.flag("use_sliding_window", False) else None
     first = fields.count("max_window_layers", _FIRST_LAYER)
-    return _by_layer_types(fields, window, lambda layer: layer >= first)
+    return read_windows_of(fields, window, lambda layer: layer >= first)
 
 
 def read_switched_alternating_windows(fields: Fields) -> Windows:
@@ -47,22 +47,26 @@ def read_switched_alternating_windows(fields: Fields) -> Windows:
     """
     window = fields.integer_or_none("sliding_window", WINDOW) if fields.flag("use_sliding_window", False) else None
     end = fields.count("max_window_layers", _FIRST_LAYER)
-    return _by_layer_types(fields, window, lambda layer: layer % 2 == 0 and layer < end)
+    return read_windows_of(fields, window, lambda layer: layer % 2 == 0 and layer < end)
 
 
 def read_alternating_windows(fields: Fields, *, missing: int | None) -> Windows:
     """Read layer_types, else every other layer from the first on: Gemma 2, gpt-oss. Raises ModelConfigError."""
-    return _by_layer_types(fields, fields.integer_or_none("sliding_window", missing), lambda layer: layer % 2 == 0)
+    return read_windows_of(fields, fields.integer_or_none("sliding_window", missing), lambda layer: layer % 2 == 0)
 
 
 def read_patterned_windows(fields: Fields, *, missing: int | None, pattern: int) -> Windows:
     """Read layer_types, else all layers but each sliding_window_pattern-th: Gemma 3. Raises ModelConfigError."""
-    pattern = fields.integer("sliding_window_pattern", pattern)
+    return read_periodic_windows(fields, missing=missing, period=fields.integer("sliding_window_pattern", pattern))
+
+
+def read_periodic_windows(fields: Fields, *, missing: int | None, period: int) -> Windows:
+    """Read layer_types, else all layers but each `period`-th: OLMo 3, EXAONE 4. Raises ModelConfigError."""
     window = fields.integer_or_none("sliding_window", missing)
-    return _by_layer_types(fields, window, lambda layer: (layer + 1) % pattern != 0)
+    return read_windows_of(fields, window, lambda layer: (layer + 1) % period != 0)
 
 
-def _by_layer_types(fields: Fields, window: int | None, has_window: Callable[[int], bool]) -> Windows:
+def read_windows_of(fields: Fields, window: int | None, has_window: Callable[[int], bool]) -> Windows:
     """`has_window`: for a config.json written before layer_types existed."""
     num_layers = read_num_layers(fields)
     if not fields.has("layer_types"):

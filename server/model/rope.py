@@ -82,6 +82,8 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int, *, is_long: bool) -> Te
     """Radians a position for each pair of dimensions: [head_dim / 2] fp32 on the CPU. is_long: for LongRoPE."""
     plain = 1.0 / (rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
     match rope.kind:
+        case RopeKind.NONE:  # cosines of 1 and sines of 0 leave queries and keys as they are, to the bit
+            return torch.zeros_like(plain)
         case RopeKind.PLAIN:
             return plain
         case RopeKind.LINEAR:

@@ -1,5 +1,6 @@
 """Every model family there is. A new one is a file beside this one and a line here."""
 
+from qualification.model.families.exaone4 import EXAONE4
 from qualification.model.families.family import Family
 from qualification.model.families.gemma2 import GEMMA2
 from qualification.model.families.gemma3 import GEMMA3
@@ -10,15 +11,19 @@ from qualification.model.families.llama import LLAMA
 from qualification.model.families.mistral import MISTRAL
 from qualification.model.families.mixtral import MIXTRAL
 from qualification.model.families.olmo2 import OLMO2
+from qualification.model.families.olmo3 import OLMO3
 from qualification.model.families.phi3 import PHI3
 from qualification.model.families.qwen2 import QWEN2
 from qualification.model.families.qwen2_5_vl import QWEN2_5_VL, QWEN2_5_VL_TEXT
 from qualification.model.families.qwen2_moe import QWEN2_MOE
 from qualification.model.families.qwen3 import QWEN3
 from qualification.model.families.qwen3_moe import QWEN3_MOE
+from qualification.model.families.seed_oss import SEED_OSS
+from qualification.model.families.smollm3 import SMOLLM3
 from qualification.model.fields import ModelConfigError
 
 KNOWN: tuple[Family, ...] = (
+    EXAONE4,
     GEMMA2,
     GEMMA3,
     GLM4_MOE,
@@ -28,6 +33,7 @@ KNOWN: tuple[Family, ...] = (
     MISTRAL,
     MIXTRAL,
     OLMO2,
+    OLMO3,
     PHI3,
     QWEN2,
     QWEN2_5_VL,
@@ -35,6 +41,8 @@ KNOWN: tuple[Family, ...] = (
     QWEN2_MOE,
     QWEN3,
     QWEN3_MOE,
+    SEED_OSS,
+    SMOLLM3,
 )
 FAMILIES = tuple(family for family in KNOWN if family.tensors is not None)  # those that the server serves
 

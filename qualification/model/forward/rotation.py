@@ -20,6 +20,8 @@ def frequencies(rope: RopeConfig, head_dim: int, context: int) -> Tensor:
     plain = rope.theta ** (-2 * pairs / size)
     original = rope.original_max_position or 0
     match rope.kind:
+        case RopeKind.NONE:
+            return torch.zeros_like(plain)
         case RopeKind.PLAIN:
             return plain
         case RopeKind.LINEAR:

@@ -67,6 +67,7 @@ _QWEN_MIXTURE = MixtureSentence(
 )
 
 SENTENCES: dict[str, Sentence] = {
+    "exaone4": Sentence(NormOrder.AFTER),
     "gemma2": Sentence(NormOrder.SANDWICH, 1.0, embedding_is_scaled_by_width=True),
     "gemma3_text": Sentence(NormOrder.SANDWICH, 1.0, embedding_is_scaled_by_width=True),
     "glm4_moe": Sentence(
@@ -85,10 +86,13 @@ SENTENCES: dict[str, Sentence] = {
         )
     ),
     "olmo2": Sentence(NormOrder.AFTER),
+    "olmo3": Sentence(NormOrder.AFTER),
     "phi3": Sentence(is_merged=True),
     "qwen2": Sentence(),
     "qwen2_5_vl_text": Sentence(),
     "qwen2_moe": Sentence(mixture=_QWEN_MIXTURE),
     "qwen3": Sentence(),
     "qwen3_moe": Sentence(mixture=MixtureSentence("mlp.gate", "mlp.experts")),
+    "seed_oss": Sentence(),
+    "smollm3": Sentence(),
 }

@@ -28,17 +28,20 @@ SHARED: dict[str, object] = {
     "rms_norm_eps": 1e-5,
 }
 ARCHITECTURES = {
+    "exaone4": "Exaone4ForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3": "Gemma3ForConditionalGeneration",
     "glm4_moe": "Glm4MoeForCausalLM",
     "gpt_oss": "GptOssForCausalLM",
     "mistral": "MistralForCausalLM",
     "mixtral": "MixtralForCausalLM",
+    "olmo3": "Olmo3ForCausalLM",
     "phi3": "Phi3ForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen2_moe": "Qwen2MoeForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
 }
 ON = {"use_sliding_window": True, "sliding_window": 512}
 MIXED = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]
@@ -67,6 +70,14 @@ WINDOWS: list[tuple[str, dict[str, object], Windows]] = [
     ("qwen2_moe", {"max_window_layers": 3}, (None,) * 4),
     ("qwen2_moe", {**ON, "max_window_layers": 3}, (512, None, 512, None)),
     ("qwen2_moe", {**ON, "layer_types": MIXED}, (None, 512, 512, None)),
+    ("exaone4", {"sliding_window": 512}, (512, 512, 512, None)),
+    (
+        "exaone4",
+        {"sliding_window": 512, "sliding_window_pattern": "LLLG", "layer_types": MIXED},
+        (None, 512, 512, None),
+    ),
+    ("olmo3", {}, (4096, 4096, 4096, None)),
+    ("smollm3", {**ON, "no_rope_layers": [1, 0, 1, 1, 1]}, (None, 512, None, None)),
     ("gpt_oss", {"head_dim": 16}, (128, None, 128, None)),
     ("gpt_oss", {"head_dim": 16, "sliding_window": 512, "layer_types": MIXED}, (None, 512, 512, None)),
 ]
@@ -174,7 +185,7 @@ def test_phi3_is_served_with_a_plain_rotation(scaling: object, tmp_path: Path) -
         (
             "qwen2",
             {"model_type": "llava", "text_config": {}},
-            "'llava' also sees images, .*: gemma2, .*the text part of",
+            "'llava' also sees images, .*: exaone4, gemma2, .*the text part of",
         ),
         ("phi3", {"layer_types": MIXED}, "layer_types must be absent"),
         ("mistral", {"layer_types": MIXED}, "layer_types must be absent"),
@@ -193,7 +204,14 @@ def test_phi3_is_served_with_a_plain_rotation(scaling: object, tmp_path: Path) -
         (
             "qwen3",
             {"head_dim": 16, "model_type": "qwen3_next"},
-            "granite, llama, mistral, mixtral, olmo2, phi3, qwen2, .*, qwen3, qwen3_moe",
+            "granite, llama, mistral, mixtral, olmo2, olmo3, phi3, qwen2, .*, qwen3, qwen3_moe, seed_oss, smollm3",
+        ),
+        ("exaone4", {"sliding_window_pattern": "LLLG"}, "sliding_window_pattern must be a positive integer"),
+        ("olmo3", {"sliding_window": None, "layer_types": MIXED}, "layer_types must be all full_attention where"),
+        (
+            "smollm3",
+            {"no_rope_layers": [1, 0, 1]},
+            "no_rope_layers must be a list of 0 and 1, one for each of 4 layers",
         ),
         ("mixtral", {"num_experts_per_tok": 9}, "num_experts_per_tok must be at most 8"),
         ("qwen3_moe", {"mlp_only_layers": [4]}, r"mlp_only_layers must be a list of integers in \[0, 4\), found \[4\]"),

@@ -11,6 +11,7 @@ import torch
 from support import ranks as programs
 from support.models.paged_runner import PagedRunner
 from support.models.tiny_families import (
+    EXAONE_4,
     GEMMA,
     GEMMA_2,
     GLM,
@@ -19,6 +20,8 @@ from support.models.tiny_families import (
     MIXTRAL,
     MULTIPLIERS,
     QWEN_2_MOE,
+    SEED,
+    SMOLLM,
     load,
     save_mxfp4,
     save_reference,
@@ -37,6 +40,9 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "mixtral": ("mixtral", MIXTRAL),
     "gpt-oss": ("gpt_oss", GPT_OSS),
     "glm": ("glm4_moe", {**GLM, "n_group": 4, "topk_group": 2}),
+    "seed-oss": ("seed_oss", {**SEED, "attention_out_bias": True}),
+    "smollm3": ("smollm3", SMOLLM),
+    "exaone4": ("exaone4", EXAONE_4),
     "one-kv-head": ("mistral", {"sliding_window": None, "num_key_value_heads": 1}),
 }
 

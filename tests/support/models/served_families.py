@@ -6,7 +6,18 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from support.models.tiny_families import GEMMA, GLM, MIXTRAL, QWEN_2_MOE, QWEN_3_MOE, longrope, save_reference
+from support.models.tiny_families import (
+    EXAONE_4,
+    GEMMA,
+    GLM,
+    MIXTRAL,
+    QWEN_2_MOE,
+    QWEN_3_MOE,
+    SEED,
+    SMOLLM,
+    longrope,
+    save_reference,
+)
 
 WINDOW = 12
 NUM_TOKENS = 12
@@ -21,6 +32,10 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "gemma 2": ("gemma2", {**GEMMA, "attn_logit_softcapping": None, "final_logit_softcapping": 9.0}),
     "gemma 3": ("gemma3", {**GEMMA, "sliding_window_pattern": 2}),
     "olmo 2": ("olmo2", {}),
+    "olmo 3": ("olmo3", {"sliding_window": WINDOW}),
+    "exaone 4": ("exaone4", {**EXAONE_4, "sliding_window": WINDOW}),
+    "smollm 3": ("smollm3", SMOLLM),
+    "seed-oss": ("seed_oss", SEED),
     "granite": (
         "granite", {"embedding_multiplier": 3.0, "attention_multiplier": 0.3, "residual_multiplier": 0.6}
     ),

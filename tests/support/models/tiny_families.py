@@ -8,6 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
+    Exaone4Config,
+    Exaone4ForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3Config,
@@ -28,6 +30,8 @@ from transformers import (
     MixtralForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
+    Olmo3Config,
+    Olmo3ForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     PreTrainedModel,
@@ -41,6 +45,10 @@ from transformers import (
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    SeedOssConfig,
+    SeedOssForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
 )
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
@@ -66,6 +74,10 @@ FAMILIES = {
     "mixtral": (MixtralConfig, MixtralForCausalLM),
     "gpt_oss": (GptOssConfig, GptOssForCausalLM),
     "glm4_moe": (Glm4MoeConfig, Glm4MoeForCausalLM),
+    "seed_oss": (SeedOssConfig, SeedOssForCausalLM),
+    "smollm3": (SmolLM3Config, SmolLM3ForCausalLM),
+    "olmo3": (Olmo3Config, Olmo3ForCausalLM),
+    "exaone4": (Exaone4Config, Exaone4ForCausalLM),
 }
 TINY = {
     "vocab_size": 97,
@@ -101,6 +113,11 @@ GPT_OSS = {"num_local_experts": 5, "num_experts_per_tok": 3, "head_dim": 12, "sl
 MXFP4 = {"hidden_size": 64, "intermediate_size": 96}
 GLM = {"n_routed_experts": 12, "num_experts_per_tok": 3, "moe_intermediate_size": 20, "head_dim": 12}
 
+SMOLLM = {"no_rope_layer_interval": 2, "tie_word_embeddings": False}
+OLMO_3 = {"sliding_window": 9, "layer_types": MIXED, "rope_parameters": TWO_ROPES}
+EXAONE_4 = {"head_dim": 12, "sliding_window": 9, "sliding_window_pattern": 2}
+SEED = {"head_dim": 18}
+
 
 def longrope(num_pairs: int) -> dict[str, object]:
     factors = {
@@ -120,6 +137,9 @@ WINDOWED: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "gemma3": ("gemma3", {**GEMMA, "layer_types": MIXED, "rope_parameters": TWO_ROPES}),
     "gpt_oss": ("gpt_oss", GPT_OSS),
     "qwen3_moe, window": ("qwen3_moe", {**QWEN_3_MOE, **SWITCHED_ON}),
+    "olmo3": ("olmo3", OLMO_3),
+    "exaone4, windows by layer types": ("exaone4", {**EXAONE_4, "layer_types": MIXED}),
+    "smollm3, windows where nothing is rotated": ("smollm3", {**SMOLLM, **SWITCHED_ON}),
     "mixtral, window": ("mixtral", {**MIXTRAL, "sliding_window": 9}),
 }
 LLAMA3 = {
@@ -134,6 +154,8 @@ ROTATED: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "llama, attention factor": ("llama", {"rope_parameters": {**YARN, "attention_factor": 0.7}, "head_dim": 16}),
     "llama, two scales": ("llama", {"rope_parameters": {**YARN, "mscale": 1.5, "mscale_all_dim": 0.5}, "head_dim": 16}),
     "llama, no truncation": ("llama", {"rope_parameters": {**YARN, **BETAS}, "head_dim": 16}),
+    "smollm3": ("smollm3", {"no_rope_layers": [0, 1, 0]}),
+    "exaone4, full layers rotate nothing": ("exaone4", EXAONE_4),
 }
 VARIANTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     **WINDOWED,
@@ -178,6 +200,14 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
         {**GLM, "use_qk_norm": True, "attention_bias": True, "norm_topk_prob": False},
     ),
     "glm4_moe, two dense layers": ("glm4_moe", {**GLM, "first_k_dense_replace": 2, "n_shared_experts": 2}),
+    "seed_oss": ("seed_oss", SEED),
+    "seed_oss, other biases": (
+        "seed_oss",
+        {**SEED, "attention_bias": False, "attention_out_bias": True, "mlp_bias": True},
+    ),
+    "smollm3, biases": ("smollm3", {**SMOLLM, "attention_bias": True, "mlp_bias": True, "head_dim": 12}),
+    "olmo3, as its class has it": ("olmo3", {"sliding_window": 9, "num_hidden_layers": 5, "attention_bias": True}),
+    "exaone4, no windows": ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3, "head_dim": 18}),
     "phi3, no groups, tied": ("phi3", {"num_key_value_heads": 4, "tie_word_embeddings": True}),
 }
 
