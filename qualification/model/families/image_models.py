@@ -3,26 +3,39 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from qualification.model.fields import Fields
 from qualification.model.keys import Keys, family_keys
 
 
 @dataclass(frozen=True, slots=True)
 class ImageModel:
     """model_type, architectures   as in config.json, which has the text part's fields under `text_config`
-    family      model_type of the text part, whatever `text_config` calls itself
+    families    model_types of the text part that are known
+    text_chooses      whether model_type in `text_config` says which of them, the first where it says nothing; else it
+                      is the first, whatever `text_config` calls itself
     renamed     beginnings of the text part's names -> those of a checkpoint of text alone; the first that fits
     of_images   beginnings of the names of all other parts
     keys        that are known beside `text_config`
     refused_in_text   of the text part's keys, those that are refused with images and not in a model of text alone
+    ties_embeddings   tie_word_embeddings where the whole's is missing; None: as the text part has it
     """
 
     model_type: str
     architectures: tuple[str, ...]
-    family: str
+    families: tuple[str, ...]
     renamed: Mapping[str, str]
     of_images: tuple[str, ...]
     keys: Keys
     refused_in_text: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
+    text_chooses: bool = False
+    ties_embeddings: bool | None = None
+
+    def text_family(self, config: Mapping[str, object], source: str) -> str:
+        """Return the model_type of the text part of a parsed config.json. Raises ModelConfigError."""
+        text = config.get("text_config")
+        if not self.text_chooses or not isinstance(text, Mapping):
+            return self.families[0]
+        return Fields(text, f"{source}, text_config").choice("model_type", self.families, self.families[0])
 
 
 # Both ways of writing: the public files' own, and that of classes which have one model for all parts.
@@ -31,13 +44,15 @@ _RENAMED = {
     "language_model.lm_head.": "lm_head.",
     "model.language_model.": "model.",
 }
+_TOWER = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+_VISUAL = ("visual.", "model.visual.")
 IMAGE_MODELS: tuple[ImageModel, ...] = (
     ImageModel(
         "gemma3",
         ("Gemma3ForConditionalGeneration",),
-        "gemma3_text",
+        ("gemma3_text",),
         _RENAMED,
-        ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector."),
+        _TOWER,
         family_keys(
             "text_config vision_config",
             without_effect="mm_tokens_per_image image_token_index image_token_id boi_token_index boi_token_id "
@@ -48,13 +63,41 @@ IMAGE_MODELS: tuple[ImageModel, ...] = (
     ImageModel(
         "qwen2_5_vl",
         ("Qwen2_5_VLForConditionalGeneration",),
-        "qwen2_5_vl_text",
+        ("qwen2_5_vl_text",),
         _RENAMED,
-        ("visual.", "model.visual."),
+        _VISUAL,
         family_keys(
             "text_config vision_config",
             without_effect="image_token_id video_token_id vision_token_id vision_start_token_id vision_end_token_id",
         ),
+    ),
+    ImageModel(
+        "mistral3",
+        ("Mistral3ForConditionalGeneration",),
+        ("mistral",),
+        _RENAMED,
+        _TOWER,
+        family_keys(
+            "text_config vision_config",
+            without_effect="image_token_index image_token_id projector_hidden_act vision_feature_layer "
+            "multimodal_projector_bias spatial_merge_size",
+        ),
+        text_chooses=True,
+        ties_embeddings=True,
+    ),
+    ImageModel(
+        "internvl",
+        ("InternVLForConditionalGeneration",),
+        ("qwen2", "qwen3", "qwen3_moe", "gpt_oss", "llama"),
+        _RENAMED,
+        _TOWER,
+        family_keys(
+            "text_config vision_config",
+            without_effect="image_token_id image_seq_length downsample_ratio projector_hidden_act vision_feature_layer "
+            "vision_feature_select_strategy",
+        ),
+        text_chooses=True,
+        ties_embeddings=True,
     ),
 )
 
@@ -69,7 +112,7 @@ def text_names(names: Iterable[str], family: str) -> dict[str, str]:
 
     family   the text part's
     """
-    models = [model for model in IMAGE_MODELS if model.family == family]
+    models = [model for model in IMAGE_MODELS if family in model.families]
     of_images = tuple(prefix for model in models for prefix in model.of_images)
     renamed = {old: new for model in models for old, new in model.renamed.items()}
     found = {}

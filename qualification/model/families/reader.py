@@ -15,14 +15,16 @@ from qualification.model.keys import Keys
 _OF_THE_WHOLE = (
     "dtype", "torch_dtype", "eos_token_id", "max_position_embeddings", "tie_word_embeddings", "vocab_size", CONFIG_KEY,
 )  # fmt: skip
-_OF_THE_HEAD = ("tie_word_embeddings",)  # which is outside the text part, and obeys the whole
+_OF_THE_HEAD = "tie_word_embeddings"  # which is outside the text part, and obeys the whole
 
 
 def read_model(config: Mapping[str, object], source: str = "config.json") -> ModelConfig:
     """Read a parsed config.json; of a model that also sees images, the text part. Raises ModelConfigError."""
     values = text_part(config)
     check_whole(config, source)
-    model = read_as(family_named(values.get("model_type"), source, KNOWN), values, source)
+    image_model = image_model_of(config)
+    name = values.get("model_type") if image_model is None else image_model.text_family(config, source)
+    model = read_as(family_named(name, source, KNOWN), values, source)
     # The tokens of Gemma 3's images see each other both ways; those of Qwen's do not.
     return replace(model, has_image_spans=config.get("model_type") == "gemma3" and "vision_config" in config)
 
@@ -66,5 +68,9 @@ def text_part(config: Mapping[str, object]) -> Mapping[str, object]:
         return config
     given = {name: value for name, value in text.items() if value is not None or name not in _OF_THE_WHOLE}
     whole = {name: config[name] for name in _OF_THE_WHOLE if name in config}
-    given.update({name: whole[name] for name in _OF_THE_HEAD if name in whole})
+    image_model = image_model_of(config)
+    if image_model is not None and image_model.ties_embeddings is not None:
+        given[_OF_THE_HEAD] = image_model.ties_embeddings
+    if _OF_THE_HEAD in whole:
+        given[_OF_THE_HEAD] = whole[_OF_THE_HEAD]
     return {**whole, **given}

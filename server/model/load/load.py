@@ -119,7 +119,9 @@ def _read_config(folder: Path, path: Path, values: dict[str, object]) -> ModelCo
             f"{path}: model_type {values.get('model_type')!r} also sees images, which is not supported: "
             f"serve a checkpoint of text alone, of one of the families: {served}, or the text part of: {parts}"
         )
-    family = family_named(image_model.family if image_model else values.get("model_type"), str(path))
+    family = family_named(
+        image_model.text_family(values, str(path)) if image_model else values.get("model_type"), str(path)
+    )
     known = image_model.architectures if image_model else family.architectures
     architectures = values.get("architectures") or list(known)
     if not isinstance(architectures, list) or not any(name in known for name in architectures):
@@ -254,8 +256,8 @@ def _has_other_head(folder: Path, config: ModelConfig) -> bool:
     if _HEAD not in entries or _EMBEDDING not in entries or are_equal(entries[_HEAD], entries[_EMBEDDING]):
         return False
     logger.warning(
-        "%s: tie_word_embeddings is true, and %s differs from %s: the head of the checkpoint is used, as in "
-        "transformers; set it to false to end this warning",
+        "%s: tie_word_embeddings is true, or missing, and %s differs from %s: the head of the checkpoint is used, as "
+        "in transformers; set it to false to end this warning",
         folder, _HEAD, _EMBEDDING,
     )  # fmt: skip
     return True

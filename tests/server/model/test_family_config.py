@@ -33,7 +33,9 @@ ARCHITECTURES = {
     "gemma3": "Gemma3ForConditionalGeneration",
     "glm4_moe": "Glm4MoeForCausalLM",
     "gpt_oss": "GptOssForCausalLM",
+    "internvl": "InternVLForConditionalGeneration",
     "mistral": "MistralForCausalLM",
+    "mistral3": "Mistral3ForConditionalGeneration",
     "mixtral": "MixtralForCausalLM",
     "olmo3": "Olmo3ForCausalLM",
     "phi3": "Phi3ForCausalLM",
@@ -154,7 +156,14 @@ def test_every_key_of_transformers_class_is_known(family: Family) -> None:
 @pytest.mark.parametrize("model", IMAGE_MODELS, ids=lambda model: model.model_type)
 def test_every_key_of_an_image_model_is_known(model: ImageModel) -> None:
     keys = AutoConfig.for_model(model.model_type).to_dict()
-    assert unknown_keys(keys, family_named(model.family, "config.json")) == []
+    assert unknown_keys(keys, family_named(model.text_family(keys, "config.json"), "config.json")) == []
+
+
+def test_a_missing_tie_of_an_image_model_is_its_class_own(tmp_path: Path) -> None:
+    text = {**SHARED, "model_type": "mistral", "head_dim": 16}
+    for said, tied in (({}, True), ({"tie_word_embeddings": False}, False)):
+        assert config_of(tmp_path, "mistral3", {"text_config": text, **said}).tie_embeddings is tied
+        assert AutoConfig.from_pretrained(tmp_path).tie_word_embeddings is tied
 
 
 @pytest.mark.parametrize(("family", "eps"), [("mistral", 1e-6), ("phi3", 1e-5), ("qwen2", 1e-6)])
@@ -187,6 +196,8 @@ def test_phi3_is_served_with_a_plain_rotation(scaling: object, tmp_path: Path) -
             {"model_type": "llava", "text_config": {}},
             "'llava' also sees images, .*: exaone4, gemma2, .*the text part of",
         ),
+        ("internvl", {"text_config": {"model_type": "phi3"}}, "text_config: model_type must be one of qwen2, qwen3"),
+        ("mistral3", {"text_config": {"model_type": "other"}}, "text_config: model_type must be one of mistral"),
         ("phi3", {"layer_types": MIXED}, "layer_types must be absent"),
         ("mistral", {"layer_types": MIXED}, "layer_types must be absent"),
         ("mistral", {"sliding_window": 0}, "sliding_window must be a positive integer, found 0"),

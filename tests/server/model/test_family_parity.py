@@ -18,6 +18,7 @@ from support.models.tiny_families import (
     CPU,
     FAMILIES,
     GEMMA_2,
+    IMAGE_CASES,
     IMAGE_MODELS,
     MXFP4,
     NUM_TOKENS,
@@ -52,14 +53,13 @@ def test_experts_of_four_bits_equal_unpacked_ones(tmp_path: Path) -> None:
     assert (logits - reference_logits(reference, token_ids)).abs().max() <= TOLERANCE
 
 
-@pytest.mark.parametrize("names", ["as saved", "one model for all parts"])
-@pytest.mark.parametrize("kind", IMAGE_MODELS)
-def test_the_text_part_of_an_image_model_is_served(kind: str, names: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "as_published"), IMAGE_CASES)
+def test_the_text_part_of_an_image_model_is_served(kind: str, as_published: bool, tmp_path: Path) -> None:
     config_class, model_class, text, vision = IMAGE_MODELS[kind]
     torch.manual_seed(0)
     config = config_class(text_config={**TINY, **text}, vision_config=vision, eos_token_id=2, tie_word_embeddings=False)
     reference = model_class(config).eval()
-    reference.save_pretrained(tmp_path, save_original_format=names == "as saved")
+    reference.save_pretrained(tmp_path, save_original_format=as_published)
     token_ids = prompt(NUM_TOKENS)
     logits = PagedRunner(load(tmp_path)).logits(token_ids, [7, NUM_TOKENS - 7])
     assert (logits - reference_logits(reference, token_ids)).abs().max() <= TOLERANCE

@@ -22,8 +22,12 @@ from transformers import (
     GptOssForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
+    InternVLConfig,
+    InternVLForConditionalGeneration,
     LlamaConfig,
     LlamaForCausalLM,
+    Mistral3Config,
+    Mistral3ForConditionalGeneration,
     MistralConfig,
     MistralForCausalLM,
     MixtralConfig,
@@ -260,6 +264,7 @@ def reference_logits(model: PreTrainedModel, token_ids: Tensor) -> Tensor:
 
 
 VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+INTERN_VISION = {**VISION, "image_size": [28, 28], "patch_size": [14, 14]}
 IMAGE_MODELS: dict[str, tuple[type, type, dict[str, object], dict[str, object]]] = {
     "gemma3": (
         Gemma3Config,
@@ -273,4 +278,35 @@ IMAGE_MODELS: dict[str, tuple[type, type, dict[str, object], dict[str, object]]]
         {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "mrope_section": [2, 1, 1]}},
         {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16, "out_hidden_size": 32},
     ),
+    "mistral 3": (
+        Mistral3Config,
+        Mistral3ForConditionalGeneration,
+        {"model_type": "mistral", "head_dim": 12, "sliding_window": None},
+        {**VISION, "model_type": "pixtral", "image_size": 28, "patch_size": 14, "head_dim": 8},
+    ),
+    "internvl, qwen2": (InternVLConfig, InternVLForConditionalGeneration, {"model_type": "qwen2"}, INTERN_VISION),
+    "internvl, qwen3": (
+        InternVLConfig,
+        InternVLForConditionalGeneration,
+        {"model_type": "qwen3", "head_dim": 12},
+        INTERN_VISION,
+    ),
+    "internvl, qwen3_moe": (
+        InternVLConfig,
+        InternVLForConditionalGeneration,
+        {"model_type": "qwen3_moe", **QWEN_3_MOE},
+        INTERN_VISION,
+    ),
+    "internvl, gpt_oss": (
+        InternVLConfig,
+        InternVLForConditionalGeneration,
+        {"model_type": "gpt_oss", **GPT_OSS},
+        INTERN_VISION,
+    ),
 }
+# Names as the published files have them, and as classes that have one model for all parts save them: they then have a
+# mixture's experts in tensors that are not served.
+IMAGE_CASES = [
+    *((kind, True) for kind in IMAGE_MODELS),
+    *((kind, False) for kind in IMAGE_MODELS if "moe" not in kind),
+]
