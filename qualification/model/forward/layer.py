@@ -17,16 +17,17 @@ from qualification.model.forward.attention import Attends, attend
 from qualification.model.forward.bounded import (
     Bounded,
     Precision,
-    chunks_of,
     function_of,
-    product,
     rms_norm,
     sum_over_ranks,
 )
 from qualification.model.forward.checkpoint import CheckpointError, Reading
+from qualification.model.forward.matrix import Inputs, Matrix
 from qualification.model.forward.mixture import GatedWeights, feed, gate_of, mixed, route, unpack_mxfp4
 from qualification.model.forward.rotation import rotate
 from qualification.model.forward.sentences import MixtureSentence, NormOrder, Scoring, Sentence
+
+_SCALES = ("weight_scale", "weight_scale_inv")  # both are multiplied by, whatever they are called
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +72,13 @@ class LayerReference:
 
     def heads(self, read: Bounded, positions: Tensor) -> tuple[Bounded, Bounded, Bounded]:
         """Return q [T, heads, d], k and v [T, kv_heads, d], queries and keys normed and rotated."""
-        attention = self.attention
+        attention, inputs = self.attention, Inputs(self.config.formats.qkv.name)
         if self.sentence.is_merged:
-            merged = self._linear(read, "self_attn.qkv_proj")
+            merged = self._linear(read, "self_attn.qkv_proj", inputs)
             ends = attention.query_size, attention.query_size + attention.kv_size
             parts = [merged.columns(own) for own in (slice(ends[0]), slice(*ends), slice(ends[1], None))]
         else:
-            parts = [self._linear(read, f"self_attn.{name}_proj") for name in "qkv"]
+            parts = [self._linear(read, f"self_attn.{name}_proj", inputs) for name in "qkv"]
         q, k, v = (self.precision.rounded(part) for part in parts)
         turned = []
         for part, name in ((q, "q"), (k, "k")):
@@ -101,13 +102,14 @@ class LayerReference:
 
     def after_attention(self, residual: Bounded, out: Bounded) -> Bounded:
         """Return the residual behind attention, of the one before and attention's output [T, heads, d]."""
-        flat, weight = out.changed(lambda it: it.flatten(1)), self._weight("self_attn.o_proj.weight")
+        flat = out.changed(lambda it: it.flatten(1))
+        weight = self._matrix("self_attn.o_proj", Inputs(self.config.formats.output.name))
         size = flat.truth.shape[1] // self.ranks
         parts = []
         for rank in range(self.ranks):
             own = slice(rank * size, (rank + 1) * size)
             bias = self._bias("self_attn.o_proj") if rank == 0 else None
-            part = product(flat.columns(own), chunks_of(weight[:, own]), bias, self.precision)
+            part = weight.columns(own).product(flat.columns(own), bias, self.precision)
             parts.append(self.precision.rounded(part))
         return self._added(residual, sum_over_ranks(parts, self.precision), "post_attention_layernorm")
 
@@ -176,20 +178,27 @@ class LayerReference:
     def _in_heads(self, it: Tensor) -> Tensor:
         return it.reshape(it.shape[0], -1, self.attention.head_dim)
 
-    def _linear(self, x: Bounded, name: str) -> Bounded:
-        return product(x, chunks_of(self._weight(f"{name}.weight")), self._bias(name), self.precision)
+    def _linear(self, x: Bounded, name: str, inputs: Inputs = Inputs.AS_THEY_ARE) -> Bounded:
+        return self._matrix(name, inputs).product(x, self._bias(name), self.precision)
 
     def _gated(self, name: str) -> GatedWeights:
+        inputs, of_down = (Inputs(it.name) for it in (self.config.formats.gate_up, self.config.formats.down))
+        down = self._matrix(f"{name}.down_proj", of_down)
         if self.sentence.is_merged:
-            gate, up = self._weight(f"{name}.gate_up_proj.weight").chunk(2)
-            return GatedWeights(gate, up, self._weight(f"{name}.down_proj.weight"))
-        weights = (self._weight(f"{name}.{part}_proj.weight") for part in ("gate", "up", "down"))
-        biases = (self._bias(f"{name}.{part}_proj") for part in ("gate", "up", "down"))
-        return GatedWeights(*weights, *biases)
+            both = self._matrix(f"{name}.gate_up_proj", inputs)
+            half = both.num_rows // 2
+            return GatedWeights(both.rows(slice(half)), both.rows(slice(half, None)), down)
+        gate, up = (self._matrix(f"{name}.{part}_proj", inputs) for part in ("gate", "up"))
+        return GatedWeights(gate, up, down, *(self._bias(f"{name}.{part}_proj") for part in ("gate", "up", "down")))
 
-    def _weight(self, name: str) -> Tensor:
-        """Return a tensor in the dtype that it is served in."""
-        return self.stored(name).to(self.precision.dtype)
+    def _matrix(self, name: str, inputs: Inputs) -> Matrix:
+        """Return a product's weight, in the dtype that it is served in or in 8 bits."""
+        values = self.stored(f"{name}.weight")
+        if inputs is Inputs.AS_THEY_ARE:
+            return Matrix(values.to(self.precision.dtype))
+        scale = next((it for it in _SCALES if f"{name}.{it}" in self.tensors), _SCALES[0])
+        input_scale = self.stored(f"{name}.input_scale") if inputs is Inputs.ALL else None
+        return Matrix.of_file(values, self.stored(f"{name}.{scale}"), inputs, input_scale)
 
     def stored(self, name: str) -> Tensor:
         """Return a tensor as the checkpoint has it. Raises CheckpointError."""
@@ -219,10 +228,11 @@ class _Experts:
         names, dtype = self.names, self.layer.precision.dtype
         if not names.is_interleaved:
             parts = (names.gate, names.up, names.down)
-            return GatedWeights(
-                *(self.layer.stored(f"{names.experts}.{expert}.{part}.weight").to(dtype) for part in parts)
+            gate, up, down = (
+                Matrix(self.layer.stored(f"{names.experts}.{expert}.{part}.weight").to(dtype)) for part in parts
             )
-        gate_up, down = (self._matrix(f"{names.experts}.{part}", expert) for part in ("gate_up_proj", "down_proj"))
+            return GatedWeights(gate, up, down)
+        gate_up, outward = (self._matrix(f"{names.experts}.{part}", expert) for part in ("gate_up_proj", "down_proj"))
         biases: list[Tensor | None] = [None, None]
         for index, part in enumerate(("gate_up_proj", "down_proj")):
             name = f"{names.experts}.{part}_bias"
@@ -230,7 +240,8 @@ class _Experts:
                 biases[index] = self.layer.stored(name)[expert].to(dtype).double()
         inner, outer = biases
         of_gate, of_up = (None, None) if inner is None else (inner[0::2], inner[1::2])
-        return GatedWeights(gate_up[0::2], gate_up[1::2], down, of_gate, of_up, outer)
+        gate, up, down = (Matrix(it) for it in (gate_up[0::2], gate_up[1::2], outward))
+        return GatedWeights(gate, up, down, of_gate, of_up, outer)
 
     def _matrix(self, name: str, expert: int) -> Tensor:
         """Return one expert's matrix [out, in]: stored transposed, or in blocks of mxfp4."""

@@ -17,10 +17,9 @@ from qualification.model.forward.bounded import (
     Bounded,
     Precision,
     U,
-    chunks_of,
     function_of,
-    product,
 )
+from qualification.model.forward.matrix import Matrix
 from qualification.model.forward.sentences import Scoring
 
 Gate = Callable[[Tensor, Tensor], Tensor]
@@ -32,25 +31,24 @@ _SCALE_BIAS = 127
 class GatedWeights:
     """down(activation(gate) * up): gate and up [I, H], down [H, I], each with a bias or None (fp64)."""
 
-    gate: Tensor
-    up: Tensor
-    down: Tensor
+    gate: Matrix
+    up: Matrix
+    down: Matrix
     gate_bias: Tensor | None = None
     up_bias: Tensor | None = None
     down_bias: Tensor | None = None
 
     def part(self, rank: int, world: int) -> "GatedWeights":
         """Return the columns of one of `world` ranks; the bias behind them is added once."""
-        size = self.gate.shape[0] // world
+        size = self.gate.num_rows // world
         own = slice(rank * size, (rank + 1) * size)
 
         def cut(bias: Tensor | None) -> Tensor | None:
             return None if bias is None else bias[own]
 
         bias = self.down_bias if rank == 0 else None
-        return GatedWeights(
-            self.gate[own], self.up[own], self.down[:, own], cut(self.gate_bias), cut(self.up_bias), bias
-        )
+        gate, up, down = self.gate.rows(own), self.up.rows(own), self.down.columns(own)
+        return GatedWeights(gate, up, down, cut(self.gate_bias), cut(self.up_bias), bias)
 
 
 def gate_of(activation: object) -> Gate:
@@ -77,11 +75,11 @@ def _clamped(alpha: float, limit: float) -> Gate:
 def feed(x: Bounded, weights: GatedWeights, gated: Gate, precision: Precision) -> Bounded:
     """Return down(activation(gate) * up), rounded; gate and up may be rounded before."""
     gate, up = (
-        precision.rounded(product(x, chunks_of(weight), bias, precision))
+        precision.rounded(weight.product(x, bias, precision))
         for weight, bias in ((weights.gate, weights.gate_bias), (weights.up, weights.up_bias))
     )
     inner = function_of((gate, up), gated, precision)
-    return precision.rounded(product(inner, chunks_of(weights.down), weights.down_bias, precision))
+    return precision.rounded(weights.down.product(inner, weights.down_bias, precision))
 
 
 @dataclass(frozen=True, slots=True)

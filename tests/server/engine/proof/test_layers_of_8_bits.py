@@ -1,0 +1,121 @@
+"""Layers whose weights have 8 bits beside the plain forward pass, which rounds weights' inputs by the definition."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from server.settings import DtypeChoice
+from support.engine.checked_layers import CheckedLayers, Tensors, edited
+from support.models.served_families import saved
+
+SIZES = {
+    "hidden_size": 192, "intermediate_size": 384, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 64,
+}  # fmt: skip
+STATIC = {"quant_method": "fp8", "activation_scheme": "static"}
+KINDS: dict[str, dict[str, object]] = {
+    "blocks": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+    "rows": {"quant_method": "fp8", "modules_to_not_convert": ["model.layers.0.mlp"]},
+    "static": STATIC,
+}
+
+
+def in_8_bits(kind: str) -> Callable[[Tensors], Tensors]:
+    """Give each product codes and scales."""
+
+    def change(tensors: Tensors) -> Tensors:
+        found = dict(tensors)
+        for name, values in tensors.items():
+            if not name.endswith("_proj.weight") or (kind == "rows" and "layers.0.mlp" in name):
+                continue
+            step = 128 if kind == "blocks" else 10**6
+            tops, lefts = range(0, values.shape[0], step), range(0, values.shape[1], step)
+            codes, scales = torch.empty(values.shape, dtype=torch.float8_e4m3fn), torch.empty(len(tops), len(lefts))
+            for i, top in enumerate(tops):
+                for j, left in enumerate(lefts):
+                    # Blocks differ in size, so that another one's scale shows.
+                    block = values[top : top + step, left : left + step].float() * (1 + (i + 2 * j) % 3)
+                    scales[i, j] = block.abs().max() / 448
+                    codes[top : top + step, left : left + step] = (block / scales[i, j]).to(torch.float8_e4m3fn)
+            product = name.removesuffix(".weight")
+            found[name] = codes
+            if kind == "blocks":
+                found[f"{product}.weight_scale_inv"] = scales
+            else:
+                found[f"{product}.weight_scale"] = scales.reshape(())
+            if kind == "static":
+                found[f"{product}.input_scale"] = torch.tensor(0.004)
+        return found
+
+    return change
+
+
+def made(folder: Path, kind: str, dtype: DtypeChoice = DtypeChoice.FP32) -> CheckedLayers:
+    saved(folder / "plain", "qwen3", **SIZES)
+    return CheckedLayers.made(
+        edited(folder / "plain", folder / kind, {"quantization_config": KINDS[kind]}, in_8_bits(kind)), dtype
+    )
+
+
+@pytest.mark.parametrize("dtype", [DtypeChoice.FP32, DtypeChoice.BF16])
+@pytest.mark.parametrize("kind", KINDS)
+def test_layers_of_8_bits_are_proven(kind: str, dtype: DtypeChoice, tmp_path: Path) -> None:
+    found = made(tmp_path, kind, dtype).check()
+    assert found.first is None, str(found.first)
+    assert found.largest.factor > 0.01
+
+
+def replaced(part: str, change: Callable[[Tensor], Tensor]) -> Callable[[Tensors], Tensors]:
+    return lambda tensors: {name: change(it) if name.endswith(part) else it for name, it in tensors.items()}
+
+
+def other_bits(codes: Tensor) -> Tensor:
+    """Read codes as if they had two bits behind the first one, and 5 of exponents."""
+    return codes.view(torch.float8_e5m2).float().clamp(-448, 448).to(torch.float8_e4m3fn)
+
+
+FAULTS: dict[str, tuple[str, str, Callable[[Tensors], Tensors]]] = {
+    "scale of the neighbour block": (
+        "blocks", "residual behind attention", replaced("0.self_attn.o_proj.weight_scale_inv", lambda it: it.roll(1, 1))
+    ),
+    "scales by the other dim's stride": (
+        "blocks", "residual behind the feed-forward",
+        replaced("0.mlp.down_proj.weight_scale_inv", lambda it: it.T.reshape(it.shape).contiguous()),
+    ),
+    "last block without its scale": (
+        "blocks", "residual behind the feed-forward",
+        replaced("0.mlp.down_proj.weight_scale_inv", lambda it: torch.cat((it[:, :-1], torch.ones(len(it), 1)), 1)),
+    ),
+    "reciprocal of a scale": ("rows", "values", replaced("v_proj.weight_scale", lambda it: 1 / it)),
+    "codes of another kind": ("rows", "residual behind attention", replaced("o_proj.weight", other_bits)),
+    "scale of inputs of another product": (
+        "static", "residual behind attention", replaced("o_proj.input_scale", lambda it: it * 1.5)
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("dtype", [DtypeChoice.FP32, DtypeChoice.BF16])
+def test_a_wrong_scale_or_code_is_seen_and_named(name: str, dtype: DtypeChoice, tmp_path: Path) -> None:
+    kind, section, change = FAULTS[name]
+    model = made(tmp_path, kind, dtype)
+    found = model.check(model.decoder_of(edited(model.subject.folder, tmp_path / "wrong", None, change)))
+    assert found.first is not None
+    assert found.first.section == section
+    assert found.first.factor > 1.5
+
+
+def test_inputs_that_are_not_rounded_are_seen(tmp_path: Path) -> None:
+    model = made(tmp_path, "rows")
+
+    def widened(tensors: Tensors) -> Tensors:
+        scales = {name: tensors[f"{name}_scale"] for name in tensors if f"{name}_scale" in tensors}
+        plain = {name: tensors[name].float() * scale for name, scale in scales.items()}
+        return {name: it for name, it in (tensors | plain).items() if not name.endswith("_scale")}
+
+    plain = edited(model.subject.folder, tmp_path / "wide", {"quantization_config": None}, widened)
+    found = model.check(model.decoder_of(plain))
+    assert found.first is not None
+    assert found.first.section == "queries"
