@@ -18,13 +18,19 @@ TENSORS = TensorNames(experts=ExpertNames(shared="mlp.shared_experts"))
 
 
 def read_config(fields: Fields) -> ModelConfig:
+    has_norms = fields.flag("use_qk_norm", False)
+    return read_glm_mixture(fields, "glm4_moe", QKNorm.EACH_HEAD if has_norms else QKNorm.NONE)
+
+
+def read_glm_mixture(fields: Fields, family: str, qk_norm: QKNorm) -> ModelConfig:
+    """Read all but what sets GLM's families with experts apart. Raises ModelConfigError."""
     num_dense = fields.count("first_k_dense_replace", 1)
     return read_like_llama(
         fields.or_else(partial_rotary_factor=0.5),
-        "glm4_moe",
+        family,
         norm_eps=1e-5,
         rope=_read_rope,
-        qk_norm=QKNorm.EACH_HEAD if fields.flag("use_qk_norm", False) else QKNorm.NONE,
+        qk_norm=qk_norm,
         attention_bias=fields.flag("attention_bias", False),
         feed_forwards=partial(read_mixtures, read_experts=_read_experts, has_experts=lambda layer: layer >= num_dense),
     )
@@ -51,9 +57,10 @@ def _read_experts(fields: Fields) -> ExpertsConfig:
     return ExpertsConfig(width, routing, activation, has_correction_bias=True, shared=shared)
 
 
-KEYS = family_keys(
-    "attention_bias use_qk_norm first_k_dense_replace moe_intermediate_size n_group topk_group n_routed_experts "
-    "n_shared_experts norm_topk_prob num_experts_per_tok routed_scaling_factor",
-    without_effect="num_nextn_predict_layers num_mtp_layers output_router_logits router_aux_loss_coef",
+READ = (
+    "attention_bias first_k_dense_replace moe_intermediate_size n_group topk_group n_routed_experts "
+    "n_shared_experts norm_topk_prob num_experts_per_tok routed_scaling_factor"
 )
+WITHOUT_EFFECT = "num_nextn_predict_layers num_mtp_layers output_router_logits router_aux_loss_coef"
+KEYS = family_keys(f"{READ} use_qk_norm", without_effect=WITHOUT_EFFECT)
 GLM4_MOE = Family("glm4_moe", ("Glm4MoeForCausalLM",), read_config, KEYS, TENSORS, has_more_layers=True)

@@ -71,6 +71,35 @@ IMAGE_MODELS: tuple[ImageModel, ...] = (
             without_effect="image_token_id video_token_id vision_token_id vision_start_token_id vision_end_token_id",
         ),
     ),
+    *(
+        ImageModel(
+            model_type,
+            (architecture,),
+            (f"{model_type}_text",),
+            _RENAMED,
+            _VISUAL,
+            family_keys(
+                "text_config vision_config",
+                without_effect="image_token_id video_token_id vision_start_token_id vision_end_token_id",
+            ),
+        )
+        for model_type, architecture in (
+            ("qwen3_vl", "Qwen3VLForConditionalGeneration"),
+            ("qwen3_vl_moe", "Qwen3VLMoeForConditionalGeneration"),
+        )
+    ),
+    ImageModel(
+        "glm4v_moe",
+        ("Glm4vMoeForConditionalGeneration",),
+        ("glm4v_moe_text",),
+        _RENAMED,
+        _VISUAL,
+        family_keys(
+            "text_config vision_config",
+            without_effect="image_token_id video_token_id image_start_token_id image_end_token_id "
+            "video_start_token_id video_end_token_id",
+        ),
+    ),
     ImageModel(
         "mistral3",
         ("Mistral3ForConditionalGeneration",),

@@ -5,6 +5,7 @@ from qualification.model.families.family import Family
 from qualification.model.families.gemma2 import GEMMA2
 from qualification.model.families.gemma3 import GEMMA3
 from qualification.model.families.glm4_moe import GLM4_MOE
+from qualification.model.families.glm4v_moe import GLM4V_MOE_TEXT
 from qualification.model.families.gpt_oss import GPT_OSS
 from qualification.model.families.granite import GRANITE
 from qualification.model.families.llama import LLAMA
@@ -18,6 +19,8 @@ from qualification.model.families.qwen2_5_vl import QWEN2_5_VL, QWEN2_5_VL_TEXT
 from qualification.model.families.qwen2_moe import QWEN2_MOE
 from qualification.model.families.qwen3 import QWEN3
 from qualification.model.families.qwen3_moe import QWEN3_MOE
+from qualification.model.families.qwen3_vl import QWEN3_VL_TEXT
+from qualification.model.families.qwen3_vl_moe import QWEN3_VL_MOE_TEXT
 from qualification.model.families.seed_oss import SEED_OSS
 from qualification.model.families.smollm3 import SMOLLM3
 from qualification.model.fields import ModelConfigError
@@ -27,6 +30,7 @@ KNOWN: tuple[Family, ...] = (
     GEMMA2,
     GEMMA3,
     GLM4_MOE,
+    GLM4V_MOE_TEXT,
     GPT_OSS,
     GRANITE,
     LLAMA,
@@ -41,6 +45,8 @@ KNOWN: tuple[Family, ...] = (
     QWEN2_MOE,
     QWEN3,
     QWEN3_MOE,
+    QWEN3_VL_TEXT,
+    QWEN3_VL_MOE_TEXT,
     SEED_OSS,
     SMOLLM3,
 )

@@ -226,12 +226,14 @@ class _Experts:
 
     def _whole(self, expert: int) -> GatedWeights:
         names, dtype = self.names, self.layer.precision.dtype
-        if not names.is_interleaved:
+        if not names.is_interleaved and not names.is_joined:
             parts = (names.gate, names.up, names.down)
             gate, up, down = (
                 Matrix(self.layer.stored(f"{names.experts}.{expert}.{part}.weight").to(dtype)) for part in parts
             )
             return GatedWeights(gate, up, down)
+        if names.is_joined:
+            return self._joined(expert)
         gate_up, outward = (self._matrix(f"{names.experts}.{part}", expert) for part in ("gate_up_proj", "down_proj"))
         biases: list[Tensor | None] = [None, None]
         for index, part in enumerate(("gate_up_proj", "down_proj")):
@@ -242,6 +244,20 @@ class _Experts:
         of_gate, of_up = (None, None) if inner is None else (inner[0::2], inner[1::2])
         gate, up, down = (Matrix(it) for it in (gate_up[0::2], gate_up[1::2], outward))
         return GatedWeights(gate, up, down, of_gate, of_up, outer)
+
+    def _joined(self, expert: int) -> GatedWeights:
+        """Return an expert whose tensors are [hidden, 2 width] and [width, hidden], or both transposed."""
+        gate_up, down = (
+            self.layer.stored(f"{self.names.experts}.{part}")[expert].to(self.layer.precision.dtype)
+            for part in ("gate_up_proj", "down_proj")
+        )
+        hidden = self.layer.model.hidden_size
+        is_square = down.shape[0] == down.shape[1]
+        is_transposed = gate_up.shape[0] == hidden if is_square else down.shape[1] == hidden
+        if is_transposed:
+            gate_up, down = gate_up.T, down.T
+        gate, up = gate_up.chunk(2)
+        return GatedWeights(Matrix(gate), Matrix(up), Matrix(down))
 
     def _matrix(self, name: str, expert: int) -> Tensor:
         """Return one expert's matrix [out, in]: stored transposed, or in blocks of mxfp4."""

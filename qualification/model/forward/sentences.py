@@ -30,6 +30,7 @@ class MixtureSentence:
 
     scores          None: softmax over all, or over the chosen ones where config.json says norm_topk_prob
     is_interleaved  whether all experts are one tensor in which gate and up alternate
+    is_joined       whether all experts are one tensor in which up follows gate, transposed or not
     """
 
     router: str
@@ -41,6 +42,7 @@ class MixtureSentence:
     shared_gate: str | None = None
     scores: Scoring | None = None
     is_interleaved: bool = False
+    is_joined: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,9 @@ SENTENCES: dict[str, Sentence] = {
     "glm4_moe": Sentence(
         mixture=MixtureSentence("mlp.gate", "mlp.experts", shared="mlp.shared_experts", scores=Scoring.SIGMOID),
     ),
+    "glm4v_moe_text": Sentence(
+        mixture=MixtureSentence("mlp.gate", "mlp.experts", shared="mlp.shared_experts", scores=Scoring.SIGMOID),
+    ),
     "gpt_oss": Sentence(
         has_sinks=True,
         mixture=MixtureSentence("mlp.router", "mlp.experts", scores=Scoring.SOFTMAX_OF_CHOSEN, is_interleaved=True),
@@ -93,6 +98,10 @@ SENTENCES: dict[str, Sentence] = {
     "qwen2_moe": Sentence(mixture=_QWEN_MIXTURE),
     "qwen3": Sentence(),
     "qwen3_moe": Sentence(mixture=MixtureSentence("mlp.gate", "mlp.experts")),
+    "qwen3_vl_text": Sentence(),
+    "qwen3_vl_moe_text": Sentence(
+        mixture=MixtureSentence("mlp.gate", "mlp.experts", scores=Scoring.SOFTMAX_OF_CHOSEN, is_joined=True)
+    ),
     "seed_oss": Sentence(),
     "smollm3": Sentence(),
 }

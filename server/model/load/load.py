@@ -37,6 +37,7 @@ from server.model.load.checkpoint import (
 )
 from server.model.load.folder import check_folder
 from server.model.load.interleaved import interleaved_pieces, interleaved_tensors
+from server.model.load.joined import joined_pieces, joined_tensors
 from server.model.load.json_file import read_object
 from server.model.load.pooling import MODULES_FILE
 from server.model.load.shards import empty_shard, pieces_of
@@ -190,6 +191,7 @@ def load_shard(
     with torch.inference_mode():
         weights = empty_shard(shard, dtype, device)
         pieces = pieces_of(weights, shard, _names(family)) + interleaved_pieces(weights, shard, _names(family))
+        pieces += joined_pieces(weights, shard, _names(family), entries)
         if load_format is LoadFormat.DUMMY:
             for piece in pieces:
                 seed = zlib.crc32(f"{piece.name} {piece.first_row} {piece.first_column}".encode())
@@ -225,7 +227,7 @@ def check_checkpoint(folder: Path, config: ModelConfig, load_format: LoadFormat)
     wanted = {
         name: Wanted(tuple(it.values.shape), it.values.dtype, is_scale=it.is_scale) for name, it in on_paper.items()
     }
-    wanted |= interleaved_tensors(config, _names(family))
+    wanted |= interleaved_tensors(config, _names(family)) | joined_tensors(config, _names(family), entries)
     if family.has_more_layers:
         entries = {name: entry for name, entry in entries.items() if not _is_behind(name, config.num_layers)}
     tolerated = (*family.tolerated, _HEAD) if config.tie_embeddings else family.tolerated

@@ -23,6 +23,7 @@ from support.models.tiny_families import (
     longrope,
     prompt,
     reference_logits,
+    save_joined,
     save_mxfp4,
     save_reference,
 )
@@ -71,6 +72,14 @@ def test_reference_reads_the_text_part_of_image_models(kind: str, as_published: 
     model.save_pretrained(tmp_path, save_original_format=as_published)
     found = logits_of(tmp_path, load_config(tmp_path), 40)
     assert (found - reference_logits(model, prompt(40))).abs().max() <= FAR
+
+
+@pytest.mark.parametrize("width", [20, 16, 32])  # of the hidden size 32: the shape of one tensor may tell nothing
+@pytest.mark.parametrize("as_published", [True, False])
+def test_reference_reads_joined_experts_in_both_layouts(width: int, as_published: bool, tmp_path: Path) -> None:
+    model = save_joined(tmp_path, as_published=as_published, moe_intermediate_size=width)
+    found = logits_of(tmp_path, load_config(tmp_path), 20)
+    assert (found - reference_logits(model, prompt(20))).abs().max() <= FAR
 
 
 def test_every_served_family_has_its_sentence() -> None:

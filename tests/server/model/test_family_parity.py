@@ -31,6 +31,7 @@ from support.models.tiny_families import (
     longrope,
     prompt,
     reference_logits,
+    save_joined,
     save_mxfp4,
     save_reference,
 )
@@ -62,6 +63,15 @@ def test_the_text_part_of_an_image_model_is_served(kind: str, as_published: bool
     reference.save_pretrained(tmp_path, save_original_format=as_published)
     token_ids = prompt(NUM_TOKENS)
     logits = PagedRunner(load(tmp_path)).logits(token_ids, [7, NUM_TOKENS - 7])
+    assert (logits - reference_logits(reference, token_ids)).abs().max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("width", [20, 16, 32])  # of the hidden size 32: the shape of one tensor may tell nothing
+@pytest.mark.parametrize("as_published", [True, False])
+def test_joined_experts_are_read_in_both_layouts(width: int, as_published: bool, tmp_path: Path) -> None:
+    reference = save_joined(tmp_path, as_published=as_published, moe_intermediate_size=width)
+    token_ids = prompt(40)
+    logits = PagedRunner(load(tmp_path)).logits(token_ids, [7, 33])
     assert (logits - reference_logits(reference, token_ids)).abs().max() <= TOLERANCE
 
 

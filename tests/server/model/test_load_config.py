@@ -144,7 +144,7 @@ def test_the_tokenizers_own_end_token_ends_answers_too(text: str, expected: tupl
     [
         (
             {"model_type": "mamba"},
-            "model_type 'mamba' is not supported; supported: gemma2, gemma3_text, glm4_moe, gpt_oss, granite, llama",
+            "model_type 'mamba' is not supported; supported: .*gemma2, gemma3_text, .*granite, .*llama",
         ),
         ({"model_type": None}, "model_type None is not supported"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "supported: LlamaForCausalLM"),

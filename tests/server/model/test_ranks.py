@@ -23,6 +23,7 @@ from support.models.tiny_families import (
     SEED,
     SMOLLM,
     load,
+    save_joined,
     save_mxfp4,
     save_reference,
 )
@@ -45,6 +46,7 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "exaone4": ("exaone4", EXAONE_4),
     "one-kv-head": ("mistral", {"sliding_window": None, "num_key_value_heads": 1}),
 }
+JOINED = {"qwen3-vl-moe": True, "qwen3-vl-moe-saved-anew": False}
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +56,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, (family, changes) in MODELS.items():
         save_reference(folder / name, family, changes)
     save_mxfp4(folder / "mxfp4", {"hidden_size": 64, "intermediate_size": 128})
+    for name, as_published in JOINED.items():
+        save_joined(folder / name, as_published=as_published)
     return folder
 
 
@@ -70,7 +74,7 @@ def test_ranks_together_have_the_logits_of_one(world: int, models: Path) -> None
         assert rank.returncode == 0, said
     found = torch.load(models / f"logits-{world}.pt")
     token_ids = torch.randint(97, (sum(CHUNKS),), generator=torch.Generator().manual_seed(3))
-    for name in (*MODELS, "mxfp4"):
+    for name in (*MODELS, *JOINED, "mxfp4"):
         alone = PagedRunner(load(models / name)).logits(token_ids, CHUNKS)
         assert (found[name] - alone).abs().max() <= 1e-4, name
         assert torch.equal(found[name].argmax(dim=1), alone.argmax(dim=1)), name

@@ -18,6 +18,8 @@ from transformers import (
     Gemma3TextConfig,
     Glm4MoeConfig,
     Glm4MoeForCausalLM,
+    Glm4vMoeConfig,
+    Glm4vMoeForConditionalGeneration,
     GptOssConfig,
     GptOssForCausalLM,
     GraniteConfig,
@@ -49,6 +51,10 @@ from transformers import (
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
+    Qwen3VLMoeConfig,
+    Qwen3VLMoeForConditionalGeneration,
     SeedOssConfig,
     SeedOssForCausalLM,
     SmolLM3Config,
@@ -265,6 +271,16 @@ def reference_logits(model: PreTrainedModel, token_ids: Tensor) -> Tensor:
 
 VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 INTERN_VISION = {**VISION, "image_size": [28, 28], "patch_size": [14, 14]}
+SECTIONS: dict[str, object] = {"rope_type": "default", "rope_theta": 500.0, "mrope_section": [2, 1, 1]}
+QWEN_VISION: dict[str, object] = {
+    "depth": 1,
+    "hidden_size": 16,
+    "num_heads": 2,
+    "intermediate_size": 16,
+    "out_hidden_size": 32,
+    "deepstack_visual_indexes": [0],
+    "num_position_embeddings": 16,
+}
 IMAGE_MODELS: dict[str, tuple[type, type, dict[str, object], dict[str, object]]] = {
     "gemma3": (
         Gemma3Config,
@@ -276,6 +292,24 @@ IMAGE_MODELS: dict[str, tuple[type, type, dict[str, object], dict[str, object]]]
         Qwen2_5_VLConfig,
         Qwen2_5_VLForConditionalGeneration,
         {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "mrope_section": [2, 1, 1]}},
+        {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16, "out_hidden_size": 32},
+    ),
+    "qwen3 vl": (
+        Qwen3VLConfig,
+        Qwen3VLForConditionalGeneration,
+        {"head_dim": 12, "rope_parameters": {**SECTIONS, "mrope_interleaved": True}},
+        QWEN_VISION,
+    ),
+    "qwen3 vl, moe": (
+        Qwen3VLMoeConfig,
+        Qwen3VLMoeForConditionalGeneration,
+        {**QWEN_3_MOE, "rope_parameters": {**SECTIONS, "mrope_interleaved": True}, "mlp_only_layers": [1]},
+        QWEN_VISION,
+    ),
+    "glm4v, moe": (
+        Glm4vMoeConfig,
+        Glm4vMoeForConditionalGeneration,
+        {**GLM, "head_dim": 16, "rope_parameters": {**SECTIONS, "partial_rotary_factor": 0.5}},
         {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16, "out_hidden_size": 32},
     ),
     "mistral 3": (
@@ -308,5 +342,19 @@ IMAGE_MODELS: dict[str, tuple[type, type, dict[str, object], dict[str, object]]]
 # mixture's experts in tensors that are not served.
 IMAGE_CASES = [
     *((kind, True) for kind in IMAGE_MODELS),
-    *((kind, False) for kind in IMAGE_MODELS if "moe" not in kind),
+    *((kind, False) for kind in IMAGE_MODELS if "_moe" not in kind and not kind.startswith("glm4v")),
 ]
+
+
+def save_joined(folder: Path, *, as_published: bool, **changes: object) -> PreTrainedModel:
+    """A Qwen 3 VL with experts, whose tensors are transposed as in the published files, or as transformers saves."""
+    config_class, model_class, text, vision = IMAGE_MODELS["qwen3 vl, moe"]
+    torch.manual_seed(0)
+    config = config_class(text_config={**TINY, **text, **changes}, vision_config=vision, tie_word_embeddings=False)
+    model: PreTrainedModel = model_class(config).eval()
+    model.save_pretrained(folder)
+    if as_published:
+        tensors = load_file(folder / "model.safetensors")
+        experts = {name: it.mT.contiguous() for name, it in tensors.items() if ".mlp.experts." in name}
+        save_file(tensors | experts, folder / "model.safetensors")
+    return model
