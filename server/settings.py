@@ -41,6 +41,11 @@ class LoadFormat(Enum):
     DUMMY = "dummy"  # random weights of the model's shapes
 
 
+class Quantization(Enum):
+    AUTO = "auto"  # as the checkpoint is
+    FP8 = "fp8"
+
+
 class GenerationConfig(Enum):
     AUTO = "auto"
     NONE = "none"
@@ -172,6 +177,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         ),
     ] = DtypeChoice.AUTO
     kv_dtype: Annotated[DtypeChoice, Meta(description="of the KV cache; auto: the model's dtype")] = DtypeChoice.AUTO
+    quantization: Annotated[
+        Quantization,
+        Meta(
+            description="fp8: round the dense products of a checkpoint that is not quantised to 8 bits while it is "
+            "loaded, weights by row, inputs by token; auto: the weights are as the checkpoint has them"
+        ),
+    ] = Quantization.AUTO
     generation_config: Annotated[
         GenerationConfig,
         Meta(

@@ -236,6 +236,7 @@ class ModelConfig:
     logits_divisor: float = 1.0
     logits_softcap: float | None = None
     has_image_spans: bool = False  # prompts may hold images, whose tokens see each other both ways
+    rounds_at_load: bool = False  # the checkpoint has plain products, which become those of `formats` when it is loaded
 
     @property
     def num_layers(self) -> int:

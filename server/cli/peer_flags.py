@@ -50,7 +50,6 @@ WITHOUT_FLAG: Mapping[str, str] = {
     "--max-loras": _NO_ADAPTERS,
     "--no-enable-log-requests": "prompts and answers are never logged",
     "--pipeline-parallel-size": "only --tensor-parallel-size shares a model among GPUs",
-    "--quantization": "the checkpoint says how it is quantised (docs/quantization.md)",
     "--speculative-config": "speculative decoding is not implemented",
     "--ssl-certfile": "the server speaks plain HTTP, put a proxy with TLS in front",
     "--ssl-keyfile": "the server speaks plain HTTP, put a proxy with TLS in front",

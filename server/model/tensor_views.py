@@ -24,30 +24,36 @@ def checkpoint_views(weights: Weights, config: ModelConfig, names: TensorNames) 
     if not config.tie_embeddings:
         views |= {f"lm_head.{word}": stored for word, stored in weights.head.weight.stored.items()}
     for index, (layer, layer_config) in enumerate(zip(weights.layers, config.layers, strict=True)):
-        prefix = f"model.layers.{index}"
-        norms = (
-            (names.before_attention, layer.attention_norm),
-            (names.after_attention, layer.norm_after_attention),
-            (names.before_feed_forward, layer.feed_forward_norm),
-            (names.after_feed_forward, layer.norm_after_feed_forward),
-            ("self_attn.q_norm", layer.q_norm),
-            ("self_attn.k_norm", layer.k_norm),
-        )
-        views |= {f"{prefix}.{name}.weight": StoredTensor(norm) for name, norm in norms if norm is not None}
-        if layer.sinks is not None:
-            views[f"{prefix}.self_attn.sinks"] = StoredTensor(layer.sinks)
-        try:
-            linears = _linears(layer, layer_config, names)
-        except ValueError as error:
-            raise ModelError(f"{prefix}: {error}") from error
-        if isinstance(layer.feed_forward, MixtureWeights) and layer.feed_forward.correction_bias is not None:
-            assert names.experts is not None, "the family has mixtures"
-            bias = StoredTensor(layer.feed_forward.correction_bias)
-            views[f"{prefix}.{names.experts.correction_bias}"] = bias
-        for name, linear in linears.items():
-            views |= {f"{prefix}.{name}.{word}": stored for word, stored in linear.weight.stored.items()}
-            if linear.bias is not None:
-                views[f"{prefix}.{name}.bias"] = StoredTensor(linear.bias)
+        views |= layer_views(index, layer, layer_config, names)
+    return views
+
+
+def layer_views(index: int, layer: LayerWeights, config: LayerConfig, names: TensorNames) -> dict[str, StoredTensor]:
+    """Return the views of one layer's tensors. Raises ModelError likewise."""
+    prefix = f"model.layers.{index}"
+    norms = (
+        (names.before_attention, layer.attention_norm),
+        (names.after_attention, layer.norm_after_attention),
+        (names.before_feed_forward, layer.feed_forward_norm),
+        (names.after_feed_forward, layer.norm_after_feed_forward),
+        ("self_attn.q_norm", layer.q_norm),
+        ("self_attn.k_norm", layer.k_norm),
+    )
+    views = {f"{prefix}.{name}.weight": StoredTensor(norm) for name, norm in norms if norm is not None}
+    if layer.sinks is not None:
+        views[f"{prefix}.self_attn.sinks"] = StoredTensor(layer.sinks)
+    try:
+        linears = _linears(layer, config, names)
+    except ValueError as error:
+        raise ModelError(f"{prefix}: {error}") from error
+    if isinstance(layer.feed_forward, MixtureWeights) and layer.feed_forward.correction_bias is not None:
+        assert names.experts is not None, "the family has mixtures"
+        bias = StoredTensor(layer.feed_forward.correction_bias)
+        views[f"{prefix}.{names.experts.correction_bias}"] = bias
+    for name, linear in linears.items():
+        views |= {f"{prefix}.{name}.{word}": stored for word, stored in linear.weight.stored.items()}
+        if linear.bias is not None:
+            views[f"{prefix}.{name}.bias"] = StoredTensor(linear.bias)
     return views
 
 

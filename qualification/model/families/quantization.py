@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
+from kernels.experts.kinds import ExpertFormat
 from kernels.linear.shape import FP8_BLOCKS, FP8_ROWS, FP8_STATIC, PLAIN, WeightFormat
-from qualification.model.config import DenseConfig, LayerConfig, LinearFormats, ModelConfig
+from qualification.model.config import DenseConfig, ExpertsConfig, LayerConfig, LinearFormats, ModelConfig
 from qualification.model.families.family import TensorNames
 from qualification.model.fields import Fields, ModelConfigError
 
@@ -63,6 +64,42 @@ def quantized(model: ModelConfig, quantization: Quantization, names: TensorNames
     if head != PLAIN and not model.tie_embeddings:
         raise ModelConfigError(f"{quantization.source}: a head (lm_head) in {head.name} is not supported")
     return replace(model, layers=layers)
+
+
+def rounded_at_load(model: ModelConfig) -> ModelConfig:
+    """Return the same model, its dense products rounded to 8 bits when it is loaded: a scale a row, and one a token.
+
+    Raises ModelConfigError for a model that is quantised already.
+    """
+    formats = {it for layer in model.layers for it in _each(layer.formats)} - {PLAIN}
+    names = sorted(it.name for it in formats)
+    for layer in model.layers:
+        if isinstance(layer.feed_forward, ExpertsConfig) and layer.feed_forward.format is not ExpertFormat.PLAIN:
+            names = [layer.feed_forward.format.value]
+    if names:
+        raise ModelConfigError(
+            f"--quantization fp8 rounds weights of 16 bits or more, and the checkpoint has {', '.join(names)} already: "
+            "leave the flag out"
+        )
+    return replace(model, rounds_at_load=True, layers=tuple(_all_rounded(layer) for layer in model.layers))
+
+
+def as_stored(model: ModelConfig) -> ModelConfig:
+    """Return the same model as its checkpoint has it."""
+    if not model.rounds_at_load:
+        return model
+    layers = tuple(replace(layer, formats=LinearFormats()) for layer in model.layers)
+    return replace(model, rounds_at_load=False, layers=layers)
+
+
+def _each(formats: LinearFormats) -> tuple[WeightFormat, ...]:
+    return formats.qkv, formats.output, formats.gate_up, formats.down
+
+
+def _all_rounded(layer: LayerConfig) -> LayerConfig:
+    fed = layer.feed_forward
+    of_dense = FP8_ROWS if isinstance(fed, DenseConfig) or fed.shared is not None else PLAIN
+    return replace(layer, formats=LinearFormats(FP8_ROWS, FP8_ROWS, of_dense, of_dense))
 
 
 def _formats_of(prefix: str, layer: LayerConfig, quantization: Quantization, names: TensorNames) -> LinearFormats:

@@ -196,6 +196,8 @@ class LayerReference:
         values = self.stored(f"{name}.weight")
         if inputs is Inputs.AS_THEY_ARE:
             return Matrix(values.to(self.precision.dtype))
+        if self.model.rounds_at_load:
+            return Matrix(values.to(self.precision.dtype), inputs, rounds=True)
         scale = next((it for it in _SCALES if f"{name}.{it}" in self.tensors), _SCALES[0])
         input_scale = self.stored(f"{name}.input_scale") if inputs is Inputs.ALL else None
         return Matrix.of_file(values, self.stored(f"{name}.{scale}"), inputs, input_scale)

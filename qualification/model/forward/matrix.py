@@ -39,12 +39,14 @@ class Matrix:
     inputs       how a product rounds what it is given
     scales       [out, 1], or [out, ceil(in / 128)] of blocks, fp64; None where `values` are its numbers
     input_scale  of all inputs, fp64, where they have one
+    rounds       whether `values` are rounded to 8 bits first, each row of the columns that are taken with its own scale
     """
 
     values: Tensor
     inputs: Inputs = Inputs.AS_THEY_ARE
     scales: Tensor | None = None
     input_scale: Tensor | None = None
+    rounds: bool = False
 
     @classmethod
     def of_file(cls, values: Tensor, scale: Tensor, inputs: Inputs, input_scale: Tensor | None) -> "Matrix":
@@ -91,7 +93,10 @@ class Matrix:
         start = 0
         for rows in chunks_of(self.values)():
             stop = start + rows.shape[0]
-            yield rows if self.scales is None else rows * _spread(self.scales[start:stop], self.num_columns)
+            if self.rounds:
+                yield _rounded_rows(rows.float())
+            else:
+                yield rows if self.scales is None else rows * _spread(self.scales[start:stop], self.num_columns)
             start = stop
 
     def _moved(self, truth: Tensor, off: Tensor) -> Tensor:
@@ -140,6 +145,12 @@ def _rounded(x: Bounded, inputs: Inputs, input_scale: Tensor | None) -> _Rounded
     found = Bounded(truth, _ONE_SIDED * reach * highs, 2 * U * truth.abs())
     is_exact = inputs is Inputs.ALL or not bool(limit.any())
     return _RoundedInputs(found, None if is_exact else torch.maximum(high / scale - 1, 1 - low / scale))
+
+
+def _rounded_rows(rows: Tensor) -> Tensor:
+    """Return rows [n, in] fp32, each rounded with the scale that makes its largest number 448; quotients in fp32."""
+    scales = (rows.abs().amax(dim=1, keepdim=True) / _LARGEST).clamp_min(_LEAST_SCALE)
+    return e4m3((rows / scales).double()) * scales.double()
 
 
 def e4m3(values: Tensor) -> Tensor:

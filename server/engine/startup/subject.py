@@ -22,6 +22,7 @@ from qualification.decision.decision import Decision, Pairs, decisions_of
 from qualification.decision.model_shapes import num_sums
 from qualification.measure.start_plan import Redecide as RedecideAny
 from qualification.model.config import ModelConfig
+from qualification.model.families.quantization import rounded_at_load
 from qualification.model.fields import ModelConfigError
 from qualification.model.shard import TENSOR_PARALLEL_SIZES, Shard, shard_of
 from server.engine.execution.followers import RankIdentity
@@ -42,7 +43,7 @@ from server.model.load.digests import model_digests
 from server.model.load.load import check_checkpoint, load_config, load_shard, resolve_model
 from server.model.load.pooling import read_pooling
 from server.model.ranks import ALONE, Ranks
-from server.settings import LoadFormat, Settings, Task
+from server.settings import LoadFormat, Quantization, Settings, Task
 
 Say = Callable[[str], None]
 
@@ -82,6 +83,11 @@ def read_subject(settings: Settings, rank: int = 0) -> Subject:
         torch.cuda.set_device(device)  # of this process: Triton and NCCL ask for the current one
     folder = resolve_model(settings.model, settings.load_format)
     model, pooling = load_config(folder), read_pooling(folder, settings)
+    if settings.quantization is Quantization.FP8:
+        try:
+            model = rounded_at_load(model)
+        except ModelConfigError as error:
+            raise ModelError(f"{folder}: {error}") from error
     if pooling is not None and pooling.task is Task.EMBED:
         model = replace(model, tie_embeddings=True)  # a head is not needed, and often not saved
     try:

@@ -16,7 +16,7 @@ from kernels.linear.weights import StoredTensor
 from qualification.model.config import LinearFormats, ModelConfig
 from qualification.model.families.family import Family, TensorNames
 from qualification.model.families.image_models import IMAGE_MODELS, image_model_of, text_names
-from qualification.model.families.quantization import CONFIG_KEY, from_file_beside, read_quantization
+from qualification.model.families.quantization import CONFIG_KEY, as_stored, from_file_beside, read_quantization
 from qualification.model.families.reader import check_whole, read_as, text_part, unknown_keys
 from qualification.model.families.registry import FAMILIES, family_named
 from qualification.model.fields import Fields, ModelConfigError
@@ -40,6 +40,7 @@ from server.model.load.interleaved import interleaved_pieces, interleaved_tensor
 from server.model.load.joined import joined_pieces, joined_tensors
 from server.model.load.json_file import read_object
 from server.model.load.pooling import MODULES_FILE
+from server.model.load.rounded import copy_rounded
 from server.model.load.shards import empty_shard, pieces_of
 from server.model.load.tokenizer_files import end_token_ids
 from server.model.tensor_views import checkpoint_views
@@ -190,6 +191,9 @@ def load_shard(
     entries = check_checkpoint(folder, config, load_format)
     with torch.inference_mode():
         weights = empty_shard(shard, dtype, device)
+        if config.rounds_at_load and load_format is not LoadFormat.DUMMY:
+            copy_rounded(entries, weights, shard, _names(family), tenths(progress))
+            return weights.inspected()
         pieces = pieces_of(weights, shard, _names(family)) + interleaved_pieces(weights, shard, _names(family))
         pieces += joined_pieces(weights, shard, _names(family), entries)
         if load_format is LoadFormat.DUMMY:
@@ -219,6 +223,7 @@ def check_checkpoint(folder: Path, config: ModelConfig, load_format: LoadFormat)
     """
     if load_format is LoadFormat.DUMMY:
         return {}
+    config = as_stored(config)
     family, entries = family_named(config.family, str(folder)), _read_named(folder, config)
     if config.tie_embeddings and _HEAD in entries and _EMBEDDING not in entries:
         entries[_EMBEDDING] = entries.pop(_HEAD)

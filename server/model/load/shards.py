@@ -9,10 +9,10 @@ from qualification.model.config import ExpertsConfig
 from qualification.model.families.family import TensorNames
 from qualification.model.shard import LayerShard, Shard
 from server.errors import ModelError
-from server.model.layers import Weights, empty_weights
+from server.model.layers import LayerWeights, Weights, empty_weights
 from server.model.linear import Linear
 from server.model.load.checkpoint import Piece
-from server.model.tensor_views import checkpoint_views
+from server.model.tensor_views import checkpoint_views, layer_views
 
 _LAYERS = "model.layers."
 _Run = tuple[range, int]  # rows of a rank, among so many of their kind
@@ -30,14 +30,28 @@ def empty_shard(shard: Shard, dtype: torch.dtype, device: torch.device) -> Weigh
 
 def pieces_of(weights: Weights, shard: Shard, names: TensorNames) -> list[Piece]:
     """Return the blocks that fill a rank's weights. What is added once, by rank 0, is made zero on the other ranks."""
-    pieces: list[Piece] = []
-    for name, stored in checkpoint_views(weights, shard.local_config, names).items():
-        if name.startswith(_LAYERS):
-            index, _, rest = name.removeprefix(_LAYERS).partition(".")
-            pieces += _of_layer(name, stored, rest, _Splits(shard.layers[int(index)], names), shard.rank)
-        else:
-            first_row = shard.vocabulary.start // stored.rows if name.startswith("lm_head.") else 0
-            pieces.append(Piece(name, stored.values, first_row=first_row))
+    pieces = outer_pieces(weights, shard, names)
+    for index, layer in enumerate(weights.layers):
+        pieces += layer_pieces(index, layer, shard, names)
+    return pieces
+
+
+def outer_pieces(weights: Weights, shard: Shard, names: TensorNames) -> list[Piece]:
+    """Return the blocks that fill the embedding, the last norm and the head."""
+    outer, config = replace(weights, layers=()), replace(shard.local_config, layers=())
+    pieces = []
+    for name, stored in checkpoint_views(outer, config, names).items():
+        first_row = shard.vocabulary.start // stored.rows if name.startswith("lm_head.") else 0
+        pieces.append(Piece(name, stored.values, first_row=first_row))
+    return pieces
+
+
+def layer_pieces(index: int, layer: LayerWeights, shard: Shard, names: TensorNames) -> list[Piece]:
+    """Return the blocks that fill one layer."""
+    pieces, splits = [], _Splits(shard.layers[index], names)
+    for name, stored in layer_views(index, layer, shard.local_config.layers[index], names).items():
+        _, _, within = name.removeprefix(_LAYERS).partition(".")
+        pieces += _of_layer(name, stored, within, splits, shard.rank)
     return pieces
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -29,7 +30,7 @@ from server.engine.scheduling.sequence import Batch
 from server.engine.startup.subject import Subject, kv_cache_of, read_subject
 from server.model.decoder import Decoder
 from server.model.load.load import load_config, load_decoder
-from server.settings import DeviceChoice, DtypeChoice, LoadFormat, Settings
+from server.settings import DeviceChoice, DtypeChoice, LoadFormat, Quantization, Settings
 
 Tensors = dict[str, Tensor]
 NUM_PAGES = 64
@@ -79,9 +80,11 @@ class CheckedLayers:
     runner: ServedLayers
 
     @classmethod
-    def made(cls, folder: Path, dtype: DtypeChoice = DtypeChoice.FP32) -> "CheckedLayers":
+    def made(
+        cls, folder: Path, dtype: DtypeChoice = DtypeChoice.FP32, quantization: Quantization = Quantization.AUTO
+    ) -> "CheckedLayers":
         settings = Settings(model=str(folder), device=DeviceChoice.CPU, dtype=dtype, max_model_len=128, max_num_seqs=8)
-        subject = read_subject(settings)
+        subject = read_subject(msgspec.structs.replace(settings, quantization=quantization))
         torch.set_num_threads(1)  # for tensors this small threads wait for each other
         decoder = load_decoder(
             folder,
