@@ -143,6 +143,11 @@ BASES: dict[str, Base] = {
     "gemma3, images": Base("gemma3 images", {"layer_types": ["sliding_attention", "full_attention"]}),
     "qwen2.5 vl": Base("qwen2.5 vl", {}),
     "qwen2.5 vl, as published": Base("qwen2.5 vl", {}, is_old=True),
+    "qwen3 vl": Base("qwen3 vl", {}),
+    "qwen3 vl, moe": Base("qwen3 vl, moe", {}),
+    "glm4v, moe": Base("glm4v, moe", {}),
+    "mistral 3": Base("mistral 3", {}),
+    "internvl, qwen3": Base("internvl, qwen3", {}),
 }
 MISSING = "(deleted)"
 VALUES: tuple[object, ...] = (MISSING, None, True, False, 0, 1, 2, -1, 0.5, "x", [], {})

@@ -67,5 +67,11 @@ def test_a_key_that_changes_transformers_alone_is_a_failure(tmp_path: Path) -> N
 
 def test_every_family_has_a_base() -> None:
     bases = {base.family for base in BASES.values()}
-    served = {family.model_type.removesuffix("_text").replace("qwen2_5_vl", "qwen2.5 vl") for family in FAMILIES}
+    parts = {
+        "qwen2_5_vl_text": "qwen2.5 vl",
+        "qwen3_vl_text": "qwen3 vl",
+        "qwen3_vl_moe_text": "qwen3 vl, moe",
+        "glm4v_moe_text": "glm4v, moe",
+    }
+    served = {parts.get(family.model_type, family.model_type.removesuffix("_text")) for family in FAMILIES}
     assert served <= bases
