@@ -31,16 +31,17 @@ def read_routing(
     scale: float = 1.0,
     num_experts_missing: int | None = None,
     num_active_missing: int | None = None,
+    num_active: str = "num_experts_per_tok",
 ) -> RoutingConfig:
-    """num_experts   the field with the number of experts. Raises ModelConfigError."""
+    """num_experts, num_active   the fields with the numbers of experts, and of a token's. Raises ModelConfigError."""
     count = fields.integer(num_experts, num_experts_missing)
     num_groups = fields.integer("n_group", 1) if has_groups else 1
     if count % num_groups or (num_groups > 1 and count // num_groups < 2):
         fields.refuse("n_group", f"a number of groups of {num_experts} ({count}), of two or more each")
     num_active_groups = fields.integer("topk_group", 1, most=num_groups) if has_groups else 1
     most = count // num_groups * num_active_groups
-    num_active = fields.integer("num_experts_per_tok", num_active_missing, most=most)
-    return RoutingConfig(count, num_active, scores, renormalizes, num_groups, num_active_groups, scale)
+    active = fields.integer(num_active, num_active_missing, most=most)
+    return RoutingConfig(count, active, scores, renormalizes, num_groups, num_active_groups, scale)
 
 
 def read_qwen_mixtures(

@@ -48,8 +48,9 @@ def layer_views(index: int, layer: LayerWeights, config: LayerConfig, names: Ten
         raise ModelError(f"{prefix}: {error}") from error
     if isinstance(layer.feed_forward, MixtureWeights) and layer.feed_forward.correction_bias is not None:
         assert names.experts is not None, "the family has mixtures"
-        bias = StoredTensor(layer.feed_forward.correction_bias)
-        views[f"{prefix}.{names.experts.correction_bias}"] = bias
+        bias = layer.feed_forward.correction_bias
+        bias = bias if names.experts.correction is None else bias[None]
+        views[f"{prefix}.{names.experts.correction_bias}"] = StoredTensor(bias)
     for name, linear in linears.items():
         views |= {f"{prefix}.{name}.{word}": stored for word, stored in linear.weight.stored.items()}
         if linear.bias is not None:
@@ -61,7 +62,7 @@ def _linears(layer: LayerWeights, config: LayerConfig, names: TensorNames) -> di
     """Raises ValueError where a format keeps rows together that the checkpoint, or a rank, has apart."""
     linears = _attention(layer, config, is_merged=names.merged)
     if isinstance(layer.feed_forward, DenseWeights):
-        return linears | _dense(layer.feed_forward, "mlp", is_merged=names.merged)
+        return linears | _dense(layer.feed_forward, "mlp", is_merged=names.merged or names.merged_gate_up)
     assert names.experts is not None, "the family has mixtures"
     return linears | _mixture(layer.feed_forward, names.experts)
 

@@ -9,13 +9,17 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Ernie4_5_MoeConfig,
+    Ernie4_5Config,
     Exaone4Config,
     Gemma2Config,
     Gemma3TextConfig,
+    Glm4Config,
     Glm4MoeConfig,
     GptOssConfig,
     GraniteConfig,
     LlamaConfig,
+    MellumConfig,
     MistralConfig,
     MixtralConfig,
     Olmo2Config,
@@ -52,6 +56,10 @@ FAMILIES = {
     "mixtral": MixtralConfig,
     "qwen2_moe": Qwen2MoeConfig,
     "glm4_moe": Glm4MoeConfig,
+    "ernie4_5": Ernie4_5Config,
+    "ernie4_5_moe": Ernie4_5_MoeConfig,
+    "glm4": Glm4Config,
+    "mellum": MellumConfig,
     "seed_oss": SeedOssConfig,
     "smollm3": SmolLM3Config,
     "olmo3": Olmo3Config,
@@ -66,6 +74,14 @@ MORE: dict[str, dict[str, object]] = {
     "qwen2_moe": {"num_experts": 6, "shared_expert_intermediate_size": 28, **EXPERTS},
     "qwen3_moe": {"num_experts": 6, "norm_topk_prob": True, **EXPERTS},
     "glm4_moe": {"n_routed_experts": 12, "first_k_dense_replace": 1, **EXPERTS},
+    "glm4": {"eos_token_id": []},  # its class has tokens for None
+    "ernie4_5_moe": {"moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 24},
+    "mellum": {
+        "num_experts": 6,
+        "sliding_window": 64,
+        "layer_types": ["sliding_attention", "full_attention"],
+        **EXPERTS,
+    },
     "smollm3": {"no_rope_layer_interval": 2},
     "olmo3": {"sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"]},
     "exaone4": {"sliding_window": 64, "sliding_window_pattern": 2},
@@ -81,6 +97,9 @@ HEAD_DIM_IS_GIVEN = {
     "gemma3",
     "gpt_oss",
     "glm4_moe",
+    "ernie4_5",
+    "glm4",
+    "mellum",
     "seed_oss",
 }
 # family, query heads, KV heads, head dim
@@ -92,6 +111,7 @@ MODELS = (
     ("gemma3", 4, 2, 96), ("gemma3", 16, 16, 14), ("qwen3", 16, 8, 32), ("qwen3", 4, 2, 128), ("mixtral", 1, 1, 64),
     ("qwen3_moe", 6, 3, 22), ("qwen3", 5, 5, 36), ("phi3", 4, 4, 96), ("phi3", 2, 1, 100), ("phi3", 8, 4, 32),
     ("phi3", 3, 1, 160), ("seed_oss", 10, 2, 36), ("smollm3", 4, 1, 40), ("olmo3", 5, 1, 64), ("exaone4", 6, 2, 20),
+    ("ernie4_5", 4, 2, 28), ("ernie4_5_moe", 6, 1, 16), ("glm4", 8, 2, 44), ("mellum", 4, 4, 24),
 )  # fmt: skip
 NUM_NEW = 12
 LENGTHS = (1, 2, 17, 64, 130, 300)
@@ -101,6 +121,7 @@ NEAR_TIE = 1e-3  # of two logits: what roundings of fp32 may turn
 def config_of(family: str, num_heads: int, num_kv_heads: int, head_dim: int) -> object:
     hidden_size = num_heads * head_dim
     sizes: dict[str, object] = {"head_dim": head_dim} if family in HEAD_DIM_IS_GIVEN else {}
+    more = {"eos_token_id": None, **MORE.get(family, {})}
     return FAMILIES[family](
         vocab_size=101,
         hidden_size=hidden_size,
@@ -112,10 +133,9 @@ def config_of(family: str, num_heads: int, num_kv_heads: int, head_dim: int) -> 
         initializer_range=0.2,
         tie_word_embeddings=False,
         bos_token_id=None,
-        eos_token_id=None,
         pad_token_id=None,
         **sizes,
-        **MORE.get(family, {}),
+        **more,
     )
 
 

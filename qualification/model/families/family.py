@@ -23,6 +23,7 @@ class ExpertNames:
     """The names of a mixture's tensors within its layer.
 
     gate, up, down   the matrices of an expert: of `experts`.<its number> where each is a tensor
+    correction       the bias for choosing experts, a matrix of one row; None: `e_score_correction_bias` of the router
     shared           the feed-forward that all tokens visit; its gate is a product beside it
     """
 
@@ -33,6 +34,7 @@ class ExpertNames:
     down: str = "down_proj"
     shared: str = "mlp.shared_expert"
     layout: ExpertLayout = ExpertLayout.EACH
+    correction: str | None = None
 
     @property
     def shared_gate(self) -> str:
@@ -40,7 +42,7 @@ class ExpertNames:
 
     @property
     def correction_bias(self) -> str:
-        return f"{self.router}.e_score_correction_bias"
+        return self.correction or f"{self.router}.e_score_correction_bias"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +50,16 @@ class TensorNames:
     """The names of a layer's tensors within it, as in most families. Norms that a layer lacks are not looked for.
 
     merged                whether queries, keys and values are one tensor, and gate and up another
+    merged_gate_up        whether gate and up are one tensor, though queries, keys and values are not
+    neighbours_are_pairs  whether the dimensions of a head that are rotated together are neighbours; in other files, and
+                          in memory, the first ones of all pairs come before the second ones
     before_feed_forward   the norm of what the feed-forward reads
     experts               None for a family without mixtures
     """
 
     merged: bool = False
+    merged_gate_up: bool = False
+    neighbours_are_pairs: bool = False
     before_feed_forward: str = "post_attention_layernorm"
     before_attention: str = "input_layernorm"
     after_attention: str = "post_attention_layernorm"
@@ -67,6 +74,7 @@ class Family:
     keys          of config.json that are known; of a model that also sees images, those of the text part
     tensors       None where the server does not serve the family, and only its attention is of interest
     tolerated     ends of names that a checkpoint may hold without need
+    not_read      beginnings of names of tensors that predict several tokens at once, which are not read
     has_more_layers    whether a checkpoint may hold layers behind the model's last one, which are not read
     has_quantization   whether `read_config` reads quantization_config, which quantization.py reads for other families
     """
@@ -77,6 +85,7 @@ class Family:
     keys: Keys
     tensors: TensorNames | None = TensorNames()
     tolerated: tuple[str, ...] = ("rotary_emb.inv_freq",)  # a constant that old exporters wrote down
+    not_read: tuple[str, ...] = ()
     has_more_layers: bool = False
     has_quantization: bool = False
 

@@ -1,14 +1,18 @@
 """Every model family there is. A new one is a file beside this one and a line here."""
 
+from qualification.model.families.ernie4_5 import ERNIE4_5
+from qualification.model.families.ernie4_5_moe import ERNIE4_5_MOE
 from qualification.model.families.exaone4 import EXAONE4
 from qualification.model.families.family import Family
 from qualification.model.families.gemma2 import GEMMA2
 from qualification.model.families.gemma3 import GEMMA3
+from qualification.model.families.glm4 import GLM4
 from qualification.model.families.glm4_moe import GLM4_MOE
 from qualification.model.families.glm4v_moe import GLM4V_MOE_TEXT
 from qualification.model.families.gpt_oss import GPT_OSS
 from qualification.model.families.granite import GRANITE
 from qualification.model.families.llama import LLAMA
+from qualification.model.families.mellum import MELLUM
 from qualification.model.families.mistral import MISTRAL
 from qualification.model.families.mixtral import MIXTRAL
 from qualification.model.families.olmo2 import OLMO2
@@ -26,14 +30,18 @@ from qualification.model.families.smollm3 import SMOLLM3
 from qualification.model.fields import ModelConfigError
 
 KNOWN: tuple[Family, ...] = (
+    ERNIE4_5,
+    ERNIE4_5_MOE,
     EXAONE4,
     GEMMA2,
     GEMMA3,
+    GLM4,
     GLM4_MOE,
     GLM4V_MOE_TEXT,
     GPT_OSS,
     GRANITE,
     LLAMA,
+    MELLUM,
     MISTRAL,
     MIXTRAL,
     OLMO2,

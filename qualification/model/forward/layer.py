@@ -68,10 +68,13 @@ class LayerReference:
         if self.sentence.order is NormOrder.AFTER:
             return residual
         is_sandwich = self.sentence.order is NormOrder.SANDWICH
-        return self._norm(residual, "pre_feedforward_layernorm" if is_sandwich else "post_attention_layernorm")
+        return self._norm(residual, self.sentence.before_feed_forward if is_sandwich else "post_attention_layernorm")
 
     def heads(self, read: Bounded, positions: Tensor) -> tuple[Bounded, Bounded, Bounded]:
-        """Return q [T, heads, d], k and v [T, kv_heads, d], queries and keys normed and rotated."""
+        """Return q [T, heads, d], k and v [T, kv_heads, d], queries and keys normed and rotated.
+
+        Of pairs that are neighbours in the checkpoint the first ones come before the second ones, as served.
+        """
         attention, inputs = self.attention, Inputs(self.config.formats.qkv.name)
         if self.sentence.is_merged:
             merged = self._linear(read, "self_attn.qkv_proj", inputs)
@@ -111,7 +114,7 @@ class LayerReference:
             bias = self._bias("self_attn.o_proj") if rank == 0 else None
             part = weight.columns(own).product(flat.columns(own), bias, self.precision)
             parts.append(self.precision.rounded(part))
-        return self._added(residual, sum_over_ranks(parts, self.precision), "post_attention_layernorm")
+        return self._added(residual, sum_over_ranks(parts, self.precision), self.sentence.after_attention)
 
     def after_feed_forward(self, residual: Bounded, read: Bounded) -> Fed:
         """Return the residual behind the feed-forward, of the one before it and what the feed-forward reads."""
@@ -124,7 +127,7 @@ class LayerReference:
             own = [weights.part(rank, self.ranks) for rank in range(self.ranks)]
             parts = [feed(read, part, gated, self.precision) for part in own]
         added = sum_over_ranks(parts, self.precision)
-        return Fed(self._added(residual, added, "post_feedforward_layernorm"), is_judged)
+        return Fed(self._added(residual, added, self.sentence.after_feed_forward), is_judged)
 
     def _mixture(self, read: Bounded, config: ExpertsConfig) -> tuple[list[Bounded], Tensor]:
         sentence = self.sentence.mixture
@@ -132,8 +135,9 @@ class LayerReference:
             raise CheckpointError(f"the definition of {self.model.family} has no mixture of experts")
         logits = self._linear(read, sentence.router)
         correction = None
-        if f"{sentence.router}.e_score_correction_bias" in self.tensors:
-            correction = self._vector(f"{sentence.router}.e_score_correction_bias", torch.float32)
+        name = sentence.correction or f"{sentence.router}.e_score_correction_bias"
+        if name in self.tensors:
+            correction = self._vector(name, torch.float32).flatten()
         scoring = sentence.scores or (Scoring.SOFTMAX_OF_CHOSEN if config.routing.renormalizes else Scoring.SOFTMAX)
         routes, gated = route(logits, config, scoring, correction), gate_of(config.activation)
         experts = _Experts(self, sentence)
@@ -184,7 +188,7 @@ class LayerReference:
     def _gated(self, name: str) -> GatedWeights:
         inputs, of_down = (Inputs(it.name) for it in (self.config.formats.gate_up, self.config.formats.down))
         down = self._matrix(f"{name}.down_proj", of_down)
-        if self.sentence.is_merged:
+        if self.sentence.is_merged or self.sentence.gate_up_is_merged:
             both = self._matrix(f"{name}.gate_up_proj", inputs)
             half = both.num_rows // 2
             return GatedWeights(both.rows(slice(half)), both.rows(slice(half, None)), down)

@@ -59,7 +59,7 @@ def _yarn(rope: RopeConfig, plain: Tensor, size: int, original: int) -> Tensor:
 def rotate(
     x: Bounded, positions: Tensor, rope: RopeConfig, context: int, precision: Precision, *, neighbours: bool
 ) -> Bounded:
-    """Rotate x [T, heads, d] by positions [T], and round.
+    """Rotate x [T, heads, d] by positions [T], and round: the first dimensions of all pairs, then the second ones.
 
     Angles are computed in fp32: they err by roundings of a few units of themselves, those of a power of theta among
     them, which grow with the logarithm of theta.
@@ -82,7 +82,6 @@ def rotate(
     whole = []
     for index in range(3):
         parts = [(it.truth, it.most, it.deviation)[index] for it in turned]
-        joined = torch.stack(parts, dim=-1).flatten(-2) if neighbours else torch.cat(parts, dim=-1)
         rest = (x.truth, x.most, x.deviation)[index][..., size:]
-        whole.append(torch.cat((joined, rest), dim=-1))
+        whole.append(torch.cat((*parts, rest), dim=-1))
     return precision.rounded(Bounded(*whole))

@@ -29,6 +29,7 @@ class MixtureSentence:
     """Names within a layer, and the router's scores.
 
     scores          None: softmax over all, or over the chosen ones where config.json says norm_topk_prob
+    correction      the bias for choosing experts; None: e_score_correction_bias of the router, where there is one
     is_interleaved  whether all experts are one tensor in which gate and up alternate
     is_joined       whether all experts are one tensor in which up follows gate, transposed or not
     """
@@ -41,6 +42,7 @@ class MixtureSentence:
     shared: str | None = None
     shared_gate: str | None = None
     scores: Scoring | None = None
+    correction: str | None = None
     is_interleaved: bool = False
     is_joined: bool = False
 
@@ -52,6 +54,8 @@ class Sentence:
     norm_offset       norms multiply by offset + weight
     embedding_is_scaled_by_width  by sqrt(hidden size), rounded to the dtype
     is_merged         q, k, v are one tensor, gate and up another
+    gate_up_is_merged  gate and up are one tensor, though q, k, v are not
+    after_attention, before_feed_forward, after_feed_forward   names of the norms of SANDWICH and AFTER
     rotates_neighbours  whether pairs of dimensions that are rotated are neighbours; else dimension i and i + r / 2
     """
 
@@ -59,6 +63,10 @@ class Sentence:
     norm_offset: float = 0.0
     embedding_is_scaled_by_width: bool = False
     is_merged: bool = False
+    gate_up_is_merged: bool = False
+    after_attention: str = "post_attention_layernorm"
+    before_feed_forward: str = "pre_feedforward_layernorm"
+    after_feed_forward: str = "post_feedforward_layernorm"
     rotates_neighbours: bool = False
     has_sinks: bool = False
     mixture: MixtureSentence | None = None
@@ -69,9 +77,28 @@ _QWEN_MIXTURE = MixtureSentence(
 )
 
 SENTENCES: dict[str, Sentence] = {
+    "ernie4_5": Sentence(rotates_neighbours=True),
+    "ernie4_5_moe": Sentence(
+        rotates_neighbours=True,
+        mixture=MixtureSentence(
+            "mlp.gate",
+            "mlp.experts",
+            shared="mlp.shared_experts",
+            scores=Scoring.SOFTMAX_OF_CHOSEN,
+            correction="mlp.moe_statics.e_score_correction_bias",
+        ),
+    ),
     "exaone4": Sentence(NormOrder.AFTER),
     "gemma2": Sentence(NormOrder.SANDWICH, 1.0, embedding_is_scaled_by_width=True),
     "gemma3_text": Sentence(NormOrder.SANDWICH, 1.0, embedding_is_scaled_by_width=True),
+    "glm4": Sentence(
+        NormOrder.SANDWICH,
+        gate_up_is_merged=True,
+        after_attention="post_self_attn_layernorm",
+        before_feed_forward="post_attention_layernorm",
+        after_feed_forward="post_mlp_layernorm",
+        rotates_neighbours=True,
+    ),
     "glm4_moe": Sentence(
         mixture=MixtureSentence("mlp.gate", "mlp.experts", shared="mlp.shared_experts", scores=Scoring.SIGMOID),
     ),
@@ -84,6 +111,7 @@ SENTENCES: dict[str, Sentence] = {
     ),
     "granite": Sentence(),
     "llama": Sentence(),
+    "mellum": Sentence(mixture=MixtureSentence("mlp.gate", "mlp.experts")),
     "mistral": Sentence(),
     "mixtral": Sentence(
         mixture=MixtureSentence(

@@ -233,6 +233,8 @@ def check_checkpoint(folder: Path, config: ModelConfig, load_format: LoadFormat)
         name: Wanted(tuple(it.values.shape), it.values.dtype, is_scale=it.is_scale) for name, it in on_paper.items()
     }
     wanted |= interleaved_tensors(config, _names(family)) | joined_tensors(config, _names(family), entries)
+    if family.not_read:
+        entries = {name: entry for name, entry in entries.items() if not name.startswith(family.not_read)}
     if family.has_more_layers:
         entries = {name: entry for name, entry in entries.items() if not _is_behind(name, config.num_layers)}
     tolerated = (*family.tolerated, _HEAD) if config.tie_embeddings else family.tolerated

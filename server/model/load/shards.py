@@ -89,6 +89,24 @@ class _Splits:
         columns = {"o_proj": _rows(self.layer.heads.query, self.layer.whole.attention.head_dim)}
         return (columns | {down: self._width(tensor)[0]}).get(linear)
 
+    def has_pairs(self, tensor: str) -> bool:
+        """Return whether a tensor makes what is rotated, in the order in which the pairs are neighbours."""
+        return self.names.neighbours_are_pairs and tensor in ("self_attn.q_proj", "self_attn.k_proj")
+
+    def pieces_of_pairs(self, name: str, stored: StoredTensor) -> list[Piece]:
+        """Return the blocks of such a tensor, plain numbers: of each head what is rotated, and the rest."""
+        attention = self.layer.whole.attention
+        heads = self.layer.heads.query if ".q_proj." in name else self.layer.heads.kv
+        size = attention.rope.rotated_dims(attention.head_dim)
+        by_head = stored.values.view(len(heads), attention.head_dim, -1)
+        pairs = by_head[:, :size].view(len(heads), 2, size // 2, -1).transpose(1, 2)
+        row_size = by_head[0].numel()
+        found = [Piece(name, pairs, first_row=heads.start, row_size=row_size)]
+        if size < attention.head_dim:
+            first = size * by_head.shape[2]
+            found.append(Piece(name, by_head[:, size:], heads.start, first, row_size))
+        return found
+
     def _width(self, tensor: str) -> _Run:
         """Return the width of a dense feed-forward, of an expert, or of the experts that all tokens visit."""
         whole = self.layer.whole.feed_forward
@@ -110,6 +128,8 @@ class _Splits:
 def _of_layer(name: str, stored: StoredTensor, within: str, splits: _Splits, rank: int) -> list[Piece]:
     tensor, _, kind = within.rpartition(".")
     runs, columns = splits.row_runs(tensor), splits.columns(tensor)
+    if splits.has_pairs(tensor):
+        return splits.pieces_of_pairs(name, stored)
     if runs is not None:
         return _pieces(name, stored, runs)
     if columns is None:

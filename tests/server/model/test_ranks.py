@@ -11,12 +11,15 @@ import torch
 from support import ranks as programs
 from support.models.paged_runner import PagedRunner
 from support.models.tiny_families import (
+    ERNIE_MOE,
     EXAONE_4,
     GEMMA,
     GEMMA_2,
     GLM,
+    GLM_4,
     GPT_OSS,
     LOCAL,
+    MELLUM,
     MIXTRAL,
     MULTIPLIERS,
     QWEN_2_MOE,
@@ -41,6 +44,9 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "mixtral": ("mixtral", MIXTRAL),
     "gpt-oss": ("gpt_oss", GPT_OSS),
     "glm": ("glm4_moe", {**GLM, "n_group": 4, "topk_group": 2}),
+    "ernie-moe": ("ernie4_5_moe", ERNIE_MOE),
+    "glm-4": ("glm4", GLM_4),
+    "mellum": ("mellum", MELLUM),
     "seed-oss": ("seed_oss", {**SEED, "attention_out_bias": True}),
     "smollm3": ("smollm3", SMOLLM),
     "exaone4": ("exaone4", EXAONE_4),

@@ -7,9 +7,14 @@ import torch
 from transformers import PreTrainedModel
 
 from support.models.tiny_families import (
+    ERNIE,
+    ERNIE_MOE,
     EXAONE_4,
     GEMMA,
     GLM,
+    GLM_4,
+    MELLUM,
+    MIXED,
     MIXTRAL,
     QWEN_2_MOE,
     QWEN_3_MOE,
@@ -35,6 +40,10 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "olmo 3": ("olmo3", {"sliding_window": WINDOW}),
     "exaone 4": ("exaone4", {**EXAONE_4, "sliding_window": WINDOW}),
     "smollm 3": ("smollm3", SMOLLM),
+    "ernie 4.5": ("ernie4_5", ERNIE),
+    "ernie 4.5 moe": ("ernie4_5_moe", ERNIE_MOE),
+    "glm 4": ("glm4", GLM_4),
+    "mellum 2": ("mellum", {**MELLUM, "sliding_window": WINDOW, "layer_types": MIXED[:2]}),
     "seed-oss": ("seed_oss", SEED),
     "granite": (
         "granite", {"embedding_multiplier": 3.0, "attention_multiplier": 0.3, "residual_multiplier": 0.6}

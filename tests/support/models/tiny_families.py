@@ -8,6 +8,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
+    Ernie4_5_MoeConfig,
+    Ernie4_5_MoeForCausalLM,
+    Ernie4_5Config,
+    Ernie4_5ForCausalLM,
     Exaone4Config,
     Exaone4ForCausalLM,
     Gemma2Config,
@@ -16,6 +20,8 @@ from transformers import (
     Gemma3ForCausalLM,
     Gemma3ForConditionalGeneration,
     Gemma3TextConfig,
+    Glm4Config,
+    Glm4ForCausalLM,
     Glm4MoeConfig,
     Glm4MoeForCausalLM,
     Glm4vMoeConfig,
@@ -28,6 +34,8 @@ from transformers import (
     InternVLForConditionalGeneration,
     LlamaConfig,
     LlamaForCausalLM,
+    MellumConfig,
+    MellumForCausalLM,
     Mistral3Config,
     Mistral3ForConditionalGeneration,
     MistralConfig,
@@ -84,6 +92,10 @@ FAMILIES = {
     "mixtral": (MixtralConfig, MixtralForCausalLM),
     "gpt_oss": (GptOssConfig, GptOssForCausalLM),
     "glm4_moe": (Glm4MoeConfig, Glm4MoeForCausalLM),
+    "ernie4_5": (Ernie4_5Config, Ernie4_5ForCausalLM),
+    "ernie4_5_moe": (Ernie4_5_MoeConfig, Ernie4_5_MoeForCausalLM),
+    "glm4": (Glm4Config, Glm4ForCausalLM),
+    "mellum": (MellumConfig, MellumForCausalLM),
     "seed_oss": (SeedOssConfig, SeedOssForCausalLM),
     "smollm3": (SmolLM3Config, SmolLM3ForCausalLM),
     "olmo3": (Olmo3Config, Olmo3ForCausalLM),
@@ -126,6 +138,14 @@ GLM = {"n_routed_experts": 12, "num_experts_per_tok": 3, "moe_intermediate_size"
 SMOLLM = {"no_rope_layer_interval": 2, "tie_word_embeddings": False}
 OLMO_3 = {"sliding_window": 9, "layer_types": MIXED, "rope_parameters": TWO_ROPES}
 EXAONE_4 = {"head_dim": 12, "sliding_window": 9, "sliding_window_pattern": 2}
+ERNIE = {"head_dim": 18, "tie_word_embeddings": False}
+ERNIE_MOE = {"moe_num_experts": 7, "moe_k": 3, "moe_intermediate_size": 20, "tie_word_embeddings": False}
+GLM_4 = {
+    "head_dim": 20,
+    "eos_token_id": [],
+    "pad_token_id": 0,
+}  # its class has tokens for None
+MELLUM = {**QWEN_3_MOE, "sliding_window": 9, "layer_types": MIXED, "rope_parameters": TWO_ROPES}
 SEED = {"head_dim": 18}
 
 
@@ -148,6 +168,7 @@ WINDOWED: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "gpt_oss": ("gpt_oss", GPT_OSS),
     "qwen3_moe, window": ("qwen3_moe", {**QWEN_3_MOE, **SWITCHED_ON}),
     "olmo3": ("olmo3", OLMO_3),
+    "mellum": ("mellum", MELLUM),
     "exaone4, windows by layer types": ("exaone4", {**EXAONE_4, "layer_types": MIXED}),
     "smollm3, windows where nothing is rotated": ("smollm3", {**SMOLLM, **SWITCHED_ON}),
     "mixtral, window": ("mixtral", {**MIXTRAL, "sliding_window": 9}),
@@ -210,6 +231,16 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
         {**GLM, "use_qk_norm": True, "attention_bias": True, "norm_topk_prob": False},
     ),
     "glm4_moe, two dense layers": ("glm4_moe", {**GLM, "first_k_dense_replace": 2, "n_shared_experts": 2}),
+    "ernie4_5": ("ernie4_5", ERNIE),
+    "ernie4_5, biases, tied": ("ernie4_5", {"head_dim": 12, "use_bias": True}),
+    "ernie4_5_moe": ("ernie4_5_moe", ERNIE_MOE),
+    "ernie4_5_moe, every other layer, no shared experts": (
+        "ernie4_5_moe",
+        {**ERNIE_MOE, "moe_layer_interval": 2, "moe_num_shared_experts": 0},
+    ),
+    "glm4": ("glm4", GLM_4),
+    "glm4, no biases, one kv head": ("glm4", {**GLM_4, "attention_bias": False, "num_key_value_heads": 1}),
+    "mellum, a dense layer": ("mellum", {**QWEN_3_MOE, "mlp_layer_types": ["sparse", "dense", "sparse"]}),
     "seed_oss": ("seed_oss", SEED),
     "seed_oss, other biases": (
         "seed_oss",

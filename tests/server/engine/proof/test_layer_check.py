@@ -18,7 +18,18 @@ from server.model.step import Step
 from server.settings import DtypeChoice
 from support.engine.checked_layers import CheckedLayers, Tensors, edited
 from support.models.served_families import saved
-from support.models.tiny_families import GEMMA, LLAMA3, MULTIPLIERS, MXFP4, QWEN_2_MOE, QWEN_3_MOE, save_mxfp4
+from support.models.tiny_families import (
+    ERNIE_MOE,
+    EXAONE_4,
+    GEMMA,
+    GLM_4,
+    LLAMA3,
+    MULTIPLIERS,
+    MXFP4,
+    QWEN_2_MOE,
+    QWEN_3_MOE,
+    save_mxfp4,
+)
 
 WINDOW = {"sliding_window": 9}
 MODELS: dict[str, tuple[str, dict[str, object]]] = {
@@ -27,6 +38,9 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "gemma 2": ("gemma2", {**GEMMA, "attn_logit_softcapping": None, "final_logit_softcapping": 3.0}),
     "granite": ("granite", MULTIPLIERS),
     "mistral": ("mistral", WINDOW),
+    "glm 4": ("glm4", GLM_4),
+    "ernie 4.5 moe": ("ernie4_5_moe", ERNIE_MOE),
+    "exaone 4": ("exaone4", {**EXAONE_4, "head_dim": 16}),
     "olmo 2": ("olmo2", {}),
     "phi 3": ("phi3", {"rope_parameters": {"rope_theta": 500.0, "partial_rotary_factor": 0.75}}),
     "qwen 2 moe": ("qwen2_moe", QWEN_2_MOE),

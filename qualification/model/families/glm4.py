@@ -1,0 +1,42 @@
+"""GLM-4, dense (9B and 32B of April 2025): norms before and after, and half of each head rotated, by neighbours."""
+
+from qualification.model.config import ModelConfig, NormsConfig, RopeConfig
+from qualification.model.families.family import Family, TensorNames
+from qualification.model.fields import Fields
+from qualification.model.keys import family_keys
+from qualification.model.rope import read_rope
+from qualification.model.shared import read_like_llama
+
+TENSORS = TensorNames(
+    merged_gate_up=True,
+    neighbours_are_pairs=True,
+    after_attention="post_self_attn_layernorm",
+    before_feed_forward="post_attention_layernorm",
+    after_feed_forward="post_mlp_layernorm",
+)
+_SHARE = "partial_rotary_factor"
+
+
+def read_config(fields: Fields) -> ModelConfig:
+    if _SHARE not in fields.names:  # null is all of a head
+        fields = fields.or_else(**{_SHARE: 0.5})
+    return read_like_llama(
+        fields.or_else(head_dim=128),
+        "glm4",
+        norm_eps=1.5625e-7,
+        norms=NormsConfig(before=True, after=True),
+        rope=_read_rope,
+        attention_bias=fields.flag("attention_bias", True),
+    )
+
+
+def _read_rope(fields: Fields, head_dim: int) -> RopeConfig:
+    rope = read_rope(fields, head_dim=head_dim, is_partial=True)
+    if (size := rope.rotated_dims(head_dim)) % 2:
+        fields.refuse(_SHARE, f"a share of head_dim ({head_dim}) that is whole pairs of dimensions (it is {size})")
+    return rope
+
+
+# Products of 8 bits have one scale for many rows, whose order is another in memory.
+KEYS = family_keys("attention_bias", refused={"quantization_config": (None,)})
+GLM4 = Family("glm4", ("Glm4ForCausalLM",), read_config, KEYS, TENSORS)
