@@ -22,7 +22,8 @@ def test_the_demo_server_against_itself_passes(demo: Server, tmp_path: Path) -> 
     assert done.returncode == 0, done.stdout + done.stderr
     verdicts = json.loads((tmp_path / "canary.json").read_text())["verdicts"]
     assert [(it["stage"], it["bucket"]) for it in verdicts if it["bucket"]] == [
-        *(("numerics", bucket) for bucket in ("le_128", "le_512", "le_2k", "le_8k")),
+        ("plan", "layers"),
+        *(("numerics", bucket) for bucket in ("le_128", "le_512", "le_2k", "le_8k", "mix")),
         *(("performance", bucket) for bucket in ("le_128", "le_512")),
     ]
 
@@ -58,4 +59,5 @@ def test_a_window_off_by_one_fails_numerics_in_its_bucket(start_server: StartSer
         "numerics le_512": "PASS",
         "numerics le_2k": "PASS",
         "numerics le_8k": "FAIL",
+        "numerics mix": "PASS",
     }

@@ -44,7 +44,8 @@ def observed(start_server: StartServer) -> Iterator[Observed]:
     admin_port = free_port()
     with http_collector() as collector:
         flags = ("--otlp-endpoint", collector.url, "--admin-port", str(admin_port), "--log-format", "json")
-        with start_server(*flags) as server:
+        # A replay's span joins the trace of the request when it is over: of these only where it is idle in time.
+        with start_server(*flags, "--replay-share", "0") as server:
             server.wait_ready()
             yield Observed(server, collector, admin_port)
 
