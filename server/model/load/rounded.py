@@ -10,6 +10,7 @@ from server.model.layers import DenseWeights, LayerWeights, MixtureWeights, Weig
 from server.model.linear import Linear
 from server.model.load.checkpoint import TensorEntry, copy_pieces
 from server.model.load.interleaved import interleaved_pieces
+from server.model.load.joined import joined_pieces
 from server.model.load.shards import layer_pieces, outer_pieces
 
 _MOST_NUMBERS = 2**25  # that are rounded at once
@@ -26,7 +27,8 @@ def copy_rounded(
 
     `progress` gets the layers that are filled, in bytes of the checkpoint, and those of all. Raises ModelError.
     """
-    copy_pieces(entries, outer_pieces(weights, shard, names) + interleaved_pieces(weights, shard, names), _silent)
+    experts = interleaved_pieces(weights, shard, names) + joined_pieces(weights, shard, names, entries)
+    copy_pieces(entries, outer_pieces(weights, shard, names) + experts, _silent)
     size = 2 * sum(rows * columns for rows, columns in (it.weight.size for it in weights.layers[0].linears.values()))
     for index, layer in enumerate(weights.layers):
         plain = _with_plain_products(layer)
