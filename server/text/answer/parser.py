@@ -116,6 +116,12 @@ class StepParser(CallParser):
     def _begin(self, is_last: bool) -> Iterable[Delta]:
         """Read on from the beginning of an answer."""
 
+    def _rest(self, is_last: bool) -> Iterable[Delta]:  # noqa: ARG002 -- as the others
+        """Give all that follows as content: no call can come any more."""
+        text, self._text = self._text, ""
+        if text:
+            yield ContentText(text)
+
     def _read(self, *, is_last: bool) -> Iterable[Delta]:
         while True:
             step = self._step

@@ -102,11 +102,6 @@ class CallArray(StepParser):
         self._blank = ""
         self._step = self._rest
 
-    def _rest(self, is_last: bool) -> Iterable[Delta]:  # noqa: ARG002 -- as the others
-        text, self._text = self._text, ""
-        if text:
-            yield ContentText(text)
-
     def _behind(self, is_last: bool) -> Iterable[Delta]:
         """Drop the mark behind the array, where there is one."""
         begun = self._text.lstrip(_BLANKS)

@@ -10,23 +10,20 @@ The prompt ends with `>>>`. Arguments are given while they are written.
 from collections.abc import Callable, Iterable
 
 from server.text.answer.deltas import Delta, new_call_id
-from server.text.answer.parser import StepParser, Tools
-from server.text.answer.texts.json_text import JsonText
-from server.text.answer.texts.values import is_json
+from server.text.answer.forms.json_arguments import JsonArguments
+from server.text.answer.parser import Tools
 
 NEXT = ">>>"
 _ALL = "all"
 
 
-class Functionary(StepParser):
+class Functionary(JsonArguments):
     """A first line that names neither a tool nor all is content."""
 
     def __init__(self, tools: Tools, new_id: Callable[[], str] = new_call_id) -> None:
         super().__init__(tools, new_id)
         self._is_later = False  # another message stands before
         self._name = ""  # of the call
-        self._object = JsonText()
-        self._given: list[str] = []  # arguments of the call
 
     def _begin(self, is_last: bool) -> Iterable[Delta]:
         """Read a recipient."""
@@ -36,7 +33,6 @@ class Functionary(StepParser):
         if line_end and name in recipients:
             self._text = behind
             self._name = name
-            self._object, self._given = JsonText(), []
             self._step = self._in_content if name == _ALL else self._before_arguments
         elif line_end or is_last or not any(it.startswith(name) for it in recipients):
             if self._is_later:
@@ -55,31 +51,16 @@ class Functionary(StepParser):
         if begun.startswith("{"):
             self._text = begun
             yield self._start(self._name)
-            self._step = self._in_arguments
+            self._open_arguments()
         elif begun or is_last:
             self.is_malformed = True
             self.cut_name = self._name if is_last else None
             yield from self._content(f"{NEXT if self._is_later else ''}{self._name}\n")
             self._step = self._in_content
 
-    def _in_arguments(self, is_last: bool) -> Iterable[Delta]:
-        rest = self._object.feed(self._text)
-        given = self._text[: len(self._text) - len(rest)]
-        self._text = rest
-        if given:
-            self._given.append(given)
-            yield self._arguments(given)
-        if not (self._object.is_whole or is_last):
-            return
-        if self._object.is_whole and is_json("".join(self._given)):
-            yield self._end()
-        else:
-            self.is_malformed = True
-        self._is_later = True
-        self._step = self._behind
-
     def _behind(self, is_last: bool) -> Iterable[Delta]:
         """Drop what stands between a call's arguments and the next message."""
+        self._is_later = True
         _, mark = self._cut(NEXT, is_last=is_last)
         if mark is not None:
             self._step = self._begin

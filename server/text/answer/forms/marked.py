@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from server.text.answer.deltas import CallStart, ContentText, Delta, new_call_id
-from server.text.answer.parser import StepParser, Tools
-from server.text.answer.texts.json_text import JsonText
-from server.text.answer.texts.values import is_json
+from server.text.answer.forms.json_arguments import JsonArguments
+from server.text.answer.parser import Tools
 
 _NOTHING = ("", "null", '""')  # arguments of a call without arguments
 
@@ -49,7 +48,7 @@ class Marks:
         return tuple(it for it in (*self.section, *self.call, *self.tokens) if it.endswith(">"))
 
 
-class Marked(StepParser):
+class Marked(JsonArguments):
     """Content may stand before and behind the calls."""
 
     def __init__(self, tools: Tools, form: Marks, new_id: Callable[[], str] = new_call_id) -> None:
@@ -61,8 +60,6 @@ class Marked(StepParser):
             self.ends_reasoning = {form.section[0]: (form.call[0],)}
         self._written = ""  # since the mark that may begin a call
         self._head = ""  # what stands before the call's arguments
-        self._object = JsonText()
-        self._given: list[str] = []  # arguments of the call
 
     def _begin(self, is_last: bool) -> Iterable[Delta]:
         text, mark = self._cut(*self._openings, is_last=is_last)
@@ -105,8 +102,7 @@ class Marked(StepParser):
             self._step = self._behind
         else:
             self._text = "{" + self._text
-            self._object, self._given = JsonText(), []
-            self._step = self._in_arguments
+            self._open_arguments()
 
     def _start_of(self, found: re.Match[str]) -> CallStart:
         """Return the start of a call, with the id that the model gave it, if any."""
@@ -119,21 +115,6 @@ class Marked(StepParser):
         yield ContentText(self._blank + self._written)
         self._blank = ""
         self._step = self._begin
-
-    def _in_arguments(self, is_last: bool) -> Iterable[Delta]:
-        rest = self._object.feed(self._text)
-        given = self._text[: len(self._text) - len(rest)]
-        self._text = rest
-        if given:
-            self._given.append(given)
-            yield self._arguments(given)
-        if not (self._object.is_whole or is_last):
-            return
-        if self._object.is_whole and is_json("".join(self._given)):
-            yield self._end()
-        else:
-            self.is_malformed = True
-        self._step = self._behind
 
     def _behind(self, is_last: bool) -> Iterable[Delta]:
         """Drop what stands between a call's arguments and the next call, or the end of all."""

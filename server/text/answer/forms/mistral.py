@@ -44,7 +44,7 @@ class Mistral(StepParser):
             self._step = self._array if self._text[0] in "[{" else self._named
         elif is_last:
             yield from self._malformed("")
-            self._step = self._rest
+            self._step = self._drop
 
     def _array(self, is_last: bool) -> Iterable[Delta]:
         """An array of objects, or one object; what follows it is dropped."""
@@ -56,7 +56,7 @@ class Mistral(StepParser):
                     if (mark or is_last) and not self._num_calls:
                         yield from self._malformed(self._skipped + mark)
                     if mark:
-                        self._step = self._rest
+                        self._step = self._drop
                     return
                 self._object = CallObject(("arguments",), may_lack_arguments=True)
                 self._text = mark + self._text
@@ -67,7 +67,7 @@ class Mistral(StepParser):
                 return
             self._object = None
             if not call.is_call():
-                self._step = self._rest
+                self._step = self._drop
                 self.cut_name = call.name
                 yield from self._malformed(None if call.has_begun else self._skipped + call.written)
                 if call.has_whole_arguments:
@@ -90,7 +90,7 @@ class Mistral(StepParser):
         elif is_last:
             self.cut_name = _named(self._name) if ARGS in self._name else None
             yield from self._malformed(self._name)
-            self._step = self._rest
+            self._step = self._drop
         if mark is not None:
             self._name = ""
 
@@ -104,7 +104,7 @@ class Mistral(StepParser):
         if mark is not None:
             self._step = self._first
         elif is_last:
-            self._step = self._rest
+            self._step = self._drop
 
     def _malformed(self, written: str | None) -> Iterable[Delta]:
         self.is_malformed = True
@@ -112,7 +112,7 @@ class Mistral(StepParser):
             yield ContentText(self._blank + CALLS + written)
             self._blank = ""
 
-    def _rest(self, is_last: bool) -> Iterable[Delta]:  # noqa: ARG002 -- as the others
+    def _drop(self, is_last: bool) -> Iterable[Delta]:  # noqa: ARG002 -- as the others
         self._text = ""
         return ()
 

@@ -132,11 +132,6 @@ class Pythonic(StepParser):
             yield ContentText(text)
         self._step = self._rest
 
-    def _rest(self, is_last: bool) -> Iterable[Delta]:  # noqa: ARG002 -- as the others
-        text, self._text = self._text, ""
-        if text:
-            yield ContentText(text)
-
     def _behind(self, is_last: bool) -> Iterable[Delta]:
         """Drop the closing mark."""
         begun = self._text.lstrip()
