@@ -122,7 +122,7 @@ def _ordered_hopper_path(run: RunAttention | None) -> KernelPath:
     return KernelPath(
         "gluon.ordered.hopper", Tier.FIRST, limits, _digest("hopper.ordered.launch"),
         ("hallmark_gluon_ordered", "hallmark_gluon_extend_plan", "hallmark_gluon_plan"), run, is_capturable=True,
-        order="keys1024", is_for_order=True,
+        order="keys1024",
     )  # fmt: skip
 
 
@@ -139,7 +139,7 @@ def _ordered_triton_path(run: RunAttention | None) -> KernelPath:
     )
     return KernelPath(
         "triton.ordered", Tier.FIRST, limits, _digest("portable.ordered"), ("hallmark_ordered",), run,
-        is_capturable=True, order="keys512.triton", is_for_order=True,
+        is_capturable=True, order="keys512.triton",
     )  # fmt: skip
 
 
@@ -271,7 +271,6 @@ PATHS: tuple[KernelPath, ...] = (
         (*GEMMS, *TORCH_HELPERS),
         run_attention_tiles,
         order="keys128",
-        is_for_order=True,
     ),
 )
 

@@ -125,7 +125,6 @@ COLLECTIVE_PATHS: tuple[CollectivePath, ...] = (
         _push_apart_run(),
         is_capturable=True,
         order=_RANKS,
-        is_for_order=True,
     ),
     _library_path(
         "nccl.collective",

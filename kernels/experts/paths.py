@@ -140,9 +140,7 @@ def _ordered_path(
     )
     names = kernel_name, "hallmark_experts_"
     digest = _SOURCES.of(f"kernels.experts.{entry}")
-    return ExpertsPath(
-        name, tier_of(name), limits, digest, names, run, is_capturable=True, order=order, is_for_order=True
-    )
+    return ExpertsPath(name, tier_of(name), limits, digest, names, run, is_capturable=True, order=order)
 
 
 EXPERTS_PATHS: tuple[ExpertsPath, ...] = (
@@ -206,7 +204,6 @@ EXPERTS_PATHS: tuple[ExpertsPath, ...] = (
         (*GEMMS, *TORCH_HELPERS),
         run_experts_tiles,
         order="rows16",
-        is_for_order=True,
     ),
     # Those of one order of sums serve where that is asked for.
     _ordered_path(

@@ -179,7 +179,7 @@ def _path(
     digest = _SOURCES.of(f"kernels.linear.{entry}")
     return LinearPath(
         name, tier_of(name), limits, digest, kernel_names, run,
-        is_capturable=True, order=order, is_for_order=order is not None,
+        is_capturable=True, order=order,
     )  # fmt: skip
 
 
@@ -294,7 +294,6 @@ LINEAR_PATHS: tuple[LinearPath, ...] = (
         (*_LIBRARY_KERNELS, "mkl", "addmm"),
         run_linear_tiles,
         order="rows16",
-        is_for_order=True,
     ),
 )
 

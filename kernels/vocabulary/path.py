@@ -70,6 +70,18 @@ class AnyLimits(Protocol):
         """Every reason of the shape, of the path's operator, why it cannot be computed."""
 
 
+# Ends of the names of paths that are there for their order of sums.
+_FOR_ORDER = (".ordered", ".ordered.hopper", ".tiles", ".apart")
+
+
+def is_for_order(path: str) -> bool:
+    """Return whether the path of this name serves only where an order is asked for.
+
+    Others compute the same faster, and it is not measured beside them.
+    """
+    return path.endswith(_FOR_ORDER)
+
+
 LimitsT = TypeVar("LimitsT", bound=AnyLimits)
 RunT = TypeVar("RunT")
 
@@ -101,9 +113,11 @@ class OperatorPath(Generic[LimitsT, RunT]):
     # bits for each row, whatever else is in the batch, across phases and numbers of rows. None: the bits of a row may
     # depend on the batch.
     order: str | None = None
-    # Whether it serves only where an order is asked for: others compute the same faster, and it is not measured beside
-    # them.
-    is_for_order: bool = False
+
+    @property
+    def is_for_order(self) -> bool:
+        """Return `is_for_order` of its name."""
+        return is_for_order(self.name)
 
     def serves(self, shape: AnyShape) -> bool:
         """Return whether the path is made for shapes of this kind, were no limit in the way."""

@@ -1,7 +1,7 @@
 """The order of preference of paths, by name, for readers that cannot import the catalog. Imports no torch."""
 
 from kernels.vocabulary.fingerprint import Device
-from kernels.vocabulary.path import Tier
+from kernels.vocabulary.path import Tier, is_for_order
 
 # Starts of the names of the catalog's paths, the most preferred first. PyTorch's kernels are fallbacks on a GPU.
 _TIERS = {
@@ -16,20 +16,18 @@ _TIERS = {
     "cublaslt.": Tier.FIRST,
     "torch.linear": Tier.FIRST,  # nothing is ahead of it on a CPU, and on a GPU for some sizes
     "torch.experts.cpu": Tier.FIRST,
-    "torch.experts.tiles": Tier.FIRST,  # these of a CPU serve only where an order is asked for
-    "torch.attention.tiles": Tier.FIRST,
     "nccl.": Tier.FIRST,  # of many rows; gloo of a CPU
     "gloo.": Tier.FIRST,
     "torch.": Tier.FALLBACK,
 }
-# Ends of the names of paths that are there for their order of sums: without `reproducible` the others serve.
-_IN_ORDER = (".ordered", ".ordered.hopper")
 # Both paths of a CPU are PyTorch's own. On a GPU nothing of PyTorch serves uncounted.
 _COMPETES_ON = {"sdpa.math": frozenset({Device.CPU})}
 
 
 def tier_of(path: str) -> Tier:
-    """Return the tier of the path of this name; FIRST for a name that is not in the catalog."""
+    """Return the tier of the path of this name; FIRST for one of an order, and for one not in the catalog."""
+    if is_for_order(path):
+        return Tier.FIRST  # it serves where nothing else may
     return next((tier for start, tier in _TIERS.items() if path.startswith(start)), Tier.FIRST)
 
 
@@ -38,11 +36,6 @@ def place_of(path: str) -> int:
     if is_for_order(path):
         return len(_TIERS) + 1
     return next((place for place, start in enumerate(_TIERS) if path.startswith(start)), len(_TIERS))
-
-
-def is_for_order(path: str) -> bool:
-    """Return whether a path is there for its order of sums: it serves where that is asked for, or none else can."""
-    return path.endswith(_IN_ORDER)
 
 
 def competes_on(path: str) -> frozenset[Device]:

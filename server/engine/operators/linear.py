@@ -14,7 +14,7 @@ from kernels.linear.paths import LinearPath, RunLinear
 from kernels.linear.shape import LinearShape
 from kernels.system.device import dtype_of, torch_dtype
 from kernels.vocabulary.operators import Operator
-from kernels.vocabulary.path_order import is_for_order
+from kernels.vocabulary.path import is_for_order
 from kernels.vocabulary.row_buckets import LinearRows
 from qualification.decision.decision import Decision
 from server.engine.operators.rows_table import Calls, RowsTable, StepSizes
