@@ -69,8 +69,17 @@ class _Fp8Weight(LinearWeight):
         return self.codes.device
 
 
+class _ScaledRows(_Fp8Weight):
+    """scales [rows, 1]"""
+
+    __slots__ = ()
+
+    def dequantized(self, rows: slice | Tensor = slice(None)) -> Tensor:
+        return self.codes[rows].double() * self.scales[rows].double()
+
+
 @dataclass(frozen=True, slots=True)
-class Fp8RowsWeight(_Fp8Weight):
+class Fp8RowsWeight(_ScaledRows):
     """scales [rows, 1]; a row of x is rounded with a scale of its own."""
 
     @classmethod
@@ -95,16 +104,13 @@ class Fp8RowsWeight(_Fp8Weight):
         part = slice(first, first + count)
         return replace(self, codes=self.codes[part], scales=self.scales[part])
 
-    def dequantized(self, rows: slice | Tensor = slice(None)) -> Tensor:
-        return self.codes[rows].double() * self.scales[rows].double()
-
     def as_multiplied(self, x: Tensor) -> Tensor:
         scales = scales_of_rows(x)
         return rounded(x.float(), scales).double() * scales.double()
 
 
 @dataclass(frozen=True, slots=True)
-class Fp8StaticWeight(_Fp8Weight):
+class Fp8StaticWeight(_ScaledRows):
     """scales [rows, 1]; all of x is rounded with one scale.
 
     input_scales  [rows, 1], which must all be the same once the weight is loaded: those of the parts that a checkpoint
@@ -139,9 +145,6 @@ class Fp8StaticWeight(_Fp8Weight):
         part = slice(first, first + count)
         scales, input_scales = self.scales[part], self.input_scales[part]
         return replace(self, codes=self.codes[part], scales=scales, input_scales=input_scales)
-
-    def dequantized(self, rows: slice | Tensor = slice(None)) -> Tensor:
-        return self.codes[rows].double() * self.scales[rows].double()
 
     def as_multiplied(self, x: Tensor) -> Tensor:
         scale = self.input_scales[0]

@@ -1,9 +1,10 @@
 """The trial of products with weights in a qualification: wrong products, checks on hostile inputs, the timed call."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import groupby, islice
+from operator import itemgetter
 
 import torch
 from torch import Tensor
@@ -43,14 +44,27 @@ class LinearPassedWrongly:
 
 def passed_wrongly_in_8_bits(device: torch.device, *, seed: int) -> tuple[LinearPassedWrongly, ...]:
     """Try the checker on every planted fault of weights of 8 bits, and on none; empty when it judges all right."""
+    wrong = (
+        (shape, fault, fp8_faults.wrong_fp8(fault))
+        for shape in fp8_faults.trial_shapes()
+        for fault in Fp8Fault
+        if fp8_faults.can_show_in(fault, shape)
+    )
+    return _passed_wrongly(wrong, device, seed=seed)
+
+
+def _passed_wrongly(
+    wrong: Iterable[tuple[LinearShape, LinearFault | Fp8Fault, RunLinear]], device: torch.device, *, seed: int
+) -> tuple[LinearPassedWrongly, ...]:
+    """Return the products that the checker judges wrong. `wrong`: shape by shape, with the fault that each has."""
     found = []
     with one_thread():
-        for shape in fp8_faults.trial_shapes():
+        for shape, of_shape in groupby(wrong, key=itemgetter(0)):
             inputs = list(linear_cases(shape, operands_of(shape, device, seed=seed), seed=seed))
-            for fault in (fault for fault in Fp8Fault if fp8_faults.can_show_in(fault, shape)):
-                run = fp8_faults.wrong_fp8(fault)
+            for _, fault, run in of_shape:
+                # The first case that refuses a fault decides.
                 passes = all(check.is_passed for case in inputs for check in check_linear(run, [case]))
-                if passes is not (fault is Fp8Fault.NONE):
+                if passes is not (fault in (LinearFault.NONE, Fp8Fault.NONE)):
                     found.append(LinearPassedWrongly(fault, shape))
     return tuple(found)
 
@@ -61,17 +75,15 @@ class LinearTrial:
     def passed_wrongly(
         self, dtypes: frozenset[Dtype], device: torch.device, *, seed: int
     ) -> tuple[LinearPassedWrongly, ...]:
-        found = []
-        with one_thread():
-            for shape in (shape for dtype in Dtype if dtype in dtypes for shape in trial_shapes(dtype)):
-                inputs = list(linear_cases(shape, operands_of(shape, device, seed=seed), seed=seed))
-                for fault in (fault for fault in LinearFault if can_show_in(fault, shape)):
-                    run = wrong_linear(fault, shape)
-                    # The first case that refuses a fault decides.
-                    passes = all(check.is_passed for case in inputs for check in check_linear(run, [case]))
-                    if passes is not (fault is LinearFault.NONE):
-                        found.append(LinearPassedWrongly(fault, shape))
-        return tuple(found)
+        wrong = (
+            (shape, fault, wrong_linear(fault, shape))
+            for dtype in Dtype
+            if dtype in dtypes
+            for shape in trial_shapes(dtype)
+            for fault in LinearFault
+            if can_show_in(fault, shape)
+        )
+        return _passed_wrongly(wrong, device, seed=seed)
 
     def tested(self, shape: LinearShape, *, is_cpu: bool) -> tuple[int, int]:
         num_rows = rows_to_test(shape.rows, is_cpu=is_cpu)[-1]
