@@ -15,14 +15,13 @@ from server.model.load.load import load_config
 from support.models.tiny_families import (
     CPU,
     IMAGE_CASES,
-    IMAGE_MODELS,
     MXFP4,
-    TINY,
     TOLERANCE,
     VARIANTS,
     longrope,
     prompt,
     reference_logits,
+    save_image_model,
     save_joined,
     save_mxfp4,
     save_reference,
@@ -65,11 +64,7 @@ def test_reference_rotates_by_longrope_of_the_context(served: int, tmp_path: Pat
 
 @pytest.mark.parametrize(("kind", "as_published"), IMAGE_CASES)
 def test_reference_reads_the_text_part_of_image_models(kind: str, as_published: bool, tmp_path: Path) -> None:
-    config_class, model_class, text, vision = IMAGE_MODELS[kind]
-    torch.manual_seed(0)
-    config = config_class(text_config={**TINY, **text}, vision_config=vision, eos_token_id=2, tie_word_embeddings=False)
-    model = model_class(config).eval()
-    model.save_pretrained(tmp_path, save_original_format=as_published)
+    model = save_image_model(tmp_path, kind, as_published=as_published)
     found = logits_of(tmp_path, load_config(tmp_path), 40)
     assert (found - reference_logits(model, prompt(40))).abs().max() <= FAR
 

@@ -19,7 +19,6 @@ from support.models.tiny_families import (
     FAMILIES,
     GEMMA_2,
     IMAGE_CASES,
-    IMAGE_MODELS,
     MXFP4,
     NUM_TOKENS,
     ROTATED,
@@ -31,6 +30,7 @@ from support.models.tiny_families import (
     longrope,
     prompt,
     reference_logits,
+    save_image_model,
     save_joined,
     save_mxfp4,
     save_reference,
@@ -56,11 +56,7 @@ def test_experts_of_four_bits_equal_unpacked_ones(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("kind", "as_published"), IMAGE_CASES)
 def test_the_text_part_of_an_image_model_is_served(kind: str, as_published: bool, tmp_path: Path) -> None:
-    config_class, model_class, text, vision = IMAGE_MODELS[kind]
-    torch.manual_seed(0)
-    config = config_class(text_config={**TINY, **text}, vision_config=vision, eos_token_id=2, tie_word_embeddings=False)
-    reference = model_class(config).eval()
-    reference.save_pretrained(tmp_path, save_original_format=as_published)
+    reference = save_image_model(tmp_path, kind, as_published=as_published)
     token_ids = prompt(NUM_TOKENS)
     logits = PagedRunner(load(tmp_path)).logits(token_ids, [7, NUM_TOKENS - 7])
     assert (logits - reference_logits(reference, token_ids)).abs().max() <= TOLERANCE

@@ -377,6 +377,16 @@ IMAGE_CASES = [
 ]
 
 
+def save_image_model(folder: Path, kind: str, *, as_published: bool) -> PreTrainedModel:
+    """A model that also sees images, its tensors named as in the published files, or as transformers saves them."""
+    config_class, model_class, text, vision = IMAGE_MODELS[kind]
+    torch.manual_seed(0)
+    config = config_class(text_config={**TINY, **text}, vision_config=vision, eos_token_id=2, tie_word_embeddings=False)
+    model: PreTrainedModel = model_class(config).eval()
+    model.save_pretrained(folder, save_original_format=as_published)
+    return model
+
+
 def save_joined(folder: Path, *, as_published: bool, **changes: object) -> PreTrainedModel:
     """A Qwen 3 VL with experts, whose tensors are transposed as in the published files, or as transformers saves."""
     config_class, model_class, text, vision = IMAGE_MODELS["qwen3 vl, moe"]
