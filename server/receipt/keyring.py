@@ -4,8 +4,8 @@ import contextlib
 import logging
 import os
 import stat
-import tempfile
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
+from kernels.system.whole_file import write_whole
 from qualification.common.regular_file import read_regular
 from qualification.receipt.keys import PublicKey, public_key_of
 from server.errors import SettingsError
@@ -109,7 +110,7 @@ class KeyRing:
             if public_key_of(found) != self._keys[0]:  # another server of this folder has made a new one
                 return found
         private = Ed25519PrivateKey.generate()
-        os.replace(_written_beside(self._file, private), self._file)
+        write_whole(self._file, _pem(private), mode=0o600)
         return private
 
 
@@ -138,21 +139,17 @@ def _read(file: Path, what: str) -> Ed25519PrivateKey:
 
 def _write_first(file: Path, private: Ed25519PrivateKey) -> None:
     """Write a key where there is none; one that another process writes at the same time stays. Raises OSError."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    beside = _written_beside(file, private)
-    try:
-        os.link(beside, file)
-    except FileExistsError:
-        pass
-    finally:
-        beside.unlink()
+    with TemporaryDirectory(dir=_made(file.parent), prefix=f".{file.name}.") as folder:
+        beside = Path(folder) / file.name
+        write_whole(beside, _pem(private), mode=0o600)
+        with contextlib.suppress(FileExistsError):
+            os.link(beside, file)
 
 
-def _written_beside(file: Path, private: Ed25519PrivateKey) -> Path:
-    """A new file of mode 0600 in the same folder, with the key. Raises OSError."""
-    descriptor, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)  # mkstemp's mode is 0600
-    with open(descriptor, "wb") as opened:
-        opened.write(private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-        opened.flush()
-        os.fsync(opened.fileno())
-    return Path(name)
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _pem(private: Ed25519PrivateKey) -> bytes:
+    return private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import logging
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ import torch
 
 from kernels.catalog import ALL_PATHS
 from kernels.system.device import torch_dtype
+from kernels.system.whole_file import write_whole
 from qualification.decision.decision import Policy
 from qualification.measure.start_plan import own_file
 from qualification.model.config import num_parameters
@@ -25,7 +25,7 @@ from server.engine.proof.layer_steps import CheckedStep, LayerSteps, TooSmall
 from server.engine.startup.plan import Progress, Unservable, cache_folder
 from server.engine.startup.subject import Subject
 from server.errors import LayersFailed
-from server.model.load.digests import model_digests
+from server.model.load.digests import known_weights_digest
 from server.protocol.messages import LayersReport, LayersStatus, PlanRow
 from server.settings import LoadFormat, Settings
 
@@ -158,7 +158,7 @@ def _threads_for(subject: Subject) -> Iterator[None]:
 
 def _key(subject: Subject, runner: ModelRunner) -> str | None:
     """Return a digest of all that a result depends on beside the fingerprint; None without a digest of the weights."""
-    weights = model_digests(subject.folder, has_weights=True)["weights"]
+    weights = known_weights_digest(subject.folder)
     if weights is None:
         return None
     sources = {path.name: path.source_digest for path in ALL_PATHS}
@@ -190,10 +190,7 @@ def _keep(file: Path, key: str, report: LayersReport) -> None:
     """Keep a result beside those that are there; where that fails the next start checks again."""
     known = [it for it in _read(file).items() if it[0] != key]
     kept = dict([*known[1 - _MOST_KEPT :], (key, report)])
-    beside = file.with_suffix(f".{os.getpid()}.tmp")
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_bytes(msgspec.json.encode(kept))
-        beside.replace(file)
+        write_whole(file, msgspec.json.encode(kept))
     except OSError as error:
         logger.warning("%s cannot be written, so that the next start checks the layers again: %s", file, error)

@@ -25,8 +25,13 @@ def model_digests(folder: Path, *, has_weights: bool) -> dict[str, str | None]:
     """
     return {
         "tokenizer": _or_none(folder, tokenizer_digest),
-        "weights": _or_none(folder, weights_digest) if has_weights else "dummy",
+        "weights": known_weights_digest(folder) if has_weights else "dummy",
     }
+
+
+def known_weights_digest(folder: Path) -> str | None:
+    """`weights_digest`; None too where the weights cannot be read."""
+    return _or_none(folder, weights_digest)
 
 
 def weights_digest(folder: Path) -> str | None:
