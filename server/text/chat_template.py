@@ -34,6 +34,7 @@ from server.text.request_text import RequestMarkup, RequestText, added, is_of_re
 MAX_TEMPLATE_CHARS = 1_000_000
 MAX_OUTPUT_CHARS = 16_000_000
 MAX_RENDER_S = 2.0
+MAX_DEPTH = 100  # of macros within each other: a schema's depth in a real template
 _MAX_WIDTH = 10_000  # of padding, indentation, ranges: 'a'|center(10**9) would take a gigabyte
 _MAX_REPEATED = 100_000  # characters or items that one `*` makes; real templates repeat a dash or a space
 _TEMPLATE_FILE = "<template>"  # in jinja2's compiled code of a template that is no file
@@ -51,7 +52,7 @@ _PROBED_TOOLS = [{"type": "function", "function": {"name": "f", "description": "
 _UNBOUNDED = frozenset(
     {"format", "format_map", "translate"}
 )  # str.format is `_formatted`; no template needs the others
-# What the template's own code may raise; RuntimeError is endless recursion.
+# What the template's own code may raise.
 _FAILURES = (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError)
 
 
@@ -150,7 +151,7 @@ class ChatTemplate:
         given = {"messages": messages, "tools": tools, "documents": documents}
         values = {**options, **self._special_tokens, **given, "add_generation_prompt": add_generation_prompt}
         try:
-            with _Deadline(MAX_RENDER_S):
+            with _Bounds(MAX_RENDER_S, MAX_DEPTH):
                 parts, num_chars = [], 0
                 template = self._tool_template if tools else self._template
                 for part in template.generate(values):
@@ -465,15 +466,18 @@ def _strftime_now(form: str) -> str:
     return RequestText(now) if isinstance(form, RequestText) else now
 
 
-class _Deadline:
-    """Limit in seconds on this thread's Python code: a loop without output cannot be ended otherwise.
+class _Bounds:
+    """Limits in seconds and in depth on this thread's Python code: a loop without output cannot be ended otherwise.
 
     By the interpreter's trace function, which sees each line of the template and each call: without the lines of the
-    library a chat of one message renders in 49 us instead of 80 (two shared cores).
+    library a chat of one message renders in 49 us instead of 80 (two shared cores). The interpreter's own limit on
+    depth is the process's: where a library raised it to some 20,000, endless recursion overflowed the stack.
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, max_depth: int) -> None:
         self._seconds = seconds
+        self._max_depth = max_depth  # of macros and recursive loops within each other
+        self._depth = 0
 
     def __enter__(self) -> None:
         self._outer = sys.gettrace()
@@ -483,7 +487,15 @@ class _Deadline:
     def __exit__(self, *_: object) -> None:
         sys.settrace(self._outer)
 
-    def _trace(self, frame: FrameType, _event: str, _arg: object) -> Any:
+    def _trace(self, frame: FrameType, event: str, _arg: object) -> Any:
         if time.monotonic() > self._end:
             raise _Limited(f"it ran for more than {self._seconds:g} s")
-        return self._trace if frame.f_code.co_filename == _TEMPLATE_FILE else None
+        if frame.f_code.co_filename != _TEMPLATE_FILE:
+            return None
+        if event == "call":
+            self._depth += 1
+            if self._depth > self._max_depth:
+                raise _Limited(f"its macros or loops are nested more than {self._max_depth} deep")
+        elif event == "return":
+            self._depth -= 1
+        return self._trace

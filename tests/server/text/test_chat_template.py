@@ -80,13 +80,19 @@ LOOPS = "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9
     [
         ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
         *[(DOUBLING.replace("OP", operator), "the limit is 16000000") for operator in "+~"],
-        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "more than 100 deep"),
+        ("{% for a in [1] recursive %}{{ loop([1]) }}{% endfor %}", "more than 100 deep"),
         (LOOPS, "more than 2 s"),
     ],
 )
 def test_a_template_that_refuses_or_does_not_end_is_an_error(source: str, reason: str) -> None:
     with pytest.raises(TemplateError, match=reason):
         render(source)
+
+
+def test_macros_may_nest_as_deeply_as_a_schema() -> None:
+    nested = "{% macro f(n) %}{{ n }}{% if n %}{{ f(n - 1) }}{% endif %}{% endmacro %}"
+    assert render(nested + "{{ f(90) }}" * 20) == "".join(map(str, range(90, -1, -1))) * 20
 
 
 @pytest.mark.parametrize(
