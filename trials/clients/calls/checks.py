@@ -41,6 +41,11 @@ def expect(is_so: object, what: str) -> None:
         raise AssertionError(what)
 
 
+def is_streamed(parts: list[str]) -> bool:
+    """Whether an answer's text came in several parts. Ask again where not: the demo's may end at its first token."""
+    return len(parts) > 1 and bool("".join(parts).strip())
+
+
 def expect_weather(arguments: str | dict[str, Any]) -> None:
     """Arguments of the tool, as text or parsed, must validate against its schema."""
     found = json.loads(arguments) if isinstance(arguments, str) else dict(arguments)
