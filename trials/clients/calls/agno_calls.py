@@ -44,7 +44,9 @@ def run(kind: str) -> None:
 
 def streamed(kind: str) -> None:
     def parts() -> list[str]:
-        events = agent(kind).run(QUESTION, stream=True)
+        events = [*agent(kind).run(QUESTION, stream=True)]
+        errors = [event.content for event in events if event.event == "RunError"]
+        expect(not errors, f"no error is streamed: {errors}")
         return [event.content for event in events if event.event == "RunContent" and event.content]
 
     expect(any(is_streamed(parts()) for _ in range(3)), "text is streamed")
