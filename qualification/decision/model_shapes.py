@@ -1,7 +1,7 @@
 """Attention signature of a model, and every shape of every operator that serving it can meet."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kernels.collective.shape import CollectiveShape, Follows
 from kernels.experts.shape import ExpertsShape
@@ -16,7 +16,7 @@ from qualification.model.shard import local_heads, sums_at_norms
 
 @dataclass(frozen=True, slots=True)
 class AttentionSignature:
-    """A model's attention, all layers together: two models of one signature need the same proofs."""
+    """The attention of all layers of a model that have the same heads: two of one signature need the same proofs."""
 
     num_heads: int
     num_kv_heads: int
@@ -110,7 +110,12 @@ def plan_shapes(
     """
     products = linear_shapes_needed(model, limits.dtype, limits.max_num_batched_tokens, device_type, num_ranks)
     sums = collective_shapes_needed(model, limits, num_ranks)
-    return (*shapes_needed(signature_of(model), limits), *products, *experts_shapes_needed(model, limits), *sums)
+    return (*attention_shapes_needed(model, limits), *products, *experts_shapes_needed(model, limits), *sums)
+
+
+def attention_shapes_needed(model: ModelConfig, limits: ServingLimits) -> tuple[AttentionShape, ...]:
+    """Every shape of a model's attention, or of one rank's part of it, whatever its layers' heads."""
+    return tuple(shape for signature in signatures_of(model) for shape in shapes_needed(signature, limits))
 
 
 def num_sums(model: ModelConfig) -> dict[Follows, int]:
@@ -162,18 +167,30 @@ def experts_shape(mixture: ExpertsConfig, hidden_size: int, dtype: Dtype, rows: 
 def signature_of(model: ModelConfig, tensor_parallel_size: int = 1) -> AttentionSignature:
     """Return the signature of a model, whose layers that attend differ in nothing of attention but their windows.
 
+    Raises as `signatures_of`, and ValueError for a model with several.
+    """
+    found, *others = signatures_of(model, tensor_parallel_size)
+    if others:
+        raise ValueError(f"{model.family}: layers have {1 + len(others)} kinds of heads, each with a signature")
+    return found
+
+
+def signatures_of(model: ModelConfig, tensor_parallel_size: int = 1) -> tuple[AttentionSignature, ...]:
+    """Return the signature of each kind of heads among a model's layers, the first layer's first.
+
     With several ranks it is that of each rank's heads, which are as many on all of them. Raises ModelConfigError where
     the heads cannot be split among so many.
     """
-    first = model.attentions[0]
-    heads = local_heads(first, 0, tensor_parallel_size)
-    assert all(it.head_dim == first.head_dim for it in model.attentions), "one head dim in all layers"
-    return AttentionSignature(
-        num_heads=len(heads.query),
-        num_kv_heads=len(heads.kv),
-        head_dim=first.head_dim,
-        windows=distinct_windows(model.windows),
-        softcap=first.softcap,
-        sinks=first.has_sinks,
-        spans=model.has_image_spans,
-    )
+    windows: dict[AttentionSignature, list[int | None]] = {}
+    for attention in model.attentions:
+        heads = local_heads(attention, 0, tensor_parallel_size)
+        kind = AttentionSignature(
+            num_heads=len(heads.query),
+            num_kv_heads=len(heads.kv),
+            head_dim=attention.head_dim,
+            softcap=attention.softcap,
+            sinks=attention.has_sinks,
+            spans=model.has_image_spans,
+        )
+        windows.setdefault(kind, []).append(attention.window)
+    return tuple(replace(kind, windows=distinct_windows(found)) for kind, found in windows.items())

@@ -26,7 +26,7 @@ from kernels.vocabulary.path import Tier
 from kernels.vocabulary.shape import Phase
 from qualification.common.exit_code import ExitCode
 from qualification.decision.decision import Policy
-from qualification.decision.model_shapes import shapes_needed, signature_of
+from qualification.decision.model_shapes import attention_shapes_needed
 from qualification.evidence.full_model import Attention, FullModel, ModelTiming
 from qualification.measure.costs.timing import median_spread
 from server.engine.startup.builder import BuiltEngine, build_engine
@@ -113,7 +113,7 @@ def _build(settings: Settings, attention: Attention, say: Say) -> BuiltEngine:
     broken: frozenset[tuple[str, str]] = frozenset()
     if attention is Attention.FALLBACK:
         config, device = load_config(Path(settings.model)), choose_device(settings)
-        shapes = shapes_needed(signature_of(config), choose_limits(settings, config, device).serving)
+        shapes = attention_shapes_needed(config, choose_limits(settings, config, device).serving)
         first = [path.name for path in PATHS if path.tier is Tier.FIRST]
         broken = frozenset((path, str(shape)) for path in first for shape in shapes)
     say(f"building the model, attention by the {attention.value}")

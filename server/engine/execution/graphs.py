@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Graph:
-    """A captured step. `choices`: what its attention ran on; `launches`: how often, by window, for each part.
+    """A captured step. `choices`: what its attention ran on; `launches`: how often, by kind of layers, for each part.
 
     others  the decisions for its other operators
     latest  the attention of its latest step, and how many rows and tokens that had
@@ -32,7 +32,7 @@ class _Graph:
 
     choices: tuple[Choice, ...]
     others: tuple[Decision[AnyShape], ...]
-    launches: tuple[Mapping[int | None, int], ...]
+    launches: tuple[Mapping[int, int], ...]
     latest: "tuple[tuple[int, ...], StepAttention] | None" = None
 
 
@@ -159,7 +159,7 @@ class StepGraphs:
         """Return what would serve it now; None where a part has no path: no batch is as long, or no path is left."""
         parts, dispatcher = self._worker.parts(key), self._worker.dispatcher
         try:
-            return tuple([dispatcher.choice(part, window) for part in parts for window in dispatcher.windows])
+            return tuple([dispatcher.choice(part, kind) for part in parts for kind in dispatcher.kinds])
         except NoPathError:
             return None
 

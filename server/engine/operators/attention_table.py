@@ -9,7 +9,7 @@ from kernels.vocabulary.path import KernelPath, RunAttention
 from kernels.vocabulary.shape import AttentionShape, Phase
 from qualification.decision.decision import Decision
 from server.engine.operators.decisions import NoPathError
-from server.engine.operators.dispatch_key import CAUSAL, LengthKey, bucket_index, key_of_shape
+from server.engine.operators.dispatch_key import CAUSAL, LayerKind, LengthKey, bucket_index, key_of_shape
 from server.engine.operators.launch_errors import launch_failure
 from server.engine.operators.table import OperatorChoice, OperatorTable, TableOptions
 
@@ -31,16 +31,17 @@ class AttentionTable(OperatorTable[AttentionShape, RunAttention]):
             self._by_lengths[choice.decision.shape.phase][key_of_shape(choice.decision.shape)] = choice
         self._decode = self._by_lengths[Phase.DECODE]
 
-    def choice(self, phase: Phase, batch: AttentionBatch, window: int | None) -> Choice:
+    def choice(self, phase: Phase, batch: AttentionBatch, kind: LayerKind) -> Choice:
         """One dictionary hit. Raises NoPathError for a shape without a path, which no start-up lets through."""
         if phase is Phase.DECODE:
-            found = self._decode.get((window, 0, bucket_index(batch.max_context), CAUSAL))
+            found = self._decode.get((kind, 0, bucket_index(batch.max_context), CAUSAL))
         else:
-            key = (window, bucket_index(batch.max_seqlen_q), bucket_index(batch.max_context), CAUSAL)
+            key = (kind, bucket_index(batch.max_seqlen_q), bucket_index(batch.max_context), CAUSAL)
             found = self._by_lengths[phase].get(key)
         if found is None:
             lengths = f"{batch.max_seqlen_q} of {batch.max_context} tokens"
-            raise NoPathError(phase, f"no path for {phase.value}, window {window}, {lengths}")
+            window, heads = kind
+            raise NoPathError(phase, f"no path for {phase.value}, d{heads.dim}, window {window}, {lengths}")
         return found
 
     def _decided(self, decision: Decision[AttentionShape]) -> None:

@@ -6,7 +6,7 @@ of work. In a CUDA graph the events are nodes of the graph: every replay records
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,6 +14,7 @@ import torch
 
 from kernels.calls.batch import AttentionFlags
 from kernels.vocabulary.shape import AttentionShape, Phase, flops, hbm_bytes_tiled
+from server.engine.operators.dispatch_key import Heads
 from server.engine.scheduling.sequence import Batch
 from server.protocol.messages import AttentionSample
 
@@ -109,19 +110,29 @@ class _Pending:
 
     marks: _Marks
     shape: AttentionShape
-    num_layers: int  # of the same window
+    num_layers: int  # of the same kind
     lengths: tuple[tuple[int, int], ...]  # queries and keys of each sequence
 
 
 class AttentionTimer:
     """Only the stepping thread may call it."""
 
-    def __init__(self, flags: Iterable[AttentionFlags], device: Device, *, every: int = SAMPLED_STEPS) -> None:
-        """`flags`: one a layer that attends. Of each window the middle layer is measured, and stands for the others."""
-        layers: dict[int | None, list[int]] = {}
+    def __init__(
+        self,
+        flags: Sequence[AttentionFlags],
+        device: Device,
+        *,
+        heads: Sequence[Heads] | None = None,
+        every: int = SAMPLED_STEPS,
+    ) -> None:
+        """`flags`: one a layer that attends; `heads` likewise, None where all are alike.
+
+        Of each kind of layers the middle one is measured, and stands for the others.
+        """
+        layers: dict[tuple[int | None, Heads | None], list[int]] = {}
         for layer, each in enumerate(flags):
-            layers.setdefault(each.window, []).append(layer)
-        self._windows = {found[len(found) // 2]: window for window, found in layers.items()}
+            layers.setdefault((each.window, None if heads is None else heads[layer]), []).append(layer)
+        self._kinds = {found[len(found) // 2]: kind for kind, found in layers.items()}
         self._num_alike = {found[len(found) // 2]: len(found) for found in layers.values()}
         self._device = device
         self.every = every
@@ -181,12 +192,12 @@ class AttentionTimer:
             self._await(marks, shape, layer)
 
     def replayed(self, shape: AttentionShape, batch: object) -> None:
-        """A graph was replayed, one of whose parts has this batch; `shape` is what served one window of the part."""
+        """A graph was replayed, one of whose parts has this batch; `shape` is what served one kind of layers."""
         if shape.phase not in self._sampled:
             return
-        for layer, window in self._windows.items():
+        for layer, (window, heads) in self._kinds.items():
             captured = self._captured.get((id(batch), layer))
-            if captured is not None and window == shape.window:
+            if captured is not None and window == shape.window and heads in (None, Heads.of(shape)):
                 self._await(captured.marks, shape, layer)
                 self._memory = None  # a graph's memory is its own, before and after
 

@@ -18,6 +18,7 @@ from server.engine.operators.attention_table import AttentionTable, Choice
 from server.engine.operators.attention_timer import AttentionTimer
 from server.engine.operators.collective import CollectiveTable
 from server.engine.operators.decisions import Redecide
+from server.engine.operators.dispatch_key import Heads, LayerKind
 from server.engine.operators.experts import ExpertsTable
 from server.engine.operators.linear import LinearTable
 from server.engine.operators.rows_table import RowsTable, StepSizes
@@ -59,14 +60,21 @@ class Dispatcher:
         overridden: Pairs = frozenset(),
         tables: Iterable[RowsTable[Any, Any]] = (),
         layers: tuple[int, ...] | None = None,
+        heads: tuple[Heads, ...] | None = None,
     ) -> None:
         """`decisions`, `paths`, `flags`: of attention; flags one a layer that attends. `tables`: of other operators.
 
-        `layers`: which layer of the model each of `flags` belongs to; None where all attend.
+        `layers`: which layer of the model each of `flags` belongs to; None where all attend. `heads`: of each of
+        them; None where all have those of the decisions.
         """
         self.flags = flags
         self.layers = tuple(range(len(flags))) if layers is None else layers
-        self.windows = tuple(dict.fromkeys(layer.window for layer in flags))
+        if heads is None:
+            heads = (_heads_of(decisions),) * len(flags)
+        of_layers = [(layer.window, own) for layer, own in zip(flags, heads, strict=True)]
+        self.kinds: tuple[LayerKind, ...] = tuple(dict.fromkeys(of_layers))
+        # By layer its place among `kinds`: a number is found faster than a kind.
+        self.kind_places = tuple(self.kinds.index(kind) for kind in of_layers)
         self.attention = AttentionTable(
             decisions, paths, redecide=redecide, quarantined=quarantined, overridden=overridden
         )
@@ -145,9 +153,9 @@ class Dispatcher:
         """The (path, shape) pairs of all operators quarantined since the last call."""
         return [pair for table in self._all for pair in table.decided.take_quarantined()]
 
-    def choice(self, part: PhasePart, window: int | None) -> Choice:
+    def choice(self, part: PhasePart, kind: LayerKind) -> Choice:
         """One dictionary hit. Raises NoPathError for a shape without a path, which no start-up lets through."""
-        return self.attention.choice(part.phase, part.batch, window)
+        return self.attention.choice(part.phase, part.batch, kind)
 
     def begin(self, batch: Batch) -> None:
         """A step is about to be launched."""
@@ -242,3 +250,11 @@ class Dispatcher:
     def substitute(self, path: KernelPath) -> None:
         """Run `path` wherever the path of its name serves: this is how faults are planted in an engine that runs."""
         self.attention.substitute(path)
+
+
+def _heads_of(decisions: Iterable[AttentionShape]) -> Heads:
+    """Return the heads of all shapes; of no shape, none. Raises ValueError where they differ."""
+    found = {Heads.of(shape) for shape in decisions}
+    if len(found) > 1:
+        raise ValueError(f"layers have {len(found)} kinds of heads: name those of each")
+    return next(iter(found), Heads(0, 0, 0))

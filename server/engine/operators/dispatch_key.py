@@ -1,13 +1,33 @@
 """Lengths of a batch as small numbers that a dictionary finds fast."""
 
 from bisect import bisect_left
+from typing import NamedTuple
 
 from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.shape import AttentionShape, Mask, Phase
+from qualification.model.config import AttentionConfig
 
-# Window, which buckets the longest query and the longest context are in, and the mask. Numbers, for an Enum hashes its
-# name in Python: a decision took 2.8 us with three of them, and takes 0.5 us without (one busy core, Python 3.11).
-LengthKey = tuple[int | None, int, int, int]
+
+class Heads(NamedTuple):
+    """The heads of a layer's attention. A tuple, which is hashed for each decision: a dataclass takes 5 times as long.
+
+    query, kv  how many
+    dim        numbers of each
+    """
+
+    query: int
+    kv: int
+    dim: int
+
+    @classmethod
+    def of(cls, it: AttentionShape | AttentionConfig) -> "Heads":
+        return cls(it.num_heads, it.num_kv_heads, it.head_dim)
+
+
+LayerKind = tuple[int | None, Heads]  # the window and the heads of a layer: those of one kind have the same shapes
+# Kind of layers, buckets of the longest query and of the longest context, and the mask. Numbers, for an Enum hashes
+# its name in Python: a decision took 2.8 us with three of them, and takes 0.5 us without (one busy core, Python 3.11).
+LengthKey = tuple[LayerKind, int, int, int]
 
 _MASKS = {mask: index for index, mask in enumerate(Mask)}
 CAUSAL = _MASKS[Mask.CAUSAL]  # the mask of every step today
@@ -19,8 +39,13 @@ def bucket_index(num_tokens: int) -> int:
     return bisect_left(_EDGES, num_tokens)
 
 
+def kind_of_shape(shape: AttentionShape) -> LayerKind:
+    """Return the kind of the layers that have this shape."""
+    return shape.window, Heads.of(shape)
+
+
 def key_of_shape(shape: AttentionShape) -> LengthKey:
     """The key under which `bucket_index` finds the shape among those of its phase."""
     order = list(Bucket)
     queries = 0 if shape.phase is Phase.DECODE else order.index(shape.query_bucket)
-    return (shape.window, queries, order.index(shape.context_bucket), _MASKS[shape.mask])
+    return (kind_of_shape(shape), queries, order.index(shape.context_bucket), _MASKS[shape.mask])

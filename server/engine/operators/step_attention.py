@@ -34,7 +34,7 @@ class ServedStep:
 
 @dataclass(slots=True)
 class _Lane:
-    """The choice for the layers of one window in one phase of a step, and how often it ran."""
+    """The choice for the layers of one kind in one phase of a step, and how often it ran."""
 
     choice: Choice
     num_launches: int = 0
@@ -45,7 +45,7 @@ class _Part:
     """`planned`: the part's batch with the plans that the layers of this step share; None: not to be launched now."""
 
     part: PhasePart
-    lanes: dict[int | None, _Lane] = field(default_factory=dict)  # by window
+    lanes: dict[int, _Lane] = field(default_factory=dict)  # by the place of the kind of layers
     retired: list[_Lane] = field(default_factory=list)  # ran some layers, then failed to launch
     planned: AttentionBatch | None = None
 
@@ -84,7 +84,7 @@ class StepAttention:
         )
         dispatcher.check_others(self._sizes)
         self._parts = [
-            _Part(part, {window: _Lane(dispatcher.choice(part, window)) for window in dispatcher.windows})
+            _Part(part, {place: _Lane(dispatcher.choice(part, kind)) for place, kind in enumerate(dispatcher.kinds)})
             for part in parts
         ]
 
@@ -113,26 +113,26 @@ class StepAttention:
                 own_k, own_v = (k, v) if is_alone else (k[tokens], v[tokens])
             self._run(entry, layer, own_q, own_k, own_v, own_out)
             if self._tap is not None:
-                choice = entry.lanes[self._dispatcher.flags[layer].window].choice
+                choice = entry.lanes[self._dispatcher.kind_places[layer]].choice
                 self._tap(choice, entry.part, layer, own_q, own_k, own_v, own_out)
         if self._beat is not None:
             self._beat()
 
     @property
     def choices(self) -> tuple[Choice, ...]:
-        """Return the choices that serve now, one for each part and window."""
+        """Return the choices that serve now, one for each part and kind of layers."""
         return tuple(lane.choice for entry in self._parts for lane in entry.lanes.values())
 
     @property
-    def launches(self) -> tuple[dict[int | None, int], ...]:
-        """Return how often the choice of each window ran, for each part."""
-        return tuple({window: lane.num_launches for window, lane in entry.lanes.items()} for entry in self._parts)
+    def launches(self) -> tuple[dict[int, int], ...]:
+        """Return how often the choice of each kind of layers ran, for each part."""
+        return tuple({place: lane.num_launches for place, lane in entry.lanes.items()} for entry in self._parts)
 
-    def count(self, launches: Iterable[Mapping[int | None, int]]) -> None:
+    def count(self, launches: Iterable[Mapping[int, int]]) -> None:
         """Count what a replay of a CUDA graph launches: the `launches` of the step that it captured."""
         for entry, counts in zip(self._parts, launches, strict=True):
-            for window, num_launches in counts.items():
-                entry.lanes[window].num_launches += num_launches
+            for place, num_launches in counts.items():
+                entry.lanes[place].num_launches += num_launches
 
     def replayed(self) -> None:
         """The CUDA graph that this counts was replayed."""
@@ -175,8 +175,8 @@ class StepAttention:
         return [(entry, lane) for entry in self._parts for lane in (*entry.retired, *entry.lanes.values())]
 
     def _run(self, entry: _Part, layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
-        flags = self._dispatcher.flags[layer]
-        lane = entry.lanes[flags.window]
+        place = self._dispatcher.kind_places[layer]
+        lane = entry.lanes[place]
         assert entry.planned is not None, "a step is planned before its first layer"
         while True:
             try:
@@ -184,7 +184,7 @@ class StepAttention:
             except LAUNCH_ERRORS as error:
                 if lane.num_launches:
                     entry.retired.append(lane)
-                lane = entry.lanes[flags.window] = _Lane(self._replace(lane.choice, error))
+                lane = entry.lanes[place] = _Lane(self._replace(lane.choice, error))
             else:
                 lane.num_launches += 1
                 return

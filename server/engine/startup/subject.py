@@ -29,6 +29,7 @@ from server.engine.execution.followers import RankIdentity
 from server.engine.operators.attention_timer import AttentionTimer, CpuDevice, CudaDevice
 from server.engine.operators.collective import CollectiveTable
 from server.engine.operators.dispatch import Dispatcher
+from server.engine.operators.dispatch_key import Heads
 from server.engine.operators.experts import ExpertsTable
 from server.engine.operators.linear import LinearTable, MeasuredProducts, with_measured
 from server.engine.operators.rows_table import RowsTable
@@ -204,7 +205,9 @@ def dispatcher_of(
         of_sums = decisions_of(CollectiveShape, decisions)
         paths = collective_paths_on(device)
         tables.append(CollectiveTable(num_sums(config), of_sums, paths, **options))
-    timer = AttentionTimer(flags, CudaDevice() if device.type == "cuda" else CpuDevice()) if has_timer else None
+    heads = tuple(map(Heads.of, config.attentions))
+    of_device = CudaDevice() if device.type == "cuda" else CpuDevice()
+    timer = AttentionTimer(flags, of_device, heads=heads) if has_timer else None
     attention = decisions_of(AttentionShape, decisions)
     layers = config.attention_layers
     return Dispatcher(
@@ -215,6 +218,7 @@ def dispatcher_of(
         timer=timer,
         tables=tables,
         layers=layers,
+        heads=heads,
         quarantined=quarantined,
         overridden=overridden,
     )

@@ -20,7 +20,7 @@ from kernels.vocabulary.shape import PLANNED_PHASES, AttentionShape, Dtype, Mask
 from qualification.decision.decision import Decision, Pairs, Status
 from server.engine.operators.decisions import NoPathError, Redecide
 from server.engine.operators.dispatch import Dispatcher, PhasePart
-from server.engine.operators.dispatch_key import bucket_index
+from server.engine.operators.dispatch_key import Heads, bucket_index
 from server.engine.operators.launch_errors import is_device_lost, launch_failure
 from server.engine.operators.step_attention import StepAttention
 from server.engine.scheduling.sequence import Batch, Sequence
@@ -130,6 +130,19 @@ def test_every_launch_is_counted_by_path() -> None:
         for name, launches in (("full", 2), ("windowed", 1))
     }
     assert attention.counts()[0].fallback_reasons == ["dtype"]
+
+
+def test_layers_with_other_heads_have_their_own_paths() -> None:
+    plan = {each: decision(each, "narrow") for each in decisions()}
+    wide = {replace(each, num_kv_heads=2, head_dim=8): decision(each, "wide") for each in decisions()}
+    plan |= {each: replace(found, shape=each) for each, found in wide.items()}
+    flags, heads = AttentionFlags(scale=0.5), (Heads(2, 1, 4), Heads(2, 2, 8), Heads(2, 1, 4))
+    subject = Dispatcher(plan, [path("narrow", 1.0), path("wide", 2.0)], (flags,) * 3, redecide=nobody, heads=heads)
+    attention, outputs = step(subject)
+    assert outputs == [[1.0] * 5, [2.0] * 5, [1.0] * 5]
+    assert {(it.path, it.num_launches) for it in attention.counts()} == {("narrow", 2), ("wide", 1)}
+    with pytest.raises(ValueError, match="name those of each"):
+        Dispatcher(plan, (), (flags,) * 3, redecide=nobody)
 
 
 @pytest.mark.parametrize(
@@ -307,4 +320,6 @@ def test_a_decision_is_a_dictionary_hit() -> None:
         return min(timeit.repeat(call, number=1000, repeat=20))
 
     one_hit_s = seconds(lambda: hits[None, 0, batch.max_seqlen_q])
-    assert seconds(lambda: subject.choice(part, None)) < 15 * one_hit_s  # 4 times on a Xeon; deciding anew takes 1,000
+    assert (
+        seconds(lambda: subject.choice(part, subject.kinds[0])) < 15 * one_hit_s
+    )  # 4 times on a Xeon; deciding anew takes 1,000
