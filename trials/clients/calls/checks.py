@@ -42,7 +42,7 @@ def expect(is_so: object, what: str) -> None:
 
 
 def is_streamed(parts: list[str]) -> bool:
-    """Whether an answer's text came in several parts. Ask again where not: the demo's may be one word, as "No." is."""
+    """Return whether a text came in several parts. Ask again where not: the demo's may be one word, as "No." is."""
     return len(parts) > 1 and bool("".join(parts).strip())
 
 
