@@ -16,7 +16,6 @@ from qualification.model.config import (
     LayerConfig,
     Mixer,
     ModelConfig,
-    QKNorm,
     RecurrenceConfig,
 )
 from qualification.model.fields import ModelConfigError
@@ -126,8 +125,6 @@ def _layer_shard(layer: LayerConfig, rank: int, world: int) -> LayerShard:
 def _mixer_part(mixer: Mixer, rank: int, world: int) -> tuple[Mixer, LocalHeads]:
     if isinstance(mixer, RecurrenceConfig):
         return mixer.of_rank(rank, world), LocalHeads(range(0), range(0))
-    if world > 1 and mixer.qk_norm is QKNorm.ALL_HEADS:
-        raise ModelConfigError(f"norms over all heads of a token cannot be split among {world} ranks")
     heads = local_heads(mixer, rank, world)
     return replace(mixer, num_heads=len(heads.query), num_kv_heads=len(heads.kv)), heads
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from kernels.fused.norm import add_rms_norm, rms_norm
+from kernels.fused.split_norm import mean_squares, norm_by
 from server.model.linear import Product
 from server.model.ranks import Ranks
 from server.model.step import Step
@@ -174,13 +175,20 @@ class RowNormedAttention(Attention):
     """Attention whose queries and keys are normed over all heads of a token together, apart from the rotation.
 
     q_row_norm, k_row_norm   [heads * head_dim], [kv_heads * head_dim]
+    ranks                    that have the heads; each KV head is on equally many of them
     """
 
     q_row_norm: Tensor = field(kw_only=True)
     k_row_norm: Tensor = field(kw_only=True)
+    ranks: Ranks = field(kw_only=True)
 
     def _heads(self, x: Tensor, step: Step) -> tuple[Tensor, ...]:
         head_dim, num_tokens = self.heads[1], x.shape[0]
         q, k, v = self.qkv(x, step).split_with_sizes([num * head_dim for num in self.splits], dim=1)
-        rows = (rms_norm(q, self.q_row_norm, self.eps), rms_norm(k, self.k_row_norm, self.eps), v)
+        if self.ranks.world == 1:
+            rows = (rms_norm(q, self.q_row_norm, self.eps), rms_norm(k, self.k_row_norm, self.eps), v)
+        else:
+            squares = self.ranks.sum_beside(mean_squares(q, k)).div_(self.ranks.world)
+            of_q, of_k = squares.unbind(dim=1)
+            rows = (norm_by(q, self.q_row_norm, of_q, self.eps), norm_by(k, self.k_row_norm, of_k, self.eps), v)
         return tuple(row.view(num_tokens, -1, head_dim) for row in rows)

@@ -237,7 +237,7 @@ class Decoder:
             return Attention(*given)
         q_norm, k_norm = self._norm_weight(weights.q_norm), self._norm_weight(weights.k_norm)
         if attention.qk_norm is QKNorm.ALL_HEADS:
-            return RowNormedAttention(*given, q_row_norm=q_norm, k_row_norm=k_norm)
+            return RowNormedAttention(*given, q_row_norm=q_norm, k_row_norm=k_norm, ranks=self.ranks)
         return Attention(*given, q_norm, k_norm)
 
     def _summed(self, product: Product) -> Product:

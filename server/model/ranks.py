@@ -67,6 +67,11 @@ class Ranks:
         self.run(self.peers, part, None, part)
         return part
 
+    def sum_beside(self, part: Tensor) -> Tensor:
+        """Add as `sum` does, by torch.distributed, what is no row of the model: [T, any size], in place."""
+        run_library(self.peers, part, None, part)
+        return part
+
     def add_norm(self, part: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """residual += the sum of the ranks' parts, then RMSNorm: what `add_rms_norm` does with that sum.
 

@@ -49,7 +49,7 @@ def layer_views(index: int, layer: LayerWeights, config: LayerConfig, names: Ten
     if isinstance(layer.feed_forward, MixtureWeights) and layer.feed_forward.correction_bias is not None:
         assert names.experts is not None, "the family has mixtures"
         bias = layer.feed_forward.correction_bias
-        bias = bias if names.experts.correction is None else bias[None]
+        bias = bias[None] if names.experts.correction_is_matrix else bias
         views[f"{prefix}.{names.experts.correction_bias}"] = StoredTensor(bias)
     for name, linear in linears.items():
         views |= {f"{prefix}.{name}.{word}": stored for word, stored in linear.weight.stored.items()}

@@ -20,6 +20,7 @@ from transformers import (
     GraniteConfig,
     LlamaConfig,
     MellumConfig,
+    MiniMaxM2Config,
     MistralConfig,
     MixtralConfig,
     Olmo2Config,
@@ -60,6 +61,7 @@ FAMILIES = {
     "ernie4_5_moe": Ernie4_5_MoeConfig,
     "glm4": Glm4Config,
     "mellum": MellumConfig,
+    "minimax_m2": MiniMaxM2Config,
     "seed_oss": SeedOssConfig,
     "smollm3": SmolLM3Config,
     "olmo3": Olmo3Config,
@@ -82,6 +84,7 @@ MORE: dict[str, dict[str, object]] = {
         "layer_types": ["sliding_attention", "full_attention"],
         **EXPERTS,
     },
+    "minimax_m2": {"num_local_experts": 6, "num_experts_per_tok": 2, "rotary_dim": 8},
     "smollm3": {"no_rope_layer_interval": 2},
     "olmo3": {"sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"]},
     "exaone4": {"sliding_window": 64, "sliding_window_pattern": 2},
@@ -100,6 +103,7 @@ HEAD_DIM_IS_GIVEN = {
     "ernie4_5",
     "glm4",
     "mellum",
+    "minimax_m2",
     "seed_oss",
 }
 # family, query heads, KV heads, head dim
@@ -112,6 +116,7 @@ MODELS = (
     ("qwen3_moe", 6, 3, 22), ("qwen3", 5, 5, 36), ("phi3", 4, 4, 96), ("phi3", 2, 1, 100), ("phi3", 8, 4, 32),
     ("phi3", 3, 1, 160), ("seed_oss", 10, 2, 36), ("smollm3", 4, 1, 40), ("olmo3", 5, 1, 64), ("exaone4", 6, 2, 20),
     ("ernie4_5", 4, 2, 28), ("ernie4_5_moe", 6, 1, 16), ("glm4", 8, 2, 44), ("mellum", 4, 4, 24),
+    ("minimax_m2", 6, 2, 28),
 )  # fmt: skip
 NUM_NEW = 12
 LENGTHS = (1, 2, 17, 64, 130, 300)

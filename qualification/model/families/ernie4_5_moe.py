@@ -13,7 +13,11 @@ from qualification.model.windows import read_num_layers
 
 TENSORS = TensorNames(
     neighbours_are_pairs=True,
-    experts=ExpertNames(shared="mlp.shared_experts", correction="mlp.moe_statics.e_score_correction_bias"),
+    experts=ExpertNames(
+        shared="mlp.shared_experts",
+        correction="mlp.moe_statics.e_score_correction_bias",
+        correction_is_matrix=True,
+    ),
 )
 _LAST = "moe_layer_end_index"
 

@@ -23,7 +23,8 @@ class ExpertNames:
     """The names of a mixture's tensors within its layer.
 
     gate, up, down   the matrices of an expert: of `experts`.<its number> where each is a tensor
-    correction       the bias for choosing experts, a matrix of one row; None: `e_score_correction_bias` of the router
+    correction       the bias for choosing experts; None: `e_score_correction_bias` of the router
+    correction_is_matrix  whether that bias is a matrix of one row
     shared           the feed-forward that all tokens visit; its gate is a product beside it
     """
 
@@ -35,6 +36,7 @@ class ExpertNames:
     shared: str = "mlp.shared_expert"
     layout: ExpertLayout = ExpertLayout.EACH
     correction: str | None = None
+    correction_is_matrix: bool = False
 
     @property
     def shared_gate(self) -> str:

@@ -13,6 +13,7 @@ from qualification.model.families.gpt_oss import GPT_OSS
 from qualification.model.families.granite import GRANITE
 from qualification.model.families.llama import LLAMA
 from qualification.model.families.mellum import MELLUM
+from qualification.model.families.minimax_m2 import MINIMAX_M2
 from qualification.model.families.mistral import MISTRAL
 from qualification.model.families.mixtral import MIXTRAL
 from qualification.model.families.olmo2 import OLMO2
@@ -42,6 +43,7 @@ KNOWN: tuple[Family, ...] = (
     GRANITE,
     LLAMA,
     MELLUM,
+    MINIMAX_M2,
     MISTRAL,
     MIXTRAL,
     OLMO2,

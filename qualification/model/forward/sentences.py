@@ -112,6 +112,17 @@ SENTENCES: dict[str, Sentence] = {
     "granite": Sentence(),
     "llama": Sentence(),
     "mellum": Sentence(mixture=MixtureSentence("mlp.gate", "mlp.experts")),
+    "minimax_m2": Sentence(
+        mixture=MixtureSentence(
+            "block_sparse_moe.gate",
+            "block_sparse_moe.experts",
+            "w1",
+            "w3",
+            "w2",
+            scores=Scoring.SIGMOID,
+            correction="block_sparse_moe.e_score_correction_bias",
+        )
+    ),
     "mistral": Sentence(),
     "mixtral": Sentence(
         mixture=MixtureSentence(

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from kernels.linear.weights import PlainWeight, StoredTensor
-from qualification.model.config import ExpertsConfig
+from qualification.model.config import ExpertsConfig, QKNorm
 from qualification.model.families.family import TensorNames
 from qualification.model.shard import LayerShard, Shard
 from server.errors import ModelError
@@ -76,6 +76,7 @@ class _Splits:
             "v_proj": [kv],
             "qkv_proj": [query, kv, kv],
             "self_attn": [(self.layer.heads.query, attention.num_heads)],  # of its sinks
+            **({"q_norm": [query], "k_norm": [kv]} if attention.qk_norm is QKNorm.ALL_HEADS else {}),
             gate: [width],
             up: [width],
             "gate_up_proj": [width, width],

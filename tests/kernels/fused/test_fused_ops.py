@@ -13,6 +13,7 @@ from kernels.fused.backend import next_power_of_2, runs_on_triton
 from kernels.fused.norm import add_rms_norm, add_rms_norm_torch, rms_norm, rms_norm_torch
 from kernels.fused.rope_kv import rope_and_write_kv, rope_and_write_kv_torch
 from kernels.fused.row_gate import gate_rows_
+from kernels.fused.split_norm import mean_squares, norm_by
 from kernels.sampling.log_sum import log_sum_exp
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="no interpreter; test_gpu_fused.py runs the kernels")
@@ -277,6 +278,19 @@ def test_a_row_is_gated_by_its_own_product(dtype: torch.dtype) -> None:
     expected = out.float() * torch.sigmoid((x.float() * gate.float()).sum(dim=1, keepdim=True))
     assert gate_rows_(out, x, gate) is out
     assert_near(out, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_parts_of_a_row_are_normed_by_all_its_squares(dtype: torch.dtype) -> None:
+    rows = randn(5, 2 * (100 + 36), dtype=dtype)  # of two ranks, each with 100 columns of q and 36 of k
+    ranks = rows.unflatten(1, (2, 136)).unbind(dim=1)
+    parts = [rank.split_with_sizes([100, 36], dim=1) for rank in ranks]
+    squares = (mean_squares(*parts[0]) + mean_squares(*parts[1])) / 2
+    for place, size in enumerate((100, 36)):
+        weight = randn(2 * size, dtype=dtype, seed=1)
+        expected = rms_norm_torch(torch.cat([part[place] for part in parts], dim=1).float(), weight, 1e-3)
+        normed = [norm_by(p[place], w, squares[:, place], 1e-3) for p, w in zip(parts, weight.chunk(2), strict=True)]
+        assert_near(torch.cat(normed, dim=1), expected)
 
 
 def test_the_sum_of_exponentials_is_torchs() -> None:

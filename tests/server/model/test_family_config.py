@@ -39,6 +39,7 @@ ARCHITECTURES = {
     "gpt_oss": "GptOssForCausalLM",
     "internvl": "InternVLForConditionalGeneration",
     "mellum": "MellumForCausalLM",
+    "minimax_m2": "MiniMaxM2ForCausalLM",
     "mistral": "MistralForCausalLM",
     "mistral3": "Mistral3ForConditionalGeneration",
     "mixtral": "MixtralForCausalLM",
@@ -232,6 +233,8 @@ def test_phi3_is_served_with_a_plain_rotation(scaling: object, tmp_path: Path) -
         ("glm4", {"quantization_config": {"quant_method": "fp8"}}, "quantization_config must be absent"),
         ("ernie4_5_moe", {"moe_norm_min": 0.1}, "moe_norm_min must be absent or 1e-12"),
         ("mellum", {"mlp_layer_types": ["sparse", "dense"]}, "mlp_layer_types must be a list of 4 of sparse, dense"),
+        ("minimax_m2", {"rotary_dim": 7}, "rotary_dim must be whole pairs of dimensions .it is 7 of 128"),
+        ("minimax_m2", {"attn_type_list": [1, 0, 1, 1]}, "attn_type_list must be a list of 4 times 1"),
         ("exaone4", {"sliding_window_pattern": "LLLG"}, "sliding_window_pattern must be a positive integer"),
         ("olmo3", {"sliding_window": None, "layer_types": MIXED}, "layer_types must be all full_attention where"),
         (

@@ -14,6 +14,7 @@ from support.models.tiny_families import (
     GLM,
     GLM_4,
     MELLUM,
+    MINIMAX,
     MIXED,
     MIXTRAL,
     QWEN_2_MOE,
@@ -44,6 +45,7 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "ernie 4.5 moe": ("ernie4_5_moe", ERNIE_MOE),
     "glm 4": ("glm4", GLM_4),
     "mellum 2": ("mellum", {**MELLUM, "sliding_window": WINDOW, "layer_types": MIXED[:2]}),
+    "minimax m2": ("minimax_m2", {**MINIMAX, "head_dim": 16, "rotary_dim": 8}),
     "seed-oss": ("seed_oss", SEED),
     "granite": (
         "granite", {"embedding_multiplier": 3.0, "attention_multiplier": 0.3, "residual_multiplier": 0.6}

@@ -36,6 +36,8 @@ from transformers import (
     LlamaForCausalLM,
     MellumConfig,
     MellumForCausalLM,
+    MiniMaxM2Config,
+    MiniMaxM2ForCausalLM,
     Mistral3Config,
     Mistral3ForConditionalGeneration,
     MistralConfig,
@@ -96,6 +98,7 @@ FAMILIES = {
     "ernie4_5_moe": (Ernie4_5_MoeConfig, Ernie4_5_MoeForCausalLM),
     "glm4": (Glm4Config, Glm4ForCausalLM),
     "mellum": (MellumConfig, MellumForCausalLM),
+    "minimax_m2": (MiniMaxM2Config, MiniMaxM2ForCausalLM),
     "seed_oss": (SeedOssConfig, SeedOssForCausalLM),
     "smollm3": (SmolLM3Config, SmolLM3ForCausalLM),
     "olmo3": (Olmo3Config, Olmo3ForCausalLM),
@@ -146,6 +149,7 @@ GLM_4 = {
     "pad_token_id": 0,
 }  # its class has tokens for None
 MELLUM = {**QWEN_3_MOE, "sliding_window": 9, "layer_types": MIXED, "rope_parameters": TWO_ROPES}
+MINIMAX = {"num_local_experts": 7, "num_experts_per_tok": 3, "head_dim": 12, "rotary_dim": 6}
 SEED = {"head_dim": 18}
 
 
@@ -241,6 +245,8 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "glm4": ("glm4", GLM_4),
     "glm4, no biases, one kv head": ("glm4", {**GLM_4, "attention_bias": False, "num_key_value_heads": 1}),
     "mellum, a dense layer": ("mellum", {**QWEN_3_MOE, "mlp_layer_types": ["sparse", "dense", "sparse"]}),
+    "minimax_m2": ("minimax_m2", MINIMAX),
+    "minimax_m2, one kv head": ("minimax_m2", {**MINIMAX, "num_key_value_heads": 1, "rotary_dim": 12}),
     "seed_oss": ("seed_oss", SEED),
     "seed_oss, other biases": (
         "seed_oss",
