@@ -18,6 +18,7 @@ _TIERS = {
     "torch.experts.cpu": Tier.FIRST,
     "nccl.": Tier.FIRST,  # of many rows; gloo of a CPU
     "gloo.": Tier.FIRST,
+    "torch.recurrence.cpu": Tier.FIRST,
     "torch.": Tier.FALLBACK,
 }
 # Both paths of a CPU are PyTorch's own. On a GPU nothing of PyTorch serves uncounted.

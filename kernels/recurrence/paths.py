@@ -1,0 +1,66 @@
+"""Every path of recurrences, in the order of preference, with its limits as data."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from kernels.identity.source_digest import SourceDigests
+from kernels.identity.torch_kernels import GEMMS, TORCH_HELPERS
+from kernels.recurrence.calls import RunRecurrence
+from kernels.recurrence.eager_path import run_recurrence_eager
+from kernels.recurrence.shape import RecurrenceShape
+from kernels.vocabulary.fingerprint import Device
+from kernels.vocabulary.operators import Operator
+from kernels.vocabulary.path import OperatorPath, Reject, Rejection
+from kernels.vocabulary.path_order import tier_of
+from kernels.vocabulary.recurrence_operator import RECURRENCE
+from kernels.vocabulary.shape import Dtype
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrenceLimits:
+    """The recurrences and machines that a path can compute, as data."""
+
+    devices: frozenset[Device]
+    dtypes: frozenset[Dtype]
+    state_dtypes: frozenset[Dtype]
+    min_sm: int | None = None
+    max_sm: int | None = None
+    needs_triton: bool = False
+
+    def rejections(self, shape: RecurrenceShape) -> list[Rejection]:
+        """Every reason of the shape, not of the machine, why it cannot be computed."""
+        found = []
+        for name, dtype, taken in (
+            ("tokens", shape.dtype, self.dtypes),
+            ("states", shape.state_dtype, self.state_dtypes),
+        ):
+            if dtype not in taken:
+                wanted = ", ".join(sorted(it.value for it in taken))
+                found.append(Rejection(Reject.DTYPE, f"takes {name} of {wanted}, the shape has {dtype.value}"))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrencePath(OperatorPath[RecurrenceLimits, RunRecurrence]):
+    """A path of recurrences."""
+
+    operator: ClassVar[Operator] = RECURRENCE
+
+
+_SOURCES = SourceDigests()
+_DTYPES = frozenset({Dtype.FP32, Dtype.FP16, Dtype.BF16})  # by name: a new member widens no path's limits
+_STATE_DTYPES = frozenset({Dtype.FP32, Dtype.BF16})
+# Chunks begin at multiples of 64 tokens of a sequence; blocks of 16, and within a block tokens, are added in order.
+_ORDER = "chunk64"
+
+RECURRENCE_PATHS: tuple[RecurrencePath, ...] = (
+    RecurrencePath(
+        "torch.recurrence.cpu",
+        tier_of("torch.recurrence.cpu"),
+        RecurrenceLimits(devices=frozenset({Device.CPU}), dtypes=_DTYPES, state_dtypes=_STATE_DTYPES),
+        _SOURCES.of("kernels.recurrence.eager_path"),
+        (*GEMMS, *TORCH_HELPERS),
+        run_recurrence_eager,
+        order=_ORDER,
+    ),
+)
