@@ -52,6 +52,9 @@ from support.models.tiny_families import (
     GLM,
     GLM_4,
     GPT_OSS,
+    HUNYUAN,
+    HUNYUAN_MOE,
+    HY_3,
     IMAGE_MODELS,
     LLAMA3,
     MELLUM,
@@ -150,6 +153,9 @@ BASES: dict[str, Base] = {
         "olmo3", {**OLMO_3, "layer_types": ["sliding_attention", "full_attention"], "rope_parameters": TWO_ROPES}
     ),
     "exaone4": Base("exaone4", EXAONE_4, is_old=True),
+    "hunyuan_v1_dense": Base("hunyuan_v1_dense", HUNYUAN, is_old=True),
+    "hunyuan_v1_moe": Base("hunyuan_v1_moe", {**HUNYUAN_MOE, "moe_topk": 2}, is_old=True),
+    "hy_v3": Base("hy_v3", {**HY_3, "num_shared_experts": 2}),
     "gemma3, images": Base("gemma3 images", {"layer_types": ["sliding_attention", "full_attention"]}),
     "qwen2.5 vl": Base("qwen2.5 vl", {}),
     "qwen2.5 vl, as published": Base("qwen2.5 vl", {}, is_old=True),
@@ -204,6 +210,11 @@ OWN_VALUES: dict[str, tuple[object, ...]] = {
     "attn_type_list": ([1, 1], [1], [0, 1]),
     "scoring_func": ("sigmoid", "softmax"),
     "qk_norm_type": ("per_layer", "per_head"),
+    "alpha": (2.0, 1000.0),
+    "moe_topk": ([2, 1], [3, 3], [2], [2, 0]),
+    "moe_intermediate_size": ([20, 20], [20, 16]),
+    "num_shared_expert": ([1, 1], [1, 2]),
+    "routed_scaling_factor": (2.5,),
     "moe_norm_min": (1e-12, 1e-6),
     "sliding_window_pattern": ("LG", "LLLG", 3),
     "mlp_only_layers": ([0], [1], [0, 1]),
@@ -219,7 +230,7 @@ OWN_VALUES: dict[str, tuple[object, ...]] = {
 ROPE_KEYS = (
     *("rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings", "low_freq_factor"),
     *("high_freq_factor", "beta_fast", "beta_slow", "truncate", "attention_factor", "mscale", "mscale_all_dim"),
-    *("short_factor", "long_factor", "partial_rotary_factor", "mrope_section"),
+    *("short_factor", "long_factor", "partial_rotary_factor", "mrope_section", "alpha"),
 )
 ROPES = ("rope_parameters", "rope_scaling")
 _SHARE = 0.8  # of a sample's time, beside the start of its processes

@@ -54,10 +54,11 @@ class RopeConfig:
 
 
 class QKNorm(Enum):
-    """The RMSNorm of queries and keys before the rotation."""
+    """The RMSNorm of queries and keys, before the rotation unless the name says otherwise."""
 
     NONE = "none"
     EACH_HEAD = "each head"  # one weight of head_dim for all heads
+    EACH_HEAD_ROTATED = "each head, rotated"  # of a head that is rotated already, which only changes its weight
     ALL_HEADS = "all heads"  # over all heads of a token together
 
 
@@ -351,7 +352,7 @@ def _attention_parameters(attention: AttentionConfig, hidden: int) -> int:
     count += (heads + 2 * kv_heads) * attention.has_bias + hidden * attention.has_output_bias
     count += attention.num_heads * attention.has_sinks
     match attention.qk_norm:
-        case QKNorm.EACH_HEAD:
+        case QKNorm.EACH_HEAD | QKNorm.EACH_HEAD_ROTATED:
             count += 2 * attention.head_dim
         case QKNorm.ALL_HEADS:
             count += heads + kv_heads

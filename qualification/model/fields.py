@@ -36,6 +36,15 @@ class Fields:
         self._check_size(name, value, most)
         return value
 
+    def integers(self, name: str, length: int, missing: int, *, most: int = MAX_INTEGER) -> tuple[int, ...]:
+        """That many positive integers up to `most`: a list of them, or one for all; `missing` where there is none."""
+        value = self._value(name, missing)
+        values: list[Any] = value if isinstance(value, list) else [value] * length
+        if len(values) != length or not all(type(item) is int and item >= 1 for item in values):
+            self.refuse(name, f"a positive integer, or a list of {length}")
+        self._check_size(name, max(values), most)
+        return tuple(values)
+
     def integer_or_none(self, name: str, missing: int | None) -> int | None:
         """A positive integer, None where the field is null, `missing` where there is none."""
         return self.integer(name) if self.has(name) else None if name in self._values else missing

@@ -238,6 +238,10 @@ class Decoder:
         q_norm, k_norm = self._norm_weight(weights.q_norm), self._norm_weight(weights.k_norm)
         if attention.qk_norm is QKNorm.ALL_HEADS:
             return RowNormedAttention(*given, q_row_norm=q_norm, k_row_norm=k_norm, ranks=self.ranks)
+        if attention.qk_norm is QKNorm.EACH_HEAD_ROTATED:
+            # A score is a sum over q_i k_i: queries take the weights of both, and the kernel norms before it rotates.
+            weight, plain = q_norm.float() * k_norm.float(), torch.ones_like(q_norm)
+            return Attention(*given, plain, plain, scaled=weight)
         return Attention(*given, q_norm, k_norm)
 
     def _summed(self, product: Product) -> Product:

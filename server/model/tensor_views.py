@@ -36,8 +36,8 @@ def layer_views(index: int, layer: LayerWeights, config: LayerConfig, names: Ten
         (names.after_attention, layer.norm_after_attention),
         (names.before_feed_forward, layer.feed_forward_norm),
         (names.after_feed_forward, layer.norm_after_feed_forward),
-        ("self_attn.q_norm", layer.q_norm),
-        ("self_attn.k_norm", layer.k_norm),
+        (names.q_norm, layer.q_norm),
+        (names.k_norm, layer.k_norm),
     )
     views = {f"{prefix}.{name}.weight": StoredTensor(norm) for name, norm in norms if norm is not None}
     if layer.sinks is not None:

@@ -18,6 +18,9 @@ from transformers import (
     Glm4MoeConfig,
     GptOssConfig,
     GraniteConfig,
+    HunYuanDenseV1Config,
+    HunYuanMoEV1Config,
+    HYV3Config,
     LlamaConfig,
     MellumConfig,
     MiniMaxM2Config,
@@ -66,6 +69,9 @@ FAMILIES = {
     "smollm3": SmolLM3Config,
     "olmo3": Olmo3Config,
     "exaone4": Exaone4Config,
+    "hunyuan_v1_dense": HunYuanDenseV1Config,
+    "hunyuan_v1_moe": HunYuanMoEV1Config,
+    "hy_v3": HYV3Config,
 }
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
 MORE: dict[str, dict[str, object]] = {
@@ -85,6 +91,9 @@ MORE: dict[str, dict[str, object]] = {
         **EXPERTS,
     },
     "minimax_m2": {"num_local_experts": 6, "num_experts_per_tok": 2, "rotary_dim": 8},
+    "hunyuan_v1_dense": {"rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0}},
+    "hunyuan_v1_moe": {"num_experts": 6, "moe_topk": [2, 3], "eod_token_id": None, "sep_token_id": None},
+    "hy_v3": {"num_experts": 6, **EXPERTS},
     "smollm3": {"no_rope_layer_interval": 2},
     "olmo3": {"sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"]},
     "exaone4": {"sliding_window": 64, "sliding_window_pattern": 2},
@@ -105,6 +114,9 @@ HEAD_DIM_IS_GIVEN = {
     "mellum",
     "minimax_m2",
     "seed_oss",
+    "hunyuan_v1_dense",
+    "hunyuan_v1_moe",
+    "hy_v3",
 }
 # family, query heads, KV heads, head dim
 MODELS = (
@@ -117,6 +129,7 @@ MODELS = (
     ("phi3", 3, 1, 160), ("seed_oss", 10, 2, 36), ("smollm3", 4, 1, 40), ("olmo3", 5, 1, 64), ("exaone4", 6, 2, 20),
     ("ernie4_5", 4, 2, 28), ("ernie4_5_moe", 6, 1, 16), ("glm4", 8, 2, 44), ("mellum", 4, 4, 24),
     ("minimax_m2", 6, 2, 28),
+    ("hunyuan_v1_dense", 4, 1, 36), ("hunyuan_v1_moe", 6, 2, 18), ("hy_v3", 8, 4, 12),
 )  # fmt: skip
 NUM_NEW = 12
 LENGTHS = (1, 2, 17, 64, 130, 300)

@@ -56,6 +56,7 @@ class TensorNames:
     neighbours_are_pairs  whether the dimensions of a head that are rotated together are neighbours; in other files, and
                           in memory, the first ones of all pairs come before the second ones
     before_feed_forward   the norm of what the feed-forward reads
+    q_norm, k_norm        those of queries and keys
     experts               None for a family without mixtures
     """
 
@@ -66,6 +67,8 @@ class TensorNames:
     before_attention: str = "input_layernorm"
     after_attention: str = "post_attention_layernorm"
     after_feed_forward: str = "post_feedforward_layernorm"
+    q_norm: str = "self_attn.q_norm"
+    k_norm: str = "self_attn.k_norm"
     experts: ExpertNames | None = None
 
 

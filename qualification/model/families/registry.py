@@ -11,6 +11,9 @@ from qualification.model.families.glm4_moe import GLM4_MOE
 from qualification.model.families.glm4v_moe import GLM4V_MOE_TEXT
 from qualification.model.families.gpt_oss import GPT_OSS
 from qualification.model.families.granite import GRANITE
+from qualification.model.families.hunyuan_v1_dense import HUNYUAN_V1_DENSE
+from qualification.model.families.hunyuan_v1_moe import HUNYUAN_V1_MOE
+from qualification.model.families.hy_v3 import HY_V3
 from qualification.model.families.llama import LLAMA
 from qualification.model.families.mellum import MELLUM
 from qualification.model.families.minimax_m2 import MINIMAX_M2
@@ -41,6 +44,9 @@ KNOWN: tuple[Family, ...] = (
     GLM4V_MOE_TEXT,
     GPT_OSS,
     GRANITE,
+    HUNYUAN_V1_DENSE,
+    HUNYUAN_V1_MOE,
+    HY_V3,
     LLAMA,
     MELLUM,
     MINIMAX_M2,

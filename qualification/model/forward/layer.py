@@ -71,7 +71,7 @@ class LayerReference:
         return self._norm(residual, self.sentence.before_feed_forward if is_sandwich else "post_attention_layernorm")
 
     def heads(self, read: Bounded, positions: Tensor) -> tuple[Bounded, Bounded, Bounded]:
-        """Return q [T, heads, d], k and v [T, kv_heads, d], queries and keys normed and rotated.
+        """Return q [T, heads, d], k and v [T, kv_heads, d], queries and keys normed and rotated, or the other way.
 
         Of pairs that are neighbours in the checkpoint the first ones come before the second ones, as served.
         """
@@ -83,18 +83,23 @@ class LayerReference:
         else:
             parts = [self._linear(read, f"self_attn.{name}_proj", inputs) for name in "qkv"]
         q, k, v = (self.precision.rounded(part) for part in parts)
-        turned = []
-        for part, name in ((q, "q"), (k, "k")):
-            rotated = rotate(
-                self._heads_normed(part, f"self_attn.{name}_norm"),
-                positions,
-                attention.rope,
-                self.context,
-                self.precision,
-                neighbours=self.sentence.rotates_neighbours,
-            )
-            turned.append(rotated)
-        return turned[0], turned[1], v.changed(self._in_heads)
+        if self.sentence.norms_rotated:
+            q, k = self._normed_behind(*(self._rotated(it.changed(self._in_heads), positions) for it in (q, k)))
+            return q, k, v.changed(self._in_heads)
+        names = self.sentence.q_norm, self.sentence.k_norm
+        q, k = (self._rotated(self._heads_normed(it, name), positions) for it, name in zip((q, k), names, strict=True))
+        return q, k, v.changed(self._in_heads)
+
+    def _rotated(self, heads: Bounded, positions: Tensor) -> Bounded:
+        rope, neighbours = self.attention.rope, self.sentence.rotates_neighbours
+        return rotate(heads, positions, rope, self.context, self.precision, neighbours=neighbours)
+
+    def _normed_behind(self, q: Bounded, k: Bounded) -> tuple[Bounded, Bounded]:
+        """Return rotated heads, normed. Queries have the weights of keys, too, as served: scores are the same."""
+        weights = [self._vector(f"{name}.weight") for name in (self.sentence.q_norm, self.sentence.k_norm)]
+        ones, eps = torch.ones_like(weights[0]), self.model.norm_eps
+        unit = [rms_norm(it, ones, eps, self.precision) for it in (q, k)]
+        return self.precision.rounded(unit[0].times(weights[0] * weights[1])), unit[1]
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Bounded:
         """Return [T, heads, d] of one sequence's last T tokens' q and all its keys and values, as they are stored."""

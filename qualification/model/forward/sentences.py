@@ -4,7 +4,7 @@ Sizes and numbers come from ModelConfig. What makes a family itself (where it no
 routes) stands here too, so that a family's reader and the decoder cannot both be wrong in the same line.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 
@@ -56,6 +56,8 @@ class Sentence:
     is_merged         q, k, v are one tensor, gate and up another
     gate_up_is_merged  gate and up are one tensor, though q, k, v are not
     after_attention, before_feed_forward, after_feed_forward   names of the norms of SANDWICH and AFTER
+    q_norm, k_norm    names of the norms of queries and keys, where there are some
+    norms_rotated     whether these norm heads that are rotated already
     rotates_neighbours  whether pairs of dimensions that are rotated are neighbours; else dimension i and i + r / 2
     """
 
@@ -67,6 +69,9 @@ class Sentence:
     after_attention: str = "post_attention_layernorm"
     before_feed_forward: str = "pre_feedforward_layernorm"
     after_feed_forward: str = "post_feedforward_layernorm"
+    q_norm: str = "self_attn.q_norm"
+    k_norm: str = "self_attn.k_norm"
+    norms_rotated: bool = False
     rotates_neighbours: bool = False
     has_sinks: bool = False
     mixture: MixtureSentence | None = None
@@ -75,6 +80,7 @@ class Sentence:
 _QWEN_MIXTURE = MixtureSentence(
     "mlp.gate", "mlp.experts", shared="mlp.shared_expert", shared_gate="mlp.shared_expert_gate"
 )
+_HUNYUAN = Sentence(q_norm="self_attn.query_layernorm", k_norm="self_attn.key_layernorm", norms_rotated=True)
 
 SENTENCES: dict[str, Sentence] = {
     "ernie4_5": Sentence(rotates_neighbours=True),
@@ -110,6 +116,22 @@ SENTENCES: dict[str, Sentence] = {
         mixture=MixtureSentence("mlp.router", "mlp.experts", scores=Scoring.SOFTMAX_OF_CHOSEN, is_interleaved=True),
     ),
     "granite": Sentence(),
+    "hunyuan_v1_dense": _HUNYUAN,
+    "hunyuan_v1_moe": replace(
+        _HUNYUAN,
+        mixture=MixtureSentence(
+            "mlp.gate.wg", "mlp.experts", shared="mlp.shared_mlp", scores=Scoring.SOFTMAX_OF_CHOSEN
+        ),
+    ),
+    "hy_v3": Sentence(
+        mixture=MixtureSentence(
+            "mlp.router.gate",
+            "mlp.experts",
+            shared="mlp.shared_mlp",
+            scores=Scoring.SIGMOID,
+            correction="mlp.expert_bias",
+        ),
+    ),
     "llama": Sentence(),
     "mellum": Sentence(mixture=MixtureSentence("mlp.gate", "mlp.experts")),
     "minimax_m2": Sentence(

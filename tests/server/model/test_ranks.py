@@ -18,6 +18,8 @@ from support.models.tiny_families import (
     GLM,
     GLM_4,
     GPT_OSS,
+    HUNYUAN_MOE,
+    HY_3,
     LOCAL,
     MELLUM,
     MINIMAX,
@@ -53,6 +55,8 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "seed-oss": ("seed_oss", {**SEED, "attention_out_bias": True}),
     "smollm3": ("smollm3", SMOLLM),
     "exaone4": ("exaone4", EXAONE_4),
+    "hunyuan-moe": ("hunyuan_v1_moe", HUNYUAN_MOE),
+    "hy3": ("hy_v3", HY_3),
     "one-kv-head": ("mistral", {"sliding_window": None, "num_key_value_heads": 1}),
 }
 JOINED = {"qwen3-vl-moe": True, "qwen3-vl-moe-saved-anew": False}

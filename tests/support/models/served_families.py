@@ -13,6 +13,8 @@ from support.models.tiny_families import (
     GEMMA,
     GLM,
     GLM_4,
+    HUNYUAN_MOE,
+    HY_3,
     MELLUM,
     MINIMAX,
     MIXED,
@@ -47,6 +49,8 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "mellum 2": ("mellum", {**MELLUM, "sliding_window": WINDOW, "layer_types": MIXED[:2]}),
     "minimax m2": ("minimax_m2", {**MINIMAX, "head_dim": 16, "rotary_dim": 8}),
     "seed-oss": ("seed_oss", SEED),
+    "hunyuan moe": ("hunyuan_v1_moe", {**HUNYUAN_MOE, "moe_topk": [3, 1]}),
+    "hy 3": ("hy_v3", HY_3),
     "granite": (
         "granite", {"embedding_multiplier": 3.0, "attention_multiplier": 0.3, "residual_multiplier": 0.6}
     ),

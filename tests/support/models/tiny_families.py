@@ -30,6 +30,12 @@ from transformers import (
     GptOssForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
+    HunYuanDenseV1Config,
+    HunYuanDenseV1ForCausalLM,
+    HunYuanMoEV1Config,
+    HunYuanMoEV1ForCausalLM,
+    HYV3Config,
+    HYV3ForCausalLM,
     InternVLConfig,
     InternVLForConditionalGeneration,
     LlamaConfig,
@@ -97,6 +103,9 @@ FAMILIES = {
     "ernie4_5": (Ernie4_5Config, Ernie4_5ForCausalLM),
     "ernie4_5_moe": (Ernie4_5_MoeConfig, Ernie4_5_MoeForCausalLM),
     "glm4": (Glm4Config, Glm4ForCausalLM),
+    "hunyuan_v1_dense": (HunYuanDenseV1Config, HunYuanDenseV1ForCausalLM),
+    "hunyuan_v1_moe": (HunYuanMoEV1Config, HunYuanMoEV1ForCausalLM),
+    "hy_v3": (HYV3Config, HYV3ForCausalLM),
     "mellum": (MellumConfig, MellumForCausalLM),
     "minimax_m2": (MiniMaxM2Config, MiniMaxM2ForCausalLM),
     "seed_oss": (SeedOssConfig, SeedOssForCausalLM),
@@ -151,6 +160,10 @@ GLM_4 = {
 MELLUM = {**QWEN_3_MOE, "sliding_window": 9, "layer_types": MIXED, "rope_parameters": TWO_ROPES}
 MINIMAX = {"num_local_experts": 7, "num_experts_per_tok": 3, "head_dim": 12, "rotary_dim": 6}
 SEED = {"head_dim": 18}
+ALPHA = {"type": "dynamic", "alpha": 50.0, "factor": 1.0, "rope_theta": 100.0}
+HUNYUAN = {"head_dim": 18, "rope_scaling": ALPHA}
+HUNYUAN_MOE = {**HUNYUAN, "num_experts": 7, "moe_topk": [3, 1, 7], "intermediate_size": 20}
+HY_3 = {**QWEN_MOE, "head_dim": 18}
 
 
 def longrope(num_pairs: int) -> dict[str, object]:
@@ -191,6 +204,7 @@ ROTATED: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "llama, no truncation": ("llama", {"rope_parameters": {**YARN, **BETAS}, "head_dim": 16}),
     "smollm3": ("smollm3", {"no_rope_layers": [0, 1, 0]}),
     "exaone4, full layers rotate nothing": ("exaone4", EXAONE_4),
+    "hunyuan_v1_dense": ("hunyuan_v1_dense", HUNYUAN),
 }
 VARIANTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     **WINDOWED,
@@ -255,6 +269,16 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "smollm3, biases": ("smollm3", {**SMOLLM, "attention_bias": True, "mlp_bias": True, "head_dim": 12}),
     "olmo3, as its class has it": ("olmo3", {"sliding_window": 9, "num_hidden_layers": 5, "attention_bias": True}),
     "exaone4, no windows": ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3, "head_dim": 18}),
+    "hunyuan_v1_dense, biases, tied": (
+        "hunyuan_v1_dense",
+        {"head_dim": 12, "attention_bias": True, "tie_word_embeddings": True},
+    ),
+    "hunyuan_v1_moe": ("hunyuan_v1_moe", HUNYUAN_MOE),
+    "hy_v3": ("hy_v3", HY_3),
+    "hy_v3, two dense layers": (
+        "hy_v3",
+        {**HY_3, "mlp_layer_types": ["dense", "sparse", "dense"], "num_shared_experts": 2},
+    ),
     "phi3, no groups, tied": ("phi3", {"num_key_value_heads": 4, "tie_word_embeddings": True}),
 }
 
