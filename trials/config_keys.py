@@ -59,6 +59,7 @@ from support.models.tiny_families import (
     LLAMA3,
     MELLUM,
     MINIMAX,
+    MINISTRAL,
     MIXTRAL,
     MULTIPLIERS,
     OLMO_3,
@@ -147,6 +148,8 @@ BASES: dict[str, Base] = {
     "glm4": Base("glm4", GLM_4, is_old=True),
     "mellum": Base("mellum", {**MELLUM, "layer_types": ["sliding_attention", "full_attention"]}),
     "minimax_m2": Base("minimax_m2", MINIMAX, is_old=True),
+    "ministral3": Base("ministral3", MINISTRAL),
+    "ministral3, old": Base("ministral3", {**MINISTRAL, "sliding_window": 9}, is_old=True),
     "seed_oss": Base("seed_oss", SEED, is_old=True),
     "smollm3": Base("smollm3", {**SMOLLM, **SWITCHED_ON}, is_old=True),
     "olmo3": Base(
@@ -163,6 +166,7 @@ BASES: dict[str, Base] = {
     "qwen3 vl, moe": Base("qwen3 vl, moe", {}),
     "glm4v, moe": Base("glm4v, moe", {}),
     "mistral 3": Base("mistral 3", {}),
+    "mistral 3, ministral": Base("mistral 3, ministral", {}),
     "internvl, qwen3": Base("internvl, qwen3", {}),
 }
 MISSING = "(deleted)"
@@ -231,6 +235,7 @@ ROPE_KEYS = (
     *("rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings", "low_freq_factor"),
     *("high_freq_factor", "beta_fast", "beta_slow", "truncate", "attention_factor", "mscale", "mscale_all_dim"),
     *("short_factor", "long_factor", "partial_rotary_factor", "mrope_section", "alpha"),
+    "llama_4_scaling_beta",
 )
 ROPES = ("rope_parameters", "rope_scaling")
 _SHARE = 0.8  # of a sample's time, beside the start of its processes

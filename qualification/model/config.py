@@ -53,6 +53,19 @@ class RopeConfig:
         return int(head_dim * self.rotated_share)
 
 
+@dataclass(frozen=True, slots=True)
+class QueryScaling:
+    """Queries times 1 + rate * ln(1 + floor((position + first) / span)), behind the rotation."""
+
+    rate: float
+    span: int  # positions
+    first: int = 0  # the number of the first position
+
+    def is_one(self, max_position: int) -> bool:
+        """Return whether no query of so many positions is changed."""
+        return max_position - 1 + self.first < self.span
+
+
 class QKNorm(Enum):
     """The RMSNorm of queries and keys, before the rotation unless the name says otherwise."""
 
@@ -75,6 +88,7 @@ class AttentionConfig:
     qk_norm: QKNorm = QKNorm.NONE
     has_bias: bool = False  # on q, k and v
     has_output_bias: bool = False
+    query_scaling: QueryScaling | None = None
 
     @property
     def query_size(self) -> int:

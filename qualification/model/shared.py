@@ -13,6 +13,7 @@ from qualification.model.config import (
     ModelConfig,
     NormsConfig,
     QKNorm,
+    QueryScaling,
     RopeConfig,
     RopeKind,
 )
@@ -103,6 +104,12 @@ def without_rotation(model: ModelConfig, layers: Container[int]) -> ModelConfig:
         return replace(layer, mixer=replace(layer.attention, rope=rope))
 
     return replace(model, layers=tuple(changed(it) if at in layers else it for at, it in enumerate(model.layers)))
+
+
+def with_query_scaling(model: ModelConfig, scaling: QueryScaling) -> ModelConfig:
+    """Return the model with queries that grow with their position, in every layer."""
+    layers = tuple(replace(it, mixer=replace(it.attention, query_scaling=scaling)) for it in model.layers)
+    return replace(model, layers=layers)
 
 
 def plain_ropes(fields: Fields, head_dim: int) -> RopeConfig:

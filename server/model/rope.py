@@ -7,8 +7,14 @@ import torch
 from torch import Tensor
 
 from kernels.fused.rope_kv import turns_of
-from qualification.model.config import AttentionConfig, ModelConfig, RopeConfig, RopeKind
+from qualification.model.config import AttentionConfig, ModelConfig, QueryScaling, RopeConfig, RopeKind
 from server.model.step import Step
+
+
+def query_scales(scaling: QueryScaling, max_position: int, device: torch.device) -> Tensor:
+    """Return what a query of each position is multiplied by, [max_position, 1, 1] fp32."""
+    spans = (torch.arange(max_position) + scaling.first) // scaling.span
+    return (1 + scaling.rate * torch.log1p(spans.double())).float()[:, None, None].to(device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +48,12 @@ class RotaryTables:
             )
             for rope, head_dim in kinds
         )
+        scalings = dict.fromkeys(it.query_scaling for it in config.attentions if it.query_scaling is not None)
+        assert len(scalings) <= 1, "all queries that grow do so alike"
+        self._query_scales = next(
+            (query_scales(it, config.max_position, device) for it in scalings if not it.is_one(config.max_position)),
+            None,
+        )
 
     def of(self, attention: AttentionConfig) -> tuple[int, Tensor]:
         """Return the number of a layer's table, and the table."""
@@ -49,8 +61,10 @@ class RotaryTables:
         return index, self._tables[index].cos_sin
 
     def turned(self, step: Step) -> Step:
-        """Return the step with what its layers rotate by, as far as that is computed once for all of them."""
+        """Return the step with what its layers rotate and scale by, as far as that is computed once for all of them."""
         tables, positions = tuple([it.cos_sin for it in self._tables]), step.positions
+        if self._query_scales is not None:
+            step = replace(step, query_scales=self._query_scales.index_select(0, positions))
         if positions.dim() == 2:
             tables = tuple([it.rows(positions) for it in self._tables])
             positions = torch.arange(positions.shape[1], dtype=torch.int32, device=positions.device)

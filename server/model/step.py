@@ -31,6 +31,8 @@ class Step:
     embeddings  [N, hidden] in the dtype of the weights, its first row unused; None where no token has one
     turns      by rotary table the rotations of these positions: the decoder adds them where torch rotates (on a CPU)
     states     of the layers that are no attention; None where there is none
+    query_scales  [T, 1, 1] fp32: what a query is multiplied by behind the rotation, in the layers whose queries grow;
+               the decoder adds it, None where nothing grows
     tables     by rotary table [T, r] fp32 the row of each token, where positions have three parts: the decoder adds
                them, and counts the tokens in `positions`
     """
@@ -45,6 +47,7 @@ class Step:
     turns: tuple[Turns, ...] | None = None
     tables: tuple[Tensor, ...] | None = None
     states: StepStates | None = None
+    query_scales: Tensor | None = None
 
 
 def with_embeddings(hidden: Tensor, step: Step) -> Tensor:

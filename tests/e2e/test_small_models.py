@@ -24,6 +24,7 @@ from transformers import (
     LlamaConfig,
     MellumConfig,
     MiniMaxM2Config,
+    Ministral3Config,
     MistralConfig,
     MixtralConfig,
     Olmo2Config,
@@ -65,6 +66,7 @@ FAMILIES = {
     "glm4": Glm4Config,
     "mellum": MellumConfig,
     "minimax_m2": MiniMaxM2Config,
+    "ministral3": Ministral3Config,
     "seed_oss": SeedOssConfig,
     "smollm3": SmolLM3Config,
     "olmo3": Olmo3Config,
@@ -113,6 +115,7 @@ HEAD_DIM_IS_GIVEN = {
     "glm4",
     "mellum",
     "minimax_m2",
+    "ministral3",
     "seed_oss",
     "hunyuan_v1_dense",
     "hunyuan_v1_moe",
@@ -128,7 +131,7 @@ MODELS = (
     ("qwen3_moe", 6, 3, 22), ("qwen3", 5, 5, 36), ("phi3", 4, 4, 96), ("phi3", 2, 1, 100), ("phi3", 8, 4, 32),
     ("phi3", 3, 1, 160), ("seed_oss", 10, 2, 36), ("smollm3", 4, 1, 40), ("olmo3", 5, 1, 64), ("exaone4", 6, 2, 20),
     ("ernie4_5", 4, 2, 28), ("ernie4_5_moe", 6, 1, 16), ("glm4", 8, 2, 44), ("mellum", 4, 4, 24),
-    ("minimax_m2", 6, 2, 28),
+    ("minimax_m2", 6, 2, 28), ("ministral3", 4, 2, 36),
     ("hunyuan_v1_dense", 4, 1, 36), ("hunyuan_v1_moe", 6, 2, 18), ("hy_v3", 8, 4, 12),
 )  # fmt: skip
 NUM_NEW = 12

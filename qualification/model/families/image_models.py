@@ -103,7 +103,7 @@ IMAGE_MODELS: tuple[ImageModel, ...] = (
     ImageModel(
         "mistral3",
         ("Mistral3ForConditionalGeneration",),
-        ("mistral",),
+        ("mistral", "ministral3"),
         _RENAMED,
         _TOWER,
         family_keys(

@@ -17,6 +17,7 @@ from qualification.model.families.hy_v3 import HY_V3
 from qualification.model.families.llama import LLAMA
 from qualification.model.families.mellum import MELLUM
 from qualification.model.families.minimax_m2 import MINIMAX_M2
+from qualification.model.families.ministral3 import MINISTRAL3
 from qualification.model.families.mistral import MISTRAL
 from qualification.model.families.mixtral import MIXTRAL
 from qualification.model.families.olmo2 import OLMO2
@@ -50,6 +51,7 @@ KNOWN: tuple[Family, ...] = (
     LLAMA,
     MELLUM,
     MINIMAX_M2,
+    MINISTRAL3,
     MISTRAL,
     MIXTRAL,
     OLMO2,

@@ -17,6 +17,7 @@ from qualification.model.forward.attention import Attends, attend
 from qualification.model.forward.bounded import (
     Bounded,
     Precision,
+    U,
     function_of,
     rms_norm,
     sum_over_ranks,
@@ -88,7 +89,7 @@ class LayerReference:
             return q, k, v.changed(self._in_heads)
         names = self.sentence.q_norm, self.sentence.k_norm
         q, k = (self._rotated(self._heads_normed(it, name), positions) for it, name in zip((q, k), names, strict=True))
-        return q, k, v.changed(self._in_heads)
+        return self._grown(q, positions), k, v.changed(self._in_heads)
 
     def _rotated(self, heads: Bounded, positions: Tensor) -> Bounded:
         rope, neighbours = self.attention.rope, self.sentence.rotates_neighbours
@@ -100,6 +101,16 @@ class LayerReference:
         ones, eps = torch.ones_like(weights[0]), self.model.norm_eps
         unit = [rms_norm(it, ones, eps, self.precision) for it in (q, k)]
         return self.precision.rounded(unit[0].times(weights[0] * weights[1])), unit[1]
+
+    def _grown(self, q: Bounded, positions: Tensor) -> Bounded:
+        """Return queries [T, heads, d], larger the farther out they are, where the family's grow."""
+        scaling = self.attention.query_scaling
+        if scaling is None or not self.sentence.queries_grow:
+            return q
+        spans = (positions.double() + scaling.first) / scaling.span
+        grown = q.times((1 + scaling.rate * torch.log1p(spans.floor()))[:, None, None])
+        of_logarithm = 4 * U * grown.truth.abs()
+        return self.precision.rounded(Bounded(grown.truth, grown.most + of_logarithm, grown.deviation))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Bounded:
         """Return [T, heads, d] of one sequence's last T tokens' q and all its keys and values, as they are stored."""

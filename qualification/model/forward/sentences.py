@@ -59,6 +59,7 @@ class Sentence:
     q_norm, k_norm    names of the norms of queries and keys, where there are some
     norms_rotated     whether these norm heads that are rotated already
     rotates_neighbours  whether pairs of dimensions that are rotated are neighbours; else dimension i and i + r / 2
+    queries_grow      by 1 + rate * ln(1 + floor(position / span)), behind the rotation, where config.json has a rate
     """
 
     order: NormOrder = NormOrder.BEFORE
@@ -74,6 +75,7 @@ class Sentence:
     norms_rotated: bool = False
     rotates_neighbours: bool = False
     has_sinks: bool = False
+    queries_grow: bool = False
     mixture: MixtureSentence | None = None
 
 
@@ -145,6 +147,7 @@ SENTENCES: dict[str, Sentence] = {
             correction="block_sparse_moe.e_score_correction_bias",
         )
     ),
+    "ministral3": Sentence(queries_grow=True),
     "mistral": Sentence(),
     "mixtral": Sentence(
         mixture=MixtureSentence(

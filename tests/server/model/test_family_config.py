@@ -43,6 +43,7 @@ ARCHITECTURES = {
     "internvl": "InternVLForConditionalGeneration",
     "mellum": "MellumForCausalLM",
     "minimax_m2": "MiniMaxM2ForCausalLM",
+    "ministral3": "Ministral3ForCausalLM",
     "mistral": "MistralForCausalLM",
     "mistral3": "Mistral3ForConditionalGeneration",
     "mixtral": "MixtralForCausalLM",
@@ -242,6 +243,7 @@ def test_phi3_is_served_with_a_plain_rotation(scaling: object, tmp_path: Path) -
         ("hunyuan_v1_moe", {"use_cla": True}, "use_cla must be absent or false"),
         ("hunyuan_v1_moe", {"num_shared_expert": [1, 2, 1, 1]}, "num_shared_expert must be 1 in all 4 layers"),
         ("hy_v3", {"first_k_dense_replace": 2}, "first_k_dense_replace must be absent or 1"),
+        ("ministral3", {"rope_parameters": {"rope_type": "default"}}, "original_max_position_embeddings must be a pos"),
         ("exaone4", {"sliding_window_pattern": "LLLG"}, "sliding_window_pattern must be a positive integer"),
         ("olmo3", {"sliding_window": None, "layer_types": MIXED}, "layer_types must be all full_attention where"),
         (

@@ -44,6 +44,8 @@ from transformers import (
     MellumForCausalLM,
     MiniMaxM2Config,
     MiniMaxM2ForCausalLM,
+    Ministral3Config,
+    Ministral3ForCausalLM,
     Mistral3Config,
     Mistral3ForConditionalGeneration,
     MistralConfig,
@@ -108,6 +110,7 @@ FAMILIES = {
     "hy_v3": (HYV3Config, HYV3ForCausalLM),
     "mellum": (MellumConfig, MellumForCausalLM),
     "minimax_m2": (MiniMaxM2Config, MiniMaxM2ForCausalLM),
+    "ministral3": (Ministral3Config, Ministral3ForCausalLM),
     "seed_oss": (SeedOssConfig, SeedOssForCausalLM),
     "smollm3": (SmolLM3Config, SmolLM3ForCausalLM),
     "olmo3": (Olmo3Config, Olmo3ForCausalLM),
@@ -159,6 +162,7 @@ GLM_4 = {
 }  # its class has tokens for None
 MELLUM = {**QWEN_3_MOE, "sliding_window": 9, "layer_types": MIXED, "rope_parameters": TWO_ROPES}
 MINIMAX = {"num_local_experts": 7, "num_experts_per_tok": 3, "head_dim": 12, "rotary_dim": 6}
+MINISTRAL = {"head_dim": 16, "rope_parameters": {**YARN, "llama_4_scaling_beta": 0.7}}
 SEED = {"head_dim": 18}
 ALPHA = {"type": "dynamic", "alpha": 50.0, "factor": 1.0, "rope_theta": 100.0}
 HUNYUAN = {"head_dim": 18, "rope_scaling": ALPHA}
@@ -201,6 +205,7 @@ ROTATED: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "llama, yarn": ("llama", {"rope_parameters": YARN, "head_dim": 16}),
     "llama, attention factor": ("llama", {"rope_parameters": {**YARN, "attention_factor": 0.7}, "head_dim": 16}),
     "llama, two scales": ("llama", {"rope_parameters": {**YARN, "mscale": 1.5, "mscale_all_dim": 0.5}, "head_dim": 16}),
+    "ministral3": ("ministral3", MINISTRAL),
     "llama, no truncation": ("llama", {"rope_parameters": {**YARN, **BETAS}, "head_dim": 16}),
     "smollm3": ("smollm3", {"no_rope_layers": [0, 1, 0]}),
     "exaone4, full layers rotate nothing": ("exaone4", EXAONE_4),
@@ -261,6 +266,7 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "mellum, a dense layer": ("mellum", {**QWEN_3_MOE, "mlp_layer_types": ["sparse", "dense", "sparse"]}),
     "minimax_m2": ("minimax_m2", MINIMAX),
     "minimax_m2, one kv head": ("minimax_m2", {**MINIMAX, "num_key_value_heads": 1, "rotary_dim": 12}),
+    "ministral3, window, tied": ("ministral3", {**MINISTRAL, "sliding_window": 9, "tie_word_embeddings": True}),
     "seed_oss": ("seed_oss", SEED),
     "seed_oss, other biases": (
         "seed_oss",
@@ -377,6 +383,12 @@ IMAGE_MODELS: dict[str, tuple[type, type, dict[str, object], dict[str, object]]]
         Mistral3Config,
         Mistral3ForConditionalGeneration,
         {"model_type": "mistral", "head_dim": 12, "sliding_window": None},
+        {**VISION, "model_type": "pixtral", "image_size": 28, "patch_size": 14, "head_dim": 8},
+    ),
+    "mistral 3, ministral": (
+        Mistral3Config,
+        Mistral3ForConditionalGeneration,
+        {"model_type": "ministral3", **MINISTRAL},
         {**VISION, "model_type": "pixtral", "image_size": 28, "patch_size": 14, "head_dim": 8},
     ),
     "internvl, qwen2": (InternVLConfig, InternVLForConditionalGeneration, {"model_type": "qwen2"}, INTERN_VISION),
