@@ -19,6 +19,7 @@ WORKDIR /src
 COPY deploy/${LOCK} deploy/
 RUN /opt/hallmark/bin/pip install --no-cache-dir --no-deps --require-hashes --requirement "deploy/${LOCK}"
 COPY pyproject.toml README.md LICENSE ./
+COPY hallmark hallmark
 COPY kernels kernels
 COPY qualification qualification
 COPY server server

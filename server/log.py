@@ -12,6 +12,7 @@ import msgspec
 
 from server.settings import LogFormat
 
+_HOME = __name__.removesuffix("server.log")  # "", and "hallmark." in an installed package: loggers are named alike
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 
 # What a record may carry besides its message, by `extra`: ids and numbers. Anything else is left out.
@@ -58,7 +59,7 @@ class JsonFormatter(LineFormatter):
         event: dict[str, object] = {
             "time": self.formatTime(record),
             "level": record.levelname,
-            "logger": record.name,
+            "logger": record.name.removeprefix(_HOME),
             "message": record.getMessage(),
             **dict(fields_of(record)),
         }
@@ -94,4 +95,5 @@ def configure_logging(log_format: LogFormat = LogFormat.AUTO, stream: TextIO = s
 def _without_text(record: logging.LogRecord) -> logging.LogRecord:
     record = copy.copy(record)
     record.exc_text = None  # another handler's formatter may have left the full traceback there
+    record.name = record.name.removeprefix(_HOME)
     return record

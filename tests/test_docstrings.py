@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("bench", "kernels", "qualification", "server", "deploy", "trials", "docs", "tests")
+FOLDERS = ("bench", "hallmark", "kernels", "qualification", "server", "deploy", "trials", "docs", "tests")
 # Words of fragments, whose subject would be the name above.
 FRAGMENTS = {"As", "By", "How", "Its", "Nobody", "Of", "Their", "They", "Those", "What", "Whether", "Which", "Who"}
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)

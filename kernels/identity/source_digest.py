@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _ROOT = Path(__file__).parent.parent  # of the package whose modules are followed
+_HOME = __name__.removesuffix("kernels.identity.source_digest")  # "", and "hallmark." in an installed package
 _WITHOUT_EFFECT = frozenset({"kind", "type_comment", "type_ignores", "ctx"})  # fields of nodes
 
 
@@ -130,14 +131,14 @@ class _Writer:
     def _imports(self, statement: ast.stmt) -> list[str] | None:
         """A line for each name that an import within the package binds; None for any other statement."""
         if isinstance(statement, ast.Import):
-            if any(self._digests.is_ours(alias.name) for alias in statement.names):
+            if any(self._digests.is_ours(alias.name.removeprefix(_HOME)) for alias in statement.names):
                 raise ValueError(f"{self._module} line {statement.lineno}: write `from package import module`")
             return None
         if not isinstance(statement, ast.ImportFrom):
             return None
         if statement.level:
             raise ValueError(f"{self._module} line {statement.lineno}: relative imports are not followed")
-        module = statement.module or ""
+        module = (statement.module or "").removeprefix(_HOME)
         if not self._digests.is_ours(module):
             return None
         found = []

@@ -6,6 +6,9 @@ import sysconfig
 from collections.abc import Sequence
 from itertools import takewhile
 
+_HOME = __name__.removesuffix("kernels.system.child_process")  # "", and "hallmark." in an installed package
+_ROOMS = ("kernels", "qualification", "server")
+
 
 def python_command(
     module: str,
@@ -16,6 +19,7 @@ def python_command(
 ) -> tuple[str, ...]:
     """The command that runs a module: `-m` alone would import a random.py of the folder we were started in.
 
+    module       as a checkout names it, `server.cli`: an installed package's is below `hallmark`
     environment  NAME=value of variables that it gets beside ours
     under        a program with its flags, that starts it
     before       folders in which it looks for modules before it looks in ours
@@ -24,4 +28,5 @@ def python_command(
     # between us and the module may have another Python within, as ncu does, which that library would break.
     given = takewhile(lambda entry: entry != sysconfig.get_path("stdlib"), sys.path)
     path = os.pathsep.join(map(os.path.abspath, (*before, *given)))
-    return ("env", f"PYTHONPATH={path}", *environment, *under, sys.executable, "-P", "-m", module, *arguments)
+    name = f"{_HOME}{module}" if module.partition(".")[0] in _ROOMS else module
+    return ("env", f"PYTHONPATH={path}", *environment, *under, sys.executable, "-P", "-m", name, *arguments)

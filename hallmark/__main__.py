@@ -1,0 +1,8 @@
+"""`python -m hallmark` is `hallmark`."""
+
+import sys
+
+from server.cli.main import main
+
+if __name__ == "__main__":
+    sys.exit(main())
