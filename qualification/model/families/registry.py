@@ -1,5 +1,7 @@
 """Every model family there is. A new one is a file beside this one and a line here."""
 
+from difflib import get_close_matches
+
 from qualification.model.families.ernie4_5 import ERNIE4_5
 from qualification.model.families.ernie4_5_moe import ERNIE4_5_MOE
 from qualification.model.families.exaone4 import EXAONE4
@@ -14,6 +16,7 @@ from qualification.model.families.granite import GRANITE
 from qualification.model.families.hunyuan_v1_dense import HUNYUAN_V1_DENSE
 from qualification.model.families.hunyuan_v1_moe import HUNYUAN_V1_MOE
 from qualification.model.families.hy_v3 import HY_V3
+from qualification.model.families.image_models import IMAGE_MODELS
 from qualification.model.families.llama import LLAMA
 from qualification.model.families.mellum import MELLUM
 from qualification.model.families.minimax_m2 import MINIMAX_M2
@@ -68,13 +71,46 @@ KNOWN: tuple[Family, ...] = (
     SEED_OSS,
     SMOLLM3,
 )
+_NUM_NEAREST = 3  # families that a refusal names
+_ALL = "docs/serve-your-model.md lists all"
+_CUTOFF = 0.7  # of difflib: qwen4 is near qwen3, mamba near nothing
 FAMILIES = tuple(family for family in KNOWN if family.tensors is not None)  # those that the server serves
 
 
-def family_named(model_type: object, source: str, families: tuple[Family, ...] = FAMILIES) -> Family:
-    """The family of config.json's model_type. Raises ModelConfigError that names those of `families`."""
+def family_named(
+    model_type: object, source: str, families: tuple[Family, ...] = FAMILIES, *, architectures: object = None
+) -> Family:
+    """The family of config.json's model_type. Raises ModelConfigError that names the nearest of `families`.
+
+    architectures  as in config.json, for the message alone
+    """
     for family in families:
         if family.model_type == model_type:
             return family
-    supported = ", ".join(family.model_type for family in families)
-    raise ModelConfigError(f"{source}: model_type {model_type!r} is not supported; supported: {supported}")
+    raise ModelConfigError(
+        f"{source}: model_type {model_type!r}{_in_brackets(architectures)} is not supported; "
+        f"{nearest(model_type, architectures, families)}"
+    )
+
+
+def nearest(model_type: object, architectures: object, families: tuple[Family, ...] = FAMILIES) -> str:
+    """Return the clause of a refusal that names what of these families is spelt most like a model_type or class."""
+    classes = {it.model_type: it.architectures[0] for it in families if it.architectures}
+    classes |= {it.model_type: it.architectures[0] for it in IMAGE_MODELS}
+    given = [model_type, *(architectures if isinstance(architectures, list) else [])]
+    types = {_stem(name): model_type for model_type, name in classes.items()} | {name: name for name in classes}
+    stems = [_stem(name) for name in given if isinstance(name, str)]
+    found = [match for stem in stems for match in get_close_matches(stem, types, n=_NUM_NEAREST, cutoff=_CUTOFF)]
+    near = list(dict.fromkeys(types[match] for match in found))[:_NUM_NEAREST]
+    named = ", ".join(f"{model_type} ({classes[model_type]})" for model_type in near)
+    return f"nearest: {named}; {_ALL}" if near else _ALL
+
+
+def _stem(name: str) -> str:
+    """Return what tells a class or model_type from others: qwen3moe of Qwen3MoeForCausalLM."""
+    return name.partition("For")[0].removesuffix("_text").lower()
+
+
+def _in_brackets(architectures: object) -> str:
+    names = architectures if isinstance(architectures, list) else []
+    return f" ({', '.join(map(str, names))})" if names else ""

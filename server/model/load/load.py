@@ -15,10 +15,11 @@ from kernels.experts.kinds import MXFP4_BLOCK
 from kernels.linear.weights import StoredTensor
 from qualification.model.config import LinearFormats, ModelConfig
 from qualification.model.families.family import Family, TensorNames
-from qualification.model.families.image_models import IMAGE_MODELS, image_model_of, text_names
+from qualification.model.families.image_models import text_names
 from qualification.model.families.quantization import CONFIG_KEY, as_stored, from_file_beside, read_quantization
 from qualification.model.families.reader import check_whole, read_as, text_part, unknown_keys
-from qualification.model.families.registry import FAMILIES, family_named
+from qualification.model.families.registry import family_named
+from qualification.model.families.served import served_family
 from qualification.model.fields import Fields, ModelConfigError
 from qualification.model.shard import Shard, shard_of
 from server.errors import ModelError
@@ -113,22 +114,7 @@ def load_config(folder: Path) -> ModelConfig:
 
 
 def _read_config(folder: Path, path: Path, values: dict[str, object]) -> ModelConfig:
-    image_model = image_model_of(values)
-    if image_model is None and "text_config" in values:
-        served = ", ".join(family.model_type for family in FAMILIES)
-        parts = ", ".join(model.model_type for model in IMAGE_MODELS)
-        raise ModelConfigError(
-            f"{path}: model_type {values.get('model_type')!r} also sees images, which is not supported: "
-            f"serve a checkpoint of text alone, of one of the families: {served}, or the text part of: {parts}"
-        )
-    family = family_named(
-        image_model.text_family(values, str(path)) if image_model else values.get("model_type"), str(path)
-    )
-    known = image_model.architectures if image_model else family.architectures
-    architectures = values.get("architectures") or list(known)
-    if not isinstance(architectures, list) or not any(name in known for name in architectures):
-        supported = ", ".join(known)
-        raise ModelConfigError(f"{path}: architectures {architectures} are not supported; supported: {supported}")
+    family = served_family(values, str(path))
     for name in _QUANTIZATION_FILES:
         if (folder / name).is_file():
             raise ModelConfigError(

@@ -144,9 +144,13 @@ def test_the_tokenizers_own_end_token_ends_answers_too(text: str, expected: tupl
     [
         (
             {"model_type": "mamba"},
-            "model_type 'mamba' is not supported; supported: .*gemma2, gemma3_text, .*granite, .*llama",
+            r"'mamba' \(LlamaForCausalLM\) is not supported; nearest: llama \(LlamaForCausalLM\); docs/serve-",
         ),
-        ({"model_type": None}, "model_type None is not supported"),
+        ({"model_type": None}, "model_type None .* is not supported"),
+        (
+            {"model_type": "qwen4", "architectures": ["Qwen4ForCausalLM"]},
+            r"'qwen4' \(Qwen4ForCausalLM\) is not supported; nearest: qwen3 \(Qwen3ForCausalLM\), qwen2 ",
+        ),
         ({"architectures": ["LlamaForSequenceClassification"]}, "supported: LlamaForCausalLM"),
         ({"hidden_size": None}, "hidden_size must be a positive integer"),
         ({"num_attention_heads": None}, "num_attention_heads must be a positive integer, found None"),
