@@ -1,5 +1,6 @@
 """Options of the whole test run."""
 
+import os
 import time
 from collections.abc import Generator
 
@@ -20,6 +21,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # or the hub's client asks it who calls
     config.stash[BEGUN] = time.monotonic()
 
 

@@ -143,11 +143,15 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """Field `max_model_len` is flag `--max-model-len` and variable `HALLMARK_MAX_MODEL_LEN`; the flag wins."""
 
     model: Annotated[str, Meta(description="folder or hub id of the model")] = str(DEMO_MODEL)
+    revision: Annotated[
+        Annotated[str, Meta(pattern=r"^\S+$")] | None,
+        Meta(description="branch, tag or commit of a hub id; a commit pins it (default: the main branch)"),
+    ] = None
     served_model_name: Annotated[
         Annotated[str, Meta(pattern=r"^\s*[^,\s][^,]*(,\s*[^,\s][^,]*)*$")] | None,
         Meta(
             description="name in the API, or several separated by commas, of which answers and metrics have the first "
-            "(default: the folder's name)"
+            "(default: the folder's name, or the hub id)"
         ),
     ] = None
     host: Annotated[str, Meta(description="address to listen on")] = "127.0.0.1"

@@ -25,6 +25,7 @@ from qualification.common.out_folder import ready_to_write
 from qualification.common.progress import ProgressLine
 from qualification.decision.presets import PRESETS
 from server.errors import SettingsError
+from server.model.load.source import is_hub_id, model_folder
 from server.settings import DEMO_MODEL, LoadFormat, Settings, read_settings
 
 if TYPE_CHECKING:
@@ -43,8 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     names = ", ".join(preset.name for preset in PRESETS if preset.is_served)
     group = parser.add_argument_group("model and engine")
     group.add_argument(
-        "--model", default="demo", metavar="DIR|NAME", help=f"a model's folder, `demo` (the default), {names}"
+        "--model", default="demo", metavar="DIR|NAME", help=f"a model's folder or hub id, `demo` (the default), {names}"
     )
+    group.add_argument("--revision", metavar="NAME", help="of a hub id: branch, tag or commit")
     group.add_argument("--device", default="auto", choices=("auto", "cuda", "cpu"))
     group.add_argument(
         "--dummy", action="store_true", help="random weights; what a folder without safetensors gets in any case"
@@ -107,7 +109,7 @@ def _settings(args: argparse.Namespace, environ: Mapping[str, str], stack: ExitS
     """Return the settings of `hallmark serve`, without those that would disturb a measurement. Raises SettingsError."""
     from server.model.load.load import load_config
 
-    folder = _folder(args.model, stack)
+    folder = _folder(args, stack)
     is_dummy = args.dummy or not any(folder.glob("*.safetensors"))
     longest = min(
         load_config(folder).max_position, args.max_model_len or (_QUICK_LENGTH if args.quick else _MAX_MODEL_LEN)
@@ -126,18 +128,21 @@ def _settings(args: argparse.Namespace, environ: Mapping[str, str], stack: ExitS
     return read_settings(flags | dict(args.set), environ)
 
 
-def _folder(model: str, stack: ExitStack) -> Path:
-    """Return the model's folder; that of a preset exists for as long as the stack is open."""
+def _folder(args: argparse.Namespace, stack: ExitStack) -> Path:
+    """Return the model's folder; that of a preset exists for as long as the stack is open. Raises StartError."""
+    model: str = args.model
     if model == "demo":
         return DEMO_MODEL
     preset = next((preset for preset in PRESETS if preset.name == model and preset.is_served), None)
-    if preset is None:
-        if not (Path(model) / "config.json").is_file():
-            raise SettingsError(f"--model {model}: no folder with config.json, and no name of a whole preset")
-        return Path(model)
-    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hallmark-model-")))
-    (folder / "config.json").write_bytes(msgspec.json.encode(preset.config))
-    return folder
+    if preset is not None:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hallmark-model-")))
+        (folder / "config.json").write_bytes(msgspec.json.encode(preset.config))
+        return folder
+    if is_hub_id(model) or args.revision is not None:
+        return model_folder(model, args.revision, has_weights=not args.dummy, say=lambda line: print(line, flush=True))
+    if not (Path(model) / "config.json").is_file():
+        raise SettingsError(f"--model {model}: no folder with config.json, and no name of a whole preset")
+    return Path(model)
 
 
 def _measured(args: argparse.Namespace, settings: Settings, name: str) -> StepsFile:

@@ -54,7 +54,7 @@ def add_parser(commands: Commands) -> None:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags of `hallmark qualify`."""
     models = parser.add_mutually_exclusive_group(required=True)
-    models.add_argument("--model", type=Path, metavar="DIR", help="folder with the model's config.json")
+    models.add_argument("--model", type=Path, metavar="MODEL", help="folder with the model's config.json, or hub id")
     names = ", ".join(preset.name for preset in PRESETS)
     models.add_argument("--preset", action="append", metavar="NAME", help=f"may be repeated; one of {names}")
     models.add_argument("--all-presets", action="store_true", help="every preset")
@@ -63,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="of no model: how often right kernels fail a check here, and wrong ones pass (docs/limits.md)",
     )
+    parser.add_argument("--revision", metavar="NAME", help="of a hub id: branch, tag or commit")
     group = parser.add_argument_group("what is measured")
     group.add_argument("--seeds", type=count, metavar="N", default=2, help="of --error-rates (default: 2)")
     group.add_argument(
@@ -117,11 +118,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--commit", metavar="SHA", help="written into the evidence")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Run with parsed flags, print, and return the exit code."""
+def run(args: argparse.Namespace, folder: Path | None = None) -> int:
+    """Run with parsed flags, print, and return the exit code.
+
+    folder  of a model that `args` names by its hub id; None: it is named by its folder
+    """
     use_own_cache()
     try:
-        return _error_rates(args) if args.error_rates else _run(args, models_of(args))
+        return _error_rates(args) if args.error_rates else _run(args, models_of(args, folder))
     except KeyboardInterrupt:  # during the run itself `conduct` reports it, with the results so far
         print("hallmark: interrupted before anything was measured", file=sys.stderr)
         return ExitCode.INCONCLUSIVE
@@ -156,12 +160,12 @@ def _error_rates(args: argparse.Namespace) -> int:
     return ExitCode.PASS if error_rates.is_good(rates) else ExitCode.NUMERICS
 
 
-def models_of(args: argparse.Namespace) -> dict[str, Mapping[str, object]]:
-    """Parsed config.json by name. Raises ValueError."""
+def models_of(args: argparse.Namespace, folder: Path | None = None) -> dict[str, Mapping[str, object]]:
+    """Parsed config.json by name, `folder` as in `run`. Raises ValueError."""
     if args.full_model and args.tensor_parallel_size > 1:
         raise ValueError("--full-model times a whole model on one GPU: --tensor-parallel-size must be 1 with it")
     if args.model is not None:
-        return {args.model.resolve().name: _config_of(args.model / "config.json")}
+        return {args.model.resolve().name: _config_of((folder or args.model) / "config.json")}
     presets = PRESETS if args.all_presets else [preset_named(name) for name in args.preset]
     if args.out is not None and len(presets) > 1:
         raise ValueError(f"--out takes one model, {len(presets)} are asked for: use --out-dir")

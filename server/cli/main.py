@@ -35,8 +35,8 @@ from server.http.app import create_admin_app, create_app
 from server.http.services import Program, ServedModel, Services, Telemetry
 from server.log import configure_logging
 from server.model.load.digests import model_digests
-from server.model.load.folder import check_folder
 from server.model.load.pooling import read_pooling
+from server.model.load.source import is_hub_id, model_folder
 from server.receipt.receipts import Receipts
 from server.settings import GenerationConfig, LoadFormat, MetricsCompat, Settings, Task, read_settings
 from server.supervisor.client import EngineClient
@@ -114,12 +114,15 @@ def build_parser() -> Parser:
 def qualify(args: argparse.Namespace) -> int:
     """The kernels, and when they pass and it is asked for the whole model; returns the exit code."""
     _compute_here()
-    code = qualify_command.run(args)
+    folder = None
+    if args.model is not None and (args.revision is not None or is_hub_id(str(args.model))):
+        folder = model_folder(str(args.model), args.revision, has_weights=False, say=_print)
+    code = qualify_command.run(args, folder)
     if code != ExitCode.PASS or not args.full_model:
         return code
     from server.full_model import command as full_model_command  # imports torch
 
-    return full_model_command.run(args)
+    return full_model_command.run(args, folder)
 
 
 def bench(args: argparse.Namespace) -> int:
@@ -276,15 +279,13 @@ def resolve(settings: Settings) -> tuple[Settings, Path]:
     """
     if settings.matrix is not None and not Path(settings.matrix).is_dir():
         raise SettingsError(f"--matrix {settings.matrix}: no such folder")
-    if Path(settings.model).is_dir() or Path(settings.model).is_file():
-        check_folder(Path(settings.model))
-    else:
-        from server.model.load.load import resolve_model  # imports torch, which this process can do without
-
+    folder = model_folder(
+        settings.model, settings.revision, has_weights=settings.load_format is not LoadFormat.DUMMY, say=_print
+    )
+    if folder != Path(settings.model):
         name = settings.served_model_name or settings.model
-        folder = resolve_model(settings.model, settings.load_format)
         settings = msgspec.structs.replace(settings, model=str(folder), served_model_name=name)
-    return settings, Path(settings.model)
+    return settings, folder
 
 
 def bind(host: str, port: int, flag: str) -> socket.socket:

@@ -16,8 +16,8 @@ _NAMES = "served_model_name"
 _LAST = "more"  # of a setting that no group names
 _GROUPS: Mapping[str, tuple[str, ...]] = {
     "model": (
-        "model", "served_model_name", "tensor_parallel_size", "task",
-        "matryoshka", "load_format", "device", "dtype", "kv_dtype",
+        "model", "revision", "served_model_name", "tensor_parallel_size", "task", "matryoshka",
+        "load_format", "device", "dtype", "kv_dtype",
         "max_model_len", "generation_config", "seed",
     ),
     "address, keys and hosts": (
@@ -54,7 +54,7 @@ def add_parser(commands: Commands) -> None:
             "HALLMARK_MAX_NUM_SEQS; the flag wins.",
             "hallmark serve",
             "hallmark serve ~/models/Qwen3-8B --port 8123 --api-key-file keys.txt",
-            "hallmark serve ~/models/Qwen3-8B --on-unproven refuse",
+            "hallmark serve Qwen/Qwen3-8B --revision main --on-unproven refuse",
         )
     )
 

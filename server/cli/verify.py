@@ -53,7 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("what computes the answers again")
     which = group.add_mutually_exclusive_group(required=True)
     which.add_argument("--url", help="a server, e.g. http://127.0.0.1:8000")
-    which.add_argument("--model", type=Path, metavar="FOLDER", help="or a model's folder, which a server of it serves")
+    which.add_argument("--model", metavar="MODEL", help="or a model's folder or hub id, which a server of it serves")
+    group.add_argument("--revision", metavar="NAME", help="of a hub id: branch, tag or commit")
     group.add_argument("--admin-url", help="where /version is, if the server has an admin port")
     group.add_argument("--api-key-file", type=Path, metavar="FILE", help="its first key is sent as the bearer token")
     group.add_argument("--timeout", type=float, default=600.0, help="seconds for one answer, or a start (default: 600)")
@@ -75,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
             raise ValueError(f"--timeout must be positive, got {args.timeout:g}")
         bearer = None if args.api_key_file is None else first_key(args.api_key_file)
         with ExitStack() as stack:
-            url = args.url or stack.enter_context(_served(args.model, receipt, args.timeout))
+            url = args.url or stack.enter_context(_served(args.model, args.revision, receipt, args.timeout))
 
             def client(url: str) -> httpx2.Client:
                 return stack.enter_context(client_of(url, bearer=bearer, timeout_s=args.timeout))
@@ -107,9 +108,10 @@ def _read(name: str) -> Receipt:
 
 
 @contextlib.contextmanager
-def _served(folder: Path, receipt: Receipt, timeout_s: float) -> Iterator[str]:
-    """The URL of a server of a model's folder, which ends with the context. Raises ServerError."""
-    flags = ["--model", str(folder), "--port", "0", "--served-model-name", receipt.content.model]
+def _served(model: str, revision: str | None, receipt: Receipt, timeout_s: float) -> Iterator[str]:
+    """The URL of a server of a model, which ends with the context. Raises ServerError."""
+    flags = ["--model", model, "--port", "0", "--served-model-name", receipt.content.model]
+    flags += [] if revision is None else ["--revision", revision]
     if receipt.content.reproducible:
         flags.append("--reproducible")
     command = python_command("server.cli", "serve", *flags)

@@ -28,13 +28,16 @@ _KV_TOKENS = 131072
 _MAX_LEN = 33000
 
 
-def run(args: argparse.Namespace) -> int:
-    """Time each model that was qualified. A preset without all of a model's config.json is left out."""
+def run(args: argparse.Namespace, folder: Path | None = None) -> int:
+    """Time each model that was qualified. A preset without all of a model's config.json is left out.
+
+    folder  of a model that `args` names by its hub id; None: it is named by its folder
+    """
     gpu = read_fingerprint(choose_device(Settings())).gpu
     code = ExitCode.PASS
     if torch.cuda.is_available():
         torch.cuda.empty_cache()  # the model is timed in another process
-    for name, config in _configs(args).items():
+    for name, config in _configs(args, folder).items():
         if config is None:
             _print(f"{name}: the preset holds its attention only, so the whole model is not timed")
             continue
@@ -50,10 +53,10 @@ def run(args: argparse.Namespace) -> int:
     return code
 
 
-def _configs(args: argparse.Namespace) -> dict[str, Mapping[str, object] | None]:
+def _configs(args: argparse.Namespace, folder: Path | None) -> dict[str, Mapping[str, object] | None]:
     """The whole config.json by name; None where it is not known."""
     if args.model is not None:
-        config = msgspec.json.decode((args.model / "config.json").read_bytes(), type=dict[str, object])
+        config = msgspec.json.decode(((folder or args.model) / "config.json").read_bytes(), type=dict[str, object])
         return {args.model.resolve().name: config}
     presets: tuple[Preset, ...] = PRESETS if args.all_presets else tuple(map(preset_named, args.preset))
     return {it.name: dict(it.config) if it.is_served else None for it in presets}

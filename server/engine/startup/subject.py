@@ -41,7 +41,8 @@ from server.model.decoder import Decoder, Operators, head_sizes
 from server.model.kv_cache import KVCache
 from server.model.layers import Weights
 from server.model.load.digests import model_digests
-from server.model.load.load import check_checkpoint, load_config, load_shard, resolve_model
+from server.model.load.folder import check_folder
+from server.model.load.load import check_checkpoint, load_config, load_shard
 from server.model.load.pooling import read_pooling
 from server.model.ranks import ALONE, Ranks
 from server.settings import LoadFormat, Quantization, Settings, Task
@@ -82,7 +83,8 @@ def read_subject(settings: Settings, rank: int = 0) -> Subject:
         _share_cores(world)
     else:
         torch.cuda.set_device(device)  # of this process: Triton and NCCL ask for the current one
-    folder = resolve_model(settings.model, settings.load_format)
+    folder = Path(settings.model)
+    check_folder(folder)
     model, pooling = load_config(folder), read_pooling(folder, settings)
     if settings.quantization is Quantization.FP8:
         try:

@@ -5,8 +5,8 @@ from pathlib import Path
 from server.errors import ModelError
 from server.model.load.json_file import read_object
 
-_CONFIG_FILE = "config.json"
-_ADAPTER_FILE = "adapter_config.json"  # of PEFT
+CONFIG_FILE = "config.json"
+ADAPTER_FILE = "adapter_config.json"  # of PEFT
 _POINTER = b"version https://git-lfs.github.com/spec/"
 _MAX_POINTER_BYTES = 1024  # as git-lfs has it
 _MAX_LISTED = 5
@@ -27,19 +27,19 @@ def check_folder(path: Path) -> None:
     if not any(path.iterdir()):
         raise ModelError(f"model {path}: the folder is empty: was the model fetched to another one?")
     _check_pointers(files)
-    if _ADAPTER_FILE in names and not has_weights:
-        base = read_object(path / _ADAPTER_FILE).get("base_model_name_or_path") or "its base model"
+    if ADAPTER_FILE in names and not has_weights:
+        base = read_object(path / ADAPTER_FILE).get("base_model_name_or_path") or "its base model"
         raise ModelError(
             f"model {path}: holds an adapter (LoRA), and adapters are not implemented: merge it into {base} "
             "(PEFT's merge_and_unload, then save_pretrained) and serve that folder"
         )
     if not has_weights and any(it.suffix == ".gguf" for it in files):
         raise ModelError(f"model {path}: holds no safetensors. {_GGUF}")
-    if _CONFIG_FILE not in names:
+    if CONFIG_FILE not in names:
         more = ", ..." if len(files) > _MAX_LISTED else ""
         found = ", ".join(it.name for it in files[:_MAX_LISTED]) + more if files else "folders only"
         raise ModelError(
-            f"model {path}: there is no {_CONFIG_FILE}, which a folder of transformers has (found: {found}): name that "
+            f"model {path}: there is no {CONFIG_FILE}, which a folder of transformers has (found: {found}): name that "
             "folder, or convert the checkpoint to it"
         )
 

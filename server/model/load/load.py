@@ -1,4 +1,4 @@
-"""A folder or a hub id to a Decoder."""
+"""A folder to a Decoder."""
 
 import logging
 import zlib
@@ -7,8 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from torch import Tensor
 
 from kernels.experts.kinds import MXFP4_BLOCK
@@ -36,11 +34,10 @@ from server.model.load.checkpoint import (
     read_entries,
     tenths,
 )
-from server.model.load.folder import check_folder
+from server.model.load.folder import CONFIG_FILE
 from server.model.load.interleaved import interleaved_pieces, interleaved_tensors
 from server.model.load.joined import joined_pieces, joined_tensors
 from server.model.load.json_file import read_object
-from server.model.load.pooling import MODULES_FILE
 from server.model.load.rounded import copy_rounded
 from server.model.load.shards import empty_shard, pieces_of
 from server.model.load.tokenizer_files import end_token_ids
@@ -49,7 +46,6 @@ from server.settings import LoadFormat
 
 logger = logging.getLogger(__name__)
 
-CONFIG_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
 _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 # Files beside config.json in which tools say how the weights are quantised: NVIDIA's ModelOpt; AutoGPTQ, AutoAWQ.
@@ -59,38 +55,6 @@ _QUANTIZATION_FILES = ("quantize_config.json", "quant_config.json")
 _OF_QUANTIZED = (".k_scale", ".v_scale", ".kv_scale")
 _DUMMY_RANGE = 1e-3
 _DUMMY_SCALE = 127 - 12  # of blocks of mxfp4: within 6 * 2 ** -12, which is 1.5e-3
-
-Download = Callable[..., str]
-
-
-def resolve_model(model: str, load_format: LoadFormat, *, download: Download = snapshot_download) -> Path:
-    """The folder of a model: itself, or the local copy of a hub id, fetched first where it is missing.
-
-    Only JSON, chat templates and (but for dummy weights) safetensors are fetched. Raises ModelError.
-    """
-    if Path(model).is_dir() or Path(model).is_file():
-        check_folder(Path(model))
-        return Path(model)
-    if Path(model).is_absolute() or model.startswith("."):
-        raise ModelError(f"model {model}: no such folder")
-    weights = [] if load_format is LoadFormat.DUMMY else ["*.safetensors"]
-    try:
-        folder = Path(
-            download(
-                repo_id=model,
-                allow_patterns=["*.json", "*.jinja", *weights],
-                ignore_patterns=["*/*", "consolidated*"],  # other formats of the same weights
-            )
-        )
-        if (folder / MODULES_FILE).is_file():  # of sentence-transformers, whose modules have folders
-            download(repo_id=model, allow_patterns=["*_*/config.json"])
-    except HFValidationError as error:
-        raise ModelError(f"model {model}: neither a folder nor a hub id") from error
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        why = " ".join(str(error).split())  # the hub's own words are of several lines
-        raise ModelError(f"model {model}: no such folder, and the hub does not give it: {why}") from error
-    check_folder(folder)
-    return folder
 
 
 def load_config(folder: Path) -> ModelConfig:

@@ -7,8 +7,6 @@ import pytest
 
 from server.errors import ModelError
 from server.model.load.folder import check_folder
-from server.model.load.load import resolve_model
-from server.settings import LoadFormat
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
 ADAPTER = json.dumps({"base_model_name_or_path": "Qwen/Qwen3-8B", "peft_type": "LORA"})
@@ -37,7 +35,7 @@ def test_a_folder_that_is_no_model_is_named(kind: str, tmp_path: Path) -> None:
     for name, content in files.items():
         (tmp_path / name).write_text(content)
     with pytest.raises(ModelError, match=message) as caught:
-        resolve_model(str(tmp_path), LoadFormat.AUTO)
+        check_folder(tmp_path)
     assert "\n" not in str(caught.value)
     assert str(tmp_path) in str(caught.value)
 
@@ -49,7 +47,7 @@ def test_a_folder_that_is_no_model_is_named(kind: str, tmp_path: Path) -> None:
 def test_a_single_file_is_named(name: str, message: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text("x")
     with pytest.raises(ModelError, match=message):
-        resolve_model(str(tmp_path / name), LoadFormat.AUTO)
+        check_folder(tmp_path / name)
 
 
 @pytest.mark.parametrize("names", [["config.json"], ["config.json", "model.safetensors", "model.gguf"]])

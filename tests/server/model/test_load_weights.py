@@ -9,7 +9,6 @@ from typing import IO, Any
 
 import pytest
 import torch
-from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -20,7 +19,7 @@ from server.model.decoder import Decoder
 from server.model.layers import empty_weights
 from server.model.linear import WeightName
 from server.model.load.checkpoint import Piece, copy_pieces, read_entries, tenths
-from server.model.load.load import load_config, load_decoder, resolve_model
+from server.model.load.load import load_config, load_decoder
 from server.model.tensor_views import checkpoint_views
 from server.settings import LoadFormat
 
@@ -230,46 +229,6 @@ def test_dummy_weights_need_no_file_and_are_always_the_same(tmp_path: Path) -> N
         assert torch.equal(one.qkv.weight.dequantized(), two.qkv.weight.dequantized())
         assert 9e-4 < one.linears[WeightName.GATE_UP].weight.dequantized().abs().max() <= 1e-3
     assert not torch.equal(first.layers[0].qkv.weight.dequantized(), first.layers[1].qkv.weight.dequantized())
-
-
-def test_a_path_is_not_looked_up_on_the_hub(tmp_path: Path) -> None:
-    write(tmp_path)
-    assert resolve_model(str(tmp_path), LoadFormat.AUTO, download=_never) == tmp_path
-    for model in ("/no/such/folder", "./no-such-folder"):
-        with pytest.raises(ModelError, match="no such folder"):
-            resolve_model(model, LoadFormat.AUTO, download=_never)
-
-
-@pytest.mark.parametrize(("load_format", "with_weights"), [(LoadFormat.AUTO, True), (LoadFormat.DUMMY, False)])
-def test_only_data_is_fetched_for_a_hub_id(load_format: LoadFormat, with_weights: bool, tmp_path: Path) -> None:
-    write(tmp_path)
-    asked: dict[str, object] = {}
-
-    def download(**request: object) -> str:
-        asked.update(request)
-        return str(tmp_path)
-
-    assert resolve_model("org/model", load_format, download=download) == tmp_path
-    assert asked["repo_id"] == "org/model"
-    patterns = asked["allow_patterns"]
-    assert isinstance(patterns, list)
-    assert ("*.safetensors" in patterns) == with_weights
-    assert set(patterns) <= {"*.safetensors", "*.json", "*.jinja"}
-
-
-@pytest.mark.parametrize(
-    "error", [HFValidationError("bad id"), LocalEntryNotFoundError("offline:\ncheck the cable"), OSError("disk full")]
-)
-def test_a_failed_download_is_a_model_error_of_one_line(error: Exception) -> None:
-    def download(**_request: object) -> str:
-        raise error
-
-    with pytest.raises(ModelError, match=r"^model org/model: n.*\Z"):
-        resolve_model("org/model", LoadFormat.AUTO, download=download)
-
-
-def _never(**_request: object) -> str:
-    raise AssertionError("the hub was asked")
 
 
 def test_threads_fill_every_target_and_count_every_byte(tmp_path: Path) -> None:

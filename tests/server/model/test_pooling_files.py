@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from server.errors import ModelError
-from server.model.load.load import resolve_model
 from server.model.load.pooling import PoolingModel, read_pooling
-from server.settings import LoadFormat, Settings, Task
+from server.settings import Settings, Task
 
 TRANSFORMER = {"path": "", "type": "sentence_transformers.models.Transformer"}
 POOLING = {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}
@@ -84,14 +83,3 @@ def test_modules_that_are_not_computed_are_refused(
 ) -> None:
     with pytest.raises(ModelError, match=message):
         read_pooling(write(tmp_path, modules, module=module), Settings())
-
-
-def test_the_modules_of_a_hub_id_are_fetched_too(tmp_path: Path) -> None:
-    asked = []
-
-    def download(**request: object) -> str:
-        asked.append(request["allow_patterns"])
-        return str(write(tmp_path, [TRANSFORMER, POOLING], module=LAST)) if len(asked) == 1 else str(tmp_path)
-
-    assert resolve_model("org/model", LoadFormat.DUMMY, download=download) == tmp_path
-    assert asked[1:] == [["*_*/config.json"]]
