@@ -93,7 +93,11 @@ def _dense(weights: DenseWeights, prefix: str, *, is_merged: bool = False) -> di
 def _mixture(weights: MixtureWeights, names: ExpertNames) -> dict[str, Linear]:
     found = {names.router: weights.router}
     if weights.shared is not None:
-        found |= _dense(weights.shared, names.shared)
+        if names.shared_gate_up is None:
+            found |= _dense(weights.shared, names.shared)
+        else:
+            found[f"{names.shared}.{names.shared_gate_up}"] = weights.shared.gate_up
+            found[f"{names.shared}.{names.shared_down}"] = weights.shared.down
     if weights.shared_gate is not None:
         found[names.shared_gate] = _plain(weights.shared_gate)
     if names.layout is ExpertLayout.EACH:

@@ -25,7 +25,10 @@ class ExpertNames:
     gate, up, down   the matrices of an expert: of `experts`.<its number> where each is a tensor
     correction       the bias for choosing experts; None: `e_score_correction_bias` of the router
     correction_is_matrix  whether that bias is a matrix of one row
+    joined_gate_up, joined_down  the tensors of all experts, of `experts`, where they are joined
     shared           the feed-forward that all tokens visit; its gate is a product beside it
+    shared_gate_up   its gate and up as one product; None: they are two, `gate_proj` and `up_proj`
+    shared_down      its last product
     """
 
     router: str = "mlp.gate"
@@ -33,7 +36,11 @@ class ExpertNames:
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
+    joined_gate_up: str = "gate_up_proj"
+    joined_down: str = "down_proj"
     shared: str = "mlp.shared_expert"
+    shared_gate_up: str | None = None
+    shared_down: str = "down_proj"
     layout: ExpertLayout = ExpertLayout.EACH
     correction: str | None = None
     correction_is_matrix: bool = False

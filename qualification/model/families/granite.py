@@ -1,24 +1,32 @@
 """Granite 3, dense: a Llama with four multipliers: of embeddings, scores, what layers add, and (a divisor) logits."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from qualification.model.config import ModelConfig
+from qualification.model.config import FeedForward, ModelConfig
 from qualification.model.families.family import Family
 from qualification.model.fields import Fields
 from qualification.model.keys import family_keys
 from qualification.model.shared import read_dense, read_like_llama
 
+MULTIPLIERS = "attention_multiplier embedding_multiplier residual_multiplier logits_scaling"
+
 
 def read_config(fields: Fields) -> ModelConfig:
+    return read_granite(fields, "granite", partial(read_dense, has_bias=fields.flag("mlp_bias", False)))
+
+
+def read_granite(fields: Fields, family: str, feed_forward: Callable[[Fields], FeedForward]) -> ModelConfig:
+    """Read a Granite with another feed-forward. Raises ModelConfigError."""
     has_bias = fields.flag("attention_bias", False)
     model = read_like_llama(
         fields,
-        "granite",
+        family,
         scale=lambda it, _: it.number("attention_multiplier", 1.0),
         attention_bias=has_bias,
         output_bias=has_bias,
-        feed_forward=partial(read_dense, has_bias=fields.flag("mlp_bias", False)),
+        feed_forward=feed_forward,
     )
     return replace(
         model,
@@ -28,7 +36,5 @@ def read_config(fields: Fields) -> ModelConfig:
     )
 
 
-KEYS = family_keys(
-    "attention_bias mlp_bias attention_multiplier embedding_multiplier residual_multiplier logits_scaling"
-)
+KEYS = family_keys(f"attention_bias mlp_bias {MULTIPLIERS}")
 GRANITE = Family("granite", ("GraniteForCausalLM",), read_config, KEYS)

@@ -32,7 +32,8 @@ def read_config(fields: Fields) -> ModelConfig:
 
 def _read_scaling(fields: Fields) -> QueryScaling:
     rope = rope_section(fields)
-    assert rope is not None, "the class's own where there is none"
+    if rope is None:
+        fields.refuse("rope_parameters", f"absent, or an object with {_BETA} and {_ORIGINAL}")
     span = fields.integer(_ORIGINAL) if fields.has(_ORIGINAL) else rope.integer(_ORIGINAL)
     return QueryScaling(rope.number(_BETA), span)
 

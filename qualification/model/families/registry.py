@@ -13,6 +13,7 @@ from qualification.model.families.glm4_moe import GLM4_MOE
 from qualification.model.families.glm4v_moe import GLM4V_MOE_TEXT
 from qualification.model.families.gpt_oss import GPT_OSS
 from qualification.model.families.granite import GRANITE
+from qualification.model.families.granitemoe import GRANITEMOE, GRANITEMOESHARED
 from qualification.model.families.hunyuan_v1_dense import HUNYUAN_V1_DENSE
 from qualification.model.families.hunyuan_v1_moe import HUNYUAN_V1_MOE
 from qualification.model.families.hy_v3 import HY_V3
@@ -48,6 +49,8 @@ KNOWN: tuple[Family, ...] = (
     GLM4V_MOE_TEXT,
     GPT_OSS,
     GRANITE,
+    GRANITEMOE,
+    GRANITEMOESHARED,
     HUNYUAN_V1_DENSE,
     HUNYUAN_V1_MOE,
     HY_V3,

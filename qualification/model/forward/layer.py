@@ -160,14 +160,19 @@ class LayerReference:
         parts = []
         for rank in range(self.ranks):
             part = mixed(read, routes, partial(experts.of, rank), gated, self.precision)
-            if sentence.shared is not None and f"{sentence.shared}.gate_proj.weight" in self.tensors:
+            if sentence.shared is not None and any(name.startswith(f"{sentence.shared}.") for name in self.tensors):
                 shared = self._shared(read, sentence, sentence.shared, rank, config)
                 part = self.precision.rounded(part.plus(shared))
             parts.append(part)
         return parts, routes.is_clear
 
     def _shared(self, read: Bounded, sentence: MixtureSentence, name: str, rank: int, config: ExpertsConfig) -> Bounded:
-        fed = feed(read, self._gated(name).part(rank, self.ranks), gate_of(config.activation), self.precision)
+        fed = feed(
+            read,
+            self._gated(name, sentence.shared_joined).part(rank, self.ranks),
+            gate_of(config.activation),
+            self.precision,
+        )
         if sentence.shared_gate is None:
             return fed
         gate = self.precision.rounded(self._linear(read, sentence.shared_gate))
@@ -201,11 +206,14 @@ class LayerReference:
     def _linear(self, x: Bounded, name: str, inputs: Inputs = Inputs.AS_THEY_ARE) -> Bounded:
         return self._matrix(name, inputs).product(x, self._bias(name), self.precision)
 
-    def _gated(self, name: str) -> GatedWeights:
+    def _gated(self, name: str, joined: tuple[str, str] | None = None) -> GatedWeights:
+        """`joined`: the names of the product of gate and up, and of the last one, where the first two are one."""
         inputs, of_down = (Inputs(it.name) for it in (self.config.formats.gate_up, self.config.formats.down))
-        down = self._matrix(f"{name}.down_proj", of_down)
-        if self.sentence.is_merged or self.sentence.gate_up_is_merged:
-            both = self._matrix(f"{name}.gate_up_proj", inputs)
+        if joined is None and (self.sentence.is_merged or self.sentence.gate_up_is_merged):
+            joined = "gate_up_proj", "down_proj"
+        down = self._matrix(f"{name}.{'down_proj' if joined is None else joined[1]}", of_down)
+        if joined is not None:
+            both = self._matrix(f"{name}.{joined[0]}", inputs)
             half = both.num_rows // 2
             return GatedWeights(both.rows(slice(half)), both.rows(slice(half, None)), down)
         gate, up = (self._matrix(f"{name}.{part}_proj", inputs) for part in ("gate", "up"))
@@ -271,7 +279,7 @@ class _Experts:
         """Return an expert whose tensors are [hidden, 2 width] and [width, hidden], or both transposed."""
         gate_up, down = (
             self.layer.stored(f"{self.names.experts}.{part}")[expert].to(self.layer.precision.dtype)
-            for part in ("gate_up_proj", "down_proj")
+            for part in self.names.joined
         )
         hidden = self.layer.model.hidden_size
         is_square = down.shape[0] == down.shape[1]

@@ -32,6 +32,8 @@ class MixtureSentence:
     correction      the bias for choosing experts; None: e_score_correction_bias of the router, where there is one
     is_interleaved  whether all experts are one tensor in which gate and up alternate
     is_joined       whether all experts are one tensor in which up follows gate, transposed or not
+    joined          the names of these tensors: of gate and up, and of the last products
+    shared_joined   the names of the products of `shared`, of which the first has gate and up; None: these are apart
     """
 
     router: str
@@ -45,6 +47,8 @@ class MixtureSentence:
     correction: str | None = None
     is_interleaved: bool = False
     is_joined: bool = False
+    joined: tuple[str, str] = ("gate_up_proj", "down_proj")
+    shared_joined: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,17 @@ class Sentence:
 _QWEN_MIXTURE = MixtureSentence(
     "mlp.gate", "mlp.experts", shared="mlp.shared_expert", shared_gate="mlp.shared_expert_gate"
 )
+_GRANITE = Sentence(
+    mixture=MixtureSentence(
+        "block_sparse_moe.router.layer",
+        "block_sparse_moe",
+        shared="shared_mlp",
+        scores=Scoring.SOFTMAX_OF_CHOSEN,
+        is_joined=True,
+        joined=("input_linear.weight", "output_linear.weight"),
+        shared_joined=("input_linear", "output_linear"),
+    )
+)
 _HUNYUAN = Sentence(q_norm="self_attn.query_layernorm", k_norm="self_attn.key_layernorm", norms_rotated=True)
 
 SENTENCES: dict[str, Sentence] = {
@@ -118,6 +133,8 @@ SENTENCES: dict[str, Sentence] = {
         mixture=MixtureSentence("mlp.router", "mlp.experts", scores=Scoring.SOFTMAX_OF_CHOSEN, is_interleaved=True),
     ),
     "granite": Sentence(),
+    "granitemoe": _GRANITE,
+    "granitemoeshared": _GRANITE,
     "hunyuan_v1_dense": _HUNYUAN,
     "hunyuan_v1_moe": replace(
         _HUNYUAN,

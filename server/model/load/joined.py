@@ -1,12 +1,13 @@
-"""Qwen 3 VL's experts in a checkpoint: all of a layer as one tensor, gate's numbers before those of up.
+"""Qwen 3 VL's and Granite's experts in a checkpoint: all of a layer as one tensor, gate's numbers before those of up.
 
     mlp.experts.gate_up_proj  [E, H, 2 * I], down_proj [E, I, H]  as published
-    mlp.experts.gate_up_proj  [E, 2 * I, H], down_proj [E, H, I]  as transformers 5 saves them
+    mlp.experts.gate_up_proj  [E, 2 * I, H], down_proj [E, H, I]  as transformers 5 saves them; Granite's
 
 Which of them a layer has, its shapes say. A rank has columns of every expert, hence a piece of each expert's part.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from kernels.experts.weights import ExpertWeights
 from qualification.model.config import ExpertsConfig, ModelConfig
@@ -20,16 +21,16 @@ def joined_tensors(config: ModelConfig, names: TensorNames, entries: Mapping[str
     """The tensors of a checkpoint of the whole model, by name; none for a family with another layout."""
     found: dict[str, Wanted] = {}
     for index, layer in enumerate(config.layers):
-        mixture, prefix = layer.feed_forward, _prefix(index, names)
-        if prefix is None or not isinstance(mixture, ExpertsConfig):
+        mixture, own = layer.feed_forward, _joined_names(index, names)
+        if own is None or not isinstance(mixture, ExpertsConfig):
             continue
         count, width, hidden = mixture.num_experts, mixture.width, config.hidden_size
-        is_saved_anew = _is_saved_anew(entries, prefix, hidden, width)
+        is_saved_anew = _is_saved_anew(entries, own, hidden, width)
         gate_up, down = (
             ((2 * width, hidden), (hidden, width)) if is_saved_anew else ((hidden, 2 * width), (width, hidden))
         )
-        found[f"{prefix}.gate_up_proj"] = Wanted((count, *gate_up))
-        found[f"{prefix}.down_proj"] = Wanted((count, *down))
+        found[own.gate_up] = Wanted((count, *gate_up))
+        found[own.down] = Wanted((count, *down))
     return found
 
 
@@ -39,51 +40,61 @@ def joined_pieces(
     """The blocks that fill a rank's experts; none for a family with another layout."""
     found: list[Piece] = []
     for index, (layer, part) in enumerate(zip(weights.layers, shard.layers, strict=True)):
-        prefix = _prefix(index, names)
-        if prefix is None or not isinstance(layer.feed_forward, MixtureWeights):
+        own = _joined_names(index, names)
+        if own is None or not isinstance(layer.feed_forward, MixtureWeights):
             continue
         experts, whole = layer.feed_forward.experts, part.whole.feed_forward.width
         assert isinstance(experts, ExpertWeights), "these experts are plain"
         hidden = experts.gate_up.shape[2]
-        pieces = _saved_anew if _is_saved_anew(entries, prefix, hidden, whole) else _as_published
-        found += pieces(experts, prefix, part.width.start, whole)
+        pieces = _saved_anew if _is_saved_anew(entries, own, hidden, whole) else _as_published
+        found += pieces(experts, own, part.width.start, whole)
     return found
 
 
-def _prefix(layer: int, names: TensorNames) -> str | None:
-    if names.experts is None or names.experts.layout is not ExpertLayout.HALVES:
+@dataclass(frozen=True, slots=True)
+class _Joined:
+    """The names of a layer's two tensors."""
+
+    gate_up: str
+    down: str
+
+
+def _joined_names(layer: int, names: TensorNames) -> _Joined | None:
+    own = names.experts
+    if own is None or own.layout is not ExpertLayout.HALVES:
         return None
-    return f"model.layers.{layer}.{names.experts.experts}"
+    prefix = f"model.layers.{layer}.{own.experts}"
+    return _Joined(f"{prefix}.{own.joined_gate_up}", f"{prefix}.{own.joined_down}")
 
 
-def _is_saved_anew(entries: Mapping[str, TensorEntry], prefix: str, hidden: int, width: int) -> bool:
+def _is_saved_anew(entries: Mapping[str, TensorEntry], names: _Joined, hidden: int, width: int) -> bool:
     """Where both shapes of one of the tensors are the same, those of the other differ."""
-    name, shape = ("down_proj", (hidden, width)) if hidden != width else ("gate_up_proj", (2 * width, hidden))
-    entry = entries.get(f"{prefix}.{name}")
+    name, shape = (names.down, (hidden, width)) if hidden != width else (names.gate_up, (2 * width, hidden))
+    entry = entries.get(name)
     return entry is not None and tuple(entry.shape[1:]) == shape
 
 
-def _as_published(experts: ExpertWeights, prefix: str, start: int, whole: int) -> Iterator[Piece]:
+def _as_published(experts: ExpertWeights, names: _Joined, start: int, whole: int) -> Iterator[Piece]:
     """start: of the columns of a rank, of `whole`."""
     for expert in range(experts.num_experts):
         gate_up, down = experts.gate_up[expert], experts.down[expert]
         hidden = gate_up.shape[1]
         for half, first_column in zip(gate_up.chunk(2), (start, whole + start), strict=True):
             yield Piece(
-                f"{prefix}.gate_up_proj",
+                names.gate_up,
                 half.t(),
                 first_row=expert * hidden,
                 first_column=first_column,
                 row_size=2 * whole,
             )
-        yield Piece(f"{prefix}.down_proj", down.t(), first_row=expert * whole + start, row_size=hidden)
+        yield Piece(names.down, down.t(), first_row=expert * whole + start, row_size=hidden)
 
 
-def _saved_anew(experts: ExpertWeights, prefix: str, start: int, whole: int) -> Iterator[Piece]:
+def _saved_anew(experts: ExpertWeights, names: _Joined, start: int, whole: int) -> Iterator[Piece]:
     for expert in range(experts.num_experts):
         gate_up, down = experts.gate_up[expert], experts.down[expert]
         hidden = gate_up.shape[1]
         for index, half in enumerate(gate_up.chunk(2)):
             first_row = (2 * expert + index) * whole + start
-            yield Piece(f"{prefix}.gate_up_proj", half, first_row=first_row, row_size=hidden)
-        yield Piece(f"{prefix}.down_proj", down, first_row=expert * hidden, first_column=start, row_size=whole)
+            yield Piece(names.gate_up, half, first_row=first_row, row_size=hidden)
+        yield Piece(names.down, down, first_row=expert * hidden, first_column=start, row_size=whole)

@@ -69,7 +69,7 @@ class _Splits:
         kv = _rows(self.layer.heads.kv, attention.head_dim), attention.kv_size
         width = self._width(tensor)
         *_, linear = tensor.split(".")
-        gate, up, _ = self._expert_names(tensor)
+        gate, up, gate_up, _ = self._gated_names(tensor)
         runs = {
             "q_proj": [query],
             "k_proj": [kv],
@@ -79,14 +79,14 @@ class _Splits:
             **({"q_norm": [query], "k_norm": [kv]} if attention.qk_norm is QKNorm.ALL_HEADS else {}),
             gate: [width],
             up: [width],
-            "gate_up_proj": [width, width],
+            gate_up: [width, width],
         }
         return runs.get(linear)
 
     def columns(self, tensor: str) -> range | None:
         """Return a rank's columns of a tensor; None for one that is not split by columns."""
         *_, linear = tensor.split(".")
-        _, _, down = self._expert_names(tensor)
+        *_, down = self._gated_names(tensor)
         columns = {"o_proj": _rows(self.layer.heads.query, self.layer.whole.attention.head_dim)}
         return (columns | {down: self._width(tensor)[0]}).get(linear)
 
@@ -115,11 +115,14 @@ class _Splits:
             return self.layer.shared, whole.shared.width
         return self.layer.width, whole.width
 
-    def _expert_names(self, tensor: str) -> tuple[str, str, str]:
+    def _gated_names(self, tensor: str) -> tuple[str, str, str, str]:
+        """Return the names of gate, of up, of both as one, and of the last product of a feed-forward."""
         experts = self.names.experts
         if experts is not None and tensor.startswith(f"{experts.experts}."):
-            return experts.gate, experts.up, experts.down
-        return "gate_proj", "up_proj", "down_proj"
+            return experts.gate, experts.up, "gate_up_proj", experts.down
+        if experts is not None and experts.shared_gate_up is not None and tensor.startswith(self._shared):
+            return "gate_proj", "up_proj", experts.shared_gate_up, experts.shared_down
+        return "gate_proj", "up_proj", "gate_up_proj", "down_proj"
 
     @property
     def _shared(self) -> str:

@@ -30,6 +30,10 @@ from transformers import (
     GptOssForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
+    GraniteMoeConfig,
+    GraniteMoeForCausalLM,
+    GraniteMoeSharedConfig,
+    GraniteMoeSharedForCausalLM,
     HunYuanDenseV1Config,
     HunYuanDenseV1ForCausalLM,
     HunYuanMoEV1Config,
@@ -93,6 +97,8 @@ FAMILIES = {
     "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM),
     "olmo2": (Olmo2Config, Olmo2ForCausalLM),
     "granite": (GraniteConfig, GraniteForCausalLM),
+    "granitemoe": (GraniteMoeConfig, GraniteMoeForCausalLM),
+    "granitemoeshared": (GraniteMoeSharedConfig, GraniteMoeSharedForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
     "mistral": (MistralConfig, MistralForCausalLM),
@@ -163,6 +169,8 @@ GLM_4 = {
 MELLUM = {**QWEN_3_MOE, "sliding_window": 9, "layer_types": MIXED, "rope_parameters": TWO_ROPES}
 MINIMAX = {"num_local_experts": 7, "num_experts_per_tok": 3, "head_dim": 12, "rotary_dim": 6}
 MINISTRAL = {"head_dim": 16, "rope_parameters": {**YARN, "llama_4_scaling_beta": 0.7}}
+GRANITE_MOE = {**MULTIPLIERS, **MIXTRAL, "intermediate_size": 20}
+GRANITE_SHARED = {**GRANITE_MOE, "shared_intermediate_size": 28}
 SEED = {"head_dim": 18}
 ALPHA = {"type": "dynamic", "alpha": 50.0, "factor": 1.0, "rope_theta": 100.0}
 HUNYUAN = {"head_dim": 18, "rope_scaling": ALPHA}
@@ -236,6 +244,9 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "olmo2, biases, tied": ("olmo2", {"attention_bias": True, "tie_word_embeddings": True}),
     "granite": ("granite", MULTIPLIERS),
     "granite, biases, tied": ("granite", {**MULTIPLIERS, "mlp_bias": True, "tie_word_embeddings": True}),
+    "granitemoe, biases": ("granitemoe", {**GRANITE_MOE, "attention_bias": True}),
+    "granitemoeshared, tied": ("granitemoeshared", {**GRANITE_SHARED, "tie_word_embeddings": True}),
+    "granitemoeshared, as wide as the model": ("granitemoeshared", {**GRANITE_SHARED, "intermediate_size": 32}),
     "qwen3_moe": ("qwen3_moe", QWEN_3_MOE),
     "qwen3_moe, one expert, tied": ("qwen3_moe", {**QWEN_3_MOE, "num_experts_per_tok": 1, "tie_word_embeddings": True}),
     "qwen3_moe, all experts": ("qwen3_moe", {**QWEN_3_MOE, "num_experts_per_tok": 7, "norm_topk_prob": True}),

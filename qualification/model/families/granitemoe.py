@@ -1,0 +1,60 @@
+"""Granite 3 with experts: a Granite whose feed-forward is a mixture, alone or beside a part that all tokens visit."""
+
+from functools import partial
+
+from qualification.model.config import ExpertsConfig, ModelConfig, SharedExpertConfig
+from qualification.model.families.family import ExpertLayout, ExpertNames, Family, TensorNames
+from qualification.model.families.granite import MULTIPLIERS, read_granite
+from qualification.model.fields import Fields
+from qualification.model.keys import family_keys
+from qualification.model.mixtures import read_routing
+from qualification.model.shared import read_dense
+
+TENSORS = TensorNames(
+    experts=ExpertNames(
+        "block_sparse_moe.router.layer",
+        "block_sparse_moe",
+        joined_gate_up="input_linear.weight",
+        joined_down="output_linear.weight",
+        shared="shared_mlp",
+        shared_gate_up="input_linear",
+        shared_down="output_linear",
+        layout=ExpertLayout.HALVES,
+    )
+)
+_SHARED = "shared_intermediate_size"
+
+
+def read_config(fields: Fields) -> ModelConfig:
+    return read_granite(fields, "granitemoe", partial(_read_experts, shared_width=0))
+
+
+def read_shared_config(fields: Fields) -> ModelConfig:
+    return read_granite(fields, "granitemoeshared", partial(_read_experts, shared_width=fields.count(_SHARED, 0)))
+
+
+def _read_experts(fields: Fields, shared_width: int) -> ExpertsConfig:
+    dense = read_dense(fields)  # an expert's width and activation stand where those of a dense layer do
+    routing = read_routing(fields, "num_local_experts", renormalizes=True, num_experts_missing=8, num_active_missing=2)
+    shared = SharedExpertConfig(shared_width) if shared_width else None
+    return ExpertsConfig(dense.width, routing, dense.activation, shared=shared)
+
+
+_READ = f"attention_bias {MULTIPLIERS} num_local_experts num_experts_per_tok"
+_WITHOUT_EFFECT = "output_router_logits router_aux_loss_coef"
+# Experts of 8 bits have scales that no kernel reads.
+_REFUSED: dict[str, tuple[object, ...]] = {"quantization_config": (None,)}
+GRANITEMOE = Family(
+    "granitemoe",
+    ("GraniteMoeForCausalLM",),
+    read_config,
+    family_keys(_READ, without_effect=_WITHOUT_EFFECT, refused=_REFUSED),
+    TENSORS,
+)
+GRANITEMOESHARED = Family(
+    "granitemoeshared",
+    ("GraniteMoeSharedForCausalLM",),
+    read_shared_config,
+    family_keys(f"{_READ} {_SHARED}", without_effect=_WITHOUT_EFFECT, refused=_REFUSED),
+    TENSORS,
+)
