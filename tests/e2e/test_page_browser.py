@@ -1,5 +1,6 @@
-"""The page at / in a real browser, before an API whose engine follows a script."""
+"""The pages at / and /docs in a real browser, before an API whose engine follows a script."""
 
+import json
 import math
 import re
 from collections.abc import Callable, Iterator
@@ -8,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from kernels.vocabulary.buckets import Bucket
+from qualification.decision.decision import Status
 from server.edge.keys import ApiKeys, Keys
 from server.http.app import create_admin_app
 from server.model.load.pooling import PoolingModel
@@ -15,16 +18,37 @@ from server.protocol.messages import AttestationReport, AttestedBatch, Explained
 from server.settings import Task
 from server.supervisor.client import EngineState
 from server.supervisor.streams import error_delta
-from support.api.edge_fakes import Script, Served, delta, playing, served, with_model, write_tokenizer
+from support.api.edge_fakes import END, Script, Served, delta, playing, saying, served, with_model, write_tokenizer
 from support.api.running_api import Running, wait_until
 from support.e2e.browser import Tab, browsing, find_browser
 
 pytestmark = pytest.mark.e2e
 
-ENTER, TAB = ("Enter", 13, "\r"), ("Tab", 9, "")
+ENTER, TAB, ESCAPE = ("Enter", 13, "\r"), ("Tab", 9, ""), ("Escape", 27, "")
+AXE = Path(__file__).resolve().parents[1] / "support" / "e2e" / "axe" / "axe.min.js"
 HOSTILE = "<img src=x onerror=\"document.title='taken'\"><b>bold</b>"
 EXPLAINED = ExplainedTime(0.975, {"evidence": 0.975, "unexplained": 0.025}, {}, {"planted": 0.025})
 ATTESTED = AttestedBatch("decode", ["triton.decode"], True, {}, "match", None, EXPLAINED)
+TOOLS = (
+    '{% for tool in tools or [] %}[tool]{{ tool | tojson }}{% endfor %}{# "arguments" #}'
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }}</tool_call>{% endfor %}{% endfor %}[assistant]"
+)
+ANSWER = """# Two *ways*
+
+| way | cost |
+| --- | ---: |
+| `a` | 1 &lt; 2 |
+
+- first **bold**
+- [a link](https://example.com/x) and [no link](javascript:alert(1))
+
+```python
+print("<b>")
+```
+
+![picture](https://example.com/x.png)
+"""
 IS_READY = "document.getElementById('state').textContent === 'ready'"
 
 Start = Callable[..., Running]
@@ -51,8 +75,11 @@ def start(tmp_path: Path) -> Iterator[Start]:
         keys: Keys | None = None,
         is_admin: bool = False,
         pooling: PoolingModel | None = None,
+        template: str | None = None,
         **settings: object,
     ) -> Running:
+        if template is not None:
+            write_tokenizer(tmp_path, template=template)
         it = served(tmp_path, script, **settings)
         if pooling is not None:
             it = Served(with_model(it.services, pooling=pooling), it.engine)
@@ -70,7 +97,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 def open_page(tab: Tab, it: Running, **options: object) -> None:
     tab.open(it.url + "/", **options)  # type: ignore[arg-type]
-    tab.value("sessionStorage.clear()")
+    tab.value("sessionStorage.clear(); localStorage.clear()")
     tab.open(it.url + "/?again", **options)  # type: ignore[arg-type]
 
 
@@ -221,7 +248,8 @@ def test_quantiles_are_read_as_prometheus_reads_them(
     assert found == (expected if expected is None else pytest.approx(expected))
 
 
-def test_stop_keeps_what_has_come_of_an_answer(tab: Tab, start: Start) -> None:
+@pytest.mark.parametrize("is_by_key", [False, True])
+def test_stop_keeps_what_has_come_of_an_answer(tab: Tab, start: Start, is_by_key: bool) -> None:
     it = start(playing(delta("begun", is_first=True), delta(" and ended"), delta("", FinishReason.STOP)))
     it.it.engine.gate.clear()
     it.it.engine.num_free = 1
@@ -231,12 +259,18 @@ def test_stop_keeps_what_has_come_of_an_answer(tab: Tab, start: Start) -> None:
     tab.type("Hi")
     tab.press(*ENTER)
     tab.wait_for("document.getElementById('messages').innerText.includes('begun')")
-    tab.value("document.getElementById('stop').click()")
+    tab.type("Next")
+    tab.press(*ENTER)  # waits for the answer's end, and stays when it is stopped
+    if is_by_key:
+        tab.press(*ESCAPE)
+    else:
+        tab.value("document.getElementById('stop').click()")
     tab.wait_for("!running && document.getElementById('said').innerText === 'Stopped.'")
     it.it.engine.gate.set()
     wait_until(lambda: not it.it.services.lifecycle.num_inflight)
     assert "begun" in tab.text("messages")
     assert "and ended" not in tab.text("messages")
+    assert tab.value("document.getElementById('prompt').value") == "Next"
 
 
 def test_a_hidden_page_asks_for_nothing(tab: Tab, start: Start) -> None:
@@ -268,6 +302,186 @@ def test_every_control_is_reached_by_the_tab_key(tab: Tab, start: Start) -> None
 
 
 OPEN_ALL = "document.querySelectorAll('details:not([open])').forEach(it => { it.open = true; })"
+
+
+def prompts_of(it: Running) -> list[str]:
+    """Return the prompts that the engine got, in order."""
+    return [bytes(token_id for token_id in ids if token_id < END).decode() for _, ids, *_ in it.it.engine.submitted]
+
+
+def press_button(tab: Tab, text: str) -> None:
+    """Press the last button of the messages with this text."""
+    tab.value(f"[...document.querySelectorAll('#messages button')].findLast(it => it.textContent === {text!r}).click()")
+
+
+IS_ANSWERED = "!running && conversation.length && conversation.at(-1).role === 'assistant'"
+
+
+def test_an_answer_is_markdown_and_none_of_its_html(tab: Tab, start: Start) -> None:
+    it = start(saying(ANSWER, HOSTILE))
+    open_page(tab, it)
+    tab.wait_for(IS_READY)
+    ask(tab, "Hi")
+
+    def found(selector: str) -> list[str]:
+        texts: list[str] = tab.value(f"[...document.querySelectorAll('.answer {selector}')].map(it => it.innerText)")
+        return texts
+
+    assert found("h3") == ["Two ways"]
+    assert found("td") == ["a", "1 < 2"]
+    assert found("li strong") == ["bold"]
+    assert found("pre code") == ['print("<b>")']
+    assert found("a") == ["a link", "picture"]
+    assert "[no link](javascript:alert(1))" in tab.text("messages")
+    assert HOSTILE in tab.text("messages")
+    assert tab.value("document.querySelectorAll('.answer :is(img, b, script, iframe)').length") == 0
+    rel, target = tab.value("(it => [it.rel, it.target])(document.querySelector('.answer a'))")
+    assert "noopener" in rel
+    assert target == "_blank"
+    assert tab.exceptions == []
+
+
+@pytest.mark.parametrize("text", ["> " * 5000, "- " * 5000, "*a **b " * 3000, "[" * 9000, "`" * 8001, "&#0;&#xFFFFFF;"])
+def test_no_text_is_too_odd_for_the_chat(tab: Tab, start: Start, text: str) -> None:
+    open_page(tab, start())
+    tab.wait_for(IS_READY)
+    tab.value("window.began = performance.now(); 0")
+    tab.value(f"document.body.append(...markdown({text!r}))")
+    took_ms = tab.value("performance.now() - window.began")
+    assert took_ms < 10_000
+    assert tab.exceptions == []
+
+
+def test_a_chat_outlives_a_reload_until_it_is_cleared(tab: Tab, start: Start) -> None:
+    it = start(saying("An *answer*."))
+    open_page(tab, it)
+    tab.wait_for(IS_READY)
+    tab.value("document.getElementById('system').value = 'Be brief.'")
+    ask(tab, "Hi")
+    tab.open(it.url + "/?reloaded")
+    tab.wait_for(IS_READY)
+    assert "An answer." in tab.text("messages")
+    assert "provisional" in tab.text("messages")
+    ask(tab, "More")
+    assert prompts_of(it)[-1] == "[system]Be brief.[user]Hi[assistant]An *answer*.[user]More[assistant]"
+    tab.value("document.getElementById('clear').click()")
+    tab.open(it.url + "/?cleared")
+    assert tab.value("conversation.length") == 0
+    assert "Ask something" in tab.text("messages")
+
+
+def test_what_is_kept_of_a_chat_is_bounded(tab: Tab, start: Start) -> None:
+    it = start()
+    open_page(tab, it)
+    tab.value(
+        "for (let i = 0; i < 90; i++) conversation.push({role: 'user', content: 'q' + i},"
+        " {role: 'assistant', content: 'x'.repeat(9999)}); saveChat()"
+    )
+    assert tab.value("localStorage.getItem(KEPT_AT).length") < 450_000
+    tab.open(it.url + "/?reloaded")
+    first, last = tab.value("[conversation[0].content, conversation.at(-2).content]")
+    assert first.startswith("q")
+    assert last == "q89"
+
+
+def test_a_message_is_edited_and_an_answer_made_again(tab: Tab, start: Start) -> None:
+    it = start(saying("Well."))
+    open_page(tab, it)
+    tab.wait_for(IS_READY)
+    ask(tab, "One")
+    ask(tab, "Two")
+    press_button(tab, "Regenerate")
+    tab.wait_for(IS_ANSWERED)
+    assert prompts_of(it)[-1] == prompts_of(it)[-2]
+    tab.value("[...document.querySelectorAll('#messages button')].find(it => it.textContent === 'Edit').click()")
+    assert tab.value("document.getElementById('prompt').value") == "One"
+    tab.press(*ESCAPE)
+    assert tab.value("document.getElementById('prompt').value") == ""
+    tab.value("[...document.querySelectorAll('#messages button')].find(it => it.textContent === 'Edit').click()")
+    tab.value("document.getElementById('prompt').value = ''")
+    ask(tab, "Three")
+    assert prompts_of(it)[-1] == "[user]Three[assistant]"
+    assert tab.value("conversation.length") == 2
+
+
+def test_tool_calls_are_shown_and_their_results_sent(tab: Tab, start: Start) -> None:
+    call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bern"}}\n</tool_call>'
+
+    def script(prompt: list[int]) -> object:
+        is_told = "[tool]Sun" in bytes(it for it in prompt if it < END).decode()
+        return saying("It is sunny." if is_told else call)(prompt)
+
+    it = start(script, template=TOOLS)
+    open_page(tab, it)
+    tab.wait_for(IS_READY)
+    tab.value("document.getElementById('max-tokens').value = 64")
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
+    tab.value("document.getElementById('tools').value = 'no JSON'")
+    ask(tab, "Weather?")
+    assert "no JSON array" in tab.text("messages")
+    tab.value(
+        f"document.getElementById('clear').click(), document.getElementById('tools').value = {json.dumps(tools)!r}"
+    )
+    ask(tab, "Weather?")
+    assert "tool call" in tab.text("messages")
+    assert '"city": "Bern"' in tab.text("messages")
+    tab.value("document.querySelector('.call textarea').value = 'Sun'")
+    press_button(tab, "Send results")
+    tab.wait_for(IS_ANSWERED + " && !conversation.at(-1).calls.length")
+    assert "It is sunny." in tab.text("messages")
+    assert prompts_of(it)[-1].endswith("[user]Weather?[assistant]<tool_call>weather</tool_call>[tool]Sun[assistant]")
+
+
+def test_words_of_the_page_explain_themselves(tab: Tab, start: Start) -> None:
+    open_page(tab, start())
+    tab.wait_for("document.querySelectorAll('#shapes tr').length === 2")
+    for bucket in Bucket:
+        meaning = tab.value(f"meaningOf({bucket.label!r}).replaceAll(',', '')")
+        edges = [str(bucket.lo + 1), str(bucket.hi)] if bucket.hi is not None else [str(bucket.lo)]
+        assert re.findall(r"\d+", meaning) == edges, bucket
+    for status in Status:
+        assert status.value in tab.value("[...document.querySelectorAll('#plan-words dt')].map(it => it.textContent)")
+    assert "1 to 128 tokens" in tab.value("document.querySelector('#shapes td[title]').title")
+    assert "at its start" in tab.value("document.querySelector('#shapes .chip').title")
+
+
+def test_the_chart_shows_first_tokens_over_time(tab: Tab, start: Start) -> None:
+    open_page(tab, start())
+    tab.wait_for("snapshots.length > 0")
+    assert "No request in the last minute" in tab.text("chart")
+    tab.wait_for(IS_READY)
+    ask(tab, "Hi")
+    tab.wait_for("document.querySelectorAll('#chart polyline').length")
+    assert "le_128" in tab.value("document.querySelector('#chart svg').getAttribute('aria-label')")
+    assert tab.text("chart").split()[-1] == "le_128"
+
+
+@pytest.mark.parametrize(("width", "is_dark"), [(360, True), (1280, False)])
+def test_axe_finds_nothing_on_the_pages(tab: Tab, start: Start, width: int, is_dark: bool) -> None:
+    it = start(saying(ANSWER))
+    open_page(tab, it, width=width, is_dark=is_dark)
+    tab.wait_for("document.querySelectorAll('#shapes tr').length === 2")
+    assert findings(tab) == []
+    ask(tab, "Hi")
+    tab.value(OPEN_ALL)
+    tab.wait_for("document.querySelectorAll('#chart polyline').length")
+    assert findings(tab) == []
+
+
+def findings(tab: Tab) -> list[str]:
+    """Return the violations that axe-core finds on the page as it is."""
+    tab.value(AXE.read_text() + "; 0")
+    found: list[str] = tab.value(
+        "axe.run(document, {resultTypes: ['violations']}).then(it => it.violations.flatMap(rule =>"
+        " rule.nodes.map(node => rule.id + ': ' + node.target.join(' ') + ': ' + node.failureSummary)))"
+    )
+    return found
+
+
+def test_axe_finds_what_is_planted(tab: Tab, start: Start) -> None:
+    open_page(tab, start())
+    tab.value("document.body.append(make('input'))")
+    assert [it.partition(":")[0] for it in findings(tab)].count("label") == 1
 
 
 def test_docs_asks_for_the_key_and_shows_every_route(tab: Tab, start: Start) -> None:

@@ -1,1 +1,4 @@
-"""The pages at / and /docs: each is one file with its style and its script; nothing is loaded from elsewhere."""
+"""The pages at / and /docs: HTML, styles and scripts, each page put together into one answer.
+
+`vendored/` has marked (npm, MIT licence) as it is published; it finds the structure of Markdown.
+"""

@@ -1,4 +1,4 @@
-"""GET / and GET /docs, with a policy under which a browser runs nothing but the page's own script."""
+"""GET / and GET /docs, with a policy under which a browser runs nothing but the page's own scripts."""
 
 import base64
 import hashlib
@@ -11,6 +11,7 @@ from fastapi import APIRouter, Request, Response
 
 from server.edge.routing import PlainRoute
 
+_FOLDER = Path(__file__).parent
 PATH = "/"
 DOCS = "/docs"
 _HTML: dict[int | str, dict[str, Any]] = {
@@ -37,28 +38,41 @@ def page_routes() -> APIRouter:
 
 
 def _answer_of(name: str) -> Callable[[], Response]:
-    """Return a function that makes the answer with a file of this folder."""
-    page = Path(__file__).with_name(name).read_bytes()
+    """Return a function that makes the answer with a page of this folder."""
+    page = whole_page(name)
     headers = {
-        "content-security-policy": policy_of(page.decode()),
+        "content-security-policy": policy_of(page),
         "content-type": "text/html; charset=utf-8",
         "cache-control": "no-cache",
         "referrer-policy": "no-referrer",
         "x-content-type-options": "nosniff",
     }
-    return lambda: Response(page, headers=headers)
+    content = page.encode()
+    return lambda: Response(content, headers=headers)
+
+
+def whole_page(name: str) -> str:
+    """Return a page with the content of the styles and scripts that it names, so that it is one answer."""
+
+    def read(file: str) -> str:
+        return _FOLDER.joinpath(file).read_text("utf-8")
+
+    page = re.sub(
+        r'<link rel="stylesheet" href="([\w.]+)">', lambda found: f"<style>\n{read(found[1])}</style>", read(name)
+    )
+    return re.sub(r'<script src="([\w./]+)"></script>', lambda found: f"<script>\n{read(found[1])}</script>", page)
 
 
 def policy_of(page: str) -> str:
-    """The Content-Security-Policy that allows the page's one style, its one script and calls to its own server.
+    """The Content-Security-Policy that allows the page's own styles, its own scripts and calls to its own server.
 
     No script may make HTML of a string: what a model writes can only become text.
     """
     return "; ".join(
         (
             "default-src 'none'",
-            f"script-src {_source_of(page, 'script')}",
-            f"style-src {_source_of(page, 'style')}",
+            f"script-src {_sources_of(page, 'script')}",
+            f"style-src {_sources_of(page, 'style')}",
             "connect-src 'self'",
             "img-src data:",
             "base-uri 'none'",
@@ -70,7 +84,7 @@ def policy_of(page: str) -> str:
     )
 
 
-def _source_of(page: str, tag: str) -> str:
-    """The source expression of the only element `tag`, by the digest of its content."""
-    [content] = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
-    return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
+def _sources_of(page: str, tag: str) -> str:
+    """The source expressions of the elements `tag`, by the digests of their content."""
+    digests = (hashlib.sha256(it.encode()).digest() for it in re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.DOTALL))
+    return " ".join(f"'sha256-{base64.b64encode(it).decode()}'" for it in digests)
