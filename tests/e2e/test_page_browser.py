@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -466,6 +467,12 @@ def test_axe_finds_nothing_on_the_pages(tab: Tab, start: Start, width: int, is_d
     tab.value(OPEN_ALL)
     tab.wait_for("document.querySelectorAll('#chart polyline').length")
     assert findings(tab) == []
+    tab.open(it.url + "/docs", width=width, is_dark=is_dark)
+    tab.wait_for("document.querySelectorAll('#routes > details').length > 0")
+    assert findings(tab) == []
+    tab.value("document.querySelectorAll('#routes > details')[1].open = true")
+    tab.wait_for("document.querySelectorAll('.try').length")
+    assert findings(tab) == []
 
 
 def findings(tab: Tab) -> list[str]:
@@ -482,6 +489,53 @@ def test_axe_finds_what_is_planted(tab: Tab, start: Start) -> None:
     open_page(tab, start())
     tab.value("document.body.append(make('input'))")
     assert [it.partition(":")[0] for it in findings(tab)].count("label") == 1
+
+
+def test_docs_tries_a_route_and_writes_its_curl(tab: Tab, start: Start) -> None:
+    it = start(saying("Once."))
+    tab.open(it.url + "/docs")
+    tab.wait_for("document.querySelectorAll('#routes > details').length > 0")
+    tab.value(OPEN_ALL)
+    tab.wait_for("document.querySelectorAll('.try').length === document.querySelectorAll('#routes > details').length")
+    routes = tab.value("[...document.querySelectorAll('#routes > details summary code')].map(it => it.textContent)")
+    commands = [
+        shlex.split(text)
+        for text in tab.value("[...document.querySelectorAll('.try pre:first-of-type')].map(it => it.textContent)")
+    ]
+    assert len(commands) > 20
+    for command in commands:
+        assert command[0] == "curl"
+        [url] = [part for part in command if part.startswith(it.url)]
+        assert url.removeprefix(it.url) in routes
+    send = (
+        "(it => { it.open = true; const part = it.querySelector('.try'); part.querySelector('button').click();"
+        " return part; })([...document.querySelectorAll('#routes > details')].find(it =>"
+        " it.querySelector('summary b').textContent === %r && it.querySelector('summary code').textContent === %r))"
+    )
+    answered = "/^\\d+ after/.test((%s).querySelector('[role=status]').textContent)"
+    for method, path in (
+        ("POST", "/v1/completions"), ("POST", "/v1/chat/completions"), ("POST", "/v1/responses"),
+        ("POST", "/v1/messages"), ("POST", "/v1/messages/count_tokens"), ("POST", "/tokenize"),
+        ("GET", "/v1/models"), ("GET", "/metrics"),
+    ):  # fmt: skip
+        tab.value(f"window.tried = {send % (method, path)}; 0")
+        tab.wait_for(answered % "window.tried")
+        said = tab.value("window.tried.querySelector('[role=status]').textContent")
+        assert said.startswith("200"), (path, said, tab.value("window.tried.innerText"))
+        assert tab.value("window.tried.querySelector('pre:last-of-type').textContent")
+    body = next(
+        command[command.index("-d") + 1]
+        for command in commands
+        if any(part.endswith("/v1/messages") for part in command)
+    )
+    assert it.it.post("/v1/messages", json.loads(body)).status_code == 200
+    tab.value("document.getElementById('search').value = 'max_output_tokens'; search()")
+    shown = tab.value(
+        "[...document.querySelectorAll('#routes > details:not([hidden]) summary code')].map(it => it.textContent)"
+    )
+    assert "/v1/responses" in shown
+    assert "/livez" not in shown
+    assert tab.exceptions == []
 
 
 def test_docs_asks_for_the_key_and_shows_every_route(tab: Tab, start: Start) -> None:
