@@ -1,4 +1,4 @@
-"""Every setting of the server, read once from flags and HALLMARK_* variables. No other file reads the environment."""
+"""Every setting of the server, read once from flags, HALLMARK_* variables and files. No other file reads these."""
 
 import difflib
 from collections.abc import Mapping
@@ -12,6 +12,7 @@ from msgspec import Meta
 from qualification.common.flags import DTYPE_NAMES
 from qualification.decision.decision import Policy
 from server.errors import SettingsError
+from server.setting_files import NO_ENV_FILE, EnvFile, GivenSetting, read_config
 
 DEMO_MODEL = Path(__file__).parent / "model" / "demo"
 PREFIX = "HALLMARK_"
@@ -142,6 +143,12 @@ Seconds = Annotated[float, Meta(ge=0, le=86_400)]
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Field `max_model_len` is flag `--max-model-len` and variable `HALLMARK_MAX_MODEL_LEN`; the flag wins."""
 
+    config: Annotated[
+        str | None,
+        Meta(
+            description="TOML or YAML file of settings by name, such as `port = 8123`; flags and variables win over it"
+        ),
+    ] = None
     model: Annotated[str, Meta(description="folder or hub id of the model")] = str(DEMO_MODEL)
     revision: Annotated[
         Annotated[str, Meta(pattern=r"^\S+$")] | None,
@@ -416,18 +423,23 @@ def flag_of(field: str) -> str:
     return "--" + field.replace("_", "-")
 
 
-def read_settings(flags: Mapping[str, str], environ: Mapping[str, str]) -> Settings:
-    """Settings of `flags` (by field name, texts as typed) over those of the HALLMARK_* variables of `environ`.
+def read_settings(flags: Mapping[str, str], environ: Mapping[str, str], env_file: EnvFile = NO_ENV_FILE) -> Settings:
+    """Settings of `flags` (by field name, texts as typed), over HALLMARK_* variables, over those of a file `.env`, over
+    the file that `config` names.
 
-    Raises SettingsError, which names the flag or variable, for an unknown variable or an unparsable value.
+    Raises SettingsError, which names the flag, variable or key, for an unknown one or an unparsable value.
     """
     known = {field.encode_name: field.type for field in msgspec.structs.fields(Settings)}
-    texts = {name: (PREFIX + name.upper(), text) for name, text in _variables(known, environ).items()}
-    texts |= {name: (flag_of(name), text) for name, text in flags.items()}
-    return Settings(**{name: _parse(source, text, known[name]) for name, (source, text) in texts.items()})
+    given = _variables(known, env_file.variables, f"{env_file.path}: ") | _variables(known, environ)
+    given |= {name: GivenSetting(flag_of(name), text) for name, text in flags.items()}
+    if "config" in given:
+        config = _parse(given["config"], known["config"])
+        given = read_config(Path(config), known) | given
+    return Settings(**{name: _parse(each, known[name]) for name, each in given.items()})
 
 
-def _variables(known: Mapping[str, object], environ: Mapping[str, str]) -> dict[str, str]:
+def _variables(known: Mapping[str, object], environ: Mapping[str, str], where: str = "") -> dict[str, GivenSetting]:
+    """Return the variables that are settings; `where` precedes their names in errors."""
     found = {}
     for variable, text in environ.items():
         if not variable.startswith(PREFIX):
@@ -436,12 +448,13 @@ def _variables(known: Mapping[str, object], environ: Mapping[str, str]) -> dict[
         if field not in known or variable != variable.upper():
             close = difflib.get_close_matches(field, known, n=1)
             hint = f"; did you mean {PREFIX}{close[0].upper()}?" if close else ""
-            raise SettingsError(f"{variable} is no setting{hint}")
-        found[field] = text
+            raise SettingsError(f"{where}{variable} is no setting{hint}")
+        found[field] = GivenSetting(f"{where}{variable}", text)
     return found
 
 
-def _parse(source: str, text: str, kind: Any) -> Any:
+def _parse(given: GivenSetting, kind: Any) -> Any:
+    source, text = given.source, given.text
     if not text:  # as a host it would mean every interface, as a folder the current one
         raise SettingsError(f"{source} is empty; leave it out for the default")
     try:

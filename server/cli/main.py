@@ -38,7 +38,8 @@ from server.model.load.digests import model_digests
 from server.model.load.pooling import read_pooling
 from server.model.load.source import is_hub_id, model_folder
 from server.receipt.receipts import Receipts
-from server.settings import GenerationConfig, LoadFormat, MetricsCompat, Settings, Task, read_settings
+from server.setting_files import read_env_file
+from server.settings import PREFIX, GenerationConfig, LoadFormat, MetricsCompat, Settings, Task, read_settings
 from server.supervisor.client import EngineClient
 from server.telemetry.metrics import Metrics
 from server.telemetry.objectives import DEFAULT_OBJECTIVES, load_objectives
@@ -62,11 +63,20 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 2  # nothing was done
         arguments = parsed(build_parser(), argv)
         if arguments.command == "serve":
-            return serve(read_settings(serve_flags.texts_of(arguments), os.environ))
+            return serve(_settings(arguments))
         return _judge(arguments) if arguments.command in _VERDICTS else doctor()
     except StartError as error:
         print(f"hallmark: {' '.join(error.message.split())}", file=sys.stderr)
         return ExitCode.ENVIRONMENT if _VERDICTS.keys() & set(argv[:1]) else 2  # 2 is their verdict on speed
+
+
+def _settings(arguments: argparse.Namespace) -> Settings:
+    """Read the settings of `hallmark serve`, and say which of them are of the current folder's `.env`."""
+    env_file = read_env_file(Path(".env"), PREFIX)
+    settings = read_settings(serve_flags.texts_of(arguments), os.environ, env_file)
+    if env_file.variables:
+        _print(f"Settings of {env_file.path.absolute()}: {', '.join(env_file.variables)}")
+    return settings
 
 
 def _judge(arguments: argparse.Namespace) -> int:

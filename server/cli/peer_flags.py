@@ -36,7 +36,6 @@ _NO_LEVELS = "the log has one level, --log-format chooses its form"
 WITHOUT_FLAG: Mapping[str, str] = {
     "--attention-backend": "the plan chooses the kernels by their proofs, `hallmark doctor` lists them",
     "--chat-template": "the template is the model folder's own",
-    "--config": "each flag has a variable, HALLMARK_MAX_NUM_SEQS for --max-num-seqs",
     "--data-parallel-size": "run several servers (docs/ray.md, docs/routers.md)",
     "--disable-log-requests": "prompts and answers are never logged",
     "--enable-auto-tool-choice": "tools are always on (--tool-call-parser chooses their format)",

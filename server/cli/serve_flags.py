@@ -16,7 +16,7 @@ _NAMES = "served_model_name"
 _LAST = "more"  # of a setting that no group names
 _GROUPS: Mapping[str, tuple[str, ...]] = {
     "model": (
-        "model", "revision", "served_model_name", "tensor_parallel_size", "task", "matryoshka",
+        "config", "model", "revision", "served_model_name", "tensor_parallel_size", "task", "matryoshka",
         "load_format", "device", "dtype", "kv_dtype",
         "max_model_len", "generation_config", "seed",
     ),
@@ -51,7 +51,8 @@ def add_parser(commands: Commands) -> None:
             "serve",
             "serve a model over HTTP",
             "Serve a model over HTTP as OpenAI's API does. Each flag is also a variable: --max-num-seqs is "
-            "HALLMARK_MAX_NUM_SEQS; the flag wins.",
+            "HALLMARK_MAX_NUM_SEQS, of the environment or the current folder's file .env, and max-num-seqs in the file "
+            "of --config. The first of these wins.",
             "hallmark serve",
             "hallmark serve ~/models/Qwen3-8B --port 8123 --api-key-file keys.txt",
             "hallmark serve Qwen/Qwen3-8B --revision main --on-unproven refuse",

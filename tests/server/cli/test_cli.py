@@ -52,7 +52,7 @@ def one_line(capsys: pytest.CaptureFixture[str]) -> str:
         (["serve", "--served-model-name", "a,,b"], 2, "--served-model-name: Expected `str` matching regex"),
         (["serve", "--served-model-name", " "], 2, "--served-model-name: Expected `str` matching regex"),
         (["serve", "--lora-modules", "a=b"], 2, "leave out --lora-modules: adapters are not implemented"),
-        (["serve", "--config", "x.yaml"], 2, "leave out --config: each flag has a variable, HALLMARK_MAX_NUM_SEQS for"),
+        (["serve", "--config", "/no/x.yaml"], 2, "--config /no/x.yaml cannot be read: No such file or directory"),
         (["serve", "--uvicorn-log-level", "info"], 2, "leave out --uvicorn-log-level: the log has one level"),
         (["serve", "/" + "a" * 300], 2, "a cannot be read: File name too long"),
         (["serve", "/no/such/folder"], 2, "model /no/such/folder: no such folder"),
