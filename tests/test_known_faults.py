@@ -14,13 +14,14 @@ from qualification.measure.faults.attention_faults import Fault
 from qualification.measure.faults.collective_faults import CollectiveFault
 from qualification.measure.faults.experts_faults import ExpertsFault
 from qualification.measure.faults.fp8_faults import Fp8Fault
+from qualification.measure.faults.int4_faults import Int4Fault
 from qualification.measure.faults.linear_faults import LinearFault
 from qualification.measure.faults.order_faults import OrderFault
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "known-faults.md"
 ENUMS: tuple[type[Enum], ...] = (
-    CollectiveFault, Dtype, ExpertsFault, Fp8Fault, LinearFault, Operator, OrderFault
+    CollectiveFault, Dtype, ExpertsFault, Fp8Fault, Int4Fault, LinearFault, Operator, OrderFault
 )  # fmt: skip
 MEMBERS = {f"{kind.__name__}.{it.name}" for kind in ENUMS for it in kind} | {it.name for it in Fault}
 PLACE = re.compile(r"lanted\s+in\s+`(tests/[\w/]+\.py)`(?:,\s+`(test_\w+)`)?")

@@ -201,6 +201,9 @@ class Fp8BlocksWeight(_Fp8Weight):
         return rounded(x.float(), scales).double() * scales.double()
 
 
+Fp8Weight = Fp8RowsWeight | Fp8StaticWeight | Fp8BlocksWeight
+
+
 def _empty_codes(rows: int, columns: int, device: torch.device) -> Tensor:
     return torch.empty(rows, columns, dtype=E4M3, device=device)
 

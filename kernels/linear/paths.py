@@ -10,6 +10,8 @@ from kernels.identity.source_digest import SourceDigests
 from kernels.identity.torch_kernels import GEMMS, TORCH_HELPERS
 from kernels.linear.epilogue import Epilogue
 from kernels.linear.fp8_torch_path import run_fp8_torch
+from kernels.linear.int4_formats import INT4_FORMATS
+from kernels.linear.int4_torch_path import run_int4_torch
 from kernels.linear.library_path import RunProposed
 from kernels.linear.ordered_library_path import RunProposedInOrder
 from kernels.linear.shape import FP8_FORMATS, PLAIN, LinearShape, WeightFormat
@@ -205,9 +207,10 @@ _LIBRARY_ORDERED = LinearLimits(
 )
 
 
-def _torch_fp8_path(name: str, devices: frozenset[Device]) -> LinearPath:
-    limits = LinearLimits(devices=devices, dtypes=_ALL_DTYPES, epilogues=_ALL_EPILOGUES, formats=FP8_FORMATS)
-    return _path(name, limits, "fp8_torch_path", (*_LIBRARY_KERNELS, "mkl", "addmm"), run_fp8_torch)
+def _widened_path(name: str, devices: frozenset[Device], formats: frozenset[WeightFormat]) -> LinearPath:
+    limits = LinearLimits(devices=devices, dtypes=_ALL_DTYPES, epilogues=_ALL_EPILOGUES, formats=formats)
+    entry, run = ("fp8_torch_path", run_fp8_torch) if formats == FP8_FORMATS else ("int4_torch_path", run_int4_torch)
+    return _path(name, limits, entry, (*_LIBRARY_KERNELS, "mkl", "addmm"), run)
 
 
 # Those before the last take what they are chosen for, so that the first which can compute a shape is the one that does.
@@ -244,8 +247,10 @@ LINEAR_PATHS: tuple[LinearPath, ...] = (
         _LIBRARY_KERNELS,
         RunProposed(),
     ),
-    _torch_fp8_path("torch.linear.fp8", frozenset({Device.CPU})),
-    _torch_fp8_path("torch.fp8.linear", frozenset({Device.CUDA, Device.INTERPRETER})),
+    _widened_path("torch.linear.fp8", frozenset({Device.CPU}), FP8_FORMATS),
+    _widened_path("torch.fp8.linear", frozenset({Device.CUDA, Device.INTERPRETER}), FP8_FORMATS),
+    _widened_path("torch.linear.int4", frozenset({Device.CPU}), INT4_FORMATS),
+    _widened_path("torch.int4.linear", frozenset({Device.CUDA, Device.INTERPRETER}), INT4_FORMATS),
     _path(
         "torch.linear",
         LinearLimits(

@@ -10,7 +10,7 @@ import torch
 
 from kernels.collective.inboxes import PeerMemoryError
 from kernels.driver.seen import Seen
-from kernels.linear.shape import FP8_FORMATS, LinearShape
+from kernels.linear.shape import PLAIN, LinearShape
 from kernels.system.child_process import python_command
 from kernels.system.device import torch_dtype
 from kernels.system.device_lost import DeviceLost, loss_of
@@ -29,7 +29,7 @@ from qualification.measure.costs.timing import Judged, default_budget_s, time_ca
 from qualification.measure.faults.order_faults import orders_passed_wrongly
 from qualification.measure.ranks.rank_group import on_ranks
 from qualification.measure.trials.failures import KERNEL_ERRORS, QualificationAborted
-from qualification.measure.trials.linear_trial import passed_wrongly_in_8_bits
+from qualification.measure.trials.linear_trial import passed_wrongly_in_few_bits
 from qualification.measure.trials.trial import TRIALS, Run, trial_of
 
 logger = logging.getLogger(__name__)
@@ -95,10 +95,6 @@ def qualify(
         _qualify(runnable, bench, progress, on_evidence, check_checker)
 
 
-def _has_8_bits(shape: AnyShape) -> bool:
-    return isinstance(shape, LinearShape) and shape.weight_format in FP8_FORMATS
-
-
 def _abort_for(passed: tuple[object, ...]) -> None:
     if passed:
         raise QualificationAborted(f"the checker failed its own trial, so it proves nothing: {passed}")
@@ -121,8 +117,9 @@ def _qualify(
         for operator, of_operator in dtypes.items():
             check = check_checker or TRIALS[operator].passed_wrongly
             _abort_for(check(frozenset(of_operator), bench.device, seed=bench.seed))
-        if check_checker is None and any(_has_8_bits(shape) for shape, _ in pairs):
-            _abort_for(passed_wrongly_in_8_bits(bench.device, seed=bench.seed))
+        formats = frozenset(shape.weight_format for shape, _ in pairs if isinstance(shape, LinearShape))
+        if check_checker is None and formats - {PLAIN}:
+            _abort_for(passed_wrongly_in_few_bits(formats, bench.device, seed=bench.seed))
         if bench.checks_orders and check_checker is None:
             _try_check_of_orders(pairs, bench)
         wait(lambda what: progress(0, len(pairs), what))

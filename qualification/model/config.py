@@ -6,8 +6,10 @@ from enum import Enum
 
 from kernels.experts.kinds import MXFP4_BLOCK, ExpertActivation, ExpertFormat, RoutingConfig
 from kernels.fused.activation_kind import Activation
+from kernels.linear.int4_formats import bytes_of
 from kernels.linear.shape import PLAIN, WeightFormat
 from kernels.vocabulary.shape import Dtype
+from qualification.model.packing import Packing
 
 
 class RopeKind(Enum):
@@ -252,6 +254,7 @@ class ModelConfig:
     logits_softcap: float | None = None
     has_image_spans: bool = False  # prompts may hold images, whose tokens see each other both ways
     rounds_at_load: bool = False  # the checkpoint has plain products, which become those of `formats` when it is loaded
+    packing: Packing | None = None  # of weights of 4 bits in the checkpoint
 
     @property
     def num_layers(self) -> int:
@@ -333,7 +336,7 @@ def weight_bytes(config: ModelConfig, dtype: Dtype, num_tokens: int | None = Non
 
 
 def _bytes_saved(hidden: int, layer: LayerConfig, dtype: Dtype) -> int:
-    """Bytes that a layer's products take less than in `dtype`. Their scales, below 1% of them, are not counted."""
+    """Bytes that a layer's products take less than in `dtype`. Their scales, 4 bytes a group, are not counted."""
     formats, fed, mixer = layer.formats, layer.feed_forward, layer.mixer
     counts = []
     if isinstance(mixer, AttentionConfig):
@@ -342,7 +345,7 @@ def _bytes_saved(hidden: int, layer: LayerConfig, dtype: Dtype) -> int:
     dense = fed if isinstance(fed, DenseConfig) else fed.shared
     if dense is not None:
         counts += [(formats.gate_up, 2 * hidden * dense.width), (formats.down, hidden * dense.width)]
-    return sum(count * (dtype.num_bytes - it.num_bytes(dtype)) for it, count in counts)
+    return sum(count * dtype.num_bytes - bytes_of(it, count, dtype) for it, count in counts)
 
 
 def _all_visit(config: ModelConfig, layer: LayerConfig) -> int:

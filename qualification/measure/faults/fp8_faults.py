@@ -8,8 +8,7 @@ from torch import Tensor
 
 from kernels.fused.activation_kind import Activation
 from kernels.linear.epilogue import Epilogue
-from kernels.linear.fp8_torch_path import Fp8Weight
-from kernels.linear.fp8_weights import BLOCK, E4M3, LARGEST, Fp8StaticWeight, scales_of_rows
+from kernels.linear.fp8_weights import BLOCK, E4M3, LARGEST, Fp8StaticWeight, Fp8Weight, scales_of_rows
 from kernels.linear.paths import RunLinear
 from kernels.linear.shape import FP8_BLOCKS, FP8_ROWS, FP8_STATIC, LinearShape
 from kernels.reference.experts import activated_fp64

@@ -3,22 +3,24 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby, islice
+from itertools import groupby, islice, product
 from operator import itemgetter
 
 import torch
 from torch import Tensor
 
+from kernels.linear.int4_formats import INT4_FORMATS
 from kernels.linear.library_path import RunProposed
 from kernels.linear.paths import RunLinear
-from kernels.linear.shape import LinearShape
+from kernels.linear.shape import FP8_FORMATS, LinearShape, WeightFormat
 from kernels.system.device import torch_dtype
 from kernels.vocabulary.shape import Dtype
 from qualification.evidence.evidence import Check, Invariance
 from qualification.measure.checks.checked import one_thread
 from qualification.measure.checks.linear_checks import check_linear, some_rows
-from qualification.measure.faults import fp8_faults
+from qualification.measure.faults import fp8_faults, int4_faults
 from qualification.measure.faults.fp8_faults import Fp8Fault
+from qualification.measure.faults.int4_faults import Int4Fault
 from qualification.measure.faults.linear_faults import LinearFault, can_show_in, trial_shapes, wrong_linear
 from qualification.measure.inputs.linear_inputs import (
     LinearCase,
@@ -30,6 +32,7 @@ from qualification.measure.inputs.linear_inputs import (
 from qualification.measure.orders.linear_order import check_linear_order
 
 Call = Callable[[], None]
+AnyFault = LinearFault | Fp8Fault | Int4Fault
 
 _MOST_PROFILED = 12  # numbers of rows
 
@@ -38,23 +41,33 @@ _MOST_PROFILED = 12  # numbers of rows
 class LinearPassedWrongly:
     """A fault that no check refused, or a right product that one did."""
 
-    fault: LinearFault | Fp8Fault
+    fault: AnyFault
     shape: LinearShape
 
 
-def passed_wrongly_in_8_bits(device: torch.device, *, seed: int) -> tuple[LinearPassedWrongly, ...]:
-    """Try the checker on every planted fault of weights of 8 bits, and on none; empty when it judges all right."""
-    wrong = (
-        (shape, fault, fp8_faults.wrong_fp8(fault))
-        for shape in fp8_faults.trial_shapes()
-        for fault in Fp8Fault
-        if fp8_faults.can_show_in(fault, shape)
-    )
+def passed_wrongly_in_few_bits(
+    formats: frozenset[WeightFormat], device: torch.device, *, seed: int
+) -> tuple[LinearPassedWrongly, ...]:
+    """Try the checker on every planted fault of weights of 8 or 4 bits, and on none; empty when it judges all right.
+
+    formats  of which those of both kinds are tried that there are
+    """
+    wrong: list[tuple[LinearShape, AnyFault, RunLinear]] = []
+    if formats & FP8_FORMATS:
+        wrong += [
+            (shape, fault, fp8_faults.wrong_fp8(fault))
+            for shape in fp8_faults.trial_shapes()
+            for fault in Fp8Fault
+            if fp8_faults.can_show_in(fault, shape)
+        ]
+    if formats & INT4_FORMATS:
+        of_shapes = product(int4_faults.trial_shapes(), Int4Fault)
+        wrong += [(shape, fault, int4_faults.wrong_int4(fault)) for shape, fault in of_shapes]
     return _passed_wrongly(wrong, device, seed=seed)
 
 
 def _passed_wrongly(
-    wrong: Iterable[tuple[LinearShape, LinearFault | Fp8Fault, RunLinear]], device: torch.device, *, seed: int
+    wrong: Iterable[tuple[LinearShape, AnyFault, RunLinear]], device: torch.device, *, seed: int
 ) -> tuple[LinearPassedWrongly, ...]:
     """Return the products that the checker judges wrong. `wrong`: shape by shape, with the fault that each has."""
     found = []
@@ -64,7 +77,7 @@ def _passed_wrongly(
             for _, fault, run in of_shape:
                 # The first case that refuses a fault decides.
                 passes = all(check.is_passed for case in inputs for check in check_linear(run, [case]))
-                if passes is not (fault in (LinearFault.NONE, Fp8Fault.NONE)):
+                if passes is not (fault in (LinearFault.NONE, Fp8Fault.NONE, Int4Fault.NONE)):
                     found.append(LinearPassedWrongly(fault, shape))
     return tuple(found)
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 from qualification.model.config import ModelConfig
 from qualification.model.families.family import Family
 from qualification.model.families.image_models import image_model_of
-from qualification.model.families.quantization import CONFIG_KEY, quantized, read_quantization
+from qualification.model.families.quantization import quantized
+from qualification.model.families.quantization_config import CONFIG_KEY, read_quantization
 from qualification.model.families.registry import KNOWN, family_named
 from qualification.model.fields import Fields, ModelConfigError
 from qualification.model.keys import Keys

@@ -18,6 +18,7 @@ _DTYPES = {
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E8M0": torch.float8_e8m0fnu,
     "U8": torch.uint8,
+    "I32": torch.int32,
 }
 _NUM_THREADS = 8
 _PART_BYTES = 32 * 2**20  # of one read

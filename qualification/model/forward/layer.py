@@ -25,6 +25,7 @@ from qualification.model.forward.bounded import (
 from qualification.model.forward.checkpoint import CheckpointError, Reading
 from qualification.model.forward.matrix import Inputs, Matrix
 from qualification.model.forward.mixture import GatedWeights, feed, gate_of, mixed, route, unpack_mxfp4
+from qualification.model.forward.packed import numbers_of
 from qualification.model.forward.rotation import rotate
 from qualification.model.forward.sentences import MixtureSentence, NormOrder, Scoring, Sentence
 
@@ -76,7 +77,7 @@ class LayerReference:
 
         Of pairs that are neighbours in the checkpoint the first ones come before the second ones, as served.
         """
-        attention, inputs = self.attention, Inputs(self.config.formats.qkv.name)
+        attention, inputs = self.attention, Inputs.of(self.config.formats.qkv.name)
         if self.sentence.is_merged:
             merged = self._linear(read, "self_attn.qkv_proj", inputs)
             ends = attention.query_size, attention.query_size + attention.kv_size
@@ -122,7 +123,7 @@ class LayerReference:
     def after_attention(self, residual: Bounded, out: Bounded) -> Bounded:
         """Return the residual behind attention, of the one before and attention's output [T, heads, d]."""
         flat = out.changed(lambda it: it.flatten(1))
-        weight = self._matrix("self_attn.o_proj", Inputs(self.config.formats.output.name))
+        weight = self._matrix("self_attn.o_proj", Inputs.of(self.config.formats.output.name))
         size = flat.truth.shape[1] // self.ranks
         parts = []
         for rank in range(self.ranks):
@@ -208,7 +209,7 @@ class LayerReference:
 
     def _gated(self, name: str, joined: tuple[str, str] | None = None) -> GatedWeights:
         """`joined`: the names of the product of gate and up, and of the last one, where the first two are one."""
-        inputs, of_down = (Inputs(it.name) for it in (self.config.formats.gate_up, self.config.formats.down))
+        inputs, of_down = (Inputs.of(it.name) for it in (self.config.formats.gate_up, self.config.formats.down))
         if joined is None and (self.sentence.is_merged or self.sentence.gate_up_is_merged):
             joined = "gate_up_proj", "down_proj"
         down = self._matrix(f"{name}.{'down_proj' if joined is None else joined[1]}", of_down)
@@ -220,7 +221,9 @@ class LayerReference:
         return GatedWeights(gate, up, down, *(self._bias(f"{name}.{part}_proj") for part in ("gate", "up", "down")))
 
     def _matrix(self, name: str, inputs: Inputs) -> Matrix:
-        """Return a product's weight, in the dtype that it is served in or in 8 bits."""
+        """Return a product's weight, in the dtype that it is served in, or of 8 or 4 bits."""
+        if self.model.packing is not None and f"{name}.weight" not in self.tensors:
+            return Matrix(numbers_of(self.model.packing, name, self.stored))
         values = self.stored(f"{name}.weight")
         if inputs is Inputs.AS_THEY_ARE:
             return Matrix(values.to(self.precision.dtype))

@@ -30,6 +30,11 @@ class Inputs(Enum):
     ALL = "fp8_static"
     RUNS = "fp8_blocks"
 
+    @classmethod
+    def of(cls, weight_format: str) -> "Inputs":
+        """Return what products of a format, by its name, do with inputs: those of 4 bits leave them as they are."""
+        return cls.AS_THEY_ARE if weight_format.startswith("int4_") else cls(weight_format)
+
 
 @dataclass(frozen=True, slots=True)
 class Matrix:

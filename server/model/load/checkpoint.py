@@ -21,7 +21,7 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 _FLOATS = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
 _CODES = {"F8_E4M3": torch.float8_e4m3fn}  # numbers of 8 bits, which are never converted
-_DTYPES = _FLOATS | _CODES | {"U8": torch.uint8, "I8": torch.int8, "F8_E8M0": torch.float8_e8m0fnu}
+_DTYPES = _FLOATS | _CODES | {"U8": torch.uint8, "I8": torch.int8, "I32": torch.int32, "F8_E8M0": torch.float8_e8m0fnu}
 _MAX_LISTED = 10  # names in one message
 _NUM_THREADS = 8  # one waits for the disk, or for the memory of its cache, at a fraction of their speed
 # Of one read, and of a thread's memory: 20 GB/s from the cache of files, 17 by 32 MB (H200).
@@ -275,6 +275,14 @@ def _read(part: _Part, memory: Tensor) -> None:
                     done += num_read
     except OSError as error:
         raise ModelError(f"{part.file}: cannot be read: {error}") from error
+
+
+def read_whole(entry: TensorEntry) -> Tensor:
+    """Return a tensor in the memory of a CPU. Raises ModelError when its file cannot be read."""
+    dtype = _DTYPES[entry.dtype]
+    found = torch.empty(entry.shape, dtype=dtype)
+    _read(_Part(entry.file, entry.offset, 1, found.nbytes, found.nbytes, dtype), found.view(torch.uint8).flatten())
+    return found
 
 
 def _offsets(file: Path) -> dict[str, int]:

@@ -9,12 +9,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kernels.experts.kinds import MXFP4_BLOCK
 from kernels.linear.weights import StoredTensor
 from qualification.model.config import LinearFormats, ModelConfig
 from qualification.model.families.family import Family, TensorNames
 from qualification.model.families.image_models import text_names
-from qualification.model.families.quantization import CONFIG_KEY, as_stored, from_file_beside, read_quantization
+from qualification.model.families.quantization import as_stored
+from qualification.model.families.quantization_config import CONFIG_KEY, from_file_beside, read_quantization
 from qualification.model.families.reader import check_whole, read_as, text_part, unknown_keys
 from qualification.model.families.registry import family_named
 from qualification.model.families.served import served_family
@@ -38,6 +38,7 @@ from server.model.load.folder import CONFIG_FILE
 from server.model.load.interleaved import interleaved_pieces, interleaved_tensors
 from server.model.load.joined import joined_pieces, joined_tensors
 from server.model.load.json_file import read_object
+from server.model.load.packed import copy_packed, packed_entries
 from server.model.load.rounded import copy_rounded
 from server.model.load.shards import empty_shard, pieces_of
 from server.model.load.tokenizer_files import end_token_ids
@@ -55,6 +56,7 @@ _QUANTIZATION_FILES = ("quantize_config.json", "quant_config.json")
 _OF_QUANTIZED = (".k_scale", ".v_scale", ".kv_scale")
 _DUMMY_RANGE = 1e-3
 _DUMMY_SCALE = 127 - 12  # of blocks of mxfp4: within 6 * 2 ** -12, which is 1.5e-3
+_DUMMY_ZERO = 8  # of codes from 0 to 15
 
 
 def load_config(folder: Path) -> ModelConfig:
@@ -150,9 +152,9 @@ def load_shard(
             for piece in pieces:
                 seed = zlib.crc32(f"{piece.name} {piece.first_row} {piece.first_column}".encode())
                 generator = torch.Generator(device).manual_seed(seed)
-                _fill_dummy(piece.target, generator)
+                _fill_dummy(piece.name, piece.target, generator)
         else:
-            copy_pieces(entries, pieces, tenths(progress))
+            copy_pieces(entries, copy_packed(entries, pieces), tenths(progress))
             weights.order_codes_()
             check_loaded(folder, weights)
         return weights.inspected()
@@ -200,6 +202,8 @@ def _read_named(folder: Path, config: ModelConfig) -> dict[str, TensorEntry]:
     entries = {name: entries[as_written] for as_written, name in text_names(entries, config.family).items()}
     if "embed_tokens.weight" in entries:  # saved without a head, hence without the whole's prefix
         entries = {name if name.startswith("lm_head") else f"model.{name}": it for name, it in entries.items()}
+    if config.packing is not None:
+        entries = packed_entries(folder, entries, config.packing)
     # A scale that a number is multiplied by, though DeepSeek's name calls it an inverse.
     return {name.removesuffix("_inv") if name.endswith("_scale_inv") else name: it for name, it in entries.items()}
 
@@ -238,18 +242,20 @@ def _is_behind(name: str, num_layers: int) -> bool:
     return not prefix and number.isdecimal() and int(number) >= num_layers
 
 
-def _fill_dummy(target: Tensor, generator: torch.Generator) -> None:
-    """Unsigned bytes are blocks of mxfp4, whose scales are all the same: numbers of 4 bits are at most 6."""
+def _fill_dummy(name: str, target: Tensor, generator: torch.Generator) -> None:
+    """Unsigned bytes are codes of 4 bits, scales of mxfp4, which are all the same, and zero points: in the middle."""
     if target.dtype is torch.int8:
         target.random_(-127, 128, generator=generator)
     elif target.dtype is torch.float8_e4m3fn:
         target.copy_(torch.rand(target.shape, generator=generator, device=target.device).mul_(2).sub_(1))
     elif target.dtype is not torch.uint8:
         target.uniform_(-_DUMMY_RANGE, _DUMMY_RANGE, generator=generator)
-    elif target.shape[-1] == MXFP4_BLOCK // 2:
-        target.random_(generator=generator)
-    else:
+    elif name.endswith(".weight_zero"):
+        target.fill_(_DUMMY_ZERO)
+    elif name.endswith("_scales"):
         target.fill_(_DUMMY_SCALE)
+    else:
+        target.random_(generator=generator)
 
 
 def _end_tokens_of_tokenizer(folder: Path, config: dict[str, object]) -> list[int]:

@@ -262,8 +262,8 @@ def test_phi3_is_served_with_a_plain_rotation(scaling: object, tmp_path: Path) -
         ("glm4_moe", {"n_group": 64, "topk_group": 2}, "num_experts_per_tok must be at most 4"),
         (
             "mixtral",
-            {"quantization_config": {"quant_method": "awq"}},
-            "quant_method must be one of fp8, .* found 'awq'",
+            {"quantization_config": {"quant_method": "quip"}},
+            "quant_method must be one of fp8, .* found 'quip'",
         ),
         ("gpt_oss", {"quantization_config": {"quant_method": "awq"}}, "quant_method must be one of mxfp4, found 'awq'"),
         (

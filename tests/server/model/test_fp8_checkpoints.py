@@ -245,7 +245,7 @@ def change(folder: Path, **says: object) -> None:
         (
             "fp8 blocks",
             {"quant_method": "quip"},
-            "quant_method must be one of fp8, compressed-tensors, modelopt, found",
+            "quant_method must be one of fp8, compressed-tensors, modelopt, awq, gptq, found",
         ),
         ("fp8 blocks", {"fmt": "e5m2"}, "fmt must be one of e4m3"),
         (

@@ -1,0 +1,232 @@
+"""quantization_config of config.json: how each product of a checkpoint is stored.
+
+Read are the words of `fp8` (DeepSeek, Qwen, Mistral), compressed-tensors (llm-compressor), ModelOpt (NVIDIA), whose
+hf_quant_config.json says the same in other words, AWQ and GPTQ. What a list of exceptions names stays as it is: each
+maker has its own rule for what an entry names.
+"""
+
+import re
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+
+from kernels.linear.int4_formats import INT4_32, INT4_64, INT4_128
+from kernels.linear.shape import FP8_BLOCKS, FP8_ROWS, FP8_STATIC, WeightFormat
+from qualification.model.families.quantization import Quantization
+from qualification.model.fields import Fields
+from qualification.model.packing import Packing
+
+CONFIG_KEY = "quantization_config"
+_BLOCK = [128, 128]
+_OF_GROUPS = {32: INT4_32, 64: INT4_64, 128: INT4_128}
+_HEAD = "lm_head"
+_AWQ_SIZES = ("group_size", "q_group_size")
+
+
+def read_quantization(fields: Fields) -> Quantization:
+    """Read quantization_config. Raises ModelConfigError that names the method, or the field, that is not supported."""
+    if not fields.has("quant_method") and (fields.has("quant_algo") or fields.has("quantization")):
+        return _of_modelopt(fields.section("quantization") or fields)
+    method = fields.choice("quant_method", ("fp8", "compressed-tensors", "modelopt", "awq", "gptq"))
+    match method:
+        case "fp8":
+            return _of_fp8(fields)
+        case "compressed-tensors":
+            return _of_compressed_tensors(fields)
+        case "awq":
+            return _of_awq(fields)
+        case "gptq":
+            return _of_gptq(fields)
+        case _:
+            return _of_modelopt(fields.section("quantization") or fields)
+
+
+def _of_fp8(fields: Fields) -> Quantization:
+    """DeepSeek's: entries are whole names, or parts of names between dots."""
+    fields.choice("fmt", ("e4m3", "float8_e4m3fn"), "e4m3")
+    scheme = fields.choice("activation_scheme", ("dynamic", "static"), "dynamic")
+    block = _sizes(fields, "weight_block_size")
+    if block is not None and block != _BLOCK:
+        fields.refuse("weight_block_size", f"{_BLOCK}")
+    if block is not None and scheme == "static":
+        fields.refuse("activation_scheme", "dynamic, of blocks")
+    listed = "ignored_layers" if fields.has("ignored_layers") else "modules_to_not_convert"
+    found = FP8_BLOCKS if block is not None else FP8_STATIC if scheme == "static" else FP8_ROWS
+    # A head is no layer of the decoder, which transformers never converts.
+    return Quantization(fields.source, ((("",), found),), (*_entries(fields, listed), _HEAD), _at_dots)
+
+
+def _of_compressed_tensors(fields: Fields) -> Quantization:
+    """Entries are whole names or, behind "re:", regular expressions of their beginnings; "Linear" is every product."""
+    for name in ("sparsity_config", "transform_config"):
+        if (section := fields.section(name)) is not None and not section.is_empty:
+            fields.refuse(name, "absent or empty (what it asks for is not supported)")
+    fields.choice("quantization_status", ("compressed", "frozen"), "compressed")
+    groups = fields.section("config_groups")
+    if groups is None:
+        fields.refuse("config_groups", "an object of groups")
+    schemes: list[tuple[tuple[str, ...], WeightFormat]] = []
+    packings: set[Packing | None] = set()
+    formats = ("float-quantized", "pack-quantized")
+    of_all = fields.choice("format", (*formats, "mixed-precision"), formats[0])
+    for name in groups.names:
+        group = groups.section(name)
+        if group is None:
+            groups.refuse(name, "an object")
+        is_packed = group.choice("format", formats, of_all) == "pack-quantized"
+        found, packing = _packed_scheme(group) if is_packed else (_scheme(group), None)
+        schemes.append((_entries(group, "targets"), found))
+        packings.add(packing)
+    if len(packings) > 1:
+        fields.refuse("config_groups", "groups of 8 bits, or of 4 bits that all have zero points or none")
+    ignored = _entries(fields, "ignore")
+    return Quantization(fields.source, tuple(schemes), ignored, _by_expression, packings.pop() if packings else None)
+
+
+def _packed_scheme(group: Fields) -> tuple[WeightFormat, Packing]:
+    """Return the format and the packing of one group of compressed-tensors in 4 bits."""
+    weights = group.section("weights")
+    if weights is None:
+        group.refuse("weights", "an object")
+    if group.section("input_activations") is not None:
+        group.refuse("input_activations", "null, of weights of 4 bits")
+    weights.choice("type", ("int",))
+    if weights.integer("num_bits") != 4:
+        weights.refuse("num_bits", "4")
+    weights.choice("strategy", ("group",))
+    if weights.has("actorder"):  # both keep the columns' order in the file; "group" does not
+        weights.choice("actorder", ("static", "weight"))
+    is_symmetric = weights.flag("symmetric", True)
+    return _of_group_size(weights, "group_size"), Packing.COMPRESSED_SYMMETRIC if is_symmetric else Packing.COMPRESSED
+
+
+def _scheme(group: Fields) -> WeightFormat:
+    """Return the format of one group of compressed-tensors in 8 bits."""
+    weights, inputs = group.section("weights"), group.section("input_activations")
+    if weights is None:
+        group.refuse("weights", "an object")
+    if inputs is None:
+        group.refuse("input_activations", "an object (weights of 8 bits for inputs of 16 are not supported)")
+    for part in (weights, inputs):
+        part.choice("type", ("float",))
+        if part.integer("num_bits") != 8:
+            part.refuse("num_bits", "8")
+        if not part.flag("symmetric", True):
+            part.refuse("symmetric", "true")
+    strategy = weights.choice("strategy", ("tensor", "channel", "block"))
+    if strategy == "block":
+        if _sizes(weights, "block_structure") != _BLOCK:
+            weights.refuse("block_structure", f"{_BLOCK}")
+        inputs.choice("strategy", ("group",))
+        if inputs.integer("group_size") != _BLOCK[0]:
+            inputs.refuse("group_size", f"{_BLOCK[0]}")
+        if not inputs.flag("dynamic", False):
+            inputs.refuse("dynamic", "true, of groups")
+        return FP8_BLOCKS
+    if inputs.flag("dynamic", False):
+        inputs.choice("strategy", ("token",))
+        return FP8_ROWS
+    inputs.choice("strategy", ("tensor",))
+    return FP8_STATIC
+
+
+def _of_modelopt(fields: Fields) -> Quantization:
+    """NVIDIA's: entries are whole names or their beginnings at a dot, with wildcards."""
+    algorithms = {"FP8": FP8_STATIC, "FP8_PER_CHANNEL_PER_TOKEN": FP8_ROWS}
+    supported = (*algorithms, *(name.lower() for name in algorithms))
+    found = algorithms[fields.choice("quant_algo", supported).upper()]
+    listed = "exclude_modules" if fields.has("exclude_modules") else "ignore"
+    return Quantization(fields.source, ((("*",), found),), _entries(fields, listed), _by_wildcard)
+
+
+def _of_awq(fields: Fields) -> Quantization:
+    """AutoAWQ's: an entry is a part of a name."""
+    bits, size = (next((it for it in names if fields.has(it)), names[0]) for names in (("bits", "w_bit"), _AWQ_SIZES))
+    if fields.integer(bits) != 4:
+        fields.refuse(bits, "4")
+    if not fields.flag("zero_point", True):
+        fields.refuse("zero_point", "true")
+    fields.choice("version", ("gemm", "GEMM"), "gemm")
+    plain = (*_entries(fields, "modules_to_not_convert"), _HEAD)
+    return Quantization(fields.source, ((("",), _of_group_size(fields, size)),), plain, _within, Packing.AWQ)
+
+
+def _of_gptq(fields: Fields) -> Quantization:
+    """GPTQ's: what stays as it is has a key of `dynamic` that begins with "-:", a regular expression."""
+    if fields.integer("bits") != 4:
+        fields.refuse("bits", "4")
+    if fields.flag("desc_act", False):
+        fields.refuse("desc_act", "false (columns in another order are not supported)")
+    if fields.flag("lm_head", False):
+        fields.refuse("lm_head", "false (a head of 4 bits is not supported)")
+    words = ("checkpoint_format", "format")
+    word = next((it for it in words if fields.has(it)), words[0])
+    is_second = fields.choice(word, ("gptq", "gptq_v2"), "gptq") == "gptq_v2"
+    is_symmetric = fields.flag("sym", True)
+    packing = Packing.GPTQ_SYMMETRIC if is_symmetric else Packing.GPTQ_V2 if is_second else Packing.GPTQ
+    rules = fields.section("dynamic") or Fields({}, fields.source)
+    plain = [_HEAD]
+    for rule in rules.names:
+        if not rule.startswith("-:") or not _is_expression(rule.removeprefix("-:")):
+            rules.refuse(rule, 'absent: only regular expressions behind "-:" are supported')
+        plain.append(f"re:{rule.removeprefix('-:')}")
+    scheme = (("re:",), _of_group_size(fields, "group_size"))
+    return Quantization(fields.source, (scheme,), tuple(plain), _by_expression, packing)
+
+
+def _of_group_size(fields: Fields, name: str) -> WeightFormat:
+    size = fields.given(name)
+    if type(size) is not int or size not in _OF_GROUPS:
+        fields.refuse(name, f"one of {', '.join(map(str, _OF_GROUPS))}")
+    return _OF_GROUPS[size]
+
+
+def _within(entry: str, name: str) -> bool:
+    return entry in name
+
+
+def _at_dots(entry: str, name: str) -> bool:
+    return not entry or f".{entry}." in f".{name}."
+
+
+def _by_expression(entry: str, name: str) -> bool:
+    if entry.startswith("re:"):
+        return re.match(entry.removeprefix("re:"), name) is not None
+    return entry in (name, "Linear")
+
+
+def _by_wildcard(entry: str, name: str) -> bool:
+    return fnmatchcase(name, entry) or fnmatchcase(name, f"{entry}.*")
+
+
+def _entries(fields: Fields, name: str) -> tuple[str, ...]:
+    value = fields.given(name)
+    if value is None:
+        return ()
+    if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
+        fields.refuse(name, "a list of names")
+    for item in value:
+        if item.startswith("re:") and not _is_expression(item.removeprefix("re:")):
+            fields.refuse(name, f"a list of names and regular expressions, and {item!r} is none")
+    return tuple(value)
+
+
+def _is_expression(text: str) -> bool:
+    try:
+        re.compile(text)
+    except re.error:
+        return False
+    return True
+
+
+def _sizes(fields: Fields, name: str) -> list[int] | None:
+    value = fields.given(name)
+    if value is None:
+        return None
+    if not isinstance(value, list) or not all(type(item) is int for item in value):
+        fields.refuse(name, "a list of integers")
+    return value
+
+
+def from_file_beside(content: Mapping[str, object]) -> Mapping[str, object]:
+    """Return what hf_quant_config.json says, as quantization_config would."""
+    return {**content, "quant_method": "modelopt"}

@@ -1,0 +1,34 @@
+"""Products with weights of 8 and 4 bits: the right one is proven, and each wrong one refused."""
+
+import pytest
+import torch
+
+from kernels.linear.int4_formats import INT4_FORMATS
+from kernels.linear.paths import LINEAR_PATHS
+from kernels.linear.shape import FP8_FORMATS, LinearShape
+from qualification.measure.checks.linear_checks import check_linear
+from qualification.measure.faults import fp8_faults, int4_faults
+from qualification.measure.faults.fp8_faults import Fp8Fault
+from qualification.measure.inputs.linear_inputs import linear_cases, operands_of
+from qualification.measure.trials.linear_trial import passed_wrongly_in_few_bits
+
+CPU = torch.device("cpu")
+SHAPES = [*fp8_faults.trial_shapes(), *int4_faults.trial_shapes()]
+
+
+def test_wrong_codes_scales_and_roundings_are_refused() -> None:
+    assert passed_wrongly_in_few_bits(FP8_FORMATS | INT4_FORMATS, CPU, seed=1) == ()
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_the_path_of_a_cpu_is_proven(shape: LinearShape) -> None:
+    kind = "int4" if shape.weight_format in INT4_FORMATS else "fp8"
+    run = next(path.run for path in LINEAR_PATHS if path.name == f"torch.linear.{kind}")
+    assert run is not None
+    cases = linear_cases(shape, operands_of(shape, CPU, seed=0), seed=0)
+    assert all(check.is_passed for check in check_linear(run, cases))
+
+
+def test_each_fault_shows_in_a_shape() -> None:
+    shapes = fp8_faults.trial_shapes()
+    assert all(any(fp8_faults.can_show_in(fault, shape) for shape in shapes) for fault in Fp8Fault)
