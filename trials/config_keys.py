@@ -167,6 +167,8 @@ BASES: dict[str, Base] = {
     "qwen2.5 vl, as published": Base("qwen2.5 vl", {}, is_old=True),
     "qwen3 vl": Base("qwen3 vl", {}),
     "qwen3 vl, moe": Base("qwen3 vl, moe", {}),
+    "glm4v": Base("glm4v", {}),
+    "glm46v": Base("glm46v", {}),
     "glm4v, moe": Base("glm4v, moe", {}),
     "mistral 3": Base("mistral 3", {}),
     "mistral 3, ministral": Base("mistral 3, ministral", {}),

@@ -25,12 +25,13 @@ def read_config(fields: Fields) -> ModelConfig:
         "glm4",
         norm_eps=1.5625e-7,
         norms=NormsConfig(before=True, after=True),
-        rope=_read_rope,
+        rope=read_paired_rope,
         attention_bias=fields.flag("attention_bias", True),
     )
 
 
-def _read_rope(fields: Fields, head_dim: int) -> RopeConfig:
+def read_paired_rope(fields: Fields, head_dim: int) -> RopeConfig:
+    """Read the rotation of a share of each head. Raises ModelConfigError where that is no whole pairs."""
     rope = read_rope(fields, head_dim=head_dim, is_partial=True)
     if (size := rope.rotated_dims(head_dim)) % 2:
         fields.refuse(_SHARE, f"a share of head_dim ({head_dim}) that is whole pairs of dimensions (it is {size})")

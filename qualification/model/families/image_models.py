@@ -88,17 +88,25 @@ IMAGE_MODELS: tuple[ImageModel, ...] = (
             ("qwen3_vl_moe", "Qwen3VLMoeForConditionalGeneration"),
         )
     ),
-    ImageModel(
-        "glm4v_moe",
-        ("Glm4vMoeForConditionalGeneration",),
-        ("glm4v_moe_text",),
-        _RENAMED,
-        _VISUAL,
-        family_keys(
-            "text_config vision_config",
-            without_effect="image_token_id video_token_id image_start_token_id image_end_token_id "
-            "video_start_token_id video_end_token_id",
-        ),
+    *(
+        ImageModel(
+            model_type,
+            (architecture,),
+            families,
+            _RENAMED,
+            _VISUAL,
+            family_keys(
+                "text_config vision_config",
+                without_effect="image_token_id video_token_id image_start_token_id image_end_token_id "
+                "video_start_token_id video_end_token_id",
+            ),
+            text_chooses=len(families) > 1,
+        )
+        for model_type, architecture, families in (
+            ("glm4v", "Glm4vForConditionalGeneration", ("glm4v_text",)),
+            ("glm4v_moe", "Glm4vMoeForConditionalGeneration", ("glm4v_moe_text",)),
+            ("glm46v", "Glm46VForConditionalGeneration", ("glm4v_text", "glm4v_moe_text")),
+        )
     ),
     ImageModel(
         "mistral3",

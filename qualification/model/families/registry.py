@@ -10,6 +10,7 @@ from qualification.model.families.gemma2 import GEMMA2
 from qualification.model.families.gemma3 import GEMMA3
 from qualification.model.families.glm4 import GLM4
 from qualification.model.families.glm4_moe import GLM4_MOE
+from qualification.model.families.glm4v import GLM4V_TEXT
 from qualification.model.families.glm4v_moe import GLM4V_MOE_TEXT
 from qualification.model.families.gpt_oss import GPT_OSS
 from qualification.model.families.granite import GRANITE
@@ -47,6 +48,7 @@ KNOWN: tuple[Family, ...] = (
     GLM4,
     GLM4_MOE,
     GLM4V_MOE_TEXT,
+    GLM4V_TEXT,
     GPT_OSS,
     GRANITE,
     GRANITEMOE,

@@ -86,6 +86,14 @@ class Sentence:
 _QWEN_MIXTURE = MixtureSentence(
     "mlp.gate", "mlp.experts", shared="mlp.shared_expert", shared_gate="mlp.shared_expert_gate"
 )
+_GLM_4 = Sentence(
+    NormOrder.SANDWICH,
+    gate_up_is_merged=True,
+    after_attention="post_self_attn_layernorm",
+    before_feed_forward="post_attention_layernorm",
+    after_feed_forward="post_mlp_layernorm",
+    rotates_neighbours=True,
+)
 _GRANITE = Sentence(
     mixture=MixtureSentence(
         "block_sparse_moe.router.layer",
@@ -114,17 +122,11 @@ SENTENCES: dict[str, Sentence] = {
     "exaone4": Sentence(NormOrder.AFTER),
     "gemma2": Sentence(NormOrder.SANDWICH, 1.0, embedding_is_scaled_by_width=True),
     "gemma3_text": Sentence(NormOrder.SANDWICH, 1.0, embedding_is_scaled_by_width=True),
-    "glm4": Sentence(
-        NormOrder.SANDWICH,
-        gate_up_is_merged=True,
-        after_attention="post_self_attn_layernorm",
-        before_feed_forward="post_attention_layernorm",
-        after_feed_forward="post_mlp_layernorm",
-        rotates_neighbours=True,
-    ),
+    "glm4": _GLM_4,
     "glm4_moe": Sentence(
         mixture=MixtureSentence("mlp.gate", "mlp.experts", shared="mlp.shared_experts", scores=Scoring.SIGMOID),
     ),
+    "glm4v_text": _GLM_4,
     "glm4v_moe_text": Sentence(
         mixture=MixtureSentence("mlp.gate", "mlp.experts", shared="mlp.shared_experts", scores=Scoring.SIGMOID),
     ),

@@ -24,8 +24,12 @@ from transformers import (
     Glm4ForCausalLM,
     Glm4MoeConfig,
     Glm4MoeForCausalLM,
+    Glm4vConfig,
+    Glm4vForConditionalGeneration,
     Glm4vMoeConfig,
     Glm4vMoeForConditionalGeneration,
+    Glm46VConfig,
+    Glm46VForConditionalGeneration,
     GptOssConfig,
     GptOssForCausalLM,
     GraniteConfig,
@@ -359,6 +363,13 @@ QWEN_VISION: dict[str, object] = {
     "deepstack_visual_indexes": [0],
     "num_position_embeddings": 16,
 }
+GLM_VISION: dict[str, object] = {
+    "depth": 1,
+    "hidden_size": 16,
+    "num_heads": 2,
+    "intermediate_size": 16,
+    "out_hidden_size": 32,
+}
 IMAGE_MODELS: dict[str, tuple[type, type, dict[str, object], dict[str, object]]] = {
     "gemma3": (
         Gemma3Config,
@@ -384,11 +395,23 @@ IMAGE_MODELS: dict[str, tuple[type, type, dict[str, object], dict[str, object]]]
         {**QWEN_3_MOE, "rope_parameters": {**SECTIONS, "mrope_interleaved": True}, "mlp_only_layers": [1]},
         QWEN_VISION,
     ),
+    "glm4v": (
+        Glm4vConfig,
+        Glm4vForConditionalGeneration,
+        {"rope_parameters": {**SECTIONS, "partial_rotary_factor": 0.5}, "num_attention_heads": 2},
+        GLM_VISION,
+    ),
+    "glm46v": (
+        Glm46VConfig,
+        Glm46VForConditionalGeneration,
+        {"model_type": "glm4v_text", "rope_parameters": SECTIONS, "tie_word_embeddings": False},
+        {"model_type": "glm4v_vision", **GLM_VISION},
+    ),
     "glm4v, moe": (
         Glm4vMoeConfig,
         Glm4vMoeForConditionalGeneration,
         {**GLM, "head_dim": 16, "rope_parameters": {**SECTIONS, "partial_rotary_factor": 0.5}},
-        {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16, "out_hidden_size": 32},
+        GLM_VISION,
     ),
     "mistral 3": (
         Mistral3Config,
@@ -426,7 +449,7 @@ IMAGE_MODELS: dict[str, tuple[type, type, dict[str, object], dict[str, object]]]
 # mixture's experts in tensors that are not served.
 IMAGE_CASES = [
     *((kind, True) for kind in IMAGE_MODELS),
-    *((kind, False) for kind in IMAGE_MODELS if "_moe" not in kind and not kind.startswith("glm4v")),
+    *((kind, False) for kind in IMAGE_MODELS if "_moe" not in kind and kind != "glm4v, moe"),
 ]
 
 
