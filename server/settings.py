@@ -367,6 +367,26 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         ),
     ] = None
     root_path: Annotated[str | None, Meta(description="path under which a proxy offers the API, such as /llm")] = None
+    ssl_certfile: Annotated[
+        str | None,
+        Meta(
+            description="PEM file of the certificate, and of those between it and its authority, for API and admin "
+            "port, which speak TLS alone with it; read again on SIGHUP, as is the key (default: plain HTTP)"
+        ),
+    ] = None
+    ssl_keyfile: Annotated[
+        str | None, Meta(description="PEM file of the certificate's key (default: it is in the certificate's)")
+    ] = None
+    ssl_ca_certs: Annotated[
+        str | None, Meta(description="PEM file of the authorities that certificates of clients must come from")
+    ] = None
+    ssl_cert_reqs: Annotated[
+        Annotated[int, Meta(ge=0, le=2)],
+        Meta(description="certificates of clients: 0 not asked for, 1 checked where there is one, 2 needed"),
+    ] = 0
+    ssl_ciphers: Annotated[
+        str | None, Meta(description="ciphers of TLS 1.2, as OpenSSL lists them (default: Python's)")
+    ] = None
     allowed_hosts: Annotated[
         str | None,
         Meta(

@@ -16,6 +16,9 @@ _RAYS_OWN = {
     "port": "http_options.port",
     "root_path": "route_prefix",
     "shutdown_grace_s": "graceful_shutdown_timeout_s of the deployment",
+    **dict.fromkeys(
+        ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs", "ssl_ciphers"), "http_options of Ray's proxy"
+    ),
 }
 _MAX_S = 86_400.0
 

@@ -29,6 +29,7 @@ from server.cli.parser import Parser, parsed
 from server.edge.admission import Admission
 from server.edge.keys import NO_KEYS, Keys
 from server.edge.lifecycle import Lifecycle
+from server.edge.tls import Tls
 from server.edge.uvicorn_server import Server, uvicorn_config
 from server.errors import ModelError, SettingsError, StartError
 from server.http.app import create_admin_app, create_app
@@ -169,19 +170,19 @@ def serve(settings: Settings) -> int:
     configure_logging(settings.log_format)
     with _readable_model():
         settings, folder = resolve(settings)
-    keys = Keys.load(settings)
+    keys, tls = Keys.load(settings), Tls.load(settings)
     listening = bind(settings.host, settings.port, "--port")
     admin_listening = None if settings.admin_port is None else bind(settings.host, settings.admin_port, "--admin-port")
     with _readable_model():
-        services = assemble(settings, folder, keys, url_of(listening))
+        services = assemble(settings, folder, keys, url_of(listening, tls))
     engine = services.engine
-    admin = None if admin_listening is None else serve_admin(services, admin_listening, keys)
+    admin = None if admin_listening is None else serve_admin(services, admin_listening, keys, tls)
     server = Server(
-        uvicorn_config(create_app(services, keys)),
+        uvicorn_config(create_app(services, keys), tls),
         services.lifecycle,
         settings.shutdown_grace_s,
         must_end=lambda: engine.refused is not None and engine.refused.is_final,
-        on_hangup=_on_hangup(keys, services),
+        on_hangup=_on_hangup(keys, services, tls),
     )
     server.run(sockets=[listening])
     if admin is not None:
@@ -247,14 +248,15 @@ def assemble(settings: Settings, folder: Path, keys: Keys, url: str) -> Services
     )
 
 
-def _on_hangup(keys: Keys, services: Services) -> Callable[[], None] | None:
-    """Return what SIGHUP does: keys are read again, and receipts get another one. None: it ends the server.
+def _on_hangup(keys: Keys, services: Services, tls: Tls | None) -> Callable[[], None] | None:
+    """Return what SIGHUP does: keys and the certificate are read again, and receipts get another key. None: it ends the
+    server.
 
     A server that someone has started in a terminal, with no key of theirs, ends with it.
     """
     settings, receipts = services.settings, services.receipts
     is_in_terminal = sys.stdin is not None and sys.stdin.isatty()
-    if keys == NO_KEYS and (receipts is None or (settings.receipt_key_file is None and is_in_terminal)):
+    if tls is None and keys == NO_KEYS and (receipts is None or (settings.receipt_key_file is None and is_in_terminal)):
         return None
 
     def read_again() -> None:
@@ -263,6 +265,8 @@ def _on_hangup(keys: Keys, services: Services) -> Callable[[], None] | None:
             traffic.create_keys(keys.names)
         if receipts is not None:
             receipts.keys.rotate()
+        if tls is not None:
+            tls.reload()
 
     return read_again
 
@@ -313,16 +317,19 @@ def bind(host: str, port: int, flag: str) -> socket.socket:
     return sock
 
 
-def url_of(sock: socket.socket) -> str:
+def url_of(sock: socket.socket, tls: Tls | None = None) -> str:
     host, port = sock.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "http" if tls is None else "https"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
-def serve_admin(services: Services, sock: socket.socket, keys: Keys = NO_KEYS) -> uvicorn.Server:
+def serve_admin(
+    services: Services, sock: socket.socket, keys: Keys = NO_KEYS, tls: Tls | None = None
+) -> uvicorn.Server:
     """Serve the admin routes from a thread of their own: a scrape must not delay a token."""
-    server = uvicorn.Server(uvicorn_config(create_admin_app(services, keys)))
+    server = uvicorn.Server(uvicorn_config(create_admin_app(services, keys), tls))
     threading.Thread(target=server.run, kwargs={"sockets": [sock]}, name="admin", daemon=True).start()
-    _print(f"Metrics and the plan are on {url_of(sock)}")
+    _print(f"Metrics and the plan are on {url_of(sock, tls)}")
     return server
 
 

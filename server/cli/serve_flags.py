@@ -22,7 +22,7 @@ _GROUPS: Mapping[str, tuple[str, ...]] = {
     ),
     "address, keys and hosts": (
         "host", "port", "admin_port", "root_path", "api_key_file", "operator_key_file", "allowed_hosts",
-        "allowed_origins",
+        "allowed_origins", "ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs", "ssl_ciphers",
     ),
     "text, tools and reasoning": ("special_tokens_in_text", "tool_call_parser", "reasoning_parser"),
     "batches and memory": (

@@ -97,8 +97,11 @@ class LimitedProtocol(HttpToolsProtocol):
         self._parse_input()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Keep the connection while whole requests are not answered. No input is left: with some, nothing is read."""
-        if not self._is_owed():
+        """Keep the connection while whole requests are not answered. No input is left: with some, nothing is read.
+
+        Under TLS a client's end is both sides': asyncio closes the connection whatever is returned.
+        """
+        if self.scheme == "https" or not self._is_owed():
             return False
         if not self._has_ended:
             self._has_ended = True

@@ -19,6 +19,7 @@ from starlette.types import ASGIApp
 
 from server.edge.connection import LimitedProtocol
 from server.edge.lifecycle import Lifecycle
+from server.edge.tls import Tls
 
 logger = logging.getLogger(__name__)
 
@@ -125,8 +126,10 @@ class Server(uvicorn.Server):
         return late_s > ABORT_TIME_S
 
 
-def uvicorn_config(app: ASGIApp, **settings: Any) -> uvicorn.Config:
+def uvicorn_config(app: ASGIApp, tls: Tls | None = None, **settings: Any) -> uvicorn.Config:
     """uvicorn as Hallmark runs it."""
+    if tls is not None:
+        settings["ssl_context_factory"] = lambda *_: tls.context
     return uvicorn.Config(
         app,
         http=LimitedProtocol,

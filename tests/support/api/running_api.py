@@ -14,6 +14,7 @@ from starlette.types import ASGIApp
 
 from server.edge.connection import LimitedProtocol
 from server.edge.keys import NO_KEYS, Keys
+from server.edge.tls import Tls
 from server.edge.uvicorn_server import Server, uvicorn_config
 from server.http.app import create_app
 from support.api.edge_fakes import Served, served, write_tokenizer
@@ -36,6 +37,7 @@ class Running:
         must_end: Callable[[], bool] = lambda: False,
         send_buffer_bytes: int | None = None,
         header_timeout_s: float | None = None,
+        tls: Tls | None = None,
     ) -> None:
         """`app`: in place of the whole API. `send_buffer_bytes`: of each connection, in the kernel."""
         self.it = it
@@ -44,8 +46,8 @@ class Running:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
         self._socket.bind(("127.0.0.1", 0))
         self.port: int = self._socket.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
-        config = uvicorn_config(app or create_app(replace(it.services), keys))
+        self.url = f"{'http' if tls is None else 'https'}://127.0.0.1:{self.port}"
+        config = uvicorn_config(app or create_app(replace(it.services), keys), tls)
         if header_timeout_s is not None:
             config.http = type("Impatient", (LimitedProtocol,), {"header_timeout_s": header_timeout_s})
         self.server = Server(config, it.services.lifecycle, grace_s, one_order_s=one_order_s, must_end=must_end)
