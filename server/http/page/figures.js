@@ -120,19 +120,26 @@ function noteTtft(now) {
   moments = moments.filter(it => now - it.at < CHART_S);
   showChart();
 }
+/* 1, 2 and 5 times powers of ten around all values, two or more; of more than two decades only the powers. */
+function ticksAround(least, most) {
+  const powers = Array.from({length: 10}, (_, i) => 10 ** (i - 5)), factors = most / least > 100 ? [1] : [1, 2, 5];
+  const all = powers.flatMap(power => factors.map(factor => Number((factor * power).toPrecision(1))));
+  const first = Math.max(0, all.findLastIndex(it => it <= least)), last = all.findIndex(it => it >= most);
+  return all.slice(first, Math.max(last, first + 1) + 1);
+}
 function showChart() {
   const which = Number($("charted").value), width = Math.max(200, $("chart").clientWidth), [left, bottom] = [58, CHART_HEIGHT - 22];
   const found = BUCKETS.filter(bucket => moments.some(it => it.quantiles[bucket]));
   if (!found.length) { $("chart").replaceChildren(make("p", {class: "note"}, "No request in the last minute. The chart begins with the next one.")); return; }
   const values = moments.flatMap(it => Object.values(it.quantiles).map(pair => pair[which]));
-  const low = Math.floor(Math.log10(Math.max(1e-4, Math.min(...values)))), high = Math.max(low + 1, Math.ceil(Math.log10(Math.max(...values))));
+  const ticks = ticksAround(Math.max(1e-4, Math.min(...values)), Math.max(...values)), [low, high] = [ticks[0], ticks.at(-1)].map(Math.log10);
   const [first, last] = [moments[0].at, moments.at(-1).at], span = Math.max(30, last - first);
   const x = at => left + (width - left - 8) * (1 - (last - at) / span);
   const y = value => bottom - (bottom - 8) * (Math.log10(Math.max(value, 1e-4)) - low) / (high - low);
   const newest = found.map(bucket => bucket + " " + seconds(moments.findLast(it => it.quantiles[bucket]).quantiles[bucket][which]));
   const svg = draw("svg", {viewBox: "0 0 " + width + " " + CHART_HEIGHT, role: "img", "aria-label": "Time to first token, " + (which ? "p99" : "p50") + " of a minute, newest: " + newest.join(", ")});
-  for (let power = low; power <= high; power++) svg.append(draw("line", {class: "grid", x1: left, x2: width - 8, y1: y(10 ** power), y2: y(10 ** power)}),
-    draw("text", {x: left - 6, y: y(10 ** power) + 4, "text-anchor": "end"}, seconds(10 ** power)));
+  for (const tick of ticks) svg.append(draw("line", {class: "grid", x1: left, x2: width - 8, y1: y(tick), y2: y(tick)}),
+    draw("text", {x: left - 6, y: y(tick) + 4, "text-anchor": "end"}, seconds(tick)));
   svg.append(draw("text", {x: left, y: CHART_HEIGHT - 4}, span < 120 ? Math.round(span) + " s ago" : Math.round(span / 60) + " min ago"), draw("text", {x: width - 8, y: CHART_HEIGHT - 4, "text-anchor": "end"}, "now"));
   for (const bucket of found) {
     const group = draw("g", {class: "b" + BUCKETS.indexOf(bucket)});
