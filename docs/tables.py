@@ -1,4 +1,6 @@
-"""Write the tables and lists of the pages that follow from the code, and docs/metrics.md. Tests compare them.
+"""Write the tables and lists of the pages that follow from the code, docs/metrics.md, and the README's speed.
+
+Tests compare them.
 
 .venv/bin/python docs/tables.py
 """
@@ -143,8 +145,10 @@ def written(text: str) -> str:
 
 
 if __name__ == "__main__":
-    import metrics_page  # the script beside this one
+    import beside_vllm  # the scripts beside this one
+    import metrics_page
 
     for path in PAGES:
         path.write_text(written(path.read_text()))
     metrics_page.PAGE.write_text(metrics_page.page())
+    beside_vllm.write()

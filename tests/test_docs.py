@@ -2,6 +2,7 @@
 
 import argparse
 import importlib.util
+import json
 import re
 import tomllib
 from collections import Counter
@@ -69,6 +70,17 @@ def test_edited_table_is_noticed(tables: ModuleType) -> None:
     edited = text.replace("| `le_128` | 1 to 128 |", "| `le_128` | 1 to 127 |")
     assert edited != text
     assert tables.written(edited) == text
+
+
+def test_speed_in_the_readme_is_what_the_files_say() -> None:
+    beside = script("beside_vllm")
+    text = README.read_text()
+    assert beside.written(text) == text, "run .venv/bin/python docs/tables.py"
+    assert beside.CHART.read_text() == beside.chart(), "run .venv/bin/python docs/tables.py"
+    run = json.loads((DOCS / "benchmarks" / "serve-llama8b.json").read_text())
+    [ours] = [row["ttft_p50_ms"] for row in run["sides"][0]["rows"] if row["case"] == "ttft 8192"]
+    assert f"{ours:.0f} / " in text
+    assert beside.written(text.replace(f"{ours:.0f} / ", "1 / ")) == text
 
 
 def anchors_of(text: str) -> set[str]:
