@@ -13,10 +13,13 @@ from typing import Any
 
 import msgspec
 
+from kernels.catalog import ALL_PATHS
 from kernels.vocabulary.buckets import Bucket
 from qualification.model.families.image_models import IMAGE_MODELS
 from qualification.model.families.registry import FAMILIES
+from server.cli import models
 from server.cli.peer_flags import OTHER_NAMES, WITHOUT_FLAG
+from server.cli.published import PUBLISHED
 from server.http.anthropic.requests import CountTokensRequest, MessagesRequest
 from server.http.chat.requests import ChatRequest
 from server.http.common.validation import NO_EFFECT, RequestModel
@@ -117,7 +120,19 @@ def image_models_list() -> str:
     return " ".join(f"`{model.model_type}`" for model in IMAGE_MODELS)
 
 
+def models_table() -> str:
+    """The table of `hallmark models`, its times with links to their samples."""
+    known = models.gpus()
+    rows = []
+    for model in PUBLISHED:
+        *cells, _ = models.row_of(model, known, ALL_PATHS)
+        times = (f"[{it.gpu}](benchmarks/{it.file}) {it.first_token_ms:g}, {it.token_ms:g} ms" for it in model.measured)
+        rows.append((model.name, f"`{model.architecture}`", *cells[2:], "; ".join(times)))
+    return table(models.head_of(known), rows)
+
+
 TABLES = {
+    "models": models_table,
     "settings": settings_table,
     "peer_flags": peer_flags_table,
     "buckets": buckets_table,
@@ -127,7 +142,7 @@ TABLES = {
     "pooling": lambda: fields_table(ChatRequest, embeddings=EmbeddingRequest, score=ScoreRequest, rerank=RerankRequest),
 }
 LISTS = {"families": families_list, "image_models": image_models_list}
-PAGES = (DOCS / "serve-your-model.md", DOCS / "operate.md", DOCS / "api.md")
+PAGES = (DOCS / "models.md", DOCS / "serve-your-model.md", DOCS / "operate.md", DOCS / "api.md")
 
 
 def written(text: str) -> str:

@@ -22,6 +22,7 @@ from qualification.common.exit_code import ExitCode
 from qualification.common.flags import add_command
 from qualification.report import command as report_command
 from server.cli import bench as bench_command
+from server.cli import models as models_command
 from server.cli import serve_flags
 from server.cli import verify as verify_command
 from server.cli.console import Console
@@ -65,6 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = parsed(build_parser(), argv)
         if arguments.command == "serve":
             return serve(_settings(arguments))
+        if arguments.command == "models":
+            return models_command.run(arguments)
         return _judge(arguments) if arguments.command in _VERDICTS else doctor()
     except StartError as error:
         print(f"hallmark: {' '.join(error.message.split())}", file=sys.stderr)
@@ -98,6 +101,7 @@ def build_parser() -> Parser:
         epilog="""examples:
   hallmark serve                         the demo model on http://127.0.0.1:8000
   hallmark serve FOLDER                  a model of your own
+  hallmark models                        which models are served, and on what
   hallmark doctor                        what can run on this machine
   hallmark COMMAND --help                the flags of a command, with examples""",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -111,6 +115,7 @@ def build_parser() -> Parser:
     bench_command.add_parser(commands)
     canary.add_parser(commands)
     verify_command.add_parser(commands)
+    models_command.add_parser(commands)
     add_command(
         commands,
         "doctor",

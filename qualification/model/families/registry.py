@@ -77,7 +77,7 @@ KNOWN: tuple[Family, ...] = (
     SMOLLM3,
 )
 _NUM_NEAREST = 3  # families that a refusal names
-_ALL = "docs/serve-your-model.md lists all"
+_ALL = "`hallmark models` lists all"
 _CUTOFF = 0.7  # of difflib: qwen4 is near qwen3, mamba near nothing
 FAMILIES = tuple(family for family in KNOWN if family.tensors is not None)  # those that the server serves
 

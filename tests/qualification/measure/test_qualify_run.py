@@ -422,7 +422,7 @@ def test_a_config_that_is_none_is_refused(tmp_path: Path, capsys: pytest.Capture
         ("{", f"{file} is no JSON object: Input data was truncated"),
         ("[]", f"{file} is no JSON object: Expected `object`, got `array`"),
         ("[" * 100_000, f"{file} is no JSON object: "),
-        ('{"hidden_size": 1}', "config.json: model_type None is not supported; docs/serve-your-model.md lists"),
+        ('{"hidden_size": 1}', "config.json: model_type None is not supported; `hallmark models` lists"),
     ):
         file.write_text(content)
         assert main(["qualify", "--model", str(tmp_path)]) == 3

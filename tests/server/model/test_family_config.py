@@ -208,7 +208,7 @@ def test_phi3_is_served_with_a_plain_rotation(scaling: object, tmp_path: Path) -
         (
             "qwen2",
             {"model_type": "llava", "text_config": {}},
-            "'llava' also sees images, .*; docs/serve-your-model.md lists",
+            "'llava' also sees images, .*; `hallmark models` lists",
         ),
         ("internvl", {"text_config": {"model_type": "phi3"}}, "text_config: model_type must be one of qwen2, qwen3"),
         ("qwen3_vl_moe", {"text_config": {"norm_topk_prob": False}}, "norm_topk_prob must be absent or true"),

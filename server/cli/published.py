@@ -1,0 +1,132 @@
+"""Published models of the classes that are served: the few facts of each that neither its class nor a preset says.
+
+A test holds the list to the families: each has a model here or is named as without, and each model's class is served.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from server.settings import ToolCallParser as Calls
+
+
+class Stored(Enum):
+    """Format of most of the weights in the repository of that name."""
+
+    BF16 = "bf16"
+    FP8 = "fp8"
+    MXFP4 = "mxfp4"  # 4 bits
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Times of one stream, by a file of docs/benchmarks.
+
+    first_token_ms  to the first token of a prompt of 2,048
+    token_ms        of each further token
+    """
+
+    gpu: str
+    file: str
+    first_token_ms: float
+    token_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedModel:
+    """A model on the hub.
+
+    architecture  its class, as in config.json
+    billions      parameters; of a model that also sees images, of its text part
+    calls         the format in which it calls tools; None: its template has no place for tools, or shows no calls
+    preset        of the same shapes
+    gigabytes     of weights in less than 16 bits; else None
+    """
+
+    name: str
+    architecture: str
+    billions: float
+    calls: Calls | None = None
+    preset: str | None = None
+    stored: Stored = Stored.BF16
+    gigabytes: float | None = None
+    measured: tuple[Measured, ...] = ()
+
+
+_8B_TIMES = (
+    Measured("H200", "serve-llama8b.json", 47.9, 3.84),
+    Measured("H100", "serve-llama8b-nvidia-h100.json", 50.1, 5.26),
+)
+PUBLISHED: tuple[PublishedModel, ...] = (
+    PublishedModel(
+        "meta-llama/Llama-3.1-8B-Instruct", "LlamaForCausalLM", 8.03, Calls.LLAMA3_JSON, "llama-3.1-8b",
+        measured=_8B_TIMES,
+    ),
+    PublishedModel("meta-llama/Llama-3.2-1B-Instruct", "LlamaForCausalLM", 1.24, Calls.LLAMA3_JSON, "llama-3.2-1b"),
+    PublishedModel("meta-llama/Llama-3.3-70B-Instruct", "LlamaForCausalLM", 70.6, Calls.LLAMA3_JSON),
+    PublishedModel("Qwen/Qwen2.5-7B-Instruct", "Qwen2ForCausalLM", 7.62, Calls.HERMES, "qwen2.5-7b"),
+    PublishedModel("Qwen/Qwen2.5-32B-Instruct", "Qwen2ForCausalLM", 32.8, Calls.HERMES),
+    PublishedModel("Qwen/Qwen2.5-72B-Instruct", "Qwen2ForCausalLM", 72.7, Calls.HERMES),
+    PublishedModel("Qwen/Qwen2.5-VL-7B-Instruct", "Qwen2_5_VLForConditionalGeneration", 7.62, None, "qwen2.5-vl-7b"),
+    PublishedModel("Qwen/Qwen2-57B-A14B-Instruct", "Qwen2MoeForCausalLM", 57.4),
+    PublishedModel(
+        "Qwen/Qwen3-0.6B", "Qwen3ForCausalLM", 0.6, Calls.HERMES, "qwen3-0.6b",
+        measured=(Measured("H200", "serve-qwen06b.json", 6.35, 0.67),),
+    ),
+    PublishedModel("Qwen/Qwen3-8B", "Qwen3ForCausalLM", 8.19, Calls.HERMES, "qwen3-8b"),
+    PublishedModel("Qwen/Qwen3-32B", "Qwen3ForCausalLM", 32.8, Calls.HERMES),
+    PublishedModel(
+        "Qwen/Qwen3-30B-A3B", "Qwen3MoeForCausalLM", 30.5, Calls.HERMES, "qwen3-30b-a3b",
+        measured=(Measured("H200", "serve-qwen3-30b-a3b.json", 49.4, 2.53),),
+    ),
+    PublishedModel("Qwen/Qwen3-Coder-30B-A3B-Instruct", "Qwen3MoeForCausalLM", 30.5, Calls.QWEN3_CODER),
+    PublishedModel("Qwen/Qwen3-235B-A22B-Instruct-2507", "Qwen3MoeForCausalLM", 235.1, Calls.HERMES),
+    PublishedModel("Qwen/Qwen3-VL-8B-Instruct", "Qwen3VLForConditionalGeneration", 8.19, Calls.HERMES),
+    PublishedModel("Qwen/Qwen3-VL-30B-A3B-Instruct", "Qwen3VLMoeForConditionalGeneration", 30.5, Calls.HERMES),
+    PublishedModel(
+        "openai/gpt-oss-20b", "GptOssForCausalLM", 20.9, Calls.HARMONY, "gpt-oss-20b", Stored.MXFP4, 13.8,
+        measured=(Measured("H200", "serve-gpt-oss-20b-nvidia-h200.json", 33.8, 1.81),),
+    ),
+    PublishedModel("openai/gpt-oss-120b", "GptOssForCausalLM", 116.8, Calls.HARMONY, None, Stored.MXFP4, 65.2),
+    PublishedModel("google/gemma-2-9b-it", "Gemma2ForCausalLM", 9.24, None, "gemma-2-9b"),
+    PublishedModel("google/gemma-2-27b-it", "Gemma2ForCausalLM", 27.2),
+    PublishedModel("google/gemma-3-1b-it", "Gemma3ForCausalLM", 1.0, None, "gemma-3-1b"),
+    PublishedModel("google/gemma-3-4b-it", "Gemma3ForConditionalGeneration", 3.88, None, "gemma-3-4b"),
+    PublishedModel("google/gemma-3-27b-it", "Gemma3ForConditionalGeneration", 27.0),
+    PublishedModel("mistralai/Mistral-7B-v0.1", "MistralForCausalLM", 7.24, None, "mistral-7b-v0.1"),
+    PublishedModel("mistralai/Mistral-7B-Instruct-v0.3", "MistralForCausalLM", 7.25, Calls.MISTRAL),
+    PublishedModel(
+        "mistralai/Mistral-Small-3.1-24B-Instruct-2503", "Mistral3ForConditionalGeneration", 23.6, Calls.MISTRAL
+    ),
+    PublishedModel("mistralai/Ministral-3-8B-Base-2512", "Mistral3ForConditionalGeneration", 8.49),
+    PublishedModel("mistralai/Mixtral-8x7B-v0.1", "MixtralForCausalLM", 46.7, None, "mixtral-8x7b"),
+    PublishedModel("microsoft/Phi-3-mini-4k-instruct", "Phi3ForCausalLM", 3.82, None, "phi-3-mini"),
+    PublishedModel("microsoft/Phi-3.5-mini-instruct", "Phi3ForCausalLM", 3.82, None, "phi-3.5-mini"),
+    PublishedModel("microsoft/Phi-4-mini-instruct", "Phi3ForCausalLM", 3.84, Calls.PHI4_MINI),
+    PublishedModel("microsoft/phi-4", "Phi3ForCausalLM", 14.7),
+    PublishedModel("zai-org/GLM-4-32B-0414", "Glm4ForCausalLM", 32.6),
+    PublishedModel("zai-org/GLM-4.5-Air", "Glm4MoeForCausalLM", 106.9, Calls.GLM45, "glm-4.5-air"),
+    PublishedModel("zai-org/GLM-4.7", "Glm4MoeForCausalLM", 352.8, Calls.GLM47),
+    PublishedModel("zai-org/GLM-4.5V", "Glm4vMoeForConditionalGeneration", 106.9, Calls.GLM45),
+    PublishedModel("zai-org/GLM-4.6V", "Glm4vMoeForConditionalGeneration", 106.9, Calls.GLM45),
+    PublishedModel("zai-org/GLM-4.1V-9B-Thinking", "Glm4vForConditionalGeneration", 9.4),
+    PublishedModel("ibm-granite/granite-3.3-8b-instruct", "GraniteForCausalLM", 8.17, Calls.GRANITE, "granite-3.3-8b"),
+    PublishedModel("ibm-granite/granite-3.1-3b-a800m-instruct", "GraniteMoeForCausalLM", 3.3, Calls.GRANITE),
+    PublishedModel("ibm-research/moe-7b-1b-active-shared-experts", "GraniteMoeSharedForCausalLM", 7.0),
+    PublishedModel("allenai/OLMo-2-1124-7B", "Olmo2ForCausalLM", 7.3, None, "olmo-2-7b"),
+    PublishedModel("allenai/Olmo-3-7B-Instruct", "Olmo3ForCausalLM", 7.3, Calls.OLMO3),
+    PublishedModel("ByteDance-Seed/Seed-OSS-36B-Instruct", "SeedOssForCausalLM", 36.2, Calls.SEED_OSS),
+    PublishedModel("HuggingFaceTB/SmolLM3-3B", "SmolLM3ForCausalLM", 3.08),
+    PublishedModel("LGAI-EXAONE/EXAONE-4.0-32B", "Exaone4ForCausalLM", 32.0, Calls.HERMES),
+    PublishedModel("baidu/ERNIE-4.5-0.3B-PT", "Ernie4_5ForCausalLM", 0.36),
+    PublishedModel("baidu/ERNIE-4.5-21B-A3B-PT", "Ernie4_5_MoeForCausalLM", 21.8),
+    PublishedModel("JetBrains/Mellum2-12B-A2.5B-Base", "MellumForCausalLM", 12.2),
+    PublishedModel("tencent/Hunyuan-7B-Instruct", "HunYuanDenseV1ForCausalLM", 7.5),
+    PublishedModel("tencent/Hunyuan-A13B-Instruct", "HunYuanMoEV1ForCausalLM", 80.4, Calls.HUNYUAN_A13B),
+    PublishedModel("tencent/Hy3-preview", "HYV3ForCausalLM", 295.0, Calls.HY_V3),
+    PublishedModel(
+        "MiniMaxAI/MiniMax-M2", "MiniMaxM2ForCausalLM", 228.7, Calls.MINIMAX_M2, stored=Stored.FP8
+    ),
+    PublishedModel("OpenGVLab/InternVL3-1B-hf", "InternVLForConditionalGeneration", 0.63),
+)  # fmt: skip
+# Classes of transformers that are served, and of which no checkpoint is known.
+UNPUBLISHED = ("Glm46VForConditionalGeneration",)
