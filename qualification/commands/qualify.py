@@ -13,7 +13,7 @@ import msgspec
 from kernels.system.triton_cache import use_own_cache
 from kernels.system.whole_file import write_whole
 from kernels.vocabulary.operators import Operator
-from kernels.vocabulary.shape import PLANNED_PHASES, Dtype
+from kernels.vocabulary.shape import PLANNED_PHASES, Dtype, Phase
 from qualification.common.exit_code import ExitCode
 from qualification.common.flags import Commands, add_command, count, dtype_name, positive, shard
 from qualification.common.out_folder import ready_to_write
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 # As plans call them: attention's phases, and the operators beside it.
 _PHASES = [*(phase.value for phase in PLANNED_PHASES), *(it.value for it in Operator if it is not Operator.ATTENTION)]
+_VERIFY = Phase.VERIFY.value  # of tokens that are drafted, which no setting of the server asks for
 _QUICK_BUDGET_S = {"cuda": 0.05, "cpu": 0.01}  # of timing, for each pair
 
 
@@ -67,7 +68,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("what is measured")
     group.add_argument("--seeds", type=count, metavar="N", default=2, help="of --error-rates (default: 2)")
     group.add_argument(
-        "--phases", nargs="+", choices=_PHASES, default=_PHASES, help="of attention, and other operators (default: all)"
+        "--phases",
+        nargs="+",
+        choices=[*_PHASES, _VERIFY],
+        default=_PHASES,
+        help=f"of attention, and other operators (default: all but {_VERIFY}: steps over drafted tokens)",
     )
     group.add_argument("--paths", nargs="+", metavar="PATH", help="names as in `hallmark doctor` (default: all)")
     group.add_argument("--quick", action="store_true", help="the same checks, but a fifth of the time for timing")
@@ -172,6 +177,17 @@ def models_of(args: argparse.Namespace, folder: Path | None = None) -> dict[str,
     return {preset.name: preset.config for preset in presets}
 
 
+def choices_of(args: argparse.Namespace) -> Choices:
+    """Return what the flags say of the server whose shapes are proven."""
+    return Choices(
+        max_model_len=args.max_model_len,
+        max_num_batched_tokens=args.max_num_batched_tokens,
+        page_size=args.page_size,
+        dtype=None if args.dtype is None else Dtype(args.dtype),
+        max_drafted_tokens=1 if _VERIFY in args.phases else 0,  # the shapes are the same for any number
+    )
+
+
 def _config_of(file: Path) -> Mapping[str, object]:
     try:
         return msgspec.json.decode(file.read_bytes(), type=dict[str, object])
@@ -209,12 +225,7 @@ def _run(args: argparse.Namespace, models: Mapping[str, Mapping[str, object]]) -
     paths = tuple(path for path in catalog if names is None or path.name in names)
     targets = targets_of(
         models,
-        Choices(
-            max_model_len=args.max_model_len,
-            max_num_batched_tokens=args.max_num_batched_tokens,
-            page_size=args.page_size,
-            dtype=None if args.dtype is None else Dtype(args.dtype),
-        ),
+        choices_of(args),
         device_type=device.type,
         phases=args.phases,
         paths=paths,

@@ -20,6 +20,7 @@ class Choices:
     max_num_batched_tokens: int | None = None
     page_size: int | None = None
     dtype: Dtype | None = None
+    max_drafted_tokens: int = 0  # of a sequence, that one step verifies; 0: no tokens are drafted
 
 
 def served_dtype(checkpoint: str, device_type: str) -> Dtype:
@@ -36,4 +37,5 @@ def limits_of(model: ModelConfig, device_type: str, choices: Choices) -> Serving
         page_size=choices.page_size or PAGE_SIZE[device_type],
         dtype=dtype,
         kv_dtype=dtype,
+        max_drafted_tokens=choices.max_drafted_tokens,
     )

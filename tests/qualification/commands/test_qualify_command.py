@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from kernels.catalog import PATHS
-from kernels.vocabulary.shape import PLANNED_PHASES
-from qualification.commands.qualify import add_arguments, models_of, typed
+from kernels.vocabulary.shape import PLANNED_PHASES, AttentionShape, Phase
+from qualification.commands.qualify import add_arguments, choices_of, models_of, typed
 from qualification.decision.defaults import Choices
 from qualification.measure.campaign import targets_of
 
@@ -33,6 +33,20 @@ def test_ranks_have_a_file_and_shapes_of_their_own(size: int, name: str, heads: 
     assert (target.name, target.file) == (name, Path(f"{name}.json"))
     assert {(shape.num_heads, shape.num_kv_heads) for shape in target.shapes} == {heads}
     assert ("--tensor-parallel-size 4" in typed(args)) == (size == 4)
+
+
+def test_verifying_drafted_tokens_is_proven_where_it_is_asked_for() -> None:
+    def phases_of(*words: str) -> set[Phase]:
+        args = parse("--max-model-len", "512", *words)
+        [target] = targets_of(
+            models_of(args), choices_of(args), device_type="cuda", phases=args.phases, paths=PATHS, file_of=Path
+        )
+        return {shape.phase for shape in target.shapes if isinstance(shape, AttentionShape)}
+
+    assert phases_of("--phases", "verify") == {Phase.VERIFY}
+    assert phases_of("--phases", "decode", "verify") == {Phase.DECODE, Phase.VERIFY}
+    assert phases_of() == {*PLANNED_PHASES}
+    assert "--phases decode verify" in typed(parse("--phases", "decode", "verify"))
 
 
 @pytest.mark.parametrize("size", ["0", "3", "16", "many"])
