@@ -67,6 +67,8 @@ def _own_weights_of(layer: LayerConfig, hidden: int) -> Iterator[_Weight]:
     mixer, formats = layer.mixer, layer.formats
     if isinstance(mixer, AttentionConfig):
         yield _Weight(hidden, mixer.query_size + 2 * mixer.kv_size, mixer.has_bias, format=formats.qkv)
+        if mixer.gate is not None:
+            yield _Weight(hidden, mixer.gate_size)
         yield _Weight(mixer.query_size, hidden, mixer.has_output_bias, format=formats.output)
     fed = layer.feed_forward
     match fed:

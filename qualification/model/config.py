@@ -6,6 +6,7 @@ from enum import Enum
 
 from kernels.experts.kinds import MXFP4_BLOCK, ExpertActivation, ExpertFormat, RoutingConfig
 from kernels.fused.activation_kind import Activation
+from kernels.fused.head_gate_kind import GateFunction
 from kernels.linear.int4_formats import bytes_of
 from kernels.linear.shape import PLAIN, WeightFormat
 from kernels.vocabulary.shape import Dtype
@@ -78,6 +79,17 @@ class QKNorm(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class AttentionGate:
+    """The factor of each head's result: a function of a product of what attention reads.
+
+    by_dimension  whether each dimension of a head has a number of its own; else all of a head have one
+    """
+
+    function: GateFunction
+    by_dimension: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionConfig:
     num_heads: int
     num_kv_heads: int
@@ -91,6 +103,7 @@ class AttentionConfig:
     has_bias: bool = False  # on q, k and v
     has_output_bias: bool = False
     query_scaling: QueryScaling | None = None
+    gate: AttentionGate | None = None
 
     @property
     def query_size(self) -> int:
@@ -99,6 +112,13 @@ class AttentionConfig:
     @property
     def kv_size(self) -> int:
         return self.num_kv_heads * self.head_dim
+
+    @property
+    def gate_size(self) -> int:
+        """Return the numbers by which a token's heads are multiplied; 0 where there is no gate."""
+        if self.gate is None:
+            return 0
+        return self.query_size if self.gate.by_dimension else self.num_heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,7 +387,7 @@ def _attention_parameters(attention: AttentionConfig, hidden: int) -> int:
     heads, kv_heads = attention.query_size, attention.kv_size
     count = 2 * hidden * (heads + kv_heads)
     count += (heads + 2 * kv_heads) * attention.has_bias + hidden * attention.has_output_bias
-    count += attention.num_heads * attention.has_sinks
+    count += attention.num_heads * attention.has_sinks + hidden * attention.gate_size
     match attention.qk_norm:
         case QKNorm.EACH_HEAD | QKNorm.EACH_HEAD_ROTATED:
             count += 2 * attention.head_dim

@@ -111,7 +111,7 @@ def rope_of(
     )
 
 
-def read_full_rope(fields: Fields, head_dim: int, *, theta: float) -> RopeConfig:
+def read_full_rope(fields: Fields, head_dim: int, *, theta: float, is_partial: bool = False) -> RopeConfig:
     """Read the rotation of layers without a window, where those with one have their own: Gemma 3, OLMo 3.
 
     Old: rope_theta and rope_scaling. New: rope_parameters.full_attention. `theta` where they have none. Raises
@@ -127,17 +127,29 @@ def read_full_rope(fields: Fields, head_dim: int, *, theta: float) -> RopeConfig
         scaling = None if by_kind is None else by_kind.section("full_attention")
     rope = scaling or Fields({}, fields.source)
     theta = rope.number("rope_theta", fields.number("rope_theta", theta))
-    return rope_of(fields, rope, _STRETCHED, theta, head_dim=head_dim)
+    return _whole_pairs(
+        rope, rope_of(fields, rope, _STRETCHED, theta, head_dim=head_dim, is_partial=is_partial), head_dim
+    )
 
 
-def read_windowed_rope(fields: Fields, head_dim: int, *, theta: float) -> RopeConfig:
+def read_windowed_rope(fields: Fields, head_dim: int, *, theta: float, is_partial: bool = False) -> RopeConfig:
     """Read rope_parameters.sliding_attention, of layers with a window. Raises ModelConfigError.
 
     theta   where it has none; files of old have no other rotation for these layers
     """
     by_kind = fields.section("rope_parameters")
     rope = (None if by_kind is None else by_kind.section("sliding_attention")) or Fields({}, fields.source)
-    return rope_of(fields, rope, _STRETCHED, rope.number("rope_theta", theta), head_dim=head_dim)
+    theta = rope.number("rope_theta", theta)
+    return _whole_pairs(
+        rope, rope_of(fields, rope, _STRETCHED, theta, head_dim=head_dim, is_partial=is_partial), head_dim
+    )
+
+
+def _whole_pairs(rope: Fields, found: RopeConfig, head_dim: int) -> RopeConfig:
+    if (size := found.rotated_dims(head_dim)) % 2:
+        whole = f"a share of head_dim ({head_dim}) that is whole pairs of dimensions (it is {size})"
+        rope.refuse("partial_rotary_factor", whole)
+    return found
 
 
 def _rotated_share(fields: Fields, rope: Fields, is_partial: bool) -> float:

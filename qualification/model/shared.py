@@ -7,6 +7,7 @@ from dataclasses import replace
 from kernels.fused.activation_kind import Activation
 from qualification.model.config import (
     AttentionConfig,
+    AttentionGate,
     DenseConfig,
     FeedForward,
     LayerConfig,
@@ -19,7 +20,7 @@ from qualification.model.config import (
 )
 from qualification.model.fields import Fields
 from qualification.model.rope import read_rope
-from qualification.model.windows import Windows, no_windows
+from qualification.model.windows import Windows, no_windows, read_num_layers
 
 _ALIASES = {"swish": Activation.SILU}  # other names in transformers
 
@@ -41,19 +42,27 @@ def read_like_llama(
     output_bias: bool = False,
     feed_forward: Callable[[Fields], FeedForward] | None = None,
     feed_forwards: Callable[[Fields], tuple[FeedForward, ...]] | None = None,
+    heads: str | None = None,
+    gate: AttentionGate | None = None,
     tie_embeddings: bool = False,
 ) -> ModelConfig:
-    """Read one model, whose layers differ in nothing but windows and feed-forward. Raises ModelConfigError.
+    """Read one model, whose layers differ in nothing but windows, feed-forward and heads. Raises ModelConfigError.
 
     norm_eps, tie_embeddings  where the field is missing, as the family's class in transformers has it
     rope, local_rope          of fields and head_dim: the rotation, and that of layers with a window if it is another
     feed_forwards             one a layer, in place of one for all
+    heads                     a field with the query heads of each layer, which may be missing
     scale                     of fields and head_dim: the factor of the scores; 1 / sqrt(head_dim) by default
     """
     num_heads = fields.integer("num_attention_heads")
     num_kv_heads = fields.integer("num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
         fields.refuse("num_key_value_heads", f"a divisor of num_attention_heads ({num_heads})")
+    num_heads_of = (num_heads,) * read_num_layers(fields)
+    if heads is not None:
+        num_heads_of = fields.integers(heads, len(num_heads_of), num_heads)
+        if any(it % num_kv_heads for it in num_heads_of):
+            fields.refuse(heads, f"multiples of num_key_value_heads ({num_kv_heads})")
     vocab_size, hidden_size = fields.integer("vocab_size"), fields.integer("hidden_size")
     head_dim = _head_dim(fields, hidden_size, num_heads)
     max_position = fields.integer("max_position_embeddings")
@@ -66,7 +75,7 @@ def read_like_llama(
     else:
         fed = feed_forwards(fields)
 
-    def layer(window: int | None, fed: FeedForward) -> LayerConfig:
+    def layer(window: int | None, fed: FeedForward, num_heads: int) -> LayerConfig:
         attention = AttentionConfig(
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
@@ -79,6 +88,7 @@ def read_like_llama(
             qk_norm=qk_norm,
             has_bias=attention_bias,
             has_output_bias=output_bias,
+            gate=gate,
         )
         return LayerConfig(attention, norms or NormsConfig(), fed)
 
@@ -86,7 +96,7 @@ def read_like_llama(
         family=family,
         vocab_size=vocab_size,
         hidden_size=hidden_size,
-        layers=tuple(map(layer, layer_windows, fed)),
+        layers=tuple(map(layer, layer_windows, fed, num_heads_of)),
         max_position=max_position,
         norm_eps=fields.number("rms_norm_eps", norm_eps),
         tie_embeddings=fields.flag("tie_word_embeddings", tie_embeddings),

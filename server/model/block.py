@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
+from kernels.fused.head_gate import gate_heads_
+from kernels.fused.head_gate_kind import GateFunction
 from kernels.fused.norm import add_rms_norm, rms_norm
 from kernels.fused.split_norm import mean_squares, norm_by
 from server.model.linear import Product
@@ -125,6 +127,18 @@ class FeedForward:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadGate:
+    """Heads multiplied by a function of a product of what attention has read."""
+
+    product: Product
+    function: GateFunction
+
+    def __call__(self, out: Tensor, x: Tensor, step: Step) -> Tensor:
+        """out [T, heads, d], written in place; x [T, hidden]."""
+        return gate_heads_(out, self.product(x, step), self.function)
+
+
+@dataclass(frozen=True, slots=True)
 class Attention:
     """Projections, rotation and the attention of one layer.
 
@@ -136,6 +150,7 @@ class Attention:
     q_norm, k_norm   [head_dim], fused with the rotation, or None
     scaled   [head_dim] fp32, what rotated queries are multiplied by, or None
     grows    whether queries are multiplied by the step's `query_scales`, where it has them
+    gate     of the heads' results, or None
     """
 
     layer: int
@@ -150,6 +165,7 @@ class Attention:
     k_norm: Tensor | None = None
     scaled: Tensor | None = None
     grows: bool = False
+    gate: HeadGate | None = None
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         q, k, v = self._heads(x, step)
@@ -171,6 +187,8 @@ class Attention:
             q.mul_(step.query_scales)
         out = q.new_empty(*q.shape)  # as integers: 1.2 us less than as a torch.Size
         step.attend(self.layer, q, k, v, out)
+        if self.gate is not None:
+            out = self.gate(out, x, step)
         return self.output(out.flatten(1), step)
 
     def _heads(self, x: Tensor, step: Step) -> tuple[Tensor, ...]:

@@ -30,6 +30,7 @@ from server.model.block import (
     Block,
     Entry,
     FeedForward,
+    HeadGate,
     NormAfter,
     RowNormedAttention,
     ScaleAfter,
@@ -233,17 +234,26 @@ class Decoder:
         qkv = self._product(index, WeightName.QKV, weights.qkv)
         output = self._summed(self._product(index, WeightName.OUTPUT, weights.output))
         given = (place, (sum(splits), attention.head_dim), splits, qkv, output, rope, cos_sin, eps)
-        grows = attention.query_scaling is not None
+        grows, gate = attention.query_scaling is not None, self._head_gate(index, attention, weights)
+        made = partial(Attention, *given, grows=grows, gate=gate)
         if weights.q_norm is None or weights.k_norm is None:
-            return Attention(*given, grows=grows)
+            return made()
         q_norm, k_norm = self._norm_weight(weights.q_norm), self._norm_weight(weights.k_norm)
         if attention.qk_norm is QKNorm.ALL_HEADS:
-            return RowNormedAttention(*given, q_row_norm=q_norm, k_row_norm=k_norm, ranks=self.ranks, grows=grows)
+            return RowNormedAttention(
+                *given, q_row_norm=q_norm, k_row_norm=k_norm, ranks=self.ranks, grows=grows, gate=gate
+            )
         if attention.qk_norm is QKNorm.EACH_HEAD_ROTATED:
             # A score is a sum over q_i k_i: queries take the weights of both, and the kernel norms before it rotates.
             weight, plain = q_norm.float() * k_norm.float(), torch.ones_like(q_norm)
-            return Attention(*given, plain, plain, scaled=weight, grows=grows)
-        return Attention(*given, q_norm, k_norm, grows=grows)
+            return made(q_norm=plain, k_norm=plain, scaled=weight)
+        return made(q_norm=q_norm, k_norm=k_norm)
+
+    def _head_gate(self, index: int, attention: AttentionConfig, weights: LayerWeights) -> HeadGate | None:
+        if attention.gate is None or weights.attention_gate is None:
+            return None
+        product = self._product(index, WeightName.ATTENTION_GATE, weights.attention_gate)
+        return HeadGate(product, attention.gate.function)
 
     def _summed(self, product: Product) -> Product:
         """The projection whose columns the ranks share; itself with one rank, or where the next norm sums it up."""

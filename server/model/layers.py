@@ -52,6 +52,7 @@ class LayerWeights:
     """One transformer layer. A norm is [hidden], as the checkpoint has it, or None where the layer has none.
 
     q_norm, k_norm   [head_dim], or as many numbers as all heads have
+    attention_gate   a number for each head, or for each of their dimensions
     sinks            [heads] fp32: a logit for each head that joins the softmax and has no value
     """
 
@@ -65,6 +66,7 @@ class LayerWeights:
     norm_after_attention: Tensor | None = None
     norm_after_feed_forward: Tensor | None = None
     sinks: Tensor | None = None
+    attention_gate: Linear | None = None
 
     @property
     def linears(self) -> dict[WeightName, Linear]:
@@ -76,7 +78,8 @@ class LayerWeights:
                 fed = {WeightName.ROUTER: router, WeightName.SHARED_GATE_UP: gate_up, WeightName.SHARED_DOWN: down}
             case MixtureWeights(router=router):
                 fed = {WeightName.ROUTER: router}
-        return {WeightName.QKV: self.qkv, WeightName.OUTPUT: self.output, **fed}
+        gate = {} if self.attention_gate is None else {WeightName.ATTENTION_GATE: self.attention_gate}
+        return {WeightName.QKV: self.qkv, **gate, WeightName.OUTPUT: self.output, **fed}
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +144,7 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device)
             feed_forward=_empty_feed_forward(config, hidden, linear, dtype, device),
             norm_after_feed_forward=vector(hidden) if norms.after else None,
             sinks=vector(attention.num_heads, torch.float32) if attention.has_sinks else None,
+            attention_gate=None if attention.gate is None else linear(hidden, attention.gate_size, False, PLAIN),
         )
 
     embedding = torch.empty(config.vocab_size, hidden, dtype=dtype, device=device)

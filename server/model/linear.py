@@ -22,6 +22,7 @@ class WeightName(Enum):
     """A product of a layer, or the head. One name stands for the same sizes in all layers that have it."""
 
     QKV = "qkv"
+    ATTENTION_GATE = "attention_gate"
     OUTPUT = "output"
     GATE_UP = "gate_up"
     DOWN = "down"

@@ -71,6 +71,7 @@ def _attention(layer: LayerWeights, config: LayerConfig, *, is_merged: bool) -> 
     """Queries, keys and values apart, or as one tensor."""
     if is_merged:
         return {"self_attn.qkv_proj": layer.qkv, "self_attn.o_proj": layer.output}
+    gate = {} if layer.attention_gate is None else {"self_attn.g_proj": layer.attention_gate}
     size_q, size_kv = config.attention.query_size, config.attention.kv_size
     q, k, v = layer.qkv.split(size_q, size_kv, size_kv)
     return {
@@ -78,6 +79,7 @@ def _attention(layer: LayerWeights, config: LayerConfig, *, is_merged: bool) -> 
         "self_attn.k_proj": k,
         "self_attn.v_proj": v,
         "self_attn.o_proj": layer.output,
+        **gate,
     }
 
 

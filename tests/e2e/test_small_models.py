@@ -23,6 +23,7 @@ from transformers import (
     HunYuanDenseV1Config,
     HunYuanMoEV1Config,
     HYV3Config,
+    LagunaConfig,
     LlamaConfig,
     MellumConfig,
     MiniMaxM2Config,
@@ -78,6 +79,7 @@ FAMILIES = {
     "hunyuan_v1_dense": HunYuanDenseV1Config,
     "hunyuan_v1_moe": HunYuanMoEV1Config,
     "hy_v3": HYV3Config,
+    "laguna": LagunaConfig,
 }
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
 MORE: dict[str, dict[str, object]] = {
@@ -101,6 +103,12 @@ MORE: dict[str, dict[str, object]] = {
     "minimax_m2": {"num_local_experts": 6, "num_experts_per_tok": 2, "rotary_dim": 8},
     "hunyuan_v1_dense": {"rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0}},
     "hunyuan_v1_moe": {"num_experts": 6, "moe_topk": [2, 3], "eod_token_id": None, "sep_token_id": None},
+    "laguna": {
+        "num_experts": 6,
+        "sliding_window": 64,
+        "layer_types": ["sliding_attention", "full_attention"],
+        **EXPERTS,
+    },
     "hy_v3": {"num_experts": 6, **EXPERTS},
     "smollm3": {"no_rope_layer_interval": 2},
     "olmo3": {"sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"]},
@@ -126,6 +134,7 @@ HEAD_DIM_IS_GIVEN = {
     "hunyuan_v1_dense",
     "hunyuan_v1_moe",
     "hy_v3",
+    "laguna",
 }
 # family, query heads, KV heads, head dim
 MODELS = (
@@ -139,7 +148,7 @@ MODELS = (
     ("ernie4_5", 4, 2, 28), ("ernie4_5_moe", 6, 1, 16), ("glm4", 8, 2, 44), ("mellum", 4, 4, 24),
     ("minimax_m2", 6, 2, 28), ("ministral3", 4, 2, 36),
     ("granitemoe", 4, 2, 24), ("granitemoeshared", 6, 3, 20),
-    ("hunyuan_v1_dense", 4, 1, 36), ("hunyuan_v1_moe", 6, 2, 18), ("hy_v3", 8, 4, 12),
+    ("hunyuan_v1_dense", 4, 1, 36), ("hunyuan_v1_moe", 6, 2, 18), ("hy_v3", 8, 4, 12), ("laguna", 6, 3, 20),
 )  # fmt: skip
 NUM_NEW = 12
 LENGTHS = (1, 2, 17, 64, 130, 300)

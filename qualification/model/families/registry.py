@@ -19,6 +19,7 @@ from qualification.model.families.hunyuan_v1_dense import HUNYUAN_V1_DENSE
 from qualification.model.families.hunyuan_v1_moe import HUNYUAN_V1_MOE
 from qualification.model.families.hy_v3 import HY_V3
 from qualification.model.families.image_models import IMAGE_MODELS
+from qualification.model.families.laguna import LAGUNA
 from qualification.model.families.llama import LLAMA
 from qualification.model.families.mellum import MELLUM
 from qualification.model.families.minimax_m2 import MINIMAX_M2
@@ -56,6 +57,7 @@ KNOWN: tuple[Family, ...] = (
     HUNYUAN_V1_DENSE,
     HUNYUAN_V1_MOE,
     HY_V3,
+    LAGUNA,
     LLAMA,
     MELLUM,
     MINIMAX_M2,

@@ -5,7 +5,7 @@ reads; queries, keys and values; attention; the residual behind it; the norm of 
 residual behind that. Each is Bounded.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -27,8 +27,12 @@ from qualification.model.forward.matrix import Inputs, Matrix
 from qualification.model.forward.mixture import GatedWeights, feed, gate_of, mixed, route, unpack_mxfp4
 from qualification.model.forward.packed import numbers_of
 from qualification.model.forward.rotation import rotate
-from qualification.model.forward.sentences import MixtureSentence, NormOrder, Scoring, Sentence
+from qualification.model.forward.sentences import HeadGate, MixtureSentence, NormOrder, Scoring, Sentence
 
+GATES: Mapping[HeadGate, Callable[[Tensor], Tensor]] = {
+    HeadGate.SIGMOID: torch.sigmoid,
+    HeadGate.SOFTPLUS: torch.nn.functional.softplus,
+}
 _SCALES = ("weight_scale", "weight_scale_inv")  # both are multiplied by, whatever they are called
 
 
@@ -120,9 +124,9 @@ class LayerReference:
         attends = Attends(attention.scale, attention.window, attention.softcap, sinks)
         return attend(q, k, v, attends, self.precision)
 
-    def after_attention(self, residual: Bounded, out: Bounded) -> Bounded:
-        """Return the residual behind attention, of the one before and attention's output [T, heads, d]."""
-        flat = out.changed(lambda it: it.flatten(1))
+    def after_attention(self, residual: Bounded, out: Bounded, read: Bounded) -> Bounded:
+        """Return the residual behind attention: of the one before, the heads [T, heads, d] and what attention read."""
+        flat = self._gated_heads(out, read).changed(lambda it: it.flatten(1))
         weight = self._matrix("self_attn.o_proj", Inputs.of(self.config.formats.output.name))
         size = flat.truth.shape[1] // self.ranks
         parts = []
@@ -132,6 +136,16 @@ class LayerReference:
             part = weight.columns(own).product(flat.columns(own), bias, self.precision)
             parts.append(self.precision.rounded(part))
         return self._added(residual, sum_over_ranks(parts, self.precision), self.sentence.after_attention)
+
+    def _gated_heads(self, out: Bounded, read: Bounded) -> Bounded:
+        """Return [T, heads, d], multiplied by a function of the gate's product: a number of each head, or dimension."""
+        function = self.sentence.head_gate
+        if function is None:
+            return out
+        gate = self.precision.rounded(self._linear(read, "self_attn.g_proj"))
+        num_tokens, num_heads, head_dim = out.truth.shape
+        share = gate.changed(lambda it: it.view(num_tokens, num_heads, -1).expand(num_tokens, num_heads, head_dim))
+        return function_of((share, out), lambda one, other: GATES[function](one) * other, self.precision)
 
     def after_feed_forward(self, residual: Bounded, read: Bounded) -> Fed:
         """Return the residual behind the feed-forward, of the one before it and what the feed-forward reads."""

@@ -100,7 +100,8 @@ def forward(reference: ForwardReference, token_ids: Tensor) -> Tensor:
     positions = torch.arange(token_ids.shape[0], device=token_ids.device)
     hidden = truth(reference.embedded(token_ids))
     for layer in reference.layers():
-        q, k, v = (it.truth for it in layer.heads(truth(layer.attention_read(hidden)), positions))
-        hidden = truth(layer.after_attention(hidden, truth(layer.attend(q, k, v))))
+        read = truth(layer.attention_read(hidden))
+        q, k, v = (it.truth for it in layer.heads(read, positions))
+        hidden = truth(layer.after_attention(hidden, truth(layer.attend(q, k, v)), read))
         hidden = truth(layer.after_feed_forward(hidden, truth(layer.feed_forward_read(hidden))).residual)
     return reference.logits(hidden).truth

@@ -24,6 +24,13 @@ class Scoring(Enum):
     SIGMOID = "sigmoid of each expert"
 
 
+class HeadGate(Enum):
+    """The function of `g_proj`'s product by which heads are multiplied, in fp32."""
+
+    SIGMOID = "sigmoid"
+    SOFTPLUS = "softplus"
+
+
 @dataclass(frozen=True, slots=True)
 class MixtureSentence:
     """Names within a layer, and the router's scores.
@@ -80,6 +87,7 @@ class Sentence:
     rotates_neighbours: bool = False
     has_sinks: bool = False
     queries_grow: bool = False
+    head_gate: HeadGate | None = None
     mixture: MixtureSentence | None = None
 
 
@@ -151,6 +159,16 @@ SENTENCES: dict[str, Sentence] = {
             shared="mlp.shared_mlp",
             scores=Scoring.SIGMOID,
             correction="mlp.expert_bias",
+        ),
+    ),
+    "laguna": Sentence(
+        head_gate=HeadGate.SOFTPLUS,
+        mixture=MixtureSentence(
+            "mlp.gate",
+            "mlp.experts",
+            shared="mlp.shared_expert",
+            scores=Scoring.SIGMOID,
+            correction="mlp.experts.e_score_correction_bias",
         ),
     ),
     "llama": Sentence(),

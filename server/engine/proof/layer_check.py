@@ -137,7 +137,7 @@ class LayerCheck:
         yield section(Border.KEYS, self._stored(k, layer))
         yield section(Border.VALUES, self._stored(v, layer))
         yield from self._attention(index, layer, seen)
-        behind = layer.after_attention(residual, seen.exact(index, Border.ATTENDED))
+        behind = layer.after_attention(residual, seen.exact(index, Border.ATTENDED), read)
         yield section(Border.RESIDUAL_BEHIND_ATTENTION, behind)
         residual = seen.exact(index, Border.RESIDUAL_BEHIND_ATTENTION)
         yield section(Border.FEED_FORWARD_READ, layer.feed_forward_read(residual))

@@ -67,6 +67,8 @@ class _Splits:
         attention = self.layer.whole.attention
         query = _rows(self.layer.heads.query, attention.head_dim), attention.query_size
         kv = _rows(self.layer.heads.kv, attention.head_dim), attention.kv_size
+        heads = self.layer.heads.query, attention.num_heads
+        gate_of_heads = query if attention.gate is not None and attention.gate.by_dimension else heads
         width = self._width(tensor)
         *_, linear = tensor.split(".")
         gate, up, gate_up, _ = self._gated_names(tensor)
@@ -75,7 +77,8 @@ class _Splits:
             "k_proj": [kv],
             "v_proj": [kv],
             "qkv_proj": [query, kv, kv],
-            "self_attn": [(self.layer.heads.query, attention.num_heads)],  # of its sinks
+            "g_proj": [gate_of_heads],
+            "self_attn": [heads],  # of its sinks
             **({"q_norm": [query], "k_norm": [kv]} if attention.qk_norm is QKNorm.ALL_HEADS else {}),
             gate: [width],
             up: [width],

@@ -10,6 +10,8 @@ from transformers.activations import ACT2FN
 from kernels.fused.activation import gated, gated_torch, swiglu, swiglu_torch
 from kernels.fused.activation_kind import Activation
 from kernels.fused.backend import next_power_of_2, runs_on_triton
+from kernels.fused.head_gate import gate_heads_
+from kernels.fused.head_gate_kind import GateFunction
 from kernels.fused.norm import add_rms_norm, add_rms_norm_torch, rms_norm, rms_norm_torch
 from kernels.fused.rope_kv import rope_and_write_kv, rope_and_write_kv_torch
 from kernels.fused.row_gate import gate_rows_
@@ -278,6 +280,20 @@ def test_a_row_is_gated_by_its_own_product(dtype: torch.dtype) -> None:
     expected = out.float() * torch.sigmoid((x.float() * gate.float()).sum(dim=1, keepdim=True))
     assert gate_rows_(out, x, gate) is out
     assert_near(out, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("function", GateFunction)
+@pytest.mark.parametrize("by_dimension", [False, True])
+def test_heads_are_gated_by_a_function_of_their_numbers(
+    by_dimension: bool, function: GateFunction, dtype: torch.dtype
+) -> None:
+    wide = randn(5, 400, dtype=dtype, seed=1) * 20  # far out a softplus is 0, or the number itself
+    out, gate = randn(5, 3, 44, dtype=dtype), wide[:, : 132 if by_dimension else 3]
+    shares = gate.double().sigmoid() if function is GateFunction.SIGMOID else gate.double().exp().log1p()
+    expected = out.double() * shares.view(5, 3, -1)
+    assert gate_heads_(out, gate, function) is out
+    torch.testing.assert_close(out.double(), expected, rtol=TOLERANCE[dtype], atol=1e-7)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -20,7 +20,7 @@ from kernels.sampling.draw_kernels import (
     refine_kernel,
 )
 from kernels.sampling.penalties import clear_kernel, mark_kernel, penalise_kernel
-from support.compiled.fused_kernels import gated_kernel, rms_norm_kernel, rope_kernel
+from support.compiled.fused_kernels import gate_heads_kernel, gated_kernel, rms_norm_kernel, rope_kernel
 from support.compiled.gluon_sass import count, disassemble
 from support.compiled.sm90_driver import Hopper
 
@@ -49,6 +49,9 @@ def compile_all() -> dict[str, Any]:
             HALF, HALF, 28672, SIZE=14336, BLOCK=2048, ACTIVATION="gelu_pytorch_tanh", **OVERLAP, **grid
         ),
         "gelu": gated_kernel.warmup(HALF, HALF, 28672, SIZE=14336, BLOCK=2048, ACTIVATION="gelu", **OVERLAP, **grid),
+        "gate of heads": gate_heads_kernel.warmup(
+            HALF, HALF, 64, SIZE=8192, PER_GATE=128, IS_SOFTPLUS=True, BLOCK=2048, **grid
+        ),
         "rope, part of a head": rope_kernel.warmup(
             *heads, **rope, HAS_NORM=True, REST=32, BLOCK_REST=32, **OVERLAP, **grid
         ),

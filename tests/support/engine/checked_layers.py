@@ -17,12 +17,13 @@ from kernels.system.device import torch_dtype
 from kernels.vocabulary.fingerprint import Device
 from kernels.vocabulary.shape import AttentionShape
 from qualification.decision.decision import Decision, Pairs, Status
-from qualification.decision.model_shapes import shapes_needed, signature_of
+from qualification.decision.model_shapes import attention_shapes_needed
 from qualification.model.forward.model import ForwardReference
 from server.engine.execution.sampling import SampledTokens
 from server.engine.execution.step_writer import StepWriter
 from server.engine.execution.worker import Worker
 from server.engine.operators.dispatch import Dispatcher
+from server.engine.operators.dispatch_key import Heads
 from server.engine.operators.observation import Observation
 from server.engine.proof.layer_check import LayerCheck, LayersChecked
 from server.engine.proof.layer_steps import LayerSteps
@@ -43,7 +44,7 @@ class ServedLayers:
         limits, config = subject.limits, subject.config
         paths = [it for it in PATHS if Device.CPU in it.limits.devices]
         decisions = {}
-        for shape in shapes_needed(signature_of(config), limits.serving):
+        for shape in attention_shapes_needed(config, limits.serving):
             path = next(it for it in paths if not it.rejects(shape, subject.fingerprint)).name
             decisions[shape] = Decision(shape, path, Status.PROVEN, path, (), (), None)
 
@@ -55,7 +56,8 @@ class ServedLayers:
             flags.append(
                 AttentionFlags(attention.scale, window=attention.window, softcap=attention.softcap, sinks=layer.sinks)
             )
-        dispatcher = Dispatcher(decisions, PATHS, tuple(flags), redecide=redecide)
+        heads = tuple(map(Heads.of, config.attentions))
+        dispatcher = Dispatcher(decisions, PATHS, tuple(flags), redecide=redecide, heads=heads)
         kv = kv_cache_of(subject, NUM_PAGES)
         self.worker = Worker(decoder, kv, dispatcher, SampledTokens(8, subject.device))
         arrays = self.worker.token_arrays

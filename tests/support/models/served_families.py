@@ -16,6 +16,7 @@ from support.models.tiny_families import (
     GRANITE_SHARED,
     HUNYUAN_MOE,
     HY_3,
+    LAGUNA,
     MELLUM,
     MINIMAX,
     MINISTRAL,
@@ -53,6 +54,10 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "granite moe": ("granitemoeshared", {**GRANITE_SHARED, "embedding_multiplier": 3.0}),
     "ministral 3": ("ministral3", MINISTRAL),
     "seed-oss": ("seed_oss", SEED),
+    "laguna": (
+        "laguna",
+        {**LAGUNA, "sliding_window": WINDOW, "layer_types": MIXED[:2], "num_attention_heads_per_layer": [6, 4]},
+    ),
     "hunyuan moe": ("hunyuan_v1_moe", {**HUNYUAN_MOE, "moe_topk": [3, 1]}),
     "hy 3": ("hy_v3", HY_3),
     "granite": (

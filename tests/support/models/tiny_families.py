@@ -46,6 +46,8 @@ from transformers import (
     HYV3ForCausalLM,
     InternVLConfig,
     InternVLForConditionalGeneration,
+    LagunaConfig,
+    LagunaForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MellumConfig,
@@ -118,6 +120,7 @@ FAMILIES = {
     "hunyuan_v1_dense": (HunYuanDenseV1Config, HunYuanDenseV1ForCausalLM),
     "hunyuan_v1_moe": (HunYuanMoEV1Config, HunYuanMoEV1ForCausalLM),
     "hy_v3": (HYV3Config, HYV3ForCausalLM),
+    "laguna": (LagunaConfig, LagunaForCausalLM),
     "mellum": (MellumConfig, MellumForCausalLM),
     "minimax_m2": (MiniMaxM2Config, MiniMaxM2ForCausalLM),
     "ministral3": (Ministral3Config, Ministral3ForCausalLM),
@@ -180,6 +183,16 @@ ALPHA = {"type": "dynamic", "alpha": 50.0, "factor": 1.0, "rope_theta": 100.0}
 HUNYUAN = {"head_dim": 18, "rope_scaling": ALPHA}
 HUNYUAN_MOE = {**HUNYUAN, "num_experts": 7, "moe_topk": [3, 1, 7], "intermediate_size": 20}
 HY_3 = {**QWEN_MOE, "head_dim": 18}
+LAGUNA = {
+    **QWEN_MOE,
+    "head_dim": 12,
+    "shared_expert_intermediate_size": 28,
+    "moe_routed_scaling_factor": 2.5,
+    "sliding_window": 9,
+    "layer_types": MIXED,
+    "num_attention_heads_per_layer": [6, 4, 8],
+    "rope_parameters": {"full_attention": {**YARN, "partial_rotary_factor": 0.5}, "sliding_attention": LOCAL},
+}
 
 
 def longrope(num_pairs: int) -> dict[str, object]:
@@ -202,6 +215,7 @@ WINDOWED: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "qwen3_moe, window": ("qwen3_moe", {**QWEN_3_MOE, **SWITCHED_ON}),
     "olmo3": ("olmo3", OLMO_3),
     "mellum": ("mellum", MELLUM),
+    "laguna": ("laguna", LAGUNA),
     "exaone4, windows by layer types": ("exaone4", {**EXAONE_4, "layer_types": MIXED}),
     "smollm3, windows where nothing is rotated": ("smollm3", {**SMOLLM, **SWITCHED_ON}),
     "mixtral, window": ("mixtral", {**MIXTRAL, "sliding_window": 9}),
@@ -299,6 +313,10 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "hy_v3, two dense layers": (
         "hy_v3",
         {**HY_3, "mlp_layer_types": ["dense", "sparse", "dense"], "num_shared_experts": 2},
+    ),
+    "laguna, gates of dimensions, biases": (
+        "laguna",
+        {**QWEN_MOE, "head_dim": 12, "gating": "per-element", "attention_bias": True},
     ),
     "phi3, no groups, tied": ("phi3", {"num_key_value_heads": 4, "tie_word_embeddings": True}),
 }

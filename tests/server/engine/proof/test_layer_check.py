@@ -25,9 +25,11 @@ from support.models.tiny_families import (
     GLM_4,
     GRANITE_SHARED,
     HUNYUAN_MOE,
+    LAGUNA,
     LLAMA3,
     MINIMAX,
     MINISTRAL,
+    MIXED,
     MULTIPLIERS,
     MXFP4,
     QWEN_2_MOE,
@@ -36,6 +38,7 @@ from support.models.tiny_families import (
 )
 
 WINDOW = {"sliding_window": 9}
+LAGUNA_16 = {**LAGUNA, "head_dim": 16, "layer_types": MIXED[:2], "num_attention_heads_per_layer": [6, 4]}
 MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "llama": ("llama", {"rope_parameters": LLAMA3, "attention_bias": True, "mlp_bias": True}),
     "qwen 3": ("qwen3", {"head_dim": 16}),
@@ -48,6 +51,7 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "granite moe": ("granitemoeshared", GRANITE_SHARED),
     "ministral 3": ("ministral3", MINISTRAL),
     "exaone 4": ("exaone4", {**EXAONE_4, "head_dim": 16}),
+    "laguna": ("laguna", LAGUNA_16),
     "hunyuan moe": ("hunyuan_v1_moe", {**HUNYUAN_MOE, "moe_topk": [3, 1]}),
     "olmo 2": ("olmo2", {}),
     "phi 3": ("phi3", {"rope_parameters": {"rope_theta": 500.0, "partial_rotary_factor": 0.75}}),
