@@ -235,7 +235,6 @@ ROTATED: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "llama, no truncation": ("llama", {"rope_parameters": {**YARN, **BETAS}, "head_dim": 16}),
     "smollm3": ("smollm3", {"no_rope_layers": [0, 1, 0]}),
     "exaone4, full layers rotate nothing": ("exaone4", EXAONE_4),
-    "hunyuan_v1_dense": ("hunyuan_v1_dense", HUNYUAN),
 }
 VARIANTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     **WINDOWED,
@@ -304,6 +303,7 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "smollm3, biases": ("smollm3", {**SMOLLM, "attention_bias": True, "mlp_bias": True, "head_dim": 12}),
     "olmo3, as its class has it": ("olmo3", {"sliding_window": 9, "num_hidden_layers": 5, "attention_bias": True}),
     "exaone4, no windows": ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3, "head_dim": 18}),
+    "hunyuan_v1_dense": ("hunyuan_v1_dense", HUNYUAN),
     "hunyuan_v1_dense, biases, tied": (
         "hunyuan_v1_dense",
         {"head_dim": 12, "attention_bias": True, "tie_word_embeddings": True},
