@@ -50,6 +50,16 @@ def test_every_mounted_file_exists_and_every_volume_is_declared() -> None:
             assert source in COMPOSE["volumes"], f"{name} mounts {source}"
 
 
+def test_links_of_alerts_are_settings_of_the_compose_file() -> None:
+    labels = load("prometheus/compose.yml")["global"]["external_labels"]
+    assert labels == {"grafana": "${GRAFANA_URL}", "runbooks": "${RUNBOOKS_URL}"}
+    environment = SERVICES["prometheus"]["environment"]
+    assert {f"${{{name}}}" for name in environment} == set(labels.values())
+    for name, text in environment.items():
+        assert re.fullmatch(rf"\$\{{{name}:-[^}}]+\}}", text)  # a variable of whoever starts it, with a default
+    assert SERVICES["prometheus"]["image"].startswith("prom/prometheus:v3.")  # older ones fill in none
+
+
 def test_configurations_on_command_lines_are_mounted_there() -> None:
     named = [
         (name, flag.partition("=")[2])
