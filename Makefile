@@ -9,7 +9,7 @@
 #   make test-clients   clients of others, each in an environment of its own; those of npm need node and npm
 #   make test-tokenizers  encode, decode and streams beside transformers, for tokenizers that packages ship (TOKENIZER_FLAGS)
 #   make test-templates  chat templates that packages ship, rendered beside transformers; three minutes  (TEMPLATE_FLAGS)
-#   make test-deploy    Kubernetes manifests rendered and checked; installs kubectl, checkov and types into .cache/deploy
+#   make test-deploy    Kubernetes manifests and the dashboard, checked; installs kubectl, checkov and types into .cache/deploy
 #   make test-image     the container image built by buildah and run by runc, as root; ten minutes the first time
 #   make test-ray       replicas on Ray Serve: killed, updated and measured; an environment of its own   (RAY_FLAGS)
 #   make test-routers   routers of others in front of two servers, and whether they choose by their load
@@ -183,7 +183,7 @@ test-schemas-suite: $(STAMP) $(SUITE)
 	PYTHONPATH=trials $(VENV)/bin/python trials/schema_suite.py $(SUITE) $(SUITE_FLAGS)
 
 test-deploy: $(STAMP)
-	$(VENV)/bin/pytest trials/kubernetes/check_manifests.py $(PYTEST_FLAGS)
+	$(VENV)/bin/pytest trials/kubernetes/check_manifests.py trials/kubernetes/check_dashboard.py $(PYTEST_FLAGS)
 
 # ROUTERS='smg rolter' runs some, and writes no page.
 test-routers: $(STAMP)

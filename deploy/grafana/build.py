@@ -105,9 +105,20 @@ def build() -> dict[str, Any]:
             for chart in charts:
                 row = row.with_panel(panel(chart))
             board = board.with_row(row)
-    dashboard: dict[str, Any] = json.loads(JSONEncoder(sort_keys=True).encode(board.build()))
+    dashboard: dict[str, Any] = _without_nulls(json.loads(JSONEncoder(sort_keys=True).encode(board.build())))
+    dashboard.pop("style", None)  # Grafana has it no more
+    for variable in dashboard["templating"]["list"]:
+        for name in ("auto", "auto_count", "auto_min", "id"):  # the SDK's, of an interval and of none
+            variable.pop(name, None)
     dashboard["annotations"] = {"list": [_annotation(*event) for event in EVENTS]}  # the SDK has no title for a series
     return dashboard
+
+
+def _without_nulls(value: Any) -> Any:
+    """JSON data without the keys that are null: Grafana's schema has them absent."""
+    if isinstance(value, dict):
+        return {name: _without_nulls(it) for name, it in value.items() if it is not None}
+    return [_without_nulls(it) for it in value] if isinstance(value, list) else value
 
 
 def _annotation(name: str, color: str, expr: str, text: str) -> dict[str, Any]:

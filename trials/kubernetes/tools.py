@@ -1,4 +1,4 @@
-"""The programs that check manifests, installed once into .cache/deploy: kubectl, checkov, types of the kinds."""
+"""The programs that check manifests and the dashboard, installed once into .cache/deploy: kubectl, checkov, types."""
 
 import json
 import os
@@ -49,6 +49,17 @@ class Tools:
             raise RuntimeError(f"check_kinds.mjs ended with {done.returncode}: {done.stderr[-2000:]}")
         found = iter(json.loads(done.stdout))
         return [next(found) if pool is None else pool for pool in pools]
+
+    def problems_of_dashboard(self, dashboard: dict[str, Any]) -> list[str]:
+        """Return what Grafana's own types have against a dashboard."""
+        command = ["node", str(HERE / "check_dashboard.mjs"), str(self.node_modules)]
+        done = subprocess.run(
+            command, input=json.dumps(dashboard), capture_output=True, text=True, timeout=300, check=False
+        )
+        if done.returncode:
+            raise RuntimeError(f"check_dashboard.mjs ended with {done.returncode}: {done.stderr[-2000:]}")
+        found: list[str] = json.loads(done.stdout)
+        return found
 
     def failed_policies(self, file: Path) -> list[str]:
         """Return `CHECK resource` for each policy of checkov that the manifests of `file` break."""
