@@ -22,6 +22,7 @@ from qualification.common.exit_code import ExitCode
 from qualification.common.flags import add_command
 from qualification.report import command as report_command
 from server.cli import bench as bench_command
+from server.cli import completion as completion_command
 from server.cli import models as models_command
 from server.cli import serve_flags
 from server.cli import verify as verify_command
@@ -68,6 +69,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             return serve(_settings(arguments))
         if arguments.command == "models":
             return models_command.run(arguments)
+        if arguments.command == "completion":
+            print(completion_command.script_for(arguments.shell, build_parser()))
+            return 0
         return _judge(arguments) if arguments.command in _VERDICTS else doctor()
     except StartError as error:
         print(f"hallmark: {' '.join(error.message.split())}", file=sys.stderr)
@@ -116,6 +120,7 @@ def build_parser() -> Parser:
     canary.add_parser(commands)
     verify_command.add_parser(commands)
     models_command.add_parser(commands)
+    completion_command.add_parser(commands)
     add_command(
         commands,
         "doctor",
