@@ -43,6 +43,7 @@ from server.settings import LoadFormat
 from support.models.paged_runner import PagedRunner
 from support.models.tiny_families import (
     BETAS,
+    COHERE,
     CPU,
     ERNIE,
     ERNIE_MOE,
@@ -152,6 +153,7 @@ BASES: dict[str, Base] = {
     "minimax_m2": Base("minimax_m2", MINIMAX, is_old=True),
     "granitemoe": Base("granitemoe", {key: it for key, it in GRANITE_SHARED.items() if "shared" not in key}),
     "granitemoeshared": Base("granitemoeshared", GRANITE_SHARED, is_old=True),
+    "cohere2": Base("cohere2", COHERE, is_old=True),
     "ministral3": Base("ministral3", MINISTRAL),
     "ministral3, old": Base("ministral3", {**MINISTRAL, "sliding_window": 9}, is_old=True),
     "seed_oss": Base("seed_oss", SEED, is_old=True),
@@ -232,6 +234,7 @@ OWN_VALUES: dict[str, tuple[object, ...]] = {
     "moe_intermediate_size": ([20, 20], [20, 16]),
     "num_shared_expert": ([1, 1], [1, 2]),
     "routed_scaling_factor": (2.5,),
+    "layer_norm_eps": (1e-6, 1e-5, 0.1),
     "moe_norm_min": (1e-12, 1e-6),
     "sliding_window_pattern": ("LG", "LLLG", 3),
     "mlp_only_layers": ([0], [1], [0, 1]),

@@ -161,10 +161,19 @@ Mixer = AttentionConfig | RecurrenceConfig
 
 @dataclass(frozen=True, slots=True)
 class NormsConfig:
-    """The RMSNorms of attention and feed-forward alike: of what each reads, and of what each adds."""
+    """The norms of attention and feed-forward alike: of what each reads, and of what each adds.
+
+    is_shared  whether both read the one norm that the layer has, and the layer adds what both make of it
+    """
 
     before: bool = True
     after: bool = False
+    is_shared: bool = False
+
+    @property
+    def count(self) -> int:
+        """The norms of a layer."""
+        return (1 if self.is_shared else 2) * (self.before + self.after)
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +276,7 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     dtype: str  # of the checkpoint: "bfloat16", "float16" or "float32"
     zero_centred_norms: bool = False  # norms multiply by 1 + weight
+    norms_subtract_mean: bool = False  # they are LayerNorms without biases; else RMSNorms
     embedding_scale: float = 1.0
     rounds_embedding_scale: bool = False  # to the dtype of the weights
     residual_scale: float = 1.0  # of what attention and feed-forward add
@@ -371,7 +381,7 @@ def _bytes_saved(hidden: int, layer: LayerConfig, dtype: Dtype) -> int:
 def _all_visit(config: ModelConfig, layer: LayerConfig) -> int:
     """Numbers of a layer that all tokens are multiplied by: all but those of its experts."""
     hidden, mixer = config.hidden_size, layer.mixer
-    count = 2 * hidden * (layer.norms.before + layer.norms.after)
+    count = hidden * layer.norms.count
     count += _attention_parameters(mixer, hidden) if isinstance(mixer, AttentionConfig) else mixer.num_parameters
     match layer.feed_forward:
         case DenseConfig(width, _, has_bias):

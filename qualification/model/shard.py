@@ -82,7 +82,9 @@ def sums_at_norms(model: ModelConfig) -> bool:
     """Return whether each sublayer's result is added as it is, and the sum normed for the next: one kernel then sums
     the ranks' parts on the way into that norm.
     """
-    return model.residual_scale == 1 and all(it.norms.before and not it.norms.after for it in model.layers)
+    if model.residual_scale != 1 or model.norms_subtract_mean:
+        return False
+    return all(it.norms.before and not it.norms.after and not it.norms.is_shared for it in model.layers)
 
 
 def vocabulary_rows(vocab_size: int, rank: int, world: int) -> range:

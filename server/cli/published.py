@@ -112,6 +112,8 @@ PUBLISHED: tuple[PublishedModel, ...] = (
     PublishedModel("ibm-granite/granite-3.3-8b-instruct", "GraniteForCausalLM", 8.17, Calls.GRANITE, "granite-3.3-8b"),
     PublishedModel("ibm-granite/granite-3.1-3b-a800m-instruct", "GraniteMoeForCausalLM", 3.3, Calls.GRANITE),
     PublishedModel("ibm-research/moe-7b-1b-active-shared-experts", "GraniteMoeSharedForCausalLM", 7.0),
+    PublishedModel("CohereLabs/c4ai-command-r7b-12-2024", "Cohere2ForCausalLM", 8.03),
+    PublishedModel("CohereLabs/c4ai-command-a-03-2025", "Cohere2ForCausalLM", 111.1),
     PublishedModel("allenai/OLMo-2-1124-7B", "Olmo2ForCausalLM", 7.3, None, "olmo-2-7b"),
     PublishedModel("allenai/Olmo-3-7B-Instruct", "Olmo3ForCausalLM", 7.3, Calls.OLMO3),
     PublishedModel("ByteDance-Seed/Seed-OSS-36B-Instruct", "SeedOssForCausalLM", 36.2, Calls.SEED_OSS),

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kernels.fused.head_gate import gate_heads_
 from kernels.fused.head_gate_kind import GateFunction
+from kernels.fused.layer_norm import add_layer_norm, layer_norm
 from kernels.fused.norm import add_rms_norm, rms_norm
 from kernels.fused.split_norm import mean_squares, norm_by
 from server.model.linear import Product
@@ -47,6 +48,31 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
+class ParallelBlock:
+    """A layer whose attention and feed-forward read the same, and add one after the other.
+
+    on_feed_forward  is handed what the feed-forward reads, and the residual behind attention
+    """
+
+    enter: Entry
+    attention: Sublayer
+    feed_forward: Sublayer
+    on_feed_forward: OnEntry | None = None
+
+    def __call__(self, hidden: Tensor, residual: Tensor | None, step: Step) -> tuple[Tensor, Tensor]:
+        """hidden [T, hidden]: as of `Block`."""
+        read, residual = self.enter(hidden, residual)
+        residual += self.attention(read, step)
+        if self.on_feed_forward is not None:
+            self.on_feed_forward(read, residual)
+        return self.feed_forward(read, step), residual
+
+    def observed(self, on_attention: OnEntry, on_feed_forward: OnEntry) -> "ParallelBlock":
+        """Return the same block, which also hands out what each sublayer reads, and the residual there."""
+        return replace(self, enter=ObservedEntry(self.enter, on_attention), on_feed_forward=on_feed_forward)
+
+
+@dataclass(frozen=True, slots=True)
 class ObservedEntry:
     """An entry that hands out its results."""
 
@@ -70,6 +96,19 @@ class AddNorm:
         if residual is None:
             return rms_norm(hidden, self.weight, self.eps), hidden
         return add_rms_norm(hidden, residual, self.weight, self.eps)
+
+
+@dataclass(frozen=True, slots=True)
+class AddLayerNorm:
+    """The same with a LayerNorm."""
+
+    weight: Tensor
+    eps: float
+
+    def __call__(self, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        if residual is None:
+            return layer_norm(hidden, self.weight, self.eps), hidden
+        return add_layer_norm(hidden, residual, self.weight, self.eps)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.fused.activation_kind import Activation
+from kernels.fused.layer_norm import layer_norm
 from kernels.fused.norm import rms_norm
 from kernels.linear.epilogue import Epilogue
 from kernels.linear.weights import PlainWeight
@@ -25,6 +26,7 @@ from qualification.model.config import (
 from qualification.model.shard import sums_at_norms, vocabulary_rows
 from server.errors import ModelError
 from server.model.block import (
+    AddLayerNorm,
     AddNorm,
     Attention,
     Block,
@@ -32,6 +34,7 @@ from server.model.block import (
     FeedForward,
     HeadGate,
     NormAfter,
+    ParallelBlock,
     RowNormedAttention,
     ScaleAfter,
     Sublayer,
@@ -135,14 +138,15 @@ class Decoder:
             return hidden
         return residual.add_(self.ranks.sum(hidden) if self._sums_at_norms else hidden)
 
-    def _observed(self, observer: LayerObserver) -> list[Block]:
+    def _observed(self, observer: LayerObserver) -> list[Block | ParallelBlock]:
         entries = (observer.on_attention, observer.on_feed_forward)
         return [block.observed(*(partial(it, index) for it in entries)) for index, block in enumerate(self._blocks)]
 
     @torch.inference_mode()
     def normed(self, hidden_rows: Tensor) -> Tensor:
         """Return hidden states [R, hidden] behind the final norm, as transformers' last_hidden_state."""
-        return rms_norm(hidden_rows, self._final_norm, self.config.norm_eps)
+        norm = layer_norm if self.config.norms_subtract_mean else rms_norm
+        return norm(hidden_rows, self._final_norm, self.config.norm_eps)
 
     @torch.inference_mode()
     def logits(self, hidden_rows: Tensor, out: Tensor | None = None) -> Tensor:
@@ -178,7 +182,13 @@ class Decoder:
         is_alike = self._operators.is_reproducible and gate_up.weight.device.type == "cpu"
         return (GatedAlike if is_alike else Gated)(self._product(layer, name, gate_up), activation)
 
-    def _block(self, index: int, config: LayerConfig, weights: LayerWeights) -> Block:
+    def _block(self, index: int, config: LayerConfig, weights: LayerWeights) -> Block | ParallelBlock:
+        if config.norms.is_shared:
+            return ParallelBlock(
+                self._entry(weights.attention_norm),
+                self._finished(self._mixer(index, config, weights), None),
+                self._finished(self._feed_forward(index, config, weights), None),
+            )
         return Block(
             self._entry(weights.attention_norm),
             self._finished(self._mixer(index, config, weights), weights.norm_after_attention),
@@ -263,6 +273,8 @@ class Decoder:
         if norm is None:
             return add
         weight, eps = self._norm_weight(norm), self.config.norm_eps
+        if self.config.norms_subtract_mean:
+            return AddLayerNorm(weight, eps)
         return SumNorm(weight, eps, self.ranks) if self._sums_at_norms else AddNorm(weight, eps)
 
     def _finished(self, sublayer: Sublayer, norm: Tensor | None) -> Sublayer:

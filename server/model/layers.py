@@ -140,7 +140,7 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device)
             k_norm=vector(size_k_norm) if size_k_norm else None,
             output=linear(size_q, hidden, attention.has_output_bias, formats.output),
             norm_after_attention=vector(hidden) if norms.after else None,
-            feed_forward_norm=vector(hidden) if norms.before else None,
+            feed_forward_norm=vector(hidden) if norms.before and not norms.is_shared else None,
             feed_forward=_empty_feed_forward(config, hidden, linear, dtype, device),
             norm_after_feed_forward=vector(hidden) if norms.after else None,
             sinks=vector(attention.num_heads, torch.float32) if attention.has_sinks else None,

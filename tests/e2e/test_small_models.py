@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Cohere2Config,
     Ernie4_5_MoeConfig,
     Ernie4_5Config,
     Exaone4Config,
@@ -59,6 +60,7 @@ FAMILIES = {
     "gemma2": Gemma2Config,  # its softcap is served by a fallback
     "gemma3": Gemma3TextConfig,
     "olmo2": Olmo2Config,
+    "cohere2": Cohere2Config,
     "granite": GraniteConfig,
     "granitemoe": GraniteMoeConfig,
     "granitemoeshared": GraniteMoeSharedConfig,
@@ -98,6 +100,7 @@ MORE: dict[str, dict[str, object]] = {
         "layer_types": ["sliding_attention", "full_attention"],
         **EXPERTS,
     },
+    "cohere2": {"sliding_window": 64, "sliding_window_pattern": 2, "eos_token_id": [], "pad_token_id": 0},
     "granitemoe": {"num_local_experts": 6, "attention_multiplier": 0.2},
     "granitemoeshared": {"num_local_experts": 6, "attention_multiplier": 0.2, "shared_intermediate_size": 24},
     "minimax_m2": {"num_local_experts": 6, "num_experts_per_tok": 2, "rotary_dim": 8},
@@ -147,7 +150,7 @@ MODELS = (
     ("phi3", 3, 1, 160), ("seed_oss", 10, 2, 36), ("smollm3", 4, 1, 40), ("olmo3", 5, 1, 64), ("exaone4", 6, 2, 20),
     ("ernie4_5", 4, 2, 28), ("ernie4_5_moe", 6, 1, 16), ("glm4", 8, 2, 44), ("mellum", 4, 4, 24),
     ("minimax_m2", 6, 2, 28), ("ministral3", 4, 2, 36),
-    ("granitemoe", 4, 2, 24), ("granitemoeshared", 6, 3, 20),
+    ("cohere2", 6, 2, 36), ("granitemoe", 4, 2, 24), ("granitemoeshared", 6, 3, 20),
     ("hunyuan_v1_dense", 4, 1, 36), ("hunyuan_v1_moe", 6, 2, 18), ("hy_v3", 8, 4, 12), ("laguna", 6, 3, 20),
 )  # fmt: skip
 NUM_NEW = 12

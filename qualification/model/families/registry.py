@@ -2,6 +2,7 @@
 
 from difflib import get_close_matches
 
+from qualification.model.families.cohere2 import COHERE2
 from qualification.model.families.ernie4_5 import ERNIE4_5
 from qualification.model.families.ernie4_5_moe import ERNIE4_5_MOE
 from qualification.model.families.exaone4 import EXAONE4
@@ -41,6 +42,7 @@ from qualification.model.families.smollm3 import SMOLLM3
 from qualification.model.fields import ModelConfigError
 
 KNOWN: tuple[Family, ...] = (
+    COHERE2,
     ERNIE4_5,
     ERNIE4_5_MOE,
     EXAONE4,

@@ -152,6 +152,20 @@ def rms_norm(x: Bounded, weight: Tensor, eps: float, precision: Precision) -> Bo
     return precision.rounded(Bounded(truth, most, variance.sqrt()), times=2)
 
 
+def layer_norm(x: Bounded, weight: Tensor, eps: float, precision: Precision) -> Bounded:
+    """Return the RMSNorm of x less its mean over the last dim, rounded as that.
+
+    The mean is a sum in fp32 of numbers that may be large beside what is left of them.
+    """
+    size = x.truth.shape[-1]
+    mean = x.truth.mean(dim=-1, keepdim=True)
+    most = x.most + x.most.mean(dim=-1, keepdim=True)
+    of_sum = U * (1 + size / 6) ** 0.5 * (x.truth**2).mean(dim=-1, keepdim=True).sqrt()
+    variance = x.deviation**2 + (x.deviation**2).mean(dim=-1, keepdim=True) / size + of_sum**2
+    variance = variance + (U * (x.truth - mean)) ** 2 + (U * mean) ** 2
+    return rms_norm(Bounded(x.truth - mean, most, variance.sqrt()), weight, eps, precision)
+
+
 def function_of(
     inputs: tuple[Bounded, Bounded], function: Callable[[Tensor, Tensor], Tensor], precision: Precision
 ) -> Bounded:

@@ -19,6 +19,7 @@ from qualification.model.forward.bounded import (
     Precision,
     U,
     function_of,
+    layer_norm,
     rms_norm,
     sum_over_ranks,
 )
@@ -69,8 +70,10 @@ class LayerReference:
             return residual
         return self._norm(residual, "input_layernorm")
 
-    def feed_forward_read(self, residual: Bounded) -> Bounded:
-        """Return what the feed-forward reads."""
+    def feed_forward_read(self, before: Bounded, residual: Bounded) -> Bounded:
+        """Return what the feed-forward reads, of the residuals before attention and behind it."""
+        if self.sentence.order is NormOrder.PARALLEL:
+            return self.attention_read(before)
         if self.sentence.order is NormOrder.AFTER:
             return residual
         is_sandwich = self.sentence.order is NormOrder.SANDWICH
@@ -196,7 +199,7 @@ class LayerReference:
 
     def _added(self, residual: Bounded, added: Bounded, norm: str) -> Bounded:
         """Return residual + what a sublayer adds, normed where the family norms behind, scaled where it scales."""
-        if self.sentence.order is not NormOrder.BEFORE:
+        if self.sentence.order in (NormOrder.SANDWICH, NormOrder.AFTER):
             added = self._norm(added, norm)
         if self.model.residual_scale != 1:
             added = self.precision.rounded(added.times(self.model.residual_scale))
@@ -204,7 +207,8 @@ class LayerReference:
 
     def _norm(self, x: Bounded, name: str) -> Bounded:
         weight = self._vector(f"{name}.weight") + self.sentence.norm_offset
-        return rms_norm(x, weight, self.model.norm_eps, self.precision)
+        norm = layer_norm if self.sentence.norms_subtract_mean else rms_norm
+        return norm(x, weight, self.model.norm_eps, self.precision)
 
     def _heads_normed(self, part: Bounded, name: str) -> Bounded:
         """Return [T, heads, d], normed where the checkpoint has a norm of all heads together, or of each."""

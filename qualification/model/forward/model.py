@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from qualification.model.config import ModelConfig
-from qualification.model.forward.bounded import Bounded, Precision, U, product, rms_norm
+from qualification.model.forward.bounded import Bounded, Precision, U, layer_norm, product, rms_norm
 from qualification.model.forward.checkpoint import Checkpoint, CheckpointError
 from qualification.model.forward.layer import LayerReference
 from qualification.model.forward.sentences import SENTENCES
@@ -70,7 +70,8 @@ class ForwardReference:
     def final_norm(self, hidden: Bounded) -> Bounded:
         """Return what the head reads, of hidden states [R, hidden]."""
         weight = self.precision.stored(self.checkpoint.tensor(f"{self.checkpoint.prefix}norm.weight"))
-        return rms_norm(hidden, weight + self.sentence.norm_offset, self.model.norm_eps, self.precision)
+        norm = layer_norm if self.sentence.norms_subtract_mean else rms_norm
+        return norm(hidden, weight + self.sentence.norm_offset, self.model.norm_eps, self.precision)
 
     def logits(self, hidden: Bounded) -> Bounded:
         """Return the logits [R, vocab] of hidden states [R, hidden] before the final norm."""
@@ -102,6 +103,6 @@ def forward(reference: ForwardReference, token_ids: Tensor) -> Tensor:
     for layer in reference.layers():
         read = truth(layer.attention_read(hidden))
         q, k, v = (it.truth for it in layer.heads(read, positions))
-        hidden = truth(layer.after_attention(hidden, truth(layer.attend(q, k, v)), read))
-        hidden = truth(layer.after_feed_forward(hidden, truth(layer.feed_forward_read(hidden))).residual)
+        behind = truth(layer.after_attention(hidden, truth(layer.attend(q, k, v)), read))
+        hidden = truth(layer.after_feed_forward(behind, truth(layer.feed_forward_read(hidden, behind))).residual)
     return reference.logits(hidden).truth

@@ -14,6 +14,7 @@ class NormOrder(Enum):
     BEFORE = "before"  # x + f(norm(x)): input_layernorm, then post_attention_layernorm before the feed-forward
     SANDWICH = "sandwich"  # x + norm(f(norm(x)))
     AFTER = "after"  # x + norm(f(x))
+    PARALLEL = "parallel"  # x + attention(norm(x)) + feed_forward(norm(x)), of one norm: input_layernorm
 
 
 class Scoring(Enum):
@@ -63,6 +64,7 @@ class Sentence:
     """One family's forward pass.
 
     norm_offset       norms multiply by offset + weight
+    norms_subtract_mean  norms are LayerNorms without biases; else RMSNorms
     embedding_is_scaled_by_width  by sqrt(hidden size), rounded to the dtype
     is_merged         q, k, v are one tensor, gate and up another
     gate_up_is_merged  gate and up are one tensor, though q, k, v are not
@@ -75,6 +77,7 @@ class Sentence:
 
     order: NormOrder = NormOrder.BEFORE
     norm_offset: float = 0.0
+    norms_subtract_mean: bool = False
     embedding_is_scaled_by_width: bool = False
     is_merged: bool = False
     gate_up_is_merged: bool = False
@@ -116,6 +119,7 @@ _GRANITE = Sentence(
 _HUNYUAN = Sentence(q_norm="self_attn.query_layernorm", k_norm="self_attn.key_layernorm", norms_rotated=True)
 
 SENTENCES: dict[str, Sentence] = {
+    "cohere2": Sentence(NormOrder.PARALLEL, norms_subtract_mean=True, rotates_neighbours=True),
     "ernie4_5": Sentence(rotates_neighbours=True),
     "ernie4_5_moe": Sentence(
         rotates_neighbours=True,

@@ -139,9 +139,9 @@ class LayerCheck:
         yield from self._attention(index, layer, seen)
         behind = layer.after_attention(residual, seen.exact(index, Border.ATTENDED), read)
         yield section(Border.RESIDUAL_BEHIND_ATTENTION, behind)
-        residual = seen.exact(index, Border.RESIDUAL_BEHIND_ATTENTION)
-        yield section(Border.FEED_FORWARD_READ, layer.feed_forward_read(residual))
-        fed = layer.after_feed_forward(residual, seen.exact(index, Border.FEED_FORWARD_READ))
+        middle = seen.exact(index, Border.RESIDUAL_BEHIND_ATTENTION)
+        yield section(Border.FEED_FORWARD_READ, layer.feed_forward_read(residual, middle))
+        fed = layer.after_feed_forward(middle, seen.exact(index, Border.FEED_FORWARD_READ))
         yield _Section("residual behind the feed-forward", index, seen.behind(index), fed.residual, fed.is_judged)
 
     def _attention(self, index: int, layer: LayerReference, seen: "_Seen") -> "Iterator[_Section]":

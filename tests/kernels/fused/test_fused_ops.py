@@ -12,6 +12,7 @@ from kernels.fused.activation_kind import Activation
 from kernels.fused.backend import next_power_of_2, runs_on_triton
 from kernels.fused.head_gate import gate_heads_
 from kernels.fused.head_gate_kind import GateFunction
+from kernels.fused.layer_norm import add_layer_norm, layer_norm, layer_norm_torch
 from kernels.fused.norm import add_rms_norm, add_rms_norm_torch, rms_norm, rms_norm_torch
 from kernels.fused.rope_kv import rope_and_write_kv, rope_and_write_kv_torch
 from kernels.fused.row_gate import gate_rows_
@@ -55,6 +56,20 @@ def test_the_norm_has_the_value_of_its_formula(op: Op, size: int, dtype: torch.d
     actual = op(x, weight, 1e-5)
     assert isinstance(actual, Tensor)
     assert_near(actual, exact_norm(x, weight, 1e-5))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("op", [layer_norm, layer_norm_torch])
+def test_the_norm_without_mean_has_the_value_of_its_formula(op: Op, dtype: torch.dtype) -> None:
+    x, weight = randn(3, 257, dtype=dtype) + 3, randn(257, seed=1, dtype=dtype)
+    expected = torch.nn.functional.layer_norm(x.double(), (257,), weight.double(), eps=1e-2).float()
+    actual = op(x, weight, 1e-2)
+    assert isinstance(actual, Tensor)
+    assert_near(actual, expected)
+    added, residual = randn(3, 257, dtype=dtype, seed=2), x - randn(3, 257, dtype=dtype, seed=2)
+    normed, total = add_layer_norm(added, residual, weight, 1e-2)
+    assert total is residual
+    assert_near(normed, torch.nn.functional.layer_norm(total.double(), (257,), weight.double(), eps=1e-2).float())
 
 
 @pytest.mark.parametrize("op", [rms_norm, rms_norm_torch])

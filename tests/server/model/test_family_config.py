@@ -28,6 +28,7 @@ SHARED: dict[str, object] = {
     "rms_norm_eps": 1e-5,
 }
 ARCHITECTURES = {
+    "cohere2": "Cohere2ForCausalLM",
     "ernie4_5_moe": "Ernie4_5_MoeForCausalLM",
     "exaone4": "Exaone4ForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
@@ -258,6 +259,7 @@ def test_phi3_is_served_with_a_plain_rotation(scaling: object, tmp_path: Path) -
         ("laguna", {"moe_router_logit_softcapping": 5.0}, "moe_router_logit_softcapping must be absent or 0.0"),
         ("hy_v3", {"first_k_dense_replace": 2}, "first_k_dense_replace must be absent or 1"),
         ("ministral3", {"rope_parameters": {"rope_type": "default"}}, "original_max_position_embeddings must be a pos"),
+        ("cohere2", {"use_qk_norm": True}, "use_qk_norm must be absent or false"),
         ("exaone4", {"sliding_window_pattern": "LLLG"}, "sliding_window_pattern must be a positive integer"),
         ("olmo3", {"sliding_window": None, "layer_types": MIXED}, "layer_types must be all full_attention where"),
         (

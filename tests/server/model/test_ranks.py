@@ -11,6 +11,7 @@ import torch
 from support import ranks as programs
 from support.models.paged_runner import PagedRunner
 from support.models.tiny_families import (
+    COHERE,
     ERNIE_MOE,
     EXAONE_4,
     GEMMA,
@@ -54,7 +55,7 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "glm-4": ("glm4", GLM_4),
     "mellum": ("mellum", MELLUM),
     "minimax-m2": ("minimax_m2", MINIMAX),
-    "olmo2": ("olmo2", {}),
+    "cohere2": ("cohere2", COHERE),
     "granite-shared": ("granitemoeshared", GRANITE_SHARED),
     "ministral-3": ("ministral3", MINISTRAL),
     "seed-oss": ("seed_oss", {**SEED, "attention_out_bias": True}),

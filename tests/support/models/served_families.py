@@ -7,6 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 from support.models.tiny_families import (
+    COHERE,
     ERNIE,
     ERNIE_MOE,
     EXAONE_4,
@@ -52,6 +53,7 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "mellum 2": ("mellum", {**MELLUM, "sliding_window": WINDOW, "layer_types": MIXED[:2]}),
     "minimax m2": ("minimax_m2", {**MINIMAX, "head_dim": 16, "rotary_dim": 8}),
     "granite moe": ("granitemoeshared", {**GRANITE_SHARED, "embedding_multiplier": 3.0}),
+    "cohere 2": ("cohere2", {**COHERE, "sliding_window": WINDOW}),
     "ministral 3": ("ministral3", MINISTRAL),
     "seed-oss": ("seed_oss", SEED),
     "laguna": (

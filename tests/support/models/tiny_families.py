@@ -8,6 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
+    Cohere2Config,
+    Cohere2ForCausalLM,
     Ernie4_5_MoeConfig,
     Ernie4_5_MoeForCausalLM,
     Ernie4_5Config,
@@ -103,6 +105,7 @@ FAMILIES = {
     "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM),
     "olmo2": (Olmo2Config, Olmo2ForCausalLM),
     "granite": (GraniteConfig, GraniteForCausalLM),
+    "cohere2": (Cohere2Config, Cohere2ForCausalLM),
     "granitemoe": (GraniteMoeConfig, GraniteMoeForCausalLM),
     "granitemoeshared": (GraniteMoeSharedConfig, GraniteMoeSharedForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
@@ -176,6 +179,7 @@ GLM_4 = {
 MELLUM = {**QWEN_3_MOE, "sliding_window": 9, "layer_types": MIXED, "rope_parameters": TWO_ROPES}
 MINIMAX = {"num_local_experts": 7, "num_experts_per_tok": 3, "head_dim": 12, "rotary_dim": 6}
 MINISTRAL = {"head_dim": 16, "rope_parameters": {**YARN, "llama_4_scaling_beta": 0.7}}
+COHERE = {"sliding_window": 9, "sliding_window_pattern": 2, "logit_scale": 0.3, "pad_token_id": 0}
 GRANITE_MOE = {**MULTIPLIERS, **MIXTRAL, "intermediate_size": 20}
 GRANITE_SHARED = {**GRANITE_MOE, "shared_intermediate_size": 28}
 SEED = {"head_dim": 18}
@@ -212,6 +216,7 @@ WINDOWED: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "gemma2": ("gemma2", GEMMA_2),
     "gemma3": ("gemma3", {**GEMMA, "layer_types": MIXED, "rope_parameters": TWO_ROPES}),
     "gpt_oss": ("gpt_oss", GPT_OSS),
+    "cohere2, untied": ("cohere2", {**COHERE, "layer_types": MIXED, "tie_word_embeddings": False}),
     "qwen3_moe, window": ("qwen3_moe", {**QWEN_3_MOE, **SWITCHED_ON}),
     "olmo3": ("olmo3", OLMO_3),
     "mellum": ("mellum", MELLUM),
@@ -261,6 +266,7 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "olmo2, biases, tied": ("olmo2", {"attention_bias": True, "tie_word_embeddings": True}),
     "granite": ("granite", MULTIPLIERS),
     "granite, biases, tied": ("granite", {**MULTIPLIERS, "mlp_bias": True, "tie_word_embeddings": True}),
+    "cohere2": ("cohere2", {**COHERE, "attention_bias": True}),
     "granitemoe, biases": ("granitemoe", {**GRANITE_MOE, "attention_bias": True}),
     "granitemoeshared, tied": ("granitemoeshared", {**GRANITE_SHARED, "tie_word_embeddings": True}),
     "granitemoeshared, as wide as the model": ("granitemoeshared", {**GRANITE_SHARED, "intermediate_size": 32}),

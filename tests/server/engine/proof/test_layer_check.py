@@ -19,6 +19,7 @@ from server.settings import DtypeChoice
 from support.engine.checked_layers import CheckedLayers, Tensors, edited
 from support.models.served_families import saved
 from support.models.tiny_families import (
+    COHERE,
     ERNIE_MOE,
     EXAONE_4,
     GEMMA,
@@ -49,6 +50,7 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "ernie 4.5 moe": ("ernie4_5_moe", ERNIE_MOE),
     "minimax m2": ("minimax_m2", {**MINIMAX, "head_dim": 16, "rotary_dim": 8}),
     "granite moe": ("granitemoeshared", GRANITE_SHARED),
+    "cohere 2": ("cohere2", {**COHERE, "attention_bias": True}),
     "ministral 3": ("ministral3", MINISTRAL),
     "exaone 4": ("exaone4", {**EXAONE_4, "head_dim": 16}),
     "laguna": ("laguna", LAGUNA_16),
