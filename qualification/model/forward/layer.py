@@ -277,14 +277,14 @@ class _Experts:
 
     def _whole(self, expert: int) -> GatedWeights:
         names, dtype = self.names, self.layer.precision.dtype
-        if not names.is_interleaved and not names.is_joined:
+        if f"{names.experts}.{names.joined[0]}" in self.layer.tensors and not names.is_interleaved:
+            return self._joined(expert)
+        if not names.is_interleaved:
             parts = (names.gate, names.up, names.down)
             gate, up, down = (
                 Matrix(self.layer.stored(f"{names.experts}.{expert}.{part}.weight").to(dtype)) for part in parts
             )
             return GatedWeights(gate, up, down)
-        if names.is_joined:
-            return self._joined(expert)
         gate_up, outward = (self._matrix(f"{names.experts}.{part}", expert) for part in ("gate_up_proj", "down_proj"))
         biases: list[Tensor | None] = [None, None]
         for index, part in enumerate(("gate_up_proj", "down_proj")):

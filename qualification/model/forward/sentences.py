@@ -39,8 +39,8 @@ class MixtureSentence:
     scores          None: softmax over all, or over the chosen ones where config.json says norm_topk_prob
     correction      the bias for choosing experts; None: e_score_correction_bias of the router, where there is one
     is_interleaved  whether all experts are one tensor in which gate and up alternate
-    is_joined       whether all experts are one tensor in which up follows gate, transposed or not
-    joined          the names of these tensors: of gate and up, and of the last products
+    joined          the names of tensors of all experts, where a checkpoint has these: of gate, which up follows, and of
+                    the last products, transposed or not
     shared_joined   the names of the products of `shared`, of which the first has gate and up; None: these are apart
     """
 
@@ -54,7 +54,6 @@ class MixtureSentence:
     scores: Scoring | None = None
     correction: str | None = None
     is_interleaved: bool = False
-    is_joined: bool = False
     joined: tuple[str, str] = ("gate_up_proj", "down_proj")
     shared_joined: tuple[str, str] | None = None
 
@@ -111,7 +110,6 @@ _GRANITE = Sentence(
         "block_sparse_moe",
         shared="shared_mlp",
         scores=Scoring.SOFTMAX_OF_CHOSEN,
-        is_joined=True,
         joined=("input_linear.weight", "output_linear.weight"),
         shared_joined=("input_linear", "output_linear"),
     )
@@ -204,9 +202,7 @@ SENTENCES: dict[str, Sentence] = {
     "qwen3": Sentence(),
     "qwen3_moe": Sentence(mixture=MixtureSentence("mlp.gate", "mlp.experts")),
     "qwen3_vl_text": Sentence(),
-    "qwen3_vl_moe_text": Sentence(
-        mixture=MixtureSentence("mlp.gate", "mlp.experts", scores=Scoring.SOFTMAX_OF_CHOSEN, is_joined=True)
-    ),
+    "qwen3_vl_moe_text": Sentence(mixture=MixtureSentence("mlp.gate", "mlp.experts", scores=Scoring.SOFTMAX_OF_CHOSEN)),
     "seed_oss": Sentence(),
     "smollm3": Sentence(),
 }

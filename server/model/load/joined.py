@@ -3,11 +3,12 @@
     mlp.experts.gate_up_proj  [E, H, 2 * I], down_proj [E, I, H]  as published
     mlp.experts.gate_up_proj  [E, 2 * I, H], down_proj [E, H, I]  as transformers 5 saves them; Granite's
 
+Transformers 5 can save the experts of families so that are published with a tensor for each matrix of each expert.
 Which of them a layer has, its shapes say. A rank has columns of every expert, hence a piece of each expert's part.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kernels.experts.weights import ExpertWeights
 from qualification.model.config import ExpertsConfig, ModelConfig
@@ -15,6 +16,17 @@ from qualification.model.families.family import ExpertLayout, TensorNames
 from qualification.model.shard import Shard
 from server.model.layers import MixtureWeights, Weights
 from server.model.load.checkpoint import Piece, TensorEntry, Wanted
+
+
+def as_saved(names: TensorNames, entries: Mapping[str, TensorEntry]) -> TensorNames:
+    """Return the names of a checkpoint: the family's, with the layout of experts that its tensors have."""
+    own = names.experts
+    if own is None or own.layout is not ExpertLayout.EACH:
+        return names
+    suffix = f".{own.experts}.{own.joined_gate_up}"
+    if not any(name.endswith(suffix) for name in entries):
+        return names
+    return replace(names, experts=replace(own, layout=ExpertLayout.HALVES))
 
 
 def joined_tensors(config: ModelConfig, names: TensorNames, entries: Mapping[str, TensorEntry]) -> dict[str, Wanted]:

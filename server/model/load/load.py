@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kernels.linear.weights import StoredTensor
 from qualification.model.config import LinearFormats, ModelConfig
 from qualification.model.families.family import Family, TensorNames
 from qualification.model.families.image_models import text_names
@@ -36,7 +35,7 @@ from server.model.load.checkpoint import (
 )
 from server.model.load.folder import CONFIG_FILE
 from server.model.load.interleaved import interleaved_pieces, interleaved_tensors
-from server.model.load.joined import joined_pieces, joined_tensors
+from server.model.load.joined import as_saved, joined_pieces, joined_tensors
 from server.model.load.json_file import read_object
 from server.model.load.packed import copy_packed, packed_entries
 from server.model.load.rounded import copy_rounded
@@ -141,13 +140,14 @@ def load_shard(
     """
     family = family_named(config.family, str(folder))
     entries = check_checkpoint(folder, config, load_format)
+    names = as_saved(_names(family), entries)
     with torch.inference_mode():
         weights = empty_shard(shard, dtype, device)
         if config.rounds_at_load and load_format is not LoadFormat.DUMMY:
-            copy_rounded(entries, weights, shard, _names(family), tenths(progress))
+            copy_rounded(entries, weights, shard, names, tenths(progress))
             return weights.inspected()
-        pieces = pieces_of(weights, shard, _names(family)) + interleaved_pieces(weights, shard, _names(family))
-        pieces += joined_pieces(weights, shard, _names(family), entries)
+        pieces = pieces_of(weights, shard, names) + interleaved_pieces(weights, shard, names)
+        pieces += joined_pieces(weights, shard, names, entries)
         if load_format is LoadFormat.DUMMY:
             for piece in pieces:
                 seed = zlib.crc32(f"{piece.name} {piece.first_row} {piece.first_column}".encode())
@@ -179,12 +179,13 @@ def check_checkpoint(folder: Path, config: ModelConfig, load_format: LoadFormat)
     family, entries = family_named(config.family, str(folder)), _read_named(folder, config)
     if config.tie_embeddings and _HEAD in entries and _EMBEDDING not in entries:
         entries[_EMBEDDING] = entries.pop(_HEAD)
+    names = as_saved(_names(family), entries)
     with torch.inference_mode():
-        on_paper = _views(family, empty_weights(config, torch.float32, torch.device("meta")), config)
+        on_paper = checkpoint_views(empty_weights(config, torch.float32, torch.device("meta")), config, names)
     wanted = {
         name: Wanted(tuple(it.values.shape), it.values.dtype, is_scale=it.is_scale) for name, it in on_paper.items()
     }
-    wanted |= interleaved_tensors(config, _names(family)) | joined_tensors(config, _names(family), entries)
+    wanted |= interleaved_tensors(config, names) | joined_tensors(config, names, entries)
     if family.not_read:
         entries = {name: entry for name, entry in entries.items() if not name.startswith(family.not_read)}
     if family.has_more_layers:
@@ -224,10 +225,6 @@ def _has_other_head(folder: Path, config: ModelConfig) -> bool:
         folder, _HEAD, _EMBEDDING,
     )  # fmt: skip
     return True
-
-
-def _views(family: Family, weights: Weights, config: ModelConfig) -> dict[str, StoredTensor]:
-    return checkpoint_views(weights, config, _names(family))
 
 
 def _names(family: Family) -> TensorNames:

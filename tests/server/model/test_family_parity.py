@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from qualification.model.config import AttentionConfig, RopeConfig, num_parameters
+from qualification.model.forward.model import ForwardReference, forward
 from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
 from server.model.load.load import load_config, load_decoder
@@ -18,9 +19,11 @@ from support.models.tiny_families import (
     CPU,
     FAMILIES,
     GEMMA_2,
+    GLM,
     IMAGE_CASES,
     MXFP4,
     NUM_TOKENS,
+    QWEN_3_MOE,
     ROTATED,
     TINY,
     TOLERANCE,
@@ -30,11 +33,15 @@ from support.models.tiny_families import (
     longrope,
     prompt,
     reference_logits,
+    save_anew,
     save_image_model,
     save_joined,
     save_mxfp4,
     save_reference,
 )
+
+# Of the hidden size 32 the shape of one tensor tells nothing.
+SAVED_ANEW = (("qwen3_moe", {**QWEN_3_MOE, "moe_intermediate_size": 32, "mlp_only_layers": [1]}), ("glm4_moe", GLM))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -69,6 +76,18 @@ def test_joined_experts_are_read_in_both_layouts(width: int, as_published: bool,
     token_ids = prompt(40)
     logits = PagedRunner(load(tmp_path)).logits(token_ids, [7, 33])
     assert (logits - reference_logits(reference, token_ids)).abs().max() <= TOLERANCE
+
+
+@pytest.mark.parametrize(("family", "changes"), SAVED_ANEW)
+def test_experts_that_transformers_joins_are_read(family: str, changes: dict[str, object], tmp_path: Path) -> None:
+    reference = save_anew(tmp_path, family, changes)
+    token_ids = prompt(40)
+    expected = reference_logits(reference, token_ids)
+    logits = PagedRunner(load(tmp_path)).logits(token_ids, [7, 33])
+    assert (logits - expected).abs().max() <= TOLERANCE
+    plain = ForwardReference(tmp_path, load_config(tmp_path), torch.float32, CPU)
+    assert (forward(plain, token_ids) - expected).abs().max() <= 3 * TOLERANCE
+    plain.close()
 
 
 def unscaled(attention: AttentionConfig) -> AttentionConfig:

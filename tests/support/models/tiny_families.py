@@ -361,6 +361,13 @@ def save_mxfp4(folder: Path, changes: Mapping[str, object]) -> PreTrainedModel:
     return model
 
 
+def save_anew(folder: Path, family: str, changes: Mapping[str, object]) -> PreTrainedModel:
+    """Save a model's tensors as transformers 5 has them, not as its family is published."""
+    model = save_reference(folder, family, changes)
+    model.save_pretrained(folder, save_original_format=False)
+    return model
+
+
 def load(folder: Path) -> Decoder:
     return load_decoder(folder, load_config(folder), dtype=torch.float32, device=CPU, load_format=LoadFormat.AUTO)
 
