@@ -432,7 +432,11 @@ def test_json_markdown_junit_and_a_chart_are_written(url: str, golden: str, scri
     assert (content["exit_code"], content["verdict"]) == (1, "numerics")
     assert len(content["times"]["candidate"]["by_bucket"]["le_512"]["ttft_s"]) == 12
     suite = ElementTree.parse(folder / "canary.xml").getroot()
-    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("10", "4", "0")
+    assert (suite.get("tests"), suite.get("failures")) == ("10", "4")
+    # A loaded machine's times may show nothing.
+    unknown = [it for it in content["verdicts"] if it["outcome"] == "no data"]
+    assert suite.get("errors") == str(len(unknown))
+    assert {it["stage"] for it in unknown} <= {"performance"}
     assert next(case.get("name") for case in suite if case.find("failure") is not None) == "numerics le_128"
     assert "| numerics | le_512 | fail |" in (folder / "canary.md").read_text()
     assert "candidate" in (folder / "canary.svg").read_text()
