@@ -1,4 +1,6 @@
-"""Write the bill of materials (CycloneDX 1.6, JSON) of an image's root file system: Python's packages and Debian's.
+"""Write the bill of materials (CycloneDX 1.6, JSON) of an image's root file system.
+
+It has Python's packages, Debian's, and the scripts of others that our pages carry.
 
     python deploy/sbom.py "$(buildah mount CONTAINER)" --out sbom.json     # or any folder that an image is unpacked in
 
@@ -7,6 +9,7 @@ Needs cyclonedx-py (PyPI cyclonedx-bom).
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -29,6 +32,22 @@ def python_packages(site_packages: Path, program: str) -> dict[str, Any]:
         text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     bill: dict[str, Any] = json.loads(text)
     return bill
+
+
+def vendored_scripts(site_packages: Path) -> list[dict[str, Any]]:
+    """Return a component for each script of npm's in a folder `vendored` of ours, by the name and version in its head.
+
+    Raises ValueError where a script names none.
+    """
+    found = []
+    for script in sorted(site_packages.glob("hallmark/**/vendored/*.js")):
+        head = re.search(r"^ \* ([\w@/.-]+) v(\d[\w.-]*)", script.read_text("utf-8")[:2000], re.MULTILINE)
+        if head is None:
+            raise ValueError(f"{script} does not begin with a comment that names it and its version")
+        name, version = head.groups()
+        reference = f"pkg:npm/{quote(name)}@{version}"
+        found.append({"type": "library", "bom-ref": f"npm:{name}", "name": name, "version": version, "purl": reference})
+    return found
 
 
 def debian_packages(root: Path) -> list[dict[str, str]]:
@@ -56,7 +75,7 @@ def bill_of(root: Path, program: str) -> dict[str, Any]:
             f"{root}/{PREFIX} holds {len(folders)} folders of packages, not 1: is it an image of Hallmark?"
         )
     bill = python_packages(folders[0], program)
-    bill["components"] += debian_packages(root)
+    bill["components"] += [*vendored_scripts(folders[0]), *debian_packages(root)]
     return bill
 
 

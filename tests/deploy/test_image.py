@@ -10,6 +10,10 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "deploy"))
+
+from sbom import vendored_scripts
+
 ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 LOCKS = ("requirements.lock", "requirements-cpu.lock")
@@ -79,3 +83,16 @@ def test_only_the_default_image_has_a_c_compiler() -> None:
     assert list(stages)[-1] == "runtime", "the last stage is built by default"
     assert [name for name, stage in stages.items() if re.search(r"install .*\bgcc\b", stage)] == ["runtime"]
     assert "COPY --chown=10001:10001 triton-cache /opt/hallmark/triton" in stages["sealed"]
+
+
+def test_the_bill_names_the_scripts_that_the_pages_carry(tmp_path: Path) -> None:
+    page = Path("hallmark/server/http/page")
+    shutil.copytree(ROOT / page.relative_to("hallmark"), tmp_path / page)  # as installed
+    [marked] = vendored_scripts(tmp_path)
+    assert marked["name"] == "marked"
+    assert re.fullmatch(r"pkg:npm/marked@\d+\.\d+\.\d+", marked["purl"])
+    nameless = tmp_path / "other" / "hallmark" / "vendored"
+    nameless.mkdir(parents=True)
+    (nameless / "x.js").write_text("let x;")
+    with pytest.raises(ValueError, match="names it and its version"):
+        vendored_scripts(tmp_path / "other")

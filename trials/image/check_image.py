@@ -45,7 +45,9 @@ def bill(image: Image) -> dict[str, str]:
     components = json.loads(out.read_text())["components"]
     debian = [it["name"] for it in components if it["bom-ref"].startswith("deb:")]
     assert {"tini", "gcc", "libc6"} <= set(debian)
-    found = {it["name"].lower().replace("_", "-"): it["version"] for it in components if it["name"] not in debian}
+    assert [it["name"] for it in components if it["bom-ref"].startswith("npm:")] == ["marked"]
+    python = [it for it in components if not it["bom-ref"].startswith(("deb:", "npm:"))]
+    found = {it["name"].lower().replace("_", "-"): it["version"] for it in python}
     print(f"\nbill of materials: {len(components)} components, {len(found)} of them Python's")
     return found
 
