@@ -228,6 +228,7 @@ def test_the_page_fits_a_phone_in_light_and_dark(tab: Tab, start: Start, is_dark
     tab.wait_for("document.querySelectorAll('#shapes tr').length === 2")
     ask(tab, "x" * 200)
     assert tab.value("document.documentElement.scrollWidth") <= 360
+    assert tab.value("(it => it.scrollWidth <= it.clientWidth)($('ttft').closest('.wide'))")
     dark = tab.value("getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0] < 128")
     assert dark is is_dark
 
