@@ -4,6 +4,7 @@ import hashlib
 import json
 import socket
 import struct
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,8 +25,10 @@ class HubServer:
     is_down    whether it answers nothing but 503
     breaks     file -> bytes after which the connection of its next download breaks, once
     resets     whether it breaks by a reset, of which the client does not go on by itself
+    stalls     whether the last byte of weights is never sent
     asked      method, path and Range of each request
     tokens     bearer tokens that came
+    ended      set when the hub ends
     """
 
     name: str
@@ -35,8 +38,10 @@ class HubServer:
     is_down: bool = False
     breaks: dict[str, int] = field(default_factory=dict)
     resets: bool = False
+    stalls: bool = False
     asked: list[tuple[str, str, str | None]] = field(default_factory=list)
     tokens: set[str] = field(default_factory=set)
+    ended: threading.Event = field(default_factory=threading.Event)
 
     def downloads(self) -> list[tuple[str, str | None]]:
         """File and Range of each download that was begun."""
@@ -116,6 +121,10 @@ def serving_hub(hub: HubServer) -> Iterator[HubServer]:
             self.end_headers()
             if self.command == "HEAD":
                 return
+            if hub.stalls and data and "/resolve/" in self.path and self.path.endswith(".safetensors"):
+                self.wfile.write(data[:-1])
+                hub.ended.wait()
+                return
             self.wfile.write(data[:breaks_at])
             if breaks_at is not None:
                 self.close_connection = True
@@ -125,7 +134,10 @@ def serving_hub(hub: HubServer) -> Iterator[HubServer]:
 
     with listening(Handler) as url:
         hub.url = url
-        yield hub
+        try:
+            yield hub
+        finally:
+            hub.ended.set()
 
 
 def _oid(data: bytes) -> str:

@@ -31,6 +31,7 @@ from server.errors import ModelError
 from server.model.load.digests import INDEX_FILE, SINGLE_FILE
 from server.model.load.fetch_progress import FetchProgress, bars_of, sized
 from server.model.load.folder import ADAPTER_FILE, CONFIG_FILE, check_folder
+from server.model.load.interruption import ending_at_once
 from server.model.load.json_file import read_object
 from server.model.load.pooling import MODULES_FILE
 
@@ -173,7 +174,8 @@ def _complete(
             )
         files = "1 file" if len(missing) == 1 else f"{len(missing)} files"
         say(f"fetching: {model} at {folder.name[:12]}, {sized(total)} in {files}, into {hub.cache}")
-        _download(model, folder.name, missing, hub, FetchProgress(total, say))
+        with ending_at_once(model):
+            _download(model, folder.name, missing, hub, FetchProgress(total, say))
     check_folder(folder)
     return folder
 

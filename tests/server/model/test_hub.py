@@ -2,6 +2,11 @@
 
 import json
 import logging
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
@@ -80,6 +85,30 @@ def test_a_broken_download_goes_on(resets: bool, tmp_path: Path) -> None:
         begun = [wanted for file, wanted in server.downloads() if file == "model-1.safetensors"]
     # The client goes on from its last whole block; a reset it leaves to us, who begin the file anew.
     assert begun == [None, None if resets else f"bytes={10 * 2**20}-"]
+
+
+def test_a_signal_ends_a_download_at_once_and_leaves_no_part(tmp_path: Path) -> None:
+    code = f"""
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what runs behind it with the signal ignored
+from server.model.load.source import model_folder
+model_folder({NAME!r}, say=lambda line: print(line, flush=True))
+"""
+    with hub_of(tmp_path) as (server, hub):
+        server.stalls = True
+        here = {"HF_ENDPOINT": server.url, "HF_HUB_CACHE": str(hub.cache)}
+        command = [sys.executable, "-c", code]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        with subprocess.Popen(command, env=os.environ | here, text=True, **pipes) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline().startswith("fetching: ")
+            while not [*hub.cache.rglob("*.incomplete")]:
+                time.sleep(0.02)
+            process.send_signal(signal.SIGINT)
+            _, error = process.communicate(timeout=20)
+        assert process.returncode == 130
+        assert error == f"hallmark: ended while {NAME} was fetched: files that were whole are kept\n"
+    assert [*hub.cache.rglob("*.incomplete")] == []
 
 
 def test_a_pinned_commit_that_is_there_needs_no_hub(tmp_path: Path) -> None:
