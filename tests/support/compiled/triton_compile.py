@@ -22,6 +22,7 @@ from kernels.sampling.draw_kernels import (
 from kernels.sampling.penalties import clear_kernel, mark_kernel, penalise_kernel
 from support.compiled.fused_kernels import gate_heads_kernel, gated_kernel, rms_norm_kernel, rope_kernel
 from support.compiled.gluon_sass import count, disassemble
+from support.compiled.norm_kernels import layer_norm_kernel, mean_squares_kernel, norm_by_kernel
 from support.compiled.sm90_driver import Hopper
 
 VOCAB = 128_256
@@ -79,6 +80,15 @@ def compile_all() -> dict[str, Any]:
         "finish": finish_kernel.warmup(
             *PARTS, *LIMITS, FLOAT, LONG, LONG, LONG, BOOL, VOCAB, VOCAB, 4,
             **DRAW, **BLOCK, num_warps=8, **grid,
+        ),
+        "layer norm": layer_norm_kernel.warmup(
+            HALF, HALF, HALF, HALF, 12288, 12288, 1e-5, SIZE=12288, BLOCK=16384, HAS_RESIDUAL=True, num_warps=16, **grid
+        ),
+        "mean squares": mean_squares_kernel.warmup(
+            HALF, HALF, FLOAT, 8192, 8192, SIZE=6144, OTHER=1024, BLOCK=8192, num_warps=16, **grid
+        ),
+        "norm by squares": norm_by_kernel.warmup(
+            HALF, HALF, FLOAT, HALF, 8192, 2, 1e-6, SIZE=6144, BLOCK=8192, num_warps=16, **grid
         ),
     }  # fmt: skip
 
