@@ -8,6 +8,7 @@ from kernels.experts.paths import EXPERTS_PATHS
 from kernels.identity.source_digest import SourceDigests
 from kernels.identity.torch_kernels import GEMMS, TORCH_HELPERS
 from kernels.linear.paths import LINEAR_PATHS, linear_paths_on
+from kernels.recurrence.paths import RECURRENCE_PATHS
 from kernels.sdpa import backends as sdpa
 from kernels.sdpa.key_tiles import run_attention_tiles
 from kernels.vocabulary.fingerprint import Device
@@ -279,12 +280,13 @@ ALL_PATHS: tuple[AnyPath, ...] = (
     *LINEAR_PATHS,
     *EXPERTS_PATHS,
     *COLLECTIVE_PATHS,
+    *RECURRENCE_PATHS,
 )  # of every operator; names are unique
 
 
 def paths_on(device: "torch.device") -> tuple[AnyPath, ...]:
     """Every path, with what its limits say of this very GPU, and of those beside it."""
-    return (*PATHS, *linear_paths_on(device), *EXPERTS_PATHS, *collective_paths_on(device))
+    return (*PATHS, *linear_paths_on(device), *EXPERTS_PATHS, *collective_paths_on(device), *RECURRENCE_PATHS)
 
 
 def path_named(name: str) -> KernelPath:

@@ -18,6 +18,7 @@ class NamedKernels:
 # Kernels that compute an operator: without valid evidence of it they are unproven. The first operator that matches, but
 # for what `NAMED` lists by its whole name.
 OPERATORS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("recurrence", ("hallmark_recurrence_*",)),
     ("experts", ("hallmark_*experts_*", "*_grouped_mm*", "*grouped_gemm*", "*moe*")),
     (
         "attention",

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from kernels.calls import launch
 from kernels.identity.source_digest import SourceDigests
 from kernels.identity.torch_kernels import GEMMS, TORCH_HELPERS
 from kernels.recurrence.calls import RunRecurrence
@@ -47,6 +48,14 @@ class RecurrencePath(OperatorPath[RecurrenceLimits, RunRecurrence]):
     operator: ClassVar[Operator] = RECURRENCE
 
 
+def _triton_run() -> RunRecurrence | None:
+    if launch.triton_version() is None:
+        return None
+    from kernels.recurrence.portable.launch import run_recurrence
+
+    return run_recurrence
+
+
 _SOURCES = SourceDigests()
 _DTYPES = frozenset({Dtype.FP32, Dtype.FP16, Dtype.BF16})  # by name: a new member widens no path's limits
 _STATE_DTYPES = frozenset({Dtype.FP32, Dtype.BF16})
@@ -54,6 +63,22 @@ _STATE_DTYPES = frozenset({Dtype.FP32, Dtype.BF16})
 _ORDER = "chunk64"
 
 RECURRENCE_PATHS: tuple[RecurrencePath, ...] = (
+    RecurrencePath(
+        "triton.recurrence",
+        tier_of("triton.recurrence"),
+        RecurrenceLimits(
+            devices=frozenset({Device.CUDA, Device.INTERPRETER}),
+            dtypes=frozenset({Dtype.FP32, Dtype.BF16}),  # a small state as two numbers of fp16 would lose digits
+            state_dtypes=_STATE_DTYPES,
+            min_sm=80,
+            needs_triton=True,
+        ),
+        _SOURCES.of("kernels.recurrence.portable.launch"),
+        ("hallmark_recurrence_",),
+        _triton_run(),
+        is_capturable=True,  # grids depend on the numbers of tokens, rows and writes alone
+        order=f"{_ORDER}.triton",
+    ),
     RecurrencePath(
         "torch.recurrence.cpu",
         tier_of("torch.recurrence.cpu"),

@@ -13,6 +13,7 @@ import msgspec
 from kernels.system.triton_cache import use_own_cache
 from kernels.system.whole_file import write_whole
 from kernels.vocabulary.operators import Operator
+from kernels.vocabulary.recurrence_operator import EVERY_OPERATOR
 from kernels.vocabulary.shape import PLANNED_PHASES, Dtype, Phase
 from qualification.common.exit_code import ExitCode
 from qualification.common.flags import Commands, add_command, count, dtype_name, positive, shard
@@ -32,7 +33,10 @@ if TYPE_CHECKING:
     from qualification.measure.qualify import Bench
 
 # As plans call them: attention's phases, and the operators beside it.
-_PHASES = [*(phase.value for phase in PLANNED_PHASES), *(it.value for it in Operator if it is not Operator.ATTENTION)]
+_PHASES = [
+    *(phase.value for phase in PLANNED_PHASES),
+    *(it.value for it in EVERY_OPERATOR if it is not Operator.ATTENTION),
+]
 _VERIFY = Phase.VERIFY.value  # of tokens that are drafted, which no setting of the server asks for
 _QUICK_BUDGET_S = {"cuda": 0.05, "cpu": 0.01}  # of timing, for each pair
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from kernels.recurrence.shape import RecurrenceShape
 from kernels.vocabulary.operators import AnyShape
 from kernels.vocabulary.shape import AttentionShape, Mask
 from qualification.evidence.evidence import Evidence
@@ -22,6 +23,8 @@ def class_of(shape: AnyShape) -> str:
     That is a shape's own line without phase, buckets and page size. Rows of a prompt with images are computed with and
     without spans, so both are one class.
     """
+    if isinstance(shape, RecurrenceShape):
+        return shape.kind.replace(f" {shape.phase.value}", "", 1)
     if not isinstance(shape, AttentionShape):
         return shape.kind
     words = str(shape).split()[1:]

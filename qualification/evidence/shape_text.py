@@ -7,8 +7,10 @@ from types import MappingProxyType
 from kernels.collective.shape import parse_collective_shape
 from kernels.experts.shape import parse_experts_shape
 from kernels.linear.shape import parse_linear_shape
+from kernels.recurrence.shape import parse_recurrence_shape
 from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.operators import AnyShape, Operator
+from kernels.vocabulary.recurrence_operator import RECURRENCE
 from kernels.vocabulary.shape import AttentionShape, Dtype, Mask, Phase
 
 _SHAPE = re.compile(
@@ -24,6 +26,7 @@ _PARSERS: Mapping[str, Callable[[str], AnyShape]] = MappingProxyType(
         Operator.COLLECTIVE.value: parse_collective_shape,
         Operator.EXPERTS.value: parse_experts_shape,
         Operator.LINEAR.value: parse_linear_shape,
+        RECURRENCE.value: parse_recurrence_shape,
     }
 )
 

@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from kernels.vocabulary.operators import AnyShape, phase_of, place_of_phase
+from kernels.vocabulary.operators import AnyShape, phase_of
 from kernels.vocabulary.path import Tier
 from kernels.vocabulary.path_order import tier_of
+from kernels.vocabulary.recurrence_operator import place_of_phase
 from qualification.evidence.choice import choice_of, is_left_to_fallback, time_of
 from qualification.evidence.evidence import Evidence
 from qualification.evidence.full_model import Attention, FullModel

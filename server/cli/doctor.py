@@ -9,10 +9,13 @@ from kernels.experts.kinds import ExpertFormat
 from kernels.experts.shape import ExpertsShape
 from kernels.fused.activation_kind import Activation
 from kernels.linear.shape import LinearShape
+from kernels.recurrence.shape import RecurrenceShape
+from kernels.recurrence.sizes import RecurrenceSizes
 from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.fingerprint import Fingerprint
 from kernels.vocabulary.operators import Operator
 from kernels.vocabulary.path import AnyPath, Tier
+from kernels.vocabulary.recurrence_operator import RECURRENCE
 from kernels.vocabulary.row_buckets import LinearRows, TokenRows
 from kernels.vocabulary.shape import PLANNED_PHASES, AttentionShape, Dtype, Phase
 from qualification.common.table import table
@@ -84,7 +87,9 @@ def _row(path: AnyPath, fingerprint: Fingerprint, usable: Sequence[str]) -> tupl
     return path.name, path.tier.value, " ".join(_computes(path)), verdict
 
 
-def _plain_shape(path: AnyPath, dtype: Dtype) -> AttentionShape | LinearShape | ExpertsShape | CollectiveShape:
+def _plain_shape(
+    path: AnyPath, dtype: Dtype
+) -> AttentionShape | LinearShape | ExpertsShape | CollectiveShape | RecurrenceShape:
     """A shape that only the machine or the dtype can make `path` reject."""
     if path.operator is Operator.LINEAR:
         weight_format = min(path.limits.formats, key=lambda it: it.name)
@@ -105,6 +110,9 @@ def _plain_shape(path: AnyPath, dtype: Dtype) -> AttentionShape | LinearShape | 
         )
     if path.operator is Operator.COLLECTIVE:
         return CollectiveShape(dtype, columns=4096, world=2, follows=Follows.ADD_NORM, rows=TokenRows.LE_16)
+    if path.operator is RECURRENCE:
+        layer = RecurrenceSizes(num_key_heads=16, num_value_heads=32, key_dim=128, value_dim=128, width=4)
+        return RecurrenceShape.of(layer, Phase.EXTEND, dtype, Dtype.FP32, TokenRows.LE_16)
     phase = next(phase for phase in Phase if phase in path.limits.phases)
     return AttentionShape(
         phase=phase,

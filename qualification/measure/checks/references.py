@@ -7,9 +7,12 @@ from dataclasses import dataclass
 
 from kernels.reference.compare import Reference, coarse_reference_of, reference_of
 from kernels.reference.experts import experts_reference
+from kernels.reference.recurrence import RecurrenceReference, recurrence_reference
+from kernels.system.device import torch_dtype
 from kernels.vocabulary.operators import AnyShape
 from qualification.measure.inputs.attention_inputs import Case
 from qualification.measure.inputs.experts_inputs import ExpertsCase
+from qualification.measure.inputs.recurrence_inputs import RecurrenceCase
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,7 @@ class References:
     def __init__(self) -> None:
         self._known: dict[tuple[str, int], CaseReference] = {}
         self._of_experts: dict[tuple[str, int], Reference] = {}
+        self._of_recurrences: dict[tuple[str, int], RecurrenceReference] = {}
 
     def of(self, case: Case) -> CaseReference:
         key = (case.name, case.seed)
@@ -43,10 +47,18 @@ class References:
             self._of_experts[key] = experts_reference(*inputs)
         return self._of_experts[key]
 
+    def of_recurrence(self, case: RecurrenceCase) -> RecurrenceReference:
+        key = (case.name, case.seed)
+        if key not in self._of_recurrences:
+            inputs = case.qkv, case.a, case.b, case.weights, case.shape.sizes
+            self._of_recurrences[key] = recurrence_reference(*inputs, case.borders, torch_dtype(case.shape.state_dtype))
+        return self._of_recurrences[key]
+
     @property
     def num_bytes(self) -> int:
         of_experts = sum(it.num_bytes for it in self._of_experts.values())
-        return of_experts + sum(it.num_bytes for it in self._known.values())
+        of_recurrences = sum(it.num_bytes for it in self._of_recurrences.values())
+        return of_experts + of_recurrences + sum(it.num_bytes for it in self._known.values())
 
 
 class Shelf:

@@ -25,10 +25,15 @@ from kernels.linear.epilogue import Epilogue
 from kernels.linear.paths import RunLinear
 from kernels.linear.shape import LinearShape
 from kernels.linear.weights import LinearWeight
+from kernels.recurrence.calls import RecurrenceRows, RecurrenceState, RecurrenceWeights, RunRecurrence
+from kernels.recurrence.eager_path import run_recurrence_eager
+from kernels.recurrence.shape import RecurrenceShape
+from kernels.recurrence.sizes import CHUNK, RecurrenceSizes
 from kernels.reference.experts import activated_fp64
 from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.operators import Operator
 from kernels.vocabulary.path import RunAttention
+from kernels.vocabulary.recurrence_operator import RECURRENCE
 from kernels.vocabulary.row_buckets import LinearRows, TokenRows
 from kernels.vocabulary.shape import AttentionShape, Dtype, Phase
 from qualification.evidence.evidence import Invariance
@@ -38,6 +43,7 @@ from qualification.measure.orders.attention_order import check_attention_order
 from qualification.measure.orders.collective_order import check_collective_order
 from qualification.measure.orders.experts_order import check_experts_order
 from qualification.measure.orders.linear_order import check_linear_order
+from qualification.measure.orders.recurrence_order import check_recurrence_order
 
 TRIED = "tried"  # the order that these paths claim
 _STEP = 16  # numbers of a part of an inner dim
@@ -116,6 +122,12 @@ def trial_shapes(operator: Operator, dtype: Dtype) -> tuple[object, ...]:
         return (LinearShape(dtype, 320, 384, LinearRows.LE_8),)
     if operator is Operator.EXPERTS:
         return (ExpertsShape(dtype, ExpertFormat.PLAIN, 4, 3, 64, 48, Activation.SILU, False, TokenRows.LE_16),)
+    if operator is RECURRENCE:
+        sizes = RecurrenceSizes(1, 2, 8, 8, 4)
+        return (
+            RecurrenceShape.of(sizes, Phase.EXTEND, dtype, Dtype.FP32, TokenRows.LE_512),
+            RecurrenceShape.of(sizes, Phase.DECODE, dtype, Dtype.FP32, TokenRows.LE_16),
+        )
     return (CollectiveShape(dtype, 96, 4, Follows.NOTHING, TokenRows.LE_16),)
 
 
@@ -136,6 +148,8 @@ def seen_of(
             return check_experts_order(variant_experts(fault), shape, device, **how)
         case CollectiveShape():
             return check_collective_order(VariantRanks(fault), shape, device, **how)
+        case RecurrenceShape():
+            return check_recurrence_order(variant_recurrence(fault), shape, device, **how)
     raise TypeError(f"{shape!r} is no shape of an operator")
 
 
@@ -147,6 +161,37 @@ def variant_linear(fault: OrderFault) -> RunLinear:
         assert epilogue is not Epilogue.SWIGLU, "no trial needs it"
         sums = _product(x, weight.dequantized(), fault, next(calls), num_rows=x.shape[0])
         out.copy_(sums if bias is None else sums + bias.float())
+
+    return run
+
+
+def variant_recurrence(fault: OrderFault) -> RunRecurrence:
+    """A recurrence with this fault, by which a result moves by one step of its dtype. Not for service."""
+    calls = count()
+
+    def run(
+        qkv: Tensor, a: Tensor, b: Tensor, weights: RecurrenceWeights, rows: RecurrenceRows, state: RecurrenceState,
+        out: Tensor,
+    ) -> None:  # fmt: skip
+        run_recurrence_eager(qkv, a, b, weights, rows, state, out)
+        call, places = next(calls), torch.arange(out.shape[0], device=out.device)
+        starts, stops, firsts = rows.starts.tolist(), rows.stops.tolist(), rows.firsts.tolist()
+        cut = torch.zeros_like(places, dtype=torch.bool)  # rows whose chunks would begin elsewhere were they relative
+        beside = torch.zeros_like(cut)
+        for index, (start, stop, first) in enumerate(zip(starts, stops, firsts, strict=True)):
+            cut[start:stop] = first % CHUNK != 0
+            other = slice(starts[index - 1], stops[index - 1])
+            beside[start:stop] = len(starts) > 4 and bool((qkv[other].abs() > 1).any())
+        moved = {
+            OrderFault.PARTS_OF_BATCH: cut,
+            OrderFault.AS_THEY_ARRIVE: torch.full_like(cut, call % 3 == 1),
+            OrderFault.OTHER_AT_ONE_COUNT: torch.full_like(cut, sum(map(int.__lt__, starts, stops)) == _ONE_COUNT),
+            OrderFault.NEIGHBOUR_SCALE: beside,
+            OrderFault.PLACE_IN_TILE: places % _TILE == 3,
+            OrderFault.OTHER_FOLD: torch.ones_like(cut),
+        }.get(fault, torch.zeros_like(cut))
+        bits = out.view(torch.int32 if out.element_size() == 4 else torch.int16)
+        bits += (moved[:, None, None] & (out != 0)).to(bits.dtype)
 
     return run
 

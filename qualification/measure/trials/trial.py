@@ -9,6 +9,7 @@ import torch
 
 from kernels.vocabulary.operators import AnyShape, Operator, operator_of
 from kernels.vocabulary.path import RunAttention
+from kernels.vocabulary.recurrence_operator import RECURRENCE
 from kernels.vocabulary.shape import AttentionShape, Dtype, Phase
 from qualification.evidence.evidence import Check, Invariance
 from qualification.measure.checks.attention_checks import check_path
@@ -19,6 +20,7 @@ from qualification.measure.orders.attention_order import check_attention_order
 from qualification.measure.trials.collective_trial import CollectiveTrial
 from qualification.measure.trials.experts_trial import ExpertsTrial
 from qualification.measure.trials.linear_trial import LinearTrial
+from qualification.measure.trials.recurrence_trial import RecurrenceTrial
 
 Run = Callable[..., None]  # of a path, with the arguments of its operator
 Call = Callable[[], None]
@@ -102,6 +104,7 @@ TRIALS: Mapping[Operator, Trial] = MappingProxyType(
         Operator.LINEAR: LinearTrial(),
         Operator.EXPERTS: ExpertsTrial(),
         Operator.COLLECTIVE: CollectiveTrial(),
+        RECURRENCE: RecurrenceTrial(),
     }
 )
 

@@ -1,0 +1,31 @@
+"""The Triton recurrence against fp64, and its bits however a sequence is cut: in the interpreter or on a GPU."""
+
+import pytest
+import torch
+
+from kernels.recurrence.portable.launch import run_recurrence
+from kernels.recurrence.sizes import RecurrenceSizes
+from kernels.reference.compare import errors_of
+from kernels.reference.recurrence import recurrence_reference
+from kernels.vocabulary.shape import Dtype, Phase
+from support.recurrence_calls import Cut, call_in_parts, random_sequence, state_of
+
+SIZES = RecurrenceSizes(1, 1, 12, 20, 4)
+LENGTH = 67
+PARTS = (Cut(15, moves=True), Cut(48), Cut(1, Phase.DECODE), Cut(3, Phase.VERIFY, taken_back=2), Cut(2))
+
+
+# bf16 is silent garbage in Triton's interpreter; fp16 takes the same way through the kernels.
+@pytest.mark.parametrize("dtype", [Dtype.FP32, Dtype.FP16])
+def test_a_sequence_in_parts_is_right_and_has_the_bits_of_one_call(dtype: Dtype, device: torch.device) -> None:
+    sequence = random_sequence(SIZES, LENGTH, dtype, seed=1, device=device)
+    found = call_in_parts(run_recurrence, sequence, PARTS)
+    inputs = sequence.qkv[None], sequence.a[None], sequence.b[None], sequence.weights, SIZES
+    reference = recurrence_reference(*inputs, torch.tensor([64], device=device), torch.float32)
+    assert errors_of(found.out, reference.out).is_within_rule
+    assert errors_of(state_of(found).states, reference.states).is_within_rule
+    if dtype is Dtype.FP16:
+        whole = call_in_parts(run_recurrence, sequence, (Cut(LENGTH),), snapshot=40)
+        assert torch.equal(found.out, whole.out)
+        begun = call_in_parts(run_recurrence, sequence, (Cut(LENGTH - 40),), begun=whole)
+        assert torch.equal(begun.out[40:], whole.out[40:])

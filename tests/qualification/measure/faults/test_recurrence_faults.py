@@ -1,0 +1,43 @@
+"""Planted faults of recurrences: each is refused, and a right recurrence of another order of sums passes."""
+
+import pytest
+import torch
+
+from kernels.vocabulary.shape import Dtype
+from qualification.measure.checks.recurrence_checks import check_recurrence
+from qualification.measure.checks.references import References
+from qualification.measure.faults.recurrence_faults import RecurrenceFault, can_show_in, trial_shapes, wrong_recurrence
+from qualification.measure.inputs.recurrence_inputs import RecurrenceCase, recurrence_cases
+
+CPU = torch.device("cpu")
+PROMPT, DECODE, VERIFY = trial_shapes(Dtype.BF16)
+
+
+@pytest.fixture(scope="module")
+def inputs() -> tuple[list[RecurrenceCase], References]:
+    found = [*recurrence_cases(PROMPT, CPU, seed=0)]
+    return [case for case in found if case.name in ("short", "hostile", "unequal")], References()
+
+
+@pytest.mark.parametrize("fault", [it for it in RecurrenceFault if can_show_in(it, PROMPT)], ids=lambda it: it.name)
+def test_a_wrong_recurrence_is_refused(fault: RecurrenceFault, inputs: tuple[list[RecurrenceCase], References]) -> None:
+    cases, references = inputs
+    run = wrong_recurrence(fault)
+    passes = all(check.is_passed for case in cases for check in check_recurrence(run, [case], references))
+    assert passes is (fault is RecurrenceFault.NONE)
+
+
+@pytest.mark.parametrize(
+    ("shape", "name", "fault"),
+    [
+        (DECODE, "borders", RecurrenceFault.LAST_BORDER_SKIPPED),
+        (DECODE, "hostile", RecurrenceFault.LOW_PRECISION_STATE),
+        (VERIFY, "borders", RecurrenceFault.DRAFTS_FOLDED),
+        (VERIFY, "borders", RecurrenceFault.NONE),
+    ],
+    ids=lambda it: getattr(it, "name", ""),
+)
+def test_decoded_and_verified_tokens_are_checked_at_borders(shape: object, name: str, fault: RecurrenceFault) -> None:
+    [case] = [it for it in recurrence_cases(shape, CPU, seed=0) if it.name == name]  # type: ignore[arg-type]
+    checks = check_recurrence(wrong_recurrence(fault), [case])
+    assert all(check.is_passed for check in checks) is (fault is RecurrenceFault.NONE)

@@ -1,0 +1,67 @@
+"""Compiles the Triton kernels of the recurrence for sm_90, as a GPU launches them; prints facts of their code.
+
+A program of its own: where Triton's interpreter is on, as in the tests of this folder, nothing can be compiled.
+"""
+
+import json
+from dataclasses import replace
+
+import torch
+from triton.runtime import driver
+
+from kernels.recurrence.portable.launch import launches
+from kernels.recurrence.shape import RecurrenceShape
+from kernels.recurrence.sizes import RecurrenceSizes
+from kernels.vocabulary.row_buckets import TokenRows
+from kernels.vocabulary.shape import Dtype, Phase
+from qualification.measure.inputs.recurrence_inputs import Content, drawn_tokens, drawn_weights
+from qualification.measure.inputs.recurrence_slots import Part, Slots
+from support.compiled.gluon_sass import count, disassemble
+from support.compiled.sm90_driver import Hopper
+
+CPU = torch.device("cpu")
+QWEN35 = RecurrenceSizes(16, 32, 128, 128, 4)  # of Qwen3.5-35B-A3B
+DECODE = RecurrenceShape.of(QWEN35, Phase.DECODE, Dtype.BF16, Dtype.FP32, TokenRows.LE_16)
+SHAPES = {
+    "decode": DECODE,
+    "prompt": replace(DECODE, phase=Phase.EXTEND),
+    "verify": replace(DECODE, phase=Phase.VERIFY),
+    "prompt, fp32": replace(DECODE, phase=Phase.EXTEND, dtype=Dtype.FP32),
+    "prompt, states of bf16": replace(DECODE, phase=Phase.EXTEND, state_dtype=Dtype.BF16),
+}
+
+
+def facts(shape: RecurrenceShape) -> dict[str, dict[str, int]]:
+    """Facts of the kernels of a call, by their names."""
+    generator = torch.Generator().manual_seed(0)
+    weights = drawn_weights(shape, generator, CPU)
+    slots = Slots(shape, weights, 2, 0, CPU)
+    length = 1 if shape.phase is Phase.DECODE else 4
+    parts = [
+        Part(*drawn_tokens(shape, Content.PLAIN, length, weights, generator), first=0, source=slots.zero, target=0)
+    ]
+    given = slots.given(parts)
+    out = given.qkv.new_empty(given.qkv.shape[0], shape.num_value_heads, shape.value_dim)
+    found = {}
+    for launch in launches(given.qkv, given.a, given.b, weights, given.rows, slots.state, out):
+        kernel = launch.kernel.warmup(*launch.arguments, grid=launch.grid, **launch.options)
+        code = disassemble(kernel.asm["cubin"])
+        found[launch.kernel.__name__] = {
+            "spills": count(code, "STL"),
+            "mma": count(code, "HMMA"),
+            "wgmma": count(code, "HGMMA"),
+            "global_atomics": count(code, "ATOMG") + count(code, "RED.E"),
+            "shared_bytes": kernel.metadata.shared,
+        }
+    return found
+
+
+def main() -> None:
+    driver.set_active(Hopper())
+    print(
+        json.dumps({f"{name}: {kernel}": it for name, shape in SHAPES.items() for kernel, it in facts(shape).items()})
+    )
+
+
+if __name__ == "__main__":
+    main()
