@@ -110,8 +110,22 @@ def build() -> dict[str, Any]:
     for variable in dashboard["templating"]["list"]:
         for name in ("auto", "auto_count", "auto_min", "id"):  # the SDK's, of an interval and of none
             variable.pop(name, None)
+    _number(dashboard)
     dashboard["annotations"] = {"list": [_annotation(*event) for event in EVENTS]}  # the SDK has no title for a series
     return dashboard
+
+
+def _number(dashboard: dict[str, Any]) -> None:
+    """Give every panel an id, and each headline a link to the chart behind it."""
+    everything = [it for panel in dashboard["panels"] for it in (panel, *panel.get("panels", ()))]
+    for number, it in enumerate(everything, start=1):
+        it["id"] = number
+    headline = everything[1 : 1 + len(ROWS[OPEN[0]])]
+    charts = {it["title"]: it["id"] for it in everything[1 + len(headline) :] if it["type"] != "row"}
+    for it, chart in zip(headline, ROWS[OPEN[0]], strict=True):
+        link = DashboardLink(chart.detail).type(DashboardLinkType.LINK).keep_time(True).include_vars(True)
+        url = f"/d/{dashboard['uid']}?viewPanel={charts[chart.detail]}"
+        it["links"] = [json.loads(JSONEncoder(sort_keys=True).encode(link.url(url).build()))]
 
 
 def _without_nulls(value: Any) -> Any:

@@ -27,6 +27,7 @@ class Chart:
     kind: Kind = Kind.LINES
     width: int = 12  # of 24
     has_exemplars: bool = False
+    detail: str = ""  # the title of the chart behind this number, to which its panel links
 
 
 def rate(metric: str, *matchers: str) -> str:

@@ -14,6 +14,7 @@ HEADLINE = (
         ((f"sum(hallmark_engine_up{{{WHERE}}})", ""),),
         Kind.NUMBER,
         4,
+        detail="Engines up",
     ),
     Chart(
         "Served by proven kernels",
@@ -27,6 +28,7 @@ HEADLINE = (
         ),
         Kind.NUMBER,
         4,
+        detail="Dispatches by status of their evidence",
     ),
     Chart(
         "Fallbacks, share",
@@ -35,6 +37,7 @@ HEADLINE = (
         ((f"(sum({FALLBACKS}) or vector(0)) / sum({DISPATCHES})", ""),),
         Kind.NUMBER,
         4,
+        detail="Fallbacks by reason",
     ),
     Chart(
         "p99 time to first token, worst bucket",
@@ -43,6 +46,7 @@ HEADLINE = (
         ((f"max({quantile(0.99, TTFT, 'model', 'bucket')})", ""),),
         Kind.NUMBER,
         4,
+        detail="p99 now",
     ),
     Chart(
         "Tokens a second",
@@ -51,6 +55,7 @@ HEADLINE = (
         ((f"sum({rate('hallmark_generation_tokens_total', WHERE)})", ""),),
         Kind.NUMBER,
         4,
+        detail="Tokens a second",
     ),
     Chart(
         "Requests that failed by our fault, a second",
@@ -59,5 +64,6 @@ HEADLINE = (
         ((f"sum({_FAILED}) or vector(0)", ""),),
         Kind.NUMBER,
         4,
+        detail="Answers by route and outcome",
     ),
 )

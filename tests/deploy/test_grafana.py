@@ -80,6 +80,19 @@ def test_the_headline_is_open_and_details_are_a_click_away() -> None:
     assert {event["name"] for event in committed()["annotations"]["list"]} == {event[0] for event in EVENTS}
 
 
+def test_each_headline_number_leads_to_the_chart_behind_it() -> None:
+    shown = panels(committed())
+    ids = [panel["id"] for panel in shown]
+    assert len(set(ids)) == len(ids)
+    headlines = len(ROWS["Now"])
+    for panel in shown[:headlines]:
+        [link] = panel["links"]
+        [chart] = [it for it in shown[headlines:] if link["url"] == f"/d/hallmark?viewPanel={it['id']}"]
+        assert chart["title"] == link["title"]
+        assert link["keepTime"]
+        assert link["includeVars"]
+
+
 def test_latency_panels_show_exemplars() -> None:
     with_exemplars = {panel["title"] for panel in panels(committed()) if panel["targets"][0].get("exemplar")}
     assert with_exemplars == {"p99 now", "Prefill apart: p99", "Time per output token: p99"}
