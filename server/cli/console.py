@@ -1,9 +1,11 @@
 """Lines that `hallmark` prints for people: progress, the plan as a table, and calls to try."""
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 
+from qualification.common.progress import duration
 from qualification.common.table import table
 from server.protocol.messages import (
     AttestationReport,
@@ -21,6 +23,8 @@ from server.settings import Task
 
 Print = Callable[[str], None]
 _PROGRESS_EVERY_S = 2.0  # of one stage: the qualification of an 8B reports 122 times
+_SILENT_AT_MOST_S = 8.0  # while an engine starts, or it looks as if it hung
+_IMPORTING = "starting: the engine process loads PyTorch"
 
 
 class Console:
@@ -49,16 +53,25 @@ class Console:
         self._on_attestation = on_attestation
         self._on_replay = on_replay
         self._clock = clock
-        self._down_since = clock()
+        self._down_since = self._reported_at = clock()
+        self._printed_at = -math.inf
         self._stage: str | None = None
-        self._printed_at = 0.0
+        self._latest = _IMPORTING
 
     def on_progress(self, progress: EngineProgress) -> None:
         self._inner.on_progress(progress)
-        now = self._clock()
+        now = self._reported_at = self._clock()
+        self._latest = f"{progress.stage}: {progress.detail}"
         if progress.stage != self._stage or now - self._printed_at >= _PROGRESS_EVERY_S:
             self._stage, self._printed_at = progress.stage, now
-            self._print(f"{progress.stage}: {progress.detail}")
+            self._print(self._latest)
+
+    def on_waiting(self) -> None:
+        self._inner.on_waiting()
+        now = self._clock()
+        if now - self._printed_at >= _SILENT_AT_MOST_S:
+            self._printed_at = now
+            self._print(f"{self._latest}, for {duration(now - self._reported_at)}")
 
     def on_ready(self, ready: EngineReady) -> None:
         self._inner.on_ready(ready)
@@ -114,7 +127,8 @@ class Console:
 
     def on_death(self, cause: str) -> None:
         self._inner.on_death(cause)
-        self._down_since = self._clock()
+        self._down_since = self._printed_at = self._reported_at = self._clock()
+        self._stage, self._latest = None, _IMPORTING
         self._print(f"The engine has died ({cause}); it is restarted.")
 
 

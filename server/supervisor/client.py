@@ -245,12 +245,22 @@ class EngineClient:
             os.chmod(path, 0o600)
             # Its own session: a signal to the whole process group (timeout, a shell) must not cut streams in a drain.
             self._process = await asyncio.create_subprocess_exec(*self._command, str(path), start_new_session=True)
-            return await self._serve_one(self._process, connected)
+            waiting = asyncio.create_task(self._report_waiting())
+            try:
+                return await self._serve_one(self._process, connected)
+            finally:
+                waiting.cancel()
         finally:
             if server is not None:
                 server.close()
             await self._end_process()
             folder.remove()
+
+    async def _report_waiting(self) -> None:
+        await asyncio.sleep(1.0)
+        while self.state in (EngineState.STARTING, EngineState.RESTARTING):
+            self._listener.on_waiting()
+            await asyncio.sleep(1.0)
 
     async def _serve_one(
         self, process: asyncio.subprocess.Process, connected: "asyncio.Future[EngineConnection]"

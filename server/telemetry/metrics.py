@@ -108,6 +108,9 @@ class Metrics:
     def on_replay(self, report: ReplayReport) -> None:
         self.operators.replayed(report)
 
+    def on_waiting(self) -> None:
+        pass
+
     def on_death(self, cause: str) -> None:
         self._is_ready = False
         self.engine.died(cause)

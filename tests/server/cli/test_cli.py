@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -215,9 +216,9 @@ class Recorder:
     def __init__(self) -> None:
         self.told: list[object] = []
 
-    def __getattr__(self, name: str) -> Callable[[object], None]:
+    def __getattr__(self, name: str) -> Callable[..., None]:
         assert name.startswith("on_")
-        return self.told.append
+        return lambda *told: self.told.extend(told)
 
 
 def test_at_ready_plan_address_and_a_command_are_printed() -> None:
@@ -367,6 +368,22 @@ def test_progress_is_a_line_at_each_stage_and_every_2_s() -> None:
     for stage, detail in (("loading", "a"), ("proving", "1"), ("proving", "2"), ("proving", "3"), ("proving", "4")):
         console.on_progress(EngineProgress(stage, detail))
     assert lines == ["loading: a", "proving: 1", "proving: 4"]
+
+
+def test_a_start_is_never_silent_for_10_s() -> None:
+    lines: list[str] = []
+    now = 0.0
+    console = Console(Recorder(), model="m", url="", print_line=lines.append, clock=lambda: now)
+    printed_at = [0.0]
+    for now in map(float, range(1, 60)):
+        if now == 20:
+            console.on_progress(EngineProgress("proving", "0/87 (estimating)"))
+        before = len(lines)
+        console.on_waiting()
+        printed_at += [now] if len(lines) > before or now == 20 else []
+    assert max(later - earlier for earlier, later in pairwise(printed_at)) <= 8
+    assert lines[0] == "starting: the engine process loads PyTorch, for 1 s"
+    assert lines[3:5] == ["proving: 0/87 (estimating)", "proving: 0/87 (estimating), for 8 s"]
 
 
 def test_after_a_death_the_wait_is_counted_anew() -> None:

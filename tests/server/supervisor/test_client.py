@@ -59,6 +59,10 @@ class Ledger:
         self.shadow_reports: list[ShadowReport] = []
         self.on_shadow = self.shadow_reports.append
         self.on_death = self.deaths.append
+        self.num_waits = 0
+
+    def on_waiting(self) -> None:
+        self.num_waits += 1
 
 
 def engine_process() -> psutil.Process:
@@ -137,6 +141,17 @@ def test_a_start_is_ended_when_no_rank_gets_further(caplog: pytest.LogCaptureFix
 
 
 LOADING = r"rank 0 has reported nothing, rank 1 is at loading for \d s"
+
+
+def test_a_start_that_takes_seconds_is_reported_until_it_ends() -> None:
+    async def test() -> None:
+        async with running("hang") as (client, ledger):
+            await until(lambda: ledger.num_waits == 2)
+            assert client.state is EngineState.STARTING
+        await asyncio.sleep(1.1)
+        assert ledger.num_waits == 2
+
+    asyncio.run(test())
 
 
 @pytest.mark.parametrize(
