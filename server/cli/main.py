@@ -265,8 +265,8 @@ def _on_hangup(keys: Keys, services: Services, tls: Tls | None) -> Callable[[], 
     A server that someone has started in a terminal, with no key of theirs, ends with it.
     """
     settings, receipts = services.settings, services.receipts
-    is_in_terminal = sys.stdin is not None and sys.stdin.isatty()
-    if tls is None and keys == NO_KEYS and (receipts is None or (settings.receipt_key_file is None and is_in_terminal)):
+    has_files = keys != NO_KEYS or tls is not None or (receipts is not None and settings.receipt_key_file is not None)
+    if not has_files and sys.stdin is not None and sys.stdin.isatty():
         return None
 
     def read_again() -> None:

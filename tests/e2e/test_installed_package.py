@@ -129,7 +129,7 @@ def test_every_process_of_the_installed_package_is_found(program: Path, tmp_path
 @pytest.mark.parametrize("command", ["doctor", "matrix verify --files-only", "serve --help"])
 def test_commands_of_the_installed_package_run(program: Path, tmp_path: Path, command: str) -> None:
     done = run(program, *command.split(), folder=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
 
 
 def test_the_installed_program_serves(server: Server) -> None:
