@@ -132,4 +132,4 @@ PUBLISHED: tuple[PublishedModel, ...] = (
     PublishedModel("OpenGVLab/InternVL3-1B-hf", "InternVLForConditionalGeneration", 0.63),
 )  # fmt: skip
 # Classes of transformers that are served, and of which no checkpoint is known.
-UNPUBLISHED = ("Glm46VForConditionalGeneration",)
+UNPUBLISHED = ("Glm46VForConditionalGeneration", "Ministral3ForCausalLM")
