@@ -75,6 +75,7 @@ class QKNorm(Enum):
     NONE = "none"
     EACH_HEAD = "each head"  # one weight of head_dim for all heads
     EACH_HEAD_ROTATED = "each head, rotated"  # of a head that is rotated already, which only changes its weight
+    EACH_HEAD_UNWEIGHTED = "each head, unweighted"  # the checkpoint has no weight of it
     ALL_HEADS = "all heads"  # over all heads of a token together
 
 
@@ -203,6 +204,7 @@ class ExpertsConfig:
     has_bias             whether each expert adds biases to gate, up and down
     has_router_bias      whether the router's product has one
     has_correction_bias  whether scores get one for choosing experts, and not for weighing them
+    weighs_inputs        whether a token's weight multiplies what its one expert reads, not what that expert adds
     """
 
     width: int
@@ -211,6 +213,7 @@ class ExpertsConfig:
     has_bias: bool = False
     has_router_bias: bool = False
     has_correction_bias: bool = False
+    weighs_inputs: bool = False
     shared: SharedExpertConfig | None = None
     format: ExpertFormat = ExpertFormat.PLAIN
 
@@ -403,7 +406,7 @@ def _attention_parameters(attention: AttentionConfig, hidden: int) -> int:
             count += 2 * attention.head_dim
         case QKNorm.ALL_HEADS:
             count += heads + kv_heads
-        case QKNorm.NONE:
+        case QKNorm.NONE | QKNorm.EACH_HEAD_UNWEIGHTED:
             pass
     return count
 

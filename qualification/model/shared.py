@@ -128,6 +128,11 @@ def plain_ropes(fields: Fields, head_dim: int) -> RopeConfig:
     return read_rope(fields, kinds, head_dim=head_dim)
 
 
+def unscaled_ropes(fields: Fields, head_dim: int) -> RopeConfig:
+    """Rotations that change no length: YaRN scales what it rotates, which norms behind it would take away again."""
+    return read_rope(fields, (RopeKind.PLAIN, RopeKind.LINEAR, RopeKind.LLAMA3), head_dim=head_dim)
+
+
 def read_dense(
     fields: Fields,
     *,

@@ -63,6 +63,9 @@ PUBLISHED: tuple[PublishedModel, ...] = (
     ),
     PublishedModel("meta-llama/Llama-3.2-1B-Instruct", "LlamaForCausalLM", 1.24, Calls.LLAMA3_JSON, "llama-3.2-1b"),
     PublishedModel("meta-llama/Llama-3.3-70B-Instruct", "LlamaForCausalLM", 70.6, Calls.LLAMA3_JSON),
+    PublishedModel(
+        "meta-llama/Llama-4-Scout-17B-16E-Instruct", "Llama4ForConditionalGeneration", 107.8, Calls.PYTHONIC
+    ),
     PublishedModel("Qwen/Qwen2.5-7B-Instruct", "Qwen2ForCausalLM", 7.62, Calls.HERMES, "qwen2.5-7b"),
     PublishedModel("Qwen/Qwen2.5-32B-Instruct", "Qwen2ForCausalLM", 32.8, Calls.HERMES),
     PublishedModel("Qwen/Qwen2.5-72B-Instruct", "Qwen2ForCausalLM", 72.7, Calls.HERMES),
@@ -132,4 +135,4 @@ PUBLISHED: tuple[PublishedModel, ...] = (
     PublishedModel("OpenGVLab/InternVL3-1B-hf", "InternVLForConditionalGeneration", 0.63),
 )  # fmt: skip
 # Classes of transformers that are served, and of which no checkpoint is known.
-UNPUBLISHED = ("Glm46VForConditionalGeneration", "Ministral3ForCausalLM")
+UNPUBLISHED = ("Glm46VForConditionalGeneration", "Llama4ForCausalLM", "Ministral3ForCausalLM")

@@ -224,7 +224,9 @@ class Decoder:
         product = self._operators.product(index, WeightName.ROUTER, router, self._in_fp32(router))
         visited = self._operators.experts(config, weights.experts)
         router_bias, correction_bias = weights.router.bias, weights.correction_bias
-        found = Experts(product, config.routing, visited, router_bias, correction_bias, shared)
+        found = Experts(
+            product, config.routing, visited, router_bias, correction_bias, shared, weighs_inputs=config.weighs_inputs
+        )
         self._mixtures.setdefault(config, found)
         return found
 
@@ -246,6 +248,9 @@ class Decoder:
         given = (place, (sum(splits), attention.head_dim), splits, qkv, output, rope, cos_sin, eps)
         grows, gate = attention.query_scaling is not None, self._head_gate(index, attention, weights)
         made = partial(Attention, *given, grows=grows, gate=gate)
+        if attention.qk_norm is QKNorm.EACH_HEAD_UNWEIGHTED:
+            ones = torch.ones(attention.head_dim, dtype=cos_sin.dtype, device=cos_sin.device)
+            return made(q_norm=ones, k_norm=ones)
         if weights.q_norm is None or weights.k_norm is None:
             return made()
         q_norm, k_norm = self._norm_weight(weights.q_norm), self._norm_weight(weights.k_norm)

@@ -57,6 +57,7 @@ class Experts:
     router           x [T, hidden] -> [T, experts] fp32, without its bias: of fp32 on a CPU, else of the model's dtype
     router_bias      [experts] or None
     correction_bias  [experts] fp32, or None
+    weighs_inputs    whether the weight of a token's one expert multiplies what that expert reads
     """
 
     router: Product
@@ -65,10 +66,14 @@ class Experts:
     router_bias: Tensor | None = None
     correction_bias: Tensor | None = None
     shared: Shared | SharedAlike | None = None
+    weighs_inputs: bool = False
 
     def __call__(self, x: Tensor, step: Step | None) -> Tensor:
         weights, experts = self._routes(x, step)
-        out = self.products(x, experts, weights)
+        if self.weighs_inputs:
+            out = self.products((x * weights).to(x.dtype), experts, torch.ones_like(weights))
+        else:
+            out = self.products(x, experts, weights)
         return out if self.shared is None else out.add_(self.shared(x, step))
 
     def compile(self, hidden_size: int, dtype: torch.dtype, device: torch.device, borders: Iterable[int] = ()) -> None:

@@ -129,6 +129,7 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device)
         size_q, size_kv = attention.query_size, attention.kv_size
         size_q_norm, size_k_norm = {
             QKNorm.NONE: (0, 0),
+            QKNorm.EACH_HEAD_UNWEIGHTED: (0, 0),
             QKNorm.EACH_HEAD: (attention.head_dim, attention.head_dim),
             QKNorm.EACH_HEAD_ROTATED: (attention.head_dim, attention.head_dim),
             QKNorm.ALL_HEADS: (size_q, size_kv),

@@ -62,7 +62,7 @@ def _linears(layer: LayerWeights, config: LayerConfig, names: TensorNames) -> di
     """Raises ValueError where a format keeps rows together that the checkpoint, or a rank, has apart."""
     linears = _attention(layer, config, is_merged=names.merged)
     if isinstance(layer.feed_forward, DenseWeights):
-        return linears | _dense(layer.feed_forward, "mlp", is_merged=names.merged or names.merged_gate_up)
+        return linears | _dense(layer.feed_forward, names.feed_forward, is_merged=names.merged or names.merged_gate_up)
     assert names.experts is not None, "the family has mixtures"
     return linears | _mixture(layer.feed_forward, names.experts)
 

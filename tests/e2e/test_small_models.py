@@ -25,6 +25,7 @@ from transformers import (
     HunYuanMoEV1Config,
     HYV3Config,
     LagunaConfig,
+    Llama4TextConfig,
     LlamaConfig,
     MellumConfig,
     MiniMaxM2Config,
@@ -82,6 +83,7 @@ FAMILIES = {
     "hunyuan_v1_moe": HunYuanMoEV1Config,
     "hy_v3": HYV3Config,
     "laguna": LagunaConfig,
+    "llama4_text": Llama4TextConfig,
 }
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
 MORE: dict[str, dict[str, object]] = {
@@ -112,6 +114,7 @@ MORE: dict[str, dict[str, object]] = {
         "layer_types": ["sliding_attention", "full_attention"],
         **EXPERTS,
     },
+    "llama4_text": {"num_local_experts": 6, "moe_layers": [1], "intermediate_size_mlp": 64, "floor_scale": 100},
     "hy_v3": {"num_experts": 6, **EXPERTS},
     "smollm3": {"no_rope_layer_interval": 2},
     "olmo3": {"sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"]},
@@ -138,6 +141,7 @@ HEAD_DIM_IS_GIVEN = {
     "hunyuan_v1_moe",
     "hy_v3",
     "laguna",
+    "llama4_text",
 }
 # family, query heads, KV heads, head dim
 MODELS = (
@@ -152,6 +156,7 @@ MODELS = (
     ("minimax_m2", 6, 2, 28), ("ministral3", 4, 2, 36),
     ("cohere2", 6, 2, 36), ("granitemoe", 4, 2, 24), ("granitemoeshared", 6, 3, 20),
     ("hunyuan_v1_dense", 4, 1, 36), ("hunyuan_v1_moe", 6, 2, 18), ("hy_v3", 8, 4, 12), ("laguna", 6, 3, 20),
+    ("llama4_text", 4, 2, 32),
 )  # fmt: skip
 NUM_NEW = 12
 LENGTHS = (1, 2, 17, 64, 130, 300)

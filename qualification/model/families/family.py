@@ -64,6 +64,7 @@ class TensorNames:
                           in memory, the first ones of all pairs come before the second ones
     before_feed_forward   the norm of what the feed-forward reads
     q_norm, k_norm        those of queries and keys
+    feed_forward          a dense one
     experts               None for a family without mixtures
     """
 
@@ -76,6 +77,7 @@ class TensorNames:
     after_feed_forward: str = "post_feedforward_layernorm"
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"
+    feed_forward: str = "mlp"
     experts: ExpertNames | None = None
 
 

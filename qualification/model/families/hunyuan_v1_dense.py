@@ -10,13 +10,11 @@ from qualification.model.config import ModelConfig, QKNorm, RopeConfig, RopeKind
 from qualification.model.families.family import Family, TensorNames
 from qualification.model.fields import Fields
 from qualification.model.keys import family_keys
-from qualification.model.rope import THETA, read_rope, rope_of, rope_section
-from qualification.model.shared import read_like_llama
+from qualification.model.rope import THETA, rope_of, rope_section
+from qualification.model.shared import read_like_llama, unscaled_ropes
 
 Q_NORM, K_NORM = "self_attn.query_layernorm", "self_attn.key_layernorm"
 _BY_ALPHA = "dynamic"
-# YaRN also scales what it rotates, which norms behind the rotation would take away.
-_UNSCALED = (RopeKind.PLAIN, RopeKind.LINEAR, RopeKind.LLAMA3)
 
 
 def read_config(fields: Fields) -> ModelConfig:
@@ -39,7 +37,7 @@ def read_hunyuan_rope(fields: Fields, head_dim: int) -> RopeConfig:
         fields.refuse("attention_head_dim", f"head_dim ({head_dim})")
     rope = rope_section(fields)
     if rope is None or rope.given("rope_type" if rope.has("rope_type") else "type") != _BY_ALPHA:
-        return read_rope(fields, _UNSCALED, head_dim=head_dim)
+        return unscaled_ropes(fields, head_dim)
     if head_dim == 2:
         fields.refuse("head_dim", "above 2 where the rotation has an alpha")
     base = rope.number("rope_theta", fields.number("rope_theta", THETA))

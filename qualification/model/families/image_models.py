@@ -109,6 +109,17 @@ IMAGE_MODELS: tuple[ImageModel, ...] = (
         )
     ),
     ImageModel(
+        "llama4",
+        ("Llama4ForConditionalGeneration",),
+        ("llama4_text",),
+        _RENAMED,
+        ("vision_model.", "multi_modal_projector.", "model.vision_model.", "model.multi_modal_projector."),
+        family_keys(
+            "text_config vision_config",
+            without_effect="boi_token_index eoi_token_index image_token_index boi_token_id eoi_token_id image_token_id",
+        ),
+    ),
+    ImageModel(
         "mistral3",
         ("Mistral3ForConditionalGeneration",),
         ("mistral", "ministral3"),

@@ -103,7 +103,7 @@ def _formats_of(prefix: str, layer: LayerConfig, quantization: Quantization, nam
     qkv = ("self_attn.qkv_proj",) if names.merged else tuple(f"self_attn.{it}_proj" for it in "qkv")
     if layer.attends and layer.attention.gate is not None and (of_gate := format_of("self_attn.g_proj")) != PLAIN:
         raise ModelConfigError(f"{quantization.source}: a gate of attention in {of_gate.name} is not supported")
-    fed = "mlp"
+    fed = names.feed_forward
     if not isinstance(layer.feed_forward, DenseConfig):
         assert names.experts is not None, "the family has mixtures"
         experts = names.experts

@@ -22,6 +22,7 @@ from qualification.model.families.hy_v3 import HY_V3
 from qualification.model.families.image_models import IMAGE_MODELS
 from qualification.model.families.laguna import LAGUNA
 from qualification.model.families.llama import LLAMA
+from qualification.model.families.llama4 import LLAMA4_TEXT
 from qualification.model.families.mellum import MELLUM
 from qualification.model.families.minimax_m2 import MINIMAX_M2
 from qualification.model.families.ministral3 import MINISTRAL3
@@ -61,6 +62,7 @@ KNOWN: tuple[Family, ...] = (
     HY_V3,
     LAGUNA,
     LLAMA,
+    LLAMA4_TEXT,
     MELLUM,
     MINIMAX_M2,
     MINISTRAL3,

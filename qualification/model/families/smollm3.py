@@ -15,7 +15,7 @@ _ROTATIONS = "no_rope_layers"  # 1 for a layer that rotates, 0 for one that does
 
 def read_config(fields: Fields) -> ModelConfig:
     has_bias = fields.flag("attention_bias", False)
-    unrotated = _read_unrotated(fields)
+    unrotated = read_unrotated(fields)
     model = read_like_llama(
         fields.or_else(rope_theta=_THETA),
         "smollm3",
@@ -28,8 +28,11 @@ def read_config(fields: Fields) -> ModelConfig:
     return without_rotation(model, unrotated)
 
 
-def _read_unrotated(fields: Fields) -> frozenset[int]:
-    """Return the layers that rotate nothing: those with a 0, or every no_rope_layer_interval-th."""
+def read_unrotated(fields: Fields) -> frozenset[int]:
+    """Return the layers that rotate nothing: those with a 0, or every no_rope_layer_interval-th.
+
+    Raises ModelConfigError.
+    """
     num_layers, given = read_num_layers(fields), fields.given(_ROTATIONS)
     if given is None:
         interval = fields.integer("no_rope_layer_interval", 4)

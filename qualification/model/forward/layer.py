@@ -95,6 +95,9 @@ class LayerReference:
         if self.sentence.norms_rotated:
             q, k = self._normed_behind(*(self._rotated(it.changed(self._in_heads), positions) for it in (q, k)))
             return q, k, v.changed(self._in_heads)
+        if self.sentence.norms_rotating_layers:
+            q, k = (self._unit_behind(self._rotated(it.changed(self._in_heads), positions)) for it in (q, k))
+            return self._grown(q, positions), k, v.changed(self._in_heads)
         names = self.sentence.q_norm, self.sentence.k_norm
         q, k = (self._rotated(self._heads_normed(it, name), positions) for it, name in zip((q, k), names, strict=True))
         return self._grown(q, positions), k, v.changed(self._in_heads)
@@ -102,6 +105,13 @@ class LayerReference:
     def _rotated(self, heads: Bounded, positions: Tensor) -> Bounded:
         rope, neighbours = self.attention.rope, self.sentence.rotates_neighbours
         return rotate(heads, positions, rope, self.context, self.precision, neighbours=neighbours)
+
+    def _unit_behind(self, heads: Bounded) -> Bounded:
+        """Return rotated heads, normed without a weight where the model norms and the layer rotates."""
+        if self.attention.qk_norm.name != "EACH_HEAD_UNWEIGHTED":
+            return heads
+        ones = torch.ones(self.attention.head_dim, dtype=torch.float64, device=heads.truth.device)
+        return rms_norm(heads, ones, self.model.norm_eps, self.precision)
 
     def _normed_behind(self, q: Bounded, k: Bounded) -> tuple[Bounded, Bounded]:
         """Return rotated heads, normed. Queries have the weights of keys, too, as served: scores are the same."""
@@ -157,7 +167,7 @@ class LayerReference:
         if isinstance(fed, ExpertsConfig):
             parts, is_judged = self._mixture(read, fed)
         else:
-            weights, gated = self._gated("mlp"), gate_of(fed.activation)
+            weights, gated = self._gated(self.sentence.feed_forward), gate_of(fed.activation)
             own = [weights.part(rank, self.ranks) for rank in range(self.ranks)]
             parts = [feed(read, part, gated, self.precision) for part in own]
         added = sum_over_ranks(parts, self.precision)
@@ -177,7 +187,9 @@ class LayerReference:
         experts = _Experts(self, sentence)
         parts = []
         for rank in range(self.ranks):
-            part = mixed(read, routes, partial(experts.of, rank), gated, self.precision)
+            part = mixed(
+                read, routes, partial(experts.of, rank), gated, self.precision, weighs_inputs=sentence.weighs_inputs
+            )
             if sentence.shared is not None and any(name.startswith(f"{sentence.shared}.") for name in self.tensors):
                 shared = self._shared(read, sentence, sentence.shared, rank, config)
                 part = self.precision.rounded(part.plus(shared))

@@ -135,14 +135,30 @@ def route(logits: Bounded, config: ExpertsConfig, scoring: Scoring, correction: 
 
 
 def mixed(
-    x: Bounded, routes: Routes, weights_of: Callable[[int], GatedWeights], gated: Gate, precision: Precision
+    x: Bounded,
+    routes: Routes,
+    weights_of: Callable[[int], GatedWeights],
+    gated: Gate,
+    precision: Precision,
+    *,
+    weighs_inputs: bool = False,
 ) -> Bounded:
-    """Return the weighted sum of each token's experts, rounded."""
+    """Return the weighted sum of each token's experts, rounded.
+
+    weighs_inputs   whether a token's one expert reads its weight times x instead
+    """
     zeros = torch.zeros_like(x.truth)
     truth, most, variance = zeros.clone(), zeros.clone(), zeros.clone()
     for expert in sorted(set(routes.experts.flatten().tolist())):
         rows, places = (routes.experts == expert).nonzero(as_tuple=True)
-        found = feed(x.rows(rows), weights_of(expert), gated, precision)
+        read = x.rows(rows)
+        if weighs_inputs:
+            read = function_of((_by_column(routes.shares, rows, places, x), read), torch.mul, precision)
+        found = feed(read, weights_of(expert), gated, precision)
+        if weighs_inputs:
+            for total, added in ((truth, found.truth), (most, found.most), (variance, found.deviation**2)):
+                total.index_add_(0, rows, added)
+            continue
         share = routes.shares.truth[rows, places][:, None]
         off = routes.shares.most[rows, places][:, None]
         truth.index_add_(0, rows, share * found.truth)
@@ -150,6 +166,11 @@ def mixed(
         own = (share * found.deviation) ** 2 + (U * share * found.truth) ** 2 * (1 + routes.experts.shape[1] / 6)
         variance.index_add_(0, rows, own)
     return precision.rounded(Bounded(truth, most, variance.sqrt()))
+
+
+def _by_column(shares: Bounded, rows: Tensor, places: Tensor, x: Bounded) -> Bounded:
+    """Return the weights of some tokens [n, hidden], the same in all columns of x."""
+    return shares.changed(lambda it: it[rows, places][:, None].expand(-1, x.truth.shape[1]))
 
 
 def unpack_mxfp4(blocks: Tensor, scales: Tensor) -> Tensor:

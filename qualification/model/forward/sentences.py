@@ -38,6 +38,7 @@ class MixtureSentence:
 
     scores          None: softmax over all, or over the chosen ones where config.json says norm_topk_prob
     correction      the bias for choosing experts; None: e_score_correction_bias of the router, where there is one
+    weighs_inputs   whether the weight of a token's one expert multiplies what that reads; else what it adds
     is_interleaved  whether all experts are one tensor in which gate and up alternate
     joined          the names of tensors of all experts, where a checkpoint has these: of gate, which up follows, and of
                     the last products, transposed or not
@@ -53,6 +54,7 @@ class MixtureSentence:
     shared_gate: str | None = None
     scores: Scoring | None = None
     correction: str | None = None
+    weighs_inputs: bool = False
     is_interleaved: bool = False
     joined: tuple[str, str] = ("gate_up_proj", "down_proj")
     shared_joined: tuple[str, str] | None = None
@@ -70,6 +72,8 @@ class Sentence:
     after_attention, before_feed_forward, after_feed_forward   names of the norms of SANDWICH and AFTER
     q_norm, k_norm    names of the norms of queries and keys, where there are some
     norms_rotated     whether these norm heads that are rotated already
+    norms_rotating_layers  whether heads that are rotated are normed without a weight, where config.json says so
+    feed_forward      a dense one
     rotates_neighbours  whether pairs of dimensions that are rotated are neighbours; else dimension i and i + r / 2
     queries_grow      by 1 + rate * ln(1 + floor(position / span)), behind the rotation, where config.json has a rate
     """
@@ -86,6 +90,8 @@ class Sentence:
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"
     norms_rotated: bool = False
+    norms_rotating_layers: bool = False
+    feed_forward: str = "mlp"
     rotates_neighbours: bool = False
     has_sinks: bool = False
     queries_grow: bool = False
@@ -174,6 +180,19 @@ SENTENCES: dict[str, Sentence] = {
         ),
     ),
     "llama": Sentence(),
+    "llama4_text": Sentence(
+        norms_rotating_layers=True,
+        rotates_neighbours=True,
+        queries_grow=True,
+        feed_forward="feed_forward",
+        mixture=MixtureSentence(
+            "feed_forward.router",
+            "feed_forward.experts",
+            shared="feed_forward.shared_expert",
+            scores=Scoring.SIGMOID,
+            weighs_inputs=True,
+        ),
+    ),
     "mellum": Sentence(mixture=MixtureSentence("mlp.gate", "mlp.experts")),
     "minimax_m2": Sentence(
         mixture=MixtureSentence(

@@ -44,6 +44,7 @@ ARCHITECTURES = {
     "hy_v3": "HYV3ForCausalLM",
     "internvl": "InternVLForConditionalGeneration",
     "laguna": "LagunaForCausalLM",
+    "llama4_text": "Llama4ForCausalLM",
     "mellum": "MellumForCausalLM",
     "minimax_m2": "MiniMaxM2ForCausalLM",
     "ministral3": "Ministral3ForCausalLM",
@@ -257,6 +258,12 @@ def test_phi3_is_served_with_a_plain_rotation(scaling: object, tmp_path: Path) -
         ),
         ("laguna", {"gating_types": ["per_element"] * 4}, "gating_types must be per_head in all layers"),
         ("laguna", {"moe_router_logit_softcapping": 5.0}, "moe_router_logit_softcapping must be absent or 0.0"),
+        ("llama4_text", {"num_experts_per_tok": 2}, "num_experts_per_tok must be absent or 1"),
+        (
+            "llama4_text",
+            {"attention_chunk_size": None, "layer_types": ["chunked_attention"] * 4},
+            "layer_types must be all full_attention where attention_chunk_size is null",
+        ),
         ("hy_v3", {"first_k_dense_replace": 2}, "first_k_dense_replace must be absent or 1"),
         ("ministral3", {"rope_parameters": {"rope_type": "default"}}, "original_max_position_embeddings must be a pos"),
         ("cohere2", {"use_qk_norm": True}, "use_qk_norm must be absent or false"),
@@ -291,3 +298,9 @@ def test_what_is_not_supported_is_refused_by_name(
     with pytest.raises(ModelError, match=message) as caught:
         config_of(tmp_path, family, changes)
     assert str(tmp_path / "config.json") in str(caught.value)
+
+
+@pytest.mark.parametrize(("chunk", "positions"), [(64, 64), (None, 8192), (100_000, 8192)])
+def test_positions_end_with_the_first_chunk(chunk: int | None, positions: int, tmp_path: Path) -> None:
+    config = config_of(tmp_path, "llama4_text", {"attention_chunk_size": chunk})
+    assert (config.max_position, config.longest_context) == (positions, positions)
