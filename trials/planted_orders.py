@@ -6,13 +6,14 @@ from functools import partial
 from planted_kernels import Found, Place
 
 from kernels.vocabulary.operators import Operator
+from kernels.vocabulary.recurrence_operator import EVERY_OPERATOR
 from qualification.measure.checks.checked import one_thread
 from qualification.measure.faults.order_faults import OrderFault, can_show_in, seen_of, trial_shapes
 
 
 def changing_orders(place: Place) -> Iterator[tuple[str, Callable[[], Found]]]:
     """Yield each fault of each operator, in every dtype; and right paths, to pass."""
-    for operator in Operator:
+    for operator in EVERY_OPERATOR:
         for fault in (fault for fault in OrderFault if can_show_in(fault, operator)):
             yield f"order of {operator.value}: {fault.value}", partial(_changing, fault, operator, place)
 

@@ -18,7 +18,7 @@ from kernels.vocabulary.shape import Phase
 
 _TOKENS = 16  # of a program that prepares
 _ROWS = 64  # that it looks at together
-_COLUMNS = 64  # of a value head, of a program
+_COLUMNS = {2: 64, 4: 32}  # of a value head, of a program, by bytes of a number
 _CHANNELS = 1024  # of inputs that are kept, of a program
 
 
@@ -67,7 +67,7 @@ def launches(
     rings = {"RING": state.keys.shape[1]}
     folding = {"FOLDS_ALL": rows.phase is not Phase.VERIFY, "CHUNK": CHUNK}
     block_k, dims = _padded(sizes.key_dim), max(sizes.key_dim, sizes.value_dim)
-    block_v = min(_COLUMNS, _padded(sizes.value_dim))
+    block_v = min(_COLUMNS[qkv.element_size()], _padded(sizes.value_dim))
     strides = state.inputs.stride(0), state.keys.stride(0), state.decays.stride(0)
     found = [
         Launch(

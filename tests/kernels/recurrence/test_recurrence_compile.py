@@ -7,7 +7,7 @@ from support.compiled.compile_outside import run_outside
 pytestmark = pytest.mark.sm90
 
 SHARED_BYTES = 232_448  # that one program may have on an H100 or H200
-_MOST_SPILLS = 64  # stores of the chunks' kernel in 16 bits, once a block of tokens; fp32 is multiplied without units
+_MOST_SPILLS = 80  # stores of the chunks' kernel in 16 bits; fp32 is multiplied without matrix units
 
 
 @pytest.fixture(scope="module")

@@ -3,13 +3,17 @@
 import pytest
 import torch
 
+from kernels.vocabulary.recurrence_operator import RECURRENCE
 from kernels.vocabulary.shape import Dtype
 from qualification.measure.checks.recurrence_checks import check_recurrence
 from qualification.measure.checks.references import References
+from qualification.measure.faults import order_faults
+from qualification.measure.faults.order_faults import OrderFault
 from qualification.measure.faults.recurrence_faults import RecurrenceFault, can_show_in, trial_shapes, wrong_recurrence
 from qualification.measure.inputs.recurrence_inputs import RecurrenceCase, recurrence_cases
 
 CPU = torch.device("cpu")
+[WHOLE, _] = order_faults.trial_shapes(RECURRENCE, Dtype.FP32)
 PROMPT, DECODE, VERIFY = trial_shapes(Dtype.BF16)
 
 
@@ -41,3 +45,8 @@ def test_decoded_and_verified_tokens_are_checked_at_borders(shape: object, name:
     [case] = [it for it in recurrence_cases(shape, CPU, seed=0) if it.name == name]  # type: ignore[arg-type]
     checks = check_recurrence(wrong_recurrence(fault), [case])
     assert all(check.is_passed for check in checks) is (fault is RecurrenceFault.NONE)
+
+
+@pytest.mark.parametrize("fault", [it for it in OrderFault if it not in (OrderFault.NONE, OrderFault.OTHER_FOLD)])
+def test_bits_that_depend_on_the_call_are_refused(fault: OrderFault) -> None:
+    assert not order_faults.seen_of(fault, WHOLE, CPU, seed=0, ends_early=True).is_passed
