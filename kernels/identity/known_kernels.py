@@ -75,6 +75,7 @@ NAMED: tuple[NamedKernels, ...] = (
     NamedKernels("rotation and the write of keys and values", ("_rope_and_write_kv_kernel",)),
     NamedKernels("gated activation", ("_gated_kernel",)),
     NamedKernels("gate of a shared feed-forward", ("_gate_rows_kernel",)),
+    NamedKernels("norm and gate of a recurrence's heads", ("_norm_and_gate_kernel",)),
     NamedKernels("gate of attention's heads", ("_gate_heads_kernel",)),
     NamedKernels("sum of a row's exponentials, of log probabilities", ("_log_sum_exp_kernel",)),
     NamedKernels("choice of each token's experts, and their weights", ("hallmark_experts_route",)),

@@ -16,6 +16,7 @@ from qualification.model.config import (
     LinearFormats,
     ModelConfig,
 )
+from qualification.model.gated_delta import GatedDeltaConfig
 from qualification.model.shard import vocabulary_rows
 
 MAX_LOGITS = 2**25  # numbers of the logits that prompts are scored by at once
@@ -66,10 +67,14 @@ def _weights_of(layer: LayerConfig, model: ModelConfig, dtype: Dtype, device_typ
 def _own_weights_of(layer: LayerConfig, hidden: int) -> Iterator[_Weight]:
     mixer, formats = layer.mixer, layer.formats
     if isinstance(mixer, AttentionConfig):
-        yield _Weight(hidden, mixer.query_size + 2 * mixer.kv_size, mixer.has_bias, format=formats.qkv)
-        if mixer.gate is not None:
+        yield _Weight(hidden, mixer.projected_size, mixer.has_bias, format=formats.qkv)
+        if mixer.gate is not None and not mixer.gate.is_beside_queries:
             yield _Weight(hidden, mixer.gate_size)
         yield _Weight(mixer.query_size, hidden, mixer.has_output_bias, format=formats.output)
+    elif isinstance(mixer, GatedDeltaConfig):
+        yield _Weight(hidden, mixer.projected_size, format=formats.qkv)
+        yield _Weight(hidden, 2 * mixer.sizes.num_value_heads)
+        yield _Weight(mixer.value_size, hidden, format=formats.output)
     fed = layer.feed_forward
     match fed:
         case DenseConfig(width, activation, has_bias):

@@ -84,10 +84,12 @@ class AttentionGate:
     """The factor of each head's result: a function of a product of what attention reads.
 
     by_dimension  whether each dimension of a head has a number of its own; else all of a head have one
+    is_beside_queries  whether the product is part of that of the queries, and of its tensor, head by head
     """
 
     function: GateFunction
     by_dimension: bool = False
+    is_beside_queries: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,12 @@ class AttentionConfig:
         return self.num_heads * self.head_dim
 
     @property
+    def projected_size(self) -> int:
+        """Return the rows of what makes queries, keys, values, and gates that are beside the queries."""
+        has_gates = self.gate is not None and self.gate.is_beside_queries
+        return self.query_size + 2 * self.kv_size + has_gates * self.gate_size
+
+    @property
     def kv_size(self) -> int:
         return self.num_kv_heads * self.head_dim
 
@@ -124,14 +132,14 @@ class AttentionConfig:
 
 @dataclass(frozen=True, slots=True)
 class StateTensor:
-    """One of the tensors that a recurrence keeps of a sequence in one layer."""
+    """One of the tensors that a recurrence keeps of a sequence in one layer. dtype: None for that of the weights."""
 
     shape: tuple[int, ...]
-    dtype: Dtype
+    dtype: Dtype | None
 
-    @property
-    def num_bytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.num_bytes
+    def num_bytes(self, dtype: Dtype) -> int:
+        """Return its bytes where the weights are of `dtype`."""
+        return math.prod(self.shape) * (self.dtype or dtype).num_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +155,9 @@ class RecurrenceConfig:
     state: tuple[StateTensor, ...]
     num_parameters: int = 0
 
-    @property
-    def state_bytes(self) -> int:
-        return sum(tensor.num_bytes for tensor in self.state)
+    def state_bytes(self, dtype: Dtype) -> int:
+        """Return the bytes of a sequence's state in one layer where the weights are of `dtype`."""
+        return sum(tensor.num_bytes(dtype) for tensor in self.state)
 
     def of_rank(self, rank: int, world: int) -> "RecurrenceConfig":
         """Return the part that one of several ranks computes: all of it, unless a kind can be split."""
@@ -341,9 +349,9 @@ def kv_bytes_per_token(config: ModelConfig, kv_dtype: Dtype) -> int:
     return 2 * sum(attention.kv_size for attention in config.attentions) * kv_dtype.num_bytes
 
 
-def state_bytes(config: ModelConfig) -> int:
-    """Bytes of the states that all recurrences keep of one sequence, however long it is."""
-    return sum(recurrence.state_bytes for recurrence in config.recurrences)
+def state_bytes(config: ModelConfig, dtype: Dtype) -> int:
+    """Bytes of the states that all recurrences keep of one sequence, however long it is; `dtype` of the weights."""
+    return sum(recurrence.state_bytes(dtype) for recurrence in config.recurrences)
 
 
 def num_parameters(config: ModelConfig, num_tokens: int | None = None) -> int:
@@ -373,7 +381,7 @@ def _bytes_saved(hidden: int, layer: LayerConfig, dtype: Dtype) -> int:
     formats, fed, mixer = layer.formats, layer.feed_forward, layer.mixer
     counts = []
     if isinstance(mixer, AttentionConfig):
-        counts += [(formats.qkv, hidden * (mixer.query_size + 2 * mixer.kv_size))]
+        counts += [(formats.qkv, hidden * mixer.projected_size)]
         counts += [(formats.output, hidden * mixer.query_size)]
     dense = fed if isinstance(fed, DenseConfig) else fed.shared
     if dense is not None:
@@ -398,9 +406,11 @@ def _all_visit(config: ModelConfig, layer: LayerConfig) -> int:
 
 def _attention_parameters(attention: AttentionConfig, hidden: int) -> int:
     heads, kv_heads = attention.query_size, attention.kv_size
-    count = 2 * hidden * (heads + kv_heads)
-    count += (heads + 2 * kv_heads) * attention.has_bias + hidden * attention.has_output_bias
-    count += attention.num_heads * attention.has_sinks + hidden * attention.gate_size
+    count = hidden * (attention.projected_size + heads)
+    count += attention.projected_size * attention.has_bias + hidden * attention.has_output_bias
+    count += attention.num_heads * attention.has_sinks
+    if attention.gate is not None and not attention.gate.is_beside_queries:
+        count += hidden * attention.gate_size
     match attention.qk_norm:
         case QKNorm.EACH_HEAD | QKNorm.EACH_HEAD_ROTATED:
             count += 2 * attention.head_dim

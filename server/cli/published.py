@@ -134,5 +134,14 @@ PUBLISHED: tuple[PublishedModel, ...] = (
     ),
     PublishedModel("OpenGVLab/InternVL3-1B-hf", "InternVLForConditionalGeneration", 0.63),
 )  # fmt: skip
-# Classes of transformers that are served, and of which no checkpoint is known.
-UNPUBLISHED = ("Glm46VForConditionalGeneration", "Llama4ForCausalLM", "Ministral3ForCausalLM")
+# Classes of transformers that are served, and of which no checkpoint is known or none is served on a GPU as yet.
+UNPUBLISHED = (
+    "Glm46VForConditionalGeneration",
+    "Llama4ForCausalLM",
+    "Ministral3ForCausalLM",
+    "Qwen3NextForCausalLM",
+    "Qwen3_5ForCausalLM",
+    "Qwen3_5ForConditionalGeneration",
+    "Qwen3_5MoeForCausalLM",
+    "Qwen3_5MoeForConditionalGeneration",
+)

@@ -200,7 +200,8 @@ class Follower:
     def _allocate(self, num_pages: int, num_rows: int, num_slots: int, num_embeddings: int) -> None:
         self._held = None  # its cache goes first
         tokens = SampledTokens(num_rows, self._device)
-        states = StateCache.allocate(self._decoder.config, num_slots, self._device)
+        dtype = self._decoder.weights.embedding.dtype
+        states = StateCache.allocate(self._decoder.config, num_slots, dtype, self._device)
         self._held = Worker(
             self._decoder,
             self._kv_of(num_pages),

@@ -1,7 +1,7 @@
 """The transformer: flattened tokens to hidden states to logits. One class for all families."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
@@ -14,6 +14,8 @@ from kernels.fused.layer_norm import layer_norm
 from kernels.fused.norm import rms_norm
 from kernels.linear.epilogue import Epilogue
 from kernels.linear.weights import PlainWeight
+from kernels.recurrence.calls import RecurrenceWeights, RunRecurrence
+from kernels.recurrence.eager_path import run_recurrence_eager
 from qualification.model.config import (
     AttentionConfig,
     DenseConfig,
@@ -23,6 +25,7 @@ from qualification.model.config import (
     QKNorm,
     RecurrenceConfig,
 )
+from qualification.model.gated_delta import GatedDeltaConfig
 from qualification.model.shard import sums_at_norms, vocabulary_rows
 from server.errors import ModelError
 from server.model.block import (
@@ -32,6 +35,7 @@ from server.model.block import (
     Block,
     Entry,
     FeedForward,
+    GatedAttention,
     HeadGate,
     NormAfter,
     ParallelBlock,
@@ -42,6 +46,7 @@ from server.model.block import (
     add,
 )
 from server.model.experts import Experts, ProductsOf, Shared, SharedAlike, products_of
+from server.model.gated_delta import GatedDelta
 from server.model.layers import DenseWeights, LayerWeights, MixtureWeights, Weights
 from server.model.linear import Gated, GatedAlike, Linear, Product, ProductOf, WeightName, unplanned
 from server.model.ranks import ALONE, Ranks
@@ -62,6 +67,9 @@ class LayerObserver(Protocol):
     def on_feed_forward(self, layer: int, read: Tensor, residual: Tensor) -> None:
         """Take what a layer's feed-forward reads, and the residual behind its mixer."""
 
+    def on_recurrence(self, layer: int, projected: Tensor, gates: Tensor, out: Tensor) -> None:
+        """Take what a recurrent layer projects, its gates, and its results [T, heads, d] before they are normed."""
+
 
 def no_recurrence(_: int, config: RecurrenceConfig, __: LayerWeights) -> Sublayer:
     """Make no mixer: no kind of recurrence can be computed. Raises ModelError."""
@@ -73,13 +81,15 @@ class Operators:
     """Computes the heavy work of a model's layers beside attention: by the tables of an engine, or without a plan.
 
     expert_borders  numbers of tokens from which another path may serve a mixture
-    recurrence      makes the mixers of the layers that do not attend
+    run_recurrence  computes the gated delta rule
+    recurrence      makes the mixers of other layers that do not attend
     is_reproducible  whether no row's bits may depend on the other rows: for what is beside these operators
     """
 
     product: ProductOf = unplanned
     experts: ProductsOf = products_of
     expert_borders: tuple[int, ...] = ()
+    run_recurrence: RunRecurrence = run_recurrence_eager
     recurrence: RecurrenceOf = no_recurrence
     is_reproducible: bool = False
 
@@ -140,7 +150,12 @@ class Decoder:
 
     def _observed(self, observer: LayerObserver) -> list[Block | ParallelBlock]:
         entries = (observer.on_attention, observer.on_feed_forward)
-        return [block.observed(*(partial(it, index) for it in entries)) for index, block in enumerate(self._blocks)]
+        found = [block.observed(*(partial(it, index) for it in entries)) for index, block in enumerate(self._blocks)]
+        for index, block in enumerate(found):
+            if isinstance(block.attention, GatedDelta):
+                mixer = replace(block.attention, observe=partial(observer.on_recurrence, index))
+                found[index] = replace(block, attention=mixer)
+        return found
 
     @torch.inference_mode()
     def normed(self, hidden_rows: Tensor) -> Tensor:
@@ -234,10 +249,28 @@ class Decoder:
         if isinstance(config.mixer, AttentionConfig):
             return self._attention(index, config.mixer, weights)
         place = sum(not layer.attends for layer in self.config.layers[:index])
+        if isinstance(config.mixer, GatedDeltaConfig):
+            return self._gated_delta(index, place, config.mixer, weights)
         recurrence, ranks = self._operators.recurrence(place, config.mixer, weights), self.ranks
         if ranks.world == 1 or self._sums_at_norms:
             return recurrence
         return lambda x, step: ranks.sum(recurrence(x, step))
+
+    def _gated_delta(self, index: int, place: int, config: GatedDeltaConfig, weights: LayerWeights) -> GatedDelta:
+        own, sizes = weights.recurrence, config.sizes
+        assert own is not None, "weights are of the kind that the configuration says"
+        return GatedDelta(
+            place,
+            sizes.conv_dim,
+            (sizes.num_value_heads, sizes.value_dim),
+            self._product(index, WeightName.RECURRENT_INPUT, weights.qkv),
+            self._product(index, WeightName.RECURRENT_GATES, own.gates),
+            self._summed(self._product(index, WeightName.RECURRENT_OUTPUT, weights.output)),
+            RecurrenceWeights(own.conv[:, 0], own.a_log, own.dt_bias),
+            own.norm,
+            self.config.norm_eps,
+            self._operators.run_recurrence,
+        )
 
     def _attention(self, index: int, attention: AttentionConfig, weights: LayerWeights) -> Attention:
         place, eps = self.config.attention_layers.index(index), self.config.norm_eps
@@ -247,7 +280,9 @@ class Decoder:
         output = self._summed(self._product(index, WeightName.OUTPUT, weights.output))
         given = (place, (sum(splits), attention.head_dim), splits, qkv, output, rope, cos_sin, eps)
         grows, gate = attention.query_scaling is not None, self._head_gate(index, attention, weights)
-        made = partial(Attention, *given, grows=grows, gate=gate)
+        made: Callable[..., Attention] = partial(Attention, *given, grows=grows, gate=gate)
+        if attention.gate is not None and attention.gate.is_beside_queries:
+            made = partial(GatedAttention, *given, grows=grows, function=attention.gate.function)
         if attention.qk_norm is QKNorm.EACH_HEAD_UNWEIGHTED:
             ones = torch.ones(attention.head_dim, dtype=cos_sin.dtype, device=cos_sin.device)
             return made(q_norm=ones, k_norm=ones)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels.recurrence.calls import RecurrenceRows
 from kernels.system.device import torch_dtype
 from qualification.model.config import ModelConfig
 
@@ -27,8 +28,13 @@ class StateCache:
     num_slots: int
 
     @classmethod
-    def allocate(cls, config: ModelConfig, num_slots: int, device: torch.device) -> "StateCache | None":
-        """Allocate `num_slots` slots for sequences and snapshots; None for a model without recurrent layers."""
+    def allocate(
+        cls, config: ModelConfig, num_slots: int, dtype: torch.dtype, device: torch.device
+    ) -> "StateCache | None":
+        """Allocate `num_slots` slots for sequences and snapshots; None for a model without recurrent layers.
+
+        `dtype` of the weights, in which a recurrence may keep a part of its state.
+        """
         if not config.recurrences:
             return None
 
@@ -37,27 +43,11 @@ class StateCache:
                 tuple(torch.zeros(num_slots + 2, *shape, dtype=dtype, device=device) for shape, dtype in shapes)
             )
 
-        kept = [[(it.shape, torch_dtype(it.dtype)) for it in recurrence.state] for recurrence in config.recurrences]
+        kept = [
+            [(it.shape, dtype if it.dtype is None else torch_dtype(it.dtype)) for it in recurrence.state]
+            for recurrence in config.recurrences
+        ]
         return cls(tuple(map(layer, kept)), num_slots)
-
-
-@dataclass(frozen=True, slots=True)
-class StepRows:
-    """The rows of a forward pass, and the slots of their states.
-
-    starts, stops  [R] int32: the row's tokens are [start, stop) of the step's; a padding row may have none
-    sources        [R] int64: the slot that a row's state is read from; no other row writes to it
-    targets        [R] int64: the slot that its state behind its last token is written to
-    write_tokens   [W] int64: tokens of the step behind which the state of their row is written
-    write_slots    [W] int64: to these slots too
-    """
-
-    starts: Tensor
-    stops: Tensor
-    sources: Tensor
-    targets: Tensor
-    write_tokens: Tensor
-    write_slots: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,4 +55,4 @@ class StepStates:
     """The states of a forward pass: recurrent layer i reads and writes those in `cache.layers[i]`."""
 
     cache: StateCache
-    rows: StepRows
+    rows: RecurrenceRows

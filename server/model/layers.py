@@ -19,6 +19,7 @@ from qualification.model.config import (
     ModelConfig,
     QKNorm,
 )
+from qualification.model.gated_delta import GatedDeltaConfig
 from server.model.linear import Linear, WeightName
 
 
@@ -48,16 +49,36 @@ class MixtureWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class GatedDeltaWeights:
+    """Tensors of a layer of the gated delta rule beside the products that others have too.
+
+    gates    [2 * value heads, hidden]: of writing, then of decay
+    conv     [channels, 1, width]: of queries, keys and values before they are mixed
+    a_log, dt_bias   [value heads] fp32, of the decay
+    norm     [value dim] fp32, of the result
+    """
+
+    gates: Linear
+    conv: Tensor
+    a_log: Tensor
+    dt_bias: Tensor
+    norm: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class LayerWeights:
     """One transformer layer. A norm is [hidden], as the checkpoint has it, or None where the layer has none.
 
+    qkv              query heads, then key heads, then value heads; before them the gates of attention's result, where
+                     it has such, and behind them those of a recurrence's
+    recurrence       of a recurrent layer; None of one that attends
     q_norm, k_norm   [head_dim], or as many numbers as all heads have
     attention_gate   a number for each head, or for each of their dimensions
     sinks            [heads] fp32: a logit for each head that joins the softmax and has no value
     """
 
     attention_norm: Tensor | None
-    qkv: Linear  # query heads, then key heads, then value heads
+    qkv: Linear
     q_norm: Tensor | None
     k_norm: Tensor | None
     output: Linear
@@ -67,6 +88,7 @@ class LayerWeights:
     norm_after_feed_forward: Tensor | None = None
     sinks: Tensor | None = None
     attention_gate: Linear | None = None
+    recurrence: GatedDeltaWeights | None = None
 
     @property
     def linears(self) -> dict[WeightName, Linear]:
@@ -79,7 +101,14 @@ class LayerWeights:
             case MixtureWeights(router=router):
                 fed = {WeightName.ROUTER: router}
         gate = {} if self.attention_gate is None else {WeightName.ATTENTION_GATE: self.attention_gate}
-        return {WeightName.QKV: self.qkv, **gate, WeightName.OUTPUT: self.output, **fed}
+        if self.recurrence is None:
+            return {WeightName.QKV: self.qkv, **gate, WeightName.OUTPUT: self.output, **fed}
+        return {
+            WeightName.RECURRENT_INPUT: self.qkv,
+            WeightName.RECURRENT_GATES: self.recurrence.gates,
+            WeightName.RECURRENT_OUTPUT: self.output,
+            **fed,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +154,20 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device)
         return Linear.empty(size_in, size_out, has_bias, weight_format, dtype, device)
 
     def layer(config: LayerConfig) -> LayerWeights:
-        attention, formats, norms = config.attention, config.formats, config.norms
+        formats, norms = config.formats, config.norms
+        if isinstance(config.mixer, GatedDeltaConfig):
+            return LayerWeights(
+                attention_norm=vector(hidden) if norms.before else None,
+                qkv=linear(hidden, config.mixer.projected_size, False, formats.qkv),
+                q_norm=None,
+                k_norm=None,
+                output=linear(config.mixer.value_size, hidden, False, formats.output),
+                feed_forward_norm=vector(hidden) if norms.before else None,
+                feed_forward=_empty_feed_forward(config, hidden, linear, dtype, device),
+                recurrence=_empty_gated_delta(config.mixer, hidden, dtype, device),
+            )
+        attention = config.attention
+        has_own_gate = attention.gate is not None and not attention.gate.is_beside_queries
         size_q, size_kv = attention.query_size, attention.kv_size
         size_q_norm, size_k_norm = {
             QKNorm.NONE: (0, 0),
@@ -136,7 +178,7 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device)
         }[attention.qk_norm]
         return LayerWeights(
             attention_norm=vector(hidden) if norms.before else None,
-            qkv=linear(hidden, size_q + 2 * size_kv, attention.has_bias, formats.qkv),
+            qkv=linear(hidden, attention.projected_size, attention.has_bias, formats.qkv),
             q_norm=vector(size_q_norm) if size_q_norm else None,
             k_norm=vector(size_k_norm) if size_k_norm else None,
             output=linear(size_q, hidden, attention.has_output_bias, formats.output),
@@ -145,12 +187,23 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device)
             feed_forward=_empty_feed_forward(config, hidden, linear, dtype, device),
             norm_after_feed_forward=vector(hidden) if norms.after else None,
             sinks=vector(attention.num_heads, torch.float32) if attention.has_sinks else None,
-            attention_gate=None if attention.gate is None else linear(hidden, attention.gate_size, False, PLAIN),
+            attention_gate=linear(hidden, attention.gate_size, False, PLAIN) if has_own_gate else None,
         )
 
     embedding = torch.empty(config.vocab_size, hidden, dtype=dtype, device=device)
     head = PlainWeight(embedding if config.tie_embeddings else torch.empty_like(embedding))
     return Weights(embedding, tuple(layer(it) for it in config.layers), vector(hidden), Linear(head))
+
+
+def _empty_gated_delta(
+    config: GatedDeltaConfig, hidden: int, dtype: torch.dtype, device: torch.device
+) -> GatedDeltaWeights:
+    sizes, heads = config.sizes, config.sizes.num_value_heads
+    return GatedDeltaWeights(
+        Linear.empty(hidden, 2 * heads, False, PLAIN, dtype, device),
+        torch.empty(sizes.conv_dim, 1, sizes.width, dtype=dtype, device=device),
+        *(torch.empty(size, device=device) for size in (heads, heads, sizes.value_dim)),
+    )
 
 
 # (size_in, size_out, has_bias, format) -> one that is not yet filled

@@ -5,9 +5,9 @@ from torch import Tensor
 from kernels.experts.weights import ExpertWeights
 from kernels.linear.weights import PlainWeight, StoredTensor
 from qualification.model.config import LayerConfig, ModelConfig
-from qualification.model.families.family import ExpertLayout, ExpertNames, TensorNames
+from qualification.model.families.family import ExpertLayout, ExpertNames, RecurrenceNames, TensorNames
 from server.errors import ModelError
-from server.model.layers import DenseWeights, LayerWeights, MixtureWeights, Weights
+from server.model.layers import DenseWeights, GatedDeltaWeights, LayerWeights, MixtureWeights, Weights
 from server.model.linear import Linear
 
 
@@ -40,6 +40,15 @@ def layer_views(index: int, layer: LayerWeights, config: LayerConfig, names: Ten
         (names.k_norm, layer.k_norm),
     )
     views = {f"{prefix}.{name}.weight": StoredTensor(norm) for name, norm in norms if norm is not None}
+    if layer.recurrence is not None:
+        assert names.recurrence is not None, "the family has recurrent layers"
+        own = f"{prefix}.{names.recurrence.prefix}"
+        views |= {
+            f"{own}.conv1d.weight": StoredTensor(layer.recurrence.conv),
+            f"{own}.A_log": StoredTensor(layer.recurrence.a_log),
+            f"{own}.dt_bias": StoredTensor(layer.recurrence.dt_bias),
+            f"{own}.norm.weight": StoredTensor(layer.recurrence.norm),
+        }
     if layer.sinks is not None:
         views[f"{prefix}.self_attn.sinks"] = StoredTensor(layer.sinks)
     try:
@@ -60,7 +69,11 @@ def layer_views(index: int, layer: LayerWeights, config: LayerConfig, names: Ten
 
 def _linears(layer: LayerWeights, config: LayerConfig, names: TensorNames) -> dict[str, Linear]:
     """Raises ValueError where a format keeps rows together that the checkpoint, or a rank, has apart."""
-    linears = _attention(layer, config, is_merged=names.merged)
+    if layer.recurrence is None:
+        linears = _attention(layer, config, is_merged=names.merged)
+    else:
+        assert names.recurrence is not None, "the family has recurrent layers"
+        linears = _recurrence(layer, layer.recurrence, names.recurrence)
     if isinstance(layer.feed_forward, DenseWeights):
         return linears | _dense(layer.feed_forward, names.feed_forward, is_merged=names.merged or names.merged_gate_up)
     assert names.experts is not None, "the family has mixtures"
@@ -72,8 +85,8 @@ def _attention(layer: LayerWeights, config: LayerConfig, *, is_merged: bool) -> 
     if is_merged:
         return {"self_attn.qkv_proj": layer.qkv, "self_attn.o_proj": layer.output}
     gate = {} if layer.attention_gate is None else {"self_attn.g_proj": layer.attention_gate}
-    size_q, size_kv = config.attention.query_size, config.attention.kv_size
-    q, k, v = layer.qkv.split(size_q, size_kv, size_kv)
+    size_kv = config.attention.kv_size
+    q, k, v = layer.qkv.split(config.attention.projected_size - 2 * size_kv, size_kv, size_kv)  # q with its gates
     return {
         "self_attn.q_proj": q,
         "self_attn.k_proj": k,
@@ -81,6 +94,19 @@ def _attention(layer: LayerWeights, config: LayerConfig, *, is_merged: bool) -> 
         "self_attn.o_proj": layer.output,
         **gate,
     }
+
+
+def _recurrence(layer: LayerWeights, weights: GatedDeltaWeights, names: RecurrenceNames) -> dict[str, Linear]:
+    """Queries, keys and values, gates of the result, and the others: apart, or two of each as one tensor."""
+    prefix = names.prefix
+    found = {f"{prefix}.out_proj": layer.output}
+    if names.is_fused:
+        return {f"{prefix}.in_proj_qkvz": layer.qkv, f"{prefix}.in_proj_ba": weights.gates, **found}
+    channels, heads = weights.conv.shape[0], weights.a_log.shape[0]
+    qkv, z = layer.qkv.split(channels, layer.qkv.weight.size[0] - channels)
+    b, a = weights.gates.split(heads, heads)
+    names_of = {"in_proj_qkv": qkv, "in_proj_z": z, "in_proj_b": b, "in_proj_a": a}
+    return {f"{prefix}.{name}": linear for name, linear in names_of.items()} | found
 
 
 def _dense(weights: DenseWeights, prefix: str, *, is_merged: bool = False) -> dict[str, Linear]:

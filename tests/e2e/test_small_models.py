@@ -37,8 +37,11 @@ from transformers import (
     Phi3Config,
     Qwen2Config,
     Qwen2MoeConfig,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    Qwen3NextConfig,
     SeedOssConfig,
     SmolLM3Config,
 )
@@ -57,6 +60,9 @@ FAMILIES = {
     "qwen2": Qwen2Config,
     "qwen3": Qwen3Config,
     "qwen3_moe": Qwen3MoeConfig,
+    "qwen3_next": Qwen3NextConfig,
+    "qwen3_5_text": Qwen3_5TextConfig,
+    "qwen3_5_moe_text": Qwen3_5MoeTextConfig,
     "phi3": Phi3Config,
     "gemma2": Gemma2Config,  # its softcap is served by a fallback
     "gemma3": Gemma3TextConfig,
@@ -86,7 +92,18 @@ FAMILIES = {
     "llama4_text": Llama4TextConfig,
 }
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
+RECURRENT = {
+    "full_attention_interval": 2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 20,
+}
+QWEN_3_NEXT = {**RECURRENT, "num_experts": 6, "shared_expert_intermediate_size": 28, **EXPERTS}
 MORE: dict[str, dict[str, object]] = {
+    "qwen3_next": QWEN_3_NEXT,
+    "qwen3_5_text": RECURRENT,
+    "qwen3_5_moe_text": QWEN_3_NEXT,
     "gemma3": {"sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"]},
     "gemma2": {"sliding_window": 64, "attn_logit_softcapping": 20.0, "final_logit_softcapping": 30.0},
     "gpt_oss": {"sliding_window": 64, "num_local_experts": 6, "num_experts_per_tok": 2},
@@ -127,6 +144,9 @@ HEAD_DIM_IS_GIVEN = {
     "qwen2",
     "qwen3",
     "qwen3_moe",
+    "qwen3_next",
+    "qwen3_5_text",
+    "qwen3_5_moe_text",
     "gemma2",
     "gemma3",
     "gpt_oss",
@@ -157,6 +177,7 @@ MODELS = (
     ("cohere2", 6, 2, 36), ("granitemoe", 4, 2, 24), ("granitemoeshared", 6, 3, 20),
     ("hunyuan_v1_dense", 4, 1, 36), ("hunyuan_v1_moe", 6, 2, 18), ("hy_v3", 8, 4, 12), ("laguna", 6, 3, 20),
     ("llama4_text", 4, 2, 32),
+    ("qwen3_next", 4, 2, 24), ("qwen3_5_text", 6, 2, 20), ("qwen3_5_moe_text", 4, 1, 32),
 )  # fmt: skip
 NUM_NEW = 12
 LENGTHS = (1, 2, 17, 64, 130, 300)

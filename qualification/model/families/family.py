@@ -55,6 +55,18 @@ class ExpertNames:
 
 
 @dataclass(frozen=True, slots=True)
+class RecurrenceNames:
+    """The names of a recurrent layer's tensors within it.
+
+    is_fused  whether queries, keys, values and the gates of the result are one tensor, those of a key head together,
+              and the gates of decay and of writing another
+    """
+
+    prefix: str = "linear_attn"
+    is_fused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class TensorNames:
     """The names of a layer's tensors within it, as in most families. Norms that a layer lacks are not looked for.
 
@@ -66,6 +78,7 @@ class TensorNames:
     q_norm, k_norm        those of queries and keys
     feed_forward          a dense one
     experts               None for a family without mixtures
+    recurrence            None for a family whose layers all attend
     """
 
     merged: bool = False
@@ -79,6 +92,7 @@ class TensorNames:
     k_norm: str = "self_attn.k_norm"
     feed_forward: str = "mlp"
     experts: ExpertNames | None = None
+    recurrence: RecurrenceNames | None = None
 
 
 @dataclass(frozen=True, slots=True)

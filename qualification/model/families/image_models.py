@@ -108,6 +108,21 @@ IMAGE_MODELS: tuple[ImageModel, ...] = (
             ("glm46v", "Glm46VForConditionalGeneration", ("glm4v_text", "glm4v_moe_text")),
         )
     ),
+    *(
+        ImageModel(
+            model_type,
+            (f"{prefix}ForConditionalGeneration", f"{prefix}ForCausalLM"),  # the latter without the parts of images
+            (f"{model_type}_text",),
+            _RENAMED,
+            _VISUAL,
+            family_keys(
+                "text_config vision_config",
+                without_effect="image_token_id video_token_id vision_start_token_id vision_end_token_id "
+                "language_model_only",
+            ),
+        )
+        for model_type, prefix in (("qwen3_5", "Qwen3_5"), ("qwen3_5_moe", "Qwen3_5Moe"))
+    ),
     ImageModel(
         "llama4",
         ("Llama4ForConditionalGeneration",),

@@ -35,7 +35,9 @@ from qualification.model.families.qwen2 import QWEN2
 from qualification.model.families.qwen2_5_vl import QWEN2_5_VL, QWEN2_5_VL_TEXT
 from qualification.model.families.qwen2_moe import QWEN2_MOE
 from qualification.model.families.qwen3 import QWEN3
+from qualification.model.families.qwen3_5 import QWEN3_5, QWEN3_5_MOE
 from qualification.model.families.qwen3_moe import QWEN3_MOE
+from qualification.model.families.qwen3_next import QWEN3_NEXT
 from qualification.model.families.qwen3_vl import QWEN3_VL_TEXT
 from qualification.model.families.qwen3_vl_moe import QWEN3_VL_MOE_TEXT
 from qualification.model.families.seed_oss import SEED_OSS
@@ -76,7 +78,10 @@ KNOWN: tuple[Family, ...] = (
     QWEN2_5_VL_TEXT,
     QWEN2_MOE,
     QWEN3,
+    QWEN3_5,
+    QWEN3_5_MOE,
     QWEN3_MOE,
+    QWEN3_NEXT,
     QWEN3_VL_TEXT,
     QWEN3_VL_MOE_TEXT,
     SEED_OSS,

@@ -27,8 +27,10 @@ from qualification.model.forward.checkpoint import CheckpointError, Reading
 from qualification.model.forward.matrix import Inputs, Matrix
 from qualification.model.forward.mixture import GatedWeights, feed, gate_of, mixed, route, unpack_mxfp4
 from qualification.model.forward.packed import numbers_of
+from qualification.model.forward.recurrence import Rule, mix
 from qualification.model.forward.rotation import rotate
 from qualification.model.forward.sentences import HeadGate, MixtureSentence, NormOrder, Scoring, Sentence
+from qualification.model.gated_delta import GatedDeltaConfig
 
 GATES: Mapping[HeadGate, Callable[[Tensor], Tensor]] = {
     HeadGate.SIGMOID: torch.sigmoid,
@@ -91,6 +93,8 @@ class LayerReference:
             parts = [merged.columns(own) for own in (slice(ends[0]), slice(*ends), slice(ends[1], None))]
         else:
             parts = [self._linear(read, f"self_attn.{name}_proj", inputs) for name in "qkv"]
+        if self.sentence.gates_in_queries:
+            parts[0] = parts[0].changed(self._first_halves)
         q, k, v = (self.precision.rounded(part) for part in parts)
         if self.sentence.norms_rotated:
             q, k = self._normed_behind(*(self._rotated(it.changed(self._in_heads), positions) for it in (q, k)))
@@ -140,12 +144,72 @@ class LayerReference:
     def after_attention(self, residual: Bounded, out: Bounded, read: Bounded) -> Bounded:
         """Return the residual behind attention: of the one before, the heads [T, heads, d] and what attention read."""
         flat = self._gated_heads(out, read).changed(lambda it: it.flatten(1))
-        weight = self._matrix("self_attn.o_proj", Inputs.of(self.config.formats.output.name))
+        return self._behind(residual, flat, "self_attn.o_proj")
+
+    @property
+    def recurrence(self) -> GatedDeltaConfig:
+        """Return the mixer of a layer that does not attend. Raises CheckpointError for one of another kind."""
+        mixer = self.config.mixer
+        if not isinstance(mixer, GatedDeltaConfig) or self.sentence.recurrence is None:
+            raise CheckpointError(f"no definition of a layer of {self.model.family} that does not attend is written")
+        return mixer
+
+    def recurrent_input(self, read: Bounded) -> tuple[Bounded, Bounded]:
+        """Return queries, keys, values and the gates of the result [T, ...], and the gates of writing and decay."""
+        sentence, inputs = self.sentence.recurrence, Inputs.of(self.config.formats.qkv.name)
+        sizes, heads = self.recurrence.sizes, self.recurrence.sizes.num_value_heads
+        assert sentence is not None, "the layer is recurrent"
+        if sentence.is_fused:
+            group = heads // sizes.num_key_heads
+            values = group * sizes.value_dim
+            whole = self._linear(read, f"{sentence.prefix}.in_proj_qkvz", inputs)
+            gates = self._linear(read, f"{sentence.prefix}.in_proj_ba")
+            parts = whole.changed(partial(_ungrouped, sizes=(sizes.key_dim, sizes.key_dim, values, values)))
+            gates = gates.changed(partial(_ungrouped, sizes=(group, group)))
+        else:
+            parts, gates = (
+                _side_by_side([self._linear(read, f"{sentence.prefix}.in_proj_{name}", how) for name in names])
+                for names, how in ((("qkv", "z"), inputs), (("b", "a"), Inputs.AS_THEY_ARE))
+            )
+        return self.precision.rounded(parts), self.precision.rounded(gates)
+
+    def mix(self, projected: Tensor, gates: Tensor) -> Bounded:
+        """Return the results [T, heads, d] of one sequence from its first token on, of what `recurrent_input` gives."""
+        sizes = self.recurrence.sizes
+        heads, prefix = sizes.num_value_heads, self._recurrence_prefix
+        rule = Rule(
+            self._vector(f"{prefix}.conv1d.weight")[:, 0],
+            self._vector(f"{prefix}.A_log", torch.float32),
+            self._vector(f"{prefix}.dt_bias", torch.float32),
+            sizes.num_key_heads,
+            sizes.key_dim,
+            sizes.value_dim,
+        )
+        qkv = projected[:, : rule.conv.shape[0]]
+        return mix(qkv, gates[:, :heads], gates[:, heads:], rule, self.precision)
+
+    def after_recurrence(self, residual: Bounded, out: Bounded, projected: Bounded) -> Bounded:
+        """Return the residual behind a recurrence, of its results [T, heads, d] and what `recurrent_input` gives."""
+        num_heads, size = out.truth.shape[1:]
+        weight = self._vector(f"{self._recurrence_prefix}.norm.weight", torch.float32)
+        normed = rms_norm(out, weight, self.model.norm_eps, self.precision).changed(lambda it: it.flatten(1))
+        gate = projected.columns(slice(-num_heads * size, None))
+        gated = function_of((gate, normed), lambda one, other: one * torch.sigmoid(one) * other, self.precision)
+        return self._behind(residual, gated, f"{self._recurrence_prefix}.out_proj")
+
+    @property
+    def _recurrence_prefix(self) -> str:
+        assert self.sentence.recurrence is not None, "the layer is recurrent"
+        return self.sentence.recurrence.prefix
+
+    def _behind(self, residual: Bounded, flat: Bounded, output: str) -> Bounded:
+        """Return the residual behind a mixer, of its results [T, ...] and the name of what projects them."""
+        weight = self._matrix(output, Inputs.of(self.config.formats.output.name))
         size = flat.truth.shape[1] // self.ranks
         parts = []
         for rank in range(self.ranks):
             own = slice(rank * size, (rank + 1) * size)
-            bias = self._bias("self_attn.o_proj") if rank == 0 else None
+            bias = self._bias(output) if rank == 0 else None
             part = weight.columns(own).product(flat.columns(own), bias, self.precision)
             parts.append(self.precision.rounded(part))
         return self._added(residual, sum_over_ranks(parts, self.precision), self.sentence.after_attention)
@@ -155,7 +219,12 @@ class LayerReference:
         function = self.sentence.head_gate
         if function is None:
             return out
-        gate = self.precision.rounded(self._linear(read, "self_attn.g_proj"))
+        if self.sentence.gates_in_queries:
+            inputs = Inputs.of(self.config.formats.qkv.name)
+            gate = self._linear(read, "self_attn.q_proj", inputs).changed(self._second_halves)
+        else:
+            gate = self._linear(read, "self_attn.g_proj")
+        gate = self.precision.rounded(gate)
         num_tokens, num_heads, head_dim = out.truth.shape
         share = gate.changed(lambda it: it.view(num_tokens, num_heads, -1).expand(num_tokens, num_heads, head_dim))
         return function_of((share, out), lambda one, other: GATES[function](one) * other, self.precision)
@@ -234,6 +303,13 @@ class LayerReference:
     def _in_heads(self, it: Tensor) -> Tensor:
         return it.reshape(it.shape[0], -1, self.attention.head_dim)
 
+    def _first_halves(self, it: Tensor) -> Tensor:
+        """Return of each head the first half of its numbers, [T, heads * d] of [T, heads * 2 d]."""
+        return it.view(it.shape[0], -1, 2, self.attention.head_dim)[:, :, 0].flatten(1)
+
+    def _second_halves(self, it: Tensor) -> Tensor:
+        return it.view(it.shape[0], -1, 2, self.attention.head_dim)[:, :, 1].flatten(1)
+
     def _linear(self, x: Bounded, name: str, inputs: Inputs = Inputs.AS_THEY_ARE) -> Bounded:
         return self._matrix(name, inputs).product(x, self._bias(name), self.precision)
 
@@ -274,6 +350,16 @@ class LayerReference:
 
     def _bias(self, name: str) -> Tensor | None:
         return self._vector(f"{name}.bias") if f"{name}.bias" in self.tensors else None
+
+
+def _side_by_side(parts: list[Bounded]) -> Bounded:
+    return Bounded(*(torch.cat([getattr(it, name) for it in parts], dim=1) for name in ("truth", "most", "deviation")))
+
+
+def _ungrouped(it: Tensor, sizes: tuple[int, ...]) -> Tensor:
+    """Return [T, n], each part of all groups before the next one, of rows that have all parts of a group together."""
+    groups = it.view(it.shape[0], -1, sum(sizes)).split_with_sizes(sizes, dim=2)
+    return torch.cat([part.flatten(1) for part in groups], dim=1)
 
 
 @dataclass(frozen=True, slots=True)

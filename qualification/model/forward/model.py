@@ -102,7 +102,12 @@ def forward(reference: ForwardReference, token_ids: Tensor) -> Tensor:
     hidden = truth(reference.embedded(token_ids))
     for layer in reference.layers():
         read = truth(layer.attention_read(hidden))
-        q, k, v = (it.truth for it in layer.heads(read, positions))
-        behind = truth(layer.after_attention(hidden, truth(layer.attend(q, k, v)), read))
+        if layer.config.attends:
+            q, k, v = (it.truth for it in layer.heads(read, positions))
+            behind = truth(layer.after_attention(hidden, truth(layer.attend(q, k, v)), read))
+        else:
+            projected, gates = (truth(it) for it in layer.recurrent_input(read))
+            mixed = truth(layer.mix(projected.truth, gates.truth))
+            behind = truth(layer.after_recurrence(hidden, mixed, projected))
         hidden = truth(layer.after_feed_forward(behind, truth(layer.feed_forward_read(hidden, behind))).residual)
     return reference.logits(hidden).truth

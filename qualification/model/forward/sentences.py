@@ -61,6 +61,18 @@ class MixtureSentence:
 
 
 @dataclass(frozen=True, slots=True)
+class RecurrenceSentence:
+    """Names within a layer that does not attend.
+
+    is_fused  whether queries, keys, values and the gates of the result are one tensor, those of a key head together,
+              and the gates of writing and decay another
+    """
+
+    prefix: str = "linear_attn"
+    is_fused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Sentence:
     """One family's forward pass.
 
@@ -74,6 +86,8 @@ class Sentence:
     norms_rotated     whether these norm heads that are rotated already
     norms_rotating_layers  whether heads that are rotated are normed without a weight, where config.json says so
     feed_forward      a dense one
+    gates_in_queries  whether the gates' rows are those behind each head's query, in the tensor of queries
+    recurrence        of layers that do not attend
     rotates_neighbours  whether pairs of dimensions that are rotated are neighbours; else dimension i and i + r / 2
     queries_grow      by 1 + rate * ln(1 + floor(position / span)), behind the rotation, where config.json has a rate
     """
@@ -97,6 +111,8 @@ class Sentence:
     queries_grow: bool = False
     head_gate: HeadGate | None = None
     mixture: MixtureSentence | None = None
+    gates_in_queries: bool = False
+    recurrence: RecurrenceSentence | None = None
 
 
 _QWEN_MIXTURE = MixtureSentence(
@@ -220,6 +236,23 @@ SENTENCES: dict[str, Sentence] = {
     "qwen2_moe": Sentence(mixture=_QWEN_MIXTURE),
     "qwen3": Sentence(),
     "qwen3_moe": Sentence(mixture=MixtureSentence("mlp.gate", "mlp.experts")),
+    "qwen3_next": Sentence(
+        norm_offset=1.0,
+        head_gate=HeadGate.SIGMOID,
+        gates_in_queries=True,
+        recurrence=RecurrenceSentence(is_fused=True),
+        mixture=_QWEN_MIXTURE,
+    ),
+    "qwen3_5_text": Sentence(
+        norm_offset=1.0, head_gate=HeadGate.SIGMOID, gates_in_queries=True, recurrence=RecurrenceSentence()
+    ),
+    "qwen3_5_moe_text": Sentence(
+        norm_offset=1.0,
+        head_gate=HeadGate.SIGMOID,
+        gates_in_queries=True,
+        recurrence=RecurrenceSentence(),
+        mixture=replace(_QWEN_MIXTURE, scores=Scoring.SOFTMAX_OF_CHOSEN),
+    ),
     "qwen3_vl_text": Sentence(),
     "qwen3_vl_moe_text": Sentence(mixture=MixtureSentence("mlp.gate", "mlp.experts", scores=Scoring.SOFTMAX_OF_CHOSEN)),
     "seed_oss": Sentence(),

@@ -4,6 +4,7 @@ from itertools import accumulate
 
 import numpy as np
 
+from kernels.recurrence.sizes import CHUNK
 from kernels.vocabulary.shape import Phase
 from server.engine.execution.step_buffer import HostViews, StepLayout
 from server.engine.scheduling.sequence import Batch
@@ -13,7 +14,8 @@ def write_states(host: HostViews, layout: StepLayout, batch: Batch, num_slots: i
     """Write the rows of a batch, and padding. A batch without slots begins with states of zero, and keeps none."""
     zero_slot, padding_slot = num_slots, num_slots + 1
     starts, stops, targets = host["state starts"], host["state stops"], host["state targets"]
-    sources = host["state sources"]
+    sources, firsts = host["state sources"], host["state firsts"]
+    firsts[:] = 0
     sources[:], targets[:] = zero_slot, padding_slot
     ends, first = [0, *accumulate(batch.query_lens)], 0
     row_of: list[int] = []  # of the layout, of each row of the batch
@@ -26,11 +28,14 @@ def write_states(host: HostViews, layout: StepLayout, batch: Batch, num_slots: i
         else:
             starts[own], stops[own] = ends[rows.start : rows.stop], ends[rows.start + 1 : rows.stop + 1]
             starts[padding] = stops[padding] = 0
+        ends_of_rows = batch.context_lens[rows.start : rows.stop]
+        firsts[own] = np.subtract(ends_of_rows, batch.query_lens[rows.start : rows.stop])
         if batch.states is not None:
             sources[own] = batch.states.sources[rows.start : rows.stop]
             targets[own] = batch.states.targets[rows.start : rows.stop]
         row_of += range(own.start, own.stop)
         first += part.num_rows
+    host["state folded"][:] = firsts - firsts % CHUNK
     if layout.num_state_writes:
         tokens, slots = host["state write_tokens"], host["state write_slots"]
         tokens[:], slots[:] = 0, padding_slot

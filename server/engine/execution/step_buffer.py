@@ -1,7 +1,7 @@
 """The inputs of one step as one piece of memory, laid out from one list: the same on the host and on each rank."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -10,18 +10,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels.calls.batch import AttentionBatch
+from kernels.recurrence.calls import RecurrenceRows
 from kernels.vocabulary.shape import Phase
 from qualification.model.config import ModelConfig
 from server.engine.execution.graph_keys import GraphKey, GraphSizes, graph_keys
 from server.engine.operators.dispatch import PhasePart
 from server.engine.scheduling.embeddings import embedding_rows
 from server.engine.scheduling.sequence import Sequence
-from server.model.layer_state import StepRows
 
 Views = dict[str, Tensor]
 HostViews = dict[str, NDArray[Any]]
 
 _STATE_WRITES_A_PROMPT = 2  # of a graph: two snapshots; where there are more, of forks, no graph computes the step
+_OF_STATE_ROWS, _STATE_SLOTS = ("starts", "stops", "firsts", "folded"), ("sources", "targets")  # as in RecurrenceRows
+_STATE_WRITES = ("write_tokens", "write_slots")
 _ALIGNMENT_BYTES = 64  # of every array: Triton compiles a kernel again for a pointer that is not a multiple of 16
 
 
@@ -113,6 +115,12 @@ class StepLayout:
         """Return whether a token has an embedding of its own."""
         return _EMBEDDING_ROWS in self.token_arrays
 
+    @property
+    def recurrence_phase(self) -> Phase:
+        """Return the phase of the step to recurrent layers: of prompts and chunks of them, and what is beside, one."""
+        phases = {part.phase for part in self.parts}
+        return Phase.EXTEND if phases & {Phase.PREFILL, Phase.EXTEND} else self.parts[-1].phase
+
     def arrays(self) -> list[tuple[str, torch.dtype, int]]:
         """Return name, dtype and number of elements of every array, in the order of the memory: the one list.
 
@@ -120,7 +128,7 @@ class StepLayout:
         sampled      tokens whose logits are computed
         chosen_at    [decode rows] where a token that the host has not read yet is among the latest sampled tokens
         is_pending   [decode rows] whether the row's token is such a one
-        state ...    of recurrent layers, see StepRows
+        state ...    of recurrent layers, see RecurrenceRows
         cu_seqlens, context_lens, page_table   of each phase: see AttentionBatch; one query a decode row is constant
         """
         found = [(array.name, array.dtype, array.num_parts * self.num_tokens) for array in self.token_arrays]
@@ -131,10 +139,9 @@ class StepLayout:
         ]
         if self.num_state_writes is not None:
             num_rows = sum([part.num_rows for part in self.parts])
-            found += [(f"state {name}", torch.int32, num_rows) for name in ("starts", "stops")]
-            found += [(f"state {name}", torch.int64, num_rows) for name in ("sources", "targets")]
-            writes = ("write_tokens", "write_slots")
-            found += [(f"state {name}", torch.int64, self.num_state_writes) for name in writes]
+            found += [(f"state {name}", torch.int32, num_rows) for name in _OF_STATE_ROWS]
+            found += [(f"state {name}", torch.int64, num_rows) for name in _STATE_SLOTS]
+            found += [(f"state {name}", torch.int64, self.num_state_writes) for name in _STATE_WRITES]
         for part in self.parts:
             name, rows = part.phase.value, part.num_rows
             if part.phase is not Phase.DECODE:
@@ -260,7 +267,7 @@ class StepTensors:
     is_pending: Tensor | None
     chosen_at: Tensor | None
     parts: list[PhasePart]
-    states: StepRows | None = None
+    states: RecurrenceRows | None = None
 
 
 class DeviceInputs:
@@ -321,13 +328,15 @@ class DeviceInputs:
             views.get("is_pending"),
             views.get("chosen_at"),
             parts,
-            None if layout.num_state_writes is None else self._state_rows(views),
+            None if layout.num_state_writes is None else self._state_rows(views, layout),
         )
 
-    def _state_rows(self, views: Views) -> StepRows:
+    def _state_rows(self, views: Views, layout: StepLayout) -> RecurrenceRows:
         none = torch.zeros(0, dtype=torch.int64, device=self._device)
-        names = [it.name for it in fields(StepRows)]
-        return StepRows(**{name: views.get(f"state {name}", none) for name in names})
+        names = (*_OF_STATE_ROWS, *_STATE_SLOTS, *_STATE_WRITES)
+        tensors = {name: views.get(f"state {name}", none) for name in names}
+        longest = max([part.max_query for part in layout.parts])
+        return RecurrenceRows(**tensors, longest=longest, phase=layout.recurrence_phase)
 
     def _part(self, part: PartLayout, views: Views, tokens: slice) -> PhasePart:
         name, is_prefill = part.phase.value, part.phase is Phase.PREFILL

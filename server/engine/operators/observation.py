@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from qualification.model.config import ModelConfig
+from qualification.model.gated_delta import GatedDeltaConfig
 from server.engine.operators.attention_table import Choice
 from server.engine.operators.dispatch import PhasePart
 from server.model.kv_cache import KVCache
@@ -25,6 +26,9 @@ class Border(Enum):
     VALUES = "values"
     ATTENDED = "attention"  # [T, heads, d]
     RESIDUAL_BEHIND_ATTENTION = "residual behind attention"  # [T, hidden]
+    RECURRENT_INPUT = "what a recurrence reads"  # [T, n]: queries, keys, values, and the gates of its result
+    RECURRENT_GATES = "gates of a recurrence"  # [T, 2 heads]: of writing, then of decay
+    RECURRED = "recurrence"  # [T, heads, d], before its norm
     FEED_FORWARD_READ = "what the feed-forward reads"  # [T, hidden]
 
 
@@ -50,6 +54,19 @@ class Observation:
     def on_feed_forward(self, layer: int, read: Tensor, residual: Tensor) -> None:
         self._keep(layer, Border.RESIDUAL_BEHIND_ATTENTION, residual.clone())
         self._keep(layer, Border.FEED_FORWARD_READ, read.clone())
+
+    def on_recurrence(self, layer: int, projected: Tensor, gates: Tensor, out: Tensor) -> None:
+        mixer = self._config.layers[layer].mixer
+        assert isinstance(mixer, GatedDeltaConfig), "other layers hand out none"
+        sizes, num_tokens = mixer.sizes, out.shape[0]
+        keys = sizes.num_key_heads * sizes.key_dim
+        by_head = (sizes.key_dim, sizes.key_dim, sizes.value_dim, sizes.value_dim)
+        parts = projected.split_with_sizes((keys, keys, mixer.value_size, mixer.value_size), dim=1)
+        whole = [self._joined(it.reshape(num_tokens, -1, dim)) for it, dim in zip(parts, by_head, strict=True)]
+        self._keep(layer, Border.RECURRENT_INPUT, torch.cat([it.flatten(1) for it in whole], dim=1))
+        both = [self._joined(it.reshape(num_tokens, -1, 1)) for it in gates.chunk(2, dim=1)]
+        self._keep(layer, Border.RECURRENT_GATES, torch.cat([it.flatten(1) for it in both], dim=1))
+        self._keep(layer, Border.RECURRED, self._joined(out))
 
     def take_call(
         self, choice: Choice, part: PhasePart, place: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor

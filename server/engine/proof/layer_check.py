@@ -132,17 +132,48 @@ class LayerCheck:
             return _Section(border.value, index, served if tokens is None else served[tokens], expected, tokens=tokens)
 
         yield section(Border.ATTENTION_READ, layer.attention_read(residual))
-        q, k, v = layer.heads(read, seen.positions)
-        yield section(Border.QUERIES, q)
-        yield section(Border.KEYS, self._stored(k, layer))
-        yield section(Border.VALUES, self._stored(v, layer))
-        yield from self._attention(index, layer, seen)
-        behind = layer.after_attention(residual, seen.exact(index, Border.ATTENDED), read)
+        if layer.config.attends:
+            yield from self._of_attention(index, layer, seen, read)
+            behind = layer.after_attention(residual, seen.exact(index, Border.ATTENDED), read)
+        else:
+            projected, gates = layer.recurrent_input(read)
+            yield section(Border.RECURRENT_INPUT, projected)
+            yield section(Border.RECURRENT_GATES, gates)
+            yield from self._recurrence(index, layer, seen)
+            mixed, projected = (seen.exact(index, it) for it in (Border.RECURRED, Border.RECURRENT_INPUT))
+            behind = layer.after_recurrence(residual, mixed, projected)
         yield section(Border.RESIDUAL_BEHIND_ATTENTION, behind)
         middle = seen.exact(index, Border.RESIDUAL_BEHIND_ATTENTION)
         yield section(Border.FEED_FORWARD_READ, layer.feed_forward_read(residual, middle))
         fed = layer.after_feed_forward(middle, seen.exact(index, Border.FEED_FORWARD_READ))
         yield _Section("residual behind the feed-forward", index, seen.behind(index), fed.residual, fed.is_judged)
+
+    def _of_attention(self, index: int, layer: LayerReference, seen: "_Seen", read: Bounded) -> "Iterator[_Section]":
+        def section(border: Border, expected: Bounded) -> _Section:
+            return _Section(border.value, index, seen.at(index, border), expected)
+
+        q, k, v = layer.heads(read, seen.positions)
+        yield section(Border.QUERIES, q)
+        yield section(Border.KEYS, self._stored(k, layer))
+        yield section(Border.VALUES, self._stored(v, layer))
+        yield from self._attention(index, layer, seen)
+
+    def _recurrence(self, index: int, layer: LayerReference, seen: "_Seen") -> "Iterator[_Section]":
+        """Compare each sequence with the rule from its first token on, whatever steps and slots computed it."""
+        projected, gates, out = (
+            seen.at(index, it) for it in (Border.RECURRENT_INPUT, Border.RECURRENT_GATES, Border.RECURRED)
+        )
+        found: dict[tuple[int, ...], Bounded] = {}
+        for row in sorted(seen.rows, key=lambda it: -len(it.keys or ())):
+            if row.keys is None:
+                continue
+            whole = next((it for it in found if it[: len(row.keys)] == row.keys), row.keys)
+            if whole not in found:
+                places = torch.tensor(whole, device=out.device)
+                found[whole] = layer.mix(projected[places], gates[places])
+            expected = found[whole].rows(torch.tensor(list(row.positions), device=out.device))
+            own = slice(row.tokens.start, row.tokens.stop)
+            yield _Section(Border.RECURRED.value, index, out[own], expected, names=(row.name,) * len(row.tokens))
 
     def _attention(self, index: int, layer: LayerReference, seen: "_Seen") -> "Iterator[_Section]":
         q, keys, values = (seen.at(index, it) for it in (Border.QUERIES, Border.KEYS, Border.VALUES))

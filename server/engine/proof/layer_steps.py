@@ -6,11 +6,13 @@ a fixed seed, so that a failure comes again.
 
 from array import array
 from dataclasses import dataclass, field
+from enum import Enum
 from itertools import accumulate
 from random import Random
 
 from kernels.vocabulary.shape import Phase
 from server.engine.scheduling.sequence import Batch, Sequence, phase_of
+from server.engine.scheduling.states import BatchStates, StateWrite
 from server.protocol.messages import SamplingParams
 
 _SEED = 20261128
@@ -18,6 +20,18 @@ _GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 _CHUNKS = (7, 13, 9)  # tokens: borders on no tile and, in most models, on no page
 _BEHIND_PAGE = 5  # tokens of the whole prompt behind its first page
 _BEHIND_HIT = 6
+
+
+class _Slot(Enum):
+    """Slots of recurrent states, which no request has yet."""
+
+    WHOLE = 0
+    CHUNKED = 1
+    SHORT = 2  # of sequences that one step computes, one after the other
+    SNAPSHOT = 3
+
+
+NUM_SLOTS = len(_Slot)
 
 
 class TooSmall(Exception):
@@ -30,11 +44,15 @@ class _Sequence:
 
     pages    of the cache
     tokens   by position: which of all steps' tokens wrote its keys and values, the first of which is 0
+    slot     of its recurrent state
+    source   the slot that its next step reads that from
     """
 
     ids: list[int]
     pages: list[int]
     tokens: list[int] = field(default_factory=list)
+    slot: int = 0
+    source: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +88,20 @@ class LayerSteps:
     """Makes the steps, one after the other, of a model and a cache."""
 
     def __init__(
-        self, *, vocab_size: int, page_size: int, num_pages: int, max_len: int, max_tokens: int, max_rows: int
+        self,
+        *,
+        vocab_size: int,
+        page_size: int,
+        num_pages: int,
+        max_len: int,
+        max_tokens: int,
+        max_rows: int,
+        num_slots: int | None = None,
     ) -> None:
-        """`max_len`: tokens of a sequence; `max_tokens` and `max_rows`: of a step."""
+        """`max_len`: tokens of a sequence; `max_tokens` and `max_rows`: of a step.
+
+        `num_slots` of recurrent states; None for a model whose layers all attend.
+        """
         self._rng = Random(_SEED)
         self._vocab_size = vocab_size
         self._page_size = page_size
@@ -80,6 +109,7 @@ class LayerSteps:
         self._max_len = max_len
         self._max_tokens = max_tokens
         self._max_rows = max_rows
+        self._num_slots = num_slots
         self._next_page = 0
         self._num_tokens = 0
 
@@ -90,11 +120,14 @@ class LayerSteps:
         if self._max_tokens < first:
             raise TooSmall(f"a step has at most {self._max_tokens} tokens, and the check needs {first}")
         longest = max(first + 2, sum(_CHUNKS) + 7, size + _BEHIND_HIT)
+        if self._num_slots is not None and self._num_slots < NUM_SLOTS:
+            raise TooSmall(f"there are {self._num_slots} slots of recurrent states, and the check needs {NUM_SLOTS}")
         if longest > self._max_len:
             raise TooSmall(f"a sequence has at most {self._max_len} tokens, and the check needs {longest}")
-        whole = self._sequence(first + 2)
-        chunked = self._sequence(sum(_CHUNKS) + 7)
-        steps = [self._step([(whole, first, "a whole prompt")])]
+        whole = self._sequence(first + 2, slot=_Slot.WHOLE)
+        chunked = self._sequence(sum(_CHUNKS) + 7, slot=_Slot.CHUNKED)
+        snapshot = StateWrite(0, size, _Slot.SNAPSHOT.value)
+        steps = [self._step([(whole, first, "a whole prompt")], writes=(snapshot,))]
         done = 0
         for count in _CHUNKS:
             steps.append(self._step([(chunked, count, f"a chunk at token {done}")]))
@@ -117,15 +150,19 @@ class LayerSteps:
         """Return the rows as one step, or as one each where a step holds no so many."""
         return [rows] if len(rows) <= self._max_rows else [[row] for row in rows]
 
-    def _sequence(self, num_tokens: int, shared: "_Sequence | None" = None) -> "_Sequence":
-        """Return a sequence of drawn tokens; of `shared`, whose first page it takes, it has that page's tokens."""
+    def _sequence(self, num_tokens: int, shared: "_Sequence | None" = None, slot: "_Slot | None" = None) -> "_Sequence":
+        """Return a sequence of drawn tokens; of `shared`, whose first page it takes, it has that page's tokens.
+
+        It begins with the state at that page's end. `slot`: None for one that is computed by one step.
+        """
         size = self._page_size
         ids = [self._rng.randrange(self._vocab_size) for _ in range(num_tokens)]
         pages, tokens = [], []
         if shared is not None:
             ids[:size], pages, tokens = shared.ids[:size], shared.pages[:1], shared.tokens[:size]
         pages += self._pages(-(-num_tokens // size) - len(pages))
-        return _Sequence(ids, pages, tokens)
+        own = (_Slot.SHORT if slot is None else slot).value
+        return _Sequence(ids, pages, tokens, own, own if shared is None else _Slot.SNAPSHOT.value)
 
     def _pages(self, count: int) -> list[int]:
         self._next_page += count
@@ -147,8 +184,23 @@ class LayerSteps:
         far = _Sequence(ids, [page] * (num_before // size) + self._pages(1), whole.tokens[:size] * (num_before // size))
         return self._step([(far, 1, f"decode at position {num_before}")], is_attended=False)
 
-    def _step(self, rows: list[tuple["_Sequence", int, str]], *, is_attended: bool = True) -> CheckedStep:
-        """Return a step that computes the next `count` tokens of each sequence; prompts first, then chunks, decode."""
+    def _step(
+        self,
+        rows: list[tuple["_Sequence", int, str]],
+        *,
+        is_attended: bool = True,
+        writes: tuple[StateWrite, ...] = (),
+    ) -> CheckedStep:
+        """Return a step that computes the next `count` tokens of each sequence; prompts first, then chunks, decode.
+
+        `writes` of snapshots
+        """
+        states = None
+        if self._num_slots is not None:
+            sources, targets = tuple(seq.source for seq, _, _ in rows), tuple(seq.slot for seq, _, _ in rows)
+            states = BatchStates(sources, targets, writes)
+        for seq, _, _ in rows:
+            seq.source = seq.slot
         lengths = [(count, len(seq.tokens) + count) for seq, count, _ in rows]
         phases = [phase_of(*it) for it in lengths]
         starts = list(accumulate((count for count, _ in lengths), initial=self._num_tokens))
@@ -179,5 +231,6 @@ class LayerSteps:
             sampled_rows=tuple(range(len(rows))),
             num_prefill=phases.count(Phase.PREFILL),
             num_extend=phases.count(Phase.EXTEND),
+            states=states,
         )
         return CheckedStep(batch, tuple(checked))

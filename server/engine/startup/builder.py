@@ -17,6 +17,7 @@ from kernels.catalog import ALL_PATHS
 from kernels.collective.inboxes import PeerMemoryError
 from kernels.linear.fallback_reason import MatmulFallback
 from kernels.linear.fallbacks import MatmulFallbacks
+from kernels.system.device import torch_dtype
 from kernels.system.device_lost import DeviceLost
 from kernels.system.triton_cache import use_own_cache
 from kernels.vocabulary.shape import AttentionShape
@@ -332,7 +333,7 @@ def _warm_runner(
 
     def worker(pages: int) -> Worker:
         kv, tokens = kv_cache_of(subject, pages), SampledTokens(num_rows, device)
-        states = StateCache.allocate(config, num_state_slots(config, limits), device)
+        states = StateCache.allocate(config, num_state_slots(config, limits), torch_dtype(limits.dtype), device)
         if followers is None:
             return Worker(decoder, kv, dispatcher, tokens, states=states)
         others = LedRanks(decoder.ranks, dispatcher, followers.send)

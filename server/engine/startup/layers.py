@@ -41,7 +41,7 @@ def check_layers(settings: Settings, subject: Subject, runner: ModelRunner, prog
 
     Raises BatchError, NoPathError and DeviceLost where a step cannot run.
     """
-    reason = _why_not(settings, subject)
+    reason = _why_not(settings)
     if reason is not None:
         return LayersReport(LayersStatus.NOT_CHECKED, reason)
     file = own_file(cache_folder(settings), "layers", subject.fingerprint)
@@ -74,13 +74,11 @@ def refuse_failed(report: LayersReport, policy: Policy, rows: Callable[[], list[
     logger.error("%s; served nevertheless, by --on-unproven degrade", message)
 
 
-def _why_not(settings: Settings, subject: Subject) -> str | None:
+def _why_not(settings: Settings) -> str | None:
     if not settings.layer_check:
         return "--no-layer-check"
     if settings.load_format is LoadFormat.DUMMY:
         return "dummy weights have no files to be held to"
-    if subject.model.recurrences:
-        return f"no plain forward pass of {subject.model.recurrences[0].name} is written"
     return None
 
 
@@ -141,6 +139,7 @@ def _steps(subject: Subject, runner: ModelRunner) -> list[CheckedStep]:
         max_len=min(limits.max_model_len, runner.num_pages * limits.page_size),
         max_tokens=limits.max_num_batched_tokens,
         max_rows=limits.max_num_seqs,
+        num_slots=None if runner.worker.states is None else runner.worker.states.num_slots,
     ).all()
 
 

@@ -97,6 +97,11 @@ def read_subject(settings: Settings, rank: int = 0) -> Subject:
         shard = shard_of(model, rank, world)
     except ModelConfigError as error:
         raise ModelError(f"{folder}: {error}") from error
+    if model.recurrences and device.type != "cpu":
+        raise ModelError(
+            f"{folder}: layers of {model.recurrences[0].name} are computed on a CPU alone as yet: serve the model with "
+            "--device cpu, or one whose layers all attend"
+        )
     limits = choose_limits(settings, model, device)
     check_weights_fit(shard.local_config, limits, device)
     check_checkpoint(folder, model, settings.load_format)  # before attention is proven, which takes minutes

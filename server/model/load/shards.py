@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from kernels.linear.weights import PlainWeight, StoredTensor
-from qualification.model.config import ExpertsConfig, QKNorm
+from qualification.model.config import AttentionConfig, ExpertsConfig, QKNorm
 from qualification.model.families.family import TensorNames
+from qualification.model.gated_delta import GatedDeltaConfig
 from qualification.model.shard import LayerShard, Shard
 from server.errors import ModelError
 from server.model.layers import LayerWeights, Weights, empty_weights
@@ -48,7 +49,7 @@ def outer_pieces(weights: Weights, shard: Shard, names: TensorNames) -> list[Pie
 
 def layer_pieces(index: int, layer: LayerWeights, shard: Shard, names: TensorNames) -> list[Piece]:
     """Return the blocks that fill one layer."""
-    pieces, splits = [], _Splits(shard.layers[index], names)
+    pieces, splits = [], _Splits(shard.layers[index], names, shard.rank, shard.world)
     for name, stored in layer_views(index, layer, shard.local_config.layers[index], names).items():
         _, _, within = name.removeprefix(_LAYERS).partition(".")
         pieces += _of_layer(name, stored, within, splits, shard.rank)
@@ -61,18 +62,46 @@ class _Splits:
 
     layer: LayerShard
     names: TensorNames
+    rank: int
+    world: int
 
     def row_runs(self, tensor: str) -> list[_Run] | None:
         """Return a rank's rows of each of the matrices that a tensor holds; None for one that is not split by rows."""
+        width = self._width(tensor)
+        *_, linear = tensor.split(".")
+        gate, up, gate_up, _ = self._gated_names(tensor)
+        runs = {gate: [width], up: [width], gate_up: [width, width], **self._mixer_runs}
+        return runs.get(linear)
+
+    def columns(self, tensor: str) -> range | None:
+        """Return a rank's columns of a tensor; None for one that is not split by columns."""
+        *_, linear = tensor.split(".")
+        *_, down = self._gated_names(tensor)
+        if isinstance(self.layer.whole.mixer, GatedDeltaConfig):
+            columns = {"out_proj": self._recurrent_heads.values[0]}
+        else:
+            columns = {"o_proj": _rows(self.layer.heads.query, self.layer.whole.attention.head_dim)}
+        return (columns | {down: self._width(tensor)[0]}).get(linear)
+
+    @property
+    def _mixer_runs(self) -> dict[str, list[_Run]]:
+        """Return a rank's rows of the tensors of the layer's mixer, by the last words of their names."""
+        if isinstance(self.layer.whole.mixer, GatedDeltaConfig):
+            own = self._recurrent_heads
+            return {
+                "in_proj_qkv": [own.keys, own.keys, own.values],
+                "in_proj_z": [own.values],
+                "in_proj_b": [own.of_values],
+                "in_proj_a": [own.of_values],
+                "conv1d": [own.keys, own.keys, own.values],
+                "" if self.names.recurrence is None else self.names.recurrence.prefix: [own.of_values],
+            }
         attention = self.layer.whole.attention
         query = _rows(self.layer.heads.query, attention.head_dim), attention.query_size
         kv = _rows(self.layer.heads.kv, attention.head_dim), attention.kv_size
         heads = self.layer.heads.query, attention.num_heads
         gate_of_heads = query if attention.gate is not None and attention.gate.by_dimension else heads
-        width = self._width(tensor)
-        *_, linear = tensor.split(".")
-        gate, up, gate_up, _ = self._gated_names(tensor)
-        runs = {
+        return {
             "q_proj": [query],
             "k_proj": [kv],
             "v_proj": [kv],
@@ -80,18 +109,31 @@ class _Splits:
             "g_proj": [gate_of_heads],
             "self_attn": [heads],  # of its sinks
             **({"q_norm": [query], "k_norm": [kv]} if attention.qk_norm is QKNorm.ALL_HEADS else {}),
-            gate: [width],
-            up: [width],
-            gate_up: [width, width],
         }
-        return runs.get(linear)
 
-    def columns(self, tensor: str) -> range | None:
-        """Return a rank's columns of a tensor; None for one that is not split by columns."""
-        *_, linear = tensor.split(".")
-        *_, down = self._gated_names(tensor)
-        columns = {"o_proj": _rows(self.layer.heads.query, self.layer.whole.attention.head_dim)}
-        return (columns | {down: self._width(tensor)[0]}).get(linear)
+    @property
+    def _recurrent_heads(self) -> "_RecurrentHeads":
+        return _RecurrentHeads.of(self.layer, self.rank, self.world)
+
+    def pieces_of_heads(self, name: str, stored: StoredTensor, tensor: str) -> list[Piece] | None:
+        """Return the blocks of a tensor in which what a head, or a group of them, has lies together; None of others."""
+        mixer = self.layer.whole.mixer
+        if isinstance(mixer, GatedDeltaConfig):
+            sizes, first = mixer.sizes, self._recurrent_heads.groups.start
+            in_group = sizes.num_value_heads // sizes.num_key_heads
+            values = in_group * sizes.value_dim
+            groups = {
+                "in_proj_qkvz": (sizes.key_dim, sizes.key_dim, values, values),
+                "in_proj_ba": (in_group, in_group),
+            }
+            parts = groups.get(tensor.rpartition(".")[2])
+            return None if parts is None else _pieces_of_groups(name, stored, parts, first)
+        if not isinstance(mixer, AttentionConfig) or tensor != "self_attn.q_proj":
+            return None
+        if mixer.gate is None or not mixer.gate.is_beside_queries:
+            return None
+        parts = (mixer.head_dim, mixer.head_dim)  # queries, then gates, of which the latter are first in memory
+        return _pieces_of_groups(name, stored, parts, self.layer.heads.query.start, is_turned=True)
 
     def has_pairs(self, tensor: str) -> bool:
         """Return whether a tensor makes what is rotated, in the order in which the pairs are neighbours."""
@@ -134,6 +176,8 @@ class _Splits:
 
 def _of_layer(name: str, stored: StoredTensor, within: str, splits: _Splits, rank: int) -> list[Piece]:
     tensor, _, kind = within.rpartition(".")
+    if (pieces := splits.pieces_of_heads(name, stored, tensor)) is not None:
+        return pieces
     runs, columns = splits.row_runs(tensor), splits.columns(tensor)
     if splits.has_pairs(tensor):
         return splits.pieces_of_pairs(name, stored)
@@ -148,6 +192,54 @@ def _of_layer(name: str, stored: StoredTensor, within: str, splits: _Splits, ran
         return [Piece(name, stored.values)]
     stored.values.zero_()  # of the sum over the ranks
     return []
+
+
+@dataclass(frozen=True, slots=True)
+class _RecurrentHeads:
+    """A rank's part of a recurrent layer: rows of its keys, of its values, and of what a value head has once.
+
+    groups  its key heads, each with the value heads that it serves
+    """
+
+    groups: range
+    keys: _Run
+    values: _Run
+    of_values: _Run
+
+    @classmethod
+    def of(cls, layer: LayerShard, rank: int, world: int) -> "_RecurrentHeads":
+        assert isinstance(layer.whole.mixer, GatedDeltaConfig), "the layer is recurrent"
+        sizes = layer.whole.mixer.sizes
+        keys, values = (
+            range(count * rank // world, count * (rank + 1) // world)
+            for count in (sizes.num_key_heads, sizes.num_value_heads)
+        )
+        return cls(
+            keys,
+            (_rows(keys, sizes.key_dim), sizes.num_key_heads * sizes.key_dim),
+            (_rows(values, sizes.value_dim), sizes.num_value_heads * sizes.value_dim),
+            (values, sizes.num_value_heads),
+        )
+
+
+def _pieces_of_groups(
+    name: str, stored: StoredTensor, parts: tuple[int, ...], first_group: int, *, is_turned: bool = False
+) -> list[Piece]:
+    """Return the blocks of a tensor that has, of each group, rows of one part after those of another.
+
+    parts      rows of a group's parts in the checkpoint; in memory those of all groups lie together
+    is_turned  whether the last part is the first one in memory
+    """
+    sizes = [_blocks(name, size, stored.rows) for size in parts]
+    num_groups, width = stored.values.shape[0] // sum(sizes), stored.values[0].numel()
+    order = [*range(len(sizes))][::-1] if is_turned else [*range(len(sizes))]
+    found, start = [], 0
+    for part in order:
+        size = sizes[part]
+        target = stored.values[start : start + num_groups * size].view(num_groups, size * width)
+        found.append(Piece(name, target, first_group, sum(sizes[:part]) * width, sum(sizes) * width))
+        start += num_groups * size
+    return found
 
 
 def _rows(heads: range, head_dim: int) -> range:

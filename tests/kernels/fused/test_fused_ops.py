@@ -10,6 +10,7 @@ from transformers.activations import ACT2FN
 from kernels.fused.activation import gated, gated_torch, swiglu, swiglu_torch
 from kernels.fused.activation_kind import Activation
 from kernels.fused.backend import next_power_of_2, runs_on_triton
+from kernels.fused.gated_norm import norm_and_gate
 from kernels.fused.head_gate import gate_heads_
 from kernels.fused.head_gate_kind import GateFunction
 from kernels.fused.layer_norm import add_layer_norm, layer_norm, layer_norm_torch
@@ -309,6 +310,15 @@ def test_heads_are_gated_by_a_function_of_their_numbers(
     expected = out.double() * shares.view(5, 3, -1)
     assert gate_heads_(out, gate, function) is out
     torch.testing.assert_close(out.double(), expected, rtol=TOLERANCE[dtype], atol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_heads_are_normed_and_gated_by_themselves(dtype: torch.dtype) -> None:
+    x, wide, weight = randn(5, 3, 44, dtype=dtype), randn(5, 200, dtype=dtype, seed=1), randn(44, seed=2)
+    x[0, 0] = 0
+    gate = wide[:, 7:139]
+    expected = exact_norm(x, weight, 1e-6).double() * torch.nn.functional.silu(gate.double()).view(5, 3, 44)
+    assert_near(norm_and_gate(x, gate, weight, 1e-6), expected.flatten(1).float())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -18,7 +18,7 @@ from qualification.model.families.reader import read_model
 from qualification.model.shard import shard_of
 
 PLAIN = read_model(preset_named("llama-3.1-8b").config)
-STATE = StateTensor((32, 128, 128), Dtype.FP32), StateTensor((3, 8192), Dtype.BF16)
+STATE = StateTensor((32, 128, 128), Dtype.FP32), StateTensor((3, 8192), None)
 
 
 def hybrid(plain: ModelConfig) -> ModelConfig:
@@ -36,8 +36,8 @@ def test_keys_values_and_shapes_count_attention_layers_only() -> None:
     config = hybrid(PLAIN)
     assert config.attention_layers == (3, 7, 11, 15, 19, 23, 27, 31)
     assert 4 * kv_bytes_per_token(config, Dtype.BF16) == kv_bytes_per_token(PLAIN, Dtype.BF16)
-    assert state_bytes(config) == 24 * (2 * 2**20 + 2 * 3 * 8192)
-    assert state_bytes(PLAIN) == 0
+    assert state_bytes(config, Dtype.BF16) == 24 * (2 * 2**20 + 2 * 3 * 8192)
+    assert state_bytes(PLAIN, Dtype.BF16) == 0
     assert (signature_of(config), config.windows) == (signature_of(PLAIN), (None,) * 8)
     shapes = (linear_shapes_needed(it, Dtype.BF16, 128, "cuda") for it in (config, PLAIN))
     assert set.__eq__(*map(set, shapes)), "the layers that attend have products of the same shapes"

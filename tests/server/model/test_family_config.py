@@ -240,8 +240,8 @@ def test_phi3_is_served_with_a_plain_rotation(scaling: object, tmp_path: Path) -
         ("qwen3", {"head_dim": 16, **ON, "layer_types": MIXED[:3]}, "layer_types must be a list of 4"),
         (
             "qwen3",
-            {"head_dim": 16, "model_type": "qwen3_next"},
-            "'qwen3_next' .*; nearest: qwen3.* lists all",
+            {"head_dim": 16, "model_type": "qwen3_omni"},
+            "'qwen3_omni' .*; nearest: qwen3.* lists all",
         ),
         ("glm4", {"quantization_config": {"quant_method": "fp8"}}, "quantization_config must be absent"),
         ("ernie4_5_moe", {"moe_norm_min": 0.1}, "moe_norm_min must be absent or 1e-12"),

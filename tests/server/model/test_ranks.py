@@ -31,6 +31,8 @@ from support.models.tiny_families import (
     MIXTRAL,
     MULTIPLIERS,
     QWEN_2_MOE,
+    QWEN_3_NEXT,
+    RECURRENT,
     SEED,
     SMOLLM,
     load,
@@ -66,6 +68,17 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "llama-4": ("llama4_text", LLAMA_4),
     "hunyuan-moe": ("hunyuan_v1_moe", HUNYUAN_MOE),
     "hy3": ("hy_v3", HY_3),
+    "qwen3-next": ("qwen3_next", {**QWEN_3_NEXT, "linear_num_key_heads": 4, "linear_num_value_heads": 8}),
+    "qwen3.5-tied": (
+        "qwen3_5_text",
+        {
+            **RECURRENT,
+            "linear_num_key_heads": 4,
+            "linear_num_value_heads": 12,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ),
     "one-kv-head": ("mistral", {"sliding_window": None, "num_key_value_heads": 1}),
 }
 JOINED = {"qwen3-vl-moe": True, "qwen3-vl-moe-saved-anew": False}

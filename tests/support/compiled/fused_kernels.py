@@ -3,7 +3,7 @@
 from types import ModuleType
 from typing import Any
 
-from kernels.fused import activation, head_gate, norm, rope_kv
+from kernels.fused import activation, gated_norm, head_gate, norm, rope_kv
 
 
 def kernel_of(module: ModuleType, name: str) -> Any:
@@ -12,6 +12,7 @@ def kernel_of(module: ModuleType, name: str) -> Any:
 
 
 gate_heads_kernel = kernel_of(head_gate, "_gate_heads_kernel")
+norm_and_gate_kernel = kernel_of(gated_norm, "_norm_and_gate_kernel")
 gated_kernel = kernel_of(activation, "_gated_kernel")
 rms_norm_kernel = kernel_of(norm, "_rms_norm_kernel")
 rope_kernel = kernel_of(rope_kv, "_rope_and_write_kv_kernel")

@@ -20,7 +20,13 @@ from kernels.sampling.draw_kernels import (
     refine_kernel,
 )
 from kernels.sampling.penalties import clear_kernel, mark_kernel, penalise_kernel
-from support.compiled.fused_kernels import gate_heads_kernel, gated_kernel, rms_norm_kernel, rope_kernel
+from support.compiled.fused_kernels import (
+    gate_heads_kernel,
+    gated_kernel,
+    norm_and_gate_kernel,
+    rms_norm_kernel,
+    rope_kernel,
+)
 from support.compiled.gluon_sass import count, disassemble
 from support.compiled.norm_kernels import layer_norm_kernel, mean_squares_kernel, norm_by_kernel
 from support.compiled.sm90_driver import Hopper
@@ -50,6 +56,9 @@ def compile_all() -> dict[str, Any]:
             HALF, HALF, 28672, SIZE=14336, BLOCK=2048, ACTIVATION="gelu_pytorch_tanh", **OVERLAP, **grid
         ),
         "gelu": gated_kernel.warmup(HALF, HALF, 28672, SIZE=14336, BLOCK=2048, ACTIVATION="gelu", **OVERLAP, **grid),
+        "norm and gate of heads": norm_and_gate_kernel.warmup(
+            HALF, HALF, FLOAT, HALF, 12288, 1e-6, HEADS=32, SIZE=128, BLOCK=128, num_warps=1, **OVERLAP, **grid
+        ),
         "gate of heads": gate_heads_kernel.warmup(
             HALF, HALF, 64, SIZE=8192, PER_GATE=128, IS_SOFTPLUS=True, BLOCK=2048, **grid
         ),

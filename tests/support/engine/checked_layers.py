@@ -26,10 +26,11 @@ from server.engine.operators.dispatch import Dispatcher
 from server.engine.operators.dispatch_key import Heads
 from server.engine.operators.observation import Observation
 from server.engine.proof.layer_check import LayerCheck, LayersChecked
-from server.engine.proof.layer_steps import LayerSteps
+from server.engine.proof.layer_steps import NUM_SLOTS, LayerSteps
 from server.engine.scheduling.sequence import Batch
 from server.engine.startup.subject import Subject, kv_cache_of, read_subject
 from server.model.decoder import Decoder
+from server.model.layer_state import StateCache
 from server.model.load.load import load_config, load_decoder
 from server.settings import DeviceChoice, DtypeChoice, LoadFormat, Quantization, Settings
 
@@ -51,19 +52,26 @@ class ServedLayers:
         def redecide(shape: AttentionShape, _: Pairs, __: Pairs) -> Decision[AttentionShape]:
             return decisions[shape]
 
-        flags = []
-        for attention, layer in zip(config.attentions, decoder.weights.layers, strict=True):
+        flags, layers = [], [decoder.weights.layers[index] for index in config.attention_layers]
+        for attention, layer in zip(config.attentions, layers, strict=True):
             flags.append(
                 AttentionFlags(attention.scale, window=attention.window, softcap=attention.softcap, sinks=layer.sinks)
             )
         heads = tuple(map(Heads.of, config.attentions))
-        dispatcher = Dispatcher(decisions, PATHS, tuple(flags), redecide=redecide, heads=heads)
+        dispatcher = Dispatcher(
+            decisions, PATHS, tuple(flags), redecide=redecide, heads=heads, layers=config.attention_layers
+        )
         kv = kv_cache_of(subject, NUM_PAGES)
-        self.worker = Worker(decoder, kv, dispatcher, SampledTokens(8, subject.device))
+        states = StateCache.allocate(config, NUM_SLOTS, torch_dtype(limits.dtype), subject.device)
+        self.worker = Worker(decoder, kv, dispatcher, SampledTokens(8, subject.device), states=states)
         arrays = self.worker.token_arrays
         size = limits.page_size
         self._writer = StepWriter(
-            page_size=size, num_pages=NUM_PAGES, is_pinned=False, num_slots=None, token_arrays=arrays
+            page_size=size,
+            num_pages=NUM_PAGES,
+            is_pinned=False,
+            num_slots=None if states is None else NUM_SLOTS,
+            token_arrays=arrays,
         )
 
     def observe(self, batch: Batch) -> tuple[Tensor, Observation]:
@@ -108,6 +116,7 @@ class CheckedLayers:
             max_len=limits.max_model_len,
             max_tokens=limits.max_num_batched_tokens,
             max_rows=limits.max_num_seqs,
+            num_slots=None if runner.worker.states is None else NUM_SLOTS,
         ).all()
         reference = ForwardReference(
             subject.folder if folder is None else folder,

@@ -143,7 +143,10 @@ def poisoned(states: StateCache) -> StateCache:
 
 
 class Hybrid:
-    """An engine of a hybrid model, and everything a test may want to look at."""
+    """An engine of a hybrid model, and everything a test may want to look at.
+
+    `plain`: a model that has recurrent layers, or one that gets running sums beside its layers
+    """
 
     def __init__(
         self,
@@ -156,10 +159,10 @@ class Hybrid:
         runs_ahead: bool = False,
         has_graphs: bool = False,
     ) -> None:
-        decoder = hybrid_decoder(plain)
+        decoder = plain if plain.config.recurrences else hybrid_decoder(plain)
         config = decoder.config
         kv = KVCache.allocate(config, num_pages, PAGE_SIZE, torch.float32, CPU)
-        states = StateCache.allocate(config, num_slots, CPU)
+        states = StateCache.allocate(config, num_slots, torch.float32, CPU)
         assert states is not None
         tokens = SampledTokens(SIZES.max_sampled, CPU)
         worker = Worker(decoder, kv, dispatcher_of(config, None), tokens, states=poisoned(states))

@@ -1,10 +1,16 @@
 """Runs a decoder over a paged cache, one sequence at a time, with attention written out."""
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
+from kernels.recurrence.calls import RecurrenceRows
+from kernels.recurrence.sizes import CHUNK
+from kernels.vocabulary.shape import Phase
 from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
+from server.model.layer_state import StateCache, StepStates
 from server.model.step import Attend, Step
 
 PAGE_SIZE = 4
@@ -20,6 +26,11 @@ class PagedRunner:
         for pages in self._kv.tensors:
             pages.fill_(torch.nan)
         order = torch.randperm(NUM_PAGES, generator=torch.Generator().manual_seed(5))
+        self._states = StateCache.allocate(decoder.config, 2, torch.float32, torch.device("cpu"))
+        for layer in () if self._states is None else self._states.layers:
+            for tensor in layer.tensors:
+                tensor[:2] = torch.nan
+        self._num_steps = 0
         self._slots = (order[:, None] * PAGE_SIZE + torch.arange(PAGE_SIZE)).flatten()
 
     def logits(self, token_ids: Tensor, chunks: list[int]) -> Tensor:
@@ -28,11 +39,38 @@ class PagedRunner:
         for size in chunks:
             end = start + size
             positions = torch.arange(start, end, dtype=torch.int32)
-            step = Step(token_ids[start:end], positions, self._slots[start:end], self._kv, self._attend(start, end))
+            step = Step(
+                token_ids[start:end],
+                positions,
+                self._slots[start:end],
+                self._kv,
+                self._attend(start, end),
+                states=self._step_states(start, end),
+            )
             hidden = self._decoder.forward(step)
             rows.append(self._decoder.logits(hidden))
             start = end
         return torch.cat(rows)
+
+    def _step_states(self, start: int, end: int) -> StepStates | None:
+        """Read the slot of the chunk before, and write the other one."""
+        if self._states is None:
+            return None
+        source, self._num_steps = self._num_steps % 2 if start else 2, self._num_steps + 1
+        int32, int64 = (partial(torch.tensor, dtype=dtype) for dtype in (torch.int32, torch.int64))
+        rows = RecurrenceRows(
+            starts=int32([0]),
+            stops=int32([end - start]),
+            firsts=int32([start]),
+            folded=int32([start // CHUNK * CHUNK]),
+            sources=int64([source]),
+            targets=int64([self._num_steps % 2]),
+            write_tokens=int64([]),
+            write_slots=int64([]),
+            longest=end - start,
+            phase=Phase.DECODE if start and end == start + 1 else Phase.EXTEND,
+        )
+        return StepStates(self._states, rows)
 
     def _attend(self, start: int, end: int) -> Attend:
         distance = torch.arange(start, end)[:, None] - torch.arange(end)

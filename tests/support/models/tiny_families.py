@@ -81,10 +81,20 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen2MoeConfig,
     Qwen2MoeForCausalLM,
+    Qwen3_5Config,
+    Qwen3_5ForCausalLM,
+    Qwen3_5ForConditionalGeneration,
+    Qwen3_5MoeConfig,
+    Qwen3_5MoeForCausalLM,
+    Qwen3_5MoeForConditionalGeneration,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
     Qwen3VLMoeConfig,
@@ -118,6 +128,9 @@ FAMILIES = {
     "phi3": (Phi3Config, Phi3ForCausalLM),
     "qwen2_moe": (Qwen2MoeConfig, Qwen2MoeForCausalLM),
     "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
+    "qwen3_next": (Qwen3NextConfig, Qwen3NextForCausalLM),
+    "qwen3_5_text": (Qwen3_5TextConfig, Qwen3_5ForCausalLM),
+    "qwen3_5_moe_text": (Qwen3_5MoeTextConfig, Qwen3_5MoeForCausalLM),
     "mixtral": (MixtralConfig, MixtralForCausalLM),
     "gpt_oss": (GptOssConfig, GptOssForCausalLM),
     "glm4_moe": (Glm4MoeConfig, Glm4MoeForCausalLM),
@@ -166,6 +179,20 @@ MULTIPLIERS = {
 QWEN_MOE = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 20}
 QWEN_2_MOE = {**QWEN_MOE, "shared_expert_intermediate_size": 28}
 QWEN_3_MOE = {**QWEN_MOE, "head_dim": 12}
+# Odd sizes: 3 value heads read a key head, and no dim is a power of two.
+RECURRENT = {
+    "head_dim": 12,
+    "num_hidden_layers": 5,
+    "full_attention_interval": 2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 10,
+    "linear_value_head_dim": 7,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
+    "initializer_range": 0.1,
+}
+RECURRENT_FAMILIES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+QWEN_3_NEXT = {**QWEN_2_MOE, **RECURRENT}
 MIXTRAL = {"num_local_experts": 5, "num_experts_per_tok": 2}
 GPT_OSS = {"num_local_experts": 5, "num_experts_per_tok": 3, "head_dim": 12, "sliding_window": 9}
 MXFP4 = {"hidden_size": 64, "intermediate_size": 96}
@@ -292,6 +319,24 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "qwen3_moe, every other layer": ("qwen3_moe", {**QWEN_3_MOE, "decoder_sparse_step": 2}),
     "qwen2_moe": ("qwen2_moe", QWEN_2_MOE),
     "qwen2_moe, a dense layer": ("qwen2_moe", {**QWEN_2_MOE, "mlp_only_layers": [0], "norm_topk_prob": True}),
+    "qwen3_next": ("qwen3_next", QWEN_3_NEXT),
+    "qwen3_next, a dense layer, biases, tied": (
+        "qwen3_next",
+        {**QWEN_3_NEXT, "mlp_only_layers": [1], "attention_bias": True, "tie_word_embeddings": True},
+    ),
+    "qwen3_5": ("qwen3_5_text", RECURRENT),
+    "qwen3_5, a wider convolution, two heads a key, tied": (
+        "qwen3_5_text",
+        {
+            **RECURRENT,
+            "linear_conv_kernel_dim": 5,
+            "linear_num_value_heads": 4,
+            "layer_types": ["full_attention", "linear_attention", "linear_attention"],
+            "num_hidden_layers": 3,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "qwen3_5_moe": ("qwen3_5_moe_text", QWEN_3_NEXT),
     "mixtral": ("mixtral", MIXTRAL),
     "mixtral, all experts": ("mixtral", {**MIXTRAL, "num_experts_per_tok": 5}),
     "gpt_oss, one expert": ("gpt_oss", {**GPT_OSS, "num_experts_per_tok": 1, "swiglu_limit": 0.7}),
@@ -398,6 +443,11 @@ def load(folder: Path) -> Decoder:
     return load_decoder(folder, load_config(folder), dtype=torch.float32, device=CPU, load_format=LoadFormat.AUTO)
 
 
+def tolerance(family: str) -> float:
+    """Return the most that logits of a family may differ: a recurrence's norm makes much of the roundings of little."""
+    return 10 * TOLERANCE if family in RECURRENT_FAMILIES else TOLERANCE
+
+
 def prompt(num_tokens: int) -> Tensor:
     return torch.randint(97, (num_tokens,), generator=torch.Generator().manual_seed(num_tokens))
 
@@ -463,6 +513,18 @@ IMAGE_MODELS: dict[str, tuple[type, type, dict[str, object], dict[str, object]]]
         Glm46VForConditionalGeneration,
         {"model_type": "glm4v_text", "rope_parameters": SECTIONS, "tie_word_embeddings": False},
         {"model_type": "glm4v_vision", **GLM_VISION},
+    ),
+    "qwen3.5": (
+        Qwen3_5Config,
+        Qwen3_5ForConditionalGeneration,
+        {**RECURRENT, "rope_parameters": {**SECTIONS, "partial_rotary_factor": 0.7, "mrope_interleaved": True}},
+        QWEN_VISION,
+    ),
+    "qwen3.5, moe": (
+        Qwen3_5MoeConfig,
+        Qwen3_5MoeForConditionalGeneration,
+        {**QWEN_3_NEXT, "rope_parameters": {**SECTIONS, "partial_rotary_factor": 0.7, "mrope_interleaved": True}},
+        QWEN_VISION,
     ),
     "glm4v, moe": (
         Glm4vMoeConfig,

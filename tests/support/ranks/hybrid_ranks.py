@@ -101,7 +101,7 @@ def _plain_decoder(settings: Settings, subject: Subject, ranks: Ranks = ALONE) -
 
 def _states(subject: Subject) -> StateCache:
     config = hybrid_config(subject.config, 0, subject.shard.world)
-    states = StateCache.allocate(config, NUM_SLOTS, subject.device)
+    states = StateCache.allocate(config, NUM_SLOTS, torch.float32, subject.device)
     assert states is not None
     return poisoned(states)
 

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from kernels.linear.weights import PlainWeight
+from kernels.recurrence.calls import RecurrenceRows
+from kernels.vocabulary.shape import Phase
 from qualification.model.config import ExpertsConfig, LayerConfig, NormsConfig, QKNorm, RopeConfig
 from server.engine.proof.layer_steps import LayerSteps, TooSmall
 from server.model.decoder import Decoder, LayerObserver
@@ -36,6 +38,8 @@ from support.models.tiny_families import (
     MXFP4,
     QWEN_2_MOE,
     QWEN_3_MOE,
+    QWEN_3_NEXT,
+    RECURRENT,
     save_mxfp4,
 )
 
@@ -61,6 +65,8 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "phi 3": ("phi3", {"rope_parameters": {"rope_theta": 500.0, "partial_rotary_factor": 0.75}}),
     "qwen 2 moe": ("qwen2_moe", QWEN_2_MOE),
     "qwen 3 moe": ("qwen3_moe", {**QWEN_3_MOE, "norm_topk_prob": True}),
+    "qwen 3 next": ("qwen3_next", {**QWEN_3_NEXT, "head_dim": 16}),
+    "qwen 3.5": ("qwen3_5_text", {**RECURRENT, "head_dim": 16}),
     "gpt-oss": ("gpt_oss", {"num_local_experts": 5, "num_experts_per_tok": 3, "head_dim": 16, **WINDOW}),
     "glm": (
         "glm4_moe",
@@ -99,7 +105,12 @@ def test_layers_of_every_family_are_proven_in_fp32(name: str, models: Models) ->
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [("llama", DtypeChoice.FP16), ("gemma 2", DtypeChoice.BF16), ("qwen 2 moe", DtypeChoice.BF16)],
+    [
+        ("llama", DtypeChoice.FP16),
+        ("gemma 2", DtypeChoice.BF16),
+        ("qwen 2 moe", DtypeChoice.BF16),
+        ("qwen 3.5", DtypeChoice.BF16),
+    ],
 )
 def test_layers_are_proven_in_16_bits(name: str, dtype: DtypeChoice, tmp_path: Path) -> None:
     family, changes = MODELS[name]
@@ -147,6 +158,35 @@ class SlotsSwapped(Decoder):
     def forward(self, step: Step, observer: LayerObserver | None = None) -> Tensor:
         slots = torch.cat((step.slots[:-2], step.slots[-2:].flip(0)))
         return super().forward(replace(step, slots=slots), observer)
+
+
+class OtherSources(Decoder):
+    """Begins with states of other slots: `rows` gives those of a step from its own."""
+
+    def __init__(self, decoder: Decoder, rows: Callable[[RecurrenceRows], RecurrenceRows]) -> None:
+        super().__init__(decoder.config, decoder.weights)
+        self._rows = rows
+
+    def forward(self, step: Step, observer: LayerObserver | None = None) -> Tensor:
+        assert step.states is not None
+        states = replace(step.states, rows=self._rows(step.states.rows))
+        return super().forward(replace(step, states=states), observer)
+
+
+def swapped_slots(rows: RecurrenceRows) -> RecurrenceRows:
+    """Give decode rows each other's states."""
+    return rows if rows.phase is not Phase.DECODE else replace(rows, sources=rows.sources.flip(0))
+
+
+def stale_snapshot(rows: RecurrenceRows) -> RecurrenceRows:
+    """Begin from the state that the snapshot's sequence has by now."""
+    return replace(rows, sources=torch.where(rows.sources == 3, 0, rows.sources))
+
+
+def without_result_gates(weight: Tensor) -> Tensor:
+    by_head = weight.view(-1, 2, 16, weight.shape[1]).clone()
+    by_head[:, 1] = 0
+    return by_head.view(weight.shape)
 
 
 def with_layers(
@@ -290,6 +330,21 @@ FAULTS: dict[str, Fault] = {
         "llama", "residual behind attention", tensors=replaced("o_proj.bias", torch.zeros_like)
     ),
     "final norm skipped": Fault("llama", "logits", tensors=replaced("model.norm", torch.ones_like)),
+    "slots of states swapped": Fault("qwen 3.5", "recurrence", decoder=lambda it: OtherSources(it, swapped_slots)),
+    "a snapshot that is stale": Fault("qwen 3.5", "recurrence", decoder=lambda it: OtherSources(it, stale_snapshot)),
+    "taps of a convolution reversed": Fault(
+        "qwen 3.5", "recurrence", tensors=replaced("conv1d", lambda it: it.flip(2))
+    ),
+    "bias of decays dropped": Fault("qwen 3.5", "recurrence", tensors=replaced("dt_bias", torch.zeros_like)),
+    "writing and decay swapped": Fault(
+        "qwen 3.5", "gates of a recurrence", tensors=moved(swapped("in_proj_b", "in_proj_a"))
+    ),
+    "gates of attention's results dropped": Fault(
+        "qwen 3.5", "residual behind attention", tensors=replaced("q_proj", without_result_gates)
+    ),
+    "groups of key heads read from another row": Fault(
+        "qwen 3 next", "what a recurrence reads", tensors=replaced("in_proj_qkvz", lambda it: it.roll(1, 0))
+    ),
     "one number of a weight": Fault(
         "mistral", "residual behind the feed-forward",
         tensors=replaced("1.mlp.down_proj", lambda it: torch.cat((it[:1] + torch.eye(1, it.shape[1]) / 100, it[1:]))),

@@ -1,0 +1,133 @@
+"""Qwen3-Next and Qwen3.5, served by the whole engine, token for token beside transformers (fp32, tiny, odd sizes)."""
+
+import random
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from kernels.recurrence.sizes import CHUNK
+from server.model.decoder import Decoder
+from server.protocol.messages import Fork
+from support.engine.graph_session import Session
+from support.engine.running_sum import PAGE_SIZE, Hybrid
+from support.models.tiny_families import QWEN_3_NEXT, RECURRENT, load, save_reference
+
+NUM_TOKENS = 8
+MODELS: dict[str, dict[str, object]] = {"qwen3_next": QWEN_3_NEXT, "qwen3_5_text": RECURRENT}
+WORDS = random.Random(5).choices(range(97), k=160)
+Answer = Callable[[list[int]], list[int]]
+
+
+class Model:
+    def __init__(self, folder: Path, family: str) -> None:
+        no_ends = {"bos_token_id": None, "eos_token_id": None}
+        self._reference: PreTrainedModel = save_reference(folder, family, {**MODELS[family], **no_ends})
+        self.decoder: Decoder = load(folder)
+        self._found: dict[tuple[int, ...], list[int]] = {}
+
+    def answer(self, prompt: list[int]) -> list[int]:
+        """Return the greedy tokens of transformers, which keeps a state of its own."""
+        if tuple(prompt) not in self._found:
+            ids = torch.tensor([prompt])
+            mask = torch.ones_like(ids)
+            output = self._reference.generate(ids, attention_mask=mask, max_new_tokens=NUM_TOKENS, do_sample=False)
+            self._found[tuple(prompt)] = output[0, len(prompt) :].tolist()
+        return self._found[tuple(prompt)]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Model]:
+    torch.set_num_threads(1)  # for tensors this small threads wait for each other
+    return cache(lambda family: Model(tmp_path_factory.mktemp("model"), family))
+
+
+@pytest.fixture
+def model(models: Callable[[str], Model]) -> Model:
+    return models("qwen3_5_text")
+
+
+class Served(Session):
+    """A session that proves after each step that no slot and no page is lost."""
+
+    def __init__(self, model: Model, **options: int | bool) -> None:
+        self.subject = Hybrid(model.decoder, **options)  # type: ignore[arg-type]
+        super().__init__(self.subject.engine)
+
+    def step(self) -> None:
+        super().step()
+        self.subject.scheduler.check_integrity()
+
+    def ask(self, name: str, prompt: list[int], num_forks: int = 0) -> None:
+        self.submit(name, prompt, max_tokens=NUM_TOKENS, forks=[Fork(f"{name} {i}", None) for i in range(num_forks)])
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_answers_alone_and_beside_others_are_transformers(models: Callable[[str], Model], family: str) -> None:
+    model = models(family)
+    session = Served(model, runs_ahead=True, has_graphs=True)
+    prompts = [WORDS[start : start + size] for start, size in ((0, 1), (1, 7), (2, 8), (3, CHUNK - 3), (4, 80))]
+    for index, prompt in enumerate(prompts):
+        session.ask(f"alone {index}", prompt)
+        session.drain()
+    for index, prompt in enumerate(prompts):
+        session.ask(f"beside {index}", prompt)
+    session.drain()
+    for index, prompt in enumerate(prompts):
+        assert session.tokens(f"alone {index}") == session.tokens(f"beside {index}") == model.answer(prompt)
+
+
+@pytest.mark.parametrize("step_tokens", [1, PAGE_SIZE, 21, CHUNK - 1, CHUNK, CHUNK + 1])
+def test_chunks_that_end_anywhere_change_no_token(model: Model, step_tokens: int) -> None:
+    session = Served(model, step_tokens=step_tokens, max_num_seqs=1)
+    for size in (CHUNK + 2, 2 * CHUNK - 16):
+        session.ask(str(size), WORDS[:size])
+        session.drain()
+        assert session.tokens(str(size)) == model.answer(WORDS[:size])
+
+
+@pytest.mark.parametrize("border", [3 * PAGE_SIZE, CHUNK])
+@pytest.mark.parametrize("distance", [-10, -4, -1, 0, 1, 4, 10])
+def test_a_hit_near_a_border_restores_the_state(model: Model, border: int, distance: int) -> None:
+    """A prompt, another one that parts from it near the border, and the first one again: A, B, A."""
+    session, shared = Served(model, runs_ahead=True), WORDS[: border + distance]
+    a, b = [*shared, *WORDS[100:112]], [*shared, *WORDS[120:134]]
+    hits = []
+    for index, prompt in enumerate((a, b, a, b, [*shared, 5])):
+        before = session.total("num_prefix_hit_tokens")
+        session.ask(str(index), prompt)
+        session.drain()
+        assert session.tokens(str(index)) == model.answer(prompt)
+        hits.append(session.total("num_prefix_hit_tokens") - before)
+    last = (len(a) - 1) // PAGE_SIZE * PAGE_SIZE
+    assert hits[2] == last
+    assert hits[3] > 0
+
+
+def test_preempted_aborted_and_forked_answers_are_transformers(model: Model) -> None:
+    rng = random.Random(4)
+    prompts = [[*WORDS[:cut], *WORDS[90 : 90 + rest]] for cut, rest in ((11, 3), (40, 1), (60, 9), (70, 0), (33, 6))]
+    num_preempted = num_hits = 0
+    for runs_ahead, num_slots, num_pages in ((True, 4, 24), (False, 9, 20)):
+        session = Served(model, runs_ahead=runs_ahead, num_slots=num_slots, num_pages=num_pages, step_tokens=21)
+        asked: dict[str, list[int]] = {}
+        for index in range(14):
+            prompt, num_forks = rng.choice(prompts), rng.choice((0, 0, 2))
+            session.ask(str(index), prompt, num_forks)
+            asked |= dict.fromkeys((str(index), *(f"{index} {i}" for i in range(num_forks))), prompt)
+            for _ in range(rng.randrange(3)):
+                session.step()
+            if rng.random() < 0.4:  # often in the middle of a chunk
+                cancelled = rng.choice(list(asked))
+                session.engine.cancel(cancelled)
+                del asked[cancelled]
+        session.drain()
+        for name, prompt in asked.items():
+            assert session.tokens(name) == model.answer(prompt)
+        num_preempted += session.total("num_preemptions")
+        num_hits += session.total("num_prefix_hit_tokens")
+    assert num_preempted > 0
+    assert num_hits > 0
