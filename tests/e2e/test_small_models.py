@@ -187,7 +187,7 @@ NEAR_TIE = 1e-3  # of two logits: what roundings of fp32 may turn
 def config_of(family: str, num_heads: int, num_kv_heads: int, head_dim: int) -> object:
     hidden_size = num_heads * head_dim
     sizes: dict[str, object] = {"head_dim": head_dim} if family in HEAD_DIM_IS_GIVEN else {}
-    more = {"eos_token_id": None, **MORE.get(family, {})}
+    more = {"eos_token_id": None, "pad_token_id": None, **MORE.get(family, {})}
     return FAMILIES[family](
         vocab_size=101,
         hidden_size=hidden_size,
@@ -199,7 +199,6 @@ def config_of(family: str, num_heads: int, num_kv_heads: int, head_dim: int) -> 
         initializer_range=0.2,
         tie_word_embeddings=False,
         bos_token_id=None,
-        pad_token_id=None,
         **sizes,
         **more,
     )

@@ -44,7 +44,6 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, object]]] = {
     # No path of a CPU has a softcap of scores: that is shown by the decoder's own tests, and on a GPU.
     "gemma 2": ("gemma2", {**GEMMA, "attn_logit_softcapping": None, "final_logit_softcapping": 9.0}),
     "gemma 3": ("gemma3", {**GEMMA, "sliding_window_pattern": 2}),
-    "olmo 2": ("olmo2", {}),
     "olmo 3": ("olmo3", {"sliding_window": WINDOW}),
     "exaone 4": ("exaone4", {**EXAONE_4, "sliding_window": WINDOW}),
     "smollm 3": ("smollm3", SMOLLM),
