@@ -83,6 +83,34 @@ def rope_and_write_kv(
         _rope_and_write_kv_kernel[(num_tokens, num_q_blocks + num_kv_blocks)](*tensors, *strides, eps, **options)
 
 
+def rotate_queries(
+    q: Tensor,
+    cos_sin: Tensor,
+    positions: Tensor,
+    *,
+    q_norm: Tensor | None = None,
+    eps: float = 1e-6,
+    turns: Turns | None = None,
+) -> None:
+    """Rotate q in place, as `rope_and_write_kv` does, where a layer writes no keys and values."""
+    if turns is not None or not runs_on_triton(q):
+        _rotate(q, q_norm, _turns(cos_sin, positions) if turns is None else turns, eps)
+        return
+    norm = q if q_norm is None else q_norm
+    # The kernel's blocks of key heads are left out: what stands for keys, values and pages is neither read nor written.
+    tensors = (q, q, q, cos_sin, positions, q, q, positions, norm, norm)
+    num_tokens, num_heads, head_dim = q.shape
+    strides, sizes, rest = (q.stride()[0],) * 3, (num_heads, 0, head_dim), head_dim - cos_sin.shape[1]
+    at = [x.data_ptr() for x in tensors]
+    if q.is_cuda and (at[0] | at[3] | at[8]) % 16 == 0:
+        dtypes = tuple([x.dtype for x in tensors])
+        kernel, num_blocks = _prepared(q.device, dtypes, sizes, strides, q_norm is not None, rest)
+        kernel((num_tokens, num_blocks, 1), (*at, *strides, eps))
+    else:
+        options = _options(q.device, sizes, has_norm=q_norm is not None, rest=rest)
+        _rope_and_write_kv_kernel[(num_tokens, _blocks(sizes)[0])](*tensors, *strides, eps, **options)
+
+
 def _blocks(sizes: tuple[int, int, int]) -> tuple[int, int, int, int]:
     """Blocks of query heads and of KV heads, heads of a block, and half the head dim, padded."""
     num_heads, num_kv_heads, head_dim = sizes
@@ -146,16 +174,21 @@ def rope_and_write_kv_torch(
     turns = _turns(cos_sin, positions) if turns is None else turns
     both = _side_by_side(q, k) if q_norm is None else None
     for heads, norm in ((q, q_norm), (k, k_norm)) if both is None else ((both, None),):
-        # No copy where q and k are fp32 and have no norm: then the rotation is really in place.
-        precise = heads.float() if norm is None else rms_norm_torch(heads.float(), norm, eps)
-        num_rotated = turns.cos.shape[-1]
-        rotated = precise if num_rotated == precise.shape[-1] else precise[..., :num_rotated]
-        swapped = rotated.roll(num_rotated // 2, dims=-1)  # the halves of each head
-        rotated.mul_(turns.cos).addcmul_(swapped, turns.sin)
-        if precise is not heads:
-            heads.copy_(precise)
+        _rotate(heads, norm, turns, eps)
     k_pages.view(-1, *k.shape[1:]).index_copy_(0, slots, k.to(k_pages.dtype))
     v_pages.view(-1, *v.shape[1:]).index_copy_(0, slots, v.to(v_pages.dtype))
+
+
+def _rotate(heads: Tensor, norm: Tensor | None, turns: Turns, eps: float) -> None:
+    """Norm heads [T, n, d], where there is a norm, and rotate them, in place."""
+    # No copy where they are fp32 and have no norm: then the rotation is really in place.
+    precise = heads.float() if norm is None else rms_norm_torch(heads.float(), norm, eps)
+    num_rotated = turns.cos.shape[-1]
+    rotated = precise if num_rotated == precise.shape[-1] else precise[..., :num_rotated]
+    swapped = rotated.roll(num_rotated // 2, dims=-1)  # the halves of each head
+    rotated.mul_(turns.cos).addcmul_(swapped, turns.sin)
+    if precise is not heads:
+        heads.copy_(precise)
 
 
 def _turns(cos_sin: Tensor, positions: Tensor) -> Turns:

@@ -73,6 +73,7 @@ NAMED: tuple[NamedKernels, ...] = (
     # Ours, by the whole names of their jitted functions.
     NamedKernels("norm, with the residual's sum", ("_rms_norm_kernel",)),
     NamedKernels("rotation and the write of keys and values", ("_rope_and_write_kv_kernel",)),
+    NamedKernels("norm of each head of the values", ("_norm_heads_kernel",)),
     NamedKernels("gated activation", ("_gated_kernel",)),
     NamedKernels("gate of a shared feed-forward", ("_gate_rows_kernel",)),
     NamedKernels("norm and gate of a recurrence's heads", ("_norm_and_gate_kernel",)),

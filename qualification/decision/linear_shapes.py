@@ -45,6 +45,7 @@ def linear_shapes_needed(
     weights = dict.fromkeys(
         weight for layer in model.layers for weight in _weights_of(layer, model, dtype, device_type)
     )
+    weights |= dict.fromkeys(_per_layer_weights(model))
     found = [_shape(weight, dtype, rows) for weight in weights for rows in LinearRows.up_to(max_num_batched_tokens)]
     for size in sorted({len(vocabulary_rows(model.vocab_size, rank, num_ranks)) for rank in range(num_ranks)}):
         most = min(max_num_batched_tokens, max(_MOST_SAMPLED, MAX_LOGITS // size))
@@ -62,6 +63,14 @@ def _weights_of(layer: LayerConfig, model: ModelConfig, dtype: Dtype, device_typ
     yield from _own_weights_of(layer, model.hidden_size)
     if isinstance(layer.feed_forward, ExpertsConfig):
         yield _router(model.hidden_size, layer.feed_forward.num_experts, dtype, device_type)
+
+
+def _per_layer_weights(model: ModelConfig) -> Iterator[_Weight]:
+    """The products of embeddings for each layer: one of the model, and two of each layer."""
+    if model.per_layer is not None:
+        yield _Weight(model.hidden_size, model.num_layers * model.per_layer.width)
+        yield _Weight(model.hidden_size, model.per_layer.width)
+        yield _Weight(model.per_layer.width, model.hidden_size)
 
 
 def _own_weights_of(layer: LayerConfig, hidden: int) -> Iterator[_Weight]:

@@ -20,6 +20,7 @@ class RopeKind(Enum):
     LLAMA3 = "llama3"
     YARN = "yarn"
     LONGROPE = "longrope"
+    PROPORTIONAL = "proportional"  # of whole heads, whose frequencies are 0 beyond `rotated_share` of the pairs
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +49,12 @@ class RopeConfig:
                 return max(max_position, int((self.original_max_position or max_position) * self.factor))
             case RopeKind.LINEAR:
                 return max(max_position, int(max_position * self.factor))
-            case RopeKind.NONE | RopeKind.PLAIN | RopeKind.LLAMA3 | RopeKind.LONGROPE:
+            case RopeKind.NONE | RopeKind.PLAIN | RopeKind.LLAMA3 | RopeKind.LONGROPE | RopeKind.PROPORTIONAL:
                 return max_position
 
     def rotated_dims(self, head_dim: int) -> int:
-        """The dimensions of a head that are rotated, rounded down as in transformers."""
-        return int(head_dim * self.rotated_share)
+        """The dimensions of a head that are rotated, by an angle of 0 too, rounded down as in transformers."""
+        return head_dim if self.kind is RopeKind.PROPORTIONAL else int(head_dim * self.rotated_share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,12 @@ class AttentionGate:
 
 @dataclass(frozen=True, slots=True)
 class AttentionConfig:
+    """values_are_keys  no product makes values: they are the keys, before these are normed and rotated
+    norms_values     an RMSNorm without weights of each head of the values
+    reads_keys_of    the earlier layer, by its place among all, whose keys and values are read; None: the layer has its
+                     own. One that reads another's has products of queries alone
+    """
+
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -107,6 +114,9 @@ class AttentionConfig:
     has_output_bias: bool = False
     query_scaling: QueryScaling | None = None
     gate: AttentionGate | None = None
+    values_are_keys: bool = False
+    norms_values: bool = False
+    reads_keys_of: int | None = None
 
     @property
     def query_size(self) -> int:
@@ -114,9 +124,9 @@ class AttentionConfig:
 
     @property
     def projected_size(self) -> int:
-        """Return the rows of what makes queries, keys, values, and gates that are beside the queries."""
+        """Return the rows of what makes queries, keys and values, as far as it does, and gates beside the queries."""
         has_gates = self.gate is not None and self.gate.is_beside_queries
-        return self.query_size + 2 * self.kv_size + has_gates * self.gate_size
+        return sum(self.head_splits) * self.head_dim + has_gates * self.gate_size
 
     @property
     def kv_size(self) -> int:
@@ -128,6 +138,17 @@ class AttentionConfig:
         if self.gate is None:
             return 0
         return self.query_size if self.gate.by_dimension else self.num_heads
+
+    @property
+    def has_own_keys(self) -> bool:
+        return self.reads_keys_of is None
+
+    @property
+    def head_splits(self) -> tuple[int, ...]:
+        """Heads that one product makes of each kind: queries, keys where it makes any, values where it makes any."""
+        if not self.has_own_keys:
+            return (self.num_heads,)
+        return (self.num_heads, *((self.num_kv_heads,) if self.values_are_keys else (self.num_kv_heads,) * 2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +234,9 @@ class ExpertsConfig:
     has_router_bias      whether the router's product has one
     has_correction_bias  whether scores get one for choosing experts, and not for weighing them
     weighs_inputs        whether a token's weight multiplies what its one expert reads, not what that expert adds
+    has_expert_scales    whether the weight of an expert is multiplied by a number of its own in the end
+    norms_apart          whether router, experts and what all tokens visit each norm the residual by themselves, and
+                         what experts and the others add is normed by itself before their sum is
     """
 
     width: int
@@ -224,6 +248,8 @@ class ExpertsConfig:
     weighs_inputs: bool = False
     shared: SharedExpertConfig | None = None
     format: ExpertFormat = ExpertFormat.PLAIN
+    has_expert_scales: bool = False
+    norms_apart: bool = False
 
     @property
     def num_experts(self) -> int:
@@ -273,6 +299,22 @@ class LayerConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class PerLayerConfig:
+    """A second embedding of each token, with numbers for each layer, which adds them to the residual through a gate.
+
+    width          numbers of a token for one layer
+    vocab_size     tokens that have an embedding of this kind
+    activation     of the gate
+    absent_token   whose embedding stands for tokens that are given as embeddings and have no id
+    """
+
+    width: int
+    vocab_size: int
+    activation: Activation
+    absent_token: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """Architecture of a decoder, in the same fields for all families; a family's file fills it from config.json."""
 
@@ -294,6 +336,8 @@ class ModelConfig:
     logits_divisor: float = 1.0
     logits_softcap: float | None = None
     has_image_spans: bool = False  # prompts may hold images, whose tokens see each other both ways
+    per_layer: PerLayerConfig | None = None
+    has_layer_scales: bool = False  # the residual behind each layer is multiplied by a number of the checkpoint
     rounds_at_load: bool = False  # the checkpoint has plain products, which become those of `formats` when it is loaded
     packing: Packing | None = None  # of weights of 4 bits in the checkpoint
 
@@ -345,8 +389,8 @@ class ModelConfig:
 
 
 def kv_bytes_per_token(config: ModelConfig, kv_dtype: Dtype) -> int:
-    """Bytes of cache that one token takes in all layers that attend."""
-    return 2 * sum(attention.kv_size for attention in config.attentions) * kv_dtype.num_bytes
+    """Bytes of cache that one token takes in all layers that have keys and values of their own."""
+    return 2 * sum(it.kv_size for it in config.attentions if it.has_own_keys) * kv_dtype.num_bytes
 
 
 def state_bytes(config: ModelConfig, dtype: Dtype) -> int:
@@ -361,7 +405,7 @@ def num_parameters(config: ModelConfig, num_tokens: int | None = None) -> int:
     """
     embeddings = config.embedding_size * (1 if config.tie_embeddings else 2)
     layers = sum(_all_visit(config, it) + _expert_parameters(config, it, num_tokens) for it in config.layers)
-    return embeddings + layers + config.hidden_size
+    return embeddings + layers + config.hidden_size + _per_layer_parameters(config)
 
 
 def weight_bytes(config: ModelConfig, dtype: Dtype, num_tokens: int | None = None) -> int:
@@ -392,13 +436,14 @@ def _bytes_saved(hidden: int, layer: LayerConfig, dtype: Dtype) -> int:
 def _all_visit(config: ModelConfig, layer: LayerConfig) -> int:
     """Numbers of a layer that all tokens are multiplied by: all but those of its experts."""
     hidden, mixer = config.hidden_size, layer.mixer
-    count = hidden * layer.norms.count
+    count = hidden * layer.norms.count + config.has_layer_scales
     count += _attention_parameters(mixer, hidden) if isinstance(mixer, AttentionConfig) else mixer.num_parameters
     match layer.feed_forward:
         case DenseConfig(width, _, has_bias):
             return count + 3 * hidden * width + (2 * width + hidden) * has_bias
         case ExpertsConfig() as mixture:
-            count += mixture.num_experts * (hidden + mixture.has_router_bias + mixture.has_correction_bias)
+            of_expert = hidden + mixture.has_router_bias + mixture.has_correction_bias + mixture.has_expert_scales
+            count += mixture.num_experts * of_expert + 4 * hidden * mixture.norms_apart
             if mixture.shared is not None:
                 count += 3 * hidden * mixture.shared.width + hidden * mixture.shared.is_gated
             return count
@@ -413,12 +458,21 @@ def _attention_parameters(attention: AttentionConfig, hidden: int) -> int:
         count += hidden * attention.gate_size
     match attention.qk_norm:
         case QKNorm.EACH_HEAD | QKNorm.EACH_HEAD_ROTATED:
-            count += 2 * attention.head_dim
+            count += (1 + attention.has_own_keys) * attention.head_dim
         case QKNorm.ALL_HEADS:
             count += heads + kv_heads
         case QKNorm.NONE | QKNorm.EACH_HEAD_UNWEIGHTED:
             pass
     return count
+
+
+def _per_layer_parameters(config: ModelConfig) -> int:
+    """Numbers of the embeddings for each layer: their table, a product and a norm, and of each layer two and a norm."""
+    if config.per_layer is None:
+        return 0
+    width, hidden, num_layers = config.per_layer.width, config.hidden_size, config.num_layers
+    of_layer = width * (config.per_layer.vocab_size + 3 * hidden) + hidden
+    return num_layers * of_layer + width
 
 
 def _expert_parameters(config: ModelConfig, layer: LayerConfig, num_tokens: int | None) -> int:

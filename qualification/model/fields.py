@@ -115,6 +115,11 @@ class Fields:
         if self._value(name, None) is not None:
             self.refuse(name, f"absent ({why})")
 
+    def only(self, *names: str) -> None:
+        """Refuse every field but these."""
+        for name in self._values.keys() - set(names):
+            self.refuse(name, f"absent (only {' and '.join(names)} are read here)")
+
     def has(self, name: str) -> bool:
         return self._value(name, None) is not None
 

@@ -6,7 +6,7 @@ from qualification.model.config import RopeConfig, RopeKind
 from qualification.model.fields import Fields
 
 THETA = 10_000.0  # where rope_theta is missing
-_KINDS = tuple(kind for kind in RopeKind if kind is not RopeKind.NONE)
+_KINDS = tuple(kind for kind in RopeKind if kind not in (RopeKind.NONE, RopeKind.PROPORTIONAL))
 _STRETCHED = (RopeKind.PLAIN, RopeKind.LINEAR, RopeKind.LLAMA3, RopeKind.YARN)
 
 
@@ -67,6 +67,8 @@ def rope_of(
         return RopeConfig(theta, rotated_share=share)
     if kind is RopeKind.LINEAR:
         return RopeConfig(theta, kind, rope.number("factor"), rotated_share=share)
+    if kind is RopeKind.PROPORTIONAL:
+        return RopeConfig(theta, kind, rope.number("factor", 1.0), rotated_share=share)
     max_position = fields.integer("max_position_embeddings")
     original = fields.integer(  # the field beside the object wins, as in transformers
         "original_max_position_embeddings", rope.integer("original_max_position_embeddings", max_position)

@@ -7,12 +7,18 @@ the norm are one kernel: `hidden, residual = block(hidden, residual, step)`, and
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+import torch
 from torch import Tensor
 
+from kernels.fused.activation import gated
+from kernels.fused.activation_kind import Activation
+from kernels.fused.alike import gated_alike
 from kernels.fused.head_gate import gate_heads_
 from kernels.fused.head_gate_kind import GateFunction
+from kernels.fused.head_norm import norm_heads
 from kernels.fused.layer_norm import add_layer_norm, layer_norm
 from kernels.fused.norm import add_rms_norm, rms_norm
+from kernels.fused.rope_kv import rotate_queries
 from kernels.fused.split_norm import mean_squares, norm_by
 from server.model.linear import Product
 from server.model.ranks import Ranks
@@ -23,6 +29,7 @@ Sublayer = Callable[[Tensor, Step], Tensor]  # attention, or a feed-forward; of 
 Entry = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]
 # Called with what a sublayer reads and the residual, before the sublayer runs; both may be written over afterwards.
 OnEntry = Callable[[Tensor, Tensor], None]
+OnFinish = Callable[[Tensor], None]  # called with the residual behind the feed-forward, which is changed afterwards
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,19 +38,26 @@ class Block:
     attention: Sublayer
     enter_feed_forward: Entry
     feed_forward: Sublayer
+    finish: "Finish | None" = None
 
-    def __call__(self, hidden: Tensor, residual: Tensor | None, step: Step) -> tuple[Tensor, Tensor]:
-        """hidden [T, hidden]: what is still to be added to the residual; both may be written in place."""
+    def __call__(self, hidden: Tensor, residual: Tensor | None, step: Step) -> tuple[Tensor, Tensor | None]:
+        """hidden [T, hidden]: what is still to be added to the residual; both may be written in place.
+
+        Returns both likewise; behind a layer that finishes them they are one, and the residual is None.
+        """
         read, residual = self.enter_attention(hidden, residual)
         read, residual = self.enter_feed_forward(self.attention(read, step), residual)
-        return self.feed_forward(read, step), residual
+        if self.finish is None:
+            return self.feed_forward(read, step), residual
+        return self.finish(self.feed_forward(read, step), residual, step), None
 
-    def observed(self, on_attention: OnEntry, on_feed_forward: OnEntry) -> "Block":
+    def observed(self, on_attention: OnEntry, on_feed_forward: OnEntry, on_finish: OnFinish) -> "Block":
         """Return the same block, which also hands out what each sublayer reads, and the residual there."""
         return replace(
             self,
             enter_attention=ObservedEntry(self.enter_attention, on_attention),
             enter_feed_forward=ObservedEntry(self.enter_feed_forward, on_feed_forward),
+            finish=None if self.finish is None else replace(self.finish, on_finish=on_finish),
         )
 
 
@@ -67,7 +81,7 @@ class ParallelBlock:
             self.on_feed_forward(read, residual)
         return self.feed_forward(read, step), residual
 
-    def observed(self, on_attention: OnEntry, on_feed_forward: OnEntry) -> "ParallelBlock":
+    def observed(self, on_attention: OnEntry, on_feed_forward: OnEntry, _: OnFinish) -> "ParallelBlock":
         """Return the same block, which also hands out what each sublayer reads, and the residual there."""
         return replace(self, enter=ObservedEntry(self.enter, on_attention), on_feed_forward=on_feed_forward)
 
@@ -155,6 +169,50 @@ class ScaleAfter:
 
 
 @dataclass(frozen=True, slots=True)
+class PerLayerGate:
+    """A layer's part in its embeddings: norm(output(activation(gate(x)) * embeddings)).
+
+    layer     its place among all layers
+    is_alike  whether a row's bits may not depend on the other rows, on a CPU
+    """
+
+    layer: int
+    gate: Product
+    activation: Activation
+    output: Product
+    norm: Tensor
+    eps: float
+    is_alike: bool
+
+    def __call__(self, x: Tensor, step: Step) -> Tensor:
+        assert step.per_layer is not None, "the decoder makes them for each step"
+        both = torch.cat((self.gate(x, step), step.per_layer[:, self.layer]), dim=1)
+        inner = gated_alike(both, self.activation) if self.is_alike else gated(both, self.activation)
+        return rms_norm(self.output(inner, step), self.norm, self.eps)
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The end of a layer that changes the residual behind its feed-forward.
+
+    scale  [1], what it is multiplied by in the end, or None
+    """
+
+    per_layer: PerLayerGate | None
+    scale: Tensor | None
+    on_finish: OnFinish | None = None
+
+    def __call__(self, hidden: Tensor, residual: Tensor, step: Step) -> Tensor:
+        """Return (residual + hidden + what the embeddings add) * scale; `residual` is written in place."""
+        total = residual.add_(hidden)
+        if self.on_finish is not None:
+            self.on_finish(total)
+        if self.per_layer is not None:
+            total.add_(self.per_layer(total, step))
+        return total if self.scale is None else total.mul_(self.scale)
+
+
+@dataclass(frozen=True, slots=True)
 class FeedForward:
     """down(activation(gate) * up)."""
 
@@ -182,8 +240,8 @@ class Attention:
     """Projections, rotation and the attention of one layer.
 
     layer    its place among the layers that attend
-    heads    the heads of q, k and v together, and head_dim
-    splits   the heads of q, of k and of v
+    heads    the heads that one product makes, and head_dim
+    splits   the heads of q, of k and of v, as far as it makes them
     rope     which of the decoder's rotary tables this layer's is
     cos_sin  that table
     q_norm, k_norm   [head_dim], fused with the rotation, or None
@@ -194,7 +252,7 @@ class Attention:
 
     layer: int
     heads: tuple[int, int]
-    splits: tuple[int, int, int]
+    splits: tuple[int, ...]
     qkv: Product  # query heads, then key heads, then value heads
     output: Product
     rope: int
@@ -276,3 +334,49 @@ class RowNormedAttention(Attention):
             of_q, of_k = squares.unbind(dim=1)
             rows = (norm_by(q, self.q_row_norm, of_q, self.eps), norm_by(k, self.k_row_norm, of_k, self.eps), v)
         return tuple(row.view(num_tokens, -1, head_dim) for row in rows)
+
+
+@dataclass(frozen=True, slots=True)
+class NormedValuesAttention(Attention):
+    """Attention whose values are normed head by head; where no product makes any, they are the keys before their norm.
+
+    is_read_again  whether later layers read these keys and values
+    """
+
+    is_read_again: bool = field(kw_only=True)
+
+    def _attended(self, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
+        if self.is_read_again:
+            assert step.kept is not None, "the decoder gives each step a place for them"
+            step.kept[self.layer] = k, v  # the keys are rotated in place
+        return Attention._attended(self, q, k, v, step)
+
+    def _heads(self, x: Tensor, step: Step) -> tuple[Tensor, ...]:
+        q, k, *made = Attention._heads(self, x, step)
+        return q, k, norm_heads(made[0] if made else k, self.eps)
+
+
+@dataclass(frozen=True, slots=True)
+class BorrowingAttention(Attention):
+    """Attention that reads the keys and values of an earlier layer, in this step's tokens and in its pages.
+
+    source   that layer's place among the layers that attend
+    """
+
+    source: int = field(kw_only=True)
+
+    def __call__(self, x: Tensor, step: Step) -> Tensor:
+        [q] = self._heads(x, step)
+        rotate_queries(
+            q,
+            self.cos_sin if step.tables is None else step.tables[self.rope],
+            step.positions,
+            q_norm=self.q_norm,
+            eps=self.eps,
+            turns=None if step.turns is None else step.turns[self.rope],
+        )
+        assert step.kept is not None, "the decoder gives each step a place for them"
+        k, v = step.kept[self.source]
+        out = q.new_empty(*q.shape)
+        step.attend(self.layer, q, k, v, out)
+        return self.output(out.flatten(1), step)

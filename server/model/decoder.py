@@ -33,22 +33,27 @@ from server.model.block import (
     AddNorm,
     Attention,
     Block,
+    BorrowingAttention,
     Entry,
     FeedForward,
+    Finish,
     GatedAttention,
     HeadGate,
     NormAfter,
+    NormedValuesAttention,
     ParallelBlock,
+    PerLayerGate,
     RowNormedAttention,
     ScaleAfter,
     Sublayer,
     SumNorm,
     add,
 )
-from server.model.experts import Experts, ProductsOf, Shared, SharedAlike, products_of
+from server.model.experts import Experts, ExpertsApart, ProductsOf, Shared, SharedAlike, products_of
 from server.model.gated_delta import GatedDelta
-from server.model.layers import DenseWeights, LayerWeights, MixtureWeights, Weights
+from server.model.layers import DenseWeights, LayerWeights, MixtureWeights, NormsApart, PerLayerWeights, Weights
 from server.model.linear import Gated, GatedAlike, Linear, Product, ProductOf, WeightName, unplanned
+from server.model.per_layer import PerLayerInputs
 from server.model.ranks import ALONE, Ranks
 from server.model.rope import RotaryTables
 from server.model.step import Step, with_embeddings
@@ -69,6 +74,9 @@ class LayerObserver(Protocol):
 
     def on_recurrence(self, layer: int, projected: Tensor, gates: Tensor, out: Tensor) -> None:
         """Take what a recurrent layer projects, its gates, and its results [T, heads, d] before they are normed."""
+
+    def on_finish(self, layer: int, residual: Tensor) -> None:
+        """Take the residual behind a layer's feed-forward, where the layer still changes it."""
 
 
 def no_recurrence(_: int, config: RecurrenceConfig, __: LayerWeights) -> Sublayer:
@@ -116,6 +124,8 @@ class Decoder:
         self._head_sizes = head_sizes(config.vocab_size, ranks.world)
         self._ropes = RotaryTables(config, weights.embedding.device)
         self._embed = _embedding(config, weights.embedding)
+        self._per_layer = self._per_layer_inputs(config, weights.per_layer)
+        self._has_borrowers = any(not it.has_own_keys for it in config.attentions)
         self._finish_logits = _after_head(config)
         self._final_norm = self._norm_weight(weights.final_norm)
         # Whether a sublayer's result is this rank's part of it, which the next one's norm sums up on its way in.
@@ -141,6 +151,10 @@ class Decoder:
         """
         step = self._ropes.turned(step)
         hidden, residual = with_embeddings(self._embed(step.token_ids), step), None
+        if self._per_layer is not None:
+            step = replace(step, per_layer=self._per_layer(hidden, step))
+        if self._has_borrowers:
+            step = replace(step, kept={})
         blocks = self._blocks if observer is None else self._observed(observer)
         for block in blocks:
             hidden, residual = block(hidden, residual, step)
@@ -149,7 +163,7 @@ class Decoder:
         return residual.add_(self.ranks.sum(hidden) if self._sums_at_norms else hidden)
 
     def _observed(self, observer: LayerObserver) -> list[Block | ParallelBlock]:
-        entries = (observer.on_attention, observer.on_feed_forward)
+        entries = (observer.on_attention, observer.on_feed_forward, observer.on_finish)
         found = [block.observed(*(partial(it, index) for it in entries)) for index, block in enumerate(self._blocks)]
         for index, block in enumerate(found):
             if isinstance(block.attention, GatedDelta):
@@ -194,8 +208,7 @@ class Decoder:
         """Return the product with gate and up, then activation(gate) * up; one kernel where there may be one."""
         if activation is Activation.SILU and gate_up.bias is None:
             return self._operators.product(layer, name, gate_up, Epilogue.SWIGLU)
-        is_alike = self._operators.is_reproducible and gate_up.weight.device.type == "cpu"
-        return (GatedAlike if is_alike else Gated)(self._product(layer, name, gate_up), activation)
+        return (GatedAlike if self._is_alike(gate_up) else Gated)(self._product(layer, name, gate_up), activation)
 
     def _block(self, index: int, config: LayerConfig, weights: LayerWeights) -> Block | ParallelBlock:
         if config.norms.is_shared:
@@ -204,12 +217,42 @@ class Decoder:
                 self._finished(self._mixer(index, config, weights), None),
                 self._finished(self._feed_forward(index, config, weights), None),
             )
+        reads_residual = isinstance(config.feed_forward, ExpertsConfig) and config.feed_forward.norms_apart
         return Block(
             self._entry(weights.attention_norm),
             self._finished(self._mixer(index, config, weights), weights.norm_after_attention),
-            self._entry(weights.feed_forward_norm),
+            self._entry(None if reads_residual else weights.feed_forward_norm),
             self._finished(self._feed_forward(index, config, weights), weights.norm_after_feed_forward),
+            self._finish(index, weights),
         )
+
+    def _finish(self, index: int, weights: LayerWeights) -> Finish | None:
+        if weights.per_layer is None:
+            return None if weights.scale is None else Finish(None, weights.scale)
+        assert self.config.per_layer is not None
+        gate = PerLayerGate(
+            index,
+            self._product(index, WeightName.PER_LAYER_GATE, weights.per_layer.gate),
+            self.config.per_layer.activation,
+            self._product(index, WeightName.PER_LAYER_OUTPUT, weights.per_layer.output),
+            self._norm_weight(weights.per_layer.norm),
+            self.config.norm_eps,
+            is_alike=self._is_alike(weights.per_layer.gate),
+        )
+        return Finish(gate, weights.scale)
+
+    def _per_layer_inputs(self, config: ModelConfig, weights: PerLayerWeights | None) -> PerLayerInputs | None:
+        if weights is None or config.per_layer is None:
+            return None
+        product = self._operators.product(None, WeightName.PER_LAYER, weights.product, Epilogue.NONE)
+        norm = self._norm_weight(weights.norm)
+        return PerLayerInputs(
+            weights.embedding, product, config.hidden_size, norm, config.norm_eps, config.per_layer.absent_token
+        )
+
+    def _is_alike(self, linear: Linear) -> bool:
+        """Return whether activations behind a product must be those whose bits do not depend on their places."""
+        return self._operators.is_reproducible and linear.weight.device.type == "cpu"
 
     def _feed_forward(self, index: int, config: LayerConfig, weights: LayerWeights) -> Sublayer:
         match config.feed_forward, weights.feed_forward:
@@ -218,6 +261,8 @@ class Decoder:
                 return FeedForward(self._gate_up(index, WeightName.GATE_UP, gate_up, activation), self._summed(product))
             case ExpertsConfig() as mixture, MixtureWeights() as weights_of_mixture:
                 experts, ranks = self._experts(index, mixture, weights_of_mixture), self.ranks
+                if weights_of_mixture.norms is not None:
+                    return self._apart(experts, weights_of_mixture.norms, weights)
                 if ranks.world == 1 or self._sums_at_norms:
                     return experts
                 return lambda x, step: ranks.sum(experts(x, step))
@@ -240,10 +285,33 @@ class Decoder:
         visited = self._operators.experts(config, weights.experts)
         router_bias, correction_bias = weights.router.bias, weights.correction_bias
         found = Experts(
-            product, config.routing, visited, router_bias, correction_bias, shared, weighs_inputs=config.weighs_inputs
+            product,
+            config.routing,
+            visited,
+            router_bias,
+            correction_bias,
+            shared,
+            weights.expert_scales,
+            weighs_inputs=config.weighs_inputs,
         )
         self._mixtures.setdefault(config, found)
         return found
+
+    def _apart(self, experts: Experts, norms: NormsApart, weights: LayerWeights) -> ExpertsApart:
+        assert experts.shared is not None
+        assert weights.feed_forward_norm is not None
+        ranks = self.ranks
+        return ExpertsApart(
+            replace(experts, shared=None),
+            experts.shared.feed_forward,
+            router_norm=self._norm_weight(norms.router).float() * self.config.hidden_size**-0.5,
+            experts_norm=self._norm_weight(norms.experts),
+            shared_norm=self._norm_weight(weights.feed_forward_norm),
+            after_experts=self._norm_weight(norms.after_experts),
+            after_shared=self._norm_weight(norms.after_shared),
+            eps=self.config.norm_eps,
+            sum=(lambda part: part) if ranks.world == 1 else ranks.sum,
+        )
 
     def _mixer(self, index: int, config: LayerConfig, weights: LayerWeights) -> Sublayer:
         if isinstance(config.mixer, AttentionConfig):
@@ -275,7 +343,7 @@ class Decoder:
     def _attention(self, index: int, attention: AttentionConfig, weights: LayerWeights) -> Attention:
         place, eps = self.config.attention_layers.index(index), self.config.norm_eps
         rope, cos_sin = self._ropes.of(attention)
-        splits = attention.num_heads, attention.num_kv_heads, attention.num_kv_heads
+        splits = attention.head_splits
         qkv = self._product(index, WeightName.QKV, weights.qkv)
         output = self._summed(self._product(index, WeightName.OUTPUT, weights.output))
         given = (place, (sum(splits), attention.head_dim), splits, qkv, output, rope, cos_sin, eps)
@@ -283,6 +351,10 @@ class Decoder:
         made: Callable[..., Attention] = partial(Attention, *given, grows=grows, gate=gate)
         if attention.gate is not None and attention.gate.is_beside_queries:
             made = partial(GatedAttention, *given, grows=grows, function=attention.gate.function)
+        if attention.reads_keys_of is not None:
+            source = self.config.attention_layers.index(attention.reads_keys_of)
+            norm = None if weights.q_norm is None else self._norm_weight(weights.q_norm)
+            return BorrowingAttention(*given, norm, source=source)
         if attention.qk_norm is QKNorm.EACH_HEAD_UNWEIGHTED:
             ones = torch.ones(attention.head_dim, dtype=cos_sin.dtype, device=cos_sin.device)
             return made(q_norm=ones, k_norm=ones)
@@ -297,6 +369,9 @@ class Decoder:
             # A score is a sum over q_i k_i: queries take the weights of both, and the kernel norms before it rotates.
             weight, plain = q_norm.float() * k_norm.float(), torch.ones_like(q_norm)
             return made(q_norm=plain, k_norm=plain, scaled=weight)
+        if attention.norms_values:
+            is_read_again = any(it.reads_keys_of == index for it in self.config.attentions)
+            return NormedValuesAttention(*given, q_norm, k_norm, is_read_again=is_read_again)
         return made(q_norm=q_norm, k_norm=k_norm)
 
     def _head_gate(self, index: int, attention: AttentionConfig, weights: LayerWeights) -> HeadGate | None:

@@ -14,6 +14,7 @@ from kernels.experts.portable.eager import experts_eager
 from kernels.experts.routing.route_torch import route
 from kernels.experts.tiles import token_counts
 from kernels.experts.weights import AnyExpertWeights, ExpertWeights
+from kernels.fused.norm import rms_norm
 from kernels.fused.row_gate import gate_rows_
 from qualification.model.config import ExpertsConfig
 from server.model.linear import Product
@@ -57,6 +58,7 @@ class Experts:
     router           x [T, hidden] -> [T, experts] fp32, without its bias: of fp32 on a CPU, else of the model's dtype
     router_bias      [experts] or None
     correction_bias  [experts] fp32, or None
+    expert_scales    [experts] fp32, what the weight of an expert is multiplied by, or None
     weighs_inputs    whether the weight of a token's one expert multiplies what that expert reads
     """
 
@@ -66,10 +68,11 @@ class Experts:
     router_bias: Tensor | None = None
     correction_bias: Tensor | None = None
     shared: Shared | SharedAlike | None = None
+    expert_scales: Tensor | None = None
     weighs_inputs: bool = False
 
     def __call__(self, x: Tensor, step: Step | None) -> Tensor:
-        weights, experts = self._routes(x, step)
+        weights, experts = self.routes(x, step)
         if self.weighs_inputs:
             out = self.products((x * weights).to(x.dtype), experts, torch.ones_like(weights))
         else:
@@ -86,15 +89,48 @@ class Experts:
         routing, sizes = self.routing, (dtype.itemsize, shared_bytes(device))
         for num_tokens in {*token_counts(routing.num_experts, routing.num_active, *sizes), *borders}:
             x = torch.zeros(num_tokens, hidden_size, dtype=dtype, device=device)
-            weights, experts = self._routes(x, None)
+            weights, experts = self.routes(x, None)
             self.products(x, experts, weights)
 
-    def _routes(self, x: Tensor, step: Step | None) -> tuple[Tensor, Tensor]:
+    def routes(self, x: Tensor, step: Step | None) -> tuple[Tensor, Tensor]:
         """Return the weights and experts of each token. Logits are never rounded to 16 bits: those are often equal."""
         logits = self.router(x if x.is_cuda else x.float(), step)
         if self.router_bias is not None:
             logits.add_(self.router_bias)
-        return routes(logits, self.routing, self.correction_bias)
+        weights, experts = routes(logits, self.routing, self.correction_bias)
+        if self.expert_scales is not None:
+            weights.mul_(self.expert_scales.index_select(0, experts.view(-1)).view_as(weights))
+        return weights, experts
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsApart:
+    """Experts, and what all tokens visit beside them, each of the residual by a norm of its own.
+
+    experts  without what all tokens visit
+    router_norm, experts_norm, shared_norm   [hidden], of what each reads
+    after_experts, after_shared              [hidden], of what each adds
+    sum      of the ranks' parts of a result
+    """
+
+    experts: Experts
+    shared: Callable[[Tensor, Step | None], Tensor]
+    router_norm: Tensor
+    experts_norm: Tensor
+    shared_norm: Tensor
+    after_experts: Tensor
+    after_shared: Tensor
+    eps: float
+    sum: Callable[[Tensor], Tensor]
+
+    def __call__(self, residual: Tensor, step: Step | None) -> Tensor:
+        weights, experts = self.experts.routes(self._normed(residual, self.router_norm), step)
+        found = self.experts.products(self._normed(residual, self.experts_norm), experts, weights)
+        fed = self.shared(self._normed(residual, self.shared_norm), step)
+        return self._normed(self.sum(fed), self.after_shared).add_(self._normed(self.sum(found), self.after_experts))
+
+    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
+        return rms_norm(x, weight, self.eps)
 
 
 def is_captured(device: torch.device) -> bool:

@@ -53,8 +53,9 @@ class KVLayer:
 
 @dataclass(frozen=True, slots=True)
 class KVCache:
-    """A layer of pages for each attention layer, in their order. A page holds the same tokens in every layer.
+    """The pages of each attention layer, in their order: of one that reads the keys of an earlier layer, that layer's.
 
+    A page holds the same tokens in every layer.
     The last page belongs to no sequence: padding rows of a CUDA graph write there.
     """
 
@@ -65,12 +66,15 @@ class KVCache:
         cls, config: ModelConfig, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device
     ) -> "KVCache":
         """Allocate `num_pages` pages for sequences, and one more behind them."""
-        shapes = [(num_pages + 1, page_size, layer.num_kv_heads, layer.head_dim) for layer in config.attentions]
-
-        def pages(shape: tuple[int, ...]) -> Tensor:
-            return torch.zeros(shape, dtype=dtype, device=device)
-
-        return cls(tuple(KVLayer(pages(shape), pages(shape)) for shape in shapes))
+        layers: dict[int, KVLayer] = {}
+        for index, layer in zip(config.attention_layers, config.attentions, strict=True):
+            if layer.reads_keys_of is not None:
+                layers[index] = layers[layer.reads_keys_of]
+                continue
+            shape = num_pages + 1, page_size, layer.num_kv_heads, layer.head_dim
+            k, v = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
+            layers[index] = KVLayer(k, v)
+        return cls(tuple(layers.values()))
 
     @property
     def num_pages(self) -> int:
@@ -83,5 +87,6 @@ class KVCache:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """Return all that a page consists of, layer by layer: pages are the first dim of each."""
-        return tuple(tensor for layer in self.layers for tensor in layer.tensors)
+        """Return all that a page consists of, layer by layer, each once: pages are the first dim of each."""
+        own = {id(layer): layer for layer in self.layers}
+        return tuple(tensor for layer in own.values() for tensor in layer.tensors)

@@ -39,6 +39,8 @@ class MixtureWeights:
     correction_bias  [experts] fp32 or None
     shared           what all tokens visit beside their experts, or None
     shared_gate      [1, hidden], or None where `shared` is not gated
+    expert_scales    [experts] fp32 or None
+    norms            None where router, experts and `shared` read the same
     """
 
     router: Linear
@@ -46,6 +48,46 @@ class MixtureWeights:
     correction_bias: Tensor | None = None
     shared: DenseWeights | None = None
     shared_gate: Tensor | None = None
+    expert_scales: Tensor | None = None
+    norms: "NormsApart | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class NormsApart:
+    """Norms [hidden] of a mixture whose parts read the residual, each by a norm of its own.
+
+    router   of what the router reads, still to be divided by sqrt(hidden)
+    experts  of what experts read; what all tokens visit reads by the layer's norm
+    after_experts, after_shared  of what both add
+    """
+
+    router: Tensor
+    experts: Tensor
+    after_experts: Tensor
+    after_shared: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PerLayerWeights:
+    """Embeddings of tokens for each layer.
+
+    embedding  [vocab, layers * width]
+    product    [layers * width, hidden], of a token's embedding
+    norm       [width], of each layer's part of that product
+    """
+
+    embedding: Tensor
+    product: Linear
+    norm: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PerLayerGateWeights:
+    """A layer's part: gate [width, hidden], output [hidden, width], and the norm [hidden] of what it adds."""
+
+    gate: Linear
+    output: Linear
+    norm: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +114,7 @@ class LayerWeights:
     qkv              query heads, then key heads, then value heads; before them the gates of attention's result, where
                      it has such, and behind them those of a recurrence's
     recurrence       of a recurrent layer; None of one that attends
+    scale    [1]: what the residual behind the layer is multiplied by; None: by nothing
     q_norm, k_norm   [head_dim], or as many numbers as all heads have
     attention_gate   a number for each head, or for each of their dimensions
     sinks            [heads] fp32: a logit for each head that joins the softmax and has no value
@@ -89,6 +132,8 @@ class LayerWeights:
     sinks: Tensor | None = None
     attention_gate: Linear | None = None
     recurrence: GatedDeltaWeights | None = None
+    per_layer: PerLayerGateWeights | None = None
+    scale: Tensor | None = None
 
     @property
     def linears(self) -> dict[WeightName, Linear]:
@@ -101,14 +146,20 @@ class LayerWeights:
             case MixtureWeights(router=router):
                 fed = {WeightName.ROUTER: router}
         gate = {} if self.attention_gate is None else {WeightName.ATTENTION_GATE: self.attention_gate}
-        if self.recurrence is None:
-            return {WeightName.QKV: self.qkv, **gate, WeightName.OUTPUT: self.output, **fed}
-        return {
-            WeightName.RECURRENT_INPUT: self.qkv,
-            WeightName.RECURRENT_GATES: self.recurrence.gates,
-            WeightName.RECURRENT_OUTPUT: self.output,
-            **fed,
-        }
+        if self.recurrence is not None:
+            return {
+                WeightName.RECURRENT_INPUT: self.qkv,
+                WeightName.RECURRENT_GATES: self.recurrence.gates,
+                WeightName.RECURRENT_OUTPUT: self.output,
+                **fed,
+            }
+        found = {WeightName.QKV: self.qkv, **gate, WeightName.OUTPUT: self.output, **fed}
+        if self.per_layer is not None:
+            found |= {
+                WeightName.PER_LAYER_GATE: self.per_layer.gate,
+                WeightName.PER_LAYER_OUTPUT: self.per_layer.output,
+            }
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +168,7 @@ class Weights:
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor  # [hidden]
     head: Linear  # [vocab, hidden]; its weight is the embedding itself where they are tied
+    per_layer: PerLayerWeights | None = None
 
     def order_codes_(self) -> None:
         """Put the blocks of mixtures in mxfp4, as a checkpoint has them, into the order of `Mxfp4Weights`, in place."""
@@ -145,7 +197,8 @@ class Weights:
 
 def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Weights:
     """Weights of the right shapes, not yet filled."""
-    hidden = config.hidden_size
+    hidden, model = config.hidden_size, config
+    width = 0 if model.per_layer is None else model.per_layer.width
 
     def vector(size: int, of: torch.dtype = dtype) -> Tensor:
         return torch.empty(size, dtype=of, device=device)
@@ -169,6 +222,10 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device)
         attention = config.attention
         has_own_gate = attention.gate is not None and not attention.gate.is_beside_queries
         size_q, size_kv = attention.query_size, attention.kv_size
+        per_layer = None
+        if width:
+            gate, out = linear(hidden, width, False, PLAIN), linear(width, hidden, False, PLAIN)
+            per_layer = PerLayerGateWeights(gate, out, vector(hidden))
         size_q_norm, size_k_norm = {
             QKNorm.NONE: (0, 0),
             QKNorm.EACH_HEAD_UNWEIGHTED: (0, 0),
@@ -180,7 +237,7 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device)
             attention_norm=vector(hidden) if norms.before else None,
             qkv=linear(hidden, attention.projected_size, attention.has_bias, formats.qkv),
             q_norm=vector(size_q_norm) if size_q_norm else None,
-            k_norm=vector(size_k_norm) if size_k_norm else None,
+            k_norm=vector(size_k_norm) if size_k_norm and attention.has_own_keys else None,
             output=linear(size_q, hidden, attention.has_output_bias, formats.output),
             norm_after_attention=vector(hidden) if norms.after else None,
             feed_forward_norm=vector(hidden) if norms.before and not norms.is_shared else None,
@@ -188,11 +245,18 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device)
             norm_after_feed_forward=vector(hidden) if norms.after else None,
             sinks=vector(attention.num_heads, torch.float32) if attention.has_sinks else None,
             attention_gate=linear(hidden, attention.gate_size, False, PLAIN) if has_own_gate else None,
+            per_layer=per_layer,
+            scale=vector(1) if model.has_layer_scales else None,
         )
 
     embedding = torch.empty(config.vocab_size, hidden, dtype=dtype, device=device)
     head = PlainWeight(embedding if config.tie_embeddings else torch.empty_like(embedding))
-    return Weights(embedding, tuple(layer(it) for it in config.layers), vector(hidden), Linear(head))
+    layers, per_layer = tuple(layer(it) for it in config.layers), None
+    if config.per_layer is not None:
+        size = config.num_layers * width
+        table = torch.empty(config.per_layer.vocab_size, size, dtype=dtype, device=device)
+        per_layer = PerLayerWeights(table, linear(hidden, size, False, PLAIN), vector(width))
+    return Weights(embedding, layers, vector(hidden), Linear(head), per_layer)
 
 
 def _empty_gated_delta(
@@ -223,6 +287,8 @@ def _empty_feed_forward(
         torch.empty(config.num_experts, device=device) if config.has_correction_bias else None,
         None if shared is None else _empty_dense(hidden, shared.width, linear, formats, has_bias=False),
         torch.empty(1, hidden, dtype=dtype, device=device) if shared is not None and shared.is_gated else None,
+        torch.empty(config.num_experts, device=device) if config.has_expert_scales else None,
+        NormsApart(*torch.empty(4, hidden, dtype=dtype, device=device)) if config.norms_apart else None,
     )
 
 

@@ -19,7 +19,7 @@ from server.model.step import Step
 
 
 class WeightName(Enum):
-    """A product of a layer, or the head. One name stands for the same sizes in all layers that have it."""
+    """A product of a layer, or of none: the head, and what makes all layers' embeddings."""
 
     QKV = "qkv"
     ATTENTION_GATE = "attention_gate"
@@ -32,6 +32,9 @@ class WeightName(Enum):
     ROUTER = "router"
     SHARED_GATE_UP = "shared_gate_up"
     SHARED_DOWN = "shared_down"
+    PER_LAYER = "per_layer"
+    PER_LAYER_GATE = "per_layer_gate"
+    PER_LAYER_OUTPUT = "per_layer_output"
     HEAD = "head"
 
 
@@ -67,7 +70,7 @@ class Product(Protocol):
         """
 
 
-# (layer, or None for the head; its name there; what the checkpoint has; epilogue) -> what computes it
+# (layer, or None outside of all; its name there; what the checkpoint has; epilogue) -> what computes it
 ProductOf = Callable[[int | None, WeightName, Linear, Epilogue], Product]
 
 

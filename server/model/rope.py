@@ -108,6 +108,9 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int, *, is_long: bool) -> Te
             return _yarn(plain, rope, head_dim)
         case RopeKind.LONGROPE:
             return plain / torch.tensor(rope.long_factors if is_long else rope.short_factors)
+        case RopeKind.PROPORTIONAL:
+            plain[int(head_dim * rope.rotated_share) // 2 :] = 0
+            return plain / rope.factor
 
 
 def _llama3(plain: Tensor, rope: RopeConfig) -> Tensor:

@@ -33,6 +33,10 @@ class Step:
     states     of the layers that are no attention; None where there is none
     query_scales  [T, 1, 1] fp32: what a query is multiplied by behind the rotation, in the layers whose queries grow;
                the decoder adds it, None where nothing grows
+    kept       by layer that attends [T, kv_heads, d]: keys and values that later layers read again. The forward pass
+               fills it; None where no layer reads another's
+    per_layer  [T, layers, width]: what each token gives to each layer, where a model has such embeddings: the decoder
+               adds it
     tables     by rotary table [T, r] fp32 the row of each token, where positions have three parts: the decoder adds
                them, and counts the tokens in `positions`
     """
@@ -48,6 +52,8 @@ class Step:
     tables: tuple[Tensor, ...] | None = None
     states: StepStates | None = None
     query_scales: Tensor | None = None
+    kept: dict[int, tuple[Tensor, Tensor]] | None = None
+    per_layer: Tensor | None = None
 
 
 def with_embeddings(hidden: Tensor, step: Step) -> Tensor:

@@ -21,6 +21,10 @@ def checkpoint_views(weights: Weights, config: ModelConfig, names: TensorNames) 
         "model.embed_tokens.weight": StoredTensor(weights.embedding),
         "model.norm.weight": StoredTensor(weights.final_norm),
     }
+    if weights.per_layer is not None:
+        views["model.embed_tokens_per_layer.weight"] = StoredTensor(weights.per_layer.embedding)
+        views["model.per_layer_model_projection.weight"] = weights.per_layer.product.weight.stored["weight"]
+        views["model.per_layer_projection_norm.weight"] = StoredTensor(weights.per_layer.norm)
     if not config.tie_embeddings:
         views |= {f"lm_head.{word}": stored for word, stored in weights.head.weight.stored.items()}
     for index, (layer, layer_config) in enumerate(zip(weights.layers, config.layers, strict=True)):
@@ -51,6 +55,12 @@ def layer_views(index: int, layer: LayerWeights, config: LayerConfig, names: Ten
         }
     if layer.sinks is not None:
         views[f"{prefix}.self_attn.sinks"] = StoredTensor(layer.sinks)
+    if layer.per_layer is not None:
+        views[f"{prefix}.post_per_layer_input_norm.weight"] = StoredTensor(layer.per_layer.norm)
+    if layer.scale is not None:
+        views[f"{prefix}.layer_scalar"] = StoredTensor(layer.scale)
+    if isinstance(layer.feed_forward, MixtureWeights):
+        views |= {f"{prefix}.{name}": StoredTensor(it) for name, it in _beside_experts(layer.feed_forward).items()}
     try:
         linears = _linears(layer, config, names)
     except ValueError as error:
@@ -74,6 +84,9 @@ def _linears(layer: LayerWeights, config: LayerConfig, names: TensorNames) -> di
     else:
         assert names.recurrence is not None, "the family has recurrent layers"
         linears = _recurrence(layer, layer.recurrence, names.recurrence)
+    if layer.per_layer is not None:
+        linears["per_layer_input_gate"] = layer.per_layer.gate
+        linears["per_layer_projection"] = layer.per_layer.output
     if isinstance(layer.feed_forward, DenseWeights):
         return linears | _dense(layer.feed_forward, names.feed_forward, is_merged=names.merged or names.merged_gate_up)
     assert names.experts is not None, "the family has mixtures"
@@ -84,16 +97,13 @@ def _attention(layer: LayerWeights, config: LayerConfig, *, is_merged: bool) -> 
     """Queries, keys and values apart, or as one tensor."""
     if is_merged:
         return {"self_attn.qkv_proj": layer.qkv, "self_attn.o_proj": layer.output}
+    attention = config.attention
     gate = {} if layer.attention_gate is None else {"self_attn.g_proj": layer.attention_gate}
-    size_kv = config.attention.kv_size
-    q, k, v = layer.qkv.split(config.attention.projected_size - 2 * size_kv, size_kv, size_kv)  # q with its gates
-    return {
-        "self_attn.q_proj": q,
-        "self_attn.k_proj": k,
-        "self_attn.v_proj": v,
-        "self_attn.o_proj": layer.output,
-        **gate,
-    }
+    of_gates = attention.gate_size if attention.gate is not None and attention.gate.is_beside_queries else 0
+    sizes = [heads * attention.head_dim for heads in attention.head_splits]
+    parts = layer.qkv.split(sizes[0] + of_gates, *sizes[1:])  # queries with their gates
+    found = {f"self_attn.{name}_proj": part for name, part in zip("qkv", parts, strict=False)}
+    return {**found, "self_attn.o_proj": layer.output, **gate}
 
 
 def _recurrence(layer: LayerWeights, weights: GatedDeltaWeights, names: RecurrenceNames) -> dict[str, Linear]:
@@ -116,6 +126,19 @@ def _dense(weights: DenseWeights, prefix: str, *, is_merged: bool = False) -> di
     width = weights.down.weight.size[1]
     gate, up = weights.gate_up.split(width, width)
     return {f"{prefix}.gate_proj": gate, f"{prefix}.up_proj": up, f"{prefix}.down_proj": weights.down}
+
+
+def _beside_experts(weights: MixtureWeights) -> dict[str, Tensor]:
+    """Return what Gemma 4 has beside the products of a mixture."""
+    found = {} if weights.expert_scales is None else {"router.per_expert_scale": weights.expert_scales}
+    if (norms := weights.norms) is not None:
+        found |= {
+            "router.scale": norms.router,
+            "pre_feedforward_layernorm_2.weight": norms.experts,
+            "post_feedforward_layernorm_2.weight": norms.after_experts,
+            "post_feedforward_layernorm_1.weight": norms.after_shared,
+        }
+    return found
 
 
 def _mixture(weights: MixtureWeights, names: ExpertNames) -> dict[str, Linear]:

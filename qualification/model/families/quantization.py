@@ -100,7 +100,8 @@ def _formats_of(prefix: str, layer: LayerConfig, quantization: Quantization, nam
     def format_of(*products: str) -> WeightFormat:
         return quantization.format_of_all([f"{prefix}.{product}" for product in products])
 
-    qkv = ("self_attn.qkv_proj",) if names.merged else tuple(f"self_attn.{it}_proj" for it in "qkv")
+    made = "qkv"[: len(layer.attention.head_splits)] if layer.attends else "qkv"
+    qkv = ("self_attn.qkv_proj",) if names.merged else tuple(f"self_attn.{it}_proj" for it in made)
     if layer.attends and layer.attention.gate is not None and (of_gate := format_of("self_attn.g_proj")) != PLAIN:
         raise ModelConfigError(f"{quantization.source}: a gate of attention in {of_gate.name} is not supported")
     fed = names.feed_forward

@@ -15,7 +15,7 @@ from qualification.model.forward.bounded import Bounded, Precision, U
 
 def frequencies(rope: RopeConfig, head_dim: int, context: int) -> Tensor:
     """Return the radians a position of each pair of dimensions, fp64. `context`: positions that are served."""
-    size = int(head_dim * rope.rotated_share)
+    size = _num_rotated(rope, head_dim)
     pairs = torch.arange(size // 2, dtype=torch.float64)
     plain = rope.theta ** (-2 * pairs / size)
     original = rope.original_max_position or 0
@@ -40,6 +40,13 @@ def frequencies(rope: RopeConfig, head_dim: int, context: int) -> Tensor:
         case RopeKind.LONGROPE:
             factors = rope.long_factors if context > original else rope.short_factors
             return plain / torch.tensor(factors, dtype=torch.float64)
+        case RopeKind.PROPORTIONAL:
+            return torch.where(2 * pairs + 2 <= int(head_dim * rope.rotated_share), plain / rope.factor, 0.0)
+
+
+def _num_rotated(rope: RopeConfig, head_dim: int) -> int:
+    """Return the dimensions of a head that belong to pairs: the proportional kind pairs all, and turns some by 0."""
+    return head_dim if rope.kind is RopeKind.PROPORTIONAL else int(head_dim * rope.rotated_share)
 
 
 def _yarn(rope: RopeConfig, plain: Tensor, size: int, original: int) -> Tensor:
@@ -65,7 +72,7 @@ def rotate(
     them, which grow with the logarithm of theta.
     """
     head_dim = x.truth.shape[-1]
-    size = int(head_dim * rope.rotated_share)
+    size = _num_rotated(rope, head_dim)
     angles = positions.double()[:, None] * frequencies(rope, head_dim, context).to(positions.device)
     error = (8 + math.log(max(rope.theta, math.e))) * U * angles.abs() + 4 * U
     cos, sin = (f(angles)[:, None] * rope.attention_factor for f in (torch.cos, torch.sin))

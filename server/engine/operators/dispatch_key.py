@@ -9,7 +9,7 @@ from qualification.model.config import AttentionConfig
 
 
 class Heads(NamedTuple):
-    """The heads of a layer's attention. A tuple, which is hashed for each decision: a dataclass takes 5 times as long.
+    """The heads of a layer's attention. A tuple, hashed for each decision: a dataclass takes three times as long.
 
     query, kv  how many
     dim        numbers of each

@@ -64,13 +64,13 @@ class LinearTable(RowsTable[LinearShape, RunLinear]):
         return [pair for pair in super().pairs(sizes) if not pair[0].startswith("torch.")]
 
     def product(self, layer: int | None, name: WeightName, linear: Linear, epilogue: Epilogue) -> "ServedProduct":
-        """Return what multiplies with a weight; of the head `layer` is None. Called once for each weight."""
+        """Return what multiplies with a weight; outside of all layers `layer` is None. Called once for each weight."""
         weight = linear.weight
         rows, size_in = weight.size
         dtype, has_bias = dtype_of(weight.dtype), linear.bias is not None
         kind = LinearShape(dtype, size_in, rows // epilogue.parts, LinearRows.LE_1, has_bias, epilogue, weight.format())
         every = (replace(kind, rows=bucket) for bucket in LinearRows)
-        calls = self.add((shape for shape in every if shape in self.decided), is_sampled=layer is None)
+        calls = self.add((shape for shape in every if shape in self.decided), is_sampled=name is WeightName.HEAD)
         found = ServedProduct(self, calls, layer, name, kind, linear, torch_dtype(kind.dtype_out))
         self._one_of_each.setdefault(kind, found)
         return found
@@ -89,7 +89,7 @@ class ProductCall:
 class ServedProduct:
     """The product with one weight, by the path that is decided for the number of rows.
 
-    layer      None: the head
+    layer      None: outside of all layers, as the head
     shape      that of one row
     dtype_out  of the result
     """

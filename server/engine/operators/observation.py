@@ -30,6 +30,7 @@ class Border(Enum):
     RECURRENT_GATES = "gates of a recurrence"  # [T, 2 heads]: of writing, then of decay
     RECURRED = "recurrence"  # [T, heads, d], before its norm
     FEED_FORWARD_READ = "what the feed-forward reads"  # [T, hidden]
+    RESIDUAL_BEHIND_FEED_FORWARD = "residual behind the feed-forward"  # [T, hidden], where the layer still changes it
 
 
 class Observation:
@@ -67,6 +68,9 @@ class Observation:
         both = [self._joined(it.reshape(num_tokens, -1, 1)) for it in gates.chunk(2, dim=1)]
         self._keep(layer, Border.RECURRENT_GATES, torch.cat([it.flatten(1) for it in both], dim=1))
         self._keep(layer, Border.RECURRED, self._joined(out))
+
+    def on_finish(self, layer: int, residual: Tensor) -> None:
+        self._keep(layer, Border.RESIDUAL_BEHIND_FEED_FORWARD, residual.clone())
 
     def take_call(
         self, choice: Choice, part: PhasePart, place: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor

@@ -81,10 +81,13 @@ def choices_of(
     """
     found: dict[Sizes, Choices] = {}
     layers = [layer.linears for layer in weights.layers]
+    if weights.per_layer is not None:
+        layers.append({WeightName.PER_LAYER: weights.per_layer.product})
     for name in dict.fromkeys(name for layer in layers for name in layer if name is not WeightName.ROUTER):
         for has_bias in (False, True) if in_order else (False,):
-            values = [it for layer in layers if (it := _tuned_values(layer.get(name), has_bias=has_bias)) is not None]
-            if values:
+            tuned = [it for layer in layers if (it := _tuned_values(layer.get(name), has_bias=has_bias)) is not None]
+            for size in dict.fromkeys(it.shape for it in tuned):  # layers may differ in heads, or in width
+                values = [it for it in tuned if it.shape == size]
                 dtype_out = torch.float32 if has_bias else values[0].dtype
                 sizes, choices = autotuner.choices(values[:_NUM_MEASURED], dtype_out, num_rows)
                 found[sizes] = choices

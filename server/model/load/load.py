@@ -53,6 +53,7 @@ _MODELOPT_FILE = "hf_quant_config.json"
 _QUANTIZATION_FILES = ("quantize_config.json", "quant_config.json")
 # Ends of names of tensors that a quantised checkpoint may hold without need: scales of a cache in 8 bits.
 _OF_QUANTIZED = (".k_scale", ".v_scale", ".kv_scale")
+_OF_KEYS = ("k_proj.", "v_proj.", "k_norm.")
 _DUMMY_RANGE = 1e-3
 _DUMMY_SCALE = 127 - 12  # of blocks of mxfp4: within 6 * 2 ** -12, which is 1.5e-3
 _DUMMY_ZERO = 8  # of codes from 0 to 15
@@ -186,6 +187,11 @@ def check_checkpoint(folder: Path, config: ModelConfig, load_format: LoadFormat)
         name: Wanted(tuple(it.values.shape), it.values.dtype, is_scale=it.is_scale) for name, it in on_paper.items()
     }
     wanted |= interleaved_tensors(config, names) | joined_tensors(config, names, entries)
+    attentions = zip(config.attention_layers, config.attentions, strict=True)
+    borrowing = [index for index, attention in attentions if not attention.has_own_keys]
+    if borrowing:  # published files may have what these layers would make keys and values of, which nothing reads
+        unread = tuple(f"model.layers.{index}.self_attn.{it}" for index in borrowing for it in _OF_KEYS)
+        entries = {name: entry for name, entry in entries.items() if not name.startswith(unread)}
     if family.not_read:
         entries = {name: entry for name, entry in entries.items() if not name.startswith(family.not_read)}
     if family.has_more_layers:
