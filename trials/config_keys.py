@@ -50,6 +50,9 @@ from support.models.tiny_families import (
     EXAONE_4,
     GEMMA,
     GEMMA_2,
+    GEMMA_4_MOE,
+    GEMMA_4_SMALL,
+    GEMMA_4_WIDE,
     GLM,
     GLM_4,
     GPT_OSS,
@@ -144,6 +147,11 @@ BASES: dict[str, Base] = {
     "gemma3": Base(
         "gemma3", {**GEMMA, "layer_types": ["sliding_attention", "full_attention"], "rope_parameters": TWO_ROPES}
     ),
+    "gemma4, as E2B": Base("gemma4", {**GEMMA_4_SMALL, "use_double_wide_mlp": True}),
+    "gemma4, as 26B-A4B": Base(
+        "gemma4", {**GEMMA_4_MOE, "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
+    ),
+    "gemma4_unified": Base("gemma4_unified", GEMMA_4_WIDE),
     "qwen2_moe": Base("qwen2_moe", {**QWEN_2_MOE, **SWITCHED_ON, "max_window_layers": 1}),
     "qwen3_moe": Base("qwen3_moe", {**QWEN_3_MOE, "mlp_only_layers": [0]}, is_old=True),
     "qwen3_next": Base("qwen3_next", {**QWEN_3_NEXT, "mlp_only_layers": [0], "num_hidden_layers": 2}, is_old=True),
@@ -184,6 +192,7 @@ BASES: dict[str, Base] = {
     "qwen3 vl, moe": Base("qwen3 vl, moe", {}),
     "glm4v": Base("glm4v", {}),
     "glm46v": Base("glm46v", {}),
+    "gemma4, images": Base("gemma4 images", {}),
     "glm4v, moe": Base("glm4v, moe", {}),
     "mistral 3": Base("mistral 3", {}),
     "mistral 3, ministral": Base("mistral 3, ministral", {}),

@@ -95,6 +95,11 @@ PUBLISHED: tuple[PublishedModel, ...] = (
     PublishedModel("google/gemma-3-1b-it", "Gemma3ForCausalLM", 1.0, None, "gemma-3-1b"),
     PublishedModel("google/gemma-3-4b-it", "Gemma3ForConditionalGeneration", 3.88, None, "gemma-3-4b"),
     PublishedModel("google/gemma-3-27b-it", "Gemma3ForConditionalGeneration", 27.0),
+    PublishedModel("google/gemma-4-31B-it", "Gemma4ForConditionalGeneration", 30.7, Calls.GEMMA),
+    PublishedModel("google/gemma-4-26B-A4B-it", "Gemma4ForConditionalGeneration", 25.2, Calls.GEMMA),
+    PublishedModel("google/gemma-4-12B-it", "Gemma4UnifiedForConditionalGeneration", 12.0, Calls.GEMMA),
+    PublishedModel("google/gemma-4-E4B-it", "Gemma4ForConditionalGeneration", 7.5, Calls.GEMMA),
+    PublishedModel("google/gemma-4-E2B-it", "Gemma4ForConditionalGeneration", 4.6, Calls.GEMMA),
     PublishedModel("mistralai/Mistral-7B-v0.1", "MistralForCausalLM", 7.24, None, "mistral-7b-v0.1"),
     PublishedModel("mistralai/Mistral-7B-Instruct-v0.3", "MistralForCausalLM", 7.25, Calls.MISTRAL),
     PublishedModel(
@@ -136,6 +141,8 @@ PUBLISHED: tuple[PublishedModel, ...] = (
 )  # fmt: skip
 # Classes of transformers that are served, and of which no checkpoint is known or none is served on a GPU as yet.
 UNPUBLISHED = (
+    "Gemma4ForCausalLM",
+    "Gemma4UnifiedForCausalLM",
     "Glm46VForConditionalGeneration",
     "Llama4ForCausalLM",
     "Ministral3ForCausalLM",

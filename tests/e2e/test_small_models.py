@@ -15,6 +15,8 @@ from transformers import (
     Exaone4Config,
     Gemma2Config,
     Gemma3TextConfig,
+    Gemma4TextConfig,
+    Gemma4UnifiedTextConfig,
     Glm4Config,
     Glm4MoeConfig,
     GptOssConfig,
@@ -66,6 +68,8 @@ FAMILIES = {
     "phi3": Phi3Config,
     "gemma2": Gemma2Config,  # its softcap is served by a fallback
     "gemma3": Gemma3TextConfig,
+    "gemma4": Gemma4TextConfig,
+    "gemma4_unified": Gemma4UnifiedTextConfig,
     "olmo2": Olmo2Config,
     "cohere2": Cohere2Config,
     "granite": GraniteConfig,
@@ -105,6 +109,28 @@ MORE: dict[str, dict[str, object]] = {
     "qwen3_5_text": RECURRENT,
     "qwen3_5_moe_text": QWEN_3_NEXT,
     "gemma3": {"sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"]},
+    "gemma4": {
+        "sliding_window": 64,
+        "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "global_head_dim": 40,
+        "num_kv_shared_layers": 2,
+        "hidden_size_per_layer_input": 12,
+        "vocab_size_per_layer_input": 101,
+        "enable_moe_block": True,
+        "num_experts": 6,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 24,
+        "rms_norm_eps": 0.01,  # or the norms of small numbers make roundings large
+    },
+    "gemma4_unified": {
+        "sliding_window": 64,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "global_head_dim": 512,
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+        "rms_norm_eps": 0.01,
+    },
     "gemma2": {"sliding_window": 64, "attn_logit_softcapping": 20.0, "final_logit_softcapping": 30.0},
     "gpt_oss": {"sliding_window": 64, "num_local_experts": 6, "num_experts_per_tok": 2},
     "mixtral": {"num_local_experts": 5, "num_experts_per_tok": 2},
@@ -149,6 +175,8 @@ HEAD_DIM_IS_GIVEN = {
     "qwen3_5_moe_text",
     "gemma2",
     "gemma3",
+    "gemma4",
+    "gemma4_unified",
     "gpt_oss",
     "glm4_moe",
     "ernie4_5",
@@ -169,6 +197,7 @@ MODELS = (
     ("llama", 9, 3, 64), ("llama", 16, 4, 32), ("granite", 8, 8, 24), ("olmo2", 6, 2, 48), ("llama", 4, 1, 128),
     ("gemma2", 2, 2, 256), ("llama", 2, 1, 320), ("mistral", 8, 2, 20), ("mistral", 4, 4, 80), ("olmo2", 12, 4, 40),
     ("mistral", 2, 1, 192), ("qwen2", 14, 2, 64), ("granite", 2, 2, 128), ("qwen2_moe", 7, 1, 12),
+    ("gemma4", 4, 2, 20), ("gemma4_unified", 2, 2, 64),
     ("gemma3", 4, 2, 96), ("gemma3", 16, 16, 14), ("qwen3", 16, 8, 32), ("qwen3", 4, 2, 128), ("mixtral", 1, 1, 64),
     ("qwen3_moe", 6, 3, 22), ("qwen3", 5, 5, 36), ("phi3", 4, 4, 96), ("phi3", 2, 1, 100), ("phi3", 8, 4, 32),
     ("phi3", 3, 1, 160), ("seed_oss", 10, 2, 36), ("smollm3", 4, 1, 40), ("olmo3", 5, 1, 64), ("exaone4", 6, 2, 20),
@@ -187,12 +216,11 @@ NEAR_TIE = 1e-3  # of two logits: what roundings of fp32 may turn
 def config_of(family: str, num_heads: int, num_kv_heads: int, head_dim: int) -> object:
     hidden_size = num_heads * head_dim
     sizes: dict[str, object] = {"head_dim": head_dim} if family in HEAD_DIM_IS_GIVEN else {}
-    more = {"eos_token_id": None, "pad_token_id": None, **MORE.get(family, {})}
+    more = {"eos_token_id": None, "pad_token_id": None, "num_hidden_layers": 2, **MORE.get(family, {})}
     return FAMILIES[family](
         vocab_size=101,
         hidden_size=hidden_size,
         intermediate_size=2 * hidden_size,
-        num_hidden_layers=2,
         num_attention_heads=num_heads,
         num_key_value_heads=num_kv_heads,
         max_position_embeddings=1024,

@@ -46,6 +46,9 @@ _RENAMED = {
 }
 _TOWER = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
 _VISUAL = ("visual.", "model.visual.")
+_TOWERS_OF_GEMMA_4 = (
+    "model.vision_tower.", "model.audio_tower.", "model.embed_vision.", "model.embed_audio.", "model.vision_embedder.",
+)  # fmt: skip
 IMAGE_MODELS: tuple[ImageModel, ...] = (
     ImageModel(
         "gemma3",
@@ -59,6 +62,25 @@ IMAGE_MODELS: tuple[ImageModel, ...] = (
             "eoi_token_index eoi_token_id",
         ),
         {"final_logit_softcapping": (None,)},  # the class of all parts does not apply it
+    ),
+    *(
+        ImageModel(
+            model_type,
+            (architecture,),
+            (f"{model_type}_text",),
+            _RENAMED,
+            _TOWERS_OF_GEMMA_4,
+            family_keys(
+                "text_config vision_config audio_config",
+                without_effect="boi_token_id eoi_token_id image_token_id video_token_id boa_token_id eoa_token_id "
+                "eoa_token_index audio_token_id vision_soft_tokens_per_image",
+            ),
+            ties_embeddings=True,
+        )
+        for model_type, architecture in (
+            ("gemma4", "Gemma4ForConditionalGeneration"),
+            ("gemma4_unified", "Gemma4UnifiedForConditionalGeneration"),
+        )
     ),
     ImageModel(
         "qwen2_5_vl",

@@ -9,6 +9,7 @@ from qualification.model.families.exaone4 import EXAONE4
 from qualification.model.families.family import Family
 from qualification.model.families.gemma2 import GEMMA2
 from qualification.model.families.gemma3 import GEMMA3
+from qualification.model.families.gemma4 import GEMMA4, GEMMA4_UNIFIED
 from qualification.model.families.glm4 import GLM4
 from qualification.model.families.glm4_moe import GLM4_MOE
 from qualification.model.families.glm4v import GLM4V_TEXT
@@ -51,6 +52,8 @@ KNOWN: tuple[Family, ...] = (
     EXAONE4,
     GEMMA2,
     GEMMA3,
+    GEMMA4,
+    GEMMA4_UNIFIED,
     GLM4,
     GLM4_MOE,
     GLM4V_MOE_TEXT,

@@ -6,7 +6,7 @@ residual behind that. Each is Bounded.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -73,13 +73,26 @@ class LayerReference:
         return self._norm(residual, "input_layernorm")
 
     def feed_forward_read(self, before: Bounded, residual: Bounded) -> Bounded:
-        """Return what the feed-forward reads, of the residuals before attention and behind it."""
+        """Return what the feed-forward reads, of the residuals before attention and behind it.
+
+        That is the residual itself where its parts norm it each by themselves.
+        """
         if self.sentence.order is NormOrder.PARALLEL:
             return self.attention_read(before)
-        if self.sentence.order is NormOrder.AFTER:
+        if self.sentence.order is NormOrder.AFTER or self._norms_apart:
             return residual
         is_sandwich = self.sentence.order is NormOrder.SANDWICH
         return self._norm(residual, self.sentence.before_feed_forward if is_sandwich else "post_attention_layernorm")
+
+    @property
+    def _norms_apart(self) -> bool:
+        fed, mixture = self.config.feed_forward, self.sentence.mixture
+        return isinstance(fed, ExpertsConfig) and mixture is not None and mixture.norms_apart
+
+    def queries(self, read: Bounded, positions: Tensor) -> Bounded:
+        """Return q [T, heads, d], normed and rotated, of a layer that reads the keys of an earlier one."""
+        q = self._linear(read, "self_attn.q_proj", Inputs(self.config.formats.qkv.name))
+        return self._rotated(self._heads_normed(self.precision.rounded(q), self.sentence.q_norm), positions)
 
     def heads(self, read: Bounded, positions: Tensor) -> tuple[Bounded, Bounded, Bounded]:
         """Return q [T, heads, d], k and v [T, kv_heads, d], queries and keys normed and rotated, or the other way.
@@ -92,19 +105,24 @@ class LayerReference:
             ends = attention.query_size, attention.query_size + attention.kv_size
             parts = [merged.columns(own) for own in (slice(ends[0]), slice(*ends), slice(ends[1], None))]
         else:
-            parts = [self._linear(read, f"self_attn.{name}_proj", inputs) for name in "qkv"]
+            has_values = "self_attn.v_proj.weight" in self.tensors or not self.sentence.norms_values
+            parts = [self._linear(read, f"self_attn.{name}_proj", inputs) for name in ("qkv" if has_values else "qkk")]
         if self.sentence.gates_in_queries:
             parts[0] = parts[0].changed(self._first_halves)
         q, k, v = (self.precision.rounded(part) for part in parts)
+        v = v.changed(self._in_heads)
+        if self.sentence.norms_values:
+            ones = torch.ones(attention.head_dim, dtype=torch.float64, device=v.truth.device)
+            v = rms_norm(v, ones, self.model.norm_eps, self.precision)
         if self.sentence.norms_rotated:
             q, k = self._normed_behind(*(self._rotated(it.changed(self._in_heads), positions) for it in (q, k)))
-            return q, k, v.changed(self._in_heads)
+            return q, k, v
         if self.sentence.norms_rotating_layers:
             q, k = (self._unit_behind(self._rotated(it.changed(self._in_heads), positions)) for it in (q, k))
-            return self._grown(q, positions), k, v.changed(self._in_heads)
+            return self._grown(q, positions), k, v
         names = self.sentence.q_norm, self.sentence.k_norm
         q, k = (self._rotated(self._heads_normed(it, name), positions) for it, name in zip((q, k), names, strict=True))
-        return self._grown(q, positions), k, v.changed(self._in_heads)
+        return self._grown(q, positions), k, v
 
     def _rotated(self, heads: Bounded, positions: Tensor) -> Bounded:
         rope, neighbours = self.attention.rope, self.sentence.rotates_neighbours
@@ -233,6 +251,9 @@ class LayerReference:
         """Return the residual behind the feed-forward, of the one before it and what the feed-forward reads."""
         fed = self.config.feed_forward
         is_judged = torch.ones(read.truth.shape[0], dtype=torch.bool, device=read.truth.device)
+        if self._norms_apart and isinstance(fed, ExpertsConfig):
+            added, is_judged = self._apart(read, fed)
+            return Fed(self._added(residual, added, self.sentence.after_feed_forward), is_judged)
         if isinstance(fed, ExpertsConfig):
             parts, is_judged = self._mixture(read, fed)
         else:
@@ -241,6 +262,44 @@ class LayerReference:
             parts = [feed(read, part, gated, self.precision) for part in own]
         added = sum_over_ranks(parts, self.precision)
         return Fed(self._added(residual, added, self.sentence.after_feed_forward), is_judged)
+
+    def finished(self, residual: Bounded, per_layer: Bounded | None) -> Bounded:
+        """Return the residual behind the layer, of the one behind its feed-forward.
+
+        per_layer  [T, width], what the tokens give to this layer; None for a model that has no such embeddings
+        """
+        if per_layer is not None:
+            assert self.model.per_layer is not None, "such a model says how wide they are"
+            gate = self.precision.rounded(self._linear(residual, "per_layer_input_gate"))
+            inner = function_of((gate, per_layer), gate_of(self.model.per_layer.activation), self.precision)
+            added = self.precision.rounded(self._linear(self.precision.rounded(inner), "per_layer_projection"))
+            normed = self._norm(added, "post_per_layer_input_norm")
+            residual = self.precision.rounded(residual.plus(normed))
+        if self.sentence.scale is None:
+            return residual
+        return self.precision.rounded(residual.times(self._vector(self.sentence.scale)))
+
+    def _apart(self, residual: Bounded, config: ExpertsConfig) -> tuple[Bounded, Tensor]:
+        """Return what experts and the dense feed-forward beside them add, each normed, and the tokens to be judged."""
+        sentence = self.sentence.mixture
+        assert sentence is not None
+        assert sentence.shared is not None
+        scale = self._vector("router.scale") * self.model.hidden_size**-0.5
+        logits = self._linear(rms_norm(residual, scale, self.model.norm_eps, self.precision), sentence.router)
+        routes, gated = route(logits, config, sentence.scores or Scoring.SOFTMAX, None), gate_of(config.activation)
+        if sentence.expert_scales is not None:
+            own = self._vector(sentence.expert_scales)[routes.experts]
+            routes = replace(routes, shares=routes.shares.times(own))
+        of_experts = self._norm(residual, f"{self.sentence.before_feed_forward}_2")
+        of_shared, weights = self._norm(residual, self.sentence.before_feed_forward), self._gated(sentence.shared)
+        experts, parts, fed = _Experts(self, sentence), [], []
+        for rank in range(self.ranks):
+            parts.append(mixed(of_experts, routes, partial(experts.of, rank), gated, self.precision))
+            fed.append(feed(of_shared, weights.part(rank, self.ranks), gated, self.precision))
+        name = self.sentence.after_feed_forward
+        first = self._norm(sum_over_ranks(fed, self.precision), f"{name}_1")
+        second = self._norm(sum_over_ranks(parts, self.precision), f"{name}_2")
+        return self.precision.rounded(first.plus(second)), routes.is_clear
 
     def _mixture(self, read: Bounded, config: ExpertsConfig) -> tuple[list[Bounded], Tensor]:
         sentence = self.sentence.mixture

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from qualification.model.config import ModelConfig
-from qualification.model.forward.bounded import Bounded, Precision, U, layer_norm, product, rms_norm
+from qualification.model.forward.bounded import Bounded, Precision, U, chunks_of, layer_norm, product, rms_norm
 from qualification.model.forward.checkpoint import Checkpoint, CheckpointError
 from qualification.model.forward.layer import LayerReference
 from qualification.model.forward.sentences import SENTENCES
@@ -56,6 +56,25 @@ class ForwardReference:
             scale = float(torch.tensor(self.model.hidden_size**0.5, dtype=self.precision.dtype))
         return found if scale == 1 else self.precision.rounded(found.times(scale))
 
+    def per_layer(self, token_ids: Tensor, embedded: Bounded) -> Bounded | None:
+        """Return what token ids [T] give to each layer, [T, layers, width]; None where a model has no such embeddings.
+
+        embedded  [T, hidden], the residual before the first layer
+        """
+        if self.model.per_layer is None:
+            return None
+        prefix, width, hidden = self.checkpoint.prefix, self.model.per_layer.width, self.model.hidden_size
+        weight = self.precision.stored(self.checkpoint.tensor(f"{prefix}per_layer_model_projection.weight"))
+        made = self.precision.rounded(product(embedded, chunks_of(weight), None, self.precision))
+        made = self.precision.rounded(made.times(hidden**-0.5)).changed(lambda it: it.view(len(it), -1, width))
+        norm = self.precision.stored(self.checkpoint.tensor(f"{prefix}per_layer_projection_norm.weight"))
+        normed = rms_norm(made, norm + self.sentence.norm_offset, self.model.norm_eps, self.precision)
+        rows = self.checkpoint.picked_rows(f"{prefix}embed_tokens_per_layer.weight", token_ids)
+        scale = float(torch.tensor(width**0.5, dtype=self.precision.dtype))
+        own = self.precision.rounded(Bounded.exact(self.precision.stored(rows)).times(scale))
+        both = self.precision.rounded(normed.plus(own.changed(lambda it: it.view(len(it), -1, width))))
+        return self.precision.rounded(both.times(2**-0.5))
+
     def layers(self) -> Iterator[LayerReference]:
         """Read one layer after the other, each while the one before is computed."""
         prefixes = [f"{self.checkpoint.prefix}layers.{index}." for index in range(self.model.num_layers)]
@@ -100,14 +119,23 @@ def forward(reference: ForwardReference, token_ids: Tensor) -> Tensor:
 
     positions = torch.arange(token_ids.shape[0], device=token_ids.device)
     hidden = truth(reference.embedded(token_ids))
-    for layer in reference.layers():
+    given = reference.per_layer(token_ids, hidden)
+    kept: dict[int, tuple[Tensor, Tensor]] = {}
+    for index, layer in enumerate(reference.layers()):
         read = truth(layer.attention_read(hidden))
         if layer.config.attends:
-            q, k, v = (it.truth for it in layer.heads(read, positions))
+            source = layer.attention.reads_keys_of
+            if source is None:
+                q, k, v = (it.truth for it in layer.heads(read, positions))
+                kept[index] = k, v
+            else:
+                q, (k, v) = layer.queries(read, positions).truth, kept[source]
             behind = truth(layer.after_attention(hidden, truth(layer.attend(q, k, v)), read))
         else:
             projected, gates = (truth(it) for it in layer.recurrent_input(read))
             mixed = truth(layer.mix(projected.truth, gates.truth))
             behind = truth(layer.after_recurrence(hidden, mixed, projected))
         hidden = truth(layer.after_feed_forward(behind, truth(layer.feed_forward_read(hidden, behind))).residual)
+        own = None if given is None else Bounded.exact(given.truth[:, index])
+        hidden = truth(layer.finished(hidden, own))
     return reference.logits(hidden).truth

@@ -39,6 +39,9 @@ class MixtureSentence:
     scores          None: softmax over all, or over the chosen ones where config.json says norm_topk_prob
     correction      the bias for choosing experts; None: e_score_correction_bias of the router, where there is one
     weighs_inputs   whether the weight of a token's one expert multiplies what that reads; else what it adds
+    norms_apart     whether router, experts and `shared` each norm the residual: the router without a weight but by a
+                    scale / sqrt(hidden); what experts and `shared` add is normed each, and their sum again
+    expert_scales   what the weight of each expert is multiplied by; None: by nothing
     is_interleaved  whether all experts are one tensor in which gate and up alternate
     joined          the names of tensors of all experts, where a checkpoint has these: of gate, which up follows, and of
                     the last products, transposed or not
@@ -58,6 +61,8 @@ class MixtureSentence:
     is_interleaved: bool = False
     joined: tuple[str, str] = ("gate_up_proj", "down_proj")
     shared_joined: tuple[str, str] | None = None
+    norms_apart: bool = False
+    expert_scales: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +93,9 @@ class Sentence:
     feed_forward      a dense one
     gates_in_queries  whether the gates' rows are those behind each head's query, in the tensor of queries
     recurrence        of layers that do not attend
+    norms_values      each head of the values is normed, without a weight; values that no tensor makes are the keys as
+                      a product has made them
+    scale             what the residual behind a layer is multiplied by; None: by nothing
     rotates_neighbours  whether pairs of dimensions that are rotated are neighbours; else dimension i and i + r / 2
     queries_grow      by 1 + rate * ln(1 + floor(position / span)), behind the rotation, where config.json has a rate
     """
@@ -113,6 +121,8 @@ class Sentence:
     mixture: MixtureSentence | None = None
     gates_in_queries: bool = False
     recurrence: RecurrenceSentence | None = None
+    norms_values: bool = False
+    scale: str | None = None
 
 
 _QWEN_MIXTURE = MixtureSentence(
@@ -138,6 +148,21 @@ _GRANITE = Sentence(
 )
 _HUNYUAN = Sentence(q_norm="self_attn.query_layernorm", k_norm="self_attn.key_layernorm", norms_rotated=True)
 
+_GEMMA_4 = Sentence(
+    NormOrder.SANDWICH,
+    embedding_is_scaled_by_width=True,
+    norms_values=True,
+    scale="layer_scalar",
+    mixture=MixtureSentence(
+        "router.proj",
+        "experts",
+        shared="mlp",
+        scores=Scoring.SOFTMAX_OF_CHOSEN,
+        norms_apart=True,
+        expert_scales="router.per_expert_scale",
+    ),
+)
+
 SENTENCES: dict[str, Sentence] = {
     "cohere2": Sentence(NormOrder.PARALLEL, norms_subtract_mean=True, rotates_neighbours=True),
     "ernie4_5": Sentence(rotates_neighbours=True),
@@ -154,6 +179,8 @@ SENTENCES: dict[str, Sentence] = {
     "exaone4": Sentence(NormOrder.AFTER),
     "gemma2": Sentence(NormOrder.SANDWICH, 1.0, embedding_is_scaled_by_width=True),
     "gemma3_text": Sentence(NormOrder.SANDWICH, 1.0, embedding_is_scaled_by_width=True),
+    "gemma4_text": _GEMMA_4,
+    "gemma4_unified_text": _GEMMA_4,
     "glm4": _GLM_4,
     "glm4_moe": Sentence(
         mixture=MixtureSentence("mlp.gate", "mlp.experts", shared="mlp.shared_experts", scores=Scoring.SIGMOID),

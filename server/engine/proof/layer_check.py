@@ -22,6 +22,7 @@ from server.engine.scheduling.sequence import Batch
 
 _MOST_FACTOR = 1e9  # reported for numbers that are not finite too: JSON has none
 _MOST_LOGITS = 4  # rows of the head
+_BEHIND = Border.RESIDUAL_BEHIND_FEED_FORWARD.value
 
 
 class Observed(Protocol):
@@ -115,8 +116,9 @@ class LayerCheck:
         reference, num_layers = self._reference, self._reference.model.num_layers
         embedded = reference.embedded(seen.token_ids)
         yield _Section("embedding", None, seen.at(0, Border.RESIDUAL), embedded)
+        given = reference.per_layer(seen.token_ids, seen.exact(0, Border.RESIDUAL))
         for index, layer in enumerate(reference.layers()):
-            yield from self._of_layer(index, layer, seen)
+            yield from self._of_layer(index, layer, seen, given)
             self._progress(index + 1, num_layers)
         if self._logits is not None:
             ends = torch.tensor([row.tokens[-1] for row in seen.rows[-_MOST_LOGITS:]], device=seen.hidden.device)
@@ -124,7 +126,10 @@ class LayerCheck:
             names = tuple(row.name for row in seen.rows[-_MOST_LOGITS:])
             yield _Section("logits", None, self._logits(rows), reference.logits(Bounded.exact(rows)), names=names)
 
-    def _of_layer(self, index: int, layer: LayerReference, seen: "_Seen") -> "Iterator[_Section]":
+    def _of_layer(
+        self, index: int, layer: LayerReference, seen: "_Seen", given: Bounded | None
+    ) -> "Iterator[_Section]":
+        """Yield one layer's sections; `given`: what the tokens give to all layers."""
         residual, read = seen.exact(index, Border.RESIDUAL), seen.exact(index, Border.ATTENTION_READ)
 
         def section(border: Border, expected: Bounded, tokens: Tensor | None = None) -> _Section:
@@ -146,16 +151,28 @@ class LayerCheck:
         middle = seen.exact(index, Border.RESIDUAL_BEHIND_ATTENTION)
         yield section(Border.FEED_FORWARD_READ, layer.feed_forward_read(residual, middle))
         fed = layer.after_feed_forward(middle, seen.exact(index, Border.FEED_FORWARD_READ))
-        yield _Section("residual behind the feed-forward", index, seen.behind(index), fed.residual, fed.is_judged)
+        if given is None and layer.sentence.scale is None:
+            yield _Section(_BEHIND, index, seen.behind(index), fed.residual, fed.is_judged)
+            return
+        yield _Section(_BEHIND, index, seen.at(index, Border.RESIDUAL_BEHIND_FEED_FORWARD), fed.residual, fed.is_judged)
+        own = None if given is None else given.changed(lambda it: it[:, index])
+        finished = layer.finished(seen.exact(index, Border.RESIDUAL_BEHIND_FEED_FORWARD), own)
+        yield _Section("residual behind the layer", index, seen.behind(index), finished)
 
     def _of_attention(self, index: int, layer: LayerReference, seen: "_Seen", read: Bounded) -> "Iterator[_Section]":
         def section(border: Border, expected: Bounded) -> _Section:
             return _Section(border.value, index, seen.at(index, border), expected)
 
-        q, k, v = layer.heads(read, seen.positions)
+        source = layer.attention.reads_keys_of
+        if source is None:
+            q, k, v = layer.heads(read, seen.positions)
+            k, v = self._stored(k, layer), self._stored(v, layer)
+        else:  # to the bit what the earlier layer has in its pages
+            q = layer.queries(read, seen.positions)
+            k, v = seen.exact(source, Border.KEYS), seen.exact(source, Border.VALUES)
         yield section(Border.QUERIES, q)
-        yield section(Border.KEYS, self._stored(k, layer))
-        yield section(Border.VALUES, self._stored(v, layer))
+        yield section(Border.KEYS, k)
+        yield section(Border.VALUES, v)
         yield from self._attention(index, layer, seen)
 
     def _recurrence(self, index: int, layer: LayerReference, seen: "_Seen") -> "Iterator[_Section]":

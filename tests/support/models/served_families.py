@@ -12,6 +12,8 @@ from support.models.tiny_families import (
     ERNIE_MOE,
     EXAONE_4,
     GEMMA,
+    GEMMA_4_MOE,
+    GEMMA_4_SMALL,
     GLM,
     GLM_4,
     GRANITE_SHARED,
@@ -44,6 +46,10 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, object]]] = {
     # No path of a CPU has a softcap of scores: that is shown by the decoder's own tests, and on a GPU.
     "gemma 2": ("gemma2", {**GEMMA, "attn_logit_softcapping": None, "final_logit_softcapping": 9.0}),
     "gemma 3": ("gemma3", {**GEMMA, "sliding_window_pattern": 2}),
+    "gemma 4": (
+        "gemma4",
+        {**GEMMA_4_SMALL, **GEMMA_4_MOE, "hidden_size_per_layer_input": 6, "sliding_window": WINDOW},
+    ),
     "olmo 3": ("olmo3", {"sliding_window": WINDOW}),
     "exaone 4": ("exaone4", {**EXAONE_4, "sliding_window": WINDOW}),
     "smollm 3": ("smollm3", SMOLLM),

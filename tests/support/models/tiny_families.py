@@ -22,6 +22,14 @@ from transformers import (
     Gemma3ForCausalLM,
     Gemma3ForConditionalGeneration,
     Gemma3TextConfig,
+    Gemma4Config,
+    Gemma4ForCausalLM,
+    Gemma4ForConditionalGeneration,
+    Gemma4TextConfig,
+    Gemma4UnifiedConfig,
+    Gemma4UnifiedForCausalLM,
+    Gemma4UnifiedForConditionalGeneration,
+    Gemma4UnifiedTextConfig,
     Glm4Config,
     Glm4ForCausalLM,
     Glm4MoeConfig,
@@ -117,6 +125,8 @@ FAMILIES = {
     "llama": (LlamaConfig, LlamaForCausalLM),
     "gemma2": (Gemma2Config, Gemma2ForCausalLM),
     "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM),
+    "gemma4": (Gemma4TextConfig, Gemma4ForCausalLM),
+    "gemma4_unified": (Gemma4UnifiedTextConfig, Gemma4UnifiedForCausalLM),
     "olmo2": (Olmo2Config, Olmo2ForCausalLM),
     "granite": (GraniteConfig, GraniteForCausalLM),
     "cohere2": (Cohere2Config, Cohere2ForCausalLM),
@@ -168,6 +178,24 @@ MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
 YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 8.0, "original_max_position_embeddings": 16}
 GEMMA = {"head_dim": 12, "query_pre_attn_scalar": 7, "sliding_window": 9}
 GEMMA_2 = {**GEMMA, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0}
+GEMMA_4 = {
+    "head_dim": 12,
+    "global_head_dim": 24,
+    "sliding_window": 9,
+    "layer_types": MIXED[:2] + MIXED[:2],
+    "num_hidden_layers": 4,
+    "hidden_size_per_layer_input": 0,
+    "final_logit_softcapping": 3.0,
+    "rms_norm_eps": 0.01,  # with 1e-6 the norms make errors of small numbers larger than the tolerance
+    "pad_token_id": 0,
+}
+GEMMA_4_WIDE = {**GEMMA_4, "attention_k_eq_v": True, "num_global_key_value_heads": 1}
+GEMMA_4_MOE = {
+    **GEMMA_4_WIDE, "enable_moe_block": True, "num_experts": 7, "top_k_experts": 3, "moe_intermediate_size": 20
+}  # fmt: skip
+GEMMA_4_SMALL = {
+    **GEMMA_4, "hidden_size_per_layer_input": 6, "vocab_size_per_layer_input": 101, "num_kv_shared_layers": 2,
+}  # fmt: skip
 LOCAL = {"rope_type": "default", "rope_theta": 50.0}
 TWO_ROPES = {"full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 500.0}, "sliding_attention": LOCAL}
 MULTIPLIERS = {
@@ -257,6 +285,7 @@ WINDOWED: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "phi3, window": ("phi3", {"sliding_window": 9}),
     "gemma2": ("gemma2", GEMMA_2),
     "gemma3": ("gemma3", {**GEMMA, "layer_types": MIXED, "rope_parameters": TWO_ROPES}),
+    "gemma4, as 31B": ("gemma4", GEMMA_4_WIDE),
     "gpt_oss": ("gpt_oss", GPT_OSS),
     "cohere2, untied": ("cohere2", {**COHERE, "layer_types": MIXED, "tie_word_embeddings": False}),
     "qwen3_moe, window": ("qwen3_moe", {**QWEN_3_MOE, **SWITCHED_ON}),
@@ -281,11 +310,30 @@ ROTATED: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "ministral3": ("ministral3", MINISTRAL),
     "llama, no truncation": ("llama", {"rope_parameters": {**YARN, **BETAS}, "head_dim": 16}),
     "smollm3": ("smollm3", {"no_rope_layers": [0, 1, 0]}),
+    "gemma4_unified, as 12B": ("gemma4_unified", GEMMA_4_WIDE),
     "exaone4, full layers rotate nothing": ("exaone4", EXAONE_4),
 }
 VARIANTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     **WINDOWED,
     **ROTATED,
+    "gemma4, as 26B-A4B": ("gemma4", GEMMA_4_MOE),
+    "gemma4, as E4B": ("gemma4", GEMMA_4_SMALL),
+    "gemma4, as E2B": ("gemma4", {**GEMMA_4_SMALL, "use_double_wide_mlp": True, "num_key_value_heads": 1}),
+    "gemma4, all at once": (
+        "gemma4",
+        {
+            **GEMMA_4_SMALL,
+            **GEMMA_4_MOE,
+            "hidden_size_per_layer_input": 6,
+            "use_double_wide_mlp": True,
+            "attention_bias": True,
+            "hidden_activation": "gelu",
+            "num_hidden_layers": 7,
+            "num_kv_shared_layers": 1,
+            "layer_types": None,
+            "tie_word_embeddings": False,
+        },
+    ),
     "llama": ("llama", {}),
     "llama, tied": ("llama", {"tie_word_embeddings": True}),
     "llama, biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
@@ -399,17 +447,22 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
 }
 
 
+FILLED = ("norm.weight", "bias", "layernorm_1.weight", "layernorm_2.weight", "router.scale", "per_expert_scale")
+
+
 def save_reference(folder: Path, family: str, changes: Mapping[str, object]) -> PreTrainedModel:
     torch.manual_seed(0)
     config_class, model_class = FAMILIES[family]
     model: PreTrainedModel = model_class(config_class(**{**TINY, **changes})).eval()
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            if name.endswith(("norm.weight", "bias")):  # transformers starts them at 1 and 0, which would hide them
+            if name.endswith(FILLED):  # transformers starts them at 1 and 0, which would hide them
                 weight.uniform_(0.5, 1.5)
         for name, buffer in model.named_buffers():
             if name.endswith("correction_bias"):
                 buffer.uniform_(-0.5, 0.5)
+            elif name.endswith("layer_scalar"):
+                buffer.uniform_(0.6, 1.1)
     model.save_pretrained(folder)
     return model
 
@@ -483,6 +536,18 @@ IMAGE_MODELS: dict[str, tuple[type, type, dict[str, object], dict[str, object]]]
         Gemma3ForConditionalGeneration,
         {**GEMMA, "layer_types": MIXED, "rope_parameters": TWO_ROPES},
         {**VISION, "image_size": 28, "patch_size": 14},
+    ),
+    "gemma4": (
+        Gemma4Config,
+        Gemma4ForConditionalGeneration,
+        {**GEMMA_4_SMALL, "attention_k_eq_v": True},
+        {**VISION, "head_dim": 8, "position_embedding_size": 16},
+    ),
+    "gemma4, unified": (
+        Gemma4UnifiedConfig,
+        Gemma4UnifiedForConditionalGeneration,
+        GEMMA_4_WIDE,
+        {"mm_embed_dim": 16},
     ),
     "qwen2.5 vl": (
         Qwen2_5_VLConfig,

@@ -25,6 +25,8 @@ from support.models.tiny_families import (
     ERNIE_MOE,
     EXAONE_4,
     GEMMA,
+    GEMMA_4_MOE,
+    GEMMA_4_SMALL,
     GLM_4,
     GRANITE_SHARED,
     HUNYUAN_MOE,
@@ -49,6 +51,10 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "llama": ("llama", {"rope_parameters": LLAMA3, "attention_bias": True, "mlp_bias": True}),
     "qwen 3": ("qwen3", {"head_dim": 16}),
     "gemma 2": ("gemma2", {**GEMMA, "attn_logit_softcapping": None, "final_logit_softcapping": 3.0}),
+    "gemma 4, experts": ("gemma4", GEMMA_4_MOE),
+    "gemma 4, small": (
+        "gemma4", {**GEMMA_4_SMALL, "num_hidden_layers": 6, "layer_types": GEMMA_4_SMALL["layer_types"][:2] * 3}
+    ),
     "granite": ("granite", MULTIPLIERS),
     "mistral": ("mistral", WINDOW),
     "glm 4": ("glm4", GLM_4),
@@ -232,6 +238,18 @@ def without_shared_expert(decoder: Decoder) -> Decoder:
     return with_layers(decoder, change)
 
 
+def with_attention(**changes: object) -> Callable[[Decoder], Decoder]:
+    """Compute the layers that read the keys of another one, or those that do not, by another configuration."""
+
+    def change(config: LayerConfig, weights: LayerWeights) -> tuple[LayerConfig, LayerWeights]:
+        attention = config.attention
+        if attention.has_own_keys == ("reads_keys_of" in changes) or attention.window is None:
+            return config, weights
+        return replace(config, mixer=replace(attention, **changes)), weights  # type: ignore[arg-type]
+
+    return lambda decoder: with_layers(decoder, change)
+
+
 def config_of(**changes: object) -> Callable[[Decoder], Decoder]:
     return lambda decoder: Decoder(replace(decoder.config, **changes), decoder.weights)  # type: ignore[arg-type]
 
@@ -328,6 +346,22 @@ FAULTS: dict[str, Fault] = {
     "bias of queries dropped": Fault("llama", "queries", tensors=replaced("q_proj.bias", torch.zeros_like)),
     "bias behind attention dropped": Fault(
         "llama", "residual behind attention", tensors=replaced("o_proj.bias", torch.zeros_like)
+    ),
+    "scale of a layer forgotten": Fault(
+        "gemma 4, small", "residual behind the layer", tensors=replaced("1.layer_scalar", torch.ones_like)
+    ),
+    "embeddings of the next layer": Fault(
+        "gemma 4, small", "residual behind the layer",
+        tensors=replaced("embed_tokens_per_layer", lambda it: it.roll(-6, 1)),
+    ),
+    "keys of another layer read": Fault("gemma 4, small", "attention", decoder=with_attention(reads_keys_of=0)),
+    "norm of values forgotten": Fault("gemma 4, experts", "values", decoder=with_attention(norms_values=False)),
+    "norms beside experts swapped": Fault(
+        "gemma 4, experts", "residual behind the feed-forward",
+        tensors=moved(swapped("post_feedforward_layernorm_1", "post_feedforward_layernorm_2")),
+    ),
+    "scales of experts dropped": Fault(
+        "gemma 4, experts", "residual behind the feed-forward", tensors=replaced("per_expert_scale", torch.ones_like)
     ),
     "final norm skipped": Fault("llama", "logits", tensors=replaced("model.norm", torch.ones_like)),
     "slots of states swapped": Fault("qwen 3.5", "recurrence", decoder=lambda it: OtherSources(it, swapped_slots)),
