@@ -1,5 +1,6 @@
 """Every model family there is. A new one is a file beside this one and a line here."""
 
+from collections.abc import Mapping
 from difflib import get_close_matches
 
 from qualification.model.families.cohere2 import COHERE2
@@ -95,6 +96,12 @@ _ALL = "`hallmark models` lists all"
 _CUTOFF = 0.7  # of difflib: qwen4 is near qwen3, mamba near nothing
 FAMILIES = tuple(family for family in KNOWN if family.tensors is not None)  # those that the server serves
 
+# Known model_types that no kernel can compute, and what each asks for.
+_LACKING: Mapping[object, str] = {
+    "mimo_v2_flash": "its keys have 192 dimensions and its values 128, and each path of attention has one number",
+    "step3p5": "it clamps what the experts of some layers compute (swiglu_limits), and no path of experts does",
+}
+
 
 def family_named(
     model_type: object, source: str, families: tuple[Family, ...] = FAMILIES, *, architectures: object = None
@@ -107,9 +114,14 @@ def family_named(
         if family.model_type == model_type:
             return family
     raise ModelConfigError(
-        f"{source}: model_type {model_type!r}{_in_brackets(architectures)} is not supported; "
+        f"{source}: model_type {model_type!r}{_in_brackets(architectures)} is not supported{_reason(model_type)}; "
         f"{nearest(model_type, architectures, families)}"
     )
+
+
+def _reason(model_type: object) -> str:
+    known = _LACKING.get(model_type) if isinstance(model_type, str) else None
+    return "" if known is None else f": {known}"
 
 
 def nearest(model_type: object, architectures: object, families: tuple[Family, ...] = FAMILIES) -> str:

@@ -258,6 +258,8 @@ def test_phi3_is_served_with_a_plain_rotation(scaling: object, tmp_path: Path) -
         ),
         ("laguna", {"gating_types": ["per_element"] * 4}, "gating_types must be per_head in all layers"),
         ("laguna", {"moe_router_logit_softcapping": 5.0}, "moe_router_logit_softcapping must be absent or 0.0"),
+        ("qwen2", {"model_type": "mimo_v2_flash"}, "is not supported: its keys have 192 dimensions and its values 128"),
+        ("qwen2", {"model_type": "step3p5"}, r"is not supported: it clamps what the experts .*swiglu_limits"),
         ("llama4_text", {"num_experts_per_tok": 2}, "num_experts_per_tok must be absent or 1"),
         (
             "llama4_text",

@@ -144,7 +144,7 @@ def test_the_tokenizers_own_end_token_ends_answers_too(text: str, expected: tupl
     [
         (
             {"model_type": "mamba"},
-            r"'mamba' \(LlamaForCausalLM\) is not supported; nearest: llama \(LlamaForCausalLM\); `hallmark ",
+            r"'mamba' \(LlamaForCausalLM\) is not supported; nearest: llama \(LlamaForCausalLM\), llama4 .*; `hall",
         ),
         ({"model_type": None}, "model_type None .* is not supported"),
         (
