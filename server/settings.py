@@ -225,6 +225,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     max_num_seqs: Annotated[
         Count | None, Meta(description="sequences running at once (default: 256 on CUDA, 16 on a CPU)")
     ] = None
+    state_snapshots: Annotated[
+        Count | None,
+        Meta(
+            description="slots, of a model with recurrent layers, for copies of states at page borders, from which "
+            "prompts that begin alike go on (default: as many as sequences that run at once)"
+        ),
+    ] = None
     max_num_batched_tokens: Annotated[
         Count | None, Meta(description="tokens a step (default: 8192 on CUDA, 2048 on a CPU)")
     ] = None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from kernels.recurrence.sizes import RecurrenceSizes
 from kernels.vocabulary.shape import Dtype
-from qualification.model.config import LayerConfig, ModelConfig, RecurrenceConfig, StateTensor
+from qualification.model.config import RecurrenceConfig, StateTensor
 from qualification.model.fields import ModelConfigError
 
 
@@ -57,15 +57,3 @@ class GatedDeltaConfig(RecurrenceConfig):
             )
         own = replace(sizes, num_key_heads=sizes.num_key_heads // world, num_value_heads=sizes.num_value_heads // world)
         return GatedDeltaConfig.of(own, self.hidden_size, self.state_dtype)
-
-
-def in_state_dtype(model: ModelConfig, dtype: Dtype) -> ModelConfig:
-    """Return the model whose states are kept in `dtype`, whatever its config.json says."""
-
-    def changed(layer: LayerConfig) -> LayerConfig:
-        mixer = layer.mixer
-        if not isinstance(mixer, GatedDeltaConfig):
-            return layer
-        return replace(layer, mixer=GatedDeltaConfig.of(mixer.sizes, mixer.hidden_size, dtype))
-
-    return replace(model, layers=tuple(map(changed, model.layers)))

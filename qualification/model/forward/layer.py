@@ -202,6 +202,7 @@ class LayerReference:
             sizes.num_key_heads,
             sizes.key_dim,
             sizes.value_dim,
+            2.0**-9 if self.recurrence.state_dtype.value == "bf16" else 0.0,
         )
         qkv = projected[:, : rule.conv.shape[0]]
         return mix(qkv, gates[:, :heads], gates[:, heads:], rule, self.precision)

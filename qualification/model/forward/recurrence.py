@@ -21,6 +21,7 @@ class Rule:
     """conv     [channels, width] fp64: queries, keys and values, the factor of the newest token last
     a_log    [value heads] fp64, as dt_bias is
     key_heads, key_dim, value_dim   sizes; a key head serves as many value heads as there are for each
+    state_unit   share that a number of a state is off when a server stores it, every 64 tokens
     """
 
     conv: Tensor
@@ -29,6 +30,7 @@ class Rule:
     key_heads: int
     key_dim: int
     value_dim: int
+    state_unit: float = 0.0
 
 
 def mix(qkv: Tensor, writing: Tensor, decay: Tensor, rule: Rule, precision: Precision) -> Bounded:
@@ -51,6 +53,8 @@ def mix(qkv: Tensor, writing: Tensor, decay: Tensor, rule: Rule, precision: Prec
         added = share * (value - (key[:, :, None] * state).sum(dim=1))
         sums.add(_Addition(value, share, added, state, *(it[token] for it in tokens.errors)), unit, key_dim)
         state = state + key[:, :, None] * added[:, None]
+        if (token + 1) % _CHUNK == 0:
+            sums.store(state, rule.state_unit)
         most, deviation = sums.of_result(state, tokens.query_errors[token], unit, key_dim)
         truths.append((query[:, :, None] * state).sum(dim=1))
         mosts.append(most)
@@ -155,6 +159,11 @@ class _Sums:
         self.variance = self.variance + it.share**2 * (it.value_error + 8 * it.value**2)
         self.variance = self.variance + (16 + it.share_error[:, None] + 2 * key_error) * it.added**2 + key_error * read
         self.added = self.added + it.added**2
+
+    def store(self, state: Tensor, unit: float) -> None:
+        """Follow the errors of a state that is stored."""
+        square = unit**2 * state.square().sum(dim=1)
+        self.squares, self.worst = self.squares + square, self.worst + square.sqrt()
 
     def of_result(self, state: Tensor, query_error: Tensor, unit: float, key_dim: int) -> tuple[Tensor, Tensor]:
         """Return (most, deviation) of a query of length one times the state."""

@@ -49,11 +49,14 @@ def num_pages(
 
 
 def num_state_slots(config: ModelConfig, limits: EngineLimits) -> int:
-    """Return the slots of recurrent states: one for each sequence that runs, and as many for snapshots.
+    """Return the slots of recurrent states: one for each sequence that runs, and as many as are wanted for snapshots.
 
     0 for a model without recurrent layers. They are allocated before the room for pages is measured.
     """
-    return 2 * limits.max_num_seqs if config.recurrences else 0
+    if not config.recurrences:
+        return 0
+    snapshots = limits.max_num_seqs if limits.state_snapshots is None else limits.state_snapshots
+    return limits.max_num_seqs + snapshots
 
 
 def _check_room(settings: Settings, limits: EngineLimits, num_tokens: int) -> None:

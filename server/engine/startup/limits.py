@@ -40,6 +40,7 @@ class EngineLimits:
     page_size: int  # tokens
     max_attended_keys: int | None = None  # of all prompt tokens of a step together; None: no such limit
     max_drafted_tokens: int = 0  # of a sequence, that one step verifies; no setting asks for any
+    state_snapshots: int | None = None  # slots for them; None: as many as sequences that run at once
 
     @property
     def serving(self) -> ServingLimits:
@@ -105,6 +106,7 @@ def choose_limits(settings: Settings, config: ModelConfig, device: torch.device)
         max_num_interleaved_tokens=settings.max_num_interleaved_tokens or _interleaved_tokens(config, kind, batched),
         page_size=settings.page_size or PAGE_SIZE[kind],
         max_attended_keys=_attended_keys(config) if kind == "cpu" else None,
+        state_snapshots=settings.state_snapshots,
     )
     if limits.max_num_batched_tokens < limits.max_num_seqs:
         raise SettingsError(

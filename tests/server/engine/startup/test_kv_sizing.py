@@ -41,6 +41,8 @@ def test_only_recurrent_layers_get_slots_of_states(tiny_llama: TinyLlama) -> Non
     config = load_config(tiny_llama.folder)
     limits = choose_limits(Settings(device=DeviceChoice.CPU, max_num_seqs=5), config, CPU)
     assert (num_state_slots(config, limits), num_state_slots(hybrid_config(config), limits)) == (0, 10)
+    limits = choose_limits(Settings(device=DeviceChoice.CPU, max_num_seqs=5, state_snapshots=3), config, CPU)
+    assert (num_state_slots(config, limits), num_state_slots(hybrid_config(config), limits)) == (0, 8)
 
 
 def test_weights_beyond_the_memory_are_refused_unloaded(tiny_llama: TinyLlama) -> None:
