@@ -61,14 +61,15 @@ same-python:
 	$(CHECK_PYTHON)
 	$(CHECK_VENV)
 
-# What serving needs; pip's lines and bars show how far it is.
+# What serving needs; pip's lines and bars show how far the download is, and a line every 8 s how much is copied since.
 $(SERVING): pyproject.toml
 	$(CHECK_PYTHON)
 	$(CHECK_VENV)
 	@echo "Setting up $(VENV) to serve (once; PyTorch is most of the download) ..."
 	@$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --upgrade pip
-	$(VENV)/bin/python -m pip install --editable .
+	@while sleep 8; do echo "$(VENV) holds $$(du -sm $(VENV) | cut -f1) MB of some 1,700, or 7,000 with CUDA"; done & \
+	  said=$$!; trap "kill $$said" EXIT; $(VENV)/bin/python -m pip install --editable .
 	@touch $@
 
 # uv reads none of pip's settings: where these variables name an index or a folder of wheels for pip, they do for uv.
