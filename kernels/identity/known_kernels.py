@@ -71,7 +71,8 @@ OPERATORS: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 NAMED: tuple[NamedKernels, ...] = (
     # Ours, by the whole names of their jitted functions.
-    NamedKernels("norm, with the residual's sum", ("_rms_norm_kernel",)),
+    NamedKernels("norm, with the residual's sum", ("_rms_norm_kernel", "_layer_norm_kernel")),
+    NamedKernels("norm of all heads of several ranks", ("_mean_squares_kernel", "_norm_by_kernel")),
     NamedKernels("rotation and the write of keys and values", ("_rope_and_write_kv_kernel",)),
     NamedKernels("norm of each head of the values", ("_norm_heads_kernel",)),
     NamedKernels("gated activation", ("_gated_kernel",)),
