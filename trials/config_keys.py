@@ -192,7 +192,7 @@ BASES: dict[str, Base] = {
     "qwen3 vl, moe": Base("qwen3 vl, moe", {}),
     "glm4v": Base("glm4v", {}),
     "glm46v": Base("glm46v", {}),
-    "gemma4, images": Base("gemma4 images", {}),
+    "gemma4, images": Base("gemma4 images", {"num_hidden_layers": 4}),
     "glm4v, moe": Base("glm4v, moe", {}),
     "mistral 3": Base("mistral 3", {}),
     "mistral 3, ministral": Base("mistral 3, ministral", {}),
@@ -283,7 +283,7 @@ NOT_CHANGED = ("model_type", "architectures", "text_config", "vision_config")
 def save_base(base: Base, folder: Path) -> Config:
     """Save a model and return its config.json."""
     image_kind = base.family.removesuffix(" images")
-    if image_kind in IMAGE_MODELS and (base.family != image_kind or image_kind not in ("gemma3",)):
+    if image_kind in IMAGE_MODELS and (base.family != image_kind or image_kind not in ("gemma3", "gemma4")):
         config_class, model_class, text, vision = IMAGE_MODELS[image_kind]
         torch.manual_seed(0)
         text = {**TINY, **text, **SMALL, **base.changes}
