@@ -50,6 +50,7 @@ class Quantization:
 
 def quantized(model: ModelConfig, quantization: Quantization, names: TensorNames) -> ModelConfig:
     """Return the same model, each product in its format. Raises ModelConfigError for what is not served so."""
+    _check_attends(model, quantization.source)
     layers = tuple(
         replace(layer, formats=_formats_of(f"model.layers.{index}", layer, quantization, names))
         for index, layer in enumerate(model.layers)
@@ -63,8 +64,9 @@ def quantized(model: ModelConfig, quantization: Quantization, names: TensorNames
 def rounded_at_load(model: ModelConfig) -> ModelConfig:
     """Return the same model, its dense products rounded to 8 bits when it is loaded: a scale a row, and one a token.
 
-    Raises ModelConfigError for a model that is quantised already.
+    Raises ModelConfigError for a model that is quantised already, or has a recurrence.
     """
+    _check_attends(model, "--quantization fp8")
     formats = {it for layer in model.layers for it in _each(layer.formats)} - {PLAIN}
     names = sorted(it.name for it in formats)
     for layer in model.layers:
@@ -76,6 +78,14 @@ def rounded_at_load(model: ModelConfig) -> ModelConfig:
             "leave the flag out"
         )
     return replace(model, rounds_at_load=True, layers=tuple(_all_rounded(layer) for layer in model.layers))
+
+
+def _check_attends(model: ModelConfig, source: str) -> None:
+    """Raise ModelConfigError for a model with layers whose products have no format: those of a recurrence."""
+    if model.recurrences:
+        raise ModelConfigError(
+            f"{source}: products of a recurrence ({model.family}) are served in 16 bits or more alone"
+        )
 
 
 def as_stored(model: ModelConfig) -> ModelConfig:

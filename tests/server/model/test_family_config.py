@@ -29,6 +29,7 @@ SHARED: dict[str, object] = {
 }
 ARCHITECTURES = {
     "cohere2": "Cohere2ForCausalLM",
+    "qwen3_5_text": "Qwen3_5ForCausalLM",
     "ernie4_5_moe": "Ernie4_5_MoeForCausalLM",
     "exaone4": "Exaone4ForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
@@ -287,6 +288,11 @@ def test_phi3_is_served_with_a_plain_rotation(scaling: object, tmp_path: Path) -
             "quant_method must be one of fp8, .* found 'quip'",
         ),
         ("gpt_oss", {"quantization_config": {"quant_method": "awq"}}, "quant_method must be one of mxfp4, found 'awq'"),
+        (
+            "qwen3_5_text",
+            {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}},
+            r"products of a recurrence \(qwen3_5_text\) are served in 16 bits",
+        ),
         (
             "gpt_oss",
             {"quantization_config": {"quant_method": "mxfp4"}, "intermediate_size": 100},
