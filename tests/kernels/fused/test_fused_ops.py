@@ -13,9 +13,10 @@ from kernels.fused.backend import next_power_of_2, runs_on_triton
 from kernels.fused.gated_norm import norm_and_gate
 from kernels.fused.head_gate import gate_heads_
 from kernels.fused.head_gate_kind import GateFunction
+from kernels.fused.head_norm import norm_heads, norm_heads_torch
 from kernels.fused.layer_norm import add_layer_norm, layer_norm, layer_norm_torch
 from kernels.fused.norm import add_rms_norm, add_rms_norm_torch, rms_norm, rms_norm_torch
-from kernels.fused.rope_kv import rope_and_write_kv, rope_and_write_kv_torch
+from kernels.fused.rope_kv import rope_and_write_kv, rope_and_write_kv_torch, rotate_queries
 from kernels.fused.row_gate import gate_rows_
 from kernels.fused.split_norm import mean_squares, norm_by
 from kernels.sampling.log_sum import log_sum_exp
@@ -338,3 +339,31 @@ def test_the_sum_of_exponentials_is_torchs() -> None:
     logits = randn(4, 5000) * 20
     logits[1, 3:] = -torch.inf
     assert_near(log_sum_exp(logits), logits.logsumexp(dim=1, keepdim=True))
+
+
+@pytest.mark.parametrize(("num_heads", "head_dim"), [(1, 12), (3, 24), (9, 512)])
+@pytest.mark.parametrize("op", [norm_heads, norm_heads_torch])
+def test_each_head_of_the_values_is_normed_by_itself(op: Op, num_heads: int, head_dim: int) -> None:
+    rows = torch.randn(5, num_heads + 2, head_dim)
+    values = rows[:, 1:-1]  # between the keys and what is behind them
+    due = values.double() / (values.double().square().mean(dim=-1, keepdim=True) + 1e-3).sqrt()
+    before = rows.clone()
+    found = op(values, 1e-3)
+    assert found.is_contiguous()
+    assert (found - due).abs().max() < 1e-5
+    assert torch.equal(rows, before)
+
+
+@pytest.mark.parametrize("has_norm", [True, False])
+@pytest.mark.parametrize(("num_heads", "head_dim", "rotated"), [(4, 24, 24), (9, 512, 512), (3, 20, 12)])
+def test_queries_alone_are_turned_as_beside_keys(num_heads: int, head_dim: int, rotated: int, has_norm: bool) -> None:
+    rows, table = torch.randn(5, num_heads + 2, head_dim), torch.randn(30, rotated)
+    positions, norm = torch.tensor([3, 0, 29, 7, 7], dtype=torch.int32), torch.rand(head_dim) + 0.5
+    both, alone = rows.clone(), rows.clone()
+    norms = {"q_norm": norm, "k_norm": norm} if has_norm else {}
+    q, k, v = both.split((num_heads, 1, 1), dim=1)
+    pages = torch.zeros(2, 5, 4, 1, head_dim)
+    rope_and_write_kv(q, k, v, table, positions, *pages, torch.arange(5), **norms)
+    rotate_queries(alone[:, :num_heads], table, positions, q_norm=norm if has_norm else None)
+    assert (alone[:, :num_heads] - q).abs().max() < 1e-5
+    assert torch.equal(alone[:, num_heads:], rows[:, num_heads:])
