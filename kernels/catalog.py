@@ -57,6 +57,22 @@ def _triton_path(phase: Phase, run: RunAttention | None, *kernel_names: str) -> 
     return KernelPath(f"triton.{phase.value}", Tier.FIRST, limits, digest, kernel_names, run, is_capturable=True)
 
 
+def _wide_triton_path(phase: Phase, run: RunAttention | None, *kernel_names: str) -> KernelPath:
+    """Return the Triton path for heads of 512 dimensions, those of Gemma 4's layers without a window."""
+    limits = Limits(
+        devices=frozenset({Device.CUDA, Device.INTERPRETER}),
+        phases=frozenset({phase}),
+        dtypes=_ALL_DTYPES,
+        max_head_dim=512,
+        head_dim_multiple=512,  # no other: those between are padded to it, and read twice as much for less
+        min_sm=80,
+        masks=_ALL_MASKS,
+        needs_triton=True,
+    )
+    name = f"triton.{phase.value}.wide"
+    return KernelPath(name, Tier.FIRST, limits, _digest("portable.wide"), kernel_names, run, is_capturable=True)
+
+
 def _hopper_path(phase: Phase, run: RunAttention | None) -> KernelPath:
     """Return a Gluon path, limited to sm_90 (TMA, wgmma) and to tensor maps with rows of whole 16 bytes."""
     limits = Limits(
@@ -161,6 +177,7 @@ def _bundled_paths() -> tuple[KernelPath, ...]:
             *(_hopper_path(phase, None) for phase in PLANNED_PHASES),
             _window_path(None),
             *(_triton_path(phase, None, f"hallmark_{phase.value}") for phase in PLANNED_PHASES),
+            *(_wide_triton_path(phase, None, f"hallmark_{phase.value}") for phase in PLANNED_PHASES),
             _ordered_hopper_path(None),
             _ordered_triton_path(None),
         )
@@ -173,6 +190,7 @@ def _bundled_paths() -> tuple[KernelPath, ...]:
     from kernels.portable.extend import run_extend
     from kernels.portable.ordered import run_ordered
     from kernels.portable.prefill import run_prefill
+    from kernels.portable.wide import run_wide_decode, run_wide_extend, run_wide_prefill
 
     return (
         _hopper_path(Phase.PREFILL, run_hopper_prefill),
@@ -182,6 +200,9 @@ def _bundled_paths() -> tuple[KernelPath, ...]:
         _triton_path(Phase.PREFILL, run_prefill, "hallmark_prefill"),
         _triton_path(Phase.EXTEND, run_extend, "hallmark_extend"),
         _triton_path(Phase.DECODE, run_decode, "hallmark_decode"),
+        _wide_triton_path(Phase.PREFILL, run_wide_prefill, "hallmark_prefill"),
+        _wide_triton_path(Phase.EXTEND, run_wide_extend, "hallmark_extend"),
+        _wide_triton_path(Phase.DECODE, run_wide_decode, "hallmark_decode"),
         _ordered_hopper_path(run_hopper_ordered),
         _ordered_triton_path(run_ordered),
     )

@@ -86,6 +86,13 @@ def token_cases() -> Iterator[Case]:
         yield case(path, (1, 1), (0, 40), flags=flags)
 
 
+def wide_cases() -> Iterator[Case]:
+    for dim, dtype in ((512, FP16), (512, FP32)):
+        yield case("triton.prefill.wide", (33, 1), heads=(4, 1), dim=dim, dtype=dtype)
+        yield case("triton.extend.wide", (5, 20), (20, 40), heads=(4, 2), dim=dim, dtype=dtype, window=19)
+        yield case("triton.decode.wide", (1, 1), (40, 3), heads=(8, 1), dim=dim, dtype=dtype)
+
+
 def sdpa_cases() -> Iterator[Case]:
     for path in ("sdpa.cpu", "sdpa.math"):
         for window in (1, 17, 256, 1000):  # over chunks of rows
@@ -124,7 +131,9 @@ def sdpa_token_cases() -> Iterator[Case]:
 
 
 @pytest.mark.parametrize(
-    "case", [*prompt_cases(), *chunk_cases(), *token_cases(), *sdpa_cases(), *sdpa_token_cases()], ids=str
+    "case",
+    [*prompt_cases(), *chunk_cases(), *token_cases(), *wide_cases(), *sdpa_cases(), *sdpa_token_cases()],
+    ids=str,
 )
 def test_batches_are_within_the_rule(case: Case, device: torch.device) -> None:
     assert_right(*made(case, torch.device("cpu") if case.path.startswith("sdpa") else device))

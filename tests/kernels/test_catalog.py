@@ -43,6 +43,7 @@ def test_the_catalog_lists_paths_in_order_of_preference() -> None:
         ("gluon.prefill.hopper", Tier.FIRST), ("gluon.extend.hopper", Tier.FIRST), ("gluon.decode.hopper", Tier.FIRST),
         ("gluon.prefill.window.hopper", Tier.FIRST),
         ("triton.prefill", Tier.FIRST), ("triton.extend", Tier.FIRST), ("triton.decode", Tier.FIRST),
+        *((f"triton.{it}.wide", Tier.FIRST) for it in ("prefill", "extend", "decode")),
         ("gluon.ordered.hopper", Tier.FIRST), ("triton.ordered", Tier.FIRST),
         ("sdpa.cpu", Tier.FIRST), ("sdpa.cudnn", Tier.FALLBACK), ("sdpa.flash", Tier.FALLBACK),
         ("sdpa.efficient", Tier.FALLBACK), ("sdpa.math", Tier.FALLBACK), ("torch.attention.tiles", Tier.FIRST),
@@ -69,6 +70,12 @@ def test_the_hopper_paths_are_for_hopper_only(sm: int) -> None:
         phase = shape.phase.value
         assert codes(f"gluon.{phase}.hopper", shape, replace(H200, sm=sm)) == [Reject.ARCH]
         assert serving(shape, replace(H200, sm=sm))[0] == f"triton.{phase}"
+
+
+def test_heads_of_512_are_tritons_and_a_little_less_is_not() -> None:
+    for shape in (PREFILL, EXTEND, DECODE):
+        assert serving(replace(shape, head_dim=512), H200)[0] == f"triton.{shape.phase.value}.wide"
+        assert not any("triton" in name for name in serving(replace(shape, head_dim=504), H200))
 
 
 @pytest.mark.parametrize(("page_size", "expected"), [(8, [Reject.PAGE_SIZE]), (24, [Reject.PAGE_SIZE]), (48, [])])
@@ -146,7 +153,8 @@ print(machine.triton, [path.name for path in PATHS if path.run is None])
     assert done.stdout.split(" ", 1) == [
         "None",
         "['gluon.prefill.hopper', 'gluon.extend.hopper', 'gluon.decode.hopper', 'gluon.prefill.window.hopper', "
-        "'triton.prefill', 'triton.extend', 'triton.decode', 'gluon.ordered.hopper', 'triton.ordered']\n",
+        "'triton.prefill', 'triton.extend', 'triton.decode', 'triton.prefill.wide', 'triton.extend.wide', "
+        "'triton.decode.wide', 'gluon.ordered.hopper', 'triton.ordered']\n",
     ]
     for path, shape in ((HOPPER, PREFILL), ("gluon.extend.hopper", EXTEND), ("triton.prefill", PREFILL)):
         assert codes(path, shape, replace(H200, triton=None)) == [Reject.ARCH]

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[3]
 ENTRIES = (
     "hopper.prefill.launch", "hopper.window.launch", "hopper.extend.launch", "hopper.decode.launch", "portable.prefill",
     "portable.extend", "portable.decode", "hopper.ordered.launch", "portable.ordered", "sdpa.backends",
-    "sdpa.key_tiles",
+    "sdpa.key_tiles", "portable.wide",
 )  # fmt: skip
 SAMPLE = """
 from pack.deep import base, helper as h
@@ -205,6 +205,7 @@ def test_the_catalog_binds_each_path_to_its_own_entry() -> None:
     of = SourceDigests().of
     for phase in ("prefill", "extend", "decode"):
         assert digests[f"triton.{phase}"] == of(f"kernels.portable.{phase}")
+        assert digests[f"triton.{phase}.wide"] == of("kernels.portable.wide")
         assert digests[f"gluon.{phase}.hopper"] == of(f"kernels.hopper.{phase}.launch")
     assert digests["gluon.ordered.hopper"] == of("kernels.hopper.ordered.launch")
     assert digests["triton.ordered"] == of("kernels.portable.ordered")

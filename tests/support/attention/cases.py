@@ -20,6 +20,7 @@ from kernels.hopper.window.launch import run_window_prefill
 from kernels.portable.decode import run_decode as run_triton_decode
 from kernels.portable.extend import run_extend as run_triton_extend
 from kernels.portable.prefill import run_prefill as run_triton_prefill
+from kernels.portable.wide import run_wide_decode, run_wide_extend, run_wide_prefill
 from kernels.sdpa.backends import run_cpu, run_math
 from kernels.vocabulary.path import RunAttention
 from support.attention.inputs import Inputs, flags_for, packed, paged
@@ -101,7 +102,9 @@ RUN: dict[str, RunAttention] = {
     "gluon.prefill.window": run_window_prefill,
     "gluon.prefill by three": _prefill_by_three, "gluon.extend by three": _extend_by_three,
     "gluon.decode in clusters": _decode_in_clusters, "triton.prefill": run_triton_prefill,
-    "triton.extend": run_triton_extend, "triton.decode": run_triton_decode, "sdpa.cpu": run_cpu, "sdpa.math": run_math,
+    "triton.extend": run_triton_extend, "triton.decode": run_triton_decode, "triton.prefill.wide": run_wide_prefill,
+    "triton.extend.wide": run_wide_extend, "triton.decode.wide": run_wide_decode, "sdpa.cpu": run_cpu,
+    "sdpa.math": run_math,
 }  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from kernels.portable.decode import hallmark_decode, hallmark_decode_combine
 from kernels.portable.extend import hallmark_extend
 from kernels.portable.launch_config import SHARED_BYTES_HOPPER, Tiles, decode_tiles, padded_head_dim, query_tiles
 from kernels.portable.prefill import hallmark_prefill
+from kernels.portable.wide import wide_decode_tiles, wide_query_tiles
 
 FLAGS = ("HAS_WINDOW", "HAS_SOFTCAP", "HAS_SINKS", "HAS_SPANS")
 INT32_POINTERS = ("cu_seqlens_q_ptr", "cu_seqlens_k_ptr", "page_table_ptr", "context_lens_ptr", "spans_ptr")
@@ -26,17 +27,26 @@ BF16_BYTES = 2
 
 def configurations() -> Iterator[tuple[str, Any, dict[str, Any], Tiles]]:
     """(name, kernel, constants, tiles) of each shipped bf16 configuration, without a flag and with all of them."""
-    for head_dim in (64, 80, 128, 256):
+    for head_dim in (64, 80, 128, 256, 512):
         dims = {"HEAD_DIM": head_dim, "BLOCK_D": padded_head_dim(head_dim)}
         for is_flagged in (False, True):
             flags = {"CAUSAL": True, **dict.fromkeys(FLAGS, is_flagged)}
             unused = {} if is_flagged else {"sinks_ptr": None, "spans_ptr": None}
             constants = {"GROUP": GROUP, "PAGE_SIZE": 16, **dims, **flags, **unused}
-            tiles = query_tiles(head_dim, BF16_BYTES, SHARED_BYTES_HOPPER)
+            is_wide = head_dim == 512
+            tiles = (
+                wide_query_tiles(BF16_BYTES, SHARED_BYTES_HOPPER)
+                if is_wide
+                else query_tiles(head_dim, BF16_BYTES, SHARED_BYTES_HOPPER)
+            )
             label = f"d{head_dim} {'all flags' if is_flagged else 'plain'}"
             yield f"prefill {label}", hallmark_prefill, constants, tiles
             yield f"extend {label}", hallmark_extend, constants, tiles
-            small = decode_tiles(head_dim, BF16_BYTES, GROUP, SHARED_BYTES_HOPPER)
+            small = (
+                wide_decode_tiles(BF16_BYTES, GROUP, SHARED_BYTES_HOPPER)
+                if is_wide
+                else decode_tiles(head_dim, BF16_BYTES, GROUP, SHARED_BYTES_HOPPER)
+            )
             yield f"decode {label}", hallmark_decode, constants, small
         combine = {**dims, "BLOCK_SPLITS": 32, "HAS_SINKS": True}
         yield f"combine d{head_dim}", hallmark_decode_combine, combine, Tiles(0, 0, 4, 2)
