@@ -21,6 +21,24 @@ def read_mixtures(
     return tuple(of_kind[is_mixture] for is_mixture in are_mixtures)
 
 
+KINDS = "mlp_layer_types"  # the field with the kind of each layer's feed-forward
+_MIXTURE, _DENSE = "sparse", "dense"
+
+
+def read_mixtures_by_kind(
+    fields: Fields, read_experts: Callable[[Fields], ExpertsConfig], *, num_dense_missing: int
+) -> tuple[FeedForward, ...]:
+    """The feed-forward of each layer, of the kind that mlp_layer_types names. Raises ModelConfigError.
+
+    num_dense_missing  the first layers that are dense where the field is missing
+    """
+    num_layers = read_num_layers(fields)
+    kinds = tuple(_DENSE if layer < num_dense_missing else _MIXTURE for layer in range(num_layers))
+    if fields.has(KINDS):
+        kinds = fields.choices(KINDS, (_MIXTURE, _DENSE), num_layers)
+    return read_mixtures(fields, read_experts, lambda layer: kinds[layer] == _MIXTURE)
+
+
 def read_routing(
     fields: Fields,
     num_experts: str,

@@ -6,14 +6,13 @@ from enum import Enum
 import torch
 from torch import Tensor
 
-from kernels.fused.activation_kind import Activation
 from kernels.linear.epilogue import Epilogue
 from kernels.linear.fp8_weights import BLOCK, E4M3, LARGEST, Fp8StaticWeight, Fp8Weight, scales_of_rows
 from kernels.linear.paths import RunLinear
 from kernels.linear.shape import FP8_BLOCKS, FP8_ROWS, FP8_STATIC, LinearShape
-from kernels.reference.experts import activated_fp64
 from kernels.vocabulary.row_buckets import LinearRows
 from kernels.vocabulary.shape import Dtype
+from qualification.measure.faults.linear_faults import product_of
 
 
 class Fp8Fault(Enum):
@@ -50,13 +49,7 @@ def wrong_fp8(fault: Fp8Fault) -> RunLinear:
     """Return a product with this fault."""
 
     def run(x: Tensor, weight: Fp8Weight, bias: Tensor | None, epilogue: Epilogue, out: Tensor) -> None:
-        sums = (_inputs(x, weight, fault) @ _numbers(weight, fault).T).float()
-        if bias is not None:
-            sums = sums + bias.float()
-        if epilogue is Epilogue.SWIGLU:
-            gate, up = sums.chunk(2, dim=-1)
-            sums = activated_fp64(gate, up, Activation.SILU)
-        out.copy_(sums)
+        product_of(_inputs(x, weight, fault), _numbers(weight, fault), bias, epilogue, out)
 
     return run
 

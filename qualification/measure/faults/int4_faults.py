@@ -5,15 +5,14 @@ from enum import Enum
 
 from torch import Tensor
 
-from kernels.fused.activation_kind import Activation
 from kernels.linear.epilogue import Epilogue
 from kernels.linear.int4_formats import INT4_32, INT4_128
 from kernels.linear.int4_weights import Int4Weight
 from kernels.linear.paths import RunLinear
 from kernels.linear.shape import LinearShape
-from kernels.reference.experts import activated_fp64
 from kernels.vocabulary.row_buckets import LinearRows
 from kernels.vocabulary.shape import Dtype
+from qualification.measure.faults.linear_faults import product_of
 
 
 class Int4Fault(Enum):
@@ -38,13 +37,7 @@ def wrong_int4(fault: Int4Fault) -> RunLinear:
     """Return a product with this fault."""
 
     def run(x: Tensor, weight: Int4Weight, bias: Tensor | None, epilogue: Epilogue, out: Tensor) -> None:
-        sums = (x.double() @ _with(weight, fault).dequantized().T).float()
-        if bias is not None:
-            sums = sums + bias.float()
-        if epilogue is Epilogue.SWIGLU:
-            gate, up = sums.chunk(2, dim=-1)
-            sums = activated_fp64(gate, up, Activation.SILU)
-        out.copy_(sums)
+        product_of(x.double(), _with(weight, fault).dequantized(), bias, epilogue, out)
 
     return run
 

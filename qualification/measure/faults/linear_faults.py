@@ -102,6 +102,14 @@ def wrong_linear(fault: LinearFault, shape: LinearShape) -> RunLinear:
     return run
 
 
+def product_of(inputs: Tensor, numbers: Tensor, bias: Tensor | None, epilogue: Epilogue, out: Tensor) -> None:
+    """Fill out with epilogue(inputs @ numbers^T + bias), both fp64: a right product of numbers that a fault made."""
+    sums = (inputs @ numbers.T).float()
+    if bias is not None:
+        sums = sums + bias.float()
+    out.copy_(_finished(sums, epilogue, LinearFault.NONE))
+
+
 def _sums(x: Tensor, weight: Tensor, dtype_out: torch.dtype, fault: LinearFault) -> Tensor:
     """[rows, weight rows] fp32 of x and weight in fp32."""
     size_in = x.shape[1]

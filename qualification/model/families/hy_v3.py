@@ -10,23 +10,17 @@ from qualification.model.config import ExpertsConfig, ModelConfig, QKNorm, Share
 from qualification.model.families.family import ExpertNames, Family, TensorNames
 from qualification.model.fields import Fields
 from qualification.model.keys import family_keys
-from qualification.model.mixtures import read_mixtures, read_routing
+from qualification.model.mixtures import KINDS, read_mixtures_by_kind, read_routing
 from qualification.model.shared import read_activation, read_like_llama
-from qualification.model.windows import read_num_layers
 
 TENSORS = TensorNames(
     experts=ExpertNames(router="mlp.router.gate", shared="mlp.shared_mlp", correction="mlp.expert_bias")
 )
 _THETA = 11_158_840.0  # as its class has it
-_KINDS = "mlp_layer_types"
-_MIXTURE, _DENSE = "sparse", "dense"
 
 
 def read_config(fields: Fields) -> ModelConfig:
-    has_bias, num_layers = fields.flag("attention_bias", False), read_num_layers(fields)
-    kinds = (_DENSE,) + (_MIXTURE,) * (num_layers - 1)
-    if fields.has(_KINDS):
-        kinds = fields.choices(_KINDS, (_MIXTURE, _DENSE), num_layers)
+    has_bias = fields.flag("attention_bias", False)
     return read_like_llama(
         fields.or_else(head_dim=128, rope_theta=_THETA),
         "hy_v3",
@@ -34,9 +28,7 @@ def read_config(fields: Fields) -> ModelConfig:
         qk_norm=QKNorm.EACH_HEAD,
         attention_bias=has_bias,
         output_bias=has_bias,
-        feed_forwards=partial(
-            read_mixtures, read_experts=_read_experts, has_experts=lambda layer: kinds[layer] == _MIXTURE
-        ),
+        feed_forwards=partial(read_mixtures_by_kind, read_experts=_read_experts, num_dense_missing=1),
     )
 
 
@@ -58,7 +50,7 @@ def _read_experts(fields: Fields) -> ExpertsConfig:
 
 
 KEYS = family_keys(
-    f"attention_bias {_KINDS} moe_intermediate_size expert_hidden_dim num_experts num_local_experts "
+    f"attention_bias {KINDS} moe_intermediate_size expert_hidden_dim num_experts num_local_experts "
     "num_experts_per_tok num_shared_experts router_scaling_factor",
     # Sums in fp32 rather than in the dtype of the weights, which change roundings alone.
     without_effect="eod_token_id num_nextn_predict_layers output_router_logits use_grouped_mm enable_lm_head_fp32 "

@@ -18,7 +18,7 @@ from qualification.model.config import (
 from qualification.model.families.family import ExpertNames, Family, TensorNames
 from qualification.model.fields import Fields
 from qualification.model.keys import family_keys
-from qualification.model.mixtures import read_mixtures, read_routing
+from qualification.model.mixtures import KINDS, read_mixtures_by_kind, read_routing
 from qualification.model.rope import read_full_rope, read_windowed_rope
 from qualification.model.shared import read_activation, read_like_llama
 from qualification.model.windows import Windows, read_num_layers, read_windows_of
@@ -29,15 +29,11 @@ _ROPES: dict[str, Any] = {  # as its class has them
     "sliding_attention": {"rope_theta": 10_000.0},
 }
 _THETA = 10_000.0  # where a rotation has none
-_HEADS, _KINDS = "num_attention_heads_per_layer", "mlp_layer_types"
-_MIXTURE, _DENSE = "sparse", "dense"
+_HEADS = "num_attention_heads_per_layer"
 
 
 def read_config(fields: Fields) -> ModelConfig:
     has_bias, num_layers = fields.flag("attention_bias", False), read_num_layers(fields)
-    kinds = (_DENSE,) + (_MIXTURE,) * (num_layers - 1)
-    if fields.has(_KINDS):
-        kinds = fields.choices(_KINDS, (_MIXTURE, _DENSE), num_layers)
     return read_like_llama(
         fields.or_else(head_dim=128, rope_parameters=_ROPES),
         "laguna",
@@ -49,9 +45,7 @@ def read_config(fields: Fields) -> ModelConfig:
         output_bias=has_bias,
         heads=_HEADS,
         gate=AttentionGate(GateFunction.SOFTPLUS, by_dimension=_gates_dimensions(fields, num_layers)),
-        feed_forwards=partial(
-            read_mixtures, read_experts=_read_experts, has_experts=lambda layer: kinds[layer] == _MIXTURE
-        ),
+        feed_forwards=partial(read_mixtures_by_kind, read_experts=_read_experts, num_dense_missing=1),
     )
 
 
@@ -86,7 +80,7 @@ def _read_experts(fields: Fields) -> ExpertsConfig:
 
 
 KEYS = family_keys(
-    f"attention_bias sliding_window layer_types gating gating_types {_HEADS} {_KINDS} num_experts num_experts_per_tok "
+    f"attention_bias sliding_window layer_types gating gating_types {_HEADS} {KINDS} num_experts num_experts_per_tok "
     "moe_intermediate_size shared_expert_intermediate_size moe_routed_scaling_factor",
     # Older notes of which layers have experts, which its class does not read.
     without_effect="mlp_only_layers decoder_sparse_step output_router_logits router_aux_loss_coef",

@@ -6,19 +6,16 @@ from qualification.model.config import ExpertsConfig, ModelConfig, QKNorm
 from qualification.model.families.family import ExpertNames, Family, TensorNames
 from qualification.model.fields import Fields
 from qualification.model.keys import family_keys
-from qualification.model.mixtures import read_mixtures, read_routing
+from qualification.model.mixtures import KINDS, read_mixtures_by_kind, read_routing
 from qualification.model.rope import read_full_rope, read_windowed_rope
 from qualification.model.shared import read_activation, read_like_llama
-from qualification.model.windows import Windows, read_num_layers, read_windows_of
+from qualification.model.windows import Windows, read_windows_of
 
 _THETA, _WINDOWED_THETA = 500_000.0, 10_000.0  # as its class has them
-_KINDS = "mlp_layer_types"
-_MIXTURE, _DENSE = "sparse", "dense"
 
 
 def read_config(fields: Fields) -> ModelConfig:
-    has_bias, num_layers = fields.flag("attention_bias", False), read_num_layers(fields)
-    kinds = fields.choices(_KINDS, (_MIXTURE, _DENSE), num_layers) if fields.has(_KINDS) else (_MIXTURE,) * num_layers
+    has_bias = fields.flag("attention_bias", False)
     return read_like_llama(
         fields.or_else(head_dim=128),
         "mellum",
@@ -28,9 +25,7 @@ def read_config(fields: Fields) -> ModelConfig:
         windows=_read_windows,
         rope=partial(read_full_rope, theta=_THETA),
         local_rope=partial(read_windowed_rope, theta=_WINDOWED_THETA),
-        feed_forwards=partial(
-            read_mixtures, read_experts=_read_experts, has_experts=lambda layer: kinds[layer] == _MIXTURE
-        ),
+        feed_forwards=partial(read_mixtures_by_kind, read_experts=_read_experts, num_dense_missing=0),
     )
 
 
@@ -50,7 +45,7 @@ def _read_experts(fields: Fields) -> ExpertsConfig:
 
 
 KEYS = family_keys(
-    f"attention_bias sliding_window layer_types {_KINDS} moe_intermediate_size norm_topk_prob num_experts "
+    f"attention_bias sliding_window layer_types {KINDS} moe_intermediate_size norm_topk_prob num_experts "
     "num_local_experts num_experts_per_tok",
     without_effect="output_router_logits router_aux_loss_coef num_mtp_layers num_nextn_predict_layers mtp_layer_types "
     "mtp_mlp_layer_types",

@@ -19,7 +19,6 @@ CONFIG_KEY = "quantization_config"
 _BLOCK = [128, 128]
 _OF_GROUPS = {32: INT4_32, 64: INT4_64, 128: INT4_128}
 _HEAD = "lm_head"
-_AWQ_SIZES = ("group_size", "q_group_size")
 
 
 def read_quantization(fields: Fields) -> Quantization:
@@ -140,7 +139,7 @@ def _of_modelopt(fields: Fields) -> Quantization:
 
 def _of_awq(fields: Fields) -> Quantization:
     """AutoAWQ's: an entry is a part of a name."""
-    bits, size = (next((it for it in names if fields.has(it)), names[0]) for names in (("bits", "w_bit"), _AWQ_SIZES))
+    bits, size = _given_name(fields, "bits", "w_bit"), _given_name(fields, "group_size", "q_group_size")
     if fields.integer(bits) != 4:
         fields.refuse(bits, "4")
     if not fields.flag("zero_point", True):
@@ -158,8 +157,7 @@ def _of_gptq(fields: Fields) -> Quantization:
         fields.refuse("desc_act", "false (columns in another order are not supported)")
     if fields.flag("lm_head", False):
         fields.refuse("lm_head", "false (a head of 4 bits is not supported)")
-    words = ("checkpoint_format", "format")
-    word = next((it for it in words if fields.has(it)), words[0])
+    word = _given_name(fields, "checkpoint_format", "format")
     is_second = fields.choice(word, ("gptq", "gptq_v2"), "gptq") == "gptq_v2"
     is_symmetric = fields.flag("sym", True)
     packing = Packing.GPTQ_SYMMETRIC if is_symmetric else Packing.GPTQ_V2 if is_second else Packing.GPTQ
@@ -178,6 +176,11 @@ def _of_group_size(fields: Fields, name: str) -> WeightFormat:
     if type(size) is not int or size not in _OF_GROUPS:
         fields.refuse(name, f"one of {', '.join(map(str, _OF_GROUPS))}")
     return _OF_GROUPS[size]
+
+
+def _given_name(fields: Fields, first: str, second: str) -> str:
+    """Return the name of the field that is there: the first one where both are, or none is."""
+    return second if fields.has(second) and not fields.has(first) else first
 
 
 def _within(entry: str, name: str) -> bool:

@@ -200,8 +200,8 @@ def _zeros(parts: _Parts, zeros: Tensor | None, scales: Tensor) -> Tensor:
     if parts.packing is Packing.GPTQ:
         return zeros + 1
     if parts.packing is Packing.GPTQ_SYMMETRIC:
-        found = set(zeros.flatten().tolist())
-        if not found <= {_SYMMETRIC_ZERO - 1, _SYMMETRIC_ZERO}:
+        if bool(((zeros != _SYMMETRIC_ZERO - 1) & (zeros != _SYMMETRIC_ZERO)).any()):
+            found = set(zeros.flatten().tolist())
             raise ModelError(
                 f"{parts.product}: config.json says that it is symmetric (sym), and qzeros has {sorted(found)[:4]}, "
                 f"where {_SYMMETRIC_ZERO - 1} or {_SYMMETRIC_ZERO} was expected: set sym to false if it is not"
