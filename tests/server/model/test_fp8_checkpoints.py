@@ -23,6 +23,7 @@ from server.model.decoder import Decoder
 from server.model.linear import WeightName
 from server.model.load.load import load_config, load_shard
 from support.models.paged_runner import PagedRunner
+from support.models.quantized_files import PARTS, change
 
 CPU = torch.device("cpu")
 HIDDEN, WIDTH, VOCABULARY = 320, 512, 33  # two and a half blocks, and four
@@ -171,14 +172,6 @@ def rounded_inputs(x: Tensor, of: WeightFormat) -> Tensor:
     return torch.cat([widened(*rounded(row[None], 1, columns), 1, columns) for row in x])
 
 
-PARTS = {
-    WeightName.QKV: ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    WeightName.OUTPUT: ("self_attn.o_proj",),
-    WeightName.GATE_UP: ("mlp.gate_proj", "mlp.up_proj"),
-    WeightName.DOWN: ("mlp.down_proj",),
-}
-
-
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
 def test_products_are_those_of_the_definition(tmp_path: Path, kind: Kind) -> None:
     numbers = write(tmp_path, kind)
@@ -229,13 +222,6 @@ def test_two_ranks_of_8_bits_hold_the_whole(tmp_path: Path, kind: Kind) -> None:
         for index, name in enumerate("qkv"):
             together = torch.cat([own[index].dequantized() for own in pairs]).double()
             assert torch.equal(together, numbers[f"model.layers.{layer}.self_attn.{name}_proj.weight"].double())
-
-
-def change(folder: Path, **says: object) -> None:
-    path = folder / "config.json"
-    values = json.loads(path.read_text())
-    values["quantization_config"] |= says
-    path.write_text(json.dumps(values))
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from server.model.linear import WeightName
 from server.model.load.load import load_config, load_shard
 from server.settings import DtypeChoice, LoadFormat
 from support.engine.checked_layers import CheckedLayers
+from support.models.quantized_files import PARTS, change
 
 CPU = torch.device("cpu")
 HIDDEN, WIDTH, VOCABULARY = 128, 256, 33
@@ -155,14 +156,6 @@ def write(folder: Path, kind: Kind) -> dict[str, Tensor]:
     return numbers
 
 
-PARTS = {
-    WeightName.QKV: ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    WeightName.OUTPUT: ("self_attn.o_proj",),
-    WeightName.GATE_UP: ("mlp.gate_proj", "mlp.up_proj"),
-    WeightName.DOWN: ("mlp.down_proj",),
-}
-
-
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
 def test_products_are_those_of_the_definition(tmp_path: Path, kind: Kind) -> None:
     numbers = write(tmp_path, kind)
@@ -220,12 +213,7 @@ def shifted(part: str, change: Callable[[Tensor], Tensor]) -> Callable[[Path], N
 
 
 def told(**says: object) -> Callable[[Path], None]:
-    def edit(folder: Path) -> None:
-        values = json.loads((folder / "config.json").read_text())
-        values["quantization_config"] |= says
-        (folder / "config.json").write_text(json.dumps(values))
-
-    return edit
+    return lambda folder: change(folder, **says)
 
 
 FAULTS = {

@@ -13,6 +13,7 @@ from kernels.recurrence.sizes import CHUNK
 from server.model.decoder import Decoder
 from server.protocol.messages import Fork
 from support.engine.graph_session import Session
+from support.engine.random_traffic import ask_at_random
 from support.engine.running_sum import PAGE_SIZE, Hybrid
 from support.models.tiny_families import QWEN_3_NEXT, RECURRENT, load, save_reference
 
@@ -113,17 +114,7 @@ def test_preempted_aborted_and_forked_answers_are_transformers(model: Model) -> 
     num_preempted = num_hits = 0
     for runs_ahead, num_slots, num_pages in ((True, 4, 24), (False, 9, 20)):
         session = Served(model, runs_ahead=runs_ahead, num_slots=num_slots, num_pages=num_pages, step_tokens=21)
-        asked: dict[str, list[int]] = {}
-        for index in range(14):
-            prompt, num_forks = rng.choice(prompts), rng.choice((0, 0, 2))
-            session.ask(str(index), prompt, num_forks)
-            asked |= dict.fromkeys((str(index), *(f"{index} {i}" for i in range(num_forks))), prompt)
-            for _ in range(rng.randrange(3)):
-                session.step()
-            if rng.random() < 0.4:  # often in the middle of a chunk
-                cancelled = rng.choice(list(asked))
-                session.engine.cancel(cancelled)
-                del asked[cancelled]
+        asked = ask_at_random(session, rng, prompts, num_requests=14, most_steps=2, share_cancelled=0.4)
         session.drain()
         for name, prompt in asked.items():
             assert session.tokens(name) == model.answer(prompt)

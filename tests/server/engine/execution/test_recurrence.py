@@ -16,6 +16,7 @@ from server.engine.scheduling.sequence import Batch
 from server.model.decoder import Decoder
 from server.protocol.messages import Fork
 from support.engine.graph_session import Session
+from support.engine.random_traffic import ask_at_random
 from support.engine.running_sum import PAGE_SIZE, Hybrid, reference_answer
 from support.engine.serving_faults import BrokenRunner
 from support.models.tiny_llama import NAN_TOKEN
@@ -149,17 +150,8 @@ def test_random_traffic_with_few_slots_changes_no_token(decoder: Decoder, answer
     num_found = num_preempted = num_evicted = 0
     for runs_ahead, num_slots, num_pages in ((False, 3, 30), (True, 5, 16), (True, 1, 20), (True, 20, 20)):
         subject = Hybrid(decoder, runs_ahead=runs_ahead, num_slots=num_slots, num_pages=num_pages, step_tokens=21)
-        session, asked = Checked(subject), dict[str, list[int]]()
-        for index in range(24):
-            prompt, num_forks = rng.choice(prompts), rng.choice((0, 0, 2))
-            session.ask(str(index), prompt, num_forks)
-            asked |= dict.fromkeys((str(index), *(f"{index} {i}" for i in range(num_forks))), prompt)
-            for _ in range(rng.randrange(4)):
-                session.step()
-            if rng.random() < 0.3:
-                cancelled = rng.choice(list(asked))
-                session.engine.cancel(cancelled)
-                del asked[cancelled]
+        session = Checked(subject)
+        asked = ask_at_random(session, rng, prompts, num_requests=24, most_steps=3, share_cancelled=0.3)
         session.drain()
         for name, prompt in asked.items():
             assert session.tokens(name) == answer(prompt)
