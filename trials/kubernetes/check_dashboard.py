@@ -7,19 +7,10 @@ import copy
 import json
 from typing import Any
 
-import pytest
 import yaml
-from tools import HERE, ROOT, MissingTool, Tools, prepare
+from tools import HERE, ROOT, Tools
 
 DASHBOARD: dict[str, Any] = json.loads((ROOT / "deploy" / "grafana" / "hallmark.json").read_text())
-
-
-@pytest.fixture(scope="session")
-def tools() -> Tools:
-    try:
-        return prepare(ROOT / ".cache" / "deploy")
-    except MissingTool as error:
-        pytest.skip(str(error))
 
 
 def test_the_dashboard_is_what_grafana_reads(tools: Tools) -> None:

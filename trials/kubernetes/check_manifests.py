@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tools import KUBERNETES, ROOT, Manifest, MissingTool, Tools, prepare
+from tools import KUBERNETES, Manifest, Tools
 
 from server.settings import PREFIX, Settings, read_settings
 
@@ -38,14 +38,6 @@ MISSPELT: dict[str, tuple[tuple[str | int, ...], str, str]] = {
     "Service": (("spec", "ports", 0), "targetPort", "target"),
     "ServiceAccount": ((), "automountServiceAccountToken", "automountToken"),
 }
-
-
-@pytest.fixture(scope="session")
-def tools() -> Tools:
-    try:
-        return prepare(ROOT / ".cache" / "deploy")
-    except MissingTool as error:
-        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="session")
