@@ -14,7 +14,7 @@ from kernels.linear.shape import PLAIN
 from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.fingerprint import Device
 from kernels.vocabulary.operators import Operator
-from kernels.vocabulary.path import AnyPath, Tier
+from kernels.vocabulary.path import AnyPath, Limits, Tier
 from kernels.vocabulary.row_buckets import LinearRows, TokenRows
 from kernels.vocabulary.shape import PLANNED_PHASES, Phase
 from qualification.attest.explain import TimeClass
@@ -72,16 +72,18 @@ RECORD = StepRecord(
     num_prefix_hit_tokens=32,
 )
 
+HEAD_DIM = 128
+
 
 def largest_plan() -> list[PlanRow]:
     """Every operator on two GPUs: all buckets, all paths that a GPU can run, each first choice wanted somewhere.
 
-    Of attention each bucket has two shapes, of layers with and without a window. Without the paths of `--reproducible`,
-    whose plan has no others.
+    Of attention each bucket has two shapes, of layers with and without a window, both of heads of `HEAD_DIM`, which
+    most paths compute. Without the paths of `--reproducible`, whose plan has no others.
     """
     rows = []
     for phase, (number, bucket), has_window in itertools.product(PLANNED_PHASES, enumerate(Bucket), (False, True)):
-        of_phase = [it for it in PATHS if phase in it.limits.phases and may_serve(it)]
+        of_phase = [it for it in PATHS if phase in it.limits.phases and may_serve(it) and takes_head_dim(it.limits)]
         needs_window = {it.name for it in of_phase if it.limits.max_window is not None}
         able = [it.name for it in of_phase if has_window or it.name not in needs_window]
         ours = [it.name for it in of_phase if it.tier is Tier.FIRST and has_window == (it.name in needs_window)]
@@ -99,6 +101,10 @@ def largest_plan() -> list[PlanRow]:
         ours = [it.name for it in paths if it.name in able and it.tier is Tier.FIRST]
         rows += [row_of(operator.value, it.value, ours[n % len(ours)], able) for n, it in enumerate(buckets)]
     return rows
+
+
+def takes_head_dim(limits: Limits) -> bool:
+    return limits.max_head_dim >= HEAD_DIM and HEAD_DIM % limits.head_dim_multiple == 0
 
 
 def may_serve(path: AnyPath) -> bool:
