@@ -12,6 +12,7 @@ from typing import Protocol
 import msgspec
 
 from kernels.linear.fallback_reason import MatmulFallback
+from server.protocol.images import PromptImage
 from server.settings import Settings
 
 
@@ -126,7 +127,8 @@ class EmbeddedSpan(msgspec.Struct, frozen=True, array_like=True):
 class Submit(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """Answer a prompt, once and once more for each of `forks`; the prompt is computed once.
 
-    The prompt is spans: token ids, and `embedded` ones over the placeholders among them, in order and apart.
+    The prompt is spans: token ids, and `embedded` ones over the placeholders among them, in order and apart; `images`
+    stand over placeholders likewise, and the engine computes their embeddings.
     """
 
     request_id: str
@@ -137,6 +139,7 @@ class Submit(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     priority: int = 0  # lower ones are computed first
     forks: list[Fork] = []
     embedded: tuple[EmbeddedSpan, ...] = ()
+    images: tuple[PromptImage, ...] = ()
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
@@ -254,6 +257,7 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True):
     paths: dict[str, ServedPath] = {}  # of the catalog, by name
     layers: LayersReport = _UNCHECKED
     has_peer_memory: bool = True  # whether CUDA let the ranks share memory, where their GPUs can address each other
+    max_image_tokens: int = 0  # that the images of one prompt may have; 0: this engine takes no images
 
 
 class EngineRefused(msgspec.Struct, frozen=True, tag=True):

@@ -7,7 +7,7 @@ import msgspec
 
 from server.protocol.messages import FromEngine, ToEngine
 
-MAX_FRAME_BYTES = 32 * 1024 * 1024  # a prompt of 1M tokens takes 5 MB
+MAX_FRAME_BYTES = 128 * 1024 * 1024  # a prompt of 1M tokens takes 5 MB, its images 96 MiB at most
 HEADER = struct.Struct("<I")
 
 _ENCODER = msgspec.msgpack.Encoder()

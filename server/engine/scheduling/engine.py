@@ -358,6 +358,8 @@ class Engine:
         if not 0 <= least <= most < vocab_size:
             wrong = str(least if least < 0 else most)[:24]
             return "invalid_value", f"prompt token {wrong} is outside the vocabulary of {vocab_size}"
+        if message.images:
+            return "invalid_value", "this engine takes no images"
         if not message.embedded:
             return None
         if (embeddings := self._options.embeddings) is None:
