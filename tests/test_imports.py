@@ -20,7 +20,7 @@ BENCH_COMMAND = "server.cli.bench"  # alone may import bench, which is not in th
 # Modules and whole folders that import no torch.
 PURE = [
     "kernels/driver/kernel_names.py", "kernels/driver/seen.py",
-    "kernels/experts/kinds.py", "kernels/linear/shape.py", "kernels/linear/tilings.py",
+    "kernels/experts/kinds.py", "kernels/linear/shape.py", "kernels/linear/hopper/tilings.py",
     "kernels/system/cpu_libraries.py", "kernels/system/triton_cache.py", "kernels/vocabulary/buckets.py",
     "kernels/vocabulary/fingerprint.py", "kernels/vocabulary/path.py", "kernels/vocabulary/path_order.py",
     "kernels/vocabulary/shape.py", "qualification/*.py", "qualification/canary/*.py",

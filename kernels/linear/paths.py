@@ -9,14 +9,14 @@ from kernels.calls.processors import num_processors
 from kernels.identity.source_digest import SourceDigests
 from kernels.identity.torch_kernels import GEMMS, TORCH_HELPERS
 from kernels.linear.epilogue import Epilogue
-from kernels.linear.fp8_torch_path import run_fp8_torch
-from kernels.linear.int4_formats import INT4_FORMATS
-from kernels.linear.int4_torch_path import run_int4_torch
-from kernels.linear.library_path import RunProposed
-from kernels.linear.ordered_library_path import RunProposedInOrder
+from kernels.linear.formats.fp8_torch_path import run_fp8_torch
+from kernels.linear.formats.int4_formats import INT4_FORMATS
+from kernels.linear.formats.int4_torch_path import run_int4_torch
+from kernels.linear.hopper.tilings import wide_tiling
+from kernels.linear.library.library_path import RunProposed
+from kernels.linear.ordered.library_path import RunProposedInOrder
+from kernels.linear.ordered.tiles_path import run_linear_tiles
 from kernels.linear.shape import FP8_FORMATS, PLAIN, LinearShape, WeightFormat
-from kernels.linear.tiles_path import run_linear_tiles
-from kernels.linear.tilings import wide_tiling
 from kernels.linear.torch_path import run_torch
 from kernels.vocabulary.fingerprint import Device
 from kernels.vocabulary.operators import Operator
@@ -110,7 +110,7 @@ def _values(members: frozenset[Dtype] | frozenset[Epilogue]) -> str:
 def _run_skinny() -> RunLinear | None:
     if launch.triton_version() is None:
         return None
-    from kernels.linear.skinny_path import run_skinny
+    from kernels.linear.hopper.skinny_path import run_skinny
 
     return run_skinny
 
@@ -118,7 +118,7 @@ def _run_skinny() -> RunLinear | None:
 def _run_wide() -> RunLinear | None:
     if launch.triton_version() is None:
         return None
-    from kernels.linear.wide_path import run_wide
+    from kernels.linear.hopper.wide_path import run_wide
 
     return run_wide
 
@@ -126,7 +126,7 @@ def _run_wide() -> RunLinear | None:
 def _run_ordered() -> RunLinear | None:
     if launch.triton_version() is None:
         return None
-    from kernels.linear.ordered_path import run_ordered
+    from kernels.linear.ordered.matmul_path import run_ordered
 
     return run_ordered
 
@@ -134,7 +134,7 @@ def _run_ordered() -> RunLinear | None:
 def _run_segments() -> RunLinear | None:
     if launch.triton_version() is None:
         return None
-    from kernels.linear.segments_path import run_segments
+    from kernels.linear.ordered.segments_path import run_segments
 
     return run_segments
 
@@ -209,7 +209,11 @@ _LIBRARY_ORDERED = LinearLimits(
 
 def _widened_path(name: str, devices: frozenset[Device], formats: frozenset[WeightFormat]) -> LinearPath:
     limits = LinearLimits(devices=devices, dtypes=_ALL_DTYPES, epilogues=_ALL_EPILOGUES, formats=formats)
-    entry, run = ("fp8_torch_path", run_fp8_torch) if formats == FP8_FORMATS else ("int4_torch_path", run_int4_torch)
+    entry, run = (
+        ("formats.fp8_torch_path", run_fp8_torch)
+        if formats == FP8_FORMATS
+        else ("formats.int4_torch_path", run_int4_torch)
+    )
     return _path(name, limits, entry, (*_LIBRARY_KERNELS, "mkl", "addmm"), run)
 
 
@@ -218,14 +222,14 @@ LINEAR_PATHS: tuple[LinearPath, ...] = (
     _path(
         "gluon.linear.skinny",
         _hopper_limits(1, LinearRows.LE_32.hi or 0, 1),
-        "skinny_path",
+        "hopper.skinny_path",
         ("hallmark_skinny_matmul",),
         _run_skinny(),
     ),
     _path(
         "gluon.linear.wide",
         _hopper_limits(LinearRows.LE_64.lo + 1, LinearRows.LE_128.hi or 0, 8, _H200_PROCESSORS),
-        "wide_path",
+        "hopper.wide_path",
         ("hallmark_wide_matmul",),
         _run_wide(),
     ),
@@ -243,7 +247,7 @@ LINEAR_PATHS: tuple[LinearPath, ...] = (
             max_rows=LinearRows.LE_8K.hi,
             strided=False,
         ),
-        "library_path",
+        "library.library_path",
         _LIBRARY_KERNELS,
         RunProposed(),
     ),
@@ -266,7 +270,7 @@ LINEAR_PATHS: tuple[LinearPath, ...] = (
     _path(
         "gluon.linear.small.ordered",
         _SMALL_ORDERED,
-        "segments_path",
+        "ordered.segments_path",
         ("hallmark_skinny_matmul", "hallmark_ordered_matmul"),
         _run_segments(),
         _ORDER_OF_SMALL,
@@ -274,7 +278,7 @@ LINEAR_PATHS: tuple[LinearPath, ...] = (
     _path(
         "cublaslt.linear.ordered",
         _LIBRARY_ORDERED,
-        "ordered_library_path",
+        "ordered.library_path",
         (*_LIBRARY_KERNELS, "hallmark_ordered_matmul"),
         None if launch.triton_version() is None else RunProposedInOrder(),
         _ORDER,
@@ -282,7 +286,7 @@ LINEAR_PATHS: tuple[LinearPath, ...] = (
     _path(
         "gluon.linear.ordered",
         replace(_hopper_limits(1, None, 1), gated_multiple=8, leaves=(_SMALL_ORDERED, _LIBRARY_ORDERED)),
-        "ordered_path",
+        "ordered.matmul_path",
         ("hallmark_ordered_matmul",),
         _run_ordered(),
         _ORDER,
@@ -295,7 +299,7 @@ LINEAR_PATHS: tuple[LinearPath, ...] = (
             dtypes=_ALL_DTYPES,
             epilogues=frozenset({Epilogue.NONE, Epilogue.SWIGLU}),
         ),
-        _SOURCES.of("kernels.linear.tiles_path"),
+        _SOURCES.of("kernels.linear.ordered.tiles_path"),
         (*_LIBRARY_KERNELS, "mkl", "addmm"),
         run_linear_tiles,
         order="rows16",

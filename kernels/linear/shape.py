@@ -21,7 +21,7 @@ class WeightFormat:
 
 
 PLAIN = WeightFormat("plain")  # [out, in] in the dtype of x, rows contiguous
-# Numbers of 8 bits (e4m3) times scales; x is rounded to such numbers too, with scales of its own: fp8_weights.py.
+# Numbers of 8 bits (e4m3) times scales; x is rounded to such numbers too, with scales of its own.
 FP8_ROWS = WeightFormat("fp8_rows")  # a scale a row, and one of each row of x
 FP8_STATIC = WeightFormat("fp8_static")  # a scale a row, and one of all x, which the checkpoint holds
 FP8_BLOCKS = WeightFormat("fp8_blocks")  # a scale of 128 x 128 numbers, and one of 128 of a row of x

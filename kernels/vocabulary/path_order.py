@@ -47,8 +47,8 @@ def competes_on(path: str) -> frozenset[Device]:
 def is_chosen_by_time(path: str) -> bool:
     """Return whether a path's place inside its tier is its measured time.
 
-    Which kernel multiplies how many rows is chosen by `kernels/linear/tilings.py` and by measured algorithms, which one
-    sums how many rows over ranks by `kernels/collective/most_rows.py`; the catalog has paths of both in that order. A
-    path for one order of sums serves where that is asked for, however fast it is.
+    Which kernel multiplies how many rows is chosen by `kernels/linear/hopper/tilings.py` and by measured algorithms,
+    which one sums how many rows over ranks by `kernels/collective/most_rows.py`; the catalog has paths of
+    both in that order. A path for one order of sums serves where that is asked for, however fast it is.
     """
     return ".linear" not in path and ".collective" not in path and not is_for_order(path)

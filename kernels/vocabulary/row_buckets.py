@@ -56,7 +56,7 @@ class TokenRows(_RowRange):
 
 
 class LinearRows(_RowRange):
-    """Rows of a product with a weight. The borders are those at which `kernels/linear/tilings.py` changes kernels.
+    """Rows of a product with a weight. The borders are those of `kernels/linear/hopper/tilings.py`.
 
     So one bucket never holds two variants of a kernel: skinny with 8, 16 and 32 padded rows, wide with 64 and 128.
     Above them are powers of two.

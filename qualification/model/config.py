@@ -7,7 +7,7 @@ from enum import Enum
 from kernels.experts.kinds import MXFP4_BLOCK, ExpertActivation, ExpertFormat, RoutingConfig
 from kernels.fused.activation_kind import Activation
 from kernels.fused.head_gate_kind import GateFunction
-from kernels.linear.int4_formats import bytes_of
+from kernels.linear.formats.int4_formats import bytes_of
 from kernels.linear.shape import PLAIN, WeightFormat
 from kernels.vocabulary.shape import Dtype
 from qualification.model.packing import Packing

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from kernels.calls.launch import install_compile_counter
 from kernels.collective.inboxes import PeerMemoryError
-from kernels.linear.fallbacks import MatmulFallbacks
+from kernels.linear.library.fallbacks import MatmulFallbacks
 from kernels.system.hang_up import leave_with, wait_for_hang_up
 from kernels.system.triton_cache import use_own_cache
 from kernels.vocabulary.operators import AnyShape

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import msgspec
 
-from kernels.linear.fallback_reason import MatmulFallback
+from kernels.linear.library.fallback_reason import MatmulFallback
 from server.protocol.images import PromptImage
 from server.settings import Settings
 

@@ -2,7 +2,7 @@
 
 import time
 
-from kernels.linear.fallback_reason import MatmulFallback
+from kernels.linear.library.fallback_reason import MatmulFallback
 from server.protocol.liveness import DeathCause
 from server.protocol.messages import EngineReady, Heartbeat, StepRecord
 from server.telemetry.factory import MetricFactory

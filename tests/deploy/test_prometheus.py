@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from kernels.linear.fallback_reason import MatmulFallback
+from kernels.linear.library.fallback_reason import MatmulFallback
 from kernels.vocabulary.path import Reject
 
 ROOT = Path(__file__).resolve().parents[2]

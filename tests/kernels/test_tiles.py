@@ -16,7 +16,7 @@ from kernels.fused.activation import gated_torch
 from kernels.fused.activation_kind import Activation
 from kernels.fused.alike import gated_alike, sigmoid_alike
 from kernels.linear.epilogue import Epilogue
-from kernels.linear.tiles_path import run_linear_tiles
+from kernels.linear.ordered.tiles_path import run_linear_tiles
 from kernels.linear.torch_path import run_torch
 from kernels.linear.weights import PlainWeight
 from kernels.sdpa.backends import run_math

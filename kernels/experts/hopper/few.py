@@ -26,7 +26,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from kernels.experts.hopper import tilings as hopper_tilings
 from kernels.experts.hopper.many import activated
 from kernels.hopper.pipeline import hardware_arrive, hardware_sync
-from kernels.linear.skinny import launch_next_grid, wait_for_previous_grid
+from kernels.linear.hopper.skinny import launch_next_grid, wait_for_previous_grid
 
 BOX = gl.constexpr(hopper_tilings.STEP)  # columns, and rows of a consumer
 FREE = gl.constexpr(4)  # hardware barriers from 4 on: stages given back; Triton 3.6 uses 0, 1 and one a partition

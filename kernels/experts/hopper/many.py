@@ -27,7 +27,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from kernels.experts.hopper import tilings as hopper_tilings
 from kernels.hopper.pipeline import hardware_arrive, hardware_sync
-from kernels.linear.skinny import launch_next_grid, wait_for_previous_grid
+from kernels.linear.hopper.skinny import launch_next_grid, wait_for_previous_grid
 
 ROWS = gl.constexpr(hopper_tilings.ROWS)
 STEP = gl.constexpr(hopper_tilings.STEP)

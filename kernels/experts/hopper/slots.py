@@ -19,7 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warp
 
 from kernels.experts.hopper import slots_tilings
 from kernels.experts.hopper.many import activated
-from kernels.linear.skinny import launch_next_grid, wait_for_previous_grid
+from kernels.linear.hopper.skinny import launch_next_grid, wait_for_previous_grid
 
 BOX = gl.constexpr(slots_tilings.BOX)
 PAD = gl.constexpr(slots_tilings.PAD)

@@ -25,7 +25,7 @@ from kernels.experts.hopper.many import activated
 from kernels.experts.mxfp4 import tilings as mxfp4_tilings
 from kernels.experts.mxfp4 import unpack as mxfp4_unpack
 from kernels.hopper.pipeline import hardware_arrive, hardware_sync
-from kernels.linear.skinny import launch_next_grid, wait_for_previous_grid
+from kernels.linear.hopper.skinny import launch_next_grid, wait_for_previous_grid
 
 BOX = gl.constexpr(mxfp4_tilings.BOX)
 BOXES = gl.constexpr(mxfp4_tilings.BOXES)

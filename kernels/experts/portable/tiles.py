@@ -6,7 +6,7 @@ from torch import Tensor
 from kernels.experts.kinds import ClampedSwiglu, ExpertActivation
 from kernels.experts.weights import AnyExpertWeights
 from kernels.fused.alike import gated_alike, sigmoid_alike
-from kernels.linear.tile_products import multiply_tiles
+from kernels.linear.ordered.tile_products import multiply_tiles
 
 
 def run_experts_tiles(

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kernels.linear.epilogue import Epilogue
-from kernels.linear.fp8_weights import BLOCK, E4M3, LARGEST, Fp8StaticWeight, Fp8Weight, scales_of_rows
+from kernels.linear.formats.fp8_weights import BLOCK, E4M3, LARGEST, Fp8StaticWeight, Fp8Weight, scales_of_rows
 from kernels.linear.paths import RunLinear
 from kernels.linear.shape import FP8_BLOCKS, FP8_ROWS, FP8_STATIC, LinearShape
 from kernels.vocabulary.row_buckets import LinearRows

@@ -6,8 +6,8 @@ from enum import Enum
 from torch import Tensor
 
 from kernels.linear.epilogue import Epilogue
-from kernels.linear.int4_formats import INT4_32, INT4_128
-from kernels.linear.int4_weights import Int4Weight
+from kernels.linear.formats.int4_formats import INT4_32, INT4_128
+from kernels.linear.formats.int4_weights import Int4Weight
 from kernels.linear.paths import RunLinear
 from kernels.linear.shape import LinearShape
 from kernels.vocabulary.row_buckets import LinearRows

@@ -9,8 +9,8 @@ from operator import itemgetter
 import torch
 from torch import Tensor
 
-from kernels.linear.int4_formats import INT4_FORMATS
-from kernels.linear.library_path import RunProposed
+from kernels.linear.formats.int4_formats import INT4_FORMATS
+from kernels.linear.library.library_path import RunProposed
 from kernels.linear.paths import RunLinear
 from kernels.linear.shape import FP8_FORMATS, LinearShape, WeightFormat
 from kernels.system.device import torch_dtype

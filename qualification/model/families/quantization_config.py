@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 
-from kernels.linear.int4_formats import INT4_32, INT4_64, INT4_128
+from kernels.linear.formats.int4_formats import INT4_32, INT4_64, INT4_128
 from kernels.linear.shape import FP8_BLOCKS, FP8_ROWS, FP8_STATIC, WeightFormat
 from qualification.model.families.quantization import Quantization
 from qualification.model.fields import Fields

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 import msgspec
 
-from kernels.linear.fallback_reason import MatmulFallback
+from kernels.linear.library.fallback_reason import MatmulFallback
 from server.engine.execution.graph_keys import GraphSizes
 from server.engine.execution.step_buffer import PartLayout
 from server.settings import Settings

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from kernels.linear.fallback_reason import MatmulFallback
+from kernels.linear.library.fallback_reason import MatmulFallback
 from kernels.system.child_process import python_command
 from kernels.system.device_lost import DeviceLost
 from kernels.system.rank_processes import RankProcesses, Store, meet

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 
 from kernels.calls.launch import CompilationError, OutOfResources, PTXASError, TritonError
-from kernels.linear.cublaslt import CublasLtError
+from kernels.linear.library.cublaslt import CublasLtError
 from kernels.system.device_lost import DeviceLost
 from kernels.vocabulary.path import Reject
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from kernels.linear.epilogue import Epilogue
-from kernels.linear.library_path import Note, RunMeasured, RunProposed
-from kernels.linear.ordered_library_path import RunMeasuredInOrder, RunProposedInOrder
+from kernels.linear.library.library_path import Note, RunMeasured, RunProposed
+from kernels.linear.ordered.library_path import RunMeasuredInOrder, RunProposedInOrder
 from kernels.linear.paths import LinearPath, RunLinear
 from kernels.linear.shape import LinearShape
 from kernels.system.device import dtype_of, torch_dtype

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from kernels.linear.fallback_reason import MatmulFallback
+from kernels.linear.library.fallback_reason import MatmulFallback
 from kernels.vocabulary.shape import Phase
 from server.engine.scheduling.sequence import Batch
 from server.protocol.messages import AttentionSample, DispatchCount, PathUse, TokenScores

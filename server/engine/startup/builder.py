@@ -15,8 +15,8 @@ import torch.distributed as dist
 from kernels.calls.launch import install_compile_counter, num_compiles
 from kernels.catalog import ALL_PATHS
 from kernels.collective.inboxes import PeerMemoryError
-from kernels.linear.fallback_reason import MatmulFallback
-from kernels.linear.fallbacks import MatmulFallbacks
+from kernels.linear.library.fallback_reason import MatmulFallback
+from kernels.linear.library.fallbacks import MatmulFallbacks
 from kernels.system.device import torch_dtype
 from kernels.system.device_lost import DeviceLost
 from kernels.system.triton_cache import use_own_cache

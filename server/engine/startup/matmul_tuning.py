@@ -9,14 +9,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kernels.linear.autotune import Autotuner, Measure, Measured
-from kernels.linear.cublaslt import CublasLt, CublasLtError, load_library
-from kernels.linear.fallback_reason import MatmulFallback
-from kernels.linear.fallbacks import MatmulFallbacks
-from kernels.linear.library_path import Choices, RunMeasured, Sizes
-from kernels.linear.measured_rows import sizes_up_to
-from kernels.linear.ordered_autotune import measure_in_order
-from kernels.linear.ordered_library_path import RunMeasuredInOrder
+from kernels.linear.library.autotune import Autotuner, Measure, Measured
+from kernels.linear.library.cublaslt import CublasLt, CublasLtError, load_library
+from kernels.linear.library.fallback_reason import MatmulFallback
+from kernels.linear.library.fallbacks import MatmulFallbacks
+from kernels.linear.library.library_path import Choices, RunMeasured, Sizes
+from kernels.linear.library.measured_rows import sizes_up_to
+from kernels.linear.ordered.autotune import measure_in_order
+from kernels.linear.ordered.library_path import RunMeasuredInOrder
 from kernels.linear.weights import PlainWeight
 from qualification.model.config import ModelConfig
 from server.engine.execution.graph_keys import graph_keys

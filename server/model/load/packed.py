@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kernels.linear.int4_weights import CODES_IN_A_BYTE, pack_pairs
+from kernels.linear.formats.int4_weights import CODES_IN_A_BYTE, pack_pairs
 from qualification.model.packing import Packing
 from server.errors import ModelError
 from server.model.load.checkpoint import Piece, TensorEntry, read_whole

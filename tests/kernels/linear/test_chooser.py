@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.linear.autotune import Autotuner, Measured, agrees, ranking
-from kernels.linear.cublaslt import Algorithm, CublasLt, Prepared, Product
-from kernels.linear.fallback_reason import MatmulFallback
-from kernels.linear.fallbacks import MatmulFallbacks
+from kernels.linear.library.autotune import Autotuner, Measured, agrees, ranking
+from kernels.linear.library.cublaslt import Algorithm, CublasLt, Prepared, Product
+from kernels.linear.library.fallback_reason import MatmulFallback
+from kernels.linear.library.fallbacks import MatmulFallbacks
 
 BF16, FP32 = torch.bfloat16, torch.float32
 

@@ -9,12 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.fused.activation import swiglu
-from kernels.linear.cublaslt import Algorithm, CublasLt, CublasLtError, Prepared, Product, load_library
 from kernels.linear.epilogue import Epilogue
-from kernels.linear.fallback_reason import MatmulFallback
-from kernels.linear.fallbacks import MatmulFallbacks
-from kernels.linear.library_path import RunMeasured
-from kernels.linear.measured_rows import MOST_ROWS, measured_rows, sizes_up_to
+from kernels.linear.library.cublaslt import Algorithm, CublasLt, CublasLtError, Prepared, Product, load_library
+from kernels.linear.library.fallback_reason import MatmulFallback
+from kernels.linear.library.fallbacks import MatmulFallbacks
+from kernels.linear.library.library_path import RunMeasured
+from kernels.linear.library.measured_rows import MOST_ROWS, measured_rows, sizes_up_to
 from kernels.linear.weights import PlainWeight
 
 BF16, FP32 = torch.bfloat16, torch.float32

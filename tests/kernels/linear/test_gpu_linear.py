@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.fused.norm import add_rms_norm
-from kernels.linear.autotune import Autotuner
-from kernels.linear.cublaslt import Algorithm, CublasLt, Product, load_library
 from kernels.linear.epilogue import Epilogue
-from kernels.linear.fallbacks import MatmulFallbacks
 from kernels.linear.first_path import first_path, multiply
-from kernels.linear.library_path import RunMeasured
+from kernels.linear.library.autotune import Autotuner
+from kernels.linear.library.cublaslt import Algorithm, CublasLt, Product, load_library
+from kernels.linear.library.fallbacks import MatmulFallbacks
+from kernels.linear.library.library_path import RunMeasured
 from kernels.linear.shape import LinearShape
 from kernels.linear.weights import PlainWeight
 from kernels.system.device import dtype_of

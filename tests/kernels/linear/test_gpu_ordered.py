@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.linear.cublaslt import CublasLt, load_library
 from kernels.linear.epilogue import Epilogue
-from kernels.linear.fallbacks import MatmulFallbacks
-from kernels.linear.ordered_autotune import measure_in_order
-from kernels.linear.ordered_library_path import RunMeasuredInOrder, RunProposedInOrder
+from kernels.linear.library.cublaslt import CublasLt, load_library
+from kernels.linear.library.fallbacks import MatmulFallbacks
+from kernels.linear.ordered.autotune import measure_in_order
+from kernels.linear.ordered.library_path import RunMeasuredInOrder, RunProposedInOrder
 from kernels.linear.paths import LINEAR_PATHS, RunLinear
 from kernels.linear.weights import PlainWeight
 

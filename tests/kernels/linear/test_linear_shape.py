@@ -6,9 +6,9 @@ from itertools import product
 import pytest
 
 from kernels.linear.epilogue import Epilogue
+from kernels.linear.hopper.tilings import tiling_for
 from kernels.linear.paths import LINEAR_PATHS
 from kernels.linear.shape import LinearShape, parse_linear_shape
-from kernels.linear.tilings import tiling_for
 from kernels.vocabulary.fingerprint import Device, Fingerprint
 from kernels.vocabulary.path import Reject
 from kernels.vocabulary.row_buckets import LinearRows, TokenRows

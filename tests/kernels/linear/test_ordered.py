@@ -8,12 +8,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.fused.activation import swiglu, swiglu_torch
-from kernels.linear.cublaslt import Algorithm, CublasLt, CublasLtError, Prepared, Product
 from kernels.linear.epilogue import Epilogue
-from kernels.linear.fallback_reason import MatmulFallback
-from kernels.linear.fallbacks import MatmulFallbacks
-from kernels.linear.ordered_library_path import RunMeasuredInOrder, equal_algorithms
-from kernels.linear.ordered_tilings import OrderedTiling, num_programs, ordered_tiling
+from kernels.linear.library.cublaslt import Algorithm, CublasLt, CublasLtError, Prepared, Product
+from kernels.linear.library.fallback_reason import MatmulFallback
+from kernels.linear.library.fallbacks import MatmulFallbacks
+from kernels.linear.ordered.library_path import RunMeasuredInOrder, equal_algorithms
+from kernels.linear.ordered.tilings import OrderedTiling, num_programs, ordered_tiling
 from kernels.linear.paths import LINEAR_PATHS
 from kernels.linear.shape import LinearShape
 from kernels.linear.weights import PlainWeight

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from kernels.fused.activation import swiglu_torch
 from kernels.linear.epilogue import Epilogue
 from kernels.linear.first_path import multiply
-from kernels.linear.tilings import BOX, MAX_ROWS, WIDE_ROW_COUNTS, skinny_tiling, tiling_for, wide_tiling
+from kernels.linear.hopper.tilings import BOX, MAX_ROWS, WIDE_ROW_COUNTS, skinny_tiling, tiling_for, wide_tiling
 from kernels.linear.weights import PlainWeight
 from support.compiled.compile_outside import run_outside
 

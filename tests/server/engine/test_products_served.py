@@ -11,9 +11,9 @@ import torch
 
 from kernels.catalog import ALL_PATHS, any_path_named
 from kernels.identity.source_digest import SourceDigests
-from kernels.linear.cublaslt import CublasLtError
 from kernels.linear.epilogue import Epilogue
-from kernels.linear.fallbacks import MatmulFallbacks
+from kernels.linear.library.cublaslt import CublasLtError
+from kernels.linear.library.fallbacks import MatmulFallbacks
 from kernels.linear.paths import LINEAR_PATHS
 from kernels.linear.shape import LinearShape
 from kernels.linear.weights import PlainWeight

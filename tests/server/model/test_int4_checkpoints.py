@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kernels.linear.epilogue import Epilogue
 from kernels.linear.first_path import multiply
-from kernels.linear.int4_formats import INT4_32, INT4_64, INT4_128
+from kernels.linear.formats.int4_formats import INT4_32, INT4_64, INT4_128
 from kernels.linear.shape import PLAIN, WeightFormat
 from kernels.vocabulary.shape import Dtype
 from qualification.model.config import num_parameters, weight_bytes

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace as changed
 from prometheus_client import CollectorRegistry
 
-from kernels.linear.fallback_reason import MatmulFallback
+from kernels.linear.library.fallback_reason import MatmulFallback
 from kernels.vocabulary.operators import Operator
 from kernels.vocabulary.path import Reject
 from kernels.vocabulary.shape import PLANNED_PHASES

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from triton.runtime import driver
 
-from kernels.linear.ordered import compiled_ordered
-from kernels.linear.ordered_tilings import ordered_tiling
-from kernels.linear.skinny import compiled_skinny
-from kernels.linear.tilings import SkinnyTiling, tiling_for
-from kernels.linear.wide import compiled_wide
+from kernels.linear.hopper.skinny import compiled_skinny
+from kernels.linear.hopper.tilings import SkinnyTiling, tiling_for
+from kernels.linear.hopper.wide import compiled_wide
+from kernels.linear.ordered.matmul import compiled_ordered
+from kernels.linear.ordered.tilings import ordered_tiling
 from support.compiled.gluon_sass import barrier_offsets, count, disassemble
 from support.compiled.sm90_driver import Hopper
 

@@ -25,9 +25,9 @@ from kernels.hopper.schedule import plan_tiles
 from kernels.hopper.variants import LONG_TILINGS, TILINGS, Tiling, variant_of
 from kernels.hopper.window.launch import run_window_prefill
 from kernels.linear.first_path import multiply
-from kernels.linear.tilings import wide_tiling
+from kernels.linear.hopper.tilings import wide_tiling
+from kernels.linear.hopper.wide import launch_wide
 from kernels.linear.weights import PlainWeight
-from kernels.linear.wide import launch_wide
 from support.attention.inputs import Inputs, flags_for, packed, paged
 
 CPU, CUDA, BF16 = torch.device("cpu"), torch.device("cuda"), torch.bfloat16

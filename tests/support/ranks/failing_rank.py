@@ -6,7 +6,7 @@ import sys
 
 import msgspec
 
-from kernels.linear.fallback_reason import MatmulFallback
+from kernels.linear.library.fallback_reason import MatmulFallback
 from kernels.system.hang_up import wait_for_hang_up
 from server.engine.execution.commands import RankFailed, RankFallbacks, RankProgress, Reports
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.linear.int4_formats import INT4_FORMATS
+from kernels.linear.formats.int4_formats import INT4_FORMATS
 from kernels.linear.paths import LINEAR_PATHS
 from kernels.linear.shape import FP8_FORMATS, LinearShape
 from qualification.measure.checks.linear_checks import check_linear

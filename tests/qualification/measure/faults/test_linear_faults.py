@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kernels.linear.epilogue import Epilogue
-from kernels.linear.library_path import RunProposed
+from kernels.linear.library.library_path import RunProposed
 from kernels.linear.shape import LinearShape
 from kernels.linear.torch_path import run_torch
 from kernels.linear.weights import PlainWeight

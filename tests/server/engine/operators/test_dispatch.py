@@ -12,7 +12,7 @@ from triton.compiler.errors import CompilationError
 from triton.runtime.errors import OutOfResources, PTXASError
 
 from kernels.calls.batch import AttentionBatch, AttentionFlags
-from kernels.linear.cublaslt import CublasLtError
+from kernels.linear.library.cublaslt import CublasLtError
 from kernels.vocabulary.buckets import Bucket, bucket_of
 from kernels.vocabulary.fingerprint import Device
 from kernels.vocabulary.path import KernelPath, Limits, Reject, Tier

@@ -1,7 +1,7 @@
 import pytest
 
-from kernels.linear.fallback_reason import MatmulFallback
-from kernels.linear.fallbacks import MatmulFallbacks
+from kernels.linear.library.fallback_reason import MatmulFallback
+from kernels.linear.library.fallbacks import MatmulFallbacks
 from kernels.vocabulary.shape import Phase
 from server.engine.execution.sampling import is_plain_greedy, row_sampling
 from server.engine.scheduling.engine import MOST_PROMPT_LOGPROBS, Engine, EngineOptions

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from kernels.experts.weights import ExpertWeights
-from kernels.linear.autotune import Autotuner, Measured
-from kernels.linear.cublaslt import CublasLtError, load_library
-from kernels.linear.fallback_reason import MatmulFallback
-from kernels.linear.fallbacks import MatmulFallbacks
-from kernels.linear.library_path import Choices, RunMeasured, Sizes
+from kernels.linear.library.autotune import Autotuner, Measured
+from kernels.linear.library.cublaslt import CublasLtError, load_library
+from kernels.linear.library.fallback_reason import MatmulFallback
+from kernels.linear.library.fallbacks import MatmulFallbacks
+from kernels.linear.library.library_path import Choices, RunMeasured, Sizes
 from kernels.linear.shape import PLAIN
 from kernels.vocabulary.shape import Dtype
 from server.engine.startup.limits import EngineLimits

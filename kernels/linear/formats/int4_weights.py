@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.linear.int4_formats import INT4_32, INT4_64, INT4_128
+from kernels.linear.formats.int4_formats import INT4_32, INT4_64, INT4_128
 from kernels.linear.shape import WeightFormat
 from kernels.linear.weights import LinearWeight, StoredTensor
 

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from kernels.calls.processors import num_processors
 from kernels.linear.epilogue import Epilogue
-from kernels.linear.tilings import WideTiling, wide_tiling
-from kernels.linear.wide import launch_wide
+from kernels.linear.hopper.tilings import WideTiling, wide_tiling
+from kernels.linear.hopper.wide import launch_wide
 
 if TYPE_CHECKING:
     from kernels.linear.weights import PlainWeight

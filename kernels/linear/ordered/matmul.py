@@ -27,9 +27,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
 from kernels.calls.launch import Loaded
-from kernels.linear.ordered_tilings import BOX as _BOX
-from kernels.linear.ordered_tilings import OrderedTiling
-from kernels.linear.skinny import launch_next_grid, wait_for_previous_grid
+from kernels.linear.hopper.skinny import launch_next_grid, wait_for_previous_grid
+from kernels.linear.ordered.tilings import BOX as _BOX
+from kernels.linear.ordered.tilings import OrderedTiling
 from kernels.tma.launches import any_map
 from kernels.tma.pointers import AnyTensor
 

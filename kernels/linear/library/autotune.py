@@ -16,10 +16,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kernels.linear.cublaslt import Algorithm, CublasLt, Product
-from kernels.linear.fallback_reason import MatmulFallback
-from kernels.linear.fallbacks import MatmulFallbacks
-from kernels.linear.library_path import Choices, Sizes
+from kernels.linear.library.cublaslt import Algorithm, CublasLt, Product
+from kernels.linear.library.fallback_reason import MatmulFallback
+from kernels.linear.library.fallbacks import MatmulFallbacks
+from kernels.linear.library.library_path import Choices, Sizes
 from kernels.system.whole_file import write_whole
 
 logger = logging.getLogger(__name__)

@@ -24,8 +24,8 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warp
 
 from kernels.calls.launch import Loaded
 from kernels.calls.processors import num_processors
-from kernels.linear.tilings import BOX as _BOX
-from kernels.linear.tilings import SkinnyTiling
+from kernels.linear.hopper.tilings import BOX as _BOX
+from kernels.linear.hopper.tilings import SkinnyTiling
 from kernels.tma.launches import any_map
 from kernels.tma.pointers import AnyTensor
 

@@ -3,8 +3,8 @@
 from torch import Tensor
 
 from kernels.linear.epilogue import Epilogue
-from kernels.linear.fp8_weights import Fp8Weight
-from kernels.linear.widened import multiply_widened
+from kernels.linear.formats.fp8_weights import Fp8Weight
+from kernels.linear.formats.widened import multiply_widened
 
 
 def run_fp8_torch(x: Tensor, weight: Fp8Weight, bias: Tensor | None, epilogue: Epilogue, out: Tensor) -> None:

@@ -3,8 +3,8 @@
 from torch import Tensor
 
 from kernels.linear.epilogue import Epilogue
-from kernels.linear.int4_weights import Int4Weight
-from kernels.linear.widened import multiply_widened
+from kernels.linear.formats.int4_weights import Int4Weight
+from kernels.linear.formats.widened import multiply_widened
 
 
 def run_int4_torch(x: Tensor, weight: Int4Weight, bias: Tensor | None, epilogue: Epilogue, out: Tensor) -> None:

@@ -23,9 +23,9 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warp
 
 from kernels.calls.launch import Loaded
 from kernels.calls.processors import num_processors
-from kernels.linear.skinny import launch_next_grid, wait_for_previous_grid
-from kernels.linear.tilings import BOX as _BOX
-from kernels.linear.tilings import WideTiling
+from kernels.linear.hopper.skinny import launch_next_grid, wait_for_previous_grid
+from kernels.linear.hopper.tilings import BOX as _BOX
+from kernels.linear.hopper.tilings import WideTiling
 from kernels.tma.cluster import cluster_rank, summed_over_cluster
 from kernels.tma.launches import any_map
 from kernels.tma.pointers import AnyTensor

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from kernels.calls.processors import num_processors
 from kernels.linear.epilogue import Epilogue
-from kernels.linear.skinny import launch_skinny
-from kernels.linear.tilings import SkinnyTiling, skinny_tiling
+from kernels.linear.hopper.skinny import launch_skinny
+from kernels.linear.hopper.tilings import SkinnyTiling, skinny_tiling
 
 if TYPE_CHECKING:
     from kernels.linear.weights import PlainWeight

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from kernels.calls.processors import num_processors
 from kernels.linear.epilogue import Epilogue
-from kernels.linear.ordered import launch_ordered
-from kernels.linear.ordered_tilings import OrderedTiling, num_programs, ordered_tiling
+from kernels.linear.ordered.matmul import launch_ordered
+from kernels.linear.ordered.tilings import OrderedTiling, num_programs, ordered_tiling
 
 if TYPE_CHECKING:
     from kernels.linear.weights import PlainWeight

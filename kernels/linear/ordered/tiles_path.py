@@ -7,7 +7,7 @@ from torch import Tensor
 from kernels.fused.activation_kind import Activation
 from kernels.fused.alike import gated_alike
 from kernels.linear.epilogue import Epilogue
-from kernels.linear.tile_products import multiply_tiles
+from kernels.linear.ordered.tile_products import multiply_tiles
 
 if TYPE_CHECKING:
     from kernels.linear.weights import PlainWeight

@@ -11,10 +11,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kernels.linear.autotune import HEAD_START_BYTES, Call, Measured, sampled, time_ms
-from kernels.linear.cublaslt import Algorithm, CublasLt, Product
 from kernels.linear.epilogue import Epilogue
-from kernels.linear.ordered_library_path import equal_algorithms, run_own
+from kernels.linear.library.autotune import HEAD_START_BYTES, Call, Measured, sampled, time_ms
+from kernels.linear.library.cublaslt import Algorithm, CublasLt, Product
+from kernels.linear.ordered.library_path import equal_algorithms, run_own
 from kernels.linear.weights import PlainWeight
 
 _MIN_GAIN = 0.02  # over our own kernel, else that serves

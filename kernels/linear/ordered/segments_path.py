@@ -13,10 +13,10 @@ from torch import Tensor
 
 from kernels.calls.processors import num_processors
 from kernels.linear.epilogue import Epilogue
-from kernels.linear.ordered import launch_ordered
-from kernels.linear.ordered_tilings import SEGMENTS, OrderedTiling, num_programs, ordered_tiling
-from kernels.linear.skinny import launch_skinny
-from kernels.linear.tilings import BOX, MAX_ROWS, ROW_COUNTS, SkinnyTiling
+from kernels.linear.hopper.skinny import launch_skinny
+from kernels.linear.hopper.tilings import BOX, MAX_ROWS, ROW_COUNTS, SkinnyTiling
+from kernels.linear.ordered.matmul import launch_ordered
+from kernels.linear.ordered.tilings import SEGMENTS, OrderedTiling, num_programs, ordered_tiling
 
 if TYPE_CHECKING:
     from kernels.linear.weights import PlainWeight

@@ -3,7 +3,7 @@
 import logging
 from collections import Counter
 
-from kernels.linear.fallback_reason import MatmulFallback
+from kernels.linear.library.fallback_reason import MatmulFallback
 
 logger = logging.getLogger(__name__)
 

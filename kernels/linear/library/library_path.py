@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from kernels.fused.activation import swiglu
-from kernels.linear.cublaslt import Algorithm, CublasLt, CublasLtError, Prepared, Product, load_library
 from kernels.linear.epilogue import Epilogue
-from kernels.linear.fallback_reason import MatmulFallback
-from kernels.linear.measured_rows import measured_rows
+from kernels.linear.library.cublaslt import Algorithm, CublasLt, CublasLtError, Prepared, Product, load_library
+from kernels.linear.library.fallback_reason import MatmulFallback
+from kernels.linear.library.measured_rows import measured_rows
 from kernels.linear.torch_path import run_torch
 
 if TYPE_CHECKING:

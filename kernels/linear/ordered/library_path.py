@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from kernels.fused.activation import swiglu
-from kernels.linear.cublaslt import Algorithm, CublasLt, CublasLtError, Prepared, Product, load_library
 from kernels.linear.epilogue import Epilogue
-from kernels.linear.fallback_reason import MatmulFallback
-from kernels.linear.library_path import Choices, Note, RunProposed, Sizes
+from kernels.linear.library.cublaslt import Algorithm, CublasLt, CublasLtError, Prepared, Product, load_library
+from kernels.linear.library.fallback_reason import MatmulFallback
+from kernels.linear.library.library_path import Choices, Note, RunProposed, Sizes
 from kernels.linear.weights import PlainWeight
 
 _MOST_EQUAL = 8  # algorithms of a product, the likeliest to be fast first: each is proven
@@ -170,7 +170,7 @@ def _gives(library: CublasLt, prepared: Prepared, x: Tensor, weight: Tensor, y: 
 
 def run_own(x: Tensor, weight: PlainWeight, bias: Tensor | None, epilogue: Epilogue, out: Tensor) -> None:
     """`run_ordered`, whose module cannot be imported where there is no Triton."""
-    from kernels.linear.ordered_path import run_ordered
+    from kernels.linear.ordered.matmul_path import run_ordered
 
     run_ordered(x, weight, bias, epilogue, out)
 

@@ -1,0 +1,1 @@
+"""Products by cuBLASLt: its algorithms, which are measured, and what is left to PyTorch."""
