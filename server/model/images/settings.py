@@ -1,0 +1,185 @@
+"""A model's processor of images, as the files of its folder describe it.
+
+config.json                model_type, the ids of the tokens, the tower's patches
+preprocessor_config.json   sizes, values; older
+processor_config.json      the same under `image_processor`, which goes first; image_seq_length
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from qualification.model.fields import Fields, ModelConfigError
+from server.errors import ModelError
+from server.model.images.sizes import FixedSize, PixelRange, SizeRule
+from server.model.load.json_file import read_object
+
+CONFIG_FILE = "config.json"
+PREPROCESSOR_FILE = "preprocessor_config.json"
+PROCESSOR_FILE = "processor_config.json"
+
+
+class ImageFamily(Enum):
+    """Processors, by the models that brought them."""
+
+    QWEN2_5_VL = "qwen2_5_vl"
+    QWEN3_VL = "qwen3_vl"
+    GEMMA3 = "gemma3"
+
+
+class Resampling(Enum):
+    """Filters of a resizing, by the numbers that files have for them, which are Pillow's."""
+
+    BILINEAR = 2
+    BICUBIC = 3
+
+
+_FAMILIES = {
+    "qwen2_vl": ImageFamily.QWEN2_5_VL,
+    "qwen2_5_vl": ImageFamily.QWEN2_5_VL,
+    "qwen3_vl": ImageFamily.QWEN3_VL,
+    "qwen3_vl_moe": ImageFamily.QWEN3_VL,
+    "qwen3_5": ImageFamily.QWEN3_VL,
+    "qwen3_5_moe": ImageFamily.QWEN3_VL,
+    "gemma3": ImageFamily.GEMMA3,
+}
+_CLIP_MEAN, _CLIP_STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
+
+
+@dataclass(frozen=True, slots=True)
+class ImageTokens:
+    """Tokens that stand for an image in a prompt.
+
+    template_id  what a chat template writes for an image
+    image_id     placeholder of each embedding of the tower
+    before, after   texts that the processor puts around an image's tokens; they are tokenized with what stands beside
+    start_id, end_id   tokens of the image's borders, which the processor writes between those texts and the image
+    """
+
+    template_id: int
+    image_id: int
+    before: str = ""
+    after: str = ""
+    start_id: int | None = None
+    end_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSettings:
+    """Sizes, values and tokens of a model's images.
+
+    sizes        after resizing
+    patch_size   pixels of a patch's side
+    merge_size   patches of a token's side, which the model merges
+    temporal_patch_size   times that a still image is repeated in a patch
+    rescale_factor, mean, std   a tower reads (value * rescale_factor - mean) / std of each channel: red, green, blue
+    """
+
+    family: ImageFamily
+    sizes: SizeRule
+    resampling: Resampling
+    patch_size: int
+    merge_size: int
+    temporal_patch_size: int
+    rescale_factor: float
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    tokens: ImageTokens
+
+    @classmethod
+    def load(cls, folder: Path) -> "ImageSettings | None":
+        """Read a model's folder; None for a model without images, or of no processor that is known.
+
+        Raises ModelError for files that are wrong, and for what this server's processor does not do.
+        """
+        path = folder / CONFIG_FILE
+        config = read_object(path)
+        family = _FAMILIES.get(str(config.get("model_type")))
+        if family is None or not isinstance(config.get("vision_config"), dict):
+            return None
+        whole = _object(folder / PROCESSOR_FILE)
+        nested = whole.get("image_processor")
+        file = PROCESSOR_FILE if isinstance(nested, dict) else PREPROCESSOR_FILE
+        given = nested if isinstance(nested, dict) else _object(folder / PREPROCESSOR_FILE)
+        if not given:
+            raise ModelError(f"{folder}: needs {PREPROCESSOR_FILE}, which says how images are resized")
+        try:
+            fields = Fields(given, str(folder / file))
+            return _READERS[family](
+                family, fields, Fields(config, str(path)), Fields(whole, str(folder / PROCESSOR_FILE))
+            )
+        except ModelConfigError as error:
+            raise ModelError(str(error)) from error
+
+    def grid(self, height: int, width: int) -> tuple[int, int, int]:
+        """Return frames, rows and columns of patches of an image of this size after resizing."""
+        return 1, height // self.patch_size, width // self.patch_size
+
+    def num_tokens(self, grid: tuple[int, int, int]) -> int:
+        """Return the tokens that stand for an image in a prompt, in place of one `image_id`."""
+        frames, rows, columns = grid
+        return frames * rows * columns // self.merge_size**2
+
+
+def _object(path: Path) -> Mapping[str, object]:
+    return read_object(path) if path.is_file() else {}
+
+
+def _values(
+    fields: Fields, mean: list[float], std: list[float], resampling: Resampling
+) -> tuple[Resampling, float, tuple[float, ...], tuple[float, ...]]:
+    """Return filter, factor, mean and deviation, with what the family's class has where the file says nothing."""
+    for name in ("do_resize", "do_rescale", "do_normalize"):
+        if not fields.flag(name, True):
+            fields.refuse(name, "true: images are resized, rescaled and normalised")
+    if fields.given("do_convert_rgb") is False:
+        fields.refuse("do_convert_rgb", "true: images have three channels")
+    if fields.flag("do_center_crop", False):
+        fields.refuse("do_center_crop", "false: images are not cropped")
+    number = fields.integer("resample", resampling.value)
+    if number not in [it.value for it in Resampling]:
+        fields.refuse("resample", "2 (bilinear) or 3 (bicubic)")
+    given = fields.or_else(image_mean=mean, image_std=std)
+    factor = fields.number("rescale_factor", 1 / 255)
+    return Resampling(number), factor, given.numbers("image_mean", 3), given.numbers("image_std", 3)
+
+
+def _qwen(family: ImageFamily, fields: Fields, config: Fields, _whole: Fields) -> ImageSettings:
+    values = _values(fields, _CLIP_MEAN, _CLIP_STD, Resampling.BICUBIC)
+    patch, merge = fields.integer("patch_size", 14), fields.integer("merge_size", 2)
+    size = fields.section("size") or Fields({}, fields.source)
+    least = fields.integer("min_pixels", size.integer("shortest_edge", 56 * 56))
+    most = fields.integer("max_pixels", size.integer("longest_edge", 28 * 28 * 1280))
+    image_id = config.integer("image_token_id", 151_655)
+    tokens = ImageTokens(image_id, image_id)
+    temporal = fields.integer("temporal_patch_size", 2)
+    return ImageSettings(
+        family, PixelRange(patch * merge, least, most), values[0], patch, merge, temporal, *values[1:], tokens
+    )
+
+
+def _gemma(family: ImageFamily, fields: Fields, config: Fields, whole: Fields) -> ImageSettings:
+    values = _values(fields, [0.5] * 3, [0.5] * 3, Resampling.BILINEAR)
+    if fields.given("do_pan_and_scan"):
+        fields.refuse("do_pan_and_scan", "false: images are not cut into pieces")
+    size = fields.section("size") or Fields({}, fields.source)
+    height, width = size.integer("height", 224), size.integer("width", 224)
+    vision = config.section("vision_config") or Fields({}, config.source)
+    patch, num_tokens = vision.integer("patch_size", 14), whole.integer("image_seq_length", 256)
+    merge = math.isqrt((height // patch) * (width // patch) // num_tokens)
+    if height % patch or width % patch or merge**2 * num_tokens != (height // patch) * (width // patch):
+        whole.refuse("image_seq_length", f"a number of squares of patches in an image of {width} x {height} pixels")
+    start = config.integer("boi_token_id", config.integer("boi_token_index", 255_999))
+    end = config.integer("eoi_token_id", config.integer("eoi_token_index", 256_000))
+    image_id = config.integer("image_token_id", config.integer("image_token_index", 262_144))
+    tokens = ImageTokens(start, image_id, "\n\n", "\n\n", start, end)
+    return ImageSettings(family, FixedSize(height, width), values[0], patch, merge, 1, *values[1:], tokens)
+
+
+_READERS = {
+    ImageFamily.QWEN2_5_VL: _qwen,
+    ImageFamily.QWEN3_VL: _qwen,
+    ImageFamily.GEMMA3: _gemma,
+}

@@ -1,0 +1,80 @@
+"""Sizes to which processors resize images, each as transformers rounds it."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+MAX_RATIO = 200  # of the longer side to the shorter one
+
+
+class SizeError(ValueError):
+    """An image has sides that the model's processor cannot resize."""
+
+
+class SizeRule(Protocol):
+    """Rule that gives the size of an image after resizing."""
+
+    def resized(self, height: int, width: int) -> tuple[int, int]:
+        """Return height and width in pixels. Raises SizeError."""
+        ...
+
+    def within(self, least: int | None, most: int | None) -> "SizeRule":
+        """Return the rule with other bounds of the pixels. Raises SizeError for bounds that it cannot have."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PixelRange:
+    """Sides that are multiples of `factor`, their product between two bounds, the ratio kept as far as that allows.
+
+    Qwen's: a side is rounded to the nearest multiple, half of one to the even multiple.
+    """
+
+    factor: int
+    min_pixels: int
+    max_pixels: int
+
+    def resized(self, height: int, width: int) -> tuple[int, int]:
+        longer, shorter = max(height, width), min(height, width)
+        if longer / shorter > MAX_RATIO:
+            found = f"{width} x {height}"
+            raise SizeError(f"one side may be at most {MAX_RATIO} times as long as the other, the image has {found}")
+        factor = self.factor
+        new_height, new_width = round(height / factor) * factor, round(width / factor) * factor
+        if new_height * new_width > self.max_pixels:
+            shrink = math.sqrt(height * width / self.max_pixels)
+            new_height = max(factor, math.floor(height / shrink / factor) * factor)
+            new_width = max(factor, math.floor(width / shrink / factor) * factor)
+        elif new_height * new_width < self.min_pixels:
+            grow = math.sqrt(self.min_pixels / (height * width))
+            new_height = math.ceil(height * grow / factor) * factor
+            new_width = math.ceil(width * grow / factor) * factor
+        return new_height, new_width
+
+    def within(self, least: int | None, most: int | None) -> "PixelRange":
+        new_most = self.max_pixels if most is None else most
+        new_least = min(self.min_pixels, new_most) if least is None else least
+        if not self.factor**2 <= new_most <= self.max_pixels:
+            raise SizeError(
+                f"max_pixels must be from {self.factor**2} to the model's {self.max_pixels}, got {new_most}"
+            )
+        if not 1 <= new_least <= new_most:
+            raise SizeError(f"min_pixels must be from 1 to max_pixels ({new_most}), got {new_least}")
+        return replace(self, min_pixels=new_least, max_pixels=new_most)
+
+
+@dataclass(frozen=True, slots=True)
+class FixedSize:
+    """One size for all images, whatever their ratio: Gemma 3's."""
+
+    height: int
+    width: int
+
+    def resized(self, height: int, width: int) -> tuple[int, int]:  # noqa: ARG002 -- of any size
+        return self.height, self.width
+
+    def within(self, least: int | None, most: int | None) -> "FixedSize":
+        for name, value in (("min_pixels", least), ("max_pixels", most)):
+            if value is not None:
+                raise SizeError(f"{name}: this model resizes each image to {self.width} x {self.height}, got {value}")
+        return self

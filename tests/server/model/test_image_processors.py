@@ -1,0 +1,137 @@
+"""Images as processors resize them, beside transformers' own."""
+
+import copy
+import io
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil, smart_resize
+
+from server.errors import ModelError
+from server.model.images.decode import ImageError, decode
+from server.model.images.process import process
+from server.model.images.settings import ImageSettings
+from server.model.images.sizes import PixelRange, SizeError
+from support.images.processor_files import GEMMA3, QWEN2_5_VL, QWEN3_VL, write
+
+MAX_PIXELS = 2**22
+
+
+def drawn(mode: str, width: int, height: int, seed: int = 0) -> Image.Image:
+    numbers = np.random.default_rng(seed).integers(0, 256, (height, width, len(mode)), np.uint8)
+    return Image.fromarray(numbers[:, :, 0] if mode == "L" else numbers)
+
+
+def of_file(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def settings_of(folder: Path, files: dict[str, dict[str, Any]]) -> ImageSettings:
+    found = ImageSettings.load(write(folder, files))
+    assert found is not None
+    return found
+
+
+def test_sizes_are_those_of_transformers() -> None:
+    draw = random.Random(0)
+    for _ in range(20_000):
+        factor = draw.choice([28, 32])
+        least = draw.choice([56 * 56, 65536, 1])
+        most = max(least, draw.choice([28 * 28 * 1280, 12845056, 50_000]))
+        # Also halves of a multiple, which Python rounds to the even one.
+        height, width = (draw.choice([draw.randint(1, 3000), factor * draw.randint(0, 40) + factor // 2]) for _ in "hw")
+        rule = PixelRange(factor, least, most)
+        if max(height, width) / min(height, width) > 200:
+            with pytest.raises(SizeError, match="at most 200 times"):
+                rule.resized(height, width)
+        else:
+            assert rule.resized(height, width) == smart_resize(height, width, factor, least, most)
+
+
+@pytest.mark.parametrize("files", [QWEN2_5_VL, QWEN3_VL], ids=["qwen2.5-vl", "qwen3-vl"])
+def test_qwen_pixels_and_tokens_are_those_of_transformers(tmp_path: Path, files: dict[str, dict[str, Any]]) -> None:
+    files = copy.deepcopy(files)
+    files["preprocessor_config.json"] |= {"min_pixels": 5000, "max_pixels": 60_000}
+    settings = settings_of(tmp_path, files)
+    own = files["preprocessor_config.json"] | {"do_rescale": False, "do_normalize": False}
+    reference = Qwen2VLImageProcessorPil(**own)
+    draw = random.Random(1)
+    for seed in range(24):
+        mode = draw.choice(["RGB", "RGB", "L", "RGBA"])
+        image = drawn(mode, draw.randint(3, 400), draw.randint(3, 400), seed)
+        found = process(decode(of_file(image), MAX_PIXELS), settings, settings.sizes)
+        wanted = reference(images=[image], return_tensors="np")
+        assert found.grid == tuple(wanted["image_grid_thw"][0])
+        patch, merge, (_, rows, columns) = settings.patch_size, settings.merge_size, found.grid
+        pixels = np.frombuffer(found.pixels, np.uint8).reshape(
+            rows // merge, merge, patch, columns // merge, merge, patch, 3
+        )
+        patches = pixels.transpose(0, 3, 1, 4, 6, 2, 5).reshape(rows * columns, 3, 1, patch, patch)
+        twice = np.broadcast_to(patches, (rows * columns, 3, settings.temporal_patch_size, patch, patch))
+        assert (twice.reshape(rows * columns, -1) == wanted["pixel_values"]).all()
+        assert found.num_tokens == wanted["image_grid_thw"][0].prod() // merge**2
+
+
+def test_gemma_pixels_and_tokens_are_those_of_transformers(tmp_path: Path) -> None:
+    files = copy.deepcopy(GEMMA3)
+    files["preprocessor_config.json"]["size"] = {"height": 224, "width": 224}
+    files["processor_config.json"]["image_seq_length"] = 16
+    settings = settings_of(tmp_path, files)
+    own = files["preprocessor_config.json"] | {"do_rescale": False, "do_normalize": False, "do_convert_rgb": True}
+    reference = Gemma3ImageProcessorPil(**own)
+    for seed, (width, height) in enumerate([(1, 900), (300, 299), (224, 224), (17, 5)]):
+        image = drawn("RGB", width, height, seed)
+        found = process(decode(of_file(image), MAX_PIXELS), settings, settings.sizes)
+        wanted = np.asarray(reference(images=[image], return_tensors="np")["pixel_values"][0])
+        assert (np.frombuffer(found.pixels, np.uint8).reshape(224, 224, 3).transpose(2, 0, 1) == wanted).all()
+        assert (found.grid, found.num_tokens) == ((1, 16, 16), 16)
+    assert settings_of(tmp_path, GEMMA3).num_tokens((1, 64, 64)) == 256
+
+
+def test_an_orientation_turns_an_image() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # a camera held upright
+    image = Image.new("RGB", (40, 20))
+    image.paste((255, 0, 0), (0, 0, 20, 20))
+    found = decode(of_file(image, "JPEG", exif=exif, quality=100), MAX_PIXELS)
+    assert found.size == (20, 40)
+    assert found.getpixel((10, 5)) == pytest.approx((254, 0, 0), abs=3)
+
+
+def test_a_palette_with_transparency_lies_on_white() -> None:
+    image = Image.new("P", (4, 4), 1)
+    image.putpalette([0, 0, 0, 9, 8, 7])
+    image.putpixel((0, 0), 0)
+    found = decode(of_file(image, transparency=0), MAX_PIXELS)
+    assert (found.getpixel((0, 0)), found.getpixel((1, 1))) == ((255, 255, 255), (9, 8, 7))
+
+
+def test_sixteen_bits_give_their_higher_eight() -> None:
+    assert decode(of_file(Image.new("I;16", (4, 4), 40_000)), MAX_PIXELS).getpixel((1, 1)) == (156,) * 3
+
+
+def test_large_images_are_refused_before_they_are_decoded() -> None:
+    whole = of_file(Image.new("1", (2000, 2000)))
+    for data in (whole, whole[:100]):
+        with pytest.raises(ImageError, match="limit"):
+            decode(data, 10**6)
+
+
+def test_a_processor_that_does_more_is_refused_by_name(tmp_path: Path) -> None:
+    files = copy.deepcopy(GEMMA3)
+    files["preprocessor_config.json"]["do_pan_and_scan"] = True
+    with pytest.raises(ModelError, match=r"do_pan_and_scan must be false: images are not cut"):
+        ImageSettings.load(write(tmp_path, files))
+
+
+def test_settings_of_a_nested_file_go_first(tmp_path: Path) -> None:
+    files = copy.deepcopy(QWEN2_5_VL)
+    files["processor_config.json"] = {"image_processor": files["preprocessor_config.json"] | {"max_pixels": 50_000}}
+    assert settings_of(tmp_path, files).sizes == PixelRange(28, 3136, 50_000)

@@ -1,0 +1,1 @@
+"""Files of image processors, and images of all kinds."""

@@ -1,0 +1,62 @@
+"""Folders with the files that an image processor is read from, as the public checkpoints have them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+QWEN2_5_VL: dict[str, dict[str, Any]] = {
+    "config.json": {"model_type": "qwen2_5_vl", "vision_config": {"patch_size": 14}, "image_token_id": 151655},
+    "preprocessor_config.json": {
+        "min_pixels": 3136,
+        "max_pixels": 12845056,
+        "patch_size": 14,
+        "temporal_patch_size": 2,
+        "merge_size": 2,
+        "image_mean": [0.48145466, 0.4578275, 0.40821073],
+        "image_std": [0.26862954, 0.26130258, 0.27577711],
+        "image_processor_type": "Qwen2VLImageProcessor",
+    },
+}
+QWEN3_VL: dict[str, dict[str, Any]] = {
+    "config.json": {"model_type": "qwen3_vl", "vision_config": {"patch_size": 16}, "image_token_id": 151655},
+    "preprocessor_config.json": {
+        "size": {"longest_edge": 16777216, "shortest_edge": 65536},
+        "patch_size": 16,
+        "temporal_patch_size": 2,
+        "merge_size": 2,
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.5, 0.5, 0.5],
+        "image_processor_type": "Qwen2VLImageProcessorFast",
+    },
+}
+GEMMA3: dict[str, dict[str, Any]] = {
+    "config.json": {
+        "model_type": "gemma3",
+        "vision_config": {"patch_size": 14, "image_size": 896},
+        "boi_token_index": 255999,
+        "eoi_token_index": 256000,
+        "image_token_index": 262144,
+    },
+    "preprocessor_config.json": {
+        "do_convert_rgb": None,
+        "do_normalize": True,
+        "do_pan_and_scan": None,
+        "do_rescale": True,
+        "do_resize": True,
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_processor_type": "Gemma3ImageProcessor",
+        "image_seq_length": 256,
+        "image_std": [0.5, 0.5, 0.5],
+        "resample": 2,
+        "rescale_factor": 0.00392156862745098,
+        "size": {"height": 896, "width": 896},
+    },
+    "processor_config.json": {"image_seq_length": 256, "processor_class": "Gemma3Processor"},
+}
+
+
+def write(folder: Path, files: dict[str, dict[str, Any]]) -> Path:
+    folder.mkdir(exist_ok=True)
+    for name, content in files.items():
+        (folder / name).write_text(json.dumps(content))
+    return folder
