@@ -12,6 +12,7 @@ from kernels.linear.library.fallback_reason import MatmulFallback
 from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.operators import Operator
 from kernels.vocabulary.path import Reject
+from kernels.vocabulary.recurrence_operator import RECURRENCE
 from kernels.vocabulary.row_buckets import TokenRows
 from kernels.vocabulary.shape import PLANNED_PHASES
 from qualification.attest.explain import TimeClass
@@ -51,7 +52,7 @@ CLOSED: dict[str, type[Enum]] = {
 SHADOW_PHASES = Enum(
     "SHADOW_PHASES", {it.name: it.value for it in (*PLANNED_PHASES, Operator.LINEAR, Operator.EXPERTS)}
 )
-PLAN_PHASES = Enum("PLAN_PHASES", {it.name: it.value for it in (*SHADOW_PHASES, Operator.COLLECTIVE)})
+PLAN_PHASES = Enum("PLAN_PHASES", {it.name: it.value for it in (*SHADOW_PHASES, Operator.COLLECTIVE, RECURRENCE)})
 PLAN_BUCKETS = Enum("PLAN_BUCKETS", {it.value: it.value for it in (*Bucket, *TokenRows)})
 CLOSED_OF_METRIC: dict[tuple[str, str], type[Enum]] = {
     ("hallmark_attention_dispatch_total", "phase"): PLAN_PHASES,

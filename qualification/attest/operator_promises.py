@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from kernels.identity.known_kernels import NAMED, OPERATORS
 from kernels.vocabulary.operators import AnyShape, Operator
 from kernels.vocabulary.path import AnyPath
+from kernels.vocabulary.recurrence_operator import EVERY_OPERATOR
 from qualification.attest.promise import Promise, kernels_promised, promise_of
 from qualification.decision.decision import Decision
 from qualification.evidence.evidence import Evidence
@@ -76,6 +77,7 @@ def operator_mismatches(promised: Iterable[tuple[AnyPath, Promise]], seen: Colle
         if missing:
             detail = f"{path.name} did not launch {', '.join(missing)}"
             found.setdefault(path.name, OperatorMismatch(path.name, path.operator, detail))
+    named = {it.value: it for it in EVERY_OPERATOR}
     for operator, patterns in OPERATORS:
         of_operator = [(path, promise) for path, promise in promised if path.operator.value == operator]
         if not of_operator:
@@ -87,14 +89,14 @@ def operator_mismatches(promised: Iterable[tuple[AnyPath, Promise]], seen: Colle
             for name in sorted(seen)
             if _is_own(name)
             and name not in known
-            and not any(name in named.patterns for named in NAMED)
+            and not any(name in it.patterns for it in NAMED)
             and any(fnmatchcase(name, pattern) for pattern in patterns)
             and not any(marker in name for marker in loose)
         ]
         if foreign:
             detail = f"{', '.join(foreign)} ran, which no path of {operator} promised"
             blamed = next((path.name for path, promise in of_operator if any(map(_is_own, promise.names))), None)
-            found.setdefault(f"{operator}: {detail}", OperatorMismatch(blamed, Operator(operator), detail))
+            found.setdefault(f"{operator}: {detail}", OperatorMismatch(blamed, named[operator], detail))
     return list(found.values())
 
 

@@ -8,6 +8,7 @@ from qualification.decision.model_shapes import ServingLimits
 from qualification.model.config import ModelConfig
 
 BATCHED_TOKENS = MappingProxyType({"cuda": 8192, "cpu": 2048})  # new tokens of a step, by the kind of device
+NUM_SEQS = MappingProxyType({"cuda": 256, "cpu": 16})  # sequences that run at once
 PAGE_SIZE = MappingProxyType({"cuda": 64, "cpu": 16})  # tokens
 _SERVED_AS = {"bfloat16": Dtype.BF16, "float16": Dtype.FP16, "float32": Dtype.BF16}  # fp32 is served as bf16
 
@@ -38,4 +39,5 @@ def limits_of(model: ModelConfig, device_type: str, choices: Choices) -> Serving
         dtype=dtype,
         kv_dtype=dtype,
         max_drafted_tokens=choices.max_drafted_tokens,
+        max_num_seqs=NUM_SEQS[device_type],
     )

@@ -5,12 +5,14 @@ from dataclasses import dataclass, replace
 
 from kernels.collective.shape import CollectiveShape, Follows
 from kernels.experts.shape import ExpertsShape
+from kernels.recurrence.shape import RecurrenceShape
 from kernels.vocabulary.buckets import Bucket, buckets_up_to
 from kernels.vocabulary.operators import AnyShape
 from kernels.vocabulary.row_buckets import TokenRows
 from kernels.vocabulary.shape import AttentionShape, Dtype, Mask, Phase
 from qualification.decision.linear_shapes import linear_shapes_needed
 from qualification.model.config import ExpertsConfig, ModelConfig
+from qualification.model.gated_delta import GatedDeltaConfig
 from qualification.model.shard import local_heads, sums_at_norms
 
 
@@ -50,6 +52,7 @@ class ServingLimits:
     dtype: Dtype
     kv_dtype: Dtype
     max_drafted_tokens: int = 0  # of a sequence, that one step verifies; 0: no tokens are drafted
+    max_num_seqs: int | None = None  # sequences that run at once; None: as many as a step has tokens
 
 
 def distinct_windows(windows: Iterable[int | None]) -> tuple[int | None, ...]:
@@ -110,7 +113,14 @@ def plan_shapes(
     """
     products = linear_shapes_needed(model, limits.dtype, limits.max_num_batched_tokens, device_type, num_ranks)
     sums = collective_shapes_needed(model, limits, num_ranks)
-    return (*attention_shapes_needed(model, limits), *products, *experts_shapes_needed(model, limits), *sums)
+    recurrences = recurrence_shapes_needed(model, limits)
+    return (
+        *attention_shapes_needed(model, limits),
+        *products,
+        *experts_shapes_needed(model, limits),
+        *sums,
+        *recurrences,
+    )
 
 
 def attention_shapes_needed(model: ModelConfig, limits: ServingLimits) -> tuple[AttentionShape, ...]:
@@ -148,6 +158,28 @@ def experts_shapes_needed(model: ModelConfig, limits: ServingLimits) -> tuple[Ex
         for rows in TokenRows.up_to(limits.max_num_batched_tokens)
     )
     return tuple(dict.fromkeys(shapes))
+
+
+def recurrence_shapes_needed(model: ModelConfig, limits: ServingLimits) -> tuple[RecurrenceShape, ...]:
+    """Every shape of the model's gated delta rules: each phase for the tokens that a step of it may have."""
+    most, drafted = limits.max_num_batched_tokens, limits.max_drafted_tokens
+    num_seqs = most if limits.max_num_seqs is None else limits.max_num_seqs
+    tokens = {Phase.EXTEND: most, Phase.DECODE: min(most, num_seqs)}
+    if drafted:
+        tokens[Phase.VERIFY] = min(most, num_seqs * (1 + drafted))
+    mixers = dict.fromkeys(it for it in model.recurrences if isinstance(it, GatedDeltaConfig))
+    shapes = (
+        recurrence_shape(mixer, phase, limits.dtype, rows)
+        for mixer in mixers
+        for phase, num_tokens in tokens.items()
+        for rows in TokenRows.up_to(num_tokens)
+    )
+    return tuple(dict.fromkeys(shapes))
+
+
+def recurrence_shape(mixer: GatedDeltaConfig, phase: Phase, dtype: Dtype, rows: TokenRows) -> RecurrenceShape:
+    """The shape of a layer's recurrence for so many tokens."""
+    return RecurrenceShape.of(mixer.sizes, phase, dtype, mixer.state_dtype, rows)
 
 
 def experts_shape(mixture: ExpertsConfig, hidden_size: int, dtype: Dtype, rows: TokenRows) -> ExpertsShape:

@@ -7,6 +7,7 @@ from pathlib import Path
 from kernels.vocabulary.fingerprint import Fingerprint
 from kernels.vocabulary.operators import AnyShape, Operator, operator_of
 from kernels.vocabulary.path import AnyPath
+from kernels.vocabulary.recurrence_operator import EVERY_OPERATOR
 from qualification.decision.decision import Book, Policy, decide
 from qualification.decision.defaults import Choices, limits_of
 from qualification.decision.model_shapes import plan_shapes
@@ -60,4 +61,4 @@ def unproven_operators(
         return decision.path is not None
 
     unproven = {operator_of(shape) for shape in shapes if not is_proven(shape)}
-    return [operator for operator in Operator if operator in unproven]
+    return [operator for operator in EVERY_OPERATOR if operator in unproven]

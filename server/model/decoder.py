@@ -61,6 +61,8 @@ from server.model.step import Step, with_embeddings
 # (place among the recurrent layers, what it is, its layer's weights) -> its mixer, whose states are those of that place
 # in `step.states.cache`; of several ranks it gives this one's part of a sum.
 RecurrenceOf = Callable[[int, RecurrenceConfig, LayerWeights], Sublayer]
+# (its sizes, place among the recurrent layers) -> what computes the gated delta rule of a layer.
+GatedDeltaOf = Callable[[GatedDeltaConfig, int], RunRecurrence]
 
 
 class LayerObserver(Protocol):
@@ -84,12 +86,17 @@ def no_recurrence(_: int, config: RecurrenceConfig, __: LayerWeights) -> Sublaye
     raise ModelError(f"no kernel computes layers of {config.name}: serve a model whose layers all attend")
 
 
+def unplanned_gated_delta(_: GatedDeltaConfig, __: int) -> RunRecurrence:
+    """Return the gated delta rule by PyTorch, for a decoder without a plan."""
+    return run_recurrence_eager
+
+
 @dataclass(frozen=True, slots=True)
 class Operators:
     """Computes the heavy work of a model's layers beside attention: by the tables of an engine, or without a plan.
 
     expert_borders  numbers of tokens from which another path may serve a mixture
-    run_recurrence  computes the gated delta rule
+    gated_delta     gives what computes the gated delta rule of a layer
     recurrence      makes the mixers of other layers that do not attend
     is_reproducible  whether no row's bits may depend on the other rows: for what is beside these operators
     """
@@ -97,7 +104,7 @@ class Operators:
     product: ProductOf = unplanned
     experts: ProductsOf = products_of
     expert_borders: tuple[int, ...] = ()
-    run_recurrence: RunRecurrence = run_recurrence_eager
+    gated_delta: GatedDeltaOf = unplanned_gated_delta
     recurrence: RecurrenceOf = no_recurrence
     is_reproducible: bool = False
 
@@ -337,7 +344,7 @@ class Decoder:
             RecurrenceWeights(own.conv[:, 0], own.a_log, own.dt_bias),
             own.norm,
             self.config.norm_eps,
-            self._operators.run_recurrence,
+            self._operators.gated_delta(config, place),
         )
 
     def _attention(self, index: int, attention: AttentionConfig, weights: LayerWeights) -> Attention:

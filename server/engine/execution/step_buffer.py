@@ -15,6 +15,7 @@ from kernels.vocabulary.shape import Phase
 from qualification.model.config import ModelConfig
 from server.engine.execution.graph_keys import GraphKey, GraphSizes, graph_keys
 from server.engine.operators.dispatch import PhasePart
+from server.engine.operators.rows_table import phase_of_step
 from server.engine.scheduling.embeddings import embedding_rows
 from server.engine.scheduling.sequence import Sequence
 
@@ -117,9 +118,8 @@ class StepLayout:
 
     @property
     def recurrence_phase(self) -> Phase:
-        """Return the phase of the step to recurrent layers: of prompts and chunks of them, and what is beside, one."""
-        phases = {part.phase for part in self.parts}
-        return Phase.EXTEND if phases & {Phase.PREFILL, Phase.EXTEND} else self.parts[-1].phase
+        """Return the phase of the step to recurrent layers."""
+        return phase_of_step([part.phase for part in self.parts])
 
     def arrays(self) -> list[tuple[str, torch.dtype, int]]:
         """Return name, dtype and number of elements of every array, in the order of the memory: the one list.

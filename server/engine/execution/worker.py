@@ -194,9 +194,7 @@ class Worker:
             is_sampled = buffer.layout.num_sampled != 0
             num_sampled = _num_sampled(tensors) if is_sampled else 0
             attention = self.attend(tensors.parts, num_sampled=num_sampled, replace_choice=_end_step)
-            experts = self.dispatcher.experts
-            waits = experts is not None and not experts.is_capturable
-            if waits or not all(choice.is_capturable for choice in attention.choices):
+            if not self.dispatcher.is_capturable or not all(choice.is_capturable for choice in attention.choices):
                 return None
 
             def work() -> None:

@@ -21,6 +21,7 @@ from server.engine.operators.decisions import Redecide
 from server.engine.operators.dispatch_key import Heads, LayerKind
 from server.engine.operators.experts import ExpertsTable
 from server.engine.operators.linear import LinearTable
+from server.engine.operators.recurrence import RecurrenceTable
 from server.engine.operators.rows_table import RowsTable, StepSizes
 from server.engine.operators.table import OperatorTable
 from server.engine.scheduling.sequence import Batch
@@ -92,6 +93,16 @@ class Dispatcher:
     def experts(self) -> ExpertsTable | None:
         """Return the table of a model with mixtures."""
         return next((it for it in self.tables if isinstance(it, ExpertsTable)), None)
+
+    @property
+    def recurrence(self) -> RecurrenceTable | None:
+        """Return the table of a model with gated delta rules."""
+        return next((it for it in self.tables if isinstance(it, RecurrenceTable)), None)
+
+    @property
+    def is_capturable(self) -> bool:
+        """Return whether a CUDA graph can hold every choice beside attention's that may wait for the host."""
+        return all(it is None or it.is_capturable for it in (self.experts, self.recurrence))
 
     @property
     def collective(self) -> CollectiveTable | None:

@@ -1,16 +1,17 @@
 """Table of an operator whose shapes follow from the sizes of a step, by the number of rows that a call has.
 
-That number alone chooses the path, on the host, by one lookup a call: a CUDA graph, which holds one number, holds the
-choice too.
+That number, and of a recurrence the step's phase, choose the path, on the host, by one lookup a call: a CUDA graph,
+which holds one number and one phase, holds the choice too.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar, Unpack
 
 from kernels.vocabulary.operators import Operator, RowsShape
 from kernels.vocabulary.path import AnyPath
+from kernels.vocabulary.shape import Phase
 from qualification.decision.decision import Decision
 from server.engine.operators.counts import ServedShape, dispatch_counts, fallback_uses, use_of
 from server.engine.operators.decisions import NoPathError
@@ -29,11 +30,21 @@ class StepSizes:
     num_tokens     rows of a forward pass, with the padding of a CUDA graph
     num_sampled    rows whose logits are computed
     num_sequences  sequences of the batch
+    phase          of the step to recurrent layers, which compute all of its rows in one call
     """
 
     num_tokens: int
     num_sampled: int = 0
     num_sequences: int = 0
+    phase: Phase = Phase.EXTEND
+
+
+def phase_of_step(phases: Collection[Phase]) -> Phase:
+    """Return the phase to recurrent layers of a step with parts of these phases, in the order of the step.
+
+    Prompts, chunks of them, and what is beside, are EXTEND.
+    """
+    return Phase.EXTEND if Phase.PREFILL in phases or Phase.EXTEND in phases else next(iter(phases), Phase.EXTEND)
 
 
 @dataclass(slots=True)
@@ -43,12 +54,14 @@ class Calls(Generic[RowsShapeT]):
     shapes        one for each bucket of rows that is planned, the fewest rows first
     num_launches  calls of a step
     is_sampled    the rows are those whose logits are computed, and not the tokens
+    phase         of the steps that make these calls; None: all do
     choices       what serves each shape now; None: no path is left. By place: to hash a shape takes 0.7 us a call
     """
 
     shapes: tuple[RowsShapeT, ...]
     num_launches: int
     is_sampled: bool
+    phase: Phase | None
     choices: list[OperatorChoice[RowsShapeT, Any] | None]
     _edges: tuple[float, ...] = field(init=False)
     _first: tuple[int, ...] = field(init=False)
@@ -73,6 +86,9 @@ class Calls(Generic[RowsShapeT]):
         return self.shapes[self.place(num_rows)]
 
     def num_rows(self, sizes: StepSizes) -> int:
+        """Return the rows of each call in such a step; 0 where it makes none."""
+        if self.phase is not None and self.phase is not sizes.phase:
+            return 0
         return sizes.num_sampled if self.is_sampled else sizes.num_tokens
 
 
@@ -92,18 +108,26 @@ class RowsTable(OperatorTable[RowsShapeT, RunT]):
         super().__init__(operator, decisions, paths, **options)
         self._reports_all = reports_all
         self._calls: list[Calls[RowsShapeT]] = []
-        self._known: dict[tuple[int, int], list[ServedShape]] = {}  # by the rows of a step and those sampled
+        self._known: dict[tuple[int, int, Phase], list[ServedShape]] = {}  # by rows of a step, those sampled, its phase
         # Of a checked step, behind each call, with what it read and wrote.
         self.tap: Callable[[OperatorChoice[RowsShapeT, RunT], Any], None] | None = None
 
     def add(
-        self, shapes: Iterable[RowsShapeT], *, num_launches: int = 1, is_sampled: bool = False
+        self,
+        shapes: Iterable[RowsShapeT],
+        *,
+        num_launches: int = 1,
+        is_sampled: bool = False,
+        phase: Phase | None = None,
     ) -> Calls[RowsShapeT]:
-        """Note calls of each step, by their shapes that are planned; calls that are alike share an entry."""
+        """Note calls of each step, or of those of one phase, by their shapes that are planned.
+
+        Calls that are alike share an entry.
+        """
         planned = tuple(sorted(shapes, key=lambda shape: shape.rows.lo))
         found = next((it for it in self._calls if it.shapes == planned and it.is_sampled is is_sampled), None)
         if found is None:
-            found = Calls(planned, 0, is_sampled, [self._choices.get(shape) for shape in planned])
+            found = Calls(planned, 0, is_sampled, phase, [self._choices.get(shape) for shape in planned])
             self._calls.append(found)
         found.num_launches += num_launches
         self._known.clear()
@@ -111,8 +135,9 @@ class RowsTable(OperatorTable[RowsShapeT, RunT]):
 
     @property
     def num_launches(self) -> int:
-        """Calls of a step with a token to sample."""
-        return sum(it.num_launches for it in self._calls)
+        """Calls of a step with a token to sample, whatever its phase."""
+        phases = {it.phase for it in self._calls}
+        return max((sum(it.num_launches for it in self._calls if it.phase is phase) for phase in phases), default=0)
 
     @property
     def borders(self) -> tuple[int, ...]:
@@ -167,7 +192,7 @@ class RowsTable(OperatorTable[RowsShapeT, RunT]):
         return [(it.path, str(it.shape)) for it in self.served(sizes) if it.path is not None]
 
     def _served(self, sizes: StepSizes) -> list[ServedShape]:
-        key = sizes.num_tokens, sizes.num_sampled
+        key = sizes.num_tokens, sizes.num_sampled, sizes.phase
         found = self._known.get(key)
         if found is None:
             rows = [(calls, calls.num_rows(sizes)) for calls in self._calls]

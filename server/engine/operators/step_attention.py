@@ -13,7 +13,7 @@ from qualification.decision.decision import Decision
 from server.engine.operators.attention_table import Choice
 from server.engine.operators.dispatch import Dispatcher, PhasePart
 from server.engine.operators.launch_errors import LAUNCH_ERRORS
-from server.engine.operators.rows_table import StepSizes
+from server.engine.operators.rows_table import StepSizes, phase_of_step
 from server.model.kv_cache import KVLayer
 from server.protocol.messages import DispatchCount, PathUse
 
@@ -81,6 +81,7 @@ class StepAttention:
             max((part.tokens.stop for part in parts), default=0),
             num_sampled,
             sum(part.num_sequences for part in parts),
+            phase_of_step([part.phase for part in parts]),
         )
         dispatcher.check_others(self._sizes)
         self._parts = [

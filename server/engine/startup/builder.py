@@ -323,9 +323,9 @@ def _warm_runner(
     Raises BatchError where a shape cannot run.
     """
     config, limits, device = subject.config, subject.limits, subject.device
-    waits = dispatcher.experts is not None and not dispatcher.experts.is_capturable
+    waits = not dispatcher.is_capturable
     if waits and device.type == "cuda" and settings.cuda_graphs:
-        logger.warning("experts are computed one after the other, which waits for the host: no CUDA graphs")
+        logger.warning("a path of experts or of a recurrence waits for the host: no CUDA graphs")
     is_capturable = device.type == "cuda" and not subject.pools and not waits
     has_graphs = settings.cuda_graphs and is_capturable
     sizes = sizes_of_graphs(config, limits, limits.max_model_len) if has_graphs else None

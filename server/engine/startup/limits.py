@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from kernels.vocabulary.shape import Dtype
-from qualification.decision.defaults import BATCHED_TOKENS, PAGE_SIZE, served_dtype
+from qualification.decision.defaults import BATCHED_TOKENS, NUM_SEQS, PAGE_SIZE, served_dtype
 from qualification.decision.model_shapes import ServingLimits
 from qualification.model.config import ModelConfig, num_parameters
 from server.engine.execution.graph_keys import GraphSizes, graph_sizes
@@ -14,7 +14,6 @@ from server.settings import DeviceChoice, DtypeChoice, Settings
 
 _CHOSEN_DTYPES = {DtypeChoice.FP32: Dtype.FP32, DtypeChoice.FP16: Dtype.FP16, DtypeChoice.BF16: Dtype.BF16}
 LEAST_MODEL_LEN = 2  # tokens
-_DEFAULT_SEQS = {"cuda": 256, "cpu": 16}
 _CPU_INTERLEAVED_TOKENS = 512
 # Floating-point operations of one layer's attention in a step of a CPU, beyond which prompts wait for the next step:
 # nothing is heard of the engine meanwhile. Twice as many took up to 7 s of two cores that eleven others wanted, where
@@ -51,6 +50,7 @@ class EngineLimits:
             dtype=self.dtype,
             kv_dtype=self.kv_dtype,
             max_drafted_tokens=self.max_drafted_tokens,
+            max_num_seqs=self.max_num_seqs,
         )
 
 
@@ -101,7 +101,7 @@ def choose_limits(settings: Settings, config: ModelConfig, device: torch.device)
         dtype=dtype,
         kv_dtype=_CHOSEN_DTYPES.get(settings.kv_dtype, dtype),
         max_model_len=max_model_len,
-        max_num_seqs=settings.max_num_seqs or _DEFAULT_SEQS[kind],
+        max_num_seqs=settings.max_num_seqs or NUM_SEQS[kind],
         max_num_batched_tokens=batched,
         max_num_interleaved_tokens=settings.max_num_interleaved_tokens or _interleaved_tokens(config, kind, batched),
         page_size=settings.page_size or PAGE_SIZE[kind],

@@ -59,9 +59,7 @@ def attestor_of(settings: Settings, subject: Subject, runner: ModelRunner, plan:
 
 def _step_times(runner: ModelRunner, recorder: Recorder | None) -> TimeStep:
     """Return what times the steps of an attestation: by the driver, where a CUDA graph can hold a step."""
-    experts = runner.dispatcher.experts
-    waits = experts is not None and not experts.is_capturable
-    if recorder is None or waits:
+    if recorder is None or not runner.dispatcher.is_capturable:
         return lambda _: None
     capture, worker = recorder.capture, runner.worker
     node_seconds = partial(recorder.node_seconds, launching=worker.others.repeating)

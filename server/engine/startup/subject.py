@@ -14,6 +14,7 @@ from kernels.collective.shape import CollectiveShape
 from kernels.experts.shape import ExpertsShape
 from kernels.linear.paths import linear_paths_on
 from kernels.linear.shape import LinearShape
+from kernels.recurrence.shape import RecurrenceShape
 from kernels.system.device import num_cores, read_fingerprint, torch_dtype, use_all_cores
 from kernels.vocabulary.fingerprint import Fingerprint
 from kernels.vocabulary.operators import AnyShape
@@ -24,6 +25,7 @@ from qualification.measure.start_plan import Redecide as RedecideAny
 from qualification.model.config import ModelConfig
 from qualification.model.families.quantization import rounded_at_load
 from qualification.model.fields import ModelConfigError
+from qualification.model.gated_delta import GatedDeltaConfig
 from qualification.model.shard import TENSOR_PARALLEL_SIZES, Shard, shard_of
 from server.engine.execution.followers import RankIdentity
 from server.engine.operators.attention_timer import AttentionTimer, CpuDevice, CudaDevice
@@ -32,6 +34,7 @@ from server.engine.operators.dispatch import Dispatcher
 from server.engine.operators.dispatch_key import Heads
 from server.engine.operators.experts import ExpertsTable
 from server.engine.operators.linear import LinearTable, MeasuredProducts, with_measured
+from server.engine.operators.recurrence import RecurrenceTable
 from server.engine.operators.rows_table import RowsTable
 from server.engine.operators.table import TableOptions
 from server.engine.startup.kv_sizing import check_weights_fit
@@ -97,11 +100,6 @@ def read_subject(settings: Settings, rank: int = 0) -> Subject:
         shard = shard_of(model, rank, world)
     except ModelConfigError as error:
         raise ModelError(f"{folder}: {error}") from error
-    if model.recurrences and device.type != "cpu":
-        raise ModelError(
-            f"{folder}: layers of {model.recurrences[0].name} are computed on a CPU alone as yet: serve the model with "
-            "--device cpu, or one whose layers all attend"
-        )
     limits = choose_limits(settings, model, device)
     check_weights_fit(shard.local_config, limits, device)
     check_checkpoint(folder, model, settings.load_format)  # before attention is proven, which takes minutes
@@ -157,11 +155,11 @@ def decoder_of(subject: Subject, weights: Weights, dispatcher: Dispatcher, ranks
 
 def operators_of(dispatcher: Dispatcher) -> Operators:
     """Return what computes the products of a decoder by these tables; where there is none, as without a plan."""
-    linear, experts = dispatcher.linear, dispatcher.experts
+    linear, experts, recurrence = dispatcher.linear, dispatcher.experts, dispatcher.recurrence
     operators = Operators() if linear is None else Operators(linear.product)
-    if experts is None:
-        return operators
-    return replace(operators, experts=experts.products_of, expert_borders=experts.borders)
+    if experts is not None:
+        operators = replace(operators, experts=experts.products_of, expert_borders=experts.borders)
+    return operators if recurrence is None else replace(operators, gated_delta=recurrence.run_of)
 
 
 def kv_cache_of(subject: Subject, num_pages: int) -> KVCache:
@@ -208,6 +206,9 @@ def dispatcher_of(
         own = decisions_of(ExpertsShape, decisions)
         dtype = subject.limits.dtype
         tables.append(ExpertsTable(config, dtype, own, **options))
+    if any(isinstance(it, GatedDeltaConfig) for it in config.recurrences):
+        of_recurrences = decisions_of(RecurrenceShape, decisions)
+        tables.append(RecurrenceTable(config, subject.limits.dtype, of_recurrences, **options))
     if not is_alone:
         of_sums = decisions_of(CollectiveShape, decisions)
         paths = collective_paths_on(device)

@@ -127,7 +127,7 @@ class ShadowCheck(Schema):
     type: Literal["ShadowReport"]
     result: str = Field(description="match, mismatch or skipped.")
     at: float = Field(description="Unix seconds.")
-    phase: str = Field(description="Of attention; or `linear`, `experts` or `collective`.")
+    phase: str = Field(description="Of attention; or `linear`, `experts`, `collective` or `recurrence`.")
     path: str
     layer: int | None = Field(description="null for the head of the model.")
     head: int | None = Field(description="Of the largest error; null for products, or where nothing was compared.")

@@ -195,9 +195,10 @@ def test_a_ladder_covers_its_range_in_steps_of_its_factor(factor: float) -> None
 
 
 def test_the_largest_plan_stays_below_1000_samples() -> None:
-    metrics = make()
-    use_everything(metrics)
-    assert 800 < num_samples(metrics) <= MAX_SAMPLES
+    for is_hybrid in (False, True):
+        metrics = make()
+        use_everything(metrics, is_hybrid=is_hybrid)
+        assert 800 < num_samples(metrics) <= MAX_SAMPLES
 
 
 def test_counters_of_closed_labels_start_at_zero() -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections.abc import Sequence
 from operator import attrgetter
 
 import msgspec
@@ -11,10 +12,12 @@ from kernels.collective.paths import COLLECTIVE_PATHS
 from kernels.experts.paths import EXPERTS_PATHS
 from kernels.linear.paths import LINEAR_PATHS
 from kernels.linear.shape import PLAIN
+from kernels.recurrence.paths import RECURRENCE_PATHS
 from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.fingerprint import Device
 from kernels.vocabulary.operators import Operator
 from kernels.vocabulary.path import AnyPath, Limits, Tier
+from kernels.vocabulary.recurrence_operator import RECURRENCE
 from kernels.vocabulary.row_buckets import LinearRows, TokenRows
 from kernels.vocabulary.shape import PLANNED_PHASES, Phase
 from qualification.attest.explain import TimeClass
@@ -75,14 +78,15 @@ RECORD = StepRecord(
 HEAD_DIM = 128
 
 
-def largest_plan() -> list[PlanRow]:
+def largest_plan(*, is_hybrid: bool = False) -> list[PlanRow]:
     """Every operator on two GPUs: all buckets, all paths that a GPU can run, each first choice wanted somewhere.
 
     Of attention each bucket has two shapes, of layers with and without a window, both of heads of `HEAD_DIM`, which
-    most paths compute. Without the paths of `--reproducible`, whose plan has no others.
+    most paths compute. Without the paths of `--reproducible`, whose plan has no others. A hybrid has recurrences, and
+    no windows.
     """
-    rows = []
-    for phase, (number, bucket), has_window in itertools.product(PLANNED_PHASES, enumerate(Bucket), (False, True)):
+    rows, windows = [], (False,) if is_hybrid else (False, True)
+    for phase, (number, bucket), has_window in itertools.product(PLANNED_PHASES, enumerate(Bucket), windows):
         of_phase = [it for it in PATHS if phase in it.limits.phases and may_serve(it) and takes_head_dim(it.limits)]
         needs_window = {it.name for it in of_phase if it.limits.max_window is not None}
         able = [it.name for it in of_phase if has_window or it.name not in needs_window]
@@ -93,13 +97,13 @@ def largest_plan() -> list[PlanRow]:
     for few, path in itertools.product(LinearRows, linear):
         if few.lo + 1 >= path.limits.min_rows and (few.hi or math.inf) <= (path.limits.max_rows or math.inf):
             rows.append(row_of("linear", few.value, path.name, [it.name for it in linear]))
-    for operator, buckets, paths in (
-        (Operator.EXPERTS, TokenRows, EXPERTS_PATHS),
-        (Operator.COLLECTIVE, TokenRows, COLLECTIVE_PATHS),
-    ):
+    others: list[tuple[Operator, Sequence[AnyPath]]] = [
+        (Operator.EXPERTS, EXPERTS_PATHS), (Operator.COLLECTIVE, COLLECTIVE_PATHS),
+    ]  # fmt: skip
+    for operator, paths in [*others, (RECURRENCE, RECURRENCE_PATHS)] if is_hybrid else others:
         able = [it.name for it in paths if may_serve(it)]
         ours = [it.name for it in paths if it.name in able and it.tier is Tier.FIRST]
-        rows += [row_of(operator.value, it.value, ours[n % len(ours)], able) for n, it in enumerate(buckets)]
+        rows += [row_of(operator.value, it.value, ours[n % len(ours)], able) for n, it in enumerate(TokenRows)]
     return rows
 
 
@@ -118,9 +122,9 @@ def row_of(phase: str, bucket: str, path: str, able: list[str]) -> PlanRow:
     )  # fmt: skip
 
 
-def use_everything(metrics: Metrics) -> None:
+def use_everything(metrics: Metrics, *, is_hybrid: bool = False) -> None:
     """Move every series of a server on two GPUs with the largest plan."""
-    rows = largest_plan()
+    rows = largest_plan(is_hybrid=is_hybrid)
     metrics.traffic.create_routes(f"/route/{i}" for i in range(18))
     metrics.on_ready(msgspec.structs.replace(READY, max_model_len=1_000_000, plan=rows))
     seconds = {it.value: 1.0 for it in TimeClass}
