@@ -131,7 +131,8 @@ def attention_shapes_needed(model: ModelConfig, limits: ServingLimits) -> tuple[
 def num_sums(model: ModelConfig) -> dict[Follows, int]:
     """Return the sums over the ranks of one step: of every mixer and feed-forward, two where its parts are normed."""
     fed = [layer.feed_forward for layer in model.layers]
-    count = 2 * model.num_layers + sum(isinstance(it, ExpertsConfig) and it.norms_apart for it in fed)
+    count = sum(layer.num_sublayers for layer in model.layers)
+    count += sum(isinstance(it, ExpertsConfig) and it.norms_apart for it in fed)
     if not sums_at_norms(model):
         return {Follows.NOTHING: count}
     return {Follows.ADD_NORM: count - 1, Follows.NOTHING: 1}  # a norm has the sum before it; the last one has none

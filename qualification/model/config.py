@@ -200,11 +200,6 @@ class NormsConfig:
     after: bool = False
     is_shared: bool = False
 
-    @property
-    def count(self) -> int:
-        """The norms of a layer."""
-        return (1 if self.is_shared else 2) * (self.before + self.after)
-
 
 @dataclass(frozen=True, slots=True)
 class DenseConfig:
@@ -280,12 +275,24 @@ class LinearFormats:
 class LayerConfig:
     """mixer    what mixes the tokens of a sequence: attention over pages, or a recurrence over a state
     formats  of its products
+
+    A layer without a mixer, or without a feed-forward, has no norms of it and adds nothing there.
     """
 
-    mixer: Mixer
+    mixer: Mixer | None
     norms: NormsConfig
-    feed_forward: FeedForward
+    feed_forward: FeedForward | None
     formats: LinearFormats = LinearFormats()
+
+    @property
+    def num_sublayers(self) -> int:
+        """Return how often the layer adds to the residual."""
+        return (self.mixer is not None) + (self.feed_forward is not None)
+
+    @property
+    def num_norms(self) -> int:
+        """Return the norms of the hidden size."""
+        return (1 if self.norms.is_shared else self.num_sublayers) * (self.norms.before + self.norms.after)
 
     @property
     def attends(self) -> bool:
@@ -294,7 +301,7 @@ class LayerConfig:
     @property
     def attention(self) -> AttentionConfig:
         """Return the mixer of a layer that attends; no other one may be asked."""
-        assert isinstance(self.mixer, AttentionConfig), f"a layer of {self.mixer.name} has no attention"
+        assert isinstance(self.mixer, AttentionConfig), "only a layer that attends has attention"
         return self.mixer
 
 
@@ -427,7 +434,7 @@ def _bytes_saved(hidden: int, layer: LayerConfig, dtype: Dtype) -> int:
     if isinstance(mixer, AttentionConfig):
         counts += [(formats.qkv, hidden * mixer.projected_size)]
         counts += [(formats.output, hidden * mixer.query_size)]
-    dense = fed if isinstance(fed, DenseConfig) else fed.shared
+    dense = fed.shared if isinstance(fed, ExpertsConfig) else fed
     if dense is not None:
         counts += [(formats.gate_up, 2 * hidden * dense.width), (formats.down, hidden * dense.width)]
     return sum(count * dtype.num_bytes - bytes_of(it, count, dtype) for it, count in counts)
@@ -436,9 +443,12 @@ def _bytes_saved(hidden: int, layer: LayerConfig, dtype: Dtype) -> int:
 def _all_visit(config: ModelConfig, layer: LayerConfig) -> int:
     """Numbers of a layer that all tokens are multiplied by: all but those of its experts."""
     hidden, mixer = config.hidden_size, layer.mixer
-    count = hidden * layer.norms.count + config.has_layer_scales
-    count += _attention_parameters(mixer, hidden) if isinstance(mixer, AttentionConfig) else mixer.num_parameters
+    count = hidden * layer.num_norms + config.has_layer_scales
+    if mixer is not None:
+        count += _attention_parameters(mixer, hidden) if isinstance(mixer, AttentionConfig) else mixer.num_parameters
     match layer.feed_forward:
+        case None:
+            return count
         case DenseConfig(width, _, has_bias):
             return count + 3 * hidden * width + (2 * width + hidden) * has_bias
         case ExpertsConfig() as mixture:
@@ -478,7 +488,7 @@ def _per_layer_parameters(config: ModelConfig) -> int:
 def _expert_parameters(config: ModelConfig, layer: LayerConfig, num_tokens: int | None) -> int:
     """Numbers of a layer's experts, or of those that `num_tokens` can visit; 0 for a dense layer."""
     mixture, hidden = layer.feed_forward, config.hidden_size
-    if isinstance(mixture, DenseConfig):
+    if not isinstance(mixture, ExpertsConfig):
         return 0
     size = 3 * hidden * mixture.width + (2 * mixture.width + hidden) * mixture.has_bias
     return _num_visited(mixture, num_tokens) * size

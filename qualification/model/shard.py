@@ -16,7 +16,6 @@ from qualification.model.config import (
     LayerConfig,
     Mixer,
     ModelConfig,
-    RecurrenceConfig,
 )
 from qualification.model.fields import ModelConfigError
 
@@ -39,14 +38,14 @@ class LayerShard:
     """One rank's part of a layer.
 
     whole   the layer of the whole model
-    mixer   its mixer as the rank computes it
+    mixer   its mixer as the rank computes it; None where it has none
     heads   of a layer that attends; none of another one
-    width   columns of its feed-forward, or of each of its experts
+    width   columns of its feed-forward, or of each of its experts; none where it has none
     shared  columns of the feed-forward that all tokens visit beside their experts; none where there is none
     """
 
     whole: LayerConfig
-    mixer: Mixer
+    mixer: Mixer | None
     heads: LocalHeads
     width: range
     shared: range = range(0)
@@ -111,6 +110,8 @@ def local_heads(attention: AttentionConfig, rank: int, world: int) -> LocalHeads
 def _layer_shard(layer: LayerConfig, rank: int, world: int) -> LayerShard:
     feed_forward = layer.feed_forward
     mixer, heads = _mixer_part(layer.mixer, rank, world)
+    if feed_forward is None:
+        return LayerShard(layer, mixer, heads, range(0))
     width = _width_part("intermediate_size", feed_forward.width, rank, world)
     shared = range(0)
     if isinstance(feed_forward, ExpertsConfig):
@@ -124,9 +125,9 @@ def _layer_shard(layer: LayerConfig, rank: int, world: int) -> LayerShard:
     return LayerShard(layer, mixer, heads, width, shared)
 
 
-def _mixer_part(mixer: Mixer, rank: int, world: int) -> tuple[Mixer, LocalHeads]:
-    if isinstance(mixer, RecurrenceConfig):
-        return mixer.of_rank(rank, world), LocalHeads(range(0), range(0))
+def _mixer_part(mixer: Mixer | None, rank: int, world: int) -> tuple[Mixer | None, LocalHeads]:
+    if not isinstance(mixer, AttentionConfig):
+        return mixer and mixer.of_rank(rank, world), LocalHeads(range(0), range(0))
     heads = local_heads(mixer, rank, world)
     return replace(mixer, num_heads=len(heads.query), num_kv_heads=len(heads.kv)), heads
 
@@ -141,8 +142,10 @@ def _local_layer(shard: LayerShard) -> LayerConfig:
     return replace(shard.whole, mixer=shard.mixer, feed_forward=_local_feed_forward(shard))
 
 
-def _local_feed_forward(shard: LayerShard) -> FeedForward:
+def _local_feed_forward(shard: LayerShard) -> FeedForward | None:
     whole = shard.whole.feed_forward
+    if whole is None:
+        return None
     if isinstance(whole, DenseConfig):
         return replace(whole, width=len(shard.width))
     shared = None if whole.shared is None else replace(whole.shared, width=len(shard.shared))

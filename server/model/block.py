@@ -87,6 +87,39 @@ class ParallelBlock:
 
 
 @dataclass(frozen=True, slots=True)
+class SingleBlock:
+    """A layer of one sublayer: attention without a feed-forward, or the other way round."""
+
+    enter: Entry
+    sublayer: Sublayer
+
+    def __call__(self, hidden: Tensor, residual: Tensor | None, step: Step) -> tuple[Tensor, Tensor]:
+        """hidden [T, hidden]: as of `Block`."""
+        read, residual = self.enter(hidden, residual)
+        return self.sublayer(read, step), residual
+
+    def observed(self, on_attention: OnEntry, on_feed_forward: OnEntry, _: OnFinish) -> "SingleBlock":
+        """Return the same block, which also hands out, to both, what its sublayer reads and the residual there."""
+        return replace(self, enter=ObservedEntry(ObservedEntry(self.enter, on_attention), on_feed_forward))
+
+
+@dataclass(frozen=True, slots=True)
+class EmptyBlock:
+    """A layer that adds nothing."""
+
+    def __call__(self, hidden: Tensor, residual: Tensor | None, _: Step) -> tuple[Tensor, Tensor | None]:
+        """Return both as they are."""
+        return hidden, residual
+
+    def observed(self, *_: object) -> "EmptyBlock":
+        """Return the block itself, which has nothing to hand out."""
+        return self
+
+
+AnyBlock = Block | ParallelBlock | SingleBlock | EmptyBlock
+
+
+@dataclass(frozen=True, slots=True)
 class ObservedEntry:
     """An entry that hands out its results."""
 

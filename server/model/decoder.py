@@ -31,9 +31,11 @@ from server.errors import ModelError
 from server.model.block import (
     AddLayerNorm,
     AddNorm,
+    AnyBlock,
     Attention,
     Block,
     BorrowingAttention,
+    EmptyBlock,
     Entry,
     FeedForward,
     Finish,
@@ -45,6 +47,7 @@ from server.model.block import (
     PerLayerGate,
     RowNormedAttention,
     ScaleAfter,
+    SingleBlock,
     Sublayer,
     SumNorm,
     add,
@@ -169,11 +172,11 @@ class Decoder:
             return hidden
         return residual.add_(self.ranks.sum(hidden) if self._sums_at_norms else hidden)
 
-    def _observed(self, observer: LayerObserver) -> list[Block | ParallelBlock]:
+    def _observed(self, observer: LayerObserver) -> list[AnyBlock]:
         entries = (observer.on_attention, observer.on_feed_forward, observer.on_finish)
         found = [block.observed(*(partial(it, index) for it in entries)) for index, block in enumerate(self._blocks)]
         for index, block in enumerate(found):
-            if isinstance(block.attention, GatedDelta):
+            if isinstance(block, Block | ParallelBlock) and isinstance(block.attention, GatedDelta):
                 mixer = replace(block.attention, observe=partial(observer.on_recurrence, index))
                 found[index] = replace(block, attention=mixer)
         return found
@@ -217,7 +220,15 @@ class Decoder:
             return self._operators.product(layer, name, gate_up, Epilogue.SWIGLU)
         return (GatedAlike if self._is_alike(gate_up) else Gated)(self._product(layer, name, gate_up), activation)
 
-    def _block(self, index: int, config: LayerConfig, weights: LayerWeights) -> Block | ParallelBlock:
+    def _block(self, index: int, config: LayerConfig, weights: LayerWeights) -> AnyBlock:
+        if config.feed_forward is None:
+            if config.mixer is None:
+                return EmptyBlock()
+            mixer = self._finished(self._mixer(index, config, weights), weights.norm_after_attention)
+            return SingleBlock(self._entry(weights.attention_norm), mixer)
+        if config.mixer is None:
+            fed = self._finished(self._feed_forward(index, config, weights), weights.norm_after_feed_forward)
+            return SingleBlock(self._entry(weights.feed_forward_norm), fed)
         if config.norms.is_shared:
             return ParallelBlock(
                 self._entry(weights.attention_norm),
@@ -323,7 +334,8 @@ class Decoder:
     def _mixer(self, index: int, config: LayerConfig, weights: LayerWeights) -> Sublayer:
         if isinstance(config.mixer, AttentionConfig):
             return self._attention(index, config.mixer, weights)
-        place = sum(not layer.attends for layer in self.config.layers[:index])
+        assert config.mixer is not None, "a layer without a mixer has none to make"
+        place = sum(isinstance(layer.mixer, RecurrenceConfig) for layer in self.config.layers[:index])
         if isinstance(config.mixer, GatedDeltaConfig):
             return self._gated_delta(index, place, config.mixer, weights)
         recurrence, ranks = self._operators.recurrence(place, config.mixer, weights), self.ranks
@@ -332,15 +344,15 @@ class Decoder:
         return lambda x, step: ranks.sum(recurrence(x, step))
 
     def _gated_delta(self, index: int, place: int, config: GatedDeltaConfig, weights: LayerWeights) -> GatedDelta:
-        own, sizes = weights.recurrence, config.sizes
+        own, sizes, (qkv, output) = weights.recurrence, config.sizes, weights.mixed_by
         assert own is not None, "weights are of the kind that the configuration says"
         return GatedDelta(
             place,
             sizes.conv_dim,
             (sizes.num_value_heads, sizes.value_dim),
-            self._product(index, WeightName.RECURRENT_INPUT, weights.qkv),
+            self._product(index, WeightName.RECURRENT_INPUT, qkv),
             self._product(index, WeightName.RECURRENT_GATES, own.gates),
-            self._summed(self._product(index, WeightName.RECURRENT_OUTPUT, weights.output)),
+            self._summed(self._product(index, WeightName.RECURRENT_OUTPUT, output)),
             RecurrenceWeights(own.conv[:, 0], own.a_log, own.dt_bias),
             own.norm,
             self.config.norm_eps,
@@ -350,9 +362,9 @@ class Decoder:
     def _attention(self, index: int, attention: AttentionConfig, weights: LayerWeights) -> Attention:
         place, eps = self.config.attention_layers.index(index), self.config.norm_eps
         rope, cos_sin = self._ropes.of(attention)
-        splits = attention.head_splits
-        qkv = self._product(index, WeightName.QKV, weights.qkv)
-        output = self._summed(self._product(index, WeightName.OUTPUT, weights.output))
+        splits, (of_qkv, of_output) = attention.head_splits, weights.mixed_by
+        qkv = self._product(index, WeightName.QKV, of_qkv)
+        output = self._summed(self._product(index, WeightName.OUTPUT, of_output))
         given = (place, (sum(splits), attention.head_dim), splits, qkv, output, rope, cos_sin, eps)
         grows, gate = attention.query_scaling is not None, self._head_gate(index, attention, weights)
         made: Callable[..., Attention] = partial(Attention, *given, grows=grows, gate=gate)

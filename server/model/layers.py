@@ -112,7 +112,7 @@ class LayerWeights:
     """One transformer layer. A norm is [hidden], as the checkpoint has it, or None where the layer has none.
 
     qkv              query heads, then key heads, then value heads; before them the gates of attention's result, where
-                     it has such, and behind them those of a recurrence's
+                     it has such, and behind them those of a recurrence's; None, like `output`, without a mixer
     recurrence       of a recurrent layer; None of one that attends
     scale    [1]: what the residual behind the layer is multiplied by; None: by nothing
     q_norm, k_norm   [head_dim], or as many numbers as all heads have
@@ -121,12 +121,12 @@ class LayerWeights:
     """
 
     attention_norm: Tensor | None
-    qkv: Linear
+    qkv: Linear | None
     q_norm: Tensor | None
     k_norm: Tensor | None
-    output: Linear
+    output: Linear | None
     feed_forward_norm: Tensor | None
-    feed_forward: DenseWeights | MixtureWeights
+    feed_forward: DenseWeights | MixtureWeights | None
     norm_after_attention: Tensor | None = None
     norm_after_feed_forward: Tensor | None = None
     sinks: Tensor | None = None
@@ -136,8 +136,16 @@ class LayerWeights:
     scale: Tensor | None = None
 
     @property
+    def mixed_by(self) -> tuple[Linear, Linear]:
+        """Return `qkv` and `output`; no layer without a mixer may be asked."""
+        assert self.qkv is not None, "the layer has a mixer"
+        assert self.output is not None, "the layer has a mixer"
+        return self.qkv, self.output
+
+    @property
     def linears(self) -> dict[WeightName, Linear]:
         """Return the products that all tokens visit, in the order in which they are computed."""
+        fed: dict[WeightName, Linear] = {}
         match self.feed_forward:
             case DenseWeights(gate_up, down):
                 fed = {WeightName.GATE_UP: gate_up, WeightName.DOWN: down}
@@ -145,15 +153,18 @@ class LayerWeights:
                 fed = {WeightName.ROUTER: router, WeightName.SHARED_GATE_UP: gate_up, WeightName.SHARED_DOWN: down}
             case MixtureWeights(router=router):
                 fed = {WeightName.ROUTER: router}
+        if self.qkv is None:
+            return fed
+        qkv, output = self.mixed_by
         gate = {} if self.attention_gate is None else {WeightName.ATTENTION_GATE: self.attention_gate}
         if self.recurrence is not None:
             return {
-                WeightName.RECURRENT_INPUT: self.qkv,
+                WeightName.RECURRENT_INPUT: qkv,
                 WeightName.RECURRENT_GATES: self.recurrence.gates,
-                WeightName.RECURRENT_OUTPUT: self.output,
+                WeightName.RECURRENT_OUTPUT: output,
                 **fed,
             }
-        found = {WeightName.QKV: self.qkv, **gate, WeightName.OUTPUT: self.output, **fed}
+        found = {WeightName.QKV: qkv, **gate, WeightName.OUTPUT: output, **fed}
         if self.per_layer is not None:
             found |= {
                 WeightName.PER_LAYER_GATE: self.per_layer.gate,
@@ -207,7 +218,7 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device)
         return Linear.empty(size_in, size_out, has_bias, weight_format, dtype, device)
 
     def layer(config: LayerConfig) -> LayerWeights:
-        formats, norms = config.formats, config.norms
+        formats, norms, feeds = config.formats, config.norms, config.feed_forward is not None
         if isinstance(config.mixer, GatedDeltaConfig):
             return LayerWeights(
                 attention_norm=vector(hidden) if norms.before else None,
@@ -218,6 +229,16 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device)
                 feed_forward_norm=vector(hidden) if norms.before else None,
                 feed_forward=_empty_feed_forward(config, hidden, linear, dtype, device),
                 recurrence=_empty_gated_delta(config.mixer, hidden, dtype, device),
+            )
+        if config.mixer is None:
+            return LayerWeights(
+                attention_norm=None,
+                qkv=None,
+                q_norm=None,
+                k_norm=None,
+                output=None,
+                feed_forward_norm=vector(hidden) if config.feed_forward is not None else None,
+                feed_forward=_empty_feed_forward(config, hidden, linear, dtype, device),
             )
         attention = config.attention
         has_own_gate = attention.gate is not None and not attention.gate.is_beside_queries
@@ -240,9 +261,9 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device)
             k_norm=vector(size_k_norm) if size_k_norm and attention.has_own_keys else None,
             output=linear(size_q, hidden, attention.has_output_bias, formats.output),
             norm_after_attention=vector(hidden) if norms.after else None,
-            feed_forward_norm=vector(hidden) if norms.before and not norms.is_shared else None,
+            feed_forward_norm=vector(hidden) if norms.before and feeds and not norms.is_shared else None,
             feed_forward=_empty_feed_forward(config, hidden, linear, dtype, device),
-            norm_after_feed_forward=vector(hidden) if norms.after else None,
+            norm_after_feed_forward=vector(hidden) if norms.after and feeds else None,
             sinks=vector(attention.num_heads, torch.float32) if attention.has_sinks else None,
             attention_gate=linear(hidden, attention.gate_size, False, PLAIN) if has_own_gate else None,
             per_layer=per_layer,
@@ -276,8 +297,10 @@ EmptyLinear = Callable[[int, int, bool, WeightFormat], Linear]
 
 def _empty_feed_forward(
     layer: LayerConfig, hidden: int, linear: EmptyLinear, dtype: torch.dtype, device: torch.device
-) -> DenseWeights | MixtureWeights:
+) -> DenseWeights | MixtureWeights | None:
     config, formats = layer.feed_forward, layer.formats
+    if config is None:
+        return None
     if isinstance(config, DenseConfig):
         return _empty_dense(hidden, config.width, linear, formats, has_bias=config.has_bias)
     shared = config.shared

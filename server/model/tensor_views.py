@@ -79,7 +79,10 @@ def layer_views(index: int, layer: LayerWeights, config: LayerConfig, names: Ten
 
 def _linears(layer: LayerWeights, config: LayerConfig, names: TensorNames) -> dict[str, Linear]:
     """Raises ValueError where a format keeps rows together that the checkpoint, or a rank, has apart."""
-    if layer.recurrence is None:
+    linears: dict[str, Linear] = {}
+    if layer.qkv is None:
+        pass
+    elif layer.recurrence is None:
         linears = _attention(layer, config, is_merged=names.merged)
     else:
         assert names.recurrence is not None, "the family has recurrent layers"
@@ -89,31 +92,34 @@ def _linears(layer: LayerWeights, config: LayerConfig, names: TensorNames) -> di
         linears["per_layer_projection"] = layer.per_layer.output
     if isinstance(layer.feed_forward, DenseWeights):
         return linears | _dense(layer.feed_forward, names.feed_forward, is_merged=names.merged or names.merged_gate_up)
+    if layer.feed_forward is None:
+        return linears
     assert names.experts is not None, "the family has mixtures"
     return linears | _mixture(layer.feed_forward, names.experts)
 
 
 def _attention(layer: LayerWeights, config: LayerConfig, *, is_merged: bool) -> dict[str, Linear]:
     """Queries, keys and values apart, or as one tensor."""
+    qkv, output = layer.mixed_by
     if is_merged:
-        return {"self_attn.qkv_proj": layer.qkv, "self_attn.o_proj": layer.output}
+        return {"self_attn.qkv_proj": qkv, "self_attn.o_proj": output}
     attention = config.attention
     gate = {} if layer.attention_gate is None else {"self_attn.g_proj": layer.attention_gate}
     of_gates = attention.gate_size if attention.gate is not None and attention.gate.is_beside_queries else 0
     sizes = [heads * attention.head_dim for heads in attention.head_splits]
-    parts = layer.qkv.split(sizes[0] + of_gates, *sizes[1:])  # queries with their gates
+    parts = qkv.split(sizes[0] + of_gates, *sizes[1:])  # queries with their gates
     found = {f"self_attn.{name}_proj": part for name, part in zip("qkv", parts, strict=False)}
-    return {**found, "self_attn.o_proj": layer.output, **gate}
+    return {**found, "self_attn.o_proj": output, **gate}
 
 
 def _recurrence(layer: LayerWeights, weights: GatedDeltaWeights, names: RecurrenceNames) -> dict[str, Linear]:
     """Queries, keys and values, gates of the result, and the others: apart, or two of each as one tensor."""
-    prefix = names.prefix
-    found = {f"{prefix}.out_proj": layer.output}
+    prefix, (whole, output) = names.prefix, layer.mixed_by
+    found = {f"{prefix}.out_proj": output}
     if names.is_fused:
-        return {f"{prefix}.in_proj_qkvz": layer.qkv, f"{prefix}.in_proj_ba": weights.gates, **found}
+        return {f"{prefix}.in_proj_qkvz": whole, f"{prefix}.in_proj_ba": weights.gates, **found}
     channels, heads = weights.conv.shape[0], weights.a_log.shape[0]
-    qkv, z = layer.qkv.split(channels, layer.qkv.weight.size[0] - channels)
+    qkv, z = whole.split(channels, whole.weight.size[0] - channels)
     b, a = weights.gates.split(heads, heads)
     names_of = {"in_proj_qkv": qkv, "in_proj_z": z, "in_proj_b": b, "in_proj_a": a}
     return {f"{prefix}.{name}": linear for name, linear in names_of.items()} | found

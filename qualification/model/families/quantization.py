@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from kernels.experts.kinds import ExpertFormat
 from kernels.linear.shape import FP8_ROWS, PLAIN, WeightFormat
-from qualification.model.config import DenseConfig, ExpertsConfig, LayerConfig, LinearFormats, ModelConfig
+from qualification.model.config import ExpertsConfig, LayerConfig, LinearFormats, ModelConfig
 from qualification.model.families.family import TensorNames
 from qualification.model.fields import ModelConfigError
 from qualification.model.packing import Packing
@@ -102,8 +102,9 @@ def _each(formats: LinearFormats) -> tuple[WeightFormat, ...]:
 
 def _all_rounded(layer: LayerConfig) -> LayerConfig:
     fed = layer.feed_forward
-    of_dense = FP8_ROWS if isinstance(fed, DenseConfig) or fed.shared is not None else PLAIN
-    return replace(layer, formats=LinearFormats(FP8_ROWS, FP8_ROWS, of_dense, of_dense))
+    dense = fed.shared if isinstance(fed, ExpertsConfig) else fed
+    of_mixer, of_dense = (PLAIN if it is None else FP8_ROWS for it in (layer.mixer, dense))
+    return replace(layer, formats=LinearFormats(of_mixer, of_mixer, of_dense, of_dense))
 
 
 def _formats_of(prefix: str, layer: LayerConfig, quantization: Quantization, names: TensorNames) -> LinearFormats:
@@ -115,7 +116,7 @@ def _formats_of(prefix: str, layer: LayerConfig, quantization: Quantization, nam
     if layer.attends and layer.attention.gate is not None and (of_gate := format_of("self_attn.g_proj")) != PLAIN:
         raise ModelConfigError(f"{quantization.source}: a gate of attention in {of_gate.name} is not supported")
     fed = names.feed_forward
-    if not isinstance(layer.feed_forward, DenseConfig):
+    if isinstance(layer.feed_forward, ExpertsConfig):
         assert names.experts is not None, "the family has mixtures"
         experts = names.experts
         of_experts = format_of(*(f"{experts.experts}.0.{it}" for it in (experts.gate, experts.up, experts.down)))

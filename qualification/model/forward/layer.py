@@ -251,6 +251,7 @@ class LayerReference:
     def after_feed_forward(self, residual: Bounded, read: Bounded) -> Fed:
         """Return the residual behind the feed-forward, of the one before it and what the feed-forward reads."""
         fed = self.config.feed_forward
+        assert fed is not None, "the layer has a feed-forward"
         is_judged = torch.ones(read.truth.shape[0], dtype=torch.bool, device=read.truth.device)
         if self._norms_apart and isinstance(fed, ExpertsConfig):
             added, is_judged = self._apart(read, fed)

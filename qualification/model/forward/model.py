@@ -122,8 +122,10 @@ def forward(reference: ForwardReference, token_ids: Tensor) -> Tensor:
     given = reference.per_layer(token_ids, hidden)
     kept: dict[int, tuple[Tensor, Tensor]] = {}
     for index, layer in enumerate(reference.layers()):
-        read = truth(layer.attention_read(hidden))
-        if layer.config.attends:
+        if layer.config.mixer is None:
+            behind = hidden
+        elif layer.config.attends:
+            read = truth(layer.attention_read(hidden))
             source = layer.attention.reads_keys_of
             if source is None:
                 q, k, v = (it.truth for it in layer.heads(read, positions))
@@ -132,10 +134,13 @@ def forward(reference: ForwardReference, token_ids: Tensor) -> Tensor:
                 q, (k, v) = layer.queries(read, positions).truth, kept[source]
             behind = truth(layer.after_attention(hidden, truth(layer.attend(q, k, v)), read))
         else:
+            read = truth(layer.attention_read(hidden))
             projected, gates = (truth(it) for it in layer.recurrent_input(read))
             mixed = truth(layer.mix(projected.truth, gates.truth))
             behind = truth(layer.after_recurrence(hidden, mixed, projected))
-        hidden = truth(layer.after_feed_forward(behind, truth(layer.feed_forward_read(hidden, behind))).residual)
+        if layer.config.feed_forward is not None:
+            behind = layer.after_feed_forward(behind, truth(layer.feed_forward_read(hidden, behind))).residual
+        hidden = truth(behind)
         own = None if given is None else Bounded.exact(given.truth[:, index])
         hidden = truth(layer.finished(hidden, own))
     return reference.logits(hidden).truth

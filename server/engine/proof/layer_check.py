@@ -115,10 +115,11 @@ class LayerCheck:
         """Yield the sections in the order of the forward pass."""
         reference, num_layers = self._reference, self._reference.model.num_layers
         embedded = reference.embedded(seen.token_ids)
-        yield _Section("embedding", None, seen.at(0, Border.RESIDUAL), embedded)
-        given = reference.per_layer(seen.token_ids, seen.exact(0, Border.RESIDUAL))
+        yield _Section("embedding", None, seen.behind(None), embedded)
+        given = reference.per_layer(seen.token_ids, Bounded.exact(seen.behind(None)))
         for index, layer in enumerate(reference.layers()):
-            yield from self._of_layer(index, layer, seen, given)
+            if layer.config.num_sublayers:
+                yield from self._of_layer(index, layer, seen, given)
             self._progress(index + 1, num_layers)
         if self._logits is not None:
             ends = torch.tensor([row.tokens[-1] for row in seen.rows[-_MOST_LOGITS:]], device=seen.hidden.device)
@@ -130,7 +131,26 @@ class LayerCheck:
         self, index: int, layer: LayerReference, seen: "_Seen", given: Bounded | None
     ) -> "Iterator[_Section]":
         """Yield one layer's sections; `given`: what the tokens give to all layers."""
-        residual, read = seen.exact(index, Border.RESIDUAL), seen.exact(index, Border.ATTENTION_READ)
+        residual = seen.exact(index, Border.RESIDUAL)
+        if layer.config.mixer is not None:
+            yield from self._of_mixer(index, layer, seen, residual)
+        if layer.config.feed_forward is None:
+            return
+        middle = seen.exact(index, Border.RESIDUAL_BEHIND_ATTENTION)
+        read = layer.feed_forward_read(residual, middle)
+        yield _Section(Border.FEED_FORWARD_READ.value, index, seen.at(index, Border.FEED_FORWARD_READ), read)
+        fed = layer.after_feed_forward(middle, seen.exact(index, Border.FEED_FORWARD_READ))
+        if given is None and layer.sentence.scale is None:
+            yield _Section(_BEHIND, index, seen.behind(index), fed.residual, fed.is_judged)
+            return
+        yield _Section(_BEHIND, index, seen.at(index, Border.RESIDUAL_BEHIND_FEED_FORWARD), fed.residual, fed.is_judged)
+        own = None if given is None else given.changed(lambda it: it[:, index])
+        finished = layer.finished(seen.exact(index, Border.RESIDUAL_BEHIND_FEED_FORWARD), own)
+        yield _Section("residual behind the layer", index, seen.behind(index), finished)
+
+    def _of_mixer(self, index: int, layer: LayerReference, seen: "_Seen", residual: Bounded) -> "Iterator[_Section]":
+        """Yield the sections of a layer up to the residual behind what mixes its tokens."""
+        read = seen.exact(index, Border.ATTENTION_READ)
 
         def section(border: Border, expected: Bounded, tokens: Tensor | None = None) -> _Section:
             served = seen.at(index, border)
@@ -147,17 +167,10 @@ class LayerCheck:
             yield from self._recurrence(index, layer, seen)
             mixed, projected = (seen.exact(index, it) for it in (Border.RECURRED, Border.RECURRENT_INPUT))
             behind = layer.after_recurrence(residual, mixed, projected)
-        yield section(Border.RESIDUAL_BEHIND_ATTENTION, behind)
-        middle = seen.exact(index, Border.RESIDUAL_BEHIND_ATTENTION)
-        yield section(Border.FEED_FORWARD_READ, layer.feed_forward_read(residual, middle))
-        fed = layer.after_feed_forward(middle, seen.exact(index, Border.FEED_FORWARD_READ))
-        if given is None and layer.sentence.scale is None:
-            yield _Section(_BEHIND, index, seen.behind(index), fed.residual, fed.is_judged)
-            return
-        yield _Section(_BEHIND, index, seen.at(index, Border.RESIDUAL_BEHIND_FEED_FORWARD), fed.residual, fed.is_judged)
-        own = None if given is None else given.changed(lambda it: it[:, index])
-        finished = layer.finished(seen.exact(index, Border.RESIDUAL_BEHIND_FEED_FORWARD), own)
-        yield _Section("residual behind the layer", index, seen.behind(index), finished)
+        if layer.config.feed_forward is None:
+            yield _Section(Border.RESIDUAL_BEHIND_ATTENTION.value, index, seen.behind(index), behind)
+        else:
+            yield section(Border.RESIDUAL_BEHIND_ATTENTION, behind)
 
     def _of_attention(self, index: int, layer: LayerReference, seen: "_Seen", read: Bounded) -> "Iterator[_Section]":
         def section(border: Border, expected: Bounded) -> _Section:
@@ -270,7 +283,9 @@ class _Seen:
         """Return what the model handed out as the input of a section."""
         return Bounded.exact(self.at(layer, border))
 
-    def behind(self, layer: int) -> Tensor:
-        """Return the residual behind a layer."""
-        is_last = layer + 1 == self._model.num_layers
-        return self.hidden if is_last else self.at(layer + 1, Border.RESIDUAL)
+    def behind(self, layer: int | None) -> Tensor:
+        """Return the residual behind a layer; None for that before all layers."""
+        first = 0 if layer is None else layer + 1
+        later = (index for index in range(first, self._model.num_layers) if self._model.layers[index].num_sublayers)
+        found = next(later, None)
+        return self.hidden if found is None else self.at(found, Border.RESIDUAL)

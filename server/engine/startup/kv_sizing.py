@@ -129,8 +129,10 @@ def _graph_bytes(config: ModelConfig, limits: EngineLimits, sizes: GraphSizes | 
     return num_bytes + keys[0].num_tokens * numbers_a_token * limits.dtype.num_bytes
 
 
-def _feed_forward_numbers(feed_forward: FeedForward, config: ModelConfig) -> int:
+def _feed_forward_numbers(feed_forward: FeedForward | None, config: ModelConfig) -> int:
     """Numbers of a token between the products of a layer: gate, up, what they become, and a result of each expert."""
+    if feed_forward is None:
+        return 0
     if isinstance(feed_forward, DenseConfig):
         return 3 * feed_forward.width
     shared = 0 if feed_forward.shared is None else feed_forward.shared.width

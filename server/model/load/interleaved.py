@@ -54,10 +54,10 @@ def interleaved_pieces(weights: Weights, shard: Shard, names: TensorNames) -> li
     """
     found: list[Piece] = []
     for index, (layer, part) in enumerate(zip(weights.layers, shard.layers, strict=True)):
-        prefix = _prefix(index, names)
-        if prefix is not None and isinstance(layer.feed_forward, MixtureWeights):
-            whole = part.whole.feed_forward.width
-            found += _of_layer(layer.feed_forward.experts, prefix, part.width, whole, is_first=shard.rank == 0)
+        prefix, mixture = _prefix(index, names), part.whole.feed_forward
+        if prefix is not None and isinstance(layer.feed_forward, MixtureWeights) and mixture is not None:
+            is_first = shard.rank == 0
+            found += _of_layer(layer.feed_forward.experts, prefix, part.width, mixture.width, is_first=is_first)
     return found
 
 

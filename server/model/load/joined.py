@@ -53,9 +53,10 @@ def joined_pieces(
     found: list[Piece] = []
     for index, (layer, part) in enumerate(zip(weights.layers, shard.layers, strict=True)):
         own = _joined_names(index, names)
-        if own is None or not isinstance(layer.feed_forward, MixtureWeights):
+        mixture = part.whole.feed_forward
+        if own is None or not isinstance(layer.feed_forward, MixtureWeights) or mixture is None:
             continue
-        experts, whole = layer.feed_forward.experts, part.whole.feed_forward.width
+        experts, whole = layer.feed_forward.experts, mixture.width
         assert isinstance(experts, ExpertWeights), "these experts are plain"
         hidden = experts.gate_up.shape[2]
         pieces = _saved_anew if _is_saved_anew(entries, own, hidden, whole) else _as_published

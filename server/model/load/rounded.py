@@ -29,7 +29,8 @@ def copy_rounded(
     """
     experts = interleaved_pieces(weights, shard, names) + joined_pieces(weights, shard, names, entries)
     copy_pieces(entries, outer_pieces(weights, shard, names) + experts, _silent)
-    size = 2 * sum(rows * columns for rows, columns in (it.weight.size for it in weights.layers[0].linears.values()))
+    sizes = [it.weight.size for layer in weights.layers for it in layer.linears.values()]
+    size = 2 * sum(rows * columns for rows, columns in sizes) // len(weights.layers)
     for index, layer in enumerate(weights.layers):
         plain = _with_plain_products(layer)
         copy_pieces(entries, layer_pieces(index, plain, shard, names), _silent)
@@ -45,7 +46,11 @@ def _with_plain_products(layer: LayerWeights) -> LayerWeights:
         fed = _plain_dense(fed)
     elif isinstance(fed, MixtureWeights) and fed.shared is not None:
         fed = replace(fed, shared=_plain_dense(fed.shared))
-    return replace(layer, qkv=_plain(layer.qkv), output=_plain(layer.output), feed_forward=fed)
+    layer = replace(layer, feed_forward=fed)
+    if layer.qkv is None:
+        return layer
+    qkv, output = map(_plain, layer.mixed_by)
+    return replace(layer, qkv=qkv, output=output)
 
 
 def _plain_dense(weights: DenseWeights) -> DenseWeights:

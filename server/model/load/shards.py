@@ -79,8 +79,10 @@ class _Splits:
         *_, down = self._gated_names(tensor)
         if isinstance(self.layer.whole.mixer, GatedDeltaConfig):
             columns = {"out_proj": self._recurrent_heads.values[0]}
-        else:
+        elif self.layer.whole.attends:
             columns = {"o_proj": _rows(self.layer.heads.query, self.layer.whole.attention.head_dim)}
+        else:
+            columns = {}
         return (columns | {down: self._width(tensor)[0]}).get(linear)
 
     @property
@@ -96,6 +98,8 @@ class _Splits:
                 "conv1d": [own.keys, own.keys, own.values],
                 "" if self.names.recurrence is None else self.names.recurrence.prefix: [own.of_values],
             }
+        if not self.layer.whole.attends:
+            return {}
         attention = self.layer.whole.attention
         query = _rows(self.layer.heads.query, attention.head_dim), attention.query_size
         kv = _rows(self.layer.heads.kv, attention.head_dim), attention.kv_size
@@ -158,7 +162,7 @@ class _Splits:
         whole = self.layer.whole.feed_forward
         if isinstance(whole, ExpertsConfig) and whole.shared is not None and tensor.startswith(self._shared):
             return self.layer.shared, whole.shared.width
-        return self.layer.width, whole.width
+        return self.layer.width, 0 if whole is None else whole.width
 
     def _gated_names(self, tensor: str) -> tuple[str, str, str, str]:
         """Return the names of gate, of up, of both as one, and of the last product of a feed-forward."""

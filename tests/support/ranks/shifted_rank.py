@@ -11,8 +11,9 @@ def shifted(weights: Weights) -> Weights:
     """Return weights whose products of queries, keys and values are of the rows behind theirs."""
 
     def changed(layer: LayerWeights) -> LayerWeights:
-        values = layer.qkv.weight.dequantized().roll(-1, 0)
-        return replace(layer, qkv=replace(layer.qkv, weight=PlainWeight(values.to(weights.embedding.dtype))))
+        qkv, _ = layer.mixed_by
+        values = qkv.weight.dequantized().roll(-1, 0)
+        return replace(layer, qkv=replace(qkv, weight=PlainWeight(values.to(weights.embedding.dtype))))
 
     return replace(weights, layers=tuple(map(changed, weights.layers)))
 
