@@ -69,6 +69,7 @@ from support.models.tiny_families import (
     MINISTRAL,
     MIXTRAL,
     MULTIPLIERS,
+    NEMOTRON,
     OLMO_3,
     QWEN_2_MOE,
     QWEN_3_MOE,
@@ -171,6 +172,7 @@ BASES: dict[str, Base] = {
     "cohere2": Base("cohere2", COHERE, is_old=True),
     "ministral3": Base("ministral3", MINISTRAL),
     "ministral3, old": Base("ministral3", {**MINISTRAL, "sliding_window": 9}, is_old=True),
+    "nemotron-nas": Base("nemotron-nas", NEMOTRON, is_old=True),
     "seed_oss": Base("seed_oss", SEED, is_old=True),
     "smollm3": Base("smollm3", {**SMOLLM, **SWITCHED_ON}, is_old=True),
     "olmo3": Base(

@@ -145,6 +145,13 @@ class Fields:
             self.refuse(name, "an object")
         return Fields(value, f"{self.source}, {name}")
 
+    def sections(self, name: str, length: int) -> "list[Fields]":
+        """A list of that many objects within this one."""
+        values = self._value(name, None)
+        if not isinstance(values, list) or len(values) != length or not all(isinstance(it, dict) for it in values):
+            self.refuse(name, f"a list of {length} objects")
+        return [Fields(value, f"{self.source}, {name}[{index}]") for index, value in enumerate(values)]
+
     def _check_size(self, name: str, value: int, most: int) -> None:
         if value > most:
             self.refuse(name, f"at most {most}")

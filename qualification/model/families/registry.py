@@ -30,6 +30,7 @@ from qualification.model.families.minimax_m2 import MINIMAX_M2
 from qualification.model.families.ministral3 import MINISTRAL3
 from qualification.model.families.mistral import MISTRAL
 from qualification.model.families.mixtral import MIXTRAL
+from qualification.model.families.nemotron_nas import NEMOTRON_NAS
 from qualification.model.families.olmo2 import OLMO2
 from qualification.model.families.olmo3 import OLMO3
 from qualification.model.families.phi3 import PHI3
@@ -74,6 +75,7 @@ KNOWN: tuple[Family, ...] = (
     MINISTRAL3,
     MISTRAL,
     MIXTRAL,
+    NEMOTRON_NAS,
     OLMO2,
     OLMO3,
     PHI3,

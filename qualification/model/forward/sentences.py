@@ -255,6 +255,7 @@ SENTENCES: dict[str, Sentence] = {
             "block_sparse_moe.gate", "block_sparse_moe.experts", "w1", "w3", "w2", scores=Scoring.SOFTMAX_OF_CHOSEN
         )
     ),
+    "nemotron-nas": Sentence(),
     "olmo2": Sentence(NormOrder.AFTER),
     "olmo3": Sentence(NormOrder.AFTER),
     "phi3": Sentence(is_merged=True),

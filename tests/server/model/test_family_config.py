@@ -16,6 +16,7 @@ from qualification.model.families.registry import FAMILIES, family_named
 from qualification.model.fields import ModelConfigError
 from server.errors import ModelError
 from server.model.load.load import load_config
+from support.models.tiny_families import BLOCKS
 
 SHARED: dict[str, object] = {
     "vocab_size": 64000,
@@ -52,6 +53,7 @@ ARCHITECTURES = {
     "mistral": "MistralForCausalLM",
     "mistral3": "Mistral3ForConditionalGeneration",
     "mixtral": "MixtralForCausalLM",
+    "nemotron-nas": "DeciLMForCausalLM",
     "olmo3": "Olmo3ForCausalLM",
     "phi3": "Phi3ForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
@@ -64,6 +66,9 @@ ARCHITECTURES = {
 }
 ON = {"use_sliding_window": True, "sliding_window": 512}
 MIXED = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]
+OF_LAYERS = {"nemotron-nas": {"block_configs": BLOCKS[:4]}}
+LINEAR = {"attention": {"replace_with_linear": True, "no_op": False}, "ffn": {"ffn_mult": 2.0}}
+EMPTY = {"attention": {"no_op": True, "n_heads_in_group": None}, "ffn": {"no_op": True}}
 Windows = tuple[int | None, ...]
 WINDOWS: list[tuple[str, dict[str, object], Windows]] = [
     ("mistral", {"sliding_window": 4096}, (4096,) * 4),
@@ -153,9 +158,10 @@ def test_what_sets_the_families_apart(tmp_path: Path) -> None:
 def test_attention_to_later_tokens_is_refused(family: Family, changes: dict[str, object]) -> None:
     """Embedding models on Qwen 2 ask for it: https://github.com/vllm-project/vllm/pull/14609."""
     (name,) = changes
+    given = {**SHARED, "model_type": family.model_type, "head_dim": 16, **OF_LAYERS.get(family.model_type, {})}
     with pytest.raises(ModelConfigError, match=f"{name} must be absent or"):
-        read_model({**SHARED, "model_type": family.model_type, "head_dim": 16, **changes})
-    read_model({**SHARED, "model_type": family.model_type, "head_dim": 16, "is_causal": True})
+        read_model({**given, **changes})
+    read_model({**given, "is_causal": True})
 
 
 @pytest.mark.parametrize("beside", [{"is_causal": False}, {"text_config": {"is_causal": False}}])
@@ -267,6 +273,13 @@ def test_phi3_is_served_with_a_plain_rotation(scaling: object, tmp_path: Path) -
             {"attention_chunk_size": None, "layer_types": ["chunked_attention"] * 4},
             "layer_types must be all full_attention where attention_chunk_size is null",
         ),
+        ("nemotron-nas", {}, "block_configs must be a list of 4 objects, found nothing"),
+        (
+            "nemotron-nas",
+            {"block_configs": [LINEAR] * 4},
+            "replace_with_linear must be absent, null or false .*found True",
+        ),
+        ("nemotron-nas", {"block_configs": [EMPTY] * 4}, "block_configs must be such that a layer attends"),
         ("hy_v3", {"first_k_dense_replace": 2}, "first_k_dense_replace must be absent or 1"),
         ("ministral3", {"rope_parameters": {"rope_type": "default"}}, "original_max_position_embeddings must be a pos"),
         ("cohere2", {"use_qk_norm": True}, "use_qk_norm must be absent or false"),

@@ -26,6 +26,7 @@ from support.models.tiny_families import (
     MINISTRAL,
     MIXED,
     MIXTRAL,
+    NEMOTRON,
     QWEN_2_MOE,
     QWEN_3_MOE,
     SEED,
@@ -61,6 +62,7 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "granite moe": ("granitemoeshared", {**GRANITE_SHARED, "embedding_multiplier": 3.0}),
     "cohere 2": ("cohere2", {**COHERE, "sliding_window": WINDOW}),
     "ministral 3": ("ministral3", MINISTRAL),
+    "nemotron": ("nemotron-nas", NEMOTRON),
     "seed-oss": ("seed_oss", SEED),
     "laguna": (
         "laguna",

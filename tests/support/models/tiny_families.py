@@ -117,6 +117,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from server.model.decoder import Decoder
 from server.model.load.load import load_config, load_decoder
 from server.settings import LoadFormat
+from support.models.nemotron_nas import DeciLMConfig, DeciLMForCausalLM
 
 CPU = torch.device("cpu")
 TOLERANCE = 1e-4
@@ -155,6 +156,7 @@ FAMILIES = {
     "mellum": (MellumConfig, MellumForCausalLM),
     "minimax_m2": (MiniMaxM2Config, MiniMaxM2ForCausalLM),
     "ministral3": (Ministral3Config, Ministral3ForCausalLM),
+    "nemotron-nas": (DeciLMConfig, DeciLMForCausalLM),
     "seed_oss": (SeedOssConfig, SeedOssForCausalLM),
     "smollm3": (SmolLM3Config, SmolLM3ForCausalLM),
     "olmo3": (Olmo3Config, Olmo3ForCausalLM),
@@ -242,6 +244,12 @@ MINISTRAL = {"head_dim": 16, "rope_parameters": {**YARN, "llama_4_scaling_beta":
 COHERE = {"sliding_window": 9, "sliding_window_pattern": 2, "logit_scale": 0.3, "pad_token_id": 0}
 GRANITE_MOE = {**MULTIPLIERS, **MIXTRAL, "intermediate_size": 20}
 GRANITE_SHARED = {**GRANITE_MOE, "shared_intermediate_size": 28}
+# Layers without a feed-forward, without attention (of another width), and without both, between whole ones.
+BLOCKS = [
+    {"attention": {"n_heads_in_group": heads, "no_op": heads is None}, "ffn": {"ffn_mult": it, "no_op": it is None}}
+    for heads, it in ((2, None), (None, 13.0), (1, 1.0), (None, None), (4, 2.0))
+]
+NEMOTRON = {"num_hidden_layers": 5, "block_configs": BLOCKS}
 SEED = {"head_dim": 18}
 ALPHA = {"type": "dynamic", "alpha": 50.0, "factor": 1.0, "rope_theta": 100.0}
 HUNYUAN = {"head_dim": 18, "rope_scaling": ALPHA}
@@ -409,6 +417,17 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "minimax_m2": ("minimax_m2", MINIMAX),
     "minimax_m2, one kv head": ("minimax_m2", {**MINIMAX, "num_key_value_heads": 1, "rotary_dim": 12}),
     "ministral3, window, tied": ("ministral3", {**MINISTRAL, "sliding_window": 9, "tie_word_embeddings": True}),
+    "nemotron-nas": ("nemotron-nas", NEMOTRON),
+    "nemotron-nas, ends without sublayers, tied": (
+        "nemotron-nas",
+        {
+            "block_configs": [BLOCKS[it] for it in (3, 0, 1)],
+            "rope_parameters": LLAMA3,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ),
     "seed_oss": ("seed_oss", SEED),
     "seed_oss, other biases": (
         "seed_oss",
