@@ -46,6 +46,8 @@ OPERATORS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "hallmark_skinny_matmul",
             "hallmark_wide_matmul",
             "hallmark_ordered_matmul",
+            "hallmark_fp8_*",
+            "hallmark_int4_matmul",
             "nvjet*",
             "*gemm*",
             "*gemv*",

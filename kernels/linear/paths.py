@@ -139,6 +139,15 @@ def _run_segments() -> RunLinear | None:
     return run_segments
 
 
+def _few_bits_run(name: str) -> RunLinear | None:
+    if launch.triton_version() is None:
+        return None
+    from kernels.linear.portable.fp8_path import run_fp8, run_fp8_as_half
+    from kernels.linear.portable.int4_path import run_int4
+
+    return {"triton.linear.fp8": run_fp8, "triton.linear.fp8.half": run_fp8_as_half}.get(name, run_int4)
+
+
 _SOURCES = SourceDigests()
 _ALL_DTYPES = frozenset({Dtype.FP32, Dtype.FP16, Dtype.BF16})  # by name: a new member widens no path's limits
 _HALF_DTYPES = frozenset({Dtype.FP16, Dtype.BF16})
@@ -217,6 +226,22 @@ def _widened_path(name: str, devices: frozenset[Device], formats: frozenset[Weig
     return _path(name, limits, entry, (*_LIBRARY_KERNELS, "mkl", "addmm"), run)
 
 
+def _few_bits_path(name: str, formats: frozenset[WeightFormat], min_rows: int = 1) -> LinearPath:
+    is_fp8 = formats == FP8_FORMATS
+    limits = LinearLimits(
+        devices=frozenset({Device.CUDA, Device.INTERPRETER}),
+        dtypes=_ALL_DTYPES,
+        epilogues=_ALL_EPILOGUES,
+        formats=formats,
+        min_sm=89 if is_fp8 else 80,  # e4m3 in hardware
+        needs_triton=True,
+        min_rows=min_rows,
+    )
+    kernel_names = ("hallmark_fp8_matmul", "hallmark_fp8_round_") if is_fp8 else ("hallmark_int4_matmul",)
+    entry = "portable.fp8_path" if is_fp8 else "portable.int4_path"
+    return _path(name, limits, entry, kernel_names, _few_bits_run(name))
+
+
 # Those before the last take what they are chosen for, so that the first which can compute a shape is the one that does.
 LINEAR_PATHS: tuple[LinearPath, ...] = (
     _path(
@@ -252,8 +277,11 @@ LINEAR_PATHS: tuple[LinearPath, ...] = (
         RunProposed(),
     ),
     _widened_path("torch.linear.fp8", frozenset({Device.CPU}), FP8_FORMATS),
+    _few_bits_path("triton.linear.fp8", FP8_FORMATS),
+    _few_bits_path("triton.linear.fp8.half", FP8_FORMATS, LinearRows.LE_112.lo + 1),
     _widened_path("torch.fp8.linear", frozenset({Device.CUDA, Device.INTERPRETER}), FP8_FORMATS),
     _widened_path("torch.linear.int4", frozenset({Device.CPU}), INT4_FORMATS),
+    _few_bits_path("triton.linear.int4", INT4_FORMATS),
     _widened_path("torch.int4.linear", frozenset({Device.CUDA, Device.INTERPRETER}), INT4_FORMATS),
     _path(
         "torch.linear",

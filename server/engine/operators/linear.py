@@ -41,17 +41,16 @@ class LinearTable(RowsTable[LinearShape, RunLinear]):
     def warm_up(self) -> None:
         """Compile every kernel of our own, by running each: then none is compiled in service.
 
-        More than 128 rows are the library's, but where products are summed in one order: there a kernel of our own
-        multiplies what the library does not.
+        More than 128 rows are the library's, but where products are summed in one order, or weights have few bits:
+        there a kernel of our own multiplies what the library does not.
         """
         for product in self._one_of_each.values():
             weight = product.linear.weight
             for place, shape in enumerate(product.calls.shapes):
                 choice, rows = product.calls.choices[place], shape.rows.hi or shape.rows.lo + 1
-                in_order = (
-                    choice is not None and choice.decision.path is not None and is_for_order(choice.decision.path)
-                )
-                if rows > _MOST_COMPILED and not in_order:
+                path = None if choice is None else choice.decision.path
+                is_own = path is not None and (is_for_order(path) or path.startswith("triton."))
+                if rows > _MOST_COMPILED and not is_own:
                     continue
                 rows = min(rows, max(_MOST_COMPILED, shape.rows.lo + 1))
                 x = torch.zeros(rows, weight.size[1], dtype=weight.dtype, device=weight.device)

@@ -1,0 +1,83 @@
+"""Products with weights of 8 and 4 bits in Triton: right in the interpreter, and their machine code for sm_90.
+
+bf16 is silent garbage in the interpreter; fp16 takes the same way through the kernels.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kernels.linear.epilogue import Epilogue
+from kernels.linear.formats.fp8_weights import E4M3, LARGEST, Fp8StaticWeight
+from kernels.linear.formats.int4_formats import INT4_32, INT4_128
+from kernels.linear.paths import LINEAR_PATHS, LinearPath
+from kernels.linear.portable.fp8_inputs import rounded_inputs
+from kernels.linear.portable.tiles import MOST_FEW
+from kernels.linear.shape import FP8_BLOCKS, FP8_ROWS, FP8_STATIC, LinearShape
+from kernels.vocabulary.row_buckets import LinearRows
+from kernels.vocabulary.shape import Dtype
+from qualification.measure.checks.linear_checks import check_linear
+from qualification.measure.inputs.linear_inputs import linear_cases, operands_of
+from support.compiled.compile_outside import run_outside
+
+SHARED_BYTES = 232_448  # that one program may have on an H100 or H200
+SHAPES = [
+    LinearShape(Dtype.FP16, 72, 24, LinearRows.LE_8, True, weight_format=FP8_ROWS),
+    LinearShape(Dtype.FP16, 72, 24, LinearRows.LE_8, epilogue=Epilogue.FP32, weight_format=FP8_STATIC),
+    LinearShape(Dtype.FP16, 200, 136, LinearRows.LE_1, epilogue=Epilogue.SWIGLU, weight_format=FP8_BLOCKS),
+    LinearShape(Dtype.FP32, 72, 24, LinearRows.LE_8, epilogue=Epilogue.SWIGLU, weight_format=INT4_32),
+    LinearShape(Dtype.FP16, 200, 24, LinearRows.LE_8, True, weight_format=INT4_128),
+    LinearShape(Dtype.FP16, 200, 150, LinearRows.LE_112, weight_format=FP8_BLOCKS),
+    LinearShape(Dtype.FP16, 72, 24, LinearRows.LE_112, weight_format=INT4_32),
+]  # fmt: skip
+
+
+def paths_of(shape: LinearShape) -> list[LinearPath]:
+    return [it for it in LINEAR_PATHS if it.name.startswith("triton.") and not it.limits.rejections(shape)]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_triton_product_is_within_the_limits_of_16_bits(shape: LinearShape, device: torch.device) -> None:
+    paths = paths_of(shape)
+    assert paths
+    first = shape.rows.lo + 1
+    cases = list(linear_cases(shape, operands_of(shape, device, seed=0), seed=0, row_counts=(first,)))
+    chosen = [replace(it, repeats=False) for it in cases if it.name in ("counts", "outlier", "strided")]
+    for path in paths:
+        assert path.run is not None
+        for check in check_linear(path.run, chosen[:1] if first > MOST_FEW else chosen):
+            assert check.is_passed, (path.name, check)
+
+
+def test_inputs_are_rounded_to_the_nearest_code(device: torch.device) -> None:
+    """Every finite number of fp16, times 2^-3: ties, subnormal codes and what is beyond 448 among them."""
+    numbers = torch.arange(-(2**15), 2**15, dtype=torch.int32, device=device).to(torch.int16).view(torch.float16)
+    x = numbers[torch.isfinite(numbers)].float().mul(0.125).view(-1, 2048)
+    one = torch.ones(1, 1, device=device)
+    weight = Fp8StaticWeight(torch.zeros(1, 2048, dtype=E4M3, device=device), one, torch.float32, one)
+    codes, _, launch = rounded_inputs(x, weight)
+    launch.run()
+    assert torch.equal(codes.float(), x.clamp(-LARGEST, LARGEST).to(E4M3).float())
+
+
+@pytest.fixture(scope="module")
+def compiled() -> dict[str, dict[str, int]]:
+    """Facts of the compiled kernels, by case."""
+    found: dict[str, dict[str, int]] = run_outside("few_bits_compile.py")
+    return found
+
+
+@pytest.mark.sm90
+def test_no_product_spills_and_all_fit_a_multiprocessor(compiled: dict[str, dict[str, int]]) -> None:
+    assert {name: case["spills"] for name, case in compiled.items()} == dict.fromkeys(compiled, 0)
+    assert all(case["shared_bytes"] <= SHARED_BYTES for case in compiled.values())
+
+
+@pytest.mark.sm90
+def test_many_rows_of_8_bits_end_their_sums_in_fp32(compiled: dict[str, dict[str, int]]) -> None:
+    """A matrix unit's sums of 128 columns, 64 or 128 a thread, are added to others one by one."""
+    by_codes = {name: case for name, case in compiled.items() if case["of_8_bits"]}
+    assert len(by_codes) == 4
+    assert all(case["sums"] >= 64 and case["is_many"] for case in by_codes.values())
+    assert all(case["of_16_bits"] for name, case in compiled.items() if name not in by_codes)

@@ -1,0 +1,67 @@
+"""Compiles the Triton products of weights of 8 and 4 bits for sm_90; prints facts of their code as JSON.
+
+A program of its own: where Triton's interpreter is on, as in the tests of this folder, nothing can be compiled.
+"""
+
+import json
+
+import torch
+from triton.runtime import driver
+
+from kernels.linear.epilogue import Epilogue
+from kernels.linear.formats.int4_formats import INT4_32, INT4_128, INT4_FORMATS
+from kernels.linear.portable.fp8_path import fp8_launches
+from kernels.linear.portable.int4_path import int4_launch
+from kernels.linear.portable.tiles import MOST_FEW, fp8_tile, int4_tile
+from kernels.linear.shape import FP8_BLOCKS, FP8_ROWS, FP8_STATIC, WeightFormat
+from kernels.linear.weights import class_of
+from support.compiled.gluon_sass import count, disassemble
+from support.compiled.sm90_driver import Hopper
+
+CPU, BF16 = torch.device("cpu"), torch.bfloat16
+SIZE_OUT, SIZE_IN = 4096, 1024
+# rows, format, epilogue, products in fp16
+CASES = {
+    "1 row": (1, FP8_ROWS, Epilogue.NONE, True),
+    "64 rows, blocks, swiglu": (64, FP8_BLOCKS, Epilogue.SWIGLU, True),
+    "many rows": (65, FP8_ROWS, Epilogue.NONE, False),
+    "many rows, static": (65, FP8_STATIC, Epilogue.FP32, False),
+    "many rows, blocks": (65, FP8_BLOCKS, Epilogue.NONE, False),
+    "many rows, blocks, swiglu": (65, FP8_BLOCKS, Epilogue.SWIGLU, False),
+    "many rows, blocks, fp16": (65, FP8_BLOCKS, Epilogue.SWIGLU, True),
+    "1 row, 4 bits": (1, INT4_128, Epilogue.NONE, False),
+    "64 rows, 4 bits, swiglu": (64, INT4_32, Epilogue.SWIGLU, False),
+    "many rows, 4 bits": (65, INT4_32, Epilogue.NONE, False),
+    "many rows, 4 bits, swiglu": (65, INT4_128, Epilogue.SWIGLU, False),
+}
+
+
+def facts(num_rows: int, weight_format: WeightFormat, epilogue: Epilogue, as_half: bool) -> dict[str, int]:
+    weight = class_of(weight_format).empty(epilogue.parts * SIZE_OUT, SIZE_IN, BF16, CPU)
+    x = torch.empty(num_rows, SIZE_IN, dtype=BF16)
+    out = torch.empty(num_rows, SIZE_OUT, dtype=torch.float32 if epilogue is Epilogue.FP32 else BF16)
+    given = x, weight, None, epilogue, out
+    if weight_format in INT4_FORMATS:
+        tile = int4_tile(num_rows, SIZE_OUT, parts=epilogue.parts, group=weight.group, bytes_of_x=2)
+        launches = (int4_launch(*given, tile),)
+    else:
+        launches = fp8_launches(*given, fp8_tile(num_rows, SIZE_OUT, parts=epilogue.parts), as_half=as_half)
+    kernels = [it.kernel.warmup(*it.arguments, grid=it.grid, **it.options) for it in launches]
+    code = disassemble(kernels[-1].asm["cubin"])
+    return {
+        "spills": sum(count(disassemble(kernel.asm["cubin"]), "STL") for kernel in kernels),
+        "shared_bytes": max(kernel.metadata.shared for kernel in kernels),
+        "of_8_bits": count(code, "QGMMA"),
+        "of_16_bits": count(code, "HGMMA") + count(code, "HMMA"),
+        "sums": count(code, "FADD") + count(code, "FFMA"),
+        "is_many": num_rows > MOST_FEW,
+    }
+
+
+def main() -> None:
+    driver.set_active(Hopper())
+    print(json.dumps({name: facts(*case) for name, case in CASES.items()}))
+
+
+if __name__ == "__main__":
+    main()
