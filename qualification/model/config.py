@@ -11,6 +11,7 @@ from kernels.linear.formats.int4_formats import bytes_of
 from kernels.linear.shape import PLAIN, WeightFormat
 from kernels.vocabulary.shape import Dtype
 from qualification.model.packing import Packing
+from qualification.model.tower import TowerConfig
 
 
 class RopeKind(Enum):
@@ -347,6 +348,7 @@ class ModelConfig:
     has_layer_scales: bool = False  # the residual behind each layer is multiplied by a number of the checkpoint
     rounds_at_load: bool = False  # the checkpoint has plain products, which become those of `formats` when it is loaded
     packing: Packing | None = None  # of weights of 4 bits in the checkpoint
+    tower: TowerConfig | None = None  # makes embeddings of images; None where a server takes none
 
     @property
     def num_layers(self) -> int:

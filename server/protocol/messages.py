@@ -110,6 +110,7 @@ class EmbeddedSpan(msgspec.Struct, frozen=True, array_like=True):
     offsets    [3, num_tokens] int32, little endian: each token's position, counted from that of the span's start, for
                models whose positions have three parts; empty where each token stands one behind the one before
     num_positions  how far behind the start's position the token behind the span stands; None: `num_tokens`
+    image      whose rows the engine's own tower computes, when they are needed; `rows` is empty then
     """
 
     start: int
@@ -118,6 +119,7 @@ class EmbeddedSpan(msgspec.Struct, frozen=True, array_like=True):
     rows: bytes
     offsets: bytes = b""
     num_positions: int | None = None
+    image: PromptImage | None = None
 
     @property
     def stop(self) -> int:
@@ -293,6 +295,14 @@ class AttentionSample(msgspec.Struct, frozen=True, array_like=True):
     hbm_bytes: int  # by the IO model of tiled attention
 
 
+class TowerTime(msgspec.Struct, frozen=True, array_like=True):
+    """Images that the tower has computed together, and the time that it took: the device's, or on a CPU the host's."""
+
+    num_images: int
+    num_tokens: int
+    seconds: float
+
+
 class StepRecord(msgspec.Struct, frozen=True, array_like=True):
     """Record of one step of the engine, and of its state after it."""
 
@@ -316,6 +326,7 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True):
     peak_temporary_bytes: dict[str, int] = {}  # phase -> what a sampled step took beside weights and cache
     matmul_fallbacks: dict[MatmulFallback, int] = {}  # since the step before
     num_page_mismatches: int = 0  # pages of the prefix cache that did not hold what they should, and were dropped
+    tower_times: list[TowerTime] = []  # of this step and earlier ones, read by now
 
 
 class PathUse(msgspec.Struct, frozen=True, array_like=True):

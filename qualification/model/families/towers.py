@@ -1,0 +1,146 @@
+"""The towers of models that see images, from config.json: Qwen 2.5 VL, Qwen 3 VL with and without experts."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from kernels.fused.activation_kind import Activation
+from qualification.model.config import AttentionConfig, ModelConfig
+from qualification.model.families.reader import text_part
+from qualification.model.fields import Fields, ModelConfigError
+from qualification.model.keys import Keys, family_keys
+from qualification.model.rope import rope_section
+from qualification.model.tower import TowerConfig
+
+_THETA = 10_000.0
+_QWEN_KEYS = (
+    "depth hidden_size hidden_act intermediate_size num_heads in_channels in_chans patch_size spatial_merge_size "
+    "temporal_patch_size out_hidden_size rope_parameters"
+)
+_NOTES = "model_type tokens_per_second spatial_patch_size dtype torch_dtype architectures"
+_OF_QWEN_2_5 = "window_size fullatt_block_indexes"
+_OF_QWEN_3 = "num_position_embeddings deepstack_visual_indexes"
+
+ReadTower = Callable[[Fields], TowerConfig]
+# (fields of the rotation of the text, pairs of dimensions of a head) -> which part of a position rotates each pair
+ReadParts = Callable[[Fields, int], tuple[int, ...]]
+
+
+def with_tower(model: ModelConfig, config: Mapping[str, object], source: str) -> ModelConfig:
+    """Return the model of a parsed config.json with its tower, and positions of as many parts as its images need.
+
+    Raises ModelConfigError for a model that has no tower that is known, and for a tower that cannot be computed.
+    """
+    known = TOWERS.get(str(config.get("model_type")))
+    vision = Fields(config, source).section("vision_config")
+    if known is None or vision is None:
+        names = ", ".join(sorted(TOWERS))
+        raise ModelConfigError(f"{source}: it has no images that can be served: those of {names} can")
+    read_tower, read_parts = known
+    tower = read_tower(vision)
+    if tower.out_size != model.hidden_size:
+        vision.refuse("out_hidden_size", f"{model.hidden_size}, the hidden_size of the text")
+    if len(tower.deepstack) > model.num_layers:
+        vision.refuse("deepstack_visual_indexes", f"at most {model.num_layers}, one a layer of the text")
+    text = Fields(text_part(config), source)
+    rope = rope_section(text) or Fields({}, source)
+    layers = []
+    for layer in model.layers:
+        mixer = layer.mixer
+        assert isinstance(mixer, AttentionConfig), "all layers of these families attend"
+        parts = read_parts(rope, mixer.rope.rotated_dims(mixer.head_dim) // 2)
+        layers.append(replace(layer, mixer=replace(mixer, rope=replace(mixer.rope, position_parts=parts))))
+    return replace(model, layers=tuple(layers), tower=tower)
+
+
+def _read_qwen_2_5(fields: Fields) -> TowerConfig:
+    _check_keys(fields, _OF_QWEN_2_5)
+    common, depth = _common(fields, Activation.SILU, depth=32, patch_size=14, width=3420), fields.integer("depth", 32)
+    side = common.patch_size * common.merge
+    window = fields.integer("window_size", 112)
+    if window % side:
+        fields.refuse("window_size", f"a multiple of {side} pixels, those of a token")
+    full = fields.given("fullatt_block_indexes")
+    full_layers = frozenset({7, 15, 23, 31}) if full is None else fields.indices("fullatt_block_indexes", depth)
+    return replace(common, is_gated=True, window=window // side, full_layers=full_layers)
+
+
+def _read_qwen_3(fields: Fields) -> TowerConfig:
+    _check_keys(fields, _OF_QWEN_3)
+    common = _common(fields, Activation.GELU_TANH, depth=27, patch_size=16, width=4304)
+    count = fields.integer("num_position_embeddings", 2304)
+    side = round(count**0.5)
+    if side**2 != count or side < 2:
+        fields.refuse("num_position_embeddings", "the square of an integer from 2 on")
+    deepstack: tuple[int, ...] = (8, 16, 24)
+    if fields.has("deepstack_visual_indexes"):
+        deepstack = tuple(sorted(fields.indices("deepstack_visual_indexes", common.num_layers)))
+        if list(deepstack) != fields.given("deepstack_visual_indexes"):
+            fields.refuse("deepstack_visual_indexes", "in order, each layer once")
+    return replace(common, num_positions=side, deepstack=deepstack)
+
+
+def _common(fields: Fields, activation: Activation, *, depth: int, patch_size: int, width: int) -> TowerConfig:
+    """Return what the towers of Qwen have in common, with what their classes have where a field is missing."""
+    sides = fields.integers("patch_size", 2, patch_size)
+    frames = fields.integers("temporal_patch_size", 1, 2)
+    if sides[0] != sides[1]:
+        fields.refuse("patch_size", "one size of both sides")
+    for name in ("in_channels", "in_chans"):
+        if fields.integer(name, 3) != 3:
+            fields.refuse(name, "3, red, green and blue")
+    hidden, heads = fields.integer("hidden_size"), fields.integer("num_heads", 16)
+    if hidden % heads or hidden // heads % 4:
+        fields.refuse("num_heads", f"a divisor of hidden_size ({hidden}) with heads of a multiple of 4 numbers")
+    rope = fields.section("rope_parameters") or Fields({}, fields.source)
+    rope.choice("rope_type", ("axial", "default"), "axial")
+    return TowerConfig(
+        num_layers=fields.integer("depth", depth),
+        hidden_size=hidden,
+        num_heads=heads,
+        width=fields.integer("intermediate_size", width),
+        activation=Activation(fields.choice("hidden_act", (activation.value,), activation.value)),
+        is_gated=False,
+        patch_size=sides[0],
+        num_frames=frames[0],
+        merge=fields.integer("spatial_merge_size", 2),
+        out_size=fields.integer("out_hidden_size", 3584),
+        rope_theta=rope.number("rope_theta", _THETA),
+    )
+
+
+def _check_keys(fields: Fields, own: str) -> None:
+    """Raise ModelConfigError for a key that is not known: what it asks for would be missing from each image."""
+    known = Keys(frozenset(f"{_QWEN_KEYS} {own}".split()), frozenset(_NOTES.split()) | family_keys().without_effect)
+    for name in known.unknown(fields.names):
+        fields.refuse(name, "absent (it is not known for this tower, and its images would be others)")
+
+
+def _in_sections(rope: Fields, num_pairs: int) -> tuple[int, ...]:
+    """Qwen 2.5: the first pairs by time, then those by height, then those by width."""
+    sections = _sections(rope, (16, 24, 24))
+    if sum(sections) != num_pairs:
+        rope.refuse("mrope_section", f"numbers that sum up to {num_pairs}, the pairs of a head's dimensions")
+    return tuple(part for part, count in enumerate(sections) for _ in range(count))
+
+
+def _interleaved(rope: Fields, num_pairs: int) -> tuple[int, ...]:
+    """Qwen 3: time, height and width in turns, as long as the two have pairs left; then time."""
+    _, height, width = _sections(rope, (24, 20, 20))
+    limits = {1: 3 * height, 2: 3 * width}
+    return tuple(pair % 3 if pair < limits.get(pair % 3, 0) else 0 for pair in range(num_pairs))
+
+
+def _sections(rope: Fields, missing: tuple[int, int, int]) -> tuple[int, ...]:
+    if not rope.has("mrope_section"):
+        return missing
+    found = rope.given("mrope_section")
+    if not isinstance(found, list) or len(found) != 3 or not all(type(it) is int and it >= 0 for it in found):
+        rope.refuse("mrope_section", "a list of 3 integers from 0 on")
+    return tuple(found)
+
+
+TOWERS: Mapping[str, tuple[ReadTower, ReadParts]] = {
+    "qwen2_5_vl": (_read_qwen_2_5, _in_sections),
+    "qwen3_vl": (_read_qwen_3, _interleaved),
+    "qwen3_vl_moe": (_read_qwen_3, _interleaved),
+}

@@ -1,0 +1,77 @@
+"""The tower of a model that sees images: what makes embeddings of an image's patches. Torch-free."""
+
+from dataclasses import dataclass
+
+from kernels.fused.activation_kind import Activation
+
+MOST_GRID = 2048  # patches of a side
+
+
+@dataclass(frozen=True, slots=True)
+class TowerConfig:
+    """A transformer over an image's patches, whose results are merged to embeddings of a prompt's tokens.
+
+    num_layers, hidden_size, num_heads, width, activation   of its layers; `width` of the feed-forward
+    is_gated        whether the feed-forward is gated, and norms are RMSNorms; else it has one product in, and norms are
+                    LayerNorms with biases
+    patch_size      pixels of a side of a patch
+    num_frames      how often a still image is given, one beside the other: the first product reads several frames
+    merge           patches of a side that become one token
+    out_size        numbers of a token: the text's hidden size
+    window          tokens of a side of a window, whose patches see each other alone in all layers but `full_layers`;
+                    None: all layers see the whole image
+    num_positions   of a side of the square of learned positions, which are interpolated; None: there are none
+    deepstack       layers whose results are merged too: each is added to the residual behind a layer of the text,
+                    those of the first one behind the first
+    rope_theta      of the rotation in two dims, by the row and the column of a patch
+    """
+
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    width: int
+    activation: Activation
+    is_gated: bool
+    patch_size: int
+    num_frames: int
+    merge: int
+    out_size: int
+    window: int | None = None
+    full_layers: frozenset[int] = frozenset()
+    num_positions: int | None = None
+    deepstack: tuple[int, ...] = ()
+    rope_theta: float = 10_000.0
+    norm_eps: float = 1e-6
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_heads
+
+    @property
+    def patch_numbers(self) -> int:
+        """Numbers of a patch that the first product reads."""
+        return 3 * self.num_frames * self.patch_size**2
+
+    @property
+    def row_size(self) -> int:
+        """Numbers of a token: its embedding, and what is added behind layers of the text."""
+        return self.out_size * (1 + len(self.deepstack))
+
+    def num_tokens(self, grid: tuple[int, int, int]) -> int:
+        """Return the tokens of an image of so many (frames, height, width) patches."""
+        frames, height, width = grid
+        return frames * (height // self.merge) * (width // self.merge)
+
+    def refusal(self, grid: tuple[int, int, int], num_bytes: int, num_tokens: int) -> str | None:
+        """Return why an image of so many patches, bytes of pixels and tokens of a prompt is none; None if it is one."""
+        frames, height, width = grid
+        if frames != 1:
+            return f"an image has {frames} frames, and 1 is what can be computed"
+        if not all(0 < side <= MOST_GRID and side % self.merge == 0 for side in (height, width)):
+            sides = f"a multiple of {self.merge} and at most {MOST_GRID}"
+            return f"an image has {height} x {width} patches: each side must be {sides}"
+        if num_bytes != (due := 3 * height * width * self.patch_size**2):
+            return f"an image of {height} x {width} patches has {num_bytes} bytes, and not {due}"
+        if num_tokens != (due := self.num_tokens(grid)):
+            return f"an image of {height} x {width} patches has {num_tokens} tokens of the prompt, and not {due}"
+        return None

@@ -1,0 +1,99 @@
+"""Where the patches of images stand: their order, their windows, their rotations, their learned positions."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from qualification.model.tower import TowerConfig
+
+Grid = tuple[int, int]  # patches: height, width
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """The order in which a tower computes the patches of several images, one image after another.
+
+    The patches of one token stand together, row by row. Tokens stand row by row, or where there are windows window by
+    window, row by row in each.
+
+    order    [patches] int64: the place of each computed patch among all patches, counted row by row of each image
+    tokens   [tokens] int64: where the token of each place of the prompt is among the computed ones
+    rows, columns  [patches] int64: of each computed patch in its image
+    images   lengths of the images in patches; windows: those of the windows, the same as `images` without windows
+    """
+
+    order: Tensor
+    tokens: Tensor
+    rows: Tensor
+    columns: Tensor
+    images: tuple[int, ...]
+    windows: tuple[int, ...]
+
+    @classmethod
+    def of(cls, config: TowerConfig, grids: Sequence[Grid]) -> "Geometry":
+        """Return that of images of so many patches, on the CPU."""
+        orders, tokens, rows, columns = [], [], [], []
+        windows: list[int] = []
+        num_patches = num_tokens = 0
+        for height, width in grids:
+            of_tokens, lengths = _token_order(height // config.merge, width // config.merge, config.window)
+            row, column = _patches_of(of_tokens, width // config.merge, config.merge)
+            orders.append(num_patches + row * width + column)
+            tokens.append(num_tokens + of_tokens.argsort())
+            rows.append(row)
+            columns.append(column)
+            windows += [length * config.merge**2 for length in lengths]
+            num_patches += height * width
+            num_tokens += of_tokens.numel()
+        images = tuple([height * width for height, width in grids])
+        return cls(torch.cat(orders), torch.cat(tokens), torch.cat(rows), torch.cat(columns), images, tuple(windows))
+
+
+def _token_order(height: int, width: int, window: int | None) -> tuple[Tensor, list[int]]:
+    """Return an image's tokens in the order in which they are computed, and how many are in each window."""
+    places = torch.arange(height * width).view(height, width)
+    if window is None:
+        return places.flatten(), [height * width]
+    bands = torch.split(places, window, dim=0)
+    blocks = [block for band in bands for block in torch.split(band, window, dim=1)]
+    return torch.cat([block.flatten() for block in blocks]), [block.numel() for block in blocks]
+
+
+def _patches_of(tokens: Tensor, width: int, merge: int) -> tuple[Tensor, Tensor]:
+    """Return row and column of each patch of these tokens of an image `width` tokens wide."""
+    within = torch.arange(merge)
+    rows = (tokens // width * merge)[:, None, None] + within[:, None]
+    columns = (tokens % width * merge)[:, None, None] + within
+    shape = (tokens.numel(), merge, merge)
+    return rows.expand(shape).flatten(), columns.expand(shape).flatten()
+
+
+def rotation(config: TowerConfig, geometry: Geometry) -> tuple[Tensor, Tensor]:
+    """Return cosines and sines [patches, 1, head_dim / 2] fp32: half of the angles by the row, half by the column."""
+    size = config.head_dim // 2
+    frequencies = 1.0 / config.rope_theta ** (torch.arange(0, size, 2, dtype=torch.float32) / size)
+    parts = [torch.outer(places.float(), frequencies) for places in (geometry.rows, geometry.columns)]
+    angles = torch.cat(parts, dim=1).unsqueeze(1)
+    return angles.cos(), angles.sin()
+
+
+def learned_positions(table: Tensor, side: int, grids: Sequence[Grid]) -> Tensor:
+    """Return the learned position of each patch, row by row of each image, [patches, hidden] fp32.
+
+    table   [side ** 2, hidden], whose corners are those of each image; between its points it is interpolated linearly
+    """
+    square = table.float().view(side, side, -1)
+    return torch.cat([_interpolated(square, side, grid).flatten(0, 1) for grid in grids])
+
+
+def _interpolated(square: Tensor, side: int, grid: Grid) -> Tensor:
+    found = square
+    for dim, count in enumerate(grid):
+        places = torch.linspace(0, side - 1, count, device=square.device)
+        low = places.long().clamp(max=side - 1)
+        share = (places - low).view(-1, *[1] * (2 - dim))
+        high = (low + 1).clamp(max=side - 1)
+        found = found.index_select(dim, low) * (1 - share) + found.index_select(dim, high) * share
+    return found

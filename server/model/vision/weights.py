@@ -1,0 +1,150 @@
+"""The weights of a tower, and what a checkpoint calls them."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.linear.shape import PLAIN
+from qualification.model.tower import TowerConfig
+from server.model.linear import Linear
+
+
+@dataclass(frozen=True, slots=True)
+class NormWeights:
+    """Factors [size], and what is added behind them, None for an RMSNorm."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class TowerLayer:
+    """`up`: of a gated feed-forward gate, then up."""
+
+    attention_norm: NormWeights
+    qkv: Linear
+    output: Linear
+    feed_forward_norm: NormWeights
+    up: Linear
+    down: Linear
+
+
+@dataclass(frozen=True, slots=True)
+class Merger:
+    """Makes one token of the patches that are merged. `norms_tokens`: whether it norms them together, not each."""
+
+    norm: NormWeights
+    first: Linear
+    second: Linear
+    norms_tokens: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TowerWeights:
+    """positions   [side ** 2, hidden], or None; deepstack: one of each of those layers"""
+
+    patches: Linear
+    positions: Tensor | None
+    layers: tuple[TowerLayer, ...]
+    merger: Merger
+    deepstack: tuple[Merger, ...]
+
+    def named(self, config: TowerConfig) -> dict[str, Tensor]:
+        """Return each tensor by its name in a checkpoint, behind the beginning that all of them have."""
+        found = dict(_of_linear("patch_embed.proj", self.patches))
+        if self.positions is not None:
+            found["pos_embed.weight"] = self.positions
+        for index, layer in enumerate(self.layers):
+            found |= {f"blocks.{index}.{name}": it for name, it in _of_layer(layer, is_gated=config.is_gated)}
+        names = ("ln_q", "mlp.0", "mlp.2") if config.is_gated else ("norm", "linear_fc1", "linear_fc2")
+        mergers = {"merger": self.merger}
+        mergers |= {f"deepstack_merger_list.{index}": it for index, it in enumerate(self.deepstack)}
+        for name, merger in mergers.items():
+            found |= {f"{name}.{it}": tensor for it, tensor in _of_merger(merger, names)}
+        return found
+
+
+def empty_tower(config: TowerConfig, dtype: torch.dtype, device: torch.device) -> TowerWeights:
+    """Return weights that are not yet filled."""
+    hidden, has_bias = config.hidden_size, not config.is_gated
+
+    def linear(size_in: int, size_out: int, *, bias: bool = True) -> Linear:
+        return Linear.empty(size_in, size_out, bias, PLAIN, dtype, device)
+
+    def norm(size: int) -> NormWeights:
+        weight = torch.empty(size, dtype=dtype, device=device)
+        return NormWeights(weight, torch.empty_like(weight) if has_bias else None)
+
+    def merger(*, norms_tokens: bool) -> Merger:
+        size = hidden * config.merge**2
+        first, second = linear(size, size), linear(size, config.out_size)
+        return Merger(norm(size if norms_tokens else hidden), first, second, norms_tokens)
+
+    side = config.num_positions
+    return TowerWeights(
+        patches=linear(config.patch_numbers, hidden, bias=has_bias),
+        positions=None if side is None else torch.empty(side**2, hidden, dtype=dtype, device=device),
+        layers=tuple(
+            TowerLayer(
+                norm(hidden),
+                linear(hidden, 3 * hidden),
+                linear(hidden, hidden),
+                norm(hidden),
+                linear(hidden, config.width * (2 if config.is_gated else 1)),
+                linear(config.width, hidden),
+            )
+            for _ in range(config.num_layers)
+        ),
+        merger=merger(norms_tokens=False),
+        deepstack=tuple(merger(norms_tokens=True) for _ in config.deepstack),
+    )
+
+
+def tower_shapes(config: TowerConfig) -> Mapping[str, tuple[int, ...]]:
+    """Return the shape of each tensor in a checkpoint, which has that of the patches' product in five dims."""
+    empty = empty_tower(config, torch.float32, torch.device("meta")).named(config)
+    found = {name: tuple(it.shape) for name, it in empty.items()}
+    side = config.patch_size
+    return found | {"patch_embed.proj.weight": (config.hidden_size, 3, config.num_frames, side, side)}
+
+
+def tower_bytes(config: TowerConfig, num_bytes: int) -> int:
+    """Return the bytes of all weights, each number of so many."""
+    weights = empty_tower(config, torch.float32, torch.device("meta"))
+    return num_bytes * sum(it.numel() for it in weights.named(config).values())
+
+
+def _of_linear(name: str, linear: Linear) -> Iterator[tuple[str, Tensor]]:
+    yield f"{name}.weight", linear.weight.stored["weight"].values
+    if linear.bias is not None:
+        yield f"{name}.bias", linear.bias
+
+
+def _of_norm(name: str, norm: NormWeights) -> Iterator[tuple[str, Tensor]]:
+    yield f"{name}.weight", norm.weight
+    if norm.bias is not None:
+        yield f"{name}.bias", norm.bias
+
+
+def _of_layer(layer: TowerLayer, *, is_gated: bool) -> Iterator[tuple[str, Tensor]]:
+    yield from _of_norm("norm1", layer.attention_norm)
+    yield from _of_norm("norm2", layer.feed_forward_norm)
+    yield from _of_linear("attn.qkv", layer.qkv)
+    yield from _of_linear("attn.proj", layer.output)
+    if is_gated:
+        half = layer.down.weight.size[1]
+        for name, part in zip(("gate_proj", "up_proj"), layer.up.split(half, half), strict=True):
+            yield from _of_linear(f"mlp.{name}", part)
+        yield from _of_linear("mlp.down_proj", layer.down)
+    else:
+        yield from _of_linear("mlp.linear_fc1", layer.up)
+        yield from _of_linear("mlp.linear_fc2", layer.down)
+
+
+def _of_merger(merger: Merger, names: tuple[str, str, str]) -> Iterator[tuple[str, Tensor]]:
+    norm, first, second = names
+    yield from _of_norm(norm, merger.norm)
+    yield from _of_linear(first, merger.first)
+    yield from _of_linear(second, merger.second)

@@ -1,0 +1,145 @@
+"""Small models that see images, with random weights and a tokenizer: folders that a server starts with.
+
+python tests/support/models/tiny_images.py FOLDER [KIND]      for a server that is tried by hand
+"""
+
+import hashlib
+import json
+import random
+import shutil
+import sys
+from pathlib import Path
+
+import msgspec
+import torch
+from tokenizers import AddedToken, Tokenizer
+from transformers import (
+    PreTrainedModel,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
+    Qwen3VLMoeConfig,
+    Qwen3VLMoeForConditionalGeneration,
+)
+
+from server.protocol.images import PromptImage
+
+DEMO = Path(__file__).parents[3] / "server" / "model" / "demo"
+START, END, IMAGE = 4096, 4097, 4098  # ids of the tokens around an image, and of its own
+VOCAB_SIZE = 4099
+_ADDED = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>")
+_TEXT = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 8192,
+    "bos_token_id": 0,
+    "eos_token_id": 4,
+    "pad_token_id": 0,
+}
+_SECTIONS: dict[str, object] = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 3, 3]}
+_IN_SECTIONS: dict[str, object] = {"rope_parameters": _SECTIONS}
+_INTERLEAVED: dict[str, object] = {"rope_parameters": {**_SECTIONS, "mrope_interleaved": True}}
+_TOWER: dict[str, object] = {
+    "depth": 4,
+    "hidden_size": 48,
+    "num_heads": 4,
+    "intermediate_size": 60,
+    "out_hidden_size": 64,
+}
+_TOWER_3: dict[str, object] = {**_TOWER, "deepstack_visual_indexes": [0, 2], "num_position_embeddings": 36}
+# Windows of 4 patches a side: an image of a few patches has several, and others that are cut off.
+_TOWER_2_5: dict[str, object] = {**_TOWER, "window_size": 56, "fullatt_block_indexes": [1, 3]}
+_EXPERTS: dict[str, object] = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+KINDS: dict[str, tuple[type, type, dict[str, object], dict[str, object]]] = {
+    "qwen2.5 vl": (Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, _IN_SECTIONS, _TOWER_2_5),
+    "qwen3 vl": (Qwen3VLConfig, Qwen3VLForConditionalGeneration, _INTERLEAVED, _TOWER_3),
+    "qwen3 vl, moe": (
+        Qwen3VLMoeConfig,
+        Qwen3VLMoeForConditionalGeneration,
+        {**_INTERLEAVED, **_EXPERTS},
+        _TOWER_3,
+    ),
+}
+_TEMPLATE = (
+    "{% for message in messages %}{{ '<|' + message['role'] + '|>' }}"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+    "{% for part in message['content'] %}{% if part['type'] == 'image' or 'image' in part or 'image_url' in part %}"
+    "<|vision_start|><|image_pad|><|vision_end|>{% elif 'text' in part %}{{ part['text'] }}{% endif %}{% endfor %}"
+    "{% endif %}{{ '<|end|>' }}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+
+def save_tiny(folder: Path, kind: str = "qwen2.5 vl") -> PreTrainedModel:
+    """Save a model with its tokenizer and the settings of its images; return transformers' model, in fp32."""
+    config_class, model_class, text, tower = KINDS[kind]
+    torch.manual_seed(0)
+    config = config_class(
+        text_config={**_TEXT, **text},
+        vision_config=tower,
+        tie_word_embeddings=False,
+        image_token_id=IMAGE,
+        vision_start_token_id=START,
+        vision_end_token_id=END,
+    )
+    model: PreTrainedModel = model_class(config).float().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:  # a random model whose answers depend on what an image shows
+                parameter.normal_(0, 0.15)
+    model.save_pretrained(folder)
+    _save_tokenizer(folder)
+    is_qwen_3 = kind.startswith("qwen3")
+    settings = {
+        "image_processor_type": "Qwen2VLImageProcessorFast",
+        "processor_class": "Qwen3VLProcessor" if is_qwen_3 else "Qwen2_5_VLProcessor",
+        "patch_size": 16 if is_qwen_3 else 14,
+        "temporal_patch_size": 2,
+        "merge_size": 2,
+        "image_mean": [0.5, 0.5, 0.5] if is_qwen_3 else [0.48145466, 0.4578275, 0.40821073],
+        "image_std": [0.5, 0.5, 0.5] if is_qwen_3 else [0.26862954, 0.26130258, 0.27577711],
+        "size": {"shortest_edge": 3136, "longest_edge": 1_003_520},
+    }
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+    return model
+
+
+def _save_tokenizer(folder: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
+    tokenizer.add_special_tokens([AddedToken(name, special=True) for name in _ADDED])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    of_demo = json.loads((DEMO / "tokenizer_config.json").read_text())
+    added = {str(START + index): {"content": name, "special": True} for index, name in enumerate(_ADDED)}
+    of_demo["added_tokens_decoder"] |= added
+    of_demo["chat_template"] = _TEMPLATE
+    (folder / "tokenizer_config.json").write_text(json.dumps(of_demo))
+    shutil.copy(DEMO / "generation_config.json", folder)
+
+
+def prompt_of(*parts: int | PromptImage) -> tuple[list[int], tuple[PromptImage, ...]]:
+    """Return the token ids of a prompt of token ids and images in their order, and the images in their places."""
+    ids: list[int] = []
+    images = []
+    for part in parts:
+        if isinstance(part, int):
+            ids.append(part)
+            continue
+        ids.append(START)
+        images.append(msgspec.structs.replace(part, start=len(ids)))
+        ids += [IMAGE] * part.num_tokens + [END]
+    return ids, tuple(images)
+
+
+def image_of(seed: int, height: int, width: int, patch_size: int) -> PromptImage:
+    """Return a random image of so many patches, each side even."""
+    pixels = random.Random(seed).randbytes(3 * height * width * patch_size**2)
+    return PromptImage(0, height * width // 4, (1, height, width), pixels, hashlib.sha256(pixels).digest())
+
+
+if __name__ == "__main__":
+    save_tiny(Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else "qwen2.5 vl")
