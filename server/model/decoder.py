@@ -59,7 +59,7 @@ from server.model.linear import Gated, GatedAlike, Linear, Product, ProductOf, W
 from server.model.per_layer import PerLayerInputs
 from server.model.ranks import ALONE, Ranks
 from server.model.rope import RotaryTables
-from server.model.step import Step, with_embeddings
+from server.model.step import Step, added_behind, with_embeddings
 
 # (place among the recurrent layers, what it is, its layer's weights) -> its mixer, whose states are those of that place
 # in `step.states.cache`; of several ranks it gives this one's part of a sum.
@@ -166,8 +166,11 @@ class Decoder:
         if self._has_borrowers:
             step = replace(step, kept={})
         blocks = self._blocks if observer is None else self._observed(observer)
-        for block in blocks:
+        for index, block in enumerate(blocks):
             hidden, residual = block(hidden, residual, step)
+            added = None if step.embedding_rows is None else added_behind(index, self.config.hidden_size, step)
+            if added is not None:  # to the residual, which all ranks have whole
+                (hidden if residual is None else residual).add_(added)
         if residual is None:
             return hidden
         return residual.add_(self.ranks.sum(hidden) if self._sums_at_norms else hidden)

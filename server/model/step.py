@@ -28,7 +28,8 @@ class Step:
     attend     computes attention over the pages, layer by layer
     embedding_rows  [T] int64: the row of `embeddings` that a token has in place of its own embedding, 0 for none; None
                where no token has one
-    embeddings  [N, hidden] in the dtype of the weights, its first row unused; None where no token has one
+    embeddings  [N, hidden x (1 + layers)] in the dtype of the weights, its first row zero; None where no token has one.
+               What is behind a row's first `hidden` numbers is added to the residual behind each of the first layers
     turns      by rotary table the rotations of these positions: the decoder adds them where torch rotates (on a CPU)
     states     of the layers that are no attention; None where there is none
     query_scales  [T, 1, 1] fp32: what a query is multiplied by behind the rotation, in the layers whose queries grow;
@@ -61,4 +62,15 @@ def with_embeddings(hidden: Tensor, step: Step) -> Tensor:
     if step.embedding_rows is None or step.embeddings is None:
         return hidden
     is_given = (step.embedding_rows > 0).unsqueeze(1)
-    return torch.where(is_given, step.embeddings.index_select(0, step.embedding_rows), hidden)
+    own = step.embeddings[:, : hidden.shape[1]]
+    return torch.where(is_given, own.index_select(0, step.embedding_rows), hidden)
+
+
+def added_behind(layer: int, hidden_size: int, step: Step) -> Tensor | None:
+    """Return what the step's own rows add to the residual [T, hidden] behind a layer; None where they add nothing."""
+    if step.embedding_rows is None or step.embeddings is None:
+        return None
+    first = (layer + 1) * hidden_size
+    if step.embeddings.shape[1] <= first:
+        return None
+    return step.embeddings[:, first : first + hidden_size].index_select(0, step.embedding_rows)
