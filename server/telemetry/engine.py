@@ -33,6 +33,9 @@ class EngineMetrics:
             "kv_page_mismatches_total", "Pages of the prefix cache dropped at a hit: they held other tokens or bytes"
         )
         self._nonfinite = make.counter("nonfinite_logits_total", "Sequences ended because no logit was finite")
+        self._images = make.counter("images_total", "Images that the tower computed")
+        self._image_tokens = make.counter("image_tokens_total", "Tokens of these images")
+        self._tower_s = make.counter("tower_seconds_total", "Time of the device that they took")
         self._ooms = make.counter("gpu_oom_total", "Steps that the device's memory did not suffice for", "stage")
         self._up = make.gauge("engine_up", "1 while the engine is ready")
         self._steps = make.counter("engine_steps_total", "Steps of the engine")
@@ -78,6 +81,10 @@ class EngineMetrics:
         ):
             if amount:
                 counter.inc(amount)
+        for it in record.tower_times:
+            self._images.inc(it.num_images)
+            self._image_tokens.inc(it.num_tokens)
+            self._tower_s.inc(it.seconds)
         self._fell_back(record.matmul_fallbacks)
         if record.oom_stage is not None:
             self._ooms.labels(OomStage(record.oom_stage).value).inc()

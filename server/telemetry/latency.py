@@ -23,7 +23,7 @@ TTFT_EDGES = (
 )
 TPOT_EDGES = ladder(0.002, 0.2, 1.7)  # around the objectives of 50 and 100 ms
 PREFILL_EDGES = ladder(0.01, 60, 10)  # whether it is the prefill or the queue that is slow
-QUEUE_EDGES = ladder(0.001, 60, 5)
+QUEUE_EDGES = PREFILL_EDGES  # to be compared with it
 DURATION_EDGES = (1.0, 10.0, 60.0, 600.0)  # depends most on the length of the answer
 # Of these the duration is measured; a refusal takes no time that anybody asks for.
 TIMED_OUTCOMES = (Outcome.OK, Outcome.SERVER_ERROR, Outcome.DISCONNECTED)

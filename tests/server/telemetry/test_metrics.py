@@ -22,6 +22,7 @@ from server.protocol.messages import (
     LayersStatus,
     ReplayReport,
     ShadowReport,
+    TowerTime,
 )
 from server.telemetry.factory import MAX_SAMPLES, ladder
 from server.telemetry.metrics import Metrics
@@ -192,6 +193,14 @@ def test_a_ladder_covers_its_range_in_steps_of_its_factor(factor: float) -> None
     assert edges[0] == 0.002
     assert edges[-2] < 60 <= edges[-1]
     assert all(b / a == pytest.approx(factor, rel=0.02) for a, b in itertools.pairwise(edges))
+
+
+def test_images_are_counted_with_the_towers_time() -> None:
+    metrics = make()
+    assert value(metrics, "images_total") == 0
+    metrics.on_step(msgspec.structs.replace(RECORD, tower_times=[TowerTime(1, 66, 0.25), TowerTime(3, 30, 0.5)]))
+    found = [value(metrics, name) for name in ("images_total", "image_tokens_total", "tower_seconds_total")]
+    assert found == [4, 96, 0.75]
 
 
 def test_the_largest_plan_stays_below_1000_samples() -> None:
