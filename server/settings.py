@@ -242,6 +242,20 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             "(default: on CUDA 2048 for an 8B, more for a smaller model; 512 on a CPU)"
         ),
     ] = None
+    max_image_tokens: Annotated[
+        Count | None,
+        Meta(
+            description="tokens of images, of prompts that are computed, whose embeddings are kept; a prompt's images "
+            "have at most so many (default: 16384, or --max-model-len where that is less)"
+        ),
+    ] = None
+    max_num_batched_image_tokens: Annotated[
+        Count | None,
+        Meta(
+            description="tokens of images a step that the tower computes, an image at least (default: as "
+            "--max-num-interleaved-tokens)"
+        ),
+    ] = None
     max_queued_requests: Annotated[Count, Meta(description="requests that may wait for their first token")] = 512
     max_queued_tokens: Annotated[Count, Meta(description="prompt tokens that may wait for their first token")] = (
         2_000_000
@@ -421,6 +435,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         Meta(description="TOML or JSON file of service level objectives (default: those of docs/metrics.md)"),
     ] = None
     max_body_bytes: Annotated[Count, Meta(description="largest request body")] = 8 * 1024 * 1024
+    limit_images: Annotated[
+        Annotated[int, Meta(ge=0, le=1024)], Meta(description="images that a prompt may have; 0: none")
+    ] = 16
     receive_timeout_s: Annotated[Seconds, Meta(description="longest time a client may take to send a request")] = 30.0
     request_timeout_s: Annotated[Seconds, Meta(description="longest time a request may take to be answered")] = 3600.0
     shutdown_grace_s: Annotated[

@@ -26,7 +26,8 @@ _GROUPS: Mapping[str, tuple[str, ...]] = {
     ),
     "text, tools and reasoning": ("special_tokens_in_text", "tool_call_parser", "reasoning_parser"),
     "batches and memory": (
-        "max_num_seqs", "max_num_batched_tokens", "max_num_interleaved_tokens", "page_size", "kv_cache_tokens",
+        "max_num_seqs", "max_num_batched_tokens", "max_num_interleaved_tokens", "max_num_batched_image_tokens",
+        "max_image_tokens", "page_size", "kv_cache_tokens",
         "gpu_memory_utilization", "prefix_caching", "cuda_graphs", "run_ahead", "choose_matmuls",
     ),
     "proof": (
@@ -36,7 +37,7 @@ _GROUPS: Mapping[str, tuple[str, ...]] = {
     "receipts": ("receipts", "receipt_token_ids", "receipt_key_file"),
     "limits of requests": (
         "max_queued_requests", "max_queued_tokens", "max_queued_bytes", "max_body_bytes", "receive_timeout_s",
-        "request_timeout_s", "shutdown_grace_s", "key_requests_per_minute",
+        "limit_images", "request_timeout_s", "shutdown_grace_s", "key_requests_per_minute",
         "key_tokens_per_minute", "response_store_entries", "response_store_bytes",
     ),
     "logs, metrics and traces": ("log_format", "metrics_compat", "otlp_endpoint", "trace_ratio", "slo_file"),

@@ -49,6 +49,7 @@ from server.engine.execution.commands import (
     ShareTokens,
     Started,
     WriteEmbeddings,
+    WriteImages,
     receive,
 )
 from server.engine.execution.followers import meet_ranks, refuse, report_of
@@ -70,6 +71,7 @@ from server.engine.startup.subject import (
     dispatcher_of,
     identity_of,
     kv_cache_of,
+    load_own_tower,
     load_weights,
     read_subject,
 )
@@ -78,6 +80,7 @@ from server.log import configure_logging
 from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
 from server.model.layer_state import StateCache
+from server.model.vision.tower import Tower
 
 logger = logging.getLogger(__name__)
 _READ_S = 5.0  # that rank 0 has to read the last report
@@ -116,8 +119,13 @@ class Follower:
         dispatcher: Dispatcher,
         kv_of: Callable[[int], KVCache],
         new_capture: Callable[[], Capture],
+        tower: Tower | None = None,
     ) -> None:
-        """`dispatcher`: the tables that the decoder was built with; `new_capture` makes what records graphs."""
+        """`dispatcher`: the tables that the decoder was built with; `new_capture` makes what records graphs.
+
+        `tower`: of a model that sees images.
+        """
+        self._tower = tower
         self.inputs = StepInputs(is_pinned=device.type == "cuda")
         self._decoder = decoder
         self._ranks = decoder.ranks
@@ -157,6 +165,8 @@ class Follower:
                 self._worker.copy_pages(copies)
             case WriteEmbeddings(rows, values):
                 self._worker.write_embeddings(rows, values)
+            case WriteImages(images):
+                self._worker.write_images(images)
             case ComputeLogits(num_rows):
                 self._worker.logits(self._ranks.share(self._hidden_rows(num_rows)))
             case Allocate(num_pages, num_rows, num_slots, num_embeddings):
@@ -210,6 +220,7 @@ class Follower:
             rank=self._ranks,
             states=states,
             num_embeddings=num_embeddings,
+            tower=self._tower,
         )
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
@@ -257,6 +268,7 @@ class StartedFollower:
             dispatcher=dispatcher,
             kv_of=partial(kv_cache_of, subject),
             new_capture=lambda: CudaCapture(subject.device, names_kernels=False),
+            tower=load_own_tower(settings, subject, say),
         )
 
     def obey(self, command: Command) -> None:

@@ -147,6 +147,20 @@ class WriteEmbeddings(msgspec.Struct, frozen=True, tag=True):
     values: bytes
 
 
+class ImageRows(msgspec.Struct, frozen=True, array_like=True):
+    """An image, [height * patch_size, width * patch_size, 3] uint8, and the row of the buffer of each of its tokens."""
+
+    grid: tuple[int, int]
+    pixels: bytes
+    rows: list[int]
+
+
+class WriteImages(msgspec.Struct, frozen=True, tag=True):
+    """Compute what the tokens of images read, and write it into the buffer, behind what was launched."""
+
+    images: tuple[ImageRows, ...]
+
+
 Command = (
     Begin
     | Started
@@ -165,6 +179,7 @@ Command = (
     | ComputeLogits
     | CopyPages
     | WriteEmbeddings
+    | WriteImages
 )
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from kernels.sampling.sampling import SamplingTensors, sampling_tensors
+from server.engine.execution.commands import ImageRows
 from server.engine.execution.grammars import BoundRow, Grammars
 from server.engine.execution.graphs import GraphStep, StepGraphs
 from server.engine.execution.sampling import (
@@ -40,7 +41,7 @@ from server.engine.operators.observation import Observation
 from server.engine.operators.step_attention import ServedStep, StepAttention
 from server.engine.proof.shadow_check import ShadowCheck, Tap
 from server.engine.scheduling.runner_api import BatchError, ChoiceError, StepResult
-from server.engine.scheduling.sequence import Batch, Sequence
+from server.engine.scheduling.sequence import Batch, HeldSpan, Sequence
 from server.engine.scheduling.step_parts import Mark, Part
 from server.protocol.messages import TokenScores
 
@@ -238,8 +239,8 @@ class ModelRunner:
         return self.launch(batch).result()
 
     def _launch(self, batch: Batch) -> Launched:
-        for it in batch.embeddings:
-            self.worker.write_embeddings(it.rows.tolist(), it.span.rows)
+        if batch.embeddings:
+            self._write_embeddings(batch.embeddings)
         is_plain = self._is_plain(batch)
         scored = None if is_plain else self._scored(batch)
         needs_hidden = not is_plain and wants_hidden(batch)
@@ -270,6 +271,17 @@ class ModelRunner:
             return launched
         # This waits for the step: a graph gives no hidden states, and all of a prompt's are memory.
         return replace(launched, prompt_scores=self._prompt_scores(hidden, batch))
+
+    def _write_embeddings(self, spans: tuple[HeldSpan, ...]) -> None:
+        images = []
+        for it in spans:
+            if it.span.image is None:
+                self.worker.write_embeddings(it.rows.tolist(), it.span.rows)
+            else:
+                _, height, width = it.span.image.grid
+                images.append(ImageRows((height, width), it.span.image.pixels, it.rows.tolist()))
+        if images:
+            self.worker.write_images(images)
 
     def _prompt_scores(self, hidden: Tensor, batch: Batch) -> dict[int, TokenScores]:
         worker = self.worker

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kernels.sampling.sampling import SamplingTensors, greedy, sample
 from server.engine.execution.capture import Capture, RecordedGraph, Replayable
-from server.engine.execution.commands import Allocate, CopyPages, WriteEmbeddings
+from server.engine.execution.commands import Allocate, CopyPages, ImageRows, WriteEmbeddings, WriteImages
 from server.engine.execution.graph_keys import GraphKey, GraphSizes
 from server.engine.execution.others import NO_OTHERS, Others
 from server.engine.execution.sampling import SampledTokens, ScoredRows, score, staged
@@ -32,6 +32,9 @@ from server.model.kv_cache import KVCache
 from server.model.layer_state import StateCache, StepStates
 from server.model.ranks import ALONE, Ranks
 from server.model.step import Step
+from server.model.vision.timer import TowerTimer
+from server.model.vision.tower import Image, Tower
+from server.protocol.messages import TowerTime
 
 Recorded = TypeVar("Recorded")
 
@@ -69,6 +72,7 @@ class Worker:
         others: Others = NO_OTHERS,
         states: StateCache | None = None,
         num_embeddings: int = 0,
+        tower: Tower | None = None,
     ) -> None:
         """Make the worker, and those of the other ranks.
 
@@ -76,6 +80,7 @@ class Worker:
         others  the ranks that this one leads
         states  of a model with recurrent layers
         num_embeddings  those that tokens of prompts may have of their own
+        tower   makes them of images
         """
         self.rank = rank
         self.others = others
@@ -92,9 +97,12 @@ class Worker:
         self.beat: Beat | None = None  # of steps on a CPU: set by who must hear that a long one makes progress
         self.token_arrays = token_arrays_of(decoder.config)
         self._inputs = DeviceInputs(self.device)
-        self._embeddings: Tensor | None = None  # [1 + num_embeddings, hidden]: the first row is no token's
+        self.tower = tower
+        self.tower_timer = TowerTimer(self.device)
+        self._embeddings: Tensor | None = None  # [1 + num_embeddings, row size]: the first row is no token's
         if num_embeddings:
-            self._embeddings = decoder.weights.embedding.new_zeros(1 + num_embeddings, decoder.config.hidden_size)
+            row_size = decoder.config.hidden_size if tower is None else tower.config.row_size
+            self._embeddings = decoder.weights.embedding.new_zeros(1 + num_embeddings, row_size)
         self._graphs: dict[GraphKey, Replayable] = {}
         self.graph_logits: Tensor | None = None  # of graphs
         self._open_logits: Tensor | None = None  # of the latest step, where its tokens are still to be chosen
@@ -320,7 +328,27 @@ class Worker:
         self.others.send(WriteEmbeddings(list(rows), values))
         table = torch.frombuffer(bytearray(values), dtype=torch.float32).view(len(rows), -1)
         places = staged(torch.tensor(rows, dtype=torch.int64), self.device)
-        self._embeddings.index_copy_(0, places, staged(table, self.device).to(self._embeddings.dtype))
+        found = staged(table, self.device).to(self._embeddings.dtype)
+        behind = found.new_zeros(len(rows), self._embeddings.shape[1] - found.shape[1])
+        self._embeddings.index_copy_(0, places, torch.cat((found, behind), dim=1))
+
+    @torch.inference_mode()
+    def write_images(self, images: Sequence[ImageRows]) -> None:
+        """Compute images, and write what their tokens read, for the steps that are launched from now on."""
+        assert self.tower is not None, "no image is taken without a tower"
+        assert self._embeddings is not None, "no image is taken without a buffer"
+        self.others.send(WriteImages(tuple(images)))
+        side = self.tower.config.patch_size
+        given = [Image.of(it.pixels, it.grid, side) for it in images]
+        rows = [row for it in images for row in it.rows]
+        places = staged(torch.tensor(rows, dtype=torch.int64), self.device)
+        self.tower.beat = self.beat
+        with self.tower_timer.timing(len(images), len(rows)):
+            self._embeddings.index_copy_(0, places, self.tower.encode(given))
+
+    def take_tower_times(self) -> list[TowerTime]:
+        """Return what the tower has computed since the last call, as far as the device is done with it."""
+        return [] if self.tower is None else self.tower_timer.take()
 
     def observation(self) -> Observation:
         """Return what takes the layers' tensors of one step that is launched with it."""

@@ -1,12 +1,13 @@
 """The owners of the rows of the workers' embedding buffers. The memory is elsewhere."""
 
-from collections import Counter
-from collections.abc import Iterable
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from qualification.model.tower import TowerConfig
 from server.engine.scheduling.integrity import IntegrityError
 from server.engine.scheduling.positions import positions_of
 from server.engine.scheduling.sequence import HeldSpan, Sequence
@@ -28,6 +29,7 @@ class EmbeddingFormat:
 
     hidden_size: int
     has_three_positions: bool = False
+    tower: TowerConfig | None = None  # reads images; None: they are refused
 
     def refusal(self, spans: tuple[EmbeddedSpan, ...], num_tokens: int, num_rows: int) -> str | None:
         """Return why a prompt of so many tokens cannot have these spans, in a buffer of `num_rows`; None if it can."""
@@ -38,7 +40,8 @@ class EmbeddingFormat:
         if (num_embedded := num_rows_of(spans)) > num_rows:
             return f"{num_embedded} tokens of the prompt have embeddings of their own, the limit is {num_rows}"
         for span in spans:
-            if len(span.rows) != 4 * self.hidden_size * span.num_tokens or not span.digest:
+            has_size = span.image is not None or len(span.rows) == 4 * self.hidden_size * span.num_tokens
+            if not has_size or not span.digest:
                 sizes = f"{len(span.rows)} bytes for {span.num_tokens} tokens of {self.hidden_size} numbers"
                 return f"an embedded span needs 4 bytes a number, and a digest; it has {sizes}"
         with_offsets = [span for span in spans if span.offsets or span.num_positions is not None]
@@ -54,25 +57,29 @@ class EmbeddingFormat:
         return None
 
 
-_Name = tuple[bytes, int]  # digest and number of tokens
+SpanName = tuple[bytes, int]  # digest and number of tokens
 
 
 class EmbeddingPool:
     """Rows for the embedded spans of prompts that are computed; row 0 stands for none.
 
     A running sequence holds the rows of each of its spans from its admission until its prompt is computed. Spans with
-    the same digest share rows. Any free rows will do: a step names the row of each token.
+    the same digest share rows. Any free rows will do: a step names the row of each token. What was written stays until
+    its rows are needed, those least recently held first: a span that comes again is not written again.
     """
 
     def __init__(self, num_rows: int) -> None:
         """`num_rows` that spans may own."""
         self.num_rows = num_rows
         self._free = list(range(num_rows, 0, -1))
-        self._entries: dict[_Name, _Entry] = {}
+        self._entries: dict[SpanName, _Entry] = {}
+        self._idle: OrderedDict[SpanName, HeldSpan] = OrderedDict()  # written, held by no one
+        self._num_idle_rows = 0
 
     @property
     def num_used(self) -> int:
-        return self.num_rows - len(self._free)
+        """Return the rows that are held."""
+        return self.num_rows - len(self._free) - self._num_idle_rows
 
     def hold(self, seq: Sequence, num_computed: int) -> bool:
         """Give a sequence rows for its spans behind its first `num_computed` tokens. False, and no change, if too few.
@@ -80,10 +87,18 @@ class EmbeddingPool:
         It holds none before.
         """
         spans = [span for span in seq.embedded if span.stop > num_computed]
-        new = {_name(span): span for span in spans if _name(span) not in self._entries}
-        if sum(span.num_tokens for span in new.values()) > len(self._free):
+        names = {_name(span): span for span in spans if _name(span) not in self._entries}
+        new = {name: span for name, span in names.items() if name not in self._idle}
+        num_kept = sum(names[name].num_tokens for name in names.keys() - new.keys())
+        if num_rows_of(new.values()) > len(self._free) + self._num_idle_rows - num_kept:
             return False
+        for name in names.keys() - new.keys():
+            held = self._idle.pop(name)
+            self._num_idle_rows -= held.span.num_tokens
+            self._entries[name] = _Entry(held, 0, is_written=True)
         for name, span in new.items():
+            while span.num_tokens > len(self._free):
+                self._forget_oldest()
             rows = np.array([self._free.pop() for _ in range(span.num_tokens)], np.int64)
             self._entries[name] = _Entry(HeldSpan(span, rows), 0)
         seq.held = tuple([HeldSpan(span, self._entries[_name(span)].held.rows) for span in spans])
@@ -98,30 +113,72 @@ class EmbeddingPool:
             entry.num_owners -= 1
             if not entry.num_owners:
                 del self._entries[name]
-                self._free += entry.held.rows.tolist()
+                if entry.is_written:
+                    self._idle[name] = entry.held
+                    self._num_idle_rows += entry.held.span.num_tokens
+                else:
+                    self._free += entry.held.rows.tolist()
         seq.held = ()
 
-    def take_unwritten(self) -> tuple[HeldSpan, ...]:
-        """Return the spans whose rows are still to be written; from now on they count as written."""
-        entries = [entry for entry in self._entries.values() if not entry.is_written]
+    def reach(self, seq: Sequence, most: int, num_left: int, taken: Collection[SpanName]) -> int:
+        """Return how many of a sequence's next `most` tokens a step may compute that writes `num_left` more rows.
+
+        taken   what the step writes already. It may write one span that is longer if it writes no other.
+        """
+        start, stop = seq.num_computed, seq.num_computed + most
+        for name, span in self._unwritten(seq, start, stop):
+            if name in taken:
+                continue
+            if span.num_tokens > num_left and (taken or span.start > start):
+                return max(0, span.start - start)
+            num_left -= span.num_tokens
+            taken = {*taken, name}
+        return most
+
+    def to_write(self, seq: Sequence, stop: int) -> dict[SpanName, int]:
+        """Return the rows of each span that is still to be written for a sequence's tokens up to `stop`, by name."""
+        return {name: span.num_tokens for name, span in self._unwritten(seq, seq.num_computed, stop)}
+
+    def _unwritten(self, seq: Sequence, start: int, stop: int) -> Iterator[tuple[SpanName, EmbeddedSpan]]:
+        for it in seq.held:
+            name = _name(it.span)
+            if it.span.start < stop and start < it.span.stop and not self._entries[name].is_written:
+                yield name, it.span
+
+    def take_unwritten(self, names: Iterable[SpanName]) -> tuple[HeldSpan, ...]:
+        """Return those of the held spans whose rows are still to be written; from now on they count as written."""
+        entries = [entry for name in names if not (entry := self._entries[name]).is_written]
         for entry in entries:
             entry.is_written = True
         return tuple([entry.held for entry in entries])
 
     def put_back(self, spans: Iterable[HeldSpan]) -> None:
-        """Take back that these were written, where they are still held."""
+        """Take back that these were written."""
         for it in spans:
-            if (entry := self._entries.get(_name(it.span))) is not None and entry.held is it:
+            name = _name(it.span)
+            if (entry := self._entries.get(name)) is not None and entry.held is it:
                 entry.is_written = False
+            elif self._idle.get(name) is it:
+                self._forget(name)
 
     def check_integrity(self, owners: Iterable[Sequence]) -> None:
         """Prove free + held = total, and that only `owners` hold rows. Raises IntegrityError."""
         counts = Counter(name for seq in owners for name in _names(seq))
         if counts != {name: entry.num_owners for name, entry in self._entries.items()}:
             raise IntegrityError(f"embeddings have other owners than the {len(counts)} spans of running requests")
-        rows = [*self._free, *[row for entry in self._entries.values() for row in entry.held.rows.tolist()]]
-        if sorted(rows) != list(range(1, self.num_rows + 1)):
+        known = [*[entry.held for entry in self._entries.values()], *self._idle.values()]
+        num_idle = sum(it.span.num_tokens for it in self._idle.values())
+        rows = [*self._free, *[row for it in known for row in it.rows.tolist()]]
+        if sorted(rows) != list(range(1, self.num_rows + 1)) or num_idle != self._num_idle_rows:
             raise IntegrityError(f"{len(rows)} rows of embeddings are free or held, the buffer has {self.num_rows}")
+
+    def _forget_oldest(self) -> None:
+        self._forget(next(iter(self._idle)))
+
+    def _forget(self, name: SpanName) -> None:
+        held = self._idle.pop(name)
+        self._num_idle_rows -= held.span.num_tokens
+        self._free += held.rows.tolist()
 
 
 def num_rows_of(spans: Iterable[EmbeddedSpan]) -> int:
@@ -139,9 +196,9 @@ def embedding_rows(seq: Sequence, start: int, stop: int) -> "NDArray[np.int64]":
     return found
 
 
-def _names(seq: Sequence) -> set[_Name]:
+def _names(seq: Sequence) -> set[SpanName]:
     return {_name(it.span) for it in seq.held}
 
 
-def _name(span: EmbeddedSpan) -> _Name:
+def _name(span: EmbeddedSpan) -> SpanName:
     return span.digest, span.num_tokens

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from server.engine.scheduling.answer_tap import AnswerTap
 from server.engine.scheduling.drafter import Drafter
 from server.engine.scheduling.embeddings import EmbeddingFormat
+from server.engine.scheduling.image_spans import image_spans, images_refusal
 from server.engine.scheduling.matcher import CompileGrammar, Matcher
 from server.engine.scheduling.outputs import Outputs
 from server.engine.scheduling.positions import positions_of
@@ -147,6 +148,9 @@ class Engine:
         forks = [self._forked(seq, fork) for fork in message.forks]
         refusal = self._refusal(message, seq)
         grammar = message.sampling.grammar
+        if refusal is None and message.images:
+            self._add_images(message, [seq, *forks])
+            refusal = self._span_refusal(seq)
         if refusal is not None:
             self._end([seq, *forks], *refusal)
             return
@@ -318,6 +322,15 @@ class Engine:
             embedded=message.embedded,
         )
 
+    def _add_images(self, message: Submit, sequences: list[Sequence]) -> None:
+        """Give the sequences of a request the spans of its images."""
+        embeddings = self._options.embeddings
+        assert embeddings is not None and embeddings.tower is not None, "images are refused without a tower"  # noqa: PT018
+        three = embeddings.has_three_positions
+        spans = image_spans(message.images, embeddings.tower, message.cache_salt, has_three_positions=three)
+        for seq in sequences:
+            seq.embedded = tuple(sorted((*message.embedded, *spans), key=lambda span: span.start))
+
     def _forked(self, seq: Sequence, fork: Fork) -> Sequence:
         """Return the sequence of one more answer to the prompt of `seq`."""
         return replace(
@@ -359,12 +372,16 @@ class Engine:
             wrong = str(least if least < 0 else most)[:24]
             return "invalid_value", f"prompt token {wrong} is outside the vocabulary of {vocab_size}"
         if message.images:
-            return "invalid_value", "this engine takes no images"
-        if not message.embedded:
-            return None
+            tower = None if self._options.embeddings is None else self._options.embeddings.tower
+            why = images_refusal(message.images, len(prompt), tower)
+            return None if why is None else ("invalid_value", why)
+        return self._span_refusal(seq) if message.embedded else None
+
+    def _span_refusal(self, seq: Sequence) -> tuple[str, str] | None:
+        """Return code and message of what is wrong with a sequence's embedded spans."""
         if (embeddings := self._options.embeddings) is None:
             return "invalid_value", "no token of this model's prompts may have an embedding of its own"
-        why = embeddings.refusal(message.embedded, len(prompt), self._scheduler.max_embedded_tokens)
+        why = embeddings.refusal(seq.embedded, seq.num_prompt, self._scheduler.max_embedded_tokens)
         return None if why is None else ("invalid_value", why)
 
     def _settle(self, batch: Batch, result: StepResult) -> StepResult:
@@ -490,6 +507,7 @@ class Engine:
             num_prefix_queried_tokens=batch.num_prefix_queried_tokens if batch else 0,
             num_prefix_hit_tokens=batch.num_prefix_hit_tokens if batch else 0,
             num_page_mismatches=self._scheduler.take_page_mismatches(),
+            tower_times=statistics.tower_times,
         )
         return StepOutput(record, self._outputs.take())
 

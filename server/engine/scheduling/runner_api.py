@@ -7,7 +7,7 @@ from typing import Protocol
 from kernels.linear.library.fallback_reason import MatmulFallback
 from kernels.vocabulary.shape import Phase
 from server.engine.scheduling.sequence import Batch
-from server.protocol.messages import AttentionSample, DispatchCount, PathUse, TokenScores
+from server.protocol.messages import AttentionSample, DispatchCount, PathUse, TokenScores, TowerTime
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,11 +17,13 @@ class StepStatistics:
     attention_samples     timings of sampled steps, read by now
     peak_temporary_bytes  phase -> what a sampled step took beside weights and cache
     matmul_fallbacks      products that PyTorch's matmuls computed in place of ours, by reason
+    tower_times           images that the tower has computed
     """
 
     attention_samples: list[AttentionSample] = field(default_factory=list)
     peak_temporary_bytes: dict[str, int] = field(default_factory=dict)
     matmul_fallbacks: dict[MatmulFallback, int] = field(default_factory=dict)
+    tower_times: list[TowerTime] = field(default_factory=list)
 
 
 TakeStatistics = Callable[[], StepStatistics]

@@ -10,7 +10,7 @@ from heapq import merge
 from kernels.vocabulary.shape import Phase
 from server.engine.scheduling.decode_rows import DecodeRows
 from server.engine.scheduling.drafter import Drafter
-from server.engine.scheduling.embeddings import EmbeddingPool
+from server.engine.scheduling.embeddings import EmbeddingPool, SpanName
 from server.engine.scheduling.page_keys import PageKeys
 from server.engine.scheduling.page_seals import PageSeals
 from server.engine.scheduling.pages import PagePool
@@ -41,6 +41,7 @@ class SchedulerLimits:
     max_attended_keys: int | None = None  # that all prompt tokens of a step attend to together; None: no such limit
     max_drafted_tokens: int = 0  # of a sequence, that one step verifies
     max_embedded_tokens: int = 0  # of the prompts that are computed at once, that have embeddings of their own
+    max_written_tokens: int | None = None  # of these, that a step makes embeddings for; None: no such limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,7 @@ class _StepPlan:
     forks    each with the sequence whose prompt the step ends; `page_copies` are theirs
     num_prefix_queried_tokens  of prompts that were admitted for the first time, looked up in the pages of others
     num_prefix_hit_tokens      those of them that were found there
+    written  the embedded spans that are written before the step, with their tokens
     """
 
     num_decode: int
@@ -73,6 +75,7 @@ class _StepPlan:
     page_copies: list[tuple[int, int]] = field(default_factory=list)
     num_prefix_queried_tokens: int = 0
     num_prefix_hit_tokens: int = 0
+    written: dict[SpanName, int] = field(default_factory=dict)
 
     def batch(self, decode: Batch, pool: PagePool) -> Batch:
         """Return the batch of these prompts and the decode rows."""
@@ -482,8 +485,17 @@ class Scheduler:
     def _with_embeddings(self, batch: Batch) -> Batch:
         """Return a batch with what its step needs of the embeddings that sequences hold."""
         rows = zip(batch.sequences, batch.query_lens, batch.context_lens, strict=True)
-        has_embedded = any(seq.has_embedded(end - length, end) for seq, length, end in rows if seq.held)
-        return replace(batch, embeddings=self._embeddings.take_unwritten(), has_embedded=has_embedded)
+        held = [(seq, end - length, end) for seq, length, end in rows if seq.held]
+        names = {name: None for seq, _, end in held for name in self._embeddings.to_write(seq, end)}
+        has_embedded = any(seq.has_embedded(start, end) for seq, start, end in held)
+        return replace(batch, embeddings=self._embeddings.take_unwritten(names), has_embedded=has_embedded)
+
+    def _reach(self, seq: Sequence, most: int, step: _StepPlan) -> int:
+        """Return how many of a sequence's next `most` tokens the step may compute, by the embeddings they need."""
+        if not seq.held or self._limits.max_written_tokens is None:
+            return most
+        num_left = max(0, self._limits.max_written_tokens - sum(step.written.values()))
+        return self._embeddings.reach(seq, most, num_left, step.written)
 
     def _make_room(self) -> int:
         """Give each decoding sequence the page of its next token, preempting others. Return how many.
@@ -532,16 +544,20 @@ class Scheduler:
                 if not is_open:
                     continue
             # A token at least, whatever it attends to: the first by rank makes progress.
-            if seq.num_uncomputed <= min(left, max(1, _num_fitting(keys_left, seq))):
+            if seq.num_uncomputed <= self._reach(seq, min(left, max(1, _num_fitting(keys_left, seq))), step):
                 chunk = seq.num_uncomputed
                 step.prompts.append((seq, chunk))
                 self._fork(seq, step)
             elif long is None:
-                long = seq
                 half = -(-min(left, self._max_interleaved) // 2)
-                chunk = num_of_long = min(half, max(1, _num_fitting(keys_left / 2, seq)))
+                chunk = num_of_long = self._reach(seq, min(half, max(1, _num_fitting(keys_left / 2, seq))), step)
+                if not chunk:
+                    continue
+                long = seq
             else:
                 continue
+            if seq.held:
+                step.written |= self._embeddings.to_write(seq, seq.num_computed + chunk)
             num_added += chunk
             left -= chunk
             keys_left -= _num_keys(seq.num_computed, chunk)
@@ -552,6 +568,9 @@ class Scheduler:
             if math.isfinite(keys_left):
                 keys_of_long = keys_left + _num_keys(long.num_computed, num_of_long)
                 whole = min(whole, max(num_of_long, _num_fitting(keys_of_long, long)))
+            whole = self._reach(long, whole, step)
+            if long.held:
+                step.written |= self._embeddings.to_write(long, long.num_computed + whole)
             step.prompts.append((long, whole))
 
     def _fork(self, leader: Sequence, step: _StepPlan) -> None:

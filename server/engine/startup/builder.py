@@ -42,12 +42,14 @@ from server.engine.proof.operator_quarantine import OperatorQuarantine
 from server.engine.proof.quarantine import Quarantine
 from server.engine.proof.replay import Replay
 from server.engine.proof.shadow_check import ShadowCheck
+from server.engine.scheduling.embeddings import EmbeddingFormat
 from server.engine.scheduling.engine import Engine, EngineOptions
 from server.engine.scheduling.page_seals import PageSeals
 from server.engine.scheduling.pages import PagePool
 from server.engine.scheduling.runner_api import BatchError, StepStatistics
 from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from server.engine.scheduling.states import StatePool
+from server.engine.startup.image_warmup import warm_up_images
 from server.engine.startup.kv_sizing import num_pages, num_state_slots
 from server.engine.startup.layers import check_layers, refuse_failed
 from server.engine.startup.limits import sizes_of_graphs
@@ -68,6 +70,7 @@ from server.engine.startup.subject import (
     dispatcher_of,
     identity_of,
     kv_cache_of,
+    load_own_tower,
     load_weights,
     read_subject,
 )
@@ -76,6 +79,7 @@ from server.errors import SettingsError
 from server.model.decoder import Decoder
 from server.model.layer_state import StateCache
 from server.model.ranks import ALONE
+from server.model.vision.tower import Tower
 from server.protocol.messages import AttestationReport, EngineReady, LayersReport, PlanRow, ServedPath
 from server.protocol.plan_rows import plan_rows
 from server.settings import Settings
@@ -195,8 +199,9 @@ def _build(
         overridden=overridden,
     )
     decoder = _load(settings, subject, dispatcher, followers, progress, measured=measured, fallbacks=fallbacks)
+    tower = load_own_tower(settings, subject, lambda detail: progress("loading", detail))
     try:
-        runner = _warm_runner(settings, subject, decoder, dispatcher, followers, plan, progress)
+        runner = _warm_runner(settings, subject, decoder, tower, dispatcher, followers, plan, progress)
         longest_silence_s = 0.0
         if subject.device.type == "cpu":
             longest_silence_s = estimate_longest_silence_s(
@@ -306,6 +311,7 @@ def _ready(
         is_bound_by_cache=engine.max_len < subject.limits.max_model_len,
         has_grammars=runner.grammars is not None,
         paths={path.name: ServedPath(path.source_digest, path.order) for path in ALL_PATHS},
+        max_image_tokens=subject.limits.max_image_tokens,
     )
 
 
@@ -313,6 +319,7 @@ def _warm_runner(
     settings: Settings,
     subject: Subject,
     decoder: Decoder,
+    tower: Tower | None,
     dispatcher: Dispatcher,
     followers: Followers | None,
     plan: Plan,
@@ -334,10 +341,13 @@ def _warm_runner(
     def worker(pages: int) -> Worker:
         kv, tokens = kv_cache_of(subject, pages), SampledTokens(num_rows, device)
         states = StateCache.allocate(config, num_state_slots(config, limits), torch_dtype(limits.dtype), device)
+        made = partial(
+            Worker, decoder, kv, dispatcher, tokens, states=states, num_embeddings=limits.max_image_tokens, tower=tower
+        )
         if followers is None:
-            return Worker(decoder, kv, dispatcher, tokens, states=states)
+            return made()
         others = LedRanks(decoder.ranks, dispatcher, followers.send)
-        leading = Worker(decoder, kv, dispatcher, tokens, rank=decoder.ranks, others=others, states=states)
+        leading = made(rank=decoder.ranks, others=others)
         followers.blamed = leading.suspects
         return leading
 
@@ -352,6 +362,7 @@ def _warm_runner(
             is_cuda=device.type == "cuda",
             progress=lambda detail: progress("compiling" if device.type == "cuda" else "warming up", detail),
         )
+        warm_up_images(own, limits.max_image_tokens, is_cuda=device.type == "cuda")
     if sizes is None:
         return runner
     return ModelRunner(own, _capture_graphs(subject, own, progress), grammars=grammars)
@@ -401,6 +412,8 @@ def _scheduler(settings: Settings, subject: Subject, runner: ModelRunner) -> Sch
             limits.max_num_interleaved_tokens,
             limits.max_attended_keys,
             limits.max_drafted_tokens,
+            max_embedded_tokens=limits.max_image_tokens,
+            max_written_tokens=limits.max_num_batched_image_tokens or None,
         ),
         pool,
         shares_pages=settings.prefix_caching,
@@ -423,12 +436,17 @@ def _engine(
             "tokenizer_config.json or special_tokens_map.json): each answer ends at max_tokens or at a request's stop",
             subject.folder,
         )
-    options = EngineOptions(config.vocab_size, config.eos_token_ids, settings.seed, runs_ahead)
+    takes = None
+    if config.tower is not None:
+        takes = EmbeddingFormat(config.hidden_size, config.has_three_positions, config.tower)
+    options = EngineOptions(config.vocab_size, config.eos_token_ids, settings.seed, runs_ahead, takes)
     return Engine(
         scheduler,
         runner,
         options,
         num_compiles=num_compiles,
-        take_statistics=lambda: StepStatistics(*runner.dispatcher.take_samples(), take_fallbacks()),
+        take_statistics=lambda: StepStatistics(
+            *runner.dispatcher.take_samples(), take_fallbacks(), runner.worker.take_tower_times()
+        ),
         compile_grammar=None if runner.grammars is None else runner.grammars.compile,
     )

@@ -9,9 +9,11 @@ from qualification.model.config import DenseConfig, FeedForward, ModelConfig, kv
 from server.engine.execution.graph_keys import GraphSizes, graph_keys
 from server.engine.execution.runner import ModelRunner
 from server.engine.operators.launch_errors import blaming
+from server.engine.startup.image_warmup import run_images
 from server.engine.startup.limits import LEAST_MODEL_LEN, EngineLimits
 from server.engine.startup.warmup import run_largest
 from server.errors import ModelError, SettingsError
+from server.model.vision.weights import tower_bytes
 from server.settings import Settings
 
 _DEFAULT_CPU_KV_TOKENS = 65536
@@ -79,6 +81,8 @@ def _room_bytes(runner: ModelRunner, limits: EngineLimits, device: torch.device)
     """Return the memory that is free beside the largest step: of several ranks on the one that has least."""
     with blaming(runner.suspects):
         allocated_bytes = run_largest(runner, limits, device)
+        if runner.worker.tower is not None:
+            run_images(runner.worker, [limits.max_image_tokens])
     return runner.worker.others.least(room_beside_peak(device, allocated_bytes))
 
 
@@ -96,6 +100,8 @@ def check_weights_fit(config: ModelConfig, limits: EngineLimits, device: torch.d
     ropes = {(it.rope, it.head_dim) for it in config.attentions}
     table_bytes = 4 * config.max_position * sum(rope.rotated_dims(head_dim) for rope, head_dim in ropes)
     num_bytes, total_bytes = weight_bytes(config, limits.dtype) + table_bytes, _total_bytes(device)
+    if config.tower is not None:
+        num_bytes += tower_bytes(config.tower, limits.dtype.num_bytes)
     if num_bytes > total_bytes:
         raise ModelError(
             f"weights in {limits.dtype.value} and the rotary table take {num_bytes / 2**30:.1f} GiB, the device has "

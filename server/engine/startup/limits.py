@@ -23,6 +23,7 @@ _CPU_ATTENTION_FLOPS = 2**34
 # model computes more in that time, and must: a step beyond the graphs takes some 20 ms to launch, and with 2048 tokens
 # in each a 0.6B had 0.8 of vLLM's throughput.
 _INTERLEAVED_WORK = 1.65e13  # tokens x parameters
+_IMAGE_TOKENS = 16_384  # of a 4B's hidden size and three layers' additions 320 MiB
 _LEAST_INTERLEAVED_TOKENS = 512  # under some 250 a step costs no less (H200)
 
 
@@ -40,6 +41,8 @@ class EngineLimits:
     max_attended_keys: int | None = None  # of all prompt tokens of a step together; None: no such limit
     max_drafted_tokens: int = 0  # of a sequence, that one step verifies; no setting asks for any
     state_snapshots: int | None = None  # slots for them; None: as many as sequences that run at once
+    max_image_tokens: int = 0  # whose embeddings are kept; 0: images are refused
+    max_num_batched_image_tokens: int = 0  # that the tower computes in a step, an image at least
 
     @property
     def serving(self) -> ServingLimits:
@@ -108,6 +111,10 @@ def choose_limits(settings: Settings, config: ModelConfig, device: torch.device)
         max_attended_keys=_attended_keys(config) if kind == "cpu" else None,
         state_snapshots=settings.state_snapshots,
     )
+    if config.tower is not None:
+        image_tokens = settings.max_num_batched_image_tokens or limits.max_num_interleaved_tokens
+        kept = settings.max_image_tokens or min(_IMAGE_TOKENS, max_model_len)
+        limits = replace(limits, max_image_tokens=kept, max_num_batched_image_tokens=image_tokens)
     if limits.max_num_batched_tokens < limits.max_num_seqs:
         raise SettingsError(
             f"max_num_batched_tokens is {limits.max_num_batched_tokens}, it must be at least max_num_seqs, "

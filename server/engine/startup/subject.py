@@ -1,5 +1,6 @@
 """Model and machine as a rank sees them before loading, and what it makes of them: decoder, cache, table."""
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -41,6 +42,7 @@ from server.engine.startup.kv_sizing import check_weights_fit
 from server.engine.startup.limits import EngineLimits, choose_device, choose_limits
 from server.errors import ModelError, SettingsError
 from server.model.decoder import Decoder, Operators, head_sizes
+from server.model.images.settings import ImageSettings
 from server.model.kv_cache import KVCache
 from server.model.layers import Weights
 from server.model.load.digests import model_digests
@@ -48,7 +50,11 @@ from server.model.load.folder import check_folder
 from server.model.load.load import check_checkpoint, load_config, load_shard
 from server.model.load.pooling import read_pooling
 from server.model.ranks import ALONE, Ranks
+from server.model.vision.load import check_tower, has_known_tower, has_tower_tensors, load_tower, with_images
+from server.model.vision.tower import Pixels, Tower
 from server.settings import LoadFormat, Quantization, Settings, Task
+
+logger = logging.getLogger(__name__)
 
 Say = Callable[[str], None]
 
@@ -58,6 +64,7 @@ class Subject:
     """`model`: the whole one. `config`: what this rank computes of it, which is all of it where there is one rank.
 
     pools  whether its last token's vector is the answer: a graph gives none
+    pixels  how the tower of `model` reads images; None where the server takes none
     reproducible  whether no row's bits may depend on the other rows of a batch
     """
 
@@ -69,6 +76,7 @@ class Subject:
     fingerprint: Fingerprint
     pools: bool = False
     reproducible: bool = False
+    pixels: Pixels | None = None
 
     @property
     def config(self) -> ModelConfig:
@@ -94,6 +102,9 @@ def read_subject(settings: Settings, rank: int = 0) -> Subject:
             model = rounded_at_load(model)
         except ModelConfigError as error:
             raise ModelError(f"{folder}: {error}") from error
+    pixels = None if pooling is not None else _pixels_of(settings, folder)
+    if pixels is not None:
+        model = with_images(folder, model)
     if pooling is not None and pooling.task is Task.EMBED:
         model = replace(model, tie_embeddings=True)  # a head is not needed, and often not saved
     try:
@@ -103,10 +114,45 @@ def read_subject(settings: Settings, rank: int = 0) -> Subject:
     limits = choose_limits(settings, model, device)
     check_weights_fit(shard.local_config, limits, device)
     check_checkpoint(folder, model, settings.load_format)  # before attention is proven, which takes minutes
+    if model.tower is not None and settings.load_format is not LoadFormat.DUMMY:
+        check_tower(folder, model.tower)
     fingerprint = read_fingerprint(device)
     return Subject(
-        folder, model, shard, limits, device, fingerprint, pooling is not None, reproducible=settings.reproducible
+        folder, model, shard, limits, device, fingerprint, pooling is not None, settings.reproducible, pixels
     )
+
+
+def _pixels_of(settings: Settings, folder: Path) -> Pixels | None:
+    """Return how images become numbers; None where the server takes none. Raises ModelError."""
+    if settings.limit_images == 0 or not has_known_tower(folder):
+        return None
+    is_there = settings.load_format is LoadFormat.DUMMY or has_tower_tensors(folder)
+    try:
+        found = ImageSettings.load(folder) if is_there else None
+    except ModelError as error:
+        logger.warning("images are refused, and text alone is served: %s", error.message)
+        return None
+    if found is None:
+        logger.warning("%s: images are refused, and text alone is served: it has no tensors of a tower", folder)
+        return None
+    (*mean,), (*deviation,) = found.mean, found.std
+    return Pixels((mean[0], mean[1], mean[2]), (deviation[0], deviation[1], deviation[2]), found.rescale_factor)
+
+
+def load_own_tower(settings: Settings, subject: Subject, say: Say = lambda _: None) -> Tower | None:
+    """Load the tower, which each rank has whole; None where the server takes no images. Raises ModelError."""
+    config = subject.model.tower
+    if config is None or subject.pixels is None:
+        return None
+    weights = load_tower(
+        subject.folder,
+        config,
+        dtype=torch_dtype(subject.limits.dtype),
+        device=subject.device,
+        load_format=settings.load_format,
+        progress=say,
+    )
+    return Tower(config, weights, subject.pixels, is_reproducible=subject.reproducible)
 
 
 def identity_of(settings: Settings, subject: Subject) -> RankIdentity:

@@ -1,0 +1,137 @@
+"""Prompts with images: small models whose towers and positions are those of transformers."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from server.engine.scheduling.sequence import Sequence
+from server.model.decoder import Decoder
+from server.model.vision.tower import Image, Tower
+from support.engine.image_session import ImageSession, Prompt, answer_of, load_with_tower, patches_of
+from support.models.tiny_images import IMAGE, KINDS, image_of, prompt_of, save_tiny
+
+NUM_TOKENS = (20, 66, 8, 20)  # of the answers; positions of more than 64 generated tokens go on behind an image
+
+
+@dataclass(frozen=True)
+class Loaded:
+    model: PreTrainedModel
+    decoder: Decoder
+    tower: Tower
+    prompts: list[Prompt]
+    due: list[list[int]]
+
+    @property
+    def side(self) -> int:
+        return self.tower.config.patch_size
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+    folder = tmp_path_factory.mktemp("images")
+    model = save_tiny(folder, request.param)
+    decoder, tower = load_with_tower(folder)
+    side = tower.config.patch_size
+    small, wide, tall = (image_of(seed, *grid, side) for seed, grid in enumerate(((4, 6), (2, 14), (10, 6))))
+    prompts = [
+        prompt_of(5, 6, 7, small, 8, 9),
+        prompt_of(3, small, 4, wide, tall, 12, 13),
+        prompt_of(20, 21),
+        prompt_of(tall, 11),
+    ]
+    due = [answer_of(model, it, side, num_tokens) for it, num_tokens in zip(prompts, NUM_TOKENS, strict=True)]
+    return Loaded(model, decoder, tower, prompts, due)
+
+
+def answers(session: ImageSession, loaded: Loaded) -> list[list[int]]:
+    session.outputs.clear()
+    for index, (prompt, max_tokens) in enumerate(zip(loaded.prompts, NUM_TOKENS, strict=True)):
+        session.ask(f"r{index}", prompt, max_tokens)
+    return session.drain().all_tokens(len(loaded.prompts))
+
+
+@torch.no_grad()
+def test_a_tower_computes_what_transformers_does(loaded: Loaded) -> None:
+    images = [image for _, images in loaded.prompts for image in images]
+    given = [Image.of(it.pixels, it.grid[1:], loaded.side) for it in images]
+    visual = loaded.model.model.visual
+    due = visual(patches_of(images, loaded.side), grid_thw=torch.tensor([it.grid for it in images]))
+    rows = torch.cat((due.pooler_output, *getattr(due, "deepstack_features", ())), dim=1)
+    torch.testing.assert_close(loaded.tower.encode(given), rows, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize(("max_step", "max_written"), [(64, None), (5, None), (17, 20)])
+def test_answers_are_those_of_transformers(loaded: Loaded, max_step: int, max_written: int | None) -> None:
+    session = ImageSession(loaded.decoder, loaded.tower, max_step=max_step, max_written=max_written)
+    assert answers(session, loaded) == loaded.due
+    assert session.num_computed_images() == 3  # each once, wherever it stands
+    assert answers(session, loaded) == loaded.due
+    assert (session.num_computed_images(), session.total("num_prefix_hit_tokens")) == (0, 48)
+
+
+def test_a_preempted_prompt_keeps_its_images(loaded: Loaded) -> None:
+    session = ImageSession(loaded.decoder, loaded.tower, max_step=32, num_pages=8, num_rows=30)
+    assert answers(session, loaded) == loaded.due
+    assert session.total("num_preemptions") > 0
+
+
+class WithoutDelta:
+    """A tap that counts generated tokens' positions by their places."""
+
+    def begin(self, seq: Sequence) -> None:
+        seq.position_delta = 0
+
+    def end(self, seq: Sequence, *, is_sound: bool) -> None: ...
+
+
+def test_positions_that_ignore_an_image_are_other_answers(loaded: Loaded) -> None:
+    session = ImageSession(loaded.decoder, loaded.tower)
+    session.engine.answers = WithoutDelta()
+    found = answers(session, loaded)
+    assert [a == b for a, b in zip(found, loaded.due, strict=True)] == [False, False, True, False]
+
+
+def test_pages_are_found_by_the_same_image_only(loaded: Loaded) -> None:
+    ids, (image,) = prompt_of(*[7] * 14, image_of(1, 4, 6, loaded.side), *[8] * 20)
+    session = ImageSession(loaded.decoder, loaded.tower)
+    other = (ids, (msgspec.structs.replace(image_of(2, 4, 6, loaded.side), start=image.start),))
+
+    def hits(prompt: Prompt, **more: object) -> tuple[int, int]:
+        session.outputs.clear()
+        session.ask("r", prompt, 2, **more)
+        session.drain()
+        return session.total("num_prefix_hit_tokens"), session.num_computed_images()
+
+    same = (ids, (image,))
+    assert [hits(it) for it in (same, other, same, other)] == [(0, 1), (0, 1), (32, 0), (32, 0)]
+    assert hits(same, cache_salt=b"another key") == (0, 1)  # its time must not tell that someone else has the image
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda it: {"grid": (1, it.grid[2], it.grid[1] + 2)}, "bytes"),
+        (lambda it: {"num_tokens": it.num_tokens - 1}, "tokens of the prompt"),
+        (lambda it: {"grid": (2, it.grid[1], it.grid[2]), "pixels": 2 * it.pixels}, "2 frames"),
+        (lambda _: {"grid": (1, 3, 8)}, "multiple of 2"),
+        (lambda _: {"start": 90}, "within the prompt"),
+    ],
+)
+def test_images_that_do_not_fit_are_refused(loaded: Loaded, change: Callable[..., dict[str, object]], why: str) -> None:
+    ids, (image,) = loaded.prompts[0]
+    session = ImageSession(loaded.decoder, loaded.tower)
+    session.ask("r", (ids, (msgspec.structs.replace(image, **change(image)),)), 2)
+    (delta,) = [it for output in session.drain().outputs for it in output.deltas]
+    assert (delta.error_code, why in (delta.error_message or "")) == ("invalid_value", True)
+
+
+def test_a_prompt_with_more_images_than_rows_is_refused(loaded: Loaded) -> None:
+    session = ImageSession(loaded.decoder, loaded.tower, num_rows=27)
+    assert loaded.prompts[1][0].count(IMAGE) == 28
+    session.ask("r", loaded.prompts[1], 2)
+    (delta,) = [it for output in session.drain().outputs for it in output.deltas]
+    assert "the limit is 27" in (delta.error_message or "")

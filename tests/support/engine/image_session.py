@@ -1,0 +1,108 @@
+"""Engines of small models that see images, and what transformers answers to the same prompts."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from qualification.model.shard import shard_of
+from server.engine.execution.runner import ModelRunner
+from server.engine.execution.sampling import SampledTokens
+from server.engine.execution.worker import Worker
+from server.engine.scheduling.embeddings import EmbeddingFormat
+from server.engine.scheduling.engine import Engine, EngineOptions
+from server.engine.scheduling.page_seals import PageSeals
+from server.engine.scheduling.pages import PagePool
+from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from server.model.decoder import Decoder
+from server.model.kv_cache import KVCache
+from server.model.load.load import load_config, load_shard
+from server.model.vision.load import load_tower, with_images
+from server.model.vision.tower import Pixels, Tower
+from server.protocol.images import PromptImage
+from server.protocol.messages import SamplingParams, Submit
+from support.engine.graph_session import Session
+from support.engine.late_dispatch import CPU, EAGER, dispatcher_of
+from support.models.tiny_images import IMAGE, VOCAB_SIZE
+
+PIXELS = Pixels((0.5, 0.4, 0.3), (0.2, 0.3, 0.25))
+PAGE_SIZE = 16
+Prompt = tuple[list[int], tuple[PromptImage, ...]]
+
+
+def load_with_tower(folder: Path) -> tuple[Decoder, Tower]:
+    """Return a folder's decoder and tower, in fp32."""
+    config = with_images(folder, load_config(folder))
+    weights = load_shard(folder, config, shard_of(config, 0, 1), dtype=torch.float32, device=CPU)
+    assert config.tower is not None
+    tower = load_tower(folder, config.tower, dtype=torch.float32, device=CPU)
+    return Decoder(config, weights), Tower(config.tower, tower, PIXELS, is_reproducible=False)
+
+
+class ImageSession(Session):
+    """A session whose requests may have images."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        tower: Tower,
+        *,
+        max_step: int = 64,
+        num_pages: int = 128,
+        num_rows: int = 64,
+        max_written: int | None = None,
+    ) -> None:
+        """`num_rows` of embeddings of images; `max_written` of them are computed in a step."""
+        kv = KVCache.allocate(decoder.config, num_pages, PAGE_SIZE, torch.float32, CPU)
+        dispatcher = dispatcher_of(decoder, EAGER.name)
+        self.worker = Worker(decoder, kv, dispatcher, SampledTokens(8, CPU), num_embeddings=num_rows, tower=tower)
+        pool, num_seqs = PagePool(num_pages, PAGE_SIZE), min(8, max_step)
+        limits = SchedulerLimits(512, num_seqs, max_step, max_embedded_tokens=num_rows, max_written_tokens=max_written)
+        config = decoder.config
+        takes = EmbeddingFormat(config.hidden_size, config.has_three_positions, config.tower)
+        scheduler = Scheduler(limits, pool, shares_pages=True, seals=PageSeals(pool))
+        super().__init__(
+            Engine(scheduler, ModelRunner(self.worker), EngineOptions(VOCAB_SIZE, (), 0, embeddings=takes))
+        )
+
+    def ask(self, name: str, prompt: Prompt, max_tokens: int, **more: object) -> None:
+        """Submit a prompt, answered by the likeliest tokens."""
+        sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0)
+        self.engine.submit(Submit(name, prompt[0], sampling, images=prompt[1], **more))  # type: ignore[arg-type]
+
+    def num_computed_images(self) -> int:
+        """Return how many images the tower has computed since the last call."""
+        return sum(it.num_images for it in self.worker.tower_timer.take())
+
+
+def patches_of(images: Sequence[PromptImage], side: int, num_frames: int = 2, merge: int = 2) -> torch.Tensor:
+    """Return the patches [patches, numbers] of images as transformers' processors give them, normalised by PIXELS."""
+    found = []
+    for image in images:
+        _, height, width = image.grid
+        values = torch.frombuffer(bytearray(image.pixels), dtype=torch.uint8).view(height * side, width * side, 3)
+        numbers = ((values.double() / 255 - torch.tensor(PIXELS.mean)) / torch.tensor(PIXELS.deviation)).float()
+        frames = numbers.permute(2, 0, 1).expand(num_frames, -1, -1, -1)
+        blocks = frames.reshape(num_frames, 3, height // merge, merge, side, width // merge, merge, side)
+        found.append(blocks.permute(2, 5, 3, 6, 1, 0, 4, 7).reshape(height * width, -1))
+    return torch.cat(found)
+
+
+def answer_of(model: PreTrainedModel, prompt: Prompt, side: int, max_tokens: int) -> list[int]:
+    """Return transformers' likeliest tokens. `side`: pixels of a patch."""
+    ids, images = prompt
+    token_ids = torch.tensor([ids])
+    given = {}
+    if images:
+        given = {
+            "pixel_values": patches_of(images, side),
+            "image_grid_thw": torch.tensor([image.grid for image in images]),
+            "mm_token_type_ids": (token_ids == IMAGE).int(),
+        }
+    whole = model.generate(
+        input_ids=token_ids, attention_mask=torch.ones_like(token_ids), max_new_tokens=max_tokens, do_sample=False,
+        eos_token_id=None, pad_token_id=0, **given,
+    )  # fmt: skip
+    found: list[int] = whole[0, len(ids) :].tolist()
+    return found
