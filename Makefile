@@ -30,6 +30,9 @@ SUITE_FLAGS ?= --out docs/benchmarks/schema-suite.json
 TOKENIZER_FLAGS ?= --out docs/benchmarks/tokenizers.json
 RAY_FLAGS ?= --out docs/benchmarks/ray-cpu.json
 VENV := .venv
+# Empty where the environment says not to write bytecode: each program that a test starts would compile PyTorch's again,
+# 2 s of 4, and each run of the tests their own, 16 s of a core.
+export PYTHONDONTWRITEBYTECODE :=
 STAMP := $(VENV)/.installed
 SERVING := $(VENV)/.installed-serving
 
