@@ -3,18 +3,25 @@
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
 
 from kernels.system.triton_cache import use_own_cache
 from support.compiled.compile_outside import kept_cache, remove_old_entries
+from support.emulator.quick_interpreter import find_builtins_once
 from support.worker_blocks import spread
 
 INTERPRET = "TRITON_INTERPRET"
-NUM_THREADS = torch.get_num_threads()
+WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")  # "gw5"; empty where pytest-xdist is not used
 KEPT_BYTES = 2**30  # of a GPU, by a process between two tests: to allocate anew waits for the other processes
+
+
+def share_cores(worker: str, num_workers: int, cores: Sequence[int]) -> set[int]:
+    """The cores of a worker of pytest-xdist ("gw5"), dealt in turns; all of them where there are fewer than workers."""
+    is_dealt = bool(worker) and num_workers <= len(cores)
+    return set(cores[int(worker.removeprefix("gw")) :: num_workers] if is_dealt else cores)
 
 
 def share_gpus(worker: str, visible: str | None, num_gpus: int) -> str | None:
@@ -23,10 +30,16 @@ def share_gpus(worker: str, visible: str | None, num_gpus: int) -> str | None:
     return gpus[int(worker.removeprefix("gw")) % len(gpus)] if worker and len(gpus) > 1 else None
 
 
+# An engine computes with every core that it may use, and threads of two workers wait for each other: the engines of
+# seven families took 19 s of CPU time so, and 5 s on a core of their own. Programs that a test starts inherit it.
+if WORKER and not torch.cuda.is_available() and hasattr(os, "sched_setaffinity"):
+    _num_workers = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    os.sched_setaffinity(0, share_cores(WORKER, _num_workers, sorted(os.sched_getaffinity(0))))
+    torch.set_num_threads(min(torch.get_num_threads(), len(os.sched_getaffinity(0))))
+NUM_THREADS = torch.get_num_threads()
+
 # CUDA reads the variable once, when it is initialised: counting by NVML, as here, does not.
-_gpu = share_gpus(
-    os.environ.get("PYTEST_XDIST_WORKER", ""), os.environ.get("CUDA_VISIBLE_DEVICES"), torch.cuda.device_count()
-)
+_gpu = share_gpus(WORKER, os.environ.get("CUDA_VISIBLE_DEVICES"), torch.cuda.device_count())
 if _gpu is not None:
     os.environ["CUDA_VISIBLE_DEVICES"] = _gpu
 
@@ -39,6 +52,7 @@ if torch.cuda.is_available():
 # Here, not in a hook of pytest: hooks run after the conftest of a folder below, which may import a kernel.
 if not torch.cuda.is_available():
     os.environ[INTERPRET] = "1"
+    find_builtins_once()
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
