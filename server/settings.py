@@ -261,7 +261,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         2_000_000
     )
     max_queued_bytes: Annotated[
-        Count, Meta(description="bytes of requests that may arrive, or wait to be parsed, at once")
+        Count,
+        Meta(
+            description="bytes of requests that may arrive, or wait to be parsed, at once; likewise of resized images "
+            "that wait for a first token"
+        ),
     ] = 256 * 1024 * 1024
     response_store_entries: Annotated[
         Annotated[int, Meta(ge=0, le=2**63 - 1)],
@@ -434,10 +438,23 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         str | None,
         Meta(description="TOML or JSON file of service level objectives (default: those of docs/metrics.md)"),
     ] = None
-    max_body_bytes: Annotated[Count, Meta(description="largest request body")] = 8 * 1024 * 1024
+    max_body_bytes: Annotated[Count, Meta(description="largest request body, or image that is fetched")] = (
+        8 * 1024 * 1024
+    )
     limit_images: Annotated[
         Annotated[int, Meta(ge=0, le=1024)], Meta(description="images that a prompt may have; 0: none")
     ] = 16
+    max_image_pixels: Annotated[
+        Annotated[int, Meta(ge=1, le=89_478_485)],
+        Meta(description="pixels of an image as it comes; a larger one is refused by its header"),
+    ] = 50_000_000
+    allowed_media_hosts: Annotated[
+        Annotated[str, Meta(pattern=r"^\s*[^,\s]+\s*(,\s*[^,\s]+\s*)*$")] | None,
+        Meta(
+            description="hosts, separated by commas, that images are fetched from where a request has their URL "
+            "(default: none; images come as data: URLs)"
+        ),
+    ] = None
     receive_timeout_s: Annotated[Seconds, Meta(description="longest time a client may take to send a request")] = 30.0
     request_timeout_s: Annotated[Seconds, Meta(description="longest time a request may take to be answered")] = 3600.0
     shutdown_grace_s: Annotated[

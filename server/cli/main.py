@@ -35,8 +35,11 @@ from server.edge.tls import Tls
 from server.edge.uvicorn_server import Server, uvicorn_config
 from server.errors import ModelError, SettingsError, StartError
 from server.http.app import create_admin_app, create_app
-from server.http.services import Program, ServedModel, Services, Telemetry
+from server.http.images.fetch import MediaFetcher
+from server.http.images.reader import ImageReader
+from server.http.services import Program, ServedImages, ServedModel, Services, Telemetry
 from server.log import configure_logging
+from server.model.images.settings import ImageSettings
 from server.model.load.digests import model_digests
 from server.model.load.pooling import read_pooling
 from server.model.load.source import is_hub_id, model_folder
@@ -224,6 +227,7 @@ def assemble(settings: Settings, folder: Path, keys: Keys, url: str) -> Services
     tokenizer = Tokenizer.load(folder, template)
     pooling = read_pooling(folder, settings)
     is_recommended = settings.generation_config is GenerationConfig.AUTO
+    images, no_images = _images(settings, folder)
     defaults = load_sampling_defaults(folder) if is_recommended else SamplingDefaults()
     metrics, tracing = make_telemetry(settings)
     console = Console(
@@ -245,6 +249,8 @@ def assemble(settings: Settings, folder: Path, keys: Keys, url: str) -> Services
         special_tokens_in_text=settings.special_tokens_in_text,
         pooling=pooling,
         digests=model_digests(folder, has_weights=settings.load_format is not LoadFormat.DUMMY),
+        images=images,
+        no_images=no_images,
     )
     return Services(
         settings=settings,
@@ -253,9 +259,27 @@ def assemble(settings: Settings, folder: Path, keys: Keys, url: str) -> Services
         engine=EngineClient(settings, console),
         telemetry=Telemetry(metrics, tracing),
         lifecycle=Lifecycle(),
-        admission=Admission(settings.max_queued_requests, settings.max_queued_tokens),
+        admission=Admission(settings.max_queued_requests, settings.max_queued_tokens, settings.max_queued_bytes),
+        images=None if images is None else image_reader(images, settings),
         receipts=Receipts.load(settings) if pooling is None else None,
     )
+
+
+def _images(settings: Settings, folder: Path) -> tuple[ServedImages | None, str | None]:
+    """Return the images that the model sees, or None and perhaps why."""
+    if settings.limit_images == 0:
+        return None, "--limit-images is 0"
+    try:
+        found = ImageSettings.load(folder)
+    except ModelError as error:
+        return None, error.message
+    return (None, None) if found is None else (ServedImages(found, settings.limit_images), None)
+
+
+def image_reader(images: ServedImages, settings: Settings) -> ImageReader:
+    """Make the reader of the requests' images."""
+    fetcher = MediaFetcher.of(settings.allowed_media_hosts, settings.max_body_bytes)
+    return ImageReader(images.settings, fetcher, settings.max_image_pixels)
 
 
 def _on_hangup(keys: Keys, services: Services, tls: Tls | None) -> Callable[[], None] | None:

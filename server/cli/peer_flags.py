@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 OTHER_NAMES: Mapping[str, str] = {
+    "--allowed-media-domains": "--allowed-media-hosts",
     "--api-key": "--api-key-file",
     "--block-size": "--page-size",
     "--chunked-prefill-size": "--max-num-batched-tokens",
@@ -16,6 +17,7 @@ OTHER_NAMES: Mapping[str, str] = {
     "--hostname": "--host",
     "--kv-cache-dtype": "--kv-dtype",
     "--kv-cache-memory-bytes": "--kv-cache-tokens",
+    "--limit-mm-per-prompt": "--limit-images",
     "--max-concurrent-requests": "--max-queued-requests",
     "--max-running-requests": "--max-num-seqs",
     "--mem-fraction-static": "--gpu-memory-utilization",

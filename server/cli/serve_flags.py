@@ -37,8 +37,9 @@ _GROUPS: Mapping[str, tuple[str, ...]] = {
     "receipts": ("receipts", "receipt_token_ids", "receipt_key_file"),
     "limits of requests": (
         "max_queued_requests", "max_queued_tokens", "max_queued_bytes", "max_body_bytes", "receive_timeout_s",
-        "limit_images", "request_timeout_s", "shutdown_grace_s", "key_requests_per_minute",
-        "key_tokens_per_minute", "response_store_entries", "response_store_bytes",
+        "limit_images", "max_image_pixels", "allowed_media_hosts", "request_timeout_s",
+        "shutdown_grace_s", "key_requests_per_minute", "key_tokens_per_minute",
+        "response_store_entries", "response_store_bytes",
     ),
     "logs, metrics and traces": ("log_format", "metrics_compat", "otlp_endpoint", "trace_ratio", "slo_file"),
 }  # fmt: skip

@@ -8,9 +8,11 @@ from server.errors import TooManyRequests
 class Admission:
     """Counts, exactly, what waits for a first token; refuses what would exceed the limits."""
 
-    def __init__(self, max_requests: int, max_tokens: int) -> None:
+    def __init__(self, max_requests: int, max_tokens: int, max_image_bytes: int) -> None:
         self.max_requests = max_requests
         self.max_tokens = max_tokens
+        self.max_image_bytes = max_image_bytes
+        self.num_image_bytes = 0
         self.num_requests = 0
         self.num_tokens = 0
         self.wait_s = 0.0  # moving mean of the time until each prompt of a request has its first token
@@ -34,6 +36,7 @@ class Place:
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
         self._num_tokens = 0
+        self._num_image_bytes = 0
         self._has_left = False
 
     def add_tokens(self, num_tokens: int) -> None:
@@ -46,6 +49,16 @@ class Place:
         admission.num_tokens = total
         self._num_tokens += num_tokens
 
+    def add_image_bytes(self, num_bytes: int) -> None:
+        """The prompt's images are read. Raises TooManyRequests when they do not fit; the first ones always do."""
+        admission = self._admission
+        total = admission.num_image_bytes + num_bytes
+        if admission.num_image_bytes and total > admission.max_image_bytes:
+            message = f"{total} bytes of images would wait for a first token, the limit is {admission.max_image_bytes}."
+            raise TooManyRequests(message, retry_after_s=admission.retry_after_s)
+        admission.num_image_bytes = total
+        self._num_image_bytes += num_bytes
+
     def leave(self, waited_s: float | None = None) -> None:
         """Leave the queue: each prompt has its first token, after `waited_s`, or the request has ended without it."""
         if self._has_left:
@@ -53,5 +66,6 @@ class Place:
         self._has_left = True
         self._admission.num_requests -= 1
         self._admission.num_tokens -= self._num_tokens
+        self._admission.num_image_bytes -= self._num_image_bytes
         if waited_s is not None:
             self._admission.wait_s += 0.2 * (waited_s - self._admission.wait_s)

@@ -83,6 +83,8 @@ def create_app(services: Services, keys: Keys = NO_KEYS) -> FastAPI:
         finally:
             await services.engine.close()
             services.grammars.close()
+            if services.images is not None:
+                services.images.close()
             watch.cancel()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.to_thread(services.telemetry.tracing.close), _TRACE_CLOSE_S)

@@ -7,6 +7,8 @@ from server.edge.admission import Admission
 from server.edge.lifecycle import Lifecycle
 from server.errors import RETRY_AFTER_S, ModelNotFound, NotReady, ShuttingDown, UnsupportedField
 from server.grammar.checker import GrammarChecker
+from server.http.images.reader import ImageReader
+from server.model.images.settings import ImageSettings
 from server.model.load.pooling import PoolingModel
 from server.protocol.messages import EngineReady, Grammar
 from server.receipt.receipts import Receipts
@@ -23,6 +25,14 @@ from server.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
+class ServedImages:
+    """Images as the model sees them."""
+
+    settings: ImageSettings
+    limit: int  # images that a prompt may have
+
+
+@dataclass(frozen=True, slots=True)
 class ServedModel:
     """The model as the API process has it: from texts to tokens and back."""
 
@@ -34,6 +44,8 @@ class ServedModel:
     special_tokens_in_text: bool = False  # whether a text of a request may spell them
     pooling: PoolingModel | None = None  # None: the model generates
     digests: Mapping[str, str | None] = field(default_factory=dict)  # of its files
+    images: ServedImages | None = None  # None: it sees none
+    no_images: str | None = None  # why a model that could see images is served without them
 
     @property
     def name(self) -> str:
@@ -77,6 +89,7 @@ class Services:
     admission: Admission
     grammars: GrammarChecker = field(default_factory=GrammarChecker)
     receipts: Receipts | None = None  # None: answers get none
+    images: ImageReader | None = None  # None: the model sees no images
 
     @property
     def system_fingerprint(self) -> str | None:

@@ -1,11 +1,15 @@
 """An image of a prompt, on its way from the API process, which has resized it, to the engine, whose tower reads it."""
 
-from collections.abc import Iterable
+import struct
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 DIGEST_BYTES = 32
 MAX_REQUEST_PIXELS = 32 * 1024 * 1024  # of a prompt's images after resizing: 96 MiB of the message that it is sent in
+
+
+_WORDS = struct.Struct("<4q")  # of a digest
 
 
 class PromptImage(msgspec.Struct, frozen=True, array_like=True):
@@ -27,6 +31,28 @@ class PromptImage(msgspec.Struct, frozen=True, array_like=True):
     @property
     def stop(self) -> int:
         return self.start + self.num_tokens
+
+
+class PromptImages:
+    """The images of a prompt until they are sent to the engine: pixels are not held while an answer is streamed."""
+
+    def __init__(self, images: tuple[PromptImage, ...]) -> None:
+        self._images = images
+        self.num_bytes = sum(len(image.pixels) for image in images)
+        self._places = [(image.start, image.num_tokens, image.digest) for image in images]
+
+    def take(self) -> tuple[PromptImage, ...]:
+        """Return the images, once: the answers to one prompt are computed from one message."""
+        images, self._images = self._images, ()
+        return images
+
+    def in_ids(self, prompt_token_ids: Sequence[int]) -> list[int]:
+        """Return ids that no prompt with other images has: of placeholders, as many as fit are those of the digest."""
+        found = [*prompt_token_ids]
+        for start, num_tokens, digest in self._places:
+            words = _WORDS.unpack(digest)[:num_tokens]
+            found[start : start + len(words)] = words
+        return found
 
 
 def image_fault(images: Iterable[PromptImage], num_prompt_tokens: int) -> str | None:

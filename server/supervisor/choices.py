@@ -20,4 +20,7 @@ class Choices:
         else:
             self._forks.append(Fork(submit.request_id, submit.sampling.seed))
         self._num_missing -= 1
-        return None if self._num_missing else msgspec.structs.replace(self._first, forks=self._forks)
+        if self._num_missing:
+            return None
+        first, self._first = self._first, None  # it may have images
+        return msgspec.structs.replace(first, forks=self._forks)

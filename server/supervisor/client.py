@@ -14,6 +14,7 @@ import msgspec
 
 from kernels.system.locked_folder import LockedFolder
 from server.errors import DeadlyPrompt, StartError
+from server.protocol.images import PromptImages
 from server.protocol.liveness import KILLED_AFTER_S, START_KILLED_AFTER_S, DeathCause, death_of, kill_limit_s
 from server.protocol.messages import (
     AttestationReport,
@@ -147,6 +148,7 @@ class EngineClient:
         priority: int = 0,
         choices: Choices | None = None,
         take: Take | None = None,
+        images: PromptImages | None = None,
     ) -> AsyncGenerator[TokenDelta, None]:
         """Deltas of one request; the last one has a finish_reason. Leaving early cancels the request.
 
@@ -154,29 +156,34 @@ class EngineClient:
 
         It shares computed pages with requests of the same `cache_salt` only, and the computation of its prompt with
         the other `choices` of it, which begin when all of them are streamed.
+        `images` are those of the prompt; they are taken when they are sent.
         `take` may take deltas on the way, before the last one: they do not come here then.
         `traceparent` (W3C) goes along, so that the engine's log names the trace. Raises ValueError for a request id
         that is open already.
         """
-        refusal = self._deadly.refusal(prompt_token_ids)
+        content = prompt_token_ids if images is None else images.in_ids(prompt_token_ids)
+        refusal = self._deadly.refusal(content)
         if refusal is not None:
             yield error_delta(request_id, DeadlyPrompt.code, refusal)
             return
         if self.state is not EngineState.READY:
             yield error_delta(request_id, "not_ready", f"The engine is {self.state.value}.")
             return
-        stream = self._streams.open(request_id, take, prompt_token_ids)
+        stream = self._streams.open(request_id, take, content)
         is_finished = False
         try:
             submit = Submit(request_id, prompt_token_ids, sampling, cache_salt, traceparent, priority)
+            if images is not None:
+                submit = msgspec.structs.replace(submit, images=images.take())
             whole = submit if choices is None else choices.join(submit)
             if whole is not None:
                 self._send(whole)
+            del submit, whole  # they may have images
             while not is_finished:
                 delta = await stream.next()
                 is_finished = delta.finish_reason is not None
                 if is_finished and delta.finish_reason is not FinishReason.ERROR:
-                    self._deadly.forgive(prompt_token_ids)
+                    self._deadly.forgive(content)
                 yield delta
         finally:
             self._streams.close(stream)

@@ -12,6 +12,7 @@ from server.http.anthropic.requests import (
     CountTokensRequest,
     FixedToolChoice,
     FreeToolChoice,
+    ImageBlock,
     MessagesRequest,
     OutputConfig,
     RedactedThinkingBlock,
@@ -22,6 +23,7 @@ from server.http.anthropic.requests import (
     ToolResultBlock,
     ToolUseBlock,
     Turn,
+    UrlSource,
 )
 from server.http.anthropic.signatures import thinking_of
 
@@ -180,7 +182,7 @@ def _assistant(turn: Turn, index: int) -> list[dict[str, Any]]:
                 calls.append({"id": block.id, "type": "function", "function": function})
             case RedactedThinkingBlock():
                 pass
-            case ToolResultBlock():
+            case ToolResultBlock() | ImageBlock():
                 raise _misplaced(block, turn, index, i)
     message: dict[str, Any] = {"role": "assistant", "content": texts}
     if thoughts:
@@ -193,25 +195,52 @@ def _assistant(turn: Turn, index: int) -> list[dict[str, Any]]:
 def _of_user(turn: Turn, index: int) -> list[dict[str, Any]]:
     """The messages of a turn of the user or the system: results of tools, each by itself, and what is said."""
     messages: list[dict[str, Any]] = []
-    texts: list[dict[str, str]] | None = None
+    said: list[dict[str, Any]] | None = None
     for i, block in enumerate(_blocks(turn)):
-        if isinstance(block, TextBlock):
-            if texts is None:
-                texts = []
-                messages.append({"role": turn.role, "content": texts})
-            texts.append({"type": "text", "text": block.text})
+        if isinstance(block, TextBlock) or (isinstance(block, ImageBlock) and turn.role == "user"):
+            if said is None:
+                said = []
+                messages.append({"role": turn.role, "content": said})
+            said.append({"type": "text", "text": block.text} if isinstance(block, TextBlock) else _image(block))
         elif isinstance(block, ToolResultBlock) and turn.role == "user":
-            texts = None
+            said = None
             messages.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": _result(block)})
         else:
             raise _misplaced(block, turn, index, i)
     return messages or [{"role": turn.role, "content": []}]
 
 
-def _result(block: ToolResultBlock) -> str:
+def image_places(fields: CountTokensRequest) -> list[str]:
+    """The fields of all images."""
+    found = []
+    for i, turn in enumerate(fields.messages):
+        for j, block in enumerate(turn.content if isinstance(turn.content, list) else ()):
+            place = f"messages[{i}].content[{j}]"
+            if isinstance(block, ImageBlock):
+                found.append(place)
+            elif isinstance(block, ToolResultBlock) and isinstance(block.content, list):
+                found += [f"{place}.content[{k}]" for k, it in enumerate(block.content) if isinstance(it, ImageBlock)]
+    return found
+
+
+def _image(block: ImageBlock) -> dict[str, Any]:
+    source = block.source
+    url = source.url if isinstance(source, UrlSource) else f"data:{source.media_type};base64,{source.data}"
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def _result(block: ToolResultBlock) -> str | list[dict[str, Any]]:
+    """The text of a tool's result, or its parts where it has images."""
     content = block.content
-    text = content if isinstance(content, str) else "\n".join(map(_result_text, content))
-    return f"Error: {text}" if block.is_error else text
+    if isinstance(content, list) and any(isinstance(part, ImageBlock) for part in content):
+        parts = [
+            _image(part) if isinstance(part, ImageBlock) else {"type": "text", "text": _result_text(part)}
+            for part in content
+        ]
+        return [{"type": "text", "text": "Error:"}, *parts] if block.is_error else parts
+    if not isinstance(content, str):
+        content = "\n".join(_result_text(part) for part in content if not isinstance(part, ImageBlock))
+    return f"Error: {content}" if block.is_error else content
 
 
 def _result_text(part: TextBlock | ToolReferenceBlock) -> str:

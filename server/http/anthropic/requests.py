@@ -55,12 +55,41 @@ class ToolReferenceBlock(CachedModel):
     tool_name: _Name
 
 
+class Base64Source(RequestModel):
+    type: Literal["base64"]
+    media_type: Literal["image/gif", "image/jpeg", "image/png", "image/webp"]
+    data: Text
+
+
+class UrlSource(RequestModel):
+    type: Literal["url"]
+    url: Text
+
+
+_SOURCES = Variants({"base64": Base64Source, "url": UrlSource}, refused=("file",))
+
+
+class ImageBlock(CachedModel):
+    nested: ClassVar[Mapping[str, type[RequestModel] | Variants]] = {
+        "cache_control": CacheControl,
+        "source": _SOURCES,
+    }
+
+    type: Literal["image"]
+    source: Annotated[
+        Annotated[Base64Source, tag("base64")] | Annotated[UrlSource, tag("url")],
+        Discriminator(_SOURCES.tag_of, custom_error_type="wrong_type", custom_error_message="an object"),
+    ]
+
+
 _RESULT_BLOCKS = Variants(
-    {"text": TextBlock, "tool_reference": ToolReferenceBlock},
-    refused=("browser_state", "document", "image", "search_result"),
+    {"text": TextBlock, "image": ImageBlock, "tool_reference": ToolReferenceBlock},
+    refused=("browser_state", "document", "search_result"),
 )
 _ResultBlock = Annotated[
-    Annotated[TextBlock, tag("text")] | Annotated[ToolReferenceBlock, tag("tool_reference")],
+    Annotated[TextBlock, tag("text")]
+    | Annotated[ImageBlock, tag("image")]
+    | Annotated[ToolReferenceBlock, tag("tool_reference")],
     Discriminator(_RESULT_BLOCKS.tag_of, custom_error_type="wrong_type", custom_error_message="a list of blocks"),
 ]
 
@@ -122,6 +151,7 @@ class ToolResultBlock(CachedModel):
 _BLOCKS = Variants(
     {
         "text": TextBlock,
+        "image": ImageBlock,
         "thinking": ThinkingBlock,
         "redacted_thinking": RedactedThinkingBlock,
         "tool_use": ToolUseBlock,
@@ -135,7 +165,6 @@ _BLOCKS = Variants(
         "container_upload",
         "document",
         "fallback",
-        "image",
         "mcp_tool_listing",
         "mcp_tool_result",
         "mcp_tool_use",
@@ -149,9 +178,10 @@ _BLOCKS = Variants(
         "web_search_tool_result",
     ),
 )
-Block = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
+Block = TextBlock | ImageBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock
 _Block = Annotated[
     Annotated[TextBlock, tag("text")]
+    | Annotated[ImageBlock, tag("image")]
     | Annotated[ThinkingBlock, tag("thinking")]
     | Annotated[RedactedThinkingBlock, tag("redacted_thinking")]
     | Annotated[ToolUseBlock, tag("tool_use")]

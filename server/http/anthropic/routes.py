@@ -6,18 +6,17 @@ from typing import Any
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from server.edge.body_memory import in_thread
 from server.edge.context import context_of
 from server.edge.routing import PlainRoute
 from server.errors import ModelNotFound, NotReady, PromptTooLong, TemplateError
 from server.http.anthropic.context_edits import Edited, edited
-from server.http.anthropic.conversation import FIELDS, chat_of, hides_thinking, left_out, prompt_of
+from server.http.anthropic.conversation import FIELDS, chat_of, hides_thinking, image_places, left_out, prompt_of
 from server.http.anthropic.message import MessageFormat
 from server.http.anthropic.requests import CountTokensRequest, MessagesRequest
 from server.http.anthropic.schemas import MessageAnswer, MessageError, MessageEvent, TokenCount
+from server.http.chat.image_places import check_images
 from server.http.chat.prepare import prepare_translated, prompt_tokens
 from server.http.common.document import streams, takes
-from server.http.common.json_body import parse_json
 from server.http.common.json_pieces import json_response
 from server.http.common.validation import read
 from server.http.generation.admitted import GENERATION_ERRORS, admitted
@@ -25,6 +24,8 @@ from server.http.generation.answer import namer_of
 from server.http.generation.event_stream import answered
 from server.http.generation.prepared import Prepared
 from server.http.generation.usage import usage_of
+from server.http.images.preparing import with_images
+from server.http.images.source import RequestImages
 from server.http.services import ServedModel, Services
 from server.protocol.messages import EngineReady
 
@@ -32,6 +33,7 @@ MESSAGES = "/v1/messages"
 COUNT_TOKENS = "/v1/messages/count_tokens"
 REQUESTS = (MessagesRequest, CountTokensRequest)
 EVENTS = (MessageEvent, MessageError)
+_IMAGE = "image"  # the type of its block
 _STREAM = "The whole answer, or with `stream` events, each named by the `type` of its data."
 
 
@@ -75,28 +77,32 @@ def routes(services: Services) -> APIRouter:
         ready = services.require_ready()
         context = context_of(request.scope)
 
-        def count(body: bytes | bytearray) -> dict[str, Any]:
-            fields = read(CountTokensRequest, parse_json(body))
-            changed = edited(fields, partial(_num_tokens, services.model))
-            prepared = prepare_translated(services.model, context.unique_id, ready, prompt_of(changed.fields), FIELDS)
+        def count(body: dict[str, Any], images: RequestImages) -> dict[str, Any]:
+            fields = read(CountTokensRequest, body)
+            check_images(services.model, ready, image_places(fields), _IMAGE)
+            changed = edited(fields, partial(_num_tokens, services.model, ready, images))
+            prompt = prompt_of(changed.fields)
+            prepared = prepare_translated(services.model, context.unique_id, ready, prompt, images, FIELDS)
             num_tokens = len(prepared.jobs[0].prompt_token_ids)
             if fields.context_management is None:
                 return {"input_tokens": num_tokens}
             before = num_tokens if changed.num_original_tokens is None else changed.num_original_tokens
             return {"input_tokens": num_tokens, "context_management": {"original_input_tokens": before}}
 
-        counts = await in_thread(context.body.take(), count)
+        counts = await with_images(services.images, context.body.take(), None, count)
         return json_response(msgspec.json.encode(counts))
 
     return router
 
 
 def _prepared(
-    model: ServedModel, unique_id: str, ready: EngineReady, body: dict[str, Any]
+    model: ServedModel, unique_id: str, ready: EngineReady, body: dict[str, Any], images: RequestImages
 ) -> Prepared[Edited[MessagesRequest]]:
-    changed = edited(read(MessagesRequest, body), partial(_num_tokens, model))
-    return prepare_translated(model, unique_id, ready, chat_of(changed.fields), FIELDS).of(changed)
+    fields = read(MessagesRequest, body)
+    check_images(model, ready, image_places(fields), _IMAGE)
+    changed = edited(fields, partial(_num_tokens, model, ready, images))
+    return prepare_translated(model, unique_id, ready, chat_of(changed.fields), images, FIELDS).of(changed)
 
 
-def _num_tokens(model: ServedModel, fields: CountTokensRequest) -> int:
-    return prompt_tokens(model, prompt_of(fields), FIELDS)
+def _num_tokens(model: ServedModel, ready: EngineReady, images: RequestImages, fields: CountTokensRequest) -> int:
+    return prompt_tokens(model, ready, prompt_of(fields), images, FIELDS)

@@ -8,13 +8,15 @@ from enum import Enum
 from typing import Any
 
 from server.errors import InvalidJson, InvalidValue, TemplateError, TemplateRefusal, UnsupportedField
-from server.http.chat.requests import ChatRequest, Message
+from server.http.chat.requests import ChatImagePart, ChatRequest, ChatTextPart, ImageBounds, Message
 from server.http.chat.tools import ToolCall, ToolUse
 from server.http.common.json_body import parse_json
+from server.http.images.source import ImageSource
 from server.text.answer.formats import FORMATS
 from server.text.answer.history import writer_of
 from server.text.answer.syntax import AnswerSyntax
 from server.text.chat_template import ChatTemplate
+from server.text.image_places import Marks
 from server.text.request_text import RequestText, joined
 from server.text.tokenizer import Tokenizer
 from server.text.tools import (
@@ -40,12 +42,17 @@ class PromptEnd(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Input of a chat template."""
+    """Input of a chat template.
+
+    images, marks   of messages with images, whose texts have a mark for each, in order
+    """
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
     documents: list[dict[str, Any]] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    images: tuple[ImageSource, ...] = ()
+    marks: Marks | None = None
 
 
 def conversation_of(fields: ChatRequest, tools: ToolUse) -> Conversation:
@@ -57,7 +64,38 @@ def conversation_of(fields: ChatRequest, tools: ToolUse) -> Conversation:
             options.setdefault("enable_thinking", False)
     if fields.verbosity is not None:
         options.setdefault("verbosity", fields.verbosity)
-    return Conversation(plain_messages(fields.messages), tools.for_template(), fields.documents, options)
+    return conversation_with(
+        fields.messages, fields.mm_processor_kwargs, tools.for_template(), fields.documents, options
+    )
+
+
+def conversation_with(
+    messages: Sequence[Message],
+    bounds: ImageBounds | None,
+    tools: list[dict[str, Any]] | None,
+    documents: list[dict[str, Any]] | None,
+    options: Mapping[str, Any],
+) -> Conversation:
+    """The conversation of valid messages, which may have images. Raises InvalidValue."""
+    images = images_of(messages, bounds)
+    marks = Marks() if images else None
+    return Conversation(plain_messages(messages, marks), tools, documents, options, images, marks)
+
+
+def images_of(messages: Sequence[Message], bounds: ImageBounds | None) -> tuple[ImageSource, ...]:
+    """The images of all messages, in order. Raises InvalidValue for one in another message than a user's or tool's."""
+    found = []
+    least, most = (None, None) if bounds is None else (bounds.min_pixels, bounds.max_pixels)
+    for i, message in enumerate(messages):
+        for j, part in enumerate(message.content if isinstance(message.content, list) else ()):
+            if not isinstance(part, ChatImagePart):
+                continue
+            place = f"messages[{i}].content[{j}]"
+            if message.role not in ("user", "tool"):
+                raise InvalidValue(f"{place}: a message of role {message.role!r} has no images.", param=place)
+            is_low = part.image_url.detail == "low"
+            found.append(ImageSource(part.image_url.url, place, least, most, is_low))
+    return tuple(found)
 
 
 def end_of(opens: bool | None, *, continues: bool) -> PromptEnd:
@@ -120,19 +158,21 @@ def _rendered(
         raise InvalidValue(message, param="chat_template_kwargs")
     if not has_special_tokens:
         tags = [text for text in syntax.reasoning_tags if tokenizer.added_ids.get(text) not in tokenizer.special_ids]
-        it = Conversation(
-            [_guarded_message(message, tags) for message in it.messages],
-            _guarded(it.tools),
-            _guarded(it.documents),
-            _guarded(it.options),
+        it = replace(
+            it,
+            messages=[_guarded_message(message, tags) for message in it.messages],
+            tools=_guarded(it.tools),
+            documents=_guarded(it.documents),
+            options=_guarded(it.options),
         )
     tools = it.tools if syntax.has_tool_template else None
     messages = with_places(it, template, syntax)
     refusal: TemplateRefusal | None = None
     for variant in _variants(messages):
+        given = variant if it.marks is None else it.marks.with_parts(variant)
         try:
             text = template.render(
-                variant, add_generation_prompt=opens, tools=tools, documents=it.documents, options=it.options
+                given, add_generation_prompt=opens, tools=tools, documents=it.documents, options=it.options
             )
         except TemplateRefusal as error:
             refusal = refusal or error
@@ -189,8 +229,11 @@ def _guarded(value: Any) -> Any:
     return [_guarded(inner) for inner in value] if isinstance(value, list) else value
 
 
-def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Messages for the chat template: a role, a text, perhaps a name, calls and their results. Raises InvalidValue."""
+def plain_messages(messages: Sequence[Message], marks: Marks | None = None) -> list[dict[str, Any]]:
+    """Messages for the chat template: a role, a text, perhaps a name, calls and their results. Raises InvalidValue.
+
+    marks  where there are images, which the texts have marks for
+    """
     found: list[dict[str, Any]] = []
     names: dict[str, str] = {}  # of the functions, by the ids of their calls
     for i, message in enumerate(messages):
@@ -202,7 +245,7 @@ def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
             )
         _check_role(message, i)
         role = "system" if message.role == "developer" else message.role  # OpenAI's newer name of it
-        text = content if isinstance(content, str) else "\n".join(part.text for part in content or ())
+        text = content if isinstance(content, str) else _text_of(content or (), marks)
         plain: dict[str, Any] = {"role": role, "content": text}
         if message.name is not None:
             plain["name"] = message.name
@@ -220,6 +263,12 @@ def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
                 plain["thinking"] = reasoning  # gpt-oss's name; its template refuses both beside calls
         found.append(plain)
     return found
+
+
+def _text_of(parts: Sequence[ChatTextPart | ChatImagePart], marks: Marks | None) -> str:
+    if marks is not None and any(isinstance(part, ChatImagePart) for part in parts):
+        return marks.text_of([part.text if isinstance(part, ChatTextPart) else None for part in parts])
+    return "\n".join(part.text for part in parts if isinstance(part, ChatTextPart))
 
 
 def _check_role(message: Message, index: int) -> None:

@@ -1,10 +1,9 @@
 """A chat's request. A field that is not implemented is refused by its name, never ignored."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
-from pydantic_core import PydanticCustomError
+from pydantic import Discriminator, Field
 
 from server.errors import InvalidValue
 from server.http.chat.tools import ChatTool, NamedChoice, ToolCall, ToolChoice
@@ -17,7 +16,7 @@ from server.http.common.fields import (
     kind_of_item,
     one_of,
 )
-from server.http.common.validation import NO_EFFECT, JsonObject, RequestModel, Text, tag
+from server.http.common.validation import NO_EFFECT, JsonObject, RequestModel, Text, Variants, tag
 from server.http.generation.requests import MAX_LOGPROBS, GenerationRequest, StreamOptions
 
 MAX_CALLS = 256  # of one message
@@ -27,30 +26,55 @@ ContinueFinalMessage = Annotated[
 ]
 
 
-def _only_text(value: Any) -> Any:
-    if isinstance(value, str) and value != "text":
-        raise PydanticCustomError("unsupported", "must be 'text', the only type that is implemented")
-    return value
+Detail = Literal["auto", "low", "high", "original"]
+DETAIL = "`low`: 512 x 512 pixels at most where the model's size of images may vary. The others: as the model has it."
 
 
 class ChatTextPart(RequestModel):
-    unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        "file": (),
-        "image_url": (),
-        "input_audio": (),
-        "video_url": (),
-    }
-
-    type: Annotated[Literal["text"], BeforeValidator(_only_text)]
+    type: Literal["text"]
     text: Text
     cache_control: AnyObject | None = Field(None, description=f"{NO_EFFECT}: prompts are cached anyway.")
     prompt_cache_breakpoint: AnyObject | None = Field(None, description=f"{NO_EFFECT}: prompts are cached anyway.")
 
 
-_Content = Annotated[
-    Annotated[Text, tag("text")] | Annotated[Annotated[list[ChatTextPart], Field(fail_fast=True)], tag("list")],
-    one_of(kind_of_item, "a string or a list of text parts"),
+class ImageUrl(RequestModel):
+    url: Text = Field(description="`data:image/...;base64,` or, of hosts that the server allows, http(s).")
+    detail: Detail | None = Field(None, description=DETAIL)
+
+
+class ChatImagePart(RequestModel):
+    nested: ClassVar[Mapping[str, type[RequestModel]]] = {"image_url": ImageUrl}
+
+    type: Literal["image_url"]
+    image_url: ImageUrl
+    uuid: Annotated[Text, Field(max_length=256)] | None = Field(
+        None, description=f"{NO_EFFECT}: images are known by their content."
+    )
+    cache_control: AnyObject | None = Field(None, description=f"{NO_EFFECT}: prompts are cached anyway.")
+    prompt_cache_breakpoint: AnyObject | None = Field(None, description=f"{NO_EFFECT}: prompts are cached anyway.")
+
+
+_PARTS = Variants(
+    {"text": ChatTextPart, "image_url": ChatImagePart}, refused=("file", "input_audio", "refusal", "video_url")
+)
+_Part = Annotated[
+    Annotated[ChatTextPart, tag("text")] | Annotated[ChatImagePart, tag("image_url")],
+    Discriminator(_PARTS.tag_of, custom_error_type="wrong_type", custom_error_message="a list of parts"),
 ]
+_Content = Annotated[
+    Annotated[Text, tag("text")] | Annotated[Annotated[list[_Part], Field(fail_fast=True)], tag("list")],
+    one_of(kind_of_item, "a string or a list of parts"),
+]
+
+
+MM_KWARGS = "Pixels of each image after resizing: at most the model's own `max_pixels`."
+
+
+class ImageBounds(RequestModel):
+    """Sizes of images after resizing, as vLLM takes them."""
+
+    min_pixels: int | None = Field(None, ge=1, le=2**31 - 1)
+    max_pixels: int | None = Field(None, ge=1, le=2**31 - 1)
 
 
 ToolList = Annotated[list[ChatTool], Field(max_length=MAX_TOOLS, fail_fast=True)]
@@ -63,12 +87,16 @@ class Message(RequestModel):
         "function_call": (),
         "refusal": ("",),
     }
-    nested: ClassVar[Mapping[str, type[RequestModel]]] = {"content": ChatTextPart, "tool_calls": ToolCall}
+    nested: ClassVar[Mapping[str, type[RequestModel] | Variants]] = {"content": _PARTS, "tool_calls": ToolCall}
 
     role: Literal["assistant", "developer", "system", "tool", "user"] = Field(
         description="`developer` is the same as `system`."
     )
-    content: _Content | None = Field(None, description="Parts are joined by newlines. Only an assistant may have none.")
+    content: _Content | None = Field(
+        None,
+        description="Texts of a message without images are joined by newlines. Images are in a user's or a tool's "
+        "message, of models that see them. Only an assistant may have no content.",
+    )
     name: Annotated[Text, Field(max_length=64)] | None = Field(None, description="Given to the model's chat template.")
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_CALLS, fail_fast=True)] = Field(
         default_factory=list, description="What an assistant has called."
@@ -85,8 +113,9 @@ Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES,
 
 
 class ChatRequest(GenerationRequest):
-    nested: ClassVar[Mapping[str, type[RequestModel]]] = {
+    nested: ClassVar[Mapping[str, type[RequestModel] | Variants]] = {
         "messages": Message,
+        "mm_processor_kwargs": ImageBounds,
         "stream_options": StreamOptions,
         "tool_choice": NamedChoice,
         "tools": ChatTool,
@@ -121,6 +150,7 @@ class ChatRequest(GenerationRequest):
     add_special_tokens: bool = Field(
         False, description="Whether the prompt gets the tokens that the tokenizer adds, beside those of the template."
     )
+    mm_processor_kwargs: ImageBounds | None = Field(None, description=MM_KWARGS)
     documents: Annotated[list[JsonObject], Field(fail_fast=True)] | None = Field(
         None, description="For the chat template; refused where it has no place for them."
     )

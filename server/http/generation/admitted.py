@@ -10,7 +10,6 @@ from typing import Any, Generic, TypeVar
 from fastapi import Request
 
 from server.edge.admission import Place
-from server.edge.body_memory import in_thread
 from server.edge.context import RequestContext, context_of
 from server.errors import (
     DeadlyPrompt,
@@ -25,9 +24,11 @@ from server.errors import (
     TimeLimitReached,
     TooManyRequests,
 )
-from server.http.common.json_body import MAX_VALUES, parse_json
+from server.http.common.json_body import MAX_VALUES
 from server.http.generation.prepared import Job, Prepared
 from server.http.generation.receipt import ReceiptDraft, receipts_for, seeded
+from server.http.images.preparing import with_images
+from server.http.images.source import RequestImages
 from server.http.services import Services
 from server.protocol.messages import EngineReady
 from server.telemetry.outcomes import RejectedFor
@@ -48,7 +49,8 @@ GENERATION_ERRORS = (
 )
 
 FieldsT = TypeVar("FieldsT")
-Prepare = Callable[[EngineReady, dict[str, Any]], Prepared[FieldsT]]  # from a body's object
+# From a body's object, and the images of it that have been read. Raises ImagesNeeded where others are to be.
+Prepare = Callable[[EngineReady, dict[str, Any], RequestImages], Prepared[FieldsT]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +82,12 @@ async def admitted(
     place = _enter(services)
     try:
         began_at = time.monotonic()
-        prepared = seeded(services, await _prepare(ready, context, prepare))
+        prepared = seeded(services, await _prepare(services, ready, context, prepare))
         for grammar in {it for job in prepared.jobs if (it := job.sampling.grammar) is not None}:
             await services.check_grammar(ready, grammar)
         record.tokenized(began_at)
         num_prompt_tokens = prepared.num_prompt_tokens
-        _reserve(services, place, num_prompt_tokens)
+        _reserve(services, place, num_prompt_tokens, prepared.num_image_bytes)
         if prepared.timeout_s is not None and prepared.timeout_s < services.settings.request_timeout_s:
             message = f"The answer took longer than the {prepared.timeout_s:g} s of the field 'timeout'."
             left_s = context.arrived_at + prepared.timeout_s - time.monotonic()
@@ -104,21 +106,16 @@ async def admitted(
         place.leave()
 
 
-async def _prepare(ready: EngineReady, context: RequestContext, prepare: Prepare[FieldsT]) -> Prepared[FieldsT]:
+async def _prepare(
+    services: Services, ready: EngineReady, context: RequestContext, prepare: Prepare[FieldsT]
+) -> Prepared[FieldsT]:
     """Parse, validate and tokenize a request's body; a large text off the event loop, which other streams wait for."""
-
-    def parsed(body: bytes | bytearray) -> Prepared[FieldsT]:
-        fields = parse_json(body, max_values=max(MAX_VALUES, ready.max_model_len + 1000))
-        del body  # it may be large, and is not needed while the text is tokenized
-        return prepare(ready, fields)
-
     body = context.body.take()
-    if len(body) <= INLINE_BODY_BYTES or (len(body) <= INLINE_IDS_BYTES and _HAS_IDS.search(body)):
-        prepared = parsed(body)
-    else:
-        work = in_thread(body, parsed)
-        del body
-        prepared = await work
+    is_inline = len(body) <= INLINE_BODY_BYTES or (len(body) <= INLINE_IDS_BYTES and _HAS_IDS.search(body) is not None)
+    most = max(MAX_VALUES, ready.max_model_len + 1000)
+    work = with_images(services.images, body, most, lambda it, images: prepare(ready, it, images), is_inline=is_inline)
+    del body
+    prepared = await work
     context.body.drop()
     return prepared
 
@@ -153,9 +150,12 @@ async def _start(services: Services, context: RequestContext, num_prompt_tokens:
         raise
 
 
-def _reserve(services: Services, place: Place, num_tokens: int) -> None:
+def _reserve(services: Services, place: Place, num_tokens: int, num_image_bytes: int) -> None:
+    reason = RejectedFor.QUEUE_TOKENS
     try:
         place.add_tokens(num_tokens)
+        reason = RejectedFor.QUEUE_BYTES
+        place.add_image_bytes(num_image_bytes)
     except TooManyRequests:
-        services.telemetry.metrics.traffic.rejected(RejectedFor.QUEUE_TOKENS)
+        services.telemetry.metrics.traffic.rejected(reason)
         raise

@@ -92,6 +92,7 @@ async def pieces(
         priority=job.priority,
         choices=choices,
         take=take,
+        images=job.images,
     )
     async with aclosing(stream) as deltas:
         async for delta in deltas:

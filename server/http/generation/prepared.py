@@ -4,6 +4,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from server.protocol.images import PromptImages
 from server.protocol.messages import SamplingParams
 from server.text.answer.parser import AnswerParser
 
@@ -23,6 +24,7 @@ class Job:
     priority: int = 0
     continues: bool = False  # its text goes on from the prompt's; else it is a text of its own, as a chat's turn is
     prompt_index: int | None = None  # which of the request's prompts, where jobs of one differ by seed and parser alone
+    images: PromptImages | None = None  # of the prompt, shared by the jobs of one; None: it has none
 
 
 FieldsT_co = TypeVar("FieldsT_co", covariant=True)
@@ -59,6 +61,12 @@ class Prepared(Generic[FieldsT_co]):
     def num_prompt_tokens(self) -> int:
         """Tokens of all prompts, each once, however many answers it has."""
         return sum(len(job.prompt_token_ids) for job, is_first in zip(self.jobs, self.firsts, strict=True) if is_first)
+
+    @property
+    def num_image_bytes(self) -> int:
+        """Bytes of the images of all prompts, each once."""
+        firsts = zip(self.jobs, self.firsts, strict=True)
+        return sum(job.images.num_bytes for job, is_first in firsts if is_first and job.images is not None)
 
     @property
     def firsts(self) -> list[bool]:

@@ -39,7 +39,7 @@ from server.http.common.fields import (
     one_of,
 )
 from server.http.common.inputs import MAX_PROMPTS
-from server.http.common.validation import NO_EFFECT, RequestModel, Text, tag
+from server.http.common.validation import NO_EFFECT, RequestModel, Text, Variants, tag
 
 MAX_LOGPROBS = 20  # likeliest tokens at each place, OpenAI's limit for chats
 
@@ -113,7 +113,7 @@ class GenerationRequest(RequestModel):
     """
 
     unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = _UNSUPPORTED
-    nested: ClassVar[Mapping[str, type[RequestModel]]] = {"stream_options": StreamOptions}
+    nested: ClassVar[Mapping[str, type[RequestModel] | Variants]] = {"stream_options": StreamOptions}
     prompt_field: ClassVar[str] = "prompt"  # which an error of the prompt names
 
     model: ModelName = None

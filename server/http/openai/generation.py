@@ -21,6 +21,7 @@ from server.http.generation.prepared import Prepared
 from server.http.generation.prompts import encode_prompts
 from server.http.generation.requests import GenerationRequest
 from server.http.generation.usage import usage_of
+from server.http.images.source import RequestImages
 from server.http.openai.answers import AllChoices, AnswerFormat, ChatFormat, CompletionFormat
 from server.http.openai.details import details_of
 from server.http.openai.exact_sampling import exactly
@@ -38,7 +39,7 @@ class Kind:
     route: str
     operation: str  # in the terms of the GenAI conventions
     format: type[AnswerFormat]
-    prepare: Callable[[ServedModel, str, EngineReady, dict[str, Any]], Prepared[GenerationRequest]]
+    prepare: Callable[[ServedModel, str, EngineReady, dict[str, Any], RequestImages], Prepared[GenerationRequest]]
 
 
 async def generate(services: Services, kind: Kind, request: Request) -> Response:
@@ -84,7 +85,7 @@ def _direct_stream(request: Request, shape: AnswerFormat) -> DirectStream | None
 
 
 def _prepare_completion(
-    model: ServedModel, unique_id: str, ready: EngineReady, body: dict[str, Any]
+    model: ServedModel, unique_id: str, ready: EngineReady, body: dict[str, Any], _images: RequestImages
 ) -> Prepared[CompletionRequest]:
     fields = read(CompletionRequest, body)
     model.check_name(fields.model)

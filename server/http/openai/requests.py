@@ -6,11 +6,11 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from server.errors import InvalidValue
-from server.http.chat.requests import ContinueFinalMessage, Message, Messages, ToolList
+from server.http.chat.requests import ContinueFinalMessage, ImageBounds, Message, Messages, ToolList
 from server.http.chat.tools import ChatTool
 from server.http.common.fields import MAX_BAD_WORDS, MAX_TOKENS, LimitedId, ModelName
 from server.http.common.inputs import MAX_PROMPTS, Prompt, TokenIds, listed
-from server.http.common.validation import JsonObject, RequestModel, Text
+from server.http.common.validation import JsonObject, RequestModel, Text, Variants
 from server.http.generation.requests import MAX_LOGPROBS, GenerationRequest
 
 MAX_WORD_IDS = 1024  # of one word
@@ -52,7 +52,10 @@ class ExactSampling(RequestModel):
 
 
 class CompletionRequest(GenerationRequest):
-    nested: ClassVar[Mapping[str, type[RequestModel]]] = {**GenerationRequest.nested, "exact_sampling": ExactSampling}
+    nested: ClassVar[Mapping[str, type[RequestModel] | Variants]] = {
+        **GenerationRequest.nested,
+        "exact_sampling": ExactSampling,
+    }
 
     prompt: Prompt = Field(
         description=f"A text or token ids, or up to {MAX_PROMPTS} of them. A text may spell special tokens.",
@@ -103,7 +106,11 @@ class TokenizeRequest(RequestModel):
     """Either a prompt or messages."""
 
     unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {"chat_template": ()}
-    nested: ClassVar[Mapping[str, type[RequestModel]]] = {"messages": Message, "tools": ChatTool}
+    nested: ClassVar[Mapping[str, type[RequestModel]]] = {
+        "messages": Message,
+        "mm_processor_kwargs": ImageBounds,
+        "tools": ChatTool,
+    }
 
     model: ModelName = None
     prompt: Text | None = Field(None, description="A text.", examples=["Once upon a time"])
@@ -115,6 +122,7 @@ class TokenizeRequest(RequestModel):
     continue_final_message: ContinueFinalMessage = False
     tools: ToolList | None = Field(None, description="Functions that the model sees; only with messages.")
     chat_template_kwargs: JsonObject | None = Field(None, description="As in a chat; only with messages.")
+    mm_processor_kwargs: ImageBounds | None = Field(None, description="As in a chat; only with messages.")
 
 
 class DetokenizeRequest(RequestModel):

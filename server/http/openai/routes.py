@@ -1,5 +1,6 @@
 """OpenAI's routes, and vLLM's for tokens."""
 
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -16,8 +17,9 @@ from server.errors import (
     TemplateError,
     TimeLimitReached,
 )
-from server.http.chat.prepare import prompt_text
-from server.http.chat.rendering import Conversation, end_of, plain_messages
+from server.http.chat.image_places import check_bounds
+from server.http.chat.prepare import chat_ids
+from server.http.chat.rendering import conversation_with, end_of
 from server.http.chat.requests import ChatRequest
 from server.http.chat.tools import ToolUse
 from server.http.common.document import streams, takes
@@ -26,7 +28,9 @@ from server.http.common.json_body import parse_json
 from server.http.common.json_pieces import json_response
 from server.http.common.validation import read
 from server.http.generation.admitted import GENERATION_ERRORS
-from server.http.generation.prompts import encode_chat, encode_text
+from server.http.generation.prompts import encode_text
+from server.http.images.preparing import with_images
+from server.http.images.source import RequestImages
 from server.http.openai.generation import CHAT, COMPLETIONS, generate
 from server.http.openai.requests import CompletionRequest, DetokenizeRequest, TokenizeRequest
 from server.http.openai.schemas import (
@@ -38,6 +42,7 @@ from server.http.openai.schemas import (
     Tokenized,
 )
 from server.http.services import ServedModel, Services
+from server.protocol.messages import EngineReady
 
 TOKEN_REQUESTS = (TokenizeRequest, DetokenizeRequest)
 REQUESTS = (CompletionRequest, ChatRequest, *TOKEN_REQUESTS)
@@ -74,12 +79,10 @@ def routes(services: Services) -> APIRouter:
     )
     async def tokenize(request: Request) -> Response:
         """Return the token ids of a text or of a conversation."""
-        max_model_len = services.require_ready().max_model_len
-        tokens = await in_thread(
-            context_of(request.scope).body.take(),
-            lambda body: _tokenize(services.model, parse_json(body), max_model_len),
-        )
-        counts = {"count": len(tokens), "max_model_len": max_model_len, "tokens": tokens}
+        ready = services.require_ready()
+        make = partial(_tokenize, services.model, ready)
+        tokens = await with_images(services.images, context_of(request.scope).body.take(), None, make)
+        counts = {"count": len(tokens), "max_model_len": ready.max_model_len, "tokens": tokens}
         return json_response(msgspec.json.encode(counts))
 
     @router.post(
@@ -95,17 +98,20 @@ def routes(services: Services) -> APIRouter:
     return router
 
 
-def _tokenize(model: ServedModel, body: dict[str, Any], max_model_len: int) -> list[int]:
+def _tokenize(model: ServedModel, ready: EngineReady, body: dict[str, Any], images: RequestImages) -> list[int]:
     fields = read(TokenizeRequest, body)
     model.check_name(fields.model)
     if fields.messages is not None and fields.prompt is None:
         tools, options = ToolUse(fields.tools, None).for_template(), fields.chat_template_kwargs or {}
-        conversation = Conversation(plain_messages(fields.messages), tools, options=options)
+        check_bounds(model, fields.mm_processor_kwargs)
+        conversation = conversation_with(fields.messages, fields.mm_processor_kwargs, tools, None, options)
         end = end_of(fields.add_generation_prompt, continues=fields.continue_final_message)
-        return encode_chat(model.tokenizer, prompt_text(model, conversation, end), max_model_len)
+        return chat_ids(model, ready, conversation, end, images).token_ids
     if fields.messages is not None or fields.prompt is None:
         raise InvalidValue("Send either prompt or messages.", param="prompt")
-    return encode_text(model.tokenizer, fields.prompt, max_model_len, add_special_tokens=fields.add_special_tokens)
+    return encode_text(
+        model.tokenizer, fields.prompt, ready.max_model_len, add_special_tokens=fields.add_special_tokens
+    )
 
 
 def _detokenize(model: ServedModel, body: dict[str, Any]) -> str:

@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -26,6 +25,7 @@ from server.http.generation.admitted import Admitted, FieldsT, admitted
 from server.http.generation.answer import answer_of, namer_of
 from server.http.generation.prepared import Job, Prepared
 from server.http.generation.prompts import MAX_CHARS_PER_TOKEN, encode_text, truncated
+from server.http.images.source import RequestImages
 from server.http.pooling.answers import embedding_list, probability_of, reranked, score_list
 from server.http.pooling.requests import EmbeddingRequest, RerankRequest, ScoreRequest
 from server.http.pooling.rerank_prompt import RerankPrompt
@@ -154,7 +154,10 @@ async def _entered(
     prepare: Callable[[str, EngineReady, dict[str, Any]], Prepared[FieldsT]],
 ) -> Admitted[FieldsT]:
     context = context_of(request.scope)
-    of_request = partial(prepare, context.unique_id)
+
+    def of_request(ready: EngineReady, body: dict[str, Any], _images: RequestImages) -> Prepared[FieldsT]:
+        return prepare(context.unique_id, ready, body)
+
     return await context.enter(admitted(services, request, route=route, operation=operation, prepare=of_request))
 
 

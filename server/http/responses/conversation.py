@@ -10,6 +10,7 @@ from server.http.responses.requests import (
     CallItem,
     CallOutputItem,
     CustomCallItem,
+    InputImage,
     Item,
     MessageItem,
     ReasoningItem,
@@ -74,6 +75,8 @@ def chat_of(fields: ResponsesRequest, tools: ToolSet) -> dict[str, Any]:
         body |= _format(fields.text)
     if fields.reasoning is not None and fields.reasoning.effort is not None:
         body["reasoning_effort"] = fields.reasoning.effort
+    if fields.mm_processor_kwargs is not None:
+        body["mm_processor_kwargs"] = fields.mm_processor_kwargs.model_dump(exclude_unset=True)
     return body
 
 
@@ -129,8 +132,31 @@ def _function_of(item: CallItem | CustomCallItem | SearchCallItem) -> dict[str, 
     return {"name": SEARCH, "arguments": msgspec.json.encode(item.arguments).decode()}
 
 
-def _text(content: str | list[TextPart]) -> str:
-    return content if isinstance(content, str) else "\n".join(part.text for part in content)
+def _text(content: str | list[TextPart | InputImage]) -> str | list[dict[str, Any]]:
+    """The text of a content, or its parts where it has images."""
+    if isinstance(content, str):
+        return content
+    if not any(isinstance(part, InputImage) for part in content):
+        return "\n".join(part.text for part in content if isinstance(part, TextPart))
+    return [
+        {"type": "text", "text": part.text}
+        if isinstance(part, TextPart)
+        else {"type": "image_url", "image_url": {"url": part.image_url, "detail": part.detail}}
+        for part in content
+    ]
+
+
+def image_places(fields: ResponsesRequest) -> list[str]:
+    """The fields of all images."""
+    found = []
+    for i, item in enumerate(items_of(fields)):
+        content = item.content if isinstance(item, MessageItem) else None
+        name = "content"
+        if isinstance(item, CallOutputItem):
+            content, name = item.output, "output"
+        parts = content if isinstance(content, list) else []
+        found += [f"input[{i}].{name}[{j}]" for j, part in enumerate(parts) if isinstance(part, InputImage)]
+    return found
 
 
 def _format(text: TextConfig) -> dict[str, Any]:

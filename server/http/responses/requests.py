@@ -5,6 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field
 
+from server.http.chat.requests import DETAIL, MM_KWARGS, Detail, ImageBounds
 from server.http.common.fields import (
     MAX_MESSAGES,
     MAX_TOOLS,
@@ -40,25 +41,45 @@ _Name = Annotated[Text, Field(min_length=1, max_length=256)]
 _Status = Literal["in_progress", "completed", "incomplete"]
 
 
-class _Part(RequestModel):
+class _AnyText(RequestModel):
     unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {"annotations": ([],), "logprobs": ([],)}
 
     text: Text
     prompt_cache_breakpoint: JsonObject | None = Field(None, description=f"{NO_EFFECT}: prompts are cached anyway.")
 
 
-class TextPart(_Part):
+class TextPart(_AnyText):
     type: Literal["input_text", "output_text", "text"]
 
 
-class ReasoningPart(_Part):
+class ReasoningPart(_AnyText):
     type: Literal["reasoning_text", "summary_text"]
 
 
+class InputImage(RequestModel):
+    unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {"file_id": ()}
+
+    type: Literal["input_image"]
+    image_url: Text = Field(description="`data:image/...;base64,` or, of hosts that the server allows, http(s).")
+    detail: Detail | None = Field(None, description=DETAIL)
+    prompt_cache_breakpoint: JsonObject | None = Field(None, description=f"{NO_EFFECT}: prompts are cached anyway.")
+
+
 _PARTS = Variants(
-    dict.fromkeys(("input_text", "output_text", "text"), TextPart),
-    refused=("input_audio", "input_file", "input_image", "refusal"),
+    dict.fromkeys(("input_text", "output_text", "text"), TextPart) | {"input_image": InputImage},
+    refused=("input_audio", "input_file", "refusal"),
 )
+
+
+def _kind_of_part(value: object) -> str | None:
+    found = _PARTS.tag_of(value)
+    return found if found is None or found == "=input_image" else "=a_text"
+
+
+_Part = Annotated[
+    Annotated[TextPart, tag("a_text")] | Annotated[InputImage, tag("input_image")],
+    Discriminator(_kind_of_part, custom_error_type="wrong_type", custom_error_message="a list of parts"),
+]
 
 
 def _kind(value: object) -> str | None:
@@ -66,7 +87,7 @@ def _kind(value: object) -> str | None:
 
 
 _Content = Annotated[
-    Annotated[Text, tag("a_text")] | Annotated[Annotated[list[TextPart], Field(fail_fast=True)], tag("list")],
+    Annotated[Text, tag("a_text")] | Annotated[Annotated[list[_Part], Field(fail_fast=True)], tag("list")],
     Discriminator(_kind, custom_error_type="wrong_type", custom_error_message="a string or a list of parts"),
 ]
 
@@ -478,7 +499,6 @@ class ResponsesRequest(RequestModel):
         "kv_transfer_params": (),
         "max_tool_calls": (),
         "media_io_kwargs": ({},),
-        "mm_processor_kwargs": ({},),
         "moderation": (),
         "previous_input_messages": ([],),
         "prompt": (),
@@ -541,6 +561,7 @@ class ResponsesRequest(RequestModel):
     include_stop_str_in_output: IncludeStop = False
     skip_special_tokens: SkipSpecialTokens = True
     logit_bias: Biases = Field(default_factory=dict)
+    mm_processor_kwargs: ImageBounds | None = Field(None, description=MM_KWARGS)
     structured_outputs: JsonObject | None = Field(
         None,
         description="vLLM's: one of `json`, `regex`, `choice`, `grammar` and `json_object`; not with `text.format`.",

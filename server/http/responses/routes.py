@@ -17,6 +17,7 @@ from server.errors import (
     UnknownField,
     UnsupportedMediaType,
 )
+from server.http.chat.image_places import check_images
 from server.http.chat.prepare import prepare_translated
 from server.http.common.document import answers_with, streams, takes
 from server.http.common.json_pieces import json_response
@@ -27,8 +28,9 @@ from server.http.generation.answer import namer_of
 from server.http.generation.event_stream import answered
 from server.http.generation.prepared import Prepared
 from server.http.generation.usage import usage_of
+from server.http.images.source import RequestImages
 from server.http.responses.answer import ResponseFormat
-from server.http.responses.conversation import FIELDS, chat_of, items_of
+from server.http.responses.conversation import FIELDS, chat_of, image_places, items_of
 from server.http.responses.input_items import INCLUDABLE, INCLUDE, KNOWN, PARAMETERS, input_page, with_ids
 from server.http.responses.requests import ResponsesRequest
 from server.http.responses.schemas import InputItemList, ResponseAnswer, ResponseDeleted, ResponseStreamEvent
@@ -168,7 +170,12 @@ def _stored(store: ResponseStore, request: Request) -> Stored:
 
 
 def _prepared(
-    model: ServedModel, store: ResponseStore, context: RequestContext, ready: EngineReady, body: dict[str, Any]
+    model: ServedModel,
+    store: ResponseStore,
+    context: RequestContext,
+    ready: EngineReady,
+    body: dict[str, Any],
+    images: RequestImages,
 ) -> Prepared[_Continued]:
     fields = read(ResponsesRequest, body)
     if fields.stream_options is not None and not fields.stream:
@@ -180,5 +187,6 @@ def _prepared(
         items = [*msgspec.json.decode(stored.items), *items]
         fields = read(ResponsesRequest, body | {"input": items})
     tools = ToolSet(fields.tools, items_of(fields))
-    chat = prepare_translated(model, context.unique_id, ready, chat_of(fields, tools), FIELDS)
+    check_images(model, ready, image_places(fields), "input_image")
+    chat = prepare_translated(model, context.unique_id, ready, chat_of(fields, tools), images, FIELDS)
     return chat.of(_Continued(fields, items, tools))

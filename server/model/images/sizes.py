@@ -22,6 +22,10 @@ class SizeRule(Protocol):
         """Return the rule with other bounds of the pixels. Raises SizeError for bounds that it cannot have."""
         ...
 
+    def at_most(self, num_pixels: int) -> "SizeRule":
+        """Return the rule with so many pixels at most, where it has bounds."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class PixelRange:
@@ -62,6 +66,10 @@ class PixelRange:
             raise SizeError(f"min_pixels must be from 1 to max_pixels ({new_most}), got {new_least}")
         return replace(self, min_pixels=new_least, max_pixels=new_most)
 
+    def at_most(self, num_pixels: int) -> "PixelRange":
+        most = min(self.max_pixels, max(num_pixels, self.factor**2))
+        return replace(self, min_pixels=min(self.min_pixels, most), max_pixels=most)
+
 
 @dataclass(frozen=True, slots=True)
 class FixedSize:
@@ -77,4 +85,7 @@ class FixedSize:
         for name, value in (("min_pixels", least), ("max_pixels", most)):
             if value is not None:
                 raise SizeError(f"{name}: this model resizes each image to {self.width} x {self.height}, got {value}")
+        return self
+
+    def at_most(self, num_pixels: int) -> "FixedSize":  # noqa: ARG002 -- it has no bounds
         return self

@@ -271,7 +271,7 @@ def test_cached_tokens_are_not_input_tokens(folder: Path) -> None:
         ({"messages": [{"role": "user", "content": "a" * 1024}]}, anthropic.BadRequestError, "messages", "1024"),
         ({"colour": 1}, anthropic.BadRequestError, "colour", "unknown"),
         (
-            {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
+            {"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "x"}}]}]},
             anthropic.BadRequestError,
             "messages[0].content[0].type",
             "'image' is not implemented",

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from server.protocol.images import PromptImages
 from server.protocol.messages import FinishReason, SamplingParams, TokenDelta
 from server.supervisor.choices import Choices
 from server.supervisor.streams import Streams, Take
@@ -37,6 +38,7 @@ class PushingEngine(ScriptedEngine):
         priority: int = 0,  # noqa: ARG002
         choices: Choices | None = None,  # noqa: ARG002
         take: Take | None = None,
+        images: PromptImages | None = None,  # noqa: ARG002
     ) -> AsyncGenerator[TokenDelta]:
         def counting(it: TokenDelta) -> bool:
             is_taken = take is not None and take(it)

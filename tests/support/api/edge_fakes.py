@@ -25,6 +25,7 @@ from server.edge.keys import NO_KEYS, Access, ApiKeys, Keys
 from server.edge.lifecycle import Lifecycle
 from server.http.app import create_app
 from server.http.services import Program, ServedModel, Services, Telemetry
+from server.protocol.images import PromptImage, PromptImages
 from server.protocol.messages import (
     Attest,
     AttestationReport,
@@ -165,6 +166,7 @@ class ScriptedEngine:
         self.salts: list[bytes] = []
         self.priorities: list[int] = []
         self.choices: list[Choices | None] = []
+        self.images: list[tuple[PromptImage, ...]] = []
         self.traceparents: list[str | None] = []
         self.cancelled: list[str] = []
         self.gate = asyncio.Event()
@@ -198,12 +200,14 @@ class ScriptedEngine:
         priority: int = 0,
         choices: Choices | None = None,
         take: Take | None = None,
+        images: PromptImages | None = None,
     ) -> AsyncGenerator[TokenDelta]:
         self.submitted.append((request_id, prompt_token_ids, sampling))
         self.traceparents.append(traceparent)
         self.salts.append(cache_salt)
         self.priorities.append(priority)
         self.choices.append(choices)
+        self.images.append(() if images is None else images.take())
         is_finished, num_tokens = False, 0
         try:
             for i, scripted in enumerate(self.script(prompt_token_ids)):
@@ -262,7 +266,7 @@ def make_services(
             metrics, tracing or Tracing(None, version="1.2.3", count_dropped=metrics.traffic.spans_dropped)
         ),
         lifecycle=Lifecycle(),
-        admission=Admission(settings.max_queued_requests, settings.max_queued_tokens),
+        admission=Admission(settings.max_queued_requests, settings.max_queued_tokens, settings.max_queued_bytes),
         receipts=None
         if settings.receipts is ReceiptMode.OFF
         else Receipts(KeyRing(Ed25519PrivateKey.generate()), Random(settings.seed)),

@@ -1,0 +1,78 @@
+"""Tokens of images in a prompt: from one for each, which the chat template writes, to all of them."""
+
+from collections.abc import Sequence
+
+from server.errors import InvalidValue, PromptTooLong, TemplateError, UnsupportedField
+from server.http.chat.requests import ImageBounds
+from server.http.services import ServedModel
+from server.model.images.process import ProcessedImage
+from server.model.images.settings import ImageTokens
+from server.protocol.images import PromptImage
+from server.protocol.messages import EngineReady
+from server.text.image_places import replaced_in_template
+from server.text.tokenizer import Tokenizer
+
+
+def check_images(model: ServedModel, ready: EngineReady, places: Sequence[str], kind: str) -> None:
+    """Raise UnsupportedField for images that this model cannot see, InvalidValue for more than a prompt may have.
+
+    places  the fields of all images of a prompt
+    kind    what the client calls them
+    """
+    if not places:
+        return
+    why = model.no_images or (None if ready.max_image_tokens else "the engine has no tower for them")
+    if model.images is None or why is not None:
+        message = f"{places[0]}: the type {kind!r} is not implemented for this model: {why or 'it sees no images'}."
+        raise UnsupportedField(message, param=f"{places[0]}.type")
+    if len(places) > model.images.limit:
+        limit = f"the limit is {model.images.limit} (--limit-images)"
+        raise InvalidValue(f"The prompt has {len(places)} images, {limit}.", param=places[model.images.limit])
+
+
+def check_bounds(model: ServedModel, bounds: ImageBounds | None) -> None:
+    """Raise UnsupportedField for sizes of images that the model does not see."""
+    if model.images is None and bounds is not None and bounds.model_fields_set:
+        raise UnsupportedField("mm_processor_kwargs: this model sees no images.", param="mm_processor_kwargs")
+
+
+def text_with_borders(text: str, tokens: ImageTokens, tokenizer: Tokenizer) -> str:
+    """Return a rendered text in which each token that the template writes for an image is one with its borders."""
+    if tokens.start_id is None and not tokens.before:
+        return text
+    names = {token_id: name for name, token_id in tokenizer.added_ids.items()}
+    written = names.get(tokens.template_id)
+    ids = [it for it in (tokens.start_id, tokens.image_id, tokens.end_id) if it is not None]
+    if written is None or any(it not in names for it in ids):
+        raise TemplateError("The tokenizer has no tokens for images.", param="messages")
+    return replaced_in_template(text, written, tokens.before + "".join(names[it] for it in ids) + tokens.after)
+
+
+def with_images(
+    token_ids: Sequence[int], images: Sequence[ProcessedImage], tokens: ImageTokens, ready: EngineReady
+) -> tuple[list[int], tuple[PromptImage, ...]]:
+    """Put all of an image's tokens where there is one, and say where they are. Raises RequestError.
+
+    token_ids  have one placeholder for each image, in order
+    """
+    num_placeholders = token_ids.count(tokens.image_id)
+    if num_placeholders != len(images):
+        message = f"The chat template wrote {num_placeholders} image tokens for {len(images)} images."
+        raise TemplateError(message, param="messages")
+    num_tokens = sum(image.num_tokens for image in images)
+    if num_tokens > ready.max_image_tokens:
+        limit = f"this server computes at most {ready.max_image_tokens} in one prompt"
+        raise PromptTooLong(
+            f"The images have {num_tokens} tokens, {limit}; send fewer or smaller ones.", param="messages"
+        )
+    found: list[int] = []
+    placed = []
+    rest = iter(images)
+    for token_id in token_ids:
+        if token_id != tokens.image_id:
+            found.append(token_id)
+            continue
+        image = next(rest)
+        placed.append(PromptImage(len(found), image.num_tokens, image.grid, image.pixels, image.digest))
+        found += [token_id] * image.num_tokens
+    return found, tuple(placed)

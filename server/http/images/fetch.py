@@ -1,0 +1,114 @@
+"""Images on other hosts: fetched from those alone that an operator has named, within limits.
+
+A URL of a request must not reach what is behind the server's firewall. So a host must be named by
+--allowed-media-hosts, each of its addresses must be a public one, the connection goes to an address that was checked (a
+name may resolve to another one a moment later), and a redirect is checked like the URL itself.
+"""
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+import httpx2
+
+from server.errors import InvalidValue
+from server.http.images.source import ImageSource
+
+MAX_REDIRECTS = 3
+TIMEOUT_S = 10.0  # for a whole image, redirects included
+_PORTS = {"http": 80, "https": 443}
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]  # from host and port to addresses
+
+
+class _Refused(Exception):
+    """A URL that is not fetched, or an answer that is no image."""
+
+
+async def resolve(host: str, port: int) -> list[str]:
+    """Return the addresses of a host. Raises OSError."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(address[0]) for *_, address in found]
+
+
+def is_public(address: str) -> bool:
+    """Return whether an address may be connected to: a global one that is not multicast."""
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return False
+    inner = getattr(found, "ipv4_mapped", None) or getattr(found, "sixtofour", None)
+    return all(it.is_global and not it.is_multicast for it in (found, inner) if it is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class MediaFetcher:
+    """Fetches images.
+
+    hosts      that may be fetched from, in lower case
+    max_bytes  of an image
+    resolve, is_allowed, transport   of tests
+    """
+
+    hosts: frozenset[str]
+    max_bytes: int
+    timeout_s: float = TIMEOUT_S
+    resolve: Resolve = resolve
+    is_allowed: Callable[[str], bool] = is_public
+    transport: httpx2.AsyncBaseTransport | None = None
+
+    @classmethod
+    def of(cls, allowed: str | None, max_bytes: int) -> "MediaFetcher":
+        """`allowed`: names separated by commas."""
+        return cls(frozenset(name.strip().lower() for name in (allowed or "").split(",") if name.strip()), max_bytes)
+
+    async def fetch(self, source: ImageSource) -> bytes:
+        """Return an image's file. Raises InvalidValue."""
+        try:
+            async with asyncio.timeout(self.timeout_s):
+                return await self._followed(source.url)
+        except _Refused as error:
+            reason = str(error)
+        except TimeoutError:
+            reason = f"it was not there within {self.timeout_s:g} s"
+        except (httpx2.HTTPError, httpx2.InvalidURL, OSError, UnicodeError, ValueError) as error:
+            reason = f"it cannot be fetched ({type(error).__name__})"
+        raise InvalidValue(f"{source.place}: the image's URL is refused: {reason}.", param=source.place)
+
+    async def _followed(self, url: str) -> bytes:
+        async with httpx2.AsyncClient(transport=self.transport, trust_env=False, follow_redirects=False) as client:
+            for _ in range(MAX_REDIRECTS + 1):
+                found = await self._fetched(client, httpx2.URL(url))
+                if isinstance(found, bytes):
+                    return found
+                url = str(httpx2.URL(url).join(found))
+        raise _Refused(f"it has more than {MAX_REDIRECTS} redirects")
+
+    async def _fetched(self, client: httpx2.AsyncClient, url: httpx2.URL) -> bytes | str:
+        """Return the body, or where a redirect leads."""
+        host, port = url.host.lower(), url.port or _PORTS.get(url.scheme)
+        if port is None or url.userinfo:
+            raise _Refused("only http and https without a user's name are fetched")
+        if host not in self.hosts:
+            allowed = "its host is not one of --allowed-media-hosts" if self.hosts else "this server fetches no images"
+            raise _Refused(f"{allowed}; send the image as a data: URL")
+        addresses = await self.resolve(host, port)
+        if not addresses or not all(map(self.is_allowed, addresses)):
+            raise _Refused("its host has an address that is not public")
+        pinned = url.copy_with(host=addresses[0])
+        headers = {"host": url.netloc.decode("ascii"), "accept": "image/*", "accept-encoding": "identity"}
+        extensions = {"sni_hostname": host} if url.scheme == "https" else {}
+        async with client.stream("GET", pinned, headers=headers, extensions=extensions) as answer:
+            if answer.is_redirect:
+                return answer.headers["location"]
+            if answer.status_code != httpx2.codes.OK:
+                raise _Refused(f"its host answers with status {answer.status_code}")
+            if answer.headers.get("content-encoding", "identity") != "identity":
+                raise _Refused("its host sends it compressed, which was not asked for")
+            body = bytearray()
+            async for piece in answer.aiter_bytes():
+                body += piece
+                if len(body) > self.max_bytes:
+                    raise _Refused(f"it has more than {self.max_bytes} bytes")
+            return bytes(body)
