@@ -12,12 +12,16 @@ _HOEFFDING = 8.5
 
 @dataclass(frozen=True, slots=True)
 class Attends:
-    """scale of scores; window: tokens that a token sees, itself included; sinks [heads] fp64."""
+    """scale of scores; window: tokens that a token sees, itself included; sinks [heads] fp64.
+
+    is_causal   whether a token sees none behind it; else it sees all keys
+    """
 
     scale: float
     window: int | None = None
     softcap: float | None = None
     sinks: Tensor | None = None
+    is_causal: bool = True
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, attends: Attends, precision: Precision) -> Bounded:
@@ -41,7 +45,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, attends: Attends, precision: Precisi
         scores = cap * bent
     rows = torch.arange(first, first + num_rows, device=q.device)[:, None]
     keys = torch.arange(num_keys, device=q.device)[None]
-    hidden = keys > rows
+    hidden = (keys > rows) & attends.is_causal
     if attends.window is not None:
         hidden |= keys <= rows - attends.window
     scores = scores.masked_fill(hidden, float("-inf"))

@@ -54,6 +54,15 @@ class Difference:
         return f"{where}, in {self.row}: off by {self.error:.3g}, {size} of {self.limit:.3g}"
 
 
+def difference(section: str, layer: int | None, row: str, served: Tensor, expected: Bounded) -> Difference:
+    """Return the largest difference of numbers that are all of one row."""
+    error, limit = (served.double() - expected.truth).abs(), expected.limit
+    share = torch.where(error == 0, 0.0, error / limit).nan_to_num(math.inf, math.inf).flatten()
+    worst = int(share.argmax())
+    of_worst = (float(it.flatten()[worst]) for it in (error, limit))
+    return Difference(section, layer, row, min(float(share[worst]), _MOST_FACTOR), *of_worst)
+
+
 @dataclass(frozen=True, slots=True)
 class LayersChecked:
     """The result: the first difference beyond its limit, and the largest of all.

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -19,13 +20,16 @@ from qualification.measure.start_plan import own_file
 from qualification.model.config import num_parameters
 from qualification.model.forward.checkpoint import CheckpointError
 from qualification.model.forward.model import ForwardReference
+from qualification.model.forward.tower import TowerReference
 from server.engine.execution.runner import ModelRunner
 from server.engine.proof.layer_check import LayerCheck, LayersChecked
 from server.engine.proof.layer_steps import CheckedStep, LayerSteps, TooSmall
+from server.engine.proof.tower_check import TowerCheck, checked_grid
 from server.engine.startup.plan import Progress, Unservable, cache_folder
 from server.engine.startup.subject import Subject
 from server.errors import LayersFailed
 from server.model.load.digests import known_weights_digest
+from server.model.vision.tower import Pixels, Tower
 from server.protocol.messages import LayersReport, LayersStatus, PlanRow
 from server.settings import LoadFormat, Settings
 
@@ -106,6 +110,8 @@ def _checked(subject: Subject, runner: ModelRunner, progress: Progress) -> Layer
     try:
         with _threads_for(subject):
             found = check.run(steps)
+            if runner.worker.tower is not None and subject.pixels is not None:
+                found = _with_tower(found, runner.worker.tower, subject.pixels, reference)
     except CheckpointError as error:
         return LayersReport(LayersStatus.FAILED, str(error), at=time.time())
     except torch.OutOfMemoryError as error:
@@ -116,6 +122,20 @@ def _checked(subject: Subject, runner: ModelRunner, progress: Progress) -> Layer
             torch.cuda.empty_cache()
     logger.info("layers: checked in %.1f s, the largest share of a limit: %s", found.seconds, found.largest)
     return _report(found)
+
+
+def _with_tower(found: LayersChecked, tower: Tower, pixels: Pixels, reference: ForwardReference) -> LayersChecked:
+    """Return the result with that of this rank's tower. Raises CheckpointError."""
+    grid, precision = checked_grid(tower), reference.precision
+    plain = TowerReference(reference.checkpoint, tower.config, precision, grid)
+    of_tower = TowerCheck(tower, plain, pixels).run()
+    wrong = (it for it in of_tower.differences if it.factor > 1)
+    return replace(
+        found,
+        first=found.first or next(wrong, None),
+        largest=max((found.largest, *of_tower.differences), key=lambda it: it.factor),
+        num_numbers=found.num_numbers + of_tower.num_numbers,
+    )
 
 
 def _report(found: LayersChecked) -> LayersReport:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from functools import partial
 
 import torch
@@ -51,10 +52,32 @@ class Image:
         return cls(values.view(height * patch_size, width * patch_size, 3), grid)
 
 
+class TowerBorder(Enum):
+    """Places at which a tower hands out what it computes; patches stand in the order of its geometry."""
+
+    PATCHED = "patches"
+    ATTENTION_READ = "what attention reads"
+    QUERIES = "queries"
+    KEYS = "keys"
+    VALUES = "values"
+    ATTENDED = "attention"
+    BEHIND_ATTENTION = "residual behind attention"
+    FEED_FORWARD_READ = "what the feed-forward reads"
+    FED = "activation"
+    BEHIND_FEED_FORWARD = "residual behind the feed-forward"
+    MERGER_READ = "what the merger reads"
+    MERGER_FED = "activation of the merger"
+
+
+# (border, layer; of a merger which one of those behind layers, None for the last one) -> takes the tensor
+Observe = Callable[[TowerBorder, int | None, Tensor], None]
+
+
 class Tower:
     """Computes images by the first path of each operator that can, without a plan; it keeps nothing of them.
 
     beat   called before each layer, of steps on a CPU: set by who must hear that a long one makes progress
+    observe   is handed what is computed at each border, in the order in which it is: set by who checks it
     """
 
     def __init__(self, config: TowerConfig, weights: TowerWeights, pixels: Pixels, *, is_reproducible: bool) -> None:
@@ -62,6 +85,7 @@ class Tower:
         self.config = config
         self.weights = weights
         self.beat: Callable[[], None] | None = None
+        self.observe: Observe | None = None
         self._is_reproducible = is_reproducible
         device = self.device
         self._mean = torch.tensor(pixels.mean, device=device) / pixels.factor
@@ -96,6 +120,7 @@ class Tower:
             assert config.num_positions is not None, "weights are of the kind that the configuration says"
             positions = learned_positions(self.weights.positions, config.num_positions, grids)
             hidden = hidden + positions.index_select(0, order).to(hidden.dtype)
+        self._hand(TowerBorder.PATCHED, None, hidden)
         turns = tuple([it.to(device) for it in rotation(config, geometry)])
         windows, whole = self._plan(geometry.windows), self._plan(geometry.images)
         added = []
@@ -103,10 +128,11 @@ class Tower:
             if self.beat is not None:
                 self.beat()
             is_full = config.window is None or index in config.full_layers
-            hidden = self._layer(layer, hidden, turns, whole if is_full else windows)
+            hidden = self._layer(index, layer, hidden, turns, whole if is_full else windows)
             if index in config.deepstack:
-                added.append(self._merged(self.weights.deepstack[config.deepstack.index(index)], hidden))
-        found = torch.cat((self._merged(self.weights.merger, hidden), *added), dim=1)
+                place = config.deepstack.index(index)
+                added.append(self._merged(place, self.weights.deepstack[place], hidden))
+        found = torch.cat((self._merged(None, self.weights.merger, hidden), *added), dim=1)
         return found.index_select(0, geometry.tokens.to(device))
 
     def _patches(self, image: Image) -> Tensor:
@@ -121,24 +147,39 @@ class Tower:
         ends = torch.tensor((0, *lengths), dtype=torch.int32).cumsum(0, dtype=torch.int32).to(self.device)
         return plan_varlen(ends, ends, max(lengths), max(lengths), causal=False)
 
-    def _layer(self, layer: TowerLayer, hidden: Tensor, turns: tuple[Tensor, ...], plan: AttentionPlan) -> Tensor:
+    def _layer(
+        self, index: int, layer: TowerLayer, hidden: Tensor, turns: tuple[Tensor, ...], plan: AttentionPlan
+    ) -> Tensor:
         shape = (hidden.shape[0], self.config.num_heads, self.config.head_dim)
-        q, k, v = (it.view(shape) for it in _product(self._normed(layer.attention_norm, hidden), layer.qkv).chunk(3, 1))
-        attended = plan.run(_turned(q, turns), _turned(k, turns), v.contiguous())
-        hidden = hidden + _product(attended.view(hidden.shape), layer.output)
-        up = _product(self._normed(layer.feed_forward_norm, hidden), layer.up)
-        activation = self.config.activation
+        read = self._hand(TowerBorder.ATTENTION_READ, index, self._normed(layer.attention_norm, hidden))
+        q, k, v = (it.view(shape) for it in _product(read, layer.qkv).chunk(3, 1))
+        q = self._hand(TowerBorder.QUERIES, index, _turned(q, turns))
+        k = self._hand(TowerBorder.KEYS, index, _turned(k, turns))
+        v = self._hand(TowerBorder.VALUES, index, v.contiguous())
+        attended = self._hand(TowerBorder.ATTENDED, index, plan.run(q, k, v).view(hidden.shape))
+        hidden = self._hand(TowerBorder.BEHIND_ATTENTION, index, hidden + _product(attended, layer.output))
+        read = self._hand(TowerBorder.FEED_FORWARD_READ, index, self._normed(layer.feed_forward_norm, hidden))
+        up, activation = _product(read, layer.up), self.config.activation
         fed = gated(up, activation) if self.config.is_gated else _ACTIVATIONS[activation](up)
-        return hidden + _product(fed, layer.down)
+        self._hand(TowerBorder.FED, index, fed)
+        return self._hand(TowerBorder.BEHIND_FEED_FORWARD, index, hidden + _product(fed, layer.down))
 
-    def _merged(self, merger: Merger, hidden: Tensor) -> Tensor:
+    def _merged(self, place: int | None, merger: Merger, hidden: Tensor) -> Tensor:
         """Return [tokens, out_size] of hidden [patches, hidden]."""
         size = merger.first.weight.size[1]
         if merger.norms_tokens:
             tokens = self._normed(merger.norm, hidden.view(-1, size))
         else:
             tokens = self._normed(merger.norm, hidden).view(-1, size)
-        return _product(F.gelu(_product(tokens, merger.first)), merger.second)
+        self._hand(TowerBorder.MERGER_READ, place, tokens)
+        fed = self._hand(TowerBorder.MERGER_FED, place, F.gelu(_product(tokens, merger.first)))
+        return _product(fed, merger.second)
+
+    def _hand(self, border: TowerBorder, index: int | None, value: Tensor) -> Tensor:
+        """Hand out what is computed, to who observes; return it."""
+        if self.observe is not None:
+            self.observe(border, index, value)
+        return value
 
     def _normed(self, norm: NormWeights, x: Tensor) -> Tensor:
         if norm.bias is None:

@@ -1,0 +1,218 @@
+"""The tower of Qwen's models that see images, from its published definition and the checkpoint's own tensors.
+
+Everything here is in the order of the pixels: patches row by row, each at its row and column. What a served tower hands
+out in another order is brought into this one first. Sources: Qwen2.5-VL and Qwen3-VL technical reports, and the classes
+of their checkpoints.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.fused.activation_kind import Activation
+from qualification.model.forward.attention import Attends, attend
+from qualification.model.forward.bounded import (
+    Bounded,
+    Precision,
+    U,
+    chunks_of,
+    function_of,
+    layer_norm,
+    product,
+    rms_norm,
+)
+from qualification.model.forward.checkpoint import Checkpoint, CheckpointError
+from qualification.model.forward.mixture import gate_of
+from qualification.model.tower import TowerConfig
+
+_BEGINNINGS = ("visual.", "model.visual.")
+_OF_PIXELS = 8  # roundings in fp32 of a pixel's number, of the largest of its parts
+
+
+@dataclass(frozen=True, slots=True)
+class PixelNumbers:
+    """A pixel is (value * factor - mean) / deviation, of red, green and blue."""
+
+    mean: tuple[float, float, float]
+    deviation: tuple[float, float, float]
+    factor: float
+
+
+class TowerReference:
+    """A tower in sections, each of what a served one hands out before it, for one image of height x width patches."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, config: TowerConfig, precision: Precision, grid: tuple[int, int]
+    ) -> None:
+        """Raises CheckpointError where the checkpoint has no tower."""
+        self.config = config
+        self._checkpoint = checkpoint
+        self._precision = precision
+        self._height, self._width = grid
+        known = [it for it in _BEGINNINGS if checkpoint.has(f"{it}patch_embed.proj.weight")]
+        if not known:
+            raise CheckpointError("the checkpoint has no tensor visual.patch_embed.proj.weight")
+        self._prefix = known[0]
+        places = torch.arange(self._height * self._width, device=checkpoint.device)
+        self._rows, self._columns = places // self._width, places % self._width
+
+    def patched(self, pixels: Tensor, numbers: PixelNumbers) -> Bounded:
+        """Return what the first layer reads, of pixels [height, width, 3]."""
+        read = self._product(self._patches(pixels, numbers), "patch_embed.proj")
+        return read if self.config.num_positions is None else self._rounded(read.plus(self._learned()))
+
+    def attention_read(self, layer: int, x: Bounded) -> Bounded:
+        return self._normed(x, f"blocks.{layer}.norm1")
+
+    def heads(self, layer: int, read: Bounded) -> list[Bounded]:
+        """Return q and k, turned, and v [patches, heads, d]."""
+        found = self._product(read, f"blocks.{layer}.attn.qkv")
+        size, heads = self.config.hidden_size, self.config.num_heads
+        parts = [found.columns(slice(start, start + size)) for start in range(0, 3 * size, size)]
+        q, k, v = (it.changed(lambda part: part.view(len(part), heads, -1)) for it in parts)
+        return [self._turned(q), self._turned(k), v]
+
+    def attended(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Bounded:
+        """Return [patches, hidden]: each patch sees all of its window, or in some layers of its image."""
+        side = self.config.window
+        names = torch.zeros_like(self._rows)
+        if side is not None and layer not in self.config.full_layers:
+            side *= self.config.merge
+            names = self._rows // side * self._width + self._columns // side
+        found = [torch.zeros_like(q, dtype=torch.float64) for _ in range(3)]
+        attends = Attends(self.config.head_dim**-0.5, is_causal=False)
+        for name in torch.unique(names):
+            own = names == name
+            part = attend(q[own], k[own], v[own], attends, self._precision)
+            for whole, of_window in zip(found, (part.truth, part.most, part.deviation), strict=True):
+                whole[own] = of_window
+        return Bounded(*found).changed(lambda it: it.flatten(1))
+
+    def after_attention(self, layer: int, x: Bounded, attended: Bounded) -> Bounded:
+        return self._rounded(x.plus(self._product(attended, f"blocks.{layer}.attn.proj")))
+
+    def feed_forward_read(self, layer: int, x: Bounded) -> Bounded:
+        return self._normed(x, f"blocks.{layer}.norm2")
+
+    def fed(self, layer: int, read: Bounded) -> Bounded:
+        """Return what the last product of a feed-forward reads."""
+        name = f"blocks.{layer}.mlp"
+        if self.config.is_gated:
+            inputs = self._product(read, f"{name}.gate_proj"), self._product(read, f"{name}.up_proj")
+            return function_of(inputs, gate_of(self.config.activation), self._precision)
+        return self._bent(self._product(read, f"{name}.linear_fc1"), self.config.activation)
+
+    def after_feed_forward(self, layer: int, x: Bounded, fed: Bounded) -> Bounded:
+        last = "down_proj" if self.config.is_gated else "linear_fc2"
+        return self._rounded(x.plus(self._product(fed, f"blocks.{layer}.mlp.{last}")))
+
+    def merger_read(self, x: Bounded, deepstack: int | None) -> Bounded:
+        """Return what the first product of a merger reads, [tokens, merge ** 2 * hidden]; the last one's, or one of
+        those behind a layer.
+        """
+        name, norm = self._merger(deepstack)
+        if deepstack is None:
+            return self._normed(x, f"{name}.{norm}").changed(self._merged)
+        return self._normed(x.changed(self._merged), f"{name}.{norm}")
+
+    def merger_fed(self, read: Bounded, deepstack: int | None) -> Bounded:
+        name, _ = self._merger(deepstack)
+        first = "mlp.0" if self.config.is_gated else "linear_fc1"
+        return self._bent(self._product(read, f"{name}.{first}"), Activation.GELU)
+
+    def merged(self, fed: Bounded, deepstack: int | None) -> Bounded:
+        """Return [tokens, out_size], token by token of a row."""
+        name, _ = self._merger(deepstack)
+        return self._product(fed, f"{name}.{'mlp.2' if self.config.is_gated else 'linear_fc2'}")
+
+    def _merger(self, deepstack: int | None) -> tuple[str, str]:
+        name = "merger" if deepstack is None else f"deepstack_merger_list.{deepstack}"
+        return name, "ln_q" if self.config.is_gated else "norm"
+
+    def _merged(self, patches: Tensor) -> Tensor:
+        """Return [tokens, merge ** 2 * hidden]: of each token its patches, row by row."""
+        merge = self.config.merge
+        found = patches.view(self._height // merge, merge, self._width // merge, merge, -1).transpose(1, 2)
+        return found.reshape(self._height * self._width // merge**2, -1)
+
+    def _patches(self, pixels: Tensor, numbers: PixelNumbers) -> Bounded:
+        """Return [patches, numbers]: of each colour every frame, which are all the same, of each the rows."""
+        side, frames = self.config.patch_size, self.config.num_frames
+        mean, deviation = (torch.tensor(it, dtype=torch.float64) for it in (numbers.mean, numbers.deviation))
+        values = pixels.double() * numbers.factor
+        size = (values.abs() + mean.abs()) / deviation
+        kinds = []
+        for it in ((values - mean) / deviation, torch.zeros_like(values), _OF_PIXELS * U * size):
+            rows = [
+                it[row * side : (row + 1) * side, column * side : (column + 1) * side].permute(2, 0, 1).unsqueeze(1)
+                for row in range(self._height)
+                for column in range(self._width)
+            ]
+            kinds.append(torch.stack([row.expand(-1, frames, -1, -1).flatten() for row in rows]))
+        truth, most, off = (it.to(self._checkpoint.device) for it in kinds)
+        return self._rounded(Bounded(truth, most + off, torch.zeros_like(most)))
+
+    def _learned(self) -> Bounded:
+        """Return the learned position of each patch: between the square's points by the distance to four of them."""
+        side = self.config.num_positions
+        assert side is not None
+        square = self._tensor("pos_embed.weight").view(side, side, -1)
+        truth = torch.zeros(len(self._rows), square.shape[-1], dtype=torch.float64, device=square.device)
+        size = torch.zeros_like(truth)
+        for place, corner in self._corners(side):
+            weight, value = place[:, None], square[corner]
+            truth += weight * value
+            size += (
+                4 * U * side * value.abs()
+            )  # of a place in fp32, whose share of a cell errs by as much of the square
+        return self._rounded(Bounded(truth, size, torch.zeros_like(size)))
+
+    def _corners(self, side: int) -> list[tuple[Tensor, tuple[Tensor, Tensor]]]:
+        """Return the weight and the place of each of the four points around each patch."""
+        axes = []
+        for places, count in ((self._rows, self._height), (self._columns, self._width)):
+            exact = places.double() * (side - 1) / max(count - 1, 1)
+            low = exact.floor().clamp(max=side - 2)
+            axes.append([(1 - (exact - low), low.long()), (exact - low, low.long() + 1)])
+        return [(of_row * of_column, (row, column)) for of_row, row in axes[0] for of_column, column in axes[1]]
+
+    def _turned(self, x: Bounded) -> Bounded:
+        """Turn the halves of each head against each other: the first pairs by the row, as many by the column."""
+        half = self.config.head_dim // 2
+        exponents = torch.arange(0, half, 2, dtype=torch.float64, device=self._rows.device) / half
+        rates = self.config.rope_theta**-exponents
+        angles = torch.cat([places.double()[:, None] * rates for places in (self._rows, self._columns)], dim=1)[:, None]
+        error = (8 + math.log(max(self.config.rope_theta, math.e))) * U * angles.abs() + 4 * U
+        first, second = x.columns(slice(half)), x.columns(slice(half, None))
+        turned = []
+        for one, other, sign in ((first, second, -1.0), (second, first, 1.0)):
+            both = one.times(angles.cos()).plus(other.times(sign * angles.sin()))
+            size = one.truth.abs() + other.truth.abs()
+            turned.append(Bounded(both.truth, both.most + error * size, both.deviation + 2 * U * size))
+        joined = [torch.cat([getattr(it, name) for it in turned], dim=-1) for name in ("truth", "most", "deviation")]
+        return self._rounded(Bounded(*joined))
+
+    def _normed(self, x: Bounded, name: str) -> Bounded:
+        weight = self._tensor(f"{name}.weight")
+        if self.config.is_gated:
+            return rms_norm(x, weight, self.config.norm_eps, self._precision)
+        found = layer_norm(x, weight, self.config.norm_eps, self._precision)
+        return self._rounded(found.plus(Bounded.exact(self._tensor(f"{name}.bias"))))
+
+    def _bent(self, x: Bounded, activation: Activation) -> Bounded:
+        ones = Bounded.exact(torch.ones_like(x.truth))
+        return function_of((x, ones), gate_of(activation), self._precision)
+
+    def _product(self, x: Bounded, name: str) -> Bounded:
+        weight = self._tensor(f"{name}.weight").flatten(1)
+        has_bias = self._checkpoint.has(f"{self._prefix}{name}.bias")
+        bias = self._tensor(f"{name}.bias") if has_bias else None
+        return self._rounded(product(x, chunks_of(weight), bias, self._precision))
+
+    def _tensor(self, name: str) -> Tensor:
+        return self._precision.stored(self._checkpoint.tensor(f"{self._prefix}{name}"))
+
+    def _rounded(self, value: Bounded) -> Bounded:
+        return self._precision.rounded(value)

@@ -1,0 +1,116 @@
+"""The check of the tower: each section of it is held to the plain forward pass, as those of the layers are."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from qualification.model.forward.bounded import Bounded
+from qualification.model.forward.tower import PixelNumbers, TowerReference
+from server.engine.proof.layer_check import Difference, difference
+from server.model.vision.geometry import Geometry, Grid
+from server.model.vision.tower import Image, Pixels, Tower, TowerBorder
+
+_ROW = "an image"
+_SIDES = (5, 7)  # tokens: of Qwen 2.5's windows of four, one is whole and three are cut off
+
+
+@dataclass(frozen=True, slots=True)
+class TowerChecked:
+    """The largest difference of each section, in the order of the computation, and how many numbers were compared."""
+
+    differences: tuple[Difference, ...]
+    num_numbers: int
+
+
+def checked_grid(tower: Tower) -> Grid:
+    """Return the patches of the image that is checked."""
+    height, width = (side * tower.config.merge for side in _SIDES)
+    return height, width
+
+
+class TowerCheck:
+    """Runs an image through a served tower, and compares."""
+
+    def __init__(self, tower: Tower, reference: TowerReference, pixels: Pixels) -> None:
+        self._tower = tower
+        self._reference = reference
+        self._pixels = PixelNumbers(pixels.mean, pixels.deviation, pixels.factor)
+
+    @torch.inference_mode()
+    def run(self) -> TowerChecked:
+        """Compute the image, and compare. Raises CheckpointError."""
+        tower, grid = self._tower, checked_grid(self._tower)
+        side, generator = tower.config.patch_size, torch.Generator().manual_seed(0)
+        shape = (grid[0] * side, grid[1] * side, 3)
+        pixels = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+        seen: dict[tuple[TowerBorder, int | None], Tensor] = {}
+        tower.observe = lambda border, index, value: seen.update({(border, index): value.clone()})
+        try:
+            result = tower.encode([Image(pixels, grid)])
+        finally:
+            tower.observe = None
+        found = list(self._sections(_Seen(seen, Geometry.of(tower.config, [grid]), result), pixels))
+        return TowerChecked(tuple([it for it, _ in found]), sum(size for _, size in found))
+
+    def _sections(self, seen: "_Seen", pixels: Tensor) -> Iterator[tuple[Difference, int]]:
+        reference, config = self._reference, self._reference.config
+
+        def section(border: TowerBorder, index: int | None, expected: Bounded) -> tuple[Difference, int]:
+            served = seen.at(border, index)
+            return difference(f"tower, {border.value}", index, _ROW, served, expected), served.numel()
+
+        def merged(x: Bounded, place: int | None) -> Iterator[tuple[Difference, int]]:
+            yield section(TowerBorder.MERGER_READ, place, reference.merger_read(x, place))
+            read, fed = (seen.exact(it, place) for it in (TowerBorder.MERGER_READ, TowerBorder.MERGER_FED))
+            yield section(TowerBorder.MERGER_FED, place, reference.merger_fed(read, place))
+            served = seen.rows_of(place, config.out_size)
+            yield difference("tower, rows", place, _ROW, served, reference.merged(fed, place)), served.numel()
+
+        yield section(TowerBorder.PATCHED, None, reference.patched(pixels, self._pixels))
+        x = seen.exact(TowerBorder.PATCHED, None)
+        for index in range(config.num_layers):
+            yield section(TowerBorder.ATTENTION_READ, index, reference.attention_read(index, x))
+            q, k, v = reference.heads(index, seen.exact(TowerBorder.ATTENTION_READ, index))
+            yield section(TowerBorder.QUERIES, index, q)
+            yield section(TowerBorder.KEYS, index, k)
+            yield section(TowerBorder.VALUES, index, v)
+            heads = [seen.at(it, index) for it in (TowerBorder.QUERIES, TowerBorder.KEYS, TowerBorder.VALUES)]
+            yield section(TowerBorder.ATTENDED, index, reference.attended(index, *heads))
+            behind = reference.after_attention(index, x, seen.exact(TowerBorder.ATTENDED, index))
+            yield section(TowerBorder.BEHIND_ATTENTION, index, behind)
+            x = seen.exact(TowerBorder.BEHIND_ATTENTION, index)
+            yield section(TowerBorder.FEED_FORWARD_READ, index, reference.feed_forward_read(index, x))
+            yield section(
+                TowerBorder.FED, index, reference.fed(index, seen.exact(TowerBorder.FEED_FORWARD_READ, index))
+            )
+            behind = reference.after_feed_forward(index, x, seen.exact(TowerBorder.FED, index))
+            yield section(TowerBorder.BEHIND_FEED_FORWARD, index, behind)
+            x = seen.exact(TowerBorder.BEHIND_FEED_FORWARD, index)
+            if index in config.deepstack:
+                yield from merged(x, config.deepstack.index(index))
+        yield from merged(x, None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """Tensors that a tower has handed out, in the order of the pixels; its rows are in that of the prompt."""
+
+    found: dict[tuple[TowerBorder, int | None], Tensor]
+    geometry: Geometry
+    result: Tensor
+
+    def at(self, border: TowerBorder, index: int | None) -> Tensor:
+        value = self.found[border, index]
+        if border in (TowerBorder.MERGER_READ, TowerBorder.MERGER_FED):
+            return value.index_select(0, self.geometry.tokens.to(value.device))
+        return torch.empty_like(value).index_copy_(0, self.geometry.order.to(value.device), value)
+
+    def exact(self, border: TowerBorder, index: int | None) -> Bounded:
+        return Bounded.exact(self.at(border, index))
+
+    def rows_of(self, place: int | None, size: int) -> Tensor:
+        """Return the part of the rows that a merger makes."""
+        first = 0 if place is None else (place + 1) * size
+        return self.result[:, first : first + size]

@@ -1,0 +1,114 @@
+"""A served tower beside the plain forward pass: a right one passes, and every planted fault is seen."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels.functional import AttentionPlan, plan_varlen
+from qualification.model.forward.bounded import Precision
+from qualification.model.forward.checkpoint import Checkpoint
+from qualification.model.forward.tower import TowerReference
+from server.engine.proof.tower_check import TowerCheck, TowerChecked, checked_grid
+from server.model.load.load import load_config
+from server.model.vision.load import load_tower, with_images
+from server.model.vision.tower import Image, Tower
+from support.engine.image_session import PIXELS
+from support.models.tiny_images import save_tiny
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module", params=["qwen2.5 vl", "qwen3 vl"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("tower")
+    save_tiny(found, request.param)
+    return found
+
+
+def checked(
+    folder: Path, made: Callable[..., Tower] = Tower, dtype: torch.dtype = torch.float32, **changes: object
+) -> TowerChecked:
+    """Check a tower that is made of the folder's weights, but of a configuration with changes."""
+    config = with_images(folder, load_config(folder)).tower
+    assert config is not None
+    weights = load_tower(folder, config, dtype=dtype, device=CPU)
+    tower = made(replace(config, **changes), weights, PIXELS, is_reproducible=False)
+    checkpoint = Checkpoint(folder, CPU)
+    try:
+        reference = TowerReference(checkpoint, config, Precision(dtype), checked_grid(tower))
+        return TowerCheck(tower, reference, PIXELS).run()
+    finally:
+        checkpoint.close()
+
+
+def wrong(found: TowerChecked) -> str | None:
+    """Return the first section that is beyond its limit."""
+    return next((str(it) for it in found.differences if it.factor > 1), None)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_right_tower_is_within_its_limits(folder: Path, dtype: torch.dtype) -> None:
+    found = checked(folder, dtype=dtype)
+    assert wrong(found) is None
+    assert max(it.factor for it in found.differences) > 0.01  # a limit that nothing comes near would see nothing
+
+
+class Transposed(Tower):
+    """Takes an image's width for its height."""
+
+    def _patches(self, image: Image) -> torch.Tensor:
+        turned = Image(image.pixels.transpose(0, 1).contiguous(), (image.grid[1], image.grid[0]))
+        return super()._patches(turned)
+
+
+class Causal(Tower):
+    """Lets a patch see those before it alone."""
+
+    def _plan(self, lengths: tuple[int, ...]) -> AttentionPlan:
+        ends = torch.tensor((0, *lengths), dtype=torch.int32).cumsum(0, dtype=torch.int32)
+        return plan_varlen(ends, ends, max(lengths), max(lengths))
+
+
+class RowsFirst(Tower):
+    """Gives windows their lengths, and not their order: it cuts patches into windows as they come row by row."""
+
+    def _plan(self, lengths: tuple[int, ...]) -> AttentionPlan:
+        return super()._plan(tuple(reversed(lengths)))
+
+
+@pytest.mark.parametrize(
+    ("made", "changes", "where"),
+    [
+        (Transposed, {}, "patches"),
+        (Causal, {}, "layer 0, tower, attention"),
+        (Tower, {"rope_theta": 1000.0}, "layer 0, tower, queries"),
+        (Tower, {"norm_eps": 1e-2}, "what attention reads"),
+    ],
+)
+def test_a_planted_fault_is_named_where_it_is(
+    folder: Path, made: type[Tower], changes: dict[str, object], where: str
+) -> None:
+    found = wrong(checked(folder, made, **changes))
+    assert found is not None
+    assert where in found
+
+
+@pytest.mark.parametrize(
+    ("made", "changes", "where"),
+    [
+        (RowsFirst, {}, "layer 0, tower, attention"),  # windows out of order
+        (Tower, {"window": 3}, "layer 0, tower, attention"),
+        (Tower, {"full_layers": frozenset({1})}, "layer 3, tower, attention"),
+    ],
+)
+def test_wrong_windows_are_named(tmp_path: Path, made: type[Tower], changes: dict[str, object], where: str) -> None:
+    save_tiny(tmp_path, "qwen2.5 vl")
+    assert where in (wrong(checked(tmp_path, made, **changes)) or "")
+
+
+def test_rows_of_the_wrong_layer_are_named(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "qwen3 vl")
+    assert "merger" in (wrong(checked(tmp_path, deepstack=(0, 1))) or "")
