@@ -45,7 +45,7 @@ from server.model.decoder import Decoder, Operators, head_sizes
 from server.model.images.settings import ImageSettings
 from server.model.kv_cache import KVCache
 from server.model.layers import Weights
-from server.model.load.digests import model_digests
+from server.model.load.digests import DUMMY, known_weights_digest
 from server.model.load.folder import check_folder
 from server.model.load.load import check_checkpoint, load_config, load_shard
 from server.model.load.pooling import read_pooling
@@ -158,7 +158,7 @@ def load_own_tower(settings: Settings, subject: Subject, say: Say = lambda _: No
 def identity_of(settings: Settings, subject: Subject) -> RankIdentity:
     """Return what must be the same on all ranks."""
     has_weights = settings.load_format is not LoadFormat.DUMMY
-    weights = model_digests(subject.folder, has_weights=has_weights)["weights"]
+    weights = known_weights_digest(subject.folder) if has_weights else DUMMY
     return RankIdentity(subject.fingerprint.values(), weights)
 
 

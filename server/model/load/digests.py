@@ -14,6 +14,7 @@ logger = logging.getLogger(__name__)
 
 SINGLE_FILE = "model.safetensors"  # as server/model/load/checkpoint.py reads them, which needs torch
 INDEX_FILE = "model.safetensors.index.json"
+DUMMY = "dummy"  # in the place of a digest of weights
 _SAMPLE_BYTES = 4096  # of each tensor, from its middle; a whole tensor where it has no more
 _MAX_HEADER_BYTES = 100_000_000  # as the safetensors library has it
 
@@ -25,7 +26,7 @@ def model_digests(folder: Path, *, has_weights: bool) -> dict[str, str | None]:
     """
     return {
         "tokenizer": _or_none(folder, tokenizer_digest),
-        "weights": known_weights_digest(folder) if has_weights else "dummy",
+        "weights": known_weights_digest(folder) if has_weights else DUMMY,
     }
 
 
