@@ -8,7 +8,7 @@ from kernels.vocabulary.operators import Operator
 from kernels.vocabulary.path import KernelPath, RunAttention
 from kernels.vocabulary.shape import AttentionShape, Phase
 from qualification.decision.decision import Decision
-from server.engine.operators.decisions import NoPathError
+from server.engine.operators.decisions import NoPathError, why_no_path
 from server.engine.operators.dispatch_key import CAUSAL, LayerKind, LengthKey, bucket_index, key_of_shape
 from server.engine.operators.launch_errors import launch_failure
 from server.engine.operators.table import OperatorChoice, OperatorTable, TableOptions
@@ -34,14 +34,18 @@ class AttentionTable(OperatorTable[AttentionShape, RunAttention]):
     def choice(self, phase: Phase, batch: AttentionBatch, kind: LayerKind) -> Choice:
         """One dictionary hit. Raises NoPathError for a shape without a path, which no start-up lets through."""
         if phase is Phase.DECODE:
-            found = self._decode.get((kind, 0, bucket_index(batch.max_context), CAUSAL))
+            key = (kind, 0, bucket_index(batch.max_context), CAUSAL)
+            found = self._decode.get(key)
         else:
             key = (kind, bucket_index(batch.max_seqlen_q), bucket_index(batch.max_context), CAUSAL)
             found = self._by_lengths[phase].get(key)
         if found is None:
             lengths = f"{batch.max_seqlen_q} of {batch.max_context} tokens"
             window, heads = kind
-            raise NoPathError(phase, f"no path for {phase.value}, d{heads.dim}, window {window}, {lengths}")
+            of_phase = ((shape, it) for shape, it in self.plan.items() if shape.phase is phase)
+            lost = (why_no_path(it) for shape, it in of_phase if key_of_shape(shape) == key)
+            message = f"no path for {phase.value}, d{heads.dim}, window {window}, {lengths}"
+            raise NoPathError(phase, message + next(lost, ""))
         return found
 
     def _decided(self, decision: Decision[AttentionShape]) -> None:

@@ -5,10 +5,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Generic
 
+from kernels.vocabulary.operators import AnyShape
+from kernels.vocabulary.path import Reject
 from kernels.vocabulary.shape import Phase
 from qualification.decision.decision import Decision, Pairs, ShapeT
 
 logger = logging.getLogger(__name__)
+
+_QUARANTINED = frozenset({Reject.QUARANTINED, Reject.OPERATOR_OVERRIDE})
 
 # Decides a shape again without the (path, shape) pairs that broke, and without those that an operator took out.
 Redecide = Callable[[ShapeT, Pairs, Pairs], Decision[ShapeT]]
@@ -23,6 +27,17 @@ class NoPathError(Exception):
     def __init__(self, phase: Phase | None, message: str) -> None:
         super().__init__(message)
         self.phase = phase
+
+
+def why_no_path(decision: Decision[AnyShape]) -> str:
+    """Return, behind a colon, which paths of a shape are quarantined and why no other serves; nothing where none is."""
+    codes = {it.path: {why.code for why in it.rejections} for it in decision.candidates}
+    out = [path for path, of_path in codes.items() if of_path & _QUARANTINED]
+    if not out:
+        return ""
+    is_ordered = any(Reject.BATCH_VARIANT in of_path for of_path in codes.values())
+    others = ", and under --reproducible only paths of one order of sums may serve" if is_ordered else ""
+    return f": {', '.join(out)} {'is' if len(out) == 1 else 'are'} quarantined{others}; GET /plan has the reasons"
 
 
 class Decisions(Generic[ShapeT]):
@@ -76,8 +91,8 @@ class Decisions(Generic[ShapeT]):
         self.revision += 1
         decision = self._redecide(shape, self._quarantined, self.overridden)
         if decision.path is None or (decision.path, name) in self._quarantined:
-            logger.error("no path is left for %s", shape)
             decision = replace(decision, path=None)
+            logger.error("no path is left for %s%s", shape, why_no_path(decision))
         else:
             logger.warning("%s serves %s from now on", decision.path, shape)
         self._now[shape] = decision

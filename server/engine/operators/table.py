@@ -14,7 +14,7 @@ from kernels.vocabulary.path import AnyPath, Reject
 from kernels.vocabulary.shape import AttentionShape
 from qualification.decision.decision import Decision, Pairs, ShapeT
 from server.engine.operators.counts import use_of
-from server.engine.operators.decisions import Decisions, NoPathError, Redecide
+from server.engine.operators.decisions import Decisions, NoPathError, Redecide, why_no_path
 from server.engine.operators.launch_errors import not_launched
 from server.protocol.messages import PathUse
 
@@ -98,7 +98,9 @@ class OperatorTable(Generic[ShapeT, RunT]):
     def no_path(self, shape: ShapeT) -> NoPathError:
         """Return the error of a shape that no path serves any more, or that was never planned."""
         phase = shape.phase if isinstance(shape, AttentionShape) else None
-        return NoPathError(phase, f"no path is left for {shape}")
+        decision = self.plan.get(shape)
+        why = "" if decision is None else why_no_path(decision)
+        return NoPathError(phase, f"no path is left for {shape}{why}")
 
     def replace(self, choice: OperatorChoice[ShapeT, RunT], error: Exception) -> OperatorChoice[ShapeT, RunT]:
         """Quarantine a choice that failed to launch, and return the next one.

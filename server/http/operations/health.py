@@ -29,10 +29,14 @@ def why_not_ready(services: Services) -> list[str]:
     if services.engine.state is not EngineState.READY:
         reasons.append(services.why_not_ready())
         refused = services.engine.refused
-        for row in refused.plan if refused else ():
-            if row.path is None:
-                reasons.append(f"no path may serve {row.shape}: {_why_refused(row)}")
-    return reasons
+        return reasons + _why_unserved(refused.plan if refused else [])
+    # A path that is quarantined in service may leave a shape without one: under --reproducible often, for only paths
+    # of one order may serve, and that may have no second. The next start ends so too.
+    return reasons + _why_unserved(services.engine.ready.plan if services.engine.ready else [])
+
+
+def _why_unserved(plan: list[PlanRow]) -> list[str]:
+    return [f"no path may serve {row.shape}: {_why_refused(row)}" for row in plan if row.path is None]
 
 
 def _why_silent(services: Services, limit_s: float) -> list[str]:

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from kernels.vocabulary.shape import Phase
 from server.engine.scheduling.engine import Engine
-from server.protocol.messages import Grammar, GrammarKind, SamplingParams
+from server.protocol.messages import FinishReason, Grammar, GrammarKind, SamplingParams
 from server.settings import DEMO_MODEL, DtypeChoice
 from support.engine.reproducible_engine import Request, answers, build, different, requests
 from support.models.tiny_families import GEMMA_2, GLM, QWEN_2_MOE, save_reference
@@ -47,6 +48,21 @@ def test_without_the_setting_company_changes_bits(tmp_path: Path) -> None:
         for at_once in (1, 6)
     )
     assert different(alone, mixed) != []
+
+
+def test_an_order_of_one_path_has_no_second_in_service(tmp_path: Path) -> None:
+    save_reference(tmp_path, "llama", SIZES)
+    built = build(tmp_path, tmp_path / "cache")
+    quarantined = built.runner.dispatcher.quarantine("torch.attention.tiles", Phase.DECODE)
+    assert {path for path, _ in quarantined} == {"torch.attention.tiles"}
+    requests(97, (9,))[0].submit(built.engine, "a")
+    outputs = []
+    while built.engine.has_work:
+        outputs.append(built.engine.step())
+    [end] = [delta for output in outputs if output is not None for delta in output.deltas if delta.finish_reason]
+    assert end.finish_reason is FinishReason.ERROR
+    assert end.error_message is not None
+    assert "torch.attention.tiles is quarantined, and under --reproducible only paths of one order" in end.error_message
 
 
 def test_a_grammar_in_company_changes_no_bit(tmp_path: Path) -> None:

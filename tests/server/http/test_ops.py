@@ -39,6 +39,15 @@ def test_a_refused_start_says_which_shape_and_why(folder: Path) -> None:
     assert second == "no path may serve prefill fp32 h4:2 d320: sdpa.cpu: takes at most 256, the shape has 320"
 
 
+def test_a_shape_that_lost_its_path_in_service_is_unready(folder: Path) -> None:
+    it = served(folder)
+    row = plan_row(path=None, rejected={"torch.attention.tiles": [("quarantined", "broke in service")]})
+    it.engine.ready = msgspec.structs.replace(READY, plan=[row])
+    answer = it.get("/readyz")
+    assert (answer.status_code, it.get("/livez").status_code) == (503, 200)
+    assert answer.json()["reasons"] == [f"no path may serve {row.shape}: torch.attention.tiles: broke in service"]
+
+
 def test_paths_of_other_machines_or_phases_are_the_reason(folder: Path) -> None:
     it = served(folder)
     it.engine.refuse()
