@@ -32,10 +32,12 @@ class GrammarMatcher:
     def __init__(self, matcher: llguidance.LLMatcher) -> None:
         self.matcher = matcher
         self.is_complete = False
+        self.has_refused = False  # a token that it was given
 
     def accept(self, token_id: int) -> None:
         """Move on by a token. Raises InvalidGrammar."""
         if not self.matcher.consume_token(token_id):
+            self.has_refused = True
             check(self.matcher)
             raise InvalidGrammar("The grammar cannot be followed: it does not allow the token that was chosen.")
         self.is_complete = self.matcher.is_stopped()

@@ -7,12 +7,13 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from kernels.sampling.sampling import SamplingTensors, greedy, sample
+from kernels.sampling.sampling import SamplingTensors
 from server.engine.execution.capture import Capture, RecordedGraph, Replayable
 from server.engine.execution.commands import Allocate, CopyPages, ImageRows, WriteEmbeddings, WriteImages
 from server.engine.execution.graph_keys import GraphKey, GraphSizes
 from server.engine.execution.others import NO_OTHERS, Others
-from server.engine.execution.sampling import SampledTokens, ScoredRows, score, staged
+from server.engine.execution.sampler import Sampler
+from server.engine.execution.sampling import SampledTokens, ScoredRows, staged
 from server.engine.execution.step_buffer import (
     DeviceInputs,
     StepBuffer,
@@ -59,6 +60,7 @@ class Worker:
     tokens      what the latest step chose; the next one reads it on the device
     attention   of the latest step; None before the first
     scores      of the latest step, as `score` gives them; None where no token was to be scored
+    sampler     chooses and scores the tokens
     """
 
     def __init__(
@@ -92,6 +94,7 @@ class Worker:
         self.device = tokens.latest.device
         self.attention: StepAttention | None = None
         self.scores: Tensor | None = None
+        self.sampler = Sampler()
         self.num_replays = 0
         self.mark: Mark = unmarked  # set by a bench
         self.beat: Beat | None = None  # of steps on a CPU: set by who must hear that a long one makes progress
@@ -265,11 +268,11 @@ class Worker:
     def _choose(self, logits: Tensor, sampling: SamplingTensors | None, scored: ScoredRows | None) -> None:
         """Choose a token for each row of logits, and score those of `scored` by the logits as they were."""
         raw = None if scored is None else _selected(logits, scored.rows)
-        chosen = greedy(logits) if sampling is None else sample(logits, sampling)
+        chosen = self.sampler.choose(logits, sampling)
         self.tokens.store(chosen)
         if raw is not None and scored is not None:
             tokens = _selected(chosen.token_ids, scored.rows)
-            self.scores = score(raw, tokens, scored.num_top, is_reproducible=self.decoder.is_reproducible)
+            self.scores = self.sampler.score(raw, tokens, scored.num_top, is_reproducible=self.decoder.is_reproducible)
 
     @torch.inference_mode()
     def launch(
@@ -396,7 +399,9 @@ class Worker:
             places = tuple([rows[row] for row in scored.rows])
             chosen = _selected(self.tokens.latest, places)
             logits = _selected(self.graph_logits, places)
-            self.scores = score(logits, chosen, scored.num_top, is_reproducible=self.decoder.is_reproducible)
+            self.scores = self.sampler.score(
+                logits, chosen, scored.num_top, is_reproducible=self.decoder.is_reproducible
+            )
 
     def _begin(self, attention: StepAttention) -> None:
         self.attention = attention

@@ -21,12 +21,14 @@ class ForcedRow:
     served       its log probability as it was served; None where it was not recorded
     limit        how far they may be apart; 0: not at all
     is_choosable whether the token is chosen there, or would be with a logit higher by twice the limit
+    is_defined   whether token and log probability may be those of the definition of sampling; None: it was not asked
     """
 
     logprob: float
     served: float | None
     limit: float
     is_choosable: bool
+    is_defined: bool | None = None
 
     @property
     def factor(self) -> float:

@@ -298,7 +298,7 @@ def first_difference(rows: list[ForcedRow], route: Route, *, most_apart: float =
                 continue
             reads_others = route in (Route.HIT, Route.FORKED, Route.PREEMPTED)  # a preempted one may find its own pages
             return Difference(place, Cause.CACHE if reads_others else Cause.LOGITS, row)
-        if not row.is_choosable:
+        if not row.is_choosable or row.is_defined is False:
             return Difference(place, Cause.LOGITS if row.served is None else Cause.SAMPLING, row)
     return None
 

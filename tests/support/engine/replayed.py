@@ -45,6 +45,12 @@ SAMPLINGS = {
     "digits": SamplingParams(max_tokens=12, temperature=0.7, grammar=DIGITS),
 }
 
+MORE_SAMPLINGS = {
+    **SAMPLINGS,
+    "likely": SamplingParams(max_tokens=20, temperature=1.0, min_p=0.2, ignore_eos=True),
+    "biased": SamplingParams(max_tokens=20, temperature=0.0, logit_bias=((5, 40.0), (17, -40.0)), ignore_eos=True),
+}
+
 
 def trust(pairs: Iterable[Pair], bench: Bench, *, on_evidence: Callable[[Evidence], None], **_: object) -> None:
     """Believe what paths claim of the order of their sums, instead of measuring it."""
@@ -53,11 +59,11 @@ def trust(pairs: Iterable[Pair], bench: Bench, *, on_evidence: Callable[[Evidenc
         on_evidence(replace(evidence(shape, path), fingerprint=bench.fingerprint, invariance=seen))
 
 
-def runner_of(
+def settings_of(
     model: Path, cache: Path, dtype: DtypeChoice = DtypeChoice.FP32, *, reproducible: bool = False
-) -> ModelRunner:
-    """Return the runner of an engine that is built without measurements."""
-    chosen = Settings(
+) -> Settings:
+    """Return the settings of an engine that is built without measurements."""
+    return Settings(
         model=str(model),
         device=DeviceChoice.CPU,
         dtype=dtype,
@@ -70,6 +76,13 @@ def runner_of(
         page_size=PAGE_SIZE,
         kv_cache_tokens=128 * PAGE_SIZE,
     )
+
+
+def runner_of(
+    model: Path, cache: Path, dtype: DtypeChoice = DtypeChoice.FP32, *, reproducible: bool = False
+) -> ModelRunner:
+    """Return the runner of such an engine."""
+    chosen = settings_of(model, cache, dtype, reproducible=reproducible)
     return built_engine(chosen, trust if reproducible else None).runner
 
 
@@ -109,16 +122,19 @@ class ReplayedEngine:
         asks: Iterable[str] = SAMPLINGS,
         sealed_share: float = 0.0,
         has_seals: bool = True,
+        on_step: Callable[[], None] = lambda: None,
     ) -> None:
         """Serve by a runner, with pages for more or fewer tokens.
 
         launching  what the engine calls in place of the runner: a broken one
         tap        is called with each sequence that is queued
-        asks       which of SAMPLINGS requests have
+        asks       which of MORE_SAMPLINGS requests have
         sealed_share  of the publications of pages, whose bytes are sealed
         has_seals  whether the seals of pages are looked at
+        on_step    is called behind each step
         """
         self.runner = runner
+        self._on_step = on_step
         config = runner.worker.decoder.config
         has_grammars = config.vocab_size == VOCAB
         if has_grammars:
@@ -140,7 +156,8 @@ class ReplayedEngine:
         self.outputs: list[StepOutput] = []
         self._rng = Random(SEED)
         self._num_requests = 0
-        self._samplings = [SAMPLINGS[name] for name in asks if has_grammars or SAMPLINGS[name].grammar is None]
+        wanted = [MORE_SAMPLINGS[name] for name in asks]
+        self._samplings = [it for it in wanted if has_grammars or it.grammar is None]
         self._pages = [self.prompt(PAGE_SIZE) for _ in range(3)]
 
     def prompt(self, num_tokens: int) -> list[int]:
@@ -169,6 +186,7 @@ class ReplayedEngine:
         while self.engine.has_work:
             output = self.engine.step()
             self.outputs += [] if output is None else [output]
+            self._on_step()
         assert self.engine.step() is None  # idle: the pages are counted
 
     def reports(self) -> Iterable[ReplayReport]:
