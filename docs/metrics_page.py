@@ -29,8 +29,10 @@ from server.telemetry.outcomes import (
     OomStage,
     Outcome,
     RejectedFor,
+    Restore,
     Shadow,
     Sli,
+    SlotContent,
 )
 from server.telemetry.slo import UNKNOWN_BUCKET
 from server.telemetry.vllm_names import MAX_VLLM_SAMPLES
@@ -47,6 +49,7 @@ CLOSED: dict[str, type[Enum]] = {
     "cause": DeathCause,
     "status": Status,
     "class": TimeClass,
+    "content": SlotContent,
 }
 # Of decisions: attention's, and those of the operators beside it.
 SHADOW_PHASES = Enum(
@@ -68,6 +71,7 @@ CLOSED_OF_METRIC: dict[tuple[str, str], type[Enum]] = {
     ("hallmark_shadow_checks_total", "phase"): SHADOW_PHASES,
     ("hallmark_shadow_checks_total", "result"): Shadow,
     ("hallmark_replays_total", "route"): Route,
+    ("hallmark_state_restores_total", "result"): Restore,
 }
 OPEN = {
     "model": "the name of the one model served",

@@ -223,13 +223,18 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         ),
     ] = None
     max_num_seqs: Annotated[
-        Count | None, Meta(description="sequences running at once (default: 256 on CUDA, 16 on a CPU)")
+        Count | None,
+        Meta(
+            description="sequences running at once (default: 256 on CUDA, 16 on a CPU; fewer where half of the memory "
+            "beside the weights does not hold their recurrent states)"
+        ),
     ] = None
     state_snapshots: Annotated[
         Count | None,
         Meta(
             description="slots, of a model with recurrent layers, for copies of states at page borders, from which "
-            "prompts that begin alike go on (default: as many as sequences that run at once)"
+            "prompts that begin alike go on (default: as many as sequences that run at once, as far as half of the "
+            "memory beside the weights holds both)"
         ),
     ] = None
     max_num_batched_tokens: Annotated[

@@ -240,6 +240,14 @@ class LayersReport(msgspec.Struct, frozen=True):
 _UNCHECKED = LayersReport(LayersStatus.NOT_CHECKED, "this engine has no such check")
 
 
+class StateSlots(msgspec.Struct, frozen=True):
+    """The memory of recurrent states: slots of one size beside the pages, one for each sequence that runs."""
+
+    num_slots: int
+    num_for_snapshots: int  # beyond those of max_num_seqs sequences
+    slot_bytes: int  # on each rank
+
+
 class EngineReady(msgspec.Struct, frozen=True, tag=True):
     pid: int
     model: str
@@ -260,6 +268,7 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True):
     layers: LayersReport = _UNCHECKED
     has_peer_memory: bool = True  # whether CUDA let the ranks share memory, where their GPUs can address each other
     max_image_tokens: int = 0  # that the images of one prompt may have; 0: this engine takes no images
+    states: StateSlots | None = None  # of a model with recurrent layers
 
 
 class EngineRefused(msgspec.Struct, frozen=True, tag=True):
@@ -303,6 +312,15 @@ class TowerTime(msgspec.Struct, frozen=True, array_like=True):
     seconds: float
 
 
+class StateCounts(msgspec.Struct, frozen=True, array_like=True):
+    """Slots of recurrent states after a step, and what became of the prompts that were admitted in it."""
+
+    num_used: int  # of sequences, or that get a snapshot
+    num_snapshots: int
+    num_restored: int  # prompts whose pages were found, and a snapshot as far
+    num_missed: int  # prompts whose pages were found further than any snapshot: what is between was computed again
+
+
 class StepRecord(msgspec.Struct, frozen=True, array_like=True):
     """Record of one step of the engine, and of its state after it."""
 
@@ -327,6 +345,7 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True):
     matmul_fallbacks: dict[MatmulFallback, int] = {}  # since the step before
     num_page_mismatches: int = 0  # pages of the prefix cache that did not hold what they should, and were dropped
     tower_times: list[TowerTime] = []  # of this step and earlier ones, read by now
+    states: StateCounts | None = None  # of a model with recurrent layers
 
 
 class PathUse(msgspec.Struct, frozen=True, array_like=True):

@@ -4,9 +4,9 @@ import time
 
 from kernels.linear.library.fallback_reason import MatmulFallback
 from server.protocol.liveness import DeathCause
-from server.protocol.messages import EngineReady, Heartbeat, StepRecord
+from server.protocol.messages import EngineReady, Heartbeat, StateCounts, StepRecord
 from server.telemetry.factory import MetricFactory
-from server.telemetry.outcomes import OomStage
+from server.telemetry.outcomes import OomStage, Restore, SlotContent
 
 
 class EngineMetrics:
@@ -32,6 +32,15 @@ class EngineMetrics:
         self._page_mismatches = make.counter(
             "kv_page_mismatches_total", "Pages of the prefix cache dropped at a hit: they held other tokens or bytes"
         )
+        self._state_slots = make.gauge(
+            "state_slots", "Slots of recurrent states by what they hold; of a model with recurrent layers", "content"
+        )
+        self._restores = make.counter(
+            "state_restores_total",
+            "Prompts of such a model whose pages were found, by whether a snapshot of the state was found as far",
+            "result",
+        )
+        self._num_slots = 0
         self._nonfinite = make.counter("nonfinite_logits_total", "Sequences ended because no logit was finite")
         self._images = make.counter("images_total", "Images that the tower computed")
         self._image_tokens = make.counter("image_tokens_total", "Tokens of these images")
@@ -62,6 +71,9 @@ class EngineMetrics:
         self._fell_back(ready.matmul_fallbacks)
         if not ready.has_peer_memory:
             self._unshared.inc()
+        if ready.states is not None:
+            self._num_slots = ready.states.num_slots
+            self._counted_states(StateCounts(0, 0, 0, 0))
 
     def refused(self) -> None:
         self._up.set(0)
@@ -86,8 +98,18 @@ class EngineMetrics:
             self._image_tokens.inc(it.num_tokens)
             self._tower_s.inc(it.seconds)
         self._fell_back(record.matmul_fallbacks)
+        if record.states is not None:
+            self._counted_states(record.states)
         if record.oom_stage is not None:
             self._ooms.labels(OomStage(record.oom_stage).value).inc()
+
+    def _counted_states(self, states: StateCounts) -> None:
+        num_free = self._num_slots - states.num_used - states.num_snapshots
+        counts = {SlotContent.SEQUENCE: states.num_used, SlotContent.SNAPSHOT: states.num_snapshots}
+        for content, count in {**counts, SlotContent.FREE: num_free}.items():
+            self._state_slots.labels(content.value).set(count)
+        self._restores.labels(Restore.HIT.value).inc(states.num_restored)
+        self._restores.labels(Restore.MISS.value).inc(states.num_missed)
 
     def _fell_back(self, counts: dict[MatmulFallback, int]) -> None:
         for reason, count in counts.items():
@@ -101,5 +123,7 @@ class EngineMetrics:
         self._up.set(0)
         self.num_running = 0
         self.num_waiting = 0
+        if self._num_slots:
+            self._counted_states(StateCounts(0, 0, 0, 0))
         self.kv_usage = 0.0  # or a full cache would be reported until the next engine's first step
         self._restarts.labels(cause).inc()

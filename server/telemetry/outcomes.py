@@ -51,6 +51,21 @@ class Shadow(Enum):
     SKIPPED = "skipped"  # its inputs were not finite, or there was no memory: nothing is known
 
 
+class SlotContent(Enum):
+    """Content of a slot of recurrent states."""
+
+    SEQUENCE = "sequence"  # the state of one that runs, or a snapshot that is being made
+    SNAPSHOT = "snapshot"
+    FREE = "free"
+
+
+class Restore(Enum):
+    """Verdict on a prompt whose pages were found, of a model with recurrent layers."""
+
+    HIT = "hit"  # a snapshot of the state was found as far
+    MISS = "miss"  # none, or one further back: what is between was computed again
+
+
 class OomStage(Enum):
     """Work that ran when the device's memory did not suffice."""
 

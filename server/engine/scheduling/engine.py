@@ -508,6 +508,7 @@ class Engine:
             num_prefix_hit_tokens=batch.num_prefix_hit_tokens if batch else 0,
             num_page_mismatches=self._scheduler.take_page_mismatches(),
             tower_times=statistics.tower_times,
+            states=self._scheduler.take_state_counts(),
         )
         return StepOutput(record, self._outputs.take())
 

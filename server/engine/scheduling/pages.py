@@ -63,6 +63,7 @@ class PagePool:
         Returns how many pages were found; None, and changes nothing, when there are too few pages or no slot.
         """
         found, snapshot = self._find(keys), None
+        num_pages_found = len(found)
         if self.states is not None:
             while found and not self.states.has_snapshot(self.key_of_page[found[-1]]):
                 found.pop()
@@ -76,7 +77,7 @@ class PagePool:
             self._cached.pop(page, None)
             self._num_owners[page] += 1
         if self.states is not None:
-            self.states.admit(owner, snapshot)
+            self.states.admit(owner, snapshot, is_missed=len(found) < num_pages_found)
         self._tables[owner] = array("i", found)
         self.grow(owner, num_tokens)
         return len(found)

@@ -5,6 +5,7 @@ from collections.abc import Collection, Container
 from dataclasses import dataclass
 
 from server.engine.scheduling.integrity import IntegrityError
+from server.protocol.messages import StateCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,7 @@ class StatePool:
         self._slot_of_key: dict[bytes, int] = {}
         self._key_of_slot: dict[int, bytes] = {}
         self._made: dict[str, list[bytes]] = {}  # keys of the snapshots that each owner made
+        self._num_restored = self._num_missed = 0  # since they were taken
 
     @property
     def zero_slot(self) -> int:
@@ -95,11 +97,20 @@ class StatePool:
         """Return whether there is a slot that is no snapshot's."""
         return bool(self._free)
 
-    def admit(self, owner: str, key: bytes | None = None) -> None:
+    def take_counts(self) -> StateCounts:
+        """Return the slots as they are, and how owners began since the last call."""
+        found = StateCounts(self.num_used, self.num_snapshots, self._num_restored, self._num_missed)
+        self._num_restored = self._num_missed = 0
+        return found
+
+    def admit(self, owner: str, key: bytes | None = None, *, is_missed: bool = False) -> None:
         """Give a new owner a slot; its state begins as the snapshot of `key`, or as zero. There must be room.
 
-        Where no other slot is left the owner takes the snapshot's own, which is then found no more.
+        Where no other slot is left the owner takes the snapshot's own, which is then found no more. `is_missed`:
+        whether its pages were found further than the snapshot.
         """
+        self._num_restored += key is not None and not is_missed
+        self._num_missed += is_missed
         source = self.zero_slot
         if key is not None:
             source = self._slot_of_key[key]

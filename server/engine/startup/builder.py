@@ -50,7 +50,7 @@ from server.engine.scheduling.runner_api import BatchError, StepStatistics
 from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from server.engine.scheduling.states import StatePool
 from server.engine.startup.image_warmup import warm_up_images
-from server.engine.startup.kv_sizing import num_pages, num_state_slots
+from server.engine.startup.kv_sizing import num_pages
 from server.engine.startup.layers import check_layers, refuse_failed
 from server.engine.startup.limits import sizes_of_graphs
 from server.engine.startup.matmul_tuning import choose_products
@@ -63,6 +63,7 @@ from server.engine.startup.plan import (
     refuse_unserved,
 )
 from server.engine.startup.proofs import attestor_of, replay_of, shadow_check_of
+from server.engine.startup.state_sizing import state_slots
 from server.engine.startup.subject import (
     Subject,
     connected_ranks,
@@ -312,6 +313,7 @@ def _ready(
         has_grammars=runner.grammars is not None,
         paths={path.name: ServedPath(path.source_digest, path.order) for path in ALL_PATHS},
         max_image_tokens=subject.limits.max_image_tokens,
+        states=state_slots(subject.config, subject.limits),
     )
 
 
@@ -338,9 +340,12 @@ def _warm_runner(
     sizes = sizes_of_graphs(config, limits, limits.max_model_len) if has_graphs else None
     num_rows = max(limits.max_num_seqs * (1 + limits.max_drafted_tokens), 0 if sizes is None else sizes.max_sampled)
 
+    slots = state_slots(config, limits)
+
     def worker(pages: int) -> Worker:
         kv, tokens = kv_cache_of(subject, pages), SampledTokens(num_rows, device)
-        states = StateCache.allocate(config, num_state_slots(config, limits), torch_dtype(limits.dtype), device)
+        num_slots = 0 if slots is None else slots.num_slots
+        states = StateCache.allocate(config, num_slots, torch_dtype(limits.dtype), device)
         made = partial(
             Worker, decoder, kv, dispatcher, tokens, states=states, num_embeddings=limits.max_image_tokens, tower=tower
         )

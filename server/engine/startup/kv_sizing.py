@@ -44,21 +44,10 @@ def num_pages(
         count = -(-max(_DEFAULT_CPU_KV_TOKENS, limits.max_model_len) // limits.page_size)
     else:
         room_bytes = _room_bytes(small_runner(), limits, device) - _graph_bytes(config, limits, sizes)
-        spared_bytes = int(_total_bytes(device) * (1 - settings.gpu_memory_utilization))
+        spared_bytes = int(device_bytes(device) * (1 - settings.gpu_memory_utilization))
         count = max(0, room_bytes - spared_bytes) // page_bytes
     _check_room(settings, limits, count * limits.page_size)
     return count
-
-
-def num_state_slots(config: ModelConfig, limits: EngineLimits) -> int:
-    """Return the slots of recurrent states: one for each sequence that runs, and as many as are wanted for snapshots.
-
-    0 for a model without recurrent layers. They are allocated before the room for pages is measured.
-    """
-    if not config.recurrences:
-        return 0
-    snapshots = limits.max_num_seqs if limits.state_snapshots is None else limits.state_snapshots
-    return limits.max_num_seqs + snapshots
 
 
 def _check_room(settings: Settings, limits: EngineLimits, num_tokens: int) -> None:
@@ -89,7 +78,7 @@ def _room_bytes(runner: ModelRunner, limits: EngineLimits, device: torch.device)
 def room_beside_peak(device: torch.device, allocated_bytes: int) -> int:
     """Return the free memory less what was allocated at most, above `allocated_bytes`, since the peak was reset."""
     if device.type == "cpu":
-        return _total_bytes(device)
+        return device_bytes(device)
     peak_bytes = torch.cuda.max_memory_allocated(device) - allocated_bytes
     torch.cuda.empty_cache()
     return torch.cuda.mem_get_info(device)[0] - peak_bytes
@@ -99,7 +88,7 @@ def check_weights_fit(config: ModelConfig, limits: EngineLimits, device: torch.d
     """Raises ModelError for a model whose weights and rotary tables alone are larger than the device's memory."""
     ropes = {(it.rope, it.head_dim) for it in config.attentions}
     table_bytes = 4 * config.max_position * sum(rope.rotated_dims(head_dim) for rope, head_dim in ropes)
-    num_bytes, total_bytes = weight_bytes(config, limits.dtype) + table_bytes, _total_bytes(device)
+    num_bytes, total_bytes = weight_bytes(config, limits.dtype) + table_bytes, device_bytes(device)
     if config.tower is not None:
         num_bytes += tower_bytes(config.tower, limits.dtype.num_bytes)
     if num_bytes > total_bytes:
@@ -111,13 +100,13 @@ def check_weights_fit(config: ModelConfig, limits: EngineLimits, device: torch.d
 
 def _check_size(num_bytes: int, device: torch.device) -> None:
     """Raises SettingsError for a KV cache that cannot be allocated, however often the engine is started again."""
-    total_bytes = _total_bytes(device)
+    total_bytes = device_bytes(device)
     if num_bytes > total_bytes:
         took, has = num_bytes / 2**30, total_bytes / 2**30
         raise SettingsError(f"--kv-cache-tokens asks for {took:.1f} GiB, the device has {has:.1f} GiB")
 
 
-def _total_bytes(device: torch.device) -> int:
+def device_bytes(device: torch.device) -> int:
     """Return the device's memory in bytes, used or free."""
     if device.type == "cpu":
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

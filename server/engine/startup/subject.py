@@ -40,6 +40,7 @@ from server.engine.operators.rows_table import RowsTable
 from server.engine.operators.table import TableOptions
 from server.engine.startup.kv_sizing import check_weights_fit
 from server.engine.startup.limits import EngineLimits, choose_device, choose_limits
+from server.engine.startup.state_sizing import with_state_slots
 from server.errors import ModelError, SettingsError
 from server.model.decoder import Decoder, Operators, head_sizes
 from server.model.images.settings import ImageSettings
@@ -111,7 +112,7 @@ def read_subject(settings: Settings, rank: int = 0) -> Subject:
         shard = shard_of(model, rank, world)
     except ModelConfigError as error:
         raise ModelError(f"{folder}: {error}") from error
-    limits = choose_limits(settings, model, device)
+    limits = with_state_slots(settings, shard.local_config, choose_limits(settings, model, device), device)
     check_weights_fit(shard.local_config, limits, device)
     check_checkpoint(folder, model, settings.load_format)  # before attention is proven, which takes minutes
     if model.tower is not None and settings.load_format is not LoadFormat.DUMMY:

@@ -174,6 +174,14 @@ class Layers(Schema):
     is_cached: bool = Field(description="Whether an earlier start on this machine has made it.")
 
 
+class StatesReport(Schema):
+    """The memory of recurrent states: slots beside the pages, one for each sequence that runs."""
+
+    num_slots: int
+    num_for_snapshots: int = Field(description="Of them, beyond those of sequences that run at once.")
+    slot_bytes: int = Field(description="On each rank.")
+
+
 class AttentionReport(Schema):
     model: str
     model_digests: dict[str, str | None]
@@ -184,6 +192,7 @@ class AttentionReport(Schema):
     matrix: MatrixName | None
     layers: Layers | None
     attention_layers: int | None
+    states: StatesReport | None = Field(description="Of a model with recurrent layers.")
     launches: dict[str, int] = Field(description="By path, since the start.")
     attestation: Attestation | None = Field(description="The latest.")
     shadow_checks: list[ShadowCheck]

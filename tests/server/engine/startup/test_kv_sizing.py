@@ -6,11 +6,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from kernels.vocabulary.shape import Dtype
 from qualification.decision.decision import Policy
-from server.engine.startup.kv_sizing import check_weights_fit, num_pages, num_state_slots
+from qualification.model.config import RecurrenceConfig, StateTensor, weight_bytes
+from server.engine.startup.kv_sizing import check_weights_fit, device_bytes, num_pages
 from server.engine.startup.limits import choose_limits
+from server.engine.startup.state_sizing import state_slots, with_state_slots
 from server.errors import ModelError, SettingsError
 from server.model.load.load import load_config
+from server.protocol.messages import StateSlots
 from server.settings import DeviceChoice, Settings
 from support.engine.built_engine import built_engine
 from support.engine.running_sum import hybrid_config
@@ -39,10 +43,47 @@ def test_a_cache_that_holds_no_request_is_refused_by_its_flag(tiny_llama: TinyLl
 
 def test_only_recurrent_layers_get_slots_of_states(tiny_llama: TinyLlama) -> None:
     config = load_config(tiny_llama.folder)
-    limits = choose_limits(Settings(device=DeviceChoice.CPU, max_num_seqs=5), config, CPU)
-    assert (num_state_slots(config, limits), num_state_slots(hybrid_config(config), limits)) == (0, 10)
-    limits = choose_limits(Settings(device=DeviceChoice.CPU, max_num_seqs=5, state_snapshots=3), config, CPU)
-    assert (num_state_slots(config, limits), num_state_slots(hybrid_config(config), limits)) == (0, 8)
+    for given, slots in (({}, (10, 5)), ({"state_snapshots": 3}, (8, 3))):
+        settings = Settings(device=DeviceChoice.CPU, max_num_seqs=5, **given)
+        limits = choose_limits(settings, config, CPU)
+        assert with_state_slots(settings, config, limits, CPU) == limits
+        assert state_slots(config, limits) is None
+        hybrid = hybrid_config(config)
+        found = state_slots(hybrid, with_state_slots(settings, hybrid, limits, CPU))
+        size = config.num_layers * 4 * config.hidden_size
+        assert found == StateSlots(*slots, size)
+
+
+@pytest.mark.parametrize(
+    ("given", "share", "num_seqs", "snapshots"),  # `share`: of the memory, that one state takes
+    [
+        ({}, 1 / 100, 16, 16),
+        ({}, 1 / 60, 16, 14),  # of half of the memory
+        ({}, 1 / 12, 6, 0),
+        ({}, 2, 1, None),
+        ({"state_snapshots": 4}, 1 / 24, 8, 4),
+        ({"max_num_seqs": 8}, 1 / 12, 8, 0),
+        ({"max_num_seqs": 14}, 1 / 12, 14, None),
+        ({"max_num_seqs": 8, "state_snapshots": 5}, 1 / 12, 8, None),
+    ],
+)
+def test_states_are_as_many_as_the_memory_takes(
+    tiny_llama: TinyLlama, given: dict[str, int], share: float, num_seqs: int, snapshots: int | None
+) -> None:
+    plain = load_config(tiny_llama.folder)
+    settings = Settings(device=DeviceChoice.CPU, **given)
+    limits = choose_limits(settings, plain, CPU)
+    numbers = int(0.99 * share * (device_bytes(CPU) - weight_bytes(plain, limits.dtype)) / 4)
+    mixer = RecurrenceConfig("sums", (StateTensor((numbers,), Dtype.FP32),))
+    config = replace(plain, layers=(replace(plain.layers[0], mixer=mixer), *plain.layers))
+    if snapshots is None:
+        with pytest.raises(
+            SettingsError, match=rf"^{num_seqs} sequences that run at once and \d snapshots need \d+ states"
+        ):
+            with_state_slots(settings, config, limits, CPU)
+    else:
+        found = with_state_slots(settings, config, limits, CPU)
+        assert (found.max_num_seqs, found.state_snapshots) == (num_seqs, snapshots)
 
 
 def test_weights_beyond_the_memory_are_refused_unloaded(tiny_llama: TinyLlama) -> None:
