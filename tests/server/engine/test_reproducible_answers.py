@@ -10,13 +10,13 @@ from server.engine.scheduling.engine import Engine
 from server.protocol.messages import FinishReason, Grammar, GrammarKind, SamplingParams
 from server.settings import DEMO_MODEL, DtypeChoice
 from support.engine.reproducible_engine import Request, answers, build, different, requests
-from support.models.tiny_families import GEMMA_2, GLM, QWEN_2_MOE, save_reference
+from support.models.tiny_families import GEMMA_2, GLM, QWEN_3_NEXT, save_reference
 
 LENGTHS = (1, 17, 40, 33, 90, 131)
 SIZES = {"num_hidden_layers": 2, "max_position_embeddings": 256, "eos_token_id": None}
 MODELS: Mapping[str, tuple[str, DtypeChoice, Mapping[str, object]]] = {
     "llama, tied": ("llama", DtypeChoice.BF16, {"tie_word_embeddings": True}),
-    "mixture with a gated shared expert": ("qwen2_moe", DtypeChoice.FP32, QWEN_2_MOE),
+    "recurrent layers, gated shared expert": ("qwen3_next", DtypeChoice.FP32, {**QWEN_3_NEXT, "num_hidden_layers": 2}),
     "mixture with a router of sigmoids": ("glm4_moe", DtypeChoice.BF16, GLM),
     "windows, softcaps, GELU": ("gemma2", DtypeChoice.FP32, GEMMA_2),
 }
