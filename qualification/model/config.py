@@ -97,6 +97,7 @@ class AttentionGate:
 @dataclass(frozen=True, slots=True)
 class AttentionConfig:
     """values_are_keys  no product makes values: they are the keys, before these are normed and rotated
+    chunk            positions of a chunk, of which a token sees those of its own alone; None: there are none
     norms_values     an RMSNorm without weights of each head of the values
     reads_keys_of    the earlier layer, by its place among all, whose keys and values are read; None: the layer has its
                      own. One that reads another's has products of queries alone
@@ -115,6 +116,7 @@ class AttentionConfig:
     has_output_bias: bool = False
     query_scaling: QueryScaling | None = None
     gate: AttentionGate | None = None
+    chunk: int | None = None
     values_are_keys: bool = False
     norms_values: bool = False
     reads_keys_of: int | None = None
@@ -380,6 +382,16 @@ class ModelConfig:
     def windows(self) -> tuple[int | None, ...]:
         """The window of each layer that attends."""
         return tuple(attention.window for attention in self.attentions)
+
+    @property
+    def chunks(self) -> tuple[int | None, ...]:
+        """The chunk of each layer that attends."""
+        return tuple(attention.chunk for attention in self.attentions)
+
+    @property
+    def chunk(self) -> int | None:
+        """The chunk of all layers that have one; None where none has. A family's layers have chunks of one size."""
+        return next((chunk for chunk in self.chunks if chunk is not None), None)
 
     @property
     def has_three_positions(self) -> bool:

@@ -159,7 +159,14 @@ MORE: dict[str, dict[str, object]] = {
         "layer_types": ["sliding_attention", "full_attention"],
         **EXPERTS,
     },
-    "llama4_text": {"num_local_experts": 6, "moe_layers": [1], "intermediate_size_mlp": 64, "floor_scale": 100},
+    "llama4_text": {
+        "num_local_experts": 6,
+        "moe_layers": [1],
+        "intermediate_size_mlp": 64,
+        "floor_scale": 100,
+        "no_rope_layer_interval": 2,
+        "attention_chunk_size": 128,
+    },
     "hy_v3": {"num_experts": 6, **EXPERTS},
     "nemotron-nas": {
         "num_hidden_layers": 3,

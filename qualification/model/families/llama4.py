@@ -1,7 +1,6 @@
 """The text part of Llama 4 (Scout, Maverick): layers that rotate nothing between those that see one chunk of positions.
 
-A chunk is 8,192 positions. No path of attention has a mask of chunks, so that a server's positions end with the first
-one, within which a chunk hides nothing.
+A chunk is 8,192 positions, and a token sees those before it in its own.
 """
 
 from dataclasses import replace
@@ -50,17 +49,17 @@ def read_config(fields: Fields) -> ModelConfig:
         feed_forwards=_read_feed_forwards,
     )
     unrotated, has_norms, grows = read_unrotated(fields), fields.flag("use_qk_norm", True), _read_growth(fields)
+    chunks = _read_chunks(fields, unrotated, model.longest_context)
 
     def changed(at: int, layer: LayerConfig) -> LayerConfig:
+        attention = replace(layer.attention, chunk=chunks[at])
         if at in unrotated:
-            return replace(layer, mixer=replace(layer.attention, query_scaling=grows))
+            return replace(layer, mixer=replace(attention, query_scaling=grows))
         norm = QKNorm.EACH_HEAD_UNWEIGHTED if has_norms else QKNorm.NONE
-        return replace(layer, mixer=replace(layer.attention, qk_norm=norm))
+        return replace(layer, mixer=replace(attention, qk_norm=norm))
 
     layers = tuple(changed(at, layer) for at, layer in enumerate(model.layers))
-    most = _read_chunk(fields, unrotated)
-    positions = model.max_position if most is None else min(model.max_position, most)
-    return without_rotation(replace(model, layers=layers, max_position=positions), unrotated)
+    return without_rotation(replace(model, layers=layers), unrotated)
 
 
 def _read_growth(fields: Fields) -> QueryScaling | None:
@@ -71,15 +70,17 @@ def _read_growth(fields: Fields) -> QueryScaling | None:
     return QueryScaling(fields.number("attn_scale", 0.1), fields.integer("floor_scale", 8192), first=1)
 
 
-def _read_chunk(fields: Fields, unrotated: frozenset[int]) -> int | None:
-    """Return the positions of a chunk; None where no layer is cut into chunks."""
+def _read_chunks(fields: Fields, unrotated: frozenset[int], longest: int) -> list[int | None]:
+    """Return the positions of a chunk for each layer; None for one that sees all, as those that rotate nothing do."""
     chunk, num_layers = fields.integer_or_none(_CHUNK, 8192), read_num_layers(fields)
-    if not fields.has(_KINDS):
-        return None if len(unrotated) == num_layers else chunk
-    kinds = fields.choices(_KINDS, (_CHUNKED, _FULL), num_layers)
-    if _CHUNKED in kinds and chunk is None:
-        fields.refuse(_KINDS, f"all {_FULL} where {_CHUNK} is null")
-    return chunk if _CHUNKED in kinds else None
+    is_chunked = [layer not in unrotated for layer in range(num_layers)]
+    if fields.has(_KINDS):
+        kinds = fields.choices(_KINDS, (_CHUNKED, _FULL), num_layers)
+        if _CHUNKED in kinds and chunk is None:
+            fields.refuse(_KINDS, f"all {_FULL} where {_CHUNK} is null")
+        is_chunked = [kind == _CHUNKED for kind in kinds]
+    hides = chunk is not None and chunk < longest  # else it hides nothing
+    return [chunk if it and hides else None for it in is_chunked]
 
 
 def _read_feed_forwards(fields: Fields) -> tuple[FeedForward, ...]:

@@ -15,10 +15,12 @@ class Attends:
     """scale of scores; window: tokens that a token sees, itself included; sinks [heads] fp64.
 
     is_causal   whether a token sees none behind it; else it sees all keys
+    chunk  positions of which a token sees those before it in its own multiple alone
     """
 
     scale: float
     window: int | None = None
+    chunk: int | None = None
     softcap: float | None = None
     sinks: Tensor | None = None
     is_causal: bool = True
@@ -32,6 +34,11 @@ def attend(q: Tensor, k: Tensor, v: Tensor, attends: Attends, precision: Precisi
     if attends.window is not None:  # keys that no row sees
         skipped = max(0, first - attends.window + 1)
         k, v, num_keys, first = k[skipped:], v[skipped:], num_keys - skipped, first - skipped
+    chunks = None
+    if attends.chunk is not None:
+        skipped = first // attends.chunk * attends.chunk
+        k, v, num_keys, first = k[skipped:], v[skipped:], num_keys - skipped, first - skipped
+        chunks = torch.arange(num_keys, device=q.device) // attends.chunk
     group = num_heads // num_kv_heads
     heads_q = q.double().transpose(0, 1).reshape(num_kv_heads, group, num_rows, head_dim)
     heads_k, heads_v = (it.double().transpose(0, 1).unsqueeze(1) for it in (k, v))  # [kv, 1, n, d]
@@ -48,6 +55,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, attends: Attends, precision: Precisi
     hidden = (keys > rows) & attends.is_causal
     if attends.window is not None:
         hidden |= keys <= rows - attends.window
+    if chunks is not None:
+        hidden |= chunks[None] < chunks[first:, None]
     scores = scores.masked_fill(hidden, float("-inf"))
     largest = scores.amax(dim=-1, keepdim=True)
     sinks = None

@@ -156,7 +156,7 @@ class LayerReference:
         """Return [T, heads, d] of one sequence's last T tokens' q and all its keys and values, as they are stored."""
         attention = self.attention
         sinks = self._vector("self_attn.sinks", torch.float32) if self.sentence.has_sinks else None
-        attends = Attends(attention.scale, attention.window, attention.softcap, sinks)
+        attends = Attends(attention.scale, attention.window, attention.chunk, attention.softcap, sinks)
         return attend(q, k, v, attends, self.precision)
 
     def after_attention(self, residual: Bounded, out: Bounded, read: Bounded) -> Bounded:

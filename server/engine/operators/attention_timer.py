@@ -123,15 +123,18 @@ class AttentionTimer:
         device: Device,
         *,
         heads: Sequence[Heads] | None = None,
+        chunks: Sequence[int | None] | None = None,
         every: int = SAMPLED_STEPS,
     ) -> None:
-        """`flags`: one a layer that attends; `heads` likewise, None where all are alike.
+        """`flags`: one a layer that attends; `heads` and `chunks` of positions likewise, None where all are alike.
 
         Of each kind of layers the middle one is measured, and stands for the others.
         """
-        layers: dict[tuple[int | None, Heads | None], list[int]] = {}
+        self._chunks = (None,) * len(flags) if chunks is None else chunks
+        layers: dict[tuple[int | None, Heads | None, int | None], list[int]] = {}
         for layer, each in enumerate(flags):
-            layers.setdefault((each.window, None if heads is None else heads[layer]), []).append(layer)
+            kind = (each.window, None if heads is None else heads[layer], self._chunks[layer])
+            layers.setdefault(kind, []).append(layer)
         self._kinds = {found[len(found) // 2]: kind for kind, found in layers.items()}
         self._num_alike = {found[len(found) // 2]: len(found) for found in layers.values()}
         self._device = device
@@ -191,18 +194,23 @@ class AttentionTimer:
         else:
             self._await(marks, shape, layer)
 
-    def replayed(self, shape: AttentionShape, batch: object) -> None:
-        """A graph was replayed, one of whose parts has this batch; `shape` is what served one kind of layers."""
+    def replayed(self, shape: AttentionShape, batch: object, chunk: int | None = None) -> None:
+        """A graph was replayed, one of whose parts has this batch; `shape` is what served the layers of one kind,
+        `chunk` theirs.
+        """
         if shape.phase not in self._sampled:
             return
-        for layer, (window, heads) in self._kinds.items():
+        for layer, (window, heads, own) in self._kinds.items():
             captured = self._captured.get((id(batch), layer))
-            if captured is not None and window == shape.window and heads in (None, Heads.of(shape)):
+            if captured is not None and (window, own) == (shape.window, chunk) and heads in (None, Heads.of(shape)):
                 self._await(captured.marks, shape, layer)
                 self._memory = None  # a graph's memory is its own, before and after
 
     def _await(self, marks: _Marks, shape: AttentionShape, layer: int) -> None:
-        self._pending.append(_Pending(marks, shape, self._num_alike[layer], self._sampled[shape.phase]))
+        chunk, lengths = self._chunks[layer], self._sampled[shape.phase]
+        if chunk is not None:
+            lengths = tuple([(queries, (keys - 1) % chunk + 1) for queries, keys in lengths])
+        self._pending.append(_Pending(marks, shape, self._num_alike[layer], lengths))
 
     def _read(self) -> None:
         if self._memory is not None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -16,6 +16,7 @@ from kernels.vocabulary.shape import AttentionShape, Phase
 from qualification.decision.decision import Decision, Pairs
 from server.engine.operators.attention_table import AttentionTable, Choice
 from server.engine.operators.attention_timer import AttentionTimer
+from server.engine.operators.chunked import bounded
 from server.engine.operators.collective import CollectiveTable
 from server.engine.operators.decisions import Redecide
 from server.engine.operators.dispatch_key import Heads, LayerKind
@@ -62,18 +63,23 @@ class Dispatcher:
         tables: Iterable[RowsTable[Any, Any]] = (),
         layers: tuple[int, ...] | None = None,
         heads: tuple[Heads, ...] | None = None,
+        chunks: tuple[int | None, ...] | None = None,
     ) -> None:
         """`decisions`, `paths`, `flags`: of attention; flags one a layer that attends. `tables`: of other operators.
 
         `layers`: which layer of the model each of `flags` belongs to; None where all attend. `heads`: of each of
-        them; None where all have those of the decisions.
+        them; None where all have those of the decisions. `chunks` of positions likewise; None where no layer has any.
         """
         self.flags = flags
         self.layers = tuple(range(len(flags))) if layers is None else layers
         if heads is None:
             heads = (_heads_of(decisions),) * len(flags)
-        of_layers = [(layer.window, own) for layer, own in zip(flags, heads, strict=True)]
-        self.kinds: tuple[LayerKind, ...] = tuple(dict.fromkeys(of_layers))
+        self.chunks = (None,) * len(flags) if chunks is None else chunks
+        kinds = [(layer.window, own) for layer, own in zip(flags, heads, strict=True)]
+        of_layers = list(zip(kinds, self.chunks, strict=True))
+        # Each with its chunk: two kinds that differ in nothing else have the same shapes.
+        self.kinds: tuple[tuple[LayerKind, int | None], ...] = tuple(dict.fromkeys(of_layers))
+        self.chunk_sizes = tuple(dict.fromkeys(chunk for chunk in self.chunks if chunk is not None))
         # By layer its place among `kinds`: a number is found faster than a kind.
         self.kind_places = tuple(self.kinds.index(kind) for kind in of_layers)
         self.attention = AttentionTable(
@@ -164,19 +170,21 @@ class Dispatcher:
         """The (path, shape) pairs of all operators quarantined since the last call."""
         return [pair for table in self._all for pair in table.decided.take_quarantined()]
 
-    def choice(self, part: PhasePart, kind: LayerKind) -> Choice:
+    def choice(self, part: PhasePart, kind: tuple[LayerKind, int | None]) -> Choice:
         """One dictionary hit. Raises NoPathError for a shape without a path, which no start-up lets through."""
-        return self.attention.choice(part.phase, part.batch, kind)
+        of_shape, chunk = kind
+        batch = part.batch if chunk is None else bounded(part.batch, chunk)
+        return self.attention.choice(part.phase, batch, of_shape)
 
     def begin(self, batch: Batch) -> None:
         """A step is about to be launched."""
         if self.timer is not None and self._watch is None:
             self.timer.begin(batch)
 
-    def replayed(self, choice: Choice, part: PhasePart) -> None:
-        """A graph that holds this choice was replayed."""
+    def replayed(self, choice: Choice, part: PhasePart, chunk: int | None) -> None:
+        """A graph that holds this choice was replayed; `chunk` of the layers that it served."""
         if self.timer is not None and self._watch is None:
-            self.timer.replayed(choice.decision.shape, part.batch)
+            self.timer.replayed(choice.decision.shape, part.batch, chunk)
 
     def take_samples(self) -> tuple[list[AttentionSample], dict[str, int]]:
         """Return what the timer has measured since the last call."""
@@ -211,14 +219,14 @@ class Dispatcher:
         self, choice: Choice, q: Tensor, k: Tensor, v: Tensor, part: PhasePart, layer: int, out: Tensor, *,
         planned: AttentionBatch,
     ) -> None:  # fmt: skip
-        """Run a choice for one layer. `planned`: the part's batch, with what its step has planned.
+        """Run a choice for one layer. `planned`: the part's batch as it sees it, with what its step has planned.
 
         A call that is watched plans for itself: it is judged, and may be captured, without the others.
         """
         flags = self.flags[layer]
         if self._watch is not None:
             with self._watch(choice):
-                choice.run(q, k, v, part.batch, flags, out)
+                choice.run(q, k, v, replace(planned, plans=None), flags, out)
         elif self.timer is not None and self.timer.measures(part.phase, layer):
             work = partial(choice.run, q, k, v, planned, flags, out)
             self.timer.around(work, choice.decision.shape, layer, part.batch)

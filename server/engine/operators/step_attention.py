@@ -1,7 +1,7 @@
 """Attention of one step: what the decoder calls for each layer; every launch is counted by its choice."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -11,6 +11,7 @@ from kernels.vocabulary.operators import AnyShape
 from kernels.vocabulary.shape import Phase
 from qualification.decision.decision import Decision
 from server.engine.operators.attention_table import Choice
+from server.engine.operators.chunked import within
 from server.engine.operators.dispatch import Dispatcher, PhasePart
 from server.engine.operators.launch_errors import LAUNCH_ERRORS
 from server.engine.operators.rows_table import StepSizes, phase_of_step
@@ -42,12 +43,15 @@ class _Lane:
 
 @dataclass(slots=True)
 class _Part:
-    """`planned`: the part's batch with the plans that the layers of this step share; None: not to be launched now."""
+    """planned  the part's batch with the plans that the layers of this step share; None: not to be launched now
+    within   by their chunk: what layers see of it that see one chunk of positions, planned likewise
+    """
 
     part: PhasePart
     lanes: dict[int, _Lane] = field(default_factory=dict)  # by the place of the kind of layers
     retired: list[_Lane] = field(default_factory=list)  # ran some layers, then failed to launch
     planned: AttentionBatch | None = None
+    within: dict[int, AttentionBatch] = field(default_factory=dict)
 
 
 class StepAttention:
@@ -95,7 +99,11 @@ class StepAttention:
         Inside of the capture of a CUDA graph, that is: its plans are nodes of the graph, whose batch outlives the step.
         """
         for entry in self._parts:
-            entry.planned = plan(entry.part.batch)
+            whole = entry.part.batch
+            entry.planned = plan(whole)
+            for chunk in self._dispatcher.chunk_sizes:
+                seen = within(whole, chunk, page_size=self._kv_layers[0].k.shape[1])
+                entry.within[chunk] = entry.planned if seen is whole else plan(seen)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
         """Fill `out` [tokens, heads, head_dim] for q of its shape and packed k, v [tokens, kv_heads, head_dim].
@@ -115,7 +123,7 @@ class StepAttention:
             self._run(entry, layer, own_q, own_k, own_v, own_out)
             if self._tap is not None:
                 choice = entry.lanes[self._dispatcher.kind_places[layer]].choice
-                self._tap(choice, entry.part, layer, own_q, own_k, own_v, own_out)
+                self._tap(choice, self._seen(entry, layer), layer, own_q, own_k, own_v, own_out)
         if self._beat is not None:
             self._beat()
 
@@ -138,14 +146,16 @@ class StepAttention:
     def replayed(self) -> None:
         """The CUDA graph that this counts was replayed."""
         for entry in self._parts:
-            for lane in entry.lanes.values():
-                self._dispatcher.replayed(lane.choice, entry.part)
+            for place, lane in entry.lanes.items():
+                _, chunk = self._dispatcher.kinds[place]
+                self._dispatcher.replayed(lane.choice, entry.part, chunk)
 
     def report(self) -> ServedStep:
         """Return what served the step, which is launched: the same object for every replay that this counts."""
         if self._report is None:
             for entry in self._parts:
                 entry.planned = None  # every layer is launched: the memory is the next step's
+                entry.within.clear()
             lanes = self._lanes()
             uses = {phase: [lane.choice.use for entry, lane in lanes if entry.part.phase is phase] for phase in Phase}
             served = self._dispatcher.other_uses(self._sizes)
@@ -175,13 +185,18 @@ class StepAttention:
     def _lanes(self) -> list[tuple[_Part, _Lane]]:
         return [(entry, lane) for entry in self._parts for lane in (*entry.retired, *entry.lanes.values())]
 
+    def _seen(self, entry: _Part, layer: int) -> PhasePart:
+        """Return a part as a layer sees it."""
+        chunk = self._dispatcher.chunks[layer]
+        return entry.part if chunk is None else replace(entry.part, batch=replace(entry.within[chunk], plans=None))
+
     def _run(self, entry: _Part, layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
-        place = self._dispatcher.kind_places[layer]
-        lane = entry.lanes[place]
-        assert entry.planned is not None, "a step is planned before its first layer"
+        place, chunk = self._dispatcher.kind_places[layer], self._dispatcher.chunks[layer]
+        lane, planned = entry.lanes[place], entry.planned if chunk is None else entry.within[chunk]
+        assert planned is not None, "a step is planned before its first layer"
         while True:
             try:
-                self._dispatcher.call(lane.choice, q, k, v, entry.part, layer, out, planned=entry.planned)
+                self._dispatcher.call(lane.choice, q, k, v, entry.part, layer, out, planned=planned)
             except LAUNCH_ERRORS as error:
                 if lane.num_launches:
                     entry.retired.append(lane)

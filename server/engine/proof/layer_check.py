@@ -218,7 +218,7 @@ class LayerCheck:
         q, keys, values = (seen.at(index, it) for it in (Border.QUERIES, Border.KEYS, Border.VALUES))
         out = seen.at(index, Border.ATTENDED)
         for row in seen.rows:
-            if row.keys is None:
+            if row.keys is None or (row.is_behind_copies and layer.attention.chunk is None):
                 continue
             places = torch.tensor(row.keys, device=q.device)
             own = slice(row.tokens.start, row.tokens.stop)

@@ -63,12 +63,14 @@ class CheckedRow:
     tokens     its tokens among those of all steps
     positions  of these tokens
     keys       for each position up to the last: which of all steps' tokens wrote it. None: attention is not judged
+    is_behind_copies  whether earlier chunks of positions are one page again and again: attention to them is not judged
     """
 
     name: str
     tokens: range
     positions: range
     keys: tuple[int, ...] | None
+    is_behind_copies: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +99,12 @@ class LayerSteps:
         max_tokens: int,
         max_rows: int,
         num_slots: int | None = None,
+        chunk: int | None = None,
     ) -> None:
         """`max_len`: tokens of a sequence; `max_tokens` and `max_rows`: of a step.
 
-        `num_slots` of recurrent states; None for a model whose layers all attend.
+        `num_slots` of recurrent states; None for a model whose layers all attend. `chunk`: positions, of layers that
+        see one; None where none does.
         """
         self._rng = Random(_SEED)
         self._vocab_size = vocab_size
@@ -110,6 +114,7 @@ class LayerSteps:
         self._max_tokens = max_tokens
         self._max_rows = max_rows
         self._num_slots = num_slots
+        self._chunk = chunk
         self._next_page = 0
         self._num_tokens = 0
 
@@ -122,6 +127,8 @@ class LayerSteps:
         longest = max(first + 2, sum(_CHUNKS) + 7, size + _BEHIND_HIT)
         if self._num_slots is not None and self._num_slots < NUM_SLOTS:
             raise TooSmall(f"there are {self._num_slots} slots of recurrent states, and the check needs {NUM_SLOTS}")
+        if self._chunk is not None and longest > self._chunk:
+            raise TooSmall(f"layers see chunks of {self._chunk} positions, and the check needs {longest}")
         if longest > self._max_len:
             raise TooSmall(f"a sequence has at most {self._max_len} tokens, and the check needs {longest}")
         whole = self._sequence(first + 2, slot=_Slot.WHOLE)
@@ -143,6 +150,8 @@ class LayerSteps:
             (whole, 1, "decode beside others"),
         ]
         steps += [self._step(rows) for rows in self._fitting(mixed)]
+        if self._chunk is not None and self._chunk + size + _BEHIND_HIT < self._max_len:
+            steps += self._behind_chunk(whole, self._chunk)
         far = self._far(whole)
         return steps if far is None else [*steps, far]
 
@@ -170,6 +179,18 @@ class LayerSteps:
             raise TooSmall(f"the cache has {self._num_pages} pages, and the check needs more")
         return list(range(self._next_page - count, self._next_page))
 
+    def _behind_chunk(self, whole: "_Sequence", chunk: int) -> list[CheckedStep]:
+        """Return steps behind the first chunk, which is one page again and again, as in `_far`."""
+        num_copies, drawn = (
+            chunk // self._page_size,
+            [self._rng.randrange(self._vocab_size) for _ in range(_BEHIND_HIT)],
+        )
+        ids = whole.ids[: self._page_size] * num_copies + drawn
+        pages = whole.pages[:1] * num_copies + self._pages(-(-_BEHIND_HIT // self._page_size))
+        far = _Sequence(ids, pages, whole.tokens[: self._page_size] * num_copies)
+        rows = [(far, _BEHIND_HIT - 1, "a prompt behind a chunk of positions"), (far, 1, "decode behind such a chunk")]
+        return [self._step([row], is_behind_copies=True) for row in rows]
+
     def _far(self, whole: "_Sequence") -> CheckedStep | None:
         """Return a decode step as far out as a sequence may be: over one page again and again, then its own token.
 
@@ -189,6 +210,7 @@ class LayerSteps:
         rows: list[tuple["_Sequence", int, str]],
         *,
         is_attended: bool = True,
+        is_behind_copies: bool = False,
         writes: tuple[StateWrite, ...] = (),
     ) -> CheckedStep:
         """Return a step that computes the next `count` tokens of each sequence; prompts first, then chunks, decode.
@@ -214,6 +236,7 @@ class LayerSteps:
                     range(start, start + count),
                     range(before, before + count),
                     tuple(seq.tokens) if is_attended else None,
+                    is_behind_copies,
                 )
             )
         self._num_tokens = starts[-1]

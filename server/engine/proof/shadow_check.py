@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from kernels.calls.rows import SequenceRows
 from kernels.vocabulary.operators import Operator
-from kernels.vocabulary.shape import PLANNED_PHASES
+from kernels.vocabulary.shape import PLANNED_PHASES, Phase
 from server.engine.operators.attention_table import Choice
 from server.engine.operators.dispatch import Dispatcher, Lane, PhasePart
 from server.engine.operators.experts import ExpertsCall
@@ -221,6 +221,9 @@ class ShadowCheck:
             row - rows.start, start, start + batch.query_lens[row], batch.context_lens[row], key_start=start
         )
         layer = self._rng.randrange(len(self._dispatcher.flags))
+        chunk = self._dispatcher.chunks[layer]
+        if chunk is not None and lane is not Phase.PREFILL:
+            sequence = replace(sequence, num_keys=(sequence.num_keys - 1) % chunk + 1)
         return Tap(self, self._dispatcher, lane, index=layer, sequence=sequence)
 
     def _lane_of_interval(self, lanes: tuple[Lane, ...], now: float) -> Lane | None:

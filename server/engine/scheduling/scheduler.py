@@ -43,6 +43,7 @@ class SchedulerLimits:
     max_drafted_tokens: int = 0  # of a sequence, that one step verifies
     max_embedded_tokens: int = 0  # of the prompts that are computed at once, that have embeddings of their own
     max_written_tokens: int | None = None  # of these, that a step makes embeddings for; None: no such limit
+    chunk: int | None = None  # positions: no row of a step has tokens of two multiples of it; None: rows may
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,8 +244,21 @@ class Scheduler:
     def chunk(self, num_computed: int, num_left: int) -> int:
         """Return how many of the tokens left behind `num_computed` one step may compute beside nothing else."""
         most = min(num_left, self._max_interleaved, self._limits.max_num_batched_tokens)
+        most = min(most, self._left_of_chunk(num_computed))
         keys = self._limits.max_attended_keys
         return most if keys is None else max(1, min(most, _tokens_fitting(keys, num_computed)))
+
+    def _left_of_chunk(self, num_computed: int) -> int:
+        """Return how many tokens behind `num_computed` are in the first one's chunk."""
+        chunk = self._limits.chunk
+        return self._limits.max_model_len if chunk is None else chunk - num_computed % chunk
+
+    def _num_fitting(self, num_keys: float, seq: Sequence) -> int:
+        """Return how many of a sequence's tokens one row may compute that attend to at most so many keys together."""
+        most = min(seq.num_uncomputed, self._left_of_chunk(seq.num_computed))
+        if _num_keys(seq.num_computed, most) <= num_keys:
+            return most
+        return min(most, _tokens_fitting(num_keys, seq.num_computed))
 
     def give_back(self, owner: str) -> None:
         """Take back what `owner` has borrowed, if it has."""
@@ -460,6 +474,7 @@ class Scheduler:
         for seq in self._decoding.sequences:
             num_tokens = len(seq.tokens)
             most = min(left, self._limits.max_drafted_tokens, seq.max_len - num_tokens - 1)
+            most = min(most, self._left_of_chunk(num_tokens - 1) - 1)  # behind the newest token, which is computed too
             drafted = drafter(seq, most)[:most] if most > 0 and seq.is_drafted_for else []
             if drafted and not self._pool.grow(seq.request_id, num_tokens + len(drafted)):
                 drafted = drafted[: self._pool.room_of(seq.request_id) - num_tokens]
@@ -542,20 +557,20 @@ class Scheduler:
             if not left or keys_left <= 0:
                 break
             if seq.status is SequenceStatus.WAITING:
-                most = min(left, _num_fitting(keys_left, seq))
+                most = min(left, self._num_fitting(keys_left, seq))
                 if not is_open or (long is not None and seq.num_uncomputed > most):
                     continue
                 is_open = self._admit(seq, step, now)
                 if not is_open:
                     continue
             # A token at least, whatever it attends to: the first by rank makes progress.
-            if seq.num_uncomputed <= self._reach(seq, min(left, max(1, _num_fitting(keys_left, seq))), step):
+            if seq.num_uncomputed <= self._reach(seq, min(left, max(1, self._num_fitting(keys_left, seq))), step):
                 chunk = seq.num_uncomputed
                 step.prompts.append((seq, chunk))
                 self._fork(seq, step)
             elif long is None:
                 half = -(-min(left, self._max_interleaved) // 2)
-                chunk = num_of_long = self._reach(seq, min(half, max(1, _num_fitting(keys_left / 2, seq))), step)
+                chunk = num_of_long = self._reach(seq, min(half, max(1, self._num_fitting(keys_left / 2, seq))), step)
                 if not chunk:
                     continue
                 long = seq
@@ -570,9 +585,8 @@ class Scheduler:
             # The long prompt takes what is left, but while others wait for this step no more than may be interleaved.
             rest = min(left, max(0, self._max_interleaved - num_added)) if step.num_decode or step.prompts else left
             whole = num_of_long + rest
-            if math.isfinite(keys_left):
-                keys_of_long = keys_left + _num_keys(long.num_computed, num_of_long)
-                whole = min(whole, max(num_of_long, _num_fitting(keys_of_long, long)))
+            keys_of_long = keys_left + _num_keys(long.num_computed, num_of_long)
+            whole = min(whole, max(num_of_long, self._num_fitting(keys_of_long, long)))
             whole = self._reach(long, whole, step)
             if long.held:
                 step.written |= self._embeddings.to_write(long, long.num_computed + whole)
@@ -642,13 +656,6 @@ def _tables(rows: list[_Row], pool: PagePool) -> "list[array[int]]":
 def _num_keys(num_computed: int, num_tokens: int) -> int:
     """Return how many keys so many tokens behind `num_computed` attend to, one after the other."""
     return num_tokens * num_computed + num_tokens * (num_tokens + 1) // 2
-
-
-def _num_fitting(num_keys: float, seq: Sequence) -> int:
-    """Return how many of a sequence's uncomputed tokens attend to at most so many keys together."""
-    if _num_keys(seq.num_computed, seq.num_uncomputed) <= num_keys:
-        return seq.num_uncomputed
-    return _tokens_fitting(num_keys, seq.num_computed)
 
 
 def _tokens_fitting(num_keys: float, num_computed: int) -> int:

@@ -419,6 +419,7 @@ def _scheduler(settings: Settings, subject: Subject, runner: ModelRunner) -> Sch
             limits.max_drafted_tokens,
             max_embedded_tokens=limits.max_image_tokens,
             max_written_tokens=limits.max_num_batched_image_tokens or None,
+            chunk=subject.config.chunk,
         ),
         pool,
         shares_pages=settings.prefix_caching,

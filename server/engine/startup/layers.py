@@ -160,6 +160,7 @@ def _steps(subject: Subject, runner: ModelRunner) -> list[CheckedStep]:
         max_tokens=limits.max_num_batched_tokens,
         max_rows=limits.max_num_seqs,
         num_slots=None if runner.worker.states is None else runner.worker.states.num_slots,
+        chunk=subject.model.chunk,
     ).all()
 
 

@@ -120,6 +120,11 @@ def choose_limits(settings: Settings, config: ModelConfig, device: torch.device)
             f"max_num_batched_tokens is {limits.max_num_batched_tokens}, it must be at least max_num_seqs, "
             f"which is {limits.max_num_seqs}: each running sequence computes a token a step"
         )
+    if config.chunk is not None and config.chunk % limits.page_size:
+        raise SettingsError(
+            f"page_size is {limits.page_size}, it must divide {config.chunk}, the positions of a chunk of this model's "
+            "attention"
+        )
     return limits
 
 

@@ -262,7 +262,7 @@ def dispatcher_of(
         tables.append(CollectiveTable(num_sums(config), of_sums, paths, **options))
     heads = tuple(map(Heads.of, config.attentions))
     of_device = CudaDevice() if device.type == "cuda" else CpuDevice()
-    timer = AttentionTimer(flags, of_device, heads=heads) if has_timer else None
+    timer = AttentionTimer(flags, of_device, heads=heads, chunks=config.chunks) if has_timer else None
     attention = decisions_of(AttentionShape, decisions)
     layers = config.attention_layers
     return Dispatcher(
@@ -274,6 +274,7 @@ def dispatcher_of(
         tables=tables,
         layers=layers,
         heads=heads,
+        chunks=config.chunks,
         quarantined=quarantined,
         overridden=overridden,
     )

@@ -321,7 +321,19 @@ def test_what_is_not_supported_is_refused_by_name(
     assert str(tmp_path / "config.json") in str(caught.value)
 
 
-@pytest.mark.parametrize(("chunk", "positions"), [(64, 64), (None, 8192), (100_000, 8192)])
-def test_positions_end_with_the_first_chunk(chunk: int | None, positions: int, tmp_path: Path) -> None:
-    config = config_of(tmp_path, "llama4_text", {"attention_chunk_size": chunk})
-    assert (config.max_position, config.longest_context) == (positions, positions)
+@pytest.mark.parametrize(
+    ("changes", "chunks"),
+    [
+        ({"attention_chunk_size": 64}, (64, 64, 64, None)),
+        (
+            {"attention_chunk_size": 64, "layer_types": [*["full_attention"] * 3, "chunked_attention"]},
+            (*[None] * 3, 64),
+        ),
+        ({"attention_chunk_size": None}, (None,) * 4),
+        ({"attention_chunk_size": 8192}, (None,) * 4),  # as many as there are positions
+    ],
+)
+def test_chunks_of_positions_are_read(changes: dict[str, object], chunks: Windows, tmp_path: Path) -> None:
+    config = config_of(tmp_path, "llama4_text", changes)
+    assert config.chunks == chunks
+    assert (config.max_position, config.longest_context) == (8192, 8192)

@@ -59,7 +59,13 @@ class ServedLayers:
             )
         heads = tuple(map(Heads.of, config.attentions))
         dispatcher = Dispatcher(
-            decisions, PATHS, tuple(flags), redecide=redecide, heads=heads, layers=config.attention_layers
+            decisions,
+            PATHS,
+            tuple(flags),
+            redecide=redecide,
+            heads=heads,
+            layers=config.attention_layers,
+            chunks=config.chunks,
         )
         kv = kv_cache_of(subject, NUM_PAGES)
         states = StateCache.allocate(config, NUM_SLOTS, torch_dtype(limits.dtype), subject.device)
@@ -117,6 +123,7 @@ class CheckedLayers:
             max_tokens=limits.max_num_batched_tokens,
             max_rows=limits.max_num_seqs,
             num_slots=None if runner.worker.states is None else NUM_SLOTS,
+            chunk=subject.model.chunk,
         ).all()
         reference = ForwardReference(
             subject.folder if folder is None else folder,

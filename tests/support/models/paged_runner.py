@@ -81,6 +81,9 @@ class PagedRunner:
             assert torch.equal(values[start:], v)
             config = self._decoder.config.attentions[layer]
             mask = (distance >= 0) & (distance < (config.window or end))
+            if config.chunk is not None:
+                chunks = torch.arange(end) // config.chunk
+                mask &= chunks[start:, None] == chunks
             group = config.num_heads // config.num_kv_heads
             keys, values = (x.repeat_interleave(group, dim=1) for x in (keys, values))
             scores = torch.einsum("qhd,khd->hqk", q, keys) * config.scale

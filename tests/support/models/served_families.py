@@ -68,7 +68,7 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, object]]] = {
         "laguna",
         {**LAGUNA, "sliding_window": WINDOW, "layer_types": MIXED[:2], "num_attention_heads_per_layer": [6, 4]},
     ),
-    "llama 4": ("llama4_text", {**LLAMA_4, "moe_layers": [1], "attention_chunk_size": 256}),
+    "llama 4": ("llama4_text", {**LLAMA_4, "moe_layers": [1]}),
     "hunyuan moe": ("hunyuan_v1_moe", {**HUNYUAN_MOE, "moe_topk": [3, 1]}),
     "hy 3": ("hy_v3", HY_3),
     "granite": (

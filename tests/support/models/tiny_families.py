@@ -263,7 +263,7 @@ LLAMA_4 = {
     "no_rope_layer_interval": 2,
     "floor_scale": 16,
     "attn_scale": 0.5,
-    "attention_chunk_size": 128,
+    "attention_chunk_size": 16,
 }
 LAGUNA = {
     **QWEN_MOE,

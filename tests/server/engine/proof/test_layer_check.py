@@ -66,7 +66,7 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "ministral 3": ("ministral3", MINISTRAL),
     "exaone 4": ("exaone4", {**EXAONE_4, "head_dim": 16}),
     "laguna": ("laguna", LAGUNA_16),
-    "llama 4": ("llama4_text", {**LLAMA_4, "head_dim": 16, "moe_layers": [1], "attention_chunk_size": 256}),
+    "llama 4": ("llama4_text", {**LLAMA_4, "head_dim": 16, "moe_layers": [1], "attention_chunk_size": 64}),
     "hunyuan moe": ("hunyuan_v1_moe", {**HUNYUAN_MOE, "moe_topk": [3, 1]}),
     "nemotron": ("nemotron-nas", NEMOTRON),
     "olmo 2": ("olmo2", {}),
@@ -401,10 +401,14 @@ def test_a_planted_fault_is_seen_and_named(name: str, models: Models, tmp_path: 
 
 @pytest.mark.parametrize(
     ("name", "change"),
-    [("mistral", {"sliding_window": 10}), ("granite", {"attention_multiplier": 0.21})],
-    ids=["window", "scale"],
+    [
+        ("mistral", {"sliding_window": 10}),
+        ("granite", {"attention_multiplier": 0.21}),
+        ("llama 4", {"attention_chunk_size": 128}),
+    ],
+    ids=["window", "scale", "chunk"],
 )
-def test_a_wrong_window_or_scale_of_scores_is_seen(
+def test_a_wrong_window_chunk_or_scale_of_scores_is_seen(
     name: str, change: dict[str, object], models: Models, tmp_path: Path
 ) -> None:
     model = models[name]

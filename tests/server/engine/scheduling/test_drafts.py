@@ -55,9 +55,12 @@ class Oracle:
 class Bench:
     """An engine whose pages are counted after every step."""
 
-    def __init__(self, runner: Twin, oracle: Oracle, *, pages: int = 32, seqs: int = 8, most: int = 5) -> None:
+    def __init__(
+        self, runner: Twin, oracle: Oracle, *, pages: int = 32, seqs: int = 8, most: int = 5,
+        chunk: int | None = None,
+    ) -> None:  # fmt: skip
         self.pool = oracle.pool = PagePool(pages, PAGE_SIZE)
-        limits = SchedulerLimits(MODEL_LEN, seqs, runner.budget, max_drafted_tokens=most)
+        limits = SchedulerLimits(MODEL_LEN, seqs, runner.budget, max_drafted_tokens=most, chunk=chunk)
         self.scheduler = Scheduler(limits, self.pool, shares_pages=True)
         options = EngineOptions(97, (), seed=0, runs_ahead=True)
         self.engine = Engine(self.scheduler, runner, options, drafter=oracle)
@@ -109,6 +112,15 @@ def test_right_drafts_save_steps_and_stop_at_every_length() -> None:
         assert tokens(deltas) == twin.answer([1, 2, 3], num_tokens)
         assert deltas[-1].finish_reason is FinishReason.LENGTH
         assert len(deltas) == 1 + -(-(num_tokens - 1) // 5)  # the first, then four drafted ones and one more a step
+
+
+def test_drafted_tokens_end_with_a_chunk_of_positions() -> None:
+    twin = Twin()
+    bench = Bench(twin, Truth(twin, random.Random(0)), most=4, chunk=8)
+    bench.engine.submit(submit("a", [1, 2, 3], max_tokens=16))
+    bench.drain()
+    # The newest token of a row is at position 3, 8, 13 and 16.
+    assert [len(delta.token_ids) for delta in bench.deltas()["a"]] == [1, 5, 5, 3, 2]
 
 
 def test_a_stop_token_among_right_drafts_ends_the_answer() -> None:

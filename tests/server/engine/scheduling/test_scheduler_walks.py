@@ -45,7 +45,10 @@ class Walk:
         self.num_resumed = 0  # from snapshots
         self.pool = PagePool(self.rng.randrange(30, 80) // self.page_size + 2, self.page_size, self.states)
         self.attended = self.rng.choice([None, None, 40, 100, 700])
-        limits = SchedulerLimits(60, self.seqs, self.budget, self.rng.choice([None, 1, 5, 12]), self.attended)
+        chunk = random.Random(seed + 200).choice([None, None, 2, 5])
+        self.chunk = None if chunk is None else chunk * self.page_size
+        interleaved = self.rng.choice([None, 1, 5, 12])
+        limits = SchedulerLimits(60, self.seqs, self.budget, interleaved, self.attended, chunk=self.chunk)
         self.interleaved = limits.max_num_interleaved_tokens or self.budget
         self.subject = Scheduler(limits, self.pool, shares_pages=self.shares)
         self.alive: dict[str, Sequence] = {}  # in order of arrival
@@ -136,6 +139,8 @@ class Walk:
                 self.preemptions[name] = seq.num_preemptions
                 self.computed[name] = 0
             first = context_len - query_len
+            if self.chunk is not None:
+                assert first // self.chunk == (context_len - 1) // self.chunk, "a row has tokens of two chunks"
             if not self.computed[name]:  # what it found is whole pages, and not all of it
                 assert first % self.page_size == 0
                 assert self.shares or not first

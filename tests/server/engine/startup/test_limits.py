@@ -63,6 +63,12 @@ def test_a_stretched_rotation_is_served_beyond_its_positions(config: ModelConfig
         choose_limits(Settings(max_model_len=longest + 1), config, CPU)
 
 
+def test_a_page_size_that_cuts_a_chunk_of_positions_is_refused(llama_8b: ModelConfig) -> None:
+    layers = tuple(replace(it, mixer=replace(it.attention, chunk=96)) for it in llama_8b.layers)
+    with pytest.raises(SettingsError, match="page_size is 64, it must divide 96"):
+        choose_limits(Settings(page_size=64), replace(llama_8b, layers=layers), CPU)
+
+
 def test_what_is_set_stays(llama_8b: ModelConfig) -> None:
     assert interleaved(llama_8b, max_num_interleaved_tokens=100) == 100
     assert interleaved(of_layers(llama_8b, 2), max_num_batched_tokens=4096) == 4096
