@@ -6,6 +6,7 @@
 #   make test-portable  the tests of numbers and proofs again, with PyTorch's code for processors without AVX
 #   make test-starts    small models of all families, each started with an empty cache and held against transformers
 #   make test-configs   each key of each family's config.json changed, held against transformers' logits; ten minutes   (CONFIG_FLAGS)
+#   make test-planted   faults switched on in an engine that serves, and which check sees each; fifteen minutes   (PLANTED_FLAGS)
 #   make test-clients   clients of others, each in an environment of its own; those of npm need node and npm
 #   make test-tokenizers  encode, decode and streams beside transformers, for tokenizers that packages ship (TOKENIZER_FLAGS)
 #   make test-templates  chat templates that packages ship, rendered beside transformers; three minutes  (TEMPLATE_FLAGS)
@@ -26,6 +27,7 @@ CLIENTS ?=
 ROUTERS ?=
 SCHEMA_FLAGS ?= --out docs/benchmarks/schema-cases.json
 CONFIG_FLAGS ?= --out docs/benchmarks/configs.json
+PLANTED_FLAGS ?= --out docs/benchmarks/planted.json
 SUITE_FLAGS ?= --out docs/benchmarks/schema-suite.json
 TOKENIZER_FLAGS ?= --out docs/benchmarks/tokenizers.json
 RAY_FLAGS ?= --out docs/benchmarks/ray-cpu.json
@@ -36,7 +38,7 @@ export PYTHONDONTWRITEBYTECODE :=
 STAMP := $(VENV)/.installed
 SERVING := $(VENV)/.installed-serving
 
-.PHONY: serve test test-sm90 test-e2e test-portable test-starts test-configs test-clients test-tokenizers test-templates test-routers test-deploy test-schema \
+.PHONY: serve test test-sm90 test-e2e test-portable test-starts test-configs test-planted test-clients test-tokenizers test-templates test-routers test-deploy test-schema \
   test-schemas-suite test-image test-ray test-gpu drill drill-upgrade lint format clean
 
 define CHECK_PYTHON
@@ -143,6 +145,10 @@ test-starts: $(STAMP)
 # CONFIG_FLAGS='--first 7 --time-limit 60' runs a sample of a minute, another one for each number.
 test-configs: $(STAMP)
 	PYTHONPATH=.:tests OMP_NUM_THREADS=1 $(VENV)/bin/python trials/config_keys.py $(CONFIG_FLAGS)
+
+# PLANTED_FLAGS='--only norm --reproducible' switches on some, in an engine of ordered paths, and writes nothing.
+test-planted: $(STAMP)
+	PYTHONPATH=.:tests OMP_NUM_THREADS=1 $(VENV)/bin/python trials/planted_in_service.py $(PLANTED_FLAGS)
 
 # CLIENTS='openai anthropic' chooses some, by their folders in trials/clients/clients.toml.
 test-clients: $(STAMP)
