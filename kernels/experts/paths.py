@@ -2,9 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from kernels.calls import launch
+from kernels.experts.few_bits.eager import run_few_bits
+from kernels.experts.formats import AnyExpertFormat, FewBitFormat
 from kernels.experts.kinds import ExpertFormat
 from kernels.experts.portable.eager import run_eager
 from kernels.experts.portable.tiles import run_experts_tiles
@@ -22,10 +24,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from kernels.experts.kinds import ExpertActivation
-    from kernels.experts.weights import AnyExpertWeights
 
-# Fills out [T, H], its last argument, completely; the others are those of `experts_eager` in portable/eager.py.
-RunExperts = Callable[["Tensor", "Tensor", "Tensor", "AnyExpertWeights", "ExpertActivation", "Tensor"], None]
+# Fills out [T, H], its last argument, completely; the others are those of `experts_eager` in portable/eager.py, the
+# weights in the path's format.
+RunExperts = Callable[["Tensor", "Tensor", "Tensor", Any, "ExpertActivation", "Tensor"], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class ExpertsLimits:
 
     devices: frozenset[Device]
     dtypes: frozenset[Dtype]
-    formats: frozenset[ExpertFormat]
+    formats: frozenset[AnyExpertFormat]
     min_sm: int | None = None
     max_sm: int | None = None
     needs_triton: bool = False
@@ -64,7 +66,7 @@ class ExpertsPath(OperatorPath[ExpertsLimits, RunExperts]):
     operator: ClassVar[Operator] = Operator.EXPERTS
 
 
-def _values(members: frozenset[Dtype] | frozenset[ExpertFormat]) -> str:
+def _values(members: frozenset[Dtype] | frozenset[AnyExpertFormat]) -> str:
     return ", ".join(sorted(member.value for member in members))
 
 
@@ -110,7 +112,7 @@ def _ordered_codes_run() -> RunExperts | None:
 
 _SOURCES = SourceDigests()
 _DTYPES = frozenset({Dtype.FP32, Dtype.FP16, Dtype.BF16})  # by name: a new member widens no path's limits
-_FORMATS = frozenset({ExpertFormat.PLAIN, ExpertFormat.MXFP4})
+_FORMATS: frozenset[AnyExpertFormat] = frozenset({ExpertFormat.PLAIN, ExpertFormat.MXFP4})
 
 
 def _torch_path(name: str, devices: frozenset[Device]) -> ExpertsPath:
@@ -118,6 +120,12 @@ def _torch_path(name: str, devices: frozenset[Device]) -> ExpertsPath:
     # It waits for the device to learn which experts are visited: no CUDA graph can hold it.
     names = (*GEMMS, "softmax", *TORCH_HELPERS)
     return ExpertsPath(name, tier_of(name), limits, _SOURCES.of("kernels.experts.portable.eager"), names, run_eager)
+
+
+def _few_bits_path(name: str, devices: frozenset[Device]) -> ExpertsPath:
+    limits = ExpertsLimits(devices=devices, dtypes=_DTYPES, formats=frozenset(FewBitFormat))
+    digest = _SOURCES.of("kernels.experts.few_bits.eager")
+    return ExpertsPath(name, tier_of(name), limits, digest, (*GEMMS, *TORCH_HELPERS), run_few_bits)
 
 
 def _ordered_path(
@@ -196,6 +204,8 @@ EXPERTS_PATHS: tuple[ExpertsPath, ...] = (
     ),
     _torch_path("torch.experts.cpu", frozenset({Device.CPU})),
     _torch_path("torch.experts", frozenset({Device.CUDA, Device.INTERPRETER})),
+    _few_bits_path("torch.experts.cpu.few_bits", frozenset({Device.CPU})),
+    _few_bits_path("torch.experts.few_bits", frozenset({Device.CUDA, Device.INTERPRETER})),
     ExpertsPath(
         "torch.experts.tiles",
         tier_of("torch.experts.tiles"),

@@ -3,8 +3,10 @@
 import re
 from dataclasses import dataclass
 
+from kernels.experts.formats import AnyExpertFormat, FewBitFormat, expert_format, why_not_experts
 from kernels.experts.kinds import MXFP4_BLOCK, ClampedSwiglu, ExpertActivation, ExpertFormat
 from kernels.fused.activation_kind import Activation
+from kernels.linear.formats.int4_formats import bytes_of
 from kernels.vocabulary.operators import Operator
 from kernels.vocabulary.row_buckets import TokenRows
 from kernels.vocabulary.shape import Dtype
@@ -26,7 +28,7 @@ class ExpertsShape:
     """
 
     dtype: Dtype
-    format: ExpertFormat
+    format: AnyExpertFormat
     num_experts: int
     num_active: int
     hidden: int
@@ -42,6 +44,8 @@ class ExpertsShape:
         if self.format is ExpertFormat.MXFP4 and (self.hidden % MXFP4_BLOCK or self.width % MXFP4_BLOCK):
             sizes = f"hidden size {self.hidden} and width {self.width}"
             raise ValueError(f"mxfp4 has blocks of {MXFP4_BLOCK} numbers, which must divide {sizes}")
+        if (reason := why_not_experts(self.format, self.hidden, self.width)) is not None:
+            raise ValueError(reason)
 
     @property
     def operator(self) -> Operator:
@@ -77,8 +81,12 @@ class ExpertsShape:
     def hbm_bytes(self, num_rows: int) -> int:
         """HBM bytes when the weights of as many experts as the rows can visit, rows and result cross memory once."""
         numbers = min(self.num_experts, num_rows * self.num_active) * 3 * self.hidden * self.width
-        is_packed = self.format is ExpertFormat.MXFP4  # 4 bits, and 32 of them a byte more
-        weights = numbers // 2 + numbers // MXFP4_BLOCK if is_packed else numbers * self.dtype.num_bytes
+        if isinstance(self.format, FewBitFormat):
+            weights = bytes_of(self.format.of_weights, numbers, self.dtype)
+        elif self.format is ExpertFormat.MXFP4:  # 4 bits, and 32 of them a byte more
+            weights = numbers // 2 + numbers // MXFP4_BLOCK
+        else:
+            weights = numbers * self.dtype.num_bytes
         return weights + 2 * num_rows * self.hidden * self.dtype.num_bytes
 
 
@@ -91,7 +99,7 @@ def parse_experts_shape(text: str) -> ExpertsShape:
     name = field["activation"]
     shape = ExpertsShape(
         dtype=Dtype(field["dtype"]),
-        format=ExpertFormat(field["format"]),
+        format=expert_format(field["format"]),
         num_experts=int(field["experts"]),
         num_active=int(field["active"]),
         hidden=int(field["hidden"]),

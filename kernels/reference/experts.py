@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from kernels.experts.few_bits.weights import AnyExperts, FewBitExperts
 from kernels.experts.kinds import ClampedSwiglu, ExpertActivation, RoutingConfig, Scores
-from kernels.experts.weights import AnyExpertWeights
 from kernels.fused.activation_kind import Activation
+from kernels.linear.weights import LinearWeight
 from kernels.reference.compare import Reference
+from kernels.reference.rounded_inner import rounded_inner
 
 _Z_ROUNDED = 8.5  # standard deviations, as in `compare.py`
 _Z_FP32 = 10.0
@@ -39,7 +41,7 @@ class Rounding:
 
 
 def experts_reference(
-    hidden: Tensor, experts: Tensor, weights: Tensor, expert_weights: AnyExpertWeights, activation: ExpertActivation
+    hidden: Tensor, experts: Tensor, weights: Tensor, expert_weights: AnyExperts, activation: ExpertActivation
 ) -> Reference:
     """The expected [T, 1, H] fp64 of `kernels.experts.portable.eager.experts_eager`, and what a right path may err.
 
@@ -53,15 +55,15 @@ def experts_reference(
         tokens, places = (experts == expert).nonzero(as_tuple=True)
         w = weights[tokens, places].double()[:, None]
         judged = _judge_expert(hidden[tokens].double(), expert, expert_weights, activation, rounding, hidden.dtype)
-        y, y_worst, y_rounded, y_fp32 = judged
+        y, y_worst, y_rounded, y_fp32, y_moved = judged
         truth.index_add_(0, tokens, w * y)
         worst.index_add_(0, tokens, w.abs() * y_worst)
         rounded.index_add_(0, tokens, w.square() * y_rounded)
-        results.index_add_(0, tokens, w.abs() * rounding.of(y))
+        results.index_add_(0, tokens, w.abs() * (rounding.of(y) + y_moved))
         fp32.index_add_(0, tokens, w.square() * y_fp32)
         terms.index_add_(0, tokens, (w * y).square())
     limit = _Z_FP32 * _U32 * (fp32 + (1 + num_active / 6) * terms).sqrt() + _LEAST
-    if hidden.dtype is not torch.float32:
+    if hidden.dtype is not torch.float32 or isinstance(expert_weights, FewBitExperts):
         inner = _SECOND_ORDER * torch.minimum(worst, _Z_ROUNDED * (rounded / 3).sqrt())
         limit = limit + rounding.of(truth) + results + inner
     return Reference(truth[:, None], limit[:, None], None, float("inf"))
@@ -77,15 +79,19 @@ def rounding_of(dtype: torch.dtype) -> Rounding:
 def _judge_expert(
     x: Tensor,
     expert: int,
-    expert_weights: AnyExpertWeights,
+    expert_weights: AnyExperts,
     activation: ExpertActivation,
     rounding: Rounding,
     dtype: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return of x [n, H] fp64: result, most that roundings inside add, sum of their squares, variance in fp32 / u^2.
 
-    Each [n, H] fp64.
+    Last, what scales of 8 bits that are off inside add. Each [n, H] fp64.
     """
+    of_down: LinearWeight | None = None
+    if isinstance(expert_weights, FewBitExperts):
+        of_gate_up, of_down = expert_weights.weights_of(expert)
+        x = of_gate_up.as_multiplied(x).double()
     gate_up, down = (weight.double() for weight in expert_weights.of(expert, dtype))
     bias, down_bias = (
         torch.zeros(size, dtype=torch.float64, device=x.device) if each is None else each[expert].double()
@@ -103,11 +109,11 @@ def _judge_expert(
     gate_ways, up_ways = (gate - gate_moved, gate + gate_moved), (up - up_moved, up + up_moved)
     of_gate = [activated_fp64(way, up, activation) - inner for way in gate_ways]
     of_up = [activated_fp64(gate, way, activation) - inner for way in up_ways]
-    of_both = (
+    of_both = [
         activated_fp64(gate_ways[i], up_ways[j], activation) - inner - of_gate[i] - of_up[j]
         for i in range(2)
         for j in range(2)
-    )
+    ]
     by_gate, by_up = _largest(of_gate) / gate_moved, _largest(of_up) / up_moved
     own = inner.square()
     if activation in (Activation.GELU, Activation.GELU_TANH):  # 1 + erf, or + tanh, errs by some u of 1
@@ -116,7 +122,15 @@ def _judge_expert(
     fp32 = by_gate.square() * gate_variance + by_up.square() * up_variance + 16 * own
     fp32 += (_largest(of_both) / (_Z_FP32 * _U32)).square()
     gate_rounded, up_rounded = rounding.of(products).chunk(2, dim=-1)
-    errors = (by_gate * gate_rounded, by_up * up_rounded, rounding.of(inner))
+    errors: tuple[Tensor, ...] = (by_gate * gate_rounded, by_up * up_rounded, rounding.of(inner))
+    moved_down = torch.zeros(x.shape[0], down.shape[0], dtype=torch.float64, device=x.device)
+    if of_down is not None:
+        error = _largest(of_gate) + _largest(of_up) + _largest(of_both) + rounding.of(inner)
+        error = error + 4 * _Z_FP32 * _U32 * own.sqrt() + _LEAST
+        found = rounded_inner(inner, error, of_down, dtype)
+        if found is not None:  # all that is off before is in what the codes are off by
+            inner, errors, fp32 = found.truth, (found.reach,), 16 * found.truth.square()
+            moved_down = found.moved(down)
     down_squared = down.square().T
     result = inner @ down.T + down_bias
     sums = (1 + inner.shape[1] / 6) * (inner.square() @ down_squared) + 4 * result.square() + 2 * down_bias.square()
@@ -125,6 +139,7 @@ def _judge_expert(
         sum(errors, torch.zeros_like(inner)) @ down.abs().T,
         sum((error.square() for error in errors), torch.zeros_like(inner)) @ down_squared,
         fp32 @ down_squared + sums,
+        moved_down,
     )
 
 

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 
+from kernels.experts.formats import AnyExpertFormat, FewBitFormat
 from kernels.experts.kinds import MXFP4_BLOCK, ExpertActivation, ExpertFormat, RoutingConfig
 from kernels.fused.activation_kind import Activation
 from kernels.fused.head_gate_kind import GateFunction
@@ -245,7 +246,7 @@ class ExpertsConfig:
     has_correction_bias: bool = False
     weighs_inputs: bool = False
     shared: SharedExpertConfig | None = None
-    format: ExpertFormat = ExpertFormat.PLAIN
+    format: AnyExpertFormat = ExpertFormat.PLAIN
     has_expert_scales: bool = False
     norms_apart: bool = False
 
@@ -437,11 +438,11 @@ def weight_bytes(config: ModelConfig, dtype: Dtype, num_tokens: int | None = Non
         if isinstance(layer.feed_forward, ExpertsConfig) and layer.feed_forward.format is ExpertFormat.MXFP4
     )
     plain = num_parameters(config, num_tokens) - packed
-    saved = sum(_bytes_saved(config.hidden_size, layer, dtype) for layer in config.layers)
+    saved = sum(_bytes_saved(config.hidden_size, layer, dtype, num_tokens) for layer in config.layers)
     return plain * dtype.num_bytes - saved + packed // 2 + packed // MXFP4_BLOCK
 
 
-def _bytes_saved(hidden: int, layer: LayerConfig, dtype: Dtype) -> int:
+def _bytes_saved(hidden: int, layer: LayerConfig, dtype: Dtype, num_tokens: int | None) -> int:
     """Bytes that a layer's products take less than in `dtype`. Their scales, 4 bytes a group, are not counted."""
     formats, fed, mixer = layer.formats, layer.feed_forward, layer.mixer
     counts = []
@@ -451,6 +452,8 @@ def _bytes_saved(hidden: int, layer: LayerConfig, dtype: Dtype) -> int:
     dense = fed.shared if isinstance(fed, ExpertsConfig) else fed
     if dense is not None:
         counts += [(formats.gate_up, 2 * hidden * dense.width), (formats.down, hidden * dense.width)]
+    if isinstance(fed, ExpertsConfig) and isinstance(fed.format, FewBitFormat):
+        counts += [(fed.format.of_weights, _num_visited(fed, num_tokens) * 3 * hidden * fed.width)]
     return sum(count * dtype.num_bytes - bytes_of(it, count, dtype) for it, count in counts)
 
 

@@ -7,6 +7,7 @@ the model that the rank computes, whose attention shapes need evidence of their 
 from dataclasses import dataclass, replace
 from typing import NewType
 
+from kernels.experts.formats import why_not_experts
 from kernels.experts.kinds import MXFP4_BLOCK, ExpertFormat
 from qualification.model.config import (
     AttentionConfig,
@@ -72,7 +73,7 @@ def shard_of(config: ModelConfig, rank: int, world: int) -> Shard:
     """Return the part of a rank. Raises ModelConfigError where the model cannot be split among so many ranks."""
     if not 0 <= rank < world:
         raise ValueError(f"rank {rank} is outside of [0, {world})")
-    layers = tuple(_layer_shard(layer, rank, world) for layer in config.layers)
+    layers = tuple(_layer_shard(layer, config.hidden_size, rank, world) for layer in config.layers)
     local = replace(config, layers=tuple(_local_layer(layer) for layer in layers))
     return Shard(rank, world, layers, vocabulary_rows(config.vocab_size, rank, world), LocalConfig(local))
 
@@ -107,7 +108,7 @@ def local_heads(attention: AttentionConfig, rank: int, world: int) -> LocalHeads
     return LocalHeads(_equal_part(num_heads, rank, world), range(first, first + max(1, num_kv_heads // world)))
 
 
-def _layer_shard(layer: LayerConfig, rank: int, world: int) -> LayerShard:
+def _layer_shard(layer: LayerConfig, hidden: int, rank: int, world: int) -> LayerShard:
     feed_forward = layer.feed_forward
     mixer, heads = _mixer_part(layer.mixer, rank, world)
     if feed_forward is None:
@@ -120,6 +121,8 @@ def _layer_shard(layer: LayerConfig, rank: int, world: int) -> LayerShard:
                 f"experts are {feed_forward.width} wide: each of {world} ranks would have {len(width)} columns, and "
                 f"blocks of mxfp4 have {MXFP4_BLOCK}, which must divide them"
             )
+        if (reason := why_not_experts(feed_forward.format, hidden, len(width))) is not None:
+            raise ModelConfigError(f"experts in {feed_forward.format.value} on {world} ranks: {reason} of each")
         if feed_forward.shared is not None:
             shared = _width_part("the width of the shared expert", feed_forward.shared.width, rank, world)
     return LayerShard(layer, mixer, heads, width, shared)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from kernels.collective.shape import CollectiveShape, Follows
-from kernels.experts.kinds import ExpertFormat
+from kernels.experts.formats import FewBitFormat
 from kernels.experts.shape import ExpertsShape
 from kernels.fused.activation_kind import Activation
 from kernels.linear.shape import LinearShape
@@ -99,7 +99,7 @@ def _plain_shape(
     if path.operator is Operator.EXPERTS:
         return ExpertsShape(
             dtype=dtype,
-            format=next(format for format in ExpertFormat if format in path.limits.formats),
+            format=min(path.limits.formats, key=lambda it: (isinstance(it, FewBitFormat), it.value)),
             num_experts=8,
             num_active=2,
             hidden=4096,

@@ -11,7 +11,7 @@ from qualification.common.flags import Commands, add_command
 from qualification.common.table import table
 from qualification.decision.presets import preset_named
 from qualification.decision.reviewed import ReviewedGpu, reviewed_gpus, unproven_operators
-from qualification.model.families.family import Family
+from qualification.model.families.family import ExpertLayout, Family
 from qualification.model.families.image_models import IMAGE_MODELS
 from qualification.model.families.registry import FAMILIES, nearest
 from qualification.model.shard import TENSOR_PARALLEL_SIZES
@@ -109,9 +109,17 @@ def formats_of(model: PublishedModel) -> str:
     has_experts = family.tensors is not None and family.tensors.experts is not None
     if model.stored is Stored.MXFP4:
         return "mxfp4"
-    if not has_experts:
+    if not has_experts or _has_quantised_experts(family):
         return "bf16, fp8, int4"
     return "bf16 (published in fp8)" if model.stored is Stored.FP8 else "bf16"
+
+
+def _has_quantised_experts(family: Family) -> bool:
+    """Return whether experts may have 8 or 4 bits: where each matrix is a tensor, and no layer is recurrent."""
+    names = family.tensors
+    if names is None or names.experts is None:
+        return False
+    return names.experts.layout is ExpertLayout.EACH and names.recurrence is None
 
 
 def num_gpus(model: PublishedModel, gigabytes: int) -> int | None:

@@ -9,11 +9,14 @@ from torch import Tensor
 
 from kernels.calls.launch import triton_version
 from kernels.calls.processors import shared_bytes
-from kernels.experts.kinds import RoutingConfig
+from kernels.experts.few_bits.eager import run_few_bits
+from kernels.experts.few_bits.weights import AnyExperts, FewBitExperts
+from kernels.experts.kinds import ExpertActivation, RoutingConfig
+from kernels.experts.paths import RunExperts
 from kernels.experts.portable.eager import experts_eager
 from kernels.experts.routing.route_torch import route
 from kernels.experts.tiles import token_counts
-from kernels.experts.weights import AnyExpertWeights, ExpertWeights
+from kernels.experts.weights import Mxfp4Weights
 from kernels.fused.norm import rms_norm
 from kernels.fused.row_gate import gate_rows_
 from qualification.model.config import ExpertsConfig
@@ -23,7 +26,7 @@ from server.model.step import Step
 # (hidden [T, H], experts [T, k] int32, weights [T, k] fp32) -> [T, H]
 ExpertProducts = Callable[[Tensor, Tensor, Tensor], Tensor]
 # Gives what computes the products of a layer's mixture with its weights.
-ProductsOf = Callable[[ExpertsConfig, AnyExpertWeights], ExpertProducts]
+ProductsOf = Callable[[ExpertsConfig, AnyExperts], ExpertProducts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +144,8 @@ def is_captured(device: torch.device) -> bool:
     return device.type == "cuda" and triton_version() is not None and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-def device_of(weights: AnyExpertWeights) -> torch.device:
-    return (weights.down if isinstance(weights, ExpertWeights) else weights.down_blocks).device
+def device_of(weights: AnyExperts) -> torch.device:
+    return (weights.down_blocks if isinstance(weights, Mxfp4Weights) else weights.down).device
 
 
 def routes(logits: Tensor, routing: RoutingConfig, correction_bias: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -154,16 +157,22 @@ def routes(logits: Tensor, routing: RoutingConfig, correction_bias: Tensor | Non
     return run_route(logits, routing, correction_bias)
 
 
-def products_of(mixture: ExpertsConfig, weights: AnyExpertWeights) -> ExpertProducts:
+def products_of(mixture: ExpertsConfig, weights: AnyExperts) -> ExpertProducts:
     """Return the path of these experts' products where nothing is decided, as outside of an engine."""
     activation = mixture.activation
+    if isinstance(weights, FewBitExperts):
+        return _filling(run_few_bits, weights, activation)
     if not is_captured(device_of(weights)):
         return partial(experts_eager, expert_weights=weights, activation=activation)
     from kernels.experts.portable.launch import run_experts
 
-    def products(hidden: Tensor, experts: Tensor, expert_weights: Tensor) -> Tensor:
+    return _filling(run_experts, weights, activation)
+
+
+def _filling(run: RunExperts, weights: AnyExperts, activation: ExpertActivation) -> ExpertProducts:
+    def products(hidden: Tensor, experts: Tensor, shares: Tensor) -> Tensor:
         out = torch.empty_like(hidden)
-        run_experts(hidden, experts, expert_weights, weights, activation, out)
+        run(hidden, experts, shares, weights, activation, out)
         return out
 
     return products

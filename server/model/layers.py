@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 
 from kernels.experts.bit_order import order_
+from kernels.experts.few_bits.weights import CLASSES, AnyExperts, FewBitExperts
+from kernels.experts.formats import FewBitFormat
 from kernels.experts.kinds import MXFP4_BLOCK, ExpertFormat
-from kernels.experts.weights import AnyExpertWeights, ExpertWeights, Mxfp4Weights
+from kernels.experts.weights import ExpertWeights, Mxfp4Weights
 from kernels.linear.shape import PLAIN, WeightFormat
 from kernels.linear.weights import PlainWeight
 from qualification.model.config import (
@@ -44,7 +46,7 @@ class MixtureWeights:
     """
 
     router: Linear
-    experts: AnyExpertWeights
+    experts: AnyExperts
     correction_bias: Tensor | None = None
     shared: DenseWeights | None = None
     shared_gate: Tensor | None = None
@@ -323,12 +325,16 @@ def _empty_dense(
     )
 
 
-def _empty_experts(config: ExpertsConfig, hidden: int, dtype: torch.dtype, device: torch.device) -> AnyExpertWeights:
+def _empty_experts(config: ExpertsConfig, hidden: int, dtype: torch.dtype, device: torch.device) -> AnyExperts:
     count, width = config.num_experts, config.width
 
     def tensor(*shape: int, of: torch.dtype = dtype) -> Tensor:
         return torch.empty(count, *shape, dtype=of, device=device)
 
+    if isinstance(config.format, FewBitFormat):
+        kind = CLASSES[config.format]
+        sizes = (count * 2 * width, hidden), (count * hidden, width)
+        return FewBitExperts(*(kind.empty(*size, dtype, device) for size in sizes))
     gate_up_bias, down_bias = (tensor(2 * width), tensor(hidden)) if config.has_bias else (None, None)
     if config.format is ExpertFormat.PLAIN:
         return ExpertWeights(tensor(2 * width, hidden), tensor(hidden, width), gate_up_bias, down_bias)

@@ -1,7 +1,10 @@
 """Places of a decoder's weights in a checkpoint."""
 
+from collections.abc import Iterator
+
 from torch import Tensor
 
+from kernels.experts.few_bits.weights import AnyExperts, FewBitExperts
 from kernels.experts.weights import ExpertWeights
 from kernels.linear.weights import PlainWeight, StoredTensor
 from qualification.model.config import LayerConfig, ModelConfig
@@ -158,15 +161,24 @@ def _mixture(weights: MixtureWeights, names: ExpertNames) -> dict[str, Linear]:
     if weights.shared_gate is not None:
         found[names.shared_gate] = _plain(weights.shared_gate)
     if names.layout is ExpertLayout.EACH:
-        assert isinstance(weights.experts, ExpertWeights), "others are kept together"
         width = weights.experts.width
-        for index, (gate_up, down) in enumerate(zip(weights.experts.gate_up, weights.experts.down, strict=True)):
-            gate, up = _plain(gate_up).split(width, width)
+        for index, (gate_up, down) in enumerate(_each_expert(weights.experts)):
+            gate, up = gate_up.split(width, width)
             prefix = f"{names.experts}.{index}"
-            found |= {
-                f"{prefix}.{names.gate}": gate, f"{prefix}.{names.up}": up, f"{prefix}.{names.down}": _plain(down)
-            }  # fmt: skip
+            found |= {f"{prefix}.{names.gate}": gate, f"{prefix}.{names.up}": up, f"{prefix}.{names.down}": down}
     return found
+
+
+def _each_expert(experts: AnyExperts) -> Iterator[tuple[Linear, Linear]]:
+    """Yield gate and up, and down, of each expert."""
+    if isinstance(experts, FewBitExperts):
+        for index in range(experts.num_experts):
+            gate_up, down = experts.weights_of(index)
+            yield Linear(gate_up), Linear(down)
+    else:
+        assert isinstance(experts, ExpertWeights), "others are kept together"
+        for pair in zip(experts.gate_up, experts.down, strict=True):
+            yield _plain(pair[0]), _plain(pair[1])
 
 
 def _plain(values: Tensor) -> Linear:

@@ -7,10 +7,10 @@ from itertools import count
 import torch
 from torch import Tensor
 
+from kernels.experts.few_bits.weights import AnyExperts
 from kernels.experts.kinds import ClampedSwiglu, ExpertActivation, ExpertFormat
 from kernels.experts.paths import RunExperts
 from kernels.experts.shape import ExpertsShape
-from kernels.experts.weights import AnyExpertWeights
 from kernels.fused.activation_kind import Activation
 from kernels.reference.experts import activated_fp64
 from kernels.vocabulary.row_buckets import TokenRows
@@ -70,7 +70,7 @@ def wrong_experts(fault: ExpertsFault) -> RunExperts:
     calls = count()
 
     def run(
-        hidden: Tensor, experts: Tensor, weights: Tensor, expert_weights: AnyExpertWeights,
+        hidden: Tensor, experts: Tensor, weights: Tensor, expert_weights: AnyExperts,
         activation: ExpertActivation, out: Tensor,
     ) -> None:  # fmt: skip
         if fault is ExpertsFault.WEIGHT_LEFT_OUT:
@@ -118,7 +118,7 @@ def _visits(experts: Tensor, fault: ExpertsFault) -> Iterator[tuple[int, int]]:
 def _expert(
     x: Tensor,
     expert: int,
-    weights: AnyExpertWeights,
+    weights: AnyExperts,
     activation: ExpertActivation,
     dtype: torch.dtype,
     fault: ExpertsFault,

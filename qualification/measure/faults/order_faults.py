@@ -16,10 +16,10 @@ from kernels.calls.batch import AttentionBatch, AttentionFlags
 from kernels.calls.rows import keys_of, sequences_of, visible
 from kernels.collective.peers import AddNorm
 from kernels.collective.shape import CollectiveShape, Follows
+from kernels.experts.few_bits.weights import AnyExperts
 from kernels.experts.kinds import ExpertActivation, ExpertFormat
 from kernels.experts.paths import RunExperts
 from kernels.experts.shape import ExpertsShape
-from kernels.experts.weights import AnyExpertWeights
 from kernels.fused.activation_kind import Activation
 from kernels.linear.epilogue import Epilogue
 from kernels.linear.paths import RunLinear
@@ -201,7 +201,7 @@ def variant_experts(fault: OrderFault) -> RunExperts:
     calls = count()
 
     def run(
-        hidden: Tensor, experts: Tensor, weights: Tensor, expert_weights: AnyExpertWeights,
+        hidden: Tensor, experts: Tensor, weights: Tensor, expert_weights: AnyExperts,
         activation: ExpertActivation, out: Tensor,
     ) -> None:  # fmt: skip
         call, num_rows = next(calls), hidden.shape[0]

@@ -7,10 +7,12 @@ import torch
 from torch import Tensor
 
 from kernels.calls.processors import shared_bytes
+from kernels.experts.few_bits.weights import CLASSES, AnyExperts, FewBitExperts, FewBitWeight
+from kernels.experts.formats import FewBitFormat
 from kernels.experts.kinds import MXFP4_BLOCK, ExpertActivation, ExpertFormat
 from kernels.experts.shape import ExpertsShape
 from kernels.experts.tiles import token_counts
-from kernels.experts.weights import AnyExpertWeights, ExpertWeights, Mxfp4Weights
+from kernels.experts.weights import ExpertWeights, Mxfp4Weights
 from kernels.system.device import torch_dtype
 from kernels.vocabulary.shape import Dtype
 from qualification.measure.inputs.guard import GUARD_ROWS
@@ -28,7 +30,7 @@ class ExpertsCase:
     hidden: Tensor
     experts: Tensor
     weights: Tensor
-    expert_weights: AnyExpertWeights
+    expert_weights: AnyExperts
     activation: ExpertActivation
 
 
@@ -104,7 +106,7 @@ class _Inputs:
         return draws.argsort(1)[:, : self._mixture.num_active]
 
     def case(
-        self, name: str, experts: Tensor, *, weights: AnyExpertWeights | None = None, factor: float = 1.0
+        self, name: str, experts: Tensor, *, weights: AnyExperts | None = None, factor: float = 1.0
     ) -> ExpertsCase:
         random, device, mixture = self._random, self._device, self._mixture
         num_tokens = experts.shape[0]
@@ -118,7 +120,7 @@ class _Inputs:
         return ExpertsCase(name, self._seed, hidden, chosen, shares, weights or self.expert_weights, mixture.activation)
 
 
-def expert_weights_of(mixture: ExpertsShape, random: torch.Generator, device: torch.device) -> AnyExpertWeights:
+def expert_weights_of(mixture: ExpertsShape, random: torch.Generator, device: torch.device) -> AnyExperts:
     """Random weights whose products keep the size of their inputs."""
     experts, hidden, width = mixture.num_experts, mixture.hidden, mixture.width
     dtype = torch_dtype(mixture.dtype)
@@ -126,6 +128,10 @@ def expert_weights_of(mixture: ExpertsShape, random: torch.Generator, device: to
     def randn(*shape: int, scale: float = 1.0) -> Tensor:
         return torch.randn(shape, generator=random, device=device, dtype=dtype).mul_(scale)
 
+    if isinstance(mixture.format, FewBitFormat):
+        kind = CLASSES[mixture.format]
+        sizes = (experts * 2 * width, hidden), (experts * hidden, width)
+        return FewBitExperts(*(kind.of(randn(*size, scale=size[1] ** -0.5)) for size in sizes))
     biases = [randn(experts, size) if mixture.has_bias else None for size in (2 * width, hidden)]
     if mixture.format is ExpertFormat.PLAIN:
         gate_up = randn(experts, 2 * width, hidden, scale=hidden**-0.5)
@@ -162,10 +168,13 @@ def _between_nan(values: Tensor, dtype: Dtype, device: torch.device) -> Tensor:
     return whole[GUARD_ROWS : GUARD_ROWS + values.shape[0]]
 
 
-def _unvisited_as_nan(weights: AnyExpertWeights, visited: Tensor) -> AnyExpertWeights:
+def _unvisited_as_nan(weights: AnyExperts, visited: Tensor) -> AnyExperts:
     """A copy in which the experts that no token visits are NaN; of mxfp4 scales (large ones) and biases."""
     unvisited = torch.ones(weights.num_experts, dtype=torch.bool)
     unvisited[visited.flatten().cpu()] = False
+    if isinstance(weights, FewBitExperts):
+        scales = {True: torch.nan, False: 1.0}
+        return _scaled_by(weights, [scales[bool(it)] for it in unvisited], both=True)
 
     def spoiled(part: Tensor) -> Tensor:
         part = part.clone()
@@ -175,8 +184,10 @@ def _unvisited_as_nan(weights: AnyExpertWeights, visited: Tensor) -> AnyExpertWe
     return _changed(weights, spoiled, spoiled)
 
 
-def _scaled(weights: AnyExpertWeights, *, expert: int) -> AnyExpertWeights:
+def _scaled(weights: AnyExperts, *, expert: int) -> AnyExperts:
     """A copy in which the last product of one expert is larger: 16 times for mxfp4, whose scales are powers of two."""
+    if isinstance(weights, FewBitExperts):
+        return _scaled_by(weights, [20.0 if it == expert else 1.0 for it in range(weights.num_experts)], both=False)
 
     def scaled(part: Tensor) -> Tensor:
         part = part.clone()
@@ -186,15 +197,28 @@ def _scaled(weights: AnyExpertWeights, *, expert: int) -> AnyExpertWeights:
     return _changed(weights, scaled, None)
 
 
+def _scaled_by(weights: FewBitExperts, factors: list[float], *, both: bool) -> FewBitExperts:
+    """Return a copy whose experts' scales are multiplied by these: of the last product, or of both."""
+    parts = {"gate_up": weights.gate_up, "down": weights.down} if both else {"down": weights.down}
+    return replace(weights, **{name: _rescaled(part, factors) for name, part in parts.items()})
+
+
+def _rescaled(weight: FewBitWeight, factors: list[float]) -> FewBitWeight:
+    of_experts = torch.tensor(factors, device=weight.device)
+    of_rows = of_experts.repeat_interleave(weight.scales.shape[0] // len(factors))
+    return replace(weight, scales=weight.scales * of_rows[:, None])
+
+
 def _changed(
-    weights: AnyExpertWeights, of_down: Callable[[Tensor], Tensor], of_others: Callable[[Tensor], Tensor] | None
-) -> AnyExpertWeights:
+    weights: AnyExperts, of_down: Callable[[Tensor], Tensor], of_others: Callable[[Tensor], Tensor] | None
+) -> AnyExperts:
     """The weights with the numbers of `down` (of mxfp4 its scales) changed, and where asked for all others."""
 
     def other(part: Tensor) -> Tensor:
         return part if of_others is None else of_others(part)
 
     biases = [None if bias is None else other(bias) for bias in (weights.gate_up_bias, weights.down_bias)]
+    assert not isinstance(weights, FewBitExperts), "theirs are scaled"
     if isinstance(weights, ExpertWeights):
         return ExpertWeights(other(weights.gate_up), of_down(weights.down), *biases)
     return replace(

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels.experts.few_bits.weights import AnyExperts
 from kernels.experts.paths import RunExperts
 from kernels.experts.shape import ExpertsShape
-from kernels.experts.weights import AnyExpertWeights, ExpertWeights
+from kernels.experts.weights import ExpertWeights
 from kernels.system.device import torch_dtype
 from qualification.evidence.evidence import Invariance
 from qualification.measure.inputs.experts_inputs import expert_weights_of
@@ -54,7 +55,7 @@ class _Input:
     hidden: Tensor
     experts: Tensor
     shares: Tensor
-    weights: AnyExpertWeights
+    weights: AnyExperts
 
 
 def _inputs(shape: ExpertsShape, device: torch.device, seed: int) -> Iterator[_Input]:
@@ -76,7 +77,7 @@ def _inputs(shape: ExpertsShape, device: torch.device, seed: int) -> Iterator[_I
     shares = shares / shares.sum(1, keepdim=True)
     wild = torch.tensor([1.0, torch.nan, 1e30], device=device)[torch.arange(NUM_HOSTILE, device=device) % 3]
 
-    def given(name: str, hidden: Tensor, experts: Tensor, shares: Tensor, weights: AnyExpertWeights) -> _Input:
+    def given(name: str, hidden: Tensor, experts: Tensor, shares: Tensor, weights: AnyExperts) -> _Input:
         hidden = torch.cat([hidden.to(dtype), hostile])
         experts = torch.cat([experts, experts[:NUM_HOSTILE]])
         return _Input(name, hidden, experts, torch.cat([shares, shares[:NUM_HOSTILE] * wild[:, None]]), weights)

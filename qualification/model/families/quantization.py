@@ -1,15 +1,18 @@
 """Models whose products are stored in 8 or 4 bits: the format of each product by its name in the checkpoint."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from kernels.experts.formats import FewBitFormat
 from kernels.experts.kinds import ExpertFormat
 from kernels.linear.shape import FP8_ROWS, PLAIN, WeightFormat
 from qualification.model.config import ExpertsConfig, LayerConfig, LinearFormats, ModelConfig
-from qualification.model.families.family import TensorNames
+from qualification.model.families.family import ExpertLayout, TensorNames
 from qualification.model.fields import ModelConfigError
 from qualification.model.packing import Packing
 
+_NUMBER_OF_EXPERT = re.compile(r"experts\W+(\d+)")
 Matches = Callable[[str, str], bool]  # (an entry of a list, the name of a product) -> whether it names that
 
 
@@ -52,7 +55,7 @@ def quantized(model: ModelConfig, quantization: Quantization, names: TensorNames
     """Return the same model, each product in its format. Raises ModelConfigError for what is not served so."""
     _check_attends(model, quantization.source)
     layers = tuple(
-        replace(layer, formats=_formats_of(f"model.layers.{index}", layer, quantization, names))
+        _quantized_layer(f"model.layers.{index}", layer, quantization, names)
         for index, layer in enumerate(model.layers)
     )
     head = quantization.format_of("lm_head")
@@ -107,6 +110,32 @@ def _all_rounded(layer: LayerConfig) -> LayerConfig:
     return replace(layer, formats=LinearFormats(of_mixer, of_mixer, of_dense, of_dense))
 
 
+def _quantized_layer(prefix: str, layer: LayerConfig, quantization: Quantization, names: TensorNames) -> LayerConfig:
+    formats = _formats_of(prefix, layer, quantization, names)
+    fed = layer.feed_forward
+    if isinstance(fed, ExpertsConfig) and (found := _format_of_experts(prefix, fed, quantization, names)) != PLAIN:
+        fed = replace(fed, format=FewBitFormat(found.name))
+    return replace(layer, formats=formats, feed_forward=fed)
+
+
+def _format_of_experts(
+    prefix: str, mixture: ExpertsConfig, quantization: Quantization, names: TensorNames
+) -> WeightFormat:
+    """Return the format of all experts of a layer, which are listed alike. Raises ModelConfigError."""
+    own = names.experts
+    assert own is not None, "the family has mixtures"
+    # Entries are of all experts, or name some by their numbers.
+    named = {int(it) for entry in quantization.plain for it in _NUMBER_OF_EXPERT.findall(entry)}
+    experts = sorted({0} | {it for it in named if it < mixture.num_experts})
+    products = (own.gate, own.up, own.down)
+    found = quantization.format_of_all([f"{prefix}.{own.experts}.{it}.{each}" for it in experts for each in products])
+    if found != PLAIN and (own.layout is not ExpertLayout.EACH or mixture.has_bias):
+        raise ModelConfigError(
+            f"{quantization.source}: experts in {found.name} that share a tensor or have biases are not supported"
+        )
+    return found
+
+
 def _formats_of(prefix: str, layer: LayerConfig, quantization: Quantization, names: TensorNames) -> LinearFormats:
     def format_of(*products: str) -> WeightFormat:
         return quantization.format_of_all([f"{prefix}.{product}" for product in products])
@@ -119,9 +148,6 @@ def _formats_of(prefix: str, layer: LayerConfig, quantization: Quantization, nam
     if isinstance(layer.feed_forward, ExpertsConfig):
         assert names.experts is not None, "the family has mixtures"
         experts = names.experts
-        of_experts = format_of(*(f"{experts.experts}.0.{it}" for it in (experts.gate, experts.up, experts.down)))
-        if of_experts != PLAIN:
-            raise ModelConfigError(f"{quantization.source}: experts in {of_experts.name} are not supported")
         if (of_router := format_of(experts.router)) != PLAIN:
             raise ModelConfigError(f"{quantization.source}: a router in {of_router.name} is not supported")
         fed = experts.shared

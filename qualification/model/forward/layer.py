@@ -223,7 +223,7 @@ class LayerReference:
 
     def _behind(self, residual: Bounded, flat: Bounded, output: str) -> Bounded:
         """Return the residual behind a mixer, of its results [T, ...] and the name of what projects them."""
-        weight = self._matrix(output, Inputs.of(self.config.formats.output.name))
+        weight = self.matrix(output, Inputs.of(self.config.formats.output.name))
         size = flat.truth.shape[1] // self.ranks
         parts = []
         for rank in range(self.ranks):
@@ -372,22 +372,22 @@ class LayerReference:
         return it.view(it.shape[0], -1, 2, self.attention.head_dim)[:, :, 1].flatten(1)
 
     def _linear(self, x: Bounded, name: str, inputs: Inputs = Inputs.AS_THEY_ARE) -> Bounded:
-        return self._matrix(name, inputs).product(x, self._bias(name), self.precision)
+        return self.matrix(name, inputs).product(x, self._bias(name), self.precision)
 
     def _gated(self, name: str, joined: tuple[str, str] | None = None) -> GatedWeights:
         """`joined`: the names of the product of gate and up, and of the last one, where the first two are one."""
         inputs, of_down = (Inputs.of(it.name) for it in (self.config.formats.gate_up, self.config.formats.down))
         if joined is None and (self.sentence.is_merged or self.sentence.gate_up_is_merged):
             joined = "gate_up_proj", "down_proj"
-        down = self._matrix(f"{name}.{'down_proj' if joined is None else joined[1]}", of_down)
+        down = self.matrix(f"{name}.{'down_proj' if joined is None else joined[1]}", of_down)
         if joined is not None:
-            both = self._matrix(f"{name}.{joined[0]}", inputs)
+            both = self.matrix(f"{name}.{joined[0]}", inputs)
             half = both.num_rows // 2
             return GatedWeights(both.rows(slice(half)), both.rows(slice(half, None)), down)
-        gate, up = (self._matrix(f"{name}.{part}_proj", inputs) for part in ("gate", "up"))
+        gate, up = (self.matrix(f"{name}.{part}_proj", inputs) for part in ("gate", "up"))
         return GatedWeights(gate, up, down, *(self._bias(f"{name}.{part}_proj") for part in ("gate", "up", "down")))
 
-    def _matrix(self, name: str, inputs: Inputs) -> Matrix:
+    def matrix(self, name: str, inputs: Inputs) -> Matrix:
         """Return a product's weight, in the dtype that it is served in, or of 8 or 4 bits."""
         if self.model.packing is not None and f"{name}.weight" not in self.tensors:
             return Matrix(numbers_of(self.model.packing, name, self.stored))
@@ -439,12 +439,10 @@ class _Experts:
         if f"{names.experts}.{names.joined[0]}" in self.layer.tensors and not names.is_interleaved:
             return self._joined(expert)
         if not names.is_interleaved:
-            parts = (names.gate, names.up, names.down)
-            gate, up, down = (
-                Matrix(self.layer.stored(f"{names.experts}.{expert}.{part}.weight").to(dtype)) for part in parts
-            )
+            names_of = (f"{names.experts}.{expert}.{part}" for part in (names.gate, names.up, names.down))
+            gate, up, down = (self.layer.matrix(name, self._inputs) for name in names_of)
             return GatedWeights(gate, up, down)
-        gate_up, outward = (self._matrix(f"{names.experts}.{part}", expert) for part in ("gate_up_proj", "down_proj"))
+        gate_up, outward = (self._of_all(f"{names.experts}.{part}", expert) for part in ("gate_up_proj", "down_proj"))
         biases: list[Tensor | None] = [None, None]
         for index, part in enumerate(("gate_up_proj", "down_proj")):
             name = f"{names.experts}.{part}_bias"
@@ -454,6 +452,12 @@ class _Experts:
         of_gate, of_up = (None, None) if inner is None else (inner[0::2], inner[1::2])
         gate, up, down = (Matrix(it) for it in (gate_up[0::2], gate_up[1::2], outward))
         return GatedWeights(gate, up, down, of_gate, of_up, outer)
+
+    @property
+    def _inputs(self) -> Inputs:
+        fed = self.layer.config.feed_forward
+        assert isinstance(fed, ExpertsConfig), "the layer has experts"
+        return Inputs.of(fed.format.value)
 
     def _joined(self, expert: int) -> GatedWeights:
         """Return an expert whose tensors are [hidden, 2 width] and [width, hidden], or both transposed."""
@@ -469,7 +473,7 @@ class _Experts:
         gate, up = gate_up.chunk(2)
         return GatedWeights(Matrix(gate), Matrix(up), Matrix(down))
 
-    def _matrix(self, name: str, expert: int) -> Tensor:
+    def _of_all(self, name: str, expert: int) -> Tensor:
         """Return one expert's matrix [out, in]: stored transposed, or in blocks of mxfp4."""
         if f"{name}_blocks" in self.layer.tensors:
             blocks, scales = (self.layer.stored(f"{name}_{kind}")[expert] for kind in ("blocks", "scales"))

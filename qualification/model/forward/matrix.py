@@ -33,7 +33,8 @@ class Inputs(Enum):
     @classmethod
     def of(cls, weight_format: str) -> "Inputs":
         """Return what products of a format, by its name, do with inputs: those of 4 bits leave them as they are."""
-        return cls.AS_THEY_ARE if weight_format.startswith("int4_") else cls(weight_format)
+        is_of_4_bits = weight_format.startswith("int4_") or weight_format == "mxfp4"
+        return cls.AS_THEY_ARE if is_of_4_bits else cls(weight_format)
 
 
 @dataclass(frozen=True, slots=True)

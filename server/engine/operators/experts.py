@@ -7,9 +7,9 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
+from kernels.experts.few_bits.weights import AnyExperts
 from kernels.experts.paths import EXPERTS_PATHS, ExpertsPath, RunExperts
 from kernels.experts.shape import ExpertsShape
-from kernels.experts.weights import AnyExpertWeights
 from kernels.vocabulary.operators import Operator
 from kernels.vocabulary.row_buckets import TokenRows
 from kernels.vocabulary.shape import Dtype
@@ -32,7 +32,7 @@ class ExpertsCall:
     hidden: Tensor
     experts: Tensor
     shares: Tensor
-    weights: AnyExpertWeights
+    weights: AnyExperts
     mixture: ExpertsConfig
     out: Tensor
 
@@ -58,7 +58,7 @@ class ExpertsTable(RowsTable[ExpertsShape, RunExperts]):
                 every = (experts_shape(mixture, config.hidden_size, dtype, rows) for rows in TokenRows)
                 self._of_mixture[mixture] = self.add(shape for shape in every if shape in decisions)
 
-    def products_of(self, mixture: ExpertsConfig, weights: AnyExpertWeights) -> ExpertProducts:
+    def products_of(self, mixture: ExpertsConfig, weights: AnyExperts) -> ExpertProducts:
         """Return what computes the products of a layer, by the choice for the number of tokens."""
         calls, activation = self._of_mixture[mixture], mixture.activation
 

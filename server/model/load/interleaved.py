@@ -14,8 +14,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from kernels.experts.few_bits.weights import AnyExperts, FewBitExperts
 from kernels.experts.kinds import MXFP4_BLOCK, ExpertFormat
-from kernels.experts.weights import AnyExpertWeights, Mxfp4Weights
+from kernels.experts.weights import Mxfp4Weights
 from qualification.model.config import ExpertsConfig, ModelConfig
 from qualification.model.families.family import ExpertLayout, TensorNames
 from qualification.model.shard import Shard
@@ -67,8 +68,9 @@ def _prefix(layer: int, names: TensorNames) -> str | None:
     return f"model.layers.{layer}.{names.experts.experts}"
 
 
-def _of_layer(experts: AnyExpertWeights, prefix: str, width: range, whole: int, *, is_first: bool) -> Iterator[Piece]:
+def _of_layer(experts: AnyExperts, prefix: str, width: range, whole: int, *, is_first: bool) -> Iterator[Piece]:
     """width: the columns of a rank, of `whole`."""
+    assert not isinstance(experts, FewBitExperts), "these experts have tensors of their own"
     for expert in range(experts.num_experts):
         if isinstance(experts, Mxfp4Weights):
             yield from _packed(experts, prefix, expert, width, whole)

@@ -10,10 +10,12 @@ Which of them a layer has, its shapes say. A rank has columns of every expert, h
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from kernels.experts.kinds import ExpertFormat
 from kernels.experts.weights import ExpertWeights
 from qualification.model.config import ExpertsConfig, ModelConfig
 from qualification.model.families.family import ExpertLayout, TensorNames
 from qualification.model.shard import Shard
+from server.errors import ModelError
 from server.model.layers import MixtureWeights, Weights
 from server.model.load.checkpoint import Piece, TensorEntry, Wanted
 
@@ -36,6 +38,8 @@ def joined_tensors(config: ModelConfig, names: TensorNames, entries: Mapping[str
         mixture, own = layer.feed_forward, _joined_names(index, names)
         if own is None or not isinstance(mixture, ExpertsConfig):
             continue
+        if mixture.format is not ExpertFormat.PLAIN:
+            raise ModelError(f"{own.gate_up}: experts in {mixture.format.value} that share a tensor are not supported")
         count, width, hidden = mixture.num_experts, mixture.width, config.hidden_size
         is_saved_anew = _is_saved_anew(entries, own, hidden, width)
         gate_up, down = (

@@ -9,7 +9,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from qualification.model.config import LinearFormats, ModelConfig
+from kernels.experts.few_bits.weights import FewBitExperts
+from kernels.experts.formats import FewBitFormat
+from qualification.model.config import ExpertsConfig, LayerConfig, LinearFormats, ModelConfig
 from qualification.model.families.family import Family, TensorNames
 from qualification.model.families.image_models import text_names
 from qualification.model.families.quantization import as_stored
@@ -21,7 +23,7 @@ from qualification.model.fields import Fields, ModelConfigError
 from qualification.model.shard import Shard, shard_of
 from server.errors import ModelError
 from server.model.decoder import Decoder
-from server.model.layers import Weights, empty_weights
+from server.model.layers import MixtureWeights, Weights, empty_weights
 from server.model.load.checkpoint import (
     TensorEntry,
     Wanted,
@@ -164,6 +166,10 @@ def load_shard(
 def check_loaded(folder: Path, weights: Weights) -> None:
     """Raise ModelError for a product whose tensors, now that they are filled, cannot be multiplied by."""
     for index, layer in enumerate(weights.layers):
+        fed = layer.feed_forward
+        of_experts = fed.experts if isinstance(fed, MixtureWeights) else None
+        if isinstance(of_experts, FewBitExperts) and (reason := of_experts.why_unusable()) is not None:
+            raise ModelError(f"{folder}: layer {index}: {reason}")
         for name, linear in layer.linears.items():
             if (reason := linear.weight.why_unusable()) is not None:
                 raise ModelError(f"{folder}: {name.value} of layer {index}: {reason}")
@@ -197,10 +203,14 @@ def check_checkpoint(folder: Path, config: ModelConfig, load_format: LoadFormat)
     if family.has_more_layers:
         entries = {name: entry for name, entry in entries.items() if not _is_behind(name, config.num_layers)}
     tolerated = (*family.tolerated, _HEAD) if config.tie_embeddings else family.tolerated
-    if any(layer.formats != LinearFormats() for layer in config.layers):
+    if any(layer.formats != LinearFormats() or _has_few_bit_experts(layer) for layer in config.layers):
         tolerated = (*tolerated, *_OF_QUANTIZED)
     check_entries(folder, entries, wanted, tolerated)
     return entries
+
+
+def _has_few_bit_experts(layer: LayerConfig) -> bool:
+    return isinstance(layer.feed_forward, ExpertsConfig) and isinstance(layer.feed_forward.format, FewBitFormat)
 
 
 def _read_named(folder: Path, config: ModelConfig) -> dict[str, TensorEntry]:

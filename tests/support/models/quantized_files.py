@@ -1,7 +1,11 @@
 """Quantised checkpoints of tests: the parts of each product, and another word in config.json."""
 
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
+
+import torch
+from torch import Tensor
 
 from server.model.linear import WeightName
 
@@ -19,3 +23,33 @@ def change(folder: Path, **says: object) -> None:
     values = json.loads(path.read_text())
     values["quantization_config"] |= says
     path.write_text(json.dumps(values))
+
+
+def in_8_bits(kind: str, listed: str) -> Callable[[Mapping[str, Tensor]], dict[str, Tensor]]:
+    """Give each product codes and scales, by blocks, rows or static; not those with `listed` in their names."""
+
+    def rounded(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        found = dict(tensors)
+        for name, values in tensors.items():
+            if not name.endswith("_proj.weight") or listed in name:
+                continue
+            step = 128 if kind == "blocks" else 10**6
+            tops, lefts = range(0, values.shape[0], step), range(0, values.shape[1], step)
+            codes, scales = torch.empty(values.shape, dtype=torch.float8_e4m3fn), torch.empty(len(tops), len(lefts))
+            for i, top in enumerate(tops):
+                for j, left in enumerate(lefts):
+                    # Blocks differ in size, so that another one's scale shows.
+                    block = values[top : top + step, left : left + step].float() * (1 + (i + 2 * j) % 3)
+                    scales[i, j] = block.abs().max() / 448
+                    codes[top : top + step, left : left + step] = (block / scales[i, j]).to(torch.float8_e4m3fn)
+            product = name.removesuffix(".weight")
+            found[name] = codes
+            if kind == "blocks":
+                found[f"{product}.weight_scale_inv"] = scales
+            else:
+                found[f"{product}.weight_scale"] = scales.reshape(())
+            if kind == "static":
+                found[f"{product}.input_scale"] = torch.tensor(0.004)
+        return found
+
+    return rounded

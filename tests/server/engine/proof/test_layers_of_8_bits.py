@@ -9,6 +9,7 @@ from torch import Tensor
 
 from server.settings import DtypeChoice
 from support.engine.checked_layers import CheckedLayers, Tensors, edited
+from support.models.quantized_files import in_8_bits
 from support.models.served_families import saved
 
 SIZES = {
@@ -22,40 +23,16 @@ KINDS: dict[str, dict[str, object]] = {
 }
 
 
-def in_8_bits(kind: str) -> Callable[[Tensors], Tensors]:
-    """Give each product codes and scales."""
-
-    def change(tensors: Tensors) -> Tensors:
-        found = dict(tensors)
-        for name, values in tensors.items():
-            if not name.endswith("_proj.weight") or (kind == "rows" and "layers.0.mlp" in name):
-                continue
-            step = 128 if kind == "blocks" else 10**6
-            tops, lefts = range(0, values.shape[0], step), range(0, values.shape[1], step)
-            codes, scales = torch.empty(values.shape, dtype=torch.float8_e4m3fn), torch.empty(len(tops), len(lefts))
-            for i, top in enumerate(tops):
-                for j, left in enumerate(lefts):
-                    # Blocks differ in size, so that another one's scale shows.
-                    block = values[top : top + step, left : left + step].float() * (1 + (i + 2 * j) % 3)
-                    scales[i, j] = block.abs().max() / 448
-                    codes[top : top + step, left : left + step] = (block / scales[i, j]).to(torch.float8_e4m3fn)
-            product = name.removesuffix(".weight")
-            found[name] = codes
-            if kind == "blocks":
-                found[f"{product}.weight_scale_inv"] = scales
-            else:
-                found[f"{product}.weight_scale"] = scales.reshape(())
-            if kind == "static":
-                found[f"{product}.input_scale"] = torch.tensor(0.004)
-        return found
-
-    return change
-
-
 def made(folder: Path, kind: str, dtype: DtypeChoice = DtypeChoice.FP32) -> CheckedLayers:
     saved(folder / "plain", "qwen3", **SIZES)
     return CheckedLayers.made(
-        edited(folder / "plain", folder / kind, {"quantization_config": KINDS[kind]}, in_8_bits(kind)), dtype
+        edited(
+            folder / "plain",
+            folder / kind,
+            {"quantization_config": KINDS[kind]},
+            in_8_bits(kind, "layers.0.mlp" if kind == "rows" else "router"),
+        ),
+        dtype,
     )
 
 
