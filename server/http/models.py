@@ -80,12 +80,14 @@ def model_routes(services: Services) -> APIRouter:
 
 def _openai_model(services: Services, name: str) -> ModelCard:
     ready = services.engine.ready
+    sees_images = services.model.images is not None and ready is not None and ready.max_image_tokens > 0
     return ModelCard(
         id=name,
         object="model",
         created=services.program.started_at,
         owned_by="hallmark",
         root=_root_of(services.settings.model),
+        input_modalities=["text", "image"] if sees_images else ["text"],
         task=services.model.task.value,  # type: ignore[arg-type]  # never `auto`
         max_model_len=ready.max_model_len if ready else None,  # not known before the engine has started
     )

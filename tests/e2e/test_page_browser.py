@@ -22,6 +22,7 @@ from server.supervisor.streams import error_delta
 from support.api.edge_fakes import END, Script, Served, delta, playing, saying, served, with_model, write_tokenizer
 from support.api.running_api import Running, wait_until
 from support.e2e.browser import Tab, browsing, find_browser
+from support.images.served_images import picture, served_images, write_model
 
 pytestmark = pytest.mark.e2e
 
@@ -76,12 +77,13 @@ def start(tmp_path: Path) -> Iterator[Start]:
         keys: Keys | None = None,
         is_admin: bool = False,
         pooling: PoolingModel | None = None,
+        of: Served | None = None,
         template: str | None = None,
         **settings: object,
     ) -> Running:
         if template is not None:
             write_tokenizer(tmp_path, template=template)
-        it = served(tmp_path, script, **settings)
+        it = of or served(tmp_path, script, **settings)
         if pooling is not None:
             it = Served(with_model(it.services, pooling=pooling), it.engine)
         it.engine.last_heartbeat = Heartbeat(1, math.inf, 0, 0)  # or it would be late after 5 s
@@ -432,6 +434,27 @@ def test_tool_calls_are_shown_and_their_results_sent(tab: Tab, start: Start) -> 
     tab.wait_for(IS_ANSWERED + " && !conversation.at(-1).calls.length")
     assert "It is sunny." in tab.text("messages")
     assert prompts_of(it)[-1].endswith("[user]Weather?[assistant]<tool_call>weather</tool_call>[tool]Sun[assistant]")
+
+
+def test_a_dropped_image_goes_with_the_message(tab: Tab, start: Start, tmp_path: Path) -> None:
+    it = start(of=served_images(write_model(tmp_path)))
+    open_page(tab, it)
+    tab.wait_for(IS_READY + " && seesImages")
+    content = f"Uint8Array.from(atob({picture(112, 56).partition(',')[2]!r}), it => it.charCodeAt(0))"
+    file = f"new File([{content}], 'a.png', {{type: 'image/png'}})"
+    drop = "new DragEvent('drop', {dataTransfer: given, bubbles: true})"
+    tab.value(
+        f"given = new DataTransfer(), given.items.add({file}), document.getElementById('chat').dispatchEvent({drop})"
+    )
+    tab.wait_for("pictures.length === 1 && document.querySelector('#pictures img').naturalWidth === 112")
+    ask(tab, "What?")
+    assert [(len(images), images[0].num_tokens) for images in it.it.engine.images] == [(1, 18)]
+    assert tab.value("document.querySelector('#messages .user img').naturalHeight") == 56
+    assert tab.value("pictures.length") == 0
+    tab.open(it.url + "/?again")
+    tab.wait_for(IS_READY)
+    assert "1 image(s), which the reload has dropped" in tab.text("messages")
+    assert tab.exceptions == []
 
 
 def test_words_of_the_page_explain_themselves(tab: Tab, start: Start) -> None:

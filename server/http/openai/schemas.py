@@ -196,6 +196,7 @@ class ModelCard(Schema):
     owned_by: Literal["hallmark"]
     root: str = Field(description="Folder or hub id of the model (--model).")
     task: Literal["generate", "embed", "score"] = Field(description="What the model is served for (--task).")
+    input_modalities: list[Literal["text", "image"]] = Field(description="What its messages may hold.")
     max_model_len: int | None = Field(
         description="Tokens of prompt and completion; null before the engine has started."
     )

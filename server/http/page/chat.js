@@ -2,12 +2,14 @@
 /* The chat: a conversation that is kept over a reload, and the answer that is being written. */
 const EXAMPLES = ["Tell me a story about a lighthouse.", "Explain the difference between TCP and UDP in a table.", "Write a Python function that reverses a string, with a test."];
 const MOST_KEPT = 200, MOST_KEPT_CHARACTERS = 400000, KEPT_AT = "hallmark-chat " + base.pathname;
-let conversation = []; // {role, content} and, of an answer, reasoning, calls, error, found and here (see showProof); of a tool's result, id
+const PICTURES = ["image/png", "image/jpeg", "image/webp", "image/gif"];
+let pictures = []; // data: URLs that go with the next message
+let conversation = []; // {role, content}, of a user's pictures or how many a reload has dropped, and, of an answer, reasoning, calls, error, found and here (see showProof); of a tool's result, id
 let running = null, edited = null, isQueued = false; // `edited`: the place of the message that the next one replaces
 
 /* --- kept in this browser, bounded; not where it refuses to keep anything --- */
 function saveChat() {
-  const kept = conversation.slice(-MOST_KEPT), sizes = kept.map(it => JSON.stringify(it).length);
+  const kept = conversation.slice(-MOST_KEPT).map(({pictures, ...it}) => pictures ? {...it, dropped: pictures.length} : it), sizes = kept.map(it => JSON.stringify(it).length);
   let total = sizes.reduce((sum, it) => sum + it, 0), first = 0;
   while (first < kept.length && (total > MOST_KEPT_CHARACTERS || kept[first].role !== "user")) total -= sizes[first++];
   try { localStorage.setItem(KEPT_AT, JSON.stringify({system: $("system").value, tools: $("tools").value, conversation: kept.slice(first)})); }
@@ -25,6 +27,8 @@ function loadChat() {
 function clearChat() {
   if (running) running.abort();
   conversation = []; edited = null; isQueued = false;
+  pictures = [];
+  showPictures();
   saveChat();
   showMessages();
   $("prompt").focus();
@@ -45,7 +49,7 @@ function messageOf(message, place) {
     found.append(make("div", {class: "answer"}, ...markdown(message.content)), ...(message.calls || []).map(it => callOf(it, isLast && isWritten)), make("div", {class: "proof"}));
     if (isWritten) showProof(found.lastChild, message);
   } else if (message.role === "tool") found.append(make("div", {class: "small dim"}, "result of " + message.name), make("p", {}, message.content));
-  else found.append(make("p", {}, message.content));
+  else found.append(...(message.pictures || []).map(pictureOf), message.dropped ? make("p", {class: "note"}, message.dropped + " image(s), which the reload has dropped") : "", make("p", {}, message.content));
   if (!isWritten) return found;
   if (message.content) actions.append(button("Copy", it => copy(it, message.content, found)));
   if (message.role === "user") actions.append(button("Edit", () => edit(place)));
@@ -86,29 +90,54 @@ function speedOf({began, first, last, numTokens}) {
   return (last > first ? (numTokens - 1) / (last - first) * 1000 : numTokens / (last - began) * 1000).toFixed(1) + " tokens a second";
 }
 
+/* --- pictures, dropped, pasted or chosen --- */
+function pictureOf(url, place) { return make("img", {class: "picture", src: url, alt: "image " + (place + 1) + " of the message"}); }
+function showPictures() {
+  const without = place => { pictures.splice(place, 1); showPictures(); $("prompt").focus(); };
+  $("pictures").replaceChildren(...pictures.map((it, i) => make("span", {class: "row"}, pictureOf(it, i), button("Remove", () => without(i)))));
+  $("pictures").hidden = !pictures.length;
+}
+async function addPictures(files) {
+  const known = [...files].filter(it => PICTURES.includes(it.type));
+  if (!known.length) return say("Images are PNG, JPEG, WebP or GIF.");
+  if (!seesImages) return say("This model sees no images.");
+  for (const file of known) pictures.push(await new Promise((done, failed) => {
+    const reader = new FileReader();
+    reader.addEventListener("load", () => done(reader.result));
+    reader.addEventListener("error", () => failed(reader.error));
+    reader.readAsDataURL(file);
+  }));
+  say(pictures.length + " image(s) go with the next message.");
+  showPictures();
+}
+
 /* --- sending --- */
 function say(text) { $("said").textContent = text; }
 /* Esc and Stop: end the answer that is being written, or the editing. */
 function leave() {
   if (running) running.abort();
-  else if (edited !== null) { edited = null; $("prompt").value = ""; say(""); showMessages(); }
+  else if (edited !== null) { edited = null; $("prompt").value = ""; pictures = []; showPictures(); say(""); showMessages(); }
 }
 function edit(place) {
   if (running) return;
   edited = place;
   $("prompt").value = conversation[place].content;
+  pictures = [...conversation[place].pictures || []];
+  showPictures();
   $("prompt").focus();
   say("Send replaces this message and all that follows it. Esc leaves it as it is.");
   showMessages();
 }
 async function send() {
   const text = $("prompt").value.trim();
-  if (!text || !isReady) return;
+  if ((!text && !pictures.length) || !isReady) return;
   if (running) { isQueued = true; say("Sent when this answer has ended; Esc stops it."); return; }
   $("prompt").value = "";
   if (edited !== null) conversation.length = edited; else addResults();
   edited = null;
-  conversation.push({role: "user", content: text});
+  conversation.push({role: "user", content: text, ...(pictures.length ? {pictures} : {})});
+  pictures = [];
+  showPictures();
   await answer();
 }
 async function sendResults() { if (!running && isReady) { addResults(); await answer(); } }
@@ -129,7 +158,8 @@ function turns() {
     if (it.role === "tool") sent.push({role: "tool", tool_call_id: it.id, content: it.content});
     else if (it.role === "user" || it.content || hasCalls) {
       if (it.role === "user" && sent.length && sent.at(-1).role === "user") sent.pop();
-      sent.push({role: it.role, content: it.content, ...(hasCalls ? {tool_calls: it.calls.map(each => ({id: each.id, type: "function", function: {name: each.name, arguments: each.arguments}}))} : {})});
+      const seen = (it.pictures || []).map(url => ({type: "image_url", image_url: {url}}));
+      sent.push({role: it.role, content: seen.length ? [...seen, {type: "text", text: it.content}] : it.content, ...(hasCalls ? {tool_calls: it.calls.map(each => ({id: each.id, type: "function", function: {name: each.name, arguments: each.arguments}}))} : {})});
     } else while (sent.length && sent.at(-1).role !== "assistant") sent.pop();
   }
   const system = $("system").value.trim();

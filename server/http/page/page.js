@@ -2,7 +2,7 @@
 /* Model, state and keys; what is asked again and again; and the listeners. */
 const POLL_MS = 3000, PLAN_EVERY = 5;
 let model = null, task = "generate", isChatHere = true, isReady = null, refused = null, ticks = 0, timer = null;
-let isKeyNeeded = false, isPolling = false, isModelAsked = false;
+let seesImages = false, isKeyNeeded = false, isPolling = false, isModelAsked = false;
 
 function showState({status, body}) {
   const was = isReady;
@@ -25,6 +25,8 @@ async function refreshModel() {
   const {status, body, message} = await get("v1/models", userKey());
   const isApiHere = status !== 404;
   if (status === 200) task = body.data[0].task;
+  if (status === 200) seesImages = body.data[0].input_modalities.includes("image");
+  $("picture-label").hidden = !seesImages;
   isChatHere = isApiHere && task === "generate";
   $("chat-form").hidden = $("messages").hidden = status === 401 || !isChatHere;
   $("snippets").hidden = !isApiHere;
@@ -81,6 +83,14 @@ $("forget").addEventListener("click", () => useKeys("", ""));
 $("chat-form").addEventListener("submit", event => { event.preventDefault(); send(); });
 $("prompt").addEventListener("keydown", event => { if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); send(); } });
 $("prompt").addEventListener("input", () => { isQueued = false; });
+$("picture").addEventListener("change", () => addPictures($("picture").files).then(() => { $("picture").value = ""; }));
+$("prompt").addEventListener("paste", event => { if (event.clipboardData.files.length) { event.preventDefault(); addPictures(event.clipboardData.files); } });
+for (const [name, isOver] of [["dragover", true], ["dragleave", false], ["drop", false]]) $("chat").addEventListener(name, event => {
+  if (![...event.dataTransfer.types].includes("Files")) return;
+  event.preventDefault();
+  $("chat").classList.toggle("dropping", isOver);
+  if (name === "drop") addPictures(event.dataTransfer.files);
+});
 document.addEventListener("keydown", event => { if (event.key === "Escape") leave(); });
 $("stop").addEventListener("click", leave);
 $("clear").addEventListener("click", clearChat);
