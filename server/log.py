@@ -3,6 +3,7 @@
 import copy
 import logging
 import sys
+import warnings
 from datetime import UTC, datetime
 from traceback import extract_tb
 from types import TracebackType
@@ -88,6 +89,7 @@ def configure_logging(log_format: LogFormat = LogFormat.AUTO, stream: TextIO = s
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     for name in ("uvicorn.error", "uvicorn.access", "httpx2"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", module=r"PIL\.")  # of a client's broken image, whose request is answered
     # The exporters log every batch that they lose; telemetry/export.py counts them, and says so once a minute.
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
 

@@ -4,9 +4,26 @@ import io
 import struct
 from dataclasses import dataclass
 
-from PIL import Image, ImageOps, UnidentifiedImageError
+# The formats by name: Pillow imports them when it first meets one, within a request.
+from PIL import (
+    GifImagePlugin,
+    Image,
+    ImageOps,
+    JpegImagePlugin,
+    PngImagePlugin,
+    UnidentifiedImageError,
+    WebPImagePlugin,
+)
 
-_FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
+_FORMATS = tuple(
+    plugin.format
+    for plugin in (
+        PngImagePlugin.PngImageFile,
+        JpegImagePlugin.JpegImageFile,
+        WebPImagePlugin.WebPImageFile,
+        GifImagePlugin.GifImageFile,
+    )
+)
 # What Pillow's decoders raise on files that are broken.
 _FAILURES = (
     *(ArithmeticError, AttributeError, EOFError, LookupError, MemoryError, OSError, RuntimeError),

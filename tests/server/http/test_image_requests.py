@@ -1,8 +1,10 @@
 """Images in requests: what the engine gets of them, in each API, and what is refused."""
 
+import asyncio
 import base64
 from collections.abc import Sequence
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import httpx2
@@ -11,6 +13,7 @@ from PIL import Image
 
 from server.http.images.fetch import MediaFetcher, is_public
 from support.api.edge_fakes import Served, served
+from support.images.hostile import drawn
 from support.images.served_images import (
     PAD,
     START,
@@ -178,6 +181,23 @@ def test_a_template_without_images_is_refused(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text("{% for m in messages %}{{ m.role }}{% endfor %}")
     answer = ask(served_images(tmp_path), [part(WIDE)])
     assert "wrote 0 image tokens for 1 images" in answer.json()["error"]["message"]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:PIL")
+def test_hostile_images_are_served_or_refused_by_name(it: Served) -> None:
+    """The whole is trials/hostile_images.py."""
+    draw = Random(0)
+
+    async def ask_all() -> None:
+        async with it.client() as client:
+            for _ in range(60):
+                kind, file = drawn(draw)
+                message = {"role": "user", "content": [part(data_url(file))]}
+                answer = await client.post("/tokenize", json={"messages": [message]})
+                refused = answer.status_code == 400 and answer.json()["error"]["param"] == "messages[0].content[0]"
+                assert answer.status_code == 200 or refused, (kind, answer.text)
+
+    asyncio.run(ask_all())
 
 
 class Hosts:
