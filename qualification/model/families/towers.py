@@ -1,10 +1,11 @@
-"""The towers of models that see images, from config.json: Qwen 2.5 VL, Qwen 3 VL with and without experts."""
+"""The towers of models that see images, from config.json: Qwen 2.5 VL, Qwen 3 VL, Qwen 3.5."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
 from kernels.fused.activation_kind import Activation
-from qualification.model.config import AttentionConfig, ModelConfig
+from qualification.model.config import AttentionConfig, LayerConfig, ModelConfig
 from qualification.model.families.reader import text_part
 from qualification.model.fields import Fields, ModelConfigError
 from qualification.model.keys import Keys, family_keys
@@ -43,13 +44,17 @@ def with_tower(model: ModelConfig, config: Mapping[str, object], source: str) ->
         vision.refuse("deepstack_visual_indexes", f"at most {model.num_layers}, one a layer of the text")
     text = Fields(text_part(config), source)
     rope = rope_section(text) or Fields({}, source)
-    layers = []
-    for layer in model.layers:
-        mixer = layer.mixer
-        assert isinstance(mixer, AttentionConfig), "all layers of these families attend"
-        parts = read_parts(rope, mixer.rope.rotated_dims(mixer.head_dim) // 2)
-        layers.append(replace(layer, mixer=replace(mixer, rope=replace(mixer.rope, position_parts=parts))))
-    return replace(model, layers=tuple(layers), tower=tower)
+    layers = tuple([_in_parts(layer, rope, read_parts) for layer in model.layers])
+    return replace(model, layers=layers, tower=tower)
+
+
+def _in_parts(layer: LayerConfig, rope: Fields, read_parts: ReadParts) -> LayerConfig:
+    """Return a layer whose rotation takes a position's parts; one that does not attend as it is."""
+    mixer = layer.mixer
+    if not isinstance(mixer, AttentionConfig):
+        return layer
+    parts = read_parts(rope, mixer.rope.rotated_dims(mixer.head_dim) // 2)
+    return replace(layer, mixer=replace(mixer, rope=replace(mixer.rope, position_parts=parts)))
 
 
 def _read_qwen_2_5(fields: Fields) -> TowerConfig:
@@ -62,6 +67,13 @@ def _read_qwen_2_5(fields: Fields) -> TowerConfig:
     full = fields.given("fullatt_block_indexes")
     full_layers = frozenset({7, 15, 23, 31}) if full is None else fields.indices("fullatt_block_indexes", depth)
     return replace(common, is_gated=True, window=window // side, full_layers=full_layers)
+
+
+def _read_qwen_3_5(fields: Fields) -> TowerConfig:
+    """Read that of Qwen 3.5: Qwen 3's without deepstack."""
+    if fields.given("deepstack_visual_indexes") not in (None, []):
+        fields.refuse("deepstack_visual_indexes", "absent or empty in this family")
+    return replace(_read_qwen_3(fields), deepstack=())
 
 
 def _read_qwen_3(fields: Fields) -> TowerConfig:
@@ -123,9 +135,9 @@ def _in_sections(rope: Fields, num_pairs: int) -> tuple[int, ...]:
     return tuple(part for part, count in enumerate(sections) for _ in range(count))
 
 
-def _interleaved(rope: Fields, num_pairs: int) -> tuple[int, ...]:
+def _interleaved(rope: Fields, num_pairs: int, *, missing: tuple[int, int, int] = (24, 20, 20)) -> tuple[int, ...]:
     """Qwen 3: time, height and width in turns, as long as the two have pairs left; then time."""
-    _, height, width = _sections(rope, (24, 20, 20))
+    _, height, width = _sections(rope, missing)
     limits = {1: 3 * height, 2: 3 * width}
     return tuple(pair % 3 if pair < limits.get(pair % 3, 0) else 0 for pair in range(num_pairs))
 
@@ -143,4 +155,6 @@ TOWERS: Mapping[str, tuple[ReadTower, ReadParts]] = {
     "qwen2_5_vl": (_read_qwen_2_5, _in_sections),
     "qwen3_vl": (_read_qwen_3, _interleaved),
     "qwen3_vl_moe": (_read_qwen_3, _interleaved),
+    "qwen3_5": (_read_qwen_3_5, partial(_interleaved, missing=(11, 11, 10))),
+    "qwen3_5_moe": (_read_qwen_3_5, partial(_interleaved, missing=(11, 11, 10))),
 }

@@ -112,8 +112,8 @@ class Tower:
 
     def _encode(self, images: Sequence[Image]) -> Tensor:
         config, grids = self.config, [image.grid for image in images]
-        geometry, device = Geometry.of(config, grids), self.device
-        order = geometry.order.to(device)
+        geometry = Geometry.of(config, grids)
+        order = self._sent(geometry.order)
         patches = torch.cat([self._patches(image) for image in images]).index_select(0, order)
         hidden = _product(patches, self.weights.patches)
         if self.weights.positions is not None:
@@ -121,7 +121,7 @@ class Tower:
             positions = learned_positions(self.weights.positions, config.num_positions, grids)
             hidden = hidden + positions.index_select(0, order).to(hidden.dtype)
         self._hand(TowerBorder.PATCHED, None, hidden)
-        turns = tuple([it.to(device) for it in rotation(config, geometry)])
+        turns = rotation(config, self._sent(geometry.rows), self._sent(geometry.columns))
         windows, whole = self._plan(geometry.windows), self._plan(geometry.images)
         added = []
         for index, layer in enumerate(self.weights.layers):
@@ -133,18 +133,22 @@ class Tower:
                 place = config.deepstack.index(index)
                 added.append(self._merged(place, self.weights.deepstack[place], hidden))
         found = torch.cat((self._merged(None, self.weights.merger, hidden), *added), dim=1)
-        return found.index_select(0, geometry.tokens.to(device))
+        return found.index_select(0, self._sent(geometry.tokens))
+
+    def _sent(self, value: Tensor) -> Tensor:
+        """Copy a tensor from the CPU, by way of pinned memory: another copy would wait for all launches before it."""
+        return value if self.device.type == "cpu" else value.pin_memory().to(self.device, non_blocking=True)
 
     def _patches(self, image: Image) -> Tensor:
         """Return an image's patches row by row, [patches, numbers], of each colour all frames, of each all rows."""
         (height, width), side, frames = image.grid, self.config.patch_size, self.config.num_frames
-        numbers = ((image.pixels.to(self.device).float() - self._mean) / self._deviation).to(self.dtype)
+        numbers = ((self._sent(image.pixels).float() - self._mean) / self._deviation).to(self.dtype)
         found = numbers.view(height, side, width, side, 3).permute(0, 2, 4, 1, 3)
         return found.unsqueeze(3).expand(-1, -1, -1, frames, -1, -1).reshape(height * width, -1)
 
     def _plan(self, lengths: tuple[int, ...]) -> AttentionPlan:
         """Plan attention of sequences of these lengths, whose tokens see each other both ways."""
-        ends = torch.tensor((0, *lengths), dtype=torch.int32).cumsum(0, dtype=torch.int32).to(self.device)
+        ends = self._sent(torch.tensor((0, *lengths), dtype=torch.int32).cumsum(0, dtype=torch.int32))
         return plan_varlen(ends, ends, max(lengths), max(lengths), causal=False)
 
     def _layer(

@@ -15,8 +15,10 @@ from server.engine.scheduling.engine import Engine, EngineOptions
 from server.engine.scheduling.page_seals import PageSeals
 from server.engine.scheduling.pages import PagePool
 from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits
+from server.engine.scheduling.states import StatePool
 from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
+from server.model.layer_state import StateCache
 from server.model.load.load import load_config, load_shard
 from server.model.vision.load import load_tower, with_images
 from server.model.vision.tower import Pixels, Tower
@@ -27,7 +29,7 @@ from support.engine.late_dispatch import CPU, EAGER, dispatcher_of
 from support.models.tiny_images import IMAGE, VOCAB_SIZE
 
 PIXELS = Pixels((0.5, 0.4, 0.3), (0.2, 0.3, 0.25))
-PAGE_SIZE = 16
+PAGE_SIZE, NUM_SLOTS = 16, 24
 Prompt = tuple[list[int], tuple[PromptImage, ...]]
 
 
@@ -56,8 +58,11 @@ class ImageSession(Session):
         """`num_rows` of embeddings of images; `max_written` of them are computed in a step."""
         kv = KVCache.allocate(decoder.config, num_pages, PAGE_SIZE, torch.float32, CPU)
         dispatcher = dispatcher_of(decoder, EAGER.name)
-        self.worker = Worker(decoder, kv, dispatcher, SampledTokens(8, CPU), num_embeddings=num_rows, tower=tower)
-        pool, num_seqs = PagePool(num_pages, PAGE_SIZE), min(8, max_step)
+        states = StateCache.allocate(decoder.config, NUM_SLOTS, torch.float32, CPU)
+        tokens = SampledTokens(8, CPU)
+        self.worker = Worker(decoder, kv, dispatcher, tokens, states=states, num_embeddings=num_rows, tower=tower)
+        pool = PagePool(num_pages, PAGE_SIZE, None if states is None else StatePool(NUM_SLOTS))
+        num_seqs = min(8, max_step)
         limits = SchedulerLimits(512, num_seqs, max_step, max_embedded_tokens=num_rows, max_written_tokens=max_written)
         config = decoder.config
         takes = EmbeddingFormat(config.hidden_size, config.has_three_positions, config.tower)

@@ -17,6 +17,8 @@ from transformers import (
     PreTrainedModel,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
+    Qwen3_5Config,
+    Qwen3_5ForConditionalGeneration,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
     Qwen3VLMoeConfig,
@@ -56,6 +58,21 @@ _TOWER_3: dict[str, object] = {**_TOWER, "deepstack_visual_indexes": [0, 2], "nu
 # Windows of 4 patches a side: an image of a few patches has several, and others that are cut off.
 _TOWER_2_5: dict[str, object] = {**_TOWER, "window_size": 56, "fullatt_block_indexes": [1, 3]}
 _EXPERTS: dict[str, object] = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_RECURRENT: dict[str, object] = {
+    "num_hidden_layers": 4,
+    "full_attention_interval": 2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10_000.0,
+        "partial_rotary_factor": 0.5,
+        "mrope_section": [2, 1, 1],
+        "mrope_interleaved": True,
+    },
+}
 KINDS: dict[str, tuple[type, type, dict[str, object], dict[str, object]]] = {
     "qwen2.5 vl": (Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, _IN_SECTIONS, _TOWER_2_5),
     "qwen3 vl": (Qwen3VLConfig, Qwen3VLForConditionalGeneration, _INTERLEAVED, _TOWER_3),
@@ -65,6 +82,7 @@ KINDS: dict[str, tuple[type, type, dict[str, object], dict[str, object]]] = {
         {**_INTERLEAVED, **_EXPERTS},
         _TOWER_3,
     ),
+    "qwen3.5": (Qwen3_5Config, Qwen3_5ForConditionalGeneration, _RECURRENT, {**_TOWER, "num_position_embeddings": 36}),
 }
 _TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|>' }}"
