@@ -1,12 +1,14 @@
-"""One rank of several that compute small models together: `rank_program.py FOLDER RANK WORLD`.
+"""Ranks that compute small models together, two and then four: `rank_program.py FOLDER`.
 
-FOLDER holds a model folder for each variant, and is where the ranks meet. Rank 0 saves the logits of each variant. The
-routers of mixtures must see the same bits on all ranks, also where the last rank alone rounds its products otherwise.
+Each is a fork of this process, which imports PyTorch once. FOLDER holds a model folder for each variant, and is where
+the ranks meet. Rank 0 saves the logits of each variant. The routers of mixtures must see the same bits on all ranks,
+also where the last rank alone rounds its products otherwise.
 """
 
 import os
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -21,12 +23,21 @@ from server.model.ranks import Ranks
 from server.model.step import Step
 from support.models.paged_runner import PagedRunner
 
+WORLDS = (2, 4)
 CHUNKS = [13, 1, 3, 32, 1]
+ROUTED = [13, 1, 3]  # chunks in which ranks that round otherwise are compared
 
 
 def main() -> None:
-    folder, rank, world = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     torch.set_num_threads(1)
+    for world in WORLDS:
+        ranks = [os.fork() or compute(Path(sys.argv[1]), rank, world) for rank in range(world)]
+        ended = [os.waitpid(rank, 0)[1] for rank in ranks]
+        assert ended == [0] * world, f"ranks of {world} ended with {ended}"
+
+
+def compute(folder: Path, rank: int, world: int) -> NoReturn:
+    """Be one rank, and end."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # a machine's name may lead nowhere
     store = dist.FileStore(str(folder / f"meeting-{world}"), world)  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
@@ -42,12 +53,14 @@ def main() -> None:
         found[model.name] = runner.logits(token_ids, CHUNKS)
         assert are_equal(found[model.name], world), f"{model.name}: ranks differ"
         if config.has_mixtures:
-            right, other = (router_logits(decoder, token_ids, is_other=it) for it in (False, rank == world - 1))
+            tokens = token_ids[: sum(ROUTED)]
+            right, other = (router_logits(decoder, tokens, is_other=it) for it in (False, rank == world - 1))
             assert not torch.equal(right, other), f"{model.name}: no router has seen another rounding"
             assert are_equal(other, world), f"{model.name}: routers differ"
     if rank == 0:
         torch.save(found, folder / f"logits-{world}.pt")
     dist.destroy_process_group()
+    os._exit(0)
 
 
 def are_equal(own: Tensor, world: int) -> bool:
@@ -77,7 +90,7 @@ def router_logits(decoder: Decoder, token_ids: Tensor, *, is_other: bool) -> Ten
         return product
 
     decoder = Decoder(decoder.config, decoder.weights, decoder.ranks, Operators(product_of))
-    PagedRunner(decoder).logits(token_ids, CHUNKS)
+    PagedRunner(decoder).logits(token_ids, ROUTED)
     return torch.cat(found)
 
 

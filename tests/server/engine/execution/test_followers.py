@@ -24,68 +24,75 @@ from server.protocol.liveness import START_KILLED_AFTER_S
 from server.protocol.messages import PathUse
 
 RUNNING = [("path.b", "of a step that is not done")]
-# Rank 0 of two, which would wait for ever.
+REPORTS = {
+    "blames a path": RankFailed("what happened on rank 1 of 2", [("path.a", "a shape")], False),
+    # Found long behind the launch, by a rank that does not know.
+    "lost its device": RankFailed("what happened on rank 1 of 2", [], True),
+    "cannot serve": RankFailed("rank 1 of 2 cannot serve: w.safetensors: cut", [], False, "a code"),
+    "says nothing": None,
+}
+# Rank 0 of two, which would wait for ever; once for each report, in a fork that writes what it hears to a file.
 PROGRAM = f"""
-import json, time
+import json, os, sys, time
+from pathlib import Path
 from server.engine.execution.followers import Followers, RankListener
-def report(lost):
-    print(json.dumps([str(lost), lost.suspects]))
-    for _ in range(2):
-        counts = followers.take_fallbacks()
-        print(json.dumps({{reason.value: count for reason, count in counts.items()}}), flush=True)
-listener = RankListener(
-    on_progress=lambda rank, it: print(json.dumps([rank, it.stage, it.count]), flush=True),
-    on_failure=report,
-    on_refusal=lambda code, message: print(json.dumps([code, message]), flush=True),
-)
-followers = Followers(2, "support.ranks.failing_rank", listener)
-followers.blamed = lambda: {RUNNING!r}
-time.sleep(60)
+def lead(folder, report):
+    out = folder.with_suffix(".out").open("w")
+    def write(said):
+        print(json.dumps(said), file=out, flush=True)
+    def failed(lost):
+        write([str(lost), lost.suspects])
+        for _ in range(2):
+            write({{reason.value: count for reason, count in followers.take_fallbacks().items()}})
+    os.environ |= {{"TMPDIR": str(folder), "FAILED": report}}
+    listener = RankListener(
+        on_progress=lambda rank, it: write([rank, it.stage, it.count]),
+        on_failure=failed,
+        on_refusal=lambda code, message: write([code, message]),
+    )
+    followers = Followers(2, "support.ranks.failing_rank", listener)
+    followers.blamed = lambda: {RUNNING!r}
+    time.sleep(60)
+for folder, report in json.loads(sys.argv[1]):
+    process = os.fork()
+    if not process:
+        lead(Path(folder), report)
+    Path(folder).with_suffix(".status").write_text(str(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])))
 """
 
 
-def heard(failed: RankFailed | None, folder: Path) -> list[Any]:
-    """Return what rank 0 hears until it ends."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-        "FAILED": msgspec.json.encode(failed).decode(),
-        "TMPDIR": str(folder),
-    }
-    command = [sys.executable, "-c", PROGRAM]
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, timeout=100, check=False)
-    assert done.returncode == EXIT_RANK_LOST
-    return [json.loads(line) for line in done.stdout.splitlines()]
+@pytest.fixture(scope="module")
+def heard(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
+    """Return what rank 0 hears until it ends, by the report of the other rank; its folder is empty then."""
+    folder = tmp_path_factory.mktemp("ranks")
+    given = [(str(folder / name), msgspec.json.encode(report).decode()) for name, report in REPORTS.items()]
+    for name in REPORTS:
+        (folder / name).mkdir()
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    subprocess.run([sys.executable, "-c", PROGRAM, json.dumps(given)], env=environment, timeout=200, check=True)
+    for name in REPORTS:
+        assert (folder / f"{name}.status").read_text() == str(EXIT_RANK_LOST)
+        assert list((folder / name).iterdir()) == []
+    return {name: [json.loads(line) for line in (folder / f"{name}.out").read_text().splitlines()] for name in REPORTS}
 
 
-@pytest.mark.parametrize(
-    ("suspects", "is_device_lost", "blamed"),
-    [
-        ([("path.a", "a shape")], False, [["path.a", "a shape"]]),
-        ([], True, [list(pair) for pair in RUNNING]),  # found long behind the launch, by a rank that does not know
-    ],
-)
-def test_rank_0_hears_whom_another_rank_blames(
-    suspects: list[tuple[str, str]], is_device_lost: bool, blamed: list[list[str]], tmp_path: Path
-) -> None:
-    failed = RankFailed("what happened on rank 1 of 2", suspects, is_device_lost)
-    assert heard(failed, tmp_path)[:2] == [[1, "loading", 3], ["what happened on rank 1 of 2", blamed]]
-    assert list(tmp_path.iterdir()) == []
+def test_rank_0_hears_whom_another_rank_blames(heard: dict[str, list[Any]]) -> None:
+    assert heard["blames a path"][:2] == [[1, "loading", 3], ["what happened on rank 1 of 2", [["path.a", "a shape"]]]]
+    running = [list(pair) for pair in RUNNING]
+    assert heard["lost its device"][:2] == [[1, "loading", 3], ["what happened on rank 1 of 2", running]]
 
 
-def test_rank_0_hears_that_no_start_can_succeed(tmp_path: Path) -> None:
-    failed = RankFailed("rank 1 of 2 cannot serve: w.safetensors: cut", [], False, "a code")
-    assert heard(failed, tmp_path) == [[1, "loading", 3], ["a code", failed.message]]
+def test_rank_0_hears_that_no_start_can_succeed(heard: dict[str, list[Any]]) -> None:
+    message = "rank 1 of 2 cannot serve: w.safetensors: cut"
+    assert heard["cannot serve"] == [[1, "loading", 3], ["a code", message]]
 
 
-def test_rank_0_ends_with_a_rank_that_says_nothing(tmp_path: Path) -> None:
-    assert heard(None, tmp_path) == [[1, "loading", 3]]
-    assert list(tmp_path.iterdir()) == []
+def test_rank_0_ends_with_a_rank_that_says_nothing(heard: dict[str, list[Any]]) -> None:
+    assert heard["says nothing"] == [[1, "loading", 3]]
 
 
-def test_rank_0_gives_what_others_leave_to_pytorch_once(tmp_path: Path) -> None:
-    [_, _, *counts] = heard(RankFailed("the last report", [], False), tmp_path)
-    assert counts == [{"library_refused": 2, "launch_failed": 2}, {}]
+def test_rank_0_gives_what_others_leave_to_pytorch_once(heard: dict[str, list[Any]]) -> None:
+    assert heard["blames a path"][2:] == [{"library_refused": 2, "launch_failed": 2}, {}]
 
 
 def launch_failed() -> LaunchFailed:
