@@ -1,7 +1,8 @@
 """An engine of several ranks on a CPU that works as one on GPUs does: by graphs, here closures, and running ahead.
 
-`python -m support.ranks.ranks_engine WORLD OUT` drives the demo model through what an engine serves, and writes what
-came out of it.
+`python -m support.ranks.ranks_engine WORLD OUT` drives the demo model through what an engine serves, checks its layers
+on several ranks, and writes what came out of it. `... ranks_engine 2 OUT MODULE` checks the layers alone, beside a rank
+that runs MODULE.
 """
 
 import json
@@ -22,6 +23,7 @@ from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.shape import AttentionShape, Dtype, Phase
 from qualification.decision.decision import Decision
 from qualification.decision.model_shapes import ServingLimits, shapes_needed, signature_of
+from qualification.model.forward.model import ForwardReference
 from server.engine.execution.followers import Followers, LedRanks
 from server.engine.execution.grammars import Grammars
 from server.engine.execution.graph_keys import GraphSizes
@@ -30,6 +32,8 @@ from server.engine.execution.runner import ModelRunner
 from server.engine.execution.sampling import SampledTokens
 from server.engine.execution.worker import Worker
 from server.engine.operators.dispatch import Dispatcher
+from server.engine.proof.layer_check import LayerCheck
+from server.engine.proof.layer_steps import LayerSteps
 from server.engine.proof.shadow_check import ShadowCheck
 from server.engine.scheduling.embeddings import EmbeddingFormat
 from server.engine.scheduling.engine import Engine, EngineOptions
@@ -175,8 +179,23 @@ def embedded(session: Session, decoder: Decoder, prompts: list[list[int]]) -> No
         session.submit(f"r{index}", token_ids, embedded=spans, max_tokens=8)
 
 
-def main() -> None:
-    world, out = int(sys.argv[1]), Path(sys.argv[2])
+def check_layers(ranks: Ranks, world: int) -> dict[str, object]:
+    """Return the first layer that is wrong, and the largest difference as a part of its limit."""
+    subject = read_subject(settings_of(world))
+    torch.set_num_threads(1)
+    reference = ForwardReference(
+        subject.folder, subject.model, torch.float32, subject.device, context=MAX_LEN, ranks=world
+    )
+    steps = LayerSteps(
+        vocab_size=subject.model.vocab_size, page_size=PAGE_SIZE, num_pages=NUM_PAGES, max_len=MAX_LEN, max_tokens=64,
+        max_rows=8,
+    ).all()  # fmt: skip
+    found = LayerCheck(ranks.runner, reference, ranks.worker.logits, kv_dtype=torch.float32).run(steps)
+    return {"first": found.first and str(found.first), "largest": found.largest.factor}
+
+
+def drive(world: int) -> dict[str, object]:
+    """Return the answers of all kinds of requests, and what else was asked of the ranks."""
     torch.set_num_threads(1)
     ranks = Ranks(world)
     torch.set_num_threads(1)
@@ -228,9 +247,23 @@ def main() -> None:
     short = min(decode, key=lambda it: it.decision.shape.context_bucket.lo)
     ranks.dispatcher.replace(short, torch.OutOfMemoryError("no memory"))
     found["quarantined"] = ranks.answers(lambda it: it.submit_all(prompts, max_tokens=6, temperature=0.9, seed=4))
-    out.write_text(json.dumps(found))
     if ranks.followers is not None:
+        found["layers"] = check_layers(ranks, world)  # last: it writes into all pages
         ranks.followers.close()
+    return found
+
+
+def main() -> None:
+    world, out, *follower = sys.argv[1:]
+    if follower:
+        torch.set_num_threads(1)
+        ranks = Ranks(int(world), *follower)
+        found = check_layers(ranks, int(world))
+        assert ranks.followers is not None
+        ranks.followers.close()
+    else:
+        found = drive(int(world))
+    Path(out).write_text(json.dumps(found))
 
 
 if __name__ == "__main__":
