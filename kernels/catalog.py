@@ -41,11 +41,16 @@ def _digest(entry: str) -> str:
     return _SOURCES.of(f"kernels.{entry}")
 
 
+def _phases_of(phase: Phase) -> frozenset[Phase]:
+    """Return the phases that a kernel made for one computes: drafted tokens are a chunk to it."""
+    return frozenset({Phase.EXTEND, Phase.VERIFY} if phase is Phase.EXTEND else {phase})
+
+
 def _triton_path(phase: Phase, run: RunAttention | None, *kernel_names: str) -> KernelPath:
     """A Triton path serves one phase, on any GPU since Ampere."""
     limits = Limits(
         devices=frozenset({Device.CUDA, Device.INTERPRETER}),
-        phases=frozenset({phase}),
+        phases=_phases_of(phase),
         dtypes=_ALL_DTYPES,
         max_head_dim=256,
         min_sm=80,
@@ -61,7 +66,7 @@ def _wide_triton_path(phase: Phase, run: RunAttention | None, *kernel_names: str
     """Return the Triton path for heads of 512 dimensions, those of Gemma 4's layers without a window."""
     limits = Limits(
         devices=frozenset({Device.CUDA, Device.INTERPRETER}),
-        phases=frozenset({phase}),
+        phases=_phases_of(phase),
         dtypes=_ALL_DTYPES,
         max_head_dim=512,
         head_dim_multiple=512,  # no other: those between are padded to it, and read twice as much for less
@@ -77,7 +82,7 @@ def _hopper_path(phase: Phase, run: RunAttention | None) -> KernelPath:
     """Return a Gluon path, limited to sm_90 (TMA, wgmma) and to tensor maps with rows of whole 16 bytes."""
     limits = Limits(
         devices=frozenset({Device.CUDA}),
-        phases=frozenset({phase}),
+        phases=_phases_of(phase),
         dtypes=_HALF_DTYPES,
         max_head_dim=256,
         head_dim_multiple=8,
@@ -211,7 +216,7 @@ def _bundled_paths() -> tuple[KernelPath, ...]:
 # torch's CPU attention is not proven beyond 256: larger head dims are a visible fallback on a laptop too.
 _CPU_LIMITS = Limits(
     devices=frozenset({Device.CPU}),
-    phases=_PLANNED_PHASES,
+    phases=_ALL_PHASES,
     dtypes=_ALL_DTYPES,
     max_head_dim=256,
     softcap=False,  # torch's SDPA has no word for it
@@ -254,7 +259,7 @@ _EFFICIENT_LIMITS = Limits(
 )
 _MATH_LIMITS = Limits(
     devices=frozenset({Device.CPU, Device.CUDA, Device.INTERPRETER}),
-    phases=_PLANNED_PHASES,
+    phases=_ALL_PHASES,
     dtypes=_ALL_DTYPES,
     max_head_dim=1024,
     masks=_ALL_MASKS,
@@ -285,7 +290,7 @@ PATHS: tuple[KernelPath, ...] = (
         tier_of("torch.attention.tiles"),
         Limits(
             devices=frozenset({Device.CPU}),
-            phases=_PLANNED_PHASES,
+            phases=_ALL_PHASES,
             dtypes=_ALL_DTYPES,
             max_head_dim=1024,
         ),
