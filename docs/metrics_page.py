@@ -14,7 +14,7 @@ from kernels.vocabulary.operators import Operator
 from kernels.vocabulary.path import Reject
 from kernels.vocabulary.recurrence_operator import RECURRENCE
 from kernels.vocabulary.row_buckets import TokenRows
-from kernels.vocabulary.shape import PLANNED_PHASES
+from kernels.vocabulary.shape import PLANNED_PHASES, Phase
 from qualification.attest.explain import TimeClass
 from qualification.decision.decision import Status
 from server.protocol.liveness import DeathCause
@@ -26,6 +26,7 @@ from server.telemetry.objectives import DEFAULT_OBJECTIVES
 from server.telemetry.outcomes import (
     Attestation,
     DisconnectStage,
+    DraftPlace,
     OomStage,
     Outcome,
     RejectedFor,
@@ -50,10 +51,11 @@ CLOSED: dict[str, type[Enum]] = {
     "status": Status,
     "class": TimeClass,
     "content": SlotContent,
+    "place": DraftPlace,
 }
 # Of decisions: attention's, and those of the operators beside it.
 SHADOW_PHASES = Enum(
-    "SHADOW_PHASES", {it.name: it.value for it in (*PLANNED_PHASES, Operator.LINEAR, Operator.EXPERTS)}
+    "SHADOW_PHASES", {it.name: it.value for it in (*PLANNED_PHASES, Phase.VERIFY, Operator.LINEAR, Operator.EXPERTS)}
 )
 PLAN_PHASES = Enum("PLAN_PHASES", {it.name: it.value for it in (*SHADOW_PHASES, Operator.COLLECTIVE, RECURRENCE)})
 PLAN_BUCKETS = Enum("PLAN_BUCKETS", {it.value: it.value for it in (*Bucket, *TokenRows)})

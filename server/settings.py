@@ -237,6 +237,14 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             "memory beside the weights holds both)"
         ),
     ] = None
+    speculative_config: Annotated[
+        str | None,
+        Meta(
+            description="tokens drafted for each sequence and verified in one step, as JSON of vLLM's format: "
+            "method (ngram: what followed the newest tokens where they stood before), num_speculative_tokens (1 to 4), "
+            "prompt_lookup_min and prompt_lookup_max (tokens that must be alike; default: 5) (default: none)"
+        ),
+    ] = None
     max_num_batched_tokens: Annotated[
         Count | None, Meta(description="tokens a step (default: 8192 on CUDA, 2048 on a CPU)")
     ] = None

@@ -51,7 +51,6 @@ WITHOUT_FLAG: Mapping[str, str] = {
     "--max-loras": _NO_ADAPTERS,
     "--no-enable-log-requests": "prompts and answers are never logged",
     "--pipeline-parallel-size": "only --tensor-parallel-size shares a model among GPUs",
-    "--speculative-config": "speculative decoding is not implemented",
     "--enable-ssl-refresh": "SIGHUP reads the certificate again",
     "--ssl-keyfile-password": "the key's file has no passphrase, its mode protects it",
     "--tokenizer": "the tokenizer is the model folder's own",

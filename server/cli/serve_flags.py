@@ -28,7 +28,8 @@ _GROUPS: Mapping[str, tuple[str, ...]] = {
     "batches and memory": (
         "max_num_seqs", "max_num_batched_tokens", "max_num_interleaved_tokens", "max_num_batched_image_tokens",
         "max_image_tokens", "page_size", "kv_cache_tokens",
-        "gpu_memory_utilization", "prefix_caching", "cuda_graphs", "run_ahead", "choose_matmuls",
+        "gpu_memory_utilization", "prefix_caching", "state_snapshots", "speculative_config",
+        "cuda_graphs", "run_ahead", "choose_matmuls",
     ),
     "proof": (
         "on_unproven", "reproducible", "matrix", "cache_dir", "attestation_interval_s", "shadow_budget",

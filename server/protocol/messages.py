@@ -269,6 +269,7 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True):
     has_peer_memory: bool = True  # whether CUDA let the ranks share memory, where their GPUs can address each other
     max_image_tokens: int = 0  # that the images of one prompt may have; 0: this engine takes no images
     states: StateSlots | None = None  # of a model with recurrent layers
+    max_drafted_tokens: int = 0  # of a sequence and step
 
 
 class EngineRefused(msgspec.Struct, frozen=True, tag=True):
@@ -312,6 +313,13 @@ class TowerTime(msgspec.Struct, frozen=True, array_like=True):
     seconds: float
 
 
+class DraftCounts(msgspec.Struct, frozen=True, array_like=True):
+    """Drafted tokens that a step verified, by their place in a draft: all have a first one."""
+
+    drafted: list[int]
+    accepted: list[int]  # those that were chosen as they were drafted
+
+
 class StateCounts(msgspec.Struct, frozen=True, array_like=True):
     """Slots of recurrent states after a step, and what became of the prompts that were admitted in it."""
 
@@ -346,6 +354,7 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True):
     num_page_mismatches: int = 0  # pages of the prefix cache that did not hold what they should, and were dropped
     tower_times: list[TowerTime] = []  # of this step and earlier ones, read by now
     states: StateCounts | None = None  # of a model with recurrent layers
+    drafts: DraftCounts | None = None
 
 
 class PathUse(msgspec.Struct, frozen=True, array_like=True):

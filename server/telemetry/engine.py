@@ -6,7 +6,7 @@ from kernels.linear.library.fallback_reason import MatmulFallback
 from server.protocol.liveness import DeathCause
 from server.protocol.messages import EngineReady, Heartbeat, StateCounts, StepRecord
 from server.telemetry.factory import MetricFactory
-from server.telemetry.outcomes import OomStage, Restore, SlotContent
+from server.telemetry.outcomes import DraftPlace, OomStage, Restore, SlotContent
 
 
 class EngineMetrics:
@@ -41,6 +41,8 @@ class EngineMetrics:
             "result",
         )
         self._num_slots = 0
+        self._drafted = make.counter("drafted_tokens_total", "Drafted tokens that were verified", "place")
+        self._accepted = make.counter("accepted_tokens_total", "Those that were chosen as they were drafted", "place")
         self._nonfinite = make.counter("nonfinite_logits_total", "Sequences ended because no logit was finite")
         self._images = make.counter("images_total", "Images that the tower computed")
         self._image_tokens = make.counter("image_tokens_total", "Tokens of these images")
@@ -71,6 +73,9 @@ class EngineMetrics:
         self._fell_back(ready.matmul_fallbacks)
         if not ready.has_peer_memory:
             self._unshared.inc()
+        for place in list(DraftPlace)[: ready.max_drafted_tokens]:
+            for counter in (self._drafted, self._accepted):
+                counter.labels(place.value)
         if ready.states is not None:
             self._num_slots = ready.states.num_slots
             self._counted_states(StateCounts(0, 0, 0, 0))
@@ -98,6 +103,10 @@ class EngineMetrics:
             self._image_tokens.inc(it.num_tokens)
             self._tower_s.inc(it.seconds)
         self._fell_back(record.matmul_fallbacks)
+        if record.drafts is not None:
+            for counter, counts in ((self._drafted, record.drafts.drafted), (self._accepted, record.drafts.accepted)):
+                for place, count in zip(DraftPlace, counts, strict=False):
+                    counter.labels(place.value).inc(count)
         if record.states is not None:
             self._counted_states(record.states)
         if record.oom_stage is not None:

@@ -66,6 +66,15 @@ class Restore(Enum):
     MISS = "miss"  # none, or one further back: what is between was computed again
 
 
+class DraftPlace(Enum):
+    """Place of a drafted token in its draft."""
+
+    FIRST = "1"
+    SECOND = "2"
+    THIRD = "3"
+    FOURTH = "4"
+
+
 class OomStage(Enum):
     """Work that ran when the device's memory did not suffice."""
 

@@ -57,6 +57,21 @@ class VllmMetrics:
         self.first_token, self.next_token, self.sequence_ended = (
             it.labels(*labels).observe for it in (ttft, gap, duration)
         )
+        self._drafts, self._drafted, self._accepted = (
+            make.counter(f"spec_decode_num_{name}_total", text, *_LABELS)
+            for name, text in (
+                ("drafts", "Drafts that were verified"),
+                ("draft_tokens", "Tokens of these drafts"),
+                ("accepted_tokens", "Those that were chosen as they were drafted"),
+            )
+        )
+        self._accepted_at = make.counter(
+            "spec_decode_num_accepted_tokens_per_pos_total",
+            "Likewise, by place in the draft, from 0",
+            *_LABELS,
+            "position",
+        )
+        self._labels = labels
         self._cache_config = make.gauge(
             "cache_config_info",
             "Pages of the KV cache and tokens a page; always 1. Of vLLM's labels those that schedulers read",
@@ -69,6 +84,14 @@ class VllmMetrics:
         self._cache_config.labels(str(ready.page_size), str(ready.num_pages), _ENGINE).set(1)
 
     def stepped(self, record: StepRecord) -> None:
+        if record.drafts is not None:
+            drafted, accepted = record.drafts.drafted, record.drafts.accepted
+            for counter, amount in (
+                (self._drafts, drafted[0]), (self._drafted, sum(drafted)), (self._accepted, sum(accepted)),
+            ):  # fmt: skip
+                counter.labels(*self._labels).inc(amount)
+            for place, count in enumerate(accepted):
+                self._accepted_at.labels(*self._labels, str(place)).inc(count)
         if not record.num_prefix_queried_tokens:
             return
         for counters, amount in (

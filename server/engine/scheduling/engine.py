@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from server.engine.scheduling.answer_tap import AnswerTap
-from server.engine.scheduling.drafter import Drafter
+from server.engine.scheduling.drafter import Drafter, DraftTally
 from server.engine.scheduling.embeddings import EmbeddingFormat
 from server.engine.scheduling.image_spans import image_spans, images_refusal
 from server.engine.scheduling.matcher import CompileGrammar, Matcher
@@ -119,6 +119,7 @@ class Engine:
         )
         self._compile_grammar = compile_grammar
         self._drafter = drafter
+        self._drafts = DraftTally()
         self._compiling: dict[str, tuple[Sequence, Future[Matcher]]] = {}  # requests that wait for their matchers
         self._num_with_grammar = 0
         self._outputs = Outputs()
@@ -436,7 +437,9 @@ class Engine:
         for place, (seq, row, sampled) in enumerate(drawn):
             first, num_kept = batch.drawn_positions(row).start, 0
             if seq.status is not SequenceStatus.FINISHED:
-                num_kept = self._num_holding(seq, first, sampled)
+                num_kept, num_accepted = self._num_holding(seq, first, sampled)
+                if seq.num_drafted:
+                    self._drafts.add(seq.num_drafted, num_accepted)
             if seq.status is not SequenceStatus.FINISHED:
                 self._scheduler.rollback(seq, first + num_kept)
             tokens.append(sampled[:num_kept])
@@ -444,14 +447,16 @@ class Engine:
                 scores[place] = scores[place].first(num_kept)
         return replace(result, tokens=tokens, token_scores=scores)
 
-    def _num_holding(self, seq: Sequence, first: int, sampled: list[int]) -> int:
-        """Write `sampled` tokens from position `first` on over the drafted ones, as far as they hold; return how many.
+    def _num_holding(self, seq: Sequence, first: int, sampled: list[int]) -> tuple[int, int]:
+        """Write `sampled` tokens from position `first` on over the drafted ones, as far as they hold.
+
+        Return how many do, and how many of them had been drafted.
 
         The first one does; one behind it where the token before it was drafted right and did not end the sequence. The
         matcher moves on with them. Where it cannot by the first one, the sequence is ended; where it cannot by another,
         that one is left to the next step, in which it will be the first.
         """
-        num_holding = 0
+        num_holding = num_accepted = 0
         for position, token_id in enumerate(sampled, start=first):
             drafted, seq.tokens[position] = seq.tokens[position], token_id
             if seq.matcher is not None:
@@ -462,9 +467,10 @@ class Engine:
                         self._fail(seq, error.code, error.message)
                     break
             num_holding += 1
+            num_accepted += token_id == drafted and position - first < seq.num_drafted
             if token_id != drafted or seq.finish_reason(position + 1) is not None:
                 break
-        return num_holding
+        return num_holding, num_accepted
 
     def _fail(self, seq: Sequence, code: str, message: str) -> None:
         is_clients_fault = error_of_code(code, message).status < 500
@@ -509,6 +515,7 @@ class Engine:
             num_page_mismatches=self._scheduler.take_page_mismatches(),
             tower_times=statistics.tower_times,
             states=self._scheduler.take_state_counts(),
+            drafts=self._drafts.take(),
         )
         return StepOutput(record, self._outputs.take())
 

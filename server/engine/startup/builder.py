@@ -49,6 +49,7 @@ from server.engine.scheduling.pages import PagePool
 from server.engine.scheduling.runner_api import BatchError, StepStatistics
 from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from server.engine.scheduling.states import StatePool
+from server.engine.startup.drafting import drafting_of
 from server.engine.startup.image_warmup import warm_up_images
 from server.engine.startup.kv_sizing import num_pages
 from server.engine.startup.layers import check_layers, refuse_failed
@@ -314,6 +315,7 @@ def _ready(
         paths={path.name: ServedPath(path.source_digest, path.order) for path in ALL_PATHS},
         max_image_tokens=subject.limits.max_image_tokens,
         states=state_slots(subject.config, subject.limits),
+        max_drafted_tokens=subject.limits.max_drafted_tokens,
     )
 
 
@@ -435,6 +437,7 @@ def _engine(
     take_fallbacks: Callable[[], dict[MatmulFallback, int]],
 ) -> Engine:
     config = subject.config
+    drafting = None if subject.pools else drafting_of(settings, subject.model)
     runs_ahead = settings.run_ahead and subject.device.type == "cuda"
     if not config.eos_token_ids and not subject.pools:
         logger.warning(
@@ -455,4 +458,5 @@ def _engine(
             *runner.dispatcher.take_samples(), take_fallbacks(), runner.worker.take_tower_times()
         ),
         compile_grammar=None if runner.grammars is None else runner.grammars.compile,
+        drafter=None if drafting is None else drafting.drafter(subject.limits.max_num_seqs),
     )

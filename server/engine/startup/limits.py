@@ -9,6 +9,7 @@ from qualification.decision.defaults import BATCHED_TOKENS, NUM_SEQS, PAGE_SIZE,
 from qualification.decision.model_shapes import ServingLimits
 from qualification.model.config import ModelConfig, num_parameters
 from server.engine.execution.graph_keys import GraphSizes, graph_sizes
+from server.engine.startup.drafting import drafting_of
 from server.errors import SettingsError
 from server.settings import DeviceChoice, DtypeChoice, Settings
 
@@ -39,7 +40,7 @@ class EngineLimits:
     max_num_interleaved_tokens: int
     page_size: int  # tokens
     max_attended_keys: int | None = None  # of all prompt tokens of a step together; None: no such limit
-    max_drafted_tokens: int = 0  # of a sequence, that one step verifies; no setting asks for any
+    max_drafted_tokens: int = 0  # of a sequence, that one step verifies
     state_snapshots: int | None = None  # slots for them; None: as many as sequences that run at once
     max_image_tokens: int = 0  # whose embeddings are kept; 0: images are refused
     max_num_batched_image_tokens: int = 0  # that the tower computes in a step, an image at least
@@ -100,6 +101,7 @@ def choose_limits(settings: Settings, config: ModelConfig, device: torch.device)
         )
     dtype = _dtype(settings.dtype, config, kind)
     batched = settings.max_num_batched_tokens or BATCHED_TOKENS[kind]
+    drafting = drafting_of(settings, config)
     limits = EngineLimits(
         dtype=dtype,
         kv_dtype=_CHOSEN_DTYPES.get(settings.kv_dtype, dtype),
@@ -109,6 +111,7 @@ def choose_limits(settings: Settings, config: ModelConfig, device: torch.device)
         max_num_interleaved_tokens=settings.max_num_interleaved_tokens or _interleaved_tokens(config, kind, batched),
         page_size=settings.page_size or PAGE_SIZE[kind],
         max_attended_keys=_attended_keys(config) if kind == "cpu" else None,
+        max_drafted_tokens=0 if drafting is None else drafting.num_speculative_tokens,
         state_snapshots=settings.state_snapshots,
     )
     if config.tower is not None:

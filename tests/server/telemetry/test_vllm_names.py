@@ -48,6 +48,8 @@ def test_types_and_labels_of_every_name_are_vllms(metrics: Metrics) -> None:
     found = {it.name.removeprefix("vllm:"): it for it in scraped(metrics.registry) if it.name.startswith("vllm:")}
     info = found.pop("cache_config_info")
     assert (info.type, info.samples) == ("gauge", [])  # before the engine is ready
+    drafts = [found.pop(name) for name in sorted(found) if name.startswith("spec_decode_num_")]
+    assert [(it.type, it.samples) for it in drafts] == [("counter", [])] * 4  # before a draft is verified
     assert {name: it.type for name, it in found.items()} == NAMES
     for name, it in found.items():
         assert all(sample.labels.keys() - {"le"} == LABELS.keys() for sample in it.samples), name
