@@ -7,12 +7,15 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import anthropic
 import httpx2
+import openai
 import pytest
 from PIL import Image
 
 from server.http.images.fetch import MediaFetcher, is_public
 from support.api.edge_fakes import Served, served
+from support.api.running_api import Running
 from support.images.hostile import drawn
 from support.images.served_images import (
     PAD,
@@ -23,6 +26,7 @@ from support.images.served_images import (
     part,
     picture,
     served_images,
+    write_gemma,
     write_model,
 )
 
@@ -59,6 +63,33 @@ def test_images_stand_where_the_conversation_has_them(it: Served) -> None:
     assert ids == [*before, *[PAD] * 18, *between, *[PAD] * 21, STOP, *b"[assistant]"]
     assert answer.json()["usage"]["prompt_tokens"] == len(ids)
     assert [len(im.pixels) for im in it.engine.images[-1]] == [3 * 196 * 6 * 12, 3 * 196 * 14 * 6]
+
+
+def test_gemmas_images_have_borders_and_lines_around_them(tmp_path: Path) -> None:
+    it = served_images(write_gemma(tmp_path))
+    spelled = {"type": "text", "text": "<|vision_start|>see"}
+    assert ask(it, [spelled, part(WIDE)]).status_code == 200
+    before, behind = [*b"[user]<|vision_start|>see\n\n", START], [STOP, *b"\n\n[assistant]"]
+    assert seen(it) == ([*before, *[PAD] * 16, *behind], [(len(before), 16, (1, 16, 16))])
+
+
+def test_official_clients_send_images(it: Served) -> None:
+    with Running(it) as running:
+        options: dict[str, Any] = {"api_key": "none", "max_retries": 0}
+        with openai.OpenAI(base_url=f"{running.url}/v1", **options) as client:
+            content: Any = [TEXT, part(WIDE)]
+            said = client.chat.completions.create(
+                model="tiny", messages=[{"role": "user", "content": content}], max_tokens=4
+            )
+        with anthropic.Anthropic(base_url=running.url, **options) as other:
+            source: Any = {"type": "base64", "media_type": "image/png", "data": WIDE.partition(",")[2]}
+            block: Any = {"type": "image", "source": source}
+            message = other.messages.create(
+                model="tiny", messages=[{"role": "user", "content": [TEXT, block]}], max_tokens=4
+            )
+    assert said.usage is not None
+    assert said.usage.prompt_tokens == message.usage.input_tokens == len(it.engine.submitted[-1][1])
+    assert [len(images) for images in it.engine.images] == [1, 1]
 
 
 def test_each_api_makes_the_same_prompt(it: Served) -> None:

@@ -24,7 +24,7 @@ from support.api.edge_fakes import (
     with_model,
     write_tokenizer,
 )
-from support.images.processor_files import QWEN2_5_VL, write
+from support.images.processor_files import GEMMA3, QWEN2_5_VL, write
 
 START, STOP, PAD = 257, 258, 259
 TEMPLATE = (
@@ -42,6 +42,18 @@ def write_model(folder: Path) -> Path:
     files["preprocessor_config.json"] |= {"min_pixels": 16 * 28 * 28, "max_pixels": 256 * 28 * 28}
     write(folder, files)
     write_tokenizer(folder, template=TEMPLATE, special=["<|vision_start|>", "<|vision_end|>", "<|image_pad|>"])
+    return folder
+
+
+def write_gemma(folder: Path) -> Path:
+    """Write the same with Gemma 3's processor, of 16 tokens an image."""
+    files = copy.deepcopy(GEMMA3)
+    files["config.json"] |= {"boi_token_index": START, "eoi_token_index": STOP, "image_token_index": PAD}
+    files["preprocessor_config.json"]["size"] = {"height": 224, "width": 224}
+    files["processor_config.json"]["image_seq_length"] = 16
+    write(folder, files)
+    template = TEMPLATE.replace("<|vision_start|><|image_pad|><|vision_end|>", "<|vision_start|>")
+    write_tokenizer(folder, template=template, special=["<|vision_start|>", "<|vision_end|>", "<|image_pad|>"])
     return folder
 
 
