@@ -159,7 +159,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
         {},
         "at most 200 times as long as the other, the image has 1 x 300",
     ),
-    "pixels": (part(picture(600, 600)), {}, "the image has 600 x 600 = 360000 pixels, the limit is 300000"),
+    "pixels": (part(picture(600, 600)), {}, "PNG image has 600 x 600 = 360000 pixels, the limit is 300000"),
     "bounds": (
         part(WIDE),
         {"mm_processor_kwargs": {"max_pixels": 10**9}},

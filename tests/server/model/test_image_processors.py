@@ -120,8 +120,11 @@ def test_sixteen_bits_give_their_higher_eight() -> None:
 def test_large_images_are_refused_before_they_are_decoded() -> None:
     whole = of_file(Image.new("1", (2000, 2000)))
     for data in (whole, whole[:100]):
-        with pytest.raises(ImageError, match="limit"):
+        with pytest.raises(ImageError, match="the limit is 1000000"):
             decode(data, 10**6)
+    # Pillow's decoder of WebP lets no other thread run.
+    with pytest.raises(ImageError, match="the WEBP image has 16000 x 1000 = 16000000 pixels, the limit is 12000000"):
+        decode(of_file(Image.new("RGB", (16_000, 1000)), "WEBP", method=0), 10**8)
 
 
 def test_a_processor_that_does_more_is_refused_by_name(tmp_path: Path) -> None:
