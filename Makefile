@@ -115,8 +115,10 @@ NONE_CHOSEN := $(if $(findstring -k,$(PYTEST_FLAGS)),|| test $$? -eq 5)
 # The test files that name a mark: to collect all others takes 20 s of each core.
 files_of = $(shell grep -rlE 'mark\.$(1)\b' tests --include='test_*.py')
 
+# Files with a test that is marked `first` begin first: one of 20 s must not be a worker's last, when the other has ended.
 test: lint
-	OMP_NUM_THREADS=1 $(VENV)/bin/pytest -m 'not gpu and not sanitizer and not timed and not starts and not e2e and not sm90' -n auto --dist loadfile $(PYTEST_FLAGS) $(NONE_CHOSEN)
+	OMP_NUM_THREADS=1 $(VENV)/bin/pytest -m 'not gpu and not sanitizer and not timed and not starts and not e2e and not sm90' \
+	  -n auto --dist loadfile --no-loadscope-reorder $(PYTEST_FLAGS) $(NONE_CHOSEN)
 	$(VENV)/bin/pytest -m 'timed and not gpu' $(call files_of,timed) $(PYTEST_FLAGS) $(NONE_CHOSEN)
 
 test-sm90: $(STAMP)

@@ -65,6 +65,8 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 @pytest.hookimpl(trylast=True)  # behind -m and -k
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = spread(items, [item for item in items if item.get_closest_marker("long")])
+    first = {item.path for item in items if item.get_closest_marker("first")}
+    items.sort(key=lambda item: item.path not in first)
 
 
 def pytest_collection_finish() -> None:

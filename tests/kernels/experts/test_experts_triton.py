@@ -111,6 +111,7 @@ def test_no_assignment_has_more_tiles_than_the_bound() -> None:
 
 
 # bf16 is silent garbage in Triton's interpreter.
+@pytest.mark.first
 @pytest.mark.parametrize(
     "name",
     [
@@ -121,7 +122,7 @@ def test_no_assignment_has_more_tiles_than_the_bound() -> None:
 def test_experts_are_right_on_every_hostile_input(name: str, device: torch.device) -> None:
     cases = experts_cases(MIXTURES[name], device, seed=0)
     if device.type == "cpu":  # in the interpreter those of the most tokens took as long as all others, 25 s
-        cases = (case for case in cases if not case.name.startswith(("border", "most")))
+        cases = (case for case in cases if not case.name.startswith(("even", "border", "most")))
     checks = check_experts(run_experts, cases)
     assert {check.name: check.where for check in checks if not check.is_passed} == {}
 

@@ -28,21 +28,25 @@ def compiled() -> dict[str, dict[str, object]]:
     return found
 
 
+@pytest.mark.sm90
 def test_no_variant_spills_and_all_fit_a_multiprocessor(compiled: dict[str, dict[str, object]]) -> None:
     assert {name: case["spills"] for name, case in compiled.items()} == dict.fromkeys(compiled, 0)
     assert all(int(str(case["shared_bytes"])) <= SHARED_BYTES for case in compiled.values())
 
 
+@pytest.mark.sm90
 def test_every_variant_multiplies_by_wgmma_what_comes_by_tma(compiled: dict[str, dict[str, object]]) -> None:
     assert all(int(str(case["wgmma"])) >= 4 and int(str(case["tma_loads"])) >= 8 for case in compiled.values())
 
 
+@pytest.mark.sm90
 def test_only_weights_are_read_before_the_wait(compiled: dict[str, dict[str, object]]) -> None:
     for case in compiled.values():
         assert case["loads_before_wait"] == case["weight_loads_of_ring"]
         assert (case["stores_before_wait"], case["stores_after_wait"]) == (0, 1)
 
 
+@pytest.mark.sm90
 def test_shared_tiles_exchange_sums_in_memory_of_their_own(
     compiled: dict[str, dict[str, object]],
 ) -> None:

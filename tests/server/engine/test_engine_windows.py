@@ -91,6 +91,7 @@ def test_the_comparison_sees_the_window(tmp_path: Path) -> None:
     assert reference_tokens(with_window)[2] != reference_tokens(without)[2]
 
 
+@pytest.mark.first
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_is_served_as_by_transformers(family: str, tmp_path: Path) -> None:
     """Alone, batched, in chunks, and behind a prefix that was found in the cache."""

@@ -102,6 +102,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.first
 def test_ranks_together_have_the_logits_of_one(models: Path) -> None:
     program = [sys.executable, str(Path(programs.__file__).with_name("rank_program.py")), str(models)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"}

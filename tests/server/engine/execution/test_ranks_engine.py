@@ -29,6 +29,7 @@ def run(program: str, world: int, folder: Path, *arguments: str) -> dict[str, An
     return found
 
 
+@pytest.mark.first
 def test_ranks_with_graphs_that_run_ahead_answer_as_one_does(tmp_path: Path) -> None:
     alone, found = json.loads(json.dumps(drive(1))), run("ranks_engine", 4, tmp_path)
     layers = found.pop("layers")

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from kernels.catalog import PATHS, path_named
@@ -78,6 +79,7 @@ def test_an_unnamed_operator_is_unexplained(subject: Subject) -> None:
         assert batch.explained.unexplained.keys() == {"aten::erfinv"}
 
 
+@pytest.mark.first
 def test_an_attestation_that_leaves_no_path_refuses_the_start(tiny_llama: TinyLlama, tmp_path: Path) -> None:
     """The machine's own evidence names other kernels than run, and proves no other path."""
     settings = settings_for(tiny_llama, tmp_path)

@@ -102,6 +102,7 @@ def test_pages_of_another_prompt_are_seen(runner: ModelRunner, tap: Callable[[Se
     assert (report.cause, report.place) == ("cache", 0)
 
 
+@pytest.mark.first
 @pytest.mark.parametrize(
     ("family", "dtype"),
     [
