@@ -31,6 +31,7 @@ PURE = [
     "bench/attention/cases.py", "bench/attention/charts.py",
     "bench/attention/command.py", "bench/attention/row.py",
     "bench/attention/table.py", "server/protocol/*.py", "server/engine/scheduling/*.py",
+    "server/model/images/*.py", "server/http/images/*.py",
 ]  # fmt: skip
 OBJECT_LOADERS = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 
