@@ -3,8 +3,9 @@
     python trials/planted_in_service.py --out docs/benchmarks/planted.json
     python trials/planted_in_service.py --only 'norm|slot' --reproducible
 
-Three small models on a CPU, in fp32, and the demo on two ranks. The first rows are of right engines. Exits with 1 where
-a fault is seen by nothing, or anything is seen of a right engine.
+Three small models on a CPU, in fp32, and the demo on two ranks; at last answers of an engine of ordered paths are
+computed again by one whose kernels are right and sum otherwise. The first rows of each are of right engines. Exits
+with 1 where a fault is seen by nothing, or anything is seen of a right engine.
 """
 
 import argparse
@@ -27,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for bench, which
 from served_faults.attention_faults import ATTENTION_FAULTS
 from served_faults.batch_faults import BATCH_FAULTS, OWN_BATCH_FAULTS
 from served_faults.layer_faults import LAYER_FAULTS, OWN_LAYER_FAULTS
+from served_faults.order_faults import ORDER_FAULTS, num_caught
 from served_faults.plant import Fault, Kind, Model, Plant
 from served_faults.product_faults import OWN_PRODUCT_FAULTS, PRODUCT_FAULTS
 from served_faults.rank_faults import RANK_FAULTS, section_of
@@ -41,7 +43,8 @@ FAULTS = (
     *ATTENTION_FAULTS, *PRODUCT_FAULTS, *BATCH_FAULTS, *SAMPLING_FAULTS, *LAYER_FAULTS,
     *OWN_PRODUCT_FAULTS, *OWN_BATCH_FAULTS, *OWN_SAMPLING_FAULTS, *OWN_LAYER_FAULTS,
 )  # fmt: skip
-RANKS = "ranks"
+RANKS, ORDER = "ranks", "order of sums"
+NUM_ANSWERS = 40  # that an engine of right kernels of another order computes again
 
 
 def rows(only: str, folder: Path, *, reproducible: bool) -> Iterator[dict[str, Any]]:
@@ -62,6 +65,16 @@ def rows(only: str, folder: Path, *, reproducible: bool) -> Iterator[dict[str, A
             section = section_of(program, folder)
             row = {"fault": name, "kind": RANKS, "model": "demo", "caught": section is not None, "layers": section}
             yield {**row, "seconds": round(time.monotonic() - began, 1)}
+    in_order = None
+    for name, plant in ORDER_FAULTS.items():
+        if re.search(only, name):
+            began = time.monotonic()
+            in_order = in_order or Served(Model.LLAMA, folder / "ordered", reproducible=True)
+            differing, compared = num_caught(in_order, plant, NUM_ANSWERS)
+            is_caught = differing > 0 if name == "none" else differing == compared
+            row = {"fault": name, "kind": ORDER, "model": Model.LLAMA.value, "caught": is_caught}
+            said = f"{differing} of {compared} answers"
+            yield {**row, "replay": said, "seconds": round(time.monotonic() - began, 1)}
 
 
 def line_of(row: dict[str, Any]) -> str:

@@ -1,9 +1,11 @@
 """Faults switched on in an engine that serves: a few of each kind of check, and a right engine."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from planted_in_service import FAULTS
+from served_faults.order_faults import ORDER_FAULTS, num_caught
 from served_faults.plant import Fault, Kind, Model, Plant
 from served_faults.served import Served
 
@@ -32,3 +34,9 @@ def test_nothing_is_seen_of_a_right_engine(served: Served) -> None:
     seen = served.look(replace(RIGHT, most_answers=8))
     assert not seen.is_caught
     assert min(seen.checks.values()) > 0
+
+
+def test_right_kernels_of_another_order_change_every_answer(tmp_path: Path) -> None:
+    served = Served(Model.LLAMA, tmp_path, reproducible=True)
+    found = {name: num_caught(served, plant, 4)[0] for name, plant in ORDER_FAULTS.items()}
+    assert found == {"none": 0, "products summed in two halves": 4, "attention by another right path": 4}

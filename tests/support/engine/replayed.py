@@ -123,6 +123,7 @@ class ReplayedEngine:
         sealed_share: float = 0.0,
         has_seals: bool = True,
         on_step: Callable[[], None] = lambda: None,
+        replaying: ModelRunner | None = None,
     ) -> None:
         """Serve by a runner, with pages for more or fewer tokens.
 
@@ -132,6 +133,7 @@ class ReplayedEngine:
         sealed_share  of the publications of pages, whose bytes are sealed
         has_seals  whether the seals of pages are looked at
         on_step    is called behind each step
+        replaying  computes answers again in place of the runner: another engine of the same model
         """
         self.runner = runner
         self._on_step = on_step
@@ -148,7 +150,9 @@ class ReplayedEngine:
             scheduler, launching or runner, EngineOptions(config.vocab_size, (), SEED), compile_grammar=compile_grammar
         )
         precision = None if is_exact else Precision.of(config, runner.worker.kv.tensors[0].dtype)
-        forced = ForcedAnswers(runner, scheduler, precision, most_tokens=32)
+        if replaying is not None:
+            replaying.grammars = runner.grammars
+        forced = ForcedAnswers(replaying or runner, scheduler, precision, most_tokens=32)
         seconds = count(step=1000)
         budget = ShadowBudget(0.5, lambda: float(next(seconds)))
         self.replay = Replay(forced, scheduler, budget, rng=Random(SEED))
