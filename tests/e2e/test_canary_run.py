@@ -11,9 +11,10 @@ from running_server import DEMO, Server, StartServer
 from support.e2e.canary import canary
 from support.e2e.holding_proxy import holding
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timed, pytest.mark.timeout(600)]  # a start on a busy machine takes minutes
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]  # a start on a busy machine takes minutes
 
 
+@pytest.mark.timed
 def test_the_demo_server_against_itself_passes(demo: Server, tmp_path: Path) -> None:
     """Numerics against the answers that ship; times against its own, with room for a machine that does other work."""
     trace = ("--lengths", "32", "160", "--samples", "8", "--utilization", "0.5", "--vocab-size", "4000")
@@ -28,6 +29,7 @@ def test_the_demo_server_against_itself_passes(demo: Server, tmp_path: Path) -> 
     ]
 
 
+@pytest.mark.timed
 def test_a_slower_prefill_fails_performance_in_its_bucket(demo: Server, tmp_path: Path) -> None:
     """Two seconds on top of a prefill that takes 0.05 to 0.5 s, so that a busy machine changes nothing."""
     trace = ("--lengths", "32", "160", "--samples", "8", "--looks", "1", "--utilization", "4", "--vocab-size", "4000")

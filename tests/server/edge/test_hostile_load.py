@@ -131,10 +131,10 @@ def test_floods_beside_a_body_are_refused_and_delay_no_probe() -> None:
 def delay_s(port: int, attack: Callable[[], bool]) -> float:
     """The longest time that /livez took during an attack, which must return True.
 
-    Of two tries the better: another program may have the machine's cores for a moment.
+    Of two tries the better, where the first is late: another program may have the machine's cores for a moment.
     """
-    tries = []
-    for _ in range(2):
+    tries = list[float]()
+    while not tries or (len(tries) < 2 and tries[0] >= LATE_S):
         has_ended, found = threading.Event(), list[float]()
         probing = threading.Thread(target=lambda: found.append(slowest_probe_s(port, has_ended)))  # noqa: B023
         probing.start()
@@ -146,7 +146,6 @@ def delay_s(port: int, attack: Callable[[], bool]) -> float:
     return min(tries)
 
 
-@pytest.mark.timed
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
 @pytest.mark.parametrize("name", ["ids", "padded ids", "texts", "fields"])
 def test_a_body_of_many_values_takes_less_than_twice_its_size(name: str) -> None:
