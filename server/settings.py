@@ -229,6 +229,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             "beside the weights does not hold their recurrent states)"
         ),
     ] = None
+    mamba_ssm_cache_dtype: Annotated[
+        DtypeChoice,
+        Meta(
+            description="fp32 or bf16: of the states of recurrent layers, which bf16 makes a third smaller "
+            "(docs/experiments/recurrence.md says what it costs); auto: as config.json says, fp32 where it says nothing"
+        ),
+    ] = DtypeChoice.AUTO
     state_snapshots: Annotated[
         Count | None,
         Meta(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from kernels.recurrence.sizes import RecurrenceSizes
 from kernels.vocabulary.shape import Dtype
-from qualification.model.config import RecurrenceConfig, StateTensor
+from qualification.model.config import ModelConfig, RecurrenceConfig, StateTensor
 from qualification.model.fields import ModelConfigError
 
 
@@ -57,3 +57,14 @@ class GatedDeltaConfig(RecurrenceConfig):
             )
         own = replace(sizes, num_key_heads=sizes.num_key_heads // world, num_value_heads=sizes.num_value_heads // world)
         return GatedDeltaConfig.of(own, self.hidden_size, self.state_dtype)
+
+
+def with_state_dtype(model: ModelConfig, dtype: Dtype) -> ModelConfig:
+    """Return the model with states of another dtype in its layers of the gated delta rule."""
+    layers = tuple(
+        replace(layer, mixer=GatedDeltaConfig.of(layer.mixer.sizes, layer.mixer.hidden_size, dtype))
+        if isinstance(layer.mixer, GatedDeltaConfig)
+        else layer
+        for layer in model.layers
+    )
+    return replace(model, layers=layers)

@@ -5,12 +5,14 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from kernels.vocabulary.shape import Dtype
 from qualification.model.config import ModelConfig, state_bytes, weight_bytes
+from qualification.model.gated_delta import GatedDeltaConfig, with_state_dtype
 from server.engine.startup.kv_sizing import device_bytes
 from server.engine.startup.limits import EngineLimits
 from server.errors import SettingsError
 from server.protocol.messages import StateSlots
-from server.settings import Settings
+from server.settings import DtypeChoice, Settings
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +30,19 @@ class _Room:
 
     def __str__(self) -> str:
         return f"states of {self.slot_bytes / 2**20:.1f} MiB, {self.left_bytes / 2**30:.1f} GiB are left by the weights"
+
+
+def with_states_of(settings: Settings, model: ModelConfig) -> ModelConfig:
+    """Return the model with states as the settings ask for. Raises SettingsError for a dtype that they cannot have."""
+    choice = settings.mamba_ssm_cache_dtype
+    if choice is DtypeChoice.AUTO:
+        return model
+    flag = f"--mamba-ssm-cache-dtype is {choice.value}"
+    if choice is DtypeChoice.FP16:
+        raise SettingsError(f"{flag}: states are kept in fp32 or bf16, whose range is that of fp32")
+    if not any(isinstance(it, GatedDeltaConfig) for it in model.recurrences):
+        raise SettingsError(f"{flag}: no layer of the model keeps such states, leave it out")
+    return with_state_dtype(model, Dtype(choice.value))
 
 
 def with_state_slots(

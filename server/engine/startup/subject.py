@@ -40,7 +40,7 @@ from server.engine.operators.rows_table import RowsTable
 from server.engine.operators.table import TableOptions
 from server.engine.startup.kv_sizing import check_weights_fit
 from server.engine.startup.limits import EngineLimits, choose_device, choose_limits
-from server.engine.startup.state_sizing import with_state_slots
+from server.engine.startup.state_sizing import with_state_slots, with_states_of
 from server.errors import ModelError, SettingsError
 from server.model.decoder import Decoder, Operators, head_sizes
 from server.model.images.settings import ImageSettings
@@ -98,6 +98,7 @@ def read_subject(settings: Settings, rank: int = 0) -> Subject:
     folder = Path(settings.model)
     check_folder(folder)
     model, pooling = load_config(folder), read_pooling(folder, settings)
+    model = with_states_of(settings, model)
     if settings.quantization is Quantization.FP8:
         try:
             model = rounded_at_load(model)

@@ -8,15 +8,17 @@ import torch
 
 from kernels.vocabulary.shape import Dtype
 from qualification.decision.decision import Policy
-from qualification.model.config import RecurrenceConfig, StateTensor, weight_bytes
+from qualification.model.config import RecurrenceConfig, StateTensor, state_bytes, weight_bytes
+from qualification.model.families.reader import read_model
 from server.engine.startup.kv_sizing import check_weights_fit, device_bytes, num_pages
 from server.engine.startup.limits import choose_limits
-from server.engine.startup.state_sizing import state_slots, with_state_slots
+from server.engine.startup.state_sizing import state_slots, with_state_slots, with_states_of
 from server.errors import ModelError, SettingsError
 from server.model.load.load import load_config
 from server.protocol.messages import StateSlots
-from server.settings import DeviceChoice, Settings
+from server.settings import DeviceChoice, DtypeChoice, Settings
 from support.engine.built_engine import built_engine
+from support.engine.one_operator import HYBRID
 from support.engine.running_sum import hybrid_config
 from support.models.tiny_llama import TinyLlama
 
@@ -84,6 +86,20 @@ def test_states_are_as_many_as_the_memory_takes(
     else:
         found = with_state_slots(settings, config, limits, CPU)
         assert (found.max_num_seqs, found.state_snapshots) == (num_seqs, snapshots)
+
+
+def test_states_have_the_dtype_that_is_asked_for(tiny_llama: TinyLlama) -> None:
+    hybrid = read_model(HYBRID)
+    found = with_states_of(Settings(mamba_ssm_cache_dtype=DtypeChoice.BF16), hybrid)
+    assert state_bytes(hybrid, Dtype.FP32) - state_bytes(found, Dtype.FP32) == 2 * 2 * (2 * 8 * 16)  # of 2 layers
+    assert with_states_of(Settings(mamba_ssm_cache_dtype=DtypeChoice.FP32), found) == hybrid
+    assert with_states_of(Settings(), found) is found
+    for choice, model, said in (
+        (DtypeChoice.FP16, hybrid, "--mamba-ssm-cache-dtype is fp16: states are kept in fp32 or bf16"),
+        (DtypeChoice.BF16, load_config(tiny_llama.folder), "--mamba-ssm-cache-dtype is bf16: no layer of the model"),
+    ):
+        with pytest.raises(SettingsError, match=f"^{said}"):
+            with_states_of(Settings(mamba_ssm_cache_dtype=choice), model)
 
 
 def test_weights_beyond_the_memory_are_refused_unloaded(tiny_llama: TinyLlama) -> None:
