@@ -144,7 +144,8 @@ class ReplayedEngine:
         self.pool = PagePool(num_pages, PAGE_SIZE)
         kind = PageSeals if has_seals else IgnoredSeals
         seals = kind(self.pool, DevicePageBytes(runner.worker.kv), share=sealed_share)
-        scheduler = Scheduler(SchedulerLimits(128, 8, 64), self.pool, shares_pages=True, seals=seals)
+        limits = SchedulerLimits(128, 8, 64, chunk=config.chunk)
+        scheduler = Scheduler(limits, self.pool, shares_pages=True, seals=seals)
         compile_grammar = None if runner.grammars is None else runner.grammars.compile
         self.engine = Engine(
             scheduler, launching or runner, EngineOptions(config.vocab_size, (), SEED), compile_grammar=compile_grammar
