@@ -164,6 +164,7 @@ BASES: dict[str, Base] = {
     "glm4_moe": Base("glm4_moe", {**GLM, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5}),
     "ernie4_5": Base("ernie4_5", {**ERNIE, "head_dim": 16}, is_old=True),
     "ernie4_5_moe": Base("ernie4_5_moe", ERNIE_MOE),
+    "glm": Base("glm", GLM_4, is_old=True),
     "glm4": Base("glm4", GLM_4, is_old=True),
     "mellum": Base("mellum", {**MELLUM, "layer_types": ["sliding_attention", "full_attention"]}),
     "minimax_m2": Base("minimax_m2", MINIMAX, is_old=True),

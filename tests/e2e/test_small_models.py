@@ -19,6 +19,7 @@ from transformers import (
     Gemma4UnifiedTextConfig,
     Glm4Config,
     Glm4MoeConfig,
+    GlmConfig,
     GptOssConfig,
     GraniteConfig,
     GraniteMoeConfig,
@@ -82,6 +83,7 @@ FAMILIES = {
     "glm4_moe": Glm4MoeConfig,
     "ernie4_5": Ernie4_5Config,
     "ernie4_5_moe": Ernie4_5_MoeConfig,
+    "glm": GlmConfig,
     "glm4": Glm4Config,
     "mellum": MellumConfig,
     "minimax_m2": MiniMaxM2Config,
@@ -139,7 +141,8 @@ MORE: dict[str, dict[str, object]] = {
     "qwen2_moe": {"num_experts": 6, "shared_expert_intermediate_size": 28, **EXPERTS},
     "qwen3_moe": {"num_experts": 6, "norm_topk_prob": True, **EXPERTS},
     "glm4_moe": {"n_routed_experts": 12, "first_k_dense_replace": 1, **EXPERTS},
-    "glm4": {"eos_token_id": []},  # its class has tokens for None
+    "glm": {"eos_token_id": []},  # its class has tokens for None
+    "glm4": {"eos_token_id": []},
     "ernie4_5_moe": {"moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 24},
     "mellum": {
         "num_experts": 6,
@@ -197,6 +200,7 @@ HEAD_DIM_IS_GIVEN = {
     "gpt_oss",
     "glm4_moe",
     "ernie4_5",
+    "glm",
     "glm4",
     "mellum",
     "minimax_m2",
@@ -218,7 +222,7 @@ MODELS = (
     ("gemma3", 4, 2, 96), ("gemma3", 16, 16, 14), ("qwen3", 16, 8, 32), ("qwen3", 4, 2, 128), ("mixtral", 1, 1, 64),
     ("qwen3_moe", 6, 3, 22), ("qwen3", 5, 5, 36), ("phi3", 4, 4, 96), ("phi3", 2, 1, 100), ("phi3", 8, 4, 32),
     ("phi3", 3, 1, 160), ("seed_oss", 10, 2, 36), ("smollm3", 4, 1, 40), ("olmo3", 5, 1, 64), ("exaone4", 6, 2, 20),
-    ("ernie4_5", 4, 2, 28), ("ernie4_5_moe", 6, 1, 16), ("glm4", 8, 2, 44), ("mellum", 4, 4, 24),
+    ("ernie4_5", 4, 2, 28), ("ernie4_5_moe", 6, 1, 16), ("glm4", 8, 2, 44), ("glm", 4, 2, 28), ("mellum", 4, 4, 24),
     ("minimax_m2", 6, 2, 28), ("ministral3", 4, 2, 36), ("nemotron-nas", 4, 2, 36),
     ("cohere2", 6, 2, 36), ("granitemoe", 4, 2, 24), ("granitemoeshared", 6, 3, 20),
     ("hunyuan_v1_dense", 4, 1, 36), ("hunyuan_v1_moe", 6, 2, 18), ("hy_v3", 8, 4, 12), ("laguna", 6, 3, 20),

@@ -18,13 +18,18 @@ _SHARE = "partial_rotary_factor"
 
 
 def read_config(fields: Fields) -> ModelConfig:
+    return read_half_rotated(fields, "glm4", NormsConfig(before=True, after=True))
+
+
+def read_half_rotated(fields: Fields, family: str, norms: NormsConfig | None = None) -> ModelConfig:
+    """Read one of the families whose classes rotate half of each head where nothing else is said."""
     if _SHARE not in fields.names:  # null is all of a head
         fields = fields.or_else(**{_SHARE: 0.5})
     return read_like_llama(
         fields.or_else(head_dim=128),
-        "glm4",
+        family,
         norm_eps=1.5625e-7,
-        norms=NormsConfig(before=True, after=True),
+        norms=norms,
         rope=read_paired_rope,
         attention_bias=fields.flag("attention_bias", True),
     )

@@ -11,6 +11,7 @@ from qualification.model.families.family import Family
 from qualification.model.families.gemma2 import GEMMA2
 from qualification.model.families.gemma3 import GEMMA3
 from qualification.model.families.gemma4 import GEMMA4, GEMMA4_UNIFIED
+from qualification.model.families.glm import GLM
 from qualification.model.families.glm4 import GLM4
 from qualification.model.families.glm4_moe import GLM4_MOE
 from qualification.model.families.glm4v import GLM4V_TEXT
@@ -56,6 +57,7 @@ KNOWN: tuple[Family, ...] = (
     GEMMA3,
     GEMMA4,
     GEMMA4_UNIFIED,
+    GLM,
     GLM4,
     GLM4_MOE,
     GLM4V_MOE_TEXT,

@@ -181,6 +181,7 @@ SENTENCES: dict[str, Sentence] = {
     "gemma3_text": Sentence(NormOrder.SANDWICH, 1.0, embedding_is_scaled_by_width=True),
     "gemma4_text": _GEMMA_4,
     "gemma4_unified_text": _GEMMA_4,
+    "glm": Sentence(gate_up_is_merged=True, rotates_neighbours=True),
     "glm4": _GLM_4,
     "glm4_moe": Sentence(
         mixture=MixtureSentence("mlp.gate", "mlp.experts", shared="mlp.shared_experts", scores=Scoring.SIGMOID),
