@@ -2,6 +2,7 @@
 
 import os
 import socket
+import sys
 import time
 from collections.abc import Iterator, Sequence
 
@@ -52,7 +53,6 @@ if torch.cuda.is_available():
 # Here, not in a hook of pytest: hooks run after the conftest of a folder below, which may import a kernel.
 if not torch.cuda.is_available():
     os.environ[INTERPRET] = "1"
-    find_builtins_once()
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -71,6 +71,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Every kernel is imported by now. Servers that tests start from here on are plain CPU servers."""
+    if os.environ.get(INTERPRET) and "triton" in sys.modules:  # else it is imported later, and interprets nothing
+        find_builtins_once()
     os.environ.pop(INTERPRET, None)
 
 

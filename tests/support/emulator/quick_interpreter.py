@@ -2,15 +2,16 @@
 
 import inspect
 
-from triton.runtime import interpreter
-
 
 def find_builtins_once() -> None:
     """Let the interpreter find the names of the language's builtin functions once.
 
     At each call of a function it puts its own builtins in place of the language's, and looks at every member of four
-    namespaces for that: 9 s of 30 that the experts' kernels took (triton 3.6.0).
+    namespaces for that: 9 s of 30 that the experts' kernels took (triton 3.6.0). Triton, which decides when it is
+    imported whether its own functions are interpreted, is imported here: once the caller has said so.
     """
+    from triton.runtime import interpreter
+
     names: dict[object, list[str]] = {}
     is_builtin = interpreter.tl.core.is_builtin
     put = vars(interpreter)["_patch_attr"]
