@@ -122,6 +122,14 @@ def _torch_path(name: str, devices: frozenset[Device]) -> ExpertsPath:
     return ExpertsPath(name, tier_of(name), limits, _SOURCES.of("kernels.experts.portable.eager"), names, run_eager)
 
 
+def _few_bits_run() -> RunExperts | None:
+    if launch.triton_version() is None:
+        return None
+    from kernels.experts.few_bits.launch import run_few_bits_triton
+
+    return run_few_bits_triton
+
+
 def _few_bits_path(name: str, devices: frozenset[Device]) -> ExpertsPath:
     limits = ExpertsLimits(devices=devices, dtypes=_DTYPES, formats=frozenset(FewBitFormat))
     digest = _SOURCES.of("kernels.experts.few_bits.eager")
@@ -204,6 +212,22 @@ EXPERTS_PATHS: tuple[ExpertsPath, ...] = (
     ),
     _torch_path("torch.experts.cpu", frozenset({Device.CPU})),
     _torch_path("torch.experts", frozenset({Device.CUDA, Device.INTERPRETER})),
+    ExpertsPath(
+        "triton.experts.few_bits",
+        tier_of("triton.experts.few_bits"),
+        ExpertsLimits(
+            devices=frozenset({Device.CUDA, Device.INTERPRETER}),
+            dtypes=_DTYPES,
+            # Experts may have scales of their own for all inputs: a token's would be rounded once for each it visits.
+            formats=frozenset(FewBitFormat) - {FewBitFormat.FP8_STATIC},
+            min_sm=89,
+            needs_triton=True,
+        ),
+        _SOURCES.of("kernels.experts.few_bits.launch"),
+        ("hallmark_experts_", "hallmark_fp8_round_"),
+        _few_bits_run(),
+        is_capturable=True,  # grids depend on the number of rows alone
+    ),
     _few_bits_path("torch.experts.cpu.few_bits", frozenset({Device.CPU})),
     _few_bits_path("torch.experts.few_bits", frozenset({Device.CUDA, Device.INTERPRETER})),
     ExpertsPath(

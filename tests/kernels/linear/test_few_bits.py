@@ -1,4 +1,4 @@
-"""Products with weights of 8 and 4 bits in Triton: right in the interpreter, and their machine code for sm_90.
+"""Products of 8 and 4 bits, and experts, in Triton: right in the interpreter, and their machine code for sm_90.
 
 bf16 is silent garbage in the interpreter; fp16 takes the same way through the kernels.
 """
@@ -8,6 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from kernels.experts.formats import FewBitFormat
+from kernels.experts.paths import EXPERTS_PATHS
+from kernels.experts.shape import ExpertsShape
+from kernels.fused.activation_kind import Activation
 from kernels.linear.epilogue import Epilogue
 from kernels.linear.formats.fp8_weights import E4M3, LARGEST, Fp8StaticWeight
 from kernels.linear.formats.int4_formats import INT4_32, INT4_128
@@ -15,9 +19,11 @@ from kernels.linear.paths import LINEAR_PATHS, LinearPath
 from kernels.linear.portable.fp8_inputs import rounded_inputs
 from kernels.linear.portable.tiles import MOST_FEW
 from kernels.linear.shape import FP8_BLOCKS, FP8_ROWS, FP8_STATIC, LinearShape
-from kernels.vocabulary.row_buckets import LinearRows
+from kernels.vocabulary.row_buckets import LinearRows, TokenRows
 from kernels.vocabulary.shape import Dtype
+from qualification.measure.checks.experts_checks import check_experts
 from qualification.measure.checks.linear_checks import check_linear
+from qualification.measure.inputs.experts_inputs import experts_cases
 from qualification.measure.inputs.linear_inputs import linear_cases, operands_of
 from support.compiled.compile_outside import run_outside
 
@@ -61,23 +67,48 @@ def test_inputs_are_rounded_to_the_nearest_code(device: torch.device) -> None:
     assert torch.equal(codes.float(), x.clamp(-LARGEST, LARGEST).to(E4M3).float())
 
 
+EXPERTS = [
+    ExpertsShape(Dtype.FP16, kind, 4, 2, *sizes, Activation.SILU, False, TokenRows.LE_16)
+    for kind, sizes in (
+        (FewBitFormat.FP8_ROWS, (72, 40)), (FewBitFormat.FP8_BLOCKS, (128, 128)), (FewBitFormat.INT4_32, (72, 40))
+    )
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("shape", EXPERTS, ids=str)
+def test_triton_experts_of_few_bits_are_within_their_limits(shape: ExpertsShape, device: torch.device) -> None:
+    [path] = (it for it in EXPERTS_PATHS if it.name == "triton.experts.few_bits")
+    assert path.run is not None
+    assert not path.limits.rejections(shape)
+    cases = [it for it in experts_cases(shape, device, seed=0) if it.name in ("fewest", "unequal")]
+    assert all(check.is_passed for check in check_experts(path.run, cases))
+
+
 @pytest.fixture(scope="module")
-def compiled() -> dict[str, dict[str, int]]:
-    """Facts of the compiled kernels, by case."""
-    found: dict[str, dict[str, int]] = run_outside("few_bits_compile.py")
+def compiled() -> dict[str, dict[str, dict[str, int]]]:
+    """Facts of the compiled kernels, of products and of experts, by case."""
+    found: dict[str, dict[str, dict[str, int]]] = run_outside("few_bits_compile.py")
     return found
 
 
 @pytest.mark.sm90
-def test_no_product_spills_and_all_fit_a_multiprocessor(compiled: dict[str, dict[str, int]]) -> None:
-    assert {name: case["spills"] for name, case in compiled.items()} == dict.fromkeys(compiled, 0)
-    assert all(case["shared_bytes"] <= SHARED_BYTES for case in compiled.values())
+def test_hardly_a_product_spills_and_all_fit_a_multiprocessor(compiled: dict[str, dict[str, dict[str, int]]]) -> None:
+    """Gate and up of many rows, with scales of blocks, keep two sums, and a few numbers in memory."""
+    both = compiled["products"] | {f"experts, {name}": case for name, case in compiled["experts"].items()}
+    spilling = {name: case["spills"] for name, case in both.items() if case["spills"]}
+    assert spilling.keys() <= {"experts, many rows, blocks"}, spilling
+    assert all(count <= 8 for count in spilling.values()), spilling
+    assert all(case["shared_bytes"] <= SHARED_BYTES for case in both.values())
+    assert {name for name, case in compiled["experts"].items() if case["of_8_bits"]} == {
+        "many rows", "many rows, blocks"
+    }  # fmt: skip
 
 
 @pytest.mark.sm90
-def test_many_rows_of_8_bits_end_their_sums_in_fp32(compiled: dict[str, dict[str, int]]) -> None:
+def test_many_rows_of_8_bits_end_their_sums_in_fp32(compiled: dict[str, dict[str, dict[str, int]]]) -> None:
     """A matrix unit's sums of 128 columns, 64 or 128 a thread, are added to others one by one."""
-    by_codes = {name: case for name, case in compiled.items() if case["of_8_bits"]}
+    products = compiled["products"]
+    by_codes = {name: case for name, case in products.items() if case["of_8_bits"]}
     assert len(by_codes) == 4
     assert all(case["sums"] >= 64 and case["is_many"] for case in by_codes.values())
-    assert all(case["of_16_bits"] for name, case in compiled.items() if name not in by_codes)
+    assert all(case["of_16_bits"] for name, case in products.items() if name not in by_codes)

@@ -8,6 +8,10 @@ import json
 import torch
 from triton.runtime import driver
 
+from kernels.experts.few_bits.launch import down_launches, gate_up_launches
+from kernels.experts.few_bits.weights import CLASSES, FewBitExperts
+from kernels.experts.formats import FewBitFormat
+from kernels.fused.activation_kind import Activation
 from kernels.linear.epilogue import Epilogue
 from kernels.linear.formats.int4_formats import INT4_32, INT4_128, INT4_FORMATS
 from kernels.linear.portable.fp8_path import fp8_launches
@@ -35,6 +39,16 @@ CASES = {
     "many rows, 4 bits, swiglu": (65, INT4_128, Epilogue.SWIGLU, False),
 }
 
+# rows of a tile, format
+EXPERTS = {
+    "few rows": (16, FewBitFormat.FP8_BLOCKS),
+    "some rows": (64, FewBitFormat.FP8_BLOCKS),
+    "many rows": (128, FewBitFormat.FP8_ROWS),
+    "many rows, blocks": (128, FewBitFormat.FP8_BLOCKS),
+    "few rows, 4 bits": (16, FewBitFormat.INT4_128),
+    "many rows, 4 bits": (128, FewBitFormat.INT4_32),
+}
+
 
 def facts(num_rows: int, weight_format: WeightFormat, epilogue: Epilogue, as_half: bool) -> dict[str, int]:
     weight = class_of(weight_format).empty(epilogue.parts * SIZE_OUT, SIZE_IN, BF16, CPU)
@@ -58,9 +72,31 @@ def facts(num_rows: int, weight_format: WeightFormat, epilogue: Epilogue, as_hal
     }
 
 
+def facts_of_experts(block_m: int, kind: FewBitFormat) -> dict[str, int]:
+    """Facts of both products of experts, of tiles of so many rows."""
+    hidden, width, slots, of_kind = 512, 256, 128, CLASSES[kind]
+    sizes = (4 * 2 * width, hidden), (4 * hidden, width)
+    experts = FewBitExperts(*(of_kind.empty(*size, BF16, CPU) for size in sizes))
+    order, tiles = torch.empty(slots, dtype=torch.int32), torch.empty(12, 3, dtype=torch.int32)
+    x, inner, results = (torch.empty(slots, size, dtype=BF16) for size in (hidden, width, hidden))
+    given = order, tiles, block_m
+    launches = gate_up_launches(x, experts, Activation.SILU, inner, *given, 1) + down_launches(
+        inner, experts, results, *given
+    )
+    kernels = [it.kernel.warmup(*it.arguments, grid=it.grid, **it.options) for it in launches]
+    codes = [disassemble(kernel.asm["cubin"]) for kernel in kernels]
+    return {
+        "spills": sum(count(code, "STL") for code in codes),
+        "shared_bytes": max(kernel.metadata.shared for kernel in kernels),
+        "of_8_bits": sum(count(code, "QGMMA") for code in codes),
+    }
+
+
 def main() -> None:
     driver.set_active(Hopper())
-    print(json.dumps({name: facts(*case) for name, case in CASES.items()}))
+    found = {name: facts(*case) for name, case in CASES.items()}
+    experts = {name: facts_of_experts(*case) for name, case in EXPERTS.items()}
+    print(json.dumps({"products": found, "experts": experts}))
 
 
 if __name__ == "__main__":
