@@ -11,7 +11,6 @@ import torch
 
 from kernels.system.triton_cache import use_own_cache
 from support.compiled.compile_outside import kept_cache, remove_old_entries
-from support.emulator.quick_interpreter import find_builtins_once
 from support.worker_blocks import spread
 
 INTERPRET = "TRITON_INTERPRET"
@@ -72,8 +71,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Every kernel is imported by now. Servers that tests start from here on are plain CPU servers."""
     if os.environ.get(INTERPRET) and "triton" in sys.modules:  # else it is imported later, and interprets nothing
-        find_builtins_once()
-    os.environ.pop(INTERPRET, None)
+        os.environ.pop(INTERPRET, None)
 
 
 @pytest.fixture(scope="module")
