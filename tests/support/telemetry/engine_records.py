@@ -9,6 +9,7 @@ import msgspec
 
 from kernels.catalog import PATHS
 from kernels.collective.paths import COLLECTIVE_PATHS
+from kernels.experts.kinds import ExpertFormat
 from kernels.experts.paths import EXPERTS_PATHS
 from kernels.linear.paths import LINEAR_PATHS
 from kernels.linear.shape import PLAIN
@@ -93,13 +94,14 @@ def largest_plan(*, is_hybrid: bool = False) -> list[PlanRow]:
         ours = [it.name for it in of_phase if it.tier is Tier.FIRST and has_window == (it.name in needs_window)]
         if ours:
             rows.append(row_of(phase.value, bucket.value, ours[number % len(ours)], able))
-    linear = [it for it in LINEAR_PATHS if may_serve(it) and PLAIN in it.limits.formats]  # others have one path alone
+    linear = [it for it in LINEAR_PATHS if may_serve(it) and PLAIN in it.limits.formats]  # others have fewer
     for few, path in itertools.product(LinearRows, linear):
         if few.lo + 1 >= path.limits.min_rows and (few.hi or math.inf) <= (path.limits.max_rows or math.inf):
             rows.append(row_of("linear", few.value, path.name, [it.name for it in linear]))
     others: list[tuple[Operator, Sequence[AnyPath]]] = [
-        (Operator.EXPERTS, EXPERTS_PATHS), (Operator.COLLECTIVE, COLLECTIVE_PATHS),
-    ]  # fmt: skip
+        (Operator.EXPERTS, [it for it in EXPERTS_PATHS if ExpertFormat.PLAIN in it.limits.formats]),  # likewise
+        (Operator.COLLECTIVE, COLLECTIVE_PATHS),
+    ]
     for operator, paths in [*others, (RECURRENCE, RECURRENCE_PATHS)] if is_hybrid else others:
         able = [it.name for it in paths if may_serve(it)]
         ours = [it.name for it in paths if it.name in able and it.tier is Tier.FIRST]
