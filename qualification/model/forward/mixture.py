@@ -55,12 +55,17 @@ def gate_of(activation: object) -> Gate:
     """Return activation(gate) * up of a config's activation, named as config.json names it."""
     if not isinstance(activation, Enum):  # gpt-oss's, which has a slope and a limit
         return _clamped(*(getattr(activation, name) for name in ("alpha", "limit")))
+    return gate_named(activation.value)
+
+
+def gate_named(name: str) -> Gate:
+    """Return activation(gate) * up of an activation as config.json names it."""
     functions: dict[str, Callable[[Tensor], Tensor]] = {
         "silu": lambda x: x * torch.sigmoid(x),
         "gelu": lambda x: x * 0.5 * (1 + torch.erf(x / math.sqrt(2))),
         "gelu_pytorch_tanh": lambda x: x * 0.5 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
     }
-    function = functions[activation.value]
+    function = functions[name]
     return lambda gate, up: function(gate) * up
 
 

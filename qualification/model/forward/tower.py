@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.fused.activation_kind import Activation
 from qualification.model.forward.attention import Attends, attend
 from qualification.model.forward.bounded import (
     Bounded,
@@ -24,7 +23,7 @@ from qualification.model.forward.bounded import (
     rms_norm,
 )
 from qualification.model.forward.checkpoint import Checkpoint, CheckpointError
-from qualification.model.forward.mixture import gate_of
+from qualification.model.forward.mixture import Gate, gate_named, gate_of
 from qualification.model.tower import TowerConfig
 
 _BEGINNINGS = ("visual.", "model.visual.")
@@ -102,7 +101,7 @@ class TowerReference:
         if self.config.is_gated:
             inputs = self._product(read, f"{name}.gate_proj"), self._product(read, f"{name}.up_proj")
             return function_of(inputs, gate_of(self.config.activation), self._precision)
-        return self._bent(self._product(read, f"{name}.linear_fc1"), self.config.activation)
+        return self._bent(self._product(read, f"{name}.linear_fc1"), gate_of(self.config.activation))
 
     def after_feed_forward(self, layer: int, x: Bounded, fed: Bounded) -> Bounded:
         last = "down_proj" if self.config.is_gated else "linear_fc2"
@@ -120,7 +119,7 @@ class TowerReference:
     def merger_fed(self, read: Bounded, deepstack: int | None) -> Bounded:
         name, _ = self._merger(deepstack)
         first = "mlp.0" if self.config.is_gated else "linear_fc1"
-        return self._bent(self._product(read, f"{name}.{first}"), Activation.GELU)
+        return self._bent(self._product(read, f"{name}.{first}"), gate_named("gelu"))
 
     def merged(self, fed: Bounded, deepstack: int | None) -> Bounded:
         """Return [tokens, out_size], token by token of a row."""
@@ -201,9 +200,9 @@ class TowerReference:
         found = layer_norm(x, weight, self.config.norm_eps, self._precision)
         return self._rounded(found.plus(Bounded.exact(self._tensor(f"{name}.bias"))))
 
-    def _bent(self, x: Bounded, activation: Activation) -> Bounded:
+    def _bent(self, x: Bounded, gate: Gate) -> Bounded:
         ones = Bounded.exact(torch.ones_like(x.truth))
-        return function_of((x, ones), gate_of(activation), self._precision)
+        return function_of((x, ones), gate, self._precision)
 
     def _product(self, x: Bounded, name: str) -> Bounded:
         weight = self._tensor(f"{name}.weight").flatten(1)
