@@ -16,7 +16,7 @@ from qualification.model.forward.bounded import Bounded, Precision, U
 def frequencies(rope: RopeConfig, head_dim: int, context: int) -> Tensor:
     """Return the radians a position of each pair of dimensions, fp64. `context`: positions that are served."""
     size = _num_rotated(rope, head_dim)
-    pairs = torch.arange(size // 2, dtype=torch.float64)
+    pairs = torch.arange(_num_pairs(size), dtype=torch.float64)
     plain = rope.theta ** (-2 * pairs / size)
     original = rope.original_max_position or 0
     match rope.kind:
@@ -49,6 +49,11 @@ def _num_rotated(rope: RopeConfig, head_dim: int) -> int:
     return head_dim if rope.kind is RopeKind.PROPORTIONAL else int(head_dim * rope.rotated_share)
 
 
+def _num_pairs(size: int) -> int:
+    """Return the pairs of `size` dimensions; an odd one is paired with the one behind them, as in transformers."""
+    return -(-size // 2)
+
+
 def _yarn(rope: RopeConfig, plain: Tensor, size: int, original: int) -> Tensor:
     def pair_that_turns(count: float) -> float:
         return size * math.log(original / (count * 2 * math.pi)) / (2 * math.log(rope.theta))
@@ -59,7 +64,7 @@ def _yarn(rope: RopeConfig, plain: Tensor, size: int, original: int) -> Tensor:
     low, high = max(low, 0), min(high, size - 1)
     if low == high:
         high += 0.001
-    ramp = ((torch.arange(size // 2, dtype=torch.float64) - low) / (high - low)).clamp(0, 1)
+    ramp = ((torch.arange(_num_pairs(size), dtype=torch.float64) - low) / (high - low)).clamp(0, 1)
     return plain * (1 - ramp) + plain / rope.factor * ramp
 
 
@@ -72,7 +77,7 @@ def rotate(
     them, which grow with the logarithm of theta.
     """
     head_dim = x.truth.shape[-1]
-    size = _num_rotated(rope, head_dim)
+    size = 2 * _num_pairs(_num_rotated(rope, head_dim))
     angles = positions.double()[:, None] * frequencies(rope, head_dim, context).to(positions.device)
     error = (8 + math.log(max(rope.theta, math.e))) * U * angles.abs() + 4 * U
     cos, sin = (f(angles)[:, None] * rope.attention_factor for f in (torch.cos, torch.sin))
