@@ -351,6 +351,7 @@ class ModelConfig:
     has_layer_scales: bool = False  # the residual behind each layer is multiplied by a number of the checkpoint
     rounds_at_load: bool = False  # the checkpoint has plain products, which become those of `formats` when it is loaded
     packing: Packing | None = None  # of weights of 4 bits in the checkpoint
+    input_bound: float | None = None  # of products that are not plain: inputs beyond it are cut off, then rounded
     tower: TowerConfig | None = None  # makes embeddings of images; None where a server takes none
 
     @property

@@ -13,6 +13,7 @@ from kernels.fused.activation_kind import Activation
 from kernels.fused.layer_norm import layer_norm
 from kernels.fused.norm import rms_norm
 from kernels.linear.epilogue import Epilogue
+from kernels.linear.shape import PLAIN
 from kernels.linear.weights import PlainWeight
 from kernels.recurrence.calls import RecurrenceWeights, RunRecurrence
 from kernels.recurrence.eager_path import run_recurrence_eager
@@ -55,7 +56,7 @@ from server.model.block import (
 from server.model.experts import Experts, ExpertsApart, ProductsOf, Shared, SharedAlike, products_of
 from server.model.gated_delta import GatedDelta
 from server.model.layers import DenseWeights, LayerWeights, MixtureWeights, NormsApart, PerLayerWeights, Weights
-from server.model.linear import Gated, GatedAlike, Linear, Product, ProductOf, WeightName, unplanned
+from server.model.linear import CutOff, Gated, GatedAlike, Linear, Product, ProductOf, WeightName, unplanned
 from server.model.per_layer import PerLayerInputs
 from server.model.ranks import ALONE, Ranks
 from server.model.rope import RotaryTables
@@ -215,12 +216,17 @@ class Decoder:
         return Epilogue.FP32 if is_narrow else Epilogue.NONE
 
     def _product(self, layer: int, name: WeightName, linear: Linear) -> Product:
-        return self._operators.product(layer, name, linear, Epilogue.NONE)
+        return self._with_bound(linear, self._operators.product(layer, name, linear, Epilogue.NONE))
+
+    def _with_bound(self, linear: Linear, product: Product) -> Product:
+        """Return the product with inputs that are cut off where the checkpoint says so, of weights of 8 bits."""
+        bound = self.config.input_bound
+        return product if bound is None or linear.weight.format() == PLAIN else CutOff(product, bound)
 
     def _gate_up(self, layer: int, name: WeightName, gate_up: Linear, activation: Activation) -> Product:
         """Return the product with gate and up, then activation(gate) * up; one kernel where there may be one."""
         if activation is Activation.SILU and gate_up.bias is None:
-            return self._operators.product(layer, name, gate_up, Epilogue.SWIGLU)
+            return self._with_bound(gate_up, self._operators.product(layer, name, gate_up, Epilogue.SWIGLU))
         return (GatedAlike if self._is_alike(gate_up) else Gated)(self._product(layer, name, gate_up), activation)
 
     def _block(self, index: int, config: LayerConfig, weights: LayerWeights) -> AnyBlock:

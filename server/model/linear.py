@@ -108,5 +108,19 @@ class Unplanned:
         return multiply(x, self.linear.weight, self.linear.bias, self.epilogue, out)
 
 
+@dataclass(frozen=True, slots=True)
+class CutOff:
+    """A product with inputs of which those beyond a bound are cut off there, before they are rounded.
+
+    bound  a number that the inputs' dtype has
+    """
+
+    product: Product
+    bound: float
+
+    def __call__(self, x: Tensor, step: Step | None, out: Tensor | None = None) -> Tensor:
+        return self.product(x.clamp(-self.bound, self.bound), step, out)
+
+
 def unplanned(_: int | None, __: WeightName, linear: Linear, epilogue: Epilogue) -> Product:
     return Unplanned(linear, epilogue)

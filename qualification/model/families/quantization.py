@@ -23,6 +23,7 @@ class Quantization:
     schemes  (entries, format) in their order: the first with an entry that names a product says its format
     plain    entries that name products which are stored as they are
     packing  of weights of 4 bits
+    input_bound  where inputs are cut off before they are rounded
     """
 
     source: str
@@ -30,6 +31,7 @@ class Quantization:
     plain: tuple[str, ...]
     matches: Matches
     packing: Packing | None = None
+    input_bound: float | None = None
 
     def format_of(self, name: str) -> WeightFormat:
         if self._names(self.plain, name):
@@ -61,7 +63,7 @@ def quantized(model: ModelConfig, quantization: Quantization, names: TensorNames
     head = quantization.format_of("lm_head")
     if head != PLAIN and not model.tie_embeddings:
         raise ModelConfigError(f"{quantization.source}: a head (lm_head) in {head.name} is not supported")
-    return replace(model, layers=layers, packing=quantization.packing)
+    return replace(model, layers=layers, packing=quantization.packing, input_bound=quantization.input_bound)
 
 
 def rounded_at_load(model: ModelConfig) -> ModelConfig:
@@ -132,6 +134,11 @@ def _format_of_experts(
     if found != PLAIN and (own.layout is not ExpertLayout.EACH or mixture.has_bias):
         raise ModelConfigError(
             f"{quantization.source}: experts in {found.name} that share a tensor or have biases are not supported"
+        )
+    if found != PLAIN and quantization.input_bound is not None:
+        raise ModelConfigError(
+            f"{quantization.source}: experts in {found.name} whose inputs are cut off at {quantization.input_bound:g} "
+            "(activation_scale_ub) are not supported"
         )
     return found
 

@@ -1,10 +1,11 @@
 """quantization_config of config.json: how each product of a checkpoint is stored.
 
-Read are the words of `fp8` (DeepSeek, Qwen, Mistral), compressed-tensors (llm-compressor), ModelOpt (NVIDIA), whose
-hf_quant_config.json says the same in other words, AWQ and GPTQ. What a list of exceptions names stays as it is: each
-maker has its own rule for what an entry names.
+Read are the words of `fp8` (DeepSeek, Qwen, Mistral), `fbgemm_fp8` (Meta), compressed-tensors (llm-compressor),
+ModelOpt (NVIDIA), whose hf_quant_config.json says the same in other words, AWQ and GPTQ. What a list of exceptions
+names stays as it is: each maker has its own rule for what an entry names.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
@@ -19,16 +20,20 @@ CONFIG_KEY = "quantization_config"
 _BLOCK = [128, 128]
 _OF_GROUPS = {32: INT4_32, 64: INT4_64, 128: INT4_128}
 _HEAD = "lm_head"
+_LARGEST_OF_FP16 = 65504.0
+_BITS_OF_BF16 = 8  # of a number's digits: fewer than fp16 has
 
 
 def read_quantization(fields: Fields) -> Quantization:
     """Read quantization_config. Raises ModelConfigError that names the method, or the field, that is not supported."""
     if not fields.has("quant_method") and (fields.has("quant_algo") or fields.has("quantization")):
         return _of_modelopt(fields.section("quantization") or fields)
-    method = fields.choice("quant_method", ("fp8", "compressed-tensors", "modelopt", "awq", "gptq"))
+    method = fields.choice("quant_method", ("fp8", "fbgemm_fp8", "compressed-tensors", "modelopt", "awq", "gptq"))
     match method:
         case "fp8":
             return _of_fp8(fields)
+        case "fbgemm_fp8":
+            return _of_fbgemm(fields)
         case "compressed-tensors":
             return _of_compressed_tensors(fields)
         case "awq":
@@ -52,6 +57,20 @@ def _of_fp8(fields: Fields) -> Quantization:
     found = FP8_BLOCKS if block is not None else FP8_STATIC if scheme == "static" else FP8_ROWS
     # A head is no layer of the decoder, which transformers never converts.
     return Quantization(fields.source, ((("",), found),), (*_entries(fields, listed), _HEAD), _at_dots)
+
+
+def _of_fbgemm(fields: Fields) -> Quantization:
+    """Meta's: entries are whole names, or parts of names between dots.
+
+    A row of inputs is rounded with min(its largest, the bound) / 448, and what is beyond 448 then is cut off. That is
+    the row cut off at the bound and rounded by its largest, where the inputs' dtype has the bound.
+    """
+    bound = fields.number("activation_scale_ub")
+    digits = math.ldexp(math.frexp(bound)[0], _BITS_OF_BF16)
+    if not 1 <= bound <= _LARGEST_OF_FP16 or digits != int(digits):
+        fields.refuse("activation_scale_ub", "a number from 1 to 65504 that bf16 has, such as 1200")
+    plain = (*_entries(fields, "modules_to_not_convert"), _HEAD)
+    return Quantization(fields.source, ((("",), FP8_ROWS),), plain, _at_dots, input_bound=bound)
 
 
 def _of_compressed_tensors(fields: Fields) -> Quantization:

@@ -398,7 +398,8 @@ class LayerReference:
             return Matrix(values.to(self.precision.dtype), inputs, rounds=True)
         scale = next((it for it in _SCALES if f"{name}.{it}" in self.tensors), _SCALES[0])
         input_scale = self.stored(f"{name}.input_scale") if inputs is Inputs.ALL else None
-        return Matrix.of_file(values, self.stored(f"{name}.{scale}"), inputs, input_scale)
+        found = Matrix.of_file(values, self.stored(f"{name}.{scale}"), inputs, input_scale)
+        return replace(found, input_bound=self.model.input_bound)
 
     def stored(self, name: str) -> Tensor:
         """Return a tensor as the checkpoint has it. Raises CheckpointError."""

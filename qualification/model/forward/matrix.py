@@ -45,6 +45,7 @@ class Matrix:
     inputs       how a product rounds what it is given
     scales       [out, 1], or [out, ceil(in / 128)] of blocks, fp64; None where `values` are its numbers
     input_scale  of all inputs, fp64, where they have one
+    input_bound  where inputs are cut off before they are rounded; None: nowhere
     rounds       whether `values` are rounded to 8 bits first, each row of the columns that are taken with its own scale
     """
 
@@ -52,6 +53,7 @@ class Matrix:
     inputs: Inputs = Inputs.AS_THEY_ARE
     scales: Tensor | None = None
     input_scale: Tensor | None = None
+    input_bound: float | None = None
     rounds: bool = False
 
     @classmethod
@@ -88,6 +90,8 @@ class Matrix:
         """Return x W^T + bias, x [T, in], summed in fp32 and not yet rounded."""
         if self.inputs is Inputs.AS_THEY_ARE:
             return product(x, self._numbers, bias, precision)
+        if self.input_bound is not None:
+            x = _cut_off(x, self.input_bound)
         rounded = _rounded(x, self.inputs, self.input_scale)
         found = product(rounded.inputs, self._numbers, bias, precision)
         if rounded.off is None:
@@ -126,6 +130,12 @@ class _RoundedInputs:
 
     inputs: Bounded
     off: Tensor | None
+
+
+def _cut_off(x: Bounded, bound: float) -> Bounded:
+    """Return x with magnitudes of at most a bound: what is beyond it by more than it may be off is exact then."""
+    errs = x.truth.abs() - x.limit < bound
+    return Bounded(x.truth.clamp(-bound, bound), x.most * errs, x.deviation * errs)
 
 
 def _rounded(x: Bounded, inputs: Inputs, input_scale: Tensor | None) -> _RoundedInputs:

@@ -13,14 +13,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from kernels.linear.epilogue import Epilogue
-from kernels.linear.first_path import multiply
 from kernels.linear.shape import FP8_BLOCKS, FP8_ROWS, FP8_STATIC, PLAIN, WeightFormat
 from kernels.vocabulary.shape import Dtype
 from qualification.model.config import num_parameters, weight_bytes
 from qualification.model.shard import shard_of
 from server.errors import ModelError
 from server.model.decoder import Decoder
-from server.model.linear import WeightName
+from server.model.linear import CutOff, Unplanned, WeightName
 from server.model.load.load import load_config, load_shard
 from support.models.paged_runner import PagedRunner
 from support.models.quantized_files import PARTS, change
@@ -38,6 +37,7 @@ PRODUCTS = {
     "mlp.down_proj": (HIDDEN, WIDTH),
 }  # fmt: skip
 INPUT_SCALE = 0.03
+BOUND = 40.0  # that inputs 30 times as large as others reach, and no others
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,10 @@ KINDS = {
         FP8_STATIC, "tensor", scale_shape=lambda scale: scale.reshape(()), is_static=True,
     ),
     "fp8 dynamic": Kind({"quant_method": "fp8", "modules_to_not_convert": ["model.layers.1.mlp"]}, FP8_ROWS, "tensor"),
+    "fbgemm": Kind(
+        {"quant_method": "fbgemm_fp8", "activation_scale_ub": BOUND, "modules_to_not_convert": LISTED},
+        FP8_ROWS, "channel",
+    ),
     "compressed channel": Kind(of_groups("channel", {"dynamic": True, "strategy": "token"}), FP8_ROWS, "channel"),
     "compressed tensor": Kind(
         of_groups("tensor", {"dynamic": False, "strategy": "tensor"}), FP8_STATIC, "tensor", is_static=True
@@ -161,13 +165,16 @@ def write(folder: Path, kind: Kind) -> dict[str, Tensor]:
     return numbers
 
 
-def rounded_inputs(x: Tensor, of: WeightFormat) -> Tensor:
+def rounded_inputs(x: Tensor, of: WeightFormat, bound: float | None) -> Tensor:
     """Round inputs as the makers' definitions do."""
     if of == PLAIN:
         return x.double()
     if of == FP8_STATIC:
         codes = (x / torch.tensor(INPUT_SCALE)).clamp(-448, 448).to(torch.float8_e4m3fn)
         return codes.double() * torch.tensor(INPUT_SCALE).double()
+    if bound is not None:
+        scales = x.abs().amax(1, keepdim=True).clamp(max=bound) / 448
+        return (x / scales).clamp(-448, 448).to(torch.float8_e4m3fn).double() * scales.double()
     columns = 128 if of == FP8_BLOCKS else 10**6
     return torch.cat([widened(*rounded(row[None], 1, columns), 1, columns) for row in x])
 
@@ -184,12 +191,15 @@ def test_products_are_those_of_the_definition(tmp_path: Path, kind: Kind) -> Non
         x = torch.randn(5, linear.weight.size[1], generator=torch.Generator().manual_seed(1))
         x[2] *= 30  # beyond what a scale of all inputs reaches
         weight = torch.cat([numbers[f"model.layers.{index}.{it}.weight"] for it in parts]).double()
-        due = rounded_inputs(x, linear.weight.format()) @ weight.T
+        due = rounded_inputs(x, linear.weight.format(), config.input_bound) @ weight.T
         for epilogue in (Epilogue.NONE, *([Epilogue.SWIGLU] if name is WeightName.GATE_UP else [])):
             if epilogue is Epilogue.SWIGLU:
                 gate, up = due.chunk(2, -1)
                 due = torch.nn.functional.silu(gate) * up
-            found = multiply(x, linear.weight, None, epilogue)
+            served = Unplanned(linear, epilogue)
+            if config.input_bound is not None and linear.weight.format() != PLAIN:
+                served = CutOff(served, config.input_bound)
+            found = served(x, None)
             torch.testing.assert_close(found.double(), due, atol=1e-5 * float(due.abs().max()), rtol=1e-5)
 
 
@@ -231,7 +241,7 @@ def test_two_ranks_of_8_bits_hold_the_whole(tmp_path: Path, kind: Kind) -> None:
         (
             "fp8 blocks",
             {"quant_method": "quip"},
-            "quant_method must be one of fp8, compressed-tensors, modelopt, awq, gptq, found",
+            "quant_method must be one of fp8, fbgemm_fp8, compressed-tensors, modelopt, awq, gptq, found",
         ),
         ("fp8 blocks", {"fmt": "e5m2"}, "fmt must be one of e4m3"),
         (
@@ -239,6 +249,9 @@ def test_two_ranks_of_8_bits_hold_the_whole(tmp_path: Path, kind: Kind) -> None:
             {"modules_to_not_convert": ["model.layers.0.self_attn.k_proj"]},
             "model.layers.0.self_attn.q_proj fp8_blocks, model.layers.0.self_attn.k_proj plain.* all be listed or none",
         ),
+        ("fbgemm", {"activation_scale_ub": None}, "activation_scale_ub must be a positive number"),
+        ("fbgemm", {"activation_scale_ub": 1201.0}, "activation_scale_ub must be .* that bf16 has.*found 1201.0"),
+        ("fbgemm", {"modules_to_not_convert": []}, r"missing: model.layers.1.mlp.*weight_scale"),
         ("compressed channel", {"ignore": ["lm_head", "re:("]}, r"ignore must be .* 're:\(' is none"),
         ("compressed channel", {"config_groups": {"a": {"targets": ["Linear"]}}}, "weights must be an object"),
         (

@@ -110,11 +110,14 @@ def test_two_ranks_hold_whole_blocks_of_experts(tmp_path: Path) -> None:
         shard_of(config, 0, 4)
 
 
-def test_a_router_in_8_bits_is_refused(tmp_path: Path) -> None:
+def test_routers_and_bounded_experts_of_8_bits_are_refused(tmp_path: Path) -> None:
     folder = made(tmp_path, "static")
     says = {"quantization_config": {**STATIC, "modules_to_not_convert": ["lm_head"]}}
     with pytest.raises(ModelError, match="a router in fp8_static is not supported"):
         load_config(edited(folder, tmp_path / "router", says, dict))
+    bounded = {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200, "modules_to_not_convert": ["mlp.gate"]}
+    with pytest.raises(ModelError, match=r"experts in fp8_rows whose inputs are cut off at 1200 .* not supported"):
+        load_config(edited(folder, tmp_path / "bounded", {"quantization_config": bounded}, dict))
 
 
 @pytest.mark.parametrize("kind", [FewBitFormat.FP8_ROWS, FewBitFormat.FP8_BLOCKS, FewBitFormat.INT4_32])

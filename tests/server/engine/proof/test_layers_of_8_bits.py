@@ -20,6 +20,7 @@ KINDS: dict[str, dict[str, object]] = {
     "blocks": {"quant_method": "fp8", "weight_block_size": [128, 128]},
     "rows": {"quant_method": "fp8", "modules_to_not_convert": ["model.layers.0.mlp"]},
     "static": STATIC,
+    "bounded": {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1.0},  # most rows have larger inputs
 }
 
 
@@ -81,6 +82,15 @@ def test_a_wrong_scale_or_code_is_seen_and_named(name: str, dtype: DtypeChoice, 
     found = model.check(model.decoder_of(edited(model.subject.folder, tmp_path / "wrong", None, change)))
     assert found.first is not None
     assert found.first.section == section
+    assert found.first.factor > 1.5
+
+
+def test_a_bound_of_inputs_that_is_not_kept_is_seen(tmp_path: Path) -> None:
+    model = made(tmp_path, "bounded", DtypeChoice.BF16)
+    says = {"quantization_config": {**KINDS["bounded"], "activation_scale_ub": 1.25}}
+    found = model.check(model.decoder_of(edited(model.subject.folder, tmp_path / "wider", says)))
+    assert found.first is not None
+    assert found.first.section == "queries"
     assert found.first.factor > 1.5
 
 
