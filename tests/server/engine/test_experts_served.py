@@ -15,8 +15,8 @@ from qualification.measure.faults.experts_faults import ExpertsFault, wrong_expe
 from qualification.measure.qualify import Bench, Pair
 from server.engine.startup.builder import BuiltEngine
 from server.engine.startup.plan import Unservable
-from server.protocol.messages import PlanRow, SamplingParams, StepOutput, Submit
-from support.engine.one_operator import MIXTURE, measuring, small_engine
+from server.protocol.messages import PlanRow
+from support.engine.one_operator import MIXTURE, measuring, serve, small_engine
 
 NUM_MIXTURES = 2  # of 3 layers
 PATH = "torch.experts.cpu"
@@ -27,16 +27,6 @@ measure = measuring(ExpertsShape)
 
 def build(folder: Path, policy: Policy, run_qualification: Callable[..., None] = measure) -> BuiltEngine:
     return small_engine(folder, MIXTURE, run_qualification, policy=policy, max_num_batched_tokens=64)
-
-
-def serve(built: BuiltEngine, num_tokens: int) -> list[StepOutput]:
-    built.engine.submit(Submit("a", list(range(num_tokens)), SamplingParams(max_tokens=3, temperature=0.0)))
-    outputs = []
-    while built.engine.has_work:
-        output = built.engine.step()
-        assert output is not None
-        outputs.append(output)
-    return outputs
 
 
 def experts_rows(built: BuiltEngine) -> list[PlanRow]:

@@ -21,8 +21,8 @@ from qualification.measure.qualify import Bench, Pair
 from server.engine.operators.rows_table import StepSizes, phase_of_step
 from server.engine.startup.builder import BuiltEngine
 from server.engine.startup.plan import Unservable
-from server.protocol.messages import PlanRow, SamplingParams, StepOutput, Submit
-from support.engine.one_operator import HYBRID, proving, small_engine
+from server.protocol.messages import PlanRow
+from support.engine.one_operator import HYBRID, proving, serve, small_engine
 from support.qualification_fakes import checks, evidence
 
 NUM_RECURRENT = 2  # of 3 layers
@@ -32,16 +32,6 @@ KIND = "fp32/state-fp32 h1:2 d8:16 conv4"
 
 def build(folder: Path, policy: Policy, run_qualification: Callable[..., None] = proving) -> BuiltEngine:
     return small_engine(folder, HYBRID, run_qualification, policy=policy, max_num_batched_tokens=64)
-
-
-def serve(built: BuiltEngine, num_tokens: int) -> list[StepOutput]:
-    built.engine.submit(Submit("a", list(range(num_tokens)), SamplingParams(max_tokens=3, temperature=0.0)))
-    outputs = []
-    while built.engine.has_work:
-        output = built.engine.step()
-        assert output is not None
-        outputs.append(output)
-    return outputs
 
 
 def recurrence_rows(built: BuiltEngine) -> list[PlanRow]:

@@ -24,6 +24,7 @@ from server.engine.operators.rows_table import RowsTable
 from server.engine.startup.builder import BuiltEngine
 from server.engine.startup.subject import operators_of
 from server.model.decoder import Decoder
+from server.protocol.messages import SamplingParams, StepOutput, Submit
 from server.settings import DeviceChoice, LoadFormat, Settings
 from support.engine.built_engine import built_engine
 from support.qualification_fakes import evidence
@@ -121,6 +122,17 @@ def serve_by(built: BuiltEngine, path: LinearPath | ExpertsPath) -> Dispatcher:
     runner.worker.dispatcher = dispatcher
     runner.worker.decoder = Decoder(decoder.config, decoder.weights, decoder.ranks, operators_of(dispatcher))
     return dispatcher
+
+
+def serve(built: BuiltEngine, num_tokens: int) -> list[StepOutput]:
+    """Answer one greedy prompt of so many tokens; the outputs of its steps."""
+    built.engine.submit(Submit("a", list(range(num_tokens)), SamplingParams(max_tokens=3, temperature=0.0)))
+    outputs = []
+    while built.engine.has_work:
+        output = built.engine.step()
+        assert output is not None
+        outputs.append(output)
+    return outputs
 
 
 def small_engine(
