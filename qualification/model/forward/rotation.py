@@ -71,29 +71,31 @@ def _yarn(rope: RopeConfig, plain: Tensor, size: int, original: int) -> Tensor:
 def rotate(
     x: Bounded, positions: Tensor, rope: RopeConfig, context: int, precision: Precision, *, neighbours: bool
 ) -> Bounded:
-    """Rotate x [T, heads, d] by positions [T], and round: the first dimensions of all pairs, then the second ones.
-
-    Angles are computed in fp32: they err by roundings of a few units of themselves, those of a power of theta among
-    them, which grow with the logarithm of theta.
-    """
+    """Rotate x [T, heads, d] by positions [T], and round; the dimensions of pairs are in the order of `turn`."""
     head_dim = x.truth.shape[-1]
     size = 2 * _num_pairs(_num_rotated(rope, head_dim))
     angles = positions.double()[:, None] * frequencies(rope, head_dim, context).to(positions.device)
-    error = (8 + math.log(max(rope.theta, math.e))) * U * angles.abs() + 4 * U
-    cos, sin = (f(angles)[:, None] * rope.attention_factor for f in (torch.cos, torch.sin))
-    error = error[:, None] * rope.attention_factor
-    own = x.columns(slice(size))
-    halves = (slice(0, None, 2), slice(1, None, 2)) if neighbours else (slice(size // 2), slice(size // 2, None))
-    first, second = (own.columns(half) for half in halves)
+    turned = turn(x.columns(slice(size)), angles, rope.theta, rope.attention_factor, neighbours=neighbours)
+    kinds = zip((turned.truth, turned.most, turned.deviation), (x.truth, x.most, x.deviation), strict=True)
+    return precision.rounded(Bounded(*(torch.cat((own, rest[..., size:]), dim=-1) for own, rest in kinds)))
+
+
+def turn(x: Bounded, angles: Tensor, theta: float, factor: float = 1.0, *, neighbours: bool = False) -> Bounded:
+    """Return the pairs of x [T, heads, 2 n] turned by angles [T, n], times a factor, not yet rounded.
+
+    neighbours  whether dimensions of a pair stand beside each other in x; else all first ones stand before all second
+                ones, as in the result
+    Angles are computed in fp32: they err by roundings of a few units of themselves, those of a power of theta among
+    them, which grow with the logarithm of theta.
+    """
+    error = ((8 + math.log(max(theta, math.e))) * U * angles.abs() + 4 * U)[:, None] * factor
+    cos, sin = (f(angles)[:, None] * factor for f in (torch.cos, torch.sin))
+    num_pairs = angles.shape[1]
+    halves = (slice(0, None, 2), slice(1, None, 2)) if neighbours else (slice(num_pairs), slice(num_pairs, None))
+    first, second = (x.columns(half) for half in halves)
     turned = []
     for one, other, sign in ((first, second, -1.0), (second, first, 1.0)):
         both = one.times(cos).plus(other.times(sign * sin))
-        most = both.most + error * (one.truth.abs() + other.truth.abs())
-        deviation = both.deviation + 2 * U * (one.truth.abs() + other.truth.abs())
-        turned.append(Bounded(both.truth, most, deviation))
-    whole = []
-    for index in range(3):
-        parts = [(it.truth, it.most, it.deviation)[index] for it in turned]
-        rest = (x.truth, x.most, x.deviation)[index][..., size:]
-        whole.append(torch.cat((*parts, rest), dim=-1))
-    return precision.rounded(Bounded(*whole))
+        size = one.truth.abs() + other.truth.abs()
+        turned.append((both.truth, both.most + error * size, both.deviation + 2 * U * size))
+    return Bounded(*(torch.cat(parts, dim=-1) for parts in zip(*turned, strict=True)))

@@ -5,7 +5,6 @@ out in another order is brought into this one first. Sources: Qwen2.5-VL and Qwe
 of their checkpoints.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +23,7 @@ from qualification.model.forward.bounded import (
 )
 from qualification.model.forward.checkpoint import Checkpoint, CheckpointError
 from qualification.model.forward.mixture import Gate, gate_named, gate_of
+from qualification.model.forward.rotation import turn
 from qualification.model.tower import TowerConfig
 
 _BEGINNINGS = ("visual.", "model.visual.")
@@ -163,9 +163,8 @@ class TowerReference:
         for place, corner in self._corners(side):
             weight, value = place[:, None], square[corner]
             truth += weight * value
-            size += (
-                4 * U * side * value.abs()
-            )  # of a place in fp32, whose share of a cell errs by as much of the square
+            # Of a place in fp32: its share of a cell errs by as much of the square.
+            size += 4 * U * side * value.abs()
         return self._rounded(Bounded(truth, size, torch.zeros_like(size)))
 
     def _corners(self, side: int) -> list[tuple[Tensor, tuple[Tensor, Tensor]]]:
@@ -182,16 +181,8 @@ class TowerReference:
         half = self.config.head_dim // 2
         exponents = torch.arange(0, half, 2, dtype=torch.float64, device=self._rows.device) / half
         rates = self.config.rope_theta**-exponents
-        angles = torch.cat([places.double()[:, None] * rates for places in (self._rows, self._columns)], dim=1)[:, None]
-        error = (8 + math.log(max(self.config.rope_theta, math.e))) * U * angles.abs() + 4 * U
-        first, second = x.columns(slice(half)), x.columns(slice(half, None))
-        turned = []
-        for one, other, sign in ((first, second, -1.0), (second, first, 1.0)):
-            both = one.times(angles.cos()).plus(other.times(sign * angles.sin()))
-            size = one.truth.abs() + other.truth.abs()
-            turned.append(Bounded(both.truth, both.most + error * size, both.deviation + 2 * U * size))
-        joined = [torch.cat([getattr(it, name) for it in turned], dim=-1) for name in ("truth", "most", "deviation")]
-        return self._rounded(Bounded(*joined))
+        angles = torch.cat([places.double()[:, None] * rates for places in (self._rows, self._columns)], dim=1)
+        return self._rounded(turn(x, angles, self.config.rope_theta))
 
     def _normed(self, x: Bounded, name: str) -> Bounded:
         weight = self._tensor(f"{name}.weight")

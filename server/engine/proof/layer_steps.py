@@ -181,10 +181,8 @@ class LayerSteps:
 
     def _behind_chunk(self, whole: "_Sequence", chunk: int) -> list[CheckedStep]:
         """Return steps behind the first chunk, which is one page again and again, as in `_far`."""
-        num_copies, drawn = (
-            chunk // self._page_size,
-            [self._rng.randrange(self._vocab_size) for _ in range(_BEHIND_HIT)],
-        )
+        num_copies = chunk // self._page_size
+        drawn = [self._rng.randrange(self._vocab_size) for _ in range(_BEHIND_HIT)]
         ids = whole.ids[: self._page_size] * num_copies + drawn
         pages = whole.pages[:1] * num_copies + self._pages(-(-_BEHIND_HIT // self._page_size))
         far = _Sequence(ids, pages, whole.tokens[: self._page_size] * num_copies)
