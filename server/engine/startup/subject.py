@@ -51,7 +51,7 @@ from server.model.load.folder import check_folder
 from server.model.load.load import check_checkpoint, load_config, load_shard
 from server.model.load.pooling import read_pooling
 from server.model.ranks import ALONE, Ranks
-from server.model.vision.load import check_tower, has_known_tower, has_tower_tensors, load_tower, with_images
+from server.model.vision.load import check_tower, has_known_tower, has_tower_tensors, load_tower, with_own_tower
 from server.model.vision.tower import Pixels, Tower
 from server.settings import LoadFormat, Quantization, Settings, Task
 
@@ -106,7 +106,7 @@ def read_subject(settings: Settings, rank: int = 0) -> Subject:
             raise ModelError(f"{folder}: {error}") from error
     pixels = None if pooling is not None else _pixels_of(settings, folder)
     if pixels is not None:
-        model = with_images(folder, model)
+        model = with_own_tower(folder, model)
     if pooling is not None and pooling.task is Task.EMBED:
         model = replace(model, tie_embeddings=True)  # a head is not needed, and often not saved
     try:

@@ -48,7 +48,7 @@ def text_with_borders(text: str, tokens: ImageTokens, tokenizer: Tokenizer) -> s
     return replaced_in_template(text, written, tokens.before + "".join(names[it] for it in ids) + tokens.after)
 
 
-def with_images(
+def with_image_tokens(
     token_ids: Sequence[int], images: Sequence[ProcessedImage], tokens: ImageTokens, ready: EngineReady
 ) -> tuple[list[int], tuple[PromptImage, ...]]:
     """Put all of an image's tokens where there is one, and say where they are. Raises RequestError.

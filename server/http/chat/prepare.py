@@ -8,7 +8,7 @@ import msgspec
 
 from server.errors import InvalidValue, UnsupportedField
 from server.grammar.reasoning import behind_reasoning
-from server.http.chat.image_places import check_bounds, check_images, text_with_borders, with_images
+from server.http.chat.image_places import check_bounds, check_images, text_with_borders, with_image_tokens
 from server.http.chat.rendering import Conversation, PromptEnd, chat_text, conversation_of, end_of
 from server.http.chat.requests import ChatRequest
 from server.http.chat.tools import ToolUse
@@ -131,7 +131,7 @@ def chat_ids(
     token_ids = encode_chat(model.tokenizer, text, ready.max_model_len, add_special_tokens=add_special_tokens)
     if model.images is None or not read_images:
         return ChatIds(token_ids, text, None)
-    token_ids, placed = with_images(token_ids, read_images, model.images.settings.tokens, ready)
+    token_ids, placed = with_image_tokens(token_ids, read_images, model.images.settings.tokens, ready)
     return ChatIds(token_ids, text, PromptImages(placed))
 
 

@@ -33,7 +33,7 @@ def has_tower_tensors(folder: Path) -> bool:
     return any(name.startswith(_BEGINNINGS) for name in read_entries(folder))
 
 
-def with_images(folder: Path, model: ModelConfig) -> ModelConfig:
+def with_own_tower(folder: Path, model: ModelConfig) -> ModelConfig:
     """Return the folder's model with its tower. Raises ModelError for one that has none that can be computed."""
     path = folder / CONFIG_FILE
     try:

@@ -20,7 +20,7 @@ from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
 from server.model.layer_state import StateCache
 from server.model.load.load import load_config, load_shard
-from server.model.vision.load import load_tower, with_images
+from server.model.vision.load import load_tower, with_own_tower
 from server.model.vision.tower import Pixels, Tower
 from server.protocol.images import PromptImage
 from server.protocol.messages import SamplingParams, Submit
@@ -35,7 +35,7 @@ Prompt = tuple[list[int], tuple[PromptImage, ...]]
 
 def load_with_tower(folder: Path) -> tuple[Decoder, Tower]:
     """Return a folder's decoder and tower, in fp32."""
-    config = with_images(folder, load_config(folder))
+    config = with_own_tower(folder, load_config(folder))
     weights = load_shard(folder, config, shard_of(config, 0, 1), dtype=torch.float32, device=CPU)
     assert config.tower is not None
     tower = load_tower(folder, config.tower, dtype=torch.float32, device=CPU)

@@ -13,7 +13,7 @@ from qualification.model.forward.checkpoint import Checkpoint
 from qualification.model.forward.tower import TowerReference
 from server.engine.proof.tower_check import TowerCheck, TowerChecked, checked_grid
 from server.model.load.load import load_config
-from server.model.vision.load import load_tower, with_images
+from server.model.vision.load import load_tower, with_own_tower
 from server.model.vision.tower import Image, Tower
 from support.engine.image_session import PIXELS
 from support.models.tiny_images import save_tiny
@@ -32,7 +32,7 @@ def checked(
     folder: Path, made: Callable[..., Tower] = Tower, dtype: torch.dtype = torch.float32, **changes: object
 ) -> TowerChecked:
     """Check a tower that is made of the folder's weights, but of a configuration with changes."""
-    config = with_images(folder, load_config(folder)).tower
+    config = with_own_tower(folder, load_config(folder)).tower
     assert config is not None
     weights = load_tower(folder, config, dtype=dtype, device=CPU)
     tower = made(replace(config, **changes), weights, PIXELS, is_reproducible=False)
