@@ -21,13 +21,18 @@ def check_images(model: ServedModel, ready: EngineReady, places: Sequence[str], 
     """
     if not places:
         return
-    why = model.no_images or (None if ready.max_image_tokens else "the engine has no tower for them")
-    if model.images is None or why is not None:
-        message = f"{places[0]}: the type {kind!r} is not implemented for this model: {why or 'it sees no images'}."
-        raise UnsupportedField(message, param=f"{places[0]}.type")
+    if model.images is None:
+        raise _not_seen(places[0], kind, model.no_images or "it sees no images")
+    if not ready.max_image_tokens:
+        raise _not_seen(places[0], kind, "the engine has no tower for them")
     if len(places) > model.images.limit:
         limit = f"the limit is {model.images.limit} (--limit-images)"
         raise InvalidValue(f"The prompt has {len(places)} images, {limit}.", param=places[model.images.limit])
+
+
+def _not_seen(place: str, kind: str, why: str) -> UnsupportedField:
+    message = f"{place}: the type {kind!r} is not implemented for this model: {why}."
+    return UnsupportedField(message, param=f"{place}.type")
 
 
 def check_bounds(model: ServedModel, bounds: ImageBounds | None) -> None:
