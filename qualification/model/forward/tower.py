@@ -34,8 +34,8 @@ _OF_PIXELS = 8  # roundings in fp32 of a pixel's number, of the largest of its p
 class PixelNumbers:
     """A pixel is (value * factor - mean) / deviation, of red, green and blue."""
 
-    mean: tuple[float, float, float]
-    deviation: tuple[float, float, float]
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
     factor: float
 
 

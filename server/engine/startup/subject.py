@@ -137,8 +137,7 @@ def _pixels_of(settings: Settings, folder: Path) -> Pixels | None:
     if found is None:
         logger.warning("%s: images are refused, and text alone is served: it has no tensors of a tower", folder)
         return None
-    (*mean,), (*deviation,) = found.mean, found.std
-    return Pixels((mean[0], mean[1], mean[2]), (deviation[0], deviation[1], deviation[2]), found.rescale_factor)
+    return Pixels(found.mean, found.std, found.rescale_factor)
 
 
 def load_own_tower(settings: Settings, subject: Subject, say: Say = lambda _: None) -> Tower | None:

@@ -14,9 +14,9 @@ from pathlib import Path
 from qualification.model.fields import Fields, ModelConfigError
 from server.errors import ModelError
 from server.model.images.sizes import FixedSize, PixelRange, SizeRule
+from server.model.load.folder import CONFIG_FILE
 from server.model.load.json_file import read_object
 
-CONFIG_FILE = "config.json"
 PREPROCESSOR_FILE = "preprocessor_config.json"
 PROCESSOR_FILE = "processor_config.json"
 

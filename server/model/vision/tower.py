@@ -30,8 +30,8 @@ _ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 class Pixels:
     """An image as the tower reads it: pixel times `factor`, less `mean`, over `deviation`, of red, green and blue."""
 
-    mean: tuple[float, float, float]
-    deviation: tuple[float, float, float]
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
     factor: float = 1 / 255
 
 
