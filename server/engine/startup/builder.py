@@ -437,7 +437,7 @@ def _engine(
     take_fallbacks: Callable[[], dict[MatmulFallback, int]],
 ) -> Engine:
     config = subject.config
-    drafting = None if subject.pools else drafting_of(settings, subject.model)
+    drafting = drafting_of(settings, subject.model)
     runs_ahead = settings.run_ahead and subject.device.type == "cuda"
     if not config.eos_token_ids and not subject.pools:
         logger.warning(

@@ -98,6 +98,10 @@ def read_subject(settings: Settings, rank: int = 0) -> Subject:
     folder = Path(settings.model)
     check_folder(folder)
     model, pooling = load_config(folder), read_pooling(folder, settings)
+    if pooling is not None and settings.speculative_config is not None:
+        raise SettingsError(
+            f"--speculative-config: a model of the task {pooling.task.value} drafts nothing; leave it out"
+        )
     model = with_states_of(settings, model)
     if settings.quantization is Quantization.FP8:
         try:

@@ -7,10 +7,11 @@ import pytest
 
 from qualification.model.families.reader import read_model
 from server.engine.startup.drafting import drafting_of
+from server.engine.startup.subject import read_subject
 from server.errors import SettingsError
 from server.model.load.load import load_config
 from server.protocol.messages import SamplingParams, StepOutput, Submit
-from server.settings import DeviceChoice, Settings
+from server.settings import DeviceChoice, Settings, Task
 from support.engine.built_engine import built_engine
 from support.engine.one_operator import HYBRID, proving
 from support.models.tiny_llama import TinyLlama
@@ -74,6 +75,14 @@ def test_a_wrong_setting_of_drafts_is_refused(tiny_llama: TinyLlama, text: str, 
     with pytest.raises(SettingsError, match=r"^--speculative-config") as caught:
         drafting_of(Settings(speculative_config=text), load_config(tiny_llama.folder))
     assert said in caught.value.message
+
+
+@pytest.mark.parametrize("task", [Task.EMBED, Task.SCORE])
+def test_a_model_that_generates_nothing_refuses_drafts(tiny_llama: TinyLlama, task: Task) -> None:
+    folder = str(tiny_llama.folder)
+    settings = Settings(model=folder, device=DeviceChoice.CPU, task=task, speculative_config=NGRAM)
+    with pytest.raises(SettingsError, match=f"a model of the task {task.value} drafts nothing; leave it out"):
+        read_subject(settings)
 
 
 def test_a_hybrid_refuses_drafts() -> None:
