@@ -10,7 +10,7 @@ scale is applied to the sums of a group, in fp32. Nothing is rounded that a prod
 import triton
 import triton.language as tl
 
-from kernels.linear.portable.fp8_matmul import silu_times, tile_of
+from kernels.linear.portable.program import silu_times, tile_of
 
 
 @triton.jit
