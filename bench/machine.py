@@ -4,6 +4,8 @@ import argparse
 import re
 import shutil
 import subprocess
+from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,3 +75,17 @@ def commit_of_code() -> str | None:
     command = [git, "-C", str(_ROOT), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
     answer = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     return answer.stdout.strip() or None
+
+
+def head_of_cpu(command: str) -> dict[str, object]:
+    """Return what the data of a run on this CPU begin with: when, by which command, at which commit, and where."""
+    import torch
+
+    from kernels.system.device import read_fingerprint
+
+    return {
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": command,
+        "commit": commit_of_code(),
+        "machine": asdict(read_fingerprint(torch.device("cpu"))) | {"device": "cpu"},
+    }

@@ -13,7 +13,6 @@ import random
 import sys
 import time
 from collections import Counter
-from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,6 +21,7 @@ from typing import Any
 from served_faults.plant import Fault, Kind, Plant
 from served_faults.served import Service
 
+from bench.machine import head_of_cpu
 from server.settings import DtypeChoice
 from support.engine.replayed import runner_of
 from support.models.served_families import FAMILIES, family_model
@@ -65,9 +65,9 @@ def main() -> int:
     num_wrong = sum(bool(row["seen"]) for row in rows)
     print(f"{len(rows)} of {len(engines)} engines, {dict(total)}, {num_wrong} called wrong")
     if args.out is not None:
+        command = "python trials/false_alarms.py" + (" --reproducible" if args.reproducible else "")
         head = {
-            "at": datetime.now(UTC).isoformat(timespec="seconds"),
-            "command": "python trials/false_alarms.py" + (" --reproducible" if args.reproducible else ""),
+            **head_of_cpu(command),
             "engines": len(rows),
             "of": len(engines),
             "checks": dict(total),

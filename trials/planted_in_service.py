@@ -16,12 +16,9 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
-
-import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for bench, which is not installed
 
@@ -35,8 +32,7 @@ from served_faults.rank_faults import RANK_FAULTS, section_of
 from served_faults.sampling_faults import OWN_SAMPLING_FAULTS, SAMPLING_FAULTS
 from served_faults.served import Served
 
-from bench.machine import commit_of_code
-from kernels.system.device import read_fingerprint
+from bench.machine import head_of_cpu
 
 RIGHT = tuple(Fault("none", Kind.BATCH, Plant, model, most_answers=120) for model in Model)
 FAULTS = (
@@ -100,12 +96,9 @@ def main() -> int:
     planted = [it for it in found if it["fault"] != "none"]
     print(f"{sum(it['caught'] for it in planted)} of {len(planted)} faults were seen")
     if args.out is not None:
-        machine = asdict(read_fingerprint(torch.device("cpu")))
+        command = "python trials/planted_in_service.py" + (" --reproducible" if args.reproducible else "")
         head = {
-            "at": datetime.now(UTC).isoformat(timespec="seconds"),
-            "command": "python trials/planted_in_service.py" + (" --reproducible" if args.reproducible else ""),
-            "commit": commit_of_code(),
-            "machine": machine | {"device": "cpu"},
+            **head_of_cpu(command),
             "dtype": "fp32",
             "faults": len(planted),
             "seen": sum(it["caught"] for it in planted),

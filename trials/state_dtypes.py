@@ -1,6 +1,6 @@
 """Compare results of a recurrence with states of bf16 and of fp32, by length.
 
-.venv/bin/python trials/state_dtypes.py [--most 32768] [--seeds 2] [--out docs/benchmarks/state-dtypes-cpu.json]
+PYTHONPATH=. python trials/state_dtypes.py [--most 32768] [--seeds 2] [--out docs/benchmarks/state-dtypes-cpu.json]
 
 One sequence of each seed and kind of gates goes through `torch.recurrence.cpu` in prompts of 64 tokens, once with
 states of each dtype, bf16 tokens in both. At each power of two from 1,024 on the last 64 results of each head are
@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from bench.machine import head_of_cpu
 from kernels.recurrence.calls import RecurrenceRows, RecurrenceState, RecurrenceWeights
 from kernels.recurrence.eager_path import run_recurrence_eager
 from kernels.recurrence.sizes import CHUNK, RecurrenceSizes
@@ -89,8 +90,8 @@ def main() -> None:
         rows.append({"gates": name, **{str(length): float(f"{error:.3g}") for length, error in worst.items()}})
         print(rows[-1], flush=True)
     if asked.out is not None:
-        text = ",\n  ".join(json.dumps(row) for row in rows)
-        asked.out.write_text(f'{{"torch": "{torch.__version__}", "seeds": {asked.seeds}, "rows": [\n  {text}\n]}}\n')
+        head = head_of_cpu("PYTHONPATH=. python trials/state_dtypes.py")
+        asked.out.write_text(json.dumps({**head, "seeds": asked.seeds, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
