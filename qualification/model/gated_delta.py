@@ -3,6 +3,7 @@
 Source: Yang et al. 2024 (Gated Delta Networks).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from kernels.recurrence.sizes import RecurrenceSizes
@@ -16,25 +17,39 @@ class GatedDeltaConfig(RecurrenceConfig):
     """sizes        heads, their dimensions and the width of the convolution
     state_dtype  of the matrices that a sequence's past is folded into
     hidden_size  of what the layer reads
+    num_drafted  tokens of a sequence that a step may compute and take back
     """
 
     sizes: RecurrenceSizes = field(kw_only=True)
     state_dtype: Dtype = field(kw_only=True)
     hidden_size: int = field(kw_only=True)
+    num_drafted: int = field(default=0, kw_only=True)
 
     @classmethod
-    def of(cls, sizes: RecurrenceSizes, hidden_size: int, state_dtype: Dtype = Dtype.FP32) -> "GatedDeltaConfig":
+    def of(
+        cls, sizes: RecurrenceSizes, hidden_size: int, state_dtype: Dtype = Dtype.FP32, num_drafted: int = 0
+    ) -> "GatedDeltaConfig":
         """Return the mixer of these sizes, with what it keeps and how many numbers it has."""
         # Two dtypes that differ stand for the weights' and the state's: the former is known when the model is served.
         tensors = zip(
-            sizes.state_tensors(Dtype.FP16, state_dtype), sizes.state_tensors(Dtype.BF16, state_dtype), strict=True
+            sizes.state_tensors(Dtype.FP16, state_dtype, num_drafted),
+            sizes.state_tensors(Dtype.BF16, state_dtype, num_drafted),
+            strict=True,
         )
         state = tuple(StateTensor(shape, dtype if dtype is other else None) for (shape, dtype), (_, other) in tensors)
         heads, values = sizes.num_value_heads, sizes.num_value_heads * sizes.value_dim
         count = hidden_size * (sizes.conv_dim + 2 * values + 2 * heads)
         count += sizes.conv_dim * sizes.width + 2 * heads + sizes.value_dim
         name = "the gated delta rule"
-        return cls(name, state, count, sizes=sizes, state_dtype=state_dtype, hidden_size=hidden_size)
+        return cls(
+            name,
+            state,
+            count,
+            sizes=sizes,
+            state_dtype=state_dtype,
+            hidden_size=hidden_size,
+            num_drafted=num_drafted,
+        )
 
     @property
     def value_size(self) -> int:
@@ -56,15 +71,22 @@ class GatedDeltaConfig(RecurrenceConfig):
                 "divide them"
             )
         own = replace(sizes, num_key_heads=sizes.num_key_heads // world, num_value_heads=sizes.num_value_heads // world)
-        return GatedDeltaConfig.of(own, self.hidden_size, self.state_dtype)
+        return GatedDeltaConfig.of(own, self.hidden_size, self.state_dtype, self.num_drafted)
 
 
 def with_state_dtype(model: ModelConfig, dtype: Dtype) -> ModelConfig:
     """Return the model with states of another dtype in its layers of the gated delta rule."""
+    return _changed(model, lambda it: GatedDeltaConfig.of(it.sizes, it.hidden_size, dtype, it.num_drafted))
+
+
+def with_drafted_tokens(model: ModelConfig, num_drafted: int) -> ModelConfig:
+    """Return the model with states from which so many tokens of a step can be taken back."""
+    return _changed(model, lambda it: GatedDeltaConfig.of(it.sizes, it.hidden_size, it.state_dtype, num_drafted))
+
+
+def _changed(model: ModelConfig, change: Callable[[GatedDeltaConfig], GatedDeltaConfig]) -> ModelConfig:
     layers = tuple(
-        replace(layer, mixer=GatedDeltaConfig.of(layer.mixer.sizes, layer.mixer.hidden_size, dtype))
-        if isinstance(layer.mixer, GatedDeltaConfig)
-        else layer
+        replace(layer, mixer=change(layer.mixer)) if isinstance(layer.mixer, GatedDeltaConfig) else layer
         for layer in model.layers
     )
     return replace(model, layers=layers)

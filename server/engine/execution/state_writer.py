@@ -35,7 +35,11 @@ def write_states(host: HostViews, layout: StepLayout, batch: Batch, num_slots: i
             targets[own] = batch.states.targets[rows.start : rows.stop]
         row_of += range(own.start, own.stop)
         first += part.num_rows
-    host["state folded"][:] = firsts - firsts % CHUNK
+    folded = host["state folded"]
+    folded[:] = firsts - firsts % CHUNK
+    for row, seq in zip(row_of, batch.sequences, strict=True):
+        if seq.folded is not None:
+            folded[row] = seq.folded
     if layout.num_state_writes:
         tokens, slots = host["state write_tokens"], host["state write_slots"]
         tokens[:], slots[:] = 0, padding_slot

@@ -118,7 +118,7 @@ class Engine:
             0  # sequences whose next token depends on earlier ones (penalties), which the host counts
         )
         self._compile_grammar = compile_grammar
-        self._drafter = drafter
+        self.drafter = drafter
         self._drafts = DraftTally()
         self._compiling: dict[str, tuple[Sequence, Future[Matcher]]] = {}  # requests that wait for their matchers
         self._num_with_grammar = 0
@@ -252,7 +252,7 @@ class Engine:
         """Plan a batch and start it, as if every earlier batch had succeeded. None when there is nothing to do."""
         started_at, compiles_before = self._clock(), self._num_compiles()
         self.mark(Part.PLAN)
-        batch = self._scheduler.plan(started_at, self._drafter)
+        batch = self._scheduler.plan(started_at, self.drafter)
         self.mark(Part.LAUNCH)
         if batch is None:
             return None
@@ -272,7 +272,7 @@ class Engine:
     def _can_run_ahead(self, launched: _Launched) -> bool:
         """Return whether the next batch can be planned before this one's tokens are known (its rows may still stop)."""
         is_launched = not isinstance(launched.outcome, StepError)
-        if not self._options.runs_ahead or not is_launched or self._num_with_history or self._drafter is not None:
+        if not self._options.runs_ahead or not is_launched or self._num_with_history or self.drafter is not None:
             return False
         # A prompt's scores are waited for at the launch, before a grammar knows the tokens of the step before.
         return not self._num_with_grammar or all(

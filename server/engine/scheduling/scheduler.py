@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from heapq import merge
 
+from kernels.recurrence.sizes import CHUNK
 from kernels.vocabulary.shape import Phase
 from server.engine.scheduling.decode_rows import DecodeRows
 from server.engine.scheduling.drafter import Drafter
@@ -136,8 +137,9 @@ class Scheduler:
     page border, from which the same prompt or a longer one goes on, and where a prompt leaves pages that others have
     without a snapshot: the next one that shares them finds it.
 
-    Drafted tokens take what is left of a step's tokens and of the pages when its prompts are chosen. None are verified
-    where the pool has states: one that has taken in a wrong token cannot be rolled back.
+    Drafted tokens take what is left of a step's tokens and of the pages when its prompts are chosen. A step that only
+    verifies folds no token into a state that may be taken back. One with prompts folds all of its rows, so that drafts
+    end before a border of the states' chunks there.
     """
 
     def __init__(
@@ -323,7 +325,7 @@ class Scheduler:
         if not step.prompts and not step.num_decode:
             return None
         states = self._pool.states
-        if drafter is not None and states is None and self._draft(drafter, step):
+        if drafter is not None and self._draft(drafter, step):
             decode = self._decoding.drafted_batch(num_preempted)
         else:
             decode = self._decoding.batch(num_preempted)
@@ -334,7 +336,9 @@ class Scheduler:
 
     def advance(self, batch: Batch) -> None:
         """Record that `batch`, the latest, is launched; call it before the new tokens are appended."""
+        verifies_alone = batch.verifies and not batch.num_prefill and not batch.num_extend
         for seq, context_len in zip(batch.sequences, batch.context_lens, strict=True):
+            seq.folded = seq.num_computed // CHUNK * CHUNK if verifies_alone else None
             seq.num_computed = context_len
             if context_len <= seq.num_prompt and not seq.num_generated:
                 seq.num_chunks += 1
@@ -396,10 +400,10 @@ class Scheduler:
         if batch.verifies:
             for seq in batch.sequences:
                 self._publish(seq, seq.num_computed // page_size)
-            return
-        for row, context_len in enumerate(batch.context_lens):
-            if row < first or not context_len % page_size:  # a single token fills a page, or changes nothing
-                self._publish(batch.sequences[row], context_len // page_size)
+        else:
+            for row, context_len in enumerate(batch.context_lens):
+                if row < first or not context_len % page_size:  # a single token fills a page, or changes nothing
+                    self._publish(batch.sequences[row], context_len // page_size)
         if self._pool.states is not None and batch.states is not None:
             self._publish_snapshots(batch, batch.states.writes, self._pool.states)
 
@@ -468,6 +472,9 @@ class Scheduler:
 
         No sequence is preempted for them.
         """
+        has_states = self._pool.states is not None
+        if has_states and step.prompts and not any(count > 1 for _, count in step.prompts):
+            return False  # prompts of one token may need their states copied, which a step that verifies alone does not
         num_prompt_tokens = sum(num_tokens for _, num_tokens in step.prompts)
         left = self._limits.max_num_batched_tokens - step.num_decode - num_prompt_tokens
         is_any = False
@@ -475,6 +482,8 @@ class Scheduler:
             num_tokens = len(seq.tokens)
             most = min(left, self._limits.max_drafted_tokens, seq.max_len - num_tokens - 1)
             most = min(most, self._left_of_chunk(num_tokens - 1) - 1)  # behind the newest token, which is computed too
+            if has_states and step.prompts:
+                most = min(most, CHUNK - 1 - num_tokens % CHUNK)
             drafted = drafter(seq, most)[:most] if most > 0 and seq.is_drafted_for else []
             if drafted and not self._pool.grow(seq.request_id, num_tokens + len(drafted)):
                 drafted = drafted[: self._pool.room_of(seq.request_id) - num_tokens]
@@ -541,6 +550,7 @@ class Scheduler:
         self._pool.release(seq.request_id)
         seq.status = SequenceStatus.WAITING
         seq.num_computed = seq.num_published = 0
+        seq.folded = None
         seq.num_preemptions += 1
         insort(self._waiting, seq, key=_rank)
 

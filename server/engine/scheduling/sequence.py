@@ -61,6 +61,8 @@ class Sequence:
     num_computed  tokens [0, num_computed) have their keys and values in pages; less again after a preemption
     num_drafted   tokens that were drafted and are not verified yet: its newest ones, but for a PENDING one behind them
     is_drafted_for  whether tokens may be drafted for it, where there is a drafter
+    folded        tokens that its recurrent state is folded up to, where a step has verified drafted tokens since; None:
+                  up to the last border of a chunk among those that are computed
     followers     other answers to its prompt, which wait until that is computed; `leader` is this one for each of them
     rank          order among all prompts of its priority, and the number of its arrival; set by the scheduler
     page_keys     names of its full pages; None where pages are not shared. `page_seals` are what they hold
@@ -92,6 +94,7 @@ class Sequence:
     num_computed: int = 0
     num_drafted: int = 0
     is_drafted_for: bool = True
+    folded: int | None = None
     num_published: int = 0  # its pages that other sequences may find, or that it found
     num_cached: int = 0  # tokens it found in pages when it was first admitted
     num_chunks: int = 0  # batches that computed a part of its prompt before its first token

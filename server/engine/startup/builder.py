@@ -437,7 +437,7 @@ def _engine(
     take_fallbacks: Callable[[], dict[MatmulFallback, int]],
 ) -> Engine:
     config = subject.config
-    drafting = drafting_of(settings, subject.model)
+    drafting = drafting_of(settings)
     runs_ahead = settings.run_ahead and subject.device.type == "cuda"
     if not config.eos_token_ids and not subject.pools:
         logger.warning(

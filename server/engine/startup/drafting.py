@@ -5,7 +5,6 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from qualification.model.config import ModelConfig
 from server.engine.scheduling.drafter import Drafter
 from server.engine.scheduling.ngram_drafter import NgramDrafter
 from server.errors import SettingsError
@@ -37,10 +36,10 @@ class Drafting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return NgramDrafter(least=least, longest=longest, most_sequences=num_seqs)
 
 
-def drafting_of(settings: Settings, model: ModelConfig) -> Drafting | None:
+def drafting_of(settings: Settings) -> Drafting | None:
     """Return how tokens are drafted; None where the settings ask for none.
 
-    Raises SettingsError for what cannot be read, another method, and a model whose states cannot be taken back.
+    Raises SettingsError for what cannot be read, and another method.
     """
     text = settings.speculative_config
     if text is None:
@@ -54,8 +53,4 @@ def drafting_of(settings: Settings, model: ModelConfig) -> Drafting | None:
     least, longest = found.lookup
     if least > longest:
         raise SettingsError(f"{_FLAG}: prompt_lookup_min is {least}, it must be at most prompt_lookup_max, {longest}")
-    if model.recurrences:
-        raise SettingsError(
-            f"{_FLAG}: tokens drafted for layers of {model.recurrences[0].name} are not verified here; leave it out"
-        )
     return found

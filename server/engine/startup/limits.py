@@ -101,7 +101,7 @@ def choose_limits(settings: Settings, config: ModelConfig, device: torch.device)
         )
     dtype = _dtype(settings.dtype, config, kind)
     batched = settings.max_num_batched_tokens or BATCHED_TOKENS[kind]
-    drafting = drafting_of(settings, config)
+    drafting = drafting_of(settings)
     limits = EngineLimits(
         dtype=dtype,
         kv_dtype=_CHOSEN_DTYPES.get(settings.kv_dtype, dtype),

@@ -26,7 +26,7 @@ from qualification.measure.start_plan import Redecide as RedecideAny
 from qualification.model.config import ModelConfig
 from qualification.model.families.quantization import rounded_at_load
 from qualification.model.fields import ModelConfigError
-from qualification.model.gated_delta import GatedDeltaConfig
+from qualification.model.gated_delta import GatedDeltaConfig, with_drafted_tokens
 from qualification.model.shard import TENSOR_PARALLEL_SIZES, Shard, shard_of
 from server.engine.execution.followers import RankIdentity
 from server.engine.operators.attention_timer import AttentionTimer, CpuDevice, CudaDevice
@@ -38,6 +38,7 @@ from server.engine.operators.linear import LinearTable, MeasuredProducts, with_m
 from server.engine.operators.recurrence import RecurrenceTable
 from server.engine.operators.rows_table import RowsTable
 from server.engine.operators.table import TableOptions
+from server.engine.startup.drafting import drafting_of
 from server.engine.startup.kv_sizing import check_weights_fit
 from server.engine.startup.limits import EngineLimits, choose_device, choose_limits
 from server.engine.startup.state_sizing import with_state_slots, with_states_of
@@ -103,6 +104,9 @@ def read_subject(settings: Settings, rank: int = 0) -> Subject:
             f"--speculative-config: a model of the task {pooling.task.value} drafts nothing; leave it out"
         )
     model = with_states_of(settings, model)
+    drafting = drafting_of(settings)
+    if drafting is not None:
+        model = with_drafted_tokens(model, drafting.num_speculative_tokens)
     if settings.quantization is Quantization.FP8:
         try:
             model = rounded_at_load(model)

@@ -1,19 +1,23 @@
 """Drafted tokens by the setting: from its text to answers, counts, metrics of both names, and refusals."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from qualification.model.families.reader import read_model
+from server.engine.scheduling.sequence import Sequence
 from server.engine.startup.drafting import drafting_of
 from server.engine.startup.subject import read_subject
 from server.errors import SettingsError
-from server.model.load.load import load_config
 from server.protocol.messages import SamplingParams, StepOutput, Submit
 from server.settings import DeviceChoice, Settings, Task
 from support.engine.built_engine import built_engine
-from support.engine.one_operator import HYBRID, proving
+from support.engine.one_operator import proving
+from support.engine.reproducible_engine import Answers, build, different, requests
+from support.engine.reproducible_engine import answers as found_answers
+from support.models.tiny_families import RECURRENT, save_reference
 from support.models.tiny_llama import TinyLlama
 
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 2, "prompt_lookup_max": 4}'
@@ -71,9 +75,9 @@ def test_a_setting_drafts_and_changes_no_token(tiny_llama: TinyLlama, tmp_path: 
         ),
     ],
 )
-def test_a_wrong_setting_of_drafts_is_refused(tiny_llama: TinyLlama, text: str, said: str) -> None:
+def test_a_wrong_setting_of_drafts_is_refused(text: str, said: str) -> None:
     with pytest.raises(SettingsError, match=r"^--speculative-config") as caught:
-        drafting_of(Settings(speculative_config=text), load_config(tiny_llama.folder))
+        drafting_of(Settings(speculative_config=text))
     assert said in caught.value.message
 
 
@@ -85,6 +89,32 @@ def test_a_model_that_generates_nothing_refuses_drafts(tiny_llama: TinyLlama, ta
         read_subject(settings)
 
 
-def test_a_hybrid_refuses_drafts() -> None:
-    with pytest.raises(SettingsError, match="tokens drafted for layers of the gated delta rule are not verified here"):
-        drafting_of(Settings(speculative_config=NGRAM), read_model(HYBRID))
+class Liar:
+    """Knows each answer, and lies in half of its drafts about one token."""
+
+    def __init__(self, answers: Answers) -> None:
+        self.answers = answers
+        self.rng = random.Random(3)
+
+    def __call__(self, seq: Sequence, most: int) -> list[int]:
+        drafted = [*self.answers[seq.request_id].tokens[seq.num_generated :]][:most]
+        if drafted and self.rng.random() < 0.5:
+            drafted[self.rng.randrange(len(drafted))] ^= 1
+        return drafted
+
+
+def test_tokens_that_a_hybrid_takes_back_leave_no_trace(tmp_path: Path) -> None:
+    """Also across borders of 64 tokens, beside prompts, in forks, behind hits and preemptions: to the bit."""
+    save_reference(
+        tmp_path,
+        "qwen3_5_text",
+        {**RECURRENT, "num_hidden_layers": 2, "max_position_embeddings": 256, "eos_token_id": None},
+    )
+    asked = [replace(it, sampling=msgspec.structs.replace(it.sampling, max_tokens=24)) for it in
+             requests(97, (50, 58, 110))]  # fmt: skip
+    plain = build(tmp_path, tmp_path / "cache", prefix_caching=False).engine
+    alone = found_answers(plain, asked, at_once=1)
+    engine = build(tmp_path, tmp_path / "cache", kv_cache_tokens=480, max_num_batched_tokens=29,
+                   speculative_config=NGRAM).engine  # fmt: skip
+    engine.drafter = Liar(alone)
+    assert different(alone, found_answers(engine, asked, at_once=5, seed=1)) == []
