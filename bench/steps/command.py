@@ -23,7 +23,7 @@ from bench.steps.report import derived, report_lines, steps_charts
 from bench.steps.row import SCHEMA, StepsFile, save
 from qualification.common.out_folder import ready_to_write
 from qualification.common.progress import ProgressLine
-from qualification.decision.presets import PRESETS
+from qualification.decision.presets import PRESETS, Rounding, rounded_config
 from server.errors import SettingsError
 from server.model.load.source import is_hub_id, model_folder
 from server.settings import DEMO_MODEL, LoadFormat, Settings, read_settings
@@ -45,6 +45,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("model and engine")
     group.add_argument(
         "--model", default="demo", metavar="DIR|NAME", help=f"a model's folder or hub id, `demo` (the default), {names}"
+    )
+    group.add_argument(
+        "--quantization",
+        choices=[rounding.value for rounding in Rounding],
+        help="of a model that is named: its weights in 8 bits, as `hallmark qualify` has them",
     )
     group.add_argument("--revision", metavar="NAME", help="of a hub id: branch, tag or commit")
     group.add_argument("--device", default="auto", choices=("auto", "cuda", "cpu"))
@@ -83,6 +88,7 @@ def run(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
         try:
             settings = _settings(args, environ, stack)
             name = "demo" if settings.model == str(DEMO_MODEL) else Path(args.model).resolve().name
+            name += "" if args.quantization is None else f"-{args.quantization}"
             ready_to_write(args.out)
             file = _measured(args, settings, name)
             paths = write(args.out, args.name or f"steps-{slug(name)}-{slug(str(file.machine['gpu']))}", file)
@@ -136,8 +142,13 @@ def _folder(args: argparse.Namespace, stack: ExitStack) -> Path:
     preset = next((preset for preset in PRESETS if preset.name == model and preset.is_served), None)
     if preset is not None:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hallmark-model-")))
-        (folder / "config.json").write_bytes(msgspec.json.encode(preset.config))
+        config = preset.config
+        if args.quantization is not None:
+            config = rounded_config(config, Rounding(args.quantization))
+        (folder / "config.json").write_bytes(msgspec.json.encode(config))
         return folder
+    if args.quantization is not None:
+        raise SettingsError(f"--quantization is for models named by a preset, not for {model}: --set quantization=fp8")
     if is_hub_id(model) or args.revision is not None:
         return model_folder(model, args.revision, has_weights=not args.dummy, say=lambda line: print(line, flush=True))
     if not (Path(model) / "config.json").is_file():

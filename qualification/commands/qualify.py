@@ -20,7 +20,7 @@ from qualification.common.flags import Commands, add_command, count, dtype_name,
 from qualification.common.out_folder import ready_to_write
 from qualification.common.progress import ProgressLine
 from qualification.decision.defaults import Choices
-from qualification.decision.presets import PRESETS, preset_named
+from qualification.decision.presets import PRESETS, Rounding, preset_named, rounded_config
 from qualification.evidence.matrix import MATRICES
 from qualification.model.shard import TENSOR_PARALLEL_SIZES
 
@@ -52,6 +52,7 @@ def add_parser(commands: Commands) -> None:
             "need, and write the evidence. Reads no weights; wrong kernels must be refused first.",
             "hallmark qualify --model ~/models/Qwen3-8B",
             "hallmark qualify --preset llama-3.1-8b --quick --out-dir evidence",
+            "hallmark qualify --preset llama-3.1-8b --quantization fp8 --phases linear",
         )
     )
 
@@ -91,6 +92,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--page-size", type=count, metavar="N", help="tokens a page (default: the server's)")
     group.add_argument(
         "--dtype", type=dtype_name, choices=[dtype.value for dtype in Dtype], help="default: the server's"
+    )
+    group.add_argument(
+        "--quantization",
+        choices=[rounding.value for rounding in Rounding],
+        help="prove the shapes of a model of 16 bits in 8 bits, into <name>-<quantization>.json: rows that have a scale "
+        "each, as `serve --quantization fp8` makes them; the same with one scale of inputs; blocks of 128 x 128",
     )
     group.add_argument(
         "--tensor-parallel-size",
@@ -174,11 +181,16 @@ def models_of(args: argparse.Namespace, folder: Path | None = None) -> dict[str,
     if args.full_model and args.tensor_parallel_size > 1:
         raise ValueError("--full-model times a whole model on one GPU: --tensor-parallel-size must be 1 with it")
     if args.model is not None:
-        return {args.model.resolve().name: _config_of((folder or args.model) / "config.json")}
-    presets = PRESETS if args.all_presets else [preset_named(name) for name in args.preset]
-    if args.out is not None and len(presets) > 1:
-        raise ValueError(f"--out takes one model, {len(presets)} are asked for: use --out-dir")
-    return {preset.name: preset.config for preset in presets}
+        found = {args.model.resolve().name: _config_of((folder or args.model) / "config.json")}
+    else:
+        presets = PRESETS if args.all_presets else [preset_named(name) for name in args.preset]
+        if args.out is not None and len(presets) > 1:
+            raise ValueError(f"--out takes one model, {len(presets)} are asked for: use --out-dir")
+        found = {preset.name: preset.config for preset in presets}
+    if args.quantization is None:
+        return found
+    rounding = Rounding(args.quantization)
+    return {f"{name}-{rounding.value}": rounded_config(config, rounding) for name, config in found.items()}
 
 
 def choices_of(args: argparse.Namespace) -> Choices:
@@ -299,6 +311,7 @@ def typed(args: argparse.Namespace) -> str:
         "--max-num-batched-tokens": args.max_num_batched_tokens,
         "--page-size": args.page_size,
         "--dtype": args.dtype,
+        "--quantization": args.quantization,
         "--tensor-parallel-size": None if args.tensor_parallel_size == 1 else args.tensor_parallel_size,
     }
     for flag, value in values.items():

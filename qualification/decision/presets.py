@@ -5,8 +5,32 @@ Each holds those keys of the model's public config.json from which its architect
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 
+from qualification.model.families.quantization_config import CONFIG_KEY
 from qualification.model.families.registry import FAMILIES
+
+
+class Rounding(Enum):
+    """Formats of 8 bits that a model of 16 bits is proven in besides its own (docs/quantization.md)."""
+
+    FP8 = "fp8"  # a scale a row of weights and a row of inputs: what `serve --quantization fp8` makes, too
+    FP8_STATIC = "fp8-static"  # one scale of all inputs, which the checkpoint has
+    FP8_BLOCKS = "fp8-blocks"  # a scale of 128 x 128 numbers of weights, and of 128 of a row of inputs
+
+
+_ROUNDED: Mapping[Rounding, Mapping[str, object]] = {
+    Rounding.FP8: {"quant_method": "fp8", "activation_scheme": "dynamic"},
+    Rounding.FP8_STATIC: {"quant_method": "fp8", "activation_scheme": "static"},
+    Rounding.FP8_BLOCKS: {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"},
+}
+
+
+def rounded_config(config: Mapping[str, object], rounding: Rounding) -> Mapping[str, object]:
+    """Return a parsed config.json of the same model in 8 bits. Raises ValueError where it is quantised already."""
+    if config.get(CONFIG_KEY) is not None:
+        raise ValueError(f"--quantization {rounding.value} is for models of 16 bits, and {CONFIG_KEY} is set already")
+    return {**config, CONFIG_KEY: _ROUNDED[rounding]}
 
 
 @dataclass(frozen=True, slots=True)

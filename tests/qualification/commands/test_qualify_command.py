@@ -6,10 +6,15 @@ from pathlib import Path
 import pytest
 
 from kernels.catalog import PATHS
+from kernels.linear.paths import LINEAR_PATHS
+from kernels.linear.shape import FP8_BLOCKS, FP8_ROWS, FP8_STATIC, PLAIN, LinearShape
 from kernels.vocabulary.shape import PLANNED_PHASES, AttentionShape, Phase
 from qualification.commands.qualify import add_arguments, choices_of, models_of, typed
 from qualification.decision.defaults import Choices
+from qualification.decision.presets import Rounding
 from qualification.measure.campaign import targets_of
+
+FORMATS = {Rounding.FP8: FP8_ROWS, Rounding.FP8_STATIC: FP8_STATIC, Rounding.FP8_BLOCKS: FP8_BLOCKS}
 
 
 def parse(*words: str) -> argparse.Namespace:
@@ -33,6 +38,25 @@ def test_ranks_have_a_file_and_shapes_of_their_own(size: int, name: str, heads: 
     assert (target.name, target.file) == (name, Path(f"{name}.json"))
     assert {(shape.num_heads, shape.num_kv_heads) for shape in target.shapes} == {heads}
     assert ("--tensor-parallel-size 4" in typed(args)) == (size == 4)
+
+
+@pytest.mark.parametrize("rounding", Rounding)
+def test_a_preset_is_proven_in_8_bits_beside_its_own_format(rounding: Rounding) -> None:
+    args = parse("--quantization", rounding.value, "--phases", "linear")
+    [target] = targets_of(
+        models_of(args), choices_of(args), device_type="cuda", phases=args.phases, paths=LINEAR_PATHS, file_of=Path
+    )
+    formats = {it.weight_format for it in target.shapes if isinstance(it, LinearShape)}
+    assert target.name == f"llama-3.1-8b-{rounding.value}"
+    assert formats == {PLAIN, FORMATS[rounding]}  # the head's, and the other products'
+    assert f"--quantization {rounding.value}" in typed(args)
+
+
+def test_a_model_in_4_bits_is_not_rounded_to_8() -> None:
+    args = parse("--quantization", "fp8")
+    args.preset = ["gpt-oss-20b"]
+    with pytest.raises(ValueError, match="quantization_config is set already"):
+        models_of(args)
 
 
 def test_verifying_drafted_tokens_is_proven_where_it_is_asked_for() -> None:
