@@ -27,16 +27,23 @@ def rounded(values: Tensor, scales: Tensor) -> Tensor:
     return (values / scales).clamp_(-LARGEST, LARGEST).to(E4M3)
 
 
+def scales_of(largest: Tensor) -> Tensor:
+    """Return the scales fp32 by which these largest magnitudes become 448."""
+    # By a tensor: on a GPU PyTorch divides by a number as it multiplies by its reciprocal, one unit of the last place off.
+    by = torch.full((), LARGEST, device=largest.device)
+    return (largest / by).clamp_min_(LEAST_SCALE)
+
+
 def scales_of_rows(values: Tensor) -> Tensor:
     """Return the scale of each row [rows, 1] fp32, by which its largest magnitude becomes 448."""
-    return (values.float().abs().amax(-1, keepdim=True) / LARGEST).clamp_min_(LEAST_SCALE)
+    return scales_of(values.float().abs().amax(-1, keepdim=True))
 
 
 def scales_of_runs(values: Tensor) -> Tensor:
     """Return the scale of each 128 numbers of a row [rows, ceil(columns / 128)] fp32; the last run may be shorter."""
     rows, columns = values.shape
     padded = F.pad(values.float(), (0, -columns % BLOCK)).view(rows, -1, BLOCK)
-    return (padded.abs().amax(-1) / LARGEST).clamp_min_(LEAST_SCALE)
+    return scales_of(padded.abs().amax(-1))
 
 
 def spread(scales: Tensor, size: int, dim: int) -> Tensor:
@@ -175,7 +182,7 @@ class Fp8BlocksWeight(_Fp8Weight):
         rows, columns = values.shape
         padded = F.pad(values.float(), (0, -columns % BLOCK, 0, -rows % BLOCK))
         blocks = padded.view(padded.shape[0] // BLOCK, BLOCK, padded.shape[1] // BLOCK, BLOCK)
-        scales = (blocks.abs().amax((1, 3)) / LARGEST).clamp_min_(LEAST_SCALE)
+        scales = scales_of(blocks.abs().amax((1, 3)))
         return cls(rounded(values.float(), _of_each_number(scales, rows, columns)), scales, values.dtype)
 
     @property

@@ -173,7 +173,7 @@ def _exactly_rounded(x: Tensor, inputs: Inputs, input_scale: Tensor | None) -> B
         assert input_scale is not None, "the file has a scale of all inputs"
         scale = input_scale.float().expand(x.shape[0], 1)
     else:
-        scale = (_largest(x.abs(), inputs) / _LARGEST).clamp_min(_LEAST_SCALE)
+        scale = _scales(_largest(x.abs(), inputs))
     scales = _spread(scale, x.shape[1])
     truth = e4m3((x / scales).double()) * scales.double()
     return Bounded(truth, torch.zeros_like(truth), 2 * U * truth.abs())
@@ -181,8 +181,16 @@ def _exactly_rounded(x: Tensor, inputs: Inputs, input_scale: Tensor | None) -> B
 
 def _rounded_rows(rows: Tensor) -> Tensor:
     """Return rows [n, in] fp32, each rounded with the scale that makes its largest number 448; quotients in fp32."""
-    scales = (rows.abs().amax(dim=1, keepdim=True) / _LARGEST).clamp_min(_LEAST_SCALE)
+    scales = _scales(rows.abs().amax(dim=1, keepdim=True))
     return e4m3((rows / scales).double()) * scales.double()
+
+
+def _scales(largest: Tensor) -> Tensor:
+    """Return the scales fp32 of these largest magnitudes, as IEEE 754 divides.
+
+    By a tensor: on a GPU PyTorch divides by a number as it multiplies by its reciprocal.
+    """
+    return (largest / torch.full((), _LARGEST, device=largest.device)).clamp_min(_LEAST_SCALE)
 
 
 def e4m3(values: Tensor) -> Tensor:
