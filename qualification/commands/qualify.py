@@ -96,8 +96,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--quantization",
         choices=[rounding.value for rounding in Rounding],
-        help="prove the shapes of a model of 16 bits in 8 bits, into <name>-<quantization>.json: rows that have a scale "
-        "each, as `serve --quantization fp8` makes them; the same with one scale of inputs; blocks of 128 x 128",
+        help="prove a model of 16 bits in 8 bits, into <name>-<quantization>.json: rows that have a scale each, as "
+        "`serve --quantization fp8` makes them; the same with one scale of inputs; blocks of 128 x 128",
     )
     group.add_argument(
         "--tensor-parallel-size",

@@ -29,7 +29,7 @@ def rounded(values: Tensor, scales: Tensor) -> Tensor:
 
 def scales_of(largest: Tensor) -> Tensor:
     """Return the scales fp32 by which these largest magnitudes become 448."""
-    # By a tensor: on a GPU PyTorch divides by a number as it multiplies by its reciprocal, one unit of the last place off.
+    # By a tensor: on a GPU PyTorch multiplies by a number's reciprocal, which is one unit of the last place off.
     by = torch.full((), LARGEST, device=largest.device)
     return (largest / by).clamp_min_(LEAST_SCALE)
 
