@@ -127,6 +127,28 @@ def _window_path(run: RunAttention | None) -> KernelPath:
     )  # fmt: skip
 
 
+def _full_hopper_path(run: RunAttention | None) -> KernelPath:
+    """Return the Gluon path without a mask, of packed sequences whose tokens see each other both ways: images."""
+    limits = Limits(
+        devices=frozenset({Device.CUDA}),
+        phases=frozenset({Phase.PREFILL}),
+        dtypes=_HALF_DTYPES,
+        max_head_dim=128,
+        head_dim_multiple=8,
+        min_sm=90,
+        max_sm=90,
+        window=False,
+        softcap=False,
+        sinks=False,
+        masks=frozenset({Mask.FULL}),
+        needs_triton=True,
+    )
+    return KernelPath(
+        "gluon.prefill.unmasked.hopper", Tier.FIRST, limits, _digest("hopper.full.launch"),
+        ("hallmark_gluon_full",), run, is_capturable=True,
+    )  # fmt: skip
+
+
 def _ordered_hopper_path(run: RunAttention | None) -> KernelPath:
     """Return the Gluon path of all phases whose bits depend on a token's own keys only."""
     limits = Limits(
@@ -180,6 +202,7 @@ def _bundled_paths() -> tuple[KernelPath, ...]:
     if launch.triton_version() is None:
         return (
             *(_hopper_path(phase, None) for phase in PLANNED_PHASES),
+            _full_hopper_path(None),
             _window_path(None),
             *(_triton_path(phase, None, f"hallmark_{phase.value}") for phase in PLANNED_PHASES),
             *(_wide_triton_path(phase, None, f"hallmark_{phase.value}") for phase in PLANNED_PHASES),
@@ -188,6 +211,7 @@ def _bundled_paths() -> tuple[KernelPath, ...]:
         )
     from kernels.hopper.decode.launch import run_decode as run_hopper_decode
     from kernels.hopper.extend.launch import run_extend as run_hopper_extend
+    from kernels.hopper.full.launch import run_full
     from kernels.hopper.ordered.launch import run_ordered as run_hopper_ordered
     from kernels.hopper.prefill.launch import run_prefill as run_hopper_prefill
     from kernels.hopper.window.launch import run_window_prefill
@@ -201,6 +225,7 @@ def _bundled_paths() -> tuple[KernelPath, ...]:
         _hopper_path(Phase.PREFILL, run_hopper_prefill),
         _hopper_path(Phase.EXTEND, run_hopper_extend),
         _hopper_path(Phase.DECODE, run_hopper_decode),
+        _full_hopper_path(run_full),
         _window_path(run_window_prefill),
         _triton_path(Phase.PREFILL, run_prefill, "hallmark_prefill"),
         _triton_path(Phase.EXTEND, run_extend, "hallmark_extend"),

@@ -19,6 +19,7 @@ from kernels.fused.norm import add_rms_norm, add_rms_norm_torch, rms_norm, rms_n
 from kernels.fused.rope_kv import rope_and_write_kv, rope_and_write_kv_torch, rotate_queries
 from kernels.fused.row_gate import gate_rows_
 from kernels.fused.split_norm import mean_squares, norm_by
+from kernels.fused.turn_heads import turn_heads, turn_heads_torch
 from kernels.sampling.log_sum import log_sum_exp
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="no interpreter; test_gpu_fused.py runs the kernels")
@@ -72,6 +73,19 @@ def test_the_norm_without_mean_has_the_value_of_its_formula(op: Op, dtype: torch
     normed, total = add_layer_norm(added, residual, weight, 1e-2)
     assert total is residual
     assert_near(normed, torch.nn.functional.layer_norm(total.double(), (257,), weight.double(), eps=1e-2).float())
+
+
+@pytest.mark.parametrize("is_triton", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_halves_of_heads_turn_against_each_other_in_place(dtype: torch.dtype, is_triton: bool) -> None:
+    num_heads, half = 3, 6  # neither is a power of two
+    qkv, angles = randn(5, 3 * num_heads * 2 * half, dtype=dtype), randn(5, half, seed=1)
+    parts = qkv.double().view(5, 3, num_heads, 2, half)
+    turns = torch.polar(torch.ones(5, half), angles).to(torch.complex128)[:, None, None]
+    turned = torch.complex(parts[:, :2, :, 0], parts[:, :2, :, 1]) * turns
+    expected = torch.cat((torch.stack((turned.real, turned.imag), 3), parts[:, 2:]), dim=1).view(5, -1)
+    (turn_heads if is_triton else turn_heads_torch)(qkv, angles.cos(), angles.sin(), num_heads)
+    assert_near(qkv, expected.float())
 
 
 @pytest.mark.parametrize("op", [rms_norm, rms_norm_torch])

@@ -1,8 +1,8 @@
 """Compiles variants of the attention kernels for Hopper without a GPU; prints what their machine code shows as JSON.
 
 A program of its own: where Triton's interpreter is on, as in the tests of this folder, nothing can be compiled. Takes
-what to compile: prefill, prefill under a short window, extend, attention of a fixed order, decode, or decode of one
-sequence in clusters.
+what to compile: prefill, prefill without a mask or under a short window, extend, attention of a fixed order, decode, or
+decode of one sequence in clusters.
 """
 
 import json
@@ -17,6 +17,8 @@ from kernels.hopper.decode.launch import compiled_cluster, compiled_decode
 from kernels.hopper.decode.variants import variant_of as decode_variant_of
 from kernels.hopper.extend.launch import Operands, compiled_extend
 from kernels.hopper.extend.variants import extend_variant_of, longer, whole
+from kernels.hopper.full.launch import compiled_full
+from kernels.hopper.full.launch import variant_of as full_variant_of
 from kernels.hopper.ordered.launch import compiled_ordered
 from kernels.hopper.ordered.variants import ordered_variant_of
 from kernels.hopper.prefill.launch import compiled_prefill
@@ -59,6 +61,12 @@ CASES: dict[str, dict[str, tuple[Any, ...]]] = {
         "d128 spans": (128, BF16, False, {"spans": SPANS}),
         "d256 window softcap": (256, BF16, False, {"window": 1000, "softcap": 50.0}),
         "d256 window spans": (256, BF16, False, {"window": 1000, "spans": SPANS}),
+    },
+    "full": {  # head dim, dtype; no flags
+        "d64": (64, BF16, {}),
+        "d72": (72, BF16, {}),
+        "d80": (80, BF16, {}),
+        "d128": (128, FP16, {}),
     },
     "window": {  # head dim, dtype, flags
         "d64 sinks": (64, BF16, {"window": MAX_WINDOW, "sinks": SINKS}),
@@ -164,6 +172,12 @@ def window(_name: str, head_dim: int, dtype: torch.dtype, flags: AttentionFlags)
     return of_roles(kernel) | {"barriers": barriers, "copied_bytes": 2 * rows * head_dim}
 
 
+def full(_name: str, head_dim: int, dtype: torch.dtype, _flags: AttentionFlags) -> dict[str, object]:
+    return of_roles(
+        compiled_full(full_variant_of(head_dim), (dtype, dtype, dtype), (dtype, 0), (8 * head_dim, head_dim))
+    )
+
+
 def extend(name: str, head_dim: int, page_size: int, group: int, flags: AttentionFlags) -> dict[str, object]:
     q = torch.empty(256, 8, head_dim, dtype=BF16)
     variant = extend_variant_of(head_dim, page_size, group, flags)
@@ -213,6 +227,7 @@ def clusters(
 
 COMPILE = {
     "prefill": prefill,
+    "full": full,
     "window": window,
     "extend": extend,
     "ordered": ordered,

@@ -20,7 +20,7 @@ from kernels.vocabulary.operators import Operator
 from kernels.vocabulary.path import AnyPath, Limits, Tier
 from kernels.vocabulary.recurrence_operator import RECURRENCE
 from kernels.vocabulary.row_buckets import LinearRows, TokenRows
-from kernels.vocabulary.shape import PLANNED_PHASES, Phase
+from kernels.vocabulary.shape import PLANNED_PHASES, Mask, Phase
 from qualification.attest.explain import TimeClass
 from server.protocol.messages import (
     AttestationReport,
@@ -88,7 +88,7 @@ def largest_plan(*, is_hybrid: bool = False) -> list[PlanRow]:
     """
     rows, windows = [], (False,) if is_hybrid else (False, True)
     for phase, (number, bucket), has_window in itertools.product(PLANNED_PHASES, enumerate(Bucket), windows):
-        of_phase = [it for it in PATHS if phase in it.limits.phases and may_serve(it) and takes_head_dim(it.limits)]
+        of_phase = [it for it in PATHS if phase in it.limits.phases and may_serve(it) and is_of_text(it.limits)]
         needs_window = {it.name for it in of_phase if it.limits.max_window is not None}
         able = [it.name for it in of_phase if has_window or it.name not in needs_window]
         ours = [it.name for it in of_phase if it.tier is Tier.FIRST and has_window == (it.name in needs_window)]
@@ -109,8 +109,9 @@ def largest_plan(*, is_hybrid: bool = False) -> list[PlanRow]:
     return rows
 
 
-def takes_head_dim(limits: Limits) -> bool:
-    return limits.max_head_dim >= HEAD_DIM and HEAD_DIM % limits.head_dim_multiple == 0
+def is_of_text(limits: Limits) -> bool:
+    """Return whether a path computes prompts of text with heads of `HEAD_DIM`."""
+    return Mask.CAUSAL in limits.masks and limits.max_head_dim >= HEAD_DIM and HEAD_DIM % limits.head_dim_multiple == 0
 
 
 def may_serve(path: AnyPath) -> bool:
