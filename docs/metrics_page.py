@@ -18,6 +18,7 @@ from kernels.vocabulary.shape import PLANNED_PHASES, Phase
 from qualification.attest.explain import TimeClass
 from qualification.decision.decision import Status
 from server.protocol.liveness import DeathCause
+from server.protocol.plan_rows import TOWER
 from server.protocol.served_answer import Route
 from server.telemetry.factory import MAX_SAMPLES, Declaration
 from server.telemetry.latency import DURATION_EDGES, FINE_TTFT_S, TIMED_OUTCOMES, TPOT_EDGES, TTFT_EDGES
@@ -55,7 +56,8 @@ CLOSED: dict[str, type[Enum]] = {
 }
 # Of decisions: attention's, and those of the operators beside it.
 SHADOW_PHASES = Enum(
-    "SHADOW_PHASES", {it.name: it.value for it in (*PLANNED_PHASES, Phase.VERIFY, Operator.LINEAR, Operator.EXPERTS)}
+    "SHADOW_PHASES",
+    {it.name: it.value for it in (*PLANNED_PHASES, Phase.VERIFY, Operator.LINEAR, Operator.EXPERTS)} | {"TOWER": TOWER},
 )
 PLAN_PHASES = Enum("PLAN_PHASES", {it.name: it.value for it in (*SHADOW_PHASES, Operator.COLLECTIVE, RECURRENCE)})
 PLAN_BUCKETS = Enum("PLAN_BUCKETS", {it.value: it.value for it in (*Bucket, *TokenRows)})

@@ -11,6 +11,7 @@ from kernels.vocabulary.operators import AnyShape
 from kernels.vocabulary.row_buckets import TokenRows
 from kernels.vocabulary.shape import AttentionShape, Dtype, Mask, Phase
 from qualification.decision.linear_shapes import linear_shapes_needed
+from qualification.decision.tower_shapes import tower_shapes_needed
 from qualification.model.config import ExpertsConfig, ModelConfig
 from qualification.model.gated_delta import GatedDeltaConfig
 from qualification.model.shard import local_heads, sums_at_norms
@@ -53,6 +54,7 @@ class ServingLimits:
     kv_dtype: Dtype
     max_drafted_tokens: int = 0  # of a sequence, that one step verifies; 0: no tokens are drafted
     max_num_seqs: int | None = None  # sequences that run at once; None: as many as a step has tokens
+    max_image_tokens: int = 0  # of the images that a tower computes together; 0: it computes none
 
 
 def distinct_windows(windows: Iterable[int | None]) -> tuple[int | None, ...]:
@@ -114,13 +116,19 @@ def plan_shapes(
     products = linear_shapes_needed(model, limits.dtype, limits.max_num_batched_tokens, device_type, num_ranks)
     sums = collective_shapes_needed(model, limits, num_ranks)
     recurrences = recurrence_shapes_needed(model, limits)
-    return (
+    of_text: tuple[AnyShape, ...] = (
         *attention_shapes_needed(model, limits),
         *products,
         *experts_shapes_needed(model, limits),
         *sums,
         *recurrences,
     )
+    return tuple(dict.fromkeys((*of_text, *image_shapes(model, limits))))
+
+
+def image_shapes(model: ModelConfig, limits: ServingLimits) -> tuple[AnyShape, ...]:
+    """Every shape of the model's tower; none where a server takes no images."""
+    return () if model.tower is None else tower_shapes_needed(model.tower, limits.dtype, limits.max_image_tokens)
 
 
 def attention_shapes_needed(model: ModelConfig, limits: ServingLimits) -> tuple[AttentionShape, ...]:

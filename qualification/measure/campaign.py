@@ -22,6 +22,7 @@ from qualification.measure.qualify import Pair
 from qualification.measure.trials.failures import QualificationAborted
 from qualification.measure.trials.trial import trial_of
 from qualification.model.families.reader import read_model
+from qualification.model.families.towers import with_known_tower
 from qualification.model.shard import shard_of
 
 _MAX_FINDINGS = 20  # lines
@@ -67,7 +68,7 @@ def targets_of(
     """
     found = []
     for name, config in models.items():
-        model = read_model(config)
+        model = with_known_tower(read_model(config), config)
         part = shard_of(model, 0, tensor_parallel_size).local_config
         shapes = plan_shapes(part, limits_of(model, device_type, choices), device_type, tensor_parallel_size)
         wanted = tuple(it for it in shapes if phase_of(it) in phases and any(path.serves(it) for path in paths))

@@ -2,7 +2,7 @@
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -84,6 +84,7 @@ def make_plan(
     paths: Sequence[AnyPath] = ALL_PATHS,
     run_qualification: RunQualification = qualify,
     reproducible: bool = False,
+    of_towers: Collection[AnyShape] = frozenset(),
 ) -> Plan:
     """Decide every shape by the reviewed matrix (None: the one that ships) and this machine's own evidence.
 
@@ -94,7 +95,9 @@ def make_plan(
     reproducible  whether all shapes in which a sequence can be computed are to be summed in one order, and a path may
                   serve only where it was shown to keep it. Paths of an order that turns out to lack one are followed by
                   those of the next
+    of_towers     those of `shapes` that need no order: there each image is computed by itself, whatever else is served
     """
+    ordered = [shape for shape in shapes if shape not in of_towers] if reproducible else []
     matrix = load_matrices(MATRICES if matrix_dir is None else matrix_dir, fingerprint)
     for problem in matrix.problems:
         logger.error("matrix refused: %s", problem.detail)
@@ -108,15 +111,16 @@ def make_plan(
         def measure(pairs: list[Pair]) -> None:
             run_qualification(pairs, bench, progress=progress, on_evidence=recorder.add)
 
-        if reproducible:
-            known = _with_orders(shapes, known, recorder, measure)
-        else:
+        if not reproducible or of_towers:
+            found = of_towers if reproducible else shapes
             measure(
-                missing_pairs(shapes, paths=paths, fingerprint=fingerprint, book=known.book, quarantined=quarantined)
+                missing_pairs(found, paths=paths, fingerprint=fingerprint, book=known.book, quarantined=quarantined)
             )
-            known = replace(known, book=Book(matrix, recorder.evidence))
-    orders = choose_orders(shapes, known) if reproducible else {}
-    decider = _Decider(known, orders)
+        known = replace(known, book=Book(matrix, recorder.evidence))
+        if reproducible:
+            known = _with_orders(ordered, known, recorder, measure)
+    orders = choose_orders(ordered, known) if reproducible else {}
+    decider = _Decider(known, orders, frozenset(of_towers))
     return Plan(
         decisions=MappingProxyType({shape: decider.decide(shape, quarantined, overridden) for shape in shapes}),
         evidence=MappingProxyType(decider.evidence_of(shapes)),
@@ -151,6 +155,7 @@ class _Decider:
 
     known: Known
     orders: Mapping[str, ClassOrder]  # by class of shapes; empty unless one is asked for
+    unordered: frozenset[AnyShape] = frozenset()  # that need none even then
 
     def decide(self, shape: ShapeT, broken: Pairs, taken_out: Pairs) -> Decision[ShapeT]:
         return decide(
@@ -161,7 +166,7 @@ class _Decider:
             quarantined=broken,
             policy=self.known.policy,
             overridden=taken_out,
-            order=self.orders[class_of(shape)] if self.orders else None,
+            order=self.orders[class_of(shape)] if self.orders and shape not in self.unordered else None,
         )
 
     def evidence_of(self, shapes: Iterable[AnyShape]) -> dict[Key, Evidence]:
@@ -173,7 +178,7 @@ class _Decider:
                 shape,
                 fingerprint=self.known.fingerprint,
                 book=self.known.book,
-                is_ordered=bool(self.orders),
+                is_ordered=bool(self.orders) and shape not in self.unordered,
             )
             if entry is not None:
                 found[shape, path.name] = entry
@@ -181,7 +186,7 @@ class _Decider:
 
 
 def missing_pairs(
-    shapes: Sequence[AnyShape],
+    shapes: Iterable[AnyShape],
     *,
     paths: Sequence[AnyPath],
     fingerprint: Fingerprint,

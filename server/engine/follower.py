@@ -268,7 +268,7 @@ class StartedFollower:
             dispatcher=dispatcher,
             kv_of=partial(kv_cache_of, subject),
             new_capture=lambda: CudaCapture(subject.device, names_kernels=False),
-            tower=load_own_tower(settings, subject, say),
+            tower=load_own_tower(settings, subject, dispatcher, say),
         )
 
     def obey(self, command: Command) -> None:

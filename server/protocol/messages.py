@@ -374,6 +374,8 @@ class RequestTimes(msgspec.Struct, frozen=True, array_like=True):
     first_token_at: float  # its first token was read back
     num_chunks: int
     num_cached_tokens: int  # of the prompt, found in the prefix cache
+    num_computed_images: int = 0  # of the prompt's, those that no earlier prompt had brought
+    tower_s: float | None = None  # that the tower took for these, and for those computed beside them; None: not known
 
 
 class TokenScores(msgspec.Struct, frozen=True, array_like=True, gc=False):

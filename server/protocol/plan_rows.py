@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from kernels.vocabulary.operators import AnyShape, Operator, buckets_of, phase_of
 from kernels.vocabulary.path import Reject
 from kernels.vocabulary.row_buckets import LinearRows, TokenRows
-from kernels.vocabulary.shape import AttentionShape
+from kernels.vocabulary.shape import AttentionShape, Mask
 from qualification.decision.decision import Decision
 from qualification.evidence.evidence import Evidence, summarize
 from server.protocol.messages import PlanRow
@@ -16,6 +16,14 @@ _MAY_PASS = frozenset(
 )
 # Codes of a path that will never serve on this machine, or never this phase.
 _ELSEWHERE = frozenset({Reject.ARCH.value, Reject.LAYOUT.value})
+
+
+TOWER = "tower"  # phase of the attention of a tower, in reports: it is no phase of a prompt
+
+
+def is_of_tower(shape: AnyShape) -> bool:
+    """Return whether a shape of attention is that of a tower, whose patches see each other both ways."""
+    return isinstance(shape, AttentionShape) and shape.mask is Mask.FULL
 
 
 def plan_rows(
@@ -31,7 +39,7 @@ def _plan_row(decision: Decision[AnyShape], evidence: Mapping[tuple[AnyShape, st
     found = None if decision.path is None else evidence.get((shape, decision.path))
     return PlanRow(
         shape=str(shape),
-        phase=phase_of(shape),
+        phase=TOWER if is_of_tower(shape) else phase_of(shape),
         query_bucket=queries.label,
         context_bucket=context.label,
         head_dim=shape.head_dim if isinstance(shape, AttentionShape) else None,

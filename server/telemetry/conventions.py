@@ -49,6 +49,9 @@ ATTENTION_PATH = "hallmark.attention.path"
 ATTENTION_STATUS = "hallmark.attention.status"
 ATTENTION_FALLBACK = "hallmark.attention.fallback"
 ATTENTION_REASONS = "hallmark.attention.reasons"
+COMPUTED_IMAGES = "hallmark.images.computed"  # of the prompt's, those that no earlier prompt had brought
+TOWER_PATH = "hallmark.tower.path"  # of the attention that computed the prompt's images
+TOWER_SECONDS = "hallmark.tower.seconds"  # that these took, with images that were computed beside them
 MATRIX_DIGEST = "hallmark.attention.matrix_digest"
 RECEIPT_DIGEST = "hallmark.receipt.digest"  # SHA-256 of the receipt's canonical content
 

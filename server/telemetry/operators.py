@@ -21,7 +21,7 @@ from server.protocol.messages import (
     ReplayReport,
     ShadowReport,
 )
-from server.protocol.plan_rows import counted_bucket, possible_paths
+from server.protocol.plan_rows import TOWER, counted_bucket, possible_paths
 from server.protocol.served_answer import Route
 from server.telemetry.factory import MetricFactory
 from server.telemetry.outcomes import Attestation, Shadow
@@ -127,6 +127,9 @@ class OperatorMetrics:
         if any(row.phase == Operator.EXPERTS.value for row in ready.plan):
             for checked in Shadow:
                 self._shadow_checks.labels(Operator.EXPERTS.value, checked.value)
+        if any(row.phase == TOWER for row in ready.plan):
+            for checked in Shadow:
+                self._shadow_checks.labels(TOWER, checked.value)
         for layers in LayersStatus:
             self._layers.labels(layers.value).set(layers is ready.layers.status)
         self.planned(ready.plan)

@@ -7,13 +7,14 @@ from kernels.vocabulary.buckets import bucket_of
 from kernels.vocabulary.shape import Phase
 from qualification.decision.decision import Status
 from server.protocol.messages import LayersStatus, PathUse, RequestTimes, SamplingParams, TokenDelta
+from server.protocol.plan_rows import TOWER
 from server.telemetry import conventions as names
 from server.telemetry.metrics import Metrics
 from server.telemetry.outcomes import DisconnectStage, Outcome
 from server.telemetry.tracing import Attributes, RequestTrace
 
 # Phases of PathUse that only a prompt's own computation is, and only decoding; other operators are part of both.
-_PROMPT, _DECODE = (Phase.PREFILL.value, Phase.EXTEND.value), (Phase.DECODE.value, Phase.VERIFY.value)
+_PROMPT, _DECODE = (TOWER, Phase.PREFILL.value, Phase.EXTEND.value), (Phase.DECODE.value, Phase.VERIFY.value)
 _FROM_BEST_TO_WORST = [status.value for status in Status]
 _FAILED = Status.FAILED.value
 
@@ -256,6 +257,11 @@ class SequenceRecord:
         add(names.QUEUE, times.submitted_at, times.scheduled_at, which | {names.IS_COMPLETE: True})
         prefill = which | {names.NUM_CHUNKS: times.num_chunks, names.CACHED_TOKENS: times.num_cached_tokens}
         prefill |= path_attributes(use for use in uses if use.phase not in _DECODE)
+        if any(use.phase == TOWER for use in uses):
+            prefill[names.COMPUTED_IMAGES] = times.num_computed_images
+            prefill[names.TOWER_PATH] = [use.path for use in uses if use.phase == TOWER]
+            if times.tower_s is not None:
+                prefill[names.TOWER_SECONDS] = times.tower_s
         add(names.PREFILL, times.scheduled_at, times.first_token_at, prefill | {names.IS_COMPLETE: True})
         decode = which | {names.GEN_AI_OUTPUT_TOKENS: self.num_tokens, names.IS_COMPLETE: self._is_ended}
         decode |= path_attributes(use for use in uses if use.phase not in _PROMPT)

@@ -26,6 +26,12 @@ ReadTower = Callable[[Fields], TowerConfig]
 ReadParts = Callable[[Fields, int], tuple[int, ...]]
 
 
+def with_known_tower(model: ModelConfig, config: Mapping[str, object], source: str = "config.json") -> ModelConfig:
+    """Return the model with its tower where it has one that is known, else as it is. Raises ModelConfigError."""
+    has_one = config.get("model_type") in TOWERS and isinstance(config.get("vision_config"), Mapping)
+    return with_tower(model, config, source) if has_one else model
+
+
 def with_tower(model: ModelConfig, config: Mapping[str, object], source: str) -> ModelConfig:
     """Return the model of a parsed config.json with its tower, and positions of as many parts as its images need.
 

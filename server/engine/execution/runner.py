@@ -33,7 +33,7 @@ from server.engine.execution.sampling import (
     wants_prompt_scores,
 )
 from server.engine.execution.step_writer import StepWriter
-from server.engine.execution.worker import Worker
+from server.engine.execution.worker import ComputedImages, Worker
 from server.engine.operators.decisions import NoPathError
 from server.engine.operators.dispatch import Dispatcher
 from server.engine.operators.launch_errors import is_device_lost
@@ -86,6 +86,7 @@ class Launched:
     read_scores: list[Callable[[], dict[int, TokenScores]]] = field(default_factory=list)
     prompt_scores: dict[int, TokenScores] = field(default_factory=dict)
     pooled: Callable[[], dict[int, bytes]] = dict
+    images: ComputedImages | None = None
 
     def choose(self) -> None:
         """Choose the tokens that grammars bind."""
@@ -118,6 +119,7 @@ class Launched:
             pooled=self.pooled(),
             nonfinite=nonfinite,
             exhausted=exhausted,
+            tower=self.images,
         )
 
 
@@ -239,15 +241,15 @@ class ModelRunner:
         return self.launch(batch).result()
 
     def _launch(self, batch: Batch) -> Launched:
-        if batch.embeddings:
-            self._write_embeddings(batch.embeddings)
+        tap = None if self.shadow is None or self.worker.dispatcher.is_watched else self.shadow.begin(batch)
+        images = self._write_embeddings(batch.embeddings, tap) if batch.embeddings else None
+        tap = None if tap is None or tap.is_of_tower else tap
         is_plain = self._is_plain(batch)
         scored = None if is_plain else self._scored(batch)
         needs_hidden = not is_plain and wants_hidden(batch)
         bound = () if is_plain or self.grammars is None else self.grammars.bound_rows(batch)
         hidden = None
         started_at = time.monotonic()
-        tap = None if self.shadow is None or self.worker.dispatcher.is_watched else self.shadow.begin(batch)
         # A graph gives no hidden states.
         step = None if self.graphs is None or needs_hidden else self.graphs.find(batch)
         if step is not None and tap is None:
@@ -265,6 +267,9 @@ class ModelRunner:
         if batch.page_copies:
             self.worker.copy_pages(batch.page_copies)
         launched = self._launched(batch, read, rows, None if tap is None or step is None else started_at)
+        if images is not None:
+            served = replace(launched.served, dispatches=[*launched.served.dispatches, *images.counts])
+            launched = replace(launched, served=served, images=images)
         if scored is not None or needs_hidden:
             launched = replace(launched, read_scores=scores, pooled=pooled)
         if hidden is None or not needs_hidden or not wants_prompt_scores(batch):
@@ -272,7 +277,8 @@ class ModelRunner:
         # This waits for the step: a graph gives no hidden states, and all of a prompt's are memory.
         return replace(launched, prompt_scores=self._prompt_scores(hidden, batch))
 
-    def _write_embeddings(self, spans: tuple[HeldSpan, ...]) -> None:
+    def _write_embeddings(self, spans: tuple[HeldSpan, ...], tap: Tap | None) -> ComputedImages | None:
+        """Write embedded spans; return what served the images among them, None where there are none."""
         images = []
         for it in spans:
             if it.span.image is None:
@@ -280,8 +286,10 @@ class ModelRunner:
             else:
                 _, height, width = it.span.image.grid
                 images.append(ImageRows((height, width), it.span.image.pixels, it.rows.tolist()))
-        if images:
-            self.worker.write_images(images)
+        if not images:
+            return None
+        with nullcontext() if tap is None else tap.watching_images():
+            return self.worker.write_images(images)
 
     def _prompt_scores(self, hidden: Tensor, batch: Batch) -> dict[int, TokenScores]:
         worker = self.worker

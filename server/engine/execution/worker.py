@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
@@ -33,9 +34,9 @@ from server.model.kv_cache import KVCache
 from server.model.layer_state import StateCache, StepStates
 from server.model.ranks import ALONE, Ranks
 from server.model.step import Step
-from server.model.vision.timer import TowerTimer
+from server.model.vision.timer import TimedImages, TowerTimer
 from server.model.vision.tower import Image, Tower
-from server.protocol.messages import TowerTime
+from server.protocol.messages import DispatchCount, PathUse, TowerTime
 
 Recorded = TypeVar("Recorded")
 
@@ -51,6 +52,23 @@ class LaunchFailed(RuntimeError):
         super().__init__(str(error))
         self.choice = choice
         self.error = error
+
+
+@dataclass(frozen=True, slots=True)
+class ComputedImages:
+    """Images that the tower has computed together, and the decisions that served them.
+
+    uses    as a request says of them; counts: each decision with its launches
+    """
+
+    timed: TimedImages
+    uses: list[PathUse]
+    counts: list[DispatchCount]
+
+    @property
+    def seconds(self) -> float | None:
+        """Return the time that they took; None where the device is not done."""
+        return self.timed.seconds
 
 
 class Worker:
@@ -336,8 +354,11 @@ class Worker:
         self._embeddings.index_copy_(0, places, torch.cat((found, behind), dim=1))
 
     @torch.inference_mode()
-    def write_images(self, images: Sequence[ImageRows]) -> None:
-        """Compute images, and write what their tokens read, for the steps that are launched from now on."""
+    def write_images(self, images: Sequence[ImageRows]) -> "ComputedImages":
+        """Compute images, and write what their tokens read, for the steps that are launched from now on.
+
+        Returns what served them. Raises NoPathError.
+        """
         assert self.tower is not None, "no image is taken without a tower"
         assert self._embeddings is not None, "no image is taken without a buffer"
         self.others.send(WriteImages(tuple(images)))
@@ -346,8 +367,11 @@ class Worker:
         rows = [row for it in images for row in it.rows]
         places = staged(torch.tensor(rows, dtype=torch.int64), self.device)
         self.tower.beat = self.beat
-        with self.tower_timer.timing(len(images), len(rows)):
+        with self.tower_timer.timing(len(images), len(rows)) as timed:
             self._embeddings.index_copy_(0, places, self.tower.encode(given))
+        tables = self.dispatcher.tower
+        uses, counts = ([], []) if tables is None else tables.take()
+        return ComputedImages(timed, uses, counts)
 
     def take_tower_times(self) -> list[TowerTime]:
         """Return what the tower has computed since the last call, as far as the device is done with it."""
@@ -372,7 +396,10 @@ class Worker:
     def suspects(self) -> list[tuple[str, str]]:
         """Return the (path, shape) pairs of the steps that may not be done, or else of the latest one."""
         latest = [] if self.attention is None else [self.attention]
-        return list(dict.fromkeys(pair for step in self._unread or latest for pair in step.suspects()))
+        of_steps = (pair for step in self._unread or latest for pair in step.suspects())
+        tower = self.dispatcher.tower
+        of_images = tower.pairs() if tower is not None and self.tower_timer.is_open else ()
+        return list(dict.fromkeys((*of_images, *of_steps)))
 
     @property
     def num_unread(self) -> int:

@@ -31,13 +31,16 @@ class AttentionTable(OperatorTable[AttentionShape, RunAttention]):
             self._by_lengths[choice.decision.shape.phase][key_of_shape(choice.decision.shape)] = choice
         self._decode = self._by_lengths[Phase.DECODE]
 
-    def choice(self, phase: Phase, batch: AttentionBatch, kind: LayerKind) -> Choice:
-        """One dictionary hit. Raises NoPathError for a shape without a path, which no start-up lets through."""
+    def choice(self, phase: Phase, batch: AttentionBatch, kind: LayerKind, mask: int = CAUSAL) -> Choice:
+        """One dictionary hit. Raises NoPathError for a shape without a path, which no start-up lets through.
+
+        mask  as `dispatch_key` numbers it
+        """
         if phase is Phase.DECODE:
             key = (kind, 0, bucket_index(batch.max_context), CAUSAL)
             found = self._decode.get(key)
         else:
-            key = (kind, bucket_index(batch.max_seqlen_q), bucket_index(batch.max_context), CAUSAL)
+            key = (kind, bucket_index(batch.max_seqlen_q), bucket_index(batch.max_context), mask)
             found = self._by_lengths[phase].get(key)
         if found is None:
             lengths = f"{batch.max_seqlen_q} of {batch.max_context} tokens"

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from kernels.calls.batch import AttentionBatch, AttentionFlags
-from kernels.vocabulary.operators import AnyShape, Operator, operator_of
+from kernels.vocabulary.operators import AnyShape, Operator
 from kernels.vocabulary.path import KernelPath
 from kernels.vocabulary.shape import AttentionShape, Phase
 from qualification.decision.decision import Decision, Pairs
@@ -25,6 +25,7 @@ from server.engine.operators.linear import LinearTable
 from server.engine.operators.recurrence import RecurrenceTable
 from server.engine.operators.rows_table import RowsTable, StepSizes
 from server.engine.operators.table import OperatorTable
+from server.engine.operators.tower import TowerTables
 from server.engine.scheduling.sequence import Batch
 from server.protocol.messages import AttentionSample, DispatchCount, PathUse
 
@@ -64,11 +65,13 @@ class Dispatcher:
         layers: tuple[int, ...] | None = None,
         heads: tuple[Heads, ...] | None = None,
         chunks: tuple[int | None, ...] | None = None,
+        tower: TowerTables | None = None,
     ) -> None:
         """`decisions`, `paths`, `flags`: of attention; flags one a layer that attends. `tables`: of other operators.
 
         `layers`: which layer of the model each of `flags` belongs to; None where all attend. `heads`: of each of
         them; None where all have those of the decisions. `chunks` of positions likewise; None where no layer has any.
+        `tower`: of a model that sees images.
         """
         self.flags = flags
         self.layers = tuple(range(len(flags))) if layers is None else layers
@@ -86,7 +89,9 @@ class Dispatcher:
             decisions, paths, redecide=redecide, quarantined=quarantined, overridden=overridden
         )
         self.tables = tuple(tables)
-        self._all: tuple[OperatorTable[Any, Any], ...] = (self.attention, *self.tables)
+        self.tower = tower
+        of_tower = () if tower is None else tower.tables
+        self._all: tuple[OperatorTable[Any, Any], ...] = (self.attention, *self.tables, *of_tower)
         self._watch: Watch | None = None
         self.timer = timer
 
@@ -132,8 +137,9 @@ class Dispatcher:
 
     @property
     def all_decisions(self) -> list[Decision[AnyShape]]:
-        """Return the decision for each shape now, those of other operators behind attention's."""
-        return [decision for table in self._all for decision in table.plan.values()]
+        """Return the decision for each shape now, those of other operators behind attention's, a tower's last."""
+        found = {decision.shape: decision for table in self._all for decision in table.plan.values()}
+        return list(found.values())
 
     @property
     def overridden(self) -> Pairs:
@@ -168,7 +174,7 @@ class Dispatcher:
 
     def take_quarantined(self) -> list[tuple[str, str]]:
         """The (path, shape) pairs of all operators quarantined since the last call."""
-        return [pair for table in self._all for pair in table.decided.take_quarantined()]
+        return list(dict.fromkeys(pair for table in self._all for pair in table.decided.take_quarantined()))
 
     def choice(self, part: PhasePart, kind: tuple[LayerKind, int | None]) -> Choice:
         """One dictionary hit. Raises NoPathError for a shape without a path, which no start-up lets through."""
@@ -241,7 +247,7 @@ class Dispatcher:
         """Serve by these decisions of all operators from now on: another rank has made them."""
         found = list(decisions)
         for table in self._all:
-            table.decide({it.shape: it for it in found if operator_of(it.shape) is table.operator})
+            table.decide({it.shape: it for it in found if it.shape in table.decided})
 
     def quarantine(self, path: str, lane: Lane) -> list[tuple[str, str]]:
         """Serve no shape of the phase or operator on this path any more. Returns the (path, shape) pairs it served.

@@ -30,7 +30,8 @@ LayerKind = tuple[int | None, Heads]  # the window and the heads of a layer: tho
 LengthKey = tuple[LayerKind, int, int, int]
 
 _MASKS = {mask: index for index, mask in enumerate(Mask)}
-CAUSAL = _MASKS[Mask.CAUSAL]  # the mask of every step today
+CAUSAL = _MASKS[Mask.CAUSAL]
+FULL = _MASKS[Mask.FULL]  # of towers
 _EDGES = tuple(bucket.hi for bucket in Bucket if bucket.hi is not None)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Unpack
 
 import torch
@@ -62,14 +63,20 @@ class LinearTable(RowsTable[LinearShape, RunLinear]):
         """Return the (path, shape) pairs of a step, of paths of our own: PyTorch's products are in every model's."""
         return [pair for pair in super().pairs(sizes) if not pair[0].startswith("torch.")]
 
-    def product(self, layer: int | None, name: WeightName, linear: Linear, epilogue: Epilogue) -> "ServedProduct":
-        """Return what multiplies with a weight; outside of all layers `layer` is None. Called once for each weight."""
+    def product(
+        self, layer: int | None, name: Enum, linear: Linear, epilogue: Epilogue, *, is_sampled: bool | None = None
+    ) -> "ServedProduct":
+        """Return what multiplies with a weight; outside of all layers `layer` is None. Called once for each weight.
+
+        is_sampled  whether its rows are `StepSizes.num_sampled`; None: where it is the head
+        """
         weight = linear.weight
         rows, size_in = weight.size
         dtype, has_bias = dtype_of(weight.dtype), linear.bias is not None
         kind = LinearShape(dtype, size_in, rows // epilogue.parts, LinearRows.LE_1, has_bias, epilogue, weight.format())
         every = (replace(kind, rows=bucket) for bucket in LinearRows)
-        calls = self.add((shape for shape in every if shape in self.decided), is_sampled=name is WeightName.HEAD)
+        is_sampled = name is WeightName.HEAD if is_sampled is None else is_sampled
+        calls = self.add((shape for shape in every if shape in self.decided), is_sampled=is_sampled)
         found = ServedProduct(self, calls, layer, name, kind, linear, torch_dtype(kind.dtype_out))
         self._one_of_each.setdefault(kind, found)
         return found
@@ -96,7 +103,7 @@ class ServedProduct:
     table: LinearTable
     calls: Calls[LinearShape]
     layer: int | None
-    name: WeightName
+    name: Enum
     shape: LinearShape
     linear: Linear
     dtype_out: torch.dtype

@@ -18,9 +18,12 @@ from server.engine.operators.dispatch import Dispatcher
 from server.engine.operators.launch_errors import is_device_lost
 from server.engine.proof.judgement import Judge, Judgement
 from server.engine.proof.step_record import NothingSeen, StepRecord, StepRecords
+from server.engine.proof.tower_attestation import TowerProbes
 from server.engine.scheduling.runner_api import BatchError
 from server.engine.scheduling.sequence import Batch
+from server.model.vision.geometry import Grid
 from server.protocol.messages import AttestationReport, AttestedBatch, ExplainedTime
+from server.protocol.plan_rows import TOWER
 
 logger = logging.getLogger(__name__)
 
@@ -38,19 +41,21 @@ class Attestor:
         dispatcher: Dispatcher,
         *,
         probes: Iterable[Batch],
+        towers: TowerProbes | None = None,
         is_quarantining: bool,
         interval_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`interval_s` 0: only when asked."""
+        """`interval_s` 0: only when asked. `towers`: of a model that sees images."""
         self.records = records
         self.judge = judge
         self._dispatcher = dispatcher
         self._probes = tuple(probes)
+        self.towers = towers
         self._is_quarantining = is_quarantining
         self._interval_s = interval_s
         self._clock = clock
-        self._waiting: deque[Batch] = deque()
+        self._waiting: deque[Batch | Grid] = deque()
         self._done: list[AttestedBatch] = []
         self._quarantined: list[tuple[str, str]] = []
         self._trigger = ""
@@ -73,6 +78,7 @@ class Attestor:
             self._trigger, self._busy_s = trigger, 0.0
             self._done, self._quarantined = [], []
             self._waiting = deque(self._probes)
+            self._waiting.extend(() if self.towers is None else self.towers.grids)
 
     def poll(self) -> AttestationReport | None:
         """Run one batch, if an attestation is under way or due; the report when that was the last one."""
@@ -81,7 +87,8 @@ class Attestor:
         if not self._waiting:
             self.ask("timer")
         started = self._clock()
-        self._done.append(self._attest(self._waiting.popleft()))
+        waiting = self._waiting.popleft()
+        self._done.append(self._attest(waiting) if isinstance(waiting, Batch) else self._attest_tower(waiting))
         self._busy_s += self._clock() - started
         return None if self._waiting else self._report()
 
@@ -92,7 +99,7 @@ class Attestor:
         """
         self.ask(trigger)
         while (report := self.poll()) is None:
-            progress(len(self._done), len(self._probes))
+            progress(len(self._done), len(self._done) + len(self._waiting))
         return report
 
     def _report(self) -> AttestationReport:
@@ -137,6 +144,18 @@ class Attestor:
             detail="; ".join(judgement.details) or None,
             explained=self._explain(batch, step, judgement),
         )
+
+    def _attest_tower(self, grid: Grid) -> AttestedBatch:
+        assert self.towers is not None
+        try:
+            found, wrong = self.towers.attest(grid)
+        except (NoPathError, NothingSeen, RuntimeError) as error:
+            if is_device_lost(error):
+                raise
+            return AttestedBatch(TOWER, [], False, {}, "error", f"{type(error).__name__}: {error}"[:300])
+        for path, lane in wrong if self._is_quarantining else ():
+            self._quarantined += self._dispatcher.quarantine(path, lane)
+        return found
 
     def _explain(self, batch: Batch, step: StepRecord, judgement: Judgement) -> ExplainedTime | None:
         """Explain the time of the batch, which ran last."""

@@ -47,7 +47,7 @@ class ProductSample:
     @property
     def weight(self) -> str:
         """Return the name of the weight in its layer."""
-        return self.product.name.value
+        return str(self.product.name.value)
 
     @torch.inference_mode()
     def judge(self, rng: Random) -> Judgement:

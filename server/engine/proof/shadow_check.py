@@ -11,25 +11,28 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from enum import Enum
 from random import Random
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from kernels.calls.batch import AttentionBatch
 from kernels.calls.rows import SequenceRows
 from kernels.vocabulary.operators import Operator
 from kernels.vocabulary.shape import PLANNED_PHASES, Phase
 from server.engine.operators.attention_table import Choice
-from server.engine.operators.dispatch import Dispatcher, Lane, PhasePart
+from server.engine.operators.dispatch import Dispatcher, PhasePart
 from server.engine.operators.experts import ExpertsCall
 from server.engine.operators.linear import ProductCall
 from server.engine.operators.step_attention import TakeCall
 from server.engine.operators.table import OperatorChoice
 from server.engine.proof.product_sample import ExpertsSample, ProductSample, take_experts, take_product
-from server.engine.proof.shadow_sample import Judgement, Sample, take_sample
+from server.engine.proof.shadow_sample import Judgement, Sample, take_sample, take_tower_sample
 from server.engine.scheduling.sequence import Batch
 from server.protocol.messages import ShadowReport
+from server.protocol.plan_rows import TOWER
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +41,15 @@ ALERT_S = 60.0  # so long after a mismatch its phase or operator is checked as o
 ALERT_INTERVAL_S = 0.1  # but no more often than this, and beside the checks of the interval, which look at all others
 _PATIENCE_S = 1.0  # a sample waits so long for an idle engine, then it is judged between two steps
 _SAVED_S = 600.0  # what was not spent is kept for so long: no burst of checks after a quiet night
+
+
+class TowerLane(Enum):
+    """The calls of a tower, which are checked apart from a step's."""
+
+    TOWER = TOWER
+
+
+Lane = Phase | Operator | TowerLane
 
 
 class ShadowBudget:
@@ -116,6 +128,40 @@ class Tap:
         """Return what StepAttention calls after each layer; None where attention is not the one to check."""
         return None if self._sequence is None else self._take_attention
 
+    @property
+    def is_of_tower(self) -> bool:
+        """Return whether a call of the tower is the one to check: the step itself may be a CUDA graph."""
+        return self._lane is TowerLane.TOWER
+
+    @contextmanager
+    def watching_images(self) -> Iterator[None]:
+        """Have the tower's calls for the images that are computed inside shown to this."""
+        tower = self._dispatcher.tower
+        if tower is None or not self.is_of_tower:
+            yield
+            return
+        tower.tap, tower.linear.tap = self._take_tower_attention, self._take_product
+        try:
+            yield
+        finally:
+            tower.tap = tower.linear.tap = None
+
+    def _take_tower_attention(
+        self, choice: Choice, batch: AttentionBatch, layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor
+    ) -> None:
+        """Take an image's or a window's q, k, v and out of the path that has just run."""
+        if self._left == 0:
+            tower = self._dispatcher.tower
+            assert tower is not None
+            flags = tower.flags
+            self._check.take_sample(
+                choice.use.path,
+                self._lane,
+                layer,
+                lambda rng: take_tower_sample(choice, batch, layer, tensors=(q, k, v, out), flags=flags, rng=rng),
+            )
+        self._left -= 1
+
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Have the products, or the experts, of the step that is launched inside shown to this."""
@@ -178,7 +224,8 @@ class ShadowCheck:
             for lane, table in ((Operator.LINEAR, dispatcher.linear), (Operator.EXPERTS, dispatcher.experts))
             if table is not None
         )
-        self._all_lanes: tuple[Lane, ...] = (*PLANNED_PHASES, *self._operators)
+        of_tower = () if dispatcher.tower is None else (TowerLane.TOWER,)
+        self._all_lanes: tuple[Lane, ...] = (*PLANNED_PHASES, *self._operators, *of_tower)
         self._wanted = self._rng.choice(self._all_lanes)  # in the next check, or any after an interval
         self._taken: _Taken | None = None
         self._alerts: dict[Lane, float] = {}  # phases and operators with a mismatch, checked more often until then
@@ -201,16 +248,20 @@ class ShadowCheck:
         return any(self._clock() < until for until in self._alerts.values())
 
     def begin(self, batch: Batch) -> Tap | None:
-        """A tap for the batch that is about to be launched, if a check is due."""
+        """A tap for the batch that is about to be launched, with its images, if a check is due."""
         now = self._clock()
         is_too_early = now < self._next_at and not (self._alerts and now >= self._alert_next_at)
         if not self._is_on or self.has_sample or is_too_early or not self.budget.allows:
             return None
-        lanes: tuple[Lane, ...] = (*batch.phases, *self._operators)
+        has_images = self._dispatcher.tower is not None and any(it.span.image is not None for it in batch.embeddings)
+        lanes: tuple[Lane, ...] = (*batch.phases, *self._operators, *((TowerLane.TOWER,) if has_images else ()))
         lane = self._lane_of_interval(lanes, now) or self._lane_of_alert(lanes, now)
         if lane is None:
             return None
         self.budget.begin()
+        if isinstance(lane, TowerLane):
+            assert self._dispatcher.tower is not None
+            return Tap(self, self._dispatcher, lane, index=self._rng.randrange(self._dispatcher.tower.num_calls))
         if isinstance(lane, Operator):
             return Tap(self, self._dispatcher, lane, index=self._rng.randrange(self._num_calls(lane, batch)))
         rows = batch.rows_of(lane)
@@ -307,7 +358,7 @@ class ShadowCheck:
         found = Judgement(None, detail=taken.problem) if taken.sample is None else self._judge(taken.sample)
         if taken.sample is not None and found.is_mismatch:
             logger.error("shadow check: %s", found.detail)
-            quarantined = self._note_mismatch(taken.sample)
+            quarantined = self._note_mismatch(taken.sample, taken.lane)
         self.spend(self._clock() - started_at)
         spent_s, self._unreported_s = self._unreported_s, 0.0
         return ShadowReport(
@@ -332,13 +383,13 @@ class ShadowCheck:
         except torch.OutOfMemoryError as error:
             return Judgement(None, detail=f"no memory to judge the sample: {error}"[:200])
 
-    def _note_mismatch(self, sample: AnySample) -> list[tuple[str, str]]:
+    def _note_mismatch(self, sample: AnySample, lane: Lane) -> list[tuple[str, str]]:
         """Remember a mismatch. The second of a path and lane quarantines: the (path, shape) pairs are returned.
 
         One of the same input as an earlier one is a repetition of it, and counts once: kernels are deterministic.
         """
         now, digest = self._clock(), sample.digest
-        self._alerts[sample.lane] = now + ALERT_S
+        self._alerts[lane] = now + ALERT_S
         self._alert_next_at = max(self._alert_next_at, now + ALERT_INTERVAL_S)
         of_path = sample.path, sample.lane
         known = [(at, other) for at, other in self._mismatches.get(of_path, []) if now - at <= MEMORY_S]
@@ -350,7 +401,7 @@ class ShadowCheck:
             logger.error("%s serves %s although shadow checks call it wrong: --on-unproven degrade", *_words(of_path))
             return []
         del self._mismatches[of_path]
-        del self._alerts[sample.lane]
+        del self._alerts[lane]
         logger.error("%s is quarantined for %s: shadow checks call it wrong", *_words(of_path))
         return self._dispatcher.quarantine(*of_path)
 

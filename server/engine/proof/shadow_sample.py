@@ -4,6 +4,7 @@ The rule and the limits are those of qualification (kernels/reference/compare.py
 """
 
 import hashlib
+from bisect import bisect_right
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from random import Random
@@ -45,6 +46,7 @@ class Sample:
     v: Tensor
     out: Tensor
     flags: AttentionFlags
+    of_tower: bool = False
 
     @property
     def lane(self) -> Phase:
@@ -56,9 +58,9 @@ class Sample:
         return digest_of(self.q)
 
     @property
-    def weight(self) -> None:
-        """Return None: attention has no weight."""
-        return None
+    def weight(self) -> str | None:
+        """Return where it is not attention of the text; attention has no weight."""
+        return "tower_attention" if self.of_tower else None
 
     @torch.inference_mode()
     def judge(self, rng: Random) -> "Judgement":
@@ -137,6 +139,28 @@ def take_sample(
     )
     own_q, own_out = q[rows, heads].clone(), out[rows, heads].clone()
     return Sample(choice.use.path, part.phase, layer, kv_head, own_q, keys, values, own_out, own_flags)
+
+
+def take_tower_sample(
+    choice: Choice,
+    batch: AttentionBatch,
+    layer: int,
+    *,
+    tensors: tuple[Tensor, Tensor, Tensor, Tensor],
+    flags: AttentionFlags,
+    rng: Random,
+) -> Sample:
+    """Copy one image or window, drawn by its patches, and one head of a call of a tower's attention.
+
+    tensors  q, k, v and out of the call, packed
+    Waits for the device, to learn where the images end. Raises torch.OutOfMemoryError.
+    """
+    ends = batch.cu_seqlens_q.tolist()
+    patch = rng.randrange(ends[-1])
+    index = bisect_right(ends, patch) - 1
+    rows, head = slice(ends[index], ends[index + 1]), rng.randrange(tensors[0].shape[1])
+    q, k, v, out = (it[rows, head : head + 1].clone() for it in tensors)
+    return Sample(choice.use.path, choice.decision.shape.phase, layer, head, q, k, v, out, flags, of_tower=True)
 
 
 def blank_sample(

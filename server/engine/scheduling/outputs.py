@@ -1,8 +1,14 @@
 """The tokens of each step as deltas for the API process; what ends a sequence is decided in sequence.py."""
 
+from collections import OrderedDict
+
+import msgspec
+
 from server.engine.scheduling.runner_api import StepResult
 from server.engine.scheduling.sequence import Batch, Sequence, SequenceStatus
-from server.protocol.messages import FinishReason, RequestTimes, TokenDelta
+from server.protocol.messages import FinishReason, PathUse, RequestTimes, TokenDelta
+
+_MOST_IMAGES = 4096  # digests, 32 bytes each, whose decisions are known
 
 
 class Outputs:
@@ -12,6 +18,8 @@ class Outputs:
         self._deltas: list[TokenDelta] = []
         self._with_new_uses: set[Sequence] = set()  # served by a decision that no delta of theirs has reported yet
         self._compared: tuple[object, object] = (None, None)  # the uses and the sequences of the step before
+        # By an image's digest, those computed last: what computed it serves each prompt that has it.
+        self._image_uses: OrderedDict[bytes, list[PathUse]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._deltas)
@@ -31,6 +39,8 @@ class Outputs:
             seq.scores = [it for it in seq.scores if it.position < scores.position] + [scores]
         for row, pooled in result.pooled.items():
             batch.sequences[row].pooled = pooled
+        if batch.num_prefill or batch.num_extend:
+            self._record_images(batch, result)
         if self._compared[0] is result.uses and self._compared[1] is batch.sequences:
             return
         self._compared = (result.uses, batch.sequences)
@@ -49,6 +59,31 @@ class Outputs:
                         if name not in seq.path_uses and seq.status is not SequenceStatus.FINISHED:
                             seq.path_uses[name] = use
                             self._with_new_uses.add(seq)
+
+    def _record_images(self, batch: Batch, result: StepResult) -> None:
+        """Record what has computed the images of a step's prompts: in this step, or for an earlier prompt."""
+        tower = result.tower
+        computed: set[bytes] = set()
+        if tower is not None:
+            computed = {held.span.digest for held in batch.embeddings if held.span.image is not None}
+            for digest in computed:
+                self._image_uses[digest] = tower.uses
+                self._image_uses.move_to_end(digest)
+        while len(self._image_uses) > _MOST_IMAGES:
+            self._image_uses.popitem(last=False)
+        for row in range(batch.num_rows):
+            seq = batch.sequences[row]
+            if not seq.embedded or seq.status is SequenceStatus.FINISHED:
+                continue
+            own = {span.digest for span in seq.embedded if span.image is not None}
+            if tower is not None and own & computed:
+                seq.tower_runs.append((tower, len(own & computed)))
+            for digest in own:
+                for use in self._image_uses.get(digest, ()):
+                    name = use.phase, use.path, use.status
+                    if name not in seq.path_uses:
+                        seq.path_uses[name] = use
+                        self._with_new_uses.add(seq)
 
     def add_tokens(self, batch: Batch, result: StepResult, now: float) -> list[Sequence]:
         """Replace each sampled sequence's PENDING token by its id and add its delta. Return the sequences that end.
@@ -123,4 +158,10 @@ class Outputs:
 
 def _times(seq: Sequence, now: float) -> RequestTimes:
     assert seq.scheduled_at is not None
-    return RequestTimes(seq.submitted_at, seq.scheduled_at, now, seq.num_chunks, seq.num_cached)
+    times = RequestTimes(seq.submitted_at, seq.scheduled_at, now, seq.num_chunks, seq.num_cached)
+    if not seq.tower_runs:
+        return times
+    seconds = [run.seconds for run, _ in seq.tower_runs]
+    known = [it for it in seconds if it is not None]
+    tower_s = sum(known) if len(known) == len(seconds) else None
+    return msgspec.structs.replace(times, num_computed_images=sum(it for _, it in seq.tower_runs), tower_s=tower_s)

@@ -7,6 +7,7 @@ from typing import Protocol
 from kernels.linear.library.fallback_reason import MatmulFallback
 from kernels.vocabulary.shape import Phase
 from server.engine.scheduling.sequence import Batch
+from server.engine.scheduling.tower_run import TowerRun
 from server.protocol.messages import AttentionSample, DispatchCount, PathUse, TokenScores, TowerTime
 
 
@@ -49,6 +50,7 @@ class StepResult:
     pooled: dict[int, bytes] = field(default_factory=dict)  # by row, fp32 of prompts that are pooled
     nonfinite: tuple[int, ...] = ()
     exhausted: tuple[int, ...] = ()
+    tower: TowerRun | None = None  # of the images that were computed for this step
 
 
 class StepError(Exception):

@@ -13,6 +13,7 @@ from server.engine.scheduling.matcher import Matcher
 from server.engine.scheduling.page_keys import PageKeys
 from server.engine.scheduling.seal_chain import SealChain
 from server.engine.scheduling.states import BatchStates
+from server.engine.scheduling.tower_run import TowerRun
 from server.protocol.messages import EmbeddedSpan, FinishReason, PathUse, SamplingParams, TokenScores
 
 PENDING = -1  # stands for a token that a launched step samples and that the host has not read yet
@@ -73,6 +74,7 @@ class Sequence:
     positions     [3, num_prompt] of its prompt's tokens, and `position_delta` what is added to the place of a generated
                   one for its position; None and 0 where each position is the token's place
     record        of an answer that may be computed again; None of most
+    tower_runs    the images that were computed for it, with others: each time how many of its own
     is_greedy     whether its next token is the likeliest one, unless stop ids are still banned by min_tokens
     """
 
@@ -116,6 +118,7 @@ class Sequence:
     positions: "NDArray[np.int32] | None" = None
     position_delta: int = 0
     record: AnswerRecord | None = None
+    tower_runs: list[tuple[TowerRun, int]] = field(default_factory=list)
     is_forked: bool = False  # whether its first pages are those of its leader
     is_greedy: bool = field(init=False)
     wants_hidden: bool = field(init=False)  # whether the hidden states of its prompt are used by more than sampling

@@ -20,8 +20,7 @@ from kernels.linear.library.fallbacks import MatmulFallbacks
 from kernels.system.device import torch_dtype
 from kernels.system.device_lost import DeviceLost
 from kernels.system.triton_cache import use_own_cache
-from kernels.vocabulary.shape import AttentionShape
-from qualification.decision.decision import Pairs, Policy, decisions_of
+from qualification.decision.decision import Pairs, Policy
 from qualification.measure.qualify import qualify
 from qualification.measure.start_plan import Plan, RunQualification, own_file
 from server.engine.execution.capture import CudaCapture
@@ -201,9 +200,9 @@ def _build(
         overridden=overridden,
     )
     decoder = _load(settings, subject, dispatcher, followers, progress, measured=measured, fallbacks=fallbacks)
-    tower = load_own_tower(settings, subject, lambda detail: progress("loading", detail))
+    tower = load_own_tower(settings, subject, dispatcher, lambda detail: progress("loading", detail))
     try:
-        runner = _warm_runner(settings, subject, decoder, tower, dispatcher, followers, plan, progress)
+        runner = _warm_runner(settings, subject, decoder, tower, dispatcher, followers, progress)
         longest_silence_s = 0.0
         if subject.device.type == "cpu":
             longest_silence_s = estimate_longest_silence_s(
@@ -326,7 +325,6 @@ def _warm_runner(
     tower: Tower | None,
     dispatcher: Dispatcher,
     followers: Followers | None,
-    plan: Plan,
     progress: Progress,
 ) -> ModelRunner:
     """Return a runner with its whole cache, every planned kernel compiled and every graph captured.
@@ -364,7 +362,7 @@ def _warm_runner(
     with blaming(runner.suspects):
         warm_up(
             runner,
-            decisions_of(AttentionShape, plan.decisions),
+            dispatcher.plan,
             limits,
             is_cuda=device.type == "cuda",
             progress=lambda detail: progress("compiling" if device.type == "cuda" else "warming up", detail),

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from kernels.vocabulary.shape import Dtype
-from qualification.decision.defaults import BATCHED_TOKENS, NUM_SEQS, PAGE_SIZE, served_dtype
+from qualification.decision.defaults import BATCHED_TOKENS, IMAGE_TOKENS, NUM_SEQS, PAGE_SIZE, served_dtype
 from qualification.decision.model_shapes import ServingLimits
 from qualification.model.config import ModelConfig, num_parameters
 from server.engine.execution.graph_keys import GraphSizes, graph_sizes
@@ -24,7 +24,6 @@ _CPU_ATTENTION_FLOPS = 2**34
 # model computes more in that time, and must: a step beyond the graphs takes some 20 ms to launch, and with 2048 tokens
 # in each a 0.6B had 0.8 of vLLM's throughput.
 _INTERLEAVED_WORK = 1.65e13  # tokens x parameters
-_IMAGE_TOKENS = 16_384  # of a 4B's hidden size and three layers' additions 320 MiB
 _LEAST_INTERLEAVED_TOKENS = 512  # under some 250 a step costs no less (H200)
 
 
@@ -55,6 +54,8 @@ class EngineLimits:
             kv_dtype=self.kv_dtype,
             max_drafted_tokens=self.max_drafted_tokens,
             max_num_seqs=self.max_num_seqs,
+            # One image may have more tokens than a step's images together: then it is computed alone.
+            max_image_tokens=max(self.max_image_tokens, self.max_num_batched_image_tokens),
         )
 
 
@@ -116,7 +117,7 @@ def choose_limits(settings: Settings, config: ModelConfig, device: torch.device)
     )
     if config.tower is not None:
         image_tokens = settings.max_num_batched_image_tokens or limits.max_num_interleaved_tokens
-        kept = settings.max_image_tokens or min(_IMAGE_TOKENS, max_model_len)
+        kept = settings.max_image_tokens or min(IMAGE_TOKENS, max_model_len)
         limits = replace(limits, max_image_tokens=kept, max_num_batched_image_tokens=image_tokens)
     if limits.max_num_batched_tokens < limits.max_num_seqs:
         raise SettingsError(

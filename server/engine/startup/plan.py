@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kernels.catalog import paths_on
@@ -10,7 +10,7 @@ from kernels.collective.paths import without_peer_memory
 from kernels.vocabulary.operators import AnyShape
 from qualification.common.progress import TimeLeft
 from qualification.decision.decision import Decision, Pairs, Policy
-from qualification.decision.model_shapes import plan_shapes
+from qualification.decision.model_shapes import image_shapes, plan_shapes
 from qualification.measure.start_plan import Plan, RunQualification, make_plan
 from server.engine.startup.subject import Subject
 from server.errors import SettingsError
@@ -61,10 +61,12 @@ def plan_operators(
     reproducible  whether a path may serve only where its bits do not depend on the batch
     unshared  why the ranks share no memory, though their GPUs can address each other; None where nothing refused it
     """
-    device = subject.device
+    device, limits = subject.device, subject.limits.serving
     paths, left = paths_on(device), TimeLeft(time.monotonic)
+    of_towers = image_shapes(subject.config, limits)
+    of_text = plan_shapes(replace(subject.config, tower=None), limits, device.type, subject.shard.world)
     plan = make_plan(
-        plan_shapes(subject.config, subject.limits.serving, device.type, subject.shard.world),
+        tuple(dict.fromkeys((*of_text, *of_towers))),
         policy=policy,
         fingerprint=subject.fingerprint,
         device=device,
@@ -76,6 +78,7 @@ def plan_operators(
         paths=paths if unshared is None else without_peer_memory(paths, unshared),
         run_qualification=run_qualification,
         reproducible=reproducible,
+        of_towers=frozenset(of_towers) - frozenset(of_text),
     )
     refuse_unserved(plan.decisions.values(), plan, policy)
     return plan

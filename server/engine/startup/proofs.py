@@ -20,6 +20,7 @@ from server.engine.proof.shadow_check import ShadowCheck
 from server.engine.proof.shadow_sample import blank_sample
 from server.engine.proof.step_record import StepRecords, TimeStep
 from server.engine.proof.step_times import StepTimes
+from server.engine.proof.tower_attestation import TowerProbes
 from server.engine.scheduling.scheduler import Scheduler
 from server.engine.startup.subject import Subject
 from server.engine.startup.warmup import probes_of
@@ -45,6 +46,10 @@ def attestor_of(settings: Settings, subject: Subject, runner: ModelRunner, plan:
         graph_kernels=runner.recorded_kernels,
         time_step=_step_times(runner, recorder),
     )
+    towers, tower = None, runner.worker.tower
+    if tower is not None and dispatcher.tower is not None:
+        paths = {it.name: it for it in ALL_PATHS}
+        towers = TowerProbes(tower, dispatcher.tower, paths, plan.evidence, device, recorder)
     return Attestor(
         records,
         Judge(promises, lambda: operator_promises(dispatcher.all_decisions, plan.evidence, ALL_PATHS)),
@@ -52,6 +57,7 @@ def attestor_of(settings: Settings, subject: Subject, runner: ModelRunner, plan:
         probes=probes_of(
             dispatcher.decisions, page=runner.num_pages, page_size=page_size, max_len=max_len, of_two=of_two
         ),
+        towers=towers,
         is_quarantining=settings.on_unproven is not Policy.DEGRADE,
         interval_s=settings.attestation_interval_s,
     )

@@ -21,7 +21,7 @@ from kernels.vocabulary.fingerprint import Fingerprint
 from kernels.vocabulary.operators import AnyShape
 from kernels.vocabulary.shape import AttentionShape
 from qualification.decision.decision import Decision, Pairs, decisions_of
-from qualification.decision.model_shapes import num_sums
+from qualification.decision.model_shapes import image_shapes, num_sums
 from qualification.measure.start_plan import Redecide as RedecideAny
 from qualification.model.config import ModelConfig
 from qualification.model.families.quantization import rounded_at_load
@@ -38,6 +38,7 @@ from server.engine.operators.linear import LinearTable, MeasuredProducts, with_m
 from server.engine.operators.recurrence import RecurrenceTable
 from server.engine.operators.rows_table import RowsTable
 from server.engine.operators.table import TableOptions
+from server.engine.operators.tower import TowerTables
 from server.engine.startup.drafting import drafting_of
 from server.engine.startup.kv_sizing import check_weights_fit
 from server.engine.startup.limits import EngineLimits, choose_device, choose_limits
@@ -54,6 +55,7 @@ from server.model.load.pooling import read_pooling
 from server.model.ranks import ALONE, Ranks
 from server.model.vision.load import check_tower, has_known_tower, has_tower_tensors, load_tower, with_own_tower
 from server.model.vision.tower import Pixels, Tower
+from server.protocol.plan_rows import is_of_tower
 from server.settings import LoadFormat, Quantization, Settings, Task
 
 logger = logging.getLogger(__name__)
@@ -148,7 +150,9 @@ def _pixels_of(settings: Settings, folder: Path) -> Pixels | None:
     return Pixels(found.mean, found.std, found.rescale_factor)
 
 
-def load_own_tower(settings: Settings, subject: Subject, say: Say = lambda _: None) -> Tower | None:
+def load_own_tower(
+    settings: Settings, subject: Subject, dispatcher: Dispatcher, say: Say = lambda _: None
+) -> Tower | None:
     """Load the tower, which each rank has whole; None where the server takes no images. Raises ModelError."""
     config = subject.model.tower
     if config is None or subject.pixels is None:
@@ -161,7 +165,11 @@ def load_own_tower(settings: Settings, subject: Subject, say: Say = lambda _: No
         load_format=settings.load_format,
         progress=say,
     )
-    return Tower(config, weights, subject.pixels, is_reproducible=subject.reproducible)
+    tables, reproducible = dispatcher.tower, subject.reproducible
+    tower = Tower(config, weights, subject.pixels, is_reproducible=reproducible, operators=tables)
+    if subject.device.type == "cuda" and tables is not None:
+        tables.linear.warm_up()
+    return tower
 
 
 def identity_of(settings: Settings, subject: Subject) -> RankIdentity:
@@ -271,8 +279,15 @@ def dispatcher_of(
     heads = tuple(map(Heads.of, config.attentions))
     of_device = CudaDevice() if device.type == "cuda" else CpuDevice()
     timer = AttentionTimer(flags, of_device, heads=heads, chunks=config.chunks) if has_timer else None
-    attention = decisions_of(AttentionShape, decisions)
+    of_attention = decisions_of(AttentionShape, decisions)
+    attention = {shape: decision for shape, decision in of_attention.items() if not is_of_tower(shape)}
     layers = config.attention_layers
+    tower = None
+    if subject.pixels is not None and subject.model.tower is not None:
+        of_tower = image_shapes(subject.model, subject.limits.serving)
+        # The library's products as they were qualified: its algorithms are measured for the text's weights alone.
+        products = linear_paths_on(device)
+        tower = TowerTables(subject.model.tower, decisions, PATHS, products, shapes=of_tower, **options)
     return Dispatcher(
         attention,
         PATHS,
@@ -285,6 +300,7 @@ def dispatcher_of(
         chunks=config.chunks,
         quarantined=quarantined,
         overridden=overridden,
+        tower=tower,
     )
 
 

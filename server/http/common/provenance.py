@@ -47,7 +47,7 @@ HEADERS = {  # of an answer, for the document
 class ServedPhase(Schema):
     """One decision that served the request."""
 
-    phase: str = Field(description="prefill, extend or decode.")
+    phase: str = Field(description="prefill, extend or decode; tower, which computed the prompt's images.")
     path: str
     status: str
     fallback_reasons: list[str] = Field(description="Of the closed list of reasons; empty where it is no fallback.")

@@ -71,12 +71,12 @@ def _patches_of(tokens: Tensor, width: int, merge: int) -> tuple[Tensor, Tensor]
 
 
 def rotation(config: TowerConfig, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines [patches, 1, head_dim / 2] fp32: half of the angles by the row, half by the column."""
+    """Return cosines and sines [patches, head_dim / 2] fp32: half of the angles by the row, half by the column."""
     size = config.head_dim // 2
     exponents = torch.arange(0, size, 2, dtype=torch.float32, device=rows.device) / size
     frequencies = 1.0 / config.rope_theta**exponents
     parts = [torch.outer(places.float(), frequencies) for places in (rows, columns)]
-    angles = torch.cat(parts, dim=1).unsqueeze(1)
+    angles = torch.cat(parts, dim=1)
     return angles.cos(), angles.sin()
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -12,12 +13,14 @@ from torch import Tensor
 from kernels.functional import AttentionPlan, plan_varlen
 from kernels.fused.activation import gated
 from kernels.fused.activation_kind import Activation
-from kernels.fused.norm import rms_norm
+from kernels.fused.norm import add_rms_norm, rms_norm
+from kernels.fused.turn_heads import turn_heads
 from kernels.linear.first_path import multiply
 from qualification.model.tower import TowerConfig
-from server.model.linear import Linear
+from server.model.linear import Linear, Product
+from server.model.step import Step
 from server.model.vision.geometry import Geometry, Grid, learned_positions, rotation
-from server.model.vision.weights import Merger, NormWeights, TowerLayer, TowerWeights
+from server.model.vision.weights import Merger, NormWeights, TowerLayer, TowerWeight, TowerWeights
 
 _ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     Activation.SILU: F.silu,
@@ -52,6 +55,67 @@ class Image:
         return cls(values.view(height * patch_size, width * patch_size, 3), grid)
 
 
+class Attend(Protocol):
+    """Attention of sequences of patches, planned for all layers."""
+
+    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Return [patches, heads, head_dim] for q, k, v of that shape."""
+
+
+class TowerOperators(Protocol):
+    """Computes a tower's attention and products."""
+
+    def begin(self, num_patches: int, num_tokens: int, num_images: int) -> None:
+        """Images of so many patches and tokens are about to be computed together."""
+
+    def attend(self, ends: Tensor, longest: int) -> Attend:
+        """Plan attention of sequences that end at `ends` [sequences + 1] int32: a patch sees all of its sequence."""
+
+    def product(self, layer: int | None, name: TowerWeight, linear: Linear) -> Product:
+        """Return what multiplies with a weight. Called once for each."""
+
+
+class FirstPaths:
+    """Computes by the first path of each operator that can, without a plan."""
+
+    def begin(self, num_patches: int, num_tokens: int, num_images: int) -> None:
+        """Note nothing."""
+
+    def attend(self, ends: Tensor, longest: int) -> Attend:
+        return FirstPath(plan_varlen(ends, ends, longest, longest, causal=False))
+
+    def product(self, layer: int | None, name: TowerWeight, linear: Linear) -> Product:  # noqa: ARG002
+        return _FirstProduct(linear)
+
+
+@dataclass(frozen=True, slots=True)
+class FirstPath:
+    """Attention as the library plans it."""
+
+    plan: AttentionPlan
+
+    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # noqa: ARG002
+        return self.plan.run(q, k, v)
+
+
+@dataclass(frozen=True, slots=True)
+class _FirstProduct:
+    linear: Linear
+
+    def __call__(self, x: Tensor, step: Step | None, out: Tensor | None = None) -> Tensor:  # noqa: ARG002
+        return multiply(x, self.linear.weight, self.linear.bias, out=out)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """What multiplies with the weights of a layer."""
+
+    qkv: Product
+    output: Product
+    up: Product
+    down: Product
+
+
 class TowerBorder(Enum):
     """Places at which a tower hands out what it computes; patches stand in the order of its geometry."""
 
@@ -74,20 +138,49 @@ Observe = Callable[[TowerBorder, int | None, Tensor], None]
 
 
 class Tower:
-    """Computes images by the first path of each operator that can, without a plan; it keeps nothing of them.
+    """Computes images by the operators that it is given; it keeps nothing of them.
 
     beat   called before each layer, of steps on a CPU: set by who must hear that a long one makes progress
     observe   is handed what is computed at each border, in the order in which it is: set by who checks it
     """
 
-    def __init__(self, config: TowerConfig, weights: TowerWeights, pixels: Pixels, *, is_reproducible: bool) -> None:
-        """`is_reproducible`: whether no image's bits may depend on the others: each is then computed by itself."""
+    def __init__(
+        self,
+        config: TowerConfig,
+        weights: TowerWeights,
+        pixels: Pixels,
+        *,
+        is_reproducible: bool,
+        operators: TowerOperators | None = None,
+    ) -> None:
+        """`is_reproducible`: whether no image's bits may depend on the others: each is then computed by itself.
+
+        `operators`: None for the first paths that can.
+        """
         self.config = config
         self.weights = weights
         self.beat: Callable[[], None] | None = None
         self.observe: Observe | None = None
         self._is_reproducible = is_reproducible
         device = self.device
+        self._operators: TowerOperators = FirstPaths() if operators is None else operators
+        of = self._operators.product
+        self._patched = of(None, TowerWeight.PATCHES, weights.patches)
+        self._layers = tuple(
+            _Layer(
+                of(index, TowerWeight.QKV, it.qkv),
+                of(index, TowerWeight.OUTPUT, it.output),
+                of(index, TowerWeight.UP, it.up),
+                of(index, TowerWeight.DOWN, it.down),
+            )
+            for index, it in enumerate(weights.layers)
+        )
+        mergers: dict[int | None, Merger] = {None: weights.merger}
+        mergers |= dict(enumerate(weights.deepstack))
+        self._mergers = {
+            place: (of(place, TowerWeight.MERGER_FIRST, it.first), of(place, TowerWeight.MERGER_SECOND, it.second))
+            for place, it in mergers.items()
+        }
         self._mean = torch.tensor(pixels.mean, device=device) / pixels.factor
         self._deviation = torch.tensor(pixels.deviation, device=device) / pixels.factor
 
@@ -114,8 +207,9 @@ class Tower:
         config, grids = self.config, [image.grid for image in images]
         geometry = Geometry.of(config, grids)
         order = self._sent(geometry.order)
+        self._operators.begin(order.numel(), geometry.tokens.numel(), len(images))
         patches = torch.cat([self._patches(image) for image in images]).index_select(0, order)
-        hidden = _product(patches, self.weights.patches)
+        hidden = self._patched(patches, None)
         if self.weights.positions is not None:
             assert config.num_positions is not None, "weights are of the kind that the configuration says"
             positions = learned_positions(self.weights.positions, config.num_positions, grids)
@@ -123,12 +217,14 @@ class Tower:
         self._hand(TowerBorder.PATCHED, None, hidden)
         turns = rotation(config, self._sent(geometry.rows), self._sent(geometry.columns))
         windows, whole = self._plan(geometry.windows), self._plan(geometry.images)
-        added = []
+        added, fed = [], None
         for index, layer in enumerate(self.weights.layers):
             if self.beat is not None:
                 self.beat()
             is_full = config.window is None or index in config.full_layers
-            hidden = self._layer(index, layer, hidden, turns, whole if is_full else windows)
+            hidden, fed = self._layer(index, layer, hidden, fed, turns, whole if is_full else windows)
+            if index in config.deepstack or index == config.num_layers - 1:
+                hidden, fed = self._hand(TowerBorder.BEHIND_FEED_FORWARD, index, hidden + fed), None
             if index in config.deepstack:
                 place = config.deepstack.index(index)
                 added.append(self._merged(place, self.weights.deepstack[place], hidden))
@@ -146,38 +242,58 @@ class Tower:
         found = numbers.view(height, side, width, side, 3).permute(0, 2, 4, 1, 3)
         return found.unsqueeze(3).expand(-1, -1, -1, frames, -1, -1).reshape(height * width, -1)
 
-    def _plan(self, lengths: tuple[int, ...]) -> AttentionPlan:
+    def _plan(self, lengths: tuple[int, ...]) -> Attend:
         """Plan attention of sequences of these lengths, whose tokens see each other both ways."""
         ends = self._sent(torch.tensor((0, *lengths), dtype=torch.int32).cumsum(0, dtype=torch.int32))
-        return plan_varlen(ends, ends, max(lengths), max(lengths), causal=False)
+        return self._operators.attend(ends, max(lengths))
 
     def _layer(
-        self, index: int, layer: TowerLayer, hidden: Tensor, turns: tuple[Tensor, ...], plan: AttentionPlan
-    ) -> Tensor:
-        shape = (hidden.shape[0], self.config.num_heads, self.config.head_dim)
-        read = self._hand(TowerBorder.ATTENTION_READ, index, self._normed(layer.attention_norm, hidden))
-        q, k, v = (it.view(shape) for it in _product(read, layer.qkv).chunk(3, 1))
-        q = self._hand(TowerBorder.QUERIES, index, _turned(q, turns))
-        k = self._hand(TowerBorder.KEYS, index, _turned(k, turns))
-        v = self._hand(TowerBorder.VALUES, index, v.contiguous())
-        attended = self._hand(TowerBorder.ATTENDED, index, plan.run(q, k, v).view(hidden.shape))
-        hidden = self._hand(TowerBorder.BEHIND_ATTENTION, index, hidden + _product(attended, layer.output))
-        read = self._hand(TowerBorder.FEED_FORWARD_READ, index, self._normed(layer.feed_forward_norm, hidden))
-        up, activation = _product(read, layer.up), self.config.activation
+        self,
+        index: int,
+        layer: TowerLayer,
+        hidden: Tensor,
+        fed: Tensor | None,
+        turns: tuple[Tensor, Tensor],
+        attend: Attend,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the residual behind attention, and what the feed-forward adds to it.
+
+        hidden   the residual, which may be written to
+        fed      what the layer before adds to it, None where that is done
+        """
+        products, shape = self._layers[index], (hidden.shape[0], self.config.num_heads, self.config.head_dim)
+        if fed is None:
+            read = self._normed(layer.attention_norm, hidden)
+        else:
+            read, hidden = self._added(layer.attention_norm, fed, hidden)
+            self._hand(TowerBorder.BEHIND_FEED_FORWARD, index - 1, hidden)
+        self._hand(TowerBorder.ATTENTION_READ, index, read)
+        qkv = products.qkv(read, None)
+        turn_heads(qkv, *turns, self.config.num_heads)
+        q, k, v = (it.view(shape) for it in qkv.chunk(3, 1))
+        self._hand(TowerBorder.QUERIES, index, q)
+        self._hand(TowerBorder.KEYS, index, k)
+        self._hand(TowerBorder.VALUES, index, v)
+        attended = self._hand(TowerBorder.ATTENDED, index, attend.run(index, q, k, v).view(hidden.shape))
+        read, hidden = self._added(layer.feed_forward_norm, products.output(attended, None), hidden)
+        self._hand(TowerBorder.BEHIND_ATTENTION, index, hidden)
+        self._hand(TowerBorder.FEED_FORWARD_READ, index, read)
+        up, activation = products.up(read, None), self.config.activation
         fed = gated(up, activation) if self.config.is_gated else _ACTIVATIONS[activation](up)
         self._hand(TowerBorder.FED, index, fed)
-        return self._hand(TowerBorder.BEHIND_FEED_FORWARD, index, hidden + _product(fed, layer.down))
+        return hidden, products.down(fed, None)
 
     def _merged(self, place: int | None, merger: Merger, hidden: Tensor) -> Tensor:
         """Return [tokens, out_size] of hidden [patches, hidden]."""
+        first, second = self._mergers[place]
         size = merger.first.weight.size[1]
         if merger.norms_tokens:
             tokens = self._normed(merger.norm, hidden.view(-1, size))
         else:
             tokens = self._normed(merger.norm, hidden).view(-1, size)
         self._hand(TowerBorder.MERGER_READ, place, tokens)
-        fed = self._hand(TowerBorder.MERGER_FED, place, F.gelu(_product(tokens, merger.first)))
-        return _product(fed, merger.second)
+        fed = self._hand(TowerBorder.MERGER_FED, place, F.gelu(first(tokens, None)))
+        return second(fed, None)
 
     def _hand(self, border: TowerBorder, index: int | None, value: Tensor) -> Tensor:
         """Hand out what is computed, to who observes; return it."""
@@ -190,13 +306,9 @@ class Tower:
             return rms_norm(x, norm.weight, self.config.norm_eps)
         return F.layer_norm(x, (x.shape[-1],), norm.weight, norm.bias, self.config.norm_eps)
 
-
-def _product(x: Tensor, linear: Linear) -> Tensor:
-    return multiply(x, linear.weight, linear.bias)
-
-
-def _turned(x: Tensor, turns: tuple[Tensor, ...]) -> Tensor:
-    """Rotate the two halves of each head of x [patches, heads, head_dim] against each other, in fp32."""
-    cosines, sines = turns
-    first, second = x.float().chunk(2, dim=-1)
-    return torch.cat((first * cosines - second * sines, second * cosines + first * sines), dim=-1).to(x.dtype)
+    def _added(self, norm: NormWeights, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the norm of the residual plus x, and that sum, in the residual's or in other memory."""
+        if norm.bias is None:
+            return add_rms_norm(x, residual, norm.weight, self.config.norm_eps)
+        residual = residual + x
+        return self._normed(norm, residual), residual

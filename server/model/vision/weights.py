@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from enum import Enum
 
 import torch
 from torch import Tensor
@@ -9,6 +10,23 @@ from torch import Tensor
 from kernels.linear.shape import PLAIN
 from qualification.model.tower import TowerConfig
 from server.model.linear import Linear
+
+
+class TowerWeight(Enum):
+    """A product of a tower: of its layers, then of what makes tokens of patches."""
+
+    PATCHES = "tower_patches"
+    QKV = "tower_qkv"
+    OUTPUT = "tower_output"
+    UP = "tower_up"
+    DOWN = "tower_down"
+    MERGER_FIRST = "tower_merger_first"
+    MERGER_SECOND = "tower_merger_second"
+
+    @property
+    def is_of_tokens(self) -> bool:
+        """Return whether its rows are tokens of the prompt, and not patches."""
+        return self in (TowerWeight.MERGER_FIRST, TowerWeight.MERGER_SECOND)
 
 
 @dataclass(frozen=True, slots=True)

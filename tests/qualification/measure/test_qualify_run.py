@@ -275,7 +275,7 @@ def test_shards_hold_every_shape_once_and_about_as_much() -> None:
         of_shards = [it.shapes for shard in shards for it in shard if it.name == target.name]
         assert sorted(map(str, itertools.chain(*of_shards))) == sorted(map(str, target.shapes))
     flops = [sum(flops_of(it, *trial_of(it).tested(it, is_cpu=False)) for it in shard) for shard in dealt]
-    assert max(flops) < 1.1 * min(flops)
+    assert max(flops) < 1.2 * min(flops)  # attention over the largest image alone is a quarter of all
     assert max(map(len, dealt)) < 1.1 * min(map(len, dealt))
 
 

@@ -7,14 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.functional import AttentionPlan, plan_varlen
+from kernels.functional import plan_varlen
 from qualification.model.forward.bounded import Precision
 from qualification.model.forward.checkpoint import Checkpoint
 from qualification.model.forward.tower import TowerReference
+from qualification.model.tower import TowerConfig
 from server.engine.proof.tower_check import TowerCheck, TowerChecked, checked_grid
 from server.model.load.load import load_config
 from server.model.vision.load import load_tower, with_own_tower
-from server.model.vision.tower import Image, Tower
+from server.model.vision.tower import Attend, FirstPath, FirstPaths, Image, Pixels, Tower
+from server.model.vision.weights import TowerWeights
 from support.engine.image_session import PIXELS
 from support.models.tiny_images import save_tiny
 
@@ -64,18 +66,22 @@ class Transposed(Tower):
         return super()._patches(turned)
 
 
+class _CausalPaths(FirstPaths):
+    def attend(self, ends: torch.Tensor, longest: int) -> Attend:
+        return FirstPath(plan_varlen(ends, ends, longest, longest))
+
+
 class Causal(Tower):
     """Lets a patch see those before it alone."""
 
-    def _plan(self, lengths: tuple[int, ...]) -> AttentionPlan:
-        ends = torch.tensor((0, *lengths), dtype=torch.int32).cumsum(0, dtype=torch.int32)
-        return plan_varlen(ends, ends, max(lengths), max(lengths))
+    def __init__(self, config: TowerConfig, weights: TowerWeights, pixels: Pixels, *, is_reproducible: bool) -> None:
+        super().__init__(config, weights, pixels, is_reproducible=is_reproducible, operators=_CausalPaths())
 
 
 class RowsFirst(Tower):
     """Gives windows their lengths, and not their order: it cuts patches into windows as they come row by row."""
 
-    def _plan(self, lengths: tuple[int, ...]) -> AttentionPlan:
+    def _plan(self, lengths: tuple[int, ...]) -> Attend:
         return super()._plan(tuple(reversed(lengths)))
 
 

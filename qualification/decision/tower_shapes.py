@@ -1,0 +1,54 @@
+"""Every shape that a tower needs to compute the images that a server takes."""
+
+from collections.abc import Iterator
+
+from kernels.linear.shape import LinearShape
+from kernels.vocabulary.buckets import bucket_of, buckets_up_to
+from kernels.vocabulary.operators import AnyShape
+from kernels.vocabulary.row_buckets import LinearRows
+from kernels.vocabulary.shape import AttentionShape, Dtype, Mask, Phase
+from qualification.model.tower import TowerConfig
+
+
+def tower_shapes_needed(tower: TowerConfig, dtype: Dtype, max_image_tokens: int) -> tuple[AnyShape, ...]:
+    """Return the shapes of attention over patches, then those of the products with each weight.
+
+    max_image_tokens  of the images that are computed together, and so of one image
+    """
+    if not max_image_tokens:
+        return ()
+    return tuple(
+        dict.fromkeys((*tower_attention(tower, dtype, max_image_tokens), *_products(tower, dtype, max_image_tokens)))
+    )
+
+
+def tower_attention(tower: TowerConfig, dtype: Dtype, max_image_tokens: int) -> tuple[AttentionShape, ...]:
+    """Return the shapes of a tower's attention: of whole images, and of windows, which are short images to a kernel."""
+    buckets = list(buckets_up_to(max_image_tokens * tower.merge**2))
+    if tower.window is not None:
+        of_window = bucket_of((tower.window * tower.merge) ** 2)
+        buckets += [] if of_window in buckets else [of_window]
+    heads, dim = tower.num_heads, tower.head_dim
+    return tuple(
+        AttentionShape(Phase.PREFILL, dtype, dtype, heads, heads, dim, bucket, bucket, mask=Mask.FULL)
+        for bucket in buckets
+    )
+
+
+def _products(tower: TowerConfig, dtype: Dtype, max_image_tokens: int) -> Iterator[LinearShape]:
+    hidden, merged = tower.hidden_size, tower.hidden_size * tower.merge**2
+    has_bias = not tower.is_gated
+    of_patches = (
+        (tower.patch_numbers, hidden, has_bias),
+        (hidden, 3 * hidden, True),
+        (hidden, hidden, True),
+        (hidden, tower.width * (2 if tower.is_gated else 1), True),
+        (tower.width, hidden, True),
+    )
+    for size_in, size_out, with_bias in of_patches:
+        for rows in LinearRows.up_to(max_image_tokens * tower.merge**2):
+            if rows.hi is None or rows.hi >= tower.merge**2:  # the fewest patches are those of one token
+                yield LinearShape(dtype, size_in, size_out, rows, with_bias)
+    for size_in, size_out in ((merged, merged), (merged, tower.out_size)):
+        for rows in LinearRows.up_to(max_image_tokens):
+            yield LinearShape(dtype, size_in, size_out, rows, has_bias=True)

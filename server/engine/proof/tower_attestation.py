@@ -1,0 +1,128 @@
+"""Attestation of a tower: the kernels that an image of no client launches, beside what the evidence promises.
+
+Its rows are written to no buffer, so that it may run between any two steps. Each call of attention and each product is
+recorded by itself, as calls of attention in a step that no CUDA graph computes.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+
+import torch
+
+from kernels.driver.driver_record import Recorder
+from kernels.driver.seen import Seen
+from kernels.vocabulary.operators import AnyShape, Operator
+from kernels.vocabulary.path import AnyPath
+from kernels.vocabulary.shape import AttentionShape, Phase
+from qualification.attest.operator_promises import operator_mismatches
+from qualification.attest.promise import Promise, call_mismatch, promise_of
+from qualification.evidence.evidence import Evidence
+from qualification.measure.costs.profile import Mark, profiled
+from server.engine.operators.tower import AnyChoice, TowerTables
+from server.model.vision.geometry import Grid
+from server.model.vision.tower import Image, Tower
+from server.protocol.messages import AttestedBatch
+from server.protocol.plan_rows import TOWER
+
+Wrong = list[tuple[str, Phase | Operator]]  # paths that launched what they did not promise, and what they computed
+
+
+@dataclass(frozen=True, slots=True)
+class TowerProbes:
+    """Images to attest: one for each path of attention, in its shortest bucket."""
+
+    tower: Tower
+    tables: TowerTables
+    paths: Mapping[str, AnyPath]
+    evidence: Mapping[tuple[AnyShape, str], Evidence]
+    device: torch.device
+    recorder: Recorder | None = None
+
+    @property
+    def grids(self) -> list[Grid]:
+        """Return the patches of each image."""
+        shortest: dict[str, int] = {}
+        for choice in self.tables.attention.choices:
+            path, lo = choice.use.path, choice.decision.shape.context_bucket.lo
+            shortest[path] = min(lo, shortest.get(path, lo))
+        merge = self.tower.config.merge
+        sides = (math.isqrt(lo // merge**2) + 2 for lo in shortest.values())
+        return [(side * merge, side * merge) for side in dict.fromkeys(sides)]
+
+    def attest(self, grid: Grid) -> tuple[AttestedBatch, Wrong]:
+        """Compute an image, and judge what it launched. Raises NoPathError, and what a launch raises."""
+        choices, seen = self._recorded(grid)
+        products: Counter[str] = Counter()
+        kernels: Counter[str] = Counter()
+        promised, details = [], []
+        wrong: Wrong = []
+        for choice, call in zip(choices, seen.calls, strict=True):
+            path, promise = self._promise(choice)
+            if not isinstance(choice.decision.shape, AttentionShape):
+                promised.append((path, promise))
+                products += call
+                continue
+            kernels += call
+            detail = call_mismatch(promise, call)
+            if detail is not None:
+                details.append(detail)
+                wrong.append((path.name, choice.decision.shape.phase))
+        for mismatch in operator_mismatches(promised, products):
+            details.append(mismatch.detail)
+            wrong += [] if mismatch.path is None else [(mismatch.path, Operator.LINEAR)]
+        if not kernels:
+            details.append("no kernel of the tower's attention was seen")
+        paths = list(dict.fromkeys(choice.use.path for choice in choices))
+        result = "mismatch" if details else "match"
+        text = "; ".join(dict.fromkeys(details)) or None
+        return AttestedBatch(TOWER, paths, False, dict(sorted(kernels.items())), result, text), list(
+            dict.fromkeys(wrong)
+        )
+
+    def _promise(self, choice: AnyChoice) -> tuple[AnyPath, Promise]:
+        """Evidence of another source, which serves under DEGRADE alone, names the kernels of that one."""
+        path = self.paths[choice.use.path]
+        evidence = self.evidence.get((choice.decision.shape, path.name))
+        is_of_it = evidence is not None and evidence.source_digest == path.source_digest
+        return path, promise_of(path, evidence if is_of_it else None)
+
+    def _recorded(self, grid: Grid) -> tuple[list[AnyChoice], Seen]:
+        side = self.tower.config.patch_size
+        image = Image(torch.zeros(grid[0] * side, grid[1] * side, 3, dtype=torch.uint8), grid)
+        choices: list[AnyChoice] = []
+
+        def compute(mark: Mark) -> None:
+            with self._watching(choices, mark):
+                self.tower.encode([image])
+
+        try:
+            if self.recorder is None:
+                return choices, profiled(compute, self.device)
+            self.tower.encode([image])  # nothing may compile in a capture
+            self.recorder.take()
+            compute(self.recorder.mark)
+            seen = self.recorder.take()
+            if all(choice.is_capturable for choice in choices):
+                return choices, seen
+            choices.clear()
+            return choices, profiled(compute, self.device)
+        finally:
+            self.tables.take()  # of no request
+
+    @contextmanager
+    def _watching(self, choices: list[AnyChoice], mark: Mark) -> Iterator[None]:
+        is_recording = self.recorder is not None and mark == self.recorder.mark
+
+        def watch(choice: AnyChoice) -> AbstractContextManager[object]:
+            choices.append(choice)
+            return mark() if choice.is_capturable or not is_recording else nullcontext()
+
+        watching: Callable[[AnyChoice], AbstractContextManager[object]] = watch
+        self.tables.watch = self.tables.linear.watch = watching
+        try:
+            yield
+        finally:
+            self.tables.watch = self.tables.linear.watch = None
