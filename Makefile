@@ -38,7 +38,7 @@ export PYTHONDONTWRITEBYTECODE :=
 STAMP := $(VENV)/.installed
 SERVING := $(VENV)/.installed-serving
 
-.PHONY: serve test test-sm90 test-e2e test-portable test-starts test-configs test-planted test-clients test-tokenizers test-templates test-routers test-deploy test-schema \
+.PHONY: serve test test-sm90 test-e2e test-portable test-starts test-configs test-planted test-images test-clients test-tokenizers test-templates test-routers test-deploy test-schema \
   test-schemas-suite test-image test-ray test-gpu drill drill-upgrade lint format clean
 
 define CHECK_PYTHON
@@ -151,6 +151,10 @@ test-configs: $(STAMP)
 # PLANTED_FLAGS='--only norm --reproducible' switches on some, in an engine of ordered paths, and writes nothing.
 test-planted: $(STAMP)
 	PYTHONPATH=.:tests OMP_NUM_THREADS=1 $(VENV)/bin/python trials/planted_in_service.py $(PLANTED_FLAGS)
+
+# IMAGE_FLAGS='--cases 5000 --out docs/benchmarks/hostile-images.json' writes down what came back.
+test-images: $(STAMP)
+	PYTHONPATH=.:tests:trials $(VENV)/bin/python trials/hostile_images.py $(IMAGE_FLAGS)
 
 # CLIENTS='openai anthropic' chooses some, by their folders in trials/clients/clients.toml.
 test-clients: $(STAMP)
