@@ -42,8 +42,8 @@ def _products(tower: TowerConfig, dtype: Dtype, max_image_tokens: int) -> Iterat
         (tower.patch_numbers, hidden, has_bias),
         (hidden, 3 * hidden, True),
         (hidden, hidden, True),
-        (hidden, tower.width * (2 if tower.is_gated else 1), True),
-        (tower.width, hidden, True),
+        (hidden, tower.padded_width * (2 if tower.is_gated else 1), True),
+        (tower.padded_width, hidden, True),
     )
     for size_in, size_out, with_bias in of_patches:
         for rows in LinearRows.up_to(max_image_tokens * tower.merge**2):

@@ -48,6 +48,14 @@ class TowerConfig:
         return self.hidden_size // self.num_heads
 
     @property
+    def padded_width(self) -> int:
+        """The feed-forward's width as it is computed: rows of whole 16 bytes, the numbers beyond `width` zeros.
+
+        Qwen 2.5 VL's 3420 are none: the product of such rows took 245 of a layer's 610 us (5476 patches, H200).
+        """
+        return -(-self.width // 8) * 8
+
+    @property
     def patch_numbers(self) -> int:
         """Numbers of a patch that the first product reads."""
         return 3 * self.num_frames * self.patch_size**2

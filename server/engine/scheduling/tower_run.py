@@ -1,4 +1,4 @@
-"""What scheduling knows of images that a tower has computed together."""
+"""Images that a tower has computed together, as scheduling knows them."""
 
 from typing import Protocol
 

@@ -14,7 +14,7 @@ from server.errors import ModelError
 from server.model.load.checkpoint import Piece, TensorEntry, Wanted, check_entries, copy_pieces, read_entries, tenths
 from server.model.load.folder import CONFIG_FILE
 from server.model.load.json_file import read_object
-from server.model.vision.weights import TowerWeights, empty_tower, tower_shapes
+from server.model.vision.weights import TowerWeights, empty_tower, tower_shapes, with_padded_width
 from server.settings import LoadFormat
 
 _BEGINNINGS = ("visual.", "model.visual.")  # of the tensors' names: published, and as classes of all parts save them
@@ -82,4 +82,4 @@ def load_tower(
         else:
             pieces = [Piece(name, target) for name, target in named.items()]
             copy_pieces(check_tower(folder, config), pieces, tenths(progress))
-    return weights
+        return with_padded_width(weights, config)

@@ -1,5 +1,6 @@
 """The tower: pixels of images to embeddings of a prompt's tokens. One class for the towers that are known."""
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -21,6 +22,8 @@ from server.model.linear import Linear, Product
 from server.model.step import Step
 from server.model.vision.geometry import Geometry, Grid, learned_positions, rotation
 from server.model.vision.weights import Merger, NormWeights, TowerLayer, TowerWeight, TowerWeights
+
+_MOST_KNOWN_PATCHES = 2**17  # of which the places are kept, 350 bytes each: made anew they take the host 3 ms
 
 _ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     Activation.SILU: F.silu,
@@ -107,8 +110,19 @@ class _FirstProduct:
 
 
 @dataclass(frozen=True, slots=True)
+class _Places:
+    """A geometry on the device: see there. `windows`, `images`: where sequences end, and the longest one's length."""
+
+    order: Tensor
+    tokens: Tensor
+    turns: tuple[Tensor, Tensor]
+    windows: tuple[Tensor, int]
+    images: tuple[Tensor, int]
+
+
+@dataclass(frozen=True, slots=True)
 class _Layer:
-    """What multiplies with the weights of a layer."""
+    """Products with the weights of a layer."""
 
     qkv: Product
     output: Product
@@ -138,7 +152,7 @@ Observe = Callable[[TowerBorder, int | None, Tensor], None]
 
 
 class Tower:
-    """Computes images by the operators that it is given; it keeps nothing of them.
+    """Computes images by the operators that it is given; of them it keeps where the patches of their sizes stand.
 
     beat   called before each layer, of steps on a CPU: set by who must hear that a long one makes progress
     observe   is handed what is computed at each border, in the order in which it is: set by who checks it
@@ -163,6 +177,7 @@ class Tower:
         self.observe: Observe | None = None
         self._is_reproducible = is_reproducible
         device = self.device
+        self._known: OrderedDict[tuple[Grid, ...], _Places] = OrderedDict()  # the latest used last
         self._operators: TowerOperators = FirstPaths() if operators is None else operators
         of = self._operators.product
         self._patched = of(None, TowerWeight.PATCHES, weights.patches)
@@ -204,10 +219,10 @@ class Tower:
         return self._encode(images)
 
     def _encode(self, images: Sequence[Image]) -> Tensor:
-        config, grids = self.config, [image.grid for image in images]
-        geometry = Geometry.of(config, grids)
-        order = self._sent(geometry.order)
-        self._operators.begin(order.numel(), geometry.tokens.numel(), len(images))
+        config, grids = self.config, tuple([image.grid for image in images])
+        places = self._places(grids)
+        order, turns = places.order, places.turns
+        self._operators.begin(order.numel(), places.tokens.numel(), len(images))
         patches = torch.cat([self._patches(image) for image in images]).index_select(0, order)
         hidden = self._patched(patches, None)
         if self.weights.positions is not None:
@@ -215,8 +230,7 @@ class Tower:
             positions = learned_positions(self.weights.positions, config.num_positions, grids)
             hidden = hidden + positions.index_select(0, order).to(hidden.dtype)
         self._hand(TowerBorder.PATCHED, None, hidden)
-        turns = rotation(config, self._sent(geometry.rows), self._sent(geometry.columns))
-        windows, whole = self._plan(geometry.windows), self._plan(geometry.images)
+        windows, whole = (self._operators.attend(*it) for it in (places.windows, places.images))
         added, fed = [], None
         for index, layer in enumerate(self.weights.layers):
             if self.beat is not None:
@@ -229,7 +243,22 @@ class Tower:
                 place = config.deepstack.index(index)
                 added.append(self._merged(place, self.weights.deepstack[place], hidden))
         found = torch.cat((self._merged(None, self.weights.merger, hidden), *added), dim=1)
-        return found.index_select(0, self._sent(geometry.tokens))
+        return found.index_select(0, places.tokens)
+
+    def _places(self, grids: tuple[Grid, ...]) -> "_Places":
+        """Return where the patches of such images stand: known ones as they were made, the latest few."""
+        found = self._known.get(grids)
+        if found is None:
+            geometry = Geometry.of(self.config, grids)
+            turns = rotation(self.config, self._sent(geometry.rows), self._sent(geometry.columns))
+            sent = self._sent(geometry.order), self._sent(geometry.tokens)
+            found = self._known[grids] = _Places(
+                *sent, turns, self._ends(geometry.windows), self._ends(geometry.images)
+            )
+            while len(self._known) > 1 and sum(it.order.numel() for it in self._known.values()) > _MOST_KNOWN_PATCHES:
+                self._known.popitem(last=False)
+        self._known.move_to_end(grids)
+        return found
 
     def _sent(self, value: Tensor) -> Tensor:
         """Copy a tensor from the CPU, by way of pinned memory: another copy would wait for all launches before it."""
@@ -242,10 +271,9 @@ class Tower:
         found = numbers.view(height, side, width, side, 3).permute(0, 2, 4, 1, 3)
         return found.unsqueeze(3).expand(-1, -1, -1, frames, -1, -1).reshape(height * width, -1)
 
-    def _plan(self, lengths: tuple[int, ...]) -> Attend:
-        """Plan attention of sequences of these lengths, whose tokens see each other both ways."""
-        ends = self._sent(torch.tensor((0, *lengths), dtype=torch.int32).cumsum(0, dtype=torch.int32))
-        return self._operators.attend(ends, max(lengths))
+    def _ends(self, lengths: tuple[int, ...]) -> tuple[Tensor, int]:
+        """Return where sequences of these lengths end, [sequences + 1] int32, and the longest one's length."""
+        return self._sent(torch.tensor((0, *lengths), dtype=torch.int32).cumsum(0, dtype=torch.int32)), max(lengths)
 
     def _layer(
         self,
@@ -280,7 +308,7 @@ class Tower:
         self._hand(TowerBorder.FEED_FORWARD_READ, index, read)
         up, activation = products.up(read, None), self.config.activation
         fed = gated(up, activation) if self.config.is_gated else _ACTIVATIONS[activation](up)
-        self._hand(TowerBorder.FED, index, fed)
+        self._hand(TowerBorder.FED, index, fed[:, : self.config.width])
         return hidden, products.down(fed, None)
 
     def _merged(self, place: int | None, merger: Merger, hidden: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """The weights of a tower, and what a checkpoint calls them."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 import torch
@@ -118,6 +118,40 @@ def empty_tower(config: TowerConfig, dtype: torch.dtype, device: torch.device) -
         merger=merger(norms_tokens=False),
         deepstack=tuple(merger(norms_tokens=True) for _ in config.deepstack),
     )
+
+
+def with_padded_width(weights: TowerWeights, config: TowerConfig) -> TowerWeights:
+    """Return filled weights whose feed-forwards are as wide as they are computed: what is added changes no result."""
+    if config.padded_width == config.width:
+        return weights
+    layers = []
+    for layer in weights.layers:
+        up = _padded_rows(layer.up, config, num_parts=2 if config.is_gated else 1)
+        layers.append(replace(layer, up=up, down=_padded_columns(layer.down, config)))
+    return replace(weights, layers=tuple(layers))
+
+
+def _padded_rows(linear: Linear, config: TowerConfig, *, num_parts: int) -> Linear:
+    """Return a product whose parts have rows of zeros behind them."""
+    values, width = linear.weight.stored["weight"].values, config.padded_width
+    found = Linear.empty(
+        values.shape[1], num_parts * width, linear.bias is not None, PLAIN, values.dtype, values.device
+    )
+    for whole, own in ((found.weight.stored["weight"].values, values), (found.bias, linear.bias)):
+        if whole is not None and own is not None:
+            whole.zero_()
+            parts = whole.view(num_parts, width, *whole.shape[1:])
+            parts[:, : config.width] = own.view(num_parts, config.width, *own.shape[1:])
+    return found
+
+
+def _padded_columns(linear: Linear, config: TowerConfig) -> Linear:
+    values = linear.weight.stored["weight"].values
+    found = Linear.empty(config.padded_width, values.shape[0], False, PLAIN, values.dtype, values.device)
+    own = found.weight.stored["weight"].values
+    own.zero_()
+    own[:, : config.width] = values
+    return replace(found, bias=linear.bias)
 
 
 def tower_shapes(config: TowerConfig) -> Mapping[str, tuple[int, ...]]:

@@ -81,8 +81,8 @@ class Causal(Tower):
 class RowsFirst(Tower):
     """Gives windows their lengths, and not their order: it cuts patches into windows as they come row by row."""
 
-    def _plan(self, lengths: tuple[int, ...]) -> Attend:
-        return super()._plan(tuple(reversed(lengths)))
+    def _ends(self, lengths: tuple[int, ...]) -> tuple[torch.Tensor, int]:
+        return super()._ends(tuple(reversed(lengths)))
 
 
 @pytest.mark.parametrize(
