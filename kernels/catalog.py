@@ -106,6 +106,34 @@ def _hopper_path(phase: Phase, run: RunAttention | None) -> KernelPath:
     )  # fmt: skip
 
 
+def _wide_hopper_path(phase: Phase, run: RunAttention | None) -> KernelPath:
+    """Return the Gluon path for heads of 512 dimensions: two consumers have half of the output's columns each."""
+    limits = Limits(
+        devices=frozenset({Device.CUDA}),
+        phases=_phases_of(phase),
+        dtypes=_HALF_DTYPES,
+        max_head_dim=512,
+        head_dim_multiple=512,
+        min_sm=90,
+        max_sm=90,
+        page_size_multiple=16,
+        window=False,
+        softcap=False,
+        sinks=False,
+        masks=frozenset({Mask.CAUSAL}),
+        needs_triton=True,
+    )
+    names = {
+        Phase.PREFILL: ("hallmark_gluon_wide_prefill", "hallmark_gluon_plan"),
+        Phase.EXTEND: ("hallmark_gluon_wide_extend", "hallmark_gluon_extend"),
+        Phase.DECODE: ("hallmark_gluon_wide_decode", "hallmark_gluon_decode_combine"),
+    }[phase]
+    return KernelPath(
+        f"gluon.{phase.value}.wide.hopper", Tier.FIRST, limits, _digest(f"hopper.wide.{phase.value}"), names, run,
+        is_capturable=True, max_queries=_FEW_QUERIES if phase is Phase.DECODE else 1,
+    )  # fmt: skip
+
+
 def _window_path(run: RunAttention | None) -> KernelPath:
     """Return the Gluon path for short windows, whose limits are those of its variants."""
     limits = Limits(
@@ -203,6 +231,7 @@ def _bundled_paths() -> tuple[KernelPath, ...]:
         return (
             *(_hopper_path(phase, None) for phase in PLANNED_PHASES),
             _full_hopper_path(None),
+            *(_wide_hopper_path(phase, None) for phase in PLANNED_PHASES),
             _window_path(None),
             *(_triton_path(phase, None, f"hallmark_{phase.value}") for phase in PLANNED_PHASES),
             *(_wide_triton_path(phase, None, f"hallmark_{phase.value}") for phase in PLANNED_PHASES),
@@ -214,6 +243,9 @@ def _bundled_paths() -> tuple[KernelPath, ...]:
     from kernels.hopper.full.launch import run_full
     from kernels.hopper.ordered.launch import run_ordered as run_hopper_ordered
     from kernels.hopper.prefill.launch import run_prefill as run_hopper_prefill
+    from kernels.hopper.wide.decode import run_wide_decode as run_wide_hopper_decode
+    from kernels.hopper.wide.extend import run_wide_extend as run_wide_hopper_extend
+    from kernels.hopper.wide.prefill import run_wide_prefill as run_wide_hopper_prefill
     from kernels.hopper.window.launch import run_window_prefill
     from kernels.portable.decode import run_decode
     from kernels.portable.extend import run_extend
@@ -226,6 +258,9 @@ def _bundled_paths() -> tuple[KernelPath, ...]:
         _hopper_path(Phase.EXTEND, run_hopper_extend),
         _hopper_path(Phase.DECODE, run_hopper_decode),
         _full_hopper_path(run_full),
+        _wide_hopper_path(Phase.PREFILL, run_wide_hopper_prefill),
+        _wide_hopper_path(Phase.EXTEND, run_wide_hopper_extend),
+        _wide_hopper_path(Phase.DECODE, run_wide_hopper_decode),
         _window_path(run_window_prefill),
         _triton_path(Phase.PREFILL, run_prefill, "hallmark_prefill"),
         _triton_path(Phase.EXTEND, run_extend, "hallmark_extend"),

@@ -41,6 +41,7 @@ def codes(name: str, shape: AttentionShape, machine: Fingerprint) -> list[Reject
 def test_the_catalog_lists_paths_in_order_of_preference() -> None:
     assert [(path.name, path.tier) for path in PATHS] == [
         ("gluon.prefill.hopper", Tier.FIRST), ("gluon.extend.hopper", Tier.FIRST), ("gluon.decode.hopper", Tier.FIRST),
+        *((f"gluon.{it}.wide.hopper", Tier.FIRST) for it in ("prefill", "extend", "decode")),
         ("gluon.prefill.window.hopper", Tier.FIRST),
         ("triton.prefill", Tier.FIRST), ("triton.extend", Tier.FIRST), ("triton.decode", Tier.FIRST),
         *((f"triton.{it}.wide", Tier.FIRST) for it in ("prefill", "extend", "decode")),
@@ -72,10 +73,13 @@ def test_the_hopper_paths_are_for_hopper_only(sm: int) -> None:
         assert serving(shape, replace(H200, sm=sm))[0] == f"triton.{phase}"
 
 
-def test_heads_of_512_are_tritons_and_a_little_less_is_not() -> None:
+def test_heads_of_512_have_paths_of_their_own_and_a_little_less_has_none() -> None:
     for shape in (PREFILL, EXTEND, DECODE):
-        assert serving(replace(shape, head_dim=512), H200)[0] == f"triton.{shape.phase.value}.wide"
-        assert not any("triton" in name for name in serving(replace(shape, head_dim=504), H200))
+        phase, wide = shape.phase.value, replace(shape, head_dim=512)
+        assert serving(wide, H200)[:2] == [f"gluon.{phase}.wide.hopper", f"triton.{phase}.wide"]
+        assert serving(replace(wide, mask=Mask.SPANS), H200)[0] == f"triton.{phase}.wide"
+        assert serving(wide, replace(H200, sm=100))[0] == f"triton.{phase}.wide"
+        assert not any("gluon" in name or "triton" in name for name in serving(replace(shape, head_dim=504), H200))
 
 
 @pytest.mark.parametrize(("page_size", "expected"), [(8, [Reject.PAGE_SIZE]), (24, [Reject.PAGE_SIZE]), (48, [])])
@@ -152,9 +156,11 @@ print(machine.triton, [path.name for path in PATHS if path.run is None])
     )
     assert done.stdout.split(" ", 1) == [
         "None",
-        "['gluon.prefill.hopper', 'gluon.extend.hopper', 'gluon.decode.hopper', 'gluon.prefill.window.hopper', "
-        "'triton.prefill', 'triton.extend', 'triton.decode', 'triton.prefill.wide', 'triton.extend.wide', "
-        "'triton.decode.wide', 'gluon.ordered.hopper', 'triton.ordered']\n",
+        "['gluon.prefill.hopper', 'gluon.extend.hopper', 'gluon.decode.hopper', "
+        "'gluon.prefill.wide.hopper', 'gluon.extend.wide.hopper', 'gluon.decode.wide.hopper', "
+        "'gluon.prefill.window.hopper', 'triton.prefill', 'triton.extend', 'triton.decode', "
+        "'triton.prefill.wide', 'triton.extend.wide', 'triton.decode.wide', 'gluon.ordered.hopper', "
+        "'triton.ordered']\n",
     ]
     for path, shape in ((HOPPER, PREFILL), ("gluon.extend.hopper", EXTEND), ("triton.prefill", PREFILL)):
         assert codes(path, shape, replace(H200, triton=None)) == [Reject.ARCH]

@@ -185,6 +185,27 @@ def token_cases() -> Iterator[Case]:
         yield Case(path, (1, 1, 1), (0, 1, 0), flags=flags)
 
 
+def wide_cases() -> Iterator[Case]:
+    """Heads of 512, of which two consumers have half each."""
+    for heads, dtype in product([(4, 2), (4, 1), (3, 3)], (BF16, FP16)):
+        yield Case("gluon.prefill.wide", PROMPTS, dim=512, heads=heads, dtype=dtype)
+    contexts = tuple(length + 333 * (i % 3) + 7 * (i % 2) for i, length in enumerate(PROMPTS))
+    yield Case("gluon.prefill.wide", PROMPTS, contexts, dim=512, heads=(4, 1))
+    yield Case("gluon.prefill.wide", PROMPTS, dim=512, heads=(4, 1), loudness=15.0)
+    yield Case("gluon.prefill.wide", (5, 300, 200, 64), (0, 60, 1, 64), dim=512, heads=(4, 2))  # some see no key
+    for heads, page_size in (((16, 2), 64), ((8, 2), 64), ((8, 1), 16), ((6, 1), 48), ((16, 2), 128)):
+        yield Case("gluon.extend.wide", *CHUNKS, dim=512, heads=heads, page_size=page_size)
+        yield Case("gluon.decode.wide", *TOKENS, dim=512, heads=heads, page_size=page_size)
+    for queries, keys in (((16,), (40_000,)), ((100, 3), (9000, 30_000)), ((300, 5), (60, 0)), ((4, 4), (5000, 300))):
+        yield Case("gluon.extend.wide", queries, keys, dim=512, heads=(8, 1))
+    yield Case("gluon.extend.wide", *CHUNKS, dim=512, dtype=FP16, loudness=15.0)
+    for most in (2, 3, 8):
+        drafted, keys = (most, 0, 1, most, 2), (most, 5, 700, 3000, 1)
+        yield Case("gluon.decode.wide", drafted, keys, dim=512, heads=(16, 2))
+    yield Case("gluon.decode.wide", (1, 1), (131_073, 5), dim=512, heads=(8, 1), dtype=FP16)
+    yield Case("gluon.decode.wide", (1,) * 301, (30_001, *(1 + 7 * i % 90 for i in range(300))), dim=512, heads=(8, 2))
+
+
 def one_token_cases() -> Iterator[Case]:
     path = "gluon.decode"
     for (dim, heads), context in product(
@@ -214,7 +235,7 @@ def series(cases: Iterable[Case]) -> list[tuple[Case, ...]]:
 
 @pytest.mark.parametrize(
     "cases",
-    series([*prompt_cases(), *window_cases(), *chunk_cases(), *token_cases(), *one_token_cases()]),
+    series([*prompt_cases(), *window_cases(), *chunk_cases(), *token_cases(), *one_token_cases(), *wide_cases()]),
     ids=lambda cases: f"{cases[0]} and {len(cases) - 1} more",
 )
 def test_hopper_batches_are_within_the_rule(cases: tuple[Case, ...]) -> None:

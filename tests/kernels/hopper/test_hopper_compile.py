@@ -22,6 +22,8 @@ SPILLS_ALLOWED = {
     "full": {"d128": 4},
     "window": dict.fromkeys(("d64 sinks", "d64 fp16", "d64 narrow", "d128 sinks"), 4),
     "extend": {"d96 page 16 group 7": 8, "d64 long": 4, "d128 whole": 2},
+    "wide": {"page 16 group 6": 8},
+    "wide decode": dict.fromkeys(("two heads", "one head", "8 queries"), 8),  # mostly where parts are combined
     "ordered": {"d64 few": 32, "d128 prompts": 8, "d128 page 64": 12},  # where parts and tiles end
 }
 # Variants where ptxas moves the exponentials behind P V, and which yet are faster than what has them beside it (H200).
@@ -36,9 +38,9 @@ LEAST_WGMMA = {
     "extend": dict.fromkeys(("d80", "d96 whole", "d192 page 64", "d192 page 16 group 7"), 4) | {"d136 page 64": 3},
 }
 ROLES = pytest.mark.parametrize(
-    "kind", ["prefill", "full", "window", "extend", "ordered"]
+    "kind", ["prefill", "full", "window", "extend", "wide", "ordered"]
 )  # kernels of specialised warps
-TOKENS = pytest.mark.parametrize("kind", ["decode", "clusters"])
+TOKENS = pytest.mark.parametrize("kind", ["decode", "wide decode", "clusters"])
 
 
 @cache
@@ -49,19 +51,21 @@ def code(kind: str) -> dict[str, dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("kind", ["prefill", "full", "window", "extend", "ordered", "decode", "clusters"])
+@pytest.mark.parametrize(
+    "kind", ["prefill", "full", "window", "extend", "wide", "ordered", "decode", "wide decode", "clusters"]
+)
 def test_no_variant_spills_registers(kind: str) -> None:
     allowed = SPILLS_ALLOWED.get(kind, {})
     assert {name: case["spills"] for name, case in code(kind).items() if case["spills"] > allowed.get(name, 0)} == {}
 
 
-@pytest.mark.parametrize("kind", ["prefill", "full", "window", "extend", "ordered", "clusters"])
+@pytest.mark.parametrize("kind", ["prefill", "full", "window", "extend", "wide", "ordered", "wide decode", "clusters"])
 def test_every_variant_fits_the_shared_memory_of_one_program(kind: str) -> None:
     assert max(case["shared_bytes"] for case in code(kind).values()) <= SHARED_BYTES_HOPPER
 
 
 def test_programs_of_a_processor_fit_its_shared_memory() -> None:
-    for name, case in code("decode").items():
+    for name, case in (code("decode") | code("wide decode")).items():
         taken = case["per_processor"] * (case["shared_bytes"] + RESERVED_BYTES)
         waiting = case["per_processor"] * case["heads"]  # programs of the second launch
         beside = waiting * (case["combine_shared_bytes"] + RESERVED_BYTES)
@@ -128,7 +132,7 @@ def test_keys_come_by_tma_and_reach_tensor_cores_whole(kind: str) -> None:
 
 
 def test_launches_read_lengths_before_the_wait_and_copy_after() -> None:
-    for name, case in code("decode").items():
+    for name, case in (code("decode") | code("wide decode")).items():
         lengths, wait, copy, next_launch = case["places"][0]
         assert 0 < lengths < wait < copy < next_launch, name
         lengths, wait, _, next_launch = case["places"][1]

@@ -16,6 +16,9 @@ from kernels.hopper.extend.variants import extend_variant_of, longer
 from kernels.hopper.prefill import launch as prefill
 from kernels.hopper.schedule import plan_tiles
 from kernels.hopper.variants import LONG_TILINGS, variant_of
+from kernels.hopper.wide.decode import run_wide_decode as run_wide_hopper_decode
+from kernels.hopper.wide.extend import run_wide_extend as run_wide_hopper_extend
+from kernels.hopper.wide.prefill import run_wide_prefill as run_wide_hopper_prefill
 from kernels.hopper.window.launch import run_window_prefill
 from kernels.portable.decode import run_decode as run_triton_decode
 from kernels.portable.extend import run_extend as run_triton_extend
@@ -99,7 +102,8 @@ def _decode_in_clusters(
 
 RUN: dict[str, RunAttention] = {
     "gluon.prefill": prefill.run_prefill, "gluon.extend": extend.run_extend, "gluon.decode": decode.run_decode,
-    "gluon.prefill.window": run_window_prefill,
+    "gluon.prefill.window": run_window_prefill, "gluon.prefill.wide": run_wide_hopper_prefill,
+    "gluon.extend.wide": run_wide_hopper_extend, "gluon.decode.wide": run_wide_hopper_decode,
     "gluon.prefill by three": _prefill_by_three, "gluon.extend by three": _extend_by_three,
     "gluon.decode in clusters": _decode_in_clusters, "triton.prefill": run_triton_prefill,
     "triton.extend": run_triton_extend, "triton.decode": run_triton_decode, "triton.prefill.wide": run_wide_prefill,

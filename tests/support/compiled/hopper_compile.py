@@ -1,8 +1,8 @@
 """Compiles variants of the attention kernels for Hopper without a GPU; prints what their machine code shows as JSON.
 
 A program of its own: where Triton's interpreter is on, as in the tests of this folder, nothing can be compiled. Takes
-what to compile: prefill, prefill without a mask or under a short window, extend, attention of a fixed order, decode, or
-decode of one sequence in clusters.
+what to compile: prefill, prefill without a mask or under a short window, extend, attention of a fixed order, decode, decode
+of one sequence in clusters, or attention or decode of heads of 512.
 """
 
 import json
@@ -14,6 +14,7 @@ from triton.runtime import driver
 
 from kernels.calls.batch import AttentionBatch, AttentionFlags
 from kernels.hopper.decode.launch import compiled_cluster, compiled_decode
+from kernels.hopper.decode.variants import DecodeVariant
 from kernels.hopper.decode.variants import variant_of as decode_variant_of
 from kernels.hopper.extend.launch import Operands, compiled_extend
 from kernels.hopper.extend.variants import extend_variant_of, longer, whole
@@ -23,6 +24,10 @@ from kernels.hopper.ordered.launch import compiled_ordered
 from kernels.hopper.ordered.variants import ordered_variant_of
 from kernels.hopper.prefill.launch import compiled_prefill
 from kernels.hopper.variants import LONG, ROWS, Variant, variant_of
+from kernels.hopper.wide.decode import compiled_wide_decode
+from kernels.hopper.wide.extend import compiled_wide_extend
+from kernels.hopper.wide.prefill import compiled_wide_prefill
+from kernels.hopper.wide.variants import wide_decode_variant, wide_extend_variant, wide_prefill_variant
 from kernels.hopper.window.launch import compiled_window_prefill
 from kernels.hopper.window.variants import MAX_WINDOW, tokens_of, window_variant
 from kernels.tma.pointers import pointer_class
@@ -86,6 +91,17 @@ CASES: dict[str, dict[str, tuple[Any, ...]]] = {
         "d192 page 16 group 7": (192, 16, 7, ALL),
         "d256 page 128": (256, 128, 4, {"sinks": SINKS}),
         "d96 page 16 group 7": (96, 16, 7, ALL),
+    },
+    "wide": {  # page size or 0 of prompts, query heads a KV head, whether queries follow a context or keys may be split
+        "prompts": (0, 8, False, {}),
+        "prompts offset": (0, 8, True, {}),
+        "page 64 whole": (64, 8, False, {}),
+        "page 16 group 6": (16, 6, True, {}),
+    },
+    "wide decode": {  # (query heads, KV heads), queries a sequence, flags
+        "two heads": ((16, 2), 1, {}),
+        "one head": ((8, 1), 1, {}),
+        "8 queries": ((16, 2), 8, {}),
     },
     "ordered": {  # head dim, page size or 0 of prompts, query heads a KV head, whether for a few queries, flags
         "d64 few": (64, 64, 8, True, {"sinks": SINKS, "window": 1000}),
@@ -197,6 +213,22 @@ def ordered(
     return of_roles(compiled_ordered(variant, Operands((BF16, BF16, BF16), (BF16, 0), strides, *pointers)))
 
 
+def wide(_name: str, page_size: int, group: int, is_other: bool, flags: AttentionFlags) -> dict[str, object]:
+    strides = (16 * 512, 512)
+    if page_size == 0:
+        kernel = compiled_wide_prefill(wide_prefill_variant(is_other), (BF16, BF16, BF16), (BF16, 0), strides)
+    else:
+        operands = Operands((BF16, BF16, BF16), (BF16, 0), strides, (torch.int32, 0), None, None)
+        kernel = compiled_wide_extend(wide_extend_variant(page_size, group, is_other), operands)
+    assert flags.window is None, "no model asks for one"
+    return of_roles(kernel)
+
+
+def wide_decode(_name: str, heads: tuple[int, int], max_queries: int, flags: AttentionFlags) -> dict[str, object]:
+    variant = wide_decode_variant(64, heads, max_queries)
+    return of_decode(variant, compiled_wide_decode(variant, BF16, *pointers_of(flags), (heads[0] * 512, 512)))
+
+
 def pointers_of(flags: AttentionFlags) -> tuple[Any, ...]:
     lengths = (torch.int32, 0)
     return ((BF16, 0), pointer_class(flags.sinks), lengths, lengths, lengths)
@@ -206,7 +238,11 @@ def decode(
     _name: str, head_dim: int, heads: tuple[int, int], max_queries: int, flags: AttentionFlags
 ) -> dict[str, object]:
     variant = decode_variant_of(head_dim, 64, heads, max_queries, 8, 4096, flags)
-    kernels = compiled_decode(variant, BF16, *pointers_of(flags), (heads[0] * head_dim, head_dim))
+    return of_decode(variant, compiled_decode(variant, BF16, *pointers_of(flags), (heads[0] * head_dim, head_dim)))
+
+
+def of_decode(variant: DecodeVariant, kernels: tuple[Any, Any]) -> dict[str, object]:
+    """Return the facts of both kernels of decode."""
     split, combine = kernels
     return of_tokens(split) | {
         "spills": sum(count(disassemble(kernel.asm["cubin"]), "STL") for kernel in kernels),
@@ -230,6 +266,8 @@ COMPILE = {
     "full": full,
     "window": window,
     "extend": extend,
+    "wide": wide,
+    "wide decode": wide_decode,
     "ordered": ordered,
     "decode": decode,
     "clusters": clusters,
