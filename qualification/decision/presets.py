@@ -45,6 +45,29 @@ class Preset:
         return any(family.model_type == self.config["model_type"] for family in FAMILIES)
 
 
+def _gemma_4(num_layers: int, **given: object) -> Mapping[str, object]:
+    """Return the text part of a Gemma 4, with five layers under a window before each one without."""
+    return {
+        "model_type": "gemma4_text",
+        "architectures": ["Gemma4ForCausalLM"],
+        "num_hidden_layers": num_layers,
+        "layer_types": ([*["sliding_attention"] * 5, "full_attention"]) * (num_layers // 6),
+        "head_dim": 256,
+        "global_head_dim": 512,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "final_logit_softcapping": 30.0,
+        "vocab_size": 262144,
+        "rms_norm_eps": 1e-06,
+        "rope_parameters": {
+            "full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 1000000.0, "rope_type": "proportional"},
+            "sliding_attention": {"rope_theta": 10000.0, "rope_type": "default"},
+        },
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+        **given,
+    }
+
+
 PRESETS: tuple[Preset, ...] = (
     Preset(
         "demo",
@@ -487,6 +510,58 @@ PRESETS: tuple[Preset, ...] = (
             "rope_theta": 1000000,
             "torch_dtype": "bfloat16",
         },
+    ),
+    Preset(
+        "gemma-4-31b",
+        "google/gemma-4-31B",
+        _gemma_4(
+            60,
+            hidden_size=5376,
+            intermediate_size=21504,
+            num_attention_heads=32,
+            num_key_value_heads=16,
+            num_global_key_value_heads=4,
+            attention_k_eq_v=True,
+            sliding_window=1024,
+            max_position_embeddings=262144,
+            hidden_size_per_layer_input=0,
+        ),
+    ),
+    Preset(
+        "gemma-4-26b-a4b",
+        "google/gemma-4-26B-A4B",
+        _gemma_4(
+            30,
+            hidden_size=2816,
+            intermediate_size=2112,
+            num_attention_heads=16,
+            num_key_value_heads=8,
+            num_global_key_value_heads=2,
+            attention_k_eq_v=True,
+            sliding_window=1024,
+            max_position_embeddings=262144,
+            hidden_size_per_layer_input=0,
+            enable_moe_block=True,
+            num_experts=128,
+            top_k_experts=8,
+            moe_intermediate_size=704,
+        ),
+    ),
+    Preset(
+        "gemma-4-e4b",
+        "google/gemma-4-E4B",
+        _gemma_4(
+            42,
+            hidden_size=2560,
+            intermediate_size=10240,
+            num_attention_heads=8,
+            num_key_value_heads=2,
+            num_kv_shared_layers=18,
+            sliding_window=512,
+            max_position_embeddings=131072,
+            hidden_size_per_layer_input=256,
+            vocab_size_per_layer_input=262144,
+        ),
     ),
 )
 
