@@ -13,6 +13,7 @@ from qualification.decision.presets import preset_named
 from qualification.decision.reviewed import ReviewedGpu, reviewed_gpus, unproven_operators
 from qualification.model.families.family import ExpertLayout, Family
 from qualification.model.families.image_models import IMAGE_MODELS
+from qualification.model.families.quantization_config import CONFIG_KEY
 from qualification.model.families.registry import FAMILIES, nearest
 from qualification.model.shard import TENSOR_PARALLEL_SIZES
 from server.cli.published import PUBLISHED, Measured, PublishedModel, Stored
@@ -104,12 +105,12 @@ def family_of(architecture: str) -> Family:
 
 
 def formats_of(model: PublishedModel) -> str:
-    """The formats of weights in which a model is served."""
+    """The formats of weights in which a checkpoint of a model is read."""
     family = family_of(model.architecture)
     has_experts = family.tensors is not None and family.tensors.experts is not None
     if model.stored is Stored.MXFP4:
         return "mxfp4"
-    if not has_experts or _has_quantised_experts(family):
+    if CONFIG_KEY not in family.keys.refused and (not has_experts or _has_quantised_experts(family)):
         return "bf16, fp8, int4"
     return "bf16 (published in fp8)" if model.stored is Stored.FP8 else "bf16"
 

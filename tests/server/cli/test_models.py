@@ -14,9 +14,10 @@ from qualification.decision.presets import preset_named
 from qualification.decision.reviewed import unproven_operators
 from qualification.model.config import num_parameters, weight_bytes
 from qualification.model.families.reader import read_model
+from qualification.model.fields import ModelConfigError
 from qualification.model.shard import shard_of
 from server.cli.main import main
-from server.cli.models import family_of, gpus, num_gpus
+from server.cli.models import family_of, formats_of, gpus, num_gpus
 from server.cli.published import PUBLISHED, UNPUBLISHED, PublishedModel, Stored
 
 BENCHMARKS = Path(__file__).resolve().parents[3] / "docs" / "benchmarks"
@@ -45,6 +46,17 @@ def test_names_are_once_and_classes_are_served() -> None:
     assert all(family_of(architecture) for architecture in UNPUBLISHED)
     with pytest.raises(KeyError):
         family_of("MambaForCausalLM")
+
+
+@pytest.mark.parametrize("model", PUBLISHED, ids=lambda model: model.name)
+def test_formats_of_fewer_bits_are_named_where_they_are_read(model: PublishedModel) -> None:
+    values = {"quantization_config": {"quant_method": "fp8"}}
+    refused = False
+    try:
+        family_of(model.architecture).keys.check(values, "config.json")
+    except ModelConfigError:
+        refused = True
+    assert not (refused and "fp8" in formats_of(model).replace("published in fp8", ""))
 
 
 def test_times_are_those_of_the_benchmarks() -> None:
