@@ -15,7 +15,7 @@ from kernels.hopper.decode.variants import DecodeVariant
 from kernels.hopper.tensor_layout import aligned
 from kernels.hopper.wide.prefill import check_flags
 from kernels.hopper.wide.tokens import hallmark_gluon_wide_decode
-from kernels.hopper.wide.variants import check_head_dim, wide_decode_variant
+from kernels.hopper.wide.variants import FEW_SEQS, check_head_dim, wide_decode_variant
 from kernels.tma.launches import Launches, any_map, repeated, scales
 from kernels.tma.pointers import AnyTensor, PointerClass, any_tensor
 
@@ -46,7 +46,8 @@ def run_wide_decode(
     if addressable is not q:
         run_wide_decode(addressable, k, v, batch, flags, out)  # the copy is held until launched
         return None
-    variant = wide_decode_variant(k.shape[1], (q.shape[1], k.shape[2]), max(1, batch.max_seqlen_q))
+    of_few = batch.num_seqs <= FEW_SEQS
+    variant = wide_decode_variant(k.shape[1], (q.shape[1], k.shape[2]), max(1, batch.max_seqlen_q), of_few=of_few)
     operands = operands_of(batch, flags, out)
     to_launch = launcher(variant, q.device, *operands.compiled_in(q.dtype))
     split, num_programs = to_launch.split, to_launch.num_programs

@@ -23,7 +23,7 @@ SPILLS_ALLOWED = {
     "window": dict.fromkeys(("d64 sinks", "d64 fp16", "d64 narrow", "d128 sinks"), 4),
     "extend": {"d96 page 16 group 7": 8, "d64 long": 4, "d128 whole": 2},
     "wide": {"page 16 group 6": 8},
-    "wide decode": dict.fromkeys(("two heads", "one head", "8 queries"), 8),  # mostly where parts are combined
+    "wide decode": dict.fromkeys(("two heads", "one head", "few", "8 queries"), 8),  # mostly where parts are combined
     "ordered": {"d64 few": 32, "d128 prompts": 8, "d128 page 64": 12},  # where parts and tiles end
 }
 # Variants where ptxas moves the exponentials behind P V, and which yet are faster than what has them beside it (H200).

@@ -98,10 +98,11 @@ CASES: dict[str, dict[str, tuple[Any, ...]]] = {
         "page 64 whole": (64, 8, False, {}),
         "page 16 group 6": (16, 6, True, {}),
     },
-    "wide decode": {  # (query heads, KV heads), queries a sequence, flags
-        "two heads": ((16, 2), 1, {}),
-        "one head": ((8, 1), 1, {}),
-        "8 queries": ((16, 2), 8, {}),
+    "wide decode": {  # (query heads, KV heads), queries a sequence, whether of few sequences, flags
+        "two heads": ((16, 2), 1, False, {}),
+        "one head": ((8, 1), 1, False, {}),
+        "few": ((16, 2), 1, True, {}),
+        "8 queries": ((16, 2), 8, False, {}),
     },
     "ordered": {  # head dim, page size or 0 of prompts, query heads a KV head, whether for a few queries, flags
         "d64 few": (64, 64, 8, True, {"sinks": SINKS, "window": 1000}),
@@ -224,8 +225,10 @@ def wide(_name: str, page_size: int, group: int, is_other: bool, flags: Attentio
     return of_roles(kernel)
 
 
-def wide_decode(_name: str, heads: tuple[int, int], max_queries: int, flags: AttentionFlags) -> dict[str, object]:
-    variant = wide_decode_variant(64, heads, max_queries)
+def wide_decode(
+    _name: str, heads: tuple[int, int], max_queries: int, of_few: bool, flags: AttentionFlags
+) -> dict[str, object]:
+    variant = wide_decode_variant(64, heads, max_queries, of_few=of_few)
     return of_decode(variant, compiled_wide_decode(variant, BF16, *pointers_of(flags), (heads[0] * 512, 512)))
 
 
