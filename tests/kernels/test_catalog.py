@@ -41,6 +41,7 @@ def codes(name: str, shape: AttentionShape, machine: Fingerprint) -> list[Reject
 def test_the_catalog_lists_paths_in_order_of_preference() -> None:
     assert [(path.name, path.tier) for path in PATHS] == [
         ("gluon.prefill.hopper", Tier.FIRST), ("gluon.extend.hopper", Tier.FIRST), ("gluon.decode.hopper", Tier.FIRST),
+        ("gluon.prefill.unmasked.hopper", Tier.FIRST),
         *((f"gluon.{it}.wide.hopper", Tier.FIRST) for it in ("prefill", "extend", "decode")),
         ("gluon.prefill.window.hopper", Tier.FIRST),
         ("triton.prefill", Tier.FIRST), ("triton.extend", Tier.FIRST), ("triton.decode", Tier.FIRST),
@@ -121,7 +122,18 @@ def test_a_head_dim_of_320_is_served_by_a_fallback_only(shape: AttentionShape, m
         ({"softcap": 30.0}, [HOPPER, "triton.prefill", *BOTH, "sdpa.math"]),
         ({"sinks": True}, [HOPPER, "triton.prefill", *BOTH, "sdpa.math"]),
         ({"mask": Mask.SPANS}, [HOPPER, "triton.prefill", *BOTH, "sdpa.efficient", "sdpa.math"]),
-        ({"mask": Mask.FULL}, ["triton.prefill", BOTH[1], "sdpa.cudnn", "sdpa.flash", "sdpa.efficient", "sdpa.math"]),
+        (
+            {"mask": Mask.FULL},
+            [
+                "gluon.prefill.unmasked.hopper",
+                "triton.prefill",
+                BOTH[1],
+                "sdpa.cudnn",
+                "sdpa.flash",
+                "sdpa.efficient",
+                "sdpa.math",
+            ],
+        ),
         ({"head_dim": 256}, [HOPPER, "triton.prefill", *BOTH, "sdpa.flash", "sdpa.efficient", "sdpa.math"]),
         ({"head_dim": 100}, ["triton.prefill", BOTH[1], "sdpa.flash", "sdpa.math"]),
         ({"dtype": Dtype.FP32, "kv_dtype": Dtype.FP32}, ["triton.prefill", BOTH[1], "sdpa.efficient", "sdpa.math"]),
@@ -157,7 +169,8 @@ print(machine.triton, [path.name for path in PATHS if path.run is None])
     assert done.stdout.split(" ", 1) == [
         "None",
         "['gluon.prefill.hopper', 'gluon.extend.hopper', 'gluon.decode.hopper', "
-        "'gluon.prefill.wide.hopper', 'gluon.extend.wide.hopper', 'gluon.decode.wide.hopper', "
+        "'gluon.prefill.unmasked.hopper', 'gluon.prefill.wide.hopper', 'gluon.extend.wide.hopper', "
+        "'gluon.decode.wide.hopper', "
         "'gluon.prefill.window.hopper', 'triton.prefill', 'triton.extend', 'triton.decode', "
         "'triton.prefill.wide', 'triton.extend.wide', 'triton.decode.wide', 'gluon.ordered.hopper', "
         "'triton.ordered']\n",

@@ -1,8 +1,8 @@
 """Compiles variants of the attention kernels for Hopper without a GPU; prints what their machine code shows as JSON.
 
 A program of its own: where Triton's interpreter is on, as in the tests of this folder, nothing can be compiled. Takes
-what to compile: prefill, prefill without a mask or under a short window, extend, attention of a fixed order, decode, decode
-of one sequence in clusters, or attention or decode of heads of 512.
+what to compile: prefill, prefill without a mask or under a short window, extend, attention of a fixed order, decode,
+decode of one sequence in clusters, or attention or decode of heads of 512.
 """
 
 import json
