@@ -17,8 +17,8 @@ from transformers import (
     PreTrainedModel,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
-    Qwen3_5Config,
-    Qwen3_5ForConditionalGeneration,
+    Qwen3_5MoeConfig,
+    Qwen3_5MoeForConditionalGeneration,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
     Qwen3VLMoeConfig,
@@ -82,7 +82,12 @@ KINDS: dict[str, tuple[type, type, dict[str, object], dict[str, object]]] = {
         {**_INTERLEAVED, **_EXPERTS},
         _TOWER_3,
     ),
-    "qwen3.5": (Qwen3_5Config, Qwen3_5ForConditionalGeneration, _RECURRENT, {**_TOWER, "num_position_embeddings": 36}),
+    "qwen3.5, moe": (
+        Qwen3_5MoeConfig,
+        Qwen3_5MoeForConditionalGeneration,
+        {**_RECURRENT, **_EXPERTS, "shared_expert_intermediate_size": 24},
+        {**_TOWER, "num_position_embeddings": 36},
+    ),
 }
 _TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|>' }}"
