@@ -105,6 +105,18 @@ def test_a_reproducible_start_measures_order_after_order(folders: tuple[Path, Pa
     assert not is_servable(alone)
 
 
+def test_shapes_of_a_tower_need_no_order_in_a_reproducible_start(folders: tuple[Path, Path]) -> None:
+    fast, ordered = replace(path("fast"), order=None), replace(path("one"), order="k16")
+    *of_text, of_tower = SHAPES
+    measurer = OrderMeasurer()
+    made = plan(folders, measurer, paths=(fast, ordered), reproducible=True, of_towers=frozenset({of_tower}))
+    assert {shape: (it.path, it.order) for shape, it in made.decisions.items()} == {
+        **dict.fromkeys(of_text, ("one", "k16")),
+        of_tower: ("fast", None),
+    }
+    assert (of_tower, "fast") in measurer.asked
+
+
 def review(folders: tuple[Path, Path], *proofs: Evidence) -> Path:
     file = folders[0] / gpu_folder(MACHINE.gpu) / "demo.json"
     save_matrix(file, proofs)

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from server.engine.scheduling.sequence import Sequence
 from server.model.decoder import Decoder
 from server.model.vision.tower import Image, Tower
-from support.engine.image_session import ImageSession, Prompt, answer_of, load_with_tower, patches_of
+from support.engine.image_session import PIXELS, ImageSession, Prompt, answer_of, load_with_tower, patches_of
 from support.models.tiny_images import IMAGE, KINDS, image_of, prompt_of, save_tiny
 
 NUM_TOKENS = (20, 66, 8, 20)  # of the answers; positions of more than 64 generated tokens go on behind an image
@@ -52,6 +52,14 @@ def answers(session: ImageSession, loaded: Loaded) -> list[list[int]]:
     for index, (prompt, max_tokens) in enumerate(zip(loaded.prompts, NUM_TOKENS, strict=True)):
         session.ask(f"r{index}", prompt, max_tokens)
     return session.drain().all_tokens(len(loaded.prompts))
+
+
+def test_an_images_bits_do_not_depend_on_those_beside_it(loaded: Loaded) -> None:
+    own = Tower(loaded.tower.config, loaded.tower.weights, PIXELS, is_reproducible=True)
+    images = [Image.of(it.pixels, it.grid[1:], loaded.side) for _, images in loaded.prompts for it in images]
+    together, alone = own.encode(images), [own.encode([image]) for image in images]
+    assert torch.equal(together, torch.cat(alone))
+    assert torch.allclose(together, loaded.tower.encode(images), rtol=1e-4, atol=1e-4)
 
 
 @torch.no_grad()
