@@ -130,6 +130,22 @@ def _few_bits_run() -> RunExperts | None:
     return run_few_bits_triton
 
 
+def _fp8_run() -> RunExperts | None:
+    if launch.triton_version() is None:
+        return None
+    from kernels.experts.fp8.launch import run_experts_fp8
+
+    return run_experts_fp8
+
+
+def _int4_run() -> RunExperts | None:
+    if launch.triton_version() is None:
+        return None
+    from kernels.experts.int4.launch import run_experts_int4
+
+    return run_experts_int4
+
+
 def _few_bits_path(name: str, devices: frozenset[Device]) -> ExpertsPath:
     limits = ExpertsLimits(devices=devices, dtypes=_DTYPES, formats=frozenset(FewBitFormat))
     digest = _SOURCES.of("kernels.experts.few_bits.eager")
@@ -212,6 +228,40 @@ EXPERTS_PATHS: tuple[ExpertsPath, ...] = (
     ),
     _torch_path("torch.experts.cpu", frozenset({Device.CPU})),
     _torch_path("torch.experts", frozenset({Device.CUDA, Device.INTERPRETER})),
+    ExpertsPath(
+        "gluon.experts.fp8.hopper",
+        tier_of("gluon.experts.fp8.hopper"),
+        ExpertsLimits(
+            devices=frozenset({Device.CUDA}),
+            dtypes=frozenset({Dtype.FP16, Dtype.BF16}),
+            formats=frozenset({FewBitFormat.FP8_BLOCKS, FewBitFormat.FP8_ROWS}),
+            min_sm=90,
+            max_sm=90,
+            needs_triton=True,
+            size_multiple=128,  # columns of a step
+        ),
+        _SOURCES.of("kernels.experts.fp8.launch"),
+        ("hallmark_gluon_experts_fp8_", "hallmark_experts_"),
+        _fp8_run(),
+        is_capturable=True,  # grids depend on the number of rows alone
+    ),
+    ExpertsPath(
+        "gluon.experts.int4.hopper",
+        tier_of("gluon.experts.int4.hopper"),
+        ExpertsLimits(
+            devices=frozenset({Device.CUDA}),
+            dtypes=frozenset({Dtype.BF16}),  # codes become numbers by its bits
+            formats=frozenset({FewBitFormat.INT4_128}),
+            min_sm=90,
+            max_sm=90,
+            needs_triton=True,
+            size_multiple=128,  # columns of a step, and of a group
+        ),
+        _SOURCES.of("kernels.experts.int4.launch"),
+        ("hallmark_gluon_experts_int4", "hallmark_experts_"),
+        _int4_run(),
+        is_capturable=True,  # grids depend on the number of rows alone
+    ),
     ExpertsPath(
         "triton.experts.few_bits",
         tier_of("triton.experts.few_bits"),

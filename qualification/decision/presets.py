@@ -26,11 +26,14 @@ _ROUNDED: Mapping[Rounding, Mapping[str, object]] = {
 }
 
 
+_ROUTERS = ["gate", "router"]  # of mixtures, by the last words of their names: they stay in 16 bits
+
+
 def rounded_config(config: Mapping[str, object], rounding: Rounding) -> Mapping[str, object]:
     """Return a parsed config.json of the same model in 8 bits. Raises ValueError where it is quantised already."""
     if config.get(CONFIG_KEY) is not None:
         raise ValueError(f"--quantization {rounding.value} is for models of 16 bits, and {CONFIG_KEY} is set already")
-    return {**config, CONFIG_KEY: _ROUNDED[rounding]}
+    return {**config, CONFIG_KEY: {**_ROUNDED[rounding], "modules_to_not_convert": _ROUTERS}}
 
 
 @dataclass(frozen=True, slots=True)

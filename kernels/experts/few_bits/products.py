@@ -13,7 +13,6 @@ import triton.language as tl
 from kernels.experts.portable.products import activated, tile_of_program
 from kernels.linear.portable.fp8_inputs import RUN
 from kernels.linear.portable.fp8_matmul import scales_at, summed
-from kernels.linear.portable.int4_matmul import group_sums
 
 
 @triton.jit
@@ -22,6 +21,32 @@ def inputs_at(x_ptr, rows, is_row, stride_x, first, size_in, EVEN_K: tl.constexp
     columns = first + tl.arange(0, BLOCK_K)
     is_inside = is_row[None, :] if EVEN_K else is_row[None, :] & (columns < size_in)[:, None]
     return tl.load(x_ptr + rows[None, :] * stride_x + columns[:, None], mask=is_inside, other=0.0)
+
+
+@triton.jit
+def sums_of_group(
+    x, w_ptr, scales_ptr, zeros_ptr, rows, is_row, first, pairs, groups,
+    GROUP: tl.constexpr, EVEN_K: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """`group_sums` of kernels/linear/portable/int4_matmul.py, codes to numbers of 16 bits by their bits.
+
+    128 + code in bf16, and 1024 + code in fp16, are the code below those numbers' own bits; less 128 or 1024 and the
+    zero point they are exact: no conversion of integers, of which a multiprocessor does 16 in a clock.
+    """
+    bytes_in = first // 2 + tl.arange(0, GROUP // 2)
+    is_inside = is_row[:, None] if EVEN_K else is_row[:, None] & (bytes_in < pairs)[None, :]
+    packed = tl.load(w_ptr + rows[:, None].to(tl.int64) * pairs + bytes_in[None, :], mask=is_inside, other=0)
+    codes = tl.reshape(tl.join(packed & 15, packed >> 4), [BLOCK_N, GROUP])
+    at = rows.to(tl.int64) * groups + first // GROUP
+    zeros = tl.load(zeros_ptr + at, mask=is_row, other=0)
+    scales = tl.load(scales_ptr + at, mask=is_row, other=0.0)
+    if x.dtype == tl.float32:
+        numbers = (codes.to(tl.int8) - zeros.to(tl.int8)[:, None]).to(tl.float32)
+    else:
+        BASE: tl.constexpr = 0x4300 if x.dtype == tl.bfloat16 else 0x6400
+        numbers = (codes.to(tl.int16) | BASE).to(x.dtype, bitcast=True)
+        numbers -= (zeros.to(tl.int16) + BASE).to(x.dtype, bitcast=True)[:, None]
+    return tl.dot(numbers, x, input_precision="ieee") * scales[:, None]
 
 
 @triton.jit
@@ -35,10 +60,12 @@ def more_sums(
     size_of_row  of the weight: its blocks, or its groups
     """
     if KIND == "int4":
-        found = sums + group_sums(
-            x, w_ptr, scales_ptr, zeros_ptr, w_rows, is_w, first, (size_in + 1) // 2, size_of_row,
-            BLOCK_K, EVEN_K, BLOCK_N,
-        )  # fmt: skip
+        pairs = (size_in + 1) // 2
+        if EVEN_K:  # whole groups of 32 or more: else bytes would be read one by one
+            pairs = tl.multiple_of(pairs, 16)
+        found = sums + sums_of_group(
+            x, w_ptr, scales_ptr, zeros_ptr, w_rows, is_w, first, pairs, size_of_row, BLOCK_K, EVEN_K, BLOCK_N
+        )
     else:
         columns = first + tl.arange(0, BLOCK_K)
         is_inside = is_w[:, None] if EVEN_K else is_w[:, None] & (columns < size_in)[None, :]

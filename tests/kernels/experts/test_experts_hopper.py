@@ -4,7 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.experts.few_bits.weights import AnyExperts, FewBitExperts
+from kernels.experts.formats import FewBitFormat
+from kernels.experts.fp8 import launch as fp8_launch
 from kernels.experts.hopper.launch import run_experts_hopper, run_in_tiles
+from kernels.experts.int4 import launch as int4_launch
 from kernels.experts.kinds import ClampedSwiglu, ExpertActivation, ExpertFormat
 from kernels.experts.mxfp4 import launch as codes_launch
 from kernels.experts.mxfp4.tilings import ALL_TILES, CodesTiles
@@ -23,6 +27,11 @@ MIXTURES = {
     "bf16": ExpertsShape(Dtype.BF16, PLAIN, 12, 4, 320, 160, Activation.SILU, False, ROWS),
     "bias, clamped": ExpertsShape(Dtype.FP16, PLAIN, 7, 3, 192, 96, ClampedSwiglu(), True, ROWS),
     "128 experts": ExpertsShape(Dtype.BF16, PLAIN, 128, 8, 512, 288, Activation.GELU_TANH, False, ROWS),
+}
+FEW_BITS = {
+    "fp8 blocks": ExpertsShape(Dtype.BF16, FewBitFormat.FP8_BLOCKS, 9, 3, 384, 640, Activation.GELU_TANH, False, ROWS),
+    "fp8 rows": ExpertsShape(Dtype.FP16, FewBitFormat.FP8_ROWS, 128, 8, 512, 256, Activation.SILU, False, ROWS),
+    "int4": ExpertsShape(Dtype.BF16, FewBitFormat.INT4_128, 9, 3, 384, 640, Activation.SILU, False, ROWS),
 }
 CODES = ExpertsShape(
     Dtype.BF16, ExpertFormat.MXFP4, 6, 2, 320, 192, ClampedSwiglu(), True, TokenRows.LE_512
@@ -57,6 +66,23 @@ def in_tiles(rows: int) -> RunExperts:
 @pytest.mark.parametrize("name", MIXTURES)
 def test_tiles_of_every_height_are_right_on_every_hostile_input(name: str, rows: int, device: torch.device) -> None:
     checks = check_experts(in_tiles(rows), experts_cases(MIXTURES[name], device, seed=0))
+    assert {check.name: check.where for check in checks if not check.is_passed} == {}
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("_hopper")
+@pytest.mark.parametrize("rows", [1, 16, 32, 64, 128])
+@pytest.mark.parametrize("name", FEW_BITS)
+def test_experts_of_8_and_4_bits_are_right_at_every_tile_height(name: str, rows: int, device: torch.device) -> None:
+    in_these = int4_launch.run_in_tiles if name == "int4" else fp8_launch.run_in_tiles
+
+    def run(
+        hidden: Tensor, experts: Tensor, weights: Tensor, of: AnyExperts, activation: ExpertActivation, out: Tensor
+    ) -> None:
+        assert isinstance(of, FewBitExperts)
+        in_these(hidden, experts, weights, of, activation, out, rows)
+
+    checks = check_experts(run, experts_cases(FEW_BITS[name], device, seed=0))
     assert {check.name: check.where for check in checks if not check.is_passed} == {}
 
 

@@ -105,6 +105,16 @@ def test_hardly_a_product_spills_and_all_fit_a_multiprocessor(compiled: dict[str
 
 
 @pytest.mark.sm90
+def test_experts_in_gluon_multiply_codes_that_tma_brings(compiled: dict[str, dict[str, dict[str, int]]]) -> None:
+    """Of many rows in blocks two addresses are kept in memory between the sums and their store."""
+    gluon = compiled["gluon"]
+    assert {name: case["spills"] for name, case in gluon.items() if case["spills"]} in ({}, {"many, gate up": 2})
+    assert all(case["shared_bytes"] <= SHARED_BYTES and case["tma_loads"] for case in gluon.values())
+    in_8_bits = {name for name, case in gluon.items() if case["of_8_bits"] and not case["of_16_bits"]}
+    assert in_8_bits == {name for name in gluon if not name.startswith("4 bits")}
+
+
+@pytest.mark.sm90
 def test_many_rows_of_8_bits_end_their_sums_in_fp32(compiled: dict[str, dict[str, dict[str, int]]]) -> None:
     """A matrix unit's sums of 128 columns, 64 or 128 a thread, are added to others one by one."""
     products = compiled["products"]

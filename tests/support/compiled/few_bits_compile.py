@@ -11,6 +11,10 @@ from triton.runtime import driver
 from kernels.experts.few_bits.launch import down_launches, gate_up_launches
 from kernels.experts.few_bits.weights import CLASSES, FewBitExperts
 from kernels.experts.formats import FewBitFormat
+from kernels.experts.fp8.launch import compiled_slots, compiled_tiles
+from kernels.experts.fp8.tilings import slot_tiling, tile_tiling
+from kernels.experts.int4.launch import compiled as compiled_int4
+from kernels.experts.mxfp4.tilings import CodesTiles
 from kernels.fused.activation_kind import Activation
 from kernels.linear.epilogue import Epilogue
 from kernels.linear.formats.int4_formats import INT4_32, INT4_128, INT4_FORMATS
@@ -92,11 +96,36 @@ def facts_of_experts(block_m: int, kind: FewBitFormat) -> dict[str, int]:
     }
 
 
+def facts_of_gluon() -> dict[str, dict[str, int]]:
+    """Facts of the products of experts in Gluon: of one slot, of few slots, and of many."""
+    kernels = {
+        "slots, gate up": compiled_slots(slot_tiling(8, 1536, 2048, 132, 2, True, "silu"), BF16),
+        "few, gate up": compiled_tiles(tile_tiling(16, 2, True, "silu"), BF16),
+        "many, gate up": compiled_tiles(tile_tiling(128, 2, True, "silu"), BF16),
+        "many, down": compiled_tiles(tile_tiling(128, 1, True, ""), BF16),
+    }
+    of_codes = CodesTiles(16, 2, programs=2), CodesTiles(128, 2)
+    for tiles in of_codes:
+        tiling = tiles.gate_up(has_bias=False, activation="silu", has_large_scales=False)
+        kernels[f"4 bits, {tiles.tokens} slots, gate up"] = compiled_int4(tiling)
+    codes = {name: disassemble(kernel.asm["cubin"]) for name, kernel in kernels.items()}
+    return {
+        name: {
+            "spills": count(code, "STL"),
+            "shared_bytes": kernels[name].metadata.shared,
+            "tma_loads": count(code, "UTMALDG"),
+            "of_8_bits": count(code, "QGMMA"),
+            "of_16_bits": count(code, "HGMMA"),
+        }
+        for name, code in codes.items()
+    }
+
+
 def main() -> None:
     driver.set_active(Hopper())
     found = {name: facts(*case) for name, case in CASES.items()}
     experts = {name: facts_of_experts(*case) for name, case in EXPERTS.items()}
-    print(json.dumps({"products": found, "experts": experts}))
+    print(json.dumps({"products": found, "experts": experts, "gluon": facts_of_gluon()}))
 
 
 if __name__ == "__main__":
