@@ -2,12 +2,16 @@
 
 from collections.abc import Iterable, Mapping
 
+from kernels.experts.formats import FewBitFormat
+from kernels.experts.shape import ExpertsShape
+from kernels.linear.shape import FP8_BLOCKS, LinearShape
 from kernels.vocabulary.operators import AnyShape, Operator, buckets_of, phase_of
 from kernels.vocabulary.path import Reject
 from kernels.vocabulary.row_buckets import LinearRows, TokenRows
 from kernels.vocabulary.shape import AttentionShape, Mask
 from qualification.decision.decision import Decision
 from qualification.evidence.evidence import Evidence, summarize
+from qualification.model.packing import Packing
 from server.protocol.messages import PlanRow
 
 # Doubts of evidence or of an operator, which may pass while the server runs, or are no bar under DEGRADE.
@@ -27,13 +31,20 @@ def is_of_tower(shape: AnyShape) -> bool:
 
 
 def plan_rows(
-    decisions: Iterable[Decision[AnyShape]], evidence: Mapping[tuple[AnyShape, str], Evidence]
+    decisions: Iterable[Decision[AnyShape]],
+    evidence: Mapping[tuple[AnyShape, str], Evidence],
+    packing: Packing | None = None,
 ) -> list[PlanRow]:
-    """Return one row for each decision, with a summary of the evidence of its path where there is any."""
-    return [_plan_row(decision, evidence) for decision in decisions]
+    """Return one row for each decision, with a summary of the evidence of its path where there is any.
+
+    packing  of the checkpoint's weights: what is re-encoded is said of each shape that multiplies it
+    """
+    return [_plan_row(decision, evidence, packing) for decision in decisions]
 
 
-def _plan_row(decision: Decision[AnyShape], evidence: Mapping[tuple[AnyShape, str], Evidence]) -> PlanRow:
+def _plan_row(
+    decision: Decision[AnyShape], evidence: Mapping[tuple[AnyShape, str], Evidence], packing: Packing | None
+) -> PlanRow:
     shape = decision.shape
     queries, context = buckets_of(shape)
     found = None if decision.path is None else evidence.get((shape, decision.path))
@@ -53,9 +64,18 @@ def _plan_row(decision: Decision[AnyShape], evidence: Mapping[tuple[AnyShape, st
         },
         matrix_digest=decision.matrix_digest,
         evidence=None if found is None else summarize(found),
-        notes=decision.notes,
+        notes=(*decision.notes, *_reencoded(shape, packing)),
         order=decision.order,
     )
+
+
+def _reencoded(shape: AnyShape, packing: Packing | None) -> tuple[str, ...]:
+    """Return what is said of weights that the file has in another format than the server multiplies."""
+    if packing is None or not packing.is_reencoded:
+        return ()
+    in_blocks = isinstance(shape, LinearShape) and shape.weight_format == FP8_BLOCKS
+    in_blocks |= isinstance(shape, ExpertsShape) and shape.format is FewBitFormat.FP8_BLOCKS
+    return (f"weights are {packing.value} in the file, and re-encoded in 8 bits",) if in_blocks else ()
 
 
 def counted_bucket(phase: str, label: str) -> str:

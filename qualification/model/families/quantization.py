@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from kernels.experts.formats import FewBitFormat
 from kernels.experts.kinds import ExpertFormat
-from kernels.linear.shape import FP8_ROWS, PLAIN, WeightFormat
+from kernels.linear.shape import FP8_BLOCKS, FP8_ROWS, PLAIN, WeightFormat
 from qualification.model.config import ExpertsConfig, LayerConfig, LinearFormats, ModelConfig
 from qualification.model.families.family import ExpertLayout, TensorNames
 from qualification.model.fields import ModelConfigError
@@ -131,7 +131,8 @@ def _format_of_experts(
     experts = sorted({0} | {it for it in named if it < mixture.num_experts})
     products = (own.gate, own.up, own.down)
     found = quantization.format_of_all([f"{prefix}.{own.experts}.{it}.{each}" for it in experts for each in products])
-    if found != PLAIN and (own.layout is not ExpertLayout.EACH or mixture.has_bias):
+    is_apart = own.layout is ExpertLayout.EACH or (own.layout is ExpertLayout.HALVES and found == FP8_BLOCKS)
+    if found != PLAIN and (not is_apart or mixture.has_bias):
         raise ModelConfigError(
             f"{quantization.source}: experts in {found.name} that share a tensor or have biases are not supported"
         )

@@ -19,6 +19,8 @@ from qualification.model.packing import Packing
 CONFIG_KEY = "quantization_config"
 _BLOCK = [128, 128]
 _OF_GROUPS = {32: INT4_32, 64: INT4_64, 128: INT4_128}
+_NVFP4_GROUP, _MXFP4_GROUP = 16, 32  # numbers of a row that share a scale
+_INT4, _NVFP4, _MXFP4 = "pack-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized"
 _HEAD = "lm_head"
 _LARGEST_OF_FP16 = 65504.0
 _BITS_OF_BF16 = 8  # of a number's digits: fewer than fp16 has
@@ -84,20 +86,46 @@ def _of_compressed_tensors(fields: Fields) -> Quantization:
         fields.refuse("config_groups", "an object of groups")
     schemes: list[tuple[tuple[str, ...], WeightFormat]] = []
     packings: set[Packing | None] = set()
-    formats = ("float-quantized", "pack-quantized")
+    formats = ("float-quantized", _INT4, _NVFP4, _MXFP4)
     of_all = fields.choice("format", (*formats, "mixed-precision"), formats[0])
     for name in groups.names:
         group = groups.section(name)
         if group is None:
             groups.refuse(name, "an object")
-        is_packed = group.choice("format", formats, of_all) == "pack-quantized"
-        found, packing = _packed_scheme(group) if is_packed else (_scheme(group), None)
+        found, packing = _scheme_of(group, group.choice("format", formats, of_all))
         schemes.append((_entries(group, "targets"), found))
         packings.add(packing)
     if len(packings) > 1:
-        fields.refuse("config_groups", "groups of 8 bits, or of 4 bits that all have zero points or none")
+        fields.refuse("config_groups", "groups of 8 bits, or of 4 bits that are all packed alike")
     ignored = _entries(fields, "ignore")
     return Quantization(fields.source, tuple(schemes), ignored, _by_expression, packings.pop() if packings else None)
+
+
+def _scheme_of(group: Fields, name: str) -> tuple[WeightFormat, Packing | None]:
+    """Return the format and the packing of one group of compressed-tensors, by the name of its layout."""
+    if name == _INT4:
+        return _packed_scheme(group)
+    if name == _NVFP4:
+        return _float_scheme(group, "tensor_group", _NVFP4_GROUP), Packing.NVFP4_COMPRESSED
+    if name == _MXFP4:
+        return _float_scheme(group, "group", _MXFP4_GROUP), Packing.MXFP4_COMPRESSED
+    return _scheme(group), None
+
+
+def _float_scheme(group: Fields, strategy: str, size: int) -> WeightFormat:
+    """Return what weights of 4 bits with exponents become; how their maker rounds inputs is not done."""
+    weights = group.section("weights")
+    if weights is None:
+        group.refuse("weights", "an object")
+    weights.choice("type", ("float",))
+    if weights.integer("num_bits") != 4:
+        weights.refuse("num_bits", "4")
+    if not weights.flag("symmetric", True):
+        weights.refuse("symmetric", "true")
+    weights.choice("strategy", (strategy,))
+    if weights.integer("group_size") != size:
+        weights.refuse("group_size", f"{size}")
+    return FP8_BLOCKS
 
 
 def _packed_scheme(group: Fields) -> tuple[WeightFormat, Packing]:
@@ -149,11 +177,15 @@ def _scheme(group: Fields) -> WeightFormat:
 
 def _of_modelopt(fields: Fields) -> Quantization:
     """NVIDIA's: entries are whole names or their beginnings at a dot, with wildcards."""
-    algorithms = {"FP8": FP8_STATIC, "FP8_PER_CHANNEL_PER_TOKEN": FP8_ROWS}
+    algorithms = {"FP8": FP8_STATIC, "FP8_PER_CHANNEL_PER_TOKEN": FP8_ROWS, "NVFP4": FP8_BLOCKS}
     supported = (*algorithms, *(name.lower() for name in algorithms))
-    found = algorithms[fields.choice("quant_algo", supported).upper()]
+    algorithm = fields.choice("quant_algo", supported).upper()
+    packing = Packing.NVFP4 if algorithm == "NVFP4" else None
+    if packing is not None and fields.has("group_size") and fields.integer("group_size") != _NVFP4_GROUP:
+        fields.refuse("group_size", f"{_NVFP4_GROUP}")
     listed = "exclude_modules" if fields.has("exclude_modules") else "ignore"
-    return Quantization(fields.source, ((("*",), found),), _entries(fields, listed), _by_wildcard)
+    schemes = ((("*",), algorithms[algorithm]),)
+    return Quantization(fields.source, schemes, _entries(fields, listed), _by_wildcard, packing)
 
 
 def _of_awq(fields: Fields) -> Quantization:

@@ -26,7 +26,7 @@ from qualification.model.forward.bounded import (
 from qualification.model.forward.checkpoint import CheckpointError, Reading
 from qualification.model.forward.matrix import Inputs, Matrix
 from qualification.model.forward.mixture import GatedWeights, feed, gate_of, mixed, route, unpack_mxfp4
-from qualification.model.forward.packed import numbers_of
+from qualification.model.forward.packed import is_packed, numbers_of
 from qualification.model.forward.recurrence import Rule, mix
 from qualification.model.forward.rotation import rotate
 from qualification.model.forward.sentences import HeadGate, MixtureSentence, NormOrder, Scoring, Sentence
@@ -389,8 +389,10 @@ class LayerReference:
 
     def matrix(self, name: str, inputs: Inputs) -> Matrix:
         """Return a product's weight, in the dtype that it is served in, or of 8 or 4 bits."""
-        if self.model.packing is not None and f"{name}.weight" not in self.tensors:
-            return Matrix(numbers_of(self.model.packing, name, self.stored))
+        packing = self.model.packing
+        if packing is not None and is_packed(packing, name, self.tensors):
+            own = inputs if packing.is_reencoded else Inputs.AS_THEY_ARE
+            return Matrix(numbers_of(packing, name, self.stored), own)
         values = self.stored(f"{name}.weight")
         if inputs is Inputs.AS_THEY_ARE:
             return Matrix(values.to(self.precision.dtype))
@@ -462,17 +464,22 @@ class _Experts:
 
     def _joined(self, expert: int) -> GatedWeights:
         """Return an expert whose tensors are [hidden, 2 width] and [width, hidden], or both transposed."""
-        gate_up, down = (
-            self.layer.stored(f"{self.names.experts}.{part}")[expert].to(self.layer.precision.dtype)
-            for part in self.names.joined
-        )
+        names = [f"{self.names.experts}.{part}" for part in self.names.joined]
+        gate_up, down = (self.layer.stored(name)[expert] for name in names)
         hidden = self.layer.model.hidden_size
         is_square = down.shape[0] == down.shape[1]
         is_transposed = gate_up.shape[0] == hidden if is_square else down.shape[1] == hidden
         if is_transposed:
             gate_up, down = gate_up.T, down.T
-        gate, up = gate_up.chunk(2)
-        return GatedWeights(Matrix(gate), Matrix(up), Matrix(down))
+        if self._inputs is Inputs.AS_THEY_ARE:
+            gate, up = gate_up.to(self.layer.precision.dtype).chunk(2)
+            return GatedWeights(Matrix(gate), Matrix(up), Matrix(down.to(self.layer.precision.dtype)))
+        scales = [self.layer.stored(f"{name}_scale_inv")[expert] for name in names]
+        of_gate_up, of_down = (it.T for it in scales) if is_transposed else scales
+        both = Matrix.of_file(gate_up, of_gate_up, self._inputs, None)
+        half = both.num_rows // 2
+        outward = Matrix.of_file(down, of_down, self._inputs, None)
+        return GatedWeights(both.rows(slice(half)), both.rows(slice(half, None)), outward)
 
     def _of_all(self, name: str, expert: int) -> Tensor:
         """Return one expert's matrix [out, in]: stored transposed, or in blocks of mxfp4."""

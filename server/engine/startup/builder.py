@@ -245,7 +245,7 @@ def _layers(settings: Settings, subject: Subject, runner: ModelRunner, plan: Pla
     """Hold the layers to the plain forward pass. Raises Unservable and LayersFailed, as the policy says."""
 
     def rows() -> list[PlanRow]:
-        return plan_rows(runner.dispatcher.all_decisions, plan.evidence)
+        return plan_rows(runner.dispatcher.all_decisions, plan.evidence, subject.config.packing)
 
     try:
         with blaming(runner.suspects):
@@ -304,7 +304,7 @@ def _ready(
         fingerprint=subject.fingerprint.values(),
         matrix_digest=plan.matrix_digest,
         matrix_verdict=plan.matrix_verdict.value,
-        plan=plan_rows(runner.dispatcher.all_decisions, plan.evidence),
+        plan=plan_rows(runner.dispatcher.all_decisions, plan.evidence, subject.config.packing),
         attention_layers=len(subject.config.attentions),
         num_compiles=num_compiles(),
         matmul_fallbacks=matmul_fallbacks,

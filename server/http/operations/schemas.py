@@ -81,7 +81,9 @@ class ShapeReport(Schema):
     rejected: dict[str, list[Rejection]] = Field(description="By path; empty where a path is only less preferred.")
     matrix_digest: str | None
     evidence: dict[str, float | str | bool | None] | None
-    notes: list[str] = Field(description="How measured times chose, where the catalog says otherwise.")
+    notes: list[str] = Field(
+        description="How measured times chose, where the catalog says otherwise; weights that were re-encoded."
+    )
     order: str | None = Field(description="In which the path sums; null unless --reproducible.")
 
 

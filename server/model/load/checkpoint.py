@@ -281,7 +281,7 @@ def read_whole(entry: TensorEntry) -> Tensor:
     """Return a tensor in the memory of a CPU. Raises ModelError when its file cannot be read."""
     dtype = _DTYPES[entry.dtype]
     found = torch.empty(entry.shape, dtype=dtype)
-    _read(_Part(entry.file, entry.offset, 1, found.nbytes, found.nbytes, dtype), found.view(torch.uint8).flatten())
+    _read(_Part(entry.file, entry.offset, 1, found.nbytes, found.nbytes, dtype), found.view(-1).view(torch.uint8))
     return found
 
 

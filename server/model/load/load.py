@@ -40,6 +40,7 @@ from server.model.load.interleaved import interleaved_pieces, interleaved_tensor
 from server.model.load.joined import as_saved, joined_pieces, joined_tensors
 from server.model.load.json_file import read_object
 from server.model.load.packed import copy_packed, packed_entries
+from server.model.load.reencoded import reencoded_entries
 from server.model.load.rounded import copy_rounded
 from server.model.load.shards import empty_shard, pieces_of
 from server.model.load.tokenizer_files import end_token_ids
@@ -220,7 +221,8 @@ def _read_named(folder: Path, config: ModelConfig) -> dict[str, TensorEntry]:
     if "embed_tokens.weight" in entries:  # saved without a head, hence without the whole's prefix
         entries = {name if name.startswith("lm_head") else f"model.{name}": it for name, it in entries.items()}
     if config.packing is not None:
-        entries = packed_entries(folder, entries, config.packing)
+        from_file = reencoded_entries if config.packing.is_reencoded else packed_entries
+        entries = from_file(folder, entries, config.packing)
     # A scale that a number is multiplied by, though DeepSeek's name calls it an inverse.
     return {name.removesuffix("_inv") if name.endswith("_scale_inv") else name: it for name, it in entries.items()}
 

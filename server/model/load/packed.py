@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -29,16 +30,27 @@ _OF_GPTQ = (Packing.GPTQ, Packing.GPTQ_V2, Packing.GPTQ_SYMMETRIC)
 _SCALE_DTYPES = ("F16", "BF16", "F32")
 
 
+class Parts(Protocol):
+    """Tensors of a product in the file, which make those of its weight."""
+
+    @property
+    def product(self) -> str:
+        """Return its name."""
+
+    def unpacked(self) -> dict[str, Tensor]:
+        """Return the tensors of its weight by the words of `stored`. Raises ModelError."""
+
+
 @dataclass(frozen=True, slots=True)
 class PackedEntry(TensorEntry):
-    """A tensor of `Int4Weight` that is not in the file as it is; `file` and `offset` are those of its codes.
+    """A tensor of a weight that is not in the file as it is; `file` and `offset` are those of its codes.
 
-    word   of `Int4Weight.stored`
+    word   of the weight's `stored`
     parts  the product's tensors in the file
     """
 
     word: str
-    parts: "_Parts"
+    parts: Parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +63,10 @@ class _Parts:
     scales: TensorEntry
     zeros: TensorEntry | None
     order: TensorEntry | None = None
+
+    def unpacked(self) -> dict[str, Tensor]:
+        """Return the tensors of `Int4Weight`. Raises ModelError."""
+        return _unpacked(self)
 
 
 def packed_entries(folder: Path, entries: Mapping[str, TensorEntry], packing: Packing) -> dict[str, TensorEntry]:
@@ -158,7 +174,7 @@ def _as_loaded(parts: _Parts) -> dict[str, TensorEntry]:
 
 @torch.inference_mode()
 def _fill(group: Sequence[tuple[PackedEntry, Piece]]) -> None:
-    found = _unpacked(group[0][0].parts)
+    found = group[0][0].parts.unpacked()
     for entry, piece in group:
         rows, columns = piece.target.shape
         block = found[entry.word][piece.first_row : piece.first_row + rows]

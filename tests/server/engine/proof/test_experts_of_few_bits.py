@@ -110,6 +110,43 @@ def test_two_ranks_hold_whole_blocks_of_experts(tmp_path: Path) -> None:
         shard_of(config, 0, 4)
 
 
+@pytest.mark.parametrize("is_published", [True, False])
+def test_experts_that_share_a_tensor_in_blocks_are_those_of_their_file(is_published: bool, tmp_path: Path) -> None:
+    """As Qwen 3 VL's are published, [E, H, 2 I] and [E, I, H], and as transformers saves them, transposed."""
+    folder = made(tmp_path, "blocks")
+
+    def joined(tensors: Tensors) -> Tensors:
+        found = {name: it for name, it in tensors.items() if ".experts." not in name}
+        for layer in {name.split(".experts.")[0] for name in tensors if ".experts." in name}:
+            for of, parts in (("gate_up_proj", ("gate_proj", "up_proj")), ("down_proj", ("down_proj",))):
+                for end in ("", "_scale_inv"):
+                    each = [
+                        torch.cat([tensors[f"{layer}.experts.{it}.{part}.weight{end}"] for part in parts])
+                        for it in range(SIZES["num_experts"])
+                    ]
+                    stacked = torch.stack([it.T.contiguous() for it in each] if is_published else each)
+                    found[f"{layer}.experts.{of}{end}"] = stacked
+        return found
+
+    shared = edited(folder, tmp_path / "shared", None, joined)
+    config = load_config(shared)
+    for rank, world in ((0, 1), (1, 2)):
+        shard = shard_of(config, rank, world)
+        apart, together = (
+            load_shard(it, config, shard, dtype=torch.bfloat16, device=CPU).layers[0].feed_forward
+            for it in (folder, shared)
+        )
+        assert isinstance(apart, MixtureWeights)
+        assert isinstance(together, MixtureWeights)
+        for expert in range(SIZES["num_experts"]):
+            pairs = zip(
+                apart.experts.of(expert, torch.bfloat16), together.experts.of(expert, torch.bfloat16), strict=True
+            )
+            assert all(torch.equal(*pair) for pair in pairs)
+    found = CheckedLayers.made(shared, DtypeChoice("bfloat16")).check()
+    assert found.first is None, str(found.first)
+
+
 def test_routers_and_bounded_experts_of_8_bits_are_refused(tmp_path: Path) -> None:
     folder = made(tmp_path, "static")
     says = {"quantization_config": {**STATIC, "modules_to_not_convert": ["lm_head"]}}
