@@ -59,6 +59,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="nothing that computes has changed: 16 bits get the limits of fp32, golden receipts are equal to the bit",
     )
+    group.add_argument(
+        "--quantized",
+        action="store_true",
+        help="the server has the golden file's model in 8 or 4 bits: other weights, limits of their own",
+    )
     group = parser.add_argument_group("comparison of times")
     group.add_argument("--no-performance", action="store_true", help="skip the comparison of times")
     group.add_argument("--max-slowdown", type=float, default=rules.max_slowdown, help="of a median (default: 1.15)")
@@ -157,6 +162,7 @@ def _options(args: argparse.Namespace) -> Options:
         matrix_digest=args.matrix_digest,
         must_be_reviewed=args.require_proven,
         is_same_build=args.exact,
+        is_quantized=args.quantized,
         has_performance=not args.no_performance,
         rules=rules,
     )
@@ -177,6 +183,8 @@ def _refuse_pointless(args: argparse.Namespace) -> None:
         raise ValueError("--lengths and --vocab-size must be at least 1")
     if args.valid_days is not None and args.valid_days < 1:
         raise ValueError(f"--valid-days must be at least 1, got {args.valid_days}")
+    if args.exact and args.quantized:
+        raise ValueError("--exact and --quantized exclude each other: weights in other bits give other numbers")
     if args.valid_days is not None and args.action != "record":
         raise ValueError("--valid-days goes with record: a check asks the golden file")
     if args.matrix_digest is not None and not _DIGEST.fullmatch(args.matrix_digest):

@@ -6,14 +6,17 @@ from pathlib import Path
 
 import msgspec
 
+from kernels.experts.formats import FewBitFormat
 from kernels.vocabulary.fingerprint import Fingerprint
-from kernels.vocabulary.operators import AnyShape
+from kernels.vocabulary.operators import AnyShape, Operator
+from qualification.canary.numerics import QuantizedFormats
 from qualification.canary.verdict import Outcome, Stage, Verdict
 from qualification.evidence.choice import choice_of
 from qualification.evidence.matrix import Matrix, load_matrices
 from qualification.evidence.shape_text import parse_shape
 
 Row = Mapping[str, object]  # of GET /attention
+_WITH_WEIGHTS = (Operator.LINEAR.value, Operator.EXPERTS.value)  # the third word of whose shapes is their format
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,14 @@ def dtype_of(rows: Sequence[Row]) -> str | None:
     """Return the dtype of the model's attention, as shapes name it."""
     words = str(rows[0].get("shape")).split() if rows else []
     return words[1].split("/")[0] if len(words) > 1 else None
+
+
+def quantized_formats(rows: Sequence[Row]) -> QuantizedFormats | None:
+    """Return the formats of 8 or 4 bits among the plan's weights; None where all have 16 bits or more."""
+    known = {it.value for it in FewBitFormat}
+    shapes = [str(row.get("shape")).split() for row in rows]
+    names = {words[2] for words in shapes if words[0] in _WITH_WEIGHTS and words[2] in known}
+    return QuantizedFormats(tuple(sorted(names))) if names else None
 
 
 def _against(row: Row, good: Set[object]) -> str | None:

@@ -21,9 +21,16 @@ from qualification.canary.golden import (
 )
 from qualification.canary.mix import LEAST_CONTEXT, MIX, ask_mix, judge_mix, record_mix
 from qualification.canary.model import digests_of, judge_model
-from qualification.canary.numerics import judge_numerics
+from qualification.canary.numerics import QuantizedFormats, judge_numerics
 from qualification.canary.performance import OUTPUT_TOKENS, Rules, compare, lengths_for, record_times
-from qualification.canary.plan import Reviewed, dtype_of, judge_layers, judge_plan, reviewed_matrix
+from qualification.canary.plan import (
+    Reviewed,
+    dtype_of,
+    judge_layers,
+    judge_plan,
+    quantized_formats,
+    reviewed_matrix,
+)
 from qualification.canary.receipts import judge_receipts, record_receipts
 from qualification.canary.record import ask, draw_mix, draw_prompts, fingerprint_of, record
 from qualification.canary.report import Result
@@ -47,6 +54,7 @@ class Options:
     matrix_digest: str | None = None
     must_be_reviewed: bool = False  # provisional evidence does not do
     is_same_build: bool = False  # nothing that computes has changed since the golden file
+    is_quantized: bool = False  # the candidate is the golden file's model in 8 or 4 bits
     has_performance: bool = True
     rules: Rules = Rules()  # noqa: RUF009 -- frozen
 
@@ -100,12 +108,14 @@ class Canary:
                 raise CanaryError(f"the server serves {model.name}, the golden file is of {golden.model}")
         detail = f"{model.name} is served, up to {model.max_model_len} tokens"
         self._give(Verdict(Stage.ENVIRONMENT, Outcome.PASS, detail))
-        if golden is not None:
-            self._give(judge_model(golden, digests_of(report), max_model_len=model.max_model_len))
         rows = report.get("shapes")
         rows = rows if isinstance(rows, list) else []
         if not all(isinstance(row, dict) for row in rows):
             raise CanaryError("/attention lists shapes that are no objects")
+        quantized = self._quantized(rows)
+        if golden is not None:
+            formats = None if quantized is None else ", ".join(quantized.names)
+            self._give(judge_model(golden, digests_of(report), max_model_len=model.max_model_len, quantized=formats))
         self._give(self._plan(rows, report, fingerprint))
         layers = judge_layers(report)
         if layers is not None:
@@ -118,13 +128,32 @@ class Canary:
             replies = ask(candidate, golden.prompts, model, self._progress)
             is_same_build = self._options.is_same_build
             self._give(
-                *judge_numerics(replies, dtype=dtype_of(rows), is_same_machine=is_same, is_same_build=is_same_build)
+                *judge_numerics(
+                    replies,
+                    dtype=dtype_of(rows),
+                    is_same_machine=is_same,
+                    is_same_build=is_same_build,
+                    quantized=quantized,
+                )
             )
-            self._give(self._mix(golden, model, dtype_of(rows), is_exact=is_same and is_even(report, rows)))
+            if quantized is None:
+                self._give(self._mix(golden, model, dtype_of(rows), is_exact=is_same and is_even(report, rows)))
+            else:
+                detail = "requests at once are held to answers of the same weights: record a golden file of these"
+                self._give(Verdict(Stage.NUMERICS, Outcome.SKIPPED, detail, bucket=MIX))
             if is_same_build:
                 self._give(self._receipts(golden, model))
         self._performance(golden, model, is_same=is_same)
         self._give(self._service(before, candidate.counters()))
+
+    def _quantized(self, rows: list[Mapping[str, object]]) -> QuantizedFormats | None:
+        """Return the formats of a candidate that is said to be quantised. Raises CanaryError where none is."""
+        if not self._options.is_quantized:
+            return None
+        found = quantized_formats(rows)
+        if found is None:
+            raise CanaryError("--quantized: no weight of the server's plan has 8 or 4 bits: leave the flag out")
+        return found
 
     def _receipts(self, golden: Golden, model: Model) -> Verdict:
         """Golden receipts, computed again. Raises CanaryError."""

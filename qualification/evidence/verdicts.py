@@ -1,13 +1,17 @@
 """Judging evidence: what keeps a qualification from passing, and what differs between two bodies of evidence."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
+from kernels.experts.kinds import ExpertFormat
+from kernels.experts.shape import ExpertsShape
+from kernels.linear.shape import PLAIN, LinearShape
 from kernels.vocabulary.fingerprint import Fingerprint
 from kernels.vocabulary.operators import AnyShape
 from kernels.vocabulary.path import AnyPath, Tier
 from kernels.vocabulary.path_order import tier_of
+from kernels.vocabulary.shape import AttentionShape
 from qualification.common.exit_code import ExitCode
 from qualification.evidence.anchors import anchors_of, broken_promise, classes_of
 from qualification.evidence.choice import choice_of, is_left_to_fallback
@@ -134,13 +138,67 @@ class Difference:
 
 
 def differences(a: Side, b: Side, *, speed_tolerance: float = SPEED_TOLERANCE) -> list[Difference]:
-    """Compare two sides; empty when every shape has the same path, status, error and speed."""
+    """Compare two sides; empty when every shape has the same path, status, error and speed.
+
+    A shape that one side alone has is compared with the other side's of another format of weights or of the KV cache:
+    a model in 8 bits does the work of the same model in 16.
+    """
     names: dict[AnyShape, set[str]] = {}
     for shape, path in (*a.evidence, *b.evidence):
         names.setdefault(shape, set()).add(path)
-    found = [_difference(shape, sorted(paths), a, b, speed_tolerance) for shape, paths in names.items()]
+    partners = _partners({shape for shape, _ in a.evidence}, {shape for shape, _ in b.evidence})
+    found = [
+        _difference_of_formats((shape, names[shape]), (other, names[other]), a, b, speed_tolerance)
+        for shape, other in partners.items()
+    ]
+    paired = {*partners, *partners.values()}
+    rest = {shape: paths for shape, paths in names.items() if shape not in paired}
+    found += [_difference(shape, sorted(paths), a, b, speed_tolerance) for shape, paths in rest.items()]
     kept = [difference for difference in found if difference is not None]
     return sorted(kept, key=lambda difference: (difference.harm, -difference.size, str(difference.shape)))
+
+
+def _partners(of_a: Set[AnyShape], of_b: Set[AnyShape]) -> dict[AnyShape, AnyShape]:
+    """Return the shape of b for each of a that the other side lacks, and that is the same but for its format."""
+    alone: dict[AnyShape, tuple[list[AnyShape], list[AnyShape]]] = {}
+    for side, shapes in enumerate((of_a - of_b, of_b - of_a)):
+        for shape in shapes:
+            alone.setdefault(_in_16_bits(shape), ([], []))[side].append(shape)
+    return {old[0]: new[0] for old, new in alone.values() if len(old) == len(new) == 1}
+
+
+def _in_16_bits(shape: AnyShape) -> AnyShape:
+    """Return the shape of the same work with plain weights, or with a KV cache of the model's dtype."""
+    if isinstance(shape, LinearShape):
+        return replace(shape, weight_format=PLAIN)
+    if isinstance(shape, ExpertsShape):
+        return replace(shape, format=ExpertFormat.PLAIN)
+    return replace(shape, kv_dtype=shape.dtype) if isinstance(shape, AttentionShape) else shape
+
+
+def _difference_of_formats(
+    old: tuple[AnyShape, Set[str]], new: tuple[AnyShape, Set[str]], a: Side, b: Side, speed_tolerance: float
+) -> Difference | None:
+    """Compare what serves two shapes that differ in their format alone; the difference is the second one's."""
+    (shape, paths), (other, others) = old, new
+    before, after = a.choice(a.entries(shape, sorted(paths))), b.choice(b.entries(other, sorted(others)))
+    if before is None and after is None:
+        return None
+    was, now = (str(it).split() for it in (shape, other))
+    words = [f"{one} -> {two}" for one, two in zip(was, now, strict=True) if one != two]
+    details = [f"format {', '.join(words)}"]
+    if _name(before) != _name(after):
+        details.append(_path_change(before, after))
+    if before is None or after is None:
+        code = ExitCode.PASS if before is None else ExitCode.ENVIRONMENT
+        return Difference(other, Harm.LOST if after is None else Harm.BETTER, 0.0, code, tuple(details))
+    checks = before.worst_check, after.worst_check
+    if before.path != after.path and checks[0] is not None and checks[1] is not None:
+        details.append(f"{check_text(checks[0])} -> {check_text(checks[1])}")
+    harms = _choice_harms(before, after, details, speed_tolerance) or [(Harm.PATH, 0.0)]
+    harm, size = min(harms, key=lambda entry: entry[0])
+    code = ExitCode.PERFORMANCE if harm is Harm.SLOWER else ExitCode.PASS
+    return Difference(other, harm, size, code, tuple(details))
 
 
 def exit_code_of(found: Sequence[Difference]) -> ExitCode:

@@ -100,6 +100,31 @@ def test_requests_of_the_trace_that_fail_exit_3(
     assert "24 requests of the trace failed on the candidate: the engine died" in capsys.readouterr().out
 
 
+def test_weights_in_8_bits_may_be_others_where_that_is_said(
+    golden: str, script: Script, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Tokenizers may not; and a server with no weight of few bits is no such candidate."""
+    known = msgspec.structs.replace(
+        load_golden(Path(golden)), model_digests={"tokenizer": "a" * 64, "weights": "b" * 64}
+    )
+    save_golden(Path(golden), known)
+    flags = ("--golden", golden, "--no-performance")
+    assert canary(url, *flags, "--quantized") == ExitCode.ENVIRONMENT
+    assert "no weight of the server's plan has 8 or 4 bits" in capsys.readouterr().out
+    script.rows.append(plan_row(shape="experts bf16 fp8_blocks e128:8 h2048 w768 silu r-le_16"))
+    script.model_digests = {"tokenizer": "a" * 64, "weights": "c" * 64}
+    assert canary(url, *flags) == ExitCode.ENVIRONMENT
+    capsys.readouterr()
+    assert canary(url, *flags, "--quantized") == ExitCode.PASS
+    out = capsys.readouterr().out
+    assert "weights are in fp8_blocks, and are not compared by their digest" in out
+    assert "fp8_blocks beside answers of 16 bits, under limits of its own" in out
+    assert "numerics mix: SKIPPED" in out or "SKIPPED: requests at once" in out
+    script.model_digests = {"tokenizer": "d" * 64, "weights": "c" * 64}
+    assert canary(url, *flags, "--quantized") == ExitCode.ENVIRONMENT
+    assert canary(url, *flags, "--quantized", "--exact") == ExitCode.ENVIRONMENT
+
+
 # --- what cannot be judged --------------------------------------------------------------------------------------------
 
 

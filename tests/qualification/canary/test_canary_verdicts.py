@@ -22,7 +22,7 @@ from qualification.canary.golden import (
     shipped_golden,
 )
 from qualification.canary.mix import MixReply, judge_mix
-from qualification.canary.numerics import Reply, Scores, judge_numerics
+from qualification.canary.numerics import QuantizedFormats, Reply, Scores, judge_numerics
 from qualification.canary.performance import Pairs, Rules, judge_performance
 from qualification.canary.plan import Reviewed, dtype_of, judge_plan, reviewed_matrix
 from qualification.canary.report import Result, as_junit, as_markdown
@@ -184,6 +184,32 @@ def test_numbers_and_texts_are_judged_by_dtype_and_machine(
     replies: list[Reply], dtype: str, machine: dict[str, bool], outcome: Outcome
 ) -> None:
     assert judge_numerics(replies, dtype=dtype, **machine)[0].outcome is outcome
+
+
+@pytest.mark.parametrize(
+    ("scores", "names", "outcome"),
+    [
+        ([-1.1, -2.1], ("fp8_blocks",), Outcome.PASS),  # more than 16 bits may be off
+        ([-1.2, -2.2], ("fp8_blocks",), Outcome.FAIL),
+        ([-1.2, -2.2], ("fp8_rows", "int4_128"), Outcome.PASS),
+        ([-1.4, -2.4], ("int4_128",), Outcome.FAIL),
+    ],
+)
+def test_a_quantised_candidate_has_limits_of_its_own(
+    scores: list[float], names: tuple[str, ...], outcome: Outcome
+) -> None:
+    """Greedy answers that part decide nothing; likeliest tokens that differ do."""
+    quantized = QuantizedFormats(names)
+    [verdict] = judge_numerics([reply(*scores, text="a!")], dtype="bf16", is_same_machine=True, quantized=quantized)
+    assert verdict.outcome is outcome
+    assert verdict.detail.startswith(f"{', '.join(names)} beside answers of 16 bits, under limits of its own")
+    others = Reply(prompt(), Scores(list(scores), [5, 7]), "abcdefghij")
+    [verdict] = judge_numerics([others], dtype="bf16", is_same_machine=True, quantized=quantized)
+    assert verdict.outcome is Outcome.FAIL
+    assert (
+        verdict.reasons[-1]
+        == f"the likeliest token is the same at 50.0%, at least {quantized.limits.same_top:.0%} must be"
+    )
 
 
 def request(token_ids: list[int], *, logprob: float = -1.0, **body: object) -> GoldenRequest:

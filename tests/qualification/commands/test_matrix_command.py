@@ -11,7 +11,7 @@ import torch
 
 from kernels.catalog import PATHS
 from kernels.linear.paths import LINEAR_PATHS
-from kernels.linear.shape import LinearShape
+from kernels.linear.shape import FP8_BLOCKS, LinearShape
 from kernels.system.device import num_cores, read_fingerprint
 from kernels.vocabulary.fingerprint import Fingerprint
 from kernels.vocabulary.path import KernelPath, Tier
@@ -226,6 +226,23 @@ BASE = side(evidence(SHAPE, FIRST), evidence(SHAPE, FALLBACK))
 def test_the_same_evidence_has_no_difference() -> None:
     assert differences(BASE, BASE) == []
     assert exit_code_of([]) is ExitCode.PASS
+
+
+@pytest.mark.parametrize(
+    ("p50_us", "harm", "code"), [(20.0, Harm.PATH, ExitCode.PASS), (80.0, Harm.SLOWER, ExitCode.PERFORMANCE)]
+)
+def test_shapes_of_8_bits_are_compared_with_those_of_16(p50_us: float, harm: Harm, code: ExitCode) -> None:
+    plain = LinearShape(Dtype.BF16, 4096, 6144, LinearRows.LE_128)
+    in_blocks = replace(plain, weight_format=FP8_BLOCKS)
+    before = side(evidence(plain, FIRST, 40.0), evidence(SHAPE, FIRST))
+    after = side(evidence(in_blocks, OTHER, p50_us, checks=checks(0.5)), evidence(SHAPE, FIRST))
+    found = only(before, after)
+    assert (found.shape, found.harm, found.code) == (in_blocks, harm, code)
+    assert found.details[:2] == ("format plain -> fp8_blocks", "path triton.x -> gluon.x")
+    assert "-> " in found.details[2]
+    assert f"(x{p50_us / 40:.2f})" in found.details[3]
+    [lost] = differences(side(evidence(plain, FIRST)), side(evidence(in_blocks, OTHER, **RAISED)))
+    assert (lost.harm, lost.code) == (Harm.LOST, ExitCode.ENVIRONMENT)
 
 
 def proof(kernel: KernelPath, p50_us: float = 10.0, **changes: object) -> Evidence:
