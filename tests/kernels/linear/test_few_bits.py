@@ -106,7 +106,7 @@ def test_hardly_a_product_spills_and_all_fit_a_multiprocessor(compiled: dict[str
 
 @pytest.mark.sm90
 def test_experts_in_gluon_multiply_codes_that_tma_brings(compiled: dict[str, dict[str, dict[str, int]]]) -> None:
-    """Of many rows in blocks two addresses are kept in memory between the sums and their store."""
+    """The kernel of many rows in blocks keeps two addresses in memory between its sums and their store."""
     gluon = compiled["gluon"]
     assert {name: case["spills"] for name, case in gluon.items() if case["spills"]} in ({}, {"many, gate up": 2})
     assert all(case["shared_bytes"] <= SHARED_BYTES and case["tma_loads"] for case in gluon.values())

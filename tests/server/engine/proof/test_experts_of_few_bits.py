@@ -112,7 +112,7 @@ def test_two_ranks_hold_whole_blocks_of_experts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_published", [True, False])
 def test_experts_that_share_a_tensor_in_blocks_are_those_of_their_file(is_published: bool, tmp_path: Path) -> None:
-    """As Qwen 3 VL's are published, [E, H, 2 I] and [E, I, H], and as transformers saves them, transposed."""
+    """Tensors [E, H, 2 I] and [E, I, H], as Qwen 3 VL's are published, and transposed, as transformers saves them."""
     folder = made(tmp_path, "blocks")
 
     def joined(tensors: Tensors) -> Tensors:
