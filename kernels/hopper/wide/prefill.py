@@ -57,8 +57,10 @@ def run_wide_prefill(
 def check_flags(flags: AttentionFlags) -> None:
     """Raise ValueError for a window, a softcap, sinks or spans: no model with heads of 512 asks for them."""
     for name in ("window", "softcap", "sinks", "spans"):
-        if getattr(flags, name) is not None:
-            raise ValueError(f"{name}: expected none with heads of 512, found one")
+        value = getattr(flags, name)
+        if value is not None:
+            found = "a tensor" if isinstance(value, Tensor) else value
+            raise ValueError(f"{name}: expected none with heads of 512, found {found}")
 
 
 @lru_cache(maxsize=256)

@@ -16,6 +16,11 @@ from kernels.hopper.variants import (
     Variant,
     variant_of,
 )
+from kernels.hopper.wide.decode import run_wide_decode
+from kernels.hopper.wide.extend import run_wide_extend
+from kernels.hopper.wide.prefill import run_wide_prefill
+from kernels.hopper.wide.variants import wide_decode_variant, wide_extend_variant, wide_prefill_variant
+from kernels.vocabulary.path import RunAttention
 
 
 def chosen(head_dim: int, length: int, *, has_context: bool = False, **flags: int) -> Variant:
@@ -149,3 +154,28 @@ def test_an_unsplit_batch_has_the_tiles_of_its_plan() -> None:
             assert (served.tiling.block_m, served.pack) == (planned.tiling.block_m, planned.pack), planned
             assert (served.tiling.block_n, served.box) == (planned.tiling.block_n, planned.box), planned
             assert {planned, served} <= set(variants_beside(planned)), planned
+
+
+def test_heads_of_512_have_tiles_of_64_rows_that_two_consumers_share() -> None:
+    for variant in (wide_prefill_variant(True), wide_extend_variant(16, 8, True), wide_extend_variant(64, 6, False)):
+        assert (variant.tiling.consumers, variant.tiling.block_m) == (2, 64)
+        assert sum(width for _, width in variant.slices) == 512
+    assert (wide_extend_variant(64, 8, True).pack, wide_extend_variant(64, 6, True).pack) == (8, 1)
+    assert [wide_decode_variant(64, heads, 1).heads for heads in ((16, 2), (8, 1), (32, 4))] == [2, 1, 2]
+    assert wide_decode_variant(64, (16, 2), 8, of_few=True) == wide_decode_variant(64, (16, 2), 8)
+    with pytest.raises(ValueError, match="page_size: expected a multiple of 16, found 24"):
+        wide_decode_variant(24, (16, 2), 1)
+
+
+@pytest.mark.parametrize("run", [run_wide_prefill, run_wide_extend, run_wide_decode])
+def test_paths_of_heads_of_512_refuse_what_they_do_not_compute(run: RunAttention) -> None:
+    batch = AttentionBatch(torch.tensor([0, 1], dtype=torch.int32), 1, 1)
+    for head_dim, flags, message in (
+        (256, {}, "head_dim: expected 512, found 256"),
+        (512, {"window": 128}, "window: expected none with heads of 512, found 128"),
+        (512, {"softcap": 30.0}, "softcap: expected none"),
+        (512, {"spans": torch.zeros(1, 2, dtype=torch.int32)}, "spans: expected none"),
+    ):
+        x = torch.zeros(1, 1, head_dim, dtype=torch.bfloat16)
+        with pytest.raises(ValueError, match=message):
+            run(x, x, x, batch, AttentionFlags(1.0, **flags), torch.empty_like(x))  # type: ignore[arg-type]
