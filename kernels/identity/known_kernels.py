@@ -47,7 +47,7 @@ OPERATORS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "hallmark_wide_matmul",
             "hallmark_ordered_matmul",
             "hallmark_fp8_*",
-            "hallmark_int4_matmul",
+            "hallmark_int4_*",
             "nvjet*",
             "*gemm*",
             "*gemv*",

@@ -139,6 +139,23 @@ def _run_segments() -> RunLinear | None:
     return run_segments
 
 
+def _hopper_few_bits_run(name: str) -> RunLinear | None:
+    if launch.triton_version() is None:
+        return None
+    from kernels.linear.hopper.few_bits_ordered_path import run_fp8_ordered, run_int4_ordered
+    from kernels.linear.hopper.fp8_skinny_path import run_fp8_skinny
+    from kernels.linear.hopper.int4_skinny_path import run_int4_skinny
+    from kernels.linear.hopper.int4_wide_path import run_int4_wide
+
+    return {
+        "gluon.linear.fp8.skinny": run_fp8_skinny,
+        "gluon.linear.fp8.ordered": run_fp8_ordered,
+        "gluon.linear.int4.skinny": run_int4_skinny,
+        "gluon.linear.int4.wide": run_int4_wide,
+        "gluon.linear.int4.ordered": run_int4_ordered,
+    }[name]
+
+
 def _few_bits_run(name: str) -> RunLinear | None:
     if launch.triton_version() is None:
         return None
@@ -157,6 +174,7 @@ _LIBRARY_KERNELS = (*GEMMS, "splitK", "cublasLt", "_gated_kernel", *TORCH_HELPER
 # One fp32 accumulator a number, wgmma's steps of 16 columns from the first on: no segments, no parts.
 _ORDER = "k16"
 _ORDER_OF_SMALL = "k16x4"  # the same of four segments, and ((0 + 2) + (1 + 3)) of these
+_ORDER_OF_HALVES = "k16x2"  # weights of few bits: of two halves, and their sum
 _MOST_SMALL = 2048  # rows of a weight: of more, tiles enough for all multiprocessors
 _H200_PROCESSORS = 132  # of an H100 SXM too; those of fewer leave a few sizes more to the library
 
@@ -242,6 +260,21 @@ def _few_bits_path(name: str, formats: frozenset[WeightFormat], min_rows: int = 
     return _path(name, limits, entry, kernel_names, _few_bits_run(name))
 
 
+def _hopper_few_bits_path(
+    name: str,
+    formats: frozenset[WeightFormat],
+    rows: tuple[int, int | None],
+    size_in_multiple: int,
+    entry: str,
+    *,
+    size_out_multiple: int = 1,
+    order: str | None = None,
+) -> LinearPath:
+    limits = replace(_hopper_limits(*rows, size_out_multiple), formats=formats, size_in_multiple=size_in_multiple)
+    kernel_names = ("hallmark_fp8_",) if formats == FP8_FORMATS else ("hallmark_int4_",)
+    return _path(name, limits, f"hopper.{entry}", kernel_names, _hopper_few_bits_run(name), order)
+
+
 # Those before the last take what they are chosen for, so that the first which can compute a shape is the one that does.
 LINEAR_PATHS: tuple[LinearPath, ...] = (
     _path(
@@ -277,10 +310,15 @@ LINEAR_PATHS: tuple[LinearPath, ...] = (
         RunProposed(),
     ),
     _widened_path("torch.linear.fp8", frozenset({Device.CPU}), FP8_FORMATS),
+    _hopper_few_bits_path("gluon.linear.fp8.skinny", FP8_FORMATS, (1, 64), 16, "fp8_skinny_path"),
     _few_bits_path("triton.linear.fp8", FP8_FORMATS),
     _few_bits_path("triton.linear.fp8.half", FP8_FORMATS, LinearRows.LE_112.lo + 1),
     _widened_path("torch.fp8.linear", frozenset({Device.CUDA, Device.INTERPRETER}), FP8_FORMATS),
     _widened_path("torch.linear.int4", frozenset({Device.CPU}), INT4_FORMATS),
+    _hopper_few_bits_path("gluon.linear.int4.skinny", INT4_FORMATS, (1, 64), 32, "int4_skinny_path"),
+    _hopper_few_bits_path(
+        "gluon.linear.int4.wide", INT4_FORMATS, (65, None), 32, "int4_wide_path", size_out_multiple=8
+    ),
     _few_bits_path("triton.linear.int4", INT4_FORMATS),
     _widened_path("torch.int4.linear", frozenset({Device.CUDA, Device.INTERPRETER}), INT4_FORMATS),
     _path(
@@ -318,6 +356,13 @@ LINEAR_PATHS: tuple[LinearPath, ...] = (
         ("hallmark_ordered_matmul",),
         _run_ordered(),
         _ORDER,
+    ),
+    # Halves of the inner dim must be whole blocks and groups.
+    _hopper_few_bits_path(
+        "gluon.linear.fp8.ordered", FP8_FORMATS, (1, None), 256, "few_bits_ordered_path", order=_ORDER_OF_HALVES
+    ),
+    _hopper_few_bits_path(
+        "gluon.linear.int4.ordered", INT4_FORMATS, (1, None), 256, "few_bits_ordered_path", order=_ORDER_OF_HALVES
     ),
     LinearPath(
         "torch.linear.tiles",

@@ -1,0 +1,123 @@
+"""Tilings of the products of `fp8_skinny.py`, by fixed rules: nothing is tuned in service."""
+
+from dataclasses import dataclass, replace
+from enum import Enum
+
+COLUMNS = 128  # of a box: a swizzle atom of 8 bits, and the columns that share a scale of blocks
+ROW_COUNTS = (8, 16, 32, 64)  # rows of x, padded
+_RING_BYTES = 200 * 1024  # of the 227 KB a program may have, as in `tilings.py`
+
+
+class Fp8Scales(Enum):
+    """Which scales a product with a weight of 8 bits has.
+
+    ROWS    w [parts * N], x [M]
+    STATIC  w [parts * N], x [1]
+    BLOCKS  w [parts * N / 128, K / 128], x [K / 128, M]
+    """
+
+    ROWS = "rows"
+    STATIC = "static"
+    BLOCKS = "blocks"
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8SkinnyTiling:
+    """The compiled constants of `hallmark_fp8_skinny_matmul`.
+
+    rows    of a tile, of each part
+    folds   segments of the inner dim in a box
+    parts   2 where the weight is a gate and an up projection, and y is SwiGLU of them
+    pad     rows of x, rounded up to a wgmma's N
+    boxes   of a stage of the ring
+    stages  of the ring
+    scales  a value of `Fp8Scales`
+    """
+
+    rows: int
+    folds: int
+    parts: int
+    pad: int
+    boxes: int
+    stages: int
+    has_bias: bool
+    scales: str
+
+    @property
+    def box_rows(self) -> int:
+        """Rows of a box, 64 for each warpgroup."""
+        return self.rows * self.folds * self.parts
+
+    @property
+    def runs_of_chunk(self) -> int:
+        """Runs of 128 columns of each fold that a program rounds at once: 16 columns a thread."""
+        return self.box_rows // 16 * 4 // self.folds
+
+
+def tiling_of(
+    rows: int, folds: int, parts: int, num_rows: int, boxes: int, has_bias: bool, scales: Fp8Scales
+) -> Fp8SkinnyTiling:
+    """The tiling with as many stages as the ring has room for."""
+    pad = next(pad for pad in ROW_COUNTS if num_rows <= pad)
+    bytes_of_stage = boxes * (rows * folds * parts + folds * pad) * COLUMNS
+    return Fp8SkinnyTiling(rows, folds, parts, pad, boxes, _RING_BYTES // bytes_of_stage, has_bias, scales.value)
+
+
+def one_row_tiling(tiling: Fp8SkinnyTiling) -> Fp8SkinnyTiling:
+    """The same for the kernel that rounds one row itself, whose ring holds weights alone."""
+    return replace(tiling, stages=_RING_BYTES // (tiling.boxes * tiling.box_rows * COLUMNS))
+
+
+def fp8_skinny_tiling(
+    num_rows: int, size_out: int, size_in: int, processors: int, parts: int, has_bias: bool, scales: Fp8Scales
+) -> Fp8SkinnyTiling | None:
+    """The tiling for x [num_rows, size_in] and y [num_rows, size_out]; None where another matmul must serve."""
+    if not 0 < num_rows <= ROW_COUNTS[-1] or size_in % 16:
+        return None
+    columns = 16 if scales is not Fp8Scales.BLOCKS else COLUMNS
+    rows, folds = 128 // parts, 1
+    most = 1 if num_rows > 32 else 2 if num_rows > 16 else 4
+    while folds < most and size_in % (columns * 2 * folds) == 0 and -(-size_out // rows) < 2 * processors and rows > 16:
+        rows, folds = rows // 2, folds * 2
+    return tiling_of(rows, folds, parts, num_rows, 2 if num_rows <= 16 else 1, has_bias, scales)
+
+
+@dataclass(frozen=True, slots=True)
+class Int4SkinnyTiling:
+    """The compiled constants of `hallmark_int4_skinny_matmul`: those of 8 bits, and the columns of a group."""
+
+    rows: int
+    folds: int
+    parts: int
+    pad: int
+    boxes: int
+    stages: int
+    has_bias: bool
+    group: int
+
+    @property
+    def box_rows(self) -> int:
+        """Rows of a box, 64 for each warpgroup."""
+        return self.rows * self.folds * self.parts
+
+
+def int4_tiling_of(
+    rows: int, folds: int, parts: int, num_rows: int, boxes: int, has_bias: bool, group: int
+) -> Int4SkinnyTiling:
+    """The tiling with as many stages as the ring has room for."""
+    pad = next(pad for pad in ROW_COUNTS if num_rows <= pad)
+    bytes_of_stage = boxes * (rows * folds * parts // 2 + 2 * folds * pad) * 256
+    return Int4SkinnyTiling(rows, folds, parts, pad, boxes, _RING_BYTES // bytes_of_stage, has_bias, group)
+
+
+def int4_skinny_tiling(
+    num_rows: int, size_out: int, size_in: int, processors: int, parts: int, has_bias: bool, group: int
+) -> Int4SkinnyTiling | None:
+    """The tiling for x [num_rows, size_in] and y [num_rows, size_out]; None where another matmul must serve."""
+    if not 0 < num_rows <= ROW_COUNTS[-1] or size_in % 32:
+        return None
+    rows, folds = 128 // parts, 1
+    most = 1 if num_rows > 32 else 2 if num_rows > 8 else 4
+    while folds < most and size_in % (group * 2 * folds) == 0 and -(-size_out // rows) < 2 * processors and rows > 16:
+        rows, folds = rows // 2, folds * 2
+    return int4_tiling_of(rows, folds, parts, num_rows, 1, has_bias, group)
