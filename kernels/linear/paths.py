@@ -147,13 +147,14 @@ def _hopper_few_bits_run(name: str) -> RunLinear | None:
     from kernels.linear.hopper.int4_skinny_path import run_int4_skinny
     from kernels.linear.hopper.int4_wide_path import run_int4_wide
 
-    return {
+    runs: dict[str, RunLinear] = {
         "gluon.linear.fp8.skinny": run_fp8_skinny,
         "gluon.linear.fp8.ordered": run_fp8_ordered,
         "gluon.linear.int4.skinny": run_int4_skinny,
         "gluon.linear.int4.wide": run_int4_wide,
         "gluon.linear.int4.ordered": run_int4_ordered,
-    }[name]
+    }
+    return runs[name]
 
 
 def _few_bits_run(name: str) -> RunLinear | None:

@@ -23,7 +23,8 @@ HALVES = 2
 def run_fp8_ordered(x: Tensor, weight: Fp8Weight, bias: Tensor | None, epilogue: Epilogue, out: Tensor) -> None:
     """Fill out [rows, size_out] with epilogue(x [rows, size_in] @ weight^T + bias), x rounded as the format says."""
     rows = COLUMNS // HALVES // epilogue.parts
-    for some, to in zip(x.split(_MOST), out.split(_MOST), strict=True):
+    for start in range(0, x.shape[0], _MOST):
+        some, to = x[start : start + _MOST], out[start : start + _MOST]
         tiling = tiling_of(rows, HALVES, epilogue.parts, some.shape[0], 1, bias is not None, scales_of(weight))
         codes = codes_of(some, weight)
         launch_fp8_skinny(codes.codes, codes.scales, weight.codes, weight.scales, bias, to, tiling)
@@ -32,6 +33,8 @@ def run_fp8_ordered(x: Tensor, weight: Fp8Weight, bias: Tensor | None, epilogue:
 def run_int4_ordered(x: Tensor, weight: Int4Weight, bias: Tensor | None, epilogue: Epilogue, out: Tensor) -> None:
     """Fill out [rows, size_out] with epilogue(x [rows, size_in] @ weight^T + bias)."""
     rows = COLUMNS // HALVES // epilogue.parts
-    for some, to in zip(x.split(_MOST), out.split(_MOST), strict=True):
-        tiling = int4_tiling_of(rows, HALVES, epilogue.parts, some.shape[0], 1, bias is not None, weight.group)
+    for start in range(0, x.shape[0], _MOST):
+        some, to = x[start : start + _MOST], out[start : start + _MOST]
+        sizes = some.shape[0], 1, bias is not None, weight.group, x.shape[1]
+        tiling = int4_tiling_of(rows, HALVES, epilogue.parts, *sizes)
         launch_int4_skinny(some, weight.codes, weight.scales, weight.zeros, bias, to, tiling)

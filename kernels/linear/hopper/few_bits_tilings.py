@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from enum import Enum
 
+_MOST_BYTES = 212 * 1024  # of the ring and a row of x together: what is kept of one is rounded up to whole chunks
 COLUMNS = 128  # of a box: a swizzle atom of 8 bits, and the columns that share a scale of blocks
 ROW_COUNTS = (8, 16, 32, 64)  # rows of x, padded
 _RING_BYTES = 200 * 1024  # of the 227 KB a program may have, as in `tilings.py`
@@ -55,17 +56,24 @@ class Fp8SkinnyTiling:
 
 
 def tiling_of(
-    rows: int, folds: int, parts: int, num_rows: int, boxes: int, has_bias: bool, scales: Fp8Scales
+    rows: int,
+    folds: int,
+    parts: int,
+    num_rows: int,
+    boxes: int,
+    has_bias: bool,
+    scales: Fp8Scales,
+    ring_bytes: int = _RING_BYTES,
 ) -> Fp8SkinnyTiling:
     """The tiling with as many stages as the ring has room for."""
     pad = next(pad for pad in ROW_COUNTS if num_rows <= pad)
     bytes_of_stage = boxes * (rows * folds * parts + folds * pad) * COLUMNS
-    return Fp8SkinnyTiling(rows, folds, parts, pad, boxes, _RING_BYTES // bytes_of_stage, has_bias, scales.value)
+    return Fp8SkinnyTiling(rows, folds, parts, pad, boxes, ring_bytes // bytes_of_stage, has_bias, scales.value)
 
 
-def one_row_tiling(tiling: Fp8SkinnyTiling) -> Fp8SkinnyTiling:
-    """The same for the kernel that rounds one row itself, whose ring holds weights alone."""
-    return replace(tiling, stages=_RING_BYTES // (tiling.boxes * tiling.box_rows * COLUMNS))
+def one_row_tiling(tiling: Fp8SkinnyTiling, size_in: int, ring_bytes: int = _RING_BYTES) -> Fp8SkinnyTiling:
+    """The same for the kernel that rounds one row itself, whose ring holds weights alone, beside codes and scales."""
+    return replace(tiling, stages=_stages(tiling, size_in + size_in // 32, ring_bytes))
 
 
 def fp8_skinny_tiling(
@@ -75,16 +83,17 @@ def fp8_skinny_tiling(
     if not 0 < num_rows <= ROW_COUNTS[-1] or size_in % 16:
         return None
     columns = 16 if scales is not Fp8Scales.BLOCKS else COLUMNS
-    rows, folds = 128 // parts, 1
-    most = 1 if num_rows > 32 else 2 if num_rows > 16 else 4
-    while folds < most and size_in % (columns * 2 * folds) == 0 and -(-size_out // rows) < 2 * processors and rows > 16:
-        rows, folds = rows // 2, folds * 2
+    rows, folds = _rows_and_folds(size_out, size_in, processors, parts, columns)
     return tiling_of(rows, folds, parts, num_rows, 2 if num_rows <= 16 else 1, has_bias, scales)
 
 
 @dataclass(frozen=True, slots=True)
 class Int4SkinnyTiling:
-    """The compiled constants of `hallmark_int4_skinny_matmul`: those of 8 bits, and the columns of a group."""
+    """The compiled constants of `hallmark_int4_skinny_matmul`: those of 8 bits, and of groups.
+
+    group      columns that share a scale and a zero point; a stage has at least 4
+    has_fours  whether each fold's groups are a multiple of 4
+    """
 
     rows: int
     folds: int
@@ -94,20 +103,47 @@ class Int4SkinnyTiling:
     stages: int
     has_bias: bool
     group: int
+    has_fours: bool
 
     @property
     def box_rows(self) -> int:
         """Rows of a box, 64 for each warpgroup."""
         return self.rows * self.folds * self.parts
 
+    @property
+    def groups_of_chunk(self) -> int:
+        """Groups of each fold of one row that a program copies at once: 8 columns a thread."""
+        return max(1, self.box_rows // 16 * 256 // (self.group * self.folds))
+
 
 def int4_tiling_of(
-    rows: int, folds: int, parts: int, num_rows: int, boxes: int, has_bias: bool, group: int
+    rows: int,
+    folds: int,
+    parts: int,
+    num_rows: int,
+    boxes: int,
+    has_bias: bool,
+    group: int,
+    size_in: int,
+    ring_bytes: int = _RING_BYTES,
 ) -> Int4SkinnyTiling:
     """The tiling with as many stages as the ring has room for."""
+    boxes = max(boxes, 4 * group // 256)
     pad = next(pad for pad in ROW_COUNTS if num_rows <= pad)
     bytes_of_stage = boxes * (rows * folds * parts // 2 + 2 * folds * pad) * 256
-    return Int4SkinnyTiling(rows, folds, parts, pad, boxes, _RING_BYTES // bytes_of_stage, has_bias, group)
+    has_fours = size_in % (4 * group * folds) == 0
+    return Int4SkinnyTiling(rows, folds, parts, pad, boxes, ring_bytes // bytes_of_stage, has_bias, group, has_fours)
+
+
+def int4_one_row_tiling(tiling: Int4SkinnyTiling, size_in: int, ring_bytes: int = _RING_BYTES) -> Int4SkinnyTiling:
+    """The same for the kernel that keeps one row itself, whose ring holds weights alone."""
+    return replace(tiling, stages=_stages(tiling, 2 * size_in, ring_bytes))
+
+
+def _stages(tiling: Fp8SkinnyTiling | Int4SkinnyTiling, kept_bytes: int, ring_bytes: int) -> int:
+    """Stages of weights, of 128 bytes a row of a box, beside what is kept of a row of x; 2 at least."""
+    left = min(ring_bytes, _MOST_BYTES - kept_bytes)
+    return max(2, left // (tiling.boxes * tiling.box_rows * COLUMNS))
 
 
 def int4_skinny_tiling(
@@ -116,8 +152,24 @@ def int4_skinny_tiling(
     """The tiling for x [num_rows, size_in] and y [num_rows, size_out]; None where another matmul must serve."""
     if not 0 < num_rows <= ROW_COUNTS[-1] or size_in % 32:
         return None
+    pad = next(pad for pad in ROW_COUNTS if num_rows <= pad)
+    most = 4 if pad == 8 else 1 if pad == 64 else 2  # more of x than of codes has no room
+    rows, folds = _rows_and_folds(size_out, size_in, processors, parts, group, most)
+    return int4_tiling_of(rows, folds, parts, num_rows, 1, has_bias, group, size_in)
+
+
+def _rows_and_folds(
+    size_out: int, size_in: int, processors: int, parts: int, columns: int, most: int = 4
+) -> tuple[int, int]:
+    """Rows of a tile and segments of the inner dim, at most so many, of whole `columns`.
+
+    As many rows as leave tiles to seven of eight multiprocessors.
+    """
     rows, folds = 128 // parts, 1
-    most = 1 if num_rows > 32 else 2 if num_rows > 8 else 4
-    while folds < most and size_in % (group * 2 * folds) == 0 and -(-size_out // rows) < 2 * processors and rows > 16:
-        rows, folds = rows // 2, folds * 2
-    return int4_tiling_of(rows, folds, parts, num_rows, 1, has_bias, group)
+    while -(-size_out // rows) * 8 < 7 * processors:
+        if folds < most and size_in % (columns * 2 * folds) == 0:
+            folds *= 2
+        elif rows * folds * parts <= 64:  # rows of a box, of 4 warps
+            break
+        rows //= 2
+    return rows, folds

@@ -1,13 +1,14 @@
 """The sm_90 kernel of `fp8_skinny_path.py` for one row of x, which it rounds itself: nothing else is launched for it.
 
 Every program rounds all of x, while its ring of weights fills: a row is 8 to 28 KB of L2, and the weights that arrive
-Every program rounds all of x, while its ring of weights fills: a row is 8 to 28 KB of L2, and the weights that arrive
-meanwhile take longer. Else as `fp8_skinny.py`. The scales and roundings are those of `fp8_weights.py`, to the bit.
+meanwhile take longer. Else as `fp8_skinny.py`. Scales and roundings are those of `fp8_weights.py`, to the bit.
+
 Written in Gluon for Triton 3.6.0.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-# The signatures of jitted functions are Triton's: only their constexpr parameters are annotated.
+# mypy: disable-error-code="assignment, misc, var-annotated"
+# The signatures of jitted functions are Triton's: only their constexpr parameters are annotated; their tuples grow.
 
 from functools import lru_cache
 from typing import Any
@@ -24,7 +25,7 @@ from kernels.linear.formats.fp8_weights import LARGEST as _LARGEST
 from kernels.linear.formats.fp8_weights import LEAST_SCALE as _LEAST_SCALE
 from kernels.linear.hopper.few_bits_tilings import COLUMNS as _COLUMNS
 from kernels.linear.hopper.few_bits_tilings import Fp8Scales, Fp8SkinnyTiling
-from kernels.linear.hopper.fp8_skinny import any_codes, load_weights, store_tile, tile_sums, weight_scales
+from kernels.linear.hopper.fp8_skinny import any_codes, load_weights, row_scales, store_tile, weight_scales
 from kernels.linear.hopper.skinny import launch_next_grid, wait_for_previous_grid
 from kernels.tma.pointers import AnyTensor
 
@@ -50,11 +51,15 @@ def scale_of(largest_bits):
 
 
 @jit
-def rounded(x, scale):
-    """The numbers e4m3 nearest to x / scale, those beyond 448 cut off."""
-    values = gl.div_rn(x, scale)
-    values = gl.where(values > LARGEST, LARGEST, values)
-    return gl.where(values < -LARGEST, -LARGEST, values).to(gl.float8e4nv)
+def rounded(x, scale, inverse):
+    """The numbers e4m3 nearest to x / scale, those beyond 448 cut off; inverse is 1 / scale.
+
+    The quotient is corrected twice by what is left of x, as `div.rn` does where no exponent is extreme.
+    """
+    values = x * inverse
+    values = gl.fma(gl.fma(-values, scale, x), inverse, values)
+    values = gl.fma(gl.fma(-values, scale, x), inverse, values)
+    return values.to(gl.float8e4nv)
 
 
 @jit
@@ -84,14 +89,15 @@ def round_row(x_ptr, given_ptr, codes_smem, scales_smem, size_in, CHUNKS: gl.con
         scale = scale_of(gl.max(gl.max(gl.max(largest, axis=2), axis=1), axis=0))
     elif TILING.scales == STATIC_SCALED:
         scale = gl.load(given_ptr)
+    inverse = gl.div_rn(1.0, scale)
     for c in gl.static_range(CHUNKS):
         x = chunks[c].to(gl.float32)
         if TILING.scales == BLOCKS_SCALED:
             scales = scale_of(gl.max(magnitude(x), axis=2))
             scales_smem.index(c).store(scales)
-            codes = rounded(x, scales[:, :, None])
+            codes = rounded(x, scales[:, :, None], gl.div_rn(1.0, scales)[:, :, None])
         else:
-            codes = rounded(x, scale)
+            codes = rounded(x, scale, inverse)
         codes_smem.index(c).store(codes)
     return scale
 
@@ -140,6 +146,7 @@ def hallmark_fp8_one_row_matmul(
             mbarrier.expect(full.index(s), BYTES)
             tile = first + s // num_steps * num_programs
             load_weights(w_desc, w_smem, full.index(s), s, tile, s % num_steps * STEP, TILING)
+    of_rows = row_scales(w_scales_ptr, first, size_out, ACC, TILING)
     wait_for_previous_grid()
     x_scale = round_row(x_ptr, given_ptr, codes_smem, scales_smem, size_in, CHUNKS, TILING)
 
@@ -186,11 +193,14 @@ def hallmark_fp8_one_row_matmul(
             of_weights = next_of_weights
         step += 1
         if step == num_steps:
-            sums = tile_sums(acc, w_scales_ptr, tile, size_out, TILING)
-            store_tile(sums * x_scale, y_ptr, bias_ptr, tile, 1, size_out, TILING)
+            sums = gl.sum(acc, axis=0)  # of all segments
+            if TILING.scales != BLOCKS_SCALED:
+                sums = sums * of_rows[:, None] * x_scale
+            store_tile(sums, y_ptr, bias_ptr, tile, 1, size_out, TILING)
             acc = gl.zeros([FOLDS, PER_FOLD, PAD], gl.float32, ACC)
             step = 0
             tile += num_programs
+            of_rows = row_scales(w_scales_ptr, tile, size_out, ACC, TILING)
 
 
 def launch_fp8_one_row(

@@ -1,14 +1,16 @@
 """The sm_90 kernel of `fp8_skinny_path.py`: a few rows times a weight of 8 bits, at the speed of memory.
 
-As `skinny.py`, but that codes e4m3 come by TMA in boxes of 128 columns, are loaded to registers, become fp16 there, in
-which they are exact, and are the first operand of wgmma. x comes as codes in fp16. So all that is summed is fp32, and
-sums are multiplied by scales once a tile, or once 128 columns where blocks have scales.
+As `skinny.py`, but that codes e4m3 come by TMA in boxes of 128 columns and become fp16 in registers, in which they are
+exact; so all that is summed is fp32, and sums are multiplied by scales once a tile, or once 128 columns where blocks
+have scales. Each warp multiplies 16 rows of one segment ("fold") by `mma`: of wgmma, whose first operand would come
+from registers, one of 64 x 16 numbers takes 60 cycles, however few rows x has (one H200).
 
 Written in Gluon for Triton 3.6.0.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-# The signatures of jitted functions are Triton's: only their constexpr parameters are annotated.
+# mypy: disable-error-code="assignment, misc, var-annotated"
+# The signatures of jitted functions are Triton's: only their constexpr parameters are annotated; their tuples grow.
 
 from functools import lru_cache
 from typing import Any
@@ -52,16 +54,16 @@ def load_inputs(x_desc, x_smem, bar, slot, column, TILING: gl.constexpr):
 
 
 @jit
-def tile_sums(acc, w_scales_ptr, tile, size_out, TILING: gl.constexpr):
-    """[parts * rows, pad]: of all segments, times the weight's scales where rows have them."""
-    ROWS: gl.constexpr = TILING.rows
-    sums = gl.sum(acc, axis=0)
-    if TILING.scales != BLOCKS_SCALED:
-        place = gl.arange(0, TILING.parts * ROWS, gl.SliceLayout(1, sums.type.layout))
-        column = tile * ROWS + place % ROWS
-        scales = gl.load(w_scales_ptr + place // ROWS * size_out + column, mask=column < size_out, other=0.0)
-        sums = sums * scales[:, None]
-    return sums
+def row_scales(w_scales_ptr, tile, size_out, ACC: gl.constexpr, TILING: gl.constexpr):
+    """Scales of a tile's rows of the weight [parts * rows], as the sums of all segments have them; 1 of blocks."""
+    place = gl.arange(0, TILING.parts * TILING.rows, gl.SliceLayout(1, gl.SliceLayout(0, ACC)))
+    if TILING.scales == BLOCKS_SCALED:
+        scales = gl.full([TILING.parts * TILING.rows], 1.0, gl.float32, gl.SliceLayout(1, gl.SliceLayout(0, ACC)))
+    else:
+        column = tile * TILING.rows + place % TILING.rows
+        at = w_scales_ptr + place // TILING.rows * size_out + column
+        scales = gl.load(at, mask=column < size_out, other=0.0)
+    return scales
 
 
 @jit
@@ -153,11 +155,17 @@ def hallmark_fp8_skinny_matmul(
             mbarrier.expect(full.index(s), BYTES)
             tile = first + s // num_steps * num_programs
             load_weights(w_desc, w_smem, full.index(s), s, tile, s % num_steps * STEP, TILING)
+    of_rows = row_scales(w_scales_ptr, first, size_out, ACC, TILING)
     wait_for_previous_grid()
     for s in gl.static_range(STAGES):
         if s < total:
             load_inputs(x_desc, x_smem, full.index(s), s, s % num_steps * STEP, TILING)
 
+    m = gl.arange(0, PAD, gl.SliceLayout(0, gl.SliceLayout(0, ACC)))
+    if TILING.scales == ROWS_SCALED:
+        of_x = gl.load(x_scales_ptr + m, mask=m < num_rows, other=0.0)
+    elif TILING.scales != BLOCKS_SCALED:
+        of_x = gl.load(x_scales_ptr + m * 0)
     load_tile = first + STAGES // num_steps * num_programs
     load_step = STAGES % num_steps
     runs = gl.cdiv(size_in, BOX)
@@ -200,16 +208,14 @@ def hallmark_fp8_skinny_matmul(
             of_weights, of_inputs = next_of_weights, next_of_inputs
         step += 1
         if step == num_steps:
-            sums = tile_sums(acc, w_scales_ptr, tile, size_out, TILING)
-            if TILING.scales == ROWS_SCALED:
-                m = gl.arange(0, PAD, gl.SliceLayout(0, sums.type.layout))
-                sums = sums * gl.load(x_scales_ptr + m, mask=m < num_rows, other=0.0)[None, :]
-            elif TILING.scales != BLOCKS_SCALED:
-                sums = sums * gl.load(x_scales_ptr)
+            sums = gl.sum(acc, axis=0)  # of all segments
+            if TILING.scales != BLOCKS_SCALED:
+                sums = sums * of_rows[:, None] * of_x[None, :]
             store_tile(sums, y_ptr, bias_ptr, tile, num_rows, size_out, TILING)
             acc = gl.zeros([FOLDS, PER_FOLD, PAD], gl.float32, ACC)
             step = 0
             tile += num_programs
+            of_rows = row_scales(w_scales_ptr, tile, size_out, ACC, TILING)  # here: a tile's end would wait for them
 
 
 def launch_fp8_skinny(

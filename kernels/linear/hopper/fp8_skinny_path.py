@@ -30,7 +30,7 @@ def run_fp8_skinny(x: Tensor, weight: Fp8Weight, bias: Tensor | None, epilogue: 
         raise ValueError(f"the skinny matmul of 8 bits does not take {x.shape[0]} rows of {x.shape[1]} columns")
     if x.shape[0] == 1:
         given = weight.input_scales if isinstance(weight, Fp8StaticWeight) else None
-        launch_fp8_one_row(x, given, weight.codes, weight.scales, bias, out, one_row_tiling(tiling))
+        launch_fp8_one_row(x, given, weight.codes, weight.scales, bias, out, one_row_tiling(tiling, x.shape[1]))
         return
     codes = codes_of(x, weight)
     launch_fp8_skinny(codes.codes, codes.scales, weight.codes, weight.scales, bias, out, tiling)

@@ -9,8 +9,10 @@ Written in Gluon for Triton 3.6.0.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-# The signatures of jitted functions are Triton's: only their constexpr parameters are annotated.
+# mypy: disable-error-code="assignment, misc, var-annotated"
+# The signatures of jitted functions are Triton's: only their constexpr parameters are annotated; their tuples grow.
 
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -169,20 +171,61 @@ def store_tile(acc, y_ptr, bias_ptr, tile, num_rows, size_out, TILING: gl.conste
     gl.store(at, out.to(y_ptr.dtype.element_ty), mask=(row < num_rows) & (column < size_out))
 
 
+@constexpr_function
+def fours_layout(rows: Any) -> Any:
+    """The layout of [f, n, 4] whose last dim a thread has itself, of that of [f, n]."""
+
+    def moved(bases: Any) -> list[list[int]]:
+        return [[*basis, 0] for basis in bases]
+
+    return gl.DistributedLinearLayout(
+        [[0, 0, 1], [0, 0, 2], *moved(rows.reg_bases)], moved(rows.lane_bases), moved(rows.warp_bases), [],
+        [*rows.shape, 4],
+    )  # fmt: skip
+
+
 @jit
-def stage_scales(scales_ptr, zeros_ptr, tile, step, size_out, groups, ACC: gl.constexpr, TILING: gl.constexpr):
-    """Scales and zero points of each group of a stage, [folds, parts * rows] of each; 0 where there are none."""
-    GROUPS: gl.constexpr = TILING.boxes * (BOX // TILING.group)
-    fold = gl.arange(0, TILING.folds, gl.SliceLayout(1, gl.SliceLayout(2, ACC)))[:, None]
-    place = gl.arange(0, TILING.parts * TILING.rows, gl.SliceLayout(0, gl.SliceLayout(2, ACC)))[None, :]
+def four_of(fours, OF_ROWS: gl.constexpr):
+    """[f, n, 4] as four [f, n]."""
+    F: gl.constexpr = fours.shape[0]
+    N: gl.constexpr = fours.shape[1]
+    even, odd = gl.split(fours.reshape([F, N, 2, 2]))
+    a, c = gl.split(even)
+    b, d = gl.split(odd)
+    return (
+        gl.convert_layout(a, OF_ROWS, assert_trivial=True), gl.convert_layout(b, OF_ROWS, assert_trivial=True),
+        gl.convert_layout(c, OF_ROWS, assert_trivial=True), gl.convert_layout(d, OF_ROWS, assert_trivial=True),
+    )  # fmt: skip
+
+
+@jit
+def stage_scales(
+    scales_ptr, zeros_ptr, i, first_tile, num_programs, num_steps, size_out, groups, OF_FOURS: gl.constexpr,
+    TILING: gl.constexpr,
+):  # fmt: skip
+    """Scales and zero points of the groups of a program's i-th stage, [folds, parts * rows, 4] of each four groups.
+
+    0 where there are none. Rows of both begin at multiples of 4 groups where TILING.has_fours.
+    """
+    FOURS: gl.constexpr = TILING.boxes * (BOX // TILING.group) // 4
+    tile, step = first_tile + i // num_steps * num_programs, i % num_steps
+    fold = gl.arange(0, TILING.folds, gl.SliceLayout(1, gl.SliceLayout(2, OF_FOURS)))[:, None, None]
+    place = gl.arange(0, TILING.parts * TILING.rows, gl.SliceLayout(0, gl.SliceLayout(2, OF_FOURS)))[None, :, None]
+    group = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(1, OF_FOURS)))[None, None, :]
     row, per_fold = tile * TILING.rows + place % TILING.rows, groups // TILING.folds
-    first = (place // TILING.rows * size_out + row) * groups + fold * per_fold
+    of_part = place // TILING.rows * size_out + row
+    if TILING.has_fours:
+        first = (of_part * (groups // 4) + fold * (per_fold // 4)) * 4
+    else:
+        first = of_part * groups + fold * per_fold
     scales, zeros = (), ()
-    for g in gl.static_range(GROUPS):
-        group = step * GROUPS + g
-        is_there = (row < size_out) & (group < per_fold)
-        scales += (gl.load(scales_ptr + first + group, mask=is_there, other=0.0),)
-        zeros += (gl.load(zeros_ptr + first + group, mask=is_there, other=0),)
+    for four in gl.static_range(FOURS):
+        begin = (step * FOURS + four) * 4
+        at = begin + group
+        # All four are there or none where folds hold whole fours: so they are loaded at once.
+        is_there = (row < size_out) & ((begin < per_fold) if TILING.has_fours else (at < per_fold))
+        scales += (gl.load(scales_ptr + first + at, mask=is_there, other=0.0),)
+        zeros += (gl.load(zeros_ptr + first + at, mask=is_there, other=0),)
     return scales, zeros
 
 
@@ -207,6 +250,8 @@ def hallmark_int4_skinny_matmul(
     ACC: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [FOLDS, PER_FOLD // 16, 1], [1, 16, 8])
     FIRST: gl.constexpr = gl.DotOperandLayout(0, ACC, 2)
     SECOND: gl.constexpr = gl.DotOperandLayout(1, ACC, 2)
+    OF_ROWS: gl.constexpr = gl.SliceLayout(2, ACC)
+    OF_FOURS: gl.constexpr = fours_layout(gl.to_linear_layout(OF_ROWS, [FOLDS, PER_FOLD]))
     OF_WORDS: gl.constexpr = gl.DotOperandLayout(0, ACC, 1)
     OF_INPUTS: gl.constexpr = columns_layout(gl.to_linear_layout(SECOND, [FOLDS, GROUP, PAD]))
     BYTES: gl.constexpr = (ROWS // 2 + 2 * FOLDS * PAD) * BOXES * BOX
@@ -240,13 +285,17 @@ def hallmark_int4_skinny_matmul(
     tile = first
     step = 0
     acc = gl.zeros([FOLDS, PER_FOLD, PAD], gl.float32, ACC)
-    scales, zeros = stage_scales(scales_ptr, zeros_ptr, tile, step, size_out, groups, ACC, TILING)
+    # Two stages ahead: their scales come from memory too, and arrive no sooner than the weights.
+    scales, zeros = stage_scales(
+        scales_ptr, zeros_ptr, 0, first, num_programs, num_steps, size_out, groups, OF_FOURS, TILING
+    )
+    next_scales, next_zeros = stage_scales(
+        scales_ptr, zeros_ptr, 1, first, num_programs, num_steps, size_out, groups, OF_FOURS, TILING
+    )
     for i in range(total):
         slot = i % STAGES
-        is_last = step + 1 == num_steps
-        next_tile, next_step = gl.where(is_last, tile + num_programs, tile), gl.where(is_last, 0, step + 1)
-        next_scales, next_zeros = stage_scales(
-            scales_ptr, zeros_ptr, next_tile, next_step, size_out, groups, ACC, TILING
+        last_scales, last_zeros = stage_scales(
+            scales_ptr, zeros_ptr, i + 2, first, num_programs, num_steps, size_out, groups, OF_FOURS, TILING
         )
         mbarrier.wait(full.index(slot), (i // STAGES) & 1)
         words, inputs = (), ()
@@ -264,13 +313,17 @@ def hallmark_int4_skinny_matmul(
             if load_step == num_steps:
                 load_step = 0
                 load_tile += num_programs
+        of_groups = ()
         for c in gl.static_range(BOXES):
-            of_groups = by_groups(words[c], GROUP)
-            for g in gl.static_range(GROUPS):
-                w = numbers_of(of_groups[g], zeros[c * GROUPS + g], dtype, FIRST)
-                found = mma_v2(w, inputs[c * GROUPS + g], gl.zeros([FOLDS, PER_FOLD, PAD], gl.float32, ACC))
-                acc += found * scales[c * GROUPS + g][:, :, None]
+            of_groups += by_groups(words[c], GROUP)
+        for four in gl.static_range(BOXES * GROUPS // 4):
+            scales_of_four, zeros_of_four = four_of(scales[four], OF_ROWS), four_of(zeros[four], OF_ROWS)
+            for g in gl.static_range(4):
+                w = numbers_of(of_groups[four * 4 + g], zeros_of_four[g], dtype, FIRST)
+                found = mma_v2(w, inputs[four * 4 + g], gl.zeros([FOLDS, PER_FOLD, PAD], gl.float32, ACC))
+                acc += found * scales_of_four[g][:, :, None]
         scales, zeros = next_scales, next_zeros
+        next_scales, next_zeros = last_scales, last_zeros
         step += 1
         if step == num_steps:
             store_tile(acc, y_ptr, bias_ptr, tile, num_rows, size_out, TILING)
@@ -290,6 +343,8 @@ def launch_int4_skinny(
     """
     num_rows, size_in = x.shape
     size_out, segment = y.shape[1], size_in // tiling.folds
+    if (scales.data_ptr() | zeros.data_ptr()) % 16:  # rows of a larger weight may begin anywhere
+        tiling = replace(tiling, has_fours=False)
     kernel = launcher(tiling, x.dtype, y.dtype, x.device)
     words = size_in // 8
     w_map = (tiling.folds, tiling.parts, size_out, segment // 8), (segment // 8, size_out * words, words, 1)
@@ -318,7 +373,8 @@ def compiled_int4_skinny(tiling: Int4SkinnyTiling, dtype: torch.dtype, dtype_out
     inputs = [tiling.folds, tiling.pad, tiling.group]
     return hallmark_int4_skinny_matmul.warmup(
         any_map(torch.int32, weights), any_map(dtype, inputs), AnyTensor(dtype_out, 0), AnyTensor(dtype, 0),
-        AnyTensor(torch.float32, 4), AnyTensor(torch.uint8, 1), 1, 1, 1, tiling,
+        AnyTensor(torch.float32, 0 if tiling.has_fours else 4), AnyTensor(torch.uint8, 0 if tiling.has_fours else 1),
+        1, 1, 1, tiling,
         grid=(1,), num_warps=tiling.box_rows // 16, launch_pdl=True,
     )  # fmt: skip
 

@@ -14,7 +14,8 @@ Written in Gluon for Triton 3.6.0.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
-# The signatures of jitted functions are Triton's: only their constexpr parameters are annotated.
+# mypy: disable-error-code="assignment, misc, var-annotated"
+# The signatures of jitted functions are Triton's: only their constexpr parameters are annotated; their tuples grow.
 
 from dataclasses import dataclass
 from functools import lru_cache
