@@ -7,11 +7,11 @@ the end; a row is rounded by itself. More than 64 rows read the weight again and
 
 from torch import Tensor
 
-from kernels.fused.fp8_codes import codes_of
 from kernels.linear.epilogue import Epilogue
 from kernels.linear.formats.fp8_weights import Fp8Weight
 from kernels.linear.formats.int4_weights import Int4Weight
 from kernels.linear.hopper.few_bits_tilings import COLUMNS, ROW_COUNTS, int4_tiling_of, tiling_of
+from kernels.linear.hopper.fp8_codes import codes_of
 from kernels.linear.hopper.fp8_skinny import launch_fp8_skinny
 from kernels.linear.hopper.fp8_skinny_path import scales_of
 from kernels.linear.hopper.int4_skinny import launch_int4_skinny

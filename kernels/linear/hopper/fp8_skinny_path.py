@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from kernels.calls.processors import num_processors
-from kernels.fused.fp8_codes import codes_of
 from kernels.linear.epilogue import Epilogue
 from kernels.linear.formats.fp8_weights import Fp8BlocksWeight, Fp8StaticWeight, Fp8Weight
 from kernels.linear.hopper.few_bits_tilings import Fp8Scales, Fp8SkinnyTiling, fp8_skinny_tiling, one_row_tiling
+from kernels.linear.hopper.fp8_codes import codes_of
 from kernels.linear.hopper.fp8_one_row import launch_fp8_one_row
 from kernels.linear.hopper.fp8_skinny import launch_fp8_skinny
 

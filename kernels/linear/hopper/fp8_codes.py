@@ -1,4 +1,4 @@
-"""Inputs rounded to numbers e4m3 and stored as fp16, in which they are exact: what `fp8_skinny.py` multiplies.
+"""Inputs of a few rows rounded to numbers e4m3, in one launch that overlaps what is beside it.
 
 The scales and the roundings are those of `fp8_weights.py`, to the bit.
 """
