@@ -10,7 +10,7 @@ _RING_BYTES = 200 * 1024  # of the 227 KB a program may have, as in `tilings.py`
 
 
 class Fp8Scales(Enum):
-    """Which scales a product with a weight of 8 bits has.
+    """Scales of a product with a weight of 8 bits.
 
     ROWS    w [parts * N], x [M]
     STATIC  w [parts * N], x [1]
