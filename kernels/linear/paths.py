@@ -316,7 +316,7 @@ LINEAR_PATHS: tuple[LinearPath, ...] = (
     _few_bits_path("triton.linear.fp8.half", FP8_FORMATS, LinearRows.LE_112.lo + 1),
     _widened_path("torch.fp8.linear", frozenset({Device.CUDA, Device.INTERPRETER}), FP8_FORMATS),
     _widened_path("torch.linear.int4", frozenset({Device.CPU}), INT4_FORMATS),
-    _hopper_few_bits_path("gluon.linear.int4.skinny", INT4_FORMATS, (1, 64), 32, "int4_skinny_path"),
+    _hopper_few_bits_path("gluon.linear.int4.skinny", INT4_FORMATS, (1, 16), 32, "int4_skinny_path"),
     _hopper_few_bits_path(
         "gluon.linear.int4.wide", INT4_FORMATS, (65, None), 32, "int4_wide_path", size_out_multiple=8
     ),

@@ -1,4 +1,4 @@
-"""The sm_90 kernel of `fp8_skinny_path.py`: a few rows times a weight of 8 bits, at the speed of memory.
+"""The sm_90 kernel of `fp8_skinny_path.py`: a few rows times a weight of 8 bits, which is read once.
 
 As `skinny.py`, but that codes e4m3 come by TMA in boxes of 128 columns and become fp16 in registers, in which they are
 exact; so all that is summed is fp32, and sums are multiplied by scales once a tile, or once 128 columns where blocks

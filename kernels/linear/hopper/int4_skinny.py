@@ -1,4 +1,4 @@
-"""The sm_90 kernel of `int4_skinny_path.py`: a few rows times a weight of 4 bits, at the speed of memory.
+"""The sm_90 kernel of `int4_skinny_path.py`: a few rows times a weight of 4 bits, which is read once.
 
 As `fp8_skinny.py`, but that eight codes of a row come as one word. A code less its zero point is a small whole number,
 exact in 16 bits: a word's codes become one without a conversion, by bits of their own beside the exponent of 128 (fp16:

@@ -1,4 +1,4 @@
-"""Products of up to 64 rows with weights of 4 bits: one launch."""
+"""Products of up to 16 rows with weights of 4 bits: one launch."""
 
 from functools import lru_cache
 

@@ -1,4 +1,4 @@
-"""The sm_90 kernel of `int4_wide_path.py`: many rows times a weight of 4 bits, at the speed of the matrix units.
+"""The sm_90 kernel of `int4_wide_path.py`: many rows times a weight of 4 bits, by wgmma.
 
 One persistent program per multiprocessor, in roles:
 
