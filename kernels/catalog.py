@@ -1,16 +1,20 @@
 """Every path of attention there is, in the order of preference, with its limits as data; and those of all operators."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from kernels.calls import launch
 from kernels.collective.paths import COLLECTIVE_PATHS, collective_paths_on
 from kernels.experts.paths import EXPERTS_PATHS
+from kernels.fp8_cache import widened
+from kernels.fp8_cache.pages import HEAD_DIM_MULTIPLE
 from kernels.identity.source_digest import SourceDigests
 from kernels.identity.torch_kernels import GEMMS, TORCH_HELPERS
 from kernels.linear.paths import LINEAR_PATHS, linear_paths_on
 from kernels.recurrence.paths import RECURRENCE_PATHS
 from kernels.sdpa import backends as sdpa
 from kernels.sdpa.key_tiles import run_attention_tiles
+from kernels.vocabulary.cache_dtype import FP8
 from kernels.vocabulary.fingerprint import Device
 from kernels.vocabulary.path import AnyPath, KernelPath, Limits, RunAttention, Tier
 from kernels.vocabulary.path_order import competes_on, tier_of
@@ -76,6 +80,24 @@ def _wide_triton_path(phase: Phase, run: RunAttention | None, *kernel_names: str
     )
     name = f"triton.{phase.value}.wide"
     return KernelPath(name, Tier.FIRST, limits, _digest("portable.wide"), kernel_names, run, is_capturable=True)
+
+
+def _fp8_triton_path(phase: Phase, run: RunAttention | None, *kernel_names: str) -> KernelPath:
+    """Return the Triton path over a cache of 8 bits: conversions to and from e4m3 are there since Ada (sm_89)."""
+    limits = Limits(
+        devices=frozenset({Device.CUDA, Device.INTERPRETER}),
+        phases=_phases_of(phase),
+        dtypes=_ALL_DTYPES,
+        max_head_dim=256,
+        head_dim_multiple=HEAD_DIM_MULTIPLE,
+        min_sm=89,
+        masks=_ALL_MASKS,
+        needs_triton=True,
+        kv_dtypes=frozenset({FP8}),
+    )
+    name = f"triton.{phase.value}.fp8"
+    digest = _digest(f"fp8_cache.{phase.value}")
+    return KernelPath(name, Tier.FIRST, limits, digest, kernel_names, run, is_capturable=True)
 
 
 def _hopper_path(phase: Phase, run: RunAttention | None) -> KernelPath:
@@ -237,7 +259,11 @@ def _bundled_paths() -> tuple[KernelPath, ...]:
             *(_wide_triton_path(phase, None, f"hallmark_{phase.value}") for phase in PLANNED_PHASES),
             _ordered_hopper_path(None),
             _ordered_triton_path(None),
+            _fp8_triton_path(Phase.EXTEND, None, "hallmark_extend_fp8"),
+            _fp8_triton_path(Phase.DECODE, None, "hallmark_decode_fp8"),
         )
+    from kernels.fp8_cache.decode import run_decode_fp8
+    from kernels.fp8_cache.extend import run_extend_fp8
     from kernels.hopper.decode.launch import run_decode as run_hopper_decode
     from kernels.hopper.extend.launch import run_extend as run_hopper_extend
     from kernels.hopper.full.launch import run_full
@@ -270,6 +296,8 @@ def _bundled_paths() -> tuple[KernelPath, ...]:
         _wide_triton_path(Phase.DECODE, run_wide_decode, "hallmark_decode"),
         _ordered_hopper_path(run_hopper_ordered),
         _ordered_triton_path(run_ordered),
+        _fp8_triton_path(Phase.EXTEND, run_extend_fp8, "hallmark_extend_fp8"),
+        _fp8_triton_path(Phase.DECODE, run_decode_fp8, "hallmark_decode"),
     )
 
 
@@ -325,6 +353,15 @@ _MATH_LIMITS = Limits(
     masks=_ALL_MASKS,
 )
 
+# Over a cache of 8 bits, which no prompt of its own is read from.
+_CACHED_PHASES = _ALL_PHASES - {Phase.PREFILL}
+_FP8_CPU_LIMITS = replace(
+    _CPU_LIMITS, phases=_CACHED_PHASES, kv_dtypes=frozenset({FP8}), head_dim_multiple=HEAD_DIM_MULTIPLE
+)
+_FP8_MATH_LIMITS = replace(
+    _MATH_LIMITS, phases=_CACHED_PHASES, kv_dtypes=frozenset({FP8}), head_dim_multiple=HEAD_DIM_MULTIPLE
+)
+
 # In the order of preference: what we want to serve, then what we serve when we cannot, each path named in metrics.
 PATHS: tuple[KernelPath, ...] = (
     *_bundled_paths(),
@@ -344,6 +381,23 @@ PATHS: tuple[KernelPath, ...] = (
         *GEMMS,
         "softmax",
         *TORCH_HELPERS,
+    ),
+    KernelPath(
+        "sdpa.cpu.fp8",
+        tier_of("sdpa.cpu.fp8"),
+        _FP8_CPU_LIMITS,
+        _digest("fp8_cache.widened"),
+        ("_scaled_dot_product_flash_attention_for_cpu",),
+        widened.run_cpu_fp8,
+    ),
+    KernelPath(
+        "sdpa.math.fp8",
+        tier_of("sdpa.math.fp8"),
+        _FP8_MATH_LIMITS,
+        _digest("fp8_cache.widened"),
+        (*GEMMS, "softmax", *TORCH_HELPERS),
+        widened.run_math_fp8,
+        competes_on=competes_on("sdpa.math.fp8"),
     ),
     KernelPath(
         "torch.attention.tiles",

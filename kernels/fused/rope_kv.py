@@ -6,9 +6,12 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from kernels.fp8_cache import pages as fp8_pages
 from kernels.fused.backend import Aligned, Loaded, jit, next_power_of_2, overlap, prepare, runs_on_triton, tl
 from kernels.fused.norm import rms_norm_torch
 
+LARGEST = tl.constexpr(fp8_pages.LARGEST)
+LEAST_MAGNITUDE = tl.constexpr(fp8_pages.LEAST_MAGNITUDE)
 _MAX_TILE = 2048  # elements of the half heads one program holds: 16 a thread
 
 
@@ -52,7 +55,8 @@ def rope_and_write_kv(
     cos_sin    [max_position, r] fp32, the cosines of r / 2 angles, then their sines; r <= d, even: the dimensions of a
                head that are rotated, its first ones
     positions  [T] int32, below max_position
-    k_pages, v_pages   [num_pages, page_size, kv_heads, d], contiguous, written at `slots`; may be of another dtype
+    k_pages, v_pages   [num_pages, page_size, kv_heads, d], contiguous, written at `slots`; may be of another dtype; in
+               e4m3 pages as `kernels.fp8_cache.pages` makes them, whose scales are written too
     slots      [T] int64, page * page_size + offset: unique, in range, never negative (the caller proves it)
     q_norm, k_norm     [d] weights of an RMSNorm of each head before the rotation; both or neither
     turns      `turns_of(cos_sin, positions)`, where it is at hand: then it is computed by torch
@@ -64,7 +68,8 @@ def rope_and_write_kv(
             q, k, v, cos_sin, positions, k_pages, v_pages, slots, q_norm=q_norm, k_norm=k_norm, eps=eps, turns=turns
         )
         return
-    if not (k_pages.is_contiguous() and v_pages.is_contiguous()):
+    page_size = _scaled_page_size(k_pages, v_pages)
+    if not page_size and not (k_pages.is_contiguous() and v_pages.is_contiguous()):
         raise RuntimeError(f"pages: expected contiguous ones, found strides {k_pages.stride()} and {v_pages.stride()}")
     norms = (q, k) if q_norm is None or k_norm is None else (q_norm, k_norm)
     tensors = (q, k, v, cos_sin, positions, k_pages, v_pages, slots, *norms)
@@ -75,12 +80,24 @@ def rope_and_write_kv(
     aligned = at[0] | at[1] | at[2] | at[3] | at[5] | at[6] | at[8] | at[9]
     if q.is_cuda and aligned % 16 == 0:
         dtypes = tuple([x.dtype for x in tensors])
-        kernel, num_blocks = _prepared(q.device, dtypes, sizes, strides, q_norm is not None, rest)
+        kernel, num_blocks = _prepared(q.device, dtypes, sizes, strides, q_norm is not None, rest, page_size)
         kernel((num_tokens, num_blocks, 1), (*at, *strides, eps))
     else:
         num_q_blocks, num_kv_blocks, _, _ = _blocks(sizes)
-        options = _options(q.device, sizes, has_norm=q_norm is not None, rest=rest)
+        options = _options(q.device, sizes, has_norm=q_norm is not None, rest=rest, page_size=page_size)
         _rope_and_write_kv_kernel[(num_tokens, num_q_blocks + num_kv_blocks)](*tensors, *strides, eps, **options)
+
+
+def _scaled_page_size(k_pages: Tensor, v_pages: Tensor) -> int:
+    """Return the tokens of a page with scales; 0 where pages hold the keys and values themselves.
+
+    Raises ValueError for e4m3 without scales behind.
+    """
+    if k_pages.dtype is not fp8_pages.E4M3:
+        return 0
+    for pages in (k_pages, v_pages):
+        fp8_pages.scales_of(pages)
+    return k_pages.shape[1]
 
 
 def rotate_queries(
@@ -128,18 +145,22 @@ def _prepared(
     strides: tuple[int, int, int],
     has_norm: bool,
     rest: int,
+    page_size: int = 0,
 ) -> tuple[Loaded, int]:
     """The kernel for aligned tensors of these dtypes, and its programs of a token.
 
     Positions and slots may have any address.
     """
-    options, (num_q_blocks, num_kv_blocks, _, _) = _options(device, sizes, has_norm=has_norm, rest=rest), _blocks(sizes)
+    num_q_blocks, num_kv_blocks, _, _ = _blocks(sizes)
+    options = _options(device, sizes, has_norm=has_norm, rest=rest, page_size=page_size)
     kernel = prepare(_rope_and_write_kv_kernel, device, *map(Aligned, dtypes), *strides, 0.0, **options)
     return kernel, num_q_blocks + num_kv_blocks
 
 
-def _options(device: torch.device, sizes: tuple[int, int, int], *, has_norm: bool, rest: int = 0) -> dict[str, int]:
-    """`rest`: the dimensions of a head that are not rotated."""
+def _options(
+    device: torch.device, sizes: tuple[int, int, int], *, has_norm: bool, rest: int = 0, page_size: int = 0
+) -> dict[str, int]:
+    """`rest`: the dimensions of a head that are not rotated. `page_size`: of pages with scales, else 0."""
     num_heads, num_kv_heads, head_dim = sizes
     num_q_blocks, _, block_heads, half = _blocks(sizes)
     return {
@@ -152,6 +173,7 @@ def _options(device: torch.device, sizes: tuple[int, int, int], *, has_norm: boo
         "HAS_NORM": has_norm,
         "REST": rest,
         "BLOCK_REST": next_power_of_2(max(rest, 1)),
+        "SCALED_PAGE": page_size,
         **overlap(device),
     }
 
@@ -175,6 +197,10 @@ def rope_and_write_kv_torch(
     both = _side_by_side(q, k) if q_norm is None else None
     for heads, norm in ((q, q_norm), (k, k_norm)) if both is None else ((both, None),):
         _rotate(heads, norm, turns, eps)
+    if _scaled_page_size(k_pages, v_pages):
+        fp8_pages.write(k, k_pages, slots)
+        fp8_pages.write(v, v_pages, slots)
+        return
     k_pages.view(-1, *k.shape[1:]).index_copy_(0, slots, k.to(k_pages.dtype))
     v_pages.view(-1, *v.shape[1:]).index_copy_(0, slots, v.to(v_pages.dtype))
 
@@ -206,6 +232,19 @@ def _side_by_side(q: Tensor, k: Tensor) -> Tensor | None:
     return q.as_strided((num_tokens, num_heads + k.shape[1], head_dim), q.stride())
 
 
+@jit
+def _largest(left, right):
+    """The largest magnitude of each head, [heads], of both halves [heads, half]."""
+    return tl.maximum(tl.max(tl.abs(left), axis=1), tl.max(tl.abs(right), axis=1))
+
+
+@jit
+def _store_scaled(target, x, scale, mask):
+    """Store x [heads, n] over its scale [heads] as e4m3, the nearest, ties to even."""
+    scaled = tl.div_rn(x, tl.broadcast_to(scale[:, None], x.shape))
+    tl.store(target, scaled.to(tl.float8e4nv), mask=mask)  # saturates: at most 448 * (1 + 2**-23), and NaN stays NaN
+
+
 # The alignment of positions and slots changes with the batch; a kernel for each would compile after ready.
 @jit(do_not_specialize_on_alignment=["positions_ptr", "slots_ptr"])
 def _rope_and_write_kv_kernel(
@@ -232,9 +271,13 @@ def _rope_and_write_kv_kernel(
     HAS_NORM: tl.constexpr,
     REST: tl.constexpr = 0,
     BLOCK_REST: tl.constexpr = 1,
+    SCALED_PAGE: tl.constexpr = 0,
     OVERLAPS: tl.constexpr = False,
 ):
-    """One program a token and block of heads: query heads first, then key heads with their values."""
+    """One program a token and block of heads: query heads first, then key heads with their values.
+
+    SCALED_PAGE: tokens of a page whose numbers have scales behind them (`kernels/fp8_cache/pages.py`); 0: no scales.
+    """
     if OVERLAPS:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -288,7 +331,40 @@ def _rope_and_write_kv_kernel(
     tl.store(row, rotated_left, mask=mask)
     tl.store(row + HALF, rotated_right, mask=mask)
 
-    if not is_query:
+    if SCALED_PAGE > 0:
+        if not is_query:
+            rounded_rest = left  # unused without a rest
+            value_rest = left
+            value_row = v_ptr + token * stride_vt + tile
+            values_left = tl.load(value_row, mask=mask, other=0.0).to(tl.float32)
+            values_right = tl.load(value_row + HALF, mask=mask, other=0.0).to(tl.float32)
+            k_largest = _largest(rotated_left.to(tl.float32), rotated_right.to(tl.float32))
+            v_largest = _largest(values_left, values_right)
+            if REST > 0:
+                rounded_rest = rest.to(q_ptr.dtype.element_ty).to(tl.float32)
+                value_rest = tl.load(v_ptr + token * stride_vt + rest_tile, mask=rest_mask, other=0.0).to(tl.float32)
+                k_largest = tl.maximum(k_largest, tl.max(tl.abs(rounded_rest), axis=1))
+                v_largest = tl.maximum(v_largest, tl.max(tl.abs(value_rest), axis=1))
+            slot = tl.load(slots_ptr + token).to(tl.int64)
+            page, offset = slot // SCALED_PAGE, slot % SCALED_PAGE
+            row_size: tl.constexpr = NUM_KV_HEADS * HEAD_DIM
+            page_start = page * (SCALED_PAGE * NUM_KV_HEADS * (HEAD_DIM + 4))
+            numbers = page_start + offset * row_size
+            scale_at = (page_start + SCALED_PAGE * row_size) // 4 + heads * SCALED_PAGE + offset
+            k_scale = tl.div_rn(tl.maximum(k_largest, LEAST_MAGNITUDE), LARGEST)
+            v_scale = tl.div_rn(tl.maximum(v_largest, LEAST_MAGNITUDE), LARGEST)
+            is_head = heads < NUM_KV_HEADS
+            tl.store(k_pages_ptr.to(tl.pointer_type(tl.float32)) + scale_at, k_scale, mask=is_head)
+            tl.store(v_pages_ptr.to(tl.pointer_type(tl.float32)) + scale_at, v_scale, mask=is_head)
+            k_row, v_row = k_pages_ptr + numbers + tile, v_pages_ptr + numbers + tile
+            _store_scaled(k_row, rotated_left.to(tl.float32), k_scale, mask)
+            _store_scaled(k_row + HALF, rotated_right.to(tl.float32), k_scale, mask)
+            _store_scaled(v_row, values_left, v_scale, mask)
+            _store_scaled(v_row + HALF, values_right, v_scale, mask)
+            if REST > 0:
+                _store_scaled(k_pages_ptr + numbers + rest_tile, rounded_rest, k_scale, rest_mask)
+                _store_scaled(v_pages_ptr + numbers + rest_tile, value_rest, v_scale, rest_mask)
+    elif not is_query:
         # int64: a cache of a few GB has more than 2^31 elements
         page_row = tl.load(slots_ptr + token).to(tl.int64) * (NUM_KV_HEADS * HEAD_DIM) + tile
         tl.store(k_pages_ptr + page_row, rotated_left.to(k_pages_ptr.dtype.element_ty), mask=mask)

@@ -10,10 +10,16 @@ import torch
 
 from kernels.calls.launch import is_interpreted, triton_version
 from kernels.system.cpu_libraries import library_variables
+from kernels.vocabulary.cache_dtype import FP8
 from kernels.vocabulary.fingerprint import Device, Fingerprint
 from kernels.vocabulary.shape import Dtype
 
-_TORCH_DTYPES = {Dtype.FP32: torch.float32, Dtype.FP16: torch.float16, Dtype.BF16: torch.bfloat16}
+_TORCH_DTYPES = {
+    Dtype.FP32: torch.float32,
+    Dtype.FP16: torch.float16,
+    Dtype.BF16: torch.bfloat16,
+    FP8: torch.float8_e4m3fn,
+}
 
 
 def num_cores() -> int:
@@ -31,7 +37,7 @@ def dtype_of(dtype: torch.dtype) -> Dtype:
     for ours, theirs in _TORCH_DTYPES.items():
         if theirs is dtype:
             return ours
-    raise ValueError(f"expected one of {', '.join(d.value for d in Dtype)}, found {dtype}")
+    raise ValueError(f"expected one of {', '.join(d.value for d in _TORCH_DTYPES)}, found {dtype}")
 
 
 def read_fingerprint(device: torch.device, *, num_threads: int | None = None) -> Fingerprint:

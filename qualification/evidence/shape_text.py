@@ -9,6 +9,7 @@ from kernels.experts.shape import parse_experts_shape
 from kernels.linear.shape import parse_linear_shape
 from kernels.recurrence.shape import parse_recurrence_shape
 from kernels.vocabulary.buckets import Bucket
+from kernels.vocabulary.cache_dtype import cache_dtype_of
 from kernels.vocabulary.operators import AnyShape, Operator
 from kernels.vocabulary.recurrence_operator import RECURRENCE
 from kernels.vocabulary.shape import AttentionShape, Dtype, Mask, Phase
@@ -45,7 +46,7 @@ def parse_attention_shape(text: str) -> AttentionShape:
     shape = AttentionShape(
         phase=Phase(field["phase"]),
         dtype=Dtype(field["dtype"]),
-        kv_dtype=Dtype(field["kv"] or field["dtype"]),
+        kv_dtype=cache_dtype_of(field["kv"] or field["dtype"]),
         num_heads=int(field["heads"]),
         num_kv_heads=int(field["kv_heads"]),
         head_dim=int(field["head_dim"]),

@@ -5,6 +5,10 @@ The fp32 attention of every row of 8k queries over 128k keys takes an H200 longe
 
 from dataclasses import dataclass
 
+import torch
+from torch import Tensor
+
+from kernels.fp8_cache.pages import E4M3, dequantized
 from kernels.reference.compare import Reference, coarse_reference_of, reference_of
 from kernels.reference.experts import experts_reference
 from kernels.reference.recurrence import RecurrenceReference, recurrence_reference
@@ -36,7 +40,7 @@ class References:
     def of(self, case: Case) -> CaseReference:
         key = (case.name, case.seed)
         if key not in self._known:
-            inputs = case.q, case.k, case.v, case.batch, case.flags
+            inputs = case.q, _as_read(case.k), _as_read(case.v), case.batch, case.flags
             self._known[key] = CaseReference(reference_of(*inputs, rows=case.rows), coarse_reference_of(*inputs))
         return self._known[key]
 
@@ -59,6 +63,11 @@ class References:
         of_experts = sum(it.num_bytes for it in self._of_experts.values())
         of_recurrences = sum(it.num_bytes for it in self._of_recurrences.values())
         return of_experts + of_recurrences + sum(it.num_bytes for it in self._known.values())
+
+
+def _as_read(k: Tensor) -> Tensor:
+    """Keys or values [..., kv_heads, head_dim] as a right kernel reads them: with scales multiplied out, in fp64."""
+    return dequantized(k, torch.float64) if k.dtype is E4M3 else k
 
 
 class Shelf:

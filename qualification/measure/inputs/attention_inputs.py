@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 
 from kernels.calls.batch import AttentionBatch, AttentionFlags
+from kernels.fp8_cache import pages as fp8_pages
 from kernels.system.device import torch_dtype
 from kernels.vocabulary.buckets import Bucket
+from kernels.vocabulary.cache_dtype import FP8
 from kernels.vocabulary.shape import AttentionShape, Mask, Phase
 from qualification.measure.inputs.guard import guarded
 
@@ -160,6 +162,10 @@ def _case(
     num_keys = [length.keys for length in lengths]
     keys = _normal(sum(num_keys), shape.num_kv_heads, shape, generator)
     values = _normal(sum(num_keys), shape.num_kv_heads, shape, generator)
+    if shape.kv_dtype is FP8:  # what no scale is like its neighbour's in
+        for part, spread in ((keys, 0.5), (values, 2.0)):
+            factors = torch.randn(*part.shape[:2], 1, generator=generator, device=device)
+            part.mul_(factors.mul_(spread).exp2_())
     if has_outlier:
         for end, count in zip(accumulate(num_keys), num_keys, strict=True):
             middle = end - count + count // 2
@@ -215,6 +221,12 @@ def _paged(
     for part in (keys, values):
         # Keys travel in the model's dtype and are stored in the cache's.
         dtype = torch_dtype(shape.kv_dtype)
+        if shape.kv_dtype is FP8:
+            store = fp8_pages.allocate(sum(counts) + 2, size, *part.shape[1:], device)
+            fp8_pages.memory_of(store).fill_(0xFF)  # NaN as e4m3, and as fp32
+            fp8_pages.write(part, store, slots)
+            pages.append(store)
+            continue
         store = torch.full((sum(counts) + 2, size, *part.shape[1:]), math.nan, dtype=dtype, device=device)
         store.view(-1, *part.shape[1:])[slots] = part.to(dtype)
         pages.append(store)
