@@ -89,10 +89,14 @@ def dequantized(pages: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     return pages.to(dtype) * scales_of(pages).to(dtype).transpose(1, 2)[..., None]
 
 
-def write(x: Tensor, pages: Tensor, slots: Tensor) -> None:
-    """Write x [tokens, kv_heads, head_dim] into pages at `slots` [tokens] int64, page * page_size + offset."""
+def write(x: Tensor, pages: Tensor, slots: Tensor) -> Tensor:
+    """Write x [tokens, kv_heads, head_dim] into pages at `slots` [tokens] int64, page * page_size + offset.
+
+    Returns what the pages then hold, of x's shape, fp32.
+    """
     numbers, scales = quantized(x)
     page, offset = slots // pages.shape[1], slots % pages.shape[1]
     # As bytes: index_put takes no e4m3 on a CPU.
     pages.view(torch.uint8)[page, offset] = numbers.view(torch.uint8)
     scales_of(pages)[page, :, offset] = scales
+    return numbers.float() * scales[..., None]

@@ -50,6 +50,9 @@ def rope_and_write_kv(
 ) -> None:
     """Rotate q and k in place, write k and v into their pages. Computed in fp32, rounded once.
 
+    In e4m3 pages k and v are rounded, and become what those hold: who reads them beside the pages, as attention of a
+    fresh prompt does, reads the same keys and values, and so a chunk's borders and a prefix hit change none.
+
     q          [T, heads, d], k, v [T, kv_heads, d], d even; the heads of a token stand side by side, as in views of
                one [T, (heads + 2 * kv_heads) * d] projection
     cos_sin    [max_position, r] fp32, the cosines of r / 2 angles, then their sines; r <= d, even: the dimensions of a
@@ -198,8 +201,8 @@ def rope_and_write_kv_torch(
     for heads, norm in ((q, q_norm), (k, k_norm)) if both is None else ((both, None),):
         _rotate(heads, norm, turns, eps)
     if _scaled_page_size(k_pages, v_pages):
-        fp8_pages.write(k, k_pages, slots)
-        fp8_pages.write(v, v_pages, slots)
+        k.copy_(fp8_pages.write(k, k_pages, slots))
+        v.copy_(fp8_pages.write(v, v_pages, slots))
         return
     k_pages.view(-1, *k.shape[1:]).index_copy_(0, slots, k.to(k_pages.dtype))
     v_pages.view(-1, *v.shape[1:]).index_copy_(0, slots, v.to(v_pages.dtype))
@@ -239,10 +242,12 @@ def _largest(left, right):
 
 
 @jit
-def _store_scaled(target, x, scale, mask):
-    """Store x [heads, n] over its scale [heads] as e4m3, the nearest, ties to even."""
+def _store_scaled(target, source, x, scale, mask):
+    """Store x [heads, n] over its scale [heads] as e4m3, the nearest, ties to even; and at its source what that holds."""
     scaled = tl.div_rn(x, tl.broadcast_to(scale[:, None], x.shape))
-    tl.store(target, scaled.to(tl.float8e4nv), mask=mask)  # saturates: at most 448 * (1 + 2**-23), and NaN stays NaN
+    numbers = scaled.to(tl.float8e4nv)  # saturates: at most 448 * (1 + 2**-23), and NaN stays NaN
+    tl.store(target, numbers, mask=mask)
+    tl.store(source, (numbers.to(tl.float32) * scale[:, None]).to(source.dtype.element_ty), mask=mask)
 
 
 # The alignment of positions and slots changes with the batch; a kernel for each would compile after ready.
@@ -357,13 +362,14 @@ def _rope_and_write_kv_kernel(
             tl.store(k_pages_ptr.to(tl.pointer_type(tl.float32)) + scale_at, k_scale, mask=is_head)
             tl.store(v_pages_ptr.to(tl.pointer_type(tl.float32)) + scale_at, v_scale, mask=is_head)
             k_row, v_row = k_pages_ptr + numbers + tile, v_pages_ptr + numbers + tile
-            _store_scaled(k_row, rotated_left.to(tl.float32), k_scale, mask)
-            _store_scaled(k_row + HALF, rotated_right.to(tl.float32), k_scale, mask)
-            _store_scaled(v_row, values_left, v_scale, mask)
-            _store_scaled(v_row + HALF, values_right, v_scale, mask)
+            _store_scaled(k_row, row, rotated_left.to(tl.float32), k_scale, mask)
+            _store_scaled(k_row + HALF, row + HALF, rotated_right.to(tl.float32), k_scale, mask)
+            _store_scaled(v_row, value_row, values_left, v_scale, mask)
+            _store_scaled(v_row + HALF, value_row + HALF, values_right, v_scale, mask)
             if REST > 0:
-                _store_scaled(k_pages_ptr + numbers + rest_tile, rounded_rest, k_scale, rest_mask)
-                _store_scaled(v_pages_ptr + numbers + rest_tile, value_rest, v_scale, rest_mask)
+                value_rest_row = v_ptr + token * stride_vt + rest_tile
+                _store_scaled(k_pages_ptr + numbers + rest_tile, rest_row, rounded_rest, k_scale, rest_mask)
+                _store_scaled(v_pages_ptr + numbers + rest_tile, value_rest_row, value_rest, v_scale, rest_mask)
     elif not is_query:
         # int64: a cache of a few GB has more than 2^31 elements
         page_row = tl.load(slots_ptr + token).to(tl.int64) * (NUM_KV_HEADS * HEAD_DIM) + tile
