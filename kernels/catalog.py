@@ -100,6 +100,27 @@ def _fp8_triton_path(phase: Phase, run: RunAttention | None, *kernel_names: str)
     return KernelPath(name, Tier.FIRST, limits, digest, kernel_names, run, is_capturable=True)
 
 
+def _fp8_hopper_path(run: RunAttention | None) -> KernelPath:
+    """Return the Gluon path of decode over a cache of 8 bits."""
+    limits = Limits(
+        devices=frozenset({Device.CUDA}),
+        phases=frozenset({Phase.DECODE}),
+        dtypes=_HALF_DTYPES,
+        max_head_dim=256,
+        head_dim_multiple=16,
+        min_sm=90,
+        max_sm=90,
+        page_size_multiple=16,
+        needs_triton=True,
+        kv_dtypes=frozenset({FP8}),
+    )
+    return KernelPath(
+        "gluon.decode.fp8.hopper", Tier.FIRST, limits, _digest("fp8_cache.hopper.launch"),
+        ("hallmark_gluon_decode_fp8", "hallmark_gluon_decode_combine"), run, is_capturable=True,
+        max_queries=_FEW_QUERIES,
+    )  # fmt: skip
+
+
 def _hopper_path(phase: Phase, run: RunAttention | None) -> KernelPath:
     """Return a Gluon path, limited to sm_90 (TMA, wgmma) and to tensor maps with rows of whole 16 bytes."""
     limits = Limits(
@@ -259,11 +280,13 @@ def _bundled_paths() -> tuple[KernelPath, ...]:
             *(_wide_triton_path(phase, None, f"hallmark_{phase.value}") for phase in PLANNED_PHASES),
             _ordered_hopper_path(None),
             _ordered_triton_path(None),
+            _fp8_hopper_path(None),
             _fp8_triton_path(Phase.EXTEND, None, "hallmark_extend_fp8"),
             _fp8_triton_path(Phase.DECODE, None, "hallmark_decode_fp8"),
         )
     from kernels.fp8_cache.decode import run_decode_fp8
     from kernels.fp8_cache.extend import run_extend_fp8
+    from kernels.fp8_cache.hopper.launch import run_decode_fp8_hopper
     from kernels.hopper.decode.launch import run_decode as run_hopper_decode
     from kernels.hopper.extend.launch import run_extend as run_hopper_extend
     from kernels.hopper.full.launch import run_full
@@ -296,6 +319,7 @@ def _bundled_paths() -> tuple[KernelPath, ...]:
         _wide_triton_path(Phase.DECODE, run_wide_decode, "hallmark_decode"),
         _ordered_hopper_path(run_hopper_ordered),
         _ordered_triton_path(run_ordered),
+        _fp8_hopper_path(run_decode_fp8_hopper),
         _fp8_triton_path(Phase.EXTEND, run_extend_fp8, "hallmark_extend_fp8"),
         _fp8_triton_path(Phase.DECODE, run_decode_fp8, "hallmark_decode"),
     )

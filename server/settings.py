@@ -37,6 +37,22 @@ class DtypeChoice(Enum):
         return None if ours is None else cls(ours)
 
 
+class CacheDtype(Enum):
+    AUTO = "auto"  # as the checkpoint says how its cache is quantised, else the model's
+    FP32 = "fp32"
+    FP16 = "fp16"
+    BF16 = "bf16"
+    FP8 = "fp8"
+
+    @classmethod
+    def _missing_(cls, value: object) -> "CacheDtype | None":
+        """Take vLLM's names too."""
+        if value == "fp8_e4m3":
+            return cls.FP8
+        ours = DTYPE_NAMES.get(value) if isinstance(value, str) else None
+        return None if ours is None else cls(ours)
+
+
 class LoadFormat(Enum):
     AUTO = "auto"
     DUMMY = "dummy"  # random weights of the model's shapes
@@ -187,7 +203,14 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             "a CPU"
         ),
     ] = DtypeChoice.AUTO
-    kv_dtype: Annotated[DtypeChoice, Meta(description="of the KV cache; auto: the model's dtype")] = DtypeChoice.AUTO
+    kv_cache_dtype: Annotated[
+        CacheDtype,
+        Meta(
+            description="of the KV cache; fp8: e4m3 with a scale for each token and KV head, computed when they are "
+            "written (docs/quantization.md says what it costs); auto: fp8 where the checkpoint says so, else the "
+            "model's dtype"
+        ),
+    ] = CacheDtype.AUTO
     quantization: Annotated[
         Quantization,
         Meta(

@@ -1,5 +1,6 @@
 """The least time of a whole step, by the FLOPs and bytes of a model."""
 
+from kernels.vocabulary.cache_dtype import cached_bytes
 from kernels.vocabulary.shape import Dtype, num_visible_pairs
 from qualification.measure.costs.ceilings import Ceilings
 from qualification.model.config import ModelConfig, num_parameters, weight_bytes
@@ -16,7 +17,7 @@ def step_floor_ms(
     flops = 2 * (layers * num_tokens + embedding * len(rows))
     num_bytes = weight_bytes(config, dtype, num_tokens) - num_looked_up * dtype.num_bytes
     for attention in config.attentions:
-        window, kv_bytes = attention.window, 2 * attention.kv_size * kv_dtype.num_bytes  # of a token in a layer
+        window, kv_bytes = attention.window, 2 * attention.num_kv_heads * cached_bytes(kv_dtype, attention.head_dim)
         for num_queries, context in rows:
             flops += 4 * num_visible_pairs(num_queries, context, window) * attention.query_size
             num_read = context if window is None else min(context, window + num_queries - 1)

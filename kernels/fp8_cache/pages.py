@@ -77,7 +77,8 @@ def quantized(x: Tensor) -> tuple[Tensor, Tensor]:
     The definition: divisions round to nearest, what exceeds 448 is 448, numbers round to nearest, ties to even.
     """
     precise = x.float()
-    scales = precise.abs().amax(dim=-1).clamp_(min=LEAST_MAGNITUDE) / LARGEST
+    largest = precise.abs().amax(dim=-1).clamp_(min=LEAST_MAGNITUDE)
+    scales = largest / largest.new_full((1,), LARGEST)  # by a number a GPU would multiply with its reciprocal
     return (precise / scales[..., None]).clamp_(-LARGEST, LARGEST).to(E4M3), scales
 
 
@@ -87,6 +88,12 @@ def dequantized(pages: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     Exact in fp64; in fp32 each is rounded once.
     """
     return pages.to(dtype) * scales_of(pages).to(dtype).transpose(1, 2)[..., None]
+
+
+def dequantized_at(pages: Tensor, page: Tensor, offset: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return what pages hold at `offset` [n] of `page` [n], [n, kv_heads, head_dim]."""
+    numbers = pages.view(torch.uint8)[page, offset].view(E4M3)
+    return numbers.to(dtype) * scales_of(pages)[page, :, offset].to(dtype)[..., None]
 
 
 def write(x: Tensor, pages: Tensor, slots: Tensor) -> Tensor:

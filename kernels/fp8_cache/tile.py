@@ -11,6 +11,8 @@ import triton.language as tl
 
 from kernels.portable.tile import key_offsets, tanh, visible
 
+LARGEST_WEIGHT: tl.constexpr = tl.constexpr(4096.0)
+
 
 @triton.jit
 def attend_scaled_keys(
@@ -23,8 +25,8 @@ def attend_scaled_keys(
     """Online softmax of a query tile over keys [lo, hi), as `attend_keys` does it.
 
     Pointers are of the KV head in page 0; stride_page, stride_token of keys and values alike, stride_scales from page
-    to page of scales. Weights times their values' scales, over the tile's largest scale, are at most 1: any dtype of
-    16 bits holds them, whatever the scales are.
+    to page of scales. Weights times their values' scales, over the tile's largest scale, are at most 4096: any dtype of
+    16 bits holds them, whatever the scales are, and in fp16 few are subnormal.
     """
     dims = tl.arange(0, BLOCK_D)
     for start in tl.range(lo, hi, BLOCK_N):
@@ -51,6 +53,7 @@ def attend_scaled_keys(
         v = tl.load(v_ptr + offsets[:, None] + dims[None, :], mask=load_mask, other=0.0)
         v_scales = tl.load(v_scales_ptr + of_scales, mask=is_in_range, other=0.0)
         unit = tl.max(v_scales, 0)  # positive: lo < hi
-        weights = (weights * (v_scales / unit)[None, :]).to(q.dtype)
-        acc = acc * decay[:, None] + tl.dot(weights, v.to(q.dtype), input_precision="ieee") * unit
+        weights = (weights * (v_scales * (LARGEST_WEIGHT / unit))[None, :]).to(q.dtype)
+        summed = tl.dot(weights, v.to(q.dtype), input_precision="ieee")
+        acc = acc * decay[:, None] + summed * (unit / LARGEST_WEIGHT)
     return acc, largest, denominator

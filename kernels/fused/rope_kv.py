@@ -243,9 +243,12 @@ def _largest(left, right):
 
 @jit
 def _store_scaled(target, source, x, scale, mask):
-    """Store x [heads, n] over its scale [heads] as e4m3, the nearest, ties to even; and at its source what that holds."""
+    """Store x [heads, n] over its scale [heads] as e4m3, ties to even; and at its source what that is times the scale.
+
+    Conversion saturates (at most 448 * (1 + 2**-23) comes), and NaN stays NaN.
+    """
     scaled = tl.div_rn(x, tl.broadcast_to(scale[:, None], x.shape))
-    numbers = scaled.to(tl.float8e4nv)  # saturates: at most 448 * (1 + 2**-23), and NaN stays NaN
+    numbers = scaled.to(tl.float8e4nv)
     tl.store(target, numbers, mask=mask)
     tl.store(source, (numbers.to(tl.float32) * scale[:, None]).to(source.dtype.element_ty), mask=mask)
 

@@ -12,6 +12,7 @@ import msgspec
 
 from kernels.system.triton_cache import use_own_cache
 from kernels.system.whole_file import write_whole
+from kernels.vocabulary.cache_dtype import FP8
 from kernels.vocabulary.operators import Operator
 from kernels.vocabulary.recurrence_operator import EVERY_OPERATOR
 from kernels.vocabulary.shape import PLANNED_PHASES, Dtype, Phase
@@ -98,6 +99,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=[rounding.value for rounding in Rounding],
         help="prove a model of 16 bits in 8 bits, into <name>-<quantization>.json: rows that have a scale each, as "
         "`serve --quantization fp8` makes them; the same with one scale of inputs; blocks of 128 x 128",
+    )
+    group.add_argument(
+        "--kv-cache-dtype", choices=[FP8.value], help="of the KV cache (default: the server's without the setting)"
     )
     group.add_argument(
         "--tensor-parallel-size",
@@ -200,6 +204,7 @@ def choices_of(args: argparse.Namespace) -> Choices:
         max_num_batched_tokens=args.max_num_batched_tokens,
         page_size=args.page_size,
         dtype=None if args.dtype is None else Dtype(args.dtype),
+        kv_dtype=None if args.kv_cache_dtype is None else FP8,
         max_drafted_tokens=1 if _VERIFY in args.phases else 0,  # the shapes are the same for any number
     )
 
@@ -312,6 +317,7 @@ def typed(args: argparse.Namespace) -> str:
         "--page-size": args.page_size,
         "--dtype": args.dtype,
         "--quantization": args.quantization,
+        "--kv-cache-dtype": args.kv_cache_dtype,
         "--tensor-parallel-size": None if args.tensor_parallel_size == 1 else args.tensor_parallel_size,
     }
     for flag, value in values.items():

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from kernels.vocabulary.cache_dtype import FP8
 from kernels.vocabulary.shape import Dtype
 from qualification.decision.model_shapes import ServingLimits
 from qualification.model.config import ModelConfig
@@ -22,6 +23,7 @@ class Choices:
     max_num_batched_tokens: int | None = None
     page_size: int | None = None
     dtype: Dtype | None = None
+    kv_dtype: Dtype | None = None  # of the KV cache; None: as the checkpoint says how it is quantised, else `dtype`
     max_drafted_tokens: int = 0  # of a sequence, that one step verifies; 0: no tokens are drafted
 
 
@@ -39,7 +41,7 @@ def limits_of(model: ModelConfig, device_type: str, choices: Choices) -> Serving
         max_num_batched_tokens=choices.max_num_batched_tokens or BATCHED_TOKENS[device_type],
         page_size=choices.page_size or PAGE_SIZE[device_type],
         dtype=dtype,
-        kv_dtype=dtype,
+        kv_dtype=choices.kv_dtype or (FP8 if model.caches_fp8 else dtype),
         max_drafted_tokens=choices.max_drafted_tokens,
         max_num_seqs=NUM_SEQS[device_type],
         max_image_tokens=0 if model.tower is None else min(IMAGE_TOKENS, max_model_len),

@@ -87,7 +87,8 @@ def shapes_needed(signature: AttentionSignature, limits: ServingLimits) -> tuple
         AttentionShape(
             phase=phase,
             dtype=limits.dtype,
-            kv_dtype=limits.kv_dtype,
+            # A fresh prompt's keys and values are read beside the pages, in the model's dtype.
+            kv_dtype=limits.dtype if phase is Phase.PREFILL else limits.kv_dtype,
             num_heads=signature.num_heads,
             num_kv_heads=signature.num_kv_heads,
             head_dim=signature.head_dim,

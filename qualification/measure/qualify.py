@@ -14,11 +14,12 @@ from kernels.linear.shape import PLAIN, LinearShape
 from kernels.system.child_process import python_command
 from kernels.system.device import torch_dtype
 from kernels.system.device_lost import DeviceLost, loss_of
+from kernels.vocabulary.cache_dtype import FP8
 from kernels.vocabulary.fingerprint import Device, Fingerprint
 from kernels.vocabulary.operators import AnyShape, Operator, flops_of, hbm_bytes_of, operator_of
 from kernels.vocabulary.path import AnyPath
 from kernels.vocabulary.path_order import is_chosen_by_time
-from kernels.vocabulary.shape import Dtype
+from kernels.vocabulary.shape import AttentionShape, Dtype
 from qualification.evidence.evidence import Check, Evidence, Invariance, Timing
 from qualification.measure.checks.references import References, Shelf
 from qualification.measure.compiling.compile_ahead import calls_of, compiling_ahead
@@ -26,6 +27,7 @@ from qualification.measure.costs.ceilings import Ceilings, ceilings_now
 from qualification.measure.costs.profile import calls_seen, temporary_bytes
 from qualification.measure.costs.rivals import Rivals
 from qualification.measure.costs.timing import Judged, default_budget_s, time_call, time_until_believed
+from qualification.measure.faults.cache_faults import cache_faults_passed_wrongly
 from qualification.measure.faults.order_faults import orders_passed_wrongly
 from qualification.measure.ranks.rank_group import on_ranks
 from qualification.measure.trials.failures import KERNEL_ERRORS, QualificationAborted
@@ -120,6 +122,9 @@ def _qualify(
         formats = frozenset(shape.weight_format for shape, _ in pairs if isinstance(shape, LinearShape))
         if check_checker is None and formats - {PLAIN}:
             _abort_for(passed_wrongly_in_few_bits(formats, bench.device, seed=bench.seed))
+        cached = frozenset(it.dtype for it, _ in pairs if isinstance(it, AttentionShape) and it.kv_dtype is FP8)
+        if check_checker is None and cached:
+            _abort_for(cache_faults_passed_wrongly(cached, bench.device, seed=bench.seed))
         if bench.checks_orders and check_checker is None:
             _try_check_of_orders(pairs, bench)
         wait(lambda what: progress(0, len(pairs), what))

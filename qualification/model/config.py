@@ -10,6 +10,7 @@ from kernels.fused.activation_kind import Activation
 from kernels.fused.head_gate_kind import GateFunction
 from kernels.linear.formats.int4_formats import bytes_of
 from kernels.linear.shape import PLAIN, WeightFormat
+from kernels.vocabulary.cache_dtype import cached_bytes
 from kernels.vocabulary.shape import Dtype
 from qualification.model.packing import Packing
 from qualification.model.tower import TowerConfig
@@ -351,6 +352,7 @@ class ModelConfig:
     has_layer_scales: bool = False  # the residual behind each layer is multiplied by a number of the checkpoint
     rounds_at_load: bool = False  # the checkpoint has plain products, which become those of `formats` when it is loaded
     packing: Packing | None = None  # of weights of 4 bits in the checkpoint
+    caches_fp8: bool = False  # the checkpoint asks for a KV cache of 8 bits
     input_bound: float | None = None  # of products that are not plain: inputs beyond it are cut off, then rounded
     tower: TowerConfig | None = None  # makes embeddings of images; None where a server takes none
 
@@ -413,7 +415,8 @@ class ModelConfig:
 
 def kv_bytes_per_token(config: ModelConfig, kv_dtype: Dtype) -> int:
     """Bytes of cache that one token takes in all layers that have keys and values of their own."""
-    return 2 * sum(it.kv_size for it in config.attentions if it.has_own_keys) * kv_dtype.num_bytes
+    layers = (it for it in config.attentions if it.has_own_keys)
+    return 2 * sum(it.num_kv_heads * cached_bytes(kv_dtype, it.head_dim) for it in layers)
 
 
 def state_bytes(config: ModelConfig, dtype: Dtype) -> int:

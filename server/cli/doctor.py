@@ -117,7 +117,7 @@ def _plain_shape(
     return AttentionShape(
         phase=phase,
         dtype=dtype,
-        kv_dtype=dtype,
+        kv_dtype=next(iter(path.limits.kv_dtypes or {dtype})),
         num_heads=8 * path.limits.group_multiple,
         num_kv_heads=8,
         head_dim=path.limits.max_head_dim,

@@ -15,7 +15,6 @@ OTHER_NAMES: Mapping[str, str] = {
     "--enable-prefix-caching": "--prefix-caching",
     "--enforce-eager": "--no-cuda-graphs",
     "--hostname": "--host",
-    "--kv-cache-dtype": "--kv-dtype",
     "--kv-cache-memory-bytes": "--kv-cache-tokens",
     "--limit-mm-per-prompt": "--limit-images",
     "--max-concurrent-requests": "--max-queued-requests",

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels.fp8_cache import pages as fp8_pages
 from kernels.fused.rope_kv import Turns, rope_and_write_kv
 from qualification.model.config import ModelConfig
 
@@ -50,6 +51,30 @@ class KVLayer:
         """Return the keys and values of all pages as attention's paths take them."""
         return self.k, self.v
 
+    def at(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """Return keys and values [T, kv_heads, d] of slots [T] int64, page * page_size + offset, as they are read."""
+        keys, values = (pages.flatten(0, 1).index_select(0, slots) for pages in self.read())
+        return keys, values
+
+
+class Fp8Layer(KVLayer):
+    """Pages in e4m3, each with its scales behind its numbers: `k` and `v` are the views of these numbers.
+
+    Whatever copies or hashes `tensors` does so with the scales: they are of bytes, [num_pages + 1, bytes of a page].
+    """
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return all bytes of the pages."""
+        return fp8_pages.memory_of(self.k), fp8_pages.memory_of(self.v)
+
+    def at(self, slots: Tensor) -> tuple[Tensor, Tensor]:
+        """Return keys and values [T, kv_heads, d] fp32: numbers times their scales."""
+        page_size = self.k.shape[1]
+        pages, offsets = slots // page_size, slots % page_size
+        keys, values = (fp8_pages.dequantized_at(it, pages, offsets) for it in (self.k, self.v))
+        return keys, values
+
 
 @dataclass(frozen=True, slots=True)
 class KVCache:
@@ -72,6 +97,10 @@ class KVCache:
                 layers[index] = layers[layer.reads_keys_of]
                 continue
             shape = num_pages + 1, page_size, layer.num_kv_heads, layer.head_dim
+            if dtype is fp8_pages.E4M3:
+                k, v = (fp8_pages.allocate(*shape, device) for _ in range(2))
+                layers[index] = Fp8Layer(k, v)
+                continue
             k, v = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
             layers[index] = KVLayer(k, v)
         return cls(tuple(layers.values()))

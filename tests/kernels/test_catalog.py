@@ -11,6 +11,7 @@ import pytest
 
 from kernels.catalog import PATHS, path_named
 from kernels.vocabulary.buckets import Bucket
+from kernels.vocabulary.cache_dtype import FP8
 from kernels.vocabulary.fingerprint import Device, Fingerprint
 from kernels.vocabulary.path import Reject, Tier
 from kernels.vocabulary.shape import PLANNED_PHASES, AttentionShape, Dtype, Mask, Phase
@@ -47,8 +48,11 @@ def test_the_catalog_lists_paths_in_order_of_preference() -> None:
         ("triton.prefill", Tier.FIRST), ("triton.extend", Tier.FIRST), ("triton.decode", Tier.FIRST),
         *((f"triton.{it}.wide", Tier.FIRST) for it in ("prefill", "extend", "decode")),
         ("gluon.ordered.hopper", Tier.FIRST), ("triton.ordered", Tier.FIRST),
+        *((f"{it}.fp8{of}", Tier.FIRST) for it, of in (("gluon.decode", ".hopper"), ("triton.extend", ""))),
+        ("triton.decode.fp8", Tier.FIRST),
         ("sdpa.cpu", Tier.FIRST), ("sdpa.cudnn", Tier.FALLBACK), ("sdpa.flash", Tier.FALLBACK),
-        ("sdpa.efficient", Tier.FALLBACK), ("sdpa.math", Tier.FALLBACK), ("torch.attention.tiles", Tier.FIRST),
+        ("sdpa.efficient", Tier.FALLBACK), ("sdpa.math", Tier.FALLBACK),
+        ("sdpa.cpu.fp8", Tier.FIRST), ("sdpa.math.fp8", Tier.FALLBACK), ("torch.attention.tiles", Tier.FIRST),
     ]  # fmt: skip
 
 
@@ -64,6 +68,14 @@ def test_each_phase_has_bundled_paths_and_fallbacks_on_a_gpu() -> None:
     assert serving(PREFILL, H200) == ["gluon.prefill.hopper", "triton.prefill", *BOTH, *fallbacks]
     assert serving(EXTEND, H200) == ["gluon.extend.hopper", "triton.extend", *BOTH, *fallbacks[1:]]
     assert serving(DECODE, H200) == ["gluon.decode.hopper", "triton.decode", *BOTH, *fallbacks]
+
+
+def test_a_cache_of_8_bits_has_paths_of_its_own() -> None:
+    decode, extend = replace(DECODE, kv_dtype=FP8), replace(EXTEND, kv_dtype=FP8)
+    triton = [f"triton.{phase}.fp8" for phase in ("decode", "extend")]
+    assert serving(decode, H200) == ["gluon.decode.fp8.hopper", triton[0], "sdpa.math.fp8"]
+    assert serving(extend, H200) == [triton[1], "sdpa.math.fp8"]
+    assert serving(extend, replace(H200, sm=80)) == ["sdpa.math.fp8"]  # no conversions from e4m3
 
 
 @pytest.mark.parametrize("sm", [80, 89, 100, 120])
@@ -173,7 +185,7 @@ print(machine.triton, [path.name for path in PATHS if path.run is None])
         "'gluon.decode.wide.hopper', "
         "'gluon.prefill.window.hopper', 'triton.prefill', 'triton.extend', 'triton.decode', "
         "'triton.prefill.wide', 'triton.extend.wide', 'triton.decode.wide', 'gluon.ordered.hopper', "
-        "'triton.ordered']\n",
+        "'triton.ordered', 'gluon.decode.fp8.hopper', 'triton.extend.fp8', 'triton.decode.fp8']\n",
     ]
     for path, shape in ((HOPPER, PREFILL), ("gluon.extend.hopper", EXTEND), ("triton.prefill", PREFILL)):
         assert codes(path, shape, replace(H200, triton=None)) == [Reject.ARCH]

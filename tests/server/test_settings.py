@@ -7,7 +7,7 @@ import pytest
 
 from qualification.decision.decision import Policy
 from server.errors import SettingsError
-from server.settings import DeviceChoice, DtypeChoice, Settings, read_settings
+from server.settings import CacheDtype, DeviceChoice, DtypeChoice, Settings, read_settings
 
 
 def test_a_variable_sets_the_field_of_its_name() -> None:
@@ -21,8 +21,8 @@ def test_a_flag_wins_over_its_variable() -> None:
 
 @pytest.mark.parametrize("name", ["bfloat16", "bf16"])
 def test_a_dtype_may_have_torchs_name(name: str) -> None:
-    settings = read_settings({"dtype": name}, {"HALLMARK_KV_DTYPE": "half"})
-    assert (settings.dtype, settings.kv_dtype) == (DtypeChoice.BF16, DtypeChoice.FP16)
+    settings = read_settings({"dtype": name}, {"HALLMARK_KV_CACHE_DTYPE": "half"})
+    assert (settings.dtype, settings.kv_cache_dtype) == (DtypeChoice.BF16, CacheDtype.FP16)
 
 
 def test_a_switch_is_turned_off_by_flag_or_variable() -> None:

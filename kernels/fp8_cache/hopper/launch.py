@@ -31,9 +31,9 @@ def run_decode_fp8_hopper(
 ) -> Launches | None:
     """Fill `out`, in two launches that do not wait for the device and are the same for all lengths.
 
-    q, out [tokens, heads, head_dim] fp16 or bf16, last dims contiguous; k, v pages as `pages.allocate` makes them. Slots
-    past a context may hold anything; so may page-table entries past a sequence's last page and those before the page
-    where a window begins. A sequence may have several queries, its last positions.
+    q, out [tokens, heads, head_dim] fp16 or bf16, last dims contiguous; k, v pages as `pages.allocate` makes them.
+    Slots past a context may hold anything; so may page-table entries past a sequence's last page and those before the
+    page where a window begins. A sequence may have several queries, its last positions.
     Lengths must not come from a launch that lets the next one start early; all else may.
     Raises ValueError for arguments that the path's limits reject, and for pages without scales.
     """

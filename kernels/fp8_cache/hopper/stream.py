@@ -1,8 +1,8 @@
 """Copies by TMA and the arithmetic of `gluon.decode.fp8.hopper`; shares and cursors are those of 16 bits.
 
 Keys and values travel and lie as units of 16 bits, two dims in each, so that TMA, `ldmatrix` and its transposed form,
-which knows nothing smaller, take them. In registers a unit is taken apart, its lower byte an even dim, its upper byte an
-odd one, each widened to fp16, which is exact. So a matmul over dims is two over units: with even dims, with odd ones.
+which knows nothing smaller, take them. In registers a unit is taken apart, its lower byte an even dim, its upper byte
+an odd one, each widened to fp16, which is exact. So a matmul over dims is two over units: of even dims, of odd ones.
 
 Queries become fp16 times a power of two of their column, so that its largest lies in [256, 512): exact for bf16 down to
 2**-25 of the largest. A key's scale multiplies its scores. A value's scale multiplies its weight, in units of the
@@ -236,7 +236,6 @@ def attend_tile(x, powers, state, key, keys, rows, stage, phase, ring, scales, w
 def finished(state, VARIANT: gl.constexpr):
     """The state as `kernels.hopper.decode.kernel.store_result` takes it: chunks of neighbouring dims, in true units."""
     acc, largest, sums, unit = state
-    MMA: gl.constexpr = acc[0].type.layout
     LANES: gl.constexpr = VARIANT.units // 2
     WARPS: gl.constexpr = VARIANT.column_warps
     # Of neighbouring dims a thread has four, as where they are stored.

@@ -222,7 +222,7 @@ def _paged(
         # Keys travel in the model's dtype and are stored in the cache's.
         dtype = torch_dtype(shape.kv_dtype)
         if shape.kv_dtype is FP8:
-            store = fp8_pages.allocate(sum(counts) + 2, size, *part.shape[1:], device)
+            store = fp8_pages.allocate(sum(counts) + 2, size, part.shape[1], part.shape[2], device)
             fp8_pages.memory_of(store).fill_(0xFF)  # NaN as e4m3, and as fp32
             fp8_pages.write(part, store, slots)
             pages.append(store)

@@ -24,6 +24,7 @@ class Quantization:
     plain    entries that name products which are stored as they are
     packing  of weights of 4 bits
     input_bound  where inputs are cut off before they are rounded
+    caches_fp8   whether the checkpoint asks for a KV cache of 8 bits
     """
 
     source: str
@@ -32,6 +33,7 @@ class Quantization:
     matches: Matches
     packing: Packing | None = None
     input_bound: float | None = None
+    caches_fp8: bool = False
 
     def format_of(self, name: str) -> WeightFormat:
         if self._names(self.plain, name):
@@ -63,7 +65,13 @@ def quantized(model: ModelConfig, quantization: Quantization, names: TensorNames
     head = quantization.format_of("lm_head")
     if head != PLAIN and not model.tie_embeddings:
         raise ModelConfigError(f"{quantization.source}: a head (lm_head) in {head.name} is not supported")
-    return replace(model, layers=layers, packing=quantization.packing, input_bound=quantization.input_bound)
+    return replace(
+        model,
+        layers=layers,
+        packing=quantization.packing,
+        input_bound=quantization.input_bound,
+        caches_fp8=quantization.caches_fp8,
+    )
 
 
 def rounded_at_load(model: ModelConfig) -> ModelConfig:

@@ -8,6 +8,7 @@ names stays as it is: each maker has its own rule for what an entry names.
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from kernels.linear.formats.int4_formats import INT4_32, INT4_64, INT4_128
@@ -28,6 +29,25 @@ _BITS_OF_BF16 = 8  # of a number's digits: fewer than fp16 has
 
 def read_quantization(fields: Fields) -> Quantization:
     """Read quantization_config. Raises ModelConfigError that names the method, or the field, that is not supported."""
+    return replace(_of_products(fields), caches_fp8=_caches_fp8(fields))
+
+
+def _caches_fp8(fields: Fields) -> bool:
+    """Return whether the KV cache is to be e4m3: compressed-tensors' kv_cache_scheme, or ModelOpt's words.
+
+    A cache of another format is left as it is.
+    """
+    for part in (fields, fields.section("quantization") or fields):
+        name = part.given("kv_cache_quant_algo")
+        if isinstance(name, str) and name.upper() == "FP8":
+            return True
+        scheme = part.given("kv_cache_scheme")
+        if isinstance(scheme, Mapping) and scheme.get("num_bits") == 8 and scheme.get("type") == "float":
+            return True
+    return False
+
+
+def _of_products(fields: Fields) -> Quantization:
     if not fields.has("quant_method") and (fields.has("quant_algo") or fields.has("quantization")):
         return _of_modelopt(fields.section("quantization") or fields)
     method = fields.choice("quant_method", ("fp8", "fbgemm_fp8", "compressed-tensors", "modelopt", "awq", "gptq"))

@@ -78,11 +78,10 @@ class Observation:
         """Take a call of attention for one phase of the step; `place` is among the layers that attend."""
         del choice, k, v  # of the keys and values those count that are in the cache
         layer = self._config.attention_layers[place]
-        keys, values = (pages.flatten(0, 1) for pages in self._kv.layers[place].read())
-        slots = self._slots[part.tokens]
+        keys, values = self._kv.layers[place].at(self._slots[part.tokens])
         self._keep(layer, Border.QUERIES, self._joined(q))
-        self._keep(layer, Border.KEYS, self._joined(keys.index_select(0, slots)))
-        self._keep(layer, Border.VALUES, self._joined(values.index_select(0, slots)))
+        self._keep(layer, Border.KEYS, self._joined(keys))
+        self._keep(layer, Border.VALUES, self._joined(values))
         self._keep(layer, Border.ATTENDED, self._joined(out))
 
     def at(self, layer: int, border: Border) -> Tensor:

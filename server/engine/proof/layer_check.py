@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from qualification.model.forward.bounded import Bounded, Precision
+from qualification.model.forward.fp8_cache import stored_in_fp8
 from qualification.model.forward.layer import LayerReference
 from qualification.model.forward.model import ForwardReference
 from server.engine.operators.observation import Border, Observation
@@ -96,7 +97,7 @@ class LayerCheck:
         self._runner = runner
         self._reference = reference
         self._logits = logits
-        self._cache = Precision(kv_dtype)
+        self._kv_dtype = kv_dtype
         self._progress = progress
         self._clock = clock
 
@@ -222,12 +223,17 @@ class LayerCheck:
                 continue
             places = torch.tensor(row.keys, device=q.device)
             own = slice(row.tokens.start, row.tokens.stop)
-            expected = layer.attend(q[own], keys[places], values[places])
+            k, v = keys[places], values[places]
+            if self._kv_dtype is torch.float8_e4m3fn and len(row.tokens) == len(row.keys):
+                k, v = k.to(layer.precision.dtype), v.to(layer.precision.dtype)  # read beside the pages, in the model's
+            expected = layer.attend(q[own], k, v)
             yield _Section(Border.ATTENDED.value, index, out[own], expected, names=(row.name,) * len(row.tokens))
 
     def _stored(self, value: Bounded, layer: LayerReference) -> Bounded:
         """Return keys or values as they are in their pages."""
-        return value if self._cache == layer.precision else self._cache.rounded(value)
+        if self._kv_dtype is torch.float8_e4m3fn:
+            return stored_in_fp8(value)
+        return value if self._kv_dtype is layer.precision.dtype else Precision(self._kv_dtype).rounded(value)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kernels.calls.batch import AttentionBatch, AttentionFlags
 from kernels.calls.rows import SequenceRows, keys_of
+from kernels.fp8_cache.pages import E4M3, dequantized_at
 from kernels.reference.compare import Errors, errors_of, reference_of
 from kernels.vocabulary.shape import Phase
 from server.engine.operators.attention_table import Choice
@@ -129,7 +130,7 @@ def take_sample(
     kv_head = rng.randrange(num_kv_heads)
     heads = slice(kv_head * group, (kv_head + 1) * group)
     rows = slice(sequence.start, sequence.end)
-    keys, values = (keys_of(it[..., kv_head : kv_head + 1, :], part.batch, sequence) for it in (k, v))
+    keys, values = (_keys_of(it, kv_head, part.batch, sequence) for it in (k, v))
     if not part.batch.is_paged:  # of pages they are copies already
         keys, values = keys.clone(), values.clone()
     own_flags = replace(
@@ -163,10 +164,22 @@ def take_tower_sample(
     return Sample(choice.use.path, choice.decision.shape.phase, layer, head, q, k, v, out, flags, of_tower=True)
 
 
+def _keys_of(k: Tensor, kv_head: int, batch: AttentionBatch, sequence: SequenceRows) -> Tensor:
+    """Return a sequence's keys (or values) of one KV head, [keys, 1, head_dim], as a right kernel reads them."""
+    if k.dtype is not E4M3:
+        return keys_of(k[..., kv_head : kv_head + 1, :], batch, sequence)
+    assert batch.page_table is not None, "a fresh prompt's keys are of the model's dtype"
+    positions = torch.arange(sequence.num_keys, device=k.device)
+    pages = batch.page_table[sequence.index].long()[positions // k.shape[1]]
+    found = dequantized_at(k, pages, positions % k.shape[1], torch.float64)
+    return found[:, kv_head : kv_head + 1].clone()
+
+
 def blank_sample(
     *, group: int, head_dim: int, dtype: torch.dtype, kv_dtype: torch.dtype, device: torch.device
 ) -> Sample:
     """One query and one key of zeros: judged before ready, so that a GPU's libraries are loaded before a step waits."""
+    kv_dtype = torch.float64 if kv_dtype is E4M3 else kv_dtype  # as `_keys_of` gives them
     q, k = (torch.zeros(1, n, head_dim, dtype=of, device=device) for n, of in ((group, dtype), (1, kv_dtype)))
     return Sample("none", Phase.PREFILL, 0, 0, q, k, k, torch.zeros_like(q), AttentionFlags(1.0))
 

@@ -1,9 +1,12 @@
 """Limits of an engine, once settings, model and machine are known."""
 
+import logging
 from dataclasses import dataclass, replace
 
 import torch
 
+from kernels.fp8_cache.pages import HEAD_DIM_MULTIPLE
+from kernels.vocabulary.cache_dtype import FP8
 from kernels.vocabulary.shape import Dtype
 from qualification.decision.defaults import BATCHED_TOKENS, IMAGE_TOKENS, NUM_SEQS, PAGE_SIZE, served_dtype
 from qualification.decision.model_shapes import ServingLimits
@@ -11,7 +14,9 @@ from qualification.model.config import ModelConfig, num_parameters
 from server.engine.execution.graph_keys import GraphSizes, graph_sizes
 from server.engine.startup.drafting import drafting_of
 from server.errors import SettingsError
-from server.settings import DeviceChoice, DtypeChoice, Settings
+from server.settings import CacheDtype, DeviceChoice, DtypeChoice, Settings
+
+logger = logging.getLogger(__name__)
 
 _CHOSEN_DTYPES = {DtypeChoice.FP32: Dtype.FP32, DtypeChoice.FP16: Dtype.FP16, DtypeChoice.BF16: Dtype.BF16}
 LEAST_MODEL_LEN = 2  # tokens
@@ -105,7 +110,7 @@ def choose_limits(settings: Settings, config: ModelConfig, device: torch.device)
     drafting = drafting_of(settings)
     limits = EngineLimits(
         dtype=dtype,
-        kv_dtype=_CHOSEN_DTYPES.get(settings.kv_dtype, dtype),
+        kv_dtype=_cache_dtype(settings, config, dtype),
         max_model_len=max_model_len,
         max_num_seqs=settings.max_num_seqs or NUM_SEQS[kind],
         max_num_batched_tokens=batched,
@@ -130,6 +135,32 @@ def choose_limits(settings: Settings, config: ModelConfig, device: torch.device)
             "attention"
         )
     return limits
+
+
+def _cache_dtype(settings: Settings, config: ModelConfig, dtype: Dtype) -> Dtype:
+    """Return the dtype of the KV cache. Raises SettingsError for an fp8 cache that the model cannot have."""
+    choice, is_asked_by_file = settings.kv_cache_dtype, config.caches_fp8
+    if choice is CacheDtype.AUTO and not is_asked_by_file:
+        return dtype
+    if choice not in (CacheDtype.AUTO, CacheDtype.FP8):
+        return Dtype(choice.value)
+    reason = None
+    if settings.reproducible:
+        reason = "--reproducible: no path of a fixed order of sums reads it"
+    elif any(it.head_dim % HEAD_DIM_MULTIPLE for it in config.attentions):
+        reason = f"heads of {config.attentions[0].head_dim} dimensions: they must be multiples of {HEAD_DIM_MULTIPLE}"
+    if reason is None:
+        origin = "config.json" if choice is CacheDtype.AUTO else "--kv-cache-dtype"
+        logger.info(
+            "KV cache: e4m3 by %s, a scale for each token and KV head is computed when they are written; static scales "
+            "of the checkpoint, if it has any, are not used",
+            origin,
+        )
+        return FP8
+    if choice is CacheDtype.FP8:
+        raise SettingsError(f"--kv-cache-dtype is fp8, which cannot be with {reason}; leave one of them out")
+    logger.warning("KV cache: %s, though config.json asks for fp8, which cannot be with %s", dtype.value, reason)
+    return dtype
 
 
 def _attended_keys(config: ModelConfig) -> int:

@@ -7,6 +7,7 @@ from kernels.experts.kinds import ClampedSwiglu, ExpertFormat
 from kernels.experts.shape import ExpertsShape
 from kernels.fused.activation_kind import Activation
 from kernels.vocabulary.buckets import Bucket
+from kernels.vocabulary.cache_dtype import FP8
 from kernels.vocabulary.operators import AnyShape
 from kernels.vocabulary.row_buckets import TokenRows
 from kernels.vocabulary.shape import AttentionShape, Dtype, Mask, Phase
@@ -16,7 +17,7 @@ SHAPES = st.builds(
     AttentionShape,
     phase=st.sampled_from(Phase),
     dtype=st.sampled_from(Dtype),
-    kv_dtype=st.sampled_from(Dtype),
+    kv_dtype=st.sampled_from([*Dtype, FP8]),
     num_heads=st.integers(1, 256),
     num_kv_heads=st.integers(1, 256),
     head_dim=st.integers(1, 1024),

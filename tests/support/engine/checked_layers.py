@@ -32,7 +32,7 @@ from server.engine.startup.subject import Subject, kv_cache_of, read_subject
 from server.model.decoder import Decoder
 from server.model.layer_state import StateCache
 from server.model.load.load import load_config, load_decoder
-from server.settings import DeviceChoice, DtypeChoice, LoadFormat, Quantization, Settings
+from server.settings import CacheDtype, DeviceChoice, DtypeChoice, LoadFormat, Quantization, Settings
 
 Tensors = dict[str, Tensor]
 NUM_PAGES = 64
@@ -97,10 +97,12 @@ class CheckedLayers:
 
     @classmethod
     def made(
-        cls, folder: Path, dtype: DtypeChoice = DtypeChoice.FP32, quantization: Quantization = Quantization.AUTO
-    ) -> "CheckedLayers":
+        cls, folder: Path, dtype: DtypeChoice = DtypeChoice.FP32, quantization: Quantization = Quantization.AUTO,
+        *, kv_cache_dtype: CacheDtype = CacheDtype.AUTO,
+    ) -> "CheckedLayers":  # fmt: skip
         settings = Settings(model=str(folder), device=DeviceChoice.CPU, dtype=dtype, max_model_len=128, max_num_seqs=8)
-        subject = read_subject(msgspec.structs.replace(settings, quantization=quantization))
+        settings = msgspec.structs.replace(settings, quantization=quantization, kv_cache_dtype=kv_cache_dtype)
+        subject = read_subject(settings)
         torch.set_num_threads(1)  # for tensors this small threads wait for each other
         decoder = load_decoder(
             folder,

@@ -6,6 +6,8 @@ from itertools import chain, count
 from pathlib import Path
 from random import Random
 
+import torch
+
 from qualification.decision.decision import Policy
 from qualification.evidence.evidence import Evidence, Invariance
 from qualification.measure.qualify import Bench, Pair
@@ -86,6 +88,10 @@ def runner_of(
     return built_engine(chosen, trust if reproducible else None).runner
 
 
+def _dtypes_of(runner: ModelRunner) -> tuple[torch.dtype, torch.dtype]:
+    return runner.worker.decoder.weights.embedding.dtype, runner.worker.kv.layers[0].k.dtype
+
+
 class IgnoredSeals(PageSeals):
     """Seals that nobody looks at, so that a replay sees what they would."""
 
@@ -150,7 +156,7 @@ class ReplayedEngine:
         self.engine = Engine(
             scheduler, launching or runner, EngineOptions(config.vocab_size, (), SEED), compile_grammar=compile_grammar
         )
-        precision = None if is_exact else Precision.of(config, runner.worker.kv.tensors[0].dtype)
+        precision = None if is_exact else Precision.of(config, *_dtypes_of(runner))
         if replaying is not None:
             replaying.grammars = runner.grammars
         forced = ForcedAnswers(replaying or runner, scheduler, precision, most_tokens=32)
