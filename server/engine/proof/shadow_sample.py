@@ -166,8 +166,9 @@ def take_tower_sample(
 
 def _keys_of(k: Tensor, kv_head: int, batch: AttentionBatch, sequence: SequenceRows) -> Tensor:
     """Return a sequence's keys (or values) of one KV head, [keys, 1, head_dim], as a right kernel reads them."""
-    if k.dtype is not E4M3:
-        return keys_of(k[..., kv_head : kv_head + 1, :], batch, sequence)
+    of_head = k[..., kv_head : kv_head + 1, :]
+    if of_head.dtype is not E4M3:
+        return keys_of(of_head, batch, sequence)
     assert batch.page_table is not None, "a fresh prompt's keys are of the model's dtype"
     positions = torch.arange(sequence.num_keys, device=k.device)
     pages = batch.page_table[sequence.index].long()[positions // k.shape[1]]
