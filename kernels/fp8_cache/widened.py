@@ -50,7 +50,7 @@ def _pages_read(batch: AttentionBatch, page_size: int) -> tuple[Tensor, Tensor]:
     places = torch.arange(batch.page_table.shape[1], device=held.device)
     # Entries past a sequence's last page may be anything.
     named = torch.where(places < held[:, None], batch.page_table, 0).long()
-    pages, table = torch.unique(named, return_inverse=True)  # type: ignore[no-untyped-call]
+    pages, table = torch.unique(named, return_inverse=True)
     if pages.numel() == 0:
         return batch.page_table, torch.zeros(1, dtype=torch.int64, device=held.device)
     return table.int().view_as(batch.page_table).contiguous(), pages

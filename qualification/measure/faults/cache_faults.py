@@ -32,6 +32,10 @@ class CacheFault(Enum):
     E5M2 = "e4m3 is read as e5m2"
 
 
+def _same(scales: Tensor) -> Tensor:
+    return scales
+
+
 _CHANGED: dict[CacheFault, Callable[[Tensor], Tensor]] = {  # scales [num_pages, kv_heads, page_size]
     CacheFault.NEIGHBOUR_TOKEN: lambda scales: scales.roll(1, dims=2),
     CacheFault.NEIGHBOUR_HEAD: lambda scales: scales.roll(1, dims=1),
@@ -48,7 +52,7 @@ def wrong_cache_kernel(fault: CacheFault) -> RunAttention:
     def run(q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, flags: AttentionFlags, out: Tensor) -> None:
         numbers = (it.view(torch.uint8).view(torch.float8_e5m2) if fault is CacheFault.E5M2 else it for it in (k, v))
         of_values = k if fault is CacheFault.KEYS_FOR_VALUES else v
-        change = _CHANGED.get(fault, lambda scales: scales)
+        change = _CHANGED.get(fault, _same)
         scales = (change(scales_of(it)).transpose(1, 2)[..., None] for it in (k, of_values))
         keys, values = (it.float() * scale for it, scale in zip(numbers, scales, strict=True))
         attend(q, keys, values, batch, flags, out)
