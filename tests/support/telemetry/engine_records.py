@@ -110,8 +110,14 @@ def largest_plan(*, is_hybrid: bool = False) -> list[PlanRow]:
 
 
 def is_of_text(limits: Limits) -> bool:
-    """Return whether a path computes prompts of text with heads of `HEAD_DIM`."""
-    return Mask.CAUSAL in limits.masks and limits.max_head_dim >= HEAD_DIM and HEAD_DIM % limits.head_dim_multiple == 0
+    """Return whether a path computes text with heads of `HEAD_DIM` and a cache of 16 bits, which has most paths."""
+    is_of_cache = limits.kv_dtypes is None
+    return (
+        is_of_cache
+        and Mask.CAUSAL in limits.masks
+        and limits.max_head_dim >= HEAD_DIM
+        and HEAD_DIM % limits.head_dim_multiple == 0
+    )
 
 
 def may_serve(path: AnyPath) -> bool:
