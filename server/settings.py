@@ -271,8 +271,17 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         str | None,
         Meta(
             description="tokens drafted for each sequence and verified in one step, as JSON of vLLM's format: "
-            "method (ngram: what followed the newest tokens where they stood before), num_speculative_tokens (1 to 4), "
-            "prompt_lookup_min and prompt_lookup_max (tokens that must be alike; default: 5) (default: none)"
+            "method (ngram: what followed the newest tokens where they stood before; mtp: by the model's own draft "
+            "head), num_speculative_tokens (1 to 4, by mtp to 3), disable_by_batch_size (decoding sequences from which "
+            "on none is drafted; default: 33 for mtp, none for ngram), prompt_lookup_min and prompt_lookup_max (of "
+            "ngram, tokens that must be alike; default: 5) (default: none)"
+        ),
+    ] = None
+    speculative_tokens: Annotated[
+        Annotated[int, Meta(ge=1, le=3)] | None,
+        Meta(
+            description="tokens that the model's own draft head (MTP) drafts for each sequence and step, of Qwen 3 "
+            "Next and Qwen 3.5: 1 to 3 (default: none)"
         ),
     ] = None
     max_num_batched_tokens: Annotated[

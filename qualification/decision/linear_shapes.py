@@ -46,6 +46,8 @@ def linear_shapes_needed(
         weight for layer in model.layers for weight in _weights_of(layer, model, dtype, device_type)
     )
     weights |= dict.fromkeys(_per_layer_weights(model))
+    if model.num_draft_layers:
+        weights[_Weight(2 * model.hidden_size, model.hidden_size)] = None
     found = [_shape(weight, dtype, rows) for weight in weights for rows in LinearRows.up_to(max_num_batched_tokens)]
     for size in sorted({len(vocabulary_rows(model.vocab_size, rank, num_ranks)) for rank in range(num_ranks)}):
         most = min(max_num_batched_tokens, max(_MOST_SAMPLED, MAX_LOGITS // size))

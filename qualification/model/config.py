@@ -355,6 +355,7 @@ class ModelConfig:
     caches_fp8: bool = False  # the checkpoint asks for a KV cache of 8 bits
     input_bound: float | None = None  # of products that are not plain: inputs beyond it are cut off, then rounded
     tower: TowerConfig | None = None  # makes embeddings of images; None where a server takes none
+    num_draft_layers: int = 0  # of `layers`, the last ones: those of the draft head, which computes no answer
 
     @property
     def num_layers(self) -> int:
@@ -431,7 +432,8 @@ def num_parameters(config: ModelConfig, num_tokens: int | None = None) -> int:
     """
     embeddings = config.embedding_size * (1 if config.tie_embeddings else 2)
     layers = sum(_all_visit(config, it) + _expert_parameters(config, it, num_tokens) for it in config.layers)
-    return embeddings + layers + config.hidden_size + _per_layer_parameters(config)
+    of_draft_head = config.num_draft_layers * config.hidden_size * (2 * config.hidden_size + 3)
+    return embeddings + layers + config.hidden_size + _per_layer_parameters(config) + of_draft_head
 
 
 def weight_bytes(config: ModelConfig, dtype: Dtype, num_tokens: int | None = None) -> int:

@@ -29,7 +29,7 @@ _GROUPS: Mapping[str, tuple[str, ...]] = {
         "max_num_seqs", "max_num_batched_tokens", "max_num_interleaved_tokens", "max_num_batched_image_tokens",
         "max_image_tokens", "page_size", "kv_cache_tokens",
         "gpu_memory_utilization", "prefix_caching", "mamba_ssm_cache_dtype", "state_snapshots",
-        "speculative_config",
+        "speculative_config", "speculative_tokens",
         "cuda_graphs", "run_ahead", "choose_matmuls",
     ),
     "proof": (

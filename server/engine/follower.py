@@ -36,6 +36,7 @@ from server.engine.execution.commands import (
     CopyPages,
     Decide,
     Declare,
+    FollowStep,
     Launch,
     OtherSideGone,
     RankFallbacks,
@@ -69,6 +70,7 @@ from server.engine.startup.subject import (
     connected_ranks,
     decoder_of,
     dispatcher_of,
+    head_of,
     identity_of,
     kv_cache_of,
     load_own_tower,
@@ -78,6 +80,7 @@ from server.engine.startup.subject import (
 from server.errors import StartError
 from server.log import configure_logging
 from server.model.decoder import Decoder
+from server.model.draft_head import DraftHead
 from server.model.kv_cache import KVCache
 from server.model.layer_state import StateCache
 from server.model.vision.tower import Tower
@@ -120,11 +123,14 @@ class Follower:
         kv_of: Callable[[int], KVCache],
         new_capture: Callable[[], Capture],
         tower: Tower | None = None,
+        head: DraftHead | None = None,
+        num_hidden: int = 0,
     ) -> None:
         """`dispatcher`: the tables that the decoder was built with; `new_capture` makes what records graphs.
 
-        `tower`: of a model that sees images.
+        `tower`: of a model that sees images. `head`, `num_hidden`: as of `Worker`.
         """
+        self._head, self._num_hidden = head, num_hidden
         self._tower = tower
         self.inputs = StepInputs(is_pinned=device.type == "cuda")
         self._decoder = decoder
@@ -161,6 +167,10 @@ class Follower:
                 buffer = self._buffer(layout, has_pending)
                 self._worker.launch(buffer, observation=self._worker.observation() if is_observed else None)
                 self._worker.drop_unread()
+            case FollowStep(parts, num_sampled, is_first, is_observed):
+                layout = StepLayout(parts, num_sampled, self._worker.head_arrays)
+                observation = self._worker.head_observation() if is_observed else None
+                self._worker.follow(self._buffer(layout, False), is_first=is_first, observation=observation)
             case CopyPages(copies):
                 self._worker.copy_pages(copies)
             case WriteEmbeddings(rows, values):
@@ -221,6 +231,8 @@ class Follower:
             states=states,
             num_embeddings=num_embeddings,
             tower=self._tower,
+            head=self._head,
+            num_hidden=self._num_hidden,
         )
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
@@ -262,13 +274,16 @@ class StartedFollower:
         dispatcher = dispatcher_of(
             subject, decided(begin.decisions), self._measured, redecide=_decide_nothing, has_timer=False
         )
+        decoder = decoder_of(subject, self._weights, dispatcher, ranks)
         self.follower = Follower(
-            decoder_of(subject, self._weights, dispatcher, ranks),
+            decoder,
             subject.device,
             dispatcher=dispatcher,
             kv_of=partial(kv_cache_of, subject),
             new_capture=lambda: CudaCapture(subject.device, names_kernels=False),
             tower=load_own_tower(settings, subject, dispatcher, say),
+            head=head_of(subject, self._weights, dispatcher, decoder),
+            num_hidden=subject.limits.max_num_batched_tokens,
         )
 
     def obey(self, command: Command) -> None:

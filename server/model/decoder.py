@@ -122,18 +122,25 @@ class Decoder:
     """A decoder-only transformer. Holds weights and rotary tables; keeps nothing of a batch."""
 
     def __init__(
-        self, config: ModelConfig, weights: Weights, ranks: Ranks = ALONE, operators: Operators | None = None
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        ranks: Ranks = ALONE,
+        operators: Operators | None = None,
+        *,
+        ropes: RotaryTables | None = None,
     ) -> None:
         """Build the model once, from all that computes it. No weight may change any more.
 
         `ranks`: those that compute the model together; `config` and `weights` are then one rank's part of it.
+        `ropes`: tables of another decoder, whose layers rotate as these do; None for its own.
         """
         self.config = config
         self.weights = weights
         self.ranks = ranks
         self._operators = Operators() if operators is None else operators
         self._head_sizes = head_sizes(config.vocab_size, ranks.world)
-        self._ropes = RotaryTables(config, weights.embedding.device)
+        self.ropes = RotaryTables(config, weights.embedding.device) if ropes is None else ropes
         self._embed = _embedding(config, weights.embedding)
         self._per_layer = self._per_layer_inputs(config, weights.per_layer)
         self._has_borrowers = any(not it.has_own_keys for it in config.attentions)
@@ -160,8 +167,13 @@ class Decoder:
 
         `observer`: who is handed what each layer reads, and the residual.
         """
-        step = self._ropes.turned(step)
-        hidden, residual = with_embeddings(self._embed(step.token_ids), step), None
+        return self.through(with_embeddings(self._embed(step.token_ids), step), step, observer)
+
+    @torch.inference_mode()
+    def through(self, hidden: Tensor, step: Step, observer: LayerObserver | None = None) -> Tensor:
+        """Return what `forward` does, of what the first layer reads [T, hidden] in place of the tokens' embeddings."""
+        step = self.ropes.turned(step)
+        residual = None
         if self._per_layer is not None:
             step = replace(step, per_layer=self._per_layer(hidden, step))
         if self._has_borrowers:
@@ -370,7 +382,7 @@ class Decoder:
 
     def _attention(self, index: int, attention: AttentionConfig, weights: LayerWeights) -> Attention:
         place, eps = self.config.attention_layers.index(index), self.config.norm_eps
-        rope, cos_sin = self._ropes.of(attention)
+        rope, cos_sin = self.ropes.of(attention)
         splits, (of_qkv, of_output) = attention.head_splits, weights.mixed_by
         qkv = self._product(index, WeightName.QKV, of_qkv)
         output = self._summed(self._product(index, WeightName.OUTPUT, of_output))

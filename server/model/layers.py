@@ -176,12 +176,27 @@ class LayerWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftWeights:
+    """The weights of a draft head beside its layer.
+
+    embedding_norm, hidden_norm, norm   [hidden], of a token's embedding, of the model's output, and behind the layer
+    product  [hidden, 2 x hidden]: of both, the embedding first
+    """
+
+    embedding_norm: Tensor
+    hidden_norm: Tensor
+    product: Linear
+    norm: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class Weights:
     embedding: Tensor  # [vocab, hidden]
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor  # [hidden]
     head: Linear  # [vocab, hidden]; its weight is the embedding itself where they are tied
     per_layer: PerLayerWeights | None = None
+    draft: DraftWeights | None = None  # of the head whose layer is the last one of `layers`
 
     def order_codes_(self) -> None:
         """Put the blocks of mixtures in mxfp4, as a checkpoint has them, into the order of `Mxfp4Weights`, in place."""
@@ -279,7 +294,11 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device)
         size = config.num_layers * width
         table = torch.empty(config.per_layer.vocab_size, size, dtype=dtype, device=device)
         per_layer = PerLayerWeights(table, linear(hidden, size, False, PLAIN), vector(width))
-    return Weights(embedding, layers, vector(hidden), Linear(head), per_layer)
+    draft = None
+    if config.num_draft_layers:
+        norms = (vector(hidden) for _ in range(3))
+        draft = DraftWeights(next(norms), next(norms), linear(2 * hidden, hidden, False, PLAIN), next(norms))
+    return Weights(embedding, layers, vector(hidden), Linear(head), per_layer, draft)
 
 
 def _empty_gated_delta(

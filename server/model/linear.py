@@ -19,7 +19,7 @@ from server.model.step import Step
 
 
 class WeightName(Enum):
-    """A product of a layer, or of none: the head, and what makes all layers' embeddings."""
+    """A product of a layer, or of none: the heads, and what makes all layers' embeddings."""
 
     QKV = "qkv"
     ATTENTION_GATE = "attention_gate"
@@ -35,6 +35,7 @@ class WeightName(Enum):
     PER_LAYER = "per_layer"
     PER_LAYER_GATE = "per_layer_gate"
     PER_LAYER_OUTPUT = "per_layer_output"
+    DRAFT_INPUT = "draft_input"
     HEAD = "head"
 
 

@@ -8,6 +8,7 @@ from kernels.experts.few_bits.weights import AnyExperts, FewBitExperts
 from kernels.experts.weights import ExpertWeights
 from kernels.linear.weights import PlainWeight, StoredTensor
 from qualification.model.config import LayerConfig, ModelConfig
+from qualification.model.draft_head import PREFIX, PRODUCT
 from qualification.model.families.family import ExpertLayout, ExpertNames, RecurrenceNames, TensorNames
 from server.errors import ModelError
 from server.model.layers import DenseWeights, GatedDeltaWeights, LayerWeights, MixtureWeights, Weights
@@ -30,6 +31,11 @@ def checkpoint_views(weights: Weights, config: ModelConfig, names: TensorNames) 
         views["model.per_layer_projection_norm.weight"] = StoredTensor(weights.per_layer.norm)
     if not config.tie_embeddings:
         views |= {f"lm_head.{word}": stored for word, stored in weights.head.weight.stored.items()}
+    if weights.draft is not None:
+        views[PRODUCT] = weights.draft.product.weight.stored["weight"]
+        views[f"{PREFIX}pre_fc_norm_embedding.weight"] = StoredTensor(weights.draft.embedding_norm)
+        views[f"{PREFIX}pre_fc_norm_hidden.weight"] = StoredTensor(weights.draft.hidden_norm)
+        views[f"{PREFIX}norm.weight"] = StoredTensor(weights.draft.norm)
     for index, (layer, layer_config) in enumerate(zip(weights.layers, config.layers, strict=True)):
         views |= layer_views(index, layer, layer_config, names)
     return views

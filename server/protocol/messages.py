@@ -355,6 +355,7 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True):
     tower_times: list[TowerTime] = []  # of this step and earlier ones, read by now
     states: StateCounts | None = None  # of a model with recurrent layers
     drafts: DraftCounts | None = None
+    num_undrafted_steps: int = 0  # in which too many sequences decoded for any to be drafted for
 
 
 class PathUse(msgspec.Struct, frozen=True, array_like=True):

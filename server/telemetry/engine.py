@@ -43,6 +43,9 @@ class EngineMetrics:
         self._num_slots = 0
         self._drafted = make.counter("drafted_tokens_total", "Drafted tokens that were verified", "place")
         self._accepted = make.counter("accepted_tokens_total", "Those that were chosen as they were drafted", "place")
+        self._undrafted = make.counter(
+            "undrafted_steps_total", "Steps in which too many sequences decoded for any token to be drafted"
+        )
         self._nonfinite = make.counter("nonfinite_logits_total", "Sequences ended because no logit was finite")
         self._images = make.counter("images_total", "Images that the tower computed")
         self._image_tokens = make.counter("image_tokens_total", "Tokens of these images")
@@ -95,6 +98,7 @@ class EngineMetrics:
             (self._preemptions, record.num_preemptions),
             (self._page_mismatches, record.num_page_mismatches),
             (self._nonfinite, record.num_nonfinite),
+            (self._undrafted, record.num_undrafted_steps),
         ):
             if amount:
                 counter.inc(amount)

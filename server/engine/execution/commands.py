@@ -79,6 +79,18 @@ class Launch(msgspec.Struct, frozen=True, tag=True):
     is_observed: bool = False  # hand out your heads of each layer, for rank 0
 
 
+class FollowStep(msgspec.Struct, frozen=True, tag=True):
+    """Compute a step of the draft head: behind the latest step of the model, or of tokens that it has drafted last.
+
+    The bytes of its StepBuffer follow, which these lay out.
+    """
+
+    parts: tuple[PartLayout, ...]
+    num_sampled: int
+    is_first: bool
+    is_observed: bool = False
+
+
 class Declare(msgspec.Struct, frozen=True, tag=True):
     """Make room for the graphs of these sizes. Others name a graph by its `index` among the layouts that follow."""
 
@@ -169,6 +181,7 @@ Command = (
     | CompareMemory
     | Decide
     | Launch
+    | FollowStep
     | Declare
     | RunPadding
     | Record

@@ -26,6 +26,7 @@ from server.engine.execution.commands import (
     ComputeLogits,
     Decide,
     Declare,
+    FollowStep,
     Launch,
     RankFailed,
     RankFallbacks,
@@ -288,6 +289,14 @@ class LedRanks:
         layout = buffer.layout
         lengths = layout.parts, layout.num_sampled, layout.num_state_writes
         self.send(Launch(*lengths, buffer.has_pending, layout.has_embedded, is_observed), buffer)
+
+    def announce_head(
+        self, buffer: StepBuffer, dispatcher: Dispatcher, *, is_first: bool, is_observed: bool = False
+    ) -> None:
+        self._is_announced = True
+        self._send_decisions(dispatcher)
+        layout = buffer.layout
+        self.send(FollowStep(layout.parts, layout.num_sampled or 0, is_first, is_observed), buffer)
 
     @contextmanager
     def recording(self) -> Iterator[None]:

@@ -42,6 +42,11 @@ class Others(Protocol):
         `is_observed`: each layer's heads of all ranks are joined.
         """
 
+    def announce_head(
+        self, buffer: StepBuffer, dispatcher: Dispatcher, *, is_first: bool, is_observed: bool = False
+    ) -> None:
+        """Have them begin a step of the draft head, likewise. `is_first`: behind a step of the model."""
+
     def recording(self) -> AbstractContextManager[object]:
         """Surround the record of a step, which is announced inside by `announce_record`."""
 
@@ -81,6 +86,10 @@ class NoOthers:
         return nullcontext()
 
     def announce(self, buffer: StepBuffer, dispatcher: Dispatcher, *, is_observed: bool = False) -> None: ...
+
+    def announce_head(
+        self, buffer: StepBuffer, dispatcher: Dispatcher, *, is_first: bool, is_observed: bool = False
+    ) -> None: ...
 
     def recording(self) -> AbstractContextManager[object]:
         return nullcontext()

@@ -32,6 +32,7 @@ from server.engine.execution.sampling import (
     wants_hidden,
     wants_prompt_scores,
 )
+from server.engine.execution.step_buffer import StepLayout
 from server.engine.execution.step_writer import StepWriter
 from server.engine.execution.worker import ComputedImages, Worker
 from server.engine.operators.decisions import NoPathError
@@ -141,6 +142,8 @@ class ModelRunner:
         )
         if graphs is not None:
             self.writer.declare(graphs.layouts)
+        self.max_drafted_tokens = 0  # of a sequence that one step verifies: set where there are any
+        self._latest_layout: StepLayout | None = None
         self._plain: tuple[Sequence, ...] = ()  # rows that were looked at last and were plain
         self._chosen: tuple[tuple[Sequence, ...], tuple[int, ...], tuple[int, ...]] = ((), (), ())
         self._chosen_at: dict[Sequence, int] = {}  # where the latest step chose each sequence's token
@@ -223,6 +226,15 @@ class ModelRunner:
                 self.worker.drop_unread(num_unread)
             raise
 
+    def token_places(self, batch: Batch) -> list[int]:
+        """Return where the first token of each row is among those of the latest step, padding included."""
+        layout, starts = self._latest_layout, [0, *accumulate(batch.query_lens)][:-1]
+        num_prompts = batch.num_prefill + batch.num_extend
+        if layout is None or batch.verifies or num_prompts == batch.num_rows:
+            return starts
+        first = layout.num_tokens - layout.num_decode
+        return [*starts[:num_prompts], *range(first, first + batch.num_rows - num_prompts)]
+
     def observe(self, batch: Batch) -> tuple[Tensor, Observation]:
         """Run a batch kernel by kernel; return the hidden states [T, hidden] and what its layers handed out.
 
@@ -230,7 +242,9 @@ class ModelRunner:
         """
         observation = self.worker.observation()
         try:
-            hidden = self.worker.launch(self.writer.write(batch, {}), observation=observation)
+            buffer = self.writer.write(batch, {})
+            self._latest_layout = buffer.layout
+            hidden = self.worker.launch(buffer, observation=observation)
         except NoPathError as error:
             raise self._batch_error(range(batch.num_rows), str(error)) from error
         self.worker.drop_unread()
@@ -377,6 +391,7 @@ class ModelRunner:
         """Return where the tokens that the step chooses will be, and the hidden states of all tokens."""
         self.worker.mark(Part.FILL)
         buffer = self.writer.write(batch, self._chosen_at)
+        self._latest_layout = buffer.layout
         is_likeliest = leaves_open or self._is_plain(batch) or not batch.sampled_rows
         sampling = None if is_likeliest else self._sampling(batch)
         num_sampled = buffer.layout.num_sampled
@@ -396,6 +411,7 @@ class ModelRunner:
         sampling = None if is_greedy or leaves_open else self._sampling(batch)
         self.worker.mark(Part.FILL)
         buffer = self.writer.write(batch, self._chosen_at, step.key)
+        self._latest_layout = buffer.layout
         # The graph's other rows are padding, or ends of chunks whose last token has no successor yet.
         self.worker.replay(buffer, step.attention, rows, sampling, scored=scored, leaves_open=leaves_open)
         return rows if sampling is None and not leaves_open else tuple(range(len(rows)))

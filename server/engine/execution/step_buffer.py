@@ -49,6 +49,7 @@ TOKEN_ARRAYS = (
     TokenArray("positions", torch.int32),
 )
 _THREE_POSITIONS = TokenArray("positions", torch.int32, num_parts=3)
+_SOURCES = TokenArray("sources", torch.int64)  # of a draft head's steps: see `Worker.follow`
 _EMBEDDING_ROWS = TokenArray("embedding_rows", torch.int64, embedding_rows)  # of steps that have such tokens only
 
 
@@ -57,6 +58,11 @@ def token_arrays_of(config: ModelConfig) -> tuple[TokenArray, ...]:
     if not config.has_three_positions:
         return TOKEN_ARRAYS
     return tuple(_THREE_POSITIONS if it.name == _THREE_POSITIONS.name else it for it in TOKEN_ARRAYS)
+
+
+def head_arrays_of(config: ModelConfig) -> tuple[TokenArray, ...]:
+    """Return the arrays of the steps of a model's draft head."""
+    return (*token_arrays_of(config), _SOURCES)
 
 
 def with_embedding_rows(arrays: tuple[TokenArray, ...]) -> tuple[TokenArray, ...]:

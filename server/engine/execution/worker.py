@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TypeVar
 
 import torch
@@ -21,15 +22,19 @@ from server.engine.execution.step_buffer import (
     StepLayout,
     StepTensors,
     graph_layouts,
+    head_arrays_of,
     token_arrays_of,
 )
 from server.engine.operators.attention_table import Choice
+from server.engine.operators.decisions import NoPathError
 from server.engine.operators.dispatch import Dispatcher, PhasePart
+from server.engine.operators.head_attention import HeadAttention
 from server.engine.operators.launch_errors import launch_failure
 from server.engine.operators.observation import Observation
 from server.engine.operators.step_attention import Beat, ReplaceChoice, StepAttention, TakeCall
 from server.engine.scheduling.step_parts import Mark, Part, unmarked
 from server.model.decoder import Decoder
+from server.model.draft_head import DraftHead
 from server.model.kv_cache import KVCache
 from server.model.layer_state import StateCache, StepStates
 from server.model.ranks import ALONE, Ranks
@@ -93,6 +98,8 @@ class Worker:
         states: StateCache | None = None,
         num_embeddings: int = 0,
         tower: Tower | None = None,
+        head: DraftHead | None = None,
+        num_hidden: int = 0,
     ) -> None:
         """Make the worker, and those of the other ranks.
 
@@ -101,6 +108,8 @@ class Worker:
         states  of a model with recurrent layers
         num_embeddings  those that tokens of prompts may have of their own
         tower   makes them of images
+        head    drafts tokens; its pages are those of the last layer of `kv`
+        num_hidden  tokens of the largest step that a head computes behind the model
         """
         self.rank = rank
         self.others = others
@@ -124,6 +133,17 @@ class Worker:
         if num_embeddings:
             row_size = decoder.config.hidden_size if tower is None else tower.config.row_size
             self._embeddings = decoder.weights.embedding.new_zeros(1 + num_embeddings, row_size)
+        self.head = head
+        self.head_arrays = head_arrays_of(decoder.config)
+        self._head_inputs = DeviceInputs(self.device)
+        # [tokens, hidden] of the latest step, before the last norm, where there is a head.
+        self._hidden = decoder.weights.embedding.new_zeros(num_hidden if head else 0, decoder.config.hidden_size)
+        self._drafted: list[Tensor] = []  # token ids [rows] of each pass of the head since the latest step
+        # Of the latest pass: [rows, hidden] behind the head's norm, [rows, vocab], and what is drafted by these.
+        self._drafted_hidden = self._hidden[:0]
+        self._head_logits = torch.zeros(0, decoder.config.vocab_size, device=self.device)
+        self._drafted_ids = torch.zeros(0, dtype=torch.int64, device=self.device)
+        self._head_graphs: dict[GraphKey, Replayable] = {}
         self._graphs: dict[GraphKey, Replayable] = {}
         self.graph_logits: Tensor | None = None  # of graphs
         self._open_logits: Tensor | None = None  # of the latest step, where its tokens are still to be chosen
@@ -146,6 +166,9 @@ class Worker:
         )
         self.others.declare(sizes, max_context, layouts)
         self._inputs.declare(layouts)
+        most = max(layout.num_tokens for layout in layouts.values())
+        if self.head is not None and most > self._hidden.shape[0]:
+            self._hidden = self._hidden.new_zeros(most, self._hidden.shape[1])
         vocab_size = self.decoder.config.vocab_size
         self.graph_logits = torch.empty(sizes.max_sampled, vocab_size, dtype=torch.float32, device=self.device)
         return layouts
@@ -334,6 +357,128 @@ class Worker:
             )
 
     @torch.inference_mode()
+    def follow(
+        self,
+        buffer: StepBuffer,
+        sampling: SamplingTensors | None = None,
+        *,
+        is_first: bool,
+        observation: Observation | None = None,
+    ) -> Tensor:
+        """Compute tokens by the draft head, and draft one behind each of those that are sampled. Returns [T, hidden].
+
+        Of a token `buffer` has the id of the next one, and its source: which of the latest step's tokens it is; unless
+        `is_first` which of those that were drafted last it is, whose ids are not on the host. `sampling`, on the CPU:
+        how tokens are drafted; None: the likeliest ones. `observation` takes what its layer hands out. Raises
+        NoPathError, LaunchFailed.
+        """
+        head = self.head
+        assert head is not None, "only a worker with a head follows a step"
+        if is_first:
+            self._drafted = []
+        with self.others.launching():
+            tensors = self._head_inputs.load(buffer)
+            self._reserve_drafts(buffer.layout.num_sampled or 0)
+            sampling = None if sampling is None else staged(sampling, self.device)
+            graph = None if buffer.key is None else self._head_graphs[buffer.key]
+            if graph is not None:
+                graph.replay()
+                out = self._drafted_hidden
+            else:
+                attention = self._attend_head(tensors, observation)
+                self.others.announce_head(
+                    buffer, self.dispatcher, is_first=is_first, is_observed=observation is not None
+                )
+                if self.beat is not None:
+                    self.beat()
+                out = self._compute_head(tensors, attention, is_first=is_first, observation=observation)
+            if tensors.sampled is not None:
+                drafted = self._drafted_ids[: tensors.sampled.shape[0]]
+                if sampling is not None:
+                    logits = self._head_logits[: sampling.temperature.shape[0]]
+                    drafted[: logits.shape[0]].copy_(self.sampler.choose(logits, sampling).token_ids)
+                if self.rank.world > 1:
+                    self.rank.share(drafted)
+                self._drafted.append(drafted.clone())
+            return out
+
+    def declare_head(self, layouts: dict[GraphKey, StepLayout]) -> None:
+        """Make room for graphs of the draft head, which no other rank has. No step drafts for more rows than these."""
+        self._head_inputs.declare(layouts)
+        self._reserve_drafts(max(layout.num_sampled or 0 for layout in layouts.values()))
+
+    def _reserve_drafts(self, num_rows: int) -> None:
+        if num_rows > self._drafted_ids.shape[0]:
+            self._drafted_hidden = self._hidden.new_zeros(num_rows, self._hidden.shape[1])
+            self._head_logits = self._head_logits.new_zeros(num_rows, self._head_logits.shape[1])
+            self._drafted_ids = self._drafted_ids.new_zeros(num_rows)
+
+    @torch.inference_mode()
+    def capture_head(self, key: GraphKey, capture: Capture, *, is_first: bool) -> bool:
+        """Record the graph of a declared step of the draft head, which runs once before.
+
+        Returns False, and records none, where its attention has no path, or one that cannot be captured.
+        """
+        tensors = self._head_inputs.of_graph(key)
+        try:
+            attention = self._attend_head(tensors)
+        except NoPathError:
+            return False
+        if not attention.is_capturable:
+            return False
+
+        def work() -> None:
+            self._compute_head(tensors, attention, is_first=is_first)
+
+        work()
+        self._head_graphs[key] = capture(work)
+        return True
+
+    def _attend_head(self, tensors: StepTensors, observation: Observation | None = None) -> HeadAttention:
+        assert self.head is not None, "only a worker with a head follows a step"
+        tap = None
+        if observation is not None:
+            observation.begin(tensors.tokens["slots"])
+            tap = observation.take_call
+        own = self.kv.layers[-1], self.head.attention
+        return HeadAttention(self.dispatcher, tensors.parts, *own, tap=tap, replace_choice=self._replace)
+
+    def _compute_head(
+        self,
+        tensors: StepTensors,
+        attention: HeadAttention,
+        *,
+        is_first: bool,
+        observation: Observation | None = None,
+    ) -> Tensor:
+        """Compute a step of the draft head up to its likeliest tokens: what a graph holds."""
+        head = self.head
+        assert head is not None, "only a worker with a head follows a step"
+        inputs = dict(tensors.tokens)
+        sources = inputs.pop("sources")
+        if is_first:
+            hidden = self.decoder.normed(self._hidden.index_select(0, sources))
+        else:
+            hidden = self._drafted_hidden.index_select(0, sources)
+            inputs["token_ids"] = self._drafted_ids.index_select(0, sources)
+        step = Step(**inputs, kv=KVCache(self.kv.layers[-1:]), attend=attention)
+        out = head.forward(step, hidden, observation)
+        if tensors.sampled is not None:
+            rows = out.index_select(0, tensors.sampled)
+            self._drafted_hidden[: rows.shape[0]].copy_(head.normed(rows))
+            logits = head.logits(rows, self._head_logits[: rows.shape[0]])
+            self._drafted_ids[: rows.shape[0]].copy_(self.sampler.choose(logits, None).token_ids)
+        return out
+
+    def take_drafted(self) -> list[list[int]]:
+        """Return the tokens that each pass of the head has drafted since the latest step. Waits for the device."""
+        if not self._drafted:
+            return []
+        found: list[int] = torch.cat(self._drafted).tolist()
+        ends = list(accumulate(it.shape[0] for it in self._drafted))
+        return [found[end - it.shape[0] : end] for it, end in zip(self._drafted, ends, strict=True)]
+
+    @torch.inference_mode()
     def copy_pages(self, copies: Sequence[tuple[int, int]]) -> None:
         """Copy pages of keys and values, each (source, target), when all steps that were launched are done."""
         self.others.send(CopyPages(tuple(copies)))
@@ -380,6 +525,11 @@ class Worker:
     def observation(self) -> Observation:
         """Return what takes the layers' tensors of one step that is launched with it."""
         return Observation(self.rank, self.kv, self.decoder.config)
+
+    def head_observation(self) -> Observation:
+        """Return what takes the tensors of the draft head's layer of one step that follows with it."""
+        assert self.head is not None, "the worker has a head"
+        return Observation(self.rank, KVCache(self.kv.layers[-1:]), self.head.layer.config)
 
     def logits(self, hidden_rows: Tensor) -> Tensor:
         """Logits [R, vocab] fp32 of hidden states [R, hidden] that `launch` returned."""
@@ -464,6 +614,8 @@ class Worker:
             states = StepStates(self.states, tensors.states)
         inputs = Step(**tensors.tokens, kv=self.kv, attend=attention, states=states, embeddings=self._embeddings)
         hidden = self.decoder.forward(inputs, observation)
+        if self.head is not None and hidden.shape[0] <= self._hidden.shape[0]:
+            self._hidden[: hidden.shape[0]].copy_(hidden)
         if is_sampled:
             self.mark(Part.SAMPLE)
             rows = hidden if tensors.sampled is None else hidden.index_select(0, tensors.sampled)

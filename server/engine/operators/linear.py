@@ -64,11 +64,19 @@ class LinearTable(RowsTable[LinearShape, RunLinear]):
         return [pair for pair in super().pairs(sizes) if not pair[0].startswith("torch.")]
 
     def product(
-        self, layer: int | None, name: Enum, linear: Linear, epilogue: Epilogue, *, is_sampled: bool | None = None
+        self,
+        layer: int | None,
+        name: Enum,
+        linear: Linear,
+        epilogue: Epilogue,
+        *,
+        is_sampled: bool | None = None,
+        is_of_step: bool = True,
     ) -> "ServedProduct":
         """Return what multiplies with a weight; outside of all layers `layer` is None. Called once for each weight.
 
         is_sampled  whether its rows are `StepSizes.num_sampled`; None: where it is the head
+        is_of_step  whether each step multiplies with it, and counts that; a draft head's layer is beside the steps
         """
         weight = linear.weight
         rows, size_in = weight.size
@@ -76,7 +84,8 @@ class LinearTable(RowsTable[LinearShape, RunLinear]):
         kind = LinearShape(dtype, size_in, rows // epilogue.parts, LinearRows.LE_1, has_bias, epilogue, weight.format())
         every = (replace(kind, rows=bucket) for bucket in LinearRows)
         is_sampled = name is WeightName.HEAD if is_sampled is None else is_sampled
-        calls = self.add((shape for shape in every if shape in self.decided), is_sampled=is_sampled)
+        planned = (shape for shape in every if shape in self.decided)
+        calls = self.add(planned, num_launches=int(is_of_step), is_sampled=is_sampled)
         found = ServedProduct(self, calls, layer, name, kind, linear, torch_dtype(kind.dtype_out))
         self._one_of_each.setdefault(kind, found)
         return found

@@ -199,7 +199,7 @@ class RowsTable(OperatorTable[RowsShapeT, RunT]):
             found = [
                 ServedShape(self.decided[calls.shape(num_rows)], calls.num_launches)
                 for calls, num_rows in rows
-                if num_rows
+                if num_rows and calls.num_launches
             ]
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()

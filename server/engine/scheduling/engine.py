@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from server.engine.scheduling.answer_tap import AnswerTap
 from server.engine.scheduling.drafter import Drafter, DraftTally
 from server.engine.scheduling.embeddings import EmbeddingFormat
+from server.engine.scheduling.head_drafter import HeadDrafter
 from server.engine.scheduling.image_spans import image_spans, images_refusal
 from server.engine.scheduling.matcher import CompileGrammar, Matcher
 from server.engine.scheduling.outputs import Outputs
@@ -93,7 +94,7 @@ class Engine:
         num_compiles: Callable[[], int] = lambda: 0,
         take_statistics: TakeStatistics = StepStatistics,
         compile_grammar: CompileGrammar | None = None,
-        drafter: Drafter | None = None,
+        drafter: Drafter | HeadDrafter | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`num_compiles` returns how many kernels this process has compiled; `clock` is monotonic, in seconds.
@@ -289,6 +290,7 @@ class Engine:
             case ChoiceError() as error:  # prompts of which it computed a chunk go on
                 waiting = [*batch.drawn_sequences, *(seq for seq in batch.sequences if seq.wants_hidden)]
                 result = self._end_failed(waiting, error)
+                self._follow(batch, [[] for _ in batch.drawn_sequences])
                 self._scheduler.settle(batch)
             case pending:
                 result = self._settle(batch, pending.result())
@@ -403,10 +405,16 @@ class Engine:
             result = self._verify(batch, result)
         elif self._num_with_grammar:
             self._accept(batch, result)
+        self._follow(batch, result.tokens)
         self._scheduler.settle(batch)
         for seq in self._outputs.add_tokens(batch, result, self._clock()):
             self._drop(seq)
         return result
+
+    def _follow(self, batch: Batch, tokens: list[list[int]]) -> None:
+        """Have a draft head compute the step's tokens too, before others may find its pages."""
+        if isinstance(self.drafter, HeadDrafter):
+            self.drafter.follow(batch, tokens)
 
     def _forgive(self, batch: Batch, result: StepResult) -> StepResult:
         """Return the result without sequences whose logits a drafted token may have spoilt.
@@ -516,6 +524,7 @@ class Engine:
             tower_times=statistics.tower_times,
             states=self._scheduler.take_state_counts(),
             drafts=self._drafts.take(),
+            num_undrafted_steps=self._scheduler.take_undrafted_steps(),
         )
         return StepOutput(record, self._outputs.take())
 

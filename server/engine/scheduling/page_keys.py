@@ -18,23 +18,30 @@ class PageKeys:
     A page's name is the hash of its token ids and of the previous page's name, so it covers all tokens up to the end
     of the page; the first page's covers the salt. Sequences with different salts never share a page. Of tokens with
     embeddings of their own, whose ids are placeholders, it covers the digest of their span and their places in it.
+    Where pages look ahead, as those of a draft head do, a name covers the token behind its page too.
     """
 
-    def __init__(self, page_size: int, salt: bytes = b"", embedded: tuple[EmbeddedSpan, ...] = ()) -> None:
+    def __init__(
+        self, page_size: int, salt: bytes = b"", embedded: tuple[EmbeddedSpan, ...] = (), *, looks_ahead: bool = False
+    ) -> None:
         """`page_size` in tokens."""
         self._page_size = page_size
+        self._looks_ahead = looks_ahead
         self._embedded = embedded
         self._keys: list[bytes] = []
         self._last = blake2b(salt, digest_size=_DIGEST_BYTES).digest()
 
     def copy(self) -> "PageKeys":
         """Return the names so far, for a sequence that begins with the same tokens."""
-        found = PageKeys(self._page_size, embedded=self._embedded)
+        found = PageKeys(self._page_size, embedded=self._embedded, looks_ahead=self._looks_ahead)
         found._keys, found._last = self._keys.copy(), self._last
         return found
 
     def first(self, num_pages: int, tokens: list[int]) -> list[bytes]:
-        """Return the names of the first `num_pages` pages of `tokens`, which must fill these pages and never change."""
+        """Return the names of the first `num_pages` pages of `tokens`, which must fill these pages and never change.
+
+        Where pages look ahead there must be a token behind the last of them.
+        """
         while len(self._keys) < num_pages:
             self._name_next(tokens)
         return self._keys[:num_pages]
@@ -48,7 +55,7 @@ class PageKeys:
 
     def _name_next(self, tokens: list[int]) -> None:
         start = len(self._keys) * self._page_size
-        content = array("i", tokens[start : start + self._page_size]).tobytes()
+        content = array("i", tokens[start : start + self._page_size + self._looks_ahead]).tobytes()
         for span in self._embedded:
             if span.start < start + self._page_size and start < span.stop:
                 content += _CONTENT.pack(span.start - start, span.num_tokens, len(span.digest)) + span.digest

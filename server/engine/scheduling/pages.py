@@ -92,14 +92,19 @@ class PagePool:
             return False
         return self.admit(owner, num_tokens) is not None
 
-    def fork(self, source: str, owner: str, num_tokens: int, *, headroom: int = 0) -> list[tuple[int, int]] | None:
+    def fork(
+        self, source: str, owner: str, num_tokens: int, *, headroom: int = 0, has_own_last: bool = False
+    ) -> list[tuple[int, int]] | None:
         """Give a new owner the pages of another's first `num_tokens` tokens: the full ones, and one like the last.
 
         headroom  pages that must stay without an owner, where one is taken
+        has_own_last  whether a last page that is full is not shared either
         Returns the (source, target) pages that must be copied, one or none; None, and changes nothing, when there are
         too few pages or no slot.
         """
         num_full, num_in_last = divmod(num_tokens, self.page_size)
+        if has_own_last and not num_in_last:
+            num_full, num_in_last = num_full - 1, self.page_size
         if num_in_last and 1 + headroom > self.num_free:
             return None
         if self.states is not None:

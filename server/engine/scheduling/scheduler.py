@@ -12,11 +12,12 @@ from kernels.vocabulary.shape import Phase
 from server.engine.scheduling.decode_rows import DecodeRows
 from server.engine.scheduling.drafter import Drafter
 from server.engine.scheduling.embeddings import EmbeddingPool, SpanName
+from server.engine.scheduling.head_drafter import HeadDrafter
 from server.engine.scheduling.page_keys import PageKeys
 from server.engine.scheduling.page_seals import PageSeals
 from server.engine.scheduling.pages import PagePool
 from server.engine.scheduling.seal_chain import SealChain
-from server.engine.scheduling.sequence import Batch, BatchFork, Sequence, SequenceStatus, phase_of
+from server.engine.scheduling.sequence import PENDING, Batch, BatchFork, Sequence, SequenceStatus, phase_of
 from server.engine.scheduling.states import BatchStates, StatePool, StateWrite
 from server.protocol.messages import StateCounts
 
@@ -42,6 +43,7 @@ class SchedulerLimits:
     max_num_interleaved_tokens: int | None = None  # prompt tokens of a step that others wait for; None: no such limit
     max_attended_keys: int | None = None  # that all prompt tokens of a step attend to together; None: no such limit
     max_drafted_tokens: int = 0  # of a sequence, that one step verifies
+    max_drafting_seqs: int | None = None  # decoding sequences, with more of which none is drafted; None: any number
     max_embedded_tokens: int = 0  # of the prompts that are computed at once, that have embeddings of their own
     max_written_tokens: int | None = None  # of these, that a step makes embeddings for; None: no such limit
     chunk: int | None = None  # positions: no row of a step has tokens of two multiples of it; None: rows may
@@ -148,10 +150,12 @@ class Scheduler:
         pool: PagePool,
         *,
         shares_pages: bool = False,
+        looks_ahead: bool = False,
         seals: PageSeals | None = None,
     ) -> None:
         """`shares_pages`: whether sequences find the pages of others that began with the same tokens.
 
+        `looks_ahead`: whether what a page holds of its last token depends on the token behind, as of a draft head.
         `seals` of the pool's pages; None for such that know no bytes.
         Raises ValueError when a limit is below 1, or when not every sequence that runs can compute a token a step.
         """
@@ -166,6 +170,8 @@ class Scheduler:
         self._pool = pool
         self._max_len = min(limits.max_model_len, pool.num_pages * pool.page_size)
         self._shares_pages = shares_pages
+        self._looks_ahead = looks_ahead
+        self._num_undrafted_steps = 0
         self._seals = PageSeals(pool) if seals is None else seals
         self._embeddings = EmbeddingPool(limits.max_embedded_tokens)
         self._running: dict[str, Sequence] = {}  # computing a prompt, decoding, or waiting for the last token
@@ -179,6 +185,11 @@ class Scheduler:
         self._latest_states: tuple[tuple[Sequence, ...], BatchStates] | None = None  # of decode rows alone
         # Pages kept free at an admission, so that what runs can grow for a while before it must preempt a sequence.
         self._headroom = max(1, pool.num_pages // 100)
+
+    @property
+    def pool(self) -> PagePool:
+        """The pages; nobody but the scheduler changes them."""
+        return self._pool
 
     @property
     def max_len(self) -> int:
@@ -205,6 +216,11 @@ class Scheduler:
     def take_page_mismatches(self) -> int:
         """Return how many pages were dropped since the last call, because they did not hold what they should."""
         return self._seals.take_mismatches()
+
+    def take_undrafted_steps(self) -> int:
+        """Return in how many steps since the last call too many sequences decoded for any to be drafted for."""
+        found, self._num_undrafted_steps = self._num_undrafted_steps, 0
+        return found
 
     def take_state_counts(self) -> StateCounts | None:
         """Return the slots of recurrent states, and how prompts began since the last call; None without states."""
@@ -281,7 +297,7 @@ class Scheduler:
             self._num_arrived += 1
             it.max_len = min(it.num_prompt + it.sampling.max_tokens, self._max_len)
             if self._shares_pages and it.sampling.prompt_logprobs is None:  # a scored prompt is computed whole
-                it.page_keys = PageKeys(self._pool.page_size, it.cache_salt, it.embedded)
+                it.page_keys = PageKeys(self._pool.page_size, it.cache_salt, it.embedded, looks_ahead=self._looks_ahead)
                 it.page_seals = SealChain(self._pool.page_size, it.cache_salt, it.tokens, it.embedded, it.positions)
         self._num_following += len(seq.followers)
         insort(self._waiting, seq, key=_rank)
@@ -304,7 +320,7 @@ class Scheduler:
         self._pool.release(seq.request_id, is_sound=is_sound)
         seq.status = SequenceStatus.FINISHED
 
-    def plan(self, now: float, drafter: Drafter | None = None) -> Batch | None:
+    def plan(self, now: float, drafter: Drafter | HeadDrafter | None = None) -> Batch | None:
         """Return the next batch at time `now` (seconds), None when there is nothing to compute.
 
         With a drafter, decoding sequences get drafted tokens behind their newest ones, all of which must be known. When
@@ -348,14 +364,14 @@ class Scheduler:
                     self._embeddings.release(seq)
         for seq in batch.sequences[: batch.num_prefill + batch.num_extend]:
             if seq.page_keys is not None:  # here, while the device computes, and not between it and the first token
-                num_full = seq.num_computed // self._pool.page_size
+                num_full = self._num_full(seq, seq.num_computed)
                 seq.page_keys.first(num_full, seq.tokens)
                 if num_full and seq.page_seals is not None:
                     seq.page_seals[num_full - 1]  # this one too is hashed now
         for fork in batch.forks:
             seq, leader = fork.sequence, batch.sequences[fork.row]
             seq.num_computed = leader.num_computed
-            seq.num_published = leader.num_computed // self._pool.page_size  # the leader will have published them
+            seq.num_published = self._num_full(leader, leader.num_computed)  # the leader will have published them
             seq.num_chunks, seq.num_cached, seq.scheduled_at = leader.num_chunks, leader.num_cached, leader.scheduled_at
             seq.page_keys = None if leader.page_keys is None else leader.page_keys.copy()
             seq.is_forked = True
@@ -399,13 +415,20 @@ class Scheduler:
         page_size, first = self._pool.page_size, batch.num_prefill + batch.num_extend
         if batch.verifies:
             for seq in batch.sequences:
-                self._publish(seq, seq.num_computed // page_size)
+                self._publish(seq, self._num_full(seq, seq.num_computed))
         else:
+            last = self._looks_ahead % page_size  # of a page's tokens, or the one behind
             for row, context_len in enumerate(batch.context_lens):
-                if row < first or not context_len % page_size:  # a single token fills a page, or changes nothing
-                    self._publish(batch.sequences[row], context_len // page_size)
+                if row < first or context_len % page_size == last:  # a single token fills a page, or changes nothing
+                    self._publish(batch.sequences[row], self._num_full(batch.sequences[row], context_len))
         if self._pool.states is not None and batch.states is not None:
             self._publish_snapshots(batch, batch.states.writes, self._pool.states)
+
+    def _num_full(self, seq: Sequence, num_tokens: int) -> int:
+        """Return how many pages the first `num_tokens` tokens fill that can be named."""
+        if self._looks_ahead and (num_tokens >= len(seq.tokens) or seq.tokens[num_tokens] == PENDING):
+            num_tokens -= 1
+        return num_tokens // self._pool.page_size
 
     def _publish(self, seq: Sequence, num_full: int) -> None:
         """Let other sequences find the first `num_full` pages of a running sequence."""
@@ -461,38 +484,74 @@ class Scheduler:
         page_size, found = self._pool.page_size, self._pool.page_of_key
         first, last = seq.num_computed // page_size, context_len // page_size
         num_shared, last_of_prompt = 0, (len(seq.tokens) - 1) // page_size
-        for key in seq.page_keys.each(last, seq.tokens):
+        for key in seq.page_keys.each(min(last, last_of_prompt), seq.tokens):
             if key not in found:
                 break
             num_shared += 1
         return [num_pages for num_pages in sorted({num_shared, last_of_prompt}) if first < num_pages <= last]
 
-    def _draft(self, drafter: Drafter, step: _StepPlan) -> bool:
+    def _draft(self, drafter: Drafter | HeadDrafter, step: _StepPlan) -> bool:
         """Append drafted tokens to decoding sequences, as far as the step and free pages have room. Return whether any.
 
         No sequence is preempted for them.
         """
-        has_states = self._pool.states is not None
-        if has_states and step.prompts and not any(count > 1 for _, count in step.prompts):
+        most_seqs = self._limits.max_drafting_seqs
+        if most_seqs is not None and len(self._decoding) > most_seqs:
+            self._num_undrafted_steps += 1
+            return False
+        if self._pool.states is not None and step.prompts and not any(count > 1 for _, count in step.prompts):
             return False  # prompts of one token may need their states copied, which a step that verifies alone does not
-        num_prompt_tokens = sum(num_tokens for _, num_tokens in step.prompts)
-        left = self._limits.max_num_batched_tokens - step.num_decode - num_prompt_tokens
-        is_any = False
+        if isinstance(drafter, HeadDrafter):
+            return self._draft_by_head(drafter, step)
+        left, is_any = self._room_for_drafts(step), False
         for seq in self._decoding.sequences:
-            num_tokens = len(seq.tokens)
-            most = min(left, self._limits.max_drafted_tokens, seq.max_len - num_tokens - 1)
-            most = min(most, self._left_of_chunk(num_tokens - 1) - 1)  # behind the newest token, which is computed too
-            if has_states and step.prompts:
-                most = min(most, CHUNK - 1 - num_tokens % CHUNK)
-            drafted = drafter(seq, most)[:most] if most > 0 and seq.is_drafted_for else []
-            if drafted and not self._pool.grow(seq.request_id, num_tokens + len(drafted)):
-                drafted = drafted[: self._pool.room_of(seq.request_id) - num_tokens]
-            if drafted:
-                seq.tokens += drafted
-                seq.num_drafted = len(drafted)
-                left -= len(drafted)
-                is_any = True
+            most = self._most_drafted(seq, left, step)
+            drafted = drafter(seq, most)[:most] if most > 0 else []
+            drafted = drafted[: self._grown(seq, len(drafted))]
+            left -= len(drafted)
+            is_any |= self._append_drafted(seq, drafted)
         return is_any
+
+    def _draft_by_head(self, drafter: HeadDrafter, step: _StepPlan) -> bool:
+        """Do so for all sequences at once."""
+        left, wanted = self._room_for_drafts(step), []
+        for seq in self._decoding.sequences:
+            most = self._most_drafted(seq, left, step)
+            most = self._grown(seq, most) if most > 0 else 0
+            wanted.append((seq, most))
+            left -= most
+        is_any = False
+        for (seq, _), drafted in zip(wanted, drafter.draft(wanted), strict=True):
+            if not drafted:
+                self._pool.shrink(seq.request_id, len(seq.tokens))
+            is_any |= self._append_drafted(seq, drafted)
+        return is_any
+
+    def _room_for_drafts(self, step: _StepPlan) -> int:
+        """Return how many drafted tokens a step may have."""
+        num_prompt_tokens = sum(num_tokens for _, num_tokens in step.prompts)
+        return self._limits.max_num_batched_tokens - step.num_decode - num_prompt_tokens
+
+    def _most_drafted(self, seq: Sequence, left: int, step: _StepPlan) -> int:
+        """Return the most drafted tokens of a sequence that fit the step, which has room for `left`; or less than 1."""
+        num_tokens = len(seq.tokens)
+        most = min(left, self._limits.max_drafted_tokens, seq.max_len - num_tokens - 1) if seq.is_drafted_for else 0
+        most = min(most, self._left_of_chunk(num_tokens - 1) - 1)  # behind the newest token, which is computed too
+        if self._pool.states is not None and step.prompts:
+            most = min(most, CHUNK - 1 - num_tokens % CHUNK)
+        return most
+
+    def _grown(self, seq: Sequence, num_drafted: int) -> int:
+        """Give a sequence pages for so many drafted tokens, or for none; return for how many it has pages."""
+        num_tokens = len(seq.tokens)
+        if self._pool.grow(seq.request_id, num_tokens + num_drafted):
+            return num_drafted
+        return min(num_drafted, self._pool.room_of(seq.request_id) - num_tokens)
+
+    def _append_drafted(self, seq: Sequence, drafted: list[int]) -> bool:
+        seq.tokens += drafted
+        seq.num_drafted = len(drafted)
+        return bool(drafted)
 
     def _decode(self, seq: Sequence) -> None:
         """Give a sequence whose prompt is computed a row in every step from now on."""
@@ -611,7 +670,9 @@ class Scheduler:
             copies = None
             if len(self._running) < self._limits.max_num_seqs:
                 owner, num_tokens = seq.request_id, len(leader.tokens)
-                copies = self._pool.fork(leader.request_id, owner, num_tokens, headroom=self._headroom)
+                copies = self._pool.fork(
+                    leader.request_id, owner, num_tokens, headroom=self._headroom, has_own_last=self._looks_ahead
+                )
             if copies is None:
                 insort(self._waiting, seq, key=_rank)
                 continue

@@ -28,6 +28,7 @@ from server.engine.execution.commands import ChooseProducts, Started
 from server.engine.execution.followers import Followers, LedRanks, RankListener
 from server.engine.execution.grammars import Grammars
 from server.engine.execution.graphs import StepGraphs
+from server.engine.execution.head_steps import HeadSteps
 from server.engine.execution.page_bytes import DevicePageBytes
 from server.engine.execution.runner import ModelRunner
 from server.engine.execution.sampling import SampledTokens
@@ -41,14 +42,16 @@ from server.engine.proof.operator_quarantine import OperatorQuarantine
 from server.engine.proof.quarantine import Quarantine
 from server.engine.proof.replay import Replay
 from server.engine.proof.shadow_check import ShadowCheck
+from server.engine.scheduling.drafter import Drafter
 from server.engine.scheduling.embeddings import EmbeddingFormat
 from server.engine.scheduling.engine import Engine, EngineOptions
+from server.engine.scheduling.head_drafter import DraftedRow, HeadDrafter, HeadRow
 from server.engine.scheduling.page_seals import PageSeals
 from server.engine.scheduling.pages import PagePool
 from server.engine.scheduling.runner_api import BatchError, StepStatistics
 from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from server.engine.scheduling.states import StatePool
-from server.engine.startup.drafting import drafting_of
+from server.engine.startup.drafting import Drafting, drafting_of
 from server.engine.startup.image_warmup import warm_up_images
 from server.engine.startup.kv_sizing import num_pages
 from server.engine.startup.layers import check_layers, refuse_failed
@@ -69,15 +72,17 @@ from server.engine.startup.subject import (
     connected_ranks,
     decoder_of,
     dispatcher_of,
+    head_of,
     identity_of,
     kv_cache_of,
     load_own_tower,
     load_weights,
     read_subject,
 )
-from server.engine.startup.warmup import estimate_longest_silence_s, warm_up
+from server.engine.startup.warmup import estimate_longest_silence_s, synthetic_batch, warm_up
 from server.errors import SettingsError
 from server.model.decoder import Decoder
+from server.model.draft_head import DraftHead
 from server.model.layer_state import StateCache
 from server.model.ranks import ALONE
 from server.model.vision.tower import Tower
@@ -199,10 +204,10 @@ def _build(
         quarantined=broken,
         overridden=overridden,
     )
-    decoder = _load(settings, subject, dispatcher, followers, progress, measured=measured, fallbacks=fallbacks)
+    decoder, head = _load(settings, subject, dispatcher, followers, progress, measured=measured, fallbacks=fallbacks)
     tower = load_own_tower(settings, subject, dispatcher, lambda detail: progress("loading", detail))
     try:
-        runner = _warm_runner(settings, subject, decoder, tower, dispatcher, followers, progress)
+        runner = _warm_runner(settings, subject, decoder, head, tower, dispatcher, followers, progress)
         longest_silence_s = 0.0
         if subject.device.type == "cpu":
             longest_silence_s = estimate_longest_silence_s(
@@ -265,8 +270,8 @@ def _load(
     *,
     measured: MeasuredProducts,
     fallbacks: MatmulFallbacks,
-) -> Decoder:
-    """Load the weights, choose how they are multiplied, and build the decoder."""
+) -> tuple[Decoder, DraftHead | None]:
+    """Load the weights, choose how they are multiplied, and build the decoder, and its draft head."""
     progress("loading", str(subject.folder))
     ranks = ALONE
     if followers is not None:
@@ -283,7 +288,8 @@ def _load(
         choose_products(weights, subject.config, subject.limits, file, subject.device, run, fallbacks)
         if followers is not None:
             followers.send(ChooseProducts(str(file.absolute())))
-    return decoder_of(subject, weights, dispatcher, ranks)
+    decoder = decoder_of(subject, weights, dispatcher, ranks)
+    return decoder, head_of(subject, weights, dispatcher, decoder)
 
 
 def _ready(
@@ -305,7 +311,7 @@ def _ready(
         matrix_digest=plan.matrix_digest,
         matrix_verdict=plan.matrix_verdict.value,
         plan=plan_rows(runner.dispatcher.all_decisions, plan.evidence, subject.config.packing),
-        attention_layers=len(subject.config.attentions),
+        attention_layers=len(subject.main_config.attentions),
         num_compiles=num_compiles(),
         matmul_fallbacks=matmul_fallbacks,
         longest_silence_s=longest_silence_s,
@@ -322,6 +328,7 @@ def _warm_runner(
     settings: Settings,
     subject: Subject,
     decoder: Decoder,
+    head: DraftHead | None,
     tower: Tower | None,
     dispatcher: Dispatcher,
     followers: Followers | None,
@@ -347,7 +354,16 @@ def _warm_runner(
         num_slots = 0 if slots is None else slots.num_slots
         states = StateCache.allocate(config, num_slots, torch_dtype(limits.dtype), device)
         made = partial(
-            Worker, decoder, kv, dispatcher, tokens, states=states, num_embeddings=limits.max_image_tokens, tower=tower
+            Worker,
+            decoder,
+            kv,
+            dispatcher,
+            tokens,
+            states=states,
+            num_embeddings=limits.max_image_tokens,
+            tower=tower,
+            head=head,
+            num_hidden=limits.max_num_batched_tokens,
         )
         if followers is None:
             return made()
@@ -407,7 +423,7 @@ def _fallbacks_of_all(own: MatmulFallbacks, followers: Followers) -> dict[Matmul
 
 
 def _scheduler(settings: Settings, subject: Subject, runner: ModelRunner) -> Scheduler:
-    limits, states = subject.limits, runner.worker.states
+    limits, states, drafting = subject.limits, runner.worker.states, drafting_of(settings)
     pool = PagePool(runner.num_pages, limits.page_size, None if states is None else StatePool(states.num_slots))
     return Scheduler(
         SchedulerLimits(
@@ -419,10 +435,12 @@ def _scheduler(settings: Settings, subject: Subject, runner: ModelRunner) -> Sch
             limits.max_drafted_tokens,
             max_embedded_tokens=limits.max_image_tokens,
             max_written_tokens=limits.max_num_batched_image_tokens or None,
+            max_drafting_seqs=None if drafting is None else drafting.max_seqs,
             chunk=subject.config.chunk,
         ),
         pool,
         shares_pages=settings.prefix_caching,
+        looks_ahead=drafting is not None and drafting.uses_head,
         seals=PageSeals(pool, DevicePageBytes(runner.worker.kv)),
     )
 
@@ -456,5 +474,31 @@ def _engine(
             *runner.dispatcher.take_samples(), take_fallbacks(), runner.worker.take_tower_times()
         ),
         compile_grammar=None if runner.grammars is None else runner.grammars.compile,
-        drafter=None if drafting is None else drafting.drafter(subject.limits.max_num_seqs),
+        drafter=None if drafting is None else _drafter(drafting, subject, runner, scheduler),
     )
+
+
+def _warm_up_head(steps: HeadSteps, runner: ModelRunner, subject: Subject) -> None:
+    """Have the draft head compute a prompt, a chunk, and what it drafts itself, so that each kernel is compiled."""
+    size = subject.limits.page_size
+    for query, context in ((1, 1), (9, 9), (9, 12)) if subject.limits.max_model_len > 12 else ():
+        batch = synthetic_batch([(query, context)], size)
+        runner.launch(batch).result()
+        [seq], [table] = batch.sequences, batch.page_tables
+        steps.follow(batch, [HeadRow(seq, 0, 0, context - query, [0] * query, table, is_drafted_for=True)])
+        steps.go_on([DraftedRow(seq, 0, context - 1, table)])
+        steps.take()
+
+
+def _drafter(drafting: Drafting, subject: Subject, runner: ModelRunner, scheduler: Scheduler) -> Drafter | HeadDrafter:
+    runner.max_drafted_tokens = drafting.num_speculative_tokens
+    if not drafting.uses_head:
+        return drafting.lookup_drafter(subject.limits.max_num_seqs)
+    most = subject.limits.max_num_seqs if drafting.max_seqs is None else drafting.max_seqs
+    row_tokens, steps = 1 + drafting.num_speculative_tokens, HeadSteps(runner)
+    _warm_up_head(steps, runner, subject)
+    if runner.graphs is not None and subject.shard.world == 1:
+        max_context = min(subject.limits.max_model_len, runner.num_pages * subject.limits.page_size)
+        rows = min(most, subject.limits.max_num_seqs)
+        steps.capture(CudaCapture(subject.device, names_kernels=False), rows, max_context)
+    return HeadDrafter(steps, scheduler.pool, most_rows=most, row_tokens=row_tokens)

@@ -1,5 +1,6 @@
-"""The setting of drafted tokens, in the format of vLLM's flag."""
+"""The settings of drafted tokens: a number of them, or more in the format of vLLM's flag."""
 
+from enum import Enum
 from typing import Annotated
 
 import msgspec
@@ -11,16 +12,33 @@ from server.errors import SettingsError
 from server.settings import Settings
 
 MOST_DRAFTED = 4  # tokens of a sequence and step
+_MOST_BY_HEAD = 3
 _MOST_COMPARED = 64
-_NGRAM = "ngram"
-_FLAG = "--speculative-config"
+_FLAG, _NUMBER = "--speculative-config", "--speculative-tokens"
+# Decoding sequences with more of which a head drafts nothing: a step of a few rows waits for the weights, which drafted
+# tokens read with the others; of a mixture's experts more rows read more, and above some tens of rows the GPU computes.
+_MOST_SEQS = 32
+
+
+class Method(Enum):
+    """What drafts: tokens that were there before, or the model's own head, by three names of vLLM's."""
+
+    NGRAM = "ngram"
+    MTP = "mtp"
+    QWEN3_NEXT_MTP = "qwen3_next_mtp"
+    QWEN3_5_MTP = "qwen3_5_mtp"
 
 
 class Drafting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Tokens that are drafted for each sequence and step, and the least and most tokens before them that are alike."""
+    """Tokens that are drafted for each sequence and step.
 
-    method: str
+    disable_by_batch_size  decoding sequences from which on none are; None: the method's own
+    prompt_lookup_min, prompt_lookup_max  the least and most tokens before them that are alike
+    """
+
+    method: Method
     num_speculative_tokens: Annotated[int, Meta(ge=1, le=MOST_DRAFTED)]
+    disable_by_batch_size: Annotated[int, Meta(ge=2)] | None = None
     prompt_lookup_min: Annotated[int, Meta(ge=1, le=_MOST_COMPARED)] | None = None
     prompt_lookup_max: Annotated[int, Meta(ge=1, le=_MOST_COMPARED)] | None = None
 
@@ -30,8 +48,20 @@ class Drafting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         least = self.prompt_lookup_min or self.prompt_lookup_max or 5
         return least, self.prompt_lookup_max or least
 
-    def drafter(self, num_seqs: int) -> Drafter:
-        """Return what drafts for as many sequences at once."""
+    @property
+    def uses_head(self) -> bool:
+        """Return whether the model's own head drafts."""
+        return self.method is not Method.NGRAM
+
+    @property
+    def max_seqs(self) -> int | None:
+        """Return with how many decoding sequences tokens are drafted at most; None: with any number."""
+        if self.disable_by_batch_size is not None:
+            return self.disable_by_batch_size - 1
+        return _MOST_SEQS if self.uses_head else None
+
+    def lookup_drafter(self, num_seqs: int) -> Drafter:
+        """Return what drafts by look-up, for as many sequences at once."""
         least, longest = self.lookup
         return NgramDrafter(least=least, longest=longest, most_sequences=num_seqs)
 
@@ -39,18 +69,27 @@ class Drafting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def drafting_of(settings: Settings) -> Drafting | None:
     """Return how tokens are drafted; None where the settings ask for none.
 
-    Raises SettingsError for what cannot be read, and another method.
+    Raises SettingsError for what cannot be read, and for settings that contradict each other.
     """
-    text = settings.speculative_config
+    text, number = settings.speculative_config, settings.speculative_tokens
     if text is None:
-        return None
+        return None if number is None else Drafting(Method.MTP, number)
+    if number is not None:
+        raise SettingsError(f"{_NUMBER} and {_FLAG} both say what is drafted: leave one of them out")
     try:
         found = msgspec.json.decode(text, type=Drafting)
     except msgspec.MsgspecError as error:
         raise SettingsError(f"{_FLAG} cannot be read: {error}") from error
-    if found.method != _NGRAM:
-        raise SettingsError(f"{_FLAG} asks for the method {found.method[:64]!r}, {_NGRAM} is the only one")
     least, longest = found.lookup
     if least > longest:
         raise SettingsError(f"{_FLAG}: prompt_lookup_min is {least}, it must be at most prompt_lookup_max, {longest}")
+    if not found.uses_head:
+        return found
+    if found.num_speculative_tokens > _MOST_BY_HEAD:
+        raise SettingsError(
+            f"{_FLAG}: num_speculative_tokens is {found.num_speculative_tokens}, a model's own head drafts at most "
+            f"{_MOST_BY_HEAD}"
+        )
+    if found.prompt_lookup_min or found.prompt_lookup_max:
+        raise SettingsError(f"{_FLAG}: prompt_lookup_min and prompt_lookup_max are of ngram: leave them out")
     return found

@@ -18,9 +18,12 @@ from kernels.system.whole_file import write_whole
 from qualification.decision.decision import Policy
 from qualification.measure.start_plan import own_file
 from qualification.model.config import num_parameters
+from qualification.model.draft_head import draft_head_of, without_draft_head
 from qualification.model.forward.checkpoint import CheckpointError
+from qualification.model.forward.head import HeadReference
 from qualification.model.forward.model import ForwardReference
 from qualification.model.forward.tower import TowerReference
+from server.engine.execution.followed_steps import FollowedSteps
 from server.engine.execution.runner import ModelRunner
 from server.engine.proof.layer_check import LayerCheck, LayersChecked
 from server.engine.proof.layer_steps import CheckedStep, LayerSteps, TooSmall
@@ -92,7 +95,7 @@ def _checked(subject: Subject, runner: ModelRunner, progress: Progress) -> Layer
         steps = _steps(subject, runner)
         reference = ForwardReference(
             subject.folder,
-            subject.model,
+            without_draft_head(subject.model),
             torch_dtype(limits.dtype),
             subject.device,
             context=limits.max_model_len,
@@ -110,6 +113,8 @@ def _checked(subject: Subject, runner: ModelRunner, progress: Progress) -> Layer
     try:
         with _threads_for(subject):
             found = check.run(steps)
+            if runner.worker.head is not None:
+                found = _with_head(found, subject, runner, reference, steps)
             if runner.worker.tower is not None and subject.pixels is not None:
                 found = _with_tower(found, runner.worker.tower, subject.pixels, reference)
     except CheckpointError as error:
@@ -135,6 +140,32 @@ def _with_tower(found: LayersChecked, tower: Tower, pixels: Pixels, reference: F
         first=found.first or next(wrong, None),
         largest=max((found.largest, *of_tower.differences), key=lambda it: it.factor),
         num_numbers=found.num_numbers + of_tower.num_numbers,
+    )
+
+
+def _with_head(
+    found: LayersChecked, subject: Subject, runner: ModelRunner, reference: ForwardReference, steps: list[CheckedStep]
+) -> LayersChecked:
+    """Return the result with that of the draft head. Raises CheckpointError."""
+    head = HeadReference(reference, draft_head_of(subject.model))
+    # Logits of several ranks are asked for by what the model hands out, and the product is the model's.
+    own = runner.worker.head
+    logits = own.logits if own is not None and subject.shard.world == 1 else None
+    check = LayerCheck(FollowedSteps(runner, head), head, logits, kv_dtype=torch_dtype(subject.limits.kv_dtype))
+    of_head = check.run(steps)
+    named = [
+        None if it is None else replace(it, section=f"draft head, {it.section}")
+        for it in (of_head.first, of_head.largest)
+    ]
+    largest = named[1] if named[1] is not None and named[1].factor > found.largest.factor else found.largest
+    return replace(
+        found,
+        first=found.first or named[0],
+        largest=largest,
+        num_layers=found.num_layers + of_head.num_layers,
+        num_numbers=found.num_numbers + of_head.num_numbers,
+        num_unjudged=found.num_unjudged + of_head.num_unjudged,
+        seconds=found.seconds + of_head.seconds,
     )
 
 

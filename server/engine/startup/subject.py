@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from qualification.decision.decision import Decision, Pairs, decisions_of
 from qualification.decision.model_shapes import image_shapes, num_sums
 from qualification.measure.start_plan import Redecide as RedecideAny
 from qualification.model.config import ModelConfig
+from qualification.model.draft_head import PRODUCT, with_draft_head, without_draft_head
 from qualification.model.families.quantization import rounded_at_load
 from qualification.model.fields import ModelConfigError
 from qualification.model.gated_delta import GatedDeltaConfig, with_drafted_tokens
@@ -45,12 +47,13 @@ from server.engine.startup.limits import EngineLimits, choose_device, choose_lim
 from server.engine.startup.state_sizing import with_state_slots, with_states_of
 from server.errors import ModelError, SettingsError
 from server.model.decoder import Decoder, Operators, head_sizes
+from server.model.draft_head import DraftHead
 from server.model.images.settings import ImageSettings
 from server.model.kv_cache import KVCache
 from server.model.layers import Weights
 from server.model.load.digests import DUMMY, known_weights_digest
 from server.model.load.folder import check_folder
-from server.model.load.load import check_checkpoint, load_config, load_shard
+from server.model.load.load import check_checkpoint, has_draft_head, load_config, load_shard
 from server.model.load.pooling import read_pooling
 from server.model.ranks import ALONE, Ranks
 from server.model.vision.load import check_tower, has_known_tower, has_tower_tensors, load_tower, with_own_tower
@@ -86,6 +89,11 @@ class Subject:
     def config(self) -> ModelConfig:
         return self.shard.local_config
 
+    @property
+    def main_config(self) -> ModelConfig:
+        """Return what this rank computes of answers: all of `config` but a draft head."""
+        return without_draft_head(self.config)
+
 
 def read_subject(settings: Settings, rank: int = 0) -> Subject:
     """Raises SettingsError and ModelError for what cannot be served, however often it is tried."""
@@ -109,6 +117,8 @@ def read_subject(settings: Settings, rank: int = 0) -> Subject:
     drafting = drafting_of(settings)
     if drafting is not None:
         model = with_drafted_tokens(model, drafting.num_speculative_tokens)
+    if drafting is not None and drafting.uses_head:
+        model = _with_draft_head(settings, folder, model)
     if settings.quantization is Quantization.FP8:
         try:
             model = rounded_at_load(model)
@@ -132,6 +142,22 @@ def read_subject(settings: Settings, rank: int = 0) -> Subject:
     return Subject(
         folder, model, shard, limits, device, fingerprint, pooling is not None, settings.reproducible, pixels
     )
+
+
+def _with_draft_head(settings: Settings, folder: Path, model: ModelConfig) -> ModelConfig:
+    """Return the model with its draft head. Raises SettingsError where it, or the checkpoint, has none."""
+    try:
+        found = with_draft_head(model)
+    except ModelConfigError as error:
+        raise SettingsError(
+            f"tokens drafted by the model's own head (mtp) are asked for: {error}; use ngram"
+        ) from error
+    if settings.load_format is not LoadFormat.DUMMY and not has_draft_head(folder, model):
+        raise SettingsError(
+            f"tokens drafted by the model's own head (mtp) are asked for, and {folder} has no tensor {PRODUCT}: fetch "
+            "a checkpoint that has its head, or use ngram"
+        )
+    return found
 
 
 def _pixels_of(settings: Settings, folder: Path) -> Pixels | None:
@@ -205,15 +231,29 @@ def decoder_of(subject: Subject, weights: Weights, dispatcher: Dispatcher, ranks
     """Build the decoder, once, of all that computes it, and give the table of attention the weights' sinks."""
     if dispatcher.collective is not None:
         ranks = replace(ranks, run=dispatcher.collective.run)
-    for flags, index in zip(dispatcher.flags, subject.config.attention_layers, strict=True):
+    for flags, index in zip(dispatcher.flags, subject.main_config.attention_layers, strict=True):
         layer = weights.layers[index]
         if flags.sinks is not None and layer.sinks is not None:
             flags.sinks.copy_(layer.sinks)
     operators = replace(operators_of(dispatcher), is_reproducible=subject.reproducible)
-    decoder = Decoder(_served(subject.config, subject.limits), weights, ranks, operators)
+    main = _served(subject.main_config, subject.limits)
+    decoder = Decoder(main, replace(weights, layers=weights.layers[: main.num_layers]), ranks, operators)
     if subject.device.type == "cuda" and dispatcher.linear is not None:
         dispatcher.linear.warm_up()
     return decoder
+
+
+def head_of(subject: Subject, weights: Weights, dispatcher: Dispatcher, decoder: Decoder) -> DraftHead | None:
+    """Build the draft head beside its decoder, of the same tables; None for a model without."""
+    if weights.draft is None:
+        return None
+    operators = replace(operators_of(dispatcher), is_reproducible=subject.reproducible)
+    if dispatcher.linear is not None:
+        operators = replace(operators, product=partial(dispatcher.linear.product, is_of_step=False))
+    head = DraftHead(decoder, _served(subject.config, subject.limits), weights, operators)
+    if subject.device.type == "cuda" and dispatcher.linear is not None:
+        dispatcher.linear.warm_up()
+    return head
 
 
 def operators_of(dispatcher: Dispatcher) -> Operators:
@@ -245,7 +285,7 @@ def dispatcher_of(
 
     `measured`: what multiplies by the algorithms that are measured once the weights are there.
     """
-    config, device = subject.config, subject.device
+    config, device = subject.main_config, subject.device
     flags = tuple(
         AttentionFlags(
             it.scale,

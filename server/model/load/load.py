@@ -12,6 +12,7 @@ from torch import Tensor
 from kernels.experts.few_bits.weights import FewBitExperts
 from kernels.experts.formats import FewBitFormat
 from qualification.model.config import ExpertsConfig, LayerConfig, LinearFormats, ModelConfig
+from qualification.model.draft_head import PREFIX, PRODUCT, name_in_model
 from qualification.model.families.family import Family, TensorNames
 from qualification.model.families.image_models import text_names
 from qualification.model.families.quantization import as_stored
@@ -199,7 +200,7 @@ def check_checkpoint(folder: Path, config: ModelConfig, load_format: LoadFormat)
     if borrowing:  # published files may have what these layers would make keys and values of, which nothing reads
         unread = tuple(f"model.layers.{index}.self_attn.{it}" for index in borrowing for it in _OF_KEYS)
         entries = {name: entry for name, entry in entries.items() if not name.startswith(unread)}
-    if family.not_read:
+    if family.not_read and not config.num_draft_layers:
         entries = {name: entry for name, entry in entries.items() if not name.startswith(family.not_read)}
     if family.has_more_layers:
         entries = {name: entry for name, entry in entries.items() if not _is_behind(name, config.num_layers)}
@@ -210,6 +211,11 @@ def check_checkpoint(folder: Path, config: ModelConfig, load_format: LoadFormat)
     return entries
 
 
+def has_draft_head(folder: Path, config: ModelConfig) -> bool:
+    """Return whether the checkpoint has the product of a draft head. Raises ModelError for files that are not read."""
+    return PRODUCT in _read_named(folder, config)
+
+
 def _has_few_bit_experts(layer: LayerConfig) -> bool:
     return isinstance(layer.feed_forward, ExpertsConfig) and isinstance(layer.feed_forward.format, FewBitFormat)
 
@@ -217,9 +223,11 @@ def _has_few_bit_experts(layer: LayerConfig) -> bool:
 def _read_named(folder: Path, config: ModelConfig) -> dict[str, TensorEntry]:
     """Return the tensors of the text part, by their names in a checkpoint of text alone. Raises ModelError."""
     entries = read_entries(folder)
-    entries = {name: entries[as_written] for as_written, name in text_names(entries, config.family).items()}
+    named = text_names(entries, config.family)
+    entries = {name_in_model(name, config): entries[as_written] for as_written, name in named.items()}
     if "embed_tokens.weight" in entries:  # saved without a head, hence without the whole's prefix
-        entries = {name if name.startswith("lm_head") else f"model.{name}": it for name, it in entries.items()}
+        own = ("lm_head", PREFIX, "model.")
+        entries = {name if name.startswith(own) else f"model.{name}": it for name, it in entries.items()}
     if config.packing is not None:
         from_file = reencoded_entries if config.packing.is_reencoded else packed_entries
         entries = from_file(folder, entries, config.packing)

@@ -66,7 +66,9 @@ def test_a_setting_drafts_and_changes_no_token(tiny_llama: TinyLlama, tmp_path: 
     [
         ("{", "cannot be read"),
         ('{"method": "ngram"}', "missing required field `num_speculative_tokens`"),
-        ('{"method": "mtp", "num_speculative_tokens": 1}', "asks for the method 'mtp', ngram is the only one"),
+        ('{"method": "eagle", "num_speculative_tokens": 1}', "Invalid enum value 'eagle' - at `$.method`"),
+        ('{"method": "mtp", "num_speculative_tokens": 4}', "a model's own head drafts at most 3"),
+        ('{"method": "mtp", "num_speculative_tokens": 1, "prompt_lookup_max": 2}', "are of ngram: leave them out"),
         ('{"method": "ngram", "num_speculative_tokens": 5}', "<= 4 - at `$.num_speculative_tokens`"),
         ('{"method": "ngram", "num_speculative_tokens": 2, "model": "x"}', "unknown field `model`"),
         (

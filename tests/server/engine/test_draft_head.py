@@ -1,0 +1,120 @@
+"""Drafts of a model's own head: what it drafts, that no answer shows it, and what is refused."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+from safetensors.torch import load_file, save_file
+
+from server.engine.execution.head_steps import HeadSteps
+from server.engine.scheduling.head_drafter import HeadDrafter
+from server.engine.scheduling.sequence import Sequence
+from server.engine.startup.layers import check_layers
+from server.engine.startup.subject import read_subject
+from server.errors import SettingsError
+from server.protocol.messages import LayersStatus
+from server.settings import DeviceChoice, Settings
+from support.engine.closure_graphs import capture
+from support.engine.reproducible_engine import Request, answers, build, different, requests
+from support.models.draft_heads import PlainHead, add_draft_head
+from support.models.tiny_families import QWEN_3_NEXT, RECURRENT, save_reference
+
+SIZES = {"num_hidden_layers": 2, "max_position_embeddings": 256, "eos_token_id": None}
+
+
+class Recorded(HeadDrafter):
+    """Keeps the tokens of greedy sequences, and what was drafted behind them."""
+
+    seen: list[tuple[list[int], list[int]]]
+
+    def draft(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:  # type: ignore[override]
+        found = super().draft(wanted)
+        for (seq, most), drafted in zip(wanted, found, strict=True):
+            assert len(drafted) == max(most, 0), "the head drafts as many tokens as it is asked for"
+            if seq.sampling.temperature == 0:
+                self.seen.append((seq.tokens.copy(), drafted))
+        return found
+
+
+def asked_of(vocab_size: int = 97) -> list[Request]:
+    """Return requests whose answers cross a border of 64 tokens; of some there are three."""
+    found = requests(vocab_size, (50, 58, 110, 16))
+    return [replace(it, sampling=msgspec.structs.replace(it.sampling, max_tokens=18)) for it in found]
+
+
+@pytest.mark.parametrize(("family", "changes"), [("qwen3_5_text", RECURRENT), ("qwen3_next", QWEN_3_NEXT)])
+def test_a_head_drafts_as_its_definition_and_changes_no_bit(
+    family: str, changes: dict[str, object], tmp_path: Path
+) -> None:
+    """In chunks, behind hits of other prompts, in forks, and after preemptions."""
+    model = save_reference(tmp_path, family, {**changes, **SIZES})
+    tensors = add_draft_head(tmp_path, 2)
+    is_dense = family == "qwen3_5_text"
+    asked = asked_of() if is_dense else asked_of()[:2]
+    alone = answers(build(tmp_path, tmp_path / "cache", prefix_caching=False).engine, asked, at_once=1)
+    crowded = build(tmp_path, tmp_path / "cache", kv_cache_tokens=208, max_num_batched_tokens=29, speculative_tokens=3)
+    assert crowded.ready.layers is not None
+    assert crowded.ready.layers.num_layers == 3  # the head's included
+    drafter = crowded.engine.drafter
+    assert isinstance(drafter, HeadDrafter)
+    drafter.__class__, seen = Recorded, []
+    drafter.seen = seen
+    drafter.head = steps = HeadSteps(crowded.runner)
+    if is_dense:
+        steps.capture(capture, 4, 200)  # of steps of few rows: prompts have none
+    num_accepted = num_preempted = num_hit = 0
+    step = crowded.engine.step
+
+    def counted() -> object:
+        nonlocal num_accepted, num_preempted, num_hit
+        output = step()
+        if output is not None:
+            num_preempted += output.record.num_preemptions
+            num_hit += output.record.num_prefix_hit_tokens
+            num_accepted += 0 if output.record.drafts is None else sum(output.record.drafts.accepted)
+        return output
+
+    crowded.engine.step = counted  # type: ignore[method-assign, assignment]
+    for seed in (1, 2) if is_dense else (1,):
+        assert different(alone, answers(crowded.engine, asked, at_once=4, seed=seed)) == []
+    assert seen
+    if is_dense:
+        assert min(num_accepted, num_preempted, num_hit, steps.num_replays) > 0
+        plain = PlainHead(model, tensors)
+        assert [drafted for _, drafted in seen] == [plain.drafts(tokens, len(drafted)) for tokens, drafted in seen]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{"speculative_tokens": 1}, {"speculative_config": '{"method": "qwen3_next_mtp", "num_speculative_tokens": 3}'}],
+)
+def test_a_head_that_is_not_there_is_refused(asked: dict[str, object], tmp_path: Path) -> None:
+    save_reference(tmp_path, "qwen3_5_text", {**RECURRENT, **SIZES})
+    settings = Settings(model=str(tmp_path), device=DeviceChoice.CPU, **asked)  # type: ignore[arg-type]
+    with pytest.raises(
+        SettingsError, match=r"own head \(mtp\) are asked for, and .* has no tensor mtp.fc.weight: fetch"
+    ):
+        read_subject(settings)
+    other = tmp_path / "other"
+    other.mkdir()
+    save_reference(other, "llama", SIZES)
+    with pytest.raises(SettingsError, match="models of llama have no draft head that is read; use ngram"):
+        read_subject(msgspec.structs.replace(settings, model=str(other)))
+
+
+def test_a_head_that_computes_something_else_is_found(tmp_path: Path) -> None:
+    """A served head whose file has changed behind it, as a wrong reader's would have."""
+    save_reference(tmp_path, "qwen3_5_text", {**RECURRENT, **SIZES})
+    add_draft_head(tmp_path, 2)
+    built = build(tmp_path, tmp_path / "cache", speculative_tokens=1, layer_check=False)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    tensors["mtp.fc.weight"] = tensors["mtp.fc.weight"].roll(1, dims=1)
+    save_file(tensors, file, metadata={"format": "pt"})
+    sizes = {"max_model_len": 200, "kv_cache_tokens": 2048, "max_num_seqs": 10, "page_size": 8}
+    settings = Settings(model=str(tmp_path), device=DeviceChoice.CPU, speculative_tokens=1, **sizes)  # type: ignore[arg-type]
+    subject = read_subject(settings)
+    report = check_layers(Settings(cache_dir=str(tmp_path / "cache")), subject, built.runner, lambda _, __: None)
+    assert report.status is LayersStatus.FAILED
+    assert report.detail.startswith("draft head, embedding, in ")
