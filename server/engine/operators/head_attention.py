@@ -15,7 +15,7 @@ from server.model.kv_cache import KVLayer
 
 
 class HeadAttention:
-    """What a draft head calls in place of `StepAttention`. It is of no request: nothing of it is timed or counted."""
+    """Attention of a draft head's step, in place of `StepAttention`: of no request, so that nothing is timed or counted."""
 
     def __init__(
         self,

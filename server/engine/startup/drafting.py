@@ -21,7 +21,7 @@ _MOST_SEQS = 32
 
 
 class Method(Enum):
-    """What drafts: tokens that were there before, or the model's own head, by three names of vLLM's."""
+    """Source of drafts: tokens that were there before, or the model's own head, by three names of vLLM's."""
 
     NGRAM = "ngram"
     MTP = "mtp"
