@@ -15,7 +15,7 @@ from server.model.kv_cache import KVLayer
 
 
 class HeadAttention:
-    """Attention of a draft head's step, in place of `StepAttention`: of no request, so that nothing is timed or counted."""
+    """Attention of a draft head's step, in place of `StepAttention`: of no request, so nothing is timed or counted."""
 
     def __init__(
         self,
