@@ -30,6 +30,9 @@ class RecurrenceState:
     keys    [slots, ring, key_heads, key_dim]: of the tokens behind the border, normed
     values  [slots, ring, value_heads, value_dim]: what they add to the state, beta * (v - what the state has of it)
     decays  [slots, ring, value_heads] fp32: logarithms of their decays
+    betas   [slots, ring, value_heads] fp32
+    misses  [slots, ring of 16, value_heads, value_dim] fp32: of the tokens of a block that is not full, beta *
+            (v - what the state has of it without that block); only of paths whose order of sums needs it
 
     The token of position p stands at p % ring.
     """
@@ -39,6 +42,13 @@ class RecurrenceState:
     keys: Tensor
     values: Tensor
     decays: Tensor
+    betas: Tensor
+    misses: Tensor
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Every tensor, in the order of `RecurrenceSizes.state_tensors`."""
+        return self.states, self.inputs, self.keys, self.values, self.decays, self.betas, self.misses
 
     def sizes(self, weights: RecurrenceWeights) -> RecurrenceSizes:
         """Return the sizes of the layer whose states and weights these are."""

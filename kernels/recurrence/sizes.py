@@ -52,11 +52,15 @@ class RecurrenceSizes:
 
         num_drafted  tokens that a step may compute and take back
         """
-        ring = CHUNK + num_drafted
+        # Behind a step of `VERIFY` the state is up to a chunk and 1 + num_drafted tokens behind, whose numbers the next
+        # one reads while it writes as many new ones.
+        ring = CHUNK + (2 * num_drafted + 1 if num_drafted else 0)
         return (
             ((self.num_value_heads, self.key_dim, self.value_dim), state_dtype),
             ((self.width + num_drafted, self.conv_dim), dtype),
             ((ring, self.num_key_heads, self.key_dim), dtype),
             ((ring, self.num_value_heads, self.value_dim), dtype),
             ((ring, self.num_value_heads), Dtype.FP32),
+            ((ring, self.num_value_heads), Dtype.FP32),
+            ((BLOCK + num_drafted, self.num_value_heads, self.value_dim), Dtype.FP32),
         )

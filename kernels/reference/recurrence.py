@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.recurrence.calls import RecurrenceState, RecurrenceWeights
-from kernels.recurrence.sizes import CHUNK, RecurrenceSizes
+from kernels.recurrence.sizes import BLOCK, CHUNK, RecurrenceSizes
 from kernels.reference.compare import Reference
 from kernels.reference.experts import Rounding, rounding_of
 
@@ -120,16 +120,22 @@ def true_tokens(qkv: Tensor, a: Tensor, b: Tensor, weights: RecurrenceWeights, s
 
 
 def true_states(
-    tokens: TrueTokens, dtype: torch.dtype = torch.float64, state_dtype: torch.dtype = torch.float64
+    tokens: TrueTokens,
+    dtype: torch.dtype = torch.float64,
+    state_dtype: torch.dtype = torch.float64,
+    begun: Tensor | None = None,
 ) -> tuple[Tensor, TrueStates]:
     """Return results [B, T, Hv, Dv], not scaled, and what the rule adds and keeps, rounded as a right path does it.
 
     dtype        what keys, values and what is added are rounded to
     state_dtype  likewise of states at borders
+    begun        [B, Hv, Dk, Dv] fp64: the state before the first token, at a border; None: zero
     """
     tokens = replace(tokens, keys=tokens.keys.to(dtype).double(), values=tokens.values.to(dtype).double())
     num_sequences, num_tokens, num_heads, key_dim = tokens.keys.shape
-    state = tokens.keys.new_zeros(num_sequences, num_heads, key_dim, tokens.values.shape[-1])
+    state = (
+        tokens.keys.new_zeros(num_sequences, num_heads, key_dim, tokens.values.shape[-1]) if begun is None else begun
+    )
     out, added, borders = torch.empty_like(tokens.values), torch.empty_like(tokens.values), [state]
     for token in range(num_tokens):
         state, added[:, token] = _next(state, tokens, token, dtype)
@@ -154,10 +160,26 @@ def write_kept_state(
         (state.keys, tokens.keys[sequence, :, ::group], border),
         (state.values, kept.added[sequence], border),
         (state.decays, tokens.decays[sequence], border),
+        (state.betas, tokens.betas[sequence], border),
+        (state.misses, _misses(kept, sequence, num_tokens), num_tokens // BLOCK * BLOCK),
         (state.inputs, qkv[sequence], max(0, num_tokens - state.inputs.shape[1])),
     ):
-        for position in range(begin, num_tokens):
-            ring[slot, position % ring.shape[1]] = known[position].to(ring.dtype)
+        places = [position % ring.shape[1] for position in range(begin, num_tokens)]
+        if places:
+            ring[slot, places] = known[begin:num_tokens].to(ring.dtype)
+
+
+def _misses(kept: TrueStates, sequence: int, num_tokens: int) -> Tensor:
+    """[T, Hv, Dv]: of the tokens of the last block, what they add and what those before them in it take from that."""
+    begin = num_tokens // BLOCK * BLOCK
+    own = slice(begin, num_tokens)
+    keys, added = kept.tokens.keys[sequence, own].transpose(0, 1), kept.added[sequence, own].transpose(0, 1)
+    sums = kept.tokens.decays[sequence, own].t().cumsum(dim=-1)
+    decays = (sums[:, :, None] - sums[:, None, :]).exp().tril(-1)
+    of_keys = kept.tokens.betas[sequence, own].t()[..., None] * decays * (keys @ keys.transpose(1, 2))
+    misses = torch.zeros_like(kept.added[sequence])
+    misses[own] = (added + of_keys @ added).transpose(0, 1)
+    return misses
 
 
 def _next(state: Tensor, tokens: TrueTokens, token: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
@@ -199,6 +221,62 @@ def recurrence_reference(
         _reference(at_border, limit[:, :, num_tokens:] + _LEAST),
         true_states(tokens, qkv.dtype, state_dtype)[1],
     )
+
+
+def recurrence_reference_from(
+    kept: RecurrenceState, num_known: int, qkv: Tensor, a: Tensor, b: Tensor, weights: RecurrenceWeights, first: int
+) -> Reference:
+    """Return the expected results [n, 1, Dv] of tokens behind a kept state, of one value head and its key head.
+
+    kept       of one slot, [...]: as `RecurrenceState` has it, of one head each; inputs [ring, 2 * Dk + Dv]
+    num_known  tokens behind the state's border that the slot keeps
+    qkv [n, 2 * Dk + Dv], a, b [n, 1]: of the tokens from position `first` on
+    """
+    key_dim, value_dim = kept.states.shape[-2:]
+    sizes = RecurrenceSizes(1, 1, key_dim, value_dim, weights.conv.shape[1])
+    before = min(first, sizes.width - 1)
+    places = [position % kept.inputs.shape[0] for position in range(first - before, first)]
+    all_inputs = torch.cat([kept.inputs[places].to(qkv.dtype), qkv])
+    gates = [torch.cat([it.new_zeros(before, 1), it]) for it in (a, b)]
+    tokens = _behind(true_tokens(all_inputs[None], gates[0][None], gates[1][None], weights, sizes), before)
+    state = kept.states.double()[None] if first else torch.zeros_like(kept.states, dtype=torch.float64)[None]
+    tokens = _after_known(tokens, kept, first - num_known, num_known, state)
+    out, states = true_states(tokens, begun=state)
+    errors = _Errors(out, states, rounding_of(qkv.dtype), torch.tensor([-1], device=out.device))
+    for chunk in reversed(range(-(-out.shape[1] // CHUNK))):
+        errors.go_back(chunk, rounding_of(kept.states.dtype) if kept.states.dtype is not torch.float32 else None)
+    num_tokens, scale = out.shape[1], key_dim**-0.5
+    truth = scale * out[0, num_known:]
+    limit = scale * errors.limit()[:, :, :num_tokens].transpose(1, 2)[0, num_known:]
+    return Reference(truth, limit + rounding_of(qkv.dtype).of(truth) + _LEAST, None, float("inf"))
+
+
+def _behind(tokens: TrueTokens, count: int) -> TrueTokens:
+    return replace(tokens, **{name: getattr(tokens, name)[:, count:] for name in TrueTokens.__slots__})
+
+
+def _after_known(tokens: TrueTokens, kept: RecurrenceState, border: int, count: int, state: Tensor) -> TrueTokens:
+    """Return the tokens with those before them that a slot keeps: with values that make them add what they have added.
+
+    Their errors are counted as if they were computed again.
+    """
+    if count == 0:
+        return tokens
+    places = [position % kept.keys.shape[0] for position in range(border, border + count)]
+    keys, added, decays = (it[places].double() for it in (kept.keys, kept.values, kept.decays))
+    values = []
+    for key, own, decay in zip(keys, added, decays, strict=True):
+        state = decay.exp()[None, :, None, None] * state
+        read = (key[None, :, :, None] * state).sum(dim=2)
+        values.append(own[None] + read)
+        state = state + key[None, :, :, None] * own[None, :, None]
+    one = torch.ones_like(decays)[None]
+    known = TrueTokens(
+        keys[None], keys[None], torch.stack(values, dim=1), decays[None], one, torch.zeros_like(keys)[None],
+        torch.zeros_like(keys)[None], torch.zeros_like(added)[None], 0 * one, 0 * one,
+    )  # fmt: skip
+    joined = {name: torch.cat([getattr(known, name), getattr(tokens, name)], dim=1) for name in TrueTokens.__slots__}
+    return TrueTokens(**joined)
 
 
 def _reference(truth: Tensor, limit: Tensor) -> Reference:
@@ -320,13 +398,13 @@ class _Errors:
         self._fp32[:, :, rows] += tokens.decay_error[:, token][..., None, None] * past.square()
         if rounding.u:
             most, most_value, most_added = rounding.of(key)[..., None], rounding.of(value), rounding.of(added)
-            rounded = share.square() * (rounded + most_value.square()) + most_added.square()
-            worst = share * (worst + most_value) + most_added
-            # A key is rounded, and once more times its decay where it is added to the state.
+            # What a token adds is rounded, and once more times its decay where it is added to the state.
+            rounded = share.square() * (rounded + most_value.square()) + 2 * most_added.square()
+            worst = share * (worst + most_value) + 2 * most_added
             self._rounded[:, :, rows] += unit.square() * rounded[:, :, None]
-            self._rounded[:, :, rows] += 2 * (squared @ most.square()) * added_squared
+            self._rounded[:, :, rows] += (squared @ most.square()) * added_squared
             self._worst[:, :, rows] += unit.abs() * worst[:, :, None]
-            self._worst[:, :, rows] += 2 * (response.abs() @ most) * added.abs()[:, :, None]
+            self._worst[:, :, rows] += (response.abs() @ most) * added.abs()[:, :, None]
         response -= share[..., None] * unit * key[:, :, None]
         response *= decay
 

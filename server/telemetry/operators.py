@@ -9,6 +9,7 @@ from functools import cache, partial
 
 from kernels.vocabulary.operators import Operator
 from kernels.vocabulary.path import Reject
+from kernels.vocabulary.recurrence_operator import RECURRENCE
 from kernels.vocabulary.shape import PLANNED_PHASES, Phase
 from qualification.attest.explain import TimeClass
 from qualification.decision.decision import Status
@@ -58,7 +59,7 @@ class OperatorMetrics:
         )
         self._shadow_checks = make.counter(
             "shadow_checks_total",
-            "Attention, products and experts of clients' steps computed again in fp64, by whether within the limits",
+            "What clients' steps computed, by operator, computed again in fp64, by whether within the limits",
             *("phase", "result"),
         )
         for phase, checked in itertools.product((*PLANNED_PHASES, Operator.LINEAR), Shadow):
@@ -124,12 +125,10 @@ class OperatorMetrics:
         self._build_info.labels(self._version, *build_labels(ready.fingerprint)).set(1)
         self._matrix_info.clear()
         self._matrix_info.labels(ready.matrix_digest or "none", ready.matrix_verdict).set(1)
-        if any(row.phase == Operator.EXPERTS.value for row in ready.plan):
-            for checked in Shadow:
-                self._shadow_checks.labels(Operator.EXPERTS.value, checked.value)
-        if any(row.phase == TOWER for row in ready.plan):
-            for checked in Shadow:
-                self._shadow_checks.labels(TOWER, checked.value)
+        for lane in (Operator.EXPERTS.value, RECURRENCE.value, TOWER):
+            if any(row.phase == lane for row in ready.plan):
+                for checked in Shadow:
+                    self._shadow_checks.labels(lane, checked.value)
         for layers in LayersStatus:
             self._layers.labels(layers.value).set(layers is ready.layers.status)
         self.planned(ready.plan)

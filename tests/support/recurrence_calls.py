@@ -85,7 +85,7 @@ def empty_state(drawn: Drawn, fill: float) -> RecurrenceState:
 def state_of(computed: Computed, slot: int | None = None) -> RecurrenceState:
     """Return the state in a slot, by default the sequence's."""
     place, state = computed.slot if slot is None else slot, computed.state
-    return RecurrenceState(*(it[place] for it in (state.states, state.inputs, state.keys, state.values, state.decays)))
+    return RecurrenceState(*(it[place] for it in state.tensors))
 
 
 def call_in_parts(

@@ -1,7 +1,7 @@
 """`triton.recurrence`: the recurrence in Triton, for any GPU of sm_80 or newer.
 
-Two launches of decode, three of prompts, whose grids depend on the numbers of tokens and rows alone, so that a CUDA
-graph holds them. A token's numbers are computed by the same instructions of the same tiles in each of them.
+Two launches of decode, five of prompts, whose grids depend on the numbers of tokens and rows alone, so that a CUDA
+graph holds them. A token's numbers have the same bits in each of them: `pieces.py` says why.
 """
 
 from typing import Any, NamedTuple
@@ -11,15 +11,22 @@ import triton
 from torch import Tensor
 
 from kernels.recurrence.calls import RecurrenceRows, RecurrenceState, RecurrenceWeights
+from kernels.recurrence.portable.blocks import hallmark_recurrence_blocks
 from kernels.recurrence.portable.chunks import hallmark_recurrence_chunks
 from kernels.recurrence.portable.prepare import hallmark_recurrence_keep, hallmark_recurrence_prepare
+from kernels.recurrence.portable.rows import hallmark_recurrence_rows
+from kernels.recurrence.portable.scan import hallmark_recurrence_scan
 from kernels.recurrence.sizes import BLOCK, CHUNK
 from kernels.vocabulary.shape import Phase
 
 _TOKENS = 16  # of a program that prepares
 _ROWS = 64  # that it looks at together
 _COLUMNS = {2: 64, 4: 32}  # of a value head, of a program, by bytes of a number
+_SCANNED_COLUMNS, _SCAN_WARPS, _STAGES = 64, 4, 2  # of a program that scans
+_ROWS_COLUMNS, _ROWS_WARPS = 64, 4  # of a program of a row of one block
+_LEAST = 32  # tokens from its first border on of a row that is scanned
 _CHANNELS = 1024  # of inputs that are kept, of a program
+_EXACT = {"enable_fp_fusion": False}  # a product and a sum in one rounding or two, as each kernel would choose
 
 
 class Launch(NamedTuple):
@@ -29,6 +36,25 @@ class Launch(NamedTuple):
     grid: tuple[int, ...]
     arguments: tuple[Any, ...]
     options: dict[str, Any]
+
+
+class _Factors(NamedTuple):
+    """Results of `hallmark_recurrence_blocks` for units of so many tokens, each of one value head."""
+
+    of_keys: Tensor
+    of_queries: Tensor
+    inverses: Tensor
+    gates: Tensor
+
+    @classmethod
+    def empty(cls, num_units: int, num_heads: int, num_tokens: int, like: Tensor) -> "_Factors":
+        of_keys, of_queries = (like.new_empty(num_units, num_heads, num_tokens, CHUNK) for _ in range(2))
+        return cls(
+            of_keys,
+            of_queries,
+            like.new_empty(num_units, num_heads, num_tokens, CHUNK),
+            torch.empty(num_units, num_heads, 3, num_tokens, dtype=torch.float32, device=like.device),
+        )
 
 
 def run_recurrence(
@@ -68,44 +94,113 @@ def launches(
     folding = {"FOLDS_ALL": rows.phase is not Phase.VERIFY, "CHUNK": CHUNK}
     block_k, dims = _padded(sizes.key_dim), max(sizes.key_dim, sizes.value_dim)
     block_v = min(_COLUMNS[qkv.element_size()], _padded(sizes.value_dim))
-    strides = state.inputs.stride(0), state.keys.stride(0), state.decays.stride(0)
+    strides = (state.inputs.stride(0), state.keys.stride(0), state.decays.stride(0), state.betas.stride(0))
+    is_half = qkv.element_size() == 2
+    is_scanned = rows.phase is Phase.EXTEND and is_half and rows.longest >= _LEAST
+    least = _LEAST if is_scanned else 0
+    tiles = {"BLOCK_K": block_k, "BLOCK": BLOCK, "CHUNK": CHUNK}
     found = [
         Launch(
             hallmark_recurrence_prepare,
             (triton.cdiv(num_tokens, _TOKENS), 2 * key_heads + value_heads),
             (
                 qkv, a, b, weights.conv, weights.a_log, weights.dt_bias, rows.starts, rows.stops, rows.firsts,
-                rows.sources, rows.targets, state.inputs, state.keys, state.decays, queries, keys, values, decays,
-                betas, out, num_tokens, num_rows, qkv.stride(0), a.stride(0), b.stride(0), *strides,
+                rows.sources, rows.targets, state.inputs, state.keys, state.decays, state.betas, queries, keys, values,
+                decays, betas, out, num_tokens, num_rows, qkv.stride(0), a.stride(0), b.stride(0), *strides,
             ),
             {
                 **heads, **rings, "VALUE_DIM": sizes.value_dim, "WIDTH": sizes.width, "INPUT_RING": input_ring,
-                "KEEPS": keeps, "BLOCK_T": _TOKENS, "BLOCK_R": _ROWS, "BLOCK_D": _padded(dims),
-            },
-        ),
-        Launch(
-            hallmark_recurrence_chunks,
-            (num_rows, value_heads, triton.cdiv(sizes.value_dim, block_v)),
-            (
-                queries, keys, values, decays, betas, added, out, rows.starts, rows.stops, rows.firsts, rows.folded,
-                rows.sources, rows.targets, rows.write_tokens, rows.write_slots, state.states, state.keys,
-                state.values, state.decays, num_writes, out.stride(0), state.states.stride(0), state.keys.stride(0),
-                state.values.stride(0), state.decays.stride(0), sizes.key_dim**-0.5,
-            ),
-            {
-                **heads, **rings, **folding, "VALUE_DIM": sizes.value_dim, "IS_HALF": qkv.element_size() == 2,
-                "BLOCK_K": block_k, "BLOCK_V": block_v, "BLOCK": BLOCK, "num_warps": 8, "num_stages": 1,
+                "KEEPS": keeps, "BLOCK_T": _TOKENS, "BLOCK_R": _ROWS, "BLOCK_D": _padded(dims), **_EXACT,
             },
         ),
     ]  # fmt: skip
+    if is_half:
+        factors = _Factors.empty(num_rows, value_heads, BLOCK, qkv)
+        blocks = (
+            rows.starts, rows.stops, rows.firsts, rows.folded, rows.sources, state.keys, state.decays, state.betas,
+            num_rows, *strides[1:],
+        )  # fmt: skip
+        of_blocks = {**heads, **rings, **tiles, "BLOCK_R": _ROWS, "num_warps": 1, **_EXACT}
+        columns = min(_ROWS_COLUMNS, _padded(sizes.value_dim))
+        found += [
+            Launch(
+                hallmark_recurrence_blocks,
+                (num_rows, value_heads),
+                (queries, keys, decays, betas, *factors, *blocks),
+                {**of_blocks, "LEAST": least, "IS_SCANNED": False},
+            ),
+            Launch(
+                hallmark_recurrence_rows,
+                (num_rows, value_heads, triton.cdiv(sizes.value_dim, columns)),
+                (
+                    queries, keys, values, added, *factors, out, decays, rows.starts, rows.stops, rows.firsts,
+                    rows.folded, rows.sources, rows.targets, rows.write_tokens, rows.write_slots, state.states,
+                    state.keys, state.values, state.decays, state.betas, state.misses, num_writes, out.stride(0),
+                    state.states.stride(0), state.keys.stride(0), state.values.stride(0), state.decays.stride(0),
+                    state.betas.stride(0), state.misses.stride(0), sizes.key_dim**-0.5,
+                ),
+                {
+                    **heads, **rings, **tiles, "VALUE_DIM": sizes.value_dim, "MISSES_RING": state.misses.shape[1],
+                    "FOLDS_ALL": folding["FOLDS_ALL"], "BLOCK_V": columns, "num_warps": _ROWS_WARPS, **_EXACT,
+                },
+            ),
+        ]  # fmt: skip
+    # In steps that decode, where no token was drafted before, each row is one block.
+    has_others = not (is_half and rows.phase is Phase.DECODE and state.misses.shape[1] == BLOCK)
+    if has_others:
+        found += [
+            Launch(
+                hallmark_recurrence_chunks,
+                (num_rows, value_heads, triton.cdiv(sizes.value_dim, block_v)),
+                (
+                    queries, keys, values, decays, betas, added, out, rows.starts, rows.stops, rows.firsts, rows.folded,
+                    rows.sources, rows.targets, rows.write_tokens, rows.write_slots, state.states, state.keys,
+                    state.values, state.decays, state.betas, state.misses, num_writes, out.stride(0),
+                    state.states.stride(0), state.keys.stride(0), state.values.stride(0), state.decays.stride(0),
+                    state.betas.stride(0), state.misses.stride(0), sizes.key_dim**-0.5,
+                ),
+                {
+                    **heads, **rings, **folding, "VALUE_DIM": sizes.value_dim, "IS_HALF": is_half,
+                    "MISSES_RING": state.misses.shape[1], "BLOCK_K": block_k, "BLOCK_V": block_v, "BLOCK": BLOCK,
+                    "LEAST": least, "LEAVES_BLOCKS": is_half, "num_warps": 8, "num_stages": 1, **_EXACT,
+                },
+            ),
+        ]  # fmt: skip
+    if is_scanned:
+        num_chunks = num_tokens // CHUNK + min(num_rows, num_tokens // _LEAST)
+        factors = _Factors.empty(num_chunks, value_heads, CHUNK, qkv)
+        columns = min(_SCANNED_COLUMNS, _padded(sizes.value_dim))
+        found += [
+            Launch(
+                hallmark_recurrence_blocks,
+                (num_chunks * (CHUNK // BLOCK), value_heads),
+                (queries, keys, decays, betas, *factors, *blocks),
+                {**of_blocks, "LEAST": least, "IS_SCANNED": True},
+            ),
+            Launch(
+                hallmark_recurrence_scan,
+                (num_rows, value_heads, triton.cdiv(sizes.value_dim, columns)),
+                (
+                    queries, keys, values, *factors, out, rows.starts, rows.stops, rows.firsts,
+                    rows.folded, rows.sources, rows.targets, rows.write_tokens, rows.write_slots, state.states,
+                    state.values, state.misses, num_rows, num_writes, out.stride(0), state.states.stride(0),
+                    state.values.stride(0), state.misses.stride(0), sizes.key_dim**-0.5,
+                ),
+                {
+                    **heads, **rings, **tiles, "VALUE_DIM": sizes.value_dim, "MISSES_RING": state.misses.shape[1],
+                    "BLOCK_V": columns, "BLOCK_R": _ROWS, "LEAST": least, "STAGES": _STAGES,
+                    "num_warps": _SCAN_WARPS, **_EXACT,
+                },
+            ),
+        ]  # fmt: skip
     if not keeps:
         found.append(
             Launch(
                 hallmark_recurrence_keep,
                 (num_rows + num_writes, key_heads + triton.cdiv(sizes.conv_dim, _CHANNELS)),
                 (
-                    qkv, keys, decays, rows.starts, rows.stops, rows.firsts, rows.sources, rows.targets,
-                    rows.write_tokens, rows.write_slots, state.inputs, state.keys, state.decays, num_rows,
+                    qkv, keys, decays, betas, rows.starts, rows.stops, rows.firsts, rows.sources, rows.targets,
+                    rows.write_tokens, rows.write_slots, state.inputs, state.keys, state.decays, state.betas, num_rows,
                     qkv.stride(0), *strides,
                 ),
                 {

@@ -13,11 +13,11 @@ LEAST_DECAY = tl.constexpr(-1e30)  # its logarithm: sums of 64 of them stay fini
 @triton.jit(do_not_specialize=["num_tokens", "num_rows"])
 def hallmark_recurrence_prepare(
     qkv_ptr, a_ptr, b_ptr, conv_ptr, a_log_ptr, dt_bias_ptr, starts_ptr, stops_ptr, firsts_ptr, sources_ptr,
-    targets_ptr, inputs_ptr, keys_ring_ptr, decays_ring_ptr, queries_ptr, keys_ptr, values_ptr, decays_ptr, betas_ptr,
-    out_ptr, num_tokens, num_rows, stride_qkv, stride_a, stride_b, stride_inputs, stride_keys_ring, stride_decays_ring,
-    KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
-    WIDTH: tl.constexpr, INPUT_RING: tl.constexpr, RING: tl.constexpr, KEEPS: tl.constexpr, BLOCK_T: tl.constexpr,
-    BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
+    targets_ptr, inputs_ptr, keys_ring_ptr, decays_ring_ptr, betas_ring_ptr, queries_ptr, keys_ptr, values_ptr,
+    decays_ptr, betas_ptr, out_ptr, num_tokens, num_rows, stride_qkv, stride_a, stride_b, stride_inputs,
+    stride_keys_ring, stride_decays_ring, stride_betas_ring, KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr,
+    KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, WIDTH: tl.constexpr, INPUT_RING: tl.constexpr, RING: tl.constexpr,
+    KEEPS: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """One program: a query head, key head or value head of BLOCK_T tokens.
 
@@ -47,26 +47,29 @@ def hallmark_recurrence_prepare(
     size = tl.where(is_key, KEY_DIM, VALUE_DIM)
     channels = channel + dims
     is_channel = dims < size
+    begins = tl.max((is_token & (tokens - (WIDTH - 1) < start)).to(tl.int32), axis=0) > 0
+    own_qkv_ptr = qkv_ptr + tl.program_id(0).to(tl.int64) * BLOCK_T * stride_qkv
     mixed = tl.zeros([BLOCK_T, BLOCK_D], tl.float32)
     for tap in tl.static_range(WIDTH):
         behind = WIDTH - 1 - tap
         is_given = is_token & (tokens - behind >= start)
         is_kept = is_token & (tokens - behind < start) & (position >= behind)
         place = tl.maximum(position - behind, 0) % INPUT_RING
-        given = tl.load(
-            qkv_ptr + (tokens - behind).to(tl.int64)[:, None] * stride_qkv + channels[None, :],
+        x = tl.load(
+            own_qkv_ptr + (tl.arange(0, BLOCK_T) - behind)[:, None] * stride_qkv + channels[None, :],
             mask=is_given[:, None] & is_channel[None, :],
             other=0.0,
         )
-        kept = tl.load(
-            inputs_ptr
-            + source[:, None] * stride_inputs
-            + place[:, None] * (2 * KEY_HEADS * KEY_DIM + VALUE_HEADS * VALUE_DIM)
-            + channels[None, :],
-            mask=is_kept[:, None] & is_channel[None, :],
-            other=0.0,
-        )
-        x = tl.where(is_given[:, None], given, kept)
+        if begins:
+            kept = tl.load(
+                inputs_ptr
+                + source[:, None] * stride_inputs
+                + place[:, None] * (2 * KEY_HEADS * KEY_DIM + VALUE_HEADS * VALUE_DIM)
+                + channels[None, :],
+                mask=is_kept[:, None] & is_channel[None, :],
+                other=0.0,
+            )
+            x = tl.where(is_given[:, None], x, kept)
         if KEEPS:  # of earlier tokens those that the row's first one reads: the slot may be another
             is_new = is_given if tap == WIDTH - 1 else is_kept & (tokens == start)
             tl.store(
@@ -111,10 +114,12 @@ def hallmark_recurrence_prepare(
         decay = -tl.exp(tl.load(a_log_ptr + own)) * softplus
         decay = tl.where(decay < LEAST_DECAY, LEAST_DECAY, decay)
         tl.store(decays_ptr + wide * VALUE_HEADS + own, decay, mask=is_token)
-        tl.store(betas_ptr + wide * VALUE_HEADS + own, 1.0 / (1.0 + tl.exp(-b)), mask=is_token)
+        beta = 1.0 / (1.0 + tl.exp(-b))
+        tl.store(betas_ptr + wide * VALUE_HEADS + own, beta, mask=is_token)
         if KEEPS:
-            ring = decays_ring_ptr + target * stride_decays_ring + (position % RING) * VALUE_HEADS + own
-            tl.store(ring, decay, mask=is_token)
+            of_ring = (position % RING) * VALUE_HEADS + own
+            tl.store(decays_ring_ptr + target * stride_decays_ring + of_ring, decay, mask=is_token)
+            tl.store(betas_ring_ptr + target * stride_betas_ring + of_ring, beta, mask=is_token)
 
 
 @triton.jit
@@ -127,11 +132,11 @@ def _log1p(x):
 
 @triton.jit(do_not_specialize=["num_rows"])
 def hallmark_recurrence_keep(
-    qkv_ptr, keys_ptr, decays_ptr, starts_ptr, stops_ptr, firsts_ptr, sources_ptr, targets_ptr, write_tokens_ptr,
-    write_slots_ptr, inputs_ptr, keys_ring_ptr, decays_ring_ptr, num_rows, stride_qkv, stride_inputs, stride_keys_ring,
-    stride_decays_ring, KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEY_DIM: tl.constexpr,
-    CONV_DIM: tl.constexpr, INPUT_RING: tl.constexpr, RING: tl.constexpr, CHUNK: tl.constexpr,
-    FOLDS_ALL: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_C: tl.constexpr,
+    qkv_ptr, keys_ptr, decays_ptr, betas_ptr, starts_ptr, stops_ptr, firsts_ptr, sources_ptr, targets_ptr,
+    write_tokens_ptr, write_slots_ptr, inputs_ptr, keys_ring_ptr, decays_ring_ptr, betas_ring_ptr, num_rows, stride_qkv,
+    stride_inputs, stride_keys_ring, stride_decays_ring, stride_betas_ring, KEY_HEADS: tl.constexpr, VALUE_HEADS:
+    tl.constexpr, KEY_DIM: tl.constexpr, CONV_DIM: tl.constexpr, INPUT_RING: tl.constexpr, RING: tl.constexpr, CHUNK:
+    tl.constexpr, FOLDS_ALL: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """One program: a key head, or BLOCK_C channels of the inputs, of what one slot gets; a row's own, or a written one.
 
@@ -157,9 +162,13 @@ def hallmark_recurrence_keep(
                 ring = keys_ring_ptr + target * stride_keys_ring + (place * KEY_HEADS + part) * KEY_DIM
                 tl.store(ring + dims, keys, mask=dims < KEY_DIM)
                 if part == 0:
-                    decays = tl.load(decays_ptr + token * VALUE_HEADS + heads, mask=heads < VALUE_HEADS)
+                    is_head = heads < VALUE_HEADS
+                    decays = tl.load(decays_ptr + token * VALUE_HEADS + heads, mask=is_head)
                     decays_ring = decays_ring_ptr + target * stride_decays_ring + place * VALUE_HEADS
-                    tl.store(decays_ring + heads, decays, mask=heads < VALUE_HEADS)
+                    tl.store(decays_ring + heads, decays, mask=is_head)
+                    betas = tl.load(betas_ptr + token * VALUE_HEADS + heads, mask=is_head)
+                    betas_ring = betas_ring_ptr + target * stride_betas_ring + place * VALUE_HEADS
+                    tl.store(betas_ring + heads, betas, mask=is_head)
         else:
             channels = (part - KEY_HEADS) * BLOCK_C + tl.arange(0, BLOCK_C)
             is_channel = channels < CONV_DIM

@@ -117,12 +117,17 @@ class _Row:
         if fault is RecurrenceFault.STALE_STATE and not first:
             begun = begun + 1
         self._states = {folded: begun}  # by number of tokens
-        self._kept: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # key, added and decay by position
-        for position in range(folded, first):
-            places = (position % state.keys.shape[1],)
-            kept = tuple(it[source, places[0]].float() for it in (state.keys, state.values, state.decays))
-            self._kept[position] = kept[0], kept[1], kept[2]
-            self._states[position + 1] = self._updated(self._states[position], *self._kept[position])
+        places = [position % state.keys.shape[1] for position in range(folded, first)]
+        keys, added, decays = (it[source, places].float() for it in (state.keys, state.values, state.decays))
+        # Key, added and decay by position.
+        self._kept = dict(enumerate(zip(keys.unbind(), added.unbind(), decays.unbind(), strict=True), folded))
+        if fault in (RecurrenceFault.DECAY_AFTER_UPDATE, RecurrenceFault.LOW_PRECISION_STATE):
+            for position, kept in self._kept.items():
+                self._states[position + 1] = self._updated(self._states[position], *kept)
+        elif first > folded:
+            for border in {*range(folded + CHUNK, first + 1, CHUNK), first}:
+                own = slice(0, border - folded)
+                self._states[border] = self._behind(begun, keys[own], added[own], decays[own])
         self._inputs = {
             position: state.inputs[source, position % state.inputs.shape[1]].float()
             for position in range(max(0, first - self._sizes.width + 1), first)
@@ -168,11 +173,13 @@ class _Row:
                 self._kept[num_tokens - 1] = last[0], last[1], last[2] - padding
         kept = kept.transpose(1, 2) if fault is RecurrenceFault.STATE_TRANSPOSED else kept
         state.states[slot] = kept.to(state.states.dtype)
-        for position in range(border, num_tokens):
-            place = position % state.keys.shape[1]
-            for ring, number in zip((state.keys, state.values, state.decays), self._kept[position], strict=True):
-                ring[slot, place] = number.to(ring.dtype)
-        for position in range(max(0, num_tokens - state.inputs.shape[1]), num_tokens):
+        positions = range(border, num_tokens)
+        if positions:
+            columns = zip(*(self._kept[position] for position in positions), strict=True)
+            for ring, numbers in zip((state.keys, state.values, state.decays), columns, strict=True):
+                ring[slot, [position % ring.shape[1] for position in positions]] = torch.stack(numbers).to(ring.dtype)
+        latest = range(max(0, num_tokens - state.inputs.shape[1]), num_tokens)
+        for position in latest:
             if position in self._inputs:
                 state.inputs[slot, position % state.inputs.shape[1]] = self._inputs[position].to(state.inputs.dtype)
 
@@ -193,6 +200,13 @@ class _Row:
         is_late = self._fault is RecurrenceFault.DECAY_AFTER_UPDATE
         after = factor * (state + update) if is_late else factor * state + update
         return after.bfloat16().float() if self._fault is RecurrenceFault.LOW_PRECISION_STATE else after
+
+    def _behind(self, state: Tensor, keys: Tensor, added: Tensor, decays: Tensor) -> Tensor:
+        """Return the state behind tokens, [T, ...]: what `_updated` makes of them one by one."""
+        behind = torch.cat([decays[1:], torch.zeros_like(decays[:1])])
+        left = behind.flip(0).cumsum(dim=0).flip(0).exp()
+        turned = left[..., None] * torch.stack([self._by_value_head(it) for it in keys])
+        return decays.sum(dim=0).exp()[:, None, None] * state + torch.einsum("thk,thv->hkv", turned, added)
 
     def _by_value_head(self, heads: Tensor) -> Tensor:
         if self._fault is RecurrenceFault.WRONG_KEY_HEAD:

@@ -94,8 +94,7 @@ class Slots:
         run(given.qkv, given.a, given.b, self._weights, given.rows, self.state, out)
         edges = (storage[:GUARD_ROWS], storage[GUARD_ROWS + out.shape[0] :])
         self.num_stray += sum(int((edge != GUARD_MARK).sum()) for edge in edges)
-        tensors = (self.state.states, self.state.inputs, self.state.keys, self.state.values, self.state.decays)
-        self.num_stray += sum(int((it[self.zero] != 0).sum()) for it in tensors)
+        self.num_stray += sum(int((it[self.zero] != 0).sum()) for it in self.state.tensors)
         return list(out[: sum(given.lengths)].split(list(given.lengths)))  # type: ignore[no-untyped-call]
 
     def _between_nan(self, tokens: Tensor) -> Tensor:

@@ -117,13 +117,7 @@ def _call(shape: RecurrenceShape, run: RunRecurrence, lengths: list[int], device
     slots = Slots(shape, weights, len(lengths), NUM_DRAFTED, device)
     before = 0 if shape.phase is Phase.EXTEND else _BEFORE
     if before:
-        for tensor in (
-            slots.state.states,
-            slots.state.inputs,
-            slots.state.keys,
-            slots.state.values,
-            slots.state.decays,
-        ):
+        for tensor in slots.state.tensors:
             tensor.zero_()
     parts = []
     for slot, length in enumerate(lengths):

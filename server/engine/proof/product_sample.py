@@ -55,7 +55,7 @@ class ProductSample:
         layer, columns = self.product.layer, _drawn_columns(self, rng)
         where = self.weight if layer is None else f"{self.weight} of layer {layer}"
         out, reference = self.y[:, columns], _product_reference(self, columns)
-        return _judgement(self.path, where, self.rows, self.x, out, reference, first_column=columns.start)
+        return judged_rows(self.path, where, self.rows, self.x, out, reference, first_column=columns.start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class ExpertsSample:
         """Compute the rows in fp64 and compare. Waits for the device. Raises torch.OutOfMemoryError."""
         call = self.call
         reference = experts_reference(call.hidden, call.experts, call.shares, call.weights, call.mixture.activation)
-        return _judgement(self.path, f"experts of layer {self.layer}", self.rows, call.hidden, call.out, reference)
+        return judged_rows(self.path, f"experts of layer {self.layer}", self.rows, call.hidden, call.out, reference)
 
 
 def take_product(call: ProductCall, path: str, rng: Random) -> ProductSample:
@@ -103,14 +103,14 @@ def take_experts(call: ExpertsCall, path: str, layer: int, rng: Random) -> Exper
     return ExpertsSample(path, layer, rows, ExpertsCall(hidden, experts, shares, call.weights, call.mixture, out))
 
 
-def _judgement(
+def judged_rows(
     path: str, where: str, rows: range, read: Tensor, out: Tensor, reference: Reference, *, first_column: int = 0
 ) -> Judgement:
     """Compare some rows and columns of a result with its truth."""
     reason = _why_not_judged(read, out, reference)
     if reason is not None:
         return Judgement(None, detail=reason)
-    errors = errors_of(out[:, None], reference)
+    errors = errors_of(out if out.dim() == 3 else out[:, None], reference)
     row, _, column = errors.worst_at
     position = rows[row]
     factor = _MOST_FACTOR if errors.num_nonfinite else min(errors.worst, _MOST_FACTOR)

@@ -1,8 +1,9 @@
 """The shadow check: now and then, something that a client's step computed is computed again in fp64 and compared.
 
 A due check has the next step launched kernel by kernel. After one random layer a tap copies what attention's path read
-and wrote for one sequence and one KV head; or after one random product, or one layer's experts, some rows. The copy is
-judged later, when the engine is idle or between two steps.
+and wrote for one sequence and one KV head; or after one random product, or one layer's experts, some rows; or, of one
+layer's recurrence, the state that a sequence's tokens read, and their results in one head. The copy is judged later,
+when the engine is idle or between two steps.
 docs/limits.md ("In service") derives how seldom a right path is quarantined.
 """
 
@@ -21,14 +22,17 @@ from torch import Tensor
 from kernels.calls.batch import AttentionBatch
 from kernels.calls.rows import SequenceRows
 from kernels.vocabulary.operators import Operator
+from kernels.vocabulary.recurrence_operator import RECURRENCE
 from kernels.vocabulary.shape import PLANNED_PHASES, Phase
 from server.engine.operators.attention_table import Choice
 from server.engine.operators.dispatch import Dispatcher, PhasePart
 from server.engine.operators.experts import ExpertsCall
 from server.engine.operators.linear import ProductCall
+from server.engine.operators.recurrence import RecurrenceCall
 from server.engine.operators.step_attention import TakeCall
 from server.engine.operators.table import OperatorChoice
 from server.engine.proof.product_sample import ExpertsSample, ProductSample, take_experts, take_product
+from server.engine.proof.recurrence_sample import RecurrenceSample, SampledRow, before_recurrence
 from server.engine.proof.shadow_sample import Judgement, Sample, take_sample, take_tower_sample
 from server.engine.scheduling.sequence import Batch
 from server.protocol.messages import ShadowReport
@@ -88,7 +92,7 @@ class ShadowBudget:
         self._credit_s -= seconds
 
 
-AnySample = Sample | ProductSample | ExpertsSample
+AnySample = Sample | ProductSample | ExpertsSample | RecurrenceSample
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +108,7 @@ class _Taken:
 
 
 class Tap:
-    """Taker of one sample of one step: of a random call of attention, of a product, or of a mixture's experts."""
+    """Taker of one sample of one step: of a random attention, product, mixture or recurrence."""
 
     def __init__(
         self,
@@ -114,14 +118,21 @@ class Tap:
         *,
         index: int,
         sequence: SequenceRows | None = None,
+        row: SampledRow | None = None,
     ) -> None:
-        """`index`: which call of the step is taken, from 0: of attention the layer, of whose rows `sequence`."""
+        """`index`: which call of the step is taken, from 0: of attention the layer, of whose rows `sequence`.
+
+        row  of a recurrence, the sequence
+        """
         self._check = check
         self._dispatcher = dispatcher
         self._lane = lane
         self._left = index
         self._layer = index
         self._sequence = sequence
+        self._row = row
+        self._begun: Callable[[str, int, Tensor], RecurrenceSample] | None = None
+        self._problem: torch.OutOfMemoryError | None = None
 
     @property
     def attention(self) -> TakeCall | None:
@@ -164,15 +175,19 @@ class Tap:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Have the products, or the experts, of the step that is launched inside shown to this."""
-        linear, experts = self._dispatcher.linear, self._dispatcher.experts
+        """Have products, experts or recurrences of the step that is launched inside shown to this."""
+        linear, experts, recurrence = self._dispatcher.linear, self._dispatcher.experts, self._dispatcher.recurrence
         try:
             if self._lane is Operator.LINEAR and linear is not None:
                 linear.tap = self._take_product
             elif self._lane is Operator.EXPERTS and experts is not None:
                 experts.tap = self._take_experts
+            elif self._lane is RECURRENCE and recurrence is not None:
+                recurrence.before, recurrence.tap = self._before_recurrence, self._take_recurrence
             yield
         finally:
+            if recurrence is not None:
+                recurrence.before = None
             for table in self._dispatcher.tables:
                 table.tap = None
 
@@ -196,6 +211,28 @@ class Tap:
             self._check.take_sample(path, self._lane, layer, lambda rng: take_experts(call, path, layer, rng))
         self._left -= 1
 
+    def _before_recurrence(self, call: RecurrenceCall) -> None:
+        if call.place == self._layer and self._row is not None:
+            try:
+                self._begun = before_recurrence(call, self._row, self._check.rng)
+            except torch.OutOfMemoryError as error:
+                self._problem = error
+
+    def _take_recurrence(self, choice: OperatorChoice[Any, Any], call: RecurrenceCall) -> None:
+        if call.place != self._layer or (self._begun is None and self._problem is None):
+            return
+        assert self._dispatcher.recurrence is not None
+        layer, path = self._dispatcher.recurrence.layers[self._layer], choice.use.path
+        begun, problem = self._begun, self._problem
+
+        def sample(rng: Random) -> RecurrenceSample:  # noqa: ARG001
+            if begun is None:
+                assert problem is not None
+                raise problem
+            return begun(path, layer, call.out)
+
+        self._check.take_sample(path, self._lane, layer, sample)
+
 
 class ShadowCheck:
     """Only the stepping thread may call it."""
@@ -216,17 +253,21 @@ class ShadowCheck:
         self._interval_s = interval_s
         self._is_quarantining = is_quarantining
         self._clock = clock
-        self._rng = Random() if rng is None else rng  # not the settings' seed: replicas must not draw alike
+        self.rng = Random() if rng is None else rng  # not the settings' seed: replicas must not draw alike
         self.budget = ShadowBudget(budget, clock)
         self._next_at = clock()
         self._operators = tuple(
             lane
-            for lane, table in ((Operator.LINEAR, dispatcher.linear), (Operator.EXPERTS, dispatcher.experts))
+            for lane, table in (
+                (Operator.LINEAR, dispatcher.linear),
+                (Operator.EXPERTS, dispatcher.experts),
+                (RECURRENCE, dispatcher.recurrence),
+            )
             if table is not None
         )
         of_tower = () if dispatcher.tower is None else (TowerLane.TOWER,)
         self._all_lanes: tuple[Lane, ...] = (*PLANNED_PHASES, *self._operators, *of_tower)
-        self._wanted = self._rng.choice(self._all_lanes)  # in the next check, or any after an interval
+        self._wanted = self.rng.choice(self._all_lanes)  # in the next check, or any after an interval
         self._taken: _Taken | None = None
         self._alerts: dict[Lane, float] = {}  # phases and operators with a mismatch, checked more often until then
         self._alert_next_at = clock()
@@ -261,21 +302,32 @@ class ShadowCheck:
         self.budget.begin()
         if isinstance(lane, TowerLane):
             assert self._dispatcher.tower is not None
-            return Tap(self, self._dispatcher, lane, index=self._rng.randrange(self._dispatcher.tower.num_calls))
+            return Tap(self, self._dispatcher, lane, index=self.rng.randrange(self._dispatcher.tower.num_calls))
+        if lane is RECURRENCE:
+            return self._recurrence_tap(lane, batch)
         if isinstance(lane, Operator):
-            return Tap(self, self._dispatcher, lane, index=self._rng.randrange(self._num_calls(lane, batch)))
+            return Tap(self, self._dispatcher, lane, index=self.rng.randrange(self._num_calls(lane, batch)))
         rows = batch.rows_of(lane)
-        row = self._rng.choice(rows)
+        row = self.rng.choice(rows)
         start = sum(batch.query_lens[rows.start : row])
         # In prefill keys are packed as queries are: their first row is the same.
         sequence = SequenceRows(
             row - rows.start, start, start + batch.query_lens[row], batch.context_lens[row], key_start=start
         )
-        layer = self._rng.randrange(len(self._dispatcher.flags))
+        layer = self.rng.randrange(len(self._dispatcher.flags))
         chunk = self._dispatcher.chunks[layer]
         if chunk is not None and lane is not Phase.PREFILL:
             sequence = replace(sequence, num_keys=(sequence.num_keys - 1) % chunk + 1)
         return Tap(self, self._dispatcher, lane, index=layer, sequence=sequence)
+
+    def _recurrence_tap(self, lane: Lane, batch: Batch) -> Tap:
+        assert self._dispatcher.recurrence is not None
+        row = self.rng.randrange(len(batch.query_lens))
+        num_tokens = batch.query_lens[row]
+        of_step = SampledRow(row, sum(batch.query_lens[:row]), num_tokens, batch.context_lens[row] - num_tokens)
+        return Tap(
+            self, self._dispatcher, lane, index=self.rng.randrange(len(self._dispatcher.recurrence.layers)), row=of_step
+        )
 
     def _lane_of_interval(self, lanes: tuple[Lane, ...], now: float) -> Lane | None:
         """Draw what a check of the interval looks at, of all phases and operators; None where it is not due yet."""
@@ -286,8 +338,8 @@ class ShadowCheck:
         elif now - self._next_at < self._interval_s:  # or the first step after a quiet time would always be checked
             return None
         else:
-            lane = self._rng.choice(lanes)
-        self._wanted = self._rng.choice(self._all_lanes)
+            lane = self.rng.choice(lanes)
+        self._wanted = self.rng.choice(self._all_lanes)
         self._next_at = now + self._interval_s
         return lane
 
@@ -301,7 +353,7 @@ class ShadowCheck:
         if now < self._alert_next_at or not alerted:
             return None
         self._alert_next_at = now + ALERT_INTERVAL_S
-        return self._rng.choice(alerted)
+        return self.rng.choice(alerted)
 
     def _num_calls(self, operator: Operator, batch: Batch) -> int:
         """Return how many products, or mixtures, the batch computes; the head is the last product."""
@@ -337,7 +389,7 @@ class ShadowCheck:
         started_at = self._clock()
         sample, problem = None, None
         try:
-            sample = copy(self._rng)
+            sample = copy(self.rng)
         except torch.OutOfMemoryError as error:
             problem = f"no memory for the copy: {error}"[:200]
         self._taken = _Taken(path, lane, layer, started_at, sample, problem)
@@ -379,7 +431,7 @@ class ShadowCheck:
 
     def _judge(self, sample: AnySample) -> Judgement:
         try:
-            return sample.judge(self._rng)
+            return sample.judge(self.rng)
         except torch.OutOfMemoryError as error:
             return Judgement(None, detail=f"no memory to judge the sample: {error}"[:200])
 

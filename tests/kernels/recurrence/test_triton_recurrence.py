@@ -9,9 +9,15 @@ from kernels.reference.recurrence import recurrence_reference
 from kernels.vocabulary.shape import Dtype, Phase
 from support.recurrence_calls import Cut, call_in_parts, random_sequence, state_of
 
-SIZES = RecurrenceSizes(1, 1, 12, 20, 4)
+SIZES = RecurrenceSizes(1, 2, 12, 20, 4)
 LENGTH = 67
-PARTS = (Cut(15, moves=True), Cut(48), Cut(1, Phase.DECODE), Cut(3, Phase.VERIFY, taken_back=2), Cut(2))
+PARTS = (
+    Cut(15, moves=True),
+    Cut(47),
+    Cut(4, Phase.VERIFY, taken_back=1),  # leaves the full chunk unfolded
+    Cut(3, Phase.VERIFY, taken_back=2),
+    Cut(1, Phase.DECODE),
+)
 
 
 # bf16 is silent garbage in Triton's interpreter; fp16 takes the same way through the kernels.

@@ -45,6 +45,10 @@ WANTED = {
     "qwen3-30b-a3b": AttentionSignature(32, 4, 128),
     "mixtral-8x7b": AttentionSignature(32, 8, 128),
     "glm-4.5-air": AttentionSignature(96, 8, 128),
+    "qwen3.5-35b-a3b": AttentionSignature(16, 2, 256),
+    "qwen3.5-27b": AttentionSignature(24, 4, 256),
+    "qwen3.5-9b": AttentionSignature(16, 4, 256),
+    "qwen3-next-80b-a3b": AttentionSignature(16, 2, 256),
 }
 OF_TWO_KINDS = {
     "gemma-4-31b": (AttentionSignature(32, 16, 256, (1024,)), AttentionSignature(32, 4, 512)),

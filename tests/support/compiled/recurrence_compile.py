@@ -22,21 +22,19 @@ from support.compiled.sm90_driver import Hopper
 CPU = torch.device("cpu")
 QWEN35 = RecurrenceSizes(16, 32, 128, 128, 4)  # of Qwen3.5-35B-A3B
 DECODE = RecurrenceShape.of(QWEN35, Phase.DECODE, Dtype.BF16, Dtype.FP32, TokenRows.LE_16)
-SHAPES = {
-    "decode": DECODE,
-    "prompt": replace(DECODE, phase=Phase.EXTEND),
-    "verify": replace(DECODE, phase=Phase.VERIFY),
-    "prompt, fp32": replace(DECODE, phase=Phase.EXTEND, dtype=Dtype.FP32),
-    "prompt, states of bf16": replace(DECODE, phase=Phase.EXTEND, state_dtype=Dtype.BF16),
+SHAPES = {  # and the tokens of a row
+    "decode": (DECODE, 1),
+    "prompt": (replace(DECODE, phase=Phase.EXTEND), 40),
+    "verify": (replace(DECODE, phase=Phase.VERIFY), 4),
+    "prompt, fp32": (replace(DECODE, phase=Phase.EXTEND, dtype=Dtype.FP32), 4),
 }
 
 
-def facts(shape: RecurrenceShape) -> dict[str, dict[str, int]]:
+def facts(shape: RecurrenceShape, length: int) -> dict[str, dict[str, int]]:
     """Facts of the kernels of a call, by their names."""
     generator = torch.Generator().manual_seed(0)
     weights = drawn_weights(shape, generator, CPU)
     slots = Slots(shape, weights, 2, 0, CPU)
-    length = 1 if shape.phase is Phase.DECODE else 4
     parts = [
         Part(*drawn_tokens(shape, Content.PLAIN, length, weights, generator), first=0, source=slots.zero, target=0)
     ]
@@ -58,9 +56,7 @@ def facts(shape: RecurrenceShape) -> dict[str, dict[str, int]]:
 
 def main() -> None:
     driver.set_active(Hopper())
-    print(
-        json.dumps({f"{name}: {kernel}": it for name, shape in SHAPES.items() for kernel, it in facts(shape).items()})
-    )
+    print(json.dumps({f"{name}: {kernel}": it for name, of in SHAPES.items() for kernel, it in facts(*of).items()}))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ from kernels.experts.paths import EXPERTS_PATHS, ExpertsPath
 from kernels.experts.shape import ExpertsShape
 from kernels.linear.paths import LINEAR_PATHS, LinearPath
 from kernels.linear.shape import LinearShape
+from kernels.recurrence.paths import RECURRENCE_PATHS, RecurrencePath
+from kernels.recurrence.shape import RecurrenceShape
 from kernels.vocabulary.operators import RowsShape, operator_of
 from kernels.vocabulary.path import Reject
 from kernels.vocabulary.shape import Dtype
@@ -20,6 +22,7 @@ from qualification.measure.qualify import Bench, Pair, Progress, qualify
 from server.engine.operators.dispatch import Dispatcher
 from server.engine.operators.experts import ExpertsTable
 from server.engine.operators.linear import LinearTable
+from server.engine.operators.recurrence import RecurrenceTable
 from server.engine.operators.rows_table import RowsTable
 from server.engine.startup.builder import BuiltEngine
 from server.engine.startup.subject import operators_of
@@ -91,7 +94,7 @@ def proving(pairs: list[Pair], bench: Bench, *, on_evidence: Callable[[Evidence]
         on_evidence(evidence(shape, path, fingerprint=bench.fingerprint))
 
 
-def serve_by(built: BuiltEngine, path: LinearPath | ExpertsPath) -> Dispatcher:
+def serve_by(built: BuiltEngine, path: LinearPath | ExpertsPath | RecurrencePath) -> Dispatcher:
     """Have a path of the test's serve its operator, before the proven one that its engine was built with."""
     runner = built.runner
     own = runner.dispatcher
@@ -112,12 +115,16 @@ def serve_by(built: BuiltEngine, path: LinearPath | ExpertsPath) -> Dispatcher:
         return {shape: redecide(shape, frozenset(), frozenset()) for shape in decisions if isinstance(shape, of)}
 
     decoder = runner.worker.decoder
-    linear = LINEAR_PATHS if isinstance(path, ExpertsPath) else (*LINEAR_PATHS, path)
+    linear = (*LINEAR_PATHS, path) if isinstance(path, LinearPath) else LINEAR_PATHS
     experts_paths = (*EXPERTS_PATHS, path) if isinstance(path, ExpertsPath) else EXPERTS_PATHS
     tables: list[RowsTable[Any, Any]] = [LinearTable(state(LinearShape), linear, redecide=redecide)]
     if own.experts is not None:
         of_experts = state(ExpertsShape)
         tables.append(ExpertsTable(decoder.config, Dtype.FP32, of_experts, experts_paths, redecide=redecide))
+    if own.recurrence is not None:
+        recurrences = (*RECURRENCE_PATHS, path) if isinstance(path, RecurrencePath) else RECURRENCE_PATHS
+        of_recurrences = state(RecurrenceShape)
+        tables.append(RecurrenceTable(decoder.config, Dtype.FP32, of_recurrences, recurrences, redecide=redecide))
     dispatcher = Dispatcher(own.plan, PATHS, own.flags, redecide=redecide, tables=tables)
     runner.worker.dispatcher = dispatcher
     runner.worker.decoder = Decoder(decoder.config, decoder.weights, decoder.ranks, operators_of(dispatcher))

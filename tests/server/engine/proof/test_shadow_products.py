@@ -1,4 +1,4 @@
-"""Shadow checks of products and experts in a real engine: what turns wrong in service is seen, what is right is not."""
+"""Shadow checks of operators beside attention, in a real engine: what turns wrong is seen, what is right is not."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -13,18 +13,25 @@ from torch import Tensor
 from kernels.catalog import any_path_named
 from kernels.experts.paths import ExpertsPath
 from kernels.linear.paths import LinearPath
+from kernels.recurrence.paths import RecurrencePath
 from kernels.vocabulary.operators import Operator
+from kernels.vocabulary.recurrence_operator import RECURRENCE
 from qualification.decision.decision import Policy
 from server.engine.proof.shadow_check import ShadowCheck
 from server.protocol.messages import SamplingParams, ShadowReport, Submit
-from support.engine.one_operator import MIXTURE, proving, serve_by, small_engine
+from support.engine.one_operator import HYBRID, MIXTURE, proving, serve_by, small_engine
 
+NAMES = {
+    Operator.LINEAR: "torch.linear",
+    Operator.EXPERTS: "torch.experts.cpu",
+    RECURRENCE: "torch.recurrence.cpu",
+}
 LATER_S = 100.0  # after the interval and after the dense checks that follow a mismatch
 
 
 @dataclass
 class Subject:
-    """An engine whose products, or experts, are computed by a path that does as PyTorch until `spoil` is set."""
+    """An engine one of whose operators is computed by a path that does as PyTorch until `spoil` is set."""
 
     operator: Operator
     folder: Path
@@ -34,7 +41,7 @@ class Subject:
     _draw: Random = field(default_factory=lambda: Random(0))
 
     def __post_init__(self) -> None:
-        self.built = small_engine(self.folder, MIXTURE, proving, policy=Policy.QUALIFY, max_num_batched_tokens=64)
+        self.built = small_engine(self.folder, self.model, proving, policy=Policy.QUALIFY, max_num_batched_tokens=64)
         self.dispatcher = serve_by(self.built, self.path())
         self.check = self.built.runner.shadow = ShadowCheck(
             self.dispatcher,
@@ -46,9 +53,12 @@ class Subject:
         )
         self.now = 1.0
 
-    def path(self) -> LinearPath | ExpertsPath:
-        name = "torch.linear" if self.operator is Operator.LINEAR else "torch.experts.cpu"
-        right = any_path_named(name)
+    @property
+    def model(self) -> dict[str, object]:
+        return HYBRID if self.operator is RECURRENCE else MIXTURE
+
+    def path(self) -> LinearPath | ExpertsPath | RecurrencePath:
+        right = any_path_named(NAMES[self.operator])
         assert right.run is not None
 
         def turning(*given: Any) -> None:
@@ -58,7 +68,7 @@ class Subject:
                 self.spoil(right.run, *given)
 
         found = replace(right, name=f"gluon.{self.operator.value}.turning", run=turning)
-        assert isinstance(found, LinearPath | ExpertsPath)
+        assert isinstance(found, LinearPath | ExpertsPath | RecurrencePath)
         return found
 
     def reports(self, num_reports: int) -> Iterator[ShadowReport]:
@@ -88,6 +98,10 @@ def swap_two_experts(run: Callable[..., None], hidden: Tensor, experts: Tensor, 
     run(hidden, swapped, *given)
 
 
+def misread(run: Callable[..., None], qkv: Tensor, a: Tensor, *given: Any) -> None:
+    run(qkv, a + 0.01, *given)
+
+
 def test_a_right_path_has_no_mismatch(tmp_path: Path) -> None:
     subject = Subject(Operator.LINEAR, tmp_path)
     reports = [it for it in subject.reports(200) if it.phase in ("linear", "experts")]
@@ -106,7 +120,11 @@ def test_a_right_path_has_no_mismatch(tmp_path: Path) -> None:
 # Of the steps a fifth checks this operator. Two of five experts swapped show in a row that visits one of them: 70%.
 @pytest.mark.parametrize(
     ("operator", "spoil", "most_steps"),
-    [(Operator.LINEAR, scale, 60), (Operator.EXPERTS, swap_two_experts, 60), (Operator.EXPERTS, scale, 60)],
+    [
+        (Operator.LINEAR, scale, 60),
+        (Operator.EXPERTS, swap_two_experts, 60),
+        (RECURRENCE, misread, 60),
+    ],
 )
 def test_a_path_that_turns_wrong_after_an_hour_is_replaced(
     operator: Operator, spoil: Callable[..., None], most_steps: int, tmp_path: Path
@@ -128,14 +146,13 @@ def test_a_path_that_turns_wrong_after_an_hour_is_replaced(
     }
     served = [it for it in subject.dispatcher.all_decisions if it.shape in shapes_of(subject)]
     assert {(it.path, *[reason.value for reason in it.fallback_reasons]) for it in served} == {
-        ("torch.linear" if operator is Operator.LINEAR else "torch.experts.cpu", "quarantined")
+        (NAMES[operator], "quarantined")
     }
     assert {it.result for it in subject.reports(40)} <= {"match", "skipped"}
 
 
 def shapes_of(subject: Subject) -> set[object]:
-    table = subject.dispatcher.linear if subject.operator is Operator.LINEAR else subject.dispatcher.experts
-    assert table is not None
+    [table] = [it for it in subject.dispatcher.tables if it.operator is subject.operator]
     return set(table.decided.plan)
 
 
