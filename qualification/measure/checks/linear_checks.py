@@ -9,7 +9,7 @@ from torch import Tensor
 from kernels.linear.epilogue import Epilogue
 from kernels.linear.paths import RunLinear
 from kernels.reference.compare import Reference, errors_of
-from kernels.reference.linear import linear_reference
+from kernels.reference.linear import linear_reference, units_may_take_8_bits
 from qualification.evidence.evidence import Check
 from qualification.measure.checks.checked import checked, one_thread, uniquely_named, worst_of_each
 from qualification.measure.inputs.guard import GUARD_MARK, GUARD_ROWS
@@ -83,12 +83,13 @@ def _judged_columns(case: LinearCase) -> slice | Tensor:
 def _reference(case: LinearCase, rows: list[int], columns: slice | Tensor) -> Reference:
     weight, bias = case.operands.weight, case.operands.bias
     x, dtype = weight.as_multiplied(case.x[rows]), case.x.dtype
+    of_8_bits = units_may_take_8_bits(weight.format(), case.x.shape[0])
     if isinstance(columns, slice):
-        return linear_reference(x, weight.dequantized(), bias, case.epilogue, dtype)
+        return linear_reference(x, weight.dequantized(), bias, case.epilogue, dtype, of_8_bits=of_8_bits)
     size_out = weight.size[0] // case.epilogue.parts
     judged = torch.cat([part * size_out + columns for part in range(case.epilogue.parts)])
     of_columns = None if bias is None else bias[columns]
-    return linear_reference(x, weight.dequantized(judged), of_columns, case.epilogue, dtype)
+    return linear_reference(x, weight.dequantized(judged), of_columns, case.epilogue, dtype, of_8_bits=of_8_bits)
 
 
 def _first_rows(reference: Reference, num_rows: int) -> Reference:

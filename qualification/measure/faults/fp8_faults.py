@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kernels.linear.epilogue import Epilogue
-from kernels.linear.formats.fp8_weights import BLOCK, E4M3, LARGEST, Fp8StaticWeight, Fp8Weight, scales_of_rows
+from kernels.linear.formats.fp8_weights import BLOCK, E4M3, LARGEST, Fp8StaticWeight, Fp8Weight, rounded, scales_of_rows
 from kernels.linear.paths import RunLinear
 from kernels.linear.shape import FP8_BLOCKS, FP8_ROWS, FP8_STATIC, LinearShape
 from kernels.vocabulary.row_buckets import LinearRows
@@ -26,16 +26,24 @@ class Fp8Fault(Enum):
     NO_SATURATION = "inputs beyond the largest number are not cut off"  # a conversion without satfinite
     RECIPROCAL = "numbers are divided by scales"  # as the name of scale_inv says
     INPUTS_AS_THEY_ARE = "inputs are not rounded"
+    NEVER_ENDED = "what matrix units of 8 bits sum is never added up in fp32"  # their fast way of adding
     ROUNDED_BY_THE_BATCH = "inputs are rounded with the largest scale of the batch"  # a scale per tensor, not per token
 
 
+_SUMMED = LinearShape(Dtype.BF16, 1024, 16, LinearRows.LE_128, weight_format=FP8_ROWS)
+_STEP, _DIGITS = 32, 13  # of Hopper's matrix units: columns, and bits behind the first one of a step's largest term
+
+
 def trial_shapes() -> tuple[LinearShape, ...]:
-    """Small shapes, of which each fault shows in one at least."""
+    """Small shapes, of which each fault shows in one at least; matrix units may take 8 bits of the last one's rows."""
     sizes = {FP8_ROWS: (72, 40), FP8_STATIC: (72, 40), FP8_BLOCKS: (200, 300)}
-    return tuple(LinearShape(Dtype.BF16, *size, LinearRows.LE_8, weight_format=it) for it, size in sizes.items())
+    few = (LinearShape(Dtype.BF16, *size, LinearRows.LE_8, weight_format=it) for it, size in sizes.items())
+    return (*few, _SUMMED)
 
 
 def can_show_in(fault: Fp8Fault, shape: LinearShape) -> bool:
+    if shape == _SUMMED or fault is Fp8Fault.NEVER_ENDED:
+        return shape == _SUMMED and fault in (Fp8Fault.NONE, Fp8Fault.NEVER_ENDED)
     is_blocks, is_static = shape.weight_format == FP8_BLOCKS, shape.weight_format == FP8_STATIC
     return {
         Fp8Fault.STRIDE_SWAPPED: is_blocks,
@@ -49,9 +57,37 @@ def wrong_fp8(fault: Fp8Fault) -> RunLinear:
     """Return a product with this fault."""
 
     def run(x: Tensor, weight: Fp8Weight, bias: Tensor | None, epilogue: Epilogue, out: Tensor) -> None:
-        product_of(_inputs(x, weight, fault), _numbers(weight, fault), bias, epilogue, out)
+        if fault is Fp8Fault.NEVER_ENDED:
+            out.copy_(summed_by_units(x, weight, x.shape[1]))
+        else:
+            product_of(_inputs(x, weight, fault), _numbers(weight, fault), bias, epilogue, out)
 
     return run
+
+
+def summed_by_units(x: Tensor, weight: Fp8Weight, columns: int) -> Tensor:
+    """Return x [n, K] @ weight [m, K]^T, of a scale a row, as Hopper's matrix units of 8 bits sum codes.
+
+    A step cuts its terms, the sum so far among them, and then their sum, to 13 bits behind the first one of the largest
+    term. The sums of each `columns` are added up in fp32.
+    """
+    scales = scales_of_rows(x)
+    inputs, numbers = rounded(x.float(), scales).double(), weight.codes.double()
+    total = torch.zeros(inputs.shape[0], numbers.shape[0], dtype=torch.float32, device=x.device)
+    for start in range(0, x.shape[1], columns):
+        sums = torch.zeros_like(total, dtype=torch.float64)
+        for first in range(start, min(start + columns, x.shape[1]), _STEP):
+            step = slice(first, min(first + _STEP, start + columns))
+            terms = torch.cat([inputs[:, None, step] * numbers[None, :, step], sums[..., None]], -1)
+            sums = _cut(terms, terms.abs().amax(-1, keepdim=True)).sum(-1)
+            sums = _cut(sums, sums.abs())
+        total += sums
+    return total * scales * weight.scales.T
+
+
+def _cut(values: Tensor, largest: Tensor) -> Tensor:
+    unit = torch.ldexp(torch.ones_like(largest), torch.frexp(largest).exponent - 1 - _DIGITS)
+    return torch.where(torch.isfinite(unit), (values / unit).trunc() * unit, torch.nan)
 
 
 def _numbers(weight: Fp8Weight, fault: Fp8Fault) -> Tensor:

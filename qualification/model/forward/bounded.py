@@ -89,22 +89,31 @@ class Precision:
         return Bounded(value.truth, value.most + times * self.rounding(value.truth), value.deviation)
 
 
+# Matrix units of 8 bits cut each term to 13 bits behind the first one of the largest; docs/limits.md ("Products with
+# weights") derives the numbers.
+_U8 = 2.0**-13
+_CUT_SQUARES, _CUT_BY_LARGEST, _CUT_OF_SUMS = 4.0, 128 / 3, 8.0
+
 Rows = Callable[[], Iterator[Tensor]]  # the weight [out, in] in fp64, some rows after others
 
 
-def product(x: Bounded, weight: Rows, bias: Tensor | None, precision: Precision) -> Bounded:
-    """Return x W^T + bias, x [T, in], summed in fp32 and not yet rounded."""
+def product(x: Bounded, weight: Rows, bias: Tensor | None, precision: Precision, *, of_8_bits: bool = False) -> Bounded:
+    """Return x W^T + bias, x [T, in], summed in fp32 and not yet rounded.
+
+    of_8_bits: whether matrix units may multiply both as numbers of 8 bits.
+    """
     size = x.truth.shape[1]
     half = size // 2
     is_exact = not bool(x.most.any()) and not bool(x.deviation.any())
     squares = [x.truth**2] if is_exact else [x.truth**2, x.most**2, x.deviation**2]
     stacked = torch.cat(squares)
-    parts: list[tuple[Tensor, Tensor, Tensor]] = []
+    parts: list[tuple[Tensor, ...]] = []
     for rows in weight():
         first = x.truth[:, :half] @ rows[:, :half].T
         whole = first + x.truth[:, half:] @ rows[:, half:].T
-        parts.append((first, whole, stacked @ (rows**2).T))
-    first, truth, of_squares = (torch.cat([part[index] for part in parts], dim=1) for index in range(3))
+        fourth = (x.truth**4 @ (rows**4).T,) if of_8_bits else ()
+        parts.append((first, whole, stacked @ (rows**2).T, *fourth))
+    first, truth, of_squares, *of_fourth = (torch.cat(each, dim=1) for each in zip(*parts, strict=True))
     terms, *others = of_squares.tensor_split(len(squares))
     variance = U**2 * ((1 + size / 6) * terms + size / 9 * (truth**2 + first**2) + 4 * truth**2)
     most = torch.zeros_like(truth)
@@ -113,6 +122,9 @@ def product(x: Bounded, weight: Rows, bias: Tensor | None, precision: Precision)
         variance = variance + others[1]
     if precision.is_narrow:  # matrix units cut sums off
         most = most + U * size / 8 * (truth.abs() + first.abs() + terms.sqrt())
+    for fourth in of_fourth:
+        spread = (_CUT_SQUARES * terms + _CUT_BY_LARGEST * fourth.sqrt()).sqrt()
+        most = most + _U8 * (_HOEFFDING * spread + _CUT_OF_SUMS * (first.abs() + (truth - first).abs()))
     if bias is not None:
         truth = truth + bias
         variance = variance + U**2 * (4 * truth**2 + 2 * bias**2)

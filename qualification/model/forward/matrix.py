@@ -93,7 +93,9 @@ class Matrix:
         if self.input_bound is not None:
             x = _cut_off(x, self.input_bound)
         rounded = _rounded(x, self.inputs, self.input_scale)
-        found = product(rounded.inputs, self._numbers, bias, precision)
+        # A GPU's steps of more than 64 tokens are by matrix units of 8 bits, a CPU's are in fp32.
+        of_8_bits = x.truth.device.type != "cpu"
+        found = product(rounded.inputs, self._numbers, bias, precision, of_8_bits=of_8_bits)
         if rounded.off is None:
             return found
         return replace(found, most=found.most + self._moved(rounded.inputs.truth, rounded.off))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kernels.reference.compare import Reference, errors_of
 from kernels.reference.experts import experts_reference
-from kernels.reference.linear import linear_reference
+from kernels.reference.linear import linear_reference, units_may_take_8_bits
 from kernels.vocabulary.operators import Operator
 from server.engine.operators.experts import ExpertsCall
 from server.engine.operators.linear import ProductCall, ServedProduct
@@ -27,7 +27,9 @@ _MOST_FACTOR = 1e9  # reported for an output that holds NaN or infinities too: J
 
 @dataclass(frozen=True, slots=True)
 class ProductSample:
-    """Copies of some rows of a product's x [n, size_in] and y [n, size_out]; `rows`: where they were in the step."""
+    """Copies of some rows of a product's x [n, size_in] and y [n, size_out]; `rows`: where they were in the step,
+    which has `rows.stop` of them.
+    """
 
     path: str
     product: ServedProduct
@@ -148,7 +150,9 @@ def _product_reference(sample: ProductSample, columns: slice) -> Reference:
     rows = [weight.dequantized(slice(first + columns.start, first + columns.stop)) for first in firsts]
     bias = None if product.linear.bias is None else product.linear.bias[columns]
     x = weight.as_multiplied(sample.x)
-    return linear_reference(x, torch.cat(rows) if len(rows) > 1 else rows[0], bias, epilogue, sample.x.dtype)
+    numbers = torch.cat(rows) if len(rows) > 1 else rows[0]
+    of_8_bits = units_may_take_8_bits(weight.format(), sample.rows.stop)
+    return linear_reference(x, numbers, bias, epilogue, sample.x.dtype, of_8_bits=of_8_bits)
 
 
 def _why_not_judged(read: Tensor, out: Tensor, reference: Reference) -> str | None:
