@@ -123,6 +123,14 @@ def _run_wide() -> RunLinear | None:
     return run_wide
 
 
+def _run_fp8_wide() -> RunLinear | None:
+    if launch.triton_version() is None:
+        return None
+    from kernels.linear.hopper.fp8_wide_path import run_fp8_wide
+
+    return run_fp8_wide
+
+
 def _run_ordered() -> RunLinear | None:
     if launch.triton_version() is None:
         return None
@@ -309,6 +317,18 @@ LINEAR_PATHS: tuple[LinearPath, ...] = (
         "library.library_path",
         _LIBRARY_KERNELS,
         RunProposed(),
+    ),
+    _path(
+        "gluon.linear.fp8",
+        replace(
+            _hopper_limits(LinearRows.LE_112.lo + 1, None, 16),
+            formats=FP8_FORMATS,
+            size_in_multiple=16,  # TMA's rows of whole 16 bytes
+            gated_multiple=128,  # gate and up in whole blocks
+        ),
+        "hopper.fp8_wide_path",
+        ("hallmark_fp8_wide_matmul", "hallmark_fp8_round_wide"),
+        _run_fp8_wide(),
     ),
     _widened_path("torch.linear.fp8", frozenset({Device.CPU}), FP8_FORMATS),
     _hopper_few_bits_path("gluon.linear.fp8.skinny", FP8_FORMATS, (1, 64), 16, "fp8_skinny_path"),

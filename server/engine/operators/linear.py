@@ -12,7 +12,7 @@ from kernels.linear.epilogue import Epilogue
 from kernels.linear.library.library_path import Note, RunMeasured, RunProposed
 from kernels.linear.ordered.library_path import RunMeasuredInOrder, RunProposedInOrder
 from kernels.linear.paths import LinearPath, RunLinear
-from kernels.linear.shape import LinearShape
+from kernels.linear.shape import PLAIN, LinearShape
 from kernels.system.device import dtype_of, torch_dtype
 from kernels.vocabulary.operators import Operator
 from kernels.vocabulary.path import is_for_order
@@ -50,7 +50,8 @@ class LinearTable(RowsTable[LinearShape, RunLinear]):
             for place, shape in enumerate(product.calls.shapes):
                 choice, rows = product.calls.choices[place], shape.rows.hi or shape.rows.lo + 1
                 path = None if choice is None else choice.decision.path
-                is_own = path is not None and (is_for_order(path) or path.startswith("triton."))
+                has_few_bits = shape.weight_format != PLAIN
+                is_own = path is not None and (is_for_order(path) or has_few_bits)
                 if rows > _MOST_COMPILED and not is_own:
                     continue
                 rows = min(rows, max(_MOST_COMPILED, shape.rows.lo + 1))

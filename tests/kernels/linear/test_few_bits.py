@@ -7,18 +7,24 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 
 from kernels.experts.formats import FewBitFormat
 from kernels.experts.paths import EXPERTS_PATHS
 from kernels.experts.shape import ExpertsShape
 from kernels.fused.activation_kind import Activation
 from kernels.linear.epilogue import Epilogue
-from kernels.linear.formats.fp8_weights import E4M3, LARGEST, Fp8StaticWeight
+from kernels.linear.formats.fp8_weights import E4M3, LARGEST, Fp8StaticWeight, Fp8Weight, spread
 from kernels.linear.formats.int4_formats import INT4_32, INT4_128
+from kernels.linear.hopper.fp8_rounding import wide_inputs
+from kernels.linear.hopper.fp8_wide import launch_fp8_wide
+from kernels.linear.hopper.fp8_wide_path import scales_of
+from kernels.linear.hopper.fp8_wide_tilings import WideScales, fp8_wide_tiling, fp8_wide_tilings
 from kernels.linear.paths import LINEAR_PATHS, LinearPath
 from kernels.linear.portable.fp8_inputs import rounded_inputs
 from kernels.linear.portable.tiles import MOST_FEW
-from kernels.linear.shape import FP8_BLOCKS, FP8_ROWS, FP8_STATIC, LinearShape
+from kernels.linear.shape import FP8_BLOCKS, FP8_ROWS, FP8_STATIC, LinearShape, WeightFormat
+from kernels.linear.weights import class_of
 from kernels.vocabulary.row_buckets import LinearRows, TokenRows
 from kernels.vocabulary.shape import Dtype
 from qualification.measure.checks.experts_checks import check_experts
@@ -122,3 +128,63 @@ def test_many_rows_of_8_bits_end_their_sums_in_fp32(compiled: dict[str, dict[str
     assert len(by_codes) == 4
     assert all(case["sums"] >= 64 and case["is_many"] for case in by_codes.values())
     assert all(case["of_16_bits"] for name, case in products.items() if name not in by_codes)
+
+
+@pytest.mark.sm90
+def test_no_product_of_many_rows_spills_and_each_sum_ends(compiled: dict[str, dict[str, dict[str, int]]]) -> None:
+    """A number of a result is added to in fp32 once a box at least."""
+    for name, case in compiled["wide"].items():
+        assert case["spills"] == 0, name
+        assert case["shared_bytes"] <= SHARED_BYTES, name
+        assert case["of_8_bits"] > 0, name
+        assert case["sums"] >= case["numbers"], name
+
+
+@pytest.mark.parametrize(("num_rows", "size_out", "parts", "tile"), [
+    (8192, 14336, 2, (192, 128)), (4096, 4096, 1, (256, 128)), (512, 4096, 1, (128, 128)), (128, 4096, 1, (128, 32)),
+])  # fmt: skip
+def test_a_tile_leaves_few_multiprocessors_idle(
+    num_rows: int, size_out: int, parts: int, tile: tuple[int, int]
+) -> None:
+    """The fastest that was measured, of an 8B on one H200."""
+    found = fp8_wide_tiling(num_rows, size_out, 132, parts=parts, has_bias=False, scales=WideScales.ROWS)
+    assert (found.rows, found.columns) == tile
+    assert found in fp8_wide_tilings(parts=parts, has_bias=False, scales=WideScales.ROWS)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("weight_format", [FP8_ROWS, FP8_STATIC, FP8_BLOCKS], ids=str)
+def test_inputs_of_many_rows_are_rounded_as_the_format_says(weight_format: WeightFormat, device: torch.device) -> None:
+    """The machine's own conversion, and no divisions: every finite bf16, and rows of common sizes."""
+    numbers = torch.arange(-(2**15), 2**15, dtype=torch.int32, device=device).to(torch.int16).view(torch.bfloat16)
+    every = numbers[torch.isfinite(numbers)][: 30 * 2112].view(30, 2112)
+    weight = class_of(weight_format).of(torch.randn(128, 2112, dtype=torch.bfloat16, device=device))
+    for x in (every, every.flip(0).T.reshape(30, 2112), torch.randn(30, 2112, dtype=torch.bfloat16, device=device)):
+        codes, scales = wide_inputs(x, weight)
+        columns = codes[:, :2112].double()
+        if weight_format == FP8_BLOCKS:
+            found = columns * spread(scales[:, :30].T, 2112, 1).double()
+        else:
+            found = columns * (scales if weight_format == FP8_STATIC else scales.T).double()
+        assert torch.equal(found, weight.as_multiplied(x))
+        assert not codes[:, 2112:].float().any()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [
+    LinearShape(Dtype.BF16, 2112, 272, LinearRows.LE_512, True, weight_format=FP8_ROWS),
+    LinearShape(Dtype.FP16, 2112, 256, LinearRows.LE_256, epilogue=Epilogue.SWIGLU, weight_format=FP8_STATIC),
+    LinearShape(Dtype.BF16, 2112, 256, LinearRows.LE_256, epilogue=Epilogue.SWIGLU, weight_format=FP8_BLOCKS),
+    LinearShape(Dtype.BF16, 2112, 272, LinearRows.LE_112, epilogue=Epilogue.FP32, weight_format=FP8_BLOCKS),
+], ids=str)  # fmt: skip
+def test_every_tiling_of_many_rows_is_within_the_limits(shape: LinearShape, device: torch.device) -> None:
+    def run(x: Tensor, weight: Fp8Weight, bias: Tensor | None, _epilogue: Epilogue, out: Tensor) -> None:
+        codes, scales = wide_inputs(x, weight)
+        launch_fp8_wide(codes, scales, weight.codes, weight.scales, bias, out, tiling)
+
+    operands = operands_of(shape, device, seed=0)
+    kind = scales_of(operands.weight)
+    cases = list(linear_cases(shape, operands, seed=0, row_counts=(shape.rows.lo + 1, shape.rows.hi or 0)))
+    for tiling in fp8_wide_tilings(parts=shape.epilogue.parts, has_bias=shape.has_bias, scales=kind):
+        for check in check_linear(run, cases):
+            assert check.is_passed, (tiling, check)

@@ -18,6 +18,8 @@ from kernels.experts.mxfp4.tilings import CodesTiles
 from kernels.fused.activation_kind import Activation
 from kernels.linear.epilogue import Epilogue
 from kernels.linear.formats.int4_formats import INT4_32, INT4_128, INT4_FORMATS
+from kernels.linear.hopper.fp8_wide import compiled_fp8_wide
+from kernels.linear.hopper.fp8_wide_tilings import WideScales, fp8_wide_tilings
 from kernels.linear.portable.fp8_path import fp8_launches
 from kernels.linear.portable.int4_path import int4_launch
 from kernels.linear.portable.tiles import MOST_FEW, fp8_tile, int4_tile
@@ -121,11 +123,28 @@ def facts_of_gluon() -> dict[str, dict[str, int]]:
     }
 
 
+def facts_of_wide(scales: WideScales, parts: int) -> dict[str, dict[str, int]]:
+    """Facts of each tiling of the products of many rows in 8 bits, by its sizes."""
+    found = {}
+    for tiling in fp8_wide_tilings(parts=parts, has_bias=False, scales=scales):
+        kernel = compiled_fp8_wide(tiling, BF16)
+        code = disassemble(kernel.asm["cubin"])
+        found[f"{scales.value} x {parts}, {tiling.rows} by {tiling.columns}"] = {
+            "spills": count(code, "STL"),
+            "shared_bytes": kernel.metadata.shared,
+            "of_8_bits": count(code, "QGMMA"),
+            "sums": count(code, "FADD") + count(code, "FFMA"),
+            "numbers": tiling.rows * tiling.columns // 128,  # of a thread of each consumer, all consumers together
+        }
+    return found
+
+
 def main() -> None:
     driver.set_active(Hopper())
     found = {name: facts(*case) for name, case in CASES.items()}
     experts = {name: facts_of_experts(*case) for name, case in EXPERTS.items()}
-    print(json.dumps({"products": found, "experts": experts, "gluon": facts_of_gluon()}))
+    wide = facts_of_wide(WideScales.ROWS, 1) | facts_of_wide(WideScales.BLOCKS, 2)
+    print(json.dumps({"products": found, "experts": experts, "gluon": facts_of_gluon(), "wide": wide}))
 
 
 if __name__ == "__main__":
