@@ -122,8 +122,8 @@ def product(x: Bounded, weight: Rows, bias: Tensor | None, precision: Precision,
         variance = variance + others[1]
     if precision.is_narrow:  # matrix units cut sums off
         most = most + U * size / 8 * (truth.abs() + first.abs() + terms.sqrt())
-    for fourth in of_fourth:
-        spread = (_CUT_SQUARES * terms + _CUT_BY_LARGEST * fourth.sqrt()).sqrt()
+    for largest in of_fourth:
+        spread = (_CUT_SQUARES * terms + _CUT_BY_LARGEST * largest.sqrt()).sqrt()
         most = most + _U8 * (_HOEFFDING * spread + _CUT_OF_SUMS * (first.abs() + (truth - first).abs()))
     if bias is not None:
         truth = truth + bias
