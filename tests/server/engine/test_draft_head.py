@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from safetensors.torch import load_file, save_file
 
+from kernels.catalog import path_named
 from server.engine.execution.head_steps import HeadSteps
 from server.engine.scheduling.head_drafter import HeadDrafter
 from server.engine.scheduling.sequence import Sequence
@@ -62,6 +63,8 @@ def test_a_head_drafts_as_its_definition_and_changes_no_bit(
     drafter.seen = seen
     drafter.head = steps = HeadSteps(crowded.runner)
     if is_dense:
+        for name in {choice.use.path for choice in crowded.runner.dispatcher.choices}:
+            crowded.runner.dispatcher.substitute(replace(path_named(name), is_capturable=True))
         steps.capture(capture, 4, 200)  # of steps of few rows: prompts have none
     num_accepted = num_preempted = num_hit = 0
     step = crowded.engine.step
