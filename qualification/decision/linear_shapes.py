@@ -51,7 +51,8 @@ def linear_shapes_needed(
     found = [_shape(weight, dtype, rows) for weight in weights for rows in LinearRows.up_to(max_num_batched_tokens)]
     for size in sorted({len(vocabulary_rows(model.vocab_size, rank, num_ranks)) for rank in range(num_ranks)}):
         most = min(max_num_batched_tokens, max(_MOST_SAMPLED, MAX_LOGITS // size))
-        head = _Weight(model.hidden_size, size, epilogue=_stored_in_fp32(dtype, device_type))
+        in_fp32 = _stored_in_fp32(dtype, device_type)
+        head = _Weight(model.hidden_size, size, epilogue=in_fp32, format=model.head_format)
         found += [_shape(head, dtype, rows) for rows in LinearRows.up_to(most)]
     return tuple(dict.fromkeys(found))
 

@@ -351,6 +351,7 @@ class ModelConfig:
     per_layer: PerLayerConfig | None = None
     has_layer_scales: bool = False  # the residual behind each layer is multiplied by a number of the checkpoint
     rounds_at_load: bool = False  # the checkpoint has plain products, which become those of `formats` when it is loaded
+    head_format: WeightFormat = PLAIN  # of the head where it is not tied
     packing: Packing | None = None  # of weights of 4 bits in the checkpoint
     caches_fp8: bool = False  # the checkpoint asks for a KV cache of 8 bits
     input_bound: float | None = None  # of products that are not plain: inputs beyond it are cut off, then rounded
@@ -445,6 +446,9 @@ def weight_bytes(config: ModelConfig, dtype: Dtype, num_tokens: int | None = Non
     )
     plain = num_parameters(config, num_tokens) - packed
     saved = sum(_bytes_saved(config.hidden_size, layer, dtype, num_tokens) for layer in config.layers)
+    if not config.tie_embeddings:
+        of_head = config.embedding_size
+        saved += of_head * dtype.num_bytes - bytes_of(config.head_format, of_head, dtype)
     return plain * dtype.num_bytes - saved + packed // 2 + packed // MXFP4_BLOCK
 
 

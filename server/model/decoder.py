@@ -148,7 +148,8 @@ class Decoder:
         self._final_norm = self._norm_weight(weights.final_norm)
         # Whether a sublayer's result is this rank's part of it, which the next one's norm sums up on its way in.
         self._sums_at_norms = ranks.world > 1 and sums_at_norms(config)
-        self._head = self._operators.product(None, WeightName.HEAD, weights.head, self._in_fp32(weights.head))
+        head = self._operators.product(None, WeightName.HEAD, weights.head, self._in_fp32(weights.head))
+        self._head = self._with_bound(weights.head, head)
         self._mixtures: dict[ExpertsConfig, Experts] = {}  # one layer's, of each that is not alike
         layers = enumerate(zip(config.layers, weights.layers, strict=False))
         self._blocks = tuple(self._block(index, layer, of_layer) for index, (layer, of_layer) in layers)

@@ -12,7 +12,7 @@ from kernels.experts.formats import FewBitFormat
 from kernels.experts.kinds import MXFP4_BLOCK, ExpertFormat
 from kernels.experts.weights import ExpertWeights, Mxfp4Weights
 from kernels.linear.shape import PLAIN, WeightFormat
-from kernels.linear.weights import PlainWeight
+from kernels.linear.weights import LinearWeight, PlainWeight, class_of
 from qualification.model.config import (
     DenseConfig,
     ExpertsConfig,
@@ -288,7 +288,10 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device)
         )
 
     embedding = torch.empty(config.vocab_size, hidden, dtype=dtype, device=device)
-    head = PlainWeight(embedding if config.tie_embeddings else torch.empty_like(embedding))
+    if config.tie_embeddings:
+        head: LinearWeight = PlainWeight(embedding)
+    else:
+        head = class_of(config.head_format).empty(config.vocab_size, hidden, dtype, device)
     layers, per_layer = tuple(layer(it) for it in config.layers), None
     if config.per_layer is not None:
         size = config.num_layers * width

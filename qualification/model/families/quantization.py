@@ -62,12 +62,15 @@ def quantized(model: ModelConfig, quantization: Quantization, names: TensorNames
         _quantized_layer(f"model.layers.{index}", layer, quantization, names)
         for index, layer in enumerate(model.layers)
     )
-    head = quantization.format_of("lm_head")
-    if head != PLAIN and not model.tie_embeddings:
-        raise ModelConfigError(f"{quantization.source}: a head (lm_head) in {head.name} is not supported")
+    head = PLAIN if model.tie_embeddings else quantization.format_of("lm_head")
+    if head != PLAIN and quantization.packing is not None:
+        raise ModelConfigError(
+            f"{quantization.source}: a head (lm_head) of 4 bits ({quantization.packing.value}) is not supported"
+        )
     return replace(
         model,
         layers=layers,
+        head_format=head,
         packing=quantization.packing,
         input_bound=quantization.input_bound,
         caches_fp8=quantization.caches_fp8,

@@ -10,6 +10,7 @@ from qualification.model.config import ModelConfig
 from qualification.model.forward.bounded import Bounded, Precision, U, chunks_of, layer_norm, product, rms_norm
 from qualification.model.forward.checkpoint import Checkpoint, CheckpointError
 from qualification.model.forward.layer import LayerReference
+from qualification.model.forward.matrix import Inputs, Matrix
 from qualification.model.forward.sentences import SENTENCES
 
 _HEAD_ROWS = 2**14  # of the head that are read at once
@@ -102,13 +103,24 @@ class ForwardReference:
                 stop = min(start + _HEAD_ROWS, self.model.vocab_size)
                 yield self.precision.stored(self.checkpoint.tensor(head, range(start, stop)))
 
-        found = self.precision.rounded(product(read, rows, None, self.precision))  # a CPU rounds them
+        inputs = Inputs.of(self.model.head_format.name)
+        if inputs is Inputs.AS_THEY_ARE:
+            found = product(read, rows, None, self.precision)
+        else:
+            found = self._head(head.removesuffix(".weight"), inputs).product(read, None, self.precision)
+        found = self.precision.rounded(found)  # a CPU rounds them
         found = found.times(1 / self.model.logits_divisor)
         cap = self.model.logits_softcap
         if cap is None:
             return found
         bent = (found.truth / cap).tanh()
         return Bounded(cap * bent, found.most + 4 * U * cap, found.deviation)
+
+    def _head(self, name: str, inputs: Inputs) -> Matrix:
+        """Return the head of 8 bits."""
+        read = self.checkpoint.tensor
+        input_scale = read(f"{name}.input_scale") if inputs is Inputs.ALL else None
+        return Matrix.of_file(read(f"{name}.weight"), read(f"{name}.weight_scale"), inputs, input_scale)
 
 
 def forward(reference: ForwardReference, token_ids: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from kernels.linear.weights import PlainWeight, StoredTensor
+from kernels.linear.weights import PlainWeight, StoredTensor, class_of
 from qualification.model.config import AttentionConfig, ExpertsConfig, QKNorm
 from qualification.model.families.family import TensorNames
 from qualification.model.gated_delta import GatedDeltaConfig
@@ -26,7 +26,10 @@ def empty_shard(shard: Shard, dtype: torch.dtype, device: torch.device) -> Weigh
         return empty_weights(config, dtype, device)
     weights = empty_weights(replace(config, tie_embeddings=True), dtype, device)  # without a head of its own
     rows = weights.embedding[shard.vocabulary.start : shard.vocabulary.stop]
-    return replace(weights, head=Linear(PlainWeight(rows if config.tie_embeddings else torch.empty_like(rows))))
+    if config.tie_embeddings:
+        return replace(weights, head=Linear(PlainWeight(rows)))
+    own = class_of(config.head_format).empty(*rows.shape, dtype, device)
+    return replace(weights, head=Linear(own))
 
 
 def pieces_of(weights: Weights, shard: Shard, names: TensorNames) -> list[Piece]:
@@ -42,7 +45,7 @@ def outer_pieces(weights: Weights, shard: Shard, names: TensorNames) -> list[Pie
     outer, config = replace(weights, layers=()), replace(shard.local_config, layers=())
     pieces = []
     for name, stored in checkpoint_views(outer, config, names).items():
-        first_row = shard.vocabulary.start // stored.rows if name.startswith("lm_head.") else 0
+        first_row = _blocks(name, shard.vocabulary.start, stored.rows) if name.startswith("lm_head.") else 0
         pieces.append(Piece(name, stored.values, first_row=first_row))
     return pieces
 

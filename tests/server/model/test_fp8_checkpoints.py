@@ -15,12 +15,15 @@ from torch import Tensor
 from kernels.linear.epilogue import Epilogue
 from kernels.linear.shape import FP8_BLOCKS, FP8_ROWS, FP8_STATIC, PLAIN, WeightFormat
 from kernels.vocabulary.shape import Dtype
+from qualification.decision.linear_shapes import linear_shapes_needed
 from qualification.model.config import num_parameters, weight_bytes
 from qualification.model.shard import shard_of
 from server.errors import ModelError
 from server.model.decoder import Decoder
 from server.model.linear import CutOff, Unplanned, WeightName
 from server.model.load.load import load_config, load_shard
+from server.settings import DtypeChoice
+from support.engine.checked_layers import CheckedLayers, edited
 from support.models.paged_runner import PagedRunner
 from support.models.quantized_files import PARTS, change
 
@@ -29,7 +32,7 @@ HIDDEN, WIDTH, VOCABULARY = 320, 512, 33  # two and a half blocks, and four
 MODEL = {
     "model_type": "qwen3", "vocab_size": VOCABULARY, "hidden_size": HIDDEN, "intermediate_size": WIDTH,
     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 64,
-    "max_position_embeddings": 64, "tie_word_embeddings": False, "dtype": "float32",
+    "max_position_embeddings": 128, "tie_word_embeddings": False, "dtype": "float32",
 }  # fmt: skip
 PRODUCTS = {
     "self_attn.q_proj": (256, HIDDEN), "self_attn.k_proj": (256, HIDDEN), "self_attn.v_proj": (256, HIDDEN),
@@ -210,6 +213,34 @@ def test_a_whole_model_of_8_bits_answers(tmp_path: Path) -> None:
     whole = PagedRunner(Decoder(config, weights)).logits(torch.arange(30) % VOCABULARY, [30])
     assert bool(torch.isfinite(whole).all())
     assert 0 < weight_bytes(config, Dtype.FP32) < num_parameters(config) * 3
+
+
+@pytest.mark.parametrize("name", ["compressed channel", "compressed block", "modelopt"])
+def test_a_head_that_is_not_listed_has_8_bits(name: str, tmp_path: Path) -> None:
+    kind = KINDS[name]
+    write(tmp_path, kind)
+    file = tmp_path / "model.safetensors"
+    stored = load_file(file)
+    codes, scales = rounded(stored["lm_head.weight"] / 9, *_EACH[kind.granularity])
+    stored |= {"lm_head.weight": codes, "lm_head.weight_scale": kind.scale_shape(scales).contiguous()}
+    if kind.is_static:
+        stored["lm_head.input_scale"] = torch.tensor(INPUT_SCALE)
+    save_file(stored, file)
+    change(tmp_path, ignore=[it for it in kind.says["ignore"] if it != "lm_head"])
+    config = load_config(tmp_path)
+    assert config.head_format == kind.format
+    [head] = {
+        it.weight_format for it in linear_shapes_needed(config, Dtype.FP32, 8, "cpu") if it.size_out == VOCABULARY
+    }
+    assert head == kind.format
+    weights = load_shard(tmp_path, config, shard_of(config, 0, 1), dtype=torch.float32, device=CPU)
+    assert torch.equal(weights.head.weight.dequantized().double(), widened(codes, scales, *_EACH[kind.granularity]))
+    model = CheckedLayers.made(tmp_path, DtypeChoice("float32"))
+    found = model.check()
+    assert found.first is None, str(found.first)
+    wrong = {"lm_head.weight_scale": stored["lm_head.weight_scale"] * 1.5}
+    other = edited(tmp_path, tmp_path / "wrong", None, lambda tensors: {**tensors, **wrong})
+    assert model.check(model.decoder_of(other)).first is not None
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
