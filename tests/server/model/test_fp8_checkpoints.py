@@ -287,8 +287,8 @@ def test_two_ranks_of_8_bits_hold_the_whole(tmp_path: Path, kind: Kind) -> None:
         ("compressed channel", {"config_groups": {"a": {"targets": ["Linear"]}}}, "weights must be an object"),
         (
             "modelopt",
-            {"quant_algo": "NVFP4"},
-            "quant_algo must be one of FP8, FP8_PER_CHANNEL_PER_TOKEN.*found 'NVFP4'",
+            {"quant_algo": "W4A8_AWQ"},
+            "quant_algo must be one of FP8, FP8_PER_CHANNEL_PER_TOKEN.*found 'W4A8_AWQ'",
         ),
         # Lists that leave a product out which the file has in other numbers, or name one too many.
         ("fp8 static", {"ignored_layers": ["lm_head"]}, r"missing: model.layers.1.mlp.*input_scale"),
