@@ -28,7 +28,7 @@ def empty_shard(shard: Shard, dtype: torch.dtype, device: torch.device) -> Weigh
     rows = weights.embedding[shard.vocabulary.start : shard.vocabulary.stop]
     if config.tie_embeddings:
         return replace(weights, head=Linear(PlainWeight(rows)))
-    own = class_of(config.head_format).empty(*rows.shape, dtype, device)
+    own = class_of(config.head_format).empty(rows.shape[0], rows.shape[1], dtype, device)
     return replace(weights, head=Linear(own))
 
 
