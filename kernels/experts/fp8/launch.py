@@ -31,9 +31,7 @@ from kernels.linear.formats.fp8_weights import E4M3, Fp8BlocksWeight
 from kernels.tma.pointers import AnyTensor
 
 _FEWEST = 16  # slots of a tile
-# Up to which each slot's own reads of weights cost less than to sort: of Qwen3-30B-A3B 8 tokens take 76 us, sorted 82,
-# and 16 tokens 139 and 117 (H200).
-_MOST_UNSORTED, _SLOTS_OF_AN_EXPERT = 8, 0.5  # tokens; on average
+_MOST_UNSORTED = 4  # tokens whose slots each read their own expert's weights: 43 us, sorted 54 (Qwen3-30B-A3B, H200)
 _DTYPES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
 
 
@@ -49,8 +47,7 @@ def run_experts_fp8(
     """
     num_tokens, num_active = experts.shape
     rows = hopper_rows(num_tokens, num_active, expert_weights.num_experts)
-    is_sparse = experts.numel() <= _SLOTS_OF_AN_EXPERT * expert_weights.num_experts
-    if rows == _FEWEST and num_tokens <= _MOST_UNSORTED and is_sparse:
+    if rows == _FEWEST and num_tokens <= _MOST_UNSORTED:
         # Those of more tokens are compiled now: a start tries no number of tokens between these and the next rows.
         for tiling in _tilings(expert_weights, rows, activation):
             tile_launcher(tiling, hidden.dtype, hidden.device)
