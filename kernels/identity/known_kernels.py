@@ -76,6 +76,7 @@ NAMED: tuple[NamedKernels, ...] = (
     NamedKernels("norm, with the residual's sum", ("_rms_norm_kernel", "_layer_norm_kernel")),
     NamedKernels("norm of all heads of several ranks", ("_mean_squares_kernel", "_norm_by_kernel")),
     NamedKernels("rotation and the write of keys and values", ("_rope_and_write_kv_kernel",)),
+    NamedKernels("rotation of an image's queries and keys", ("_turn_heads_kernel",)),
     NamedKernels("norm of each head of the values", ("_norm_heads_kernel",)),
     NamedKernels("gated activation", ("_gated_kernel",)),
     NamedKernels("gate of a shared feed-forward", ("_gate_rows_kernel",)),

@@ -77,7 +77,9 @@ def settings_here() -> tuple[Setting, ...]:
     """Return each instruction set that torch takes on this CPU, with one thread and with all cores."""
     num_threads = sorted({1, torch.get_num_threads()})
     found = []
-    for name, threads in product(_INSTRUCTION_SETS, num_threads):
+    best = torch.backends.cpu.get_cpu_capability().lower()  # more than it would end a child by an illegal instruction
+    taken = _INSTRUCTION_SETS[: _INSTRUCTION_SETS.index(best) + 1] if best in _INSTRUCTION_SETS else ("default",)
+    for name, threads in product(taken, num_threads):
         environment = {"ATEN_CPU_CAPABILITY": name, **_MKL.get(name, {})}
         plural = "s" if threads > 1 else ""
         found.append(Setting(f"{name}, {threads} thread{plural}", environment, threads))

@@ -17,7 +17,7 @@ from kernels.vocabulary.operators import Operator
 from kernels.vocabulary.path import AnyPath, Tier
 from kernels.vocabulary.recurrence_operator import RECURRENCE
 from kernels.vocabulary.row_buckets import LinearRows, TokenRows
-from kernels.vocabulary.shape import PLANNED_PHASES, AttentionShape, Dtype, Phase
+from kernels.vocabulary.shape import PLANNED_PHASES, AttentionShape, Dtype, Mask, Phase
 from qualification.common.table import table
 
 
@@ -125,6 +125,7 @@ def _plain_shape(
         context_bucket=Bucket.LE_128,
         page_size=None if phase is Phase.PREFILL else path.limits.page_size_multiple,
         window=path.limits.max_window,
+        mask=Mask.CAUSAL if Mask.CAUSAL in path.limits.masks else Mask.FULL,
     )
 
 

@@ -2,10 +2,13 @@
 
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from triton.runtime import interpreter
 
 from kernels.calls.batch import AttentionBatch, AttentionFlags
 from kernels.portable.ordered import attend_in_parts
@@ -15,6 +18,17 @@ from support.attention.inputs import NAN, Inputs, assert_right, attend, edges, f
 RUN = partial(attend_in_parts, part_keys=64)
 LENGTH, PAGE_SIZE = 100, 16
 BORDERS = (0, 1, 33, 63, 64, 65, 99, LENGTH)
+
+
+@pytest.fixture(autouse=True)
+def rows_of_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sum a row of a product in fp64: in fp32 NumPy's BLAS sums rows of a tile in other orders, on some processors."""
+
+    def create_dot(_: object, a: Any, b: Any, d: Any, *__: object) -> Any:
+        product = np.matmul(a.data, b.data, dtype=np.float64).astype(d.data.dtype)
+        return interpreter.TensorHandle(product + d.data, d.dtype.scalar)
+
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
 
 
 def over_pages(inputs: Inputs, sequences: list[tuple[int, int]], device: torch.device) -> Inputs:

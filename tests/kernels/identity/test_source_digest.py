@@ -16,7 +16,8 @@ ROOT = Path(__file__).resolve().parents[3]
 ENTRIES = (
     "hopper.prefill.launch", "hopper.window.launch", "hopper.extend.launch", "hopper.decode.launch", "portable.prefill",
     "portable.extend", "portable.decode", "hopper.ordered.launch", "portable.ordered", "sdpa.backends",
-    "sdpa.key_tiles", "portable.wide",
+    "sdpa.key_tiles", "portable.wide", "hopper.wide.prefill", "hopper.wide.extend", "hopper.wide.decode",
+    "hopper.full.launch", "fp8_cache.extend", "fp8_cache.decode", "fp8_cache.hopper.launch", "fp8_cache.widened",
 )  # fmt: skip
 SAMPLE = """
 from pack.deep import base, helper as h
@@ -207,9 +208,16 @@ def test_the_catalog_binds_each_path_to_its_own_entry() -> None:
         assert digests[f"triton.{phase}"] == of(f"kernels.portable.{phase}")
         assert digests[f"triton.{phase}.wide"] == of("kernels.portable.wide")
         assert digests[f"gluon.{phase}.hopper"] == of(f"kernels.hopper.{phase}.launch")
+        assert digests[f"gluon.{phase}.wide.hopper"] == of(f"kernels.hopper.wide.{phase}")
     assert digests["gluon.ordered.hopper"] == of("kernels.hopper.ordered.launch")
     assert digests["triton.ordered"] == of("kernels.portable.ordered")
     assert digests["gluon.prefill.window.hopper"] == of("kernels.hopper.window.launch")
-    assert {digests[name] for name in digests if name.startswith("sdpa.")} == {of("kernels.sdpa.backends")}
+    assert digests["gluon.prefill.unmasked.hopper"] == of("kernels.hopper.full.launch")
+    for phase in ("extend", "decode"):
+        assert digests[f"triton.{phase}.fp8"] == of(f"kernels.fp8_cache.{phase}")
+    assert digests["gluon.decode.fp8.hopper"] == of("kernels.fp8_cache.hopper.launch")
+    sdpa = {name: digest for name, digest in digests.items() if name.startswith("sdpa.")}
+    assert {sdpa.pop(f"sdpa.{name}.fp8") for name in ("cpu", "math")} == {of("kernels.fp8_cache.widened")}
+    assert set(sdpa.values()) == {of("kernels.sdpa.backends")}
     assert digests["torch.attention.tiles"] == of("kernels.sdpa.key_tiles")
     assert len(set(digests.values())) == len(ENTRIES)

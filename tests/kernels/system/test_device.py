@@ -43,7 +43,7 @@ def test_a_dtype_survives_the_way_to_torch_and_back(dtype: Dtype) -> None:
 
 
 def test_a_dtype_no_path_takes_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"expected one of fp32, fp16, bf16, found torch\.int8"):
+    with pytest.raises(ValueError, match=r"expected one of fp32, fp16, bf16, fp8, found torch\.int8"):
         dtype_of(torch.int8)
 
 
