@@ -10,7 +10,9 @@ import torch
 
 from kernels.collective.inboxes import PeerMemoryError
 from kernels.driver.seen import Seen
-from kernels.linear.shape import PLAIN, LinearShape
+from kernels.experts.formats import FewBitFormat
+from kernels.experts.shape import ExpertsShape
+from kernels.linear.shape import FP8_FORMATS, PLAIN, LinearShape
 from kernels.system.child_process import python_command
 from kernels.system.device import torch_dtype
 from kernels.system.device_lost import DeviceLost, loss_of
@@ -236,7 +238,7 @@ def _measure(shape: AnyShape, path: AnyPath, run: Run, bench: Bench) -> _Measure
 def _time(call: Callable[[], None], shape: AnyShape, num_seqs: int, bench: Bench, factor: float) -> Judged:
     """Time in `factor` times the budget, with the machine's rates before and after: clocks and loads change."""
     longest = trial_of(shape).tested(shape, is_cpu=bench.device.type == "cpu")
-    num_flops = num_seqs * flops_of(shape, *longest)
+    num_flops = num_seqs * flops_of(shape, *longest) // _times_16_bits(shape)
     num_bytes = num_seqs * hbm_bytes_of(shape, *longest)[0]
     budget_s = factor * (bench.timing_budget_s or default_budget_s(bench.device))
     dtype = torch_dtype(shape.dtype)
@@ -246,6 +248,15 @@ def _time(call: Callable[[], None], shape: AnyShape, num_seqs: int, bench: Bench
     if before is None or after is None:
         return Judged(timing, None)
     return Judged(timing, float(f"{before.or_higher(after).floor_us(num_flops, num_bytes):.4g}"))
+
+
+def _times_16_bits(shape: AnyShape) -> int:
+    """At how many times the rate of 16 bits, which `Ceilings` has, matrix units may multiply it: 2 in 8 bits."""
+    if isinstance(shape, LinearShape):
+        return 2 if shape.weight_format in FP8_FORMATS else 1
+    if isinstance(shape, ExpertsShape) and isinstance(shape.format, FewBitFormat):
+        return 2 if shape.format.of_weights in FP8_FORMATS else 1
+    return 1
 
 
 def _evidence(
