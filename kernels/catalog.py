@@ -39,6 +39,27 @@ _ALL_PHASES = frozenset({Phase.PREFILL, Phase.EXTEND, Phase.DECODE, Phase.VERIFY
 _ALL_MASKS = frozenset(Mask)
 _NO_SPANS = frozenset({Mask.CAUSAL, Mask.FULL})
 
+_TRITON_LIMITS = Limits(  # of a path on any GPU since Ampere
+    devices=frozenset({Device.CUDA, Device.INTERPRETER}),
+    phases=_ALL_PHASES,
+    dtypes=_ALL_DTYPES,
+    max_head_dim=256,
+    min_sm=80,
+    masks=_ALL_MASKS,
+    needs_triton=True,
+)
+_HOPPER_LIMITS = Limits(  # of sm_90 alone (TMA, wgmma), and tensor maps with rows of whole 16 bytes
+    devices=frozenset({Device.CUDA}),
+    phases=_ALL_PHASES,
+    dtypes=_HALF_DTYPES,
+    max_head_dim=256,
+    head_dim_multiple=8,
+    min_sm=90,
+    max_sm=90,
+    page_size_multiple=16,
+    needs_triton=True,
+)
+
 
 def _digest(entry: str) -> str:
     """Return the digest of the module that holds a path's `run` and of its import closure within kernels/."""
@@ -51,16 +72,8 @@ def _phases_of(phase: Phase) -> frozenset[Phase]:
 
 
 def _triton_path(phase: Phase, run: RunAttention | None, *kernel_names: str) -> KernelPath:
-    """A Triton path serves one phase, on any GPU since Ampere."""
-    limits = Limits(
-        devices=frozenset({Device.CUDA, Device.INTERPRETER}),
-        phases=_phases_of(phase),
-        dtypes=_ALL_DTYPES,
-        max_head_dim=256,
-        min_sm=80,
-        masks=_ALL_MASKS,
-        needs_triton=True,
-    )
+    """Return the Triton path of one phase for heads of up to 256 dimensions."""
+    limits = replace(_TRITON_LIMITS, phases=_phases_of(phase))
     digest = _digest(f"portable.{phase.value}")
     # Its grid is a function of host bounds; what lies in them is read on the device.
     return KernelPath(f"triton.{phase.value}", Tier.FIRST, limits, digest, kernel_names, run, is_capturable=True)
@@ -68,31 +81,19 @@ def _triton_path(phase: Phase, run: RunAttention | None, *kernel_names: str) -> 
 
 def _wide_triton_path(phase: Phase, run: RunAttention | None, *kernel_names: str) -> KernelPath:
     """Return the Triton path for heads of 512 dimensions, those of Gemma 4's layers without a window."""
-    limits = Limits(
-        devices=frozenset({Device.CUDA, Device.INTERPRETER}),
-        phases=_phases_of(phase),
-        dtypes=_ALL_DTYPES,
-        max_head_dim=512,
-        head_dim_multiple=512,  # no other: those between are padded to it, and read twice as much for less
-        min_sm=80,
-        masks=_ALL_MASKS,
-        needs_triton=True,
-    )
+    # No other multiple: heads between are padded to it, and read twice as much for less.
+    limits = replace(_TRITON_LIMITS, phases=_phases_of(phase), max_head_dim=512, head_dim_multiple=512)
     name = f"triton.{phase.value}.wide"
     return KernelPath(name, Tier.FIRST, limits, _digest("portable.wide"), kernel_names, run, is_capturable=True)
 
 
 def _fp8_triton_path(phase: Phase, run: RunAttention | None, *kernel_names: str) -> KernelPath:
     """Return the Triton path over a cache of 8 bits: conversions to and from e4m3 are there since Ada (sm_89)."""
-    limits = Limits(
-        devices=frozenset({Device.CUDA, Device.INTERPRETER}),
+    limits = replace(
+        _TRITON_LIMITS,
         phases=_phases_of(phase),
-        dtypes=_ALL_DTYPES,
-        max_head_dim=256,
         head_dim_multiple=HEAD_DIM_MULTIPLE,
         min_sm=89,
-        masks=_ALL_MASKS,
-        needs_triton=True,
         kv_dtypes=frozenset({FP8}),
     )
     name = f"triton.{phase.value}.fp8"
@@ -102,18 +103,7 @@ def _fp8_triton_path(phase: Phase, run: RunAttention | None, *kernel_names: str)
 
 def _fp8_hopper_path(run: RunAttention | None) -> KernelPath:
     """Return the Gluon path of decode over a cache of 8 bits."""
-    limits = Limits(
-        devices=frozenset({Device.CUDA}),
-        phases=frozenset({Phase.DECODE}),
-        dtypes=_HALF_DTYPES,
-        max_head_dim=256,
-        head_dim_multiple=16,
-        min_sm=90,
-        max_sm=90,
-        page_size_multiple=16,
-        needs_triton=True,
-        kv_dtypes=frozenset({FP8}),
-    )
+    limits = replace(_HOPPER_LIMITS, phases=frozenset({Phase.DECODE}), head_dim_multiple=16, kv_dtypes=frozenset({FP8}))
     return KernelPath(
         "gluon.decode.fp8.hopper", Tier.FIRST, limits, _digest("fp8_cache.hopper.launch"),
         ("hallmark_gluon_decode_fp8", "hallmark_gluon_decode_combine"), run, is_capturable=True,
@@ -122,19 +112,9 @@ def _fp8_hopper_path(run: RunAttention | None) -> KernelPath:
 
 
 def _hopper_path(phase: Phase, run: RunAttention | None) -> KernelPath:
-    """Return a Gluon path, limited to sm_90 (TMA, wgmma) and to tensor maps with rows of whole 16 bytes."""
-    limits = Limits(
-        devices=frozenset({Device.CUDA}),
-        phases=_phases_of(phase),
-        dtypes=_HALF_DTYPES,
-        max_head_dim=256,
-        head_dim_multiple=8,
-        min_sm=90,
-        max_sm=90,
-        page_size_multiple=16,
-        masks=frozenset({Mask.CAUSAL} if phase is Phase.DECODE else {Mask.CAUSAL, Mask.SPANS}),
-        needs_triton=True,
-    )
+    """Return the Gluon path of one phase for heads of up to 256 dimensions."""
+    masks = frozenset({Mask.CAUSAL} if phase is Phase.DECODE else {Mask.CAUSAL, Mask.SPANS})
+    limits = replace(_HOPPER_LIMITS, phases=_phases_of(phase), masks=masks)
     names = {
         Phase.PREFILL: ("hallmark_gluon_prefill", "hallmark_gluon_plan"),
         Phase.EXTEND: ("hallmark_gluon_extend",),
@@ -151,20 +131,14 @@ def _hopper_path(phase: Phase, run: RunAttention | None) -> KernelPath:
 
 def _wide_hopper_path(phase: Phase, run: RunAttention | None) -> KernelPath:
     """Return the Gluon path for heads of 512 dimensions: two consumers have half of the output's columns each."""
-    limits = Limits(
-        devices=frozenset({Device.CUDA}),
+    limits = replace(
+        _HOPPER_LIMITS,
         phases=_phases_of(phase),
-        dtypes=_HALF_DTYPES,
         max_head_dim=512,
         head_dim_multiple=512,
-        min_sm=90,
-        max_sm=90,
-        page_size_multiple=16,
         window=False,
         softcap=False,
         sinks=False,
-        masks=frozenset({Mask.CAUSAL}),
-        needs_triton=True,
     )
     names = {
         Phase.PREFILL: ("hallmark_gluon_wide_prefill", "hallmark_gluon_plan"),
@@ -179,18 +153,15 @@ def _wide_hopper_path(phase: Phase, run: RunAttention | None) -> KernelPath:
 
 def _window_path(run: RunAttention | None) -> KernelPath:
     """Return the Gluon path for short windows, whose limits are those of its variants."""
-    limits = Limits(
-        devices=frozenset({Device.CUDA}),
+    limits = replace(
+        _HOPPER_LIMITS,
         phases=frozenset({Phase.PREFILL}),
-        dtypes=_HALF_DTYPES,
         max_head_dim=128,
         head_dim_multiple=64,
-        min_sm=90,
-        max_sm=90,
+        page_size_multiple=1,
         softcap=False,
         max_window=128,  # keys: all that are before a tile's own fit in shared memory
         group_multiple=2,
-        needs_triton=True,
     )
     return KernelPath(
         "gluon.prefill.window.hopper", Tier.FIRST, limits, _digest("hopper.window.launch"),
@@ -200,19 +171,15 @@ def _window_path(run: RunAttention | None) -> KernelPath:
 
 def _full_hopper_path(run: RunAttention | None) -> KernelPath:
     """Return the Gluon path without a mask, of packed sequences whose tokens see each other both ways: images."""
-    limits = Limits(
-        devices=frozenset({Device.CUDA}),
+    limits = replace(
+        _HOPPER_LIMITS,
         phases=frozenset({Phase.PREFILL}),
-        dtypes=_HALF_DTYPES,
         max_head_dim=128,
-        head_dim_multiple=8,
-        min_sm=90,
-        max_sm=90,
+        page_size_multiple=1,
         window=False,
         softcap=False,
         sinks=False,
         masks=frozenset({Mask.FULL}),
-        needs_triton=True,
     )
     return KernelPath(
         "gluon.prefill.unmasked.hopper", Tier.FIRST, limits, _digest("hopper.full.launch"),
@@ -222,18 +189,7 @@ def _full_hopper_path(run: RunAttention | None) -> KernelPath:
 
 def _ordered_hopper_path(run: RunAttention | None) -> KernelPath:
     """Return the Gluon path of all phases whose bits depend on a token's own keys only."""
-    limits = Limits(
-        devices=frozenset({Device.CUDA}),
-        phases=_ALL_PHASES,
-        dtypes=_HALF_DTYPES,
-        max_head_dim=256,
-        head_dim_multiple=8,
-        min_sm=90,
-        max_sm=90,
-        page_size_multiple=16,
-        masks=frozenset({Mask.CAUSAL, Mask.SPANS}),
-        needs_triton=True,
-    )
+    limits = replace(_HOPPER_LIMITS, masks=frozenset({Mask.CAUSAL, Mask.SPANS}))
     return KernelPath(
         "gluon.ordered.hopper", Tier.FIRST, limits, _digest("hopper.ordered.launch"),
         ("hallmark_gluon_ordered", "hallmark_gluon_extend_plan", "hallmark_gluon_plan"), run, is_capturable=True,
@@ -243,15 +199,7 @@ def _ordered_hopper_path(run: RunAttention | None) -> KernelPath:
 
 def _ordered_triton_path(run: RunAttention | None) -> KernelPath:
     """Return the Triton path of all phases whose bits depend on a token's own keys only, on any GPU since Ampere."""
-    limits = Limits(
-        devices=frozenset({Device.CUDA}),
-        phases=_ALL_PHASES,
-        dtypes=_ALL_DTYPES,
-        max_head_dim=256,
-        min_sm=80,
-        masks=_ALL_MASKS,
-        needs_triton=True,
-    )
+    limits = replace(_TRITON_LIMITS, devices=frozenset({Device.CUDA}))
     return KernelPath(
         "triton.ordered", Tier.FIRST, limits, _digest("portable.ordered"), ("hallmark_ordered",), run,
         is_capturable=True, order="keys512.triton",
