@@ -20,10 +20,11 @@ import torch
 
 from kernels.functional import plan_varlen
 from kernels.fused.activation_kind import Activation
+from qualification.model.families.towers import QWEN_2_5_NAMES
 from qualification.model.tower import TowerConfig
 from server.model.vision.geometry import Geometry
 from server.model.vision.tower import Image, Pixels, Tower
-from server.model.vision.weights import empty_tower, with_padded_width
+from server.model.vision.weights import as_computed, empty_tower
 
 CONFIG = TowerConfig(
     num_layers=32,
@@ -36,6 +37,7 @@ CONFIG = TowerConfig(
     num_frames=2,
     merge=2,
     out_size=3584,
+    names=QWEN_2_5_NAMES,
     window=4,
     full_layers=frozenset({7, 15, 23, 31}),
 )
@@ -84,10 +86,10 @@ def tower_of(weights: Mapping[str, torch.Tensor]) -> Tower:
     found = empty_tower(CONFIG, torch.bfloat16, torch.device("cuda"))
     for name, target in found.named(CONFIG).items():
         if weights:
-            target.copy_(weights[name].reshape(target.shape))
+            target.copy_(weights[name.removeprefix("visual.")].reshape(target.shape))
         else:
             target.normal_(std=0.02)
-    return Tower(CONFIG, with_padded_width(found, CONFIG), PIXELS, is_reproducible=False)
+    return Tower(CONFIG, as_computed(found, CONFIG), PIXELS, is_reproducible=False)
 
 
 def patches_of(image: Image) -> torch.Tensor:

@@ -36,19 +36,22 @@ def tower_attention(tower: TowerConfig, dtype: Dtype, max_image_tokens: int) -> 
 
 
 def _products(tower: TowerConfig, dtype: Dtype, max_image_tokens: int) -> Iterator[LinearShape]:
-    hidden, merged = tower.hidden_size, tower.hidden_size * tower.merge**2
-    has_bias = not tower.is_gated
+    hidden, has_biases = tower.hidden_size, tower.has_biases
     of_patches = (
-        (tower.patch_numbers, hidden, has_bias),
-        (hidden, 3 * hidden, True),
-        (hidden, hidden, True),
-        (hidden, tower.padded_width * (2 if tower.is_gated else 1), True),
-        (tower.padded_width, hidden, True),
+        (tower.patch_numbers, hidden, not tower.is_gated),
+        (hidden, 3 * hidden, has_biases),
+        (hidden, hidden, has_biases),
+        (hidden, tower.padded_width * (2 if tower.is_gated else 1), has_biases),
+        (tower.padded_width, hidden, has_biases),
     )
     for size_in, size_out, with_bias in of_patches:
         for rows in LinearRows.up_to(max_image_tokens * tower.merge**2):
             if rows.hi is None or rows.hi >= tower.merge**2:  # the fewest patches are those of one token
                 yield LinearShape(dtype, size_in, size_out, rows, with_bias)
-    for size_in, size_out in ((merged, merged), (merged, tower.out_size)):
+    read, between, out = tower.merger_sizes
+    of_tokens = [(read, between, tower.merger_has_biases), (between, out, tower.merger_has_biases)]
+    if tower.has_merging:
+        of_tokens = [(hidden * tower.merge**2, hidden, False), *of_tokens]
+    for size_in, size_out, with_bias in of_tokens:
         for rows in LinearRows.up_to(max_image_tokens):
-            yield LinearShape(dtype, size_in, size_out, rows, has_bias=True)
+            yield LinearShape(dtype, size_in, size_out, rows, with_bias)

@@ -5,6 +5,49 @@ from dataclasses import dataclass
 from kernels.fused.activation_kind import Activation
 
 MOST_GRID = 2048  # patches of a side
+_OF_ALL_PARTS = "model."  # before a tower's names, where a class has one model for all parts
+
+
+@dataclass(frozen=True, slots=True)
+class TowerNames:
+    """The names of a tower's tensors in a checkpoint.
+
+    parts           beginnings of all of them, before which `model.` may stand
+    patches         the product that reads pixels; patches_norm: of its results, positions: added to them
+    layer           one of the layers, {} its number; within it: the norms, and the products, of which those that are
+                    one in memory are one or several here
+    merger          what makes tokens of the last layer's patches; deepstack: of another layer's, {} which of them
+    merger_norm, merging, first, second    within a merger
+    """
+
+    parts: tuple[str, ...]
+    patches: str
+    layer: str
+    attention_norm: str
+    qkv: tuple[str, ...]
+    output: str
+    feed_forward_norm: str
+    up: tuple[str, ...]
+    down: str
+    merger: str
+    merger_norm: str
+    first: str
+    second: str
+    merging: str = ""
+    patches_norm: str = ""
+    positions: str = ""
+    deepstack: str = ""
+
+    def own(self, name: str) -> str | None:
+        """Return a checkpoint's name of a tensor as it is named here; None for one that is not the tower's."""
+        short = name.removeprefix(_OF_ALL_PARTS)
+        return short if short.startswith(self.parts) else None
+
+    def layer_of(self, name: str) -> int | None:
+        """Return the number of the layer that has a tensor; None for one outside of all."""
+        before = self.layer.removesuffix("{}")
+        number = name.removeprefix(before).partition(".")[0]
+        return int(number) if name.startswith(before) and number.isdecimal() else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,8 +55,10 @@ class TowerConfig:
     """A transformer over an image's patches, whose results are merged to embeddings of a prompt's tokens.
 
     num_layers, hidden_size, num_heads, width, activation   of its layers; `width` of the feed-forward
+    names           of its tensors
     is_gated        whether the feed-forward is gated, and norms are RMSNorms; else it has one product in, and norms are
-                    LayerNorms with biases
+                    LayerNorms with biases, as the product that reads pixels has
+    has_biases      whether the products of layers have biases; merger_has_biases: those of a merger
     patch_size      pixels of a side of a patch
     num_frames      how often a still image is given, one beside the other: the first product reads several frames
     merge           patches of a side that become one token
@@ -24,6 +69,12 @@ class TowerConfig:
     deepstack       layers whose results are merged too: each is added to the residual behind a layer of the text,
                     those of the first one behind the first
     rope_theta      of the rotation in two dims, by the row and the column of a patch
+    alternates_rates  whether rows and columns take the rates of a head in turns; else both have the same
+    norms_patches   whether patches are normed before the first layer
+    has_merging     whether a product of its own makes one patch's numbers of those that are merged, which it reads
+                    number by number of all of them, and not patch by patch
+    merger_eps      of the merger's norm; None: as `norm_eps`
+    has_line_ends   whether a token of the text stands behind each row of an image's tokens, the last one's apart
     """
 
     num_layers: int
@@ -36,12 +87,20 @@ class TowerConfig:
     num_frames: int
     merge: int
     out_size: int
+    names: TowerNames
+    has_biases: bool = True
+    merger_has_biases: bool = True
     window: int | None = None
     full_layers: frozenset[int] = frozenset()
     num_positions: int | None = None
     deepstack: tuple[int, ...] = ()
     rope_theta: float = 10_000.0
     norm_eps: float = 1e-6
+    alternates_rates: bool = False
+    norms_patches: bool = False
+    has_merging: bool = False
+    merger_eps: float | None = None
+    has_line_ends: bool = False
 
     @property
     def head_dim(self) -> int:
@@ -61,14 +120,22 @@ class TowerConfig:
         return 3 * self.num_frames * self.patch_size**2
 
     @property
+    def merger_sizes(self) -> tuple[int, int, int]:
+        """Numbers that a merger's first product reads, those between its two products, and those of a token."""
+        if self.has_merging:
+            return self.hidden_size, self.out_size, self.out_size
+        merged = self.hidden_size * self.merge**2
+        return merged, merged, self.out_size
+
+    @property
     def row_size(self) -> int:
         """Numbers of a token: its embedding, and what is added behind layers of the text."""
         return self.out_size * (1 + len(self.deepstack))
 
     def num_tokens(self, grid: tuple[int, int, int]) -> int:
-        """Return the tokens of an image of so many (frames, height, width) patches."""
-        frames, height, width = grid
-        return frames * (height // self.merge) * (width // self.merge)
+        """Return the tokens of an image of so many (frames, height, width) patches, with the ends of its rows."""
+        frames, height, width = (grid[0], *(side // self.merge for side in grid[1:]))
+        return frames * height * width + (height - 1 if self.has_line_ends else 0)
 
     def refusal(self, grid: tuple[int, int, int], num_bytes: int, num_tokens: int) -> str | None:
         """Return why an image of so many patches, bytes of pixels and tokens of a prompt is none; None if it is one."""

@@ -111,6 +111,7 @@ class EmbeddedSpan(msgspec.Struct, frozen=True, array_like=True):
                models whose positions have three parts; empty where each token stands one behind the one before
     num_positions  how far behind the start's position the token behind the span stands; None: `num_tokens`
     image      whose rows the engine's own tower computes, when they are needed; `rows` is empty then
+    line       of an image in lines: the tokens of each that have rows; the token between two lines is the text's own
     """
 
     start: int
@@ -120,10 +121,16 @@ class EmbeddedSpan(msgspec.Struct, frozen=True, array_like=True):
     offsets: bytes = b""
     num_positions: int | None = None
     image: PromptImage | None = None
+    line: int | None = None
 
     @property
     def stop(self) -> int:
         return self.start + self.num_tokens
+
+    @property
+    def num_rows(self) -> int:
+        """Return how many of its tokens have embeddings of their own."""
+        return self.num_tokens if self.line is None else self.num_tokens - self.num_tokens // (self.line + 1)
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):

@@ -1,7 +1,7 @@
-"""The towers of models that see images, from config.json: Qwen 2.5 VL, Qwen 3 VL, Qwen 3.5."""
+"""The towers of models that see images, from config.json: Qwen 2.5 VL, Qwen 3 VL, Qwen 3.5, Mistral 3."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from kernels.fused.activation_kind import Activation
@@ -10,7 +10,8 @@ from qualification.model.families.reader import text_part
 from qualification.model.fields import Fields, ModelConfigError
 from qualification.model.keys import Keys, family_keys
 from qualification.model.rope import rope_section
-from qualification.model.tower import TowerConfig
+from qualification.model.shared import read_activation
+from qualification.model.tower import TowerConfig, TowerNames
 
 _THETA = 10_000.0
 _QWEN_KEYS = (
@@ -20,10 +21,79 @@ _QWEN_KEYS = (
 _NOTES = "model_type tokens_per_second spatial_patch_size dtype torch_dtype architectures"
 _OF_QWEN_2_5 = "window_size fullatt_block_indexes"
 _OF_QWEN_3 = "num_position_embeddings deepstack_visual_indexes"
+_OF_PIXTRAL = (
+    "hidden_size intermediate_size num_hidden_layers num_attention_heads num_channels patch_size hidden_act head_dim "
+    "rope_theta rope_parameters"
+)
+_PIXTRAL_NOTES = "image_size vocab_size"  # as large as a processor lets images be; of no use
+_PIXTRAL_EPS = 1e-5
+_QWEN_3_NAMES = TowerNames(
+    parts=("visual.",),
+    patches="visual.patch_embed.proj",
+    positions="visual.pos_embed.weight",
+    layer="visual.blocks.{}",
+    attention_norm="norm1",
+    qkv=("attn.qkv",),
+    output="attn.proj",
+    feed_forward_norm="norm2",
+    up=("mlp.linear_fc1",),
+    down="mlp.linear_fc2",
+    merger="visual.merger",
+    deepstack="visual.deepstack_merger_list.{}",
+    merger_norm="norm",
+    first="linear_fc1",
+    second="linear_fc2",
+)
+QWEN_2_5_NAMES = replace(
+    _QWEN_3_NAMES,
+    up=("mlp.gate_proj", "mlp.up_proj"),
+    down="mlp.down_proj",
+    merger_norm="ln_q",
+    first="mlp.0",
+    second="mlp.2",
+)
+_PIXTRAL_NAMES = TowerNames(
+    parts=("vision_tower.", "multi_modal_projector."),
+    patches="vision_tower.patch_conv",
+    patches_norm="vision_tower.ln_pre",
+    layer="vision_tower.transformer.layers.{}",
+    attention_norm="attention_norm",
+    qkv=("attention.q_proj", "attention.k_proj", "attention.v_proj"),
+    output="attention.o_proj",
+    feed_forward_norm="ffn_norm",
+    up=("feed_forward.gate_proj", "feed_forward.up_proj"),
+    down="feed_forward.down_proj",
+    merger="multi_modal_projector",
+    merger_norm="norm",
+    merging="patch_merger.merging_layer",
+    first="linear_1",
+    second="linear_2",
+)
 
-ReadTower = Callable[[Fields], TowerConfig]
+
+@dataclass(frozen=True, slots=True)
+class TowerSource:
+    """The parts of a config.json that a tower is read from: vision_config, the whole, and the model of its text."""
+
+    vision: Fields
+    whole: Fields
+    text: ModelConfig
+
+
+ReadTower = Callable[[TowerSource], TowerConfig]
 # (fields of the rotation of the text, pairs of dimensions of a head) -> which part of a position rotates each pair
 ReadParts = Callable[[Fields, int], tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class TowerFamily:
+    """names   of the tensors, as far as all towers of the family have the same
+    read_parts  None where positions of images have one part, as those of text
+    """
+
+    names: TowerNames
+    read: ReadTower
+    read_parts: ReadParts | None = None
 
 
 def with_known_tower(model: ModelConfig, config: Mapping[str, object], source: str = "config.json") -> ModelConfig:
@@ -37,20 +107,20 @@ def with_tower(model: ModelConfig, config: Mapping[str, object], source: str) ->
 
     Raises ModelConfigError for a model that has no tower that is known, and for a tower that cannot be computed.
     """
-    known = TOWERS.get(str(config.get("model_type")))
-    vision = Fields(config, source).section("vision_config")
+    known, whole = TOWERS.get(str(config.get("model_type"))), Fields(config, source)
+    vision = whole.section("vision_config")
     if known is None or vision is None:
         names = ", ".join(sorted(TOWERS))
         raise ModelConfigError(f"{source}: it has no images that can be served: those of {names} can")
-    read_tower, read_parts = known
-    tower = read_tower(vision)
+    tower = known.read(TowerSource(vision, whole, model))
     if tower.out_size != model.hidden_size:
         vision.refuse("out_hidden_size", f"{model.hidden_size}, the hidden_size of the text")
     if len(tower.deepstack) > model.num_layers:
         vision.refuse("deepstack_visual_indexes", f"at most {model.num_layers}, one a layer of the text")
-    text = Fields(text_part(config), source)
-    rope = rope_section(text) or Fields({}, source)
-    layers = tuple([_in_parts(layer, rope, read_parts) for layer in model.layers])
+    layers = model.layers
+    if known.read_parts is not None:
+        rope = rope_section(Fields(text_part(config), source)) or Fields({}, source)
+        layers = tuple([_in_parts(layer, rope, known.read_parts) for layer in layers])
     return replace(model, layers=layers, tower=tower)
 
 
@@ -63,8 +133,9 @@ def _in_parts(layer: LayerConfig, rope: Fields, read_parts: ReadParts) -> LayerC
     return replace(layer, mixer=replace(mixer, rope=replace(mixer.rope, position_parts=parts)))
 
 
-def _read_qwen_2_5(fields: Fields) -> TowerConfig:
-    _check_keys(fields, _OF_QWEN_2_5)
+def _read_qwen_2_5(source: TowerSource) -> TowerConfig:
+    fields = source.vision
+    _check_keys(fields, f"{_QWEN_KEYS} {_OF_QWEN_2_5}")
     common, depth = _common(fields, Activation.SILU, depth=32, patch_size=14, width=3420), fields.integer("depth", 32)
     side = common.patch_size * common.merge
     window = fields.integer("window_size", 112)
@@ -72,18 +143,19 @@ def _read_qwen_2_5(fields: Fields) -> TowerConfig:
         fields.refuse("window_size", f"a multiple of {side} pixels, those of a token")
     full = fields.given("fullatt_block_indexes")
     full_layers = frozenset({7, 15, 23, 31}) if full is None else fields.indices("fullatt_block_indexes", depth)
-    return replace(common, is_gated=True, window=window // side, full_layers=full_layers)
+    return replace(common, names=QWEN_2_5_NAMES, is_gated=True, window=window // side, full_layers=full_layers)
 
 
-def _read_qwen_3_5(fields: Fields) -> TowerConfig:
+def _read_qwen_3_5(source: TowerSource) -> TowerConfig:
     """Read that of Qwen 3.5: Qwen 3's without deepstack."""
-    if fields.given("deepstack_visual_indexes") not in (None, []):
-        fields.refuse("deepstack_visual_indexes", "absent or empty in this family")
-    return replace(_read_qwen_3(fields), deepstack=())
+    if source.vision.given("deepstack_visual_indexes") not in (None, []):
+        source.vision.refuse("deepstack_visual_indexes", "absent or empty in this family")
+    return replace(_read_qwen_3(source), deepstack=())
 
 
-def _read_qwen_3(fields: Fields) -> TowerConfig:
-    _check_keys(fields, _OF_QWEN_3)
+def _read_qwen_3(source: TowerSource) -> TowerConfig:
+    fields = source.vision
+    _check_keys(fields, f"{_QWEN_KEYS} {_OF_QWEN_3}")
     common = _common(fields, Activation.GELU_TANH, depth=27, patch_size=16, width=4304)
     count = fields.integer("num_position_embeddings", 2304)
     side = round(count**0.5)
@@ -122,13 +194,69 @@ def _common(fields: Fields, activation: Activation, *, depth: int, patch_size: i
         num_frames=frames[0],
         merge=fields.integer("spatial_merge_size", 2),
         out_size=fields.integer("out_hidden_size", 3584),
+        names=_QWEN_3_NAMES,
         rope_theta=rope.number("rope_theta", _THETA),
     )
 
 
-def _check_keys(fields: Fields, own: str) -> None:
+def _read_pixtral(source: TowerSource) -> TowerConfig:
+    """Read that of Mistral 3, and its projector, which are all of its classes': patches with RMSNorms, no biases."""
+    fields, whole = source.vision, source.whole
+    fields.choice("model_type", ("pixtral",), "pixtral")
+    _check_keys(fields, _OF_PIXTRAL, _PIXTRAL_NOTES)
+    sides = fields.integers("patch_size", 2, 16)
+    if sides[0] != sides[1]:
+        fields.refuse("patch_size", "one size of both sides")
+    if fields.integer("num_channels", 3) != 3:
+        fields.refuse("num_channels", "3, red, green and blue")
+    hidden, heads = fields.integer("hidden_size", 1024), fields.integer("num_attention_heads", 16)
+    if hidden % heads or hidden // heads % 4:
+        fields.refuse(
+            "num_attention_heads", f"a divisor of hidden_size ({hidden}) with heads of a multiple of 4 numbers"
+        )
+    if fields.integer("head_dim", hidden // heads) != hidden // heads:
+        fields.refuse("head_dim", f"{hidden // heads}, hidden_size by num_attention_heads")
+    whole.choice("projector_hidden_act", (Activation.GELU.value,), Activation.GELU.value)
+    rope = fields.section("rope_parameters") or Fields({}, fields.source)
+    rope.choice("rope_type", ("axial", "default"), "axial")
+    return TowerConfig(
+        num_layers=_num_read_layers(whole, fields.integer("num_hidden_layers", 24)),
+        hidden_size=hidden,
+        num_heads=heads,
+        width=fields.integer("intermediate_size", 4096),
+        activation=read_activation(fields, activations=(Activation.GELU, Activation.SILU, Activation.GELU_TANH)),
+        is_gated=True,
+        patch_size=sides[0],
+        num_frames=1,
+        merge=whole.integer("spatial_merge_size", 2),
+        out_size=source.text.hidden_size,
+        names=_PIXTRAL_NAMES,
+        has_biases=False,
+        merger_has_biases=whole.flag("multimodal_projector_bias", False),
+        rope_theta=rope.number("rope_theta", fields.number("rope_theta", _THETA)),
+        norm_eps=_PIXTRAL_EPS,
+        alternates_rates=True,
+        norms_patches=True,
+        has_merging=True,
+        merger_eps=source.text.norm_eps,
+        has_line_ends=True,
+    )
+
+
+def _num_read_layers(whole: Fields, num_layers: int) -> int:
+    """Return how many layers are computed: those up to the one whose results the projector reads."""
+    name = "vision_feature_layer"
+    given = whole.given(name) if whole.has(name) else -1
+    layer = given[0] if isinstance(given, list) and len(given) == 1 else given
+    if type(layer) is not int or not 0 < (found := layer if layer >= 0 else num_layers + 1 + layer) <= num_layers:
+        whole.refuse(name, f"one layer, from 1 to {num_layers}, or from -{num_layers} to -1 counted from the last one")
+    return found
+
+
+def _check_keys(fields: Fields, own: str, notes: str = "") -> None:
     """Raise ModelConfigError for a key that is not known: what it asks for would be missing from each image."""
-    known = Keys(frozenset(f"{_QWEN_KEYS} {own}".split()), frozenset(_NOTES.split()) | family_keys().without_effect)
+    without_effect = frozenset(f"{_NOTES} {notes}".split()) | family_keys().without_effect
+    known = Keys(frozenset(own.split()), without_effect)
     for name in known.unknown(fields.names):
         fields.refuse(name, "absent (it is not known for this tower, and its images would be others)")
 
@@ -157,10 +285,13 @@ def _sections(rope: Fields, missing: tuple[int, int, int]) -> tuple[int, ...]:
     return tuple(found)
 
 
-TOWERS: Mapping[str, tuple[ReadTower, ReadParts]] = {
-    "qwen2_5_vl": (_read_qwen_2_5, _in_sections),
-    "qwen3_vl": (_read_qwen_3, _interleaved),
-    "qwen3_vl_moe": (_read_qwen_3, _interleaved),
-    "qwen3_5": (_read_qwen_3_5, partial(_interleaved, missing=(11, 11, 10))),
-    "qwen3_5_moe": (_read_qwen_3_5, partial(_interleaved, missing=(11, 11, 10))),
+_QWEN_3 = TowerFamily(_QWEN_3_NAMES, _read_qwen_3, _interleaved)
+_QWEN_3_5 = TowerFamily(_QWEN_3_NAMES, _read_qwen_3_5, partial(_interleaved, missing=(11, 11, 10)))
+TOWERS: Mapping[str, TowerFamily] = {
+    "qwen2_5_vl": TowerFamily(QWEN_2_5_NAMES, _read_qwen_2_5, _in_sections),
+    "qwen3_vl": _QWEN_3,
+    "qwen3_vl_moe": _QWEN_3,
+    "qwen3_5": _QWEN_3_5,
+    "qwen3_5_moe": _QWEN_3_5,
+    "mistral3": TowerFamily(_PIXTRAL_NAMES, _read_pixtral),
 }

@@ -1,8 +1,8 @@
-"""The tower of Qwen's models that see images, from its published definition and the checkpoint's own tensors.
+"""The towers of Qwen's models that see images and Mistral's, from their definitions and the checkpoint's own tensors.
 
 Everything here is in the order of the pixels: patches row by row, each at its row and column. What a served tower hands
-out in another order is brought into this one first. Sources: Qwen2.5-VL and Qwen3-VL technical reports, and the classes
-of their checkpoints.
+out in another order is brought into this one first. Sources: Qwen2.5-VL and Qwen3-VL technical reports, Pixtral 12B
+(Agrawal et al. 2024), and the classes of their checkpoints.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from qualification.model.forward.mixture import Gate, gate_named, gate_of
 from qualification.model.forward.rotation import turn
 from qualification.model.tower import TowerConfig
 
-_BEGINNINGS = ("visual.", "model.visual.")
+_BEGINNINGS = ("", "model.")
 _OF_PIXELS = 8  # roundings in fp32 of a pixel's number, of the largest of its parts
 
 
@@ -50,26 +50,31 @@ class TowerReference:
         self._checkpoint = checkpoint
         self._precision = precision
         self._height, self._width = grid
-        known = [it for it in _BEGINNINGS if checkpoint.has(f"{it}patch_embed.proj.weight")]
+        self._names = config.names
+        known = [it for it in _BEGINNINGS if checkpoint.has(f"{it}{self._names.patches}.weight")]
         if not known:
-            raise CheckpointError("the checkpoint has no tensor visual.patch_embed.proj.weight")
+            raise CheckpointError(f"the checkpoint has no tensor {self._names.patches}.weight")
         self._prefix = known[0]
         places = torch.arange(self._height * self._width, device=checkpoint.device)
         self._rows, self._columns = places // self._width, places % self._width
 
     def patched(self, pixels: Tensor, numbers: PixelNumbers) -> Bounded:
         """Return what the first layer reads, of pixels [height, width, 3]."""
-        read = self._product(self._patches(pixels, numbers), "patch_embed.proj")
+        read = self._product(self._patches(pixels, numbers), self._names.patches)
         return read if self.config.num_positions is None else self._rounded(read.plus(self._learned()))
 
+    def patches_normed(self, x: Bounded) -> Bounded:
+        return self._normed(x, self._names.patches_norm)
+
     def attention_read(self, layer: int, x: Bounded) -> Bounded:
-        return self._normed(x, f"blocks.{layer}.norm1")
+        return self._normed(x, self._in(layer, self._names.attention_norm))
 
     def heads(self, layer: int, read: Bounded) -> list[Bounded]:
         """Return q and k, turned, and v [patches, heads, d]."""
-        found = self._product(read, f"blocks.{layer}.attn.qkv")
         size, heads = self.config.hidden_size, self.config.num_heads
-        parts = [found.columns(slice(start, start + size)) for start in range(0, 3 * size, size)]
+        parts = [self._product(read, self._in(layer, it)) for it in self._names.qkv]
+        if len(parts) == 1:
+            parts = [parts[0].columns(slice(start, start + size)) for start in range(0, 3 * size, size)]
         q, k, v = (it.changed(lambda part: part.view(len(part), heads, -1)) for it in parts)
         return [self._turned(q), self._turned(k), v]
 
@@ -90,45 +95,46 @@ class TowerReference:
         return Bounded(*found).changed(lambda it: it.flatten(1))
 
     def after_attention(self, layer: int, x: Bounded, attended: Bounded) -> Bounded:
-        return self._rounded(x.plus(self._product(attended, f"blocks.{layer}.attn.proj")))
+        return self._rounded(x.plus(self._product(attended, self._in(layer, self._names.output))))
 
     def feed_forward_read(self, layer: int, x: Bounded) -> Bounded:
-        return self._normed(x, f"blocks.{layer}.norm2")
+        return self._normed(x, self._in(layer, self._names.feed_forward_norm))
 
     def fed(self, layer: int, read: Bounded) -> Bounded:
         """Return what the last product of a feed-forward reads."""
-        name = f"blocks.{layer}.mlp"
-        if self.config.is_gated:
-            inputs = self._product(read, f"{name}.gate_proj"), self._product(read, f"{name}.up_proj")
-            return function_of(inputs, gate_of(self.config.activation), self._precision)
-        return self._bent(self._product(read, f"{name}.linear_fc1"), gate_of(self.config.activation))
+        inputs = [self._product(read, self._in(layer, it)) for it in self._names.up]
+        gate = gate_of(self.config.activation)
+        return function_of((inputs[0], inputs[1]), gate, self._precision) if inputs[1:] else self._bent(inputs[0], gate)
 
     def after_feed_forward(self, layer: int, x: Bounded, fed: Bounded) -> Bounded:
-        last = "down_proj" if self.config.is_gated else "linear_fc2"
-        return self._rounded(x.plus(self._product(fed, f"blocks.{layer}.mlp.{last}")))
+        return self._rounded(x.plus(self._product(fed, self._in(layer, self._names.down))))
 
     def merger_read(self, x: Bounded, deepstack: int | None) -> Bounded:
         """Return what the first product of a merger reads, [tokens, merge ** 2 * hidden]; the last one's, or one of
         those behind a layer.
         """
-        name, norm = self._merger(deepstack)
+        norm, eps = self._of_merger(deepstack, self._names.merger_norm), self.config.merger_eps
         if deepstack is None:
-            return self._normed(x, f"{name}.{norm}").changed(self._merged)
-        return self._normed(x.changed(self._merged), f"{name}.{norm}")
+            return self._normed(x, norm, eps).changed(self._merged)
+        return self._normed(x.changed(self._merged), norm, eps)
+
+    def merging(self, read: Bounded, deepstack: int | None) -> Bounded:
+        """Return [tokens, hidden] of the patches of each token, of which the product reads one number after another."""
+        by_number = read.changed(lambda it: it.view(len(it), self.config.merge**2, -1).transpose(1, 2).flatten(1))
+        return self._product(by_number, self._of_merger(deepstack, self._names.merging))
 
     def merger_fed(self, read: Bounded, deepstack: int | None) -> Bounded:
-        name, _ = self._merger(deepstack)
-        first = "mlp.0" if self.config.is_gated else "linear_fc1"
-        return self._bent(self._product(read, f"{name}.{first}"), gate_named("gelu"))
+        return self._bent(self._product(read, self._of_merger(deepstack, self._names.first)), gate_named("gelu"))
 
     def merged(self, fed: Bounded, deepstack: int | None) -> Bounded:
         """Return [tokens, out_size], token by token of a row."""
-        name, _ = self._merger(deepstack)
-        return self._product(fed, f"{name}.{'mlp.2' if self.config.is_gated else 'linear_fc2'}")
+        return self._product(fed, self._of_merger(deepstack, self._names.second))
 
-    def _merger(self, deepstack: int | None) -> tuple[str, str]:
-        name = "merger" if deepstack is None else f"deepstack_merger_list.{deepstack}"
-        return name, "ln_q" if self.config.is_gated else "norm"
+    def _of_merger(self, deepstack: int | None, name: str) -> str:
+        return f"{self._names.merger if deepstack is None else self._names.deepstack.format(deepstack)}.{name}"
+
+    def _in(self, layer: int, name: str) -> str:
+        return f"{self._names.layer.format(layer)}.{name}"
 
     def _merged(self, patches: Tensor) -> Tensor:
         """Return [tokens, merge ** 2 * hidden]: of each token its patches, row by row."""
@@ -157,7 +163,7 @@ class TowerReference:
         """Return the learned position of each patch: between the square's points by the distance to four of them."""
         side = self.config.num_positions
         assert side is not None
-        square = self._tensor("pos_embed.weight").view(side, side, -1)
+        square = self._tensor(self._names.positions).view(side, side, -1)
         truth = torch.zeros(len(self._rows), square.shape[-1], dtype=torch.float64, device=square.device)
         size = torch.zeros_like(truth)
         for place, corner in self._corners(side):
@@ -178,17 +184,18 @@ class TowerReference:
 
     def _turned(self, x: Bounded) -> Bounded:
         """Turn the halves of each head against each other: the first pairs by the row, as many by the column."""
-        half = self.config.head_dim // 2
-        exponents = torch.arange(0, half, 2, dtype=torch.float64, device=self._rows.device) / half
-        rates = self.config.rope_theta**-exponents
-        angles = torch.cat([places.double()[:, None] * rates for places in (self._rows, self._columns)], dim=1)
+        size, theta = self.config.head_dim, self.config.rope_theta
+        numbers = torch.arange(0, size, 4, dtype=torch.float64, device=self._rows.device)
+        later = 2 if self.config.alternates_rates else 0  # of the head's rates a column has the next one
+        of_both = ((self._rows, numbers), (self._columns, numbers + later))
+        angles = torch.cat([places.double()[:, None] * theta ** (-it / size) for places, it in of_both], dim=1)
         return self._rounded(turn(x, angles, self.config.rope_theta))
 
-    def _normed(self, x: Bounded, name: str) -> Bounded:
-        weight = self._tensor(f"{name}.weight")
+    def _normed(self, x: Bounded, name: str, eps: float | None = None) -> Bounded:
+        weight, eps = self._tensor(f"{name}.weight"), self.config.norm_eps if eps is None else eps
         if self.config.is_gated:
-            return rms_norm(x, weight, self.config.norm_eps, self._precision)
-        found = layer_norm(x, weight, self.config.norm_eps, self._precision)
+            return rms_norm(x, weight, eps, self._precision)
+        found = layer_norm(x, weight, eps, self._precision)
         return self._rounded(found.plus(Bounded.exact(self._tensor(f"{name}.bias"))))
 
     def _bent(self, x: Bounded, gate: Gate) -> Bounded:

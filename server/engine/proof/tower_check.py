@@ -13,6 +13,7 @@ from server.model.vision.geometry import Geometry, Grid
 from server.model.vision.tower import Image, Pixels, Tower, TowerBorder
 
 _ROW = "an image"
+_OF_TOKENS = (TowerBorder.MERGER_READ, TowerBorder.MERGED, TowerBorder.MERGER_FED)
 _SIDES = (5, 7)  # tokens: of Qwen 2.5's windows of four, one is whole and three are cut off
 
 
@@ -64,12 +65,18 @@ class TowerCheck:
         def merged(x: Bounded, place: int | None) -> Iterator[tuple[Difference, int]]:
             yield section(TowerBorder.MERGER_READ, place, reference.merger_read(x, place))
             read, fed = (seen.exact(it, place) for it in (TowerBorder.MERGER_READ, TowerBorder.MERGER_FED))
+            if config.has_merging:
+                yield section(TowerBorder.MERGED, place, reference.merging(read, place))
+                read = seen.exact(TowerBorder.MERGED, place)
             yield section(TowerBorder.MERGER_FED, place, reference.merger_fed(read, place))
             served = seen.rows_of(place, config.out_size)
             yield difference("tower, rows", place, _ROW, served, reference.merged(fed, place)), served.numel()
 
         yield section(TowerBorder.PATCHED, None, reference.patched(pixels, self._pixels))
         x = seen.exact(TowerBorder.PATCHED, None)
+        if config.norms_patches:
+            yield section(TowerBorder.PATCHES_NORMED, None, reference.patches_normed(x))
+            x = seen.exact(TowerBorder.PATCHES_NORMED, None)
         for index in range(config.num_layers):
             yield section(TowerBorder.ATTENTION_READ, index, reference.attention_read(index, x))
             q, k, v = reference.heads(index, seen.exact(TowerBorder.ATTENTION_READ, index))
@@ -103,7 +110,7 @@ class _Seen:
 
     def at(self, border: TowerBorder, index: int | None) -> Tensor:
         value = self.found[border, index]
-        if border in (TowerBorder.MERGER_READ, TowerBorder.MERGER_FED):
+        if border in _OF_TOKENS:
             return value.index_select(0, self.geometry.tokens.to(value.device))
         return torch.empty_like(value).index_copy_(0, self.geometry.order.to(value.device), value)
 

@@ -40,7 +40,7 @@ class EmbeddingFormat:
         if (num_embedded := num_rows_of(spans)) > num_rows:
             return f"{num_embedded} tokens of the prompt have embeddings of their own, the limit is {num_rows}"
         for span in spans:
-            has_size = span.image is not None or len(span.rows) == 4 * self.hidden_size * span.num_tokens
+            has_size = span.image is not None or len(span.rows) == 4 * self.hidden_size * span.num_rows
             if not has_size or not span.digest:
                 sizes = f"{len(span.rows)} bytes for {span.num_tokens} tokens of {self.hidden_size} numbers"
                 return f"an embedded span needs 4 bytes a number, and a digest; it has {sizes}"
@@ -89,17 +89,17 @@ class EmbeddingPool:
         spans = [span for span in seq.embedded if span.stop > num_computed]
         names = {_name(span): span for span in spans if _name(span) not in self._entries}
         new = {name: span for name, span in names.items() if name not in self._idle}
-        num_kept = sum(names[name].num_tokens for name in names.keys() - new.keys())
+        num_kept = sum(names[name].num_rows for name in names.keys() - new.keys())
         if num_rows_of(new.values()) > len(self._free) + self._num_idle_rows - num_kept:
             return False
         for name in names.keys() - new.keys():
             held = self._idle.pop(name)
-            self._num_idle_rows -= held.span.num_tokens
+            self._num_idle_rows -= held.span.num_rows
             self._entries[name] = _Entry(held, 0, is_written=True)
         for name, span in new.items():
-            while span.num_tokens > len(self._free):
+            while span.num_rows > len(self._free):
                 self._forget_oldest()
-            rows = np.array([self._free.pop() for _ in range(span.num_tokens)], np.int64)
+            rows = np.array([self._free.pop() for _ in range(span.num_rows)], np.int64)
             self._entries[name] = _Entry(HeldSpan(span, rows), 0)
         seq.held = tuple([HeldSpan(span, self._entries[_name(span)].held.rows) for span in spans])
         for name in _names(seq):
@@ -115,7 +115,7 @@ class EmbeddingPool:
                 del self._entries[name]
                 if entry.is_written:
                     self._idle[name] = entry.held
-                    self._num_idle_rows += entry.held.span.num_tokens
+                    self._num_idle_rows += entry.held.span.num_rows
                 else:
                     self._free += entry.held.rows.tolist()
         seq.held = ()
@@ -129,15 +129,15 @@ class EmbeddingPool:
         for name, span in self._unwritten(seq, start, stop):
             if name in taken:
                 continue
-            if span.num_tokens > num_left and (taken or span.start > start):
+            if span.num_rows > num_left and (taken or span.start > start):
                 return max(0, span.start - start)
-            num_left -= span.num_tokens
+            num_left -= span.num_rows
             taken = {*taken, name}
         return most
 
     def to_write(self, seq: Sequence, stop: int) -> dict[SpanName, int]:
         """Return the rows of each span that is still to be written for a sequence's tokens up to `stop`, by name."""
-        return {name: span.num_tokens for name, span in self._unwritten(seq, seq.num_computed, stop)}
+        return {name: span.num_rows for name, span in self._unwritten(seq, seq.num_computed, stop)}
 
     def _unwritten(self, seq: Sequence, start: int, stop: int) -> Iterator[tuple[SpanName, EmbeddedSpan]]:
         for it in seq.held:
@@ -167,7 +167,7 @@ class EmbeddingPool:
         if counts != {name: entry.num_owners for name, entry in self._entries.items()}:
             raise IntegrityError(f"embeddings have other owners than the {len(counts)} spans of running requests")
         known = [*[entry.held for entry in self._entries.values()], *self._idle.values()]
-        num_idle = sum(it.span.num_tokens for it in self._idle.values())
+        num_idle = sum(it.span.num_rows for it in self._idle.values())
         rows = [*self._free, *[row for it in known for row in it.rows.tolist()]]
         if sorted(rows) != list(range(1, self.num_rows + 1)) or num_idle != self._num_idle_rows:
             raise IntegrityError(f"{len(rows)} rows of embeddings are free or held, the buffer has {self.num_rows}")
@@ -177,13 +177,13 @@ class EmbeddingPool:
 
     def _forget(self, name: SpanName) -> None:
         held = self._idle.pop(name)
-        self._num_idle_rows -= held.span.num_tokens
+        self._num_idle_rows -= held.span.num_rows
         self._free += held.rows.tolist()
 
 
 def num_rows_of(spans: Iterable[EmbeddedSpan]) -> int:
     """Return the rows that these spans take together."""
-    return sum(num_tokens for _, num_tokens in {_name(span) for span in spans})
+    return sum({_name(span): span.num_rows for span in spans}.values())
 
 
 def embedding_rows(seq: Sequence, start: int, stop: int) -> "NDArray[np.int64]":
@@ -192,7 +192,7 @@ def embedding_rows(seq: Sequence, start: int, stop: int) -> "NDArray[np.int64]":
     for it in seq.held:
         first, last = max(start, it.span.start), min(stop, it.span.stop)
         if first < last:
-            found[first - start : last - start] = it.rows[first - it.span.start : last - it.span.start]
+            found[first - start : last - start] = it.row_of_each()[first - it.span.start : last - it.span.start]
     return found
 
 

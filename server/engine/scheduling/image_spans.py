@@ -44,6 +44,7 @@ def image_spans(
                 _offsets(*sides) if has_three_positions else b"",
                 max(sides) if has_three_positions else None,
                 image,
+                sides[1] if tower.has_line_ends else None,
             )
         )
     return tuple(found)

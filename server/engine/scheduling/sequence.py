@@ -23,10 +23,16 @@ _DECODE_ONLY, _VERIFY_ONLY = (Phase.DECODE,), (Phase.VERIFY,)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeldSpan:
-    """An embedded span of a prompt, and the row of the workers' embedding buffers of each of its tokens."""
+    """An embedded span of a prompt, and the row of the workers' embedding buffers of each token that has one."""
 
     span: EmbeddedSpan
     rows: "NDArray[np.int64]"
+
+    def row_of_each(self) -> "NDArray[np.int64]":
+        """Return the row of each of its tokens, 0 for those between two lines."""
+        if self.span.line is None:
+            return self.rows
+        return np.insert(self.rows, range(self.span.line, self.rows.size, self.span.line), 0)
 
 
 class SequenceStatus(Enum):

@@ -6,7 +6,7 @@ from server.errors import InvalidValue, PromptTooLong, TemplateError, Unsupporte
 from server.http.chat.requests import ImageBounds
 from server.http.services import ServedModel
 from server.model.images.process import ProcessedImage
-from server.model.images.settings import ImageTokens
+from server.model.images.settings import ImageSettings, ImageTokens
 from server.protocol.images import PromptImage
 from server.protocol.messages import EngineReady
 from server.text.image_places import replaced_in_template
@@ -43,7 +43,7 @@ def check_bounds(model: ServedModel, bounds: ImageBounds | None) -> None:
 
 def text_with_borders(text: str, tokens: ImageTokens, tokenizer: Tokenizer) -> str:
     """Return a rendered text in which each token that the template writes for an image is one with its borders."""
-    if tokens.start_id is None and not tokens.before:
+    if tokens.start_id is None and not tokens.before and not tokens.after:
         return text
     names = {token_id: name for name, token_id in tokenizer.added_ids.items()}
     written = names.get(tokens.template_id)
@@ -54,12 +54,20 @@ def text_with_borders(text: str, tokens: ImageTokens, tokenizer: Tokenizer) -> s
 
 
 def with_image_tokens(
-    token_ids: Sequence[int], images: Sequence[ProcessedImage], tokens: ImageTokens, ready: EngineReady
+    token_ids: Sequence[int],
+    images: Sequence[ProcessedImage],
+    settings: ImageSettings,
+    tokenizer: Tokenizer,
+    ready: EngineReady,
 ) -> tuple[list[int], tuple[PromptImage, ...]]:
     """Put all of an image's tokens where there is one, and say where they are. Raises RequestError.
 
     token_ids  have one placeholder for each image, in order
     """
+    tokens = settings.tokens
+    between = tokenizer.added_ids.get(tokens.between)
+    if tokens.between and between is None:
+        raise TemplateError(f"The tokenizer has no token {tokens.between}.", param="messages")
     num_placeholders = token_ids.count(tokens.image_id)
     if num_placeholders != len(images):
         message = f"The chat template wrote {num_placeholders} image tokens for {len(images)} images."
@@ -79,5 +87,11 @@ def with_image_tokens(
             continue
         image = next(rest)
         placed.append(PromptImage(len(found), image.num_tokens, image.grid, image.pixels, image.digest))
-        found += [token_id] * image.num_tokens
+        found += [token_id] * image.num_tokens if between is None else _in_lines(image, settings, between)
     return found, tuple(placed)
+
+
+def _in_lines(image: ProcessedImage, settings: ImageSettings, between: int) -> list[int]:
+    """Return an image's tokens, with one between each row and the next."""
+    height, width = (side // settings.merge_size for side in image.grid[1:])
+    return ([*[settings.tokens.image_id] * width, between] * height)[:-1]

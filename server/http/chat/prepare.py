@@ -131,7 +131,7 @@ def chat_ids(
     token_ids = encode_chat(model.tokenizer, text, ready.max_model_len, add_special_tokens=add_special_tokens)
     if model.images is None or not read_images:
         return ChatIds(token_ids, text, None)
-    token_ids, placed = with_image_tokens(token_ids, read_images, model.images.settings.tokens, ready)
+    token_ids, placed = with_image_tokens(token_ids, read_images, model.images.settings, model.tokenizer, ready)
     return ChatIds(token_ids, text, PromptImages(placed))
 
 

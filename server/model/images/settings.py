@@ -2,7 +2,7 @@
 
 config.json                model_type, the ids of the tokens, the tower's patches
 preprocessor_config.json   sizes, values; older
-processor_config.json      the same under `image_processor`, which goes first; image_seq_length
+processor_config.json      the same under `image_processor`, which goes first; image_seq_length; names of tokens
 """
 
 import math
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from qualification.model.fields import Fields, ModelConfigError
 from server.errors import ModelError
-from server.model.images.sizes import FixedSize, PixelRange, SizeRule
+from server.model.images.sizes import FixedSize, LargestSides, PixelRange, SizeRule
 from server.model.load.folder import CONFIG_FILE
 from server.model.load.json_file import read_object
 
@@ -27,6 +27,7 @@ class ImageFamily(Enum):
     QWEN2_5_VL = "qwen2_5_vl"
     QWEN3_VL = "qwen3_vl"
     GEMMA3 = "gemma3"
+    PIXTRAL = "pixtral"
 
 
 class Resampling(Enum):
@@ -44,7 +45,9 @@ _FAMILIES = {
     "qwen3_5": ImageFamily.QWEN3_VL,
     "qwen3_5_moe": ImageFamily.QWEN3_VL,
     "gemma3": ImageFamily.GEMMA3,
+    "mistral3": ImageFamily.PIXTRAL,
 }
+_BREAK, _END = "[IMG_BREAK]", "[IMG_END]"
 _CLIP_MEAN, _CLIP_STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
 
 
@@ -56,6 +59,7 @@ class ImageTokens:
     image_id     placeholder of each embedding of the tower
     before, after   texts that the processor puts around an image's tokens; they are tokenized with what stands beside
     start_id, end_id   tokens of the image's borders, which the processor writes between those texts and the image
+    between      name of the token behind each row of an image's tokens, the last one's apart; "": there is none
     """
 
     template_id: int
@@ -64,6 +68,7 @@ class ImageTokens:
     after: str = ""
     start_id: int | None = None
     end_id: int | None = None
+    between: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +125,8 @@ class ImageSettings:
     def num_tokens(self, grid: tuple[int, int, int]) -> int:
         """Return the tokens that stand for an image in a prompt, in place of one `image_id`."""
         frames, rows, columns = grid
-        return frames * rows * columns // self.merge_size**2
+        num_between = rows // self.merge_size - 1 if self.tokens.between else 0
+        return frames * rows * columns // self.merge_size**2 + num_between
 
 
 def _object(path: Path) -> Mapping[str, object]:
@@ -178,7 +184,28 @@ def _gemma(family: ImageFamily, fields: Fields, config: Fields, whole: Fields) -
     return ImageSettings(family, FixedSize(height, width), values[0], patch, merge, 1, *values[1:], tokens)
 
 
+def _pixtral(family: ImageFamily, fields: Fields, config: Fields, whole: Fields) -> ImageSettings:
+    values = _values(fields, _CLIP_MEAN, _CLIP_STD, Resampling.BICUBIC)
+    vision = config.section("vision_config") or Fields({}, config.source)
+    patch, merge = vision.integers("patch_size", 2, 16)[0], config.integer("spatial_merge_size", 2)
+    # The processor's own, which are not the ones of its images' file: tokens are counted by these.
+    for name, due in (("patch_size", patch), ("spatial_merge_size", merge)):
+        if whole.integer(name, due) != due:
+            whole.refuse(name, f"{due}, as the tower has it")
+    size = fields.section("size") or Fields({"longest_edge": 1024}, fields.source)
+    longest = size.integer_or_none("longest_edge", None)
+    height, width = (longest or size.integer(name) for name in ("height", "width"))
+    image_id = config.integer("image_token_id", config.integer("image_token_index", 10))
+    between, end = (
+        str(whole.given(f"image_{name}_token") or missing) for name, missing in (("break", _BREAK), ("end", _END))
+    )
+    tokens = ImageTokens(image_id, image_id, after=end, between=between)
+    sizes = LargestSides(patch * merge, height, width)
+    return ImageSettings(family, sizes, values[0], patch, merge, 1, *values[1:], tokens)
+
+
 _READERS = {
+    ImageFamily.PIXTRAL: _pixtral,
     ImageFamily.QWEN2_5_VL: _qwen,
     ImageFamily.QWEN3_VL: _qwen,
     ImageFamily.GEMMA3: _gemma,

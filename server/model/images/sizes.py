@@ -72,6 +72,41 @@ class PixelRange:
 
 
 @dataclass(frozen=True, slots=True)
+class LargestSides:
+    """Sides that are multiples of `factor`, rounded up, of an image that is made no larger and fits into a size.
+
+    Pixtral's: the ratio is kept, and sides are rounded down to whole pixels before they are rounded up.
+    """
+
+    factor: int
+    height: int
+    width: int
+
+    def resized(self, height: int, width: int) -> tuple[int, int]:
+        ratio = max(height / self.height, width / self.width)
+        if ratio > 1:
+            found = f"{width} x {height}"
+            height, width = math.floor(height / ratio), math.floor(width / ratio)
+            if not height or not width:
+                raise SizeError(
+                    f"the image has {found} pixels: within {self.width} x {self.height} one side would have none"
+                )
+        return -(-height // self.factor) * self.factor, -(-width // self.factor) * self.factor
+
+    def within(self, least: int | None, most: int | None) -> "LargestSides":
+        if least is not None:
+            raise SizeError(f"min_pixels: this model makes no image larger, got {least}")
+        own = self.resized(self.height, self.width)
+        if most is not None and not self.factor**2 <= most <= math.prod(own):
+            raise SizeError(f"max_pixels must be from {self.factor**2} to the model's {math.prod(own)}, got {most}")
+        return self if most is None else self.at_most(most)
+
+    def at_most(self, num_pixels: int) -> "LargestSides":
+        side = max(self.factor, math.isqrt(num_pixels) // self.factor * self.factor)
+        return replace(self, height=min(self.height, side), width=min(self.width, side))
+
+
+@dataclass(frozen=True, slots=True)
 class FixedSize:
     """One size for all images, whatever their ratio: Gemma 3's."""
 

@@ -72,10 +72,11 @@ def _patches_of(tokens: Tensor, width: int, merge: int) -> tuple[Tensor, Tensor]
 
 def rotation(config: TowerConfig, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
     """Return cosines and sines [patches, head_dim / 2] fp32: half of the angles by the row, half by the column."""
-    size = config.head_dim // 2
+    size = config.head_dim
     exponents = torch.arange(0, size, 2, dtype=torch.float32, device=rows.device) / size
     frequencies = 1.0 / config.rope_theta**exponents
-    parts = [torch.outer(places.float(), frequencies) for places in (rows, columns)]
+    of_rows, of_columns = frequencies[0::2], frequencies[1::2] if config.alternates_rates else frequencies[0::2]
+    parts = [torch.outer(places.float(), rates) for places, rates in ((rows, of_rows), (columns, of_columns))]
     angles = torch.cat(parts, dim=1)
     return angles.cos(), angles.sin()
 

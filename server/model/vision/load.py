@@ -14,10 +14,9 @@ from server.errors import ModelError
 from server.model.load.checkpoint import Piece, TensorEntry, Wanted, check_entries, copy_pieces, read_entries, tenths
 from server.model.load.folder import CONFIG_FILE
 from server.model.load.json_file import read_object
-from server.model.vision.weights import TowerWeights, empty_tower, tower_shapes, with_padded_width
+from server.model.vision.weights import TowerWeights, as_computed, empty_tower, tower_shapes
 from server.settings import LoadFormat
 
-_BEGINNINGS = ("visual.", "model.visual.")  # of the tensors' names: published, and as classes of all parts save them
 _DUMMY_RANGE = 1e-3
 _TEXT_ALONE = "serve its text alone with --limit-images 0"
 
@@ -29,8 +28,9 @@ def has_known_tower(folder: Path) -> bool:
 
 
 def has_tower_tensors(folder: Path) -> bool:
-    """Return whether the checkpoint has a tower's tensors: one of the text alone has none. Raises ModelError."""
-    return any(name.startswith(_BEGINNINGS) for name in read_entries(folder))
+    """Return whether the checkpoint has its tower's tensors: one of the text alone has none. Raises ModelError."""
+    names = TOWERS[str(read_object(folder / CONFIG_FILE).get("model_type"))].names
+    return any(names.own(name) is not None for name in read_entries(folder))
 
 
 def with_own_tower(folder: Path, model: ModelConfig) -> ModelConfig:
@@ -43,15 +43,16 @@ def with_own_tower(folder: Path, model: ModelConfig) -> ModelConfig:
 
 
 def check_tower(folder: Path, config: TowerConfig) -> dict[str, TensorEntry]:
-    """Return the tower's tensors, by their names behind what all begin with, from the headers of the files.
+    """Return the tower's tensors, by their names as `TowerNames` has them, from the headers of the files.
 
-    Raises ModelError where one is missing, unknown, or of another shape.
+    Layers behind the last one that is computed are left out. Raises ModelError where a tensor is missing, unknown, or
+    of another shape.
     """
     entries = {}
     for name, entry in read_entries(folder).items():
-        beginning = next((it for it in _BEGINNINGS if name.startswith(it)), None)
-        if beginning is not None:
-            entries[name.removeprefix(beginning)] = entry
+        own = config.names.own(name)
+        if own is not None and (config.names.layer_of(own) or 0) < config.num_layers:
+            entries[own] = entry
     try:
         check_entries(folder, entries, {name: Wanted(shape) for name, shape in tower_shapes(config).items()}, ())
     except ModelError as error:
@@ -82,4 +83,4 @@ def load_tower(
         else:
             pieces = [Piece(name, target) for name, target in named.items()]
             copy_pieces(check_tower(folder, config), pieces, tenths(progress))
-        return with_padded_width(weights, config)
+        return as_computed(weights, config)

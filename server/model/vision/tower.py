@@ -134,6 +134,7 @@ class TowerBorder(Enum):
     """Places at which a tower hands out what it computes; patches stand in the order of its geometry."""
 
     PATCHED = "patches"
+    PATCHES_NORMED = "normed patches"
     ATTENTION_READ = "what attention reads"
     QUERIES = "queries"
     KEYS = "keys"
@@ -144,6 +145,7 @@ class TowerBorder(Enum):
     FED = "activation"
     BEHIND_FEED_FORWARD = "residual behind the feed-forward"
     MERGER_READ = "what the merger reads"
+    MERGED = "merged patches"
     MERGER_FED = "activation of the merger"
 
 
@@ -196,6 +198,9 @@ class Tower:
             place: (of(place, TowerWeight.MERGER_FIRST, it.first), of(place, TowerWeight.MERGER_SECOND, it.second))
             for place, it in mergers.items()
         }
+        self._merging = {
+            place: of(place, TowerWeight.MERGING, it.merging) for place, it in mergers.items() if it.merging is not None
+        }
         self._mean = torch.tensor(pixels.mean, device=device) / pixels.factor
         self._deviation = torch.tensor(pixels.deviation, device=device) / pixels.factor
 
@@ -230,6 +235,8 @@ class Tower:
             positions = learned_positions(self.weights.positions, config.num_positions, grids)
             hidden = hidden + positions.index_select(0, order).to(hidden.dtype)
         self._hand(TowerBorder.PATCHED, None, hidden)
+        if self.weights.patches_norm is not None:
+            hidden = self._hand(TowerBorder.PATCHES_NORMED, None, self._normed(self.weights.patches_norm, hidden))
         windows, whole = (self._operators.attend(*it) for it in (places.windows, places.images))
         added, fed = [], None
         for index, layer in enumerate(self.weights.layers):
@@ -314,12 +321,14 @@ class Tower:
     def _merged(self, place: int | None, merger: Merger, hidden: Tensor) -> Tensor:
         """Return [tokens, out_size] of hidden [patches, hidden]."""
         first, second = self._mergers[place]
-        size = merger.first.weight.size[1]
+        size, eps = self.config.hidden_size * self.config.merge**2, self.config.merger_eps
         if merger.norms_tokens:
-            tokens = self._normed(merger.norm, hidden.view(-1, size))
+            tokens = self._normed(merger.norm, hidden.view(-1, size), eps)
         else:
-            tokens = self._normed(merger.norm, hidden).view(-1, size)
+            tokens = self._normed(merger.norm, hidden, eps).view(-1, size)
         self._hand(TowerBorder.MERGER_READ, place, tokens)
+        if place in self._merging:
+            tokens = self._hand(TowerBorder.MERGED, place, self._merging[place](tokens, None))
         fed = self._hand(TowerBorder.MERGER_FED, place, F.gelu(first(tokens, None)))
         return second(fed, None)
 
@@ -329,10 +338,11 @@ class Tower:
             self.observe(border, index, value)
         return value
 
-    def _normed(self, norm: NormWeights, x: Tensor) -> Tensor:
+    def _normed(self, norm: NormWeights, x: Tensor, eps: float | None = None) -> Tensor:
+        eps = self.config.norm_eps if eps is None else eps
         if norm.bias is None:
-            return rms_norm(x, norm.weight, self.config.norm_eps)
-        return F.layer_norm(x, (x.shape[-1],), norm.weight, norm.bias, self.config.norm_eps)
+            return rms_norm(x, norm.weight, eps)
+        return F.layer_norm(x, (x.shape[-1],), norm.weight, norm.bias, eps)
 
     def _added(self, norm: NormWeights, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """Return the norm of the residual plus x, and that sum, in the residual's or in other memory."""

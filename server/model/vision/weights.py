@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kernels.linear.shape import PLAIN
-from qualification.model.tower import TowerConfig
+from qualification.model.tower import TowerConfig, TowerNames
 from server.model.linear import Linear
 
 
@@ -20,13 +20,14 @@ class TowerWeight(Enum):
     OUTPUT = "tower_output"
     UP = "tower_up"
     DOWN = "tower_down"
+    MERGING = "tower_merging"
     MERGER_FIRST = "tower_merger_first"
     MERGER_SECOND = "tower_merger_second"
 
     @property
     def is_of_tokens(self) -> bool:
         """Return whether its rows are tokens of the prompt, and not patches."""
-        return self in (TowerWeight.MERGER_FIRST, TowerWeight.MERGER_SECOND)
+        return self in (TowerWeight.MERGING, TowerWeight.MERGER_FIRST, TowerWeight.MERGER_SECOND)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,34 +52,45 @@ class TowerLayer:
 
 @dataclass(frozen=True, slots=True)
 class Merger:
-    """Makes one token of the patches that are merged. `norms_tokens`: whether it norms them together, not each."""
+    """Makes one token of the patches that are merged.
+
+    norms_tokens  whether it norms them together, not each
+    merging       makes one patch's numbers of theirs, before the two products; None: those read all
+    """
 
     norm: NormWeights
     first: Linear
     second: Linear
     norms_tokens: bool
+    merging: Linear | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TowerWeights:
-    """positions   [side ** 2, hidden], or None; deepstack: one of each of those layers"""
+    """positions     [side ** 2, hidden], or None
+    patches_norm  None where patches are not normed
+    deepstack     one of each of those layers
+    """
 
     patches: Linear
+    patches_norm: NormWeights | None
     positions: Tensor | None
     layers: tuple[TowerLayer, ...]
     merger: Merger
     deepstack: tuple[Merger, ...]
 
     def named(self, config: TowerConfig) -> dict[str, Tensor]:
-        """Return each tensor by its name in a checkpoint, behind the beginning that all of them have."""
-        found = dict(_of_linear("patch_embed.proj", self.patches))
+        """Return each tensor by its name in a checkpoint, as `TowerNames` has it."""
+        names = config.names
+        found = dict(_of_linear(names.patches, self.patches))
+        if self.patches_norm is not None:
+            found |= _of_norm(names.patches_norm, self.patches_norm)
         if self.positions is not None:
-            found["pos_embed.weight"] = self.positions
+            found[names.positions] = self.positions
         for index, layer in enumerate(self.layers):
-            found |= {f"blocks.{index}.{name}": it for name, it in _of_layer(layer, is_gated=config.is_gated)}
-        names = ("ln_q", "mlp.0", "mlp.2") if config.is_gated else ("norm", "linear_fc1", "linear_fc2")
-        mergers = {"merger": self.merger}
-        mergers |= {f"deepstack_merger_list.{index}": it for index, it in enumerate(self.deepstack)}
+            found |= {f"{names.layer.format(index)}.{name}": it for name, it in _of_layer(layer, names)}
+        mergers = {names.merger: self.merger}
+        mergers |= {names.deepstack.format(index): it for index, it in enumerate(self.deepstack)}
         for name, merger in mergers.items():
             found |= {f"{name}.{it}": tensor for it, tensor in _of_merger(merger, names)}
         return found
@@ -97,21 +109,24 @@ def empty_tower(config: TowerConfig, dtype: torch.dtype, device: torch.device) -
 
     def merger(*, norms_tokens: bool) -> Merger:
         size = hidden * config.merge**2
-        first, second = linear(size, size), linear(size, config.out_size)
-        return Merger(norm(size if norms_tokens else hidden), first, second, norms_tokens)
+        read, between, out = config.merger_sizes
+        first, second = (linear(*it, bias=config.merger_has_biases) for it in ((read, between), (between, out)))
+        merging = linear(size, hidden, bias=False) if config.has_merging else None
+        return Merger(norm(size if norms_tokens else hidden), first, second, norms_tokens, merging)
 
     side = config.num_positions
     return TowerWeights(
         patches=linear(config.patch_numbers, hidden, bias=has_bias),
+        patches_norm=norm(hidden) if config.norms_patches else None,
         positions=None if side is None else torch.empty(side**2, hidden, dtype=dtype, device=device),
         layers=tuple(
             TowerLayer(
                 norm(hidden),
-                linear(hidden, 3 * hidden),
-                linear(hidden, hidden),
+                linear(hidden, 3 * hidden, bias=config.has_biases),
+                linear(hidden, hidden, bias=config.has_biases),
                 norm(hidden),
-                linear(hidden, config.width * (2 if config.is_gated else 1)),
-                linear(config.width, hidden),
+                linear(hidden, config.width * (2 if config.is_gated else 1), bias=config.has_biases),
+                linear(config.width, hidden, bias=config.has_biases),
             )
             for _ in range(config.num_layers)
         ),
@@ -120,7 +135,15 @@ def empty_tower(config: TowerConfig, dtype: torch.dtype, device: torch.device) -
     )
 
 
-def with_padded_width(weights: TowerWeights, config: TowerConfig) -> TowerWeights:
+def as_computed(weights: TowerWeights, config: TowerConfig) -> TowerWeights:
+    """Return filled weights in the form in which they are computed: patch by patch, and padded."""
+    if weights.merger.merging is not None:
+        values = weights.merger.merging.weight.stored["weight"].values
+        values.copy_(values.view(len(values), -1, config.merge**2).transpose(1, 2).flatten(1))
+    return _with_padded_width(weights, config)
+
+
+def _with_padded_width(weights: TowerWeights, config: TowerConfig) -> TowerWeights:
     """Return filled weights whose feed-forwards are as wide as they are computed: what is added changes no result."""
     if config.padded_width == config.width:
         return weights
@@ -155,11 +178,11 @@ def _padded_columns(linear: Linear, config: TowerConfig) -> Linear:
 
 
 def tower_shapes(config: TowerConfig) -> Mapping[str, tuple[int, ...]]:
-    """Return the shape of each tensor in a checkpoint, which has that of the patches' product in five dims."""
+    """Return the shape of each tensor in a checkpoint, which has that of the patches' product in five dims, or four."""
     empty = empty_tower(config, torch.float32, torch.device("meta")).named(config)
     found = {name: tuple(it.shape) for name, it in empty.items()}
-    side = config.patch_size
-    return found | {"patch_embed.proj.weight": (config.hidden_size, 3, config.num_frames, side, side)}
+    side, frames = config.patch_size, (config.num_frames,) if config.num_frames > 1 else ()
+    return found | {f"{config.names.patches}.weight": (config.hidden_size, 3, *frames, side, side)}
 
 
 def tower_bytes(config: TowerConfig, num_bytes: int) -> int:
@@ -180,23 +203,20 @@ def _of_norm(name: str, norm: NormWeights) -> Iterator[tuple[str, Tensor]]:
         yield f"{name}.bias", norm.bias
 
 
-def _of_layer(layer: TowerLayer, *, is_gated: bool) -> Iterator[tuple[str, Tensor]]:
-    yield from _of_norm("norm1", layer.attention_norm)
-    yield from _of_norm("norm2", layer.feed_forward_norm)
-    yield from _of_linear("attn.qkv", layer.qkv)
-    yield from _of_linear("attn.proj", layer.output)
-    if is_gated:
-        half = layer.down.weight.size[1]
-        for name, part in zip(("gate_proj", "up_proj"), layer.up.split(half, half), strict=True):
-            yield from _of_linear(f"mlp.{name}", part)
-        yield from _of_linear("mlp.down_proj", layer.down)
-    else:
-        yield from _of_linear("mlp.linear_fc1", layer.up)
-        yield from _of_linear("mlp.linear_fc2", layer.down)
+def _of_layer(layer: TowerLayer, names: TowerNames) -> Iterator[tuple[str, Tensor]]:
+    yield from _of_norm(names.attention_norm, layer.attention_norm)
+    yield from _of_norm(names.feed_forward_norm, layer.feed_forward_norm)
+    yield from _of_linear(names.output, layer.output)
+    yield from _of_linear(names.down, layer.down)
+    for parts, linear in ((names.qkv, layer.qkv), (names.up, layer.up)):
+        sizes = [linear.weight.size[0] // len(parts)] * len(parts)
+        for name, part in zip(parts, linear.split(*sizes), strict=True):
+            yield from _of_linear(name, part)
 
 
-def _of_merger(merger: Merger, names: tuple[str, str, str]) -> Iterator[tuple[str, Tensor]]:
-    norm, first, second = names
-    yield from _of_norm(norm, merger.norm)
-    yield from _of_linear(first, merger.first)
-    yield from _of_linear(second, merger.second)
+def _of_merger(merger: Merger, names: TowerNames) -> Iterator[tuple[str, Tensor]]:
+    yield from _of_norm(names.merger_norm, merger.norm)
+    yield from _of_linear(names.first, merger.first)
+    yield from _of_linear(names.second, merger.second)
+    if merger.merging is not None:
+        yield from _of_linear(names.merging, merger.merging)

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from server.engine.scheduling.sequence import Sequence
 from server.model.decoder import Decoder
 from server.model.vision.tower import Image, Tower
-from support.engine.image_session import PIXELS, ImageSession, Prompt, answer_of, load_with_tower, patches_of
+from support.engine.image_session import PIXELS, ImageSession, Prompt, answer_of, load_with_tower, rows_of
 from support.models.tiny_images import IMAGE, KINDS, image_of, prompt_of, save_tiny
 
 NUM_TOKENS = (20, 66, 8, 20)  # of the answers; positions of more than 64 generated tokens go on behind an image
@@ -35,8 +35,9 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     folder = tmp_path_factory.mktemp("images")
     model = save_tiny(folder, request.param)
     decoder, tower = load_with_tower(folder)
-    side = tower.config.patch_size
-    small, wide, tall = (image_of(seed, *grid, side) for seed, grid in enumerate(((4, 6), (2, 14), (10, 6))))
+    side, has_ends = tower.config.patch_size, tower.config.has_line_ends
+    grids = ((4, 6), (2, 14), (10, 6))
+    small, wide, tall = (image_of(seed, *grid, side, has_line_ends=has_ends) for seed, grid in enumerate(grids))
     prompts = [
         prompt_of(5, 6, 7, small, 8, 9),
         prompt_of(3, small, 4, wide, tall, 12, 13),
@@ -66,9 +67,7 @@ def test_an_images_bits_do_not_depend_on_those_beside_it(loaded: Loaded) -> None
 def test_a_tower_computes_what_transformers_does(loaded: Loaded) -> None:
     images = [image for _, images in loaded.prompts for image in images]
     given = [Image.of(it.pixels, it.grid[1:], loaded.side) for it in images]
-    visual = loaded.model.model.visual
-    due = visual(patches_of(images, loaded.side), grid_thw=torch.tensor([it.grid for it in images]))
-    rows = torch.cat((due.pooler_output, *getattr(due, "deepstack_features", ())), dim=1)
+    rows = rows_of(loaded.model, images, loaded.side)
     torch.testing.assert_close(loaded.tower.encode(given), rows, atol=2e-5, rtol=2e-5)
 
 
@@ -102,7 +101,8 @@ def test_positions_that_ignore_an_image_are_other_answers(loaded: Loaded) -> Non
     session = ImageSession(loaded.decoder, loaded.tower)
     session.engine.answers = WithoutDelta()
     found = answers(session, loaded)
-    assert [a == b for a, b in zip(found, loaded.due, strict=True)] == [False, False, True, False]
+    is_same = not loaded.decoder.config.has_three_positions  # an image has as many positions as tokens
+    assert [a == b for a, b in zip(found, loaded.due, strict=True)] == [is_same, is_same, True, is_same]
 
 
 @pytest.mark.parametrize("loaded", ["qwen2.5 vl"], indirect=True)

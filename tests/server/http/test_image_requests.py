@@ -28,6 +28,7 @@ from support.images.served_images import (
     served_images,
     write_gemma,
     write_model,
+    write_pixtral,
 )
 
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
@@ -71,6 +72,21 @@ def test_gemmas_images_have_borders_and_lines_around_them(tmp_path: Path) -> Non
     assert ask(it, [spelled, part(WIDE)]).status_code == 200
     before, behind = [*b"[user]<|vision_start|>see\n\n", START], [STOP, *b"\n\n[assistant]"]
     assert seen(it) == ([*before, *[PAD] * 16, *behind], [(len(before), 16, (1, 16, 16))])
+
+
+def test_pixtrals_images_stand_in_lines(tmp_path: Path) -> None:
+    it = served_images(write_pixtral(tmp_path))
+    spelled = {"type": "text", "text": "[IMG][IMG_BREAK]"}
+    assert ask(it, [spelled, part(WIDE), part(TALL)], mm_processor_kwargs={"max_pixels": 112 * 112}).status_code == 200
+    before, line = b"[user][IMG][IMG_BREAK]", [PAD, PAD, START]
+    wide, tall = [*[PAD] * 4, START, *[PAD] * 4], [*line, *line, *line, PAD, PAD]
+    ids, images = seen(it)
+    assert ids == [*before, *wide, STOP, *tall, STOP, *b"[assistant]"]
+    assert images == [(len(before), 9, (1, 4, 8)), (len(before) + 10, 11, (1, 8, 4))]
+    counted = it.post("/tokenize", {"messages": [{"role": "user", "content": [part(WIDE)]}]}).json()
+    assert counted["count"] == 6 + 10 + 11
+    refused = ask(it, [part(WIDE)], mm_processor_kwargs={"min_pixels": 5})
+    assert (refused.status_code, "makes no image larger" in refused.text) == (400, True)
 
 
 def test_official_clients_send_images(it: Served) -> None:

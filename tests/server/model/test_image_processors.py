@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil, smart_resize
 
 from server.errors import ModelError
@@ -17,7 +18,7 @@ from server.model.images.decode import ImageError, decode
 from server.model.images.process import process
 from server.model.images.settings import ImageSettings
 from server.model.images.sizes import PixelRange, SizeError
-from support.images.processor_files import GEMMA3, QWEN2_5_VL, QWEN3_VL, write
+from support.images.processor_files import GEMMA3, PIXTRAL, QWEN2_5_VL, QWEN3_VL, write
 
 MAX_PIXELS = 2**22
 
@@ -93,6 +94,28 @@ def test_gemma_pixels_and_tokens_are_those_of_transformers(tmp_path: Path) -> No
         assert (np.frombuffer(found.pixels, np.uint8).reshape(224, 224, 3).transpose(2, 0, 1) == wanted).all()
         assert (found.grid, found.num_tokens) == ((1, 16, 16), 16)
     assert settings_of(tmp_path, GEMMA3).num_tokens((1, 64, 64)) == 256
+
+
+def test_pixtral_pixels_and_tokens_are_those_of_transformers(tmp_path: Path) -> None:
+    files = copy.deepcopy(PIXTRAL)
+    files["preprocessor_config.json"]["size"] = {"longest_edge": 170}  # no multiple of a token's 28 pixels
+    settings = settings_of(tmp_path, files)
+    own = files["preprocessor_config.json"] | {"do_rescale": False, "do_normalize": False}
+    reference = PixtralImageProcessorPil(**own)
+    draw = random.Random(2)
+    for seed in range(40):
+        width, height = (draw.choice([draw.randint(1, 180), 28 * draw.randint(1, 9), 170]) for _ in "wh")
+        image = drawn(draw.choice(["RGB", "L", "RGBA"]), width, height, seed)
+        found = process(decode(of_file(image), MAX_PIXELS), settings, settings.sizes)
+        # PixtralProcessor resizes to whole tokens, and writes a token behind each row of them.
+        wanted = reference(images=[image], return_tensors="np", patch_size=28)
+        high, wide = (int(it) for it in wanted["image_sizes"][0])
+        assert found.grid == (1, high // 14, wide // 14)
+        pixels = np.frombuffer(found.pixels, np.uint8).reshape(high, wide, 3)
+        assert (pixels.transpose(2, 0, 1) == wanted["pixel_values"][0]).all()
+        assert found.num_tokens == (wide // 28 + 1) * (high // 28) - 1
+    with pytest.raises(SizeError, match="1 x 900 pixels: within 170 x 170 one side would have none"):
+        settings.sizes.resized(900, 1)
 
 
 def test_an_orientation_turns_an_image() -> None:

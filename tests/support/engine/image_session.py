@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from qualification.model.shard import shard_of
@@ -81,17 +82,43 @@ class ImageSession(Session):
         return sum(it.num_images for it in self.worker.tower_timer.take())
 
 
-def patches_of(images: Sequence[PromptImage], side: int, num_frames: int = 2, merge: int = 2) -> torch.Tensor:
-    """Return the patches [patches, numbers] of images as transformers' processors give them, normalised by PIXELS."""
+def _planes_of(image: PromptImage, side: int) -> torch.Tensor:
+    """Return an image's numbers [3, height, width], normalised by PIXELS."""
+    _, height, width = image.grid
+    values = torch.frombuffer(bytearray(image.pixels), dtype=torch.uint8).view(height * side, width * side, 3)
+    numbers = ((values.double() / 255 - torch.tensor(PIXELS.mean)) / torch.tensor(PIXELS.deviation)).float()
+    return numbers.permute(2, 0, 1)
+
+
+def _patches_of(images: Sequence[PromptImage], side: int, num_frames: int = 2, merge: int = 2) -> torch.Tensor:
+    """Return the patches [patches, numbers] of images as Qwen's processors give them, normalised by PIXELS."""
     found = []
     for image in images:
         _, height, width = image.grid
-        values = torch.frombuffer(bytearray(image.pixels), dtype=torch.uint8).view(height * side, width * side, 3)
-        numbers = ((values.double() / 255 - torch.tensor(PIXELS.mean)) / torch.tensor(PIXELS.deviation)).float()
-        frames = numbers.permute(2, 0, 1).expand(num_frames, -1, -1, -1)
+        frames = _planes_of(image, side).expand(num_frames, -1, -1, -1)
         blocks = frames.reshape(num_frames, 3, height // merge, merge, side, width // merge, merge, side)
         found.append(blocks.permute(2, 5, 3, 6, 1, 0, 4, 7).reshape(height * width, -1))
     return torch.cat(found)
+
+
+def _given(model: PreTrainedModel, images: Sequence[PromptImage], side: int) -> dict[str, torch.Tensor]:
+    """Return what transformers' model takes of images, as its processor gives it."""
+    if model.config.model_type != "mistral3":
+        grids = torch.tensor([image.grid for image in images])
+        return {"pixel_values": _patches_of(images, side), "image_grid_thw": grids}
+    planes = [_planes_of(image, side) for image in images]
+    height, width = (max(it.shape[dim] for it in planes) for dim in (1, 2))
+    padded = [pad(it, (0, width - it.shape[2], 0, height - it.shape[1])) for it in planes]
+    return {"pixel_values": torch.stack(padded), "image_sizes": torch.tensor([it.shape[1:] for it in planes])}
+
+
+def rows_of(model: PreTrainedModel, images: Sequence[PromptImage], side: int) -> torch.Tensor:
+    """Return what transformers' tower makes of images, [tokens, row size]. `side`: pixels of a patch."""
+    given = _given(model, images, side)
+    if "image_sizes" in given:
+        return torch.cat(model.model.get_image_features(**given).pooler_output)
+    found = model.model.visual(given["pixel_values"], grid_thw=given["image_grid_thw"])
+    return torch.cat((found.pooler_output, *getattr(found, "deepstack_features", ())), dim=1)
 
 
 def answer_of(model: PreTrainedModel, prompt: Prompt, side: int, max_tokens: int) -> list[int]:
@@ -100,11 +127,9 @@ def answer_of(model: PreTrainedModel, prompt: Prompt, side: int, max_tokens: int
     token_ids = torch.tensor([ids])
     given = {}
     if images:
-        given = {
-            "pixel_values": patches_of(images, side),
-            "image_grid_thw": torch.tensor([image.grid for image in images]),
-            "mm_token_type_ids": (token_ids == IMAGE).int(),
-        }
+        given = _given(model, images, side)
+        if "image_grid_thw" in given:
+            given["mm_token_type_ids"] = (token_ids == IMAGE).int()
     whole = model.generate(
         input_ids=token_ids, attention_mask=torch.ones_like(token_ids), max_new_tokens=max_tokens, do_sample=False,
         eos_token_id=None, pad_token_id=0, **given,

@@ -53,6 +53,35 @@ GEMMA3: dict[str, dict[str, Any]] = {
     },
     "processor_config.json": {"image_seq_length": 256, "processor_class": "Gemma3Processor"},
 }
+PIXTRAL: dict[str, dict[str, Any]] = {
+    "config.json": {
+        "model_type": "mistral3",
+        "vision_config": {"model_type": "pixtral", "patch_size": 14, "image_size": 1540},
+        "image_token_index": 10,
+        "spatial_merge_size": 2,
+    },
+    "preprocessor_config.json": {
+        "do_convert_rgb": True,
+        "do_normalize": True,
+        "do_rescale": True,
+        "do_resize": True,
+        "image_mean": [0.48145466, 0.4578275, 0.40821073],
+        "image_processor_type": "PixtralImageProcessor",
+        "image_std": [0.26862954, 0.26130258, 0.27577711],
+        "patch_size": {"height": 14, "width": 14},
+        "resample": 3,
+        "rescale_factor": 0.00392156862745098,
+        "size": {"longest_edge": 1540},
+    },
+    "processor_config.json": {
+        "image_break_token": "[IMG_BREAK]",
+        "image_end_token": "[IMG_END]",
+        "image_token": "[IMG]",
+        "patch_size": 14,
+        "processor_class": "PixtralProcessor",
+        "spatial_merge_size": 2,
+    },
+}
 
 
 def write(folder: Path, files: dict[str, dict[str, Any]]) -> Path:

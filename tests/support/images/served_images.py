@@ -24,7 +24,7 @@ from support.api.edge_fakes import (
     with_model,
     write_tokenizer,
 )
-from support.images.processor_files import GEMMA3, QWEN2_5_VL, write
+from support.images.processor_files import GEMMA3, PIXTRAL, QWEN2_5_VL, write
 
 START, STOP, PAD = 257, 258, 259
 TEMPLATE = (
@@ -54,6 +54,16 @@ def write_gemma(folder: Path) -> Path:
     write(folder, files)
     template = TEMPLATE.replace("<|vision_start|><|image_pad|><|vision_end|>", "<|vision_start|>")
     write_tokenizer(folder, template=template, special=["<|vision_start|>", "<|vision_end|>", "<|image_pad|>"])
+    return folder
+
+
+def write_pixtral(folder: Path) -> Path:
+    """Write the same with Pixtral's processor."""
+    files = copy.deepcopy(PIXTRAL)
+    files["config.json"]["image_token_index"] = PAD
+    write(folder, files)
+    template = TEMPLATE.replace("<|vision_start|><|image_pad|><|vision_end|>", "[IMG]")
+    write_tokenizer(folder, template=template, special=["[IMG_BREAK]", "[IMG_END]", "[IMG]"])
     return folder
 
 

@@ -14,6 +14,8 @@ import msgspec
 import torch
 from tokenizers import AddedToken, Tokenizer
 from transformers import (
+    Mistral3Config,
+    Mistral3ForConditionalGeneration,
     PreTrainedModel,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
@@ -31,6 +33,7 @@ DEMO = Path(__file__).parents[3] / "server" / "model" / "demo"
 START, END, IMAGE = 4096, 4097, 4098  # ids of the tokens around an image, and of its own
 VOCAB_SIZE = 4099
 _ADDED = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>")
+_ADDED_OF_MISTRAL = ("[IMG_BREAK]", "[IMG_END]", "[IMG]")  # the first one between the rows of an image
 _TEXT = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 64,
@@ -57,6 +60,15 @@ _TOWER: dict[str, object] = {
 _TOWER_3: dict[str, object] = {**_TOWER, "deepstack_visual_indexes": [0, 2], "num_position_embeddings": 36}
 # Windows of 4 patches a side: an image of a few patches has several, and others that are cut off.
 _TOWER_2_5: dict[str, object] = {**_TOWER, "window_size": 56, "fullatt_block_indexes": [1, 3]}
+_PIXTRAL: dict[str, object] = {
+    "model_type": "pixtral",
+    "hidden_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "intermediate_size": 60,
+    "patch_size": 14,
+    "hidden_act": "silu",
+}
 _EXPERTS: dict[str, object] = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _RECURRENT: dict[str, object] = {
     "num_hidden_layers": 4,
@@ -88,6 +100,12 @@ KINDS: dict[str, tuple[type, type, dict[str, object], dict[str, object]]] = {
         {**_RECURRENT, **_EXPERTS, "shared_expert_intermediate_size": 24},
         {**_TOWER, "num_position_embeddings": 36},
     ),
+    "mistral 3": (
+        Mistral3Config,
+        Mistral3ForConditionalGeneration,
+        {"model_type": "mistral", "sliding_window": None},
+        _PIXTRAL,
+    ),
 }
 _TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|>' }}"
@@ -102,21 +120,22 @@ def save_tiny(folder: Path, kind: str = "qwen2.5 vl") -> PreTrainedModel:
     """Save a model with its tokenizer and the settings of its images; return transformers' model, in fp32."""
     config_class, model_class, text, tower = KINDS[kind]
     torch.manual_seed(0)
-    config = config_class(
-        text_config={**_TEXT, **text},
-        vision_config=tower,
-        tie_word_embeddings=False,
-        image_token_id=IMAGE,
-        vision_start_token_id=START,
-        vision_end_token_id=END,
-    )
+    own: dict[str, object] = {"image_token_id": IMAGE, "vision_start_token_id": START, "vision_end_token_id": END}
+    if kind == "mistral 3":
+        own = {"image_token_index": IMAGE, "vision_feature_layer": -2}
+    config = config_class(text_config={**_TEXT, **text}, vision_config=tower, tie_word_embeddings=False, **own)
     model: PreTrainedModel = model_class(config).float().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:  # a random model whose answers depend on what an image shows
                 parameter.normal_(0, 0.15)
     model.save_pretrained(folder)
-    _save_tokenizer(folder)
+    if kind == "mistral 3":
+        _save_tokenizer(folder, _ADDED_OF_MISTRAL, _TEMPLATE.replace("".join(_ADDED[i] for i in (0, 2, 1)), "[IMG]"))
+        size = {"size": {"longest_edge": 1540}, "image_processor_type": "PixtralImageProcessor"}
+        (folder / "preprocessor_config.json").write_text(json.dumps(size))
+        return model
+    _save_tokenizer(folder, _ADDED, _TEMPLATE)
     is_qwen_3 = kind.startswith("qwen3")
     settings = {
         "image_processor_type": "Qwen2VLImageProcessorFast",
@@ -132,14 +151,14 @@ def save_tiny(folder: Path, kind: str = "qwen2.5 vl") -> PreTrainedModel:
     return model
 
 
-def _save_tokenizer(folder: Path) -> None:
+def _save_tokenizer(folder: Path, names: tuple[str, ...], template: str) -> None:
     tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
-    tokenizer.add_special_tokens([AddedToken(name, special=True) for name in _ADDED])
+    tokenizer.add_special_tokens([AddedToken(name, special=True) for name in names])
     tokenizer.save(str(folder / "tokenizer.json"))
     of_demo = json.loads((DEMO / "tokenizer_config.json").read_text())
-    added = {str(START + index): {"content": name, "special": True} for index, name in enumerate(_ADDED)}
+    added = {str(START + index): {"content": name, "special": True} for index, name in enumerate(names)}
     of_demo["added_tokens_decoder"] |= added
-    of_demo["chat_template"] = _TEMPLATE
+    of_demo["chat_template"] = template
     (folder / "tokenizer_config.json").write_text(json.dumps(of_demo))
     shutil.copy(DEMO / "generation_config.json", folder)
 
@@ -154,14 +173,17 @@ def prompt_of(*parts: int | PromptImage) -> tuple[list[int], tuple[PromptImage, 
             continue
         ids.append(START)
         images.append(msgspec.structs.replace(part, start=len(ids)))
-        ids += [IMAGE] * part.num_tokens + [END]
+        width = part.grid[2] // 2
+        is_in_lines = part.num_tokens > part.grid[1] // 2 * width
+        ids += [START if is_in_lines and it % (width + 1) == width else IMAGE for it in range(part.num_tokens)] + [END]
     return ids, tuple(images)
 
 
-def image_of(seed: int, height: int, width: int, patch_size: int) -> PromptImage:
-    """Return a random image of so many patches, each side even."""
+def image_of(seed: int, height: int, width: int, patch_size: int, *, has_line_ends: bool = False) -> PromptImage:
+    """Return a random image of so many patches, each side even; in lines there is a token of the text between two."""
     pixels = random.Random(seed).randbytes(3 * height * width * patch_size**2)
-    return PromptImage(0, height * width // 4, (1, height, width), pixels, hashlib.sha256(pixels).digest())
+    num_tokens = height * width // 4 + (height // 2 - 1 if has_line_ends else 0)
+    return PromptImage(0, num_tokens, (1, height, width), pixels, hashlib.sha256(pixels).digest())
 
 
 if __name__ == "__main__":
