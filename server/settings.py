@@ -211,6 +211,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             "model's dtype"
         ),
     ] = CacheDtype.AUTO
+    kv_cache_dtype_skip_layers: Annotated[
+        Annotated[str, Meta(pattern=r"^\s*[^,\s]+\s*(,\s*[^,\s]+\s*)*$")] | None,
+        Meta(
+            description="layers whose keys and values an fp8 cache keeps in the model's dtype: numbers from 0, "
+            "separated by commas, and sliding_window for all that have a window (default: none)"
+        ),
+    ] = None
     quantization: Annotated[
         Quantization,
         Meta(

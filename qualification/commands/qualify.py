@@ -104,6 +104,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--kv-cache-dtype", choices=[FP8.value], help="of the KV cache (default: the server's without the setting)"
     )
     group.add_argument(
+        "--kv-cache-dtype-skip-layers",
+        type=lambda text: tuple(it.strip() for it in text.split(",")),
+        default=(),
+        metavar="LAYERS",
+        help="that stay in the model's dtype beside it, as `serve` takes them",
+    )
+    group.add_argument(
         "--tensor-parallel-size",
         type=int,
         choices=TENSOR_PARALLEL_SIZES,
@@ -205,6 +212,7 @@ def choices_of(args: argparse.Namespace) -> Choices:
         page_size=args.page_size,
         dtype=None if args.dtype is None else Dtype(args.dtype),
         kv_dtype=None if args.kv_cache_dtype is None else FP8,
+        kv_skip_layers=tuple(args.kv_cache_dtype_skip_layers),
         max_drafted_tokens=1 if _VERIFY in args.phases else 0,  # the shapes are the same for any number
     )
 
@@ -318,6 +326,7 @@ def typed(args: argparse.Namespace) -> str:
         "--dtype": args.dtype,
         "--quantization": args.quantization,
         "--kv-cache-dtype": args.kv_cache_dtype,
+        "--kv-cache-dtype-skip-layers": ",".join(args.kv_cache_dtype_skip_layers) or None,
         "--tensor-parallel-size": None if args.tensor_parallel_size == 1 else args.tensor_parallel_size,
     }
     for flag, value in values.items():

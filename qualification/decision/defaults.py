@@ -24,6 +24,7 @@ class Choices:
     page_size: int | None = None
     dtype: Dtype | None = None
     kv_dtype: Dtype | None = None  # of the KV cache; None: as the checkpoint says how it is quantised, else `dtype`
+    kv_skip_layers: tuple[str, ...] = ()  # kept out of a cache of 8 bits, as `skipping_fp8_cache` takes them
     max_drafted_tokens: int = 0  # of a sequence, that one step verifies; 0: no tokens are drafted
 
 

@@ -7,6 +7,7 @@ from kernels.collective.shape import CollectiveShape, Follows
 from kernels.experts.shape import ExpertsShape
 from kernels.recurrence.shape import RecurrenceShape
 from kernels.vocabulary.buckets import Bucket, buckets_up_to
+from kernels.vocabulary.cache_dtype import FP8
 from kernels.vocabulary.operators import AnyShape
 from kernels.vocabulary.row_buckets import TokenRows
 from kernels.vocabulary.shape import AttentionShape, Dtype, Mask, Phase
@@ -28,6 +29,7 @@ class AttentionSignature:
     softcap: float | None = None
     sinks: bool = False
     spans: bool = False  # prompts may hold images, whose tokens see each other both ways
+    skips_fp8_cache: bool = False  # a cache of 8 bits holds these layers' keys and values in the model's dtype
 
     def __str__(self) -> str:
         """One word, usable as a file name and unique for every signature."""
@@ -40,6 +42,8 @@ class AttentionSignature:
             parts.append("sinks")
         if self.spans:
             parts.append("spans")
+        if self.skips_fp8_cache:
+            parts.append("kv16")
         return "-".join(parts)
 
 
@@ -81,6 +85,8 @@ def shapes_needed(signature: AttentionSignature, limits: ServingLimits) -> tuple
         for context in context_buckets
         if context.lo >= query.lo
     ]
+    is_skipped = signature.skips_fp8_cache and limits.kv_dtype is FP8
+    kv_dtype = limits.dtype if is_skipped else limits.kv_dtype
     single = (Phase.DECODE, Phase.VERIFY) if limits.max_drafted_tokens else (Phase.DECODE,)
     layouts += [(phase, Bucket.LE_128, context) for phase in single for context in context_buckets]
     return tuple(
@@ -88,7 +94,7 @@ def shapes_needed(signature: AttentionSignature, limits: ServingLimits) -> tuple
             phase=phase,
             dtype=limits.dtype,
             # A fresh prompt's keys and values are read beside the pages, in the model's dtype.
-            kv_dtype=limits.dtype if phase is Phase.PREFILL else limits.kv_dtype,
+            kv_dtype=limits.dtype if phase is Phase.PREFILL else kv_dtype,
             num_heads=signature.num_heads,
             num_kv_heads=signature.num_kv_heads,
             head_dim=signature.head_dim,
@@ -134,7 +140,9 @@ def image_shapes(model: ModelConfig, limits: ServingLimits) -> tuple[AnyShape, .
 
 def attention_shapes_needed(model: ModelConfig, limits: ServingLimits) -> tuple[AttentionShape, ...]:
     """Every shape of a model's attention, or of one rank's part of it, whatever its layers' heads."""
-    return tuple(shape for signature in signatures_of(model) for shape in shapes_needed(signature, limits))
+    # Each once: layers kept out of a cache of 8 bits have the prompts' shapes of the others.
+    found = (shape for signature in signatures_of(model) for shape in shapes_needed(signature, limits))
+    return tuple(dict.fromkeys(found))
 
 
 def num_sums(model: ModelConfig) -> dict[Follows, int]:
@@ -234,6 +242,7 @@ def signatures_of(model: ModelConfig, tensor_parallel_size: int = 1) -> tuple[At
             softcap=attention.softcap,
             sinks=attention.has_sinks,
             spans=model.has_image_spans,
+            skips_fp8_cache=attention.skips_fp8_cache,
         )
         windows.setdefault(kind, []).append(attention.window)
     return tuple(replace(kind, windows=distinct_windows(found)) for kind, found in windows.items())

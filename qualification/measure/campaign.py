@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kernels.system.device_lost import DeviceLost
+from kernels.vocabulary.cache_dtype import FP8
 from kernels.vocabulary.fingerprint import Device, Fingerprint
 from kernels.vocabulary.operators import AnyShape, Operator, flops_of, phase_of
 from kernels.vocabulary.path import AnyPath
@@ -21,6 +22,7 @@ from qualification.evidence.verdicts import Finding, judge
 from qualification.measure.qualify import Pair
 from qualification.measure.trials.failures import QualificationAborted
 from qualification.measure.trials.trial import trial_of
+from qualification.model.cached_layers import skipping_fp8_cache
 from qualification.model.families.reader import read_model
 from qualification.model.families.towers import with_known_tower
 from qualification.model.shard import shard_of
@@ -64,13 +66,17 @@ def targets_of(
 
     phases  of attention, and the names of other operators
 
-    With several ranks the shapes are those of each rank's part. Raises ModelConfigError.
+    With several ranks the shapes are those of each rank's part. Raises ModelConfigError, and ValueError for
+    layers that cannot be kept out of a cache of 8 bits.
     """
     found = []
     for name, config in models.items():
-        model = with_known_tower(read_model(config), config)
+        model = skipping_fp8_cache(with_known_tower(read_model(config), config), choices.kv_skip_layers)
         part = shard_of(model, 0, tensor_parallel_size).local_config
-        shapes = plan_shapes(part, limits_of(model, device_type, choices), device_type, tensor_parallel_size)
+        limits = limits_of(model, device_type, choices)
+        if choices.kv_skip_layers and limits.kv_dtype is not FP8:
+            raise ValueError(f"layers are kept out of an fp8 cache, and that of {name} is {limits.kv_dtype.value}")
+        shapes = plan_shapes(part, limits, device_type, tensor_parallel_size)
         wanted = tuple(it for it in shapes if phase_of(it) in phases and any(path.serves(it) for path in paths))
         of_ranks = name if tensor_parallel_size == 1 else f"{name}-tp{tensor_parallel_size}"
         found.append(Target(of_ranks, file_of(of_ranks), wanted))

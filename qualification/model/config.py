@@ -10,7 +10,7 @@ from kernels.fused.activation_kind import Activation
 from kernels.fused.head_gate_kind import GateFunction
 from kernels.linear.formats.int4_formats import bytes_of
 from kernels.linear.shape import PLAIN, WeightFormat
-from kernels.vocabulary.cache_dtype import cached_bytes
+from kernels.vocabulary.cache_dtype import FP8, cached_bytes
 from kernels.vocabulary.shape import Dtype
 from qualification.model.packing import Packing
 from qualification.model.tower import TowerConfig
@@ -122,6 +122,7 @@ class AttentionConfig:
     values_are_keys: bool = False
     norms_values: bool = False
     reads_keys_of: int | None = None
+    skips_fp8_cache: bool = False  # its keys and values stay in the model's dtype in a cache of 8 bits
 
     @property
     def query_size(self) -> int:
@@ -415,10 +416,15 @@ class ModelConfig:
         return self.vocab_size * self.hidden_size
 
 
-def kv_bytes_per_token(config: ModelConfig, kv_dtype: Dtype) -> int:
+def cached_dtype(attention: AttentionConfig, dtype: Dtype, kv_dtype: Dtype) -> Dtype:
+    """The dtype of a layer's pages. dtype: of the model; kv_dtype: of the cache as a whole."""
+    return dtype if kv_dtype is FP8 and attention.skips_fp8_cache else kv_dtype
+
+
+def kv_bytes_per_token(config: ModelConfig, dtype: Dtype, kv_dtype: Dtype) -> int:
     """Bytes of cache that one token takes in all layers that have keys and values of their own."""
     layers = (it for it in config.attentions if it.has_own_keys)
-    return 2 * sum(it.num_kv_heads * cached_bytes(kv_dtype, it.head_dim) for it in layers)
+    return 2 * sum(it.num_kv_heads * cached_bytes(cached_dtype(it, dtype, kv_dtype), it.head_dim) for it in layers)
 
 
 def state_bytes(config: ModelConfig, dtype: Dtype) -> int:

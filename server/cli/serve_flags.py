@@ -17,7 +17,7 @@ _LAST = "more"  # of a setting that no group names
 _GROUPS: Mapping[str, tuple[str, ...]] = {
     "model": (
         "config", "model", "revision", "served_model_name", "tensor_parallel_size", "task", "matryoshka",
-        "load_format", "device", "dtype", "kv_cache_dtype",
+        "load_format", "device", "dtype", "kv_cache_dtype", "kv_cache_dtype_skip_layers",
         "max_model_len", "generation_config", "seed",
     ),
     "address, keys and hosts": (

@@ -88,20 +88,32 @@ class KVCache:
 
     @classmethod
     def allocate(
-        cls, config: ModelConfig, num_pages: int, page_size: int, dtype: torch.dtype, device: torch.device
+        cls,
+        config: ModelConfig,
+        num_pages: int,
+        page_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        model_dtype: torch.dtype | None = None,
     ) -> "KVCache":
-        """Allocate `num_pages` pages for sequences, and one more behind them."""
+        """Allocate `num_pages` pages for sequences, and one more behind them.
+
+        model_dtype  of layers that are kept out of pages of 8 bits; needed where there are such
+        """
         layers: dict[int, KVLayer] = {}
         for index, layer in zip(config.attention_layers, config.attentions, strict=True):
             if layer.reads_keys_of is not None:
                 layers[index] = layers[layer.reads_keys_of]
                 continue
             shape = num_pages + 1, page_size, layer.num_kv_heads, layer.head_dim
-            if dtype is fp8_pages.E4M3:
+            if dtype is fp8_pages.E4M3 and not layer.skips_fp8_cache:
                 k, v = (fp8_pages.allocate(*shape, device) for _ in range(2))
                 layers[index] = Fp8Layer(k, v)
                 continue
-            k, v = (torch.zeros(shape, dtype=dtype, device=device) for _ in range(2))
+            own = model_dtype if dtype is fp8_pages.E4M3 else dtype
+            assert own is not None, "a layer kept out of pages of 8 bits has the model's dtype"
+            k, v = (torch.zeros(shape, dtype=own, device=device) for _ in range(2))
             layers[index] = KVLayer(k, v)
         return cls(tuple(layers.values()))
 

@@ -4,12 +4,13 @@ from collections.abc import Iterable, Mapping
 from typing import Unpack
 
 from kernels.calls.batch import AttentionBatch
+from kernels.vocabulary.cache_dtype import FP8
 from kernels.vocabulary.operators import Operator
 from kernels.vocabulary.path import KernelPath, RunAttention
 from kernels.vocabulary.shape import AttentionShape, Phase
 from qualification.decision.decision import Decision
 from server.engine.operators.decisions import NoPathError, why_no_path
-from server.engine.operators.dispatch_key import CAUSAL, LayerKind, LengthKey, bucket_index, key_of_shape
+from server.engine.operators.dispatch_key import CAUSAL, LayerKind, LengthKey, bucket_index, keys_of_shape
 from server.engine.operators.launch_errors import launch_failure
 from server.engine.operators.table import OperatorChoice, OperatorTable, TableOptions
 
@@ -27,8 +28,10 @@ class AttentionTable(OperatorTable[AttentionShape, RunAttention]):
     ) -> None:
         super().__init__(Operator.ATTENTION, decisions, paths, why_not_launched=launch_failure, **options)
         self._by_lengths: dict[Phase, dict[LengthKey, Choice]] = {phase: {} for phase in Phase}
+        self._has_fp8_cache = any(shape.kv_dtype is FP8 for shape in decisions)
         for choice in self.choices:
-            self._by_lengths[choice.decision.shape.phase][key_of_shape(choice.decision.shape)] = choice
+            of_phase = self._by_lengths[choice.decision.shape.phase]
+            of_phase.update(dict.fromkeys(self._keys_of(choice.decision.shape), choice))
         self._decode = self._by_lengths[Phase.DECODE]
 
     def choice(self, phase: Phase, batch: AttentionBatch, kind: LayerKind, mask: int = CAUSAL) -> Choice:
@@ -46,7 +49,7 @@ class AttentionTable(OperatorTable[AttentionShape, RunAttention]):
             lengths = f"{batch.max_seqlen_q} of {batch.max_context} tokens"
             window, heads = kind
             of_phase = ((shape, it) for shape, it in self.plan.items() if shape.phase is phase)
-            lost = (why_no_path(it) for shape, it in of_phase if key_of_shape(shape) == key)
+            lost = (why_no_path(it) for shape, it in of_phase if key in self._keys_of(shape))
             message = f"no path for {phase.value}, d{heads.dim}, window {window}, {lengths}"
             raise NoPathError(phase, message + next(lost, ""))
         return found
@@ -56,7 +59,11 @@ class AttentionTable(OperatorTable[AttentionShape, RunAttention]):
         shape = decision.shape
         choice = self._choices[shape]
         of_phase = self._by_lengths[shape.phase]
-        if choice is None:
-            of_phase.pop(key_of_shape(shape), None)
-        else:
-            of_phase[key_of_shape(shape)] = choice
+        for key in self._keys_of(shape):
+            if choice is None:
+                of_phase.pop(key, None)
+            else:
+                of_phase[key] = choice
+
+    def _keys_of(self, shape: AttentionShape) -> tuple[LengthKey, ...]:
+        return keys_of_shape(shape, has_fp8_cache=self._has_fp8_cache)

@@ -14,7 +14,7 @@ import torch
 
 from kernels.calls.batch import AttentionFlags
 from kernels.vocabulary.shape import AttentionShape, Phase, flops, hbm_bytes_tiled
-from server.engine.operators.dispatch_key import Heads
+from server.engine.operators.dispatch_key import Heads, LayerKind
 from server.engine.scheduling.sequence import Batch
 from server.protocol.messages import AttentionSample
 
@@ -194,15 +194,16 @@ class AttentionTimer:
         else:
             self._await(marks, shape, layer)
 
-    def replayed(self, shape: AttentionShape, batch: object, chunk: int | None = None) -> None:
-        """A graph was replayed, one of whose parts has this batch; `shape` is what served the layers of one kind,
-        `chunk` theirs.
-        """
+    def replayed(self, shape: AttentionShape, batch: object, kind: tuple[LayerKind, int | None]) -> None:
+        """A graph was replayed, one of whose parts has this batch; `shape` is what served the layers of this kind."""
         if shape.phase not in self._sampled:
             return
-        for layer, (window, heads, own) in self._kinds.items():
+        (window, heads), chunk = kind
+        for layer, (own_window, own_heads, own_chunk) in self._kinds.items():
             captured = self._captured.get((id(batch), layer))
-            if captured is not None and (window, own) == (shape.window, chunk) and heads in (None, Heads.of(shape)):
+            if captured is None or own_heads not in (None, heads):
+                continue
+            if (own_window, own_chunk) == (window, chunk):
                 self._await(captured.marks, shape, layer)
                 self._memory = None  # a graph's memory is its own, before and after
 

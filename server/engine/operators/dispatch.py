@@ -187,10 +187,10 @@ class Dispatcher:
         if self.timer is not None and self._watch is None:
             self.timer.begin(batch)
 
-    def replayed(self, choice: Choice, part: PhasePart, chunk: int | None) -> None:
-        """A graph that holds this choice was replayed; `chunk` of the layers that it served."""
+    def replayed(self, choice: Choice, part: PhasePart, kind: tuple[LayerKind, int | None]) -> None:
+        """A graph that holds this choice was replayed; `kind` of the layers that it served."""
         if self.timer is not None and self._watch is None:
-            self.timer.replayed(choice.decision.shape, part.batch, chunk)
+            self.timer.replayed(choice.decision.shape, part.batch, kind)
 
     def take_samples(self) -> tuple[list[AttentionSample], dict[str, int]]:
         """Return what the timer has measured since the last call."""
@@ -279,7 +279,7 @@ class Dispatcher:
 
 def _heads_of(decisions: Iterable[AttentionShape]) -> Heads:
     """Return the heads of all shapes; of no shape, none. Raises ValueError where they differ."""
-    found = {Heads.of(shape) for shape in decisions}
+    found = {Heads(it.num_heads, it.num_kv_heads, it.head_dim) for it in decisions}
     if len(found) > 1:
         raise ValueError(f"layers have {len(found)} kinds of heads: name those of each")
     return next(iter(found), Heads(0, 0, 0))

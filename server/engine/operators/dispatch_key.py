@@ -4,6 +4,7 @@ from bisect import bisect_left
 from typing import NamedTuple
 
 from kernels.vocabulary.buckets import Bucket
+from kernels.vocabulary.cache_dtype import FP8
 from kernels.vocabulary.shape import AttentionShape, Mask, Phase
 from qualification.model.config import AttentionConfig
 
@@ -11,17 +12,19 @@ from qualification.model.config import AttentionConfig
 class Heads(NamedTuple):
     """The heads of a layer's attention. A tuple, hashed for each decision: a dataclass takes three times as long.
 
-    query, kv  how many
-    dim        numbers of each
+    query, kv        how many
+    dim              numbers of each
+    skips_fp8_cache  whether a cache of 8 bits holds their keys and values in the model's dtype
     """
 
     query: int
     kv: int
     dim: int
+    skips_fp8_cache: bool = False
 
     @classmethod
-    def of(cls, it: AttentionShape | AttentionConfig) -> "Heads":
-        return cls(it.num_heads, it.num_kv_heads, it.head_dim)
+    def of(cls, it: AttentionConfig) -> "Heads":
+        return cls(it.num_heads, it.num_kv_heads, it.head_dim, it.skips_fp8_cache)
 
 
 LayerKind = tuple[int | None, Heads]  # the window and the heads of a layer: those of one kind have the same shapes
@@ -40,13 +43,14 @@ def bucket_index(num_tokens: int) -> int:
     return bisect_left(_EDGES, num_tokens)
 
 
-def kind_of_shape(shape: AttentionShape) -> LayerKind:
-    """Return the kind of the layers that have this shape."""
-    return shape.window, Heads.of(shape)
+def keys_of_shape(shape: AttentionShape, *, has_fp8_cache: bool) -> tuple[LengthKey, ...]:
+    """The keys under which `bucket_index` finds the shape among those of its phase: one for each kind of its layers.
 
-
-def key_of_shape(shape: AttentionShape) -> LengthKey:
-    """The key under which `bucket_index` finds the shape among those of its phase."""
+    has_fp8_cache  whether a layer of the model has keys of 8 bits; those of a prompt alone are never
+    """
     order = list(Bucket)
     queries = 0 if shape.phase is Phase.DECODE else order.index(shape.query_bucket)
-    return (kind_of_shape(shape), queries, order.index(shape.context_bucket), _MASKS[shape.mask])
+    skips = (False, True) if shape.phase is Phase.PREFILL else (has_fp8_cache and shape.kv_dtype is not FP8,)
+    heads = [Heads(shape.num_heads, shape.num_kv_heads, shape.head_dim, it) for it in skips]
+    context = order.index(shape.context_bucket)
+    return tuple([((shape.window, own), queries, context, _MASKS[shape.mask]) for own in heads])

@@ -147,8 +147,7 @@ class StepAttention:
         """The CUDA graph that this counts was replayed."""
         for entry in self._parts:
             for place, lane in entry.lanes.items():
-                _, chunk = self._dispatcher.kinds[place]
-                self._dispatcher.replayed(lane.choice, entry.part, chunk)
+                self._dispatcher.replayed(lane.choice, entry.part, self._dispatcher.kinds[place])
 
     def report(self) -> ServedStep:
         """Return what served the step, which is launched: the same object for every replay that this counts."""

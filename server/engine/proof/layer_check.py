@@ -224,16 +224,20 @@ class LayerCheck:
             places = torch.tensor(row.keys, device=q.device)
             own = slice(row.tokens.start, row.tokens.stop)
             k, v = keys[places], values[places]
-            if self._kv_dtype is torch.float8_e4m3fn and len(row.tokens) == len(row.keys):
+            if self._is_in_fp8(layer) and len(row.tokens) == len(row.keys):
                 k, v = k.to(layer.precision.dtype), v.to(layer.precision.dtype)  # read beside the pages, in the model's
             expected = layer.attend(q[own], k, v)
             yield _Section(Border.ATTENDED.value, index, out[own], expected, names=(row.name,) * len(row.tokens))
 
     def _stored(self, value: Bounded, layer: LayerReference) -> Bounded:
         """Return keys or values as they are in their pages."""
-        if self._kv_dtype is torch.float8_e4m3fn:
+        if self._is_in_fp8(layer):
             return stored_in_fp8(value)
-        return value if self._kv_dtype is layer.precision.dtype else Precision(self._kv_dtype).rounded(value)
+        is_rounded = self._kv_dtype not in (layer.precision.dtype, torch.float8_e4m3fn)
+        return Precision(self._kv_dtype).rounded(value) if is_rounded else value
+
+    def _is_in_fp8(self, layer: LayerReference) -> bool:
+        return self._kv_dtype is torch.float8_e4m3fn and not layer.attention.skips_fp8_cache
 
 
 @dataclass(frozen=True, slots=True)

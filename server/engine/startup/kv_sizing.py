@@ -36,7 +36,7 @@ def num_pages(
     small_runner  makes a runner with one page, to measure the memory of the largest step on a GPU
     Raises SettingsError when there are too few.
     """
-    page_bytes = limits.page_size * kv_bytes_per_token(config, limits.kv_dtype)
+    page_bytes = limits.page_size * kv_bytes_per_token(config, limits.dtype, limits.kv_dtype)
     if settings.kv_cache_tokens is not None:
         count = settings.kv_cache_tokens // limits.page_size
         _check_size(count * page_bytes, device)

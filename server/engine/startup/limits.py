@@ -139,6 +139,16 @@ def choose_limits(settings: Settings, config: ModelConfig, device: torch.device)
 
 def _cache_dtype(settings: Settings, config: ModelConfig, dtype: Dtype) -> Dtype:
     """Return the dtype of the KV cache. Raises SettingsError for an fp8 cache that the model cannot have."""
+    found = _chosen_cache_dtype(settings, config, dtype)
+    if settings.kv_cache_dtype_skip_layers is not None and found is not FP8:
+        raise SettingsError(
+            f"--kv-cache-dtype-skip-layers is set, and the KV cache is {found.value}: set --kv-cache-dtype fp8 with "
+            "it, or leave it out"
+        )
+    return found
+
+
+def _chosen_cache_dtype(settings: Settings, config: ModelConfig, dtype: Dtype) -> Dtype:
     choice, is_asked_by_file = settings.kv_cache_dtype, config.caches_fp8
     if choice is CacheDtype.AUTO and not is_asked_by_file:
         return dtype
@@ -147,7 +157,7 @@ def _cache_dtype(settings: Settings, config: ModelConfig, dtype: Dtype) -> Dtype
     reason = None
     if settings.reproducible:
         reason = "--reproducible: no path of a fixed order of sums reads it"
-    elif any(it.head_dim % HEAD_DIM_MULTIPLE for it in config.attentions):
+    elif any(it.head_dim % HEAD_DIM_MULTIPLE for it in config.attentions if not it.skips_fp8_cache):
         reason = f"heads of {config.attentions[0].head_dim} dimensions: they must be multiples of {HEAD_DIM_MULTIPLE}"
     if reason is None:
         origin = "config.json" if choice is CacheDtype.AUTO else "--kv-cache-dtype"

@@ -24,6 +24,7 @@ from kernels.vocabulary.shape import AttentionShape
 from qualification.decision.decision import Decision, Pairs, decisions_of
 from qualification.decision.model_shapes import image_shapes, num_sums
 from qualification.measure.start_plan import Redecide as RedecideAny
+from qualification.model.cached_layers import skipping_fp8_cache
 from qualification.model.config import ModelConfig
 from qualification.model.draft_head import PRODUCT, with_draft_head, without_draft_head
 from qualification.model.families.quantization import rounded_at_load
@@ -113,7 +114,7 @@ def read_subject(settings: Settings, rank: int = 0) -> Subject:
         raise SettingsError(
             f"--speculative-config: a model of the task {pooling.task.value} drafts nothing; leave it out"
         )
-    model = with_states_of(settings, model)
+    model = _skipping_fp8_cache(settings, with_states_of(settings, model))
     drafting = drafting_of(settings)
     if drafting is not None:
         model = with_drafted_tokens(model, drafting.num_speculative_tokens)
@@ -142,6 +143,16 @@ def read_subject(settings: Settings, rank: int = 0) -> Subject:
     return Subject(
         folder, model, shard, limits, device, fingerprint, pooling is not None, settings.reproducible, pixels
     )
+
+
+def _skipping_fp8_cache(settings: Settings, model: ModelConfig) -> ModelConfig:
+    """Return the model with the layers that the settings keep out of an fp8 cache. Raises SettingsError."""
+    if settings.kv_cache_dtype_skip_layers is None:
+        return model
+    try:
+        return skipping_fp8_cache(model, [it.strip() for it in settings.kv_cache_dtype_skip_layers.split(",")])
+    except ValueError as error:
+        raise SettingsError(f"--kv-cache-dtype-skip-layers: {error}") from error
 
 
 def _with_draft_head(settings: Settings, folder: Path, model: ModelConfig) -> ModelConfig:
@@ -268,7 +279,8 @@ def operators_of(dispatcher: Dispatcher) -> Operators:
 def kv_cache_of(subject: Subject, num_pages: int) -> KVCache:
     """Allocate the pages of this rank's KV heads."""
     limits = subject.limits
-    return KVCache.allocate(subject.config, num_pages, limits.page_size, torch_dtype(limits.kv_dtype), subject.device)
+    dtype, kv_dtype = torch_dtype(limits.dtype), torch_dtype(limits.kv_dtype)
+    return KVCache.allocate(subject.config, num_pages, limits.page_size, kv_dtype, subject.device, model_dtype=dtype)
 
 
 def dispatcher_of(

@@ -35,7 +35,7 @@ def hybrid(plain: ModelConfig) -> ModelConfig:
 def test_keys_values_and_shapes_count_attention_layers_only() -> None:
     config = hybrid(PLAIN)
     assert config.attention_layers == (3, 7, 11, 15, 19, 23, 27, 31)
-    assert 4 * kv_bytes_per_token(config, Dtype.BF16) == kv_bytes_per_token(PLAIN, Dtype.BF16)
+    assert 4 * kv_bytes_per_token(config, Dtype.BF16, Dtype.BF16) == kv_bytes_per_token(PLAIN, Dtype.BF16, Dtype.BF16)
     assert state_bytes(config, Dtype.BF16) == 24 * (2 * 2**20 + 2 * 3 * 8192)
     assert state_bytes(PLAIN, Dtype.BF16) == 0
     assert (signature_of(config), config.windows) == (signature_of(PLAIN), (None,) * 8)

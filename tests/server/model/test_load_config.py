@@ -215,5 +215,5 @@ def test_a_folder_without_a_config_is_refused(tmp_path: Path) -> None:
 
 def test_a_token_of_cache_is_two_vectors_a_layer_and_kv_head(tmp_path: Path) -> None:
     config = load_config(write(tmp_path, {"num_key_value_heads": 2}))
-    assert kv_bytes_per_token(config, Dtype.BF16) == 2 * 3 * 2 * 8 * 2
-    assert kv_bytes_per_token(config, Dtype.FP32) == 2 * kv_bytes_per_token(config, Dtype.BF16)
+    assert kv_bytes_per_token(config, Dtype.BF16, Dtype.BF16) == 2 * 3 * 2 * 8 * 2
+    assert kv_bytes_per_token(config, Dtype.FP32, Dtype.FP32) == 2 * kv_bytes_per_token(config, Dtype.BF16, Dtype.BF16)

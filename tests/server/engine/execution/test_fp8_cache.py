@@ -1,5 +1,6 @@
 """A cache of 8 bits under a real engine: it answers as a plain model that rounds keys and values likewise."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -14,12 +15,13 @@ from kernels.catalog import path_named
 from kernels.fp8_cache import pages
 from kernels.system.device import dtype_of
 from kernels.vocabulary.cache_dtype import FP8
-from kernels.vocabulary.shape import Phase
-from qualification.decision.model_shapes import ServingLimits, shapes_needed, signature_of
+from qualification.decision.model_shapes import ServingLimits, attention_shapes_needed
+from qualification.model.cached_layers import skipping_fp8_cache
 from server.engine.execution.runner import ModelRunner
 from server.engine.execution.sampling import SampledTokens
 from server.engine.execution.worker import Worker
 from server.engine.operators.dispatch import Dispatcher
+from server.engine.operators.dispatch_key import Heads
 from server.engine.operators.observation import Border
 from server.engine.scheduling.engine import Engine, EngineOptions
 from server.engine.scheduling.pages import PagePool
@@ -39,16 +41,19 @@ from support.models.tiny_llama import NAN_TOKEN, NUM_TOKENS, VOCAB, TinyLlama
 
 CPU = torch.device("cpu")
 PAGE_SIZE, NUM_PAGES, MAX_LEN, MAX_SEQS, STEP_TOKENS = 16, 18, 160, 8, 64
-PREFILL, CACHED = path_named("sdpa.cpu"), path_named("sdpa.cpu.fp8")
+PLAIN, CACHED = PATHS = path_named("sdpa.cpu"), path_named("sdpa.cpu.fp8")
 
 
 class RoundedCache(DynamicCache):
     """Keys and values [batch, kv_heads, tokens, d], each rounded to e4m3 over its own largest magnitude."""
 
+    skipped: int | None = None  # the layer that rounds nothing
+
     def update(
-        self, key_states: Tensor, value_states: Tensor, *given: object, **named: object
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *given: object, **named: object
     ) -> tuple[Tensor, Tensor]:
-        return super().update(rounded(key_states), rounded(value_states), *given, **named)  # type: ignore[no-any-return]
+        found = (it if layer_idx == self.skipped else rounded(it) for it in (key_states, value_states))
+        return super().update(*found, layer_idx, *given, **named)  # type: ignore[no-any-return]
 
 
 def rounded(x: Tensor) -> Tensor:
@@ -58,11 +63,16 @@ def rounded(x: Tensor) -> Tensor:
 
 @pytest.fixture(scope="module")
 def greedy(tiny_llama: TinyLlama) -> list[list[int]]:
+    return greedy_over(tiny_llama, None)
+
+
+def greedy_over(tiny_llama: TinyLlama, skipped: int | None) -> list[list[int]]:
     """The answers of transformers' model over such a cache; others than those without rounding."""
     model = LlamaForCausalLM.from_pretrained(tiny_llama.folder).float().eval()
     found = []
     for prompt in tiny_llama.prompts:
         cache, ids = RoundedCache(), list(prompt)
+        cache.skipped = skipped
         given = ids
         for _ in range(NUM_TOKENS):
             with torch.inference_mode():
@@ -74,8 +84,8 @@ def greedy(tiny_llama: TinyLlama) -> list[list[int]]:
     return found
 
 
-def decoder_of(tiny_llama: TinyLlama, dtype: torch.dtype) -> Decoder:
-    config = load_config(tiny_llama.folder)
+def decoder_of(tiny_llama: TinyLlama, dtype: torch.dtype, *skipped: str) -> Decoder:
+    config = skipping_fp8_cache(load_config(tiny_llama.folder), skipped)
     return load_decoder(tiny_llama.folder, config, dtype=dtype, device=CPU, load_format=LoadFormat.AUTO)
 
 
@@ -83,14 +93,15 @@ def runner_of(decoder: Decoder, dtype: torch.dtype = torch.float32, num_pages: i
     config = decoder.config
     limits = ServingLimits(MAX_LEN, STEP_TOKENS, PAGE_SIZE, dtype_of(dtype), FP8)
     decisions = {
-        shape: decide(shape, (PREFILL if shape.phase is Phase.PREFILL else CACHED).name)
-        for shape in shapes_needed(signature_of(config), limits)
+        shape: decide(shape, (CACHED if shape.kv_dtype is FP8 else PLAIN).name)
+        for shape in attention_shapes_needed(config, limits)
     }
     flags = (AttentionFlags(config.layers[0].attention.scale),) * config.num_layers
-    dispatcher = Dispatcher(decisions, (PREFILL, CACHED), flags, redecide=redecide)
-    kv = KVCache.allocate(config, num_pages, PAGE_SIZE, pages.E4M3, CPU)
+    heads = tuple(map(Heads.of, config.attentions))
+    dispatcher = Dispatcher(decisions, PATHS, flags, redecide=redecide, heads=heads)
+    kv = KVCache.allocate(config, num_pages, PAGE_SIZE, pages.E4M3, CPU, model_dtype=dtype)
     for tensor in kv.tensors:
-        tensor.fill_(0xFF)  # NaN, as numbers and as scales
+        tensor.fill_(math.nan if tensor.is_floating_point() else 0xFF)  # NaN, as numbers and as scales
     return ModelRunner(Worker(decoder, kv, dispatcher, SampledTokens(MAX_SEQS, CPU)))
 
 
@@ -120,6 +131,20 @@ def test_answers_alone_batched_forked_behind_hits_and_preempted(
         assert session.tokens(f"alone {index}") == greedy[index]
     assert session.total("num_prefix_hit_tokens") > 0
     assert session.total("num_preemptions") > 0
+
+
+def test_a_layer_kept_out_of_it_is_not_rounded(tiny_llama: TinyLlama, greedy: list[list[int]]) -> None:
+    wanted = greedy_over(tiny_llama, 1)
+    assert wanted != greedy
+    engine, kv = engine_of(decoder_of(tiny_llama, torch.float32, "1"), runs_ahead=True)
+    assert [layer.k.dtype for layer in kv.layers[:2]] == [pages.E4M3, torch.float32]
+    session = Session(engine)
+    for turn in ("first", "again"):
+        for index, prompt in enumerate(tiny_llama.prompts):
+            session.submit(f"{turn} {index}", prompt, forks=[Fork(f"{turn} fork of {index}", None)])
+        session.drain()
+        for index, tokens in enumerate(wanted):
+            assert session.tokens(f"{turn} {index}") == session.tokens(f"{turn} fork of {index}") == tokens
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

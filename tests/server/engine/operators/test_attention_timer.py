@@ -11,6 +11,7 @@ from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.shape import AttentionShape, Dtype, Phase, flops, hbm_bytes_tiled
 from server.engine.operators.attention_timer import AttentionTimer, CpuDevice
 from server.engine.operators.dispatch import Dispatcher, PhasePart
+from server.engine.operators.dispatch_key import Heads
 from server.engine.operators.table import OperatorChoice
 from server.engine.startup.warmup import synthetic_batch
 
@@ -100,7 +101,7 @@ def test_layers_of_another_window_are_measured_apart() -> None:
 
 
 def test_a_replay_is_measured_by_the_events_in_its_graph() -> None:
-    device, batch = FakeDevice(is_graph=True), object()
+    device, batch, kind = FakeDevice(is_graph=True), object(), ((PLAIN.window, Heads(4, 2, 16)), None)
     timer = started(AttentionTimer([PLAIN] * 2, device, every=2))
     assert timer.measures(Phase.DECODE, 1)
     timer.around(lambda: None, DECODE, 1, batch)
@@ -108,8 +109,8 @@ def test_a_replay_is_measured_by_the_events_in_its_graph() -> None:
     device.is_graph = False
     for _ in range(3):
         timer.begin(TOKENS)
-        timer.replayed(DECODE, batch)
-        timer.replayed(DECODE, object())  # a graph that was captured without events
+        timer.replayed(DECODE, batch, kind)
+        timer.replayed(DECODE, object(), kind)  # a graph that was captured without events
     timer.begin(TOKENS)
     samples, _ = timer.take()
     assert [sample.flops for sample in samples] == [2 * flops(DECODE, 1, 50)] * 2
