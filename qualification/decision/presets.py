@@ -93,6 +93,40 @@ def _gated_delta(model_type: str, architecture: str, **given: object) -> Mapping
     }
 
 
+_LLAMA_3_1: Mapping[str, object] = {  # what all sizes have in common
+    "model_type": "llama",
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+    "torch_dtype": "bfloat16",
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 128256,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 500000.0,
+    "rope_scaling": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+    "tie_word_embeddings": False,
+}
+_QWEN_3_MOE: Mapping[str, object] = {
+    "model_type": "qwen3_moe",
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "max_position_embeddings": 40960,
+    "sliding_window": None,
+    "use_sliding_window": False,
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "vocab_size": 151936,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+    "rope_theta": 1000000.0,
+    "torch_dtype": "bfloat16",
+}
+
 PRESETS: tuple[Preset, ...] = (
     Preset(
         "demo",
@@ -117,26 +151,22 @@ PRESETS: tuple[Preset, ...] = (
         "llama-3.1-8b",
         "meta-llama/Llama-3.1-8B",
         {
-            "model_type": "llama",
+            **_LLAMA_3_1,
             "hidden_size": 4096,
             "num_hidden_layers": 32,
             "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "max_position_embeddings": 131072,
-            "torch_dtype": "bfloat16",
-            "architectures": ["LlamaForCausalLM"],
-            "vocab_size": 128256,
             "intermediate_size": 14336,
-            "rms_norm_eps": 1e-05,
-            "rope_theta": 500000.0,
-            "rope_scaling": {
-                "rope_type": "llama3",
-                "factor": 8.0,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 8192,
-            },
-            "tie_word_embeddings": False,
+        },
+    ),
+    Preset(
+        "llama-3.1-70b",
+        "meta-llama/Llama-3.1-70B",
+        {
+            **_LLAMA_3_1,
+            "hidden_size": 8192,
+            "num_hidden_layers": 80,
+            "num_attention_heads": 64,
+            "intermediate_size": 28672,
         },
     ),
     Preset(
@@ -466,24 +496,24 @@ PRESETS: tuple[Preset, ...] = (
         "qwen3-30b-a3b",
         "Qwen/Qwen3-30B-A3B",
         {
-            "model_type": "qwen3_moe",
+            **_QWEN_3_MOE,
             "hidden_size": 2048,
             "num_hidden_layers": 48,
             "num_attention_heads": 32,
-            "num_key_value_heads": 4,
-            "head_dim": 128,
-            "max_position_embeddings": 40960,
-            "sliding_window": None,
-            "use_sliding_window": False,
-            "architectures": ["Qwen3MoeForCausalLM"],
-            "vocab_size": 151936,
             "intermediate_size": 6144,
             "moe_intermediate_size": 768,
-            "num_experts": 128,
-            "num_experts_per_tok": 8,
-            "norm_topk_prob": True,
-            "rope_theta": 1000000.0,
-            "torch_dtype": "bfloat16",
+        },
+    ),
+    Preset(
+        "qwen3-235b-a22b",
+        "Qwen/Qwen3-235B-A22B",
+        {
+            **_QWEN_3_MOE,
+            "hidden_size": 4096,
+            "num_hidden_layers": 94,
+            "num_attention_heads": 64,
+            "intermediate_size": 12288,
+            "moe_intermediate_size": 1536,
         },
     ),
     Preset(

@@ -6,28 +6,32 @@ from pathlib import Path
 import pytest
 from transformers import Gemma3TextConfig
 
-from kernels.catalog import path_named
+from kernels.catalog import ALL_PATHS, path_named
 from kernels.vocabulary.fingerprint import Device, Fingerprint
+from kernels.vocabulary.path import Tier
 from kernels.vocabulary.shape import PLANNED_PHASES, Dtype, Mask, Phase
 from qualification.decision.defaults import Choices, limits_of
 from qualification.decision.model_shapes import (
     AttentionSignature,
     ServingLimits,
+    plan_shapes,
     shapes_needed,
     signature_of,
     signatures_of,
 )
-from qualification.decision.presets import PRESETS, preset_named
+from qualification.decision.presets import PRESETS, Rounding, preset_named, rounded_config
 from qualification.model.config import num_parameters, weight_bytes
 from qualification.model.families.gemma3 import LEFT_OUT
 from qualification.model.families.reader import read_model
 from qualification.model.fields import ModelConfigError
+from qualification.model.shard import shard_of
 
 MASKS = (Mask.CAUSAL, Mask.SPANS)
 H200 = Fingerprint(Device.CUDA, "NVIDIA H200", 90, "580.95.05", "13.0", "91900", "2.11.0", "3.6.0")
 WANTED = {
     "demo": AttentionSignature(4, 2, 64),
     "llama-3.1-8b": AttentionSignature(32, 8, 128),
+    "llama-3.1-70b": AttentionSignature(64, 8, 128),
     "llama-3.2-1b": AttentionSignature(32, 8, 64),
     "qwen3-0.6b": AttentionSignature(16, 8, 128),
     "qwen3-8b": AttentionSignature(32, 8, 128),
@@ -43,6 +47,7 @@ WANTED = {
     "phi-3.5-mini": AttentionSignature(32, 32, 96),
     "gpt-oss-20b": AttentionSignature(64, 8, 64, (None, 128), sinks=True),
     "qwen3-30b-a3b": AttentionSignature(32, 4, 128),
+    "qwen3-235b-a22b": AttentionSignature(64, 4, 128),
     "mixtral-8x7b": AttentionSignature(32, 8, 128),
     "glm-4.5-air": AttentionSignature(96, 8, 128),
     "qwen3.5-35b-a3b": AttentionSignature(16, 2, 256),
@@ -57,6 +62,7 @@ OF_TWO_KINDS = {
 }
 # Of the published weights: in all, and of those that one token is multiplied by.
 PARAMETERS = {
+    "qwen3-235b-a22b": (235_093_634_560, 22_190_763_520),
     "qwen3-30b-a3b": (30_532_122_624, 3_353_032_704),
     "mixtral-8x7b": (46_702_792_704, 12_879_925_248),
     "gpt-oss-20b": (20_914_757_184, 4_187_440_704),
@@ -107,6 +113,21 @@ def test_a_path_of_a_fixed_order_serves_every_shape_of_every_preset() -> None:
         shapes = [shape for it in narrow for shape in shapes_needed(it, limits)]
         shapes = [*shapes, *(replace(it, phase=Phase.VERIFY) for it in shapes if it.phase is Phase.DECODE)]
         assert {str(it): found for it in shapes if (found := ordered.rejects(it, H200))} == {}, preset.name
+
+
+@pytest.mark.parametrize(
+    ("name", "rounding", "gigabytes"),
+    [("llama-3.1-70b", Rounding.FP8, 38.4), ("qwen3-235b-a22b", Rounding.FP8_BLOCKS, 119.5)],
+)
+def test_a_rank_of_two_has_a_first_choice_for_each_shape_in_8_bits(
+    name: str, rounding: Rounding, gigabytes: float
+) -> None:
+    model = read_model(rounded_config(preset_named(name).config, rounding))
+    part = shard_of(model, 1, 2).local_config
+    assert weight_bytes(part, Dtype.BF16) / 1e9 == pytest.approx(gigabytes, abs=0.1)
+    shapes = plan_shapes(part, limits_of(model, "cuda", Choices()), "cuda", 2)
+    first = [path for path in ALL_PATHS if path.tier is Tier.FIRST]
+    assert [str(it) for it in shapes if all(path.rejects(it, H200) for path in first)] == []
 
 
 def test_the_demo_preset_is_the_bundled_model() -> None:

@@ -10,10 +10,7 @@ from qualification.model.families.reader import read_model
 from qualification.model.fields import ModelConfigError
 from qualification.model.shard import local_heads, shard_of
 
-LLAMA_70B = {
-    **preset_named("llama-3.1-8b").config,
-    **{"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64},
-}
+LLAMA_70B = preset_named("llama-3.1-70b").config
 LIMITS = ServingLimits(131072, 8192, 64, Dtype.BF16, Dtype.BF16)
 
 
