@@ -39,12 +39,14 @@ from server.engine.execution.commands import (
     FollowStep,
     Launch,
     OtherSideGone,
+    RankDecided,
     RankFallbacks,
     RankProgress,
     Record,
     RecordStep,
     Repeat,
     Replay,
+    Report,
     Reports,
     RunPadding,
     ShareTokens,
@@ -125,10 +127,12 @@ class Follower:
         tower: Tower | None = None,
         head: DraftHead | None = None,
         num_hidden: int = 0,
+        send: Callable[[Report], None] = lambda _: None,
     ) -> None:
         """`dispatcher`: the tables that the decoder was built with; `new_capture` makes what records graphs.
 
-        `tower`: of a model that sees images. `head`, `num_hidden`: as of `Worker`.
+        `tower`: of a model that sees images. `head`, `num_hidden`: as of `Worker`. `send`: to rank 0, which compares
+        the paths that are launched here with its own.
         """
         self._head, self._num_hidden = head, num_hidden
         self._tower = tower
@@ -145,6 +149,8 @@ class Follower:
         self._capture: Capture | None = None
         self._recorded: Replayable | None = None
         self._allocated_bytes = 0
+        self._send = send
+        send(RankDecided(dispatcher.paths_served))
 
     @property
     def _worker(self) -> Worker:
@@ -203,6 +209,7 @@ class Follower:
                 self._worker.run_graph(self._keys[index])
             case Decide(decisions):
                 self._dispatcher.decide(decided(decisions).values())
+                self._send(RankDecided(self._dispatcher.paths_served))
             case _:
                 raise ValueError(f"rank 0 sent {type(command).__name__}, which is not due now")
 
@@ -252,8 +259,10 @@ class Refused(Exception):
 class StartedFollower:
     """A follower as `Begin` describes it, and the commands that it needs the settings for."""
 
-    def __init__(self, begin: Begin, say: Say = lambda _: None) -> None:
-        """Load the rank's part; `say` gets how much is loaded. Raises Refused."""
+    def __init__(
+        self, begin: Begin, say: Say = lambda _: None, send: Callable[[Report], None] = lambda _: None
+    ) -> None:
+        """Load the rank's part; `say` gets how much is loaded. `send` as of `Follower`. Raises Refused."""
         settings, world = begin.settings, begin.settings.tensor_parallel_size
         try:
             subject = read_subject(settings, begin.rank)
@@ -284,6 +293,7 @@ class StartedFollower:
             tower=load_own_tower(settings, subject, dispatcher, say),
             head=head_of(subject, self._weights, dispatcher, decoder),
             num_hidden=subject.limits.max_num_batched_tokens,
+            send=send,
         )
 
     def obey(self, command: Command) -> None:
@@ -332,7 +342,7 @@ def main() -> None:
         use_own_cache()
         install_compile_counter()
         progress.note("loading")
-        started = StartedFollower(begin, lambda _: progress.note("loading"))
+        started = StartedFollower(begin, lambda _: progress.note("loading"), reports.send)
         while True:
             command, _ = receive(connection, started.follower.inputs.take)
             if isinstance(command, Started):

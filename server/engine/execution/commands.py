@@ -209,6 +209,12 @@ class RankFallbacks(msgspec.Struct, frozen=True, tag=True):
     counts: dict[MatmulFallback, int]
 
 
+class RankDecided(msgspec.Struct, frozen=True, tag=True):
+    """Sent behind `Begin` and each `Decide`: the path that this rank launches for each shape from now on, or None."""
+
+    paths: dict[str, str | None]
+
+
 class RankFailed(msgspec.Struct, frozen=True, tag=True):
     """The last report: this rank cannot go on.
 
@@ -223,7 +229,7 @@ class RankFailed(msgspec.Struct, frozen=True, tag=True):
     refused: str | None = None
 
 
-Report = RankProgress | RankFallbacks | RankFailed
+Report = RankProgress | RankFallbacks | RankDecided | RankFailed
 
 
 class OtherSideGone(Exception):

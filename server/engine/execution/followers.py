@@ -3,7 +3,7 @@
 import logging
 import os
 import socket
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,6 +28,7 @@ from server.engine.execution.commands import (
     Declare,
     FollowStep,
     Launch,
+    RankDecided,
     RankFailed,
     RankFallbacks,
     RankProgress,
@@ -110,6 +111,8 @@ class Followers:
         self._listener = listener
         self._fallbacks = Counter[MatmulFallback]()  # of all ranks, that `take_fallbacks` has not given yet
         self._lock = Lock()  # of these: each rank has a thread here
+        # By rank the decisions that it was sent, and has not said yet to serve by.
+        self._sent: dict[int, deque[list[tuple[str, str | None]]]] = {rank: deque() for rank in range(1, world)}
 
         def command(_: int, descriptor: int, __: str) -> Sequence[str]:
             return python_command(program, str(descriptor))
@@ -122,12 +125,15 @@ class Followers:
         Raises SettingsError where another rank has another machine or other weights than `identity`, which is ours.
         """
         meeting, decisions = self._ranks.meeting, decisions_of(dispatcher)
+        self._expect(decisions)
         for rank, connection in enumerate(self._ranks.connections, start=1):
             send(connection, frame_of(Begin(settings, rank, meeting, decisions, self.shares_memory)))
         return meet_ranks(meeting, 0, self.world, identity)
 
     def send(self, command: Command, buffer: StepBuffer | None = None) -> None:
         """Send a command to every rank, after all earlier ones, with the inputs of its step."""
+        if isinstance(command, Decide):
+            self._expect(command.decisions)
         inputs = memoryview(b"") if buffer is None else buffer.data.numpy().data
         frame = frame_of(command, len(inputs))
         for connection in self._ranks.connections:
@@ -145,6 +151,10 @@ class Followers:
         """End the ranks, and wait for them."""
         self._ranks.close()
 
+    def _expect(self, decisions: list[tuple[str, str | None]]) -> None:
+        for sent in self._sent.values():
+            sent.append(decisions)
+
     def _listen(self, rank: int, connection: socket.socket) -> None:
         """Return when a rank is gone, or has failed: it waits for this process's end then, as the others do."""
         for report in reports_of(connection):
@@ -155,13 +165,21 @@ class Followers:
                 with self._lock:
                     self._fallbacks.update(report.counts)
                 continue
-            if report.refused is not None:
+            if isinstance(report, RankDecided):
+                why = why_stale(rank, self.world, report.paths, self._sent[rank].popleft())
+                if why is None:
+                    continue
+                self._fail(RankFailed(why, [], False))
+            elif report.refused is not None:
                 self._listener.on_refusal(report.refused, report.message)
-                return
-            suspects = report.suspects or (self.blamed() if report.is_device_lost else [])
-            logger.critical("%s; suspects: %s", report.message, suspects)
-            self._listener.on_failure(DeviceLost(report.message, suspects))
+            else:
+                self._fail(report)
             return
+
+    def _fail(self, report: RankFailed) -> None:
+        suspects = report.suspects or (self.blamed() if report.is_device_lost else [])
+        logger.critical("%s; suspects: %s", report.message, suspects)
+        self._listener.on_failure(DeviceLost(report.message, suspects))
 
 
 def _leave(rank: int) -> None:
@@ -213,6 +231,26 @@ def check_same(rank: int, found: RankIdentity, ours: RankIdentity) -> None:
     if found.weights != ours.weights:
         advice = "the model's files changed while the ranks started; start again when they are whole"
         raise SettingsError(f"rank {rank} reads other weights than rank 0: {advice}")
+
+
+def why_stale(
+    rank: int, world: int, paths: Mapping[str, str | None], decisions: Sequence[tuple[str, str | None]]
+) -> str | None:
+    """Return which shapes a rank serves otherwise than rank 0 has decided; None where it serves all as decided.
+
+    paths      by shape, as the rank launches them
+    decisions  (shape, path), as they were sent to it
+    """
+    wanted = dict(decisions)
+    differing = [it for it in (*wanted, *(paths.keys() - wanted.keys())) if paths.get(it, "") != wanted.get(it, "")]
+    if not differing:
+        return None
+    first = differing[0]
+    there, here = (of.get(first, "nothing that it was sent") or "no path" for of in (paths, wanted))
+    return (
+        f"stale decisions on rank {rank} of {world}: it serves {len(differing)} of {len(wanted)} shapes otherwise than "
+        f"rank 0, the first {first} by {there}, rank 0 by {here}"
+    )
 
 
 def decisions_of(dispatcher: Dispatcher) -> list[tuple[str, str | None]]:

@@ -142,6 +142,11 @@ class Dispatcher:
         return list(found.values())
 
     @property
+    def paths_served(self) -> dict[str, str | None]:
+        """Return by shape of any operator the path that is launched for it now; None where none is."""
+        return {shape: path for table in self._all for shape, path in table.paths_served.items()}
+
+    @property
     def overridden(self) -> Pairs:
         """The (path, shape) pairs that an operator took out of service."""
         return self.attention.decided.overridden

@@ -95,6 +95,11 @@ class OperatorTable(Generic[ShapeT, RunT]):
         """Return the choice that serves each shape now."""
         return tuple(choice for choice in self._choices.values() if choice is not None)
 
+    @property
+    def paths_served(self) -> dict[str, str | None]:
+        """Return by shape the path that is launched for it now; None where none is."""
+        return {str(shape): None if it is None else it.use.path for shape, it in self._choices.items()}
+
     def no_path(self, shape: ShapeT) -> NoPathError:
         """Return the error of a shape that no path serves any more, or that was never planned."""
         phase = shape.phase if isinstance(shape, AttentionShape) else None

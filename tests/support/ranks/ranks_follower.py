@@ -12,7 +12,7 @@ from kernels.system.hang_up import leave_with
 from kernels.vocabulary.shape import AttentionShape
 from qualification.evidence.shape_text import parse_shape
 from server.engine.execution.capture import Capture, Replayable
-from server.engine.execution.commands import Begin, receive
+from server.engine.execution.commands import Begin, Reports, receive
 from server.engine.execution.followers import meet_ranks
 from server.engine.follower import Follower
 from server.engine.operators.dispatch import Dispatcher
@@ -61,6 +61,7 @@ def main(changed: Callable[[Weights], Weights] = lambda it: it) -> None:
         dispatcher=decided(subject, begin.decisions),
         kv_of=partial(kv_cache_of, subject),
         new_capture=partial(next, captures(begin.rank)),
+        send=Reports(connection).send,
     )
     while True:
         command, _ = receive(connection, follower.inputs.take)

@@ -14,7 +14,7 @@ from kernels.vocabulary.path import KernelPath
 from kernels.vocabulary.shape import AttentionShape
 from qualification.decision.decision import Decision, Pairs, Status
 from qualification.decision.model_shapes import shapes_needed, signature_of
-from server.engine.execution.commands import Allocate, Decide, Launch
+from server.engine.execution.commands import Allocate, Decide, Launch, RankDecided, Report
 from server.engine.execution.step_writer import StepWriter
 from server.engine.follower import Follower, StepInputs
 from server.engine.operators.dispatch import Dispatcher
@@ -55,12 +55,14 @@ def test_a_rank_serves_by_the_latest_decisions(tiny_llama: TinyLlama, tmp_path: 
     def decide(name: str) -> Decide:
         return Decide([(str(shape), name) for shape in shapes])
 
+    reports: list[Report] = []
     rank = Follower(
         Decoder(subject.config, load_weights(settings, subject)),
         subject.device,
         dispatcher=Dispatcher(decisions("first"), paths, flags, redecide=no_decision),
         kv_of=partial(kv_cache_of, subject),
         new_capture=lambda: pytest.fail("no graph on a CPU"),
+        send=reports.append,
     )
     rank.obey(Allocate(4, 8, 0))
     buffer = StepWriter(page_size=16, num_pages=4, is_pinned=False).write(synthetic_batch([(3, 3)], 16), {})
@@ -77,6 +79,8 @@ def test_a_rank_serves_by_the_latest_decisions(tiny_llama: TinyLlama, tmp_path: 
     rank.obey(decide("first"))
     rank.obey(Allocate(4, 8, 0))  # a new worker begins with the latest
     assert launch() == {"first": NUM_LAYERS}
+    names = {str(shape) for shape in shapes}
+    assert reports == [RankDecided(dict.fromkeys(names, path)) for path in ("first", "second", "first")]
 
 
 def test_inputs_of_the_step_before_are_not_written_over() -> None:

@@ -15,8 +15,15 @@ import torch
 
 from kernels.system.device_lost import DeviceLost
 from qualification.decision.decision import Decision, Status
-from server.engine.execution.commands import CompareMemory, OtherSideGone, RankFailed, frame_of, receive
-from server.engine.execution.followers import EXIT_RANK_LOST, MEET_S, RankIdentity, meet_ranks, report_of
+from server.engine.execution.commands import CompareMemory, OtherSideGone, RankDecided, RankFailed, frame_of, receive
+from server.engine.execution.followers import (
+    EXIT_RANK_LOST,
+    MEET_S,
+    RankIdentity,
+    meet_ranks,
+    report_of,
+    why_stale,
+)
 from server.engine.execution.worker import LaunchFailed
 from server.engine.operators.table import OperatorChoice
 from server.errors import ModelError
@@ -29,12 +36,14 @@ REPORTS = {
     # Found long behind the launch, by a rank that does not know.
     "lost its device": RankFailed("what happened on rank 1 of 2", [], True),
     "cannot serve": RankFailed("rank 1 of 2 cannot serve: w.safetensors: cut", [], False, "a code"),
+    "serves otherwise": RankDecided({"a shape": "path.a", "another": None}),
     "says nothing": None,
 }
 # Rank 0 of two, which would wait for ever; once for each report, in a fork that writes what it hears to a file.
 PROGRAM = f"""
 import json, os, sys, time
 from pathlib import Path
+from server.engine.execution.commands import Decide
 from server.engine.execution.followers import Followers, RankListener
 def lead(folder, report):
     out = folder.with_suffix(".out").open("w")
@@ -52,6 +61,7 @@ def lead(folder, report):
     )
     followers = Followers(2, "support.ranks.failing_rank", listener)
     followers.blamed = lambda: {RUNNING!r}
+    followers.send(Decide([("a shape", "path.b"), ("another", None)]))
     time.sleep(60)
 for folder, report in json.loads(sys.argv[1]):
     process = os.fork()
@@ -85,6 +95,28 @@ def test_rank_0_hears_whom_another_rank_blames(heard: dict[str, list[Any]]) -> N
 def test_rank_0_hears_that_no_start_can_succeed(heard: dict[str, list[Any]]) -> None:
     message = "rank 1 of 2 cannot serve: w.safetensors: cut"
     assert heard["cannot serve"] == [[1, "loading", 3], ["a code", message]]
+
+
+def test_rank_0_hears_of_stale_decisions(heard: dict[str, list[Any]]) -> None:
+    said, blamed = heard["serves otherwise"][1]
+    assert said.startswith("stale decisions on rank 1 of 2: it serves 1 of 2 shapes otherwise than rank 0")
+    assert said.endswith("the first a shape by path.a, rank 0 by path.b")
+    assert blamed == []
+
+
+@pytest.mark.parametrize(
+    ("paths", "end"),
+    [
+        ({"a": "x", "b": None}, None),
+        ({"a": "x", "b": "y"}, "the first b by y, rank 0 by no path"),
+        ({"a": None, "b": None}, "the first a by no path, rank 0 by x"),
+        ({"b": None}, "the first a by nothing that it was sent, rank 0 by x"),
+        ({"a": "x", "b": None, "c": "y"}, "the first c by y, rank 0 by nothing that it was sent"),
+    ],
+)
+def test_a_rank_serves_each_shape_as_rank_0_does(paths: dict[str, str | None], end: str | None) -> None:
+    found = why_stale(1, 2, paths, [("a", "x"), ("b", None)])
+    assert found is None if end is None else found is not None and found.endswith(end)
 
 
 def test_rank_0_ends_with_a_rank_that_says_nothing(heard: dict[str, list[Any]]) -> None:
