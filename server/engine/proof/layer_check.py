@@ -37,7 +37,7 @@ class Observed(Protocol):
 class Difference:
     """The largest share of a limit that a section's numbers are off.
 
-    section  of the layer, or "embedding", "logits"
+    section  of the layer, or "embedding", "logits"; of heads with the rank that has them, where there are several
     layer    None outside of all layers
     row      of the token, which names the phase
     """
@@ -184,7 +184,8 @@ class LayerCheck:
 
     def _of_attention(self, index: int, layer: LayerReference, seen: "_Seen", read: Bounded) -> "Iterator[_Section]":
         def section(border: Border, expected: Bounded) -> _Section:
-            return _Section(border.value, index, seen.at(index, border), expected)
+            served = seen.at(index, border)
+            return _Section(border.value, index, served, expected, num_ranks=self._reference.ranks)
 
         source = layer.attention.reads_keys_of
         if source is None:
@@ -227,7 +228,8 @@ class LayerCheck:
             if self._is_in_fp8(layer) and len(row.tokens) == len(row.keys):
                 k, v = k.to(layer.precision.dtype), v.to(layer.precision.dtype)  # read beside the pages, in the model's
             expected = layer.attend(q[own], k, v)
-            yield _Section(Border.ATTENDED.value, index, out[own], expected, names=(row.name,) * len(row.tokens))
+            names, num_ranks = (row.name,) * len(row.tokens), self._reference.ranks
+            yield _Section(Border.ATTENDED.value, index, out[own], expected, names=names, num_ranks=num_ranks)
 
     def _stored(self, value: Bounded, layer: LayerReference) -> Bounded:
         """Return keys or values as they are in their pages."""
@@ -247,6 +249,7 @@ class _Section:
     is_judged  [T]; None: all are
     tokens     which of all tokens these are; None: all of them
     names      of the rows that they belong to, where they are not all tokens
+    num_ranks  that have equal parts of the second dim, which is of heads then
     """
 
     name: str
@@ -256,6 +259,7 @@ class _Section:
     is_judged: Tensor | None = None
     tokens: Tensor | None = None
     names: tuple[str, ...] | None = None
+    num_ranks: int = 1
 
     def differences(self, rows: Sequence[CheckedRow]) -> list[Difference]:
         """Return the largest difference of the section."""
@@ -270,7 +274,14 @@ class _Section:
         name = names[token] if names is not None else next(it.name for it in rows if token in it.tokens)
         factor = min(float(share.view(-1)[worst]), _MOST_FACTOR)
         of_worst = (float(it.flatten(1)[token, place]) for it in (error, limit))
-        return [Difference(self.name, self.layer, name, factor, *of_worst)]
+        return [Difference(self._named(place), self.layer, name, factor, *of_worst)]
+
+    def _named(self, place: int) -> str:
+        """Return the section's name, of several ranks with the one that has the head of this place."""
+        if self.num_ranks == 1:
+            return self.name
+        num_heads, head_dim = self.served.shape[1:]
+        return f"{self.name} of rank {place // head_dim * self.num_ranks // num_heads}"
 
 
 class _Seen:

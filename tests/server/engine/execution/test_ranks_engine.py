@@ -47,7 +47,7 @@ def test_ranks_with_graphs_that_run_ahead_answer_as_one_does(tmp_path: Path) -> 
 
 def test_a_rank_that_computes_another_layer_is_seen(tmp_path: Path) -> None:
     found = run("ranks_engine", 2, tmp_path, "support.ranks.shifted_rank")
-    assert found["first"].startswith("layer 0, queries, in ")
+    assert found["first"].startswith("layer 0, queries of rank 1, in ")
 
 
 def test_two_ranks_of_a_hybrid_answer_as_the_plain_loop(tmp_path: Path) -> None:
