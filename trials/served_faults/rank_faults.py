@@ -17,7 +17,7 @@ RANK_FAULTS = {
 def section_of(program: str, folder: Path) -> str | None:
     """Return where the check of the layers finds the first difference; None where it finds none."""
     out = folder / f"{program}.json"
-    command = [sys.executable, "-m", "support.ranks.layers_of_ranks", f"support.ranks.{program}", str(out)]
+    command = [sys.executable, "-m", "support.ranks.ranks_engine", "2", str(out), f"support.ranks.{program}"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "GLOO_SOCKET_IFNAME": "lo"}
     subprocess.run(command, env=environment, stderr=subprocess.DEVNULL, timeout=800, check=True)
     found = json.loads(out.read_text())["first"]
