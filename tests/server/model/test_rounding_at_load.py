@@ -1,11 +1,14 @@
 """--quantization fp8: plain checkpoints whose dense products are rounded to 8 bits while they are loaded."""
 
+import json
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 from kernels.linear.shape import FP8_ROWS, PLAIN
 from kernels.linear.weights import LinearWeight
@@ -17,7 +20,7 @@ from server.engine.startup.subject import read_subject
 from server.errors import ModelError
 from server.model.linear import WeightName
 from server.model.load.load import load_config, load_shard
-from server.settings import DeviceChoice, DtypeChoice, Quantization, Settings
+from server.settings import DeviceChoice, DtypeChoice, LoadFormat, Quantization, Settings
 from support.engine.checked_layers import CheckedLayers
 from support.models.served_families import saved
 from support.models.tiny_families import MXFP4, QWEN_2_MOE, save_mxfp4
@@ -61,6 +64,21 @@ def test_each_rank_rounds_its_own_part_of_a_row(world: int, tmp_path: Path) -> N
     heads = torch.cat([numbers(weights.head.weight) for weights in ranks])
     assert torch.equal(heads, file["lm_head.weight"].double())
     assert weight_bytes(config, Dtype.BF16) < 2 * num_parameters(config)
+
+
+def test_dummy_weights_take_one_tensor_more_than_they_hold(tmp_path: Path) -> None:
+    layers, hidden, width = 6, 64, 128
+    sizes = {"vocab_size": 64, "hidden_size": hidden, "intermediate_size": width, "num_hidden_layers": layers}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 16}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **sizes, **heads}))
+    config = rounded_at_load(load_config(tmp_path))
+    shard = shard_of(config, 1, 2)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+        weights = load_shard(tmp_path, config, shard, dtype=torch.bfloat16, device=CPU, load_format=LoadFormat.DUMMY)
+    assert weights.layers[0].linears[WeightName.DOWN].weight.format() == FP8_ROWS
+    events = [it for it in found.profiler.kineto_results.events() if it.name() == "[memory]"]
+    held = list(accumulate(it.nbytes() for it in sorted(events, key=lambda it: it.start_ns())))
+    assert max(held) <= held[-1] + 4 * hidden * width // 2  # of fp32; all products in 16 bits are 15 times as much
 
 
 def test_routers_experts_and_heads_stay_as_they_are(tmp_path: Path) -> None:
