@@ -29,9 +29,9 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Found:
         "GLOO_SOCKET_IFNAME": "lo",  # a machine's name may lead nowhere
     }
     folder = str(tmp_path_factory.mktemp("ranks"))
-    commands = [[sys.executable, str(PROGRAM), folder, str(rank), str(WORLD), *DRIVERS] for rank in range(WORLD)]
-    started = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for command in commands]
-    found = [json.loads(rank.communicate(timeout=120)[0]) for rank in started]
+    command = [sys.executable, str(PROGRAM), folder, str(WORLD), *DRIVERS]
+    subprocess.run(command, env=environment, timeout=120, check=True)
+    found = [json.loads(Path(folder, str(rank)).read_text()) for rank in range(WORLD)]
     return {driver: [of_rank[index] for of_rank in found] for index, driver in enumerate(DRIVERS)}
 
 

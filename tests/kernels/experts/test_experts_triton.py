@@ -39,8 +39,7 @@ MIXTURES = {
     "odd sizes": ExpertsShape(Dtype.FP32, ExpertFormat.PLAIN, 5, 2, 33, 17, Activation.SILU, False, ROWS),
     "one expert a token": ExpertsShape(Dtype.FP16, ExpertFormat.PLAIN, 6, 1, 64, 24, Activation.GELU, True, ROWS),
     "all experts": ExpertsShape(Dtype.FP32, ExpertFormat.PLAIN, 3, 3, 40, 64, Activation.GELU_TANH, True, ROWS),
-    "clamped": ExpertsShape(Dtype.FP16, ExpertFormat.PLAIN, 7, 3, 48, 40, ClampedSwiglu(), True, ROWS),
-    "mxfp4": ExpertsShape(Dtype.FP16, ExpertFormat.MXFP4, 5, 2, 96, 32, ClampedSwiglu(), True, ROWS),
+    "mxfp4": ExpertsShape(Dtype.FP16, ExpertFormat.MXFP4, 5, 2, 64, 32, ClampedSwiglu(), True, ROWS),
     "bf16": ExpertsShape(Dtype.BF16, ExpertFormat.PLAIN, 12, 4, 264, 136, Activation.SILU, False, ROWS),
     "mxfp4 in bf16": ExpertsShape(Dtype.BF16, ExpertFormat.MXFP4, 6, 2, 288, 160, ClampedSwiglu(), True, ROWS),
 }
@@ -121,8 +120,9 @@ def test_no_assignment_has_more_tiles_than_the_bound() -> None:
 )
 def test_experts_are_right_on_every_hostile_input(name: str, device: torch.device) -> None:
     cases = experts_cases(MIXTURES[name], device, seed=0)
-    if device.type == "cpu":  # in the interpreter those of the most tokens took as long as all others, 25 s
-        cases = (case for case in cases if not case.name.startswith(("even", "border", "most")))
+    if device.type == "cpu":  # the interpreter takes seconds for many tokens: the edges of tiles of one mixture only
+        names = {"none to most", "large", "unequal"} | ({"edges"} if name == "odd sizes" else set())
+        cases = (case for case in cases if case.name in names)
     checks = check_experts(run_experts, cases)
     assert {check.name: check.where for check in checks if not check.is_passed} == {}
 

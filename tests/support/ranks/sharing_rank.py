@@ -1,11 +1,12 @@
-"""A rank that shares memory by drivers, one after the other: `sharing_rank.py FOLDER RANK WORLD DRIVER...`.
+"""Ranks that share memory by drivers, one after the other: `sharing_rank.py FOLDER WORLD DRIVER...`.
 
-A driver is the calls that it refuses, each on one rank, `CALL:RANK+CALL:RANK`; none where it is empty. Prints for each
-what the rank got and what the driver holds at the end.
+A driver is the calls that it refuses, each on one rank, `CALL:RANK+CALL:RANK`; none where it is empty. A rank writes to
+`FOLDER/RANK` for each driver what it got and what the driver holds at the end.
 """
 
 import ctypes
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -72,14 +73,25 @@ def shared(rank: int, world: int, driver: Driver) -> dict[str, object]:
     return found | {"held": len(driver.held), "mapped": len(driver.mapped)}
 
 
-def main() -> None:
-    folder, rank, world = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+def be_rank(folder: Path, rank: int, world: int, refused: list[str]) -> None:
     store = dist.FileStore(str(folder / "meeting"), world)  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
-    refusals = ([it.split(":") for it in each.split("+") if it] for each in sys.argv[4:])
+    refusals = ([it.split(":") for it in each.split("+") if it] for each in refused)
     drivers = [Driver(rank, frozenset(call for call, on in each if int(on) == rank)) for each in refusals]
-    print(json.dumps([shared(rank, world, driver) for driver in drivers]))
+    (folder / str(rank)).write_text(json.dumps([shared(rank, world, driver) for driver in drivers]))
     dist.destroy_process_group()
+
+
+def main() -> None:
+    """Fork the ranks: torch is imported once."""
+    folder, world = Path(sys.argv[1]), int(sys.argv[2])
+    for rank in range(world):
+        if os.fork() == 0:
+            be_rank(folder, rank, world, sys.argv[3:])
+            os._exit(0)
+    for _ in range(world):
+        if os.wait()[1]:
+            sys.exit(1)
 
 
 if __name__ == "__main__":
