@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from support.api.edge_fakes import write_tokenizer
-from support.fixtures import decoder, tiny_llama
+from support.fixtures import decoder, forks, tiny_llama
 
-__all__ = ["decoder", "folder", "tiny_llama"]
+__all__ = ["decoder", "folder", "forks", "tiny_llama"]
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ from server.model.decoder import Decoder
 from server.model.load.load import load_config, load_decoder
 from server.settings import LoadFormat
 from support.models.tiny_llama import TinyLlama, make_tiny_llama
+from support.ranks.forks import Forks, forking
 from support.scripted_server import Script, serving
 
 
@@ -34,3 +35,9 @@ def decoder(tiny_llama: TinyLlama) -> Decoder:
     """The tiny model's decoder in fp32."""
     config, device = load_config(tiny_llama.folder), torch.device("cpu")
     return load_decoder(tiny_llama.folder, config, dtype=torch.float32, device=device, load_format=LoadFormat.AUTO)
+
+
+@pytest.fixture(scope="session")
+def forks() -> Iterator[Forks]:
+    with forking() as forks:
+        yield forks

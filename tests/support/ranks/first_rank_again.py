@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from server.engine.startup.subject import load_weights, read_subject
 from server.model.layers import Weights
+from support.ranks import ranks_follower
 from support.ranks.ranks_engine import settings_of
-from support.ranks.ranks_follower import main
 
 
 def of_the_first(weights: Weights) -> Weights:
@@ -13,5 +13,9 @@ def of_the_first(weights: Weights) -> Weights:
     return replace(weights, layers=load_weights(settings, read_subject(settings)).layers)
 
 
+def main() -> None:
+    ranks_follower.main(of_the_first)
+
+
 if __name__ == "__main__":
-    main(of_the_first)
+    main()

@@ -1,7 +1,7 @@
 """A hybrid of running sums and the demo model's layers on several ranks of a CPU.
 
-`python -m support.ranks.hybrid_ranks WORLD OUT` serves prompts that share their beginnings, by graphs and running
-ahead, and writes the answers beside those of a plain loop; `... hybrid_ranks DESCRIPTOR` is a rank beside it.
+`hybrid_ranks WORLD OUT`, a fork, serves prompts that share their beginnings, by graphs and running ahead, and writes
+the answers beside those of a plain loop; `hybrid_ranks DESCRIPTOR` is a rank beside it.
 """
 
 import json
@@ -46,6 +46,7 @@ from support.engine.running_sum import (
     poisoned,
     reference_answer,
 )
+from support.ranks.forks import STUB
 
 NUM_PAGES, NUM_SLOTS, NUM_TOKENS = 40, 5, 6
 
@@ -64,21 +65,21 @@ def settings_of(world: int) -> Settings:
 def lead(world: int, out: Path) -> None:
     """Answer as rank 0 of `world`, and as the plain loop does."""
     settings = settings_of(world)
-    subject = read_subject(settings)
+    alone = settings_of(1)
+    plain_subject, subject = read_subject(alone), read_subject(settings)
+    torch.set_num_threads(1)
     tokens, kv = SampledTokens(SIZES.max_sampled, subject.device), kv_cache_of(subject, NUM_PAGES)
     dispatcher = dispatcher_of(hybrid_config(subject.config, 0, world), None)
     vocab_size = subject.config.vocab_size
     words = random.Random(1).choices(range(vocab_size), k=60)
     prompts = [words[:30], [*words[:20], *words[40:48]], words[:30], [*words[:20], *words[50:53]], words[30:35]]
-    alone = settings_of(1)
-    plain = _plain_decoder(alone, read_subject(alone))
+    plain = _plain_decoder(alone, plain_subject)
     found: dict[str, object] = {"plain loop": [reference_answer(plain, prompt, NUM_TOKENS) for prompt in prompts]}
-    followers = Followers(world, "support.ranks.hybrid_ranks")
+    followers = Followers(world, STUB)
     ranks = followers.begin(settings, dispatcher, identity_of(settings, subject))
     decoder = hybrid_decoder(_plain_decoder(settings, subject, ranks))
     others = LedRanks(decoder.ranks, dispatcher, followers.send)
     worker = Worker(decoder, kv, dispatcher, tokens, rank=decoder.ranks, others=others, states=_states(subject))
-    torch.set_num_threads(1)
     pool = PagePool(NUM_PAGES, PAGE_SIZE, StatePool(NUM_SLOTS))
     _, engine, _ = engine_of(worker, pool, MAX_SEQS, 21, runs_ahead=True, has_graphs=True)
     session = Session(engine)
@@ -114,6 +115,7 @@ def follow(descriptor: int) -> None:
     assert isinstance(begin, Begin)
     settings = begin.settings
     subject = read_subject(settings, begin.rank)
+    torch.set_num_threads(1)
     ranks = meet_ranks(begin.meeting, begin.rank, settings.tensor_parallel_size, identity_of(settings, subject))
 
     def dispatcher() -> Dispatcher:
@@ -129,14 +131,13 @@ def follow(descriptor: int) -> None:
         return kv_cache_of(subject, num_pages)
 
     decoder = hybrid_decoder(_plain_decoder(settings, subject, ranks))
-    torch.set_num_threads(1)
     follower = Follower(decoder, subject.device, dispatcher=dispatcher(), kv_of=pages, new_capture=lambda: capture)
     while True:
         command, _ = receive(connection, follower.inputs.take)
         follower.obey(command)
 
 
-if __name__ == "__main__":
+def main() -> None:
     if len(sys.argv) == 3:
         lead(int(sys.argv[1]), Path(sys.argv[2]))
     else:

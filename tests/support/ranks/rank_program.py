@@ -1,8 +1,8 @@
-"""Ranks that compute small models together, two and then four: `rank_program.py FOLDER`.
+"""Ranks that compute small models together: `rank_program FOLDER MODEL...`, a fork whose forks they are.
 
-Each is a fork of this process, which imports PyTorch once. FOLDER holds a model folder for each variant, and is where
-the ranks meet. Rank 0 saves the logits of each variant. The routers of mixtures must see the same bits on all ranks,
-also where the last rank alone rounds its products otherwise.
+FOLDER holds a folder for each model, and is where the ranks meet. Four ranks compute all models, and two those that are
+named. Rank 0 saves the logits of each. The routers of mixtures must see the same bits on all ranks, also where the last
+rank alone rounds its products otherwise.
 """
 
 import os
@@ -24,37 +24,36 @@ from server.model.step import Step
 from support.models.paged_runner import PagedRunner
 
 WORLDS = (2, 4)
-CHUNKS = [13, 1, 3, 32, 1]
-ROUTED = [13, 1, 3]  # chunks in which ranks that round otherwise are compared
+CHUNKS = [13, 1, 3]
 
 
 def main() -> None:
     torch.set_num_threads(1)
-    for world in WORLDS:
-        ranks = [os.fork() or compute(Path(sys.argv[1]), rank, world) for rank in range(world)]
+    folder, named = Path(sys.argv[1]), [Path(sys.argv[1], name) for name in sys.argv[2:]]
+    whole = sorted(path for path in folder.iterdir() if path.is_dir())
+    for world, models in zip(WORLDS, (named, whole), strict=True):
+        ranks = [os.fork() or compute(folder, models, rank, world) for rank in range(world)]
         ended = [os.waitpid(rank, 0)[1] for rank in ranks]
         assert ended == [0] * world, f"ranks of {world} ended with {ended}"
 
 
-def compute(folder: Path, rank: int, world: int) -> NoReturn:
+def compute(folder: Path, models: list[Path], rank: int, world: int) -> NoReturn:
     """Be one rank, and end."""
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # a machine's name may lead nowhere
     store = dist.FileStore(str(folder / f"meeting-{world}"), world)  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     exchange(Ranks(rank, world))
     found = {}
-    for model in sorted(path for path in folder.iterdir() if path.is_dir()):
+    token_ids = torch.randint(97, (sum(CHUNKS),), generator=torch.Generator().manual_seed(3))
+    for model in models:
         config = load_config(model)
         shard = shard_of(config, rank, world)
         weights = load_shard(model, config, shard, dtype=torch.float32, device=torch.device("cpu"))
         decoder = Decoder(shard.local_config, weights, Ranks(rank, world))
-        runner = PagedRunner(decoder)
-        token_ids = torch.randint(97, (sum(CHUNKS),), generator=torch.Generator().manual_seed(3))
-        found[model.name] = runner.logits(token_ids, CHUNKS)
+        found[model.name], right = logits(decoder, token_ids)
         assert are_equal(found[model.name], world), f"{model.name}: ranks differ"
-        if config.has_mixtures:
-            tokens = token_ids[: sum(ROUTED)]
-            right, other = (router_logits(decoder, tokens, is_other=it) for it in (False, rank == world - 1))
+        if right is not None:
+            _, other = logits(decoder, token_ids, is_other=rank == world - 1)
+            assert other is not None
             assert not torch.equal(right, other), f"{model.name}: no router has seen another rounding"
             assert are_equal(other, world), f"{model.name}: routers differ"
     if rank == 0:
@@ -70,8 +69,8 @@ def are_equal(own: Tensor, world: int) -> bool:
     return all(torch.equal(it, each[0]) for it in each)
 
 
-def router_logits(decoder: Decoder, token_ids: Tensor, *, is_other: bool) -> Tensor:
-    """Return the logits of all routers, where `is_other` with each other product of this rank rounded up by a bit.
+def logits(decoder: Decoder, token_ids: Tensor, *, is_other: bool = False) -> tuple[Tensor, Tensor | None]:
+    """Return the model's logits and those of all routers; `is_other`: each other product is rounded up by a bit.
 
     So does a rank that alone leaves a product to PyTorch's algorithms.
     """
@@ -90,8 +89,7 @@ def router_logits(decoder: Decoder, token_ids: Tensor, *, is_other: bool) -> Ten
         return product
 
     decoder = Decoder(decoder.config, decoder.weights, decoder.ranks, Operators(product_of))
-    PagedRunner(decoder).logits(token_ids, ROUTED)
-    return torch.cat(found)
+    return PagedRunner(decoder).logits(token_ids, CHUNKS), torch.cat(found) if found else None
 
 
 def exchange(ranks: Ranks) -> None:
@@ -115,7 +113,3 @@ def exchange(ranks: Ranks) -> None:
     # In the order of the ranks and rounded once: 1 is lost beside 256 where a sum of two ranks is rounded.
     parts = [torch.full((1, 8), value, dtype=torch.bfloat16) for value in (256.0, 1.0, -256.0, 0.5)[:world]]
     assert ranks.sum(parts[index].clone()).tolist() == [[{2: 256.0, 4: 1.5}[world]] * 8]
-
-
-if __name__ == "__main__":
-    main()

@@ -1,8 +1,8 @@
 """An engine of several ranks on a CPU that works as one on GPUs does: by graphs, here closures, and running ahead.
 
-`python -m support.ranks.ranks_engine WORLD OUT` drives the demo model through what an engine serves, checks its layers
-on several ranks, and writes what came out of it. `... ranks_engine 2 OUT MODULE` checks the layers alone, beside a rank
-that runs MODULE.
+`ranks_engine WORLD OUT`, a fork, drives the demo model through what an engine serves, checks its layers on several
+ranks, and writes what came out of it. `python -m support.ranks.ranks_engine 2 OUT MODULE` checks the layers alone,
+beside a rank that runs MODULE.
 """
 
 import json
@@ -49,8 +49,8 @@ from server.text.tokenizer import Tokenizer
 from support.engine.closure_graphs import EAGER, PATH, Replay, capture, decide, redecide
 from support.engine.embedded_prompts import with_spans
 from support.engine.graph_session import Session
+from support.ranks.forks import STUB
 
-FOLLOWER = "support.ranks.ranks_follower"
 PAGE_SIZE, NUM_PAGES, MAX_LEN = 16, 128, 160
 NUM_EMBEDDINGS = 40  # at a time
 SIZES = GraphSizes((Bucket.LE_512,), (2, 8), (64,), (8,), (64,), num_prompts=3, row_tokens=(4,))
@@ -110,9 +110,10 @@ def dispatcher_of(subject: Subject, decisions: dict[AttentionShape, Decision[Att
 class Ranks:
     """Rank 0 of an engine, and what a test asks of it."""
 
-    def __init__(self, world: int, follower: str = FOLLOWER) -> None:
+    def __init__(self, world: int, follower: str = STUB) -> None:
         settings = settings_of(world)
         subject = read_subject(settings)
+        torch.set_num_threads(1)  # that had chosen all
         self.dispatcher = dispatcher_of(subject, None)
         tokens = SampledTokens(SIZES.max_sampled, subject.device)
         kv = kv_cache_of(subject, NUM_PAGES)
@@ -176,7 +177,7 @@ def embedded(session: Session, decoder: Decoder, prompts: list[list[int]]) -> No
     """Submit the first half of each prompt as embeddings, which are those of its tokens."""
     for index, prompt in enumerate(prompts):
         token_ids, spans = with_spans(decoder, prompt, (0, -(-len(prompt) // 2)))
-        session.submit(f"r{index}", token_ids, embedded=spans, max_tokens=8)
+        session.submit(f"r{index}", token_ids, embedded=spans, max_tokens=5)
 
 
 def check_layers(ranks: Ranks, world: int) -> dict[str, object]:
@@ -196,21 +197,19 @@ def check_layers(ranks: Ranks, world: int) -> dict[str, object]:
 
 def drive(world: int) -> dict[str, object]:
     """Return the answers of all kinds of requests, and what else was asked of the ranks."""
-    torch.set_num_threads(1)
     ranks = Ranks(world)
-    torch.set_num_threads(1)
     prompts, found = ranks.prompts, dict[str, object]()
-    found["alone"] = ranks.answers(lambda it: it.submit("r2", prompts[2], max_tokens=8))
-    found["batched"] = ranks.answers(lambda it: it.submit_all(prompts, max_tokens=8))
+    found["alone"] = ranks.answers(lambda it: it.submit("r2", prompts[2], max_tokens=5))
+    found["batched"] = ranks.answers(lambda it: it.submit_all(prompts, max_tokens=5))
     found["replays"] = ranks.worker.num_replays
     found["embedded"] = ranks.answers(lambda it: embedded(it, ranks.worker.decoder, prompts))
-    found["drawn"] = ranks.answers(lambda it: it.submit_all(prompts, max_tokens=8, temperature=0.9, seed=3))
+    found["drawn"] = ranks.answers(lambda it: it.submit_all(prompts, max_tokens=5, temperature=0.9, seed=3))
     found["mixed"] = answers = ranks.answers(lambda it: mixed(it, prompts))
     replays = ranks.worker.num_replays
     found["drafted"] = ranks.answers(lambda it: mixed(it, prompts), drafts=answers)
     found["drafted replays"] = ranks.worker.num_replays - replays
     found["pages found"] = ranks.answers(
-        lambda it: it.submit("again", prompts[2], max_tokens=8, temperature=0.8, seed=5)
+        lambda it: it.submit("again", prompts[2], max_tokens=5, temperature=0.8, seed=5)
     )
 
     session = Session(ranks.engine)
@@ -246,7 +245,7 @@ def drive(world: int) -> dict[str, object]:
     decode = [it for it in ranks.dispatcher.choices if it.decision.shape.phase is Phase.DECODE]
     short = min(decode, key=lambda it: it.decision.shape.context_bucket.lo)
     ranks.dispatcher.replace(short, torch.OutOfMemoryError("no memory"))
-    found["quarantined"] = ranks.answers(lambda it: it.submit_all(prompts, max_tokens=6, temperature=0.9, seed=4))
+    found["quarantined"] = ranks.answers(lambda it: it.submit_all(prompts, max_tokens=4, temperature=0.9, seed=4))
     if ranks.followers is not None:
         found["layers"] = check_layers(ranks, world)  # last: it writes into all pages
         ranks.followers.close()
@@ -256,7 +255,6 @@ def drive(world: int) -> dict[str, object]:
 def main() -> None:
     world, out, *follower = sys.argv[1:]
     if follower:
-        torch.set_num_threads(1)
         ranks = Ranks(int(world), *follower)
         found = check_layers(ranks, int(world))
         assert ranks.followers is not None

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import repeat
 
+import torch
+
 from kernels.system.hang_up import leave_with
 from kernels.vocabulary.shape import AttentionShape
 from qualification.evidence.shape_text import parse_shape
@@ -52,6 +54,7 @@ def main(changed: Callable[[Weights], Weights] = lambda it: it) -> None:
     begin, _ = receive(connection)
     assert isinstance(begin, Begin)
     subject = read_subject(begin.settings, begin.rank)
+    torch.set_num_threads(1)
     ranks = meet_ranks(
         begin.meeting, begin.rank, begin.settings.tensor_parallel_size, identity_of(begin.settings, subject)
     )

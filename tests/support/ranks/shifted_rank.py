@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from kernels.linear.weights import PlainWeight
 from server.model.layers import LayerWeights, Weights
-from support.ranks.ranks_follower import main
+from support.ranks import ranks_follower
 
 
 def shifted(weights: Weights) -> Weights:
@@ -18,5 +18,9 @@ def shifted(weights: Weights) -> Weights:
     return replace(weights, layers=tuple(map(changed, weights.layers)))
 
 
+def main() -> None:
+    ranks_follower.main(shifted)
+
+
 if __name__ == "__main__":
-    main(shifted)
+    main()

@@ -6,7 +6,7 @@ import torch
 
 from kernels.linear.weights import PlainWeight
 from server.model.layers import LayerWeights, Weights
-from support.ranks.ranks_follower import main
+from support.ranks import ranks_follower
 
 
 def silent(weights: Weights) -> Weights:
@@ -20,5 +20,9 @@ def silent(weights: Weights) -> Weights:
     return replace(weights, layers=tuple(map(changed, weights.layers)))
 
 
+def main() -> None:
+    ranks_follower.main(silent)
+
+
 if __name__ == "__main__":
-    main(silent)
+    main()

@@ -1,10 +1,7 @@
 """Rank 0 where another rank fails: it learns which, and ends; its folder is removed."""
 
 import json
-import os
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -29,6 +26,7 @@ from server.engine.operators.table import OperatorChoice
 from server.errors import ModelError
 from server.protocol.liveness import START_KILLED_AFTER_S
 from server.protocol.messages import PathUse
+from support.ranks.forks import Forks
 
 RUNNING = [("path.b", "of a step that is not done")]
 REPORTS = {
@@ -39,51 +37,21 @@ REPORTS = {
     "serves otherwise": RankDecided({"a shape": "path.a", "another": None}),
     "says nothing": None,
 }
-# Rank 0 of two, which would wait for ever; once for each report, in a fork that writes what it hears to a file.
-PROGRAM = f"""
-import json, os, sys, time
-from pathlib import Path
-from server.engine.execution.commands import Decide
-from server.engine.execution.followers import Followers, RankListener
-def lead(folder, report):
-    out = folder.with_suffix(".out").open("w")
-    def write(said):
-        print(json.dumps(said), file=out, flush=True)
-    def failed(lost):
-        write([str(lost), lost.suspects])
-        for _ in range(2):
-            write({{reason.value: count for reason, count in followers.take_fallbacks().items()}})
-    os.environ |= {{"TMPDIR": str(folder), "FAILED": report}}
-    listener = RankListener(
-        on_progress=lambda rank, it: write([rank, it.stage, it.count]),
-        on_failure=failed,
-        on_refusal=lambda code, message: write([code, message]),
-    )
-    followers = Followers(2, "support.ranks.failing_rank", listener)
-    followers.blamed = lambda: {RUNNING!r}
-    followers.send(Decide([("a shape", "path.b"), ("another", None)]))
-    time.sleep(60)
-for folder, report in json.loads(sys.argv[1]):
-    process = os.fork()
-    if not process:
-        lead(Path(folder), report)
-    Path(folder).with_suffix(".status").write_text(str(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])))
-"""
 
 
 @pytest.fixture(scope="module")
-def heard(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
+def heard(forks: Forks, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     """Return what rank 0 hears until it ends, by the report of the other rank; its folder is empty then."""
-    folder = tmp_path_factory.mktemp("ranks")
-    given = [(str(folder / name), msgspec.json.encode(report).decode()) for name, report in REPORTS.items()]
-    for name in REPORTS:
-        (folder / name).mkdir()
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    subprocess.run([sys.executable, "-c", PROGRAM, json.dumps(given)], env=environment, timeout=200, check=True)
-    for name in REPORTS:
-        assert (folder / f"{name}.status").read_text() == str(EXIT_RANK_LOST)
-        assert list((folder / name).iterdir()) == []
-    return {name: [json.loads(line) for line in (folder / f"{name}.out").read_text().splitlines()] for name in REPORTS}
+    folder, program = tmp_path_factory.mktemp("ranks"), "support.ranks.failing_rank"
+    found = {}
+    for name, report in REPORTS.items():
+        own, out = folder / name, folder / f"{name}.out"
+        own.mkdir()
+        environment = {"TMPDIR": str(own), "FAILED": msgspec.json.encode(report).decode()}
+        assert forks.run(program, str(out), json.dumps(RUNNING), follower=program, **environment) == EXIT_RANK_LOST
+        assert list(own.iterdir()) == []
+        found[name] = [json.loads(line) for line in out.read_text().splitlines()]
+    return found
 
 
 def test_rank_0_hears_whom_another_rank_blames(heard: dict[str, list[Any]]) -> None:
