@@ -177,7 +177,8 @@ The limit of {MAX_SAMPLES} samples holds for a plan with every path of every ope
 are not there, the least useful ones: `hallmark_attention_sampled_kernel_seconds_total` by bucket (the achieved rates
 have the bucket), `hallmark_attention_achieved_tflops` of decode (memory bounds it, and the bytes a second are there),
 `hallmark_request_duration_seconds` of requests that were refused (they take no time that anybody asks for, and
-`hallmark_requests_total` counts them), and the finer edges of prefill and queue.
+`hallmark_requests_total` counts them), the finer edges of prefill and queue, and most contexts of drafted tokens that
+are verified and of a tower, which are counted under `le_2k`, `le_32k` and `gt_128k`: one path serves all of them.
 
 ## Labels
 

@@ -258,6 +258,7 @@ NAMED: tuple[NamedKernels, ...] = (
             "aten::silu*",
             "aten::sub*",
             "aten::sqrt*",
+            "aten::square*",
             "aten::tanh*",
             "aten::tril*",
             "aten::triu*",

@@ -255,6 +255,14 @@ class StateSlots(msgspec.Struct, frozen=True):
     slot_bytes: int  # on each rank
 
 
+class DraftsPlan(msgspec.Struct, frozen=True):
+    """Tokens that are drafted for each sequence and step."""
+
+    method: str
+    num_tokens: int
+    max_seqs: int | None  # decoding sequences, with more of which none are; None: any number
+
+
 class EngineReady(msgspec.Struct, frozen=True, tag=True):
     pid: int
     model: str
@@ -276,7 +284,7 @@ class EngineReady(msgspec.Struct, frozen=True, tag=True):
     has_peer_memory: bool = True  # whether CUDA let the ranks share memory, where their GPUs can address each other
     max_image_tokens: int = 0  # that the images of one prompt may have; 0: this engine takes no images
     states: StateSlots | None = None  # of a model with recurrent layers
-    max_drafted_tokens: int = 0  # of a sequence and step
+    drafts: DraftsPlan | None = None  # None: no tokens are drafted
 
 
 class EngineRefused(msgspec.Struct, frozen=True, tag=True):

@@ -5,10 +5,11 @@ from collections.abc import Iterable, Mapping
 from kernels.experts.formats import FewBitFormat
 from kernels.experts.shape import ExpertsShape
 from kernels.linear.shape import FP8_BLOCKS, LinearShape
+from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.operators import AnyShape, Operator, buckets_of, phase_of
 from kernels.vocabulary.path import Reject
 from kernels.vocabulary.row_buckets import LinearRows, TokenRows
-from kernels.vocabulary.shape import AttentionShape, Mask
+from kernels.vocabulary.shape import AttentionShape, Mask, Phase
 from qualification.decision.decision import Decision
 from qualification.evidence.evidence import Evidence, summarize
 from qualification.model.packing import Packing
@@ -22,7 +23,9 @@ _MAY_PASS = frozenset(
 _ELSEWHERE = frozenset({Reject.ARCH.value, Reject.LAYOUT.value})
 
 
+_FEW_CONTEXTS = (Bucket.LE_2K, Bucket.LE_32K, Bucket.GT_128K)
 TOWER = "tower"  # phase of the attention of a tower, in reports: it is no phase of a prompt
+DRAFT_HEAD = "draft_head"  # likewise of an attested pass of a draft head, whose shapes are the model's
 
 
 def is_of_tower(shape: AnyShape) -> bool:
@@ -78,13 +81,24 @@ def _reencoded(shape: AnyShape, packing: Packing | None) -> tuple[str, ...]:
     return (f"weights are {packing.value} in the file, and re-encoded in 8 bits",) if in_blocks else ()
 
 
+def counted_context(phase: str, label: str) -> str:
+    """Return the bucket that metrics count attention under: of drafted tokens, and of a tower, one of three.
+
+    One path serves all of them: short ones, long ones, and those beyond.
+    """
+    if phase not in (Phase.VERIFY.value, TOWER):
+        return label
+    context = Bucket(label)
+    return next(it.label for it in _FEW_CONTEXTS if it.hi is None or (context.hi is not None and context.hi <= it.hi))
+
+
 def counted_bucket(phase: str, label: str) -> str:
     """Return the bucket that metrics count a shape of the plan under, by the label of its own.
 
     Products have more buckets of rows than a reader of metrics has questions: they are counted under those of experts.
     """
     if phase != Operator.LINEAR.value:
-        return label
+        return counted_context(phase, label)
     rows = LinearRows(label)
     return next(it for it in TokenRows if it.hi is None or (rows.hi is not None and rows.hi <= it.hi)).label
 

@@ -76,7 +76,7 @@ class EngineMetrics:
         self._fell_back(ready.matmul_fallbacks)
         if not ready.has_peer_memory:
             self._unshared.inc()
-        for place in list(DraftPlace)[: ready.max_drafted_tokens]:
+        for place in list(DraftPlace)[: 0 if ready.drafts is None else ready.drafts.num_tokens]:
             for counter in (self._drafted, self._accepted):
                 counter.labels(place.value)
         if ready.states is not None:

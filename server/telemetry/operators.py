@@ -5,7 +5,9 @@ import itertools
 import time
 from collections import deque
 from collections.abc import Iterable
-from functools import cache, partial
+from functools import cache
+
+from prometheus_client import Counter
 
 from kernels.vocabulary.operators import Operator
 from kernels.vocabulary.path import Reject
@@ -22,7 +24,7 @@ from server.protocol.messages import (
     ReplayReport,
     ShadowReport,
 )
-from server.protocol.plan_rows import TOWER, counted_bucket, possible_paths
+from server.protocol.plan_rows import TOWER, counted_bucket, counted_context, possible_paths
 from server.protocol.served_answer import Route
 from server.telemetry.factory import MetricFactory
 from server.telemetry.outcomes import Attestation, Shadow
@@ -84,7 +86,7 @@ class OperatorMetrics:
     def _create_service(self, make: MetricFactory) -> None:
         dispatches = make.counter(
             "attention_dispatch_total",
-            "Decisions served, one a step and phase; of products and experts one a step and bucket of rows",
+            "Decisions served, one a step (or pass of a draft head) and phase; of other operators one a bucket of rows",
             *("model", "phase", "bucket", "path", "status"),
         )
         self._fallbacks = make.counter(
@@ -92,7 +94,11 @@ class OperatorMetrics:
             "Fallback decisions served, by reason",
             *("model", "phase", "from", "to", "reason"),
         )
-        self._dispatch = cache(partial(dispatches.labels, self._model))  # a step's: a hit costs 0.1 us, labels() 1.2
+
+        def counted(phase: str, bucket: str, path: str, status: str) -> Counter:
+            return dispatches.labels(self._model, phase, counted_context(phase, bucket), path, status)
+
+        self._dispatch = cache(counted)  # a step's: a hit costs 0.1 us, labels() 1.2
         self._launch = cache(make.counter("attention_launches_total", "Calls of a path: layers x steps", "path").labels)
         self._launch_counts: dict[str, int] = {}
         self._compiles = make.counter("kernel_compiles_total", "Triton kernels compiled", "after_ready")
@@ -192,6 +198,7 @@ class OperatorMetrics:
 
         The series appear with their first sample: 0 TFLOP/s would be a measurement.
         """
+        bucket = counted_context(phase, bucket)
         if phase not in (Phase.DECODE.value, Phase.VERIFY.value):  # which memory bounds
             self._tflops.labels(phase, bucket).set(flops / kernel_s / 1e12)
         self._bandwidth.labels(phase, bucket).set(hbm_bytes / kernel_s)

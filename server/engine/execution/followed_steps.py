@@ -1,13 +1,19 @@
-"""Steps with their draft head behind them, for the check that holds it to the plain forward pass of its one layer."""
+"""A draft head for the proofs: steps with it behind them, held to the plain forward pass; its passes, to attest."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from kernels.vocabulary.shape import Phase
 from qualification.model.forward.head import HeadReference
 from server.engine.execution.head_steps import HeadSteps
 from server.engine.execution.runner import ModelRunner
+from server.engine.operators.decisions import NoPathError
 from server.engine.operators.observation import Observation
-from server.engine.scheduling.head_drafter import HeadRow
+from server.engine.scheduling.head_drafter import DraftedRow, HeadRow
+from server.engine.scheduling.runner_api import StepResult
 from server.engine.scheduling.sequence import Batch
 
 
@@ -35,3 +41,48 @@ class FollowedSteps:
         if before is not None:
             self._reference.given = torch.cat((before[0], ids)), torch.cat((before[1], hidden))
         return out, observation
+
+
+@dataclass(frozen=True, slots=True)
+class ComputedPass:
+    """A pass of the head that is launched: nothing of it is read."""
+
+    quarantined: list[tuple[str, str]]
+
+    def choose(self) -> None: ...
+
+    def result(self) -> StepResult:
+        return StepResult([], quarantined=self.quarantined)
+
+
+class HeadPasses:
+    """Computes the rows of batches by the draft head alone, in place of a runner: an attestation looks at its kernels.
+
+    What it reads is left of whatever the model, or the head, has computed last.
+    """
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
+        self._steps = HeadSteps(runner)  # without graphs
+
+    def launch(self, batch: Batch) -> ComputedPass:
+        """Compute a batch of one phase, and draft a token behind each row. Raises NoPathError."""
+        rows = zip(batch.sequences, batch.query_lens, batch.context_lens, batch.page_tables, strict=True)
+        if batch.rows_of(Phase.DECODE):
+            drafted = [DraftedRow(seq, place, end - 1, table) for place, (seq, _, end, table) in enumerate(rows)]
+            is_computed = self._steps.go_on(drafted)
+        else:
+            found = [
+                HeadRow(seq, row, 0, end - count, [0] * count, table, is_drafted_for=True)
+                for row, (seq, count, end, table) in enumerate(rows)
+            ]
+            is_computed = self._steps.follow(batch, found)
+        self._steps.take()
+        if not is_computed:
+            raise NoPathError(None, "the draft head cannot be computed: the log says why")
+        return ComputedPass(self._runner.dispatcher.take_quarantined())
+
+    def graph(self, capture: Callable[[Callable[[], None]], torch.cuda.CUDAGraph]) -> torch.cuda.CUDAGraph | None:
+        """Return the latest pass as a CUDA graph, its inputs in place; None where it cannot be captured."""
+        buffer, is_first = self._steps.latest
+        return self._runner.worker.record_head(buffer, capture, is_first=is_first)

@@ -55,6 +55,7 @@ class HeadSteps:
         self._memories: list[StepMemory] = []  # one for each pass of a step, which the device may still have to copy
         self._num_passes = 0
         self.num_replays = 0
+        self._latest: tuple[StepBuffer, bool] | None = None
 
     def follow(self, batch: Batch, rows: SequenceOf[HeadRow]) -> bool:
         """Compute rows behind the latest step, which was `batch`; draft behind those that ask for it."""
@@ -87,8 +88,15 @@ class HeadSteps:
         """Return the drafted tokens of each pass since `follow`."""
         return self._runner.worker.take_drafted()
 
+    @property
+    def latest(self) -> tuple[StepBuffer, bool]:
+        """Return the inputs of the latest pass, and whether it was the first behind a step."""
+        assert self._latest is not None, "a pass was computed before"
+        return self._latest
+
     def _compute(self, rows: list[_Row], drafting: SequenceOf[int], *, is_first: bool) -> bool:
         buffer = self._write(rows, drafting)
+        self._latest = buffer, is_first
         sampling = self._sampling([rows[index] for index in drafting])
         try:
             self._runner.worker.follow(buffer, sampling, is_first=is_first)

@@ -82,6 +82,7 @@ class Worker:
     dispatcher  the decisions that hold on this rank
     tokens      what the latest step chose; the next one reads it on the device
     attention   of the latest step; None before the first
+    head_attention  of the latest pass of the draft head, likewise
     scores      of the latest step, as `score` gives them; None where no token was to be scored
     sampler     chooses and scores the tokens
     """
@@ -143,7 +144,9 @@ class Worker:
         self._drafted_hidden = self._hidden[:0]
         self._head_logits = torch.zeros(0, decoder.config.vocab_size, device=self.device)
         self._drafted_ids = torch.zeros(0, dtype=torch.int64, device=self.device)
-        self._head_graphs: dict[GraphKey, Replayable] = {}
+        self.head_attention: HeadAttention | None = None
+        self._head_counts: list[DispatchCount] = []  # of the passes since they were taken
+        self._head_graphs: dict[GraphKey, tuple[Replayable, HeadAttention]] = {}
         self._graphs: dict[GraphKey, Replayable] = {}
         self.graph_logits: Tensor | None = None  # of graphs
         self._open_logits: Tensor | None = None  # of the latest step, where its tokens are still to be chosen
@@ -380,8 +383,8 @@ class Worker:
             tensors = self._head_inputs.load(buffer)
             self._reserve_drafts(buffer.layout.num_sampled or 0)
             sampling = None if sampling is None else staged(sampling, self.device)
-            graph = None if buffer.key is None else self._head_graphs[buffer.key]
-            if graph is not None:
+            if buffer.key is not None:
+                graph, attention = self._head_graphs[buffer.key]
                 graph.replay()
                 out = self._drafted_hidden
             else:
@@ -392,6 +395,9 @@ class Worker:
                 if self.beat is not None:
                     self.beat()
                 out = self._compute_head(tensors, attention, is_first=is_first, observation=observation)
+            self.head_attention = attention
+            if observation is None and not self.dispatcher.is_watched:  # else it is of no request
+                self._head_counts += attention.counts()
             if tensors.sampled is not None:
                 drafted = self._drafted_ids[: tensors.sampled.shape[0]]
                 if sampling is not None:
@@ -431,8 +437,26 @@ class Worker:
             self._compute_head(tensors, attention, is_first=is_first)
 
         work()
-        self._head_graphs[key] = capture(work)
+        self._head_graphs[key] = capture(work), attention
         return True
+
+    @torch.inference_mode()
+    def record_head(
+        self, buffer: StepBuffer, capture: Callable[[Callable[[], None]], Recorded], *, is_first: bool
+    ) -> Recorded | None:
+        """Capture the launches of a pass of the draft head, as `follow` makes them; nothing of it runs.
+
+        None where a path of it cannot be captured, and where other ranks compute it too. Raises NoPathError.
+        """
+        tensors = self._head_inputs.load(buffer)
+        attention = self._attend_head(tensors)
+        if self.rank.world > 1 or not (self.dispatcher.is_capturable and attention.is_capturable):
+            return None
+
+        def work() -> None:
+            self._compute_head(tensors, attention, is_first=is_first)
+
+        return capture(work)
 
     def _attend_head(self, tensors: StepTensors, observation: Observation | None = None) -> HeadAttention:
         assert self.head is not None, "only a worker with a head follows a step"
@@ -441,7 +465,10 @@ class Worker:
             observation.begin(tensors.tokens["slots"])
             tap = observation.take_call
         own = self.kv.layers[-1], self.head.attention
-        return HeadAttention(self.dispatcher, tensors.parts, *own, tap=tap, replace_choice=self._replace)
+        num_sampled = 0 if tensors.sampled is None else tensors.sampled.shape[0]
+        return HeadAttention(
+            self.dispatcher, tensors.parts, *own, num_sampled=num_sampled, tap=tap, replace_choice=self._replace
+        )
 
     def _compute_head(
         self,
@@ -469,6 +496,11 @@ class Worker:
             logits = head.logits(rows, self._head_logits[: rows.shape[0]])
             self._drafted_ids[: rows.shape[0]].copy_(self.sampler.choose(logits, None).token_ids)
         return out
+
+    def take_head_counts(self) -> list[DispatchCount]:
+        """Return each decision that served a pass of the draft head since the last call, with its launches."""
+        found, self._head_counts = self._head_counts, []
+        return found
 
     def take_drafted(self) -> list[list[int]]:
         """Return the tokens that each pass of the head has drafted since the latest step. Waits for the device."""

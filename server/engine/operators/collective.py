@@ -1,6 +1,7 @@
 """Sums over the ranks by the plan's decisions. A launch that fails ends the step on all of them."""
 
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Unpack
 
 from torch import Tensor
@@ -22,13 +23,22 @@ class CollectiveTable(RowsTable[CollectiveShape, RunCollective]):
         num_sums: Mapping[Follows, int],
         decisions: Mapping[CollectiveShape, Decision[CollectiveShape]],
         paths: Iterable[CollectivePath],
+        *,
+        num_of_head: Mapping[Follows, int] = MappingProxyType({}),
         **options: Unpack[TableOptions[CollectiveShape]],
     ) -> None:
-        """`num_sums`: of a step, by what follows. Sums of a shape whose decision has no path raise NoPathError."""
+        """`num_sums`: of a step, by what follows. Sums of a shape whose decision has no path raise NoPathError.
+
+        `num_of_head`: likewise, of a pass of the draft head.
+        """
         options["may_replace"] = False  # the other ranks wait
         super().__init__(Operator.COLLECTIVE, decisions, paths, **options)
         self._kinds = {
-            follows: self.add((shape for shape in decisions if shape.follows is follows), num_launches=count)
+            follows: self.add(
+                (shape for shape in decisions if shape.follows is follows),
+                num_launches=count,
+                num_of_head=num_of_head.get(follows, 0),
+            )
             for follows, count in num_sums.items()
         }
 

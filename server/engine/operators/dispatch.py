@@ -1,7 +1,7 @@
 """Runs each phase of a batch on the path that was decided for its shape, and counts every launch by path."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -216,6 +216,10 @@ class Dispatcher:
             yield
         finally:
             self._watch = None
+
+    def marked(self, choice: Choice) -> AbstractContextManager[object]:
+        """Return what a call is made inside of: what `watched` gives for it now, or nothing."""
+        return nullcontext() if self._watch is None else self._watch(choice)
 
     @contextmanager
     def unmeasured(self) -> Iterator[None]:

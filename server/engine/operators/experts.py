@@ -58,9 +58,14 @@ class ExpertsTable(RowsTable[ExpertsShape, RunExperts]):
                 every = (experts_shape(mixture, config.hidden_size, dtype, rows) for rows in TokenRows)
                 self._of_mixture[mixture] = self.add(shape for shape in every if shape in decisions)
 
-    def products_of(self, mixture: ExpertsConfig, weights: AnyExperts) -> ExpertProducts:
-        """Return what computes the products of a layer, by the choice for the number of tokens."""
+    def products_of(self, mixture: ExpertsConfig, weights: AnyExperts, *, is_of_head: bool = False) -> ExpertProducts:
+        """Return what computes the products of a layer, by the choice for the number of tokens.
+
+        `is_of_head`: of the draft head's layer, whose mixture is one of the model's; called once for it.
+        """
         calls, activation = self._of_mixture[mixture], mixture.activation
+        if is_of_head:
+            self.add(calls.shapes, num_launches=0, num_of_head=1)
 
         def products(hidden: Tensor, experts: Tensor, shares: Tensor) -> Tensor:
             out = torch.empty_like(hidden)

@@ -72,12 +72,12 @@ class LinearTable(RowsTable[LinearShape, RunLinear]):
         epilogue: Epilogue,
         *,
         is_sampled: bool | None = None,
-        is_of_step: bool = True,
+        is_of_head: bool = False,
     ) -> "ServedProduct":
         """Return what multiplies with a weight; outside of all layers `layer` is None. Called once for each weight.
 
         is_sampled  whether its rows are `StepSizes.num_sampled`; None: where it is the head
-        is_of_step  whether each step multiplies with it, and counts that; a draft head's layer is beside the steps
+        is_of_head  whether a pass of the draft head multiplies with it, and no step of the model
         """
         weight = linear.weight
         rows, size_in = weight.size
@@ -86,7 +86,7 @@ class LinearTable(RowsTable[LinearShape, RunLinear]):
         every = (replace(kind, rows=bucket) for bucket in LinearRows)
         is_sampled = name is WeightName.HEAD if is_sampled is None else is_sampled
         planned = (shape for shape in every if shape in self.decided)
-        calls = self.add(planned, num_launches=int(is_of_step), is_sampled=is_sampled)
+        calls = self.add(planned, num_launches=int(not is_of_head), num_of_head=int(is_of_head), is_sampled=is_sampled)
         found = ServedProduct(self, calls, layer, name, kind, linear, torch_dtype(kind.dtype_out))
         self._one_of_each.setdefault(kind, found)
         return found

@@ -31,12 +31,14 @@ class StepSizes:
     num_sampled    rows whose logits are computed
     num_sequences  sequences of the batch
     phase          of the step to recurrent layers, which compute all of its rows in one call
+    is_of_head     whether it is a pass of the draft head, which makes calls of its own
     """
 
     num_tokens: int
     num_sampled: int = 0
     num_sequences: int = 0
     phase: Phase = Phase.EXTEND
+    is_of_head: bool = False
 
 
 def phase_of_step(phases: Collection[Phase]) -> Phase:
@@ -52,10 +54,11 @@ class Calls(Generic[RowsShapeT]):
     """Calls of a step whose shapes are the same but for the rows.
 
     shapes        one for each bucket of rows that is planned, the fewest rows first
-    num_launches  calls of a step
+    num_launches  calls of a step of the model
     is_sampled    the rows are those whose logits are computed, and not the tokens
     phase         of the steps that make these calls; None: all do
     choices       what serves each shape now; None: no path is left. By place: to hash a shape takes 0.7 us a call
+    num_of_head   calls of a pass of the draft head
     """
 
     shapes: tuple[RowsShapeT, ...]
@@ -63,6 +66,7 @@ class Calls(Generic[RowsShapeT]):
     is_sampled: bool
     phase: Phase | None
     choices: list[OperatorChoice[RowsShapeT, Any] | None]
+    num_of_head: int = 0
     _edges: tuple[float, ...] = field(init=False)
     _first: tuple[int, ...] = field(init=False)
 
@@ -108,7 +112,8 @@ class RowsTable(OperatorTable[RowsShapeT, RunT]):
         super().__init__(operator, decisions, paths, **options)
         self._reports_all = reports_all
         self._calls: list[Calls[RowsShapeT]] = []
-        self._known: dict[tuple[int, int, Phase], list[ServedShape]] = {}  # by rows of a step, those sampled, its phase
+        # By rows of a step, those sampled, its phase, and whether it is the draft head's.
+        self._known: dict[tuple[int, int, Phase, bool], list[ServedShape]] = {}
         # Of a checked step, behind each call, with what it read and wrote.
         self.tap: Callable[[OperatorChoice[RowsShapeT, RunT], Any], None] | None = None
 
@@ -117,12 +122,13 @@ class RowsTable(OperatorTable[RowsShapeT, RunT]):
         shapes: Iterable[RowsShapeT],
         *,
         num_launches: int = 1,
+        num_of_head: int = 0,
         is_sampled: bool = False,
         phase: Phase | None = None,
     ) -> Calls[RowsShapeT]:
         """Note calls of each step, or of those of one phase, by their shapes that are planned.
 
-        Calls that are alike share an entry.
+        Calls that are alike share an entry. `num_of_head`: of each pass of the draft head.
         """
         planned = tuple(sorted(shapes, key=lambda shape: shape.rows.lo))
         found = next((it for it in self._calls if it.shapes == planned and it.is_sampled is is_sampled), None)
@@ -130,6 +136,7 @@ class RowsTable(OperatorTable[RowsShapeT, RunT]):
             found = Calls(planned, 0, is_sampled, phase, [self._choices.get(shape) for shape in planned])
             self._calls.append(found)
         found.num_launches += num_launches
+        found.num_of_head += num_of_head
         self._known.clear()
         return found
 
@@ -192,14 +199,13 @@ class RowsTable(OperatorTable[RowsShapeT, RunT]):
         return [(it.path, str(it.shape)) for it in self.served(sizes) if it.path is not None]
 
     def _served(self, sizes: StepSizes) -> list[ServedShape]:
-        key = sizes.num_tokens, sizes.num_sampled, sizes.phase
+        key = sizes.num_tokens, sizes.num_sampled, sizes.phase, sizes.is_of_head
         found = self._known.get(key)
         if found is None:
-            rows = [(calls, calls.num_rows(sizes)) for calls in self._calls]
+            counted = [(it, it.num_of_head if sizes.is_of_head else it.num_launches) for it in self._calls]
+            rows = [(calls, calls.num_rows(sizes), count) for calls, count in counted if count]
             found = [
-                ServedShape(self.decided[calls.shape(num_rows)], calls.num_launches)
-                for calls, num_rows in rows
-                if num_rows and calls.num_launches
+                ServedShape(self.decided[calls.shape(num_rows)], count) for calls, num_rows, count in rows if num_rows
             ]
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()

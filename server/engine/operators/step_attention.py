@@ -165,7 +165,7 @@ class StepAttention:
 
     def counts(self) -> list[DispatchCount]:
         """Return each decision that served, with the launches of its path; those of products behind attention's."""
-        found = [_count(entry.part, lane) for entry, lane in self._lanes()]
+        found = [count_of(entry.part, lane.choice, lane.num_launches) for entry, lane in self._lanes()]
         return [*found, *self._dispatcher.other_counts(self._sizes)]
 
     def served(self) -> list[tuple[Choice, int]]:
@@ -205,16 +205,17 @@ class StepAttention:
                 return
 
 
-def _count(part: PhasePart, lane: _Lane) -> DispatchCount:
-    decision = lane.choice.decision
+def count_of(part: PhasePart, choice: Choice, num_launches: int) -> DispatchCount:
+    """Return the count of a choice that served a part, with its launches."""
+    decision, use = choice.decision, choice.use
     return DispatchCount(
         phase=part.phase.value,
         bucket=decision.shape.context_bucket.label,
-        path=lane.choice.use.path,
-        status=lane.choice.use.status,
+        path=use.path,
+        status=use.status,
         wanted=decision.wanted,
-        fallback_reasons=lane.choice.use.fallback_reasons,
+        fallback_reasons=use.fallback_reasons,
         num_sequences=part.num_sequences,
         num_tokens=part.num_tokens,
-        num_launches=lane.num_launches,
+        num_launches=num_launches,
     )

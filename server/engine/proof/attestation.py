@@ -1,7 +1,8 @@
 """Attestation: what forward passes of the real model launch, compared with what the evidence promises.
 
 The batches belong to no request: one for each (phase, path) of the plan, two where a batch chooses its kernels, over
-the page of the cache that no sequence owns, through the same runner, dispatcher and graphs as a client's. One is run
+the page of the cache that no sequence owns, through the same runner, dispatcher and graphs as a client's; of a draft
+head likewise, by passes of its own, launched kernel by kernel. One is run
 at a time, between two steps of the engine, so that no step waits for more than one of them. On a GPU the driver's
 record of captured calls and graphs names the kernels, on a CPU the profiler (`kernels/driver/driver_record.py`
 says why). The time of each step is then explained: how much of it ran in kernels that evidence or a list names.
@@ -11,6 +12,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from kernels.vocabulary.shape import Phase
 from server.engine.operators.decisions import NoPathError
@@ -23,9 +25,17 @@ from server.engine.scheduling.runner_api import BatchError
 from server.engine.scheduling.sequence import Batch
 from server.model.vision.geometry import Grid
 from server.protocol.messages import AttestationReport, AttestedBatch, ExplainedTime
-from server.protocol.plan_rows import TOWER
+from server.protocol.plan_rows import DRAFT_HEAD, TOWER
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class HeadProbes:
+    """Passes of a draft head to attest, in place of steps: what runs and records them, and their rows."""
+
+    records: StepRecords
+    batches: tuple[Batch, ...]
 
 
 class Attestor:
@@ -42,20 +52,22 @@ class Attestor:
         *,
         probes: Iterable[Batch],
         towers: TowerProbes | None = None,
+        head: HeadProbes | None = None,
         is_quarantining: bool,
         interval_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`interval_s` 0: only when asked. `towers`: of a model that sees images."""
+        """`interval_s` 0: only when asked. `towers`: of a model that sees images; `head`: of one that drafts."""
         self.records = records
         self.judge = judge
         self._dispatcher = dispatcher
         self._probes = tuple(probes)
         self.towers = towers
+        self._head = head
         self._is_quarantining = is_quarantining
         self._interval_s = interval_s
         self._clock = clock
-        self._waiting: deque[Batch | Grid] = deque()
+        self._waiting: deque[tuple[StepRecords, Batch] | Grid] = deque()
         self._done: list[AttestedBatch] = []
         self._quarantined: list[tuple[str, str]] = []
         self._trigger = ""
@@ -77,7 +89,9 @@ class Attestor:
         if not self._waiting:
             self._trigger, self._busy_s = trigger, 0.0
             self._done, self._quarantined = [], []
-            self._waiting = deque(self._probes)
+            self._waiting = deque((self.records, batch) for batch in self._probes)
+            if self._head is not None:
+                self._waiting.extend((self._head.records, batch) for batch in self._head.batches)
             self._waiting.extend(() if self.towers is None else self.towers.grids)
 
     def poll(self) -> AttestationReport | None:
@@ -87,8 +101,11 @@ class Attestor:
         if not self._waiting:
             self.ask("timer")
         started = self._clock()
-        waiting = self._waiting.popleft()
-        self._done.append(self._attest(waiting) if isinstance(waiting, Batch) else self._attest_tower(waiting))
+        match self._waiting.popleft():
+            case StepRecords() as records, Batch() as batch:
+                self._done.append(self._attest(records, batch))
+            case grid:
+                self._done.append(self._attest_tower(grid))
         self._busy_s += self._clock() - started
         return None if self._waiting else self._report()
 
@@ -123,26 +140,27 @@ class Attestor:
             quarantined=self._quarantined,
         )
 
-    def _attest(self, batch: Batch) -> AttestedBatch:
-        phase = next(phase for phase in Phase if batch.rows_of(phase))
+    def _attest(self, records: StepRecords, batch: Batch) -> AttestedBatch:
+        phase = next(phase.value for phase in Phase if batch.rows_of(phase))
+        phase = phase if records is self.records else DRAFT_HEAD
         try:
-            step = self.records.record(batch)
+            step = records.record(batch)
         except (BatchError, NoPathError, NothingSeen, RuntimeError) as error:
             if is_device_lost(error):
                 raise
-            return AttestedBatch(phase.value, [], False, {}, "error", f"{type(error).__name__}: {error}"[:300])
+            return AttestedBatch(phase, [], False, {}, "error", f"{type(error).__name__}: {error}"[:300])
         finally:
-            self._quarantined += self.records.take_quarantined()
+            self._quarantined += records.take_quarantined()
         judgement = self.judge.judge(step)
         self._quarantine(judgement)
         return AttestedBatch(
-            phase=phase.value,
+            phase=phase,
             paths=list(dict.fromkeys(choice.use.path for choice, _ in step.served)),
             is_replay=not step.choices,
             kernels=judgement.kernels,
             result="mismatch" if judgement.details else "match",
             detail="; ".join(judgement.details) or None,
-            explained=self._explain(batch, step, judgement),
+            explained=self._explain(records, batch, step, judgement),
         )
 
     def _attest_tower(self, grid: Grid) -> AttestedBatch:
@@ -157,10 +175,12 @@ class Attestor:
             self._quarantined += self._dispatcher.quarantine(path, lane)
         return found
 
-    def _explain(self, batch: Batch, step: StepRecord, judgement: Judgement) -> ExplainedTime | None:
+    def _explain(
+        self, records: StepRecords, batch: Batch, step: StepRecord, judgement: Judgement
+    ) -> ExplainedTime | None:
         """Explain the time of the batch, which ran last."""
         try:
-            seconds = step.seen.seconds or self.records.time_step(batch)
+            seconds = step.seen.seconds or records.time_step(batch)
         except (NoPathError, RuntimeError) as error:
             if is_device_lost(error):
                 raise

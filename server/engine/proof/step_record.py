@@ -4,20 +4,32 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
 from kernels.driver.driver_record import Recorder
 from kernels.driver.seen import Seen
+from kernels.vocabulary.operators import AnyShape
+from qualification.decision.decision import Decision
 from qualification.measure.costs.profile import Mark, profiled
 from server.engine.operators.attention_table import Choice
 from server.engine.operators.dispatch import Dispatcher
-from server.engine.operators.step_attention import StepAttention
 from server.engine.scheduling.runner_api import BatchError, Runner
 from server.engine.scheduling.sequence import Batch
 
 # Seconds by whole kernel name of the step that ran last; None where they cannot be measured.
 TimeStep = Callable[[Batch], Mapping[str, float] | None]
+
+
+class Served(Protocol):
+    """Attention of a step of the model, or of a pass of its draft head, with what serves beside it."""
+
+    def served(self) -> list[tuple[Choice, int]]:
+        """Return each choice that ran, with its launches."""
+
+    def other_decisions(self) -> tuple[Decision[AnyShape], ...]:
+        """Return the decisions beside attention's that serve it now."""
 
 
 class NothingSeen(Exception):
@@ -36,7 +48,7 @@ class StepRecord:
     choices: list[Choice]
     seen: Seen
     served: list[tuple[Choice, int]]
-    attention: StepAttention | None
+    attention: Served | None
 
     @property
     def kernels(self) -> Counter[str]:
@@ -56,7 +68,7 @@ class StepRecords:
     def __init__(
         self,
         runner: Runner,
-        latest: Callable[[], StepAttention | None],
+        latest: Callable[[], Served | None],
         dispatcher: Dispatcher,
         *,
         device: torch.device,

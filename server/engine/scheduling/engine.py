@@ -504,7 +504,7 @@ class Engine:
             step=self.step_index,
             started_at=started_at,
             duration_s=self._clock() - started_at,
-            dispatches=result.dispatches,
+            dispatches=[*result.dispatches, *statistics.head_dispatches],
             num_running=self._scheduler.num_running,
             num_waiting=self.num_waiting,
             num_waiting_tokens=self._scheduler.num_waiting_tokens,

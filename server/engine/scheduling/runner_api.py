@@ -19,12 +19,14 @@ class StepStatistics:
     peak_temporary_bytes  phase -> what a sampled step took beside weights and cache
     matmul_fallbacks      products that PyTorch's matmuls computed in place of ours, by reason
     tower_times           images that the tower has computed
+    head_dispatches       each decision that served a pass of the draft head, with its launches
     """
 
     attention_samples: list[AttentionSample] = field(default_factory=list)
     peak_temporary_bytes: dict[str, int] = field(default_factory=dict)
     matmul_fallbacks: dict[MatmulFallback, int] = field(default_factory=dict)
     tower_times: list[TowerTime] = field(default_factory=list)
+    head_dispatches: list[DispatchCount] = field(default_factory=list)
 
 
 TakeStatistics = Callable[[], StepStatistics]

@@ -235,7 +235,9 @@ def _build(
         dispatcher.timer.start()
     shadow = shadow_check_of(settings, subject, dispatcher)
     ready = _ready(subject, plan, engine, runner, take_fallbacks(), longest_silence_s=longest_silence_s)
-    ready = msgspec.structs.replace(ready, layers=layers)
+    drafting = drafting_of(settings)
+    drafts = None if drafting is None else drafting.plan
+    ready = msgspec.structs.replace(ready, layers=layers, drafts=drafts)
     if followers is not None:
         followers.send(Started())
         ready = msgspec.structs.replace(ready, has_peer_memory=followers.shares_memory)
@@ -320,7 +322,6 @@ def _ready(
         paths={path.name: ServedPath(path.source_digest, path.order) for path in ALL_PATHS},
         max_image_tokens=subject.limits.max_image_tokens,
         states=state_slots(subject.config, subject.limits),
-        max_drafted_tokens=subject.limits.max_drafted_tokens,
     )
 
 
@@ -471,7 +472,10 @@ def _engine(
         options,
         num_compiles=num_compiles,
         take_statistics=lambda: StepStatistics(
-            *runner.dispatcher.take_samples(), take_fallbacks(), runner.worker.take_tower_times()
+            *runner.dispatcher.take_samples(),
+            take_fallbacks(),
+            runner.worker.take_tower_times(),
+            runner.worker.take_head_counts(),
         ),
         compile_grammar=None if runner.grammars is None else runner.grammars.compile,
         drafter=None if drafting is None else _drafter(drafting, subject, runner, scheduler),
@@ -488,6 +492,7 @@ def _warm_up_head(steps: HeadSteps, runner: ModelRunner, subject: Subject) -> No
         steps.follow(batch, [HeadRow(seq, 0, 0, context - query, [0] * query, table, is_drafted_for=True)])
         steps.go_on([DraftedRow(seq, 0, context - 1, table)])
         steps.take()
+    runner.worker.take_head_counts()  # of no request
 
 
 def _drafter(drafting: Drafting, subject: Subject, runner: ModelRunner, scheduler: Scheduler) -> Drafter | HeadDrafter:

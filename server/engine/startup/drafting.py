@@ -9,6 +9,7 @@ from msgspec import Meta
 from server.engine.scheduling.drafter import Drafter
 from server.engine.scheduling.ngram_drafter import NgramDrafter
 from server.errors import SettingsError
+from server.protocol.messages import DraftsPlan
 from server.settings import Settings
 
 MOST_DRAFTED = 4  # tokens of a sequence and step
@@ -59,6 +60,11 @@ class Drafting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.disable_by_batch_size is not None:
             return self.disable_by_batch_size - 1
         return _MOST_SEQS if self.uses_head else None
+
+    @property
+    def plan(self) -> DraftsPlan:
+        """Return what `/plan` says of it."""
+        return DraftsPlan(self.method.value, self.num_speculative_tokens, self.max_seqs)
 
     def lookup_drafter(self, num_seqs: int) -> Drafter:
         """Return what drafts by look-up, for as many sequences at once."""

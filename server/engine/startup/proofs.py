@@ -6,14 +6,16 @@ from random import Random
 from kernels.catalog import ALL_PATHS, PATHS
 from kernels.driver.driver_record import Recorder
 from kernels.system.device import torch_dtype
+from kernels.vocabulary.shape import Mask
 from qualification.attest.operator_promises import operator_promises
 from qualification.decision.decision import Policy
 from qualification.measure.start_plan import Plan
 from qualification.model.gated_delta import GatedDeltaConfig
+from server.engine.execution.followed_steps import HeadPasses
 from server.engine.execution.forced_answers import ForcedAnswers, Precision
 from server.engine.execution.runner import ModelRunner
 from server.engine.operators.dispatch import Dispatcher
-from server.engine.proof.attestation import Attestor
+from server.engine.proof.attestation import Attestor, HeadProbes
 from server.engine.proof.judgement import Judge, Promises
 from server.engine.proof.replay import Replay
 from server.engine.proof.shadow_check import ShadowCheck
@@ -50,6 +52,7 @@ def attestor_of(settings: Settings, subject: Subject, runner: ModelRunner, plan:
     if tower is not None and dispatcher.tower is not None:
         paths = {it.name: it for it in ALL_PATHS}
         towers = TowerProbes(tower, dispatcher.tower, paths, plan.evidence, device, recorder)
+    head = None if runner.worker.head is None else _head_probes(runner, recorder, max_len)
     return Attestor(
         records,
         Judge(promises, lambda: operator_promises(dispatcher.all_decisions, plan.evidence, ALL_PATHS)),
@@ -58,9 +61,37 @@ def attestor_of(settings: Settings, subject: Subject, runner: ModelRunner, plan:
             dispatcher.decisions, page=runner.num_pages, page_size=page_size, max_len=max_len, of_two=of_two
         ),
         towers=towers,
+        head=head,
         is_quarantining=settings.on_unproven is not Policy.DEGRADE,
         interval_s=settings.attestation_interval_s,
     )
+
+
+def _head_probes(runner: ModelRunner, recorder: Recorder | None, max_len: int) -> HeadProbes:
+    """Return the passes of the draft head that are attested: one for each (phase, path) of its kind of attention."""
+    worker, dispatcher, passes = runner.worker, runner.dispatcher, HeadPasses(runner)
+    assert worker.head is not None
+    own = worker.head.attention
+    kind = own.window, own.num_heads, own.num_kv_heads, own.head_dim, Mask.CAUSAL
+    decisions = {
+        shape: decision
+        for shape, decision in dispatcher.decisions.items()
+        if (shape.window, shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.mask) == kind
+    }
+    times = None
+    if recorder is not None:
+        capture = recorder.capture
+        times = StepTimes(lambda _: passes.graph(capture), recorder.node_names, recorder.node_seconds)
+    records = StepRecords(
+        passes,
+        lambda: worker.head_attention,
+        dispatcher,
+        device=worker.device,
+        recorder=recorder,
+        time_step=times or (lambda _: None),
+    )
+    size = worker.kv.page_size
+    return HeadProbes(records, tuple(probes_of(decisions, page=runner.num_pages, page_size=size, max_len=max_len)))
 
 
 def _step_times(runner: ModelRunner, recorder: Recorder | None) -> TimeStep:

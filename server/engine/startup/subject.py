@@ -26,7 +26,7 @@ from qualification.decision.model_shapes import image_shapes, num_sums
 from qualification.measure.start_plan import Redecide as RedecideAny
 from qualification.model.cached_layers import skipping_fp8_cache
 from qualification.model.config import ModelConfig
-from qualification.model.draft_head import PRODUCT, with_draft_head, without_draft_head
+from qualification.model.draft_head import PRODUCT, draft_head_of, with_draft_head, without_draft_head
 from qualification.model.families.quantization import rounded_at_load
 from qualification.model.fields import ModelConfigError
 from qualification.model.gated_delta import GatedDeltaConfig, with_drafted_tokens
@@ -260,7 +260,9 @@ def head_of(subject: Subject, weights: Weights, dispatcher: Dispatcher, decoder:
         return None
     operators = replace(operators_of(dispatcher), is_reproducible=subject.reproducible)
     if dispatcher.linear is not None:
-        operators = replace(operators, product=partial(dispatcher.linear.product, is_of_step=False))
+        operators = replace(operators, product=partial(dispatcher.linear.product, is_of_head=True))
+    if dispatcher.experts is not None:
+        operators = replace(operators, experts=partial(dispatcher.experts.products_of, is_of_head=True))
     head = DraftHead(decoder, _served(subject.config, subject.limits), weights, operators)
     if subject.device.type == "cuda" and dispatcher.linear is not None:
         dispatcher.linear.warm_up()
@@ -327,7 +329,8 @@ def dispatcher_of(
     if not is_alone:
         of_sums = decisions_of(CollectiveShape, decisions)
         paths = collective_paths_on(device)
-        tables.append(CollectiveTable(num_sums(config), of_sums, paths, **options))
+        of_head = num_sums(draft_head_of(subject.config)) if subject.config.num_draft_layers else {}
+        tables.append(CollectiveTable(num_sums(config), of_sums, paths, num_of_head=of_head, **options))
     heads = tuple(map(Heads.of, config.attentions))
     of_device = CudaDevice() if device.type == "cuda" else CpuDevice()
     timer = AttentionTimer(flags, of_device, heads=heads, chunks=config.chunks) if has_timer else None

@@ -28,6 +28,7 @@ def attention_report(services: Services) -> dict[str, Any]:
         "layers": msgspec.to_builtins(ready.layers) if ready else None,
         "attention_layers": ready.attention_layers if ready else None,
         "states": msgspec.to_builtins(ready.states) if ready else None,
+        "drafts": msgspec.to_builtins(ready.drafts) if ready else None,
         "launches": services.telemetry.metrics.operators.launch_counts(),
         "attestation": msgspec.to_builtins(services.engine.attestations.latest),
         "shadow_checks": [

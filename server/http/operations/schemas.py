@@ -184,6 +184,16 @@ class StatesReport(Schema):
     slot_bytes: int = Field(description="On each rank.")
 
 
+class DraftsReport(Schema):
+    """Tokens that are drafted, and verified in one step."""
+
+    method: str = Field(description="ngram, or mtp: the model's own head, by any of its names.")
+    num_tokens: int = Field(description="Of each sequence and step.")
+    max_seqs: int | None = Field(
+        description="Decoding sequences, with more of which none are drafted, which a counter counts. Null: any number."
+    )
+
+
 class AttentionReport(Schema):
     model: str
     model_digests: dict[str, str | None]
@@ -195,7 +205,8 @@ class AttentionReport(Schema):
     layers: Layers | None
     attention_layers: int | None
     states: StatesReport | None = Field(description="Of a model with recurrent layers.")
-    launches: dict[str, int] = Field(description="By path, since the start.")
+    drafts: DraftsReport | None = Field(description="Null where no tokens are drafted.")
+    launches: dict[str, int] = Field(description="By path, since the start; a draft head's too.")
     attestation: Attestation | None = Field(description="The latest.")
     shadow_checks: list[ShadowCheck]
     replays: list[ReplayedAnswer]

@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from kernels.catalog import PATHS
 from kernels.experts.paths import EXPERTS_PATHS, ExpertsPath
 from kernels.experts.shape import ExpertsShape
@@ -149,8 +151,12 @@ def small_engine(
     *,
     policy: Policy,
     max_num_batched_tokens: int,
+    **changes: object,
 ) -> BuiltEngine:
-    """Build the engine of a model with dummy weights in `folder`, where its evidence is kept too."""
+    """Build the engine of a model with dummy weights in `folder`, where its evidence is kept too.
+
+    `changes` of its settings
+    """
     (folder / "config.json").write_text(json.dumps(config))
     settings = Settings(
         model=str(folder),
@@ -164,4 +170,4 @@ def small_engine(
         cache_dir=str(folder / "cache"),
         attestation_interval_s=0.0,
     )
-    return built_engine(settings, run_qualification)
+    return built_engine(msgspec.structs.replace(settings, **changes), run_qualification)

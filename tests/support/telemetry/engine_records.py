@@ -7,30 +7,40 @@ from operator import attrgetter
 
 import msgspec
 
-from kernels.catalog import PATHS
+from kernels.catalog import ALL_PATHS, PATHS
 from kernels.collective.paths import COLLECTIVE_PATHS
 from kernels.experts.kinds import ExpertFormat
 from kernels.experts.paths import EXPERTS_PATHS
 from kernels.linear.paths import LINEAR_PATHS
 from kernels.linear.shape import PLAIN
-from kernels.recurrence.paths import RECURRENCE_PATHS
 from kernels.vocabulary.buckets import Bucket
-from kernels.vocabulary.fingerprint import Device
+from kernels.vocabulary.fingerprint import Device, Fingerprint
 from kernels.vocabulary.operators import Operator
 from kernels.vocabulary.path import AnyPath, Limits, Tier
-from kernels.vocabulary.recurrence_operator import RECURRENCE
 from kernels.vocabulary.row_buckets import LinearRows, TokenRows
 from kernels.vocabulary.shape import PLANNED_PHASES, Mask, Phase
 from qualification.attest.explain import TimeClass
+from qualification.decision.decision import Book, Pairs, Policy, decide
+from qualification.decision.defaults import Choices, limits_of
+from qualification.decision.model_shapes import plan_shapes
+from qualification.decision.presets import preset_named
+from qualification.model.draft_head import with_draft_head
+from qualification.model.families.reader import read_model
+from qualification.model.families.towers import with_known_tower
+from qualification.model.gated_delta import with_drafted_tokens
+from qualification.model.shard import shard_of
 from server.protocol.messages import (
     AttestationReport,
     AttestedBatch,
     DispatchCount,
+    DraftsPlan,
     EngineReady,
     ExplainedTime,
     PlanRow,
+    StateSlots,
     StepRecord,
 )
+from server.protocol.plan_rows import DRAFT_HEAD, TOWER, plan_rows
 from server.telemetry.metrics import Metrics
 
 ROW = PlanRow(
@@ -77,17 +87,42 @@ RECORD = StepRecord(
 )
 
 HEAD_DIM = 128
+H200 = Fingerprint(Device.CUDA, "NVIDIA H200", 90, "580.159.04", "13.0", "91900", "2.11.0", "3.6.0")
 
 
-def largest_plan(*, is_hybrid: bool = False) -> list[PlanRow]:
+def hybrid_plan() -> list[PlanRow]:
+    """Qwen3.5-35B-A3B with its tower and its draft head on two H200s, every wanted path proven."""
+    text = dict(preset_named("qwen3.5-35b-a3b").config)
+    vision = {"hidden_size": 1152, "num_heads": 16, "spatial_merge_size": 2, "out_hidden_size": text["hidden_size"]}
+    config: dict[str, object] = {
+        "model_type": "qwen3_5_moe", "architectures": ["Qwen3_5MoeForConditionalGeneration"], "text_config": text,
+        "vision_config": vision, "image_token_id": 5, "vision_start_token_id": 6, "vision_end_token_id": 7,
+    }  # fmt: skip
+    whole = with_draft_head(with_drafted_tokens(with_known_tower(read_model(config), config), 3))
+    part = shard_of(whole, 0, 2).local_config
+    shapes = plan_shapes(part, limits_of(part, "cuda", Choices(max_drafted_tokens=3)), "cuda", 2)
+    none: Pairs = frozenset()
+    decisions = [
+        decide(it, paths=ALL_PATHS, fingerprint=H200, book=Book(), quarantined=none, policy=Policy.DEGRADE)
+        for it in shapes
+    ]
+    rows = []
+    for row in plan_rows(decisions, {}):
+        rejected = {path: [it for it in why if it[0] != "unproven"] for path, why in row.rejected.items()}
+        rejected.pop(row.wanted, None)
+        proven = msgspec.structs.replace(row, path=row.wanted, status="proven", fallback_reasons=[], rejected=rejected)
+        rows.append(proven)
+    return rows
+
+
+def largest_plan() -> list[PlanRow]:
     """Every operator on two GPUs: all buckets, all paths that a GPU can run, each first choice wanted somewhere.
 
     Of attention each bucket has two shapes, of layers with and without a window, both of heads of `HEAD_DIM`, which
-    most paths compute. Without the paths of `--reproducible`, whose plan has no others. A hybrid has recurrences, and
-    no windows.
+    most paths compute. Without the paths of `--reproducible`, whose plan has no others.
     """
-    rows, windows = [], (False,) if is_hybrid else (False, True)
-    for phase, (number, bucket), has_window in itertools.product(PLANNED_PHASES, enumerate(Bucket), windows):
+    rows = []
+    for phase, (number, bucket), has_window in itertools.product(PLANNED_PHASES, enumerate(Bucket), (False, True)):
         of_phase = [it for it in PATHS if phase in it.limits.phases and may_serve(it) and is_of_text(it.limits)]
         needs_window = {it.name for it in of_phase if it.limits.max_window is not None}
         able = [it.name for it in of_phase if has_window or it.name not in needs_window]
@@ -102,7 +137,7 @@ def largest_plan(*, is_hybrid: bool = False) -> list[PlanRow]:
         (Operator.EXPERTS, [it for it in EXPERTS_PATHS if ExpertFormat.PLAIN in it.limits.formats]),  # likewise
         (Operator.COLLECTIVE, COLLECTIVE_PATHS),
     ]
-    for operator, paths in [*others, (RECURRENCE, RECURRENCE_PATHS)] if is_hybrid else others:
+    for operator, paths in others:
         able = [it.name for it in paths if may_serve(it)]
         ours = [it.name for it in paths if it.name in able and it.tier is Tier.FIRST]
         rows += [row_of(operator.value, it.value, ours[n % len(ours)], able) for n, it in enumerate(TokenRows)]
@@ -132,13 +167,17 @@ def row_of(phase: str, bucket: str, path: str, able: list[str]) -> PlanRow:
 
 
 def use_everything(metrics: Metrics, *, is_hybrid: bool = False) -> None:
-    """Move every series of a server on two GPUs with the largest plan."""
-    rows = largest_plan(is_hybrid=is_hybrid)
+    """Move every series of a server on two GPUs with the largest plan, or that of a hybrid that sees and drafts."""
+    rows = hybrid_plan() if is_hybrid else largest_plan()
+    phases, ready = [it.value for it in PLANNED_PHASES], msgspec.structs.replace(READY, max_model_len=1_000_000)
+    if is_hybrid:
+        phases += [Phase.VERIFY.value, TOWER, DRAFT_HEAD]
+        ready = msgspec.structs.replace(ready, states=StateSlots(300, 44, 1), drafts=DraftsPlan("mtp", 3, 32))
     metrics.traffic.create_routes(f"/route/{i}" for i in range(18))
-    metrics.on_ready(msgspec.structs.replace(READY, max_model_len=1_000_000, plan=rows))
+    metrics.on_ready(msgspec.structs.replace(ready, plan=rows))
     seconds = {it.value: 1.0 for it in TimeClass}
     explained = ExplainedTime(1.0, seconds, {}, {})
-    batches = [AttestedBatch(phase.value, [], True, {}, "match", None, explained) for phase in PLANNED_PHASES]
+    batches = [AttestedBatch(phase, [], True, {}, "match", None, explained) for phase in phases]
     metrics.on_attestation(AttestationReport("start", "match", 0.0, 0.0, batches, []))
     for row in rows:
         if row.phase not in list(map(attrgetter("value"), Phase)):

@@ -1,0 +1,127 @@
+"""A draft head's kernels: each launch is counted with its decision, and its passes are attested."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kernels.catalog import ALL_PATHS, PATHS
+from kernels.vocabulary.path import AnyPath
+from kernels.vocabulary.shape import AttentionShape
+from qualification.decision.decision import Policy
+from qualification.evidence.evidence import Evidence
+from qualification.measure.qualify import Bench, Pair
+from server.engine.startup.builder import BuiltEngine
+from server.protocol.messages import DraftsPlan, SamplingParams, StepOutput, Submit
+from server.protocol.plan_rows import DRAFT_HEAD
+from support.engine.one_operator import HYBRID, small_engine
+from support.qualification_fakes import evidence
+
+# Of a mixture each pass has an operator more.
+MIXTURE = {
+    **HYBRID,
+    "model_type": "qwen3_5_moe_text",
+    "architectures": ["Qwen3_5MoeForCausalLM"],
+    "num_experts": 5,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 20,
+    "shared_expert_intermediate_size": 20,
+}
+DRAFTS = '{"method": "mtp", "num_speculative_tokens": 2, "disable_by_batch_size": 2}'
+
+
+def naming(pairs: list[Pair], bench: Bench, *, on_evidence: Callable[[Evidence], None], **_: object) -> None:
+    """Prove every pair; of operators beside attention, by kernels of PyTorch."""
+    for shape, path in pairs:
+        kernels = {} if isinstance(shape, AttentionShape) else {"kernels": ("aten::bmm", "aten::mm")}
+        on_evidence(evidence(shape, path, fingerprint=bench.fingerprint, **kernels))
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> BuiltEngine:
+    folder = tmp_path_factory.mktemp("model")
+    given = {"policy": Policy.QUALIFY, "max_num_batched_tokens": 64, "speculative_config": DRAFTS}
+    return small_engine(folder, MIXTURE, naming, **given)  # type: ignore[arg-type]
+
+
+def served(built: BuiltEngine, num_prompts: int) -> list[StepOutput]:
+    for index in range(num_prompts):
+        sampling = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+        built.engine.submit(Submit(str(index), [*range(index, index + 20)], sampling))
+    outputs = []
+    while built.engine.has_work:
+        output = built.engine.step()
+        assert output is not None
+        outputs.append(output)
+    return outputs
+
+
+def counted(outputs: list[StepOutput]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for output in outputs:
+        for it in output.record.dispatches:
+            found[it.path] += it.num_launches
+    return found
+
+
+def substituted(built: BuiltEngine, changed: Callable[[AnyPath], AnyPath]) -> None:
+    """Serve by what `changed` makes of each path that serves now."""
+    dispatcher = built.runner.dispatcher
+    served_by = {decision.path for decision in dispatcher.all_decisions}
+    for path in ALL_PATHS:
+        if path.name in served_by:
+            for table in (dispatcher.attention, *dispatcher.tables):
+                table.substitute(changed(path))
+
+
+def test_every_launch_of_model_and_head_is_counted(built: BuiltEngine) -> None:
+    made: Counter[str] = Counter()
+
+    def counting(path: AnyPath) -> AnyPath:
+        def run(*given: Any, **named: Any) -> None:
+            made[path.name] += 1
+            path.run(*given, **named)  # type: ignore[misc]
+
+        return replace(path, run=run)  # type: ignore[type-var]
+
+    substituted(built, counting)
+    outputs = served(built, 1)
+    drafted = [it.record.drafts for it in outputs if it.record.drafts is not None]
+    assert sum(sum(it.drafted) for it in drafted) > 0
+    assert counted(outputs) == made
+    assert len(made) == 4  # attention, products, experts, recurrence
+    substituted(built, lambda path: path)
+
+
+def test_drafts_are_off_above_a_number_of_sequences(built: BuiltEngine) -> None:
+    assert built.ready.drafts == DraftsPlan("mtp", 2, 1)
+    together = served(built, 2)
+    assert sum(it.record.num_undrafted_steps for it in together) > 5
+    assert not any(it.record.drafts for it in together)
+    alone = served(built, 1)
+    assert sum(it.record.num_undrafted_steps for it in alone) == 0
+    assert any(it.record.drafts for it in alone)
+
+
+def test_passes_of_the_head_are_attested(built: BuiltEngine) -> None:
+    report = built.attestor.attest_all("request")
+    assert report.result == "match", report.batches
+    of_head = [it for it in report.batches if it.phase == DRAFT_HEAD]
+    assert len(of_head) == len({it.phase for it in report.batches}) - 1  # one in each phase of the model's
+    assert min(it.explained.share for it in of_head if it.explained is not None) >= 0.99
+    pages = built.runner.worker.kv.layers[-1].k.data_ptr()
+    [math] = [path for path in PATHS if path.name == "sdpa.math"]
+
+    def lying(path: AnyPath) -> AnyPath:
+        def run(q: Any, k: Any, *given: Any, **named: Any) -> None:
+            own = math.run if k.data_ptr() == pages and path.name == "sdpa.cpu" else path.run
+            own(q, k, *given, **named)  # type: ignore[misc]
+
+        return replace(path, run=run) if path.name == "sdpa.cpu" else path  # type: ignore[type-var]
+
+    substituted(built, lying)
+    found = built.attestor.attest_all("request")
+    assert {it.phase for it in found.batches if it.result != "match"} == {DRAFT_HEAD}
+    assert found.quarantined
