@@ -149,7 +149,7 @@ def seen_of(
         case CollectiveShape():
             return check_collective_order(VariantRanks(fault), shape, device, **how)
         case RecurrenceShape():
-            return check_recurrence_order(variant_recurrence(fault), shape, device, **how)
+            return check_recurrence_order(variant_recurrence(fault), shape, device, is_trial=True, **how)
     raise TypeError(f"{shape!r} is no shape of an operator")
 
 
