@@ -19,6 +19,7 @@ from qualification.canary.golden import (
     load_golden,
     shipped_golden,
 )
+from qualification.canary.kernels import judge_kernels
 from qualification.canary.mix import LEAST_CONTEXT, MIX, ask_mix, judge_mix, record_mix
 from qualification.canary.model import digests_of, judge_model
 from qualification.canary.numerics import QuantizedFormats, judge_numerics
@@ -143,6 +144,7 @@ class Canary:
                 self._give(Verdict(Stage.NUMERICS, Outcome.SKIPPED, detail, bucket=MIX))
             if is_same_build:
                 self._give(self._receipts(golden, model))
+            self._give(*judge_kernels(report, candidate.attention()))
         self._performance(golden, model, is_same=is_same)
         self._give(self._service(before, candidate.counters()))
 

@@ -21,6 +21,7 @@ from qualification.canary.golden import (
     load_golden,
     shipped_golden,
 )
+from qualification.canary.kernels import judge_kernels
 from qualification.canary.mix import MixReply, judge_mix
 from qualification.canary.numerics import QuantizedFormats, Reply, Scores, judge_numerics
 from qualification.canary.performance import Pairs, Rules, judge_performance
@@ -348,3 +349,41 @@ def test_a_counter_seen_only_once_is_inconclusive() -> None:
     one, both = {"fallbacks": 0.0}, {"fallbacks": 0.0, "preemptions": 0.0}
     for before, after in ((both, one), (one, both), (one, {}), ({}, {})):
         assert judge_service(before, after).outcome is Outcome.NO_DATA
+
+
+def kernels_report(**changes: object) -> dict[str, object]:
+    """GET /plan of a hybrid that drafts by its own head, after 5 launches of its recurrence."""
+    known: dict[str, object] = {
+        "shapes": [{"phase": "recurrence", "path": "triton.recurrence"}, {"phase": "decode", "path": "triton.decode"}],
+        "launches": {"triton.recurrence": 7, "triton.decode": 9},
+        "drafts": {"method": "mtp", "num_tokens": 2, "max_seqs": 32},
+        "attestation": {
+            "batches": [
+                {"phase": phase, "result": "match", "kernels": {"hallmark_extend": 1}}
+                for phase in ("decode", "verify", "draft_head")
+            ]
+        },
+    }
+    return known | changes
+
+
+def test_kernels_that_serve_some_steps_are_said() -> None:
+    before = {"launches": {"triton.recurrence": 2}}
+    recurrence, drafts = judge_kernels(before, kernels_report())
+    assert str(recurrence) == ("plan recurrence: PASS: 1 shapes, launches while it was asked: triton.recurrence 5")
+    assert str(drafts) == ("plan drafts: PASS: 2 tokens by mtp up to 32 sequences; attested 2 times: hallmark_extend 2")
+    assert judge_kernels({}, kernels_report(shapes=[], drafts=None)) == []
+    ngram = kernels_report(drafts={"method": "ngram", "num_tokens": 3, "max_seqs": None})
+    assert judge_kernels(before, ngram)[1].outcome is Outcome.PASS
+    assert judge_kernels(before, kernels_report(attestation=None))[1].outcome is Outcome.SKIPPED
+
+
+def test_kernels_that_did_not_serve_fail_the_plan() -> None:
+    unlaunched = kernels_report(launches={"triton.recurrence": 2})
+    assert judge_kernels({"launches": {"triton.recurrence": 2}}, unlaunched)[0].outcome is Outcome.FAIL
+    verified = {"phase": "verify", "result": "match", "kernels": {"a": 1}}
+    lied = {"phase": "draft_head", "result": "mismatch", "kernels": {"a": 1}, "detail": "it launched b"}
+    for batches, why in (([verified], "draft_head: no kernel of it"), ([verified, lied], "draft_head: it launched b")):
+        [_, drafts] = judge_kernels({}, kernels_report(attestation={"batches": batches}))
+        assert drafts.outcome is Outcome.FAIL
+        assert why in drafts.reasons[0]
