@@ -15,6 +15,7 @@ class Attends:
     """scale of scores; window: tokens that a token sees, itself included; sinks [heads] fp64.
 
     is_causal   whether a token sees none behind it; else it sees all keys
+    spans  [start, stop) of keys: a token of one of these sees those of it that are behind the token, too
     chunk  positions of which a token sees those before it in its own multiple alone
     """
 
@@ -24,6 +25,7 @@ class Attends:
     softcap: float | None = None
     sinks: Tensor | None = None
     is_causal: bool = True
+    spans: tuple[tuple[int, int], ...] = ()
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, attends: Attends, precision: Precision) -> Bounded:
@@ -31,6 +33,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, attends: Attends, precision: Precisi
     num_rows, num_heads, head_dim = q.shape
     num_keys, num_kv_heads, _ = k.shape
     first = num_keys - num_rows
+    end = num_keys
     if attends.window is not None:  # keys that no row sees
         skipped = max(0, first - attends.window + 1)
         k, v, num_keys, first = k[skipped:], v[skipped:], num_keys - skipped, first - skipped
@@ -53,6 +56,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, attends: Attends, precision: Precisi
     rows = torch.arange(first, first + num_rows, device=q.device)[:, None]
     keys = torch.arange(num_keys, device=q.device)[None]
     hidden = (keys > rows) & attends.is_causal
+    for start, stop in ((start - end + num_keys, stop - end + num_keys) for start, stop in attends.spans):
+        hidden &= ~((start <= rows) & (rows < stop) & (keys < stop))
     if attends.window is not None:
         hidden |= keys <= rows - attends.window
     if chunks is not None:

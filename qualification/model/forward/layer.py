@@ -152,11 +152,14 @@ class LayerReference:
         of_logarithm = 4 * U * grown.truth.abs()
         return self.precision.rounded(Bounded(grown.truth, grown.most + of_logarithm, grown.deviation))
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Bounded:
-        """Return [T, heads, d] of one sequence's last T tokens' q and all its keys and values, as they are stored."""
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, spans: tuple[tuple[int, int], ...] = ()) -> Bounded:
+        """Return [T, heads, d] of one sequence's last T tokens' q and all its keys and values, as they are stored.
+
+        spans   of positions, whose tokens see each other both ways
+        """
         attention = self.attention
         sinks = self._vector("self_attn.sinks", torch.float32) if self.sentence.has_sinks else None
-        attends = Attends(attention.scale, attention.window, attention.chunk, attention.softcap, sinks)
+        attends = Attends(attention.scale, attention.window, attention.chunk, attention.softcap, sinks, spans=spans)
         return attend(q, k, v, attends, self.precision)
 
     def after_attention(self, residual: Bounded, out: Bounded, read: Bounded) -> Bounded:

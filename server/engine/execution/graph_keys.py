@@ -184,8 +184,8 @@ def graph_keys(sizes: GraphSizes) -> list[GraphKey]:
 def key_of(batch: Batch, sizes: GraphSizes) -> GraphKey | None:
     """The graph of a batch; None for one with two kinds of prompts, or with more of something than any graph.
 
-    None too for prompts beside rows that verify drafted tokens, and where a token has an embedding of its own: graphs
-    read those of token ids alone.
+    None too for prompts beside rows that verify drafted tokens, where a token has an embedding of its own, for graphs
+    read those of token ids alone, and where one sees tokens behind it.
     """
     num_prompts = batch.num_prefill + batch.num_extend
     num_rows = batch.num_rows - num_prompts
@@ -196,6 +196,8 @@ def key_of(batch: Batch, sizes: GraphSizes) -> GraphKey | None:
         if batch.verifies:
             return _key_of_drafted(batch, sizes, size)
         return None if size is None else _decode_key(size, bucket_index(max(batch.context_lens)))
+    if batch.sees_ahead(Phase.PREFILL) or batch.sees_ahead(Phase.EXTEND):
+        return None
     num_tokens = sum(batch.query_lens[:num_prompts])
     if num_rows:
         if batch.verifies:

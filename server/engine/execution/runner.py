@@ -139,6 +139,7 @@ class ModelRunner:
             is_pinned=worker.device.type == "cuda",
             num_slots=None if worker.states is None else worker.states.num_slots,
             token_arrays=worker.token_arrays,
+            window=min((it.window for it in worker.decoder.config.attentions if it.window is not None), default=None),
         )
         if graphs is not None:
             self.writer.declare(graphs.layouts)

@@ -75,6 +75,7 @@ class PartLayout:
     """The rows of one phase, padding included, and bounds of their lengths.
 
     table_width  entries of a row of the page table; 0 in prefill, which reads no pages
+    has_spans    whether a token sees tokens behind it
     """
 
     phase: Phase
@@ -83,6 +84,7 @@ class PartLayout:
     table_width: int
     max_query: int
     max_context: int
+    has_spans: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +138,7 @@ class StepLayout:
         is_pending   [decode rows] whether the row's token is such a one
         state ...    of recurrent layers, see RecurrenceRows
         cu_seqlens, context_lens, page_table   of each phase: see AttentionBatch; one query a decode row is constant
+        spans        of a phase: see AttentionFlags
         """
         found = [(array.name, array.dtype, array.num_parts * self.num_tokens) for array in self.token_arrays]
         found += [
@@ -155,6 +158,8 @@ class StepLayout:
             if part.phase is not Phase.PREFILL:
                 found.append((f"{name} context_lens", torch.int32, rows))
                 found.append((f"{name} page_table", torch.int32, rows * part.table_width))
+            if part.has_spans:
+                found.append((f"{name} spans", torch.int32, 2 * part.num_tokens))
         return found
 
 
@@ -227,7 +232,7 @@ class StepMemory:
         return found
 
     def host_views(self, layout: StepLayout) -> HostViews:
-        """Return every array of the layout for numpy; page tables as rows, token arrays of several parts likewise."""
+        """Return every array of the layout for numpy; page tables, spans and arrays of several parts as rows."""
         found: HostViews = {}
         for name, dtype, start, size in layout.places:
             first = start // dtype.itemsize
@@ -236,6 +241,9 @@ class StepMemory:
             if part.table_width:
                 name = f"{part.phase.value} page_table"
                 found[name] = found[name].reshape(part.num_rows, part.table_width)
+            if part.has_spans:
+                name = f"{part.phase.value} spans"
+                found[name] = found[name].reshape(part.num_tokens, 2)
         for array in layout.token_arrays:
             if array.num_parts > 1:
                 found[array.name] = found[array.name].reshape(array.num_parts, layout.num_tokens)
@@ -361,6 +369,7 @@ class DeviceInputs:
             ),
             num_sequences=part.num_rows,
             num_tokens=part.num_tokens,
+            spans=views[f"{name} spans"].view(part.num_tokens, 2) if part.has_spans else None,
         )
 
 

@@ -53,11 +53,14 @@ class StepWriter:
         is_pinned: bool,
         token_arrays: tuple[TokenArray, ...] = TOKEN_ARRAYS,
         num_slots: int | None = None,
+        window: int | None = None,
     ) -> None:
         """`num_pages`: those that sequences may own; padding is written to the page behind them.
 
-        `num_slots`: of recurrent states likewise; None for a model without them.
+        `num_slots`: of recurrent states likewise; None for a model without them. `window`: the shortest one of a layer,
+        which bounds how far before a token its span begins; None where no layer has one.
         """
+        self._window = window
         self._page_size = page_size
         self._num_pages = num_pages
         self._is_pinned = is_pinned
@@ -129,9 +132,8 @@ class StepWriter:
             width = 0
             if phase is not Phase.PREFILL:
                 width = _rounded_up(max(len(table) for table in batch.page_tables[rows.start : rows.stop]))
-            parts.append(
-                PartLayout(phase, len(rows), sum(query_lens), width, max(query_lens), max(context_lens)),
-            )
+            lengths = max(query_lens), max(context_lens)
+            parts.append(PartLayout(phase, len(rows), sum(query_lens), width, *lengths, batch.sees_ahead(phase)))
         num_sampled = len(batch.sampled_tokens) if batch.verifies else len(batch.sampled_rows)
         num_writes = 0 if batch.states is None else len(batch.states.writes)
         num_state_writes = None if self._num_slots is None else num_writes
@@ -158,6 +160,8 @@ class StepWriter:
         for part in layout.parts:
             if part.phase is not Phase.DECODE:
                 _write_part(host, part, batch, ends)
+            if part.has_spans:
+                _write_spans(host[f"{part.phase.value} spans"], batch, batch.rows_of(part.phase), self._window)
         if filling.buffer.key is not None and layout.num_sampled is not None:
             num_rows = layout.parts[0].num_rows
             sampled = host["sampled"]
@@ -281,6 +285,16 @@ def _write_part(host: HostViews, part: PartLayout, batch: Batch, ends: list[int]
         for index, row in enumerate(rows):
             table = batch.page_tables[row]
             tables[index, : len(table)] = table
+
+
+def _write_spans(spans: "NDArray[Any]", batch: Batch, rows: range, window: int | None) -> None:
+    """Write what the tokens of these rows see behind them. `window`: the shortest one of a layer."""
+    start = 0
+    for row in rows:
+        length, context_len = batch.query_lens[row], batch.context_lens[row]
+        seen = batch.sequences[row].seen_spans(context_len - length, context_len, window)
+        spans[start : start + length] = seen
+        start += length
 
 
 def _write_more(host: HostViews, layout: StepLayout, seq: Sequence, tokens: slice, first: int) -> None:

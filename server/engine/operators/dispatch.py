@@ -19,7 +19,7 @@ from server.engine.operators.attention_timer import AttentionTimer
 from server.engine.operators.chunked import bounded
 from server.engine.operators.collective import CollectiveTable
 from server.engine.operators.decisions import Redecide
-from server.engine.operators.dispatch_key import Heads, LayerKind
+from server.engine.operators.dispatch_key import CAUSAL, SPANS, Heads, LayerKind
 from server.engine.operators.experts import ExpertsTable
 from server.engine.operators.linear import LinearTable
 from server.engine.operators.recurrence import RecurrenceTable
@@ -36,13 +36,18 @@ Watch = Callable[[Choice], AbstractContextManager[object]]
 
 @dataclass(frozen=True, slots=True)
 class PhasePart:
-    """The rows of one phase in a step's tensors. `tokens` are rows of q; k and v are pages unless it is a prefill."""
+    """The rows of one phase in a step's tensors. `tokens` are rows of q; k and v are pages unless it is a prefill.
+
+    spans   [tokens, 2] int32: positions that a token sees beside those before it, as in AttentionFlags; None: it sees
+            none
+    """
 
     phase: Phase
     tokens: slice
     batch: AttentionBatch
     num_sequences: int
     num_tokens: int
+    spans: Tensor | None = None
 
 
 class Dispatcher:
@@ -185,7 +190,11 @@ class Dispatcher:
         """One dictionary hit. Raises NoPathError for a shape without a path, which no start-up lets through."""
         of_shape, chunk = kind
         batch = part.batch if chunk is None else bounded(part.batch, chunk)
-        return self.attention.choice(part.phase, batch, of_shape)
+        return self.attention.choice(part.phase, batch, of_shape, CAUSAL if part.spans is None else SPANS)
+
+    def flags_of(self, layer: int, part: PhasePart) -> AttentionFlags:
+        """Return the flags of a layer for a part of a step."""
+        return self.flags[layer] if part.spans is None else replace(self.flags[layer], spans=part.spans)
 
     def begin(self, batch: Batch) -> None:
         """A step is about to be launched."""
@@ -238,7 +247,7 @@ class Dispatcher:
 
         A call that is watched plans for itself: it is judged, and may be captured, without the others.
         """
-        flags = self.flags[layer]
+        flags = self.flags_of(layer, part)
         if self._watch is not None:
             with self._watch(choice):
                 choice.run(q, k, v, replace(planned, plans=None), flags, out)

@@ -35,6 +35,7 @@ LengthKey = tuple[LayerKind, int, int, int]
 _MASKS = {mask: index for index, mask in enumerate(Mask)}
 CAUSAL = _MASKS[Mask.CAUSAL]
 FULL = _MASKS[Mask.FULL]  # of towers
+SPANS = _MASKS[Mask.SPANS]  # of prompts with images whose tokens see each other both ways
 _EDGES = tuple(bucket.hi for bucket in Bucket if bucket.hi is not None)
 
 

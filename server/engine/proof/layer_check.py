@@ -227,7 +227,7 @@ class LayerCheck:
             k, v = keys[places], values[places]
             if self._is_in_fp8(layer) and len(row.tokens) == len(row.keys):
                 k, v = k.to(layer.precision.dtype), v.to(layer.precision.dtype)  # read beside the pages, in the model's
-            expected = layer.attend(q[own], k, v)
+            expected = layer.attend(q[own], k, v, row.spans)
             names, num_ranks = (row.name,) * len(row.tokens), self._reference.ranks
             yield _Section(Border.ATTENDED.value, index, out[own], expected, names=names, num_ranks=num_ranks)
 

@@ -20,6 +20,8 @@ _GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 _CHUNKS = (7, 13, 9)  # tokens: borders on no tile and, in most models, on no page
 _BEHIND_PAGE = 5  # tokens of the whole prompt behind its first page
 _BEHIND_HIT = 6
+_IMAGE = 11  # tokens that see each other both ways, in a prompt and in a chunk
+_PROMPT_WITH_IMAGE, _CHUNK_WITH_IMAGE = 5 + _IMAGE + 1, 3 + _IMAGE + 2  # with tokens before and behind it
 
 
 class _Slot(Enum):
@@ -46,6 +48,7 @@ class _Sequence:
     tokens   by position: which of all steps' tokens wrote its keys and values, the first of which is 0
     slot     of its recurrent state
     source   the slot that its next step reads that from
+    spans    whose tokens see each other both ways
     """
 
     ids: list[int]
@@ -53,6 +56,7 @@ class _Sequence:
     tokens: list[int] = field(default_factory=list)
     slot: int = 0
     source: int = 0
+    spans: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,7 @@ class CheckedRow:
     positions  of these tokens
     keys       for each position up to the last: which of all steps' tokens wrote it. None: attention is not judged
     is_behind_copies  whether earlier chunks of positions are one page again and again: attention to them is not judged
+    spans      of positions, whose tokens see each other both ways
     """
 
     name: str
@@ -71,6 +76,7 @@ class CheckedRow:
     positions: range
     keys: tuple[int, ...] | None
     is_behind_copies: bool = False
+    spans: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +106,14 @@ class LayerSteps:
         max_rows: int,
         num_slots: int | None = None,
         chunk: int | None = None,
+        has_spans: bool = False,
     ) -> None:
         """`max_len`: tokens of a sequence; `max_tokens` and `max_rows`: of a step.
 
         `num_slots` of recurrent states; None for a model whose layers all attend. `chunk`: positions, of layers that
-        see one; None where none does.
+        see one; None where none does. `has_spans`: whether tokens of images see each other both ways.
         """
+        self._has_spans = has_spans
         self._rng = Random(_SEED)
         self._vocab_size = vocab_size
         self._page_size = page_size
@@ -122,9 +130,12 @@ class LayerSteps:
         """Return the steps, in the order in which they must run. Raises TooSmall."""
         size = self._page_size
         first = size + _BEHIND_PAGE
-        if self._max_tokens < first:
-            raise TooSmall(f"a step has at most {self._max_tokens} tokens, and the check needs {first}")
+        needed = max(first, _PROMPT_WITH_IMAGE) if self._has_spans else first
+        if self._max_tokens < needed:
+            raise TooSmall(f"a step has at most {self._max_tokens} tokens, and the check needs {needed}")
         longest = max(first + 2, sum(_CHUNKS) + 7, size + _BEHIND_HIT)
+        if self._has_spans:
+            longest = max(longest, _PROMPT_WITH_IMAGE + _CHUNK_WITH_IMAGE)
         if self._num_slots is not None and self._num_slots < NUM_SLOTS:
             raise TooSmall(f"there are {self._num_slots} slots of recurrent states, and the check needs {NUM_SLOTS}")
         if self._chunk is not None and longest > self._chunk:
@@ -152,6 +163,8 @@ class LayerSteps:
         steps += [self._step(rows) for rows in self._fitting(mixed)]
         if self._chunk is not None and self._chunk + size + _BEHIND_HIT < self._max_len:
             steps += self._behind_chunk(whole, self._chunk)
+        if self._has_spans:
+            steps += self._with_images()
         far = self._far(whole)
         return steps if far is None else [*steps, far]
 
@@ -188,6 +201,16 @@ class LayerSteps:
         far = _Sequence(ids, pages, whole.tokens[: self._page_size] * num_copies)
         rows = [(far, _BEHIND_HIT - 1, "a prompt behind a chunk of positions"), (far, 1, "decode behind such a chunk")]
         return [self._step([row], is_behind_copies=True) for row in rows]
+
+    def _with_images(self) -> list[CheckedStep]:
+        """Return steps of a prompt and a chunk, each with tokens that see each other both ways within it."""
+        seq = self._sequence(_PROMPT_WITH_IMAGE + _CHUNK_WITH_IMAGE)
+        starts = 5, _PROMPT_WITH_IMAGE + 3
+        seq.spans = tuple((start, start + _IMAGE) for start in starts)
+        return [
+            self._step([(seq, _PROMPT_WITH_IMAGE, "a prompt with an image")]),
+            self._step([(seq, _CHUNK_WITH_IMAGE, "a chunk with an image")]),
+        ]
 
     def _far(self, whole: "_Sequence") -> CheckedStep | None:
         """Return a decode step as far out as a sequence may be: over one page again and again, then its own token.
@@ -235,12 +258,21 @@ class LayerSteps:
                     range(before, before + count),
                     tuple(seq.tokens) if is_attended else None,
                     is_behind_copies,
+                    seq.spans,
                 )
             )
         self._num_tokens = starts[-1]
         batch = Batch(
             sequences=tuple(
-                Sequence("", seq.ids[: len(seq.tokens)], len(seq.tokens), _GREEDY, seed=0, submitted_at=0.0)
+                Sequence(
+                    "",
+                    seq.ids[: len(seq.tokens)],
+                    len(seq.tokens),
+                    _GREEDY,
+                    seed=0,
+                    submitted_at=0.0,
+                    whole_spans=seq.spans,
+                )
                 for seq, _, _ in rows
             ),
             query_lens=tuple(count for count, _ in lengths),

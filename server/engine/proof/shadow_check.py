@@ -376,7 +376,7 @@ class ShadowCheck:
 
         `layer`: a place among those that attend; a report names the layer of the model.
         """
-        flags, of_model = self._dispatcher.flags[layer], self._dispatcher.layers[layer]
+        flags, of_model = self._dispatcher.flags_of(layer, part), self._dispatcher.layers[layer]
         self.take_sample(
             choice.use.path,
             part.phase,

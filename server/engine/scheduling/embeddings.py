@@ -30,6 +30,7 @@ class EmbeddingFormat:
     hidden_size: int
     has_three_positions: bool = False
     tower: TowerConfig | None = None  # reads images; None: they are refused
+    sees_both_ways: bool = False  # whether an image's tokens see each other both ways
 
     def refusal(self, spans: tuple[EmbeddedSpan, ...], num_tokens: int, num_rows: int) -> str | None:
         """Return why a prompt of so many tokens cannot have these spans, in a buffer of `num_rows`; None if it can."""

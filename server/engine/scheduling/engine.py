@@ -333,6 +333,7 @@ class Engine:
         spans = image_spans(message.images, embeddings.tower, message.cache_salt, has_three_positions=three)
         for seq in sequences:
             seq.embedded = tuple(sorted((*message.embedded, *spans), key=lambda span: span.start))
+            seq.whole_spans = tuple([(it.start, it.stop) for it in spans]) if embeddings.sees_both_ways else ()
 
     def _forked(self, seq: Sequence, fork: Fork) -> Sequence:
         """Return the sequence of one more answer to the prompt of `seq`."""

@@ -578,6 +578,19 @@ class Scheduler:
         has_embedded = any(seq.has_embedded(start, end) for seq, start, end in held)
         return replace(batch, embeddings=self._embeddings.take_unwritten(names), has_embedded=has_embedded)
 
+    def _whole(self, seq: Sequence, most: int, room: int) -> int:
+        """Return how many of a sequence's next `most` tokens leave no span half computed.
+
+        That is the span that comes next, where it is longer than `most` and the step has `room` for it.
+        """
+        if not seq.whole_spans:
+            return most
+        fitting = seq.border(seq.num_computed + most) - seq.num_computed
+        if fitting > 0:
+            return fitting
+        least = seq.next_border(seq.num_computed) - seq.num_computed
+        return least if least <= room else 0
+
     def _reach(self, seq: Sequence, most: int, step: _StepPlan) -> int:
         """Return how many of a sequence's next `most` tokens the step may compute, by the embeddings they need."""
         if not seq.held or self._limits.max_written_tokens is None:
@@ -633,13 +646,15 @@ class Scheduler:
                 if not is_open:
                     continue
             # A token at least, whatever it attends to: the first by rank makes progress.
-            if seq.num_uncomputed <= self._reach(seq, min(left, max(1, self._num_fitting(keys_left, seq))), step):
+            most = self._whole(seq, min(left, max(1, self._num_fitting(keys_left, seq))), left)
+            if seq.num_uncomputed <= self._reach(seq, most, step):
                 chunk = seq.num_uncomputed
                 step.prompts.append((seq, chunk))
                 self._fork(seq, step)
             elif long is None:
                 half = -(-min(left, self._max_interleaved) // 2)
-                chunk = num_of_long = self._reach(seq, min(half, max(1, self._num_fitting(keys_left / 2, seq))), step)
+                most = self._whole(seq, min(half, max(1, self._num_fitting(keys_left / 2, seq))), left)
+                chunk = num_of_long = self._reach(seq, most, step)
                 if not chunk:
                     continue
                 long = seq
@@ -656,7 +671,7 @@ class Scheduler:
             whole = num_of_long + rest
             keys_of_long = keys_left + _num_keys(long.num_computed, num_of_long)
             whole = min(whole, max(num_of_long, self._num_fitting(keys_of_long, long)))
-            whole = self._reach(long, whole, step)
+            whole = self._reach(long, self._whole(long, whole, whole), step)
             if long.held:
                 step.written |= self._embeddings.to_write(long, long.num_computed + whole)
             step.prompts.append((long, whole))
@@ -681,6 +696,21 @@ class Scheduler:
             step.forks.append((leader, seq))
             step.page_copies += copies
 
+    def _up_to_borders(self, seq: Sequence, keys: Iterable[bytes]) -> Iterable[bytes]:
+        """Yield the names of pages that are found, up to the last one that ends within none of the whole spans."""
+        if not seq.whole_spans:
+            yield from keys
+            return
+        waiting = []
+        for num_pages, key in enumerate(keys, start=1):
+            if key not in self._pool.page_of_key:
+                return
+            waiting.append(key)
+            end = num_pages * self._pool.page_size
+            if seq.border(end) == end:
+                yield from waiting
+                waiting.clear()
+
     def _admit(self, seq: Sequence, step: _StepPlan, now: float) -> bool:
         """Start a waiting sequence if fewer than max_num_seqs run, and there is room for it.
 
@@ -695,7 +725,7 @@ class Scheduler:
             keys: Iterable[bytes] = ()
             if seq.page_keys is not None and seq.page_seals is not None:
                 named = seq.page_keys.each((num_tokens - 1) // page_size, seq.tokens)
-                keys = self._seals.sound(seq.page_seals, named)
+                keys = self._up_to_borders(seq, self._seals.sound(seq.page_seals, named))
             num_hit_pages = self._pool.admit(seq.request_id, num_tokens, keys, headroom=headroom)
             if num_hit_pages is None:
                 return False

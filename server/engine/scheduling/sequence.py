@@ -77,6 +77,8 @@ class Sequence:
     matcher       what its grammar allows next; None without a grammar
     embedded      spans of its prompt that have embeddings of their own; `held` are those of them that it has rows for,
                   from its admission until its prompt is computed
+    whole_spans   [start, stop) of parts of its prompt, in order, whose tokens see each other both ways, as those of an
+                  image may: a step computes none or all of the tokens of one
     positions     [3, num_prompt] of its prompt's tokens, and `position_delta` what is added to the place of a generated
                   one for its position; None and 0 where each position is the token's place
     record        of an answer that may be computed again; None of most
@@ -121,6 +123,7 @@ class Sequence:
     pooled: bytes | None = None
     embedded: tuple[EmbeddedSpan, ...] = ()
     held: tuple[HeldSpan, ...] = ()
+    whole_spans: tuple[tuple[int, int], ...] = ()
     positions: "NDArray[np.int32] | None" = None
     position_delta: int = 0
     record: AnswerRecord | None = None
@@ -162,6 +165,30 @@ class Sequence:
     def has_embedded(self, start: int, stop: int) -> bool:
         """Return whether a token of its tokens [start, stop) has an embedding of its own that it has a row for."""
         return any(it.span.start < stop and start < it.span.stop for it in self.held)
+
+    def border(self, num_tokens: int) -> int:
+        """Return the last of the places up to `num_tokens` between two steps: within none of its whole spans."""
+        return next((start for start, stop in self.whole_spans if start < num_tokens < stop), num_tokens)
+
+    def next_border(self, num_tokens: int) -> int:
+        """Return the first of these places behind `num_tokens`, which is one."""
+        return next((stop for start, stop in self.whole_spans if start == num_tokens), num_tokens + 1)
+
+    def sees_ahead(self, start: int, stop: int) -> bool:
+        """Return whether a token of its tokens [start, stop) sees one behind it."""
+        return any(first < stop and start < end for first, end in self.whole_spans)
+
+    def seen_spans(self, start: int, stop: int, window: int | None) -> "NDArray[np.int32]":
+        """Return the positions [lo, hi) that each of its tokens [start, stop) sees beside those before it, [n, 2].
+
+        Those of a whole span see all of it, but none farther back than the shortest window of a layer; 0, 0 for others.
+        """
+        found = np.zeros((stop - start, 2), np.int32)
+        for first, end in self.whole_spans:
+            places = np.arange(max(first, start), min(end, stop))
+            found[places - start, 0] = first if window is None else np.maximum(first, places - window + 1)
+            found[places - start, 1] = end
+        return found
 
     def finish_reason(self, num_tokens: int) -> FinishReason | None:
         """Return why generation ends with the newest of its first `num_tokens` tokens, None where it goes on.
@@ -319,6 +346,14 @@ class Batch:
         if not self.num_prefill and not self.num_extend:
             return _VERIFY_ONLY if self.verifies else _DECODE_ONLY
         return tuple(phase for phase in Phase if self.rows_of(phase))
+
+    def sees_ahead(self, phase: Phase) -> bool:
+        """Return whether a token of the rows of a phase sees one behind it. A row of decode has one token."""
+        if phase not in (Phase.PREFILL, Phase.EXTEND):
+            return False
+        rows = [row for row in self.rows_of(phase) if self.sequences[row].whole_spans]
+        ends, lengths = self.context_lens, self.query_lens
+        return any(self.sequences[row].sees_ahead(ends[row] - lengths[row], ends[row]) for row in rows)
 
     def rows_of(self, phase: Phase) -> range:
         """Return the rows of one phase, empty where the batch has none."""

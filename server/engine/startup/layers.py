@@ -192,6 +192,7 @@ def _steps(subject: Subject, runner: ModelRunner) -> list[CheckedStep]:
         max_rows=limits.max_num_seqs,
         num_slots=None if runner.worker.states is None else runner.worker.states.num_slots,
         chunk=subject.model.chunk,
+        has_spans=subject.model.has_image_spans,
     ).all()
 
 

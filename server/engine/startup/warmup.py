@@ -11,7 +11,7 @@ import torch
 
 from kernels.hopper.decode.variants import LARGE_SEQS, LARGE_TOKENS
 from kernels.vocabulary.buckets import Bucket
-from kernels.vocabulary.shape import AttentionShape, Phase
+from kernels.vocabulary.shape import AttentionShape, Mask, Phase
 from qualification.decision.decision import Decision
 from server.engine.operators.step_attention import Beat
 from server.engine.scheduling.runner_api import Runner
@@ -34,17 +34,28 @@ def synthetic_batch(
     *,
     page: int = 0,
     verifies: bool = False,
+    mask: Mask = Mask.CAUSAL,
 ) -> Batch:
     """Rows of (query_len, context_len), all of one phase, over one page only, which no sequence owns.
 
     verifies  whether rows of several tokens verify drafted ones, and are no prompts
+    mask      SPANS: the tokens of a row see each other both ways, as an image's
     """
     phases = {Phase.VERIFY if verifies else phase_of(query_len, context_len) for query_len, context_len in rows}
     assert len(phases) == 1
     phase = phases.pop()
     return Batch(
         sequences=tuple(
-            Sequence("", [0] * context_len, context_len, sampling, seed=0, submitted_at=0.0) for _, context_len in rows
+            Sequence(
+                "",
+                [0] * context_len,
+                context_len,
+                sampling,
+                seed=0,
+                submitted_at=0.0,
+                whole_spans=((context_len - query_len, context_len),) if mask is Mask.SPANS else (),
+            )
+            for query_len, context_len in rows
         ),
         query_lens=tuple(query_len for query_len, _ in rows),
         context_lens=tuple(context_len for _, context_len in rows),
@@ -70,18 +81,18 @@ def warm_up(
     compiles a kernel again for an integer that is 1, or that 16 divides, and decode takes another one for much context.
     After them the whole sampler. On a CPU, where nothing is compiled, the shortest shape of each phase and path.
     """
-    layouts: dict[tuple[object, ...], tuple[Phase, Bucket, Bucket]] = {}
+    layouts: dict[tuple[object, ...], tuple[Phase, Bucket, Bucket, Mask]] = {}
     for shape, decision in decisions.items():
-        layout = (shape.phase, shape.query_bucket, shape.context_bucket)
-        layouts.setdefault(layout if is_cuda else (shape.phase, decision.path), layout)
+        layout = (shape.phase, shape.query_bucket, shape.context_bucket, shape.mask)
+        layouts.setdefault(layout if is_cuda else (shape.phase, decision.path, shape.mask), layout)
     windows = {shape.window for shape in decisions}
-    for index, (phase, queries, context) in enumerate(layouts.values(), start=1):
+    for index, (phase, queries, context, mask) in enumerate(layouts.values(), start=1):
         progress(f"{index}/{len(layouts)} {phase.value} {queries.label} {context.label}")
         batches = _batches(phase, queries, context, limits, is_cuda=is_cuda)
         if is_cuda and phase is Phase.DECODE:
             batches += _large_batches(context, windows, limits)
         for rows in batches:
-            batch = synthetic_batch(rows, limits.page_size, verifies=phase is Phase.VERIFY)
+            batch = synthetic_batch(rows, limits.page_size, verifies=phase is Phase.VERIFY, mask=mask)
             runner.launch(batch).result()
     for num_rows in {1, min(2, limits.max_num_seqs)} if is_cuda else ():
         runner.launch(synthetic_batch([(1, 1)] * num_rows, limits.page_size, _FULL_SAMPLER)).result()
@@ -116,20 +127,20 @@ def probes_of(
     max_len: int,
     of_two: Container[str] = frozenset(),
 ) -> list[Batch]:
-    """A batch of one sequence for each (phase, path), in its shortest buckets, over `page` alone.
+    """A batch of one sequence for each (phase, path, mask), in its shortest buckets, over `page` alone.
 
     `of_two`: paths that get another one of two sequences, since other kernels serve it.
     """
-    shortest: dict[tuple[Phase, str], tuple[int, int]] = {}
+    shortest: dict[tuple[Phase, str, Mask], tuple[int, int]] = {}
     for shape, decision in decisions.items():
         lengths = _probe_lengths(shape, max_len)
         if decision.path is None or lengths is None:
             continue
-        of_path = shape.phase, decision.path
+        of_path = shape.phase, decision.path, shape.mask
         shortest[of_path] = min(lengths, shortest.get(of_path, lengths))
     return [
-        synthetic_batch([lengths] * num_seqs, page_size, page=page, verifies=phase is Phase.VERIFY)
-        for (phase, path), lengths in shortest.items()
+        synthetic_batch([lengths] * num_seqs, page_size, page=page, verifies=phase is Phase.VERIFY, mask=mask)
+        for (phase, path, mask), lengths in shortest.items()
         for num_seqs in ((1, 2) if path in of_two else (1,))
     ]
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from random import Random
 
 import msgspec
 import numpy as np
@@ -175,6 +176,50 @@ def test_rows_are_written_once_and_again_behind_a_failed_launch() -> None:
     for seq in list(batch.sequences):
         subject.finish(seq)
     subject.check_integrity()
+
+
+def test_a_step_computes_whole_spans_wherever_it_ends() -> None:
+    num_hits = 0
+    for seed in range(40):
+        draw = Random(seed)
+        longest, num_seqs, page_size = draw.randint(1, 9), draw.randint(1, 5), draw.choice([1, 4, 8])
+        interleaved = longest + draw.randint(0, 6)
+        limits = SchedulerLimits(
+            MAX_LEN,
+            num_seqs,
+            max(interleaved, longest + num_seqs),
+            interleaved,
+            max_attended_keys=draw.randint(1, 99),
+            max_embedded_tokens=27,
+            max_written_tokens=draw.choice([None, draw.randint(1, 12)]),
+        )
+        pool = PagePool(40, page_size)
+        subject = Scheduler(limits, pool, shares_pages=True, seals=PageSeals(pool))
+        for index in range(12):
+            ids, spans = [1] * draw.randint(0, 9), []
+            for _ in range(draw.randint(0, 3)):
+                spans.append((len(ids), len(ids) + draw.randint(1, longest)))
+                ids += [PLACEHOLDER] * (spans[-1][1] - len(ids)) + [2] * draw.randint(0, 4)
+            ids += [1]
+            embedded = tuple(EmbeddedSpan(start, stop - start, b"same", b"") for start, stop in spans)
+            given = {"embedded": embedded, "whole_spans": tuple(spans)}
+            sampling = SamplingParams(max_tokens=draw.randint(1, 9))
+            subject.add(Sequence(str(index), ids, len(ids), sampling, 0, 0.0, **given))  # type: ignore[arg-type]
+        while (batch := subject.plan(0.0)) is not None:
+            for seq, length, end in zip(batch.sequences, batch.query_lens, batch.context_lens, strict=True):
+                cut = {place for start, stop in seq.whole_spans for place in range(start + 1, stop)}
+                assert not cut & {end - length, end}
+            num_hits += batch.num_prefix_hit_tokens
+            subject.advance(batch)
+            for seq in batch.drawn_sequences:
+                seq.tokens.append(7)
+            subject.settle(batch)
+            for seq in batch.drawn_sequences:
+                if seq.finish_reason(len(seq.tokens)) is not None:
+                    subject.finish(seq)
+            subject.check_integrity()
+        assert subject.is_idle
+    assert num_hits
 
 
 ROWS = bytes(4 * 64 * 2)

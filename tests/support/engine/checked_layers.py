@@ -78,6 +78,7 @@ class ServedLayers:
             is_pinned=False,
             num_slots=None if states is None else NUM_SLOTS,
             token_arrays=arrays,
+            window=min((it.window for it in config.attentions if it.window is not None), default=None),
         )
 
     def observe(self, batch: Batch) -> tuple[Tensor, Observation]:
@@ -126,6 +127,7 @@ class CheckedLayers:
             max_rows=limits.max_num_seqs,
             num_slots=None if runner.worker.states is None else NUM_SLOTS,
             chunk=subject.model.chunk,
+            has_spans=subject.model.has_image_spans,
         ).all()
         reference = ForwardReference(
             subject.folder if folder is None else folder,

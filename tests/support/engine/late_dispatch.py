@@ -49,6 +49,6 @@ def redecide(shape: AttentionShape, broken: Pairs, taken_out: Pairs) -> Decision
 def dispatcher_of(decoder: Decoder, path: str) -> Dispatcher:
     limits = ServingLimits(MAX_LEN, MAX_STEP, PAGE_SIZE, Dtype.FP32, Dtype.FP32)
     decisions = {shape: decide(shape, path) for shape in shapes_needed(signature_of(decoder.config), limits)}
-    flags = tuple(AttentionFlags(it.scale) for it in decoder.config.attentions)
+    flags = tuple(AttentionFlags(it.scale, window=it.window) for it in decoder.config.attentions)
     layers = decoder.config.attention_layers
     return Dispatcher(decisions, (GRAPHED, EAGER), flags, redecide=redecide, layers=layers)

@@ -6,7 +6,7 @@ import pytest
 
 from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.row_buckets import LinearRows, TokenRows
-from kernels.vocabulary.shape import Phase
+from kernels.vocabulary.shape import Mask, Phase
 from qualification.decision.presets import preset_named
 from qualification.model.config import ModelConfig
 from qualification.model.families.reader import read_model
@@ -148,6 +148,11 @@ def test_more_than_the_largest_graph_takes_has_no_graph(
     prompts: list[int], contexts: list[int], chunks: list[tuple[int, int]]
 ) -> None:
     assert key_of(batch_of(prompts, contexts, chunks), SIZES) is None
+
+
+def test_tokens_that_see_others_behind_them_have_no_graph() -> None:
+    of_text, of_image = (synthetic_batch([(40, 40)], 16, mask=mask) for mask in (Mask.CAUSAL, Mask.SPANS))
+    assert (key_of(of_text, SIZES) is None, key_of(of_image, SIZES)) == (False, None)
 
 
 def test_rows_of_drafted_tokens_have_graphs_by_their_longest() -> None:

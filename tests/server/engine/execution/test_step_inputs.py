@@ -37,6 +37,19 @@ def test_every_tensor_of_a_kernel_is_aligned_and_contiguous() -> None:
             assert batch.page_table.stride(0) % 16 == 0
 
 
+def test_a_phase_has_the_spans_that_its_tokens_see() -> None:
+    batch = mixed_batch()
+    for seq, spans in zip(batch.sequences, (((0, 1), (1, 3)), ((2, 5), (5, 7)), ((8, 9),), ()), strict=True):
+        seq.whole_spans = spans
+    prompts, chunks, decode = Inputs().load(batch).parts
+    assert prompts.spans is not None and chunks.spans is not None  # noqa: PT018
+    assert (prompts.spans.tolist(), chunks.spans.tolist()) == ([[0, 1], [1, 3], [1, 3]], [[5, 7], [5, 7]])
+    assert chunks.spans.dtype is torch.int32
+    assert decode.spans is None
+    batch.sequences[1].whole_spans = ((2, 5),)  # of a chunk before
+    assert [part.spans is None for part in Inputs().load(batch).parts] == [False, True, True]
+
+
 def test_buffers_grow_and_are_used_again() -> None:
     inputs = Inputs()
     inputs.load(mixed_batch())
