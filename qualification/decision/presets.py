@@ -357,7 +357,16 @@ PRESETS: tuple[Preset, ...] = (
                 "sliding_window": 1024,
                 "sliding_window_pattern": 6,  # every sixth layer sees everything
             },
-            "vision_config": {"model_type": "siglip_vision_model"},
+            "vision_config": {
+                "model_type": "siglip_vision_model",
+                "hidden_size": 1152,
+                "image_size": 896,
+                "intermediate_size": 4304,
+                "num_attention_heads": 16,
+                "num_hidden_layers": 27,
+                "patch_size": 14,
+                "vision_use_head": False,
+            },
             "torch_dtype": "bfloat16",
         },
     ),

@@ -24,7 +24,7 @@ def tower_shapes_needed(tower: TowerConfig, dtype: Dtype, max_image_tokens: int)
 
 def tower_attention(tower: TowerConfig, dtype: Dtype, max_image_tokens: int) -> tuple[AttentionShape, ...]:
     """Return the shapes of a tower's attention: of whole images, and of windows, which are short images to a kernel."""
-    buckets = list(buckets_up_to(max_image_tokens * tower.merge**2))
+    buckets = list(buckets_up_to(tower.most_patches(max_image_tokens)))
     if tower.window is not None:
         of_window = bucket_of((tower.window * tower.merge) ** 2)
         buckets += [] if of_window in buckets else [of_window]
@@ -50,6 +50,8 @@ def _products(tower: TowerConfig, dtype: Dtype, max_image_tokens: int) -> Iterat
                 yield LinearShape(dtype, size_in, size_out, rows, with_bias)
     read, between, out = tower.merger_sizes
     of_tokens = [(read, between, tower.merger_has_biases), (between, out, tower.merger_has_biases)]
+    if tower.is_pooled:
+        of_tokens = [(hidden, out, False)]
     if tower.has_merging:
         of_tokens = [(hidden * tower.merge**2, hidden, False), *of_tokens]
     for size_in, size_out, with_bias in of_tokens:

@@ -18,6 +18,8 @@ class TowerNames:
                     one in memory are one or several here
     merger          what makes tokens of the last layer's patches; deepstack: of another layer's, {} which of them
     merger_norm, merging, first, second    within a merger
+    inner           what may stand behind the first of `parts`, where a class has a model within its tower
+    last_norm       of patches behind the last layer, where they are not the merger's
     """
 
     parts: tuple[str, ...]
@@ -37,11 +39,23 @@ class TowerNames:
     patches_norm: str = ""
     positions: str = ""
     deepstack: str = ""
+    inner: str = ""
+    last_norm: str = ""
 
     def own(self, name: str) -> str | None:
         """Return a checkpoint's name of a tensor as it is named here; None for one that is not the tower's."""
         short = name.removeprefix(_OF_ALL_PARTS)
+        tower = self.parts[0]
+        if self.inner and short.startswith(tower):
+            short = tower + short.removeprefix(tower).removeprefix(self.inner)
         return short if short.startswith(self.parts) else None
+
+    def written(self, name: str) -> tuple[str, ...]:
+        """Return a checkpoint's names of a tensor as it is named here: one for each way in which all may be written."""
+        tower = self.parts[0]
+        is_within = bool(self.inner) and name.startswith(tower)
+        names = name, tower + self.inner + name.removeprefix(tower) if is_within else name
+        return tuple(whole + it for whole in ("", _OF_ALL_PARTS) for it in names)
 
     def layer_of(self, name: str) -> int | None:
         """Return the number of the layer that has a tensor; None for one outside of all."""
@@ -68,13 +82,16 @@ class TowerConfig:
     num_positions   of a side of the square of learned positions, which are interpolated; None: there are none
     deepstack       layers whose results are merged too: each is added to the residual behind a layer of the text,
                     those of the first one behind the first
-    rope_theta      of the rotation in two dims, by the row and the column of a patch
+    rope_theta      of the rotation in two dims, by the row and the column of a patch; None: nothing is rotated
     alternates_rates  whether rows and columns take the rates of a head in turns; else both have the same
     norms_patches   whether patches are normed before the first layer
     has_merging     whether a product of its own makes one patch's numbers of those that are merged, which it reads
                     number by number of all of them, and not patch by patch
     merger_eps      of the merger's norm; None: as `norm_eps`
     has_line_ends   whether a token of the text stands behind each row of an image's tokens, the last one's apart
+    is_pooled       whether a token is the mean of its patches, which is normed and multiplied once; else its patches
+                    stand beside each other, and are multiplied twice
+    image_side      patches of each side of every image; None: images may have any
     """
 
     num_layers: int
@@ -94,13 +111,15 @@ class TowerConfig:
     full_layers: frozenset[int] = frozenset()
     num_positions: int | None = None
     deepstack: tuple[int, ...] = ()
-    rope_theta: float = 10_000.0
+    rope_theta: float | None = 10_000.0
     norm_eps: float = 1e-6
     alternates_rates: bool = False
     norms_patches: bool = False
     has_merging: bool = False
     merger_eps: float | None = None
     has_line_ends: bool = False
+    is_pooled: bool = False
+    image_side: int | None = None
 
     @property
     def head_dim(self) -> int:
@@ -128,6 +147,16 @@ class TowerConfig:
         return merged, merged, self.out_size
 
     @property
+    def tokens_of_each(self) -> int | None:
+        """Return the tokens of every image; None where images may have any size."""
+        return None if self.image_side is None else (self.image_side // self.merge) ** 2
+
+    def most_patches(self, num_tokens: int) -> int:
+        """Return the patches of the largest image of so many tokens at most."""
+        most = num_tokens * self.merge**2
+        return most if self.image_side is None else min(most, self.image_side**2)
+
+    @property
     def row_size(self) -> int:
         """Numbers of a token: its embedding, and what is added behind layers of the text."""
         return self.out_size * (1 + len(self.deepstack))
@@ -145,6 +174,8 @@ class TowerConfig:
         if not all(0 < side <= MOST_GRID and side % self.merge == 0 for side in (height, width)):
             sides = f"a multiple of {self.merge} and at most {MOST_GRID}"
             return f"an image has {height} x {width} patches: each side must be {sides}"
+        if self.image_side not in (None, height) or self.image_side not in (None, width):
+            return f"an image has {height} x {width} patches: this model's have {self.image_side} a side"
         if num_bytes != (due := 3 * height * width * self.patch_size**2):
             return f"an image of {height} x {width} patches has {num_bytes} bytes, and not {due}"
         if num_tokens != (due := self.num_tokens(grid)):

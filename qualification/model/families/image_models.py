@@ -18,6 +18,7 @@ class ImageModel:
     keys        that are known beside `text_config`
     refused_in_text   of the text part's keys, those that are refused with images and not in a model of text alone
     ties_embeddings   tie_word_embeddings where the whole's is missing; None: as the text part has it
+    sees_both_ways    whether an image's tokens see each other both ways, in the text part too
     """
 
     model_type: str
@@ -29,6 +30,7 @@ class ImageModel:
     refused_in_text: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     text_chooses: bool = False
     ties_embeddings: bool | None = None
+    sees_both_ways: bool = False
 
     def text_family(self, config: Mapping[str, object], source: str) -> str:
         """Return the model_type of the text part of a parsed config.json. Raises ModelConfigError."""
@@ -57,11 +59,11 @@ IMAGE_MODELS: tuple[ImageModel, ...] = (
         _RENAMED,
         _TOWER,
         family_keys(
-            "text_config vision_config",
-            without_effect="mm_tokens_per_image image_token_index image_token_id boi_token_index boi_token_id "
-            "eoi_token_index eoi_token_id",
+            "text_config vision_config mm_tokens_per_image",
+            without_effect="image_token_index image_token_id boi_token_index boi_token_id eoi_token_index eoi_token_id",
         ),
         {"final_logit_softcapping": (None,)},  # the class of all parts does not apply it
+        sees_both_ways=True,
     ),
     *(
         ImageModel(

@@ -26,8 +26,8 @@ def read_model(config: Mapping[str, object], source: str = "config.json") -> Mod
     image_model = image_model_of(config)
     name = values.get("model_type") if image_model is None else image_model.text_family(config, source)
     model = read_as(family_named(name, source, KNOWN), values, source)
-    # The tokens of Gemma 3's images see each other both ways; those of Qwen's do not.
-    return replace(model, has_image_spans=config.get("model_type") == "gemma3" and "vision_config" in config)
+    has_spans = image_model is not None and image_model.sees_both_ways and "vision_config" in config
+    return replace(model, has_image_spans=has_spans)
 
 
 def read_as(family: Family, values: Mapping[str, object], source: str) -> ModelConfig:

@@ -1,11 +1,13 @@
-"""The towers of models that see images, from config.json: Qwen 2.5 VL, Qwen 3 VL, Qwen 3.5, Mistral 3."""
+"""The towers of models that see images, from config.json: Qwen 2.5 VL, Qwen 3 VL, Qwen 3.5, Mistral 3, Gemma 3."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
 from kernels.fused.activation_kind import Activation
 from qualification.model.config import AttentionConfig, LayerConfig, ModelConfig
+from qualification.model.families.image_models import image_model_of
 from qualification.model.families.reader import text_part
 from qualification.model.fields import Fields, ModelConfigError
 from qualification.model.keys import Keys, family_keys
@@ -27,6 +29,12 @@ _OF_PIXTRAL = (
 )
 _PIXTRAL_NOTES = "image_size vocab_size"  # as large as a processor lets images be; of no use
 _PIXTRAL_EPS = 1e-5
+_OF_SIGLIP = (
+    "hidden_size intermediate_size num_hidden_layers num_attention_heads num_channels patch_size image_size hidden_act "
+    "layer_norm_eps"
+)
+_SIGLIP_ACT = Activation.GELU_TANH.value
+_SIGLIP_NOTES = "vision_use_head"  # of a result that the text does not read
 _QWEN_3_NAMES = TowerNames(
     parts=("visual.",),
     patches="visual.patch_embed.proj",
@@ -68,6 +76,25 @@ _PIXTRAL_NAMES = TowerNames(
     merging="patch_merger.merging_layer",
     first="linear_1",
     second="linear_2",
+)
+
+_SIGLIP_NAMES = TowerNames(
+    parts=("vision_tower.", "multi_modal_projector."),
+    inner="vision_model.",
+    patches="vision_tower.embeddings.patch_embedding",
+    positions="vision_tower.embeddings.position_embedding.weight",
+    layer="vision_tower.encoder.layers.{}",
+    attention_norm="layer_norm1",
+    qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    output="self_attn.out_proj",
+    feed_forward_norm="layer_norm2",
+    up=("mlp.fc1",),
+    down="mlp.fc2",
+    last_norm="vision_tower.post_layernorm",
+    merger="multi_modal_projector",
+    merger_norm="mm_soft_emb_norm",
+    first="",
+    second="mm_input_projection_weight",
 )
 
 
@@ -121,7 +148,9 @@ def with_tower(model: ModelConfig, config: Mapping[str, object], source: str) ->
     if known.read_parts is not None:
         rope = rope_section(Fields(text_part(config), source)) or Fields({}, source)
         layers = tuple([_in_parts(layer, rope, known.read_parts) for layer in layers])
-    return replace(model, layers=layers, tower=tower)
+    image_model = image_model_of(config)
+    has_spans = image_model is not None and image_model.sees_both_ways
+    return replace(model, layers=layers, tower=tower, has_image_spans=has_spans)
 
 
 def _in_parts(layer: LayerConfig, rope: Fields, read_parts: ReadParts) -> LayerConfig:
@@ -243,6 +272,43 @@ def _read_pixtral(source: TowerSource) -> TowerConfig:
     )
 
 
+def _read_siglip(source: TowerSource) -> TowerConfig:
+    """Read that of Gemma 3: SigLIP over images of one size, with what its class has where a field is missing."""
+    fields, whole = source.vision, source.whole
+    fields.choice("model_type", ("siglip_vision_model",), "siglip_vision_model")
+    _check_keys(fields, _OF_SIGLIP, _SIGLIP_NOTES)
+    if fields.integer("num_channels", 3) != 3:
+        fields.refuse("num_channels", "3, red, green and blue")
+    hidden, heads = fields.integer("hidden_size", 768), fields.integer("num_attention_heads", 12)
+    if hidden % heads:
+        fields.refuse("num_attention_heads", f"a divisor of hidden_size ({hidden})")
+    patch, image = fields.integer("patch_size", 16), fields.integer("image_size", 224)
+    if image % patch:
+        fields.refuse("image_size", f"a multiple of patch_size ({patch})")
+    side, num_tokens = image // patch, whole.integer("mm_tokens_per_image", 256)
+    merge = side // math.isqrt(num_tokens)
+    if merge**2 * num_tokens != side**2:
+        whole.refuse("mm_tokens_per_image", f"a number of squares of the {side} x {side} patches of an image")
+    return TowerConfig(
+        num_layers=fields.integer("num_hidden_layers", 12),
+        hidden_size=hidden,
+        num_heads=heads,
+        width=fields.integer("intermediate_size", 3072),
+        activation=Activation(fields.choice("hidden_act", (_SIGLIP_ACT,), _SIGLIP_ACT)),
+        is_gated=False,
+        patch_size=patch,
+        num_frames=1,
+        merge=merge,
+        out_size=source.text.hidden_size,
+        names=_SIGLIP_NAMES,
+        num_positions=side,
+        rope_theta=None,
+        norm_eps=fields.number("layer_norm_eps", 1e-6),
+        is_pooled=True,
+        image_side=side,
+    )
+
+
 def _num_read_layers(whole: Fields, num_layers: int) -> int:
     """Return how many layers are computed: those up to the one whose results the projector reads."""
     name = "vision_feature_layer"
@@ -294,4 +360,5 @@ TOWERS: Mapping[str, TowerFamily] = {
     "qwen3_5": _QWEN_3_5,
     "qwen3_5_moe": _QWEN_3_5,
     "mistral3": TowerFamily(_PIXTRAL_NAMES, _read_pixtral),
+    "gemma3": TowerFamily(_SIGLIP_NAMES, _read_siglip),
 }

@@ -1,8 +1,8 @@
-"""The towers of Qwen's models that see images and Mistral's, from their definitions and the checkpoint's own tensors.
+"""The towers of models of Qwen, Mistral and Gemma, from their published definitions and the checkpoint's own tensors.
 
 Everything here is in the order of the pixels: patches row by row, each at its row and column. What a served tower hands
 out in another order is brought into this one first. Sources: Qwen2.5-VL and Qwen3-VL technical reports, Pixtral 12B
-(Agrawal et al. 2024), and the classes of their checkpoints.
+(Agrawal et al. 2024), SigLIP (Zhai et al. 2023) and the Gemma 3 technical report, and the classes of their checkpoints.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,6 @@ from qualification.model.forward.mixture import Gate, gate_named, gate_of
 from qualification.model.forward.rotation import turn
 from qualification.model.tower import TowerConfig
 
-_BEGINNINGS = ("", "model.")
 _OF_PIXELS = 8  # roundings in fp32 of a pixel's number, of the largest of its parts
 
 
@@ -51,10 +50,11 @@ class TowerReference:
         self._precision = precision
         self._height, self._width = grid
         self._names = config.names
-        known = [it for it in _BEGINNINGS if checkpoint.has(f"{it}{self._names.patches}.weight")]
+        ways = self._names.written(f"{self._names.patches}.weight")
+        known = [way for way, it in enumerate(ways) if checkpoint.has(it)]
         if not known:
-            raise CheckpointError(f"the checkpoint has no tensor {self._names.patches}.weight")
-        self._prefix = known[0]
+            raise CheckpointError(f"the checkpoint has no tensor {ways[0]}")
+        self._way = known[0]  # in which all names are written
         places = torch.arange(self._height * self._width, device=checkpoint.device)
         self._rows, self._columns = places // self._width, places % self._width
 
@@ -111,8 +111,10 @@ class TowerReference:
 
     def merger_read(self, x: Bounded, deepstack: int | None) -> Bounded:
         """Return what the first product of a merger reads, [tokens, merge ** 2 * hidden]; the last one's, or one of
-        those behind a layer.
+        those behind a layer. Of tokens that are means of patches, those means [tokens, hidden].
         """
+        if self.config.is_pooled:
+            return self._pooled(self._normed(x, self._names.last_norm))
         norm, eps = self._of_merger(deepstack, self._names.merger_norm), self.config.merger_eps
         if deepstack is None:
             return self._normed(x, norm, eps).changed(self._merged)
@@ -124,10 +126,17 @@ class TowerReference:
         return self._product(by_number, self._of_merger(deepstack, self._names.merging))
 
     def merger_fed(self, read: Bounded, deepstack: int | None) -> Bounded:
+        """Return what the last product of a merger reads."""
+        if self.config.is_pooled:
+            weight = self._tensor(f"{self._of_merger(None, self._names.merger_norm)}.weight")
+            return rms_norm(read, weight + 1, self.config.norm_eps, self._precision)
         return self._bent(self._product(read, self._of_merger(deepstack, self._names.first)), gate_named("gelu"))
 
     def merged(self, fed: Bounded, deepstack: int | None) -> Bounded:
         """Return [tokens, out_size], token by token of a row."""
+        if self.config.is_pooled:
+            weight = self._tensor(self._of_merger(None, self._names.second)).T  # it is kept [in, out]
+            return self._rounded(product(fed, chunks_of(weight), None, self._precision))
         return self._product(fed, self._of_merger(deepstack, self._names.second))
 
     def _of_merger(self, deepstack: int | None, name: str) -> str:
@@ -141,6 +150,16 @@ class TowerReference:
         merge = self.config.merge
         found = patches.view(self._height // merge, merge, self._width // merge, merge, -1).transpose(1, 2)
         return found.reshape(self._height * self._width // merge**2, -1)
+
+    def _pooled(self, patches: Bounded) -> Bounded:
+        """Return the mean of each token's patches [tokens, hidden], which is summed in fp32 and rounded once."""
+        count = self.config.merge**2
+
+        def mean(it: Tensor) -> Tensor:
+            return self._merged(it).view(-1, count, it.shape[1]).mean(1)
+
+        of_sum = (count + 1) * U * mean(patches.truth.abs())
+        return self._rounded(Bounded(mean(patches.truth), mean(patches.most) + of_sum, mean(patches.deviation)))
 
     def _patches(self, pixels: Tensor, numbers: PixelNumbers) -> Bounded:
         """Return [patches, numbers]: of each colour every frame, which are all the same, of each the rows."""
@@ -185,11 +204,13 @@ class TowerReference:
     def _turned(self, x: Bounded) -> Bounded:
         """Turn the halves of each head against each other: the first pairs by the row, as many by the column."""
         size, theta = self.config.head_dim, self.config.rope_theta
+        if theta is None:
+            return x
         numbers = torch.arange(0, size, 4, dtype=torch.float64, device=self._rows.device)
         later = 2 if self.config.alternates_rates else 0  # of the head's rates a column has the next one
         of_both = ((self._rows, numbers), (self._columns, numbers + later))
         angles = torch.cat([places.double()[:, None] * theta ** (-it / size) for places, it in of_both], dim=1)
-        return self._rounded(turn(x, angles, self.config.rope_theta))
+        return self._rounded(turn(x, angles, theta))
 
     def _normed(self, x: Bounded, name: str, eps: float | None = None) -> Bounded:
         weight, eps = self._tensor(f"{name}.weight"), self.config.norm_eps if eps is None else eps
@@ -204,12 +225,15 @@ class TowerReference:
 
     def _product(self, x: Bounded, name: str) -> Bounded:
         weight = self._tensor(f"{name}.weight").flatten(1)
-        has_bias = self._checkpoint.has(f"{self._prefix}{name}.bias")
+        has_bias = self._checkpoint.has(self._written(f"{name}.bias"))
         bias = self._tensor(f"{name}.bias") if has_bias else None
         return self._rounded(product(x, chunks_of(weight), bias, self._precision))
 
     def _tensor(self, name: str) -> Tensor:
-        return self._precision.stored(self._checkpoint.tensor(f"{self._prefix}{name}"))
+        return self._precision.stored(self._checkpoint.tensor(self._written(name)))
+
+    def _written(self, name: str) -> str:
+        return self._names.written(name)[self._way]
 
     def _rounded(self, value: Bounded) -> Bounded:
         return self._precision.rounded(value)

@@ -27,8 +27,13 @@ class TowerChecked:
 
 def checked_grid(tower: Tower) -> Grid:
     """Return the patches of the image that is checked."""
-    height, width = (side * tower.config.merge for side in _SIDES)
-    return height, width
+    config = tower.config
+    height, width = (side * config.merge for side in _SIDES)
+    if config.image_side is None:
+        return height, width
+    # Of a model whose images have one size: no larger, and not square, so that rows are not taken for columns.
+    most = max(config.merge, config.image_side - config.merge)
+    return min(height, most), min(width, config.image_side)
 
 
 class TowerCheck:

@@ -384,7 +384,8 @@ def _warm_runner(
             is_cuda=device.type == "cuda",
             progress=lambda detail: progress("compiling" if device.type == "cuda" else "warming up", detail),
         )
-        warm_up_images(own, limits.max_image_tokens, is_cuda=device.type == "cuda")
+        if tower is not None:
+            warm_up_images(own, limits.tower_tokens(tower.config), is_cuda=device.type == "cuda")
     if sizes is None:
         return runner
     return ModelRunner(own, _capture_graphs(subject, own, progress), grammars=grammars)
@@ -464,7 +465,9 @@ def _engine(
         )
     takes = None
     if config.tower is not None:
-        takes = EmbeddingFormat(config.hidden_size, config.has_three_positions, config.tower)
+        takes = EmbeddingFormat(
+            config.hidden_size, config.has_three_positions, config.tower, sees_both_ways=config.has_image_spans
+        )
     options = EngineOptions(config.vocab_size, config.eos_token_ids, settings.seed, runs_ahead, takes)
     return Engine(
         scheduler,

@@ -71,7 +71,7 @@ def _room_bytes(runner: ModelRunner, limits: EngineLimits, device: torch.device)
     with blaming(runner.suspects):
         allocated_bytes = run_largest(runner, limits, device)
         if runner.worker.tower is not None:
-            run_images(runner.worker, [limits.max_image_tokens])
+            run_images(runner.worker, [limits.tower_tokens(runner.worker.tower.config)])
     return runner.worker.others.least(room_beside_peak(device, allocated_bytes))
 
 

@@ -11,6 +11,7 @@ from kernels.vocabulary.shape import Dtype
 from qualification.decision.defaults import BATCHED_TOKENS, IMAGE_TOKENS, NUM_SEQS, PAGE_SIZE, served_dtype
 from qualification.decision.model_shapes import ServingLimits
 from qualification.model.config import ModelConfig, num_parameters
+from qualification.model.tower import TowerConfig
 from server.engine.execution.graph_keys import GraphSizes, graph_sizes
 from server.engine.startup.drafting import drafting_of
 from server.errors import SettingsError
@@ -48,6 +49,14 @@ class EngineLimits:
     state_snapshots: int | None = None  # slots for them; None: as many as sequences that run at once
     max_image_tokens: int = 0  # whose embeddings are kept; 0: images are refused
     max_num_batched_image_tokens: int = 0  # that the tower computes in a step, an image at least
+
+    def tower_tokens(self, tower: TowerConfig) -> int:
+        """Return the most tokens of images that a tower computes together.
+
+        One image may have as many as are kept at all; where each has the same, a step's limit bounds them.
+        """
+        each = tower.tokens_of_each
+        return self.max_image_tokens if each is None else max(each, self.max_num_batched_image_tokens)
 
     @property
     def serving(self) -> ServingLimits:
@@ -124,6 +133,8 @@ def choose_limits(settings: Settings, config: ModelConfig, device: torch.device)
         image_tokens = settings.max_num_batched_image_tokens or limits.max_num_interleaved_tokens
         kept = settings.max_image_tokens or min(IMAGE_TOKENS, max_model_len)
         limits = replace(limits, max_image_tokens=kept, max_num_batched_image_tokens=image_tokens)
+        if config.has_image_spans:
+            _check_whole_images(limits, config.tower.tokens_of_each or kept)
     if limits.max_num_batched_tokens < limits.max_num_seqs:
         raise SettingsError(
             f"max_num_batched_tokens is {limits.max_num_batched_tokens}, it must be at least max_num_seqs, "
@@ -135,6 +146,22 @@ def choose_limits(settings: Settings, config: ModelConfig, device: torch.device)
             "attention"
         )
     return limits
+
+
+def _check_whole_images(limits: EngineLimits, num_tokens: int) -> None:
+    """Raise SettingsError where a step cannot hold an image, whose tokens see each other and are computed together."""
+    others = limits.max_num_seqs - 1
+    found = {
+        "max_num_batched_tokens": (limits.max_num_batched_tokens, num_tokens + others),
+        "max_num_interleaved_tokens": (limits.max_num_interleaved_tokens, num_tokens),
+    }
+    for name, (given, least) in found.items():
+        if given < least:
+            beside = f" beside a token of each of {others} other sequences" if least > num_tokens else ""
+            raise SettingsError(
+                f"{name} is {given}, it must be at least {least}: a step computes an image of this model whole, "
+                f"{num_tokens} tokens{beside}; raise it, or serve text alone with --limit-images 0"
+            )
 
 
 def _cache_dtype(settings: Settings, config: ModelConfig, dtype: Dtype) -> Dtype:

@@ -70,8 +70,13 @@ def _patches_of(tokens: Tensor, width: int, merge: int) -> tuple[Tensor, Tensor]
     return rows.expand(shape).flatten(), columns.expand(shape).flatten()
 
 
-def rotation(config: TowerConfig, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
-    """Return cosines and sines [patches, head_dim / 2] fp32: half of the angles by the row, half by the column."""
+def rotation(config: TowerConfig, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return cosines and sines [patches, head_dim / 2] fp32: half of the angles by the row, half by the column.
+
+    None where nothing is rotated.
+    """
+    if config.rope_theta is None:
+        return None
     size = config.head_dim
     exponents = torch.arange(0, size, 2, dtype=torch.float32, device=rows.device) / size
     frequencies = 1.0 / config.rope_theta**exponents

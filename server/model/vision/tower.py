@@ -21,7 +21,7 @@ from qualification.model.tower import TowerConfig
 from server.model.linear import Linear, Product
 from server.model.step import Step
 from server.model.vision.geometry import Geometry, Grid, learned_positions, rotation
-from server.model.vision.weights import Merger, NormWeights, TowerLayer, TowerWeight, TowerWeights
+from server.model.vision.weights import Merger, NormWeights, Pooler, TowerLayer, TowerWeight, TowerWeights
 
 _MOST_KNOWN_PATCHES = 2**17  # of which the places are kept, 350 bytes each: made anew they take the host 3 ms
 
@@ -111,11 +111,14 @@ class _FirstProduct:
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """A geometry on the device: see there. `windows`, `images`: where sequences end, and the longest one's length."""
+    """A geometry on the device: see there. `windows`, `images`: where sequences end, and the longest one's length.
+
+    turns   None where nothing is rotated
+    """
 
     order: Tensor
     tokens: Tensor
-    turns: tuple[Tensor, Tensor]
+    turns: tuple[Tensor, Tensor] | None
     windows: tuple[Tensor, int]
     images: tuple[Tensor, int]
 
@@ -146,7 +149,7 @@ class TowerBorder(Enum):
     BEHIND_FEED_FORWARD = "residual behind the feed-forward"
     MERGER_READ = "what the merger reads"
     MERGED = "merged patches"
-    MERGER_FED = "activation of the merger"
+    MERGER_FED = "what the merger's last product reads"
 
 
 # (border, layer; of a merger which one of those behind layers, None for the last one) -> takes the tensor
@@ -192,15 +195,9 @@ class Tower:
             )
             for index, it in enumerate(weights.layers)
         )
-        mergers: dict[int | None, Merger] = {None: weights.merger}
-        mergers |= dict(enumerate(weights.deepstack))
-        self._mergers = {
-            place: (of(place, TowerWeight.MERGER_FIRST, it.first), of(place, TowerWeight.MERGER_SECOND, it.second))
-            for place, it in mergers.items()
-        }
-        self._merging = {
-            place: of(place, TowerWeight.MERGING, it.merging) for place, it in mergers.items() if it.merging is not None
-        }
+        merger = weights.merger
+        self._tokens = self._pooler(merger) if isinstance(merger, Pooler) else self._merger(None, merger)
+        self._deepstack = tuple(self._merger(place, it) for place, it in enumerate(weights.deepstack))
         self._mean = torch.tensor(pixels.mean, device=device) / pixels.factor
         self._deviation = torch.tensor(pixels.deviation, device=device) / pixels.factor
 
@@ -248,8 +245,8 @@ class Tower:
                 hidden, fed = self._hand(TowerBorder.BEHIND_FEED_FORWARD, index, hidden + fed), None
             if index in config.deepstack:
                 place = config.deepstack.index(index)
-                added.append(self._merged(place, self.weights.deepstack[place], hidden))
-        found = torch.cat((self._merged(None, self.weights.merger, hidden), *added), dim=1)
+                added.append(self._deepstack[place](hidden))
+        found = torch.cat((self._tokens(hidden), *added), dim=1)
         return found.index_select(0, places.tokens)
 
     def _places(self, grids: tuple[Grid, ...]) -> "_Places":
@@ -288,7 +285,7 @@ class Tower:
         layer: TowerLayer,
         hidden: Tensor,
         fed: Tensor | None,
-        turns: tuple[Tensor, Tensor],
+        turns: tuple[Tensor, Tensor] | None,
         attend: Attend,
     ) -> tuple[Tensor, Tensor]:
         """Return the residual behind attention, and what the feed-forward adds to it.
@@ -304,7 +301,8 @@ class Tower:
             self._hand(TowerBorder.BEHIND_FEED_FORWARD, index - 1, hidden)
         self._hand(TowerBorder.ATTENTION_READ, index, read)
         qkv = products.qkv(read, None)
-        turn_heads(qkv, *turns, self.config.num_heads)
+        if turns is not None:
+            turn_heads(qkv, *turns, self.config.num_heads)
         q, k, v = (it.view(shape) for it in qkv.chunk(3, 1))
         self._hand(TowerBorder.QUERIES, index, q)
         self._hand(TowerBorder.KEYS, index, k)
@@ -318,17 +316,41 @@ class Tower:
         self._hand(TowerBorder.FED, index, fed[:, : self.config.width])
         return hidden, products.down(fed, None)
 
-    def _merged(self, place: int | None, merger: Merger, hidden: Tensor) -> Tensor:
-        """Return [tokens, out_size] of hidden [patches, hidden]."""
-        first, second = self._mergers[place]
+    def _pooler(self, pooler: Pooler) -> Callable[[Tensor], Tensor]:
+        """Return what makes tokens [tokens, out_size] of hidden [patches, hidden]."""
+        factors = pooler.token_norm.float() + 1
+        product = self._operators.product(None, TowerWeight.MERGER_SECOND, pooler.product)
+
+        def pooled(hidden: Tensor) -> Tensor:
+            patches = self._normed(pooler.norm, hidden)
+            means = patches.view(-1, self.config.merge**2, patches.shape[1]).mean(1)
+            self._hand(TowerBorder.MERGER_READ, None, means)
+            normed = rms_norm(means, factors, self.config.norm_eps)
+            return product(self._hand(TowerBorder.MERGER_FED, None, normed), None)
+
+        return pooled
+
+    def _merger(self, place: int | None, merger: Merger) -> Callable[[Tensor], Tensor]:
+        """Return what makes tokens [tokens, out_size] of hidden [patches, hidden]."""
+        of = self._operators.product
+        first = of(place, TowerWeight.MERGER_FIRST, merger.first)
+        second = of(place, TowerWeight.MERGER_SECOND, merger.second)
+        merging = None if merger.merging is None else of(place, TowerWeight.MERGING, merger.merging)
+        return partial(self._merged, place, merger, merging, (first, second))
+
+    def _merged(
+        self, place: int | None, merger: Merger, merging: Product | None, products: tuple[Product, Product],
+        hidden: Tensor,
+    ) -> Tensor:  # fmt: skip
+        first, second = products
         size, eps = self.config.hidden_size * self.config.merge**2, self.config.merger_eps
         if merger.norms_tokens:
             tokens = self._normed(merger.norm, hidden.view(-1, size), eps)
         else:
             tokens = self._normed(merger.norm, hidden, eps).view(-1, size)
         self._hand(TowerBorder.MERGER_READ, place, tokens)
-        if place in self._merging:
-            tokens = self._hand(TowerBorder.MERGED, place, self._merging[place](tokens, None))
+        if merging is not None:
+            tokens = self._hand(TowerBorder.MERGED, place, merging(tokens, None))
         fed = self._hand(TowerBorder.MERGER_FED, place, F.gelu(first(tokens, None)))
         return second(fed, None)
 

@@ -66,6 +66,18 @@ class Merger:
 
 
 @dataclass(frozen=True, slots=True)
+class Pooler:
+    """Makes one token of the mean of its patches, each of which `norm` is applied to.
+
+    token_norm   [hidden]: an RMSNorm of that mean multiplies by 1 + these
+    """
+
+    norm: NormWeights
+    token_norm: Tensor
+    product: Linear
+
+
+@dataclass(frozen=True, slots=True)
 class TowerWeights:
     """positions     [side ** 2, hidden], or None
     patches_norm  None where patches are not normed
@@ -76,7 +88,7 @@ class TowerWeights:
     patches_norm: NormWeights | None
     positions: Tensor | None
     layers: tuple[TowerLayer, ...]
-    merger: Merger
+    merger: Merger | Pooler
     deepstack: tuple[Merger, ...]
 
     def named(self, config: TowerConfig) -> dict[str, Tensor]:
@@ -89,6 +101,8 @@ class TowerWeights:
             found[names.positions] = self.positions
         for index, layer in enumerate(self.layers):
             found |= {f"{names.layer.format(index)}.{name}": it for name, it in _of_layer(layer, names)}
+        if isinstance(self.merger, Pooler):
+            return found | dict(_of_pooler(self.merger, names))
         mergers = {names.merger: self.merger}
         mergers |= {names.deepstack.format(index): it for index, it in enumerate(self.deepstack)}
         for name, merger in mergers.items():
@@ -106,6 +120,10 @@ def empty_tower(config: TowerConfig, dtype: torch.dtype, device: torch.device) -
     def norm(size: int) -> NormWeights:
         weight = torch.empty(size, dtype=dtype, device=device)
         return NormWeights(weight, torch.empty_like(weight) if has_bias else None)
+
+    def pooler() -> Pooler:
+        token_norm = torch.empty(hidden, dtype=dtype, device=device)
+        return Pooler(norm(hidden), token_norm, linear(hidden, config.out_size, bias=False))
 
     def merger(*, norms_tokens: bool) -> Merger:
         size = hidden * config.merge**2
@@ -130,14 +148,14 @@ def empty_tower(config: TowerConfig, dtype: torch.dtype, device: torch.device) -
             )
             for _ in range(config.num_layers)
         ),
-        merger=merger(norms_tokens=False),
+        merger=pooler() if config.is_pooled else merger(norms_tokens=False),
         deepstack=tuple(merger(norms_tokens=True) for _ in config.deepstack),
     )
 
 
 def as_computed(weights: TowerWeights, config: TowerConfig) -> TowerWeights:
     """Return filled weights in the form in which they are computed: patch by patch, and padded."""
-    if weights.merger.merging is not None:
+    if isinstance(weights.merger, Merger) and weights.merger.merging is not None:
         values = weights.merger.merging.weight.stored["weight"].values
         values.copy_(values.view(len(values), -1, config.merge**2).transpose(1, 2).flatten(1))
     return _with_padded_width(weights, config)
@@ -220,3 +238,9 @@ def _of_merger(merger: Merger, names: TowerNames) -> Iterator[tuple[str, Tensor]
     yield from _of_linear(names.second, merger.second)
     if merger.merging is not None:
         yield from _of_linear(names.merging, merger.merging)
+
+
+def _of_pooler(pooler: Pooler, names: TowerNames) -> Iterator[tuple[str, Tensor]]:
+    yield from _of_norm(names.last_norm, pooler.norm)
+    yield f"{names.merger}.{names.merger_norm}.weight", pooler.token_norm
+    yield f"{names.merger}.{names.second}", pooler.product.weight.stored["weight"].values.t()  # it is kept [in, out]

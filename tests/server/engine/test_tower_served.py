@@ -5,6 +5,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 from torch import Tensor
 
@@ -13,12 +14,12 @@ from kernels.vocabulary.shape import Phase
 from qualification.decision.decision import Policy
 from server.engine.proof.shadow_check import ShadowCheck, TowerLane
 from server.engine.startup.builder import BuiltEngine
-from server.protocol.messages import SamplingParams, ShadowReport, StepOutput, Submit
+from server.protocol.messages import LayersStatus, SamplingParams, ShadowReport, StepOutput, Submit
 from server.protocol.plan_rows import TOWER
 from server.settings import DeviceChoice, Settings
 from support.engine.attested import proving
 from support.engine.built_engine import built_engine
-from support.models.tiny_images import image_of, prompt_of, save_tiny
+from support.models.tiny_images import GEMMA, image_of, prompt_of, save_tiny
 
 
 @pytest.fixture(scope="module")
@@ -45,9 +46,9 @@ def settings_of(folder: Path) -> Settings:
     )
 
 
-def answer(built: BuiltEngine, seed: int, num_tokens: int = 3) -> list[StepOutput]:
+def answer(built: BuiltEngine, seed: int, num_tokens: int = 3, height: int = 4) -> list[StepOutput]:
     """Answer a prompt with an image of 4 x 6 patches."""
-    ids, images = prompt_of(5, 6, image_of(seed, 4, 6, 14), 7)
+    ids, images = prompt_of(5, 6, image_of(seed, height, 6, 14), 7)
     built.engine.submit(Submit(f"r{seed}", ids, SamplingParams(max_tokens=num_tokens, temperature=0.0), images=images))
     found = []
     while (output := built.engine.step()) is not None:
@@ -133,6 +134,33 @@ def test_wrong_attention_of_a_tower_is_quarantined(built: BuiltEngine) -> None:
     of_tower = next(use for use in uses if use.phase == TOWER)
     assert of_tower.path != "sdpa.cpu"
     assert "quarantined" in of_tower.fallback_reasons
+
+
+def test_images_that_see_both_ways_are_planned_attested_and_checked(tmp_path: Path) -> None:
+    save_tiny(tmp_path, GEMMA)
+    built = built_engine(msgspec.structs.replace(settings_of(tmp_path), layer_check=True), proving)
+    assert built.ready.layers.status is LayersStatus.PROVEN, built.ready.layers.detail
+    planned = [row for row in built.ready.plan if row.phase in ("prefill", "extend", "decode")]
+    spans = [row for row in planned if " spans" in row.shape]
+    assert {row.phase for row in spans} == {"prefill", "extend"}
+    assert 2 * len(spans) == sum(row.phase != "decode" for row in planned)
+    assert built.attested is not None
+    assert built.attested.result == "match"
+    # Of prompts one batch without, one with an image.
+    assert [it.phase for it in built.attested.batches] == ["prefill", "extend", "decode", "prefill", "extend", TOWER]
+    shadow = ShadowCheck(built.runner.dispatcher, budget=1e9, interval_s=0.0, is_quarantining=True, rng=OfPrompts(0))
+    built.runner.shadow = shadow
+    answer(built, 1, num_tokens=1, height=6)
+    report = shadow.judge()
+    assert report is not None
+    assert (report.phase, report.result) == ("prefill", "match"), report.detail
+
+
+class OfPrompts(Random):
+    """Draws whole prompts."""
+
+    def choice(self, seq: Any) -> Any:
+        return Phase.PREFILL if Phase.PREFILL in seq else super().choice(seq)
 
 
 class Drawn(Random):

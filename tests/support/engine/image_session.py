@@ -66,7 +66,9 @@ class ImageSession(Session):
         num_seqs = min(8, max_step)
         limits = SchedulerLimits(512, num_seqs, max_step, max_embedded_tokens=num_rows, max_written_tokens=max_written)
         config = decoder.config
-        takes = EmbeddingFormat(config.hidden_size, config.has_three_positions, config.tower)
+        takes = EmbeddingFormat(
+            config.hidden_size, config.has_three_positions, config.tower, sees_both_ways=config.has_image_spans
+        )
         scheduler = Scheduler(limits, pool, shares_pages=True, seals=PageSeals(pool))
         super().__init__(
             Engine(scheduler, ModelRunner(self.worker), EngineOptions(VOCAB_SIZE, (), 0, embeddings=takes))
@@ -103,6 +105,8 @@ def _patches_of(images: Sequence[PromptImage], side: int, num_frames: int = 2, m
 
 def _given(model: PreTrainedModel, images: Sequence[PromptImage], side: int) -> dict[str, torch.Tensor]:
     """Return what transformers' model takes of images, as its processor gives it."""
+    if model.config.model_type == "gemma3":
+        return {"pixel_values": torch.stack([_planes_of(image, side) for image in images])}
     if model.config.model_type != "mistral3":
         grids = torch.tensor([image.grid for image in images])
         return {"pixel_values": _patches_of(images, side), "image_grid_thw": grids}
@@ -115,6 +119,9 @@ def _given(model: PreTrainedModel, images: Sequence[PromptImage], side: int) -> 
 def rows_of(model: PreTrainedModel, images: Sequence[PromptImage], side: int) -> torch.Tensor:
     """Return what transformers' tower makes of images, [tokens, row size]. `side`: pixels of a patch."""
     given = _given(model, images, side)
+    if model.config.model_type == "gemma3":
+        rows: torch.Tensor = model.model.get_image_features(**given).pooler_output
+        return rows.flatten(0, 1)
     if "image_sizes" in given:
         return torch.cat(model.model.get_image_features(**given).pooler_output)
     found = model.model.visual(given["pixel_values"], grid_thw=given["image_grid_thw"])
@@ -130,6 +137,8 @@ def answer_of(model: PreTrainedModel, prompt: Prompt, side: int, max_tokens: int
         given = _given(model, images, side)
         if "image_grid_thw" in given:
             given["mm_token_type_ids"] = (token_ids == IMAGE).int()
+        if model.config.model_type == "gemma3":
+            given["token_type_ids"] = (token_ids == IMAGE).int()
     whole = model.generate(
         input_ids=token_ids, attention_mask=torch.ones_like(token_ids), max_new_tokens=max_tokens, do_sample=False,
         eos_token_id=None, pad_token_id=0, **given,

@@ -14,6 +14,8 @@ import msgspec
 import torch
 from tokenizers import AddedToken, Tokenizer
 from transformers import (
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
     Mistral3Config,
     Mistral3ForConditionalGeneration,
     PreTrainedModel,
@@ -85,6 +87,23 @@ _RECURRENT: dict[str, object] = {
         "mrope_interleaved": True,
     },
 }
+_SIDE = 6  # patches of each image's of Gemma, of which 2 x 2 are a token
+_WINDOWS: dict[str, object] = {
+    "sliding_window": 7,  # fewer than the tokens of an image
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "query_pre_attn_scalar": 16,
+}
+_SIGLIP: dict[str, object] = {
+    "model_type": "siglip_vision_model",
+    "hidden_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "intermediate_size": 60,
+    "patch_size": 14,
+    "image_size": _SIDE * 14,
+    "vision_use_head": False,
+}
+GEMMA = "gemma 3"
 KINDS: dict[str, tuple[type, type, dict[str, object], dict[str, object]]] = {
     "qwen2.5 vl": (Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, _IN_SECTIONS, _TOWER_2_5),
     "qwen3 vl": (Qwen3VLConfig, Qwen3VLForConditionalGeneration, _INTERLEAVED, _TOWER_3),
@@ -106,6 +125,7 @@ KINDS: dict[str, tuple[type, type, dict[str, object], dict[str, object]]] = {
         {"model_type": "mistral", "sliding_window": None},
         _PIXTRAL,
     ),
+    GEMMA: (Gemma3Config, Gemma3ForConditionalGeneration, _WINDOWS, _SIGLIP),
 }
 _TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|>' }}"
@@ -123,6 +143,8 @@ def save_tiny(folder: Path, kind: str = "qwen2.5 vl") -> PreTrainedModel:
     own: dict[str, object] = {"image_token_id": IMAGE, "vision_start_token_id": START, "vision_end_token_id": END}
     if kind == "mistral 3":
         own = {"image_token_index": IMAGE, "vision_feature_layer": -2}
+    if kind == GEMMA:
+        own = {"image_token_index": IMAGE, "boi_token_index": START, "eoi_token_index": END, "mm_tokens_per_image": 9}
     config = config_class(text_config={**_TEXT, **text}, vision_config=tower, tie_word_embeddings=False, **own)
     model: PreTrainedModel = model_class(config).float().eval()
     with torch.no_grad():
@@ -134,6 +156,12 @@ def save_tiny(folder: Path, kind: str = "qwen2.5 vl") -> PreTrainedModel:
         _save_tokenizer(folder, _ADDED_OF_MISTRAL, _TEMPLATE.replace("".join(_ADDED[i] for i in (0, 2, 1)), "[IMG]"))
         size = {"size": {"longest_edge": 1540}, "image_processor_type": "PixtralImageProcessor"}
         (folder / "preprocessor_config.json").write_text(json.dumps(size))
+        return model
+    if kind == GEMMA:
+        _save_tokenizer(folder, _ADDED, _TEMPLATE.replace("<|image_pad|><|vision_end|>", ""))
+        given = {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": _SIDE * 14, "width": _SIDE * 14}}
+        (folder / "preprocessor_config.json").write_text(json.dumps(given))
+        (folder / "processor_config.json").write_text(json.dumps({"image_seq_length": 9}))
         return model
     _save_tokenizer(folder, _ADDED, _TEMPLATE)
     is_qwen_3 = kind.startswith("qwen3")

@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.calls.batch import AttentionBatch, AttentionFlags
+from kernels.catalog import path_named
 from kernels.linear.weights import PlainWeight
 from kernels.recurrence.calls import RecurrenceRows
 from kernels.vocabulary.shape import Phase
@@ -45,6 +47,8 @@ from support.models.tiny_families import (
     RECURRENT,
     save_mxfp4,
 )
+from support.models.tiny_images import GEMMA as TINY_GEMMA
+from support.models.tiny_images import save_tiny
 
 WINDOW = {"sliding_window": 9}
 LAGUNA_16 = {**LAGUNA, "head_dim": 16, "layer_types": MIXED[:2], "num_attention_heads_per_layer": [6, 4]}
@@ -125,6 +129,21 @@ def test_layers_are_proven_in_16_bits(name: str, dtype: DtypeChoice, tmp_path: P
     saved(tmp_path / "model", family, **changes)
     found = CheckedLayers.made(tmp_path / "model", dtype).check()
     assert found.first is None, str(found.first)
+
+
+def test_a_mask_that_is_causal_inside_an_image_is_named(tmp_path: Path) -> None:
+    save_tiny(tmp_path, TINY_GEMMA)
+    subject, own = CheckedLayers.made(tmp_path), path_named("sdpa.cpu")
+    right = subject.check()
+    assert right.first is None, str(right.first)
+
+    def causal(q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, flags: AttentionFlags, out: Tensor) -> None:
+        own.run(q, k, v, batch, replace(flags, spans=None), out)  # type: ignore[misc]
+
+    subject.runner.worker.dispatcher.substitute(replace(own, run=causal))
+    found = subject.check().first
+    assert found is not None
+    assert (found.section, found.layer, found.row) == ("attention", 0, "a prompt with an image")
 
 
 def test_experts_of_mxfp4_are_proven(tmp_path: Path) -> None:

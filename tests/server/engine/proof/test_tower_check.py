@@ -19,14 +19,15 @@ from server.model.load.load import load_config
 from server.model.vision.geometry import Grid
 from server.model.vision.load import load_tower, with_own_tower
 from server.model.vision.tower import Attend, FirstPath, FirstPaths, Image, Pixels, Tower
-from server.model.vision.weights import TowerWeights
+from server.model.vision.weights import Merger, Pooler, TowerWeights
 from support.engine.image_session import PIXELS
-from support.models.tiny_images import save_tiny
+from support.models.tiny_images import GEMMA, save_tiny
 
 CPU = torch.device("cpu")
+ROTATING = ("qwen2.5 vl", "qwen3 vl", "mistral 3")
 
 
-@pytest.fixture(scope="module", params=["qwen2.5 vl", "qwen3 vl", "mistral 3"])
+@pytest.fixture(scope="module", params=[*ROTATING, GEMMA])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = tmp_path_factory.mktemp("tower")
     save_tiny(found, request.param)
@@ -101,7 +102,6 @@ class RowsFirst(Tower):
     ("made", "changes", "where"),
     [
         (Transposed, {}, "patches"),
-        (ColumnsFirst, {}, "layer 0, tower, queries"),
         (Causal, {}, "layer 0, tower, attention"),
         (Tower, {"rope_theta": 1000.0}, "layer 0, tower, queries"),
         (Tower, {"norm_eps": 1e-2}, "what attention reads|normed patches"),
@@ -111,6 +111,11 @@ def test_a_planted_fault_is_named_where_it_is(
     folder: Path, made: type[Tower], changes: dict[str, object], where: str
 ) -> None:
     assert re.search(where, wrong(checked(folder, made, **changes)) or "")
+
+
+@pytest.mark.parametrize("folder", ROTATING, indirect=True)
+def test_another_order_of_rotations_is_named(folder: Path) -> None:
+    assert "layer 0, tower, queries" in (wrong(checked(folder, ColumnsFirst)) or "")
 
 
 @pytest.mark.parametrize(
@@ -141,7 +146,7 @@ class Unfolded(Tower):
     """Leaves the columns of the merging product as a checkpoint has them: those of one number of all patches first."""
 
     def __init__(self, config: TowerConfig, weights: TowerWeights, pixels: Pixels, *, is_reproducible: bool) -> None:
-        assert weights.merger.merging is not None
+        assert isinstance(weights.merger, Merger) and weights.merger.merging is not None  # noqa: PT018
         values = weights.merger.merging.weight.stored["weight"].values
         values.copy_(values.view(len(values), config.merge**2, -1).transpose(1, 2).flatten(1))
         super().__init__(config, weights, pixels, is_reproducible=is_reproducible)
@@ -161,6 +166,20 @@ def test_wrong_parts_of_pixtral_are_named(
 ) -> None:
     save_tiny(tmp_path, "mistral 3")
     assert where in (wrong(checked(tmp_path, made, **changes)) or "")
+
+
+class WithoutOne(Tower):
+    """Multiplies a mean of patches by its norm's weights, and not by 1 more."""
+
+    def __init__(self, config: TowerConfig, weights: TowerWeights, pixels: Pixels, *, is_reproducible: bool) -> None:
+        assert isinstance(weights.merger, Pooler)
+        weights.merger.token_norm.sub_(1)
+        super().__init__(config, weights, pixels, is_reproducible=is_reproducible)
+
+
+def test_the_wrong_norm_of_pooled_patches_is_named(tmp_path: Path) -> None:
+    save_tiny(tmp_path, GEMMA)
+    assert "the merger's last product reads" in (wrong(checked(tmp_path, WithoutOne)) or "")
 
 
 def test_rows_of_the_wrong_layer_are_named(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import torch
 from qualification.decision.presets import preset_named
 from qualification.model.config import ModelConfig, num_parameters
 from qualification.model.families.reader import read_model
+from qualification.model.families.towers import with_known_tower
 from server.engine.startup.limits import choose_limits
 from server.errors import SettingsError
 from server.settings import Settings
@@ -61,6 +62,24 @@ def test_a_stretched_rotation_is_served_beyond_its_positions(config: ModelConfig
     assert choose_limits(Settings(max_model_len=longest), config, CPU).max_model_len == longest
     with pytest.raises(SettingsError, match=f"{longest + 1}, the model's positions end at {longest}: "):
         choose_limits(Settings(max_model_len=longest + 1), config, CPU)
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        (
+            {"max_num_batched_tokens": 510, "max_num_seqs": 256},
+            "max_num_batched_tokens is 510, .* at least 511: .* 256",
+        ),
+        ({"max_num_interleaved_tokens": 255}, "max_num_interleaved_tokens is 255, .* at least 256: .*--limit-images 0"),
+    ],
+)
+def test_a_step_that_holds_no_whole_image_is_refused(settings: dict[str, int], why: str) -> None:
+    given = preset_named("gemma-3-4b").config
+    config = with_known_tower(read_model(given), given)
+    choose_limits(Settings(max_num_batched_tokens=511, max_num_seqs=256), config, CUDA)
+    with pytest.raises(SettingsError, match=why):
+        choose_limits(Settings(**settings), config, CUDA)
 
 
 def test_a_page_size_that_cuts_a_chunk_of_positions_is_refused(llama_8b: ModelConfig) -> None:
