@@ -11,6 +11,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -39,6 +40,7 @@ from server.engine.execution.commands import (
     FollowStep,
     Launch,
     OtherSideGone,
+    RankChecked,
     RankDecided,
     RankFallbacks,
     RankProgress,
@@ -63,8 +65,11 @@ from server.engine.execution.worker import Worker
 from server.engine.operators.dispatch import Dispatcher
 from server.engine.operators.launch_errors import is_device_lost
 from server.engine.operators.linear import MeasuredProducts
+from server.engine.proof.rank_check import JudgedCall
+from server.engine.proof.shadow_check import ShadowCheck
 from server.engine.startup.kv_sizing import room_beside_peak
 from server.engine.startup.matmul_tuning import choose_products, measure_nothing
+from server.engine.startup.proofs import judge_blank
 from server.engine.startup.start_progress import StartProgress
 from server.engine.startup.subject import (
     Say,
@@ -149,6 +154,7 @@ class Follower:
         self._capture: Capture | None = None
         self._recorded: Replayable | None = None
         self._allocated_bytes = 0
+        self._check = ShadowCheck(dispatcher, budget=0, interval_s=0, is_quarantining=False)  # of calls rank 0 names
         self._send = send
         send(RankDecided(dispatcher.paths_served))
 
@@ -166,13 +172,8 @@ class Follower:
                 self._worker.repeat(StepBuffer(key, self._layouts[key], self.inputs.latest, True))
             case ShareTokens(num_rows):
                 self._ranks.share(self._worker.tokens.latest[:num_rows])
-            case Launch(parts, num_sampled, num_state_writes, has_pending, has_embedded, is_observed):
-                arrays = self._worker.token_arrays
-                arrays = with_embedding_rows(arrays) if has_embedded else arrays
-                layout = StepLayout(parts, num_sampled, arrays, num_state_writes)
-                buffer = self._buffer(layout, has_pending)
-                self._worker.launch(buffer, observation=self._worker.observation() if is_observed else None)
-                self._worker.drop_unread()
+            case Launch():
+                self._launch(command)
             case FollowStep(parts, num_sampled, is_first, is_observed):
                 layout = StepLayout(parts, num_sampled, self._worker.head_arrays)
                 observation = self._worker.head_observation() if is_observed else None
@@ -212,6 +213,21 @@ class Follower:
                 self._send(RankDecided(self._dispatcher.paths_served))
             case _:
                 raise ValueError(f"rank 0 sent {type(command).__name__}, which is not due now")
+
+    def _launch(self, command: Launch) -> None:
+        """Compute a step, and judge the call of it that is named to this rank, if one is."""
+        worker, call = self._worker, command.checked
+        arrays = with_embedding_rows(worker.token_arrays) if command.has_embedded else worker.token_arrays
+        layout = StepLayout(command.parts, command.num_sampled, arrays, command.num_state_writes)
+        buffer = self._buffer(layout, command.has_pending)
+        tap = None if call is None or call.rank != self._ranks.index else self._check.tap_of(call)
+        with nullcontext() if tap is None else tap.watching():
+            observation = worker.observation() if command.is_observed else None
+            worker.launch(buffer, tap=None if tap is None else tap.attention, observation=observation)
+        worker.drop_unread()
+        if call is not None and tap is not None:
+            nothing = JudgedCall(call.rank, "none", call.lane, call.lane, detail="the step has no such call")
+            self._send(RankChecked(self._check.judged(call.rank) or nothing))
 
     def _record(self, buffer: StepBuffer) -> None:
         """Record a step, which nothing needs but its times: an error is logged, and rank 0 has nothing repeated."""
@@ -277,6 +293,7 @@ class StartedFollower:
         except PeerMemoryError as error:  # on rank 0 too
             raise Refused(str(error)) from error
         self._weights = load_weights(settings, subject, say)
+        judge_blank(subject)
         self.fallbacks = MatmulFallbacks()
         self._measured = MeasuredProducts.of(self.fallbacks.note)
         # This rank decides nothing, and its metrics count nothing.

@@ -524,6 +524,7 @@ class ShadowReport(msgspec.Struct, frozen=True, tag=True):
     spent_s: float  # on checks since the report before
     quarantined: list[tuple[str, str]]  # (path, shape) pairs that serve no more
     weight: str | None = None  # of a product with a weight: its name in the layer
+    rank: int = 0  # that has computed it
 
 
 class ReplayReport(msgspec.Struct, frozen=True, tag=True):

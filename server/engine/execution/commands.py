@@ -15,6 +15,7 @@ import msgspec
 from kernels.linear.library.fallback_reason import MatmulFallback
 from server.engine.execution.graph_keys import GraphSizes
 from server.engine.execution.step_buffer import PartLayout
+from server.engine.proof.rank_check import JudgedCall, NamedCall
 from server.settings import Settings
 
 _SIZES = struct.Struct("<II")  # bytes of the command, and of the inputs behind it
@@ -77,6 +78,7 @@ class Launch(msgspec.Struct, frozen=True, tag=True):
     has_pending: bool
     has_embedded: bool = False
     is_observed: bool = False  # hand out your heads of each layer, for rank 0
+    checked: NamedCall | None = None  # compute this call of it again in fp64, and answer by RankChecked
 
 
 class FollowStep(msgspec.Struct, frozen=True, tag=True):
@@ -215,6 +217,12 @@ class RankDecided(msgspec.Struct, frozen=True, tag=True):
     paths: dict[str, str | None]
 
 
+class RankChecked(msgspec.Struct, frozen=True, tag=True):
+    """The judgement of the call that `Launch` has named to this rank."""
+
+    judged: JudgedCall
+
+
 class RankFailed(msgspec.Struct, frozen=True, tag=True):
     """The last report: this rank cannot go on.
 
@@ -229,7 +237,7 @@ class RankFailed(msgspec.Struct, frozen=True, tag=True):
     refused: str | None = None
 
 
-Report = RankProgress | RankFallbacks | RankDecided | RankFailed
+Report = RankProgress | RankFallbacks | RankDecided | RankChecked | RankFailed
 
 
 class OtherSideGone(Exception):

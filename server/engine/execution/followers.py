@@ -28,6 +28,7 @@ from server.engine.execution.commands import (
     Declare,
     FollowStep,
     Launch,
+    RankChecked,
     RankDecided,
     RankFailed,
     RankFallbacks,
@@ -48,6 +49,7 @@ from server.engine.execution.worker import LaunchFailed
 from server.engine.operators.dispatch import Dispatcher
 from server.engine.operators.launch_errors import is_device_lost
 from server.engine.operators.rows_table import StepSizes
+from server.engine.proof.rank_check import NamedCall, RankAnswers
 from server.errors import SettingsError, StartError
 from server.model.ranks import Ranks
 from server.protocol.liveness import START_KILLED_AFTER_S
@@ -98,6 +100,7 @@ class Followers:
     """Ranks 1 to world - 1 of an engine, which get the commands of this process, their rank 0.
 
     blamed         gives the (path, shape) pairs of steps that are not done: for a device that is lost on another rank
+    checked        judgements of calls that a step has named to a rank
     shares_memory  whether GPUs that can shall write into each other's memory; the same on all ranks
     """
 
@@ -108,6 +111,7 @@ class Followers:
         self.world = world
         self.shares_memory = shares_memory
         self.blamed: Callable[[], list[tuple[str, str]]] = list
+        self.checked = RankAnswers(world)
         self._listener = listener
         self._fallbacks = Counter[MatmulFallback]()  # of all ranks, that `take_fallbacks` has not given yet
         self._lock = Lock()  # of these: each rank has a thread here
@@ -164,6 +168,9 @@ class Followers:
             if isinstance(report, RankFallbacks):
                 with self._lock:
                     self._fallbacks.update(report.counts)
+                continue
+            if isinstance(report, RankChecked):
+                self.checked.put(report.judged)
                 continue
             if isinstance(report, RankDecided):
                 why = why_stale(rank, self.world, report.paths, self._sent[rank].popleft())
@@ -318,7 +325,14 @@ class LedRanks:
                 raise
             raise loss_of_step(error, self._ranks.index, self._ranks.world) from error
 
-    def announce(self, buffer: StepBuffer, dispatcher: Dispatcher, *, is_observed: bool = False) -> None:
+    def announce(
+        self,
+        buffer: StepBuffer,
+        dispatcher: Dispatcher,
+        *,
+        is_observed: bool = False,
+        checked: NamedCall | None = None,
+    ) -> None:
         self._is_announced = True
         if buffer.key is not None:  # whose graph holds its decisions
             self.send(Replay(self._index_of[buffer.key]), buffer)
@@ -326,7 +340,7 @@ class LedRanks:
         self._send_decisions(dispatcher)
         layout = buffer.layout
         lengths = layout.parts, layout.num_sampled, layout.num_state_writes
-        self.send(Launch(*lengths, buffer.has_pending, layout.has_embedded, is_observed), buffer)
+        self.send(Launch(*lengths, buffer.has_pending, layout.has_embedded, is_observed, checked), buffer)
 
     def announce_head(
         self, buffer: StepBuffer, dispatcher: Dispatcher, *, is_first: bool, is_observed: bool = False

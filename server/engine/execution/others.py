@@ -10,6 +10,7 @@ from server.engine.execution.commands import Command
 from server.engine.execution.graph_keys import GraphKey, GraphSizes
 from server.engine.execution.step_buffer import StepBuffer, StepLayout
 from server.engine.operators.dispatch import Dispatcher
+from server.engine.proof.rank_check import NamedCall
 
 
 class Others(Protocol):
@@ -36,10 +37,17 @@ class Others(Protocol):
     def launching(self) -> AbstractContextManager[object]:
         """Surround the launch of a step, which is announced inside once it is decided."""
 
-    def announce(self, buffer: StepBuffer, dispatcher: Dispatcher, *, is_observed: bool = False) -> None:
+    def announce(
+        self,
+        buffer: StepBuffer,
+        dispatcher: Dispatcher,
+        *,
+        is_observed: bool = False,
+        checked: NamedCall | None = None,
+    ) -> None:
         """Have them begin a step that is decided, and of which nothing is computed yet.
 
-        `is_observed`: each layer's heads of all ranks are joined.
+        `is_observed`: each layer's heads of all ranks are joined. `checked`: which call one of them computes again.
         """
 
     def announce_head(
@@ -85,7 +93,14 @@ class NoOthers:
     def launching(self) -> AbstractContextManager[object]:
         return nullcontext()
 
-    def announce(self, buffer: StepBuffer, dispatcher: Dispatcher, *, is_observed: bool = False) -> None: ...
+    def announce(
+        self,
+        buffer: StepBuffer,
+        dispatcher: Dispatcher,
+        *,
+        is_observed: bool = False,
+        checked: NamedCall | None = None,
+    ) -> None: ...
 
     def announce_head(
         self, buffer: StepBuffer, dispatcher: Dispatcher, *, is_first: bool, is_observed: bool = False

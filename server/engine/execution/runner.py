@@ -399,8 +399,12 @@ class ModelRunner:
         assert num_sampled is not None, "only a graph samples behind all of its tokens"
         draws = _with_forks(batch, tuple(range(num_sampled))) if batch.forks else None
         with nullcontext() if tap is None else tap.watching():
-            taken = None if tap is None else tap.attention
-            hidden = self.worker.launch(buffer, sampling, taken, scored=scored, draws=draws, leaves_open=leaves_open)
+            taken, checked = (None, None) if tap is None else (tap.attention, tap.call)
+            hidden = self.worker.launch(
+                buffer, sampling, taken, scored=scored, draws=draws, leaves_open=leaves_open, checked=checked
+            )
+        if tap is not None:
+            tap.launched()
         return tuple(range(num_sampled + len(batch.forks))), hidden
 
     def _replay(self, step: GraphStep, scored: ScoredRows | None, *, leaves_open: bool) -> tuple[int, ...]:

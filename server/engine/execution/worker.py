@@ -32,6 +32,7 @@ from server.engine.operators.head_attention import HeadAttention
 from server.engine.operators.launch_errors import launch_failure
 from server.engine.operators.observation import Observation
 from server.engine.operators.step_attention import Beat, ReplaceChoice, StepAttention, TakeCall
+from server.engine.proof.rank_check import NamedCall
 from server.engine.scheduling.step_parts import Mark, Part, unmarked
 from server.model.decoder import Decoder
 from server.model.draft_head import DraftHead
@@ -329,13 +330,15 @@ class Worker:
         draws: tuple[int, ...] | None = None,
         leaves_open: bool = False,
         observation: Observation | None = None,
+        checked: NamedCall | None = None,
     ) -> Tensor:
         """Start a step kernel by kernel. Returns the hidden states [T, hidden] of all tokens.
 
         `draws`: of each token to choose, which of the sampled tokens' logits it is chosen by; None: one by each.
         `sampling`, on the CPU: how tokens are chosen; None for the likeliest ones. With `leaves_open` they are left to
         `choose`. `scored`: which of the sampled tokens get scores. `observation`, of this worker: takes what each layer
-        hands out, in place of `tap`. Raises NoPathError, LaunchFailed.
+        hands out, in place of `tap`. `checked`: a call that another rank computes again. Raises NoPathError,
+        LaunchFailed.
         """
         with self.others.launching():
             tensors = self._inputs.load(buffer)
@@ -345,7 +348,7 @@ class Worker:
                 observation.begin(tensors.tokens["slots"])
                 tap = observation.take_call
             attention = self.attend(tensors.parts, tap, num_sampled=_num_sampled(tensors) if is_sampled else 0)
-            self.others.announce(buffer, self.dispatcher, is_observed=observation is not None)
+            self.others.announce(buffer, self.dispatcher, is_observed=observation is not None, checked=checked)
             self._begin(attention)
             return self._compute(
                 tensors,

@@ -3,7 +3,8 @@
 A due check has the next step launched kernel by kernel. After one random layer a tap copies what attention's path read
 and wrote for one sequence and one KV head; or after one random product, or one layer's experts, some rows; or, of one
 layer's recurrence, the state that a sequence's tokens read, and their results in one head. The copy is judged later,
-when the engine is idle or between two steps.
+when the engine is idle or between two steps. Of several ranks one is drawn: another than the first takes and judges the
+copy by itself, behind the step.
 docs/limits.md ("In service") derives how seldom a right path is quarantined.
 """
 
@@ -22,7 +23,7 @@ from torch import Tensor
 from kernels.calls.batch import AttentionBatch
 from kernels.calls.rows import SequenceRows
 from kernels.vocabulary.operators import Operator
-from kernels.vocabulary.recurrence_operator import RECURRENCE
+from kernels.vocabulary.recurrence_operator import EVERY_OPERATOR, RECURRENCE
 from kernels.vocabulary.shape import PLANNED_PHASES, Phase
 from server.engine.operators.attention_table import Choice
 from server.engine.operators.dispatch import Dispatcher, PhasePart
@@ -32,6 +33,7 @@ from server.engine.operators.recurrence import RecurrenceCall
 from server.engine.operators.step_attention import TakeCall
 from server.engine.operators.table import OperatorChoice
 from server.engine.proof.product_sample import ExpertsSample, ProductSample, take_experts, take_product
+from server.engine.proof.rank_check import JudgedCall, NamedCall, RankAnswers
 from server.engine.proof.recurrence_sample import RecurrenceSample, SampledRow, before_recurrence
 from server.engine.proof.shadow_sample import Judgement, Sample, take_sample, take_tower_sample
 from server.engine.scheduling.sequence import Batch
@@ -54,6 +56,7 @@ class TowerLane(Enum):
 
 
 Lane = Phase | Operator | TowerLane
+_LANES: dict[str, Lane] = {it.value: it for it in (*Phase, *EVERY_OPERATOR, *TowerLane)}
 
 
 class ShadowBudget:
@@ -119,11 +122,14 @@ class Tap:
         index: int,
         sequence: SequenceRows | None = None,
         row: SampledRow | None = None,
+        rank: int = 0,
     ) -> None:
         """`index`: which call of the step is taken, from 0: of attention the layer, of whose rows `sequence`.
 
-        row  of a recurrence, the sequence
+        row   of a recurrence, the sequence
+        rank  whose call it is; of another than the first nothing is taken here
         """
+        self.call = None if rank == 0 else NamedCall(rank, lane.value, index, sequence, row)
         self._check = check
         self._dispatcher = dispatcher
         self._lane = lane
@@ -137,7 +143,12 @@ class Tap:
     @property
     def attention(self) -> TakeCall | None:
         """Return what StepAttention calls after each layer; None where attention is not the one to check."""
-        return None if self._sequence is None else self._take_attention
+        return None if self._sequence is None or self.call is not None else self._take_attention
+
+    def launched(self) -> None:
+        """Note that the step is launched: a rank that its call was named to will answer."""
+        if self.call is not None:
+            self._check.wait_for_answer()
 
     @property
     def is_of_tower(self) -> bool:
@@ -177,6 +188,9 @@ class Tap:
     def watching(self) -> Iterator[None]:
         """Have products, experts or recurrences of the step that is launched inside shown to this."""
         linear, experts, recurrence = self._dispatcher.linear, self._dispatcher.experts, self._dispatcher.recurrence
+        if self.call is not None:
+            yield
+            return
         try:
             if self._lane is Operator.LINEAR and linear is not None:
                 linear.tap = self._take_product
@@ -246,8 +260,14 @@ class ShadowCheck:
         is_quarantining: bool,
         clock: Callable[[], float] = time.monotonic,
         rng: Random | None = None,
+        others: RankAnswers | None = None,
     ) -> None:
-        """`budget`: the share of time that checks may take; 0: no check. `interval_s`: the least time between two."""
+        """`budget`: the share of time that checks may take; 0: no check. `interval_s`: the least time between two.
+
+        `others`: where there are several ranks, of which this is the first.
+        """
+        self._others = others
+        self._is_waiting = False  # for another rank's answer
         self._dispatcher = dispatcher
         self._is_on = budget > 0
         self._interval_s = interval_s
@@ -276,12 +296,14 @@ class ShadowCheck:
 
     @property
     def has_sample(self) -> bool:
-        """Return whether a sample waits to be judged."""
-        return self._taken is not None
+        """Return whether a sample waits to be judged, here or on another rank."""
+        return self._taken is not None or self._is_waiting
 
     @property
     def is_due(self) -> bool:
         """Return whether the waiting sample is to be judged although the engine has work."""
+        if self._is_waiting and self._others is not None:
+            return self._others.has_one
         return self._taken is not None and (self._is_alert or self._clock() - self._taken.at >= _PATIENCE_S)
 
     @property
@@ -306,7 +328,7 @@ class ShadowCheck:
         if lane is RECURRENCE:
             return self._recurrence_tap(lane, batch)
         if isinstance(lane, Operator):
-            return Tap(self, self._dispatcher, lane, index=self.rng.randrange(self._num_calls(lane, batch)))
+            return self._tap(lane, self.rng.randrange(self._num_calls(lane, batch)))
         rows = batch.rows_of(lane)
         row = self.rng.choice(rows)
         start = sum(batch.query_lens[rows.start : row])
@@ -318,16 +340,27 @@ class ShadowCheck:
         chunk = self._dispatcher.chunks[layer]
         if chunk is not None and lane is not Phase.PREFILL:
             sequence = replace(sequence, num_keys=(sequence.num_keys - 1) % chunk + 1)
-        return Tap(self, self._dispatcher, lane, index=layer, sequence=sequence)
+        return self._tap(lane, layer, sequence)
+
+    def _tap(self, lane: Lane, index: int, sequence: SequenceRows | None = None, row: SampledRow | None = None) -> Tap:
+        """Return a tap for a call of a rank that is drawn."""
+        rank = 0 if self._others is None else self.rng.randrange(self._others.num_ranks)
+        return Tap(self, self._dispatcher, lane, index=index, sequence=sequence, row=row, rank=rank)
+
+    def tap_of(self, call: NamedCall) -> Tap:
+        """Return a tap for a call of this rank that rank 0 has named."""
+        return Tap(self, self._dispatcher, _LANES[call.lane], index=call.index, sequence=call.sequence, row=call.row)
+
+    def wait_for_answer(self) -> None:
+        """Begin no other check until the rank has answered that a call was named to."""
+        self._is_waiting = True
 
     def _recurrence_tap(self, lane: Lane, batch: Batch) -> Tap:
         assert self._dispatcher.recurrence is not None
         row = self.rng.randrange(len(batch.query_lens))
         num_tokens = batch.query_lens[row]
         of_step = SampledRow(row, sum(batch.query_lens[:row]), num_tokens, batch.context_lens[row] - num_tokens)
-        return Tap(
-            self, self._dispatcher, lane, index=self.rng.randrange(len(self._dispatcher.recurrence.layers)), row=of_step
-        )
+        return self._tap(lane, self.rng.randrange(len(self._dispatcher.recurrence.layers)), row=of_step)
 
     def _lane_of_interval(self, lanes: tuple[Lane, ...], now: float) -> Lane | None:
         """Draw what a check of the interval looks at, of all phases and operators; None where it is not due yet."""
@@ -401,32 +434,61 @@ class ShadowCheck:
         self._unreported_s += seconds
 
     def judge(self) -> ShadowReport | None:
-        """Judge the waiting sample; None where there is none. Waits for the device: no step should be on its way."""
-        taken, self._taken = self._taken, None
-        if taken is None:
+        """Judge the waiting sample, or take another rank's judgement; None where there is neither.
+
+        Waits for the device: no step should be on its way.
+        """
+        found = self.judged()
+        if found is None and self._is_waiting and self._others is not None:
+            found = self._others.take()
+            self._is_waiting = found is None
+        if found is None:
             return None
-        started_at = self._clock()
+        detail = found.detail if found.detail is None or not found.rank else f"on rank {found.rank}: {found.detail}"
         quarantined: list[tuple[str, str]] = []
-        found = Judgement(None, detail=taken.problem) if taken.sample is None else self._judge(taken.sample)
-        if taken.sample is not None and found.is_mismatch:
-            logger.error("shadow check: %s", found.detail)
-            quarantined = self._note_mismatch(taken.sample, taken.lane)
-        self.spend(self._clock() - started_at)
+        if found.is_mismatch:
+            logger.error("shadow check: %s", detail)
+            quarantined = self._note_mismatch(found)
+        self.spend(found.seconds)
         spent_s, self._unreported_s = self._unreported_s, 0.0
         return ShadowReport(
             result="skipped" if found.factor is None else "mismatch" if found.is_mismatch else "match",
             at=time.time(),
-            phase=taken.lane.value,
-            path=taken.path,
-            layer=taken.layer,
-            weight=None if taken.sample is None else taken.sample.weight,
+            phase=found.lane,
+            path=found.path,
+            layer=found.layer,
+            weight=found.weight,
             head=found.head,
             position=found.position,
             num_rows=found.num_rows,
             factor=found.factor,
-            detail=found.detail,
+            detail=detail,
             spent_s=spent_s,
             quarantined=quarantined,
+            rank=found.rank,
+        )
+
+    def judged(self, rank: int = 0) -> JudgedCall | None:
+        """Judge the waiting sample, which is of this rank; None where there is none. Waits for the device."""
+        taken, self._taken = self._taken, None
+        if taken is None:
+            return None
+        started_at, sample = self._clock(), taken.sample
+        found = Judgement(None, detail=taken.problem) if sample is None else self._judge(sample)
+        return JudgedCall(
+            rank=rank,
+            path=taken.path,
+            lane=taken.lane.value,
+            served=(taken.lane if sample is None else sample.lane).value,
+            layer=taken.layer,
+            weight=None if sample is None else sample.weight,
+            factor=found.factor,
+            num_rows=found.num_rows,
+            head=found.head,
+            position=found.position,
+            detail=found.detail,
+            digest=sample.digest if sample is not None and found.is_mismatch else "",
+            seconds=self._clock() - started_at,
         )
 
     def _judge(self, sample: AnySample) -> Judgement:
@@ -435,15 +497,16 @@ class ShadowCheck:
         except torch.OutOfMemoryError as error:
             return Judgement(None, detail=f"no memory to judge the sample: {error}"[:200])
 
-    def _note_mismatch(self, sample: AnySample, lane: Lane) -> list[tuple[str, str]]:
+    def _note_mismatch(self, found: JudgedCall) -> list[tuple[str, str]]:
         """Remember a mismatch. The second of a path and lane quarantines: the (path, shape) pairs are returned.
 
         One of the same input as an earlier one is a repetition of it, and counts once: kernels are deterministic.
         """
-        now, digest = self._clock(), sample.digest
+        now, digest, lane, served = self._clock(), found.digest, _LANES[found.lane], _LANES[found.served]
+        assert not isinstance(served, TowerLane), "a tower's calls are of a phase or an operator"
         self._alerts[lane] = now + ALERT_S
         self._alert_next_at = max(self._alert_next_at, now + ALERT_INTERVAL_S)
-        of_path = sample.path, sample.lane
+        of_path = found.path, served
         known = [(at, other) for at, other in self._mismatches.get(of_path, []) if now - at <= MEMORY_S]
         is_second = any(other != digest for _, other in known)
         self._mismatches[of_path] = [*known, (now, digest)]

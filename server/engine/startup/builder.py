@@ -233,7 +233,7 @@ def _build(
     layers = _layers(settings, subject, runner, plan, progress)
     if dispatcher.timer is not None:
         dispatcher.timer.start()
-    shadow = shadow_check_of(settings, subject, dispatcher)
+    shadow = shadow_check_of(settings, subject, dispatcher, None if followers is None else followers.checked)
     ready = _ready(subject, plan, engine, runner, take_fallbacks(), longest_silence_s=longest_silence_s)
     drafting = drafting_of(settings)
     drafts = None if drafting is None else drafting.plan

@@ -17,6 +17,7 @@ from server.engine.execution.runner import ModelRunner
 from server.engine.operators.dispatch import Dispatcher
 from server.engine.proof.attestation import Attestor, HeadProbes
 from server.engine.proof.judgement import Judge, Promises
+from server.engine.proof.rank_check import RankAnswers
 from server.engine.proof.replay import Replay
 from server.engine.proof.shadow_check import ShadowCheck
 from server.engine.proof.shadow_sample import blank_sample
@@ -103,8 +104,8 @@ def _step_times(runner: ModelRunner, recorder: Recorder | None) -> TimeStep:
     return StepTimes(lambda batch: runner.step_graph(batch, capture), recorder.node_names, node_seconds)
 
 
-def shadow_check_of(settings: Settings, subject: Subject, dispatcher: Dispatcher) -> ShadowCheck:
-    """Return the check of the settings. One blank sample is judged here, so that a GPU loads its libraries now."""
+def judge_blank(subject: Subject) -> None:
+    """Judge a sample of zeros, so that a GPU loads its libraries now."""
     limits, attention = subject.limits, subject.config.attentions[0]
     blank = blank_sample(
         group=attention.num_heads // attention.num_kv_heads,
@@ -114,11 +115,19 @@ def shadow_check_of(settings: Settings, subject: Subject, dispatcher: Dispatcher
         device=subject.device,
     )
     blank.judge(Random(0))
+
+
+def shadow_check_of(
+    settings: Settings, subject: Subject, dispatcher: Dispatcher, others: RankAnswers | None
+) -> ShadowCheck:
+    """Return the check of the settings; `others`: answers of the other ranks, where there are some."""
+    judge_blank(subject)
     return ShadowCheck(
         dispatcher,
         budget=settings.shadow_budget,
         interval_s=settings.shadow_interval_s,
         is_quarantining=settings.on_unproven is not Policy.DEGRADE,
+        others=others,
     )
 
 

@@ -138,6 +138,7 @@ class ShadowCheck(Schema):
     )
     num_rows: int = Field(description="Rows that were compared.")
     weight: str | None = Field(description="Of a product: the name of its weight in the layer.")
+    rank: int = Field(description="That has computed it; 0 where there is one.")
     factor: float | None = Field(description="The largest error as a share of its limit.")
     detail: str | None
     spent_s: float = Field(description="Seconds spent on checks since the report before.")

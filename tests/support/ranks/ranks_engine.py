@@ -8,6 +8,7 @@ beside a rank that runs MODULE.
 import json
 import random
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -43,7 +44,7 @@ from server.engine.scheduling.sequence import Sequence
 from server.engine.startup.subject import Subject, identity_of, kv_cache_of, load_weights, read_subject
 from server.engine.startup.warmup import synthetic_batch
 from server.model.decoder import Decoder
-from server.protocol.messages import Fork, Grammar, GrammarKind, Pooling, SamplingParams
+from server.protocol.messages import Fork, Grammar, GrammarKind, Pooling, SamplingParams, ShadowReport
 from server.settings import DeviceChoice, Settings
 from server.text.tokenizer import Tokenizer
 from support.engine.closure_graphs import EAGER, PATH, Replay, capture, decide, redecide
@@ -180,6 +181,23 @@ def embedded(session: Session, decoder: Decoder, prompts: list[list[int]]) -> No
         session.submit(f"r{index}", token_ids, embedded=spans, max_tokens=5)
 
 
+def checked(ranks: Ranks) -> tuple[dict[str, list[int]], list[str], list[int]]:
+    """Return answers while steps are checked until each rank has computed a call again, the results, and the ranks."""
+    others = None if ranks.followers is None else ranks.followers.checked
+    check = ranks.runner.shadow = ShadowCheck(
+        ranks.dispatcher, budget=1e9, interval_s=0.0, is_quarantining=True, others=others
+    )
+    reports: list[ShadowReport] = []
+    while {it.rank for it in reports} != set(range(ranks.worker.rank.world)):
+        answers = ranks.answers(lambda it: it.submit_all(ranks.prompts[:2], max_tokens=3))
+        while check.has_sample:
+            report = check.judge()
+            reports += [] if report is None else [report]
+            time.sleep(0.001)
+    ranks.runner.shadow = None
+    return answers, sorted({it.result for it in reports}), sorted({it.rank for it in reports})
+
+
 def check_layers(ranks: Ranks, world: int) -> dict[str, object]:
     """Return the first layer that is wrong, and the largest difference as a part of its limit."""
     subject = read_subject(settings_of(world))
@@ -236,11 +254,7 @@ def drive(world: int) -> dict[str, object]:
         with ranks.worker.others.repeating():
             record.replay()
 
-    check = ranks.runner.shadow = ShadowCheck(ranks.dispatcher, budget=1e9, interval_s=0.0, is_quarantining=True)
-    found["checked"] = ranks.answers(lambda it: it.submit_all(prompts[:2], max_tokens=3))
-    report = check.judge()
-    found["check"] = None if report is None else report.result
-    ranks.runner.shadow = None
+    found["checked"], found["check"], found["checked ranks"] = checked(ranks)
 
     decode = [it for it in ranks.dispatcher.choices if it.decision.shape.phase is Phase.DECODE]
     short = min(decode, key=lambda it: it.decision.shape.context_bucket.lo)

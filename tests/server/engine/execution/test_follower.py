@@ -9,15 +9,17 @@ from typing import Any
 import pytest
 
 from kernels.calls.batch import AttentionFlags
+from kernels.calls.rows import SequenceRows
 from kernels.catalog import path_named
 from kernels.vocabulary.path import KernelPath
-from kernels.vocabulary.shape import AttentionShape
+from kernels.vocabulary.shape import AttentionShape, Phase
 from qualification.decision.decision import Decision, Pairs, Status
 from qualification.decision.model_shapes import shapes_needed, signature_of
-from server.engine.execution.commands import Allocate, Decide, Launch, RankDecided, Report
+from server.engine.execution.commands import Allocate, Decide, Launch, RankChecked, RankDecided, Report
 from server.engine.execution.step_writer import StepWriter
 from server.engine.follower import Follower, StepInputs
 from server.engine.operators.dispatch import Dispatcher
+from server.engine.proof.rank_check import NamedCall
 from server.engine.startup.subject import kv_cache_of, load_weights, read_subject
 from server.engine.startup.warmup import synthetic_batch
 from server.model.decoder import Decoder
@@ -34,7 +36,7 @@ def test_a_rank_serves_by_the_latest_decisions(tiny_llama: TinyLlama, tmp_path: 
     settings = Settings(
         model=str(tiny_llama.folder), device=DeviceChoice.CPU, max_model_len=128, page_size=16, cache_dir=str(tmp_path)
     )
-    subject, runs = read_subject(settings), Counter[str]()
+    subject, runs, factors = read_subject(settings), Counter[str](), list[float]()
     right = path_named("sdpa.cpu").run
     assert right is not None
 
@@ -42,6 +44,7 @@ def test_a_rank_serves_by_the_latest_decisions(tiny_llama: TinyLlama, tmp_path: 
         def run(*given: Any) -> None:
             runs[name] += 1
             right(*given)
+            given[-1].mul_(factors[-1] if factors else 1)
 
         return replace(path_named("sdpa.cpu"), name=name, run=run)
 
@@ -67,20 +70,33 @@ def test_a_rank_serves_by_the_latest_decisions(tiny_llama: TinyLlama, tmp_path: 
     rank.obey(Allocate(4, 8, 0))
     buffer = StepWriter(page_size=16, num_pages=4, is_pinned=False).write(synthetic_batch([(3, 3)], 16), {})
 
-    def launch() -> Counter[str]:
+    def launch(checked: NamedCall | None = None) -> Counter[str]:
         runs.clear()
         rank.inputs.take(buffer.layout.num_bytes)[:] = buffer.data.numpy().data
-        rank.obey(Launch(buffer.layout.parts, buffer.layout.num_sampled, None, buffer.has_pending))
+        layout = buffer.layout
+        rank.obey(Launch(layout.parts, layout.num_sampled, None, buffer.has_pending, checked=checked))
         return runs
 
     assert launch() == {"first": NUM_LAYERS}
+    checked = Phase.PREFILL.value, 1, SequenceRows(0, 0, 3, 3, 0)
+    assert launch(NamedCall(1, *checked)) == {"first": NUM_LAYERS}  # of another rank
+    assert not any(isinstance(it, RankChecked) for it in reports)
+    for is_wrong in (False, True):
+        factors.append(1.01 if is_wrong else 1.0)
+        launch(NamedCall(0, *checked))
+        report = reports[-1]
+        assert isinstance(report, RankChecked)
+        assert (report.judged.path, report.judged.layer) == ("first", 1)
+        assert report.judged.is_mismatch is is_wrong
+    factors.clear()
     rank.obey(decide("second"))  # a path was quarantined
     assert launch() == {"second": NUM_LAYERS}
     rank.obey(decide("first"))
     rank.obey(Allocate(4, 8, 0))  # a new worker begins with the latest
     assert launch() == {"first": NUM_LAYERS}
     names = {str(shape) for shape in shapes}
-    assert reports == [RankDecided(dict.fromkeys(names, path)) for path in ("first", "second", "first")]
+    decided = [it for it in reports if isinstance(it, RankDecided)]
+    assert decided == [RankDecided(dict.fromkeys(names, path)) for path in ("first", "second", "first")]
 
 
 def test_inputs_of_the_step_before_are_not_written_over() -> None:

@@ -21,6 +21,7 @@ from qualification.decision.decision import Decision
 from server.engine.operators.attention_table import Choice
 from server.engine.operators.dispatch import Dispatcher, PhasePart
 from server.engine.operators.table import OperatorChoice
+from server.engine.proof.rank_check import JudgedCall, RankAnswers
 from server.engine.proof.shadow_check import ALERT_S, MEMORY_S, ShadowBudget, ShadowCheck
 from server.engine.proof.shadow_sample import MOST_ROWS, drawn_rows, take_sample
 from server.protocol.messages import PathUse, SamplingParams, ShadowReport, Submit
@@ -177,6 +178,27 @@ def test_a_mismatch_says_where_and_by_how_much(subject: Subject) -> None:
     words = f"sdpa.cpu {report.phase}, layer {report.layer}, head {report.head}, position {report.position}, column "
     assert (report.detail or "").startswith(words)
     assert "the output is 1.01" in (report.detail or "")
+
+
+def test_mismatches_of_another_rank_quarantine(subject: Subject) -> None:
+    """The second of another input does, as on this one."""
+    others, dispatcher = RankAnswers(2), Served(subject).dispatcher
+    check = ShadowCheck(dispatcher, budget=1e9, interval_s=0.0, is_quarantining=True, others=others)
+    found = []
+    for digest in ("a", "a", "b"):
+        check.wait_for_answer()
+        assert check.judge() is None
+        assert (check.has_sample, check.is_due) == (True, False)
+        others.put(JudgedCall(1, "sdpa.cpu", "decode", "decode", layer=0, factor=2.0, detail="off", digest=digest))
+        assert check.is_due
+        report = check.judge()
+        assert report is not None
+        assert (report.result, report.rank, report.detail, check.has_sample) == (
+            *("mismatch", 1, "on rank 1: off"),
+            False,
+        )
+        found.append(bool(report.quarantined))
+    assert found == [False, False, True]
 
 
 def test_under_degrade_nothing_is_quarantined(subject: Subject) -> None:
