@@ -50,9 +50,12 @@ def pairs_of(row: Row) -> dict[str, tuple[float, float]]:
     """
     found: dict[str, dict[bool, float]] = {case: {} for case in CASES}
     for file in row.files:
+        of_file: dict[tuple[str, bool], float] = {}
         for server, case, value in _measured(json.loads((BENCHMARKS / file).read_text())):
+            of_file.setdefault((case, "vllm" in server), value)  # of several sides of ours the first
+        for (case, is_peer), value in of_file.items():
             if case in found:
-                found[case]["vllm" in server] = value
+                found[case][is_peer] = value
     return {case: (sides[False], sides[True]) for case, sides in found.items()}
 
 
@@ -79,7 +82,8 @@ def _measured(run: dict[str, object]) -> Iterator[tuple[str, str, float]]:
 
 def dates() -> tuple[str, str]:
     """Return the days of the oldest and of the newest run."""
-    days = sorted(json.loads((BENCHMARKS / file).read_text())["date"][:10] for row in ROWS for file in row.files)
+    runs = [json.loads((BENCHMARKS / file).read_text()) for row in ROWS for file in row.files]
+    days = sorted(run.get("date", run.get("at"))[:10] for run in runs)
     return days[0], days[-1]
 
 

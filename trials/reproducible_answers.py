@@ -12,6 +12,7 @@ Other settings go by --set, as --set dtype=bf16. Exit code 1 where an answer dif
 
 import argparse
 import json
+import os
 import random
 import subprocess
 import sys
@@ -37,6 +38,8 @@ KINDS: tuple[Mapping[str, object], ...] = (
     {"temperature": 1.1, "top_k": 40, "min_p": 0.02, "seed": 12, "repetition_penalty": 1.2},
     {"temperature": 0.0, "presence_penalty": 0.7, "frequency_penalty": 0.4},
 )
+# Ranks, with --set tensor_parallel_size=2, meet over the loopback, and use no NVLink multicast.
+OF_RANKS = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
 MOST_NAMED = 5  # differences that a pass prints
 
 
@@ -138,6 +141,8 @@ def ask(args: argparse.Namespace) -> None:
         "paths": paths,
     }
     Path(args.out).write_text(json.dumps(result))
+    if built.followers is not None:
+        built.followers.close()
 
 
 def longest(args: argparse.Namespace) -> int:
@@ -171,10 +176,10 @@ def compare(args: argparse.Namespace) -> int:
     rows, alone = [], None
     machine: dict[str, Any] = {}
     with TemporaryDirectory() as folder:
-        for name in all_passes(args):
+        for name in args.passes or all_passes(args):
             out = Path(folder) / "answers.json"
             command = [sys.executable, __file__, *sys.argv[1:], "--run", name, "--out", str(out)]
-            if subprocess.run(command, check=False).returncode:
+            if subprocess.run(command, env={**os.environ, **OF_RANKS}, check=False).returncode:
                 print(f"{name:12}  did not run")
                 rows.append({"pass": name, "error": "did not run"})
                 continue
@@ -212,6 +217,7 @@ def main() -> int:
     parser.add_argument("--answer-tokens", type=int, default=32)
     parser.add_argument("--at-once", type=int, default=64)
     parser.add_argument("--chunk", type=int, default=1237, help="tokens of a step of the pass with odd chunks")
+    parser.add_argument("--passes", nargs="+", help="the measure of the others first (default: all)")
     parser.add_argument("--weights", action="store_true", help="load the folder's weights")
     parser.add_argument("--variant", action="store_true", help="without --reproducible, to see what it changes")
     parser.add_argument("--set", action="append", default=[], metavar="SETTING=VALUE")
