@@ -97,7 +97,7 @@ class Asked:
 
 @dataclass
 class Measured:
-    """What came of a server. `start_s` until it was ready; None: it ran before."""
+    """A server's numbers. `start_s` until it was ready; None: it ran before."""
 
     asked: Asked
     side: ServedSide

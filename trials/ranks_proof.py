@@ -113,7 +113,7 @@ class Checks:
 
 @dataclass
 class Trial:
-    """What a part is given."""
+    """Arguments of a part, and what it needs of the run."""
 
     args: argparse.Namespace
     folder: Path

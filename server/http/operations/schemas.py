@@ -132,7 +132,9 @@ class ShadowCheck(Schema):
     phase: str = Field(description="Of attention; or `linear`, `experts`, `collective` or `recurrence`.")
     path: str
     layer: int | None = Field(description="null for the head of the model.")
-    head: int | None = Field(description="Of the largest error; null for products, or where nothing was compared.")
+    head: int | None = Field(
+        description="Of the largest error, among its rank's; null for products, or where nothing was compared."
+    )
     position: int | None = Field(
         description="Of the query with the largest error, in its sequence; of a product its row in the step."
     )
