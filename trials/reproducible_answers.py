@@ -38,8 +38,11 @@ KINDS: tuple[Mapping[str, object], ...] = (
     {"temperature": 1.1, "top_k": 40, "min_p": 0.02, "seed": 12, "repetition_penalty": 1.2},
     {"temperature": 0.0, "presence_penalty": 0.7, "frequency_penalty": 0.4},
 )
-# Ranks, with --set tensor_parallel_size=2, meet over the loopback, and use no NVLink multicast.
-OF_RANKS = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
+# Ranks, with --set tensor_parallel_size=2, meet over the loopback, and use no NVLink multicast; the profiler is silent.
+ENVIRONMENT = {
+    **{"GLOO_SOCKET_IFNAME": "lo", "NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"},
+    "KINETO_LOG_LEVEL": "6",
+}
 MOST_NAMED = 5  # differences that a pass prints
 
 
@@ -179,7 +182,7 @@ def compare(args: argparse.Namespace) -> int:
         for name in args.passes or all_passes(args):
             out = Path(folder) / "answers.json"
             command = [sys.executable, __file__, *sys.argv[1:], "--run", name, "--out", str(out)]
-            if subprocess.run(command, env={**os.environ, **OF_RANKS}, check=False).returncode:
+            if subprocess.run(command, env={**os.environ, **ENVIRONMENT}, check=False).returncode:
                 print(f"{name:12}  did not run")
                 rows.append({"pass": name, "error": "did not run"})
                 continue
