@@ -64,11 +64,17 @@ class HeadSteps:
         return self._compute(self._behind(batch, rows), drafting, is_first=True)
 
     def observe(self, batch: Batch, rows: SequenceOf[HeadRow]) -> tuple[Tensor, Observation]:
-        """Compute rows behind the latest step; return the head's hidden states, and what its layer handed out."""
+        """Compute rows behind the latest step; return the head's hidden states, and what its layer handed out.
+
+        Waits for the device, as the next call writes to the same memory.
+        """
         self._num_passes = 0
-        observation = self._runner.worker.head_observation()
+        worker = self._runner.worker
+        observation = worker.head_observation()
         buffer = self._write(self._behind(batch, rows), [])
-        return self._runner.worker.follow(buffer, is_first=True, observation=observation), observation
+        hidden = worker.follow(buffer, is_first=True, observation=observation)
+        worker.synchronize()
+        return hidden, observation
 
     def _behind(self, batch: Batch, rows: SequenceOf[HeadRow]) -> list[_Row]:
         starts = self._runner.token_places(batch)

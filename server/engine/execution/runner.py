@@ -239,7 +239,8 @@ class ModelRunner:
     def observe(self, batch: Batch) -> tuple[Tensor, Observation]:
         """Run a batch kernel by kernel; return the hidden states [T, hidden] and what its layers handed out.
 
-        Raises BatchError, LaunchFailed.
+        Waits for the device, which copies the inputs from memory that the step after the next one is written to. Raises
+        BatchError, LaunchFailed.
         """
         observation = self.worker.observation()
         try:
@@ -249,6 +250,7 @@ class ModelRunner:
         except NoPathError as error:
             raise self._batch_error(range(batch.num_rows), str(error)) from error
         self.worker.drop_unread()
+        self.worker.synchronize()
         return hidden, observation
 
     def run(self, batch: Batch) -> StepResult:

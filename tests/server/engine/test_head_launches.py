@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
@@ -13,7 +14,10 @@ from kernels.vocabulary.shape import AttentionShape
 from qualification.decision.decision import Policy
 from qualification.evidence.evidence import Evidence
 from qualification.measure.qualify import Bench, Pair
+from server.engine.execution.head_steps import HeadSteps
+from server.engine.scheduling.head_drafter import HeadRow
 from server.engine.startup.builder import BuiltEngine
+from server.engine.startup.warmup import synthetic_batch
 from server.protocol.messages import DraftsPlan, SamplingParams, StepOutput, Submit
 from server.protocol.plan_rows import DRAFT_HEAD
 from support.engine.one_operator import HYBRID, small_engine
@@ -125,3 +129,15 @@ def test_passes_of_the_head_are_attested(built: BuiltEngine) -> None:
     found = built.attestor.attest_all("request")
     assert {it.phase for it in found.batches if it.result != "match"} == {DRAFT_HEAD}
     assert found.quarantined
+
+
+def test_observed_steps_are_waited_for(built: BuiltEngine) -> None:
+    """Else a GPU that is two steps behind would copy inputs that the host has written over."""
+    worker, num_waits = built.runner.worker, count()
+    worker.synchronize = lambda: next(num_waits)  # type: ignore[method-assign]
+    batch = synthetic_batch([(3, 3)], 8, page=built.runner.num_pages)
+    [seq], [table] = batch.sequences, batch.page_tables
+    built.runner.observe(batch)
+    HeadSteps(built.runner).observe(batch, [HeadRow(seq, 0, 0, 0, [0] * 3, table, is_drafted_for=False)])
+    del worker.synchronize
+    assert next(num_waits) == 2
