@@ -5,12 +5,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from kernels.calls import launch
+from kernels.experts.capped.eager import run_capped, run_capped_tiles
 from kernels.experts.few_bits.eager import run_few_bits
 from kernels.experts.formats import AnyExpertFormat, FewBitFormat
 from kernels.experts.kinds import ExpertFormat
 from kernels.experts.portable.eager import run_eager
 from kernels.experts.portable.tiles import run_experts_tiles
 from kernels.experts.shape import ExpertsShape
+from kernels.fused.capped_kind import CappedSilu
 from kernels.identity.source_digest import SourceDigests
 from kernels.identity.torch_kernels import GEMMS, TORCH_HELPERS
 from kernels.vocabulary.fingerprint import Device
@@ -23,16 +25,17 @@ from kernels.vocabulary.shape import Dtype
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kernels.experts.kinds import ExpertActivation
-
 # Fills out [T, H], its last argument, completely; the others are those of `experts_eager` in portable/eager.py, the
-# weights in the path's format.
-RunExperts = Callable[["Tensor", "Tensor", "Tensor", Any, "ExpertActivation", "Tensor"], None]
+# weights in the path's format, the activation one that the path's limits allow.
+RunExperts = Callable[["Tensor", "Tensor", "Tensor", Any, Any, "Tensor"], None]
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertsLimits:
-    """The mixtures and machines that a path can compute, as data."""
+    """The mixtures and machines that a path can compute, as data.
+
+    is_capped  whether it computes bounded activations (`CappedSilu`), and no others
+    """
 
     devices: frozenset[Device]
     dtypes: frozenset[Dtype]
@@ -42,6 +45,7 @@ class ExpertsLimits:
     needs_triton: bool = False
     size_multiple: int = 1  # of hidden size and width
     max_rows: TokenRows = TokenRows.GT_8K
+    is_capped: bool = False
 
     def rejections(self, shape: ExpertsShape) -> list[Rejection]:
         """Every reason of the shape, not of the machine, why it cannot be computed."""
@@ -51,6 +55,11 @@ class ExpertsLimits:
         if shape.format not in self.formats:
             detail = f"takes weights in {_values(self.formats)}, the shape has {shape.format.value}"
             found.append(Rejection(Reject.LAYOUT, detail))
+        if isinstance(shape.activation, CappedSilu) is not self.is_capped:
+            wanted = "bounded activations alone" if self.is_capped else "no bounded activation"
+            found.append(Rejection(Reject.LAYOUT, f"computes {wanted}, the shape's is {shape.activation}"))
+        if self.is_capped and shape.has_bias:
+            found.append(Rejection(Reject.LAYOUT, "computes no experts with biases"))
         if shape.hidden % self.size_multiple or shape.width % self.size_multiple:
             detail = f"takes multiples of {self.size_multiple}, the shape has {shape.hidden} and {shape.width}"
             found.append(Rejection(Reject.LAYOUT, detail))
@@ -150,6 +159,23 @@ def _few_bits_path(name: str, devices: frozenset[Device]) -> ExpertsPath:
     limits = ExpertsLimits(devices=devices, dtypes=_DTYPES, formats=frozenset(FewBitFormat))
     digest = _SOURCES.of("kernels.experts.few_bits.eager")
     return ExpertsPath(name, tier_of(name), limits, digest, (*GEMMS, *TORCH_HELPERS), run_few_bits)
+
+
+def _capped_run() -> RunExperts | None:
+    if launch.triton_version() is None:
+        return None
+    from kernels.experts.capped.launch import run_capped_triton
+
+    return run_capped_triton
+
+
+_CAPPED_FORMATS: frozenset[AnyExpertFormat] = frozenset({ExpertFormat.PLAIN, *FewBitFormat})
+
+
+def _capped_path(name: str, devices: frozenset[Device]) -> ExpertsPath:
+    limits = ExpertsLimits(devices=devices, dtypes=_DTYPES, formats=_CAPPED_FORMATS, is_capped=True)
+    digest = _SOURCES.of("kernels.experts.capped.eager")
+    return ExpertsPath(name, tier_of(name), limits, digest, (*GEMMS, *TORCH_HELPERS), run_capped)
 
 
 def _ordered_path(
@@ -280,6 +306,36 @@ EXPERTS_PATHS: tuple[ExpertsPath, ...] = (
     ),
     _few_bits_path("torch.experts.cpu.few_bits", frozenset({Device.CPU})),
     _few_bits_path("torch.experts.few_bits", frozenset({Device.CUDA, Device.INTERPRETER})),
+    # Of two layers of Step 3.5: PyTorch activates between Triton's products.
+    ExpertsPath(
+        "triton.experts.capped",
+        tier_of("triton.experts.capped"),
+        ExpertsLimits(
+            devices=frozenset({Device.CUDA, Device.INTERPRETER}),
+            dtypes=_DTYPES,
+            formats=_CAPPED_FORMATS - {FewBitFormat.FP8_STATIC},  # as of `triton.experts.few_bits`
+            min_sm=89,
+            needs_triton=True,
+            is_capped=True,
+        ),
+        _SOURCES.of("kernels.experts.capped.launch"),
+        ("hallmark_experts_", "hallmark_fp8_round_", *TORCH_HELPERS),
+        _capped_run(),
+        is_capturable=True,  # grids depend on the number of rows alone
+    ),
+    _capped_path("torch.experts.cpu.capped", frozenset({Device.CPU})),
+    _capped_path("torch.experts.capped", frozenset({Device.CUDA, Device.INTERPRETER})),
+    ExpertsPath(
+        "torch.experts.capped.tiles",
+        tier_of("torch.experts.capped.tiles"),
+        ExpertsLimits(
+            devices=frozenset({Device.CPU}), dtypes=_DTYPES, formats=frozenset({ExpertFormat.PLAIN}), is_capped=True
+        ),
+        _SOURCES.of("kernels.experts.capped.eager"),
+        (*GEMMS, *TORCH_HELPERS),
+        run_capped_tiles,
+        order="rows16",
+    ),
     ExpertsPath(
         "torch.experts.tiles",
         tier_of("torch.experts.tiles"),

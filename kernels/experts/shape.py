@@ -1,11 +1,13 @@
 """The shape of a mixture of experts: everything that selects a kernel for its products, and what they cost."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kernels.experts.formats import AnyExpertFormat, FewBitFormat, expert_format, why_not_experts
 from kernels.experts.kinds import MXFP4_BLOCK, ClampedSwiglu, ExpertActivation, ExpertFormat
 from kernels.fused.activation_kind import Activation
+from kernels.fused.capped_kind import CappedSilu
 from kernels.linear.formats.int4_formats import bytes_of
 from kernels.vocabulary.operators import Operator
 from kernels.vocabulary.row_buckets import TokenRows
@@ -14,8 +16,11 @@ from kernels.vocabulary.shape import Dtype
 _NUMBER = r"\d+(?:\.\d+)?(?:e[+-]\d+)?"
 _LINE = re.compile(
     r"experts (?P<dtype>\w+) (?P<format>\w+) e(?P<experts>\d+):(?P<active>\d+) h(?P<hidden>\d+) w(?P<width>\d+) "
-    rf"(?:clamped(?P<alpha>{_NUMBER}):(?P<limit>{_NUMBER})|(?P<activation>\w+))(?P<bias> bias)? r-(?P<rows>\w+)"
+    rf"(?:clamped(?P<alpha>{_NUMBER}):(?P<limit>{_NUMBER})|capped(?P<bound>{_NUMBER})|(?P<activation>\w+))"
+    r"(?P<bias> bias)? r-(?P<rows>\w+)"
 )
+# Those of `kinds.py`, which the digests of most paths cover, and one that has paths of its own.
+AnyExpertActivation = ExpertActivation | CappedSilu
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +38,7 @@ class ExpertsShape:
     num_active: int
     hidden: int
     width: int
-    activation: ExpertActivation
+    activation: AnyExpertActivation
     has_bias: bool
     rows: TokenRows
 
@@ -54,11 +59,6 @@ class ExpertsShape:
     @property
     def kind(self) -> str:
         """The line without the bucket: what the layers of a mixture share."""
-        activation = self.activation
-        if isinstance(activation, ClampedSwiglu):
-            name = f"clamped{activation.alpha!r}:{activation.limit!r}"
-        else:
-            name = activation.value
         parts = [
             Operator.EXPERTS.value,
             self.dtype.value,
@@ -66,7 +66,7 @@ class ExpertsShape:
             f"e{self.num_experts}:{self.num_active}",
             f"h{self.hidden}",
             f"w{self.width}",
-            name,
+            _name_of(self.activation),
         ]
         return " ".join([*parts, *(["bias"] if self.has_bias else [])])
 
@@ -96,7 +96,6 @@ def parse_experts_shape(text: str) -> ExpertsShape:
     if found is None:
         raise ValueError(f"{text!r} is no shape of experts")
     field = found.groupdict()
-    name = field["activation"]
     shape = ExpertsShape(
         dtype=Dtype(field["dtype"]),
         format=expert_format(field["format"]),
@@ -104,10 +103,26 @@ def parse_experts_shape(text: str) -> ExpertsShape:
         num_active=int(field["active"]),
         hidden=int(field["hidden"]),
         width=int(field["width"]),
-        activation=Activation(name) if name else ClampedSwiglu(float(field["alpha"]), float(field["limit"])),
+        activation=_activation_of(field),
         has_bias=field["bias"] is not None,
         rows=TokenRows(field["rows"]),
     )
     if str(shape) != text:
         raise ValueError(f"{text!r} is no shape of experts as {shape} is written")
     return shape
+
+
+def _name_of(activation: AnyExpertActivation) -> str:
+    """Return an activation as a shape's line has it."""
+    if isinstance(activation, ClampedSwiglu):
+        return f"clamped{activation.alpha!r}:{activation.limit!r}"
+    return f"capped{activation.limit!r}" if isinstance(activation, CappedSilu) else activation.value
+
+
+def _activation_of(field: Mapping[str, str | None]) -> AnyExpertActivation:
+    """Return the activation of a shape's line, by the groups of `_LINE`."""
+    if (bound := field["bound"]) is not None:
+        return CappedSilu(float(bound))
+    if (alpha := field["alpha"]) is not None:
+        return ClampedSwiglu(float(alpha), float(field["limit"] or 0))
+    return Activation(field["activation"])

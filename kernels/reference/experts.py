@@ -13,8 +13,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kernels.experts.few_bits.weights import AnyExperts, FewBitExperts
-from kernels.experts.kinds import ClampedSwiglu, ExpertActivation, RoutingConfig, Scores
+from kernels.experts.kinds import ClampedSwiglu, RoutingConfig, Scores
+from kernels.experts.shape import AnyExpertActivation
 from kernels.fused.activation_kind import Activation
+from kernels.fused.capped_kind import CappedSilu
 from kernels.linear.weights import LinearWeight
 from kernels.reference.compare import Reference
 from kernels.reference.rounded_inner import rounded_inner
@@ -41,7 +43,7 @@ class Rounding:
 
 
 def experts_reference(
-    hidden: Tensor, experts: Tensor, weights: Tensor, expert_weights: AnyExperts, activation: ExpertActivation
+    hidden: Tensor, experts: Tensor, weights: Tensor, expert_weights: AnyExperts, activation: AnyExpertActivation
 ) -> Reference:
     """The expected [T, 1, H] fp64 of `kernels.experts.portable.eager.experts_eager`, and what a right path may err.
 
@@ -80,7 +82,7 @@ def _judge_expert(
     x: Tensor,
     expert: int,
     expert_weights: AnyExperts,
-    activation: ExpertActivation,
+    activation: AnyExpertActivation,
     rounding: Rounding,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -147,11 +149,13 @@ def _largest(changes: Iterable[Tensor]) -> Tensor:
     return reduce(torch.maximum, (change.abs() for change in changes))
 
 
-def activated_fp64(gate: Tensor, up: Tensor, activation: ExpertActivation) -> Tensor:
+def activated_fp64(gate: Tensor, up: Tensor, activation: AnyExpertActivation) -> Tensor:
     """activation(gate) * up, in fp64."""
     if isinstance(activation, ClampedSwiglu):
         gate, up = gate.clamp(max=activation.limit), up.clamp(-activation.limit, activation.limit)
         return gate * torch.sigmoid(activation.alpha * gate) * (up + 1)
+    if isinstance(activation, CappedSilu):
+        return F.silu(gate).clamp(max=activation.limit) * up.clamp(-activation.limit, activation.limit)
     if activation is Activation.SILU:
         return F.silu(gate) * up
     return F.gelu(gate, approximate="tanh" if activation is Activation.GELU_TANH else "none") * up

@@ -8,6 +8,7 @@ from kernels.collective.shape import CollectiveShape, Follows
 from kernels.experts.formats import FewBitFormat
 from kernels.experts.shape import ExpertsShape
 from kernels.fused.activation_kind import Activation
+from kernels.fused.capped_kind import CappedSilu
 from kernels.linear.shape import LinearShape
 from kernels.recurrence.shape import RecurrenceShape
 from kernels.recurrence.sizes import RecurrenceSizes
@@ -104,7 +105,7 @@ def _plain_shape(
             num_active=2,
             hidden=4096,
             width=4096,
-            activation=Activation.SILU,
+            activation=CappedSilu(7.0) if path.limits.is_capped else Activation.SILU,
             has_bias=False,
             rows=TokenRows.LE_16,
         )

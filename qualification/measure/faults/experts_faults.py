@@ -1,6 +1,7 @@
 """Wrong experts that must be refused: each computes in fp32, with one fault of a kind that real kernels have had."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from enum import Enum
 from itertools import count
 
@@ -8,10 +9,11 @@ import torch
 from torch import Tensor
 
 from kernels.experts.few_bits.weights import AnyExperts
-from kernels.experts.kinds import ClampedSwiglu, ExpertActivation, ExpertFormat
+from kernels.experts.kinds import ClampedSwiglu, ExpertFormat
 from kernels.experts.paths import RunExperts
-from kernels.experts.shape import ExpertsShape
+from kernels.experts.shape import AnyExpertActivation, ExpertsShape
 from kernels.fused.activation_kind import Activation
+from kernels.fused.capped_kind import CappedSilu
 from kernels.reference.experts import activated_fp64
 from kernels.vocabulary.row_buckets import TokenRows
 from kernels.vocabulary.shape import Dtype
@@ -57,7 +59,7 @@ def can_show_in(fault: ExpertsFault, mixture: ExpertsShape) -> bool:
         ExpertsFault.TAIL_COLUMNS_ZERO: mixture.hidden % _TILE != 0 or mixture.width % _TILE != 0,
         ExpertsFault.TF32: mixture.dtype is Dtype.FP32,
         ExpertsFault.BIAS_IGNORED: mixture.has_bias,
-        ExpertsFault.CLAMP_IGNORED: isinstance(mixture.activation, ClampedSwiglu),
+        ExpertsFault.CLAMP_IGNORED: isinstance(mixture.activation, ClampedSwiglu | CappedSilu),
         # In 16 bits a right path rounds about as much as a sum of a few.
         ExpertsFault.LOW_PRECISION_SUM: mixture.dtype is Dtype.FP32,
         ExpertsFault.UNVISITED_READ: mixture.num_active < mixture.num_experts,
@@ -71,7 +73,7 @@ def wrong_experts(fault: ExpertsFault) -> RunExperts:
 
     def run(
         hidden: Tensor, experts: Tensor, weights: Tensor, expert_weights: AnyExperts,
-        activation: ExpertActivation, out: Tensor,
+        activation: AnyExpertActivation, out: Tensor,
     ) -> None:  # fmt: skip
         if fault is ExpertsFault.WEIGHT_LEFT_OUT:
             weights = torch.cat([weights[:, :-1], torch.ones_like(weights[:, -1:])], dim=1)
@@ -119,7 +121,7 @@ def _expert(
     x: Tensor,
     expert: int,
     weights: AnyExperts,
-    activation: ExpertActivation,
+    activation: AnyExpertActivation,
     dtype: torch.dtype,
     fault: ExpertsFault,
 ) -> Tensor:
@@ -133,8 +135,8 @@ def _expert(
     gate, up = products.chunk(2, dim=-1)
     if fault is ExpertsFault.GATE_AND_UP_SWAPPED:
         gate, up = up, gate
-    if fault is ExpertsFault.CLAMP_IGNORED and isinstance(activation, ClampedSwiglu):
-        activation = ClampedSwiglu(activation.alpha, limit=float("inf"))
+    if fault is ExpertsFault.CLAMP_IGNORED and isinstance(activation, ClampedSwiglu | CappedSilu):
+        activation = replace(activation, limit=float("inf"))
     result = _product(activated_fp64(gate, up, activation), down, fault)
     return result if biases[1] is None else result + biases[1]
 

@@ -9,8 +9,8 @@ from torch import Tensor
 from kernels.calls.processors import shared_bytes
 from kernels.experts.few_bits.weights import CLASSES, AnyExperts, FewBitExperts, FewBitWeight
 from kernels.experts.formats import FewBitFormat
-from kernels.experts.kinds import MXFP4_BLOCK, ExpertActivation, ExpertFormat
-from kernels.experts.shape import ExpertsShape
+from kernels.experts.kinds import MXFP4_BLOCK, ExpertFormat
+from kernels.experts.shape import AnyExpertActivation, ExpertsShape
 from kernels.experts.tiles import token_counts
 from kernels.experts.weights import ExpertWeights, Mxfp4Weights
 from kernels.system.device import torch_dtype
@@ -31,7 +31,7 @@ class ExpertsCase:
     experts: Tensor
     weights: Tensor
     expert_weights: AnyExperts
-    activation: ExpertActivation
+    activation: AnyExpertActivation
 
 
 def tested_rows(shape: ExpertsShape, *, is_cpu: bool) -> int:

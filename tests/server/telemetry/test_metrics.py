@@ -204,9 +204,9 @@ def test_images_are_counted_with_the_towers_time() -> None:
 
 
 def test_the_largest_plan_stays_below_1000_samples() -> None:
-    for is_hybrid in (False, True):
+    for is_hybrid, is_capped in ((False, False), (False, True), (True, False)):
         metrics = make()
-        use_everything(metrics, is_hybrid=is_hybrid)
+        use_everything(metrics, is_hybrid=is_hybrid, is_capped=is_capped)
         assert 800 < num_samples(metrics) <= MAX_SAMPLES
 
 

@@ -115,14 +115,15 @@ def hybrid_plan() -> list[PlanRow]:
     return rows
 
 
-def largest_plan() -> list[PlanRow]:
+def largest_plan(*, is_capped: bool = False) -> list[PlanRow]:
     """Every operator on two GPUs: all buckets, all paths that a GPU can run, each first choice wanted somewhere.
 
     Of attention each bucket has two shapes, of layers with and without a window, both of heads of `HEAD_DIM`, which
-    most paths compute. Without the paths of `--reproducible`, whose plan has no others.
+    most paths compute. Without the paths of `--reproducible`, whose plan has no others. Where experts have a bounded
+    activation, too (Step 3.5), windows are of 512, of which no path for narrow ones takes any.
     """
-    rows = []
-    for phase, (number, bucket), has_window in itertools.product(PLANNED_PHASES, enumerate(Bucket), (False, True)):
+    rows, windows = [], (False,) if is_capped else (False, True)
+    for phase, (number, bucket), has_window in itertools.product(PLANNED_PHASES, enumerate(Bucket), windows):
         of_phase = [it for it in PATHS if phase in it.limits.phases and may_serve(it) and is_of_text(it.limits)]
         needs_window = {it.name for it in of_phase if it.limits.max_window is not None}
         able = [it.name for it in of_phase if has_window or it.name not in needs_window]
@@ -133,8 +134,9 @@ def largest_plan() -> list[PlanRow]:
     for few, path in itertools.product(LinearRows, linear):
         if few.lo + 1 >= path.limits.min_rows and (few.hi or math.inf) <= (path.limits.max_rows or math.inf):
             rows.append(row_of("linear", few.value, path.name, [it.name for it in linear]))
+    plain = [it for it in EXPERTS_PATHS if ExpertFormat.PLAIN in it.limits.formats]  # likewise
     others: list[tuple[Operator, Sequence[AnyPath]]] = [
-        (Operator.EXPERTS, [it for it in EXPERTS_PATHS if ExpertFormat.PLAIN in it.limits.formats]),  # likewise
+        *((Operator.EXPERTS, [it for it in plain if it.limits.is_capped is of]) for of in {False, is_capped}),
         (Operator.COLLECTIVE, COLLECTIVE_PATHS),
     ]
     for operator, paths in others:
@@ -166,9 +168,12 @@ def row_of(phase: str, bucket: str, path: str, able: list[str]) -> PlanRow:
     )  # fmt: skip
 
 
-def use_everything(metrics: Metrics, *, is_hybrid: bool = False) -> None:
-    """Move every series of a server on two GPUs with the largest plan, or that of a hybrid that sees and drafts."""
-    rows = hybrid_plan() if is_hybrid else largest_plan()
+def use_everything(metrics: Metrics, *, is_hybrid: bool = False, is_capped: bool = False) -> None:
+    """Move every series of a server on two GPUs with the largest plan, or that of a hybrid that sees and drafts.
+
+    is_capped   of the largest plan with a bounded activation of experts
+    """
+    rows = hybrid_plan() if is_hybrid else largest_plan(is_capped=is_capped)
     phases, ready = [it.value for it in PLANNED_PHASES], msgspec.structs.replace(READY, max_model_len=1_000_000)
     if is_hybrid:
         phases += [Phase.VERIFY.value, TOWER, DRAFT_HEAD]
