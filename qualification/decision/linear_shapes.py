@@ -93,7 +93,7 @@ def _own_weights_of(layer: LayerConfig, hidden: int) -> Iterator[_Weight]:
             is_swiglu = activation is Activation.SILU and not has_bias
             yield from _dense(hidden, width, formats, is_swiglu=is_swiglu, has_bias=has_bias)
         case ExpertsConfig() if fed.shared is not None:
-            is_swiglu = fed.activation is Activation.SILU
+            is_swiglu = fed.shared_activation is Activation.SILU
             yield from _dense(hidden, fed.shared.width, formats, is_swiglu=is_swiglu, has_bias=False)
 
 

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from enum import Enum
 
 from kernels.experts.formats import AnyExpertFormat, FewBitFormat
-from kernels.experts.kinds import MXFP4_BLOCK, ExpertActivation, ExpertFormat, RoutingConfig
+from kernels.experts.kinds import MXFP4_BLOCK, ExpertFormat, RoutingConfig
+from kernels.experts.shape import AnyExpertActivation
 from kernels.fused.activation_kind import Activation
+from kernels.fused.capped_kind import CappedSilu
 from kernels.fused.head_gate_kind import GateFunction
 from kernels.linear.formats.int4_formats import bytes_of
 from kernels.linear.shape import PLAIN, WeightFormat
@@ -207,24 +209,29 @@ class NormsConfig:
     is_shared: bool = False
 
 
+DenseActivation = Activation | CappedSilu
+
+
 @dataclass(frozen=True, slots=True)
 class DenseConfig:
     """down(activation(gate) * up)."""
 
     width: int
-    activation: Activation
+    activation: DenseActivation
     has_bias: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class SharedExpertConfig:
-    """A dense feed-forward, of the experts' activation, that every token visits beside its experts.
+    """A dense feed-forward that every token visits beside its experts.
 
-    is_gated   whether its result is multiplied by the sigmoid of a product of one column
+    is_gated    whether its result is multiplied by the sigmoid of a product of one column
+    activation  None: the experts'
     """
 
     width: int
     is_gated: bool = False
+    activation: DenseActivation | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +249,7 @@ class ExpertsConfig:
 
     width: int
     routing: RoutingConfig
-    activation: ExpertActivation = Activation.SILU
+    activation: AnyExpertActivation = Activation.SILU
     has_bias: bool = False
     has_router_bias: bool = False
     has_correction_bias: bool = False
@@ -259,6 +266,13 @@ class ExpertsConfig:
     @property
     def num_active(self) -> int:
         return self.routing.num_active
+
+    @property
+    def shared_activation(self) -> DenseActivation:
+        """Return the activation of what all tokens visit, of a mixture that has such a feed-forward."""
+        found = self.activation if self.shared is None or self.shared.activation is None else self.shared.activation
+        assert isinstance(found, DenseActivation), "a feed-forward for all tokens has no activation of experts alone"
+        return found
 
 
 FeedForward = DenseConfig | ExpertsConfig

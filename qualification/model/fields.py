@@ -24,6 +24,10 @@ class Fields:
         given = {name: value for name, value in self._values.items() if value is not None or name not in missing}
         return Fields({**missing, **given}, self.source)
 
+    def changed(self, **others: object) -> "Fields":
+        """The same fields, with others in the place of those of the same names."""
+        return Fields({**self._values, **others}, self.source)
+
     def refuse(self, name: str, expected: str) -> NoReturn:
         found = repr(self._values[name])[:_MAX_SHOWN_CHARS] if name in self._values else "nothing"
         raise ModelConfigError(f"{self.source}: {name} must be {expected}, found {found}")

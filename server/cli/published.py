@@ -134,6 +134,8 @@ PUBLISHED: tuple[PublishedModel, ...] = (
     PublishedModel("tencent/Hunyuan-7B-Instruct", "HunYuanDenseV1ForCausalLM", 7.5),
     PublishedModel("tencent/Hunyuan-A13B-Instruct", "HunYuanMoEV1ForCausalLM", 80.4, Calls.HUNYUAN_A13B),
     PublishedModel("poolside/Laguna-XS.2", "LagunaForCausalLM", 33.4, Calls.POOLSIDE_V1),
+    PublishedModel("stepfun-ai/Step-3.5-Flash", "Step3p5ForCausalLM", 197.0, Calls.STEP3P5),
+    PublishedModel("stepfun-ai/Step-3.7-Flash", "Step3p7ForConditionalGeneration", 197.0, Calls.STEP3P5),
     PublishedModel("nvidia/Llama-3_3-Nemotron-Super-49B-v1_5", "DeciLMForCausalLM", 49.9, Calls.NEMOTRON_JSON),
     PublishedModel("tencent/Hy3-preview", "HYV3ForCausalLM", 295.0, Calls.HY_V3),
     PublishedModel(

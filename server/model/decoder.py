@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.fused.activation_kind import Activation
+from kernels.fused.capped_kind import CappedSilu
 from kernels.fused.layer_norm import layer_norm
 from kernels.fused.norm import rms_norm
 from kernels.linear.epilogue import Epilogue
@@ -19,6 +20,7 @@ from kernels.recurrence.calls import RecurrenceWeights, RunRecurrence
 from kernels.recurrence.eager_path import run_recurrence_eager
 from qualification.model.config import (
     AttentionConfig,
+    DenseActivation,
     DenseConfig,
     ExpertsConfig,
     LayerConfig,
@@ -56,7 +58,7 @@ from server.model.block import (
 from server.model.experts import Experts, ExpertsApart, ProductsOf, Shared, SharedAlike, products_of
 from server.model.gated_delta import GatedDelta
 from server.model.layers import DenseWeights, LayerWeights, MixtureWeights, NormsApart, PerLayerWeights, Weights
-from server.model.linear import CutOff, Gated, GatedAlike, Linear, Product, ProductOf, WeightName, unplanned
+from server.model.linear import Capped, CutOff, Gated, GatedAlike, Linear, Product, ProductOf, WeightName, unplanned
 from server.model.per_layer import PerLayerInputs
 from server.model.ranks import ALONE, Ranks
 from server.model.rope import RotaryTables
@@ -236,8 +238,10 @@ class Decoder:
         bound = self.config.input_bound
         return product if bound is None or linear.weight.format() == PLAIN else CutOff(product, bound)
 
-    def _gate_up(self, layer: int, name: WeightName, gate_up: Linear, activation: Activation) -> Product:
+    def _gate_up(self, layer: int, name: WeightName, gate_up: Linear, activation: DenseActivation) -> Product:
         """Return the product with gate and up, then activation(gate) * up; one kernel where there may be one."""
+        if isinstance(activation, CappedSilu):
+            return Capped(self._product(layer, name, gate_up), activation)
         if activation is Activation.SILU and gate_up.bias is None:
             return self._with_bound(gate_up, self._operators.product(layer, name, gate_up, Epilogue.SWIGLU))
         return (GatedAlike if self._is_alike(gate_up) else Gated)(self._product(layer, name, gate_up), activation)
@@ -311,10 +315,9 @@ class Decoder:
     def _experts(self, index: int, config: ExpertsConfig, weights: MixtureWeights) -> Experts:
         shared: Shared | SharedAlike | None = None
         if weights.shared is not None:
-            assert isinstance(config.activation, Activation), "a feed-forward for all tokens has a plain activation"
             gate_up, down = weights.shared.gate_up, weights.shared.down
             fed = FeedForward(
-                self._gate_up(index, WeightName.SHARED_GATE_UP, gate_up, config.activation),
+                self._gate_up(index, WeightName.SHARED_GATE_UP, gate_up, config.shared_activation),
                 self._product(index, WeightName.SHARED_DOWN, down),
             )
             shared = Shared(fed, weights.shared_gate)

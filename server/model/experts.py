@@ -9,14 +9,17 @@ from torch import Tensor
 
 from kernels.calls.launch import triton_version
 from kernels.calls.processors import shared_bytes
+from kernels.experts.capped.eager import run_capped
 from kernels.experts.few_bits.eager import run_few_bits
 from kernels.experts.few_bits.weights import AnyExperts, FewBitExperts
-from kernels.experts.kinds import ExpertActivation, RoutingConfig
+from kernels.experts.kinds import RoutingConfig
 from kernels.experts.paths import RunExperts
 from kernels.experts.portable.eager import experts_eager
 from kernels.experts.routing.route_torch import route
+from kernels.experts.shape import AnyExpertActivation
 from kernels.experts.tiles import token_counts
 from kernels.experts.weights import Mxfp4Weights
+from kernels.fused.capped_kind import CappedSilu
 from kernels.fused.norm import rms_norm
 from kernels.fused.row_gate import gate_rows_
 from qualification.model.config import ExpertsConfig
@@ -160,6 +163,8 @@ def routes(logits: Tensor, routing: RoutingConfig, correction_bias: Tensor | Non
 def products_of(mixture: ExpertsConfig, weights: AnyExperts) -> ExpertProducts:
     """Return the path of these experts' products where nothing is decided, as outside of an engine."""
     activation = mixture.activation
+    if isinstance(activation, CappedSilu):
+        return _filling(_capped_on(device_of(weights)), weights, activation)
     if isinstance(weights, FewBitExperts):
         return _filling(run_few_bits, weights, activation)
     if not is_captured(device_of(weights)):
@@ -169,7 +174,16 @@ def products_of(mixture: ExpertsConfig, weights: AnyExperts) -> ExpertProducts:
     return _filling(run_experts, weights, activation)
 
 
-def _filling(run: RunExperts, weights: AnyExperts, activation: ExpertActivation) -> ExpertProducts:
+def _capped_on(device: torch.device) -> RunExperts:
+    """Return the path of experts with a bounded activation where nothing is decided."""
+    if not is_captured(device):
+        return run_capped
+    from kernels.experts.capped.launch import run_capped_triton
+
+    return run_capped_triton
+
+
+def _filling(run: RunExperts, weights: AnyExperts, activation: AnyExpertActivation) -> ExpertProducts:
     def products(hidden: Tensor, experts: Tensor, shares: Tensor) -> Tensor:
         out = torch.empty_like(hidden)
         run(hidden, experts, shares, weights, activation, out)

@@ -11,6 +11,8 @@ from torch import Tensor
 from kernels.fused.activation import gated
 from kernels.fused.activation_kind import Activation
 from kernels.fused.alike import gated_alike
+from kernels.fused.capped import capped
+from kernels.fused.capped_kind import CappedSilu
 from kernels.linear.epilogue import Epilogue
 from kernels.linear.first_path import multiply
 from kernels.linear.shape import WeightFormat
@@ -95,6 +97,18 @@ class GatedAlike:
 
     def __call__(self, x: Tensor, step: Step | None, out: Tensor | None = None) -> Tensor:
         found = gated_alike(self.gate_up(x, step), self.activation)
+        return found if out is None else out.copy_(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Capped:
+    """The same with a bounded activation, anywhere; the bits of a row do not depend on the other rows."""
+
+    gate_up: Product
+    activation: CappedSilu
+
+    def __call__(self, x: Tensor, step: Step | None, out: Tensor | None = None) -> Tensor:
+        found = capped(self.gate_up(x, step), self.activation)
         return found if out is None else out.copy_(found)
 
 

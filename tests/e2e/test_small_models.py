@@ -56,6 +56,7 @@ from server.engine.startup.builder import BuiltEngine, build_engine
 from server.protocol.messages import SamplingParams, Submit
 from server.settings import DeviceChoice, Settings
 from support.models.nemotron_nas import DeciLMConfig
+from support.models.step3p5 import Step3p5Config
 
 pytestmark = [pytest.mark.starts, pytest.mark.timeout(300)]
 FAMILIES = {
@@ -98,6 +99,7 @@ FAMILIES = {
     "hy_v3": HYV3Config,
     "laguna": LagunaConfig,
     "llama4_text": Llama4TextConfig,
+    "step3p5": Step3p5Config,
 }
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
 RECURRENT = {
@@ -171,6 +173,18 @@ MORE: dict[str, dict[str, object]] = {
         "attention_chunk_size": 128,
     },
     "hy_v3": {"num_experts": 6, **EXPERTS},
+    "step3p5": {
+        "pad_token_id": 0,
+        "sliding_window": 64,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "num_sliding_attention_heads": 9,
+        "mlp_layer_types": ["dense", "sparse"],
+        "n_routed_experts": 6,
+        "share_expert_dim": 28,
+        "swiglu_limits": [0, 0.5],
+        "swiglu_limits_shared": [0.7, 0.6],
+        **EXPERTS,
+    },
     "nemotron-nas": {
         "num_hidden_layers": 3,
         "block_configs": [
@@ -211,6 +225,7 @@ HEAD_DIM_IS_GIVEN = {
     "hy_v3",
     "laguna",
     "llama4_text",
+    "step3p5",
 }
 # family, query heads, KV heads, head dim
 MODELS = (
@@ -226,7 +241,7 @@ MODELS = (
     ("minimax_m2", 6, 2, 28), ("ministral3", 4, 2, 36), ("nemotron-nas", 4, 2, 36),
     ("cohere2", 6, 2, 36), ("granitemoe", 4, 2, 24), ("granitemoeshared", 6, 3, 20),
     ("hunyuan_v1_dense", 4, 1, 36), ("hunyuan_v1_moe", 6, 2, 18), ("hy_v3", 8, 4, 12), ("laguna", 6, 3, 20),
-    ("llama4_text", 4, 2, 32),
+    ("llama4_text", 4, 2, 32), ("step3p5", 6, 3, 20),
     ("qwen3_next", 4, 2, 24), ("qwen3_5_text", 6, 2, 20), ("qwen3_5_moe_text", 4, 1, 32),
 )  # fmt: skip
 NUM_NEW = 12

@@ -15,6 +15,7 @@ class ExpertLayout(Enum):
     EACH = "each"  # each matrix of each expert is a tensor
     # All experts are one tensor, gate and up another, whose rows alternate; transposed unless they are mxfp4.
     INTERLEAVED = "interleaved"
+    STACKED = "stacked"  # gate, up and down are each one tensor of all experts, of `experts`
     HALVES = "halves"  # all experts are one tensor, gate and then up another; both transposed where they are published
 
 

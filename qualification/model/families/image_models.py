@@ -159,6 +159,17 @@ IMAGE_MODELS: tuple[ImageModel, ...] = (
         ),
     ),
     ImageModel(
+        "step3p7",
+        ("Step3p7ForConditionalGeneration",),
+        ("step3p5",),
+        _RENAMED,
+        ("vision_model.", "vit_large_projector.", "model.vision_model.", "model.multi_modal_projector."),
+        family_keys(
+            "text_config vision_config",
+            without_effect="image_token_id understand_projector_stride projector_bias im_end_token",
+        ),
+    ),
+    ImageModel(
         "mistral3",
         ("Mistral3ForConditionalGeneration",),
         ("mistral", "ministral3"),

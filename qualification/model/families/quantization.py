@@ -140,9 +140,10 @@ def _format_of_experts(
     # Entries are of all experts, or name some by their numbers.
     named = {int(it) for entry in quantization.plain for it in _NUMBER_OF_EXPERT.findall(entry)}
     experts = sorted({0} | {it for it in named if it < mixture.num_experts})
+    of_each = [own.experts] if own.layout is ExpertLayout.STACKED else [f"{own.experts}.{it}" for it in experts]
     products = (own.gate, own.up, own.down)
-    found = quantization.format_of_all([f"{prefix}.{own.experts}.{it}.{each}" for it in experts for each in products])
-    is_apart = own.layout is ExpertLayout.EACH or (own.layout is ExpertLayout.HALVES and found == FP8_BLOCKS)
+    found = quantization.format_of_all([f"{prefix}.{it}.{each}" for it in of_each for each in products])
+    is_apart = own.layout is ExpertLayout.EACH or (own.layout is not ExpertLayout.INTERLEAVED and found == FP8_BLOCKS)
     if found != PLAIN and (not is_apart or mixture.has_bias):
         raise ModelConfigError(
             f"{quantization.source}: experts in {found.name} that share a tensor or have biases are not supported"

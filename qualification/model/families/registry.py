@@ -46,6 +46,7 @@ from qualification.model.families.qwen3_vl import QWEN3_VL_TEXT
 from qualification.model.families.qwen3_vl_moe import QWEN3_VL_MOE_TEXT
 from qualification.model.families.seed_oss import SEED_OSS
 from qualification.model.families.smollm3 import SMOLLM3
+from qualification.model.families.step3p5 import STEP3P5
 from qualification.model.fields import ModelConfigError
 
 KNOWN: tuple[Family, ...] = (
@@ -94,6 +95,7 @@ KNOWN: tuple[Family, ...] = (
     QWEN3_VL_MOE_TEXT,
     SEED_OSS,
     SMOLLM3,
+    STEP3P5,
 )
 _NUM_NEAREST = 3  # families that a refusal names
 _ALL = "`hallmark models` lists all"
@@ -101,10 +103,10 @@ _CUTOFF = 0.7  # of difflib: qwen4 is near qwen3, mamba near nothing
 FAMILIES = tuple(family for family in KNOWN if family.tensors is not None)  # those that the server serves
 
 # Known model_types that no kernel can compute, and what each asks for.
-_LACKING: Mapping[object, str] = {
-    "mimo_v2_flash": "its keys have 192 dimensions and its values 128, and each path of attention has one number",
-    "step3p5": "it clamps what the experts of some layers compute (swiglu_limits), and no path of experts does",
-}
+_LACKING: Mapping[object, str] = dict.fromkeys(
+    ("mimo_v2", "mimo_v2_flash"),
+    "its keys have 192 dimensions and its values 128, and each path of attention has one number",
+)
 
 
 def family_named(

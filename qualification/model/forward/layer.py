@@ -333,7 +333,7 @@ class LayerReference:
         fed = feed(
             read,
             self._gated(name, sentence.shared_joined).part(rank, self.ranks),
-            gate_of(config.activation),
+            gate_of(config.shared_activation),
             self.precision,
         )
         if sentence.shared_gate is None:
@@ -444,6 +444,11 @@ class _Experts:
         names, dtype = self.names, self.layer.precision.dtype
         if f"{names.experts}.{names.joined[0]}" in self.layer.tensors and not names.is_interleaved:
             return self._joined(expert)
+        if names.is_stacked:
+            gate, up, down = (
+                self._stacked(f"{names.experts}.{it}", expert) for it in (names.gate, names.up, names.down)
+            )
+            return GatedWeights(gate, up, down)
         if not names.is_interleaved:
             names_of = (f"{names.experts}.{expert}.{part}" for part in (names.gate, names.up, names.down))
             gate, up, down = (self.layer.matrix(name, self._inputs) for name in names_of)
@@ -464,6 +469,14 @@ class _Experts:
         fed = self.layer.config.feed_forward
         assert isinstance(fed, ExpertsConfig), "the layer has experts"
         return Inputs.of(fed.format.value)
+
+    def _stacked(self, name: str, expert: int) -> Matrix:
+        """Return one expert's matrix, of a tensor [E, out, in] of all of them and, in blocks, the same of scales."""
+        values = self.layer.stored(f"{name}.weight")[expert]
+        if self._inputs is Inputs.AS_THEY_ARE:
+            return Matrix(values.to(self.layer.precision.dtype))
+        scales = self.layer.stored(f"{name}.weight_scale_inv")[expert]
+        return Matrix.of_file(values, scales, self._inputs, None)
 
     def _joined(self, expert: int) -> GatedWeights:
         """Return an expert whose tensors are [hidden, 2 width] and [width, hidden], or both transposed."""

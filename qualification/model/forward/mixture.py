@@ -53,9 +53,11 @@ class GatedWeights:
 
 def gate_of(activation: object) -> Gate:
     """Return activation(gate) * up of a config's activation, named as config.json names it."""
-    if not isinstance(activation, Enum):  # gpt-oss's, which has a slope and a limit
-        return _clamped(*(getattr(activation, name) for name in ("alpha", "limit")))
-    return gate_named(activation.value)
+    if isinstance(activation, Enum):
+        return gate_named(activation.value)
+    limit: float = activation.limit  # type: ignore[attr-defined]
+    alpha: float | None = getattr(activation, "alpha", None)  # gpt-oss's has a slope and a limit, Step 3.5's a limit
+    return _capped(limit) if alpha is None else _clamped(alpha, limit)
 
 
 def gate_named(name: str) -> Gate:
@@ -73,6 +75,13 @@ def _clamped(alpha: float, limit: float) -> Gate:
     def gated(gate: Tensor, up: Tensor) -> Tensor:
         gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
         return gate * torch.sigmoid(alpha * gate) * (up + 1)
+
+    return gated
+
+
+def _capped(limit: float) -> Gate:
+    def gated(gate: Tensor, up: Tensor) -> Tensor:
+        return (gate * torch.sigmoid(gate)).clamp(max=limit) * up.clamp(-limit, limit)
 
     return gated
 

@@ -43,6 +43,7 @@ class MixtureSentence:
                     scale / sqrt(hidden); what experts and `shared` add is normed each, and their sum again
     expert_scales   what the weight of each expert is multiplied by; None: by nothing
     is_interleaved  whether all experts are one tensor in which gate and up alternate
+    is_stacked      whether each of `gate`, `up` and `down` is one tensor of all experts, of `experts`
     joined          the names of tensors of all experts, where a checkpoint has these: of gate, which up follows, and of
                     the last products, transposed or not
     shared_joined   the names of the products of `shared`, of which the first has gate and up; None: these are apart
@@ -59,6 +60,7 @@ class MixtureSentence:
     correction: str | None = None
     weighs_inputs: bool = False
     is_interleaved: bool = False
+    is_stacked: bool = False
     joined: tuple[str, str] = ("gate_up_proj", "down_proj")
     shared_joined: tuple[str, str] | None = None
     norms_apart: bool = False
@@ -286,4 +288,16 @@ SENTENCES: dict[str, Sentence] = {
     "qwen3_vl_moe_text": Sentence(mixture=MixtureSentence("mlp.gate", "mlp.experts", scores=Scoring.SOFTMAX_OF_CHOSEN)),
     "seed_oss": Sentence(),
     "smollm3": Sentence(),
+    "step3p5": Sentence(
+        norm_offset=1.0,
+        head_gate=HeadGate.SIGMOID,
+        mixture=MixtureSentence(
+            "moe.gate",
+            "moe",
+            shared="share_expert",
+            scores=Scoring.SIGMOID,
+            correction="moe.router_bias",
+            is_stacked=True,
+        ),
+    ),
 }

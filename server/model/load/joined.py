@@ -1,7 +1,8 @@
-"""Qwen 3 VL's and Granite's experts in a checkpoint: all of a layer as one tensor, gate's numbers before those of up.
+"""Experts in a checkpoint that has all of a layer as one tensor: gate's numbers before those of up, or each apart.
 
-    mlp.experts.gate_up_proj  [E, H, 2 * I], down_proj [E, I, H]  as published
+    mlp.experts.gate_up_proj  [E, H, 2 * I], down_proj [E, I, H]  Qwen 3 VL's, as published
     mlp.experts.gate_up_proj  [E, 2 * I, H], down_proj [E, H, I]  as transformers 5 saves them; Granite's
+    moe.gate_proj.weight, up_proj.weight [E, I, H], down_proj.weight [E, H, I]   Step 3.5's
     mlp.experts.gate_up_proj_scale_inv, down_proj_scale_inv       of 8 bits in blocks: the same dims, each by 128
 
 Transformers 5 can save the experts of families so that are published with a tensor for each matrix of each expert.
@@ -50,13 +51,13 @@ def joined_tensors(config: ModelConfig, names: TensorNames, entries: Mapping[str
             continue
         is_in_blocks = mixture.format is FewBitFormat.FP8_BLOCKS
         if mixture.format is not ExpertFormat.PLAIN and not is_in_blocks:
-            raise ModelError(f"{own.gate_up}: experts in {mixture.format.value} that share a tensor are not supported")
+            raise ModelError(f"{own.gate}: experts in {mixture.format.value} that share a tensor are not supported")
         count, width, hidden = mixture.num_experts, mixture.width, config.hidden_size
-        is_saved_anew = _is_saved_anew(entries, own, hidden, width)
-        gate_up, down = (
-            ((2 * width, hidden), (hidden, width)) if is_saved_anew else ((hidden, 2 * width), (width, hidden))
-        )
-        for name, sizes in ((own.gate_up, gate_up), (own.down, down)):
+        rows = width if own.is_apart else 2 * width
+        shapes = {own.gate: (rows, hidden), own.up: (rows, hidden), own.down: (hidden, width)}
+        if not _has_rows(entries, own, hidden, width):
+            shapes = {name: (columns, rows) for name, (rows, columns) in shapes.items()}
+        for name, sizes in shapes.items():
             found[name] = Wanted((count, *sizes), E4M3 if is_in_blocks else torch.float32)
             if is_in_blocks:
                 found[f"{name}{_SCALES}"] = Wanted((count, *(size // BLOCK for size in sizes)), is_scale=True)
@@ -75,8 +76,8 @@ def joined_pieces(
             continue
         start, whole = part.width.start, mixture.width
         for stacked, names_of, by in _stacked(layer.feed_forward.experts, own):
-            is_saved_anew = _is_saved_anew(entries, own, by * stacked.gate_up.shape[2], whole)
-            pieces = _saved_anew if is_saved_anew else _as_published
+            has_rows = _has_rows(entries, own, by * stacked.gate_up.shape[2], whole)
+            pieces = _of_rows if has_rows else _transposed
             found += pieces(stacked, names_of, start // by, whole // by)
     return found
 
@@ -97,40 +98,53 @@ def _stacked(experts: AnyExperts, names: "_Joined") -> Iterator[tuple[_Stacked, 
     of = experts.gate_up, experts.down
     yield _Stacked(*(it.codes.view(experts.num_experts, -1, it.codes.shape[1]) for it in of)), names, 1
     scales = _Stacked(*(it.scales.view(experts.num_experts, -1, it.scales.shape[1]) for it in of))
-    yield scales, _Joined(f"{names.gate_up}{_SCALES}", f"{names.down}{_SCALES}"), BLOCK
+    yield scales, _Joined(*(f"{name}{_SCALES}" for name in (names.gate, names.up, names.down))), BLOCK
 
 
 @dataclass(frozen=True, slots=True)
 class _Joined:
-    """The names of a layer's two tensors."""
+    """The names of a layer's tensors; gate and up may be one."""
 
-    gate_up: str
+    gate: str
+    up: str
     down: str
+
+    @property
+    def is_apart(self) -> bool:
+        return self.gate != self.up
 
 
 def _joined_names(layer: int, names: TensorNames) -> _Joined | None:
     own = names.experts
-    if own is None or own.layout is not ExpertLayout.HALVES:
+    if own is None or own.layout not in (ExpertLayout.HALVES, ExpertLayout.STACKED):
         return None
     prefix = f"model.layers.{layer}.{own.experts}"
-    return _Joined(f"{prefix}.{own.joined_gate_up}", f"{prefix}.{own.joined_down}")
+    if own.layout is ExpertLayout.STACKED:
+        return _Joined(*(f"{prefix}.{name}.weight" for name in (own.gate, own.up, own.down)))
+    gate_up = f"{prefix}.{own.joined_gate_up}"
+    return _Joined(gate_up, gate_up, f"{prefix}.{own.joined_down}")
 
 
-def _is_saved_anew(entries: Mapping[str, TensorEntry], names: _Joined, hidden: int, width: int) -> bool:
-    """Where both shapes of one of the tensors are the same, those of the other differ."""
-    name, shape = (names.down, (hidden, width)) if hidden != width else (names.gate_up, (2 * width, hidden))
+def _has_rows(entries: Mapping[str, TensorEntry], names: _Joined, hidden: int, width: int) -> bool:
+    """Return whether an expert's matrices have a row for each number that they make.
+
+    Where both shapes of one of the tensors are the same, those of the other differ.
+    """
+    if names.is_apart:
+        return True
+    name, shape = (names.down, (hidden, width)) if hidden != width else (names.gate, (2 * width, hidden))
     entry = entries.get(name)
     return entry is not None and tuple(entry.shape[1:]) == shape
 
 
-def _as_published(experts: _Stacked, names: _Joined, start: int, whole: int) -> Iterator[Piece]:
+def _transposed(experts: _Stacked, names: _Joined, start: int, whole: int) -> Iterator[Piece]:
     """start: of the columns of a rank, of `whole`."""
     for expert in range(experts.down.shape[0]):
         gate_up, down = experts.gate_up[expert], experts.down[expert]
         hidden = gate_up.shape[1]
         for half, first_column in zip(gate_up.chunk(2), (start, whole + start), strict=True):
             yield Piece(
-                names.gate_up,
+                names.gate,
                 half.t(),
                 first_row=expert * hidden,
                 first_column=first_column,
@@ -139,11 +153,11 @@ def _as_published(experts: _Stacked, names: _Joined, start: int, whole: int) -> 
         yield Piece(names.down, down.t(), first_row=expert * whole + start, row_size=hidden)
 
 
-def _saved_anew(experts: _Stacked, names: _Joined, start: int, whole: int) -> Iterator[Piece]:
+def _of_rows(experts: _Stacked, names: _Joined, start: int, whole: int) -> Iterator[Piece]:
     for expert in range(experts.down.shape[0]):
         gate_up, down = experts.gate_up[expert], experts.down[expert]
         hidden = gate_up.shape[1]
-        for index, half in enumerate(gate_up.chunk(2)):
-            first_row = (2 * expert + index) * whole + start
-            yield Piece(names.gate_up, half, first_row=first_row, row_size=hidden)
+        firsts = (expert, expert) if names.is_apart else (2 * expert, 2 * expert + 1)
+        for name, first, half in zip((names.gate, names.up), firsts, gate_up.chunk(2), strict=True):
+            yield Piece(name, half, first_row=first * whole + start, row_size=hidden)
         yield Piece(names.down, down, first_row=expert * hidden, first_column=start, row_size=whole)

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig
 
+from kernels.fused.activation_kind import Activation
+from kernels.fused.capped_kind import CappedSilu
 from qualification.decision.model_shapes import signature_of
-from qualification.model.config import DenseConfig, ModelConfig, QKNorm, RopeConfig
+from qualification.model.config import DenseConfig, ExpertsConfig, ModelConfig, QKNorm, RopeConfig
 from qualification.model.families.family import Family
 from qualification.model.families.image_models import IMAGE_MODELS, ImageModel
 from qualification.model.families.reader import read_model, unknown_keys
@@ -63,10 +65,36 @@ ARCHITECTURES = {
     "qwen3_vl": "Qwen3VLForConditionalGeneration",
     "qwen3_vl_moe": "Qwen3VLMoeForConditionalGeneration",
     "smollm3": "SmolLM3ForCausalLM",
+    "step3p5": "Step3p5ForCausalLM",
 }
 ON = {"use_sliding_window": True, "sliding_window": 512}
 MIXED = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]
-OF_LAYERS = {"nemotron-nas": {"block_configs": BLOCKS[:4]}}
+# As the published file has it, with a layer behind the last one.
+STEP: dict[str, object] = {
+    "num_nextn_predict_layers": 1,
+    "num_attention_groups": 2,
+    "head_dim": 16,
+    "layer_types": [*MIXED, "full_attention"],
+    "sliding_window": 512,
+    "attention_other_setting": {"attention_type": "sliding_attention", "num_attention_heads": 6, "head_dim": 16},
+    "rope_theta": [5e6, 1e4, 1e4, 5e6, 5e6],
+    "partial_rotary_factors": [0.5, 1.0, 1.0, 0.5, 0.5],
+    "rope_scaling": {
+        "rope_type": "llama3",
+        "factor": 2.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 32.0,
+        "original_max_position_embeddings": 4096,
+    },
+    "yarn_only_types": ["full_attention"],
+    "moe_layers_enum": "1,2,3,4",
+    "moe_num_experts": 8,
+    "moe_top_k": 3,
+    "moe_router_scaling_factor": 3.0,
+    "swiglu_limits": [0.0, 0.0, 7.0, 7.0, 0.0],
+    "swiglu_limits_shared": [16.0, 0.0, 0.0, 16.0, 0.0],
+}
+OF_LAYERS = {"nemotron-nas": {"block_configs": BLOCKS[:4]}, "step3p5": STEP}
 LINEAR = {"attention": {"replace_with_linear": True, "no_op": False}, "ffn": {"ffn_mult": 2.0}}
 EMPTY = {"attention": {"no_op": True, "n_heads_in_group": None}, "ffn": {"no_op": True}}
 Windows = tuple[int | None, ...]
@@ -190,6 +218,23 @@ def test_a_missing_tie_of_an_image_model_is_its_class_own(tmp_path: Path) -> Non
         assert AutoConfig.from_pretrained(tmp_path).tie_word_embeddings is tied
 
 
+def test_step_3_5_is_read_as_published_and_as_saved(tmp_path: Path) -> None:
+    published = config_of(tmp_path, "step3p5", STEP)
+    AutoConfig.from_pretrained(tmp_path).save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())
+    assert STEP["attention_other_setting"] not in saved.values()
+    assert load_config(tmp_path) == published
+    given = {**SHARED, "model_type": "step3p5", **STEP}
+    assert read_model({name: it for name, it in given.items() if name != "num_key_value_heads"}) == read_model(given)
+    assert [(it.num_heads, it.window, it.rope.theta) for it in published.attentions] == [
+        (4, None, 5e6), (6, 512, 1e4), (6, 512, 1e4), (4, None, 5e6),
+    ]  # fmt: skip
+    experts = [it.feed_forward for it in published.layers[1:] if isinstance(it.feed_forward, ExpertsConfig)]
+    bounds, none = [(it.activation, it.shared_activation) for it in experts], Activation.SILU
+    assert bounds == [(none, none), (CappedSilu(7.0), none), (CappedSilu(7.0), CappedSilu(16.0))]
+    assert published.layers[0].feed_forward == DenseConfig(96, CappedSilu(16.0))
+
+
 @pytest.mark.parametrize(("family", "eps"), [("mistral", 1e-6), ("phi3", 1e-5), ("qwen2", 1e-6)])
 def test_a_missing_epsilon_is_that_of_transformers(family: str, eps: float, tmp_path: Path) -> None:
     assert config_of(tmp_path, family, {"rms_norm_eps": None}).norm_eps == eps
@@ -266,7 +311,23 @@ def test_phi3_is_served_with_a_plain_rotation(scaling: object, tmp_path: Path) -
         ("laguna", {"gating_types": ["per_element"] * 4}, "gating_types must be per_head in all layers"),
         ("laguna", {"moe_router_logit_softcapping": 5.0}, "moe_router_logit_softcapping must be absent or 0.0"),
         ("qwen2", {"model_type": "mimo_v2_flash"}, "is not supported: its keys have 192 dimensions and its values 128"),
-        ("qwen2", {"model_type": "step3p5"}, r"is not supported: it clamps what the experts .*swiglu_limits"),
+        ("qwen2", {"model_type": "mimo_v2"}, "is not supported: its keys have 192 dimensions and its values 128"),
+        ("step3p5", {**STEP, "layer_types": None}, "layer_types must be a list of 4 of full_attention, sliding"),
+        ("step3p5", {**STEP, "use_head_wise_attn_gate": False}, "use_head_wise_attn_gate must be absent or true"),
+        ("step3p5", {**STEP, "num_key_value_heads": 4}, "num_attention_groups must be 4, as num_key_value_heads says"),
+        ("step3p5", {**STEP, "swiglu_limits": [7.0]}, "swiglu_limits must be a list of 4 numbers from 0 on, or null"),
+        ("step3p5", {**STEP, "moe_layers_enum": "1,9"}, "moe_layers_enum must be numbers of layers below 5 where"),
+        ("step3p5", {**STEP, "yarn_only_types": None}, r"yarn_only_types must be \['full_attention'\], whose rotation"),
+        (
+            "step3p5",
+            {**STEP, "rope_theta": [1e4, 1e4, 1e3, 1e4]},
+            "rope_theta must be the same number for all layers of",
+        ),
+        (
+            "step3p5",
+            {**STEP, "attention_other_setting": {"num_attention_groups": 1}},
+            "attention_other_setting: num_attention_groups must be 2, as in the other layers, found 1",
+        ),
         ("llama4_text", {"num_experts_per_tok": 2}, "num_experts_per_tok must be absent or 1"),
         (
             "llama4_text",

@@ -31,6 +31,7 @@ from support.models.tiny_families import (
     QWEN_3_MOE,
     SEED,
     SMOLLM,
+    STEP,
     longrope,
     save_reference,
 )
@@ -67,6 +68,17 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "laguna": (
         "laguna",
         {**LAGUNA, "sliding_window": WINDOW, "layer_types": MIXED[:2], "num_attention_heads_per_layer": [6, 4]},
+    ),
+    "step 3.5": (
+        "step3p5",
+        {
+            **STEP,
+            "sliding_window": WINDOW,
+            "layer_types": MIXED[:2],
+            "mlp_layer_types": ["dense", "sparse"],
+            "swiglu_limits": [0, 0.5],
+            "swiglu_limits_shared": [0.7, 0.6],
+        },
     ),
     "llama 4": ("llama4_text", {**LLAMA_4, "moe_layers": [1]}),
     "hunyuan moe": ("hunyuan_v1_moe", {**HUNYUAN_MOE, "moe_topk": [3, 1]}),

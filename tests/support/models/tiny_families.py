@@ -113,6 +113,8 @@ from transformers import (
     SeedOssForCausalLM,
     SmolLM3Config,
     SmolLM3ForCausalLM,
+    Step3p7Config,
+    Step3p7ForConditionalGeneration,
 )
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
@@ -120,6 +122,7 @@ from server.model.decoder import Decoder
 from server.model.load.load import load_config, load_decoder
 from server.settings import LoadFormat
 from support.models.nemotron_nas import DeciLMConfig, DeciLMForCausalLM
+from support.models.step3p5 import Step3p5Config, Step3p5ForCausalLM
 
 CPU = torch.device("cpu")
 TOLERANCE = 1e-4
@@ -164,6 +167,7 @@ FAMILIES = {
     "smollm3": (SmolLM3Config, SmolLM3ForCausalLM),
     "olmo3": (Olmo3Config, Olmo3ForCausalLM),
     "exaone4": (Exaone4Config, Exaone4ForCausalLM),
+    "step3p5": (Step3p5Config, Step3p5ForCausalLM),
 }
 TINY = {
     "vocab_size": 97,
@@ -278,6 +282,23 @@ LAGUNA = {
     "num_attention_heads_per_layer": [6, 4, 8],
     "rope_parameters": {"full_attention": {**YARN, "partial_rotary_factor": 0.5}, "sliding_attention": LOCAL},
 }
+STEP = {
+    "head_dim": 12,
+    "pad_token_id": 0,
+    "sliding_window": 9,
+    "layer_types": MIXED,
+    "num_sliding_attention_heads": 6,
+    "mlp_layer_types": ["dense", "sparse", "sparse"],
+    "n_routed_experts": 7,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 20,
+    "share_expert_dim": 28,
+    "moe_router_scaling_factor": 2.5,
+    "initializer_range": 0.2,  # norms of 1.5 to 2.5 make logits and their roundings large with 0.3
+    "swiglu_limits": [0, 0.5, None],  # about half of what they bound is beyond them
+    "swiglu_limits_shared": [0.7, 0, 0.6],
+    "rope_parameters": {"full_attention": {**YARN, "partial_rotary_factor": 0.5}, "sliding_attention": LOCAL},
+}
 
 
 def longrope(num_pairs: int) -> dict[str, object]:
@@ -303,6 +324,7 @@ WINDOWED: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "olmo3": ("olmo3", OLMO_3),
     "mellum": ("mellum", MELLUM),
     "laguna": ("laguna", LAGUNA),
+    "step3p5": ("step3p5", STEP),
     "exaone4, windows by layer types": ("exaone4", {**EXAONE_4, "layer_types": MIXED}),
     "smollm3, windows where nothing is rotated": ("smollm3", {**SMOLLM, **SWITCHED_ON}),
     "mixtral, window": ("mixtral", {**MIXTRAL, "sliding_window": 9}),
@@ -450,6 +472,17 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "hy_v3, two dense layers": (
         "hy_v3",
         {**HY_3, "mlp_layer_types": ["dense", "sparse", "dense"], "num_shared_experts": 2},
+    ),
+    "step3p5, bounds in other layers, tied": (
+        "step3p5",
+        {
+            **STEP,
+            "swiglu_limits": None,
+            "swiglu_limits_shared": [0.7, 0.6, 0],
+            "query_pre_attn_scalar": 7,
+            "tie_word_embeddings": True,
+            "rope_parameters": {"full_attention": LLAMA3, "sliding_attention": {**LOCAL, "partial_rotary_factor": 0.5}},
+        },
     ),
     "laguna, gates of dimensions, biases": (
         "laguna",
@@ -633,6 +666,7 @@ IMAGE_MODELS: dict[str, tuple[type, type, dict[str, object], dict[str, object]]]
             "projector_output_dim": 16,
         },
     ),
+    "step 3.7": (Step3p7Config, Step3p7ForConditionalGeneration, STEP, {**VISION, "image_size": 28, "patch_size": 14}),
     "mistral 3": (
         Mistral3Config,
         Mistral3ForConditionalGeneration,
@@ -669,7 +703,7 @@ IMAGE_MODELS: dict[str, tuple[type, type, dict[str, object], dict[str, object]]]
 # mixture's experts in tensors that are not served.
 IMAGE_CASES = [
     *((kind, True) for kind in IMAGE_MODELS),
-    *((kind, False) for kind in IMAGE_MODELS if "_moe" not in kind and kind != "glm4v, moe"),
+    *((kind, False) for kind in IMAGE_MODELS if "_moe" not in kind and kind not in ("glm4v, moe", "step 3.7")),
 ]
 
 

@@ -27,6 +27,7 @@ from server.settings import DtypeChoice
 from support.engine.checked_layers import CheckedLayers, Tensors, edited
 from support.models.quantized_files import in_8_bits
 from support.models.served_families import saved
+from support.models.tiny_families import STEP
 
 CPU = torch.device("cpu")
 SIZES = {
@@ -145,6 +146,39 @@ def test_experts_that_share_a_tensor_in_blocks_are_those_of_their_file(is_publis
             assert all(torch.equal(*pair) for pair in pairs)
     found = CheckedLayers.made(shared, DtypeChoice("bfloat16")).check()
     assert found.first is None, str(found.first)
+
+
+def test_experts_of_three_tensors_in_blocks_are_those_of_their_file(tmp_path: Path) -> None:
+    """Step 3.5's, of which all but the experts is listed as plain."""
+    of_layer = {"layer_types": ["full_attention"], "mlp_layer_types": ["sparse"], "num_hidden_layers": 1}
+    limits = {"swiglu_limits": [0.5], "swiglu_limits_shared": [0.7]}
+    sizes = {"hidden_size": 256, "moe_intermediate_size": 256, "n_routed_experts": 3, "head_dim": 64}
+    saved(tmp_path / "plain", "step3p5", **(STEP | of_layer | limits | sizes))
+    rounded = in_8_bits("blocks", "router")
+
+    def in_blocks(tensors: Tensors) -> Tensors:
+        found = dict(tensors)
+        for name in [it for it in tensors if ".moe." in it and it.endswith("_proj.weight")]:
+            each = [rounded({name: it}) for it in tensors[name]]
+            found |= {key: torch.stack([it[key] for it in each]) for key in each[0]}
+        return found
+
+    plain = [f"model.layers.0.{it}" for it in ("self_attn", "moe.gate", "share_expert")]
+    says = {**BLOCKS, "modules_to_not_convert": plain}
+    model = CheckedLayers.made(
+        edited(tmp_path / "plain", tmp_path / "blocks", {"quantization_config": says}, in_blocks),
+        DtypeChoice("bfloat16"),
+    )
+    found = model.check()
+    assert found.first is None, str(found.first)
+
+    def moved(tensors: Tensors) -> Tensors:
+        name = "model.layers.0.moe.up_proj.weight_scale_inv"
+        return {**tensors, name: tensors[name].roll(1, 0) * 1.5}
+
+    found = model.check(model.decoder_of(edited(tmp_path / "blocks", tmp_path / "wrong", None, moved)))
+    assert found.first is not None
+    assert found.first.section == "residual behind the feed-forward"
 
 
 def test_routers_and_bounded_experts_of_8_bits_are_refused(tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ from support.models.tiny_families import (
     QWEN_3_MOE,
     QWEN_3_NEXT,
     RECURRENT,
+    STEP,
     save_mxfp4,
 )
 from support.models.tiny_images import GEMMA as TINY_GEMMA
@@ -52,6 +53,10 @@ from support.models.tiny_images import save_tiny
 
 WINDOW = {"sliding_window": 9}
 LAGUNA_16 = {**LAGUNA, "head_dim": 16, "layer_types": MIXED[:2], "num_attention_heads_per_layer": [6, 4]}
+_OF_TWO_LAYERS = {
+    "layer_types": MIXED[:2], "mlp_layer_types": ["dense", "sparse"], "swiglu_limits": [0, 0.5],
+    "swiglu_limits_shared": [0.7, 0.6],
+}  # fmt: skip
 MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "llama": ("llama", {"rope_parameters": LLAMA3, "attention_bias": True, "mlp_bias": True}),
     "qwen 3": ("qwen3", {"head_dim": 16}),
@@ -70,6 +75,7 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "ministral 3": ("ministral3", MINISTRAL),
     "exaone 4": ("exaone4", {**EXAONE_4, "head_dim": 16}),
     "laguna": ("laguna", LAGUNA_16),
+    "step 3.5": ("step3p5", {**STEP, "head_dim": 16, **_OF_TWO_LAYERS}),
     "llama 4": ("llama4_text", {**LLAMA_4, "head_dim": 16, "moe_layers": [1], "attention_chunk_size": 64}),
     "hunyuan moe": ("hunyuan_v1_moe", {**HUNYUAN_MOE, "moe_topk": [3, 1]}),
     "nemotron": ("nemotron-nas", NEMOTRON),
