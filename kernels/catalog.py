@@ -379,6 +379,7 @@ PATHS: tuple[KernelPath, ...] = (
             phases=_ALL_PHASES,
             dtypes=_ALL_DTYPES,
             max_head_dim=1024,
+            masks=frozenset({Mask.CAUSAL, Mask.SPANS}),
         ),
         _digest("sdpa.key_tiles"),
         (*GEMMS, *TORCH_HELPERS),

@@ -8,14 +8,17 @@ nor the other sequences change a bit.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels.calls.batch import AttentionBatch, AttentionFlags
 from kernels.calls.rows import SequenceRows, sequences_of
 
+Spans = NDArray[Any]  # [rows, 2] integers
 _QUERIES, _KEYS, _PAIRS = 8, 128, 8  # of a tile of queries, of a tile of keys, of a call
 _MOST_PAIRS = 512  # whose partial results are held at a time
 _LEAST = torch.finfo(torch.float32).min  # the largest score so far of a query that has seen no key: no NaN comes of it
@@ -66,7 +69,10 @@ class _Plan:
 
 @dataclass(frozen=True, slots=True)
 class _QueryTile:
-    """Rows [first, last) of q, whose positions follow on `position`, and the tiles of keys [lo, hi) that they see."""
+    """Rows [first, last) of q, whose positions follow on `position`, and the tiles of keys [lo, hi) that they see.
+
+    spans   [last - first, 2] of `flags.spans`, or None
+    """
 
     sequence: SequenceRows
     first: int
@@ -74,14 +80,26 @@ class _QueryTile:
     position: int
     lo: int
     hi: int
+    spans: Spans | None = None
+
+    @property
+    def placed_spans(self) -> Spans:
+        """Return the span of each place of the tile, [8, 2]; 0, 0 where there is no row, or it has none."""
+        found = np.zeros((_QUERIES, 2), np.int64)
+        if self.spans is not None:
+            found[self.position % _QUERIES :][: len(self.spans)] = self.spans
+        return found
 
 
 def run_attention_tiles(
     q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, flags: AttentionFlags, out: Tensor
 ) -> None:
-    """Fill out [tokens, heads, head_dim]; arguments as of `RunAttention`, causal only."""
+    """Fill out [tokens, heads, head_dim]; arguments as of `RunAttention`, causal, with spans or without."""
     page_size = k.shape[1] if batch.is_paged else None
-    plan = batch.once(("key_tiles", page_size, flags.window), lambda: _planned(batch, page_size, flags.window))
+    spans = None if flags.spans is None else flags.spans.numpy()
+    plan = batch.once(
+        ("key_tiles", page_size, flags.window, flags.spans), lambda: _planned(batch, page_size, flags.window, spans)
+    )
     if plan.blind is not None:
         out.index_fill_(0, plan.blind, 0)
     if batch.is_paged:
@@ -90,22 +108,25 @@ def run_attention_tiles(
         _attend(q, k, v, part, flags, out)
 
 
-def _planned(batch: AttentionBatch, page_size: int | None, window: int | None) -> _Plan:
+def _planned(batch: AttentionBatch, page_size: int | None, window: int | None, spans: Spans | None) -> _Plan:
     sequences = sequences_of(batch)
     blind = [row for it in sequences for row in range(it.start, it.end) if it.position(row) < 0]
-    tiles = [tile for it in sequences for tile in _query_tiles(it, window)]
+    tiles = [tile for it in sequences for tile in _query_tiles(it, window, spans)]
     rows_of = {it.index: _key_rows(it, batch, page_size) for it in sequences}
     parts = tuple(_part(some, rows_of, window) for some in _in_parts(tiles))
     return _Plan(_indices(blind) if blind else None, parts)
 
 
-def _query_tiles(sequence: SequenceRows, window: int | None) -> Iterator[_QueryTile]:
+def _query_tiles(sequence: SequenceRows, window: int | None, spans: Spans | None) -> Iterator[_QueryTile]:
     row = sequence.start + max(0, sequence.num_queries - sequence.num_keys)
     while row < sequence.end:
         position = sequence.position(row)
         last = min(sequence.end, row + _QUERIES - position % _QUERIES)
-        seen = 0 if window is None else max(0, position - window + 1)
-        yield _QueryTile(sequence, row, last, position, seen // _KEYS, sequence.position(last - 1) // _KEYS + 1)
+        lo, hi = 0 if window is None else max(0, position - window + 1), sequence.position(last - 1) + 1
+        own = None if spans is None else spans[row:last]
+        if own is not None and (some := own[own[:, 0] < own[:, 1]]).size:
+            lo, hi = min(lo, max(0, int(some[:, 0].min()))), max(hi, min(sequence.num_keys, int(some[:, 1].max())))
+        yield _QueryTile(sequence, row, last, position, lo // _KEYS, -(-hi // _KEYS), own)
         row = last
 
 
@@ -164,6 +185,9 @@ def _call(pairs: list[tuple[int, _QueryTile, int]], rows_of: dict[int, Tensor], 
     hidden = key > query
     if window is not None:
         hidden |= key <= query - window
+    if any(it.spans is not None for _, it, _ in pairs):
+        first, end = torch.from_numpy(np.stack([it.placed_spans for _, it, _ in pairs])).unsqueeze(2).unbind(-1)
+        hidden &= (key < first) | (key >= torch.minimum(end, num_keys[:, None, None]))
     foreign = (key >= num_keys[:, None, None]).flatten().nonzero()[:, 0]
     sees_all = window is None and all((tile + 1) * _KEYS <= it.position // _QUERIES * _QUERIES for _, it, tile in pairs)
     return _Call(

@@ -1,7 +1,7 @@
 """A CPU's paths with one order: a row's bits alone are those in any batch, and its numbers are right."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -94,12 +94,25 @@ def test_an_activation_does_not_depend_on_the_place(activation: Activation) -> N
 
 @dataclass(frozen=True)
 class Sequences:
-    """Whole sequences of which batches are made: q [n, heads, d], k and v [n, kv_heads, d] of each."""
+    """Whole sequences of which batches are made: q [n, heads, d], k and v [n, kv_heads, d] of each.
+
+    images   positions of each sequence that see each other both ways: [(start, stop)]
+    """
 
     q: list[Tensor]
     k: list[Tensor]
     v: list[Tensor]
     flags: AttentionFlags
+    images: list[tuple[int, int]]
+
+    def _flags(self, parts: list[tuple[int, int, int]]) -> AttentionFlags:
+        spans = torch.zeros(sum(stop - start for _, start, stop in parts), 2, dtype=torch.int32)
+        rows = [position for _, start, stop in parts for position in range(start, stop)]
+        for first, end in self.images:
+            spans[[row for row, position in enumerate(rows) if first <= position < end]] = torch.tensor(
+                [first, end]
+            ).int()
+        return replace(self.flags, spans=spans) if self.images else self.flags
 
     def attended(self, parts: list[tuple[int, int, int]], *, is_packed: bool = False) -> tuple[Tensor, Tensor]:
         """Attend from positions [start, stop) of some sequences, as prefill or over pages; by tiles and by PyTorch."""
@@ -114,8 +127,9 @@ class Sequences:
             lengths = torch.tensor([stop for _, _, stop in parts]).int()
             batch = AttentionBatch(edges, *longest, page_table=table, context_lens=lengths)
         found, wanted = torch.full_like(q, torch.nan), torch.empty_like(q)
-        run_attention_tiles(q, k, v, batch, self.flags, found)
-        run_math(q, k, v, batch, self.flags, wanted)
+        flags = self._flags(parts)
+        run_attention_tiles(q, k, v, batch, flags, found)
+        run_math(q, k, v, batch, flags, wanted)
         return found, wanted
 
     def _pages(self, parts: list[tuple[int, int, int]]) -> tuple[Tensor, Tensor, Tensor]:
@@ -139,10 +153,16 @@ class Sequences:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    ("window", "softcap", "has_sinks"), [(None, None, False), (None, 20.0, True), (150, None, True), (5, 20.0, False)]
+    ("window", "softcap", "has_sinks", "images"),
+    [
+        (None, None, False, []),
+        (None, 20.0, True, [(3, 8), (100, 126), (250, 257)]),
+        (150, None, True, []),
+        (5, 20.0, False, [(0, 1), (3, 8), (95, 126), (240, 290)]),
+    ],
 )
 def test_attention_is_the_same_in_any_batch_and_chunk(
-    window: int | None, softcap: float | None, has_sinks: bool, dtype: torch.dtype
+    window: int | None, softcap: float | None, has_sinks: bool, images: list[tuple[int, int]], dtype: torch.dtype
 ) -> None:
     draw, pick = torch.Generator().manual_seed(4), random.Random(4)
     kv_heads, group, head_dim = 2, 3, 24
@@ -153,7 +173,7 @@ def test_attention_is_the_same_in_any_batch_and_chunk(
 
     sinks = torch.randn(kv_heads * group, generator=draw) if has_sinks else None
     flags = AttentionFlags(head_dim**-0.5, window=window, softcap=softcap, sinks=sinks)
-    sequences = Sequences(drawn(kv_heads * group), drawn(kv_heads), drawn(kv_heads), flags)
+    sequences = Sequences(drawn(kv_heads * group), drawn(kv_heads), drawn(kv_heads), flags, images)
     alone = []
     for at, n in enumerate(lengths):
         found, wanted = sequences.attended([(at, 0, n)], is_packed=True)
@@ -163,6 +183,7 @@ def test_attention_is_the_same_in_any_batch_and_chunk(
     assert torch.equal(mixed, torch.cat(alone))
     for _ in range(4):
         stops = [(at, pick.randint(1, n)) for at, n in enumerate(lengths)]
+        stops = [(at, next((end for first, end in images if first < stop < end), stop)) for at, stop in stops]
         parts = [(at, pick.choice([stop - 1, pick.randrange(stop)]), stop) for at, stop in stops]
         found, wanted = sequences.attended(parts)
         assert close(found, wanted)
