@@ -25,19 +25,23 @@ from support.models.served_families import (
 
 @dataclass(frozen=True)
 class Served:
-    tokens: list[list[int]]  # of each prompt
+    rounds: list[list[list[int]]]  # tokens of each prompt, by round
     paths: set[str]
     windows: set[bool]  # whether an attention shape of the plan has one
-    num_prefix_hit_tokens: int = 0
+    num_prefix_hit_tokens: int
+
+    @property
+    def tokens(self) -> list[list[int]]:
+        return self.rounds[-1]
 
 
-def serve(folder: Path, max_num_batched_tokens: int, max_num_seqs: int = 4, num_rounds: int = 1) -> Served:
-    """All prompts through the engine, by default at once. Each round asks the same; the tokens are the last one's."""
+def serve(folder: Path, max_num_batched_tokens: int, num_rounds: int = 1) -> Served:
+    """All prompts through the engine at once; each round asks the same."""
     settings = Settings(
         model=str(folder),
         device=DeviceChoice.CPU,
         max_model_len=128,
-        max_num_seqs=max_num_seqs,
+        max_num_seqs=4,
         max_num_batched_tokens=max_num_batched_tokens,
         kv_cache_tokens=512,
         page_size=8,
@@ -46,7 +50,7 @@ def serve(folder: Path, max_num_batched_tokens: int, max_num_seqs: int = 4, num_
     )
     built = built_engine(settings)
     paths: set[str] = set()
-    num_hit = 0
+    num_hit, rounds = 0, []
     for _ in range(num_rounds):
         for index, prompt in enumerate(prompts()):
             built.engine.submit(Submit(str(index), prompt, SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0)))
@@ -58,18 +62,21 @@ def serve(folder: Path, max_num_batched_tokens: int, max_num_seqs: int = 4, num_
             num_hit += output.record.num_prefix_hit_tokens
             for delta in output.deltas:
                 tokens[int(delta.request_id)] += delta.token_ids
-    return Served(
-        tokens, paths, {"window" in row.shape for row in built.ready.plan if row.head_dim is not None}, num_hit
-    )
+        rounds.append(tokens)
+    windows = {"window" in row.shape for row in built.ready.plan if row.head_dim is not None}
+    return Served(rounds, paths, windows, num_hit)
 
 
-@pytest.mark.parametrize("max_num_batched_tokens", [64, 11])  # whole prompts; chunks shorter than the window
 @pytest.mark.parametrize(
-    ("head_dim", "able"),
-    [(16, {"sdpa.cpu", "sdpa.math"}), (264, {"sdpa.math"})],  # the faster serves; above 256 one is left
+    ("max_num_batched_tokens", "head_dim", "able"),
+    [  # whole prompts; chunks shorter than the window; above 256 one path is left, otherwise the faster serves
+        (64, 16, {"sdpa.cpu", "sdpa.math"}),
+        (11, 16, {"sdpa.cpu", "sdpa.math"}),
+        (11, 264, {"sdpa.math"}),
+    ],
 )
 def test_a_windowed_mistral_is_served_as_by_transformers(
-    head_dim: int, able: set[str], max_num_batched_tokens: int, tmp_path: Path
+    max_num_batched_tokens: int, head_dim: int, able: set[str], tmp_path: Path
 ) -> None:
     model = saved(tmp_path, "mistral", head_dim=head_dim, sliding_window=WINDOW)
     served = serve(tmp_path, max_num_batched_tokens)
@@ -94,12 +101,11 @@ def test_the_comparison_sees_the_window(tmp_path: Path) -> None:
 @pytest.mark.first
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_is_served_as_by_transformers(family: str, tmp_path: Path) -> None:
-    """Alone, batched, in chunks, and behind a prefix that was found in the cache."""
-    model = family_model(tmp_path, family)
-    expected = reference_tokens(model)
-    for max_num_batched_tokens, max_num_seqs, num_rounds in ((64, 1, 1), (64, 4, 1), (11, 4, 2)):
-        served = serve(tmp_path, max_num_batched_tokens, max_num_seqs, num_rounds)
-        assert (served.num_prefix_hit_tokens > 0) == (num_rounds > 1)
-        # The first prompt is shorter than LongRoPE's original context, and is served for longer ones.
-        start = 1 if "longrope" in family else 0
-        assert served.tokens[start:] == expected[start:]
+    """Batched, in chunks, and the second time behind a prefix that is found in the cache."""
+    expected = reference_tokens(family_model(tmp_path, family))
+    served = serve(tmp_path, 11, num_rounds=2)
+    assert served.num_prefix_hit_tokens > 0
+    # The first prompt is shorter than LongRoPE's original context, and is served for longer ones.
+    start = 1 if "longrope" in family else 0
+    for tokens in served.rounds:
+        assert tokens[start:] == expected[start:]

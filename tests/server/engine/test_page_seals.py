@@ -84,8 +84,8 @@ def test_changed_bytes_of_a_sealed_page_are_dropped(runner: ModelRunner) -> None
 
 def test_right_pages_are_found_and_none_is_dropped(runner: ModelRunner) -> None:
     engine = ReplayedEngine(runner, num_pages=24, sealed_share=1.0)
-    for _ in range(8):
+    for _ in range(4):
         engine.serve(8)
     records = [output.record for output in engine.outputs]
-    assert sum(record.num_prefix_hit_tokens for record in records) > 400
+    assert sum(record.num_prefix_hit_tokens for record in records) > 150
     assert sum(record.num_page_mismatches for record in records) == 0

@@ -1,7 +1,9 @@
 """Checkpoints of NVFP4 and MXFP4, written here by their definitions: read, re-encoded in 8 bits, or refused."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
@@ -26,7 +28,7 @@ from support.models.served_families import saved
 CPU = torch.device("cpu")
 SIZES = {
     "hidden_size": 256, "moe_intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 4,
-    "head_dim": 64, "num_experts": 4, "num_experts_per_tok": 2,
+    "head_dim": 64, "num_experts": 3, "num_experts_per_tok": 2, "num_hidden_layers": 1,
 }  # fmt: skip
 CODES = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 
@@ -67,7 +69,8 @@ def packed(kind: str, values: Tensor) -> tuple[dict[str, Tensor], Tensor]:
         else:
             stored |= {"weight_global_scale": torch.tensor([1 / whole]), "input_global_scale": torch.tensor([9.0])}
             whole = 1 / float(stored["weight_global_scale"])
-    codes = (groups / (scales[..., None] * whole) - CODES.double()[:, None, None, None]).abs().argmin(0).flatten(1)
+    units = (groups / (scales[..., None] * whole)).flatten(1)
+    codes = torch.bucketize(units.abs(), (CODES[1:8] + CODES[:7]).double() / 2) + 8 * (units < 0)
     stored["weight" if kind == "modelopt" else "weight_packed"] = (codes[:, ::2] | codes[:, 1::2] << 4).to(torch.uint8)
     return stored, CODES.double()[codes] * scales.repeat_interleave(size, 1) * whole
 
@@ -91,9 +94,17 @@ def made(folder: Path, kind: str) -> tuple[Path, dict[str, Tensor]]:
     return edited(folder / "plain", folder / kind, {"quantization_config": KINDS[kind]}, in_4_bits), numbers
 
 
+Made = Callable[[str], tuple[Path, dict[str, Tensor]]]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return cache(lambda kind: made(tmp_path_factory.mktemp(kind), kind))
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_products_of_fp4_are_those_of_the_definition_in_8_bits(kind: str, tmp_path: Path) -> None:
-    folder, numbers = made(tmp_path, kind)
+def test_products_of_fp4_are_those_of_the_definition_in_8_bits(kind: str, checkpoint: Made) -> None:
+    folder, numbers = checkpoint(kind)
     config = load_config(folder)
     fed = config.layers[0].feed_forward
     assert isinstance(fed, ExpertsConfig)
@@ -121,8 +132,8 @@ def test_products_of_fp4_are_those_of_the_definition_in_8_bits(kind: str, tmp_pa
 
 
 @pytest.mark.parametrize("kind", ["modelopt", "mxfp4"])
-def test_layers_of_fp4_hold_to_their_file(kind: str, tmp_path: Path) -> None:
-    folder, _ = made(tmp_path, kind)
+def test_layers_of_fp4_hold_to_their_file(kind: str, checkpoint: Made, tmp_path: Path) -> None:
+    folder, _ = checkpoint(kind)
     model = CheckedLayers.made(folder, DtypeChoice("bfloat16"))
     found = model.check()
     assert found.first is None, str(found.first)
@@ -146,8 +157,8 @@ def rewritten(folder: Path, name: str, tensor: Tensor | None) -> None:
     save_file(tensors, file)
 
 
-def test_what_does_not_fit_is_refused_by_name(tmp_path: Path) -> None:
-    folder, _ = made(tmp_path, "mxfp4")
+def test_what_does_not_fit_is_refused_by_name(checkpoint: Made, tmp_path: Path) -> None:
+    folder, nvfp4 = (Path(copytree(checkpoint(kind)[0], tmp_path / kind)) for kind in ("mxfp4", "compressed"))
     name = "model.layers.0.self_attn.o_proj.weight_scale"
     scales = load_file(folder / "model.safetensors")[name]
     far = scales.clone()
@@ -167,7 +178,6 @@ def test_what_does_not_fit_is_refused_by_name(tmp_path: Path) -> None:
     change(folder, **says)
     with pytest.raises(ModelError, match="group_size"):
         load_config(folder)
-    nvfp4, _ = made(tmp_path / "other", "compressed")
     rewritten(nvfp4, "model.layers.0.self_attn.o_proj.weight_global_scale", torch.zeros(1))
     config = load_config(nvfp4)
     with pytest.raises(ModelError, match=r"o_proj.weight_global_scale: a positive number was expected, found 0.0"):

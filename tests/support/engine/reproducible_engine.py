@@ -14,7 +14,7 @@ from server.settings import DeviceChoice, Settings
 from support.engine.built_engine import built_engine
 from support.qualification_fakes import evidence
 
-NUM_TOKENS = 10
+NUM_TOKENS = 8
 
 
 def trust(pairs: Sequence[Pair], bench: Bench, *, on_evidence: Callable[[Evidence], None], **_: object) -> None:

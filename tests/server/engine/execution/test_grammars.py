@@ -138,12 +138,12 @@ def limits_of(tokenizer: Tokenizer) -> dict[str, list[Any]]:
 
 
 def test_limits_that_leave_no_token_are_the_requests_fault(session: Session, tokenizer: Tokenizer) -> None:
-    """All pairs of limits and random combinations of them, with up to three answers each."""
+    """Pairs of limits and random combinations of them, with up to three answers each."""
     limits, rng = limits_of(tokenizer), random.Random(1)
-    cases: list[dict[str, Any]] = []
+    pairs: list[dict[str, Any]] = []
     for (first, values), (second, others) in itertools.combinations(limits.items(), 2):
-        cases += [{first: value, second: other} for value in values[1:] for other in others[1:]]
-    cases += [{name: rng.choice(values) for name, values in limits.items()} for _ in range(60)]
+        pairs += [{first: value, second: other} for value in values[1:] for other in others[1:]]
+    cases = rng.sample(pairs, 40) + [{name: rng.choice(values) for name, values in limits.items()} for _ in range(40)]
     for index, case in enumerate(cases):
         forks = [Fork(f"{index}.{number}", number) for number in range(rng.choice((1, 1, 1, 3)))]
         session.submit(f"{index}", tokenizer.encode(PROMPT), max_tokens=5, seed=7, forks=forks, **case)
@@ -162,7 +162,7 @@ def test_limits_that_leave_no_token_are_the_requests_fault(session: Session, tok
             assert delta.error_message is not None
             assert "token" in delta.error_message
     exhausted = [delta for delta in ends if "no token is left" in (delta.error_message or "")]
-    assert len(exhausted) > 30
+    assert len(exhausted) > 10
 
 
 def contains(tokens: list[int], word: tuple[int, ...]) -> bool:

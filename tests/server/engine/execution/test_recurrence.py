@@ -75,7 +75,7 @@ def test_batched_answers_equal_the_plain_loop(
     assert (subject.runner.worker.num_replays > 0) == has_graphs
 
 
-@pytest.mark.parametrize("step_tokens", [*range(1, 2 * PAGE_SIZE + 2), 31])
+@pytest.mark.parametrize("step_tokens", [1, 3, *range(PAGE_SIZE - 1, PAGE_SIZE + 2), 2 * PAGE_SIZE, 31])
 def test_chunks_that_end_anywhere_change_no_token(decoder: Decoder, answer: Answer, step_tokens: int) -> None:
     session = Checked(Hybrid(decoder, step_tokens=step_tokens, max_num_seqs=1))
     for index, size in enumerate((33, 32, 31)):
@@ -148,10 +148,10 @@ def test_random_traffic_with_few_slots_changes_no_token(decoder: Decoder, answer
     rng = random.Random(3)
     prompts = [[*WORDS[:cut], *WORDS[45 : 45 + rest]] for cut, rest in ((11, 3), (24, 1), (24, 9), (40, 0), (33, 6))]
     num_found = num_preempted = num_evicted = 0
-    for runs_ahead, num_slots, num_pages in ((False, 3, 30), (True, 5, 16), (True, 1, 20), (True, 20, 20)):
+    for runs_ahead, num_slots, num_pages in ((False, 3, 30), (True, 5, 12), (True, 1, 20), (True, 20, 14)):
         subject = Hybrid(decoder, runs_ahead=runs_ahead, num_slots=num_slots, num_pages=num_pages, step_tokens=21)
         session = Checked(subject)
-        asked = ask_at_random(session, rng, prompts, num_requests=24, most_steps=3, share_cancelled=0.3)
+        asked = ask_at_random(session, rng, prompts, num_requests=16, most_steps=3, share_cancelled=0.3)
         session.drain()
         for name, prompt in asked.items():
             assert session.tokens(name) == answer(prompt)

@@ -32,7 +32,7 @@ from support.models.tiny_families import STEP
 CPU = torch.device("cpu")
 SIZES = {
     "hidden_size": 256, "moe_intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 4,
-    "head_dim": 64, "num_experts": 4, "num_experts_per_tok": 2,
+    "head_dim": 64, "num_experts": 4, "num_experts_per_tok": 2, "num_hidden_layers": 1,
 }  # fmt: skip
 PLAIN = {"modules_to_not_convert": ["mlp.gate", "lm_head"]}
 BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128], **PLAIN}

@@ -104,7 +104,7 @@ def misread(run: Callable[..., None], qkv: Tensor, a: Tensor, *given: Any) -> No
 
 def test_a_right_path_has_no_mismatch(tmp_path: Path) -> None:
     subject = Subject(Operator.LINEAR, tmp_path)
-    reports = [it for it in subject.reports(200) if it.phase in ("linear", "experts")]
+    reports = [it for it in subject.reports(100) if it.phase in ("linear", "experts")]
     assert {it.result for it in reports} == {"match"}
     assert {it.phase for it in reports} == {"linear", "experts"}
     assert max(it.factor or 0.0 for it in reports) < 1
@@ -148,7 +148,7 @@ def test_a_path_that_turns_wrong_after_an_hour_is_replaced(
     assert {(it.path, *[reason.value for reason in it.fallback_reasons]) for it in served} == {
         (NAMES[operator], "quarantined")
     }
-    assert {it.result for it in subject.reports(40)} <= {"match", "skipped"}
+    assert {it.result for it in subject.reports(20)} <= {"match", "skipped"}
 
 
 def shapes_of(subject: Subject) -> set[object]:

@@ -18,7 +18,7 @@ from server.engine.scheduling.sequence import Batch, Sequence
 from server.protocol.messages import Fork, SamplingParams, Submit
 from support.engine.fake_runner import Done
 
-VOCAB, LENGTH, NUM_DRAWS, AT_ONCE = 3, 4, 10_000, 500
+VOCAB, LENGTH, NUM_DRAWS, AT_ONCE = 3, 3, 4_000, 500
 MODEL = torch.tensor([[0.2, 1.0, -0.5], [1.1, -0.2, 0.4], [-0.7, 0.3, 0.9]])  # logits behind each token
 HEAD = torch.tensor([[0.9, 0.1, -0.5], [0.8, 0.5, 0.1], [-0.1, 0.4, 0.2]])
 
@@ -62,7 +62,7 @@ class Head:
 
 
 def test_drafted_answers_have_the_distribution_of_the_model() -> None:
-    """10,000 answers, by a chi-square at 1e-6; and the head is believed as often as both draw alike."""
+    """4,000 answers, by a chi-square at 1e-6; and the head is believed as often as both draw alike."""
     pool = PagePool(4096, 4)
     limits = SchedulerLimits(64, AT_ONCE, 8 * AT_ONCE, max_drafted_tokens=2)
     scheduler = Scheduler(limits, pool, shares_pages=True, looks_ahead=True)

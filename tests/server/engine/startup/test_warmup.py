@@ -54,10 +54,10 @@ def test_on_cuda_exactly_the_planned_shapes_run(model_len: int, batched_tokens: 
     assert max(batch.num_rows for batch in spy.batches) <= 8
 
 
-@pytest.mark.parametrize("window", [None, 128, 1024, 4096])
+@pytest.mark.parametrize("window", [None, 128, 4096])
 def test_every_variant_of_decode_that_service_can_meet_has_run(window: int | None) -> None:
     """Use a group of 4 and head dim 128, which has another tiling for much context."""
-    for model_len, seqs in product((2048, 8192, 16384, 131072), (1, 5, 6, 20, 40, 100, 256)):
+    for model_len, seqs in product((2048, 16384, 131072), (1, 5, 6, 40, 256)):
         met, ran = decode_variants(model_len, seqs, window)
         assert met == ran, f"{seqs} sequences of {model_len} tokens"
 
