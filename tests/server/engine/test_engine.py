@@ -38,8 +38,7 @@ def num_prompt_tokens(session: Session) -> int:
     return sum(count.num_tokens for count in attention_counts(*session.outputs) if count.phase != "decode")
 
 
-@pytest.mark.parametrize("batched", [11, 2048])
-@pytest.mark.parametrize("caches", [False, True])
+@pytest.mark.parametrize(("batched", "caches"), [(11, True), (2048, False)])
 def test_eight_answers_to_a_prompt_compute_it_once(
     tiny_llama: TinyLlama, tmp_path: Path, batched: int, caches: bool
 ) -> None:

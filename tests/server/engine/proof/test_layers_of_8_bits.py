@@ -1,6 +1,7 @@
 """Layers whose weights have 8 bits beside the plain forward pass, which rounds weights' inputs by the definition."""
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -24,23 +25,29 @@ KINDS: dict[str, dict[str, object]] = {
 }
 
 
-def made(folder: Path, kind: str, dtype: DtypeChoice = DtypeChoice.FP32) -> CheckedLayers:
-    saved(folder / "plain", "qwen3", **SIZES)
-    return CheckedLayers.made(
-        edited(
-            folder / "plain",
-            folder / kind,
-            {"quantization_config": KINDS[kind]},
-            in_8_bits(kind, "layers.0.mlp" if kind == "rows" else "router"),
-        ),
-        dtype,
-    )
+Made = Callable[[str, DtypeChoice], CheckedLayers]
 
 
-@pytest.mark.parametrize("dtype", [DtypeChoice.FP32, DtypeChoice.BF16])
-@pytest.mark.parametrize("kind", KINDS)
-def test_layers_of_8_bits_are_proven(kind: str, dtype: DtypeChoice, tmp_path: Path) -> None:
-    found = made(tmp_path, kind, dtype).check()
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    plain = tmp_path_factory.mktemp("models") / "plain"
+    saved(plain, "qwen3", **SIZES)
+
+    @cache
+    def made(kind: str, dtype: DtypeChoice) -> CheckedLayers:
+        into = plain.with_name(f"{kind} {dtype.value}")
+        change = in_8_bits(kind, "layers.0.mlp" if kind == "rows" else "router")
+        return CheckedLayers.made(edited(plain, into, {"quantization_config": KINDS[kind]}, change), dtype)
+
+    return made
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [*((it, DtypeChoice.BF16) for it in KINDS), *((it, DtypeChoice.FP32) for it in ("blocks", "rows"))],
+)
+def test_layers_of_8_bits_are_proven(kind: str, dtype: DtypeChoice, made: Made) -> None:
+    found = made(kind, dtype).check()
     assert found.first is None, str(found.first)
     assert found.largest.factor > 0.01
 
@@ -75,18 +82,17 @@ FAULTS: dict[str, tuple[str, str, Callable[[Tensors], Tensors]]] = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-@pytest.mark.parametrize("dtype", [DtypeChoice.FP32, DtypeChoice.BF16])
-def test_a_wrong_scale_or_code_is_seen_and_named(name: str, dtype: DtypeChoice, tmp_path: Path) -> None:
+def test_a_wrong_scale_or_code_is_seen_and_named(name: str, made: Made, tmp_path: Path) -> None:
     kind, section, change = FAULTS[name]
-    model = made(tmp_path, kind, dtype)
+    model = made(kind, DtypeChoice.BF16)
     found = model.check(model.decoder_of(edited(model.subject.folder, tmp_path / "wrong", None, change)))
     assert found.first is not None
     assert found.first.section == section
     assert found.first.factor > 1.5
 
 
-def test_a_bound_of_inputs_that_is_not_kept_is_seen(tmp_path: Path) -> None:
-    model = made(tmp_path, "bounded", DtypeChoice.BF16)
+def test_a_bound_of_inputs_that_is_not_kept_is_seen(made: Made, tmp_path: Path) -> None:
+    model = made("bounded", DtypeChoice.BF16)
     says = {"quantization_config": {**KINDS["bounded"], "activation_scale_ub": 1.25}}
     found = model.check(model.decoder_of(edited(model.subject.folder, tmp_path / "wider", says)))
     assert found.first is not None
@@ -94,8 +100,8 @@ def test_a_bound_of_inputs_that_is_not_kept_is_seen(tmp_path: Path) -> None:
     assert found.first.factor > 1.5
 
 
-def test_inputs_that_are_not_rounded_are_seen(tmp_path: Path) -> None:
-    model = made(tmp_path, "rows")
+def test_inputs_that_are_not_rounded_are_seen(made: Made, tmp_path: Path) -> None:
+    model = made("rows", DtypeChoice.FP32)
 
     def widened(tensors: Tensors) -> Tensors:
         scales = {name: tensors[f"{name}_scale"] for name in tensors if f"{name}_scale" in tensors}
