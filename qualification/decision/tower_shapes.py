@@ -1,6 +1,7 @@
 """Every shape that a tower needs to compute the images that a server takes."""
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from kernels.linear.shape import LinearShape
 from kernels.vocabulary.buckets import bucket_of, buckets_up_to
@@ -48,10 +49,9 @@ def _products(tower: TowerConfig, dtype: Dtype, max_image_tokens: int) -> Iterat
         for rows in LinearRows.up_to(max_image_tokens * tower.merge**2):
             if rows.hi is None or rows.hi >= tower.merge**2:  # the fewest patches are those of one token
                 yield LinearShape(dtype, size_in, size_out, rows, with_bias)
-    read, between, out = tower.merger_sizes
-    of_tokens = [(read, between, tower.merger_has_biases), (between, out, tower.merger_has_biases)]
+    of_tokens = [(*it, tower.merger_has_biases) for it in pairwise(tower.merger_sizes)]
     if tower.is_pooled:
-        of_tokens = [(hidden, out, False)]
+        of_tokens = [(hidden, tower.out_size, False)]
     if tower.has_merging:
         of_tokens = [(hidden * tower.merge**2, hidden, False), *of_tokens]
     for size_in, size_out, with_bias in of_tokens:

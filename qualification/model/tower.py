@@ -20,6 +20,8 @@ class TowerNames:
     merger_norm, merging, first, second    within a merger
     inner           what may stand behind the first of `parts`, where a class has a model within its tower
     last_norm       of patches behind the last layer, where they are not the merger's
+    q_norm, k_norm, after_attention, after_feed_forward    norms of a layer, where there are such
+    mean_bias, mean_factor    what is taken from the mean of merged patches, and multiplies it
     """
 
     parts: tuple[str, ...]
@@ -41,6 +43,12 @@ class TowerNames:
     deepstack: str = ""
     inner: str = ""
     last_norm: str = ""
+    q_norm: str = ""
+    k_norm: str = ""
+    after_attention: str = ""
+    after_feed_forward: str = ""
+    mean_bias: str = ""
+    mean_factor: str = ""
 
     def own(self, name: str) -> str | None:
         """Return a checkpoint's name of a tensor as it is named here; None for one that is not the tower's."""
@@ -92,6 +100,15 @@ class TowerConfig:
     is_pooled       whether a token is the mean of its patches, which is normed and multiplied once; else its patches
                     stand beside each other, and are multiplied twice
     image_side      patches of each side of every image; None: images may have any
+    num_places      rows of each of two tables of learned positions, by the column and by the row; None: there are none
+    norms_heads     whether each head's queries and keys are normed before they are turned, and its values without a
+                    weight; scores are then not scaled
+    splits_heads    whether each half of a head is turned by itself, the first by the column, the other by the row
+    norms_after     whether what attention and the feed-forward make is normed before it is added
+    has_bounds      whether a checkpoint has bounds of what each product of a layer reads and makes
+    reads_colours_last  whether the first product reads the colours of a pixel beside each other
+    has_means       whether a token is the mean of its patches, normed without a weight and multiplied once
+    standardizes    whether that mean is standardized before it is normed
     """
 
     num_layers: int
@@ -120,10 +137,23 @@ class TowerConfig:
     has_line_ends: bool = False
     is_pooled: bool = False
     image_side: int | None = None
+    num_places: int | None = None
+    norms_heads: bool = False
+    splits_heads: bool = False
+    norms_after: bool = False
+    has_bounds: bool = False
+    reads_colours_last: bool = False
+    has_means: bool = False
+    standardizes: bool = False
 
     @property
     def head_dim(self) -> int:
         return self.hidden_size // self.num_heads
+
+    @property
+    def scale(self) -> float:
+        """Return the factor of the scores of attention."""
+        return 1.0 if self.norms_heads else self.head_dim**-0.5
 
     @property
     def padded_width(self) -> int:
@@ -139,8 +169,10 @@ class TowerConfig:
         return 3 * self.num_frames * self.patch_size**2
 
     @property
-    def merger_sizes(self) -> tuple[int, int, int]:
-        """Numbers that a merger's first product reads, those between its two products, and those of a token."""
+    def merger_sizes(self) -> tuple[int, ...]:
+        """Numbers that a merger's products read, from the first to the last, and those of a token."""
+        if self.has_means:
+            return self.hidden_size, self.out_size
         if self.has_merging:
             return self.hidden_size, self.out_size, self.out_size
         merged = self.hidden_size * self.merge**2
@@ -171,8 +203,9 @@ class TowerConfig:
         frames, height, width = grid
         if frames != 1:
             return f"an image has {frames} frames, and 1 is what can be computed"
-        if not all(0 < side <= MOST_GRID and side % self.merge == 0 for side in (height, width)):
-            sides = f"a multiple of {self.merge} and at most {MOST_GRID}"
+        most = MOST_GRID if self.num_places is None else min(MOST_GRID, self.num_places)
+        if not all(0 < side <= most and side % self.merge == 0 for side in (height, width)):
+            sides = f"a multiple of {self.merge} and at most {most}"
             return f"an image has {height} x {width} patches: each side must be {sides}"
         if self.image_side not in (None, height) or self.image_side not in (None, width):
             return f"an image has {height} x {width} patches: this model's have {self.image_side} a side"

@@ -176,9 +176,9 @@ IMAGE_MODELS: tuple[ImageModel, ...] = (
         _RENAMED,
         _TOWER,
         family_keys(
-            "text_config vision_config",
-            without_effect="image_token_index image_token_id projector_hidden_act vision_feature_layer "
-            "multimodal_projector_bias spatial_merge_size",
+            "text_config vision_config projector_hidden_act vision_feature_layer multimodal_projector_bias "
+            "spatial_merge_size",
+            without_effect="image_token_index image_token_id",
         ),
         text_chooses=True,
         ties_embeddings=True,

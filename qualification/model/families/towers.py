@@ -1,4 +1,4 @@
-"""The towers of models that see images, from config.json: Qwen 2.5 VL, Qwen 3 VL, Qwen 3.5, Mistral 3, Gemma 3."""
+"""The towers of models that see images, from config.json: those of Qwen, Mistral 3, Gemma 3 and Gemma 4."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -27,6 +27,13 @@ _OF_PIXTRAL = (
     "hidden_size intermediate_size num_hidden_layers num_attention_heads num_channels patch_size hidden_act head_dim "
     "rope_theta rope_parameters"
 )
+_OF_GEMMA_4 = (
+    "hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads head_dim global_head_dim "
+    "hidden_activation rms_norm_eps attention_bias rope_parameters pooling_kernel_size patch_size "
+    "position_embedding_size use_clipped_linears standardize"
+)
+_GEMMA_4_NOTES = "max_position_embeddings default_output_length"  # as many tokens as an image has: the processor's
+_GEMMA_4_THETA = 100.0
 _PIXTRAL_NOTES = "image_size vocab_size"  # as large as a processor lets images be; of no use
 _PIXTRAL_EPS = 1e-5
 _OF_SIGLIP = (
@@ -76,6 +83,28 @@ _PIXTRAL_NAMES = TowerNames(
     merging="patch_merger.merging_layer",
     first="linear_1",
     second="linear_2",
+)
+_GEMMA_4_NAMES = TowerNames(
+    parts=("vision_tower.", "embed_vision."),
+    patches="vision_tower.patch_embedder.input_proj",
+    positions="vision_tower.patch_embedder.position_embedding_table",
+    layer="vision_tower.encoder.layers.{}",
+    attention_norm="input_layernorm",
+    qkv=("self_attn.q_proj.linear", "self_attn.k_proj.linear", "self_attn.v_proj.linear"),
+    q_norm="self_attn.q_norm",
+    k_norm="self_attn.k_norm",
+    output="self_attn.o_proj.linear",
+    after_attention="post_attention_layernorm",
+    feed_forward_norm="pre_feedforward_layernorm",
+    up=("mlp.gate_proj.linear", "mlp.up_proj.linear"),
+    down="mlp.down_proj.linear",
+    after_feed_forward="post_feedforward_layernorm",
+    mean_bias="vision_tower.std_bias",
+    mean_factor="vision_tower.std_scale",
+    merger="embed_vision",
+    merger_norm="",
+    first="",
+    second="embedding_projection",
 )
 
 _SIGLIP_NAMES = TowerNames(
@@ -309,6 +338,50 @@ def _read_siglip(source: TowerSource) -> TowerConfig:
     )
 
 
+def _read_gemma_4(source: TowerSource) -> TowerConfig:
+    """Read that of Gemma 4: RMSNorms before and behind, normed heads, and means of squares of patches."""
+    fields = source.vision
+    fields.choice("model_type", ("gemma4_vision",), "gemma4_vision")
+    _check_keys(fields, _OF_GEMMA_4, _GEMMA_4_NOTES)
+    hidden, heads = fields.integer("hidden_size", 768), fields.integer("num_attention_heads", 12)
+    head_dim = fields.integer("head_dim", 64)
+    if hidden != heads * head_dim or head_dim % 4:
+        fields.refuse("head_dim", f"a multiple of 4, and hidden_size ({hidden}) by num_attention_heads ({heads})")
+    for name, missing, due in (("num_key_value_heads", 12, heads), ("global_head_dim", head_dim, head_dim)):
+        if fields.integer(name, missing) != due:
+            fields.refuse(name, f"{due}, as the queries have")
+    if fields.flag("attention_bias", False):
+        fields.refuse("attention_bias", "false: its class has no biases")
+    rope = fields.section("rope_parameters") or Fields({}, fields.source)
+    rope.choice("rope_type", ("axial", "default"), "axial")
+    activations = (Activation.GELU_TANH, Activation.GELU, Activation.SILU)
+    return TowerConfig(
+        num_layers=fields.integer("num_hidden_layers", 16),
+        hidden_size=hidden,
+        num_heads=heads,
+        width=fields.integer("intermediate_size", 3072),
+        activation=read_activation(fields, "hidden_activation", activations),
+        is_gated=True,
+        patch_size=fields.integer("patch_size", 16),
+        num_frames=1,
+        merge=fields.integer("pooling_kernel_size", 3),
+        out_size=source.text.hidden_size,
+        names=_GEMMA_4_NAMES,
+        has_biases=False,
+        merger_has_biases=False,
+        rope_theta=rope.number("rope_theta", _GEMMA_4_THETA),
+        norm_eps=fields.number("rms_norm_eps", 1e-6),
+        num_places=fields.integer("position_embedding_size", 10_240),
+        norms_heads=True,
+        splits_heads=True,
+        norms_after=True,
+        has_bounds=fields.flag("use_clipped_linears", False),
+        reads_colours_last=True,
+        has_means=True,
+        standardizes=fields.flag("standardize", False),
+    )
+
+
 def _num_read_layers(whole: Fields, num_layers: int) -> int:
     """Return how many layers are computed: those up to the one whose results the projector reads."""
     name = "vision_feature_layer"
@@ -361,4 +434,5 @@ TOWERS: Mapping[str, TowerFamily] = {
     "qwen3_5_moe": _QWEN_3_5,
     "mistral3": TowerFamily(_PIXTRAL_NAMES, _read_pixtral),
     "gemma3": TowerFamily(_SIGLIP_NAMES, _read_siglip),
+    "gemma4": TowerFamily(_GEMMA_4_NAMES, _read_gemma_4),
 }

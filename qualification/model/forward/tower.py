@@ -61,6 +61,8 @@ class TowerReference:
     def patched(self, pixels: Tensor, numbers: PixelNumbers) -> Bounded:
         """Return what the first layer reads, of pixels [height, width, 3]."""
         read = self._product(self._patches(pixels, numbers), self._names.patches)
+        if self.config.num_places is not None:
+            return self._rounded(read.plus(self._placed()))
         return read if self.config.num_positions is None else self._rounded(read.plus(self._learned()))
 
     def patches_normed(self, x: Bounded) -> Bounded:
@@ -72,10 +74,16 @@ class TowerReference:
     def heads(self, layer: int, read: Bounded) -> list[Bounded]:
         """Return q and k, turned, and v [patches, heads, d]."""
         size, heads = self.config.hidden_size, self.config.num_heads
-        parts = [self._product(read, self._in(layer, it)) for it in self._names.qkv]
+        parts = [self._bounded_product(read, self._in(layer, it)) for it in self._names.qkv]
         if len(parts) == 1:
             parts = [parts[0].columns(slice(start, start + size)) for start in range(0, 3 * size, size)]
         q, k, v = (it.changed(lambda part: part.view(len(part), heads, -1)) for it in parts)
+        if self.config.norms_heads:
+            q, k = (
+                self._normed(it, self._in(layer, name))
+                for it, name in ((q, self._names.q_norm), (k, self._names.k_norm))
+            )
+            v = self._normed_alone(v)
         return [self._turned(q), self._turned(k), v]
 
     def attended(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Bounded:
@@ -86,7 +94,7 @@ class TowerReference:
             side *= self.config.merge
             names = self._rows // side * self._width + self._columns // side
         found = [torch.zeros_like(q, dtype=torch.float64) for _ in range(3)]
-        attends = Attends(self.config.head_dim**-0.5, is_causal=False)
+        attends = Attends(self.config.scale, is_causal=False)
         for name in torch.unique(names):
             own = names == name
             part = attend(q[own], k[own], v[own], attends, self._precision)
@@ -95,19 +103,25 @@ class TowerReference:
         return Bounded(*found).changed(lambda it: it.flatten(1))
 
     def after_attention(self, layer: int, x: Bounded, attended: Bounded) -> Bounded:
-        return self._rounded(x.plus(self._product(attended, self._in(layer, self._names.output))))
+        made = self._bounded_product(attended, self._in(layer, self._names.output))
+        if self.config.norms_after:
+            made = self._normed(made, self._in(layer, self._names.after_attention))
+        return self._rounded(x.plus(made))
 
     def feed_forward_read(self, layer: int, x: Bounded) -> Bounded:
         return self._normed(x, self._in(layer, self._names.feed_forward_norm))
 
     def fed(self, layer: int, read: Bounded) -> Bounded:
         """Return what the last product of a feed-forward reads."""
-        inputs = [self._product(read, self._in(layer, it)) for it in self._names.up]
+        inputs = [self._bounded_product(read, self._in(layer, it)) for it in self._names.up]
         gate = gate_of(self.config.activation)
         return function_of((inputs[0], inputs[1]), gate, self._precision) if inputs[1:] else self._bent(inputs[0], gate)
 
     def after_feed_forward(self, layer: int, x: Bounded, fed: Bounded) -> Bounded:
-        return self._rounded(x.plus(self._product(fed, self._in(layer, self._names.down))))
+        made = self._bounded_product(fed, self._in(layer, self._names.down))
+        if self.config.norms_after:
+            made = self._normed(made, self._in(layer, self._names.after_feed_forward))
+        return self._rounded(x.plus(made))
 
     def merger_read(self, x: Bounded, deepstack: int | None) -> Bounded:
         """Return what the first product of a merger reads, [tokens, merge ** 2 * hidden]; the last one's, or one of
@@ -115,6 +129,8 @@ class TowerReference:
         """
         if self.config.is_pooled:
             return self._pooled(self._normed(x, self._names.last_norm))
+        if self.config.has_means:
+            return self._means(x)
         norm, eps = self._of_merger(deepstack, self._names.merger_norm), self.config.merger_eps
         if deepstack is None:
             return self._normed(x, norm, eps).changed(self._merged)
@@ -130,6 +146,8 @@ class TowerReference:
         if self.config.is_pooled:
             weight = self._tensor(f"{self._of_merger(None, self._names.merger_norm)}.weight")
             return rms_norm(read, weight + 1, self.config.norm_eps, self._precision)
+        if self.config.has_means:
+            return self._normed_alone(read)
         return self._bent(self._product(read, self._of_merger(deepstack, self._names.first)), gate_named("gelu"))
 
     def merged(self, fed: Bounded, deepstack: int | None) -> Bounded:
@@ -144,6 +162,34 @@ class TowerReference:
 
     def _in(self, layer: int, name: str) -> str:
         return f"{self._names.layer.format(layer)}.{name}"
+
+    def _means(self, x: Bounded) -> Bounded:
+        """Return what the mean of each token's patches is, as their last norm reads it: a sum in fp32, rounded once."""
+        count, size = self.config.merge**2, x.truth.shape[1]
+        parts = [it.view(-1, count, size) for it in map(self._merged, (x.truth, x.most, x.deviation))]
+        own = parts[2].mean(1) + U * count * parts[0].abs().mean(1)
+        means = self._rounded(Bounded(parts[0].mean(1), parts[1].mean(1), own)).times(size**0.5)
+        if not self.config.standardizes:
+            return self._rounded(means)
+        bias, factor = (self._tensor(it) for it in (self._names.mean_bias, self._names.mean_factor))
+        off = Bounded(torch.zeros_like(means.truth), 2 * U * (means.truth.abs() + bias.abs()), means.truth * 0)
+        return self._rounded(means.plus(Bounded.exact(-bias.expand_as(means.truth))).plus(off).times(factor))
+
+    def _placed(self) -> Bounded:
+        """Return the learned position of each patch: that of its column and that of its row."""
+        of_columns, of_rows = self._tensor(self._names.positions)
+        return self._rounded(Bounded.exact(of_columns[self._columns]).plus(Bounded.exact(of_rows[self._rows])))
+
+    def _bounded_product(self, x: Bounded, name: str) -> Bounded:
+        """Return a product of a layer, which may bound what it reads and what it makes."""
+        if not self.config.has_bounds:
+            return self._product(x, name)
+        low, high, least, most = (
+            float(self._tensor(f"{name.rpartition('.')[0]}.{it}"))
+            for it in ("input_min", "input_max", "output_min", "output_max")
+        )
+        found = self._product(Bounded(x.truth.clamp(low, high), x.most, x.deviation), name)
+        return Bounded(found.truth.clamp(least, most), found.most, found.deviation)
 
     def _merged(self, patches: Tensor) -> Tensor:
         """Return [tokens, merge ** 2 * hidden]: of each token its patches, row by row."""
@@ -169,11 +215,15 @@ class TowerReference:
         size = (values.abs() + mean.abs()) / deviation
         kinds = []
         for it in ((values - mean) / deviation, torch.zeros_like(values), _OF_PIXELS * U * size):
-            rows = [
-                it[row * side : (row + 1) * side, column * side : (column + 1) * side].permute(2, 0, 1).unsqueeze(1)
+            squares = [
+                it[row * side : (row + 1) * side, column * side : (column + 1) * side]
                 for row in range(self._height)
                 for column in range(self._width)
             ]
+            if self.config.reads_colours_last:
+                kinds.append(torch.stack([square.flatten() for square in squares]))
+                continue
+            rows = [square.permute(2, 0, 1).unsqueeze(1) for square in squares]
             kinds.append(torch.stack([row.expand(-1, frames, -1, -1).flatten() for row in rows]))
         truth, most, off = (it.to(self._checkpoint.device) for it in kinds)
         return self._rounded(Bounded(truth, most + off, torch.zeros_like(most)))
@@ -202,13 +252,19 @@ class TowerReference:
         return [(of_row * of_column, (row, column)) for of_row, row in axes[0] for of_column, column in axes[1]]
 
     def _turned(self, x: Bounded) -> Bounded:
-        """Turn the halves of each head against each other: the first pairs by the row, as many by the column."""
+        """Turn the halves of each head against each other: the first pairs by the row, as many by the column.
+
+        A head whose halves are each turned by itself comes out in that order too, its columns first.
+        """
         size, theta = self.config.head_dim, self.config.rope_theta
         if theta is None:
             return x
         numbers = torch.arange(0, size, 4, dtype=torch.float64, device=self._rows.device)
         later = 2 if self.config.alternates_rates else 0  # of the head's rates a column has the next one
-        of_both = ((self._rows, numbers), (self._columns, numbers + later))
+        of_both = [(self._rows, numbers), (self._columns, numbers + later)]
+        if self.config.splits_heads:
+            x = x.changed(lambda it: it.view(*it.shape[:2], 2, 2, -1).transpose(2, 3).flatten(2))
+            of_both.reverse()
         angles = torch.cat([places.double()[:, None] * theta ** (-it / size) for places, it in of_both], dim=1)
         return self._rounded(turn(x, angles, theta))
 
@@ -218,6 +274,10 @@ class TowerReference:
             return rms_norm(x, weight, eps, self._precision)
         found = layer_norm(x, weight, eps, self._precision)
         return self._rounded(found.plus(Bounded.exact(self._tensor(f"{name}.bias"))))
+
+    def _normed_alone(self, x: Bounded) -> Bounded:
+        """Return an RMSNorm without a weight."""
+        return rms_norm(x, torch.ones_like(x.truth[..., :1]), self.config.norm_eps, self._precision)
 
     def _bent(self, x: Bounded, gate: Gate) -> Bounded:
         ones = Bounded.exact(torch.ones_like(x.truth))

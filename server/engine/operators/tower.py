@@ -117,7 +117,7 @@ class TowerTables:
         self.linear = _Products(decisions_of(LinearShape, own), products, **options)
         self._num_layers = config.num_layers
         self.kind = (None, Heads(config.num_heads, config.num_heads, config.head_dim))
-        self.flags = AttentionFlags(config.head_dim**-0.5, causal=False)
+        self.flags = AttentionFlags(config.scale, causal=False)
         self.watch: Callable[[AnyChoice], AbstractContextManager[object]] | None = None
         self.tap: TakeTowerCall | None = None
         self.latest: TowerCalls | None = None  # of the images that were computed last

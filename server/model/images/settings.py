@@ -13,7 +13,7 @@ from pathlib import Path
 
 from qualification.model.fields import Fields, ModelConfigError
 from server.errors import ModelError
-from server.model.images.sizes import FixedSize, LargestSides, PixelRange, SizeRule
+from server.model.images.sizes import FixedSize, LargestSides, PixelRange, SizeRule, TokenBudget
 from server.model.load.folder import CONFIG_FILE
 from server.model.load.json_file import read_object
 
@@ -28,6 +28,7 @@ class ImageFamily(Enum):
     QWEN3_VL = "qwen3_vl"
     GEMMA3 = "gemma3"
     PIXTRAL = "pixtral"
+    GEMMA4 = "gemma4"
 
 
 class Resampling(Enum):
@@ -46,7 +47,9 @@ _FAMILIES = {
     "qwen3_5_moe": ImageFamily.QWEN3_VL,
     "gemma3": ImageFamily.GEMMA3,
     "mistral3": ImageFamily.PIXTRAL,
+    "gemma4": ImageFamily.GEMMA4,
 }
+_OF_NORMALIZING = ("do_normalize", "image_mean", "image_std")
 _BREAK, _END = "[IMG_BREAK]", "[IMG_END]"
 _CLIP_MEAN, _CLIP_STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
 
@@ -204,7 +207,29 @@ def _pixtral(family: ImageFamily, fields: Fields, config: Fields, whole: Fields)
     return ImageSettings(family, sizes, values[0], patch, merge, 1, *values[1:], tokens)
 
 
+def _gemma_4(family: ImageFamily, fields: Fields, config: Fields, _whole: Fields) -> ImageSettings:
+    text = config.section("text_config") or Fields({}, config.source)
+    if text.given("use_bidirectional_attention") is not None:
+        text.refuse("use_bidirectional_attention", "absent: that tokens of an image see each other is not implemented")
+    if fields.flag("do_normalize", False):
+        fields.refuse("do_normalize", "false: the model's class norms the pixels")
+    half = [0.5] * 3
+    plain = {name: fields.given(name) for name in fields.names if name not in _OF_NORMALIZING}
+    values = _values(Fields(plain, fields.source), half, half, Resampling.BICUBIC)
+    patch, merge = fields.integer("patch_size", 16), fields.integer("pooling_kernel_size", 3)
+    vision = config.section("vision_config") or Fields({}, config.source)
+    for name, given, missing in (("patch_size", patch, 16), ("pooling_kernel_size", merge, 3)):
+        if (due := vision.integer(name, missing)) != given:
+            fields.refuse(name, f"{due}, as the tower has it")
+    image_id = config.integer("image_token_id", 258_880)
+    start, end = config.integer("boi_token_id", 255_999), config.integer("eoi_token_id", 258_882)
+    tokens = ImageTokens(image_id, image_id, start_id=start, end_id=end)
+    sizes = TokenBudget(patch * merge, fields.integer("max_soft_tokens", 280))
+    return ImageSettings(family, sizes, values[0], patch, merge, 1, *values[1:], tokens)
+
+
 _READERS = {
+    ImageFamily.GEMMA4: _gemma_4,
     ImageFamily.PIXTRAL: _pixtral,
     ImageFamily.QWEN2_5_VL: _qwen,
     ImageFamily.QWEN3_VL: _qwen,

@@ -107,6 +107,44 @@ class LargestSides:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenBudget:
+    """Sides that are multiples of `factor`, as large as a number of squares of such sides allows, the ratio kept.
+
+    Gemma 4's: an image is made larger too; one side is `factor` where it would be less.
+    """
+
+    factor: int
+    num_tokens: int
+
+    def resized(self, height: int, width: int) -> tuple[int, int]:
+        num_pixels = self.num_tokens * self.factor**2
+        scale = math.sqrt(num_pixels / (height * width))
+        found = [math.floor(scale * side / self.factor) * self.factor for side in (height, width)]
+        longest = self.num_tokens * self.factor
+        if not any(found):
+            raise SizeError(f"an image of {width} x {height} pixels has no token of {self.num_tokens}")
+        if not found[0]:
+            found = [self.factor, min(width // height * self.factor, longest)]
+        elif not found[1]:
+            found = [min(height // width * self.factor, longest), self.factor]
+        if math.prod(found) > num_pixels:
+            size = f"{width} x {height} pixels would have {found[1]} x {found[0]}"
+            raise SizeError(f"an image of {size}: the limit is {num_pixels}")
+        return found[0], found[1]
+
+    def within(self, least: int | None, most: int | None) -> "TokenBudget":
+        if least is not None:
+            raise SizeError(f"min_pixels: this model makes each image as large as max_pixels allows, got {least}")
+        own = self.num_tokens * self.factor**2
+        if most is not None and not self.factor**2 <= most <= own:
+            raise SizeError(f"max_pixels must be from {self.factor**2} to the model's {own}, got {most}")
+        return self if most is None else self.at_most(most)
+
+    def at_most(self, num_pixels: int) -> "TokenBudget":
+        return replace(self, num_tokens=min(self.num_tokens, max(1, num_pixels // self.factor**2)))
+
+
+@dataclass(frozen=True, slots=True)
 class FixedSize:
     """One size for all images, whatever their ratio: Gemma 3's."""
 

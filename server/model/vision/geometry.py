@@ -81,7 +81,8 @@ def rotation(config: TowerConfig, rows: Tensor, columns: Tensor) -> tuple[Tensor
     exponents = torch.arange(0, size, 2, dtype=torch.float32, device=rows.device) / size
     frequencies = 1.0 / config.rope_theta**exponents
     of_rows, of_columns = frequencies[0::2], frequencies[1::2] if config.alternates_rates else frequencies[0::2]
-    parts = [torch.outer(places.float(), rates) for places, rates in ((rows, of_rows), (columns, of_columns))]
+    both = ((columns, of_columns), (rows, of_rows)) if config.splits_heads else ((rows, of_rows), (columns, of_columns))
+    parts = [torch.outer(places.float(), rates) for places, rates in both]
     angles = torch.cat(parts, dim=1)
     return angles.cos(), angles.sin()
 
@@ -93,6 +94,15 @@ def learned_positions(table: Tensor, side: int, grids: Sequence[Grid]) -> Tensor
     """
     square = table.float().view(side, side, -1)
     return torch.cat([_interpolated(square, side, grid).flatten(0, 1) for grid in grids])
+
+
+def placed(tables: Tensor, grids: Sequence[Grid]) -> Tensor:
+    """Return the learned position of each patch, row by row of each image, [patches, hidden] of the tables' dtype.
+
+    tables  [2, places, hidden]: a patch has that of its column, and that of its row, added
+    """
+    of_columns, of_rows = tables
+    return torch.cat([(of_rows[:height, None] + of_columns[None, :width]).flatten(0, 1) for height, width in grids])
 
 
 def _interpolated(square: Tensor, side: int, grid: Grid) -> Tensor:

@@ -20,8 +20,8 @@ from kernels.linear.first_path import multiply
 from qualification.model.tower import TowerConfig
 from server.model.linear import Linear, Product
 from server.model.step import Step
-from server.model.vision.geometry import Geometry, Grid, learned_positions, rotation
-from server.model.vision.weights import Merger, NormWeights, Pooler, TowerLayer, TowerWeight, TowerWeights
+from server.model.vision.geometry import Geometry, Grid, learned_positions, placed, rotation
+from server.model.vision.weights import MeanMerger, Merger, NormWeights, Pooler, TowerLayer, TowerWeight, TowerWeights
 
 _MOST_KNOWN_PATCHES = 2**17  # of which the places are kept, 350 bytes each: made anew they take the host 3 ms
 
@@ -78,14 +78,17 @@ class TowerOperators(Protocol):
         """Return what multiplies with a weight. Called once for each."""
 
 
+@dataclass(frozen=True, slots=True)
 class FirstPaths:
-    """Computes by the first path of each operator that can, without a plan."""
+    """Computes by the first path of each operator that can, without a plan. `scale` of scores: None as of most."""
+
+    scale: float | None = None
 
     def begin(self, num_patches: int, num_tokens: int, num_images: int) -> None:
         """Note nothing."""
 
     def attend(self, ends: Tensor, longest: int) -> Attend:
-        return FirstPath(plan_varlen(ends, ends, longest, longest, causal=False))
+        return FirstPath(plan_varlen(ends, ends, longest, longest, softmax_scale=self.scale, causal=False))
 
     def product(self, layer: int | None, name: TowerWeight, linear: Linear) -> Product:  # noqa: ARG002
         return _FirstProduct(linear)
@@ -107,6 +110,28 @@ class _FirstProduct:
 
     def __call__(self, x: Tensor, step: Step | None, out: Tensor | None = None) -> Tensor:  # noqa: ARG002
         return multiply(x, self.linear.weight, self.linear.bias, out=out)
+
+
+class _BoundedProduct:
+    """Bounds what a product reads, of each of its parts, and what it makes."""
+
+    def __init__(self, product: Product, bounds: Tensor) -> None:
+        """`bounds`: [parts, 4], of what a part reads and of what it makes, from least to most."""
+        self._product = product
+        self._bounds = [[float(it) for it in part] for part in bounds.tolist()]
+
+    def __call__(self, x: Tensor, step: Step | None, out: Tensor | None = None) -> Tensor:
+        """Multiply once for all parts that read the same."""
+        found = out
+        for read in dict.fromkeys((it[0], it[1]) for it in self._bounds):
+            made = self._product(x.clamp(*read), step)
+            found = torch.empty_like(made) if found is None else found
+            parts = zip(self._bounds, found.chunk(len(self._bounds), 1), made.chunk(len(self._bounds), 1), strict=True)
+            for (low, high, least, most), whole, own in parts:
+                if (low, high) == read:
+                    torch.clamp(own, least, most, out=whole)
+        assert found is not None, "a product has a part"
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,31 +208,23 @@ class Tower:
         self._is_reproducible = is_reproducible
         device = self.device
         self._known: OrderedDict[tuple[Grid, ...], _Places] = OrderedDict()  # the latest used last
-        self._operators: TowerOperators = FirstPaths() if operators is None else operators
+        self._operators: TowerOperators = FirstPaths(config.scale) if operators is None else operators
         of = self._operators.product
         self._patched = of(None, TowerWeight.PATCHES, weights.patches)
-        self._layers = tuple(
-            _Layer(
-                of(index, TowerWeight.QKV, it.qkv),
-                of(index, TowerWeight.OUTPUT, it.output),
-                of(index, TowerWeight.UP, it.up),
-                of(index, TowerWeight.DOWN, it.down),
-            )
-            for index, it in enumerate(weights.layers)
-        )
-        merger = weights.merger
-        self._tokens = self._pooler(merger) if isinstance(merger, Pooler) else self._merger(None, merger)
+        self._layers = tuple([self._products(index, it) for index, it in enumerate(weights.layers)])
+        self._ones = torch.ones(max(config.head_dim, config.hidden_size), device=device)  # of norms without a weight
+        self._tokens = self._last_merger(weights.merger)
         self._deepstack = tuple(self._merger(place, it) for place, it in enumerate(weights.deepstack))
         self._mean = torch.tensor(pixels.mean, device=device) / pixels.factor
         self._deviation = torch.tensor(pixels.deviation, device=device) / pixels.factor
 
     @property
     def device(self) -> torch.device:
-        return self.weights.merger.norm.weight.device
+        return self.weights.patches.weight.device
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.weights.merger.norm.weight.dtype
+        return self.weights.layers[0].attention_norm.weight.dtype
 
     @torch.inference_mode()
     def encode(self, images: Sequence[Image]) -> Tensor:
@@ -228,8 +245,10 @@ class Tower:
         patches = torch.cat([self._patches(image) for image in images]).index_select(0, order)
         hidden = self._patched(patches, None)
         if self.weights.positions is not None:
-            assert config.num_positions is not None, "weights are of the kind that the configuration says"
-            positions = learned_positions(self.weights.positions, config.num_positions, grids)
+            if config.num_positions is None:
+                positions = placed(self.weights.positions, grids)
+            else:
+                positions = learned_positions(self.weights.positions, config.num_positions, grids)
             hidden = hidden + positions.index_select(0, order).to(hidden.dtype)
         self._hand(TowerBorder.PATCHED, None, hidden)
         if self.weights.patches_norm is not None:
@@ -301,6 +320,10 @@ class Tower:
             self._hand(TowerBorder.BEHIND_FEED_FORWARD, index - 1, hidden)
         self._hand(TowerBorder.ATTENTION_READ, index, read)
         qkv = products.qkv(read, None)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            weights = (layer.q_norm.weight, layer.k_norm.weight, self._ones[: shape[2]])
+            for part, weight in zip(qkv.chunk(3, 1), weights, strict=True):
+                part.copy_(rms_norm(part.reshape(-1, shape[2]), weight, self.config.norm_eps).view(part.shape))
         if turns is not None:
             turn_heads(qkv, *turns, self.config.num_heads)
         q, k, v = (it.view(shape) for it in qkv.chunk(3, 1))
@@ -308,13 +331,52 @@ class Tower:
         self._hand(TowerBorder.KEYS, index, k)
         self._hand(TowerBorder.VALUES, index, v)
         attended = self._hand(TowerBorder.ATTENDED, index, attend.run(index, q, k, v).view(hidden.shape))
-        read, hidden = self._added(layer.feed_forward_norm, products.output(attended, None), hidden)
+        made = products.output(attended, None)
+        if layer.after_attention is not None:
+            made = self._normed(layer.after_attention, made)
+        read, hidden = self._added(layer.feed_forward_norm, made, hidden)
         self._hand(TowerBorder.BEHIND_ATTENTION, index, hidden)
         self._hand(TowerBorder.FEED_FORWARD_READ, index, read)
         up, activation = products.up(read, None), self.config.activation
         fed = gated(up, activation) if self.config.is_gated else _ACTIVATIONS[activation](up)
         self._hand(TowerBorder.FED, index, fed[:, : self.config.width])
-        return hidden, products.down(fed, None)
+        made = products.down(fed, None)
+        return hidden, made if layer.after_feed_forward is None else self._normed(layer.after_feed_forward, made)
+
+    def _products(self, index: int, layer: TowerLayer) -> "_Layer":
+        """Return the products of a layer, within their bounds where it has such."""
+        of, bounds = self._operators.product, layer.bounds
+        found = _Layer(
+            of(index, TowerWeight.QKV, layer.qkv),
+            of(index, TowerWeight.OUTPUT, layer.output),
+            of(index, TowerWeight.UP, layer.up),
+            of(index, TowerWeight.DOWN, layer.down),
+        )
+        if bounds is None:
+            return found
+        return _Layer(
+            _BoundedProduct(found.qkv, bounds.qkv),
+            _BoundedProduct(found.output, bounds.output),
+            _BoundedProduct(found.up, bounds.up),
+            _BoundedProduct(found.down, bounds.down),
+        )
+
+    def _last_merger(self, merger: Merger | Pooler | MeanMerger) -> Callable[[Tensor], Tensor]:
+        if isinstance(merger, MeanMerger):
+            return partial(
+                self._averaged, merger, self._operators.product(None, TowerWeight.MERGER_SECOND, merger.product)
+            )
+        return self._pooler(merger) if isinstance(merger, Pooler) else self._merger(None, merger)
+
+    def _averaged(self, merger: MeanMerger, product: Product, hidden: Tensor) -> Tensor:
+        """Return [tokens, out_size] of hidden [patches, hidden]: of the mean of each token's patches."""
+        size = hidden.shape[1]
+        means = hidden.view(-1, self.config.merge**2, size).float().mean(1).to(hidden.dtype).float() * size**0.5
+        if merger.bias is not None and merger.factor is not None:
+            means = (means - merger.bias) * merger.factor
+        means = self._hand(TowerBorder.MERGER_READ, None, means.to(hidden.dtype))
+        normed = self._hand(TowerBorder.MERGER_FED, None, rms_norm(means, self._ones[:size], self.config.norm_eps))
+        return product(normed, None)
 
     def _pooler(self, pooler: Pooler) -> Callable[[Tensor], Tensor]:
         """Return what makes tokens [tokens, out_size] of hidden [patches, hidden]."""

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -10,6 +11,8 @@ from torch import Tensor
 from kernels.linear.shape import PLAIN
 from qualification.model.tower import TowerConfig, TowerNames
 from server.model.linear import Linear
+
+BOUNDS = (".input_min", ".input_max", ".output_min", ".output_max")
 
 
 class TowerWeight(Enum):
@@ -39,8 +42,18 @@ class NormWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class Bounds:
+    """Bounds of what the products of a layer read and make, [parts of the product, 4]: as `BOUNDS`."""
+
+    qkv: Tensor
+    output: Tensor
+    up: Tensor
+    down: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class TowerLayer:
-    """`up`: of a gated feed-forward gate, then up."""
+    """`up`: of a gated feed-forward gate, then up. Norms of heads [head_dim], and those behind, None without them."""
 
     attention_norm: NormWeights
     qkv: Linear
@@ -48,6 +61,11 @@ class TowerLayer:
     feed_forward_norm: NormWeights
     up: Linear
     down: Linear
+    bounds: Bounds | None = None
+    q_norm: NormWeights | None = None
+    k_norm: NormWeights | None = None
+    after_attention: NormWeights | None = None
+    after_feed_forward: NormWeights | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +96,17 @@ class Pooler:
 
 
 @dataclass(frozen=True, slots=True)
+class MeanMerger:
+    """Makes one token of the mean of its patches. `bias`, `factor` [hidden]: (mean - bias) * factor, None without."""
+
+    product: Linear
+    bias: Tensor | None
+    factor: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
 class TowerWeights:
-    """positions     [side ** 2, hidden], or None
+    """positions     [side ** 2, hidden], or [2, places, hidden] of columns and rows, or None
     patches_norm  None where patches are not normed
     deepstack     one of each of those layers
     """
@@ -88,7 +115,7 @@ class TowerWeights:
     patches_norm: NormWeights | None
     positions: Tensor | None
     layers: tuple[TowerLayer, ...]
-    merger: Merger | Pooler
+    merger: Merger | Pooler | MeanMerger
     deepstack: tuple[Merger, ...]
 
     def named(self, config: TowerConfig) -> dict[str, Tensor]:
@@ -101,9 +128,13 @@ class TowerWeights:
             found[names.positions] = self.positions
         for index, layer in enumerate(self.layers):
             found |= {f"{names.layer.format(index)}.{name}": it for name, it in _of_layer(layer, names)}
-        if isinstance(self.merger, Pooler):
-            return found | dict(_of_pooler(self.merger, names))
-        mergers = {names.merger: self.merger}
+        mergers: dict[str, Merger] = {}
+        if isinstance(self.merger, Merger):
+            mergers = {names.merger: self.merger}
+        elif isinstance(self.merger, Pooler):
+            found |= _of_pooler(self.merger, names)
+        else:
+            found |= _of_means(self.merger, names)
         mergers |= {names.deepstack.format(index): it for index, it in enumerate(self.deepstack)}
         for name, merger in mergers.items():
             found |= {f"{name}.{it}": tensor for it, tensor in _of_merger(merger, names)}
@@ -127,37 +158,66 @@ def empty_tower(config: TowerConfig, dtype: torch.dtype, device: torch.device) -
 
     def merger(*, norms_tokens: bool) -> Merger:
         size = hidden * config.merge**2
-        read, between, out = config.merger_sizes
-        first, second = (linear(*it, bias=config.merger_has_biases) for it in ((read, between), (between, out)))
+        first, second = (linear(*it, bias=config.merger_has_biases) for it in pairwise(config.merger_sizes))
         merging = linear(size, hidden, bias=False) if config.has_merging else None
         return Merger(norm(size if norms_tokens else hidden), first, second, norms_tokens, merging)
 
-    side = config.num_positions
+    def mean_merger() -> MeanMerger:
+        vectors = [torch.empty(hidden, dtype=dtype, device=device) if config.standardizes else None for _ in range(2)]
+        return MeanMerger(linear(*config.merger_sizes, bias=False), *vectors)
+
+    def last_merger() -> Merger | Pooler | MeanMerger:
+        if config.has_means:
+            return mean_merger()
+        return pooler() if config.is_pooled else merger(norms_tokens=False)
+
+    def layer() -> TowerLayer:
+        has_biases, parts = config.has_biases, len(config.names.up)
+        return TowerLayer(
+            norm(hidden),
+            linear(hidden, 3 * hidden, bias=has_biases),
+            linear(hidden, hidden, bias=has_biases),
+            norm(hidden),
+            linear(hidden, config.width * parts, bias=has_biases),
+            linear(config.width, hidden, bias=has_biases),
+            Bounds(*(torch.empty(it, 4, dtype=dtype, device=device) for it in (3, 1, parts, 1)))
+            if config.has_bounds
+            else None,
+            *(norm(config.head_dim) if config.norms_heads else None for _ in range(2)),
+            *(norm(hidden) if config.norms_after else None for _ in range(2)),
+        )
+
+    positions = None
+    if config.num_positions is not None:
+        positions = torch.empty(config.num_positions**2, hidden, dtype=dtype, device=device)
+    elif config.num_places is not None:
+        positions = torch.empty(2, config.num_places, hidden, dtype=dtype, device=device)
     return TowerWeights(
         patches=linear(config.patch_numbers, hidden, bias=has_bias),
         patches_norm=norm(hidden) if config.norms_patches else None,
-        positions=None if side is None else torch.empty(side**2, hidden, dtype=dtype, device=device),
-        layers=tuple(
-            TowerLayer(
-                norm(hidden),
-                linear(hidden, 3 * hidden, bias=config.has_biases),
-                linear(hidden, hidden, bias=config.has_biases),
-                norm(hidden),
-                linear(hidden, config.width * (2 if config.is_gated else 1), bias=config.has_biases),
-                linear(config.width, hidden, bias=config.has_biases),
-            )
-            for _ in range(config.num_layers)
-        ),
-        merger=pooler() if config.is_pooled else merger(norms_tokens=False),
+        positions=positions,
+        layers=tuple(layer() for _ in range(config.num_layers)),
+        merger=last_merger(),
         deepstack=tuple(merger(norms_tokens=True) for _ in config.deepstack),
     )
 
 
 def as_computed(weights: TowerWeights, config: TowerConfig) -> TowerWeights:
-    """Return filled weights in the form in which they are computed: patch by patch, and padded."""
+    """Return filled weights in the form in which they are computed: patch by patch, and padded; colours one behind
+    the other; of split heads the numbers that are turned first before those that these are turned with.
+    """
     if isinstance(weights.merger, Merger) and weights.merger.merging is not None:
         values = weights.merger.merging.weight.stored["weight"].values
         values.copy_(values.view(len(values), -1, config.merge**2).transpose(1, 2).flatten(1))
+    if config.reads_colours_last:
+        values = weights.patches.weight.stored["weight"].values
+        values.copy_(values.view(len(values), -1, 3).transpose(1, 2).flatten(1))
+    if config.splits_heads:
+        for layer in weights.layers:
+            norms = [it.weight for it in (layer.q_norm, layer.k_norm) if it is not None]
+            for rows in (layer.qkv.weight.stored["weight"].values[: 2 * config.hidden_size], *norms):
+                quarters = rows.view(-1, 2, 2, config.head_dim // 4, *rows.shape[1:])
+                rows.copy_(quarters.transpose(1, 2).reshape(rows.shape))
     return _with_padded_width(weights, config)
 
 
@@ -200,6 +260,9 @@ def tower_shapes(config: TowerConfig) -> Mapping[str, tuple[int, ...]]:
     empty = empty_tower(config, torch.float32, torch.device("meta")).named(config)
     found = {name: tuple(it.shape) for name, it in empty.items()}
     side, frames = config.patch_size, (config.num_frames,) if config.num_frames > 1 else ()
+    found |= {name: () for name in found if name.endswith(BOUNDS)}
+    if config.reads_colours_last:
+        return found
     return found | {f"{config.names.patches}.weight": (config.hidden_size, 3, *frames, side, side)}
 
 
@@ -230,6 +293,28 @@ def _of_layer(layer: TowerLayer, names: TowerNames) -> Iterator[tuple[str, Tenso
         sizes = [linear.weight.size[0] // len(parts)] * len(parts)
         for name, part in zip(parts, linear.split(*sizes), strict=True):
             yield from _of_linear(name, part)
+    norms = {names.q_norm: layer.q_norm, names.k_norm: layer.k_norm}
+    norms |= {names.after_attention: layer.after_attention, names.after_feed_forward: layer.after_feed_forward}
+    for name, norm in norms.items():
+        if norm is not None:
+            yield from _of_norm(name, norm)
+    if layer.bounds is not None:
+        yield from _of_bounds(names.qkv, layer.bounds.qkv)
+        yield from _of_bounds((names.output,), layer.bounds.output)
+        yield from _of_bounds(names.up, layer.bounds.up)
+        yield from _of_bounds((names.down,), layer.bounds.down)
+
+
+def _of_bounds(products: tuple[str, ...], bounds: Tensor) -> Iterator[tuple[str, Tensor]]:
+    for product, of_product in zip(products, bounds, strict=True):
+        for index, name in enumerate(BOUNDS):
+            yield f"{product.rpartition('.')[0]}{name}", of_product[index : index + 1]
+
+
+def _of_means(merger: MeanMerger, names: TowerNames) -> Iterator[tuple[str, Tensor]]:
+    yield from _of_linear(f"{names.merger}.{names.second}", merger.product)
+    if merger.bias is not None and merger.factor is not None:
+        yield from ((names.mean_bias, merger.bias), (names.mean_factor, merger.factor))
 
 
 def _of_merger(merger: Merger, names: TowerNames) -> Iterator[tuple[str, Tensor]]:

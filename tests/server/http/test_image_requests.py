@@ -27,6 +27,7 @@ from support.images.served_images import (
     picture,
     served_images,
     write_gemma,
+    write_gemma_4,
     write_model,
     write_pixtral,
 )
@@ -72,6 +73,13 @@ def test_gemmas_images_have_borders_and_lines_around_them(tmp_path: Path) -> Non
     assert ask(it, [spelled, part(WIDE)]).status_code == 200
     before, behind = [*b"[user]<|vision_start|>see\n\n", START], [STOP, *b"\n\n[assistant]"]
     assert seen(it) == ([*before, *[PAD] * 16, *behind], [(len(before), 16, (1, 16, 16))])
+
+
+def test_gemma_4s_images_have_borders_and_fill_a_budget(tmp_path: Path) -> None:
+    it = served_images(write_gemma_4(tmp_path))
+    assert ask(it, [{"type": "text", "text": "<|image_pad|>"}, part(WIDE)]).status_code == 200
+    before = [*b"[user]<|image_pad|>", START]
+    assert seen(it) == ([*before, *[PAD] * 55, STOP, *b"[assistant]"], [(len(before), 55, (1, 15, 33))])
 
 
 def test_pixtrals_images_stand_in_lines(tmp_path: Path) -> None:

@@ -10,6 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.gemma4.image_processing_pil_gemma4 import (
+    Gemma4ImageProcessorPil,
+    get_aspect_ratio_preserving_size,
+)
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil, smart_resize
 
@@ -17,8 +21,8 @@ from server.errors import ModelError
 from server.model.images.decode import ImageError, decode
 from server.model.images.process import process
 from server.model.images.settings import ImageSettings
-from server.model.images.sizes import PixelRange, SizeError
-from support.images.processor_files import GEMMA3, PIXTRAL, QWEN2_5_VL, QWEN3_VL, write
+from server.model.images.sizes import PixelRange, SizeError, TokenBudget
+from support.images.processor_files import GEMMA3, GEMMA4, PIXTRAL, QWEN2_5_VL, QWEN3_VL, write
 
 MAX_PIXELS = 2**22
 
@@ -116,6 +120,35 @@ def test_pixtral_pixels_and_tokens_are_those_of_transformers(tmp_path: Path) -> 
         assert found.num_tokens == (wide // 28 + 1) * (high // 28) - 1
     with pytest.raises(SizeError, match="1 x 900 pixels: within 170 x 170 one side would have none"):
         settings.sizes.resized(900, 1)
+
+
+def test_gemma_4s_pixels_and_tokens_are_those_of_transformers(tmp_path: Path) -> None:
+    draw = random.Random(3)
+    for _ in range(5000):
+        height, width = (draw.choice([draw.randint(1, 90), draw.randint(1, 5000)]) for _ in "hw")
+        rule = TokenBudget(48, draw.choice([70, 280]))
+        try:
+            wanted = get_aspect_ratio_preserving_size(height, width, 16, rule.num_tokens * 9, 3)
+        except ValueError:
+            with pytest.raises(SizeError):
+                rule.resized(height, width)
+        else:
+            assert rule.resized(height, width) == wanted
+    settings = settings_of(tmp_path, GEMMA4)
+    own = GEMMA4["processor_config.json"]["image_processor"] | {"do_rescale": False}
+    reference = Gemma4ImageProcessorPil(**own)
+    for seed, (width, height) in enumerate([(300, 299), (480, 240), (17, 5), (900, 40)]):
+        image = drawn("RGB", width, height, seed)
+        found = process(decode(of_file(image), MAX_PIXELS), settings, settings.sizes)
+        made = reference(images=[image], return_tensors="np")
+        _, rows, columns = found.grid
+        patches = np.frombuffer(found.pixels, np.uint8).reshape(rows, 16, columns, 16, 3).transpose(0, 2, 1, 3, 4)
+        assert (patches.reshape(rows * columns, -1) == made["pixel_values"][0][: rows * columns]).all()
+        assert found.num_tokens == made["num_soft_tokens_per_image"][0]
+    files = copy.deepcopy(GEMMA4)
+    files["config.json"]["text_config"]["use_bidirectional_attention"] = "vision"
+    with pytest.raises(ModelError, match="use_bidirectional_attention must be absent"):
+        ImageSettings.load(write(tmp_path, files))
 
 
 def test_an_orientation_turns_an_image() -> None:

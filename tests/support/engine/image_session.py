@@ -107,13 +107,32 @@ def _given(model: PreTrainedModel, images: Sequence[PromptImage], side: int) -> 
     """Return what transformers' model takes of images, as its processor gives it."""
     if model.config.model_type == "gemma3":
         return {"pixel_values": torch.stack([_planes_of(image, side) for image in images])}
-    if model.config.model_type != "mistral3":
+    if model.config.model_type not in ("mistral3", "gemma4"):
         grids = torch.tensor([image.grid for image in images])
         return {"pixel_values": _patches_of(images, side), "image_grid_thw": grids}
     planes = [_planes_of(image, side) for image in images]
+    if model.config.model_type == "gemma4":
+        return _in_places(planes, side)
     height, width = (max(it.shape[dim] for it in planes) for dim in (1, 2))
     padded = [pad(it, (0, width - it.shape[2], 0, height - it.shape[1])) for it in planes]
     return {"pixel_values": torch.stack(padded), "image_sizes": torch.tensor([it.shape[1:] for it in planes])}
+
+
+def _in_places(planes: Sequence[torch.Tensor], side: int) -> dict[str, torch.Tensor]:
+    """Return patches, colours last, with the column and the row of each, -1 where one is not there."""
+    patches, places = [], []
+    most = max(it[0].numel() for it in planes) // side**2
+    for plane in planes:
+        squares = plane.unfold(1, side, side).unfold(2, side, side)  # [3, rows, columns, side, side]
+        height, width = squares.shape[1:3]
+        rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+        given = (
+            squares.permute(1, 2, 3, 4, 0).reshape(height * width, -1) / 2 + 0.5
+        )  # which the model's class takes off
+        patches.append(pad(given, (0, 0, 0, most - len(given))))
+        at = torch.stack((columns.flatten(), rows.flatten()), dim=1)
+        places.append(pad(at, (0, 0, 0, most - len(given)), value=-1))
+    return {"pixel_values": torch.stack(patches), "image_position_ids": torch.stack(places)}
 
 
 def rows_of(model: PreTrainedModel, images: Sequence[PromptImage], side: int) -> torch.Tensor:
@@ -122,7 +141,7 @@ def rows_of(model: PreTrainedModel, images: Sequence[PromptImage], side: int) ->
     if model.config.model_type == "gemma3":
         rows: torch.Tensor = model.model.get_image_features(**given).pooler_output
         return rows.flatten(0, 1)
-    if "image_sizes" in given:
+    if "image_grid_thw" not in given:
         return torch.cat(model.model.get_image_features(**given).pooler_output)
     found = model.model.visual(given["pixel_values"], grid_thw=given["image_grid_thw"])
     return torch.cat((found.pooler_output, *getattr(found, "deepstack_features", ())), dim=1)

@@ -82,6 +82,34 @@ PIXTRAL: dict[str, dict[str, Any]] = {
         "spatial_merge_size": 2,
     },
 }
+GEMMA4: dict[str, dict[str, Any]] = {
+    "config.json": {
+        "model_type": "gemma4",
+        "text_config": {"use_bidirectional_attention": None},
+        "vision_config": {"model_type": "gemma4_vision", "patch_size": 16, "pooling_kernel_size": 3},
+        "boi_token_id": 255999,
+        "eoi_token_id": 258882,
+        "image_token_id": 258880,
+    },
+    "processor_config.json": {
+        "image_processor": {
+            "do_convert_rgb": True,
+            "do_normalize": False,
+            "do_rescale": True,
+            "do_resize": True,
+            "image_mean": [0.0, 0.0, 0.0],
+            "image_processor_type": "Gemma4ImageProcessor",
+            "image_std": [1.0, 1.0, 1.0],
+            "max_soft_tokens": 280,
+            "patch_size": 16,
+            "pooling_kernel_size": 3,
+            "resample": 3,
+            "rescale_factor": 0.00392156862745098,
+        },
+        "image_seq_length": 280,
+        "processor_class": "Gemma4Processor",
+    },
+}
 
 
 def write(folder: Path, files: dict[str, dict[str, Any]]) -> Path:

@@ -24,7 +24,7 @@ from support.api.edge_fakes import (
     with_model,
     write_tokenizer,
 )
-from support.images.processor_files import GEMMA3, PIXTRAL, QWEN2_5_VL, write
+from support.images.processor_files import GEMMA3, GEMMA4, PIXTRAL, QWEN2_5_VL, write
 
 START, STOP, PAD = 257, 258, 259
 TEMPLATE = (
@@ -53,6 +53,17 @@ def write_gemma(folder: Path) -> Path:
     files["processor_config.json"]["image_seq_length"] = 16
     write(folder, files)
     template = TEMPLATE.replace("<|vision_start|><|image_pad|><|vision_end|>", "<|vision_start|>")
+    write_tokenizer(folder, template=template, special=["<|vision_start|>", "<|vision_end|>", "<|image_pad|>"])
+    return folder
+
+
+def write_gemma_4(folder: Path) -> Path:
+    """Write the same with Gemma 4's processor."""
+    files = copy.deepcopy(GEMMA4)
+    files["config.json"] |= {"boi_token_id": START, "eoi_token_id": STOP, "image_token_id": PAD}
+    files["processor_config.json"]["image_processor"]["max_soft_tokens"] = 70
+    write(folder, files)
+    template = TEMPLATE.replace("<|vision_start|><|image_pad|><|vision_end|>", "<|image_pad|>")
     write_tokenizer(folder, template=template, special=["<|vision_start|>", "<|vision_end|>", "<|image_pad|>"])
     return folder
 

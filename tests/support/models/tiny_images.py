@@ -16,6 +16,8 @@ from tokenizers import AddedToken, Tokenizer
 from transformers import (
     Gemma3Config,
     Gemma3ForConditionalGeneration,
+    Gemma4Config,
+    Gemma4ForConditionalGeneration,
     Mistral3Config,
     Mistral3ForConditionalGeneration,
     PreTrainedModel,
@@ -70,6 +72,28 @@ _PIXTRAL: dict[str, object] = {
     "intermediate_size": 60,
     "patch_size": 14,
     "hidden_act": "silu",
+}
+_GEMMA_4_TEXT: dict[str, object] = {
+    "num_hidden_layers": 4,
+    "global_head_dim": 16,
+    "sliding_window": 512,  # longer than all prompts: sessions' attention has no window
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "hidden_size_per_layer_input": 6,
+    "vocab_size_per_layer_input": VOCAB_SIZE,
+    "num_kv_shared_layers": 2,
+}
+_GEMMA_4: dict[str, object] = {
+    "hidden_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 12,
+    "intermediate_size": 60,
+    "patch_size": 14,
+    "pooling_kernel_size": 2,
+    "position_embedding_size": 16,
+    "use_clipped_linears": True,
+    "standardize": True,
 }
 _EXPERTS: dict[str, object] = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _RECURRENT: dict[str, object] = {
@@ -126,6 +150,7 @@ KINDS: dict[str, tuple[type, type, dict[str, object], dict[str, object]]] = {
         _PIXTRAL,
     ),
     GEMMA: (Gemma3Config, Gemma3ForConditionalGeneration, _WINDOWS, _SIGLIP),
+    "gemma 4": (Gemma4Config, Gemma4ForConditionalGeneration, _GEMMA_4_TEXT, _GEMMA_4),
 }
 _TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|>' }}"
@@ -145,13 +170,25 @@ def save_tiny(folder: Path, kind: str = "qwen2.5 vl") -> PreTrainedModel:
         own = {"image_token_index": IMAGE, "vision_feature_layer": -2}
     if kind == GEMMA:
         own = {"image_token_index": IMAGE, "boi_token_index": START, "eoi_token_index": END, "mm_tokens_per_image": 9}
+    if kind == "gemma 4":
+        own = {"image_token_id": IMAGE, "boi_token_id": START, "eoi_token_id": END, "audio_config": None}
     config = config_class(text_config={**_TEXT, **text}, vision_config=tower, tie_word_embeddings=False, **own)
     model: PreTrainedModel = model_class(config).float().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:  # a random model whose answers depend on what an image shows
                 parameter.normal_(0, 0.15)
+        for name, bound in model.named_buffers():
+            if name.endswith((".input_min", ".output_min", ".input_max", ".output_max")):
+                bound.copy_((-1 if name.endswith("min") else 1) * (1 + torch.rand(())))
+            elif "std_" in name:
+                bound.normal_(1, 0.2)
     model.save_pretrained(folder)
+    if kind == "gemma 4":
+        _save_tokenizer(folder, _ADDED, _TEMPLATE.replace("".join(_ADDED[i] for i in (0, 2, 1)), _ADDED[2]))
+        of_images = {"patch_size": 14, "pooling_kernel_size": 2, "do_normalize": False, "max_soft_tokens": 70}
+        (folder / "preprocessor_config.json").write_text(json.dumps(of_images))
+        return model
     if kind == "mistral 3":
         _save_tokenizer(folder, _ADDED_OF_MISTRAL, _TEMPLATE.replace("".join(_ADDED[i] for i in (0, 2, 1)), "[IMG]"))
         size = {"size": {"longest_edge": 1540}, "image_processor_type": "PixtralImageProcessor"}

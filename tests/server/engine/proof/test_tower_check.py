@@ -19,12 +19,12 @@ from server.model.load.load import load_config
 from server.model.vision.geometry import Grid
 from server.model.vision.load import load_tower, with_own_tower
 from server.model.vision.tower import Attend, FirstPath, FirstPaths, Image, Pixels, Tower
-from server.model.vision.weights import Merger, Pooler, TowerWeights
+from server.model.vision.weights import MeanMerger, Merger, Pooler, TowerWeights
 from support.engine.image_session import PIXELS
 from support.models.tiny_images import GEMMA, save_tiny
 
 CPU = torch.device("cpu")
-ROTATING = ("qwen2.5 vl", "qwen3 vl", "mistral 3")
+ROTATING = ("qwen2.5 vl", "qwen3 vl", "mistral 3", "gemma 4")
 
 
 @pytest.fixture(scope="module", params=[*ROTATING, GEMMA])
@@ -152,19 +152,35 @@ class Unfolded(Tower):
         super().__init__(config, weights, pixels, is_reproducible=is_reproducible)
 
 
+def unbounded(config: TowerConfig, weights: TowerWeights, pixels: Pixels, *, is_reproducible: bool) -> Tower:
+    """Leave out the bounds of products."""
+    layers = tuple(replace(it, bounds=None) for it in weights.layers)
+    return Tower(config, replace(weights, layers=layers), pixels, is_reproducible=is_reproducible)
+
+
+def unstandardized(config: TowerConfig, weights: TowerWeights, pixels: Pixels, *, is_reproducible: bool) -> Tower:
+    """Leave out what is taken from means, and multiplies them."""
+    assert isinstance(weights.merger, MeanMerger)
+    merger = replace(weights.merger, bias=None)
+    return Tower(config, replace(weights, merger=merger), pixels, is_reproducible=is_reproducible)
+
+
 @pytest.mark.parametrize(
-    ("made", "changes", "where"),
+    ("kind", "made", "changes", "where"),
     [
-        (Neighbours, {}, "layer 0, tower, queries"),
-        (Tower, {"alternates_rates": False}, "layer 0, tower, queries"),
-        (Unfolded, {}, "tower, merged patches"),
-        (Tower, {"merger_eps": 1e-2}, "what the merger reads"),
+        ("mistral 3", Neighbours, {}, "layer 0, tower, queries"),
+        ("mistral 3", Tower, {"alternates_rates": False}, "layer 0, tower, queries"),
+        ("mistral 3", Unfolded, {}, "tower, merged patches"),
+        ("mistral 3", Tower, {"merger_eps": 1e-2}, "what the merger reads"),
+        ("gemma 4", Tower, {"splits_heads": False}, "layer 0, tower, queries"),
+        ("gemma 4", unbounded, {}, "layer 0, tower, queries"),
+        ("gemma 4", unstandardized, {}, "what the merger reads"),
     ],
 )
-def test_wrong_parts_of_pixtral_are_named(
-    tmp_path: Path, made: type[Tower], changes: dict[str, object], where: str
+def test_wrong_parts_of_one_tower_are_named(
+    tmp_path: Path, kind: str, made: Callable[..., Tower], changes: dict[str, object], where: str
 ) -> None:
-    save_tiny(tmp_path, "mistral 3")
+    save_tiny(tmp_path, kind)
     assert where in (wrong(checked(tmp_path, made, **changes)) or "")
 
 
