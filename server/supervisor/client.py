@@ -85,7 +85,9 @@ class EngineClient:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         make_folder: Callable[[], Path] = make_socket_folder,
     ) -> None:
-        """`command` gets the socket's path appended. `backoff_s`: a restart's first and longest delay, for `sleep`.
+        """`command` gets the socket's path appended. `backoff_s`: a restart's first and longest delay.
+
+        `sleep` waits for these, and from one word about a start that takes long to the next.
 
         `make_folder` makes the socket's, for each engine process.
         """
@@ -264,10 +266,10 @@ class EngineClient:
             folder.remove()
 
     async def _report_waiting(self) -> None:
-        await asyncio.sleep(1.0)
+        await self._sleep(1.0)
         while self.state in (EngineState.STARTING, EngineState.RESTARTING):
             self._listener.on_waiting()
-            await asyncio.sleep(1.0)
+            await self._sleep(1.0)
 
     async def _serve_one(
         self, process: asyncio.subprocess.Process, connected: "asyncio.Future[EngineConnection]"

@@ -14,12 +14,15 @@ import psutil
 import pytest
 
 from server.errors import SettingsError
+from server.protocol import wire
 from server.protocol.messages import (
     AttestationReport,
+    EngineFailed,
     EngineProgress,
     EngineReady,
     EngineRefused,
     FinishReason,
+    FromEngine,
     Heartbeat,
     PlanRow,
     SamplingParams,
@@ -34,7 +37,32 @@ from server.supervisor.start_watch import StartWatch
 from support import api
 
 FAKE = Path(api.__file__).with_name("fake_engine.py")
-STALLS_SOON = {"stall_after_s": 1.5}  # 30 of the fake engine's heartbeats
+STALLS_SOON = {"stall_after_s": 1.0}  # 20 of the fake engine's heartbeats
+# An engine's start that imports nothing, 0.03 s where the fake engine takes 0.2: it sends its frames (of the Nth start
+# the Nth, where they are named by start), repeats the last one for so many seconds, and ends.
+START = """
+import re, socket, sys, time
+seconds, *frames, path = sys.argv[1:]
+life = re.search("-start([0-9]+)/", path)
+connection = socket.socket(socket.AF_UNIX)
+connection.connect(path)
+connection.recv(1)  # else the rest of what it was sent would reset the connection before its frames are read
+for frame in frames[int(life[1]):][:1] if life else frames:
+    connection.sendall(bytes.fromhex(frame))
+until = time.monotonic() + float(seconds)
+while time.monotonic() < until:
+    time.sleep(0.05)
+    connection.sendall(bytes.fromhex(frames[-1]))
+connection.setblocking(False)
+connection.recv(1 << 20)
+"""
+BEAT = StartBeat(1, "loading", 23)
+
+
+def start_of(*messages: FromEngine, seconds: float = 0.0) -> list[str]:
+    """The command of an engine that starts so and is never ready."""
+    frames = [wire.frame(message).hex() for message in messages]
+    return [sys.executable, "-I", "-S", "-c", START, str(seconds), *frames]
 
 
 class Ledger:
@@ -83,10 +111,14 @@ async def until(condition: Callable[[], bool], within_s: float = 20.0) -> None:
 
 
 @asynccontextmanager
-async def running(mode: str = "serve", **options: object) -> AsyncIterator[tuple[EngineClient, Ledger]]:
+async def running(
+    mode: str = "serve", command: list[str] | None = None, **options: object
+) -> AsyncIterator[tuple[EngineClient, Ledger]]:
+    """A client whose engine is the fake one in a mode, or another command."""
     ledger = Ledger()
-    command = [sys.executable, str(FAKE), mode]
-    client = EngineClient(Settings(), ledger, command=command, backoff_s=(0.01, 0.02), **options)  # type: ignore[arg-type]
+    mode = mode if command is None else ""
+    limits = {"backoff_s": (0.01, 0.02), **options}
+    client = EngineClient(Settings(), ledger, command=command or [sys.executable, str(FAKE), mode], **limits)  # type: ignore[arg-type]
     await client.start()
     try:
         if mode in ("serve", "slow"):
@@ -128,46 +160,49 @@ def test_streams_at_the_same_time_each_get_their_own_tokens() -> None:
 
 
 def test_a_start_is_ended_when_no_rank_gets_further(caplog: pytest.LogCaptureFixture) -> None:
+    """The same beat again, which comes for ever, is no progress."""
+
     async def test() -> None:
-        async with running("loads", start_stall_after_s=0.8) as (_, ledger):
+        command = start_of(BEAT, StartBeat(0, "compiling", 3), BEAT, seconds=60)
+        async with running(command=command, start_stall_after_s=0.3) as (_, ledger):
             await until(lambda: bool(ledger.deaths))
             assert ledger.deaths[0] == "stalled"
 
-    began = time.monotonic()
     run(test)
-    assert time.monotonic() - began > 2.0, "it was loading for 1.2 seconds"
     [said, *_] = [it.message for it in caplog.records if "the start shows no progress" in it.message]
     assert re.search(r"it is killed: rank 1 is at loading for \d s, rank 0 is at compiling for \d s", said), said
 
 
-LOADING = r"rank 0 has reported nothing, rank 1 is at loading for \d s"
-
-
 def test_a_start_that_takes_seconds_is_reported_until_it_ends() -> None:
+    async def sooner(delay_s: float) -> None:
+        await asyncio.sleep(delay_s / 20)
+
     async def test() -> None:
-        async with running("hang") as (client, ledger):
+        async with running(command=start_of(BEAT, seconds=60), sleep=sooner) as (client, ledger):
             await until(lambda: ledger.num_waits == 2)
             assert client.state is EngineState.STARTING
-        await asyncio.sleep(1.1)
+        await asyncio.sleep(0.1)
         assert ledger.num_waits == 2
 
     asyncio.run(test())
 
 
 @pytest.mark.parametrize(
-    ("mode", "limit", "most", "cause", "why"),
+    ("command", "limit", "most", "cause", "why"),
     [
-        ("hang", {"start_stall_after_s": 0.4}, 3, "stalled", LOADING),
-        ("hang", {"connect_within_s": 0.0}, 3, "stalled", "rank 0 has reported nothing"),
-        ("exit", {}, 8, "exited", "the log says why"),
-        ("fail", {}, 8, "device", "out of memory on rank 1 of 2"),
+        (start_of(BEAT, seconds=60), {"start_stall_after_s": 0.2}, 3, "stalled",
+            r"rank 0 has reported nothing, rank 1 is at loading for \d s"),
+        (start_of(BEAT, seconds=60), {"connect_within_s": 0.0}, 3, "stalled", "rank 0 has reported nothing"),
+        (["false"], {}, 8, "exited", "the log says why"),
+        (start_of(EngineFailed("out of memory on rank 1 of 2", [])), {}, 8, "device", "out of memory on rank 1 of 2"),
     ],
-)
+    ids=["stalled", "silent", "exits", "fails"],
+)  # fmt: skip
 def test_starts_that_fail_in_a_row_end_with_their_reason(
-    mode: str, limit: dict[str, float], most: int, cause: str, why: str
+    command: list[str], limit: dict[str, float], most: int, cause: str, why: str
 ) -> None:
     async def test() -> None:
-        async with running(mode, **limit) as (client, ledger):
+        async with running(command=command, **limit) as (client, ledger):
             await until(lambda: client.state is EngineState.REFUSED)
             assert ledger.deaths == [cause] * most
             [refused] = ledger.refused
@@ -180,11 +215,19 @@ def test_starts_that_fail_in_a_row_end_with_their_reason(
     run(test)
 
 
+def in_numbered_folders() -> Callable[[], Path]:
+    lives = count()
+    return lambda: Path(tempfile.mkdtemp(prefix="hallmark-", suffix=f"-start{next(lives)}"))
+
+
 def test_starts_that_each_blame_another_path_go_on() -> None:
+    blamed = [EngineFailed("illegal memory access", [(f"path {number}", "a shape")]) for number in range(9)]
+
     async def test() -> None:
-        async with running("blame") as (client, ledger):
-            await until(lambda: client.state is EngineState.READY)
-            assert ledger.deaths == ["device"] * 9
+        command = start_of(*blamed, EngineReady(1, "fake", 64, 4, 16, {}, None, "none", [], 2))
+        async with running(command=command, make_folder=in_numbered_folders()) as (client, ledger):
+            await until(lambda: bool(ledger.ready))
+            assert ledger.deaths[:9] == ["device"] * 9
             assert len(client.quarantined) == 9
 
     run(test)
@@ -202,26 +245,15 @@ def test_a_rank_that_never_reports_is_named_first() -> None:
 
 
 def test_an_engine_that_gets_ready_ends_the_count_of_failed_starts() -> None:
-    lives = count()
-
-    def make_folder() -> Path:
-        return Path(tempfile.mkdtemp(prefix="hallmark-", suffix="" if next(lives) % 2 else "-hang"))
+    """Eight in a row that fail would be the last: seven do, and after one that serves seven more."""
+    chosen = f'case "$0" in *-start7/*|*-start15/*) exec {sys.executable} {FAKE} serve "$0";; esac; exit 1'
 
     async def test() -> None:
-        async with running("serve", start_stall_after_s=0.4, make_folder=make_folder) as (client, ledger):
-            for prompt in ([666], [666, 1], [666, 2]):
-                await collect(client, "a", prompt)
-                await until(lambda: client.state is EngineState.READY)
-            assert ledger.deaths == ["stalled", "killed"] * 3 + ["stalled"]
-
-    run(test)
-
-
-def test_heartbeats_reach_the_listener_and_are_kept() -> None:
-    async def test() -> None:
-        async with running() as (client, ledger):
-            await until(lambda: len(ledger.heartbeats) >= 2)
-            assert client.last_heartbeat is not None
+        async with running(command=["sh", "-c", chosen], make_folder=in_numbered_folders()) as (client, ledger):
+            await until(lambda: client.state is EngineState.READY)
+            await collect(client, "a", [666])
+            await until(lambda: client.state is EngineState.READY)
+            assert ledger.deaths == [*["exited"] * 7, "killed", *["exited"] * 7]
 
     run(test)
 
@@ -266,7 +298,7 @@ def test_a_prompt_that_two_engines_died_of_is_refused() -> None:
 
 def test_a_step_as_long_as_those_of_the_warm_up_is_no_stall() -> None:
     async def test() -> None:
-        async with running("slow", stall_after_s=0.2) as (client, ledger):
+        async with running("slow", stall_after_s=0.1) as (client, ledger):
             assert tokens(await collect(client, "a", [672])) == [672] * 3
             assert ledger.deaths == []
 
@@ -284,10 +316,11 @@ def test_an_engine_that_gets_ready_has_a_heartbeat_from_then_on() -> None:
     run(test)
 
 
-def test_the_next_engine_has_a_heartbeat_of_its_own() -> None:
+def test_each_engine_has_heartbeats_of_its_own() -> None:
     async def test() -> None:
-        async with running() as (client, _):
-            await until(lambda: client.last_heartbeat is not None)
+        async with running() as (client, ledger):
+            await until(lambda: bool(ledger.heartbeats))
+            assert client.last_heartbeat == ledger.heartbeats[-1]
             await collect(client, "a", [666])
             assert client.state is EngineState.RESTARTING
             assert client.last_heartbeat is None
@@ -335,25 +368,17 @@ def test_a_start_that_cannot_succeed_is_not_tried_again() -> None:
     run(test)
 
 
-def test_leaving_a_stream_early_cancels_its_request() -> None:
+def test_only_a_stream_that_is_left_early_is_cancelled() -> None:
     async def test() -> None:
         async with running() as (client, ledger):
-            stream = client.stream("a", [671], SamplingParams(max_tokens=9))
+            await collect(client, "finished", [1])
+            stream = client.stream("left", [671], SamplingParams(max_tokens=9))
             reader = asyncio.create_task(anext(stream))
-            await until(lambda: EngineProgress("submitted", "a") in ledger.progress)
+            await until(lambda: EngineProgress("submitted", "left") in ledger.progress)
             reader.cancel()
             await asyncio.wait([reader])
-            await until(lambda: EngineProgress("cancelled", "a") in ledger.progress)
-
-    run(test)
-
-
-def test_a_finished_stream_sends_no_cancel() -> None:
-    async def test() -> None:
-        async with running() as (client, ledger):
-            await collect(client, "a", [1])
-            await collect(client, "b", [1])
-            assert not [p for p in ledger.progress if p.stage == "cancelled"]
+            await until(lambda: EngineProgress("cancelled", "left") in ledger.progress)
+            assert EngineProgress("cancelled", "finished") not in ledger.progress
 
     run(test)
 
@@ -386,11 +411,14 @@ def test_an_id_that_is_open_is_refused() -> None:
 
 
 @pytest.mark.parametrize("mode", ["serve", "hang"])
-def test_closing_ends_the_process_and_its_streams_in_seconds(mode: str) -> None:
+def test_closing_ends_the_process_its_streams_and_its_private_folder_in_seconds(mode: str) -> None:
     async def test() -> None:
         async with running(mode) as (client, ledger):
             await until(lambda: bool(ledger.progress))
-            pid = engine_process().pid
+            process = engine_process()
+            pid, socket_path = process.pid, Path(process.cmdline()[-1])
+            assert stat.S_IMODE(socket_path.stat().st_mode) == 0o600
+            assert stat.S_IMODE(socket_path.parent.stat().st_mode) == 0o700
             reader = asyncio.create_task(collect(client, "a", [671]))
             await asyncio.sleep(0)  # so that the stream is open
             started_at = time.monotonic()
@@ -399,18 +427,8 @@ def test_closing_ends_the_process_and_its_streams_in_seconds(mode: str) -> None:
             assert (await reader)[-1].error_code in ("shutting_down", "not_ready")
             with pytest.raises(ProcessLookupError):
                 os.kill(pid, 0)
+            assert not socket_path.parent.exists()
             assert ledger.deaths == []
-
-    run(test)
-
-
-def test_the_socket_is_private_and_its_folder_is_removed() -> None:
-    async def test() -> None:
-        async with running():
-            socket_path = Path(engine_process().cmdline()[-1])
-            assert stat.S_IMODE(socket_path.stat().st_mode) == 0o600
-            assert stat.S_IMODE(socket_path.parent.stat().st_mode) == 0o700
-        assert not socket_path.parent.exists()
 
     run(test)
 
@@ -421,14 +439,11 @@ def test_a_failed_start_is_tried_again_with_growing_delays() -> None:
 
         async def sleep(delay_s: float) -> None:
             delays_s.append(delay_s)
+            await asyncio.sleep(0)
 
-        ledger, command = Ledger(), ["false"]
-        client = EngineClient(Settings(), ledger, command=command, backoff_s=(1.0, 5.0), sleep=sleep)
-        await client.start()
-        await until(lambda: len(delays_s) >= 5)
-        await client.close()
-        assert delays_s[:5] == [1.0, 2.0, 4.0, 5.0, 5.0]
-        assert set(ledger.deaths) == {"exited"}
+        async with running(command=["false"], backoff_s=(2.0, 9.0), sleep=sleep) as (client, _):
+            await until(lambda: client.state is EngineState.REFUSED)
+        assert [it for it in delays_s if it >= 2.0] == [2.0, 4.0, 8.0, 9.0, 9.0, 9.0, 9.0]
 
     run(test)
 
@@ -449,10 +464,12 @@ def test_an_attestation_gives_its_report_and_quarantines() -> None:
 
 def test_waiting_for_a_dead_engines_answer_ends() -> None:
     async def test() -> None:
-        async with running(**STALLS_SOON) as (client, ledger):
+        async with running() as (client, ledger):
             stuck = asyncio.create_task(collect(client, "a", [667]))
             await until(lambda: EngineProgress("submitted", "a") in ledger.progress)
             asked = asyncio.gather(client.attestations.ask(), client.quarantine.ask(add=[("fake.decode", "a shape")]))
+            await asyncio.sleep(0)  # so that both are asked
+            engine_process().kill()
             assert await asked == [None, None]
             assert (await stuck)[-1].error_code == "engine_died"
             await until(lambda: len(ledger.ready) == 2)
@@ -461,27 +478,17 @@ def test_waiting_for_a_dead_engines_answer_ends() -> None:
     run(test)
 
 
-def test_an_order_is_kept_and_given_to_the_next_engine() -> None:
+def test_an_order_crosses_threads_and_is_given_to_the_next_engine() -> None:
     async def test() -> None:
         async with running() as (client, ledger):
             pair = ("fake.decode", "a shape")
-            answer = await client.quarantine.ask(add=[pair])
+            order = client.quarantine.ask(add=[pair])
+            answer = await asyncio.to_thread(asyncio.run, order)  # as the admin port's loop does
             assert answer is not None
             assert (answer.quarantined, client.quarantine.by_operator) == ([pair], [pair])
             assert ledger.plans == [[]]
             await collect(client, "a", [666])
             await until(lambda: len(ledger.ready) == 2)
             assert [p.detail for p in ledger.progress if p.stage == "overridden"] == ["[]", repr([pair])]
-
-    run(test)
-
-
-def test_an_order_and_its_answer_cross_threads() -> None:
-    async def test() -> None:
-        async with running() as (client, _):
-            order = client.quarantine.ask(add=[("fake.decode", "a shape")])
-            answer = await asyncio.to_thread(asyncio.run, order)
-            assert answer is not None
-            assert answer.request == 1
 
     run(test)

@@ -2,10 +2,8 @@
 
 `python fake_engine.py MODE SOCKET`. A request is answered with `max_tokens` tokens, one a delta: the request's prompt
 repeated. A first prompt token of 666 kills the process, 667 makes it fall silent, 668 sends garbage, 669 reports a lost
-device, 670 quarantines a path, 671 never answers and says that it is submitted first, 672 takes a second. In mode
-`slow` steps take 20 seconds, in mode `silent` it is ready and no more,
-in mode `loads` it is never ready, nor in mode `hang`, nor where `hang` is in the name of the socket's folder. In modes
-`exit` and `fail` each start fails, in mode `blame` nine do, each for another path.
+device, 670 quarantines a path, 671 never answers and says that it is submitted first, 672 takes half a second. In mode
+`slow` steps take 20 seconds, in mode `silent` it is ready and no more, in mode `hang` it is never ready.
 """
 
 import os
@@ -15,7 +13,6 @@ import socket
 import sys
 import threading
 import time
-from pathlib import Path
 
 from server.protocol import wire
 from server.protocol.messages import (
@@ -34,7 +31,6 @@ from server.protocol.messages import (
     PlanChanged,
     QuarantineChanged,
     Shutdown,
-    StartBeat,
     StepOutput,
     StepRecord,
     Submit,
@@ -79,24 +75,7 @@ class Fake:
         if mode == "refuse":
             self.send(EngineRefused("unproven", "no path for prefill", []))
             return
-        if mode == "exit":
-            sys.exit(70)
-        if mode == "fail":
-            self.send(EngineFailed("out of memory on rank 1 of 2", []))
-            sys.exit(70)
-        if mode == "blame" and len(configure.quarantined) < 9:  # another path each time
-            self.send(EngineFailed("illegal memory access", [(f"path {len(configure.quarantined)}", "a shape")]))
-            sys.exit(70)
-        if mode == "loads":  # for 1.2 seconds, and then waits for its other rank, which waits for it
-            for count in range(24):
-                self.send(StartBeat(1, "loading", count))
-                time.sleep(0.05)
-            self.send(StartBeat(0, "compiling", 3))
-            while True:
-                self.send(StartBeat(1, "loading", 23))
-                time.sleep(0.05)
-        if mode == "hang" or "hang" in Path(sys.argv[2]).parent.name:
-            self.send(StartBeat(1, "loading", 1))
+        if mode == "hang":
             time.sleep(60)
         fingerprint: dict[str, str | int | None] = {"device": "cpu"}
         longest_silence_s = 20.0 if mode == "slow" else 0.0
@@ -140,7 +119,7 @@ class Fake:
         elif prompt[0] == 671:
             return
         elif prompt[0] == 672:
-            time.sleep(1)
+            time.sleep(0.5)
         quarantined = [("fake.prefill", "another shape")] if prompt[0] == 670 else []
         for i in range(message.sampling.max_tokens):
             self.step += 1
