@@ -109,7 +109,7 @@ format: $(STAMP)
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
 
-# 5 is pytest's word for no test at all: no mistake where `-k` has chosen tests of the other half.
+# 5 is pytest's word for no test at all: no mistake where `-k` has chosen none of them.
 NONE_CHOSEN := $(if $(findstring -k,$(PYTEST_FLAGS)),|| test $$? -eq 5)
 
 # The test files that name a mark: to collect all others takes 20 s of each core.
@@ -119,7 +119,6 @@ files_of = $(shell grep -rlE 'mark\.$(1)\b' tests --include='test_*.py')
 test: lint
 	OMP_NUM_THREADS=1 $(VENV)/bin/pytest -m 'not gpu and not sanitizer and not timed and not starts and not e2e and not sm90' \
 	  -n auto --dist loadfile --no-loadscope-reorder $(PYTEST_FLAGS) $(NONE_CHOSEN)
-	$(VENV)/bin/pytest -m 'timed and not gpu' $(call files_of,timed) $(PYTEST_FLAGS) $(NONE_CHOSEN)
 
 test-sm90: $(STAMP)
 	OMP_NUM_THREADS=1 $(VENV)/bin/pytest -m 'sm90 and not gpu' -n auto --dist loadfile $(call files_of,sm90) $(PYTEST_FLAGS)

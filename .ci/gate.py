@@ -1,8 +1,8 @@
 """Run the parts of the gate within its 45 minutes, and say last what failed and what was not run.
 
-What no change may break comes first: lint, types, `make test` with its timed half, whole servers, manifests. Such a
-part that is not done within thirty minutes has failed. The others begin only where the time that they usually take, at
-the pace at which `make test` went on this machine today, fits into what is left of 45; one that takes longer is ended.
+What no change may break comes first: lint, types, `make test`, whole servers, manifests. Such a part that is not done
+within thirty minutes has failed. The others begin only where the time that they usually take, at the pace at which
+`make test` went on this machine today, fits into what is left of 45; one that takes longer is ended.
 Neither is a failure: the last lines name it as NOT RUN. A test that fails is a failure in every part, and ends the
 gate.
 

@@ -189,7 +189,6 @@ def test_the_same_seed_makes_the_same_inputs() -> None:
     assert not torch.equal(first.k, other.k)
 
 
-@pytest.mark.timed
 def test_ceilings_are_rates_of_this_machine() -> None:
     x, source = torch.randn(400, 400), torch.zeros(2**23)
     target = torch.empty_like(source)

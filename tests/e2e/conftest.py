@@ -9,11 +9,21 @@ import openai
 import pytest
 from running_server import Server, StartServer, free_port, running
 
+WORKER = os.environ.get("PYTEST_XDIST_WORKER")  # whose own folder is in the one of all
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _plain_programs() -> None:
+    """Triton's interpreter stays switched on where no chosen test imports Triton: a program would qualify its paths."""
+    os.environ.pop("TRITON_INTERPRET", None)
+
 
 @pytest.fixture(scope="session")
 def start_server(tmp_path_factory: pytest.TempPathFactory) -> StartServer:
     """Starts `hallmark serve --port PORT` with more flags, or another command; ends it and its children afterwards."""
     folder = tmp_path_factory.mktemp("servers")
+    # Of all workers: the first start proves the demo's shapes, 24 s of a core, and the next ones find its evidence.
+    cache = (tmp_path_factory.getbasetemp().parent if WORKER else folder) / "cache"
     inherited = {name: text for name, text in os.environ.items() if not name.startswith("HALLMARK_")}
 
     @contextmanager
@@ -21,7 +31,7 @@ def start_server(tmp_path_factory: pytest.TempPathFactory) -> StartServer:
         port = port or free_port()
         program = command or [sys.executable, "-m", "server.cli", "serve", "--port", str(port), *flags]
         log_file = folder / f"{port}.log"
-        environ = inherited | {"HALLMARK_CACHE_DIR": str(folder / "cache"), "PORT": str(port)}
+        environ = inherited | {"HALLMARK_CACHE_DIR": str(cache), "PORT": str(port)}
         with running(program, port, log_file, environ) as server:
             yield server
 

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -14,35 +13,24 @@ from support.e2e.holding_proxy import holding
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]  # a start on a busy machine takes minutes
 
 
-@pytest.mark.timed
-def test_the_demo_server_against_itself_passes(demo: Server, tmp_path: Path) -> None:
-    """Numerics against the answers that ship; times against its own, with room for a machine that does other work."""
-    trace = ("--lengths", "32", "160", "--samples", "8", "--utilization", "0.5", "--vocab-size", "4000")
-    room = ("--max-slowdown", "3", "--noise-ms", "300")
-    done = canary(demo.url, "--baseline", demo.url, *trace, *room, "--out-dir", str(tmp_path))
-    assert done.returncode == 0, done.stdout + done.stderr
-    verdicts = json.loads((tmp_path / "canary.json").read_text())["verdicts"]
-    assert [(it["stage"], it["bucket"]) for it in verdicts if it["bucket"]] == [
-        ("plan", "layers"),
-        *(("numerics", bucket) for bucket in ("le_128", "le_512", "le_2k", "le_8k", "mix")),
-        *(("performance", bucket) for bucket in ("le_128", "le_512")),
-    ]
+def test_a_slower_prefill_fails_performance_in_its_bucket_alone(demo: Server, tmp_path: Path) -> None:
+    """Two seconds on top of a prefill that takes 0.05 to 0.5 s, so that a busy machine changes nothing.
 
-
-@pytest.mark.timed
-def test_a_slower_prefill_fails_performance_in_its_bucket(demo: Server, tmp_path: Path) -> None:
-    """Two seconds on top of a prefill that takes 0.05 to 0.5 s, so that a busy machine changes nothing."""
-    trace = ("--lengths", "32", "160", "--samples", "8", "--looks", "1", "--utilization", "4", "--vocab-size", "4000")
-    room = ("--max-slowdown", "2", "--noise-ms", "500")
-    with ExitStack() as stack:
-        baseline = stack.enter_context(holding(demo.url))
-        candidate = stack.enter_context(holding(demo.url, hold_s=2.0, lengths=range(129, 513)))
-        done = canary(candidate, "--baseline", baseline, *trace, *room, "--out-dir", str(tmp_path))
+    Numerics are against the answers that ship, times against the same server's.
+    """
+    trace = ("--lengths", "32", "160", "--samples", "6", "--looks", "1", "--utilization", "4", "--vocab-size", "4000")
+    room = ("--max-slowdown", "3", "--noise-ms", "500")
+    with holding(demo.url, hold_s=2.0, lengths=range(129, 513)) as candidate:
+        done = canary(candidate, "--baseline", demo.url, *trace, *room, "--out-dir", str(tmp_path))
     assert done.returncode == 2, done.stdout + done.stderr
     verdicts = json.loads((tmp_path / "canary.json").read_text())["verdicts"]
-    failed = [(it["stage"], it["bucket"]) for it in verdicts if it["outcome"] == "fail"]
-    assert failed == [("performance", "le_512")]
-    assert any("TTFT is surely more than 2x" in reason for it in verdicts for reason in it["reasons"])
+    outcomes = {(it["stage"], it["bucket"]): it["outcome"] for it in verdicts if it["bucket"]}
+    buckets = ("le_128", "le_512", "le_2k", "le_8k", "mix")
+    right = [("plan", "layers"), *(("numerics", bucket) for bucket in buckets)]
+    assert {stage: outcomes.pop(stage) for stage in right} == dict.fromkeys(right, "pass")
+    assert outcomes.keys() == {("performance", "le_128"), ("performance", "le_512")}
+    assert [stage for stage, outcome in outcomes.items() if outcome == "fail"] == [("performance", "le_512")]
+    assert any("TTFT is surely more than 3x" in reason for it in verdicts for reason in it["reasons"])
 
 
 def test_a_window_off_by_one_fails_numerics_in_its_bucket(start_server: StartServer, tmp_path: Path) -> None:

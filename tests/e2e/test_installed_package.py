@@ -3,6 +3,7 @@
 import importlib.metadata
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -14,6 +15,7 @@ import pytest
 from ready import wait_ready
 from running_server import ROOT, Server, free_port, running
 
+from hallmark.build_backend import ROOMS
 from kernels.catalog import ALL_PATHS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -99,8 +101,15 @@ def server(program: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 def test_a_wheel_takes_one_top_level_name(built: Path) -> None:
     (wheel,) = built.glob("*.whl")
-    assert {name.partition("/")[0] for name in contents(wheel)} == {"hallmark", "hallmark_serve-0.1.0.dist-info"}
-    assert contents(wheel)["hallmark_serve-0.1.0.dist-info/top_level.txt"] == b"hallmark\n"
+    found = contents(wheel)
+    assert {name.partition("/")[0] for name in found} == {"hallmark", "hallmark_serve-0.1.0.dist-info"}
+    assert found["hallmark_serve-0.1.0.dist-info/top_level.txt"] == b"hallmark\n"
+    ours = {file.relative_to(ROOT).as_posix() for room in ROOMS for file in (ROOT / room).rglob("*.py")}
+    written = {name.removeprefix("hallmark/"): text.decode() for name, text in found.items() if name.endswith(".py")}
+    assert written.keys() == ours | {"__init__.py", "__main__.py"}
+    text = "\n".join(written.values())
+    assert "\nfrom hallmark.kernels.catalog import " in text
+    assert re.findall(r"^ *(?:from|import) +(?:kernels|qualification|server)\b.*", text, re.MULTILINE) == []
 
 
 def test_the_source_archive_builds_the_same_wheel(built: Path) -> None:

@@ -50,7 +50,8 @@ def user_for_the_server() -> int | None:
 def test_a_server_starts_and_ends_in_an_odd_place(checkout: Path, tmp_path: Path) -> None:
     port, log_file = free_port(), tmp_path / "log"
     environment = ENVIRONMENT | {"PYTHONPATH": str(checkout)}
-    program = [sys.executable, "-m", "server.cli", "serve", "--port", str(port)]
+    few = ["--max-model-len", "128"]  # shapes to prove: no cache is found
+    program = [sys.executable, "-m", "server.cli", "serve", "--port", str(port), *few]
     with log_file.open("wb") as log:
         process = subprocess.Popen(
             program, cwd=checkout, env=environment, umask=0o077, user=user_for_the_server(), stdout=log,

@@ -100,8 +100,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 def open_page(tab: Tab, it: Running, **options: object) -> None:
     tab.open(it.url + "/", **options)  # type: ignore[arg-type]
-    tab.value("sessionStorage.clear(); localStorage.clear()")
-    tab.open(it.url + "/?again", **options)  # type: ignore[arg-type]
+    if tab.value("sessionStorage.length + localStorage.length"):  # of an earlier server on this port
+        tab.value("sessionStorage.clear(); localStorage.clear()")
+        tab.open(it.url + "/?again", **options)  # type: ignore[arg-type]
 
 
 def ask(tab: Tab, text: str) -> None:
@@ -235,21 +236,16 @@ def test_the_page_fits_a_phone_in_light_and_dark(tab: Tab, start: Start, is_dark
     assert dark is is_dark
 
 
-@pytest.mark.parametrize(
-    ("q", "steps", "expected"),
-    [
+def test_quantiles_are_read_as_prometheus_reads_them(tab: Tab, start: Start) -> None:
+    open_page(tab, start())
+    for q, steps, expected in (
         (0.5, "[[0.1, 5], [0.2, 10], [Infinity, 10]]", 0.1),
         (0.99, "[[0.1, 5], [0.2, 10], [Infinity, 10]]", 0.198),
         (0.99, "[[0.1, 0], [0.2, 1], [Infinity, 10]]", 0.2),  # beyond the last edge
         (0.5, "[[0.1, 0], [Infinity, 0]]", None),
-    ],
-)
-def test_quantiles_are_read_as_prometheus_reads_them(
-    tab: Tab, start: Start, q: float, steps: str, expected: float | None
-) -> None:
-    open_page(tab, start())
-    found = tab.value(f"quantile({steps}, {q})")
-    assert found == (expected if expected is None else pytest.approx(expected))
+    ):
+        found = tab.value(f"quantile({steps}, {q})")
+        assert found == (expected if expected is None else pytest.approx(expected))
 
 
 @pytest.mark.parametrize("is_by_key", [False, True])
@@ -286,7 +282,7 @@ def test_a_hidden_page_asks_for_nothing(tab: Tab, start: Start) -> None:
         hide % "true" + "document.dispatchEvent(new Event('visibilitychange')); performance.clearResourceTimings()"
     )
     tab.value("new Promise(done => setTimeout(done, 500)).then(() => performance.clearResourceTimings())")
-    tab.value("new Promise(done => setTimeout(done, 4000))")
+    tab.wait_for("timer === null")  # which it was for the next questions
     assert tab.value("performance.getEntriesByType('resource').length") == 0
     tab.value(hide % "false" + "document.dispatchEvent(new Event('visibilitychange'))")
     tab.wait_for("performance.getEntriesByType('resource').length > 0")
@@ -345,14 +341,14 @@ def test_an_answer_is_markdown_and_none_of_its_html(tab: Tab, start: Start) -> N
     assert tab.exceptions == []
 
 
-@pytest.mark.parametrize("text", ["> " * 5000, "- " * 5000, "*a **b " * 3000, "[" * 9000, "`" * 8001, "&#0;&#xFFFFFF;"])
-def test_no_text_is_too_odd_for_the_chat(tab: Tab, start: Start, text: str) -> None:
+def test_no_text_is_too_odd_for_the_chat(tab: Tab, start: Start) -> None:
     open_page(tab, start())
     tab.wait_for(IS_READY)
-    tab.value("window.began = performance.now(); 0")
-    tab.value(f"document.body.append(...markdown({text!r}))")
-    took_ms = tab.value("performance.now() - window.began")
-    assert took_ms < 10_000
+    for text in ("> " * 5000, "- " * 5000, "*a **b " * 3000, "[" * 9000, "`" * 8001, "&#0;&#xFFFFFF;"):
+        tab.value("window.began = performance.now(); 0")
+        tab.value(f"document.body.append(...markdown({text!r}))")
+        took_ms = tab.value("performance.now() - window.began")
+        assert took_ms < 10_000, text[:10]
     assert tab.exceptions == []
 
 
@@ -486,14 +482,12 @@ def test_axe_finds_nothing_on_the_pages(tab: Tab, start: Start, width: int, is_d
     it = start(saying(ANSWER))
     open_page(tab, it, width=width, is_dark=is_dark)
     tab.wait_for("document.querySelectorAll('#shapes tr').length === 2")
-    assert findings(tab) == []
     ask(tab, "Hi")
     tab.value(OPEN_ALL)
     tab.wait_for("document.querySelectorAll('#chart polyline').length")
     assert findings(tab) == []
     tab.open(it.url + "/docs", width=width, is_dark=is_dark)
     tab.wait_for("document.querySelectorAll('#routes > details').length > 0")
-    assert findings(tab) == []
     tab.value("document.querySelectorAll('#routes > details')[1].open = true")
     tab.wait_for("document.querySelectorAll('.try').length")
     assert findings(tab) == []

@@ -62,12 +62,11 @@ def test_a_models_folder_computes_the_answer_again(demo: Server, tmp_path: Path)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_key_file_that_cannot_be_used_ends_the_start(start_server: StartServer, tmp_path: Path) -> None:
+def test_a_key_file_that_others_may_read_ends_the_start(start_server: StartServer, tmp_path: Path) -> None:
     file = tmp_path / "key.pem"
-    file.write_bytes(b"a key that others may read")
+    file.touch(0o644)
     file.chmod(0o644)
-    for path, why in ((file, "has mode 0644"), (tmp_path / "none", "cannot be read")):
-        with start_server("--receipt-key-file", str(path)) as server:
-            assert server.process.wait(120) == 2
-            [line] = server.log.splitlines()
-            assert why in line
+    with start_server("--receipt-key-file", str(file)) as server:
+        assert server.process.wait(120) == 2
+        [line] = server.log.splitlines()
+    assert "has mode 0644" in line

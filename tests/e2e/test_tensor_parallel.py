@@ -17,7 +17,9 @@ import pytest
 from running_server import Server, StartServer, free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
-LONG = "It was a dark and stormy night, and the rain fell in torrents. " * 40  # several chunks of a prompt
+# The shorter, the fewer shapes to prove; LONG is several chunks of a prompt.
+TWO = ("--tensor-parallel-size", "2", "--max-model-len", "512", "--max-num-batched-tokens", "128")
+LONG = "It was a dark and stormy night, and the rain fell in torrents. " * 16
 GREEDY: dict[str, Any] = {
     "prompt": ["Once upon a time", "The king", LONG + "Then", LONG + "But"],
     "max_tokens": 24,
@@ -82,7 +84,7 @@ def has_ended(pid: int) -> bool:
 
 @pytest.fixture(scope="module")
 def two_ranks(start_server: StartServer) -> Iterator[Server]:
-    with start_server("--tensor-parallel-size", "2") as server:
+    with start_server(*TWO) as server:
         server.wait_ready()
         yield server
 
@@ -101,7 +103,7 @@ def test_a_lost_rank_ends_the_group_which_starts_again(two_ranks: Server) -> Non
     began = threading.Event()
 
     def read() -> None:
-        body = {"prompt": "Once upon a time", "max_tokens": 3000, "stream": True, "ignore_eos": True}
+        body = {"prompt": "Once upon a time", "max_tokens": 500, "stream": True, "ignore_eos": True}
         with httpx2.stream("POST", two_ranks.url + "/v1/completions", json=body, timeout=60) as response:
             for line in response.iter_lines():
                 events.append(line)
@@ -125,45 +127,26 @@ def test_a_lost_rank_ends_the_group_which_starts_again(two_ranks: Server) -> Non
     assert texts(two_ranks, {**GREEDY, "prompt": "Once", "max_tokens": 4})
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (("--tensor-parallel-size", "3"), "--tensor-parallel-size is 3, it must be one of 1, 2, 4, 8"),
-        (("--tensor-parallel-size", "8"), "4 query heads cannot be split among 8 ranks: 8 must divide them"),
-    ],
-)
-def test_a_world_that_cannot_be_ends_the_start(start_server: StartServer, flags: tuple[str, ...], message: str) -> None:
-    with start_server(*flags) as server:
-        assert server.process.wait(timeout=120) == 2
-        assert message in server.log
-
-
 def changed(start_server: StartServer, folder: Path, code: str) -> AbstractContextManager[Server]:
     """A server of two ranks, whose processes run this code first."""
     (folder / "sitecustomize.py").write_text(code)
     port = free_port()
     program = ["env", f"PYTHONPATH={folder}", sys.executable, "-m", "server.cli", "serve", "--port", str(port)]
-    flags = ["--tensor-parallel-size", "2", "--cache-dir", str(folder / "cache")]
-    return start_server(command=[*program, *flags], port=port)
+    return start_server(command=[*program, *TWO], port=port)
 
 
 def test_a_path_that_fails_on_another_rank_serves_no_more(start_server: StartServer, tmp_path: Path) -> None:
-    with changed(start_server, tmp_path, FAILING_RANK) as server:
+    """Ranks that share no memory besides, which is counted and ends nothing."""
+    with changed(start_server, tmp_path, UNSHARED + FAILING_RANK) as server:
         server.wait_ready()
         assert "sdpa.cpu could not be launched on rank 1 of 2: planted" in server.log
         rows = server.get("/plan").json()["shapes"]
         [row] = [it for it in rows if it["phase"] == "decode" and it["context_bucket"] == "le_128"]
         assert row["path"] != "sdpa.cpu"
-        assert server.value("hallmark_engine_restarts_total", cause="device") == 1
-        assert texts(server, {**GREEDY, "prompt": "Once", "max_tokens": 4})
-
-
-def test_ranks_without_shared_memory_serve_and_are_counted(start_server: StartServer, tmp_path: Path) -> None:
-    with changed(start_server, tmp_path, UNSHARED) as server:
-        server.wait_ready()
         assert "all sums over ranks go by NCCL" in server.log
-        assert server.value("hallmark_peer_memory_refused_total") == 1
-        assert server.value("hallmark_engine_restarts_total") == 0
+        assert server.value("hallmark_peer_memory_refused_total") >= 1
+        assert server.value("hallmark_engine_restarts_total", cause="device") == 1
+        assert server.value("hallmark_engine_restarts_total") == 1
         assert texts(server, {**GREEDY, "prompt": "Once", "max_tokens": 4})
 
 

@@ -9,9 +9,10 @@ from qualification.decision.presets import preset_named
 from qualification.model.config import ModelConfig, num_parameters
 from qualification.model.families.reader import read_model
 from qualification.model.families.towers import with_known_tower
-from server.engine.startup.limits import choose_limits
+from server.engine.startup.limits import choose_device, choose_limits
+from server.engine.startup.subject import read_subject
 from server.errors import SettingsError
-from server.settings import Settings
+from server.settings import DeviceChoice, Settings
 
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
 
@@ -86,6 +87,17 @@ def test_a_page_size_that_cuts_a_chunk_of_positions_is_refused(llama_8b: ModelCo
     layers = tuple(replace(it, mixer=replace(it.attention, chunk=96)) for it in llama_8b.layers)
     with pytest.raises(SettingsError, match="page_size is 64, it must divide 96"):
         choose_limits(Settings(page_size=64), replace(llama_8b, layers=layers), CPU)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_device_that_torch_does_not_see_is_refused() -> None:
+    with pytest.raises(SettingsError, match="torch sees no CUDA device here: give this process a GPU, or serve with "):
+        choose_device(Settings(device=DeviceChoice.CUDA))
+
+
+def test_a_world_of_another_size_is_refused() -> None:
+    with pytest.raises(SettingsError, match="--tensor-parallel-size is 3, it must be one of 1, 2, 4, 8"):
+        read_subject(Settings(tensor_parallel_size=3))
 
 
 def test_what_is_set_stays(llama_8b: ModelConfig) -> None:
