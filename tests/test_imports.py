@@ -1,6 +1,7 @@
-"""The structure of the house, read from its syntax trees: who imports whom, and what only some files may do.
+"""The structure of the house, read from its sources: who imports whom, and what only some files may do.
 
-Imports inside functions and under TYPE_CHECKING count. Every rule is also shown a snippet that it must refuse.
+Imports inside functions and under TYPE_CHECKING count. Every rule is also shown a snippet that it must refuse. Imports
+are found by a pattern, 0.1 s for all files: their syntax trees take 7 s, and only files with a suspect word get one.
 """
 
 import ast
@@ -33,6 +34,7 @@ PURE = [
     "bench/attention/table.py", "server/protocol/*.py", "server/engine/scheduling/*.py",
     "server/model/images/*.py", "server/http/images/*.py",
 ]  # fmt: skip
+_IMPORT = re.compile(r"^[ \t]*(?:from[ \t]+([.\w]+)[ \t]+import[ \t]+(\([^)]*|.*)|import[ \t]+(.*))", re.MULTILINE)
 OBJECT_LOADERS = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 
 Sources = dict[str, str]  # path from the root, with slashes -> text
@@ -54,15 +56,19 @@ def nodes_of(source: str) -> list[ast.AST]:
 
 def imported_names(source: str, module: str, is_package: bool) -> Iterator[str]:
     """Every dotted name an import statement may bind a module to, relative ones made absolute."""
-    for node in nodes_of(source):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            package = module.split(".") if is_package else module.split(".")[:-1]
-            parent = package[: len(package) - node.level + 1] if node.level else []
-            base = ".".join([*parent, *([node.module] if node.module else [])])
-            yield base
-            yield from (f"{base}.{alias.name}" for alias in node.names)
+    for source_module, of_it, whole in _IMPORT.findall(source):
+        names = [
+            words[0] for part in re.sub("#.*", "", of_it or whole).split(",") if (words := part.strip("( \n").split())
+        ]
+        if whole:
+            yield from names
+            continue
+        name = source_module.lstrip(".")
+        level, package = len(source_module) - len(name), module.split(".") if is_package else module.split(".")[:-1]
+        parent = package[: len(package) - level + 1] if level else []
+        base = ".".join([*parent, *([name] if name else [])])
+        yield base
+        yield from (f"{base}.{name}" for name in names)
 
 
 def imports_of(sources: Sources) -> dict[str, set[str]]:
@@ -126,7 +132,7 @@ def object_loading(sources: Sources) -> list[str]:
     for path, text in sources.items():
         names = {name.split(".")[0] for name in imported_names(text, module_of(path), False)}
         found += [f"{path} imports {name}" for name in sorted(names & OBJECT_LOADERS)]
-        for node in nodes_of(text) if re.search(r"eval|exec|torch\.load", text) else ():
+        for node in nodes_of(text) if re.search(r"(?<![.\w])(eval|exec|torch\.load)\(", text) else ():
             if isinstance(node, ast.Call) and ast.unparse(node.func) in {"eval", "exec", "torch.load"}:
                 found.append(f"{path}:{node.lineno} calls {ast.unparse(node.func)}")
     return found
@@ -141,7 +147,7 @@ def environment_reads(sources: Sources) -> list[str]:
     for path, text in sources.items():
         if path in {"server/cli/main.py", "kernels/system/cpu_libraries.py"}:
             continue
-        for node in nodes_of(text) if "env" in text else ():
+        for node in nodes_of(text) if re.search("environ|getenv|putenv", text) else ():
             names = [alias.name for alias in node.names] if isinstance(node, ast.ImportFrom) else []
             if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "os":
                 names = [node.attr]
@@ -155,7 +161,7 @@ def own_interpreters(sources: Sources) -> list[str]:
     return [
         f"{path}:{node.lineno} starts Python by itself, not by kernels.system.child_process"
         for path, text in sources.items()
-        if path != "kernels/system/child_process.py" and "executable" in text
+        if path != "kernels/system/child_process.py" and "sys.executable" in text
         for node in nodes_of(text)
         if isinstance(node, ast.Attribute) and ast.unparse(node) == "sys.executable"
     ]
@@ -172,8 +178,9 @@ def telemetry_names(sources: Sources) -> list[str]:
         if path.startswith(("server/telemetry/", "qualification/canary/")):
             continue
         pattern = r"\bhallmark\.[a-z]\w*" if path.startswith("kernels/") else r"\bhallmark[_.][a-z]\w*"
-        prose = {id(node.value) for node in nodes_of(text) if isinstance(node, ast.Expr)}
-        for node in nodes_of(text) if "hallmark" in text else ():
+        nodes = nodes_of(text) if re.search(pattern, text) else []
+        prose = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+        for node in nodes:
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
                 name = re.search(pattern, node.value)
                 found += [f"{path}:{node.lineno} names {name.group()}"] if name else []
