@@ -357,9 +357,13 @@ def read(form: ToolCallParser, own: AnswerSyntax, text: str, tools: Sequence[Too
     return whole_answer([*deltas, *parser.finish()])
 
 
+# Some of the forms whose marks are no tokens.
+SPELLED = (ToolCallParser.HY_V3, ToolCallParser.DEEPSEEK_V3, ToolCallParser.PYTHONIC)
+
+
 @pytest.mark.parametrize(
     ("form", "has_marks"),
-    [*((form, True) for form in (*FORMS, *OTHERS)), *((form, False) for form in (HERMES, CODER, GEMMA, *OTHERS))],
+    [*((form, True) for form in (*FORMS, *OTHERS)), *((form, False) for form in (HERMES, CODER, GEMMA, *SPELLED))],
 )
 def test_answers_drawn_under_the_mask_are_valid_calls(form: ToolCallParser, has_marks: bool) -> None:
     tools, ids = [WEATHER, CLOCK, TRIP], IDS if has_marks else {}
@@ -379,6 +383,8 @@ def test_answers_drawn_under_the_mask_are_valid_calls(form: ToolCallParser, has_
         for call in answer.calls:
             jsonschema.validate(json.loads(call.arguments), schemas[call.name])
             seen.add(call.name)
+        if seed >= 5 and seen == schemas.keys():
+            break
     assert seen == schemas.keys()
 
 

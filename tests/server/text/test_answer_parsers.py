@@ -18,6 +18,7 @@ from server.text.answer.formats import FORMATS
 from server.text.answer.syntax import AnswerSyntax, choose_syntax
 from server.text.answer.texts.values import json_of
 from server.text.chat_template import ChatTemplate
+from support.answers.drawn import dumped
 from support.answers.templates import OTHERS as OTHERS_TEMPLATES
 from support.answers.templates import TEMPLATES
 from support.answers.writers import WRITERS, First
@@ -115,12 +116,6 @@ def drawn_calls(chance: random.Random, *unwritable: str) -> list[Call]:
         return {name: found[name] for name in chance.sample([*found], k=chance.randrange(5))}
 
     return [("ping", {}) if chance.random() < 0.2 else ("write", arguments()) for _ in range(chance.randrange(4))]
-
-
-def dumped(value: object, chance: random.Random) -> str:
-    """JSON as models write it: with spaces or not, in lines or not, escaped or not."""
-    form: Any = chance.choice([{}, {"indent": 2}, {"separators": (",", ":")}, {"separators": (" , ", " : ")}])
-    return json.dumps(value, ensure_ascii=chance.random() < 0.5, **form)
 
 
 def call_object(call: Call, key: str, chance: random.Random) -> str:
@@ -291,7 +286,7 @@ def cut_up(text: str, chance: random.Random) -> list[str]:
     return [text[a:b] for a, b in pairwise(places)]
 
 
-SEEDS = range(10)
+SEEDS = range(4)
 NUM_ANSWERS = 12  # of each seed
 
 
