@@ -4,7 +4,9 @@ Patterns are those of `fnmatch`, for names without templates and signatures: of 
 on a CPU. Imports no torch.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,9 @@ OPERATORS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ),
     ("collective", ("hallmark_push_sum", "nccl*", "c10d::*", "gloo:*")),
 )
+
+# Those that compute another operator too: a CPU's recurrence multiplies by PyTorch, many matrices at once.
+ALSO_OF: Mapping[str, str] = MappingProxyType({"aten::bmm": "recurrence"})
 
 NAMED: tuple[NamedKernels, ...] = (
     # Ours, by the whole names of their jitted functions.

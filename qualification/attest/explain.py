@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from types import MappingProxyType
 
 from kernels.driver.kernel_names import plain_name, short_name
-from kernels.identity.known_kernels import NAMED, OPERATORS
+from kernels.identity.known_kernels import ALSO_OF, NAMED, OPERATORS
 from kernels.vocabulary.operators import Operator
 
 _ATTENTION = Operator.ATTENTION.value
@@ -76,7 +76,7 @@ def class_of(name: str, proven: Mapping[str, Collection[str]]) -> TimeClass:
     looks_like = None
     if not is_listed:
         looks_like = next((operator for operator, patterns in OPERATORS if _matches(plain, patterns)), None)
-    if looks_like is not None and looks_like not in in_evidence:
+    if looks_like is not None and in_evidence.isdisjoint((looks_like, ALSO_OF.get(plain))):
         return TimeClass.UNPROVEN
     if in_evidence:
         return TimeClass.EVIDENCE

@@ -18,6 +18,7 @@ _MOST_COMPARED = 64
 _FLAG, _NUMBER = "--speculative-config", "--speculative-tokens"
 # Decoding sequences with more of which a head drafts nothing: a step of a few rows waits for the weights, which drafted
 # tokens read with the others; of a mixture's experts more rows read more, and above some tens of rows the GPU computes.
+# Measured up to 32: 2 drafts take 3.93 ms a token for 4.11 there (H200, 8 of 40 layers of Qwen3.5-35B-A3B's sizes).
 _MOST_SEQS = 32
 
 
