@@ -58,15 +58,21 @@ class ComputedPass:
 class HeadPasses:
     """Computes the rows of batches by the draft head alone, in place of a runner: an attestation looks at its kernels.
 
-    What it reads is left of whatever the model, or the head, has computed last.
+    What it reads is left of whatever the model, or the head, has computed last. What was drafted stays as it was: an
+    attestation comes between the step that has drafted and the one that verifies.
     """
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
         self._steps = HeadSteps(runner)  # without graphs
+        self._drafts = runner.worker.new_drafts()  # kept: a graph that is timed writes to it
 
     def launch(self, batch: Batch) -> ComputedPass:
         """Compute a batch of one phase, and draft a token behind each row. Raises NoPathError."""
+        with self._runner.worker.drafting_in(self._drafts):
+            return self._launch(batch)
+
+    def _launch(self, batch: Batch) -> ComputedPass:
         rows = zip(batch.sequences, batch.query_lens, batch.context_lens, batch.page_tables, strict=True)
         if batch.rows_of(Phase.DECODE):
             drafted = [DraftedRow(seq, place, end - 1, table) for place, (seq, _, end, table) in enumerate(rows)]
@@ -85,4 +91,5 @@ class HeadPasses:
     def graph(self, capture: Callable[[Callable[[], None]], torch.cuda.CUDAGraph]) -> torch.cuda.CUDAGraph | None:
         """Return the latest pass as a CUDA graph, its inputs in place; None where it cannot be captured."""
         buffer, is_first = self._steps.latest
-        return self._runner.worker.record_head(buffer, capture, is_first=is_first)
+        with self._runner.worker.drafting_in(self._drafts):
+            return self._runner.worker.record_head(buffer, capture, is_first=is_first)

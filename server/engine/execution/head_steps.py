@@ -91,7 +91,8 @@ class HeadSteps:
         return self._compute(written, range(len(written)), is_first=False)
 
     def take(self) -> list[list[int]]:
-        """Return the drafted tokens of each pass since `follow`."""
+        """Return the drafted tokens of each pass since `follow`; waits for them: all memory may be written to again."""
+        self._num_passes = 0
         return self._runner.worker.take_drafted()
 
     @property

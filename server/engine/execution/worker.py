@@ -1,7 +1,8 @@
 """One rank: its device, model shard, KV cache and CUDA graphs. It gets step buffers and sees no sequence."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TypeVar
@@ -77,6 +78,28 @@ class ComputedImages:
         return self.timed.seconds
 
 
+@dataclass(slots=True)
+class Drafts:
+    """Tokens that a draft head has drafted.
+
+    passes  token ids [rows] of each pass since the latest step
+    hidden  of the latest pass: [rows, hidden] behind the head's norm
+    logits  [rows, vocab] fp32 of these
+    ids     [rows] int64, drafted by these
+    """
+
+    passes: list[Tensor]
+    hidden: Tensor
+    logits: Tensor
+    ids: Tensor
+
+    def reserve(self, num_rows: int) -> None:
+        """Make room for so many rows; what was there is lost."""
+        self.hidden = self.hidden.new_zeros(num_rows, self.hidden.shape[1])
+        self.logits = self.logits.new_zeros(num_rows, self.logits.shape[1])
+        self.ids = self.ids.new_zeros(num_rows)
+
+
 class Worker:
     """Computes steps one after another on one stream. Only one thread may call it.
 
@@ -140,11 +163,7 @@ class Worker:
         self._head_inputs = DeviceInputs(self.device)
         # [tokens, hidden] of the latest step, before the last norm, where there is a head.
         self._hidden = decoder.weights.embedding.new_zeros(num_hidden if head else 0, decoder.config.hidden_size)
-        self._drafted: list[Tensor] = []  # token ids [rows] of each pass of the head since the latest step
-        # Of the latest pass: [rows, hidden] behind the head's norm, [rows, vocab], and what is drafted by these.
-        self._drafted_hidden = self._hidden[:0]
-        self._head_logits = torch.zeros(0, decoder.config.vocab_size, device=self.device)
-        self._drafted_ids = torch.zeros(0, dtype=torch.int64, device=self.device)
+        self._drafts = self.new_drafts()
         self.head_attention: HeadAttention | None = None
         self._head_counts: list[DispatchCount] = []  # of the passes since they were taken
         self._head_graphs: dict[GraphKey, tuple[Replayable, HeadAttention]] = {}
@@ -381,7 +400,7 @@ class Worker:
         head = self.head
         assert head is not None, "only a worker with a head follows a step"
         if is_first:
-            self._drafted = []
+            self._drafts.passes = []
         with self.others.launching():
             tensors = self._head_inputs.load(buffer)
             self._reserve_drafts(buffer.layout.num_sampled or 0)
@@ -389,7 +408,7 @@ class Worker:
             if buffer.key is not None:
                 graph, attention = self._head_graphs[buffer.key]
                 graph.replay()
-                out = self._drafted_hidden
+                out = self._drafts.hidden
             else:
                 attention = self._attend_head(tensors, observation)
                 self.others.announce_head(
@@ -402,13 +421,13 @@ class Worker:
             if observation is None and not self.dispatcher.is_watched:  # else it is of no request
                 self._head_counts += attention.counts()
             if tensors.sampled is not None:
-                drafted = self._drafted_ids[: tensors.sampled.shape[0]]
+                drafted = self._drafts.ids[: tensors.sampled.shape[0]]
                 if sampling is not None:
-                    logits = self._head_logits[: sampling.temperature.shape[0]]
+                    logits = self._drafts.logits[: sampling.temperature.shape[0]]
                     drafted[: logits.shape[0]].copy_(self.sampler.choose(logits, sampling).token_ids)
                 if self.rank.world > 1:
                     self.rank.share(drafted)
-                self._drafted.append(drafted.clone())
+                self._drafts.passes.append(drafted.clone())
             return out
 
     def declare_head(self, layouts: dict[GraphKey, StepLayout]) -> None:
@@ -417,10 +436,22 @@ class Worker:
         self._reserve_drafts(max(layout.num_sampled or 0 for layout in layouts.values()))
 
     def _reserve_drafts(self, num_rows: int) -> None:
-        if num_rows > self._drafted_ids.shape[0]:
-            self._drafted_hidden = self._hidden.new_zeros(num_rows, self._hidden.shape[1])
-            self._head_logits = self._head_logits.new_zeros(num_rows, self._head_logits.shape[1])
-            self._drafted_ids = self._drafted_ids.new_zeros(num_rows)
+        if num_rows > self._drafts.ids.shape[0]:
+            self._drafts.reserve(num_rows)
+
+    def new_drafts(self) -> Drafts:
+        """Return memory for what is drafted, for no row yet."""
+        logits = torch.zeros(0, self.decoder.config.vocab_size, device=self.device)
+        return Drafts([], self._hidden[:0], logits, torch.zeros(0, dtype=torch.int64, device=self.device))
+
+    @contextmanager
+    def drafting_in(self, drafts: Drafts) -> Iterator[None]:
+        """Have the passes of the draft head inside leave alone what is drafted and not taken: they are of no step."""
+        own, self._drafts = self._drafts, drafts
+        try:
+            yield
+        finally:
+            self._drafts = own
 
     @torch.inference_mode()
     def capture_head(self, key: GraphKey, capture: Capture, *, is_first: bool) -> bool:
@@ -452,6 +483,7 @@ class Worker:
         None where a path of it cannot be captured, and where other ranks compute it too. Raises NoPathError.
         """
         tensors = self._head_inputs.load(buffer)
+        self._reserve_drafts(buffer.layout.num_sampled or 0)
         attention = self._attend_head(tensors)
         if self.rank.world > 1 or not (self.dispatcher.is_capturable and attention.is_capturable):
             return None
@@ -489,15 +521,15 @@ class Worker:
         if is_first:
             hidden = self.decoder.normed(self._hidden.index_select(0, sources))
         else:
-            hidden = self._drafted_hidden.index_select(0, sources)
-            inputs["token_ids"] = self._drafted_ids.index_select(0, sources)
+            hidden = self._drafts.hidden.index_select(0, sources)
+            inputs["token_ids"] = self._drafts.ids.index_select(0, sources)
         step = Step(**inputs, kv=KVCache(self.kv.layers[-1:]), attend=attention)
         out = head.forward(step, hidden, observation)
         if tensors.sampled is not None:
             rows = out.index_select(0, tensors.sampled)
-            self._drafted_hidden[: rows.shape[0]].copy_(head.normed(rows))
-            logits = head.logits(rows, self._head_logits[: rows.shape[0]])
-            self._drafted_ids[: rows.shape[0]].copy_(self.sampler.choose(logits, None).token_ids)
+            self._drafts.hidden[: rows.shape[0]].copy_(head.normed(rows))
+            logits = head.logits(rows, self._drafts.logits[: rows.shape[0]])
+            self._drafts.ids[: rows.shape[0]].copy_(self.sampler.choose(logits, None).token_ids)
         return out
 
     def take_head_counts(self) -> list[DispatchCount]:
@@ -507,11 +539,12 @@ class Worker:
 
     def take_drafted(self) -> list[list[int]]:
         """Return the tokens that each pass of the head has drafted since the latest step. Waits for the device."""
-        if not self._drafted:
+        passes = self._drafts.passes
+        if not passes:
             return []
-        found: list[int] = torch.cat(self._drafted).tolist()
-        ends = list(accumulate(it.shape[0] for it in self._drafted))
-        return [found[end - it.shape[0] : end] for it, end in zip(self._drafted, ends, strict=True)]
+        found: list[int] = torch.cat(passes).tolist()
+        ends = list(accumulate(it.shape[0] for it in passes))
+        return [found[end - it.shape[0] : end] for it, end in zip(passes, ends, strict=True)]
 
     @torch.inference_mode()
     def copy_pages(self, copies: Sequence[tuple[int, int]]) -> None:

@@ -1,7 +1,7 @@
 """A draft head's kernels: each launch is counted with its decision, and its passes are attested."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -15,7 +15,8 @@ from qualification.decision.decision import Policy
 from qualification.evidence.evidence import Evidence
 from qualification.measure.qualify import Bench, Pair
 from server.engine.execution.head_steps import HeadSteps
-from server.engine.scheduling.head_drafter import HeadRow
+from server.engine.scheduling.head_drafter import HeadDrafter, HeadRow
+from server.engine.scheduling.sequence import Sequence as Request
 from server.engine.startup.builder import BuiltEngine
 from server.engine.startup.warmup import synthetic_batch
 from server.protocol.messages import DraftsPlan, SamplingParams, StepOutput, Submit
@@ -46,7 +47,7 @@ def naming(pairs: list[Pair], bench: Bench, *, on_evidence: Callable[[Evidence],
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> BuiltEngine:
     folder = tmp_path_factory.mktemp("model")
-    given = {"policy": Policy.QUALIFY, "max_num_batched_tokens": 64, "speculative_config": DRAFTS}
+    given = {"policy": Policy.QUALIFY, "max_num_batched_tokens": 24, "speculative_config": DRAFTS}
     return small_engine(folder, MIXTURE, naming, **given)  # type: ignore[arg-type]
 
 
@@ -107,6 +108,35 @@ def test_drafts_are_off_above_a_number_of_sequences(built: BuiltEngine) -> None:
     alone = served(built, 1)
     assert sum(it.record.num_undrafted_steps for it in alone) == 0
     assert any(it.record.drafts for it in alone)
+
+
+def test_an_attestation_between_steps_leaves_drafts_alone(built: BuiltEngine) -> None:
+    drafter, drafted = built.engine.drafter, list[list[list[int]]]()
+    assert isinstance(drafter, HeadDrafter)
+    draft = drafter.draft
+
+    def noted(wanted: Sequence[tuple[Request, int]]) -> list[list[int]]:
+        drafted.append(draft(wanted))
+        return drafted[-1]
+
+    def answer(attested_behind: int | None) -> tuple[list[int], list[list[list[int]]]]:
+        drafted.clear()
+        sampling = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+        built.engine.submit(Submit("a", [*range(20)], sampling))
+        tokens: list[int] = []
+        for index in count():
+            output = built.engine.step()
+            if output is None:
+                break
+            tokens += [token for delta in output.deltas for token in delta.token_ids]
+            if index == attested_behind:
+                assert built.attestor.attest_all("request").result == "match"
+        return tokens, drafted.copy()
+
+    drafter.draft = noted  # type: ignore[method-assign]
+    assert answer(2) == answer(None)
+    assert max(map(len, drafted[3])) == 2
+    drafter.draft = draft  # type: ignore[method-assign]
 
 
 def test_passes_of_the_head_are_attested(built: BuiltEngine) -> None:
