@@ -26,26 +26,11 @@ def test_a_chunk_comes_after_its_context_and_decode_is_in_it() -> None:
     assert (one.queries, one.keys) == ((1, 1, 1), (64, 64, 64))
 
 
-def test_log_normal_lengths_are_mostly_short() -> None:
-    lengths = sorted(log_normal_lengths(64, 16384, 0))
-    assert lengths[32] < 256
-    assert lengths[-1] > 1024
-
-
 def test_what_makes_no_case_is_refused() -> None:
     with pytest.raises(ValueError, match="6 query heads cannot share 4"):
         cases_of(Sweep(Dtype.BF16, heads=((6, 4),)))
     with pytest.raises(ValueError, match="3 tokens cannot be 4 sequences"):
         log_normal_lengths(4, 3, 0)
-
-
-def test_heads_are_fewer_where_a_head_is_large() -> None:
-    cases = cases_of(Sweep(Dtype.BF16, phases=(Phase.PREFILL,), lengths=(512,), mixes=()))
-    assert [(case.shape.head_dim, case.shape.num_heads, case.shape.num_kv_heads) for case in cases] == [
-        (64, 32, 8),
-        (128, 32, 8),
-        (256, 16, 4),
-    ]
 
 
 def test_every_window_makes_its_own_cases() -> None:
@@ -66,10 +51,3 @@ def test_quick_sweep_has_every_phase_and_kind_of_lengths() -> None:
     cases = cases_of(quick_sweep(Dtype.FP32))
     assert {case.shape.phase for case in cases} == set(PLANNED_PHASES)
     assert {case.mix for case in cases} == {FIXED, LOG_NORMAL}
-
-
-def test_a_case_names_what_sets_it_apart() -> None:
-    assert str(prefill(512, sequences=2)) == "prefill fp32 d64 4:2 2x512"
-    assert str(decode(64, batch=8, windows=(32,), softcap=30.0, sinks=True)) == (
-        "decode fp32 d64 4:2 8x1/64 window 32 softcap 30 sinks"
-    )

@@ -215,10 +215,6 @@ def test_ceilings_beside_a_call_are_those_of_a_gpu() -> None:
     assert 0.8 < ceilings.bytes_per_second / large.bytes_per_second < 1.25
 
 
-def test_of_two_measurements_the_higher_rates_are_the_ceilings() -> None:
-    assert Ceilings(1.0, 4.0).or_higher(Ceilings(2.0, 3.0)) == Ceilings(2.0, 4.0)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["fa2", "cudnn", "flex"])
 @pytest.mark.parametrize("case", [prefill(256, sequences=2), decode(128, batch=2)], ids=str)

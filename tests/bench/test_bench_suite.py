@@ -45,7 +45,7 @@ def test_large_cases_are_not_compiled_ahead() -> None:
 
 
 def test_worker_calls_the_paths_on_each_case() -> None:
-    cases = cases_of(quick_sweep(Dtype.FP32))
+    cases = cases_of(quick_sweep(Dtype.FP32))[:4]
     said = compile_ahead(cases, ["sdpa.cpu"], torch.device("cpu"), num_processes=2, seed=0)
     assert said == f"compiling ahead in 2 processes, {len(cases)} of {len(cases)} calls"
-    assert all(make_call(call, torch.device("cpu"), seed=0) for call in calls_of(cases[:3], ["sdpa.cpu"]))
+    assert all(make_call(call, torch.device("cpu"), seed=0) for call in calls_of(cases[:2], ["sdpa.cpu"]))

@@ -1,18 +1,13 @@
 """Tables, JSON and charts of a bench."""
 
 import math
-from xml.etree import ElementTree
 
 import msgspec
 import pytest
 
-from bench.attention.charts import charts
 from bench.attention.row import Absence, absences_as_json, rows_as_json
 from bench.attention.table import absences_lines, rows_table, summary_table
-from qualification.common.svg import Line, svg
 from support.bench_fakes import decode, prefill, row
-
-SVG = "{http://www.w3.org/2000/svg}"
 
 
 def cells(lines: list[str]) -> list[list[str]]:
@@ -69,20 +64,3 @@ def test_a_reason_is_printed_once_with_its_cases() -> None:
     assert absences_lines(absences) == ["fa3: not in 2 cases: not here"]
     cases = [str(prefill(512)), str(prefill(1024))]
     assert absences_as_json(absences) == [{"contender": "fa3", "reason": "not here", "cases": cases}]
-
-
-def test_decode_is_drawn_by_bandwidth_and_batch() -> None:
-    rows = [row(decode(n, batch=batch), "ours") for n in (64, 128) for batch in (1, 2)]
-    drawn = charts(rows)
-    assert list(drawn) == ["decode-fp32-d64-h4x2-batch1", "decode-fp32-d64-h4x2-batch2"]
-    assert "TB/s" in drawn["decode-fp32-d64-h4x2-batch1"]
-
-
-def test_larger_values_are_drawn_higher_and_inside_the_chart() -> None:
-    line = Line("a < b", ((512, 100.0), (1024, 450.0), (2048, 700.0)), "#000000", False)
-    root = ElementTree.fromstring(svg("title", "x", "y", [line]))
-    dots = [(float(dot.get("cx", "")), float(dot.get("cy", ""))) for dot in root.iter(f"{SVG}circle")][:3]
-    assert [x for x, _ in dots] == sorted(x for x, _ in dots)
-    assert dots[0][1] > dots[1][1] > dots[2][1] > 0
-    assert dots[1][0] == pytest.approx((dots[0][0] + dots[2][0]) / 2, abs=0.2)
-    assert "a < b" in [text.text for text in root.iter(f"{SVG}text")]

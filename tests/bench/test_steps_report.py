@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
@@ -20,10 +19,8 @@ from bench.steps.row import (
     load,
     save,
 )
-from qualification.common.svg import Line, bars, svg
 from server.engine.scheduling.step_parts import Part
 
-SVG = "{http://www.w3.org/2000/svg}"
 LENGTHS = [2**k for k in range(4, 13)]
 
 
@@ -125,22 +122,3 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     save(tmp_path / "steps.json", written, derived(written))
     assert load(tmp_path / "steps.json") == written
     assert max(map(len, (tmp_path / "steps.json").read_text().splitlines())) < 1000
-
-
-def test_log_axis_puts_equal_factors_at_equal_distances() -> None:
-    line = Line("x", ((1, 0.3), (2, 3.0), (4, 30.0)), "#000000", False)
-    root = ElementTree.fromstring(svg("title", "x", "y", [line], is_log=True))
-    heights = [float(dot.get("cy", "")) for dot in root.iter(f"{SVG}circle")][:3]
-    assert heights[0] - heights[1] == pytest.approx(heights[1] - heights[2], abs=0.2)
-    texts = [text.text for text in root.iter(f"{SVG}text")]
-    assert {"0.2", "0.5", "1", "50"} <= set(texts)
-    assert not {"0.1", "100"} & set(texts)  # further out than all points
-
-
-def test_columns_are_divided_by_shares() -> None:
-    root = ElementTree.fromstring(bars("title", "x", "y", {"1": {"a": 1.0, "b": 3.0}, "2": {"a": 5.0, "b": 5.0}}))
-    boxes = [box for box in root.iter(f"{SVG}rect") if box.get("width") not in {"100%", "14.0"}]
-    heights = [float(box.get("height", "")) for box in boxes]
-    assert heights[1] == pytest.approx(3 * heights[0], abs=0.05)
-    assert heights[2] == pytest.approx(heights[3], abs=0.05)
-    assert sum(heights[:2]) == pytest.approx(sum(heights[2:]), abs=0.05)

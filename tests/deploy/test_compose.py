@@ -32,10 +32,6 @@ def mounts() -> list[tuple[str, str, str]]:
     return [(name, source, target) for name, source, target in parts]
 
 
-def test_the_services_are_those_that_operators_need() -> None:
-    assert set(SERVICES) == {"hallmark", "prometheus", "alertmanager", "grafana", "otel-collector"}
-
-
 @pytest.mark.parametrize("name", SERVICES)
 def test_every_image_has_an_exact_version(name: str) -> None:
     assert re.fullmatch(r"[\w./-]+:v?\d+\.\d+\.\d+", SERVICES[name]["image"])
@@ -48,16 +44,6 @@ def test_every_mounted_file_exists_and_every_volume_is_declared() -> None:
             assert (DEPLOY / source).exists(), f"{name} mounts {source}"
         else:
             assert source in COMPOSE["volumes"], f"{name} mounts {source}"
-
-
-def test_links_of_alerts_are_settings_of_the_compose_file() -> None:
-    labels = load("prometheus/compose.yml")["global"]["external_labels"]
-    assert labels == {"grafana": "${GRAFANA_URL}", "runbooks": "${RUNBOOKS_URL}"}
-    environment = SERVICES["prometheus"]["environment"]
-    assert {f"${{{name}}}" for name in environment} == set(labels.values())
-    for name, text in environment.items():
-        assert re.fullmatch(rf"\$\{{{name}:-[^}}]+\}}", text)  # a variable of whoever starts it, with a default
-    assert SERVICES["prometheus"]["image"].startswith("prom/prometheus:v3.")  # older ones fill in none
 
 
 def test_configurations_on_command_lines_are_mounted_there() -> None:

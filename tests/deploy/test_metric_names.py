@@ -64,7 +64,3 @@ def test_a_misspelt_metric_or_label_would_be_caught(exposed: dict[str, set[str]]
     query = 'sum by (modle) (rate(hallmark_attention_fallbacks_total{phse="decode"}[5m]))'
     assert metrics_in(query) - exposed.keys() == {"hallmark_attention_fallbacks_total"}
     assert labels_in(query) == {"modle", "phse"}
-
-
-def test_recorded_series_are_not_taken_for_metrics() -> None:
-    assert metrics_in("model_bucket:hallmark_time_to_first_token_seconds:p99_1h") == set()

@@ -53,8 +53,10 @@ def test_a_rows_product_is_that_of_the_row_alone(epilogue: Epilogue, dtype: torc
             assert torch.equal(product(x[first:last]), alone[first:last])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("activation", [Activation.SILU, Activation.GELU, ClampedSwiglu()])
+@pytest.mark.parametrize(
+    ("activation", "dtype"),
+    [(Activation.SILU, torch.float32), (Activation.GELU, torch.bfloat16), (ClampedSwiglu(), torch.float32)],
+)
 def test_a_tokens_experts_are_those_of_the_token_alone(activation: ExpertActivation, dtype: torch.dtype) -> None:
     draw = torch.Generator().manual_seed(2)
     hidden, width, num_experts, num_active = 48, 40, 6, 3
@@ -64,18 +66,18 @@ def test_a_tokens_experts_are_those_of_the_token_alone(activation: ExpertActivat
         torch.randn(num_experts, 2 * width, generator=draw).to(dtype),
         torch.randn(num_experts, hidden, generator=draw).to(dtype),
     )
-    x = torch.randn(90, hidden, generator=draw).to(dtype)
-    visited = torch.rand(90, num_experts, generator=draw).argsort(dim=1)[:, :num_active].int()
-    shares = torch.rand(90, num_active, generator=draw)
+    x = torch.randn(45, hidden, generator=draw).to(dtype)
+    visited = torch.rand(45, num_experts, generator=draw).argsort(dim=1)[:, :num_active].int()
+    shares = torch.rand(45, num_active, generator=draw)
 
     def computed(rows: slice) -> Tensor:
         out = torch.empty_like(x[rows])
         run_experts_tiles(x[rows], visited[rows], shares[rows], weights, activation, out)
         return out
 
-    alone = torch.cat([computed(slice(row, row + 1)) for row in range(90)])
+    alone = torch.cat([computed(slice(row, row + 1)) for row in range(45)])
     assert close(alone, experts_eager(x, visited, shares, weights, activation))
-    for rows in (slice(0, 90), slice(7, 40), slice(1, 3)):
+    for rows in (slice(0, 45), slice(7, 40), slice(1, 3)):
         assert torch.equal(computed(rows), alone[rows])
 
 

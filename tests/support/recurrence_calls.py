@@ -1,4 +1,4 @@
-"""Calls of a recurrence: a sequence computed in parts, with states in slots, beside others and padding."""
+"""Calls of a recurrence: a sequence computed in parts, with states in slots."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ from kernels.system.device import torch_dtype
 from kernels.vocabulary.shape import Dtype, Phase
 
 NUM_DRAFTED = 4
-_SLOTS = 12  # of which the last two are the zero slot and the padding slot
-_OTHER, _SNAPSHOT, _FIRST_NEIGHBOUR = 1, 2, 3
+_SLOTS = 5  # of which the last two are the zero slot and the padding slot
+_OTHER, _SNAPSHOT = 1, 2
 CPU = torch.device("cpu")
 
 
@@ -74,10 +74,10 @@ def random_sequence(
     return Drawn(sizes, dtype, Dtype.FP32, qkv, a, b, weights)
 
 
-def empty_state(drawn: Drawn, fill: float) -> RecurrenceState:
+def empty_state(drawn: Drawn) -> RecurrenceState:
     tensors = []
     for shape, dtype in drawn.sizes.state_tensors(drawn.dtype, drawn.state_dtype, NUM_DRAFTED):
-        tensors.append(torch.full((_SLOTS, *shape), fill, dtype=torch_dtype(dtype), device=drawn.qkv.device))
+        tensors.append(torch.full((_SLOTS, *shape), 7.0, dtype=torch_dtype(dtype), device=drawn.qkv.device))
         tensors[-1][_SLOTS - 2] = 0
     return RecurrenceState(*tensors)
 
@@ -88,6 +88,13 @@ def state_of(computed: Computed, slot: int | None = None) -> RecurrenceState:
     return RecurrenceState(*(it[place] for it in state.tensors))
 
 
+def _tokens_of(tokens: Tensor, first: int, end: int, kept: int) -> Tensor:
+    """Return tokens of a call, of which those behind `kept` are others, and a row of NaN behind them."""
+    own = tokens[first:end].clone()
+    own[kept:] = -own[kept:] + 0.5
+    return torch.cat([own, torch.full_like(own[:1], torch.nan)])
+
+
 def call_in_parts(
     run: RunRecurrence,
     drawn: Drawn,
@@ -95,13 +102,10 @@ def call_in_parts(
     *,
     snapshot: int | None = None,
     begun: Computed | None = None,
-    neighbours: Sequence[int] = (),
-    padding: int = 0,
-    fill: float = 7.0,
 ) -> Computed:
-    """Compute a sequence by a call for each cut, beside neighbours of so many tokens that begin with each call."""
-    device, seed = drawn.qkv.device, 100
-    state = empty_state(drawn, fill) if begun is None else begun.state
+    """Compute a sequence by a call for each cut, a row of NaN behind its tokens."""
+    device = drawn.qkv.device
+    state = empty_state(drawn) if begun is None else begun.state
     out = torch.full((drawn.qkv.shape[0], drawn.sizes.num_value_heads, drawn.sizes.value_dim), torch.nan, device=device)
     out = out.to(drawn.qkv.dtype)
     first, folded, source, target = 0, 0, _SLOTS - 2, 0
@@ -110,48 +114,20 @@ def call_in_parts(
         first, folded, source = begun.snapshot, begun.snapshot // CHUNK * CHUNK, _SNAPSHOT
     for cut in cuts:
         target = (_OTHER if target == 0 else 0) if cut.moves else target
-        others = [
-            random_sequence(drawn.sizes, length, drawn.dtype, seed=seed + i, device=device)
-            for i, length in enumerate(neighbours)
-        ]
-        end = first + cut.num_tokens
-        own = slice(first, end)
-        kept = cut.num_tokens - cut.taken_back
-        qkv, a, b = drawn.qkv[own].clone(), drawn.a[own].clone(), drawn.b[own].clone()
-        for tokens in (qkv, a, b):
-            tokens[kept:] = -tokens[kept:] + 0.5
-        edges = [0]
-        for tokens in (*(it.qkv for it in others), qkv):
-            edges.append(edges[-1] + tokens.shape[0])
-        rows = [(edges[i], edges[i + 1], 0, 0, _SLOTS - 2, _FIRST_NEIGHBOUR + i) for i in range(len(others))]
-        rows += [
-            (edges[-2], edges[-1], first, folded, source, target),
-            *[(0, 0, 0, 0, _SLOTS - 2, _SLOTS - 1)] * padding,
-        ]
-        columns = [torch.tensor(column, device=device) for column in zip(*rows, strict=True)]
-        is_written = snapshot is not None and first < snapshot <= end
-        written = [edges[-2] + (snapshot or 0) - first - 1] if is_written else []
-        slots = [_SNAPSHOT] if is_written else []
-        given = RecurrenceRows(
-            columns[0].int(), columns[1].int(), columns[2].int(), columns[3].int(), columns[4], columns[5],
+        end, kept = first + cut.num_tokens, cut.num_tokens - cut.taken_back
+        qkv, a, b = (_tokens_of(it, first, end, kept) for it in (drawn.qkv, drawn.a, drawn.b))
+        written = [snapshot - first - 1] if snapshot is not None and first < snapshot <= end else []
+        numbers = (0, cut.num_tokens, first, folded, source, target)
+        starts, stops, firsts, folds, sources, targets = (torch.tensor([it], device=device) for it in numbers)
+        rows = RecurrenceRows(
+            starts.int(), stops.int(), firsts.int(), folds.int(), sources, targets,
             torch.tensor(written, dtype=torch.int64, device=device),
-            torch.tensor(slots, dtype=torch.int64, device=device),
-            longest=max(stop - start for start, stop, *_ in rows), phase=cut.phase,
+            torch.tensor([_SNAPSHOT] * len(written), dtype=torch.int64, device=device),
+            longest=cut.num_tokens, phase=cut.phase,
         )  # fmt: skip
-        behind = torch.full((padding + 1, qkv.shape[1]), torch.nan, device=device, dtype=qkv.dtype)
-        gate_behind = behind[:, : a.shape[1]]
-        packed = torch.cat([*(it.qkv for it in others), qkv, behind])
-        found = torch.full((packed.shape[0], *out.shape[1:]), torch.nan, device=device, dtype=out.dtype)
-        run(
-            packed,
-            torch.cat([*(it.a for it in others), a, gate_behind]),
-            torch.cat([*(it.b for it in others), b, gate_behind]),
-            drawn.weights,
-            given,
-            state,
-            found,
-        )
-        out[first : first + kept] = found[edges[-2] : edges[-2] + kept]
+        found = torch.full((cut.num_tokens + 1, *out.shape[1:]), torch.nan, device=device, dtype=out.dtype)
+        run(qkv, a, b, drawn.weights, rows, state, found)
+        out[first : first + kept] = found[:kept]
         folded = first // CHUNK * CHUNK if cut.phase is Phase.VERIFY else end // CHUNK * CHUNK
         first, source = first + kept, target
     return Computed(out, state, target, snapshot)

@@ -2,7 +2,7 @@
 
 import pytest
 from routers import NOT_HERE, ROUTERS
-from run_routers import BEGIN, END, PAGE, Choices, Found, row, table
+from run_routers import BEGIN, END, PAGE, Choices, Found, row
 
 MVLLM = ROUTERS[0]
 
@@ -28,7 +28,3 @@ def test_page_has_a_row_for_each_router_with_its_version() -> None:
     rows = [[cell.strip() for cell in line.split("|")[1:3]] for line in written.splitlines() if line.startswith("| ")]
     expected = [[router.name, router.version] for router in ROUTERS] + [list(it[:2]) for it in NOT_HERE]
     assert rows[2:] == expected, "run make test-routers"
-
-
-def test_table_has_as_many_cells_in_each_line() -> None:
-    assert {line.count("|") for line in table(NOT_HERE).splitlines()} == {7}

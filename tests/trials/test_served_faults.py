@@ -38,5 +38,5 @@ def test_nothing_is_seen_of_a_right_engine(served: Served) -> None:
 
 def test_right_kernels_of_another_order_change_every_answer(tmp_path: Path) -> None:
     served = Served(Model.LLAMA, tmp_path, reproducible=True)
-    found = {name: num_caught(served, plant, 4)[0] for name, plant in ORDER_FAULTS.items()}
-    assert found == {"none": 0, "products summed in two halves": 4, "attention by another right path": 4}
+    found = {name: num_caught(served, plant, 2)[0] for name, plant in ORDER_FAULTS.items()}
+    assert found == {"none": 0, "products summed in two halves": 2, "attention by another right path": 2}

@@ -9,7 +9,7 @@ from transformers.activations import ACT2FN
 
 from kernels.fused.activation import gated, gated_torch, swiglu, swiglu_torch
 from kernels.fused.activation_kind import Activation
-from kernels.fused.backend import next_power_of_2, runs_on_triton
+from kernels.fused.backend import runs_on_triton
 from kernels.fused.gated_norm import norm_and_gate
 from kernels.fused.head_gate import gate_heads_
 from kernels.fused.head_gate_kind import GateFunction
@@ -45,10 +45,6 @@ def exact_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def test_these_tests_run_the_kernels_in_the_interpreter() -> None:
     assert runs_on_triton(torch.empty(0))
-
-
-def test_tiles_are_powers_of_two() -> None:
-    assert [next_power_of_2(n) for n in (1, 2, 3, 64, 65)] == [1, 2, 4, 64, 128]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -204,9 +200,7 @@ class RopeCase:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_dim"), [(4, 2, 64), (3, 1, 10), (1, 1, 2), (7, 7, 80), (32, 2, 256)]
-)
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 2, 64), (3, 1, 10), (1, 1, 2), (7, 7, 80)])
 @pytest.mark.parametrize("op", [rope_and_write_kv, rope_and_write_kv_torch])
 def test_queries_and_keys_are_turned_and_the_cache_is_written(
     op: Op, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype

@@ -28,13 +28,12 @@ def case(queries: tuple[int, ...], contexts: tuple[int, ...], **fields: object) 
 
 
 def cases() -> Iterator[tuple[Case, Options]]:
-    for programs in (1, 2, 7, 16, 61):
+    for programs in (1, 7, 61):
         yield case(*RAGGED), {"programs": programs}
     for parts in (1, 16, 64):  # of the longest context there are from 2 parts, which registers hold, to some 25
-        for programs in (5, 23, 61):
-            yield case(*RAGGED, heads=(6, 2)), {"programs": programs, "parts": parts}
+        yield case(*RAGGED, heads=(6, 2)), {"programs": 23, "parts": parts}
     yield case(*RAGGED, heads=(8, 4)), {"programs": 9, "heads": 2}  # neighbouring heads together
-    for window in (1, 16, 17, 64, 301):
+    for window in (1, 17, 301):
         yield case(*RAGGED, window=window), {"programs": 5}
     yield case(*RAGGED, flags=("softcap", "sinks"), window=40), {"programs": 11}
     for heads in ((34, 1), (66, 2)):  # a group too large for one row
@@ -46,7 +45,7 @@ def cases() -> Iterator[tuple[Case, Options]]:
     # A part of a row's columns holds no query.
     in_chunks = {"dim": 136, "flags": ("softcap",), "window": 50, "variant": "chunks 3"}
     yield case((3, 0, 1), (70, 5, 130), heads=(6, 2), **in_chunks), {"programs": 5}
-    for dim, chunks in ((40, 1), (72, 2), (192, 3), (200, 4)):  # padded
+    for dim, chunks in ((40, 1), (192, 3), (200, 4)):  # padded
         yield case(*RAGGED, dim=dim, flags=("sinks",), variant=f"chunks {chunks}"), {"programs": 4}
     for num in (32, 33, 64, 65):  # each way to look at sequences
         contexts = tuple(1 + 13 * n % 50 for n in range(num))
@@ -56,7 +55,7 @@ def cases() -> Iterator[tuple[Case, Options]]:
     queries = tuple(draw.choice([0, 1, 1]) for _ in range(num))
     yield case(queries, contexts, heads=(1, 1), page_size=16), {"programs": 37}
     draw = random.Random(11)
-    for _ in range(6):
+    for _ in range(3):
         contexts = tuple(int(2 ** draw.uniform(0, 8)) for _ in range(draw.randint(1, 9)))
         drawn = case((1,) * len(contexts), contexts, page_size=16, window=draw.choice([None, 30]))
         yield drawn, {"programs": draw.randint(1, 40)}
@@ -87,7 +86,7 @@ def one(context: int, **fields: object) -> Case:
 @pytest.mark.parametrize(
     ("case", "cluster"),
     [
-        *((one(context), 4) for context in (1, 15, 16, 17, 31, 32, 33, 127, 128, 129, 400)),  # boxes, tiles and turns
+        *((one(context), 4) for context in (1, 16, 17, 33, 128, 129, 400)),  # boxes, tiles and turns
         *((one(150, page_size=page_size), 4) for page_size in (32, 48, 128)),
         *((one(70, flags=("softcap", "sinks")), cluster) for cluster in (8, 16)),  # programs without a tile
         (replace(one(90, heads=(16, 4), flags=("sinks",)), queries=(2,)), 4),

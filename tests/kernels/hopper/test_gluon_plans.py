@@ -106,19 +106,19 @@ def told(blocks: list[Block]) -> list[tuple[int, ...]]:
     return sorted((b.row, b.rows, b.position, b.keys, b.first_key, b.begin, b.end) for b in blocks)
 
 
-@pytest.mark.parametrize(("seed", "num_seqs"), [(0, 1), (1, 7), (2, 66)])
+@pytest.mark.parametrize(("seed", "num_seqs"), [(0, 1), (2, 66)])
 def test_every_row_block_of_ragged_prompts_is_planned_once(seed: int, num_seqs: int, device: torch.device) -> None:
     rng = random.Random(seed)  # 66: more sequences than one step of the plan's loop reads
-    q_lens = [rng.choice([0, 1, 127, 128, 129, 700]) for _ in range(num_seqs)] + [1]
+    q_lens = [rng.choice([0, 1, 127, 128, 129, 300]) for _ in range(num_seqs)] + [1]
     k_lens = [max(0, length + rng.choice([0, 0, 333, -5])) for length in q_lens]
     found = told(planned_prompts(q_lens, k_lens, device))
     assert found == expected_blocks(q_lens, k_lens, BLOCK_M, paged=False)
 
 
-@pytest.mark.parametrize(("seed", "num_seqs"), [(0, 1), (2, 7), (3, 66)])
+@pytest.mark.parametrize(("seed", "num_seqs"), [(0, 1), (3, 66)])
 def test_every_row_block_of_ragged_chunks_is_planned_once(seed: int, num_seqs: int, device: torch.device) -> None:
     rng = random.Random(seed)
-    q_lens = [rng.choice([0, 1, 31, 32, 33, 700]) for _ in range(num_seqs)] + [1]
+    q_lens = [rng.choice([0, 1, 31, 32, 33, 200]) for _ in range(num_seqs)] + [1]
     contexts = [max(0, length + rng.choice([0, 1, 333, 5000, -5])) for length in q_lens]
     variant, _, blocks, _ = planned(q_lens, contexts, device, heads=rng.choice([(32, 8), (14, 2), (4, 4)]))
     assert told(blocks) == expected_blocks(q_lens, contexts, BLOCK_M // variant.pack, paged=True)
@@ -199,10 +199,9 @@ def test_shared_offsets_need_no_offset_masks(device: torch.device) -> None:
     ("q_lens", "contexts", "heads"),
     [
         ([64], [131072], (32, 8)),
-        ([1], [131072], (8, 1)),
         ([512], [33280], (16, 4)),
         ([16, 100, 700], [70000, 200, 9000], (32, 8)),
-        ([5] * 20, [800 * i + 5 for i in range(20)], (2, 1)),
+        ([5] * 8, [2000 * i + 5 for i in range(8)], (2, 1)),
     ],
 )
 def test_parts_cover_the_keys_of_each_row_block_once(

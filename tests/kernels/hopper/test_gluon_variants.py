@@ -131,13 +131,6 @@ def test_three_consumers_serve_long_prompts_of_64_columns(
     )  # fmt: skip
 
 
-def test_a_softcap_beside_another_flag_uses_no_polynomials() -> None:
-    assert not any(
-        chosen(64, LONG, softcap=30, **beside).has_polynomials  # type: ignore[arg-type]
-        for beside in (WINDOW, {"has_context": True})
-    )
-
-
 def test_the_polynomial_errs_below_a_sixth_of_fp16_rounding() -> None:
     x = torch.linspace(-0.5, 0.5, 10_001, dtype=torch.float64)
     found = sum(coefficient * x**power for power, coefficient in enumerate(EXP2))

@@ -151,7 +151,7 @@ def truth(x: Tensor, weight: Tensor, bias: Tensor | None, epilogue: Epilogue) ->
     return swiglu_torch(sums) if epilogue is Epilogue.SWIGLU else sums
 
 
-@pytest.mark.parametrize("epilogue", Epilogue)
+@pytest.mark.parametrize("epilogue", [Epilogue.NONE, Epilogue.SWIGLU])  # FP32's follows with a bias
 def test_rows_between_those_measured_are_the_next_larger_ones(epilogue: Epilogue) -> None:
     engine = Engine({80: Algorithm(waves=0), 96: None, 128: Algorithm(waves=0)})
     multiplied = {num_rows: engine.multiply(num_rows, epilogue) for num_rows in (70, 80, 90, 100, 128, 129)}

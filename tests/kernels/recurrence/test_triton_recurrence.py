@@ -15,7 +15,7 @@ PARTS = (
     Cut(15, moves=True),
     Cut(47),
     Cut(4, Phase.VERIFY, taken_back=1),  # leaves the full chunk unfolded
-    Cut(3, Phase.VERIFY, taken_back=2),
+    Cut(2, Phase.VERIFY, taken_back=1),
     Cut(1, Phase.DECODE),
 )
 

@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -9,8 +10,17 @@ from torch import Tensor
 
 from kernels.sampling.draw import Chunks
 from kernels.sampling.penalties import RowPenalties, apply_penalties, apply_penalties_torch, penalty_tensors
-from kernels.sampling.sampling import RowSampling, SampleResult, greedy, sample, sample_torch, sampling_tensors
+from kernels.sampling.sampling import (
+    RowSampling,
+    SampleResult,
+    SamplingTensors,
+    greedy,
+    sample,
+    sample_torch,
+    sampling_tensors,
+)
 
+Choose = Callable[[Tensor, SamplingTensors], SampleResult]
 VOCAB = 5000  # two blocks, the second one not full
 
 
@@ -39,10 +49,10 @@ def draw_both(logits: Tensor, rows: list[RowSampling]) -> tuple[SampleResult, Sa
 
 
 # Small scales put all tokens into a few bins of the histogram, so that thresholds are found exactly or not at all.
-@pytest.mark.parametrize("scale", [0.01, 1.0, 10.0])
+@pytest.mark.parametrize("scale", [0.01, 10.0])
 def test_the_kernels_draw_the_tokens_of_the_torch_ops(scale: float, device: torch.device) -> None:
-    rows = random_rows(6, VOCAB, seed=int(scale * 100))
-    by_kernel, by_torch = draw_both(logits_of(6, VOCAB, scale, device), rows)
+    rows = random_rows(4, VOCAB, seed=int(scale * 100))
+    by_kernel, by_torch = draw_both(logits_of(4, VOCAB, scale, device), rows)
     assert by_kernel.token_ids.tolist() == by_torch.token_ids.tolist()
 
 
@@ -83,11 +93,12 @@ def test_greedy_reads_other_float_types(device: torch.device) -> None:
     assert greedy(logits).token_ids.tolist() == logits.float().argmax(-1).tolist()
 
 
+@pytest.mark.parametrize("choose", [sample, sample_torch])
 @pytest.mark.parametrize("row", [RowSampling(0), RowSampling(1), RowSampling(1, top_k=2, top_p=0.5, min_p=0.1)])
-def test_only_a_row_with_a_bad_number_is_reported(row: RowSampling, device: torch.device) -> None:
+def test_only_a_row_with_a_bad_number_is_reported(row: RowSampling, choose: Choose, device: torch.device) -> None:
     logits = logits_of(5, 60, 1.0, device)
     logits[1, 17], logits[2, 3], logits[3] = math.nan, math.inf, -math.inf
-    result = sample(logits, sampling_tensors([row] * 5, 60, device))
+    result = choose(logits, sampling_tensors([row] * 5, 60, device))
     assert result.is_finite.tolist() == [True, False, False, False, True]
     assert ((result.token_ids >= 0) & (result.token_ids < 60)).all()
 

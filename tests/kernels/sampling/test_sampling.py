@@ -209,25 +209,6 @@ def test_a_row_draws_the_same_token_alone_and_in_any_batch() -> None:
     assert together[::-1] == choose(logits.flip(0), *rows[::-1])
 
 
-def test_repetition_penalty_counts_prompt_and_output_once() -> None:
-    logits = torch.tensor([[3.0, -1.0, 2.9, 0.5]])
-    row = RowSampling(0, penalties=RowPenalties([0, 0, 1], [3], repetition=2.0))
-    scratch = logits.clone()
-    sample(scratch, sampling_tensors([row], 4, CPU))
-    torch.testing.assert_close(scratch, torch.tensor([[1.5, -2.0, 2.9, 0.25]]))
-
-
-def test_presence_and_frequency_count_the_output_only() -> None:
-    logits = torch.tensor([[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0]])
-    row = RowSampling(0, penalties=RowPenalties([0, 0, 1], [1, 2, 2], presence=0.5, frequency=0.125))
-    sample(logits, sampling_tensors([RowSampling(0), row], 4, CPU))
-    torch.testing.assert_close(logits, torch.tensor([[1.0, 1.0, 1.0, 1.0], [1.0, 0.375, 0.25, 1.0]]))
-
-
-def test_a_penalty_before_any_output_is_allowed() -> None:
-    assert choose(torch.tensor([[2.0, 1.0]]), RowSampling(0, penalties=RowPenalties([], [], 2.0, 1.0, 1.0))) == [0]
-
-
 def test_banned_tokens_are_never_chosen() -> None:
     logits = torch.tensor([[9.0, 8.0, 1.0]]).expand(3, -1)
     rows = [RowSampling(0, banned_ids=[0]), RowSampling(0.1, banned_ids=[0, 1]), RowSampling(0)]
@@ -260,23 +241,6 @@ def test_a_row_that_limits_leave_empty_is_exhausted(choose_by: Autotuner, row: R
     result = choose_by(logits, sampling_tensors([row] * 3 + [RowSampling(0)], 2, CPU))
     assert result.is_finite.tolist() == [False, False, False, True]
     assert result.is_exhausted.tolist() == [True, False, False, False]
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-@pytest.mark.parametrize("row", [RowSampling(0), RowSampling(1), RowSampling(1, top_k=2, top_p=0.5, min_p=0.1)])
-def test_only_a_row_with_a_bad_number_is_reported(bad: float, row: RowSampling) -> None:
-    logits = random_logits(3, 50)
-    logits[1, 17] = bad
-    result = sample_torch(logits, sampling_tensors([row] * 3, 50, CPU))
-    assert result.is_finite.tolist() == [True, False, True]
-    assert ((result.token_ids >= 0) & (result.token_ids < 50)).all()
-
-
-@pytest.mark.parametrize("row", [RowSampling(0), RowSampling(1), RowSampling(1, top_p=0.5)])
-def test_a_row_without_any_finite_number_is_reported(row: RowSampling) -> None:
-    result = sample_torch(torch.full((1, 50), -math.inf), sampling_tensors([row], 50, CPU))
-    assert result.is_finite.tolist() == [False]
-    assert 0 <= result.token_ids.item() < 50
 
 
 def test_masked_out_tokens_are_no_reason_to_refuse_a_row() -> None:

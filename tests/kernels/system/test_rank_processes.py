@@ -1,92 +1,74 @@
 """Processes of ranks: their folders are removed, and rank 0 ends when it can hear no more of another."""
 
-import os
-import signal
-import subprocess
+import queue
 import sys
+import tempfile
 from pathlib import Path
 
-PROGRAM = """
-import sys, time
-from pathlib import Path
-from kernels.system.rank_processes import RankProcesses
-ranks = RankProcesses(2, lambda *_: [sys.executable, "-c", "import time; time.sleep(60)"], leave=print)
-Path(ranks.meeting).touch()
-print(ranks.meeting, flush=True)
-if sys.stdin.readline():
-    ranks.close()
-"""
-
-RANK = "import socket, sys; socket.socket(fileno=int(sys.argv[1])).recv(1)"  # ends with rank 0
-DEAF = f"""
-import os, sys, time
-from kernels.system.rank_processes import RankProcesses
-def listen(*_):
-    raise ValueError
-command = lambda _, descriptor, __: [sys.executable, "-c", {RANK!r}, str(descriptor)]
-RankProcesses(2, command, leave=lambda rank: os._exit(70 + rank), listen=listen)
-time.sleep(60)
-"""
-
-SPOILED = """
-import sys
 import psutil
-from kernels.system.rank_processes import RankProcesses
-def command(rank, _, __):
-    if rank == 3:
-        assert len(psutil.Process().children()) == 2
-        return ["no-such-program"]
-    return [sys.executable, "-c", "import time; time.sleep(60)"]
-try:
-    RankProcesses(4, command, leave=print)
-except FileNotFoundError as error:
-    print(error.filename, psutil.Process().children())
-"""
+import pytest
+
+from kernels.system.rank_processes import PREFIX, RankProcesses
+
+SLEEPS = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
 
 
-def environment_of(folder: Path) -> dict[str, str]:
-    return {**os.environ, "TMPDIR": str(folder), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-
-
-def start(folder: Path) -> tuple["subprocess.Popen[str]", Path]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM],
-        env=environment_of(folder),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    assert process.stdout is not None
-    return process, Path(process.stdout.readline().strip()).parent
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks meet in a folder of the test."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
 def test_the_next_group_removes_what_a_killed_one_left(tmp_path: Path) -> None:
-    killed, left = start(tmp_path)
-    os.killpg(killed.pid, signal.SIGKILL)
-    killed.communicate()
-    assert left.exists()
-    living, used = start(tmp_path)
-    assert list(tmp_path.iterdir()) == [used]
-    living.communicate("close\n")
-    assert living.returncode == 0
+    left = tmp_path / f"{PREFIX}ab12cd34"
+    left.mkdir(mode=0o700)
+    (left / "meeting").touch()
+    ranks = RankProcesses(2, lambda *_: SLEEPS, leave=print)
+    used = Path(ranks.meeting).parent
+    try:
+        used.joinpath("meeting").touch()
+        assert list(tmp_path.iterdir()) == [used]
+    finally:
+        ranks.close()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_rank_0_ends_where_a_report_cannot_be_handled(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", DEAF]
-    done = subprocess.run(
-        command, env=environment_of(tmp_path), capture_output=True, text=True, timeout=50, check=False
+def test_rank_0_ends_where_a_report_cannot_be_handled(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def listen(*_: object) -> None:
+        raise ValueError
+
+    gone: queue.Queue[tuple[int, list[Path]]] = queue.Queue()
+    ranks = RankProcesses(
+        2, lambda *_: SLEEPS, leave=lambda rank: gone.put((rank, list(tmp_path.iterdir()))), listen=listen
     )
-    assert done.returncode == 71
-    assert "what rank 1 reported could not be handled" in done.stderr
-    assert list(tmp_path.iterdir()) == []
+    try:
+        assert gone.get(timeout=30) == (1, []), "the folder is removed before this process ends"
+    finally:
+        ranks.close()
+    assert "what rank 1 reported could not be handled" in caplog.text
+
+
+def test_the_end_of_a_rank_is_that_of_rank_0() -> None:
+    gone: queue.Queue[int] = queue.Queue()
+    ends = [sys.executable, "-S", "-c", ""]
+    ranks = RankProcesses(3, lambda rank, *_: ends if rank == 2 else SLEEPS, leave=gone.put)
+    try:
+        assert gone.get(timeout=30) == 2
+    finally:
+        ranks.close()
+    assert gone.empty(), "whom we end is no loss"
 
 
 def test_ranks_before_one_that_cannot_be_started_are_ended(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", SPOILED]
-    done = subprocess.run(
-        command, env=environment_of(tmp_path), capture_output=True, text=True, timeout=50, check=False
-    )
-    assert (done.stdout, done.returncode) == ("no-such-program []\n", 0), done.stderr
+    before = set(psutil.Process().children())
+
+    def command(rank: int, _: int, __: str) -> list[str]:
+        if rank < 3:
+            return SLEEPS
+        assert len({*psutil.Process().children()} - before) == 2
+        return ["no-such-program"]
+
+    with pytest.raises(FileNotFoundError, match="no-such-program"):
+        RankProcesses(4, command, leave=print)
+    assert {*psutil.Process().children()} <= before
     assert list(tmp_path.iterdir()) == []

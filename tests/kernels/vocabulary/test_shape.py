@@ -77,13 +77,3 @@ def test_standard_attention_moves_scores_and_weights_twice() -> None:
 )
 def test_the_text_of_a_shape_names_what_selects_a_kernel(changes: dict[str, object], text: str) -> None:
     assert str(replace(SHAPE, **changes)) == text  # type: ignore[arg-type]
-
-
-def test_no_two_shapes_share_a_text() -> None:
-    changes: list[dict[str, object]] = [
-        {"phase": Phase.EXTEND}, {"dtype": Dtype.FP16}, {"kv_dtype": Dtype.FP16}, {"num_heads": 16},
-        {"num_kv_heads": 4}, {"head_dim": 64}, {"query_bucket": Bucket.LE_128}, {"context_bucket": Bucket.LE_8K},
-        {"page_size": 16}, {"window": 8}, {"softcap": 8.0}, {"sinks": True}, {"mask": Mask.FULL},
-    ]  # fmt: skip
-    texts = {str(replace(SHAPE, **change)) for change in ({}, *changes)}  # type: ignore[arg-type]
-    assert len(texts) == len(changes) + 1

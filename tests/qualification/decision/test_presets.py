@@ -138,11 +138,6 @@ def test_the_demo_preset_is_the_bundled_model() -> None:
     assert limits_from(demo, "cuda", Choices()) == limits_from(bundled, "cuda", Choices())
 
 
-def test_an_unknown_preset_is_answered_with_those_there_are() -> None:
-    with pytest.raises(ValueError, match=r"no preset is named 'llama'; there are demo, llama-3\.1-8b, "):
-        preset_named("llama")
-
-
 def test_limits_are_what_the_server_takes_by_itself() -> None:
     config = preset_named("llama-3.1-8b").config
     on_gpu, on_cpu = (limits_from(config, kind, Choices()) for kind in ("cuda", "cpu"))

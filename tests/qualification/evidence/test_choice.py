@@ -36,15 +36,6 @@ def test_whatever_the_order_the_fastest_believed_path_serves(seed: int) -> None:
     assert chosen.of == expected.of
 
 
-def test_of_two_faster_fallbacks_the_faster_serves() -> None:
-    first = rated("first", 0, 100.0, is_fallback=False)
-    slower, faster = rated("slower", 1, 50.0), rated("faster", 2, 10.0)
-    for paths in ([first, slower, faster], [faster, slower, first]):
-        chosen = first_of(paths)
-        assert chosen is not None
-        assert chosen.of == "faster"
-
-
 def test_without_times_the_first_tier_serves_in_its_order() -> None:
     paths = [rated("b", 2, None, is_fallback=False), rated("a", 1, None, is_fallback=False), rated("c", 0, 1.0)]
     chosen = first_of(paths)

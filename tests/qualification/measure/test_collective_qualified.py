@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from kernels.collective.library_path import run_library
-from kernels.collective.paths import COLLECTIVE_PATHS, CollectivePath
+from kernels.collective.paths import COLLECTIVE_PATHS
 from kernels.collective.peers import AddNorm, Peers
 from kernels.collective.shape import CollectiveShape, Follows
 from kernels.system.child_process import python_command
@@ -33,36 +33,25 @@ def doubled_on_rank_0(peers: Peers, part: Tensor, follows: AddNorm | None, out: 
     out *= 2
 
 
-def measured(*pairs: tuple[CollectiveShape, CollectivePath]) -> list[Evidence]:
-    found: list[Evidence] = []
-    bench = Bench(read_fingerprint(CPU), CPU, timing_budget_s=0.001)
-    qualify(pairs, bench, progress=lambda *_: None, on_evidence=found.append)
-    return found
-
-
 def test_sums_are_proven_by_all_ranks_and_a_wrong_one_refused() -> None:
-    wrong = replace(GLOO, run=doubled_on_rank_0)
-    found = measured((SHAPE, GLOO), (replace(SHAPE, follows=Follows.NOTHING), GLOO), (SHAPE, wrong))
-    assert [entry.failure for entry in found] == [None] * 3
-    assert [entry.is_proven for entry in found] == [True, True, False]
-    assert {check.name for check in found[2].checks if not check.is_passed} == {"every_row", "unequal_ranks"}
-    assert {entry.tested_query_tokens for entry in found} == {16}
-    assert not dist.is_initialized(), "an engine meets its own ranks behind this"
-
-
-def test_ranks_leave_together_when_the_time_is_up() -> None:
+    """All ranks leave together when the time is up, before a fourth."""
     found: list[Evidence] = []
 
     def add(evidence: Evidence) -> None:
         found.append(evidence)
-        raise OutOfTime
+        if len(found) == 3:
+            raise OutOfTime
 
+    wrong = replace(GLOO, run=doubled_on_rank_0)
+    pairs = (SHAPE, GLOO), (replace(SHAPE, follows=Follows.NOTHING), GLOO), (SHAPE, wrong), (SHAPE, GLOO)
     bench = Bench(read_fingerprint(CPU), CPU, timing_budget_s=0.001)
-    pairs = (SHAPE, GLOO), (replace(SHAPE, follows=Follows.NOTHING), GLOO)
     with pytest.raises(OutOfTime):
         qualify(pairs, bench, progress=lambda *_: None, on_evidence=add)
-    assert [entry.is_proven for entry in found] == [True]
-    assert not dist.is_initialized(), "NCCL's group would keep this process from its end"
+    assert [entry.failure for entry in found] == [None] * 3
+    assert [entry.is_proven for entry in found] == [True, True, False]
+    assert {check.name for check in found[2].checks if not check.is_passed} == {"every_row", "unequal_ranks"}
+    assert {entry.tested_query_tokens for entry in found} == {16}
+    assert not dist.is_initialized(), "an engine meets its own ranks behind this, and NCCL's group would keep a process"
 
 
 def test_a_rank_that_waits_for_rank_0_ends_with_it(tmp_path: Path) -> None:

