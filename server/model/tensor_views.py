@@ -92,7 +92,7 @@ def _linears(layer: LayerWeights, config: LayerConfig, names: TensorNames) -> di
     if layer.qkv is None:
         pass
     elif layer.recurrence is None:
-        linears = _attention(layer, config, is_merged=names.merged)
+        linears = _attention(layer, config, names)
     else:
         assert names.recurrence is not None, "the family has recurrent layers"
         linears = _recurrence(layer, layer.recurrence, names.recurrence)
@@ -107,13 +107,13 @@ def _linears(layer: LayerWeights, config: LayerConfig, names: TensorNames) -> di
     return linears | _mixture(layer.feed_forward, names.experts)
 
 
-def _attention(layer: LayerWeights, config: LayerConfig, *, is_merged: bool) -> dict[str, Linear]:
+def _attention(layer: LayerWeights, config: LayerConfig, names: TensorNames) -> dict[str, Linear]:
     """Queries, keys and values apart, or as one tensor."""
     qkv, output = layer.mixed_by
-    if is_merged:
+    if names.merged:
         return {"self_attn.qkv_proj": qkv, "self_attn.o_proj": output}
     attention = config.attention
-    gate = {} if layer.attention_gate is None else {"self_attn.g_proj": layer.attention_gate}
+    gate = {} if layer.attention_gate is None else {names.attention_gate: layer.attention_gate}
     of_gates = attention.gate_size if attention.gate is not None and attention.gate.is_beside_queries else 0
     sizes = [heads * attention.head_dim for heads in attention.head_splits]
     parts = qkv.split(sizes[0] + of_gates, *sizes[1:])  # queries with their gates

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import (
+    AfmoeConfig,
     AutoModelForCausalLM,
     Cohere2Config,
     Ernie4_5_MoeConfig,
@@ -17,6 +18,7 @@ from transformers import (
     Gemma3TextConfig,
     Gemma4TextConfig,
     Gemma4UnifiedTextConfig,
+    GemmaConfig,
     Glm4Config,
     Glm4MoeConfig,
     GlmConfig,
@@ -69,6 +71,8 @@ FAMILIES = {
     "qwen3_5_text": Qwen3_5TextConfig,
     "qwen3_5_moe_text": Qwen3_5MoeTextConfig,
     "phi3": Phi3Config,
+    "afmoe": AfmoeConfig,
+    "gemma": GemmaConfig,
     "gemma2": Gemma2Config,  # its softcap is served by a fallback
     "gemma3": Gemma3TextConfig,
     "gemma4": Gemma4TextConfig,
@@ -173,6 +177,7 @@ MORE: dict[str, dict[str, object]] = {
         "attention_chunk_size": 128,
     },
     "hy_v3": {"num_experts": 6, **EXPERTS},
+    "afmoe": {"num_experts": 6, "sliding_window": 64, "global_attn_every_n_layers": 2, "mup_enabled": True, **EXPERTS},
     "step3p5": {
         "pad_token_id": 0,
         "sliding_window": 64,
@@ -224,6 +229,8 @@ HEAD_DIM_IS_GIVEN = {
     "hunyuan_v1_moe",
     "hy_v3",
     "laguna",
+    "afmoe",
+    "gemma",
     "llama4_text",
     "step3p5",
 }
@@ -241,7 +248,7 @@ MODELS = (
     ("minimax_m2", 6, 2, 28), ("ministral3", 4, 2, 36), ("nemotron-nas", 4, 2, 36),
     ("cohere2", 6, 2, 36), ("granitemoe", 4, 2, 24), ("granitemoeshared", 6, 3, 20),
     ("hunyuan_v1_dense", 4, 1, 36), ("hunyuan_v1_moe", 6, 2, 18), ("hy_v3", 8, 4, 12), ("laguna", 6, 3, 20),
-    ("llama4_text", 4, 2, 32), ("step3p5", 6, 3, 20),
+    ("llama4_text", 4, 2, 32), ("step3p5", 6, 3, 20), ("afmoe", 4, 2, 24), ("gemma", 2, 1, 28),
     ("qwen3_next", 4, 2, 24), ("qwen3_5_text", 6, 2, 20), ("qwen3_5_moe_text", 4, 1, 32),
 )  # fmt: skip
 NUM_NEW = 12

@@ -77,6 +77,7 @@ class TensorNames:
                           in memory, the first ones of all pairs come before the second ones
     before_feed_forward   the norm of what the feed-forward reads
     q_norm, k_norm        those of queries and keys
+    attention_gate        the product that gates the heads, where it is none of the queries'
     feed_forward          a dense one
     experts               None for a family without mixtures
     recurrence            None for a family whose layers all attend
@@ -91,6 +92,7 @@ class TensorNames:
     after_feed_forward: str = "post_feedforward_layernorm"
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"
+    attention_gate: str = "self_attn.g_proj"
     feed_forward: str = "mlp"
     experts: ExpertNames | None = None
     recurrence: RecurrenceNames | None = None

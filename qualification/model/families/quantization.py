@@ -162,7 +162,7 @@ def _formats_of(prefix: str, layer: LayerConfig, quantization: Quantization, nam
 
     made = "qkv"[: len(layer.attention.head_splits)] if layer.attends else "qkv"
     qkv = ("self_attn.qkv_proj",) if names.merged else tuple(f"self_attn.{it}_proj" for it in made)
-    if layer.attends and layer.attention.gate is not None and (of_gate := format_of("self_attn.g_proj")) != PLAIN:
+    if layer.attends and layer.attention.gate is not None and (of_gate := format_of(names.attention_gate)) != PLAIN:
         raise ModelConfigError(f"{quantization.source}: a gate of attention in {of_gate.name} is not supported")
     fed = names.feed_forward
     if isinstance(layer.feed_forward, ExpertsConfig):

@@ -3,11 +3,13 @@
 from collections.abc import Mapping
 from difflib import get_close_matches
 
+from qualification.model.families.afmoe import AFMOE
 from qualification.model.families.cohere2 import COHERE2
 from qualification.model.families.ernie4_5 import ERNIE4_5
 from qualification.model.families.ernie4_5_moe import ERNIE4_5_MOE
 from qualification.model.families.exaone4 import EXAONE4
 from qualification.model.families.family import Family
+from qualification.model.families.gemma import GEMMA
 from qualification.model.families.gemma2 import GEMMA2
 from qualification.model.families.gemma3 import GEMMA3
 from qualification.model.families.gemma4 import GEMMA4, GEMMA4_UNIFIED
@@ -50,10 +52,12 @@ from qualification.model.families.step3p5 import STEP3P5
 from qualification.model.fields import ModelConfigError
 
 KNOWN: tuple[Family, ...] = (
+    AFMOE,
     COHERE2,
     ERNIE4_5,
     ERNIE4_5_MOE,
     EXAONE4,
+    GEMMA,
     GEMMA2,
     GEMMA3,
     GEMMA4,

@@ -245,7 +245,7 @@ class LayerReference:
             inputs = Inputs.of(self.config.formats.qkv.name)
             gate = self._linear(read, "self_attn.q_proj", inputs).changed(self._second_halves)
         else:
-            gate = self._linear(read, "self_attn.g_proj")
+            gate = self._linear(read, self.sentence.gate)
         gate = self.precision.rounded(gate)
         num_tokens, num_heads, head_dim = out.truth.shape
         share = gate.changed(lambda it: it.view(num_tokens, num_heads, -1).expand(num_tokens, num_heads, head_dim))

@@ -26,7 +26,7 @@ class Scoring(Enum):
 
 
 class HeadGate(Enum):
-    """The function of `g_proj`'s product by which heads are multiplied, in fp32."""
+    """The function of the gate's product by which heads are multiplied, in fp32."""
 
     SIGMOID = "sigmoid"
     SOFTPLUS = "softplus"
@@ -90,6 +90,7 @@ class Sentence:
     gate_up_is_merged  gate and up are one tensor, though q, k, v are not
     after_attention, before_feed_forward, after_feed_forward   names of the norms of SANDWICH and AFTER
     q_norm, k_norm    names of the norms of queries and keys, where there are some
+    gate              the product that gates the heads, where it is none of the queries'
     norms_rotated     whether these norm heads that are rotated already
     norms_rotating_layers  whether heads that are rotated are normed without a weight, where config.json says so
     feed_forward      a dense one
@@ -113,6 +114,7 @@ class Sentence:
     after_feed_forward: str = "post_feedforward_layernorm"
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"
+    gate: str = "self_attn.g_proj"
     norms_rotated: bool = False
     norms_rotating_layers: bool = False
     feed_forward: str = "mlp"
@@ -166,6 +168,20 @@ _GEMMA_4 = Sentence(
 )
 
 SENTENCES: dict[str, Sentence] = {
+    "afmoe": Sentence(
+        NormOrder.SANDWICH,
+        before_feed_forward="pre_mlp_layernorm",
+        after_feed_forward="post_mlp_layernorm",
+        head_gate=HeadGate.SIGMOID,
+        gate="self_attn.gate_proj",
+        mixture=MixtureSentence(
+            "mlp.router.gate",
+            "mlp.experts",
+            shared="mlp.shared_experts",
+            scores=Scoring.SIGMOID,
+            correction="mlp.expert_bias",
+        ),
+    ),
     "cohere2": Sentence(NormOrder.PARALLEL, norms_subtract_mean=True, rotates_neighbours=True),
     "ernie4_5": Sentence(rotates_neighbours=True),
     "ernie4_5_moe": Sentence(
@@ -179,6 +195,7 @@ SENTENCES: dict[str, Sentence] = {
         ),
     ),
     "exaone4": Sentence(NormOrder.AFTER),
+    "gemma": Sentence(norm_offset=1.0, embedding_is_scaled_by_width=True),
     "gemma2": Sentence(NormOrder.SANDWICH, 1.0, embedding_is_scaled_by_width=True),
     "gemma3_text": Sentence(NormOrder.SANDWICH, 1.0, embedding_is_scaled_by_width=True),
     "gemma4_text": _GEMMA_4,

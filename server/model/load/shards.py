@@ -70,6 +70,8 @@ class _Splits:
 
     def row_runs(self, tensor: str) -> list[_Run] | None:
         """Return a rank's rows of each of the matrices that a tensor holds; None for one that is not split by rows."""
+        if tensor == self.names.attention_gate and self.layer.whole.attends:
+            return [self._gate_of_heads]
         width = self._width(tensor)
         *_, linear = tensor.split(".")
         gate, up, gate_up, _ = self._gated_names(tensor)
@@ -107,16 +109,22 @@ class _Splits:
         query = _rows(self.layer.heads.query, attention.head_dim), attention.query_size
         kv = _rows(self.layer.heads.kv, attention.head_dim), attention.kv_size
         heads = self.layer.heads.query, attention.num_heads
-        gate_of_heads = query if attention.gate is not None and attention.gate.by_dimension else heads
         return {
             "q_proj": [query],
             "k_proj": [kv],
             "v_proj": [kv],
             "qkv_proj": [query, kv, kv],
-            "g_proj": [gate_of_heads],
             "self_attn": [heads],  # of its sinks
             **({"q_norm": [query], "k_norm": [kv]} if attention.qk_norm is QKNorm.ALL_HEADS else {}),
         }
+
+    @property
+    def _gate_of_heads(self) -> _Run:
+        """Return a rank's rows of what gates its heads: one of each, or as many as a head has dimensions."""
+        attention, own = self.layer.whole.attention, self.layer.heads.query
+        if attention.gate is not None and attention.gate.by_dimension:
+            return _rows(own, attention.head_dim), attention.query_size
+        return own, attention.num_heads
 
     @property
     def _recurrent_heads(self) -> "_RecurrentHeads":

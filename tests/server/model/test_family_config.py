@@ -31,6 +31,8 @@ SHARED: dict[str, object] = {
     "rms_norm_eps": 1e-5,
 }
 ARCHITECTURES = {
+    "afmoe": "AfmoeForCausalLM",
+    "gemma": "GemmaForCausalLM",
     "cohere2": "Cohere2ForCausalLM",
     "qwen3_5_text": "Qwen3_5ForCausalLM",
     "ernie4_5_moe": "Ernie4_5_MoeForCausalLM",
@@ -308,6 +310,10 @@ def test_phi3_is_served_with_a_plain_rotation(scaling: object, tmp_path: Path) -
             {"num_attention_heads_per_layer": [4, 4, 3, 4]},
             "per_layer must be multiples of num_key_value_heads",
         ),
+        ("afmoe", {"route_norm": False}, "route_norm must be absent or true"),
+        ("afmoe", {"global_attn_every_n_layers": 0}, "global_attn_every_n_layers must be a positive integer"),
+        ("gemma", {"hidden_act": "relu"}, "hidden_act must be one of gelu_pytorch_tanh, gelu, silu"),
+        ("gemma", {"hidden_activation": "gelu"}, "hidden_activation must be absent or gelu_pytorch_tanh"),
         ("laguna", {"gating_types": ["per_element"] * 4}, "gating_types must be per_head in all layers"),
         ("laguna", {"moe_router_logit_softcapping": 5.0}, "moe_router_logit_softcapping must be absent or 0.0"),
         ("qwen2", {"model_type": "mimo_v2_flash"}, "is not supported: its keys have 192 dimensions and its values 128"),

@@ -7,6 +7,7 @@ import torch
 
 from support.models.paged_runner import PagedRunner
 from support.models.tiny_families import (
+    AFMOE,
     COHERE,
     EXAONE_4,
     GEMMA_2,
@@ -42,6 +43,7 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "qwen3-tied": ("qwen3", {"head_dim": 12, "tie_word_embeddings": True, "attention_bias": True}),
     "phi3-merged": ("phi3", {"sliding_window": 9}),
     "gemma2": ("gemma2", GEMMA_2),
+    "afmoe": ("afmoe", AFMOE),
     "gemma4-26b-a4b": ("gemma4", GEMMA_4_MOE),
     "gemma4-e2b": ("gemma4", {**GEMMA_4_SMALL, "use_double_wide_mlp": True}),
     "granite": ("granite", MULTIPLIERS),

@@ -7,6 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 from support.models.tiny_families import (
+    AFMOE,
     COHERE,
     ERNIE,
     ERNIE_MOE,
@@ -80,6 +81,7 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, object]]] = {
             "swiglu_limits_shared": [0.7, 0.6],
         },
     ),
+    "afmoe": ("afmoe", {**AFMOE, "sliding_window": WINDOW, "global_attn_every_n_layers": 2}),
     "llama 4": ("llama4_text", {**LLAMA_4, "moe_layers": [1]}),
     "hunyuan moe": ("hunyuan_v1_moe", {**HUNYUAN_MOE, "moe_topk": [3, 1]}),
     "hy 3": ("hy_v3", HY_3),

@@ -8,6 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
+    AfmoeConfig,
+    AfmoeForCausalLM,
     Cohere2Config,
     Cohere2ForCausalLM,
     Ernie4_5_MoeConfig,
@@ -30,6 +32,8 @@ from transformers import (
     Gemma4UnifiedForCausalLM,
     Gemma4UnifiedForConditionalGeneration,
     Gemma4UnifiedTextConfig,
+    GemmaConfig,
+    GemmaForCausalLM,
     Glm4Config,
     Glm4ForCausalLM,
     Glm4MoeConfig,
@@ -129,6 +133,8 @@ TOLERANCE = 1e-4
 NUM_TOKENS = 60  # several windows
 FAMILIES = {
     "llama": (LlamaConfig, LlamaForCausalLM),
+    "afmoe": (AfmoeConfig, AfmoeForCausalLM),
+    "gemma": (GemmaConfig, GemmaForCausalLM),
     "gemma2": (Gemma2Config, Gemma2ForCausalLM),
     "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM),
     "gemma4": (Gemma4TextConfig, Gemma4ForCausalLM),
@@ -282,6 +288,17 @@ LAGUNA = {
     "num_attention_heads_per_layer": [6, 4, 8],
     "rope_parameters": {"full_attention": {**YARN, "partial_rotary_factor": 0.5}, "sliding_attention": LOCAL},
 }
+AFMOE = {
+    **QWEN_MOE,
+    "head_dim": 12,
+    "sliding_window": 9,
+    "global_attn_every_n_layers": 3,
+    "num_dense_layers": 1,
+    "num_shared_experts": 2,
+    "route_scale": 2.5,
+    "mup_enabled": True,
+    "rms_norm_eps": 0.01,  # with 1e-5 the norms make errors of small numbers larger than the tolerance
+}
 STEP = {
     "head_dim": 12,
     "pad_token_id": 0,
@@ -316,6 +333,7 @@ WINDOWED: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "mistral, window of one": ("mistral", {"sliding_window": 1}),
     "phi3, window": ("phi3", {"sliding_window": 9}),
     "gemma2": ("gemma2", GEMMA_2),
+    "afmoe": ("afmoe", AFMOE),
     "gemma3": ("gemma3", {**GEMMA, "layer_types": MIXED, "rope_parameters": TWO_ROPES}),
     "gemma4, as 31B": ("gemma4", GEMMA_4_WIDE),
     "gpt_oss": ("gpt_oss", GPT_OSS),
@@ -468,6 +486,11 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
         {"head_dim": 12, "attention_bias": True, "tie_word_embeddings": True},
     ),
     "hunyuan_v1_moe": ("hunyuan_v1_moe", HUNYUAN_MOE),
+    "afmoe, all dense, biases": (
+        "afmoe",
+        {"head_dim": 18, "num_dense_layers": 3, "attention_bias": True, "layer_types": MIXED, "sliding_window": 9},
+    ),
+    "gemma": ("gemma", {"head_dim": 12}),
     "hy_v3": ("hy_v3", HY_3),
     "hy_v3, two dense layers": (
         "hy_v3",
@@ -514,6 +537,8 @@ def save_reference(folder: Path, family: str, changes: Mapping[str, object]) -> 
         for name, weight in model.named_parameters():
             if name.endswith(FILLED):  # transformers starts them at 1 and 0, which would hide them
                 weight.uniform_(0.5, 1.5)
+            elif not weight.any():  # a router's, of AFMoE
+                weight.normal_(std=0.3)
         for name, buffer in model.named_buffers():
             if name.endswith("correction_bias"):
                 buffer.uniform_(-0.5, 0.5)
