@@ -143,63 +143,72 @@ class TowerWeights:
 
 def empty_tower(config: TowerConfig, dtype: torch.dtype, device: torch.device) -> TowerWeights:
     """Return weights that are not yet filled."""
-    hidden, has_bias = config.hidden_size, not config.is_gated
+    empty = _Empty(config, dtype, device)
+    return TowerWeights(
+        patches=empty.linear(config.patch_numbers, config.hidden_size, bias=not config.is_gated),
+        patches_norm=empty.norm() if config.norms_patches else None,
+        positions=empty.positions(),
+        layers=tuple(empty.layer() for _ in range(config.num_layers)),
+        merger=empty.last_merger(),
+        deepstack=tuple(empty.merger(norms_tokens=True) for _ in config.deepstack),
+    )
 
-    def linear(size_in: int, size_out: int, *, bias: bool = True) -> Linear:
-        return Linear.empty(size_in, size_out, bias, PLAIN, dtype, device)
 
-    def norm(size: int) -> NormWeights:
-        weight = torch.empty(size, dtype=dtype, device=device)
-        return NormWeights(weight, torch.empty_like(weight) if has_bias else None)
+@dataclass(frozen=True, slots=True)
+class _Empty:
+    """Makes the parts of a tower, not yet filled."""
 
-    def pooler() -> Pooler:
-        token_norm = torch.empty(hidden, dtype=dtype, device=device)
-        return Pooler(norm(hidden), token_norm, linear(hidden, config.out_size, bias=False))
+    config: TowerConfig
+    dtype: torch.dtype
+    device: torch.device
 
-    def merger(*, norms_tokens: bool) -> Merger:
-        size = hidden * config.merge**2
-        first, second = (linear(*it, bias=config.merger_has_biases) for it in pairwise(config.merger_sizes))
-        merging = linear(size, hidden, bias=False) if config.has_merging else None
-        return Merger(norm(size if norms_tokens else hidden), first, second, norms_tokens, merging)
+    def tensor(self, *shape: int) -> Tensor:
+        return torch.empty(shape, dtype=self.dtype, device=self.device)
 
-    def mean_merger() -> MeanMerger:
-        vectors = [torch.empty(hidden, dtype=dtype, device=device) if config.standardizes else None for _ in range(2)]
-        return MeanMerger(linear(*config.merger_sizes, bias=False), *vectors)
+    def linear(self, size_in: int, size_out: int, *, bias: bool) -> Linear:
+        return Linear.empty(size_in, size_out, bias, PLAIN, self.dtype, self.device)
 
-    def last_merger() -> Merger | Pooler | MeanMerger:
-        if config.has_means:
-            return mean_merger()
-        return pooler() if config.is_pooled else merger(norms_tokens=False)
+    def norm(self, size: int | None = None) -> NormWeights:
+        """Return a norm of so many numbers, None for those of a patch."""
+        weight = self.tensor(self.config.hidden_size if size is None else size)
+        return NormWeights(weight, None if self.config.is_gated else torch.empty_like(weight))
 
-    def layer() -> TowerLayer:
+    def positions(self) -> Tensor | None:
+        config = self.config
+        if config.num_positions is not None:
+            return self.tensor(config.num_positions**2, config.hidden_size)
+        return None if config.num_places is None else self.tensor(2, config.num_places, config.hidden_size)
+
+    def layer(self) -> TowerLayer:
+        config, hidden = self.config, self.config.hidden_size
         has_biases, parts = config.has_biases, len(config.names.up)
+        bounds = Bounds(*(self.tensor(it, 4) for it in (3, 1, parts, 1))) if config.has_bounds else None
         return TowerLayer(
-            norm(hidden),
-            linear(hidden, 3 * hidden, bias=has_biases),
-            linear(hidden, hidden, bias=has_biases),
-            norm(hidden),
-            linear(hidden, config.width * parts, bias=has_biases),
-            linear(config.width, hidden, bias=has_biases),
-            Bounds(*(torch.empty(it, 4, dtype=dtype, device=device) for it in (3, 1, parts, 1)))
-            if config.has_bounds
-            else None,
-            *(norm(config.head_dim) if config.norms_heads else None for _ in range(2)),
-            *(norm(hidden) if config.norms_after else None for _ in range(2)),
+            self.norm(),
+            self.linear(hidden, 3 * hidden, bias=has_biases),
+            self.linear(hidden, hidden, bias=has_biases),
+            self.norm(),
+            self.linear(hidden, config.width * parts, bias=has_biases),
+            self.linear(config.width, hidden, bias=has_biases),
+            bounds,
+            *(self.norm(config.head_dim) if config.norms_heads else None for _ in range(2)),
+            *(self.norm() if config.norms_after else None for _ in range(2)),
         )
 
-    positions = None
-    if config.num_positions is not None:
-        positions = torch.empty(config.num_positions**2, hidden, dtype=dtype, device=device)
-    elif config.num_places is not None:
-        positions = torch.empty(2, config.num_places, hidden, dtype=dtype, device=device)
-    return TowerWeights(
-        patches=linear(config.patch_numbers, hidden, bias=has_bias),
-        patches_norm=norm(hidden) if config.norms_patches else None,
-        positions=positions,
-        layers=tuple(layer() for _ in range(config.num_layers)),
-        merger=last_merger(),
-        deepstack=tuple(merger(norms_tokens=True) for _ in config.deepstack),
-    )
+    def merger(self, *, norms_tokens: bool) -> Merger:
+        config, size = self.config, self.config.hidden_size * self.config.merge**2
+        first, second = (self.linear(*it, bias=config.merger_has_biases) for it in pairwise(config.merger_sizes))
+        merging = self.linear(size, config.hidden_size, bias=False) if config.has_merging else None
+        return Merger(self.norm(size if norms_tokens else None), first, second, norms_tokens, merging)
+
+    def last_merger(self) -> Merger | Pooler | MeanMerger:
+        config, hidden = self.config, self.config.hidden_size
+        if not config.has_means and not config.is_pooled:
+            return self.merger(norms_tokens=False)
+        product = self.linear(hidden, config.out_size, bias=False)
+        if config.is_pooled:
+            return Pooler(self.norm(), self.tensor(hidden), product)
+        return MeanMerger(product, *(self.tensor(hidden) if config.standardizes else None for _ in range(2)))
 
 
 def as_computed(weights: TowerWeights, config: TowerConfig) -> TowerWeights:
