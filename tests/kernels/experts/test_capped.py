@@ -31,7 +31,9 @@ PATHS = [path for path in EXPERTS_PATHS if path.limits.is_capped]
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.name)
 def test_each_path_bounds_what_it_multiplies(path: object, shape: ExpertsShape, device: torch.device) -> None:
     run = next(it.run for it in PATHS if it is path)
-    cases = [it for it in experts_cases(shape, device, seed=0) if it.name in ("fewest", "none to most", "unequal")]
+    is_slow = path is PATHS[0] and shape.format is not ExpertFormat.PLAIN  # in Triton's interpreter
+    names = ("fewest",) if is_slow else ("none to most",) if path is PATHS[0] else ("fewest", "none to most", "unequal")
+    cases = [it for it in experts_cases(shape, device, seed=0) if it.name in names]
     if run is run_capped_tiles and shape.format is not ExpertFormat.PLAIN:
         assert [it.code for it in PATHS[-1].limits.rejections(shape)] == [Reject.LAYOUT]
         return
