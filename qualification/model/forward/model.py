@@ -52,7 +52,7 @@ class ForwardReference:
         """Return the residual [T, hidden] of token ids [T] before the first layer."""
         rows = self.checkpoint.picked_rows(self.checkpoint.embedding, token_ids)
         found = Bounded.exact(self.precision.stored(rows))
-        scale = self.model.embedding_scale
+        scale = float(torch.tensor(self.model.embedding_scale, dtype=torch.float32))  # as PyTorch multiplies by it
         if self.sentence.embedding_is_scaled_by_width:
             scale = float(torch.tensor(self.model.hidden_size**0.5, dtype=self.precision.dtype))
         return found if scale == 1 else self.precision.rounded(found.times(scale))

@@ -76,7 +76,7 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "ministral 3": ("ministral3", MINISTRAL),
     "exaone 4": ("exaone4", {**EXAONE_4, "head_dim": 16}),
     "laguna": ("laguna", LAGUNA_16),
-    "afmoe": ("afmoe", {**AFMOE, "head_dim": 16, "global_attn_every_n_layers": 2}),
+    "afmoe": ("afmoe", {**AFMOE, "hidden_size": 80, "head_dim": 16, "global_attn_every_n_layers": 2}),  # no square
     "step 3.5": ("step3p5", {**STEP, "head_dim": 16, **_OF_TWO_LAYERS}),
     "llama 4": ("llama4_text", {**LLAMA_4, "head_dim": 16, "moe_layers": [1], "attention_chunk_size": 64}),
     "hunyuan moe": ("hunyuan_v1_moe", {**HUNYUAN_MOE, "moe_topk": [3, 1]}),
