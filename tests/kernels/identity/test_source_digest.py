@@ -133,6 +133,12 @@ def test_a_changed_computation_changes_the_digest(tmp_path: Path, entry_digest: 
     assert package(tmp_path / "second", entry=entry, deep=deep, other=other).of("pack.entry") != entry_digest
 
 
+def test_a_module_that_is_imported_whole_is_covered(tmp_path: Path) -> None:
+    texts = {"first": DEEP, "second": f"{DEEP}more = 1\n"}
+    entry = "from pack import deep\n"
+    assert len({package(tmp_path / it, entry=entry, deep=deep).of("pack.entry") for it, deep in texts.items()}) == 2
+
+
 def test_type_checking_imports_are_not_followed(tmp_path: Path) -> None:
     typed = "from typing import TYPE_CHECKING\n"
     plain = package(tmp_path / "second", entry=typed + ENTRY, deep=DEEP)
