@@ -136,9 +136,10 @@ def test_a_start_that_cannot_succeed_is_one_line_and_exit_2(start_server: StartS
     (folder / "model.safetensors.index.json").write_text('{"weight_map": {"lm_head.weight": "part-1.safetensors"}}')
     with start_server("--model", str(folder)) as server:
         assert server.process.wait(timeout=300) == 2
-        (line,) = server.log.splitlines()
-    assert line.startswith("hallmark: ")
+        *progress, line = server.log.splitlines()
     assert "part-1.safetensors does not exist, " in line
+    assert [it.startswith("hallmark: ") for it in (*progress, line)] == [False] * len(progress) + [True]
+    assert "Traceback" not in server.log
 
 
 def test_under_degrade_a_large_head_dim_serves_by_fallbacks(wide_model: Path, start_server: StartServer) -> None:
