@@ -51,7 +51,7 @@ def test_a_stream_has_cors_headers(folder: Path, num_choices: int) -> None:
 @pytest.mark.parametrize("origins", ["app.example", f"{ORIGIN}/", f"{ORIGIN}/chat", "null", "https://*.example", ","])
 def test_what_is_no_origin_stops_the_start(folder: Path, origins: str) -> None:
     with pytest.raises(SettingsError, match=r"^--allowed-origins: .* is no origin"):
-        served(folder, allowed_origins=origins)
+        _ = served(folder, allowed_origins=origins).app
 
 
 @pytest.mark.parametrize("file", ["api_key_file", "operator_key_file"])
@@ -59,4 +59,4 @@ def test_any_origin_is_refused_beside_keys(folder: Path, file: str) -> None:
     it: Served = served(folder, allowed_origins=ORIGIN, **{file: "keys"})
     assert it.get("/livez").status_code == 200
     with pytest.raises(SettingsError, match=r"^--allowed-origins \* is refused where there are API keys"):
-        served(folder, allowed_origins=f"{ORIGIN},*", **{file: "keys"})
+        _ = served(folder, allowed_origins=f"{ORIGIN},*", **{file: "keys"}).app

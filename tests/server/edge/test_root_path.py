@@ -30,4 +30,4 @@ def test_a_root_path_opens_no_operators_route(folder: Path, path: str) -> None:
 @pytest.mark.parametrize("path", ["llm", "/llm/", "//", "/a b", "/a?b", "/a//b"])
 def test_what_is_no_root_path_stops_the_start(folder: Path, path: str) -> None:
     with pytest.raises(SettingsError, match=f"^--root-path {path}".replace("?", r"\?")):
-        served(folder, root_path=path)
+        _ = served(folder, root_path=path).app

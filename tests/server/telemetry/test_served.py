@@ -134,6 +134,7 @@ def test_a_prompt_is_nowhere_in_logs_spans_metrics_and_errors(folder: Path, coll
 def test_no_request_whatever_it_says_makes_a_new_series(folder: Path) -> None:
     engine = ScriptedEngine()
     it = Served(make_services(folder, engine, Settings(model="tiny")), engine)
+    assert it.app  # which makes the series of all routes
     random_of = random.Random(0)
 
     def word() -> str:
