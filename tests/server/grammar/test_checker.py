@@ -93,7 +93,7 @@ def test_escape_of_no_character_is_named(escape: str) -> None:
 
 def test_dates_are_days_that_there_are() -> None:
     matcher = compiled(byte_tokenizer(), json_grammar({"type": "string", "format": "date"}, "p"))
-    for year, month, day in itertools.product((0, 1, 4, 400, 1900, 2000, 2023, 2024, 9999), range(14), range(33)):
+    for year, month, day in itertools.product((0, 4, 1900, 2000, 2023, 9999), range(14), (0, 1, 28, 29, 30, 31, 32)):
         text = f"{year:04}-{month:02}-{day:02}"
         try:
             is_day = str(date.fromisoformat(text)) == text
