@@ -63,7 +63,7 @@ class Part:
 PARTS = (
     Part(".venv/.installed", 60),
     Part("test", 560, f"PYTEST_FLAGS=--require-tools {TWICE}", sets_pace=True),  # a missing tool is a failure here
-    Part("test-e2e", 220, f"PYTEST_FLAGS=--require-tools {TWICE}"),
+    Part("test-e2e", 240, f"PYTEST_FLAGS=--require-tools {TWICE}"),
     Part("test-deploy", 40, f"PYTEST_FLAGS={TWICE}", needs_index=True),  # skipped without node and npm
     Part("test-sm90", 145, f"PYTEST_FLAGS={TWICE}", is_optional=True),
     Part("test-portable", 180, f"PYTEST_FLAGS={TWICE}", is_optional=True),
