@@ -42,6 +42,7 @@ from server.model.load.load import load_config, load_decoder
 from server.settings import LoadFormat
 from support.models.paged_runner import PagedRunner
 from support.models.tiny_families import (
+    AFMOE,
     BETAS,
     COHERE,
     CPU,
@@ -77,6 +78,7 @@ from support.models.tiny_families import (
     RECURRENT,
     SEED,
     SMOLLM,
+    STEP,
     SWITCHED_ON,
     TINY,
     TWO_ROPES,
@@ -175,6 +177,9 @@ BASES: dict[str, Base] = {
     "ministral3, old": Base("ministral3", {**MINISTRAL, "sliding_window": 9}, is_old=True),
     "nemotron-nas": Base("nemotron-nas", NEMOTRON, is_old=True),
     "seed_oss": Base("seed_oss", SEED, is_old=True),
+    "step3p5": Base("step3p5", {**STEP, "num_hidden_layers": 3}),
+    "afmoe": Base("afmoe", AFMOE),
+    "gemma": Base("gemma", {"head_dim": 12}, is_old=True),
     "smollm3": Base("smollm3", {**SMOLLM, **SWITCHED_ON}, is_old=True),
     "olmo3": Base(
         "olmo3", {**OLMO_3, "layer_types": ["sliding_attention", "full_attention"], "rope_parameters": TWO_ROPES}
