@@ -46,7 +46,7 @@ def test_every_part_runs_where_there_is_time() -> None:
     assert machine.said[-1].endswith("at 1.10 of the usual time")
 
 
-@pytest.mark.parametrize("pace", [1.1, 1.2, 1.25])
+@pytest.mark.parametrize("pace", [1.1, 1.5, 2.2])
 def test_it_ends_in_time_and_names_what_did_not_begin(pace: float) -> None:
     machine = Machine(pace)
     assert machine.passes()
@@ -58,7 +58,7 @@ def test_it_ends_in_time_and_names_what_did_not_begin(pace: float) -> None:
 
 
 def test_a_part_that_must_run_and_has_no_time_fails() -> None:
-    machine = Machine(3.0)
+    machine = Machine(5.0)
     assert not machine.passes()
     assert machine.now_s == MUST_END_S
     assert machine.said[-1].startswith(
