@@ -98,8 +98,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--quantization",
         choices=[rounding.value for rounding in Rounding],
         help="prove a model of 16 bits in 8 bits, into <name>-<quantization>.json: rows that have a scale each, as "
-        "`serve --quantization fp8` makes them; the same with one scale of inputs; blocks of 128 x 128; of a mixture the "
-        "experts too, as files of 8 bits have them, though `serve --quantization fp8` leaves them in 16 bits",
+        "`serve --quantization fp8` makes them; the same with one scale of inputs; blocks of 128 x 128; experts too, "
+        "as files of 8 bits have them, though `serve --quantization fp8` leaves them in 16",
     )
     group.add_argument(
         "--kv-cache-dtype", choices=[FP8.value], help="of the KV cache (default: the server's without the setting)"
