@@ -1,6 +1,7 @@
 """The tower of a model that sees images: what makes embeddings of an image's patches. Torch-free."""
 
 from dataclasses import dataclass
+from enum import Enum
 
 from kernels.fused.activation_kind import Activation
 
@@ -72,6 +73,14 @@ class TowerNames:
         return int(number) if name.startswith(before) and number.isdecimal() else None
 
 
+class Merging(Enum):
+    """Way in which a token is made of its patches."""
+
+    BESIDE = "beside"  # they stand beside each other, and are multiplied twice
+    PRODUCT = "product"  # one before these two makes one patch's numbers of theirs, read number by number
+    MEAN = "mean"  # their mean is normed, and multiplied once
+
+
 @dataclass(frozen=True, slots=True)
 class TowerConfig:
     """A transformer over an image's patches, whose results are merged to embeddings of a prompt's tokens.
@@ -93,12 +102,9 @@ class TowerConfig:
     rope_theta      of the rotation in two dims, by the row and the column of a patch; None: nothing is rotated
     alternates_rates  whether rows and columns take the rates of a head in turns; else both have the same
     norms_patches   whether patches are normed before the first layer
-    has_merging     whether a product of its own makes one patch's numbers of those that are merged, which it reads
-                    number by number of all of them, and not patch by patch
+    merging         how a token is made of its patches
     merger_eps      of the merger's norm; None: as `norm_eps`
     has_line_ends   whether a token of the text stands behind each row of an image's tokens, the last one's apart
-    is_pooled       whether a token is the mean of its patches, which is normed and multiplied once; else its patches
-                    stand beside each other, and are multiplied twice
     image_side      patches of each side of every image; None: images may have any
     num_places      rows of each of two tables of learned positions, by the column and by the row; None: there are none
     norms_heads     whether each head's queries and keys are normed before they are turned, and its values without a
@@ -107,8 +113,9 @@ class TowerConfig:
     norms_after     whether what attention and the feed-forward make is normed before it is added
     has_bounds      whether a checkpoint has bounds of what each product of a layer reads and makes
     reads_colours_last  whether the first product reads the colours of a pixel beside each other
-    has_means       whether a token is the mean of its patches, normed without a weight and multiplied once
-    standardizes    whether that mean is standardized before it is normed
+    norms_means     whether patches are normed before their mean is taken, and its own norm has a weight; else the mean
+                    is multiplied by sqrt(hidden_size), and its norm has none
+    standardizes    whether that product is standardized before it is normed
     """
 
     num_layers: int
@@ -132,10 +139,9 @@ class TowerConfig:
     norm_eps: float = 1e-6
     alternates_rates: bool = False
     norms_patches: bool = False
-    has_merging: bool = False
+    merging: Merging = Merging.BESIDE
     merger_eps: float | None = None
     has_line_ends: bool = False
-    is_pooled: bool = False
     image_side: int | None = None
     num_places: int | None = None
     norms_heads: bool = False
@@ -143,7 +149,7 @@ class TowerConfig:
     norms_after: bool = False
     has_bounds: bool = False
     reads_colours_last: bool = False
-    has_means: bool = False
+    norms_means: bool = False
     standardizes: bool = False
 
     @property
@@ -171,9 +177,9 @@ class TowerConfig:
     @property
     def merger_sizes(self) -> tuple[int, ...]:
         """Numbers that a merger's products read, from the first to the last, and those of a token."""
-        if self.has_means:
+        if self.merging is Merging.MEAN:
             return self.hidden_size, self.out_size
-        if self.has_merging:
+        if self.merging is Merging.PRODUCT:
             return self.hidden_size, self.out_size, self.out_size
         merged = self.hidden_size * self.merge**2
         return merged, merged, self.out_size

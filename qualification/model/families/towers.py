@@ -13,7 +13,7 @@ from qualification.model.fields import Fields, ModelConfigError
 from qualification.model.keys import Keys, family_keys
 from qualification.model.rope import rope_section
 from qualification.model.shared import read_activation
-from qualification.model.tower import TowerConfig, TowerNames
+from qualification.model.tower import Merging, TowerConfig, TowerNames
 
 _THETA = 10_000.0
 _QWEN_KEYS = (
@@ -295,7 +295,7 @@ def _read_pixtral(source: TowerSource) -> TowerConfig:
         norm_eps=_PIXTRAL_EPS,
         alternates_rates=True,
         norms_patches=True,
-        has_merging=True,
+        merging=Merging.PRODUCT,
         merger_eps=source.text.norm_eps,
         has_line_ends=True,
     )
@@ -333,7 +333,9 @@ def _read_siglip(source: TowerSource) -> TowerConfig:
         num_positions=side,
         rope_theta=None,
         norm_eps=fields.number("layer_norm_eps", 1e-6),
-        is_pooled=True,
+        merging=Merging.MEAN,
+        merger_has_biases=False,
+        norms_means=True,
         image_side=side,
     )
 
@@ -377,7 +379,7 @@ def _read_gemma_4(source: TowerSource) -> TowerConfig:
         norms_after=True,
         has_bounds=fields.flag("use_clipped_linears", False),
         reads_colours_last=True,
-        has_means=True,
+        merging=Merging.MEAN,
         standardizes=fields.flag("standardize", False),
     )
 

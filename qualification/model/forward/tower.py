@@ -24,7 +24,7 @@ from qualification.model.forward.bounded import (
 from qualification.model.forward.checkpoint import Checkpoint, CheckpointError
 from qualification.model.forward.mixture import Gate, gate_named, gate_of
 from qualification.model.forward.rotation import turn
-from qualification.model.tower import TowerConfig
+from qualification.model.tower import Merging, TowerConfig
 
 _OF_PIXELS = 8  # roundings in fp32 of a pixel's number, of the largest of its parts
 
@@ -127,9 +127,7 @@ class TowerReference:
         """Return what the first product of a merger reads, [tokens, merge ** 2 * hidden]; the last one's, or one of
         those behind a layer. Of tokens that are means of patches, those means [tokens, hidden].
         """
-        if self.config.is_pooled:
-            return self._pooled(self._normed(x, self._names.last_norm))
-        if self.config.has_means:
+        if self.config.merging is Merging.MEAN:
             return self._means(x)
         norm, eps = self._of_merger(deepstack, self._names.merger_norm), self.config.merger_eps
         if deepstack is None:
@@ -143,16 +141,16 @@ class TowerReference:
 
     def merger_fed(self, read: Bounded, deepstack: int | None) -> Bounded:
         """Return what the last product of a merger reads."""
-        if self.config.is_pooled:
+        if self.config.merging is Merging.MEAN:
+            if not self.config.norms_means:
+                return self._normed_alone(read)
             weight = self._tensor(f"{self._of_merger(None, self._names.merger_norm)}.weight")
             return rms_norm(read, weight + 1, self.config.norm_eps, self._precision)
-        if self.config.has_means:
-            return self._normed_alone(read)
         return self._bent(self._product(read, self._of_merger(deepstack, self._names.first)), gate_named("gelu"))
 
     def merged(self, fed: Bounded, deepstack: int | None) -> Bounded:
         """Return [tokens, out_size], token by token of a row."""
-        if self.config.is_pooled:
+        if self.config.norms_means:
             weight = self._tensor(self._of_merger(None, self._names.second)).T  # it is kept [in, out]
             return self._rounded(product(fed, chunks_of(weight), None, self._precision))
         return self._product(fed, self._of_merger(deepstack, self._names.second))
@@ -165,10 +163,9 @@ class TowerReference:
 
     def _means(self, x: Bounded) -> Bounded:
         """Return what the mean of each token's patches is, as their last norm reads it: a sum in fp32, rounded once."""
-        count, size = self.config.merge**2, x.truth.shape[1]
-        parts = [it.view(-1, count, size) for it in map(self._merged, (x.truth, x.most, x.deviation))]
-        own = parts[2].mean(1) + U * count * parts[0].abs().mean(1)
-        means = self._rounded(Bounded(parts[0].mean(1), parts[1].mean(1), own)).times(size**0.5)
+        if self.config.norms_means:
+            return self._pooled(self._normed(x, self._names.last_norm))
+        means = self._pooled(x).times(x.truth.shape[1] ** 0.5)
         if not self.config.standardizes:
             return self._rounded(means)
         bias, factor = (self._tensor(it) for it in (self._names.mean_bias, self._names.mean_factor))

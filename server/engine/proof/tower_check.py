@@ -8,6 +8,7 @@ from torch import Tensor
 
 from qualification.model.forward.bounded import Bounded
 from qualification.model.forward.tower import PixelNumbers, TowerReference
+from qualification.model.tower import Merging
 from server.engine.proof.layer_check import Difference, difference
 from server.model.vision.geometry import Geometry, Grid
 from server.model.vision.tower import Image, Pixels, Tower, TowerBorder
@@ -70,7 +71,7 @@ class TowerCheck:
         def merged(x: Bounded, place: int | None) -> Iterator[tuple[Difference, int]]:
             yield section(TowerBorder.MERGER_READ, place, reference.merger_read(x, place))
             read, fed = (seen.exact(it, place) for it in (TowerBorder.MERGER_READ, TowerBorder.MERGER_FED))
-            if config.has_merging:
+            if config.merging is Merging.PRODUCT:
                 yield section(TowerBorder.MERGED, place, reference.merging(read, place))
                 read = seen.exact(TowerBorder.MERGED, place)
             yield section(TowerBorder.MERGER_FED, place, reference.merger_fed(read, place))

@@ -21,7 +21,7 @@ from qualification.model.tower import TowerConfig
 from server.model.linear import Linear, Product
 from server.model.step import Step
 from server.model.vision.geometry import Geometry, Grid, learned_positions, placed, rotation
-from server.model.vision.weights import MeanMerger, Merger, NormWeights, Pooler, TowerLayer, TowerWeight, TowerWeights
+from server.model.vision.weights import MeanMerger, Merger, NormWeights, TowerLayer, TowerWeight, TowerWeights
 
 _MOST_KNOWN_PATCHES = 2**17  # of which the places are kept, 350 bytes each: made anew they take the host 3 ms
 
@@ -361,36 +361,25 @@ class Tower:
             _BoundedProduct(found.down, bounds.down),
         )
 
-    def _last_merger(self, merger: Merger | Pooler | MeanMerger) -> Callable[[Tensor], Tensor]:
-        if isinstance(merger, MeanMerger):
-            return partial(
-                self._averaged, merger, self._operators.product(None, TowerWeight.MERGER_SECOND, merger.product)
-            )
-        return self._pooler(merger) if isinstance(merger, Pooler) else self._merger(None, merger)
+    def _last_merger(self, merger: Merger | MeanMerger) -> Callable[[Tensor], Tensor]:
+        if isinstance(merger, Merger):
+            return self._merger(None, merger)
+        product = self._operators.product(None, TowerWeight.MERGER_SECOND, merger.product)
+        weight = self._ones[: self.config.hidden_size] if merger.token_norm is None else merger.token_norm.float() + 1
+        return partial(self._averaged, merger, weight, product)
 
-    def _averaged(self, merger: MeanMerger, product: Product, hidden: Tensor) -> Tensor:
+    def _averaged(self, merger: MeanMerger, weight: Tensor, product: Product, hidden: Tensor) -> Tensor:
         """Return [tokens, out_size] of hidden [patches, hidden]: of the mean of each token's patches."""
-        size = hidden.shape[1]
-        means = hidden.view(-1, self.config.merge**2, size).float().mean(1).to(hidden.dtype).float() * size**0.5
-        if merger.bias is not None and merger.factor is not None:
-            means = (means - merger.bias) * merger.factor
-        means = self._hand(TowerBorder.MERGER_READ, None, means.to(hidden.dtype))
-        normed = self._hand(TowerBorder.MERGER_FED, None, rms_norm(means, self._ones[:size], self.config.norm_eps))
+        size, patches = hidden.shape[1], hidden if merger.norm is None else self._normed(merger.norm, hidden)
+        means = patches.view(-1, self.config.merge**2, size).float().mean(1).to(hidden.dtype)
+        if not self.config.norms_means:
+            scaled = means.float() * size**0.5
+            if merger.bias is not None and merger.factor is not None:
+                scaled = (scaled - merger.bias) * merger.factor
+            means = scaled.to(hidden.dtype)
+        self._hand(TowerBorder.MERGER_READ, None, means)
+        normed = self._hand(TowerBorder.MERGER_FED, None, rms_norm(means, weight, self.config.norm_eps))
         return product(normed, None)
-
-    def _pooler(self, pooler: Pooler) -> Callable[[Tensor], Tensor]:
-        """Return what makes tokens [tokens, out_size] of hidden [patches, hidden]."""
-        factors = pooler.token_norm.float() + 1
-        product = self._operators.product(None, TowerWeight.MERGER_SECOND, pooler.product)
-
-        def pooled(hidden: Tensor) -> Tensor:
-            patches = self._normed(pooler.norm, hidden)
-            means = patches.view(-1, self.config.merge**2, patches.shape[1]).mean(1)
-            self._hand(TowerBorder.MERGER_READ, None, means)
-            normed = rms_norm(means, factors, self.config.norm_eps)
-            return product(self._hand(TowerBorder.MERGER_FED, None, normed), None)
-
-        return pooled
 
     def _merger(self, place: int | None, merger: Merger) -> Callable[[Tensor], Tensor]:
         """Return what makes tokens [tokens, out_size] of hidden [patches, hidden]."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels.linear.shape import PLAIN
-from qualification.model.tower import TowerConfig, TowerNames
+from qualification.model.tower import Merging, TowerConfig, TowerNames
 from server.model.linear import Linear
 
 BOUNDS = (".input_min", ".input_max", ".output_min", ".output_max")
@@ -84,24 +84,19 @@ class Merger:
 
 
 @dataclass(frozen=True, slots=True)
-class Pooler:
-    """Makes one token of the mean of its patches, each of which `norm` is applied to.
+class MeanMerger:
+    """Makes one token of the mean of its patches.
 
-    token_norm   [hidden]: an RMSNorm of that mean multiplies by 1 + these
+    norm          of each patch, before their mean; None: they are not normed
+    token_norm    [hidden]: the RMSNorm of the mean multiplies by 1 + these; None: it has no weight
+    bias, factor  [hidden]: the mean becomes (mean - bias) * factor before it is normed; None: it does not
     """
 
-    norm: NormWeights
-    token_norm: Tensor
     product: Linear
-
-
-@dataclass(frozen=True, slots=True)
-class MeanMerger:
-    """Makes one token of the mean of its patches. `bias`, `factor` [hidden]: (mean - bias) * factor, None without."""
-
-    product: Linear
-    bias: Tensor | None
-    factor: Tensor | None
+    norm: NormWeights | None = None
+    token_norm: Tensor | None = None
+    bias: Tensor | None = None
+    factor: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +110,7 @@ class TowerWeights:
     patches_norm: NormWeights | None
     positions: Tensor | None
     layers: tuple[TowerLayer, ...]
-    merger: Merger | Pooler | MeanMerger
+    merger: Merger | MeanMerger
     deepstack: tuple[Merger, ...]
 
     def named(self, config: TowerConfig) -> dict[str, Tensor]:
@@ -131,8 +126,6 @@ class TowerWeights:
         mergers: dict[str, Merger] = {}
         if isinstance(self.merger, Merger):
             mergers = {names.merger: self.merger}
-        elif isinstance(self.merger, Pooler):
-            found |= _of_pooler(self.merger, names)
         else:
             found |= _of_means(self.merger, names)
         mergers |= {names.deepstack.format(index): it for index, it in enumerate(self.deepstack)}
@@ -198,17 +191,18 @@ class _Empty:
     def merger(self, *, norms_tokens: bool) -> Merger:
         config, size = self.config, self.config.hidden_size * self.config.merge**2
         first, second = (self.linear(*it, bias=config.merger_has_biases) for it in pairwise(config.merger_sizes))
-        merging = self.linear(size, config.hidden_size, bias=False) if config.has_merging else None
+        merging = self.linear(size, config.hidden_size, bias=False) if config.merging is Merging.PRODUCT else None
         return Merger(self.norm(size if norms_tokens else None), first, second, norms_tokens, merging)
 
-    def last_merger(self) -> Merger | Pooler | MeanMerger:
+    def last_merger(self) -> Merger | MeanMerger:
         config, hidden = self.config, self.config.hidden_size
-        if not config.has_means and not config.is_pooled:
+        if config.merging is not Merging.MEAN:
             return self.merger(norms_tokens=False)
-        product = self.linear(hidden, config.out_size, bias=False)
-        if config.is_pooled:
-            return Pooler(self.norm(), self.tensor(hidden), product)
-        return MeanMerger(product, *(self.tensor(hidden) if config.standardizes else None for _ in range(2)))
+        product = self.linear(hidden, config.out_size, bias=config.merger_has_biases)
+        if config.norms_means:
+            return MeanMerger(product, self.norm(), self.tensor(hidden))
+        bias, factor = (self.tensor(hidden) if config.standardizes else None for _ in range(2))
+        return MeanMerger(product, bias=bias, factor=factor)
 
 
 def as_computed(weights: TowerWeights, config: TowerConfig) -> TowerWeights:
@@ -321,7 +315,13 @@ def _of_bounds(products: tuple[str, ...], bounds: Tensor) -> Iterator[tuple[str,
 
 
 def _of_means(merger: MeanMerger, names: TowerNames) -> Iterator[tuple[str, Tensor]]:
-    yield from _of_linear(f"{names.merger}.{names.second}", merger.product)
+    product = f"{names.merger}.{names.second}"
+    if merger.norm is None or merger.token_norm is None:
+        yield from _of_linear(product, merger.product)
+    else:
+        yield from _of_norm(names.last_norm, merger.norm)
+        yield f"{names.merger}.{names.merger_norm}.weight", merger.token_norm
+        yield product, merger.product.weight.stored["weight"].values.t()  # it is kept [in, out]
     if merger.bias is not None and merger.factor is not None:
         yield from ((names.mean_bias, merger.bias), (names.mean_factor, merger.factor))
 
@@ -332,9 +332,3 @@ def _of_merger(merger: Merger, names: TowerNames) -> Iterator[tuple[str, Tensor]
     yield from _of_linear(names.second, merger.second)
     if merger.merging is not None:
         yield from _of_linear(names.merging, merger.merging)
-
-
-def _of_pooler(pooler: Pooler, names: TowerNames) -> Iterator[tuple[str, Tensor]]:
-    yield from _of_norm(names.last_norm, pooler.norm)
-    yield f"{names.merger}.{names.merger_norm}.weight", pooler.token_norm
-    yield f"{names.merger}.{names.second}", pooler.product.weight.stored["weight"].values.t()  # it is kept [in, out]

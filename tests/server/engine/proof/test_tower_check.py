@@ -19,7 +19,7 @@ from server.model.load.load import load_config
 from server.model.vision.geometry import Grid
 from server.model.vision.load import load_tower, with_own_tower
 from server.model.vision.tower import Attend, FirstPath, FirstPaths, Image, Pixels, Tower
-from server.model.vision.weights import MeanMerger, Merger, Pooler, TowerWeights
+from server.model.vision.weights import MeanMerger, Merger, TowerWeights
 from support.engine.image_session import PIXELS
 from support.models.tiny_images import GEMMA, save_tiny
 
@@ -188,7 +188,8 @@ class WithoutOne(Tower):
     """Multiplies a mean of patches by its norm's weights, and not by 1 more."""
 
     def __init__(self, config: TowerConfig, weights: TowerWeights, pixels: Pixels, *, is_reproducible: bool) -> None:
-        assert isinstance(weights.merger, Pooler)
+        assert isinstance(weights.merger, MeanMerger)
+        assert weights.merger.token_norm is not None
         weights.merger.token_norm.sub_(1)
         super().__init__(config, weights, pixels, is_reproducible=is_reproducible)
 
