@@ -22,7 +22,7 @@ from qualification.evidence.verdicts import Finding, judge
 from qualification.measure.qualify import Pair
 from qualification.measure.trials.failures import QualificationAborted
 from qualification.measure.trials.trial import trial_of
-from qualification.model.cached_layers import skipping_fp8_cache
+from qualification.model.cached_layers import FLAG, skipping_fp8_cache
 from qualification.model.families.reader import read_model
 from qualification.model.families.towers import with_known_tower
 from qualification.model.shard import shard_of
@@ -75,7 +75,9 @@ def targets_of(
         part = shard_of(model, 0, tensor_parallel_size).local_config
         limits = limits_of(model, device_type, choices)
         if choices.kv_skip_layers and limits.kv_dtype is not FP8:
-            raise ValueError(f"layers are kept out of an fp8 cache, and that of {name} is {limits.kv_dtype.value}")
+            raise ValueError(
+                f"{FLAG} is set, and the KV cache of {name} is {limits.kv_dtype.value}: add --kv-cache-dtype fp8"
+            )
         shapes = plan_shapes(part, limits, device_type, tensor_parallel_size)
         wanted = tuple(it for it in shapes if phase_of(it) in phases and any(path.serves(it) for path in paths))
         of_ranks = name if tensor_parallel_size == 1 else f"{name}-tp{tensor_parallel_size}"

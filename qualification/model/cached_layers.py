@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from qualification.model.config import LayerConfig, ModelConfig
 
+FLAG = "--kv-cache-dtype-skip-layers"  # of `hallmark serve` and `hallmark qualify`
 SLIDING_WINDOW = "sliding_window"  # stands for all layers under a window
 
 
@@ -21,7 +22,7 @@ def skipping_fp8_cache(config: ModelConfig, chosen: Sequence[str]) -> ModelConfi
         return config
     skipped = {index for each in chosen for index in _layers_of(config, each)}
     if skipped.issuperset(i for i, it in enumerate(config.layers) if it.attends and it.attention.reads_keys_of is None):
-        raise ValueError("every layer that attends is named: leave out the fp8 cache itself")
+        raise ValueError(f"{FLAG}: every layer that attends is named: leave out the fp8 cache itself")
     return replace(config, layers=tuple(_skipping(it, index, skipped) for index, it in enumerate(config.layers)))
 
 
@@ -29,18 +30,20 @@ def _layers_of(config: ModelConfig, chosen: str) -> list[int]:
     if chosen == SLIDING_WINDOW:
         found = [i for i, it in enumerate(config.layers) if it.attends and it.attention.window is not None]
         if not found:
-            raise ValueError(f"{SLIDING_WINDOW!r}: no layer of this model has a window")
+            raise ValueError(f"{FLAG}: {SLIDING_WINDOW!r}: no layer of this model has a window")
         return found
     if re.fullmatch(r"\d{1,6}", chosen) is None:
-        raise ValueError(f"{chosen!r}: it must be {SLIDING_WINDOW!r} or a layer's number, from 0")
+        raise ValueError(f"{FLAG}: {chosen!r}: it must be {SLIDING_WINDOW!r} or a layer's number, from 0")
     index = int(chosen)
     if index >= config.num_layers:
-        raise ValueError(f"{index}: the model's layers are 0 to {config.num_layers - 1}")
+        raise ValueError(f"{FLAG}: {index}: the model's layers are 0 to {config.num_layers - 1}")
     layer = config.layers[index]
     if not layer.attends:
-        raise ValueError(f"{index}: this layer does not attend, and has no keys to keep")
+        raise ValueError(f"{FLAG}: {index}: this layer does not attend, and has no keys to keep")
     if layer.attention.reads_keys_of is not None:
-        raise ValueError(f"{index}: this layer reads the keys of layer {layer.attention.reads_keys_of}: name that one")
+        raise ValueError(
+            f"{FLAG}: {index}: this layer reads the keys of {layer.attention.reads_keys_of}: name that one"
+        )
     return [index]
 
 

@@ -10,6 +10,7 @@ from kernels.vocabulary.cache_dtype import FP8
 from kernels.vocabulary.shape import Dtype
 from qualification.decision.defaults import BATCHED_TOKENS, IMAGE_TOKENS, NUM_SEQS, PAGE_SIZE, served_dtype
 from qualification.decision.model_shapes import ServingLimits
+from qualification.model.cached_layers import FLAG
 from qualification.model.config import ModelConfig, num_parameters
 from qualification.model.tower import TowerConfig
 from server.engine.execution.graph_keys import GraphSizes, graph_sizes
@@ -169,8 +170,7 @@ def _cache_dtype(settings: Settings, config: ModelConfig, dtype: Dtype) -> Dtype
     found = _chosen_cache_dtype(settings, config, dtype)
     if settings.kv_cache_dtype_skip_layers is not None and found is not FP8:
         raise SettingsError(
-            f"--kv-cache-dtype-skip-layers is set, and the KV cache is {found.value}: set --kv-cache-dtype fp8 with "
-            "it, or leave it out"
+            f"{FLAG} is set, and the KV cache is {found.value}: set --kv-cache-dtype fp8 with it, or leave it out"
         )
     return found
 

@@ -152,7 +152,7 @@ def _skipping_fp8_cache(settings: Settings, model: ModelConfig) -> ModelConfig:
     try:
         return skipping_fp8_cache(model, [it.strip() for it in settings.kv_cache_dtype_skip_layers.split(",")])
     except ValueError as error:
-        raise SettingsError(f"--kv-cache-dtype-skip-layers: {error}") from error
+        raise SettingsError(str(error)) from error
 
 
 def _with_draft_head(settings: Settings, folder: Path, model: ModelConfig) -> ModelConfig:

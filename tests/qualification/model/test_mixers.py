@@ -2,10 +2,14 @@
 
 from dataclasses import replace
 
+import pytest
+
+from kernels.vocabulary.cache_dtype import FP8
 from kernels.vocabulary.shape import Dtype
 from qualification.decision.linear_shapes import linear_shapes_needed
 from qualification.decision.model_shapes import signature_of
 from qualification.decision.presets import preset_named
+from qualification.model.cached_layers import skipping_fp8_cache
 from qualification.model.config import (
     ModelConfig,
     RecurrenceConfig,
@@ -51,3 +55,29 @@ def test_ranks_split_heads_of_the_layers_that_attend() -> None:
     assert [len(layer.heads.query) for layer in shard.layers] == [0, 0, 0, 16] * 8
     assert shard.local_config.recurrences == hybrid(PLAIN).recurrences
     assert {attention.num_kv_heads for attention in shard.local_config.attentions} == {4}
+
+
+def test_layers_kept_out_of_an_fp8_cache_count_as_the_models() -> None:
+    shared = replace(PLAIN.layers[1], mixer=replace(PLAIN.layers[1].attention, reads_keys_of=0, window=64))
+    config = replace(PLAIN, layers=(PLAIN.layers[0], shared, *hybrid(PLAIN).layers[2:]))
+    found = skipping_fp8_cache(config, ["0"])
+    assert [it.skips_fp8_cache for it in found.attentions] == [True, True, *[False] * 8]
+    of_each = 2 * PLAIN.attentions[0].num_kv_heads * 128
+    assert (
+        kv_bytes_per_token(found, Dtype.BF16, FP8) - kv_bytes_per_token(config, Dtype.BF16, FP8) == of_each * 124 // 128
+    )
+
+
+@pytest.mark.parametrize(
+    ("chosen", "why"),
+    [
+        (["32"], "32: the model's layers are 0 to 31"),
+        (["2"], "2: this layer does not attend"),
+        (["-1"], "must be 'sliding_window' or a layer's number"),
+        (["sliding_window"], "no layer of this model has a window"),
+        (["3", "7", "11", "15", "19", "23", "27", "31"], "every layer that attends is named"),
+    ],
+)
+def test_layers_that_cannot_be_kept_out_are_refused(chosen: list[str], why: str) -> None:
+    with pytest.raises(ValueError, match=f"--kv-cache-dtype-skip-layers: .*{why}"):
+        skipping_fp8_cache(hybrid(PLAIN), chosen)
