@@ -231,9 +231,11 @@ def test_receipts_leave_no_text_in_the_log(folder: Path, caplog: pytest.LogCaptu
 
 def test_official_clients_read_the_receipt(folder: Path) -> None:
     it = serving(folder)
-    with Running(it) as running:
-        ours = openai.OpenAI(api_key="none", base_url=f"{running.url}/v1", max_retries=0)
-        theirs = anthropic.Anthropic(api_key="none", base_url=running.url, max_retries=0)
+    with (
+        Running(it) as running,
+        openai.OpenAI(api_key="none", base_url=f"{running.url}/v1", max_retries=0) as ours,
+        anthropic.Anthropic(api_key="none", base_url=running.url, max_retries=0) as theirs,
+    ):
         extra = {"extra_body": {"receipt": True}}
         chat: Any = {"model": "tiny", "messages": USER, **extra}
         found: list[Any] = [ours.chat.completions.create(**chat).receipt]  # type: ignore[attr-defined]
