@@ -8,7 +8,7 @@ from kernels.collective.paths import COLLECTIVE_PATHS, collective_paths_on
 from kernels.experts.paths import EXPERTS_PATHS
 from kernels.fp8_cache import widened
 from kernels.fp8_cache.pages import HEAD_DIM_MULTIPLE
-from kernels.identity.source_digest import SourceDigests
+from kernels.identity.source_digest import SOURCES
 from kernels.identity.torch_kernels import GEMMS, TORCH_HELPERS
 from kernels.linear.paths import LINEAR_PATHS, linear_paths_on
 from kernels.recurrence.paths import RECURRENCE_PATHS
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     import torch
 
 PathT = TypeVar("PathT", bound=AnyPath)
-
-_SOURCES = SourceDigests()
 
 _DECODE_ALTERNATIVES = (
     ("hallmark_gluon_decode", "hallmark_gluon_decode_combine"),
@@ -63,7 +61,7 @@ _HOPPER_LIMITS = Limits(  # of sm_90 alone (TMA, wgmma), and tensor maps with ro
 
 def _digest(entry: str) -> str:
     """Return the digest of the module that holds a path's `run` and of its import closure within kernels/."""
-    return _SOURCES.of(f"kernels.{entry}")
+    return SOURCES.of(f"kernels.{entry}")
 
 
 def _phases_of(phase: Phase) -> frozenset[Phase]:

@@ -9,7 +9,7 @@ from kernels.collective.library_path import run_library
 from kernels.collective.most_rows import most_rows
 from kernels.collective.peers import RunCollective
 from kernels.collective.shape import CollectiveShape
-from kernels.identity.source_digest import SourceDigests
+from kernels.identity.source_digest import SOURCES
 from kernels.identity.torch_kernels import TORCH_HELPERS
 from kernels.vocabulary.fingerprint import Device
 from kernels.vocabulary.operators import Operator
@@ -80,7 +80,6 @@ def _push_apart_run() -> RunCollective | None:
     return run_push_apart
 
 
-_SOURCES = SourceDigests()
 _HALF_DTYPES = frozenset({Dtype.FP16, Dtype.BF16})
 _ALL_DTYPES = frozenset({Dtype.FP32, Dtype.FP16, Dtype.BF16})  # by name: a new member widens no path's limits
 # Parts are added in fp32 in the order of the ranks, and rounded once; norms of all numbers of rows are one kernel's.
@@ -99,7 +98,7 @@ def _library_path(
     name: str, devices: frozenset[Device], names: tuple[str, ...], *, is_capturable: bool
 ) -> CollectivePath:
     limits = CollectiveLimits(devices=devices, dtypes=_ALL_DTYPES)
-    digest = _SOURCES.of("kernels.collective.library_path")
+    digest = SOURCES.of("kernels.collective.library_path")
     return CollectivePath(
         name, tier_of(name), limits, digest, names, run_library, is_capturable=is_capturable, order=_RANKS
     )
@@ -111,7 +110,7 @@ COLLECTIVE_PATHS: tuple[CollectivePath, ...] = (
         PUSH,
         tier_of(PUSH),
         _PUSH_LIMITS,
-        _SOURCES.of("kernels.collective.push_path"),
+        SOURCES.of("kernels.collective.push_path"),
         ("hallmark_push_sum",),
         _push_run(),
         is_capturable=True,
@@ -120,7 +119,7 @@ COLLECTIVE_PATHS: tuple[CollectivePath, ...] = (
         PUSH_APART,
         tier_of(PUSH_APART),
         _PUSH_LIMITS,
-        _SOURCES.of("kernels.collective.push_apart_path"),
+        SOURCES.of("kernels.collective.push_apart_path"),
         ("hallmark_push_sum", "_rms_norm_kernel", *TORCH_HELPERS),
         _push_apart_run(),
         is_capturable=True,

@@ -13,7 +13,7 @@ from kernels.experts.portable.eager import run_eager
 from kernels.experts.portable.tiles import run_experts_tiles
 from kernels.experts.shape import ExpertsShape
 from kernels.fused.capped_kind import CappedSilu
-from kernels.identity.source_digest import SourceDigests
+from kernels.identity.source_digest import SOURCES
 from kernels.identity.torch_kernels import GEMMS, TORCH_HELPERS
 from kernels.vocabulary.fingerprint import Device
 from kernels.vocabulary.operators import Operator
@@ -119,7 +119,6 @@ def _ordered_codes_run() -> RunExperts | None:
     return run_codes_ordered
 
 
-_SOURCES = SourceDigests()
 _DTYPES = frozenset({Dtype.FP32, Dtype.FP16, Dtype.BF16})  # by name: a new member widens no path's limits
 _FORMATS: frozenset[AnyExpertFormat] = frozenset({ExpertFormat.PLAIN, ExpertFormat.MXFP4})
 
@@ -128,7 +127,7 @@ def _torch_path(name: str, devices: frozenset[Device]) -> ExpertsPath:
     limits = ExpertsLimits(devices=devices, dtypes=_DTYPES, formats=_FORMATS)
     # It waits for the device to learn which experts are visited: no CUDA graph can hold it.
     names = (*GEMMS, "softmax", *TORCH_HELPERS)
-    return ExpertsPath(name, tier_of(name), limits, _SOURCES.of("kernels.experts.portable.eager"), names, run_eager)
+    return ExpertsPath(name, tier_of(name), limits, SOURCES.of("kernels.experts.portable.eager"), names, run_eager)
 
 
 def _few_bits_run() -> RunExperts | None:
@@ -157,7 +156,7 @@ def _int4_run() -> RunExperts | None:
 
 def _few_bits_path(name: str, devices: frozenset[Device]) -> ExpertsPath:
     limits = ExpertsLimits(devices=devices, dtypes=_DTYPES, formats=frozenset(FewBitFormat))
-    digest = _SOURCES.of("kernels.experts.few_bits.eager")
+    digest = SOURCES.of("kernels.experts.few_bits.eager")
     return ExpertsPath(name, tier_of(name), limits, digest, (*GEMMS, *TORCH_HELPERS), run_few_bits)
 
 
@@ -174,7 +173,7 @@ _CAPPED_FORMATS: frozenset[AnyExpertFormat] = frozenset({ExpertFormat.PLAIN, *Fe
 
 def _capped_path(name: str, devices: frozenset[Device]) -> ExpertsPath:
     limits = ExpertsLimits(devices=devices, dtypes=_DTYPES, formats=_CAPPED_FORMATS, is_capped=True)
-    digest = _SOURCES.of("kernels.experts.capped.eager")
+    digest = SOURCES.of("kernels.experts.capped.eager")
     return ExpertsPath(name, tier_of(name), limits, digest, (*GEMMS, *TORCH_HELPERS), run_capped)
 
 
@@ -197,7 +196,7 @@ def _ordered_path(
         size_multiple=64,
     )
     names = kernel_name, "hallmark_experts_"
-    digest = _SOURCES.of(f"kernels.experts.{entry}")
+    digest = SOURCES.of(f"kernels.experts.{entry}")
     return ExpertsPath(name, tier_of(name), limits, digest, names, run, is_capturable=True, order=order)
 
 
@@ -215,7 +214,7 @@ EXPERTS_PATHS: tuple[ExpertsPath, ...] = (
             size_multiple=64,  # a consumer's columns of the activated product
             max_rows=TokenRows.LE_8K,  # with more, weights that are written as 16-bit ones first take less
         ),
-        _SOURCES.of("kernels.experts.mxfp4.launch"),
+        SOURCES.of("kernels.experts.mxfp4.launch"),
         ("hallmark_gluon_experts_codes", "hallmark_experts_"),
         _codes_run(),
         is_capturable=True,  # grids depend on the number of rows alone
@@ -232,7 +231,7 @@ EXPERTS_PATHS: tuple[ExpertsPath, ...] = (
             needs_triton=True,
             size_multiple=64,  # rows are gathered by whole 128 bytes
         ),
-        _SOURCES.of("kernels.experts.hopper.launch"),
+        SOURCES.of("kernels.experts.hopper.launch"),
         ("hallmark_gluon_experts_", "hallmark_experts_"),
         _hopper_run(),
         is_capturable=True,  # grids depend on the number of rows alone
@@ -247,7 +246,7 @@ EXPERTS_PATHS: tuple[ExpertsPath, ...] = (
             min_sm=80,
             needs_triton=True,
         ),
-        _SOURCES.of("kernels.experts.portable.launch"),
+        SOURCES.of("kernels.experts.portable.launch"),
         tuple(f"hallmark_experts_{it}" for it in ("sort", "count", "prefix", "place", "gate_up", "down", "combine")),
         _triton_run(),
         is_capturable=True,  # grids depend on the number of rows alone
@@ -266,7 +265,7 @@ EXPERTS_PATHS: tuple[ExpertsPath, ...] = (
             needs_triton=True,
             size_multiple=128,  # columns of a step
         ),
-        _SOURCES.of("kernels.experts.fp8.launch"),
+        SOURCES.of("kernels.experts.fp8.launch"),
         ("hallmark_gluon_experts_fp8_", "hallmark_experts_"),
         _fp8_run(),
         is_capturable=True,  # grids depend on the number of rows alone
@@ -283,7 +282,7 @@ EXPERTS_PATHS: tuple[ExpertsPath, ...] = (
             needs_triton=True,
             size_multiple=128,  # columns of a step, and of a group
         ),
-        _SOURCES.of("kernels.experts.int4.launch"),
+        SOURCES.of("kernels.experts.int4.launch"),
         ("hallmark_gluon_experts_int4", "hallmark_experts_"),
         _int4_run(),
         is_capturable=True,  # grids depend on the number of rows alone
@@ -299,7 +298,7 @@ EXPERTS_PATHS: tuple[ExpertsPath, ...] = (
             min_sm=89,
             needs_triton=True,
         ),
-        _SOURCES.of("kernels.experts.few_bits.launch"),
+        SOURCES.of("kernels.experts.few_bits.launch"),
         ("hallmark_experts_", "hallmark_fp8_round_"),
         _few_bits_run(),
         is_capturable=True,  # grids depend on the number of rows alone
@@ -318,7 +317,7 @@ EXPERTS_PATHS: tuple[ExpertsPath, ...] = (
             needs_triton=True,
             is_capped=True,
         ),
-        _SOURCES.of("kernels.experts.capped.launch"),
+        SOURCES.of("kernels.experts.capped.launch"),
         ("hallmark_experts_", "hallmark_fp8_round_", *TORCH_HELPERS),
         _capped_run(),
         is_capturable=True,  # grids depend on the number of rows alone
@@ -331,7 +330,7 @@ EXPERTS_PATHS: tuple[ExpertsPath, ...] = (
         ExpertsLimits(
             devices=frozenset({Device.CPU}), dtypes=_DTYPES, formats=frozenset({ExpertFormat.PLAIN}), is_capped=True
         ),
-        _SOURCES.of("kernels.experts.capped.eager"),
+        SOURCES.of("kernels.experts.capped.eager"),
         (*GEMMS, *TORCH_HELPERS),
         run_capped_tiles,
         order="rows16",
@@ -340,7 +339,7 @@ EXPERTS_PATHS: tuple[ExpertsPath, ...] = (
         "torch.experts.tiles",
         tier_of("torch.experts.tiles"),
         ExpertsLimits(devices=frozenset({Device.CPU}), dtypes=_DTYPES, formats=_FORMATS),
-        _SOURCES.of("kernels.experts.portable.tiles"),
+        SOURCES.of("kernels.experts.portable.tiles"),
         (*GEMMS, *TORCH_HELPERS),
         run_experts_tiles,
         order="rows16",

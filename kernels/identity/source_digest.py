@@ -71,6 +71,9 @@ class SourceDigests:
         return self._file(module).is_file()
 
 
+SOURCES = SourceDigests()  # of this package: what it holds follows from the files alone
+
+
 class _Writer:
     """Writes a syntax tree as text of ASCII characters, the same under every version of Python."""
 

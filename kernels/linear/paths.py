@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from kernels.calls import launch
 from kernels.calls.processors import num_processors
-from kernels.identity.source_digest import SourceDigests
+from kernels.identity.source_digest import SOURCES
 from kernels.identity.torch_kernels import GEMMS, TORCH_HELPERS
 from kernels.linear.epilogue import Epilogue
 from kernels.linear.formats.fp8_torch_path import run_fp8_torch
@@ -174,7 +174,6 @@ def _few_bits_run(name: str) -> RunLinear | None:
     return {"triton.linear.fp8": run_fp8, "triton.linear.fp8.half": run_fp8_as_half}.get(name, run_int4)
 
 
-_SOURCES = SourceDigests()
 _ALL_DTYPES = frozenset({Dtype.FP32, Dtype.FP16, Dtype.BF16})  # by name: a new member widens no path's limits
 _HALF_DTYPES = frozenset({Dtype.FP16, Dtype.BF16})
 _ALL_EPILOGUES = frozenset({Epilogue.NONE, Epilogue.SWIGLU, Epilogue.FP32})
@@ -214,7 +213,7 @@ def _path(
     run: RunLinear | None,
     order: str | None = None,
 ) -> LinearPath:
-    digest = _SOURCES.of(f"kernels.linear.{entry}")
+    digest = SOURCES.of(f"kernels.linear.{entry}")
     return LinearPath(
         name, tier_of(name), limits, digest, kernel_names, run,
         is_capturable=True, order=order,
@@ -393,7 +392,7 @@ LINEAR_PATHS: tuple[LinearPath, ...] = (
             dtypes=_ALL_DTYPES,
             epilogues=frozenset({Epilogue.NONE, Epilogue.SWIGLU}),
         ),
-        _SOURCES.of("kernels.linear.ordered.tiles_path"),
+        SOURCES.of("kernels.linear.ordered.tiles_path"),
         (*_LIBRARY_KERNELS, "mkl", "addmm"),
         run_linear_tiles,
         order="rows16",

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kernels.calls import launch
-from kernels.identity.source_digest import SourceDigests
+from kernels.identity.source_digest import SOURCES
 from kernels.identity.torch_kernels import GEMMS, TORCH_HELPERS
 from kernels.recurrence.calls import RunRecurrence
 from kernels.recurrence.eager_path import run_recurrence_eager
@@ -56,7 +56,6 @@ def _triton_run() -> RunRecurrence | None:
     return run_recurrence
 
 
-_SOURCES = SourceDigests()
 _DTYPES = frozenset({Dtype.FP32, Dtype.FP16, Dtype.BF16})  # by name: a new member widens no path's limits
 _STATE_DTYPES = frozenset({Dtype.FP32, Dtype.BF16})
 # Chunks begin at multiples of 64 tokens of a sequence; blocks of 16, and within a block tokens, are added in order.
@@ -73,7 +72,7 @@ RECURRENCE_PATHS: tuple[RecurrencePath, ...] = (
             min_sm=80,
             needs_triton=True,
         ),
-        _SOURCES.of("kernels.recurrence.portable.launch"),
+        SOURCES.of("kernels.recurrence.portable.launch"),
         ("hallmark_recurrence_",),
         _triton_run(),
         is_capturable=True,  # grids depend on the numbers of tokens, rows and writes alone
@@ -83,7 +82,7 @@ RECURRENCE_PATHS: tuple[RecurrencePath, ...] = (
         "torch.recurrence.cpu",
         tier_of("torch.recurrence.cpu"),
         RecurrenceLimits(devices=frozenset({Device.CPU}), dtypes=_DTYPES, state_dtypes=_STATE_DTYPES),
-        _SOURCES.of("kernels.recurrence.eager_path"),
+        SOURCES.of("kernels.recurrence.eager_path"),
         (*GEMMS, *TORCH_HELPERS),
         run_recurrence_eager,
         order=_ORDER,
