@@ -276,9 +276,11 @@ def _hopper_few_bits_path(
     entry: str,
     *,
     size_out_multiple: int = 1,
+    epilogues: frozenset[Epilogue] = _ALL_EPILOGUES,
     order: str | None = None,
 ) -> LinearPath:
-    limits = replace(_hopper_limits(*rows, size_out_multiple), formats=formats, size_in_multiple=size_in_multiple)
+    limits = _hopper_limits(*rows, size_out_multiple)
+    limits = replace(limits, formats=formats, size_in_multiple=size_in_multiple, epilogues=epilogues)
     kernel_names = ("hallmark_fp8_",) if formats == FP8_FORMATS else ("hallmark_int4_",)
     return _path(name, limits, f"hopper.{entry}", kernel_names, _hopper_few_bits_run(name), order)
 
@@ -337,7 +339,13 @@ LINEAR_PATHS: tuple[LinearPath, ...] = (
     _widened_path("torch.linear.int4", frozenset({Device.CPU}), INT4_FORMATS),
     _hopper_few_bits_path("gluon.linear.int4.skinny", INT4_FORMATS, (1, 16), 32, "int4_skinny_path"),
     _hopper_few_bits_path(
-        "gluon.linear.int4.wide", INT4_FORMATS, (65, None), 32, "int4_wide_path", size_out_multiple=8
+        "gluon.linear.int4.wide",
+        INT4_FORMATS,
+        (65, None),
+        32,
+        "int4_wide_path",
+        size_out_multiple=8,
+        epilogues=_ALL_EPILOGUES - {Epilogue.FP32},  # a tile of fp32 takes 237,616 bytes beside the ring, of 232,448
     ),
     _few_bits_path("triton.linear.int4", INT4_FORMATS),
     _widened_path("torch.int4.linear", frozenset({Device.CUDA, Device.INTERPRETER}), INT4_FORMATS),
