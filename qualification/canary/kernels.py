@@ -11,9 +11,9 @@ from kernels.vocabulary.recurrence_operator import RECURRENCE
 from kernels.vocabulary.shape import Phase
 from qualification.canary.plan import Row
 from qualification.canary.verdict import Outcome, Stage, Verdict
+from qualification.model.draft_head import DRAFT_HEAD
 
 DRAFTS = "drafts"  # in the place of a bucket
-DRAFT_HEAD = "draft_head"  # phase of an attested pass of a draft head, in /plan
 _NGRAM = "ngram"
 
 

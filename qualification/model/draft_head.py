@@ -11,6 +11,7 @@ from dataclasses import replace
 from qualification.model.config import LayerConfig, ModelConfig
 from qualification.model.fields import ModelConfigError
 
+DRAFT_HEAD = "draft_head"  # phase, in reports, of an attested pass of a draft head, whose shapes are the model's
 PREFIX = "mtp."
 PRODUCT = f"{PREFIX}fc.weight"
 _LAYER = f"{PREFIX}layers.0."

@@ -25,7 +25,6 @@ _ELSEWHERE = frozenset({Reject.ARCH.value, Reject.LAYOUT.value})
 
 _FEW_CONTEXTS = (Bucket.LE_2K, Bucket.LE_32K, Bucket.GT_128K)
 TOWER = "tower"  # phase of the attention of a tower, in reports: it is no phase of a prompt
-DRAFT_HEAD = "draft_head"  # likewise of an attested pass of a draft head, whose shapes are the model's
 
 
 def is_of_tower(shape: AnyShape) -> bool:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from kernels.vocabulary.shape import Phase
+from qualification.model.draft_head import DRAFT_HEAD
 from server.engine.operators.decisions import NoPathError
 from server.engine.operators.dispatch import Dispatcher
 from server.engine.operators.launch_errors import is_device_lost
@@ -25,7 +26,7 @@ from server.engine.scheduling.runner_api import BatchError
 from server.engine.scheduling.sequence import Batch
 from server.model.vision.geometry import Grid
 from server.protocol.messages import AttestationReport, AttestedBatch, ExplainedTime
-from server.protocol.plan_rows import DRAFT_HEAD, TOWER
+from server.protocol.plan_rows import TOWER
 
 logger = logging.getLogger(__name__)
 

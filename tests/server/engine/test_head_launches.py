@@ -14,13 +14,13 @@ from kernels.vocabulary.shape import AttentionShape
 from qualification.decision.decision import Policy
 from qualification.evidence.evidence import Evidence
 from qualification.measure.qualify import Bench, Pair
+from qualification.model.draft_head import DRAFT_HEAD
 from server.engine.execution.head_steps import HeadSteps
 from server.engine.scheduling.head_drafter import HeadDrafter, HeadRow
 from server.engine.scheduling.sequence import Sequence as Request
 from server.engine.startup.builder import BuiltEngine
 from server.engine.startup.warmup import synthetic_batch
 from server.protocol.messages import DraftsPlan, SamplingParams, StepOutput, Submit
-from server.protocol.plan_rows import DRAFT_HEAD
 from support.engine.one_operator import HYBRID, small_engine
 from support.qualification_fakes import evidence
 

@@ -24,7 +24,7 @@ from qualification.decision.decision import Book, Pairs, Policy, decide
 from qualification.decision.defaults import Choices, limits_of
 from qualification.decision.model_shapes import plan_shapes
 from qualification.decision.presets import preset_named
-from qualification.model.draft_head import with_draft_head
+from qualification.model.draft_head import DRAFT_HEAD, with_draft_head
 from qualification.model.families.reader import read_model
 from qualification.model.families.towers import with_known_tower
 from qualification.model.gated_delta import with_drafted_tokens
@@ -40,7 +40,7 @@ from server.protocol.messages import (
     StateSlots,
     StepRecord,
 )
-from server.protocol.plan_rows import DRAFT_HEAD, TOWER, plan_rows
+from server.protocol.plan_rows import TOWER, plan_rows
 from server.telemetry.metrics import Metrics
 
 ROW = PlanRow(
