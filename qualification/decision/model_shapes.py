@@ -241,7 +241,7 @@ def signatures_of(model: ModelConfig, tensor_parallel_size: int = 1) -> tuple[At
             head_dim=attention.head_dim,
             softcap=attention.softcap,
             sinks=attention.has_sinks,
-            spans=model.has_image_spans,
+            spans=attention.sees_spans,
             skips_fp8_cache=attention.skips_fp8_cache,
         )
         windows.setdefault(kind, []).append(attention.window)

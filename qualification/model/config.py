@@ -105,6 +105,7 @@ class AttentionConfig:
     norms_values     an RMSNorm without weights of each head of the values
     reads_keys_of    the earlier layer, by its place among all, whose keys and values are read; None: the layer has its
                      own. One that reads another's has products of queries alone
+    sees_spans       tokens of an image see each other both ways, in the window where there is one
     """
 
     num_heads: int
@@ -125,6 +126,7 @@ class AttentionConfig:
     norms_values: bool = False
     reads_keys_of: int | None = None
     skips_fp8_cache: bool = False  # its keys and values stay in the model's dtype in a cache of 8 bits
+    sees_spans: bool = False
 
     @property
     def query_size(self) -> int:
@@ -362,7 +364,6 @@ class ModelConfig:
     residual_scale: float = 1.0  # of what attention and feed-forward add
     logits_divisor: float = 1.0
     logits_softcap: float | None = None
-    has_image_spans: bool = False  # prompts may hold images, whose tokens see each other both ways
     per_layer: PerLayerConfig | None = None
     has_layer_scales: bool = False  # the residual behind each layer is multiplied by a number of the checkpoint
     rounds_at_load: bool = False  # the checkpoint has plain products, which become those of `formats` when it is loaded
@@ -413,6 +414,11 @@ class ModelConfig:
     def chunk(self) -> int | None:
         """The chunk of all layers that have one; None where none has. A family's layers have chunks of one size."""
         return next((chunk for chunk in self.chunks if chunk is not None), None)
+
+    @property
+    def has_image_spans(self) -> bool:
+        """Return whether prompts may hold images whose tokens see each other both ways in some layer."""
+        return any(attention.sees_spans for attention in self.attentions)
 
     @property
     def has_three_positions(self) -> bool:

@@ -1,10 +1,20 @@
 """Models that also see images and whose text part is a family of its own: what their checkpoints hold beside it."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from enum import Enum
 
+from qualification.model.config import AttentionConfig, ModelConfig
 from qualification.model.fields import Fields
 from qualification.model.keys import Keys, family_keys
+
+
+class ImageSpans(Enum):
+    """Layers of the text in which an image's tokens see each other both ways."""
+
+    NONE = "none"
+    ALL = "all"
+    WINDOWED = "those with a window, where the text's `use_bidirectional_attention` is vision"
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +28,8 @@ class ImageModel:
     keys        that are known beside `text_config`
     refused_in_text   of the text part's keys, those that are refused with images and not in a model of text alone
     ties_embeddings   tie_word_embeddings where the whole's is missing; None: as the text part has it
-    sees_both_ways    whether an image's tokens see each other both ways, in the text part too
+    spans       layers of the text part in which an image's tokens see each other both ways
+    missing_spans     the text's `use_bidirectional_attention` where it is missing
     """
 
     model_type: str
@@ -30,7 +41,8 @@ class ImageModel:
     refused_in_text: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     text_chooses: bool = False
     ties_embeddings: bool | None = None
-    sees_both_ways: bool = False
+    spans: ImageSpans = ImageSpans.NONE
+    missing_spans: str | None = None
 
     def text_family(self, config: Mapping[str, object], source: str) -> str:
         """Return the model_type of the text part of a parsed config.json. Raises ModelConfigError."""
@@ -40,6 +52,7 @@ class ImageModel:
         return Fields(text, f"{source}, text_config").choice("model_type", self.families, self.families[0])
 
 
+_BOTH_WAYS = "use_bidirectional_attention"
 # Both ways of writing: the public files' own, and that of classes which have one model for all parts.
 _RENAMED = {
     "language_model.model.": "model.",
@@ -63,7 +76,7 @@ IMAGE_MODELS: tuple[ImageModel, ...] = (
             without_effect="image_token_index image_token_id boi_token_index boi_token_id eoi_token_index eoi_token_id",
         ),
         {"final_logit_softcapping": (None,)},  # the class of all parts does not apply it
-        sees_both_ways=True,
+        spans=ImageSpans.ALL,
     ),
     *(
         ImageModel(
@@ -78,10 +91,12 @@ IMAGE_MODELS: tuple[ImageModel, ...] = (
                 "eoa_token_index audio_token_id vision_soft_tokens_per_image",
             ),
             ties_embeddings=True,
+            spans=ImageSpans.WINDOWED,
+            missing_spans=missing_spans,
         )
-        for model_type, architecture in (
-            ("gemma4", "Gemma4ForConditionalGeneration"),
-            ("gemma4_unified", "Gemma4UnifiedForConditionalGeneration"),
+        for model_type, architecture, missing_spans in (
+            ("gemma4", "Gemma4ForConditionalGeneration", None),
+            ("gemma4_unified", "Gemma4UnifiedForConditionalGeneration", "vision"),
         )
     ),
     ImageModel(
@@ -203,6 +218,32 @@ IMAGE_MODELS: tuple[ImageModel, ...] = (
 def image_model_of(config: Mapping[str, object]) -> ImageModel | None:
     """Return which of them a parsed config.json is of; None for text alone, and for one that is not known."""
     return next((model for model in IMAGE_MODELS if model.model_type == config.get("model_type")), None)
+
+
+def with_image_spans(model: ModelConfig, config: Mapping[str, object]) -> ModelConfig:
+    """Return the model of a parsed config.json with the layers in which an image's tokens see each other both ways."""
+    image_model, text = image_model_of(config), config.get("text_config")
+    if image_model is None or "vision_config" not in config:
+        return model
+    given = text.get(_BOTH_WAYS, image_model.missing_spans) if isinstance(text, Mapping) else None
+    is_causal = image_model.spans is ImageSpans.WINDOWED and given != "vision"
+    return _with_spans(model, ImageSpans.NONE if is_causal else image_model.spans)
+
+
+def without_image_spans(model: ModelConfig) -> ModelConfig:
+    """Return the model as it computes prompts without images."""
+    return _with_spans(model, ImageSpans.NONE)
+
+
+def _with_spans(model: ModelConfig, spans: ImageSpans) -> ModelConfig:
+    layers = []
+    for layer in model.layers:
+        mixer = layer.mixer
+        if isinstance(mixer, AttentionConfig):
+            sees = spans is ImageSpans.ALL or (spans is ImageSpans.WINDOWED and mixer.window is not None)
+            mixer = replace(mixer, sees_spans=sees)
+        layers.append(replace(layer, mixer=mixer))
+    return replace(model, layers=tuple(layers))
 
 
 def text_names(names: Iterable[str], family: str) -> dict[str, str]:

@@ -1,11 +1,10 @@
 """The architecture of any model whose family is known, whether or not the server serves it."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from qualification.model.config import ModelConfig
 from qualification.model.families.family import Family
-from qualification.model.families.image_models import image_model_of
+from qualification.model.families.image_models import image_model_of, with_image_spans
 from qualification.model.families.quantization import quantized
 from qualification.model.families.quantization_config import CONFIG_KEY, read_quantization
 from qualification.model.families.registry import KNOWN, family_named
@@ -25,9 +24,7 @@ def read_model(config: Mapping[str, object], source: str = "config.json") -> Mod
     check_whole(config, source)
     image_model = image_model_of(config)
     name = values.get("model_type") if image_model is None else image_model.text_family(config, source)
-    model = read_as(family_named(name, source, KNOWN), values, source)
-    has_spans = image_model is not None and image_model.sees_both_ways and "vision_config" in config
-    return replace(model, has_image_spans=has_spans)
+    return with_image_spans(read_as(family_named(name, source, KNOWN), values, source), config)
 
 
 def read_as(family: Family, values: Mapping[str, object], source: str) -> ModelConfig:

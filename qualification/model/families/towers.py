@@ -7,7 +7,7 @@ from functools import partial
 
 from kernels.fused.activation_kind import Activation
 from qualification.model.config import AttentionConfig, LayerConfig, ModelConfig
-from qualification.model.families.image_models import image_model_of
+from qualification.model.families.image_models import with_image_spans
 from qualification.model.families.reader import text_part
 from qualification.model.fields import Fields, ModelConfigError
 from qualification.model.keys import Keys, family_keys
@@ -177,9 +177,7 @@ def with_tower(model: ModelConfig, config: Mapping[str, object], source: str) ->
     if known.read_parts is not None:
         rope = rope_section(Fields(text_part(config), source)) or Fields({}, source)
         layers = tuple([_in_parts(layer, rope, known.read_parts) for layer in layers])
-    image_model = image_model_of(config)
-    has_spans = image_model is not None and image_model.sees_both_ways
-    return replace(model, layers=layers, tower=tower, has_image_spans=has_spans)
+    return with_image_spans(replace(model, layers=layers, tower=tower), config)
 
 
 def _in_parts(layer: LayerConfig, rope: Fields, read_parts: ReadParts) -> LayerConfig:

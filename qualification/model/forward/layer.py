@@ -155,9 +155,10 @@ class LayerReference:
     def attend(self, q: Tensor, k: Tensor, v: Tensor, spans: tuple[tuple[int, int], ...] = ()) -> Bounded:
         """Return [T, heads, d] of one sequence's last T tokens' q and all its keys and values, as they are stored.
 
-        spans   of positions, whose tokens see each other both ways
+        spans   of positions, whose tokens see each other both ways in layers of that kind
         """
         attention = self.attention
+        spans = spans if attention.sees_spans else ()
         sinks = self._vector("self_attn.sinks", torch.float32) if self.sentence.has_sinks else None
         attends = Attends(attention.scale, attention.window, attention.chunk, attention.softcap, sinks, spans=spans)
         return attend(q, k, v, attends, self.precision)

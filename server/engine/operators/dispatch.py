@@ -1,6 +1,6 @@
 """Runs each phase of a batch on the path that was decided for its shape, and counts every launch by path."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,7 +12,7 @@ from torch import Tensor
 from kernels.calls.batch import AttentionBatch, AttentionFlags
 from kernels.vocabulary.operators import AnyShape, Operator
 from kernels.vocabulary.path import KernelPath
-from kernels.vocabulary.shape import AttentionShape, Phase
+from kernels.vocabulary.shape import AttentionShape, Mask, Phase
 from qualification.decision.decision import Decision, Pairs
 from server.engine.operators.attention_table import AttentionTable, Choice
 from server.engine.operators.attention_timer import AttentionTimer
@@ -82,6 +82,7 @@ class Dispatcher:
         self.layers = tuple(range(len(flags))) if layers is None else layers
         if heads is None:
             heads = (_heads_of(decisions),) * len(flags)
+        self._sees_spans = tuple([it.sees_spans for it in heads])
         self.chunks = (None,) * len(flags) if chunks is None else chunks
         kinds = [(layer.window, own) for layer, own in zip(flags, heads, strict=True)]
         of_layers = list(zip(kinds, self.chunks, strict=True))
@@ -190,11 +191,14 @@ class Dispatcher:
         """One dictionary hit. Raises NoPathError for a shape without a path, which no start-up lets through."""
         of_shape, chunk = kind
         batch = part.batch if chunk is None else bounded(part.batch, chunk)
-        return self.attention.choice(part.phase, batch, of_shape, CAUSAL if part.spans is None else SPANS)
+        has_spans = part.spans is not None and of_shape[1].sees_spans
+        return self.attention.choice(part.phase, batch, of_shape, SPANS if has_spans else CAUSAL)
 
     def flags_of(self, layer: int, part: PhasePart) -> AttentionFlags:
         """Return the flags of a layer for a part of a step."""
-        return self.flags[layer] if part.spans is None else replace(self.flags[layer], spans=part.spans)
+        if part.spans is None or not self._sees_spans[layer]:
+            return self.flags[layer]
+        return replace(self.flags[layer], spans=part.spans)
 
     def begin(self, batch: Batch) -> None:
         """A step is about to be launched."""
@@ -295,9 +299,10 @@ class Dispatcher:
         self.attention.substitute(path)
 
 
-def _heads_of(decisions: Iterable[AttentionShape]) -> Heads:
+def _heads_of(decisions: Collection[AttentionShape]) -> Heads:
     """Return the heads of all shapes; of no shape, none. Raises ValueError where they differ."""
-    found = {Heads(it.num_heads, it.num_kv_heads, it.head_dim) for it in decisions}
+    has_spans = any(it.mask is Mask.SPANS for it in decisions)
+    found = {Heads(it.num_heads, it.num_kv_heads, it.head_dim, sees_spans=has_spans) for it in decisions}
     if len(found) > 1:
         raise ValueError(f"layers have {len(found)} kinds of heads: name those of each")
     return next(iter(found), Heads(0, 0, 0))

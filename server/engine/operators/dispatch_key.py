@@ -1,6 +1,7 @@
 """Lengths of a batch as small numbers that a dictionary finds fast."""
 
 from bisect import bisect_left
+from itertools import product
 from typing import NamedTuple
 
 from kernels.vocabulary.buckets import Bucket
@@ -15,16 +16,18 @@ class Heads(NamedTuple):
     query, kv        how many
     dim              numbers of each
     skips_fp8_cache  whether a cache of 8 bits holds their keys and values in the model's dtype
+    sees_spans       whether tokens of an image see each other both ways
     """
 
     query: int
     kv: int
     dim: int
     skips_fp8_cache: bool = False
+    sees_spans: bool = False
 
     @classmethod
     def of(cls, it: AttentionConfig) -> "Heads":
-        return cls(it.num_heads, it.num_kv_heads, it.head_dim, it.skips_fp8_cache)
+        return cls(it.num_heads, it.num_kv_heads, it.head_dim, it.skips_fp8_cache, it.sees_spans)
 
 
 LayerKind = tuple[int | None, Heads]  # the window and the heads of a layer: those of one kind have the same shapes
@@ -52,6 +55,7 @@ def keys_of_shape(shape: AttentionShape, *, has_fp8_cache: bool) -> tuple[Length
     order = list(Bucket)
     queries = 0 if shape.phase is Phase.DECODE else order.index(shape.query_bucket)
     skips = (False, True) if shape.phase is Phase.PREFILL else (has_fp8_cache and shape.kv_dtype is not FP8,)
-    heads = [Heads(shape.num_heads, shape.num_kv_heads, shape.head_dim, it) for it in skips]
+    spans = (True,) if shape.mask is Mask.SPANS else (False, True)  # such layers have a causal shape, too
+    heads = [Heads(shape.num_heads, shape.num_kv_heads, shape.head_dim, *it) for it in product(skips, spans)]
     context = order.index(shape.context_bucket)
     return tuple([((shape.window, own), queries, context, _MASKS[shape.mask]) for own in heads])

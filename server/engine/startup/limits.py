@@ -102,8 +102,13 @@ def choose_device(settings: Settings, rank: int = 0) -> torch.device:
     return torch.device("cuda", rank)
 
 
-def choose_limits(settings: Settings, config: ModelConfig, device: torch.device) -> EngineLimits:
-    """Raises SettingsError for limits that disagree with the model or with each other."""
+def choose_limits(
+    settings: Settings, config: ModelConfig, device: torch.device, most_image_tokens: int | None = None
+) -> EngineLimits:
+    """Raises SettingsError for limits that disagree with the model or with each other.
+
+    `most_image_tokens` of one image, by the model's processor; None where it has no bound.
+    """
     kind = device.type
     max_model_len = settings.max_model_len or config.max_position
     if max_model_len > config.longest_context:
@@ -135,7 +140,7 @@ def choose_limits(settings: Settings, config: ModelConfig, device: torch.device)
         kept = settings.max_image_tokens or min(IMAGE_TOKENS, max_model_len)
         limits = replace(limits, max_image_tokens=kept, max_num_batched_image_tokens=image_tokens)
         if config.has_image_spans:
-            _check_whole_images(limits, config.tower.tokens_of_each or kept)
+            _check_whole_images(limits, min(most_image_tokens or kept, kept))
     if limits.max_num_batched_tokens < limits.max_num_seqs:
         raise SettingsError(
             f"max_num_batched_tokens is {limits.max_num_batched_tokens}, it must be at least max_num_seqs, "

@@ -27,6 +27,7 @@ from qualification.measure.start_plan import Redecide as RedecideAny
 from qualification.model.cached_layers import skipping_fp8_cache
 from qualification.model.config import ModelConfig
 from qualification.model.draft_head import PRODUCT, draft_head_of, with_draft_head, without_draft_head
+from qualification.model.families.image_models import without_image_spans
 from qualification.model.families.quantization import rounded_at_load
 from qualification.model.fields import ModelConfigError
 from qualification.model.gated_delta import GatedDeltaConfig, with_drafted_tokens
@@ -125,21 +126,25 @@ def read_subject(settings: Settings, rank: int = 0) -> Subject:
             model = rounded_at_load(model)
         except ModelConfigError as error:
             raise ModelError(f"{folder}: {error}") from error
-    pixels = None if pooling is not None else _pixels_of(settings, folder)
-    if pixels is not None:
+    images = None if pooling is not None else _images_of(settings, folder)
+    if images is not None:
         model = with_own_tower(folder, model)
+    else:
+        model = without_image_spans(model)
     if pooling is not None and pooling.task is Task.EMBED:
         model = replace(model, tie_embeddings=True)  # a head is not needed, and often not saved
     try:
         shard = shard_of(model, rank, world)
     except ModelConfigError as error:
         raise ModelError(f"{folder}: {error}") from error
-    limits = with_state_slots(settings, shard.local_config, choose_limits(settings, model, device), device)
+    of_image = None if images is None else images.most_tokens
+    limits = with_state_slots(settings, shard.local_config, choose_limits(settings, model, device, of_image), device)
     check_weights_fit(shard.local_config, limits, device)
     check_checkpoint(folder, model, settings.load_format)  # before attention is proven, which takes minutes
     if model.tower is not None and settings.load_format is not LoadFormat.DUMMY:
         check_tower(folder, model.tower)
     fingerprint = read_fingerprint(device)
+    pixels = None if images is None else Pixels(images.mean, images.std, images.rescale_factor)
     return Subject(
         folder, model, shard, limits, device, fingerprint, pooling is not None, settings.reproducible, pixels
     )
@@ -171,8 +176,8 @@ def _with_draft_head(settings: Settings, folder: Path, model: ModelConfig) -> Mo
     return found
 
 
-def _pixels_of(settings: Settings, folder: Path) -> Pixels | None:
-    """Return how images become numbers; None where the server takes none. Raises ModelError."""
+def _images_of(settings: Settings, folder: Path) -> ImageSettings | None:
+    """Return the model's processor of images; None where the server takes none. Raises ModelError."""
     if settings.limit_images == 0 or not has_known_tower(folder):
         return None
     is_there = settings.load_format is LoadFormat.DUMMY or has_tower_tensors(folder)
@@ -184,7 +189,7 @@ def _pixels_of(settings: Settings, folder: Path) -> Pixels | None:
     if found is None:
         logger.warning("%s: images are refused, and text alone is served: it has no tensors of a tower", folder)
         return None
-    return Pixels(found.mean, found.std, found.rescale_factor)
+    return found
 
 
 def load_own_tower(

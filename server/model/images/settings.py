@@ -125,6 +125,11 @@ class ImageSettings:
         """Return frames, rows and columns of patches of an image of this size after resizing."""
         return 1, height // self.patch_size, width // self.patch_size
 
+    @property
+    def most_tokens(self) -> int:
+        """Return the most tokens of an image, those between its rows apart."""
+        return self.sizes.most_pixels // (self.patch_size * self.merge_size) ** 2
+
     def num_tokens(self, grid: tuple[int, int, int]) -> int:
         """Return the tokens that stand for an image in a prompt, in place of one `image_id`."""
         frames, rows, columns = grid
@@ -208,9 +213,6 @@ def _pixtral(family: ImageFamily, fields: Fields, config: Fields, whole: Fields)
 
 
 def _gemma_4(family: ImageFamily, fields: Fields, config: Fields, _whole: Fields) -> ImageSettings:
-    text = config.section("text_config") or Fields({}, config.source)
-    if text.given("use_bidirectional_attention") is not None:
-        text.refuse("use_bidirectional_attention", "absent: that tokens of an image see each other is not implemented")
     if fields.flag("do_normalize", False):
         fields.refuse("do_normalize", "false: the model's class norms the pixels")
     half = [0.5] * 3

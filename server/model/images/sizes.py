@@ -26,6 +26,11 @@ class SizeRule(Protocol):
         """Return the rule with so many pixels at most, where it has bounds."""
         ...
 
+    @property
+    def most_pixels(self) -> int:
+        """Return the most pixels of an image after resizing."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class PixelRange:
@@ -70,6 +75,10 @@ class PixelRange:
         most = min(self.max_pixels, max(num_pixels, self.factor**2))
         return replace(self, min_pixels=min(self.min_pixels, most), max_pixels=most)
 
+    @property
+    def most_pixels(self) -> int:
+        return self.max_pixels
+
 
 @dataclass(frozen=True, slots=True)
 class LargestSides:
@@ -104,6 +113,10 @@ class LargestSides:
     def at_most(self, num_pixels: int) -> "LargestSides":
         side = max(self.factor, math.isqrt(num_pixels) // self.factor * self.factor)
         return replace(self, height=min(self.height, side), width=min(self.width, side))
+
+    @property
+    def most_pixels(self) -> int:
+        return math.prod(self.resized(self.height, self.width))
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +156,10 @@ class TokenBudget:
     def at_most(self, num_pixels: int) -> "TokenBudget":
         return replace(self, num_tokens=min(self.num_tokens, max(1, num_pixels // self.factor**2)))
 
+    @property
+    def most_pixels(self) -> int:
+        return self.num_tokens * self.factor**2
+
 
 @dataclass(frozen=True, slots=True)
 class FixedSize:
@@ -162,3 +179,7 @@ class FixedSize:
 
     def at_most(self, num_pixels: int) -> "FixedSize":  # noqa: ARG002 -- it has no bounds
         return self
+
+    @property
+    def most_pixels(self) -> int:
+        return self.height * self.width

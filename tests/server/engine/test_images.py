@@ -14,10 +14,10 @@ from server.engine.scheduling.sequence import Sequence
 from server.model.decoder import Decoder
 from server.model.vision.tower import Image, Tower
 from support.engine.image_session import PAGE_SIZE, PIXELS, ImageSession, Prompt, answer_of, load_with_tower, rows_of
-from support.models.tiny_images import GEMMA, IMAGE, KINDS, image_of, prompt_of, save_tiny
+from support.models.tiny_images import GEMMA, GEMMA_4_LARGE, IMAGE, KINDS, image_of, prompt_of, save_tiny
 
 # Kinds whose answers are long: positions of more than 64 generated tokens go on behind an image, in planes or in a row.
-LONG = ("qwen2.5 vl", "mistral 3", GEMMA)
+LONG = ("qwen2.5 vl", "mistral 3", GEMMA, GEMMA_4_LARGE)
 LONG_ANSWERS, SHORT_ANSWERS = (20, 66, 8, 40), (12, 12, 8, 12)  # tokens; the last one goes on behind its preemption
 
 
@@ -89,8 +89,8 @@ def test_a_tower_computes_what_transformers_does(loaded: Loaded) -> None:
 
 @pytest.mark.parametrize(("max_step", "max_written"), [(64, 20), (5, None)])
 def test_answers_are_those_of_transformers(loaded: Loaded, max_step: int, max_written: int | None) -> None:
-    if loaded.decoder.config.has_image_spans:
-        max_step = max(max_step, 12)  # an image of 9 tokens beside a token of each of the other prompts
+    if loaded.decoder.config.has_image_spans:  # an image beside a token of each of the other prompts
+        max_step = max(max_step, 3 + max(it.num_tokens for _, images in loaded.prompts for it in images))
     session = ImageSession(loaded.decoder, loaded.tower, max_step=max_step, max_written=max_written)
     assert answers(session, loaded) == loaded.due
     times = session.worker.take_tower_times()
@@ -125,7 +125,7 @@ def test_positions_and_masks_that_ignore_an_image_are_other_answers(loaded: Load
     assert [a == b for a, b in zip(found, loaded.due, strict=True)] == [is_same, is_same, True, is_same]
 
 
-@pytest.mark.parametrize("loaded", ["qwen2.5 vl", GEMMA], indirect=True)
+@pytest.mark.parametrize("loaded", ["qwen2.5 vl", GEMMA, GEMMA_4_LARGE], indirect=True)
 def test_pages_are_found_by_the_same_image_only(loaded: Loaded) -> None:
     ids, (image,) = prompt_of(*[7] * 14, image_of(1, 6, 6, loaded.side), *[8] * 20)
     session = ImageSession(loaded.decoder, loaded.tower)

@@ -19,7 +19,7 @@ from server.protocol.plan_rows import TOWER
 from server.settings import DeviceChoice, Settings
 from support.engine.attested import proving
 from support.engine.built_engine import built_engine
-from support.models.tiny_images import GEMMA, image_of, prompt_of, save_tiny
+from support.models.tiny_images import GEMMA, GEMMA_4_LARGE, image_of, prompt_of, save_tiny
 
 
 @pytest.fixture(scope="module")
@@ -136,14 +136,18 @@ def test_wrong_attention_of_a_tower_is_quarantined(built: BuiltEngine) -> None:
     assert "quarantined" in of_tower.fallback_reasons
 
 
-def test_images_that_see_both_ways_are_planned_attested_and_checked(tmp_path: Path) -> None:
-    save_tiny(tmp_path, GEMMA)
-    built = built_engine(msgspec.structs.replace(settings_of(tmp_path), layer_check=True), proving)
+@pytest.mark.parametrize(("kind", "in_windows"), [(GEMMA, {False, True}), (GEMMA_4_LARGE, {True})])
+def test_images_that_see_both_ways_are_planned_attested_and_checked(
+    kind: str, in_windows: set[bool], tmp_path: Path
+) -> None:
+    save_tiny(tmp_path, kind)
+    settings = msgspec.structs.replace(settings_of(tmp_path), layer_check=True, max_num_batched_tokens=80)
+    built = built_engine(settings, proving)
     assert built.ready.layers.status is LayersStatus.PROVEN, built.ready.layers.detail
     planned = [row for row in built.ready.plan if row.phase in ("prefill", "extend", "decode")]
     spans = [row for row in planned if " spans" in row.shape]
     assert {row.phase for row in spans} == {"prefill", "extend"}
-    assert 2 * len(spans) == sum(row.phase != "decode" for row in planned)
+    assert {"window7" in row.shape for row in spans} == in_windows
     assert built.attested is not None
     assert built.attested.result == "match"
     # Of prompts one batch without, one with an image.

@@ -31,6 +31,7 @@ from support.models.tiny_images import IMAGE, VOCAB_SIZE
 
 PIXELS = Pixels((0.5, 0.4, 0.3), (0.2, 0.3, 0.25))
 PAGE_SIZE, NUM_SLOTS = 16, 24
+_TYPE_NAMES = {"gemma3": "token_type_ids", "gemma4": "mm_token_type_ids"}
 Prompt = tuple[list[int], tuple[PromptImage, ...]]
 
 
@@ -156,8 +157,8 @@ def answer_of(model: PreTrainedModel, prompt: Prompt, side: int, max_tokens: int
         given = _given(model, images, side)
         if "image_grid_thw" in given:
             given["mm_token_type_ids"] = (token_ids == IMAGE).int()
-        if model.config.model_type == "gemma3":
-            given["token_type_ids"] = (token_ids == IMAGE).int()
+        if model.config.model_type in _TYPE_NAMES:
+            given[_TYPE_NAMES[model.config.model_type]] = (token_ids == IMAGE).int()
     whole = model.generate(
         input_ids=token_ids, attention_mask=torch.ones_like(token_ids), max_new_tokens=max_tokens, do_sample=False,
         eos_token_id=None, pad_token_id=0, **given,

@@ -11,9 +11,10 @@ from kernels.catalog import path_named
 from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.shape import AttentionShape, Dtype
 from qualification.decision.decision import Decision, Pairs, Status
-from qualification.decision.model_shapes import ServingLimits, shapes_needed, signature_of
+from qualification.decision.model_shapes import ServingLimits, attention_shapes_needed
 from server.engine.execution.graph_keys import GraphSizes, row_sizes
 from server.engine.operators.dispatch import Dispatcher
+from server.engine.operators.dispatch_key import Heads
 from server.model.decoder import Decoder
 
 CPU = torch.device("cpu")
@@ -48,7 +49,8 @@ def redecide(shape: AttentionShape, broken: Pairs, taken_out: Pairs) -> Decision
 
 def dispatcher_of(decoder: Decoder, path: str) -> Dispatcher:
     limits = ServingLimits(MAX_LEN, MAX_STEP, PAGE_SIZE, Dtype.FP32, Dtype.FP32)
-    decisions = {shape: decide(shape, path) for shape in shapes_needed(signature_of(decoder.config), limits)}
+    decisions = {shape: decide(shape, path) for shape in attention_shapes_needed(decoder.config, limits)}
     flags = tuple(AttentionFlags(it.scale, window=it.window) for it in decoder.config.attentions)
+    heads = tuple(map(Heads.of, decoder.config.attentions))
     layers = decoder.config.attention_layers
-    return Dispatcher(decisions, (GRAPHED, EAGER), flags, redecide=redecide, layers=layers)
+    return Dispatcher(decisions, (GRAPHED, EAGER), flags, redecide=redecide, layers=layers, heads=heads)

@@ -127,7 +127,21 @@ _SIGLIP: dict[str, object] = {
     "image_size": _SIDE * 14,
     "vision_use_head": False,
 }
-GEMMA = "gemma 3"
+# Windows shorter than an image, whose tokens see each other in these layers alone.
+_GEMMA_4_LARGE: dict[str, object] = {
+    **{name: value for name, value in _GEMMA_4_TEXT.items() if name != "num_kv_shared_layers"},
+    "hidden_size_per_layer_input": 0,
+    "sliding_window": 7,
+    "use_bidirectional_attention": "vision",
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1,
+    "global_head_dim": 32,
+    "enable_moe_block": True,
+    "num_experts": 6,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 32,
+}
+GEMMA, GEMMA_4_LARGE = "gemma 3", "gemma 4, both ways"
 KINDS: dict[str, tuple[type, type, dict[str, object], dict[str, object]]] = {
     "qwen2.5 vl": (Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, _IN_SECTIONS, _TOWER_2_5),
     "qwen3 vl": (Qwen3VLConfig, Qwen3VLForConditionalGeneration, _INTERLEAVED, _TOWER_3),
@@ -151,6 +165,7 @@ KINDS: dict[str, tuple[type, type, dict[str, object], dict[str, object]]] = {
     ),
     GEMMA: (Gemma3Config, Gemma3ForConditionalGeneration, _WINDOWS, _SIGLIP),
     "gemma 4": (Gemma4Config, Gemma4ForConditionalGeneration, _GEMMA_4_TEXT, _GEMMA_4),
+    GEMMA_4_LARGE: (Gemma4Config, Gemma4ForConditionalGeneration, _GEMMA_4_LARGE, _GEMMA_4),
 }
 _TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|>' }}"
@@ -170,7 +185,7 @@ def save_tiny(folder: Path, kind: str = "qwen2.5 vl") -> PreTrainedModel:
         own = {"image_token_index": IMAGE, "vision_feature_layer": -2}
     if kind == GEMMA:
         own = {"image_token_index": IMAGE, "boi_token_index": START, "eoi_token_index": END, "mm_tokens_per_image": 9}
-    if kind == "gemma 4":
+    if kind.startswith("gemma 4"):
         own = {"image_token_id": IMAGE, "boi_token_id": START, "eoi_token_id": END, "audio_config": None}
     config = config_class(text_config={**_TEXT, **text}, vision_config=tower, tie_word_embeddings=False, **own)
     model: PreTrainedModel = model_class(config).float().eval()
@@ -184,7 +199,7 @@ def save_tiny(folder: Path, kind: str = "qwen2.5 vl") -> PreTrainedModel:
             elif "std_" in name:
                 bound.normal_(1, 0.2)
     model.save_pretrained(folder)
-    if kind == "gemma 4":
+    if kind.startswith("gemma 4"):
         _save_tokenizer(folder, _ADDED, _TEMPLATE.replace("".join(_ADDED[i] for i in (0, 2, 1)), _ADDED[2]))
         of_images = {"patch_size": 14, "pooling_kernel_size": 2, "do_normalize": False, "max_soft_tokens": 70}
         (folder / "preprocessor_config.json").write_text(json.dumps(of_images))

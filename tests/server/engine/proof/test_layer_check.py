@@ -50,7 +50,7 @@ from support.models.tiny_families import (
     save_mxfp4,
 )
 from support.models.tiny_images import GEMMA as TINY_GEMMA
-from support.models.tiny_images import save_tiny
+from support.models.tiny_images import GEMMA_4_LARGE, save_tiny
 
 WINDOW = {"sliding_window": 9}
 LAGUNA_16 = {**LAGUNA, "head_dim": 16, "layer_types": MIXED[:2], "num_attention_heads_per_layer": [6, 4]}
@@ -139,8 +139,9 @@ def test_layers_are_proven_in_16_bits(name: str, dtype: DtypeChoice, tmp_path: P
     assert found.first is None, str(found.first)
 
 
-def test_a_mask_that_is_causal_inside_an_image_is_named(tmp_path: Path) -> None:
-    save_tiny(tmp_path, TINY_GEMMA)
+@pytest.mark.parametrize("kind", [TINY_GEMMA, GEMMA_4_LARGE])
+def test_a_mask_that_is_causal_inside_an_image_is_named(kind: str, tmp_path: Path) -> None:
+    save_tiny(tmp_path, kind)
     subject, own = CheckedLayers.made(tmp_path), path_named("sdpa.cpu")
     right = subject.check()
     assert right.first is None, str(right.first)

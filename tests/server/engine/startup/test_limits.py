@@ -78,9 +78,9 @@ def test_a_stretched_rotation_is_served_beyond_its_positions(config: ModelConfig
 def test_a_step_that_holds_no_whole_image_is_refused(settings: dict[str, int], why: str) -> None:
     given = preset_named("gemma-3-4b").config
     config = with_known_tower(read_model(given), given)
-    choose_limits(Settings(max_num_batched_tokens=511, max_num_seqs=256), config, CUDA)
+    choose_limits(Settings(max_num_batched_tokens=511, max_num_seqs=256), config, CUDA, 256)
     with pytest.raises(SettingsError, match=why):
-        choose_limits(Settings(**settings), config, CUDA)
+        choose_limits(Settings(**settings), config, CUDA, 256)
 
 
 def test_a_page_size_that_cuts_a_chunk_of_positions_is_refused(llama_8b: ModelConfig) -> None:
