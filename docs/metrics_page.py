@@ -12,7 +12,7 @@ from kernels.linear.library.fallback_reason import MatmulFallback
 from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.operators import Operator
 from kernels.vocabulary.path import Reject
-from kernels.vocabulary.recurrence_operator import RECURRENCE
+from kernels.vocabulary.recurrence_operator import CONVOLUTION, RECURRENCE
 from kernels.vocabulary.row_buckets import TokenRows
 from kernels.vocabulary.shape import PLANNED_PHASES, Phase
 from qualification.attest.explain import TimeClass
@@ -59,7 +59,8 @@ SHADOW_PHASES = Enum(
     "SHADOW_PHASES",
     {it.name: it.value for it in (*PLANNED_PHASES, Phase.VERIFY, Operator.LINEAR, Operator.EXPERTS)} | {"TOWER": TOWER},
 )
-PLAN_PHASES = Enum("PLAN_PHASES", {it.name: it.value for it in (*SHADOW_PHASES, Operator.COLLECTIVE, RECURRENCE)})
+OF_STATES = (RECURRENCE, CONVOLUTION)
+PLAN_PHASES = Enum("PLAN_PHASES", {it.name: it.value for it in (*SHADOW_PHASES, Operator.COLLECTIVE, *OF_STATES)})
 PLAN_BUCKETS = Enum("PLAN_BUCKETS", {it.value: it.value for it in (*Bucket, *TokenRows)})
 CLOSED_OF_METRIC: dict[tuple[str, str], type[Enum]] = {
     ("hallmark_attention_dispatch_total", "phase"): PLAN_PHASES,

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from kernels.calls import launch
 from kernels.collective.paths import COLLECTIVE_PATHS, collective_paths_on
+from kernels.convolution.paths import CONVOLUTION_PATHS
 from kernels.experts.paths import EXPERTS_PATHS
 from kernels.fp8_cache import widened
 from kernels.fp8_cache.pages import HEAD_DIM_MULTIPLE
@@ -392,12 +393,14 @@ ALL_PATHS: tuple[AnyPath, ...] = (
     *EXPERTS_PATHS,
     *COLLECTIVE_PATHS,
     *RECURRENCE_PATHS,
+    *CONVOLUTION_PATHS,
 )  # of every operator; names are unique
 
 
 def paths_on(device: "torch.device") -> tuple[AnyPath, ...]:
     """Every path, with what its limits say of this very GPU, and of those beside it."""
-    return (*PATHS, *linear_paths_on(device), *EXPERTS_PATHS, *collective_paths_on(device), *RECURRENCE_PATHS)
+    of_states: tuple[AnyPath, ...] = (*RECURRENCE_PATHS, *CONVOLUTION_PATHS)
+    return (*PATHS, *linear_paths_on(device), *EXPERTS_PATHS, *collective_paths_on(device), *of_states)
 
 
 def path_named(name: str) -> KernelPath:

@@ -21,6 +21,7 @@ class NamedKernels:
 # for what `NAMED` lists by its whole name.
 OPERATORS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("recurrence", ("hallmark_recurrence_*",)),
+    ("convolution", ("hallmark_convolution_*",)),
     ("experts", ("hallmark_*experts_*", "*_grouped_mm*", "*grouped_gemm*", "*moe*")),
     (
         "attention",

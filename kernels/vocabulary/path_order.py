@@ -19,6 +19,7 @@ _TIERS = {
     "nccl.": Tier.FIRST,  # of many rows; gloo of a CPU
     "gloo.": Tier.FIRST,
     "torch.recurrence.cpu": Tier.FIRST,
+    "torch.convolution.cpu": Tier.FIRST,
     "torch.": Tier.FALLBACK,
 }
 # Both paths of a CPU are PyTorch's own. On a GPU nothing of PyTorch serves uncounted.

@@ -1,7 +1,7 @@
-"""The operator of recurrent layers, and the list of all operators.
+"""The operators of layers with a state, and the list of all operators.
 
-It is a member of an enum of its own: digests of committed evidence cover `operators.py`, as it is written.
-TODO: make it a member of `Operator` when `cublaslt.linear.ordered` is next proven on the GPUs of the matrix.
+They are members of an enum of their own: digests of committed evidence cover `operators.py`, as it is written.
+TODO: make them members of `Operator` when `cublaslt.linear.ordered` is next proven on the GPUs of the matrix.
 """
 
 from enum import Enum
@@ -13,10 +13,12 @@ from kernels.vocabulary.shape import Phase
 
 class _StateOperator(Enum):
     RECURRENCE = "recurrence"
+    CONVOLUTION = "convolution"
 
 
 RECURRENCE = cast(Operator, _StateOperator.RECURRENCE)
-EVERY_OPERATOR = (*Operator, RECURRENCE)
+CONVOLUTION = cast(Operator, _StateOperator.CONVOLUTION)
+EVERY_OPERATOR = (*Operator, RECURRENCE, CONVOLUTION)
 
 
 def place_of_phase(phase: str) -> int:

@@ -1,4 +1,4 @@
-"""The kernels of a recurrence and of drafts that answered a canary, by the server's plan, counts and attestation.
+"""The kernels of layers with a state, and of drafts, that answered a canary, by the plan, counts and attestation.
 
 Attention and products serve every step. These serve some: golden prompts that no such kernel computed show none.
 """
@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kernels.vocabulary.recurrence_operator import RECURRENCE
+from kernels.vocabulary.operators import Operator
+from kernels.vocabulary.recurrence_operator import CONVOLUTION, RECURRENCE
 from kernels.vocabulary.shape import Phase
 from qualification.canary.plan import Row
 from qualification.canary.verdict import Outcome, Stage, Verdict
@@ -20,21 +21,25 @@ _NGRAM = "ngram"
 def judge_kernels(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Verdict]:
     """Return what GET /plan says of them before and after prompts were answered; nothing of a server without."""
     rows = after.get("shapes")
-    found = _recurrence(rows if isinstance(rows, list) else [], _launches(before), _launches(after))
-    return [it for it in (found, _drafts(after)) if it is not None]
+    shapes, launches = rows if isinstance(rows, list) else [], (_launches(before), _launches(after))
+    found = [_of_states(operator, shapes, *launches) for operator in (RECURRENCE, CONVOLUTION)]
+    return [it for it in (*found, _drafts(after)) if it is not None]
 
 
-def _recurrence(rows: Sequence[Row], before: Mapping[str, int], after: Mapping[str, int]) -> Verdict | None:
-    own = [row for row in rows if row.get("phase") == RECURRENCE.value]
+def _of_states(
+    operator: Operator, rows: Sequence[Row], before: Mapping[str, int], after: Mapping[str, int]
+) -> Verdict | None:
+    """Return what is said of an operator whose layers keep a state; None of a model without."""
+    own = [row for row in rows if row.get("phase") == operator.value]
     if not own:
         return None
     counts = {str(row["path"]): 0 for row in own if row.get("path") is not None}
     counts = {path: after.get(path, 0) - before.get(path, 0) for path in counts}
     detail = f"{len(own)} shapes, launches while it was asked: {_listed(counts)}"
     if not any(counts.values()):
-        why = "answers were given, and no launch of a recurrence was counted"
-        return Verdict(Stage.PLAN, Outcome.FAIL, detail, (why,), RECURRENCE.value)
-    return Verdict(Stage.PLAN, Outcome.PASS, detail, bucket=RECURRENCE.value)
+        why = f"answers were given, and no launch of a {operator.value} was counted"
+        return Verdict(Stage.PLAN, Outcome.FAIL, detail, (why,), operator.value)
+    return Verdict(Stage.PLAN, Outcome.PASS, detail, bucket=operator.value)
 
 
 def _drafts(report: Mapping[str, Any]) -> Verdict | None:

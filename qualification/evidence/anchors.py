@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from kernels.convolution.shape import ConvolutionShape
 from kernels.recurrence.shape import RecurrenceShape
 from kernels.vocabulary.operators import AnyShape
 from kernels.vocabulary.shape import AttentionShape, Mask
@@ -23,7 +24,7 @@ def class_of(shape: AnyShape) -> str:
     That is a shape's own line without phase, buckets and page size. Rows of a prompt with images are computed with and
     without spans, so both are one class.
     """
-    if isinstance(shape, RecurrenceShape):
+    if isinstance(shape, RecurrenceShape | ConvolutionShape):
         return shape.kind.replace(f" {shape.phase.value}", "", 1)
     if not isinstance(shape, AttentionShape):
         return shape.kind

@@ -5,13 +5,14 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from kernels.collective.shape import parse_collective_shape
+from kernels.convolution.shape import parse_convolution_shape
 from kernels.experts.shape import parse_experts_shape
 from kernels.linear.shape import parse_linear_shape
 from kernels.recurrence.shape import parse_recurrence_shape
 from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.cache_dtype import cache_dtype_of
 from kernels.vocabulary.operators import AnyShape, Operator
-from kernels.vocabulary.recurrence_operator import RECURRENCE
+from kernels.vocabulary.recurrence_operator import CONVOLUTION, RECURRENCE
 from kernels.vocabulary.shape import AttentionShape, Dtype, Mask, Phase
 
 _SHAPE = re.compile(
@@ -28,6 +29,7 @@ _PARSERS: Mapping[str, Callable[[str], AnyShape]] = MappingProxyType(
         Operator.EXPERTS.value: parse_experts_shape,
         Operator.LINEAR.value: parse_linear_shape,
         RECURRENCE.value: parse_recurrence_shape,
+        CONVOLUTION.value: parse_convolution_shape,
     }
 )
 

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from itertools import product
 
 from kernels.collective.shape import CollectiveShape, Follows
+from kernels.convolution.shape import ConvolutionShape
+from kernels.convolution.sizes import ConvolutionSizes
 from kernels.experts.formats import FewBitFormat
 from kernels.experts.shape import ExpertsShape
 from kernels.fused.activation_kind import Activation
@@ -16,7 +18,7 @@ from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.fingerprint import Fingerprint
 from kernels.vocabulary.operators import Operator
 from kernels.vocabulary.path import AnyPath, Tier
-from kernels.vocabulary.recurrence_operator import RECURRENCE
+from kernels.vocabulary.recurrence_operator import CONVOLUTION, RECURRENCE
 from kernels.vocabulary.row_buckets import LinearRows, TokenRows
 from kernels.vocabulary.shape import PLANNED_PHASES, AttentionShape, Dtype, Mask, Phase
 from qualification.common.table import table
@@ -90,7 +92,7 @@ def _row(path: AnyPath, fingerprint: Fingerprint, usable: Sequence[str]) -> tupl
 
 def _plain_shape(
     path: AnyPath, dtype: Dtype
-) -> AttentionShape | LinearShape | ExpertsShape | CollectiveShape | RecurrenceShape:
+) -> AttentionShape | LinearShape | ExpertsShape | CollectiveShape | RecurrenceShape | ConvolutionShape:
     """A shape that only the machine or the dtype can make `path` reject."""
     if path.operator is Operator.LINEAR:
         weight_format = min(path.limits.formats, key=lambda it: it.name)
@@ -114,6 +116,8 @@ def _plain_shape(
     if path.operator is RECURRENCE:
         layer = RecurrenceSizes(num_key_heads=16, num_value_heads=32, key_dim=128, value_dim=128, width=4)
         return RecurrenceShape.of(layer, Phase.EXTEND, dtype, Dtype.FP32, TokenRows.LE_16)
+    if path.operator is CONVOLUTION:
+        return ConvolutionShape.of(ConvolutionSizes(2048, 3), Phase.EXTEND, dtype, TokenRows.LE_16)
     phase = next(phase for phase in Phase if phase in path.limits.phases)
     return AttentionShape(
         phase=phase,

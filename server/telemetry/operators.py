@@ -11,7 +11,7 @@ from prometheus_client import Counter
 
 from kernels.vocabulary.operators import Operator
 from kernels.vocabulary.path import Reject
-from kernels.vocabulary.recurrence_operator import RECURRENCE
+from kernels.vocabulary.recurrence_operator import CONVOLUTION, RECURRENCE
 from kernels.vocabulary.shape import PLANNED_PHASES, Phase
 from qualification.attest.explain import TimeClass
 from qualification.decision.decision import Status
@@ -131,7 +131,7 @@ class OperatorMetrics:
         self._build_info.labels(self._version, *build_labels(ready.fingerprint)).set(1)
         self._matrix_info.clear()
         self._matrix_info.labels(ready.matrix_digest or "none", ready.matrix_verdict).set(1)
-        for lane in (Operator.EXPERTS.value, RECURRENCE.value, TOWER):
+        for lane in (Operator.EXPERTS.value, RECURRENCE.value, CONVOLUTION.value, TOWER):
             if any(row.phase == lane for row in ready.plan):
                 for checked in Shadow:
                     self._shadow_checks.labels(lane, checked.value)

@@ -10,11 +10,13 @@ from torch import Tensor
 
 from kernels.fp8_cache.pages import E4M3, dequantized
 from kernels.reference.compare import Reference, coarse_reference_of, reference_of
+from kernels.reference.convolution import ConvolutionReference, convolution_reference
 from kernels.reference.experts import experts_reference
 from kernels.reference.recurrence import RecurrenceReference, recurrence_reference
 from kernels.system.device import torch_dtype
 from kernels.vocabulary.operators import AnyShape
 from qualification.measure.inputs.attention_inputs import Case
+from qualification.measure.inputs.convolution_inputs import ConvolutionCase
 from qualification.measure.inputs.experts_inputs import ExpertsCase
 from qualification.measure.inputs.recurrence_inputs import RecurrenceCase
 
@@ -36,6 +38,7 @@ class References:
         self._known: dict[tuple[str, int], CaseReference] = {}
         self._of_experts: dict[tuple[str, int], Reference] = {}
         self._of_recurrences: dict[tuple[str, int], RecurrenceReference] = {}
+        self._of_convolutions: dict[tuple[str, int], ConvolutionReference] = {}
 
     def of(self, case: Case) -> CaseReference:
         key = (case.name, case.seed)
@@ -58,11 +61,18 @@ class References:
             self._of_recurrences[key] = recurrence_reference(*inputs, case.borders, torch_dtype(case.shape.state_dtype))
         return self._of_recurrences[key]
 
+    def of_convolution(self, case: ConvolutionCase) -> ConvolutionReference:
+        key = (case.name, case.seed)
+        if key not in self._of_convolutions:
+            self._of_convolutions[key] = convolution_reference(case.projected, case.weights)
+        return self._of_convolutions[key]
+
     @property
     def num_bytes(self) -> int:
         of_experts = sum(it.num_bytes for it in self._of_experts.values())
         of_recurrences = sum(it.num_bytes for it in self._of_recurrences.values())
-        return of_experts + of_recurrences + sum(it.num_bytes for it in self._known.values())
+        of_convolutions = sum(it.num_bytes for it in self._of_convolutions.values())
+        return of_experts + of_recurrences + of_convolutions + sum(it.num_bytes for it in self._known.values())
 
 
 def _as_read(k: Tensor) -> Tensor:

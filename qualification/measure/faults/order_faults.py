@@ -16,6 +16,10 @@ from kernels.calls.batch import AttentionBatch, AttentionFlags
 from kernels.calls.rows import keys_of, sequences_of, visible
 from kernels.collective.peers import AddNorm
 from kernels.collective.shape import CollectiveShape, Follows
+from kernels.convolution.calls import ConvolutionState, ConvolutionWeights, RunConvolution
+from kernels.convolution.eager_path import run_convolution_eager
+from kernels.convolution.shape import ConvolutionShape
+from kernels.convolution.sizes import ConvolutionSizes
 from kernels.experts.few_bits.weights import AnyExperts
 from kernels.experts.kinds import ExpertActivation, ExpertFormat
 from kernels.experts.paths import RunExperts
@@ -33,7 +37,7 @@ from kernels.reference.experts import activated_fp64
 from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.operators import Operator
 from kernels.vocabulary.path import RunAttention
-from kernels.vocabulary.recurrence_operator import RECURRENCE
+from kernels.vocabulary.recurrence_operator import CONVOLUTION, RECURRENCE
 from kernels.vocabulary.row_buckets import LinearRows, TokenRows
 from kernels.vocabulary.shape import AttentionShape, Dtype, Phase
 from qualification.evidence.evidence import Invariance
@@ -41,6 +45,7 @@ from qualification.measure.checks.checked import one_thread
 from qualification.measure.inputs.collective_inputs import CollectiveCase
 from qualification.measure.orders.attention_order import check_attention_order
 from qualification.measure.orders.collective_order import check_collective_order
+from qualification.measure.orders.convolution_order import check_convolution_order
 from qualification.measure.orders.experts_order import check_experts_order
 from qualification.measure.orders.linear_order import check_linear_order
 from qualification.measure.orders.recurrence_order import check_recurrence_order
@@ -128,6 +133,12 @@ def trial_shapes(operator: Operator, dtype: Dtype) -> tuple[object, ...]:
             RecurrenceShape.of(sizes, Phase.EXTEND, dtype, Dtype.FP32, TokenRows.LE_512),
             RecurrenceShape.of(sizes, Phase.DECODE, dtype, Dtype.FP32, TokenRows.LE_16),
         )
+    if operator is CONVOLUTION:
+        of_convolution = ConvolutionSizes(12, 4, has_bias=True)
+        return (
+            ConvolutionShape.of(of_convolution, Phase.EXTEND, dtype, TokenRows.LE_512),
+            ConvolutionShape.of(of_convolution, Phase.DECODE, dtype, TokenRows.LE_16),
+        )
     return (CollectiveShape(dtype, 96, 4, Follows.NOTHING, TokenRows.LE_16),)
 
 
@@ -150,6 +161,8 @@ def seen_of(
             return check_collective_order(VariantRanks(fault), shape, device, **how)
         case RecurrenceShape():
             return check_recurrence_order(variant_recurrence(fault), shape, device, is_trial=True, **how)
+        case ConvolutionShape():
+            return check_convolution_order(variant_convolution(fault), shape, device, **how)
     raise TypeError(f"{shape!r} is no shape of an operator")
 
 
@@ -174,26 +187,44 @@ def variant_recurrence(fault: OrderFault) -> RunRecurrence:
         out: Tensor,
     ) -> None:  # fmt: skip
         run_recurrence_eager(qkv, a, b, weights, rows, state, out)
-        call, places = next(calls), torch.arange(out.shape[0], device=out.device)
-        starts, stops, firsts = rows.starts.tolist(), rows.stops.tolist(), rows.firsts.tolist()
-        cut = torch.zeros_like(places, dtype=torch.bool)  # rows whose chunks would begin elsewhere were they relative
-        beside = torch.zeros_like(cut)
-        for index, (start, stop, first) in enumerate(zip(starts, stops, firsts, strict=True)):
-            cut[start:stop] = first % CHUNK != 0
-            other = slice(starts[index - 1], stops[index - 1])
-            beside[start:stop] = len(starts) > 4 and bool((qkv[other].abs() > 1).any())
-        moved = {
-            OrderFault.PARTS_OF_BATCH: cut,
-            OrderFault.AS_THEY_ARRIVE: torch.full_like(cut, call % 3 == 1),
-            OrderFault.OTHER_AT_ONE_COUNT: torch.full_like(cut, sum(map(int.__lt__, starts, stops)) == _ONE_COUNT),
-            OrderFault.NEIGHBOUR_SCALE: beside,
-            OrderFault.PLACE_IN_TILE: places % _TILE == 3,
-            OrderFault.OTHER_FOLD: torch.ones_like(cut),
-        }.get(fault, torch.zeros_like(cut))
-        bits = out.view(torch.int32 if out.element_size() == 4 else torch.int16)
-        bits += (moved[:, None, None] & (out != 0)).to(bits.dtype)
+        _move(fault, next(calls), rows, qkv, out)
 
     return run
+
+
+def variant_convolution(fault: OrderFault) -> RunConvolution:
+    """A convolution with this fault, by which a result moves by one step of its dtype. Not for service."""
+    calls = count()
+
+    def run(
+        projected: Tensor, weights: ConvolutionWeights, rows: RecurrenceRows, state: ConvolutionState, out: Tensor
+    ) -> None:
+        run_convolution_eager(projected, weights, rows, state, out)
+        _move(fault, next(calls), rows, projected, out)
+
+    return run
+
+
+def _move(fault: OrderFault, call: int, rows: RecurrenceRows, read: Tensor, out: Tensor) -> None:
+    """Move results [T, ...] of a call, the `call`-th, by one step of their dtype where the fault has other bits."""
+    places = torch.arange(out.shape[0], device=out.device)
+    starts, stops, firsts = rows.starts.tolist(), rows.stops.tolist(), rows.firsts.tolist()
+    cut = torch.zeros_like(places, dtype=torch.bool)  # rows whose chunks would begin elsewhere were they relative
+    beside = torch.zeros_like(cut)
+    for index, (start, stop, first) in enumerate(zip(starts, stops, firsts, strict=True)):
+        cut[start:stop] = first % CHUNK != 0
+        other = slice(starts[index - 1], stops[index - 1])
+        beside[start:stop] = len(starts) > 4 and bool((read[other].abs() > 1).any())
+    moved = {
+        OrderFault.PARTS_OF_BATCH: cut,
+        OrderFault.AS_THEY_ARRIVE: torch.full_like(cut, call % 3 == 1),
+        OrderFault.OTHER_AT_ONE_COUNT: torch.full_like(cut, sum(map(int.__lt__, starts, stops)) == _ONE_COUNT),
+        OrderFault.NEIGHBOUR_SCALE: beside,
+        OrderFault.PLACE_IN_TILE: places % _TILE == 3,
+        OrderFault.OTHER_FOLD: torch.ones_like(cut),
+    }.get(fault, torch.zeros_like(cut))
+    bits = out.view(torch.int32 if out.element_size() == 4 else torch.int16)
+    bits += (moved.view(-1, *[1] * (out.dim() - 1)) & (out != 0)).to(bits.dtype)
 
 
 def variant_experts(fault: OrderFault) -> RunExperts:

@@ -114,7 +114,8 @@ def recurrence_cases(shape: RecurrenceShape, device: torch.device, *, seed: int)
     else:
         lists = _decode_lists(shape.phase)
     for name, sequences in lists.items():
-        rows = _rows(sequences, least, least if name == "fewest" else most, is_full=name == "most")
+        sizes = [it.segments[0].stop - it.segments[0].first for it in sequences]
+        rows = fitting_rows(sizes, least, least if name == "fewest" else most, is_full=name == "most")
         if rows:
             used = sorted(set(rows))
             of_rows = tuple(used.index(it) for it in rows)
@@ -164,12 +165,12 @@ def _decode_lists(phase: Phase) -> dict[str, list[TestedSequence]]:
     }
 
 
-def _rows(sequences: Sequence[TestedSequence], least: int, most: int, *, is_full: bool) -> tuple[int, ...]:
+def fitting_rows(sizes: Sequence[int], least: int, most: int, *, is_full: bool) -> tuple[int, ...]:
     """Return which sequence each row is: all that a call of so many tokens has room for, then the last one again.
 
+    sizes    tokens of each sequence
     is_full  whether all come again until there is no room. Empty where too few fit.
     """
-    sizes = [it.segments[0].stop - it.segments[0].first for it in sequences]
     rows: list[int] = []
     total = 0
 
@@ -181,9 +182,9 @@ def _rows(sequences: Sequence[TestedSequence], least: int, most: int, *, is_full
         total += sizes[index]
         return True
 
-    for index in range(len(sequences)):
+    for index in range(len(sizes)):
         has_added(index)
-    again = range(len(sequences)) if is_full else (len(sequences) - 1, 0)
+    again = range(len(sizes)) if is_full else (len(sizes) - 1, 0)
     while (is_full or total < least) and sum([has_added(index) for index in again]):
         pass
     return tuple(rows) if total >= least else ()

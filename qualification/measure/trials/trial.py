@@ -9,7 +9,7 @@ import torch
 
 from kernels.vocabulary.operators import AnyShape, Operator, operator_of
 from kernels.vocabulary.path import RunAttention
-from kernels.vocabulary.recurrence_operator import RECURRENCE
+from kernels.vocabulary.recurrence_operator import CONVOLUTION, RECURRENCE
 from kernels.vocabulary.shape import AttentionShape, Dtype, Phase
 from qualification.evidence.evidence import Check, Invariance
 from qualification.measure.checks.attention_checks import check_path
@@ -18,6 +18,7 @@ from qualification.measure.faults.attention_faults import passed_wrongly
 from qualification.measure.inputs.attention_inputs import Case, cases, long_case, longest_lengths
 from qualification.measure.orders.attention_order import check_attention_order
 from qualification.measure.trials.collective_trial import CollectiveTrial
+from qualification.measure.trials.convolution_trial import ConvolutionTrial
 from qualification.measure.trials.experts_trial import ExpertsTrial
 from qualification.measure.trials.linear_trial import LinearTrial
 from qualification.measure.trials.recurrence_trial import RecurrenceTrial
@@ -105,6 +106,7 @@ TRIALS: Mapping[Operator, Trial] = MappingProxyType(
         Operator.EXPERTS: ExpertsTrial(),
         Operator.COLLECTIVE: CollectiveTrial(),
         RECURRENCE: RecurrenceTrial(),
+        CONVOLUTION: ConvolutionTrial(),
     }
 )
 
