@@ -9,10 +9,12 @@ from kernels.identity.torch_kernels import GEMMS, TORCH_HELPERS
 from kernels.recurrence.calls import RunRecurrence
 from kernels.recurrence.eager_path import run_recurrence_eager
 from kernels.recurrence.shape import RecurrenceShape
+from kernels.recurrence.state_space.eager import run_state_space_eager
 from kernels.vocabulary.fingerprint import Device
 from kernels.vocabulary.operators import Operator
 from kernels.vocabulary.path import OperatorPath, Reject, Rejection
 from kernels.vocabulary.path_order import tier_of
+from kernels.vocabulary.recurrence_form import RecurrenceForm
 from kernels.vocabulary.recurrence_operator import RECURRENCE
 from kernels.vocabulary.shape import Dtype
 
@@ -27,10 +29,15 @@ class RecurrenceLimits:
     min_sm: int | None = None
     max_sm: int | None = None
     needs_triton: bool = False
+    form: RecurrenceForm = RecurrenceForm.GATED_DELTA
 
     def rejections(self, shape: RecurrenceShape) -> list[Rejection]:
         """Every reason of the shape, not of the machine, why it cannot be computed."""
         found = []
+        if shape.form is not self.form:
+            found.append(
+                Rejection(Reject.LAYOUT, f"computes {self.form.value}, the shape is of the form {shape.form.value}")
+            )
         for name, dtype, taken in (
             ("tokens", shape.dtype, self.dtypes),
             ("states", shape.state_dtype, self.state_dtypes),
@@ -54,6 +61,14 @@ def _triton_run() -> RunRecurrence | None:
     from kernels.recurrence.portable.launch import run_recurrence
 
     return run_recurrence
+
+
+def _triton_run_of_space() -> RunRecurrence | None:
+    if launch.triton_version() is None:
+        return None
+    from kernels.recurrence.state_space.launch import run_state_space
+
+    return run_state_space
 
 
 _DTYPES = frozenset({Dtype.FP32, Dtype.FP16, Dtype.BF16})  # by name: a new member widens no path's limits
@@ -86,5 +101,36 @@ RECURRENCE_PATHS: tuple[RecurrencePath, ...] = (
         (*GEMMS, *TORCH_HELPERS),
         run_recurrence_eager,
         order=_ORDER,
+    ),
+    RecurrencePath(
+        "triton.recurrence.state_space",
+        tier_of("triton.recurrence.state_space"),
+        RecurrenceLimits(
+            devices=frozenset({Device.CUDA, Device.INTERPRETER}),
+            dtypes=frozenset({Dtype.FP32, Dtype.BF16}),  # as of the gated delta rule
+            state_dtypes=_STATE_DTYPES,
+            min_sm=80,
+            needs_triton=True,
+            form=RecurrenceForm.STATE_SPACE,
+        ),
+        SOURCES.of("kernels.recurrence.state_space.launch"),
+        ("hallmark_recurrence_space_",),
+        _triton_run_of_space(),
+        is_capturable=True,
+        order=f"{_ORDER}.state_space.triton",
+    ),
+    RecurrencePath(
+        "torch.recurrence.cpu.state_space",
+        tier_of("torch.recurrence.cpu.state_space"),
+        RecurrenceLimits(
+            devices=frozenset({Device.CPU}),
+            dtypes=_DTYPES,
+            state_dtypes=_STATE_DTYPES,
+            form=RecurrenceForm.STATE_SPACE,
+        ),
+        SOURCES.of("kernels.recurrence.state_space.eager"),
+        (*GEMMS, *TORCH_HELPERS),
+        run_state_space_eager,
+        order=f"{_ORDER}.state_space",
     ),
 )

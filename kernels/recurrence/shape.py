@@ -4,7 +4,9 @@ import re
 from dataclasses import dataclass
 
 from kernels.recurrence.sizes import CHUNK, RecurrenceSizes
+from kernels.recurrence.state_space.kept import kept_tensors
 from kernels.vocabulary.operators import Operator
+from kernels.vocabulary.recurrence_form import RecurrenceForm
 from kernels.vocabulary.recurrence_operator import RECURRENCE
 from kernels.vocabulary.row_buckets import TokenRows
 from kernels.vocabulary.shape import Dtype, Phase
@@ -12,18 +14,19 @@ from kernels.vocabulary.shape import Dtype, Phase
 RECURRENCE_PHASES = (Phase.EXTEND, Phase.DECODE, Phase.VERIFY)
 _LINE = re.compile(
     r"recurrence (?P<phase>\w+) (?P<dtype>\w+)/state-(?P<state>\w+) h(?P<keys>\d+):(?P<values>\d+) "
-    r"d(?P<key_dim>\d+):(?P<value_dim>\d+) conv(?P<width>\d+) r-(?P<rows>\w+)"
+    r"d(?P<key_dim>\d+):(?P<value_dim>\d+) conv(?P<width>\d+)(?: (?P<form>state-space))? r-(?P<rows>\w+)"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class RecurrenceShape:
-    """The gated delta rule with its convolution, norms and gates.
+    """A rule with its convolution, and what is computed of each token before: norms, gates, steps.
 
     phase        EXTEND for tokens of prompts, the first ones or later ones, beside which others may be
     dtype        of tokens and results
     state_dtype  of the states
     rows         tokens of a call
+    form         the rule; of a state space keys are B, queries C, values x
     """
 
     phase: Phase
@@ -35,6 +38,7 @@ class RecurrenceShape:
     value_dim: int
     width: int
     rows: TokenRows
+    form: RecurrenceForm = RecurrenceForm.GATED_DELTA
 
     def __post_init__(self) -> None:
         """Raises ValueError for sizes that no layer has."""
@@ -44,16 +48,27 @@ class RecurrenceShape:
 
     @classmethod
     def of(
-        cls, sizes: RecurrenceSizes, phase: Phase, dtype: Dtype, state_dtype: Dtype, rows: TokenRows
+        cls,
+        sizes: RecurrenceSizes,
+        phase: Phase,
+        dtype: Dtype,
+        state_dtype: Dtype,
+        rows: TokenRows,
+        form: RecurrenceForm = RecurrenceForm.GATED_DELTA,
     ) -> "RecurrenceShape":
         return cls(
             phase, dtype, state_dtype, sizes.num_key_heads, sizes.num_value_heads, sizes.key_dim, sizes.value_dim,
-            sizes.width, rows,
+            sizes.width, rows, form,
         )  # fmt: skip
 
     @property
     def sizes(self) -> RecurrenceSizes:
         return RecurrenceSizes(self.num_key_heads, self.num_value_heads, self.key_dim, self.value_dim, self.width)
+
+    def state_tensors(self, num_drafted: int) -> tuple[tuple[tuple[int, ...], Dtype], ...]:
+        """Return shape and dtype of each tensor of `RecurrenceState`; see `RecurrenceSizes.state_tensors`."""
+        of_form = kept_tensors if self.form is RecurrenceForm.STATE_SPACE else RecurrenceSizes.state_tensors
+        return of_form(self.sizes, self.dtype, self.state_dtype, num_drafted)
 
     @property
     def operator(self) -> Operator:
@@ -69,6 +84,7 @@ class RecurrenceShape:
             f"h{self.num_key_heads}:{self.num_value_heads}",
             f"d{self.key_dim}:{self.value_dim}",
             f"conv{self.width}",
+            *([] if self.form is RecurrenceForm.GATED_DELTA else [self.form.value]),
         ]
         return " ".join(parts)
 
@@ -78,7 +94,8 @@ class RecurrenceShape:
 
     def flops(self, num_rows: int) -> int:
         """Floating-point operations of the rule itself, token by token: decay, read, update, read; not of chunks."""
-        return 7 * num_rows * self.num_value_heads * self.key_dim * self.value_dim
+        of_number = 7 if self.form is RecurrenceForm.GATED_DELTA else 5  # a state space reads once
+        return of_number * num_rows * self.num_value_heads * self.key_dim * self.value_dim
 
     def hbm_bytes(self, num_rows: int) -> int:
         """HBM bytes when tokens cross memory once, and states once for each token of decode, else once for 64.
@@ -102,7 +119,12 @@ def parse_recurrence_shape(text: str) -> RecurrenceShape:
     field = found.groupdict()
     sizes = RecurrenceSizes(*(int(field[name]) for name in ("keys", "values", "key_dim", "value_dim", "width")))
     shape = RecurrenceShape.of(
-        sizes, Phase(field["phase"]), Dtype(field["dtype"]), Dtype(field["state"]), TokenRows(field["rows"])
+        sizes,
+        Phase(field["phase"]),
+        Dtype(field["dtype"]),
+        Dtype(field["state"]),
+        TokenRows(field["rows"]),
+        RecurrenceForm(field["form"] or RecurrenceForm.GATED_DELTA.value),
     )
     if str(shape) != text:
         raise ValueError(f"{text!r} is no shape of a recurrence as {shape} is written")

@@ -164,8 +164,8 @@ def write_kept_state(
         (state.misses, _misses(kept, sequence, num_tokens), num_tokens // BLOCK * BLOCK),
         (state.inputs, qkv[sequence], max(0, num_tokens - state.inputs.shape[1])),
     ):
-        places = [position % ring.shape[1] for position in range(begin, num_tokens)]
-        if places:
+        if begin < num_tokens and ring.shape[1]:
+            places = [position % ring.shape[1] for position in range(begin, num_tokens)]
             ring[slot, places] = known[begin:num_tokens].to(ring.dtype)
 
 

@@ -115,7 +115,7 @@ def _plain_shape(
         return CollectiveShape(dtype, columns=4096, world=2, follows=Follows.ADD_NORM, rows=TokenRows.LE_16)
     if path.operator is RECURRENCE:
         layer = RecurrenceSizes(num_key_heads=16, num_value_heads=32, key_dim=128, value_dim=128, width=4)
-        return RecurrenceShape.of(layer, Phase.EXTEND, dtype, Dtype.FP32, TokenRows.LE_16)
+        return RecurrenceShape.of(layer, Phase.EXTEND, dtype, Dtype.FP32, TokenRows.LE_16, path.limits.form)
     if path.operator is CONVOLUTION:
         return ConvolutionShape.of(ConvolutionSizes(2048, 3), Phase.EXTEND, dtype, TokenRows.LE_16)
     phase = next(phase for phase in Phase if phase in path.limits.phases)

@@ -8,7 +8,10 @@ from torch import Tensor
 
 from kernels.recurrence.calls import RecurrenceRows, RecurrenceState, RecurrenceWeights, RunRecurrence
 from kernels.recurrence.sizes import CHUNK, RecurrenceSizes
+from kernels.recurrence.state_space.kept import kept_tensors
+from kernels.recurrence.state_space.weights import StateSpaceWeights
 from kernels.system.device import torch_dtype
+from kernels.vocabulary.recurrence_form import RecurrenceForm
 from kernels.vocabulary.shape import Dtype, Phase
 
 NUM_DRAFTED = 4
@@ -58,7 +61,13 @@ class Computed:
 
 
 def random_sequence(
-    sizes: RecurrenceSizes, num_tokens: int, dtype: Dtype, *, seed: int, device: torch.device = CPU
+    sizes: RecurrenceSizes,
+    num_tokens: int,
+    dtype: Dtype,
+    *,
+    seed: int,
+    device: torch.device = CPU,
+    form: RecurrenceForm = RecurrenceForm.GATED_DELTA,
 ) -> Drawn:
     generator = torch.Generator().manual_seed(seed)
 
@@ -71,12 +80,16 @@ def random_sequence(
     )
     tokens = (drawn(num_tokens, columns).to(kind) for columns in (sizes.conv_dim, heads, heads))
     qkv, a, b = tokens
+    if form is RecurrenceForm.STATE_SPACE:
+        own = weights.conv, weights.a_log, weights.dt_bias
+        weights = StateSpaceWeights(*own, drawn(sizes.conv_dim, scale=0.5).to(kind), drawn(heads), 0.01, 4.0)
     return Drawn(sizes, dtype, Dtype.FP32, qkv, a, b, weights)
 
 
 def empty_state(drawn: Drawn) -> RecurrenceState:
     tensors = []
-    for shape, dtype in drawn.sizes.state_tensors(drawn.dtype, drawn.state_dtype, NUM_DRAFTED):
+    kept = kept_tensors if isinstance(drawn.weights, StateSpaceWeights) else RecurrenceSizes.state_tensors
+    for shape, dtype in kept(drawn.sizes, drawn.dtype, drawn.state_dtype, NUM_DRAFTED):
         tensors.append(torch.full((_SLOTS, *shape), 7.0, dtype=torch_dtype(dtype), device=drawn.qkv.device))
         tensors[-1][_SLOTS - 2] = 0
     return RecurrenceState(*tensors)

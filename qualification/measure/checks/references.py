@@ -13,8 +13,10 @@ from kernels.reference.compare import Reference, coarse_reference_of, reference_
 from kernels.reference.convolution import ConvolutionReference, convolution_reference
 from kernels.reference.experts import experts_reference
 from kernels.reference.recurrence import RecurrenceReference, recurrence_reference
+from kernels.reference.state_space import state_space_reference
 from kernels.system.device import torch_dtype
 from kernels.vocabulary.operators import AnyShape
+from kernels.vocabulary.recurrence_form import RecurrenceForm
 from qualification.measure.inputs.attention_inputs import Case
 from qualification.measure.inputs.convolution_inputs import ConvolutionCase
 from qualification.measure.inputs.experts_inputs import ExpertsCase
@@ -57,8 +59,10 @@ class References:
     def of_recurrence(self, case: RecurrenceCase) -> RecurrenceReference:
         key = (case.name, case.seed)
         if key not in self._of_recurrences:
+            is_space = case.shape.form is RecurrenceForm.STATE_SPACE
+            of_form = state_space_reference if is_space else recurrence_reference
             inputs = case.qkv, case.a, case.b, case.weights, case.shape.sizes
-            self._of_recurrences[key] = recurrence_reference(*inputs, case.borders, torch_dtype(case.shape.state_dtype))
+            self._of_recurrences[key] = of_form(*inputs, case.borders, torch_dtype(case.shape.state_dtype))
         return self._of_recurrences[key]
 
     def of_convolution(self, case: ConvolutionCase) -> ConvolutionReference:

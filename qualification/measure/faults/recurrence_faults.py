@@ -10,6 +10,8 @@ from torch import Tensor
 from kernels.recurrence.calls import RecurrenceRows, RecurrenceState, RecurrenceWeights, RunRecurrence
 from kernels.recurrence.shape import RecurrenceShape
 from kernels.recurrence.sizes import CHUNK, RecurrenceSizes
+from kernels.recurrence.state_space.weights import StateSpaceWeights
+from kernels.vocabulary.recurrence_form import RecurrenceForm
 from kernels.vocabulary.row_buckets import TokenRows
 from kernels.vocabulary.shape import Dtype, Phase
 
@@ -40,20 +42,41 @@ class RecurrenceFault(Enum):
     UNSTABLE = "the order of sums differs from run to run"  # atomics
     STALE_OUTPUT = "the last token's result is not written"  # grid too small
     STRAY_WRITE = "one row past the results is written"  # store without a mask
+    SKIP_LEFT_OUT = "x is not added to the result"  # a state space without its D
+    CONV_BIAS_LEFT_OUT = "the convolution has no bias"  # read as the gated delta rule's
+    STEP_NOT_LIMITED = "steps are not held between their limits"  # softplus alone
+    STEP_LEFT_OUT = "x is not multiplied by its step"  # A is discretised, and B is not
 
 
-def trial_shapes(dtype: Dtype) -> tuple[RecurrenceShape, ...]:
-    """Recurrences on which every fault can show, as small as that allows."""
+_OF_GATED_DELTA = frozenset({RecurrenceFault.BETA_LEFT_OUT, RecurrenceFault.EPSILON_OUTSIDE})
+_OF_STATE_SPACE = frozenset(
+    {
+        RecurrenceFault.SKIP_LEFT_OUT,
+        RecurrenceFault.CONV_BIAS_LEFT_OUT,
+        RecurrenceFault.STEP_NOT_LIMITED,
+        RecurrenceFault.STEP_LEFT_OUT,
+    }
+)
+
+
+def trial_shapes(dtype: Dtype, form: RecurrenceForm | None = None) -> tuple[RecurrenceShape, ...]:
+    """Recurrences on which every fault can show, as small as that allows; `form` None: of every form."""
     sizes = RecurrenceSizes(2, 4, 8, 8, 4)
-    return (
-        RecurrenceShape.of(sizes, Phase.EXTEND, dtype, Dtype.FP32, TokenRows.LE_128),
-        RecurrenceShape.of(sizes, Phase.DECODE, dtype, Dtype.FP32, TokenRows.LE_16),
-        RecurrenceShape.of(sizes, Phase.VERIFY, dtype, Dtype.FP32, TokenRows.LE_128),
+    return tuple(
+        RecurrenceShape.of(sizes, phase, dtype, Dtype.FP32, rows, one)
+        for one in ([*RecurrenceForm] if form is None else [form])
+        for phase, rows in (
+            (Phase.EXTEND, TokenRows.LE_128),
+            (Phase.DECODE, TokenRows.LE_16),
+            (Phase.VERIFY, TokenRows.LE_128),
+        )
     )
 
 
 def can_show_in(fault: RecurrenceFault, shape: RecurrenceShape) -> bool:
     """True when a recurrence with this fault computes the shape wrongly, and so much that its dtype shows it."""
+    if fault in (_OF_GATED_DELTA if shape.form is RecurrenceForm.STATE_SPACE else _OF_STATE_SPACE):
+        return False
     is_prompt, is_verified = shape.phase is Phase.EXTEND, shape.phase is Phase.VERIFY
     needs = {
         # A row of one token has no chunk of its own that is padded; in `VERIFY` nothing is folded at the end.
@@ -145,13 +168,25 @@ class _Row:
             padded[wide - len(before) : wide] = before
         taps = weights.conv.float()
         taps = taps.flip(1) if fault is RecurrenceFault.TAPS_REVERSED else taps
-        mixed = F.silu((padded.unfold(0, sizes.width, 1) * taps).sum(dim=-1))
+        mixed = (padded.unfold(0, sizes.width, 1) * taps).sum(dim=-1)
+        if isinstance(weights, StateSpaceWeights) and fault is not RecurrenceFault.CONV_BIAS_LEFT_OUT:
+            mixed = mixed + weights.conv_bias.float()
+        mixed = F.silu(mixed)
         for token in range(num_tokens):
             is_late = fault is RecurrenceFault.INPUTS_AFTER_CONVOLUTION
             self._inputs[self._first + token] = mixed[token] if is_late else qkv[token].float()
         size = sizes.num_key_heads * sizes.key_dim
         queries, keys = (self._normed(mixed[:, start : start + size], dtype) for start in (0, size))
         values = self._rounded(mixed[:, 2 * size :], dtype).reshape(num_tokens, sizes.num_value_heads, -1)
+        if isinstance(weights, StateSpaceWeights):
+            steps = F.softplus(a.float() + weights.dt_bias, threshold=1e9)
+            if fault is not RecurrenceFault.STEP_NOT_LIMITED:
+                steps = steps.clamp(weights.least_step, weights.most_step)
+            decays = -weights.a_log.exp() * steps
+            steps = torch.ones_like(steps) if fault is RecurrenceFault.STEP_LEFT_OUT else steps
+            outs = [self._token(*each) for each in zip(queries, keys, values, decays, steps, strict=True)]
+            skip = 0 if fault is RecurrenceFault.SKIP_LEFT_OUT else weights.skip[:, None]
+            return torch.stack(outs) + skip * values
         decays = -weights.a_log.exp() * F.softplus(a.float() + weights.dt_bias)
         betas = torch.sigmoid(b.float())
         betas = torch.ones_like(betas) if fault is RecurrenceFault.BETA_LEFT_OUT else betas
@@ -188,7 +223,8 @@ class _Row:
         before = self._states[number]
         is_late = self._fault is RecurrenceFault.DECAY_AFTER_UPDATE
         decayed = before if is_late else decay.exp()[:, None, None] * before
-        missing = value - (self._by_value_head(key)[:, :, None] * decayed).sum(dim=1)
+        is_space = isinstance(self._weights, StateSpaceWeights)
+        missing = value if is_space else value - (self._by_value_head(key)[:, :, None] * decayed).sum(dim=1)
         added = self._rounded(beta[:, None] * missing, self._state.values.dtype)
         self._kept[number] = key, added, decay
         self._states[number + 1] = after = self._updated(before, key, added, decay)
@@ -215,6 +251,8 @@ class _Row:
 
     def _normed(self, heads: Tensor, dtype: torch.dtype) -> Tensor:
         heads = heads.reshape(len(heads), self._sizes.num_key_heads, -1)
+        if isinstance(self._weights, StateSpaceWeights):
+            return self._rounded(heads, dtype)
         squares = heads.square().sum(dim=-1, keepdim=True)
         if self._fault is RecurrenceFault.EPSILON_OUTSIDE:
             return self._rounded(heads / (squares.sqrt() + _EPS), dtype)

@@ -10,7 +10,9 @@ from torch import Tensor
 from kernels.recurrence.calls import RecurrenceWeights
 from kernels.recurrence.shape import RecurrenceShape
 from kernels.recurrence.sizes import CHUNK
+from kernels.recurrence.state_space.weights import StateSpaceWeights
 from kernels.system.device import torch_dtype
+from kernels.vocabulary.recurrence_form import RecurrenceForm
 from kernels.vocabulary.shape import Phase
 
 NUM_DRAFTED = 3  # tokens that a step of `VERIFY` takes back at most
@@ -19,10 +21,11 @@ _MOST_ROWS_CPU = 512  # tokens of a call; on a CPU buckets are tested up to here
 _OPEN = 60.0  # of a and b: gates are open or closed in every dtype
 _SLOW = 1 / 512  # decay's logarithm of a state that must change by less than half a step of bf16
 _WRITTEN = 3  # tokens that write, of sequences whose others do not
+_STEPS = (2.0**-10, 96.0)  # that those of a state space are held between
 
 
 class Content(Enum):
-    """Kinds of tokens that a sequence has."""
+    """Kinds of tokens that a sequence has; a state space has steps in place of beta, and no norms."""
 
     PLAIN = "plain"
     KEEPS = "keeps"  # no decay
@@ -31,7 +34,7 @@ class Content(Enum):
     OPEN = "open"  # beta is 1
     EQUAL_KEYS = "equal keys"  # beta is 1 and nothing decays: each token takes away what the one before it wrote
     SLOW = "slow"  # beta is 0 behind the first tokens, and the state decays by 1/512 a token
-    LARGE = "large"  # times 30
+    LARGE = "large"  # times 30; of a state space x alone
     TINY = "tiny"  # queries and keys times 1/4096: the epsilon of the norms shows
 
 
@@ -214,7 +217,12 @@ def drawn_weights(shape: RecurrenceShape, generator: torch.Generator, device: to
     sizes, heads = shape.sizes, shape.num_value_heads
     conv = 0.5 * torch.randn(sizes.conv_dim, sizes.width, generator=generator)
     a_log, dt_bias = torch.randn(heads, generator=generator), 2 * torch.randn(heads, generator=generator) - 2
-    return RecurrenceWeights(conv.to(device, torch_dtype(shape.dtype)), a_log.to(device), dt_bias.to(device))
+    conv, a_log, dt_bias = conv.to(device, torch_dtype(shape.dtype)), a_log.to(device), dt_bias.to(device)
+    if shape.form is RecurrenceForm.GATED_DELTA:
+        return RecurrenceWeights(conv, a_log, dt_bias)
+    bias = 0.5 * torch.randn(sizes.conv_dim, generator=generator)
+    skip = torch.randn(heads, generator=generator).to(device)
+    return StateSpaceWeights(conv, a_log, dt_bias, bias.to(device, conv.dtype), skip, *_STEPS)
 
 
 def drawn_tokens(
@@ -237,8 +245,12 @@ def drawn_tokens(
         qkv[:, size : 2 * size] = qkv[:1, size : 2 * size]
     if content is Content.SLOW:
         a[:] = torch.log(torch.expm1(_SLOW / weights.a_log.exp())).cpu() - weights.dt_bias.cpu()
+        if shape.form is RecurrenceForm.STATE_SPACE:  # whose first tokens write by large steps
+            a[:_WRITTEN] = 3 - weights.dt_bias.cpu()
+            qkv[_WRITTEN:, 2 * sizes.num_key_heads * sizes.key_dim :] = 0
     if content is Content.LARGE:
-        qkv *= 30
+        is_space = shape.form is RecurrenceForm.STATE_SPACE  # in whose results B, C and x are factors
+        qkv[:, 2 * sizes.num_key_heads * sizes.key_dim * is_space :] *= 30
     if content is Content.TINY:
         qkv[:, : 2 * sizes.num_key_heads * sizes.key_dim] /= 4096
     kind, device = torch_dtype(shape.dtype), weights.conv.device

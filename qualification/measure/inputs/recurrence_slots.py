@@ -51,7 +51,7 @@ class Slots:
         self._shape, self._weights, self._device = shape, weights, device
         self.zero, self.padding, self.num_stray = num_slots, num_slots + 1, 0
         tensors = []
-        for sizes, dtype in shape.sizes.state_tensors(shape.dtype, shape.state_dtype, num_drafted):
+        for sizes, dtype in shape.state_tensors(num_drafted):
             tensors.append(torch.full((num_slots + 2, *sizes), math.nan, dtype=torch_dtype(dtype), device=device))
             tensors[-1][num_slots] = 0
         self.state = RecurrenceState(*tensors)

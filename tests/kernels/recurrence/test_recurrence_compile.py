@@ -25,6 +25,7 @@ def test_kernels_fit_a_multiprocessor_and_hardly_spill(compiled: dict[str, dict[
     assert {name: kernel["spills"] for name, kernel in halves.items() if kernel["spills"] > most[name]} == {}
     assert all(halves[f"prompt: hallmark_recurrence_{name}"]["mma"] for name in ("blocks", "rows", "chunks"))
     assert halves["prompt: hallmark_recurrence_scan"]["wgmma"]
+    assert halves["space, prompt: hallmark_recurrence_space_scan"]["wgmma"]
 
 
 def test_no_sum_of_a_recurrence_is_decided_by_an_atomic(compiled: dict[str, dict[str, int]]) -> None:

@@ -1,11 +1,15 @@
 """The Triton recurrence against fp64, and its bits however a sequence is cut: in the interpreter or on a GPU."""
 
+import pytest
 import torch
 
 from kernels.recurrence.portable.launch import run_recurrence
 from kernels.recurrence.sizes import RecurrenceSizes
+from kernels.recurrence.state_space.launch import run_state_space
 from kernels.reference.compare import errors_of
 from kernels.reference.recurrence import recurrence_reference
+from kernels.reference.state_space import state_space_reference
+from kernels.vocabulary.recurrence_form import RecurrenceForm
 from kernels.vocabulary.shape import Dtype, Phase
 from support.recurrence_calls import Cut, call_in_parts, random_sequence, state_of
 
@@ -18,15 +22,23 @@ PARTS = (
     Cut(2, Phase.VERIFY, taken_back=1),
     Cut(1, Phase.DECODE),
 )
+OF_FORM = {
+    RecurrenceForm.GATED_DELTA: (run_recurrence, recurrence_reference),
+    RecurrenceForm.STATE_SPACE: (run_state_space, state_space_reference),
+}
 
 
 # bf16 is silent garbage in Triton's interpreter; fp16 takes the same way through the kernels.
-def test_a_sequence_in_parts_is_right_and_a_snapshot_goes_on_with_its_bits(device: torch.device) -> None:
-    sequence = random_sequence(SIZES, LENGTH, Dtype.FP16, seed=1, device=device)
-    found = call_in_parts(run_recurrence, sequence, PARTS, snapshot=40)
+@pytest.mark.parametrize("form", RecurrenceForm, ids=lambda it: it.value)
+def test_a_sequence_in_parts_is_right_and_a_snapshot_goes_on_with_its_bits(
+    device: torch.device, form: RecurrenceForm
+) -> None:
+    run, reference_of = OF_FORM[form]
+    sequence = random_sequence(SIZES, LENGTH, Dtype.FP16, seed=1, device=device, form=form)
+    found = call_in_parts(run, sequence, PARTS, snapshot=40)
     inputs = sequence.qkv[None], sequence.a[None], sequence.b[None], sequence.weights, SIZES
-    reference = recurrence_reference(*inputs, torch.tensor([64], device=device), torch.float32)
+    reference = reference_of(*inputs, torch.tensor([64], device=device), torch.float32)
     assert errors_of(found.out, reference.out).is_within_rule
     assert errors_of(state_of(found).states, reference.states).is_within_rule
-    begun = call_in_parts(run_recurrence, sequence, (Cut(LENGTH - 40),), begun=found)
+    begun = call_in_parts(run, sequence, (Cut(LENGTH - 40),), begun=found)
     assert torch.equal(begun.out[40:], found.out[40:])

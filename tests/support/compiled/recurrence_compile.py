@@ -9,9 +9,11 @@ from dataclasses import replace
 import torch
 from triton.runtime import driver
 
-from kernels.recurrence.portable.launch import launches
+from kernels.recurrence.portable import launch as of_gated_delta
 from kernels.recurrence.shape import RecurrenceShape
 from kernels.recurrence.sizes import RecurrenceSizes
+from kernels.recurrence.state_space import launch as of_state_space
+from kernels.vocabulary.recurrence_form import RecurrenceForm
 from kernels.vocabulary.row_buckets import TokenRows
 from kernels.vocabulary.shape import Dtype, Phase
 from qualification.measure.inputs.recurrence_inputs import Content, drawn_tokens, drawn_weights
@@ -22,11 +24,16 @@ from support.compiled.sm90_driver import Hopper
 CPU = torch.device("cpu")
 QWEN35 = RecurrenceSizes(16, 32, 128, 128, 4)  # of Qwen3.5-35B-A3B
 DECODE = RecurrenceShape.of(QWEN35, Phase.DECODE, Dtype.BF16, Dtype.FP32, TokenRows.LE_16)
+NEMOTRON = RecurrenceSizes(8, 64, 128, 64, 4)  # of Nemotron-3-Nano-30B-A3B
+SPACE = RecurrenceShape.of(NEMOTRON, Phase.DECODE, Dtype.BF16, Dtype.FP32, TokenRows.LE_16, RecurrenceForm.STATE_SPACE)
 SHAPES = {  # and the tokens of a row
     "decode": (DECODE, 1),
     "prompt": (replace(DECODE, phase=Phase.EXTEND), 40),
     "verify": (replace(DECODE, phase=Phase.VERIFY), 4),
     "prompt, fp32": (replace(DECODE, phase=Phase.EXTEND, dtype=Dtype.FP32), 4),
+    "space, prompt": (replace(SPACE, phase=Phase.EXTEND), 40),
+    "space, verify": (replace(SPACE, phase=Phase.VERIFY), 4),
+    "space, fp32": (replace(SPACE, dtype=Dtype.FP32), 1),
 }
 
 
@@ -40,8 +47,9 @@ def facts(shape: RecurrenceShape, length: int) -> dict[str, dict[str, int]]:
     ]
     given = slots.given(parts)
     out = given.qkv.new_empty(given.qkv.shape[0], shape.num_value_heads, shape.value_dim)
+    of_form = of_state_space if shape.form is RecurrenceForm.STATE_SPACE else of_gated_delta
     found = {}
-    for launch in launches(given.qkv, given.a, given.b, weights, given.rows, slots.state, out):
+    for launch in of_form.launches(given.qkv, given.a, given.b, weights, given.rows, slots.state, out):
         kernel = launch.kernel.warmup(*launch.arguments, grid=launch.grid, **launch.options)
         code = disassemble(kernel.asm["cubin"])
         found[launch.kernel.__name__] = {

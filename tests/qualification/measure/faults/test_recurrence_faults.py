@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from kernels.vocabulary.recurrence_form import RecurrenceForm
 from kernels.vocabulary.recurrence_operator import RECURRENCE
 from kernels.vocabulary.shape import Dtype
 from qualification.measure.checks.recurrence_checks import check_recurrence
@@ -14,18 +15,27 @@ from qualification.measure.inputs.recurrence_inputs import RecurrenceCase, recur
 
 CPU = torch.device("cpu")
 [WHOLE, _] = order_faults.trial_shapes(RECURRENCE, Dtype.FP32)
-PROMPT, DECODE, VERIFY = trial_shapes(Dtype.BF16)
+PROMPT, DECODE, VERIFY = trial_shapes(Dtype.BF16, RecurrenceForm.GATED_DELTA)
+SPACE, *_ = trial_shapes(Dtype.BF16, RecurrenceForm.STATE_SPACE)
+
+
+Inputs = dict[RecurrenceForm, tuple[list[RecurrenceCase], References]]
 
 
 @pytest.fixture(scope="module")
-def inputs() -> tuple[list[RecurrenceCase], References]:
-    found = [*recurrence_cases(PROMPT, CPU, seed=0)]
-    return [case for case in found if case.name in ("short", "hostile", "unequal")], References()
+def inputs() -> Inputs:
+    found = {shape.form: [*recurrence_cases(shape, CPU, seed=0)] for shape in (PROMPT, SPACE)}
+    names = ("short", "hostile", "unequal")
+    return {form: ([it for it in cases if it.name in names], References()) for form, cases in found.items()}
 
 
-@pytest.mark.parametrize("fault", [it for it in RecurrenceFault if can_show_in(it, PROMPT)], ids=lambda it: it.name)
-def test_a_wrong_recurrence_is_refused(fault: RecurrenceFault, inputs: tuple[list[RecurrenceCase], References]) -> None:
-    cases, references = inputs
+@pytest.mark.parametrize(
+    ("form", "fault"),
+    [(shape.form, it) for shape in (PROMPT, SPACE) for it in RecurrenceFault if can_show_in(it, shape)],
+    ids=lambda it: it.name,
+)
+def test_a_wrong_recurrence_is_refused(form: RecurrenceForm, fault: RecurrenceFault, inputs: Inputs) -> None:
+    cases, references = inputs[form]
     run = wrong_recurrence(fault)
     passes = all(check.is_passed for case in cases for check in check_recurrence(run, [case], references))
     assert passes is (fault is RecurrenceFault.NONE)

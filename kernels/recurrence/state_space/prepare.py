@@ -1,0 +1,184 @@
+"""Before the state space, in Triton: convolution and steps of new tokens, each head of some tokens by a program."""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
+# The signatures of jitted functions are Triton's: only their constexpr parameters are annotated.
+
+import triton
+import triton.language as tl
+
+LEAST_DECAY = tl.constexpr(-1e30)  # its logarithm: sums of 64 of them stay finite
+
+
+@triton.jit(do_not_specialize=["num_tokens", "num_rows"])
+def hallmark_recurrence_space_prepare(
+    inputs_new_ptr, steps_in_ptr, conv_ptr, conv_bias_ptr, a_log_ptr, dt_bias_ptr, starts_ptr, stops_ptr, firsts_ptr,
+    sources_ptr, targets_ptr, inputs_ptr, keys_ring_ptr, decays_ring_ptr, queries_ptr, keys_ptr, values_ptr,
+    steps_ptr, decays_ptr, out_ptr, num_tokens, num_rows, least_step, most_step, stride_new, stride_steps_in,
+    stride_inputs, stride_keys_ring, stride_decays_ring, KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr,
+    KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr, WIDTH: tl.constexpr, INPUT_RING: tl.constexpr, RING: tl.constexpr,
+    KEEPS: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """One program: a head of C, of B or of x, of BLOCK_T tokens; steps are computed beside x.
+
+    KEEPS  whether the tokens are few enough to be written to the rings of their row's slot at once: none of these
+           places is read by this call
+    Results of tokens without a row become 0; those with one are written by the scan.
+    """
+    CONV_DIM: tl.constexpr = 2 * KEY_HEADS * KEY_DIM + VALUE_HEADS * VALUE_DIM
+    tokens = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
+    head = tl.program_id(1)
+    found = tl.full([BLOCK_T], 0, tl.int32)  # 1 more than the row of each token
+    for begin in range(0, num_rows, BLOCK_R):
+        rows = begin + tl.arange(0, BLOCK_R)
+        begins = tl.load(starts_ptr + rows, mask=rows < num_rows, other=0)
+        ends = tl.load(stops_ptr + rows, mask=rows < num_rows, other=0)
+        is_own = (tokens[:, None] >= begins[None, :]) & (tokens[:, None] < ends[None, :])
+        found += tl.sum(tl.where(is_own, rows[None, :] + 1, 0), axis=1)
+    is_token = found > 0
+    row = tl.maximum(found - 1, 0)
+    start = tl.load(starts_ptr + row)
+    position = tl.load(firsts_ptr + row) + tokens - start
+    source, target = tl.load(sources_ptr + row), tl.load(targets_ptr + row)
+
+    dims = tl.arange(0, BLOCK_D)
+    is_key = head < 2 * KEY_HEADS
+    channel = tl.where(is_key, head * KEY_DIM, 2 * KEY_HEADS * KEY_DIM + (head - 2 * KEY_HEADS) * VALUE_DIM)
+    channels = channel + dims
+    is_channel = dims < tl.where(is_key, KEY_DIM, VALUE_DIM)
+    reads_kept = tl.max((is_token & (tokens - (WIDTH - 1) < start)).to(tl.int32), axis=0) > 0
+    own_ptr = inputs_new_ptr + tl.program_id(0).to(tl.int64) * BLOCK_T * stride_new
+    mixed = tl.zeros([BLOCK_T, BLOCK_D], tl.float32)
+    for tap in tl.static_range(WIDTH):
+        behind = WIDTH - 1 - tap
+        is_given = is_token & (tokens - behind >= start)
+        is_kept = is_token & (tokens - behind < start) & (position >= behind)
+        place = tl.maximum(position - behind, 0) % INPUT_RING
+        x = tl.load(
+            own_ptr + (tl.arange(0, BLOCK_T) - behind)[:, None] * stride_new + channels[None, :],
+            mask=is_given[:, None] & is_channel[None, :],
+            other=0.0,
+        )
+        of_ring = place[:, None] * CONV_DIM + channels[None, :]
+        if reads_kept:
+            kept = tl.load(
+                inputs_ptr + source[:, None] * stride_inputs + of_ring,
+                mask=is_kept[:, None] & is_channel[None, :],
+                other=0.0,
+            )
+            x = tl.where(is_given[:, None], x, kept)
+        if KEEPS:  # of earlier tokens those that the row's first one reads: the slot may be another
+            is_new = is_given if tap == WIDTH - 1 else is_kept & (tokens == start)
+            to = inputs_ptr + target[:, None] * stride_inputs + of_ring
+            tl.store(to, x, mask=is_new[:, None] & is_channel[None, :])
+        factors = tl.load(conv_ptr + channels * WIDTH + tap, mask=is_channel, other=0.0)
+        mixed += x.to(tl.float32) * factors.to(tl.float32)[None, :]
+    mixed += tl.load(conv_bias_ptr + channels, mask=is_channel, other=0.0).to(tl.float32)[None, :]
+    mixed = mixed / (1.0 + tl.exp(-mixed))
+    stored = is_token[:, None] & is_channel[None, :]
+    wide = tokens.to(tl.int64)
+    if is_key:
+        if head < KEY_HEADS:
+            to = queries_ptr + (wide * KEY_HEADS + head)[:, None] * KEY_DIM + dims[None, :]
+            tl.store(to, mixed.to(queries_ptr.dtype.element_ty), mask=stored)
+        else:
+            own = head - KEY_HEADS
+            to = keys_ptr + (wide * KEY_HEADS + own)[:, None] * KEY_DIM + dims[None, :]
+            tl.store(to, mixed.to(keys_ptr.dtype.element_ty), mask=stored)
+            if KEEPS:
+                ring = keys_ring_ptr + target * stride_keys_ring + (position % RING * KEY_HEADS + own) * KEY_DIM
+                tl.store(ring[:, None] + dims[None, :], mixed.to(keys_ptr.dtype.element_ty), mask=stored)
+    else:
+        own = head - 2 * KEY_HEADS
+        to = (wide * VALUE_HEADS + own)[:, None] * VALUE_DIM + dims[None, :]
+        tl.store(values_ptr + to, mixed.to(values_ptr.dtype.element_ty), mask=stored)
+        is_free = (tokens < num_tokens) & (found == 0)
+        zeros = tl.zeros([BLOCK_T, BLOCK_D], tl.float32).to(out_ptr.dtype.element_ty)
+        tl.store(out_ptr + to, zeros, mask=is_free[:, None] & is_channel[None, :])
+        given = tl.load(steps_in_ptr + wide * stride_steps_in + own, mask=is_token, other=0.0).to(tl.float32)
+        biased = given + tl.load(dt_bias_ptr + own)
+        step = _log1p(tl.exp(-tl.abs(biased))) + tl.where(biased < 0, 0.0, biased)
+        step = tl.where(step < least_step, least_step, tl.where(step > most_step, most_step, step))
+        tl.store(steps_ptr + wide * VALUE_HEADS + own, step, mask=is_token)
+        decay = -tl.exp(tl.load(a_log_ptr + own)) * step
+        decay = tl.where(decay < LEAST_DECAY, LEAST_DECAY, decay)
+        tl.store(decays_ptr + wide * VALUE_HEADS + own, decay, mask=is_token)
+        if KEEPS:
+            of_ring = (position % RING) * VALUE_HEADS + own
+            tl.store(decays_ring_ptr + target * stride_decays_ring + of_ring, decay, mask=is_token)
+
+
+@triton.jit
+def _log1p(x):
+    """log(1 + x) of 0 <= x <= 1: the sum's rounding is taken back by the quotient (Kahan's form)."""
+    sum_ = 1.0 + x
+    rest = sum_ - 1.0
+    return tl.where(rest == 0.0, x, tl.log(sum_) * (x / tl.where(rest == 0.0, 1.0, rest)))
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def hallmark_recurrence_space_keep(
+    inputs_new_ptr, keys_ptr, decays_ptr, starts_ptr, stops_ptr, firsts_ptr, sources_ptr, targets_ptr,
+    write_tokens_ptr, write_slots_ptr, inputs_ptr, keys_ring_ptr, decays_ring_ptr, num_rows, stride_new, stride_inputs,
+    stride_keys_ring, stride_decays_ring, KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEY_DIM: tl.constexpr,
+    CONV_DIM: tl.constexpr, INPUT_RING: tl.constexpr, RING: tl.constexpr, CHUNK: tl.constexpr, FOLDS_ALL: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """One program: a head of B, or BLOCK_C channels of the inputs, of what one slot gets: a row's own, or a write.
+
+    It runs behind the scan, as it may write to places that this reads.
+    """
+    index = tl.program_id(0)
+    part = tl.program_id(1)
+    row, last, target = _kept_row(
+        index, starts_ptr, stops_ptr, firsts_ptr, targets_ptr, write_tokens_ptr, write_slots_ptr, num_rows
+    )
+    if row >= 0:
+        start, first, source = tl.load(starts_ptr + row), tl.load(firsts_ptr + row), tl.load(sources_ptr + row)
+        if part < KEY_HEADS:
+            folded = last // CHUNK * CHUNK
+            if not FOLDS_ALL:
+                folded = first // CHUNK * CHUNK
+            dims, heads = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_H)
+            for position in range(tl.maximum(first, folded), last):
+                token, place = (start + position - first).to(tl.int64), position % RING
+                keys = tl.load(keys_ptr + (token * KEY_HEADS + part) * KEY_DIM + dims, mask=dims < KEY_DIM)
+                ring = keys_ring_ptr + target * stride_keys_ring + (place * KEY_HEADS + part) * KEY_DIM
+                tl.store(ring + dims, keys, mask=dims < KEY_DIM)
+                if part == 0:
+                    decays = tl.load(decays_ptr + token * VALUE_HEADS + heads, mask=heads < VALUE_HEADS)
+                    decays_ring = decays_ring_ptr + target * stride_decays_ring + place * VALUE_HEADS
+                    tl.store(decays_ring + heads, decays, mask=heads < VALUE_HEADS)
+        else:
+            channels = (part - KEY_HEADS) * BLOCK_C + tl.arange(0, BLOCK_C)
+            is_channel = channels < CONV_DIM
+            for position in range(tl.maximum(0, last - INPUT_RING), last):
+                place = position % INPUT_RING
+                to = inputs_ptr + target * stride_inputs + place * CONV_DIM + channels
+                if position >= first:
+                    token = (start + position - first).to(tl.int64)
+                    new = tl.load(inputs_new_ptr + token * stride_new + channels, mask=is_channel)
+                    tl.store(to, new, mask=is_channel)
+                elif target != source:
+                    kept = inputs_ptr + source * stride_inputs + place * CONV_DIM + channels
+                    tl.store(to, tl.load(kept, mask=is_channel), mask=is_channel)
+
+
+@triton.jit
+def _kept_row(
+    index, starts_ptr, stops_ptr, firsts_ptr, targets_ptr, write_tokens_ptr, write_slots_ptr, num_rows
+):  # fmt: skip
+    """(row, tokens of its sequence behind which it is kept, slot): of a row, or of a write; row -1: none."""
+    row, last, target = -1, 0, tl.full([], 0, tl.int64)
+    if index < num_rows:
+        start, stop = tl.load(starts_ptr + index), tl.load(stops_ptr + index)
+        if stop > start:
+            row, last = index, tl.load(firsts_ptr + index) + stop - start
+            target = tl.load(targets_ptr + index)
+    else:
+        token = tl.load(write_tokens_ptr + index - num_rows).to(tl.int32)
+        target = tl.load(write_slots_ptr + index - num_rows)
+        for other in range(0, num_rows):
+            start, stop = tl.load(starts_ptr + other), tl.load(stops_ptr + other)
+            if (start <= token) & (token < stop):
+                row, last = other, tl.load(firsts_ptr + other) + token + 1 - start
+    return row, last, target

@@ -1,0 +1,267 @@
+"""The truth of a state space in fp64, token by token, and what a right path may err there (docs/limits.md derives it).
+
+A right path computes in fp32, in any order of sums within a chunk of 64 tokens. It rounds to the dtype of the tokens:
+C, B and x behind the convolution, what a token adds to the state (step * x), and, where it multiplies by matrix units
+of 16 bits, decays times products of B and C. It reads the state as it is, or as two numbers of 16 bits, and rounds it
+at borders to its dtype. The result is linear in each of these, so that each error is followed to each result by itself.
+"""
+
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels.recurrence.calls import RecurrenceState, RecurrenceWeights
+from kernels.recurrence.sizes import CHUNK, RecurrenceSizes
+from kernels.recurrence.state_space.weights import StateSpaceWeights
+from kernels.reference.compare import Reference
+from kernels.reference.experts import Rounding, rounding_of
+from kernels.reference.recurrence import RecurrenceReference, TrueStates, TrueTokens
+
+# As in `recurrence.py`.
+_Z_ROUNDED = 8.5
+_Z_FP32 = 10.0
+_U32 = 2.0**-24
+_TWO_PARTS = 2.0**-17
+_LEAST = 1e-30
+_SECOND_ORDER = 1.02
+_OF_SUM = 1 + CHUNK / 6
+
+
+def true_space_tokens(given: Tensor, steps: Tensor, weights: StateSpaceWeights, sizes: RecurrenceSizes) -> TrueTokens:
+    """Convolution and steps of sequences from their first token on: queries are C, keys B, values x, betas the steps.
+
+    given [B, T, conv_dim]; steps [B, T, Hv]
+    """
+    padded, taps = F.pad(given.double(), (0, 0, sizes.width - 1, 0)), weights.conv.double()
+    terms, bias = padded.unfold(1, sizes.width, 1), weights.conv_bias.double()
+    sums = (terms * taps).sum(dim=-1) + bias
+    mixed = F.silu(sums)
+    # silu's slope is at most 1.1; then its own exponential, quotient and product.
+    squared = 1.21 * (1 + sizes.width / 6) * ((terms.square() * taps.square()).sum(dim=-1) + bias.square())
+    squared = squared + (4 + sums.abs()) ** 2 * mixed.square()
+    size = sizes.num_key_heads * sizes.key_dim
+
+    def heads(part: Tensor) -> Tensor:
+        by_head = part.reshape(*part.shape[:2], sizes.num_key_heads, sizes.key_dim)
+        return by_head.repeat_interleave(sizes.group, dim=2)
+
+    by_value_head = (*mixed.shape[:2], sizes.num_value_heads, sizes.value_dim)
+    values, value_error = (part[..., 2 * size :].reshape(by_value_head) for part in (mixed, squared))
+    x = steps.double() + weights.dt_bias.double()
+    step = F.softplus(x, threshold=1e9).clamp(weights.least_step, weights.most_step)
+    factor, by_x = weights.a_log.double().exp(), torch.sigmoid(x) * (x.abs() + 1)
+    decays = -factor * step
+    return TrueTokens(
+        heads(mixed[..., :size]), heads(mixed[..., size : 2 * size]), values, decays.clamp(min=-1e30), step,
+        heads(squared[..., :size]), heads(squared[..., size : 2 * size]), value_error,
+        (4 + 14 * decays.abs() + factor * by_x) ** 2, (12 * step + by_x) ** 2,
+    )  # fmt: skip
+
+
+def true_spaces(
+    tokens: TrueTokens,
+    dtype: torch.dtype = torch.float64,
+    state_dtype: torch.dtype = torch.float64,
+    begun: Tensor | None = None,
+) -> tuple[Tensor, TrueStates]:
+    """Return what is read of the state [B, T, Hv, Dv], and what tokens add and is kept, rounded as a right path does.
+
+    Arguments as of `recurrence.true_states`.
+    """
+    tokens = replace(tokens, keys=tokens.keys.to(dtype).double(), values=tokens.values.to(dtype).double())
+    added = (tokens.betas[..., None] * tokens.values).to(dtype).double()
+    shape = tokens.keys.shape[0], tokens.keys.shape[2], tokens.keys.shape[3], tokens.values.shape[-1]
+    state = tokens.keys.new_zeros(shape) if begun is None else begun
+    out, borders = torch.empty_like(tokens.values), [state]
+    for token in range(tokens.keys.shape[1]):
+        state = _next(state, tokens, added, token)
+        out[:, token] = (tokens.queries[:, token, :, :, None] * state).sum(dim=2)
+        if (token + 1) % CHUNK == 0:
+            state = state.to(state_dtype).double()
+            borders.append(state)
+    return out, TrueStates(added, torch.stack(borders, dim=1), tokens)
+
+
+def _next(state: Tensor, tokens: TrueTokens, added: Tensor, token: int) -> Tensor:
+    decayed = tokens.decays[:, token].exp()[..., None, None] * state
+    return decayed + tokens.keys[:, token, :, :, None] * added[:, token, :, None]
+
+
+def state_space_reference(
+    given: Tensor,
+    steps: Tensor,
+    unread: Tensor,
+    weights: RecurrenceWeights,
+    sizes: RecurrenceSizes,
+    borders: Tensor,
+    state_dtype: torch.dtype,
+) -> RecurrenceReference:
+    """Return the expected results and states of sequences from their first token on, and what a right path may err.
+
+    given    [B, T, conv_dim] and steps [B, T, Hv], zero behind a sequence's end; unread: not of this form
+    borders  [B] int: multiples of 64 at which states are judged, at most T
+    """
+    del unread
+    assert isinstance(weights, StateSpaceWeights), "a shape of the form state-space has such weights"
+    tokens = true_space_tokens(given, steps, weights, sizes)
+    out, states = true_spaces(tokens)
+    limit = _Errors(out, states, rounding_of(given.dtype), borders).followed(state_dtype)
+    num_tokens = out.shape[1]
+    results = _results(out, limit[:, :, :num_tokens].transpose(1, 2), tokens, weights, given.dtype)
+    at_border = states.borders[torch.arange(len(borders), device=out.device), borders // CHUNK]
+    of_states = limit[:, :, num_tokens:] + _LEAST
+    return RecurrenceReference(
+        _reference(*(it.flatten(0, 1) for it in results)),
+        _reference(at_border.flatten(0, 1), of_states.flatten(0, 1)),
+        true_spaces(tokens, given.dtype, state_dtype)[1],
+    )
+
+
+def state_space_reference_from(
+    kept: RecurrenceState, num_known: int, given: Tensor, steps: Tensor, weights: StateSpaceWeights, first: int
+) -> Reference:
+    """Return the expected results [n, 1, Dv] of tokens behind a kept state, of one value head and its key head.
+
+    Arguments as of `recurrence.recurrence_reference_from`.
+    """
+    key_dim, value_dim = kept.states.shape[-2:]
+    sizes = RecurrenceSizes(1, 1, key_dim, value_dim, weights.conv.shape[1])
+    before = min(first, sizes.width - 1)
+    places = [position % kept.inputs.shape[0] for position in range(first - before, first)]
+    all_given = torch.cat([kept.inputs[places].to(given.dtype), given])
+    all_steps = torch.cat([steps.new_zeros(before, 1), steps])
+    new = true_space_tokens(all_given[None], all_steps[None], weights, sizes)
+    new = TrueTokens(**{name: getattr(new, name)[:, before:] for name in TrueTokens.__slots__})
+    state = kept.states.double()[None] if first else torch.zeros_like(kept.states, dtype=torch.float64)[None]
+    tokens = _after_known(new, kept, range(first - num_known, first))
+    out, states = true_spaces(tokens, begun=state)
+    errors = _Errors(out, states, rounding_of(given.dtype), torch.tensor([-1], device=out.device))
+    limit = errors.followed(kept.states.dtype)[:, :, num_known : out.shape[1]].transpose(1, 2)
+    truth, most = _results(out[:, num_known:], limit, new, weights, given.dtype)
+    return _reference(truth[0], most[0])
+
+
+def _after_known(tokens: TrueTokens, kept: RecurrenceState, known: range) -> TrueTokens:
+    """Return the tokens with those before them that a slot keeps, which add what they have added, without an error."""
+    if len(known) == 0:
+        return tokens
+    places = [position % kept.keys.shape[0] for position in known]
+    keys, added, decays = (it[places].double()[None] for it in (kept.keys, kept.values, kept.decays))
+    of_known = TrueTokens(
+        keys, keys, added, decays, torch.ones_like(decays), torch.zeros_like(keys), torch.zeros_like(keys),
+        torch.zeros_like(added), torch.zeros_like(decays), torch.zeros_like(decays),
+    )  # fmt: skip
+    return TrueTokens(
+        **{name: torch.cat([getattr(of_known, name), getattr(tokens, name)], dim=1) for name in TrueTokens.__slots__}
+    )
+
+
+def _results(
+    out: Tensor, limit: Tensor, tokens: TrueTokens, weights: StateSpaceWeights, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Return results [B, T, Hv, Dv] with x times its factor, and their limits, the rounding of the result included."""
+    rounding, skip = rounding_of(dtype), weights.skip.double()[:, None]
+    truth = out + skip * tokens.values
+    of_skip = skip.abs() * (rounding.of(tokens.values) + _Z_FP32 * _U32 * tokens.value_error.sqrt())
+    of_sum = _Z_FP32 * _U32 * ((skip * tokens.values).abs() + out.abs())
+    return truth, limit + of_skip + of_sum + rounding.of(truth) + _LEAST
+
+
+def _reference(truth: Tensor, limit: Tensor) -> Reference:
+    return Reference(truth.contiguous(), limit.contiguous(), None, float("inf"))
+
+
+class _Errors:
+    """Errors of all tokens as they reach results and states, followed from the last token to the first.
+
+    Rows are results of the T tokens and, behind them, key_dim rows of the state at the border, all [B, Hv, rows, ...].
+    response  [.., Dk]: of a row to the state behind a token
+    past      [.., Dv]: the row's part that comes from the tokens before
+    fp32, rounded, worst  [.., Dv]: variance / u^2; sum of squares of roundings; sum of the most that they are
+    """
+
+    def __init__(self, out: Tensor, states: TrueStates, rounding: Rounding, borders: Tensor) -> None:
+        tokens = states.tokens
+        self._tokens, self._states, self._rounding, self._borders = tokens, states, rounding, borders
+        num_sequences, self._num_tokens, num_heads, key_dim = tokens.keys.shape
+        rows = (num_sequences, num_heads, self._num_tokens + key_dim)
+        self._response = out.new_zeros(*rows, key_dim)
+        self._response[:, :, : self._num_tokens] = tokens.queries.transpose(1, 2)
+        self._past = out.new_zeros(*rows, out.shape[-1])
+        self._past[:, :, : self._num_tokens] = out.transpose(1, 2)
+        self._fp32, self._rounded, self._worst = (torch.zeros_like(self._past) for _ in range(3))
+
+    def followed(self, state_dtype: torch.dtype) -> Tensor:
+        """Return the limits [B, Hv, rows, Dv] of what is not the rounding of the result."""
+        self._of_queries()
+        of_state = None if state_dtype is torch.float32 else rounding_of(state_dtype)
+        for token in reversed(range(self._num_tokens)):
+            if (token + 1) % CHUNK == 0:
+                self._at_border(token + 1, of_state)
+            self._of_token(token)
+        self._at_border(0, of_state)
+        rounded = _SECOND_ORDER * torch.minimum(self._worst, _Z_ROUNDED * (self._rounded / 3).sqrt())
+        return rounded + _Z_FP32 * _U32 * self._fp32.sqrt()
+
+    def _of_queries(self) -> None:
+        """Follow the errors of what reads the states: C, and the sums over its dims."""
+        tokens, key_dim = self._tokens, self._tokens.keys.shape[-1]
+        state = self._states.borders[:, 0]
+        for token in range(self._num_tokens):
+            state = _next(state, tokens, self._states.added, token)
+            query, squared = tokens.queries[:, token, :, None], state.square()
+            most = self._rounding.of(query)
+            of_sum = (4 + key_dim / 6) * query.square() + tokens.query_error[:, token, :, None]
+            self._fp32[:, :, token] += (of_sum @ squared)[..., 0, :]
+            if self._rounding.u:
+                self._rounded[:, :, token] += (most.square() @ squared)[..., 0, :]
+                self._worst[:, :, token] += (most @ state.abs())[..., 0, :]
+        self._fp32[:, :, : self._num_tokens] += 16 * self._past[:, :, : self._num_tokens].square()
+
+    def _at_border(self, border: int, rounding: Rounding | None) -> None:
+        """Follow the rounding of the state at a border, and how it is read; begin with it where it is judged."""
+        state = self._states.borders[:, border // CHUNK]
+        is_border = (self._borders == border)[:, None, None, None]
+        own = slice(self._num_tokens, None)
+        unit = torch.eye(state.shape[2], dtype=state.dtype, device=state.device)
+        self._response[:, :, own] = torch.where(is_border, unit, self._response[:, :, own])
+        self._past[:, :, own] = torch.where(is_border, state, self._past[:, :, own])
+        self._fp32[:, :, own] += torch.where(is_border, 16 * state.square(), 0.0)
+        squared = self._response.square() @ state.square()
+        self._fp32 += (4 + state.shape[2] / 6) * squared
+        if self._rounding.u:
+            self._rounded += _TWO_PARTS**2 * squared
+            self._worst += _TWO_PARTS * (self._response.abs() @ state.abs())
+        if rounding is not None:
+            most = rounding.of(state)
+            self._rounded += self._response.square() @ most.square()
+            self._worst += self._response.abs() @ most
+
+    def _of_token(self, token: int) -> None:
+        """Follow the errors of what one token adds, and of its decay."""
+        tokens, rounding = self._tokens, self._rounding
+        key, added, value = tokens.keys[:, token], self._states.added[:, token], tokens.values[:, token]
+        step = tokens.betas[:, token][..., None]
+        rows = slice(token, None)
+        response, past = self._response[:, :, rows], self._past[:, :, rows]
+        unit, added = response @ key[..., None], added[:, :, None]  # [B, Hv, rows, 1], [B, Hv, 1, Dv]
+        past -= unit * added
+        squared = response.square()
+        of_added = (
+            step.square() * tokens.value_error[:, token] + value.square() * tokens.beta_error[:, token][..., None]
+        )
+        of_key = squared @ (tokens.key_error[:, token] + (4 + key.shape[-1] / 6) * key.square())[..., None]
+        of_sums = (20 + _OF_SUM) * (unit * added).square()
+        self._fp32[:, :, rows] += unit.square() * of_added[:, :, None] + of_key * added.square() + of_sums
+        self._fp32[:, :, rows] += tokens.decay_error[:, token][..., None, None] * past.square()
+        if rounding.u:
+            # What a token adds is rounded, and once more times its decay where it is added to the state.
+            most_key, most_added = rounding.of(key)[..., None], rounding.of(added)
+            most_value, of_unit = (step * rounding.of(value))[:, :, None], rounding.of(unit) * (unit != 0)
+            self._rounded[:, :, rows] += unit.square() * (most_value.square() + 2 * most_added.square())
+            self._rounded[:, :, rows] += (of_unit.square() + squared @ most_key.square()) * added.square()
+            self._worst[:, :, rows] += unit.abs() * (most_value + 2 * most_added)
+            self._worst[:, :, rows] += (of_unit + response.abs() @ most_key) * added.abs()
+        response *= tokens.decays[:, token].exp()[..., None, None]
