@@ -198,7 +198,7 @@ def models_of(args: argparse.Namespace, folder: Path | None = None) -> dict[str,
         presets = PRESETS if args.all_presets else [preset_named(name) for name in args.preset]
         if args.out is not None and len(presets) > 1:
             raise ValueError(f"--out takes one model, {len(presets)} are asked for: use --out-dir")
-        found = {preset.name: preset.config for preset in presets}
+        found = {preset.name: preset.whole for preset in presets}
     if args.quantization is None:
         return found
     rounding = Rounding(args.quantization)

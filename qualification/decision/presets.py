@@ -4,7 +4,7 @@ Each holds those keys of the model's public config.json from which its architect
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from qualification.model.families.quantization_config import CONFIG_KEY
@@ -41,6 +41,12 @@ class Preset:
     name: str  # of the file of evidence
     source: str  # the model on the Hugging Face hub whose config.json it is taken from; "bundled" for our own
     config: Mapping[str, object]
+    images: Mapping[str, object] = field(default_factory=dict)  # of a text whose model sees images: what stands beside
+
+    @property
+    def whole(self) -> Mapping[str, object]:
+        """Return the config.json of the model with its tower, where the text has such."""
+        return {**self.images, "text_config": self.config} if self.images else self.config
 
     @property
     def is_served(self) -> bool:
@@ -69,6 +75,42 @@ def _gemma_4(num_layers: int, **given: object) -> Mapping[str, object]:
         "torch_dtype": "bfloat16",
         **given,
     }
+
+
+_LARGE_TOWER: Mapping[str, object] = {
+    "hidden_size": 1152,
+    "intermediate_size": 4304,
+    "hidden_act": "gelu_pytorch_tanh",
+    "patch_size": 16,
+}
+
+
+def _images_of_gemma_4(**given: object) -> Mapping[str, object]:
+    vision = {"model_type": "gemma4_vision", "patch_size": 16, "pooling_kernel_size": 3, **given}
+    return {"model_type": "gemma4", "architectures": ["Gemma4ForConditionalGeneration"], "vision_config": vision}
+
+
+_GEMMA_4_LARGE = _images_of_gemma_4(
+    hidden_size=1152,
+    intermediate_size=4304,
+    num_hidden_layers=27,
+    num_attention_heads=16,
+    num_key_value_heads=16,
+    head_dim=72,
+    global_head_dim=72,
+    standardize=True,
+)
+
+
+def _images_of_qwen(model_type: str, architecture: str, out_size: int, **given: object) -> Mapping[str, object]:
+    vision = {
+        **_LARGE_TOWER,
+        "depth": 27,
+        "num_heads": 16,
+        "num_position_embeddings": 2304,
+        "out_hidden_size": out_size,
+    }
+    return {"model_type": model_type, "architectures": [architecture], "vision_config": {**vision, **given}}
 
 
 def _gated_delta(model_type: str, architecture: str, **given: object) -> Mapping[str, object]:
@@ -258,6 +300,66 @@ PRESETS: tuple[Preset, ...] = (
             "intermediate_size": 18944,
             "rope_theta": 1000000.0,
             "torch_dtype": "bfloat16",
+        },
+    ),
+    Preset(
+        "qwen3-vl-8b",
+        "Qwen/Qwen3-VL-8B-Instruct",
+        {
+            "model_type": "qwen3_vl_text",
+            "hidden_size": 4096,
+            "num_hidden_layers": 36,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 262144,
+            "vocab_size": 151936,
+            "intermediate_size": 12288,
+            "rms_norm_eps": 1e-06,
+            "rope_theta": 5000000,
+            "rope_scaling": {"rope_type": "default", "mrope_section": [24, 20, 20], "mrope_interleaved": True},
+            "torch_dtype": "bfloat16",
+        },
+        _images_of_qwen("qwen3_vl", "Qwen3VLForConditionalGeneration", 4096, deepstack_visual_indexes=[8, 16, 24]),
+    ),
+    Preset(
+        "mistral-small-3.1-24b",
+        "mistralai/Mistral-Small-3.1-24B-Instruct-2503",
+        {
+            "model_type": "mistral",
+            "hidden_size": 5120,
+            "num_hidden_layers": 40,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 131072,
+            "sliding_window": None,
+            "vocab_size": 131072,
+            "intermediate_size": 32768,
+            "rms_norm_eps": 1e-05,
+            "rope_theta": 1000000000.0,
+            "torch_dtype": "bfloat16",
+        },
+        {
+            "model_type": "mistral3",
+            "architectures": ["Mistral3ForConditionalGeneration"],
+            "multimodal_projector_bias": False,
+            "projector_hidden_act": "gelu",
+            "spatial_merge_size": 2,
+            "vision_feature_layer": -1,
+            "vision_config": {
+                "model_type": "pixtral",
+                "head_dim": 64,
+                "hidden_act": "silu",
+                "hidden_size": 1024,
+                "image_size": 1540,
+                "intermediate_size": 4096,
+                "num_attention_heads": 16,
+                "num_channels": 3,
+                "num_hidden_layers": 24,
+                "patch_size": 14,
+                "rope_theta": 10000.0,
+            },
         },
     ),
     Preset(
@@ -589,7 +691,9 @@ PRESETS: tuple[Preset, ...] = (
             sliding_window=1024,
             max_position_embeddings=262144,
             hidden_size_per_layer_input=0,
+            use_bidirectional_attention="vision",
         ),
+        _GEMMA_4_LARGE,
     ),
     Preset(
         "gemma-4-26b-a4b",
@@ -609,7 +713,9 @@ PRESETS: tuple[Preset, ...] = (
             num_experts=128,
             top_k_experts=8,
             moe_intermediate_size=704,
+            use_bidirectional_attention="vision",
         ),
+        _GEMMA_4_LARGE,
     ),
     Preset(
         "gemma-4-e4b",
@@ -626,6 +732,7 @@ PRESETS: tuple[Preset, ...] = (
             hidden_size_per_layer_input=256,
             vocab_size_per_layer_input=262144,
         ),
+        _images_of_gemma_4(use_clipped_linears=True),
     ),
     Preset(
         "qwen3.5-35b-a3b",
@@ -644,6 +751,7 @@ PRESETS: tuple[Preset, ...] = (
             num_experts_per_tok=8,
             linear_num_value_heads=32,
         ),
+        _images_of_qwen("qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration", 2048),
     ),
     Preset(
         "qwen3.5-27b",
@@ -659,6 +767,7 @@ PRESETS: tuple[Preset, ...] = (
             num_key_value_heads=4,
             linear_num_value_heads=48,
         ),
+        _images_of_qwen("qwen3_5", "Qwen3_5ForConditionalGeneration", 5120),
     ),
     Preset(
         "qwen3.5-9b",
@@ -674,6 +783,7 @@ PRESETS: tuple[Preset, ...] = (
             num_key_value_heads=4,
             linear_num_value_heads=32,
         ),
+        _images_of_qwen("qwen3_5", "Qwen3_5ForConditionalGeneration", 4096),
     ),
     Preset(
         "qwen3-next-80b-a3b",

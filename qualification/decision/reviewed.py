@@ -13,6 +13,7 @@ from qualification.decision.defaults import Choices, limits_of
 from qualification.decision.model_shapes import plan_shapes
 from qualification.evidence.matrix import MATRICES, load_matrices, load_matrix
 from qualification.model.families.reader import read_model
+from qualification.model.families.towers import with_known_tower
 from qualification.model.shard import shard_of
 
 
@@ -44,7 +45,7 @@ def unproven_operators(
 
     Raises ModelConfigError where so many cannot.
     """
-    model = read_model(config)
+    model = with_known_tower(read_model(config), config)
     device = gpu.fingerprint.device.value
     part = shard_of(model, 0, num_ranks).local_config
     shapes = plan_shapes(part, limits_of(model, device, Choices()), device, num_ranks)

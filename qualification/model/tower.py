@@ -106,6 +106,7 @@ class TowerConfig:
     merger_eps      of the merger's norm; None: as `norm_eps`
     has_line_ends   whether a token of the text stands behind each row of an image's tokens, the last one's apart
     image_side      patches of each side of every image; None: images may have any
+    most_tokens     of one image; None: as many as its sides allow
     num_places      rows of each of two tables of learned positions, by the column and by the row; None: there are none
     norms_heads     whether each head's queries and keys are normed before they are turned, and its values without a
                     weight; scores are then not scaled
@@ -143,6 +144,7 @@ class TowerConfig:
     merger_eps: float | None = None
     has_line_ends: bool = False
     image_side: int | None = None
+    most_tokens: int | None = None
     num_places: int | None = None
     norms_heads: bool = False
     splits_heads: bool = False
@@ -191,7 +193,7 @@ class TowerConfig:
 
     def most_patches(self, num_tokens: int) -> int:
         """Return the patches of the largest image of so many tokens at most."""
-        most = num_tokens * self.merge**2
+        most = (num_tokens if self.most_tokens is None else min(num_tokens, self.most_tokens)) * self.merge**2
         return most if self.image_side is None else min(most, self.image_side**2)
 
     @property
@@ -219,4 +221,6 @@ class TowerConfig:
             return f"an image of {height} x {width} patches has {num_bytes} bytes, and not {due}"
         if num_tokens != (due := self.num_tokens(grid)):
             return f"an image of {height} x {width} patches has {num_tokens} tokens of the prompt, and not {due}"
+        if self.most_tokens is not None and num_tokens > self.most_tokens:
+            return f"an image has {num_tokens} tokens, and {self.most_tokens} is the most of this model"
         return None

@@ -138,7 +138,7 @@ def _on(model: PublishedModel, gpu: Gpu, paths: Sequence[AnyPath]) -> str:
         return _NONE
     if model.preset is None:
         return f"{count}: {_AT_START}"
-    unproven = unproven_operators(preset_named(model.preset).config, gpu.reviewed, paths, count)
+    unproven = unproven_operators(preset_named(model.preset).whole, gpu.reviewed, paths, count)
     if Operator.ATTENTION in unproven:
         return f"{count}: {_AT_START}"
     but = f" but {' '.join(operator.value for operator in unproven)}" if unproven else ""

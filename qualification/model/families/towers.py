@@ -34,6 +34,7 @@ _OF_GEMMA_4 = (
 )
 _GEMMA_4_NOTES = "max_position_embeddings default_output_length"  # as many tokens as an image has: the processor's
 _GEMMA_4_THETA = 100.0
+GEMMA_4_TOKENS = 1120  # the most of an image that its processor takes
 _PIXTRAL_NOTES = "image_size vocab_size"  # as large as a processor lets images be; of no use
 _PIXTRAL_EPS = 1e-5
 _OF_SIGLIP = (
@@ -371,6 +372,7 @@ def _read_gemma_4(source: TowerSource) -> TowerConfig:
         merger_has_biases=False,
         rope_theta=rope.number("rope_theta", _GEMMA_4_THETA),
         norm_eps=fields.number("rms_norm_eps", 1e-6),
+        most_tokens=GEMMA_4_TOKENS,
         num_places=fields.integer("position_embedding_size", 10_240),
         norms_heads=True,
         splits_heads=True,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from qualification.model.families.towers import GEMMA_4_TOKENS
 from qualification.model.fields import Fields, ModelConfigError
 from server.errors import ModelError
 from server.model.images.sizes import FixedSize, LargestSides, PixelRange, SizeRule, TokenBudget
@@ -226,8 +227,10 @@ def _gemma_4(family: ImageFamily, fields: Fields, config: Fields, _whole: Fields
     image_id = config.integer("image_token_id", 258_880)
     start, end = config.integer("boi_token_id", 255_999), config.integer("eoi_token_id", 258_882)
     tokens = ImageTokens(image_id, image_id, start_id=start, end_id=end)
-    sizes = TokenBudget(patch * merge, fields.integer("max_soft_tokens", 280))
-    return ImageSettings(family, sizes, values[0], patch, merge, 1, *values[1:], tokens)
+    budget = fields.integer("max_soft_tokens", 280)
+    if budget > GEMMA_4_TOKENS:
+        fields.refuse("max_soft_tokens", f"{GEMMA_4_TOKENS} at most")
+    return ImageSettings(family, TokenBudget(patch * merge, budget), values[0], patch, merge, 1, *values[1:], tokens)
 
 
 _READERS = {

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from transformers import Gemma3TextConfig
 
-from kernels.catalog import ALL_PATHS, path_named
+from kernels.catalog import ALL_PATHS, PATHS, path_named
 from kernels.vocabulary.fingerprint import Device, Fingerprint
 from kernels.vocabulary.path import Tier
-from kernels.vocabulary.shape import PLANNED_PHASES, Dtype, Mask, Phase
+from kernels.vocabulary.shape import PLANNED_PHASES, AttentionShape, Dtype, Mask, Phase
 from qualification.decision.defaults import Choices, limits_of
 from qualification.decision.model_shapes import (
     AttentionSignature,
@@ -19,7 +19,8 @@ from qualification.decision.model_shapes import (
     signature_of,
     signatures_of,
 )
-from qualification.decision.presets import PRESETS, Rounding, preset_named, rounded_config
+from qualification.decision.presets import PRESETS, Preset, Rounding, preset_named, rounded_config
+from qualification.measure.campaign import targets_of
 from qualification.model.config import num_parameters, weight_bytes
 from qualification.model.families.gemma3 import LEFT_OUT
 from qualification.model.families.reader import read_model
@@ -40,6 +41,8 @@ WANTED = {
     "gemma-2-9b": AttentionSignature(16, 8, 256, (None, 4096), 50.0),
     "gemma-3-4b": AttentionSignature(8, 4, 256, (None, 1024), spans=True),
     "qwen2.5-vl-7b": AttentionSignature(28, 4, 128),
+    "qwen3-vl-8b": AttentionSignature(32, 8, 128),
+    "mistral-small-3.1-24b": AttentionSignature(32, 8, 128),
     "phi-3-mini": AttentionSignature(32, 32, 96, (2047,)),
     "gemma-3-1b": AttentionSignature(4, 1, 256, (None, 512)),
     "olmo-2-7b": AttentionSignature(32, 32, 128),
@@ -175,6 +178,17 @@ def test_images_add_prompt_shapes_and_no_decode_shapes() -> None:
     }
     assert masks == prompts | {(Phase.DECODE, None, Mask.CAUSAL), (Phase.DECODE, 1024, Mask.CAUSAL)}
     assert len(set(shapes)) == len(shapes)
+
+
+@pytest.mark.parametrize("preset", [it for it in PRESETS if "vision_config" in it.whole], ids=lambda it: it.name)
+def test_a_run_of_a_preset_that_sees_images_proves_them(preset: Preset) -> None:
+    (target,) = targets_of(
+        {preset.name: preset.whole}, Choices(), device_type="cuda", phases=("prefill",), paths=PATHS, file_of=Path
+    )
+    masks = {(shape.mask, shape.window) for shape in target.shapes if isinstance(shape, AttentionShape)}
+    due = {"gemma-3-4b": {None, 1024}, "gemma-4-31b": {1024}, "gemma-4-26b-a4b": {1024}}.get(preset.name, set())
+    assert {window for mask, window in masks if mask is Mask.SPANS} == due
+    assert (Mask.FULL, None) in masks
 
 
 # Of the public config.json files: what a Gemma 3 leaves out is as its configuration class has it.
