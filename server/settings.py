@@ -221,8 +221,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     quantization: Annotated[
         Quantization,
         Meta(
-            description="fp8: round the dense products of a checkpoint that is not quantised to 8 bits while it is "
-            "loaded, weights by row, inputs by token; auto: the weights are as the checkpoint has them"
+            description="fp8: round the products of a checkpoint that is not quantised, those of experts too, to 8 "
+            "bits while it is loaded, weights by row, inputs by token; auto: the weights are as the checkpoint has them"
         ),
     ] = Quantization.AUTO
     generation_config: Annotated[

@@ -98,8 +98,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--quantization",
         choices=[rounding.value for rounding in Rounding],
         help="prove a model of 16 bits in 8 bits, into <name>-<quantization>.json: rows that have a scale each, as "
-        "`serve --quantization fp8` makes them; the same with one scale of inputs; blocks of 128 x 128; experts too, "
-        "as files of 8 bits have them, though `serve --quantization fp8` leaves them in 16",
+        "`serve --quantization fp8` makes them; the same with one scale of inputs; blocks of 128 x 128",
     )
     group.add_argument(
         "--kv-cache-dtype", choices=[FP8.value], help="of the KV cache (default: the server's without the setting)"
@@ -201,8 +200,12 @@ def models_of(args: argparse.Namespace, folder: Path | None = None) -> dict[str,
         found = {preset.name: preset.whole for preset in presets}
     if args.quantization is None:
         return found
+    if args.full_model:
+        raise ValueError("--full-model times a model as its file is: leave --quantization out with it")
     rounding = Rounding(args.quantization)
-    return {f"{name}-{rounding.value}": rounded_config(config, rounding) for name, config in found.items()}
+    if rounding is not Rounding.FP8:
+        found = {name: rounded_config(config, rounding) for name, config in found.items()}
+    return {f"{name}-{rounding.value}": config for name, config in found.items()}  # of fp8: see `choices_of`
 
 
 def choices_of(args: argparse.Namespace) -> Choices:
@@ -215,6 +218,7 @@ def choices_of(args: argparse.Namespace) -> Choices:
         kv_dtype=None if args.kv_cache_dtype is None else FP8,
         kv_skip_layers=tuple(args.kv_cache_dtype_skip_layers),
         max_drafted_tokens=1 if _VERIFY in args.phases else 0,  # the shapes are the same for any number
+        rounds_at_load=args.quantization == Rounding.FP8.value,
     )
 
 

@@ -26,6 +26,7 @@ class Choices:
     kv_dtype: Dtype | None = None  # of the KV cache; None: as the checkpoint says how it is quantised, else `dtype`
     kv_skip_layers: tuple[str, ...] = ()  # kept out of a cache of 8 bits, as `skipping_fp8_cache` takes them
     max_drafted_tokens: int = 0  # of a sequence, that one step verifies; 0: no tokens are drafted
+    rounds_at_load: bool = False  # products to 8 bits, as `serve --quantization fp8`
 
 
 def served_dtype(checkpoint: str, device_type: str) -> Dtype:

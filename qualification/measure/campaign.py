@@ -23,6 +23,7 @@ from qualification.measure.qualify import Pair
 from qualification.measure.trials.failures import QualificationAborted
 from qualification.measure.trials.trial import trial_of
 from qualification.model.cached_layers import FLAG, skipping_fp8_cache
+from qualification.model.families.quantization import rounded_at_load
 from qualification.model.families.reader import read_model
 from qualification.model.families.towers import with_known_tower
 from qualification.model.shard import shard_of
@@ -72,6 +73,7 @@ def targets_of(
     found = []
     for name, config in models.items():
         model = skipping_fp8_cache(with_known_tower(read_model(config), config), choices.kv_skip_layers)
+        model = rounded_at_load(model) if choices.rounds_at_load else model
         part = shard_of(model, 0, tensor_parallel_size).local_config
         limits = limits_of(model, device_type, choices)
         if choices.kv_skip_layers and limits.kv_dtype is not FP8:

@@ -4,10 +4,10 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from kernels.experts.formats import FewBitFormat
+from kernels.experts.formats import AnyExpertFormat, FewBitFormat
 from kernels.experts.kinds import ExpertFormat
 from kernels.linear.shape import FP8_BLOCKS, FP8_ROWS, PLAIN, WeightFormat
-from qualification.model.config import ExpertsConfig, LayerConfig, LinearFormats, ModelConfig
+from qualification.model.config import ExpertsConfig, FeedForward, LayerConfig, LinearFormats, ModelConfig
 from qualification.model.families.family import ExpertLayout, TensorNames
 from qualification.model.fields import ModelConfigError
 from qualification.model.packing import Packing
@@ -77,8 +77,10 @@ def quantized(model: ModelConfig, quantization: Quantization, names: TensorNames
     )
 
 
-def rounded_at_load(model: ModelConfig) -> ModelConfig:
-    """Return the same model, its dense products rounded to 8 bits when it is loaded: a scale a row, and one a token.
+def rounded_at_load(model: ModelConfig, *, with_experts: bool = True) -> ModelConfig:
+    """Return the same model, its products rounded to 8 bits when it is loaded: a scale a row, and one a token.
+
+    with_experts  whether those of mixtures are; experts with biases never are, whose kernels take no 8 bits
 
     Raises ModelConfigError for a model that is quantised already, or has a recurrence.
     """
@@ -93,7 +95,14 @@ def rounded_at_load(model: ModelConfig) -> ModelConfig:
             f"--quantization fp8 rounds weights of 16 bits or more, and the checkpoint has {', '.join(names)} already: "
             "leave the flag out"
         )
-    return replace(model, rounds_at_load=True, layers=tuple(_all_rounded(layer) for layer in model.layers))
+    layers = tuple(_all_rounded(layer, with_experts=with_experts) for layer in model.layers)
+    return replace(model, rounds_at_load=True, layers=layers)
+
+
+def has_plain_experts(model: ModelConfig) -> bool:
+    """Return whether a layer's experts have the dtype of the model."""
+    fed = (layer.feed_forward for layer in model.layers)
+    return any(isinstance(it, ExpertsConfig) and it.format is ExpertFormat.PLAIN for it in fed)
 
 
 def _check_attends(model: ModelConfig, source: str) -> None:
@@ -108,7 +117,10 @@ def as_stored(model: ModelConfig) -> ModelConfig:
     """Return the same model as its checkpoint has it."""
     if not model.rounds_at_load:
         return model
-    layers = tuple(replace(layer, formats=LinearFormats()) for layer in model.layers)
+    layers = tuple(
+        replace(layer, formats=LinearFormats(), feed_forward=_with_experts(layer.feed_forward, ExpertFormat.PLAIN))
+        for layer in model.layers
+    )
     return replace(model, rounds_at_load=False, layers=layers)
 
 
@@ -116,11 +128,18 @@ def _each(formats: LinearFormats) -> tuple[WeightFormat, ...]:
     return formats.qkv, formats.output, formats.gate_up, formats.down
 
 
-def _all_rounded(layer: LayerConfig) -> LayerConfig:
+def _all_rounded(layer: LayerConfig, *, with_experts: bool) -> LayerConfig:
     fed = layer.feed_forward
     dense = fed.shared if isinstance(fed, ExpertsConfig) else fed
     of_mixer, of_dense = (PLAIN if it is None else FP8_ROWS for it in (layer.mixer, dense))
-    return replace(layer, formats=LinearFormats(of_mixer, of_mixer, of_dense, of_dense))
+    if with_experts and not (isinstance(fed, ExpertsConfig) and fed.has_bias):
+        fed = _with_experts(fed, FewBitFormat.FP8_ROWS)
+    return replace(layer, formats=LinearFormats(of_mixer, of_mixer, of_dense, of_dense), feed_forward=fed)
+
+
+def _with_experts(fed: FeedForward | None, found: AnyExpertFormat) -> FeedForward | None:
+    """Return a feed-forward, its experts in another format where it has some."""
+    return replace(fed, format=found) if isinstance(fed, ExpertsConfig) else fed
 
 
 def _quantized_layer(prefix: str, layer: LayerConfig, quantization: Quantization, names: TensorNames) -> LayerConfig:

@@ -474,8 +474,8 @@ class _Experts:
     def _stacked(self, name: str, expert: int) -> Matrix:
         """Return one expert's matrix, of a tensor [E, out, in] of all of them and, in blocks, the same of scales."""
         values = self.layer.stored(f"{name}.weight")[expert]
-        if self._inputs is Inputs.AS_THEY_ARE:
-            return Matrix(values.to(self.layer.precision.dtype))
+        if self._inputs is Inputs.AS_THEY_ARE or self.layer.model.rounds_at_load:
+            return self._of_plain(values)
         scales = self.layer.stored(f"{name}.weight_scale_inv")[expert]
         return Matrix.of_file(values, scales, self._inputs, None)
 
@@ -488,15 +488,21 @@ class _Experts:
         is_transposed = gate_up.shape[0] == hidden if is_square else down.shape[1] == hidden
         if is_transposed:
             gate_up, down = gate_up.T, down.T
-        if self._inputs is Inputs.AS_THEY_ARE:
-            gate, up = gate_up.to(self.layer.precision.dtype).chunk(2)
-            return GatedWeights(Matrix(gate), Matrix(up), Matrix(down.to(self.layer.precision.dtype)))
+        if self._inputs is Inputs.AS_THEY_ARE or self.layer.model.rounds_at_load:
+            gate, up = map(self._of_plain, gate_up.chunk(2))
+            return GatedWeights(gate, up, self._of_plain(down))
         scales = [self.layer.stored(f"{name}_scale_inv")[expert] for name in names]
         of_gate_up, of_down = (it.T for it in scales) if is_transposed else scales
         both = Matrix.of_file(gate_up, of_gate_up, self._inputs, None)
         half = both.num_rows // 2
         outward = Matrix.of_file(down, of_down, self._inputs, None)
         return GatedWeights(both.rows(slice(half)), both.rows(slice(half, None)), outward)
+
+    def _of_plain(self, values: Tensor) -> Matrix:
+        """Return numbers of a file of 16 bits or more as they are, or as they are rounded when they are loaded."""
+        return Matrix(
+            values.to(self.layer.precision.dtype), self._inputs, rounds=self._inputs is not Inputs.AS_THEY_ARE
+        )
 
     def _of_all(self, name: str, expert: int) -> Tensor:
         """Return one expert's matrix [out, in]: stored transposed, or in blocks of mxfp4."""

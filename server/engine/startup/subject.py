@@ -28,7 +28,7 @@ from qualification.model.cached_layers import skipping_fp8_cache
 from qualification.model.config import ModelConfig
 from qualification.model.draft_head import PRODUCT, draft_head_of, with_draft_head, without_draft_head
 from qualification.model.families.image_models import without_image_spans
-from qualification.model.families.quantization import rounded_at_load
+from qualification.model.families.quantization import has_plain_experts, rounded_at_load
 from qualification.model.fields import ModelConfigError
 from qualification.model.gated_delta import GatedDeltaConfig, with_drafted_tokens
 from qualification.model.shard import TENSOR_PARALLEL_SIZES, Shard, shard_of
@@ -122,10 +122,7 @@ def read_subject(settings: Settings, rank: int = 0) -> Subject:
     if drafting is not None and drafting.uses_head:
         model = _with_draft_head(settings, folder, model)
     if settings.quantization is Quantization.FP8:
-        try:
-            model = rounded_at_load(model)
-        except ModelConfigError as error:
-            raise ModelError(f"{folder}: {error}") from error
+        model = _rounded(settings, folder, model)
     images = None if pooling is not None else _images_of(settings, folder)
     if images is not None:
         model = with_own_tower(folder, model)
@@ -148,6 +145,18 @@ def read_subject(settings: Settings, rank: int = 0) -> Subject:
     return Subject(
         folder, model, shard, limits, device, fingerprint, pooling is not None, settings.reproducible, pixels
     )
+
+
+def _rounded(settings: Settings, folder: Path, model: ModelConfig) -> ModelConfig:
+    """Return the model as it is loaded under --quantization fp8. Raises ModelError where it is quantised already."""
+    try:
+        model = rounded_at_load(model, with_experts=not settings.reproducible)
+    except ModelConfigError as error:
+        raise ModelError(f"{folder}: {error}") from error
+    if has_plain_experts(model):
+        reason = "under --reproducible no path multiplies them in 8" if settings.reproducible else "they have biases"
+        logger.warning("%s: --quantization fp8 leaves the experts in 16 bits: %s", folder, reason)
+    return model
 
 
 def _skipping_fp8_cache(settings: Settings, model: ModelConfig) -> ModelConfig:

@@ -25,7 +25,7 @@ from qualification.model.config import ExpertsConfig, ModelConfig
 from qualification.model.families.family import ExpertLayout, TensorNames
 from qualification.model.shard import Shard
 from server.errors import ModelError
-from server.model.layers import MixtureWeights, Weights
+from server.model.layers import LayerWeights, MixtureWeights, Weights
 from server.model.load.checkpoint import Piece, TensorEntry, Wanted
 
 _SCALES = "_scale"  # behind a tensor's name; DeepSeek's "_inv" behind it is left out where a checkpoint is read
@@ -40,6 +40,14 @@ def as_saved(names: TensorNames, entries: Mapping[str, TensorEntry]) -> TensorNa
     if not any(name.endswith(suffix) for name in entries):
         return names
     return replace(names, experts=replace(own, layout=ExpertLayout.HALVES))
+
+
+def each_apart(names: TensorNames) -> TensorNames:
+    """Return the names of a checkpoint that has a tensor for each matrix of each expert, where it may be so."""
+    own = names.experts
+    if own is None or own.layout is ExpertLayout.INTERLEAVED:
+        return names
+    return replace(names, experts=replace(own, layout=ExpertLayout.EACH))
 
 
 def joined_tensors(config: ModelConfig, names: TensorNames, entries: Mapping[str, TensorEntry]) -> dict[str, Wanted]:
@@ -69,16 +77,25 @@ def joined_pieces(
 ) -> list[Piece]:
     """The blocks that fill a rank's experts; none for a family with another layout."""
     found: list[Piece] = []
-    for index, (layer, part) in enumerate(zip(weights.layers, shard.layers, strict=True)):
-        own = _joined_names(index, names)
-        mixture = part.whole.feed_forward
-        if own is None or not isinstance(layer.feed_forward, MixtureWeights) or mixture is None:
-            continue
-        start, whole = part.width.start, mixture.width
-        for stacked, names_of, by in _stacked(layer.feed_forward.experts, own):
-            has_rows = _has_rows(entries, own, by * stacked.gate_up.shape[2], whole)
-            pieces = _of_rows if has_rows else _transposed
-            found += pieces(stacked, names_of, start // by, whole // by)
+    for index, layer in enumerate(weights.layers):
+        found += joined_pieces_of(index, layer, shard, names, entries)
+    return found
+
+
+def joined_pieces_of(
+    index: int, layer: LayerWeights, shard: Shard, names: TensorNames, entries: Mapping[str, TensorEntry]
+) -> list[Piece]:
+    """The blocks that fill a rank's experts of one layer; none for a family with another layout."""
+    own, part = _joined_names(index, names), shard.layers[index]
+    mixture = part.whole.feed_forward
+    if own is None or not isinstance(layer.feed_forward, MixtureWeights) or mixture is None:
+        return []
+    start, whole = part.width.start, mixture.width
+    found: list[Piece] = []
+    for stacked, names_of, by in _stacked(layer.feed_forward.experts, own):
+        has_rows = _has_rows(entries, own, by * stacked.gate_up.shape[2], whole)
+        pieces = _of_rows if has_rows else _transposed
+        found += pieces(stacked, names_of, start // by, whole // by)
     return found
 
 

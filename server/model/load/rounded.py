@@ -3,6 +3,10 @@
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+import torch
+
+from kernels.experts.few_bits.weights import AnyExperts, FewBitExperts
+from kernels.experts.weights import ExpertWeights
 from kernels.linear.weights import LinearWeight, PlainWeight
 from qualification.model.families.family import TensorNames
 from qualification.model.shard import Shard
@@ -10,7 +14,7 @@ from server.model.layers import DenseWeights, LayerWeights, MixtureWeights, Weig
 from server.model.linear import Linear
 from server.model.load.checkpoint import TensorEntry, copy_pieces
 from server.model.load.interleaved import interleaved_pieces
-from server.model.load.joined import joined_pieces
+from server.model.load.joined import joined_pieces_of
 from server.model.load.shards import layer_pieces, outer_pieces
 
 _MOST_NUMBERS = 2**25  # that are rounded at once
@@ -27,16 +31,26 @@ def copy_rounded(
 
     `progress` gets the layers that are filled, in bytes of the checkpoint, and those of all. Raises ModelError.
     """
-    experts = interleaved_pieces(weights, shard, names) + joined_pieces(weights, shard, names, entries)
-    copy_pieces(entries, outer_pieces(weights, shard, names) + experts, _silent)
-    sizes = [it.weight.size for layer in weights.layers for it in layer.linears.values()]
-    size = 2 * sum(rows * columns for rows, columns in sizes) // len(weights.layers)
+    others = outer_pieces(weights, shard, names) + interleaved_pieces(weights, shard, names)
+    copy_pieces(entries, others, _silent)
+    size = 2 * sum(_numbers_of(layer) for layer in weights.layers) // len(weights.layers)
     for index, layer in enumerate(weights.layers):
         plain = _with_plain_products(layer)
-        copy_pieces(entries, layer_pieces(index, plain, shard, names), _silent)
+        pieces = layer_pieces(index, plain, shard, names) + joined_pieces_of(index, plain, shard, names, entries)
+        copy_pieces(entries, pieces, _silent)
         for name, linear in plain.linears.items():
             _round_into(layer.linears[name].weight, linear.weight)
+        _round_experts(layer, plain)
+        del plain  # before that of the next layer is made
         progress((index + 1) * size, len(weights.layers) * size)
+
+
+def _numbers_of(layer: LayerWeights) -> int:
+    """Return the numbers of a layer's products, those of its experts too."""
+    weights = [it.weight for it in layer.linears.values()]
+    if isinstance(layer.feed_forward, MixtureWeights) and isinstance(layer.feed_forward.experts, FewBitExperts):
+        weights += [layer.feed_forward.experts.gate_up, layer.feed_forward.experts.down]
+    return sum(rows * columns for rows, columns in (it.size for it in weights))
 
 
 def _with_plain_products(layer: LayerWeights) -> LayerWeights:
@@ -44,8 +58,9 @@ def _with_plain_products(layer: LayerWeights) -> LayerWeights:
     fed = layer.feed_forward
     if isinstance(fed, DenseWeights):
         fed = _plain_dense(fed)
-    elif isinstance(fed, MixtureWeights) and fed.shared is not None:
-        fed = replace(fed, shared=_plain_dense(fed.shared))
+    elif isinstance(fed, MixtureWeights):
+        shared = None if fed.shared is None else _plain_dense(fed.shared)
+        fed = replace(fed, shared=shared, experts=_plain_experts(fed.experts))
     layer = replace(layer, feed_forward=fed)
     if layer.qkv is None:
         return layer
@@ -55,6 +70,27 @@ def _with_plain_products(layer: LayerWeights) -> LayerWeights:
 
 def _plain_dense(weights: DenseWeights) -> DenseWeights:
     return DenseWeights(_plain(weights.gate_up), _plain(weights.down))
+
+
+def _plain_experts(experts: AnyExperts) -> AnyExperts:
+    if not isinstance(experts, FewBitExperts):
+        return experts
+    count, of_both = experts.num_experts, (experts.gate_up, experts.down)
+    gate_up, down = (
+        torch.empty(count, it.size[0] // count, it.size[1], dtype=it.dtype, device=it.device) for it in of_both
+    )
+    return ExpertWeights(gate_up, down)
+
+
+def _round_experts(layer: LayerWeights, plain: LayerWeights) -> None:
+    """Fill a layer's experts with the numbers of their format nearest to those of plain ones."""
+    target, source = layer.feed_forward, plain.feed_forward
+    if not isinstance(target, MixtureWeights) or not isinstance(target.experts, FewBitExperts):
+        return
+    assert isinstance(source, MixtureWeights), "both are of one layer"
+    assert isinstance(source.experts, ExpertWeights), "what is rounded is plain"
+    _round_into(target.experts.gate_up, PlainWeight(source.experts.gate_up.flatten(0, 1)))
+    _round_into(target.experts.down, PlainWeight(source.experts.down.flatten(0, 1)))
 
 
 def _plain(linear: Linear) -> Linear:

@@ -6,8 +6,12 @@ from pathlib import Path
 import pytest
 
 from kernels.catalog import PATHS
+from kernels.experts.formats import FewBitFormat
+from kernels.experts.paths import EXPERTS_PATHS
+from kernels.experts.shape import ExpertsShape
 from kernels.linear.paths import LINEAR_PATHS
 from kernels.linear.shape import FP8_BLOCKS, FP8_ROWS, FP8_STATIC, PLAIN, LinearShape
+from kernels.vocabulary.operators import AnyShape
 from kernels.vocabulary.shape import PLANNED_PHASES, AttentionShape, Phase
 from qualification.commands.qualify import add_arguments, choices_of, models_of, typed
 from qualification.decision.defaults import Choices
@@ -52,11 +56,22 @@ def test_a_preset_is_proven_in_8_bits_beside_its_own_format(rounding: Rounding) 
     assert f"--quantization {rounding.value}" in typed(args)
 
 
-def test_a_model_in_4_bits_is_not_rounded_to_8() -> None:
-    args = parse("--quantization", "fp8")
-    args.preset = ["gpt-oss-20b"]
-    with pytest.raises(ValueError, match="quantization_config is set already"):
-        models_of(args)
+def test_experts_are_proven_as_a_server_rounds_them() -> None:
+    """Gemma's experts share a tensor; gpt-oss's have 4 bits already."""
+    args = parse("--quantization", "fp8", "--phases", "experts")
+
+    def shapes_of(name: str) -> tuple[AnyShape, ...]:
+        args.preset = [name]
+        [target] = targets_of(
+            models_of(args), choices_of(args), device_type="cuda", phases=args.phases, paths=EXPERTS_PATHS,
+            file_of=Path,
+        )  # fmt: skip
+        return target.shapes
+
+    found = shapes_of("gemma-4-26b-a4b")
+    assert {it.format for it in found if isinstance(it, ExpertsShape)} == {FewBitFormat.FP8_ROWS}
+    with pytest.raises(ValueError, match=r"--quantization fp8 rounds weights of 16 bits .* has mxfp4 already"):
+        shapes_of("gpt-oss-20b")
 
 
 def test_verifying_drafted_tokens_is_proven_where_it_is_asked_for() -> None:

@@ -1,4 +1,4 @@
-"""--quantization fp8: plain checkpoints whose dense products are rounded to 8 bits while they are loaded."""
+"""--quantization fp8: plain checkpoints whose products are rounded to 8 bits while they are loaded."""
 
 import json
 from itertools import accumulate
@@ -10,20 +10,24 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
+from kernels.experts.few_bits.weights import FewBitExperts
+from kernels.experts.weights import ExpertWeights
 from kernels.linear.shape import FP8_ROWS, PLAIN
 from kernels.linear.weights import LinearWeight
 from kernels.vocabulary.shape import Dtype
 from qualification.model.config import num_parameters, weight_bytes
-from qualification.model.families.quantization import rounded_at_load
+from qualification.model.families.quantization import has_plain_experts, rounded_at_load
 from qualification.model.shard import shard_of
 from server.engine.startup.subject import read_subject
 from server.errors import ModelError
+from server.model.layers import MixtureWeights
 from server.model.linear import WeightName
-from server.model.load.load import load_config, load_shard
+from server.model.load.load import load_config, load_decoder, load_shard
 from server.settings import DeviceChoice, DtypeChoice, LoadFormat, Quantization, Settings
-from support.engine.checked_layers import CheckedLayers
-from support.models.served_families import saved
-from support.models.tiny_families import MXFP4, QWEN_2_MOE, save_mxfp4
+from support.engine.checked_layers import CheckedLayers, Tensors, edited
+from support.models.paged_runner import PagedRunner
+from support.models.served_families import FAMILIES, saved
+from support.models.tiny_families import MXFP4, QWEN_3_MOE, prompt, save_mxfp4
 
 CPU = torch.device("cpu")
 
@@ -82,17 +86,85 @@ def test_dummy_weights_take_one_tensor_more_than_they_hold(tmp_path: Path) -> No
     assert max(held) <= held[-1] + 1.1 * one_tensor  # all products in 16 bits are 15 times as much
 
 
-def test_routers_experts_and_heads_stay_as_they_are(tmp_path: Path) -> None:
-    saved(tmp_path, "qwen2_moe", **QWEN_2_MOE)
+# How a file has its experts: each matrix, all in both directions, and three of bounded ones; or with biases.
+MIXTURES: dict[str, dict[str, object]] = {
+    "qwen 2 moe": {}, "granite moe": {}, "llama 4": {"attention_chunk_size": 64}, "step 3.5": {}, "gpt-oss": {},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_experts_are_rounded_and_those_with_biases_left(name: str, tmp_path: Path) -> None:
+    family, changes = FAMILIES[name]
+    saved(tmp_path, family, **{**changes, **MIXTURES[name]})
+    kind = ExpertWeights if name == "gpt-oss" else FewBitExperts
     model = CheckedLayers.made(tmp_path, quantization=Quantization.FP8)
     weights = model.runner.worker.decoder.weights
-    formats = {name: it.weight.format() for name, it in weights.layers[0].linears.items()}
-    assert formats.pop(WeightName.ROUTER) == PLAIN
-    assert set(formats.values()) == {FP8_ROWS}
-    assert len(formats) == 4
+    dummies = load_shard(
+        tmp_path, model.subject.model, model.subject.shard, dtype=torch.float32, device=CPU,
+        load_format=LoadFormat.DUMMY,
+    )  # fmt: skip
     assert weights.head.weight.format() == PLAIN
+    for layer, dummy in zip(weights.layers, dummies.layers, strict=True):
+        if isinstance(layer.feed_forward, MixtureWeights) and isinstance(dummy.feed_forward, MixtureWeights):
+            assert layer.linears[WeightName.ROUTER].weight.format() == PLAIN
+            for experts in (layer.feed_forward.experts, dummy.feed_forward.experts):
+                assert isinstance(experts, kind)
+                assert all(bool(it.isfinite().all()) for it in experts.of(0, torch.float32))
+        others = {it.weight.format() for of, it in layer.linears.items() if of is not WeightName.ROUTER}
+        assert others - {PLAIN} == {FP8_ROWS}
     found = model.check()
     assert found.first is None, str(found.first)
+
+
+def test_logits_are_those_of_a_file_in_8_bits(tmp_path: Path) -> None:
+    saved(tmp_path / "plain", "qwen3_moe", **QWEN_3_MOE)
+
+    def in_rows(tensors: Tensors) -> Tensors:
+        found = dict(tensors)
+        for name in [it for it in tensors if it.endswith("_proj.weight")]:
+            scales = tensors[name].abs().amax(1, keepdim=True) / torch.tensor(448.0)
+            found |= {name: (tensors[name] / scales).to(torch.float8_e4m3fn), f"{name}_scale": scales}
+        return found
+
+    weights = {"num_bits": 8, "type": "float", "strategy": "channel"}
+    inputs = {"num_bits": 8, "type": "float", "strategy": "token", "dynamic": True}
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
+    says = {
+        "quant_method": "compressed-tensors",
+        "ignore": ["lm_head", "re:.*mlp.gate$"],
+        "config_groups": {"0": group},
+    }
+    written = edited(tmp_path / "plain", tmp_path / "written", {"quantization_config": says}, in_rows)
+    configs = {tmp_path / "plain": rounded_at_load(load_config(tmp_path / "plain")), written: load_config(written)}
+    served, of_file = (
+        PagedRunner(load_decoder(folder, config, dtype=torch.float32, device=CPU, load_format=LoadFormat.AUTO))
+        for folder, config in configs.items()
+    )
+    token_ids = prompt(20)
+    assert torch.equal(served.logits(token_ids, [13, 6, 1]), of_file.logits(token_ids, [13, 6, 1]))
+    assert weight_bytes(configs[written], Dtype.BF16) == weight_bytes(configs[tmp_path / "plain"], Dtype.BF16)
+
+
+def test_each_rank_rounds_its_own_part_of_an_expert(tmp_path: Path) -> None:
+    saved(tmp_path, "qwen3_moe", **QWEN_3_MOE)
+    file, config = load_file(tmp_path / "model.safetensors"), rounded_at_load(load_config(tmp_path))
+    for rank in range(2):
+        weights = load_shard(tmp_path, config, shard_of(config, rank, 2), dtype=torch.float32, device=CPU)
+        fed = weights.layers[1].feed_forward
+        assert isinstance(fed, MixtureWeights)
+        for expert in range(fed.experts.num_experts):
+            prefix = f"model.layers.1.mlp.experts.{expert}."
+            gate, up = (file[f"{prefix}{it}_proj.weight"].chunk(2)[rank] for it in ("gate", "up"))
+            gate_up, down = fed.experts.of(expert, torch.float32)
+            assert torch.equal(gate_up, rounded(torch.cat([gate, up])))
+            assert torch.equal(down, rounded(file[f"{prefix}down_proj.weight"].chunk(2, 1)[rank]))
+
+
+def test_reproducible_experts_are_left_as_they_are(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    saved(tmp_path, "qwen3_moe", **QWEN_3_MOE)
+    settings = Settings(model=str(tmp_path), device=DeviceChoice.CPU, quantization=Quantization.FP8, reproducible=True)
+    assert has_plain_experts(read_subject(settings).model)
+    assert "leaves the experts in 16 bits: under --reproducible no path" in caplog.text
 
 
 @pytest.mark.parametrize("dtype", [DtypeChoice.FP32, DtypeChoice.BF16])
