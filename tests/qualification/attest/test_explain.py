@@ -13,7 +13,7 @@ from kernels.experts.kinds import ExpertFormat
 from kernels.experts.shape import ExpertsShape
 from kernels.fused.activation_kind import Activation
 from kernels.system.device import read_fingerprint
-from kernels.vocabulary.operators import AnyShape, Operator
+from kernels.vocabulary.operators import AnyShape, Operator, operator_of
 from kernels.vocabulary.path import AnyPath
 from kernels.vocabulary.row_buckets import TokenRows
 from kernels.vocabulary.shape import AttentionShape, Dtype, Mask
@@ -22,6 +22,7 @@ from qualification.attest.operator_promises import operator_mismatches, operator
 from qualification.attest.promise import Promise, kernels_promised
 from qualification.decision.decision import Decision, Status
 from qualification.evidence.evidence import Evidence
+from qualification.evidence.matrix import load_matrix
 from qualification.measure.costs.profile import calls_seen
 from qualification.measure.inputs.attention_inputs import long_case
 from support.qualification_fakes import DECODE, evidence
@@ -189,6 +190,20 @@ def test_every_kernel_of_ours_is_an_operators_or_in_the_list() -> None:
     assert {name for name in ours if class_of(name, {}) is not TimeClass.UNPROVEN} == known
     assert class_of("hallmark_experts_route", {}) is TimeClass.NAMED
     assert {name for name in small if class_of(name, {}) is not TimeClass.NAMED} == set()
+
+
+def test_every_kernel_of_ours_in_committed_evidence_is_explained_by_its_operator() -> None:
+    """A pattern of attention's had taken `hallmark_ordered_matmul`: a product that was proven was called unproven."""
+    kernels = {
+        (operator_of(it.shape).value, name)
+        for file in KERNELS.parent.glob("qualification/matrices/*/*.json")
+        for it in load_matrix(file).evidence.values()
+        for name in {*(it.kernels or ()), *(it.kernels_sometimes or ())}
+        if name.startswith("hallmark_")
+    }
+    assert ("linear", "hallmark_ordered_matmul") in kernels
+    classes = {(operator, name): class_of(name, {operator: {name}}) for operator, name in kernels}
+    assert {it for it, found in classes.items() if found not in (TimeClass.EVIDENCE, TimeClass.NAMED)} == set()
 
 
 def test_marked_kernels_of_every_path_are_an_operators() -> None:
