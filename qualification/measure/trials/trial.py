@@ -47,7 +47,10 @@ class Trial(Protocol):
         """Check whether bits depend on the batch, of a path that claims the order. Errors of `run` are not caught."""
 
     def timed_call(self, shape: Any, run: Run, device: torch.device, *, seed: int) -> tuple[Call, int]:
-        """(the call that is timed, its number of sequences), on inputs of the longest tested length."""
+        """(the call that is timed, how often it is what `flops_of` counts), on inputs of the longest tested length.
+
+        Of attention its number of sequences, of an operator whose shape counts rows 1.
+        """
 
     def profiled_calls(self, shape: Any, run: Run, device: torch.device, *, seed: int) -> list[Call]:
         """Calls whose kernels are looked at beside those of the timed one: on few rows, which others may serve."""
