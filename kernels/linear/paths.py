@@ -152,10 +152,12 @@ def _hopper_few_bits_run(name: str) -> RunLinear | None:
         return None
     from kernels.linear.hopper.few_bits_ordered_path import run_fp8_ordered, run_int4_ordered
     from kernels.linear.hopper.fp8_skinny_path import run_fp8_skinny
+    from kernels.linear.hopper.fp8_swapped_path import run_fp8_swapped
     from kernels.linear.hopper.int4_skinny_path import run_int4_skinny
     from kernels.linear.hopper.int4_wide_path import run_int4_wide
 
     runs: dict[str, RunLinear] = {
+        "gluon.linear.fp8.swapped": run_fp8_swapped,
         "gluon.linear.fp8.skinny": run_fp8_skinny,
         "gluon.linear.fp8.ordered": run_fp8_ordered,
         "gluon.linear.int4.skinny": run_int4_skinny,
@@ -276,11 +278,18 @@ def _hopper_few_bits_path(
     entry: str,
     *,
     size_out_multiple: int = 1,
+    gated_multiple: int = 1,
     epilogues: frozenset[Epilogue] = _ALL_EPILOGUES,
     order: str | None = None,
 ) -> LinearPath:
     limits = _hopper_limits(*rows, size_out_multiple)
-    limits = replace(limits, formats=formats, size_in_multiple=size_in_multiple, epilogues=epilogues)
+    limits = replace(
+        limits,
+        formats=formats,
+        size_in_multiple=size_in_multiple,
+        gated_multiple=gated_multiple,
+        epilogues=epilogues,
+    )
     kernel_names = ("hallmark_fp8_",) if formats == FP8_FORMATS else ("hallmark_int4_",)
     return _path(name, limits, f"hopper.{entry}", kernel_names, _hopper_few_bits_run(name), order)
 
@@ -332,6 +341,15 @@ LINEAR_PATHS: tuple[LinearPath, ...] = (
         _run_fp8_wide(),
     ),
     _widened_path("torch.linear.fp8", frozenset({Device.CPU}), FP8_FORMATS),
+    _hopper_few_bits_path(
+        "gluon.linear.fp8.swapped",
+        FP8_FORMATS,
+        (2, LinearRows.LE_64.hi),
+        16,
+        "fp8_swapped_path",
+        size_out_multiple=8,
+        gated_multiple=128,  # gate and up in whole blocks
+    ),
     _hopper_few_bits_path("gluon.linear.fp8.skinny", FP8_FORMATS, (1, 64), 16, "fp8_skinny_path"),
     _few_bits_path("triton.linear.fp8", FP8_FORMATS),
     _few_bits_path("triton.linear.fp8.half", FP8_FORMATS, LinearRows.LE_112.lo + 1),

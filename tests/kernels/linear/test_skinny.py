@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from kernels.fused.activation import swiglu_torch
 from kernels.linear.epilogue import Epilogue
 from kernels.linear.first_path import multiply
+from kernels.linear.hopper.few_bits_tilings import COLUMNS, Fp8Scales
+from kernels.linear.hopper.fp8_swapped_tilings import fp8_swapped_tiling
 from kernels.linear.hopper.tilings import BOX, MAX_ROWS, WIDE_ROW_COUNTS, skinny_tiling, tiling_for, wide_tiling
 from kernels.linear.weights import PlainWeight
 from support.compiled.compile_outside import run_outside
@@ -91,6 +93,24 @@ def test_a_wide_tiling_takes_all_rows_and_its_sums_fit_the_ring() -> None:
             assert tiles * tiling.splits <= H200_PROCESSORS, case
             assert size_in // tiling.splits >= BOX * tiling.boxes, case  # none is left without work
             assert tiling.splits * tiling.rows * tiling.pad // tiling.reducers * 4 + 16 <= tiling.ring_bytes, case
+
+
+def test_a_tiling_of_8_bits_takes_all_rows_and_its_sums_fit_the_ring() -> None:
+    cases = product((2, 8, 9, 32, 33, 64), (8, 328, 1024, 4096, 14336, 28672), (64, 1008, 4096, 14336), (1, 2))
+    for num_rows, size_out, size_in, parts in cases:
+        options = {"parts": parts, "has_bias": False, "scales": Fp8Scales.ROWS}
+        tiling = fp8_swapped_tiling(num_rows, size_out, size_in, H200_PROCESSORS, **options)
+        case = f"{num_rows} rows, {size_in} to {size_out}, {parts} parts: {tiling}"
+        assert tiling is not None, case
+        assert tiling.pad >= num_rows, case
+        assert tiling.stages >= 3, case
+        assert tiling.ring_bytes < SHARED_BYTES - 20_000, case
+        if tiling.splits > 1:
+            assert -(-size_out * parts // tiling.rows) * tiling.splits <= H200_PROCESSORS, case
+            assert size_in // tiling.splits >= COLUMNS * tiling.boxes, case  # none is left without work
+            assert tiling.splits * tiling.rows * tiling.pad // tiling.reducers * 4 + 16 <= tiling.ring_bytes, case
+    for num_rows, size_out, size_in in ((0, 64, 64), (65, 64, 64), (8, 63, 64), (8, 64, 72)):
+        assert fp8_swapped_tiling(num_rows, size_out, size_in, H200_PROCESSORS, **options) is None
 
 
 def test_other_shapes_have_no_tiling() -> None:

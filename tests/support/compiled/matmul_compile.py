@@ -9,6 +9,9 @@ from typing import Any
 import torch
 from triton.runtime import driver
 
+from kernels.linear.hopper.few_bits_tilings import Fp8Scales
+from kernels.linear.hopper.fp8_swapped import compiled_fp8_swapped
+from kernels.linear.hopper.fp8_swapped_tilings import fp8_swapped_tiling
 from kernels.linear.hopper.skinny import compiled_skinny
 from kernels.linear.hopper.tilings import SkinnyTiling, tiling_for
 from kernels.linear.hopper.wide import compiled_wide
@@ -44,6 +47,23 @@ ORDERED = {
     "ordered, 4 segments": (8192, 2048, 4096, 1, False, _BF16, _BF16, 4),
 }
 
+# Weights of 8 bits: (rows of x, N, K, parts, bias, dtype of the result, scales)
+SWAPPED = {
+    "8 bits, 2 splits": (8, 4096, 4096, 1, False, _BF16, Fp8Scales.ROWS),
+    "8 bits, 64 rows of x, 4 splits, bias": (64, 1024, 4096, 1, True, _FP32, Fp8Scales.STATIC),
+    "8 bits, blocks": (32, 6144, 4096, 1, False, _BF16, Fp8Scales.BLOCKS),
+    "8 bits, swiglu": (64, 14336, 4096, 2, False, _BF16, Fp8Scales.ROWS),
+    "8 bits, blocks, swiglu": (64, 14336, 4096, 2, False, _FP16, Fp8Scales.BLOCKS),
+}
+
+
+def compile_swapped(case: tuple[int, int, int, int, bool, torch.dtype, Fp8Scales]) -> dict[str, object]:
+    *sizes, parts, has_bias, dtype_out, scales = case
+    tiling = fp8_swapped_tiling(*sizes, 132, parts=parts, has_bias=has_bias, scales=scales)
+    assert tiling is not None
+    of_cluster: dict[str, object] = {"splits": tiling.splits, "ring_bytes": tiling.ring_bytes}
+    return facts_of(compiled_fp8_swapped(tiling, dtype_out, _BF16), tiling.stages * tiling.boxes, of_cluster)
+
 
 def compile_ordered(case: tuple[int, int, int, int, bool, torch.dtype, torch.dtype, int]) -> dict[str, object]:
     num_rows, size_out, size_in, parts, has_bias, dtype, dtype_out, segments = case
@@ -73,7 +93,7 @@ def facts_of(kernel: Any, weight_loads: int, of_cluster: dict[str, object]) -> d
     return {
         "shared_bytes": kernel.metadata.shared,
         "spills": count(code, "STL"),
-        "wgmma": count(code, "HGMMA"),
+        "wgmma": count(code, "HGMMA") + count(code, "QGMMA"),
         "tma_loads": count(code, "UTMALDG"),
         "loads_before_wait": before.count("async_tma_copy_global_to_local"),
         "weight_loads_of_ring": weight_loads,
@@ -88,6 +108,7 @@ def facts_of(kernel: Any, weight_loads: int, of_cluster: dict[str, object]) -> d
 def main() -> None:
     driver.set_active(Hopper())
     found = {name: compile_case(case) for name, case in CASES.items()}
+    found |= {name: compile_swapped(case) for name, case in SWAPPED.items()}
     print(json.dumps(found | {name: compile_ordered(case) for name, case in ORDERED.items()}))
 
 

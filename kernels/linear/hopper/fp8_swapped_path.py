@@ -1,0 +1,42 @@
+"""Products of 2 to 64 rows with weights of 8 bits by the kernel of `fp8_swapped.py`: two launches.
+
+The first rounds the inputs.
+"""
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from kernels.calls.processors import num_processors
+from kernels.linear.epilogue import Epilogue
+from kernels.linear.formats.fp8_weights import Fp8Weight
+from kernels.linear.hopper.few_bits_tilings import Fp8Scales
+from kernels.linear.hopper.fp8_codes import codes_of
+from kernels.linear.hopper.fp8_skinny_path import scales_of
+from kernels.linear.hopper.fp8_swapped import launch_fp8_swapped
+from kernels.linear.hopper.fp8_swapped_tilings import Fp8SwappedTiling, fp8_swapped_tiling
+
+
+def run_fp8_swapped(x: Tensor, weight: Fp8Weight, bias: Tensor | None, epilogue: Epilogue, out: Tensor) -> None:
+    """Fill out [rows, size_out] with epilogue(x [rows, size_in] @ weight^T + bias), x rounded as the format says.
+
+    size_in a multiple of 16, size_out of 8, of SwiGLU with scales of blocks of 128. The weight is read without waiting
+    for the kernel before this call, so it must not have come from there. Raises ValueError for sizes that the kernel
+    does not take.
+    """
+    sizes = x.shape[0], out.shape[1], x.shape[1]
+    tiling = _tiling(x.device, *sizes, epilogue.parts, bias is not None, scales_of(weight))
+    if tiling is None:
+        raise ValueError(f"the swapped matmul of 8 bits does not take {x.shape[0]} rows of {x.shape[1]} columns")
+    codes = codes_of(x, weight)
+    launch_fp8_swapped(codes.codes, codes.scales, weight.codes, weight.scales, bias, out, tiling)
+
+
+# A pure function of what it is given: the cache holds no state.
+@lru_cache(maxsize=4096)
+def _tiling(
+    device: torch.device, num_rows: int, size_out: int, size_in: int, parts: int, has_bias: bool, scales: Fp8Scales
+) -> Fp8SwappedTiling | None:
+    processors = num_processors(device)
+    return fp8_swapped_tiling(num_rows, size_out, size_in, processors, parts=parts, has_bias=has_bias, scales=scales)
