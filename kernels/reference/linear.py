@@ -47,8 +47,8 @@ class _Sums:
 
 
 def units_may_take_8_bits(weight_format: WeightFormat, num_rows: int) -> bool:
-    """Return whether a path may multiply numbers of 8 bits as they are: of fewer rows all take 16 bits or more."""
-    return weight_format in FP8_FORMATS and num_rows > LinearRows.LE_112.lo
+    """Return whether a path may multiply numbers of 8 bits as they are: of one row all take 16 bits or more."""
+    return weight_format in FP8_FORMATS and num_rows > LinearRows.LE_1.lo + 1
 
 
 def linear_reference(
