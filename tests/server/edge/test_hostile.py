@@ -7,7 +7,7 @@ import pytest
 
 from server.errors import InvalidJson
 from server.http.common.json_body import parse_json
-from support.api.edge_fakes import Served, served
+from support.api.edge_fakes import served
 
 COMPLETIONS = "/v1/completions"
 JSON = {"content-type": "application/json"}
@@ -204,8 +204,3 @@ def test_a_key_that_is_there_twice_is_refused_wherever_it_is(body: bytes) -> Non
 def test_json_means_what_it_means_to_everybody(value: object) -> None:
     for ascii_only in (True, False):
         assert parse_json(json.dumps(value, ensure_ascii=ascii_only, indent=1).encode()) == value
-
-
-@pytest.fixture(scope="module")
-def it(folder: Path) -> Served:
-    return served(folder)

@@ -108,31 +108,6 @@ FORM_OF = [
     (CODER, "<tool_call>\n<function="), (HERMES, "<tool_call>"), (LLAMA, "{"), (MISTRAL, "[TOOL_CALLS]"),
     (GEMMA, "<|tool_call>"), (HARMONY, "<|channel|>"),
 ]  # fmt: skip
-EXAMPLES = [
-    (HERMES, HERMES_CALL, f"{HERMES_CALL}\n{HERMES_CALL}"),
-    (CODER, CODER_CALL, f"{CODER_CALL}\n<tool_call>\n<function=clock>\n</function>\n</tool_call>"),
-    (LLAMA, LLAMA_CALL, f"{LLAMA_CALL}; {LLAMA_CALL}"),
-    (MISTRAL, f"{MISTRAL_CALL}]", f'{MISTRAL_CALL}, {{"name": "clock", "arguments": {{}}}}]'),
-    (GEMMA, GEMMA_CALL, f"{GEMMA_CALL}<|tool_call>call:clock{{}}<tool_call|>"),
-]
-
-
-@pytest.mark.parametrize("has_marks", [True, False])
-@pytest.mark.parametrize(("form", "one", "two"), EXAMPLES)
-def test_grammar_takes_calls_of_each_form(form: ToolCallParser, one: str, two: str, has_marks: bool) -> None:
-    ids = IDS if has_marks else {}
-
-    def bound(*tools: Tool, is_parallel: bool = False) -> Grammar:
-        found = bound_calls(tools, form, is_parallel=is_parallel, added_ids=ids)
-        assert found.form is form
-        return found.grammar
-
-    assert takes(bound(WEATHER, CLOCK), one, has_marks=has_marks)
-    assert not takes(bound(WEATHER, CLOCK), two, has_marks=has_marks)
-    assert takes(bound(WEATHER, CLOCK, is_parallel=True), two, has_marks=has_marks)
-    assert not takes(bound(CLOCK), one, has_marks=has_marks)
-    assert not takes(bound(WEATHER, CLOCK), one.replace("city", "town"), has_marks=has_marks)
-    assert not takes(bound(WEATHER, CLOCK), f"Sure. {one}", has_marks=has_marks)
 
 
 @pytest.mark.parametrize("has_marks", [True, False])
@@ -145,6 +120,8 @@ def test_grammar_takes_calls_as_templates_write_them(name: str, has_marks: bool)
         assert found.form is writer.form
         return found.grammar
 
+    if name in ("mistral named", "harmony"):
+        return  # they have tests of their own
     if name in ("hy_v3", "hy_v3 plain") and has_marks is ("plain" in name):
         return  # marks have the suffix where the tokenizer's have it
     weather, clock = (WEATHER.name, {"city": "Rome"}), (CLOCK.name, {})

@@ -113,17 +113,6 @@ def test_the_length_that_embeddings_have_may_be_asked_for(words: Path) -> None:
     assert (refused["param"], "have 4 numbers, got 2" in refused["message"]) == ("dimensions", True)
 
 
-def test_a_cut_embedding_has_length_1_whatever_the_model_says(words: Path) -> None:
-    it = pooling(words, replace(EMBED, normalizes=False))
-    answer = it.post(EMBEDDINGS, {"input": "ab", "dimensions": 2}).json()
-    assert answer["data"][0]["embedding"] == pytest.approx([0.6, 0.8])
-
-
-@pytest.mark.parametrize(("yes", "no", "score"), [(0, 1000, 0.0), (1000, 0, 1.0), (0, 699, 0.0), (2, 2, 0.5)])
-def test_scores_far_apart_are_0_and_1(yes: float, no: float, score: float) -> None:
-    assert probability_of(np.array([yes, no], "<f4").tobytes()) == pytest.approx(score, abs=1e-300)
-
-
 @pytest.mark.parametrize(
     ("body", "param"),
     [

@@ -10,7 +10,17 @@ import openai
 import pytest
 
 from server.protocol.messages import FinishReason
-from support.api.edge_fakes import MAX_MODEL_LEN, Served, delta, playing, saying, served, with_keys, write_tokenizer
+from support.api.edge_fakes import (
+    MAX_MODEL_LEN,
+    Script,
+    Served,
+    delta,
+    playing,
+    saying,
+    served,
+    with_keys,
+    write_tokenizer,
+)
 from support.api.running_api import Running, wait_until
 
 RESPONSES = "/v1/responses"
@@ -75,8 +85,9 @@ def test_the_context_may_hold_less_than_is_asked_for(folder: Path) -> None:
     assert (chat.status_code, chat.json()["error"]["param"]) == (400, "max_tokens")  # as OpenAI and vLLM do
 
 
-def test_an_answer_that_ends_at_once_is_an_empty_message(folder: Path) -> None:
-    it = served(folder, playing(delta("", FinishReason.STOP)))
+@pytest.mark.parametrize("script", [saying(""), playing(delta("", FinishReason.STOP))])
+def test_an_answer_that_ends_at_once_is_an_empty_message(folder: Path, script: Script) -> None:
+    it = served(folder, script)
     whole = it.post(RESPONSES, {"input": "Hi"}).json()
     last = events_of(it.post(RESPONSES, {"input": "Hi", "stream": True}).text)[-1]["response"]
     for response in (whole, last):
@@ -559,11 +570,3 @@ def test_a_call_that_is_cut_is_incomplete_and_the_last(
     else:
         assert [item["status"] for item in response["output"]] == statuses
         assert response["output"][-1]["type"] == "function_call"
-
-
-@pytest.mark.parametrize("stream", [True, False])
-def test_an_empty_answer_is_an_empty_message(folder: Path, stream: bool) -> None:
-    answer = served(folder, saying("")).post(RESPONSES, {"input": "Hi", "stream": stream})
-    response = events_of(answer.text)[-1]["response"] if stream else answer.json()
-    [item] = response["output"]
-    assert (item["type"], item["content"][0]["text"], item["status"]) == ("message", "", "completed")

@@ -68,10 +68,6 @@ def test_field_becomes_a_grammar(server: Served, fields: dict[str, Any], kind: G
     assert text in grammar.text
 
 
-FORMATS = ({"type": "text"}, {"type": "json_object"}, SCHEMA_FORMAT)
-NAMED = {"type": "function", "function": {"name": "clock"}}
-
-
 def test_tokenizer_that_takes_no_grammar_is_named(server: Served) -> None:
     server.engine.ready = msgspec.structs.replace(READY, has_grammars=False)
     error = chat(server, guided_regex="a").json()["error"]

@@ -1,52 +1,38 @@
 """Calls of every format come to the client as the model has written them, wherever the text is cut."""
 
-import json
 import random
 import time
 from collections.abc import Iterable
 from itertools import pairwise
-from typing import Any, NoReturn
 
 import pytest
 
-from server.text.answer.deltas import Answer, Delta, whole_answer
+from server.text.answer.deltas import Answer, whole_answer
 from server.text.answer.syntax import AnswerSyntax
 from support.answers.drawn import Call, ToolSchemas, drawn_calls, drawn_text, drawn_tools
+from support.answers.reading import deltas_of, strict, without_ids
 from support.answers.writers import WRITERS, Writer
 
 NUM_ANSWERS = 200  # of each format; of each eighth, the text comes letter by letter
 MARKS_OF_REASONING = ("<think>", "</think>", "<response>")
 
 
-def refuse(name: str) -> NoReturn:
-    raise AssertionError(name)
-
-
-def strict(text: str) -> Any:
-    return json.loads(text, parse_constant=refuse)
-
-
 def read(writer: Writer, tools: ToolSchemas, pieces: Iterable[str], **options: bool) -> Answer:
-    parser = AnswerSyntax(writer.form, writer.reasoning).parser(tools, "", **({"is_streamed": True} | options))
-    assert parser is not None
-    deltas: list[Delta] = [delta for piece in pieces for delta in parser.feed(piece)]
-    return whole_answer([*deltas, *parser.finish()])
-
-
-def without_ids(answer: Answer) -> tuple[object, ...]:
-    return answer.content, answer.reasoning, [(it.name, it.arguments, it.is_whole) for it in answer.calls]
+    return whole_answer(deltas_of(AnswerSyntax(writer.form, writer.reasoning), tools, pieces, **options))
 
 
 def drawn(writer: Writer, chance: random.Random) -> tuple[ToolSchemas, str, str, list[Call], str]:
     """Tools, and what an answer has: reasoning, text before the calls, calls, text behind them."""
     tools = drawn_tools(chance)
 
-    def text() -> str:
-        found = drawn_text(chance, *writer.openings, *MARKS_OF_REASONING).strip() if chance.random() < 0.4 else ""
+    def text(*unwritable: str) -> str:
+        found = drawn_text(chance, *unwritable, *MARKS_OF_REASONING).strip() if chance.random() < 0.4 else ""
         return found.rstrip(">") if ">>>" in writer.openings else found  # three of four in a row would be the mark
 
-    reasoning, before, behind = text(), text(), text()
-    return tools, reasoning, before, drawn_calls(chance, tools, *writer.not_in_text), behind
+    reasoning = text(*(writer.openings if writer.ends_thought else writer.think))
+    before, behind = text(*writer.openings), "" if writer.is_last else text(*writer.openings)
+    calls = drawn_calls(chance, tools, *writer.not_in_text, never=writer.never)
+    return tools, reasoning, before, calls, behind
 
 
 @pytest.mark.parametrize("name", WRITERS)
@@ -87,10 +73,43 @@ def test_a_broken_call_is_read_alike_however_it_comes(name: str) -> None:
         answers = [without_ids(read(writer, tools, cut, **options)) for cut in ([text], [*text], pieces)]
         assert answers[0] == answers[1] == answers[2], (options, text)
         whole = read(writer, tools, [text], is_streamed=False)
-        for call in whole.calls:
+        for call in whole.calls if writer.has_json else ():
             assert not call.is_whole or isinstance(strict(call.arguments), dict), text
-        if not whole.calls and not reasoning and name != "functionary_v3.2" and "<response>" not in text:
+        if (
+            not whole.calls
+            and not reasoning
+            and name not in ("functionary_v3.2", "harmony")
+            and "<response>" not in text
+        ):
             assert whole.content.split() == text.split(), text  # nothing that was written is lost
+        parallel, first = (without_ids(read(writer, tools, [text], parallel_tool_calls=it)) for it in (True, False))
+        assert (first[0], first[1], first[2]) == (parallel[0], parallel[1], parallel[2][:1])
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_forced_call_that_is_cut_has_no_content(name: str) -> None:
+    writer, chance = WRITERS[name], random.Random(name)
+    for _ in range(NUM_ANSWERS // 10):
+        tools = drawn_tools(chance)
+        no_string_has = (*writer.not_in_text, *writer.never)
+        calls = drawn_calls(chance, tools, never=no_string_has) or [(next(iter(tools)), {})]
+        text = writer.answer("", "", calls, "", chance)
+        text = text[: chance.randrange(len(text) + 1)]
+        forced = {"is_bound": True, "is_forced": True}
+        whole, streamed = (
+            read(writer, tools, [text], is_streamed=False, **forced),
+            read(writer, tools, [*text], **forced),
+        )
+        assert (whole.content, streamed.content) == ("", "")
+        given = streamed.calls[: max(1, sum(call.is_whole for call in streamed.calls))]
+        assert [(it.name, it.arguments) for it in whole.calls] == [(it.name, it.arguments) for it in given]
+        for call, (function, arguments) in zip(whole.calls, calls, strict=False):
+            assert call.name == function
+            if call.is_whole:
+                assert strict(call.arguments) == arguments
+            else:
+                with pytest.raises(ValueError, match=r"line \d+ column"):
+                    strict(call.arguments)  # no client takes it for whole
 
 
 def test_quoted_values_of_python_calls_have_the_type_of_the_schema() -> None:

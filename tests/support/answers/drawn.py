@@ -28,7 +28,9 @@ _PIECES = [
     *("<|tool_call_begin|>", "<|tool_call_end|>", "<|tool_calls_section_end|>", "<|tool_call|>", "functools["),
     *("<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>", "<｜tool▁sep｜>", "```", ">>>", "[TOOL_CALLS]", "<|python_tag|>"),
     *("<|tool_call_start|>", "<|tool_call_end|>", "<function_calls>", "</function_calls>", "</TOOLCALL>"),
-    *("<think>", "</think>", "<response>", "</response>", "<", "</", "<|", ">"),
+    *("<think>", "</think>", "<response>", "</response>", "[THINK]", "[/THINK]", "[ARGS]", "<", "</", "<|", ">"),
+    *('<|"|>', "<|tool_call>", "<tool_call|>", "<|channel>", "<channel|>"),
+    *("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>"),
     *('"', "'", "\\", "{", "}", "[", "]", "(", ")", ":", ",", "=", "\n", "\r\n", "\t", " ", "\u2028", "\x00"),
     *("a", "é", "😀", "42", "null", "None", "true", '\\"', "', ", '")', '"}', "'}", "x(", '{"name": "a"}'),
 ]  # fmt: skip
@@ -53,17 +55,18 @@ def drawn_tools(chance: random.Random) -> ToolSchemas:
     return dict(zip((f"{name()}{number}" for number in range(3)), schemas, strict=True))
 
 
-def drawn_calls(chance: random.Random, tools: ToolSchemas, *unwritable: str) -> list[Call]:
-    """Up to three calls; strings that are arguments themselves are without some texts, nested ones have any."""
+def drawn_calls(chance: random.Random, tools: ToolSchemas, *unwritable: str, never: tuple[str, ...] = ()) -> list[Call]:
+    """Up to three calls; strings that are arguments themselves are without some texts, nested ones without `never`."""
+    unwritable = (*unwritable, *never)
 
     def integer() -> int:
         return chance.choice([0, -7, 42, 2**53 + 1, -(10**30)])
 
     def nested() -> dict[str, Any]:
-        return {"n": integer()} | ({"s": drawn_text(chance)} if chance.random() < 0.7 else {})
+        return {"n": integer()} | ({"s": drawn_text(chance, *never)} if chance.random() < 0.7 else {})
 
     def texts() -> list[str]:
-        return [drawn_text(chance) for _ in range(chance.randrange(3))]
+        return [drawn_text(chance, *never) for _ in range(chance.randrange(3))]
 
     def arguments() -> dict[str, Any]:
         found: dict[str, Any] = {

@@ -109,6 +109,58 @@ def _array(opening: str, closing: str = "") -> Callable[[list[Call], Chance], st
     return written
 
 
+def _object(call: Call, key: str, chance: Chance) -> str:
+    """A call as JSON, with an id and in another order or not."""
+    fields: list[tuple[str, Any]] = [("name", call[0]), (key, call[1])]
+    if chance.random() > 0.7:
+        fields.insert(chance.randrange(3), ("id", 'x"{'))
+    return dumped(dict(fields if chance.random() < 0.5 else fields[::-1]), chance)
+
+
+def _hermes(call: Call, chance: Chance) -> str:
+    around = chance.choice(["\n", "", " "])
+    return f"<tool_call>{around}{_object(call, 'arguments', chance)}{around}</tool_call>"
+
+
+def _llama(calls: list[Call], chance: Chance) -> str:
+    objects = [_object(call, chance.choice(["parameters", "arguments"]), chance) for call in calls]
+    return chance.choice(["", "<|python_tag|>"]) + "; ".join(objects)
+
+
+def _mistral(calls: list[Call], chance: Chance) -> str:
+    opened = chance.choice(["[TOOL_CALLS][", "[TOOL_CALLS] ["])
+    return opened + ", ".join(_object(call, "arguments", chance) for call in calls) + "]"
+
+
+def _mistral_named(calls: list[Call], chance: Chance) -> str:
+    between = chance.choice(["[ARGS]", "", "[CALL_ID]123456789[ARGS]"])
+    return "".join(f"[TOOL_CALLS]{name}{between}{dumped(it, chance)}" for name, it in calls)
+
+
+def _harmony(calls: list[Call], chance: Chance) -> str:
+    """Messages of a channel, with the head of a message between two."""
+    parts = []
+    for name, arguments in calls:
+        to, channel = f" to=functions.{name}", "<|channel|>commentary"
+        head = chance.choice([f"{channel}{to} <|constrain|>json", f"{to}{channel} json"])
+        parts.append(f"{head}<|message|>{dumped(arguments, chance)}<|call|>")
+    return _HEAD.join(parts)
+
+
+def _gemma(calls: list[Call], chance: Chance) -> str:
+    def written(value: Any) -> str:
+        if isinstance(value, dict):
+            return "{" + ",".join(f"{key}:{written(it)}" for key, it in value.items()) + "}"
+        if isinstance(value, list):
+            return "[" + ",".join(map(written, value)) + "]"
+        text = value if isinstance(value, str) else json.dumps(value)
+        may_be_bare = not isinstance(value, str) or (text.isascii() and text.isalnum())
+        is_bare = may_be_bare and (chance.random() > 0.7 if isinstance(value, str) else chance.random() < 0.8)
+        return text if is_bare else f"{QUOTE}{text}{QUOTE}"
+
+    return "".join(f"<|tool_call>call:{name}{written(arguments)}<tool_call|>" for name, arguments in calls)
+
+
 def _python(value: Any, chance: Chance) -> str:
     if isinstance(value, str) and chance.random() < 0.3:
         return json.dumps(value)
@@ -139,8 +191,12 @@ def _each(one: Callable[[Call, Chance], str], between: str = "\n") -> Callable[[
 class Writer:
     """A format: how calls are written in it, its reasoning, and what no text in it can hold.
 
-    openings    what begins a call: no content has it, and no reasoning
+    openings    what begins a call: no content has it, and no reasoning that it ends
     not_in_text what ends an argument that is a string
+    never       what no string of an argument can hold, not even one within another value
+    ends_thought whether a call ends reasoning that is not closed
+    is_last     whether a call ends an answer
+    has_json    whether a call counts as whole only where its arguments are JSON
     """
 
     form: ToolCallParser
@@ -149,8 +205,18 @@ class Writer:
     not_in_text: tuple[str, ...] = ()
     reasoning: ReasoningParser = ReasoningParser.THINK
     think: tuple[str, str] = ("<think>", "</think>")
+    never: tuple[str, ...] = ()
+    ends_thought: bool = True
+    is_last: bool = False
+    has_json: bool = True
 
     def answer(self, reasoning: str, before: str, calls: list[Call], behind: str, chance: Chance) -> str:
+        if self.form is _FORM.HARMONY:
+            messages = [f"<|channel|>analysis<|message|>{reasoning}<|end|>"] if reasoning else []
+            if before or not (messages or calls):
+                messages.append(f"<|channel|>{chance.choice(['final', 'commentary'])}<|message|>{before}<|end|>")
+            messages += [self.calls(calls, chance)] if calls else []
+            return _HEAD.join(messages).removesuffix("<|call|>")
         opened, closed = self.think
         thought = f"{opened}{reasoning}{closed}" if reasoning else ""
         if self.form is _FORM.FUNCTIONARY_V32:
@@ -163,9 +229,32 @@ class Writer:
         return thought + before + (self.calls(calls, chance) if calls else "") + behind
 
 
+QUOTE = '<|"|>'
+_HEAD = "<|start|>assistant"
+_HARMONYS = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>")
+_THINK = ("[THINK]", "[/THINK]")
 _DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>")
 _HY_THINK = ("<think:opensource>", "</think:opensource>")
 WRITERS = {
+    "hermes": Writer(_FORM.HERMES, _each(_hermes), ("<tool_call>",), is_last=True),
+    "llama3_json": Writer(
+        _FORM.LLAMA3_JSON, _llama, ("<|python_tag|>", "{"), ends_thought=False, is_last=True
+    ),
+    "mistral": Writer(
+        _FORM.MISTRAL, _mistral, ("[TOOL_CALLS]", *_THINK), (), _REASONING.MISTRAL, _THINK,
+        ends_thought=False, is_last=True,
+    ),
+    "mistral named": Writer(
+        _FORM.MISTRAL, _mistral_named, ("[TOOL_CALLS]", *_THINK), (), _REASONING.MISTRAL, _THINK,
+        ("[TOOL_CALLS]",), ends_thought=False, is_last=True, has_json=False,
+    ),
+    "harmony": Writer(
+        _FORM.HARMONY, _harmony, _HARMONYS, (), _REASONING.HARMONY, never=_HARMONYS, is_last=True, has_json=False
+    ),
+    "gemma": Writer(
+        _FORM.GEMMA, _gemma, ("<|tool_call>", "<|channel>", "<channel|>"), (), _REASONING.GEMMA,
+        ("<|channel>thought\n", "<channel|>"), (QUOTE, "<tool_call|>"), ends_thought=False, is_last=True,
+    ),
     "glm45": Writer(_FORM.GLM45, _each(_glm("\n")), ("<tool_call>",), ("</arg_value>",), _REASONING.GLM45),
     "glm47": Writer(_FORM.GLM47, _each(_glm(""), ""), ("<tool_call>",), ("</arg_value>",), _REASONING.GLM45),
     "poolside_v1": Writer(

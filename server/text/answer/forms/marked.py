@@ -91,7 +91,8 @@ class Marked(JsonArguments):
         is_empty = found is not None and mark == closing and self._head[found.end() :].strip() in _NOTHING
         if found is None or mark is None or not (is_empty or (mark == "{" and found.end() == len(self._head))):
             self._written += self._head + (mark or "")
-            self.cut_name = found["name"] if found is not None and mark is None else None
+            is_named = found is not None and mark is None and found.end("name") < len(self._head)  # the name has ended
+            self.cut_name = found["name"] if found is not None and is_named else None
             yield from self._no_call()
             return
         yield self._start_of(found)
