@@ -18,6 +18,7 @@ from qualification.model.config import (
 )
 from qualification.model.gated_delta import GatedDeltaConfig
 from qualification.model.shard import vocabulary_rows
+from qualification.model.short_convolution import ShortConvolutionConfig
 
 MAX_LOGITS = 2**25  # numbers of the logits that prompts are scored by at once
 _MOST_SAMPLED = 512  # rows of a step whose next token is chosen
@@ -87,6 +88,9 @@ def _own_weights_of(layer: LayerConfig, hidden: int) -> Iterator[_Weight]:
         yield _Weight(hidden, mixer.projected_size, format=formats.qkv)
         yield _Weight(hidden, 2 * mixer.sizes.num_value_heads)
         yield _Weight(mixer.value_size, hidden, format=formats.output)
+    elif isinstance(mixer, ShortConvolutionConfig):
+        yield _Weight(hidden, 3 * mixer.sizes.channels, mixer.sizes.has_bias, format=formats.qkv)
+        yield _Weight(mixer.sizes.channels, hidden, mixer.sizes.has_bias, format=formats.output)
     fed = layer.feed_forward
     match fed:
         case DenseConfig(width, activation, has_bias):

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from kernels.collective.shape import CollectiveShape, Follows
+from kernels.convolution.shape import ConvolutionShape
 from kernels.experts.shape import ExpertsShape
 from kernels.recurrence.shape import RecurrenceShape
 from kernels.vocabulary.buckets import Bucket, buckets_up_to
@@ -16,6 +17,7 @@ from qualification.decision.tower_shapes import tower_shapes_needed
 from qualification.model.config import ExpertsConfig, ModelConfig
 from qualification.model.gated_delta import GatedDeltaConfig
 from qualification.model.shard import local_heads, sums_at_norms
+from qualification.model.short_convolution import ShortConvolutionConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,13 +124,13 @@ def plan_shapes(
     """
     products = linear_shapes_needed(model, limits.dtype, limits.max_num_batched_tokens, device_type, num_ranks)
     sums = collective_shapes_needed(model, limits, num_ranks)
-    recurrences = recurrence_shapes_needed(model, limits)
     of_text: tuple[AnyShape, ...] = (
         *attention_shapes_needed(model, limits),
         *products,
         *experts_shapes_needed(model, limits),
         *sums,
-        *recurrences,
+        *recurrence_shapes_needed(model, limits),
+        *convolution_shapes_needed(model, limits),
     )
     return tuple(dict.fromkeys((*of_text, *image_shapes(model, limits))))
 
@@ -180,19 +182,31 @@ def experts_shapes_needed(model: ModelConfig, limits: ServingLimits) -> tuple[Ex
 
 def recurrence_shapes_needed(model: ModelConfig, limits: ServingLimits) -> tuple[RecurrenceShape, ...]:
     """Every shape of the model's gated delta rules: each phase for the tokens that a step of it may have."""
+    mixers = dict.fromkeys(it for it in model.recurrences if isinstance(it, GatedDeltaConfig))
+    shapes = (
+        recurrence_shape(mixer, phase, limits.dtype, rows)
+        for mixer in mixers
+        for phase, rows in _rows_of_states(limits)
+    )
+    return tuple(dict.fromkeys(shapes))
+
+
+def convolution_shapes_needed(model: ModelConfig, limits: ServingLimits) -> tuple[ConvolutionShape, ...]:
+    """Every shape of the model's short convolutions, as of its gated delta rules."""
+    sizes = dict.fromkeys(it.sizes for it in model.recurrences if isinstance(it, ShortConvolutionConfig))
+    return tuple(
+        ConvolutionShape.of(it, phase, limits.dtype, rows) for it in sizes for phase, rows in _rows_of_states(limits)
+    )
+
+
+def _rows_of_states(limits: ServingLimits) -> list[tuple[Phase, TokenRows]]:
+    """Return the phases of layers with a state, each with the tokens that a step of it may have."""
     most, drafted = limits.max_num_batched_tokens, limits.max_drafted_tokens
     num_seqs = most if limits.max_num_seqs is None else limits.max_num_seqs
     tokens = {Phase.EXTEND: most, Phase.DECODE: min(most, num_seqs)}
     if drafted:
         tokens[Phase.VERIFY] = min(most, num_seqs * (1 + drafted))
-    mixers = dict.fromkeys(it for it in model.recurrences if isinstance(it, GatedDeltaConfig))
-    shapes = (
-        recurrence_shape(mixer, phase, limits.dtype, rows)
-        for mixer in mixers
-        for phase, num_tokens in tokens.items()
-        for rows in TokenRows.up_to(num_tokens)
-    )
-    return tuple(dict.fromkeys(shapes))
+    return [(phase, rows) for phase, num_tokens in tokens.items() for rows in TokenRows.up_to(num_tokens)]
 
 
 def recurrence_shape(mixer: GatedDeltaConfig, phase: Phase, dtype: Dtype, rows: TokenRows) -> RecurrenceShape:

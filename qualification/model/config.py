@@ -195,6 +195,11 @@ class RecurrenceConfig:
         del rank, world
         return self
 
+    def taking_back(self, num_drafted: int) -> "RecurrenceConfig":
+        """Return the mixer with a state from which so many tokens of a step can be taken back, where a kind has one."""
+        del num_drafted
+        return self
+
 
 Mixer = AttentionConfig | RecurrenceConfig
 

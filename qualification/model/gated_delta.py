@@ -3,7 +3,6 @@
 Source: Yang et al. 2024 (Gated Delta Networks).
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from kernels.recurrence.sizes import RecurrenceSizes
@@ -73,20 +72,27 @@ class GatedDeltaConfig(RecurrenceConfig):
         own = replace(sizes, num_key_heads=sizes.num_key_heads // world, num_value_heads=sizes.num_value_heads // world)
         return GatedDeltaConfig.of(own, self.hidden_size, self.state_dtype, self.num_drafted)
 
+    def taking_back(self, num_drafted: int) -> "GatedDeltaConfig":
+        return GatedDeltaConfig.of(self.sizes, self.hidden_size, self.state_dtype, num_drafted)
+
 
 def with_state_dtype(model: ModelConfig, dtype: Dtype) -> ModelConfig:
     """Return the model with states of another dtype in its layers of the gated delta rule."""
-    return _changed(model, lambda it: GatedDeltaConfig.of(it.sizes, it.hidden_size, dtype, it.num_drafted))
+    layers = tuple(
+        replace(layer, mixer=GatedDeltaConfig.of(it.sizes, it.hidden_size, dtype, it.num_drafted))
+        if isinstance(it := layer.mixer, GatedDeltaConfig)
+        else layer
+        for layer in model.layers
+    )
+    return replace(model, layers=layers)
 
 
 def with_drafted_tokens(model: ModelConfig, num_drafted: int) -> ModelConfig:
     """Return the model with states from which so many tokens of a step can be taken back."""
-    return _changed(model, lambda it: GatedDeltaConfig.of(it.sizes, it.hidden_size, it.state_dtype, num_drafted))
-
-
-def _changed(model: ModelConfig, change: Callable[[GatedDeltaConfig], GatedDeltaConfig]) -> ModelConfig:
     layers = tuple(
-        replace(layer, mixer=change(layer.mixer)) if isinstance(layer.mixer, GatedDeltaConfig) else layer
+        replace(layer, mixer=layer.mixer.taking_back(num_drafted))
+        if isinstance(layer.mixer, RecurrenceConfig)
+        else layer
         for layer in model.layers
     )
     return replace(model, layers=layers)

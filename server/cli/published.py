@@ -143,6 +143,9 @@ PUBLISHED: tuple[PublishedModel, ...] = (
     PublishedModel(
         "MiniMaxAI/MiniMax-M2", "MiniMaxM2ForCausalLM", 228.7, Calls.MINIMAX_M2, stored=Stored.FP8
     ),
+    PublishedModel("LiquidAI/LFM2.5-1.2B-Instruct", "Lfm2ForCausalLM", 1.17, Calls.LFM2),
+    PublishedModel("LiquidAI/LFM2-8B-A1B", "Lfm2MoeForCausalLM", 8.34, Calls.LFM2),
+    PublishedModel("LiquidAI/LFM2.5-VL-1.6B", "Lfm2VlForConditionalGeneration", 1.17, Calls.LFM2),
     PublishedModel("OpenGVLab/InternVL3-1B-hf", "InternVLForConditionalGeneration", 0.63),
 )  # fmt: skip
 # Classes of transformers that are served, and of which no checkpoint is known or none is served on a GPU as yet.

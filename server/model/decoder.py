@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.convolution.calls import ConvolutionWeights, RunConvolution
+from kernels.convolution.eager_path import run_convolution_eager
 from kernels.fused.activation_kind import Activation
 from kernels.fused.capped_kind import CappedSilu
 from kernels.fused.layer_norm import layer_norm
@@ -30,6 +32,7 @@ from qualification.model.config import (
 )
 from qualification.model.gated_delta import GatedDeltaConfig
 from qualification.model.shard import sums_at_norms, vocabulary_rows
+from qualification.model.short_convolution import ShortConvolutionConfig
 from server.errors import ModelError
 from server.model.block import (
     AddLayerNorm,
@@ -62,6 +65,7 @@ from server.model.linear import Capped, CutOff, Gated, GatedAlike, Linear, Produ
 from server.model.per_layer import PerLayerInputs
 from server.model.ranks import ALONE, Ranks
 from server.model.rope import RotaryTables
+from server.model.short_convolution import ShortConvolution
 from server.model.step import Step, added_behind, with_embeddings
 
 # (place among the recurrent layers, what it is, its layer's weights) -> its mixer, whose states are those of that place
@@ -69,6 +73,8 @@ from server.model.step import Step, added_behind, with_embeddings
 RecurrenceOf = Callable[[int, RecurrenceConfig, LayerWeights], Sublayer]
 # (its sizes, place among the recurrent layers) -> what computes the gated delta rule of a layer.
 GatedDeltaOf = Callable[[GatedDeltaConfig, int], RunRecurrence]
+# Likewise of a layer of a short convolution.
+ConvolutionOf = Callable[[ShortConvolutionConfig, int], RunConvolution]
 
 
 class LayerObserver(Protocol):
@@ -82,6 +88,9 @@ class LayerObserver(Protocol):
 
     def on_recurrence(self, layer: int, projected: Tensor, gates: Tensor, out: Tensor) -> None:
         """Take what a recurrent layer projects, its gates, and its results [T, heads, d] before they are normed."""
+
+    def on_convolution(self, layer: int, projected: Tensor, out: Tensor) -> None:
+        """Take what a layer of a short convolution projects, and its gated results [T, channels]."""
 
     def on_finish(self, layer: int, residual: Tensor) -> None:
         """Take the residual behind a layer's feed-forward, where the layer still changes it."""
@@ -97,12 +106,17 @@ def unplanned_gated_delta(_: GatedDeltaConfig, __: int) -> RunRecurrence:
     return run_recurrence_eager
 
 
+def unplanned_convolution(_: ShortConvolutionConfig, __: int) -> RunConvolution:
+    """Return the short convolution by PyTorch, for a decoder without a plan."""
+    return run_convolution_eager
+
+
 @dataclass(frozen=True, slots=True)
 class Operators:
     """Computes the heavy work of a model's layers beside attention: by the tables of an engine, or without a plan.
 
     expert_borders  numbers of tokens from which another path may serve a mixture
-    gated_delta     gives what computes the gated delta rule of a layer
+    gated_delta     gives what computes the gated delta rule of a layer; convolution: the short one of a layer
     recurrence      makes the mixers of other layers that do not attend
     is_reproducible  whether no row's bits may depend on the other rows: for what is beside these operators
     """
@@ -111,6 +125,7 @@ class Operators:
     experts: ProductsOf = products_of
     expert_borders: tuple[int, ...] = ()
     gated_delta: GatedDeltaOf = unplanned_gated_delta
+    convolution: ConvolutionOf = unplanned_convolution
     recurrence: RecurrenceOf = no_recurrence
     is_reproducible: bool = False
 
@@ -198,6 +213,9 @@ class Decoder:
             if isinstance(block, Block | ParallelBlock) and isinstance(block.attention, GatedDelta):
                 mixer = replace(block.attention, observe=partial(observer.on_recurrence, index))
                 found[index] = replace(block, attention=mixer)
+            elif isinstance(block, Block | ParallelBlock) and isinstance(block.attention, ShortConvolution):
+                observe = partial(observer.on_convolution, index)
+                found[index] = replace(block, attention=replace(block.attention, observe=observe))
         return found
 
     @torch.inference_mode()
@@ -363,6 +381,8 @@ class Decoder:
         place = sum(isinstance(layer.mixer, RecurrenceConfig) for layer in self.config.layers[:index])
         if isinstance(config.mixer, GatedDeltaConfig):
             return self._gated_delta(index, place, config.mixer, weights)
+        if isinstance(config.mixer, ShortConvolutionConfig):
+            return self._short_convolution(index, place, config.mixer, weights)
         recurrence, ranks = self._operators.recurrence(place, config.mixer, weights), self.ranks
         if ranks.world == 1 or self._sums_at_norms:
             return recurrence
@@ -382,6 +402,19 @@ class Decoder:
             own.norm,
             self.config.norm_eps,
             self._operators.gated_delta(config, place),
+        )
+
+    def _short_convolution(
+        self, index: int, place: int, config: ShortConvolutionConfig, weights: LayerWeights
+    ) -> ShortConvolution:
+        own, (projected, output) = weights.convolution, weights.mixed_by
+        assert own is not None, "weights are of the kind that the configuration says"
+        return ShortConvolution(
+            place,
+            self._product(index, WeightName.RECURRENT_INPUT, projected),
+            self._summed(self._product(index, WeightName.RECURRENT_OUTPUT, output)),
+            ConvolutionWeights(own.taps[:, 0], own.bias),
+            self._operators.convolution(config, place),
         )
 
     def _attention(self, index: int, attention: AttentionConfig, weights: LayerWeights) -> Attention:

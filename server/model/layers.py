@@ -22,6 +22,7 @@ from qualification.model.config import (
     QKNorm,
 )
 from qualification.model.gated_delta import GatedDeltaConfig
+from qualification.model.short_convolution import ShortConvolutionConfig
 from server.model.linear import Linear, WeightName
 
 
@@ -110,12 +111,21 @@ class GatedDeltaWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class ConvolutionTensors:
+    """Tensors of a layer of a short convolution beside its products: taps [channels, 1, width], bias [channels]."""
+
+    taps: Tensor
+    bias: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
 class LayerWeights:
     """One transformer layer. A norm is [hidden], as the checkpoint has it, or None where the layer has none.
 
     qkv              query heads, then key heads, then value heads; before them the gates of attention's result, where
                      it has such, and behind them those of a recurrence's; None, like `output`, without a mixer
-    recurrence       of a recurrent layer; None of one that attends
+    recurrence       of a layer of the gated delta rule; None of others
+    convolution      of a layer of a short convolution, whose `qkv` has its gates and inputs; None of others
     scale    [1]: what the residual behind the layer is multiplied by; None: by nothing
     q_norm, k_norm   [head_dim], or as many numbers as all heads have
     attention_gate   a number for each head, or for each of their dimensions
@@ -134,6 +144,7 @@ class LayerWeights:
     sinks: Tensor | None = None
     attention_gate: Linear | None = None
     recurrence: GatedDeltaWeights | None = None
+    convolution: ConvolutionTensors | None = None
     per_layer: PerLayerGateWeights | None = None
     scale: Tensor | None = None
 
@@ -166,6 +177,8 @@ class LayerWeights:
                 WeightName.RECURRENT_OUTPUT: output,
                 **fed,
             }
+        if self.convolution is not None:
+            return {WeightName.RECURRENT_INPUT: qkv, WeightName.RECURRENT_OUTPUT: output, **fed}
         found = {WeightName.QKV: qkv, **gate, WeightName.OUTPUT: output, **fed}
         if self.per_layer is not None:
             found |= {
@@ -246,6 +259,21 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device)
                 feed_forward_norm=vector(hidden) if norms.before else None,
                 feed_forward=_empty_feed_forward(config, hidden, linear, dtype, device),
                 recurrence=_empty_gated_delta(config.mixer, hidden, dtype, device),
+            )
+        if isinstance(config.mixer, ShortConvolutionConfig):
+            sizes = config.mixer.sizes
+            return LayerWeights(
+                attention_norm=vector(hidden) if norms.before else None,
+                qkv=linear(hidden, 3 * sizes.channels, sizes.has_bias, formats.qkv),
+                q_norm=None,
+                k_norm=None,
+                output=linear(sizes.channels, hidden, sizes.has_bias, formats.output),
+                feed_forward_norm=vector(hidden) if norms.before else None,
+                feed_forward=_empty_feed_forward(config, hidden, linear, dtype, device),
+                convolution=ConvolutionTensors(
+                    torch.empty(sizes.channels, 1, sizes.width, dtype=dtype, device=device),
+                    vector(sizes.channels) if sizes.has_bias else None,
+                ),
             )
         if config.mixer is None:
             return LayerWeights(

@@ -14,6 +14,8 @@ from server.errors import ModelError
 from server.model.layers import DenseWeights, GatedDeltaWeights, LayerWeights, MixtureWeights, Weights
 from server.model.linear import Linear
 
+_DENSE = TensorNames().dense
+
 
 def checkpoint_views(weights: Weights, config: ModelConfig, names: TensorNames) -> dict[str, StoredTensor]:
     """The tensors of a checkpoint by name, as the tensor, or the view of rows of a merged weight, that each fills.
@@ -23,7 +25,7 @@ def checkpoint_views(weights: Weights, config: ModelConfig, names: TensorNames) 
     """
     views = {
         "model.embed_tokens.weight": StoredTensor(weights.embedding),
-        "model.norm.weight": StoredTensor(weights.final_norm),
+        f"model.{names.final_norm}.weight": StoredTensor(weights.final_norm),
     }
     if weights.per_layer is not None:
         views["model.embed_tokens_per_layer.weight"] = StoredTensor(weights.per_layer.embedding)
@@ -62,6 +64,11 @@ def layer_views(index: int, layer: LayerWeights, config: LayerConfig, names: Ten
             f"{own}.dt_bias": StoredTensor(layer.recurrence.dt_bias),
             f"{own}.norm.weight": StoredTensor(layer.recurrence.norm),
         }
+    if layer.convolution is not None:
+        own = f"{prefix}.{names.convolution}.conv"
+        views[f"{own}.weight"] = StoredTensor(layer.convolution.taps)
+        if layer.convolution.bias is not None:
+            views[f"{own}.bias"] = StoredTensor(layer.convolution.bias)
     if layer.sinks is not None:
         views[f"{prefix}.self_attn.sinks"] = StoredTensor(layer.sinks)
     if layer.per_layer is not None:
@@ -91,6 +98,9 @@ def _linears(layer: LayerWeights, config: LayerConfig, names: TensorNames) -> di
     linears: dict[str, Linear] = {}
     if layer.qkv is None:
         pass
+    elif layer.convolution is not None:
+        projected, output = layer.mixed_by
+        linears = {f"{names.convolution}.in_proj": projected, f"{names.convolution}.out_proj": output}
     elif layer.recurrence is None:
         linears = _attention(layer, config, names)
     else:
@@ -100,7 +110,8 @@ def _linears(layer: LayerWeights, config: LayerConfig, names: TensorNames) -> di
         linears["per_layer_input_gate"] = layer.per_layer.gate
         linears["per_layer_projection"] = layer.per_layer.output
     if isinstance(layer.feed_forward, DenseWeights):
-        return linears | _dense(layer.feed_forward, names.feed_forward, is_merged=names.merged or names.merged_gate_up)
+        is_merged = names.merged or names.merged_gate_up
+        return linears | _dense(layer.feed_forward, names.feed_forward, names.dense, is_merged=is_merged)
     if layer.feed_forward is None:
         return linears
     assert names.experts is not None, "the family has mixtures"
@@ -111,14 +122,14 @@ def _attention(layer: LayerWeights, config: LayerConfig, names: TensorNames) -> 
     """Queries, keys and values apart, or as one tensor."""
     qkv, output = layer.mixed_by
     if names.merged:
-        return {"self_attn.qkv_proj": qkv, "self_attn.o_proj": output}
+        return {"self_attn.qkv_proj": qkv, names.attention_output: output}
     attention = config.attention
     gate = {} if layer.attention_gate is None else {names.attention_gate: layer.attention_gate}
     of_gates = attention.gate_size if attention.gate is not None and attention.gate.is_beside_queries else 0
     sizes = [heads * attention.head_dim for heads in attention.head_splits]
     parts = qkv.split(sizes[0] + of_gates, *sizes[1:])  # queries with their gates
     found = {f"self_attn.{name}_proj": part for name, part in zip("qkv", parts, strict=False)}
-    return {**found, "self_attn.o_proj": output, **gate}
+    return {**found, names.attention_output: output, **gate}
 
 
 def _recurrence(layer: LayerWeights, weights: GatedDeltaWeights, names: RecurrenceNames) -> dict[str, Linear]:
@@ -134,13 +145,15 @@ def _recurrence(layer: LayerWeights, weights: GatedDeltaWeights, names: Recurren
     return {f"{prefix}.{name}": linear for name, linear in names_of.items()} | found
 
 
-def _dense(weights: DenseWeights, prefix: str, *, is_merged: bool = False) -> dict[str, Linear]:
-    """Gate and up apart, or as one tensor."""
+def _dense(
+    weights: DenseWeights, prefix: str, names: tuple[str, str, str] = _DENSE, *, is_merged: bool = False
+) -> dict[str, Linear]:
+    """Gate and up apart, or as one tensor; names: of gate, up and the last product where they are apart."""
     if is_merged:
         return {f"{prefix}.gate_up_proj": weights.gate_up, f"{prefix}.down_proj": weights.down}
     width = weights.down.weight.size[1]
     gate, up = weights.gate_up.split(width, width)
-    return {f"{prefix}.gate_proj": gate, f"{prefix}.up_proj": up, f"{prefix}.down_proj": weights.down}
+    return {f"{prefix}.{name}": it for name, it in zip(names, (gate, up, weights.down), strict=True)}
 
 
 def _beside_experts(weights: MixtureWeights) -> dict[str, Tensor]:

@@ -30,6 +30,8 @@ from transformers import (
     HunYuanMoEV1Config,
     HYV3Config,
     LagunaConfig,
+    Lfm2Config,
+    Lfm2MoeConfig,
     Llama4TextConfig,
     LlamaConfig,
     MellumConfig,
@@ -102,6 +104,8 @@ FAMILIES = {
     "hunyuan_v1_moe": HunYuanMoEV1Config,
     "hy_v3": HYV3Config,
     "laguna": LagunaConfig,
+    "lfm2": Lfm2Config,
+    "lfm2_moe": Lfm2MoeConfig,
     "llama4_text": Llama4TextConfig,
     "step3p5": Step3p5Config,
 }
@@ -115,6 +119,8 @@ RECURRENT = {
 }
 QWEN_3_NEXT = {**RECURRENT, "num_experts": 6, "shared_expert_intermediate_size": 28, **EXPERTS}
 MORE: dict[str, dict[str, object]] = {
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1, "num_experts": 6, **EXPERTS},
     "qwen3_next": QWEN_3_NEXT,
     "qwen3_5_text": RECURRENT,
     "qwen3_5_moe_text": QWEN_3_NEXT,
@@ -249,6 +255,7 @@ MODELS = (
     ("cohere2", 6, 2, 36), ("granitemoe", 4, 2, 24), ("granitemoeshared", 6, 3, 20),
     ("hunyuan_v1_dense", 4, 1, 36), ("hunyuan_v1_moe", 6, 2, 18), ("hy_v3", 8, 4, 12), ("laguna", 6, 3, 20),
     ("llama4_text", 4, 2, 32), ("step3p5", 6, 3, 20), ("afmoe", 4, 2, 24), ("gemma", 2, 1, 28),
+    ("lfm2", 4, 2, 20), ("lfm2_moe", 6, 2, 16),
     ("qwen3_next", 4, 2, 24), ("qwen3_5_text", 6, 2, 20), ("qwen3_5_moe_text", 4, 1, 32),
 )  # fmt: skip
 NUM_NEW = 12

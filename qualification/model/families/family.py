@@ -80,7 +80,11 @@ class TensorNames:
     attention_gate        the product that gates the heads, where it is none of the queries'
     feed_forward          a dense one
     experts               None for a family without mixtures
-    recurrence            None for a family whose layers all attend
+    recurrence            of layers of the gated delta rule; None for a family without
+    convolution           the beginning of the names of a short convolution's tensors; None for a family without
+    attention_output      the product behind attention
+    dense                 gate, up and the last product of a dense feed-forward
+    final_norm            the norm behind the last layer
     """
 
     merged: bool = False
@@ -96,6 +100,10 @@ class TensorNames:
     feed_forward: str = "mlp"
     experts: ExpertNames | None = None
     recurrence: RecurrenceNames | None = None
+    convolution: str | None = None
+    attention_output: str = "self_attn.o_proj"
+    dense: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    final_norm: str = "norm"
 
 
 @dataclass(frozen=True, slots=True)

@@ -163,6 +163,23 @@ IMAGE_MODELS: tuple[ImageModel, ...] = (
         for model_type, prefix in (("qwen3_5", "Qwen3_5"), ("qwen3_5_moe", "Qwen3_5Moe"))
     ),
     ImageModel(
+        "lfm2_vl",
+        ("Lfm2VlForConditionalGeneration",),
+        ("lfm2",),
+        _RENAMED,
+        _TOWER,
+        family_keys(
+            "text_config vision_config",
+            without_effect="image_token_id image_token_index projector_hidden_act projector_hidden_size projector_bias "
+            "projector_use_layernorm downsample_factor do_image_splitting encoder_patch_size max_image_tokens "
+            "max_num_patches max_pixels_tolerance max_tiles min_image_tokens min_tiles tile_size "
+            "use_image_special_tokens use_thumbnail vision_feature_layer",
+            refused={"tie_embedding": (True, None)},
+        ),
+        {"tie_embedding": (True, None)},  # the class of all parts ties the head by its own field
+        ties_embeddings=True,
+    ),
+    ImageModel(
         "llama4",
         ("Llama4ForConditionalGeneration",),
         ("llama4_text",),

@@ -26,6 +26,7 @@ from qualification.model.families.hunyuan_v1_moe import HUNYUAN_V1_MOE
 from qualification.model.families.hy_v3 import HY_V3
 from qualification.model.families.image_models import IMAGE_MODELS
 from qualification.model.families.laguna import LAGUNA
+from qualification.model.families.lfm2 import LFM2, LFM2_MOE
 from qualification.model.families.llama import LLAMA
 from qualification.model.families.llama4 import LLAMA4_TEXT
 from qualification.model.families.mellum import MELLUM
@@ -75,6 +76,8 @@ KNOWN: tuple[Family, ...] = (
     HUNYUAN_V1_MOE,
     HY_V3,
     LAGUNA,
+    LFM2,
+    LFM2_MOE,
     LLAMA,
     LLAMA4_TEXT,
     MELLUM,

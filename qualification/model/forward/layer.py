@@ -24,6 +24,7 @@ from qualification.model.forward.bounded import (
     sum_over_ranks,
 )
 from qualification.model.forward.checkpoint import CheckpointError, Reading
+from qualification.model.forward.convolution import convolve
 from qualification.model.forward.matrix import Inputs, Matrix
 from qualification.model.forward.mixture import GatedWeights, feed, gate_of, mixed, route, unpack_mxfp4
 from qualification.model.forward.packed import is_packed, numbers_of
@@ -31,6 +32,7 @@ from qualification.model.forward.recurrence import Rule, mix
 from qualification.model.forward.rotation import rotate
 from qualification.model.forward.sentences import HeadGate, MixtureSentence, NormOrder, Scoring, Sentence
 from qualification.model.gated_delta import GatedDeltaConfig
+from qualification.model.short_convolution import ShortConvolutionConfig
 
 GATES: Mapping[HeadGate, Callable[[Tensor], Tensor]] = {
     HeadGate.SIGMOID: torch.sigmoid,
@@ -70,7 +72,7 @@ class LayerReference:
         """Return what attention reads, of the residual [T, hidden]."""
         if self.sentence.order is NormOrder.AFTER:
             return residual
-        return self._norm(residual, "input_layernorm")
+        return self._norm(residual, self.sentence.before_attention)
 
     def feed_forward_read(self, before: Bounded, residual: Bounded) -> Bounded:
         """Return what the feed-forward reads, of the residuals before attention and behind it.
@@ -82,7 +84,7 @@ class LayerReference:
         if self.sentence.order is NormOrder.AFTER or self._norms_apart:
             return residual
         is_sandwich = self.sentence.order is NormOrder.SANDWICH
-        return self._norm(residual, self.sentence.before_feed_forward if is_sandwich else "post_attention_layernorm")
+        return self._norm(residual, self.sentence.before_feed_forward if is_sandwich else self.sentence.between)
 
     @property
     def _norms_apart(self) -> bool:
@@ -166,7 +168,26 @@ class LayerReference:
     def after_attention(self, residual: Bounded, out: Bounded, read: Bounded) -> Bounded:
         """Return the residual behind attention: of the one before, the heads [T, heads, d] and what attention read."""
         flat = self._gated_heads(out, read).changed(lambda it: it.flatten(1))
-        return self._behind(residual, flat, "self_attn.o_proj")
+        return self._behind(residual, flat, self.sentence.attention_output)
+
+    @property
+    def convolves(self) -> bool:
+        """Return whether the mixer is a short convolution of which a definition is written."""
+        return isinstance(self.config.mixer, ShortConvolutionConfig) and self.sentence.convolution is not None
+
+    def convolution_read(self, read: Bounded) -> Bounded:
+        """Return the gates of inputs, those of results, and the inputs of a short convolution, [T, 3 * channels]."""
+        inputs = Inputs.of(self.config.formats.qkv.name)
+        return self.precision.rounded(self._linear(read, f"{self.sentence.convolution}.in_proj", inputs))
+
+    def convolve(self, projected: Tensor) -> Bounded:
+        """Return the results [T, channels] of one sequence from its first token on, of what it projects."""
+        own = f"{self.sentence.convolution}.conv"
+        return convolve(projected, self._vector(f"{own}.weight")[:, 0], self._bias(own), self.precision)
+
+    def after_convolution(self, residual: Bounded, out: Bounded) -> Bounded:
+        """Return the residual behind a short convolution, of its results [T, channels]."""
+        return self._behind(residual, out, f"{self.sentence.convolution}.out_proj")
 
     @property
     def recurrence(self) -> GatedDeltaConfig:
@@ -383,13 +404,14 @@ class LayerReference:
         inputs, of_down = (Inputs.of(it.name) for it in (self.config.formats.gate_up, self.config.formats.down))
         if joined is None and (self.sentence.is_merged or self.sentence.gate_up_is_merged):
             joined = "gate_up_proj", "down_proj"
-        down = self.matrix(f"{name}.{'down_proj' if joined is None else joined[1]}", of_down)
+        of_gate, of_up, last = self.sentence.dense
+        down = self.matrix(f"{name}.{last if joined is None else joined[1]}", of_down)
         if joined is not None:
             both = self.matrix(f"{name}.{joined[0]}", inputs)
             half = both.num_rows // 2
             return GatedWeights(both.rows(slice(half)), both.rows(slice(half, None)), down)
-        gate, up = (self.matrix(f"{name}.{part}_proj", inputs) for part in ("gate", "up"))
-        return GatedWeights(gate, up, down, *(self._bias(f"{name}.{part}_proj") for part in ("gate", "up", "down")))
+        gate, up = (self.matrix(f"{name}.{part}", inputs) for part in (of_gate, of_up))
+        return GatedWeights(gate, up, down, *(self._bias(f"{name}.{part}") for part in self.sentence.dense))
 
     def matrix(self, name: str, inputs: Inputs) -> Matrix:
         """Return a product's weight, in the dtype that it is served in, or of 8 or 4 bits."""

@@ -89,7 +89,9 @@ class ForwardReference:
 
     def final_norm(self, hidden: Bounded) -> Bounded:
         """Return what the head reads, of hidden states [R, hidden]."""
-        weight = self.precision.stored(self.checkpoint.tensor(f"{self.checkpoint.prefix}norm.weight"))
+        weight = self.precision.stored(
+            self.checkpoint.tensor(f"{self.checkpoint.prefix}{self.sentence.final_norm}.weight")
+        )
         norm = layer_norm if self.sentence.norms_subtract_mean else rms_norm
         return norm(hidden, weight + self.sentence.norm_offset, self.model.norm_eps, self.precision)
 
@@ -145,6 +147,9 @@ def forward(reference: ForwardReference, token_ids: Tensor) -> Tensor:
             else:
                 q, (k, v) = layer.queries(read, positions).truth, kept[source]
             behind = truth(layer.after_attention(hidden, truth(layer.attend(q, k, v)), read))
+        elif layer.convolves:
+            projected = truth(layer.convolution_read(truth(layer.attention_read(hidden))))
+            behind = truth(layer.after_convolution(hidden, truth(layer.convolve(projected.truth))))
         else:
             read = truth(layer.attention_read(hidden))
             projected, gates = (truth(it) for it in layer.recurrent_input(read))

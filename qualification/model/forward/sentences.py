@@ -96,6 +96,11 @@ class Sentence:
     feed_forward      a dense one
     gates_in_queries  whether the gates' rows are those behind each head's query, in the tensor of queries
     recurrence        of layers that do not attend
+    convolution       the beginning of the names of a short convolution's tensors
+    before_attention, between   the norms of what a mixer reads and, of BEFORE, of what the feed-forward reads
+    attention_output  the product behind attention
+    dense             gate, up and the last product of a dense feed-forward
+    final_norm        the norm behind the last layer
     norms_values      each head of the values is normed, without a weight; values that no tensor makes are the keys as
                       a product has made them
     scale             what the residual behind a layer is multiplied by; None: by nothing
@@ -125,6 +130,12 @@ class Sentence:
     mixture: MixtureSentence | None = None
     gates_in_queries: bool = False
     recurrence: RecurrenceSentence | None = None
+    convolution: str | None = None
+    before_attention: str = "input_layernorm"
+    between: str = "post_attention_layernorm"
+    attention_output: str = "self_attn.o_proj"
+    dense: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    final_norm: str = "norm"
     norms_values: bool = False
     scale: str | None = None
 
@@ -152,6 +163,17 @@ _GRANITE = Sentence(
 )
 _HUNYUAN = Sentence(q_norm="self_attn.query_layernorm", k_norm="self_attn.key_layernorm", norms_rotated=True)
 
+_LFM2 = Sentence(
+    before_attention="operator_norm",
+    between="ffn_norm",
+    q_norm="self_attn.q_layernorm",
+    k_norm="self_attn.k_layernorm",
+    attention_output="self_attn.out_proj",
+    convolution="conv",
+    feed_forward="feed_forward",
+    dense=("w1", "w3", "w2"),
+    final_norm="embedding_norm",
+)
 _GEMMA_4 = Sentence(
     NormOrder.SANDWICH,
     embedding_is_scaled_by_width=True,
@@ -240,6 +262,19 @@ SENTENCES: dict[str, Sentence] = {
             shared="mlp.shared_expert",
             scores=Scoring.SIGMOID,
             correction="mlp.experts.e_score_correction_bias",
+        ),
+    ),
+    "lfm2": _LFM2,
+    "lfm2_moe": replace(
+        _LFM2,
+        mixture=MixtureSentence(
+            "feed_forward.gate",
+            "feed_forward.experts",
+            "w1",
+            "w3",
+            "w2",
+            scores=Scoring.SIGMOID,
+            correction="feed_forward.expert_bias",
         ),
     ),
     "llama": Sentence(),

@@ -18,6 +18,7 @@ from server.engine.operators.attention_table import AttentionTable, Choice
 from server.engine.operators.attention_timer import AttentionTimer
 from server.engine.operators.chunked import bounded
 from server.engine.operators.collective import CollectiveTable
+from server.engine.operators.convolution import ConvolutionTable
 from server.engine.operators.decisions import Redecide
 from server.engine.operators.dispatch_key import CAUSAL, SPANS, Heads, LayerKind
 from server.engine.operators.experts import ExpertsTable
@@ -117,9 +118,14 @@ class Dispatcher:
         return next((it for it in self.tables if isinstance(it, RecurrenceTable)), None)
 
     @property
+    def convolution(self) -> ConvolutionTable | None:
+        """Return the table of a model with short convolutions."""
+        return next((it for it in self.tables if isinstance(it, ConvolutionTable)), None)
+
+    @property
     def is_capturable(self) -> bool:
         """Return whether a CUDA graph can hold every choice beside attention's that may wait for the host."""
-        return all(it is None or it.is_capturable for it in (self.experts, self.recurrence))
+        return all(it is None or it.is_capturable for it in (self.experts, self.recurrence, self.convolution))
 
     @property
     def collective(self) -> CollectiveTable | None:

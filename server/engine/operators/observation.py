@@ -28,6 +28,8 @@ class Border(Enum):
     RESIDUAL_BEHIND_ATTENTION = "residual behind attention"  # [T, hidden]
     RECURRENT_INPUT = "what a recurrence reads"  # [T, n]: queries, keys, values, and the gates of its result
     RECURRENT_GATES = "gates of a recurrence"  # [T, 2 heads]: of writing, then of decay
+    CONVOLUTION_READ = "what a convolution reads"  # [T, 3 * channels]: both gates, and the inputs
+    CONVOLVED = "convolution"  # [T, channels], gated
     RECURRED = "recurrence"  # [T, heads, d], before its norm
     FEED_FORWARD_READ = "what the feed-forward reads"  # [T, hidden]
     RESIDUAL_BEHIND_FEED_FORWARD = "residual behind the feed-forward"  # [T, hidden], where the layer still changes it
@@ -68,6 +70,11 @@ class Observation:
         both = [self._joined(it.reshape(num_tokens, -1, 1)) for it in gates.chunk(2, dim=1)]
         self._keep(layer, Border.RECURRENT_GATES, torch.cat([it.flatten(1) for it in both], dim=1))
         self._keep(layer, Border.RECURRED, self._joined(out))
+
+    def on_convolution(self, layer: int, projected: Tensor, out: Tensor) -> None:
+        whole = [self._joined(it.unsqueeze(2)).flatten(1) for it in (*projected.chunk(3, dim=1), out)]
+        self._keep(layer, Border.CONVOLUTION_READ, torch.cat(whole[:3], dim=1))
+        self._keep(layer, Border.CONVOLVED, whole[3])
 
     def on_finish(self, layer: int, residual: Tensor) -> None:
         self._keep(layer, Border.RESIDUAL_BEHIND_FEED_FORWARD, residual.clone())

@@ -170,11 +170,16 @@ class LayerCheck:
         if layer.config.attends:
             yield from self._of_attention(index, layer, seen, read)
             behind = layer.after_attention(residual, seen.exact(index, Border.ATTENDED), read)
+        elif layer.convolves:
+            yield section(Border.CONVOLUTION_READ, layer.convolution_read(read))
+            yield from self._by_sequence(index, seen, Border.CONVOLVED, (Border.CONVOLUTION_READ,), layer.convolve)
+            behind = layer.after_convolution(residual, seen.exact(index, Border.CONVOLVED))
         else:
             projected, gates = layer.recurrent_input(read)
             yield section(Border.RECURRENT_INPUT, projected)
             yield section(Border.RECURRENT_GATES, gates)
-            yield from self._recurrence(index, layer, seen)
+            given = Border.RECURRENT_INPUT, Border.RECURRENT_GATES
+            yield from self._by_sequence(index, seen, Border.RECURRED, given, layer.mix)
             mixed, projected = (seen.exact(index, it) for it in (Border.RECURRED, Border.RECURRENT_INPUT))
             behind = layer.after_recurrence(residual, mixed, projected)
         if layer.config.feed_forward is None:
@@ -199,11 +204,14 @@ class LayerCheck:
         yield section(Border.VALUES, v)
         yield from self._attention(index, layer, seen)
 
-    def _recurrence(self, index: int, layer: LayerReference, seen: "_Seen") -> "Iterator[_Section]":
-        """Compare each sequence with the rule from its first token on, whatever steps and slots computed it."""
-        projected, gates, out = (
-            seen.at(index, it) for it in (Border.RECURRENT_INPUT, Border.RECURRENT_GATES, Border.RECURRED)
-        )
+    def _by_sequence(
+        self, index: int, seen: "_Seen", border: Border, given: tuple[Border, ...], expect: Callable[..., Bounded]
+    ) -> "Iterator[_Section]":
+        """Compare each sequence's results from its first token on, whatever steps and slots computed it.
+
+        expect  of what a sequence's tokens have at the borders `given`: its results
+        """
+        out, inputs = seen.at(index, border), [seen.at(index, it) for it in given]
         found: dict[tuple[int, ...], Bounded] = {}
         for row in sorted(seen.rows, key=lambda it: -len(it.keys or ())):
             if row.keys is None:
@@ -211,10 +219,10 @@ class LayerCheck:
             whole = next((it for it in found if it[: len(row.keys)] == row.keys), row.keys)
             if whole not in found:
                 places = torch.tensor(whole, device=out.device)
-                found[whole] = layer.mix(projected[places], gates[places])
+                found[whole] = expect(*(it[places] for it in inputs))
             expected = found[whole].rows(torch.tensor(list(row.positions), device=out.device))
             own = slice(row.tokens.start, row.tokens.stop)
-            yield _Section(Border.RECURRED.value, index, out[own], expected, names=(row.name,) * len(row.tokens))
+            yield _Section(border.value, index, out[own], expected, names=(row.name,) * len(row.tokens))
 
     def _attention(self, index: int, layer: LayerReference, seen: "_Seen") -> "Iterator[_Section]":
         q, keys, values = (seen.at(index, it) for it in (Border.QUERIES, Border.KEYS, Border.VALUES))

@@ -2,9 +2,9 @@
 
 A due check has the next step launched kernel by kernel. After one random layer a tap copies what attention's path read
 and wrote for one sequence and one KV head; or after one random product, or one layer's experts, some rows; or, of one
-layer's recurrence, the state that a sequence's tokens read, and their results in one head. The copy is judged later,
-when the engine is idle or between two steps. Of several ranks one is drawn: another than the first takes and judges the
-copy by itself, behind the step.
+layer's recurrence or convolution, the state that a sequence's tokens read, and their results in one head, or in some
+channels. The copy is judged later, when the engine is idle or between two steps. Of several ranks one is drawn: another
+than the first takes and judges the copy by itself, behind the step.
 docs/limits.md ("In service") derives how seldom a right path is quarantined.
 """
 
@@ -23,15 +23,17 @@ from torch import Tensor
 from kernels.calls.batch import AttentionBatch
 from kernels.calls.rows import SequenceRows
 from kernels.vocabulary.operators import Operator
-from kernels.vocabulary.recurrence_operator import EVERY_OPERATOR, RECURRENCE
+from kernels.vocabulary.recurrence_operator import CONVOLUTION, EVERY_OPERATOR, RECURRENCE
 from kernels.vocabulary.shape import PLANNED_PHASES, Phase
 from server.engine.operators.attention_table import Choice
+from server.engine.operators.convolution import ConvolutionCall, ConvolutionTable
 from server.engine.operators.dispatch import Dispatcher, PhasePart
 from server.engine.operators.experts import ExpertsCall
 from server.engine.operators.linear import ProductCall
-from server.engine.operators.recurrence import RecurrenceCall
+from server.engine.operators.recurrence import RecurrenceCall, RecurrenceTable
 from server.engine.operators.step_attention import TakeCall
 from server.engine.operators.table import OperatorChoice
+from server.engine.proof.convolution_sample import ConvolutionSample, before_convolution
 from server.engine.proof.product_sample import ExpertsSample, ProductSample, take_experts, take_product
 from server.engine.proof.rank_check import JudgedCall, NamedCall, RankAnswers
 from server.engine.proof.recurrence_sample import RecurrenceSample, SampledRow, before_recurrence
@@ -95,7 +97,14 @@ class ShadowBudget:
         self._credit_s -= seconds
 
 
-AnySample = Sample | ProductSample | ExpertsSample | RecurrenceSample
+AnySample = Sample | ProductSample | ExpertsSample | RecurrenceSample | ConvolutionSample
+
+
+def _of_states(dispatcher: Dispatcher, lane: Lane) -> RecurrenceTable | ConvolutionTable | None:
+    """Return the table of an operator whose layers keep a state; None of others, and of a model without such layers."""
+    if lane is RECURRENCE:
+        return dispatcher.recurrence
+    return dispatcher.convolution if lane is CONVOLUTION else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +120,7 @@ class _Taken:
 
 
 class Tap:
-    """Taker of one sample of one step: of a random attention, product, mixture or recurrence."""
+    """Taker of one sample of one step: of a random attention, product, mixture, recurrence or convolution."""
 
     def __init__(
         self,
@@ -126,7 +135,7 @@ class Tap:
     ) -> None:
         """`index`: which call of the step is taken, from 0: of attention the layer, of whose rows `sequence`.
 
-        row   of a recurrence, the sequence
+        row   of a recurrence or a convolution, the sequence
         rank  whose call it is; of another than the first nothing is taken here
         """
         self.call = None if rank == 0 else NamedCall(rank, lane.value, index, sequence, row)
@@ -137,7 +146,7 @@ class Tap:
         self._layer = index
         self._sequence = sequence
         self._row = row
-        self._begun: Callable[[str, int, Tensor], RecurrenceSample] | None = None
+        self._begun: Callable[[str, int, Tensor], RecurrenceSample | ConvolutionSample] | None = None
         self._problem: torch.OutOfMemoryError | None = None
 
     @property
@@ -186,8 +195,12 @@ class Tap:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Have products, experts or recurrences of the step that is launched inside shown to this."""
-        linear, experts, recurrence = self._dispatcher.linear, self._dispatcher.experts, self._dispatcher.recurrence
+        """Have products, experts or layers with a state of the step that is launched inside shown to this."""
+        linear, experts, of_states = (
+            self._dispatcher.linear,
+            self._dispatcher.experts,
+            _of_states(self._dispatcher, self._lane),
+        )
         if self.call is not None:
             yield
             return
@@ -196,12 +209,12 @@ class Tap:
                 linear.tap = self._take_product
             elif self._lane is Operator.EXPERTS and experts is not None:
                 experts.tap = self._take_experts
-            elif self._lane is RECURRENCE and recurrence is not None:
-                recurrence.before, recurrence.tap = self._before_recurrence, self._take_recurrence
+            elif of_states is not None:
+                of_states.before, of_states.tap = self._before_state, self._take_state
             yield
         finally:
-            if recurrence is not None:
-                recurrence.before = None
+            if of_states is not None:
+                of_states.before = None
             for table in self._dispatcher.tables:
                 table.tap = None
 
@@ -225,21 +238,25 @@ class Tap:
             self._check.take_sample(path, self._lane, layer, lambda rng: take_experts(call, path, layer, rng))
         self._left -= 1
 
-    def _before_recurrence(self, call: RecurrenceCall) -> None:
+    def _before_state(self, call: RecurrenceCall | ConvolutionCall) -> None:
         if call.place == self._layer and self._row is not None:
             try:
-                self._begun = before_recurrence(call, self._row, self._check.rng)
+                if isinstance(call, RecurrenceCall):
+                    self._begun = before_recurrence(call, self._row, self._check.rng)
+                else:
+                    self._begun = before_convolution(call, self._row, self._check.rng)
             except torch.OutOfMemoryError as error:
                 self._problem = error
 
-    def _take_recurrence(self, choice: OperatorChoice[Any, Any], call: RecurrenceCall) -> None:
+    def _take_state(self, choice: OperatorChoice[Any, Any], call: RecurrenceCall | ConvolutionCall) -> None:
         if call.place != self._layer or (self._begun is None and self._problem is None):
             return
-        assert self._dispatcher.recurrence is not None
-        layer, path = self._dispatcher.recurrence.layers[self._layer], choice.use.path
+        of_states = _of_states(self._dispatcher, self._lane)
+        assert of_states is not None
+        layer, path = of_states.layers[self._layer], choice.use.path
         begun, problem = self._begun, self._problem
 
-        def sample(rng: Random) -> RecurrenceSample:  # noqa: ARG001
+        def sample(rng: Random) -> RecurrenceSample | ConvolutionSample:  # noqa: ARG001
             if begun is None:
                 assert problem is not None
                 raise problem
@@ -282,6 +299,7 @@ class ShadowCheck:
                 (Operator.LINEAR, dispatcher.linear),
                 (Operator.EXPERTS, dispatcher.experts),
                 (RECURRENCE, dispatcher.recurrence),
+                (CONVOLUTION, dispatcher.convolution),
             )
             if table is not None
         )
@@ -325,8 +343,8 @@ class ShadowCheck:
         if isinstance(lane, TowerLane):
             assert self._dispatcher.tower is not None
             return Tap(self, self._dispatcher, lane, index=self.rng.randrange(self._dispatcher.tower.num_calls))
-        if lane is RECURRENCE:
-            return self._recurrence_tap(lane, batch)
+        if (of_states := _of_states(self._dispatcher, lane)) is not None:
+            return self._state_tap(lane, batch, len(of_states.layers))
         if isinstance(lane, Operator):
             return self._tap(lane, self.rng.randrange(self._num_calls(lane, batch)))
         rows = batch.rows_of(lane)
@@ -355,12 +373,11 @@ class ShadowCheck:
         """Begin no other check until the rank has answered that a call was named to."""
         self._is_waiting = True
 
-    def _recurrence_tap(self, lane: Lane, batch: Batch) -> Tap:
-        assert self._dispatcher.recurrence is not None
+    def _state_tap(self, lane: Lane, batch: Batch, num_layers: int) -> Tap:
         row = self.rng.randrange(len(batch.query_lens))
         num_tokens = batch.query_lens[row]
         of_step = SampledRow(row, sum(batch.query_lens[:row]), num_tokens, batch.context_lens[row] - num_tokens)
-        return self._tap(lane, self.rng.randrange(len(self._dispatcher.recurrence.layers)), row=of_step)
+        return self._tap(lane, self.rng.randrange(num_layers), row=of_step)
 
     def _lane_of_interval(self, lanes: tuple[Lane, ...], now: float) -> Lane | None:
         """Draw what a check of the interval looks at, of all phases and operators; None where it is not due yet."""

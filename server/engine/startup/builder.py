@@ -342,7 +342,7 @@ def _warm_runner(
     config, limits, device = subject.config, subject.limits, subject.device
     waits = not dispatcher.is_capturable
     if waits and device.type == "cuda" and settings.cuda_graphs:
-        logger.warning("a path of experts or of a recurrence waits for the host: no CUDA graphs")
+        logger.warning("a path of experts, a recurrence or a convolution waits for the host: no CUDA graphs")
     is_capturable = device.type == "cuda" and not subject.pools and not waits
     has_graphs = settings.cuda_graphs and is_capturable
     sizes = sizes_of_graphs(config, limits, limits.max_model_len) if has_graphs else None

@@ -11,6 +11,7 @@ from qualification.attest.operator_promises import operator_promises
 from qualification.decision.decision import Policy
 from qualification.measure.start_plan import Plan
 from qualification.model.gated_delta import GatedDeltaConfig
+from qualification.model.short_convolution import ShortConvolutionConfig
 from server.engine.execution.followed_steps import HeadPasses
 from server.engine.execution.forced_answers import ForcedAnswers, Precision
 from server.engine.execution.runner import ModelRunner
@@ -137,12 +138,13 @@ def replay_of(
     """Return what computes answers again by the settings; None where they want none, or the model gives none.
 
     Bits must be equal under `reproducible`, but where a recurrent layer sums a prompt's chunks in another order than
-    single tokens: the gated delta rule does not.
+    single tokens: the gated delta rule and the short convolution do not.
     """
     if subject.pools or not settings.shadow_budget or settings.replay_share == 0:
         return None
     limits, config = subject.limits, subject.config
-    is_exact = settings.reproducible and all(isinstance(it, GatedDeltaConfig) for it in config.recurrences)
+    has_order = all(isinstance(it, GatedDeltaConfig | ShortConvolutionConfig) for it in config.recurrences)
+    is_exact = settings.reproducible and has_order
     precision = None if is_exact else Precision.of(config, torch_dtype(limits.dtype), torch_dtype(limits.kv_dtype))
     forced = ForcedAnswers(runner, scheduler, precision, most_tokens=_MOST_REPLAYED)
     return Replay(forced, scheduler, shadow.budget, share=settings.replay_share)

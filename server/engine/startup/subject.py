@@ -13,6 +13,7 @@ from kernels.calls.batch import AttentionFlags
 from kernels.catalog import PATHS
 from kernels.collective.paths import collective_paths_on
 from kernels.collective.shape import CollectiveShape
+from kernels.convolution.shape import ConvolutionShape
 from kernels.experts.shape import ExpertsShape
 from kernels.linear.paths import linear_paths_on
 from kernels.linear.shape import LinearShape
@@ -32,9 +33,11 @@ from qualification.model.families.quantization import has_plain_experts, rounded
 from qualification.model.fields import ModelConfigError
 from qualification.model.gated_delta import GatedDeltaConfig, with_drafted_tokens
 from qualification.model.shard import TENSOR_PARALLEL_SIZES, Shard, shard_of
+from qualification.model.short_convolution import ShortConvolutionConfig
 from server.engine.execution.followers import RankIdentity
 from server.engine.operators.attention_timer import AttentionTimer, CpuDevice, CudaDevice
 from server.engine.operators.collective import CollectiveTable
+from server.engine.operators.convolution import ConvolutionTable
 from server.engine.operators.dispatch import Dispatcher
 from server.engine.operators.dispatch_key import Heads
 from server.engine.operators.experts import ExpertsTable
@@ -289,6 +292,8 @@ def operators_of(dispatcher: Dispatcher) -> Operators:
     operators = Operators() if linear is None else Operators(linear.product)
     if experts is not None:
         operators = replace(operators, experts=experts.products_of, expert_borders=experts.borders)
+    if dispatcher.convolution is not None:
+        operators = replace(operators, convolution=dispatcher.convolution.run_of)
     return operators if recurrence is None else replace(operators, gated_delta=recurrence.run_of)
 
 
@@ -340,6 +345,9 @@ def dispatcher_of(
     if any(isinstance(it, GatedDeltaConfig) for it in config.recurrences):
         of_recurrences = decisions_of(RecurrenceShape, decisions)
         tables.append(RecurrenceTable(config, subject.limits.dtype, of_recurrences, **options))
+    if any(isinstance(it, ShortConvolutionConfig) for it in config.recurrences):
+        of_convolutions = decisions_of(ConvolutionShape, decisions)
+        tables.append(ConvolutionTable(config, subject.limits.dtype, of_convolutions, **options))
     if not is_alone:
         of_sums = decisions_of(CollectiveShape, decisions)
         paths = collective_paths_on(device)

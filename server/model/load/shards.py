@@ -9,6 +9,7 @@ from qualification.model.config import AttentionConfig, ExpertsConfig, QKNorm
 from qualification.model.families.family import TensorNames
 from qualification.model.gated_delta import GatedDeltaConfig
 from qualification.model.shard import LayerShard, Shard
+from qualification.model.short_convolution import ShortConvolutionConfig
 from server.errors import ModelError
 from server.model.layers import LayerWeights, Weights, empty_weights
 from server.model.linear import Linear
@@ -84,8 +85,14 @@ class _Splits:
         *_, down = self._gated_names(tensor)
         if isinstance(self.layer.whole.mixer, GatedDeltaConfig):
             columns = {"out_proj": self._recurrent_heads.values[0]}
+        elif isinstance(self.layer.whole.mixer, ShortConvolutionConfig):
+            columns = {"out_proj": self._channels[0]}
         elif self.layer.whole.attends:
-            columns = {"o_proj": _rows(self.layer.heads.query, self.layer.whole.attention.head_dim)}
+            columns = {
+                self.names.attention_output.rpartition(".")[2]: _rows(
+                    self.layer.heads.query, self.layer.whole.attention.head_dim
+                )
+            }
         else:
             columns = {}
         return (columns | {down: self._width(tensor)[0]}).get(linear)
@@ -103,6 +110,8 @@ class _Splits:
                 "conv1d": [own.keys, own.keys, own.values],
                 "" if self.names.recurrence is None else self.names.recurrence.prefix: [own.of_values],
             }
+        if isinstance(self.layer.whole.mixer, ShortConvolutionConfig):
+            return {"in_proj": [self._channels] * 3, "conv": [self._channels]}
         if not self.layer.whole.attends:
             return {}
         attention = self.layer.whole.attention
@@ -125,6 +134,14 @@ class _Splits:
         if attention.gate is not None and attention.gate.by_dimension:
             return _rows(own, attention.head_dim), attention.query_size
         return own, attention.num_heads
+
+    @property
+    def _channels(self) -> _Run:
+        """Return a rank's channels of a layer of a short convolution."""
+        mixer = self.layer.whole.mixer
+        assert isinstance(mixer, ShortConvolutionConfig), "the layer convolves"
+        count = mixer.sizes.channels
+        return range(count * self.rank // self.world, count * (self.rank + 1) // self.world), count
 
     @property
     def _recurrent_heads(self) -> "_RecurrentHeads":
@@ -182,7 +199,10 @@ class _Splits:
             return experts.gate, experts.up, "gate_up_proj", experts.down
         if experts is not None and experts.shared_gate_up is not None and tensor.startswith(self._shared):
             return "gate_proj", "up_proj", experts.shared_gate_up, experts.shared_down
-        return "gate_proj", "up_proj", "gate_up_proj", "down_proj"
+        if not tensor.startswith(f"{self.names.feed_forward}."):
+            return "gate_proj", "up_proj", "gate_up_proj", "down_proj"
+        gate, up, down = self.names.dense
+        return gate, up, "gate_up_proj", down
 
     @property
     def _shared(self) -> str:

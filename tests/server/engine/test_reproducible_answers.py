@@ -10,7 +10,7 @@ from server.engine.scheduling.engine import Engine
 from server.protocol.messages import FinishReason, Grammar, GrammarKind, SamplingParams
 from server.settings import DEMO_MODEL, DtypeChoice
 from support.engine.reproducible_engine import Request, answers, build, different, requests
-from support.models.tiny_families import GEMMA_2, GLM, QWEN_3_NEXT, save_reference
+from support.models.tiny_families import GEMMA_2, GLM, LFM_2, QWEN_3_NEXT, save_reference
 
 DRAFTS = '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 2}'
 LENGTHS = (1, 17, 58, 33, 20)  # the answer of one crosses a border of the states' chunks
@@ -18,6 +18,7 @@ SIZES = {"num_hidden_layers": 2, "max_position_embeddings": 256, "eos_token_id":
 MODELS: Mapping[str, tuple[str, DtypeChoice, Mapping[str, object]]] = {
     "llama, tied": ("llama", DtypeChoice.BF16, {"tie_word_embeddings": True}),
     "recurrent layers, gated shared expert": ("qwen3_next", DtypeChoice.FP32, {**QWEN_3_NEXT, "num_hidden_layers": 2}),
+    "short convolutions": ("lfm2", DtypeChoice.BF16, LFM_2),
     "mixture with a router of sigmoids": ("glm4_moe", DtypeChoice.BF16, GLM),
     "windows, softcaps, GELU": ("gemma2", DtypeChoice.FP32, GEMMA_2),
 }

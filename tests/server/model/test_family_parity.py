@@ -127,7 +127,7 @@ def test_parameters_are_counted_as_transformers_counts_them(variant: str, tmp_pa
     config.save_pretrained(tmp_path)
     with torch.device("meta"):
         reference = model_class(config)
-    ends = ("correction_bias", "layer_scalar")
+    ends = ("correction_bias", "expert_bias", "layer_scalar")
     num_buffered = sum(it.numel() for name, it in reference.named_buffers() if name.endswith(ends))
     assert num_parameters(load_config(tmp_path)) == reference.num_parameters() + num_buffered
 

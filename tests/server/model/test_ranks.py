@@ -18,6 +18,8 @@ from support.models.tiny_families import (
     GRANITE_SHARED,
     HUNYUAN_MOE,
     LAGUNA,
+    LFM_2,
+    LFM_2_MOE,
     LLAMA_4,
     MINIMAX,
     MIXTRAL,
@@ -61,6 +63,8 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "step-3.5": ("step3p5", {**STEP, "num_sliding_attention_heads": 8}),
     "llama-4": ("llama4_text", LLAMA_4),
     "hunyuan-moe": ("hunyuan_v1_moe", HUNYUAN_MOE),
+    "lfm2": ("lfm2", {**LFM_2, "intermediate_size": 72, "block_multiple_of": 8, "conv_bias": True}),
+    "lfm2-experts": ("lfm2_moe", LFM_2_MOE),
     "qwen3-next": ("qwen3_next", {**QWEN_3_NEXT, "linear_num_key_heads": 4, "linear_num_value_heads": 8}),
     "qwen3.5-tied": (
         "qwen3_5_text",

@@ -9,6 +9,8 @@ from typing import Any
 import msgspec
 
 from kernels.catalog import PATHS
+from kernels.convolution.paths import CONVOLUTION_PATHS, ConvolutionPath
+from kernels.convolution.shape import ConvolutionShape
 from kernels.experts.paths import EXPERTS_PATHS, ExpertsPath
 from kernels.experts.shape import ExpertsShape
 from kernels.linear.paths import LINEAR_PATHS, LinearPath
@@ -21,6 +23,7 @@ from kernels.vocabulary.shape import Dtype
 from qualification.decision.decision import Decision, Pairs, Policy
 from qualification.evidence.evidence import Evidence
 from qualification.measure.qualify import Bench, Pair, Progress, qualify
+from server.engine.operators.convolution import ConvolutionTable
 from server.engine.operators.dispatch import Dispatcher
 from server.engine.operators.experts import ExpertsTable
 from server.engine.operators.linear import LinearTable
@@ -76,6 +79,21 @@ HYBRID = {  # of three layers, the last of which attends
     "torch_dtype": "float32",
 }
 
+CONVOLVING = {  # of three layers, the last of which attends
+    "model_type": "lfm2",
+    "architectures": ["Lfm2ForCausalLM"],
+    "vocab_size": 97,
+    "hidden_size": 24,
+    "intermediate_size": 32,
+    "block_auto_adjust_ff_dim": False,
+    "num_hidden_layers": 3,
+    "layer_types": ["conv", "conv", "full_attention"],
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 256,
+    "torch_dtype": "float32",
+}
+
 
 def measuring(of: type[RowsShape]) -> Callable[..., None]:
     """Measure shapes of this class: other operators, and the trial of the checker, are other tests'."""
@@ -96,7 +114,7 @@ def proving(pairs: list[Pair], bench: Bench, *, on_evidence: Callable[[Evidence]
         on_evidence(evidence(shape, path, fingerprint=bench.fingerprint))
 
 
-def serve_by(built: BuiltEngine, path: LinearPath | ExpertsPath | RecurrencePath) -> Dispatcher:
+def serve_by(built: BuiltEngine, path: LinearPath | ExpertsPath | RecurrencePath | ConvolutionPath) -> Dispatcher:
     """Have a path of the test's serve its operator, before the proven one that its engine was built with."""
     runner = built.runner
     own = runner.dispatcher
@@ -127,6 +145,9 @@ def serve_by(built: BuiltEngine, path: LinearPath | ExpertsPath | RecurrencePath
         recurrences = (*RECURRENCE_PATHS, path) if isinstance(path, RecurrencePath) else RECURRENCE_PATHS
         of_recurrences = state(RecurrenceShape)
         tables.append(RecurrenceTable(decoder.config, Dtype.FP32, of_recurrences, recurrences, redecide=redecide))
+    if own.convolution is not None:
+        paths = (*CONVOLUTION_PATHS, path) if isinstance(path, ConvolutionPath) else CONVOLUTION_PATHS
+        tables.append(ConvolutionTable(decoder.config, Dtype.FP32, state(ConvolutionShape), paths, redecide=redecide))
     dispatcher = Dispatcher(own.plan, PATHS, own.flags, redecide=redecide, tables=tables)
     runner.worker.dispatcher = dispatcher
     runner.worker.decoder = Decoder(decoder.config, decoder.weights, decoder.ranks, operators_of(dispatcher))

@@ -64,6 +64,12 @@ from transformers import (
     InternVLForConditionalGeneration,
     LagunaConfig,
     LagunaForCausalLM,
+    Lfm2Config,
+    Lfm2ForCausalLM,
+    Lfm2MoeConfig,
+    Lfm2MoeForCausalLM,
+    Lfm2VlConfig,
+    Lfm2VlForConditionalGeneration,
     Llama4Config,
     Llama4ForCausalLM,
     Llama4ForConditionalGeneration,
@@ -165,6 +171,8 @@ FAMILIES = {
     "hy_v3": (HYV3Config, HYV3ForCausalLM),
     "llama4_text": (Llama4TextConfig, Llama4ForCausalLM),
     "laguna": (LagunaConfig, LagunaForCausalLM),
+    "lfm2": (Lfm2Config, Lfm2ForCausalLM),
+    "lfm2_moe": (Lfm2MoeConfig, Lfm2MoeForCausalLM),
     "mellum": (MellumConfig, MellumForCausalLM),
     "minimax_m2": (MiniMaxM2Config, MiniMaxM2ForCausalLM),
     "ministral3": (Ministral3Config, Ministral3ForCausalLM),
@@ -241,6 +249,18 @@ GPT_OSS = {"num_local_experts": 5, "num_experts_per_tok": 3, "head_dim": 12, "sl
 MXFP4 = {"hidden_size": 64, "intermediate_size": 96}
 GLM = {"n_routed_experts": 12, "num_experts_per_tok": 3, "moe_intermediate_size": 20, "head_dim": 12}
 
+LFM_2 = {
+    "num_hidden_layers": 4,
+    "layer_types": ["conv", "conv", "full_attention", "conv"],
+    "intermediate_size": 50,
+    "block_multiple_of": 6,
+    "initializer_range": 0.1,
+}
+LFM_2_MOE = {
+    **{name: it for name, it in LFM_2.items() if name != "block_multiple_of"},
+    **QWEN_MOE,
+    "num_dense_layers": 1,
+}
 SMOLLM = {"no_rope_layer_interval": 2, "tie_word_embeddings": False}
 OLMO_3 = {"sliding_window": 9, "layer_types": MIXED, "rope_parameters": TWO_ROPES}
 EXAONE_4 = {"head_dim": 12, "sliding_window": 9, "sliding_window_pattern": 2}
@@ -419,6 +439,12 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "qwen2_moe": ("qwen2_moe", QWEN_2_MOE),
     "qwen2_moe, a dense layer": ("qwen2_moe", {**QWEN_2_MOE, "mlp_only_layers": [0], "norm_topk_prob": True}),
     "qwen3_next": ("qwen3_next", QWEN_3_NEXT),
+    "lfm2": ("lfm2", LFM_2),
+    "lfm2, a wider convolution, biases, an own head": (
+        "lfm2",
+        {**LFM_2, "conv_L_cache": 4, "conv_bias": True, "tie_word_embeddings": False},
+    ),
+    "lfm2_moe": ("lfm2_moe", LFM_2_MOE),
     "qwen3_next, a dense layer, biases, tied": (
         "qwen3_next",
         {**QWEN_3_NEXT, "mlp_only_layers": [1], "attention_bias": True, "tie_word_embeddings": True},
@@ -540,7 +566,7 @@ def save_reference(folder: Path, family: str, changes: Mapping[str, object]) -> 
             elif not weight.any():  # a router's, of AFMoE
                 weight.normal_(std=0.3)
         for name, buffer in model.named_buffers():
-            if name.endswith("correction_bias"):
+            if name.endswith(("correction_bias", "expert_bias")):
                 buffer.uniform_(-0.5, 0.5)
             elif name.endswith("layer_scalar"):
                 buffer.uniform_(0.6, 1.1)
@@ -677,6 +703,12 @@ IMAGE_MODELS: dict[str, tuple[type, type, dict[str, object], dict[str, object]]]
         Glm4vMoeForConditionalGeneration,
         {**GLM, "head_dim": 16, "rope_parameters": {**SECTIONS, "partial_rotary_factor": 0.5}},
         GLM_VISION,
+    ),
+    "lfm2 vl": (
+        Lfm2VlConfig,
+        Lfm2VlForConditionalGeneration,
+        {"model_type": "lfm2", **LFM_2},
+        {**VISION, "patch_size": 4, "num_patches": 16},
     ),
     "llama 4": (
         Llama4Config,

@@ -1,4 +1,4 @@
-"""Qwen3-Next and Qwen3.5, served by the whole engine, token for token beside transformers (fp32, tiny, odd sizes)."""
+"""Layers with a state, served by the whole engine, token for token beside transformers (fp32, tiny, odd sizes)."""
 
 import random
 from collections.abc import Callable
@@ -15,10 +15,10 @@ from server.protocol.messages import Fork
 from support.engine.graph_session import Session
 from support.engine.random_traffic import ask_at_random
 from support.engine.running_sum import PAGE_SIZE, Hybrid
-from support.models.tiny_families import QWEN_3_NEXT, RECURRENT, load, save_reference
+from support.models.tiny_families import LFM_2, QWEN_3_NEXT, RECURRENT, load, save_reference
 
 NUM_TOKENS = 8
-MODELS: dict[str, dict[str, object]] = {"qwen3_next": QWEN_3_NEXT, "qwen3_5_text": RECURRENT}
+MODELS: dict[str, dict[str, object]] = {"qwen3_next": QWEN_3_NEXT, "qwen3_5_text": RECURRENT, "lfm2": LFM_2}
 WORDS = random.Random(5).choices(range(97), k=160)
 Answer = Callable[[list[int]], list[int]]
 
@@ -46,9 +46,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Model]:
     return cache(lambda family: Model(tmp_path_factory.mktemp("model"), family))
 
 
-@pytest.fixture
-def model(models: Callable[[str], Model]) -> Model:
-    return models("qwen3_5_text")
+@pytest.fixture(params=["qwen3_5_text", "lfm2"])
+def model(models: Callable[[str], Model], request: pytest.FixtureRequest) -> Model:
+    return models(request.param)
 
 
 class Served(Session):

@@ -34,6 +34,8 @@ from support.models.tiny_families import (
     GRANITE_SHARED,
     HUNYUAN_MOE,
     LAGUNA,
+    LFM_2,
+    LFM_2_MOE,
     LLAMA3,
     LLAMA_4,
     MINIMAX,
@@ -87,6 +89,8 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "qwen 3 moe": ("qwen3_moe", {**QWEN_3_MOE, "norm_topk_prob": True}),
     "qwen 3 next": ("qwen3_next", {**QWEN_3_NEXT, "head_dim": 16}),
     "qwen 3.5": ("qwen3_5_text", {**RECURRENT, "head_dim": 16}),
+    "lfm2": ("lfm2", {**LFM_2, "head_dim": 16, "conv_bias": True}),
+    "lfm2, experts": ("lfm2_moe", {**LFM_2_MOE, "head_dim": 16}),
     "gpt-oss": ("gpt_oss", {"num_local_experts": 5, "num_experts_per_tok": 3, "head_dim": 16, **WINDOW}),
     "glm": (
         "glm4_moe",
@@ -398,6 +402,12 @@ FAULTS: dict[str, Fault] = {
     "a snapshot that is stale": Fault("qwen 3.5", "recurrence", decoder=lambda it: OtherSources(it, stale_snapshot)),
     "taps of a convolution reversed": Fault(
         "qwen 3.5", "recurrence", tensors=replaced("conv1d", lambda it: it.flip(2))
+    ),
+    "slots of inputs swapped": Fault("lfm2", "convolution", decoder=lambda it: OtherSources(it, swapped_slots)),
+    "stale snapshot of inputs": Fault("lfm2", "convolution", decoder=lambda it: OtherSources(it, stale_snapshot)),
+    "bias of a convolution dropped": Fault("lfm2", "convolution", tensors=replaced("conv.conv.bias", torch.zeros_like)),
+    "gates of a convolution swapped": Fault(
+        "lfm2", "what a convolution reads", tensors=replaced("conv.in_proj.weight", lambda it: it.roll(32, 0))
     ),
     "bias of decays dropped": Fault("qwen 3.5", "recurrence", tensors=replaced("dt_bias", torch.zeros_like)),
     "writing and decay swapped": Fault(

@@ -11,20 +11,22 @@ import torch
 from torch import Tensor
 
 from kernels.catalog import any_path_named
+from kernels.convolution.paths import ConvolutionPath
 from kernels.experts.paths import ExpertsPath
 from kernels.linear.paths import LinearPath
 from kernels.recurrence.paths import RecurrencePath
 from kernels.vocabulary.operators import Operator
-from kernels.vocabulary.recurrence_operator import RECURRENCE
+from kernels.vocabulary.recurrence_operator import CONVOLUTION, RECURRENCE
 from qualification.decision.decision import Policy
 from server.engine.proof.shadow_check import ShadowCheck
 from server.protocol.messages import SamplingParams, ShadowReport, Submit
-from support.engine.one_operator import HYBRID, MIXTURE, proving, serve_by, small_engine
+from support.engine.one_operator import CONVOLVING, HYBRID, MIXTURE, proving, serve_by, small_engine
 
 NAMES = {
     Operator.LINEAR: "torch.linear",
     Operator.EXPERTS: "torch.experts.cpu",
     RECURRENCE: "torch.recurrence.cpu",
+    CONVOLUTION: "torch.convolution.cpu",
 }
 LATER_S = 100.0  # after the interval and after the dense checks that follow a mismatch
 
@@ -55,9 +57,9 @@ class Subject:
 
     @property
     def model(self) -> dict[str, object]:
-        return HYBRID if self.operator is RECURRENCE else MIXTURE
+        return {RECURRENCE: HYBRID, CONVOLUTION: CONVOLVING}.get(self.operator, MIXTURE)
 
-    def path(self) -> LinearPath | ExpertsPath | RecurrencePath:
+    def path(self) -> LinearPath | ExpertsPath | RecurrencePath | ConvolutionPath:
         right = any_path_named(NAMES[self.operator])
         assert right.run is not None
 
@@ -68,7 +70,7 @@ class Subject:
                 self.spoil(right.run, *given)
 
         found = replace(right, name=f"gluon.{self.operator.value}.turning", run=turning)
-        assert isinstance(found, LinearPath | ExpertsPath | RecurrencePath)
+        assert isinstance(found, LinearPath | ExpertsPath | RecurrencePath | ConvolutionPath)
         return found
 
     def reports(self, num_reports: int) -> Iterator[ShadowReport]:
@@ -124,6 +126,7 @@ def test_a_right_path_has_no_mismatch(tmp_path: Path) -> None:
         (Operator.LINEAR, scale, 60),
         (Operator.EXPERTS, swap_two_experts, 60),
         (RECURRENCE, misread, 60),
+        (CONVOLUTION, scale, 60),
     ],
 )
 def test_a_path_that_turns_wrong_after_an_hour_is_replaced(
