@@ -60,24 +60,13 @@ def pairs_of(row: Row) -> dict[str, tuple[float, float]]:
 
 
 def _measured(run: dict[str, object]) -> Iterator[tuple[str, str, float]]:
-    """Yield server, case and number of a run's rows, or of the lines that it printed where its file was not kept."""
-    sides = run.get("sides")
-    if isinstance(sides, list):
-        for side in sides:
-            for row in side["rows"]:
-                number = {"ttft": "ttft_p50_ms", "tpot": "tpot_p50_ms"}.get(row["scenario"], "output_tokens_per_s")
-                yield side["name"], row["case"], row[number]
-        return
-    printed = run["printed"]
-    assert isinstance(printed, list)
-    head: list[str] = []
-    for cells in (re.split(r"\s{2,}", line.strip()) for line in printed):
-        if "server" in cells:
-            head = cells
-        elif cells[0] in CASES and len(cells) == len(head):
-            row = dict(zip(head, cells, strict=True))
-            column = {"ttft": "TTFT p50, ms", "tpot": "token p50, ms"}.get(row["case"].split()[0], "tokens/s")
-            yield row["server"], row["case"], float(row[column])
+    """Yield server, case and number of a run's rows."""
+    sides = run["sides"]
+    assert isinstance(sides, list)
+    for side in sides:
+        for row in side["rows"]:
+            number = {"ttft": "ttft_p50_ms", "tpot": "tpot_p50_ms"}.get(row["scenario"], "output_tokens_per_s")
+            yield side["name"], row["case"], row[number]
 
 
 def dates() -> tuple[str, str]:
