@@ -115,40 +115,28 @@ REFUSALS = [
     ({"n": True}, "n", "n must be an integer, got true."),
     ({"n": 65}, "n", "n must be an integer of at most 64, got 65."),
     ({"seed": 2**63}, "seed", "seed must be an integer of at most 9223372036854775807, got 9223372036854775808."),
-    (
-        {"repetition_penalty": 1e-38},
-        "repetition_penalty",
-        "repetition_penalty must be a number of at least 0.01, got 1e-38.",
-    ),
+    ({"repetition_penalty": 1e-38}, "repetition_penalty",
+        "repetition_penalty must be a number of at least 0.01, got 1e-38."),
     ({"top_p": -0.5}, "top_p", "top_p must be a number of at least 0, got -0.5."),
     ({"min_p": -(10**400)}, "min_p", None),
     ({"min_p": "secret"}, "min_p", "min_p must be a number, got a string of length 6."),
-    (
-        {"stop_token_ids": [1, "a"]},
-        "stop_token_ids[1]",
-        "stop_token_ids[1] must be an integer, got a string of length 1.",
-    ),
-    (
-        {"stop_token_ids": [1] * 129},
-        "stop_token_ids",
-        "stop_token_ids must be an array of at most 128 items, got an array of",
-    ),
+    ({"stop_token_ids": [1, "a"]}, "stop_token_ids[1]",
+        "stop_token_ids[1] must be an integer, got a string of length 1."),
+    ({"stop_token_ids": [1] * 129}, "stop_token_ids",
+        "stop_token_ids must be an array of at most 128 items, got an array of"),
     ({"stream_options": {"usage": True}}, "stream_options.usage", "The field 'stream_options.usage' is unknown."),
     ({"stream_options": {" - at `$.b": 1}}, "stream_options. - at `$.b", "The field 'stream_options. - at `$.b' is"),
     ({"stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation", None),
     ({"user": "a" * 513}, "user", "user must be a string of at most 512 characters, got a string of length 513."),
     ({"stream_options": 5}, "stream_options", "stream_options must be an object, got 5."),
     ({"messages": [{"content": "a"}]}, "messages[0].role", "The field 'messages[0].role' is missing."),
-    (
-        {"messages": [{"role": "nobody", "content": "a"}]},
-        "messages[0].role",
-        "messages[0].role must be assistant or developer or system or tool or user, got a string of length 6.",
-    ),
+    ({"messages": [{"role": "nobody", "content": "a"}]}, "messages[0].role",
+        "messages[0].role must be assistant or developer or system or tool or user, got a string of length 6."),
     ({"messages": []}, "messages", "messages must be an array of at least 1 items, got an array of length 0."),
     ({"messages": None}, "messages", "The field 'messages' is missing."),
     ({"messages": [{"role": "user", "content": "a" * 1024}]}, "messages", "This model's maximum context length is "),
     ({"messages": [{"role": "user", "content": "a" * 1_000_000}]}, "messages", "This model's context holds "),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("fields", "param", "message"), REFUSALS)

@@ -56,13 +56,6 @@ def test_the_last_choice_that_joins_submits_them_all() -> None:
     assert whole == replace(submits[0], forks=[Fork("b", ord("b")), Fork("c", ord("c"))])
 
 
-def test_the_engine_gets_a_requests_priority(folder: Path) -> None:
-    it = served(folder)
-    assert it.post("/v1/chat/completions", {"messages": USER, "n": 2, "priority": -7}).status_code == 200
-    assert it.engine.priorities == [-7, -7]
-    assert it.post(COMPLETIONS, {"prompt": "a", "priority": 2**31}).json()["error"]["param"] == "priority"
-
-
 def test_a_choice_that_fails_fails_the_whole_request(folder: Path) -> None:
     it = served(folder, playing(delta("a"), delta("", FinishReason.ERROR)))
     assert it.post(COMPLETIONS, {"prompt": "a", "n": 3}).status_code == 500

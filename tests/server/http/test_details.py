@@ -156,19 +156,11 @@ def test_every_chunk_may_have_the_usage_so_far(folder: Path) -> None:
 
 def test_biases_that_change_something_reach_the_engine(folder: Path) -> None:
     it = served(folder)
-    nothing = {
-        "metadata": {"a": "b"},
-        "store": True,
-        "service_tier": "flex",
-        "prediction": {"type": "content", "content": "x"},
-        "cache_control": {"type": "ephemeral"},
-        "verbosity": "medium",
-    }
     part = {"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}
     marked = [{"role": "user", "content": [part], "cache_control": {"type": "ephemeral"}}]
     assert it.post(CHAT, {"messages": USER, "logit_bias": {"5": -100, "256": 0.5}}).status_code == 200
     assert it.post(CHAT, {"messages": USER}).status_code == 200
-    assert it.post(CHAT, {"messages": marked, **nothing}).status_code == 200
+    assert it.post(CHAT, {"messages": marked}).status_code == 200
     assert it.engine.submitted[0][2].logit_bias == ((5, -100.0), (256, 0.5))
     assert it.engine.submitted[1][1:] == it.engine.submitted[2][1:]
 

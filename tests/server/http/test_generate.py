@@ -273,15 +273,10 @@ def test_a_request_may_bring_its_own_salt(folder: Path) -> None:
 
 def test_keys_that_send_one_salt_share_no_pages(folder: Path) -> None:
     it = with_keys(served(folder), "left", "right")
-    for key, salt in (("left", "s"), ("right", "s"), ("left", "t"), ("left", None), ("right", None), ("left", "s")):
+    sent = [("left", "s"), ("left", None), ("right", "s"), ("left", "t"), ("right", None)]
+    for key, salt in (*sent, *sent[:2]):
         headers = {"authorization": f"Bearer {key}"}
         assert it.post(COMPLETIONS, {"prompt": "a", "cache_salt": salt}, headers=headers).status_code == 200
-    *salts, again = it.engine.salts
+    salts, again = it.engine.salts[: len(sent)], it.engine.salts[len(sent) :]
     assert len({*salts, b""}) == 6
-    assert again == salts[0]
-
-
-@pytest.mark.parametrize("salt", ["", "x" * 513, 7])
-def test_a_salt_is_a_short_text(folder: Path, salt: object) -> None:
-    answer = served(folder).post(COMPLETIONS, {"prompt": "a", "cache_salt": salt})
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "cache_salt")
+    assert again == salts[:2]

@@ -37,51 +37,21 @@ CALLED = '[user]Hi[assistant]<tool_call>\n{"name": "f", "arguments": {}}\n</tool
 @pytest.mark.parametrize(
     ("template", "path", "fields", "prompt"),
     [
-        (
-            SYSTEM_FIRST,
-            MESSAGES,
-            {"messages": [HI, YES, turn("system", "B"), GO]},
-            "[system]B[user]Hi[assistant]Yes[user]Go",
-        ),
-        (
-            SYSTEM_FIRST,
-            MESSAGES,
-            {"system": "A", "messages": [turn("system", "B"), HI]},
-            "[system]A\n\nB[user]Hi",
-        ),
-        (
-            SYSTEM_FIRST,
-            RESPONSES,
-            {"instructions": "A", "input": [turn("developer", "B"), HI]},
-            "[system]A\n\nB[user]Hi",
-        ),
-        (
-            SYSTEM_FIRST,
-            CHAT,
-            {"messages": [turn("system", "A"), turn("developer", "B"), HI]},
-            "[system]A\n\nB[user]Hi",
-        ),
-        (
-            NO_SYSTEM,
-            CHAT,
-            {"messages": [turn("system", "A"), HI, YES, turn("system", "B"), GO]},
-            "[user]A\n\nB\n\nHi[assistant]Yes[user]Go",
-        ),
+        (SYSTEM_FIRST, MESSAGES, {"messages": [HI, YES, turn("system", "B"), GO]},
+            "[system]B[user]Hi[assistant]Yes[user]Go"),
+        (SYSTEM_FIRST, MESSAGES, {"system": "A", "messages": [turn("system", "B"), HI]}, "[system]A\n\nB[user]Hi"),
+        (SYSTEM_FIRST, RESPONSES, {"instructions": "A", "input": [turn("developer", "B"), HI]},
+            "[system]A\n\nB[user]Hi"),
+        (SYSTEM_FIRST, CHAT, {"messages": [turn("system", "A"), turn("developer", "B"), HI]},
+            "[system]A\n\nB[user]Hi"),
+        (NO_SYSTEM, CHAT, {"messages": [turn("system", "A"), HI, YES, turn("system", "B"), GO]},
+            "[user]A\n\nB\n\nHi[assistant]Yes[user]Go"),
         (ALTERNATING, CHAT, {"messages": [HI, GO]}, "[user]Hi\nGo"),
-        (
-            ALTERNATING,
-            MESSAGES,
-            {"messages": [HI, CALL, RESULT]},
-            f"{CALLED}<tool_response>\nRain\n</tool_response>\nSo?",
-        ),
-        (
-            LENIENT,
-            CHAT,
-            {"messages": [HI, turn("system", "A"), GO, GO]},
-            "[user]Hi[system]A[user]Go[user]Go",
-        ),
+        (ALTERNATING, MESSAGES, {"messages": [HI, CALL, RESULT]},
+            f"{CALLED}<tool_response>\nRain\n</tool_response>\nSo?"),
+        (LENIENT, CHAT, {"messages": [HI, turn("system", "A"), GO, GO]}, "[user]Hi[system]A[user]Go[user]Go"),
     ],
-)
+)  # fmt: skip
 def test_what_a_template_refuses_is_put_as_it_takes_it(
     tmp_path: Path, template: str, path: str, fields: dict[str, Any], prompt: str
 ) -> None:

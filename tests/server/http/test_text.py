@@ -8,21 +8,13 @@ from server.settings import Settings
 from support.api.edge_fakes import MAX_MODEL_LEN, ScriptedEngine, Served, make_services, served, write_tokenizer
 
 
-def test_the_one_model_is_listed_and_found_by_its_name(folder: Path) -> None:
-    it = served(folder, served_model_name="org/name")
-    listed = it.get("/v1/models").json()
-    assert listed["object"] == "list"
-    assert listed["data"] == [it.get("/v1/models/org/name").json()]
-    assert listed["data"][0]["id"] == "org/name"
-    assert listed["data"][0]["max_model_len"] == MAX_MODEL_LEN
-    assert it.get("/v1/models/other").json()["error"]["code"] == "model_not_found"
-
-
 def test_a_model_answers_to_each_of_its_names(folder: Path) -> None:
     it = served(folder, served_model_name="org/name,claude-haiku-4-5,gpt-5")
     listed = it.get("/v1/models").json()["data"]
     assert [card["id"] for card in listed] == ["org/name", "claude-haiku-4-5", "gpt-5"]
     assert [it.get(f"/v1/models/{card['id']}").json() for card in listed] == listed
+    assert {card["max_model_len"] for card in listed} == {MAX_MODEL_LEN}
+    assert it.get("/v1/models/other").json()["error"]["code"] == "model_not_found"
     for card in listed:
         answer = it.post("/v1/completions", {"prompt": "a", "model": card["id"]})
         assert (answer.status_code, answer.json()["model"]) == (200, "org/name")  # the first, as vLLM

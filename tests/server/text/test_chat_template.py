@@ -18,12 +18,6 @@ from server.text.request_text import RequestText
 MESSAGES: list[dict[str, Any]] = [{"role": "user", "content": "Hi <b>"}, {"role": "assistant", "content": "Yes"}]
 
 
-def test_templates_may_use_what_transformers_gives_them() -> None:
-    options = "ensure_ascii=True, separators=(',', ':'), sort_keys=True"
-    source = f"{{% generation %}}{{{{ messages | tojson({options}) }}}}{{% endgeneration %}}"
-    assert ChatTemplate(source, {}).render([{"b": 1, "a": "é"}]) == '[{"a":"\\u00e9","b":1}]'
-
-
 def render(source: str, messages: list[dict[str, Any]] = MESSAGES, *, opens: bool = True) -> str:
     return ChatTemplate(source, {"bos_token": "<s>"}).render(messages, add_generation_prompt=opens)
 
@@ -33,17 +27,6 @@ def test_messages_and_special_tokens_are_rendered() -> None:
     source += "{% if add_generation_prompt %}[assistant]{% endif %}"
     assert render(source) == "<s>[user]Hi <b>[assistant]Yes[assistant]"
     assert render(source, opens=False) == "<s>[user]Hi <b>[assistant]Yes"
-
-
-def test_block_lines_leave_no_space_and_loops_may_break() -> None:
-    source = "{% for m in messages %}\n  {% if loop.index > 1 %}{% break %}{% endif %}\n{{ m.content }}\n{% endfor %}"
-    assert render(source) == "Hi <b>\n"
-
-
-def test_json_is_not_escaped_and_filters_work_on_ordinary_text() -> None:
-    assert render("{{ messages[0] | tojson }}") == '{"role": "user", "content": "Hi <b>"}'
-    source = "{{ 'a' ~ (1 + 2) ~ 'b' }}{{ 'x' * 3 }}{{ ' t ' | trim }}{{ 'aXa' | replace('X', '-') }}"
-    assert render(source) == "a3bxxxta-a"
 
 
 @pytest.mark.parametrize(
@@ -60,6 +43,9 @@ def test_json_is_not_escaped_and_filters_work_on_ordinary_text() -> None:
         "{% for c in m %}{{ c }}.{% endfor %}{{ m | list }}{{ m | first }}{{ m | title }}{{ m.splitlines() }}",
         "{% macro f(x) %}<{{ x }}>{% endmacro %}{{ f(m) | upper }}{% filter trim %} {{ m }} {% endfilter %}",
         "{{ m.removeprefix('Hi') }}{{ m.removesuffix('>') }}{{ m.strip('H') }}{{ m | center(9) }}{{ m | wordwrap(3) }}",
+        "{% generation %}{{ [messages[0], 'é'] | tojson(ensure_ascii=True, separators=(',', ':'), sort_keys=True) }}"
+        "{% endgeneration %}{{ messages[0] | tojson }}{{ 'a' ~ (1 + 2) ~ 'b' }}{{ 'x' * 3 }}{{ ' t ' | trim }}",
+        "{% for x in messages %}\n  {% if loop.index > 1 %}{% break %}{% endif %}\n{{ x.content }}\n{% endfor %}",
         "{{ '%s' | e }}{{ m | truncate(3) }}{{ m | indent(2, true) }}{{ m | default('d') }}{{ none ~ m ~ 1.5 ~ true }}",
     ],
 )
