@@ -43,6 +43,7 @@ from server.model.load.json_file import read_object
 from server.model.load.packed import copy_packed, packed_entries
 from server.model.load.reencoded import reencoded_entries
 from server.model.load.rounded import copy_rounded
+from server.model.load.scales import check_scales
 from server.model.load.shards import empty_shard, pieces_of
 from server.model.load.tokenizer_files import end_token_ids
 from server.model.tensor_views import checkpoint_views
@@ -152,6 +153,7 @@ def load_shard(
         weights = empty_shard(shard, dtype, device)
         if config.rounds_at_load and load_format is not LoadFormat.DUMMY:
             copy_rounded(entries, weights, shard, names, tenths(progress))
+            check_scales(folder, weights, shard, names)
             return weights.inspected()
         pieces = pieces_of(weights, shard, names) + interleaved_pieces(weights, shard, names)
         pieces += joined_pieces(weights, shard, names, entries)
@@ -163,6 +165,7 @@ def load_shard(
         else:
             copy_pieces(entries, copy_packed(entries, pieces), tenths(progress))
             weights.order_codes_()
+            check_scales(folder, weights, shard, names)
             check_loaded(folder, weights)
         return weights.inspected()
 

@@ -312,3 +312,21 @@ def test_parts_with_different_scales_of_inputs_are_refused(tmp_path: Path) -> No
     config = load_config(tmp_path)
     with pytest.raises(ModelError, match=r"qkv of layer 0: input_scale of parts .* must be the same"):
         load_shard(tmp_path, config, shard_of(config, 0, 1), dtype=torch.float32, device=CPU)
+
+
+@pytest.mark.parametrize(
+    ("kind", "word", "value", "message"),
+    [
+        ("fp8 blocks", "weight_scale_inv", torch.nan, "weight_scale: finite numbers were expected, found nan"),
+        ("compressed channel", "weight_scale", torch.inf, "weight_scale: finite numbers were expected, found inf"),
+        ("modelopt", "input_scale", 0.0, "input_scale: positive numbers were expected, found 0"),
+    ],
+)
+def test_scales_that_are_no_numbers_are_named(tmp_path: Path, kind: str, word: str, value: float, message: str) -> None:
+    write(tmp_path, KINDS[kind])
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors[f"model.layers.0.mlp.down_proj.{word}"].view(-1)[0] = value
+    save_file(tensors, tmp_path / "model.safetensors")
+    config = load_config(tmp_path)
+    with pytest.raises(ModelError, match=f"model.layers.0.mlp.down_proj.{message}"):
+        load_shard(tmp_path, config, shard_of(config, 0, 1), dtype=torch.float32, device=CPU)
