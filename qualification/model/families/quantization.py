@@ -13,14 +13,33 @@ from qualification.model.fields import ModelConfigError
 from qualification.model.packing import Packing
 
 _NUMBER_OF_EXPERT = re.compile(r"experts\W+(\d+)")
-Matches = Callable[[str, str], bool]  # (an entry of a list, the name of a product) -> whether it names that
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """A maker's list that names products.
+
+    names    whether an entry names the product of a name: lists may have an entry for each matrix of each expert
+    experts  numbers of experts that entries have
+    """
+
+    names: Callable[[str], bool]
+    experts: frozenset[int] = frozenset()
+
+    @classmethod
+    def of(cls, listed: tuple[str, ...], rule: "Rule") -> "Entries":
+        numbers = (int(it) for entry in listed for it in _NUMBER_OF_EXPERT.findall(entry))
+        return cls(rule(listed), frozenset(numbers))
+
+
+Rule = Callable[[tuple[str, ...]], Callable[[str], bool]]  # entries -> (the name of a product -> whether one names it)
 
 
 @dataclass(frozen=True, slots=True)
 class Quantization:
     """The format of each product, by its name in the checkpoint.
 
-    schemes  (entries, format) in their order: the first with an entry that names a product says its format
+    schemes  in their order: the first with an entry that names a product says its format
     plain    entries that name products which are stored as they are
     packing  of weights of 4 bits
     input_bound  where inputs are cut off before they are rounded
@@ -28,20 +47,17 @@ class Quantization:
     """
 
     source: str
-    schemes: tuple[tuple[tuple[str, ...], WeightFormat], ...]
-    plain: tuple[str, ...]
-    matches: Matches
+    schemes: tuple[tuple[Entries, WeightFormat], ...]
+    plain: Entries
     packing: Packing | None = None
     input_bound: float | None = None
     caches_fp8: bool = False
 
     def format_of(self, name: str) -> WeightFormat:
-        if self._names(self.plain, name):
+        aliases = _aliases(name)
+        if any(map(self.plain.names, aliases)):
             return PLAIN
-        return next((it for entries, it in self.schemes if self._names(entries, name)), PLAIN)
-
-    def _names(self, entries: tuple[str, ...], name: str) -> bool:
-        return any(self.matches(entry, alias) for entry in entries for alias in _aliases(name))
+        return next((it for entries, it in self.schemes if any(map(entries.names, aliases))), PLAIN)
 
     def format_of_all(self, names: list[str]) -> WeightFormat:
         """Return the format of products that are computed as one. Raises ModelConfigError where theirs differ."""
@@ -157,8 +173,7 @@ def _format_of_experts(
     own = names.experts
     assert own is not None, "the family has mixtures"
     # Entries are of all experts, or name some by their numbers.
-    named = {int(it) for entry in quantization.plain for it in _NUMBER_OF_EXPERT.findall(entry)}
-    experts = sorted({0} | {it for it in named if it < mixture.num_experts})
+    experts = sorted({0} | {it for it in quantization.plain.experts if it < mixture.num_experts})
     of_each = [own.experts] if own.layout is ExpertLayout.STACKED else [f"{own.experts}.{it}" for it in experts]
     products = (own.gate, own.up, own.down)
     found = quantization.format_of_all([f"{prefix}.{it}.{each}" for it in of_each for each in products])

@@ -7,13 +7,13 @@ names stays as it is: each maker has its own rule for what an entry names.
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from kernels.linear.formats.int4_formats import INT4_32, INT4_64, INT4_128
 from kernels.linear.shape import FP8_BLOCKS, FP8_ROWS, FP8_STATIC, WeightFormat
-from qualification.model.families.quantization import Quantization
+from qualification.model.families.quantization import Entries, Quantization
 from qualification.model.fields import Fields
 from qualification.model.packing import Packing
 
@@ -23,6 +23,7 @@ _OF_GROUPS = {32: INT4_32, 64: INT4_64, 128: INT4_128}
 _NVFP4_GROUP, _MXFP4_GROUP = 16, 32  # numbers of a row that share a scale
 _INT4, _NVFP4, _MXFP4 = "pack-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized"
 _HEAD = "lm_head"
+_ALL = Entries(lambda _: True)  # every product
 _LARGEST_OF_FP16 = 65504.0
 _BITS_OF_BF16 = 8  # of a number's digits: fewer than fp16 has
 
@@ -78,7 +79,8 @@ def _of_fp8(fields: Fields) -> Quantization:
     listed = "ignored_layers" if fields.has("ignored_layers") else "modules_to_not_convert"
     found = FP8_BLOCKS if block is not None else FP8_STATIC if scheme == "static" else FP8_ROWS
     # A head is no layer of the decoder, which transformers never converts.
-    return Quantization(fields.source, ((("",), found),), (*_entries(fields, listed), _HEAD), _at_dots)
+    plain = Entries.of((*_entries(fields, listed), _HEAD), _at_dots)
+    return Quantization(fields.source, ((_ALL, found),), plain)
 
 
 def _of_fbgemm(fields: Fields) -> Quantization:
@@ -92,7 +94,7 @@ def _of_fbgemm(fields: Fields) -> Quantization:
     if not 1 <= bound <= _LARGEST_OF_FP16 or digits != int(digits):
         fields.refuse("activation_scale_ub", "a number from 1 to 65504 that bf16 has, such as 1200")
     plain = (*_entries(fields, "modules_to_not_convert"), _HEAD)
-    return Quantization(fields.source, ((("",), FP8_ROWS),), plain, _at_dots, input_bound=bound)
+    return Quantization(fields.source, ((_ALL, FP8_ROWS),), Entries.of(plain, _at_dots), input_bound=bound)
 
 
 def _of_compressed_tensors(fields: Fields) -> Quantization:
@@ -104,7 +106,7 @@ def _of_compressed_tensors(fields: Fields) -> Quantization:
     groups = fields.section("config_groups")
     if groups is None:
         fields.refuse("config_groups", "an object of groups")
-    schemes: list[tuple[tuple[str, ...], WeightFormat]] = []
+    schemes: list[tuple[Entries, WeightFormat]] = []
     packings: set[Packing | None] = set()
     formats = ("float-quantized", _INT4, _NVFP4, _MXFP4)
     of_all = fields.choice("format", (*formats, "mixed-precision"), formats[0])
@@ -112,13 +114,15 @@ def _of_compressed_tensors(fields: Fields) -> Quantization:
         group = groups.section(name)
         if group is None:
             groups.refuse(name, "an object")
+        if group.section("output_activations") is not None:
+            group.refuse("output_activations", "null (results of products are not rounded)")
         found, packing = _scheme_of(group, group.choice("format", formats, of_all))
-        schemes.append((_entries(group, "targets"), found))
+        schemes.append((Entries.of(_entries(group, "targets"), _by_expression), found))
         packings.add(packing)
     if len(packings) > 1:
         fields.refuse("config_groups", "groups of 8 bits, or of 4 bits that are all packed alike")
-    ignored = _entries(fields, "ignore")
-    return Quantization(fields.source, tuple(schemes), ignored, _by_expression, packings.pop() if packings else None)
+    ignored = Entries.of(_entries(fields, "ignore"), _by_expression)
+    return Quantization(fields.source, tuple(schemes), ignored, packings.pop() if packings else None)
 
 
 def _scheme_of(group: Fields, name: str) -> tuple[WeightFormat, Packing | None]:
@@ -204,8 +208,8 @@ def _of_modelopt(fields: Fields) -> Quantization:
     if packing is not None and fields.has("group_size") and fields.integer("group_size") != _NVFP4_GROUP:
         fields.refuse("group_size", f"{_NVFP4_GROUP}")
     listed = "exclude_modules" if fields.has("exclude_modules") else "ignore"
-    schemes = ((("*",), algorithms[algorithm]),)
-    return Quantization(fields.source, schemes, _entries(fields, listed), _by_wildcard, packing)
+    plain = Entries.of(_entries(fields, listed), _by_wildcard)
+    return Quantization(fields.source, ((_ALL, algorithms[algorithm]),), plain, packing)
 
 
 def _of_awq(fields: Fields) -> Quantization:
@@ -217,7 +221,8 @@ def _of_awq(fields: Fields) -> Quantization:
         fields.refuse("zero_point", "true")
     fields.choice("version", ("gemm", "GEMM"), "gemm")
     plain = (*_entries(fields, "modules_to_not_convert"), _HEAD)
-    return Quantization(fields.source, ((("",), _of_group_size(fields, size)),), plain, _within, Packing.AWQ)
+    scheme = _ALL, _of_group_size(fields, size)
+    return Quantization(fields.source, (scheme,), Entries.of(plain, _within), Packing.AWQ)
 
 
 def _of_gptq(fields: Fields) -> Quantization:
@@ -238,8 +243,8 @@ def _of_gptq(fields: Fields) -> Quantization:
         if not rule.startswith("-:") or not _is_expression(rule.removeprefix("-:")):
             rules.refuse(rule, 'absent: only regular expressions behind "-:" are supported')
         plain.append(f"re:{rule.removeprefix('-:')}")
-    scheme = (("re:",), _of_group_size(fields, "group_size"))
-    return Quantization(fields.source, (scheme,), tuple(plain), _by_expression, packing)
+    scheme = _ALL, _of_group_size(fields, "group_size")
+    return Quantization(fields.source, (scheme,), Entries.of(tuple(plain), _by_expression), packing)
 
 
 def _of_group_size(fields: Fields, name: str) -> WeightFormat:
@@ -254,22 +259,40 @@ def _given_name(fields: Fields, first: str, second: str) -> str:
     return second if fields.has(second) and not fields.has(first) else first
 
 
-def _within(entry: str, name: str) -> bool:
-    return entry in name
+def _within(entries: tuple[str, ...]) -> Callable[[str], bool]:
+    return lambda name: any(entry in name for entry in entries)
 
 
-def _at_dots(entry: str, name: str) -> bool:
-    return not entry or f".{entry}." in f".{name}."
+def _at_dots(entries: tuple[str, ...]) -> Callable[[str], bool]:
+    found = frozenset(entries)
+
+    def names(name: str) -> bool:
+        words = name.split(".")
+        ends = range(1, len(words) + 1)
+        return any(".".join(words[start:end]) in found for end in ends for start in range(end))
+
+    return names
 
 
-def _by_expression(entry: str, name: str) -> bool:
-    if entry.startswith("re:"):
-        return re.match(entry.removeprefix("re:"), name) is not None
-    return entry in (name, "Linear")
+def _by_expression(entries: tuple[str, ...]) -> Callable[[str], bool]:
+    expressions = [re.compile(it.removeprefix("re:")) for it in entries if it.startswith("re:")]
+    whole = frozenset(it for it in entries if not it.startswith("re:"))
+    if "Linear" in whole:
+        return _ALL.names
+    return lambda name: name in whole or any(it.match(name) for it in expressions)
 
 
-def _by_wildcard(entry: str, name: str) -> bool:
-    return fnmatchcase(name, entry) or fnmatchcase(name, f"{entry}.*")
+def _by_wildcard(entries: tuple[str, ...]) -> Callable[[str], bool]:
+    wild = [it for it in entries if any(character in it for character in "*?[")]
+    whole = frozenset(entries) - frozenset(wild)
+
+    def names(name: str) -> bool:
+        words = name.split(".")
+        if any(".".join(words[:end]) in whole for end in range(1, len(words) + 1)):
+            return True
+        return any(fnmatchcase(name, it) or fnmatchcase(name, f"{it}.*") for it in wild)
+
+    return names
 
 
 def _entries(fields: Fields, name: str) -> tuple[str, ...]:

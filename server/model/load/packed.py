@@ -162,7 +162,7 @@ def _as_loaded(parts: _Parts) -> dict[str, TensorEntry]:
     rows, columns = _size(parts)
     groups = math.prod(parts.scales.shape) // max(rows, 1)
     shapes = {
-        "weight": ((rows, columns // CODES_IN_A_BYTE), "U8"),
+        "weight": ((rows, -(-columns // CODES_IN_A_BYTE)), "U8"),
         "weight_scale": ((rows, groups), "F32"),
         "weight_zero": ((rows, groups), "U8"),
     }

@@ -283,6 +283,7 @@ def test_two_ranks_of_8_bits_hold_the_whole(tmp_path: Path, name: str) -> None:
         ("fbgemm", {"modules_to_not_convert": []}, r"missing: model.layers.1.mlp.*weight_scale"),
         ("compressed channel", {"ignore": ["lm_head", "re:("]}, r"ignore must be .* 're:\(' is none"),
         ("compressed channel", {"config_groups": {"a": {"targets": ["Linear"]}}}, "weights must be an object"),
+        ("compressed channel", {"config_groups": {"a": {"output_activations": {}}}}, "output_activations must be null"),
         (
             "modelopt",
             {"quant_algo": "W4A8_AWQ"},

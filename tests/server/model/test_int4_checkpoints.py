@@ -248,6 +248,7 @@ def test_wrong_numbers_of_4_bits_are_seen(tmp_path: Path, name: str) -> None:
         ("gptq", shifted("0.mlp.up_proj.g_idx", lambda it: it.flip(0)), r"up_proj.g_idx: columns in another order"),
         ("gptq symmetric", shifted("k_proj.qzeros", lambda it: it + 2), r"qzeros has \[7, 9\], where 7 or 8 was"),
         ("gptq", shifted("0.self_attn.k_proj.scales", lambda it: it[:, 1:]), "k_proj in .*: of 128 rows"),
+        ("awq", shifted("0.mlp.up_proj.qweight", lambda it: torch.cat([it, it[:1]])), r"up_proj.weight in .* expected"),
         ("compressed", told(ignore=["lm_head"]), r"missing: .*model.layers.1.mlp"),
     ],
 )  # fmt: skip
