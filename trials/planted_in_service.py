@@ -3,9 +3,9 @@
     python trials/planted_in_service.py --out docs/benchmarks/planted.json
     python trials/planted_in_service.py --only 'norm|slot' --reproducible
 
-Three small models on a CPU, in fp32, and the demo on two ranks; at last answers of an engine of ordered paths are
-computed again by one whose kernels are right and sum otherwise. The first rows of each are of right engines. Exits
-with 1 where a fault is seen by nothing, or anything is seen of a right engine.
+Four small models on a CPU, in fp32, one of which sees images, and the demo on two ranks; at last answers of an engine
+of ordered paths are computed again by one whose kernels are right and sum otherwise. The first rows of each are of
+right engines. Exits with 1 where a fault is seen by nothing, or anything is seen of a right engine.
 """
 
 import argparse
@@ -31,6 +31,7 @@ from served_faults.product_faults import OWN_PRODUCT_FAULTS, PRODUCT_FAULTS
 from served_faults.rank_faults import RANK_FAULTS, section_of
 from served_faults.sampling_faults import OWN_SAMPLING_FAULTS, SAMPLING_FAULTS
 from served_faults.served import Served
+from served_faults.span_faults import SPAN_FAULTS, Images
 
 from bench.machine import head_of_cpu
 
@@ -39,7 +40,7 @@ FAULTS = (
     *ATTENTION_FAULTS, *PRODUCT_FAULTS, *BATCH_FAULTS, *SAMPLING_FAULTS, *LAYER_FAULTS,
     *OWN_PRODUCT_FAULTS, *OWN_BATCH_FAULTS, *OWN_SAMPLING_FAULTS, *OWN_LAYER_FAULTS,
 )  # fmt: skip
-RANKS, ORDER = "ranks", "order of sums"
+RANKS, ORDER, SPANS = "ranks", "order of sums", "masks of images"
 NUM_ANSWERS = 40  # that an engine of right kernels of another order computes again
 
 
@@ -60,6 +61,15 @@ def rows(only: str, folder: Path, *, reproducible: bool) -> Iterator[dict[str, A
             began = time.monotonic()
             section = section_of(program, folder)
             row = {"fault": name, "kind": RANKS, "model": "demo", "caught": section is not None, "layers": section}
+            yield {**row, "seconds": round(time.monotonic() - began, 1)}
+    images = None
+    for of_mask in SPAN_FAULTS:
+        if re.search(only, of_mask.name):
+            began = time.monotonic()
+            images = images or Images(folder / "images")
+            layers, shadow, checks = images.look(of_mask)
+            row = {"fault": of_mask.name, "kind": SPANS, "model": "gemma4", "caught": (layers or shadow) is not None}
+            row |= {"layers": layers, "shadow": shadow, "checks": {"shadow": checks}}
             yield {**row, "seconds": round(time.monotonic() - began, 1)}
     in_order = None
     for name, plant in ORDER_FAULTS.items():

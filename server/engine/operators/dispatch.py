@@ -83,7 +83,7 @@ class Dispatcher:
         self.layers = tuple(range(len(flags))) if layers is None else layers
         if heads is None:
             heads = (_heads_of(decisions),) * len(flags)
-        self._sees_spans = tuple([it.sees_spans for it in heads])
+        self.sees_spans = tuple([it.sees_spans for it in heads])
         self.chunks = (None,) * len(flags) if chunks is None else chunks
         kinds = [(layer.window, own) for layer, own in zip(flags, heads, strict=True)]
         of_layers = list(zip(kinds, self.chunks, strict=True))
@@ -202,7 +202,7 @@ class Dispatcher:
 
     def flags_of(self, layer: int, part: PhasePart) -> AttentionFlags:
         """Return the flags of a layer for a part of a step."""
-        if part.spans is None or not self._sees_spans[layer]:
+        if part.spans is None or not self.sees_spans[layer]:
             return self.flags[layer]
         return replace(self.flags[layer], spans=part.spans)
 

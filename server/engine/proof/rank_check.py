@@ -14,6 +14,7 @@ class NamedCall(msgspec.Struct, frozen=True):
     lane      a phase of attention, or another operator
     index     which call of it: of attention the layer's place among those that attend
     sequence  of attention; row: of a recurrence
+    images    of the sequence, whose tokens see each other both ways
     """
 
     rank: int
@@ -21,6 +22,7 @@ class NamedCall(msgspec.Struct, frozen=True):
     index: int
     sequence: SequenceRows | None = None
     row: SampledRow | None = None
+    images: tuple[tuple[int, int], ...] = ()
 
 
 class JudgedCall(msgspec.Struct, frozen=True):

@@ -37,7 +37,7 @@ from server.engine.proof.convolution_sample import ConvolutionSample, before_con
 from server.engine.proof.product_sample import ExpertsSample, ProductSample, take_experts, take_product
 from server.engine.proof.rank_check import JudgedCall, NamedCall, RankAnswers
 from server.engine.proof.recurrence_sample import RecurrenceSample, SampledRow, before_recurrence
-from server.engine.proof.shadow_sample import Judgement, Sample, take_sample, take_tower_sample
+from server.engine.proof.shadow_sample import Judgement, Places, Sample, take_sample, take_tower_sample
 from server.engine.scheduling.sequence import Batch
 from server.protocol.messages import ShadowReport
 from server.protocol.plan_rows import TOWER
@@ -132,19 +132,22 @@ class Tap:
         sequence: SequenceRows | None = None,
         row: SampledRow | None = None,
         rank: int = 0,
+        images: Places = (),
     ) -> None:
         """`index`: which call of the step is taken, from 0: of attention the layer, of whose rows `sequence`.
 
         row   of a recurrence or a convolution, the sequence
+        images  of `sequence`, whose tokens see each other both ways
         rank  whose call it is; of another than the first nothing is taken here
         """
-        self.call = None if rank == 0 else NamedCall(rank, lane.value, index, sequence, row)
+        self.call = None if rank == 0 else NamedCall(rank, lane.value, index, sequence, row, images)
         self._check = check
         self._dispatcher = dispatcher
         self._lane = lane
         self._left = index
         self._layer = index
         self._sequence = sequence
+        self._images = images
         self._row = row
         self._begun: Callable[[str, int, Tensor], RecurrenceSample | ConvolutionSample] | None = None
         self._problem: torch.OutOfMemoryError | None = None
@@ -223,7 +226,7 @@ class Tap:
     ) -> None:
         """Take q, k, v and out of the path that has just run."""
         if layer == self._layer and part.phase is self._lane and self._sequence is not None:
-            self._check.take(choice, part, layer, self._sequence, tensors=(q, k, v, out))
+            self._check.take(choice, part, layer, self._sequence, tensors=(q, k, v, out), images=self._images)
 
     def _take_product(self, choice: OperatorChoice[Any, Any], call: ProductCall) -> None:
         if self._left == 0:
@@ -358,16 +361,25 @@ class ShadowCheck:
         chunk = self._dispatcher.chunks[layer]
         if chunk is not None and lane is not Phase.PREFILL:
             sequence = replace(sequence, num_keys=(sequence.num_keys - 1) % chunk + 1)
-        return self._tap(lane, layer, sequence)
+        images = tuple([(it.start, it.stop) for it in batch.sequences[row].embedded if it.image is not None])
+        return self._tap(lane, layer, sequence, images=images)
 
-    def _tap(self, lane: Lane, index: int, sequence: SequenceRows | None = None, row: SampledRow | None = None) -> Tap:
+    def _tap(
+        self,
+        lane: Lane,
+        index: int,
+        sequence: SequenceRows | None = None,
+        row: SampledRow | None = None,
+        images: Places = (),
+    ) -> Tap:
         """Return a tap for a call of a rank that is drawn."""
         rank = 0 if self._others is None else self.rng.randrange(self._others.num_ranks)
-        return Tap(self, self._dispatcher, lane, index=index, sequence=sequence, row=row, rank=rank)
+        return Tap(self, self._dispatcher, lane, index=index, sequence=sequence, row=row, rank=rank, images=images)
 
     def tap_of(self, call: NamedCall) -> Tap:
         """Return a tap for a call of this rank that rank 0 has named."""
-        return Tap(self, self._dispatcher, _LANES[call.lane], index=call.index, sequence=call.sequence, row=call.row)
+        lane, images = _LANES[call.lane], call.images
+        return Tap(self, self._dispatcher, lane, index=call.index, sequence=call.sequence, row=call.row, images=images)
 
     def wait_for_answer(self) -> None:
         """Begin no other check until the rank has answered that a call was named to."""
@@ -421,17 +433,21 @@ class ShadowCheck:
         sequence: SequenceRows,
         *,
         tensors: tuple[Tensor, Tensor, Tensor, Tensor],
+        images: Places = (),
     ) -> None:
         """Copy what a call of attention read and wrote. Where memory does not suffice the check counts as skipped.
 
-        `layer`: a place among those that attend; a report names the layer of the model.
+        `layer`: a place among those that attend; a report names the layer of the model. `images` of the sequence.
         """
-        flags, of_model = self._dispatcher.flags_of(layer, part), self._dispatcher.layers[layer]
+        flags, of_model = self._dispatcher.flags[layer], self._dispatcher.layers[layer]
+        own = images if self._dispatcher.sees_spans[layer] else ()
         self.take_sample(
             choice.use.path,
             part.phase,
             of_model,
-            lambda rng: take_sample(choice, part, of_model, sequence, tensors=tensors, flags=flags, rng=rng),
+            lambda rng: take_sample(
+                choice, part, of_model, sequence, tensors=tensors, flags=flags, rng=rng, images=own
+            ),
         )
 
     def take_sample(self, path: str, lane: Lane, layer: int | None, copy: Callable[[Random], AnySample]) -> None:

@@ -29,13 +29,17 @@ _MOST_FACTOR = 1e9  # reported for an output that holds NaN or infinities too: J
 _FP32_MAX = torch.finfo(torch.float32).max
 
 
+Places = tuple[tuple[int, int], ...]  # [start, stop) of a prompt's images
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
     """Copies of a call's tensors: the step after it may overwrite the originals.
 
     q, out   [queries, group, head_dim]: one sequence's rows in the query heads of one KV head
     k, v     [keys, 1, head_dim]: the sequence's keys and values of that KV head
-    flags    of the layer, with the sinks and spans of these heads and rows
+    flags    of the layer, with the sinks of these heads, and spans by the places of the prompt's images
+    is_cut   whether the step has computed a part of an image's tokens that see each other
     """
 
     path: str
@@ -48,6 +52,7 @@ class Sample:
     out: Tensor
     flags: AttentionFlags
     of_tower: bool = False
+    is_cut: bool = False
 
     @property
     def lane(self) -> Phase:
@@ -69,6 +74,8 @@ class Sample:
 
         Raises torch.OutOfMemoryError.
         """
+        if self.is_cut:
+            return Judgement(_MOST_FACTOR, self.q.shape[0], detail="an image whose tokens see each other is cut in two")
         if (reason := _why_not_judged(self)) is not None:
             return Judgement(None, detail=reason)
         device, num_queries, num_keys = self.q.device, self.q.shape[0], self.k.shape[0]
@@ -118,10 +125,12 @@ def take_sample(
     tensors: tuple[Tensor, Tensor, Tensor, Tensor],
     flags: AttentionFlags,
     rng: Random,
+    images: Places = (),
 ) -> Sample:
     """Copy one sequence and one KV head of a call, on the stream of the call and without waiting for the device.
 
     tensors  q, k, v and out of the call; k and v packed, or pages
+    images   of the sequence, whose tokens see each other in this layer
     Raises torch.OutOfMemoryError.
     """
     q, k, v, out = tensors
@@ -136,10 +145,25 @@ def take_sample(
     own_flags = replace(
         flags,
         sinks=None if flags.sinks is None else flags.sinks[heads].clone(),
-        spans=None if flags.spans is None else flags.spans[rows].clone(),
+        spans=_spans_of(images, sequence, flags.window, q.device),
     )
     own_q, own_out = q[rows, heads].clone(), out[rows, heads].clone()
-    return Sample(choice.use.path, part.phase, layer, kv_head, own_q, keys, values, own_out, own_flags)
+    edges = sequence.position(sequence.start), sequence.num_keys
+    is_cut = any(start < edge < stop for start, stop in images for edge in edges)
+    return Sample(choice.use.path, part.phase, layer, kv_head, own_q, keys, values, own_out, own_flags, is_cut=is_cut)
+
+
+def _spans_of(images: Places, sequence: SequenceRows, window: int | None, device: torch.device) -> Tensor | None:
+    """Return the positions that each row sees of its own image, [rows, 2] int32; None where no row is an image's.
+
+    Made of the prompt, and not of the step's arrays, which a wrong writer would have wrong too.
+    """
+    first, found = sequence.position(sequence.start), torch.zeros(sequence.num_queries, 2, dtype=torch.int32)
+    for start, stop in images:
+        places = torch.arange(max(start, first), max(start, first, min(stop, sequence.num_keys)))
+        found[places - first, 0] = start if window is None else (places - window + 1).clamp(min=start).int()
+        found[places - first, 1] = stop
+    return found.to(device, non_blocking=True) if found.any() else None
 
 
 def take_tower_sample(

@@ -70,10 +70,9 @@ class ImageSession(Session):
         takes = EmbeddingFormat(
             config.hidden_size, config.has_three_positions, config.tower, sees_both_ways=config.has_image_spans
         )
+        self.runner = ModelRunner(self.worker)
         scheduler = Scheduler(limits, pool, shares_pages=True, seals=PageSeals(pool))
-        super().__init__(
-            Engine(scheduler, ModelRunner(self.worker), EngineOptions(VOCAB_SIZE, (), 0, embeddings=takes))
-        )
+        super().__init__(Engine(scheduler, self.runner, EngineOptions(VOCAB_SIZE, (), 0, embeddings=takes)))
 
     def ask(self, name: str, prompt: Prompt, max_tokens: int, **more: object) -> None:
         """Submit a prompt, answered by the likeliest tokens."""
