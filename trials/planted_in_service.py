@@ -64,7 +64,7 @@ def rows(only: str, folder: Path, *, reproducible: bool) -> Iterator[dict[str, A
             yield {**row, "seconds": round(time.monotonic() - began, 1)}
     images = None
     for of_mask in SPAN_FAULTS:
-        if re.search(only, of_mask.name):
+        if re.search(only, of_mask.name) or re.search(only, SPANS):
             began = time.monotonic()
             images = images or Images(folder / "images")
             layers, shadow, checks = images.look(of_mask)
