@@ -319,20 +319,10 @@ other_machines = st.dictionaries(
 ).map(lambda values: {"fingerprint": replace(MACHINE, **values)})
 changes = other_machines | st.sampled_from(
     [
-        {},
-        {},
-        {},
-        {},
-        {"checks": checks(2.0)},
-        {"checks": ()},
-        {"failure": "RuntimeError: no"},
-        {"timing": None},
-        {"timing": DOUBTED},
-        {"suite": SUITE - 1},
-        {"source_digest": "older"},
-        {"tested_context_tokens": 129},
+        {}, {}, {}, {}, {"checks": checks(2.0)}, {"checks": ()}, {"failure": "RuntimeError: no"}, {"timing": None},
+        {"timing": DOUBTED}, {"suite": SUITE - 1}, {"source_digest": "older"}, {"tested_context_tokens": 129},
     ]
-)
+)  # fmt: skip
 
 
 MAY_SERVE = {

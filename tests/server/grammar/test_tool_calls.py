@@ -283,21 +283,9 @@ def test_harmony_thinks_in_its_own_channel_before_its_answer() -> None:
 
 
 ENDS = (
-    "\n</parameter>",
-    "</parameter>",
-    "</arg_value>",
-    "</arg_value:opensource>",
-    "</think:opensource>",
-    "</seed:think>",
-    '"',
-    QUOTE,
-    "</think>",
-    "[/THINK]",
-    "<channel|>",
-    "<|end|>",
-    "}",
-    "]",
-)
+    "\n</parameter>", "</parameter>", "</arg_value>", "</arg_value:opensource>", "</think:opensource>",
+    "</seed:think>", '"', QUOTE, "</think>", "[/THINK]", "<channel|>", "<|end|>", "}", "]",
+)  # fmt: skip
 
 
 def drawn(grammar: Grammar, chance: random.Random, *, has_marks: bool) -> str:

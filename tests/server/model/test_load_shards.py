@@ -23,15 +23,9 @@ from server.settings import LoadFormat
 
 CPU = torch.device("cpu")
 LLAMA: dict[str, object] = {
-    "model_type": "llama",
-    "vocab_size": 13,
-    "hidden_size": 32,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 16,
-}
+    "model_type": "llama", "vocab_size": 13, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2,
+    "num_attention_heads": 8, "num_key_value_heads": 2, "max_position_embeddings": 16,
+}  # fmt: skip
 MODELS = {
     "biases": {**LLAMA, "attention_bias": True, "mlp_bias": True},
     "tied": {**LLAMA, "tie_word_embeddings": True},

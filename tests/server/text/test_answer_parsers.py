@@ -53,6 +53,7 @@ def test_arguments_stream_before_the_call_is_whole(name: str) -> None:
         (HERMES, '<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>'),
         (CODER, "<tool_call>write</tool_call>"),
         (LLAMA, 'See {"a": 1} and {b}.'),
+        (LLAMA, '{"name": 5, "arguments": {}}'),
         (MISTRAL, "[TOOL_CALLS]write"),
         (GEMMA, "<|tool_call>write<tool_call|>"),
         (HARMONY, "No channel at all."),
