@@ -87,7 +87,7 @@ NAMED: tuple[NamedKernels, ...] = (
     NamedKernels("norm of each head of the values", ("_norm_heads_kernel",)),
     NamedKernels("gated activation", ("_gated_kernel",)),
     NamedKernels("gate of a shared feed-forward", ("_gate_rows_kernel",)),
-    NamedKernels("norm and gate of a recurrence's heads", ("_norm_and_gate_kernel",)),
+    NamedKernels("norm and gate of a recurrence's heads", ("_norm_and_gate_kernel", "_gate_and_norm_kernel")),
     NamedKernels("gate of attention's heads", ("_gate_heads_kernel",)),
     NamedKernels("sum of a row's exponentials, of log probabilities", ("_log_sum_exp_kernel",)),
     NamedKernels("choice of each token's experts, and their weights", ("hallmark_experts_route",)),

@@ -86,13 +86,17 @@ def _own_weights_of(layer: LayerConfig, hidden: int) -> Iterator[_Weight]:
         yield _Weight(mixer.query_size, hidden, mixer.has_output_bias, format=formats.output)
     elif isinstance(mixer, GatedDeltaConfig):
         yield _Weight(hidden, mixer.projected_size, format=formats.qkv)
-        yield _Weight(hidden, 2 * mixer.sizes.num_value_heads)
+        if mixer.rule is None:
+            yield _Weight(hidden, 2 * mixer.sizes.num_value_heads)
         yield _Weight(mixer.value_size, hidden, format=formats.output)
     elif isinstance(mixer, ShortConvolutionConfig):
         yield _Weight(hidden, 3 * mixer.sizes.channels, mixer.sizes.has_bias, format=formats.qkv)
         yield _Weight(mixer.sizes.channels, hidden, mixer.sizes.has_bias, format=formats.output)
     fed = layer.feed_forward
     match fed:
+        case DenseConfig(width, activation, has_bias) if fed.num_inner == 1:
+            yield _Weight(hidden, width, has_bias, format=formats.gate_up)
+            yield _Weight(width, hidden, has_bias, format=formats.down)
         case DenseConfig(width, activation, has_bias):
             is_swiglu = activation is Activation.SILU and not has_bias
             yield from _dense(hidden, width, formats, is_swiglu=is_swiglu, has_bias=has_bias)

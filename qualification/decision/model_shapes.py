@@ -211,7 +211,7 @@ def _rows_of_states(limits: ServingLimits) -> list[tuple[Phase, TokenRows]]:
 
 def recurrence_shape(mixer: GatedDeltaConfig, phase: Phase, dtype: Dtype, rows: TokenRows) -> RecurrenceShape:
     """The shape of a layer's recurrence for so many tokens."""
-    return RecurrenceShape.of(mixer.sizes, phase, dtype, mixer.state_dtype, rows)
+    return RecurrenceShape.of(mixer.sizes, phase, dtype, mixer.state_dtype, rows, mixer.form)
 
 
 def experts_shape(mixture: ExpertsConfig, hidden_size: int, dtype: Dtype, rows: TokenRows) -> ExpertsShape:

@@ -10,6 +10,7 @@ from kernels.experts.shape import AnyExpertActivation
 from kernels.fused.activation_kind import Activation
 from kernels.fused.capped_kind import CappedSilu
 from kernels.fused.head_gate_kind import GateFunction
+from kernels.fused.ungated_kind import Ungated
 from kernels.linear.formats.int4_formats import bytes_of
 from kernels.linear.shape import PLAIN, WeightFormat
 from kernels.vocabulary.cache_dtype import FP8, cached_bytes
@@ -216,16 +217,21 @@ class NormsConfig:
     is_shared: bool = False
 
 
-DenseActivation = Activation | CappedSilu
+DenseActivation = Activation | CappedSilu | Ungated
 
 
 @dataclass(frozen=True, slots=True)
 class DenseConfig:
-    """down(activation(gate) * up)."""
+    """down(activation(gate) * up), or down(activation(up)) where the activation has no gate."""
 
     width: int
     activation: DenseActivation
     has_bias: bool = False
+
+    @property
+    def num_inner(self) -> int:
+        """Return the numbers of each column: gate and up, or up alone."""
+        return 1 if isinstance(self.activation, Ungated) else 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -492,7 +498,8 @@ def _bytes_saved(hidden: int, layer: LayerConfig, dtype: Dtype, num_tokens: int 
         counts += [(formats.output, hidden * mixer.query_size)]
     dense = fed.shared if isinstance(fed, ExpertsConfig) else fed
     if dense is not None:
-        counts += [(formats.gate_up, 2 * hidden * dense.width), (formats.down, hidden * dense.width)]
+        num_inner = dense.num_inner if isinstance(dense, DenseConfig) else 2
+        counts += [(formats.gate_up, num_inner * hidden * dense.width), (formats.down, hidden * dense.width)]
     if isinstance(fed, ExpertsConfig) and isinstance(fed.format, FewBitFormat):
         counts += [(fed.format.of_weights, _num_visited(fed, num_tokens) * 3 * hidden * fed.width)]
     return sum(count * dtype.num_bytes - bytes_of(it, count, dtype) for it, count in counts)
@@ -507,8 +514,8 @@ def _all_visit(config: ModelConfig, layer: LayerConfig) -> int:
     match layer.feed_forward:
         case None:
             return count
-        case DenseConfig(width, _, has_bias):
-            return count + 3 * hidden * width + (2 * width + hidden) * has_bias
+        case DenseConfig(width, _, has_bias) as dense:
+            return count + (dense.num_inner + 1) * hidden * width + (dense.num_inner * width + hidden) * has_bias
         case ExpertsConfig() as mixture:
             of_expert = hidden + mixture.has_router_bias + mixture.has_correction_bias + mixture.has_expert_scales
             count += mixture.num_experts * of_expert + 4 * hidden * mixture.norms_apart

@@ -1,14 +1,24 @@
-"""Layers of the gated delta rule (Qwen 3 Next, Qwen 3.5): their sizes, and what they keep of a sequence.
+"""Layers of the gated delta rule (Qwen 3 Next, Qwen 3.5) and of Mamba2's state space, which has the same sizes.
 
-Source: Yang et al. 2024 (Gated Delta Networks).
+Source: Yang et al. 2024 (Gated Delta Networks); Dao and Gu 2024 (Mamba-2).
 """
 
 from dataclasses import dataclass, field, replace
 
 from kernels.recurrence.sizes import RecurrenceSizes
+from kernels.recurrence.state_space.kept import kept_tensors
+from kernels.vocabulary.recurrence_form import RecurrenceForm
 from kernels.vocabulary.shape import Dtype
 from qualification.model.config import ModelConfig, RecurrenceConfig, StateTensor
 from qualification.model.fields import ModelConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class StateSpaceRule:
+    """least_step, most_step  that the steps of a state space are held between."""
+
+    least_step: float
+    most_step: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,29 +27,41 @@ class GatedDeltaConfig(RecurrenceConfig):
     state_dtype  of the matrices that a sequence's past is folded into
     hidden_size  of what the layer reads
     num_drafted  tokens of a sequence that a step may compute and take back
+    rule         of a state space, whose queries, keys and values are C, B and x; None: the gated delta rule
     """
 
     sizes: RecurrenceSizes = field(kw_only=True)
     state_dtype: Dtype = field(kw_only=True)
     hidden_size: int = field(kw_only=True)
     num_drafted: int = field(default=0, kw_only=True)
+    rule: StateSpaceRule | None = field(default=None, kw_only=True)
 
     @classmethod
     def of(
-        cls, sizes: RecurrenceSizes, hidden_size: int, state_dtype: Dtype = Dtype.FP32, num_drafted: int = 0
+        cls,
+        sizes: RecurrenceSizes,
+        hidden_size: int,
+        state_dtype: Dtype = Dtype.FP32,
+        num_drafted: int = 0,
+        rule: StateSpaceRule | None = None,
     ) -> "GatedDeltaConfig":
         """Return the mixer of these sizes, with what it keeps and how many numbers it has."""
         # Two dtypes that differ stand for the weights' and the state's: the former is known when the model is served.
+        kept = RecurrenceSizes.state_tensors if rule is None else kept_tensors
         tensors = zip(
-            sizes.state_tensors(Dtype.FP16, state_dtype, num_drafted),
-            sizes.state_tensors(Dtype.BF16, state_dtype, num_drafted),
+            kept(sizes, Dtype.FP16, state_dtype, num_drafted),
+            kept(sizes, Dtype.BF16, state_dtype, num_drafted),
             strict=True,
         )
         state = tuple(StateTensor(shape, dtype if dtype is other else None) for (shape, dtype), (_, other) in tensors)
         heads, values = sizes.num_value_heads, sizes.num_value_heads * sizes.value_dim
-        count = hidden_size * (sizes.conv_dim + 2 * values + 2 * heads)
-        count += sizes.conv_dim * sizes.width + 2 * heads + sizes.value_dim
-        name = "the gated delta rule"
+        if rule is None:
+            count = hidden_size * (sizes.conv_dim + 2 * values + 2 * heads)
+            count += sizes.conv_dim * sizes.width + 2 * heads + sizes.value_dim
+        else:
+            count = hidden_size * (sizes.conv_dim + 2 * values + heads)
+            count += sizes.conv_dim * (sizes.width + 1) + 3 * heads + values
+        name = "the gated delta rule" if rule is None else "the state space"
         return cls(
             name,
             state,
@@ -48,7 +70,12 @@ class GatedDeltaConfig(RecurrenceConfig):
             state_dtype=state_dtype,
             hidden_size=hidden_size,
             num_drafted=num_drafted,
+            rule=rule,
         )
+
+    @property
+    def form(self) -> RecurrenceForm:
+        return RecurrenceForm.GATED_DELTA if self.rule is None else RecurrenceForm.STATE_SPACE
 
     @property
     def value_size(self) -> int:
@@ -57,8 +84,13 @@ class GatedDeltaConfig(RecurrenceConfig):
 
     @property
     def projected_size(self) -> int:
-        """Return the rows of what makes queries, keys, values and the gates of the result."""
-        return self.sizes.conv_dim + self.value_size
+        """Return the rows of what makes queries, keys, values, gates of the result and, of a state space, steps."""
+        return self.sizes.conv_dim + self.value_size + (0 if self.rule is None else self.sizes.num_value_heads)
+
+    @property
+    def norm_size(self) -> int:
+        """Return the weights of the norm of the result: of one head, or of a state space of all."""
+        return self.sizes.value_dim if self.rule is None else self.value_size
 
     def of_rank(self, rank: int, world: int) -> "GatedDeltaConfig":
         """Return the heads of one of several ranks. Raises ModelConfigError where they cannot be shared equally."""
@@ -70,16 +102,16 @@ class GatedDeltaConfig(RecurrenceConfig):
                 "divide them"
             )
         own = replace(sizes, num_key_heads=sizes.num_key_heads // world, num_value_heads=sizes.num_value_heads // world)
-        return GatedDeltaConfig.of(own, self.hidden_size, self.state_dtype, self.num_drafted)
+        return GatedDeltaConfig.of(own, self.hidden_size, self.state_dtype, self.num_drafted, self.rule)
 
     def taking_back(self, num_drafted: int) -> "GatedDeltaConfig":
-        return GatedDeltaConfig.of(self.sizes, self.hidden_size, self.state_dtype, num_drafted)
+        return GatedDeltaConfig.of(self.sizes, self.hidden_size, self.state_dtype, num_drafted, self.rule)
 
 
 def with_state_dtype(model: ModelConfig, dtype: Dtype) -> ModelConfig:
-    """Return the model with states of another dtype in its layers of the gated delta rule."""
+    """Return the model with states of another dtype in its layers that keep such."""
     layers = tuple(
-        replace(layer, mixer=GatedDeltaConfig.of(it.sizes, it.hidden_size, dtype, it.num_drafted))
+        replace(layer, mixer=GatedDeltaConfig.of(it.sizes, it.hidden_size, dtype, it.num_drafted, it.rule))
         if isinstance(it := layer.mixer, GatedDeltaConfig)
         else layer
         for layer in model.layers

@@ -138,6 +138,7 @@ PUBLISHED: tuple[PublishedModel, ...] = (
     PublishedModel("arcee-ai/Trinity-Large-Thinking", "AfmoeForCausalLM", 398.0, Calls.QWEN3_CODER),
     PublishedModel("stepfun-ai/Step-3.5-Flash", "Step3p5ForCausalLM", 197.0, Calls.STEP3P5),
     PublishedModel("stepfun-ai/Step-3.7-Flash", "Step3p7ForConditionalGeneration", 197.0, Calls.STEP3P5),
+    PublishedModel("nvidia/NVIDIA-Nemotron-Nano-9B-v2", "NemotronHForCausalLM", 8.89, Calls.NEMOTRON_JSON),
     PublishedModel("nvidia/Llama-3_3-Nemotron-Super-49B-v1_5", "DeciLMForCausalLM", 49.9, Calls.NEMOTRON_JSON),
     PublishedModel("tencent/Hy3-preview", "HYV3ForCausalLM", 295.0, Calls.HY_V3),
     PublishedModel(

@@ -15,11 +15,14 @@ from kernels.fused.activation_kind import Activation
 from kernels.fused.capped_kind import CappedSilu
 from kernels.fused.layer_norm import layer_norm
 from kernels.fused.norm import rms_norm
+from kernels.fused.ungated_kind import Ungated
 from kernels.linear.epilogue import Epilogue
 from kernels.linear.shape import PLAIN
 from kernels.linear.weights import PlainWeight
 from kernels.recurrence.calls import RecurrenceWeights, RunRecurrence
 from kernels.recurrence.eager_path import run_recurrence_eager
+from kernels.recurrence.state_space.eager import run_state_space_eager
+from kernels.recurrence.state_space.weights import StateSpaceWeights
 from qualification.model.config import (
     AttentionConfig,
     DenseActivation,
@@ -30,7 +33,7 @@ from qualification.model.config import (
     QKNorm,
     RecurrenceConfig,
 )
-from qualification.model.gated_delta import GatedDeltaConfig
+from qualification.model.gated_delta import GatedDeltaConfig, StateSpaceRule
 from qualification.model.shard import sums_at_norms, vocabulary_rows
 from qualification.model.short_convolution import ShortConvolutionConfig
 from server.errors import ModelError
@@ -61,11 +64,23 @@ from server.model.block import (
 from server.model.experts import Experts, ExpertsApart, ProductsOf, Shared, SharedAlike, products_of
 from server.model.gated_delta import GatedDelta
 from server.model.layers import DenseWeights, LayerWeights, MixtureWeights, NormsApart, PerLayerWeights, Weights
-from server.model.linear import Capped, CutOff, Gated, GatedAlike, Linear, Product, ProductOf, WeightName, unplanned
+from server.model.linear import (
+    Activated,
+    Capped,
+    CutOff,
+    Gated,
+    GatedAlike,
+    Linear,
+    Product,
+    ProductOf,
+    WeightName,
+    unplanned,
+)
 from server.model.per_layer import PerLayerInputs
 from server.model.ranks import ALONE, Ranks
 from server.model.rope import RotaryTables
 from server.model.short_convolution import ShortConvolution
+from server.model.state_space import StateSpace
 from server.model.step import Step, added_behind, with_embeddings
 
 # (place among the recurrent layers, what it is, its layer's weights) -> its mixer, whose states are those of that place
@@ -101,9 +116,9 @@ def no_recurrence(_: int, config: RecurrenceConfig, __: LayerWeights) -> Sublaye
     raise ModelError(f"no kernel computes layers of {config.name}: serve a model whose layers all attend")
 
 
-def unplanned_gated_delta(_: GatedDeltaConfig, __: int) -> RunRecurrence:
+def unplanned_gated_delta(config: GatedDeltaConfig, _: int) -> RunRecurrence:
     """Return the gated delta rule by PyTorch, for a decoder without a plan."""
-    return run_recurrence_eager
+    return run_recurrence_eager if config.rule is None else run_state_space_eager
 
 
 def unplanned_convolution(_: ShortConvolutionConfig, __: int) -> RunConvolution:
@@ -216,6 +231,9 @@ class Decoder:
             elif isinstance(block, Block | ParallelBlock) and isinstance(block.attention, ShortConvolution):
                 observe = partial(observer.on_convolution, index)
                 found[index] = replace(block, attention=replace(block.attention, observe=observe))
+            if isinstance(block, SingleBlock) and isinstance(block.sublayer, StateSpace):
+                space = replace(block.sublayer, observe=partial(observer.on_recurrence, index))
+                found[index] = replace(block, sublayer=space)
         return found
 
     @torch.inference_mode()
@@ -260,6 +278,8 @@ class Decoder:
         """Return the product with gate and up, then activation(gate) * up; one kernel where there may be one."""
         if isinstance(activation, CappedSilu):
             return Capped(self._product(layer, name, gate_up), activation)
+        if isinstance(activation, Ungated):
+            return Activated(self._product(layer, name, gate_up), activation)
         if activation is Activation.SILU and gate_up.bias is None:
             return self._with_bound(gate_up, self._operators.product(layer, name, gate_up, Epilogue.SWIGLU))
         return (GatedAlike if self._is_alike(gate_up) else Gated)(self._product(layer, name, gate_up), activation)
@@ -388,9 +408,14 @@ class Decoder:
             return recurrence
         return lambda x, step: ranks.sum(recurrence(x, step))
 
-    def _gated_delta(self, index: int, place: int, config: GatedDeltaConfig, weights: LayerWeights) -> GatedDelta:
+    def _gated_delta(
+        self, index: int, place: int, config: GatedDeltaConfig, weights: LayerWeights
+    ) -> GatedDelta | StateSpace:
         own, sizes, (qkv, output) = weights.recurrence, config.sizes, weights.mixed_by
         assert own is not None, "weights are of the kind that the configuration says"
+        if config.rule is not None:
+            return self._state_space(index, place, config, config.rule, weights)
+        assert own.gates is not None, "weights are of the kind that the configuration says"
         return GatedDelta(
             place,
             sizes.conv_dim,
@@ -415,6 +440,27 @@ class Decoder:
             self._summed(self._product(index, WeightName.RECURRENT_OUTPUT, output)),
             ConvolutionWeights(own.taps[:, 0], own.bias),
             self._operators.convolution(config, place),
+        )
+
+    def _state_space(
+        self, index: int, place: int, config: GatedDeltaConfig, rule: StateSpaceRule, weights: LayerWeights
+    ) -> StateSpace:
+        own, sizes, (projected, output) = weights.recurrence, config.sizes, weights.mixed_by
+        assert own is not None, "weights are of the kind that the configuration says"
+        assert own.conv_bias is not None, "weights are of the kind that the configuration says"
+        assert own.skip is not None, "weights are of the kind that the configuration says"
+        steps = rule.least_step, rule.most_step
+        return StateSpace(
+            place,
+            sizes.conv_dim,
+            (sizes.num_value_heads, sizes.value_dim),
+            self._product(index, WeightName.RECURRENT_INPUT, projected),
+            self._summed(self._product(index, WeightName.RECURRENT_OUTPUT, output)),
+            StateSpaceWeights(own.conv[:, 0], own.a_log, own.dt_bias, own.conv_bias, own.skip, *steps),
+            own.norm,
+            sizes.num_key_heads,
+            self.config.norm_eps,
+            self._operators.gated_delta(config, place),
         )
 
     def _attention(self, index: int, attention: AttentionConfig, weights: LayerWeights) -> Attention:

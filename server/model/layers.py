@@ -30,7 +30,7 @@ from server.model.linear import Linear, WeightName
 class DenseWeights:
     """A feed-forward that all tokens visit."""
 
-    gate_up: Linear  # gate, then up
+    gate_up: Linear  # gate, then up; up alone where there is no gate
     down: Linear
 
 
@@ -95,19 +95,22 @@ class PerLayerGateWeights:
 
 @dataclass(frozen=True, slots=True)
 class GatedDeltaWeights:
-    """Tensors of a layer of the gated delta rule beside the products that others have too.
+    """Tensors of a layer of the gated delta rule, or of a state space, beside the products that others have too.
 
-    gates    [2 * value heads, hidden]: of writing, then of decay
+    gates    [2 * value heads, hidden]: of writing, then of decay; None of a state space
     conv     [channels, 1, width]: of queries, keys and values before they are mixed
     a_log, dt_bias   [value heads] fp32, of the decay
-    norm     [value dim] fp32, of the result
+    norm     [value dim] fp32, of the result; of a state space of all heads
+    conv_bias, skip   [channels], and [value heads] fp32: of a state space, else None
     """
 
-    gates: Linear
+    gates: Linear | None
     conv: Tensor
     a_log: Tensor
     dt_bias: Tensor
     norm: Tensor
+    conv_bias: Tensor | None = None
+    skip: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,9 +174,10 @@ class LayerWeights:
         qkv, output = self.mixed_by
         gate = {} if self.attention_gate is None else {WeightName.ATTENTION_GATE: self.attention_gate}
         if self.recurrence is not None:
+            gates = self.recurrence.gates
             return {
                 WeightName.RECURRENT_INPUT: qkv,
-                WeightName.RECURRENT_GATES: self.recurrence.gates,
+                **({} if gates is None else {WeightName.RECURRENT_GATES: gates}),
                 WeightName.RECURRENT_OUTPUT: output,
                 **fed,
             }
@@ -256,7 +260,7 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device)
                 q_norm=None,
                 k_norm=None,
                 output=linear(config.mixer.value_size, hidden, False, formats.output),
-                feed_forward_norm=vector(hidden) if norms.before else None,
+                feed_forward_norm=vector(hidden) if norms.before and feeds else None,
                 feed_forward=_empty_feed_forward(config, hidden, linear, dtype, device),
                 recurrence=_empty_gated_delta(config.mixer, hidden, dtype, device),
             )
@@ -336,11 +340,13 @@ def _empty_gated_delta(
     config: GatedDeltaConfig, hidden: int, dtype: torch.dtype, device: torch.device
 ) -> GatedDeltaWeights:
     sizes, heads = config.sizes, config.sizes.num_value_heads
-    return GatedDeltaWeights(
-        Linear.empty(hidden, 2 * heads, False, PLAIN, dtype, device),
-        torch.empty(sizes.conv_dim, 1, sizes.width, dtype=dtype, device=device),
-        *(torch.empty(size, device=device) for size in (heads, heads, sizes.value_dim)),
-    )
+    conv = torch.empty(sizes.conv_dim, 1, sizes.width, dtype=dtype, device=device)
+    a_log, dt_bias, norm = (torch.empty(size, device=device) for size in (heads, heads, config.norm_size))
+    if config.rule is None:
+        gates = Linear.empty(hidden, 2 * heads, False, PLAIN, dtype, device)
+        return GatedDeltaWeights(gates, conv, a_log, dt_bias, norm)
+    conv_bias = torch.empty(sizes.conv_dim, dtype=dtype, device=device)
+    return GatedDeltaWeights(None, conv, a_log, dt_bias, norm, conv_bias, torch.empty(heads, device=device))
 
 
 # (size_in, size_out, has_bias, format) -> one that is not yet filled
@@ -354,7 +360,7 @@ def _empty_feed_forward(
     if config is None:
         return None
     if isinstance(config, DenseConfig):
-        return _empty_dense(hidden, config.width, linear, formats, has_bias=config.has_bias)
+        return _empty_dense(hidden, config.width, linear, formats, config.num_inner, has_bias=config.has_bias)
     shared = config.shared
     return MixtureWeights(
         Linear.empty(hidden, config.num_experts, config.has_router_bias, PLAIN, dtype, device),
@@ -368,10 +374,10 @@ def _empty_feed_forward(
 
 
 def _empty_dense(
-    hidden: int, width: int, linear: EmptyLinear, formats: LinearFormats, *, has_bias: bool
+    hidden: int, width: int, linear: EmptyLinear, formats: LinearFormats, num_inner: int = 2, *, has_bias: bool
 ) -> DenseWeights:
     return DenseWeights(
-        linear(hidden, 2 * width, has_bias, formats.gate_up), linear(width, hidden, has_bias, formats.down)
+        linear(hidden, num_inner * width, has_bias, formats.gate_up), linear(width, hidden, has_bias, formats.down)
     )
 
 

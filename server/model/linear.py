@@ -13,6 +13,8 @@ from kernels.fused.activation_kind import Activation
 from kernels.fused.alike import gated_alike
 from kernels.fused.capped import capped
 from kernels.fused.capped_kind import CappedSilu
+from kernels.fused.ungated import activated
+from kernels.fused.ungated_kind import Ungated
 from kernels.linear.epilogue import Epilogue
 from kernels.linear.first_path import multiply
 from kernels.linear.shape import WeightFormat
@@ -110,6 +112,17 @@ class Capped:
     def __call__(self, x: Tensor, step: Step | None, out: Tensor | None = None) -> Tensor:
         found = capped(self.gate_up(x, step), self.activation)
         return found if out is None else out.copy_(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Activated:
+    """A product and an activation without a gate; the bits of a row do not depend on the other rows."""
+
+    up: Product
+    activation: Ungated
+
+    def __call__(self, x: Tensor, step: Step | None, out: Tensor | None = None) -> Tensor:
+        return activated(self.up(x, step), self.activation, out)
 
 
 @dataclass(frozen=True, slots=True)

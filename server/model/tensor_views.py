@@ -64,6 +64,9 @@ def layer_views(index: int, layer: LayerWeights, config: LayerConfig, names: Ten
             f"{own}.dt_bias": StoredTensor(layer.recurrence.dt_bias),
             f"{own}.norm.weight": StoredTensor(layer.recurrence.norm),
         }
+        if layer.recurrence.conv_bias is not None and layer.recurrence.skip is not None:
+            views[f"{own}.conv1d.bias"] = StoredTensor(layer.recurrence.conv_bias)
+            views[f"{own}.D"] = StoredTensor(layer.recurrence.skip)
     if layer.convolution is not None:
         own = f"{prefix}.{names.convolution}.conv"
         views[f"{own}.weight"] = StoredTensor(layer.convolution.taps)
@@ -122,13 +125,13 @@ def _attention(layer: LayerWeights, config: LayerConfig, names: TensorNames) -> 
     """Queries, keys and values apart, or as one tensor."""
     qkv, output = layer.mixed_by
     if names.merged:
-        return {"self_attn.qkv_proj": qkv, names.attention_output: output}
+        return {f"{names.attention}.qkv_proj": qkv, names.attention_output: output}
     attention = config.attention
     gate = {} if layer.attention_gate is None else {names.attention_gate: layer.attention_gate}
     of_gates = attention.gate_size if attention.gate is not None and attention.gate.is_beside_queries else 0
     sizes = [heads * attention.head_dim for heads in attention.head_splits]
     parts = qkv.split(sizes[0] + of_gates, *sizes[1:])  # queries with their gates
-    found = {f"self_attn.{name}_proj": part for name, part in zip("qkv", parts, strict=False)}
+    found = {f"{names.attention}.{name}_proj": part for name, part in zip("qkv", parts, strict=False)}
     return {**found, names.attention_output: output, **gate}
 
 
@@ -136,6 +139,8 @@ def _recurrence(layer: LayerWeights, weights: GatedDeltaWeights, names: Recurren
     """Queries, keys and values, gates of the result, and the others: apart, or two of each as one tensor."""
     prefix, (whole, output) = names.prefix, layer.mixed_by
     found = {f"{prefix}.out_proj": output}
+    if weights.gates is None:
+        return {f"{prefix}.in_proj": whole, **found}
     if names.is_fused:
         return {f"{prefix}.in_proj_qkvz": whole, f"{prefix}.in_proj_ba": weights.gates, **found}
     channels, heads = weights.conv.shape[0], weights.a_log.shape[0]
@@ -152,6 +157,8 @@ def _dense(
     if is_merged:
         return {f"{prefix}.gate_up_proj": weights.gate_up, f"{prefix}.down_proj": weights.down}
     width = weights.down.weight.size[1]
+    if weights.gate_up.weight.size[0] == width:
+        return {f"{prefix}.up_proj": weights.gate_up, f"{prefix}.down_proj": weights.down}
     gate, up = weights.gate_up.split(width, width)
     return {f"{prefix}.{name}": it for name, it in zip(names, (gate, up, weights.down), strict=True)}
 

@@ -1,7 +1,7 @@
 """Model families: how config.json is read, and what checkpoints call each weight."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from qualification.model.config import ModelConfig
@@ -85,6 +85,7 @@ class TensorNames:
     attention_output      the product behind attention
     dense                 gate, up and the last product of a dense feed-forward
     final_norm            the norm behind the last layer
+    attention             what the names of attention's products begin with
     """
 
     merged: bool = False
@@ -104,6 +105,7 @@ class TensorNames:
     attention_output: str = "self_attn.o_proj"
     dense: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     final_norm: str = "norm"
+    attention: str = "self_attn"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,7 @@ class Family:
     keys          of config.json that are known; of a model that also sees images, those of the text part
     tensors       None where the server does not serve the family, and only its attention is of interest
     tolerated     ends of names that a checkpoint may hold without need
+    renamed       beginnings of names in a checkpoint -> those of other families; the first that fits
     not_read      beginnings of names of tensors that predict several tokens at once, which are not read
     has_more_layers    whether a checkpoint may hold layers behind the model's last one, which are not read
     has_quantization   whether `read_config` reads quantization_config, which quantization.py reads for other families
@@ -127,6 +130,7 @@ class Family:
     not_read: tuple[str, ...] = ()
     has_more_layers: bool = False
     has_quantization: bool = False
+    renamed: Mapping[str, str] = field(default_factory=dict)
 
     def read(self, values: Mapping[str, object], source: str) -> ModelConfig:
         """Read a parsed config.json. Raises ModelConfigError for a key that is refused, missing or wrong."""

@@ -12,7 +12,7 @@ from qualification.model.fields import Fields
 from qualification.model.keys import family_keys
 from qualification.model.mixtures import read_mixtures, read_routing
 from qualification.model.rope import read_rope
-from qualification.model.shared import read_dense, read_like_llama
+from qualification.model.shared import read_activation, read_like_llama
 
 TENSORS = TensorNames(experts=ExpertNames(shared="mlp.shared_experts"))
 
@@ -41,7 +41,7 @@ def _read_rope(fields: Fields, head_dim: int) -> RopeConfig:
 
 
 def _read_experts(fields: Fields) -> ExpertsConfig:
-    activation = read_dense(fields).activation
+    activation = read_activation(fields)
     width, num_shared = fields.integer("moe_intermediate_size", 1408), fields.count("n_shared_experts", 1)
     routing = read_routing(
         fields,

@@ -8,7 +8,7 @@ from qualification.model.families.granite import MULTIPLIERS, read_granite
 from qualification.model.fields import Fields
 from qualification.model.keys import family_keys
 from qualification.model.mixtures import read_routing
-from qualification.model.shared import read_dense
+from qualification.model.shared import read_activation, read_dense
 
 TENSORS = TensorNames(
     experts=ExpertNames(
@@ -37,7 +37,7 @@ def _read_experts(fields: Fields, shared_width: int) -> ExpertsConfig:
     dense = read_dense(fields)  # an expert's width and activation stand where those of a dense layer do
     routing = read_routing(fields, "num_local_experts", renormalizes=True, num_experts_missing=8, num_active_missing=2)
     shared = SharedExpertConfig(shared_width) if shared_width else None
-    return ExpertsConfig(dense.width, routing, dense.activation, shared=shared)
+    return ExpertsConfig(dense.width, routing, read_activation(fields), shared=shared)
 
 
 _READ = f"attention_bias {MULTIPLIERS} num_local_experts num_experts_per_tok"

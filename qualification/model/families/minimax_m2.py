@@ -7,7 +7,7 @@ from qualification.model.fields import Fields
 from qualification.model.keys import family_keys
 from qualification.model.mixtures import read_routing
 from qualification.model.rope import read_rope
-from qualification.model.shared import read_dense, read_like_llama
+from qualification.model.shared import read_activation, read_dense, read_like_llama
 from qualification.model.windows import read_num_layers
 
 TENSORS = TensorNames(
@@ -57,7 +57,7 @@ def _read_experts(fields: Fields) -> ExpertsConfig:
         num_experts_missing=256,
         num_active_missing=8,
     )
-    return ExpertsConfig(dense.width, routing, dense.activation, has_correction_bias=True)
+    return ExpertsConfig(dense.width, routing, read_activation(fields), has_correction_bias=True)
 
 
 KEYS = family_keys(

@@ -7,7 +7,7 @@ from qualification.model.families.family import ExpertNames, Family, TensorNames
 from qualification.model.fields import Fields
 from qualification.model.keys import family_keys
 from qualification.model.mixtures import read_routing
-from qualification.model.shared import read_dense, read_like_llama
+from qualification.model.shared import read_activation, read_dense, read_like_llama
 from qualification.model.windows import read_uniform_windows
 
 TENSORS = TensorNames(
@@ -28,7 +28,7 @@ def read_config(fields: Fields) -> ModelConfig:
 def _read_experts(fields: Fields) -> ExpertsConfig:
     dense = read_dense(fields)  # an expert's width and activation stand where those of a dense layer do
     routing = read_routing(fields, "num_local_experts", renormalizes=True, num_experts_missing=8, num_active_missing=2)
-    return ExpertsConfig(dense.width, routing, dense.activation)
+    return ExpertsConfig(dense.width, routing, read_activation(fields))
 
 
 KEYS = family_keys(

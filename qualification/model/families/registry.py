@@ -34,6 +34,7 @@ from qualification.model.families.minimax_m2 import MINIMAX_M2
 from qualification.model.families.ministral3 import MINISTRAL3
 from qualification.model.families.mistral import MISTRAL
 from qualification.model.families.mixtral import MIXTRAL
+from qualification.model.families.nemotron_h import NEMOTRON_H
 from qualification.model.families.nemotron_nas import NEMOTRON_NAS
 from qualification.model.families.olmo2 import OLMO2
 from qualification.model.families.olmo3 import OLMO3
@@ -85,6 +86,7 @@ KNOWN: tuple[Family, ...] = (
     MINISTRAL3,
     MISTRAL,
     MIXTRAL,
+    NEMOTRON_H,
     NEMOTRON_NAS,
     OLMO2,
     OLMO3,

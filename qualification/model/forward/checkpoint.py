@@ -23,7 +23,6 @@ _DTYPES = {
 _NUM_THREADS = 8
 _PART_BYTES = 32 * 2**20  # of one read
 _HEADS = ("lm_head.weight", "language_model.lm_head.weight")
-_EMBEDDING = "embed_tokens.weight"
 
 
 class CheckpointError(Exception):
@@ -41,20 +40,21 @@ class _Place:
 class Checkpoint:
     """The tensors of a folder of safetensors files. `prefix`: of the names of the text part, "model." in most files."""
 
-    def __init__(self, folder: Path, device: torch.device) -> None:
-        """Read the headers. Raises CheckpointError."""
+    def __init__(self, folder: Path, device: torch.device, embedding: str = "embed_tokens") -> None:
+        """Read the headers. `embedding`: the end of its name. Raises CheckpointError."""
         self.device = device
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="reference")
         try:
             self._places = _places(folder)
         except (OSError, ValueError, LookupError, struct.error) as error:
             raise CheckpointError(f"{folder}: cannot be read as safetensors: {error}") from error
-        embeddings = [name for name in self._places if name.endswith(_EMBEDDING)]
+        end = f"{embedding}.weight"
+        embeddings = [name for name in self._places if name.endswith(end)]
         self.head = next((name for name in _HEADS if name in self._places), None)
         if not embeddings and self.head is None:
-            raise CheckpointError(f"{folder}: no tensor is called {_EMBEDDING}")
+            raise CheckpointError(f"{folder}: no tensor is called {end}")
         self.embedding = min(embeddings, key=len) if embeddings else str(self.head)
-        self.prefix = self.embedding.removesuffix(_EMBEDDING) if embeddings else "model."
+        self.prefix = self.embedding.removesuffix(end) if embeddings else "model."
 
     def has(self, name: str) -> bool:
         return name in self._places

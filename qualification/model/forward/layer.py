@@ -31,7 +31,8 @@ from qualification.model.forward.packed import is_packed, numbers_of
 from qualification.model.forward.recurrence import Rule, mix
 from qualification.model.forward.rotation import rotate
 from qualification.model.forward.sentences import HeadGate, MixtureSentence, NormOrder, Scoring, Sentence
-from qualification.model.gated_delta import GatedDeltaConfig
+from qualification.model.forward.state_space import SpaceRule, mix_space
+from qualification.model.gated_delta import GatedDeltaConfig, StateSpaceRule
 from qualification.model.short_convolution import ShortConvolutionConfig
 
 GATES: Mapping[HeadGate, Callable[[Tensor], Tensor]] = {
@@ -108,7 +109,10 @@ class LayerReference:
             parts = [merged.columns(own) for own in (slice(ends[0]), slice(*ends), slice(ends[1], None))]
         else:
             has_values = "self_attn.v_proj.weight" in self.tensors or not self.sentence.norms_values
-            parts = [self._linear(read, f"self_attn.{name}_proj", inputs) for name in ("qkv" if has_values else "qkk")]
+            parts = [
+                self._linear(read, f"{self.sentence.attention}.{name}_proj", inputs)
+                for name in ("qkv" if has_values else "qkk")
+            ]
         if self.sentence.gates_in_queries:
             parts[0] = parts[0].changed(self._first_halves)
         q, k, v = (self.precision.rounded(part) for part in parts)
@@ -202,6 +206,11 @@ class LayerReference:
         sentence, inputs = self.sentence.recurrence, Inputs.of(self.config.formats.qkv.name)
         sizes, heads = self.recurrence.sizes, self.recurrence.sizes.num_value_heads
         assert sentence is not None, "the layer is recurrent"
+        if sentence.is_space:
+            ends = self.recurrence.value_size, sizes.num_key_heads * sizes.key_dim
+            by_part = (ends[0], ends[0], ends[1], ends[1], heads)
+            whole = self.precision.rounded(self._linear(read, f"{sentence.prefix}.in_proj", inputs))
+            return whole.changed(partial(_turned, sizes=by_part)), whole.columns(slice(-heads, None))
         if sentence.is_fused:
             group = heads // sizes.num_key_heads
             values = group * sizes.value_dim
@@ -220,6 +229,8 @@ class LayerReference:
         """Return the results [T, heads, d] of one sequence from its first token on, of what `recurrent_input` gives."""
         sizes = self.recurrence.sizes
         heads, prefix = sizes.num_value_heads, self._recurrence_prefix
+        if self.recurrence.rule is not None:
+            return self._mix_space(projected, gates, self.recurrence.rule)
         rule = Rule(
             self._vector(f"{prefix}.conv1d.weight")[:, 0],
             self._vector(f"{prefix}.A_log", torch.float32),
@@ -232,14 +243,52 @@ class LayerReference:
         qkv = projected[:, : rule.conv.shape[0]]
         return mix(qkv, gates[:, :heads], gates[:, heads:], rule, self.precision)
 
+    def _mix_space(self, projected: Tensor, steps: Tensor, rule: StateSpaceRule) -> Bounded:
+        sizes, prefix = self.recurrence.sizes, self._recurrence_prefix
+        keys, values = sizes.num_key_heads * sizes.key_dim, self.recurrence.value_size
+
+        def turned(name: str) -> Tensor:
+            x, b, c = self._vector(name).split_with_sizes((values, keys, keys))
+            return torch.cat([c, b, x])
+
+        of_heads = (self._vector(f"{prefix}.{name}", torch.float32) for name in ("A_log", "dt_bias", "D"))
+        a_log, dt_bias, skip = of_heads
+        own = SpaceRule(
+            turned(f"{prefix}.conv1d.weight")[:, 0],
+            turned(f"{prefix}.conv1d.bias"),
+            a_log,
+            dt_bias,
+            skip,
+            sizes.num_key_heads,
+            sizes.key_dim,
+            sizes.value_dim,
+            rule.least_step,
+            rule.most_step,
+            2.0**-9 if self.recurrence.state_dtype.value == "bf16" else 0.0,
+        )
+        return mix_space(projected[:, : sizes.conv_dim], steps, own, self.precision)
+
     def after_recurrence(self, residual: Bounded, out: Bounded, projected: Bounded) -> Bounded:
         """Return the residual behind a recurrence, of its results [T, heads, d] and what `recurrent_input` gives."""
+        if self.recurrence.rule is not None:
+            return self._after_space(residual, out, projected)
         num_heads, size = out.truth.shape[1:]
         weight = self._vector(f"{self._recurrence_prefix}.norm.weight", torch.float32)
         normed = rms_norm(out, weight, self.model.norm_eps, self.precision).changed(lambda it: it.flatten(1))
         gate = projected.columns(slice(-num_heads * size, None))
         gated = function_of((gate, normed), lambda one, other: one * torch.sigmoid(one) * other, self.precision)
         return self._behind(residual, gated, f"{self._recurrence_prefix}.out_proj")
+
+    def _after_space(self, residual: Bounded, out: Bounded, projected: Bounded) -> Bounded:
+        """Return the residual behind a state space, whose results are gated and then normed group by group."""
+        gate = projected.columns(slice(-self.recurrence.value_size, None))
+        flat = out.changed(lambda it: it.flatten(1))
+        gated = function_of((gate, flat), lambda one, other: one * torch.sigmoid(one) * other, Precision(torch.float32))
+        groups = self.recurrence.sizes.num_key_heads
+        weight = self._vector(f"{self._recurrence_prefix}.norm.weight", torch.float32).view(groups, -1)
+        in_groups = gated.changed(lambda it: it.reshape(it.shape[0], groups, -1))
+        normed = rms_norm(in_groups, weight, self.model.norm_eps, self.precision).changed(lambda it: it.flatten(1))
+        return self._behind(residual, normed, f"{self._recurrence_prefix}.out_proj")
 
     @property
     def _recurrence_prefix(self) -> str:
@@ -410,6 +459,9 @@ class LayerReference:
             both = self.matrix(f"{name}.{joined[0]}", inputs)
             half = both.num_rows // 2
             return GatedWeights(both.rows(slice(half)), both.rows(slice(half, None)), down)
+        if self.sentence.feeds_ungated:  # relu(up) * up
+            up, bias = self.matrix(f"{name}.up_proj", inputs), self._bias(f"{name}.up_proj")
+            return GatedWeights(up, up, down, bias, bias, self._bias(f"{name}.down_proj"))
         gate, up = (self.matrix(f"{name}.{part}", inputs) for part in (of_gate, of_up))
         return GatedWeights(gate, up, down, *(self._bias(f"{name}.{part}") for part in self.sentence.dense))
 
@@ -440,6 +492,12 @@ class LayerReference:
 
     def _bias(self, name: str) -> Tensor | None:
         return self._vector(f"{name}.bias") if f"{name}.bias" in self.tensors else None
+
+
+def _turned(it: Tensor, sizes: tuple[int, ...]) -> Tensor:
+    """Return [T, n], C, B, x and gates, of rows of gates, x, B, C and steps."""
+    gates, x, b, c, _ = it.split_with_sizes(sizes, dim=1)
+    return torch.cat([c, b, x, gates], dim=1)
 
 
 def _side_by_side(parts: list[Bounded]) -> Bounded:

@@ -64,6 +64,7 @@ def gate_named(name: str) -> Gate:
     """Return activation(gate) * up of an activation as config.json names it."""
     functions: dict[str, Callable[[Tensor], Tensor]] = {
         "silu": lambda x: x * torch.sigmoid(x),
+        "relu2": lambda x: x.clamp(min=0),  # of gate and up that are the same
         "gelu": lambda x: x * 0.5 * (1 + torch.erf(x / math.sqrt(2))),
         "gelu_pytorch_tanh": lambda x: x * 0.5 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
     }

@@ -42,7 +42,7 @@ class ForwardReference:
         self.precision = Precision(dtype)
         self.context = model.max_position if context is None else context
         self.ranks = ranks
-        self.checkpoint = Checkpoint(folder, device)
+        self.checkpoint = Checkpoint(folder, device, self.sentence.embedding)
 
     def close(self) -> None:
         """End what reads files."""

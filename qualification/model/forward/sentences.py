@@ -73,10 +73,12 @@ class RecurrenceSentence:
 
     is_fused  whether queries, keys, values and the gates of the result are one tensor, those of a key head together,
               and the gates of writing and decay another
+    is_space  whether it is a state space, of which one tensor makes gates, x, B, C and steps, in this order
     """
 
     prefix: str = "linear_attn"
     is_fused: bool = False
+    is_space: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,9 @@ class Sentence:
     gate              the product that gates the heads, where it is none of the queries'
     norms_rotated     whether these norm heads that are rotated already
     norms_rotating_layers  whether heads that are rotated are normed without a weight, where config.json says so
-    feed_forward      a dense one
+    feed_forward      a dense one; feeds_ungated: down(relu(up)^2)
+    attention         what the names of attention's products begin with
+    embedding         the name of the embedding
     gates_in_queries  whether the gates' rows are those behind each head's query, in the tensor of queries
     recurrence        of layers that do not attend
     convolution       the beginning of the names of a short convolution's tensors
@@ -123,6 +127,9 @@ class Sentence:
     norms_rotated: bool = False
     norms_rotating_layers: bool = False
     feed_forward: str = "mlp"
+    feeds_ungated: bool = False
+    attention: str = "self_attn"
+    embedding: str = "embed_tokens"
     rotates_neighbours: bool = False
     has_sinks: bool = False
     queries_grow: bool = False
@@ -309,6 +316,17 @@ SENTENCES: dict[str, Sentence] = {
         mixture=MixtureSentence(
             "block_sparse_moe.gate", "block_sparse_moe.experts", "w1", "w3", "w2", scores=Scoring.SOFTMAX_OF_CHOSEN
         )
+    ),
+    "nemotron_h": Sentence(
+        feed_forward="mixer",
+        feeds_ungated=True,
+        attention="mixer",
+        before_attention="norm",
+        between="norm",
+        attention_output="mixer.o_proj",
+        embedding="embeddings",
+        final_norm="norm_f",
+        recurrence=RecurrenceSentence("mixer", is_space=True),
     ),
     "nemotron-nas": Sentence(),
     "olmo2": Sentence(NormOrder.AFTER),

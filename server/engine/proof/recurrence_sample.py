@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from kernels.recurrence.calls import RecurrenceState, RecurrenceWeights
+from kernels.recurrence.state_space.weights import StateSpaceWeights
 from kernels.reference.recurrence import recurrence_reference_from
+from kernels.reference.state_space import state_space_reference_from
 from kernels.vocabulary.operators import Operator
 from kernels.vocabulary.recurrence_operator import RECURRENCE
 from server.engine.operators.recurrence import RecurrenceCall
@@ -72,7 +74,12 @@ class RecurrenceSample:
         """Compute the tokens in fp64 and compare. Waits for the device. Raises torch.OutOfMemoryError."""
         row = self.row
         num_known = row.first - int(self.folded) if row.first else 0
-        reference = recurrence_reference_from(self.kept, num_known, self.qkv, self.a, self.b, self.weights, row.first)
+        if isinstance(self.weights, StateSpaceWeights):
+            given = self.qkv, self.a, self.weights, row.first
+            reference = state_space_reference_from(self.kept, num_known, *given)
+        else:
+            behind = self.qkv, self.a, self.b, self.weights, row.first
+            reference = recurrence_reference_from(self.kept, num_known, *behind)
         rows = range(row.start, row.start + self.out.shape[0])
         where = f"recurrence of layer {self.layer}, value head {self.head}"
         return judged_rows(self.path, where, rows, self.qkv, self.out, reference)
@@ -111,6 +118,9 @@ def before_recurrence(
     tokens = slice(row.start, row.start + num_tokens)
     weights = call.weights
     of_head = RecurrenceWeights(channels(weights.conv, 0), weights.a_log[own], weights.dt_bias[own])
+    if isinstance(weights, StateSpaceWeights):
+        steps, bias = (weights.least_step, weights.most_step), channels(weights.conv_bias, 0)
+        of_head = StateSpaceWeights(of_head.conv, of_head.a_log, of_head.dt_bias, bias, weights.skip[own], *steps)
     qkv, a, b = channels(call.qkv[tokens], 1), call.a[tokens, own].clone(), call.b[tokens, own].clone()
     folded = call.rows.folded[row.row : row.row + 1].clone()
 

@@ -129,6 +129,6 @@ def _feed_forward_numbers(feed_forward: FeedForward | None, config: ModelConfig)
     if feed_forward is None:
         return 0
     if isinstance(feed_forward, DenseConfig):
-        return 3 * feed_forward.width
+        return (feed_forward.num_inner + 1) * feed_forward.width
     shared = 0 if feed_forward.shared is None else feed_forward.shared.width
     return feed_forward.num_active * (3 * feed_forward.width + config.hidden_size) + 3 * shared

@@ -2,7 +2,7 @@
 
 import logging
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -230,6 +230,9 @@ def _read_named(folder: Path, config: ModelConfig) -> dict[str, TensorEntry]:
     entries = read_entries(folder)
     named = text_names(entries, config.family)
     entries = {name_in_model(name, config): entries[as_written] for as_written, name in named.items()}
+    renamed = family_named(config.family, str(folder)).renamed
+    if renamed:
+        entries = {_renamed(name, renamed): it for name, it in entries.items()}
     if "embed_tokens.weight" in entries:  # saved without a head, hence without the whole's prefix
         own = ("lm_head", PREFIX, "model.")
         entries = {name if name.startswith(own) else f"model.{name}": it for name, it in entries.items()}
@@ -238,6 +241,11 @@ def _read_named(folder: Path, config: ModelConfig) -> dict[str, TensorEntry]:
         entries = from_file(folder, entries, config.packing)
     # A scale that a number is multiplied by, though DeepSeek's name calls it an inverse.
     return {name.removesuffix("_inv") if name.endswith("_scale_inv") else name: it for name, it in entries.items()}
+
+
+def _renamed(name: str, beginnings: Mapping[str, str]) -> str:
+    old = next((it for it in beginnings if name.startswith(it)), "")
+    return beginnings.get(old, "") + name.removeprefix(old)
 
 
 def _has_other_head(folder: Path, config: ModelConfig) -> bool:

@@ -73,6 +73,10 @@ class _Splits:
         """Return a rank's rows of each of the matrices that a tensor holds; None for one that is not split by rows."""
         if tensor == self.names.attention_gate and self.layer.whole.attends:
             return [self._gate_of_heads]
+        mixer = self.layer.whole.mixer
+        is_space = isinstance(mixer, GatedDeltaConfig) and mixer.rule is not None
+        if is_space and self.names.recurrence is not None and tensor == f"{self.names.recurrence.prefix}.norm":
+            return [self._recurrent_heads.values]
         width = self._width(tensor)
         *_, linear = tensor.split(".")
         gate, up, gate_up, _ = self._gated_names(tensor)
@@ -152,6 +156,8 @@ class _Splits:
         mixer = self.layer.whole.mixer
         if isinstance(mixer, GatedDeltaConfig):
             sizes, first = mixer.sizes, self._recurrent_heads.groups.start
+            if mixer.rule is not None and tensor.rpartition(".")[2] in ("in_proj", "conv1d"):
+                return _pieces_of_space(name, stored, self._recurrent_heads, is_projection=tensor.endswith("in_proj"))
             in_group = sizes.num_value_heads // sizes.num_key_heads
             values = in_group * sizes.value_dim
             groups = {
@@ -255,6 +261,28 @@ class _RecurrentHeads:
             (_rows(values, sizes.value_dim), sizes.num_value_heads * sizes.value_dim),
             (values, sizes.num_value_heads),
         )
+
+
+def _pieces_of_space(name: str, stored: StoredTensor, own: "_RecurrentHeads", *, is_projection: bool) -> list[Piece]:
+    """Return the blocks of a tensor that has gates, x, B, C and steps, in memory C, B, x, gates, steps.
+
+    That of the convolution has x, B and C alone.
+    """
+    runs = {"x": own.values, "b": own.keys, "c": own.keys}
+    if is_projection:
+        runs = {"gates": own.values, **runs, "steps": own.of_values}
+    firsts, first = {}, 0
+    for part, (rows, num_whole) in runs.items():
+        firsts[part] = first + rows.start
+        first += num_whole
+    found, start = [], 0
+    for part in ("c", "b", "x", "gates", "steps"):
+        if part in runs:
+            count = _blocks(name, len(runs[part][0]), stored.rows)
+            first_row = _blocks(name, firsts[part], stored.rows)
+            found.append(Piece(name, stored.values[start : start + count], first_row=first_row))
+            start += count
+    return found
 
 
 def _pieces_of_groups(

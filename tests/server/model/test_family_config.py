@@ -57,6 +57,7 @@ ARCHITECTURES = {
     "mistral": "MistralForCausalLM",
     "mistral3": "Mistral3ForConditionalGeneration",
     "mixtral": "MixtralForCausalLM",
+    "nemotron_h": "NemotronHForCausalLM",
     "nemotron-nas": "DeciLMForCausalLM",
     "olmo3": "Olmo3ForCausalLM",
     "phi3": "Phi3ForCausalLM",
@@ -96,7 +97,11 @@ STEP: dict[str, object] = {
     "swiglu_limits": [0.0, 0.0, 7.0, 7.0, 0.0],
     "swiglu_limits_shared": [16.0, 0.0, 0.0, 16.0, 0.0],
 }
-OF_LAYERS = {"nemotron-nas": {"block_configs": BLOCKS[:4]}, "step3p5": STEP}
+OF_LAYERS: dict[str, dict[str, object]] = {
+    "nemotron_h": {"hybrid_override_pattern": "M-*-"},
+    "nemotron-nas": {"block_configs": BLOCKS[:4]},
+    "step3p5": STEP,
+}
 LINEAR = {"attention": {"replace_with_linear": True, "no_op": False}, "ffn": {"ffn_mult": 2.0}}
 EMPTY = {"attention": {"no_op": True, "n_heads_in_group": None}, "ffn": {"no_op": True}}
 Windows = tuple[int | None, ...]
@@ -340,6 +345,17 @@ def test_phi3_is_served_with_a_plain_rotation(scaling: object, tmp_path: Path) -
             {"attention_chunk_size": None, "layer_types": ["chunked_attention"] * 4},
             "layer_types must be all full_attention where attention_chunk_size is null",
         ),
+        (
+            "nemotron_h",
+            {"hybrid_override_pattern": "M-ME"},
+            "hybrid_override_pattern must be such that no layer",
+        ),
+        (
+            "nemotron_h",
+            {"hybrid_override_pattern": "M-M-"},
+            "hybrid_override_pattern must be such that a layer",
+        ),
+        ("nemotron_h", {"hybrid_override_pattern": "M-*"}, "num_hidden_layers must be 3, the layers that hybrid_over"),
         ("nemotron-nas", {}, "block_configs must be a list of 4 objects, found nothing"),
         (
             "nemotron-nas",

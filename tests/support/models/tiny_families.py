@@ -88,6 +88,8 @@ from transformers import (
     MistralForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
+    NemotronHConfig,
+    NemotronHForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
     Olmo3Config,
@@ -176,6 +178,7 @@ FAMILIES = {
     "mellum": (MellumConfig, MellumForCausalLM),
     "minimax_m2": (MiniMaxM2Config, MiniMaxM2ForCausalLM),
     "ministral3": (Ministral3Config, Ministral3ForCausalLM),
+    "nemotron_h": (NemotronHConfig, NemotronHForCausalLM),
     "nemotron-nas": (DeciLMConfig, DeciLMForCausalLM),
     "seed_oss": (SeedOssConfig, SeedOssForCausalLM),
     "smollm3": (SmolLM3Config, SmolLM3ForCausalLM),
@@ -242,7 +245,20 @@ RECURRENT = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
     "initializer_range": 0.1,
 }
-RECURRENT_FAMILIES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+# Odd sizes likewise: 3 heads read a group, and each group is normed by itself.
+NEMOTRON_H: dict[str, object] = {
+    "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "mlp"],
+    "num_hidden_layers": 5,
+    "head_dim": 12,
+    "n_groups": 2,
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 7,
+    "ssm_state_size": 10,
+    "chunk_size": 16,
+    "time_step_min": 1e-9,  # which its class holds steps above in prompts, and not in answers
+    "initializer_range": 0.1,
+}
+RECURRENT_FAMILIES = ("nemotron_h", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 QWEN_3_NEXT = {**QWEN_2_MOE, **RECURRENT}
 MIXTRAL = {"num_local_experts": 5, "num_experts_per_tok": 2}
 GPT_OSS = {"num_local_experts": 5, "num_experts_per_tok": 3, "head_dim": 12, "sliding_window": 9}
@@ -487,6 +503,8 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "minimax_m2": ("minimax_m2", MINIMAX),
     "minimax_m2, one kv head": ("minimax_m2", {**MINIMAX, "num_key_value_heads": 1, "rotary_dim": 12}),
     "ministral3, window, tied": ("ministral3", {**MINISTRAL, "sliding_window": 9, "tie_word_embeddings": True}),
+    "nemotron_h": ("nemotron_h", NEMOTRON_H),
+    "nemotron_h, biases, a wider convolution": ("nemotron_h", {**NEMOTRON_H, "mlp_bias": True, "conv_kernel": 5}),
     "nemotron-nas": ("nemotron-nas", NEMOTRON),
     "nemotron-nas, ends without sublayers, tied": (
         "nemotron-nas",
@@ -552,7 +570,17 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
 }
 
 
-FILLED = ("norm.weight", "bias", "layernorm_1.weight", "layernorm_2.weight", "router.scale", "per_expert_scale")
+FILLED = (
+    "norm.weight",
+    "norm_f.weight",
+    "bias",
+    ".A_log",
+    ".D",
+    "layernorm_1.weight",
+    "layernorm_2.weight",
+    "router.scale",
+    "per_expert_scale",
+)
 
 
 def save_reference(folder: Path, family: str, changes: Mapping[str, object]) -> PreTrainedModel:
