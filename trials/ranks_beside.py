@@ -38,7 +38,7 @@ from bench.machine import commit_of_code
 from bench.serve.cases import cases_of
 from bench.serve.report import sides_table, warnings
 from bench.serve.row import LatencyObjectives
-from bench.serve.run import Load, Side, measure
+from bench.serve.run import Load, Side, SideRows, measure
 from bench.steps.floor import step_floor_ms
 from kernels.vocabulary.shape import Dtype
 from qualification.common.exit_code import ExitCode
@@ -147,8 +147,10 @@ def started(asked: Asked, folder: Path, logs: Path) -> Iterator[float | None]:
             logs.with_suffix(f".{asked.name}.log").write_text(text)
 
 
-def measured_together(args: argparse.Namespace, plan: ServePlan, salt: str, group: Sequence[Asked]) -> list[Measured]:
-    """Start some servers side by side, and send each case to all of them in turn."""
+def measured_together(
+    args: argparse.Namespace, plan: ServePlan, salt: str, group: Sequence[Asked], deadline: float
+) -> list[Measured]:
+    """Start some servers side by side, and send each case to all of them in turn; none from `deadline` on."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         with ThreadPoolExecutor(len(group)) as pool:
             contexts = [started(it, Path(folder), args.out) for it in group]
@@ -159,8 +161,15 @@ def measured_together(args: argparse.Namespace, plan: ServePlan, salt: str, grou
         print("ready after", {it.name: s and round(s, 1) for it, s in zip(group, starts, strict=True)}, flush=True)
         sides = [Side(it.name, it.url, *discover(it.url)) for it in group]
         loads = [Load(side, num_processes=args.processes, timeout_s=120) for side in sides]
+        found, say = [SideRows(it) for it in sides], progress()
         try:
-            found = measure(cases_of(plan, salt), loads, objectives=LatencyObjectives({}, 50.0), progress=progress())
+            for case in cases_of(plan, salt):
+                if time.monotonic() > deadline:
+                    print(f"{case.name} is left out, and what is behind it: --limit-s is over", flush=True)
+                    break
+                of_case = measure([case], loads, objectives=LatencyObjectives({}, 50.0), progress=say)
+                for all_rows, these in zip(found, of_case, strict=True):
+                    all_rows.rows += these.rows
         finally:
             for load in loads:
                 load.close()
@@ -328,9 +337,13 @@ def run(args: argparse.Namespace) -> int:
     )
     asked = [ours(args, *it) for it in args.ours] + [peer(args, *it) for it in args.peer]
     groups = [[it] for it in asked] if args.apart else [asked]
-    sides = [it for group in groups for it in measured_together(args, plan, salt, group)]
+    deadline = began + args.limit_s
+    sides = [it for group in groups for it in measured_together(args, plan, salt, group, deadline)]
     rows = compared(sides, TARGETS.get(args.targets), floors_of(args, plan))
     save(args, plan, salt, sides, rows)
+    if not rows:
+        print(f"no case was measured within --limit-s {args.limit_s:g}; wrote {args.out}")
+        return ExitCode.INCONCLUSIVE
     print("\n".join(table(*sides_table([it.side for it in sides]))), end="\n\n")
     print(printed(rows), *warnings([it.side for it in sides]), sep="\n")
     print(f"{time.monotonic() - began:.0f} s; wrote {args.out}", flush=True)
@@ -374,6 +387,7 @@ def main() -> int:
     parser.add_argument("--kv-cache-tokens", type=int, default=131072, help="of each of ours")
     parser.add_argument("--on-unproven", default="degrade")
     parser.add_argument("--quantization", choices=("fp8",), help="of ours, of a folder of 16 bits")
+    parser.add_argument("--limit-s", type=float, default=3600, help="after which no case begins: the rest is written")
     parser.add_argument("--flags", type=shlex.split, default=[], help="more flags of ours")
     args = parser.parse_args()
     args.out.parent.mkdir(parents=True, exist_ok=True)
