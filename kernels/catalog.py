@@ -11,6 +11,7 @@ from kernels.fp8_cache import widened
 from kernels.fp8_cache.pages import HEAD_DIM_MULTIPLE
 from kernels.identity.source_digest import SOURCES
 from kernels.identity.torch_kernels import GEMMS, TORCH_HELPERS
+from kernels.latent.eager import run_latent_cpu, run_latent_math
 from kernels.linear.paths import LINEAR_PATHS, linear_paths_on
 from kernels.recurrence.paths import RECURRENCE_PATHS
 from kernels.sdpa import backends as sdpa
@@ -205,6 +206,14 @@ def _ordered_triton_path(run: RunAttention | None) -> KernelPath:
     )  # fmt: skip
 
 
+def _latent_triton_path(run: RunAttention | None) -> KernelPath:
+    """Return the Triton path of all phases for values that are the first numbers of the keys."""
+    limits = replace(_TRITON_LIMITS, max_head_dim=576, max_latent_dim=512)
+    return KernelPath(
+        "triton.latent", Tier.FIRST, limits, _digest("latent.portable"), ("hallmark_latent",), run, is_capturable=True
+    )
+
+
 def _sdpa_path(
     name: str,
     limits: Limits,
@@ -227,6 +236,7 @@ def _bundled_paths() -> tuple[KernelPath, ...]:
             *(_wide_triton_path(phase, None, f"hallmark_{phase.value}") for phase in PLANNED_PHASES),
             _ordered_hopper_path(None),
             _ordered_triton_path(None),
+            _latent_triton_path(None),
             _fp8_hopper_path(None),
             _fp8_triton_path(Phase.EXTEND, None, "hallmark_extend_fp8"),
             _fp8_triton_path(Phase.DECODE, None, "hallmark_decode_fp8"),
@@ -243,6 +253,7 @@ def _bundled_paths() -> tuple[KernelPath, ...]:
     from kernels.hopper.wide.extend import run_wide_extend as run_wide_hopper_extend
     from kernels.hopper.wide.prefill import run_wide_prefill as run_wide_hopper_prefill
     from kernels.hopper.window.launch import run_window_prefill
+    from kernels.latent.portable import run_latent
     from kernels.portable.decode import run_decode
     from kernels.portable.extend import run_extend
     from kernels.portable.ordered import run_ordered
@@ -266,6 +277,7 @@ def _bundled_paths() -> tuple[KernelPath, ...]:
         _wide_triton_path(Phase.DECODE, run_wide_decode, "hallmark_decode"),
         _ordered_hopper_path(run_hopper_ordered),
         _ordered_triton_path(run_ordered),
+        _latent_triton_path(run_latent),
         _fp8_hopper_path(run_decode_fp8_hopper),
         _fp8_triton_path(Phase.EXTEND, run_extend_fp8, "hallmark_extend_fp8"),
         _fp8_triton_path(Phase.DECODE, run_decode_fp8, "hallmark_decode"),
@@ -333,6 +345,11 @@ _FP8_MATH_LIMITS = replace(
     _MATH_LIMITS, phases=_CACHED_PHASES, kv_dtypes=frozenset({FP8}), head_dim_multiple=HEAD_DIM_MULTIPLE
 )
 
+# Over values that are the first numbers of the keys. PyTorch's CPU attention takes heads of any size; up to 256 numbers
+# are proven of others, these at 576.
+_LATENT_CPU_LIMITS = replace(_CPU_LIMITS, max_head_dim=576, max_latent_dim=512)
+_LATENT_MATH_LIMITS = replace(_MATH_LIMITS, max_latent_dim=1024)
+
 # In the order of preference: what we want to serve, then what we serve when we cannot, each path named in metrics.
 PATHS: tuple[KernelPath, ...] = (
     *_bundled_paths(),
@@ -369,6 +386,23 @@ PATHS: tuple[KernelPath, ...] = (
         (*GEMMS, "softmax", *TORCH_HELPERS),
         widened.run_math_fp8,
         competes_on=competes_on("sdpa.math.fp8"),
+    ),
+    KernelPath(
+        "sdpa.cpu.latent",
+        tier_of("sdpa.cpu.latent"),
+        _LATENT_CPU_LIMITS,
+        _digest("latent.eager"),
+        ("_scaled_dot_product_flash_attention_for_cpu",),
+        run_latent_cpu,
+    ),
+    KernelPath(
+        "sdpa.math.latent",
+        tier_of("sdpa.math.latent"),
+        _LATENT_MATH_LIMITS,
+        _digest("latent.eager"),
+        (*GEMMS, "softmax", *TORCH_HELPERS),
+        run_latent_math,
+        competes_on=competes_on("sdpa.math.latent"),
     ),
     KernelPath(
         "torch.attention.tiles",

@@ -40,6 +40,17 @@ QUANTIZATIONS: Mapping[str, Mapping[str, object]] = {
         **_FP8, "activation_scheme": "dynamic", "weight_block_size": [128, 128],
         "modules_to_not_convert": ["gate", "e_score_correction_bias", "lm_head"],
     },
+    "fp8 blocks, no list": {
+        "quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128],
+    },
+    "int4 experts": {
+        "quant_method": "compressed-tensors", "format": "pack-quantized", "quantization_status": "compressed",
+        "ignore": ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*", "re:.*mlp\\.(gate|up|gate_up|down)_proj.*"],
+        "config_groups": {"group_0": {
+            "targets": ["Linear"], "input_activations": None,
+            "weights": {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32},
+        }},
+    },
     "fp8 static": {**_FP8, "activation_scheme": "static", "weight_block_size": None},
     "mxfp4": {"quant_method": "mxfp4"},
 }  # fmt: skip
@@ -61,6 +72,7 @@ def config_of(recipe: Mapping[str, Any]) -> tuple[dict[str, object], str]:
     names = (MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
     found = next((it[model_type] for it in names if model_type in it), None)
     config["architectures"] = [found] if isinstance(found, str) else list(found or ())
+    config["model_type"] = recipe.get("read_as", config["model_type"])
     if "quantization" in recipe:
         config["quantization_config"] = dict(QUANTIZATIONS[recipe["quantization"]])
     known = "with the published sizes" if recipe.get("sizes") else "with its own sizes"

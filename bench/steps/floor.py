@@ -17,7 +17,8 @@ def step_floor_ms(
     flops = 2 * (layers * num_tokens + embedding * len(rows))
     num_bytes = weight_bytes(config, dtype, num_tokens) - num_looked_up * dtype.num_bytes
     for attention in config.attentions:
-        window, kv_bytes = attention.window, 2 * attention.num_kv_heads * cached_bytes(kv_dtype, attention.head_dim)
+        window, kv_bytes = attention.window, attention.num_kv_heads * cached_bytes(kv_dtype, attention.head_dim)
+        kv_bytes *= 2 if attention.latent_dim is None else 1  # values are numbers of the keys
         for num_queries, context in rows:
             flops += 4 * num_visible_pairs(num_queries, context, window) * attention.query_size
             num_read = context if window is None else min(context, window + num_queries - 1)

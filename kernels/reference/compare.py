@@ -109,7 +109,8 @@ def reference_of(
 ) -> Reference:
     """The truth of the chosen rows, and what a right kernel in q's dtype may err there."""
     num_rows = q.shape[0] if rows is None else rows.numel()
-    truth, limit, along = (torch.zeros(num_rows, *q.shape[1:], dtype=torch.float64, device=q.device) for _ in range(3))
+    sizes = num_rows, q.shape[1], v.shape[-1]
+    truth, limit, along = (torch.zeros(sizes, dtype=torch.float64, device=q.device) for _ in range(3))
     limit += _LEAST
     num_keys = 0
     for chunk in chunks(q, k, v, batch, flags, rows=rows, dtype=torch.float64):
@@ -128,7 +129,7 @@ def coarse_reference_of(q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, 
 
     A row takes a fifth of the time of `reference_of`: it is for the rows between those that are drawn.
     """
-    truth = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
+    truth = torch.zeros(*q.shape[:2], v.shape[-1], dtype=torch.float32, device=q.device)
     limit = torch.full_like(truth, _LEAST)
     for chunk in chunks(q, k, v, batch, flags, rows=None, dtype=torch.float32):
         out, limits = _judge_chunk_coarsely(chunk, flags, q.dtype)

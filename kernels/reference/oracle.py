@@ -26,7 +26,7 @@ class Chunk:
     rows       [r] int64, rows of q
     queries    [kv_heads, group * r, head_dim], times the scale
     keys       [kv_heads, keys, head_dim]
-    values     [kv_heads, keys, head_dim]
+    values     [kv_heads, keys, value_dim]
     products   [kv_heads, group * r, keys]: queries times keys, before softcap and mask
     scores     the same after softcap and mask, -inf where a key is not seen
     weights    the same after softmax, 0 where a key is not seen
@@ -68,10 +68,11 @@ def attention_oracle(
     q      [tokens, heads, head_dim]
     k, v   [tokens, kv_heads, head_dim] packed, or pages [num_pages, page_size, kv_heads, head_dim]
     rows   [n] int64, ascending indices into q's rows; None for all
-    Returns [n, heads, head_dim] (n = tokens without `rows`) in `dtype`. A query that sees no key gives 0.
+    Values may have another size than keys. Returns [n, heads, size of a value] (n = tokens without `rows`) in `dtype`.
+    A query that sees no key gives 0.
     """
     num_rows = q.shape[0] if rows is None else rows.numel()
-    out = torch.zeros(num_rows, *q.shape[1:], dtype=dtype, device=q.device)
+    out = torch.zeros(num_rows, q.shape[1], v.shape[-1], dtype=dtype, device=q.device)
     for chunk in chunks(q, k, v, batch, flags, rows=rows, dtype=dtype):
         out[chunk.part] = chunk.by_row(chunk.weights @ chunk.values)
     return out

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.fingerprint import Device, Fingerprint
+from kernels.vocabulary.latent_shape import latent_dim_of
 from kernels.vocabulary.operators import AnyShape, Operator, operator_of
 from kernels.vocabulary.shape import AttentionShape, Dtype, Mask, Phase
 
@@ -154,6 +155,7 @@ class Limits:
     kv_dtypes: frozenset[Dtype] | None = None  # of keys and values; None: those of `dtypes`
     max_window: int | None = None  # of keys: a path for short windows takes no wider one, and not none
     group_multiple: int = 1  # of the query heads of a KV head
+    max_latent_dim: int | None = None  # a path for values that are the first numbers of the keys takes no others
 
     def rejections(self, shape: AttentionShape) -> list[Rejection]:
         """Every reason of the shape, not of the machine, why it cannot be computed."""
@@ -161,7 +163,8 @@ class Limits:
 
 
 # Computes attention of one batch into `out`, which it fills completely. q, out: [tokens, heads, head_dim]; k, v:
-# packed [tokens, kv_heads, head_dim] in prefill, pages [num_pages, page_size, kv_heads, head_dim] otherwise.
+# packed [tokens, kv_heads, head_dim] in prefill, pages [num_pages, page_size, kv_heads, head_dim] otherwise. Of a shape
+# with a latent, v is the view of the first numbers of k's heads, and out has as many.
 RunAttention = Callable[["Tensor", "Tensor", "Tensor", "AttentionBatch", "AttentionFlags", "Tensor"], None]
 
 
@@ -210,6 +213,8 @@ def _layout_rejections(limits: Limits, shape: AttentionShape) -> list[Rejection]
     elif shape.head_dim % limits.head_dim_multiple:
         detail = f"takes multiples of {limits.head_dim_multiple}, the shape has {shape.head_dim}"
         found.append(Rejection(Reject.HEAD_DIM, detail))
+    if (reason := _latent_reason(limits.max_latent_dim, latent_dim_of(shape))) is not None:
+        found.append(Rejection(Reject.LAYOUT, reason))
     if (group := shape.num_heads // shape.num_kv_heads) % limits.group_multiple:
         detail = f"takes multiples of {limits.group_multiple} query heads of a KV head, the shape has {group}"
         found.append(Rejection(Reject.LAYOUT, detail))
@@ -220,6 +225,14 @@ def _layout_rejections(limits: Limits, shape: AttentionShape) -> list[Rejection]
         detail = f"takes at most {limits.max_context.hi} tokens of context, the shape is {shape.context_bucket.label}"
         found.append(Rejection(Reject.LENGTH, detail))
     return found
+
+
+def _latent_reason(most: int | None, latent_dim: int | None) -> str | None:
+    if latent_dim is None:
+        return None if most is None else "takes values that are a part of the keys, the shape has others"
+    if most is None:
+        return f"takes values of their own, the shape's are the first {latent_dim} numbers of the keys"
+    return None if latent_dim <= most else f"takes values of at most {most} numbers, the shape has {latent_dim}"
 
 
 def _values(dtypes: frozenset[Dtype]) -> str:

@@ -17,6 +17,7 @@ from qualification.model.config import (
     ModelConfig,
 )
 from qualification.model.gated_delta import GatedDeltaConfig
+from qualification.model.latent import LatentAttentionConfig
 from qualification.model.shard import vocabulary_rows
 from qualification.model.short_convolution import ShortConvolutionConfig
 
@@ -83,7 +84,9 @@ def _own_weights_of(layer: LayerConfig, hidden: int) -> Iterator[_Weight]:
         yield _Weight(hidden, mixer.projected_size, mixer.has_bias, format=formats.qkv)
         if mixer.gate is not None and not mixer.gate.is_beside_queries:
             yield _Weight(hidden, mixer.gate_size)
-        yield _Weight(mixer.query_size, hidden, mixer.has_output_bias, format=formats.output)
+        if isinstance(mixer, LatentAttentionConfig) and mixer.sizes.query_latent is not None:
+            yield _Weight(mixer.sizes.query_latent, mixer.num_heads * mixer.sizes.query, format=formats.query_up)
+        yield _Weight(mixer.output_size, hidden, mixer.has_output_bias, format=formats.output)
     elif isinstance(mixer, GatedDeltaConfig):
         yield _Weight(hidden, mixer.projected_size, format=formats.qkv)
         if mixer.rule is None:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from kernels.vocabulary.fingerprint import Fingerprint
-from kernels.vocabulary.operators import AnyBucket, AnyShape, Operator, buckets_of, flops_of, hbm_bytes_of, operator_of
+from kernels.vocabulary.latent_shape import any_flops, any_hbm_bytes
+from kernels.vocabulary.operators import AnyBucket, AnyShape, Operator, buckets_of, operator_of
 from kernels.vocabulary.path import AnyPath
 
 # Raise it when checks, limits or inputs change so that what passed may fail: what an older suite found, failures too,
@@ -190,7 +191,7 @@ class Evidence:
     @property
     def predicted_bytes(self) -> tuple[int, int]:
         """HBM bytes of the timed call by the IO model: of tiled attention, and of standard attention."""
-        tiled, standard = hbm_bytes_of(self.shape, *self._tested)
+        tiled, standard = any_hbm_bytes(self.shape, *self._tested)
         return tiled * self.timed_sequences, standard * self.timed_sequences
 
     @property
@@ -211,7 +212,7 @@ class Evidence:
 
     @property
     def _flops_of_one(self) -> int:
-        return flops_of(self.shape, *self._tested)
+        return any_flops(self.shape, *self._tested)
 
     @property
     def _tested(self) -> tuple[int, int]:

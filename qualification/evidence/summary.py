@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from itertools import groupby
 
+from kernels.vocabulary.latent_shape import LatentShape
 from kernels.vocabulary.operators import AnyShape, is_bound_by_memory, phase_of
 from kernels.vocabulary.path_order import is_chosen_by_time, place_of
 from kernels.vocabulary.shape import AttentionShape, Phase
@@ -152,6 +153,7 @@ def _title(shape: AnyShape) -> str:
         return shape.kind
     dtype = shape.dtype.value if shape.dtype is shape.kv_dtype else f"{shape.dtype.value}/kv-{shape.kv_dtype.value}"
     parts = [dtype, f"{shape.num_heads}:{shape.num_kv_heads} heads", f"head dim {shape.head_dim}", shape.mask.value]
+    parts += [f"latent {shape.latent_dim}"] if isinstance(shape, LatentShape) else []
     parts += [f"softcap {shape.softcap:g}"] if shape.softcap is not None else []
     return " ".join([*parts, *(["sinks"] if shape.sinks else [])])
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from kernels.system.device_lost import DeviceLost
 from kernels.vocabulary.cache_dtype import FP8
 from kernels.vocabulary.fingerprint import Device, Fingerprint
-from kernels.vocabulary.operators import AnyShape, Operator, flops_of, phase_of
+from kernels.vocabulary.latent_shape import any_flops
+from kernels.vocabulary.operators import AnyShape, Operator, phase_of
 from kernels.vocabulary.path import AnyPath
 from qualification.common.exit_code import ExitCode
 from qualification.common.progress import ProgressLine
@@ -95,7 +96,7 @@ def shard_of_targets(targets: Sequence[Target], index: int, number: int, *, is_c
     """
 
     def cost(shape: AnyShape) -> float:
-        return _COST_OF_ANY + flops_of(shape, *trial_of(shape).tested(shape, is_cpu=is_cpu))
+        return _COST_OF_ANY + any_flops(shape, *trial_of(shape).tested(shape, is_cpu=is_cpu))
 
     costs, dealt = [0.0] * number, set[AnyShape]()
     for shape in sorted({it for target in targets for it in target.shapes}, key=lambda it: (-cost(it), str(it))):

@@ -18,7 +18,8 @@ from kernels.system.device import torch_dtype
 from kernels.system.device_lost import DeviceLost, loss_of
 from kernels.vocabulary.cache_dtype import FP8
 from kernels.vocabulary.fingerprint import Device, Fingerprint
-from kernels.vocabulary.operators import AnyShape, Operator, flops_of, hbm_bytes_of, operator_of
+from kernels.vocabulary.latent_shape import any_flops, any_hbm_bytes
+from kernels.vocabulary.operators import AnyShape, Operator, operator_of
 from kernels.vocabulary.path import AnyPath
 from kernels.vocabulary.path_order import is_chosen_by_time
 from kernels.vocabulary.shape import AttentionShape, Dtype
@@ -238,8 +239,8 @@ def _measure(shape: AnyShape, path: AnyPath, run: Run, bench: Bench) -> _Measure
 def _time(call: Callable[[], None], shape: AnyShape, num_seqs: int, bench: Bench, factor: float) -> Judged:
     """Time in `factor` times the budget, with the machine's rates before and after: clocks and loads change."""
     longest = trial_of(shape).tested(shape, is_cpu=bench.device.type == "cpu")
-    num_flops = num_seqs * flops_of(shape, *longest) // _times_16_bits(shape)
-    num_bytes = num_seqs * hbm_bytes_of(shape, *longest)[0]
+    num_flops = num_seqs * any_flops(shape, *longest) // _times_16_bits(shape)
+    num_bytes = num_seqs * any_hbm_bytes(shape, *longest)[0]
     budget_s = factor * (bench.timing_budget_s or default_budget_s(bench.device))
     dtype = torch_dtype(shape.dtype)
     before = bench.rates(bench.device, dtype, num_bytes)

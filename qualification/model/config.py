@@ -151,8 +151,53 @@ class AttentionConfig:
         return self.query_size if self.gate.by_dimension else self.num_heads
 
     @property
+    def output_dim(self) -> int:
+        """Return the numbers of a head that the last product reads."""
+        return self.head_dim
+
+    @property
+    def output_size(self) -> int:
+        return self.num_heads * self.output_dim
+
+    @property
+    def rotary_dim(self) -> int:
+        """Return the numbers of a head that the rotation is of."""
+        return self.head_dim
+
+    @property
+    def latent_dim(self) -> int | None:
+        """Return how many of a key's first numbers are its value; None: values are other numbers."""
+        return None
+
+    @property
+    def query_up_numbers(self) -> int:
+        """Return the numbers of the product that makes queries of a latent; 0 where there is none."""
+        return 0
+
+    @property
+    def kv_up_numbers(self) -> int:
+        """Return the numbers of the product that makes keys and values of a latent; 0 where there is none."""
+        return 0
+
+    @property
     def has_own_keys(self) -> bool:
         return self.reads_keys_of is None
+
+    def num_parameters(self, hidden: int) -> int:
+        """Return the numbers of its weights in the checkpoint; `hidden`: of what it reads."""
+        count = hidden * (self.projected_size + self.query_size)
+        count += self.projected_size * self.has_bias + hidden * self.has_output_bias
+        count += self.num_heads * self.has_sinks
+        if self.gate is not None and not self.gate.is_beside_queries:
+            count += hidden * self.gate_size
+        match self.qk_norm:
+            case QKNorm.EACH_HEAD | QKNorm.EACH_HEAD_ROTATED:
+                count += (1 + self.has_own_keys) * self.head_dim
+            case QKNorm.ALL_HEADS:
+                count += self.query_size + self.kv_size
+            case QKNorm.NONE | QKNorm.EACH_HEAD_UNWEIGHTED:
+                pass
+        return count
 
     @property
     def head_splits(self) -> tuple[int, ...]:
@@ -296,12 +341,15 @@ class LinearFormats:
     """Storage formats of a layer's products; a router's is always plain.
 
     gate_up, down  of a dense feed-forward, or of the experts that all tokens visit
+    query_up, kv_up  of latent attention: what makes queries of their latent, and keys and values of theirs
     """
 
     qkv: WeightFormat = PLAIN
     output: WeightFormat = PLAIN
     gate_up: WeightFormat = PLAIN
     down: WeightFormat = PLAIN
+    query_up: WeightFormat = PLAIN
+    kv_up: WeightFormat = PLAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -455,7 +503,12 @@ def cached_dtype(attention: AttentionConfig, dtype: Dtype, kv_dtype: Dtype) -> D
 def kv_bytes_per_token(config: ModelConfig, dtype: Dtype, kv_dtype: Dtype) -> int:
     """Bytes of cache that one token takes in all layers that have keys and values of their own."""
     layers = (it for it in config.attentions if it.has_own_keys)
-    return 2 * sum(it.num_kv_heads * cached_bytes(cached_dtype(it, dtype, kv_dtype), it.head_dim) for it in layers)
+    return sum(_cached_bytes(it, cached_dtype(it, dtype, kv_dtype)) for it in layers)
+
+
+def _cached_bytes(attention: AttentionConfig, dtype: Dtype) -> int:
+    of_keys = attention.num_kv_heads * cached_bytes(dtype, attention.head_dim)
+    return of_keys if attention.latent_dim is not None else 2 * of_keys
 
 
 def state_bytes(config: ModelConfig, dtype: Dtype) -> int:
@@ -495,7 +548,8 @@ def _bytes_saved(hidden: int, layer: LayerConfig, dtype: Dtype, num_tokens: int 
     counts = []
     if isinstance(mixer, AttentionConfig):
         counts += [(formats.qkv, hidden * mixer.projected_size)]
-        counts += [(formats.output, hidden * mixer.query_size)]
+        counts += [(formats.output, hidden * mixer.output_size)]
+        counts += [(formats.query_up, mixer.query_up_numbers), (formats.kv_up, mixer.kv_up_numbers)]
     dense = fed.shared if isinstance(fed, ExpertsConfig) else fed
     if dense is not None:
         num_inner = dense.num_inner if isinstance(dense, DenseConfig) else 2
@@ -510,7 +564,7 @@ def _all_visit(config: ModelConfig, layer: LayerConfig) -> int:
     hidden, mixer = config.hidden_size, layer.mixer
     count = hidden * layer.num_norms + config.has_layer_scales
     if mixer is not None:
-        count += _attention_parameters(mixer, hidden) if isinstance(mixer, AttentionConfig) else mixer.num_parameters
+        count += mixer.num_parameters(hidden) if isinstance(mixer, AttentionConfig) else mixer.num_parameters
     match layer.feed_forward:
         case None:
             return count
@@ -522,23 +576,6 @@ def _all_visit(config: ModelConfig, layer: LayerConfig) -> int:
             if mixture.shared is not None:
                 count += 3 * hidden * mixture.shared.width + hidden * mixture.shared.is_gated
             return count
-
-
-def _attention_parameters(attention: AttentionConfig, hidden: int) -> int:
-    heads, kv_heads = attention.query_size, attention.kv_size
-    count = hidden * (attention.projected_size + heads)
-    count += attention.projected_size * attention.has_bias + hidden * attention.has_output_bias
-    count += attention.num_heads * attention.has_sinks
-    if attention.gate is not None and not attention.gate.is_beside_queries:
-        count += hidden * attention.gate_size
-    match attention.qk_norm:
-        case QKNorm.EACH_HEAD | QKNorm.EACH_HEAD_ROTATED:
-            count += (1 + attention.has_own_keys) * attention.head_dim
-        case QKNorm.ALL_HEADS:
-            count += heads + kv_heads
-        case QKNorm.NONE | QKNorm.EACH_HEAD_UNWEIGHTED:
-            pass
-    return count
 
 
 def _per_layer_parameters(config: ModelConfig) -> int:

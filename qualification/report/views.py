@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from kernels.vocabulary.operators import AnyShape, buckets_of, flops_of, is_bound_by_memory, phase_of
+from kernels.vocabulary.latent_shape import any_flops
+from kernels.vocabulary.operators import AnyShape, buckets_of, is_bound_by_memory, phase_of
 from kernels.vocabulary.path import Tier
 from kernels.vocabulary.path_order import tier_of
 from kernels.vocabulary.recurrence_operator import place_of_phase
@@ -177,7 +178,7 @@ def roof_point(entry: Evidence, roofs: Roofs) -> RoofPoint | None:
 
 
 def _flops(entry: Evidence) -> float:
-    return flops_of(entry.shape, entry.tested_query_tokens, entry.tested_context_tokens) * entry.timed_sequences
+    return any_flops(entry.shape, entry.tested_query_tokens, entry.tested_context_tokens) * entry.timed_sequences
 
 
 def _floor_s(entry: Evidence) -> float:

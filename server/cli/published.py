@@ -116,6 +116,7 @@ PUBLISHED: tuple[PublishedModel, ...] = (
     PublishedModel("zai-org/GLM-4-32B-0414", "Glm4ForCausalLM", 32.6),
     PublishedModel("zai-org/GLM-4.5-Air", "Glm4MoeForCausalLM", 106.9, Calls.GLM45, "glm-4.5-air"),
     PublishedModel("zai-org/GLM-4.7", "Glm4MoeForCausalLM", 352.8, Calls.GLM47),
+    PublishedModel("zai-org/GLM-4.7-Flash", "Glm4MoeLiteForCausalLM", 29.9, Calls.GLM47, "glm-4.7-flash"),
     PublishedModel("zai-org/GLM-4.5V", "Glm4vMoeForConditionalGeneration", 106.9, Calls.GLM45),
     PublishedModel("zai-org/GLM-4.6V", "Glm4vMoeForConditionalGeneration", 106.9, Calls.GLM45),
     PublishedModel("zai-org/GLM-4.1V-9B-Thinking", "Glm4vForConditionalGeneration", 9.4),
@@ -131,6 +132,10 @@ PUBLISHED: tuple[PublishedModel, ...] = (
     PublishedModel("LGAI-EXAONE/EXAONE-4.0-32B", "Exaone4ForCausalLM", 32.0, Calls.HERMES),
     PublishedModel("baidu/ERNIE-4.5-0.3B-PT", "Ernie4_5ForCausalLM", 0.36),
     PublishedModel("baidu/ERNIE-4.5-21B-A3B-PT", "Ernie4_5_MoeForCausalLM", 21.8),
+    PublishedModel("deepseek-ai/DeepSeek-V2-Lite-Chat", "DeepseekV2ForCausalLM", 15.7),
+    PublishedModel(
+        "deepseek-ai/DeepSeek-V3", "DeepseekV3ForCausalLM", 671.0, Calls.DEEPSEEK_V3, stored=Stored.FP8
+    ),
     PublishedModel("JetBrains/Mellum2-12B-A2.5B-Instruct", "MellumForCausalLM", 12.2, Calls.HERMES),
     PublishedModel("tencent/Hunyuan-7B-Instruct", "HunYuanDenseV1ForCausalLM", 7.5),
     PublishedModel("tencent/Hunyuan-A13B-Instruct", "HunYuanMoEV1ForCausalLM", 80.4, Calls.HUNYUAN_A13B),
@@ -156,6 +161,7 @@ UNPUBLISHED = (
     "Glm46VForConditionalGeneration",
     "Llama4ForCausalLM",
     "Ministral3ForCausalLM",
+    "Mistral4ForCausalLM",
     "Qwen3NextForCausalLM",
     "Qwen3_5ForCausalLM",
     "Qwen3_5ForConditionalGeneration",

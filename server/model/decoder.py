@@ -34,6 +34,7 @@ from qualification.model.config import (
     RecurrenceConfig,
 )
 from qualification.model.gated_delta import GatedDeltaConfig, StateSpaceRule
+from qualification.model.latent import LatentAttentionConfig
 from qualification.model.shard import sums_at_norms, vocabulary_rows
 from qualification.model.short_convolution import ShortConvolutionConfig
 from server.errors import ModelError
@@ -63,6 +64,7 @@ from server.model.block import (
 )
 from server.model.experts import Experts, ExpertsApart, ProductsOf, Shared, SharedAlike, products_of
 from server.model.gated_delta import GatedDelta
+from server.model.latent_attention import LatentAttention
 from server.model.layers import DenseWeights, LayerWeights, MixtureWeights, NormsApart, PerLayerWeights, Weights
 from server.model.linear import (
     Activated,
@@ -395,6 +397,8 @@ class Decoder:
         )
 
     def _mixer(self, index: int, config: LayerConfig, weights: LayerWeights) -> Sublayer:
+        if isinstance(config.mixer, LatentAttentionConfig):
+            return self._latent(index, config.mixer, weights)
         if isinstance(config.mixer, AttentionConfig):
             return self._attention(index, config.mixer, weights)
         assert config.mixer is not None, "a layer without a mixer has none to make"
@@ -461,6 +465,31 @@ class Decoder:
             sizes.num_key_heads,
             self.config.norm_eps,
             self._operators.gated_delta(config, place),
+        )
+
+    def _latent(self, index: int, attention: LatentAttentionConfig, weights: LayerWeights) -> LatentAttention:
+        own, sizes, (of_projected, of_output) = weights.latent, attention.sizes, weights.mixed_by
+        assert own is not None, "weights are of the kind that the configuration says"
+        up = own.kv_up.weight.dequantized().to(own.norm.dtype)  # itself where it is plain
+        of_keys, of_values = up.view(attention.num_heads, -1, sizes.latent).split_with_sizes(
+            (sizes.plain, sizes.value), dim=1
+        )
+        query_up = None if own.query_up is None else self._product(index, WeightName.QUERY_UP, own.query_up)
+        rope, cos_sin = self.ropes.of(attention)
+        return LatentAttention(
+            self.config.attention_layers.index(index),
+            sizes,
+            attention.num_heads,
+            self._product(index, WeightName.QKV, of_projected),
+            query_up,
+            own.query_norm,
+            own.norm,
+            of_keys,
+            of_values,
+            self._summed(self._product(index, WeightName.OUTPUT, of_output)),
+            rope,
+            cos_sin,
+            grows=attention.query_scaling is not None,
         )
 
     def _attention(self, index: int, attention: AttentionConfig, weights: LayerWeights) -> Attention:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels.fp8_cache import pages as fp8_pages
+from kernels.fused.latent_kv import write_latents
 from kernels.fused.rope_kv import Turns, rope_and_write_kv
 from qualification.model.config import ModelConfig
 
@@ -76,6 +77,32 @@ class Fp8Layer(KVLayer):
         return keys, values
 
 
+class LatentLayer(KVLayer):
+    """Pages of latents: `v` is the view of the first numbers of `k`, and no memory of its own."""
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.k,)
+
+    def write_latents(
+        self,
+        queries: Tensor,
+        q_rotated: Tensor,
+        projected: Tensor,
+        norm: Tensor,
+        cos_sin: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        *,
+        eps: float,
+        turns: Turns | None = None,
+    ) -> Tensor:
+        """Finish queries, write latents and return them as keys; see `kernels.fused.latent_kv.write_latents`."""
+        return write_latents(
+            queries, q_rotated, projected, norm, cos_sin, positions, self.k, slots, eps=eps, turns=turns
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class KVCache:
     """The pages of each attention layer, in their order: of one that reads the keys of an earlier layer, that layer's.
@@ -110,6 +137,10 @@ class KVCache:
             if dtype is fp8_pages.E4M3 and not layer.skips_fp8_cache:
                 k, v = (fp8_pages.allocate(*shape, device) for _ in range(2))
                 layers[index] = Fp8Layer(k, v)
+                continue
+            if layer.latent_dim is not None:
+                k = torch.zeros(shape, dtype=dtype, device=device)
+                layers[index] = LatentLayer(k, k[..., : layer.latent_dim])
                 continue
             own = model_dtype if dtype is fp8_pages.E4M3 else dtype
             assert own is not None, "a layer kept out of pages of 8 bits has the model's dtype"

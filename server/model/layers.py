@@ -14,6 +14,7 @@ from kernels.experts.weights import ExpertWeights, Mxfp4Weights
 from kernels.linear.shape import PLAIN, WeightFormat
 from kernels.linear.weights import LinearWeight, PlainWeight, class_of
 from qualification.model.config import (
+    AttentionConfig,
     DenseConfig,
     ExpertsConfig,
     LayerConfig,
@@ -22,6 +23,7 @@ from qualification.model.config import (
     QKNorm,
 )
 from qualification.model.gated_delta import GatedDeltaConfig
+from qualification.model.latent import LatentAttentionConfig
 from qualification.model.short_convolution import ShortConvolutionConfig
 from server.model.linear import Linear, WeightName
 
@@ -122,6 +124,22 @@ class ConvolutionTensors:
 
 
 @dataclass(frozen=True, slots=True)
+class LatentWeights:
+    """Tensors of latent attention beside the first and the last product.
+
+    query_norm  [query latent], query_up its product; None where queries are made without a latent
+    norm        [latent]
+    kv_up       [heads * (plain + value), latent]: of each head what makes keys, then what makes values. No step
+                multiplies with it: a decoder has its parts as matrices of heads, in the dtype of the model
+    """
+
+    query_norm: Tensor | None
+    query_up: Linear | None
+    norm: Tensor
+    kv_up: Linear
+
+
+@dataclass(frozen=True, slots=True)
 class LayerWeights:
     """One transformer layer. A norm is [hidden], as the checkpoint has it, or None where the layer has none.
 
@@ -148,6 +166,7 @@ class LayerWeights:
     attention_gate: Linear | None = None
     recurrence: GatedDeltaWeights | None = None
     convolution: ConvolutionTensors | None = None
+    latent: LatentWeights | None = None
     per_layer: PerLayerGateWeights | None = None
     scale: Tensor | None = None
 
@@ -183,7 +202,8 @@ class LayerWeights:
             }
         if self.convolution is not None:
             return {WeightName.RECURRENT_INPUT: qkv, WeightName.RECURRENT_OUTPUT: output, **fed}
-        found = {WeightName.QKV: qkv, **gate, WeightName.OUTPUT: output, **fed}
+        up = {} if self.latent is None or self.latent.query_up is None else {WeightName.QUERY_UP: self.latent.query_up}
+        found = {WeightName.QKV: qkv, **up, **gate, WeightName.OUTPUT: output, **fed}
         if self.per_layer is not None:
             found |= {
                 WeightName.PER_LAYER_GATE: self.per_layer.gate,
@@ -308,13 +328,14 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device)
             qkv=linear(hidden, attention.projected_size, attention.has_bias, formats.qkv),
             q_norm=vector(size_q_norm) if size_q_norm else None,
             k_norm=vector(size_k_norm) if size_k_norm and attention.has_own_keys else None,
-            output=linear(size_q, hidden, attention.has_output_bias, formats.output),
+            output=linear(attention.output_size, hidden, attention.has_output_bias, formats.output),
             norm_after_attention=vector(hidden) if norms.after else None,
             feed_forward_norm=vector(hidden) if norms.before and feeds and not norms.is_shared else None,
             feed_forward=_empty_feed_forward(config, hidden, linear, dtype, device),
             norm_after_feed_forward=vector(hidden) if norms.after and feeds else None,
             sinks=vector(attention.num_heads, torch.float32) if attention.has_sinks else None,
             attention_gate=linear(hidden, attention.gate_size, False, PLAIN) if has_own_gate else None,
+            latent=_empty_latent(attention, linear, formats, vector),
             per_layer=per_layer,
             scale=vector(1) if model.has_layer_scales else None,
         )
@@ -351,6 +372,20 @@ def _empty_gated_delta(
 
 # (size_in, size_out, has_bias, format) -> one that is not yet filled
 EmptyLinear = Callable[[int, int, bool, WeightFormat], Linear]
+
+
+def _empty_latent(
+    config: AttentionConfig, linear: EmptyLinear, formats: LinearFormats, vector: Callable[[int], Tensor]
+) -> LatentWeights | None:
+    if not isinstance(config, LatentAttentionConfig):
+        return None
+    sizes, heads, query_latent = config.sizes, config.num_heads, config.sizes.query_latent
+    return LatentWeights(
+        None if query_latent is None else vector(query_latent),
+        None if query_latent is None else linear(query_latent, heads * sizes.query, False, formats.query_up),
+        vector(sizes.latent),
+        linear(sizes.latent, heads * (sizes.plain + sizes.value), False, formats.kv_up),
+    )
 
 
 def _empty_feed_forward(

@@ -26,6 +26,7 @@ class WeightName(Enum):
     """A product of a layer, or of none: the heads, and what makes all layers' embeddings."""
 
     QKV = "qkv"
+    QUERY_UP = "query_up"
     ATTENTION_GATE = "attention_gate"
     OUTPUT = "output"
     RECURRENT_INPUT = "recurrent_input"

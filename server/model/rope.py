@@ -38,7 +38,7 @@ class RotaryTables:
     """The rotary tables of a model, one for all layers that rotate alike."""
 
     def __init__(self, config: ModelConfig, device: torch.device) -> None:
-        kinds = dict.fromkeys((attention.rope, attention.head_dim) for attention in config.attentions)
+        kinds = dict.fromkeys((attention.rope, attention.rotary_dim) for attention in config.attentions)
         has_parts = config.has_three_positions
         self._index_of = {kind: index for index, kind in enumerate(kinds)}
         self._tables = tuple(
@@ -57,7 +57,7 @@ class RotaryTables:
 
     def of(self, attention: AttentionConfig) -> tuple[int, Tensor]:
         """Return the number of a layer's table, and the table."""
-        index = self._index_of[attention.rope, attention.head_dim]
+        index = self._index_of[attention.rope, attention.rotary_dim]
         return index, self._tables[index].cos_sin
 
     def turned(self, step: Step) -> Step:

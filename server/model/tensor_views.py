@@ -7,11 +7,12 @@ from torch import Tensor
 from kernels.experts.few_bits.weights import AnyExperts, FewBitExperts
 from kernels.experts.weights import ExpertWeights
 from kernels.linear.weights import PlainWeight, StoredTensor
-from qualification.model.config import LayerConfig, ModelConfig
+from qualification.model.config import AttentionConfig, LayerConfig, ModelConfig
 from qualification.model.draft_head import PREFIX, PRODUCT
 from qualification.model.families.family import ExpertLayout, ExpertNames, RecurrenceNames, TensorNames
+from qualification.model.latent import LatentAttentionConfig
 from server.errors import ModelError
-from server.model.layers import DenseWeights, GatedDeltaWeights, LayerWeights, MixtureWeights, Weights
+from server.model.layers import DenseWeights, GatedDeltaWeights, LatentWeights, LayerWeights, MixtureWeights, Weights
 from server.model.linear import Linear
 
 _DENSE = TensorNames().dense
@@ -72,6 +73,10 @@ def layer_views(index: int, layer: LayerWeights, config: LayerConfig, names: Ten
         views[f"{own}.weight"] = StoredTensor(layer.convolution.taps)
         if layer.convolution.bias is not None:
             views[f"{own}.bias"] = StoredTensor(layer.convolution.bias)
+    if layer.latent is not None:
+        views[f"{prefix}.self_attn.kv_a_layernorm.weight"] = StoredTensor(layer.latent.norm)
+        if layer.latent.query_norm is not None:
+            views[f"{prefix}.self_attn.q_a_layernorm.weight"] = StoredTensor(layer.latent.query_norm)
     if layer.sinks is not None:
         views[f"{prefix}.self_attn.sinks"] = StoredTensor(layer.sinks)
     if layer.per_layer is not None:
@@ -124,6 +129,8 @@ def _linears(layer: LayerWeights, config: LayerConfig, names: TensorNames) -> di
 def _attention(layer: LayerWeights, config: LayerConfig, names: TensorNames) -> dict[str, Linear]:
     """Queries, keys and values apart, or as one tensor."""
     qkv, output = layer.mixed_by
+    if layer.latent is not None:
+        return _latent(layer.latent, config.attention, qkv, output)
     if names.merged:
         return {f"{names.attention}.qkv_proj": qkv, names.attention_output: output}
     attention = config.attention
@@ -133,6 +140,16 @@ def _attention(layer: LayerWeights, config: LayerConfig, names: TensorNames) -> 
     parts = qkv.split(sizes[0] + of_gates, *sizes[1:])  # queries with their gates
     found = {f"{names.attention}.{name}_proj": part for name, part in zip("qkv", parts, strict=False)}
     return {**found, names.attention_output: output, **gate}
+
+
+def _latent(weights: LatentWeights, config: AttentionConfig, projected: Linear, output: Linear) -> dict[str, Linear]:
+    """The first product is two tensors: of queries or of their latent, then of latents and what is rotated."""
+    assert isinstance(config, LatentAttentionConfig), "weights are of the kind that the configuration says"
+    own, of_keys = projected.split(config.num_projected_queries, config.sizes.key)
+    found = {"self_attn.kv_a_proj_with_mqa": of_keys, "self_attn.kv_b_proj": weights.kv_up, "self_attn.o_proj": output}
+    if weights.query_up is None:
+        return {"self_attn.q_proj": own, **found}
+    return {"self_attn.q_a_proj": own, "self_attn.q_b_proj": weights.query_up, **found}
 
 
 def _recurrence(layer: LayerWeights, weights: GatedDeltaWeights, names: RecurrenceNames) -> dict[str, Linear]:

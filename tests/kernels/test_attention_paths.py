@@ -92,6 +92,22 @@ def wide_cases() -> Iterator[Case]:
         yield case("triton.decode.wide", (1, 1), (40, 3), heads=(8, 1), dim=dim, dtype=dtype)
 
 
+def latent_cases() -> Iterator[Case]:
+    """Cases of heads that fill less and more than a tile, of latents that do not fill one, and of 256 and 512."""
+    for path in ("triton.latent", "sdpa.cpu.latent", "sdpa.math.latent"):
+        few, many = ({"heads": (count, 1), "dim": 48, "latent": 40} for count in (3, 33))
+        yield case(f"{path}.prefill" if path == "triton.latent" else path, (31, 1, 0, 33), page_size=0, **few)
+        yield case(path, *CHUNKS, **few)
+        yield case(path, *TOKENS, **few, page_size=24, dtype=FP32)
+        yield case(path, (3, 1), (70, 1), **many)
+        yield case(path, (1, 40), (70, 41), heads=(4, 2), dim=40, latent=16)
+        yield case(path, (1, 9), (40, 70), heads=(2, 1), dim=320, latent=256)
+        yield case(path, (1, 1), (40, 70), heads=(20, 1), dim=576, latent=512)
+    for path in ("triton.latent", "sdpa.math.latent"):
+        yield case(path, (20, 1, 7), (70, 33, 7), heads=(4, 1), dim=48, latent=32, flags=ALL, window=19)
+        yield case(path, (1, 1), (70, 33), heads=(4, 1), dim=48, latent=32, flags=("sinks",))
+
+
 def sdpa_cases() -> Iterator[Case]:
     for path in ("sdpa.cpu", "sdpa.math"):
         for window in (1, 17, 256, 1000):  # over chunks of rows
@@ -131,7 +147,15 @@ def sdpa_token_cases() -> Iterator[Case]:
 
 @pytest.mark.parametrize(
     "case",
-    [*prompt_cases(), *chunk_cases(), *token_cases(), *wide_cases(), *sdpa_cases(), *sdpa_token_cases()],
+    [
+        *prompt_cases(),
+        *chunk_cases(),
+        *token_cases(),
+        *wide_cases(),
+        *latent_cases(),
+        *sdpa_cases(),
+        *sdpa_token_cases(),
+    ],
     ids=str,
 )
 def test_batches_are_within_the_rule(case: Case, device: torch.device) -> None:

@@ -13,8 +13,10 @@ from kernels.catalog import PATHS, path_named
 from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.cache_dtype import FP8
 from kernels.vocabulary.fingerprint import Device, Fingerprint
+from kernels.vocabulary.latent_shape import any_flops, latent_shape
 from kernels.vocabulary.path import Reject, Tier
 from kernels.vocabulary.shape import PLANNED_PHASES, AttentionShape, Dtype, Mask, Phase
+from qualification.evidence.shape_text import parse_attention_shape
 
 ROOT = Path(__file__).parents[2]
 H200 = Fingerprint(Device.CUDA, "NVIDIA H200", 90, "580.95.05", "13.0", "91900", "2.11.0", "3.6.0")
@@ -47,12 +49,13 @@ def test_the_catalog_lists_paths_in_order_of_preference() -> None:
         ("gluon.prefill.window.hopper", Tier.FIRST),
         ("triton.prefill", Tier.FIRST), ("triton.extend", Tier.FIRST), ("triton.decode", Tier.FIRST),
         *((f"triton.{it}.wide", Tier.FIRST) for it in ("prefill", "extend", "decode")),
-        ("gluon.ordered.hopper", Tier.FIRST), ("triton.ordered", Tier.FIRST),
+        ("gluon.ordered.hopper", Tier.FIRST), ("triton.ordered", Tier.FIRST), ("triton.latent", Tier.FIRST),
         *((f"{it}.fp8{of}", Tier.FIRST) for it, of in (("gluon.decode", ".hopper"), ("triton.extend", ""))),
         ("triton.decode.fp8", Tier.FIRST),
         ("sdpa.cpu", Tier.FIRST), ("sdpa.cudnn", Tier.FALLBACK), ("sdpa.flash", Tier.FALLBACK),
         ("sdpa.efficient", Tier.FALLBACK), ("sdpa.math", Tier.FALLBACK),
-        ("sdpa.cpu.fp8", Tier.FIRST), ("sdpa.math.fp8", Tier.FALLBACK), ("torch.attention.tiles", Tier.FIRST),
+        ("sdpa.cpu.fp8", Tier.FIRST), ("sdpa.math.fp8", Tier.FALLBACK),
+        ("sdpa.cpu.latent", Tier.FIRST), ("sdpa.math.latent", Tier.FALLBACK), ("torch.attention.tiles", Tier.FIRST),
     ]  # fmt: skip
 
 
@@ -76,6 +79,16 @@ def test_a_cache_of_8_bits_has_paths_of_its_own() -> None:
     assert serving(decode, H200) == ["gluon.decode.fp8.hopper", triton[0], "sdpa.math.fp8"]
     assert serving(extend, H200) == [triton[1], "sdpa.math.fp8"]
     assert serving(extend, replace(H200, sm=80)) == ["sdpa.math.fp8"]  # no conversions from e4m3
+
+
+def test_values_that_are_numbers_of_the_keys_have_paths_of_their_own() -> None:
+    for shape in (PREFILL, EXTEND, DECODE):
+        latent = latent_shape(replace(shape, num_kv_heads=1, head_dim=576), 512)
+        assert serving(latent, H200) == ["triton.latent", "sdpa.math.latent"]
+        assert codes("triton.latent", shape, H200) == [Reject.LAYOUT]
+        assert codes("triton.latent", latent_shape(latent, 520), H200) == [Reject.LAYOUT]
+        assert parse_attention_shape(str(latent)) == latent
+        assert any_flops(latent, 1, 100) * 2 * 576 == any_flops(replace(shape, head_dim=576), 1, 100) * (576 + 512)
 
 
 @pytest.mark.parametrize("sm", [80, 89, 100, 120])

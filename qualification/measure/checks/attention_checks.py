@@ -35,7 +35,7 @@ def check_path(run: RunAttention, cases: Iterable[Case], references: References 
 
 def run_case(run: RunAttention, case: Case) -> tuple[Tensor, int]:
     """(the output [tokens, heads, head_dim], NaN where it was not written; the number of guard values overwritten)."""
-    storage, out = guarded(case.q.shape[0], case.q, math.nan, GUARD_MARK)
+    storage, out = guarded(case.q.shape[0], case.q[..., : case.v.shape[-1]], math.nan, GUARD_MARK)
     run(case.q, case.k, case.v, case.batch, case.flags, out)
     edges = (storage[:GUARD_ROWS], storage[GUARD_ROWS + out.shape[0] :])
     return out, sum(int((edge != GUARD_MARK).sum()) for edge in edges)

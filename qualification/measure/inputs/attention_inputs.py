@@ -18,6 +18,7 @@ from kernels.fp8_cache import pages as fp8_pages
 from kernels.system.device import torch_dtype
 from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.cache_dtype import FP8
+from kernels.vocabulary.latent_shape import LatentShape
 from kernels.vocabulary.shape import AttentionShape, Mask, Phase
 from qualification.measure.inputs.guard import guarded
 
@@ -174,6 +175,8 @@ def _case(
         k, v, batch = keys, values, _packed(num_keys, device)
     else:
         k, v, batch = _paged(shape, lengths, keys, values, generator)
+    if isinstance(shape, LatentShape):
+        v = k[..., : shape.latent_dim]
     # Kernels choose variants by these bounds, so even short sequences get the bounds of the shape's longest.
     longest = longest_lengths(shape, is_cpu=device.type == "cpu")
     batch = replace(batch, max_seqlen_q=longest.queries, max_context=longest.keys)

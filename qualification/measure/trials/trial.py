@@ -98,7 +98,7 @@ class AttentionTrial:
 
 
 def call_of(run: RunAttention, case: Case) -> Call:
-    out = torch.empty_like(case.q)
+    out = torch.empty_like(case.q[..., : case.v.shape[-1]])
     return lambda: run(case.q, case.k, case.v, case.batch, case.flags, out)
 
 

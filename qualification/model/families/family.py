@@ -26,6 +26,7 @@ class ExpertNames:
     gate, up, down   the matrices of an expert: of `experts`.<its number> where each is a tensor
     correction       the bias for choosing experts; None: `e_score_correction_bias` of the router
     correction_is_matrix  whether that bias is a matrix of one row
+    router_is_plain  whether the router is in 16 bits or more, though published files do not list it as such
     joined_gate_up, joined_down  the tensors of all experts, of `experts`, where they are joined
     shared           the feed-forward that all tokens visit; its gate is a product beside it
     shared_gate_up   its gate and up as one product; None: they are two, `gate_proj` and `up_proj`
@@ -45,6 +46,7 @@ class ExpertNames:
     layout: ExpertLayout = ExpertLayout.EACH
     correction: str | None = None
     correction_is_matrix: bool = False
+    router_is_plain: bool = False
 
     @property
     def shared_gate(self) -> str:

@@ -204,7 +204,7 @@ IMAGE_MODELS: tuple[ImageModel, ...] = (
     ImageModel(
         "mistral3",
         ("Mistral3ForConditionalGeneration",),
-        ("mistral", "ministral3"),
+        ("mistral", "ministral3", "mistral4"),
         _RENAMED,
         _TOWER,
         family_keys(

@@ -10,6 +10,7 @@ from kernels.linear.shape import FP8_BLOCKS, FP8_ROWS, PLAIN, WeightFormat
 from qualification.model.config import ExpertsConfig, FeedForward, LayerConfig, LinearFormats, ModelConfig
 from qualification.model.families.family import ExpertLayout, TensorNames
 from qualification.model.fields import ModelConfigError
+from qualification.model.latent import LatentAttentionConfig
 from qualification.model.packing import Packing
 
 _NUMBER_OF_EXPERT = re.compile(r"experts\W+(\d+)")
@@ -98,6 +99,8 @@ def rounded_at_load(model: ModelConfig, *, with_experts: bool = True) -> ModelCo
 
     with_experts  whether those of mixtures are; experts with biases never are, whose kernels take no 8 bits
 
+    Of latent attention those that make queries, keys and values of latents stay as they are.
+
     Raises ModelConfigError for a model that is quantised already, or has a recurrence.
     """
     _check_attends(model, "--quantization fp8")
@@ -141,7 +144,7 @@ def as_stored(model: ModelConfig) -> ModelConfig:
 
 
 def _each(formats: LinearFormats) -> tuple[WeightFormat, ...]:
-    return formats.qkv, formats.output, formats.gate_up, formats.down
+    return formats.qkv, formats.output, formats.gate_up, formats.down, formats.query_up, formats.kv_up
 
 
 def _all_rounded(layer: LayerConfig, *, with_experts: bool) -> LayerConfig:
@@ -194,15 +197,23 @@ def _formats_of(prefix: str, layer: LayerConfig, quantization: Quantization, nam
     def format_of(*products: str) -> WeightFormat:
         return quantization.format_of_all([f"{prefix}.{product}" for product in products])
 
+    latent = layer.mixer if isinstance(layer.mixer, LatentAttentionConfig) else None
     made = "qkv"[: len(layer.attention.head_splits)] if layer.attends else "qkv"
     qkv = ("self_attn.qkv_proj",) if names.merged else tuple(f"self_attn.{it}_proj" for it in made)
+    query_up = kv_up = PLAIN
+    if latent is not None:
+        has_query_latent = latent.sizes.query_latent is not None
+        of_queries = "self_attn.q_a_proj" if has_query_latent else "self_attn.q_proj"
+        qkv = (of_queries, "self_attn.kv_a_proj_with_mqa")
+        query_up = format_of("self_attn.q_b_proj") if has_query_latent else PLAIN
+        kv_up = format_of("self_attn.kv_b_proj")
     if layer.attends and layer.attention.gate is not None and (of_gate := format_of(names.attention_gate)) != PLAIN:
         raise ModelConfigError(f"{quantization.source}: a gate of attention in {of_gate.name} is not supported")
     fed = names.feed_forward
     if isinstance(layer.feed_forward, ExpertsConfig):
         assert names.experts is not None, "the family has mixtures"
         experts = names.experts
-        if (of_router := format_of(experts.router)) != PLAIN:
+        if not experts.router_is_plain and (of_router := format_of(experts.router)) != PLAIN:
             raise ModelConfigError(f"{quantization.source}: a router in {of_router.name} is not supported")
         fed = experts.shared
     gate_up = (f"{fed}.gate_up_proj",) if names.merged else (f"{fed}.gate_proj", f"{fed}.up_proj")
@@ -211,6 +222,8 @@ def _formats_of(prefix: str, layer: LayerConfig, quantization: Quantization, nam
         output=format_of("self_attn.o_proj"),
         gate_up=format_of(*gate_up),
         down=format_of(f"{fed}.down_proj"),
+        query_up=query_up,
+        kv_up=kv_up,
     )
 
 

@@ -5,6 +5,8 @@ from difflib import get_close_matches
 
 from qualification.model.families.afmoe import AFMOE
 from qualification.model.families.cohere2 import COHERE2
+from qualification.model.families.deepseek_v2 import DEEPSEEK_V2
+from qualification.model.families.deepseek_v3 import DEEPSEEK_V3, KIMI_K2
 from qualification.model.families.ernie4_5 import ERNIE4_5
 from qualification.model.families.ernie4_5_moe import ERNIE4_5_MOE
 from qualification.model.families.exaone4 import EXAONE4
@@ -16,6 +18,7 @@ from qualification.model.families.gemma4 import GEMMA4, GEMMA4_UNIFIED
 from qualification.model.families.glm import GLM
 from qualification.model.families.glm4 import GLM4
 from qualification.model.families.glm4_moe import GLM4_MOE
+from qualification.model.families.glm4_moe_lite import GLM4_MOE_LITE
 from qualification.model.families.glm4v import GLM4V_TEXT
 from qualification.model.families.glm4v_moe import GLM4V_MOE_TEXT
 from qualification.model.families.gpt_oss import GPT_OSS
@@ -33,6 +36,7 @@ from qualification.model.families.mellum import MELLUM
 from qualification.model.families.minimax_m2 import MINIMAX_M2
 from qualification.model.families.ministral3 import MINISTRAL3
 from qualification.model.families.mistral import MISTRAL
+from qualification.model.families.mistral4 import MISTRAL4
 from qualification.model.families.mixtral import MIXTRAL
 from qualification.model.families.nemotron_h import NEMOTRON_H
 from qualification.model.families.nemotron_nas import NEMOTRON_NAS
@@ -56,6 +60,8 @@ from qualification.model.fields import ModelConfigError
 KNOWN: tuple[Family, ...] = (
     AFMOE,
     COHERE2,
+    DEEPSEEK_V2,
+    DEEPSEEK_V3,
     ERNIE4_5,
     ERNIE4_5_MOE,
     EXAONE4,
@@ -67,6 +73,7 @@ KNOWN: tuple[Family, ...] = (
     GLM,
     GLM4,
     GLM4_MOE,
+    GLM4_MOE_LITE,
     GLM4V_MOE_TEXT,
     GLM4V_TEXT,
     GPT_OSS,
@@ -76,6 +83,7 @@ KNOWN: tuple[Family, ...] = (
     HUNYUAN_V1_DENSE,
     HUNYUAN_V1_MOE,
     HY_V3,
+    KIMI_K2,
     LAGUNA,
     LFM2,
     LFM2_MOE,
@@ -85,6 +93,7 @@ KNOWN: tuple[Family, ...] = (
     MINIMAX_M2,
     MINISTRAL3,
     MISTRAL,
+    MISTRAL4,
     MIXTRAL,
     NEMOTRON_H,
     NEMOTRON_NAS,
@@ -112,10 +121,15 @@ _CUTOFF = 0.7  # of difflib: qwen4 is near qwen3, mamba near nothing
 FAMILIES = tuple(family for family in KNOWN if family.tensors is not None)  # those that the server serves
 
 # Known model_types that no kernel can compute, and what each asks for.
-_LACKING: Mapping[object, str] = dict.fromkeys(
-    ("mimo_v2", "mimo_v2_flash"),
-    "its keys have 192 dimensions and its values 128, and each path of attention has one number",
-)
+_LACKING: Mapping[object, str] = {
+    **dict.fromkeys(
+        ("mimo_v2", "mimo_v2_flash"),
+        "its keys have 192 dimensions and its values 128, and each path of attention has one number",
+    ),
+    **dict.fromkeys(
+        ("deepseek_v32", "glm_moe_dsa"), "its attention reads keys that an indexer chooses, which no path computes"
+    ),
+}
 
 
 def family_named(

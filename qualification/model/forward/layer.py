@@ -25,6 +25,7 @@ from qualification.model.forward.bounded import (
 )
 from qualification.model.forward.checkpoint import CheckpointError, Reading
 from qualification.model.forward.convolution import convolve
+from qualification.model.forward.latent import absorbed, beside, expanded
 from qualification.model.forward.matrix import Inputs, Matrix
 from qualification.model.forward.mixture import GatedWeights, feed, gate_of, mixed, route, unpack_mxfp4
 from qualification.model.forward.packed import is_packed, numbers_of
@@ -33,12 +34,14 @@ from qualification.model.forward.rotation import rotate
 from qualification.model.forward.sentences import HeadGate, MixtureSentence, NormOrder, Scoring, Sentence
 from qualification.model.forward.state_space import SpaceRule, mix_space
 from qualification.model.gated_delta import GatedDeltaConfig, StateSpaceRule
+from qualification.model.latent import LatentAttentionConfig, LatentSizes
 from qualification.model.short_convolution import ShortConvolutionConfig
 
 GATES: Mapping[HeadGate, Callable[[Tensor], Tensor]] = {
     HeadGate.SIGMOID: torch.sigmoid,
     HeadGate.SOFTPLUS: torch.nn.functional.softplus,
 }
+LATENT_EPS = 1e-6  # of both norms of latent attention, in every published class
 _SCALES = ("weight_scale", "weight_scale_inv")  # both are multiplied by, whatever they are called
 
 
@@ -103,6 +106,8 @@ class LayerReference:
         Of pairs that are neighbours in the checkpoint the first ones come before the second ones, as served.
         """
         attention, inputs = self.attention, Inputs.of(self.config.formats.qkv.name)
+        if isinstance(attention, LatentAttentionConfig):
+            return self._latent_heads(read, positions, attention.sizes)
         if self.sentence.is_merged:
             merged = self._linear(read, "self_attn.qkv_proj", inputs)
             ends = attention.query_size, attention.query_size + attention.kv_size
@@ -129,6 +134,30 @@ class LayerReference:
         names = self.sentence.q_norm, self.sentence.k_norm
         q, k = (self._rotated(self._heads_normed(it, name), positions) for it, name in zip((q, k), names, strict=True))
         return self._grown(q, positions), k, v
+
+    def _latent_heads(self, read: Bounded, positions: Tensor, sizes: LatentSizes) -> tuple[Bounded, Bounded, Bounded]:
+        """Return absorbed queries [T, heads, latent + rotated], the same numbers of each key, and its latent."""
+        inputs, formats = Inputs.of(self.config.formats.qkv.name), self.config.formats
+        if sizes.query_latent is None:
+            q = self._linear(read, "self_attn.q_proj", inputs)
+        else:
+            own = self.precision.rounded(self._linear(read, "self_attn.q_a_proj", inputs))
+            normed = rms_norm(own, self._vector("self_attn.q_a_layernorm.weight"), LATENT_EPS, self.precision)
+            q = self._linear(normed, "self_attn.q_b_proj", Inputs.of(formats.query_up.name))
+        heads = self.precision.rounded(q).changed(lambda it: it.view(len(it), -1, sizes.query))
+        plain = absorbed(heads.columns(slice(sizes.plain)), self._kv_up(), sizes, self.precision)
+        queries = beside(plain, self._rotated(heads.columns(slice(sizes.plain, None)), positions))
+        of_keys = self.precision.rounded(self._linear(read, "self_attn.kv_a_proj_with_mqa", inputs))
+        of_keys = of_keys.changed(lambda it: it[:, None])
+        weight = self._vector("self_attn.kv_a_layernorm.weight")
+        latent = rms_norm(of_keys.columns(slice(sizes.latent)), weight, LATENT_EPS, self.precision)
+        keys = beside(latent, self._rotated(of_keys.columns(slice(sizes.latent, None)), positions))
+        return self._grown(queries, positions), keys, latent
+
+    def _kv_up(self) -> Tensor:
+        """Return what makes keys and values of a latent: in the dtype that it is served in, of 8 bits too."""
+        inputs = Inputs.of(self.config.formats.kv_up.name)
+        return self.matrix("self_attn.kv_b_proj", inputs).numbers().to(self.precision.dtype)
 
     def _rotated(self, heads: Bounded, positions: Tensor) -> Bounded:
         rope, neighbours = self.attention.rope, self.sentence.rotates_neighbours
@@ -171,6 +200,8 @@ class LayerReference:
 
     def after_attention(self, residual: Bounded, out: Bounded, read: Bounded) -> Bounded:
         """Return the residual behind attention: of the one before, the heads [T, heads, d] and what attention read."""
+        if isinstance(self.attention, LatentAttentionConfig):
+            out = expanded(out, self._kv_up(), self.attention.sizes, self.precision)
         flat = self._gated_heads(out, read).changed(lambda it: it.flatten(1))
         return self._behind(residual, flat, self.sentence.attention_output)
 

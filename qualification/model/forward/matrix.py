@@ -86,6 +86,10 @@ class Matrix:
             scales = scales[:, own.start // _BLOCK : -(-own.stop // _BLOCK)]
         return replace(self, values=self.values[:, own], scales=scales)
 
+    def numbers(self) -> Tensor:
+        """Return the numbers that its file stands for, fp64 where they have scales."""
+        return self.values if self.scales is None else torch.cat(list(self._numbers()))
+
     def product(self, x: Bounded, bias: Tensor | None, precision: Precision) -> Bounded:
         """Return x W^T + bias, x [T, in], summed in fp32 and not yet rounded."""
         if self.inputs is Inputs.AS_THEY_ARE:

@@ -168,6 +168,10 @@ _GRANITE = Sentence(
         shared_joined=("input_linear", "output_linear"),
     )
 )
+_DEEPSEEK = Sentence(
+    rotates_neighbours=True,
+    mixture=MixtureSentence("mlp.gate", "mlp.experts", shared="mlp.shared_experts", scores=Scoring.SIGMOID),
+)
 _HUNYUAN = Sentence(q_norm="self_attn.query_layernorm", k_norm="self_attn.key_layernorm", norms_rotated=True)
 
 _LFM2 = Sentence(
@@ -212,6 +216,11 @@ SENTENCES: dict[str, Sentence] = {
         ),
     ),
     "cohere2": Sentence(NormOrder.PARALLEL, norms_subtract_mean=True, rotates_neighbours=True),
+    "deepseek_v2": replace(
+        _DEEPSEEK,
+        mixture=MixtureSentence("mlp.gate", "mlp.experts", shared="mlp.shared_experts", scores=Scoring.SOFTMAX),
+    ),
+    "deepseek_v3": _DEEPSEEK,
     "ernie4_5": Sentence(rotates_neighbours=True),
     "ernie4_5_moe": Sentence(
         rotates_neighbours=True,
@@ -234,6 +243,7 @@ SENTENCES: dict[str, Sentence] = {
     "glm4_moe": Sentence(
         mixture=MixtureSentence("mlp.gate", "mlp.experts", shared="mlp.shared_experts", scores=Scoring.SIGMOID),
     ),
+    "glm4_moe_lite": _DEEPSEEK,
     "glm4v_text": _GLM_4,
     "glm4v_moe_text": Sentence(
         mixture=MixtureSentence("mlp.gate", "mlp.experts", shared="mlp.shared_experts", scores=Scoring.SIGMOID),
@@ -261,6 +271,7 @@ SENTENCES: dict[str, Sentence] = {
             correction="mlp.expert_bias",
         ),
     ),
+    "kimi_k2": _DEEPSEEK,
     "laguna": Sentence(
         head_gate=HeadGate.SOFTPLUS,
         mixture=MixtureSentence(
@@ -312,6 +323,11 @@ SENTENCES: dict[str, Sentence] = {
     ),
     "ministral3": Sentence(queries_grow=True),
     "mistral": Sentence(),
+    "mistral4": replace(
+        _DEEPSEEK,
+        queries_grow=True,
+        mixture=MixtureSentence("mlp.gate", "mlp.experts", shared="mlp.shared_experts"),
+    ),
     "mixtral": Sentence(
         mixture=MixtureSentence(
             "block_sparse_moe.gate", "block_sparse_moe.experts", "w1", "w3", "w2", scores=Scoring.SOFTMAX_OF_CHOSEN

@@ -13,7 +13,8 @@ from typing import Any, Protocol
 import torch
 
 from kernels.calls.batch import AttentionFlags
-from kernels.vocabulary.shape import AttentionShape, Phase, flops, hbm_bytes_tiled
+from kernels.vocabulary.latent_shape import any_flops, any_hbm_bytes
+from kernels.vocabulary.shape import AttentionShape, Phase
 from server.engine.operators.dispatch_key import Heads, LayerKind
 from server.engine.scheduling.sequence import Batch
 from server.protocol.messages import AttentionSample
@@ -220,7 +221,7 @@ class AttentionTimer:
         for it in self._pending:
             it.marks.end.synchronize()
             kernel_s = it.marks.start.elapsed_time(it.marks.end) / 1e3
-            costs = [(flops(it.shape, *pair), hbm_bytes_tiled(it.shape, *pair)) for pair in it.lengths]
+            costs = [(any_flops(it.shape, *pair), any_hbm_bytes(it.shape, *pair)[0]) for pair in it.lengths]
             self._samples.append(
                 AttentionSample(
                     phase=it.shape.phase.value,

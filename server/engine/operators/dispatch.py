@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from kernels.calls.batch import AttentionBatch, AttentionFlags
+from kernels.vocabulary.latent_shape import latent_dim_of
 from kernels.vocabulary.operators import AnyShape, Operator
 from kernels.vocabulary.path import KernelPath
 from kernels.vocabulary.shape import AttentionShape, Mask, Phase
@@ -308,7 +309,10 @@ class Dispatcher:
 def _heads_of(decisions: Collection[AttentionShape]) -> Heads:
     """Return the heads of all shapes; of no shape, none. Raises ValueError where they differ."""
     has_spans = any(it.mask is Mask.SPANS for it in decisions)
-    found = {Heads(it.num_heads, it.num_kv_heads, it.head_dim, sees_spans=has_spans) for it in decisions}
+    found = {
+        Heads(it.num_heads, it.num_kv_heads, it.head_dim, sees_spans=has_spans, latent_dim=latent_dim_of(it))
+        for it in decisions
+    }
     if len(found) > 1:
         raise ValueError(f"layers have {len(found)} kinds of heads: name those of each")
     return next(iter(found), Heads(0, 0, 0))

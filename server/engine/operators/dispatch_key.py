@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.cache_dtype import FP8
+from kernels.vocabulary.latent_shape import latent_dim_of
 from kernels.vocabulary.shape import AttentionShape, Mask, Phase
 from qualification.model.config import AttentionConfig
 
@@ -17,6 +18,7 @@ class Heads(NamedTuple):
     dim              numbers of each
     skips_fp8_cache  whether a cache of 8 bits holds their keys and values in the model's dtype
     sees_spans       whether tokens of an image see each other both ways
+    latent_dim       how many of a key's first numbers are its value; None: values are other numbers
     """
 
     query: int
@@ -24,10 +26,11 @@ class Heads(NamedTuple):
     dim: int
     skips_fp8_cache: bool = False
     sees_spans: bool = False
+    latent_dim: int | None = None
 
     @classmethod
     def of(cls, it: AttentionConfig) -> "Heads":
-        return cls(it.num_heads, it.num_kv_heads, it.head_dim, it.skips_fp8_cache, it.sees_spans)
+        return cls(it.num_heads, it.num_kv_heads, it.head_dim, it.skips_fp8_cache, it.sees_spans, it.latent_dim)
 
 
 LayerKind = tuple[int | None, Heads]  # the window and the heads of a layer: those of one kind have the same shapes
@@ -56,6 +59,7 @@ def keys_of_shape(shape: AttentionShape, *, has_fp8_cache: bool) -> tuple[Length
     queries = 0 if shape.phase is Phase.DECODE else order.index(shape.query_bucket)
     skips = (False, True) if shape.phase is Phase.PREFILL else (has_fp8_cache and shape.kv_dtype is not FP8,)
     spans = (True,) if shape.mask is Mask.SPANS else (False, True)  # such layers have a causal shape, too
-    heads = [Heads(shape.num_heads, shape.num_kv_heads, shape.head_dim, *it) for it in product(skips, spans)]
+    dims = shape.num_heads, shape.num_kv_heads, shape.head_dim
+    heads = [Heads(*dims, *it, latent_dim_of(shape)) for it in product(skips, spans)]
     context = order.index(shape.context_bucket)
     return tuple([((shape.window, own), queries, context, _MASKS[shape.mask]) for own in heads])

@@ -86,7 +86,7 @@ def room_beside_peak(device: torch.device, allocated_bytes: int) -> int:
 
 def check_weights_fit(config: ModelConfig, limits: EngineLimits, device: torch.device) -> None:
     """Raises ModelError for a model whose weights and rotary tables alone are larger than the device's memory."""
-    ropes = {(it.rope, it.head_dim) for it in config.attentions}
+    ropes = {(it.rope, it.rotary_dim) for it in config.attentions}
     table_bytes = 4 * config.max_position * sum(rope.rotated_dims(head_dim) for rope, head_dim in ropes)
     num_bytes, total_bytes = weight_bytes(config, limits.dtype) + table_bytes, device_bytes(device)
     if config.tower is not None:

@@ -8,6 +8,7 @@ from kernels.linear.weights import PlainWeight, StoredTensor, class_of
 from qualification.model.config import AttentionConfig, ExpertsConfig, QKNorm
 from qualification.model.families.family import TensorNames
 from qualification.model.gated_delta import GatedDeltaConfig
+from qualification.model.latent import LatentAttentionConfig
 from qualification.model.shard import LayerShard, Shard
 from qualification.model.short_convolution import ShortConvolutionConfig
 from server.errors import ModelError
@@ -94,7 +95,7 @@ class _Splits:
         elif self.layer.whole.attends:
             columns = {
                 self.names.attention_output.rpartition(".")[2]: _rows(
-                    self.layer.heads.query, self.layer.whole.attention.head_dim
+                    self.layer.heads.query, self.layer.whole.attention.output_dim
                 )
             }
         else:
@@ -119,6 +120,9 @@ class _Splits:
         if not self.layer.whole.attends:
             return {}
         attention = self.layer.whole.attention
+        if isinstance(attention, LatentAttentionConfig):  # what makes latents is on every rank
+            size = attention.sizes.plain + attention.sizes.value
+            return {"kv_b_proj": [(_rows(self.layer.heads.query, size), attention.num_heads * size)]}
         query = _rows(self.layer.heads.query, attention.head_dim), attention.query_size
         kv = _rows(self.layer.heads.kv, attention.head_dim), attention.kv_size
         heads = self.layer.heads.query, attention.num_heads
@@ -166,12 +170,43 @@ class _Splits:
             }
             parts = groups.get(tensor.rpartition(".")[2])
             return None if parts is None else _pieces_of_groups(name, stored, parts, first)
+        if isinstance(mixer, LatentAttentionConfig):
+            return self._pieces_of_latents(name, stored, tensor, mixer)
         if not isinstance(mixer, AttentionConfig) or tensor != "self_attn.q_proj":
             return None
         if mixer.gate is None or not mixer.gate.is_beside_queries:
             return None
         parts = (mixer.head_dim, mixer.head_dim)  # queries, then gates, of which the latter are first in memory
         return _pieces_of_groups(name, stored, parts, self.layer.heads.query.start, is_turned=True)
+
+    def _pieces_of_latents(
+        self, name: str, stored: StoredTensor, tensor: str, mixer: LatentAttentionConfig
+    ) -> list[Piece] | None:
+        """Return the blocks of a tensor whose last rows, of each head, make what is rotated; None of others.
+
+        A tensor of blocks of rows has what is rotated in one of them. Raises ModelError for another.
+        """
+        sizes, heads = mixer.sizes, self.layer.heads.query
+        makes_queries = tensor == f"self_attn.{'q_proj' if sizes.query_latent is None else 'q_b_proj'}"
+        if not makes_queries and tensor != "self_attn.kv_a_proj_with_mqa":
+            return None
+        plain = sizes.plain if makes_queries else sizes.latent
+        groups = heads if makes_queries else range(1)
+        if stored.rows > 1:
+            size = plain + sizes.rotated
+            if any((head * size + plain) % stored.rows + sizes.rotated > stored.rows for head in groups):
+                raise ModelError(f"{name} is stored by blocks of {stored.rows} rows, and a rotated part lies in two")
+            whole = (mixer.num_heads if makes_queries else 1) * size
+            return _pieces(name, stored, [(range(groups.start * size, groups.stop * size), whole)])
+        by_head = stored.values.view(len(groups), plain + sizes.rotated, -1)
+        pairs = by_head[:, plain:]
+        if self.names.neighbours_are_pairs:
+            pairs = pairs.view(len(groups), 2, sizes.rotated // 2, -1).transpose(1, 2)
+        row_size = by_head[0].numel()
+        return [
+            Piece(name, by_head[:, :plain], groups.start, 0, row_size),
+            Piece(name, pairs, groups.start, plain * by_head.shape[2], row_size),
+        ]
 
     def has_pairs(self, tensor: str) -> bool:
         """Return whether a tensor makes what is rotated, in the order in which the pairs are neighbours."""

@@ -92,6 +92,7 @@ def test_reference_imports_no_kernel_and_no_server() -> None:
                 modules.add(str(node.module))
     ours = {name for name in modules if name.split(".")[0] in ("kernels", "qualification", "server")}
     data = tuple(
-        f"qualification.model.{name}" for name in ("config", "gated_delta", "packing", "short_convolution", "tower")
+        f"qualification.model.{name}"
+        for name in ("config", "gated_delta", "latent", "packing", "short_convolution", "tower")
     )
     assert all(name.startswith((*data, "qualification.model.forward")) for name in ours)

@@ -9,6 +9,7 @@ from support.models.paged_runner import PagedRunner
 from support.models.tiny_families import (
     AFMOE,
     COHERE,
+    DEEPSEEK_V3,
     EXAONE_4,
     GEMMA_2,
     GEMMA_4_MOE,
@@ -18,6 +19,7 @@ from support.models.tiny_families import (
     GRANITE_SHARED,
     HUNYUAN_MOE,
     LAGUNA,
+    LATENT,
     LFM_2,
     LFM_2_MOE,
     LLAMA_4,
@@ -54,6 +56,8 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "mixtral": ("mixtral", MIXTRAL),
     "gpt-oss": ("gpt_oss", GPT_OSS),
     "glm": ("glm4_moe", {**GLM, "n_group": 4, "topk_group": 2}),
+    "deepseek-v3": ("deepseek_v3", DEEPSEEK_V3),
+    "deepseek-v2": ("deepseek_v2", {**LATENT, "q_lora_rank": None}),
     "minimax-m2": ("minimax_m2", MINIMAX),
     "cohere2": ("cohere2", COHERE),
     "granite-shared": ("granitemoeshared", GRANITE_SHARED),
@@ -81,7 +85,7 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "one-kv-head": ("mistral", {"sliding_window": None, "num_key_value_heads": 1}),
 }
 # Of two ranks each has keys of its own where of four two share them, and other parts of what they divide unevenly.
-ON_TWO = ("qwen2-biases", "gemma4-e2b", "gpt-oss", "laguna", "mxfp4", "qwen3-next", "qwen3-vl-moe")
+ON_TWO = ("deepseek-v2", "qwen2-biases", "gemma4-e2b", "gpt-oss", "laguna", "mxfp4", "qwen3-next", "qwen3-vl-moe")
 JOINED = {"qwen3-vl-moe": True, "qwen3-vl-moe-saved-anew": False}
 
 

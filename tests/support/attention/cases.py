@@ -20,6 +20,8 @@ from kernels.hopper.wide.decode import run_wide_decode as run_wide_hopper_decode
 from kernels.hopper.wide.extend import run_wide_extend as run_wide_hopper_extend
 from kernels.hopper.wide.prefill import run_wide_prefill as run_wide_hopper_prefill
 from kernels.hopper.window.launch import run_window_prefill
+from kernels.latent.eager import run_latent_cpu, run_latent_math
+from kernels.latent.portable import run_latent
 from kernels.portable.decode import run_decode as run_triton_decode
 from kernels.portable.extend import run_extend as run_triton_extend
 from kernels.portable.prefill import run_prefill as run_triton_prefill
@@ -64,6 +66,7 @@ class Case:
     loudness: float = 1.0
     causal: bool = True
     variant: str = ""  # which must serve it
+    latent: int = 0  # values are the first so many numbers of the keys; 0: they are others
 
     def __str__(self) -> str:
         named = [self.path, f"{len(self.queries)} of {max(self.queries)}:{max(self.keys or self.queries)}"]
@@ -108,7 +111,8 @@ RUN: dict[str, RunAttention] = {
     "gluon.decode in clusters": _decode_in_clusters, "triton.prefill": run_triton_prefill,
     "triton.extend": run_triton_extend, "triton.decode": run_triton_decode, "triton.prefill.wide": run_wide_prefill,
     "triton.extend.wide": run_wide_extend, "triton.decode.wide": run_wide_decode, "sdpa.cpu": run_cpu,
-    "sdpa.math": run_math,
+    "sdpa.math": run_math, "triton.latent": run_latent, "triton.latent.prefill": run_latent,
+    "sdpa.cpu.latent": run_latent_cpu, "sdpa.math.latent": run_latent_math,
 }  # fmt: skip
 
 
@@ -118,6 +122,8 @@ def made(case: Case, device: torch.device = CUDA) -> tuple[RunAttention, Inputs,
         pytest.skip("needs an sm_90 GPU")
     inputs = batch_of(case, device)
     inputs = replace(inputs, q=inputs.q * case.loudness)
+    if case.latent:
+        inputs = replace(inputs, v=inputs.k[..., : case.latent])
     flags = flags_for(inputs, *case.flags, window=case.window, causal=case.causal)
     if case.path.startswith("gluon.prefill"):
         spans = None if flags.spans is None else images(case.queries, case.keys or case.queries)

@@ -110,7 +110,7 @@ def flags_for(inputs: Inputs, *names: str, window: int | None = None, causal: bo
 
 def attend(run: RunAttention, inputs: Inputs, flags: AttentionFlags) -> Tensor:
     """Run a path into an output full of NaN."""
-    out = torch.full_like(inputs.q, NAN)
+    out = torch.full_like(inputs.q[..., : inputs.v.shape[-1]], NAN)
     run(inputs.q, inputs.k, inputs.v, inputs.batch, flags, out)
     return out
 

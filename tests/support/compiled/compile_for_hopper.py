@@ -12,6 +12,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from kernels.latent.launch_config import latent_tiles
+from kernels.latent.portable import hallmark_latent, hallmark_latent_combine
 from kernels.portable.decode import hallmark_decode, hallmark_decode_combine
 from kernels.portable.extend import hallmark_extend
 from kernels.portable.launch_config import SHARED_BYTES_HOPPER, Tiles, decode_tiles, padded_head_dim, query_tiles
@@ -20,7 +22,7 @@ from kernels.portable.wide import wide_decode_tiles, wide_query_tiles
 
 FLAGS = ("HAS_WINDOW", "HAS_SOFTCAP", "HAS_SINKS", "HAS_SPANS")
 INT32_POINTERS = ("cu_seqlens_q_ptr", "cu_seqlens_k_ptr", "page_table_ptr", "context_lens_ptr", "spans_ptr")
-FP32_POINTERS = ("sinks_ptr", "part_ptr", "part_largest_ptr", "part_denominator_ptr")
+FP32_POINTERS = ("sinks_ptr", "part_ptr", "stats_ptr", "part_largest_ptr", "part_denominator_ptr")
 GROUP = 4
 BF16_BYTES = 2
 
@@ -52,6 +54,22 @@ def configurations() -> Iterator[tuple[str, Any, dict[str, Any], Tiles]]:
         yield f"combine d{head_dim}", hallmark_decode_combine, combine, Tiles(0, 0, 4, 2)
 
 
+def latent_configurations() -> Iterator[tuple[str, Any, dict[str, Any], Tiles]]:
+    """The same of values that are the first numbers of the keys, as published models have them."""
+    for latent, group in ((256, 32), (512, 20), (512, 128)):
+        dims = {"LATENT": latent, "REST": 64, "BLOCK_L": latent, "BLOCK_R": 64}
+        for is_flagged in (False, True):
+            flags = {"CAUSAL": True, **dict.fromkeys(FLAGS, is_flagged)}
+            unused = {} if is_flagged else {"sinks_ptr": None, "spans_ptr": None}
+            label = f"l{latent} h{group} {'all flags' if is_flagged else 'plain'}"
+            for name, page_size, is_split, rows in (("prefill", 0, False, 64), ("extend", 16, False, 64),
+                                                    ("decode", 16, True, group)):  # fmt: skip
+                constants = {"GROUP": group, "PAGE_SIZE": page_size, **dims, **flags, **unused, "IS_SPLIT": is_split}
+                yield f"{name} {label}", hallmark_latent, constants, latent_tiles(BF16_BYTES, rows, SHARED_BYTES_HOPPER)
+        combine = {"LATENT": latent, "BLOCK_L": latent, "BLOCK_SPLITS": 32, "HAS_SINKS": True}
+        yield f"combine l{latent} h{group}", hallmark_latent_combine, combine, Tiles(0, 0, 4, 2)
+
+
 def compile_kernel(kernel: Any, constants: dict[str, Any], tiles: Tiles) -> Any:
     constants = {**constants, "BLOCK_M": tiles.block_m, "BLOCK_N": tiles.block_n}
     signature, attributes = {}, {}
@@ -59,7 +77,7 @@ def compile_kernel(kernel: Any, constants: dict[str, Any], tiles: Tiles) -> Any:
         if name in constants:
             signature[name] = "constexpr"
             continue
-        is_loose = name in ("stride_table", "num_splits", "window")  # do_not_specialize
+        is_loose = name in ("stride_table", "num_splits", "window", "num_tokens", "num_seqs")  # do_not_specialize
         if name.endswith("_ptr"):
             signature[name] = "*i32" if name in INT32_POINTERS else "*fp32" if name in FP32_POINTERS else "*bf16"
         else:
@@ -84,7 +102,7 @@ def usage(cubin: bytes) -> dict[str, int]:
 
 def main() -> None:
     report = {}
-    for name, kernel, constants, tiles in configurations():
+    for name, kernel, constants, tiles in (*configurations(), *latent_configurations()):
         compiled = compile_kernel(kernel, constants, tiles)
         found = usage(compiled.asm["cubin"])
         num_wgmma = compiled.asm["ptx"].count("wgmma.mma_async")

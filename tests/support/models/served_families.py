@@ -17,6 +17,7 @@ from support.models.tiny_families import (
     GEMMA_4_SMALL,
     GLM,
     GLM_4,
+    GLM_LITE,
     GRANITE_SHARED,
     HUNYUAN_MOE,
     HY_3,
@@ -25,6 +26,7 @@ from support.models.tiny_families import (
     MELLUM,
     MINIMAX,
     MINISTRAL,
+    MISTRAL_4,
     MIXED,
     MIXTRAL,
     NEMOTRON,
@@ -95,6 +97,8 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, object]]] = {
         "gpt_oss", {"num_local_experts": 5, "num_experts_per_tok": 5, "head_dim": 16, "sliding_window": WINDOW}
     ),
     "glm": ("glm4_moe", {**GLM, "head_dim": 16, "n_group": 4, "topk_group": 2}),
+    "glm 4 lite": ("glm4_moe_lite", GLM_LITE),
+    "mistral 4": ("mistral4", {**MISTRAL_4, "q_lora_rank": None}),
     "phi 3, longrope": ("phi3", {"rope_parameters": PART, "original_max_position_embeddings": 8}),
 }  # fmt: skip
 

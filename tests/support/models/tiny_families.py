@@ -12,6 +12,10 @@ from transformers import (
     AfmoeForCausalLM,
     Cohere2Config,
     Cohere2ForCausalLM,
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
     Ernie4_5_MoeConfig,
     Ernie4_5_MoeForCausalLM,
     Ernie4_5Config,
@@ -38,6 +42,8 @@ from transformers import (
     Glm4ForCausalLM,
     Glm4MoeConfig,
     Glm4MoeForCausalLM,
+    Glm4MoeLiteConfig,
+    Glm4MoeLiteForCausalLM,
     Glm4vConfig,
     Glm4vForConditionalGeneration,
     Glm4vMoeConfig,
@@ -84,6 +90,8 @@ from transformers import (
     Ministral3ForCausalLM,
     Mistral3Config,
     Mistral3ForConditionalGeneration,
+    Mistral4Config,
+    Mistral4ForCausalLM,
     MistralConfig,
     MistralForCausalLM,
     MixtralConfig,
@@ -164,6 +172,10 @@ FAMILIES = {
     "mixtral": (MixtralConfig, MixtralForCausalLM),
     "gpt_oss": (GptOssConfig, GptOssForCausalLM),
     "glm4_moe": (Glm4MoeConfig, Glm4MoeForCausalLM),
+    "glm4_moe_lite": (Glm4MoeLiteConfig, Glm4MoeLiteForCausalLM),
+    "deepseek_v2": (DeepseekV2Config, DeepseekV2ForCausalLM),
+    "deepseek_v3": (DeepseekV3Config, DeepseekV3ForCausalLM),
+    "mistral4": (Mistral4Config, Mistral4ForCausalLM),
     "ernie4_5": (Ernie4_5Config, Ernie4_5ForCausalLM),
     "ernie4_5_moe": (Ernie4_5_MoeConfig, Ernie4_5_MoeForCausalLM),
     "glm": (GlmConfig, GlmForCausalLM),
@@ -202,6 +214,15 @@ TINY = {
 SWITCHED_ON = {"use_sliding_window": True, "sliding_window": 9}
 MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
 YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 8.0, "original_max_position_embeddings": 16}
+LATENT: dict[str, object] = {
+    "num_key_value_heads": 4, "kv_lora_rank": 20, "q_lora_rank": 24, "qk_rope_head_dim": 6, "qk_nope_head_dim": 10,
+    "v_head_dim": 14, "moe_intermediate_size": 20, "n_routed_experts": 8, "num_experts_per_tok": 3,
+    "n_shared_experts": 1, "first_k_dense_replace": 1,
+}  # fmt: skip
+LATENT_YARN = {**YARN, "mscale": 0.8, "mscale_all_dim": 0.7}
+DEEPSEEK_V3 = {**LATENT, "n_group": 4, "topk_group": 2, "rope_parameters": LATENT_YARN}
+GLM_LITE = {name: it for name, it in LATENT.items() if name != "first_k_dense_replace"}
+MISTRAL_4 = {**LATENT, "rope_parameters": {**LATENT_YARN, "llama_4_scaling_beta": 0.3}}
 GEMMA = {"head_dim": 12, "query_pre_attn_scalar": 7, "sliding_window": 9}
 GEMMA_2 = {**GEMMA, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0}
 GEMMA_4 = {
@@ -488,6 +509,22 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
         "glm4_moe",
         {**GLM, "use_qk_norm": True, "attention_bias": True, "norm_topk_prob": False},
     ),
+    "deepseek_v3": ("deepseek_v3", DEEPSEEK_V3),
+    "deepseek_v3, no query latent, no group, weights not normed": (
+        "deepseek_v3",
+        {
+            **LATENT,
+            "q_lora_rank": None,
+            "n_group": 1,
+            "topk_group": 1,
+            "norm_topk_prob": False,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "deepseek_v2, no query latent": ("deepseek_v2", {**LATENT, "q_lora_rank": None, "rope_parameters": LATENT_YARN}),
+    "deepseek_v2": ("deepseek_v2", {**LATENT, "n_shared_experts": 2, "routed_scaling_factor": 1.5}),
+    "glm4_moe_lite": ("glm4_moe_lite", {**GLM_LITE, "mlp_layer_types": ["dense", "sparse", "dense"]}),
+    "mistral4": ("mistral4", MISTRAL_4),
     "glm4_moe, two dense layers": ("glm4_moe", {**GLM, "first_k_dense_replace": 2, "n_shared_experts": 2}),
     "ernie4_5": ("ernie4_5", ERNIE),
     "ernie4_5, biases, tied": ("ernie4_5", {"head_dim": 12, "use_bias": True}),
@@ -762,6 +799,12 @@ IMAGE_MODELS: dict[str, tuple[type, type, dict[str, object], dict[str, object]]]
         Mistral3Config,
         Mistral3ForConditionalGeneration,
         {"model_type": "ministral3", **MINISTRAL},
+        {**VISION, "model_type": "pixtral", "image_size": 28, "patch_size": 14, "head_dim": 8},
+    ),
+    "mistral 3, latents": (
+        Mistral3Config,
+        Mistral3ForConditionalGeneration,
+        {"model_type": "mistral4", **MISTRAL_4},
         {**VISION, "model_type": "pixtral", "image_size": 28, "patch_size": 14, "head_dim": 8},
     ),
     "internvl, qwen2": (InternVLConfig, InternVLForConditionalGeneration, {"model_type": "qwen2"}, INTERN_VISION),

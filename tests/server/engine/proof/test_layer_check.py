@@ -25,6 +25,7 @@ from support.models.served_families import saved
 from support.models.tiny_families import (
     AFMOE,
     COHERE,
+    DEEPSEEK_V3,
     ERNIE_MOE,
     EXAONE_4,
     GEMMA,
@@ -40,6 +41,7 @@ from support.models.tiny_families import (
     LLAMA_4,
     MINIMAX,
     MINISTRAL,
+    MISTRAL_4,
     MIXED,
     MULTIPLIERS,
     MXFP4,
@@ -94,6 +96,8 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "lfm2": ("lfm2", {**LFM_2, "head_dim": 16, "conv_bias": True}),
     "lfm2, experts": ("lfm2_moe", {**LFM_2_MOE, "head_dim": 16}),
     "gpt-oss": ("gpt_oss", {"num_local_experts": 5, "num_experts_per_tok": 3, "head_dim": 16, **WINDOW}),
+    "deepseek v3": ("deepseek_v3", DEEPSEEK_V3),
+    "mistral 4": ("mistral4", {**MISTRAL_4, "q_lora_rank": None}),
     "glm": (
         "glm4_moe",
         {"n_routed_experts": 12, "num_experts_per_tok": 3, "moe_intermediate_size": 20, "head_dim": 16, "n_group": 4,
