@@ -25,6 +25,8 @@ def tower_shapes_needed(tower: TowerConfig, dtype: Dtype, max_image_tokens: int)
 
 def tower_attention(tower: TowerConfig, dtype: Dtype, max_image_tokens: int) -> tuple[AttentionShape, ...]:
     """Return the shapes of a tower's attention: of whole images, and of windows, which are short images to a kernel."""
+    if not tower.num_layers:
+        return ()
     buckets = list(buckets_up_to(tower.most_patches(max_image_tokens)))
     if tower.window is not None:
         of_window = bucket_of((tower.window * tower.merge) ** 2)
@@ -45,7 +47,7 @@ def _products(tower: TowerConfig, dtype: Dtype, max_image_tokens: int) -> Iterat
         (hidden, tower.padded_width * (2 if tower.is_gated else 1), has_biases),
         (tower.padded_width, hidden, has_biases),
     )
-    for size_in, size_out, with_bias in of_patches:
+    for size_in, size_out, with_bias in of_patches if tower.num_layers else of_patches[:1]:
         for rows in LinearRows.up_to(max_image_tokens * tower.merge**2):
             if rows.hi is None or rows.hi >= tower.merge**2:  # the fewest patches are those of one token
                 yield LinearShape(dtype, size_in, size_out, rows, with_bias)

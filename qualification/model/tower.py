@@ -15,6 +15,7 @@ class TowerNames:
 
     parts           beginnings of all of them, before which `model.` may stand
     patches         the product that reads pixels; patches_norm: of its results, positions: added to them
+    pixels_norm, product_norm   norms of what that product reads, and of what it makes before positions are added
     layer           one of the layers, {} its number; within it: the norms, and the products, of which those that are
                     one in memory are one or several here
     merger          what makes tokens of the last layer's patches; deepstack: of another layer's, {} which of them
@@ -41,6 +42,8 @@ class TowerNames:
     merging: str = ""
     patches_norm: str = ""
     positions: str = ""
+    pixels_norm: str = ""
+    product_norm: str = ""
     deepstack: str = ""
     inner: str = ""
     last_norm: str = ""
@@ -102,6 +105,8 @@ class TowerConfig:
     rope_theta      of the rotation in two dims, by the row and the column of a patch; None: nothing is rotated
     alternates_rates  whether rows and columns take the rates of a head in turns; else both have the same
     norms_patches   whether patches are normed before the first layer
+    norms_pixels    whether a patch's pixels are normed before they are multiplied, and what is made of them behind
+    places_first    whether a checkpoint has the two tables of `num_places` side by side, [places, 2, hidden]
     merging         how a token is made of its patches
     merger_eps      of the merger's norm; None: as `norm_eps`
     has_line_ends   whether a token of the text stands behind each row of an image's tokens, the last one's apart
@@ -114,8 +119,9 @@ class TowerConfig:
     norms_after     whether what attention and the feed-forward make is normed before it is added
     has_bounds      whether a checkpoint has bounds of what each product of a layer reads and makes
     reads_colours_last  whether the first product reads the colours of a pixel beside each other
-    norms_means     whether patches are normed before their mean is taken, and its own norm has a weight; else the mean
-                    is multiplied by sqrt(hidden_size), and its norm has none
+    norms_means     whether patches are normed before their mean is taken, and its own norm has a weight; else that has
+                    none
+    scales_means    whether the mean is multiplied by sqrt(hidden_size) where its norm has no weight
     standardizes    whether that product is standardized before it is normed
     """
 
@@ -140,6 +146,8 @@ class TowerConfig:
     norm_eps: float = 1e-6
     alternates_rates: bool = False
     norms_patches: bool = False
+    norms_pixels: bool = False
+    places_first: bool = False
     merging: Merging = Merging.BESIDE
     merger_eps: float | None = None
     has_line_ends: bool = False
@@ -152,6 +160,7 @@ class TowerConfig:
     has_bounds: bool = False
     reads_colours_last: bool = False
     norms_means: bool = False
+    scales_means: bool = True
     standardizes: bool = False
 
     @property

@@ -34,6 +34,9 @@ _OF_GEMMA_4 = (
 )
 _GEMMA_4_NOTES = "max_position_embeddings default_output_length"  # as many tokens as an image has: the processor's
 _GEMMA_4_THETA = 100.0
+_OF_GEMMA_4_UNIFIED = "patch_size pooling_kernel_size mm_embed_dim mm_posemb_size rms_norm_eps output_proj_dims"
+_GEMMA_4_UNIFIED_NOTES = "num_soft_tokens model_patch_size"  # the processor's; a product of two others
+_LAYER_NORM_EPS = 1e-5  # of torch's class
 GEMMA_4_TOKENS = 1120  # the most of an image that its processor takes
 _PIXTRAL_NOTES = "image_size vocab_size"  # as large as a processor lets images be; of no use
 _PIXTRAL_EPS = 1e-5
@@ -108,6 +111,25 @@ _GEMMA_4_NAMES = TowerNames(
     second="embedding_projection",
 )
 
+_GEMMA_4_UNIFIED_NAMES = TowerNames(
+    parts=("vision_embedder.", "embed_vision."),
+    pixels_norm="vision_embedder.patch_ln1",
+    patches="vision_embedder.patch_dense",
+    product_norm="vision_embedder.patch_ln2",
+    positions="vision_embedder.pos_embedding",
+    patches_norm="vision_embedder.pos_norm",
+    layer="",
+    attention_norm="",
+    qkv=("",),
+    output="",
+    feed_forward_norm="",
+    up=("",),
+    down="",
+    merger="embed_vision",
+    merger_norm="",
+    first="",
+    second="embedding_projection",
+)
 _SIGLIP_NAMES = TowerNames(
     parts=("vision_tower.", "multi_modal_projector."),
     inner="vision_model.",
@@ -384,6 +406,41 @@ def _read_gemma_4(source: TowerSource) -> TowerConfig:
     )
 
 
+def _read_gemma_4_unified(source: TowerSource) -> TowerConfig:
+    """Read that of Gemma 4 12B, which has no layers: squares of pixels are normed, multiplied and placed."""
+    fields = source.vision
+    fields.choice("model_type", ("gemma4_unified_vision",), "gemma4_unified_vision")
+    _check_keys(fields, _OF_GEMMA_4_UNIFIED, _GEMMA_4_UNIFIED_NOTES)
+    hidden = fields.integer("mm_embed_dim", 3840)
+    if fields.integer("output_proj_dims", hidden) != hidden:
+        fields.refuse("output_proj_dims", f"{hidden}, as mm_embed_dim")
+    return TowerConfig(
+        num_layers=0,
+        hidden_size=hidden,
+        num_heads=1,
+        width=0,
+        activation=Activation.GELU,
+        is_gated=False,
+        patch_size=fields.integer("patch_size", 16) * fields.integer("pooling_kernel_size", 3),
+        num_frames=1,
+        merge=1,
+        out_size=source.text.hidden_size,
+        names=_GEMMA_4_UNIFIED_NAMES,
+        merger_has_biases=False,
+        rope_theta=None,
+        norm_eps=_LAYER_NORM_EPS,
+        norms_patches=True,
+        norms_pixels=True,
+        merging=Merging.MEAN,
+        merger_eps=fields.number("rms_norm_eps", 1e-6),
+        scales_means=False,
+        most_tokens=GEMMA_4_TOKENS,
+        num_places=fields.integer("mm_posemb_size", 1120),
+        places_first=True,
+        reads_colours_last=True,
+    )
+
+
 def _num_read_layers(whole: Fields, num_layers: int) -> int:
     """Return how many layers are computed: those up to the one whose results the projector reads."""
     name = "vision_feature_layer"
@@ -437,4 +494,5 @@ TOWERS: Mapping[str, TowerFamily] = {
     "mistral3": TowerFamily(_PIXTRAL_NAMES, _read_pixtral),
     "gemma3": TowerFamily(_SIGLIP_NAMES, _read_siglip),
     "gemma4": TowerFamily(_GEMMA_4_NAMES, _read_gemma_4),
+    "gemma4_unified": TowerFamily(_GEMMA_4_UNIFIED_NAMES, _read_gemma_4_unified),
 }

@@ -60,7 +60,12 @@ class TowerReference:
 
     def patched(self, pixels: Tensor, numbers: PixelNumbers) -> Bounded:
         """Return what the first layer reads, of pixels [height, width, 3]."""
-        read = self._product(self._patches(pixels, numbers), self._names.patches)
+        read = self._patches(pixels, numbers)
+        if self.config.norms_pixels:
+            read = self._normed(read, self._names.pixels_norm)
+        read = self._product(read, self._names.patches)
+        if self.config.norms_pixels:
+            read = self._normed(read, self._names.product_norm)
         if self.config.num_places is not None:
             return self._rounded(read.plus(self._placed()))
         return read if self.config.num_positions is None else self._rounded(read.plus(self._learned()))
@@ -143,7 +148,7 @@ class TowerReference:
         """Return what the last product of a merger reads."""
         if self.config.merging is Merging.MEAN:
             if not self.config.norms_means:
-                return self._normed_alone(read)
+                return self._normed_alone(read, self.config.merger_eps)
             weight = self._tensor(f"{self._of_merger(None, self._names.merger_norm)}.weight")
             return rms_norm(read, weight + 1, self.config.norm_eps, self._precision)
         return self._bent(self._product(read, self._of_merger(deepstack, self._names.first)), gate_named("gelu"))
@@ -165,7 +170,10 @@ class TowerReference:
         """Return what the mean of each token's patches is, as their last norm reads it: a sum in fp32, rounded once."""
         if self.config.norms_means:
             return self._pooled(self._normed(x, self._names.last_norm))
-        means = self._pooled(x).times(x.truth.shape[1] ** 0.5)
+        means = self._pooled(x)
+        if not self.config.scales_means:
+            return means
+        means = means.times(x.truth.shape[1] ** 0.5)
         if not self.config.standardizes:
             return self._rounded(means)
         bias, factor = (self._tensor(it) for it in (self._names.mean_bias, self._names.mean_factor))
@@ -174,7 +182,8 @@ class TowerReference:
 
     def _placed(self) -> Bounded:
         """Return the learned position of each patch: that of its column and that of its row."""
-        of_columns, of_rows = self._tensor(self._names.positions)
+        tables = self._tensor(self._names.positions)
+        of_columns, of_rows = tables.transpose(0, 1) if self.config.places_first else tables
         return self._rounded(Bounded.exact(of_columns[self._columns]).plus(Bounded.exact(of_rows[self._rows])))
 
     def _bounded_product(self, x: Bounded, name: str) -> Bounded:
@@ -272,9 +281,10 @@ class TowerReference:
         found = layer_norm(x, weight, eps, self._precision)
         return self._rounded(found.plus(Bounded.exact(self._tensor(f"{name}.bias"))))
 
-    def _normed_alone(self, x: Bounded) -> Bounded:
+    def _normed_alone(self, x: Bounded, eps: float | None = None) -> Bounded:
         """Return an RMSNorm without a weight."""
-        return rms_norm(x, torch.ones_like(x.truth[..., :1]), self.config.norm_eps, self._precision)
+        eps = self.config.norm_eps if eps is None else eps
+        return rms_norm(x, torch.ones_like(x.truth[..., :1]), eps, self._precision)
 
     def _bent(self, x: Bounded, gate: Gate) -> Bounded:
         ones = Bounded.exact(torch.ones_like(x.truth))

@@ -32,7 +32,7 @@ Wrong = list[tuple[str, Phase | Operator]]  # paths that launched what they did 
 
 @dataclass(frozen=True, slots=True)
 class TowerProbes:
-    """Images to attest: one for each path of attention, in its shortest bucket."""
+    """Images to attest: one for each path of attention, in its shortest bucket; one of a tower without attention."""
 
     tower: Tower
     tables: TowerTables
@@ -49,7 +49,7 @@ class TowerProbes:
             path, lo = choice.use.path, choice.decision.shape.context_bucket.lo
             shortest[path] = min(lo, shortest.get(path, lo))
         merge = self.tower.config.merge
-        sides = (math.isqrt(lo // merge**2) + 2 for lo in shortest.values())
+        sides = (math.isqrt(lo // merge**2) + 2 for lo in shortest.values() or (0,))
         return [(side * merge, side * merge) for side in dict.fromkeys(sides)]
 
     def attest(self, grid: Grid) -> tuple[AttestedBatch, Wrong]:
@@ -73,7 +73,9 @@ class TowerProbes:
         for mismatch in operator_mismatches(promised, products):
             details.append(mismatch.detail)
             wrong += [] if mismatch.path is None else [(mismatch.path, Operator.LINEAR)]
-        if not kernels:
+        if not self.tower.config.num_layers:
+            kernels = products
+        elif not kernels:
             details.append("no kernel of the tower's attention was seen")
         paths = list(dict.fromkeys(choice.use.path for choice in choices))
         result = "mismatch" if details else "match"

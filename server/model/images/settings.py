@@ -49,6 +49,7 @@ _FAMILIES = {
     "gemma3": ImageFamily.GEMMA3,
     "mistral3": ImageFamily.PIXTRAL,
     "gemma4": ImageFamily.GEMMA4,
+    "gemma4_unified": ImageFamily.GEMMA4,
 }
 _OF_NORMALIZING = ("do_normalize", "image_mean", "image_std")
 _BREAK, _END = "[IMG_BREAK]", "[IMG_END]"
@@ -216,9 +217,10 @@ def _pixtral(family: ImageFamily, fields: Fields, config: Fields, whole: Fields)
 def _gemma_4(family: ImageFamily, fields: Fields, config: Fields, _whole: Fields) -> ImageSettings:
     if fields.flag("do_normalize", False):
         fields.refuse("do_normalize", "false: the model's class norms the pixels")
-    half = [0.5] * 3
+    is_unified = config.given("model_type") == "gemma4_unified"  # whose tower reads squares of patches as they are
+    mean, deviation = ([0.0] * 3, [1.0] * 3) if is_unified else ([0.5] * 3, [0.5] * 3)
     plain = {name: fields.given(name) for name in fields.names if name not in _OF_NORMALIZING}
-    values = _values(Fields(plain, fields.source), half, half, Resampling.BICUBIC)
+    values = _values(Fields(plain, fields.source), mean, deviation, Resampling.BICUBIC)
     patch, merge = fields.integer("patch_size", 16), fields.integer("pooling_kernel_size", 3)
     vision = config.section("vision_config") or Fields({}, config.source)
     for name, given, missing in (("patch_size", patch, 16), ("pooling_kernel_size", merge, 3)):
@@ -230,7 +232,10 @@ def _gemma_4(family: ImageFamily, fields: Fields, config: Fields, _whole: Fields
     budget = fields.integer("max_soft_tokens", 280)
     if budget > GEMMA_4_TOKENS:
         fields.refuse("max_soft_tokens", f"{GEMMA_4_TOKENS} at most")
-    return ImageSettings(family, TokenBudget(patch * merge, budget), values[0], patch, merge, 1, *values[1:], tokens)
+    sizes = TokenBudget(patch * merge, budget)
+    if is_unified:
+        patch, merge = patch * merge, 1
+    return ImageSettings(family, sizes, values[0], patch, merge, 1, *values[1:], tokens)
 
 
 _READERS = {

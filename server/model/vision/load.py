@@ -51,7 +51,8 @@ def check_tower(folder: Path, config: TowerConfig) -> dict[str, TensorEntry]:
     entries = {}
     for name, entry in read_entries(folder).items():
         own = config.names.own(name)
-        if own is not None and (config.names.layer_of(own) or 0) < config.num_layers:
+        layer = None if own is None else config.names.layer_of(own)
+        if own is not None and (layer is None or layer < config.num_layers):
             entries[own] = entry
     try:
         check_entries(folder, entries, {name: Wanted(shape) for name, shape in tower_shapes(config).items()}, ())

@@ -224,7 +224,9 @@ class Tower:
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.weights.layers[0].attention_norm.weight.dtype
+        norm = self.weights.layers[0].attention_norm if self.weights.layers else self.weights.patches_norm
+        assert norm is not None, "a tower without layers norms its patches"
+        return norm.weight.dtype
 
     @torch.inference_mode()
     def encode(self, images: Sequence[Image]) -> Tensor:
@@ -243,7 +245,11 @@ class Tower:
         order, turns = places.order, places.turns
         self._operators.begin(order.numel(), places.tokens.numel(), len(images))
         patches = torch.cat([self._patches(image) for image in images]).index_select(0, order)
+        if self.weights.pixels_norm is not None:
+            patches = self._normed(self.weights.pixels_norm, patches)
         hidden = self._patched(patches, None)
+        if self.weights.product_norm is not None:
+            hidden = self._normed(self.weights.product_norm, hidden)
         if self.weights.positions is not None:
             if config.num_positions is None:
                 positions = placed(self.weights.positions, grids)
@@ -372,13 +378,14 @@ class Tower:
         """Return [tokens, out_size] of hidden [patches, hidden]: of the mean of each token's patches."""
         size, patches = hidden.shape[1], hidden if merger.norm is None else self._normed(merger.norm, hidden)
         means = patches.view(-1, self.config.merge**2, size).float().mean(1).to(hidden.dtype)
-        if not self.config.norms_means:
+        if self.config.scales_means and not self.config.norms_means:
             scaled = means.float() * size**0.5
             if merger.bias is not None and merger.factor is not None:
                 scaled = (scaled - merger.bias) * merger.factor
             means = scaled.to(hidden.dtype)
         self._hand(TowerBorder.MERGER_READ, None, means)
-        normed = self._hand(TowerBorder.MERGER_FED, None, rms_norm(means, weight, self.config.norm_eps))
+        eps = self.config.norm_eps if self.config.merger_eps is None else self.config.merger_eps
+        normed = self._hand(TowerBorder.MERGER_FED, None, rms_norm(means, weight, eps))
         return product(normed, None)
 
     def _merger(self, place: int | None, merger: Merger) -> Callable[[Tensor], Tensor]:

@@ -102,7 +102,7 @@ class MeanMerger:
 @dataclass(frozen=True, slots=True)
 class TowerWeights:
     """positions     [side ** 2, hidden], or [2, places, hidden] of columns and rows, or None
-    patches_norm  None where patches are not normed
+    patches_norm  None where patches are not normed; pixels_norm, product_norm: before the product and behind it
     deepstack     one of each of those layers
     """
 
@@ -112,15 +112,19 @@ class TowerWeights:
     layers: tuple[TowerLayer, ...]
     merger: Merger | MeanMerger
     deepstack: tuple[Merger, ...]
+    pixels_norm: NormWeights | None = None
+    product_norm: NormWeights | None = None
 
     def named(self, config: TowerConfig) -> dict[str, Tensor]:
         """Return each tensor by its name in a checkpoint, as `TowerNames` has it."""
         names = config.names
         found = dict(_of_linear(names.patches, self.patches))
-        if self.patches_norm is not None:
-            found |= _of_norm(names.patches_norm, self.patches_norm)
+        norms = {names.patches_norm: self.patches_norm, names.pixels_norm: self.pixels_norm}
+        for name, norm in {**norms, names.product_norm: self.product_norm}.items():
+            if norm is not None:
+                found |= _of_norm(name, norm)
         if self.positions is not None:
-            found[names.positions] = self.positions
+            found[names.positions] = self.positions.transpose(0, 1) if config.places_first else self.positions
         for index, layer in enumerate(self.layers):
             found |= {f"{names.layer.format(index)}.{name}": it for name, it in _of_layer(layer, names)}
         mergers: dict[str, Merger] = {}
@@ -144,6 +148,8 @@ def empty_tower(config: TowerConfig, dtype: torch.dtype, device: torch.device) -
         layers=tuple(empty.layer() for _ in range(config.num_layers)),
         merger=empty.last_merger(),
         deepstack=tuple(empty.merger(norms_tokens=True) for _ in config.deepstack),
+        pixels_norm=empty.norm(config.patch_numbers) if config.norms_pixels else None,
+        product_norm=empty.norm() if config.norms_pixels else None,
     )
 
 
@@ -214,7 +220,10 @@ def as_computed(weights: TowerWeights, config: TowerConfig) -> TowerWeights:
         values.copy_(values.view(len(values), -1, config.merge**2).transpose(1, 2).flatten(1))
     if config.reads_colours_last:
         values = weights.patches.weight.stored["weight"].values
-        values.copy_(values.view(len(values), -1, 3).transpose(1, 2).flatten(1))
+        norm = weights.pixels_norm
+        of_pixels = () if norm is None else (norm.weight[None], *(() if norm.bias is None else (norm.bias[None],)))
+        for rows in (values, *of_pixels):
+            rows.copy_(rows.view(len(rows), -1, 3).transpose(1, 2).flatten(1))
     if config.splits_heads:
         for layer in weights.layers:
             norms = [it.weight for it in (layer.q_norm, layer.k_norm) if it is not None]

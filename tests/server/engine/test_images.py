@@ -51,8 +51,13 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     model = save_tiny(folder, request.param)
     decoder, tower = load_with_tower(folder)
     side, has_ends = tower.config.patch_size, tower.config.has_line_ends
+    merge = tower.config.merge
     grids = ((6, 6),) * 3 if request.param == GEMMA else ((4, 6), (2, 14), (10, 6))
-    small, wide, tall = (image_of(seed, *grid, side, has_line_ends=has_ends) for seed, grid in enumerate(grids))
+    if merge == 1:
+        grids = ((2, 3), (1, 7), (5, 3))
+    small, wide, tall = (
+        image_of(seed, *grid, side, merge=merge, has_line_ends=has_ends) for seed, grid in enumerate(grids)
+    )
     prompts = [
         prompt_of(5, 6, 7, small, 8, 9),
         prompt_of(3, small, 4, wide, tall, 12, 13),

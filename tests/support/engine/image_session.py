@@ -31,7 +31,7 @@ from support.models.tiny_images import IMAGE, VOCAB_SIZE
 
 PIXELS = Pixels((0.5, 0.4, 0.3), (0.2, 0.3, 0.25))
 PAGE_SIZE, NUM_SLOTS = 16, 24
-_TYPE_NAMES = {"gemma3": "token_type_ids", "gemma4": "mm_token_type_ids"}
+_TYPE_NAMES = {"gemma3": "token_type_ids", "gemma4": "mm_token_type_ids", "gemma4_unified": "mm_token_type_ids"}
 Prompt = tuple[list[int], tuple[PromptImage, ...]]
 
 
@@ -107,11 +107,13 @@ def _given(model: PreTrainedModel, images: Sequence[PromptImage], side: int) -> 
     """Return what transformers' model takes of images, as its processor gives it."""
     if model.config.model_type == "gemma3":
         return {"pixel_values": torch.stack([_planes_of(image, side) for image in images])}
-    if model.config.model_type not in ("mistral3", "gemma4"):
+    if model.config.model_type not in ("mistral3", "gemma4", "gemma4_unified"):
         grids = torch.tensor([image.grid for image in images])
         return {"pixel_values": _patches_of(images, side), "image_grid_thw": grids}
     planes = [_planes_of(image, side) for image in images]
     if model.config.model_type == "gemma4":
+        return _in_places([it / 2 + 0.5 for it in planes], side)  # which the model's class takes off
+    if model.config.model_type == "gemma4_unified":
         return _in_places(planes, side)
     height, width = (max(it.shape[dim] for it in planes) for dim in (1, 2))
     padded = [pad(it, (0, width - it.shape[2], 0, height - it.shape[1])) for it in planes]
@@ -126,9 +128,7 @@ def _in_places(planes: Sequence[torch.Tensor], side: int) -> dict[str, torch.Ten
         squares = plane.unfold(1, side, side).unfold(2, side, side)  # [3, rows, columns, side, side]
         height, width = squares.shape[1:3]
         rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
-        given = (
-            squares.permute(1, 2, 3, 4, 0).reshape(height * width, -1) / 2 + 0.5
-        )  # which the model's class takes off
+        given = squares.permute(1, 2, 3, 4, 0).reshape(height * width, -1)
         patches.append(pad(given, (0, 0, 0, most - len(given))))
         at = torch.stack((columns.flatten(), rows.flatten()), dim=1)
         places.append(pad(at, (0, 0, 0, most - len(given)), value=-1))
@@ -151,16 +151,20 @@ def answer_of(model: PreTrainedModel, prompt: Prompt, side: int, max_tokens: int
     """Return transformers' likeliest tokens. `side`: pixels of a patch."""
     ids, images = prompt
     token_ids = torch.tensor([ids])
-    given = {}
+    given, cache = {}, None
     if images:
         given = _given(model, images, side)
         if "image_grid_thw" in given:
             given["mm_token_type_ids"] = (token_ids == IMAGE).int()
         if model.config.model_type in _TYPE_NAMES:
             given[_TYPE_NAMES[model.config.model_type]] = (token_ids == IMAGE).int()
+    if model.config.model_type == "gemma4_unified":
+        # Its masks are those of `create_masks_for_vision_model`, as Gemma 4's, where `generate` makes them; its forward
+        # alone (transformers 5.24) makes Gemma 3's, whose images are seen whole and in layers without a window too.
+        cache = "static"
     whole = model.generate(
         input_ids=token_ids, attention_mask=torch.ones_like(token_ids), max_new_tokens=max_tokens, do_sample=False,
-        eos_token_id=None, pad_token_id=0, **given,
+        eos_token_id=None, pad_token_id=0, cache_implementation=cache, **given,
     )  # fmt: skip
     found: list[int] = whole[0, len(ids) :].tolist()
     return found

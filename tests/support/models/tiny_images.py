@@ -18,6 +18,8 @@ from transformers import (
     Gemma3ForConditionalGeneration,
     Gemma4Config,
     Gemma4ForConditionalGeneration,
+    Gemma4UnifiedConfig,
+    Gemma4UnifiedForConditionalGeneration,
     Mistral3Config,
     Mistral3ForConditionalGeneration,
     PreTrainedModel,
@@ -141,7 +143,14 @@ _GEMMA_4_LARGE: dict[str, object] = {
     "top_k_experts": 2,
     "moe_intermediate_size": 32,
 }
-GEMMA, GEMMA_4_LARGE = "gemma 3", "gemma 4, both ways"
+_GEMMA_4_UNIFIED: dict[str, object] = {
+    "patch_size": 7,
+    "pooling_kernel_size": 2,
+    "mm_embed_dim": 48,
+    "mm_posemb_size": 16,
+    "output_proj_dims": 48,
+}
+GEMMA, GEMMA_4_LARGE, GEMMA_4_UNIFIED = "gemma 3", "gemma 4, both ways", "gemma 4, unified"
 KINDS: dict[str, tuple[type, type, dict[str, object], dict[str, object]]] = {
     "qwen2.5 vl": (Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, _IN_SECTIONS, _TOWER_2_5),
     "qwen3 vl": (Qwen3VLConfig, Qwen3VLForConditionalGeneration, _INTERLEAVED, _TOWER_3),
@@ -166,6 +175,16 @@ KINDS: dict[str, tuple[type, type, dict[str, object], dict[str, object]]] = {
     GEMMA: (Gemma3Config, Gemma3ForConditionalGeneration, _WINDOWS, _SIGLIP),
     "gemma 4": (Gemma4Config, Gemma4ForConditionalGeneration, _GEMMA_4_TEXT, _GEMMA_4),
     GEMMA_4_LARGE: (Gemma4Config, Gemma4ForConditionalGeneration, _GEMMA_4_LARGE, _GEMMA_4),
+    GEMMA_4_UNIFIED: (
+        Gemma4UnifiedConfig,
+        Gemma4UnifiedForConditionalGeneration,
+        {
+            **{name: it for name, it in _GEMMA_4_TEXT.items() if name != "num_kv_shared_layers"},
+            "hidden_size_per_layer_input": 0,
+            "sliding_window": 7,
+        },
+        _GEMMA_4_UNIFIED,
+    ),
 }
 _TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|>' }}"
@@ -190,8 +209,10 @@ def save_tiny(folder: Path, kind: str = "qwen2.5 vl") -> PreTrainedModel:
     config = config_class(text_config={**_TEXT, **text}, vision_config=tower, tie_word_embeddings=False, **own)
     model: PreTrainedModel = model_class(config).float().eval()
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:  # a random model whose answers depend on what an image shows
+        for name, parameter in model.named_parameters():
+            if (
+                "embed_vision" in name or parameter.dim() > 1
+            ):  # a random model whose answers depend on what an image shows
                 parameter.normal_(0, 0.15)
         for name, bound in model.named_buffers():
             if name.endswith((".input_min", ".output_min", ".input_max", ".output_max")):
@@ -201,7 +222,12 @@ def save_tiny(folder: Path, kind: str = "qwen2.5 vl") -> PreTrainedModel:
     model.save_pretrained(folder)
     if kind.startswith("gemma 4"):
         _save_tokenizer(folder, _ADDED, _TEMPLATE.replace("".join(_ADDED[i] for i in (0, 2, 1)), _ADDED[2]))
-        of_images = {"patch_size": 14, "pooling_kernel_size": 2, "do_normalize": False, "max_soft_tokens": 70}
+        of_images = {
+            "patch_size": 7 if kind == GEMMA_4_UNIFIED else 14,
+            "pooling_kernel_size": 2,
+            "do_normalize": False,
+            "max_soft_tokens": 70,
+        }
         (folder / "preprocessor_config.json").write_text(json.dumps(of_images))
         return model
     if kind == "mistral 3":
@@ -254,15 +280,17 @@ def prompt_of(*parts: int | PromptImage) -> tuple[list[int], tuple[PromptImage, 
         ids.append(START)
         images.append(msgspec.structs.replace(part, start=len(ids)))
         width = part.grid[2] // 2
-        is_in_lines = part.num_tokens > part.grid[1] // 2 * width
+        is_in_lines = part.num_tokens == part.grid[1] // 2 * (width + 1) - 1
         ids += [START if is_in_lines and it % (width + 1) == width else IMAGE for it in range(part.num_tokens)] + [END]
     return ids, tuple(images)
 
 
-def image_of(seed: int, height: int, width: int, patch_size: int, *, has_line_ends: bool = False) -> PromptImage:
+def image_of(
+    seed: int, height: int, width: int, patch_size: int, *, merge: int = 2, has_line_ends: bool = False
+) -> PromptImage:
     """Return a random image of so many patches, each side even; in lines there is a token of the text between two."""
     pixels = random.Random(seed).randbytes(3 * height * width * patch_size**2)
-    num_tokens = height * width // 4 + (height // 2 - 1 if has_line_ends else 0)
+    num_tokens = height * width // merge**2 + (height // 2 - 1 if has_line_ends else 0)
     return PromptImage(0, num_tokens, (1, height, width), pixels, hashlib.sha256(pixels).digest())
 
 
