@@ -65,7 +65,7 @@ def _read(
     if not any(attends):
         fields.refuse(_KINDS, f"such that a layer is {_FULL}: prompts are cached by the pages of such layers")
     model = read_like_llama(
-        fields.or_else(**_MISSING, rms_norm_eps=fields.number("norm_eps", 1e-5)),
+        fields.or_else(**_MISSING).changed(rms_norm_eps=fields.number("norm_eps", 1e-5)),  # the only one that it knows
         family,
         qk_norm=QKNorm.EACH_HEAD,
         feed_forwards=lambda _: feed_forwards,
@@ -102,7 +102,6 @@ _REFUSED: dict[str, tuple[object, ...]] = {
     "hidden_act": ("silu", None),
     "block_use_swiglu": (True, None),
     "use_pos_enc": (True, None),
-    "rms_norm_eps": (None,),
 }
 # Notes: its classes take the width of the model for these, and heads from num_attention_heads.
 _WITHOUT_EFFECT = (

@@ -98,6 +98,7 @@ STEP: dict[str, object] = {
     "swiglu_limits_shared": [16.0, 0.0, 0.0, 16.0, 0.0],
 }
 OF_LAYERS: dict[str, dict[str, object]] = {
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "nemotron_h": {"hybrid_override_pattern": "M-*-"},
     "nemotron-nas": {"block_configs": BLOCKS[:4]},
     "step3p5": STEP,
