@@ -68,8 +68,8 @@ def hallmark_recurrence_space_prepare(
             x = tl.where(is_given[:, None], x, kept)
         if KEEPS:  # of earlier tokens those that the row's first one reads: the slot may be another
             is_new = is_given if tap == WIDTH - 1 else is_kept & (tokens == start)
-            to = inputs_ptr + target[:, None] * stride_inputs + of_ring
-            tl.store(to, x, mask=is_new[:, None] & is_channel[None, :])
+            kept_inputs = inputs_ptr + target[:, None] * stride_inputs + of_ring
+            tl.store(kept_inputs, x, mask=is_new[:, None] & is_channel[None, :])
         factors = tl.load(conv_ptr + channels * WIDTH + tap, mask=is_channel, other=0.0)
         mixed += x.to(tl.float32) * factors.to(tl.float32)[None, :]
     mixed += tl.load(conv_bias_ptr + channels, mask=is_channel, other=0.0).to(tl.float32)[None, :]
@@ -78,22 +78,22 @@ def hallmark_recurrence_space_prepare(
     wide = tokens.to(tl.int64)
     if is_key:
         if head < KEY_HEADS:
-            to = queries_ptr + (wide * KEY_HEADS + head)[:, None] * KEY_DIM + dims[None, :]
-            tl.store(to, mixed.to(queries_ptr.dtype.element_ty), mask=stored)
+            queries = queries_ptr + (wide * KEY_HEADS + head)[:, None] * KEY_DIM + dims[None, :]
+            tl.store(queries, mixed.to(queries_ptr.dtype.element_ty), mask=stored)
         else:
             own = head - KEY_HEADS
-            to = keys_ptr + (wide * KEY_HEADS + own)[:, None] * KEY_DIM + dims[None, :]
-            tl.store(to, mixed.to(keys_ptr.dtype.element_ty), mask=stored)
+            keys = keys_ptr + (wide * KEY_HEADS + own)[:, None] * KEY_DIM + dims[None, :]
+            tl.store(keys, mixed.to(keys_ptr.dtype.element_ty), mask=stored)
             if KEEPS:
                 ring = keys_ring_ptr + target * stride_keys_ring + (position % RING * KEY_HEADS + own) * KEY_DIM
                 tl.store(ring[:, None] + dims[None, :], mixed.to(keys_ptr.dtype.element_ty), mask=stored)
     else:
         own = head - 2 * KEY_HEADS
-        to = (wide * VALUE_HEADS + own)[:, None] * VALUE_DIM + dims[None, :]
-        tl.store(values_ptr + to, mixed.to(values_ptr.dtype.element_ty), mask=stored)
+        of_values = (wide * VALUE_HEADS + own)[:, None] * VALUE_DIM + dims[None, :]
+        tl.store(values_ptr + of_values, mixed.to(values_ptr.dtype.element_ty), mask=stored)
         is_free = (tokens < num_tokens) & (found == 0)
         zeros = tl.zeros([BLOCK_T, BLOCK_D], tl.float32).to(out_ptr.dtype.element_ty)
-        tl.store(out_ptr + to, zeros, mask=is_free[:, None] & is_channel[None, :])
+        tl.store(out_ptr + of_values, zeros, mask=is_free[:, None] & is_channel[None, :])
         given = tl.load(steps_in_ptr + wide * stride_steps_in + own, mask=is_token, other=0.0).to(tl.float32)
         biased = given + tl.load(dt_bias_ptr + own)
         step = _log1p(tl.exp(-tl.abs(biased))) + tl.where(biased < 0, 0.0, biased)
@@ -103,8 +103,8 @@ def hallmark_recurrence_space_prepare(
         decay = tl.where(decay < LEAST_DECAY, LEAST_DECAY, decay)
         tl.store(decays_ptr + wide * VALUE_HEADS + own, decay, mask=is_token)
         if KEEPS:
-            of_ring = (position % RING) * VALUE_HEADS + own
-            tl.store(decays_ring_ptr + target * stride_decays_ring + of_ring, decay, mask=is_token)
+            of_decays = (position % RING) * VALUE_HEADS + own
+            tl.store(decays_ring_ptr + target * stride_decays_ring + of_decays, decay, mask=is_token)
 
 
 @triton.jit
