@@ -86,6 +86,7 @@ NAMED: tuple[NamedKernels, ...] = (
     NamedKernels("rotation of an image's queries and keys", ("_turn_heads_kernel",)),
     NamedKernels("norm of each head of the values", ("_norm_heads_kernel",)),
     NamedKernels("gated activation", ("_gated_kernel",)),
+    NamedKernels("activation without a gate", ("_squared_relu_kernel",)),
     NamedKernels("gate of a shared feed-forward", ("_gate_rows_kernel",)),
     NamedKernels("norm and gate of a recurrence's heads", ("_norm_and_gate_kernel", "_gate_and_norm_kernel")),
     NamedKernels("gate of attention's heads", ("_gate_heads_kernel",)),
