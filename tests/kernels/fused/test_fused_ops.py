@@ -14,9 +14,10 @@ from kernels.fused.gated_norm import norm_and_gate
 from kernels.fused.head_gate import gate_heads_
 from kernels.fused.head_gate_kind import GateFunction
 from kernels.fused.head_norm import norm_heads, norm_heads_torch
+from kernels.fused.latent_kv import write_latents
 from kernels.fused.layer_norm import add_layer_norm, layer_norm, layer_norm_torch
 from kernels.fused.norm import add_rms_norm, add_rms_norm_torch, rms_norm, rms_norm_torch
-from kernels.fused.rope_kv import rope_and_write_kv, rope_and_write_kv_torch, rotate_queries
+from kernels.fused.rope_kv import Turns, rope_and_write_kv, rope_and_write_kv_torch, rotate_queries
 from kernels.fused.row_gate import gate_rows_
 from kernels.fused.split_norm import mean_squares, norm_by
 from kernels.fused.turn_heads import turn_heads, turn_heads_torch
@@ -375,3 +376,33 @@ def test_queries_alone_are_turned_as_beside_keys(num_heads: int, head_dim: int, 
     rotate_queries(alone[:, :num_heads], table, positions, q_norm=norm if has_norm else None)
     assert (alone[:, :num_heads] - q).abs().max() < 1e-5
     assert torch.equal(alone[:, num_heads:], rows[:, num_heads:])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads", [1, 5, 40])
+@pytest.mark.parametrize("latent", [20, 64])
+def test_latents_are_normed_rotated_and_written(latent: int, heads: int, dtype: torch.dtype) -> None:
+    """The kernel, and torch's operations where rotations are at hand, of views as they are in the model."""
+    rotated, plain, num_tokens = 6, 10, 3
+    projected = randn(num_tokens, 7 + latent + rotated, dtype=dtype)[:, 7:]
+    q = randn(num_tokens, heads, plain + rotated, dtype=dtype, seed=1)[..., plain:]
+    norm, angles = randn(latent, dtype=dtype, seed=2), randn(9, rotated // 2, seed=3)
+    table = torch.cat((angles.cos(), angles.sin()), dim=1)
+    positions, slots = torch.tensor([4, 0, 8], dtype=torch.int32), torch.tensor([5, 31, 16])
+    cos, sin = table[positions.long()][:, None].chunk(2, dim=-1)
+    turns = Turns(torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1))
+
+    def turned(x: Tensor) -> Tensor:
+        first, second = x.float().chunk(2, dim=-1)
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+    for given in (None, turns):
+        pages = torch.full((2, 16, 1, latent + rotated), 7.0, dtype=dtype)
+        queries = torch.full((num_tokens, heads, latent + rotated), 7.0, dtype=dtype)
+        keys = write_latents(queries, q, projected, norm, table, positions, pages, slots, eps=1e-6, turns=given)
+        assert torch.equal(pages.flatten(0, 1)[slots], keys)
+        assert int((pages != 7).any(-1).sum()) == num_tokens
+        assert bool((queries[..., :latent] == 7).all())
+        assert_near(keys[:, 0, :latent], exact_norm(projected[:, :latent], norm, 1e-6))
+        assert_near(keys[..., latent:], turned(projected[:, None, latent:]))
+        assert_near(queries[..., latent:], turned(q))
