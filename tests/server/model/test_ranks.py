@@ -62,7 +62,7 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "cohere2": ("cohere2", COHERE),
     "granite-shared": ("granitemoeshared", GRANITE_SHARED),
     "nemotron": ("nemotron-nas", NEMOTRON),
-    "nemotron-h": ("nemotron_h", NEMOTRON_H),
+    "nemotron-h": ("nemotron_h", {**NEMOTRON_H, "n_groups": 4, "mamba_num_heads": 8}),
     "seed-oss": ("seed_oss", {**SEED, "attention_out_bias": True}),
     "exaone4": ("exaone4", EXAONE_4),
     "laguna": ("laguna", {**LAGUNA, "num_attention_heads_per_layer": [8, 4, 8]}),
@@ -70,7 +70,7 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "llama-4": ("llama4_text", LLAMA_4),
     "hunyuan-moe": ("hunyuan_v1_moe", HUNYUAN_MOE),
     "lfm2": ("lfm2", {**LFM_2, "intermediate_size": 72, "block_multiple_of": 8, "conv_bias": True}),
-    "lfm2-experts": ("lfm2_moe", LFM_2_MOE),
+    "lfm2-experts": ("lfm2_moe", {**LFM_2_MOE, "intermediate_size": 72}),
     "qwen3-next": ("qwen3_next", {**QWEN_3_NEXT, "linear_num_key_heads": 4, "linear_num_value_heads": 8}),
     "qwen3.5-tied": (
         "qwen3_5_text",
