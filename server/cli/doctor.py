@@ -16,6 +16,7 @@ from kernels.recurrence.shape import RecurrenceShape
 from kernels.recurrence.sizes import RecurrenceSizes
 from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.fingerprint import Fingerprint
+from kernels.vocabulary.latent_shape import latent_shape
 from kernels.vocabulary.operators import Operator
 from kernels.vocabulary.path import AnyPath, Tier
 from kernels.vocabulary.recurrence_operator import CONVOLUTION, RECURRENCE
@@ -119,12 +120,14 @@ def _plain_shape(
     if path.operator is CONVOLUTION:
         return ConvolutionShape.of(ConvolutionSizes(2048, 3), Phase.EXTEND, dtype, TokenRows.LE_16)
     phase = next(phase for phase in Phase if phase in path.limits.phases)
-    return AttentionShape(
+    latent_dim = path.limits.max_latent_dim
+    num_kv_heads = 8 if latent_dim is None else 1
+    shape = AttentionShape(
         phase=phase,
         dtype=dtype,
         kv_dtype=next(iter(path.limits.kv_dtypes or {dtype})),
-        num_heads=8 * path.limits.group_multiple,
-        num_kv_heads=8,
+        num_heads=num_kv_heads * path.limits.group_multiple,
+        num_kv_heads=num_kv_heads,
         head_dim=path.limits.max_head_dim,
         query_bucket=Bucket.LE_128,
         context_bucket=Bucket.LE_128,
@@ -132,6 +135,7 @@ def _plain_shape(
         window=path.limits.max_window,
         mask=Mask.CAUSAL if Mask.CAUSAL in path.limits.masks else Mask.FULL,
     )
+    return shape if latent_dim is None else latent_shape(shape, latent_dim)
 
 
 def _text(value: object) -> str:
