@@ -70,6 +70,8 @@ def _read_kinds(fields: Fields) -> tuple[str, ...]:
     """Read what each layer is: a list, or a word of one letter for each. Raises ModelConfigError."""
     source = _source(fields)
     given = fields.given(source)
+    if source == _KINDS[0] and fields.has(_KINDS[1]) and fields.given(_KINDS[1]) != given:
+        fields.refuse(_KINDS[1], f"the same as {source}, or missing")
     if source == _PATTERN:
         letters = given if isinstance(given, str) else ""
         kinds: list[str | None] = [_BY_LETTER.get(it) for it in letters]
