@@ -54,10 +54,14 @@ class Quantization:
     input_bound: float | None = None
     caches_fp8: bool = False
 
+    def is_exception(self, name: str) -> bool:
+        """Return whether the checkpoint lists a product as stored as it is."""
+        return any(map(self.plain.names, _aliases(name)))
+
     def format_of(self, name: str) -> WeightFormat:
-        aliases = _aliases(name)
-        if any(map(self.plain.names, aliases)):
+        if self.is_exception(name):
             return PLAIN
+        aliases = _aliases(name)
         return next((it for entries, it in self.schemes if any(map(entries.names, aliases))), PLAIN)
 
     def format_of_all(self, names: list[str]) -> WeightFormat:
@@ -175,7 +179,10 @@ def _format_of_experts(
     """Return the format of all experts of a layer, which are listed alike. Raises ModelConfigError."""
     own = names.experts
     assert own is not None, "the family has mixtures"
-    # Entries are of all experts, or name some by their numbers.
+    # Entries are of all experts, also by the tensors that these share, or name some by their numbers.
+    joined = (it.removesuffix(".weight") for it in (own.joined_gate_up, own.joined_down))
+    if all(quantization.is_exception(f"{prefix}.{own.experts}.{it}") for it in joined):
+        return PLAIN
     experts = sorted({0} | {it for it in quantization.plain.experts if it < mixture.num_experts})
     of_each = [own.experts] if own.layout is ExpertLayout.STACKED else [f"{own.experts}.{it}" for it in experts]
     products = (own.gate, own.up, own.down)

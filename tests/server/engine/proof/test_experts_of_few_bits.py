@@ -16,8 +16,11 @@ from kernels.experts.shape import ExpertsShape, parse_experts_shape
 from kernels.fused.activation_kind import Activation
 from kernels.vocabulary.row_buckets import TokenRows
 from kernels.vocabulary.shape import Dtype
+from qualification.decision.presets import preset_named
 from qualification.measure.checks.experts_checks import check_experts
 from qualification.measure.inputs.experts_inputs import experts_cases
+from qualification.model.config import ModelConfig
+from qualification.model.families.reader import read_model
 from qualification.model.fields import ModelConfigError
 from qualification.model.shard import shard_of
 from server.errors import ModelError
@@ -189,6 +192,18 @@ def test_routers_and_bounded_experts_of_8_bits_are_refused(tmp_path: Path) -> No
     bounded = {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200, "modules_to_not_convert": ["mlp.gate"]}
     with pytest.raises(ModelError, match=r"experts in fp8_rows whose inputs are cut off at 1200 .* not supported"):
         load_config(edited(folder, tmp_path / "bounded", {"quantization_config": bounded}, dict))
+
+
+def test_experts_are_exceptions_by_the_tensors_they_share_too() -> None:
+    text = preset_named("gemma-4-26b-a4b").config
+
+    def read(*exceptions: str) -> ModelConfig:
+        listed = ["router.proj", *exceptions]
+        return read_model({**text, "quantization_config": {"quant_method": "fp8", "modules_to_not_convert": listed}})
+
+    assert read("experts.gate_up_proj", "experts.down_proj") == read("experts")
+    with pytest.raises(ModelConfigError, match="experts in fp8_rows that share a tensor"):
+        read("experts.gate_up_proj")
 
 
 @pytest.mark.parametrize("kind", [FewBitFormat.FP8_ROWS, FewBitFormat.FP8_BLOCKS, FewBitFormat.INT4_32])
