@@ -55,12 +55,9 @@ CLOSED: dict[str, type[Enum]] = {
     "place": DraftPlace,
 }
 # Of decisions: attention's, and those of the operators beside it.
-SHADOW_PHASES = Enum(
-    "SHADOW_PHASES",
-    {it.name: it.value for it in (*PLANNED_PHASES, Phase.VERIFY, Operator.LINEAR, Operator.EXPERTS)} | {"TOWER": TOWER},
-)
-OF_STATES = (RECURRENCE, CONVOLUTION)
-PLAN_PHASES = Enum("PLAN_PHASES", {it.name: it.value for it in (*SHADOW_PHASES, Operator.COLLECTIVE, *OF_STATES)})
+_CHECKED = (*PLANNED_PHASES, Phase.VERIFY, Operator.LINEAR, Operator.EXPERTS, RECURRENCE, CONVOLUTION)
+SHADOW_PHASES = Enum("SHADOW_PHASES", {it.name: it.value for it in _CHECKED} | {"TOWER": TOWER})
+PLAN_PHASES = Enum("PLAN_PHASES", {it.name: it.value for it in (*SHADOW_PHASES, Operator.COLLECTIVE)})
 PLAN_BUCKETS = Enum("PLAN_BUCKETS", {it.value: it.value for it in (*Bucket, *TokenRows)})
 CLOSED_OF_METRIC: dict[tuple[str, str], type[Enum]] = {
     ("hallmark_attention_dispatch_total", "phase"): PLAN_PHASES,
