@@ -17,6 +17,7 @@ from kernels.catalog import ALL_PATHS
 from kernels.vocabulary.buckets import Bucket
 from qualification.model.families.image_models import IMAGE_MODELS
 from qualification.model.families.registry import FAMILIES
+from qualification.model.families.towers import TOWERS
 from server.cli import models
 from server.cli.peer_flags import OTHER_NAMES, WITHOUT_FLAG
 from server.cli.published import PUBLISHED
@@ -120,6 +121,16 @@ def image_models_list() -> str:
     return " ".join(f"`{model.model_type}`" for model in IMAGE_MODELS)
 
 
+def towers_list() -> str:
+    return " ".join(f"`{model_type}`" for model_type in TOWERS)
+
+
+def mixtures_list() -> str:
+    """The families whose layers may have experts."""
+    found = (it.model_type for it in FAMILIES if it.tensors is not None and it.tensors.experts is not None)
+    return " ".join(f"`{model_type}`" for model_type in found)
+
+
 def models_table() -> str:
     """The table of `hallmark models`, its times with links to their samples."""
     known = models.gpus()
@@ -141,7 +152,12 @@ TABLES = {
     "messages": lambda: fields_table(ChatRequest, messages=MessagesRequest, count_tokens=CountTokensRequest),
     "pooling": lambda: fields_table(ChatRequest, embeddings=EmbeddingRequest, score=ScoreRequest, rerank=RerankRequest),
 }
-LISTS = {"families": families_list, "image_models": image_models_list}
+LISTS = {
+    "families": families_list,
+    "image_models": image_models_list,
+    "mixtures": mixtures_list,
+    "towers": towers_list,
+}
 PAGES = (DOCS / "models.md", DOCS / "serve-your-model.md", DOCS / "operate.md", DOCS / "api.md")
 
 
