@@ -129,10 +129,11 @@ def has_plain_experts(model: ModelConfig) -> bool:
 
 
 def _check_attends(model: ModelConfig, source: str) -> None:
-    """Raise ModelConfigError for a model with layers whose products have no format: those of a recurrence."""
+    """Raise ModelConfigError for a model with layers that keep a state, whose products have no format."""
     if model.recurrences:
         raise ModelConfigError(
-            f"{source}: products of a recurrence ({model.family}) are served in 16 bits or more alone"
+            f"{source}: {model.family} has layers that keep a state, whose products are served in 16 bits or more alone: "
+            "serve its weights of 16 bits as they are"
         )
 
 
