@@ -26,7 +26,7 @@ from kernels.system.device import read_fingerprint
 from kernels.vocabulary.row_buckets import TokenRows
 from kernels.vocabulary.shape import Dtype, Phase
 from qualification.measure.inputs.recurrence_inputs import Content, drawn_tokens, drawn_weights
-from qualification.measure.inputs.recurrence_slots import Part, Slots
+from qualification.measure.inputs.state_slots import Part, recurrence_slots
 
 Call = Callable[[], object]
 SIZES = RecurrenceSizes(16, 32, 128, 128, 4)
@@ -65,26 +65,17 @@ def ours(lengths: Sequence[int], phase: Phase, state_dtype: Dtype) -> list[Call]
     weights = drawn_weights(shape, generator, DEVICE)
     before, num_rows = (0 if phase is Phase.EXTEND else BEFORE), len(lengths)
     num_sets = 2 if phase is Phase.EXTEND else max(2, SETS // num_rows)
-    slots = Slots(shape, weights, num_rows * num_sets, 0, DEVICE)
-    for tensor in slots.state.tensors:
+    slots = recurrence_slots(shape, weights, num_rows * num_sets, 0, DEVICE)
+    for tensor in slots.tensors:
         tensor.zero_()
     tokens = drawn_tokens(shape, Content.PLAIN, max(lengths), weights, generator)
     calls: list[Call] = []
     for first in range(0, num_rows * num_sets, num_rows):
         parts = [
-            Part(
-                tokens[0][:length], tokens[1][:length], tokens[2][:length], before,
-                slots.zero if before == 0 else first + row, first + row,
-            )
+            Part(tuple(it[:length] for it in tokens), before, slots.zero if before == 0 else first + row, first + row)
             for row, length in enumerate(lengths)
-        ]  # fmt: skip
-        given = slots.given(parts)
-        out = given.qkv.new_empty(given.qkv.shape[0], SIZES.num_value_heads, SIZES.value_dim)
-        calls.append(
-            lambda given=given, out=out: run_recurrence(  # type: ignore[misc]
-                given.qkv, given.a, given.b, weights, given.rows, slots.state, out
-            )
-        )
+        ]
+        calls.append(slots.repeatable(run_recurrence, parts))
     return calls
 
 

@@ -61,14 +61,16 @@ class References:
         if key not in self._of_recurrences:
             is_space = case.shape.form is RecurrenceForm.STATE_SPACE
             of_form = state_space_reference if is_space else recurrence_reference
-            inputs = case.qkv, case.a, case.b, case.weights, case.shape.sizes
+            qkv, a, b = case.tokens
+            inputs = qkv, a, b, case.weights, case.shape.sizes
             self._of_recurrences[key] = of_form(*inputs, case.borders, torch_dtype(case.shape.state_dtype))
         return self._of_recurrences[key]
 
     def of_convolution(self, case: ConvolutionCase) -> ConvolutionReference:
         key = (case.name, case.seed)
         if key not in self._of_convolutions:
-            self._of_convolutions[key] = convolution_reference(case.projected, case.weights)
+            [projected] = case.tokens
+            self._of_convolutions[key] = convolution_reference(projected, case.weights)
         return self._of_convolutions[key]
 
     @property

@@ -1,8 +1,8 @@
 """Inputs on which wrong convolutions go wrong: closed gates, sums that cancel, short rows, borders of slots."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,10 +11,18 @@ from kernels.convolution.calls import ConvolutionWeights
 from kernels.convolution.shape import ConvolutionShape
 from kernels.system.device import torch_dtype
 from kernels.vocabulary.shape import Phase
-from qualification.measure.inputs.recurrence_inputs import NUM_DRAFTED, Segment, fitting_rows
+from qualification.measure.inputs.sequence_inputs import (
+    SequenceCase,
+    TestedSequence,
+    decoded,
+    fitting_cases,
+    generator_of,
+    prompt,
+    stacked,
+    tested_rows,
+)
 
 _LONGEST = {"cpu": 70, "cuda": 1100}  # tokens of a sequence
-_MOST_ROWS_CPU = 512  # tokens of a call; on a CPU buckets are tested up to here, or just inside if they start beyond
 
 
 class Content(Enum):
@@ -28,40 +36,10 @@ class Content(Enum):
     TINY = "tiny"  # times 1/512: products of fp16 become subnormal
 
 
-@dataclass(frozen=True, slots=True)
-class TestedSequence:
-    """One sequence, and the calls that compute its tokens; those before the first call are given by a state."""
+class ConvolutionCase(SequenceCase[ConvolutionShape, Content, ConvolutionWeights]):
+    """Of each token it has what is projected, [D, T, 3 * channels]."""
 
-    content: Content
-    segments: tuple[Segment, ...]
-
-    @property
-    def num_tokens(self) -> int:
-        return max(it.stop for it in self.segments)
-
-
-@dataclass(frozen=True, slots=True)
-class ConvolutionCase:
-    """Sequences that several calls compute, each a row of every call.
-
-    sequences  that differ
-    rows       which of them each row is
-    projected  [D, T, 3 * channels]: of the sequences, zero behind their ends
-    """
-
-    name: str
-    seed: int
-    shape: ConvolutionShape
-    sequences: tuple[TestedSequence, ...]
-    rows: tuple[int, ...]
-    weights: ConvolutionWeights
-    projected: Tensor
-
-
-def tested_rows(shape: ConvolutionShape, *, is_cpu: bool) -> int:
-    """The most tokens of a call: the bucket's upper edge (2x the lower without an end), on a CPU less."""
-    most = 2 * shape.rows.lo if shape.rows.hi is None else shape.rows.hi
-    return min(most, max(_MOST_ROWS_CPU, shape.rows.lo + 1)) if is_cpu else most
+    __slots__ = ()
 
 
 def convolution_cases(shape: ConvolutionShape, device: torch.device, *, seed: int) -> Iterator[ConvolutionCase]:
@@ -76,79 +54,44 @@ def convolution_cases(shape: ConvolutionShape, device: torch.device, *, seed: in
     """
     least, most = shape.rows.lo + 1, tested_rows(shape, is_cpu=device.type == "cpu")
     longest = min(_LONGEST[device.type], most)
-    if shape.phase is Phase.EXTEND:
-        lists = _prompt_lists(longest, least, most)
-    else:
-        lists = _decode_lists(shape.phase)
-    for name, sequences in lists.items():
-        sizes = [it.segments[0].stop - it.segments[0].first for it in sequences]
-        rows = fitting_rows(sizes, least, least if name == "fewest" else most, is_full=name == "most")
-        if rows:
-            used = sorted(set(rows))
-            of_rows = tuple(used.index(it) for it in rows)
-            yield _case(name, shape, tuple(sequences[it] for it in used), of_rows, device, seed=seed)
+    lists = _prompt_lists(longest, least, most) if shape.phase is Phase.EXTEND else _decode_lists(shape.phase)
+    for name, sequences, rows in fitting_cases(lists, least, most):
+        generator = generator_of(name, seed)
+        weights = drawn_weights(shape, generator, device)
+        tokens = [drawn_tokens(shape, it.content, it.num_tokens, weights, generator) for it in sequences]
+        yield ConvolutionCase(name, seed, shape, sequences, rows, weights, stacked(tokens))
 
 
-def _prompt(
-    length: int, before: int = 0, content: Content = Content.PLAIN, snapshot: int | None = None
-) -> TestedSequence:
-    stop = before + length
-    again = stop if snapshot is None else snapshot
-    return TestedSequence(content, (Segment(before, stop, stop, snapshot), Segment(again, stop + 2, stop + 2)))
-
-
-def _prompt_lists(longest: int, least: int, most: int) -> dict[str, list[TestedSequence]]:
+def _prompt_lists(longest: int, least: int, most: int) -> dict[str, list[TestedSequence[Content]]]:
     """The last sequence of each list comes again where a call has too few tokens for its bucket."""
+    plain = partial(prompt, Content.PLAIN)
     long, more = max(1, min(longest, most // 2)), min(longest, least)
-    short = [_prompt(length, before) for before in (0, 1, 2, 5) for length in (1, 2, 3, 4)]
+    short = [plain(length, before) for before in (0, 1, 2, 5) for length in (1, 2, 3, 4)]
     return {
-        "fewest": [_prompt(more)],
-        "short": [*short[: 4 if most <= 16 else None], _prompt(more)],
+        "fewest": [plain(more)],
+        "short": [*short[: 4 if most <= 16 else None], plain(more)],
         "borders": [
-            _prompt(16, 5, snapshot=6), _prompt(15, 7), _prompt(17, snapshot=1), _prompt(9, 64, snapshot=66),
-            _prompt(12, 31, snapshot=43), _prompt(more),
+            plain(16, 5, snapshot=6), plain(15, 7), plain(17, snapshot=1), plain(9, 64, snapshot=66),
+            plain(12, 31, snapshot=43), plain(more),
         ],
-        "hostile": [*(_prompt(5 if most > len(Content) * 5 else 1, 4, it) for it in Content), _prompt(more, 4)],
-        "unequal": [_prompt(long, 3, snapshot=3 + long // 2 or None), *[_prompt(1)] * 7, _prompt(more)],
-        "most": [_prompt(longest), _prompt(min(20, most), 5), _prompt(1, 30), _prompt(3)],
+        "hostile": [*(prompt(it, 5 if most > len(Content) * 5 else 1, 4) for it in Content), plain(more, 4)],
+        "unequal": [plain(long, 3, snapshot=3 + long // 2), *[plain(1)] * 7, plain(more)],
+        "most": [plain(longest), plain(min(20, most), 5), plain(1, 30), plain(3)],
     }  # fmt: skip
 
 
-def _decode_lists(phase: Phase) -> dict[str, list[TestedSequence]]:
-    def decoded(before: int, content: Content = Content.PLAIN) -> TestedSequence:
-        if phase is Phase.DECODE:
-            return TestedSequence(content, tuple(Segment(it, it + 1, it + 1) for it in range(before, before + 3)))
-        kept = before + 2
-        again = Segment(kept, kept + 1 + NUM_DRAFTED, kept + 1 + NUM_DRAFTED)
-        return TestedSequence(content, (Segment(before, before + 1 + NUM_DRAFTED, kept), again))
-
+def _decode_lists(phase: Phase) -> dict[str, list[TestedSequence[Content]]]:
+    plain = partial(decoded, phase, content=Content.PLAIN)
     return {
-        "fewest": [decoded(6)],
-        "short": [decoded(it) for it in (0, 1, 2, 3)],
-        "borders": [decoded(it) for it in (4, 5, 6, 7, 8, 15, 16, 17)],
-        "hostile": [decoded(9, it) for it in Content],
-        "most": [decoded(it) for it in (15, 0, 12, 1, 5, 30, 7)],
+        "fewest": [plain(6)],
+        "short": [plain(it) for it in (0, 1, 2, 3)],
+        "borders": [plain(it) for it in (4, 5, 6, 7, 8, 15, 16, 17)],
+        "hostile": [decoded(phase, 9, it) for it in Content],
+        "most": [plain(it) for it in (15, 0, 12, 1, 5, 30, 7)],
     }
 
 
-def _case(
-    name: str,
-    shape: ConvolutionShape,
-    sequences: tuple[TestedSequence, ...],
-    rows: tuple[int, ...],
-    device: torch.device,
-    *,
-    seed: int,
-) -> ConvolutionCase:
-    generator = torch.Generator().manual_seed(seed + len(name) * 1009)
-    weights = drawn_factors(shape, generator, device)
-    longest = max(it.num_tokens for it in sequences)
-    tokens = [drawn_projected(shape, it.content, it.num_tokens, generator, device) for it in sequences]
-    projected = torch.stack([torch.cat([it, it.new_zeros(longest - len(it), it.shape[1])]) for it in tokens])
-    return ConvolutionCase(name, seed, shape, sequences, rows, weights, projected)
-
-
-def drawn_factors(shape: ConvolutionShape, generator: torch.Generator, device: torch.device) -> ConvolutionWeights:
+def drawn_weights(shape: ConvolutionShape, generator: torch.Generator, device: torch.device) -> ConvolutionWeights:
     """Draw factors of which those of every fourth channel add up to almost nothing."""
     taps = 0.5 * torch.randn(shape.channels, shape.width, generator=generator)
     taps[::4, -1] = -taps[::4, :-1].sum(dim=1) + 2.0**-7
@@ -157,10 +100,10 @@ def drawn_factors(shape: ConvolutionShape, generator: torch.Generator, device: t
     return ConvolutionWeights(taps.to(device, kind), bias.to(device, kind) if shape.has_bias else None)
 
 
-def drawn_projected(
-    shape: ConvolutionShape, content: Content, num_tokens: int, generator: torch.Generator, device: torch.device
-) -> Tensor:
-    """Return [T, 3 * channels]."""
+def drawn_tokens(
+    shape: ConvolutionShape, content: Content, num_tokens: int, weights: ConvolutionWeights, generator: torch.Generator
+) -> tuple[Tensor]:
+    """Return what is projected, [T, 3 * channels]."""
     projected = torch.randn(num_tokens, 3 * shape.channels, generator=generator)
     input_gates, result_gates, values = projected.chunk(3, dim=1)
     if content is Content.CLOSED:
@@ -174,4 +117,4 @@ def drawn_projected(
         projected *= 6
     if content is Content.TINY:
         projected /= 512
-    return projected.to(device, torch_dtype(shape.dtype))
+    return (projected.to(weights.taps.device, weights.taps.dtype),)

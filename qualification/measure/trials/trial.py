@@ -18,10 +18,10 @@ from qualification.measure.faults.attention_faults import passed_wrongly
 from qualification.measure.inputs.attention_inputs import Case, cases, long_case, longest_lengths
 from qualification.measure.orders.attention_order import check_attention_order
 from qualification.measure.trials.collective_trial import CollectiveTrial
-from qualification.measure.trials.convolution_trial import ConvolutionTrial
+from qualification.measure.trials.convolution_trial import CONVOLUTION_TRIAL
 from qualification.measure.trials.experts_trial import ExpertsTrial
 from qualification.measure.trials.linear_trial import LinearTrial
-from qualification.measure.trials.recurrence_trial import RecurrenceTrial
+from qualification.measure.trials.recurrence_trial import RECURRENCE_TRIAL
 
 Run = Callable[..., None]  # of a path, with the arguments of its operator
 Call = Callable[[], None]
@@ -108,8 +108,8 @@ TRIALS: Mapping[Operator, Trial] = MappingProxyType(
         Operator.LINEAR: LinearTrial(),
         Operator.EXPERTS: ExpertsTrial(),
         Operator.COLLECTIVE: CollectiveTrial(),
-        RECURRENCE: RecurrenceTrial(),
-        CONVOLUTION: ConvolutionTrial(),
+        RECURRENCE: RECURRENCE_TRIAL,
+        CONVOLUTION: CONVOLUTION_TRIAL,
     }
 )
 

@@ -17,7 +17,7 @@ from qualification.evidence.shape_text import parse_shape
 from qualification.measure.faults.convolution_faults import ConvolutionFault, wrong_convolution
 from qualification.measure.faults.order_faults import orders_passed_wrongly
 from qualification.measure.qualify import Bench, qualify_path
-from qualification.measure.trials.convolution_trial import ConvolutionTrial
+from qualification.measure.trials.convolution_trial import CONVOLUTION_TRIAL
 
 CPU = torch.device("cpu")
 [EAGER] = [path for path in CONVOLUTION_PATHS if path.name == "torch.convolution.cpu"]
@@ -37,7 +37,7 @@ def test_a_convolution_is_proven_with_one_order_in_all_phases() -> None:
 
 @pytest.mark.parametrize("dtype", [Dtype.FP32, Dtype.BF16])
 def test_no_planted_convolution_passes(dtype: Dtype) -> None:
-    assert ConvolutionTrial().passed_wrongly(frozenset({dtype}), CPU, seed=0) == ()
+    assert CONVOLUTION_TRIAL.passed_wrongly(frozenset({dtype}), CPU, seed=0) == ()
     assert orders_passed_wrongly(CONVOLUTION, frozenset({dtype}), CPU, seed=0) == ()
 
 

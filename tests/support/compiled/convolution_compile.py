@@ -13,8 +13,8 @@ from kernels.convolution.shape import ConvolutionShape
 from kernels.convolution.sizes import ConvolutionSizes
 from kernels.vocabulary.row_buckets import TokenRows
 from kernels.vocabulary.shape import Dtype, Phase
-from qualification.measure.inputs.convolution_inputs import Content, drawn_factors, drawn_projected
-from qualification.measure.inputs.convolution_slots import ConvolutionPart, ConvolutionSlots
+from qualification.measure.inputs.convolution_inputs import Content, drawn_tokens, drawn_weights
+from qualification.measure.inputs.state_slots import Part, convolution_slots
 from support.compiled.gluon_sass import count, disassemble
 from support.compiled.sm90_driver import Hopper
 
@@ -25,12 +25,13 @@ def facts(phase: Phase, dtype: Dtype, length: int) -> dict[str, dict[str, int]]:
     """Facts of the kernels of a call, by their names."""
     shape = ConvolutionShape.of(ConvolutionSizes(2048, 3), phase, dtype, TokenRows.LE_128)  # of LFM2.5-1.2B
     generator = torch.Generator().manual_seed(0)
-    weights = drawn_factors(shape, generator, CPU)
-    slots = ConvolutionSlots(shape, weights, 2, 0, CPU)
-    tokens = drawn_projected(shape, Content.PLAIN, length, generator, CPU)
-    projected, rows = slots.given([ConvolutionPart(tokens, 0, slots.zero, 0)])
+    weights = drawn_weights(shape, generator, CPU)
+    slots = convolution_slots(shape, weights, 2, 0, CPU)
+    tokens = drawn_tokens(shape, Content.PLAIN, length, weights, generator)
+    given = slots.given([Part(tokens, 0, slots.zero, 0)])
+    [projected], out = given.tokens, tokens[0].new_empty(length + 1, shape.channels)
     found = {}
-    for launch in launches(projected, weights, rows, slots.state, projected.new_empty(length + 1, shape.channels)):
+    for launch in launches(projected, weights, given.rows, slots.state, out):
         kernel = launch.kernel.warmup(*launch.arguments, grid=launch.grid, **launch.options)
         code = disassemble(kernel.asm["cubin"])
         found[launch.kernel.__name__] = {

@@ -17,7 +17,7 @@ from kernels.vocabulary.recurrence_form import RecurrenceForm
 from kernels.vocabulary.row_buckets import TokenRows
 from kernels.vocabulary.shape import Dtype, Phase
 from qualification.measure.inputs.recurrence_inputs import Content, drawn_tokens, drawn_weights
-from qualification.measure.inputs.recurrence_slots import Part, Slots
+from qualification.measure.inputs.state_slots import Part, recurrence_slots
 from support.compiled.gluon_sass import count, disassemble
 from support.compiled.sm90_driver import Hopper
 
@@ -41,15 +41,14 @@ def facts(shape: RecurrenceShape, length: int) -> dict[str, dict[str, int]]:
     """Facts of the kernels of a call, by their names."""
     generator = torch.Generator().manual_seed(0)
     weights = drawn_weights(shape, generator, CPU)
-    slots = Slots(shape, weights, 2, 0, CPU)
-    parts = [
-        Part(*drawn_tokens(shape, Content.PLAIN, length, weights, generator), first=0, source=slots.zero, target=0)
-    ]
-    given = slots.given(parts)
-    out = given.qkv.new_empty(given.qkv.shape[0], shape.num_value_heads, shape.value_dim)
+    slots = recurrence_slots(shape, weights, 2, 0, CPU)
+    tokens = drawn_tokens(shape, Content.PLAIN, length, weights, generator)
+    given = slots.given([Part(tokens, 0, slots.zero, 0)])
+    qkv, a, b = given.tokens
+    out = qkv.new_empty(qkv.shape[0], shape.num_value_heads, shape.value_dim)
     of_form = of_state_space if shape.form is RecurrenceForm.STATE_SPACE else of_gated_delta
     found = {}
-    for launch in of_form.launches(given.qkv, given.a, given.b, weights, given.rows, slots.state, out):
+    for launch in of_form.launches(qkv, a, b, weights, given.rows, slots.state, out):
         kernel = launch.kernel.warmup(*launch.arguments, grid=launch.grid, **launch.options)
         code = disassemble(kernel.asm["cubin"])
         found[launch.kernel.__name__] = {
