@@ -37,7 +37,7 @@ class Content(Enum):
 
 
 class ConvolutionCase(SequenceCase[ConvolutionShape, Content, ConvolutionWeights]):
-    """Of each token it has what is projected, [D, T, 3 * channels]."""
+    """Case of a convolution, whose tokens are projected [D, T, 3 * channels]."""
 
     __slots__ = ()
 

@@ -47,7 +47,7 @@ class Content(Enum):
 
 
 class RecurrenceCase(SequenceCase[RecurrenceShape, Content, RecurrenceWeights]):
-    """Its tokens are qkv [D, T, conv_dim], a and b [D, T, value_heads]."""
+    """Case of a recurrence, whose tokens are qkv [D, T, conv_dim], a and b [D, T, value_heads]."""
 
     __slots__ = ()
 

@@ -20,7 +20,7 @@ MOST_NEIGHBOURS = {"cpu": 5, "cuda": 64}
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """What an operator is checked on.
+    """Inputs that an operator is checked on.
 
     sequences   by their names, of as many tokens each
     others      of neighbours, to which those of NaN are added

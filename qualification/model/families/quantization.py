@@ -132,8 +132,8 @@ def _check_attends(model: ModelConfig, source: str) -> None:
     """Raise ModelConfigError for a model with layers that keep a state, whose products have no format."""
     if model.recurrences:
         raise ModelConfigError(
-            f"{source}: {model.family} has layers that keep a state, whose products are served in 16 bits or more alone: "
-            "serve its weights of 16 bits as they are"
+            f"{source}: {model.family} has layers that keep a state, whose products are served in 16 bits or more "
+            "alone: serve its weights of 16 bits as they are"
         )
 
 
