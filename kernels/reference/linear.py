@@ -16,7 +16,6 @@ from kernels.linear.epilogue import Epilogue
 from kernels.linear.shape import FP8_FORMATS, WeightFormat
 from kernels.reference.compare import Reference
 from kernels.reference.experts import Rounding, rounding_of
-from kernels.vocabulary.row_buckets import LinearRows
 
 _Z_ROUNDED = 8.5  # standard deviations, as in `compare.py`
 _Z_FP32 = 10.0
@@ -48,7 +47,7 @@ class _Sums:
 
 def units_may_take_8_bits(weight_format: WeightFormat, num_rows: int) -> bool:
     """Return whether a path may multiply numbers of 8 bits as they are: of one row all take 16 bits or more."""
-    return weight_format in FP8_FORMATS and num_rows > LinearRows.LE_1.lo + 1
+    return weight_format in FP8_FORMATS and num_rows > 1
 
 
 def linear_reference(

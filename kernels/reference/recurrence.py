@@ -5,11 +5,10 @@ queries and keys behind their norms, values behind the convolution, what a token
 multiplies by matrix units of 16 bits, decays times products of keys. It reads the state as it is, or as two numbers of
 16 bits. It rounds the state at borders to the dtype of the state, and the result once.
 
-An error of what one token adds reaches a later result through the decays and updates between them, which are linear and
-contract: `response` below. So each error is followed to each result, and squares of independent ones are summed up.
+`recurrent_errors.py` says how an error reaches a result.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -19,64 +18,23 @@ from kernels.recurrence.calls import RecurrenceState, RecurrenceWeights
 from kernels.recurrence.sizes import BLOCK, CHUNK, RecurrenceSizes
 from kernels.reference.compare import Reference
 from kernels.reference.experts import Rounding, rounding_of
+from kernels.reference.recurrent_errors import (
+    LEAST,
+    OF_SUM,
+    TWO_PARTS,
+    RecurrenceReference,
+    RecurrentErrors,
+    TrueStates,
+    TrueTokens,
+    begun_state,
+    by_value_head,
+    reference_of_heads,
+    tokens_from,
+    with_kept_inputs,
+    with_known,
+)
 
 _NORM_EPS = 1e-6
-_Z_ROUNDED = 8.5  # standard deviations, as in `compare.py`
-_Z_FP32 = 10.0
-_U32 = 2.0**-24
-_TWO_PARTS = 2.0**-17  # of a number as a sum of two of bf16
-_LEAST = 1e-30  # limit of an element whose truth is 0
-_SECOND_ORDER = 1.02  # of roundings that meet
-_OF_SUM = 1 + CHUNK / 6  # roundings of a sum over a chunk: docs/limits.md
-
-
-@dataclass(frozen=True, slots=True)
-class RecurrenceReference:
-    """out     [B * T, value_heads, value_dim]: of each token; of padding it means nothing
-    states  [B * value_heads, key_dim, value_dim]: at each sequence's border
-    kept    what a right path keeps: rounded where it rounds, each token behind the rounded ones before it
-    """
-
-    out: Reference
-    states: Reference
-    kept: "TrueStates"
-
-    @property
-    def num_bytes(self) -> int:
-        tensors = (self.kept.added, self.kept.borders, self.kept.tokens.keys, self.kept.tokens.queries)
-        return self.out.num_bytes + self.states.num_bytes + 3 * sum(it.nbytes for it in tensors)
-
-
-@dataclass(frozen=True, slots=True)
-class TrueTokens:
-    """Tokens behind convolution, norms and gates, fp64.
-
-    queries, keys [B, T, Hv, Dk]; values [B, T, Hv, Dv]; others [B, T, Hv].
-
-    decays are logarithms; `..._error` is the deviation of what fp32 errs, / u^2 where squared.
-    """
-
-    queries: Tensor
-    keys: Tensor
-    values: Tensor
-    decays: Tensor
-    betas: Tensor
-    query_error: Tensor
-    key_error: Tensor
-    value_error: Tensor
-    decay_error: Tensor
-    beta_error: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class TrueStates:
-    """added   [B, T, Hv, Dv]: beta * (value - what the state has of it), which the key's direction gets
-    borders  [B, T // 64 + 1, Hv, Dk, Dv]: states at multiples of 64 tokens
-    """
-
-    added: Tensor
-    borders: Tensor
-    tokens: TrueTokens
 
 
 def true_tokens(qkv: Tensor, a: Tensor, b: Tensor, weights: RecurrenceWeights, sizes: RecurrenceSizes) -> TrueTokens:
@@ -93,21 +51,16 @@ def true_tokens(qkv: Tensor, a: Tensor, b: Tensor, weights: RecurrenceWeights, s
         mixed.square()
     )
     size = sizes.num_key_heads * sizes.key_dim
-
-    def heads(part: Tensor) -> Tensor:
-        by_head = part.reshape(*part.shape[:2], sizes.num_key_heads, sizes.key_dim)
-        return by_head.repeat_interleave(sizes.group, dim=2)
-
     normed = []
     for start in (0, size):
-        own, error = heads(mixed[..., start : start + size]), heads(squared[..., start : start + size])
+        own, error = (by_value_head(it[..., start : start + size], sizes) for it in (mixed, squared))
         length = (own.square().sum(dim=-1, keepdim=True) + _NORM_EPS).sqrt()
         unit = own / length
         # Of the length: its elements' errors along the head, and the sum's own.
         of_length = (unit.square() * error).sum(dim=-1, keepdim=True) / length.square() + 4 + sizes.key_dim / 6
         normed.append((unit, error / length.square() + unit.square() * of_length))
-    by_value_head = (*mixed.shape[:2], sizes.num_value_heads, sizes.value_dim)
-    values, value_error = (part[..., 2 * size :].reshape(by_value_head) for part in (mixed, squared))
+    of_values = (*mixed.shape[:2], sizes.num_value_heads, sizes.value_dim)
+    values, value_error = (part[..., 2 * size :].reshape(of_values) for part in (mixed, squared))
     x = a.double() + weights.dt_bias.double()
     factor, softplus = weights.a_log.double().exp(), F.softplus(x)
     decays = -factor * softplus
@@ -207,18 +160,14 @@ def recurrence_reference(
     """
     tokens = true_tokens(qkv, a, b, weights, sizes)
     out, states = true_states(tokens)
-    errors = _Errors(out, states, rounding_of(qkv.dtype), borders)
-    rounding = rounding_of(state_dtype) if state_dtype is not torch.float32 else None
-    for chunk in reversed(range(-(-out.shape[1] // CHUNK))):
-        errors.go_back(chunk, rounding)
-    scale = sizes.key_dim**-0.5
-    limit = errors.limit()
-    num_tokens, truth = out.shape[1], scale * out
-    of_out = scale * limit[:, :, :num_tokens].transpose(1, 2) + rounding_of(qkv.dtype).of(truth) + _LEAST
+    limit = _Errors(out, states, rounding_of(qkv.dtype), borders).followed(state_dtype)
+    scale, num_tokens = sizes.key_dim**-0.5, out.shape[1]
+    truth = scale * out
+    of_out = scale * limit[:, :, :num_tokens].transpose(1, 2) + rounding_of(qkv.dtype).of(truth) + LEAST
     at_border = states.borders[torch.arange(len(borders), device=out.device), borders // CHUNK]
     return RecurrenceReference(
-        _reference(truth, of_out),
-        _reference(at_border, limit[:, :, num_tokens:] + _LEAST),
+        reference_of_heads(truth, of_out),
+        reference_of_heads(at_border, limit[:, :, num_tokens:] + LEAST),
         true_states(tokens, qkv.dtype, state_dtype)[1],
     )
 
@@ -234,25 +183,17 @@ def recurrence_reference_from(
     """
     key_dim, value_dim = kept.states.shape[-2:]
     sizes = RecurrenceSizes(1, 1, key_dim, value_dim, weights.conv.shape[1])
-    before = min(first, sizes.width - 1)
-    places = [position % kept.inputs.shape[0] for position in range(first - before, first)]
-    all_inputs = torch.cat([kept.inputs[places].to(qkv.dtype), qkv])
+    inputs = with_kept_inputs(kept, qkv, first, sizes.width)
+    before = inputs.shape[0] - qkv.shape[0]
     gates = [torch.cat([it.new_zeros(before, 1), it]) for it in (a, b)]
-    tokens = _behind(true_tokens(all_inputs[None], gates[0][None], gates[1][None], weights, sizes), before)
-    state = kept.states.double()[None] if first else torch.zeros_like(kept.states, dtype=torch.float64)[None]
+    tokens = tokens_from(true_tokens(inputs[None], gates[0][None], gates[1][None], weights, sizes), before)
+    state = begun_state(kept, first)
     tokens = _after_known(tokens, kept, first - num_known, num_known, state)
     out, states = true_states(tokens, begun=state)
     errors = _Errors(out, states, rounding_of(qkv.dtype), torch.tensor([-1], device=out.device))
-    for chunk in reversed(range(-(-out.shape[1] // CHUNK))):
-        errors.go_back(chunk, rounding_of(kept.states.dtype) if kept.states.dtype is not torch.float32 else None)
-    num_tokens, scale = out.shape[1], key_dim**-0.5
-    truth = scale * out[0, num_known:]
-    limit = scale * errors.limit()[:, :, :num_tokens].transpose(1, 2)[0, num_known:]
-    return Reference(truth, limit + rounding_of(qkv.dtype).of(truth) + _LEAST, None, float("inf"))
-
-
-def _behind(tokens: TrueTokens, count: int) -> TrueTokens:
-    return replace(tokens, **{name: getattr(tokens, name)[:, count:] for name in TrueTokens.__slots__})
+    scale, truth = key_dim**-0.5, key_dim**-0.5 * out[:, num_known:]
+    limit = scale * errors.followed(kept.states.dtype)[:, :, num_known : out.shape[1]].transpose(1, 2)
+    return reference_of_heads(truth, limit + rounding_of(qkv.dtype).of(truth) + LEAST)
 
 
 def _after_known(tokens: TrueTokens, kept: RecurrenceState, border: int, count: int, state: Tensor) -> TrueTokens:
@@ -270,45 +211,20 @@ def _after_known(tokens: TrueTokens, kept: RecurrenceState, border: int, count: 
         read = (key[None, :, :, None] * state).sum(dim=2)
         values.append(own[None] + read)
         state = state + key[None, :, :, None] * own[None, :, None]
-    one = torch.ones_like(decays)[None]
-    known = TrueTokens(
-        keys[None], keys[None], torch.stack(values, dim=1), decays[None], one, torch.zeros_like(keys)[None],
-        torch.zeros_like(keys)[None], torch.zeros_like(added)[None], 0 * one, 0 * one,
-    )  # fmt: skip
-    joined = {name: torch.cat([getattr(known, name), getattr(tokens, name)], dim=1) for name in TrueTokens.__slots__}
-    return TrueTokens(**joined)
+    return with_known(keys[None], torch.stack(values, dim=1), decays[None], tokens)
 
 
-def _reference(truth: Tensor, limit: Tensor) -> Reference:
-    return Reference(truth.flatten(0, 1).contiguous(), limit.flatten(0, 1).contiguous(), None, float("inf"))
+class _Errors(RecurrentErrors):
+    """Errors of the gated delta rule, followed chunk by chunk."""
 
+    def followed(self, state_dtype: torch.dtype) -> Tensor:
+        """Return the limits [B, Hv, rows, Dv] of what is not the rounding of the result."""
+        rounding = None if state_dtype is torch.float32 else rounding_of(state_dtype)
+        for chunk in reversed(range(-(-self._num_tokens // CHUNK))):
+            self._of_chunk(chunk, rounding)
+        return self.limit()
 
-class _Errors:
-    """Errors of all tokens as they reach results and states, followed from the last token to the first.
-
-    Rows are results of the T tokens and, behind them, key_dim rows of the state at the border, all [B, Hv, rows, ...].
-    response  [.., Dk]: of a row to the state behind a token
-    past      [.., Dv]: the row's part that comes from the tokens before
-    fp32, rounded, worst  [.., Dv]: variance / u^2; sum of squares of roundings; sum of the most that they are
-    """
-
-    def __init__(self, out: Tensor, states: TrueStates, rounding: Rounding, borders: Tensor) -> None:
-        tokens = states.tokens
-        self._tokens, self._states, self._rounding, self._borders = tokens, states, rounding, borders
-        num_sequences, self._num_tokens, num_heads, key_dim = tokens.keys.shape
-        rows = (num_sequences, num_heads, self._num_tokens + key_dim)
-        self._response = out.new_zeros(*rows, key_dim)
-        self._response[:, :, : self._num_tokens] = tokens.queries.transpose(1, 2)
-        self._past = out.new_zeros(*rows, out.shape[-1])
-        self._past[:, :, : self._num_tokens] = out.transpose(1, 2)
-        self._fp32, self._rounded, self._worst = (torch.zeros_like(self._past) for _ in range(3))
-
-    def limit(self) -> Tensor:
-        """[B, Hv, rows, Dv]: of what is not the rounding of the result."""
-        rounded = _SECOND_ORDER * torch.minimum(self._worst, _Z_ROUNDED * (self._rounded / 3).sqrt())
-        return rounded + _Z_FP32 * _U32 * self._fp32.sqrt()
-
-    def go_back(self, chunk: int, state_rounding: Rounding | None) -> None:
+    def _of_chunk(self, chunk: int, state_rounding: Rounding | None) -> None:
         """Follow the errors of the tokens of a chunk."""
         tokens, first, last = self._tokens, chunk * CHUNK, min((chunk + 1) * CHUNK, self._num_tokens)
         state, states = self._states.borders[:, chunk], []
@@ -361,7 +277,7 @@ class _Errors:
         added, border = self._states.added[:, own].transpose(1, 2), self._states.borders[:, first // CHUNK]
         decayed = factors * self._tokens.decays[:, own].transpose(1, 2).cumsum(2).exp()[..., None]
         products = _each(factors.square(), behind.square()) + decayed.square() @ border.square()
-        fp32 = (1 + factors.shape[-1] / 6) * products + _OF_SUM * (weights.square() @ added.square())
+        fp32 = (1 + factors.shape[-1] / 6) * products + OF_SUM * (weights.square() @ added.square())
         fp32 = fp32 + _each(error, behind.square())
         if rounding.u == 0:
             return fp32, torch.zeros_like(fp32), torch.zeros_like(fp32)
@@ -369,7 +285,7 @@ class _Errors:
         rounded = _each(most.square(), behind.square()) + of_weights.square() @ added.square()
         worst = _each(most, behind.abs()) + of_weights @ added.abs()
         of_parts = _each(factors.abs(), behind.abs()) + decayed.abs() @ border.abs()
-        return fp32, rounded + _TWO_PARTS**2 * products, worst + _TWO_PARTS * of_parts
+        return fp32, rounded + TWO_PARTS**2 * products, worst + TWO_PARTS * of_parts
 
     def _between(self, first: int, last: int) -> Tensor:
         """[B, Hv, n, n]: decays until each token of a chunk of what each one before it, or itself, added; else 0."""
@@ -385,7 +301,7 @@ class _Errors:
         tokens, rounding = self._tokens, self._rounding
         key, added, value = tokens.keys[:, token], self._states.added[:, token], tokens.values[:, token]
         decay, share = tokens.decays[:, token].exp()[..., None, None], tokens.betas[:, token][..., None]
-        read = value - added / share.clamp(min=_LEAST)
+        read = value - added / share.clamp(min=LEAST)
         fp32 = share.square() * (fp32 + tokens.value_error[:, token] + 8 * (value.square() + read.square()))
         fp32 = fp32 + (16 + tokens.beta_error[:, token][..., None]) * added.square()
         rows = slice(token, None)

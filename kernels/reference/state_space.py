@@ -17,16 +17,23 @@ from kernels.recurrence.sizes import CHUNK, RecurrenceSizes
 from kernels.recurrence.state_space.weights import StateSpaceWeights
 from kernels.reference.compare import Reference
 from kernels.reference.experts import Rounding, rounding_of
-from kernels.reference.recurrence import RecurrenceReference, TrueStates, TrueTokens
-
-# As in `recurrence.py`.
-_Z_ROUNDED = 8.5
-_Z_FP32 = 10.0
-_U32 = 2.0**-24
-_TWO_PARTS = 2.0**-17
-_LEAST = 1e-30
-_SECOND_ORDER = 1.02
-_OF_SUM = 1 + CHUNK / 6
+from kernels.reference.recurrent_errors import (
+    LEAST,
+    OF_SUM,
+    TWO_PARTS,
+    U32,
+    Z_FP32,
+    RecurrenceReference,
+    RecurrentErrors,
+    TrueStates,
+    TrueTokens,
+    begun_state,
+    by_value_head,
+    reference_of_heads,
+    tokens_from,
+    with_kept_inputs,
+    with_known,
+)
 
 
 def true_space_tokens(given: Tensor, steps: Tensor, weights: StateSpaceWeights, sizes: RecurrenceSizes) -> TrueTokens:
@@ -42,20 +49,16 @@ def true_space_tokens(given: Tensor, steps: Tensor, weights: StateSpaceWeights, 
     squared = 1.21 * (1 + sizes.width / 6) * ((terms.square() * taps.square()).sum(dim=-1) + bias.square())
     squared = squared + (4 + sums.abs()) ** 2 * mixed.square()
     size = sizes.num_key_heads * sizes.key_dim
-
-    def heads(part: Tensor) -> Tensor:
-        by_head = part.reshape(*part.shape[:2], sizes.num_key_heads, sizes.key_dim)
-        return by_head.repeat_interleave(sizes.group, dim=2)
-
-    by_value_head = (*mixed.shape[:2], sizes.num_value_heads, sizes.value_dim)
-    values, value_error = (part[..., 2 * size :].reshape(by_value_head) for part in (mixed, squared))
+    queries, query_error = (by_value_head(part[..., :size], sizes) for part in (mixed, squared))
+    keys, key_error = (by_value_head(part[..., size : 2 * size], sizes) for part in (mixed, squared))
+    of_values = (*mixed.shape[:2], sizes.num_value_heads, sizes.value_dim)
+    values, value_error = (part[..., 2 * size :].reshape(of_values) for part in (mixed, squared))
     x = steps.double() + weights.dt_bias.double()
     step = F.softplus(x, threshold=1e9).clamp(weights.least_step, weights.most_step)
     factor, by_x = weights.a_log.double().exp(), torch.sigmoid(x) * (x.abs() + 1)
     decays = -factor * step
     return TrueTokens(
-        heads(mixed[..., :size]), heads(mixed[..., size : 2 * size]), values, decays.clamp(min=-1e30), step,
-        heads(squared[..., :size]), heads(squared[..., size : 2 * size]), value_error,
+        queries, keys, values, decays.clamp(min=-1e30), step, query_error, key_error, value_error,
         (4 + 14 * decays.abs() + factor * by_x) ** 2, (12 * step + by_x) ** 2,
     )  # fmt: skip
 
@@ -111,10 +114,9 @@ def state_space_reference(
     num_tokens = out.shape[1]
     results = _results(out, limit[:, :, :num_tokens].transpose(1, 2), tokens, weights, given.dtype)
     at_border = states.borders[torch.arange(len(borders), device=out.device), borders // CHUNK]
-    of_states = limit[:, :, num_tokens:] + _LEAST
     return RecurrenceReference(
-        _reference(*(it.flatten(0, 1) for it in results)),
-        _reference(at_border.flatten(0, 1), of_states.flatten(0, 1)),
+        reference_of_heads(*results),
+        reference_of_heads(at_border, limit[:, :, num_tokens:] + LEAST),
         true_spaces(tokens, given.dtype, state_dtype)[1],
     )
 
@@ -128,19 +130,16 @@ def state_space_reference_from(
     """
     key_dim, value_dim = kept.states.shape[-2:]
     sizes = RecurrenceSizes(1, 1, key_dim, value_dim, weights.conv.shape[1])
-    before = min(first, sizes.width - 1)
-    places = [position % kept.inputs.shape[0] for position in range(first - before, first)]
-    all_given = torch.cat([kept.inputs[places].to(given.dtype), given])
+    inputs = with_kept_inputs(kept, given, first, sizes.width)
+    before = inputs.shape[0] - given.shape[0]
     all_steps = torch.cat([steps.new_zeros(before, 1), steps])
-    new = true_space_tokens(all_given[None], all_steps[None], weights, sizes)
-    new = TrueTokens(**{name: getattr(new, name)[:, before:] for name in TrueTokens.__slots__})
-    state = kept.states.double()[None] if first else torch.zeros_like(kept.states, dtype=torch.float64)[None]
+    new = tokens_from(true_space_tokens(inputs[None], all_steps[None], weights, sizes), before)
     tokens = _after_known(new, kept, range(first - num_known, first))
-    out, states = true_spaces(tokens, begun=state)
+    out, states = true_spaces(tokens, begun=begun_state(kept, first))
     errors = _Errors(out, states, rounding_of(given.dtype), torch.tensor([-1], device=out.device))
     limit = errors.followed(kept.states.dtype)[:, :, num_known : out.shape[1]].transpose(1, 2)
     truth, most = _results(out[:, num_known:], limit, new, weights, given.dtype)
-    return _reference(truth[0], most[0])
+    return reference_of_heads(truth, most)
 
 
 def _after_known(tokens: TrueTokens, kept: RecurrenceState, known: range) -> TrueTokens:
@@ -149,13 +148,7 @@ def _after_known(tokens: TrueTokens, kept: RecurrenceState, known: range) -> Tru
         return tokens
     places = [position % kept.keys.shape[0] for position in known]
     keys, added, decays = (it[places].double()[None] for it in (kept.keys, kept.values, kept.decays))
-    of_known = TrueTokens(
-        keys, keys, added, decays, torch.ones_like(decays), torch.zeros_like(keys), torch.zeros_like(keys),
-        torch.zeros_like(added), torch.zeros_like(decays), torch.zeros_like(decays),
-    )  # fmt: skip
-    return TrueTokens(
-        **{name: torch.cat([getattr(of_known, name), getattr(tokens, name)], dim=1) for name in TrueTokens.__slots__}
-    )
+    return with_known(keys, added, decays, tokens)
 
 
 def _results(
@@ -164,34 +157,13 @@ def _results(
     """Return results [B, T, Hv, Dv] with x times its factor, and their limits, the rounding of the result included."""
     rounding, skip = rounding_of(dtype), weights.skip.double()[:, None]
     truth = out + skip * tokens.values
-    of_skip = skip.abs() * (rounding.of(tokens.values) + _Z_FP32 * _U32 * tokens.value_error.sqrt())
-    of_sum = _Z_FP32 * _U32 * ((skip * tokens.values).abs() + out.abs())
-    return truth, limit + of_skip + of_sum + rounding.of(truth) + _LEAST
+    of_skip = skip.abs() * (rounding.of(tokens.values) + Z_FP32 * U32 * tokens.value_error.sqrt())
+    of_sum = Z_FP32 * U32 * ((skip * tokens.values).abs() + out.abs())
+    return truth, limit + of_skip + of_sum + rounding.of(truth) + LEAST
 
 
-def _reference(truth: Tensor, limit: Tensor) -> Reference:
-    return Reference(truth.contiguous(), limit.contiguous(), None, float("inf"))
-
-
-class _Errors:
-    """Errors of all tokens as they reach results and states, followed from the last token to the first.
-
-    Rows are results of the T tokens and, behind them, key_dim rows of the state at the border, all [B, Hv, rows, ...].
-    response  [.., Dk]: of a row to the state behind a token
-    past      [.., Dv]: the row's part that comes from the tokens before
-    fp32, rounded, worst  [.., Dv]: variance / u^2; sum of squares of roundings; sum of the most that they are
-    """
-
-    def __init__(self, out: Tensor, states: TrueStates, rounding: Rounding, borders: Tensor) -> None:
-        tokens = states.tokens
-        self._tokens, self._states, self._rounding, self._borders = tokens, states, rounding, borders
-        num_sequences, self._num_tokens, num_heads, key_dim = tokens.keys.shape
-        rows = (num_sequences, num_heads, self._num_tokens + key_dim)
-        self._response = out.new_zeros(*rows, key_dim)
-        self._response[:, :, : self._num_tokens] = tokens.queries.transpose(1, 2)
-        self._past = out.new_zeros(*rows, out.shape[-1])
-        self._past[:, :, : self._num_tokens] = out.transpose(1, 2)
-        self._fp32, self._rounded, self._worst = (torch.zeros_like(self._past) for _ in range(3))
+class _Errors(RecurrentErrors):
+    """Errors of a state space, followed token by token."""
 
     def followed(self, state_dtype: torch.dtype) -> Tensor:
         """Return the limits [B, Hv, rows, Dv] of what is not the rounding of the result."""
@@ -202,8 +174,7 @@ class _Errors:
                 self._at_border(token + 1, of_state)
             self._of_token(token)
         self._at_border(0, of_state)
-        rounded = _SECOND_ORDER * torch.minimum(self._worst, _Z_ROUNDED * (self._rounded / 3).sqrt())
-        return rounded + _Z_FP32 * _U32 * self._fp32.sqrt()
+        return self.limit()
 
     def _of_queries(self) -> None:
         """Follow the errors of what reads the states: C, and the sums over its dims."""
@@ -232,8 +203,8 @@ class _Errors:
         squared = self._response.square() @ state.square()
         self._fp32 += (4 + state.shape[2] / 6) * squared
         if self._rounding.u:
-            self._rounded += _TWO_PARTS**2 * squared
-            self._worst += _TWO_PARTS * (self._response.abs() @ state.abs())
+            self._rounded += TWO_PARTS**2 * squared
+            self._worst += TWO_PARTS * (self._response.abs() @ state.abs())
         if rounding is not None:
             most = rounding.of(state)
             self._rounded += self._response.square() @ most.square()
@@ -253,7 +224,7 @@ class _Errors:
             step.square() * tokens.value_error[:, token] + value.square() * tokens.beta_error[:, token][..., None]
         )
         of_key = squared @ (tokens.key_error[:, token] + (4 + key.shape[-1] / 6) * key.square())[..., None]
-        of_sums = (20 + _OF_SUM) * (unit * added).square()
+        of_sums = (20 + OF_SUM) * (unit * added).square()
         self._fp32[:, :, rows] += unit.square() * of_added[:, :, None] + of_key * added.square() + of_sums
         self._fp32[:, :, rows] += tokens.decay_error[:, token][..., None, None] * past.square()
         if rounding.u:

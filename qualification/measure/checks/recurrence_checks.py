@@ -5,7 +5,8 @@ from collections.abc import Iterable
 import torch
 
 from kernels.recurrence.calls import RunRecurrence
-from kernels.reference.recurrence import RecurrenceReference, write_kept_state
+from kernels.reference.recurrence import write_kept_state
+from kernels.reference.recurrent_errors import RecurrenceReference
 from qualification.evidence.evidence import Check
 from qualification.measure.checks.checked import uniquely_named, worst_of_each
 from qualification.measure.checks.references import References

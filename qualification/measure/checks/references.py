@@ -12,7 +12,8 @@ from kernels.fp8_cache.pages import E4M3, dequantized
 from kernels.reference.compare import Reference, coarse_reference_of, reference_of
 from kernels.reference.convolution import ConvolutionReference, convolution_reference
 from kernels.reference.experts import experts_reference
-from kernels.reference.recurrence import RecurrenceReference, recurrence_reference
+from kernels.reference.recurrence import recurrence_reference
+from kernels.reference.recurrent_errors import RecurrenceReference
 from kernels.reference.state_space import state_space_reference
 from kernels.system.device import torch_dtype
 from kernels.vocabulary.operators import AnyShape
