@@ -4,11 +4,10 @@ One launch of decode, two of prompts, whose grids depend on the numbers of token
 holds them.
 """
 
-from typing import Any, NamedTuple
-
 import triton
 from torch import Tensor
 
+from kernels.calls.triton_launch import Launch
 from kernels.convolution.calls import ConvolutionState, ConvolutionWeights
 from kernels.convolution.portable import hallmark_convolution_keep, hallmark_convolution_tokens
 from kernels.recurrence.calls import RecurrenceRows
@@ -20,22 +19,13 @@ _KEPT_CHANNELS = 512  # of a program that keeps
 _EXACT = {"enable_fp_fusion": False}  # a product and a sum in two roundings, as PyTorch has them
 
 
-class Launch(NamedTuple):
-    """A kernel's launch: its arguments, and its constexpr parameters and options by name."""
-
-    kernel: Any
-    grid: tuple[int, ...]
-    arguments: tuple[Any, ...]
-    options: dict[str, Any]
-
-
 def run_convolution(
     projected: Tensor, weights: ConvolutionWeights, rows: RecurrenceRows, state: ConvolutionState, out: Tensor
 ) -> None:
     """Fill `out`, and the states of the rows: see `RunConvolution`. Does not wait for the device."""
     if projected.shape[0]:
         for launch in launches(projected, weights, rows, state, out):
-            launch.kernel[launch.grid](*launch.arguments, **launch.options)
+            launch.run()
 
 
 def launches(

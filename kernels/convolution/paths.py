@@ -7,7 +7,7 @@ from kernels.calls import launch
 from kernels.convolution.calls import RunConvolution
 from kernels.convolution.eager_path import run_convolution_eager
 from kernels.convolution.shape import ConvolutionShape
-from kernels.identity.source_digest import SourceDigests
+from kernels.identity.source_digest import SOURCES
 from kernels.identity.torch_kernels import TORCH_HELPERS
 from kernels.vocabulary.fingerprint import Device
 from kernels.vocabulary.operators import Operator
@@ -50,7 +50,6 @@ def _triton_run() -> RunConvolution | None:
     return run_convolution
 
 
-_SOURCES = SourceDigests()
 _DTYPES = frozenset({Dtype.FP32, Dtype.FP16, Dtype.BF16})  # by name: a new member widens no path's limits
 _ORDER = "taps"  # from the oldest token to the newest in fp32, then the bias, then the gate, each rounded
 
@@ -61,7 +60,7 @@ CONVOLUTION_PATHS: tuple[ConvolutionPath, ...] = (
         ConvolutionLimits(
             devices=frozenset({Device.CUDA, Device.INTERPRETER}), dtypes=_DTYPES, min_sm=80, needs_triton=True
         ),
-        _SOURCES.of("kernels.convolution.launch"),
+        SOURCES.of("kernels.convolution.launch"),
         ("hallmark_convolution_",),
         _triton_run(),
         is_capturable=True,  # grids depend on the numbers of tokens and rows alone
@@ -71,7 +70,7 @@ CONVOLUTION_PATHS: tuple[ConvolutionPath, ...] = (
         "torch.convolution.cpu",
         tier_of("torch.convolution.cpu"),
         ConvolutionLimits(devices=frozenset({Device.CPU}), dtypes=_DTYPES),
-        _SOURCES.of("kernels.convolution.eager_path"),
+        SOURCES.of("kernels.convolution.eager_path"),
         TORCH_HELPERS,
         run_convolution_eager,
         order=_ORDER,

@@ -10,6 +10,8 @@ are the same in every call, and those of PyTorch.
 import triton
 import triton.language as tl
 
+from kernels.recurrence.token_rows import row_of_each
+
 
 @triton.jit(do_not_specialize=["num_tokens", "num_rows"])
 def hallmark_convolution_tokens(
@@ -27,15 +29,7 @@ def hallmark_convolution_tokens(
     tokens = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     channels = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     is_channel = (channels < CHANNELS)[None, :]
-    found = tl.full([BLOCK_T], 0, tl.int32)  # 1 more than the row of each token
-    for begin in range(0, num_rows, BLOCK_R):
-        rows = begin + tl.arange(0, BLOCK_R)
-        begins = tl.load(starts_ptr + rows, mask=rows < num_rows, other=0)
-        ends = tl.load(stops_ptr + rows, mask=rows < num_rows, other=0)
-        is_own = (tokens[:, None] >= begins[None, :]) & (tokens[:, None] < ends[None, :])
-        found += tl.sum(tl.where(is_own, rows[None, :] + 1, 0), axis=1)
-    is_token = found > 0
-    row = tl.maximum(found - 1, 0)
+    row, is_token = row_of_each(tokens, starts_ptr, stops_ptr, num_rows, BLOCK_R)
     start = tl.load(starts_ptr + row)
     position = tl.load(firsts_ptr + row) + tokens - start
     source = (tl.load(sources_ptr + row) * stride_inputs)[:, None]

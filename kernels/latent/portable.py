@@ -14,10 +14,11 @@ from torch import Tensor, empty, float32
 from kernels.calls.batch import AttentionBatch, AttentionFlags
 from kernels.calls.processors import num_processors, shared_bytes
 from kernels.latent.launch_config import latent_tiles
+from kernels.portable.decode import _MAX_SPLITS as MAX_SPLITS
+from kernels.portable.decode import num_splits_for
 from kernels.portable.launch_config import flag_arguments, padded_head_dim
 from kernels.portable.tile import key_offsets, start_softmax, tanh, visible, visible_range
 
-_MAX_SPLITS = 32  # as the kernel that joins them has
 _FEW_QUERIES = 8  # of a sequence, up to which its keys are split: one, or one and drafted ones behind it
 _MOST_ROWS = 64  # of a tile
 
@@ -151,15 +152,6 @@ def hallmark_latent_combine(
     tl.store(out_ptrs, out.to(out_ptr.dtype.element_ty), mask=is_dim)
 
 
-def splits_for(batch: AttentionBatch, num_programs: int, block_n: int, processors: int) -> int:
-    """Return among how many programs a context is split: enough for two a processor, none with less than one tile.
-
-    num_programs  that a sequence has without splits
-    """
-    num_wanted = -(-2 * processors // max(1, batch.num_seqs * num_programs))
-    return max(1, min(_MAX_SPLITS, num_wanted, -(-batch.max_context // block_n)))
-
-
 def run_latent(q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, flags: AttentionFlags, out: Tensor) -> None:
     """Launch once, or twice where keys are split, for the whole batch, without waiting for the device.
 
@@ -172,13 +164,13 @@ def run_latent(q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, flags: At
     latent = v.shape[-1]
     page_size, num_kv_heads = (k.shape[1] if batch.is_paged else 0), k.shape[-2]
     group = num_heads // num_kv_heads
-    # Never by lengths alone: what a batch of few queries compiles must be what decode has compiled before.
+    # Whether keys are split does not depend on their number: before ready, decode compiles the kernel that splits them.
     is_split = batch.is_paged and batch.max_seqlen_q <= _FEW_QUERIES
     tiles = latent_tiles(q.element_size(), group if is_split else _MOST_ROWS, shared_bytes(q.device))
     num_tiles = triton.cdiv(batch.max_seqlen_q * group, tiles.block_m)
     num_splits = 1
     if is_split:
-        num_splits = splits_for(batch, num_tiles * num_kv_heads, tiles.block_n, num_processors(q.device))
+        num_splits = num_splits_for(batch, num_tiles * num_kv_heads, tiles, num_processors(q.device))
     scratch = num_splits * num_heads * num_tokens if is_split else 0
     parts = empty(max(1, scratch * latent), dtype=float32, device=q.device)
     stats = empty(max(1, scratch * 2), dtype=float32, device=q.device)
@@ -195,5 +187,5 @@ def run_latent(q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, flags: At
     if is_split:
         hallmark_latent_combine[num_heads, num_tokens](
             parts, stats, out, flags.sinks, batch.cu_seqlens_q, out.stride(0), out.stride(1), num_splits, num_tokens,
-            batch.num_seqs, LATENT=latent, BLOCK_L=block_l, BLOCK_SPLITS=_MAX_SPLITS, HAS_SINKS=flags.sinks is not None,
+            batch.num_seqs, LATENT=latent, BLOCK_L=block_l, BLOCK_SPLITS=MAX_SPLITS, HAS_SINKS=flags.sinks is not None,
         )  # fmt: skip

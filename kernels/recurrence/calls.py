@@ -34,7 +34,8 @@ class RecurrenceState:
     misses  [slots, ring of 16, value_heads, value_dim] fp32: of the tokens of a block that is not full, beta *
             (v - what the state has of it without that block); only of paths whose order of sums needs it
 
-    The token of position p stands at p % ring.
+    The token of position p stands at p % ring. Of a state space keys are B, which is not normed, and values what each
+    token adds, step * x; betas and misses have no places.
     """
 
     states: Tensor

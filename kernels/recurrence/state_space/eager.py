@@ -12,6 +12,8 @@ from torch import Tensor
 from kernels.fused.activation_kind import Activation
 from kernels.fused.alike import activated_alike
 from kernels.recurrence.calls import RecurrenceRows, RecurrenceState, RecurrenceWeights
+from kernels.recurrence.eager_chunk import _rounded as rounded
+from kernels.recurrence.eager_path import _write as write
 from kernels.recurrence.sizes import CHUNK, RecurrenceSizes
 from kernels.recurrence.state_space.weights import StateSpaceWeights
 from kernels.vocabulary.shape import Phase
@@ -113,11 +115,9 @@ class _Row:
         for begin in range(border, num_tokens, CHUNK):
             positions = range(max(begin, self._first) if is_own else begin, min(num_tokens, begin + CHUNK))
             for ring, tokens in zip((state.keys, state.values, state.decays), self._chunks[begin].tensors, strict=True):
-                own = tokens[positions.start - begin : max(positions.stop - begin, positions.start - begin)]
-                ring[slot, [it % ring.shape[1] for it in positions]] = own.to(ring.dtype)
+                write(ring[slot], tokens, begin, positions)
         latest = range(max(self._inputs_first, num_tokens - state.inputs.shape[1]), num_tokens)
-        inputs = self._inputs[latest.start - self._inputs_first : latest.stop - self._inputs_first]
-        state.inputs[slot, [it % state.inputs.shape[1] for it in latest]] = inputs.to(state.inputs.dtype)
+        write(state.inputs[slot], self._inputs, self._inputs_first, latest)
 
     def _computed(self, chunk: _Chunk, border: int, new: range, steps: Tensor, dtype: torch.dtype) -> Tensor:
         """Add new tokens to a chunk, and return results [64, value_heads, value_dim] fp32; others mean nothing."""
@@ -125,10 +125,10 @@ class _Row:
         mixed = self._mixed(border, new.stop)
         size = sizes.num_key_heads * sizes.key_dim
         queries, keys = (
-            _rounded(mixed[:, part], dtype).view(CHUNK, sizes.num_key_heads, -1)
+            rounded(mixed[:, part], dtype).view(CHUNK, sizes.num_key_heads, -1)
             for part in (slice(size), slice(size, 2 * size))
         )
-        values = _rounded(mixed[:, 2 * size :], dtype).view(CHUNK, sizes.num_value_heads, -1)
+        values = rounded(mixed[:, 2 * size :], dtype).view(CHUNK, sizes.num_value_heads, -1)
         biased = mixed.new_zeros(CHUNK, sizes.num_value_heads)
         biased[own] = steps.float()
         biased += self._weights.dt_bias
@@ -136,7 +136,7 @@ class _Row:
         step = step.clamp(self._weights.least_step, self._weights.most_step)
         decays = (-torch.exp(self._weights.a_log) * step).clamp(min=LEAST_DECAY)
         chunk.keys[own], chunk.decays[own] = keys[own], decays[own]
-        chunk.added[own] = _rounded(step[..., None] * values, dtype)[own]
+        chunk.added[own] = rounded(step[..., None] * values, dtype)[own]
         sums = chunk.decays.double().cumsum(dim=0)
         places = torch.arange(CHUNK, device=mixed.device)
         is_there = (places[:, None] >= places)[..., None]
@@ -171,7 +171,3 @@ class _Row:
     def _by_value_head(self, heads: Tensor) -> Tensor:
         """[64, key_heads, key_dim] as [value_heads, 64, key_dim]."""
         return heads.transpose(0, 1).repeat_interleave(self._sizes.group, dim=0).contiguous()
-
-
-def _rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
-    return x.to(dtype).float()

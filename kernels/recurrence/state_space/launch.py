@@ -4,12 +4,11 @@ Two launches of decode, three of prompts, whose grids depend on the numbers of t
 graph holds them.
 """
 
-from typing import Any, NamedTuple
-
 import torch
 import triton
 from torch import Tensor
 
+from kernels.calls.triton_launch import Launch
 from kernels.recurrence.calls import RecurrenceRows, RecurrenceState, RecurrenceWeights
 from kernels.recurrence.sizes import CHUNK
 from kernels.recurrence.state_space.prepare import hallmark_recurrence_space_keep, hallmark_recurrence_space_prepare
@@ -22,15 +21,6 @@ _ROWS = 64  # that it looks at together
 _COLUMNS = 32  # of a value head, of a program that scans
 _CHANNELS = 1024  # of inputs that are kept, of a program
 _EXACT = {"enable_fp_fusion": False}  # a product and a sum in one rounding or two, as each kernel would choose
-
-
-class Launch(NamedTuple):
-    """A kernel's launch: its arguments, and its constexpr parameters and options by name."""
-
-    kernel: Any
-    grid: tuple[int, ...]
-    arguments: tuple[Any, ...]
-    options: dict[str, Any]
 
 
 def run_state_space(
@@ -48,7 +38,7 @@ def run_state_space(
     """
     if qkv.shape[0]:
         for launch in launches(qkv, a, b, weights, rows, state, out):
-            launch.kernel[launch.grid](*launch.arguments, **launch.options)
+            launch.run()
 
 
 def launches(

@@ -6,7 +6,10 @@
 import triton
 import triton.language as tl
 
-LEAST_DECAY = tl.constexpr(-1e30)  # its logarithm: sums of 64 of them stay finite
+from kernels.recurrence.portable.prepare import LEAST_DECAY
+from kernels.recurrence.portable.prepare import _kept_row as kept_row
+from kernels.recurrence.portable.prepare import _log1p as log1p
+from kernels.recurrence.token_rows import row_of_each
 
 
 @triton.jit(do_not_specialize=["num_tokens", "num_rows"])
@@ -27,15 +30,7 @@ def hallmark_recurrence_space_prepare(
     CONV_DIM: tl.constexpr = 2 * KEY_HEADS * KEY_DIM + VALUE_HEADS * VALUE_DIM
     tokens = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     head = tl.program_id(1)
-    found = tl.full([BLOCK_T], 0, tl.int32)  # 1 more than the row of each token
-    for begin in range(0, num_rows, BLOCK_R):
-        rows = begin + tl.arange(0, BLOCK_R)
-        begins = tl.load(starts_ptr + rows, mask=rows < num_rows, other=0)
-        ends = tl.load(stops_ptr + rows, mask=rows < num_rows, other=0)
-        is_own = (tokens[:, None] >= begins[None, :]) & (tokens[:, None] < ends[None, :])
-        found += tl.sum(tl.where(is_own, rows[None, :] + 1, 0), axis=1)
-    is_token = found > 0
-    row = tl.maximum(found - 1, 0)
+    row, is_token = row_of_each(tokens, starts_ptr, stops_ptr, num_rows, BLOCK_R)
     start = tl.load(starts_ptr + row)
     position = tl.load(firsts_ptr + row) + tokens - start
     source, target = tl.load(sources_ptr + row), tl.load(targets_ptr + row)
@@ -91,12 +86,12 @@ def hallmark_recurrence_space_prepare(
         own = head - 2 * KEY_HEADS
         of_values = (wide * VALUE_HEADS + own)[:, None] * VALUE_DIM + dims[None, :]
         tl.store(values_ptr + of_values, mixed.to(values_ptr.dtype.element_ty), mask=stored)
-        is_free = (tokens < num_tokens) & (found == 0)
+        is_free = (tokens < num_tokens) & (is_token == 0)
         zeros = tl.zeros([BLOCK_T, BLOCK_D], tl.float32).to(out_ptr.dtype.element_ty)
         tl.store(out_ptr + of_values, zeros, mask=is_free[:, None] & is_channel[None, :])
         given = tl.load(steps_in_ptr + wide * stride_steps_in + own, mask=is_token, other=0.0).to(tl.float32)
         biased = given + tl.load(dt_bias_ptr + own)
-        step = _log1p(tl.exp(-tl.abs(biased))) + tl.where(biased < 0, 0.0, biased)
+        step = log1p(tl.exp(-tl.abs(biased))) + tl.where(biased < 0, 0.0, biased)
         step = tl.where(step < least_step, least_step, tl.where(step > most_step, most_step, step))
         tl.store(steps_ptr + wide * VALUE_HEADS + own, step, mask=is_token)
         decay = -tl.exp(tl.load(a_log_ptr + own)) * step
@@ -105,14 +100,6 @@ def hallmark_recurrence_space_prepare(
         if KEEPS:
             of_decays = (position % RING) * VALUE_HEADS + own
             tl.store(decays_ring_ptr + target * stride_decays_ring + of_decays, decay, mask=is_token)
-
-
-@triton.jit
-def _log1p(x):
-    """log(1 + x) of 0 <= x <= 1: the sum's rounding is taken back by the quotient (Kahan's form)."""
-    sum_ = 1.0 + x
-    rest = sum_ - 1.0
-    return tl.where(rest == 0.0, x, tl.log(sum_) * (x / tl.where(rest == 0.0, 1.0, rest)))
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -129,7 +116,7 @@ def hallmark_recurrence_space_keep(
     """
     index = tl.program_id(0)
     part = tl.program_id(1)
-    row, last, target = _kept_row(
+    row, last, target = kept_row(
         index, starts_ptr, stops_ptr, firsts_ptr, targets_ptr, write_tokens_ptr, write_slots_ptr, num_rows
     )
     if row >= 0:
@@ -161,24 +148,3 @@ def hallmark_recurrence_space_keep(
                 elif target != source:
                     kept = inputs_ptr + source * stride_inputs + place * CONV_DIM + channels
                     tl.store(to, tl.load(kept, mask=is_channel), mask=is_channel)
-
-
-@triton.jit
-def _kept_row(
-    index, starts_ptr, stops_ptr, firsts_ptr, targets_ptr, write_tokens_ptr, write_slots_ptr, num_rows
-):  # fmt: skip
-    """(row, tokens of its sequence behind which it is kept, slot): of a row, or of a write; row -1: none."""
-    row, last, target = -1, 0, tl.full([], 0, tl.int64)
-    if index < num_rows:
-        start, stop = tl.load(starts_ptr + index), tl.load(stops_ptr + index)
-        if stop > start:
-            row, last = index, tl.load(firsts_ptr + index) + stop - start
-            target = tl.load(targets_ptr + index)
-    else:
-        token = tl.load(write_tokens_ptr + index - num_rows).to(tl.int32)
-        target = tl.load(write_slots_ptr + index - num_rows)
-        for other in range(0, num_rows):
-            start, stop = tl.load(starts_ptr + other), tl.load(stops_ptr + other)
-            if (start <= token) & (token < stop):
-                row, last = other, tl.load(firsts_ptr + other) + token + 1 - start
-    return row, last, target

@@ -1,0 +1,19 @@
+"""A launch of a Triton kernel as a value, which runs on a GPU, in the interpreter, or is compiled without either.
+
+TODO: have `kernels/linear/portable/launches.py` and `kernels/recurrence/portable/launch.py` import this class when
+their kernels are next proven: digests of committed evidence cover both as they are written.
+"""
+
+from typing import Any, NamedTuple
+
+
+class Launch(NamedTuple):
+    """A kernel's launch: its arguments, and its constexpr parameters and options by name."""
+
+    kernel: Any
+    grid: tuple[int, ...]
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+
+    def run(self) -> None:
+        self.kernel[self.grid](*self.arguments, **self.options)
