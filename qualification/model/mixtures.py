@@ -21,6 +21,17 @@ def read_mixtures(
     return tuple(of_kind[is_mixture] for is_mixture in are_mixtures)
 
 
+def read_mixtures_behind(
+    fields: Fields, read_experts: Callable[[Fields], ExpertsConfig], *, num_dense_missing: int
+) -> tuple[FeedForward, ...]:
+    """The feed-forward of each layer: a mixture behind the dense ones that first_k_dense_replace counts.
+
+    num_dense_missing  the count where the field is missing. Raises ModelConfigError.
+    """
+    num_dense = fields.count("first_k_dense_replace", num_dense_missing)
+    return read_mixtures(fields, read_experts, lambda layer: layer >= num_dense)
+
+
 KINDS = "mlp_layer_types"  # the field with the kind of each layer's feed-forward
 _MIXTURE, _DENSE = "sparse", "dense"
 
@@ -60,6 +71,42 @@ def read_routing(
     most = count // num_groups * num_active_groups
     active = fields.integer(num_active, num_active_missing, most=most)
     return RoutingConfig(count, active, scores, renormalizes, num_groups, num_active_groups, scale)
+
+
+def read_deepseek_experts(
+    fields: Fields,
+    *,
+    scores: Scores = Scores.SOFTMAX,
+    renormalizes: bool = True,
+    has_groups: bool = True,
+    scale: float = 1.0,
+    width: int,
+    num_shared: int = 1,
+    num_experts: int,
+    num_active: int | None,
+) -> ExpertsConfig:
+    """DeepSeek's: beside experts that all tokens visit as one; sigmoids have a bias. Raises ModelConfigError.
+
+    The numbers are those of the family's class in transformers, where the fields are missing.
+    """
+    width, num_shared = fields.integer("moe_intermediate_size", width), fields.count("n_shared_experts", num_shared)
+    routing = read_routing(
+        fields,
+        "n_routed_experts",
+        scores=scores,
+        renormalizes=fields.flag("norm_topk_prob", renormalizes),
+        has_groups=has_groups,
+        scale=fields.number("routed_scaling_factor", scale),
+        num_experts_missing=num_experts,
+        num_active_missing=num_active,
+    )
+    return ExpertsConfig(
+        width,
+        routing,
+        read_activation(fields),
+        has_correction_bias=scores is Scores.SIGMOID,
+        shared=SharedExpertConfig(width * num_shared) if num_shared else None,
+    )
 
 
 def read_qwen_mixtures(

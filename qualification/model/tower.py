@@ -11,7 +11,7 @@ _OF_ALL_PARTS = "model."  # before a tower's names, where a class has one model 
 
 @dataclass(frozen=True, slots=True)
 class TowerNames:
-    """The names of a tower's tensors in a checkpoint.
+    """The names of a tower's tensors in a checkpoint; empty where it has no such tensor.
 
     parts           beginnings of all of them, before which `model.` may stand
     patches         the product that reads pixels; patches_norm: of its results, positions: added to them
@@ -28,17 +28,17 @@ class TowerNames:
 
     parts: tuple[str, ...]
     patches: str
-    layer: str
-    attention_norm: str
-    qkv: tuple[str, ...]
-    output: str
-    feed_forward_norm: str
-    up: tuple[str, ...]
-    down: str
     merger: str
-    merger_norm: str
-    first: str
     second: str
+    layer: str = ""
+    attention_norm: str = ""
+    qkv: tuple[str, ...] = ()
+    output: str = ""
+    feed_forward_norm: str = ""
+    up: tuple[str, ...] = ()
+    down: str = ""
+    merger_norm: str = ""
+    first: str = ""
     merging: str = ""
     patches_norm: str = ""
     positions: str = ""

@@ -6,42 +6,32 @@ The layers behind the last one predict several tokens at once; they are not comp
 from functools import partial
 
 from kernels.experts.kinds import Scores
-from qualification.model.config import ExpertsConfig, FeedForward, ModelConfig, SharedExpertConfig
+from qualification.model.config import ExpertsConfig, ModelConfig
 from qualification.model.families.family import Family
 from qualification.model.families.latent import READ, REFUSED, TENSORS, WITHOUT_EFFECT, read_latent
 from qualification.model.fields import Fields
 from qualification.model.keys import family_keys
 from qualification.model.latent import LatentSizes
-from qualification.model.mixtures import read_mixtures, read_routing
-from qualification.model.shared import read_activation
+from qualification.model.mixtures import read_deepseek_experts, read_mixtures_behind
 
-_SIZES = LatentSizes(latent=512, rotated=64, plain=128, value=128, query_latent=1536)
+SIZES = LatentSizes(latent=512, rotated=64, plain=128, value=128, query_latent=1536)
 
 
 def read_config(fields: Fields, family: str) -> ModelConfig:
-    return read_latent(fields, family, sizes=_SIZES, norm_eps=1e-6, feed_forwards=_read_feed_forwards)
-
-
-def _read_feed_forwards(fields: Fields) -> tuple[FeedForward, ...]:
-    num_dense = fields.count("first_k_dense_replace", 3)
-    return read_mixtures(fields, read_sigmoid_experts, lambda layer: layer >= num_dense)
+    feed_forwards = partial(read_mixtures_behind, read_experts=read_sigmoid_experts, num_dense_missing=3)
+    return read_latent(fields, family, sizes=SIZES, norm_eps=1e-6, feed_forwards=feed_forwards)
 
 
 def read_sigmoid_experts(fields: Fields) -> ExpertsConfig:
     """Experts chosen by sigmoids and a bias, in groups. Raises ModelConfigError."""
-    width, num_shared = fields.integer("moe_intermediate_size", 2048), fields.count("n_shared_experts", 1)
-    routing = read_routing(
+    return read_deepseek_experts(
         fields.or_else(n_group=8, topk_group=4),
-        "n_routed_experts",
         scores=Scores.SIGMOID,
-        renormalizes=fields.flag("norm_topk_prob", True),
-        has_groups=True,
-        scale=fields.number("routed_scaling_factor", 2.5),
-        num_experts_missing=256,
-        num_active_missing=8,
+        scale=2.5,
+        width=2048,
+        num_experts=256,
+        num_active=8,
     )
-    shared = SharedExpertConfig(width * num_shared) if num_shared else None
-    return ExpertsConfig(width, routing, read_activation(fields), has_correction_bias=True, shared=shared)
 
 
 MIXTURE = (

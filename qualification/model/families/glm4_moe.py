@@ -6,14 +6,15 @@ The layers behind the last one predict several tokens at once; they are not comp
 from functools import partial
 
 from kernels.experts.kinds import Scores
-from qualification.model.config import ExpertsConfig, ModelConfig, QKNorm, RopeConfig, SharedExpertConfig
+from qualification.model.config import ModelConfig, QKNorm, RopeConfig
 from qualification.model.families.family import ExpertNames, Family, TensorNames
 from qualification.model.fields import Fields
 from qualification.model.keys import family_keys
-from qualification.model.mixtures import read_mixtures, read_routing
+from qualification.model.mixtures import read_deepseek_experts, read_mixtures_behind
 from qualification.model.rope import read_rope
-from qualification.model.shared import read_activation, read_like_llama
+from qualification.model.shared import read_like_llama
 
+_READ_EXPERTS = partial(read_deepseek_experts, scores=Scores.SIGMOID, width=1408, num_experts=128, num_active=8)
 TENSORS = TensorNames(experts=ExpertNames(shared="mlp.shared_experts"))
 
 
@@ -24,7 +25,6 @@ def read_config(fields: Fields) -> ModelConfig:
 
 def read_glm_mixture(fields: Fields, family: str, qk_norm: QKNorm) -> ModelConfig:
     """Read all but what sets GLM's families with experts apart. Raises ModelConfigError."""
-    num_dense = fields.count("first_k_dense_replace", 1)
     return read_like_llama(
         fields.or_else(partial_rotary_factor=0.5),
         family,
@@ -32,29 +32,12 @@ def read_glm_mixture(fields: Fields, family: str, qk_norm: QKNorm) -> ModelConfi
         rope=_read_rope,
         qk_norm=qk_norm,
         attention_bias=fields.flag("attention_bias", False),
-        feed_forwards=partial(read_mixtures, read_experts=_read_experts, has_experts=lambda layer: layer >= num_dense),
+        feed_forwards=partial(read_mixtures_behind, read_experts=_READ_EXPERTS, num_dense_missing=1),
     )
 
 
 def _read_rope(fields: Fields, head_dim: int) -> RopeConfig:
     return read_rope(fields, head_dim=head_dim, is_partial=True)
-
-
-def _read_experts(fields: Fields) -> ExpertsConfig:
-    activation = read_activation(fields)
-    width, num_shared = fields.integer("moe_intermediate_size", 1408), fields.count("n_shared_experts", 1)
-    routing = read_routing(
-        fields,
-        "n_routed_experts",
-        scores=Scores.SIGMOID,
-        renormalizes=fields.flag("norm_topk_prob", True),
-        has_groups=True,
-        scale=fields.number("routed_scaling_factor", 1.0),
-        num_experts_missing=128,
-        num_active_missing=8,
-    )
-    shared = SharedExpertConfig(width * num_shared) if num_shared else None
-    return ExpertsConfig(width, routing, activation, has_correction_bias=True, shared=shared)
 
 
 READ = (

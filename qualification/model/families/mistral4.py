@@ -1,17 +1,24 @@
 """Mistral Small 4: latent attention whose queries grow with their position, experts by softmax, one shared."""
 
-from qualification.model.config import ExpertsConfig, FeedForward, ModelConfig, QueryScaling, SharedExpertConfig
+from functools import partial
+
+from qualification.model.config import ModelConfig, QueryScaling
 from qualification.model.families.deepseek_v3 import MIXTURE
 from qualification.model.families.family import Family
 from qualification.model.families.latent import READ, REFUSED, TENSORS, WITHOUT_EFFECT, read_latent
 from qualification.model.fields import Fields
 from qualification.model.keys import family_keys
 from qualification.model.latent import LatentSizes
-from qualification.model.mixtures import read_mixtures, read_routing
+from qualification.model.mixtures import read_deepseek_experts, read_mixtures_behind
 from qualification.model.rope import rope_section
-from qualification.model.shared import read_activation, with_query_scaling
+from qualification.model.shared import with_query_scaling
 
 _SIZES = LatentSizes(latent=256, rotated=64, plain=64, value=128, query_latent=1024)
+_READ_FEED_FORWARDS = partial(
+    read_mixtures_behind,
+    read_experts=partial(read_deepseek_experts, width=2048, num_experts=128, num_active=4),
+    num_dense_missing=0,
+)
 _BETA, _ORIGINAL = "llama_4_scaling_beta", "original_max_position_embeddings"
 _ROPE = {  # as its class has it
     "rope_type": "yarn",
@@ -29,29 +36,9 @@ def read_config(fields: Fields) -> ModelConfig:
         fields = fields.or_else(rope_parameters=_ROPE)
     rope = rope_section(fields)
     assert rope is not None, "it was missing"
-    model = read_latent(fields, "mistral4", sizes=_SIZES, norm_eps=1e-6, feed_forwards=_read_feed_forwards)
+    model = read_latent(fields, "mistral4", sizes=_SIZES, norm_eps=1e-6, feed_forwards=_READ_FEED_FORWARDS)
     span = fields.integer(_ORIGINAL) if fields.has(_ORIGINAL) else rope.integer(_ORIGINAL)
     return with_query_scaling(model, QueryScaling(rope.number(_BETA), span))
-
-
-def _read_feed_forwards(fields: Fields) -> tuple[FeedForward, ...]:
-    num_dense = fields.count("first_k_dense_replace", 0)
-    return read_mixtures(fields, _read_experts, lambda layer: layer >= num_dense)
-
-
-def _read_experts(fields: Fields) -> ExpertsConfig:
-    width, num_shared = fields.integer("moe_intermediate_size", 2048), fields.count("n_shared_experts", 1)
-    routing = read_routing(
-        fields,
-        "n_routed_experts",
-        renormalizes=fields.flag("norm_topk_prob", True),
-        has_groups=True,
-        scale=fields.number("routed_scaling_factor", 1.0),
-        num_experts_missing=128,
-        num_active_missing=4,
-    )
-    shared = SharedExpertConfig(width * num_shared) if num_shared else None
-    return ExpertsConfig(width, routing, read_activation(fields), shared=shared)
 
 
 KEYS = family_keys(f"{READ} {MIXTURE}", without_effect=WITHOUT_EFFECT, refused=REFUSED)

@@ -106,8 +106,6 @@ _GEMMA_4_NAMES = TowerNames(
     mean_bias="vision_tower.std_bias",
     mean_factor="vision_tower.std_scale",
     merger="embed_vision",
-    merger_norm="",
-    first="",
     second="embedding_projection",
 )
 
@@ -118,16 +116,7 @@ _GEMMA_4_UNIFIED_NAMES = TowerNames(
     product_norm="vision_embedder.patch_ln2",
     positions="vision_embedder.pos_embedding",
     patches_norm="vision_embedder.pos_norm",
-    layer="",
-    attention_norm="",
-    qkv=("",),
-    output="",
-    feed_forward_norm="",
-    up=("",),
-    down="",
     merger="embed_vision",
-    merger_norm="",
-    first="",
     second="embedding_projection",
 )
 _SIGLIP_NAMES = TowerNames(
@@ -145,7 +134,6 @@ _SIGLIP_NAMES = TowerNames(
     last_norm="vision_tower.post_layernorm",
     merger="multi_modal_projector",
     merger_norm="mm_soft_emb_norm",
-    first="",
     second="mm_input_projection_weight",
 )
 
