@@ -49,7 +49,7 @@ class LatentAttention:
             (sizes.plain, sizes.rotated), dim=2
         )
         queries = own.new_empty(num_tokens, self.num_heads, sizes.key)
-        queries[..., : sizes.latent] = torch.bmm(plain.transpose(0, 1), self.keys_up).transpose(0, 1)
+        torch.bmm(plain.transpose(0, 1), self.keys_up, out=queries[..., : sizes.latent].transpose(0, 1))
         pages = step.kv.layers[self.layer]
         assert isinstance(pages, LatentLayer), "the cache is of the same model"
         keys = pages.write_latents(
@@ -67,5 +67,6 @@ class LatentAttention:
             queries.mul_(step.query_scales)
         out = queries.new_empty(num_tokens, self.num_heads, sizes.latent)
         step.attend(self.layer, queries, keys, keys[..., : sizes.latent], out)
-        values = torch.bmm(out.transpose(0, 1), self.values_up.transpose(1, 2))
-        return self.output(values.transpose(0, 1).flatten(1), step)
+        values = out.new_empty(num_tokens, self.num_heads, sizes.value)
+        torch.bmm(out.transpose(0, 1), self.values_up.transpose(1, 2), out=values.transpose(0, 1))
+        return self.output(values.flatten(1), step)
