@@ -1,6 +1,6 @@
-"""Short convolutions of recurrent layers by the plan's decisions: one call a layer and step, of all of its rows."""
+"""Short convolutions of layers with a state by the plan's decisions."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Unpack
 
@@ -16,7 +16,7 @@ from kernels.vocabulary.shape import Dtype, Phase
 from qualification.decision.decision import Decision
 from qualification.model.config import ModelConfig
 from qualification.model.short_convolution import ShortConvolutionConfig
-from server.engine.operators.rows_table import Calls, RowsTable
+from server.engine.operators.state_table import StateTable
 from server.engine.operators.table import TableOptions
 
 
@@ -35,11 +35,8 @@ class ConvolutionCall:
     out: Tensor
 
 
-class ConvolutionTable(RowsTable[ConvolutionShape, RunConvolution]):
-    """The decisions for a model's short convolutions.
-
-    layers  the layers of the model with a convolution, in their order
-    """
+class ConvolutionTable(StateTable[ConvolutionShape, RunConvolution, ShortConvolutionConfig, ConvolutionCall]):
+    """The decisions for a model's short convolutions."""
 
     def __init__(
         self,
@@ -50,17 +47,12 @@ class ConvolutionTable(RowsTable[ConvolutionShape, RunConvolution]):
         **options: Unpack[TableOptions[ConvolutionShape]],
     ) -> None:
         """`config`: of this rank's part of the model."""
-        super().__init__(CONVOLUTION, decisions, paths, reports_all=True, **options)
-        mixers = [(i, it.mixer) for i, it in enumerate(config.layers)]
-        self.layers = tuple(i for i, mixer in mixers if isinstance(mixer, ShortConvolutionConfig))
-        # Of a checked step, before each call: what it reads of a state is overwritten by it.
-        self.before: Callable[[ConvolutionCall], None] | None = None
-        self._of_mixer: dict[ShortConvolutionConfig, dict[Phase, Calls[ConvolutionShape]]] = {}
-        for _, mixer in mixers:
-            if isinstance(mixer, ShortConvolutionConfig):
-                self._of_mixer[mixer] = {
-                    phase: self.add(self._planned(mixer, phase, dtype), phase=phase) for phase in CONVOLUTION_PHASES
-                }
+
+        def shape_of(mixer: ShortConvolutionConfig, phase: Phase, rows: TokenRows) -> ConvolutionShape:
+            return ConvolutionShape.of(mixer.sizes, phase, dtype, rows)
+
+        mixer_class, phases = ShortConvolutionConfig, CONVOLUTION_PHASES
+        super().__init__(CONVOLUTION, config, mixer_class, shape_of, phases, decisions, paths, **options)
 
     def run_of(self, mixer: ShortConvolutionConfig, place: int) -> RunConvolution:
         """Return what computes a layer, the one of this place, by the choice for a step's phase and tokens."""
@@ -69,15 +61,6 @@ class ConvolutionTable(RowsTable[ConvolutionShape, RunConvolution]):
         def run(
             projected: Tensor, weights: ConvolutionWeights, rows: RecurrenceRows, state: ConvolutionState, out: Tensor
         ) -> None:
-            given = projected, weights, rows, state, out
-            if self.before is not None:
-                self.before(ConvolutionCall(place, *given))
-            choice = self.launch(of_phase[rows.phase], projected.shape[0], *given)
-            if self.tap is not None:
-                self.tap(choice, ConvolutionCall(place, *given))
+            self._compute(of_phase[rows.phase], ConvolutionCall, place, projected, weights, rows, state, out)
 
         return run
-
-    def _planned(self, mixer: ShortConvolutionConfig, phase: Phase, dtype: Dtype) -> list[ConvolutionShape]:
-        every = (ConvolutionShape.of(mixer.sizes, phase, dtype, rows) for rows in TokenRows)
-        return [shape for shape in every if shape in self.decided]

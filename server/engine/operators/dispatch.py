@@ -26,6 +26,7 @@ from server.engine.operators.experts import ExpertsTable
 from server.engine.operators.linear import LinearTable
 from server.engine.operators.recurrence import RecurrenceTable
 from server.engine.operators.rows_table import RowsTable, StepSizes
+from server.engine.operators.state_table import StateTable
 from server.engine.operators.table import OperatorTable
 from server.engine.operators.tower import TowerTables
 from server.engine.scheduling.sequence import Batch
@@ -115,7 +116,7 @@ class Dispatcher:
 
     @property
     def recurrence(self) -> RecurrenceTable | None:
-        """Return the table of a model with gated delta rules."""
+        """Return the table of a model with gated delta rules or state spaces."""
         return next((it for it in self.tables if isinstance(it, RecurrenceTable)), None)
 
     @property
@@ -124,9 +125,14 @@ class Dispatcher:
         return next((it for it in self.tables if isinstance(it, ConvolutionTable)), None)
 
     @property
+    def of_states(self) -> tuple[StateTable[Any, Any, Any, Any], ...]:
+        """Return the tables of layers with a state."""
+        return tuple(it for it in self.tables if isinstance(it, StateTable))
+
+    @property
     def is_capturable(self) -> bool:
         """Return whether a CUDA graph can hold every choice beside attention's that may wait for the host."""
-        return all(it is None or it.is_capturable for it in (self.experts, self.recurrence, self.convolution))
+        return all(it is None or it.is_capturable for it in (self.experts, *self.of_states))
 
     @property
     def collective(self) -> CollectiveTable | None:

@@ -23,14 +23,15 @@ from torch import Tensor
 from kernels.calls.batch import AttentionBatch
 from kernels.calls.rows import SequenceRows
 from kernels.vocabulary.operators import Operator
-from kernels.vocabulary.recurrence_operator import CONVOLUTION, EVERY_OPERATOR, RECURRENCE
+from kernels.vocabulary.recurrence_operator import EVERY_OPERATOR
 from kernels.vocabulary.shape import PLANNED_PHASES, Phase
 from server.engine.operators.attention_table import Choice
-from server.engine.operators.convolution import ConvolutionCall, ConvolutionTable
+from server.engine.operators.convolution import ConvolutionCall
 from server.engine.operators.dispatch import Dispatcher, PhasePart
 from server.engine.operators.experts import ExpertsCall
 from server.engine.operators.linear import ProductCall
-from server.engine.operators.recurrence import RecurrenceCall, RecurrenceTable
+from server.engine.operators.recurrence import RecurrenceCall
+from server.engine.operators.state_table import StateTable
 from server.engine.operators.step_attention import TakeCall
 from server.engine.operators.table import OperatorChoice
 from server.engine.proof.convolution_sample import ConvolutionSample, before_convolution
@@ -100,11 +101,9 @@ class ShadowBudget:
 AnySample = Sample | ProductSample | ExpertsSample | RecurrenceSample | ConvolutionSample
 
 
-def _of_states(dispatcher: Dispatcher, lane: Lane) -> RecurrenceTable | ConvolutionTable | None:
+def _of_states(dispatcher: Dispatcher, lane: Lane) -> StateTable[Any, Any, Any, Any] | None:
     """Return the table of an operator whose layers keep a state; None of others, and of a model without such layers."""
-    if lane is RECURRENCE:
-        return dispatcher.recurrence
-    return dispatcher.convolution if lane is CONVOLUTION else None
+    return next((it for it in dispatcher.of_states if it.operator is lane), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,11 +198,8 @@ class Tap:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Have products, experts or layers with a state of the step that is launched inside shown to this."""
-        linear, experts, of_states = (
-            self._dispatcher.linear,
-            self._dispatcher.experts,
-            _of_states(self._dispatcher, self._lane),
-        )
+        linear, experts = self._dispatcher.linear, self._dispatcher.experts
+        of_states = _of_states(self._dispatcher, self._lane)
         if self.call is not None:
             yield
             return
@@ -296,15 +292,10 @@ class ShadowCheck:
         self.rng = Random() if rng is None else rng  # not the settings' seed: replicas must not draw alike
         self.budget = ShadowBudget(budget, clock)
         self._next_at = clock()
-        self._operators = tuple(
-            lane
-            for lane, table in (
-                (Operator.LINEAR, dispatcher.linear),
-                (Operator.EXPERTS, dispatcher.experts),
-                (RECURRENCE, dispatcher.recurrence),
-                (CONVOLUTION, dispatcher.convolution),
-            )
-            if table is not None
+        of_rows = (Operator.LINEAR, dispatcher.linear), (Operator.EXPERTS, dispatcher.experts)
+        self._operators = (
+            *(lane for lane, table in of_rows if table is not None),
+            *(table.operator for table in dispatcher.of_states),
         )
         of_tower = () if dispatcher.tower is None else (TowerLane.TOWER,)
         self._all_lanes: tuple[Lane, ...] = (*PLANNED_PHASES, *self._operators, *of_tower)
