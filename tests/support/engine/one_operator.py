@@ -94,6 +94,24 @@ CONVOLVING = {  # of three layers, the last of which attends
     "torch_dtype": "float32",
 }
 
+STATE_SPACE = {  # of three layers, the last of which attends
+    "model_type": "nemotron_h",
+    "architectures": ["NemotronHForCausalLM"],
+    "vocab_size": 97,
+    "hidden_size": 24,
+    "intermediate_size": 32,
+    "hybrid_override_pattern": "M-*",
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "n_groups": 1,
+    "mamba_num_heads": 2,
+    "mamba_head_dim": 16,
+    "ssm_state_size": 8,
+    "max_position_embeddings": 256,
+    "torch_dtype": "float32",
+}
+
 
 def measuring(of: type[RowsShape]) -> Callable[..., None]:
     """Measure shapes of this class: other operators, and the trial of the checker, are other tests'."""

@@ -16,26 +16,27 @@ from kernels.experts.paths import ExpertsPath
 from kernels.linear.paths import LinearPath
 from kernels.recurrence.paths import RecurrencePath
 from kernels.vocabulary.operators import Operator
-from kernels.vocabulary.recurrence_operator import CONVOLUTION, RECURRENCE
 from qualification.decision.decision import Policy
 from server.engine.proof.shadow_check import ShadowCheck
 from server.protocol.messages import SamplingParams, ShadowReport, Submit
-from support.engine.one_operator import CONVOLVING, HYBRID, MIXTURE, proving, serve_by, small_engine
+from support.engine.one_operator import CONVOLVING, HYBRID, MIXTURE, STATE_SPACE, proving, serve_by, small_engine
 
-NAMES = {
-    Operator.LINEAR: "torch.linear",
-    Operator.EXPERTS: "torch.experts.cpu",
-    RECURRENCE: "torch.recurrence.cpu",
-    CONVOLUTION: "torch.convolution.cpu",
+# By the path that serves one operator of them.
+MODELS = {
+    "torch.linear": MIXTURE,
+    "torch.experts.cpu": MIXTURE,
+    "torch.recurrence.cpu": HYBRID,
+    "torch.recurrence.cpu.state_space": STATE_SPACE,
+    "torch.convolution.cpu": CONVOLVING,
 }
 LATER_S = 100.0  # after the interval and after the dense checks that follow a mismatch
 
 
 @dataclass
 class Subject:
-    """An engine one of whose operators is computed by a path that does as PyTorch until `spoil` is set."""
+    """An engine one of whose operators is computed by a path that does as PyTorch's, `name`, until `spoil` is set."""
 
-    operator: Operator
+    name: str
     folder: Path
     spoil: Callable[..., None] | None = None
     now: float = 0.0
@@ -43,7 +44,9 @@ class Subject:
     _draw: Random = field(default_factory=lambda: Random(0))
 
     def __post_init__(self) -> None:
-        self.built = small_engine(self.folder, self.model, proving, policy=Policy.QUALIFY, max_num_batched_tokens=64)
+        self.built = small_engine(
+            self.folder, MODELS[self.name], proving, policy=Policy.QUALIFY, max_num_batched_tokens=64
+        )
         self.dispatcher = serve_by(self.built, self.path())
         self.check = self.built.runner.shadow = ShadowCheck(
             self.dispatcher,
@@ -56,11 +59,11 @@ class Subject:
         self.now = 1.0
 
     @property
-    def model(self) -> dict[str, object]:
-        return {RECURRENCE: HYBRID, CONVOLUTION: CONVOLVING}.get(self.operator, MIXTURE)
+    def operator(self) -> Operator:
+        return any_path_named(self.name).operator
 
     def path(self) -> LinearPath | ExpertsPath | RecurrencePath | ConvolutionPath:
-        right = any_path_named(NAMES[self.operator])
+        right = any_path_named(self.name)
         assert right.run is not None
 
         def turning(*given: Any) -> None:
@@ -105,7 +108,7 @@ def misread(run: Callable[..., None], qkv: Tensor, a: Tensor, *given: Any) -> No
 
 
 def test_a_right_path_has_no_mismatch(tmp_path: Path) -> None:
-    subject = Subject(Operator.LINEAR, tmp_path)
+    subject = Subject("torch.linear", tmp_path)
     reports = [it for it in subject.reports(100) if it.phase in ("linear", "experts")]
     assert {it.result for it in reports} == {"match"}
     assert {it.phase for it in reports} == {"linear", "experts"}
@@ -121,23 +124,25 @@ def test_a_right_path_has_no_mismatch(tmp_path: Path) -> None:
 
 # Of the steps a fifth checks this operator. Two of five experts swapped show in a row that visits one of them: 70%.
 @pytest.mark.parametrize(
-    ("operator", "spoil", "most_steps"),
+    ("name", "spoil"),
     [
-        (Operator.LINEAR, scale, 60),
-        (Operator.EXPERTS, swap_two_experts, 60),
-        (RECURRENCE, misread, 60),
-        (CONVOLUTION, scale, 60),
+        ("torch.linear", scale),
+        ("torch.experts.cpu", swap_two_experts),
+        ("torch.recurrence.cpu", misread),
+        ("torch.recurrence.cpu.state_space", misread),
+        ("torch.convolution.cpu", scale),
     ],
 )
 def test_a_path_that_turns_wrong_after_an_hour_is_replaced(
-    operator: Operator, spoil: Callable[..., None], most_steps: int, tmp_path: Path
+    name: str, spoil: Callable[..., None], tmp_path: Path
 ) -> None:
-    subject = Subject(operator, tmp_path)
+    subject = Subject(name, tmp_path)
+    operator = subject.operator
     assert {it.result for it in subject.reports(20)} <= {"match", "skipped"}
     subject.now += 3600
     subject.spoil = spoil
     reports = []
-    for report in subject.reports(most_steps):
+    for report in subject.reports(60):
         reports.append(report)
         if report.quarantined:
             break
@@ -148,9 +153,7 @@ def test_a_path_that_turns_wrong_after_an_hour_is_replaced(
         (reports[-1].path, str(it.shape)) for it in subject.dispatcher.all_decisions if it.shape in shapes_of(subject)
     }
     served = [it for it in subject.dispatcher.all_decisions if it.shape in shapes_of(subject)]
-    assert {(it.path, *[reason.value for reason in it.fallback_reasons]) for it in served} == {
-        (NAMES[operator], "quarantined")
-    }
+    assert {(it.path, *[reason.value for reason in it.fallback_reasons]) for it in served} == {(name, "quarantined")}
     assert {it.result for it in subject.reports(20)} <= {"match", "skipped"}
 
 
@@ -160,7 +163,7 @@ def shapes_of(subject: Subject) -> set[object]:
 
 
 def test_a_mismatch_of_a_product_says_where_and_by_how_much(tmp_path: Path) -> None:
-    subject = Subject(Operator.LINEAR, tmp_path, spoil=scale, is_quarantining=False)
+    subject = Subject("torch.linear", tmp_path, spoil=scale, is_quarantining=False)
     report = next(it for it in subject.reports(100) if it.phase == "linear")
     assert (report.result, report.quarantined) == ("mismatch", [])
     of = report.weight if report.layer is None else f"{report.weight} of layer {report.layer}"
