@@ -1,11 +1,12 @@
 """Bounds of numbers in JSON schemas, in a form of which llguidance 1.9.1 makes the right regular expression.
 
-Its own expressions are wrong in five ways (reports: mlc-ai/xgrammar pull requests 661 and 667 show the same kind):
+Its own expressions are wrong in six ways (reports: mlc-ai/xgrammar pull requests 661 and 667 show the same kind):
 
 - `maximum: 3.14` forbids 3.1: every bound's prefix with fewer decimals is missing;
 - `exclusiveMinimum: 0` beside `maximum: 0.5` takes 0: an excluded whole number and a bound less than 1 from it;
 - `exclusiveMinimum: 1` forbids 1.50: behind an excluded bound a number may not end with a zero, and what has begun with
   one must go on to another value;
+- `minimum: -1` beside `maximum: 0` forbids -0.50: below 0 and beside it, too, a number may not end with a zero;
 - two `multipleOf` of one number, which `allOf` brings together, overflow 32 bits: 65536 passes for one of 65537;
 - numbers are doubles: 9007199254740993 becomes ...992, and bounds beyond 64 bits fail.
 
@@ -183,7 +184,10 @@ def _check_not_far(low: Decimal | int | None, high: Decimal | int | None) -> Non
 
 
 def _pieces(wanted: Range) -> Iterator[Range]:
-    """Cut a range: below 0, and from 0 on; not one between whole numbers, both included. Raises InexactNumber."""
+    """Cut a range: below 0, and from 0 on; not one of one sign between whole numbers, both included.
+
+    Raises InexactNumber.
+    """
     for bound in (wanted.low, wanted.high):
         if bound is None:
             continue
@@ -191,11 +195,12 @@ def _pieces(wanted: Range) -> Iterator[Range]:
         if not (_is_exact(int(bound)) if is_whole else _is_short(bound)):
             raise InexactNumber(f"{bound:f}")
     _check_not_far(wanted.low, wanted.high)
+    zero = Decimal(0)
+    has_one_sign = (wanted.low is not None and wanted.low >= zero) or (wanted.high is not None and wanted.high < zero)
     is_whole = all(bound is None or bound == bound.to_integral_value() for bound in (wanted.low, wanted.high))
-    if is_whole and not (wanted.excludes_low or wanted.excludes_high):
+    if has_one_sign and is_whole and not (wanted.excludes_low or wanted.excludes_high):
         yield wanted
         return
-    zero = Decimal(0)
     if wanted.low is None or wanted.low < 0:
         high = wanted.high
         below = wanted if high is not None and high < 0 else replace(wanted, high=zero, excludes_high=True)

@@ -46,6 +46,7 @@ def test_differences_need_a_reason() -> None:
     [
         ({"type": "number", "maximum": 3.14}, ("3", "3.1", "3.10", "3.14", "-7.5"), ("3.15", "3.141", "4")),
         ({"exclusiveMinimum": 0, "maximum": 0.5}, ("0.5", "0.10", '"0"', "null"), ("0", "0.0", "0.6")),
+        ({"type": "number", "minimum": -1, "maximum": 0}, ("-1", "-0.50", "0"), ("-1.5", "0.5")),
         ({"type": "number", "exclusiveMinimum": 10, "exclusiveMaximum": 10.5}, ("10.1",), ("10", "10.0", "10.5")),
         ({"type": "number", "minimum": -10.5, "exclusiveMaximum": -10}, ("-10.5", "-10.01"), ("-10", "-10.51")),
         ({"allOf": [{"minimum": 0.25}, {"type": "number", "maximum": 0.75}]}, ("0.25", "0.7"), ("0.2", "0.76", "null")),
