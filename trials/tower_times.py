@@ -20,7 +20,7 @@ import torch
 
 from kernels.functional import plan_varlen
 from kernels.fused.activation_kind import Activation
-from qualification.model.families.towers import QWEN_2_5_NAMES
+from qualification.model.families.qwen_towers import QWEN_2_5_NAMES
 from qualification.model.tower import TowerConfig
 from server.model.vision.geometry import Geometry
 from server.model.vision.tower import Image, Pixels, Tower
@@ -33,6 +33,7 @@ CONFIG = TowerConfig(
     width=3420,
     activation=Activation.SILU,
     is_gated=True,
+    has_patch_bias=False,
     patch_size=14,
     num_frames=2,
     merge=2,

@@ -41,7 +41,7 @@ def tower_attention(tower: TowerConfig, dtype: Dtype, max_image_tokens: int) -> 
 def _products(tower: TowerConfig, dtype: Dtype, max_image_tokens: int) -> Iterator[LinearShape]:
     hidden, has_biases = tower.hidden_size, tower.has_biases
     of_patches = (
-        (tower.patch_numbers, hidden, not tower.is_gated),
+        (tower.patch_numbers, hidden, tower.has_patch_bias),
         (hidden, 3 * hidden, has_biases),
         (hidden, hidden, has_biases),
         (hidden, tower.padded_width * (2 if tower.is_gated else 1), has_biases),

@@ -9,6 +9,12 @@ MOST_GRID = 2048  # patches of a side
 _OF_ALL_PARTS = "model."  # before a tower's names, where a class has one model for all parts
 
 
+class TowerActivation(Enum):
+    """Functions of a feed-forward that towers alone have, beside those of kernels; named as in config.json."""
+
+    QUICK_GELU = "quick_gelu"  # x * sigmoid(1.702 x)
+
+
 @dataclass(frozen=True, slots=True)
 class TowerNames:
     """The names of a tower's tensors in a checkpoint; empty where it has no such tensor.
@@ -91,8 +97,9 @@ class TowerConfig:
     num_layers, hidden_size, num_heads, width, activation   of its layers; `width` of the feed-forward
     names           of its tensors
     is_gated        whether the feed-forward is gated, and norms are RMSNorms; else it has one product in, and norms are
-                    LayerNorms with biases, as the product that reads pixels has
-    has_biases      whether the products of layers have biases; merger_has_biases: those of a merger
+                    LayerNorms with biases
+    has_biases      whether the products of layers have biases; has_patch_bias: the one that reads pixels;
+                    merger_has_biases: those of a merger
     patch_size      pixels of a side of a patch
     num_frames      how often a still image is given, one beside the other: the first product reads several frames
     merge           patches of a side that become one token
@@ -129,7 +136,7 @@ class TowerConfig:
     hidden_size: int
     num_heads: int
     width: int
-    activation: Activation
+    activation: Activation | TowerActivation
     is_gated: bool
     patch_size: int
     num_frames: int
@@ -137,6 +144,7 @@ class TowerConfig:
     out_size: int
     names: TowerNames
     has_biases: bool = True
+    has_patch_bias: bool = True
     merger_has_biases: bool = True
     window: int | None = None
     full_layers: frozenset[int] = frozenset()

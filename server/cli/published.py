@@ -69,6 +69,7 @@ PUBLISHED: tuple[PublishedModel, ...] = (
     PublishedModel("Qwen/Qwen2.5-7B-Instruct", "Qwen2ForCausalLM", 7.62, Calls.HERMES, "qwen2.5-7b"),
     PublishedModel("Qwen/Qwen2.5-32B-Instruct", "Qwen2ForCausalLM", 32.8, Calls.HERMES),
     PublishedModel("Qwen/Qwen2.5-72B-Instruct", "Qwen2ForCausalLM", 72.7, Calls.HERMES),
+    PublishedModel("Qwen/Qwen2-VL-7B-Instruct", "Qwen2VLForConditionalGeneration", 7.62),
     PublishedModel("Qwen/Qwen2.5-VL-7B-Instruct", "Qwen2_5_VLForConditionalGeneration", 7.62, None, "qwen2.5-vl-7b"),
     PublishedModel("Qwen/Qwen2-57B-A14B-Instruct", "Qwen2MoeForCausalLM", 57.4),
     PublishedModel(

@@ -68,6 +68,7 @@ def test_a_key_that_changes_transformers_alone_is_a_failure(tmp_path: Path) -> N
 def test_every_family_has_a_base() -> None:
     bases = {base.family for base in BASES.values()}
     parts = {
+        "qwen2_vl_text": "qwen2 vl",
         "qwen2_5_vl_text": "qwen2.5 vl",
         "qwen3_vl_text": "qwen3 vl",
         "qwen3_vl_moe_text": "qwen3 vl, moe",

@@ -99,16 +99,23 @@ IMAGE_MODELS: tuple[ImageModel, ...] = (
             ("gemma4_unified", "Gemma4UnifiedForConditionalGeneration", "vision"),
         )
     ),
-    ImageModel(
-        "qwen2_5_vl",
-        ("Qwen2_5_VLForConditionalGeneration",),
-        ("qwen2_5_vl_text",),
-        _RENAMED,
-        _VISUAL,
-        family_keys(
-            "text_config vision_config",
-            without_effect="image_token_id video_token_id vision_token_id vision_start_token_id vision_end_token_id",
-        ),
+    *(
+        ImageModel(
+            model_type,
+            (architecture,),
+            (f"{model_type}_text",),
+            _RENAMED,
+            _VISUAL,
+            family_keys(
+                "text_config vision_config",
+                without_effect="image_token_id video_token_id vision_token_id vision_start_token_id "
+                "vision_end_token_id",
+            ),
+        )
+        for model_type, architecture in (
+            ("qwen2_vl", "Qwen2VLForConditionalGeneration"),
+            ("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration"),
+        )
     ),
     *(
         ImageModel(

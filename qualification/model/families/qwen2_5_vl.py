@@ -1,4 +1,6 @@
-"""The text part of Qwen 2.5 VL: a Qwen 2."""
+"""The text part of Qwen 2 VL and 2.5 VL: a Qwen 2."""
+
+from functools import partial
 
 from qualification.model.config import ModelConfig, RopeConfig, RopeKind
 from qualification.model.families.family import Family
@@ -13,10 +15,10 @@ _THETA, _EPS = 1_000_000.0, 1e-5  # as its class has it
 _OF_TRIPLES = ("mrope",)
 
 
-def read_config(fields: Fields) -> ModelConfig:
+def read_config(fields: Fields, *, family: str = "qwen2_5_vl_text") -> ModelConfig:
     return read_like_llama(
         fields.or_else(rope_theta=_THETA),
-        "qwen2_5_vl_text",
+        family,
         norm_eps=_EPS,
         attention_bias=True,
         windows=read_switched_windows,
@@ -30,5 +32,6 @@ def _read_rope(fields: Fields, head_dim: int) -> RopeConfig:
 
 
 KEYS = family_keys("sliding_window use_sliding_window max_window_layers layer_types")
+QWEN2_VL_TEXT = Family("qwen2_vl_text", (), partial(read_config, family="qwen2_vl_text"), KEYS)
 QWEN2_5_VL = Family("qwen2_5_vl", ("Qwen2_5_VLForConditionalGeneration",), read_config, KEYS, tensors=None)
 QWEN2_5_VL_TEXT = Family("qwen2_5_vl_text", (), read_config, KEYS)

@@ -44,7 +44,7 @@ from qualification.model.families.olmo2 import OLMO2
 from qualification.model.families.olmo3 import OLMO3
 from qualification.model.families.phi3 import PHI3
 from qualification.model.families.qwen2 import QWEN2
-from qualification.model.families.qwen2_5_vl import QWEN2_5_VL, QWEN2_5_VL_TEXT
+from qualification.model.families.qwen2_5_vl import QWEN2_5_VL, QWEN2_5_VL_TEXT, QWEN2_VL_TEXT
 from qualification.model.families.qwen2_moe import QWEN2_MOE
 from qualification.model.families.qwen3 import QWEN3
 from qualification.model.families.qwen3_5 import QWEN3_5, QWEN3_5_MOE
@@ -104,6 +104,7 @@ KNOWN: tuple[Family, ...] = (
     QWEN2_5_VL,
     QWEN2_5_VL_TEXT,
     QWEN2_MOE,
+    QWEN2_VL_TEXT,
     QWEN3,
     QWEN3_5,
     QWEN3_5_MOE,

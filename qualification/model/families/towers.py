@@ -1,28 +1,27 @@
 """The towers of models that see images, from config.json: those of Qwen, Mistral 3, Gemma 3 and Gemma 4."""
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import replace
 
 from kernels.fused.activation_kind import Activation
 from qualification.model.config import AttentionConfig, LayerConfig, ModelConfig
 from qualification.model.families.image_models import with_image_spans
+from qualification.model.families.qwen_towers import QWEN_TOWERS
 from qualification.model.families.reader import text_part
+from qualification.model.families.tower_family import (
+    AXIAL_THETA,
+    ReadParts,
+    TowerFamily,
+    TowerSource,
+    check_keys,
+    num_read_layers,
+)
 from qualification.model.fields import Fields, ModelConfigError
-from qualification.model.keys import Keys, family_keys
 from qualification.model.rope import rope_section
 from qualification.model.shared import read_activation
 from qualification.model.tower import Merging, TowerConfig, TowerNames
 
-_THETA = 10_000.0
-_QWEN_KEYS = (
-    "depth hidden_size hidden_act intermediate_size num_heads in_channels in_chans patch_size spatial_merge_size "
-    "temporal_patch_size out_hidden_size rope_parameters"
-)
-_NOTES = "model_type tokens_per_second spatial_patch_size dtype torch_dtype architectures"
-_OF_QWEN_2_5 = "window_size fullatt_block_indexes"
-_OF_QWEN_3 = "num_position_embeddings deepstack_visual_indexes"
 _OF_PIXTRAL = (
     "hidden_size intermediate_size num_hidden_layers num_attention_heads num_channels patch_size hidden_act head_dim "
     "rope_theta rope_parameters"
@@ -46,31 +45,6 @@ _OF_SIGLIP = (
 )
 _SIGLIP_ACT = Activation.GELU_TANH.value
 _SIGLIP_NOTES = "vision_use_head"  # of a result that the text does not read
-_QWEN_3_NAMES = TowerNames(
-    parts=("visual.",),
-    patches="visual.patch_embed.proj",
-    positions="visual.pos_embed.weight",
-    layer="visual.blocks.{}",
-    attention_norm="norm1",
-    qkv=("attn.qkv",),
-    output="attn.proj",
-    feed_forward_norm="norm2",
-    up=("mlp.linear_fc1",),
-    down="mlp.linear_fc2",
-    merger="visual.merger",
-    deepstack="visual.deepstack_merger_list.{}",
-    merger_norm="norm",
-    first="linear_fc1",
-    second="linear_fc2",
-)
-QWEN_2_5_NAMES = replace(
-    _QWEN_3_NAMES,
-    up=("mlp.gate_proj", "mlp.up_proj"),
-    down="mlp.down_proj",
-    merger_norm="ln_q",
-    first="mlp.0",
-    second="mlp.2",
-)
 _PIXTRAL_NAMES = TowerNames(
     parts=("vision_tower.", "multi_modal_projector."),
     patches="vision_tower.patch_conv",
@@ -138,31 +112,6 @@ _SIGLIP_NAMES = TowerNames(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class TowerSource:
-    """The parts of a config.json that a tower is read from: vision_config, the whole, and the model of its text."""
-
-    vision: Fields
-    whole: Fields
-    text: ModelConfig
-
-
-ReadTower = Callable[[TowerSource], TowerConfig]
-# (fields of the rotation of the text, pairs of dimensions of a head) -> which part of a position rotates each pair
-ReadParts = Callable[[Fields, int], tuple[int, ...]]
-
-
-@dataclass(frozen=True, slots=True)
-class TowerFamily:
-    """names   of the tensors, as far as all towers of the family have the same
-    read_parts  None where positions of images have one part, as those of text
-    """
-
-    names: TowerNames
-    read: ReadTower
-    read_parts: ReadParts | None = None
-
-
 def with_known_tower(model: ModelConfig, config: Mapping[str, object], source: str = "config.json") -> ModelConfig:
     """Return the model with its tower where it has one that is known, else as it is. Raises ModelConfigError."""
     has_one = config.get("model_type") in TOWERS and isinstance(config.get("vision_config"), Mapping)
@@ -200,77 +149,11 @@ def _in_parts(layer: LayerConfig, rope: Fields, read_parts: ReadParts) -> LayerC
     return replace(layer, mixer=replace(mixer, rope=replace(mixer.rope, position_parts=parts)))
 
 
-def _read_qwen_2_5(source: TowerSource) -> TowerConfig:
-    fields = source.vision
-    _check_keys(fields, f"{_QWEN_KEYS} {_OF_QWEN_2_5}")
-    common, depth = _common(fields, Activation.SILU, depth=32, patch_size=14, width=3420), fields.integer("depth", 32)
-    side = common.patch_size * common.merge
-    window = fields.integer("window_size", 112)
-    if window % side:
-        fields.refuse("window_size", f"a multiple of {side} pixels, those of a token")
-    full = fields.given("fullatt_block_indexes")
-    full_layers = frozenset({7, 15, 23, 31}) if full is None else fields.indices("fullatt_block_indexes", depth)
-    return replace(common, names=QWEN_2_5_NAMES, is_gated=True, window=window // side, full_layers=full_layers)
-
-
-def _read_qwen_3_5(source: TowerSource) -> TowerConfig:
-    """Read that of Qwen 3.5: Qwen 3's without deepstack."""
-    if source.vision.given("deepstack_visual_indexes") not in (None, []):
-        source.vision.refuse("deepstack_visual_indexes", "absent or empty in this family")
-    return replace(_read_qwen_3(source), deepstack=())
-
-
-def _read_qwen_3(source: TowerSource) -> TowerConfig:
-    fields = source.vision
-    _check_keys(fields, f"{_QWEN_KEYS} {_OF_QWEN_3}")
-    common = _common(fields, Activation.GELU_TANH, depth=27, patch_size=16, width=4304)
-    count = fields.integer("num_position_embeddings", 2304)
-    side = round(count**0.5)
-    if side**2 != count or side < 2:
-        fields.refuse("num_position_embeddings", "the square of an integer from 2 on")
-    deepstack: tuple[int, ...] = (8, 16, 24)
-    if fields.has("deepstack_visual_indexes"):
-        deepstack = tuple(sorted(fields.indices("deepstack_visual_indexes", common.num_layers)))
-        if list(deepstack) != fields.given("deepstack_visual_indexes"):
-            fields.refuse("deepstack_visual_indexes", "in order, each layer once")
-    return replace(common, num_positions=side, deepstack=deepstack)
-
-
-def _common(fields: Fields, activation: Activation, *, depth: int, patch_size: int, width: int) -> TowerConfig:
-    """Return what the towers of Qwen have in common, with what their classes have where a field is missing."""
-    sides = fields.integers("patch_size", 2, patch_size)
-    frames = fields.integers("temporal_patch_size", 1, 2)
-    if sides[0] != sides[1]:
-        fields.refuse("patch_size", "one size of both sides")
-    for name in ("in_channels", "in_chans"):
-        if fields.integer(name, 3) != 3:
-            fields.refuse(name, "3, red, green and blue")
-    hidden, heads = fields.integer("hidden_size"), fields.integer("num_heads", 16)
-    if hidden % heads or hidden // heads % 4:
-        fields.refuse("num_heads", f"a divisor of hidden_size ({hidden}) with heads of a multiple of 4 numbers")
-    rope = fields.section("rope_parameters") or Fields({}, fields.source)
-    rope.choice("rope_type", ("axial", "default"), "axial")
-    return TowerConfig(
-        num_layers=fields.integer("depth", depth),
-        hidden_size=hidden,
-        num_heads=heads,
-        width=fields.integer("intermediate_size", width),
-        activation=Activation(fields.choice("hidden_act", (activation.value,), activation.value)),
-        is_gated=False,
-        patch_size=sides[0],
-        num_frames=frames[0],
-        merge=fields.integer("spatial_merge_size", 2),
-        out_size=fields.integer("out_hidden_size", 3584),
-        names=_QWEN_3_NAMES,
-        rope_theta=rope.number("rope_theta", _THETA),
-    )
-
-
 def _read_pixtral(source: TowerSource) -> TowerConfig:
     """Read that of Mistral 3, and its projector, which are all of its classes': patches with RMSNorms, no biases."""
     fields, whole = source.vision, source.whole
     fields.choice("model_type", ("pixtral",), "pixtral")
-    _check_keys(fields, _OF_PIXTRAL, _PIXTRAL_NOTES)
+    check_keys(fields, _OF_PIXTRAL, _PIXTRAL_NOTES)
     sides = fields.integers("patch_size", 2, 16)
     if sides[0] != sides[1]:
         fields.refuse("patch_size", "one size of both sides")
@@ -287,7 +170,7 @@ def _read_pixtral(source: TowerSource) -> TowerConfig:
     rope = fields.section("rope_parameters") or Fields({}, fields.source)
     rope.choice("rope_type", ("axial", "default"), "axial")
     return TowerConfig(
-        num_layers=_num_read_layers(whole, fields.integer("num_hidden_layers", 24)),
+        num_layers=num_read_layers(whole, fields.integer("num_hidden_layers", 24)),
         hidden_size=hidden,
         num_heads=heads,
         width=fields.integer("intermediate_size", 4096),
@@ -299,8 +182,9 @@ def _read_pixtral(source: TowerSource) -> TowerConfig:
         out_size=source.text.hidden_size,
         names=_PIXTRAL_NAMES,
         has_biases=False,
+        has_patch_bias=False,
         merger_has_biases=whole.flag("multimodal_projector_bias", False),
-        rope_theta=rope.number("rope_theta", fields.number("rope_theta", _THETA)),
+        rope_theta=rope.number("rope_theta", fields.number("rope_theta", AXIAL_THETA)),
         norm_eps=_PIXTRAL_EPS,
         alternates_rates=True,
         norms_patches=True,
@@ -314,7 +198,7 @@ def _read_siglip(source: TowerSource) -> TowerConfig:
     """Read that of Gemma 3: SigLIP over images of one size, with what its class has where a field is missing."""
     fields, whole = source.vision, source.whole
     fields.choice("model_type", ("siglip_vision_model",), "siglip_vision_model")
-    _check_keys(fields, _OF_SIGLIP, _SIGLIP_NOTES)
+    check_keys(fields, _OF_SIGLIP, _SIGLIP_NOTES)
     if fields.integer("num_channels", 3) != 3:
         fields.refuse("num_channels", "3, red, green and blue")
     hidden, heads = fields.integer("hidden_size", 768), fields.integer("num_attention_heads", 12)
@@ -353,7 +237,7 @@ def _read_gemma_4(source: TowerSource) -> TowerConfig:
     """Read that of Gemma 4: RMSNorms before and behind, normed heads, and means of squares of patches."""
     fields = source.vision
     fields.choice("model_type", ("gemma4_vision",), "gemma4_vision")
-    _check_keys(fields, _OF_GEMMA_4, _GEMMA_4_NOTES)
+    check_keys(fields, _OF_GEMMA_4, _GEMMA_4_NOTES)
     hidden, heads = fields.integer("hidden_size", 768), fields.integer("num_attention_heads", 12)
     head_dim = fields.integer("head_dim", 64)
     if hidden != heads * head_dim or head_dim % 4:
@@ -379,6 +263,7 @@ def _read_gemma_4(source: TowerSource) -> TowerConfig:
         out_size=source.text.hidden_size,
         names=_GEMMA_4_NAMES,
         has_biases=False,
+        has_patch_bias=False,
         merger_has_biases=False,
         rope_theta=rope.number("rope_theta", _GEMMA_4_THETA),
         norm_eps=fields.number("rms_norm_eps", 1e-6),
@@ -398,7 +283,7 @@ def _read_gemma_4_unified(source: TowerSource) -> TowerConfig:
     """Read that of Gemma 4 12B, which has no layers: squares of pixels are normed, multiplied and placed."""
     fields = source.vision
     fields.choice("model_type", ("gemma4_unified_vision",), "gemma4_unified_vision")
-    _check_keys(fields, _OF_GEMMA_4_UNIFIED, _GEMMA_4_UNIFIED_NOTES)
+    check_keys(fields, _OF_GEMMA_4_UNIFIED, _GEMMA_4_UNIFIED_NOTES)
     hidden = fields.integer("mm_embed_dim", 3840)
     if fields.integer("output_proj_dims", hidden) != hidden:
         fields.refuse("output_proj_dims", f"{hidden}, as mm_embed_dim")
@@ -429,56 +314,8 @@ def _read_gemma_4_unified(source: TowerSource) -> TowerConfig:
     )
 
 
-def _num_read_layers(whole: Fields, num_layers: int) -> int:
-    """Return how many layers are computed: those up to the one whose results the projector reads."""
-    name = "vision_feature_layer"
-    given = whole.given(name) if whole.has(name) else -1
-    layer = given[0] if isinstance(given, list) and len(given) == 1 else given
-    if type(layer) is not int or not 0 < (found := layer if layer >= 0 else num_layers + 1 + layer) <= num_layers:
-        whole.refuse(name, f"one layer, from 1 to {num_layers}, or from -{num_layers} to -1 counted from the last one")
-    return found
-
-
-def _check_keys(fields: Fields, own: str, notes: str = "") -> None:
-    """Raise ModelConfigError for a key that is not known: what it asks for would be missing from each image."""
-    without_effect = frozenset(f"{_NOTES} {notes}".split()) | family_keys().without_effect
-    known = Keys(frozenset(own.split()), without_effect)
-    for name in known.unknown(fields.names):
-        fields.refuse(name, "absent (it is not known for this tower, and its images would be others)")
-
-
-def _in_sections(rope: Fields, num_pairs: int) -> tuple[int, ...]:
-    """Qwen 2.5: the first pairs by time, then those by height, then those by width."""
-    sections = _sections(rope, (16, 24, 24))
-    if sum(sections) != num_pairs:
-        rope.refuse("mrope_section", f"numbers that sum up to {num_pairs}, the pairs of a head's dimensions")
-    return tuple(part for part, count in enumerate(sections) for _ in range(count))
-
-
-def _interleaved(rope: Fields, num_pairs: int, *, missing: tuple[int, int, int] = (24, 20, 20)) -> tuple[int, ...]:
-    """Qwen 3: time, height and width in turns, as long as the two have pairs left; then time."""
-    _, height, width = _sections(rope, missing)
-    limits = {1: 3 * height, 2: 3 * width}
-    return tuple(pair % 3 if pair < limits.get(pair % 3, 0) else 0 for pair in range(num_pairs))
-
-
-def _sections(rope: Fields, missing: tuple[int, int, int]) -> tuple[int, ...]:
-    if not rope.has("mrope_section"):
-        return missing
-    found = rope.given("mrope_section")
-    if not isinstance(found, list) or len(found) != 3 or not all(type(it) is int and it >= 0 for it in found):
-        rope.refuse("mrope_section", "a list of 3 integers from 0 on")
-    return tuple(found)
-
-
-_QWEN_3 = TowerFamily(_QWEN_3_NAMES, _read_qwen_3, _interleaved)
-_QWEN_3_5 = TowerFamily(_QWEN_3_NAMES, _read_qwen_3_5, partial(_interleaved, missing=(11, 11, 10)))
 TOWERS: Mapping[str, TowerFamily] = {
-    "qwen2_5_vl": TowerFamily(QWEN_2_5_NAMES, _read_qwen_2_5, _in_sections),
-    "qwen3_vl": _QWEN_3,
-    "qwen3_vl_moe": _QWEN_3,
-    "qwen3_5": _QWEN_3_5,
-    "qwen3_5_moe": _QWEN_3_5,
+    **QWEN_TOWERS,
     "mistral3": TowerFamily(_PIXTRAL_NAMES, _read_pixtral),
     "gemma3": TowerFamily(_SIGLIP_NAMES, _read_siglip),
     "gemma4": TowerFamily(_GEMMA_4_NAMES, _read_gemma_4),

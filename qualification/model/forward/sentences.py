@@ -350,6 +350,7 @@ SENTENCES: dict[str, Sentence] = {
     "phi3": Sentence(is_merged=True),
     "qwen2": Sentence(),
     "qwen2_5_vl_text": Sentence(),
+    "qwen2_vl_text": Sentence(),
     "qwen2_moe": Sentence(mixture=_QWEN_MIXTURE),
     "qwen3": Sentence(),
     "qwen3_moe": Sentence(mixture=MixtureSentence("mlp.gate", "mlp.experts")),

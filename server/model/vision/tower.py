@@ -17,7 +17,7 @@ from kernels.fused.activation_kind import Activation
 from kernels.fused.norm import add_rms_norm, rms_norm
 from kernels.fused.turn_heads import turn_heads
 from kernels.linear.first_path import multiply
-from qualification.model.tower import TowerConfig
+from qualification.model.tower import TowerActivation, TowerConfig
 from server.model.linear import Linear, Product
 from server.model.step import Step
 from server.model.vision.geometry import Geometry, Grid, learned_positions, placed, rotation
@@ -25,10 +25,16 @@ from server.model.vision.weights import MeanMerger, Merger, NormWeights, TowerLa
 
 _MOST_KNOWN_PATCHES = 2**17  # of which the places are kept, 350 bytes each: made anew they take the host 3 ms
 
-_ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+
+def _quick_gelu(x: Tensor) -> Tensor:
+    return (x.float() * torch.sigmoid(1.702 * x.float())).to(x.dtype)
+
+
+_ACTIVATIONS: dict[Activation | TowerActivation, Callable[[Tensor], Tensor]] = {
     Activation.SILU: F.silu,
     Activation.GELU_TANH: partial(F.gelu, approximate="tanh"),
     Activation.GELU: F.gelu,
+    TowerActivation.QUICK_GELU: _quick_gelu,
 }
 
 
@@ -344,7 +350,11 @@ class Tower:
         self._hand(TowerBorder.BEHIND_ATTENTION, index, hidden)
         self._hand(TowerBorder.FEED_FORWARD_READ, index, read)
         up, activation = products.up(read, None), self.config.activation
-        fed = gated(up, activation) if self.config.is_gated else _ACTIVATIONS[activation](up)
+        if self.config.is_gated:
+            assert isinstance(activation, Activation), "those of towers alone gate nothing"
+            fed = gated(up, activation)
+        else:
+            fed = _ACTIVATIONS[activation](up)
         self._hand(TowerBorder.FED, index, fed[:, : self.config.width])
         made = products.down(fed, None)
         return hidden, made if layer.after_feed_forward is None else self._normed(layer.after_feed_forward, made)

@@ -142,7 +142,7 @@ def empty_tower(config: TowerConfig, dtype: torch.dtype, device: torch.device) -
     """Return weights that are not yet filled."""
     empty = _Empty(config, dtype, device)
     return TowerWeights(
-        patches=empty.linear(config.patch_numbers, config.hidden_size, bias=not config.is_gated),
+        patches=empty.linear(config.patch_numbers, config.hidden_size, bias=config.has_patch_bias),
         patches_norm=empty.norm() if config.norms_patches else None,
         positions=empty.positions(),
         layers=tuple(empty.layer() for _ in range(config.num_layers)),

@@ -111,6 +111,8 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen2MoeConfig,
     Qwen2MoeForCausalLM,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
     Qwen3_5Config,
     Qwen3_5ForCausalLM,
     Qwen3_5ForConditionalGeneration,
@@ -720,6 +722,12 @@ IMAGE_MODELS: dict[str, tuple[type, type, dict[str, object], dict[str, object]]]
         Gemma4UnifiedForConditionalGeneration,
         GEMMA_4_WIDE,
         {"mm_embed_dim": 16},
+    ),
+    "qwen2 vl": (
+        Qwen2VLConfig,
+        Qwen2VLForConditionalGeneration,
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "mrope_section": [2, 1, 1]}},
+        {"depth": 1, "embed_dim": 16, "num_heads": 2, "hidden_size": 32},
     ),
     "qwen2.5 vl": (
         Qwen2_5_VLConfig,

@@ -25,6 +25,8 @@ from transformers import (
     PreTrainedModel,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
     Qwen3_5MoeConfig,
     Qwen3_5MoeForConditionalGeneration,
     Qwen3VLConfig,
@@ -152,6 +154,12 @@ _GEMMA_4_UNIFIED: dict[str, object] = {
 }
 GEMMA, GEMMA_4_LARGE, GEMMA_4_UNIFIED = "gemma 3", "gemma 4, both ways", "gemma 4, unified"
 KINDS: dict[str, tuple[type, type, dict[str, object], dict[str, object]]] = {
+    "qwen2 vl": (
+        Qwen2VLConfig,
+        Qwen2VLForConditionalGeneration,
+        _IN_SECTIONS,
+        {"depth": 4, "embed_dim": 48, "num_heads": 4, "mlp_ratio": 3, "hidden_size": 64},
+    ),
     "qwen2.5 vl": (Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, _IN_SECTIONS, _TOWER_2_5),
     "qwen3 vl": (Qwen3VLConfig, Qwen3VLForConditionalGeneration, _INTERLEAVED, _TOWER_3),
     "qwen3 vl, moe": (

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from kernels.functional import plan_varlen
+from kernels.fused.activation_kind import Activation
 from qualification.model.forward.bounded import Precision
 from qualification.model.forward.checkpoint import Checkpoint
 from qualification.model.forward.tower import TowerReference
@@ -24,7 +25,7 @@ from support.engine.image_session import PIXELS
 from support.models.tiny_images import GEMMA, save_tiny
 
 CPU = torch.device("cpu")
-ROTATING = ("qwen2.5 vl", "qwen3 vl", "mistral 3", "gemma 4")
+ROTATING = ("qwen2 vl", "qwen2.5 vl", "qwen3 vl", "mistral 3", "gemma 4")
 
 
 @pytest.fixture(scope="module", params=[*ROTATING, GEMMA])
@@ -168,6 +169,7 @@ def unstandardized(config: TowerConfig, weights: TowerWeights, pixels: Pixels, *
 @pytest.mark.parametrize(
     ("kind", "made", "changes", "where"),
     [
+        ("qwen2 vl", Tower, {"activation": Activation.GELU}, "layer 0, tower, activation"),
         ("mistral 3", Neighbours, {}, "layer 0, tower, queries"),
         ("mistral 3", Tower, {"alternates_rates": False}, "layer 0, tower, queries"),
         ("mistral 3", Unfolded, {}, "tower, merged patches"),
