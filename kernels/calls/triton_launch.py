@@ -1,7 +1,7 @@
 """A launch of a Triton kernel as a value, which runs on a GPU, in the interpreter, or is compiled without either.
 
-TODO: have `kernels/linear/portable/launches.py` and `kernels/recurrence/portable/launch.py` import this class when
-their kernels are next proven: digests of committed evidence cover both as they are written.
+TODO: have `kernels/linear/portable/launches.py` import this class when its kernels are next proven: digests of
+committed evidence cover it as it is written.
 """
 
 from typing import Any, NamedTuple

@@ -57,7 +57,7 @@ def prepare(
     return Prepared(
         _normed(queries.reshape(BLOCK, sizes.num_key_heads, -1), dtype),
         _normed(keys.reshape(BLOCK, sizes.num_key_heads, -1), dtype),
-        _rounded(values, dtype).view(BLOCK, sizes.num_value_heads, -1),
+        rounded(values, dtype).view(BLOCK, sizes.num_value_heads, -1),
         decays.clamp(min=LEAST_DECAY),
         sigmoid_alike(b),
     )
@@ -65,10 +65,10 @@ def prepare(
 
 def _normed(heads: Tensor, dtype: torch.dtype) -> Tensor:
     squares = heads.square().sum(dim=-1, keepdim=True)
-    return _rounded(heads / torch.sqrt(squares + NORM_EPS), dtype)
+    return rounded(heads / torch.sqrt(squares + NORM_EPS), dtype)
 
 
-def _rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
+def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.to(dtype).float()
 
 
@@ -116,7 +116,7 @@ class Chunk:
         of_keys, of_queries = betas * decay * torch.bmm(keys, theirs), decay * torch.bmm(queries, theirs)
         for place in range(new.stop):
             if place in new:
-                self.values[own][place] = _rounded(missing[:, place], self._dtype)
+                self.values[own][place] = rounded(missing[:, place], self._dtype)
             added = self.values[own][place][:, None]
             missing[:, place + 1 :] -= of_keys[:, place + 1 :, place : place + 1] * added
             found[:, place:] += of_queries[:, place:, place : place + 1] * added

@@ -95,9 +95,9 @@ class _Row:
             state.states[slot] = self._states[border].to(state.states.dtype)
         begin = max(border, self._first) if is_own else border
         for kept, mine in zip((state.keys, state.values, state.decays), self._behind.tensors, strict=True):
-            _write(kept[slot], mine, self._behind.begin, range(begin, num_tokens))
+            write(kept[slot], mine, self._behind.begin, range(begin, num_tokens))
         latest = range(max(self._inputs.begin, num_tokens - state.inputs.shape[1]), num_tokens)
-        _write(state.inputs[slot], self._inputs.tensors[0], self._inputs.begin, latest)
+        write(state.inputs[slot], self._inputs.tensors[0], self._inputs.begin, latest)
 
     def _read(self, rings: tuple[Tensor, ...], positions: range) -> tuple[Tensor, ...]:
         return tuple(ring[self._source, [position % ring.shape[1] for position in positions]].float() for ring in rings)
@@ -116,7 +116,7 @@ class _Row:
         return block, gates[0], gates[1]
 
 
-def _write(ring: Tensor, tokens: Tensor, begin: int, positions: range) -> None:
+def write(ring: Tensor, tokens: Tensor, begin: int, positions: range) -> None:
     """Write the tokens at these positions, of those from position `begin` on, to their places in a ring."""
     if len(positions) > 0:
         places = [position % ring.shape[0] for position in positions]

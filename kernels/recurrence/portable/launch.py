@@ -1,15 +1,16 @@
 """`triton.recurrence`: the recurrence in Triton, for any GPU of sm_80 or newer.
 
-Two launches of decode, five of prompts, whose grids depend on the numbers of tokens and rows alone, so that a CUDA
-graph holds them. A token's numbers have the same bits in each of them: `pieces.py` says why.
+Two to four launches of decode, up to eight of prompts, whose grids depend on the numbers of tokens and rows alone, so
+that a CUDA graph holds them. A token's numbers have the same bits in each of them: `pieces.py` says why.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
+from kernels.calls.triton_launch import Launch
 from kernels.recurrence.calls import RecurrenceRows, RecurrenceState, RecurrenceWeights
 from kernels.recurrence.portable.blocks import hallmark_recurrence_blocks
 from kernels.recurrence.portable.chunks import hallmark_recurrence_chunks
@@ -27,15 +28,6 @@ _ROWS_COLUMNS, _ROWS_WARPS = 64, 4  # of a program of a row of one block
 _LEAST = 32  # tokens from its first border on of a row that is scanned
 _CHANNELS = 1024  # of inputs that are kept, of a program
 _EXACT = {"enable_fp_fusion": False}  # a product and a sum in one rounding or two, as each kernel would choose
-
-
-class Launch(NamedTuple):
-    """A kernel's launch: its arguments, and its constexpr parameters and options by name."""
-
-    kernel: Any
-    grid: tuple[int, ...]
-    arguments: tuple[Any, ...]
-    options: dict[str, Any]
 
 
 class _Factors(NamedTuple):
@@ -69,7 +61,7 @@ def run_recurrence(
     """Fill `out`, and the states of the rows: see `RunRecurrence`. Does not wait for the device."""
     if qkv.shape[0]:
         for launch in launches(qkv, a, b, weights, rows, state, out):
-            launch.kernel[launch.grid](*launch.arguments, **launch.options)
+            launch.run()
 
 
 def launches(
@@ -194,21 +186,21 @@ def launches(
             ),
         ]  # fmt: skip
     if not keeps:
-        found.append(
-            Launch(
-                hallmark_recurrence_keep,
-                (num_rows + num_writes, key_heads + triton.cdiv(sizes.conv_dim, _CHANNELS)),
-                (
-                    qkv, keys, decays, betas, rows.starts, rows.stops, rows.firsts, rows.sources, rows.targets,
-                    rows.write_tokens, rows.write_slots, state.inputs, state.keys, state.decays, state.betas, num_rows,
-                    qkv.stride(0), *strides,
-                ),
-                {
-                    **heads, **rings, **folding, "CONV_DIM": sizes.conv_dim, "INPUT_RING": input_ring,
-                    "BLOCK_D": block_k, "BLOCK_H": triton.next_power_of_2(value_heads), "BLOCK_C": _CHANNELS,
-                },
-            )
+        of_keep = (
+            qkv, keys, decays, betas, rows.starts, rows.stops, rows.firsts, rows.sources, rows.targets,
+            rows.write_tokens, rows.write_slots, state.inputs, state.keys, state.decays, state.betas, num_rows,
+            qkv.stride(0), *strides,
         )  # fmt: skip
+        options = {
+            **heads, **rings, **folding, "CONV_DIM": sizes.conv_dim, "INPUT_RING": input_ring, "BLOCK_D": block_k,
+            "BLOCK_H": triton.next_power_of_2(value_heads), "BLOCK_C": _CHANNELS,
+        }  # fmt: skip
+        parts = key_heads + triton.cdiv(sizes.conv_dim, _CHANNELS)
+        found += [
+            Launch(hallmark_recurrence_keep, (count, parts), (*of_keep, first), options)
+            for first, count in ((num_rows, num_writes), (0, num_rows))
+            if count
+        ]
     return found
 
 

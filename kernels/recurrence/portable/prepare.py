@@ -6,6 +6,8 @@
 import triton
 import triton.language as tl
 
+from kernels.recurrence.token_rows import row_of_each
+
 NORM_EPS = tl.constexpr(1e-6)
 LEAST_DECAY = tl.constexpr(-1e30)  # its logarithm: sums of 64 of them stay finite
 
@@ -27,15 +29,7 @@ def hallmark_recurrence_prepare(
     """
     tokens = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     head = tl.program_id(1)
-    found = tl.full([BLOCK_T], 0, tl.int32)  # 1 more than the row of each token
-    for start in range(0, num_rows, BLOCK_R):
-        rows = start + tl.arange(0, BLOCK_R)
-        begins = tl.load(starts_ptr + rows, mask=rows < num_rows, other=0)
-        ends = tl.load(stops_ptr + rows, mask=rows < num_rows, other=0)
-        is_own = (tokens[:, None] >= begins[None, :]) & (tokens[:, None] < ends[None, :])
-        found += tl.sum(tl.where(is_own, rows[None, :] + 1, 0), axis=1)
-    is_token = found > 0
-    row = tl.maximum(found - 1, 0)
+    row, is_token = row_of_each(tokens, starts_ptr, stops_ptr, num_rows, BLOCK_R)
     start = tl.load(starts_ptr + row)
     position = tl.load(firsts_ptr + row) + tokens - start
     source = tl.load(sources_ptr + row)
@@ -104,13 +98,13 @@ def hallmark_recurrence_prepare(
         own = head - 2 * KEY_HEADS
         to = (wide * VALUE_HEADS + own)[:, None] * VALUE_DIM + dims[None, :]
         tl.store(values_ptr + to, mixed.to(values_ptr.dtype.element_ty), mask=stored)
-        is_free = (tokens < num_tokens) & (found == 0)
+        is_free = (tokens < num_tokens) & ~is_token
         zeros = tl.zeros([BLOCK_T, BLOCK_D], tl.float32).to(out_ptr.dtype.element_ty)
         tl.store(out_ptr + to, zeros, mask=is_free[:, None] & is_channel[None, :])
         a = tl.load(a_ptr + wide * stride_a + own, mask=is_token, other=0.0).to(tl.float32)
         b = tl.load(b_ptr + wide * stride_b + own, mask=is_token, other=0.0).to(tl.float32)
         biased = a + tl.load(dt_bias_ptr + own)
-        softplus = _log1p(tl.exp(-tl.abs(biased))) + tl.where(biased < 0, 0.0, biased)
+        softplus = log1p(tl.exp(-tl.abs(biased))) + tl.where(biased < 0, 0.0, biased)
         decay = -tl.exp(tl.load(a_log_ptr + own)) * softplus
         decay = tl.where(decay < LEAST_DECAY, LEAST_DECAY, decay)
         tl.store(decays_ptr + wide * VALUE_HEADS + own, decay, mask=is_token)
@@ -123,28 +117,31 @@ def hallmark_recurrence_prepare(
 
 
 @triton.jit
-def _log1p(x):
+def log1p(x):
     """log(1 + x) of 0 <= x <= 1: the sum's rounding is taken back by the quotient (Kahan's form)."""
     sum_ = 1.0 + x
     rest = sum_ - 1.0
     return tl.where(rest == 0.0, x, tl.log(sum_) * (x / tl.where(rest == 0.0, 1.0, rest)))
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows", "first_index"])
 def hallmark_recurrence_keep(
     qkv_ptr, keys_ptr, decays_ptr, betas_ptr, starts_ptr, stops_ptr, firsts_ptr, sources_ptr, targets_ptr,
     write_tokens_ptr, write_slots_ptr, inputs_ptr, keys_ring_ptr, decays_ring_ptr, betas_ring_ptr, num_rows, stride_qkv,
-    stride_inputs, stride_keys_ring, stride_decays_ring, stride_betas_ring, KEY_HEADS: tl.constexpr, VALUE_HEADS:
-    tl.constexpr, KEY_DIM: tl.constexpr, CONV_DIM: tl.constexpr, INPUT_RING: tl.constexpr, RING: tl.constexpr, CHUNK:
-    tl.constexpr, FOLDS_ALL: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_C: tl.constexpr,
+    stride_inputs, stride_keys_ring, stride_decays_ring, stride_betas_ring, first_index, KEY_HEADS: tl.constexpr,
+    VALUE_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, CONV_DIM: tl.constexpr, INPUT_RING: tl.constexpr, RING:
+    tl.constexpr, CHUNK: tl.constexpr, FOLDS_ALL: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_C:
+    tl.constexpr,
 ):  # fmt: skip
     """One program: a key head, or BLOCK_C channels of the inputs, of what one slot gets; a row's own, or a written one.
 
+    first_index  of the launch: 0 for the rows' own, num_rows for those written, whose launch is the earlier one: a
+                 row's own program overwrites earlier inputs of its slot, which a written one may read
     It runs behind the chunks' kernel, as it may write to places that this reads.
     """
-    index = tl.program_id(0)
+    index = first_index + tl.program_id(0)
     part = tl.program_id(1)
-    row, last, target = _kept_row(
+    row, last, target = kept_row(
         index, starts_ptr, stops_ptr, firsts_ptr, targets_ptr, write_tokens_ptr, write_slots_ptr, num_rows
     )
     if row >= 0:
@@ -184,7 +181,7 @@ def hallmark_recurrence_keep(
 
 
 @triton.jit
-def _kept_row(
+def kept_row(
     index, starts_ptr, stops_ptr, firsts_ptr, targets_ptr, write_tokens_ptr, write_slots_ptr, num_rows
 ):  # fmt: skip
     """(row, tokens of its sequence behind which it is kept, slot): of a row, or of a write; row -1: none."""

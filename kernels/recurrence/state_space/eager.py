@@ -12,8 +12,8 @@ from torch import Tensor
 from kernels.fused.activation_kind import Activation
 from kernels.fused.alike import activated_alike
 from kernels.recurrence.calls import RecurrenceRows, RecurrenceState, RecurrenceWeights
-from kernels.recurrence.eager_chunk import _rounded as rounded
-from kernels.recurrence.eager_path import _write as write
+from kernels.recurrence.eager_chunk import rounded
+from kernels.recurrence.eager_path import write
 from kernels.recurrence.sizes import CHUNK, RecurrenceSizes
 from kernels.recurrence.state_space.weights import StateSpaceWeights
 from kernels.vocabulary.shape import Phase

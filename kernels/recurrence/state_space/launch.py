@@ -1,7 +1,7 @@
 """`triton.recurrence.state_space`: Mamba2's state space in Triton, for any GPU of sm_80 or newer.
 
-Two launches of decode, three of prompts, whose grids depend on the numbers of tokens and rows alone, so that a CUDA
-graph holds them.
+Two launches of decode, up to four of prompts, whose grids depend on the numbers of tokens and rows alone, so that a
+CUDA graph holds them.
 """
 
 import torch
@@ -99,21 +99,20 @@ def launches(
         ),
     ]  # fmt: skip
     if not keeps:
-        found.append(
-            Launch(
-                hallmark_recurrence_space_keep,
-                (num_rows + num_writes, key_heads + triton.cdiv(sizes.conv_dim, _CHANNELS)),
-                (
-                    qkv, keys, decays, *of_rows, rows.sources, rows.targets, *of_writes, state.inputs, state.keys,
-                    state.decays, num_rows, qkv.stride(0), state.inputs.stride(0), state.keys.stride(0),
-                    state.decays.stride(0),
-                ),
-                {
-                    **given, **folding, "CONV_DIM": sizes.conv_dim, "INPUT_RING": input_ring, "BLOCK_D": block_k,
-                    "BLOCK_H": triton.next_power_of_2(value_heads), "BLOCK_C": _CHANNELS,
-                },
-            )
+        of_keep = (
+            qkv, keys, decays, *of_rows, rows.sources, rows.targets, *of_writes, state.inputs, state.keys,
+            state.decays, num_rows, qkv.stride(0), state.inputs.stride(0), state.keys.stride(0), state.decays.stride(0),
         )  # fmt: skip
+        options = {
+            **given, **folding, "CONV_DIM": sizes.conv_dim, "INPUT_RING": input_ring, "BLOCK_D": block_k,
+            "BLOCK_H": triton.next_power_of_2(value_heads), "BLOCK_C": _CHANNELS,
+        }  # fmt: skip
+        parts = key_heads + triton.cdiv(sizes.conv_dim, _CHANNELS)
+        found += [
+            Launch(hallmark_recurrence_space_keep, (count, parts), (*of_keep, first), options)
+            for first, count in ((num_rows, num_writes), (0, num_rows))
+            if count
+        ]
     return found
 
 

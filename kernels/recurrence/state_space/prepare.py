@@ -6,9 +6,7 @@
 import triton
 import triton.language as tl
 
-from kernels.recurrence.portable.prepare import LEAST_DECAY
-from kernels.recurrence.portable.prepare import _kept_row as kept_row
-from kernels.recurrence.portable.prepare import _log1p as log1p
+from kernels.recurrence.portable.prepare import LEAST_DECAY, kept_row, log1p
 from kernels.recurrence.token_rows import row_of_each
 
 
@@ -102,19 +100,20 @@ def hallmark_recurrence_space_prepare(
             tl.store(decays_ring_ptr + target * stride_decays_ring + of_decays, decay, mask=is_token)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows", "first_index"])
 def hallmark_recurrence_space_keep(
     inputs_new_ptr, keys_ptr, decays_ptr, starts_ptr, stops_ptr, firsts_ptr, sources_ptr, targets_ptr,
     write_tokens_ptr, write_slots_ptr, inputs_ptr, keys_ring_ptr, decays_ring_ptr, num_rows, stride_new, stride_inputs,
-    stride_keys_ring, stride_decays_ring, KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEY_DIM: tl.constexpr,
-    CONV_DIM: tl.constexpr, INPUT_RING: tl.constexpr, RING: tl.constexpr, CHUNK: tl.constexpr, FOLDS_ALL: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_C: tl.constexpr,
+    stride_keys_ring, stride_decays_ring, first_index, KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEY_DIM:
+    tl.constexpr, CONV_DIM: tl.constexpr, INPUT_RING: tl.constexpr, RING: tl.constexpr, CHUNK: tl.constexpr, FOLDS_ALL:
+    tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """One program: a head of B, or BLOCK_C channels of the inputs, of what one slot gets: a row's own, or a write.
 
+    first_index  as of `hallmark_recurrence_keep`
     It runs behind the scan, as it may write to places that this reads.
     """
-    index = tl.program_id(0)
+    index = first_index + tl.program_id(0)
     part = tl.program_id(1)
     row, last, target = kept_row(
         index, starts_ptr, stops_ptr, firsts_ptr, targets_ptr, write_tokens_ptr, write_slots_ptr, num_rows

@@ -34,6 +34,7 @@ class RecurrenceFault(Enum):
     STALE_STATE = "a state that begins as zero begins as its slot is left"  # the flag of a first chunk is not read
     NEIGHBOUR_IN_CONVOLUTION = "the convolution reads the rows before in the call"  # of another sequence
     SNAPSHOT_LATE = "a snapshot is the state behind the row's last token"  # copied when the call is done
+    SNAPSHOT_OVERWRITTEN = "a snapshot has inputs that its row's last tokens wrote"  # programs of one launch race
     DRAFTS_FOLDED = "tokens that may be taken back are folded"  # verified as any chunk
     BETA_LEFT_OUT = "beta is 1"
     EPSILON_OUTSIDE = "the norms' epsilon is added to the length"  # F.normalize's form
@@ -83,6 +84,7 @@ def can_show_in(fault: RecurrenceFault, shape: RecurrenceShape) -> bool:
         RecurrenceFault.PADDING_IN_STATE: is_prompt,
         RecurrenceFault.LAST_BORDER_SKIPPED: not is_verified,
         RecurrenceFault.SNAPSHOT_LATE: is_prompt,
+        RecurrenceFault.SNAPSHOT_OVERWRITTEN: is_prompt,
         RecurrenceFault.DRAFTS_FOLDED: is_verified,
         RecurrenceFault.TF32: shape.dtype is Dtype.FP32,
     }
@@ -109,10 +111,14 @@ def wrong_recurrence(fault: RecurrenceFault) -> RunRecurrence:
             before = qkv[max(0, start - weights.conv.shape[1] + 1) : start]
             out[start:stop] = row.append(qkv[start:stop], a[start:stop], b[start:stop], before).to(out.dtype)
             is_late = fault is RecurrenceFault.SNAPSHOT_LATE
+            is_verified = rows.phase is Phase.VERIFY and fault is not RecurrenceFault.DRAFTS_FOLDED
+            if fault is RecurrenceFault.SNAPSHOT_OVERWRITTEN:
+                row.store(target, first + stop - start, is_last=True)
+                row.read_inputs(source)
             for token, slot in [it for it in writes if start <= it[0] < stop]:
                 row.store(slot, first + (stop if is_late else token + 1) - start)
-            is_verified = rows.phase is Phase.VERIFY and fault is not RecurrenceFault.DRAFTS_FOLDED
-            row.store(target, first + stop - start, first if is_verified else None, is_last=True)
+            if fault is not RecurrenceFault.SNAPSHOT_OVERWRITTEN:
+                row.store(target, first + stop - start, first if is_verified else None, is_last=True)
         if fault is RecurrenceFault.UNSTABLE:
             out *= 1 + call // 2 % 2 * 2 * torch.finfo(out.dtype).eps
         if fault is RecurrenceFault.STALE_OUTPUT:
@@ -151,10 +157,14 @@ class _Row:
             for border in {*range(folded + CHUNK, first + 1, CHUNK), first}:
                 own = slice(0, border - folded)
                 self._states[border] = self._behind(begun, keys[own], added[own], decays[own])
-        self._inputs = {
-            position: state.inputs[source, position % state.inputs.shape[1]].float()
-            for position in range(max(0, first - self._sizes.width + 1), first)
-        }
+        self._inputs: dict[int, Tensor] = {}
+        self.read_inputs(source)
+
+    def read_inputs(self, slot: int) -> None:
+        """Read the inputs that the first tokens' convolution needs from the ring of a slot."""
+        ring, first = self._state.inputs[slot], self._first
+        for position in range(max(0, first - self._sizes.width + 1), first):
+            self._inputs[position] = ring[position % len(ring)].float()
 
     def append(self, qkv: Tensor, a: Tensor, b: Tensor, before: Tensor) -> Tensor:
         """Compute tokens, and return their results; `before`: the rows before them in the call."""

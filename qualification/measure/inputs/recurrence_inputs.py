@@ -63,7 +63,8 @@ def recurrence_cases(shape: RecurrenceShape, device: torch.device, *, seed: int)
     """Every hostile input, with numbers of tokens in the shape's bucket. Each is at least two calls.
 
     fewest   as few tokens as the bucket has
-    short    lengths of 1 to 4, from the first token on and about a border
+    short    lengths of 1 to 4, from the first token on and about a border; a snapshot behind the first of more tokens
+             than inputs are kept
     borders  lengths of a chunk, one less and one more, and of two; snapshots before, on and behind a border
     hostile  one sequence of each content, across a border
     unequal  one long sequence and many of one token
@@ -87,7 +88,9 @@ def _prompt_lists(longest: int, least: int, most: int) -> dict[str, list[TestedS
     short = [plain(length) for length in (1, 2, 3, 4)]
     return {
         "fewest": [plain(more)],
-        "short": [*short, *(plain(*it) for it in ((2, 62), (2, 63), (1, 63), (1, 64))), plain(more)],
+        "short": [
+            *short, plain(2, 62), plain(20, 63, snapshot=64), plain(2, 63), plain(1, 63), plain(1, 64), plain(more),
+        ],
         "borders": [
             plain(65, snapshot=64), plain(63), plain(64, snapshot=63), plain(127), plain(129, snapshot=65),
             plain(more),

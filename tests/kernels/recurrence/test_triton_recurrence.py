@@ -28,17 +28,19 @@ OF_FORM = {
 }
 
 
-# bf16 is silent garbage in Triton's interpreter; fp16 takes the same way through the kernels.
+# bf16 is silent garbage in Triton's interpreter; fp16 takes the same way through the kernels. A snapshot behind the
+# first token of a part has inputs of before it, whose places the part's last tokens overwrite.
+@pytest.mark.parametrize("snapshot", [PARTS[0].num_tokens + 1, 40])
 @pytest.mark.parametrize("form", RecurrenceForm, ids=lambda it: it.value)
 def test_a_sequence_in_parts_is_right_and_a_snapshot_goes_on_with_its_bits(
-    device: torch.device, form: RecurrenceForm
+    device: torch.device, form: RecurrenceForm, snapshot: int
 ) -> None:
     run, reference_of = OF_FORM[form]
     sequence = random_sequence(SIZES, LENGTH, Dtype.FP16, seed=1, device=device, form=form)
-    found = call_in_parts(run, sequence, PARTS, snapshot=40)
+    found = call_in_parts(run, sequence, PARTS, snapshot=snapshot)
     inputs = sequence.qkv[None], sequence.a[None], sequence.b[None], sequence.weights, SIZES
     reference = reference_of(*inputs, torch.tensor([64], device=device), torch.float32)
     assert errors_of(found.out, reference.out).is_within_rule
     assert errors_of(state_of(found).states, reference.states).is_within_rule
-    begun = call_in_parts(run, sequence, (Cut(LENGTH - 40),), begun=found)
-    assert torch.equal(begun.out[40:], found.out[40:])
+    begun = call_in_parts(run, sequence, (Cut(LENGTH - snapshot),), begun=found)
+    assert torch.equal(begun.out[snapshot:], found.out[snapshot:])
