@@ -5,6 +5,7 @@ from functools import partial
 from kernels.experts.kinds import MXFP4_BLOCK, ClampedSwiglu, ExpertFormat
 from qualification.model.config import ExpertsConfig, ModelConfig, RopeConfig, RopeKind
 from qualification.model.families.family import ExpertLayout, ExpertNames, Family, TensorNames
+from qualification.model.families.quantization_keys import OF_METHOD, check_keys
 from qualification.model.fields import Fields
 from qualification.model.keys import family_keys
 from qualification.model.mixtures import read_routing
@@ -56,6 +57,7 @@ def _read_format(fields: Fields, width: int) -> ExpertFormat:
     if quantization is None:
         return ExpertFormat.PLAIN
     quantization.choice("quant_method", ("mxfp4",))
+    check_keys(quantization, OF_METHOD["mxfp4"], "a file of mxfp4")
     if fields.integer("hidden_size") % MXFP4_BLOCK:
         fields.refuse("hidden_size", f"a multiple of {MXFP4_BLOCK}, the numbers in a block of mxfp4")
     if width % MXFP4_BLOCK:

@@ -10,10 +10,12 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from typing import Any
 
 from kernels.linear.formats.int4_formats import INT4_32, INT4_64, INT4_128
 from kernels.linear.shape import FP8_BLOCKS, FP8_ROWS, FP8_STATIC, WeightFormat
 from qualification.model.families.quantization import Entries, Quantization
+from qualification.model.families.quantization_keys import GROUP, NUMBERS, OF_METHOD, check_keys
 from qualification.model.fields import Fields
 from qualification.model.packing import Packing
 
@@ -36,22 +38,28 @@ def read_quantization(fields: Fields) -> Quantization:
 def _caches_fp8(fields: Fields) -> bool:
     """Return whether the KV cache is to be e4m3: compressed-tensors' kv_cache_scheme, or ModelOpt's words.
 
-    A cache of another format is left as it is.
+    So is "static" of files of `fp8`, which says that scales were measured. A cache of another format is left as it is.
     """
+    if fields.given("quant_method") == "fp8" and fields.has("kv_cache_scheme"):
+        return fields.choice("kv_cache_scheme", ("static", "dynamic")) == "static"
     for part in (fields, fields.section("quantization") or fields):
         name = part.given("kv_cache_quant_algo")
         if isinstance(name, str) and name.upper() == "FP8":
             return True
-        scheme = part.given("kv_cache_scheme")
-        if isinstance(scheme, Mapping) and scheme.get("num_bits") == 8 and scheme.get("type") == "float":
-            return True
+        if (scheme := part.section("kv_cache_scheme")) is not None:
+            check_keys(scheme, NUMBERS, "kv_cache_scheme")
+            if scheme.given("num_bits") == 8 and scheme.given("type") == "float":
+                return True
     return False
 
 
 def _of_products(fields: Fields) -> Quantization:
-    if not fields.has("quant_method") and (fields.has("quant_algo") or fields.has("quantization")):
-        return _of_modelopt(fields.section("quantization") or fields)
-    method = fields.choice("quant_method", ("fp8", "fbgemm_fp8", "compressed-tensors", "modelopt", "awq", "gptq"))
+    is_modelopt = not fields.has("quant_method") and (fields.has("quant_algo") or fields.has("quantization"))
+    supported = ("fp8", "fbgemm_fp8", "compressed-tensors", "modelopt", "awq", "gptq")
+    method = "modelopt" if is_modelopt else fields.choice("quant_method", supported)
+    for part in (fields, fields.section("quantization") if method == "modelopt" else None):
+        if part is not None:
+            check_keys(part, OF_METHOD[method], f"a file of {method}")
     match method:
         case "fp8":
             return _of_fp8(fields)
@@ -76,7 +84,7 @@ def _of_fp8(fields: Fields) -> Quantization:
         fields.refuse("weight_block_size", f"{_BLOCK}")
     if block is not None and scheme == "static":
         fields.refuse("activation_scheme", "dynamic, of blocks")
-    listed = "ignored_layers" if fields.has("ignored_layers") else "modules_to_not_convert"
+    listed = _given_name(fields, "ignored_layers", "modules_to_not_convert")
     found = FP8_BLOCKS if block is not None else FP8_STATIC if scheme == "static" else FP8_ROWS
     # A head is no layer of the decoder, which transformers never converts.
     plain = Entries.of((*_entries(fields, listed), _HEAD), _at_dots)
@@ -99,9 +107,7 @@ def _of_fbgemm(fields: Fields) -> Quantization:
 
 def _of_compressed_tensors(fields: Fields) -> Quantization:
     """Entries are whole names or, behind "re:", regular expressions of their beginnings; "Linear" is every product."""
-    for name in ("sparsity_config", "transform_config"):
-        if (section := fields.section(name)) is not None and not section.is_empty:
-            fields.refuse(name, "absent or empty (what it asks for is not supported)")
+    _check_nothing_else_is_done(fields)
     fields.choice("quantization_status", ("compressed", "frozen"), "compressed")
     groups = fields.section("config_groups")
     if groups is None:
@@ -125,6 +131,31 @@ def _of_compressed_tensors(fields: Fields) -> Quantization:
     return Quantization(fields.source, tuple(schemes), ignored, packings.pop() if packings else None)
 
 
+def _check_nothing_else_is_done(fields: Fields) -> None:
+    """Raise ModelConfigError for weights of which zeros are left out, or which are turned by matrices."""
+    sparsity, transform = fields.section("sparsity_config"), fields.section("transform_config")
+    if sparsity is not None and not sparsity.is_empty and sparsity.given("format") != "dense":
+        fields.refuse("sparsity_config", "absent, empty or dense (zeros that are left out are not supported)")
+    if transform is not None and any(transform.given(name) for name in transform.names):
+        fields.refuse("transform_config", "absent or empty (what it asks for is not supported)")
+
+
+def _weights_of(group: Fields) -> Fields:
+    """Return what is said of weights. Raises ModelConfigError for keys that are unknown, there and of inputs."""
+    check_keys(group, GROUP, "a group")
+    weights, inputs = group.section("weights"), group.section("input_activations")
+    if weights is None:
+        group.refuse("weights", "an object")
+    for part in (weights, inputs):
+        if part is not None:
+            check_keys(part, NUMBERS, "a group")
+    if weights.flag("dynamic", False):
+        weights.refuse("dynamic", "false, of weights")
+    if weights.has("actorder"):  # both keep the columns' order in the file; "group" does not
+        weights.choice("actorder", ("static", "weight"))
+    return weights
+
+
 def _scheme_of(group: Fields, name: str) -> tuple[WeightFormat, Packing | None]:
     """Return the format and the packing of one group of compressed-tensors, by the name of its layout."""
     if name == _INT4:
@@ -138,9 +169,7 @@ def _scheme_of(group: Fields, name: str) -> tuple[WeightFormat, Packing | None]:
 
 def _float_scheme(group: Fields, strategy: str, size: int) -> WeightFormat:
     """Return what weights of 4 bits with exponents become; how their maker rounds inputs is not done."""
-    weights = group.section("weights")
-    if weights is None:
-        group.refuse("weights", "an object")
+    weights = _weights_of(group)
     weights.choice("type", ("float",))
     if weights.integer("num_bits") != 4:
         weights.refuse("num_bits", "4")
@@ -154,26 +183,20 @@ def _float_scheme(group: Fields, strategy: str, size: int) -> WeightFormat:
 
 def _packed_scheme(group: Fields) -> tuple[WeightFormat, Packing]:
     """Return the format and the packing of one group of compressed-tensors in 4 bits."""
-    weights = group.section("weights")
-    if weights is None:
-        group.refuse("weights", "an object")
+    weights = _weights_of(group)
     if group.section("input_activations") is not None:
         group.refuse("input_activations", "null, of weights of 4 bits")
     weights.choice("type", ("int",))
     if weights.integer("num_bits") != 4:
         weights.refuse("num_bits", "4")
     weights.choice("strategy", ("group",))
-    if weights.has("actorder"):  # both keep the columns' order in the file; "group" does not
-        weights.choice("actorder", ("static", "weight"))
     is_symmetric = weights.flag("symmetric", True)
     return _of_group_size(weights, "group_size"), Packing.COMPRESSED_SYMMETRIC if is_symmetric else Packing.COMPRESSED
 
 
 def _scheme(group: Fields) -> WeightFormat:
     """Return the format of one group of compressed-tensors in 8 bits."""
-    weights, inputs = group.section("weights"), group.section("input_activations")
-    if weights is None:
-        group.refuse("weights", "an object")
+    weights, inputs = _weights_of(group), group.section("input_activations")
     if inputs is None:
         group.refuse("input_activations", "an object (weights of 8 bits for inputs of 16 are not supported)")
     for part in (weights, inputs):
@@ -192,6 +215,9 @@ def _scheme(group: Fields) -> WeightFormat:
         if not inputs.flag("dynamic", False):
             inputs.refuse("dynamic", "true, of groups")
         return FP8_BLOCKS
+    if weights.given("group_size") not in (None, -1):
+        weights.refuse("group_size", f"absent or -1, of weights with a scale by {strategy}")
+    weights.absent("block_structure", f"a scale by {strategy} has none")
     if inputs.flag("dynamic", False):
         inputs.choice("strategy", ("token",))
         return FP8_ROWS
@@ -207,9 +233,28 @@ def _of_modelopt(fields: Fields) -> Quantization:
     packing = Packing.NVFP4 if algorithm == "NVFP4" else None
     if packing is not None and fields.has("group_size") and fields.integer("group_size") != _NVFP4_GROUP:
         fields.refuse("group_size", f"{_NVFP4_GROUP}")
-    listed = "exclude_modules" if fields.has("exclude_modules") else "ignore"
+    _check_modelopt_groups(fields, algorithm)
+    listed = _given_name(fields, "exclude_modules", "ignore")
     plain = Entries.of(_entries(fields, listed), _by_wildcard)
     return Quantization(fields.source, ((_ALL, algorithms[algorithm]),), plain, packing)
+
+
+def _check_modelopt_groups(fields: Fields, algorithm: str) -> None:
+    """Raise ModelConfigError where config_groups, which says the same again, says something else."""
+    bits = 4 if algorithm == "NVFP4" else 8
+    groups = fields.section("config_groups") or Fields({}, fields.source)
+    for name in groups.names:
+        group = groups.section(name)
+        if group is None:
+            groups.refuse(name, "an object")
+        if _entries(group, "targets") not in ((), ("Linear",)):
+            group.refuse("targets", f"Linear alone, of {algorithm}")
+        weights = _weights_of(group)
+        if weights.integer("num_bits", bits) != bits:
+            weights.refuse("num_bits", f"{bits}, of {algorithm}")
+        weights.choice("type", ("float",), "float")
+        if bits == 4 and weights.integer("group_size", _NVFP4_GROUP) != _NVFP4_GROUP:
+            weights.refuse("group_size", f"{_NVFP4_GROUP}, of {algorithm}")
 
 
 def _of_awq(fields: Fields) -> Quantization:
@@ -219,7 +264,9 @@ def _of_awq(fields: Fields) -> Quantization:
         fields.refuse(bits, "4")
     if not fields.flag("zero_point", True):
         fields.refuse("zero_point", "true")
-    fields.choice("version", ("gemm", "GEMM"), "gemm")
+    fields.choice(_given_name(fields, "version", "format"), ("gemm", "GEMM"), "gemm")
+    if fields.given("backend") == "llm-awq":
+        fields.refuse("backend", "absent or autoawq (llm-awq packs otherwise, which is not supported)")
     plain = (*_entries(fields, "modules_to_not_convert"), _HEAD)
     scheme = _ALL, _of_group_size(fields, size)
     return Quantization(fields.source, (scheme,), Entries.of(plain, _within), Packing.AWQ)
@@ -243,8 +290,20 @@ def _of_gptq(fields: Fields) -> Quantization:
         if not rule.startswith("-:") or not _is_expression(rule.removeprefix("-:")):
             rules.refuse(rule, 'absent: only regular expressions behind "-:" are supported')
         plain.append(f"re:{rule.removeprefix('-:')}")
-    scheme = _ALL, _of_group_size(fields, "group_size")
+    scheme = _in_blocks(fields), _of_group_size(fields, "group_size")
     return Quantization(fields.source, (scheme,), Entries.of(tuple(plain), _by_expression), packing)
+
+
+def _in_blocks(fields: Fields) -> Entries:
+    """Return what of a layer is quantised: modules_in_block_to_quantize, lists of ends of names; all without it."""
+    listed = fields.given("modules_in_block_to_quantize")
+    if not listed:
+        return _ALL
+    lists: list[Any] = listed if isinstance(listed, list) else [listed]
+    flat: list[str] = [name for it in lists for name in (it if isinstance(it, list) else [it])]
+    if not all(isinstance(name, str) and name for name in flat):
+        fields.refuse("modules_in_block_to_quantize", "a list of lists of names")
+    return Entries.of(tuple(flat), lambda ends: lambda name: any(name.endswith(f".{end}") for end in ends))
 
 
 def _of_group_size(fields: Fields, name: str) -> WeightFormat:
@@ -255,7 +314,12 @@ def _of_group_size(fields: Fields, name: str) -> WeightFormat:
 
 
 def _given_name(fields: Fields, first: str, second: str) -> str:
-    """Return the name of the field that is there: the first one where both are, or none is."""
+    """Return the name of the field that is there: the first one where both are, or none is.
+
+    Raises ModelConfigError where both are and differ.
+    """
+    if fields.has(first) and fields.has(second) and fields.given(first) != fields.given(second):
+        fields.refuse(second, f"absent or the same as {first}")
     return second if fields.has(second) and not fields.has(first) else first
 
 

@@ -17,6 +17,7 @@ from qualification.model.families.family import Family, TensorNames
 from qualification.model.families.image_models import text_names
 from qualification.model.families.quantization import as_stored
 from qualification.model.families.quantization_config import CONFIG_KEY, from_file_beside, read_quantization
+from qualification.model.families.quantization_keys import check_file_beside
 from qualification.model.families.reader import check_whole, read_as, text_part, unknown_keys
 from qualification.model.families.registry import family_named
 from qualification.model.families.served import served_family
@@ -86,12 +87,14 @@ def load_config(folder: Path) -> ModelConfig:
 
 def _read_config(folder: Path, path: Path, values: dict[str, object]) -> ModelConfig:
     family = served_family(values, str(path))
-    for name in _QUANTIZATION_FILES:
-        if (folder / name).is_file():
+    quantization = text_part(values).get(CONFIG_KEY)
+    for file in (folder / name for name in _QUANTIZATION_FILES if (folder / name).is_file()):
+        if not isinstance(quantization, dict):
             raise ModelConfigError(
-                f"{folder / name}: the checkpoint is quantised, which is not supported for {family.model_type}: "
-                "serve the one that it was made from"
+                f"{file}: the checkpoint is quantised, and {path} has no {CONFIG_KEY}: write into it what this file "
+                f"says, with its quant_method, or serve the checkpoint that it was made from"
             )
+        check_file_beside(quantization, read_object(file), str(file))
     if (folder / _MODELOPT_FILE).is_file() and values.get(CONFIG_KEY) is None:
         beside = from_file_beside(read_object(folder / _MODELOPT_FILE))
         read_quantization(Fields(beside, str(folder / _MODELOPT_FILE)))  # what is wrong is named with that file

@@ -175,7 +175,7 @@ def test_what_does_not_fit_is_refused_by_name(checkpoint: Made, tmp_path: Path) 
         with pytest.raises(ModelError, match=message):
             load_shard(folder, config, shard_of(config, 0, 1), dtype=torch.bfloat16, device=CPU)
     says: Mapping[str, object] = {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 32, "ignore": []}
-    change(folder, **says)
+    change(folder, format=None, config_groups=None, **says)
     with pytest.raises(ModelError, match="group_size"):
         load_config(folder)
     rewritten(nvfp4, "model.layers.0.self_attn.o_proj.weight_global_scale", torch.zeros(1))
