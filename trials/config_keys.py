@@ -88,12 +88,12 @@ from support.models.tiny_families import (
     SMOLLM,
     STEP,
     SWITCHED_ON,
-    TINY,
     TWO_ROPES,
     YARN,
     longrope,
     prompt,
     reference_logits,
+    save_image_model,
     save_reference,
 )
 
@@ -221,6 +221,7 @@ BASES: dict[str, Base] = {
     "glm4v, moe": Base("glm4v, moe", {}),
     "mistral 3": Base("mistral 3", {}),
     "mistral 3, ministral": Base("mistral 3, ministral", {}),
+    "kimi k2.5": Base("kimi k2.5", {"num_hidden_layers": 2}),
     "internvl, qwen3": Base("internvl, qwen3", {}),
 }
 MISSING = "(deleted)"
@@ -309,11 +310,7 @@ def save_base(base: Base, folder: Path) -> Config:
     """Save a model and return its config.json."""
     image_kind = base.family.removesuffix(" images")
     if image_kind in IMAGE_MODELS and (base.family != image_kind or image_kind not in ("gemma3", "gemma4")):
-        config_class, model_class, text, vision = IMAGE_MODELS[image_kind]
-        torch.manual_seed(0)
-        text = {**TINY, **text, **SMALL, **base.changes}
-        config = config_class(text_config=text, vision_config=vision, eos_token_id=2, tie_word_embeddings=False)
-        model_class(config).eval().save_pretrained(folder)
+        save_image_model(folder, image_kind, as_published=True, **(SMALL | base.changes))
     else:
         save_reference(folder, base.family, {**SMALL, **base.changes})
     values: Config = json.loads((folder / "config.json").read_text())

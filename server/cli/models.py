@@ -82,7 +82,7 @@ def row_of(model: PublishedModel, known: Sequence[Gpu], paths: Sequence[AnyPath]
     return (
         model.name,
         model.architecture,
-        f"{model.billions:.3g}",
+        f"{model.billions:.3g}" if model.billions < 999.5 else f"{model.billions:.0f}",
         formats_of(model),
         model.calls.value if model.calls is not None else _NONE,
         *(_on(model, gpu, paths) for gpu in known),

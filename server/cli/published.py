@@ -15,6 +15,7 @@ class Stored(Enum):
     BF16 = "bf16"
     FP8 = "fp8"
     MXFP4 = "mxfp4"  # 4 bits
+    INT4 = "int4"
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +137,10 @@ PUBLISHED: tuple[PublishedModel, ...] = (
     PublishedModel("deepseek-ai/DeepSeek-V2-Lite-Chat", "DeepseekV2ForCausalLM", 15.7),
     PublishedModel(
         "deepseek-ai/DeepSeek-V3", "DeepseekV3ForCausalLM", 671.0, Calls.DEEPSEEK_V3, stored=Stored.FP8
+    ),
+    PublishedModel(
+        "moonshotai/Kimi-K2.5", "KimiK25ForConditionalGeneration", 1026.5, Calls.KIMI_K2, stored=Stored.INT4,
+        gigabytes=553.3,
     ),
     PublishedModel("JetBrains/Mellum2-12B-A2.5B-Instruct", "MellumForCausalLM", 12.2, Calls.HERMES),
     PublishedModel("tencent/Hunyuan-7B-Instruct", "HunYuanDenseV1ForCausalLM", 7.5),

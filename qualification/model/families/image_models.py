@@ -187,6 +187,21 @@ IMAGE_MODELS: tuple[ImageModel, ...] = (
         ties_embeddings=True,
     ),
     ImageModel(
+        "kimi_k25",
+        ("KimiK25ForConditionalGeneration", "Kimi_K25ForConditionalGeneration"),  # as published, as transformers has it
+        ("deepseek_v3", "kimi_k2"),
+        _RENAMED,
+        ("vision_tower.", "mm_projector.", "model.vision_tower.", "model.mm_projector."),
+        family_keys(
+            "text_config vision_config",
+            without_effect="image_token_id video_token_id vision_start_token_id vision_end_token_id "
+            "media_placeholder_token_id video_placeholder use_unified_vision_chunk ignore_index "
+            "projection_hidden_size projection_layer_norm_eps",
+        ),
+        text_chooses=True,
+        ties_embeddings=True,
+    ),
+    ImageModel(
         "llama4",
         ("Llama4ForConditionalGeneration",),
         ("llama4_text",),

@@ -49,6 +49,7 @@ ARCHITECTURES = {
     "hunyuan_v1_moe": "HunYuanMoEV1ForCausalLM",
     "hy_v3": "HYV3ForCausalLM",
     "internvl": "InternVLForConditionalGeneration",
+    "kimi_k25": "KimiK25ForConditionalGeneration",
     "laguna": "LagunaForCausalLM",
     "llama4_text": "Llama4ForCausalLM",
     "mellum": "MellumForCausalLM",

@@ -68,6 +68,8 @@ from transformers import (
     HYV3ForCausalLM,
     InternVLConfig,
     InternVLForConditionalGeneration,
+    Kimi_K25Config,
+    Kimi_K25ForConditionalGeneration,
     LagunaConfig,
     LagunaForCausalLM,
     Lfm2Config,
@@ -783,6 +785,12 @@ IMAGE_MODELS: dict[str, tuple[type, type, dict[str, object], dict[str, object]]]
         {"model_type": "lfm2", **LFM_2},
         {**VISION, "patch_size": 4, "num_patches": 16},
     ),
+    "kimi k2.5": (
+        Kimi_K25Config,
+        Kimi_K25ForConditionalGeneration,
+        {"model_type": "deepseek_v3", **DEEPSEEK_V3},
+        {**VISION, "patch_size": 4, "pos_emb_height": 4, "pos_emb_width": 4},
+    ),
     "llama 4": (
         Llama4Config,
         Llama4ForConditionalGeneration,
@@ -843,13 +851,18 @@ IMAGE_CASES = [
 ]
 
 
-def save_image_model(folder: Path, kind: str, *, as_published: bool) -> PreTrainedModel:
+def save_image_model(folder: Path, kind: str, *, as_published: bool, **changes: object) -> PreTrainedModel:
     """A model that also sees images, its tensors named as in the published files, or as transformers saves them."""
     config_class, model_class, text, vision = IMAGE_MODELS[kind]
     torch.manual_seed(0)
-    config = config_class(text_config={**TINY, **text}, vision_config=vision, eos_token_id=2, tie_word_embeddings=False)
+    text = {**TINY, **text, **changes}
+    config = config_class(text_config=text, vision_config=vision, eos_token_id=2, tie_word_embeddings=False)
     model: PreTrainedModel = model_class(config).eval()
     model.save_pretrained(folder, save_original_format=as_published)
+    if kind == "kimi k2.5" and as_published:  # transformers 5.24 calls the text's layers blocks, as its tower's
+        tensors = load_file(folder / "model.safetensors")
+        named = {name.replace("language_model.model.blocks.", "language_model.model.layers."): name for name in tensors}
+        save_file({new: tensors[old] for new, old in named.items()}, folder / "model.safetensors")
     # The class of all of Llama 4's parts cannot run without an image (transformers 5.24).
     return model.language_model if kind == "llama 4" else model
 

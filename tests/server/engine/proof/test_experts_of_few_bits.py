@@ -2,7 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +21,7 @@ from kernels.vocabulary.shape import Dtype
 from qualification.decision.presets import preset_named
 from qualification.measure.checks.experts_checks import check_experts
 from qualification.measure.inputs.experts_inputs import experts_cases
-from qualification.model.config import ModelConfig
+from qualification.model.config import ExpertsConfig, ModelConfig
 from qualification.model.families.reader import read_model
 from qualification.model.fields import ModelConfigError
 from qualification.model.shard import shard_of
@@ -30,7 +32,7 @@ from server.settings import DtypeChoice
 from support.engine.checked_layers import CheckedLayers, Tensors, edited
 from support.models.quantized_files import in_8_bits
 from support.models.served_families import saved
-from support.models.tiny_families import STEP
+from support.models.tiny_families import STEP, save_image_model
 
 CPU = torch.device("cpu")
 SIZES = {
@@ -40,7 +42,7 @@ SIZES = {
 PLAIN = {"modules_to_not_convert": ["mlp.gate", "lm_head"]}
 BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128], **PLAIN}
 STATIC = {"quant_method": "fp8", "activation_scheme": "static", **PLAIN}
-GROUPS = {
+GROUPS: dict[str, Any] = {
     "quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["lm_head", "re:.*mlp.gate$"],
     "config_groups": {
         "group_0": {
@@ -51,11 +53,11 @@ GROUPS = {
 }  # fmt: skip
 
 
-def in_4_bits(tensors: Tensors) -> Tensors:
-    """Give each product codes in groups of 64 columns, eight in an integer, and scales."""
+def in_4_bits(tensors: Tensors, *, group_size: int = 64, of: str = "") -> Tensors:
+    """Give each product with `of` in its name codes in groups of columns, eight in an integer, and scales."""
     found = dict(tensors)
-    for name in [it for it in tensors if it.endswith("_proj.weight")]:
-        groups = found.pop(name).float().unflatten(1, (-1, 64))
+    for name in [it for it in tensors if it.endswith("_proj.weight") and of in it]:
+        groups = found.pop(name).float().unflatten(1, (-1, group_size))
         scales = groups.abs().amax(-1) / 7
         codes = ((groups / scales[..., None]).round().clamp(-8, 7) + 8).flatten(1).int()
         packed = sum(codes[:, place::8] << 4 * place for place in range(8))
@@ -88,6 +90,31 @@ def test_experts_of_few_bits_are_those_of_their_file(kind: str, dtype: str, tmp_
         """Give an expert's last product the scales of the next expert."""
         name = "model.layers.0.mlp.experts.{}.down_proj.weight_scale" + ("_inv" if kind == "blocks" else "")
         return {**tensors, name.format(0): tensors[name.format(1)] * 1.5}
+
+    wrong = edited(model.subject.folder, tmp_path / "wrong", None, moved)
+    found = model.check(model.decoder_of(wrong))
+    assert found.first is not None
+    assert found.first.section == "residual behind the feed-forward"
+
+
+def test_a_text_parts_experts_of_four_bits_are_those_of_its_file(tmp_path: Path) -> None:
+    """Read names of the whole, and exceptions that name no router, as Kimi K2.5 has them."""
+    save_image_model(tmp_path / "plain", "kimi k2.5", as_published=True, hidden_size=64, moe_intermediate_size=32)
+    ignored = ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*", r"re:.*mlp\.(gate|up|gate_up|down)_proj.*"]
+    [group] = GROUPS["config_groups"].values()
+    groups = {"group_0": {**group, "weights": {**group["weights"], "group_size": 32}}}
+    says = {"quantization_config": {**GROUPS, "ignore": ignored, "config_groups": groups}}
+    packed = partial(in_4_bits, group_size=32, of=".experts.")
+    model = CheckedLayers.made(edited(tmp_path / "plain", tmp_path / "packed", says, packed), DtypeChoice.BF16)
+    experts = [it.feed_forward for it in model.subject.config.layers[1:]]
+    assert [it.format for it in experts if isinstance(it, ExpertsConfig)] == [FewBitFormat.INT4_32] * len(experts)
+    found = model.check()
+    assert found.first is None, str(found.first)
+
+    def moved(tensors: Tensors) -> Tensors:
+        """Give an expert's gate the codes of the next one."""
+        name = "language_model.model.layers.1.mlp.experts.{}.gate_proj.weight_packed"
+        return {**tensors, name.format(0): tensors[name.format(1)].clone()}
 
     wrong = edited(model.subject.folder, tmp_path / "wrong", None, moved)
     found = model.check(model.decoder_of(wrong))
