@@ -1,14 +1,13 @@
 """Every shape that a tower needs to compute the images that a server takes."""
 
 from collections.abc import Iterator
-from itertools import pairwise
 
 from kernels.linear.shape import LinearShape
 from kernels.vocabulary.buckets import bucket_of, buckets_up_to
 from kernels.vocabulary.operators import AnyShape
 from kernels.vocabulary.row_buckets import LinearRows
 from kernels.vocabulary.shape import AttentionShape, Dtype, Mask, Phase
-from qualification.model.tower import Merging, TowerConfig
+from qualification.model.tower import TowerConfig
 
 
 def tower_shapes_needed(tower: TowerConfig, dtype: Dtype, max_image_tokens: int) -> tuple[AnyShape, ...]:
@@ -51,9 +50,6 @@ def _products(tower: TowerConfig, dtype: Dtype, max_image_tokens: int) -> Iterat
         for rows in LinearRows.up_to(max_image_tokens * tower.merge**2):
             if rows.hi is None or rows.hi >= tower.merge**2:  # the fewest patches are those of one token
                 yield LinearShape(dtype, size_in, size_out, rows, with_bias)
-    of_tokens = [(*it, tower.merger_has_biases) for it in pairwise(tower.merger_sizes)]
-    if tower.merging is Merging.PRODUCT:
-        of_tokens = [(hidden * tower.merge**2, hidden, False), *of_tokens]
-    for size_in, size_out, with_bias in of_tokens:
+    for size_in, size_out, with_bias in tower.merger_products:
         for rows in LinearRows.up_to(max_image_tokens):
             yield LinearShape(dtype, size_in, size_out, rows, with_bias)

@@ -25,7 +25,8 @@ class TowerNames:
     layer           one of the layers, {} its number; within it: the norms, and the products, of which those that are
                     one in memory are one or several here
     merger          what makes tokens of the last layer's patches; deepstack: of another layer's, {} which of them
-    merger_norm, merging, first, second    within a merger
+    merger_norm, merging, first, merger_up, second    within a merger
+    downsample      the product that makes tokens of patches, before that merger
     inner           what may stand behind the first of `parts`, where a class has a model within its tower
     last_norm       of patches behind the last layer, where they are not the merger's
     q_norm, k_norm, after_attention, after_feed_forward    norms of a layer, where there are such
@@ -53,6 +54,8 @@ class TowerNames:
     deepstack: str = ""
     inner: str = ""
     last_norm: str = ""
+    downsample: str = ""
+    merger_up: tuple[str, ...] = ()
     q_norm: str = ""
     k_norm: str = ""
     after_attention: str = ""
@@ -88,6 +91,9 @@ class Merging(Enum):
     BESIDE = "beside"  # they stand beside each other, and are multiplied twice
     PRODUCT = "product"  # one before these two makes one patch's numbers of theirs, read number by number
     MEAN = "mean"  # their mean is normed, and multiplied once
+    # One product makes a token of their numbers, read number by number; then one behind which a LayerNorm and a GELU
+    # stand, and a gated feed-forward.
+    GATED = "gated"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,21 +113,24 @@ class TowerConfig:
     window          tokens of a side of a window, whose patches see each other alone in all layers but `full_layers`;
                     None: all layers see the whole image
     num_positions   of a side of the square of learned positions, which are interpolated; None: there are none
+    has_cubic_positions  whether by cubic convolution between the middles of patches; else linearly between the corners
     deepstack       layers whose results are merged too: each is added to the residual behind a layer of the text,
                     those of the first one behind the first
     rope_theta      of the rotation in two dims, by the row and the column of a patch; None: nothing is rotated
     alternates_rates  whether rows and columns take the rates of a head in turns; else both have the same
     norms_patches   whether patches are normed before the first layer
-    norms_pixels    whether a patch's pixels are normed before they are multiplied, and what is made of them behind
+    norms_pixels    whether a patch's pixels are normed before they are multiplied
+    norms_product   whether what is made of them is normed before positions are added
     places_first    whether a checkpoint has the two tables of `num_places` side by side, [places, 2, hidden]
     merging         how a token is made of its patches
     merger_eps      of the merger's norm; None: as `norm_eps`
+    merger_width    of the gated feed-forward within a merger
     has_line_ends   whether a token of the text stands behind each row of an image's tokens, the last one's apart
     image_side      patches of each side of every image; None: images may have any
     most_tokens     of one image; None: as many as its sides allow
     num_places      rows of each of two tables of learned positions, by the column and by the row; None: there are none
-    norms_heads     whether each head's queries and keys are normed before they are turned, and its values without a
-                    weight; scores are then not scaled
+    norms_heads     whether each head's queries and keys are normed before they are turned
+    norms_values    whether its values are too, without a weight; scores are then not scaled
     splits_heads    whether each half of a head is turned by itself, the first by the column, the other by the row
     norms_after     whether what attention and the feed-forward make is normed before it is added
     has_bounds      whether a checkpoint has bounds of what each product of a layer reads and makes
@@ -149,20 +158,24 @@ class TowerConfig:
     window: int | None = None
     full_layers: frozenset[int] = frozenset()
     num_positions: int | None = None
+    has_cubic_positions: bool = False
     deepstack: tuple[int, ...] = ()
     rope_theta: float | None = 10_000.0
     norm_eps: float = 1e-6
     alternates_rates: bool = False
     norms_patches: bool = False
     norms_pixels: bool = False
+    norms_product: bool = False
     places_first: bool = False
     merging: Merging = Merging.BESIDE
     merger_eps: float | None = None
+    merger_width: int = 0
     has_line_ends: bool = False
     image_side: int | None = None
     most_tokens: int | None = None
     num_places: int | None = None
     norms_heads: bool = False
+    norms_values: bool = False
     splits_heads: bool = False
     norms_after: bool = False
     has_bounds: bool = False
@@ -178,7 +191,7 @@ class TowerConfig:
     @property
     def scale(self) -> float:
         """Return the factor of the scores of attention."""
-        return 1.0 if self.norms_heads else self.head_dim**-0.5
+        return 1.0 if self.norms_values else self.head_dim**-0.5
 
     @property
     def padded_width(self) -> int:
@@ -194,14 +207,20 @@ class TowerConfig:
         return 3 * self.num_frames * self.patch_size**2
 
     @property
-    def merger_sizes(self) -> tuple[int, ...]:
-        """Numbers that a merger's products read, from the first to the last, and those of a token."""
-        if self.merging is Merging.MEAN:
-            return self.hidden_size, self.out_size
-        if self.merging is Merging.PRODUCT:
-            return self.hidden_size, self.out_size, self.out_size
-        merged = self.hidden_size * self.merge**2
-        return merged, merged, self.out_size
+    def merger_products(self) -> tuple[tuple[int, int, bool], ...]:
+        """The numbers that each product of a merger reads and makes, and whether it has a bias, in order."""
+        size, out, has_bias = self.hidden_size, self.out_size, self.merger_has_biases
+        merged = size * self.merge**2
+        match self.merging:
+            case Merging.MEAN:
+                return ((size, out, has_bias),)
+            case Merging.PRODUCT:
+                return (merged, size, False), (size, out, has_bias), (out, out, has_bias)
+            case Merging.GATED:
+                width = self.merger_width
+                return (merged, out, True), (out, out, has_bias), (out, 2 * width, has_bias), (width, out, has_bias)
+            case Merging.BESIDE:
+                return (merged, merged, has_bias), (merged, out, has_bias)
 
     @property
     def tokens_of_each(self) -> int | None:

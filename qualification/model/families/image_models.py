@@ -151,6 +151,7 @@ IMAGE_MODELS: tuple[ImageModel, ...] = (
         for model_type, architecture, families in (
             ("glm4v", "Glm4vForConditionalGeneration", ("glm4v_text",)),
             ("glm4v_moe", "Glm4vMoeForConditionalGeneration", ("glm4v_moe_text",)),
+            ("glm_ocr", "GlmOcrForConditionalGeneration", ("glm_ocr_text",)),
             ("glm46v", "Glm46VForConditionalGeneration", ("glm4v_text", "glm4v_moe_text")),
         )
     ),

@@ -144,9 +144,9 @@ def _common(
     )
 
 
-def in_sections(rope: Fields, num_pairs: int) -> tuple[int, ...]:
+def in_sections(rope: Fields, num_pairs: int, *, missing: tuple[int, int, int] = (16, 24, 24)) -> tuple[int, ...]:
     """Qwen 2.5: the first pairs by time, then those by height, then those by width."""
-    sections = _sections(rope, (16, 24, 24))
+    sections = _sections(rope, missing)
     if sum(sections) != num_pairs:
         rope.refuse("mrope_section", f"numbers that sum up to {num_pairs}, the pairs of a head's dimensions")
     return tuple(part for part, count in enumerate(sections) for _ in range(count))

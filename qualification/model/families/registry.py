@@ -21,6 +21,7 @@ from qualification.model.families.glm4_moe import GLM4_MOE
 from qualification.model.families.glm4_moe_lite import GLM4_MOE_LITE
 from qualification.model.families.glm4v import GLM4V_TEXT
 from qualification.model.families.glm4v_moe import GLM4V_MOE_TEXT
+from qualification.model.families.glm_ocr import GLM_OCR_TEXT
 from qualification.model.families.gpt_oss import GPT_OSS
 from qualification.model.families.granite import GRANITE
 from qualification.model.families.granitemoe import GRANITEMOE, GRANITEMOESHARED
@@ -76,6 +77,7 @@ KNOWN: tuple[Family, ...] = (
     GLM4_MOE_LITE,
     GLM4V_MOE_TEXT,
     GLM4V_TEXT,
+    GLM_OCR_TEXT,
     GPT_OSS,
     GRANITE,
     GRANITEMOE,

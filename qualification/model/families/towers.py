@@ -1,4 +1,4 @@
-"""The towers of models that see images, from config.json: those of Qwen, Mistral 3, Gemma 3 and Gemma 4."""
+"""The towers of models that see images, from config.json: a table of all, and those of Mistral 3, Gemma 3 and 4."""
 
 import math
 from collections.abc import Mapping
@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from kernels.fused.activation_kind import Activation
 from qualification.model.config import AttentionConfig, LayerConfig, ModelConfig
+from qualification.model.families.glm_towers import GLM_TOWERS
 from qualification.model.families.image_models import with_image_spans
 from qualification.model.families.qwen_towers import QWEN_TOWERS
 from qualification.model.families.reader import text_part
@@ -270,6 +271,7 @@ def _read_gemma_4(source: TowerSource) -> TowerConfig:
         most_tokens=GEMMA_4_TOKENS,
         num_places=fields.integer("position_embedding_size", 10_240),
         norms_heads=True,
+        norms_values=True,
         splits_heads=True,
         norms_after=True,
         has_bounds=fields.flag("use_clipped_linears", False),
@@ -304,6 +306,7 @@ def _read_gemma_4_unified(source: TowerSource) -> TowerConfig:
         norm_eps=_LAYER_NORM_EPS,
         norms_patches=True,
         norms_pixels=True,
+        norms_product=True,
         merging=Merging.MEAN,
         merger_eps=fields.number("rms_norm_eps", 1e-6),
         scales_means=False,
@@ -316,6 +319,7 @@ def _read_gemma_4_unified(source: TowerSource) -> TowerConfig:
 
 TOWERS: Mapping[str, TowerFamily] = {
     **QWEN_TOWERS,
+    **GLM_TOWERS,
     "mistral3": TowerFamily(_PIXTRAL_NAMES, _read_pixtral),
     "gemma3": TowerFamily(_SIGLIP_NAMES, _read_siglip),
     "gemma4": TowerFamily(_GEMMA_4_NAMES, _read_gemma_4),

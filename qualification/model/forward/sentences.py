@@ -248,6 +248,7 @@ SENTENCES: dict[str, Sentence] = {
     "glm4v_moe_text": Sentence(
         mixture=MixtureSentence("mlp.gate", "mlp.experts", shared="mlp.shared_experts", scores=Scoring.SIGMOID),
     ),
+    "glm_ocr_text": _GLM_4,
     "gpt_oss": Sentence(
         has_sinks=True,
         mixture=MixtureSentence("mlp.router", "mlp.experts", scores=Scoring.SOFTMAX_OF_CHOSEN, is_interleaved=True),

@@ -64,7 +64,7 @@ class TowerReference:
         if self.config.norms_pixels:
             read = self._normed(read, self._names.pixels_norm)
         read = self._product(read, self._names.patches)
-        if self.config.norms_pixels:
+        if self.config.norms_product:
             read = self._normed(read, self._names.product_norm)
         if self.config.num_places is not None:
             return self._rounded(read.plus(self._placed()))
@@ -88,7 +88,7 @@ class TowerReference:
                 self._normed(it, self._in(layer, name))
                 for it, name in ((q, self._names.q_norm), (k, self._names.k_norm))
             )
-            v = self._normed_alone(v)
+            v = self._normed_alone(v) if self.config.norms_values else v
         return [self._turned(q), self._turned(k), v]
 
     def attended(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Bounded:
@@ -134,6 +134,8 @@ class TowerReference:
         """
         if self.config.merging is Merging.MEAN:
             return self._means(x)
+        if self.config.merging is Merging.GATED:
+            return self._normed(x, self._names.last_norm).changed(self._merged)
         norm, eps = self._of_merger(deepstack, self._names.merger_norm), self.config.merger_eps
         if deepstack is None:
             return self._normed(x, norm, eps).changed(self._merged)
@@ -142,7 +144,18 @@ class TowerReference:
     def merging(self, read: Bounded, deepstack: int | None) -> Bounded:
         """Return [tokens, hidden] of the patches of each token, of which the product reads one number after another."""
         by_number = read.changed(lambda it: it.view(len(it), self.config.merge**2, -1).transpose(1, 2).flatten(1))
-        return self._product(by_number, self._of_merger(deepstack, self._names.merging))
+        is_gated = self.config.merging is Merging.GATED
+        return self._product(
+            by_number, self._names.downsample if is_gated else self._of_merger(deepstack, self._names.merging)
+        )
+
+    def merger_gates_read(self, merged: Bounded) -> Bounded:
+        """Return what the gated feed-forward of a merger reads, [tokens, out_size]."""
+        eps = self.config.norm_eps if self.config.merger_eps is None else self.config.merger_eps
+        made = self._product(merged, self._of_merger(None, self._names.first))
+        return self._bent(
+            self._layer_normed(made, self._of_merger(None, self._names.merger_norm), eps), gate_named("gelu")
+        )
 
     def merger_fed(self, read: Bounded, deepstack: int | None) -> Bounded:
         """Return what the last product of a merger reads."""
@@ -151,6 +164,9 @@ class TowerReference:
                 return self._normed_alone(read, self.config.merger_eps)
             weight = self._tensor(f"{self._of_merger(None, self._names.merger_norm)}.weight")
             return rms_norm(read, weight + 1, self.config.norm_eps, self._precision)
+        if self.config.merging is Merging.GATED:
+            gate, up = (self._product(read, self._of_merger(None, it)) for it in self._names.merger_up)
+            return function_of((gate, up), gate_of(self.config.activation), self._precision)
         return self._bent(self._product(read, self._of_merger(deepstack, self._names.first)), gate_named("gelu"))
 
     def merged(self, fed: Bounded, deepstack: int | None) -> Bounded:
@@ -235,17 +251,21 @@ class TowerReference:
         return self._rounded(Bounded(truth, most + off, torch.zeros_like(most)))
 
     def _learned(self) -> Bounded:
-        """Return the learned position of each patch: between the square's points by the distance to four of them."""
+        """Return the learned position of each patch: between the square's points by the distance to four of them, or by
+        a cubic convolution of sixteen.
+        """
         side = self.config.num_positions
         assert side is not None
         square = self._tensor(self._names.positions).view(side, side, -1)
         truth = torch.zeros(len(self._rows), square.shape[-1], dtype=torch.float64, device=square.device)
         size = torch.zeros_like(truth)
-        for place, corner in self._corners(side):
+        is_cubic = self.config.has_cubic_positions
+        for place, corner in self._points(side) if is_cubic else self._corners(side):
             weight, value = place[:, None], square[corner]
             truth += weight * value
-            # Of a place in fp32: its share of a cell errs by as much of the square.
-            size += 4 * U * side * value.abs()
+            # Of a place in fp32: its share of a cell errs by as much of the square. A cubic weight changes by 1.5 of
+            # that at most, and is at most 1.
+            size += (6 if is_cubic else 4) * U * side * value.abs()
         return self._rounded(Bounded(truth, size, torch.zeros_like(size)))
 
     def _corners(self, side: int) -> list[tuple[Tensor, tuple[Tensor, Tensor]]]:
@@ -255,6 +275,17 @@ class TowerReference:
             exact = places.double() * (side - 1) / max(count - 1, 1)
             low = exact.floor().clamp(max=side - 2)
             axes.append([(1 - (exact - low), low.long()), (exact - low, low.long() + 1)])
+        return [(of_row * of_column, (row, column)) for of_row, row in axes[0] for of_column, column in axes[1]]
+
+    def _points(self, side: int) -> list[tuple[Tensor, tuple[Tensor, Tensor]]]:
+        """Return the weight and the place of each of the sixteen points around the middle of each patch."""
+        axes = []
+        for places, count in ((self._rows, self._height), (self._columns, self._width)):
+            exact = (places.double() + 0.5) * side / count - 0.5
+            near = exact.floor()
+            axes.append(
+                [(_cubic((exact - near - it).abs()), (near + it).long().clamp(0, side - 1)) for it in range(-1, 3)]
+            )
         return [(of_row * of_column, (row, column)) for of_row, row in axes[0] for of_column, column in axes[1]]
 
     def _turned(self, x: Bounded) -> Bounded:
@@ -278,7 +309,10 @@ class TowerReference:
         weight, eps = self._tensor(f"{name}.weight"), self.config.norm_eps if eps is None else eps
         if self.config.is_gated:
             return rms_norm(x, weight, eps, self._precision)
-        found = layer_norm(x, weight, eps, self._precision)
+        return self._layer_normed(x, name, eps)
+
+    def _layer_normed(self, x: Bounded, name: str, eps: float) -> Bounded:
+        found = layer_norm(x, self._tensor(f"{name}.weight"), eps, self._precision)
         return self._rounded(found.plus(Bounded.exact(self._tensor(f"{name}.bias"))))
 
     def _normed_alone(self, x: Bounded, eps: float | None = None) -> Bounded:
@@ -304,3 +338,11 @@ class TowerReference:
 
     def _rounded(self, value: Bounded) -> Bounded:
         return self._precision.rounded(value)
+
+
+def _cubic(distance: Tensor) -> Tensor:
+    """Return the weight of a point in a cubic convolution of the slope a = -3/4. Source: Keys 1981, equation 4."""
+    a, x = -0.75, distance
+    near = (a + 2) * x**3 - (a + 3) * x**2 + 1
+    far = a * x**3 - 5 * a * x**2 + 8 * a * x - 4 * a
+    return torch.where(x <= 1, near, far)

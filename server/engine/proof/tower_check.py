@@ -14,7 +14,12 @@ from server.model.vision.geometry import Geometry, Grid
 from server.model.vision.tower import Image, Pixels, Tower, TowerBorder
 
 _ROW = "an image"
-_OF_TOKENS = (TowerBorder.MERGER_READ, TowerBorder.MERGED, TowerBorder.MERGER_FED)
+_OF_TOKENS = (
+    TowerBorder.MERGER_READ,
+    TowerBorder.MERGED,
+    TowerBorder.MERGER_GATES_READ,
+    TowerBorder.MERGER_FED,
+)
 _SIDES = (5, 7)  # tokens: of Qwen 2.5's windows of four, one is whole and three are cut off
 
 
@@ -71,9 +76,12 @@ class TowerCheck:
         def merged(x: Bounded, place: int | None) -> Iterator[tuple[Difference, int]]:
             yield section(TowerBorder.MERGER_READ, place, reference.merger_read(x, place))
             read, fed = (seen.exact(it, place) for it in (TowerBorder.MERGER_READ, TowerBorder.MERGER_FED))
-            if config.merging is Merging.PRODUCT:
+            if config.merging in (Merging.PRODUCT, Merging.GATED):
                 yield section(TowerBorder.MERGED, place, reference.merging(read, place))
                 read = seen.exact(TowerBorder.MERGED, place)
+            if config.merging is Merging.GATED:
+                yield section(TowerBorder.MERGER_GATES_READ, place, reference.merger_gates_read(read))
+                read = seen.exact(TowerBorder.MERGER_GATES_READ, place)
             yield section(TowerBorder.MERGER_FED, place, reference.merger_fed(read, place))
             served = seen.rows_of(place, config.out_size)
             yield difference("tower, rows", place, _ROW, served, reference.merged(fed, place)), served.numel()

@@ -28,6 +28,7 @@ class ImageFamily(Enum):
     QWEN2_5_VL = "qwen2_5_vl"
     QWEN3_VL = "qwen3_vl"
     GEMMA3 = "gemma3"
+    GLM4V = "glm4v"
     PIXTRAL = "pixtral"
     GEMMA4 = "gemma4"
 
@@ -47,10 +48,15 @@ _FAMILIES = {
     "qwen3_5": ImageFamily.QWEN3_VL,
     "qwen3_5_moe": ImageFamily.QWEN3_VL,
     "gemma3": ImageFamily.GEMMA3,
+    "glm4v": ImageFamily.GLM4V,
+    "glm4v_moe": ImageFamily.GLM4V,
+    "glm46v": ImageFamily.GLM4V,
+    "glm_ocr": ImageFamily.GLM4V,
     "mistral3": ImageFamily.PIXTRAL,
     "gemma4": ImageFamily.GEMMA4,
     "gemma4_unified": ImageFamily.GEMMA4,
 }
+_GLM_IDS = {"glm4v": 151_343, "glm4v_moe": 151_363, "glm46v": 151_343, "glm_ocr": 59_280}
 _OF_NORMALIZING = ("do_normalize", "image_mean", "image_std")
 _BREAK, _END = "[IMG_BREAK]", "[IMG_END]"
 _CLIP_MEAN, _CLIP_STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
@@ -176,6 +182,22 @@ def _qwen(family: ImageFamily, fields: Fields, config: Fields, _whole: Fields) -
     )
 
 
+def _glm(family: ImageFamily, fields: Fields, config: Fields, _whole: Fields) -> ImageSettings:
+    values = _values(fields, _CLIP_MEAN, _CLIP_STD, Resampling.BICUBIC)
+    patch, merge = fields.integer("patch_size", 14), fields.integer("merge_size", 2)
+    temporal = fields.integer("temporal_patch_size", 2)
+    size = fields.section("size") or Fields({}, fields.source)
+    bounds = []  # of the pixels of an image, which a file counts once for each time that it is given to the tower
+    for name, missing in (("shortest_edge", 112 * 112), ("longest_edge", 28 * 28 * 15_000)):
+        bound = size.integer(name, missing)
+        if bound % temporal:
+            size.refuse(name, f"a multiple of temporal_patch_size ({temporal})")
+        bounds.append(bound // temporal)
+    image_id = config.integer("image_token_id", _GLM_IDS[str(config.given("model_type"))])
+    tokens, sizes = ImageTokens(image_id, image_id), PixelRange(patch * merge, bounds[0], bounds[1], enlarges=True)
+    return ImageSettings(family, sizes, values[0], patch, merge, temporal, *values[1:], tokens)
+
+
 def _gemma(family: ImageFamily, fields: Fields, config: Fields, whole: Fields) -> ImageSettings:
     values = _values(fields, [0.5] * 3, [0.5] * 3, Resampling.BILINEAR)
     if fields.given("do_pan_and_scan"):
@@ -243,5 +265,6 @@ _READERS = {
     ImageFamily.PIXTRAL: _pixtral,
     ImageFamily.QWEN2_5_VL: _qwen,
     ImageFamily.QWEN3_VL: _qwen,
+    ImageFamily.GLM4V: _glm,
     ImageFamily.GEMMA3: _gemma,
 }

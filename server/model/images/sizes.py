@@ -36,14 +36,19 @@ class SizeRule(Protocol):
 class PixelRange:
     """Sides that are multiples of `factor`, their product between two bounds, the ratio kept as far as that allows.
 
-    Qwen's: a side is rounded to the nearest multiple, half of one to the even multiple.
+    Qwen's: a side is rounded to the nearest multiple, half of one to the even multiple. GLM's: an image with a side
+    below `factor` is first enlarged until it has none (`enlarges`).
     """
 
     factor: int
     min_pixels: int
     max_pixels: int
+    enlarges: bool = False
 
     def resized(self, height: int, width: int) -> tuple[int, int]:
+        if self.enlarges and min(height, width) < self.factor:
+            scale = max(self.factor / height, self.factor / width)
+            height, width = int(height * scale), int(width * scale)
         longer, shorter = max(height, width), min(height, width)
         if longer / shorter > MAX_RATIO:
             found = f"{width} x {height}"

@@ -87,13 +87,16 @@ def rotation(config: TowerConfig, rows: Tensor, columns: Tensor) -> tuple[Tensor
     return angles.cos(), angles.sin()
 
 
-def learned_positions(table: Tensor, side: int, grids: Sequence[Grid]) -> Tensor:
+def learned_positions(table: Tensor, side: int, grids: Sequence[Grid], *, is_cubic: bool = False) -> Tensor:
     """Return the learned position of each patch, row by row of each image, [patches, hidden] fp32.
 
-    table   [side ** 2, hidden], whose corners are those of each image; between its points it is interpolated linearly
+    table     [side ** 2, hidden], whose corners are those of each image; between its points it is interpolated linearly
+    is_cubic  whether instead its points are the middles of squares that cover the image, as patches are; between them
+              it is interpolated by cubic convolution, and beyond the outermost ones repeats them
     """
     square = table.float().view(side, side, -1)
-    return torch.cat([_interpolated(square, side, grid).flatten(0, 1) for grid in grids])
+    interpolated = _convolved if is_cubic else _interpolated
+    return torch.cat([interpolated(square, side, grid).flatten(0, 1) for grid in grids])
 
 
 def placed(tables: Tensor, grids: Sequence[Grid]) -> Tensor:
@@ -103,6 +106,32 @@ def placed(tables: Tensor, grids: Sequence[Grid]) -> Tensor:
     """
     of_columns, of_rows = tables
     return torch.cat([(of_rows[:height, None] + of_columns[None, :width]).flatten(0, 1) for height, width in grids])
+
+
+def _convolved(square: Tensor, side: int, grid: Grid) -> Tensor:
+    """Interpolate by cubic convolution, of the slope -3/4. Source: Keys 1981; `grid_sample` of PyTorch."""
+    found = square
+    for dim, count in enumerate(grid):
+        places = (torch.arange(count, device=square.device) + 0.5) * (side / count) - 0.5
+        low = places.floor()
+        share, first = places - low, low.long()
+        weights = (_outer(share + 1), _inner(share), _inner(1 - share), _outer(2 - share))
+        parts = [
+            found.index_select(dim, (first + step).clamp(0, side - 1)) * weight.view(-1, *[1] * (2 - dim))
+            for step, weight in zip(range(-1, 3), weights, strict=True)
+        ]
+        found = parts[0] + parts[1] + parts[2] + parts[3]
+    return found
+
+
+def _inner(distance: Tensor) -> Tensor:
+    """Return the weight of a point that is nearer than 1."""
+    return (1.25 * distance - 2.25) * distance * distance + 1
+
+
+def _outer(distance: Tensor) -> Tensor:
+    """Return the weight of a point at a distance from 1 to 2."""
+    return ((-0.75 * distance + 3.75) * distance - 6) * distance + 3
 
 
 def _interpolated(square: Tensor, side: int, grid: Grid) -> Tensor:

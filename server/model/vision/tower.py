@@ -5,23 +5,28 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.functional import AttentionPlan, plan_varlen
 from kernels.fused.activation import gated
 from kernels.fused.activation_kind import Activation
 from kernels.fused.norm import add_rms_norm, rms_norm
 from kernels.fused.turn_heads import turn_heads
-from kernels.linear.first_path import multiply
 from qualification.model.tower import TowerActivation, TowerConfig
-from server.model.linear import Linear, Product
-from server.model.step import Step
+from server.model.linear import Product
 from server.model.vision.geometry import Geometry, Grid, learned_positions, placed, rotation
-from server.model.vision.weights import MeanMerger, Merger, NormWeights, TowerLayer, TowerWeight, TowerWeights
+from server.model.vision.operators import Attend, BoundedProduct, FirstPaths, TowerOperators
+from server.model.vision.weights import (
+    GatedMerger,
+    MeanMerger,
+    Merger,
+    NormWeights,
+    TowerLayer,
+    TowerWeight,
+    TowerWeights,
+)
 
 _MOST_KNOWN_PATCHES = 2**17  # of which the places are kept, 350 bytes each: made anew they take the host 3 ms
 
@@ -64,82 +69,6 @@ class Image:
         return cls(values.view(height * patch_size, width * patch_size, 3), grid)
 
 
-class Attend(Protocol):
-    """Attention of sequences of patches, planned for all layers."""
-
-    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Return [patches, heads, head_dim] for q, k, v of that shape."""
-
-
-class TowerOperators(Protocol):
-    """Computes a tower's attention and products."""
-
-    def begin(self, num_patches: int, num_tokens: int, num_images: int) -> None:
-        """Images of so many patches and tokens are about to be computed together."""
-
-    def attend(self, ends: Tensor, longest: int) -> Attend:
-        """Plan attention of sequences that end at `ends` [sequences + 1] int32: a patch sees all of its sequence."""
-
-    def product(self, layer: int | None, name: TowerWeight, linear: Linear) -> Product:
-        """Return what multiplies with a weight. Called once for each."""
-
-
-@dataclass(frozen=True, slots=True)
-class FirstPaths:
-    """Computes by the first path of each operator that can, without a plan. `scale` of scores: None as of most."""
-
-    scale: float | None = None
-
-    def begin(self, num_patches: int, num_tokens: int, num_images: int) -> None:
-        """Note nothing."""
-
-    def attend(self, ends: Tensor, longest: int) -> Attend:
-        return FirstPath(plan_varlen(ends, ends, longest, longest, softmax_scale=self.scale, causal=False))
-
-    def product(self, layer: int | None, name: TowerWeight, linear: Linear) -> Product:  # noqa: ARG002
-        return _FirstProduct(linear)
-
-
-@dataclass(frozen=True, slots=True)
-class FirstPath:
-    """Attention as the library plans it."""
-
-    plan: AttentionPlan
-
-    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # noqa: ARG002
-        return self.plan.run(q, k, v)
-
-
-@dataclass(frozen=True, slots=True)
-class _FirstProduct:
-    linear: Linear
-
-    def __call__(self, x: Tensor, step: Step | None, out: Tensor | None = None) -> Tensor:  # noqa: ARG002
-        return multiply(x, self.linear.weight, self.linear.bias, out=out)
-
-
-class _BoundedProduct:
-    """Bounds what a product reads, of each of its parts, and what it makes."""
-
-    def __init__(self, product: Product, bounds: Tensor) -> None:
-        """`bounds`: [parts, 4], of what a part reads and of what it makes, from least to most."""
-        self._product = product
-        self._bounds = [[float(it) for it in part] for part in bounds.tolist()]
-
-    def __call__(self, x: Tensor, step: Step | None, out: Tensor | None = None) -> Tensor:
-        """Multiply once for all parts that read the same."""
-        found = out
-        for read in dict.fromkeys((it[0], it[1]) for it in self._bounds):
-            made = self._product(x.clamp(*read), step)
-            found = torch.empty_like(made) if found is None else found
-            parts = zip(self._bounds, found.chunk(len(self._bounds), 1), made.chunk(len(self._bounds), 1), strict=True)
-            for (low, high, least, most), whole, own in parts:
-                if (low, high) == read:
-                    torch.clamp(own, least, most, out=whole)
-        assert found is not None, "a product has a part"
-        return found
-
-
 @dataclass(frozen=True, slots=True)
 class _Places:
     """A geometry on the device: see there. `windows`, `images`: where sequences end, and the longest one's length.
@@ -164,6 +93,16 @@ class _Layer:
     down: Product
 
 
+@dataclass(frozen=True, slots=True)
+class _GatedProducts:
+    """Products with the weights of a merger that is gated."""
+
+    merging: Product
+    first: Product
+    up: Product
+    second: Product
+
+
 class TowerBorder(Enum):
     """Places at which a tower hands out what it computes; patches stand in the order of its geometry."""
 
@@ -180,6 +119,7 @@ class TowerBorder(Enum):
     BEHIND_FEED_FORWARD = "residual behind the feed-forward"
     MERGER_READ = "what the merger reads"
     MERGED = "merged patches"
+    MERGER_GATES_READ = "what the merger's gates read"
     MERGER_FED = "what the merger's last product reads"
 
 
@@ -260,7 +200,9 @@ class Tower:
             if config.num_positions is None:
                 positions = placed(self.weights.positions, grids)
             else:
-                positions = learned_positions(self.weights.positions, config.num_positions, grids)
+                positions = learned_positions(
+                    self.weights.positions, config.num_positions, grids, is_cubic=config.has_cubic_positions
+                )
             hidden = hidden + positions.index_select(0, order).to(hidden.dtype)
         self._hand(TowerBorder.PATCHED, None, hidden)
         if self.weights.patches_norm is not None:
@@ -333,8 +275,9 @@ class Tower:
         self._hand(TowerBorder.ATTENTION_READ, index, read)
         qkv = products.qkv(read, None)
         if layer.q_norm is not None and layer.k_norm is not None:
-            weights = (layer.q_norm.weight, layer.k_norm.weight, self._ones[: shape[2]])
-            for part, weight in zip(qkv.chunk(3, 1), weights, strict=True):
+            weights = [layer.q_norm.weight, layer.k_norm.weight]
+            weights += [self._ones[: shape[2]]] if self.config.norms_values else []
+            for part, weight in zip(qkv.chunk(3, 1), weights, strict=False):
                 part.copy_(rms_norm(part.reshape(-1, shape[2]), weight, self.config.norm_eps).view(part.shape))
         if turns is not None:
             turn_heads(qkv, *turns, self.config.num_heads)
@@ -371,15 +314,23 @@ class Tower:
         if bounds is None:
             return found
         return _Layer(
-            _BoundedProduct(found.qkv, bounds.qkv),
-            _BoundedProduct(found.output, bounds.output),
-            _BoundedProduct(found.up, bounds.up),
-            _BoundedProduct(found.down, bounds.down),
+            BoundedProduct(found.qkv, bounds.qkv),
+            BoundedProduct(found.output, bounds.output),
+            BoundedProduct(found.up, bounds.up),
+            BoundedProduct(found.down, bounds.down),
         )
 
-    def _last_merger(self, merger: Merger | MeanMerger) -> Callable[[Tensor], Tensor]:
+    def _last_merger(self, merger: Merger | MeanMerger | GatedMerger) -> Callable[[Tensor], Tensor]:
         if isinstance(merger, Merger):
             return self._merger(None, merger)
+        if isinstance(merger, GatedMerger):
+            products = _GatedProducts(
+                self._operators.product(None, TowerWeight.MERGING, merger.merging),
+                self._operators.product(None, TowerWeight.MERGER_FIRST, merger.first),
+                self._operators.product(None, TowerWeight.MERGER_UP, merger.up),
+                self._operators.product(None, TowerWeight.MERGER_SECOND, merger.second),
+            )
+            return partial(self._gated_tokens, merger, products)
         product = self._operators.product(None, TowerWeight.MERGER_SECOND, merger.product)
         weight = self._ones[: self.config.hidden_size] if merger.token_norm is None else merger.token_norm.float() + 1
         return partial(self._averaged, merger, weight, product)
@@ -421,6 +372,18 @@ class Tower:
             tokens = self._hand(TowerBorder.MERGED, place, merging(tokens, None))
         fed = self._hand(TowerBorder.MERGER_FED, place, F.gelu(first(tokens, None)))
         return second(fed, None)
+
+    def _gated_tokens(self, merger: GatedMerger, products: "_GatedProducts", hidden: Tensor) -> Tensor:
+        """Return [tokens, out_size] of hidden [patches, hidden]."""
+        tokens = self._normed(merger.norm, hidden).view(-1, hidden.shape[1] * self.config.merge**2)
+        self._hand(TowerBorder.MERGER_READ, None, tokens)
+        tokens = self._hand(TowerBorder.MERGED, None, products.merging(tokens, None))
+        normed = self._normed(merger.inner_norm, products.first(tokens, None), self.config.merger_eps)
+        read = self._hand(TowerBorder.MERGER_GATES_READ, None, F.gelu(normed))
+        activation = self.config.activation
+        assert isinstance(activation, Activation), "those of towers alone gate nothing"
+        fed = self._hand(TowerBorder.MERGER_FED, None, gated(products.up(read, None), activation))
+        return products.second(fed, None)
 
     def _hand(self, border: TowerBorder, index: int | None, value: Tensor) -> Tensor:
         """Hand out what is computed, to who observes; return it."""

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -25,12 +24,14 @@ class TowerWeight(Enum):
     DOWN = "tower_down"
     MERGING = "tower_merging"
     MERGER_FIRST = "tower_merger_first"
+    MERGER_UP = "tower_merger_up"
     MERGER_SECOND = "tower_merger_second"
 
     @property
     def is_of_tokens(self) -> bool:
         """Return whether its rows are tokens of the prompt, and not patches."""
-        return self in (TowerWeight.MERGING, TowerWeight.MERGER_FIRST, TowerWeight.MERGER_SECOND)
+        own = TowerWeight
+        return self in (own.MERGING, own.MERGER_FIRST, own.MERGER_UP, own.MERGER_SECOND)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,21 @@ class MeanMerger:
 
 
 @dataclass(frozen=True, slots=True)
+class GatedMerger:
+    """Makes one token of the patches that are merged: `merging` reads those of a token, normed each.
+
+    inner_norm  a LayerNorm behind `first`; `up`: gate, then up
+    """
+
+    norm: NormWeights
+    merging: Linear
+    first: Linear
+    inner_norm: NormWeights
+    up: Linear
+    second: Linear
+
+
+@dataclass(frozen=True, slots=True)
 class TowerWeights:
     """positions     [side ** 2, hidden], or [2, places, hidden] of columns and rows, or None
     patches_norm  None where patches are not normed; pixels_norm, product_norm: before the product and behind it
@@ -110,7 +126,7 @@ class TowerWeights:
     patches_norm: NormWeights | None
     positions: Tensor | None
     layers: tuple[TowerLayer, ...]
-    merger: Merger | MeanMerger
+    merger: Merger | MeanMerger | GatedMerger
     deepstack: tuple[Merger, ...]
     pixels_norm: NormWeights | None = None
     product_norm: NormWeights | None = None
@@ -130,6 +146,8 @@ class TowerWeights:
         mergers: dict[str, Merger] = {}
         if isinstance(self.merger, Merger):
             mergers = {names.merger: self.merger}
+        elif isinstance(self.merger, GatedMerger):
+            found |= _of_gated(self.merger, names)
         else:
             found |= _of_means(self.merger, names)
         mergers |= {names.deepstack.format(index): it for index, it in enumerate(self.deepstack)}
@@ -149,7 +167,7 @@ def empty_tower(config: TowerConfig, dtype: torch.dtype, device: torch.device) -
         merger=empty.last_merger(),
         deepstack=tuple(empty.merger(norms_tokens=True) for _ in config.deepstack),
         pixels_norm=empty.norm(config.patch_numbers) if config.norms_pixels else None,
-        product_norm=empty.norm() if config.norms_pixels else None,
+        product_norm=empty.norm() if config.norms_product else None,
     )
 
 
@@ -171,6 +189,9 @@ class _Empty:
         """Return a norm of so many numbers, None for those of a patch."""
         weight = self.tensor(self.config.hidden_size if size is None else size)
         return NormWeights(weight, None if self.config.is_gated else torch.empty_like(weight))
+
+    def mergers_products(self) -> list[Linear]:
+        return [self.linear(it[0], it[1], bias=it[2]) for it in self.config.merger_products]
 
     def positions(self) -> Tensor | None:
         config = self.config
@@ -195,16 +216,21 @@ class _Empty:
         )
 
     def merger(self, *, norms_tokens: bool) -> Merger:
-        config, size = self.config, self.config.hidden_size * self.config.merge**2
-        first, second = (self.linear(*it, bias=config.merger_has_biases) for it in pairwise(config.merger_sizes))
-        merging = self.linear(size, config.hidden_size, bias=False) if config.merging is Merging.PRODUCT else None
-        return Merger(self.norm(size if norms_tokens else None), first, second, norms_tokens, merging)
+        size = self.config.hidden_size * self.config.merge**2
+        *merging, first, second = self.mergers_products()
+        return Merger(
+            self.norm(size if norms_tokens else None), first, second, norms_tokens, merging[0] if merging else None
+        )
 
-    def last_merger(self) -> Merger | MeanMerger:
+    def last_merger(self) -> Merger | MeanMerger | GatedMerger:
         config, hidden = self.config, self.config.hidden_size
+        if config.merging is Merging.GATED:
+            merging, first, up, second = self.mergers_products()
+            inner = NormWeights(self.tensor(config.out_size), self.tensor(config.out_size))
+            return GatedMerger(self.norm(), merging, first, inner, up, second)
         if config.merging is not Merging.MEAN:
             return self.merger(norms_tokens=False)
-        product = self.linear(hidden, config.out_size, bias=config.merger_has_biases)
+        (product,) = self.mergers_products()
         if config.norms_means:
             return MeanMerger(product, self.norm(), self.tensor(hidden))
         bias, factor = (self.tensor(hidden) if config.standardizes else None for _ in range(2))
@@ -215,7 +241,7 @@ def as_computed(weights: TowerWeights, config: TowerConfig) -> TowerWeights:
     """Return filled weights in the form in which they are computed: patch by patch, and padded; colours one behind
     the other; of split heads the numbers that are turned first before those that these are turned with.
     """
-    if isinstance(weights.merger, Merger) and weights.merger.merging is not None:
+    if isinstance(weights.merger, Merger | GatedMerger) and weights.merger.merging is not None:
         values = weights.merger.merging.weight.stored["weight"].values
         values.copy_(values.view(len(values), -1, config.merge**2).transpose(1, 2).flatten(1))
     if config.reads_colours_last:
@@ -273,6 +299,10 @@ def tower_shapes(config: TowerConfig) -> Mapping[str, tuple[int, ...]]:
     found = {name: tuple(it.shape) for name, it in empty.items()}
     side, frames = config.patch_size, (config.num_frames,) if config.num_frames > 1 else ()
     found |= {name: () for name in found if name.endswith(BOUNDS)}
+    if config.merging is Merging.GATED:
+        found |= {
+            f"{config.names.downsample}.weight": (config.out_size, config.hidden_size, config.merge, config.merge)
+        }
     if config.reads_colours_last:
         return found
     return found | {f"{config.names.patches}.weight": (config.hidden_size, 3, *frames, side, side)}
@@ -333,6 +363,17 @@ def _of_means(merger: MeanMerger, names: TowerNames) -> Iterator[tuple[str, Tens
         yield product, merger.product.weight.stored["weight"].values.t()  # it is kept [in, out]
     if merger.bias is not None and merger.factor is not None:
         yield from ((names.mean_bias, merger.bias), (names.mean_factor, merger.factor))
+
+
+def _of_gated(merger: GatedMerger, names: TowerNames) -> Iterator[tuple[str, Tensor]]:
+    yield from _of_norm(names.last_norm, merger.norm)
+    yield from _of_linear(names.downsample, merger.merging)
+    yield from _of_linear(f"{names.merger}.{names.first}", merger.first)
+    yield from _of_norm(f"{names.merger}.{names.merger_norm}", merger.inner_norm)
+    half = merger.up.weight.size[0] // 2
+    for name, part in zip(names.merger_up, merger.up.split(half, half), strict=True):
+        yield from _of_linear(f"{names.merger}.{name}", part)
+    yield from _of_linear(f"{names.merger}.{names.second}", merger.second)
 
 
 def _of_merger(merger: Merger, names: TowerNames) -> Iterator[tuple[str, Tensor]]:

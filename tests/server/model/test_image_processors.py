@@ -14,6 +14,8 @@ from transformers.models.gemma4.image_processing_pil_gemma4 import (
     Gemma4ImageProcessorPil,
     get_aspect_ratio_preserving_size,
 )
+from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
+from transformers.models.glm4v.image_processing_pil_glm4v import smart_resize as glm_resize
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil, smart_resize
 
@@ -22,7 +24,7 @@ from server.model.images.decode import ImageError, decode
 from server.model.images.process import process
 from server.model.images.settings import ImageSettings
 from server.model.images.sizes import PixelRange, SizeError, TokenBudget
-from support.images.processor_files import GEMMA3, GEMMA4, PIXTRAL, QWEN2_5_VL, QWEN3_VL, write
+from support.images.processor_files import GEMMA3, GEMMA4, GLM4V, PIXTRAL, QWEN2_5_VL, QWEN3_VL, write
 
 MAX_PIXELS = 2**22
 
@@ -44,7 +46,8 @@ def settings_of(folder: Path, files: dict[str, dict[str, Any]]) -> ImageSettings
     return found
 
 
-def test_sizes_are_those_of_transformers() -> None:
+@pytest.mark.parametrize("is_glm", [False, True])
+def test_sizes_are_those_of_transformers(is_glm: bool) -> None:
     draw = random.Random(0)
     for _ in range(20_000):
         factor = draw.choice([28, 32])
@@ -52,21 +55,36 @@ def test_sizes_are_those_of_transformers() -> None:
         most = max(least, draw.choice([28 * 28 * 1280, 12845056, 50_000]))
         # Also halves of a multiple, which Python rounds to the even one.
         height, width = (draw.choice([draw.randint(1, 3000), factor * draw.randint(0, 40) + factor // 2]) for _ in "hw")
-        rule = PixelRange(factor, least, most)
-        if max(height, width) / min(height, width) > 200:
+        rule = PixelRange(factor, least, most, enlarges=is_glm)
+        try:
+            if is_glm:  # an image counts as two frames, by twice its pixels
+                wanted = glm_resize(2, height, width, 2, factor, 2 * least, 2 * most)
+            else:
+                wanted = smart_resize(height, width, factor, least, most)
+        except ValueError:
             with pytest.raises(SizeError, match="at most 200 times"):
                 rule.resized(height, width)
         else:
-            assert rule.resized(height, width) == smart_resize(height, width, factor, least, most)
+            assert rule.resized(height, width) == wanted
 
 
-@pytest.mark.parametrize("files", [QWEN2_5_VL, QWEN3_VL], ids=["qwen2.5-vl", "qwen3-vl"])
-def test_qwen_pixels_and_tokens_are_those_of_transformers(tmp_path: Path, files: dict[str, dict[str, Any]]) -> None:
+@pytest.mark.parametrize(
+    ("files", "processor", "bounds"),
+    [
+        (QWEN2_5_VL, Qwen2VLImageProcessorPil, {"min_pixels": 5000, "max_pixels": 60_000}),
+        (QWEN3_VL, Qwen2VLImageProcessorPil, {"min_pixels": 5000, "max_pixels": 60_000}),
+        (GLM4V, Glm4vImageProcessorPil, {"size": {"shortest_edge": 10_000, "longest_edge": 120_000}}),
+    ],
+    ids=["qwen2.5-vl", "qwen3-vl", "glm4v"],
+)
+def test_qwen_pixels_and_tokens_are_those_of_transformers(
+    tmp_path: Path, files: dict[str, dict[str, Any]], processor: type, bounds: dict[str, Any]
+) -> None:
     files = copy.deepcopy(files)
-    files["preprocessor_config.json"] |= {"min_pixels": 5000, "max_pixels": 60_000}
+    files["preprocessor_config.json"] |= bounds
     settings = settings_of(tmp_path, files)
     own = files["preprocessor_config.json"] | {"do_rescale": False, "do_normalize": False}
-    reference = Qwen2VLImageProcessorPil(**own)
+    reference = processor(**own)
     draw = random.Random(1)
     for seed in range(24):
         mode = draw.choice(["RGB", "RGB", "L", "RGBA"])

@@ -29,6 +29,20 @@ QWEN3_VL: dict[str, dict[str, Any]] = {
         "image_processor_type": "Qwen2VLImageProcessorFast",
     },
 }
+GLM4V: dict[str, dict[str, Any]] = {
+    "config.json": {"model_type": "glm4v_moe", "vision_config": {"patch_size": 14}, "image_token_id": 151363},
+    "preprocessor_config.json": {
+        "size": {"shortest_edge": 12544, "longest_edge": 9633792},
+        "do_rescale": True,
+        "patch_size": 14,
+        "temporal_patch_size": 2,
+        "merge_size": 2,
+        "image_mean": [0.48145466, 0.4578275, 0.40821073],
+        "image_std": [0.26862954, 0.26130258, 0.27577711],
+        "image_processor_type": "Glm4vImageProcessor",
+        "processor_class": "Glm4vProcessor",
+    },
+}
 GEMMA3: dict[str, dict[str, Any]] = {
     "config.json": {
         "model_type": "gemma3",

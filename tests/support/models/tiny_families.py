@@ -52,6 +52,8 @@ from transformers import (
     Glm46VForConditionalGeneration,
     GlmConfig,
     GlmForCausalLM,
+    GlmOcrConfig,
+    GlmOcrForConditionalGeneration,
     GptOssConfig,
     GptOssForCausalLM,
     GraniteConfig,
@@ -777,6 +779,12 @@ IMAGE_MODELS: dict[str, tuple[type, type, dict[str, object], dict[str, object]]]
         Glm4vMoeConfig,
         Glm4vMoeForConditionalGeneration,
         {**GLM, "head_dim": 16, "rope_parameters": {**SECTIONS, "partial_rotary_factor": 0.5}},
+        GLM_VISION,
+    ),
+    "glm ocr": (
+        GlmOcrConfig,
+        GlmOcrForConditionalGeneration,
+        {"head_dim": 12, "rope_parameters": {**SECTIONS, "mrope_section": [3, 2, 1]}},
         GLM_VISION,
     ),
     "lfm2 vl": (

@@ -20,6 +20,14 @@ from transformers import (
     Gemma4ForConditionalGeneration,
     Gemma4UnifiedConfig,
     Gemma4UnifiedForConditionalGeneration,
+    Glm4vConfig,
+    Glm4vForConditionalGeneration,
+    Glm4vMoeConfig,
+    Glm4vMoeForConditionalGeneration,
+    Glm46VConfig,
+    Glm46VForConditionalGeneration,
+    GlmOcrConfig,
+    GlmOcrForConditionalGeneration,
     Mistral3Config,
     Mistral3ForConditionalGeneration,
     PreTrainedModel,
@@ -68,6 +76,11 @@ _TOWER: dict[str, object] = {
 _TOWER_3: dict[str, object] = {**_TOWER, "deepstack_visual_indexes": [0, 2], "num_position_embeddings": 36}
 # Windows of 4 patches a side: an image of a few patches has several, and others that are cut off.
 _TOWER_2_5: dict[str, object] = {**_TOWER, "window_size": 56, "fullatt_block_indexes": [1, 3]}
+# A square of 5 points a side, within images of more patches a side and of fewer.
+_TOWER_GLM: dict[str, object] = {**_TOWER, "image_size": 70, "rms_norm_eps": 1e-5}
+_PARTLY: dict[str, object] = {
+    "rope_parameters": {**_SECTIONS, "mrope_section": [1, 2, 1], "partial_rotary_factor": 0.5}
+}
 _PIXTRAL: dict[str, object] = {
     "model_type": "pixtral",
     "hidden_size": 48,
@@ -174,6 +187,20 @@ KINDS: dict[str, tuple[type, type, dict[str, object], dict[str, object]]] = {
         {**_RECURRENT, **_EXPERTS, "shared_expert_intermediate_size": 24},
         {**_TOWER, "num_position_embeddings": 36},
     ),
+    "glm4v": (Glm4vConfig, Glm4vForConditionalGeneration, _PARTLY, _TOWER_GLM),
+    "glm4v, moe": (
+        Glm4vMoeConfig,
+        Glm4vMoeForConditionalGeneration,
+        {**_PARTLY, "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+        _TOWER_GLM,
+    ),
+    "glm46v": (
+        Glm46VConfig,
+        Glm46VForConditionalGeneration,
+        {**_PARTLY, "model_type": "glm4v_text"},
+        {**_TOWER_GLM, "model_type": "glm4v_vision"},
+    ),
+    "glm ocr": (GlmOcrConfig, GlmOcrForConditionalGeneration, {**_IN_SECTIONS, "head_dim": 16}, _TOWER_GLM),
     "mistral 3": (
         Mistral3Config,
         Mistral3ForConditionalGeneration,

@@ -19,13 +19,14 @@ from server.engine.proof.tower_check import TowerCheck, TowerChecked, checked_gr
 from server.model.load.load import load_config
 from server.model.vision.geometry import Grid
 from server.model.vision.load import load_tower, with_own_tower
-from server.model.vision.tower import Attend, FirstPath, FirstPaths, Image, Pixels, Tower
-from server.model.vision.weights import MeanMerger, Merger, TowerWeights
+from server.model.vision.operators import Attend, FirstPath, FirstPaths
+from server.model.vision.tower import Image, Pixels, Tower
+from server.model.vision.weights import GatedMerger, MeanMerger, Merger, TowerWeights
 from support.engine.image_session import PIXELS
 from support.models.tiny_images import GEMMA, save_tiny
 
 CPU = torch.device("cpu")
-ROTATING = ("qwen2 vl", "qwen2.5 vl", "qwen3 vl", "mistral 3", "gemma 4")
+ROTATING = ("qwen2 vl", "qwen2.5 vl", "qwen3 vl", "glm4v", "glm ocr", "mistral 3", "gemma 4")
 
 
 @pytest.fixture(scope="module", params=[*ROTATING, GEMMA])
@@ -105,7 +106,7 @@ class RowsFirst(Tower):
         (Transposed, {}, "patches"),
         (Causal, {}, "layer 0, tower, attention"),
         (Tower, {"rope_theta": 1000.0}, "layer 0, tower, queries"),
-        (Tower, {"norm_eps": 1e-2}, "what attention reads|normed patches"),
+        (Tower, {"norm_eps": 1e-2}, "what attention reads|patches"),
     ],
 )
 def test_a_planted_fault_is_named_where_it_is(
@@ -147,7 +148,7 @@ class Unfolded(Tower):
     """Leaves the columns of the merging product as a checkpoint has them: those of one number of all patches first."""
 
     def __init__(self, config: TowerConfig, weights: TowerWeights, pixels: Pixels, *, is_reproducible: bool) -> None:
-        assert isinstance(weights.merger, Merger) and weights.merger.merging is not None  # noqa: PT018
+        assert isinstance(weights.merger, Merger | GatedMerger) and weights.merger.merging is not None  # noqa: PT018
         values = weights.merger.merging.weight.stored["weight"].values
         values.copy_(values.view(len(values), config.merge**2, -1).transpose(1, 2).flatten(1))
         super().__init__(config, weights, pixels, is_reproducible=is_reproducible)
@@ -156,6 +157,14 @@ class Unfolded(Tower):
 def unbounded(config: TowerConfig, weights: TowerWeights, pixels: Pixels, *, is_reproducible: bool) -> Tower:
     """Leave out the bounds of products."""
     layers = tuple(replace(it, bounds=None) for it in weights.layers)
+    return Tower(config, replace(weights, layers=layers), pixels, is_reproducible=is_reproducible)
+
+
+def without_norms_of_heads(
+    config: TowerConfig, weights: TowerWeights, pixels: Pixels, *, is_reproducible: bool
+) -> Tower:
+    """Leave out the norms of queries and keys."""
+    layers = tuple(replace(it, q_norm=None, k_norm=None) for it in weights.layers)
     return Tower(config, replace(weights, layers=layers), pixels, is_reproducible=is_reproducible)
 
 
@@ -170,6 +179,10 @@ def unstandardized(config: TowerConfig, weights: TowerWeights, pixels: Pixels, *
     ("kind", "made", "changes", "where"),
     [
         ("qwen2 vl", Tower, {"activation": Activation.GELU}, "layer 0, tower, activation"),
+        ("glm4v", Tower, {"has_cubic_positions": False}, "tower, patches"),
+        ("glm4v", Unfolded, {}, "tower, merged patches"),
+        ("glm4v", Tower, {"merger_eps": 1e-2}, "what the merger's gates read"),
+        ("glm ocr", without_norms_of_heads, {}, "layer 0, tower, queries"),
         ("mistral 3", Neighbours, {}, "layer 0, tower, queries"),
         ("mistral 3", Tower, {"alternates_rates": False}, "layer 0, tower, queries"),
         ("mistral 3", Unfolded, {}, "tower, merged patches"),
