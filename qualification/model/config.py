@@ -285,11 +285,13 @@ class SharedExpertConfig:
 
     is_gated    whether its result is multiplied by the sigmoid of a product of one column
     activation  None: the experts'
+    scale       what its result is multiplied by in the end
     """
 
     width: int
     is_gated: bool = False
     activation: DenseActivation | None = None
+    scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

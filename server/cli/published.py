@@ -127,6 +127,7 @@ PUBLISHED: tuple[PublishedModel, ...] = (
     PublishedModel("ibm-research/moe-7b-1b-active-shared-experts", "GraniteMoeSharedForCausalLM", 7.0),
     PublishedModel("CohereLabs/c4ai-command-r7b-12-2024", "Cohere2ForCausalLM", 8.03),
     PublishedModel("CohereLabs/c4ai-command-a-03-2025", "Cohere2ForCausalLM", 111.1),
+    PublishedModel("CohereLabs/North-Mini-Code-1.0", "Cohere2MoeForCausalLM", 30.5),
     PublishedModel("allenai/OLMo-2-1124-7B", "Olmo2ForCausalLM", 7.3, None, "olmo-2-7b"),
     PublishedModel("allenai/Olmo-3-7B-Instruct", "Olmo3ForCausalLM", 7.3, Calls.OLMO3),
     PublishedModel("ByteDance-Seed/Seed-OSS-36B-Instruct", "SeedOssForCausalLM", 36.2, Calls.SEED_OSS),

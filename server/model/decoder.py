@@ -376,6 +376,7 @@ class Decoder:
             shared,
             weights.expert_scales,
             weighs_inputs=config.weighs_inputs,
+            shared_scale=1.0 if config.shared is None else config.shared.scale,
         )
         self._mixtures.setdefault(config, found)
         return found

@@ -66,6 +66,7 @@ class Experts:
     correction_bias  [experts] fp32, or None
     expert_scales    [experts] fp32, what the weight of an expert is multiplied by, or None
     weighs_inputs    whether the weight of a token's one expert multiplies what that expert reads
+    shared_scale     what the result of `shared` is multiplied by
     """
 
     router: Product
@@ -76,6 +77,7 @@ class Experts:
     shared: Shared | SharedAlike | None = None
     expert_scales: Tensor | None = None
     weighs_inputs: bool = False
+    shared_scale: float = 1.0
 
     def __call__(self, x: Tensor, step: Step | None) -> Tensor:
         weights, experts = self.routes(x, step)
@@ -83,7 +85,7 @@ class Experts:
             out = self.products((x * weights).to(x.dtype), experts, torch.ones_like(weights))
         else:
             out = self.products(x, experts, weights)
-        return out if self.shared is None else out.add_(self.shared(x, step))
+        return out if self.shared is None else out.add_(self.shared(x, step), alpha=self.shared_scale)
 
     def compile(self, hidden_size: int, dtype: torch.dtype, device: torch.device, borders: Iterable[int] = ()) -> None:
         """Compile every kernel that a call may launch, by running one of each kind: then none is in service.

@@ -13,6 +13,7 @@ from qualification.model.keys import family_keys
 from qualification.model.shared import read_like_llama, without_rotation
 from qualification.model.windows import WINDOW, read_patterned_windows
 
+PARALLEL = NormsConfig(is_shared=True)
 _PERIOD = 4  # one full layer after three with a window
 _read_windows = partial(read_patterned_windows, missing=WINDOW, pattern=_PERIOD)
 
@@ -22,7 +23,7 @@ def read_config(fields: Fields) -> ModelConfig:
     model = read_like_llama(
         fields,
         "cohere2",
-        norms=NormsConfig(is_shared=True),
+        norms=PARALLEL,
         windows=_read_windows,
         attention_bias=has_bias,
         output_bias=has_bias,
@@ -37,18 +38,20 @@ def read_config(fields: Fields) -> ModelConfig:
     )
 
 
+WITHOUT_EFFECT = "layer_switch use_embedding_sharing use_parallel_embedding"
+REFUSED: dict[str, tuple[object, ...]] = {
+    "quantization_config": (None,),  # products of 8 bits have one scale for rows whose order is another in memory
+    # What its class does whatever these say.
+    "order_of_interleaved_layers": ("local_attn_first", None),
+    "position_embedding_type": ("rope_gptj", None),
+    "rotary_pct": (1, 1.0, None),
+    "use_gated_activation": (True, None),
+    "use_parallel_block": (True, None),
+    "use_qk_norm": (False, None),
+}
 KEYS = family_keys(
     "attention_bias layer_norm_eps logit_scale sliding_window sliding_window_pattern layer_types",
-    without_effect="layer_switch use_embedding_sharing use_parallel_embedding",
-    refused={
-        "quantization_config": (None,),  # products of 8 bits have one scale for rows whose order is another in memory
-        # What its class does whatever these say.
-        "order_of_interleaved_layers": ("local_attn_first", None),
-        "position_embedding_type": ("rope_gptj", None),
-        "rotary_pct": (1, 1.0, None),
-        "use_gated_activation": (True, None),
-        "use_parallel_block": (True, None),
-        "use_qk_norm": (False, None),
-    },
+    without_effect=WITHOUT_EFFECT,
+    refused=REFUSED,
 )
 COHERE2 = Family("cohere2", ("Cohere2ForCausalLM",), read_config, KEYS, TensorNames(neighbours_are_pairs=True))

@@ -5,6 +5,7 @@ from difflib import get_close_matches
 
 from qualification.model.families.afmoe import AFMOE
 from qualification.model.families.cohere2 import COHERE2
+from qualification.model.families.cohere2_moe import COHERE2_MOE
 from qualification.model.families.deepseek_v2 import DEEPSEEK_V2
 from qualification.model.families.deepseek_v3 import DEEPSEEK_V3, KIMI_K2
 from qualification.model.families.ernie4_5 import ERNIE4_5
@@ -61,6 +62,7 @@ from qualification.model.fields import ModelConfigError
 KNOWN: tuple[Family, ...] = (
     AFMOE,
     COHERE2,
+    COHERE2_MOE,
     DEEPSEEK_V2,
     DEEPSEEK_V3,
     ERNIE4_5,

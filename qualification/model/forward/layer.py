@@ -12,6 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from kernels.experts.kinds import RoutingConfig, Scores
 from qualification.model.config import AttentionConfig, ExpertsConfig, LayerConfig, ModelConfig
 from qualification.model.forward.attention import Attends, attend
 from qualification.model.forward.bounded import (
@@ -417,7 +418,7 @@ class LayerReference:
         name = sentence.correction or f"{sentence.router}.e_score_correction_bias"
         if name in self.tensors:
             correction = self._vector(name, torch.float32).flatten()
-        scoring = sentence.scores or (Scoring.SOFTMAX_OF_CHOSEN if config.routing.renormalizes else Scoring.SOFTMAX)
+        scoring = sentence.scores or _scoring_of(config.routing)
         routes, gated = route(logits, config, scoring, correction), gate_of(config.activation)
         experts = _Experts(self, sentence)
         parts = []
@@ -427,6 +428,8 @@ class LayerReference:
             )
             if sentence.shared is not None and any(name.startswith(f"{sentence.shared}.") for name in self.tensors):
                 shared = self._shared(read, sentence, sentence.shared, rank, config)
+                assert config.shared is not None, "the checkpoint has its tensors"
+                shared = shared.times(config.shared.scale)
                 part = self.precision.rounded(part.plus(shared))
             parts.append(part)
         return parts, routes.is_clear
@@ -454,7 +457,8 @@ class LayerReference:
 
     def _norm(self, x: Bounded, name: str) -> Bounded:
         weight = self._vector(f"{name}.weight") + self.sentence.norm_offset
-        norm = layer_norm if self.sentence.norms_subtract_mean else rms_norm
+        subtracts_mean = self.sentence.subtracts_mean(config_says=self.model.norms_subtract_mean)
+        norm = layer_norm if subtracts_mean else rms_norm
         return norm(x, weight, self.model.norm_eps, self.precision)
 
     def _heads_normed(self, part: Bounded, name: str) -> Bounded:
@@ -621,3 +625,10 @@ class _Experts:
             blocks, scales = (self.layer.stored(f"{name}_{kind}")[expert] for kind in ("blocks", "scales"))
             return unpack_mxfp4(blocks, scales)
         return self.layer.stored(name)[expert].to(self.layer.precision.dtype).T
+
+
+def _scoring_of(routing: RoutingConfig) -> Scoring:
+    """Return how logits become weights where it is config.json that says so."""
+    if routing.scores is Scores.SIGMOID:
+        return Scoring.SIGMOID
+    return Scoring.SOFTMAX_OF_CHOSEN if routing.renormalizes else Scoring.SOFTMAX

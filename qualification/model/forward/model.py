@@ -92,7 +92,8 @@ class ForwardReference:
         weight = self.precision.stored(
             self.checkpoint.tensor(f"{self.checkpoint.prefix}{self.sentence.final_norm}.weight")
         )
-        norm = layer_norm if self.sentence.norms_subtract_mean else rms_norm
+        subtracts_mean = self.sentence.subtracts_mean(config_says=self.model.norms_subtract_mean)
+        norm = layer_norm if subtracts_mean else rms_norm
         return norm(hidden, weight + self.sentence.norm_offset, self.model.norm_eps, self.precision)
 
     def logits(self, hidden: Bounded) -> Bounded:

@@ -36,7 +36,8 @@ class HeadGate(Enum):
 class MixtureSentence:
     """Names within a layer, and the router's scores.
 
-    scores          None: softmax over all, or over the chosen ones where config.json says norm_topk_prob
+    scores          None: what config.json says, of softmax over all, or over the chosen ones where it has
+                    norm_topk_prob, and sigmoid
     correction      the bias for choosing experts; None: e_score_correction_bias of the router, where there is one
     weighs_inputs   whether the weight of a token's one expert multiplies what that reads; else what it adds
     norms_apart     whether router, experts and `shared` each norm the residual: the router without a weight but by a
@@ -86,7 +87,7 @@ class Sentence:
     """One family's forward pass.
 
     norm_offset       norms multiply by offset + weight
-    norms_subtract_mean  norms are LayerNorms without biases; else RMSNorms
+    norms_subtract_mean  norms are LayerNorms without biases; else RMSNorms; None: as config.json says
     embedding_is_scaled_by_width  by sqrt(hidden size), rounded to the dtype
     is_merged         q, k, v are one tensor, gate and up another
     gate_up_is_merged  gate and up are one tensor, though q, k, v are not
@@ -114,7 +115,7 @@ class Sentence:
 
     order: NormOrder = NormOrder.BEFORE
     norm_offset: float = 0.0
-    norms_subtract_mean: bool = False
+    norms_subtract_mean: bool | None = False
     embedding_is_scaled_by_width: bool = False
     is_merged: bool = False
     gate_up_is_merged: bool = False
@@ -145,6 +146,10 @@ class Sentence:
     final_norm: str = "norm"
     norms_values: bool = False
     scale: str | None = None
+
+    def subtracts_mean(self, *, config_says: bool) -> bool:
+        """Return whether norms are LayerNorms, of a model whose config.json says so or not."""
+        return config_says if self.norms_subtract_mean is None else self.norms_subtract_mean
 
 
 _QWEN_MIXTURE = MixtureSentence(
@@ -216,6 +221,12 @@ SENTENCES: dict[str, Sentence] = {
         ),
     ),
     "cohere2": Sentence(NormOrder.PARALLEL, norms_subtract_mean=True, rotates_neighbours=True),
+    "cohere2_moe": Sentence(
+        NormOrder.PARALLEL,
+        norms_subtract_mean=None,
+        rotates_neighbours=True,
+        mixture=MixtureSentence("mlp.gate", "mlp.experts", shared="mlp.shared_experts"),
+    ),
     "deepseek_v2": replace(
         _DEEPSEEK,
         mixture=MixtureSentence("mlp.gate", "mlp.experts", shared="mlp.shared_experts", scores=Scoring.SOFTMAX),

@@ -34,6 +34,7 @@ ARCHITECTURES = {
     "afmoe": "AfmoeForCausalLM",
     "gemma": "GemmaForCausalLM",
     "cohere2": "Cohere2ForCausalLM",
+    "cohere2_moe": "Cohere2MoeForCausalLM",
     "qwen3_5_text": "Qwen3_5ForCausalLM",
     "ernie4_5_moe": "Ernie4_5_MoeForCausalLM",
     "exaone4": "Exaone4ForCausalLM",
@@ -371,6 +372,8 @@ def test_phi3_is_served_with_a_plain_rotation(scaling: object, tmp_path: Path) -
         ("hy_v3", {"first_k_dense_replace": 2}, "first_k_dense_replace must be absent or 1"),
         ("ministral3", {"rope_parameters": {"rope_type": "default"}}, "original_max_position_embeddings must be a pos"),
         ("cohere2", {"use_qk_norm": True}, "use_qk_norm must be absent or false"),
+        ("cohere2_moe", {"expert_selection_fn": "tanh"}, "expert_selection_fn must be one of softmax, sigmoid"),
+        ("cohere2_moe", {"shared_expert_combination_strategy": "max"}, "strategy must be one of average, sum"),
         ("exaone4", {"sliding_window_pattern": "LLLG"}, "sliding_window_pattern must be a positive integer"),
         ("olmo3", {"sliding_window": None, "layer_types": MIXED}, "layer_types must be all full_attention where"),
         (

@@ -9,6 +9,7 @@ from support.models.paged_runner import PagedRunner
 from support.models.tiny_families import (
     AFMOE,
     COHERE,
+    COHERE_MOE,
     DEEPSEEK_V3,
     EXAONE_4,
     GEMMA_2,
@@ -60,6 +61,7 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "deepseek-v2": ("deepseek_v2", {**LATENT, "q_lora_rank": None}),
     "minimax-m2": ("minimax_m2", MINIMAX),
     "cohere2": ("cohere2", COHERE),
+    "cohere2-moe": ("cohere2_moe", COHERE_MOE),
     "granite-shared": ("granitemoeshared", GRANITE_SHARED),
     "nemotron": ("nemotron-nas", NEMOTRON),
     "nemotron-h": ("nemotron_h", {**NEMOTRON_H, "n_groups": 4, "mamba_num_heads": 8}),

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 from support.models.tiny_families import (
     AFMOE,
     COHERE,
+    COHERE_MOE,
     ERNIE,
     ERNIE_MOE,
     EXAONE_4,
@@ -65,6 +66,7 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "minimax m2": ("minimax_m2", {**MINIMAX, "head_dim": 16, "rotary_dim": 8}),
     "granite moe": ("granitemoeshared", {**GRANITE_SHARED, "embedding_multiplier": 3.0}),
     "cohere 2": ("cohere2", {**COHERE, "sliding_window": WINDOW}),
+    "cohere 2 moe": ("cohere2_moe", {**COHERE_MOE, "head_dim": 16, "sliding_window": WINDOW}),
     "ministral 3": ("ministral3", MINISTRAL),
     "nemotron": ("nemotron-nas", NEMOTRON),
     "seed-oss": ("seed_oss", SEED),

@@ -12,6 +12,8 @@ from transformers import (
     AfmoeForCausalLM,
     Cohere2Config,
     Cohere2ForCausalLM,
+    Cohere2MoeConfig,
+    Cohere2MoeForCausalLM,
     DeepseekV2Config,
     DeepseekV2ForCausalLM,
     DeepseekV3Config,
@@ -164,6 +166,7 @@ FAMILIES = {
     "olmo2": (Olmo2Config, Olmo2ForCausalLM),
     "granite": (GraniteConfig, GraniteForCausalLM),
     "cohere2": (Cohere2Config, Cohere2ForCausalLM),
+    "cohere2_moe": (Cohere2MoeConfig, Cohere2MoeForCausalLM),
     "granitemoe": (GraniteMoeConfig, GraniteMoeForCausalLM),
     "granitemoeshared": (GraniteMoeSharedConfig, GraniteMoeSharedForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
@@ -318,6 +321,11 @@ MELLUM = {**QWEN_3_MOE, "sliding_window": 9, "layer_types": MIXED, "rope_paramet
 MINIMAX = {"num_local_experts": 7, "num_experts_per_tok": 3, "head_dim": 12, "rotary_dim": 6}
 MINISTRAL = {"head_dim": 16, "rope_parameters": {**YARN, "llama_4_scaling_beta": 0.7}}
 COHERE = {"sliding_window": 9, "sliding_window_pattern": 2, "logit_scale": 0.3, "pad_token_id": 0}
+COHERE_MOE = {  # as North Mini Code is, with what Command A+ has beside it
+    **COHERE, "head_dim": 12, "intermediate_size": 20, "first_k_dense_replace": 1, "prefix_dense_intermediate_size": 44,
+    "num_experts": 7, "num_experts_per_tok": 3, "expert_selection_fn": "sigmoid", "norm_topk_prob": False,
+    "num_shared_experts": 2,
+}  # fmt: skip
 GRANITE_MOE = {**MULTIPLIERS, **MIXTRAL, "intermediate_size": 20}
 GRANITE_SHARED = {**GRANITE_MOE, "shared_intermediate_size": 28}
 # Layers without a feed-forward, without attention (of another width), and without both, between whole ones.
@@ -401,6 +409,7 @@ WINDOWED: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "gemma4, as 31B": ("gemma4", GEMMA_4_WIDE),
     "gpt_oss": ("gpt_oss", GPT_OSS),
     "cohere2, untied": ("cohere2", {**COHERE, "layer_types": MIXED, "tie_word_embeddings": False}),
+    "cohere2_moe": ("cohere2_moe", COHERE_MOE),
     "qwen3_moe, window": ("qwen3_moe", {**QWEN_3_MOE, **SWITCHED_ON}),
     "olmo3": ("olmo3", OLMO_3),
     "mellum": ("mellum", MELLUM),
@@ -471,6 +480,22 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "granite": ("granite", MULTIPLIERS),
     "granite, biases, tied": ("granite", {**MULTIPLIERS, "mlp_bias": True, "tie_word_embeddings": True}),
     "cohere2": ("cohere2", {**COHERE, "attention_bias": True}),
+    "cohere2_moe, LayerNorms, a window in the dense layer": (
+        "cohere2_moe",
+        {**COHERE_MOE, "rms_norm_eps": None, "prefix_dense_sliding_window_pattern": 2, "norm_topk_prob": True},
+    ),
+    "cohere2_moe, softmax, a sum": (
+        "cohere2_moe",
+        {
+            **COHERE_MOE,
+            "expert_selection_fn": "softmax",
+            "shared_expert_combination_strategy": "sum",
+            "layer_types": MIXED,
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+        },
+    ),
     "granitemoe, biases": ("granitemoe", {**GRANITE_MOE, "attention_bias": True}),
     "granitemoeshared, tied": ("granitemoeshared", {**GRANITE_SHARED, "tie_word_embeddings": True}),
     "granitemoeshared, as wide as the model": ("granitemoeshared", {**GRANITE_SHARED, "intermediate_size": 32}),

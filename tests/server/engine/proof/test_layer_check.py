@@ -25,6 +25,7 @@ from support.models.served_families import saved
 from support.models.tiny_families import (
     AFMOE,
     COHERE,
+    COHERE_MOE,
     DEEPSEEK_V3,
     ERNIE_MOE,
     EXAONE_4,
@@ -78,6 +79,7 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "minimax m2": ("minimax_m2", {**MINIMAX, "head_dim": 16, "rotary_dim": 8}),
     "granite moe": ("granitemoeshared", GRANITE_SHARED),
     "cohere 2": ("cohere2", {**COHERE, "attention_bias": True}),
+    "cohere 2 moe": ("cohere2_moe", {**COHERE_MOE, "head_dim": 16}),
     "ministral 3": ("ministral3", MINISTRAL),
     "exaone 4": ("exaone4", {**EXAONE_4, "head_dim": 16}),
     "laguna": ("laguna", LAGUNA_16),
