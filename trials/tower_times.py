@@ -33,6 +33,7 @@ CONFIG = TowerConfig(
     width=3420,
     activation=Activation.SILU,
     is_gated=True,
+    has_rms_norms=True,
     has_patch_bias=False,
     patch_size=14,
     num_frames=2,

@@ -30,6 +30,8 @@ class TowerNames:
     inner           what may stand behind the first of `parts`, where a class has a model within its tower
     last_norm       of patches behind the last layer, where they are not the merger's
     q_norm, k_norm, after_attention, after_feed_forward    norms of a layer, where there are such
+    class_token     of the row that is no patch
+    attention_scale, feed_forward_scale    what multiplies the results of a layer's two parts
     mean_bias, mean_factor    what is taken from the mean of merged patches, and multiplies it
     """
 
@@ -60,6 +62,9 @@ class TowerNames:
     k_norm: str = ""
     after_attention: str = ""
     after_feed_forward: str = ""
+    class_token: str = ""
+    attention_scale: str = ""
+    feed_forward_scale: str = ""
     mean_bias: str = ""
     mean_factor: str = ""
 
@@ -102,10 +107,10 @@ class TowerConfig:
 
     num_layers, hidden_size, num_heads, width, activation   of its layers; `width` of the feed-forward
     names           of its tensors
-    is_gated        whether the feed-forward is gated, and norms are RMSNorms; else it has one product in, and norms are
-                    LayerNorms with biases
-    has_biases      whether the products of layers have biases; has_patch_bias: the one that reads pixels;
-                    merger_has_biases: those of a merger
+    is_gated        whether the feed-forward is gated; else it has one product in
+    has_rms_norms   whether norms are RMSNorms; else they are LayerNorms with biases
+    has_biases      whether the products of layers have biases; has_qkv_bias: that of queries, keys and values, None: as
+                    the others; has_patch_bias: the one that reads pixels; merger_has_biases: those of a merger
     patch_size      pixels of a side of a patch
     num_frames      how often a still image is given, one beside the other: the first product reads several frames
     merge           patches of a side that become one token
@@ -124,15 +129,23 @@ class TowerConfig:
     places_first    whether a checkpoint has the two tables of `num_places` side by side, [places, 2, hidden]
     merging         how a token is made of its patches
     merger_eps      of the merger's norm; None: as `norm_eps`
-    merger_width    of the gated feed-forward within a merger
+    merger_width    of the gated feed-forward within a merger; of one that is not gated the numbers between its two
+                    products, 0: as many as the first one reads
+    merger_norms_tokens    whether the last merger norms a token's patches together, as those behind layers do
+    merger_has_layer_norm  whether its norm is a LayerNorm where those of layers are not
     has_line_ends   whether a token of the text stands behind each row of an image's tokens, the last one's apart
     image_side      patches of each side of every image; None: images may have any
+    is_tiled        whether an image is a column of such squares, its tiles, each of which is a window
+    has_class_token whether a row of its own, which is no patch, stands before the patches of each tile, and is dropped
+                    behind the last layer; the first learned position is its
     most_tokens     of one image; None: as many as its sides allow
     num_places      rows of each of two tables of learned positions, by the column and by the row; None: there are none
     norms_heads     whether each head's queries and keys are normed before they are turned
+    norms_heads_together   whether it is all heads' queries that are normed together, and all keys
     norms_values    whether its values are too, without a weight; scores are then not scaled
     splits_heads    whether each half of a head is turned by itself, the first by the column, the other by the row
     norms_after     whether what attention and the feed-forward make is normed before it is added
+    scales_residuals   whether each number of what attention and the feed-forward make is multiplied before it is added
     has_bounds      whether a checkpoint has bounds of what each product of a layer reads and makes
     reads_colours_last  whether the first product reads the colours of a pixel beside each other
     norms_means     whether patches are normed before their mean is taken, and its own norm has a weight; else that has
@@ -153,7 +166,9 @@ class TowerConfig:
     out_size: int
     names: TowerNames
     has_biases: bool = True
+    has_qkv_bias: bool | None = None
     has_patch_bias: bool = True
+    has_rms_norms: bool = False
     merger_has_biases: bool = True
     window: int | None = None
     full_layers: frozenset[int] = frozenset()
@@ -170,14 +185,20 @@ class TowerConfig:
     merging: Merging = Merging.BESIDE
     merger_eps: float | None = None
     merger_width: int = 0
+    merger_norms_tokens: bool = False
+    merger_has_layer_norm: bool = False
     has_line_ends: bool = False
     image_side: int | None = None
+    is_tiled: bool = False
+    has_class_token: bool = False
     most_tokens: int | None = None
     num_places: int | None = None
     norms_heads: bool = False
+    norms_heads_together: bool = False
     norms_values: bool = False
     splits_heads: bool = False
     norms_after: bool = False
+    scales_residuals: bool = False
     has_bounds: bool = False
     reads_colours_last: bool = False
     norms_means: bool = False
@@ -220,17 +241,36 @@ class TowerConfig:
                 width = self.merger_width
                 return (merged, out, True), (out, out, has_bias), (out, 2 * width, has_bias), (width, out, has_bias)
             case Merging.BESIDE:
-                return (merged, merged, has_bias), (merged, out, has_bias)
+                width = self.merger_width or merged
+                return (merged, width, has_bias), (width, out, has_bias)
 
     @property
     def tokens_of_each(self) -> int | None:
         """Return the tokens of every image; None where images may have any size."""
-        return None if self.image_side is None else (self.image_side // self.merge) ** 2
+        return None if self.image_side is None or self.is_tiled else (self.image_side // self.merge) ** 2
 
     def most_patches(self, num_tokens: int) -> int:
         """Return the patches of the largest image of so many tokens at most."""
         most = (num_tokens if self.most_tokens is None else min(num_tokens, self.most_tokens)) * self.merge**2
-        return most if self.image_side is None else min(most, self.image_side**2)
+        if self.image_side is None:
+            return most
+        of_square = self.image_side**2
+        return max(1, most // of_square) * of_square if self.is_tiled else min(most, of_square)
+
+    @property
+    def least_tokens(self) -> int:
+        """Return the tokens of the smallest image, of those that may have several sizes."""
+        return (self.image_side // self.merge) ** 2 if self.is_tiled and self.image_side is not None else 1
+
+    def num_windows(self, num_patches: int) -> int:
+        """Return the windows of an image of tiles."""
+        assert self.image_side is not None, "tiles have a size"
+        return num_patches // self.image_side**2
+
+    @property
+    def window_rows(self) -> int | None:
+        """Return the rows that attend to each other in the largest window; None without windows."""
+        return None if self.window is None else (self.window * self.merge) ** 2 + self.has_class_token
 
     @property
     def row_size(self) -> int:
@@ -251,7 +291,11 @@ class TowerConfig:
         if not all(0 < side <= most and side % self.merge == 0 for side in (height, width)):
             sides = f"a multiple of {self.merge} and at most {most}"
             return f"an image has {height} x {width} patches: each side must be {sides}"
-        if self.image_side not in (None, height) or self.image_side not in (None, width):
+        if self.is_tiled and self.image_side is not None:
+            if width != self.image_side or height % self.image_side:
+                sides = f"{self.image_side} columns and a multiple of as many rows"
+                return f"an image has {height} x {width} patches: this model's have {sides}"
+        elif self.image_side not in (None, height) or self.image_side not in (None, width):
             return f"an image has {height} x {width} patches: this model's have {self.image_side} a side"
         if num_bytes != (due := 3 * height * width * self.patch_size**2):
             return f"an image of {height} x {width} patches has {num_bytes} bytes, and not {due}"

@@ -104,6 +104,7 @@ def _common(source: TowerSource, *, hidden: int, heads: int) -> TowerConfig:
         width=0,
         activation=Activation(fields.choice("hidden_act", (Activation.SILU.value,), Activation.SILU.value)),
         is_gated=True,
+        has_rms_norms=True,
         patch_size=sides[0],
         num_frames=frames[0],
         merge=fields.integer("spatial_merge_size", 2),

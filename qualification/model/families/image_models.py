@@ -245,9 +245,9 @@ IMAGE_MODELS: tuple[ImageModel, ...] = (
         _RENAMED,
         _TOWER,
         family_keys(
-            "text_config vision_config",
-            without_effect="image_token_id image_seq_length downsample_ratio projector_hidden_act vision_feature_layer "
+            "text_config vision_config image_seq_length downsample_ratio projector_hidden_act vision_feature_layer "
             "vision_feature_select_strategy",
+            without_effect="image_token_id",
         ),
         text_chooses=True,
         ties_embeddings=True,

@@ -73,6 +73,7 @@ def _read_qwen_2_5(source: TowerSource) -> TowerConfig:
         common,
         names=QWEN_2_5_NAMES,
         is_gated=True,
+        has_rms_norms=True,
         has_patch_bias=False,
         window=window // side,
         full_layers=full_layers,

@@ -8,6 +8,7 @@ from kernels.fused.activation_kind import Activation
 from qualification.model.config import AttentionConfig, LayerConfig, ModelConfig
 from qualification.model.families.glm_towers import GLM_TOWERS
 from qualification.model.families.image_models import with_image_spans
+from qualification.model.families.internvl_tower import INTERNVL_TOWER
 from qualification.model.families.qwen_towers import QWEN_TOWERS
 from qualification.model.families.reader import text_part
 from qualification.model.families.tower_family import (
@@ -177,6 +178,7 @@ def _read_pixtral(source: TowerSource) -> TowerConfig:
         width=fields.integer("intermediate_size", 4096),
         activation=read_activation(fields, activations=(Activation.GELU, Activation.SILU, Activation.GELU_TANH)),
         is_gated=True,
+        has_rms_norms=True,
         patch_size=sides[0],
         num_frames=1,
         merge=whole.integer("spatial_merge_size", 2),
@@ -258,6 +260,7 @@ def _read_gemma_4(source: TowerSource) -> TowerConfig:
         width=fields.integer("intermediate_size", 3072),
         activation=read_activation(fields, "hidden_activation", activations),
         is_gated=True,
+        has_rms_norms=True,
         patch_size=fields.integer("patch_size", 16),
         num_frames=1,
         merge=fields.integer("pooling_kernel_size", 3),
@@ -320,6 +323,7 @@ def _read_gemma_4_unified(source: TowerSource) -> TowerConfig:
 TOWERS: Mapping[str, TowerFamily] = {
     **QWEN_TOWERS,
     **GLM_TOWERS,
+    "internvl": INTERNVL_TOWER,
     "mistral3": TowerFamily(_PIXTRAL_NAMES, _read_pixtral),
     "gemma3": TowerFamily(_SIGLIP_NAMES, _read_siglip),
     "gemma4": TowerFamily(_GEMMA_4_NAMES, _read_gemma_4),

@@ -57,6 +57,12 @@ class TowerReference:
         self._way = known[0]  # in which all names are written
         places = torch.arange(self._height * self._width, device=checkpoint.device)
         self._rows, self._columns = places // self._width, places % self._width
+        self._num_patches = len(places)
+        if config.has_class_token and config.num_positions is not None:
+            # Behind all patches a class token of each tile, which counts as its first row.
+            first = torch.arange(0, self._height, config.num_positions, device=checkpoint.device)
+            self._rows = torch.cat((self._rows, first))
+            self._columns = torch.cat((self._columns, torch.zeros_like(first)))
 
     def patched(self, pixels: Tensor, numbers: PixelNumbers) -> Bounded:
         """Return what the first layer reads, of pixels [height, width, 3]."""
@@ -66,6 +72,8 @@ class TowerReference:
         read = self._product(read, self._names.patches)
         if self.config.norms_product:
             read = self._normed(read, self._names.product_norm)
+        if self.config.has_class_token:
+            return self._rounded(self._with_classes(read).plus(self._tiled()))
         if self.config.num_places is not None:
             return self._rounded(read.plus(self._placed()))
         return read if self.config.num_positions is None else self._rounded(read.plus(self._learned()))
@@ -82,8 +90,12 @@ class TowerReference:
         parts = [self._bounded_product(read, self._in(layer, it)) for it in self._names.qkv]
         if len(parts) == 1:
             parts = [parts[0].columns(slice(start, start + size)) for start in range(0, 3 * size, size)]
+        is_together = self.config.norms_heads_together
+        if is_together:
+            norms = (self._names.q_norm, self._names.k_norm)
+            parts[:2] = [self._rms_normed(it, self._in(layer, name)) for it, name in zip(parts, norms, strict=False)]
         q, k, v = (it.changed(lambda part: part.view(len(part), heads, -1)) for it in parts)
-        if self.config.norms_heads:
+        if self.config.norms_heads and not is_together:
             q, k = (
                 self._normed(it, self._in(layer, name))
                 for it, name in ((q, self._names.q_norm), (k, self._names.k_norm))
@@ -111,6 +123,8 @@ class TowerReference:
         made = self._bounded_product(attended, self._in(layer, self._names.output))
         if self.config.norms_after:
             made = self._normed(made, self._in(layer, self._names.after_attention))
+        if self.config.scales_residuals:
+            made = self._rounded(made.times(self._tensor(self._in(layer, self._names.attention_scale))))
         return self._rounded(x.plus(made))
 
     def feed_forward_read(self, layer: int, x: Bounded) -> Bounded:
@@ -126,20 +140,26 @@ class TowerReference:
         made = self._bounded_product(fed, self._in(layer, self._names.down))
         if self.config.norms_after:
             made = self._normed(made, self._in(layer, self._names.after_feed_forward))
+        if self.config.scales_residuals:
+            made = self._rounded(made.times(self._tensor(self._in(layer, self._names.feed_forward_scale))))
         return self._rounded(x.plus(made))
 
     def merger_read(self, x: Bounded, deepstack: int | None) -> Bounded:
         """Return what the first product of a merger reads, [tokens, merge ** 2 * hidden]; the last one's, or one of
         those behind a layer. Of tokens that are means of patches, those means [tokens, hidden].
         """
+        x = x.changed(lambda it: it[: self._num_patches])
         if self.config.merging is Merging.MEAN:
             return self._means(x)
         if self.config.merging is Merging.GATED:
             return self._normed(x, self._names.last_norm).changed(self._merged)
         norm, eps = self._of_merger(deepstack, self._names.merger_norm), self.config.merger_eps
-        if deepstack is None:
+        if deepstack is None and not self.config.merger_norms_tokens:
             return self._normed(x, norm, eps).changed(self._merged)
-        return self._normed(x.changed(self._merged), norm, eps)
+        tokens = x.changed(self._merged)
+        if eps is not None and self.config.merger_has_layer_norm:
+            return self._layer_normed(tokens, norm, eps)
+        return self._normed(tokens, norm, eps)
 
     def merging(self, read: Bounded, deepstack: int | None) -> Bounded:
         """Return [tokens, hidden] of the patches of each token, of which the product reads one number after another."""
@@ -277,6 +297,21 @@ class TowerReference:
             axes.append([(1 - (exact - low), low.long()), (exact - low, low.long() + 1)])
         return [(of_row * of_column, (row, column)) for of_row, row in axes[0] for of_column, column in axes[1]]
 
+    def _with_classes(self, patches: Bounded) -> Bounded:
+        """Return the patches, and the class tokens behind them."""
+        token = self._tensor(self._names.class_token).view(1, -1)
+        own = Bounded.exact(token.expand(len(self._rows) - self._num_patches, -1))
+        parts = zip((patches.truth, patches.most, patches.deviation), (own.truth, own.most, own.deviation), strict=True)
+        return Bounded(*(torch.cat(both) for both in parts))
+
+    def _tiled(self) -> Bounded:
+        """Return the learned position of each patch within its tile, and that of the class tokens, the first one."""
+        side = self.config.num_positions
+        assert side is not None
+        places = 1 + self._rows % side * side + self._columns
+        places[self._num_patches :] = 0
+        return Bounded.exact(self._tensor(self._names.positions)[0, places])
+
     def _points(self, side: int) -> list[tuple[Tensor, tuple[Tensor, Tensor]]]:
         """Return the weight and the place of each of the sixteen points around the middle of each patch."""
         axes = []
@@ -306,10 +341,12 @@ class TowerReference:
         return self._rounded(turn(x, angles, theta))
 
     def _normed(self, x: Bounded, name: str, eps: float | None = None) -> Bounded:
-        weight, eps = self._tensor(f"{name}.weight"), self.config.norm_eps if eps is None else eps
-        if self.config.is_gated:
-            return rms_norm(x, weight, eps, self._precision)
-        return self._layer_normed(x, name, eps)
+        eps = self.config.norm_eps if eps is None else eps
+        return self._rms_normed(x, name, eps) if self.config.has_rms_norms else self._layer_normed(x, name, eps)
+
+    def _rms_normed(self, x: Bounded, name: str, eps: float | None = None) -> Bounded:
+        eps = self.config.norm_eps if eps is None else eps
+        return rms_norm(x, self._tensor(f"{name}.weight"), eps, self._precision)
 
     def _layer_normed(self, x: Bounded, name: str, eps: float) -> Bounded:
         found = layer_norm(x, self._tensor(f"{name}.weight"), eps, self._precision)

@@ -44,6 +44,9 @@ class TowerProbes:
     @property
     def grids(self) -> list[Grid]:
         """Return the patches of each image."""
+        config = self.tower.config
+        if config.is_tiled and config.image_side is not None:
+            return [(config.image_side, config.image_side)]
         shortest: dict[str, int] = {}
         for choice in self.tables.attention.choices:
             path, lo = choice.use.path, choice.decision.shape.context_bucket.lo

@@ -37,6 +37,8 @@ def checked_grid(tower: Tower) -> Grid:
     height, width = (side * config.merge for side in _SIDES)
     if config.image_side is None:
         return height, width
+    if config.is_tiled:
+        return 2 * config.image_side, config.image_side
     # Of a model whose images have one size: no larger, and not square, so that rows are not taken for columns.
     most = max(config.merge, config.image_side - config.merge)
     return min(height, most), min(width, config.image_side)

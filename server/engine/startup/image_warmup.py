@@ -18,11 +18,16 @@ def warm_up_images(worker: Worker, max_image_tokens: int, *, is_cuda: bool) -> N
 def run_images(worker: Worker, sizes: Iterable[int]) -> None:
     """Compute an image of about so many tokens after the other, by itself and beside a small one; wait for all.
 
-    Where all images of a model have one size, as many of them as have so many tokens.
+    Where all images of a model have one size, as many of them as have so many tokens; of tiles so many, one at least.
     """
     assert worker.tower is not None, "only a server that takes images computes any"
     config = worker.tower.config
     for size in sizes:
+        if config.is_tiled and config.image_side is not None:
+            height = config.most_patches(size) // config.image_side
+            num_tokens = height * config.image_side // config.merge**2
+            worker.write_images([_rows((height, config.image_side), num_tokens, config.patch_size)])
+            continue
         side = math.isqrt(config.most_patches(size)) // config.merge
         square = _rows((side * config.merge, side * config.merge), side * side, config.patch_size)
         worker.write_images([square] * (size // side**2 if config.image_side == side * config.merge else 1))

@@ -144,6 +144,11 @@ def choose_limits(
         image_tokens = settings.max_num_batched_image_tokens or limits.max_num_interleaved_tokens
         kept = settings.max_image_tokens or min(IMAGE_TOKENS, max_model_len)
         limits = replace(limits, max_image_tokens=kept, max_num_batched_image_tokens=image_tokens)
+        if kept < config.tower.least_tokens:
+            raise SettingsError(
+                f"max_image_tokens is {kept}, it must be at least {config.tower.least_tokens}, those of the smallest "
+                "image of this model; raise it and --max-model-len, or serve text alone with --limit-images 0"
+            )
         if config.has_image_spans:
             _check_whole_images(limits, min(most_image_tokens or kept, kept))
     if limits.max_num_batched_tokens < limits.max_num_seqs:

@@ -43,14 +43,19 @@ def check_bounds(model: ServedModel, bounds: ImageBounds | None) -> None:
 
 def text_with_borders(text: str, tokens: ImageTokens, tokenizer: Tokenizer) -> str:
     """Return a rendered text in which each token that the template writes for an image is one with its borders."""
-    if tokens.start_id is None and not tokens.before and not tokens.after:
+    borders = tokens.start, tokens.end
+    if tokens.start_id is None and not any((*borders, tokens.before, tokens.after)):
         return text
+    for name in borders:
+        if name and name not in tokenizer.added_ids:
+            raise TemplateError(f"The tokenizer has no token {name}.", param="messages")
     names = {token_id: name for name, token_id in tokenizer.added_ids.items()}
     written = names.get(tokens.template_id)
     ids = [it for it in (tokens.start_id, tokens.image_id, tokens.end_id) if it is not None]
     if written is None or any(it not in names for it in ids):
         raise TemplateError("The tokenizer has no tokens for images.", param="messages")
-    return replaced_in_template(text, written, tokens.before + "".join(names[it] for it in ids) + tokens.after)
+    image = "".join((tokens.start, *(names[it] for it in ids), tokens.end))
+    return replaced_in_template(text, written, tokens.before + image + tokens.after)
 
 
 def with_image_tokens(

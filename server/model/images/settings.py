@@ -14,7 +14,7 @@ from pathlib import Path
 from qualification.model.families.towers import GEMMA_4_TOKENS
 from qualification.model.fields import Fields, ModelConfigError
 from server.errors import ModelError
-from server.model.images.sizes import FixedSize, LargestSides, PixelRange, SizeRule, TokenBudget
+from server.model.images.sizes import FixedSize, LargestSides, PixelRange, SizeRule, Tiles, TokenBudget
 from server.model.load.folder import CONFIG_FILE
 from server.model.load.json_file import read_object
 
@@ -29,6 +29,7 @@ class ImageFamily(Enum):
     QWEN3_VL = "qwen3_vl"
     GEMMA3 = "gemma3"
     GLM4V = "glm4v"
+    INTERNVL = "internvl"
     PIXTRAL = "pixtral"
     GEMMA4 = "gemma4"
 
@@ -52,13 +53,16 @@ _FAMILIES = {
     "glm4v_moe": ImageFamily.GLM4V,
     "glm46v": ImageFamily.GLM4V,
     "glm_ocr": ImageFamily.GLM4V,
+    "internvl": ImageFamily.INTERNVL,
     "mistral3": ImageFamily.PIXTRAL,
     "gemma4": ImageFamily.GEMMA4,
     "gemma4_unified": ImageFamily.GEMMA4,
 }
 _GLM_IDS = {"glm4v": 151_343, "glm4v_moe": 151_363, "glm46v": 151_343, "glm_ocr": 59_280}
+_MOST_TILES = 48  # of an image: with their copy they are no more rows of patches than a tower takes
 _OF_NORMALIZING = ("do_normalize", "image_mean", "image_std")
 _BREAK, _END = "[IMG_BREAK]", "[IMG_END]"
+_START_OF_INTERN, _END_OF_INTERN = "<img>", "</img>"
 _CLIP_MEAN, _CLIP_STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
 
 
@@ -70,6 +74,7 @@ class ImageTokens:
     image_id     placeholder of each embedding of the tower
     before, after   texts that the processor puts around an image's tokens; they are tokenized with what stands beside
     start_id, end_id   tokens of the image's borders, which the processor writes between those texts and the image
+    start, end   the same by their names; "": there is none
     between      name of the token behind each row of an image's tokens, the last one's apart; "": there is none
     """
 
@@ -80,6 +85,8 @@ class ImageTokens:
     start_id: int | None = None
     end_id: int | None = None
     between: str = ""
+    start: str = ""
+    end: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +243,25 @@ def _pixtral(family: ImageFamily, fields: Fields, config: Fields, whole: Fields)
     return ImageSettings(family, sizes, values[0], patch, merge, 1, *values[1:], tokens)
 
 
+def _internvl(family: ImageFamily, fields: Fields, config: Fields, whole: Fields) -> ImageSettings:
+    values = _values(fields, _CLIP_MEAN, _CLIP_STD, Resampling.BICUBIC)
+    vision = config.section("vision_config") or Fields({}, config.source)
+    patch, image = vision.integers("patch_size", 2, 14)[0], vision.integers("image_size", 2, 448)[0]
+    size = fields.section("size") or Fields({"height": 384, "width": 384}, fields.source)
+    for name in ("height", "width"):
+        if size.integer(name) != image:
+            size.refuse(name, f"{image}, as the tower has it")
+    merge = round(1 / config.number("downsample_ratio", 0.5))
+    if whole.integer("image_seq_length", 256) != (due := (image // patch // merge) ** 2):
+        whole.refuse("image_seq_length", f"{due}, the tokens of a tile")
+    least, most = fields.integer("min_patches", 1), fields.integer("max_patches", 12, most=_MOST_TILES)
+    if least > most:
+        fields.refuse("min_patches", f"at most max_patches ({most})")
+    image_id = config.integer("image_token_id", 151_667)
+    tokens = ImageTokens(image_id, image_id, start=_START_OF_INTERN, end=_END_OF_INTERN)
+    return ImageSettings(family, Tiles(image, least, most), values[0], patch, merge, 1, *values[1:], tokens)
+
+
 def _gemma_4(family: ImageFamily, fields: Fields, config: Fields, _whole: Fields) -> ImageSettings:
     if fields.flag("do_normalize", False):
         fields.refuse("do_normalize", "false: the model's class norms the pixels")
@@ -267,4 +293,5 @@ _READERS = {
     ImageFamily.QWEN3_VL: _qwen,
     ImageFamily.GLM4V: _glm,
     ImageFamily.GEMMA3: _gemma,
+    ImageFamily.INTERNVL: _internvl,
 }

@@ -188,3 +188,52 @@ class FixedSize:
     @property
     def most_pixels(self) -> int:
         return self.height * self.width
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """One size for all tiles of an image, which is cut into as many as fit its ratio best, and a smaller copy of it.
+
+    InternVL's (GOT-OCR2's): the copy is the last tile, where there is more than one; tiles stand below each other.
+    """
+
+    side: int
+    least: int
+    most: int
+
+    def layout(self, height: int, width: int) -> tuple[int, int]:
+        """Return the tiles of a row, and of a column. Of two layouts of one ratio the larger, if the image is."""
+        best, best_difference = (1, 1), math.inf
+        for columns, rows in self._layouts():
+            difference = abs(width / height - columns / rows)
+            is_large = width * height > 0.5 * self.side**2 * columns * rows
+            if difference < best_difference or (difference == best_difference and is_large):
+                best, best_difference = (columns, rows), difference
+        return best
+
+    def resized(self, height: int, width: int) -> tuple[int, int]:
+        return self._with_copy(math.prod(self.layout(height, width))) * self.side, self.side
+
+    def within(self, least: int | None, most: int | None) -> "Tiles":
+        if least is not None:
+            raise SizeError(f"min_pixels: this model chooses tiles of {self.side} x {self.side} pixels, got {least}")
+        if most is not None and not self.side**2 <= most <= self.most_pixels:
+            raise SizeError(f"max_pixels must be from {self.side**2} to the model's {self.most_pixels}, got {most}")
+        return self if most is None else self.at_most(most)
+
+    def at_most(self, num_pixels: int) -> "Tiles":
+        fitting = num_pixels // self.side**2 - 1  # beside the copy
+        most = min(self.most, max(1, fitting))
+        return replace(self, least=min(self.least, most), most=most)
+
+    @property
+    def most_pixels(self) -> int:
+        return self._with_copy(max(math.prod(it) for it in self._layouts())) * self.side**2
+
+    def _layouts(self) -> list[tuple[int, int]]:
+        sides = range(1, self.most + 1)
+        found = [(columns, rows) for columns in sides for rows in sides if self.least <= columns * rows <= self.most]
+        return sorted(found, key=math.prod)
+
+    def _with_copy(self, num_tiles: int) -> int:
+        return num_tiles + 1 if num_tiles > 1 else 1

@@ -18,10 +18,14 @@ class Geometry:
     The patches of one token stand together, row by row. Tokens stand row by row, or where there are windows window by
     window, row by row in each.
 
-    order    [patches] int64: the place of each computed patch among all patches, counted row by row of each image
+    A tower with class tokens computes one before the patches of each window.
+
+    order    [patches] int64: the place of each computed patch among all patches, counted row by row of each image;
+             class tokens are counted behind all of these
     tokens   [tokens] int64: where the token of each place of the prompt is among the computed ones
-    rows, columns  [patches] int64: of each computed patch in its image
+    rows, columns  [patches] int64: of each computed patch in its image; 0 of a class token
     images   lengths of the images in patches; windows: those of the windows, the same as `images` without windows
+    classes  [windows] int64: which of the computed are class tokens, empty without such; patches: the others
     """
 
     order: Tensor
@@ -30,6 +34,8 @@ class Geometry:
     columns: Tensor
     images: tuple[int, ...]
     windows: tuple[int, ...]
+    classes: Tensor
+    patches: Tensor
 
     @classmethod
     def of(cls, config: TowerConfig, grids: Sequence[Grid]) -> "Geometry":
@@ -47,8 +53,26 @@ class Geometry:
             windows += [length * config.merge**2 for length in lengths]
             num_patches += height * width
             num_tokens += of_tokens.numel()
-        images = tuple([height * width for height, width in grids])
-        return cls(torch.cat(orders), torch.cat(tokens), torch.cat(rows), torch.cat(columns), images, tuple(windows))
+        images = [height * width for height, width in grids]
+        order, row, column = torch.cat(orders), torch.cat(rows), torch.cat(columns)
+        is_class = torch.zeros(len(order), dtype=torch.bool)
+        if config.has_class_token:
+            behind = torch.arange(num_patches, num_patches + len(windows))
+            before = torch.tensor([0, *windows[:-1]]).cumsum(0)
+            order, row, column, is_class = (
+                _with_classes(whole, before, own)
+                for whole, own in ((order, behind), (row, behind * 0), (column, behind * 0), (is_class, behind > 0))
+            )
+            windows = [length + 1 for length in windows]
+            images = [length + config.num_windows(length) for length in images]
+        classes, patches = is_class.nonzero().flatten(), (~is_class).nonzero().flatten()
+        return cls(order, torch.cat(tokens), row, column, tuple(images), tuple(windows), classes, patches)
+
+
+def _with_classes(whole: Tensor, before: Tensor, own: Tensor) -> Tensor:
+    """Return numbers of patches with one of a class token before each of these places."""
+    pieces = torch.tensor_split(whole, before[1:])
+    return torch.cat([part for one, piece in zip(own[:, None], pieces, strict=True) for part in (one, piece)])
 
 
 def _token_order(height: int, width: int, window: int | None) -> tuple[Tensor, list[int]]:
@@ -97,6 +121,15 @@ def learned_positions(table: Tensor, side: int, grids: Sequence[Grid], *, is_cub
     square = table.float().view(side, side, -1)
     interpolated = _convolved if is_cubic else _interpolated
     return torch.cat([interpolated(square, side, grid).flatten(0, 1) for grid in grids])
+
+
+def tiled_positions(table: Tensor, side: int, grids: Sequence[Grid]) -> Tensor:
+    """Return the learned position of each patch of tiles, row by row, then those of their class tokens.
+
+    table   [1 + side ** 2, hidden]: of a class token, then of a tile's patches
+    """
+    num_tiles = sum(height // side for height, _ in grids)
+    return torch.cat((table[1:].repeat(num_tiles, 1), table[:1].expand(num_tiles, -1)))
 
 
 def placed(tables: Tensor, grids: Sequence[Grid]) -> Tensor:

@@ -16,7 +16,7 @@ from kernels.fused.norm import add_rms_norm, rms_norm
 from kernels.fused.turn_heads import turn_heads
 from qualification.model.tower import TowerActivation, TowerConfig
 from server.model.linear import Product
-from server.model.vision.geometry import Geometry, Grid, learned_positions, placed, rotation
+from server.model.vision.geometry import Geometry, Grid, learned_positions, placed, rotation, tiled_positions
 from server.model.vision.operators import Attend, BoundedProduct, FirstPaths, TowerOperators
 from server.model.vision.weights import (
     GatedMerger,
@@ -74,6 +74,7 @@ class _Places:
     """A geometry on the device: see there. `windows`, `images`: where sequences end, and the longest one's length.
 
     turns   None where nothing is rotated
+    patches   None where each row is a patch
     """
 
     order: Tensor
@@ -81,6 +82,8 @@ class _Places:
     turns: tuple[Tensor, Tensor] | None
     windows: tuple[Tensor, int]
     images: tuple[Tensor, int]
+    classes: Tensor
+    patches: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,14 +193,19 @@ class Tower:
         places = self._places(grids)
         order, turns = places.order, places.turns
         self._operators.begin(order.numel(), places.tokens.numel(), len(images))
-        patches = torch.cat([self._patches(image) for image in images]).index_select(0, order)
+        patches = torch.cat([self._patches(image) for image in images])
+        patches = F.pad(patches, (0, 0, 0, places.classes.numel())).index_select(0, order)
         if self.weights.pixels_norm is not None:
             patches = self._normed(self.weights.pixels_norm, patches)
         hidden = self._patched(patches, None)
         if self.weights.product_norm is not None:
             hidden = self._normed(self.weights.product_norm, hidden)
+        if self.weights.class_token is not None:
+            hidden[places.classes] = self.weights.class_token
         if self.weights.positions is not None:
-            if config.num_positions is None:
+            if config.has_class_token and config.num_positions is not None:
+                positions = tiled_positions(self.weights.positions, config.num_positions, grids)
+            elif config.num_positions is None:
                 positions = placed(self.weights.positions, grids)
             else:
                 positions = learned_positions(
@@ -219,6 +227,8 @@ class Tower:
             if index in config.deepstack:
                 place = config.deepstack.index(index)
                 added.append(self._deepstack[place](hidden))
+        if places.patches is not None:
+            hidden = hidden.index_select(0, places.patches)
         found = torch.cat((self._tokens(hidden), *added), dim=1)
         return found.index_select(0, places.tokens)
 
@@ -230,7 +240,12 @@ class Tower:
             turns = rotation(self.config, self._sent(geometry.rows), self._sent(geometry.columns))
             sent = self._sent(geometry.order), self._sent(geometry.tokens)
             found = self._known[grids] = _Places(
-                *sent, turns, self._ends(geometry.windows), self._ends(geometry.images)
+                *sent,
+                turns,
+                self._ends(geometry.windows),
+                self._ends(geometry.images),
+                self._sent(geometry.classes),
+                self._sent(geometry.patches) if geometry.classes.numel() else None,
             )
             while len(self._known) > 1 and sum(it.order.numel() for it in self._known.values()) > _MOST_KNOWN_PATCHES:
                 self._known.popitem(last=False)
@@ -278,7 +293,8 @@ class Tower:
             weights = [layer.q_norm.weight, layer.k_norm.weight]
             weights += [self._ones[: shape[2]]] if self.config.norms_values else []
             for part, weight in zip(qkv.chunk(3, 1), weights, strict=False):
-                part.copy_(rms_norm(part.reshape(-1, shape[2]), weight, self.config.norm_eps).view(part.shape))
+                heads = part.reshape(-1, weight.numel())
+                part.copy_(rms_norm(heads, weight, self.config.norm_eps).view(part.shape))
         if turns is not None:
             turn_heads(qkv, *turns, self.config.num_heads)
         q, k, v = (it.view(shape) for it in qkv.chunk(3, 1))
@@ -289,6 +305,8 @@ class Tower:
         made = products.output(attended, None)
         if layer.after_attention is not None:
             made = self._normed(layer.after_attention, made)
+        if layer.attention_scale is not None:
+            made = made * layer.attention_scale
         read, hidden = self._added(layer.feed_forward_norm, made, hidden)
         self._hand(TowerBorder.BEHIND_ATTENTION, index, hidden)
         self._hand(TowerBorder.FEED_FORWARD_READ, index, read)
@@ -300,6 +318,8 @@ class Tower:
             fed = _ACTIVATIONS[activation](up)
         self._hand(TowerBorder.FED, index, fed[:, : self.config.width])
         made = products.down(fed, None)
+        if layer.feed_forward_scale is not None:
+            made = made * layer.feed_forward_scale
         return hidden, made if layer.after_feed_forward is None else self._normed(layer.after_feed_forward, made)
 
     def _products(self, index: int, layer: TowerLayer) -> "_Layer":

@@ -54,7 +54,9 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class TowerLayer:
-    """`up`: of a gated feed-forward gate, then up. Norms of heads [head_dim], and those behind, None without them."""
+    """`up`: of a gated feed-forward gate, then up. Norms of heads [head_dim], or of all together
+    [hidden], norms behind, and what multiplies results [hidden], None without them.
+    """
 
     attention_norm: NormWeights
     qkv: Linear
@@ -67,6 +69,8 @@ class TowerLayer:
     k_norm: NormWeights | None = None
     after_attention: NormWeights | None = None
     after_feed_forward: NormWeights | None = None
+    attention_scale: Tensor | None = None
+    feed_forward_scale: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +121,9 @@ class GatedMerger:
 
 @dataclass(frozen=True, slots=True)
 class TowerWeights:
-    """positions     [side ** 2, hidden], or [2, places, hidden] of columns and rows, or None
+    """positions     [side ** 2, hidden], behind that of the class token where there is one, or [2, places, hidden] of
+                  columns and rows, or None
+    class_token   [hidden], or None
     patches_norm  None where patches are not normed; pixels_norm, product_norm: before the product and behind it
     deepstack     one of each of those layers
     """
@@ -130,6 +136,7 @@ class TowerWeights:
     deepstack: tuple[Merger, ...]
     pixels_norm: NormWeights | None = None
     product_norm: NormWeights | None = None
+    class_token: Tensor | None = None
 
     def named(self, config: TowerConfig) -> dict[str, Tensor]:
         """Return each tensor by its name in a checkpoint, as `TowerNames` has it."""
@@ -141,6 +148,9 @@ class TowerWeights:
                 found |= _of_norm(name, norm)
         if self.positions is not None:
             found[names.positions] = self.positions.transpose(0, 1) if config.places_first else self.positions
+        if self.class_token is not None:
+            found[names.class_token] = self.class_token.view(1, 1, -1)
+            found[names.positions] = found[names.positions].unsqueeze(0)
         for index, layer in enumerate(self.layers):
             found |= {f"{names.layer.format(index)}.{name}": it for name, it in _of_layer(layer, names)}
         mergers: dict[str, Merger] = {}
@@ -168,6 +178,7 @@ def empty_tower(config: TowerConfig, dtype: torch.dtype, device: torch.device) -
         deepstack=tuple(empty.merger(norms_tokens=True) for _ in config.deepstack),
         pixels_norm=empty.norm(config.patch_numbers) if config.norms_pixels else None,
         product_norm=empty.norm() if config.norms_product else None,
+        class_token=empty.tensor(config.hidden_size) if config.has_class_token else None,
     )
 
 
@@ -185,10 +196,11 @@ class _Empty:
     def linear(self, size_in: int, size_out: int, *, bias: bool) -> Linear:
         return Linear.empty(size_in, size_out, bias, PLAIN, self.dtype, self.device)
 
-    def norm(self, size: int | None = None) -> NormWeights:
-        """Return a norm of so many numbers, None for those of a patch."""
+    def norm(self, size: int | None = None, *, has_bias: bool | None = None) -> NormWeights:
+        """Return a norm of so many numbers, None for those of a patch; with a bias as those of layers by default."""
         weight = self.tensor(self.config.hidden_size if size is None else size)
-        return NormWeights(weight, None if self.config.is_gated else torch.empty_like(weight))
+        with_bias = not self.config.has_rms_norms if has_bias is None else has_bias
+        return NormWeights(weight, torch.empty_like(weight) if with_bias else None)
 
     def mergers_products(self) -> list[Linear]:
         return [self.linear(it[0], it[1], bias=it[2]) for it in self.config.merger_products]
@@ -196,40 +208,49 @@ class _Empty:
     def positions(self) -> Tensor | None:
         config = self.config
         if config.num_positions is not None:
-            return self.tensor(config.num_positions**2, config.hidden_size)
+            return self.tensor(config.num_positions**2 + config.has_class_token, config.hidden_size)
         return None if config.num_places is None else self.tensor(2, config.num_places, config.hidden_size)
 
     def layer(self) -> TowerLayer:
         config, hidden = self.config, self.config.hidden_size
         has_biases, parts = config.has_biases, len(config.names.up)
         bounds = Bounds(*(self.tensor(it, 4) for it in (3, 1, parts, 1))) if config.has_bounds else None
+        of_heads = hidden if config.norms_heads_together else config.head_dim
         return TowerLayer(
             self.norm(),
-            self.linear(hidden, 3 * hidden, bias=has_biases),
+            self.linear(hidden, 3 * hidden, bias=has_biases if config.has_qkv_bias is None else config.has_qkv_bias),
             self.linear(hidden, hidden, bias=has_biases),
             self.norm(),
             self.linear(hidden, config.width * parts, bias=has_biases),
             self.linear(config.width, hidden, bias=has_biases),
             bounds,
-            *(self.norm(config.head_dim) if config.norms_heads else None for _ in range(2)),
-            *(self.norm() if config.norms_after else None for _ in range(2)),
+            q_norm=self.norm(of_heads, has_bias=False) if config.norms_heads else None,
+            k_norm=self.norm(of_heads, has_bias=False) if config.norms_heads else None,
+            after_attention=self.norm() if config.norms_after else None,
+            after_feed_forward=self.norm() if config.norms_after else None,
+            attention_scale=self.tensor(hidden) if config.scales_residuals else None,
+            feed_forward_scale=self.tensor(hidden) if config.scales_residuals else None,
         )
 
     def merger(self, *, norms_tokens: bool) -> Merger:
         size = self.config.hidden_size * self.config.merge**2
         *merging, first, second = self.mergers_products()
         return Merger(
-            self.norm(size if norms_tokens else None), first, second, norms_tokens, merging[0] if merging else None
+            self.norm(size if norms_tokens else None, has_bias=self.config.merger_has_layer_norm or None),
+            first,
+            second,
+            norms_tokens,
+            merging[0] if merging else None,
         )
 
     def last_merger(self) -> Merger | MeanMerger | GatedMerger:
         config, hidden = self.config, self.config.hidden_size
         if config.merging is Merging.GATED:
             merging, first, up, second = self.mergers_products()
-            inner = NormWeights(self.tensor(config.out_size), self.tensor(config.out_size))
+            inner = self.norm(config.out_size, has_bias=True)
             return GatedMerger(self.norm(), merging, first, inner, up, second)
         if config.merging is not Merging.MEAN:
-            return self.merger(norms_tokens=False)
+            return self.merger(norms_tokens=config.merger_norms_tokens)
         (product,) = self.mergers_products()
         if config.norms_means:
             return MeanMerger(product, self.norm(), self.tensor(hidden))
@@ -340,6 +361,12 @@ def _of_layer(layer: TowerLayer, names: TowerNames) -> Iterator[tuple[str, Tenso
     for name, norm in norms.items():
         if norm is not None:
             yield from _of_norm(name, norm)
+    for name, scale in (
+        (names.attention_scale, layer.attention_scale),
+        (names.feed_forward_scale, layer.feed_forward_scale),
+    ):
+        if scale is not None:
+            yield name, scale
     if layer.bounds is not None:
         yield from _of_bounds(names.qkv, layer.bounds.qkv)
         yield from _of_bounds((names.output,), layer.bounds.output)

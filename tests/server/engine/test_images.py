@@ -14,7 +14,7 @@ from server.engine.scheduling.sequence import Sequence
 from server.model.decoder import Decoder
 from server.model.vision.tower import Image, Tower
 from support.engine.image_session import PAGE_SIZE, PIXELS, ImageSession, Prompt, answer_of, load_with_tower, rows_of
-from support.models.tiny_images import GEMMA, GEMMA_4_LARGE, IMAGE, KINDS, image_of, prompt_of, save_tiny
+from support.models.tiny_images import GEMMA, GEMMA_4_LARGE, IMAGE, KINDS, SIDE, image_of, prompt_of, save_tiny
 
 # Kinds whose answers are long: positions of more than 64 generated tokens go on behind an image, in planes or in a row.
 LONG = ("qwen2.5 vl", "mistral 3", GEMMA, GEMMA_4_LARGE)
@@ -53,6 +53,8 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     side, has_ends = tower.config.patch_size, tower.config.has_line_ends
     merge = tower.config.merge
     grids = ((6, 6),) * 3 if request.param == GEMMA else ((4, 6), (2, 14), (10, 6))
+    if tower.config.is_tiled:  # images of one tile, of two and of three
+        grids = ((SIDE, SIDE), (2 * SIDE, SIDE), (3 * SIDE, SIDE))
     if merge == 1:
         grids = ((2, 3), (1, 7), (5, 3))
     small, wide, tall = (
@@ -130,7 +132,7 @@ def test_positions_and_masks_that_ignore_an_image_are_other_answers(loaded: Load
     assert [a == b for a, b in zip(found, loaded.due, strict=True)] == [is_same, is_same, True, is_same]
 
 
-@pytest.mark.parametrize("loaded", ["qwen2.5 vl", GEMMA, GEMMA_4_LARGE], indirect=True)
+@pytest.mark.parametrize("loaded", ["qwen2.5 vl", "glm4v", "internvl", GEMMA, GEMMA_4_LARGE], indirect=True)
 def test_pages_are_found_by_the_same_image_only(loaded: Loaded) -> None:
     ids, (image,) = prompt_of(*[7] * 14, image_of(1, 6, 6, loaded.side), *[8] * 20)
     session = ImageSession(loaded.decoder, loaded.tower)

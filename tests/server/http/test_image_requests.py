@@ -28,6 +28,7 @@ from support.images.served_images import (
     served_images,
     write_gemma,
     write_gemma_4,
+    write_internvl,
     write_model,
     write_pixtral,
 )
@@ -95,6 +96,18 @@ def test_pixtrals_images_stand_in_lines(tmp_path: Path) -> None:
     assert counted["count"] == 6 + 10 + 11
     refused = ask(it, [part(WIDE)], mm_processor_kwargs={"min_pixels": 5})
     assert (refused.status_code, "makes no image larger" in refused.text) == (400, True)
+
+
+def test_internvls_images_are_tiles_between_borders(tmp_path: Path) -> None:
+    it = served_images(write_internvl(tmp_path))
+    spelled = {"type": "text", "text": "<img>"}
+    assert ask(it, [spelled, part(WIDE)]).status_code == 200  # of 2 x 1: two tiles, and the whole
+    before = [*b"[user]<img>", START]
+    assert seen(it) == ([*before, *[PAD] * 12, STOP, *b"[assistant]"], [(len(before), 12, (1, 12, 4))])
+    assert ask(it, [part(WIDE)], mm_processor_kwargs={"max_pixels": 56 * 56}).status_code == 200
+    assert seen(it)[1] == [(7, 4, (1, 4, 4))]
+    refused = ask(it, [part(WIDE)], mm_processor_kwargs={"min_pixels": 5})
+    assert (refused.status_code, "chooses tiles of 56 x 56" in refused.text) == (400, True)
 
 
 def test_official_clients_send_images(it: Served) -> None:

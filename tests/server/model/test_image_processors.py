@@ -16,6 +16,10 @@ from transformers.models.gemma4.image_processing_pil_gemma4 import (
 )
 from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 from transformers.models.glm4v.image_processing_pil_glm4v import smart_resize as glm_resize
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import (
+    GotOcr2ImageProcessorPil,
+    get_optimal_tiled_canvas,
+)
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil, smart_resize
 
@@ -23,8 +27,8 @@ from server.errors import ModelError
 from server.model.images.decode import ImageError, decode
 from server.model.images.process import process
 from server.model.images.settings import ImageSettings
-from server.model.images.sizes import PixelRange, SizeError, TokenBudget
-from support.images.processor_files import GEMMA3, GEMMA4, GLM4V, PIXTRAL, QWEN2_5_VL, QWEN3_VL, write
+from server.model.images.sizes import PixelRange, SizeError, Tiles, TokenBudget
+from support.images.processor_files import GEMMA3, GEMMA4, GLM4V, INTERNVL, PIXTRAL, QWEN2_5_VL, QWEN3_VL, write
 
 MAX_PIXELS = 2**22
 
@@ -138,6 +142,37 @@ def test_pixtral_pixels_and_tokens_are_those_of_transformers(tmp_path: Path) -> 
         assert found.num_tokens == (wide // 28 + 1) * (high // 28) - 1
     with pytest.raises(SizeError, match="1 x 900 pixels: within 170 x 170 one side would have none"):
         settings.sizes.resized(900, 1)
+
+
+def test_internvls_tiles_and_tokens_are_those_of_transformers(tmp_path: Path) -> None:
+    draw = random.Random(4)
+    for _ in range(5000):
+        least, side = draw.choice([1, 2, 4]), draw.choice([28, 448])
+        rule = Tiles(side, least, draw.choice([least, 6, 12]))
+        # Also sizes of one ratio with several layouts, of which one is chosen by the image's area.
+        height, width = (draw.choice([draw.randint(1, 2000), side * draw.randint(1, 4)]) for _ in "hw")
+        assert rule.layout(height, width) == get_optimal_tiled_canvas(
+            (height, width), (side, side), rule.least, rule.most
+        )
+    files = copy.deepcopy(INTERNVL)
+    files["config.json"]["vision_config"]["image_size"] = 56
+    files["preprocessor_config.json"] |= {"size": {"height": 56, "width": 56}, "max_patches": 6}
+    files["processor_config.json"]["image_seq_length"] = 4
+    settings = settings_of(tmp_path, files)
+    # InternVLProcessor cuts images whatever the file says.
+    own = files["preprocessor_config.json"] | {"do_rescale": False, "do_normalize": False, "crop_to_patches": True}
+    reference = GotOcr2ImageProcessorPil(**own)
+    for seed in range(24):
+        image = drawn(draw.choice(["RGB", "L", "RGBA"]), draw.randint(1, 400), draw.randint(1, 400), seed)
+        found = process(decode(of_file(image), MAX_PIXELS), settings, settings.sizes)
+        wanted = reference(images=[image], return_tensors="np")
+        num_tiles = int(wanted["num_patches"][0])
+        assert (found.grid, found.num_tokens) == ((1, 4 * num_tiles, 4), 4 * num_tiles)
+        tiles = np.frombuffer(found.pixels, np.uint8).reshape(num_tiles, 56, 56, 3)
+        assert (tiles.transpose(0, 3, 1, 2) == wanted["pixel_values"]).all()
+    assert settings_of(tmp_path, INTERNVL).most_tokens == 13 * 256
+    whole = settings_of(tmp_path, INTERNVL).sizes
+    assert [whole.at_most(it * 448**2).most_pixels // 448**2 for it in (0, 1, 2, 3, 8, 20)] == [1, 1, 1, 3, 8, 13]
 
 
 def test_gemma_4s_pixels_and_tokens_are_those_of_transformers(tmp_path: Path) -> None:

@@ -107,6 +107,8 @@ def _given(model: PreTrainedModel, images: Sequence[PromptImage], side: int) -> 
     """Return what transformers' model takes of images, as its processor gives it."""
     if model.config.model_type == "gemma3":
         return {"pixel_values": torch.stack([_planes_of(image, side) for image in images])}
+    if model.config.model_type == "internvl":
+        return {"pixel_values": torch.cat([_tiles_of(_planes_of(image, side)) for image in images])}
     if model.config.model_type not in ("mistral3", "gemma4", "gemma4_unified"):
         grids = torch.tensor([image.grid for image in images])
         return {"pixel_values": _patches_of(images, side), "image_grid_thw": grids}
@@ -118,6 +120,11 @@ def _given(model: PreTrainedModel, images: Sequence[PromptImage], side: int) -> 
     height, width = (max(it.shape[dim] for it in planes) for dim in (1, 2))
     padded = [pad(it, (0, width - it.shape[2], 0, height - it.shape[1])) for it in planes]
     return {"pixel_values": torch.stack(padded), "image_sizes": torch.tensor([it.shape[1:] for it in planes])}
+
+
+def _tiles_of(planes: torch.Tensor) -> torch.Tensor:
+    """Return the squares of a column of such, [tiles, 3, side, side]."""
+    return torch.stack(torch.split(planes, planes.shape[2], dim=1))
 
 
 def _in_places(planes: Sequence[torch.Tensor], side: int) -> dict[str, torch.Tensor]:
@@ -138,7 +145,7 @@ def _in_places(planes: Sequence[torch.Tensor], side: int) -> dict[str, torch.Ten
 def rows_of(model: PreTrainedModel, images: Sequence[PromptImage], side: int) -> torch.Tensor:
     """Return what transformers' tower makes of images, [tokens, row size]. `side`: pixels of a patch."""
     given = _given(model, images, side)
-    if model.config.model_type == "gemma3":
+    if model.config.model_type in ("gemma3", "internvl"):
         rows: torch.Tensor = model.model.get_image_features(**given).pooler_output
         return rows.flatten(0, 1)
     if "image_grid_thw" not in given:

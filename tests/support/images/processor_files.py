@@ -67,6 +67,31 @@ GEMMA3: dict[str, dict[str, Any]] = {
     },
     "processor_config.json": {"image_seq_length": 256, "processor_class": "Gemma3Processor"},
 }
+INTERNVL: dict[str, dict[str, Any]] = {
+    "config.json": {
+        "model_type": "internvl",
+        "vision_config": {"model_type": "internvl_vision", "patch_size": [14, 14], "image_size": [448, 448]},
+        "image_token_id": 151667,
+        "image_seq_length": 256,
+        "downsample_ratio": 0.5,
+    },
+    "preprocessor_config.json": {
+        "crop_to_patches": False,
+        "do_convert_rgb": True,
+        "do_normalize": True,
+        "do_rescale": True,
+        "do_resize": True,
+        "image_mean": [0.485, 0.456, 0.406],
+        "image_processor_type": "GotOcr2ImageProcessorFast",
+        "image_std": [0.229, 0.224, 0.225],
+        "max_patches": 12,
+        "min_patches": 1,
+        "resample": 3,
+        "rescale_factor": 0.00392156862745098,
+        "size": {"height": 448, "width": 448},
+    },
+    "processor_config.json": {"image_seq_length": 256, "processor_class": "InternVLProcessor"},
+}
 PIXTRAL: dict[str, dict[str, Any]] = {
     "config.json": {
         "model_type": "mistral3",

@@ -24,7 +24,7 @@ from support.api.edge_fakes import (
     with_model,
     write_tokenizer,
 )
-from support.images.processor_files import GEMMA3, GEMMA4, PIXTRAL, QWEN2_5_VL, write
+from support.images.processor_files import GEMMA3, GEMMA4, INTERNVL, PIXTRAL, QWEN2_5_VL, write
 
 START, STOP, PAD = 257, 258, 259
 TEMPLATE = (
@@ -65,6 +65,19 @@ def write_gemma_4(folder: Path) -> Path:
     write(folder, files)
     template = TEMPLATE.replace("<|vision_start|><|image_pad|><|vision_end|>", "<|image_pad|>")
     write_tokenizer(folder, template=template, special=["<|vision_start|>", "<|vision_end|>", "<|image_pad|>"])
+    return folder
+
+
+def write_internvl(folder: Path) -> Path:
+    """Write the same with InternVL's processor, of 4 tokens a tile."""
+    files = copy.deepcopy(INTERNVL)
+    files["config.json"]["image_token_id"] = PAD
+    files["config.json"]["vision_config"]["image_size"] = [56, 56]
+    files["preprocessor_config.json"]["size"] = {"height": 56, "width": 56}
+    files["processor_config.json"]["image_seq_length"] = 4
+    write(folder, files)
+    template = TEMPLATE.replace("<|vision_start|><|image_pad|><|vision_end|>", "<IMG_CONTEXT>")
+    write_tokenizer(folder, template=template, special=["<img>", "</img>", "<IMG_CONTEXT>"])
     return folder
 
 

@@ -28,6 +28,8 @@ from transformers import (
     Glm46VForConditionalGeneration,
     GlmOcrConfig,
     GlmOcrForConditionalGeneration,
+    InternVLConfig,
+    InternVLForConditionalGeneration,
     Mistral3Config,
     Mistral3ForConditionalGeneration,
     PreTrainedModel,
@@ -49,6 +51,7 @@ DEMO = Path(__file__).parents[3] / "server" / "model" / "demo"
 START, END, IMAGE = 4096, 4097, 4098  # ids of the tokens around an image, and of its own
 VOCAB_SIZE = 4099
 _ADDED = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>")
+_ADDED_OF_INTERN = ("<img>", "</img>", "<IMG_CONTEXT>")
 _ADDED_OF_MISTRAL = ("[IMG_BREAK]", "[IMG_END]", "[IMG]")  # the first one between the rows of an image
 _TEXT = {
     "vocab_size": VOCAB_SIZE,
@@ -80,6 +83,16 @@ _TOWER_2_5: dict[str, object] = {**_TOWER, "window_size": 56, "fullatt_block_ind
 _TOWER_GLM: dict[str, object] = {**_TOWER, "image_size": 70, "rms_norm_eps": 1e-5}
 _PARTLY: dict[str, object] = {
     "rope_parameters": {**_SECTIONS, "mrope_section": [1, 2, 1], "partial_rotary_factor": 0.5}
+}
+SIDE = 6  # patches of each image of Gemma, and of each tile of InternVL, of which 2 x 2 are a token
+_INTERN: dict[str, object] = {
+    "hidden_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "intermediate_size": 60,
+    "patch_size": [14, 14],
+    "image_size": [SIDE * 14, SIDE * 14],
+    "attention_bias": True,
 }
 _PIXTRAL: dict[str, object] = {
     "model_type": "pixtral",
@@ -128,7 +141,6 @@ _RECURRENT: dict[str, object] = {
         "mrope_interleaved": True,
     },
 }
-_SIDE = 6  # patches of each image's of Gemma, of which 2 x 2 are a token
 _WINDOWS: dict[str, object] = {
     "sliding_window": 7,  # fewer than the tokens of an image
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
@@ -141,7 +153,7 @@ _SIGLIP: dict[str, object] = {
     "num_attention_heads": 4,
     "intermediate_size": 60,
     "patch_size": 14,
-    "image_size": _SIDE * 14,
+    "image_size": SIDE * 14,
     "vision_use_head": False,
 }
 # Windows shorter than an image, whose tokens see each other in these layers alone.
@@ -201,6 +213,13 @@ KINDS: dict[str, tuple[type, type, dict[str, object], dict[str, object]]] = {
         {**_TOWER_GLM, "model_type": "glm4v_vision"},
     ),
     "glm ocr": (GlmOcrConfig, GlmOcrForConditionalGeneration, {**_IN_SECTIONS, "head_dim": 16}, _TOWER_GLM),
+    "internvl": (InternVLConfig, InternVLForConditionalGeneration, {"model_type": "qwen3"}, _INTERN),
+    "internvl, large": (
+        InternVLConfig,
+        InternVLForConditionalGeneration,
+        {"model_type": "qwen3"},
+        {**_INTERN, "attention_bias": False, "use_qk_norm": True, "norm_type": "rms_norm"},
+    ),
     "mistral 3": (
         Mistral3Config,
         Mistral3ForConditionalGeneration,
@@ -237,6 +256,8 @@ def save_tiny(folder: Path, kind: str = "qwen2.5 vl") -> PreTrainedModel:
     own: dict[str, object] = {"image_token_id": IMAGE, "vision_start_token_id": START, "vision_end_token_id": END}
     if kind == "mistral 3":
         own = {"image_token_index": IMAGE, "vision_feature_layer": -2}
+    if kind.startswith("internvl"):
+        own = {"image_token_id": IMAGE, "image_seq_length": (SIDE // 2) ** 2}
     if kind == GEMMA:
         own = {"image_token_index": IMAGE, "boi_token_index": START, "eoi_token_index": END, "mm_tokens_per_image": 9}
     if kind.startswith("gemma 4"):
@@ -246,7 +267,7 @@ def save_tiny(folder: Path, kind: str = "qwen2.5 vl") -> PreTrainedModel:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if (
-                "embed_vision" in name or parameter.dim() > 1
+                "embed_vision" in name or "lambda_" in name or parameter.dim() > 1
             ):  # a random model whose answers depend on what an image shows
                 parameter.normal_(0, 0.15)
         for name, bound in model.named_buffers():
@@ -265,6 +286,14 @@ def save_tiny(folder: Path, kind: str = "qwen2.5 vl") -> PreTrainedModel:
         }
         (folder / "preprocessor_config.json").write_text(json.dumps(of_images))
         return model
+    if kind.startswith("internvl"):
+        _save_tokenizer(
+            folder, _ADDED_OF_INTERN, _TEMPLATE.replace("".join(_ADDED[i] for i in (0, 2, 1)), "<IMG_CONTEXT>")
+        )
+        given = {"image_processor_type": "GotOcr2ImageProcessorFast", "size": {"height": SIDE * 14, "width": SIDE * 14}}
+        (folder / "preprocessor_config.json").write_text(json.dumps(given))
+        (folder / "processor_config.json").write_text(json.dumps({"image_seq_length": (SIDE // 2) ** 2}))
+        return model
     if kind == "mistral 3":
         _save_tokenizer(folder, _ADDED_OF_MISTRAL, _TEMPLATE.replace("".join(_ADDED[i] for i in (0, 2, 1)), "[IMG]"))
         size = {"size": {"longest_edge": 1540}, "image_processor_type": "PixtralImageProcessor"}
@@ -272,7 +301,7 @@ def save_tiny(folder: Path, kind: str = "qwen2.5 vl") -> PreTrainedModel:
         return model
     if kind == GEMMA:
         _save_tokenizer(folder, _ADDED, _TEMPLATE.replace("<|image_pad|><|vision_end|>", ""))
-        given = {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": _SIDE * 14, "width": _SIDE * 14}}
+        given = {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": SIDE * 14, "width": SIDE * 14}}
         (folder / "preprocessor_config.json").write_text(json.dumps(given))
         (folder / "processor_config.json").write_text(json.dumps({"image_seq_length": 9}))
         return model

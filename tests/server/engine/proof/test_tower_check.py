@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 ROTATING = ("qwen2 vl", "qwen2.5 vl", "qwen3 vl", "glm4v", "glm ocr", "mistral 3", "gemma 4")
 
 
-@pytest.fixture(scope="module", params=[*ROTATING, GEMMA])
+@pytest.fixture(scope="module", params=[*ROTATING, GEMMA, "internvl", "internvl, large"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = tmp_path_factory.mktemp("tower")
     save_tiny(found, request.param)
@@ -168,6 +168,17 @@ def without_norms_of_heads(
     return Tower(config, replace(weights, layers=layers), pixels, is_reproducible=is_reproducible)
 
 
+def without_class_tokens(config: TowerConfig, weights: TowerWeights, pixels: Pixels, *, is_reproducible: bool) -> Tower:
+    """Leave rows of patches without pixels in the place of class tokens."""
+    return Tower(config, replace(weights, class_token=None), pixels, is_reproducible=is_reproducible)
+
+
+def unscaled(config: TowerConfig, weights: TowerWeights, pixels: Pixels, *, is_reproducible: bool) -> Tower:
+    """Leave out what multiplies the results of layers."""
+    layers = tuple(replace(it, attention_scale=None, feed_forward_scale=None) for it in weights.layers)
+    return Tower(config, replace(weights, layers=layers), pixels, is_reproducible=is_reproducible)
+
+
 def unstandardized(config: TowerConfig, weights: TowerWeights, pixels: Pixels, *, is_reproducible: bool) -> Tower:
     """Leave out what is taken from means, and multiplies them."""
     assert isinstance(weights.merger, MeanMerger)
@@ -183,6 +194,11 @@ def unstandardized(config: TowerConfig, weights: TowerWeights, pixels: Pixels, *
         ("glm4v", Unfolded, {}, "tower, merged patches"),
         ("glm4v", Tower, {"merger_eps": 1e-2}, "what the merger's gates read"),
         ("glm ocr", without_norms_of_heads, {}, "layer 0, tower, queries"),
+        ("internvl", Tower, {"full_layers": frozenset({1})}, "layer 1, tower, attention"),
+        ("internvl", without_class_tokens, {}, "tower, patches"),
+        ("internvl", unscaled, {}, "layer 0, tower, residual behind attention"),
+        ("internvl", Tower, {"merger_eps": 1e-2}, "what the merger reads"),
+        ("internvl, large", without_norms_of_heads, {}, "layer 0, tower, queries"),
         ("mistral 3", Neighbours, {}, "layer 0, tower, queries"),
         ("mistral 3", Tower, {"alternates_rates": False}, "layer 0, tower, queries"),
         ("mistral 3", Unfolded, {}, "tower, merged patches"),

@@ -83,6 +83,16 @@ def test_a_step_that_holds_no_whole_image_is_refused(settings: dict[str, int], w
         choose_limits(Settings(**settings), config, CUDA, 256)
 
 
+def test_room_for_less_than_a_tile_is_refused() -> None:
+    tower = {"model_type": "internvl_vision", "attention_bias": True}
+    text = {**preset_named("qwen3-8b").config}
+    given = {"model_type": "internvl", "text_config": text, "vision_config": tower, "tie_word_embeddings": False}
+    config = with_known_tower(read_model(given), given)
+    choose_limits(Settings(max_image_tokens=256), config, CPU)
+    with pytest.raises(SettingsError, match=r"max_image_tokens is 255, it must be at least 256, .*--limit-images 0"):
+        choose_limits(Settings(max_image_tokens=255), config, CPU)
+
+
 def test_a_page_size_that_cuts_a_chunk_of_positions_is_refused(llama_8b: ModelConfig) -> None:
     layers = tuple(replace(it, mixer=replace(it.attention, chunk=96)) for it in llama_8b.layers)
     with pytest.raises(SettingsError, match="page_size is 64, it must divide 96"):
