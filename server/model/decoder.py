@@ -227,15 +227,10 @@ class Decoder:
         entries = (observer.on_attention, observer.on_feed_forward, observer.on_finish)
         found = [block.observed(*(partial(it, index) for it in entries)) for index, block in enumerate(self._blocks)]
         for index, block in enumerate(found):
-            if isinstance(block, Block | ParallelBlock) and isinstance(block.attention, GatedDelta):
-                mixer = replace(block.attention, observe=partial(observer.on_recurrence, index))
-                found[index] = replace(block, attention=mixer)
-            elif isinstance(block, Block | ParallelBlock) and isinstance(block.attention, ShortConvolution):
-                observe = partial(observer.on_convolution, index)
-                found[index] = replace(block, attention=replace(block.attention, observe=observe))
-            if isinstance(block, SingleBlock) and isinstance(block.sublayer, StateSpace):
-                space = replace(block.sublayer, observe=partial(observer.on_recurrence, index))
-                found[index] = replace(block, sublayer=space)
+            if isinstance(block, Block | ParallelBlock):
+                found[index] = replace(block, attention=_observed_mixer(block.attention, index, observer))
+            elif isinstance(block, SingleBlock):
+                found[index] = replace(block, sublayer=_observed_mixer(block.sublayer, index, observer))
         return found
 
     @torch.inference_mode()
@@ -554,6 +549,17 @@ class Decoder:
     def _norm_weight(self, weight: Tensor) -> Tensor:
         """Return the factors of a norm: in fp32 where the checkpoint has them less one, which 16 bits would round."""
         return weight.float() + 1 if self.config.zero_centred_norms else weight
+
+
+def _observed_mixer(sublayer: Sublayer, index: int, observer: LayerObserver) -> Sublayer:
+    """Return the sublayer of a layer, observed within whatever finishes it; itself where it keeps no state."""
+    if isinstance(sublayer, NormAfter | ScaleAfter):
+        return replace(sublayer, sublayer=_observed_mixer(sublayer.sublayer, index, observer))
+    if isinstance(sublayer, GatedDelta | StateSpace):
+        return replace(sublayer, observe=partial(observer.on_recurrence, index))
+    if isinstance(sublayer, ShortConvolution):
+        return replace(sublayer, observe=partial(observer.on_convolution, index))
+    return sublayer
 
 
 def _widened(linear: Linear) -> Linear:

@@ -118,8 +118,7 @@ def _linears(layer: LayerWeights, config: LayerConfig, names: TensorNames) -> di
         linears["per_layer_input_gate"] = layer.per_layer.gate
         linears["per_layer_projection"] = layer.per_layer.output
     if isinstance(layer.feed_forward, DenseWeights):
-        is_merged = names.merged or names.merged_gate_up
-        return linears | _dense(layer.feed_forward, names.feed_forward, names.dense, is_merged=is_merged)
+        return linears | _dense(layer.feed_forward, names.feed_forward, names.dense, names.dense_joined)
     if layer.feed_forward is None:
         return linears
     assert names.experts is not None, "the family has mixtures"
@@ -168,11 +167,11 @@ def _recurrence(layer: LayerWeights, weights: GatedDeltaWeights, names: Recurren
 
 
 def _dense(
-    weights: DenseWeights, prefix: str, names: tuple[str, str, str] = _DENSE, *, is_merged: bool = False
+    weights: DenseWeights, prefix: str, names: tuple[str, str, str] = _DENSE, joined: tuple[str, str] | None = None
 ) -> dict[str, Linear]:
-    """Gate and up apart, or as one tensor; names: of gate, up and the last product where they are apart."""
-    if is_merged:
-        return {f"{prefix}.gate_up_proj": weights.gate_up, f"{prefix}.down_proj": weights.down}
+    """Gate and up apart, by `names` of them and of the last product, or as one tensor, by `joined`."""
+    if joined is not None:
+        return {f"{prefix}.{joined[0]}": weights.gate_up, f"{prefix}.{joined[1]}": weights.down}
     width = weights.down.weight.size[1]
     if weights.gate_up.weight.size[0] == width:
         return {f"{prefix}.up_proj": weights.gate_up, f"{prefix}.down_proj": weights.down}

@@ -69,12 +69,15 @@ class RecurrenceNames:
     is_fused: bool = False
 
 
+GATE_UP = "gate_up_proj", "down_proj"
+
+
 @dataclass(frozen=True, slots=True)
 class TensorNames:
     """The names of a layer's tensors within it, as in most families. Norms that a layer lacks are not looked for.
 
-    merged                whether queries, keys and values are one tensor, and gate and up another
-    merged_gate_up        whether gate and up are one tensor, though queries, keys and values are not
+    merged                whether queries, keys and values are one tensor
+    dense_joined          of a dense feed-forward whose gate and up are one product: that, and the last one
     neighbours_are_pairs  whether the dimensions of a head that are rotated together are neighbours; in other files, and
                           in memory, the first ones of all pairs come before the second ones
     before_feed_forward   the norm of what the feed-forward reads
@@ -91,7 +94,7 @@ class TensorNames:
     """
 
     merged: bool = False
-    merged_gate_up: bool = False
+    dense_joined: tuple[str, str] | None = None
     neighbours_are_pairs: bool = False
     before_feed_forward: str = "post_attention_layernorm"
     before_attention: str = "input_layernorm"

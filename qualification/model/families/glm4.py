@@ -1,14 +1,14 @@
 """GLM-4, dense (9B and 32B of April 2025): norms before and after, and half of each head rotated, by neighbours."""
 
 from qualification.model.config import ModelConfig, NormsConfig, RopeConfig
-from qualification.model.families.family import Family, TensorNames
+from qualification.model.families.family import GATE_UP, Family, TensorNames
 from qualification.model.fields import Fields
 from qualification.model.keys import family_keys
 from qualification.model.rope import read_rope
 from qualification.model.shared import read_like_llama
 
 TENSORS = TensorNames(
-    merged_gate_up=True,
+    dense_joined=GATE_UP,
     neighbours_are_pairs=True,
     after_attention="post_self_attn_layernorm",
     before_feed_forward="post_attention_layernorm",

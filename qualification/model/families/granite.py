@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from qualification.model.config import FeedForward, ModelConfig
+from qualification.model.config import FeedForward, ModelConfig, RopeConfig
 from qualification.model.families.family import Family
 from qualification.model.fields import Fields
 from qualification.model.keys import family_keys
@@ -17,8 +17,13 @@ def read_config(fields: Fields) -> ModelConfig:
     return read_granite(fields, "granite", partial(read_dense, has_bias=fields.flag("mlp_bias", False)))
 
 
-def read_granite(fields: Fields, family: str, feed_forward: Callable[[Fields], FeedForward]) -> ModelConfig:
-    """Read a Granite with another feed-forward. Raises ModelConfigError."""
+def read_granite(
+    fields: Fields,
+    family: str,
+    feed_forward: Callable[[Fields], FeedForward],
+    rope: Callable[[Fields, int], RopeConfig] | None = None,
+) -> ModelConfig:
+    """Read a Granite with another feed-forward, and perhaps another rotation. Raises ModelConfigError."""
     has_bias = fields.flag("attention_bias", False)
     model = read_like_llama(
         fields,
@@ -27,6 +32,7 @@ def read_granite(fields: Fields, family: str, feed_forward: Callable[[Fields], F
         attention_bias=has_bias,
         output_bias=has_bias,
         feed_forward=feed_forward,
+        rope=rope,
     )
     return replace(
         model,

@@ -22,18 +22,21 @@ TENSORS = TensorNames(
         layout=ExpertLayout.HALVES,
     )
 )
-_SHARED = "shared_intermediate_size"
+SHARED_WIDTH = "shared_intermediate_size"
 
 
 def read_config(fields: Fields) -> ModelConfig:
-    return read_granite(fields, "granitemoe", partial(_read_experts, shared_width=0))
+    return read_granite(fields, "granitemoe", partial(read_granite_experts, shared_width=0))
 
 
 def read_shared_config(fields: Fields) -> ModelConfig:
-    return read_granite(fields, "granitemoeshared", partial(_read_experts, shared_width=fields.count(_SHARED, 0)))
+    return read_granite(
+        fields, "granitemoeshared", partial(read_granite_experts, shared_width=fields.count(SHARED_WIDTH, 0))
+    )
 
 
-def _read_experts(fields: Fields, shared_width: int) -> ExpertsConfig:
+def read_granite_experts(fields: Fields, shared_width: int) -> ExpertsConfig:
+    """Read the mixture of a layer; shared_width: of what all tokens visit, 0 for none. Raises ModelConfigError."""
     dense = read_dense(fields)  # an expert's width and activation stand where those of a dense layer do
     routing = read_routing(fields, "num_local_experts", renormalizes=True, num_experts_missing=8, num_active_missing=2)
     shared = SharedExpertConfig(shared_width) if shared_width else None
@@ -43,18 +46,18 @@ def _read_experts(fields: Fields, shared_width: int) -> ExpertsConfig:
 _READ = f"attention_bias {MULTIPLIERS} num_local_experts num_experts_per_tok"
 _WITHOUT_EFFECT = "output_router_logits router_aux_loss_coef"
 # Experts of 8 bits have scales that no kernel reads.
-_REFUSED: dict[str, tuple[object, ...]] = {"quantization_config": (None,)}
+REFUSED: dict[str, tuple[object, ...]] = {"quantization_config": (None,)}
 GRANITEMOE = Family(
     "granitemoe",
     ("GraniteMoeForCausalLM",),
     read_config,
-    family_keys(_READ, without_effect=_WITHOUT_EFFECT, refused=_REFUSED),
+    family_keys(_READ, without_effect=_WITHOUT_EFFECT, refused=REFUSED),
     TENSORS,
 )
 GRANITEMOESHARED = Family(
     "granitemoeshared",
     ("GraniteMoeSharedForCausalLM",),
     read_shared_config,
-    family_keys(f"{_READ} {_SHARED}", without_effect=_WITHOUT_EFFECT, refused=_REFUSED),
+    family_keys(f"{_READ} {SHARED_WIDTH}", without_effect=_WITHOUT_EFFECT, refused=REFUSED),
     TENSORS,
 )

@@ -21,7 +21,7 @@ _MAMBA, _ATTENTION, _DENSE, _EXPERTS = "linear_attention", "full_attention", "ml
 _BY_LETTER = {"M": _MAMBA, "*": _ATTENTION, "-": _DENSE, "E": _EXPERTS}
 _OLDER = {"mamba": _MAMBA, "attention": _ATTENTION}
 _STATE_DTYPES = {"float32": Dtype.FP32, "bfloat16": Dtype.BF16}
-_MOST_DIM, _MOST_WIDTH = 256, 8
+MOST_DIM, MOST_WIDTH = 256, 8
 _INFINITY = {"__float__": "Infinity"}  # as transformers writes it
 # As its class has them where the fields are missing.
 _MISSING: dict[str, object] = {
@@ -102,15 +102,15 @@ def _read_mixer(fields: Fields) -> GatedDeltaConfig:
     sizes = RecurrenceSizes(
         groups,
         heads,
-        fields.integer("ssm_state_size", 128, most=_MOST_DIM),
-        fields.integer("mamba_head_dim", 64, most=_MOST_DIM),
-        fields.integer("conv_kernel", 4, most=_MOST_WIDTH),
+        fields.integer("ssm_state_size", 128, most=MOST_DIM),
+        fields.integer("mamba_head_dim", 64, most=MOST_DIM),
+        fields.integer("conv_kernel", 4, most=MOST_WIDTH),
     )
     dtype = _STATE_DTYPES[fields.choice("mamba_ssm_cache_dtype", tuple(_STATE_DTYPES), "float32")]
-    return GatedDeltaConfig.of(sizes, fields.integer("hidden_size"), dtype, rule=StateSpaceRule(*_read_steps(fields)))
+    return GatedDeltaConfig.of(sizes, fields.integer("hidden_size"), dtype, rule=StateSpaceRule(*read_steps(fields)))
 
 
-def _read_steps(fields: Fields) -> tuple[float, float]:
+def read_steps(fields: Fields) -> tuple[float, float]:
     """Read the numbers that steps are held between: any from 0 on, infinity included. Raises ModelConfigError."""
     given = fields.given("time_step_limit")
     if given is None:

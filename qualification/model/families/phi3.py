@@ -6,7 +6,7 @@ The models of 4k context have a window (2047), those of 128k LongRoPE, and Phi-4
 from functools import partial
 
 from qualification.model.config import ModelConfig, RopeKind
-from qualification.model.families.family import Family, TensorNames
+from qualification.model.families.family import GATE_UP, Family, TensorNames
 from qualification.model.fields import Fields
 from qualification.model.keys import family_keys
 from qualification.model.rope import read_rope
@@ -34,4 +34,4 @@ KEYS = family_keys(
     without_effect="embd_pdrop resid_pdrop full_attn_mod interpolate_factor",
     refused={"attention_bias": (False, None), "mlp_bias": (False, None), "lm_head_bias": (False, None)},
 )
-PHI3 = Family("phi3", ("Phi3ForCausalLM",), read_config, KEYS, TensorNames(merged=True))
+PHI3 = Family("phi3", ("Phi3ForCausalLM",), read_config, KEYS, TensorNames(merged=True, dense_joined=GATE_UP))

@@ -217,14 +217,14 @@ def _formats_of(prefix: str, layer: LayerConfig, quantization: Quantization, nam
         kv_up = format_of("self_attn.kv_b_proj")
     if layer.attends and layer.attention.gate is not None and (of_gate := format_of(names.attention_gate)) != PLAIN:
         raise ModelConfigError(f"{quantization.source}: a gate of attention in {of_gate.name} is not supported")
-    fed = names.feed_forward
+    fed, joined = names.feed_forward, names.dense_joined
     if isinstance(layer.feed_forward, ExpertsConfig):
         assert names.experts is not None, "the family has mixtures"
         experts = names.experts
         if not experts.router_is_plain and (of_router := format_of(experts.router)) != PLAIN:
             raise ModelConfigError(f"{quantization.source}: a router in {of_router.name} is not supported")
-        fed = experts.shared
-    gate_up = (f"{fed}.gate_up_proj",) if names.merged else (f"{fed}.gate_proj", f"{fed}.up_proj")
+        fed, joined = experts.shared, None
+    gate_up = (f"{fed}.gate_proj", f"{fed}.up_proj") if joined is None else (f"{fed}.{joined[0]}",)
     return LinearFormats(
         qkv=format_of(*qkv),
         output=format_of("self_attn.o_proj"),

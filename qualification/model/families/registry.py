@@ -26,6 +26,7 @@ from qualification.model.families.glm_ocr import GLM_OCR_TEXT
 from qualification.model.families.gpt_oss import GPT_OSS
 from qualification.model.families.granite import GRANITE
 from qualification.model.families.granitemoe import GRANITEMOE, GRANITEMOESHARED
+from qualification.model.families.granitemoehybrid import GRANITEMOEHYBRID
 from qualification.model.families.hunyuan_v1_dense import HUNYUAN_V1_DENSE
 from qualification.model.families.hunyuan_v1_moe import HUNYUAN_V1_MOE
 from qualification.model.families.hy_v3 import HY_V3
@@ -83,6 +84,7 @@ KNOWN: tuple[Family, ...] = (
     GPT_OSS,
     GRANITE,
     GRANITEMOE,
+    GRANITEMOEHYBRID,
     GRANITEMOESHARED,
     HUNYUAN_V1_DENSE,
     HUNYUAN_V1_MOE,

@@ -365,7 +365,10 @@ class LayerReference:
         if isinstance(fed, ExpertsConfig):
             parts, is_judged = self._mixture(read, fed)
         else:
-            weights, gated = self._gated(self.sentence.feed_forward), gate_of(fed.activation)
+            weights, gated = (
+                self._gated(self.sentence.feed_forward, self.sentence.dense_joined),
+                gate_of(fed.activation),
+            )
             own = [weights.part(rank, self.ranks) for rank in range(self.ranks)]
             parts = [feed(read, part, gated, self.precision) for part in own]
         added = sum_over_ranks(parts, self.precision)
@@ -399,7 +402,10 @@ class LayerReference:
             own = self._vector(sentence.expert_scales)[routes.experts]
             routes = replace(routes, shares=routes.shares.times(own))
         of_experts = self._norm(residual, f"{self.sentence.before_feed_forward}_2")
-        of_shared, weights = self._norm(residual, self.sentence.before_feed_forward), self._gated(sentence.shared)
+        of_shared, weights = (
+            self._norm(residual, self.sentence.before_feed_forward),
+            self._gated(sentence.shared, sentence.shared_joined),
+        )
         experts, parts, fed = _Experts(self, sentence), [], []
         for rank in range(self.ranks):
             parts.append(mixed(of_experts, routes, partial(experts.of, rank), gated, self.precision))
@@ -483,11 +489,9 @@ class LayerReference:
     def _linear(self, x: Bounded, name: str, inputs: Inputs = Inputs.AS_THEY_ARE) -> Bounded:
         return self.matrix(name, inputs).product(x, self._bias(name), self.precision)
 
-    def _gated(self, name: str, joined: tuple[str, str] | None = None) -> GatedWeights:
+    def _gated(self, name: str, joined: tuple[str, str] | None) -> GatedWeights:
         """`joined`: the names of the product of gate and up, and of the last one, where the first two are one."""
         inputs, of_down = (Inputs.of(it.name) for it in (self.config.formats.gate_up, self.config.formats.down))
-        if joined is None and (self.sentence.is_merged or self.sentence.gate_up_is_merged):
-            joined = "gate_up_proj", "down_proj"
         of_gate, of_up, last = self.sentence.dense
         down = self.matrix(f"{name}.{last if joined is None else joined[1]}", of_down)
         if joined is not None:

@@ -89,8 +89,8 @@ class Sentence:
     norm_offset       norms multiply by offset + weight
     norms_subtract_mean  norms are LayerNorms without biases; else RMSNorms; None: as config.json says
     embedding_is_scaled_by_width  by sqrt(hidden size), rounded to the dtype
-    is_merged         q, k, v are one tensor, gate and up another
-    gate_up_is_merged  gate and up are one tensor, though q, k, v are not
+    is_merged         q, k, v are one tensor
+    dense_joined      the product of gate and up, and the last one, where the first two are one tensor
     after_attention, before_feed_forward, after_feed_forward   names of the norms of SANDWICH and AFTER
     q_norm, k_norm    names of the norms of queries and keys, where there are some
     gate              the product that gates the heads, where it is none of the queries'
@@ -118,7 +118,7 @@ class Sentence:
     norms_subtract_mean: bool | None = False
     embedding_is_scaled_by_width: bool = False
     is_merged: bool = False
-    gate_up_is_merged: bool = False
+    dense_joined: tuple[str, str] | None = None
     after_attention: str = "post_attention_layernorm"
     before_feed_forward: str = "pre_feedforward_layernorm"
     after_feed_forward: str = "post_feedforward_layernorm"
@@ -157,7 +157,7 @@ _QWEN_MIXTURE = MixtureSentence(
 )
 _GLM_4 = Sentence(
     NormOrder.SANDWICH,
-    gate_up_is_merged=True,
+    dense_joined=("gate_up_proj", "down_proj"),
     after_attention="post_self_attn_layernorm",
     before_feed_forward="post_attention_layernorm",
     after_feed_forward="post_mlp_layernorm",
@@ -249,7 +249,7 @@ SENTENCES: dict[str, Sentence] = {
     "gemma3_text": Sentence(NormOrder.SANDWICH, 1.0, embedding_is_scaled_by_width=True),
     "gemma4_text": _GEMMA_4,
     "gemma4_unified_text": _GEMMA_4,
-    "glm": Sentence(gate_up_is_merged=True, rotates_neighbours=True),
+    "glm": Sentence(dense_joined=("gate_up_proj", "down_proj"), rotates_neighbours=True),
     "glm4": _GLM_4,
     "glm4_moe": Sentence(
         mixture=MixtureSentence("mlp.gate", "mlp.experts", shared="mlp.shared_experts", scores=Scoring.SIGMOID),
@@ -266,6 +266,12 @@ SENTENCES: dict[str, Sentence] = {
     ),
     "granite": Sentence(),
     "granitemoe": _GRANITE,
+    "granitemoehybrid": replace(
+        _GRANITE,
+        feed_forward="shared_mlp",
+        dense_joined=("input_linear", "output_linear"),
+        recurrence=RecurrenceSentence("mamba", is_space=True),
+    ),
     "granitemoeshared": _GRANITE,
     "hunyuan_v1_dense": _HUNYUAN,
     "hunyuan_v1_moe": replace(
@@ -359,7 +365,7 @@ SENTENCES: dict[str, Sentence] = {
     "nemotron-nas": Sentence(),
     "olmo2": Sentence(NormOrder.AFTER),
     "olmo3": Sentence(NormOrder.AFTER),
-    "phi3": Sentence(is_merged=True),
+    "phi3": Sentence(is_merged=True, dense_joined=("gate_up_proj", "down_proj")),
     "qwen2": Sentence(),
     "qwen2_5_vl_text": Sentence(),
     "qwen2_vl_text": Sentence(),

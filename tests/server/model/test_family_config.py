@@ -41,6 +41,7 @@ ARCHITECTURES = {
     "gemma2": "Gemma2ForCausalLM",
     "gemma3": "Gemma3ForConditionalGeneration",
     "glm4_moe": "Glm4MoeForCausalLM",
+    "granitemoehybrid": "GraniteMoeHybridForCausalLM",
     "glm4v": "Glm4vForConditionalGeneration",
     "glm4v_x": "Glm4vXForConditionalGeneration",
     "glm4v_moe": "Glm4vMoeForConditionalGeneration",
@@ -100,6 +101,7 @@ STEP: dict[str, object] = {
     "swiglu_limits_shared": [16.0, 0.0, 0.0, 16.0, 0.0],
 }
 OF_LAYERS: dict[str, dict[str, object]] = {
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "nemotron_h": {"hybrid_override_pattern": "M-*-"},
     "nemotron-nas": {"block_configs": BLOCKS[:4]},

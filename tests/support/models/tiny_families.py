@@ -62,6 +62,8 @@ from transformers import (
     GraniteForCausalLM,
     GraniteMoeConfig,
     GraniteMoeForCausalLM,
+    GraniteMoeHybridConfig,
+    GraniteMoeHybridForCausalLM,
     GraniteMoeSharedConfig,
     GraniteMoeSharedForCausalLM,
     HunYuanDenseV1Config,
@@ -168,6 +170,7 @@ FAMILIES = {
     "cohere2": (Cohere2Config, Cohere2ForCausalLM),
     "cohere2_moe": (Cohere2MoeConfig, Cohere2MoeForCausalLM),
     "granitemoe": (GraniteMoeConfig, GraniteMoeForCausalLM),
+    "granitemoehybrid": (GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM),
     "granitemoeshared": (GraniteMoeSharedConfig, GraniteMoeSharedForCausalLM),
     "qwen2": (Qwen2Config, Qwen2ForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
@@ -288,7 +291,7 @@ NEMOTRON_H: dict[str, object] = {
     "time_step_min": 1e-9,  # which its class holds steps above in prompts, and not in answers
     "initializer_range": 0.1,
 }
-RECURRENT_FAMILIES = ("nemotron_h", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+RECURRENT_FAMILIES = ("granitemoehybrid", "nemotron_h", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 QWEN_3_NEXT = {**QWEN_2_MOE, **RECURRENT}
 MIXTRAL = {"num_local_experts": 5, "num_experts_per_tok": 2}
 GPT_OSS = {"num_local_experts": 5, "num_experts_per_tok": 3, "head_dim": 12, "sliding_window": 9}
@@ -328,6 +331,14 @@ COHERE_MOE = {  # as North Mini Code is, with what Command A+ has beside it
 }  # fmt: skip
 GRANITE_MOE = {**MULTIPLIERS, **MIXTRAL, "intermediate_size": 20}
 GRANITE_SHARED = {**GRANITE_MOE, "shared_intermediate_size": 28}
+GRANITE_HYBRID = {
+    **GRANITE_SHARED,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "mamba_n_heads": 8,
+    "mamba_d_state": 10,
+    "mamba_chunk_size": 16,
+    "initializer_range": 0.1,
+}
 # Layers without a feed-forward, without attention (of another width), and without both, between whole ones.
 BLOCKS = [
     {"attention": {"n_heads_in_group": heads, "no_op": heads is None}, "ffn": {"ffn_mult": it, "no_op": it is None}}
@@ -497,6 +508,21 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
         },
     ),
     "granitemoe, biases": ("granitemoe", {**GRANITE_MOE, "attention_bias": True}),
+    "granitemoehybrid": ("granitemoehybrid", GRANITE_HYBRID),
+    "granitemoehybrid, groups, no experts, steps in limits, tied": (
+        "granitemoehybrid",
+        {
+            **GRANITE_HYBRID,
+            "mamba_n_groups": 2,
+            "num_local_experts": 0,
+            "time_step_limit": [0.3, 0.9],
+            "tie_word_embeddings": True,
+        },
+    ),
+    "granitemoehybrid, rotated": (
+        "granitemoehybrid",
+        {**GRANITE_HYBRID, "position_embedding_type": "rope", "layer_types": ["full_attention"] * 3},
+    ),
     "granitemoeshared, tied": ("granitemoeshared", {**GRANITE_SHARED, "tie_word_embeddings": True}),
     "granitemoeshared, as wide as the model": ("granitemoeshared", {**GRANITE_SHARED, "intermediate_size": 32}),
     "qwen3_moe": ("qwen3_moe", QWEN_3_MOE),
