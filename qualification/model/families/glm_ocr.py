@@ -19,5 +19,7 @@ def read_config(fields: Fields) -> ModelConfig:
 
 
 # Products of 8 bits have one scale for many rows, whose order is another in memory.
-KEYS = family_keys(refused={"quantization_config": (None,), "attention_bias": (False, None)})
+KEYS = family_keys(
+    without_effect="num_nextn_predict_layers", refused={"quantization_config": (None,), "attention_bias": (False, None)}
+)
 GLM_OCR_TEXT = Family("glm_ocr_text", (), read_config, KEYS, TENSORS, has_more_layers=True)

@@ -13,7 +13,7 @@ _KEYS = (
     "norm_type layer_norm_eps image_size patch_size num_channels use_mask_token use_absolute_position_embeddings "
     "use_mean_pooling"
 )
-_NOTES = "hidden_dropout_prob projection_dropout layer_scale_init_value"
+_NOTES = "dropout hidden_dropout_prob projection_dropout drop_path_rate initializer_factor layer_scale_init_value"
 _HEADS_EPS = 1e-6  # of the norm of queries and keys, which its class fixes
 _LAYER_NORM_EPS = 1e-5  # of torch's class
 _NAMES = TowerNames(

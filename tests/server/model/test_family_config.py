@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from transformers import AutoConfig
+import torch
+from transformers import AutoConfig, AutoModelForImageTextToText
 
 from kernels.fused.activation_kind import Activation
 from kernels.fused.capped_kind import CappedSilu
@@ -15,9 +16,11 @@ from qualification.model.families.family import Family
 from qualification.model.families.image_models import IMAGE_MODELS, ImageModel
 from qualification.model.families.reader import read_model, unknown_keys
 from qualification.model.families.registry import FAMILIES, family_named
+from qualification.model.families.towers import with_known_tower
 from qualification.model.fields import ModelConfigError
 from server.errors import ModelError
 from server.model.load.load import load_config
+from server.model.vision.weights import tower_shapes
 from support.models.tiny_families import BLOCKS
 
 SHARED: dict[str, object] = {
@@ -211,6 +214,69 @@ def test_an_image_models_attention_to_later_tokens_is_refused(beside: dict[str, 
     text = {**SHARED, "model_type": "qwen2_5_vl_text", **beside.pop("text_config", {})}
     with pytest.raises(ModelConfigError, match="is_causal must be absent or true"):
         read_model({"model_type": "qwen2_5_vl", "text_config": text, **beside})
+
+
+_GLM_TOWER: dict[str, object] = {
+    "hidden_size": 1536, "depth": 24, "num_heads": 12, "attention_bias": False, "intermediate_size": 13696,
+    "hidden_act": "silu", "hidden_dropout_prob": 0.0, "attention_dropout": 0.0, "initializer_range": 0.02,
+    "image_size": 336, "in_channels": 3, "patch_size": 14, "out_hidden_size": 512, "rms_norm_eps": 1e-05,
+    "spatial_merge_size": 2, "temporal_patch_size": 2,
+}  # fmt: skip
+_INTERN_TOWER: dict[str, object] = {
+    "architectures": ["InternVisionModel"], "attention_bias": True, "attention_dropout": 0.0, "dropout": 0.0,
+    "hidden_act": "gelu", "hidden_dropout_prob": 0.0, "hidden_size": 1024, "image_size": [448, 448],
+    "initializer_factor": 0.1, "initializer_range": 1e-10, "intermediate_size": 4096, "layer_norm_eps": 1e-06,
+    "layer_scale_init_value": 0.1, "model_type": "internvl_vision", "norm_type": "layer_norm",
+    "num_attention_heads": 16, "num_channels": 3, "num_hidden_layers": 24, "patch_size": [14, 14],
+    "projection_dropout": 0.0, "torch_dtype": "bfloat16", "use_absolute_position_embeddings": True,
+    "use_mask_token": False, "use_mean_pooling": True, "use_qk_norm": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("model_type", "vision", "rope"),
+    [
+        (
+            "qwen2_vl",
+            {"depth": 32, "embed_dim": 1280, "mlp_ratio": 4, "num_heads": 16, "in_chans": 3, "hidden_size": 512,
+             "patch_size": 14, "spatial_merge_size": 2, "spatial_patch_size": 14, "temporal_patch_size": 2},
+            {"mrope_section": [16, 24, 24]},
+        ),
+        (
+            "glm4v",
+            {**_GLM_TOWER, "model_type": "glm4v_vision"},
+            {"mrope_section": [8, 12, 12], "partial_rotary_factor": 0.5},
+        ),
+        (
+            "glm_ocr",
+            {**_GLM_TOWER, "model_type": "glm_ocr_vision", "hidden_size": 1024, "num_heads": 16,
+             "attention_bias": True, "intermediate_size": 4096},
+            {"mrope_section": [16, 24, 24], "partial_rotary_factor": 1.0},
+        ),
+        ("internvl", _INTERN_TOWER, {}),
+        (
+            "internvl",
+            {**_INTERN_TOWER, "attention_bias": False, "hidden_size": 3200, "intermediate_size": 12800,
+             "norm_type": "rms_norm", "num_attention_heads": 25, "num_hidden_layers": 45, "use_qk_norm": True},
+            {},
+        ),
+    ],
+)  # fmt: skip
+def test_published_towers_have_the_tensors_of_transformers(
+    model_type: str, vision: dict[str, object], rope: dict[str, object]
+) -> None:
+    """The keys are those of the files, before a small text."""
+    text = {**SHARED, "hidden_size": 512, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, **rope}}
+    text |= {"model_type": "qwen2"} if model_type == "internvl" else {}
+    config = {"model_type": model_type, "text_config": text, "vision_config": vision}
+    tower = with_known_tower(read_model(config), config).tower
+    with torch.device("meta"):
+        model = AutoModelForImageTextToText.from_config(
+            AutoConfig.for_model(model_type, text_config=text, vision_config=vision)
+        )
+    assert tower is not None
+    named = {tower.names.own(name): tuple(it.shape) for name, it in model.named_parameters()}
+    assert tower_shapes(tower) == {name: shape for name, shape in named.items() if name is not None}
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.model_type)
