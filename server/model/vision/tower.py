@@ -74,7 +74,7 @@ class _Places:
     """A geometry on the device: see there. `windows`, `images`: where sequences end, and the longest one's length.
 
     turns   None where nothing is rotated
-    patches   None where each row is a patch
+    classes, patches   None where each row is a patch
     """
 
     order: Tensor
@@ -82,7 +82,7 @@ class _Places:
     turns: tuple[Tensor, Tensor] | None
     windows: tuple[Tensor, int]
     images: tuple[Tensor, int]
-    classes: Tensor
+    classes: Tensor | None
     patches: Tensor | None
 
 
@@ -194,13 +194,15 @@ class Tower:
         order, turns = places.order, places.turns
         self._operators.begin(order.numel(), places.tokens.numel(), len(images))
         patches = torch.cat([self._patches(image) for image in images])
-        patches = F.pad(patches, (0, 0, 0, places.classes.numel())).index_select(0, order)
+        if places.classes is not None:
+            patches = F.pad(patches, (0, 0, 0, places.classes.numel()))
+        patches = patches.index_select(0, order)
         if self.weights.pixels_norm is not None:
             patches = self._normed(self.weights.pixels_norm, patches)
         hidden = self._patched(patches, None)
         if self.weights.product_norm is not None:
             hidden = self._normed(self.weights.product_norm, hidden)
-        if self.weights.class_token is not None:
+        if places.classes is not None and self.weights.class_token is not None:
             hidden[places.classes] = self.weights.class_token
         if self.weights.positions is not None:
             if config.has_class_token and config.num_positions is not None:
@@ -244,8 +246,10 @@ class Tower:
                 turns,
                 self._ends(geometry.windows),
                 self._ends(geometry.images),
-                self._sent(geometry.classes),
-                self._sent(geometry.patches) if geometry.classes.numel() else None,
+                *(
+                    self._sent(it) if self.config.has_class_token else None
+                    for it in (geometry.classes, geometry.patches)
+                ),
             )
             while len(self._known) > 1 and sum(it.order.numel() for it in self._known.values()) > _MOST_KNOWN_PATCHES:
                 self._known.popitem(last=False)
