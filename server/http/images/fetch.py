@@ -19,6 +19,7 @@ from server.http.images.source import ImageSource
 MAX_REDIRECTS = 3
 TIMEOUT_S = 10.0  # for a whole image, redirects included
 _PORTS = {"http": 80, "https": 443}
+_GLOBAL_UNICAST, _NAT64 = ipaddress.IPv6Network("2000::/3"), ipaddress.IPv6Network("64:ff9b::/96")
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]  # from host and port to addresses
 
 
@@ -33,13 +34,28 @@ async def resolve(host: str, port: int) -> list[str]:
 
 
 def is_public(address: str) -> bool:
-    """Return whether an address may be connected to: a global one that is not multicast."""
+    """Return whether an address may be connected to: a global one that is not multicast, nor leads to another.
+
+    Of IPv6 those are of 2000::/3, and those that a gateway turns into a public address of IPv4 (RFC 4291, 3056, 6052).
+    """
     try:
         found = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
         return False
-    inner = getattr(found, "ipv4_mapped", None) or getattr(found, "sixtofour", None)
-    return all(it.is_global and not it.is_multicast for it in (found, inner) if it is not None)
+    if isinstance(found, ipaddress.IPv4Address):
+        return _is_global(found)
+    inner = found.ipv4_mapped or found.sixtofour or (_last_32_bits(found) if found in _NAT64 else None)
+    if inner is not None:
+        return _is_global(inner)
+    return found in _GLOBAL_UNICAST and _is_global(found)
+
+
+def _is_global(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    return address.is_global and not address.is_multicast
+
+
+def _last_32_bits(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address:
+    return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
 
 
 @dataclass(frozen=True, slots=True)

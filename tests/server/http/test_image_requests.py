@@ -3,6 +3,7 @@
 import asyncio
 import base64
 from collections.abc import Sequence
+from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -307,7 +308,6 @@ def test_an_allowed_host_is_asked_at_the_address_that_was_checked(folder: Path) 
         ("http://b.example/", IMAGE, (PUBLIC,), "its host is not one of --allowed-media-hosts"),
         ("http://user@a.example/", IMAGE, (PUBLIC,), "without a user's name"),
         (ALLOWED, IMAGE, (PUBLIC, "10.0.0.1"), "an address that is not public"),
-        (ALLOWED, IMAGE, ("::ffff:127.0.0.1",), "an address that is not public"),
         (ALLOWED, IMAGE, ("169.254.169.254",), "an address that is not public"),
         (ALLOWED, httpx2.Response(404), (PUBLIC,), "answers with status 404"),
         (ALLOWED, httpx2.Response(200, content=b"a" * 10_001), (PUBLIC,), "more than 10000 bytes"),
@@ -322,3 +322,28 @@ def test_a_url_that_leads_elsewhere_is_refused(
     found = ask(it, [part(url)])
     assert (found.status_code, it.engine.submitted) == (400, [])
     assert said in found.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("form", "is_refused_with_public"),
+    [
+        ("::ffff:{}", False),  # as a socket of IPv6 has an address of IPv4
+        ("64:ff9b::{}", False),  # NAT64 of the whole Internet
+        ("64:ff9b:1::{}", True),  # NAT64 of one network
+        ("::ffff:0:{}", True),  # SIIT
+        ("::{}", True),
+        ("2002:{:x}::1", False),  # 6to4
+        ("2001:0:5db8:d822::{:x}", True),  # Teredo: bits of the client's address are inverted
+        ("fec0::{}", True),  # of a site
+    ],
+)
+def test_an_address_within_another_must_be_public_too(form: str, is_refused_with_public: bool) -> None:
+    def embedded(text: str) -> str:
+        number = int(IPv4Address(text)) ^ (0xFFFFFFFF if form.startswith("2001:0") else 0)
+        return str(IPv6Address(form.format(text) if "{}" in form else form.format(number).replace(
+            f"{number:x}", f"{number >> 16:x}:{number & 0xFFFF:x}")))  # fmt: skip
+
+    inside = ("10.0.0.1", "127.0.0.1", "169.254.169.254", "192.168.7.9", "100.64.0.1", "224.0.0.1")
+    assert [it for it in inside if is_public(embedded(it))] == []
+    assert is_public(embedded(PUBLIC)) is not is_refused_with_public
+    assert is_public("2606:4700::6810:85e5")
