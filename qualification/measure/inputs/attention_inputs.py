@@ -246,13 +246,23 @@ def _paged(
 def _flags(shape: AttentionShape, lengths: list[Lengths], generator: torch.Generator) -> AttentionFlags:
     sinks = torch.empty(shape.num_heads, dtype=torch.float32, device=generator.device) if shape.sinks else None
     return AttentionFlags(
-        scale=shape.head_dim**-0.5,
+        scale=_scale(shape),
         causal=shape.mask is not Mask.FULL,
         window=shape.window,
         softcap=shape.softcap,
         sinks=None if sinks is None else sinks.normal_(generator=generator),
         spans=_spans(lengths, generator.device) if shape.mask is Mask.SPANS else None,
     )
+
+
+def _scale(shape: AttentionShape) -> float:
+    """Return what scores are multiplied by: of latents, as their models have it, no root of a number of the shape.
+
+    Queries of DeepSeek's models have 128 numbers that are not rotated for a latent of 512, before they are absorbed.
+    """
+    if isinstance(shape, LatentShape):
+        return 1 / math.sqrt(shape.latent_dim / 4 + shape.head_dim - shape.latent_dim)
+    return float(shape.head_dim**-0.5)
 
 
 def _spans(lengths: list[Lengths], device: torch.device) -> Tensor:

@@ -29,28 +29,29 @@ class Served:
     paths: set[str]
     windows: set[bool]  # whether an attention shape of the plan has one
     num_prefix_hit_tokens: int
+    num_preemptions: int
 
     @property
     def tokens(self) -> list[list[int]]:
         return self.rounds[-1]
 
 
-def serve(folder: Path, max_num_batched_tokens: int, num_rounds: int = 1) -> Served:
+def serve(folder: Path, max_num_batched_tokens: int, num_rounds: int = 1, kv_cache_tokens: int = 512) -> Served:
     """All prompts through the engine at once; each round asks the same."""
     settings = Settings(
         model=str(folder),
         device=DeviceChoice.CPU,
-        max_model_len=128,
+        max_model_len=min(128, kv_cache_tokens),
         max_num_seqs=4,
         max_num_batched_tokens=max_num_batched_tokens,
-        kv_cache_tokens=512,
+        kv_cache_tokens=kv_cache_tokens,
         page_size=8,
         on_unproven=Policy.DEGRADE,  # measures nothing
         cache_dir=str(folder / "cache"),
     )
     built = built_engine(settings)
     paths: set[str] = set()
-    num_hit, rounds = 0, []
+    num_hit, num_preempted, rounds = 0, 0, []
     for _ in range(num_rounds):
         for index, prompt in enumerate(prompts()):
             built.engine.submit(Submit(str(index), prompt, SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0)))
@@ -60,11 +61,12 @@ def serve(folder: Path, max_num_batched_tokens: int, num_rounds: int = 1) -> Ser
             assert output is not None
             paths |= {count.path for count in attention_counts(output)}
             num_hit += output.record.num_prefix_hit_tokens
+            num_preempted += output.record.num_preemptions
             for delta in output.deltas:
                 tokens[int(delta.request_id)] += delta.token_ids
         rounds.append(tokens)
     windows = {"window" in row.shape for row in built.ready.plan if row.head_dim is not None}
-    return Served(rounds, paths, windows, num_hit)
+    return Served(rounds, paths, windows, num_hit, num_preempted)
 
 
 @pytest.mark.parametrize(
@@ -109,3 +111,10 @@ def test_a_family_is_served_as_by_transformers(family: str, tmp_path: Path) -> N
     start = 1 if "longrope" in family else 0
     for tokens in served.rounds:
         assert tokens[start:] == expected[start:]
+
+
+@pytest.mark.parametrize("family", ["glm 4 lite", "mistral 4"])
+def test_latents_of_preempted_sequences_are_computed_again(family: str, tmp_path: Path) -> None:
+    expected = reference_tokens(family_model(tmp_path, family))
+    served = serve(tmp_path, 11, kv_cache_tokens=72)  # for 86 tokens
+    assert (served.num_preemptions > 0, served.tokens) == (True, expected)

@@ -1,10 +1,12 @@
 """Values that the settings leave open, chosen for the model and the device."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
+from kernels.vocabulary.shape import Dtype
 from qualification.decision.presets import preset_named
 from qualification.model.config import ModelConfig, num_parameters
 from qualification.model.families.reader import read_model
@@ -12,7 +14,7 @@ from qualification.model.families.towers import with_known_tower
 from server.engine.startup.limits import choose_device, choose_limits
 from server.engine.startup.subject import read_subject
 from server.errors import SettingsError
-from server.settings import DeviceChoice, Settings
+from server.settings import CacheDtype, DeviceChoice, Settings
 
 CUDA, CPU = torch.device("cuda"), torch.device("cpu")
 
@@ -127,3 +129,26 @@ def test_a_limit_that_cannot_hold_is_refused(llama_8b: ModelConfig, settings: Se
     with pytest.raises(SettingsError, match=message):
         choose_limits(settings, llama_8b, CUDA)
     assert choose_limits(Settings(max_model_len=2), llama_8b, CUDA).max_model_len == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"reproducible": True}, "--reproducible is set, and glm4_moe_lite has latent attention"),
+        (
+            {"kv_cache_dtype": CacheDtype.FP8},
+            r"--kv-cache-dtype is fp8, .* latent attention \(glm4_moe_lite\): no",
+        ),
+        ({"kv_cache_dtype_skip_layers": "0"}, "--kv-cache-dtype-skip-layers is set, and the KV cache is bf16"),
+    ],
+)
+def test_what_latents_do_not_have_is_refused_by_name(settings: dict[str, Any], why: str) -> None:
+    config = read_model(preset_named("glm-4.7-flash").config)
+    with pytest.raises(SettingsError, match=why):
+        choose_limits(Settings(**settings), config, CUDA)
+
+
+def test_a_file_that_asks_for_latents_of_8_bits_is_served_in_16(caplog: pytest.LogCaptureFixture) -> None:
+    config = replace(read_model(preset_named("glm-4.7-flash").config), caches_fp8=True)
+    assert choose_limits(Settings(), config, CUDA).kv_dtype is Dtype.BF16
+    assert any("bf16, though config.json asks for fp8, which cannot be with latent" in it for it in caplog.messages)

@@ -1,0 +1,25 @@
+"""Attention over pages of latents: wrong parts, scales, pages and heads are refused, right paths are proven."""
+
+import pytest
+import torch
+
+from kernels.catalog import path_named
+from kernels.vocabulary.shape import Dtype
+from qualification.measure.checks.attention_checks import check_path
+from qualification.measure.faults.latent_faults import latent_faults_passed_wrongly, trial_shapes_of_latents
+from qualification.measure.inputs.attention_inputs import cases
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("dtype", [Dtype.BF16, Dtype.FP32])
+def test_wrong_kernels_over_latents_are_refused(dtype: Dtype) -> None:
+    assert latent_faults_passed_wrongly(frozenset({dtype}), CPU, seed=1) == ()
+
+
+@pytest.mark.parametrize("name", ["sdpa.cpu.latent", "sdpa.math.latent"])
+def test_a_path_over_latents_is_proven(name: str) -> None:
+    path = path_named(name)
+    assert path.run is not None
+    for shape in trial_shapes_of_latents(Dtype.BF16):
+        assert [it for it in check_path(path.run, cases(shape, CPU, seed=0)) if not it.is_passed] == []
