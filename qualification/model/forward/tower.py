@@ -103,13 +103,17 @@ class TowerReference:
             v = self._normed_alone(v) if self.config.norms_values else v
         return [self._turned(q), self._turned(k), v]
 
+    def sequences(self, layer: int) -> Tensor:
+        """Return [patches] a number for each window that patches see in a layer: the same where they see each other."""
+        side = self.config.window
+        if side is None or layer in self.config.full_layers:
+            return torch.zeros_like(self._rows)
+        side *= self.config.merge
+        return self._rows // side * self._width + self._columns // side
+
     def attended(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Bounded:
         """Return [patches, hidden]: each patch sees all of its window, or in some layers of its image."""
-        side = self.config.window
-        names = torch.zeros_like(self._rows)
-        if side is not None and layer not in self.config.full_layers:
-            side *= self.config.merge
-            names = self._rows // side * self._width + self._columns // side
+        names = self.sequences(layer)
         found = [torch.zeros_like(q, dtype=torch.float64) for _ in range(3)]
         attends = Attends(self.config.scale, is_causal=False)
         for name in torch.unique(names):

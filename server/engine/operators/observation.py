@@ -45,6 +45,7 @@ class Observation:
         self._config = config
         self._slots = torch.zeros(0, dtype=torch.int64)
         self._taken: dict[tuple[int, Border], list[Tensor]] = {}
+        self._spans: dict[tuple[int, int], Tensor | None] = {}
 
     def begin(self, slots: Tensor) -> None:
         """Note where the step's keys and values are written: slots [T] of the cache."""
@@ -91,6 +92,15 @@ class Observation:
         self._keep(layer, Border.KEYS, self._joined(keys))
         self._keep(layer, Border.VALUES, self._joined(values))
         self._keep(layer, Border.ATTENDED, self._joined(out))
+        self._spans[part.tokens.start, part.tokens.stop] = None if part.spans is None else part.spans.clone()
+
+    def spans(self) -> Tensor | None:
+        """Return [T, 2] int32 what the step has told paths of spans, of all its tokens; None where of none."""
+        given = [(edges, it) for edges, it in sorted(self._spans.items(), key=lambda it: it[0])]
+        if all(it is None for _, it in given):
+            return None
+        parts = [torch.zeros(stop - start, 2, dtype=torch.int32) if it is None else it for (start, stop), it in given]
+        return torch.cat([it.cpu() for it in parts])
 
     def at(self, layer: int, border: Border) -> Tensor:
         """Return the tensor at a border, of all tokens of the step. Of several ranks KV heads may be there twice."""

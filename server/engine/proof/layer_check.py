@@ -19,9 +19,11 @@ from qualification.model.forward.layer import LayerReference
 from qualification.model.forward.model import ForwardReference
 from server.engine.operators.observation import Border, Observation
 from server.engine.proof.layer_steps import CheckedRow, CheckedStep
+from server.engine.proof.seen_spans import why_other_spans
 from server.engine.scheduling.sequence import Batch
 
 _MOST_FACTOR = 1e9  # reported for numbers that are not finite too: JSON has none
+SPANS = "spans of images in a step"
 _MOST_LOGITS = 4  # rows of the head
 _BEHIND = Border.RESIDUAL_BEHIND_FEED_FORWARD.value
 
@@ -40,6 +42,7 @@ class Difference:
     section  of the layer, or "embedding", "logits"; of heads with the rank that has them, where there are several
     layer    None outside of all layers
     row      of the token, which names the phase
+    detail   in the place of the three numbers, where no number is wrong
     """
 
     section: str
@@ -48,9 +51,12 @@ class Difference:
     factor: float
     error: float
     limit: float
+    detail: str | None = None
 
     def __str__(self) -> str:
         where = self.section if self.layer is None else f"layer {self.layer}, {self.section}"
+        if self.detail is not None:
+            return f"{where}, in {self.row}: {self.detail}"
         size = f"{self.factor:.3g} times its limit"
         return f"{where}, in {self.row}: off by {self.error:.3g}, {size} of {self.limit:.3g}"
 
@@ -60,8 +66,8 @@ def difference(section: str, layer: int | None, row: str, served: Tensor, expect
     error, limit = (served.double() - expected.truth).abs(), expected.limit
     share = torch.where(error == 0, 0.0, error / limit).nan_to_num(math.inf, math.inf).flatten()
     worst = int(share.argmax())
-    of_worst = (float(it.flatten()[worst]) for it in (error, limit))
-    return Difference(section, layer, row, min(float(share[worst]), _MOST_FACTOR), *of_worst)
+    off, most = (float(it.flatten()[worst]) for it in (error, limit))
+    return Difference(section, layer, row, min(float(share[worst]), _MOST_FACTOR), off, most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +112,7 @@ class LayerCheck:
         """Run the steps, and compare. Waits for the device. Raises what a step raises, and CheckpointError."""
         started_at, reference = self._clock(), self._reference
         seen = _Seen([self._runner.observe(step.batch) for step in steps], steps, reference)
-        found: list[Difference] = []
+        found: list[Difference] = list(self._of_spans(seen))
         numbers = unjudged = 0
         for section in self._sections(seen):
             found += section.differences(seen.rows)
@@ -120,6 +126,15 @@ class LayerCheck:
             num_unjudged=unjudged,
             seconds=self._clock() - started_at,
         )
+
+    def _of_spans(self, seen: "_Seen") -> "Iterator[Difference]":
+        """Yield where a step has told paths other spans than its prompts have: no path is to blame for what follows."""
+        windows = {it.window for it in self._reference.model.attentions if it.sees_spans}
+        for row, spans in seen.spans() if windows else ():
+            first, num_rows = row.positions.start, len(row.positions)
+            for window in windows:
+                if (detail := why_other_spans(spans, row.spans, first, num_rows, window)) is not None:
+                    yield Difference(SPANS, None, row.name, _MOST_FACTOR, 0.0, 0.0, detail)
 
     def _sections(self, seen: "_Seen") -> "Iterator[_Section]":
         """Yield the sections in the order of the forward pass."""
@@ -281,8 +296,8 @@ class _Section:
         names = self.names
         name = names[token] if names is not None else next(it.name for it in rows if token in it.tokens)
         factor = min(float(share.view(-1)[worst]), _MOST_FACTOR)
-        of_worst = (float(it.flatten(1)[token, place]) for it in (error, limit))
-        return [Difference(self._named(place), self.layer, name, factor, *of_worst)]
+        off, most = (float(it.flatten(1)[token, place]) for it in (error, limit))
+        return [Difference(self._named(place), self.layer, name, factor, off, most)]
 
     def _named(self, place: int) -> str:
         """Return the section's name, of several ranks with the one that has the head of this place."""
@@ -306,6 +321,7 @@ class _Seen:
         device = self.hidden.device
         self.token_ids = torch.tensor([token for step in steps for token in step.token_ids], device=device)
         self.positions = torch.tensor([place for row in self.rows for place in row.positions], device=device)
+        self._steps = steps
         self._observations = [observation for _, observation in observed]
         self._model = reference.model
 
@@ -316,6 +332,14 @@ class _Seen:
             num_heads = self._model.layers[layer].attention.num_kv_heads
             return found[:, :: found.shape[1] // num_heads]
         return found
+
+    def spans(self) -> Iterator[tuple[CheckedRow, Tensor | None]]:
+        """Yield what the steps have told paths of the spans of each row, [T, 2]."""
+        for step, observation in zip(self._steps, self._observations, strict=True):
+            first, spans = step.rows[0].tokens.start, observation.spans()
+            for row in step.rows:
+                own = slice(row.tokens.start - first, row.tokens.stop - first)
+                yield row, None if spans is None else spans[own]
 
     def exact(self, layer: int, border: Border) -> Bounded:
         """Return what the model handed out as the input of a section."""

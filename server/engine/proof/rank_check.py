@@ -30,6 +30,7 @@ class JudgedCall(msgspec.Struct, frozen=True):
 
     lane    as it was drawn; served: as a quarantine names it
     digest  of what it read
+    is_of_step  whether what the step has told the path is wrong, and not the path
     """
 
     rank: int
@@ -44,6 +45,7 @@ class JudgedCall(msgspec.Struct, frozen=True):
     position: int | None = None
     detail: str | None = None
     digest: str = ""
+    is_of_step: bool = False
     seconds: float = 0.0
 
     @property

@@ -38,13 +38,15 @@ from server.engine.proof.convolution_sample import ConvolutionSample, before_con
 from server.engine.proof.product_sample import ExpertsSample, ProductSample, take_experts, take_product
 from server.engine.proof.rank_check import JudgedCall, NamedCall, RankAnswers
 from server.engine.proof.recurrence_sample import RecurrenceSample, SampledRow, before_recurrence
-from server.engine.proof.shadow_sample import Judgement, Places, Sample, take_sample, take_tower_sample
+from server.engine.proof.seen_spans import Places
+from server.engine.proof.shadow_sample import Judgement, Sample, take_sample, take_tower_sample
 from server.engine.scheduling.sequence import Batch
 from server.protocol.messages import ShadowReport
 from server.protocol.plan_rows import TOWER
 
 logger = logging.getLogger(__name__)
 
+OF_STEP = "none"  # the path of a report on what a step has told a path: no path is wrong
 MEMORY_S = 3600.0  # two mismatches of one path and phase within so long quarantine it
 ALERT_S = 60.0  # so long after a mismatch its phase or operator is checked as often as the budget allows,
 ALERT_INTERVAL_S = 0.1  # but no more often than this, and beside the checks of the interval, which look at all others
@@ -431,7 +433,7 @@ class ShadowCheck:
         `layer`: a place among those that attend; a report names the layer of the model. `images` of the sequence.
         """
         flags, of_model = self._dispatcher.flags[layer], self._dispatcher.layers[layer]
-        own = images if self._dispatcher.sees_spans[layer] else ()
+        own = images if self._dispatcher.sees_spans[layer] else None
         self.take_sample(
             choice.use.path,
             part.phase,
@@ -472,14 +474,14 @@ class ShadowCheck:
         quarantined: list[tuple[str, str]] = []
         if found.is_mismatch:
             logger.error("shadow check: %s", detail)
-            quarantined = self._note_mismatch(found)
+            quarantined = [] if found.is_of_step else self._note_mismatch(found)
         self.spend(found.seconds)
         spent_s, self._unreported_s = self._unreported_s, 0.0
         return ShadowReport(
             result="skipped" if found.factor is None else "mismatch" if found.is_mismatch else "match",
             at=time.time(),
             phase=found.lane,
-            path=found.path,
+            path=OF_STEP if found.is_of_step else found.path,
             layer=found.layer,
             weight=found.weight,
             head=found.head,
@@ -511,6 +513,7 @@ class ShadowCheck:
             head=found.head,
             position=found.position,
             detail=found.detail,
+            is_of_step=found.is_of_step,
             digest=sample.digest if sample is not None and found.is_mismatch else "",
             seconds=self._clock() - started_at,
         )

@@ -19,6 +19,7 @@ from kernels.reference.compare import Errors, errors_of, reference_of
 from kernels.vocabulary.shape import Phase
 from server.engine.operators.attention_table import Choice
 from server.engine.operators.dispatch import PhasePart
+from server.engine.proof.seen_spans import Places, seen_of, why_other_spans
 
 LEAST_ROWS = 4
 MOST_ROWS = 64
@@ -29,9 +30,6 @@ _MOST_FACTOR = 1e9  # reported for an output that holds NaN or infinities too: J
 _FP32_MAX = torch.finfo(torch.float32).max
 
 
-Places = tuple[tuple[int, int], ...]  # [start, stop) of a prompt's images
-
-
 @dataclass(frozen=True, slots=True)
 class Sample:
     """Copies of a call's tensors: the step after it may overwrite the originals.
@@ -39,6 +37,8 @@ class Sample:
     q, out   [queries, group, head_dim]: one sequence's rows in the query heads of one KV head
     k, v     [keys, 1, head_dim]: the sequence's keys and values of that KV head
     flags    of the layer, with the sinks of these heads, and spans by the places of the prompt's images
+    images   of the sequence, whose tokens see each other in this layer
+    spans    [queries, 2]: what the step has said of them to the path
     is_cut   whether the step has computed a part of an image's tokens that see each other
     """
 
@@ -52,6 +52,8 @@ class Sample:
     out: Tensor
     flags: AttentionFlags
     of_tower: bool = False
+    images: Places = ()
+    spans: Tensor | None = None
     is_cut: bool = False
 
     @property
@@ -74,8 +76,9 @@ class Sample:
 
         Raises torch.OutOfMemoryError.
         """
-        if self.is_cut:
-            return Judgement(_MOST_FACTOR, self.q.shape[0], detail="an image whose tokens see each other is cut in two")
+        if (wrong := self._why_wrong_step()) is not None:
+            detail = f"layer {self.layer}: {wrong}: the step is wrong, and not {self.path}"
+            return Judgement(_MOST_FACTOR, self.q.shape[0], detail=detail, is_of_step=True)
         if (reason := _why_not_judged(self)) is not None:
             return Judgement(None, detail=reason)
         device, num_queries, num_keys = self.q.device, self.q.shape[0], self.k.shape[0]
@@ -90,6 +93,16 @@ class Sample:
         reference = reference_of(self.q, self.k, self.v, batch, self.flags, rows=chosen)
         return _judgement(self, rows, errors_of(self.out[chosen], reference))
 
+    def _why_wrong_step(self) -> str | None:
+        """Return what the step has told the path otherwise than the prompt's images are; None where it has not."""
+        if self.is_cut:
+            return "an image whose tokens see each other is cut in two"
+        if not self.images and self.spans is None:
+            return None
+        num_rows = self.q.shape[0]
+        first = self.k.shape[0] - num_rows
+        return why_other_spans(self.spans, self.images, first, num_rows, self.flags.window)
+
 
 def digest_of(tensor: Tensor) -> str:
     return hashlib.sha256(tensor.contiguous().view(torch.uint8).cpu().numpy().tobytes()).hexdigest()
@@ -103,6 +116,7 @@ class Judgement:
     head     the query head of the largest error; None for a product
     position the position of its query in the sequence; of a product its row in the step
     detail   in words, for a wrong output or a sample that could not be judged
+    is_of_step  whether what the step has told the path is wrong, and not the path
     """
 
     factor: float | None
@@ -110,6 +124,7 @@ class Judgement:
     head: int | None = None
     position: int | None = None
     detail: str | None = None
+    is_of_step: bool = False
 
     @property
     def is_mismatch(self) -> bool:
@@ -125,12 +140,12 @@ def take_sample(
     tensors: tuple[Tensor, Tensor, Tensor, Tensor],
     flags: AttentionFlags,
     rng: Random,
-    images: Places = (),
+    images: Places | None = None,
 ) -> Sample:
     """Copy one sequence and one KV head of a call, on the stream of the call and without waiting for the device.
 
     tensors  q, k, v and out of the call; k and v packed, or pages
-    images   of the sequence, whose tokens see each other in this layer
+    images   of the sequence, whose tokens see each other in this layer; None in a layer without such spans
     Raises torch.OutOfMemoryError.
     """
     q, k, v, out = tensors
@@ -145,24 +160,21 @@ def take_sample(
     own_flags = replace(
         flags,
         sinks=None if flags.sinks is None else flags.sinks[heads].clone(),
-        spans=_spans_of(images, sequence, flags.window, q.device),
+        spans=_spans_of(images or (), sequence, flags.window, q.device),
     )
     own_q, own_out = q[rows, heads].clone(), out[rows, heads].clone()
     edges = sequence.position(sequence.start), sequence.num_keys
-    is_cut = any(start < edge < stop for start, stop in images for edge in edges)
-    return Sample(choice.use.path, part.phase, layer, kv_head, own_q, keys, values, own_out, own_flags, is_cut=is_cut)
+    is_cut = any(start < edge < stop for start, stop in images or () for edge in edges)
+    of_step = None if part.spans is None or images is None else part.spans[rows].clone()
+    return Sample(
+        choice.use.path, part.phase, layer, kv_head, own_q, keys, values, own_out, own_flags,
+        images=images or (), spans=of_step, is_cut=is_cut,
+    )  # fmt: skip
 
 
 def _spans_of(images: Places, sequence: SequenceRows, window: int | None, device: torch.device) -> Tensor | None:
-    """Return the positions that each row sees of its own image, [rows, 2] int32; None where no row is an image's.
-
-    Made of the prompt, and not of the step's arrays, which a wrong writer would have wrong too.
-    """
-    first, found = sequence.position(sequence.start), torch.zeros(sequence.num_queries, 2, dtype=torch.int32)
-    for start, stop in images:
-        places = torch.arange(max(start, first), max(start, first, min(stop, sequence.num_keys)))
-        found[places - first, 0] = start if window is None else (places - window + 1).clamp(min=start).int()
-        found[places - first, 1] = stop
+    """Return the positions that each row sees of its own image, [rows, 2] int32; None where no row is an image's."""
+    found = seen_of(images, sequence.position(sequence.start), sequence.num_queries, window)
     return found.to(device, non_blocking=True) if found.any() else None
 
 

@@ -20,6 +20,7 @@ _OF_TOKENS = (
     TowerBorder.MERGER_GATES_READ,
     TowerBorder.MERGER_FED,
 )
+_MOST_FACTOR = 1e9
 _SIDES = (5, 7)  # tokens: of Qwen 2.5's windows of four, one is whole and three are cut off
 
 
@@ -97,6 +98,7 @@ class TowerCheck:
         for index in range(config.num_layers):
             yield section(TowerBorder.ATTENTION_READ, index, reference.attention_read(index, x))
             q, k, v = reference.heads(index, seen.exact(TowerBorder.ATTENTION_READ, index))
+            yield self._of_sequences(index, seen), 0
             yield section(TowerBorder.QUERIES, index, q)
             yield section(TowerBorder.KEYS, index, k)
             yield section(TowerBorder.VALUES, index, v)
@@ -115,6 +117,18 @@ class TowerCheck:
             if index in config.deepstack:
                 yield from merged(x, config.deepstack.index(index))
         yield from merged(x, None)
+
+    def _of_sequences(self, index: int, seen: "_Seen") -> Difference:
+        """Return whether paths were told other sequences of patches than the image's: no path is to blame for those."""
+        own, given = self._reference.sequences(index).cpu(), seen.sequences(index)
+        counts = [torch.unique(it, dim=0).shape[0] for it in (own, given, torch.stack((own, given), dim=1))]
+        name = f"tower, {TowerBorder.SEQUENCES.value}"
+        if len(set(counts)) == 1:
+            return Difference(name, index, _ROW, 0.0, 0.0, 0.0)
+        detail = f"a path is told {counts[1]} windows, and the image has {counts[0]}"
+        if counts[0] == counts[1]:
+            detail = f"a path is told {counts[1]} windows of other patches than the image's"
+        return Difference(name, index, _ROW, _MOST_FACTOR, 0.0, 0.0, detail)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +149,12 @@ class _Seen:
         else:
             found = torch.empty_like(value).index_copy_(0, geometry.order, value)
         return found.to(self.result.device)
+
+    def sequences(self, index: int) -> Tensor:
+        """Return [patches] the number of the sequence that paths were told for each."""
+        ends = self.found[TowerBorder.SEQUENCES, index].cpu()
+        numbers = torch.bucketize(torch.arange(self.geometry.order.numel()), ends[1:], right=True)
+        return torch.empty_like(numbers).index_copy_(0, self.geometry.order, numbers)
 
     def exact(self, border: TowerBorder, index: int | None) -> Bounded:
         return Bounded.exact(self.at(border, index))

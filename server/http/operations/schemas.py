@@ -130,7 +130,7 @@ class ShadowCheck(Schema):
     result: str = Field(description="match, mismatch or skipped.")
     at: float = Field(description="Unix seconds.")
     phase: str = Field(description="Of attention; or `linear`, `experts`, `collective` or `recurrence`.")
-    path: str
+    path: str = Field(description="`none` where the step has told a path what is wrong.")
     layer: int | None = Field(description="null for the head of the model.")
     head: int | None = Field(
         description="Of the largest error, among its rank's; null for products, or where nothing was compared."

@@ -112,6 +112,7 @@ class TowerBorder(Enum):
     PATCHED = "patches"
     PATCHES_NORMED = "normed patches"
     ATTENTION_READ = "what attention reads"
+    SEQUENCES = "windows of patches"  # where those end that see each other, [windows + 1]
     QUERIES = "queries"
     KEYS = "keys"
     VALUES = "values"
@@ -223,6 +224,7 @@ class Tower:
             if self.beat is not None:
                 self.beat()
             is_full = config.window is None or index in config.full_layers
+            self._hand(TowerBorder.SEQUENCES, index, (places.images if is_full else places.windows)[0])
             hidden, fed = self._layer(index, layer, hidden, fed, turns, whole if is_full else windows)
             if index in config.deepstack or index == config.num_layers - 1:
                 hidden, fed = self._hand(TowerBorder.BEHIND_FEED_FORWARD, index, hidden + fed), None

@@ -4,8 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels.calls.batch import AttentionBatch, AttentionFlags
@@ -15,6 +17,7 @@ from kernels.recurrence.calls import RecurrenceRows
 from kernels.vocabulary.shape import Phase
 from qualification.model.config import ExpertsConfig, LayerConfig, NormsConfig, QKNorm, RopeConfig
 from server.engine.proof.layer_steps import LayerSteps, TooSmall
+from server.engine.scheduling.sequence import Sequence
 from server.model.decoder import Decoder, LayerObserver
 from server.model.layers import LayerWeights, MixtureWeights
 from server.model.linear import Linear
@@ -168,6 +171,23 @@ def test_a_mask_that_is_causal_inside_an_image_is_named(kind: str, tmp_path: Pat
     found = subject.check().first
     assert found is not None
     assert (found.section, found.layer, found.row) == ("attention", 0, "a prompt with an image")
+
+
+@pytest.mark.parametrize("kind", [TINY_GEMMA, GEMMA_4_LARGE])
+def test_spans_that_a_step_has_wrong_are_named(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels compute what the step says: attention, which is off too, is not the first to be named."""
+    save_tiny(tmp_path, kind)
+    subject, written = CheckedLayers.made(tmp_path), Sequence.seen_spans
+
+    def late(seq: Sequence, start: int, stop: int, window: int | None) -> NDArray[np.int32]:
+        spans = written(seq, start, stop, window)
+        return np.where(spans > 0, spans + np.array([0, 1]), 0).clip(max=stop).astype(np.int32)
+
+    monkeypatch.setattr(Sequence, "seen_spans", late)
+    found = subject.check().first
+    assert found is not None
+    assert (found.section, found.layer, found.row) == ("spans of images in a step", None, "a prompt with an image")
+    assert "the token at position 5 has the span [5, " in str(found)
 
 
 def test_experts_of_mxfp4_are_proven(tmp_path: Path) -> None:

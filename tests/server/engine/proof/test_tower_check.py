@@ -123,9 +123,9 @@ def test_another_order_of_rotations_is_named(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("made", "changes", "where"),
     [
-        (RowsFirst, {}, "layer 0, tower, attention"),  # windows out of order
-        (Tower, {"window": 3}, "layer 0, tower, attention"),
-        (Tower, {"full_layers": frozenset({1})}, "layer 3, tower, attention"),
+        (RowsFirst, {}, "layer 0, tower, windows of patches, in an image: a path is told 12 windows of other patches"),
+        (Tower, {"window": 3}, "layer 0, tower, windows of patches, in an image: a path is told 6 windows, and the"),
+        (Tower, {"full_layers": frozenset({1})}, "layer 3, tower, windows of patches, in an image: a path is told 12"),
     ],
 )
 def test_wrong_windows_are_named(tmp_path: Path, made: type[Tower], changes: dict[str, object], where: str) -> None:
