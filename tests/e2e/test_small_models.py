@@ -70,7 +70,7 @@ from server.settings import DeviceChoice, Settings
 from support.models.nemotron_nas import DeciLMConfig
 from support.models.step3p5 import Step3p5Config
 
-pytestmark = [pytest.mark.starts, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)  # its class, but no AutoModel's
 FAMILIES = {
     "llama": LlamaConfig,
@@ -369,6 +369,7 @@ def test_every_family_that_is_served_is_among_them() -> None:
     assert {family.model_type for family in SERVED} == of_text | parts | {"kimi_k2"}
 
 
+@pytest.mark.starts
 @pytest.mark.parametrize(("family", "num_heads", "num_kv_heads", "head_dim"), MODELS)
 def test_a_small_model_is_proven_and_right(
     family: str, num_heads: int, num_kv_heads: int, head_dim: int, tmp_path: Path
