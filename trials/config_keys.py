@@ -43,6 +43,7 @@ from server.settings import LoadFormat
 from support.models.paged_runner import PagedRunner
 from support.models.tiny_families import (
     AFMOE,
+    BAILING,
     BETAS,
     COHERE,
     COHERE_MOE,
@@ -185,6 +186,7 @@ BASES: dict[str, Base] = {
     "granitemoehybrid": Base("granitemoehybrid", GRANITE_HYBRID),
     "granitemoeshared": Base("granitemoeshared", GRANITE_SHARED, is_old=True),
     "cohere2": Base("cohere2", COHERE, is_old=True),
+    "bailing_moe_v2": Base("bailing_moe_v2", BAILING),
     "cohere2_moe": Base("cohere2_moe", COHERE_MOE),
     "ministral3": Base("ministral3", MINISTRAL),
     "ministral3, old": Base("ministral3", {**MINISTRAL, "sliding_window": 9}, is_old=True),

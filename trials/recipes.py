@@ -63,20 +63,26 @@ def config_of(recipe: Mapping[str, Any]) -> tuple[dict[str, object], str]:
     if "class" in recipe:
         name = recipe["class"]
         model_type = recipe.get("type", name.partition("For")[0].lower())
-        return {"model_type": model_type, "architectures": [name]}, "the published class alone"
+        config: dict[str, object] = {"model_type": model_type, "architectures": [name], **recipe.get("sizes", {})}
+        return _quantized(config, recipe), f"the published class {'and sizes' if 'sizes' in recipe else 'alone'}"
     model_type, sizes = recipe["type"], dict(recipe.get("sizes", {}))
     if "text" in recipe:
         sizes["model_type"] = recipe["text"]
     given = {recipe["part"]: sizes} if "part" in recipe else sizes
-    config: dict[str, object] = CONFIG_MAPPING[model_type](**given).to_dict()
+    config = CONFIG_MAPPING[model_type](**given).to_dict()
     names = (MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
     found = next((it[model_type] for it in names if model_type in it), None)
     config["architectures"] = [found] if isinstance(found, str) else list(found or ())
     config["model_type"] = recipe.get("read_as", config["model_type"])
-    if "quantization" in recipe:
-        config["quantization_config"] = dict(QUANTIZATIONS[recipe["quantization"]])
     known = "with the published sizes" if recipe.get("sizes") else "with its own sizes"
-    return config, f"transformers' class, {known}"
+    return _quantized(config, recipe), f"transformers' class, {known}"
+
+
+def _quantized(config: dict[str, object], recipe: Mapping[str, Any]) -> dict[str, object]:
+    """Return a config.json with the quantization that a recipe names, where it names one."""
+    if "quantization" not in recipe:
+        return config
+    return config | {"quantization_config": dict(QUANTIZATIONS[recipe["quantization"]])}
 
 
 def fallbacks_of(model: ModelConfig) -> list[str]:

@@ -146,6 +146,8 @@ PUBLISHED: tuple[PublishedModel, ...] = (
         "moonshotai/Kimi-K2.5", "KimiK25ForConditionalGeneration", 1026.5, Calls.KIMI_K2, stored=Stored.INT4,
         gigabytes=553.3,
     ),
+    PublishedModel("inclusionAI/Ling-mini-2.0", "BailingMoeV2ForCausalLM", 16.3),
+    PublishedModel("inclusionAI/Ring-1T", "BailingMoeV2ForCausalLM", 999.7),
     PublishedModel("JetBrains/Mellum2-12B-A2.5B-Instruct", "MellumForCausalLM", 12.2, Calls.HERMES),
     PublishedModel("tencent/Hunyuan-7B-Instruct", "HunYuanDenseV1ForCausalLM", 7.5),
     PublishedModel("tencent/Hunyuan-A13B-Instruct", "HunYuanMoEV1ForCausalLM", 80.4, Calls.HUNYUAN_A13B),

@@ -130,8 +130,8 @@ def _attention(layer: LayerWeights, config: LayerConfig, names: TensorNames) -> 
     qkv, output = layer.mixed_by
     if layer.latent is not None:
         return _latent(layer.latent, config.attention, qkv, output)
-    if names.merged:
-        return {f"{names.attention}.qkv_proj": qkv, names.attention_output: output}
+    if names.qkv is not None:
+        return {f"{names.attention}.{names.qkv}": qkv, names.attention_output: output}
     attention = config.attention
     gate = {} if layer.attention_gate is None else {names.attention_gate: layer.attention_gate}
     of_gates = attention.gate_size if attention.gate is not None and attention.gate.is_beside_queries else 0

@@ -76,7 +76,7 @@ GATE_UP = "gate_up_proj", "down_proj"
 class TensorNames:
     """The names of a layer's tensors within it, as in most families. Norms that a layer lacks are not looked for.
 
-    merged                whether queries, keys and values are one tensor
+    qkv                   the tensor of queries, keys and values, of `attention`; None: these are one each
     dense_joined          of a dense feed-forward whose gate and up are one product: that, and the last one
     neighbours_are_pairs  whether the dimensions of a head that are rotated together are neighbours; in other files, and
                           in memory, the first ones of all pairs come before the second ones
@@ -93,7 +93,7 @@ class TensorNames:
     attention             what the names of attention's products begin with
     """
 
-    merged: bool = False
+    qkv: str | None = None
     dense_joined: tuple[str, str] | None = None
     neighbours_are_pairs: bool = False
     before_feed_forward: str = "post_attention_layernorm"

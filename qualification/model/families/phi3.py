@@ -34,4 +34,4 @@ KEYS = family_keys(
     without_effect="embd_pdrop resid_pdrop full_attn_mod interpolate_factor",
     refused={"attention_bias": (False, None), "mlp_bias": (False, None), "lm_head_bias": (False, None)},
 )
-PHI3 = Family("phi3", ("Phi3ForCausalLM",), read_config, KEYS, TensorNames(merged=True, dense_joined=GATE_UP))
+PHI3 = Family("phi3", ("Phi3ForCausalLM",), read_config, KEYS, TensorNames(qkv="qkv_proj", dense_joined=GATE_UP))

@@ -207,7 +207,11 @@ def _formats_of(prefix: str, layer: LayerConfig, quantization: Quantization, nam
 
     latent = layer.mixer if isinstance(layer.mixer, LatentAttentionConfig) else None
     made = "qkv"[: len(layer.attention.head_splits)] if layer.attends else "qkv"
-    qkv = ("self_attn.qkv_proj",) if names.merged else tuple(f"self_attn.{it}_proj" for it in made)
+    qkv = (
+        tuple(f"{names.attention}.{it}_proj" for it in made)
+        if names.qkv is None
+        else (f"{names.attention}.{names.qkv}",)
+    )
     query_up = kv_up = PLAIN
     if latent is not None:
         has_query_latent = latent.sizes.query_latent is not None
@@ -227,7 +231,7 @@ def _formats_of(prefix: str, layer: LayerConfig, quantization: Quantization, nam
     gate_up = (f"{fed}.gate_proj", f"{fed}.up_proj") if joined is None else (f"{fed}.{joined[0]}",)
     return LinearFormats(
         qkv=format_of(*qkv),
-        output=format_of("self_attn.o_proj"),
+        output=format_of(names.attention_output),
         gate_up=format_of(*gate_up),
         down=format_of(f"{fed}.down_proj"),
         query_up=query_up,

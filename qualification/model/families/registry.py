@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 
 from qualification.model.families.afmoe import AFMOE
+from qualification.model.families.bailing_moe_v2 import BAILING_MOE, BAILING_MOE_V2
 from qualification.model.families.cohere2 import COHERE2
 from qualification.model.families.cohere2_moe import COHERE2_MOE
 from qualification.model.families.deepseek_v2 import DEEPSEEK_V2
@@ -62,6 +63,8 @@ from qualification.model.fields import ModelConfigError
 
 KNOWN: tuple[Family, ...] = (
     AFMOE,
+    BAILING_MOE,
+    BAILING_MOE_V2,
     COHERE2,
     COHERE2_MOE,
     DEEPSEEK_V2,

@@ -109,8 +109,8 @@ class LayerReference:
         attention, inputs = self.attention, Inputs.of(self.config.formats.qkv.name)
         if isinstance(attention, LatentAttentionConfig):
             return self._latent_heads(read, positions, attention.sizes)
-        if self.sentence.is_merged:
-            merged = self._linear(read, "self_attn.qkv_proj", inputs)
+        if self.sentence.qkv is not None:
+            merged = self._linear(read, self.sentence.qkv, inputs)
             ends = attention.query_size, attention.query_size + attention.kv_size
             parts = [merged.columns(own) for own in (slice(ends[0]), slice(*ends), slice(ends[1], None))]
         else:

@@ -89,7 +89,7 @@ class Sentence:
     norm_offset       norms multiply by offset + weight
     norms_subtract_mean  norms are LayerNorms without biases; else RMSNorms; None: as config.json says
     embedding_is_scaled_by_width  by sqrt(hidden size), rounded to the dtype
-    is_merged         q, k, v are one tensor
+    qkv               the tensor of q, k and v; None: these are one each
     dense_joined      the product of gate and up, and the last one, where the first two are one tensor
     after_attention, before_feed_forward, after_feed_forward   names of the norms of SANDWICH and AFTER
     q_norm, k_norm    names of the norms of queries and keys, where there are some
@@ -117,7 +117,7 @@ class Sentence:
     norm_offset: float = 0.0
     norms_subtract_mean: bool | None = False
     embedding_is_scaled_by_width: bool = False
-    is_merged: bool = False
+    qkv: str | None = None
     dense_joined: tuple[str, str] | None = None
     after_attention: str = "post_attention_layernorm"
     before_feed_forward: str = "pre_feedforward_layernorm"
@@ -154,6 +154,21 @@ class Sentence:
 
 _QWEN_MIXTURE = MixtureSentence(
     "mlp.gate", "mlp.experts", shared="mlp.shared_expert", shared_gate="mlp.shared_expert_gate"
+)
+_BAILING = Sentence(
+    embedding="word_embeddings",
+    attention="attention",
+    attention_output="attention.dense",
+    qkv="attention.query_key_value",
+    q_norm="attention.query_layernorm",
+    k_norm="attention.key_layernorm",
+    mixture=MixtureSentence(
+        "mlp.gate",
+        "mlp.experts",
+        shared="mlp.shared_experts",
+        scores=Scoring.SIGMOID,
+        correction="mlp.gate.expert_bias",
+    ),
 )
 _GLM_4 = Sentence(
     NormOrder.SANDWICH,
@@ -220,6 +235,8 @@ SENTENCES: dict[str, Sentence] = {
             correction="mlp.expert_bias",
         ),
     ),
+    "bailing_moe": _BAILING,
+    "bailing_moe_v2": _BAILING,
     "cohere2": Sentence(NormOrder.PARALLEL, norms_subtract_mean=True, rotates_neighbours=True),
     "cohere2_moe": Sentence(
         NormOrder.PARALLEL,
@@ -365,7 +382,7 @@ SENTENCES: dict[str, Sentence] = {
     "nemotron-nas": Sentence(),
     "olmo2": Sentence(NormOrder.AFTER),
     "olmo3": Sentence(NormOrder.AFTER),
-    "phi3": Sentence(is_merged=True, dense_joined=("gate_up_proj", "down_proj")),
+    "phi3": Sentence(qkv="self_attn.qkv_proj", dense_joined=("gate_up_proj", "down_proj")),
     "qwen2": Sentence(),
     "qwen2_5_vl_text": Sentence(),
     "qwen2_vl_text": Sentence(),

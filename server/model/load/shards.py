@@ -130,7 +130,7 @@ class _Splits:
             "q_proj": [query],
             "k_proj": [kv],
             "v_proj": [kv],
-            "qkv_proj": [query, kv, kv],
+            **({} if self.names.qkv is None else {self.names.qkv: [query, kv, kv]}),
             "self_attn": [heads],  # of its sinks
             **({"q_norm": [query], "k_norm": [kv]} if attention.qk_norm is QKNorm.ALL_HEADS else {}),
         }

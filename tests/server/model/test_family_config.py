@@ -36,6 +36,7 @@ SHARED: dict[str, object] = {
 ARCHITECTURES = {
     "afmoe": "AfmoeForCausalLM",
     "gemma": "GemmaForCausalLM",
+    "bailing_moe": "BailingMoeV2ForCausalLM",
     "cohere2": "Cohere2ForCausalLM",
     "cohere2_moe": "Cohere2MoeForCausalLM",
     "qwen3_5_text": "Qwen3_5ForCausalLM",
@@ -281,7 +282,8 @@ def test_published_towers_have_the_tensors_of_transformers(
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.model_type)
 def test_every_key_of_transformers_class_is_known(family: Family) -> None:
-    model_type = "deepseek_v3" if family.model_type == "kimi_k2" else family.model_type  # of one class
+    of_one_class = {"kimi_k2": "deepseek_v3", "bailing_moe": "bailing_moe_v2"}
+    model_type = of_one_class.get(family.model_type, family.model_type)
     keys = AutoConfig.for_model(model_type).to_dict()
     assert unknown_keys(keys, family) == []
 
@@ -439,6 +441,15 @@ def test_phi3_is_served_with_a_plain_rotation(scaling: object, tmp_path: Path) -
         ("nemotron-nas", {"block_configs": [EMPTY] * 4}, "block_configs must be such that a layer attends"),
         ("hy_v3", {"first_k_dense_replace": 2}, "first_k_dense_replace must be absent or 1"),
         ("ministral3", {"rope_parameters": {"rope_type": "default"}}, "original_max_position_embeddings must be a pos"),
+        ("bailing_moe", {"architectures": ["BailingMoeForCausalLM"]}, "supported: BailingMoeV2ForCausalLM"),
+        ("bailing_moe", {"rotary_dim": 7}, r"rotary_dim must be whole pairs of dimensions \(it is 7 of 128\)"),
+        (
+            "bailing_moe",
+            {"rotary_dim": 64, "partial_rotary_factor": 0.25},
+            "rotary_dim must be what partial_rotary_factor says: 32 of 128",
+        ),
+        ("bailing_moe", {"norm_topk_prob": False}, "norm_topk_prob must be absent or true"),
+        ("bailing_moe", {"moe_shared_expert_intermediate_size": 64}, r"must be moe_intermediate_size \(512\)"),
         ("cohere2", {"use_qk_norm": True}, "use_qk_norm must be absent or false"),
         ("cohere2_moe", {"expert_selection_fn": "tanh"}, "expert_selection_fn must be one of softmax, sigmoid"),
         ("cohere2_moe", {"shared_expert_combination_strategy": "max"}, "strategy must be one of average, sum"),

@@ -8,6 +8,7 @@ import torch
 from support.models.paged_runner import PagedRunner
 from support.models.tiny_families import (
     AFMOE,
+    BAILING,
     COHERE,
     COHERE_MOE,
     DEEPSEEK_V3,
@@ -60,6 +61,7 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "deepseek-v3": ("deepseek_v3", DEEPSEEK_V3),
     "deepseek-v2": ("deepseek_v2", {**LATENT, "q_lora_rank": None}),
     "minimax-m2": ("minimax_m2", MINIMAX),
+    "bailing": ("bailing_moe_v2", {**BAILING, "use_qkv_bias": True, "use_bias": True}),
     "cohere2": ("cohere2", COHERE),
     "cohere2-moe": ("cohere2_moe", COHERE_MOE),
     "granite-hybrid": ("granitemoehybrid", {**GRANITE_HYBRID, "mamba_n_groups": 4}),

@@ -16,6 +16,8 @@ PARTS = {
     WeightName.DOWN: ("mlp.down_proj",),
 }
 
+_PRODUCTS = ("_proj.weight", "_with_mqa.weight", "query_key_value.weight", "dense.weight")
+
 
 def change(folder: Path, **says: object) -> None:
     """Change words of quantization_config."""
@@ -31,7 +33,7 @@ def in_8_bits(kind: str, listed: str) -> Callable[[Mapping[str, Tensor]], dict[s
     def rounded(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         found = dict(tensors)
         for name, values in tensors.items():
-            if not name.endswith(("_proj.weight", "_with_mqa.weight")) or listed in name:
+            if not name.endswith(_PRODUCTS) or listed in name:
                 continue
             step = 128 if kind == "blocks" else 10**6
             tops, lefts = range(0, values.shape[0], step), range(0, values.shape[1], step)

@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 
 from support.models.tiny_families import (
     AFMOE,
+    BAILING,
     COHERE,
     COHERE_MOE,
     ERNIE,
@@ -65,6 +66,7 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "mellum 2": ("mellum", {**MELLUM, "sliding_window": WINDOW, "layer_types": MIXED[:2]}),
     "minimax m2": ("minimax_m2", {**MINIMAX, "head_dim": 16, "rotary_dim": 8}),
     "granite moe": ("granitemoeshared", {**GRANITE_SHARED, "embedding_multiplier": 3.0}),
+    "bailing": ("bailing_moe_v2", {**BAILING, "head_dim": 16}),
     "cohere 2": ("cohere2", {**COHERE, "sliding_window": WINDOW}),
     "cohere 2 moe": ("cohere2_moe", {**COHERE_MOE, "head_dim": 16, "sliding_window": WINDOW}),
     "ministral 3": ("ministral3", MINISTRAL),

@@ -151,6 +151,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from server.model.decoder import Decoder
 from server.model.load.load import load_config, load_decoder
 from server.settings import LoadFormat
+from support.models.bailing import BailingMoeV2Config, BailingMoeV2ForCausalLM
 from support.models.nemotron_nas import DeciLMConfig, DeciLMForCausalLM
 from support.models.step3p5 import Step3p5Config, Step3p5ForCausalLM
 
@@ -167,6 +168,7 @@ FAMILIES = {
     "gemma4_unified": (Gemma4UnifiedTextConfig, Gemma4UnifiedForCausalLM),
     "olmo2": (Olmo2Config, Olmo2ForCausalLM),
     "granite": (GraniteConfig, GraniteForCausalLM),
+    "bailing_moe_v2": (BailingMoeV2Config, BailingMoeV2ForCausalLM),
     "cohere2": (Cohere2Config, Cohere2ForCausalLM),
     "cohere2_moe": (Cohere2MoeConfig, Cohere2MoeForCausalLM),
     "granitemoe": (GraniteMoeConfig, GraniteMoeForCausalLM),
@@ -324,6 +326,11 @@ MELLUM = {**QWEN_3_MOE, "sliding_window": 9, "layer_types": MIXED, "rope_paramet
 MINIMAX = {"num_local_experts": 7, "num_experts_per_tok": 3, "head_dim": 12, "rotary_dim": 6}
 MINISTRAL = {"head_dim": 16, "rope_parameters": {**YARN, "llama_4_scaling_beta": 0.7}}
 COHERE = {"sliding_window": 9, "sliding_window_pattern": 2, "logit_scale": 0.3, "pad_token_id": 0}
+BAILING = {
+    "head_dim": 12, "moe_intermediate_size": 20, "num_experts": 8, "num_experts_per_tok": 3, "n_group": 4,
+    "topk_group": 2, "routed_scaling_factor": 2.5, "partial_rotary_factor": 0.5,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+}  # fmt: skip
 COHERE_MOE = {  # as North Mini Code is, with what Command A+ has beside it
     **COHERE, "head_dim": 12, "intermediate_size": 20, "first_k_dense_replace": 1, "prefix_dense_intermediate_size": 44,
     "num_experts": 7, "num_experts_per_tok": 3, "expert_selection_fn": "sigmoid", "norm_topk_prob": False,
@@ -442,6 +449,7 @@ ROTATED: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "llama, attention factor": ("llama", {"rope_parameters": {**YARN, "attention_factor": 0.7}, "head_dim": 16}),
     "llama, two scales": ("llama", {"rope_parameters": {**YARN, "mscale": 1.5, "mscale_all_dim": 0.5}, "head_dim": 16}),
     "ministral3": ("ministral3", MINISTRAL),
+    "bailing_moe_v2, yarn of half a head": ("bailing_moe_v2", {**BAILING, "rope_parameters": YARN, "head_dim": 24}),
     "llama, no truncation": ("llama", {"rope_parameters": {**YARN, **BETAS}, "head_dim": 16}),
     "smollm3": ("smollm3", {"no_rope_layers": [0, 1, 0]}),
     "gemma4_unified, as 12B": ("gemma4_unified", GEMMA_4_WIDE),
@@ -505,6 +513,20 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
             "mlp_layer_types": ["sparse", "dense", "sparse"],
             "attention_bias": True,
             "tie_word_embeddings": False,
+        },
+    ),
+    "bailing_moe_v2": ("bailing_moe_v2", BAILING),
+    "bailing_moe_v2, biases, no norms of heads, two shared, tied": (
+        "bailing_moe_v2",
+        {
+            **BAILING,
+            "use_qkv_bias": True,
+            "use_bias": True,
+            "use_qk_norm": False,
+            "num_shared_experts": 2,
+            "first_k_dense_replace": 2,
+            "partial_rotary_factor": 1.0,
+            "tie_word_embeddings": True,
         },
     ),
     "granitemoe, biases": ("granitemoe", {**GRANITE_MOE, "attention_bias": True}),

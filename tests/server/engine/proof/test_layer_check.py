@@ -27,6 +27,7 @@ from support.engine.checked_layers import CheckedLayers, Tensors, edited
 from support.models.served_families import saved
 from support.models.tiny_families import (
     AFMOE,
+    BAILING,
     COHERE,
     COHERE_MOE,
     DEEPSEEK_V3,
@@ -84,6 +85,7 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
         "granitemoehybrid",
         {**GRANITE_HYBRID, "head_dim": 16, "layer_types": ["linear_attention", "full_attention"]},
     ),
+    "bailing": ("bailing_moe_v2", {**BAILING, "head_dim": 16, "use_bias": True}),
     "cohere 2": ("cohere2", {**COHERE, "attention_bias": True}),
     "cohere 2 moe": ("cohere2_moe", {**COHERE_MOE, "head_dim": 16}),
     "ministral 3": ("ministral3", MINISTRAL),

@@ -16,10 +16,14 @@ from support.models.served_families import saved
 SIZES = {
     "hidden_size": 192, "intermediate_size": 384, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 64,
 }  # fmt: skip
-LATENT_SIZES = {
+LATENT_SIZES: dict[str, object] = {
     "hidden_size": 192, "intermediate_size": 384, "num_attention_heads": 4, "num_key_value_heads": 4,
     "first_k_dense_replace": 2, "q_lora_rank": 128, "kv_lora_rank": 160, "qk_nope_head_dim": 96, "qk_rope_head_dim": 32,
     "v_head_dim": 64,
+}  # fmt: skip
+ONE_TENSOR_SIZES: dict[str, object] = {  # queries, keys and values, of whole blocks each
+    "hidden_size": 256, "intermediate_size": 384, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64,
+    "first_k_dense_replace": 2,
 }  # fmt: skip
 STATIC = {"quant_method": "fp8", "activation_scheme": "static"}
 KINDS: dict[str, dict[str, object]] = {
@@ -57,9 +61,18 @@ def test_layers_of_8_bits_are_proven(kind: str, dtype: DtypeChoice, made: Made) 
     assert found.largest.factor > 0.01
 
 
-@pytest.mark.parametrize("dtype", [DtypeChoice.BF16, DtypeChoice.FP32])
-def test_latent_attention_of_8_bits_is_proven(dtype: DtypeChoice, tmp_path: Path) -> None:
-    saved(tmp_path / "plain", "deepseek_v3", **LATENT_SIZES)
+@pytest.mark.parametrize(
+    ("family", "sizes", "dtype"),
+    [
+        ("deepseek_v3", LATENT_SIZES, DtypeChoice.BF16),
+        ("deepseek_v3", LATENT_SIZES, DtypeChoice.FP32),
+        ("bailing_moe_v2", ONE_TENSOR_SIZES, DtypeChoice.BF16),
+    ],
+)
+def test_other_tensors_of_attention_in_8_bits_are_proven(
+    family: str, sizes: dict[str, object], dtype: DtypeChoice, tmp_path: Path
+) -> None:
+    saved(tmp_path / "plain", family, **sizes)
     says = {"quantization_config": KINDS["blocks"]}
     found = CheckedLayers.made(edited(tmp_path / "plain", tmp_path / "8 bits", says, in_8_bits("blocks", "-")), dtype)
     assert found.check().first is None, str(found.check().first)
