@@ -239,10 +239,12 @@ def attend_in_parts(
     parts = empty(scratch * head_dim if is_split else 1, dtype=float32, device=q.device)
     stats = empty(scratch * 2 if is_split else 1, dtype=float32, device=q.device)
     num_tiles = num_parts if is_split else triton.cdiv(batch.max_seqlen_q * group, tiles.block_m)
+    # Not read of packed keys, but Triton compiles what follows an early return: that needs a pointer.
+    page_table = batch.cu_seqlens_q if batch.page_table is None else batch.page_table
     k_strides, v_strides = ((0, *x.stride()) if page_size == 0 else x.stride() for x in (k, v))
     hallmark_ordered[num_tiles, num_kv_heads, batch.num_seqs](
-        q, k, v, out, parts, stats, batch.cu_seqlens_q, batch.cu_seqlens_k, batch.page_table, batch.context_lens,
-        flags.sinks, flags.spans, q.stride(0), q.stride(1), *k_strides[:3], *v_strides[:3], out.stride(0),
+        q, k, v, out, parts, stats, batch.cu_seqlens_q, batch.cu_seqlens_k, page_table, batch.context_lens, flags.sinks,
+        flags.spans, q.stride(0), q.stride(1), *k_strides[:3], *v_strides[:3], out.stride(0),
         out.stride(1), 0 if batch.page_table is None else batch.page_table.stride(0), num_tokens,
         **flag_arguments(flags), GROUP=group, PAGE_SIZE=page_size, HEAD_DIM=head_dim,
         BLOCK_D=padded_head_dim(head_dim), BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n, PART_KEYS=part_keys,

@@ -1,4 +1,4 @@
-"""Kernels compiled before the attention tests of a GPU run, counted without a GPU."""
+"""Kernels compiled before the attention tests of a GPU run, counted without a GPU, and those that sum in one order."""
 
 import pytest
 
@@ -30,3 +30,13 @@ def test_every_kernel_of_attention_is_compiled_ahead() -> None:
     assert variants.keys() == KERNELS
     few = {name: count for name, count in variants.items() if count < 6}  # as many as there are head dims
     assert few.keys() <= FEW_HEAD_DIMS, few
+
+
+def test_the_ordered_path_compiles_for_prompts_chunks_and_tokens() -> None:
+    found = run_outside("ordered_compile.py")
+    assert {name: len(kernels) for name, kernels in found.items()} == {
+        f"{name} d{head_dim}": num_kernels
+        for head_dim in (64, 128, 256)
+        for name, num_kernels in (("prompt", 1), ("chunk", 1), ("token", 2))
+    }
+    assert max(it["shared"] for kernels in found.values() for it in kernels) <= 99 << 10  # an sm_89's
