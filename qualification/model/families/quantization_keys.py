@@ -85,6 +85,8 @@ OF_METHOD: Mapping[str, Keys] = {
             **_OF_4_BITS,
             "desc_act": (False, None),
             "lm_head": (False, None),
+            "checkpoint_format": ("gemm", None),
+            "method": ("awq", None),
             "modules_in_block_to_quantize": ([], None),
         },
     ),

@@ -129,6 +129,11 @@ PUBLISHED: dict[str, Config] = {
         "group_size": 128, "modules_to_fuse": None, "modules_to_not_convert": ["visual"], "quant_method": "awq",
         "version": "gemm", "zero_point": True,
     },
+    "GPTQModel AWQ": {
+        "bits": 4, "checkpoint_format": "gemm", "desc_act": False, "format": "gemm", "group_size": 128,
+        "lm_head": False, "meta": META, "method": "awq", "pack_dtype": "int32", "quant_method": "awq", "sym": False,
+        "version": "gemm", "zero_point": True,
+    },
     "AutoGPTQ": {
         "bits": 4, "damp_percent": 0.01, "desc_act": False, "group_size": 128, "model_file_base_name": "model",
         "model_name_or_path": None, "quant_method": "gptq", "static_groups": False, "sym": True,
