@@ -11,7 +11,13 @@ from typing import Any
 
 import msgspec
 
-VERSION = 1
+VERSION = 2
+READ_VERSIONS = (1, VERSION)  # the first says no settings
+# Settings that decide which numbers compute; of others an answer depends by its batch alone, if at all.
+SETTINGS = (
+    "dtype", "quantization", "kv_cache_dtype", "kv_cache_dtype_skip_layers", "mamba_ssm_cache_dtype",
+    "speculative_config", "speculative_tokens", "tensor_parallel_size", "page_size", "max_model_len", "load_format",
+)  # fmt: skip
 
 
 class ReceiptGrammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -116,6 +122,7 @@ class Content(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     layers: CheckResult | None  # None where no layer was checked
     prompts: list[ReceiptPrompt]
     answers: list[ReceiptAnswer]
+    settings: dict[str, str | int] = {}  # those of `SETTINGS` that the server was given
 
 
 def canonical(content: object) -> bytes:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from qualification.receipt.content import (
-    VERSION,
+    READ_VERSIONS,
     Content,
     ReceiptAnswer,
     canonical,
@@ -81,9 +81,10 @@ def receipt_of(found: object) -> Receipt:
     if not isinstance(found, dict) or not isinstance(found.get("content"), dict):
         raise ReceiptError("it is no receipt: an object with content, key_id and signature")
     version = found["content"].get("version")
-    if version != VERSION or isinstance(version, bool):
+    if version not in READ_VERSIONS or isinstance(version, bool):
+        known = " and ".join(map(str, READ_VERSIONS))
         what = f"version {version}" if isinstance(version, int) else "no version"
-        raise ReceiptError(f"it has {what}, this program reads version {VERSION}: use the program of that server")
+        raise ReceiptError(f"it has {what}, this program reads versions {known}: use the program of that server")
     try:
         envelope = msgspec.convert(found, _Envelope)
         content = msgspec.convert(envelope.content, Content)

@@ -99,7 +99,19 @@ def differences_of(content: Content, now: Content) -> tuple[str, ...]:
     lines = [f"{name}: {_text(a)} in the receipt, {_text(b)} now" for name, (a, b) in named.items() if a != b]
     if content.reproducible != now.reproducible:
         lines.append(f"reproducible: {content.reproducible} in the receipt, {now.reproducible} now".lower())
+    if has_other_settings(content, now):
+        pairs = _fields(content.settings, now.settings).items()
+        lines += [f"setting {name}: {_given(a)} in the receipt, {_given(b)} now" for name, (a, b) in pairs if a != b]
     return tuple(lines)
+
+
+def has_other_settings(content: Content, now: Content) -> bool:
+    """Return whether settings that decide numbers are known to differ: a receipt of version 1 names none."""
+    return 1 not in (content.version, now.version) and content.settings != now.settings
+
+
+def _given(value: object) -> str:
+    return "left out" if value is None else _text(value)
 
 
 def _fields(before: Mapping[str, object], now: Mapping[str, object]) -> dict[str, tuple[object, object]]:
@@ -121,7 +133,8 @@ def _differs(content: Content, now: Content | None, difference: Difference, chan
     is_promised = content.reproducible and now.reproducible
     if not is_promised:
         return Verdict(ExitCode.INCONCLUSIVE, f"{detail}; without --reproducible bits may depend on the batch", reasons)
-    if _environment(content) != _environment(now) or has_other_sums(content.decisions, now.decisions):
+    is_another = _environment(content) != _environment(now) or has_other_settings(content, now)
+    if is_another or has_other_sums(content.decisions, now.decisions):
         return Verdict(ExitCode.ENVIRONMENT, f"{detail}; something else computes than did", reasons)
     return Verdict(ExitCode.NUMERICS, detail, reasons)
 

@@ -18,10 +18,12 @@ from qualification.common.exit_code import ExitCode
 from qualification.common.flags import Commands, add_command
 from qualification.common.regular_file import read_regular
 from qualification.load.discovery import client_of, first_key
+from qualification.receipt.content import SETTINGS
 from qualification.receipt.keys import KeyFormatError, read_public_key
 from qualification.receipt.replay import RefusedReplay, ReplayServer, ServerError
 from qualification.receipt.signed import MAX_BYTES, Receipt, ReceiptError, parse_receipt
 from qualification.receipt.verify import verify
+from server.settings import flag_of
 
 # Lines of the console of a server.
 _READY = re.compile(r"ready on (http://127\.0\.0\.1:\d+)")
@@ -109,11 +111,18 @@ def _read(name: str) -> Receipt:
 
 @contextlib.contextmanager
 def _served(model: str, revision: str | None, receipt: Receipt, timeout_s: float) -> Iterator[str]:
-    """The URL of a server of a model, which ends with the context. Raises ServerError."""
+    """The URL of a server of a model, with the receipt's settings, which ends with the context. Raises ServerError."""
+    unknown = sorted(receipt.content.settings.keys() - set(SETTINGS))
+    if unknown:
+        raise ServerError(
+            f"the receipt's setting {_name(unknown[0])} is none that decides numbers here: use the program of that "
+            "server, or start one and give --url"
+        )
     flags = ["--model", model, "--port", "0", "--served-model-name", receipt.content.model]
     flags += [] if revision is None else ["--revision", revision]
     if receipt.content.reproducible:
         flags.append("--reproducible")
+    flags += [f"{flag_of(name)}={value}" for name, value in receipt.content.settings.items()]
     command = python_command("server.cli", "serve", *flags)
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -142,6 +151,10 @@ def _url_of(process: "subprocess.Popen[str]", timeout_s: float) -> str:
         timer.cancel()
     why = f"was not ready within {timeout_s:g} s" if code == -signal.SIGKILL else f"ended with exit code {code}"
     raise ServerError(f"the server of the model {why}")
+
+
+def _name(text: str) -> str:
+    return text[:64].encode("ascii", "backslashreplace").decode()
 
 
 def _print(line: str) -> None:

@@ -70,3 +70,17 @@ def test_a_key_file_that_others_may_read_ends_the_start(start_server: StartServe
         assert server.process.wait(120) == 2
         [line] = server.log.splitlines()
     assert "has mode 0644" in line
+
+
+def test_a_folder_is_served_with_the_settings_of_the_receipt(start_server: StartServer, tmp_path: Path) -> None:
+    """Without them the answer is another one: weights and cache have other numbers, in another dtype."""
+    flags = ("--dtype", "bfloat16", "--quantization", "fp8", "--kv-cache-dtype", "fp8", "--max-model-len", "64")
+    draft = ("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 2}')
+    with start_server(*flags, *draft) as server:
+        server.wait_ready(540)
+        cache = psutil.Process(server.process.pid).environ()["HALLMARK_CACHE_DIR"]
+        answer = server.post("/v1/completions", {"prompt": "Once upon a time", "logprobs": 0, **SAMPLED}).json()
+    file = tmp_path / "answer.json"
+    file.write_text(json.dumps(answer))
+    done = verify(file, "--model", str(DEMO), cache=cache)
+    assert (done.returncode, " now" in done.stdout) == (0, False), done.stdout + done.stderr

@@ -29,7 +29,7 @@ SAMPLING = ReceiptSampling(
 )  # fmt: skip
 PROMPT_IDS, ANSWER_IDS = [97, 98, 99], [72, 105, 256]
 CONTENT = Content(
-    version=1, id="0af1", created=1_700_000_000, route="/v1/completions", model="demo", server_version="1.2.3",
+    version=2, id="0af1", created=1_700_000_000, route="/v1/completions", model="demo", server_version="1.2.3",
     weights_digest="ab" * 32, tokenizer_digest="cd" * 32, matrix_digest=None,
     fingerprint={"gpu": "a CPU of m\u00fcnchen", "sm": None, "threads": 2}, reproducible=True,
     decisions=[

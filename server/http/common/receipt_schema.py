@@ -100,6 +100,7 @@ class ReceiptContent(Schema):
     tokenizer_digest: str | None
     matrix_digest: str | None
     fingerprint: dict[str, str | int | None] = Field(description="GPU, driver and libraries.")
+    settings: dict[str, str | int] = Field(description="Those that decide which numbers compute, where they are set.")
     reproducible: bool = Field(description="Whether bits depend on the request alone on this machine.")
     decisions: list[ReceiptDecision]
     attestation: ReceiptCheck | None = Field(description="The latest; null before the first.")

@@ -4,12 +4,14 @@ import base64
 import struct
 import time
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from itertools import islice
 from typing import Any, TypeVar
 
 import msgspec
 
 from qualification.receipt.content import (
+    SETTINGS,
     VERSION,
     Bindings,
     CheckResult,
@@ -31,7 +33,7 @@ from server.http.generation.prepared import Job, Prepared
 from server.http.services import Services
 from server.protocol.messages import Grammar, LayersReport, LayersStatus
 from server.receipt.receipts import Receipts
-from server.settings import ReceiptMode
+from server.settings import ReceiptMode, Settings
 from server.telemetry.request import RequestRecord
 from server.text.answer.deltas import whole_answer
 
@@ -98,6 +100,7 @@ class ReceiptDraft:
         paths = {} if ready is None else ready.paths
         return Content(
             version=VERSION,
+            settings=_given(settings),
             id=self.unique_id,
             created=int(time.time()),
             route=record.trace.name.partition(" ")[2],
@@ -221,3 +224,13 @@ def _logprobs(job: Job, piece: Piece) -> str:
     )
     values = [*islice(found, len(piece.token_ids))]
     return base64.b64encode(struct.pack(f"<{len(values)}f", *values)).decode()
+
+
+def _given(settings: Settings) -> dict[str, str | int]:
+    """Return the settings that decide which numbers compute, as flags have them, without those at their defaults."""
+    found = {}
+    for it in msgspec.structs.fields(Settings):
+        value = getattr(settings, it.name)
+        if it.name in SETTINGS and value != it.default:
+            found[it.name] = value.value if isinstance(value, Enum) else value
+    return found

@@ -5,10 +5,12 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from msgspec import structs
 
 from qualification.common.exit_code import ExitCode
 from qualification.receipt.keys import public_key_of
 from server.cli.main import main
+from server.settings import DEMO_MODEL
 from support.receipts import CONTENT, PRIVATE, written
 
 NOWHERE = "http://127.0.0.1:9"  # discard: nothing listens there
@@ -30,7 +32,7 @@ def line_of(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         (b"x" * (20 * 2**20), "cannot be read: more than 16777216 bytes"),
         (b'{"content":' * 100_000, "nested too deeply"),
         (b'{"a": 1}', "it is no receipt"),
-        (written({"version": 2}), "version 2, this program reads version 1"),
+        (written({"version": 3}), "version 3, this program reads versions 1 and 2"),
     ],
 )
 def test_a_bad_receipt_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], data: bytes, why: str) -> None:
@@ -72,3 +74,18 @@ def test_a_key_is_taken_in_pem_too(tmp_path: Path, capsys: pytest.CaptureFixture
     signature, server = capsys.readouterr().out.splitlines()
     assert signature.startswith(f"signature: PASS: key {public_key_of(PRIVATE).key_id} signed it")
     assert server.startswith("environment: FAIL: http://127.0.0.1:9/v1/completions: ")
+
+
+def test_a_setting_that_is_not_known_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    receipt = tmp_path / "receipt.json"
+    receipt.write_bytes(written(structs.replace(CONTENT, settings={"dtype": "float32", "port\n": 80})))
+    line = line_of(capsys, str(receipt), "--model", str(tmp_path))
+    assert line.startswith("environment: FAIL: the receipt's setting port is none that decides numbers here: use")
+
+
+@pytest.mark.starts
+def test_a_setting_that_cannot_be_had_is_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    receipt = tmp_path / "receipt.json"
+    receipt.write_bytes(written(structs.replace(CONTENT, settings={"tensor_parallel_size": 3})))
+    assert main(["verify", str(receipt), "--model", str(DEMO_MODEL)]) == ExitCode.ENVIRONMENT
+    assert "--tensor-parallel-size" in capfd.readouterr().err  # of the server

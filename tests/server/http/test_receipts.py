@@ -388,6 +388,11 @@ def verified_content(running: Running, content: Content, it: Served) -> tuple[Ex
         ({"server_version": "0.9"}, "p", ExitCode.ENVIRONMENT, "server version: 0.9 in the receipt, 1.2.3 now"),
         ({"matrix_digest": "f" * 64}, "p", ExitCode.NUMERICS, "matrix: ffffffffffff in the receipt, abc123 now"),
         ({"decisions": []}, "p", ExitCode.ENVIRONMENT, "computed by decode sdpa.cpu"),
+        (
+            {"settings": {"quantization": "fp8"}}, "p", ExitCode.ENVIRONMENT,
+            "setting quantization: fp8 in the receipt, left out now",
+        ),
+        ({"version": 1, "settings": {}}, "p", ExitCode.NUMERICS, "its token 3"),
     ],
 )  # fmt: skip
 def test_what_has_changed_is_explained(
