@@ -48,6 +48,7 @@ class Fault(Enum):
     ONE_TILE = "one tile in 10,000 misses some keys"  # a race that is lost once
     ONE_ROW = "one row of one head is off by 1e-3, in 16 bits by 4 eps"  # a stale value of the row's sum
     SCALED = "the whole output is off by 1e-3"  # a reciprocal by an approximation that is too coarse
+    SCALE_IGNORED = "scores are divided by the root of head_dim, whatever scale is given"  # models have other scales
     COARSE_SCORES = "scores are of inputs rounded to 10 bits"  # TF32 for fp32
 
 
@@ -78,7 +79,8 @@ def wrong_kernel(fault: Fault, *, share: float = 1.0) -> RunAttention:
             queries, keys = q[rows].float(), keys.float()
             if fault is Fault.COARSE_SCORES:
                 queries, keys = _to_10_bits(queries), _to_10_bits(keys)
-            attended = _attend(queries, keys, values.float(), sequence, flags, whole)
+            of_call = replace(flags, scale=q.shape[-1] ** -0.5) if fault is Fault.SCALE_IGNORED else flags
+            attended = _attend(queries, keys, values.float(), sequence, of_call, whole)
             out[rows] = (attended * (1 + size) if fault is Fault.SCALED else attended).to(out.dtype)
         _spoil(fault, out, next(calls), size)
         if fault is Fault.ONE_TILE:

@@ -256,13 +256,14 @@ def _flags(shape: AttentionShape, lengths: list[Lengths], generator: torch.Gener
 
 
 def _scale(shape: AttentionShape) -> float:
-    """Return what scores are multiplied by: of latents, as their models have it, no root of a number of the shape.
+    """Return what scores are multiplied by: nothing that a kernel could take from the shape in place of what is given.
 
-    Queries of DeepSeek's models have 128 numbers that are not rotated for a latent of 512, before they are absorbed.
+    Models have other scales than the root of head_dim. Queries of DeepSeek's have 128 numbers that are not rotated for
+    a latent of 512, before they are absorbed.
     """
     if isinstance(shape, LatentShape):
         return 1 / math.sqrt(shape.latent_dim / 4 + shape.head_dim - shape.latent_dim)
-    return float(shape.head_dim**-0.5)
+    return 0.9 / math.sqrt(shape.head_dim)
 
 
 def _spans(lengths: list[Lengths], device: torch.device) -> Tensor:

@@ -132,4 +132,4 @@ def test_sinks_and_spans_are_made_where_the_shape_has_them() -> None:
     assert case.flags.softcap == 30.0
     assert case.flags.spans.shape == (128, 2)
     assert case.flags.spans[[63, 64, 95, 96]].tolist() == [[0, 0], [64, 96], [64, 96], [0, 0]]
-    assert math.isclose(case.flags.scale, 0.125)
+    assert math.isclose(case.flags.scale, 0.9 * 0.125)  # not the root of head_dim, which a kernel might take
