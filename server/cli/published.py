@@ -166,6 +166,8 @@ PUBLISHED: tuple[PublishedModel, ...] = (
     PublishedModel("zai-org/GLM-OCR", "GlmOcrForConditionalGeneration", 0.67),
     PublishedModel("LiquidAI/LFM2.5-VL-1.6B", "Lfm2VlForConditionalGeneration", 1.17, Calls.LFM2),
     PublishedModel("OpenGVLab/InternVL3-1B-hf", "InternVLForConditionalGeneration", 0.63),
+    PublishedModel("OpenGVLab/InternVL3_5-8B", "InternVLChatModel", 8.19),
+    PublishedModel("internlm/Intern-S1", "InternS1ForConditionalGeneration", 235.1),
 )  # fmt: skip
 # Classes of transformers that are served, and of which no checkpoint is known or none is served on a GPU as yet.
 UNPUBLISHED = (

@@ -19,13 +19,14 @@ class ImageSpans(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ImageModel:
-    """model_type, architectures   as in config.json, which has the text part's fields under `text_config`
+    """model_type, architectures   as in config.json
+    text        the key of config.json that has the text part's fields
     families    model_types of the text part that are known
-    text_chooses      whether model_type in `text_config` says which of them, the first where it says nothing; else it
-                      is the first, whatever `text_config` calls itself
+    text_chooses      whether model_type in `text` says which of them, the first where it says nothing; else it is the
+                      first, whatever `text` calls itself
     renamed     beginnings of the text part's names -> those of a checkpoint of text alone; the first that fits
     of_images   beginnings of the names of all other parts
-    keys        that are known beside `text_config`
+    keys        that are known beside `text`
     refused_in_text   of the text part's keys, those that are refused with images and not in a model of text alone
     ties_embeddings   tie_word_embeddings where the whole's is missing; None: as the text part has it
     spans       layers of the text part in which an image's tokens see each other both ways
@@ -43,13 +44,14 @@ class ImageModel:
     ties_embeddings: bool | None = None
     spans: ImageSpans = ImageSpans.NONE
     missing_spans: str | None = None
+    text: str = "text_config"
 
     def text_family(self, config: Mapping[str, object], source: str) -> str:
         """Return the model_type of the text part of a parsed config.json. Raises ModelConfigError."""
-        text = config.get("text_config")
+        text = config.get(self.text)
         if not self.text_chooses or not isinstance(text, Mapping):
             return self.families[0]
-        return Fields(text, f"{source}, text_config").choice("model_type", self.families, self.families[0])
+        return Fields(text, f"{source}, {self.text}").choice("model_type", self.families, self.families[0])
 
 
 _BOTH_WAYS = "use_bidirectional_attention"
@@ -64,6 +66,7 @@ _VISUAL = ("visual.", "model.visual.")
 _TOWERS_OF_GEMMA_4 = (
     "model.vision_tower.", "model.audio_tower.", "model.embed_vision.", "model.embed_audio.", "model.vision_embedder.",
 )  # fmt: skip
+_TEXTS_OF_INTERNVL = ("qwen2", "qwen3", "qwen3_moe", "gpt_oss", "llama")
 IMAGE_MODELS: tuple[ImageModel, ...] = (
     ImageModel(
         "gemma3",
@@ -238,19 +241,40 @@ IMAGE_MODELS: tuple[ImageModel, ...] = (
         text_chooses=True,
         ties_embeddings=True,
     ),
+    *(
+        ImageModel(
+            model_type,
+            (architecture,),
+            _TEXTS_OF_INTERNVL,
+            _RENAMED,
+            _TOWER,
+            family_keys(
+                "text_config vision_config image_seq_length downsample_ratio projector_hidden_act vision_feature_layer "
+                "vision_feature_select_strategy",
+                without_effect="image_token_id",
+            ),
+            text_chooses=True,
+            ties_embeddings=True,
+        )
+        for model_type, architecture in (
+            ("internvl", "InternVLForConditionalGeneration"),
+            ("interns1", "InternS1ForConditionalGeneration"),
+        )
+    ),
     ImageModel(
-        "internvl",
-        ("InternVLForConditionalGeneration",),
-        ("qwen2", "qwen3", "qwen3_moe", "gpt_oss", "llama"),
+        "internvl_chat",  # as OpenGVLab writes InternVL
+        ("InternVLChatModel",),
+        _TEXTS_OF_INTERNVL,
         _RENAMED,
-        _TOWER,
+        ("vision_model.", "mlp1."),
         family_keys(
-            "text_config vision_config image_seq_length downsample_ratio projector_hidden_act vision_feature_layer "
-            "vision_feature_select_strategy",
-            without_effect="image_token_id",
+            "llm_config vision_config",
+            without_effect="downsample_ratio dynamic_image_size force_image_size image_fold max_dynamic_patch "
+            "min_dynamic_patch pad2square ps_version select_layer system_message template use_thumbnail",
+            refused={"use_llm_lora": (0, None), "use_backbone_lora": (0, None)},  # tensors of adapters
         ),
         text_chooses=True,
-        ties_embeddings=True,
+        text="llm_config",
     ),
 )
 
@@ -260,12 +284,19 @@ def image_model_of(config: Mapping[str, object]) -> ImageModel | None:
     return next((model for model in IMAGE_MODELS if model.model_type == config.get("model_type")), None)
 
 
+def text_section(config: Mapping[str, object]) -> Mapping[str, object] | None:
+    """Return the fields of the text part of a parsed config.json; None where they are not apart."""
+    image_model = image_model_of(config)
+    text = config.get("text_config" if image_model is None else image_model.text)
+    return text if isinstance(text, Mapping) else None
+
+
 def with_image_spans(model: ModelConfig, config: Mapping[str, object]) -> ModelConfig:
     """Return the model of a parsed config.json with the layers in which an image's tokens see each other both ways."""
-    image_model, text = image_model_of(config), config.get("text_config")
+    image_model, text = image_model_of(config), text_section(config)
     if image_model is None or "vision_config" not in config:
         return model
-    given = text.get(_BOTH_WAYS, image_model.missing_spans) if isinstance(text, Mapping) else None
+    given = None if text is None else text.get(_BOTH_WAYS, image_model.missing_spans)
     is_causal = image_model.spans is ImageSpans.WINDOWED and given != "vision"
     return _with_spans(model, ImageSpans.NONE if is_causal else image_model.spans)
 

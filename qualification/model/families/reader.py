@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from qualification.model.config import ModelConfig
 from qualification.model.families.family import Family
-from qualification.model.families.image_models import image_model_of, with_image_spans
+from qualification.model.families.image_models import image_model_of, text_section, with_image_spans
 from qualification.model.families.quantization import quantized
 from qualification.model.families.quantization_config import CONFIG_KEY, read_quantization
 from qualification.model.families.registry import KNOWN, family_named
@@ -51,18 +51,18 @@ def check_whole(config: Mapping[str, object], source: str) -> None:
 
 def unknown_keys(config: Mapping[str, object], family: Family) -> list[str]:
     """Return the keys of a parsed config.json that are not known for its family, hence not read."""
-    image_model, text = image_model_of(config), config.get("text_config")
+    image_model, text = image_model_of(config), text_section(config)
     if image_model is None:
         return family.keys.unknown(config)
-    if isinstance(text, Mapping):
-        return image_model.keys.unknown(config) + [f"text_config.{name}" for name in family.keys.unknown(text)]
+    if text is not None:
+        return image_model.keys.unknown(config) + [f"{image_model.text}.{name}" for name in family.keys.unknown(text)]
     return image_model.keys.unknown(family.keys.unknown(config))
 
 
 def text_part(config: Mapping[str, object]) -> Mapping[str, object]:
-    """Return the fields of the text part: `text_config` with the fields beside it, where a model also sees images."""
-    text = config.get("text_config")
-    if not isinstance(text, Mapping):
+    """Return the fields of the text part with those beside it, where a model also sees images."""
+    text = text_section(config)
+    if text is None:
         return config
     given = {name: value for name, value in text.items() if value is not None or name not in _OF_THE_WHOLE}
     whole = {name: config[name] for name in _OF_THE_WHOLE if name in config}

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 import tokenizers
 
+from qualification.model.families.image_models import text_section
 from server.errors import ModelError
 from server.model.load.json_file import read_object
 
@@ -234,6 +235,5 @@ def _id_to_get(tokenizer: tokenizers.Tokenizer, content: str) -> int:
 def _num_ids(folder: Path) -> int | None:
     """Return the number of ids that the model's own table has; None where config.json does not say."""
     config = _object(folder / "config.json")
-    text = config.get("text_config")
-    values = [part.get("vocab_size") for part in (config, text) if isinstance(part, dict)]
+    values = [part.get("vocab_size") for part in (config, text_section(config)) if part is not None]
     return next((value for value in values if isinstance(value, int)), None)

@@ -924,11 +924,25 @@ IMAGE_MODELS: dict[str, tuple[type, type, dict[str, object], dict[str, object]]]
         INTERN_VISION,
     ),
 }
+# Models of which transformers has no class, in its words for another one: their own model_type, class, key of the text
+# part, and names.
+WRITTEN_OTHERWISE: dict[str, tuple[str, str, str, Mapping[str, str]]] = {
+    "internvl, as opengvlab": (
+        "internvl_chat",
+        "InternVLChatModel",
+        "llm_config",
+        {"vision_tower.": "vision_model.", "multi_modal_projector.": "mlp1."},
+    ),
+    "intern s1": ("interns1", "InternS1ForConditionalGeneration", "text_config", {}),
+}
+IMAGE_MODELS["internvl, as opengvlab"] = IMAGE_MODELS["internvl, qwen3"]
+IMAGE_MODELS["intern s1"] = IMAGE_MODELS["internvl, qwen3_moe"]
 # Names as the published files have them, and as classes that have one model for all parts save them: they then have a
 # mixture's experts in tensors that are not served.
+_ONLY_PUBLISHED = ("glm4v, moe", "step 3.7", *WRITTEN_OTHERWISE)
 IMAGE_CASES = [
     *((kind, True) for kind in IMAGE_MODELS),
-    *((kind, False) for kind in IMAGE_MODELS if "_moe" not in kind and kind not in ("glm4v, moe", "step 3.7")),
+    *((kind, False) for kind in IMAGE_MODELS if "_moe" not in kind and kind not in _ONLY_PUBLISHED),
 ]
 
 
@@ -944,8 +958,20 @@ def save_image_model(folder: Path, kind: str, *, as_published: bool, **changes: 
         tensors = load_file(folder / "model.safetensors")
         named = {name.replace("language_model.model.blocks.", "language_model.model.layers."): name for name in tensors}
         save_file({new: tensors[old] for new, old in named.items()}, folder / "model.safetensors")
+    if kind in WRITTEN_OTHERWISE:
+        _write_otherwise(folder, *WRITTEN_OTHERWISE[kind])
     # The class of all of Llama 4's parts cannot run without an image (transformers 5.24).
     return model.language_model if kind == "llama 4" else model
+
+
+def _write_otherwise(folder: Path, model_type: str, architecture: str, text: str, renamed: Mapping[str, str]) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": model_type, "architectures": [architecture], text: config.pop("text_config")}
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = load_file(folder / "model.safetensors")
+    for old, new in renamed.items():
+        tensors = {new + it.removeprefix(old) if it.startswith(old) else it: values for it, values in tensors.items()}
+    save_file(tensors, folder / "model.safetensors")
 
 
 def save_joined(folder: Path, *, as_published: bool, **changes: object) -> PreTrainedModel:
