@@ -176,9 +176,11 @@ def run_latent(q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, flags: At
     stats = empty(max(1, scratch * 2), dtype=float32, device=q.device)
     strides = (0, *k.stride()) if page_size == 0 else k.stride()
     block_l = padded_head_dim(latent)
+    # Not read of packed keys, but Triton compiles what follows an early return: that needs a pointer.
+    page_table = batch.cu_seqlens_q if batch.page_table is None else batch.page_table
     hallmark_latent[num_tiles * num_splits, num_kv_heads, batch.num_seqs](
-        q, k, out, parts, stats, batch.cu_seqlens_q, batch.cu_seqlens_k, batch.page_table, batch.context_lens,
-        flags.sinks, flags.spans, q.stride(0), q.stride(1), *strides[:3], out.stride(0), out.stride(1),
+        q, k, out, parts, stats, batch.cu_seqlens_q, batch.cu_seqlens_k, page_table, batch.context_lens, flags.sinks,
+        flags.spans, q.stride(0), q.stride(1), *strides[:3], out.stride(0), out.stride(1),
         0 if batch.page_table is None else batch.page_table.stride(0), num_splits, num_tokens, **flag_arguments(flags),
         GROUP=group, PAGE_SIZE=page_size, LATENT=latent, REST=head_dim - latent, BLOCK_L=block_l,
         BLOCK_R=padded_head_dim(head_dim - latent), BLOCK_M=tiles.block_m, BLOCK_N=tiles.block_n, IS_SPLIT=is_split,

@@ -1,4 +1,4 @@
-"""Compiles `triton.ordered` for sm_90, as its calls launch it; prints bytes of shared memory, and spills, as JSON.
+"""Compiles `triton.ordered` and `triton.latent` for sm_90, as their calls launch them; prints facts as JSON.
 
 A program of its own: where Triton's interpreter is on, as in the tests of the kernels, nothing can be compiled.
 """
@@ -7,21 +7,25 @@ import json
 from typing import Any
 
 import torch
+from triton import JITFunction
 from triton.runtime import driver
 
 from kernels.calls.batch import AttentionBatch, AttentionFlags
+from kernels.latent import portable
 from kernels.portable import ordered
 from kernels.portable.launch_config import SHARED_BYTES_HOPPER
+from kernels.vocabulary.path import RunAttention
 from support.compiled.gluon_sass import count, disassemble
 from support.compiled.sm90_driver import Hopper
 
-HEADS, KV_HEADS, PAGE_SIZE, NUM_TOKENS, CONTEXT = 8, 2, 64, 128, 1024
+HEADS, KV_HEADS, PAGE_SIZE, NUM_TOKENS, CONTEXT, NUM_PROCESSORS = 8, 2, 64, 128, 1024, 132
+Facts = dict[str, int]
 
 
 class Compiled:
     """Stands in for a kernel: compiles what is launched, and keeps the facts in `found`."""
 
-    found: list[dict[str, int]] = []  # noqa: RUF012 -- of the program
+    found: list[Facts] = []  # noqa: RUF012 -- of the program
 
     def __init__(self, kernel: Any) -> None:
         self._kernel = kernel
@@ -35,29 +39,34 @@ class Compiled:
         return launch
 
 
-def facts(head_dim: int, dtype: torch.dtype, *, is_paged: bool, num_queries: int) -> list[dict[str, int]]:
-    """Facts of the kernels that a call of one sequence launches."""
+def facts(run: RunAttention, head_dim: int, latent: int | None, is_paged: bool, num_queries: int) -> list[Facts]:
+    """Facts of the kernels that a call of one sequence launches. `latent`: numbers of the keys that are the values."""
     Compiled.found.clear()
-    keys = (CONTEXT // PAGE_SIZE, PAGE_SIZE, KV_HEADS, head_dim) if is_paged else (num_queries, KV_HEADS, head_dim)
-    q, k = torch.empty(num_queries, HEADS, head_dim, dtype=dtype), torch.empty(keys, dtype=dtype)
+    keys = (CONTEXT // PAGE_SIZE, PAGE_SIZE) if is_paged else (num_queries,)
+    k = torch.empty(*keys, KV_HEADS if latent is None else 1, head_dim, dtype=torch.bfloat16)
+    q, v = torch.empty(num_queries, HEADS, head_dim, dtype=k.dtype), k[..., :latent]
     edges, context = torch.tensor([0, num_queries], dtype=torch.int32), CONTEXT if is_paged else num_queries
     table = torch.zeros(1, CONTEXT // PAGE_SIZE, dtype=torch.int32)
     where = {"page_table": table, "context_lens": edges[1:]} if is_paged else {"cu_seqlens_k": edges}
     batch = AttentionBatch(edges, num_queries, context, **where)
-    ordered.run_ordered(q, k, k, batch, AttentionFlags(head_dim**-0.5), torch.empty_like(q))
+    run(q, k, v, batch, AttentionFlags(head_dim**-0.5), torch.empty_like(q[..., :latent]))
     return [*Compiled.found]
 
 
 def main() -> None:
     driver.set_active(Hopper())
-    parts: dict[str, Any] = vars(ordered)
-    parts["shared_bytes"] = lambda _: SHARED_BYTES_HOPPER
-    parts |= {name: Compiled(parts[name]) for name in ("hallmark_ordered", "hallmark_ordered_combine")}
+    for module in (ordered, portable):
+        known: dict[str, Any] = vars(module)
+        known["shared_bytes"], known["num_processors"] = (lambda _: SHARED_BYTES_HOPPER), (lambda _: NUM_PROCESSORS)
+        known |= {
+            name: Compiled(it) for name, it in known.items() if isinstance(it, JITFunction) and "hallmark" in name
+        }
     calls = {"prompt": (False, NUM_TOKENS), "chunk": (True, NUM_TOKENS), "token": (True, 1)}
+    dims = [(ordered.run_ordered, dim, None) for dim in (64, 128, 256)] + [(portable.run_latent, 576, 512)]
     found = {
-        f"{name} d{head_dim}": facts(head_dim, torch.bfloat16, is_paged=is_paged, num_queries=num_queries)
-        for head_dim in (64, 128, 256)
-        for name, (is_paged, num_queries) in calls.items()
+        f"{run.__name__} {name} d{head_dim}": facts(run, head_dim, latent, *call)
+        for run, head_dim, latent in dims
+        for name, call in calls.items()
     }
     print(json.dumps(found))
 
