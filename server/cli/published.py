@@ -121,7 +121,7 @@ PUBLISHED: tuple[PublishedModel, ...] = (
     PublishedModel("zai-org/GLM-4.7-Flash", "Glm4MoeLiteForCausalLM", 29.9, Calls.GLM47, "glm-4.7-flash"),
     PublishedModel("zai-org/GLM-4.5V", "Glm4vMoeForConditionalGeneration", 106.9, Calls.GLM45),
     PublishedModel("zai-org/GLM-4.6V", "Glm4vMoeForConditionalGeneration", 106.9, Calls.GLM45),
-    PublishedModel("zai-org/GLM-4.1V-9B-Thinking", "Glm4vForConditionalGeneration", 9.4),
+    PublishedModel("zai-org/GLM-4.1V-9B-Thinking", "Glm4vForConditionalGeneration", 9.4, None, "glm-4.1v-9b"),
     PublishedModel("ibm-granite/granite-3.3-8b-instruct", "GraniteForCausalLM", 8.17, Calls.GRANITE, "granite-3.3-8b"),
     PublishedModel("ibm-granite/granite-3.1-3b-a800m-instruct", "GraniteMoeForCausalLM", 3.3, Calls.GRANITE),
     PublishedModel("ibm-granite/granite-4.0-h-small", "GraniteMoeHybridForCausalLM", 32.2, Calls.HERMES),
@@ -168,6 +168,9 @@ PUBLISHED: tuple[PublishedModel, ...] = (
     PublishedModel("OpenGVLab/InternVL3-1B-hf", "InternVLForConditionalGeneration", 0.63),
     PublishedModel("OpenGVLab/InternVL3_5-8B", "InternVLChatModel", 8.19),
     PublishedModel("internlm/Intern-S1", "InternS1ForConditionalGeneration", 235.1),
+    PublishedModel(
+        "OpenGVLab/InternVL3_5-8B-HF", "InternVLForConditionalGeneration", 8.19, None, "internvl3.5-8b"
+    ),
 )  # fmt: skip
 # Classes of transformers that are served, and of which no checkpoint is known or none is served on a GPU as yet.
 UNPUBLISHED = (

@@ -43,6 +43,8 @@ WANTED = {
     "gemma-3-4b": AttentionSignature(8, 4, 256, (None, 1024), spans=True),
     "qwen2.5-vl-7b": AttentionSignature(28, 4, 128),
     "qwen3-vl-8b": AttentionSignature(32, 8, 128),
+    "glm-4.1v-9b": AttentionSignature(32, 2, 128),
+    "internvl3.5-8b": AttentionSignature(32, 8, 128),
     "mistral-small-3.1-24b": AttentionSignature(32, 8, 128),
     "phi-3-mini": AttentionSignature(32, 32, 96, (2047,)),
     "gemma-3-1b": AttentionSignature(4, 1, 256, (None, 512)),
