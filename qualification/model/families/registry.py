@@ -139,6 +139,10 @@ _LACKING: Mapping[object, str] = {
     **dict.fromkeys(
         ("deepseek_v32", "glm_moe_dsa"), "its attention reads keys that an indexer chooses, which no path computes"
     ),
+    "bailing_hybrid": "most of its layers attend linearly, by a state that no path computes",
+    "ernie4_5_vl_moe": "its files keep the experts of text and of images under one name, and their routers turned, "
+    "which no reader takes apart",
+    "minimax_m3_vl": "its attention reads blocks of keys that an indexer chooses, which no path computes",
 }
 
 
@@ -153,12 +157,13 @@ def family_named(
         if family.model_type == model_type:
             return family
     raise ModelConfigError(
-        f"{source}: model_type {model_type!r}{_in_brackets(architectures)} is not supported{_reason(model_type)}; "
+        f"{source}: model_type {model_type!r}{_in_brackets(architectures)} is not supported{reason_of(model_type)}; "
         f"{nearest(model_type, architectures, families)}"
     )
 
 
-def _reason(model_type: object) -> str:
+def reason_of(model_type: object) -> str:
+    """Return what a model_type asks for that no kernel or reader has, behind a colon; "" where that is not known."""
     known = _LACKING.get(model_type) if isinstance(model_type, str) else None
     return "" if known is None else f": {known}"
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from qualification.model.families.family import Family
 from qualification.model.families.image_models import image_model_of
-from qualification.model.families.registry import family_named, nearest
+from qualification.model.families.registry import family_named, nearest, reason_of
 from qualification.model.fields import ModelConfigError
 
 
@@ -14,10 +14,11 @@ def served_family(config: Mapping[str, object], source: str) -> Family:
     Raises ModelConfigError for one that the server does not serve, which names the nearest.
     """
     image_model, architectures = image_model_of(config), config.get("architectures")
+    known_reason = reason_of(config.get("model_type"))
     if image_model is None and "text_config" in config:
         raise ModelConfigError(
-            f"{source}: model_type {config.get('model_type')!r} also sees images, which is not supported: serve a "
-            "checkpoint of text alone, or of a model whose text part is served; "
+            f"{source}: model_type {config.get('model_type')!r} also sees images, which is not supported"
+            f"{known_reason}: serve a checkpoint of text alone, or of a model whose text part is served; "
             f"{nearest(config.get('model_type'), architectures)}"
         )
     model_type = image_model.text_family(config, source) if image_model else config.get("model_type")

@@ -362,6 +362,11 @@ def test_phi3_is_served_with_a_plain_rotation(scaling: object, tmp_path: Path) -
             "'llava' also sees images, .*; `hallmark models` lists",
         ),
         ("internvl", {"text_config": {"model_type": "phi3"}}, "text_config: model_type must be one of qwen2, qwen3"),
+        (
+            "internvl",
+            {"model_type": "minimax_m3_vl", "text_config": {}},
+            "not supported: its attention reads blocks of keys that an indexer chooses, which no path computes: serve",
+        ),
         ("internvl_chat", {"llm_config": {"model_type": "internlm2"}}, "llm_config: model_type must be one of qwen2"),
         (
             "internvl_chat",
