@@ -183,7 +183,10 @@ BASES: dict[str, Base] = {
     "mellum": Base("mellum", {**MELLUM, "layer_types": ["sliding_attention", "full_attention"]}),
     "minimax_m2": Base("minimax_m2", MINIMAX, is_old=True),
     "granitemoe": Base("granitemoe", {key: it for key, it in GRANITE_SHARED.items() if "shared" not in key}),
-    "granitemoehybrid": Base("granitemoehybrid", GRANITE_HYBRID),
+    "granitemoehybrid": Base(
+        "granitemoehybrid",
+        {**GRANITE_HYBRID, "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
+    ),
     "granitemoeshared": Base("granitemoeshared", GRANITE_SHARED, is_old=True),
     "cohere2": Base("cohere2", COHERE, is_old=True),
     "bailing_moe_v2": Base("bailing_moe_v2", BAILING),

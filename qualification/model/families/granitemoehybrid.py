@@ -99,7 +99,7 @@ KEYS = family_keys(
     refused={
         **REFUSED,
         "hidden_act": ("silu", None),
-        "mamba_conv_bias": (True, None),
+        "mamba_conv_bias": (True,),  # null has none, says its class
         "mamba_proj_bias": (False, None),
     },
 )
