@@ -11,8 +11,8 @@ from kernels.experts.formats import AnyExpertFormat, FewBitFormat
 from kernels.experts.kinds import ExpertFormat
 from kernels.experts.portable.eager import run_eager
 from kernels.experts.portable.tiles import run_experts_tiles
-from kernels.experts.shape import ExpertsShape
-from kernels.fused.capped_kind import CappedSilu
+from kernels.experts.shape import ExpertForm, ExpertsShape
+from kernels.experts.ungated.eager import run_ungated, run_ungated_tiles
 from kernels.identity.source_digest import SOURCES
 from kernels.identity.torch_kernels import GEMMS, TORCH_HELPERS
 from kernels.vocabulary.fingerprint import Device
@@ -34,7 +34,7 @@ RunExperts = Callable[["Tensor", "Tensor", "Tensor", Any, Any, "Tensor"], None]
 class ExpertsLimits:
     """The mixtures and machines that a path can compute, as data.
 
-    is_capped  whether it computes bounded activations (`CappedSilu`), and no others
+    form  of the experts that it computes, and no others
     """
 
     devices: frozenset[Device]
@@ -45,7 +45,7 @@ class ExpertsLimits:
     needs_triton: bool = False
     size_multiple: int = 1  # of hidden size and width
     max_rows: TokenRows = TokenRows.GT_8K
-    is_capped: bool = False
+    form: ExpertForm = ExpertForm.GATED
 
     def rejections(self, shape: ExpertsShape) -> list[Rejection]:
         """Every reason of the shape, not of the machine, why it cannot be computed."""
@@ -55,10 +55,10 @@ class ExpertsLimits:
         if shape.format not in self.formats:
             detail = f"takes weights in {_values(self.formats)}, the shape has {shape.format.value}"
             found.append(Rejection(Reject.LAYOUT, detail))
-        if isinstance(shape.activation, CappedSilu) is not self.is_capped:
-            wanted = "bounded activations alone" if self.is_capped else "no bounded activation"
-            found.append(Rejection(Reject.LAYOUT, f"computes {wanted}, the shape's is {shape.activation}"))
-        if self.is_capped and shape.has_bias:
+        if shape.form is not self.form:
+            detail = f"computes experts that are {self.form.value}, the shape's are {shape.form.value}"
+            found.append(Rejection(Reject.LAYOUT, detail))
+        if self.form is not ExpertForm.GATED and shape.has_bias:
             found.append(Rejection(Reject.LAYOUT, "computes no experts with biases"))
         if shape.hidden % self.size_multiple or shape.width % self.size_multiple:
             detail = f"takes multiples of {self.size_multiple}, the shape has {shape.hidden} and {shape.width}"
@@ -121,6 +121,7 @@ def _ordered_codes_run() -> RunExperts | None:
 
 _DTYPES = frozenset({Dtype.FP32, Dtype.FP16, Dtype.BF16})  # by name: a new member widens no path's limits
 _FORMATS: frozenset[AnyExpertFormat] = frozenset({ExpertFormat.PLAIN, ExpertFormat.MXFP4})
+_PLAIN: frozenset[AnyExpertFormat] = frozenset({ExpertFormat.PLAIN})
 
 
 def _torch_path(name: str, devices: frozenset[Device]) -> ExpertsPath:
@@ -172,9 +173,23 @@ _CAPPED_FORMATS: frozenset[AnyExpertFormat] = frozenset({ExpertFormat.PLAIN, *Fe
 
 
 def _capped_path(name: str, devices: frozenset[Device]) -> ExpertsPath:
-    limits = ExpertsLimits(devices=devices, dtypes=_DTYPES, formats=_CAPPED_FORMATS, is_capped=True)
+    limits = ExpertsLimits(devices=devices, dtypes=_DTYPES, formats=_CAPPED_FORMATS, form=ExpertForm.CAPPED)
     digest = SOURCES.of("kernels.experts.capped.eager")
     return ExpertsPath(name, tier_of(name), limits, digest, (*GEMMS, *TORCH_HELPERS), run_capped)
+
+
+def _ungated_run() -> RunExperts | None:
+    if launch.triton_version() is None:
+        return None
+    from kernels.experts.ungated.launch import run_ungated_triton
+
+    return run_ungated_triton
+
+
+def _ungated_path(name: str, devices: frozenset[Device], run: RunExperts, order: str | None = None) -> ExpertsPath:
+    limits = ExpertsLimits(devices=devices, dtypes=_DTYPES, formats=_PLAIN, form=ExpertForm.UNGATED)
+    digest = SOURCES.of("kernels.experts.ungated.eager")
+    return ExpertsPath(name, tier_of(name), limits, digest, (*GEMMS, *TORCH_HELPERS), run, order=order)
 
 
 def _ordered_path(
@@ -315,7 +330,7 @@ EXPERTS_PATHS: tuple[ExpertsPath, ...] = (
             formats=_CAPPED_FORMATS - {FewBitFormat.FP8_STATIC},  # as of `triton.experts.few_bits`
             min_sm=89,
             needs_triton=True,
-            is_capped=True,
+            form=ExpertForm.CAPPED,
         ),
         SOURCES.of("kernels.experts.capped.launch"),
         ("hallmark_experts_", "hallmark_fp8_round_", *TORCH_HELPERS),
@@ -327,14 +342,32 @@ EXPERTS_PATHS: tuple[ExpertsPath, ...] = (
     ExpertsPath(
         "torch.experts.capped.tiles",
         tier_of("torch.experts.capped.tiles"),
-        ExpertsLimits(
-            devices=frozenset({Device.CPU}), dtypes=_DTYPES, formats=frozenset({ExpertFormat.PLAIN}), is_capped=True
-        ),
+        ExpertsLimits(devices=frozenset({Device.CPU}), dtypes=_DTYPES, formats=_PLAIN, form=ExpertForm.CAPPED),
         SOURCES.of("kernels.experts.capped.eager"),
         (*GEMMS, *TORCH_HELPERS),
         run_capped_tiles,
         order="rows16",
     ),
+    # Of Nemotron-H, whose experts have no gate.
+    ExpertsPath(
+        "triton.experts.ungated",
+        tier_of("triton.experts.ungated"),
+        ExpertsLimits(
+            devices=frozenset({Device.CUDA, Device.INTERPRETER}),
+            dtypes=_DTYPES,
+            formats=_PLAIN,
+            min_sm=80,
+            needs_triton=True,
+            form=ExpertForm.UNGATED,
+        ),
+        SOURCES.of("kernels.experts.ungated.launch"),
+        tuple(f"hallmark_experts_{it}" for it in ("sort", "count", "prefix", "place", "up", "down", "combine")),
+        _ungated_run(),
+        is_capturable=True,  # grids depend on the number of rows alone
+    ),
+    _ungated_path("torch.experts.cpu.ungated", frozenset({Device.CPU}), run_ungated),
+    _ungated_path("torch.experts.ungated", frozenset({Device.CUDA, Device.INTERPRETER}), run_ungated),
+    _ungated_path("torch.experts.ungated.tiles", frozenset({Device.CPU}), run_ungated_tiles, order="rows16"),
     ExpertsPath(
         "torch.experts.tiles",
         tier_of("torch.experts.tiles"),

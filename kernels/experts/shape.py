@@ -3,11 +3,13 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 
 from kernels.experts.formats import AnyExpertFormat, FewBitFormat, expert_format, why_not_experts
 from kernels.experts.kinds import MXFP4_BLOCK, ClampedSwiglu, ExpertActivation, ExpertFormat
 from kernels.fused.activation_kind import Activation
 from kernels.fused.capped_kind import CappedSilu
+from kernels.fused.ungated_kind import Ungated
 from kernels.linear.formats.int4_formats import bytes_of
 from kernels.vocabulary.operators import Operator
 from kernels.vocabulary.row_buckets import TokenRows
@@ -19,13 +21,24 @@ _LINE = re.compile(
     rf"(?:clamped(?P<alpha>{_NUMBER}):(?P<limit>{_NUMBER})|capped(?P<bound>{_NUMBER})|(?P<activation>\w+))"
     r"(?P<bias> bias)? r-(?P<rows>\w+)"
 )
-# Those of `kinds.py`, which the digests of most paths cover, and one that has paths of its own.
-AnyExpertActivation = ExpertActivation | CappedSilu
+# Those of `kinds.py`, which the digests of most paths cover, and two that have paths of their own.
+AnyExpertActivation = ExpertActivation | CappedSilu | Ungated
+_UNGATED = {it.value: it for it in Ungated}
+
+
+class ExpertForm(Enum):
+    """What an expert computes: each form has paths of its own."""
+
+    GATED = "gated"  # down(activation(gate) * up)
+    CAPPED = "gated with bounds"  # the same, of which each factor is bounded
+    UNGATED = "ungated"  # down(activation(up))
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertsShape:
     """Products of a mixture: down(activation(gate) * up) of each token's experts, and their weighted sum.
+
+    Without a gate, where the activation is one of those, it is down(activation(up)).
 
     dtype    of hidden states and of the result; of the weights too, unless the format says otherwise
     width    of one expert
@@ -74,13 +87,24 @@ class ExpertsShape:
         """One line for logs, plans and reports; unique for every shape."""
         return f"{self.kind} r-{self.rows.label}"
 
+    @property
+    def form(self) -> ExpertForm:
+        if isinstance(self.activation, Ungated):
+            return ExpertForm.UNGATED
+        return ExpertForm.CAPPED if isinstance(self.activation, CappedSilu) else ExpertForm.GATED
+
+    @property
+    def num_products(self) -> int:
+        """Return how many matrices an expert has: gate, up and down, or the last two."""
+        return 2 if self.form is ExpertForm.UNGATED else 3
+
     def flops(self, num_rows: int) -> int:
-        """Floating-point operations of the three products of each visit."""
-        return 2 * num_rows * self.num_active * 3 * self.hidden * self.width
+        """Floating-point operations of the products of each visit."""
+        return 2 * num_rows * self.num_active * self.num_products * self.hidden * self.width
 
     def hbm_bytes(self, num_rows: int) -> int:
         """HBM bytes when the weights of as many experts as the rows can visit, rows and result cross memory once."""
-        numbers = min(self.num_experts, num_rows * self.num_active) * 3 * self.hidden * self.width
+        numbers = min(self.num_experts, num_rows * self.num_active) * self.num_products * self.hidden * self.width
         if isinstance(self.format, FewBitFormat):
             weights = bytes_of(self.format.of_weights, numbers, self.dtype)
         elif self.format is ExpertFormat.MXFP4:  # 4 bits, and 32 of them a byte more
@@ -125,4 +149,5 @@ def _activation_of(field: Mapping[str, str | None]) -> AnyExpertActivation:
         return CappedSilu(float(bound))
     if (alpha := field["alpha"]) is not None:
         return ClampedSwiglu(float(alpha), float(field["limit"] or 0))
-    return Activation(field["activation"])
+    name = field["activation"]
+    return _UNGATED[name] if name in _UNGATED else Activation(name)

@@ -17,6 +17,7 @@ from kernels.experts.kinds import ClampedSwiglu, RoutingConfig, Scores
 from kernels.experts.shape import AnyExpertActivation
 from kernels.fused.activation_kind import Activation
 from kernels.fused.capped_kind import CappedSilu
+from kernels.fused.ungated_kind import Ungated
 from kernels.linear.weights import LinearWeight
 from kernels.reference.compare import Reference
 from kernels.reference.rounded_inner import rounded_inner
@@ -103,8 +104,8 @@ def _judge_expert(
     # A sum of n terms is rounded n times, by up to u of what it has come to (docs/limits.md); then bias and exponent.
     variance = (1 + x.shape[1] / 6) * (x.square() @ gate_up.square().T) + 4 * products.square() + 2 * bias.square()
     moved = rounding.of(products) + _Z_FP32 * _U32 * variance.sqrt() + _LEAST
-    gate, up = products.chunk(2, dim=-1)
-    gate_moved, up_moved = moved.chunk(2, dim=-1)
+    gate, up = gate_and_up(products, activation)
+    gate_moved, up_moved = gate_and_up(moved, activation)
     inner = activated_fp64(gate, up, activation)
     # How much the product changes by steps either way: a clamp's edge counts. The product is one factor of gate and
     # one of up, so that what both steps change together is one change times the other.
@@ -120,10 +121,10 @@ def _judge_expert(
     own = inner.square()
     if activation in (Activation.GELU, Activation.GELU_TANH):  # 1 + erf, or + tanh, errs by some u of 1
         own = own + (gate * up).square()
-    gate_variance, up_variance = variance.chunk(2, dim=-1)
+    gate_variance, up_variance = gate_and_up(variance, activation)
     fp32 = by_gate.square() * gate_variance + by_up.square() * up_variance + 16 * own
     fp32 += (_largest(of_both) / (_Z_FP32 * _U32)).square()
-    gate_rounded, up_rounded = rounding.of(products).chunk(2, dim=-1)
+    gate_rounded, up_rounded = gate_and_up(rounding.of(products), activation)
     errors: tuple[Tensor, ...] = (by_gate * gate_rounded, by_up * up_rounded, rounding.of(inner))
     moved_down = torch.zeros(x.shape[0], down.shape[0], dtype=torch.float64, device=x.device)
     if of_down is not None:
@@ -149,8 +150,18 @@ def _largest(changes: Iterable[Tensor]) -> Tensor:
     return reduce(torch.maximum, (change.abs() for change in changes))
 
 
+def gate_and_up(products: Tensor, activation: AnyExpertActivation) -> tuple[Tensor, Tensor]:
+    """Return both halves of the columns; without a gate all columns twice, of which the first alone count."""
+    if isinstance(activation, Ungated):
+        return products, products
+    gate, up = products.chunk(2, dim=-1)
+    return gate, up
+
+
 def activated_fp64(gate: Tensor, up: Tensor, activation: AnyExpertActivation) -> Tensor:
-    """activation(gate) * up, in fp64."""
+    """activation(gate) * up, in fp64; without a gate activation(gate), of what `gate_and_up` gives."""
+    if isinstance(activation, Ungated):
+        return gate.clamp(min=0).square()
     if isinstance(activation, ClampedSwiglu):
         gate, up = gate.clamp(max=activation.limit), up.clamp(-activation.limit, activation.limit)
         return gate * torch.sigmoid(activation.alpha * gate) * (up + 1)

@@ -15,6 +15,7 @@ from qualification.model.config import (
     LayerConfig,
     LinearFormats,
     ModelConfig,
+    num_inner_of,
 )
 from qualification.model.gated_delta import GatedDeltaConfig
 from qualification.model.latent import LatentAttentionConfig
@@ -103,9 +104,16 @@ def _own_weights_of(layer: LayerConfig, hidden: int) -> Iterator[_Weight]:
         case DenseConfig(width, activation, has_bias):
             is_swiglu = activation is Activation.SILU and not has_bias
             yield from _dense(hidden, width, formats, is_swiglu=is_swiglu, has_bias=has_bias)
-        case ExpertsConfig() if fed.shared is not None:
-            is_swiglu = fed.shared_activation is Activation.SILU
-            yield from _dense(hidden, fed.shared.width, formats, is_swiglu=is_swiglu, has_bias=False)
+        case ExpertsConfig():
+            if fed.latent is not None:
+                yield _Weight(hidden, fed.latent)
+                yield _Weight(fed.latent, hidden)
+            if fed.shared is not None and num_inner_of(fed.shared_activation) == 1:
+                yield _Weight(hidden, fed.shared.width, format=formats.gate_up)
+                yield _Weight(fed.shared.width, hidden, format=formats.down)
+            elif fed.shared is not None:
+                is_swiglu = fed.shared_activation is Activation.SILU
+                yield from _dense(hidden, fed.shared.width, formats, is_swiglu=is_swiglu, has_bias=False)
 
 
 def _dense(hidden: int, width: int, formats: LinearFormats, *, is_swiglu: bool, has_bias: bool) -> Iterator[_Weight]:

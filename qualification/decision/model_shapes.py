@@ -227,7 +227,7 @@ def experts_shape(mixture: ExpertsConfig, hidden_size: int, dtype: Dtype, rows: 
         format=mixture.format,
         num_experts=mixture.num_experts,
         num_active=mixture.num_active,
-        hidden=hidden_size,
+        hidden=mixture.read_size(hidden_size),
         width=mixture.width,
         activation=mixture.activation,
         has_bias=mixture.has_bias,

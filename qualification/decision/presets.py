@@ -135,6 +135,34 @@ def _gated_delta(model_type: str, architecture: str, **given: object) -> Mapping
     }
 
 
+def _nemotron_3(pattern: str, **given: object) -> Mapping[str, object]:
+    """Return a Nemotron 3 with experts: layers of Mamba2, of attention without positions, and of experts."""
+    return {
+        "model_type": "nemotron_h",
+        "architectures": ["NemotronHForCausalLM"],
+        "hybrid_override_pattern": pattern,
+        "num_hidden_layers": len(pattern),
+        "vocab_size": 131072,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "max_position_embeddings": 262144,
+        "mamba_head_dim": 64,
+        "ssm_state_size": 128,
+        "n_groups": 8,
+        "conv_kernel": 4,
+        "layer_norm_epsilon": 1e-05,
+        "mlp_hidden_act": "relu2",
+        "n_shared_experts": 1,
+        "n_group": 1,
+        "topk_group": 1,
+        "norm_topk_prob": True,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        **given,
+    }
+
+
 _LLAMA_3_1: Mapping[str, object] = {  # what all sizes have in common
     "model_type": "llama",
     "num_key_value_heads": 8,
@@ -911,6 +939,35 @@ PRESETS: tuple[Preset, ...] = (
             num_experts_per_tok=10,
             norm_topk_prob=True,
             linear_num_value_heads=32,
+        ),
+    ),
+    Preset(
+        "nemotron-3-nano-30b-a3b",
+        "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
+        _nemotron_3(
+            "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+            hidden_size=2688,
+            mamba_num_heads=64,
+            n_routed_experts=128,
+            num_experts_per_tok=6,
+            moe_intermediate_size=1856,
+            moe_shared_expert_intermediate_size=3712,
+            routed_scaling_factor=2.5,
+        ),
+    ),
+    Preset(
+        "nemotron-3-super-120b-a12b",
+        "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16",
+        _nemotron_3(
+            "MEMEMEM*EMEMEMEM*EMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEM*EMEMEMEME",
+            hidden_size=4096,
+            mamba_num_heads=128,
+            n_routed_experts=512,
+            num_experts_per_tok=22,
+            moe_latent_size=1024,
+            moe_intermediate_size=2688,
+            moe_shared_expert_intermediate_size=5376,
+            routed_scaling_factor=5.0,
         ),
     ),
 )

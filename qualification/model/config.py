@@ -265,6 +265,11 @@ class NormsConfig:
 DenseActivation = Activation | CappedSilu | Ungated
 
 
+def num_inner_of(activation: AnyExpertActivation) -> int:
+    """Return the numbers of each column of a feed-forward with this activation: gate and up, or up alone."""
+    return 1 if isinstance(activation, Ungated) else 2
+
+
 @dataclass(frozen=True, slots=True)
 class DenseConfig:
     """down(activation(gate) * up), or down(activation(up)) where the activation has no gate."""
@@ -276,7 +281,7 @@ class DenseConfig:
     @property
     def num_inner(self) -> int:
         """Return the numbers of each column: gate and up, or up alone."""
-        return 1 if isinstance(self.activation, Ungated) else 2
+        return num_inner_of(self.activation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,6 +303,8 @@ class SharedExpertConfig:
 class ExpertsConfig:
     """A mixture of experts, each like a dense feed-forward of `width`, of which a token visits a few.
 
+    Where the activation has no gate, experts and what all tokens visit have none.
+
     has_bias             whether each expert adds biases to gate, up and down
     has_router_bias      whether the router's product has one
     has_correction_bias  whether scores get one for choosing experts, and not for weighing them
@@ -305,6 +312,8 @@ class ExpertsConfig:
     has_expert_scales    whether the weight of an expert is multiplied by a number of its own in the end
     norms_apart          whether router, experts and what all tokens visit each norm the residual by themselves, and
                          what experts and the others add is normed by itself before their sum is
+    latent               numbers that experts read and add, which a product makes of the hidden ones, and another one
+                         makes hidden ones of; None: they read and add the hidden ones
     """
 
     width: int
@@ -318,6 +327,16 @@ class ExpertsConfig:
     format: AnyExpertFormat = ExpertFormat.PLAIN
     has_expert_scales: bool = False
     norms_apart: bool = False
+    latent: int | None = None
+
+    @property
+    def num_inner(self) -> int:
+        """Return the numbers of each column of an expert: gate and up, or up alone."""
+        return num_inner_of(self.activation)
+
+    def read_size(self, hidden: int) -> int:
+        """Return how many numbers of a token an expert reads; `hidden`: of the model."""
+        return hidden if self.latent is None else self.latent
 
     @property
     def num_experts(self) -> int:
@@ -553,11 +572,11 @@ def _bytes_saved(hidden: int, layer: LayerConfig, dtype: Dtype, num_tokens: int 
         counts += [(formats.output, hidden * mixer.output_size)]
         counts += [(formats.query_up, mixer.query_up_numbers), (formats.kv_up, mixer.kv_up_numbers)]
     dense = fed.shared if isinstance(fed, ExpertsConfig) else fed
-    if dense is not None:
-        num_inner = dense.num_inner if isinstance(dense, DenseConfig) else 2
+    if fed is not None and dense is not None:
+        num_inner = num_inner_of(fed.shared_activation) if isinstance(fed, ExpertsConfig) else fed.num_inner
         counts += [(formats.gate_up, num_inner * hidden * dense.width), (formats.down, hidden * dense.width)]
     if isinstance(fed, ExpertsConfig) and isinstance(fed.format, FewBitFormat):
-        counts += [(fed.format.of_weights, _num_visited(fed, num_tokens) * 3 * hidden * fed.width)]
+        counts += [(fed.format.of_weights, _num_visited(fed, num_tokens) * 3 * fed.read_size(hidden) * fed.width)]
     return sum(count * dtype.num_bytes - bytes_of(it, count, dtype) for it, count in counts)
 
 
@@ -575,8 +594,11 @@ def _all_visit(config: ModelConfig, layer: LayerConfig) -> int:
         case ExpertsConfig() as mixture:
             of_expert = hidden + mixture.has_router_bias + mixture.has_correction_bias + mixture.has_expert_scales
             count += mixture.num_experts * of_expert + 4 * hidden * mixture.norms_apart
+            if mixture.latent is not None:
+                count += 2 * hidden * mixture.latent
             if mixture.shared is not None:
-                count += 3 * hidden * mixture.shared.width + hidden * mixture.shared.is_gated
+                num_products = num_inner_of(mixture.shared_activation) + 1
+                count += num_products * hidden * mixture.shared.width + hidden * mixture.shared.is_gated
             return count
 
 
@@ -591,10 +613,11 @@ def _per_layer_parameters(config: ModelConfig) -> int:
 
 def _expert_parameters(config: ModelConfig, layer: LayerConfig, num_tokens: int | None) -> int:
     """Numbers of a layer's experts, or of those that `num_tokens` can visit; 0 for a dense layer."""
-    mixture, hidden = layer.feed_forward, config.hidden_size
+    mixture = layer.feed_forward
     if not isinstance(mixture, ExpertsConfig):
         return 0
-    size = 3 * hidden * mixture.width + (2 * mixture.width + hidden) * mixture.has_bias
+    hidden = mixture.read_size(config.hidden_size)
+    size = (mixture.num_inner + 1) * hidden * mixture.width + (2 * mixture.width + hidden) * mixture.has_bias
     return _num_visited(mixture, num_tokens) * size
 
 

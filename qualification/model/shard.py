@@ -121,7 +121,7 @@ def _layer_shard(layer: LayerConfig, hidden: int, rank: int, world: int) -> Laye
                 f"experts are {feed_forward.width} wide: each of {world} ranks would have {len(width)} columns, and "
                 f"blocks of mxfp4 have {MXFP4_BLOCK}, which must divide them"
             )
-        if (reason := why_not_experts(feed_forward.format, hidden, len(width))) is not None:
+        if (reason := why_not_experts(feed_forward.format, feed_forward.read_size(hidden), len(width))) is not None:
             raise ModelConfigError(f"experts in {feed_forward.format.value} on {world} ranks: {reason} of each")
         if feed_forward.shared is not None:
             shared = _width_part("the width of the shared expert", feed_forward.shared.width, rank, world)

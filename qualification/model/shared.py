@@ -41,7 +41,7 @@ def read_like_llama(
     attention_bias: bool = False,
     output_bias: bool = False,
     feed_forward: Callable[[Fields], FeedForward] | None = None,
-    feed_forwards: Callable[[Fields], tuple[FeedForward, ...]] | None = None,
+    feed_forwards: Callable[[Fields], tuple[FeedForward | None, ...]] | None = None,
     heads: str | None = None,
     gate: AttentionGate | None = None,
     tie_embeddings: bool = False,
@@ -70,12 +70,13 @@ def read_like_llama(
     ropes[True] = ropes[False] if local_rope is None else local_rope(fields, head_dim)
     longest = min(it.longest_context(max_position) for it in ropes.values())
     layer_windows = windows(fields)
+    fed: tuple[FeedForward | None, ...]
     if feed_forwards is None:
         fed = ((feed_forward or read_dense)(fields),) * len(layer_windows)
     else:
         fed = feed_forwards(fields)
 
-    def layer(window: int | None, fed: FeedForward, num_heads: int) -> LayerConfig:
+    def layer(window: int | None, fed: FeedForward | None, num_heads: int) -> LayerConfig:
         attention = AttentionConfig(
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,

@@ -1,6 +1,6 @@
 """`hallmark doctor`: this machine, the kernel paths that can run on it, why the others cannot, and a verdict."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -8,9 +8,10 @@ from kernels.collective.shape import CollectiveShape, Follows
 from kernels.convolution.shape import ConvolutionShape
 from kernels.convolution.sizes import ConvolutionSizes
 from kernels.experts.formats import FewBitFormat
-from kernels.experts.shape import ExpertsShape
+from kernels.experts.shape import AnyExpertActivation, ExpertForm, ExpertsShape
 from kernels.fused.activation_kind import Activation
 from kernels.fused.capped_kind import CappedSilu
+from kernels.fused.ungated_kind import Ungated
 from kernels.linear.shape import LinearShape
 from kernels.recurrence.shape import RecurrenceShape
 from kernels.recurrence.sizes import RecurrenceSizes
@@ -23,6 +24,12 @@ from kernels.vocabulary.recurrence_operator import CONVOLUTION, RECURRENCE
 from kernels.vocabulary.row_buckets import LinearRows, TokenRows
 from kernels.vocabulary.shape import PLANNED_PHASES, AttentionShape, Dtype, Mask, Phase
 from qualification.common.table import table
+
+_ACTIVATIONS: Mapping[ExpertForm, AnyExpertActivation] = {
+    ExpertForm.GATED: Activation.SILU,
+    ExpertForm.CAPPED: CappedSilu(7.0),
+    ExpertForm.UNGATED: Ungated.RELU2,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +115,7 @@ def _plain_shape(
             num_active=2,
             hidden=4096,
             width=4096,
-            activation=CappedSilu(7.0) if path.limits.is_capped else Activation.SILU,
+            activation=_ACTIVATIONS[path.limits.form],
             has_bias=False,
             rows=TokenRows.LE_16,
         )

@@ -156,6 +156,14 @@ PUBLISHED: tuple[PublishedModel, ...] = (
     PublishedModel("stepfun-ai/Step-3.5-Flash", "Step3p5ForCausalLM", 197.0, Calls.STEP3P5),
     PublishedModel("stepfun-ai/Step-3.7-Flash", "Step3p7ForConditionalGeneration", 197.0, Calls.STEP3P5),
     PublishedModel("nvidia/NVIDIA-Nemotron-Nano-9B-v2", "NemotronHForCausalLM", 8.89, Calls.NEMOTRON_JSON),
+    PublishedModel(
+        "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "NemotronHForCausalLM", 31.6, Calls.QWEN3_CODER,
+        preset="nemotron-3-nano-30b-a3b",
+    ),
+    PublishedModel(
+        "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16", "NemotronHForCausalLM", 120.7, Calls.QWEN3_CODER,
+        preset="nemotron-3-super-120b-a12b",
+    ),
     PublishedModel("nvidia/Llama-3_3-Nemotron-Super-49B-v1_5", "DeciLMForCausalLM", 49.9, Calls.NEMOTRON_JSON),
     PublishedModel("tencent/Hy3-preview", "HYV3ForCausalLM", 295.0, Calls.HY_V3),
     PublishedModel(

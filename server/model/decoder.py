@@ -361,6 +361,8 @@ class Decoder:
         router = _widened(Linear(weights.router.weight))  # whose bias is added behind the product
         product = self._operators.product(index, WeightName.ROUTER, router, self._in_fp32(router))
         visited = self._operators.experts(config, weights.experts)
+        latents = (WeightName.TO_LATENT, weights.to_latent), (WeightName.FROM_LATENT, weights.from_latent)
+        to_latent, from_latent = (None if it is None else self._product(index, name, it) for name, it in latents)
         router_bias, correction_bias = weights.router.bias, weights.correction_bias
         found = Experts(
             product,
@@ -372,6 +374,8 @@ class Decoder:
             weights.expert_scales,
             weighs_inputs=config.weighs_inputs,
             shared_scale=1.0 if config.shared is None else config.shared.scale,
+            to_latent=to_latent,
+            from_latent=from_latent,
         )
         self._mixtures.setdefault(config, found)
         return found

@@ -18,10 +18,12 @@ from kernels.experts.portable.eager import experts_eager
 from kernels.experts.routing.route_torch import route
 from kernels.experts.shape import AnyExpertActivation
 from kernels.experts.tiles import token_counts
+from kernels.experts.ungated.eager import run_ungated
 from kernels.experts.weights import Mxfp4Weights
 from kernels.fused.capped_kind import CappedSilu
 from kernels.fused.norm import rms_norm
 from kernels.fused.row_gate import gate_rows_
+from kernels.fused.ungated_kind import Ungated
 from qualification.model.config import ExpertsConfig
 from server.model.linear import Product
 from server.model.step import Step
@@ -67,6 +69,8 @@ class Experts:
     expert_scales    [experts] fp32, what the weight of an expert is multiplied by, or None
     weighs_inputs    whether the weight of a token's one expert multiplies what that expert reads
     shared_scale     what the result of `shared` is multiplied by
+    to_latent        x [T, hidden] -> what experts read [T, latent], and from_latent what they add -> [T, hidden]; None
+                     where they read x itself
     """
 
     router: Product
@@ -78,13 +82,18 @@ class Experts:
     expert_scales: Tensor | None = None
     weighs_inputs: bool = False
     shared_scale: float = 1.0
+    to_latent: Product | None = None
+    from_latent: Product | None = None
 
     def __call__(self, x: Tensor, step: Step | None) -> Tensor:
         weights, experts = self.routes(x, step)
+        read = x if self.to_latent is None else self.to_latent(x, step)
         if self.weighs_inputs:
-            out = self.products((x * weights).to(x.dtype), experts, torch.ones_like(weights))
+            out = self.products((read * weights).to(x.dtype), experts, torch.ones_like(weights))
         else:
-            out = self.products(x, experts, weights)
+            out = self.products(read, experts, weights)
+        if self.from_latent is not None:
+            out = self.from_latent(out, step)
         return out if self.shared is None else out.add_(self.shared(x, step), alpha=self.shared_scale)
 
     def compile(self, hidden_size: int, dtype: torch.dtype, device: torch.device, borders: Iterable[int] = ()) -> None:
@@ -98,7 +107,7 @@ class Experts:
         for num_tokens in {*token_counts(routing.num_experts, routing.num_active, *sizes), *borders}:
             x = torch.zeros(num_tokens, hidden_size, dtype=dtype, device=device)
             weights, experts = self.routes(x, None)
-            self.products(x, experts, weights)
+            self.products(x if self.to_latent is None else self.to_latent(x, None), experts, weights)
 
     def routes(self, x: Tensor, step: Step | None) -> tuple[Tensor, Tensor]:
         """Return the weights and experts of each token. Logits are never rounded to 16 bits: those are often equal."""
@@ -167,6 +176,8 @@ def products_of(mixture: ExpertsConfig, weights: AnyExperts) -> ExpertProducts:
     activation = mixture.activation
     if isinstance(activation, CappedSilu):
         return _filling(_capped_on(device_of(weights)), weights, activation)
+    if isinstance(activation, Ungated):
+        return _filling(_ungated_on(device_of(weights)), weights, activation)
     if isinstance(weights, FewBitExperts):
         return _filling(run_few_bits, weights, activation)
     if not is_captured(device_of(weights)):
@@ -183,6 +194,15 @@ def _capped_on(device: torch.device) -> RunExperts:
     from kernels.experts.capped.launch import run_capped_triton
 
     return run_capped_triton
+
+
+def _ungated_on(device: torch.device) -> RunExperts:
+    """Likewise of experts without a gate."""
+    if not is_captured(device):
+        return run_ungated
+    from kernels.experts.ungated.launch import run_ungated_triton
+
+    return run_ungated_triton
 
 
 def _filling(run: RunExperts, weights: AnyExperts, activation: AnyExpertActivation) -> ExpertProducts:

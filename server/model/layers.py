@@ -10,6 +10,7 @@ from kernels.experts.bit_order import order_
 from kernels.experts.few_bits.weights import CLASSES, AnyExperts, FewBitExperts
 from kernels.experts.formats import FewBitFormat
 from kernels.experts.kinds import MXFP4_BLOCK, ExpertFormat
+from kernels.experts.ungated.weights import UngatedExperts
 from kernels.experts.weights import ExpertWeights, Mxfp4Weights
 from kernels.linear.shape import PLAIN, WeightFormat
 from kernels.linear.weights import LinearWeight, PlainWeight, class_of
@@ -21,6 +22,7 @@ from qualification.model.config import (
     LinearFormats,
     ModelConfig,
     QKNorm,
+    num_inner_of,
 )
 from qualification.model.gated_delta import GatedDeltaConfig
 from qualification.model.latent import LatentAttentionConfig
@@ -46,6 +48,8 @@ class MixtureWeights:
     shared_gate      [1, hidden], or None where `shared` is not gated
     expert_scales    [experts] fp32 or None
     norms            None where router, experts and `shared` read the same
+    to_latent        [latent, hidden], of what experts read, and from_latent [hidden, latent], of what they add; None
+                     where they read and add hidden numbers
     """
 
     router: Linear
@@ -55,6 +59,18 @@ class MixtureWeights:
     shared_gate: Tensor | None = None
     expert_scales: Tensor | None = None
     norms: "NormsApart | None" = None
+    to_latent: Linear | None = None
+    from_latent: Linear | None = None
+
+    @property
+    def linears(self) -> dict[WeightName, Linear]:
+        """Return the products that all tokens visit, in the order in which they are computed."""
+        found = {WeightName.ROUTER: self.router}
+        if self.to_latent is not None and self.from_latent is not None:
+            found |= {WeightName.TO_LATENT: self.to_latent, WeightName.FROM_LATENT: self.from_latent}
+        if self.shared is not None:
+            found |= {WeightName.SHARED_GATE_UP: self.shared.gate_up, WeightName.SHARED_DOWN: self.shared.down}
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,10 +200,8 @@ class LayerWeights:
         match self.feed_forward:
             case DenseWeights(gate_up, down):
                 fed = {WeightName.GATE_UP: gate_up, WeightName.DOWN: down}
-            case MixtureWeights(router=router, shared=DenseWeights(gate_up, down)):
-                fed = {WeightName.ROUTER: router, WeightName.SHARED_GATE_UP: gate_up, WeightName.SHARED_DOWN: down}
-            case MixtureWeights(router=router):
-                fed = {WeightName.ROUTER: router}
+            case MixtureWeights() as mixture:
+                fed = mixture.linears
         if self.qkv is None:
             return fed
         qkv, output = self.mixed_by
@@ -396,15 +410,20 @@ def _empty_feed_forward(
         return None
     if isinstance(config, DenseConfig):
         return _empty_dense(hidden, config.width, linear, formats, config.num_inner, has_bias=config.has_bias)
-    shared = config.shared
+    shared, of_shared, latent = config.shared, None, config.latent
+    if shared is not None:
+        num_inner = num_inner_of(config.shared_activation)
+        of_shared = _empty_dense(hidden, shared.width, linear, formats, num_inner, has_bias=False)
     return MixtureWeights(
         Linear.empty(hidden, config.num_experts, config.has_router_bias, PLAIN, dtype, device),
-        _empty_experts(config, hidden, dtype, device),
+        _empty_experts(config, config.read_size(hidden), dtype, device),
         torch.empty(config.num_experts, device=device) if config.has_correction_bias else None,
-        None if shared is None else _empty_dense(hidden, shared.width, linear, formats, has_bias=False),
+        of_shared,
         torch.empty(1, hidden, dtype=dtype, device=device) if shared is not None and shared.is_gated else None,
         torch.empty(config.num_experts, device=device) if config.has_expert_scales else None,
         NormsApart(*torch.empty(4, hidden, dtype=dtype, device=device)) if config.norms_apart else None,
+        None if latent is None else linear(hidden, latent, False, PLAIN),
+        None if latent is None else linear(latent, hidden, False, PLAIN),
     )
 
 
@@ -422,6 +441,9 @@ def _empty_experts(config: ExpertsConfig, hidden: int, dtype: torch.dtype, devic
     def tensor(*shape: int, of: torch.dtype = dtype) -> Tensor:
         return torch.empty(count, *shape, dtype=of, device=device)
 
+    if config.num_inner == 1:
+        assert config.format is ExpertFormat.PLAIN, "experts without a gate have no other format"
+        return UngatedExperts(tensor(width, hidden), tensor(hidden, width))
     if isinstance(config.format, FewBitFormat):
         kind = CLASSES[config.format]
         sizes = (count * 2 * width, hidden), (count * hidden, width)

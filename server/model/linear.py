@@ -37,6 +37,8 @@ class WeightName(Enum):
     ROUTER = "router"
     SHARED_GATE_UP = "shared_gate_up"
     SHARED_DOWN = "shared_down"
+    TO_LATENT = "to_latent"
+    FROM_LATENT = "from_latent"
     PER_LAYER = "per_layer"
     PER_LAYER_GATE = "per_layer_gate"
     PER_LAYER_OUTPUT = "per_layer_output"

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from kernels.experts.few_bits.weights import AnyExperts, FewBitExperts
+from kernels.experts.ungated.weights import UngatedExperts
 from kernels.experts.weights import ExpertWeights
 from kernels.linear.weights import PlainWeight, StoredTensor
 from qualification.model.config import AttentionConfig, LayerConfig, ModelConfig
@@ -202,12 +203,15 @@ def _mixture(weights: MixtureWeights, names: ExpertNames) -> dict[str, Linear]:
             found[f"{names.shared}.{names.shared_down}"] = weights.shared.down
     if weights.shared_gate is not None:
         found[names.shared_gate] = _plain(weights.shared_gate)
+    if weights.to_latent is not None and weights.from_latent is not None:
+        found |= {names.to_latent: weights.to_latent, names.from_latent: weights.from_latent}
     if names.layout is ExpertLayout.EACH:
         width = weights.experts.width
         for index, (gate_up, down) in enumerate(_each_expert(weights.experts)):
-            gate, up = gate_up.split(width, width)
             prefix = f"{names.experts}.{index}"
-            found |= {f"{prefix}.{names.gate}": gate, f"{prefix}.{names.up}": up, f"{prefix}.{names.down}": down}
+            inner = (names.up,) if isinstance(weights.experts, UngatedExperts) else (names.gate, names.up)
+            parts = gate_up.split(*(width for _ in inner))
+            found |= {f"{prefix}.{name}": part for name, part in zip((*inner, names.down), (*parts, down), strict=True)}
     return found
 
 

@@ -14,7 +14,8 @@ from kernels.experts.paths import RunExperts
 from kernels.experts.shape import AnyExpertActivation, ExpertsShape
 from kernels.fused.activation_kind import Activation
 from kernels.fused.capped_kind import CappedSilu
-from kernels.reference.experts import activated_fp64
+from kernels.fused.ungated_kind import Ungated
+from kernels.reference.experts import activated_fp64, gate_and_up
 from kernels.vocabulary.row_buckets import TokenRows
 from kernels.vocabulary.shape import Dtype
 
@@ -36,6 +37,8 @@ class ExpertsFault(Enum):
     GATE_AND_UP_SWAPPED = "gate and up are swapped"  # the other layout of the checkpoint
     BIAS_IGNORED = "the biases are ignored"
     CLAMP_IGNORED = "the clamp is ignored"
+    SQUARE_LEFT_OUT = "the activation without a gate is not squared"  # relu for relu2
+    RELU_LEFT_OUT = "the activation without a gate squares what is negative, too"  # a square for relu2
     LOW_PRECISION_SUM = "the sum over a token's experts is kept in 16 bits"  # atomics on the output
     UNSTABLE = "the order of sums differs from run to run"  # atomics
     UNVISITED_READ = "experts that no token visits are weighted with 0"  # 0 * NaN
@@ -49,15 +52,20 @@ def trial_shapes(dtype: Dtype) -> tuple[ExpertsShape, ...]:
     return (
         ExpertsShape(dtype, ExpertFormat.PLAIN, 5, 2, 48, 40, Activation.SILU, False, rows),
         ExpertsShape(dtype, ExpertFormat.MXFP4, 7, 3, 96, 32, ClampedSwiglu(), True, rows),
+        ExpertsShape(dtype, ExpertFormat.PLAIN, 5, 2, 40, 24, Ungated.RELU2, False, rows),
     )
 
 
 def can_show_in(fault: ExpertsFault, mixture: ExpertsShape) -> bool:
     """True when experts with this fault compute the mixture wrongly, and so much that its dtype shows it."""
+    is_ungated = isinstance(mixture.activation, Ungated)
     needs = {
         ExpertsFault.EXPERTS_SWAPPED: mixture.num_experts > 1,
         ExpertsFault.TAIL_COLUMNS_ZERO: mixture.hidden % _TILE != 0 or mixture.width % _TILE != 0,
         ExpertsFault.TF32: mixture.dtype is Dtype.FP32,
+        ExpertsFault.GATE_AND_UP_SWAPPED: not is_ungated,
+        ExpertsFault.SQUARE_LEFT_OUT: is_ungated,
+        ExpertsFault.RELU_LEFT_OUT: is_ungated,
         ExpertsFault.BIAS_IGNORED: mixture.has_bias,
         ExpertsFault.CLAMP_IGNORED: isinstance(mixture.activation, ClampedSwiglu | CappedSilu),
         # In 16 bits a right path rounds about as much as a sum of a few.
@@ -132,12 +140,17 @@ def _expert(
         biases = [None, None]
     products = _product(x, gate_up, fault)
     products = products if biases[0] is None else products + biases[0]
-    gate, up = products.chunk(2, dim=-1)
+    gate, up = gate_and_up(products, activation)
     if fault is ExpertsFault.GATE_AND_UP_SWAPPED:
         gate, up = up, gate
     if fault is ExpertsFault.CLAMP_IGNORED and isinstance(activation, ClampedSwiglu | CappedSilu):
         activation = replace(activation, limit=float("inf"))
-    result = _product(activated_fp64(gate, up, activation), down, fault)
+    inner = activated_fp64(gate, up, activation)
+    if fault is ExpertsFault.SQUARE_LEFT_OUT:
+        inner = gate.clamp(min=0)
+    if fault is ExpertsFault.RELU_LEFT_OUT:
+        inner = gate.square()
+    result = _product(inner, down, fault)
     return result if biases[1] is None else result + biases[1]
 
 

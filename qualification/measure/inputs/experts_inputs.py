@@ -12,7 +12,9 @@ from kernels.experts.formats import FewBitFormat
 from kernels.experts.kinds import MXFP4_BLOCK, ExpertFormat
 from kernels.experts.shape import AnyExpertActivation, ExpertsShape
 from kernels.experts.tiles import token_counts
+from kernels.experts.ungated.weights import UngatedExperts
 from kernels.experts.weights import ExpertWeights, Mxfp4Weights
+from kernels.fused.ungated_kind import Ungated
 from kernels.system.device import torch_dtype
 from kernels.vocabulary.shape import Dtype
 from qualification.measure.inputs.guard import GUARD_ROWS
@@ -128,6 +130,9 @@ def expert_weights_of(mixture: ExpertsShape, random: torch.Generator, device: to
     def randn(*shape: int, scale: float = 1.0) -> Tensor:
         return torch.randn(shape, generator=random, device=device, dtype=dtype).mul_(scale)
 
+    if isinstance(mixture.activation, Ungated):
+        up = randn(experts, width, hidden, scale=hidden**-0.5)
+        return UngatedExperts(up, randn(experts, hidden, width, scale=width**-0.5))
     if isinstance(mixture.format, FewBitFormat):
         kind = CLASSES[mixture.format]
         sizes = (experts * 2 * width, hidden), (experts * hidden, width)
@@ -220,7 +225,7 @@ def _changed(
     biases = [None if bias is None else other(bias) for bias in (weights.gate_up_bias, weights.down_bias)]
     assert not isinstance(weights, FewBitExperts), "theirs are scaled"
     if isinstance(weights, ExpertWeights):
-        return ExpertWeights(other(weights.gate_up), of_down(weights.down), *biases)
+        return type(weights)(other(weights.gate_up), of_down(weights.down), *biases)
     return replace(
         weights,
         gate_up_scales=other(weights.gate_up_scales),

@@ -61,7 +61,7 @@ class _Input:
 def _inputs(shape: ExpertsShape, device: torch.device, seed: int) -> Iterator[_Input]:
     """Yield inputs in which each of the sums of a mixture cancels, one sum an input; of packed weights the last alone.
 
-    gate     gates: the second half of the hidden dim takes back what the first adds, but for a rest
+    gate     gates, or ups without one: the second half of the hidden dim takes back what the first adds, but for a rest
     down     the second half of the width takes back what the first adds, but for a rest
     experts  of each token one expert takes back what another adds, and the others add little
     plain    random numbers
@@ -86,23 +86,23 @@ def _inputs(shape: ExpertsShape, device: torch.device, seed: int) -> Iterator[_I
         yield given("plain", pool, experts, shares, weights)
         return
     biases = [None if it is None else torch.zeros_like(it) for it in (weights.gate_up_bias, weights.down_bias)]
-    half, width = shape.hidden // 2, shape.width
+    half, width, kind = shape.hidden // 2, shape.width, type(weights)
     if half:
         gate_up = weights.gate_up.clone()
         gate = gate_up[:, :width]
         gate[:, :, half : 2 * half] = gate[:, :, :half] + _REST * gate[:, :, half : 2 * half]
         hidden = pool.clone()
         hidden[:, half : 2 * half] = -hidden[:, :half]
-        yield given("gate", hidden, experts, shares, ExpertWeights(gate_up, weights.down, *biases))
+        yield given("gate", hidden, experts, shares, kind(gate_up, weights.down, *biases))
     if half := width // 2:
         gate_up, down = weights.gate_up.clone(), weights.down.clone()
-        for start in (0, width):
+        for start in range(0, gate_up.shape[1], width):
             gate_up[:, start + half : start + 2 * half] = gate_up[:, start : start + half]
         rests = torch.tensor(_RESTS, device=device, dtype=dtype)[
             torch.arange(shape.hidden, device=device) % len(_RESTS)
         ]
         down[:, :, half : 2 * half] = rests[:, None] * down[:, :, half : 2 * half] - down[:, :, :half]
-        yield given("down", pool, experts, shares, ExpertWeights(gate_up, down, *biases))
+        yield given("down", pool, experts, shares, kind(gate_up, down, *biases))
     if shape.num_active > 2 and shape.num_experts > shape.num_active:
         pairs = shape.num_experts // 2
         gate_up, down = weights.gate_up.clone(), weights.down.clone()
@@ -115,5 +115,5 @@ def _inputs(shape: ExpertsShape, device: torch.device, seed: int) -> Iterator[_I
         parts[:, :2] = 1.0
         places = torch.rand(*mixed.shape, generator=random, device=device).argsort(1)
         of_tokens = mixed.gather(1, places).to(torch.int32), parts.gather(1, places)
-        yield given("experts", pool, *of_tokens, ExpertWeights(gate_up, down, *biases))
+        yield given("experts", pool, *of_tokens, kind(gate_up, down, *biases))
     yield given("plain", pool, experts, shares, weights)

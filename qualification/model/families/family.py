@@ -31,6 +31,7 @@ class ExpertNames:
     shared           the feed-forward that all tokens visit; its gate is a product beside it
     shared_gate_up   its gate and up as one product; None: they are two, `gate_proj` and `up_proj`
     shared_down      its last product
+    to_latent, from_latent  the products that make what experts read, and hidden numbers of what they add
     """
 
     router: str = "mlp.gate"
@@ -43,6 +44,8 @@ class ExpertNames:
     shared: str = "mlp.shared_expert"
     shared_gate_up: str | None = None
     shared_down: str = "down_proj"
+    to_latent: str = "mixer.fc1_latent_proj"
+    from_latent: str = "mixer.fc2_latent_proj"
     layout: ExpertLayout = ExpertLayout.EACH
     correction: str | None = None
     correction_is_matrix: bool = False

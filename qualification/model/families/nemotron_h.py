@@ -1,19 +1,32 @@
-"""Nemotron-H (Nemotron Nano 2, Nemotron 3 Nano 4B): Mamba2, attention without positions and feed-forwards in layers.
+"""Nemotron-H (Nemotron Nano 2, Nemotron 3): Mamba2, attention without positions, feed-forwards and mixtures in layers.
 
-Each layer is one of them, with one norm before it. A feed-forward has no gate: down(relu(up)^2).
+Each layer is one of them, with one norm before it. A feed-forward has no gate, nor has an expert: down(relu(up)^2).
+Experts of Super and Ultra read a latent, which a product makes of what the router reads; another one is behind them.
 """
 
 import math
 from dataclasses import replace
 
+from kernels.experts.kinds import Scores
 from kernels.fused.ungated_kind import Ungated
 from kernels.recurrence.sizes import RecurrenceSizes
 from kernels.vocabulary.shape import Dtype
-from qualification.model.config import DenseConfig, LayerConfig, ModelConfig, NormsConfig, RopeConfig, RopeKind
-from qualification.model.families.family import Family, RecurrenceNames, TensorNames
+from qualification.model.config import (
+    DenseConfig,
+    ExpertsConfig,
+    FeedForward,
+    LayerConfig,
+    ModelConfig,
+    NormsConfig,
+    RopeConfig,
+    RopeKind,
+    SharedExpertConfig,
+)
+from qualification.model.families.family import ExpertNames, Family, RecurrenceNames, TensorNames
 from qualification.model.fields import Fields
 from qualification.model.gated_delta import GatedDeltaConfig, StateSpaceRule
 from qualification.model.keys import family_keys
+from qualification.model.mixtures import read_routing
 from qualification.model.shared import read_like_llama
 
 _PATTERN, _KINDS = "hybrid_override_pattern", ("layers_block_type", "layer_types")
@@ -22,6 +35,7 @@ _BY_LETTER = {"M": _MAMBA, "*": _ATTENTION, "-": _DENSE, "E": _EXPERTS}
 _OLDER = {"mamba": _MAMBA, "attention": _ATTENTION}
 _STATE_DTYPES = {"float32": Dtype.FP32, "bfloat16": Dtype.BF16}
 MOST_DIM, MOST_WIDTH = 256, 8
+_WIDTH, _NUM_EXPERTS, _NUM_ACTIVE = 7688, 8, 2  # of experts, as its class has them
 _INFINITY = {"__float__": "Infinity"}  # as transformers writes it
 # As its class has them where the fields are missing.
 _MISSING: dict[str, object] = {
@@ -45,7 +59,7 @@ def read_config(fields: Fields) -> ModelConfig:
         fields.changed(num_hidden_layers=len(kinds)),
         "nemotron_h",
         rope=lambda *_: RopeConfig(1.0, RopeKind.NONE),
-        feed_forward=_read_dense,
+        feed_forwards=lambda fields: _read_feed_forwards(fields, kinds),
     )
     mixer, norms = _read_mixer(fields), NormsConfig()
 
@@ -54,7 +68,7 @@ def read_config(fields: Fields) -> ModelConfig:
             case "linear_attention":
                 return LayerConfig(mixer, norms, None)
             case "full_attention":
-                return replace(whole, feed_forward=None)
+                return whole
             case _:
                 return replace(whole, mixer=None)
 
@@ -81,18 +95,49 @@ def _read_kinds(fields: Fields) -> tuple[str, ...]:
         expected = f"a list of {', '.join(_BY_LETTER.values())}"
     if not kinds or any(it not in _BY_LETTER.values() for it in kinds):
         fields.refuse(source, expected)
-    if _EXPERTS in kinds:
-        fields.refuse(
-            source, "such that no layer has experts: those of this family have no gate, which no path computes"
-        )
     if _ATTENTION not in kinds:
         fields.refuse(source, "such that a layer attends: prompts are cached by the pages of such layers")
     return tuple(str(it) for it in kinds)
 
 
-def _read_dense(fields: Fields) -> DenseConfig:
-    activation = Ungated(fields.choice("mlp_hidden_act", tuple(it.value for it in Ungated), Ungated.RELU2.value))
-    return DenseConfig(fields.integer("intermediate_size"), activation, fields.flag("mlp_bias", False))
+def _read_feed_forwards(fields: Fields, kinds: tuple[str, ...]) -> tuple[FeedForward | None, ...]:
+    """Read what each layer feeds forward. The fields of a kind that no layer has may be missing."""
+    readers = {_DENSE: _read_dense, _EXPERTS: _read_experts}
+    of_kind = {kind: read(fields) for kind, read in readers.items() if kind in kinds}
+    return tuple(of_kind.get(kind) for kind in kinds)
+
+
+def _read_activation(fields: Fields) -> Ungated:
+    return Ungated(fields.choice("mlp_hidden_act", tuple(it.value for it in Ungated), Ungated.RELU2.value))
+
+
+def _read_dense(fields: Fields) -> FeedForward:
+    return DenseConfig(fields.integer("intermediate_size"), _read_activation(fields), fields.flag("mlp_bias", False))
+
+
+def _read_experts(fields: Fields) -> FeedForward:
+    if fields.flag("mlp_bias", False):
+        fields.refuse("mlp_bias", "false, or missing, where layers have experts")
+    if fields.integer("n_shared_experts", 1) != 1:  # its class does not read it, and the public files have 1
+        fields.refuse("n_shared_experts", "1, or missing: moe_shared_expert_intermediate_size is the width of all")
+    routing = read_routing(
+        fields,
+        "n_routed_experts",
+        scores=Scores.SIGMOID,
+        renormalizes=fields.flag("norm_topk_prob", True),
+        has_groups=True,
+        scale=fields.number("routed_scaling_factor", 1.0),
+        num_experts_missing=_NUM_EXPERTS,
+        num_active_missing=_NUM_ACTIVE,
+    )
+    return ExpertsConfig(
+        fields.integer("moe_intermediate_size", _WIDTH),
+        routing,
+        _read_activation(fields),
+        has_correction_bias=True,
+        shared=SharedExpertConfig(fields.integer("moe_shared_expert_intermediate_size", _WIDTH)),
+        latent=fields.integer_or_none("moe_latent_size", None),
+    )
 
 
 def _read_mixer(fields: Fields) -> GatedDeltaConfig:
@@ -124,12 +169,12 @@ def read_steps(fields: Fields) -> tuple[float, float]:
 
 KEYS = family_keys(
     f"{_PATTERN} {' '.join(_KINDS)} attention_head_dim mlp_hidden_act mlp_bias layer_norm_epsilon "
-    "n_groups mamba_num_heads mamba_head_dim ssm_state_size conv_kernel mamba_ssm_cache_dtype time_step_limit",
+    "n_groups mamba_num_heads mamba_head_dim ssm_state_size conv_kernel mamba_ssm_cache_dtype time_step_limit "
+    "n_routed_experts n_shared_experts moe_intermediate_size moe_shared_expert_intermediate_size moe_latent_size "
+    "num_experts_per_tok routed_scaling_factor n_group topk_group norm_topk_prob",
     without_effect="num_logits_to_keep use_mamba_kernels expand chunk_size time_step_min time_step_max time_step_floor "
-    "time_step_rank rescale_prenorm_residual residual_in_fp32 hidden_dropout n_routed_experts n_shared_experts "
-    "moe_intermediate_size moe_shared_expert_intermediate_size moe_latent_size moe_shared_expert_overlap "
-    "num_experts_per_tok routed_scaling_factor n_group topk_group norm_topk_prob output_router_logits "
-    "num_nextn_predict_layers mtp_layers_block_type mtp_hybrid_override_pattern",
+    "time_step_rank rescale_prenorm_residual residual_in_fp32 hidden_dropout moe_shared_expert_overlap "
+    "output_router_logits num_nextn_predict_layers mtp_layers_block_type mtp_hybrid_override_pattern",
     refused={
         "quantization_config": (None,),
         "use_conv_bias": (True, None),
@@ -149,6 +194,7 @@ TENSORS = TensorNames(
     attention="mixer",
     attention_output="mixer.o_proj",
     feed_forward="mixer",
+    experts=ExpertNames(router="mixer.gate", experts="mixer.experts", shared="mixer.shared_experts"),
     recurrence=RecurrenceNames(prefix="mixer"),
 )
 # As the public files have them, and as transformers saves them.

@@ -101,7 +101,8 @@ def quantized(model: ModelConfig, quantization: Quantization, names: TensorNames
 def rounded_at_load(model: ModelConfig, *, with_experts: bool = True) -> ModelConfig:
     """Return the same model, its products rounded to 8 bits when it is loaded: a scale a row, and one a token.
 
-    with_experts  whether those of mixtures are; experts with biases never are, whose kernels take no 8 bits
+    with_experts  whether those of mixtures are; experts with biases, or without a gate, never are, whose kernels take
+                  no 8 bits
 
     Of latent attention those that make queries, keys and values of latents stay as they are.
 
@@ -156,7 +157,7 @@ def _all_rounded(layer: LayerConfig, *, with_experts: bool) -> LayerConfig:
     fed = layer.feed_forward
     dense = fed.shared if isinstance(fed, ExpertsConfig) else fed
     of_mixer, of_dense = (PLAIN if it is None else FP8_ROWS for it in (layer.mixer, dense))
-    if with_experts and not (isinstance(fed, ExpertsConfig) and fed.has_bias):
+    if with_experts and not (isinstance(fed, ExpertsConfig) and (fed.has_bias or fed.num_inner == 1)):
         fed = _with_experts(fed, FewBitFormat.FP8_ROWS)
     return replace(layer, formats=LinearFormats(of_mixer, of_mixer, of_dense, of_dense), feed_forward=fed)
 

@@ -426,12 +426,17 @@ class LayerReference:
             correction = self._vector(name, torch.float32).flatten()
         scoring = sentence.scores or _scoring_of(config.routing)
         routes, gated = route(logits, config, scoring, correction), gate_of(config.activation)
-        experts = _Experts(self, sentence)
+        experts, latent, by_experts = _Experts(self, sentence), sentence.latent, read
+        if latent is not None and f"{latent[0]}.weight" not in self.tensors:
+            latent = None
+        if latent is not None:
+            by_experts = self.precision.rounded(self._linear(read, latent[0]))
         parts = []
         for rank in range(self.ranks):
-            part = mixed(
-                read, routes, partial(experts.of, rank), gated, self.precision, weighs_inputs=sentence.weighs_inputs
-            )
+            own = partial(experts.of, rank)
+            part = mixed(by_experts, routes, own, gated, self.precision, weighs_inputs=sentence.weighs_inputs)
+            if latent is not None:  # of a rank's part: the ranks' sum is that of all experts, which no rank has
+                part = self.precision.rounded(self._linear(part, latent[1]))
             if sentence.shared is not None and any(name.startswith(f"{sentence.shared}.") for name in self.tensors):
                 shared = self._shared(read, sentence, sentence.shared, rank, config)
                 assert config.shared is not None, "the checkpoint has its tensors"
@@ -569,6 +574,16 @@ class _Experts:
                 self._stacked(f"{names.experts}.{it}", expert) for it in (names.gate, names.up, names.down)
             )
             return GatedWeights(gate, up, down)
+        if self.layer.sentence.feeds_ungated:  # relu(up) * up
+            if f"{names.experts}.{names.up}" in self.layer.tensors:
+                up, down = (
+                    self._of_plain(self.layer.stored(f"{names.experts}.{it}")[expert]) for it in (names.up, names.down)
+                )
+                return GatedWeights(up, up, down)
+            up, down = (
+                self.layer.matrix(f"{names.experts}.{expert}.{it}", self._inputs) for it in (names.up, names.down)
+            )
+            return GatedWeights(up, up, down)
         if not names.is_interleaved:
             names_of = (f"{names.experts}.{expert}.{part}" for part in (names.gate, names.up, names.down))
             gate, up, down = (self.layer.matrix(name, self._inputs) for name in names_of)

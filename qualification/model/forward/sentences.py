@@ -47,6 +47,8 @@ class MixtureSentence:
     is_stacked      whether each of `gate`, `up` and `down` is one tensor of all experts, of `experts`
     joined          the names of tensors of all experts, where a checkpoint has these: of gate, which up follows, and of
                     the last products, transposed or not
+    latent          the names of the products that make what experts read of what the router reads, and of what they add
+                    what the mixture adds, where a checkpoint has these
     shared_joined   the names of the products of `shared`, of which the first has gate and up; None: these are apart
     """
 
@@ -66,6 +68,7 @@ class MixtureSentence:
     shared_joined: tuple[str, str] | None = None
     norms_apart: bool = False
     expert_scales: str | None = None
+    latent: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,6 +381,13 @@ SENTENCES: dict[str, Sentence] = {
         embedding="embeddings",
         final_norm="norm_f",
         recurrence=RecurrenceSentence("mixer", is_space=True),
+        mixture=MixtureSentence(
+            "mixer.gate",
+            "mixer.experts",
+            shared="mixer.shared_experts",
+            scores=Scoring.SIGMOID,
+            latent=("mixer.fc1_latent_proj", "mixer.fc2_latent_proj"),
+        ),
     ),
     "nemotron-nas": Sentence(),
     "olmo2": Sentence(NormOrder.AFTER),

@@ -125,10 +125,15 @@ def _graph_bytes(config: ModelConfig, limits: EngineLimits, sizes: GraphSizes | 
 
 
 def _feed_forward_numbers(feed_forward: FeedForward | None, config: ModelConfig) -> int:
-    """Numbers of a token between the products of a layer: gate, up, what they become, and a result of each expert."""
+    """Numbers of a token between the products of a layer: gate, up, what they become, and a result of each expert.
+
+    Where experts read a latent, also that and what they add of it.
+    """
     if feed_forward is None:
         return 0
     if isinstance(feed_forward, DenseConfig):
         return (feed_forward.num_inner + 1) * feed_forward.width
     shared = 0 if feed_forward.shared is None else feed_forward.shared.width
-    return feed_forward.num_active * (3 * feed_forward.width + config.hidden_size) + 3 * shared
+    num_inner, size = feed_forward.num_inner + 1, feed_forward.read_size(config.hidden_size)
+    of_latent = 2 * (feed_forward.latent or 0)
+    return feed_forward.num_active * (num_inner * feed_forward.width + size) + 3 * shared + of_latent

@@ -3,6 +3,7 @@
     mlp.experts.gate_up_proj  [E, H, 2 * I], down_proj [E, I, H]  Qwen 3 VL's, as published
     mlp.experts.gate_up_proj  [E, 2 * I, H], down_proj [E, H, I]  as transformers 5 saves them; Granite's
     moe.gate_proj.weight, up_proj.weight [E, I, H], down_proj.weight [E, H, I]   Step 3.5's
+    mixer.experts.up_proj [E, I, H], down_proj [E, H, I]          without a gate, as transformers 5 can save them
     mlp.experts.gate_up_proj_scale_inv, down_proj_scale_inv       of 8 bits in blocks: the same dims, each by 128
 
 Transformers 5 can save the experts of families so that are published with a tensor for each matrix of each expert.
@@ -19,6 +20,7 @@ from torch import Tensor
 from kernels.experts.few_bits.weights import AnyExperts, FewBitExperts
 from kernels.experts.formats import FewBitFormat
 from kernels.experts.kinds import ExpertFormat
+from kernels.experts.ungated.weights import UngatedExperts
 from kernels.experts.weights import ExpertWeights
 from kernels.linear.formats.fp8_weights import BLOCK, E4M3
 from qualification.model.config import ExpertsConfig, ModelConfig
@@ -36,8 +38,8 @@ def as_saved(names: TensorNames, entries: Mapping[str, TensorEntry]) -> TensorNa
     own = names.experts
     if own is None or own.layout is not ExpertLayout.EACH:
         return names
-    suffix = f".{own.experts}.{own.joined_gate_up}"
-    if not any(name.endswith(suffix) for name in entries):
+    suffixes = tuple(f".{own.experts}.{it}" for it in (own.joined_gate_up, own.up))  # of experts without a gate
+    if not any(name.endswith(suffixes) for name in entries):
         return names
     return replace(names, experts=replace(own, layout=ExpertLayout.HALVES))
 
@@ -54,16 +56,16 @@ def joined_tensors(config: ModelConfig, names: TensorNames, entries: Mapping[str
     """The tensors of a checkpoint of the whole model, by name; none for a family with another layout."""
     found: dict[str, Wanted] = {}
     for index, layer in enumerate(config.layers):
-        mixture, own = layer.feed_forward, _joined_names(index, names)
-        if own is None or not isinstance(mixture, ExpertsConfig):
+        mixture = layer.feed_forward
+        if not isinstance(mixture, ExpertsConfig) or (own := _joined_names(index, names, mixture)) is None:
             continue
         is_in_blocks = mixture.format is FewBitFormat.FP8_BLOCKS
         if mixture.format is not ExpertFormat.PLAIN and not is_in_blocks:
             raise ModelError(f"{own.gate}: experts in {mixture.format.value} that share a tensor are not supported")
-        count, width, hidden = mixture.num_experts, mixture.width, config.hidden_size
-        rows = width if own.is_apart else 2 * width
+        count, width, hidden = mixture.num_experts, mixture.width, mixture.read_size(config.hidden_size)
+        rows = width if own.is_apart else mixture.num_inner * width
         shapes = {own.gate: (rows, hidden), own.up: (rows, hidden), own.down: (hidden, width)}
-        if not _has_rows(entries, own, hidden, width):
+        if not (mixture.num_inner == 1 or _has_rows(entries, own, hidden, width)):
             shapes = {name: (columns, rows) for name, (rows, columns) in shapes.items()}
         for name, sizes in shapes.items():
             found[name] = Wanted((count, *sizes), E4M3 if is_in_blocks else torch.float32)
@@ -86,11 +88,15 @@ def joined_pieces_of(
     index: int, layer: LayerWeights, shard: Shard, names: TensorNames, entries: Mapping[str, TensorEntry]
 ) -> list[Piece]:
     """The blocks that fill a rank's experts of one layer; none for a family with another layout."""
-    own, part = _joined_names(index, names), shard.layers[index]
+    part = shard.layers[index]
     mixture = part.whole.feed_forward
-    if own is None or not isinstance(layer.feed_forward, MixtureWeights) or mixture is None:
+    if not isinstance(layer.feed_forward, MixtureWeights) or not isinstance(mixture, ExpertsConfig):
+        return []
+    if (own := _joined_names(index, names, mixture)) is None:
         return []
     start, whole = part.width.start, mixture.width
+    if isinstance(layer.feed_forward.experts, UngatedExperts):
+        return list(_of_up(layer.feed_forward.experts, own, start, whole))
     found: list[Piece] = []
     for stacked, names_of, by in _stacked(layer.feed_forward.experts, own):
         has_rows = _has_rows(entries, own, by * stacked.gate_up.shape[2], whole)
@@ -131,14 +137,14 @@ class _Joined:
         return self.gate != self.up
 
 
-def _joined_names(layer: int, names: TensorNames) -> _Joined | None:
+def _joined_names(layer: int, names: TensorNames, mixture: ExpertsConfig) -> _Joined | None:
     own = names.experts
     if own is None or own.layout not in (ExpertLayout.HALVES, ExpertLayout.STACKED):
         return None
     prefix = f"model.layers.{layer}.{own.experts}"
     if own.layout is ExpertLayout.STACKED:
         return _Joined(*(f"{prefix}.{name}.weight" for name in (own.gate, own.up, own.down)))
-    gate_up = f"{prefix}.{own.joined_gate_up}"
+    gate_up = f"{prefix}.{own.up if mixture.num_inner == 1 else own.joined_gate_up}"
     return _Joined(gate_up, gate_up, f"{prefix}.{own.joined_down}")
 
 
@@ -177,4 +183,12 @@ def _of_rows(experts: _Stacked, names: _Joined, start: int, whole: int) -> Itera
         firsts = (expert, expert) if names.is_apart else (2 * expert, 2 * expert + 1)
         for name, first, half in zip((names.gate, names.up), firsts, gate_up.chunk(2), strict=True):
             yield Piece(name, half, first_row=first * whole + start, row_size=hidden)
+        yield Piece(names.down, down, first_row=expert * hidden, first_column=start, row_size=whole)
+
+
+def _of_up(experts: UngatedExperts, names: _Joined, start: int, whole: int) -> Iterator[Piece]:
+    """Likewise of experts without a gate, always with a row for each number that a matrix makes."""
+    hidden = experts.down.shape[1]
+    for expert, (up, down) in enumerate(zip(experts.gate_up, experts.down, strict=True)):
+        yield Piece(names.gate, up, first_row=expert * whole + start, row_size=hidden)
         yield Piece(names.down, down, first_row=expert * hidden, first_column=start, row_size=whole)

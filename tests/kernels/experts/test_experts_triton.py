@@ -12,10 +12,12 @@ from kernels.experts.portable.launch import run_experts
 from kernels.experts.routing.route_torch import route
 from kernels.experts.routing.route_triton import run_route
 from kernels.experts.routing.sorting import hallmark_experts_prefix, sort_slots
-from kernels.experts.shape import ExpertsShape
+from kernels.experts.shape import ExpertForm, ExpertsShape
 from kernels.experts.tiles import expert_tiles, most_tiles
+from kernels.experts.ungated.launch import run_ungated_triton
 from kernels.experts.weights import ExpertWeights, dequantized
 from kernels.fused.activation_kind import Activation
+from kernels.fused.ungated_kind import Ungated
 from kernels.reference.experts import num_wrong_routes
 from kernels.system.device import torch_dtype
 from kernels.vocabulary.row_buckets import TokenRows
@@ -41,6 +43,8 @@ MIXTURES = {
     "all experts": ExpertsShape(Dtype.FP32, ExpertFormat.PLAIN, 3, 3, 40, 64, Activation.GELU_TANH, True, ROWS),
     "mxfp4": ExpertsShape(Dtype.FP16, ExpertFormat.MXFP4, 5, 2, 64, 32, ClampedSwiglu(), True, ROWS),
     "bf16": ExpertsShape(Dtype.BF16, ExpertFormat.PLAIN, 12, 4, 264, 136, Activation.SILU, False, ROWS),
+    "no gate": ExpertsShape(Dtype.FP32, ExpertFormat.PLAIN, 5, 2, 33, 17, Ungated.RELU2, False, ROWS),
+    "no gate in bf16": ExpertsShape(Dtype.BF16, ExpertFormat.PLAIN, 12, 5, 264, 136, Ungated.RELU2, False, ROWS),
     "mxfp4 in bf16": ExpertsShape(Dtype.BF16, ExpertFormat.MXFP4, 6, 2, 288, 160, ClampedSwiglu(), True, ROWS),
 }
 
@@ -120,10 +124,11 @@ def test_no_assignment_has_more_tiles_than_the_bound() -> None:
 )
 def test_experts_are_right_on_every_hostile_input(name: str, device: torch.device) -> None:
     cases = experts_cases(MIXTURES[name], device, seed=0)
+    run = run_ungated_triton if MIXTURES[name].form is ExpertForm.UNGATED else run_experts
     if device.type == "cpu":  # the interpreter takes seconds for many tokens: the edges of tiles of one mixture only
-        names = {"none to most", "large", "unequal"} | ({"edges"} if name == "odd sizes" else set())
+        names = {"none to most", "large", "unequal"} | ({"edges"} if name in ("odd sizes", "no gate") else set())
         cases = (case for case in cases if case.name in names)
-    checks = check_experts(run_experts, cases)
+    checks = check_experts(run, cases)
     assert {check.name: check.where for check in checks if not check.is_passed} == {}
 
 

@@ -60,6 +60,8 @@ WANTED = {
     "qwen3.5-27b": AttentionSignature(24, 4, 256),
     "qwen3.5-9b": AttentionSignature(16, 4, 256),
     "qwen3-next-80b-a3b": AttentionSignature(16, 2, 256),
+    "nemotron-3-nano-30b-a3b": AttentionSignature(32, 2, 128),
+    "nemotron-3-super-120b-a12b": AttentionSignature(32, 2, 128),
 }
 OF_TWO_KINDS = {
     "gemma-4-31b": (AttentionSignature(32, 16, 256, (1024,)), AttentionSignature(32, 4, 512)),

@@ -7,6 +7,7 @@ from kernels.experts.kinds import ClampedSwiglu, ExpertFormat
 from kernels.experts.shape import ExpertsShape
 from kernels.fused.activation_kind import Activation
 from kernels.fused.capped_kind import CappedSilu
+from kernels.fused.ungated_kind import Ungated
 from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.cache_dtype import FP8
 from kernels.vocabulary.operators import AnyShape
@@ -40,7 +41,7 @@ EXPERTS = st.builds(
     num_active=st.integers(1, 8),
     hidden=st.integers(1, 10**5),
     width=st.integers(1, 10**5),
-    activation=st.sampled_from(Activation)
+    activation=st.sampled_from((*Activation, *Ungated))
     | st.builds(ClampedSwiglu, st.floats(0.01, 9), st.floats(1e-9, 1e9))
     | st.builds(CappedSilu, st.floats(1e-9, 1e9)),
     has_bias=st.booleans(),

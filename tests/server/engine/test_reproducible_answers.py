@@ -10,7 +10,7 @@ from server.engine.scheduling.engine import Engine
 from server.protocol.messages import FinishReason, Grammar, GrammarKind, SamplingParams
 from server.settings import DEMO_MODEL, DtypeChoice
 from support.engine.reproducible_engine import Request, answers, build, different, requests
-from support.models.tiny_families import GEMMA_2, GLM, LFM_2, NEMOTRON_H, QWEN_3_NEXT, save_reference
+from support.models.tiny_families import GEMMA_2, GLM, LFM_2, NEMOTRON_3_SUPER, QWEN_3_NEXT, save_reference
 
 DRAFTS = '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 2}'
 LENGTHS = (1, 17, 58, 33, 20)  # the answer of one crosses a border of the states' chunks
@@ -19,11 +19,7 @@ MODELS: Mapping[str, tuple[str, DtypeChoice, Mapping[str, object]]] = {
     "llama, tied": ("llama", DtypeChoice.BF16, {"tie_word_embeddings": True}),
     "recurrent layers, gated shared expert": ("qwen3_next", DtypeChoice.FP32, {**QWEN_3_NEXT, "num_hidden_layers": 2}),
     "short convolutions": ("lfm2", DtypeChoice.BF16, LFM_2),
-    "state spaces": (
-        "nemotron_h",
-        DtypeChoice.BF16,
-        {**NEMOTRON_H, "layers_block_type": ["linear_attention", "mlp", "full_attention"], "num_hidden_layers": 3},
-    ),
+    "state spaces, experts without a gate": ("nemotron_h", DtypeChoice.BF16, NEMOTRON_3_SUPER),
     "mixture with a router of sigmoids": ("glm4_moe", DtypeChoice.BF16, GLM),
     "windows, softcaps, GELU": ("gemma2", DtypeChoice.FP32, GEMMA_2),
 }

@@ -447,8 +447,18 @@ def test_phi3_is_served_with_a_plain_rotation(scaling: object, tmp_path: Path) -
         ),
         (
             "nemotron_h",
-            {"hybrid_override_pattern": "M-ME"},
-            "hybrid_override_pattern must be such that no layer",
+            {"hybrid_override_pattern": "M*-E", "mlp_bias": True},
+            "mlp_bias must be false, or missing, where layers have experts",
+        ),
+        (
+            "nemotron_h",
+            {"hybrid_override_pattern": "M*-E", "n_shared_experts": 2},
+            "n_shared_experts must be 1, or mis",
+        ),
+        (
+            "nemotron_h",
+            {"hybrid_override_pattern": "M*-E", "num_experts_per_tok": 9},
+            "num_experts_per_tok must be at most 8, found 9",
         ),
         (
             "nemotron_h",

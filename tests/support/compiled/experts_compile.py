@@ -29,12 +29,14 @@ from kernels.experts.routing.sorting import (
     hallmark_experts_sort,
 )
 from kernels.experts.tiles import READ_TOGETHER, ProductTiles, expert_tiles, few_tiles, padded
+from kernels.experts.ungated.products import hallmark_experts_up
 from support.compiled.gluon_sass import count, disassemble, hazards
 from support.compiled.matmul_compile import Hopper
 
 SHARED_BYTES = 232_448
 QWEN3 = (128, 8, 2048, 768)  # experts, active, hidden size and width of Qwen3-30B-A3B
 GPT_OSS = (32, 4, 2880, 2880)
+NEMOTRON = (128, 6, 2688, 1856)  # Nemotron-3-Nano-30B-A3B
 HALF, FLOAT, INT, BYTE = (
     torch.empty(16, dtype=dtype) for dtype in (torch.bfloat16, torch.float32, torch.int32, torch.uint8)
 )
@@ -55,6 +57,20 @@ def products(num_tokens: int, model: tuple[int, int, int, int], *, is_mxfp4: boo
         HALF, weight, scales, bias, HALF, INT, INT, 1, hidden, width, **kind, **sizes(tiles.down, width), **GRID
     )
     return {"gate up": gate_up, "down": down}
+
+
+def ungated(num_tokens: int, model: tuple[int, int, int, int]) -> dict[str, Any]:
+    """Both products of a mixture without gates, which share their tiles."""
+    num_experts, num_active, hidden, width = model
+    tiles = expert_tiles(num_tokens * num_active, num_experts, 2, SHARED_BYTES).down
+    up = hallmark_experts_up.warmup(
+        HALF, HALF, HALF, INT, INT, num_active, 1, hidden, hidden, width, **sizes(tiles, hidden), **GRID
+    )
+    down = hallmark_experts_down.warmup(
+        HALF, HALF, None, None, HALF, INT, INT, 1, hidden, width,
+        HAS_BIAS=False, IS_MXFP4=False, **sizes(tiles, width), **GRID,
+    )  # fmt: skip
+    return {"up without a gate": up, "down without a gate": down}
 
 
 def sizes(tiles: ProductTiles, size_in: int) -> dict[str, Any]:
@@ -89,6 +105,8 @@ def compile_all() -> dict[str, Any]:
     }
     for num_tokens in (1, 8192):
         for name, kernel in products(num_tokens, QWEN3, is_mxfp4=False).items():
+            found[f"{name}, {num_tokens} tokens"] = kernel
+        for name, kernel in ungated(num_tokens, NEMOTRON).items():
             found[f"{name}, {num_tokens} tokens"] = kernel
     for num_tokens in (128, 8192):
         for name, kernel in products(num_tokens, GPT_OSS, is_mxfp4=True).items():

@@ -293,6 +293,19 @@ NEMOTRON_H: dict[str, object] = {
     "time_step_min": 1e-9,  # which its class holds steps above in prompts, and not in answers
     "initializer_range": 0.1,
 }
+# Experts without a gate, and then such as read a latent.
+NEMOTRON_3: dict[str, object] = {
+    **NEMOTRON_H,
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "moe", "mlp"],
+    "n_routed_experts": 12,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 20,
+    "moe_shared_expert_intermediate_size": 28,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 2.5,
+}
+NEMOTRON_3_SUPER = {**NEMOTRON_3, "moe_latent_size": 12, "n_group": 1, "topk_group": 1}
 RECURRENT_FAMILIES = ("granitemoehybrid", "nemotron_h", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 QWEN_3_NEXT = {**QWEN_2_MOE, **RECURRENT}
 MIXTRAL = {"num_local_experts": 5, "num_experts_per_tok": 2}
@@ -621,6 +634,12 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "ministral3, window, tied": ("ministral3", {**MINISTRAL, "sliding_window": 9, "tie_word_embeddings": True}),
     "nemotron_h": ("nemotron_h", NEMOTRON_H),
     "nemotron_h, biases, a wider convolution": ("nemotron_h", {**NEMOTRON_H, "mlp_bias": True, "conv_kernel": 5}),
+    "nemotron_h, experts": ("nemotron_h", NEMOTRON_3),
+    "nemotron_h, experts of a latent": ("nemotron_h", NEMOTRON_3_SUPER),
+    "nemotron_h, as many experts as latents, weights that sum up to anything": (
+        "nemotron_h",
+        {**NEMOTRON_3_SUPER, "moe_latent_size": 32, "moe_intermediate_size": 32, "norm_topk_prob": False},
+    ),
     "nemotron-nas": ("nemotron-nas", NEMOTRON),
     "nemotron-nas, ends without sublayers, tied": (
         "nemotron-nas",

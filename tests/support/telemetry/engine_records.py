@@ -11,6 +11,7 @@ from kernels.catalog import ALL_PATHS, PATHS
 from kernels.collective.paths import COLLECTIVE_PATHS
 from kernels.experts.kinds import ExpertFormat
 from kernels.experts.paths import EXPERTS_PATHS
+from kernels.experts.shape import ExpertForm
 from kernels.linear.paths import LINEAR_PATHS
 from kernels.linear.shape import PLAIN
 from kernels.vocabulary.buckets import Bucket
@@ -134,9 +135,10 @@ def largest_plan(*, is_capped: bool = False) -> list[PlanRow]:
     for few, path in itertools.product(LinearRows, linear):
         if few.lo + 1 >= path.limits.min_rows and (few.hi or math.inf) <= (path.limits.max_rows or math.inf):
             rows.append(row_of("linear", few.value, path.name, [it.name for it in linear]))
+    forms = (ExpertForm.GATED, ExpertForm.CAPPED) if is_capped else (ExpertForm.GATED,)
     plain = [it for it in EXPERTS_PATHS if ExpertFormat.PLAIN in it.limits.formats]  # likewise
     others: list[tuple[Operator, Sequence[AnyPath]]] = [
-        *((Operator.EXPERTS, [it for it in plain if it.limits.is_capped is of]) for of in {False, is_capped}),
+        *((Operator.EXPERTS, [it for it in plain if it.limits.form is of]) for of in forms),
         (Operator.COLLECTIVE, COLLECTIVE_PATHS),
     ]
     for operator, paths in others:

@@ -9,7 +9,7 @@ from torch import Tensor
 from kernels.experts.kinds import ExpertActivation, ExpertFormat, RoutingConfig, Scores
 from kernels.experts.portable.eager import experts_eager
 from kernels.experts.routing.route_torch import route
-from kernels.experts.shape import ExpertsShape
+from kernels.experts.shape import ExpertForm, ExpertsShape
 from kernels.experts.weights import AnyExpertWeights
 from kernels.fused.activation_kind import Activation
 from kernels.reference.experts import num_wrong_routes
@@ -24,7 +24,7 @@ from qualification.measure.trials.experts_trial import ExpertsTrial
 CPU = torch.device("cpu")
 ROWS = TokenRows.LE_128
 MIXTURES = (
-    *trial_shapes(Dtype.FP32),
+    *(it for it in trial_shapes(Dtype.FP32) if it.form is ExpertForm.GATED),
     ExpertsShape(Dtype.FP32, ExpertFormat.PLAIN, 3, 3, 40, 24, Activation.GELU_TANH, True, ROWS),
     ExpertsShape(Dtype.FP32, ExpertFormat.PLAIN, 6, 1, 33, 17, Activation.GELU, True, ROWS),
 )

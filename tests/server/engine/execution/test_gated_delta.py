@@ -15,11 +15,11 @@ from server.protocol.messages import Fork
 from support.engine.graph_session import Session
 from support.engine.random_traffic import ask_at_random
 from support.engine.running_sum import PAGE_SIZE, Hybrid
-from support.models.tiny_families import LFM_2, NEMOTRON_H, QWEN_3_NEXT, RECURRENT, load, save_reference
+from support.models.tiny_families import LFM_2, NEMOTRON_3_SUPER, QWEN_3_NEXT, RECURRENT, load, save_reference
 
 NUM_TOKENS = 8
 MODELS: dict[str, dict[str, object]] = {
-    "qwen3_next": QWEN_3_NEXT, "qwen3_5_text": RECURRENT, "lfm2": LFM_2, "nemotron_h": NEMOTRON_H
+    "qwen3_next": QWEN_3_NEXT, "qwen3_5_text": RECURRENT, "lfm2": LFM_2, "nemotron_h": NEMOTRON_3_SUPER
 }  # fmt: skip
 WORDS = random.Random(5).choices(range(97), k=160)
 Answer = Callable[[list[int]], list[int]]

@@ -1,0 +1,1 @@
+"""Mixtures whose experts have no gate: down(activation(up)), by products that are gathered as elsewhere."""

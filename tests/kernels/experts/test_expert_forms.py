@@ -1,0 +1,90 @@
+"""Experts with a bounded activation, and without a gate, by each path of their own, against fp64."""
+
+import pytest
+import torch
+
+from kernels.experts.formats import FewBitFormat
+from kernels.experts.kinds import ExpertFormat
+from kernels.experts.paths import EXPERTS_PATHS, ExpertsPath
+from kernels.experts.shape import ExpertForm, ExpertsShape
+from kernels.fused.capped_kind import CappedSilu
+from kernels.fused.ungated_kind import Ungated
+from kernels.vocabulary.fingerprint import Device
+from kernels.vocabulary.path import Reject
+from kernels.vocabulary.row_buckets import TokenRows
+from kernels.vocabulary.shape import Dtype
+from qualification.measure.checks.experts_checks import check_experts
+from qualification.measure.faults.experts_faults import ExpertsFault, wrong_experts
+from qualification.measure.inputs.experts_inputs import even_case, experts_cases
+from qualification.measure.orders.experts_order import check_experts_order
+
+CAPPED = CappedSilu(0.5)  # a fifth of the gates and three fifths of what they multiply are beyond it
+ROWS, CPU = TokenRows.LE_16, torch.device("cpu")
+SHAPES = (
+    ExpertsShape(Dtype.FP32, ExpertFormat.PLAIN, 5, 2, 33, 17, CAPPED, False, ROWS),
+    ExpertsShape(Dtype.FP16, ExpertFormat.PLAIN, 3, 3, 48, 40, CAPPED, False, ROWS),
+    ExpertsShape(Dtype.FP16, FewBitFormat.FP8_BLOCKS, 4, 2, 128, 128, CAPPED, False, ROWS),
+    ExpertsShape(Dtype.FP16, FewBitFormat.INT4_32, 4, 2, 72, 40, CAPPED, False, ROWS),
+    ExpertsShape(Dtype.FP32, ExpertFormat.PLAIN, 5, 2, 33, 17, Ungated.RELU2, False, ROWS),
+    ExpertsShape(Dtype.FP16, ExpertFormat.PLAIN, 4, 3, 40, 56, Ungated.RELU2, False, TokenRows.LE_128),
+)
+OF_FORM = [path for path in EXPERTS_PATHS if path.limits.form is not ExpertForm.GATED]
+PAIRS = [(path, shape) for path in OF_FORM for shape in SHAPES if not path.limits.rejections(shape)]
+TILES = [path for path in OF_FORM if path.order is not None]
+
+
+@pytest.mark.parametrize(("path", "shape"), PAIRS, ids=[f"{path.name}, {shape}" for path, shape in PAIRS])
+def test_each_path_computes_the_experts_of_its_form(
+    path: ExpertsPath, shape: ExpertsShape, device: torch.device
+) -> None:
+    if path.run is None:
+        pytest.skip("needs Triton")
+    is_triton = path.name.startswith("triton.")
+    is_slow = is_triton and shape.format is not ExpertFormat.PLAIN  # in Triton's interpreter
+    names = ("fewest",) if is_slow else ("none to most",) if is_triton else ("fewest", "none to most", "unequal")
+    cases = [it for it in experts_cases(shape, device, seed=0) if it.name in names]
+    assert {it.name: it.where for it in check_experts(path.run, cases) if not it.is_passed} == {}
+
+
+def test_a_form_is_computed_by_its_own_paths_alone() -> None:
+    for shape in SHAPES:
+        taking = [path for path in EXPERTS_PATHS if not path.limits.rejections(shape)]
+        assert taking
+        assert {path.limits.form for path in taking} == {shape.form}
+    few_bits = ExpertsShape(Dtype.BF16, FewBitFormat.FP8_ROWS, 4, 2, 64, 32, Ungated.RELU2, False, ROWS)
+    codes = {it.code for path in EXPERTS_PATHS for it in path.limits.rejections(few_bits)}
+    assert all(path.limits.rejections(few_bits) for path in EXPERTS_PATHS)
+    assert codes >= {Reject.LAYOUT}
+
+
+@pytest.mark.parametrize(
+    ("fault", "shape"),
+    [
+        (ExpertsFault.CLAMP_IGNORED, SHAPES[0]),
+        (ExpertsFault.SQUARE_LEFT_OUT, SHAPES[4]),
+        (ExpertsFault.RELU_LEFT_OUT, SHAPES[5]),
+    ],
+)
+def test_experts_with_another_activation_are_refused(fault: ExpertsFault, shape: ExpertsShape) -> None:
+    cases = experts_cases(shape, CPU, seed=0)
+    assert not all(it.is_passed for it in check_experts(wrong_experts(fault), cases))
+
+
+@pytest.mark.parametrize("path", TILES, ids=lambda path: path.name)
+def test_a_row_by_tiles_is_that_of_its_token_alone(path: ExpertsPath) -> None:
+    assert path.run is not None
+    assert path.limits.devices == {Device.CPU}
+    shape = next(it for it in SHAPES if it.form is path.limits.form)
+    case = even_case(shape, CPU, seed=1)
+
+    def computed(rows: slice) -> torch.Tensor:
+        out = torch.empty_like(case.hidden[rows])
+        given = case.hidden[rows], case.experts[rows].int(), case.weights[rows]
+        assert path.run is not None
+        path.run(*given, case.expert_weights, shape.activation, out)
+        return out
+
+    whole = computed(slice(None))
+    assert all(torch.equal(computed(slice(row, row + 1))[0], whole[row]) for row in range(len(whole)))
+    order = check_experts_order(path.run, shape, CPU, seed=0, order=path.order or "")
+    assert order.is_passed
