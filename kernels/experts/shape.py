@@ -27,7 +27,7 @@ _UNGATED = {it.value: it for it in Ungated}
 
 
 class ExpertForm(Enum):
-    """What an expert computes: each form has paths of its own."""
+    """Formula of an expert; the paths of each form are its own."""
 
     GATED = "gated"  # down(activation(gate) * up)
     CAPPED = "gated with bounds"  # the same, of which each factor is bounded
