@@ -95,7 +95,7 @@ def _read_config(folder: Path, path: Path, values: dict[str, object]) -> ModelCo
                 f"says, with its quant_method, or serve the checkpoint that it was made from"
             )
         check_file_beside(quantization, read_object(file), str(file))
-    if (folder / _MODELOPT_FILE).is_file() and values.get(CONFIG_KEY) is None:
+    if (folder / _MODELOPT_FILE).is_file() and quantization is None:
         beside = from_file_beside(read_object(folder / _MODELOPT_FILE))
         read_quantization(Fields(beside, str(folder / _MODELOPT_FILE)))  # what is wrong is named with that file
         values = {**values, CONFIG_KEY: beside}

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from qualification.decision.presets import preset_named
 from qualification.model.families.quantization_config import from_file_beside, read_quantization
 from qualification.model.families.reader import read_model
 from qualification.model.fields import Fields, ModelConfigError
@@ -274,3 +275,16 @@ def test_a_file_beside_config_must_say_the_same(tmp_path: Path, name: str, besid
     (tmp_path / file).write_text(json.dumps({**beside, **changed}))
     with pytest.raises(ModelError, match=rf"{file}: (sym|version) must be .*, as quantization_config of config.json"):
         load_config(tmp_path)
+
+
+def test_a_text_part_that_says_otherwise_than_the_whole_is_refused() -> None:
+    whole = preset_named("qwen3-vl-8b").whole
+    blocks, rows = PUBLISHED["Qwen FP8"], {"quant_method": "fp8", "modules_to_not_convert": ["lm_head"]}
+
+    def read_both(of_text: Config | None) -> str:
+        text = {**whole["text_config"], "quantization_config": of_text}  # type: ignore[dict-item]
+        return read_model({**whole, "text_config": text, "quantization_config": blocks}).layers[0].formats.qkv.name
+
+    assert [read_both(it) for it in (None, dict(blocks))] == ["fp8_blocks"] * 2
+    with pytest.raises(ModelConfigError, match="text_config: quantization_config must be absent, or as beside text_co"):
+        read_both(rows)
