@@ -231,6 +231,7 @@ BASES: dict[str, Base] = {
     "glm4v, moe": Base("glm4v, moe", {}),
     "mistral 3": Base("mistral 3", {}),
     "mistral 3, ministral": Base("mistral 3, ministral", {}),
+    "muse glimmer": Base("muse glimmer", {"num_hidden_layers": 2}),
     "kimi k2.5": Base("kimi k2.5", {"num_hidden_layers": 2}),
     "internvl, qwen3": Base("internvl, qwen3", {}),
 }

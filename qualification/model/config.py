@@ -438,6 +438,9 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     dtype: str  # of the checkpoint: "bfloat16", "float16" or "float32"
     zero_centred_norms: bool = False  # norms multiply by 1 + weight
+    zero_centred_final_norm: bool | None = None  # None: as the others
+    eps_after: float | None = None  # of the norms behind sublayers; None: norm_eps
+    norms_embedding: bool = False  # each token's embedding is normed, without a weight
     norms_subtract_mean: bool = False  # they are LayerNorms without biases; else RMSNorms
     embedding_scale: float = 1.0
     rounds_embedding_scale: bool = False  # to the dtype of the weights

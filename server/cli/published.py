@@ -148,6 +148,7 @@ PUBLISHED: tuple[PublishedModel, ...] = (
     ),
     PublishedModel("inclusionAI/Ling-mini-2.0", "BailingMoeV2ForCausalLM", 16.3),
     PublishedModel("inclusionAI/Ring-1T", "BailingMoeV2ForCausalLM", 999.7),
+    PublishedModel("meta-models/Muse-Glimmer-30B", "MuseGlimmerForConditionalGeneration", 27.9),
     PublishedModel("JetBrains/Mellum2-12B-A2.5B-Instruct", "MellumForCausalLM", 12.2, Calls.HERMES),
     PublishedModel("tencent/Hunyuan-7B-Instruct", "HunYuanDenseV1ForCausalLM", 7.5),
     PublishedModel("tencent/Hunyuan-A13B-Instruct", "HunYuanMoEV1ForCausalLM", 80.4, Calls.HUNYUAN_A13B),

@@ -179,7 +179,8 @@ class Decoder:
         self._per_layer = self._per_layer_inputs(config, weights.per_layer)
         self._has_borrowers = any(not it.has_own_keys for it in config.attentions)
         self._finish_logits = _after_head(config)
-        self._final_norm = self._norm_weight(weights.final_norm)
+        own = config.zero_centred_final_norm
+        self._final_norm = _norm_weight(weights.final_norm, config.zero_centred_norms if own is None else own)
         # Whether a sublayer's result is this rank's part of it, which the next one's norm sums up on its way in.
         self._sums_at_norms = ranks.world > 1 and sums_at_norms(config)
         head = self._operators.product(None, WeightName.HEAD, weights.head, self._in_fp32(weights.head))
@@ -547,12 +548,12 @@ class Decoder:
     def _finished(self, sublayer: Sublayer, norm: Tensor | None) -> Sublayer:
         """Wrap a sublayer with what the model does to its result before the residual is added."""
         if norm is not None:
-            sublayer = NormAfter(sublayer, self._norm_weight(norm), self.config.norm_eps)
+            eps = self.config.norm_eps if self.config.eps_after is None else self.config.eps_after
+            sublayer = NormAfter(sublayer, self._norm_weight(norm), eps)
         return sublayer if self.config.residual_scale == 1 else ScaleAfter(sublayer, self.config.residual_scale)
 
     def _norm_weight(self, weight: Tensor) -> Tensor:
-        """Return the factors of a norm: in fp32 where the checkpoint has them less one, which 16 bits would round."""
-        return weight.float() + 1 if self.config.zero_centred_norms else weight
+        return _norm_weight(weight, self.config.zero_centred_norms)
 
 
 def _observed_mixer(sublayer: Sublayer, index: int, observer: LayerObserver) -> Sublayer:
@@ -573,8 +574,16 @@ def _widened(linear: Linear) -> Linear:
     return Linear(PlainWeight(linear.weight.dequantized().float()))
 
 
+def _norm_weight(weight: Tensor, is_centred: bool) -> Tensor:
+    """Return the factors of a norm: in fp32 where the checkpoint has them less one, which 16 bits would round."""
+    return weight.float() + 1 if is_centred else weight
+
+
 def _embedding(config: ModelConfig, weight: Tensor) -> Callable[[Tensor], Tensor]:
     """token_ids [T] int64 -> a new tensor [T, hidden]."""
+    if config.norms_embedding:
+        ones = weight.new_ones(config.hidden_size)
+        return lambda token_ids: rms_norm(F.embedding(token_ids, weight), ones, config.norm_eps)
     scale = config.embedding_scale
     if config.rounds_embedding_scale:
         scale = float(torch.tensor(scale, dtype=weight.dtype))

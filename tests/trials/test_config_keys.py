@@ -77,6 +77,7 @@ def test_every_family_has_a_base() -> None:
         "llama4_text": "llama4_text",
         "qwen3_5_text": "qwen3.5",
         "qwen3_5_moe_text": "qwen3.5, moe",
+        "muse_glimmer_text": "muse glimmer",
         "bailing_moe": "bailing_moe_v2",  # its class
         "kimi_k2": "deepseek_v3",  # its class
     }

@@ -228,6 +228,17 @@ IMAGE_MODELS: tuple[ImageModel, ...] = (
         ),
     ),
     ImageModel(
+        "muse_glimmer",
+        ("MuseGlimmerForConditionalGeneration",),
+        ("muse_glimmer_text",),
+        _RENAMED,
+        ("model.vision_tower.", "model.vision_adapter.", "model.vision_projection."),
+        family_keys(
+            "text_config vision_config",
+            without_effect="image_token_id video_token_id out_hidden_size projector_hidden_size projector_hidden_act",
+        ),
+    ),
+    ImageModel(
         "mistral3",
         ("Mistral3ForConditionalGeneration",),
         ("mistral", "ministral3", "mistral4"),

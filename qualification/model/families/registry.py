@@ -42,6 +42,7 @@ from qualification.model.families.ministral3 import MINISTRAL3
 from qualification.model.families.mistral import MISTRAL
 from qualification.model.families.mistral4 import MISTRAL4
 from qualification.model.families.mixtral import MIXTRAL
+from qualification.model.families.muse_glimmer import MUSE_GLIMMER_TEXT
 from qualification.model.families.nemotron_h import NEMOTRON_H
 from qualification.model.families.nemotron_nas import NEMOTRON_NAS
 from qualification.model.families.olmo2 import OLMO2
@@ -104,6 +105,7 @@ KNOWN: tuple[Family, ...] = (
     MISTRAL,
     MISTRAL4,
     MIXTRAL,
+    MUSE_GLIMMER_TEXT,
     NEMOTRON_H,
     NEMOTRON_NAS,
     OLMO2,

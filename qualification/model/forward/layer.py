@@ -130,7 +130,7 @@ class LayerReference:
             q, k = self._normed_behind(*(self._rotated(it.changed(self._in_heads), positions) for it in (q, k)))
             return q, k, v
         if self.sentence.norms_rotating_layers:
-            q, k = (self._unit_behind(self._rotated(it.changed(self._in_heads), positions)) for it in (q, k))
+            q, k = (self._unit_normed(self._rotated(it.changed(self._in_heads), positions)) for it in (q, k))
             return self._grown(q, positions), k, v
         names = self.sentence.q_norm, self.sentence.k_norm
         q, k = (self._rotated(self._heads_normed(it, name), positions) for it, name in zip((q, k), names, strict=True))
@@ -164,8 +164,8 @@ class LayerReference:
         rope, neighbours = self.attention.rope, self.sentence.rotates_neighbours
         return rotate(heads, positions, rope, self.context, self.precision, neighbours=neighbours)
 
-    def _unit_behind(self, heads: Bounded) -> Bounded:
-        """Return rotated heads, normed without a weight where the model norms and the layer rotates."""
+    def _unit_normed(self, heads: Bounded) -> Bounded:
+        """Return heads, normed without a weight where the layer's attention has such norms."""
         if self.attention.qk_norm.name != "EACH_HEAD_UNWEIGHTED":
             return heads
         ones = torch.ones(self.attention.head_dim, dtype=torch.float64, device=heads.truth.device)
@@ -461,21 +461,21 @@ class LayerReference:
     def _added(self, residual: Bounded, added: Bounded, norm: str) -> Bounded:
         """Return residual + what a sublayer adds, normed where the family norms behind, scaled where it scales."""
         if self.sentence.order in (NormOrder.SANDWICH, NormOrder.AFTER):
-            added = self._norm(added, norm)
+            added = self._norm(added, norm, self.model.eps_after)
         if self.model.residual_scale != 1:
             added = self.precision.rounded(added.times(self.model.residual_scale))
         return self.precision.rounded(residual.plus(added))
 
-    def _norm(self, x: Bounded, name: str) -> Bounded:
+    def _norm(self, x: Bounded, name: str, eps: float | None = None) -> Bounded:
         weight = self._vector(f"{name}.weight") + self.sentence.norm_offset
         subtracts_mean = self.sentence.subtracts_mean(config_says=self.model.norms_subtract_mean)
         norm = layer_norm if subtracts_mean else rms_norm
-        return norm(x, weight, self.model.norm_eps, self.precision)
+        return norm(x, weight, self.model.norm_eps if eps is None else eps, self.precision)
 
     def _heads_normed(self, part: Bounded, name: str) -> Bounded:
-        """Return [T, heads, d], normed where the checkpoint has a norm of all heads together, or of each."""
+        """Return [T, heads, d], normed: by a weight of all heads together or of each, or without one where it is so."""
         if f"{name}.weight" not in self.tensors:
-            return part.changed(self._in_heads)
+            return self._unit_normed(part.changed(self._in_heads))
         weight = self._vector(f"{name}.weight") + self.sentence.norm_offset
         if weight.shape[0] == part.truth.shape[1] and weight.shape[0] != self.attention.head_dim:
             return rms_norm(part, weight, self.model.norm_eps, self.precision).changed(self._in_heads)

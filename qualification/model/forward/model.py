@@ -52,6 +52,9 @@ class ForwardReference:
         """Return the residual [T, hidden] of token ids [T] before the first layer."""
         rows = self.checkpoint.picked_rows(self.checkpoint.embedding, token_ids)
         found = Bounded.exact(self.precision.stored(rows))
+        if self.sentence.embedding_is_normed:
+            ones = torch.ones(self.model.hidden_size, dtype=torch.float64, device=token_ids.device)
+            found = rms_norm(found, ones, self.model.norm_eps, self.precision)
         scale = float(torch.tensor(self.model.embedding_scale, dtype=torch.float32))  # as PyTorch multiplies by it
         if self.sentence.embedding_is_scaled_by_width:
             scale = float(torch.tensor(self.model.hidden_size**0.5, dtype=self.precision.dtype))
@@ -94,7 +97,9 @@ class ForwardReference:
         )
         subtracts_mean = self.sentence.subtracts_mean(config_says=self.model.norms_subtract_mean)
         norm = layer_norm if subtracts_mean else rms_norm
-        return norm(hidden, weight + self.sentence.norm_offset, self.model.norm_eps, self.precision)
+        own = self.sentence.final_norm_offset
+        offset = self.sentence.norm_offset if own is None else own
+        return norm(hidden, weight + offset, self.model.norm_eps, self.precision)
 
     def logits(self, hidden: Bounded) -> Bounded:
         """Return the logits [R, vocab] of hidden states [R, hidden] before the final norm."""

@@ -91,6 +91,8 @@ class Sentence:
 
     norm_offset       norms multiply by offset + weight
     norms_subtract_mean  norms are LayerNorms without biases; else RMSNorms; None: as config.json says
+    final_norm_offset  that of the norm behind the last layer; None: norm_offset
+    embedding_is_normed  without a weight
     embedding_is_scaled_by_width  by sqrt(hidden size), rounded to the dtype
     qkv               the tensor of q, k and v; None: these are one each
     dense_joined      the product of gate and up, and the last one, where the first two are one tensor
@@ -98,7 +100,7 @@ class Sentence:
     q_norm, k_norm    names of the norms of queries and keys, where there are some
     gate              the product that gates the heads, where it is none of the queries'
     norms_rotated     whether these norm heads that are rotated already
-    norms_rotating_layers  whether heads that are rotated are normed without a weight, where config.json says so
+    norms_rotating_layers  whether norms without a weight, where config.json asks for them, are of heads rotated already
     feed_forward      a dense one; feeds_ungated: down(relu(up)^2)
     attention         what the names of attention's products begin with
     embedding         the name of the embedding
@@ -119,6 +121,8 @@ class Sentence:
     order: NormOrder = NormOrder.BEFORE
     norm_offset: float = 0.0
     norms_subtract_mean: bool | None = False
+    final_norm_offset: float | None = None
+    embedding_is_normed: bool = False
     embedding_is_scaled_by_width: bool = False
     qkv: str | None = None
     dense_joined: tuple[str, str] | None = None
@@ -370,6 +374,14 @@ SENTENCES: dict[str, Sentence] = {
         mixture=MixtureSentence(
             "block_sparse_moe.gate", "block_sparse_moe.experts", "w1", "w3", "w2", scores=Scoring.SOFTMAX_OF_CHOSEN
         )
+    ),
+    "muse_glimmer_text": Sentence(
+        NormOrder.SANDWICH,
+        norm_offset=1.0,
+        final_norm_offset=0.0,
+        embedding_is_normed=True,
+        head_gate=HeadGate.SIGMOID,
+        gate="self_attn.gate_proj",
     ),
     "nemotron_h": Sentence(
         feed_forward="mixer",

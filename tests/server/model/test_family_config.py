@@ -55,6 +55,7 @@ ARCHITECTURES = {
     "hunyuan_v1_moe": "HunYuanMoEV1ForCausalLM",
     "hy_v3": "HYV3ForCausalLM",
     "internvl": "InternVLForConditionalGeneration",
+    "muse_glimmer": "MuseGlimmerForConditionalGeneration",
     "internvl_chat": "InternVLChatModel",
     "kimi_k25": "KimiK25ForConditionalGeneration",
     "laguna": "LagunaForCausalLM",
@@ -366,6 +367,11 @@ def test_phi3_is_served_with_a_plain_rotation(scaling: object, tmp_path: Path) -
             "internvl",
             {"model_type": "minimax_m3_vl", "text_config": {}},
             "not supported: its attention reads blocks of keys that an indexer chooses, which no path computes: serve",
+        ),
+        (
+            "muse_glimmer",
+            {"text_config": {**SHARED, "layer_rope_theta": [0, 500.0, 500.0, 0]}},
+            r"layer_rope_theta must be a list of 4 numbers that are 0 or rope_theta \(10000\)",
         ),
         ("internvl_chat", {"llm_config": {"model_type": "internlm2"}}, "llm_config: model_type must be one of qwen2"),
         (
