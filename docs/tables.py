@@ -118,7 +118,7 @@ def families_list() -> str:
 
 
 def image_models_list() -> str:
-    return " ".join(f"`{model.model_type}`" for model in IMAGE_MODELS)
+    return " ".join(f"`{it}`" for it in dict.fromkeys(model.model_type for model in IMAGE_MODELS))
 
 
 def towers_list() -> str:

@@ -165,6 +165,11 @@ PUBLISHED: tuple[PublishedModel, ...] = (
         "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16", "NemotronHForCausalLM", 120.7, Calls.QWEN3_CODER,
         preset="nemotron-3-super-120b-a12b",
     ),
+    PublishedModel(
+        "nvidia/Nemotron-3-Nano-Omni-30B-A3B-Reasoning-BF16", "NemotronH_Nano_Omni_Reasoning_V3", 31.6,
+        Calls.QWEN3_CODER,
+    ),
+    PublishedModel("nvidia/NVIDIA-Nemotron-Nano-12B-v2-VL-BF16", "NemotronH_Nano_VL_V2", 12.3, Calls.NEMOTRON_JSON),
     PublishedModel("nvidia/Llama-3_3-Nemotron-Super-49B-v1_5", "DeciLMForCausalLM", 49.9, Calls.NEMOTRON_JSON),
     PublishedModel("tencent/Hy3-preview", "HYV3ForCausalLM", 295.0, Calls.HY_V3),
     PublishedModel(
@@ -183,6 +188,7 @@ PUBLISHED: tuple[PublishedModel, ...] = (
 )  # fmt: skip
 # Classes of transformers that are served, and of which no checkpoint is known or none is served on a GPU as yet.
 UNPUBLISHED = (
+    "NemotronH_Omni_Reasoning_V3",
     "Gemma4ForCausalLM",
     "Gemma4UnifiedForCausalLM",
     "Glm46VForConditionalGeneration",

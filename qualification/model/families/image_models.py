@@ -66,6 +66,19 @@ _VISUAL = ("visual.", "model.visual.")
 _TOWERS_OF_GEMMA_4 = (
     "model.vision_tower.", "model.audio_tower.", "model.embed_vision.", "model.embed_audio.", "model.vision_embedder.",
 )  # fmt: skip
+# Beside the text of a Nemotron: keys of its class in transformers, then those of the published files.
+_BESIDE_NEMOTRON = (
+    "audio_config downsample_ratio force_image_size projector_hidden_size vision_hidden_size image_token_id "
+    "video_token_id audio_token_id video_pruning_rate video_temporal_patch_size "
+    "sound_config vit_hidden_size img_context_token_id video_context_token_id sound_context_token_id img_context_token "
+    "video_context_token sound_context_token img_start_token img_end_token image_tag_type max_sequence_length "
+    "norm_mean norm_std patch_size ps_version template use_thumbnail attn_implementation"
+)
+_NEMOTRON_OMNI = ("NemotronH_Omni_Reasoning_V3", "NemotronH_Nano_Omni_Reasoning_V3")
+_TOWERS_OF_NEMOTRON = (
+    "vision_model.", "vision_final_layernorm.", "mlp1.", "multi_modal_projector.", "sound_encoder.",
+    "sound_projection.", "audio_tower.", "embed_audio.",
+)  # fmt: skip
 _TEXTS_OF_INTERNVL = ("qwen2", "qwen3", "qwen3_moe", "gpt_oss", "llama")
 IMAGE_MODELS: tuple[ImageModel, ...] = (
     ImageModel(
@@ -287,12 +300,33 @@ IMAGE_MODELS: tuple[ImageModel, ...] = (
         text_chooses=True,
         text="llm_config",
     ),
+    *(
+        ImageModel(
+            model_type,
+            architectures,
+            ("nemotron_h",),
+            {"language_model.": ""},
+            _TOWERS_OF_NEMOTRON,
+            family_keys(f"{text} vision_config", without_effect=_BESIDE_NEMOTRON),
+            text=text,
+        )
+        for model_type, text, architectures in (
+            ("nemotron_h_omni", "text_config", _NEMOTRON_OMNI),
+            ("nemotron_h_omni", "llm_config", _NEMOTRON_OMNI),
+            ("NemotronH_Nano_Omni_Reasoning_V3", "llm_config", _NEMOTRON_OMNI),
+            ("NemotronH_Nano_VL_V2", "llm_config", ("NemotronH_Nano_VL_V2",)),
+        )
+    ),
 )
 
 
 def image_model_of(config: Mapping[str, object]) -> ImageModel | None:
-    """Return which of them a parsed config.json is of; None for text alone, and for one that is not known."""
-    return next((model for model in IMAGE_MODELS if model.model_type == config.get("model_type")), None)
+    """Return which of them a parsed config.json is of; None for text alone, and for one that is not known.
+
+    Of two of one model_type it is the one that has its text under a key that is there, else the first.
+    """
+    found = [model for model in IMAGE_MODELS if model.model_type == config.get("model_type")]
+    return next((model for model in found if model.text in config), found[0] if found else None)
 
 
 def text_section(config: Mapping[str, object]) -> Mapping[str, object] | None:

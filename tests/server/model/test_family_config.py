@@ -89,6 +89,17 @@ OPENGVLAB: dict[str, object] = {
     "system_message": None, "template": "internvl2_5", "tie_word_embeddings": False, "torch_dtype": "bfloat16",
     "transformers_version": None, "use_backbone_lora": 0, "use_llm_lora": 0, "use_thumbnail": True, "vision_config": {},
 }  # fmt: skip
+OMNI = "NemotronH_Nano_Omni_Reasoning_V3"
+# Keys of the published files of Nemotron Nano VL and Omni, which transformers reads under other names.
+NVIDIA_IMAGES: dict[str, object] = {
+    "architectures": ["NemotronH_Nano_VL_V2"], "auto_map": {}, "downsample_ratio": 0.5, "eos_token_id": 12,
+    "force_image_size": 512, "image_tag_type": "internvl", "img_context_token": "<image>", "img_context_token_id": 18,
+    "img_end_token": "</img>", "img_start_token": "<img>", "llm_config": {"model_type": "nemotron_h"},
+    "max_sequence_length": 131072, "norm_mean": [0.5] * 3, "norm_std": [0.5] * 3, "patch_size": 16,
+    "projector_hidden_size": 20480, "ps_version": "v2", "sound_config": {}, "sound_context_token_id": 27,
+    "template": "nemotron5h-aligned", "torch_dtype": "bfloat16", "use_thumbnail": True,
+    "video_context_token_id": 131081, "video_pruning_rate": 0.7, "vision_config": {}, "vit_hidden_size": 1280,
+}  # fmt: skip
 ON = {"use_sliding_window": True, "sliding_window": 512}
 MIXED = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]
 # As the published file has it, with a layer behind the last one.
@@ -303,7 +314,8 @@ def test_every_key_of_transformers_class_is_known(family: Family) -> None:
 @pytest.mark.parametrize("model", IMAGE_MODELS, ids=lambda model: model.model_type)
 def test_every_key_of_an_image_model_is_known(model: ImageModel) -> None:
     as_saved = "internvl" if model.model_type == "interns1" else model.model_type  # which transformers lacks
-    keys = OPENGVLAB if as_saved == "internvl_chat" else AutoConfig.for_model(as_saved).to_dict()
+    published = {"internvl_chat": OPENGVLAB} | dict.fromkeys(("NemotronH_Nano_VL_V2", OMNI), NVIDIA_IMAGES)
+    keys = published.get(as_saved) or AutoConfig.for_model(as_saved).to_dict()
     keys = {**keys, "model_type": model.model_type}
     assert unknown_keys(keys, family_named(model.text_family(keys, "config.json"), "config.json")) == []
 

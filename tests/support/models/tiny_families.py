@@ -149,6 +149,8 @@ from transformers import (
     Step3p7ForConditionalGeneration,
 )
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+from transformers.models.nemotron_h_omni.configuration_nemotron_h_omni import NemotronH_Omni_Reasoning_V3_Config
+from transformers.models.nemotron_h_omni.modeling_nemotron_h_omni import NemotronH_Omni_Reasoning_V3
 
 from server.model.decoder import Decoder
 from server.model.load.load import load_config, load_decoder
@@ -962,6 +964,12 @@ IMAGE_MODELS: dict[str, tuple[type, type, dict[str, object], dict[str, object]]]
 }
 # Models of which transformers has no class, in its words for another one: their own model_type, class, key of the text
 # part, and names.
+IMAGE_MODELS["nemotron 3 omni"] = (
+    NemotronH_Omni_Reasoning_V3_Config,
+    NemotronH_Omni_Reasoning_V3,
+    {**NEMOTRON_3, "model_type": "nemotron_h"},
+    {**VISION, "model_type": "radio", "patch_size": 4, "image_size": 16, "video_temporal_patch_size": 2},
+)
 WRITTEN_OTHERWISE: dict[str, tuple[str, str, str, Mapping[str, str]]] = {
     "internvl, as opengvlab": (
         "internvl_chat",
@@ -970,7 +978,9 @@ WRITTEN_OTHERWISE: dict[str, tuple[str, str, str, Mapping[str, str]]] = {
         {"vision_tower.": "vision_model.", "multi_modal_projector.": "mlp1."},
     ),
     "intern s1": ("interns1", "InternS1ForConditionalGeneration", "text_config", {}),
+    "nemotron nano vl": ("NemotronH_Nano_VL_V2", "NemotronH_Nano_VL_V2", "llm_config", {}),
 }
+IMAGE_MODELS["nemotron nano vl"] = IMAGE_MODELS["nemotron 3 omni"]
 IMAGE_MODELS["internvl, as opengvlab"] = IMAGE_MODELS["internvl, qwen3"]
 IMAGE_MODELS["intern s1"] = IMAGE_MODELS["internvl, qwen3_moe"]
 # Names as the published files have them, and as classes that have one model for all parts save them: they then have a
