@@ -408,6 +408,17 @@ FAULTS: dict[str, Fault] = {
         "glm", "residual behind the feed-forward",
         tensors=replaced("correction_bias", lambda it: (it * 32).round() / 32),
     ),
+    "latent of experts skipped": Fault(
+        "nemotron 3 super", "residual behind the feed-forward",
+        tensors=replaced("fc1_latent_proj", lambda it: torch.eye(*it.shape)),
+    ),
+    "product behind experts skipped": Fault(
+        "nemotron 3 super", "residual behind the feed-forward",
+        tensors=replaced("fc2_latent_proj", lambda it: torch.eye(*it.shape)),
+    ),
+    "scale of experts' weights left out": Fault(
+        "nemotron 3", "residual behind the feed-forward", {"routed_scaling_factor": 1.0}
+    ),
     "head tied where it is not": Fault("llama", "logits", decoder=tied),
     "one tensor loaded twice": Fault(
         "llama", "values", tensors=moved(lambda it: it.replace("1.self_attn.v_proj.w", "1.self_attn.k_proj.w"))
