@@ -1,7 +1,9 @@
-"""Kernels compiled before the attention tests of a GPU run, counted; and calls compiled that no GPU has run."""
+"""Kernels compiled before the attention tests of a GPU run, counted; and what each Triton path launches, compiled."""
 
 import pytest
 
+from kernels.catalog import ALL_PATHS
+from kernels.vocabulary.operators import Operator
 from support.compiled.compile_outside import run_outside
 
 pytestmark = pytest.mark.sm90
@@ -32,13 +34,11 @@ def test_every_kernel_of_attention_is_compiled_ahead() -> None:
     assert few.keys() <= FEW_HEAD_DIMS, few
 
 
-def test_calls_of_paths_that_no_gpu_has_run_compile_for_prompts_chunks_and_tokens() -> None:
-    found = run_outside("attention_calls_compile.py")
-    assert {name: len(kernels) for name, kernels in found.items()} == {
-        f"{path} {name} d{head_dim}": num_kernels
-        for path, head_dims in (("run_ordered", (64, 128, 256)), ("run_latent", (576,)))
-        for head_dim in head_dims
-        for name, num_kernels in (("prompt", 1), ("chunk", 1), ("token", 2))
-    }
-    shared = {name: max(it["shared"] for it in kernels) for name, kernels in found.items()}
-    assert max(it for name, it in shared.items() if "ordered" in name) <= 99 << 10, shared  # an sm_89's
+def test_what_each_triton_path_launches_compiles() -> None:
+    launched = run_outside("paths_compile.py")
+    served = [it for it in ALL_PATHS if it.name.startswith("triton.") and it.operator is not Operator.COLLECTIVE]
+    assert [*launched] == [path.name for path in served]
+    for path in served:
+        assert launched[path.name], path.name
+        others = [it for it in launched[path.name] if not any(name in it for name in path.kernel_names)]
+        assert not others, (path.name, others)

@@ -1,0 +1,126 @@
+"""Compiles what the calls of every Triton path launch, for sm_90, and runs none of it; prints the kernels as JSON.
+
+A program of its own: where Triton's interpreter is on, as in the tests of the kernels, nothing can be compiled.
+"""
+
+import json
+import sys
+from collections.abc import Hashable, Iterator
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from triton import JITFunction
+from triton.runtime import driver
+
+from kernels.calls import processors
+from kernels.catalog import ALL_PATHS
+from kernels.experts.formats import FewBitFormat
+from kernels.experts.kinds import ExpertFormat
+from kernels.experts.shape import ExpertsShape
+from kernels.fused.activation_kind import Activation
+from kernels.fused.capped_kind import CappedSilu
+from kernels.portable.launch_config import SHARED_BYTES_HOPPER
+from kernels.vocabulary.buckets import Bucket
+from kernels.vocabulary.cache_dtype import FP8
+from kernels.vocabulary.latent_shape import latent_dim_of
+from kernels.vocabulary.operators import AnyShape, Operator
+from kernels.vocabulary.path import AnyPath
+from kernels.vocabulary.row_buckets import TokenRows
+from kernels.vocabulary.shape import AttentionShape, Dtype
+from qualification.measure.faults import (
+    attention_faults,
+    convolution_faults,
+    experts_faults,
+    fp8_faults,
+    int4_faults,
+    latent_faults,
+    recurrence_faults,
+)
+from qualification.measure.trials.trial import trial_of
+from support.compiled.sm90_driver import Hopper
+
+CPU = torch.device("cpu")
+HEAD_DIMS = (64, 128, 256, 512)  # one of each tile
+OF_HOPPER = {processors.shared_bytes: SHARED_BYTES_HOPPER, processors.num_processors: 132}
+
+
+def shapes() -> Iterator[AnyShape]:
+    """Small shapes of each operator in bf16, as the checker's own trial has them, and with wider heads."""
+    for shape in attention_faults.trial_shapes(Dtype.BF16):
+        yield from (replace(shape, head_dim=head_dim) for head_dim in HEAD_DIMS)
+        yield replace(shape, kv_dtype=FP8)
+        yield replace(shape, context_bucket=Bucket.LE_2K)
+    yield from latent_faults.trial_shapes_of_latents(Dtype.BF16)
+    yield from experts_faults.trial_shapes(Dtype.BF16)
+    for kind, activation in ((FewBitFormat.FP8_ROWS, Activation.SILU), (ExpertFormat.PLAIN, CappedSilu(7.0))):
+        yield ExpertsShape(Dtype.BF16, kind, 5, 2, 96, 72, activation, False, TokenRows.LE_16)
+    yield from fp8_faults.trial_shapes()
+    yield from int4_faults.trial_shapes()
+    yield from recurrence_faults.trial_shapes(Dtype.BF16)
+    yield from convolution_faults.trial_shapes(Dtype.BF16)
+
+
+def kind_of(shape: AnyShape) -> Hashable:
+    """Return what is compiled once a path: of attention each phase, width of heads and mask."""
+    if isinstance(shape, AttentionShape):
+        return (
+            shape.phase,
+            shape.context_bucket,
+            shape.kv_dtype,
+            shape.head_dim,
+            latent_dim_of(shape),
+            shape.mask,
+            shape.window is None,
+        )
+    return getattr(shape, "phase", None), getattr(shape, "format", None), getattr(shape, "activation", None)
+
+
+class Zeroed(TorchFunctionMode):
+    """Tensors that no kernel fills hold zeros: PyTorch takes rows by some."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        return found.zero_() if func in (torch.empty, torch.empty_like, torch.Tensor.new_empty) else found
+
+
+def launched(path: AnyPath, shape: AnyShape) -> set[str]:
+    """Compile what the calls of a trial launch, of experts the first one; return the kernels' names."""
+    found: set[str] = set()
+    run = JITFunction.run
+
+    def compiled(kernel: Any, *arguments: Any, **options: Any) -> Any:
+        found.add(kernel.__name__)
+        return run(kernel, *arguments, **{**options, "warmup": True})
+
+    assert path.run is not None
+    JITFunction.run = compiled
+    try:
+        calls = trial_of(shape).calls(shape, path.run, CPU, seed=1)
+        with Zeroed():
+            for call in calls if not isinstance(shape, ExpertsShape) else islice(calls, 1):
+                call()
+    finally:
+        JITFunction.run = run
+    return found
+
+
+def main() -> None:
+    driver.set_active(Hopper())
+    for module in [it for name, it in sys.modules.items() if name.startswith(("kernels.", "qualification."))]:
+        for name, known in [*vars(module).items()]:
+            if isinstance(known, Hashable) and known in OF_HOPPER:
+                setattr(module, name, lambda _, value=OF_HOPPER[known]: value)
+    report: dict[str, list[str]] = {}
+    for path in ALL_PATHS:
+        if not path.name.startswith("triton.") or path.operator is Operator.COLLECTIVE:  # whose calls wait for ranks
+            continue
+        served = {kind_of(it): it for it in shapes() if path.serves(it) and not path.limits.rejections(it)}
+        report[path.name] = sorted(set().union(*(launched(path, shape) for shape in served.values())))
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()
