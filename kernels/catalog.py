@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
+from kernels.asymmetric.eager import run_asymmetric_cpu, run_asymmetric_math, run_asymmetric_tiles
 from kernels.calls import launch
 from kernels.collective.paths import COLLECTIVE_PATHS, collective_paths_on
 from kernels.convolution.paths import CONVOLUTION_PATHS
@@ -21,6 +22,7 @@ from kernels.vocabulary.fingerprint import Device
 from kernels.vocabulary.path import AnyPath, KernelPath, Limits, RunAttention, Tier
 from kernels.vocabulary.path_order import competes_on, tier_of
 from kernels.vocabulary.shape import PLANNED_PHASES, Dtype, Mask, Phase
+from kernels.vocabulary.value_shape import Values
 
 if TYPE_CHECKING:
     import torch
@@ -208,10 +210,19 @@ def _ordered_triton_path(run: RunAttention | None) -> KernelPath:
 
 def _latent_triton_path(run: RunAttention | None) -> KernelPath:
     """Return the Triton path of all phases for values that are the first numbers of the keys."""
-    limits = replace(_TRITON_LIMITS, max_head_dim=576, max_latent_dim=512)
+    limits = replace(_TRITON_LIMITS, max_head_dim=576, max_values=Values(512, is_latent=True))
     return KernelPath(
         "triton.latent", Tier.FIRST, limits, _digest("latent.portable"), ("hallmark_latent",), run, is_capturable=True
     )
+
+
+def _asymmetric_triton_path(run: RunAttention | None) -> KernelPath:
+    """Return the Triton path of all phases for values of fewer numbers than keys; its bits depend on own keys only."""
+    limits = replace(_TRITON_LIMITS, max_values=Values(256))
+    return KernelPath(
+        "triton.asymmetric", Tier.FIRST, limits, _digest("asymmetric.portable"), ("hallmark_asymmetric",), run,
+        is_capturable=True, order="keys512.asymmetric",
+    )  # fmt: skip
 
 
 def _sdpa_path(
@@ -237,10 +248,12 @@ def _bundled_paths() -> tuple[KernelPath, ...]:
             _ordered_hopper_path(None),
             _ordered_triton_path(None),
             _latent_triton_path(None),
+            _asymmetric_triton_path(None),
             _fp8_hopper_path(None),
             _fp8_triton_path(Phase.EXTEND, None, "hallmark_extend_fp8"),
             _fp8_triton_path(Phase.DECODE, None, "hallmark_decode_fp8"),
         )
+    from kernels.asymmetric.portable import run_asymmetric
     from kernels.fp8_cache.decode import run_decode_fp8
     from kernels.fp8_cache.extend import run_extend_fp8
     from kernels.fp8_cache.hopper.launch import run_decode_fp8_hopper
@@ -278,6 +291,7 @@ def _bundled_paths() -> tuple[KernelPath, ...]:
         _ordered_hopper_path(run_hopper_ordered),
         _ordered_triton_path(run_ordered),
         _latent_triton_path(run_latent),
+        _asymmetric_triton_path(run_asymmetric),
         _fp8_hopper_path(run_decode_fp8_hopper),
         _fp8_triton_path(Phase.EXTEND, run_extend_fp8, "hallmark_extend_fp8"),
         _fp8_triton_path(Phase.DECODE, run_decode_fp8, "hallmark_decode"),
@@ -347,8 +361,19 @@ _FP8_MATH_LIMITS = replace(
 
 # Over values that are the first numbers of the keys. PyTorch's CPU attention takes heads of any size; up to 256 numbers
 # are proven of others, these at 576.
-_LATENT_CPU_LIMITS = replace(_CPU_LIMITS, max_head_dim=576, max_latent_dim=512)
-_LATENT_MATH_LIMITS = replace(_MATH_LIMITS, max_latent_dim=1024)
+_LATENT_CPU_LIMITS = replace(_CPU_LIMITS, max_head_dim=576, max_values=Values(512, is_latent=True))
+_LATENT_MATH_LIMITS = replace(_MATH_LIMITS, max_values=Values(1024, is_latent=True))
+
+# Over values of fewer numbers than keys, which are padded as they are read.
+_ASYMMETRIC_CPU_LIMITS = replace(_CPU_LIMITS, max_values=Values(256))
+_ASYMMETRIC_MATH_LIMITS = replace(_MATH_LIMITS, max_values=Values(1024))
+_TILES_LIMITS = Limits(
+    devices=frozenset({Device.CPU}),
+    phases=_ALL_PHASES,
+    dtypes=_ALL_DTYPES,
+    max_head_dim=1024,
+    masks=frozenset({Mask.CAUSAL, Mask.SPANS}),
+)
 
 # In the order of preference: what we want to serve, then what we serve when we cannot, each path named in metrics.
 PATHS: tuple[KernelPath, ...] = (
@@ -407,17 +432,37 @@ PATHS: tuple[KernelPath, ...] = (
     KernelPath(
         "torch.attention.tiles",
         tier_of("torch.attention.tiles"),
-        Limits(
-            devices=frozenset({Device.CPU}),
-            phases=_ALL_PHASES,
-            dtypes=_ALL_DTYPES,
-            max_head_dim=1024,
-            masks=frozenset({Mask.CAUSAL, Mask.SPANS}),
-        ),
+        _TILES_LIMITS,
         _digest("sdpa.key_tiles"),
         (*GEMMS, *TORCH_HELPERS),
         run_attention_tiles,
         order="keys128",
+    ),
+    KernelPath(
+        "sdpa.cpu.asymmetric",
+        tier_of("sdpa.cpu.asymmetric"),
+        _ASYMMETRIC_CPU_LIMITS,
+        _digest("asymmetric.eager"),
+        ("_scaled_dot_product_flash_attention_for_cpu",),
+        run_asymmetric_cpu,
+    ),
+    KernelPath(
+        "sdpa.math.asymmetric",
+        tier_of("sdpa.math.asymmetric"),
+        _ASYMMETRIC_MATH_LIMITS,
+        _digest("asymmetric.eager"),
+        (*GEMMS, "softmax", *TORCH_HELPERS),
+        run_asymmetric_math,
+        competes_on=competes_on("sdpa.math.asymmetric"),
+    ),
+    KernelPath(
+        "torch.attention.asymmetric.tiles",
+        tier_of("torch.attention.asymmetric.tiles"),
+        replace(_TILES_LIMITS, max_values=Values(1024)),
+        _digest("asymmetric.eager"),
+        (*GEMMS, *TORCH_HELPERS),
+        run_asymmetric_tiles,
+        order="keys128.asymmetric",
     ),
 )
 

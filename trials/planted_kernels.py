@@ -32,6 +32,7 @@ from qualification.measure.costs.timing import time_call
 from qualification.measure.faults.attention_faults import (
     Fault,
     can_show,
+    narrow_trial_shapes,
     spoil_tile,
     trial_of_many_tiles,
     trial_shapes,
@@ -77,7 +78,7 @@ def wrong_kernels(place: Place) -> Iterator[tuple[str, Callable[[], Found]]]:
     inputs = {
         shape: (list(cases(shape, place.device, seed=0)), References())
         for dtype in place.dtypes
-        for shape in trial_shapes(dtype)
+        for shape in (*trial_shapes(dtype), *narrow_trial_shapes(dtype))
     }
     for fault in Fault:
         yield f"wrong kernel: {fault.value}", partial(_refused, fault, inputs)
@@ -91,7 +92,7 @@ def _refused(fault: Fault, inputs: dict[AttentionShape, tuple[list[Case], Refere
             if not can_show(fault, shape):
                 continue
             failed = [check.name for check in check_path(wrong_kernel(fault), its, references) if not check.is_passed]
-            found[f"{shape.phase.value} {shape.dtype.value}"] = failed
+            found[str(shape)] = failed
             passed += [] if failed else [str(shape)]
     if fault is Fault.NONE:
         return len(passed) == len(found), {"shapes": len(found), "passed": len(passed)}

@@ -1,9 +1,8 @@
 """The least time of a whole step, by the FLOPs and bytes of a model."""
 
-from kernels.vocabulary.cache_dtype import cached_bytes
 from kernels.vocabulary.shape import Dtype, num_visible_pairs
 from qualification.measure.costs.ceilings import Ceilings
-from qualification.model.config import ModelConfig, num_parameters, weight_bytes
+from qualification.model.config import ModelConfig, cached_bytes_of, num_parameters, weight_bytes
 
 
 def step_floor_ms(
@@ -17,10 +16,10 @@ def step_floor_ms(
     flops = 2 * (layers * num_tokens + embedding * len(rows))
     num_bytes = weight_bytes(config, dtype, num_tokens) - num_looked_up * dtype.num_bytes
     for attention in config.attentions:
-        window, kv_bytes = attention.window, attention.num_kv_heads * cached_bytes(kv_dtype, attention.head_dim)
-        kv_bytes *= 2 if attention.latent_dim is None else 1  # values are numbers of the keys
+        window, kv_bytes = attention.window, cached_bytes_of(attention, kv_dtype)
+        dims = attention.head_dim + (attention.head_dim if attention.values is None else attention.values.dim)
         for num_queries, context in rows:
-            flops += 4 * num_visible_pairs(num_queries, context, window) * attention.query_size
+            flops += 2 * num_visible_pairs(num_queries, context, window) * attention.num_heads * dims
             num_read = context if window is None else min(context, window + num_queries - 1)
             num_bytes += kv_bytes * num_read  # those that this step writes too, once
     return ceilings.floor_us(flops, num_bytes) / 1e3

@@ -33,6 +33,8 @@ OPERATORS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "hallmark_ordered_combine",
             "hallmark_latent",
             "hallmark_latent_combine",
+            "hallmark_asymmetric",
+            "hallmark_asymmetric_combine",
             "hallmark_gluon_*",
             "aten::_scaled_dot_product_flash*",
             "aten::_scaled_dot_product_efficient*",
@@ -84,7 +86,7 @@ NAMED: tuple[NamedKernels, ...] = (
     # Ours, by the whole names of their jitted functions.
     NamedKernels("norm, with the residual's sum", ("_rms_norm_kernel", "_layer_norm_kernel")),
     NamedKernels("norm of all heads of several ranks", ("_mean_squares_kernel", "_norm_by_kernel")),
-    NamedKernels("rotation and the write of keys and values", ("_rope_and_write_kv_kernel",)),
+    NamedKernels("rotation and the write of keys and values", ("_rope_and_write_kv_kernel", "_asymmetric_kv_kernel")),
     NamedKernels("norm of latents, rotation, and their write", ("_latent_kv_kernel",)),
     NamedKernels("rotation of an image's queries and keys", ("_turn_heads_kernel",)),
     NamedKernels("norm of each head of the values", ("_norm_heads_kernel",)),

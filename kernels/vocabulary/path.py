@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.fingerprint import Device, Fingerprint
-from kernels.vocabulary.latent_shape import latent_dim_of
 from kernels.vocabulary.operators import AnyShape, Operator, operator_of
 from kernels.vocabulary.shape import AttentionShape, Dtype, Mask, Phase
+from kernels.vocabulary.value_shape import Values, values_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -155,7 +155,7 @@ class Limits:
     kv_dtypes: frozenset[Dtype] | None = None  # of keys and values; None: those of `dtypes`
     max_window: int | None = None  # of keys: a path for short windows takes no wider one, and not none
     group_multiple: int = 1  # of the query heads of a KV head
-    max_latent_dim: int | None = None  # a path for values that are the first numbers of the keys takes no others
+    max_values: Values | None = None  # the widest; a path for values of another size than keys takes no others
 
     def rejections(self, shape: AttentionShape) -> list[Rejection]:
         """Every reason of the shape, not of the machine, why it cannot be computed."""
@@ -164,7 +164,7 @@ class Limits:
 
 # Computes attention of one batch into `out`, which it fills completely. q, out: [tokens, heads, head_dim]; k, v:
 # packed [tokens, kv_heads, head_dim] in prefill, pages [num_pages, page_size, kv_heads, head_dim] otherwise. Of a shape
-# with a latent, v is the view of the first numbers of k's heads, and out has as many.
+# with values of another size, v and out have heads of that size; of latents, v is the view of the first numbers of k's.
 RunAttention = Callable[["Tensor", "Tensor", "Tensor", "AttentionBatch", "AttentionFlags", "Tensor"], None]
 
 
@@ -213,7 +213,7 @@ def _layout_rejections(limits: Limits, shape: AttentionShape) -> list[Rejection]
     elif shape.head_dim % limits.head_dim_multiple:
         detail = f"takes multiples of {limits.head_dim_multiple}, the shape has {shape.head_dim}"
         found.append(Rejection(Reject.HEAD_DIM, detail))
-    if (reason := _latent_reason(limits.max_latent_dim, latent_dim_of(shape))) is not None:
+    if (reason := _values_reason(limits.max_values, shape)) is not None:
         found.append(Rejection(Reject.LAYOUT, reason))
     if (group := shape.num_heads // shape.num_kv_heads) % limits.group_multiple:
         detail = f"takes multiples of {limits.group_multiple} query heads of a KV head, the shape has {group}"
@@ -227,12 +227,22 @@ def _layout_rejections(limits: Limits, shape: AttentionShape) -> list[Rejection]
     return found
 
 
-def _latent_reason(most: int | None, latent_dim: int | None) -> str | None:
-    if latent_dim is None:
-        return None if most is None else "takes values that are a part of the keys, the shape has others"
+def _values_reason(most: Values | None, shape: AttentionShape) -> str | None:
+    values = values_of(shape)
     if most is None:
-        return f"takes values of their own, the shape's are the first {latent_dim} numbers of the keys"
-    return None if latent_dim <= most else f"takes values of at most {most} numbers, the shape has {latent_dim}"
+        return None if values is None else f"takes values as wide as keys, the shape has {_described(values)}"
+    if values is None:
+        return f"takes {_described(most)}, the shape has values as wide as keys"
+    if values.is_latent is not most.is_latent:
+        return f"takes {_described(most)}, the shape has {_described(values)}"
+    widest = min(most.dim, shape.head_dim)
+    return None if values.dim <= widest else f"takes values of at most {widest} numbers, the shape has {values.dim}"
+
+
+def _described(values: Values) -> str:
+    if values.is_latent:
+        return f"values that are the first {values.dim} numbers of the keys"
+    return f"values of {values.dim} numbers of their own"
 
 
 def _values(dtypes: frozenset[Dtype]) -> str:

@@ -9,10 +9,10 @@ from kernels.experts.shape import ExpertsShape
 from kernels.recurrence.shape import RecurrenceShape
 from kernels.vocabulary.buckets import Bucket, buckets_up_to
 from kernels.vocabulary.cache_dtype import FP8
-from kernels.vocabulary.latent_shape import latent_shape
 from kernels.vocabulary.operators import AnyShape
 from kernels.vocabulary.row_buckets import TokenRows
 from kernels.vocabulary.shape import AttentionShape, Dtype, Mask, Phase
+from kernels.vocabulary.value_shape import Values, with_values
 from qualification.decision.linear_shapes import linear_shapes_needed
 from qualification.decision.tower_shapes import tower_shapes_needed
 from qualification.model.config import ExpertsConfig, ModelConfig
@@ -33,7 +33,7 @@ class AttentionSignature:
     sinks: bool = False
     spans: bool = False  # prompts may hold images, whose tokens see each other both ways
     skips_fp8_cache: bool = False  # a cache of 8 bits holds these layers' keys and values in the model's dtype
-    latent_dim: int | None = None  # values are the first so many numbers of the keys
+    values: Values | None = None  # where they have another size than the keys
 
     def __str__(self) -> str:
         """One word, usable as a file name and unique for every signature."""
@@ -48,8 +48,8 @@ class AttentionSignature:
             parts.append("spans")
         if self.skips_fp8_cache:
             parts.append("kv16")
-        if self.latent_dim is not None:
-            parts.append(f"latent{self.latent_dim}")
+        if self.values is not None:
+            parts.append(str(self.values).replace("-", ""))
         return "-".join(parts)
 
 
@@ -117,8 +117,7 @@ def shapes_needed(signature: AttentionSignature, limits: ServingLimits) -> tuple
         for phase, query, context in layouts
         if mask is Mask.CAUSAL or phase not in single
     )
-    latent_dim = signature.latent_dim
-    return tuple(it if latent_dim is None else latent_shape(it, latent_dim) for it in found)
+    return tuple(with_values(it, signature.values) for it in found)
 
 
 def plan_shapes(
@@ -263,7 +262,7 @@ def signatures_of(model: ModelConfig, tensor_parallel_size: int = 1) -> tuple[At
             sinks=attention.has_sinks,
             spans=attention.sees_spans,
             skips_fp8_cache=attention.skips_fp8_cache,
-            latent_dim=attention.latent_dim,
+            values=attention.values,
         )
         windows.setdefault(kind, []).append(attention.window)
     return tuple(replace(kind, windows=distinct_windows(found)) for kind, found in windows.items())

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from kernels.vocabulary.fingerprint import Fingerprint
-from kernels.vocabulary.latent_shape import any_flops, any_hbm_bytes
 from kernels.vocabulary.operators import AnyBucket, AnyShape, Operator, buckets_of, operator_of
 from kernels.vocabulary.path import AnyPath
+from kernels.vocabulary.value_shape import any_flops, any_hbm_bytes
 
 # Raise it when checks, limits or inputs change so that what passed may fail: what an older suite found, failures too,
 # is then stale. A limit that only becomes wider leaves it (docs/decisions/qualification.md).

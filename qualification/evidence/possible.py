@@ -6,9 +6,9 @@ from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 
 from kernels.vocabulary.fingerprint import Fingerprint
-from kernels.vocabulary.latent_shape import latent_dim_of
 from kernels.vocabulary.operators import AnyShape
 from kernels.vocabulary.shape import AttentionShape
+from kernels.vocabulary.value_shape import value_dim_of
 from qualification.evidence.evidence import CHECK_LIMITS, SUITE, Check, Evidence, Invariance
 from qualification.evidence.full_model import FullModel
 
@@ -81,7 +81,7 @@ def _shape(shape: AnyShape) -> Iterator[str]:
     if shape.num_heads % shape.num_kv_heads:
         yield f"{shape.num_kv_heads} KV heads do not divide {shape.num_heads} heads"
     yield from _outside("head dim", shape.head_dim, _HEAD_DIM)
-    yield from _outside("latent dim", latent_dim_of(shape), (1, shape.head_dim))
+    yield from _outside("value dim", value_dim_of(shape), (1, shape.head_dim))
     yield from _outside("page size", shape.page_size, _PAGE_SIZE)
     yield from _outside("window", shape.window, _TOKENS)
     yield from _outside("softcap", shape.softcap, (1e-6, 1e6))

@@ -11,14 +11,14 @@ from kernels.linear.shape import parse_linear_shape
 from kernels.recurrence.shape import parse_recurrence_shape
 from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.cache_dtype import cache_dtype_of
-from kernels.vocabulary.latent_shape import latent_shape
 from kernels.vocabulary.operators import AnyShape, Operator
 from kernels.vocabulary.recurrence_operator import CONVOLUTION, RECURRENCE
 from kernels.vocabulary.shape import AttentionShape, Dtype, Mask, Phase
+from kernels.vocabulary.value_shape import Values, with_values
 
 _SHAPE = re.compile(
     r"(?P<phase>\w+) (?P<dtype>\w+)(?:/kv-(?P<kv>\w+))? h(?P<heads>\d+):(?P<kv_heads>\d+) d(?P<head_dim>\d+)"
-    r"(?:/latent-(?P<latent>\d+))? q-(?P<query>\w+) c-(?P<context>\w+) (?P<mask>\w+)"
+    r"(?:/(?P<values>latent|value)-(?P<value_dim>\d+))? q-(?P<query>\w+) c-(?P<context>\w+) (?P<mask>\w+)"
     r"(?: page(?P<page>\d+))?(?: window(?P<window>\d+))?"
     r"(?: softcap(?P<softcap>[\d.e+-]+))?(?P<sinks> sinks)?"
 )
@@ -62,8 +62,8 @@ def parse_attention_shape(text: str) -> AttentionShape:
         sinks=field["sinks"] is not None,
         mask=Mask(field["mask"]),
     )
-    if field["latent"] is not None:
-        shape = latent_shape(shape, int(field["latent"]))
+    if field["values"] is not None:
+        shape = with_values(shape, Values(int(field["value_dim"]), field["values"] == "latent"))
     if str(shape) != text:
         raise ValueError(f"{text!r} is no attention shape as {shape} is written")
     return shape

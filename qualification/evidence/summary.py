@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from itertools import groupby
 
-from kernels.vocabulary.latent_shape import LatentShape
 from kernels.vocabulary.operators import AnyShape, is_bound_by_memory, phase_of
 from kernels.vocabulary.path_order import is_chosen_by_time, place_of
 from kernels.vocabulary.shape import AttentionShape, Phase
+from kernels.vocabulary.value_shape import values_of
 from qualification.common.table import table
 from qualification.evidence.choice import choice_of, is_left_to_fallback, time_of
 from qualification.evidence.evidence import ORDER_SUITE, SUITE, Check, Evidence
@@ -153,7 +153,7 @@ def _title(shape: AnyShape) -> str:
         return shape.kind
     dtype = shape.dtype.value if shape.dtype is shape.kv_dtype else f"{shape.dtype.value}/kv-{shape.kv_dtype.value}"
     parts = [dtype, f"{shape.num_heads}:{shape.num_kv_heads} heads", f"head dim {shape.head_dim}", shape.mask.value]
-    parts += [f"latent {shape.latent_dim}"] if isinstance(shape, LatentShape) else []
+    parts += [str(values).replace("-", " ")] if (values := values_of(shape)) is not None else []
     parts += [f"softcap {shape.softcap:g}"] if shape.softcap is not None else []
     return " ".join([*parts, *(["sinks"] if shape.sinks else [])])
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from kernels.system.device_lost import DeviceLost
 from kernels.vocabulary.cache_dtype import FP8
 from kernels.vocabulary.fingerprint import Device, Fingerprint
-from kernels.vocabulary.latent_shape import any_flops
 from kernels.vocabulary.operators import AnyShape, Operator, phase_of
 from kernels.vocabulary.path import AnyPath
+from kernels.vocabulary.value_shape import any_flops
 from qualification.common.exit_code import ExitCode
 from qualification.common.progress import ProgressLine
 from qualification.decision.defaults import Choices, limits_of

@@ -18,11 +18,11 @@ from kernels.system.device import torch_dtype
 from kernels.system.device_lost import DeviceLost, loss_of
 from kernels.vocabulary.cache_dtype import FP8
 from kernels.vocabulary.fingerprint import Device, Fingerprint
-from kernels.vocabulary.latent_shape import LatentShape, any_flops, any_hbm_bytes
 from kernels.vocabulary.operators import AnyShape, Operator, operator_of
 from kernels.vocabulary.path import AnyPath
 from kernels.vocabulary.path_order import is_chosen_by_time
 from kernels.vocabulary.shape import AttentionShape, Dtype
+from kernels.vocabulary.value_shape import ValueShape, any_flops, any_hbm_bytes
 from qualification.evidence.evidence import Check, Evidence, Invariance, Timing
 from qualification.measure.checks.references import References, Shelf
 from qualification.measure.compiling.compile_ahead import calls_of, compiling_ahead
@@ -30,6 +30,7 @@ from qualification.measure.costs.ceilings import Ceilings, ceilings_now
 from qualification.measure.costs.profile import calls_seen, temporary_bytes
 from qualification.measure.costs.rivals import Rivals
 from qualification.measure.costs.timing import Judged, default_budget_s, time_call, time_until_believed
+from qualification.measure.faults.attention_faults import narrow_passed_wrongly
 from qualification.measure.faults.cache_faults import cache_faults_passed_wrongly
 from qualification.measure.faults.latent_faults import latent_faults_passed_wrongly
 from qualification.measure.faults.order_faults import orders_passed_wrongly
@@ -129,9 +130,12 @@ def _qualify(
         cached = frozenset(it.dtype for it, _ in pairs if isinstance(it, AttentionShape) and it.kv_dtype is FP8)
         if check_checker is None and cached:
             _abort_for(cache_faults_passed_wrongly(cached, bench.device, seed=bench.seed))
-        latent = frozenset(it.dtype for it, _ in pairs if isinstance(it, LatentShape))
+        values = [(it.values, it.dtype) for it, _ in pairs if isinstance(it, ValueShape)]
+        latent, narrow = (frozenset(of for it, of in values if it.is_latent is wanted) for wanted in (True, False))
         if check_checker is None and latent:
             _abort_for(latent_faults_passed_wrongly(latent, bench.device, seed=bench.seed))
+        if check_checker is None and narrow:
+            _abort_for(narrow_passed_wrongly(narrow, bench.device, seed=bench.seed))
         if bench.checks_orders and check_checker is None:
             _try_check_of_orders(pairs, bench)
         wait(lambda what: progress(0, len(pairs), what))

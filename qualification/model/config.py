@@ -15,6 +15,7 @@ from kernels.linear.formats.int4_formats import bytes_of
 from kernels.linear.shape import PLAIN, WeightFormat
 from kernels.vocabulary.cache_dtype import FP8, cached_bytes
 from kernels.vocabulary.shape import Dtype
+from kernels.vocabulary.value_shape import Values
 from qualification.model.packing import Packing
 from qualification.model.tower import TowerConfig
 
@@ -107,6 +108,8 @@ class AttentionConfig:
     reads_keys_of    the earlier layer, by its place among all, whose keys and values are read; None: the layer has its
                      own. One that reads another's has products of queries alone
     sees_spans       tokens of an image see each other both ways, in the window where there is one
+    value_dim        numbers of a head's value; None: as many as of its key
+    value_scale      what values are multiplied by behind their product
     """
 
     num_heads: int
@@ -128,6 +131,8 @@ class AttentionConfig:
     reads_keys_of: int | None = None
     skips_fp8_cache: bool = False  # its keys and values stay in the model's dtype in a cache of 8 bits
     sees_spans: bool = False
+    value_dim: int | None = None
+    value_scale: float = 1.0
 
     @property
     def query_size(self) -> int:
@@ -137,11 +142,15 @@ class AttentionConfig:
     def projected_size(self) -> int:
         """Return the rows of what makes queries, keys and values, as far as it does, and gates beside the queries."""
         has_gates = self.gate is not None and self.gate.is_beside_queries
-        return sum(self.head_splits) * self.head_dim + has_gates * self.gate_size
+        return sum(self.part_sizes) + has_gates * self.gate_size
 
     @property
     def kv_size(self) -> int:
         return self.num_kv_heads * self.head_dim
+
+    @property
+    def value_size(self) -> int:
+        return self.num_kv_heads * (self.value_dim or self.head_dim)
 
     @property
     def gate_size(self) -> int:
@@ -153,7 +162,7 @@ class AttentionConfig:
     @property
     def output_dim(self) -> int:
         """Return the numbers of a head that the last product reads."""
-        return self.head_dim
+        return self.value_dim or self.head_dim
 
     @property
     def output_size(self) -> int:
@@ -165,9 +174,14 @@ class AttentionConfig:
         return self.head_dim
 
     @property
-    def latent_dim(self) -> int | None:
-        """Return how many of a key's first numbers are its value; None: values are other numbers."""
-        return None
+    def values(self) -> Values | None:
+        """Return the values that attention reads where they have another size than the keys; else None."""
+        return None if self.value_dim is None or self.value_dim == self.head_dim else Values(self.value_dim)
+
+    @property
+    def is_latent(self) -> bool:
+        """Return whether values are the first numbers of the keys."""
+        return self.values is not None and self.values.is_latent
 
     @property
     def query_up_numbers(self) -> int:
@@ -185,7 +199,7 @@ class AttentionConfig:
 
     def num_parameters(self, hidden: int) -> int:
         """Return the numbers of its weights in the checkpoint; `hidden`: of what it reads."""
-        count = hidden * (self.projected_size + self.query_size)
+        count = hidden * (self.projected_size + self.output_size)
         count += self.projected_size * self.has_bias + hidden * self.has_output_bias
         count += self.num_heads * self.has_sinks
         if self.gate is not None and not self.gate.is_beside_queries:
@@ -205,6 +219,12 @@ class AttentionConfig:
         if not self.has_own_keys:
             return (self.num_heads,)
         return (self.num_heads, *((self.num_kv_heads,) if self.values_are_keys else (self.num_kv_heads,) * 2))
+
+    @property
+    def part_sizes(self) -> tuple[int, ...]:
+        """Numbers of each kind that one product makes: of queries, of keys, of values."""
+        dims = self.head_dim, self.head_dim, self.value_dim or self.head_dim
+        return tuple(count * dim for count, dim in zip(self.head_splits, dims, strict=False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -527,12 +547,13 @@ def cached_dtype(attention: AttentionConfig, dtype: Dtype, kv_dtype: Dtype) -> D
 def kv_bytes_per_token(config: ModelConfig, dtype: Dtype, kv_dtype: Dtype) -> int:
     """Bytes of cache that one token takes in all layers that have keys and values of their own."""
     layers = (it for it in config.attentions if it.has_own_keys)
-    return sum(_cached_bytes(it, cached_dtype(it, dtype, kv_dtype)) for it in layers)
+    return sum(cached_bytes_of(it, cached_dtype(it, dtype, kv_dtype)) for it in layers)
 
 
-def _cached_bytes(attention: AttentionConfig, dtype: Dtype) -> int:
-    of_keys = attention.num_kv_heads * cached_bytes(dtype, attention.head_dim)
-    return of_keys if attention.latent_dim is not None else 2 * of_keys
+def cached_bytes_of(attention: AttentionConfig, dtype: Dtype) -> int:
+    """Bytes of cache that one token takes in a layer with keys and values of its own; `dtype` of its pages."""
+    dims = (attention.head_dim,) if attention.is_latent else (attention.head_dim, attention.output_dim)
+    return attention.num_kv_heads * sum(cached_bytes(dtype, dim) for dim in dims)
 
 
 def state_bytes(config: ModelConfig, dtype: Dtype) -> int:

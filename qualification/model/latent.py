@@ -7,6 +7,7 @@ Source: DeepSeek-AI 2024, "DeepSeek-V2", section 2.1.
 
 from dataclasses import dataclass, field
 
+from kernels.vocabulary.value_shape import Values
 from qualification.model.config import AttentionConfig, RopeConfig
 
 NORM_EPS = 1e-6  # of both inner norms in every published class, whatever rms_norm_eps is
@@ -53,8 +54,8 @@ class LatentAttentionConfig(AttentionConfig):
         return cls(num_heads, 1, sizes.key, scale, rope, sizes=sizes)
 
     @property
-    def latent_dim(self) -> int | None:
-        return self.sizes.latent
+    def values(self) -> Values | None:
+        return Values(self.sizes.latent, is_latent=True)
 
     @property
     def rotary_dim(self) -> int:

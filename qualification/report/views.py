@@ -3,12 +3,12 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from kernels.vocabulary.latent_shape import any_flops
 from kernels.vocabulary.operators import AnyShape, buckets_of, is_bound_by_memory, phase_of
 from kernels.vocabulary.path import Tier
 from kernels.vocabulary.path_order import tier_of
 from kernels.vocabulary.recurrence_operator import place_of_phase
 from kernels.vocabulary.shape import AttentionShape, Phase
+from kernels.vocabulary.value_shape import any_flops
 from qualification.common.svg import COLOURS, SPARE_COLOUR, Line
 from qualification.evidence.choice import choice_of
 from qualification.evidence.evidence import Check, Evidence, strain

@@ -17,12 +17,12 @@ from kernels.recurrence.shape import RecurrenceShape
 from kernels.recurrence.sizes import RecurrenceSizes
 from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.fingerprint import Fingerprint
-from kernels.vocabulary.latent_shape import latent_shape
 from kernels.vocabulary.operators import Operator
 from kernels.vocabulary.path import AnyPath, Tier
 from kernels.vocabulary.recurrence_operator import CONVOLUTION, RECURRENCE
 from kernels.vocabulary.row_buckets import LinearRows, TokenRows
 from kernels.vocabulary.shape import PLANNED_PHASES, AttentionShape, Dtype, Mask, Phase
+from kernels.vocabulary.value_shape import with_values
 from qualification.common.table import table
 
 _ACTIVATIONS: Mapping[ExpertForm, AnyExpertActivation] = {
@@ -127,8 +127,8 @@ def _plain_shape(
     if path.operator is CONVOLUTION:
         return ConvolutionShape.of(ConvolutionSizes(2048, 3), Phase.EXTEND, dtype, TokenRows.LE_16)
     phase = next(phase for phase in Phase if phase in path.limits.phases)
-    latent_dim = path.limits.max_latent_dim
-    num_kv_heads = 8 if latent_dim is None else 1
+    values = path.limits.max_values
+    num_kv_heads = 1 if values is not None and values.is_latent else 8
     shape = AttentionShape(
         phase=phase,
         dtype=dtype,
@@ -142,7 +142,7 @@ def _plain_shape(
         window=path.limits.max_window,
         mask=Mask.CAUSAL if Mask.CAUSAL in path.limits.masks else Mask.FULL,
     )
-    return shape if latent_dim is None else latent_shape(shape, latent_dim)
+    return with_values(shape, values)
 
 
 def _text(value: object) -> str:

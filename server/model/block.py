@@ -20,6 +20,7 @@ from kernels.fused.layer_norm import add_layer_norm, layer_norm
 from kernels.fused.norm import add_rms_norm, rms_norm
 from kernels.fused.rope_kv import rotate_queries
 from kernels.fused.split_norm import mean_squares, norm_by
+from server.model.kv_cache import AsymmetricLayer
 from server.model.linear import Product
 from server.model.ranks import Ranks
 from server.model.step import Step
@@ -387,6 +388,38 @@ class NormedValuesAttention(Attention):
     def _heads(self, x: Tensor, step: Step) -> tuple[Tensor, ...]:
         q, k, *made = Attention._heads(self, x, step)
         return q, k, norm_heads(made[0] if made else k, self.eps)
+
+
+@dataclass(frozen=True, slots=True)
+class AsymmetricAttention(Attention):
+    """Attention whose values have a size of their own, and are multiplied by a number.
+
+    sizes  the numbers of queries, keys and values that one product makes
+    """
+
+    sizes: tuple[int, ...] = field(kw_only=True)
+    value_scale: float = field(kw_only=True)
+
+    def _attended(self, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
+        pages = step.kv.layers[self.layer]
+        assert isinstance(pages, AsymmetricLayer), "the cache is of the same model"
+        pages.write_scaled(
+            q,
+            k,
+            v,
+            self.cos_sin if step.tables is None else step.tables[self.rope],
+            step.positions,
+            step.slots,
+            value_scale=self.value_scale,
+            turns=None if step.turns is None else step.turns[self.rope],
+        )
+        out = q.new_empty(*q.shape[:2], v.shape[2])
+        step.attend(self.layer, q, k, v, out)
+        return out
+
+    def _heads(self, x: Tensor, step: Step) -> tuple[Tensor, ...]:
+        parts = self.qkv(x, step).split_with_sizes(self.sizes, dim=1)
+        return tuple(it.view(x.shape[0], num, -1) for it, num in zip(parts, self.splits, strict=True))
 
 
 @dataclass(frozen=True, slots=True)

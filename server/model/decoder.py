@@ -42,6 +42,7 @@ from server.model.block import (
     AddLayerNorm,
     AddNorm,
     AnyBlock,
+    AsymmetricAttention,
     Attention,
     Block,
     BorrowingAttention,
@@ -504,6 +505,8 @@ class Decoder:
         made: Callable[..., Attention] = partial(Attention, *given, grows=grows, gate=gate)
         if attention.gate is not None and attention.gate.is_beside_queries:
             made = partial(GatedAttention, *given, grows=grows, function=attention.gate.function)
+        if attention.value_dim is not None:
+            return AsymmetricAttention(*given, sizes=attention.part_sizes, value_scale=attention.value_scale)
         if attention.reads_keys_of is not None:
             source = self.config.attention_layers.index(attention.reads_keys_of)
             norm = None if weights.q_norm is None else self._norm_weight(weights.q_norm)

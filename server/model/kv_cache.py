@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels.fp8_cache import pages as fp8_pages
+from kernels.fused.asymmetric_kv import rope_and_write_asymmetric
 from kernels.fused.latent_kv import write_latents
 from kernels.fused.rope_kv import Turns, rope_and_write_kv
 from qualification.model.config import ModelConfig
@@ -15,7 +16,7 @@ from qualification.model.config import ModelConfig
 class KVLayer:
     """The pages of one attention layer: what the write of a step fills, and what attention reads.
 
-    k, v    [num_pages + 1, page_size, kv_heads, head_dim]
+    k, v    [num_pages + 1, page_size, kv_heads, head_dim]; values may have a size of their own
     scales  [num_pages + 1, page_size, ...], whatever the stored numbers are multiplied by; None where they are the
             keys and values themselves. A format with scales is a class below this one, with its own `write` and `read`
     """
@@ -103,6 +104,27 @@ class LatentLayer(KVLayer):
         )
 
 
+class AsymmetricLayer(KVLayer):
+    """Pages of keys and of values that have a size of their own."""
+
+    def write_scaled(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cos_sin: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        *,
+        value_scale: float,
+        turns: Turns | None = None,
+    ) -> None:
+        """Rotate q and k, multiply v, and write k and v; see `rope_and_write_asymmetric`."""
+        rope_and_write_asymmetric(
+            q, k, v, cos_sin, positions, self.k, self.v, slots, value_scale=value_scale, turns=turns
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class KVCache:
     """The pages of each attention layer, in their order: of one that reads the keys of an earlier layer, that layer's.
@@ -138,9 +160,16 @@ class KVCache:
                 k, v = (fp8_pages.allocate(*shape, device) for _ in range(2))
                 layers[index] = Fp8Layer(k, v)
                 continue
-            if layer.latent_dim is not None:
+            if layer.is_latent and layer.values is not None:
                 k = torch.zeros(shape, dtype=dtype, device=device)
-                layers[index] = LatentLayer(k, k[..., : layer.latent_dim])
+                layers[index] = LatentLayer(k, k[..., : layer.values.dim])
+                continue
+            if layer.value_dim is not None:
+                k, v = (
+                    torch.zeros(*shape[:3], dim, dtype=dtype, device=device)
+                    for dim in (layer.head_dim, layer.value_dim)
+                )
+                layers[index] = AsymmetricLayer(k, v)
                 continue
             own = model_dtype if dtype is fp8_pages.E4M3 else dtype
             assert own is not None, "a layer kept out of pages of 8 bits has the model's dtype"

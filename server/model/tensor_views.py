@@ -79,7 +79,7 @@ def layer_views(index: int, layer: LayerWeights, config: LayerConfig, names: Ten
         if layer.latent.query_norm is not None:
             views[f"{prefix}.self_attn.q_a_layernorm.weight"] = StoredTensor(layer.latent.query_norm)
     if layer.sinks is not None:
-        views[f"{prefix}.self_attn.sinks"] = StoredTensor(layer.sinks)
+        views[f"{prefix}.{names.sinks}"] = StoredTensor(layer.sinks)
     if layer.per_layer is not None:
         views[f"{prefix}.post_per_layer_input_norm.weight"] = StoredTensor(layer.per_layer.norm)
     if layer.scale is not None:
@@ -136,7 +136,7 @@ def _attention(layer: LayerWeights, config: LayerConfig, names: TensorNames) -> 
     attention = config.attention
     gate = {} if layer.attention_gate is None else {names.attention_gate: layer.attention_gate}
     of_gates = attention.gate_size if attention.gate is not None and attention.gate.is_beside_queries else 0
-    sizes = [heads * attention.head_dim for heads in attention.head_splits]
+    sizes = attention.part_sizes
     parts = qkv.split(sizes[0] + of_gates, *sizes[1:])  # queries with their gates
     found = {f"{names.attention}.{name}_proj": part for name, part in zip("qkv", parts, strict=False)}
     return {**found, names.attention_output: output, **gate}

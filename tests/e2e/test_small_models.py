@@ -40,6 +40,7 @@ from transformers import (
     Llama4TextConfig,
     LlamaConfig,
     MellumConfig,
+    MiMoV2FlashConfig,
     MiniMaxM2Config,
     Ministral3Config,
     Mistral4Config,
@@ -122,6 +123,7 @@ FAMILIES = {
     "hunyuan_v1_moe": HunYuanMoEV1Config,
     "hy_v3": HYV3Config,
     "laguna": LagunaConfig,
+    "mimo_v2_flash": MiMoV2FlashConfig,
     "lfm2": Lfm2Config,
     "lfm2_moe": Lfm2MoeConfig,
     "llama4_text": Llama4TextConfig,
@@ -251,6 +253,14 @@ MORE: dict[str, dict[str, object]] = {
         "no_rope_layer_interval": 2,
         "attention_chunk_size": 128,
     },
+    "mimo_v2_flash": {
+        "v_head_dim": 14,
+        "sliding_window": 64,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "mlp_layer_types": ["dense", "sparse"],
+        "n_routed_experts": 6,
+        **EXPERTS,
+    },
     "hy_v3": {"num_experts": 6, **EXPERTS},
     "afmoe": {"num_experts": 6, "sliding_window": 64, "global_attn_every_n_layers": 2, "mup_enabled": True, **EXPERTS},
     "step3p5": {
@@ -311,6 +321,7 @@ HEAD_DIM_IS_GIVEN = {
     "gemma",
     "llama4_text",
     "step3p5",
+    "mimo_v2_flash",
 }
 # family, query heads, KV heads, head dim
 MODELS = (
@@ -329,7 +340,7 @@ MODELS = (
     ("hunyuan_v1_dense", 4, 1, 36), ("hunyuan_v1_moe", 6, 2, 18), ("hy_v3", 8, 4, 12), ("laguna", 6, 3, 20),
     ("llama4_text", 4, 2, 32), ("step3p5", 6, 3, 20), ("afmoe", 4, 2, 24), ("gemma", 2, 1, 28),
     ("lfm2", 4, 2, 20), ("lfm2_moe", 6, 2, 16), ("deepseek_v2", 4, 4, 12), ("deepseek_v3", 6, 6, 8),
-    ("glm4_moe_lite", 3, 3, 16), ("mistral4", 4, 4, 10),
+    ("glm4_moe_lite", 3, 3, 16), ("mistral4", 4, 4, 10), ("mimo_v2_flash", 8, 2, 20),
     ("qwen3_next", 4, 2, 24), ("qwen3_5_text", 6, 2, 20), ("qwen3_5_moe_text", 4, 1, 32),
 )  # fmt: skip
 NUM_NEW = 12

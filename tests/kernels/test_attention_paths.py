@@ -108,6 +108,24 @@ def latent_cases() -> Iterator[Case]:
         yield case(path, (1, 1), (70, 33), heads=(4, 1), dim=48, latent=32, flags=("sinks",))
 
 
+def asymmetric_cases() -> Iterator[Case]:
+    """Cases of keys that are one block and two, of values that do not fill one, and of 192 and 128."""
+    paths = ("triton.asymmetric", "sdpa.cpu.asymmetric", "sdpa.math.asymmetric", "torch.attention.asymmetric.tiles")
+    for path in paths:
+        odd = {"heads": (6, 2), "dim": 24, "value_dim": 10}
+        yield case(f"{path}.prefill" if path == "triton.asymmetric" else path, (31, 1, 0, 33), page_size=0, **odd)
+        yield case(path, *CHUNKS, **odd)
+        yield case(path, *TOKENS, **odd, page_size=24, dtype=FP32)
+        yield case(path, *TOKENS, **odd, window=19)
+        yield case(path, (3, 1), (1070, 1), heads=(33, 1), dim=16, value_dim=8)
+        yield case(path, (1, 40), (70, 41), heads=(4, 2), dim=192, value_dim=128)
+        yield case(path, (8, 1), (1500, 1030), heads=(16, 1), dim=192, value_dim=128, window=129)
+    for path in paths[0], *paths[2:]:
+        more = {"heads": (4, 1), "dim": 48, "value_dim": 32}
+        yield case(path, (20, 1, 7), (70, 33, 7), flags=ALL, window=19, **more)
+        yield case(path, (1, 1), (70, 33), flags=("sinks",), **more)
+
+
 def sdpa_cases() -> Iterator[Case]:
     for path in ("sdpa.cpu", "sdpa.math"):
         for window in (1, 17, 256, 1000):  # over chunks of rows
@@ -153,6 +171,7 @@ def sdpa_token_cases() -> Iterator[Case]:
         *token_cases(),
         *wide_cases(),
         *latent_cases(),
+        *asymmetric_cases(),
         *sdpa_cases(),
         *sdpa_token_cases(),
     ],

@@ -13,9 +13,9 @@ from kernels.catalog import PATHS, path_named
 from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.cache_dtype import FP8
 from kernels.vocabulary.fingerprint import Device, Fingerprint
-from kernels.vocabulary.latent_shape import any_flops, latent_shape
 from kernels.vocabulary.path import Reject, Tier
 from kernels.vocabulary.shape import PLANNED_PHASES, AttentionShape, Dtype, Mask, Phase
+from kernels.vocabulary.value_shape import Values, any_flops, any_hbm_bytes, with_values
 from qualification.evidence.shape_text import parse_attention_shape
 
 ROOT = Path(__file__).parents[2]
@@ -50,12 +50,15 @@ def test_the_catalog_lists_paths_in_order_of_preference() -> None:
         ("triton.prefill", Tier.FIRST), ("triton.extend", Tier.FIRST), ("triton.decode", Tier.FIRST),
         *((f"triton.{it}.wide", Tier.FIRST) for it in ("prefill", "extend", "decode")),
         ("gluon.ordered.hopper", Tier.FIRST), ("triton.ordered", Tier.FIRST), ("triton.latent", Tier.FIRST),
+        ("triton.asymmetric", Tier.FIRST),
         *((f"{it}.fp8{of}", Tier.FIRST) for it, of in (("gluon.decode", ".hopper"), ("triton.extend", ""))),
         ("triton.decode.fp8", Tier.FIRST),
         ("sdpa.cpu", Tier.FIRST), ("sdpa.cudnn", Tier.FALLBACK), ("sdpa.flash", Tier.FALLBACK),
         ("sdpa.efficient", Tier.FALLBACK), ("sdpa.math", Tier.FALLBACK),
         ("sdpa.cpu.fp8", Tier.FIRST), ("sdpa.math.fp8", Tier.FALLBACK),
         ("sdpa.cpu.latent", Tier.FIRST), ("sdpa.math.latent", Tier.FALLBACK), ("torch.attention.tiles", Tier.FIRST),
+        ("sdpa.cpu.asymmetric", Tier.FIRST), ("sdpa.math.asymmetric", Tier.FALLBACK),
+        ("torch.attention.asymmetric.tiles", Tier.FIRST),
     ]  # fmt: skip
 
 
@@ -83,12 +86,26 @@ def test_a_cache_of_8_bits_has_paths_of_its_own() -> None:
 
 def test_values_that_are_numbers_of_the_keys_have_paths_of_their_own() -> None:
     for shape in (PREFILL, EXTEND, DECODE):
-        latent = latent_shape(replace(shape, num_kv_heads=1, head_dim=576), 512)
+        latent = with_values(replace(shape, num_kv_heads=1, head_dim=576), Values(512, is_latent=True))
         assert serving(latent, H200) == ["triton.latent", "sdpa.math.latent"]
         assert codes("triton.latent", shape, H200) == [Reject.LAYOUT]
-        assert codes("triton.latent", latent_shape(latent, 520), H200) == [Reject.LAYOUT]
+        assert codes("triton.latent", with_values(latent, Values(520, is_latent=True)), H200) == [Reject.LAYOUT]
         assert parse_attention_shape(str(latent)) == latent
         assert any_flops(latent, 1, 100) * 2 * 576 == any_flops(replace(shape, head_dim=576), 1, 100) * (576 + 512)
+
+
+def test_values_narrower_than_keys_have_paths_of_their_own() -> None:
+    for shape in (PREFILL, EXTEND, DECODE):
+        wide = replace(shape, head_dim=192)
+        narrow = with_values(wide, Values(128))
+        assert serving(narrow, H200) == ["triton.asymmetric", "sdpa.math.asymmetric"]
+        for path, other in (("triton.asymmetric", wide), ("triton.asymmetric", with_values(wide, Values(200))),
+                            ("triton.asymmetric", with_values(wide, Values(128, is_latent=True))),
+                            ("triton.latent", narrow), (f"triton.{shape.phase.value}", narrow)):  # fmt: skip
+            assert codes(path, other, H200) == [Reject.LAYOUT]
+        assert parse_attention_shape(str(narrow)) == narrow
+        assert any_flops(narrow, 1, 100) * 2 * 192 == any_flops(wide, 1, 100) * (192 + 128)
+        assert any_hbm_bytes(narrow, 1, 100)[0] * 2 * 192 == any_hbm_bytes(wide, 1, 100)[0] * (192 + 128)
 
 
 @pytest.mark.parametrize("sm", [80, 89, 100, 120])

@@ -24,10 +24,10 @@ from typing import BinaryIO, NoReturn, TypeVar
 
 import msgspec
 
-from kernels.vocabulary.latent_shape import latent_dim_of
 from kernels.vocabulary.operators import AnyShape, Operator
 from kernels.vocabulary.path import AnyPath
 from kernels.vocabulary.shape import AttentionShape
+from kernels.vocabulary.value_shape import values_of
 
 Pair = tuple[AnyShape, AnyPath]
 Pipe = tuple[int, int]  # file descriptors of a worker: read calls from, write answers to
@@ -54,7 +54,7 @@ def calls_of(pairs: Iterable[Pair]) -> list[bytes]:
         if not isinstance(shape, AttentionShape):
             return (path.name, shape.kind)
         flags = (shape.window is None, shape.softcap is None, shape.sinks, shape.mask, shape.dtype, shape.kv_dtype)
-        return (path.name, shape.num_heads, shape.num_kv_heads, shape.head_dim, latent_dim_of(shape), *flags)
+        return (path.name, shape.num_heads, shape.num_kv_heads, shape.head_dim, values_of(shape), *flags)
 
     # Not of collectives, whose calls wait for other ranks.
     compiled = [pair for pair in pairs if pair[1].limits.needs_triton and pair[1].operator is not Operator.COLLECTIVE]

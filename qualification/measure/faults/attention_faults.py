@@ -17,6 +17,7 @@ from kernels.calls.rows import SequenceRows, keys_of, sequences_of, visible
 from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.path import RunAttention
 from kernels.vocabulary.shape import PLANNED_PHASES, AttentionShape, Dtype, Mask, Phase
+from kernels.vocabulary.value_shape import Values, values_of, with_values
 from qualification.measure.checks.attention_checks import check_path
 from qualification.measure.checks.checked import one_thread
 from qualification.measure.checks.references import References
@@ -50,6 +51,8 @@ class Fault(Enum):
     SCALED = "the whole output is off by 1e-3"  # a reciprocal by an approximation that is too coarse
     SCALE_IGNORED = "scores are divided by the root of head_dim, whatever scale is given"  # models have other scales
     COARSE_SCORES = "scores are of inputs rounded to 10 bits"  # TF32 for fp32
+    STRIDES_OF_KEYS = "values are read by the strides of keys"  # one set of strides for both
+    SCALE_OF_VALUES = "scores are scaled by the size of a value"  # the last size of the wrong tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,10 @@ def wrong_kernel(fault: Fault, *, share: float = 1.0) -> RunAttention:
 
     def run(q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, flags: AttentionFlags, out: Tensor) -> None:
         sequences = [sequence for sequence in sequences_of(batch) if sequence.num_queries]
+        if fault is Fault.STRIDES_OF_KEYS:
+            v = _by_strides_of(k, v)
+        elif fault is Fault.SCALE_OF_VALUES:
+            flags = replace(flags, scale=v.shape[-1] ** -0.5)
         for sequence in sequences[:-1] if fault is Fault.STALE_OUTPUT and len(sequences) > 1 else sequences:
             keys, values = keys_of(k, batch, sequence), keys_of(v, batch, sequence)
             if fault is Fault.TAIL_READ and sequence.num_keys % _TILE:
@@ -105,6 +112,12 @@ def spoil_tile(q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, flags: At
 def _with_tail(part: Tensor, value: float) -> Tensor:
     """One more key, as a kernel that does not mask its last tile loads it."""
     return torch.cat([part, torch.full_like(part[:1], value)])
+
+
+def _by_strides_of(k: Tensor, v: Tensor) -> Tensor:
+    """Return values as they lie where keys of the same places would, from the first one on again past the last one."""
+    places = torch.arange(k.numel(), device=k.device).view(k.shape)[..., : v.shape[-1]]
+    return v.flatten()[places % v.numel()]
 
 
 def _to_10_bits(x: Tensor) -> Tensor:
@@ -201,8 +214,14 @@ def trial_shapes(dtype: Dtype) -> tuple[AttentionShape, ...]:
     )
 
 
+def narrow_trial_shapes(dtype: Dtype) -> tuple[AttentionShape, ...]:
+    """The same of values that have fewer numbers than keys, packed and in pages."""
+    return tuple(with_values(it, Values(48)) for it in trial_shapes(dtype) if it.phase is not Phase.EXTEND)
+
+
 def can_show(fault: Fault, shape: AttentionShape) -> bool:
     """True when a kernel with this fault computes the shape wrongly, and so much that the shape's dtype shows it."""
+    has_own_values = (values := values_of(shape)) is not None and not values.is_latent
     needs = {
         # The one query of a sequence in decode sees its last key: without a window there is no key after it.
         Fault.FUTURE_KEY: shape.phase is not Phase.DECODE or shape.window is not None,
@@ -212,6 +231,8 @@ def can_show(fault: Fault, shape: AttentionShape) -> bool:
         Fault.SINKS_IGNORED: shape.sinks,
         Fault.WRONG_KV_HEAD: 1 < shape.num_kv_heads < shape.num_heads,
         Fault.COARSE_SCORES: shape.dtype is Dtype.FP32,
+        Fault.STRIDES_OF_KEYS: has_own_values,
+        Fault.SCALE_OF_VALUES: has_own_values,
     }
     return needs.get(fault, True)
 
@@ -230,11 +251,7 @@ def passed_wrongly(
     found = []
     with one_thread():
         for shape in chain.from_iterable(trial_shapes(dtype) for dtype in Dtype if dtype in dtypes):
-            inputs = list(cases(shape, device, seed=seed))
-            passes = check or partial(_passes, References())
-            for fault in (fault for fault in Fault if can_show(fault, shape)):
-                if passes(wrong_kernel(fault), inputs) is not (fault is Fault.NONE):
-                    found.append(PassedWrongly(fault, shape))
+            found += _of_shape(shape, device, check, seed)
         for dtype in (dtype for dtype in Dtype if dtype in dtypes):
             many = trial_of_many_tiles(dtype, device, seed=seed)
             passes = check or partial(_passes, References())
@@ -242,6 +259,24 @@ def passed_wrongly(
                 if passes(wrong_kernel(fault), [many]) is not (fault is Fault.NONE):
                     found.append(PassedWrongly(fault, _many_shape(dtype)))
     return tuple(found)
+
+
+def narrow_passed_wrongly(
+    dtypes: frozenset[Dtype], device: torch.device, *, seed: int = 0
+) -> tuple[PassedWrongly, ...]:
+    """Try the checker likewise on values that have fewer numbers than keys."""
+    with one_thread():
+        shapes = chain.from_iterable(narrow_trial_shapes(dtype) for dtype in Dtype if dtype in dtypes)
+        return tuple(it for shape in shapes for it in _of_shape(shape, device, None, seed))
+
+
+def _of_shape(
+    shape: AttentionShape, device: torch.device, check: Callable[[RunAttention, list[Case]], bool] | None, seed: int
+) -> list[PassedWrongly]:
+    inputs = list(cases(shape, device, seed=seed))
+    passes = check or partial(_passes, References())
+    faults = (fault for fault in Fault if can_show(fault, shape))
+    return [PassedWrongly(it, shape) for it in faults if passes(wrong_kernel(it), inputs) is not (it is Fault.NONE)]
 
 
 def trial_of_many_tiles(dtype: Dtype, device: torch.device, *, seed: int = 0) -> Case:

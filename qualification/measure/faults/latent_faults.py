@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from kernels.calls.batch import AttentionBatch, AttentionFlags
-from kernels.vocabulary.latent_shape import LatentShape, latent_shape
 from kernels.vocabulary.path import RunAttention
-from kernels.vocabulary.shape import Dtype, Mask
+from kernels.vocabulary.shape import AttentionShape, Dtype, Mask
+from kernels.vocabulary.value_shape import Values, with_values
 from qualification.measure.checks.attention_checks import check_path
 from qualification.measure.checks.checked import one_thread
 from qualification.measure.checks.references import References
@@ -65,24 +65,25 @@ def _of_other_pages(batch: AttentionBatch) -> AttentionBatch:
     return replace(batch, page_table=table)
 
 
-def trial_shapes_of_latents(dtype: Dtype) -> tuple[LatentShape, ...]:
+def trial_shapes_of_latents(dtype: Dtype) -> tuple[AttentionShape, ...]:
     """A shape of each phase, as small as shows every fault."""
     return tuple(
-        latent_shape(
-            replace(it, num_kv_heads=1, head_dim=80, window=None, softcap=None, sinks=False, mask=Mask.CAUSAL), 64
+        with_values(
+            replace(it, num_kv_heads=1, head_dim=80, window=None, softcap=None, sinks=False, mask=Mask.CAUSAL),
+            Values(64, is_latent=True),
         )
         for it in trial_shapes(dtype)
     )
 
 
-def can_show_in(fault: LatentFault, shape: LatentShape) -> bool:
+def can_show_in(fault: LatentFault, shape: AttentionShape) -> bool:
     """Return whether a kernel with this fault computes the shape wrongly."""
     return fault is not LatentFault.OTHER_PAGE or shape.page_size is not None
 
 
 def latent_faults_passed_wrongly(
     dtypes: frozenset[Dtype], device: torch.device, *, seed: int = 0
-) -> tuple[tuple[LatentFault, LatentShape], ...]:
+) -> tuple[tuple[LatentFault, AttentionShape], ...]:
     """Try the checker on every fault, and on none. Empty when it refuses all that is wrong and passes what is right."""
     found = []
     with one_thread():

@@ -18,8 +18,8 @@ from kernels.fp8_cache import pages as fp8_pages
 from kernels.system.device import torch_dtype
 from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.cache_dtype import FP8
-from kernels.vocabulary.latent_shape import LatentShape
 from kernels.vocabulary.shape import AttentionShape, Mask, Phase
+from kernels.vocabulary.value_shape import value_dim_of, values_of
 from qualification.measure.inputs.guard import guarded
 
 CPU_MAX_QUERY = 2048  # tokens; on a CPU longer buckets are tested at this length, or just inside if they start beyond
@@ -162,7 +162,7 @@ def _case(
     q *= query_factor
     num_keys = [length.keys for length in lengths]
     keys = _normal(sum(num_keys), shape.num_kv_heads, shape, generator)
-    values = _normal(sum(num_keys), shape.num_kv_heads, shape, generator)
+    values = _normal(sum(num_keys), shape.num_kv_heads, shape, generator, value_dim_of(shape))
     if shape.kv_dtype is FP8:  # what no scale is like its neighbour's in
         for part, spread in ((keys, 0.5), (values, 2.0)):
             factors = torch.randn(*part.shape[:2], 1, generator=generator, device=device)
@@ -175,8 +175,8 @@ def _case(
         k, v, batch = keys, values, _packed(num_keys, device)
     else:
         k, v, batch = _paged(shape, lengths, keys, values, generator)
-    if isinstance(shape, LatentShape):
-        v = k[..., : shape.latent_dim]
+    if (of_shape := values_of(shape)) is not None and of_shape.is_latent:
+        v = k[..., : of_shape.dim]
     # Kernels choose variants by these bounds, so even short sequences get the bounds of the shape's longest.
     longest = longest_lengths(shape, is_cpu=device.type == "cpu")
     batch = replace(batch, max_seqlen_q=longest.queries, max_context=longest.keys)
@@ -192,9 +192,12 @@ def _case(
     )
 
 
-def _normal(rows: int, num_heads: int, shape: AttentionShape, generator: torch.Generator) -> Tensor:
-    """[rows, num_heads, head_dim] of unit variance, NaN before and behind it in its storage."""
-    like = torch.empty(0, num_heads, shape.head_dim, dtype=torch_dtype(shape.dtype), device=generator.device)
+def _normal(
+    rows: int, num_heads: int, shape: AttentionShape, generator: torch.Generator, dim: int | None = None
+) -> Tensor:
+    """[rows, num_heads, dim] of unit variance, NaN before and behind it in its storage; dim None: that of a key."""
+    sizes = 0, num_heads, dim or shape.head_dim
+    like = torch.empty(sizes, dtype=torch_dtype(shape.dtype), device=generator.device)
     _, view = guarded(rows, like, 0.0, math.nan)
     return view.normal_(generator=generator)
 
@@ -261,8 +264,9 @@ def _scale(shape: AttentionShape) -> float:
     Models have other scales than the root of head_dim. Queries of DeepSeek's have 128 numbers that are not rotated for
     a latent of 512, before they are absorbed.
     """
-    if isinstance(shape, LatentShape):
-        return 1 / math.sqrt(shape.latent_dim / 4 + shape.head_dim - shape.latent_dim)
+    values = values_of(shape)
+    if values is not None and values.is_latent:
+        return 1 / math.sqrt(values.dim / 4 + shape.head_dim - values.dim)
     return 0.9 / math.sqrt(shape.head_dim)
 
 

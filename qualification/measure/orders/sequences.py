@@ -16,6 +16,7 @@ from kernels.calls.batch import AttentionBatch, AttentionFlags
 from kernels.system.device import torch_dtype
 from kernels.vocabulary.path import RunAttention
 from kernels.vocabulary.shape import AttentionShape, Mask
+from kernels.vocabulary.value_shape import value_dim_of
 from qualification.measure.inputs.attention_inputs import longest_lengths
 from qualification.measure.inputs.guard import guarded
 
@@ -53,6 +54,7 @@ class Pool:
 
     def __init__(self, shape: AttentionShape, device: torch.device, *, seed: int) -> None:
         self.shape = shape
+        self.value_dim = value_dim_of(shape)
         self.device = device
         self._seed = seed
         is_cpu = device.type == "cpu"
@@ -103,7 +105,7 @@ class Pool:
             table = self._pages.table([(part.of, part.keys) for part in parts])
             lengths = torch.tensor([part.keys for part in parts], dtype=torch.int32, device=self.device)
             batch = AttentionBatch(ends, *longest, page_table=table, context_lens=lengths)
-        out = torch.empty_like(queries)
+        out = queries.new_empty(*queries.shape[:2], values.shape[-1])
         run(queries, keys, values, batch, self._flags_of(parts), out)
         return out
 
@@ -115,15 +117,16 @@ class Pool:
         random = torch.Generator(self.device).manual_seed(self._seed + _SEED + length)
         shape = self.shape
 
-        def randn(heads: int) -> Tensor:
-            return torch.randn(length, heads, shape.head_dim, generator=random, device=self.device)
+        def randn(heads: int, dim: int) -> Tensor:
+            return torch.randn(length, heads, dim, generator=random, device=self.device)
 
-        queries, keys, values, rest = (randn(it) for it in (shape.num_heads, *[shape.num_kv_heads] * 3))
+        queries, keys = randn(shape.num_heads, shape.head_dim), randn(shape.num_kv_heads, shape.head_dim)
+        values, rest = (randn(shape.num_kv_heads, self.value_dim) for _ in range(2))
         values = values.to(self._dtype).float()  # rounded before they are negated
         place = torch.arange(length, device=self.device)
         twin = place[(place // _PERIOD) % 2 == 1]
         keys[twin] = keys[twin - _PERIOD]
-        column = torch.arange(shape.head_dim, device=self.device)
+        column = torch.arange(self.value_dim, device=self.device)
         rests = torch.tensor(_RESTS, device=self.device)[column % len(_RESTS)]
         values[twin] = rests * rest[twin] - values[twin - _PERIOD]
         return queries.to(self._dtype), keys.to(self._dtype), values.to(self._dtype)
@@ -151,14 +154,15 @@ class Pool:
 
     def _keys(self, part: Part) -> tuple[Tensor, Tensor]:
         if isinstance(part.of, Content):
-            sizes = part.keys, self.shape.num_kv_heads, self.shape.head_dim
-            return self.content(part.of, *sizes), self.content(part.of, *sizes)
+            sizes = part.keys, self.shape.num_kv_heads
+            keys, values = (self.content(part.of, *sizes, dim) for dim in (self.shape.head_dim, self.value_dim))
+            return keys, values
         keys, values = self.sequence(part.of)
         return keys[: part.keys], values[: part.keys]
 
     def _between_nan(self, rows: list[Tensor], heads: int, dtype: torch.dtype) -> Tensor:
-        like = torch.empty(0, heads, self.shape.head_dim, dtype=dtype, device=self.device)
         whole = torch.cat(rows)
+        like = torch.empty(0, heads, whole.shape[-1], dtype=dtype, device=self.device)
         _, view = guarded(whole.shape[0], like, 0.0, torch.nan)
         return view.copy_(whole)
 
@@ -186,8 +190,10 @@ class _Pages:
         total = sum(counts.values()) + _NEIGHBOUR_PAGES * len(Content) + 1
         random = torch.Generator(pool.device).manual_seed(_SEED)
         numbers = torch.randperm(total - 1, generator=random, device=pool.device).int() + 1
-        sizes = total, size, shape.num_kv_heads, shape.head_dim
-        self.keys, self.values = (torch.full(sizes, torch.nan, dtype=kv_dtype, device=pool.device) for _ in range(2))
+        sizes, dims = (total, size, shape.num_kv_heads), (shape.head_dim, pool.value_dim)
+        self.keys, self.values = (
+            torch.full((*sizes, dim), torch.nan, dtype=kv_dtype, device=pool.device) for dim in dims
+        )
         self._pages: dict[int | Content, Tensor] = {}
         used = 0
         for of in (*pool.lengths, *Content):
@@ -196,10 +202,10 @@ class _Pages:
             used += count
             slots = (pages.long()[:, None] * size + torch.arange(size, device=pool.device)).flatten()
             filled = slots[:of] if isinstance(of, int) else slots
-            rows = filled.numel(), *sizes[2:]
-            parts = pool.sequence(of) if isinstance(of, int) else (pool.content(of, *rows), pool.content(of, *rows))
+            rows = filled.numel(), shape.num_kv_heads
+            parts = pool.sequence(of) if isinstance(of, int) else tuple(pool.content(of, *rows, dim) for dim in dims)
             for store, part in zip((self.keys, self.values), parts, strict=True):
-                store.view(-1, *sizes[2:])[filled] = part.to(kv_dtype)
+                store.flatten(0, 1)[filled] = part.to(kv_dtype)
         self._size = size
 
     def table(self, sequences: Sequence[tuple[int | Content, int]]) -> Tensor:

@@ -94,6 +94,7 @@ class TensorNames:
     dense                 gate, up and the last product of a dense feed-forward
     final_norm            the norm behind the last layer
     attention             what the names of attention's products begin with
+    sinks                 a logit of each head that joins its softmax, where a layer has them
     """
 
     qkv: str | None = None
@@ -114,6 +115,7 @@ class TensorNames:
     dense: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     final_norm: str = "norm"
     attention: str = "self_attn"
+    sinks: str = "self_attn.sinks"
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ from qualification.model.families.lfm2 import LFM2, LFM2_MOE
 from qualification.model.families.llama import LLAMA
 from qualification.model.families.llama4 import LLAMA4_TEXT
 from qualification.model.families.mellum import MELLUM
+from qualification.model.families.mimo_v2 import MIMO_V2, MIMO_V2_FLASH
 from qualification.model.families.minimax_m2 import MINIMAX_M2
 from qualification.model.families.ministral3 import MINISTRAL3
 from qualification.model.families.mistral import MISTRAL
@@ -100,6 +101,8 @@ KNOWN: tuple[Family, ...] = (
     LLAMA,
     LLAMA4_TEXT,
     MELLUM,
+    MIMO_V2,
+    MIMO_V2_FLASH,
     MINIMAX_M2,
     MINISTRAL3,
     MISTRAL,
@@ -134,10 +137,6 @@ FAMILIES = tuple(family for family in KNOWN if family.tensors is not None)  # th
 
 # Known model_types that no kernel can compute, and what each asks for.
 _LACKING: Mapping[object, str] = {
-    **dict.fromkeys(
-        ("mimo_v2", "mimo_v2_flash"),
-        "its keys have 192 dimensions and its values 128, and each path of attention has one number",
-    ),
     **dict.fromkeys(
         ("deepseek_v32", "glm_moe_dsa"), "its attention reads keys that an indexer chooses, which no path computes"
     ),

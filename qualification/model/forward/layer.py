@@ -122,7 +122,9 @@ class LayerReference:
         if self.sentence.gates_in_queries:
             parts[0] = parts[0].changed(self._first_halves)
         q, k, v = (self.precision.rounded(part) for part in parts)
-        v = v.changed(self._in_heads)
+        if self.sentence.scales_values:
+            v = self.precision.rounded(v.times(attention.value_scale))
+        v = v.changed(lambda it: it.reshape(it.shape[0], attention.num_kv_heads, -1))
         if self.sentence.norms_values:
             ones = torch.ones(attention.head_dim, dtype=torch.float64, device=v.truth.device)
             v = rms_norm(v, ones, self.model.norm_eps, self.precision)
@@ -195,7 +197,8 @@ class LayerReference:
         """
         attention = self.attention
         spans = spans if attention.sees_spans else ()
-        sinks = self._vector("self_attn.sinks", torch.float32) if self.sentence.has_sinks else None
+        name = self.sentence.sinks
+        sinks = self._vector(name, torch.float32) if name is not None and name in self.tensors else None
         attends = Attends(attention.scale, attention.window, attention.chunk, attention.softcap, sinks, spans=spans)
         return attend(q, k, v, attends, self.precision)
 

@@ -115,6 +115,8 @@ class Sentence:
                       a product has made them
     scale             what the residual behind a layer is multiplied by; None: by nothing
     rotates_neighbours  whether pairs of dimensions that are rotated are neighbours; else dimension i and i + r / 2
+    sinks             logits of the heads, which join the softmax of layers that have them; None: of a family without
+    scales_values     by a number of config.json, where values may have a size of their own, too
     queries_grow      by 1 + rate * ln(1 + floor(position / span)), behind the rotation, where config.json has a rate
     """
 
@@ -139,7 +141,8 @@ class Sentence:
     attention: str = "self_attn"
     embedding: str = "embed_tokens"
     rotates_neighbours: bool = False
-    has_sinks: bool = False
+    sinks: str | None = None
+    scales_values: bool = False
     queries_grow: bool = False
     head_gate: HeadGate | None = None
     mixture: MixtureSentence | None = None
@@ -198,6 +201,11 @@ _GRANITE = Sentence(
 _DEEPSEEK = Sentence(
     rotates_neighbours=True,
     mixture=MixtureSentence("mlp.gate", "mlp.experts", shared="mlp.shared_experts", scores=Scoring.SIGMOID),
+)
+_MIMO = Sentence(
+    sinks="self_attn.attention_sink_bias",
+    scales_values=True,
+    mixture=MixtureSentence("mlp.gate", "mlp.experts", scores=Scoring.SIGMOID),
 )
 _HUNYUAN = Sentence(q_norm="self_attn.query_layernorm", k_norm="self_attn.key_layernorm", norms_rotated=True)
 
@@ -285,7 +293,7 @@ SENTENCES: dict[str, Sentence] = {
     ),
     "glm_ocr_text": _GLM_4,
     "gpt_oss": Sentence(
-        has_sinks=True,
+        sinks="self_attn.sinks",
         mixture=MixtureSentence("mlp.router", "mlp.experts", scores=Scoring.SOFTMAX_OF_CHOSEN, is_interleaved=True),
     ),
     "granite": Sentence(),
@@ -352,6 +360,8 @@ SENTENCES: dict[str, Sentence] = {
         ),
     ),
     "mellum": Sentence(mixture=MixtureSentence("mlp.gate", "mlp.experts")),
+    "mimo_v2": _MIMO,
+    "mimo_v2_flash": _MIMO,
     "minimax_m2": Sentence(
         mixture=MixtureSentence(
             "block_sparse_moe.gate",

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import torch
 
 from kernels.calls.batch import AttentionFlags
-from kernels.vocabulary.latent_shape import any_flops, any_hbm_bytes
 from kernels.vocabulary.shape import AttentionShape, Phase
+from kernels.vocabulary.value_shape import any_flops, any_hbm_bytes
 from server.engine.operators.dispatch_key import Heads, LayerKind
 from server.engine.scheduling.sequence import Batch
 from server.protocol.messages import AttentionSample

@@ -10,10 +10,10 @@ from typing import Any
 from torch import Tensor
 
 from kernels.calls.batch import AttentionBatch, AttentionFlags
-from kernels.vocabulary.latent_shape import latent_dim_of
 from kernels.vocabulary.operators import AnyShape, Operator
 from kernels.vocabulary.path import KernelPath
 from kernels.vocabulary.shape import AttentionShape, Mask, Phase
+from kernels.vocabulary.value_shape import values_of
 from qualification.decision.decision import Decision, Pairs
 from server.engine.operators.attention_table import AttentionTable, Choice
 from server.engine.operators.attention_timer import AttentionTimer
@@ -316,7 +316,7 @@ def _heads_of(decisions: Collection[AttentionShape]) -> Heads:
     """Return the heads of all shapes; of no shape, none. Raises ValueError where they differ."""
     has_spans = any(it.mask is Mask.SPANS for it in decisions)
     found = {
-        Heads(it.num_heads, it.num_kv_heads, it.head_dim, sees_spans=has_spans, latent_dim=latent_dim_of(it))
+        Heads(it.num_heads, it.num_kv_heads, it.head_dim, sees_spans=has_spans, values=values_of(it))
         for it in decisions
     }
     if len(found) > 1:

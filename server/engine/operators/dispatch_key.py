@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.cache_dtype import FP8
-from kernels.vocabulary.latent_shape import latent_dim_of
 from kernels.vocabulary.shape import AttentionShape, Mask, Phase
+from kernels.vocabulary.value_shape import Values, values_of
 from qualification.model.config import AttentionConfig
 
 
@@ -18,7 +18,7 @@ class Heads(NamedTuple):
     dim              numbers of each
     skips_fp8_cache  whether a cache of 8 bits holds their keys and values in the model's dtype
     sees_spans       whether tokens of an image see each other both ways
-    latent_dim       how many of a key's first numbers are its value; None: values are other numbers
+    values           where they have another size than the keys
     """
 
     query: int
@@ -26,11 +26,11 @@ class Heads(NamedTuple):
     dim: int
     skips_fp8_cache: bool = False
     sees_spans: bool = False
-    latent_dim: int | None = None
+    values: Values | None = None
 
     @classmethod
     def of(cls, it: AttentionConfig) -> "Heads":
-        return cls(it.num_heads, it.num_kv_heads, it.head_dim, it.skips_fp8_cache, it.sees_spans, it.latent_dim)
+        return cls(it.num_heads, it.num_kv_heads, it.head_dim, it.skips_fp8_cache, it.sees_spans, it.values)
 
 
 LayerKind = tuple[int | None, Heads]  # the window and the heads of a layer: those of one kind have the same shapes
@@ -60,6 +60,6 @@ def keys_of_shape(shape: AttentionShape, *, has_fp8_cache: bool) -> tuple[Length
     skips = (False, True) if shape.phase is Phase.PREFILL else (has_fp8_cache and shape.kv_dtype is not FP8,)
     spans = (True,) if shape.mask is Mask.SPANS else (False, True)  # such layers have a causal shape, too
     dims = shape.num_heads, shape.num_kv_heads, shape.head_dim
-    heads = [Heads(*dims, *it, latent_dim_of(shape)) for it in product(skips, spans)]
+    heads = [Heads(*dims, *it, values_of(shape)) for it in product(skips, spans)]
     context = order.index(shape.context_bucket)
     return tuple([((shape.window, own), queries, context, _MASKS[shape.mask]) for own in heads])

@@ -120,7 +120,7 @@ def choose_limits(
         raise SettingsError(
             f"max_model_len is {max_model_len}, it must be at least {LEAST_MODEL_LEN}: a token to read, one to write"
         )
-    if settings.reproducible and any(it.latent_dim is not None for it in config.attentions):
+    if settings.reproducible and any(it.is_latent for it in config.attentions):
         raise SettingsError(
             f"--reproducible is set, and {config.family} has latent attention, whose products of heads have no fixed "
             "order of sums: leave it out"
@@ -199,8 +199,10 @@ def _chosen_cache_dtype(settings: Settings, config: ModelConfig, dtype: Dtype) -
     reason = None
     if settings.reproducible:
         reason = "--reproducible: no path of a fixed order of sums reads it"
-    elif any(it.latent_dim is not None for it in config.attentions):
+    elif any(it.is_latent for it in config.attentions):
         reason = f"latent attention ({config.family}): no path reads latents of 8 bits"
+    elif any(it.value_dim is not None for it in config.attentions):
+        reason = f"values of a size of their own ({config.family}): no path reads those of 8 bits"
     elif any(it.head_dim % HEAD_DIM_MULTIPLE for it in config.attentions if not it.skips_fp8_cache):
         reason = f"heads of {config.attentions[0].head_dim} dimensions: they must be multiples of {HEAD_DIM_MULTIPLE}"
     if reason is None:

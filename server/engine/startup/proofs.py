@@ -6,8 +6,8 @@ from random import Random
 from kernels.catalog import ALL_PATHS, PATHS
 from kernels.driver.driver_record import Recorder
 from kernels.system.device import torch_dtype
-from kernels.vocabulary.latent_shape import latent_dim_of
 from kernels.vocabulary.shape import Mask
+from kernels.vocabulary.value_shape import values_of
 from qualification.attest.operator_promises import operator_promises
 from qualification.decision.decision import Policy
 from qualification.measure.start_plan import Plan
@@ -75,11 +75,11 @@ def _head_probes(runner: ModelRunner, recorder: Recorder | None, max_len: int) -
     worker, dispatcher, passes = runner.worker, runner.dispatcher, HeadPasses(runner)
     assert worker.head is not None
     own = worker.head.attention
-    kind = own.window, own.num_heads, own.num_kv_heads, own.head_dim, own.latent_dim, Mask.CAUSAL
+    kind = own.window, own.num_heads, own.num_kv_heads, own.head_dim, own.values, Mask.CAUSAL
     decisions = {
         shape: decision
         for shape, decision in dispatcher.decisions.items()
-        if (shape.window, shape.num_heads, shape.num_kv_heads, shape.head_dim, latent_dim_of(shape), shape.mask) == kind
+        if (shape.window, shape.num_heads, shape.num_kv_heads, shape.head_dim, values_of(shape), shape.mask) == kind
     }
     times = None
     if recorder is not None:

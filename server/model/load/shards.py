@@ -125,12 +125,13 @@ class _Splits:
             return {"kv_b_proj": [(_rows(self.layer.heads.query, size), attention.num_heads * size)]}
         query = _rows(self.layer.heads.query, attention.head_dim), attention.query_size
         kv = _rows(self.layer.heads.kv, attention.head_dim), attention.kv_size
+        values = _rows(self.layer.heads.kv, attention.value_dim or attention.head_dim), attention.value_size
         heads = self.layer.heads.query, attention.num_heads
         return {
             "q_proj": [query],
             "k_proj": [kv],
-            "v_proj": [kv],
-            **({} if self.names.qkv is None else {self.names.qkv: [query, kv, kv]}),
+            "v_proj": [values],
+            **({} if self.names.qkv is None else {self.names.qkv: [query, kv, values]}),
             "self_attn": [heads],  # of its sinks
             **({"q_norm": [query], "k_norm": [kv]} if attention.qk_norm is QKNorm.ALL_HEADS else {}),
         }

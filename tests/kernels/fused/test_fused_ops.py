@@ -9,6 +9,7 @@ from transformers.activations import ACT2FN
 
 from kernels.fused.activation import gated, gated_torch, swiglu, swiglu_torch
 from kernels.fused.activation_kind import Activation
+from kernels.fused.asymmetric_kv import rope_and_write_asymmetric
 from kernels.fused.backend import runs_on_triton
 from kernels.fused.gated_norm import norm_and_gate
 from kernels.fused.head_gate import gate_heads_
@@ -32,6 +33,11 @@ Op = Callable[..., object]
 
 def randn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def rotations(table: Tensor, positions: Tensor) -> Turns:
+    cos, sin = table[positions.long()][:, None].chunk(2, dim=-1)
+    return Turns(torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1))
 
 
 def assert_near(actual: Tensor, expected: Tensor) -> None:
@@ -379,6 +385,33 @@ def test_queries_alone_are_turned_as_beside_keys(num_heads: int, head_dim: int, 
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("heads", "kv_heads", "rotated"), [(5, 5, 6), (34, 1, 6), (18, 17, 10)])
+def test_narrow_values_are_multiplied_and_written(heads: int, kv_heads: int, rotated: int, dtype: torch.dtype) -> None:
+    """The kernel, and torch's operations where rotations are at hand: as keys of their size, but for the factor."""
+    dim, value_dim, num_tokens = 10, 6, 3
+    table, positions = randn(9, rotated, seed=3), torch.tensor([4, 0, 8], dtype=torch.int32)
+    slots = torch.tensor([5, 31, 16])
+    sizes = (heads * dim, kv_heads * dim, kv_heads * value_dim)
+    rows = randn(num_tokens, 7 + sum(sizes), dtype=dtype)
+    for turns in (None, rotations(table, positions)):
+        given = rows.clone()
+        q, k, v = given[:, 7:].split_with_sizes(sizes, dim=1)
+        q, k, v = q.view(num_tokens, heads, dim), k.view(num_tokens, kv_heads, dim), v.view(num_tokens, kv_heads, -1)
+        old_q, old_k, old_v = q.clone(), k.clone(), v.clone()
+        keys, values = (torch.full((2, 16, kv_heads, it), 7.0, dtype=dtype) for it in (dim, value_dim))
+        rope_and_write_asymmetric(q, k, v, table, positions, keys, values, slots, value_scale=0.7, turns=turns)
+        assert torch.equal(given[:, :7], rows[:, :7])
+        assert torch.equal(keys.flatten(0, 1)[slots], k)
+        assert torch.equal(values.flatten(0, 1)[slots], v)
+        assert int((keys != 7).flatten(2).any(-1).sum()) == int((values != 7).flatten(2).any(-1).sum()) == num_tokens
+        assert_near(v, old_v.float() * 0.7)
+        pages = torch.zeros(2, 2, 16, kv_heads, dim, dtype=dtype)
+        rope_and_write_kv(old_q, old_k, old_k.clone(), table, positions, *pages, slots)
+        assert_near(q, old_q.float())
+        assert_near(k, old_k.float())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("heads", [1, 5, 40])
 @pytest.mark.parametrize("latent", [20, 64])
 def test_latents_are_normed_rotated_and_written(latent: int, heads: int, dtype: torch.dtype) -> None:
@@ -390,13 +423,12 @@ def test_latents_are_normed_rotated_and_written(latent: int, heads: int, dtype: 
     table = torch.cat((angles.cos(), angles.sin()), dim=1)
     positions, slots = torch.tensor([4, 0, 8], dtype=torch.int32), torch.tensor([5, 31, 16])
     cos, sin = table[positions.long()][:, None].chunk(2, dim=-1)
-    turns = Turns(torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1))
 
     def turned(x: Tensor) -> Tensor:
         first, second = x.float().chunk(2, dim=-1)
         return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
-    for given in (None, turns):
+    for given in (None, rotations(table, positions)):
         pages = torch.full((2, 16, 1, latent + rotated), 7.0, dtype=dtype)
         queries = torch.full((num_tokens, heads, latent + rotated), 7.0, dtype=dtype)
         keys = write_latents(queries, q, projected, norm, table, positions, pages, slots, eps=1e-6, turns=given)

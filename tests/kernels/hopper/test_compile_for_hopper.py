@@ -17,13 +17,17 @@ def report() -> Report:
 
 
 def test_the_report_covers_each_phase_at_each_head_dim(report: Report) -> None:
-    assert len(report) == (5 + 3) * (3 * 2 + 1)  # of heads, and of latents
+    assert len(report) == (5 + 3 + 1) * (3 * 2 + 1)  # of heads, of latents, and of narrow values
 
 
 def test_no_configuration_spills_registers_but_those_of_many_columns(report: Report) -> None:
-    """An accumulator of 64 queries by 512 dimensions takes half of the registers of 256 threads, of latents too."""
+    """An accumulator of 64 queries by 512 dimensions takes half of the registers of 256 threads, of latents too.
+
+    So do two of 64 by 128 of 128 threads: of narrow values a part's is folded into another one.
+    """
     spilled = {name: found["STACK"] for name, found in report.items() if found["STACK"] or found["LOCAL"]}
-    assert all(name.startswith(("prefill d512", "extend d512", "decode l")) for name in spilled), spilled
+    known = ("prefill d512", "extend d512", "decode l", "prefill d192/128")
+    assert all(name.startswith(known) for name in spilled), spilled
     assert all(count <= 128 for count in spilled.values()), spilled
 
 
@@ -35,5 +39,5 @@ def test_every_configuration_fits_the_shared_memory_of_hopper(report: Report) ->
 
 def test_prefill_and_extend_multiply_with_wgmma(report: Report) -> None:
     wgmma = {name: found["wgmma"] for name, found in report.items() if name.startswith(("prefill", "extend"))}
-    assert len(wgmma) == 20 + 12
+    assert len(wgmma) == 20 + 12 + 4
     assert all(wgmma.values()), wgmma

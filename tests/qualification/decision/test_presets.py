@@ -10,6 +10,7 @@ from kernels.catalog import ALL_PATHS, PATHS, path_named
 from kernels.vocabulary.fingerprint import Device, Fingerprint
 from kernels.vocabulary.path import Tier
 from kernels.vocabulary.shape import PLANNED_PHASES, AttentionShape, Dtype, Mask, Phase
+from kernels.vocabulary.value_shape import Values
 from qualification.decision.defaults import Choices, limits_of
 from qualification.decision.model_shapes import (
     AttentionSignature,
@@ -31,7 +32,7 @@ MASKS = (Mask.CAUSAL, Mask.SPANS)
 H200 = Fingerprint(Device.CUDA, "NVIDIA H200", 90, "580.95.05", "13.0", "91900", "2.11.0", "3.6.0")
 WANTED = {
     "demo": AttentionSignature(4, 2, 64),
-    "glm-4.7-flash": AttentionSignature(20, 1, 576, latent_dim=512),
+    "glm-4.7-flash": AttentionSignature(20, 1, 576, values=Values(512, is_latent=True)),
     "llama-3.1-8b": AttentionSignature(32, 8, 128),
     "llama-3.1-70b": AttentionSignature(64, 8, 128),
     "llama-3.2-1b": AttentionSignature(32, 8, 64),

@@ -293,8 +293,8 @@ def test_files_lie_where_a_server_with_that_matrix_looks() -> None:
 def test_without_times_a_matrix_chooses_in_the_catalogs_order() -> None:
     for phase in PLANNED_PHASES:
         left = [kernel for kernel in PATHS if phase in kernel.limits.phases and not kernel.is_for_order]
-        # No rivals are those whose pages hold 8 bits, or latents.
-        left = [it for it in left if it.limits.kv_dtypes is None and it.limits.max_latent_dim is None]
+        # No rivals are those whose pages hold 8 bits, or values of another size than keys.
+        left = [it for it in left if it.limits.kv_dtypes is None and it.limits.max_values is None]
         while left:
             chosen = choice_of(evidence(SHAPE, kernel, timing=None) for kernel in reversed(left))
             assert chosen.path == left.pop(0).name

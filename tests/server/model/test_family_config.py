@@ -2,14 +2,16 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForImageTextToText
+from transformers import AutoConfig, AutoModelForImageTextToText, MiMoV2FlashConfig
 
 from kernels.fused.activation_kind import Activation
 from kernels.fused.capped_kind import CappedSilu
+from kernels.vocabulary.value_shape import Values
 from qualification.decision.model_shapes import signature_of
 from qualification.model.config import DenseConfig, ExpertsConfig, ModelConfig, QKNorm, RopeConfig
 from qualification.model.families.family import Family
@@ -61,6 +63,8 @@ ARCHITECTURES = {
     "laguna": "LagunaForCausalLM",
     "llama4_text": "Llama4ForCausalLM",
     "mellum": "MellumForCausalLM",
+    "mimo_v2": "MiMoV2ForCausalLM",
+    "mimo_v2_flash": "MiMoV2FlashForCausalLM",
     "minimax_m2": "MiniMaxM2ForCausalLM",
     "ministral3": "Ministral3ForCausalLM",
     "mistral": "MistralForCausalLM",
@@ -100,6 +104,13 @@ NVIDIA_IMAGES: dict[str, object] = {
     "template": "nemotron5h-aligned", "torch_dtype": "bfloat16", "use_thumbnail": True,
     "video_context_token_id": 131081, "video_pruning_rate": 0.7, "vision_config": {}, "vit_hidden_size": 1280,
 }  # fmt: skip
+# As the published files have it.
+MIMO: dict[str, object] = {
+    "hybrid_layer_pattern": [0, 1, 1, 0], "moe_layer_freq": [0, 1, 1, 1], "layernorm_epsilon": 1e-5,
+    "swa_num_key_value_heads": 4, "swa_rope_theta": 10_000, "rope_theta": 5_000_000, "sliding_window": 128,
+    "sliding_window_size": 128, "attention_value_scale": 0.707, "rope_scaling": None, "swa_head_dim": 192,
+    "add_swa_attention_sink_bias": True, "n_shared_experts": None, "routed_scaling_factor": None, "head_dim": 192,
+}  # fmt: skip
 ON = {"use_sliding_window": True, "sliding_window": 512}
 MIXED = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]
 # As the published file has it, with a layer behind the last one.
@@ -133,6 +144,7 @@ OF_LAYERS: dict[str, dict[str, object]] = {
     "nemotron_h": {"hybrid_override_pattern": "M-*-"},
     "nemotron-nas": {"block_configs": BLOCKS[:4]},
     "step3p5": STEP,
+    **{it: {"head_dim": 24, "v_head_dim": 12, "sliding_window": 9} for it in ("mimo_v2", "mimo_v2_flash")},
     **{it: {"num_key_value_heads": 4} for it in ("deepseek_v3", "glm4_moe_lite", "kimi_k2", "mistral4")},
     "deepseek_v2": {"num_key_value_heads": 4, "num_experts_per_tok": 6},
 }
@@ -305,7 +317,7 @@ def test_published_towers_have_the_tensors_of_transformers(
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.model_type)
 def test_every_key_of_transformers_class_is_known(family: Family) -> None:
-    of_one_class = {"kimi_k2": "deepseek_v3", "bailing_moe": "bailing_moe_v2"}
+    of_one_class = {"kimi_k2": "deepseek_v3", "bailing_moe": "bailing_moe_v2", "mimo_v2": "mimo_v2_flash"}
     model_type = of_one_class.get(family.model_type, family.model_type)
     keys = AutoConfig.for_model(model_type).to_dict()
     assert unknown_keys(keys, family) == []
@@ -439,8 +451,25 @@ def test_phi3_is_served_with_a_plain_rotation(scaling: object, tmp_path: Path) -
         ("gemma", {"hidden_activation": "gelu"}, "hidden_activation must be absent or gelu_pytorch_tanh"),
         ("laguna", {"gating_types": ["per_element"] * 4}, "gating_types must be per_head in all layers"),
         ("laguna", {"moe_router_logit_softcapping": 5.0}, "moe_router_logit_softcapping must be absent or 0.0"),
-        ("qwen2", {"model_type": "mimo_v2_flash"}, "is not supported: its keys have 192 dimensions and its values 128"),
-        ("qwen2", {"model_type": "mimo_v2"}, "is not supported: its keys have 192 dimensions and its values 128"),
+        (
+            "mimo_v2_flash",
+            {**MIMO, "hybrid_layer_pattern": [0, 2, 1, 1]},
+            "pattern must be a list of 4 of 0",
+        ),
+        (
+            "mimo_v2_flash",
+            {**MIMO, "layer_types": ["full_attention"] * 4},
+            "must be what layer_types says",
+        ),
+        ("mimo_v2_flash", {**MIMO, "rms_norm_eps": 1e-6}, "layernorm_epsilon must be what rms_norm_eps says"),
+        ("mimo_v2_flash", {**MIMO, "v_head_dim": 200}, "v_head_dim must be at most 192"),
+        ("mimo_v2_flash", {**MIMO, "swa_v_head_dim": 64}, "swa_v_head_dim must be 128, as in layers without a window"),
+        ("mimo_v2_flash", {**MIMO, "swa_num_key_value_heads": 3}, "swa_num_key_value_heads must be a divisor of 4"),
+        ("mimo_v2_flash", {**MIMO, "partial_rotary_factor": 0.33}, "partial_rotary_factor must be a share of head_dim"),
+        ("mimo_v2_flash", {**MIMO, "rope_scaling": {"type": "yarn"}}, "type must be one of default, found 'yarn'"),
+        ("mimo_v2_flash", {**MIMO, "add_swa_attention_sink_bias": False}, "sink_bias must be absent or true"),
+        ("mimo_v2", {**MIMO, "attention_projection_layout": "fused_qkv"}, "serve a checkpoint whose queries, keys and"),
+        ("mimo_v2", {**MIMO, "sliding_window": None}, "layer_types must be all full_attention where"),
         ("step3p5", {**STEP, "layer_types": None}, "layer_types must be a list of 4 of full_attention, sliding"),
         ("step3p5", {**STEP, "use_head_wise_attn_gate": False}, "use_head_wise_attn_gate must be absent or true"),
         ("step3p5", {**STEP, "num_key_value_heads": 4}, "num_attention_groups must be 4, as num_key_value_heads says"),
@@ -541,6 +570,28 @@ def test_what_is_not_supported_is_refused_by_name(
     with pytest.raises(ModelError, match=message) as caught:
         config_of(tmp_path, family, changes)
     assert str(tmp_path / "config.json") in str(caught.value)
+
+
+def test_mimo_v2_is_read_as_published_and_as_saved(tmp_path: Path) -> None:
+    published = config_of(tmp_path, "mimo_v2_flash", MIMO)
+    saved = MiMoV2FlashConfig(
+        **{**SHARED, "rms_norm_eps": 1e-5}, layer_types=MIXED, mlp_layer_types=["dense"] + ["sparse"] * 3,
+        sliding_window=129,
+    )  # fmt: skip
+    saved.save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(
+        json.dumps(json.loads((tmp_path / "config.json").read_text()) | {"architectures": ["MiMoV2FlashForCausalLM"]})
+    )
+    assert published == replace(load_config(tmp_path), bos_token_id=None)
+    full, local = (published.layers[at].attention for at in (0, 1))
+    assert (full.window, full.num_kv_heads, full.has_sinks, full.rope.theta) == (None, 2, False, 5e6)
+    assert (local.window, local.num_kv_heads, local.has_sinks, local.rope.theta) == (129, 4, True, 1e4)
+    for it in (full, local):
+        assert (it.values, it.value_scale, it.scale) == (Values(128), 0.707, pytest.approx(192**-0.5))
+    assert full.rope.rotated_dims(192) == 64
+    later = config_of(tmp_path, "mimo_v2", {**MIMO, "attention_value_scale": None})
+    assert later.windows == (None, 128, 128, None)  # its own class counts the token itself among 128
+    assert later.layers[0].attention.value_scale == 1
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.asymmetric.eager import run_asymmetric_cpu, run_asymmetric_math, run_asymmetric_tiles
+from kernels.asymmetric.portable import run_asymmetric
 from kernels.calls.batch import AttentionBatch, AttentionFlags
 from kernels.calls.processors import num_processors
 from kernels.hopper.decode import launch as decode
@@ -67,6 +69,7 @@ class Case:
     causal: bool = True
     variant: str = ""  # which must serve it
     latent: int = 0  # values are the first so many numbers of the keys; 0: they are others
+    value_dim: int = 0  # numbers of a value; 0: as many as of a key
 
     def __str__(self) -> str:
         named = [self.path, f"{len(self.queries)} of {max(self.queries)}:{max(self.keys or self.queries)}"]
@@ -113,6 +116,9 @@ RUN: dict[str, RunAttention] = {
     "triton.extend.wide": run_wide_extend, "triton.decode.wide": run_wide_decode, "sdpa.cpu": run_cpu,
     "sdpa.math": run_math, "triton.latent": run_latent, "triton.latent.prefill": run_latent,
     "sdpa.cpu.latent": run_latent_cpu, "sdpa.math.latent": run_latent_math,
+    "triton.asymmetric": run_asymmetric, "triton.asymmetric.prefill": run_asymmetric,
+    "sdpa.cpu.asymmetric": run_asymmetric_cpu, "sdpa.math.asymmetric": run_asymmetric_math,
+    "torch.attention.asymmetric.tiles": run_asymmetric_tiles,
 }  # fmt: skip
 
 
@@ -124,6 +130,8 @@ def made(case: Case, device: torch.device = CUDA) -> tuple[RunAttention, Inputs,
     inputs = replace(inputs, q=inputs.q * case.loudness)
     if case.latent:
         inputs = replace(inputs, v=inputs.k[..., : case.latent])
+    if case.value_dim:
+        inputs = replace(inputs, v=inputs.v[..., : case.value_dim].contiguous())
     flags = flags_for(inputs, *case.flags, window=case.window, causal=case.causal)
     if case.path.startswith("gluon.prefill"):
         spans = None if flags.spans is None else images(case.queries, case.keys or case.queries)

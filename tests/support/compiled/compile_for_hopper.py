@@ -12,6 +12,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from kernels.asymmetric.launch_config import KeyBlocks, asymmetric_tiles
+from kernels.asymmetric.portable import PART_KEYS, hallmark_asymmetric, hallmark_asymmetric_combine
 from kernels.latent.launch_config import latent_tiles
 from kernels.latent.portable import hallmark_latent, hallmark_latent_combine
 from kernels.portable.decode import hallmark_decode, hallmark_decode_combine
@@ -70,6 +72,22 @@ def latent_configurations() -> Iterator[tuple[str, Any, dict[str, Any], Tiles]]:
         yield f"combine l{latent} h{group}", hallmark_latent_combine, combine, Tiles(0, 0, 4, 2)
 
 
+def asymmetric_configurations() -> Iterator[tuple[str, Any, dict[str, Any], Tiles]]:
+    """The same of values that have fewer numbers than keys, as published models have them."""
+    blocks, tiles = KeyBlocks.of(192), asymmetric_tiles(BF16_BYTES, SHARED_BYTES_HOPPER)
+    dims = {"FIRST": blocks.first, "REST": blocks.rest, "BLOCK_F": blocks.block_first, "BLOCK_R": blocks.block_rest}
+    dims |= {"VALUE": 128, "BLOCK_V": 128, "PART_KEYS": PART_KEYS}
+    for is_flagged in (False, True):
+        flags = {"CAUSAL": True, **dict.fromkeys(FLAGS, is_flagged)}
+        unused = {} if is_flagged else {"sinks_ptr": None, "spans_ptr": None}
+        label = f"d192/128 {'all flags' if is_flagged else 'plain'}"
+        for name, page_size, is_split in (("prefill", 0, False), ("extend", 16, False), ("decode", 16, True)):
+            constants = {"GROUP": 16, "PAGE_SIZE": page_size, **dims, **flags, **unused, "IS_SPLIT": is_split}
+            yield f"{name} {label}", hallmark_asymmetric, constants, tiles
+    combine = {"VALUE": 128, "BLOCK_V": 128, "HAS_SINKS": True}
+    yield "combine d192/128", hallmark_asymmetric_combine, combine, Tiles(0, 0, 4, 2)
+
+
 def compile_kernel(kernel: Any, constants: dict[str, Any], tiles: Tiles) -> Any:
     constants = {**constants, "BLOCK_M": tiles.block_m, "BLOCK_N": tiles.block_n}
     signature, attributes = {}, {}
@@ -77,7 +95,14 @@ def compile_kernel(kernel: Any, constants: dict[str, Any], tiles: Tiles) -> Any:
         if name in constants:
             signature[name] = "constexpr"
             continue
-        is_loose = name in ("stride_table", "num_splits", "window", "num_tokens", "num_seqs")  # do_not_specialize
+        is_loose = name in (
+            "stride_table",
+            "num_splits",
+            "window",
+            "num_tokens",
+            "num_seqs",
+            "num_parts",
+        )  # do_not_specialize
         if name.endswith("_ptr"):
             signature[name] = "*i32" if name in INT32_POINTERS else "*fp32" if name in FP32_POINTERS else "*bf16"
         else:
@@ -102,7 +127,7 @@ def usage(cubin: bytes) -> dict[str, int]:
 
 def main() -> None:
     report = {}
-    for name, kernel, constants, tiles in (*configurations(), *latent_configurations()):
+    for name, kernel, constants, tiles in (*configurations(), *latent_configurations(), *asymmetric_configurations()):
         compiled = compile_kernel(kernel, constants, tiles)
         found = usage(compiled.asm["cubin"])
         num_wgmma = compiled.asm["ptx"].count("wgmma.mma_async")

@@ -25,11 +25,11 @@ from kernels.fused.capped_kind import CappedSilu
 from kernels.portable.launch_config import SHARED_BYTES_HOPPER
 from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.cache_dtype import FP8
-from kernels.vocabulary.latent_shape import latent_dim_of
 from kernels.vocabulary.operators import AnyShape, Operator
 from kernels.vocabulary.path import AnyPath
 from kernels.vocabulary.row_buckets import TokenRows
 from kernels.vocabulary.shape import AttentionShape, Dtype
+from kernels.vocabulary.value_shape import values_of
 from qualification.measure.faults import (
     attention_faults,
     convolution_faults,
@@ -54,6 +54,7 @@ def shapes() -> Iterator[AnyShape]:
         yield replace(shape, kv_dtype=FP8)
         yield replace(shape, context_bucket=Bucket.LE_2K)
     yield from latent_faults.trial_shapes_of_latents(Dtype.BF16)
+    yield from attention_faults.narrow_trial_shapes(Dtype.BF16)
     yield from experts_faults.trial_shapes(Dtype.BF16)
     for kind, activation in ((FewBitFormat.FP8_ROWS, Activation.SILU), (ExpertFormat.PLAIN, CappedSilu(7.0))):
         yield ExpertsShape(Dtype.BF16, kind, 5, 2, 96, 72, activation, False, TokenRows.LE_16)
@@ -71,7 +72,7 @@ def kind_of(shape: AnyShape) -> Hashable:
             shape.context_bucket,
             shape.kv_dtype,
             shape.head_dim,
-            latent_dim_of(shape),
+            values_of(shape),
             shape.mask,
             shape.window is None,
         )

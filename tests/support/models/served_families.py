@@ -26,6 +26,7 @@ from support.models.tiny_families import (
     LAGUNA,
     LLAMA_4,
     MELLUM,
+    MIMO,
     MINIMAX,
     MINISTRAL,
     MISTRAL_4,
@@ -75,6 +76,10 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "laguna": (
         "laguna",
         {**LAGUNA, "sliding_window": WINDOW, "layer_types": MIXED[:2], "num_attention_heads_per_layer": [6, 4]},
+    ),
+    "mimo v2": (
+        "mimo_v2_flash",
+        {**MIMO, "sliding_window": WINDOW, "layer_types": MIXED[:2], "mlp_layer_types": ["dense", "sparse"]},
     ),
     "step 3.5": (
         "step3p5",

@@ -92,6 +92,8 @@ from transformers import (
     LlamaForCausalLM,
     MellumConfig,
     MellumForCausalLM,
+    MiMoV2FlashConfig,
+    MiMoV2FlashForCausalLM,
     MiniMaxM2Config,
     MiniMaxM2ForCausalLM,
     Ministral3Config,
@@ -206,6 +208,7 @@ FAMILIES = {
     "lfm2": (Lfm2Config, Lfm2ForCausalLM),
     "lfm2_moe": (Lfm2MoeConfig, Lfm2MoeForCausalLM),
     "mellum": (MellumConfig, MellumForCausalLM),
+    "mimo_v2_flash": (MiMoV2FlashConfig, MiMoV2FlashForCausalLM),
     "minimax_m2": (MiniMaxM2Config, MiniMaxM2ForCausalLM),
     "ministral3": (Ministral3Config, Ministral3ForCausalLM),
     "nemotron_h": (NemotronHConfig, NemotronHForCausalLM),
@@ -384,6 +387,21 @@ LLAMA_4 = {
     "attn_scale": 0.5,
     "attention_chunk_size": 16,
 }
+MIMO = {
+    "head_dim": 20,
+    "v_head_dim": 14,
+    "num_attention_heads": 8,
+    "sliding_window": 9,
+    "layer_types": MIXED,
+    "mlp_layer_types": ["dense", "sparse", "sparse"],
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 20,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.334},
+        "sliding_attention": {**LOCAL, "partial_rotary_factor": 0.334},
+    },
+}
 LAGUNA = {
     **QWEN_MOE,
     "head_dim": 12,
@@ -449,6 +467,7 @@ WINDOWED: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "olmo3": ("olmo3", OLMO_3),
     "mellum": ("mellum", MELLUM),
     "laguna": ("laguna", LAGUNA),
+    "mimo_v2_flash": ("mimo_v2_flash", MIMO),
     "step3p5": ("step3p5", STEP),
     "exaone4, windows by layer types": ("exaone4", {**EXAONE_4, "layer_types": MIXED}),
     "smollm3, windows where nothing is rotated": ("smollm3", {**SMOLLM, **SWITCHED_ON}),
@@ -689,6 +708,10 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
             "tie_word_embeddings": True,
             "rope_parameters": {"full_attention": LLAMA3, "sliding_attention": {**LOCAL, "partial_rotary_factor": 0.5}},
         },
+    ),
+    "mimo_v2_flash, values as wide as keys, biases, no factor": (
+        "mimo_v2_flash",
+        {**MIMO, "v_head_dim": 20, "attention_bias": True, "attention_value_scale": None, "norm_topk_prob": False},
     ),
     "laguna, gates of dimensions, biases": (
         "laguna",

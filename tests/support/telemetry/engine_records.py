@@ -150,7 +150,7 @@ def largest_plan(*, is_capped: bool = False) -> list[PlanRow]:
 
 def is_of_text(limits: Limits) -> bool:
     """Return whether a path computes text with heads of `HEAD_DIM` and a cache of 16 bits, which has most paths."""
-    is_of_cache = limits.kv_dtypes is None and limits.max_latent_dim is None
+    is_of_cache = limits.kv_dtypes is None and limits.max_values is None
     return (
         is_of_cache
         and Mask.CAUSAL in limits.masks

@@ -44,6 +44,7 @@ from support.models.tiny_families import (
     LFM_2_MOE,
     LLAMA3,
     LLAMA_4,
+    MIMO,
     MINIMAX,
     MINISTRAL,
     MISTRAL_4,
@@ -92,6 +93,9 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "ministral 3": ("ministral3", MINISTRAL),
     "exaone 4": ("exaone4", {**EXAONE_4, "head_dim": 16}),
     "laguna": ("laguna", LAGUNA_16),
+    "mimo v2": (
+        "mimo_v2_flash", {**MIMO, **WINDOW, "layer_types": MIXED[:2], "mlp_layer_types": ["dense", "sparse"]}
+    ),
     "afmoe": ("afmoe", {**AFMOE, "hidden_size": 80, "head_dim": 16, "global_attn_every_n_layers": 2}),  # no square
     "step 3.5": ("step3p5", {**STEP, "head_dim": 16, **_OF_TWO_LAYERS}),
     "llama 4": ("llama4_text", {**LLAMA_4, "head_dim": 16, "moe_layers": [1], "attention_chunk_size": 64}),
