@@ -13,6 +13,7 @@ from torch import Tensor, empty, float32
 
 from kernels.asymmetric.launch_config import KeyBlocks, asymmetric_tiles
 from kernels.calls.batch import AttentionBatch, AttentionFlags
+from kernels.calls.page_table import page_table_argument
 from kernels.calls.processors import shared_bytes
 from kernels.portable.launch_config import flag_arguments, padded_head_dim
 from kernels.portable.ordered import fold, normalised
@@ -226,10 +227,10 @@ def run_asymmetric(
     parts = empty(scratch * value_dim if is_split else 1, dtype=float32, device=q.device)
     stats = empty(scratch * 2 if is_split else 1, dtype=float32, device=q.device)
     k_strides, v_strides = ((0, *x.stride()) if page_size == 0 else x.stride() for x in (k, v))
-    block_v = padded_head_dim(value_dim)
+    block_v, page_table = padded_head_dim(value_dim), page_table_argument(batch)
     hallmark_asymmetric[num_tiles * (num_parts if is_split else 1), num_kv_heads, batch.num_seqs](
-        q, k, v, out, parts, stats, batch.cu_seqlens_q, batch.cu_seqlens_k, batch.page_table, batch.context_lens,
-        flags.sinks, flags.spans, q.stride(0), q.stride(1), *k_strides[:3], *v_strides[:3], out.stride(0),
+        q, k, v, out, parts, stats, batch.cu_seqlens_q, batch.cu_seqlens_k, page_table, batch.context_lens, flags.sinks,
+        flags.spans, q.stride(0), q.stride(1), *k_strides[:3], *v_strides[:3], out.stride(0),
         out.stride(1), 0 if batch.page_table is None else batch.page_table.stride(0), num_tokens, num_parts,
         **flag_arguments(flags), GROUP=group, PAGE_SIZE=page_size, FIRST=blocks.first, REST=blocks.rest,
         VALUE=value_dim, BLOCK_F=blocks.block_first, BLOCK_R=blocks.block_rest, BLOCK_V=block_v,

@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor, empty, float32
 
 from kernels.calls.batch import AttentionBatch, AttentionFlags
+from kernels.calls.page_table import page_table_argument
 from kernels.calls.processors import num_processors, shared_bytes
 from kernels.latent.launch_config import latent_tiles
 from kernels.portable.decode import _MAX_SPLITS as MAX_SPLITS
@@ -176,8 +177,7 @@ def run_latent(q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, flags: At
     stats = empty(max(1, scratch * 2), dtype=float32, device=q.device)
     strides = (0, *k.stride()) if page_size == 0 else k.stride()
     block_l = padded_head_dim(latent)
-    # Not read of packed keys, but Triton compiles what follows an early return: that needs a pointer.
-    page_table = batch.cu_seqlens_q if batch.page_table is None else batch.page_table
+    page_table = page_table_argument(batch)
     hallmark_latent[num_tiles * num_splits, num_kv_heads, batch.num_seqs](
         q, k, out, parts, stats, batch.cu_seqlens_q, batch.cu_seqlens_k, page_table, batch.context_lens, flags.sinks,
         flags.spans, q.stride(0), q.stride(1), *strides[:3], out.stride(0), out.stride(1),

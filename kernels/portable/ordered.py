@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor, empty, float32
 
 from kernels.calls.batch import AttentionBatch, AttentionFlags
+from kernels.calls.page_table import page_table_argument
 from kernels.calls.processors import shared_bytes
 from kernels.portable.launch_config import Tiles, flag_arguments, padded_head_dim
 from kernels.portable.tile import key_offsets, start_softmax, tanh, visible, visible_range
@@ -239,8 +240,7 @@ def attend_in_parts(
     parts = empty(scratch * head_dim if is_split else 1, dtype=float32, device=q.device)
     stats = empty(scratch * 2 if is_split else 1, dtype=float32, device=q.device)
     num_tiles = num_parts if is_split else triton.cdiv(batch.max_seqlen_q * group, tiles.block_m)
-    # Not read of packed keys, but Triton compiles what follows an early return: that needs a pointer.
-    page_table = batch.cu_seqlens_q if batch.page_table is None else batch.page_table
+    page_table = page_table_argument(batch)
     k_strides, v_strides = ((0, *x.stride()) if page_size == 0 else x.stride() for x in (k, v))
     hallmark_ordered[num_tiles, num_kv_heads, batch.num_seqs](
         q, k, v, out, parts, stats, batch.cu_seqlens_q, batch.cu_seqlens_k, page_table, batch.context_lens, flags.sinks,
