@@ -12,7 +12,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from kernels.experts.kinds import RoutingConfig, Scores
 from qualification.model.config import AttentionConfig, ExpertsConfig, LayerConfig, ModelConfig
 from qualification.model.forward.attention import Attends, attend
 from qualification.model.forward.bounded import (
@@ -427,7 +426,7 @@ class LayerReference:
         name = sentence.correction or f"{sentence.router}.e_score_correction_bias"
         if name in self.tensors:
             correction = self._vector(name, torch.float32).flatten()
-        scoring = sentence.scores or _scoring_of(config.routing)
+        scoring = sentence.scores or _scoring_of(config)
         routes, gated = route(logits, config, scoring, correction), gate_of(config.activation)
         experts, latent, by_experts = _Experts(self, sentence), sentence.latent, read
         if latent is not None and f"{latent[0]}.weight" not in self.tensors:
@@ -649,8 +648,8 @@ class _Experts:
         return self.layer.stored(name)[expert].to(self.layer.precision.dtype).T
 
 
-def _scoring_of(routing: RoutingConfig) -> Scoring:
+def _scoring_of(config: ExpertsConfig) -> Scoring:
     """Return how logits become weights where it is config.json that says so."""
-    if routing.scores is Scores.SIGMOID:
+    if config.routing.scores.value == "sigmoid":
         return Scoring.SIGMOID
-    return Scoring.SOFTMAX_OF_CHOSEN if routing.renormalizes else Scoring.SOFTMAX
+    return Scoring.SOFTMAX_OF_CHOSEN if config.routing.renormalizes else Scoring.SOFTMAX
