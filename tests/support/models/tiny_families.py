@@ -1,5 +1,6 @@
 """Tiny random models of every family, as transformers itself makes and saves them (fp32, CPU)."""
 
+import copy
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -748,7 +749,8 @@ FILLED = (
 def save_reference(folder: Path, family: str, changes: Mapping[str, object]) -> PreTrainedModel:
     torch.manual_seed(0)
     config_class, model_class = FAMILIES[family]
-    model: PreTrainedModel = model_class(config_class(**{**TINY, **changes})).eval()
+    given = copy.deepcopy({**TINY, **changes})  # some classes write into the dictionaries that they are given
+    model: PreTrainedModel = model_class(config_class(**given)).eval()
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if name.endswith(FILLED):  # transformers starts them at 1 and 0, which would hide them
