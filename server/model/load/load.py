@@ -102,7 +102,9 @@ def _read_config(folder: Path, path: Path, values: dict[str, object]) -> ModelCo
     whole, values = values, dict(text_part(values))
     check_whole(whole, str(path))
     generation = read_object(folder / GENERATION_FILE) if (folder / GENERATION_FILE).is_file() else {}
-    values |= {"eos_token_id": _all_end_tokens(values, generation, _end_tokens_of_tokenizer(folder, values))}
+    ends = _all_end_tokens(values, generation, _end_tokens_of_tokenizer(folder, values))
+    if ends or "eos_token_id" in values:  # else that of the family's class, where it has one
+        values |= {"eos_token_id": ends}
     unknown = unknown_keys(whole, family)
     if unknown:
         logger.warning("%s: not known for %s, and not read: %s", path, values.get("model_type"), listed(unknown))

@@ -1,6 +1,7 @@
 """Families against transformers, on tiny random checkpoints that transformers itself writes (fp32, CPU)."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
@@ -127,7 +128,7 @@ def test_the_comparison_sees_a_changed_rotation_or_window(
 def test_parameters_are_counted_as_transformers_counts_them(variant: str, tmp_path: Path) -> None:
     family, changes = VARIANTS[variant]
     config_class, model_class = FAMILIES[family]
-    config = config_class(**{**TINY, **changes})
+    config = config_class(**deepcopy({**TINY, **changes}))
     config.architectures = [model_class.__name__]
     config.save_pretrained(tmp_path)
     with torch.device("meta"):

@@ -3,14 +3,14 @@
 Source: modeling_bailing_moe_v2.py of github.com/inclusionAI/Ling-V2, whose names of tensors these are. It has no cache.
 """
 
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PreTrainedConfig, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutput
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 
@@ -18,6 +18,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 class BailingMoeV2Config(PreTrainedConfig):  # type: ignore[misc]
     model_type = "bailing_moe_v2"
     default_theta = 600_000.0
+    use_cache: bool = False
     vocab_size: int = 157_184
     hidden_size: int = 2048
     intermediate_size: int = 5120
@@ -191,7 +192,7 @@ def _frequencies(config: BailingMoeV2Config) -> tuple[Tensor, float]:
     return frequencies, scale
 
 
-class BailingMoeV2ForCausalLM(PreTrainedModel):  # type: ignore[misc]
+class BailingMoeV2ForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
     config_class = BailingMoeV2Config
     base_model_prefix = "model"
     _tied_weights_keys: ClassVar[dict[str, str]] = {"lm_head.weight": "model.word_embeddings.weight"}
@@ -208,9 +209,9 @@ class BailingMoeV2ForCausalLM(PreTrainedModel):  # type: ignore[misc]
     def get_output_embeddings(self) -> nn.Module:
         return self.lm_head
 
-    def forward(self, input_ids: Tensor, **_: Any) -> SimpleNamespace:
+    def forward(self, input_ids: Tensor, **_: Any) -> CausalLMOutput:
         """Return logits [1, T, vocab] of one sequence [1, T]."""
-        return SimpleNamespace(logits=self.lm_head(self.model(input_ids[0]))[None])
+        return CausalLMOutput(logits=self.lm_head(self.model(input_ids[0]))[None])
 
 
 AutoConfig.register("bailing_moe_v2", BailingMoeV2Config)

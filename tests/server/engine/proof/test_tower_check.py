@@ -194,7 +194,7 @@ def unstandardized(config: TowerConfig, weights: TowerWeights, pixels: Pixels, *
         ("glm4v", Unfolded, {}, "tower, merged patches"),
         ("glm4v", Tower, {"merger_eps": 1e-2}, "what the merger's gates read"),
         ("glm ocr", without_norms_of_heads, {}, "layer 0, tower, queries"),
-        ("internvl", Tower, {"full_layers": frozenset({1})}, "layer 1, tower, attention"),
+        ("internvl", Tower, {"full_layers": frozenset({1})}, "layer 1, tower, windows of patches"),
         ("internvl", without_class_tokens, {}, "tower, patches"),
         ("internvl", unscaled, {}, "layer 0, tower, residual behind attention"),
         ("internvl", Tower, {"merger_eps": 1e-2}, "what the merger reads"),
