@@ -217,7 +217,10 @@ BASES: dict[str, Base] = {
     "glm4_moe_lite": Base("glm4_moe_lite", {**GLM_LITE, "num_hidden_layers": 2}),
     "mistral4": Base("mistral4", {**MISTRAL_4, "num_hidden_layers": 2}),
     "nemotron_h": Base("nemotron_h", NEMOTRON_3_SUPER),
-    "mimo_v2_flash": Base("mimo_v2_flash", MIMO),
+    "mimo_v2_flash": Base(
+        "mimo_v2_flash",
+        {**MIMO, "layer_types": ["sliding_attention", "full_attention"], "mlp_layer_types": ["dense", "sparse"]},
+    ),
     "lfm2": Base("lfm2", LFM_2),
     "lfm2_moe": Base("lfm2_moe", LFM_2_MOE),
     "gemma3, images": Base("gemma3 images", {"layer_types": ["sliding_attention", "full_attention"]}),
