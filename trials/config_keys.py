@@ -510,7 +510,10 @@ def run_work(work: Work) -> Found:
     logging.disable(logging.WARNING)
     begun, outcomes = time.monotonic(), []
     with tempfile.TemporaryDirectory() as folder:
-        comparison = Comparison(work.base, Path(folder))
+        try:
+            comparison = Comparison(work.base, Path(folder))
+        except Exception as error:  # of a class of transformers' that no pipe carries: the pool would wait for ever
+            raise RuntimeError(f"{work.base}: {error}") from None
         cases = list(cases_of(work.base, comparison.values))
         if work.time_s is not None:
             random.Random(f"{work.seed} {work.base}").shuffle(cases)
