@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.experts.few_bits.weights import FewBitExperts
+from kernels.experts.one_by_one import sum_one_by_one
 from kernels.experts.weights import ExpertWeights
 from kernels.fused.capped import capped
 from kernels.fused.capped_kind import CappedSilu
@@ -43,18 +43,11 @@ def _run(
     hidden: Tensor, experts: Tensor, weights: Tensor, expert_weights: ExpertWeights | FewBitExperts,
     activation: CappedSilu, out: Tensor, multiply: Multiply,
 ) -> None:  # fmt: skip
-    num_tokens, num_active = experts.shape
-    visited = experts.flatten()
-    results = hidden.new_empty(num_tokens * num_active, hidden.shape[1])
-    for expert in torch.unique(visited).tolist():
-        places = (visited == expert).nonzero()[:, 0]
+    def compute(rows: Tensor, expert: int) -> Tensor:
         gate_up, down = _weights_of(expert_weights, expert)
-        results[places] = multiply(capped(multiply(hidden[places // num_active], gate_up), activation), down)
-    results = results.view(num_tokens, num_active, -1)
-    total = results[:, 0].float() * weights[:, :1]
-    for place in range(1, num_active):
-        total += results[:, place].float() * weights[:, place, None]  # two roundings everywhere, no fused one
-    out.copy_(total)
+        return multiply(capped(multiply(rows, gate_up), activation), down)
+
+    sum_one_by_one(hidden, experts, weights, out, compute)
 
 
 def _weights_of(of: ExpertWeights | FewBitExperts, expert: int) -> tuple[LinearWeight, LinearWeight]:

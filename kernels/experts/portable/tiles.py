@@ -1,9 +1,9 @@
 """`torch.experts.tiles`: a mixture's products one expert after the other, by tiles of 16 of the rows that visit it."""
 
-import torch
 from torch import Tensor
 
 from kernels.experts.kinds import ClampedSwiglu, ExpertActivation
+from kernels.experts.one_by_one import sum_one_by_one
 from kernels.experts.weights import AnyExpertWeights
 from kernels.fused.alike import gated_alike, sigmoid_alike
 from kernels.linear.ordered.tile_products import multiply_tiles
@@ -19,22 +19,15 @@ def run_experts_tiles(
     An expert's result is rounded to hidden's dtype, with its biases; the sum over k is in fp32, in the order of k,
     rounded once.
     """
-    num_tokens, num_active = experts.shape
-    visited = experts.flatten()
-    results = hidden.new_empty(num_tokens * num_active, hidden.shape[1])
-    for expert in torch.unique(visited).tolist():
-        places = (visited == expert).nonzero()[:, 0]
+
+    def compute(rows: Tensor, expert: int) -> Tensor:
         gate_up, down = expert_weights.of(expert, hidden.dtype)
         gate_up_bias, down_bias = (
             None if bias is None else bias[expert] for bias in (expert_weights.gate_up_bias, expert_weights.down_bias)
         )
-        inner = _activated(multiply_tiles(hidden[places // num_active], gate_up, gate_up_bias), activation)
-        results[places] = multiply_tiles(inner, down, down_bias)
-    results = results.view(num_tokens, num_active, -1)
-    total = results[:, 0].float() * weights[:, :1]
-    for place in range(1, num_active):
-        total += results[:, place].float() * weights[:, place, None]  # two roundings everywhere, no fused one
-    out.copy_(total)
+        return multiply_tiles(_activated(multiply_tiles(rows, gate_up, gate_up_bias), activation), down, down_bias)
+
+    sum_one_by_one(hidden, experts, weights, out, compute)
 
 
 def _activated(gate_up: Tensor, activation: ExpertActivation) -> Tensor:

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from functools import partial
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.experts.one_by_one import sum_one_by_one
 from kernels.experts.ungated.weights import UngatedExperts
 from kernels.fused.ungated_kind import Ungated
 from kernels.linear.ordered.tile_products import multiply_tiles
@@ -36,16 +36,9 @@ def _run(
     multiply: Callable[[Tensor, Tensor], Tensor],
 ) -> None:  # fmt: skip
     assert activation is Ungated.RELU2, "there is one activation without a gate"
-    num_tokens, num_active = experts.shape
-    visited = experts.flatten()
-    results = hidden.new_empty(num_tokens * num_active, hidden.shape[1])
-    for expert in torch.unique(visited).tolist():
-        places = (visited == expert).nonzero()[:, 0]
+
+    def compute(rows: Tensor, expert: int) -> Tensor:
         up, down = expert_weights.of(expert, hidden.dtype)
-        inner = multiply(hidden[places // num_active], up).float().clamp(min=0).square().to(hidden.dtype)
-        results[places] = multiply(inner, down)
-    results = results.view(num_tokens, num_active, -1)
-    total = results[:, 0].float() * weights[:, :1]
-    for place in range(1, num_active):
-        total += results[:, place].float() * weights[:, place, None]  # two roundings everywhere, no fused one
-    out.copy_(total)
+        return multiply(multiply(rows, up).float().clamp(min=0).square().to(hidden.dtype), down)
+
+    sum_one_by_one(hidden, experts, weights, out, compute)
