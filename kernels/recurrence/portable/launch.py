@@ -4,7 +4,7 @@ Two to four launches of decode, up to eight of prompts, whose grids depend on th
 that a CUDA graph holds them. A token's numbers have the same bits in each of them: `pieces.py` says why.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -196,12 +196,19 @@ def launches(
             "BLOCK_H": triton.next_power_of_2(value_heads), "BLOCK_C": _CHANNELS,
         }  # fmt: skip
         parts = key_heads + triton.cdiv(sizes.conv_dim, _CHANNELS)
-        found += [
-            Launch(hallmark_recurrence_keep, (count, parts), (*of_keep, first), options)
-            for first, count in ((num_rows, num_writes), (0, num_rows))
-            if count
-        ]
+        found += keep_launches(hallmark_recurrence_keep, num_rows, num_writes, parts, of_keep, options)
     return found
+
+
+def keep_launches(
+    kernel: Any, num_rows: int, num_writes: int, parts: int, arguments: tuple[Any, ...], options: dict[str, Any]
+) -> list[Launch]:
+    """Return the launches that keep what each slot gets, the written ones first: a row's own overwrites their inputs.
+
+    arguments  all but the last, the first index of a launch
+    """
+    launched = ((num_rows, num_writes), (0, num_rows))
+    return [Launch(kernel, (count, parts), (*arguments, first), options) for first, count in launched if count]
 
 
 def _padded(dims: int) -> int:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kernels.calls.triton_launch import Launch
 from kernels.recurrence.calls import RecurrenceRows, RecurrenceState, RecurrenceWeights
+from kernels.recurrence.portable.launch import keep_launches
 from kernels.recurrence.sizes import CHUNK
 from kernels.recurrence.state_space.prepare import hallmark_recurrence_space_keep, hallmark_recurrence_space_prepare
 from kernels.recurrence.state_space.scan import hallmark_recurrence_space_scan
@@ -108,11 +109,7 @@ def launches(
             "BLOCK_H": triton.next_power_of_2(value_heads), "BLOCK_C": _CHANNELS,
         }  # fmt: skip
         parts = key_heads + triton.cdiv(sizes.conv_dim, _CHANNELS)
-        found += [
-            Launch(hallmark_recurrence_space_keep, (count, parts), (*of_keep, first), options)
-            for first, count in ((num_rows, num_writes), (0, num_rows))
-            if count
-        ]
+        found += keep_launches(hallmark_recurrence_space_keep, num_rows, num_writes, parts, of_keep, options)
     return found
 
 
