@@ -220,8 +220,8 @@ def _asymmetric_triton_path(run: RunAttention | None) -> KernelPath:
     """Return the Triton path of all phases for values of fewer numbers than keys; its bits depend on own keys only."""
     limits = replace(_TRITON_LIMITS, max_values=Values(256))
     return KernelPath(
-        "triton.asymmetric", Tier.FIRST, limits, _digest("asymmetric.portable"), ("hallmark_asymmetric",), run,
-        is_capturable=True, order="keys512.asymmetric",
+        "triton.asymmetric", Tier.FIRST, limits, _digest("asymmetric.portable"),
+        ("hallmark_asymmetric", "hallmark_ordered_combine"), run, is_capturable=True, order="keys512.asymmetric",
     )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from kernels.calls.batch import AttentionBatch, AttentionFlags
 from kernels.calls.page_table import page_table_argument
 from kernels.calls.processors import shared_bytes
 from kernels.portable.launch_config import flag_arguments, padded_head_dim
-from kernels.portable.ordered import fold, normalised
+from kernels.portable.ordered import fold, hallmark_ordered_combine, normalised
 from kernels.portable.tile import key_offsets, start_softmax, tanh, visible, visible_range
 
 PART_KEYS = 512  # the name of the order says it
@@ -166,34 +166,6 @@ def hallmark_asymmetric(
         tl.store(out_rows + values[None, :], out.to(out_ptr.dtype.element_ty), mask=is_stored)
 
 
-@triton.jit(do_not_specialize=["num_parts", "num_tokens", "num_seqs"])
-def hallmark_asymmetric_combine(
-    part_ptr, stats_ptr, out_ptr, sinks_ptr, cu_seqlens_q_ptr, stride_out_token, stride_out_head, num_parts, num_tokens,
-    num_seqs,
-    VALUE: tl.constexpr, BLOCK_V: tl.constexpr, HAS_SINKS: tl.constexpr,
-):  # fmt: skip
-    """One program: one head of one token. Parts past its keys have no weight, and change nothing."""
-    head = tl.program_id(0)
-    row = tl.program_id(1).to(tl.int64)
-    if row >= tl.load(cu_seqlens_q_ptr + num_seqs):
-        return
-    values = tl.arange(0, BLOCK_V)
-    is_value = (values < VALUE)[None, :]
-    acc = tl.zeros([1, BLOCK_V], tl.float32)
-    largest = tl.full([1], float("-inf"), tl.float32)
-    total = tl.zeros([1], tl.float32)
-    for part in range(num_parts):
-        at = row + (part * tl.num_programs(0) + head) * num_tokens.to(tl.int64) + tl.arange(0, 1)
-        found_largest = tl.load(stats_ptr + at * 2)
-        found = tl.load(stats_ptr + at * 2 + 1)
-        value = tl.load(part_ptr + at[:, None] * VALUE + values[None, :], mask=is_value, other=0.0)
-        acc, largest, total = fold(acc, largest, total, value, found_largest, found)
-    sink, sink_weight = start_softmax(head + tl.arange(0, 1), sinks_ptr, 1, HAS_SINKS)
-    out = normalised(acc, largest, total, sink, sink_weight)
-    out_rows = out_ptr + row * stride_out_token + head.to(tl.int64) * stride_out_head + values[None, :]
-    tl.store(out_rows, out.to(out_ptr.dtype.element_ty), mask=is_value)
-
-
 def num_parts_of(batch: AttentionBatch, flags: AttentionFlags, part_keys: int) -> int:
     """Return the parts that a tile of few queries can see, at most."""
     most = max(1, -(-batch.max_context // part_keys))
@@ -238,7 +210,7 @@ def run_asymmetric(
         num_warps=tiles.num_warps, num_stages=tiles.num_stages,
     )  # fmt: skip
     if is_split:
-        hallmark_asymmetric_combine[num_heads, num_tokens](
+        hallmark_ordered_combine[num_heads, num_tokens](
             parts, stats, out, flags.sinks, batch.cu_seqlens_q, out.stride(0), out.stride(1), num_parts, num_tokens,
-            batch.num_seqs, VALUE=value_dim, BLOCK_V=block_v, HAS_SINKS=flags.sinks is not None,
+            batch.num_seqs, HEAD_DIM=value_dim, BLOCK_D=block_v, HAS_SINKS=flags.sinks is not None,
         )  # fmt: skip

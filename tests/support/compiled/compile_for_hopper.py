@@ -13,12 +13,13 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from kernels.asymmetric.launch_config import KeyBlocks, asymmetric_tiles
-from kernels.asymmetric.portable import PART_KEYS, hallmark_asymmetric, hallmark_asymmetric_combine
+from kernels.asymmetric.portable import PART_KEYS, hallmark_asymmetric
 from kernels.latent.launch_config import latent_tiles
 from kernels.latent.portable import hallmark_latent, hallmark_latent_combine
 from kernels.portable.decode import hallmark_decode, hallmark_decode_combine
 from kernels.portable.extend import hallmark_extend
 from kernels.portable.launch_config import SHARED_BYTES_HOPPER, Tiles, decode_tiles, padded_head_dim, query_tiles
+from kernels.portable.ordered import hallmark_ordered_combine
 from kernels.portable.prefill import hallmark_prefill
 from kernels.portable.wide import wide_decode_tiles, wide_query_tiles
 
@@ -84,8 +85,8 @@ def asymmetric_configurations() -> Iterator[tuple[str, Any, dict[str, Any], Tile
         for name, page_size, is_split in (("prefill", 0, False), ("extend", 16, False), ("decode", 16, True)):
             constants = {"GROUP": 16, "PAGE_SIZE": page_size, **dims, **flags, **unused, "IS_SPLIT": is_split}
             yield f"{name} {label}", hallmark_asymmetric, constants, tiles
-    combine = {"VALUE": 128, "BLOCK_V": 128, "HAS_SINKS": True}
-    yield "combine d192/128", hallmark_asymmetric_combine, combine, Tiles(0, 0, 4, 2)
+    combine = {"HEAD_DIM": 128, "BLOCK_D": 128, "HAS_SINKS": True}
+    yield "combine d192/128", hallmark_ordered_combine, combine, Tiles(0, 0, 4, 2)
 
 
 def compile_kernel(kernel: Any, constants: dict[str, Any], tiles: Tiles) -> Any:
