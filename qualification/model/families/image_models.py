@@ -124,30 +124,14 @@ IMAGE_MODELS: tuple[ImageModel, ...] = (
             _VISUAL,
             family_keys(
                 "text_config vision_config",
-                without_effect="image_token_id video_token_id vision_token_id vision_start_token_id "
-                "vision_end_token_id",
+                without_effect=f"image_token_id video_token_id vision_start_token_id vision_end_token_id {another}",
             ),
         )
-        for model_type, architecture in (
-            ("qwen2_vl", "Qwen2VLForConditionalGeneration"),
-            ("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration"),
-        )
-    ),
-    *(
-        ImageModel(
-            model_type,
-            (architecture,),
-            (f"{model_type}_text",),
-            _RENAMED,
-            _VISUAL,
-            family_keys(
-                "text_config vision_config",
-                without_effect="image_token_id video_token_id vision_start_token_id vision_end_token_id",
-            ),
-        )
-        for model_type, architecture in (
-            ("qwen3_vl", "Qwen3VLForConditionalGeneration"),
-            ("qwen3_vl_moe", "Qwen3VLMoeForConditionalGeneration"),
+        for model_type, architecture, another in (
+            ("qwen2_vl", "Qwen2VLForConditionalGeneration", "vision_token_id"),
+            ("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration", "vision_token_id"),
+            ("qwen3_vl", "Qwen3VLForConditionalGeneration", ""),
+            ("qwen3_vl_moe", "Qwen3VLMoeForConditionalGeneration", ""),
         )
     ),
     *(

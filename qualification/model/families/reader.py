@@ -46,9 +46,9 @@ def check_whole(config: Mapping[str, object], source: str) -> None:
     image_model = image_model_of(config)
     if image_model is not None:
         image_model.keys.check(config, source)
-        text = Fields(config, source).section("text_config")
+        text = Fields(config, source).section(image_model.text)
         if text is not None and text.has(CONFIG_KEY) and config.get(CONFIG_KEY) not in (None, text.given(CONFIG_KEY)):
-            text.refuse(CONFIG_KEY, "absent, or as beside text_config, where it is of all parts")
+            text.refuse(CONFIG_KEY, f"absent, or as beside {image_model.text}, where it is of all parts")
         Keys(refused=image_model.refused_in_text).check(text_part(config), source)
 
 

@@ -22,7 +22,7 @@ from server.engine.proof.layer_steps import CheckedRow, CheckedStep
 from server.engine.proof.seen_spans import why_other_spans
 from server.engine.scheduling.sequence import Batch
 
-_MOST_FACTOR = 1e9  # reported for numbers that are not finite too: JSON has none
+MOST_FACTOR = 1e9  # reported for numbers that are not finite too: JSON has none
 SPANS = "spans of images in a step"
 _MOST_LOGITS = 4  # rows of the head
 _BEHIND = Border.RESIDUAL_BEHIND_FEED_FORWARD.value
@@ -67,7 +67,7 @@ def difference(section: str, layer: int | None, row: str, served: Tensor, expect
     share = torch.where(error == 0, 0.0, error / limit).nan_to_num(math.inf, math.inf).flatten()
     worst = int(share.argmax())
     off, most = (float(it.flatten()[worst]) for it in (error, limit))
-    return Difference(section, layer, row, min(float(share[worst]), _MOST_FACTOR), off, most)
+    return Difference(section, layer, row, min(float(share[worst]), MOST_FACTOR), off, most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class LayerCheck:
             first, num_rows = row.positions.start, len(row.positions)
             for window in windows:
                 if (detail := why_other_spans(spans, row.spans, first, num_rows, window)) is not None:
-                    yield Difference(SPANS, None, row.name, _MOST_FACTOR, 0.0, 0.0, detail)
+                    yield Difference(SPANS, None, row.name, MOST_FACTOR, 0.0, 0.0, detail)
 
     def _sections(self, seen: "_Seen") -> "Iterator[_Section]":
         """Yield the sections in the order of the forward pass."""
@@ -295,7 +295,7 @@ class _Section:
         token, place = divmod(worst, share.shape[1])
         names = self.names
         name = names[token] if names is not None else next(it.name for it in rows if token in it.tokens)
-        factor = min(float(share.view(-1)[worst]), _MOST_FACTOR)
+        factor = min(float(share.view(-1)[worst]), MOST_FACTOR)
         off, most = (float(it.flatten(1)[token, place]) for it in (error, limit))
         return [Difference(self._named(place), self.layer, name, factor, off, most)]
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from qualification.model.forward.bounded import Bounded
 from qualification.model.forward.tower import PixelNumbers, TowerReference
 from qualification.model.tower import Merging
-from server.engine.proof.layer_check import Difference, difference
+from server.engine.proof.layer_check import MOST_FACTOR, Difference, difference
 from server.model.vision.geometry import Geometry, Grid
 from server.model.vision.tower import Image, Pixels, Tower, TowerBorder
 
@@ -20,7 +20,6 @@ _OF_TOKENS = (
     TowerBorder.MERGER_GATES_READ,
     TowerBorder.MERGER_FED,
 )
-_MOST_FACTOR = 1e9
 _SIDES = (5, 7)  # tokens: of Qwen 2.5's windows of four, one is whole and three are cut off
 
 
@@ -128,7 +127,7 @@ class TowerCheck:
         detail = f"a path is told {counts[1]} windows, and the image has {counts[0]}"
         if counts[0] == counts[1]:
             detail = f"a path is told {counts[1]} windows of other patches than the image's"
-        return Difference(name, index, _ROW, _MOST_FACTOR, 0.0, 0.0, detail)
+        return Difference(name, index, _ROW, MOST_FACTOR, 0.0, 0.0, detail)
 
 
 @dataclass(frozen=True, slots=True)

@@ -277,14 +277,19 @@ def test_a_file_beside_config_must_say_the_same(tmp_path: Path, name: str, besid
         load_config(tmp_path)
 
 
-def test_a_text_part_that_says_otherwise_than_the_whole_is_refused() -> None:
-    whole = preset_named("qwen3-vl-8b").whole
+@pytest.mark.parametrize(
+    ("key", "changes"),
+    [("text_config", {}), ("llm_config", {"model_type": "internvl_chat", "architectures": ["InternVLChatModel"]})],
+)
+def test_a_text_part_that_says_otherwise_than_the_whole_is_refused(key: str, changes: Config) -> None:
+    preset = preset_named("qwen3-vl-8b" if key == "text_config" else "qwen3-8b")
+    whole = preset.whole if key == "text_config" else {key: preset.config, "vision_config": {}, **changes}
     blocks, rows = PUBLISHED["Qwen FP8"], {"quant_method": "fp8", "modules_to_not_convert": ["lm_head"]}
 
     def read_both(of_text: Config | None) -> str:
-        text = {**whole["text_config"], "quantization_config": of_text}  # type: ignore[dict-item]
-        return read_model({**whole, "text_config": text, "quantization_config": blocks}).layers[0].formats.qkv.name
+        text = {**whole[key], "quantization_config": of_text}  # type: ignore[dict-item]
+        return read_model({**whole, key: text, "quantization_config": blocks}).layers[0].formats.qkv.name
 
     assert [read_both(it) for it in (None, dict(blocks))] == ["fp8_blocks"] * 2
-    with pytest.raises(ModelConfigError, match="text_config: quantization_config must be absent, or as beside text_co"):
+    with pytest.raises(ModelConfigError, match=f"{key}: quantization_config must be absent, or as beside {key}"):
         read_both(rows)
