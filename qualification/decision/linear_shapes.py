@@ -91,7 +91,7 @@ def _own_weights_of(layer: LayerConfig, hidden: int) -> Iterator[_Weight]:
     elif isinstance(mixer, GatedDeltaConfig):
         yield _Weight(hidden, mixer.projected_size, format=formats.qkv)
         if mixer.rule is None:
-            yield _Weight(hidden, 2 * mixer.sizes.num_value_heads)
+            yield _Weight(hidden, 2 * mixer.sizes.num_value_heads, format=formats.gates)
         yield _Weight(mixer.value_size, hidden, format=formats.output)
     elif isinstance(mixer, ShortConvolutionConfig):
         yield _Weight(hidden, 3 * mixer.sizes.channels, mixer.sizes.has_bias, format=formats.qkv)
@@ -106,8 +106,8 @@ def _own_weights_of(layer: LayerConfig, hidden: int) -> Iterator[_Weight]:
             yield from _dense(hidden, width, formats, is_swiglu=is_swiglu, has_bias=has_bias)
         case ExpertsConfig():
             if fed.latent is not None:
-                yield _Weight(hidden, fed.latent)
-                yield _Weight(fed.latent, hidden)
+                yield _Weight(hidden, fed.latent, format=formats.to_latent)
+                yield _Weight(fed.latent, hidden, format=formats.from_latent)
             if fed.shared is not None and num_inner_of(fed.shared_activation) == 1:
                 yield _Weight(hidden, fed.shared.width, format=formats.gate_up)
                 yield _Weight(fed.shared.width, hidden, format=formats.down)

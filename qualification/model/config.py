@@ -240,6 +240,15 @@ class StateTensor:
 
 
 @dataclass(frozen=True, slots=True)
+class RecurrenceProducts:
+    """Numbers of the weights of a recurrence's products: the first, the last, and that of gates beside the first."""
+
+    first: int = 0
+    output: int = 0
+    gates: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class RecurrenceConfig:
     """A mixer that keeps a state of fixed size of each sequence, and no keys and values; each kind is a class below it.
 
@@ -251,6 +260,11 @@ class RecurrenceConfig:
     name: str
     state: tuple[StateTensor, ...]
     num_parameters: int = 0
+
+    @property
+    def products(self) -> RecurrenceProducts:
+        """Return the sizes of its products; those of a kind that names none stay in the dtype of the model."""
+        return RecurrenceProducts()
 
     def state_bytes(self, dtype: Dtype) -> int:
         """Return the bytes of a sequence's state in one layer where the weights are of `dtype`."""
@@ -381,8 +395,11 @@ FeedForward = DenseConfig | ExpertsConfig
 class LinearFormats:
     """Storage formats of a layer's products; a router's is always plain.
 
+    qkv, output    of the mixer: attention's, or the first and the last product of a recurrence or a convolution
     gate_up, down  of a dense feed-forward, or of the experts that all tokens visit
     query_up, kv_up  of latent attention: what makes queries of their latent, and keys and values of theirs
+    gates          of the gated delta rule: of writing and of decay
+    to_latent, from_latent  of a mixture: what makes what experts read, and hidden numbers of what they add
     """
 
     qkv: WeightFormat = PLAIN
@@ -391,6 +408,9 @@ class LinearFormats:
     down: WeightFormat = PLAIN
     query_up: WeightFormat = PLAIN
     kv_up: WeightFormat = PLAIN
+    gates: WeightFormat = PLAIN
+    to_latent: WeightFormat = PLAIN
+    from_latent: WeightFormat = PLAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -476,6 +496,7 @@ class ModelConfig:
     input_bound: float | None = None  # of products that are not plain: inputs beyond it are cut off, then rounded
     tower: TowerConfig | None = None  # makes embeddings of images; None where a server takes none
     num_draft_layers: int = 0  # of `layers`, the last ones: those of the draft head, which computes no answer
+    draft_layer: LayerConfig | None = None  # of its draft head, where a quantised checkpoint says how it stores that
 
     @property
     def num_layers(self) -> int:
@@ -595,12 +616,22 @@ def _bytes_saved(hidden: int, layer: LayerConfig, dtype: Dtype, num_tokens: int 
         counts += [(formats.qkv, hidden * mixer.projected_size)]
         counts += [(formats.output, hidden * mixer.output_size)]
         counts += [(formats.query_up, mixer.query_up_numbers), (formats.kv_up, mixer.kv_up_numbers)]
+    elif isinstance(mixer, RecurrenceConfig):
+        of = mixer.products
+        counts += [(formats.qkv, of.first), (formats.output, of.output), (formats.gates, of.gates)]
     dense = fed.shared if isinstance(fed, ExpertsConfig) else fed
     if fed is not None and dense is not None:
         num_inner = num_inner_of(fed.shared_activation) if isinstance(fed, ExpertsConfig) else fed.num_inner
         counts += [(formats.gate_up, num_inner * hidden * dense.width), (formats.down, hidden * dense.width)]
+    if isinstance(fed, ExpertsConfig) and fed.latent is not None:
+        counts += [(it, hidden * fed.latent) for it in (formats.to_latent, formats.from_latent)]
     if isinstance(fed, ExpertsConfig) and isinstance(fed.format, FewBitFormat):
-        counts += [(fed.format.of_weights, _num_visited(fed, num_tokens) * 3 * fed.read_size(hidden) * fed.width)]
+        counts += [
+            (
+                fed.format.of_weights,
+                _num_visited(fed, num_tokens) * (fed.num_inner + 1) * fed.read_size(hidden) * fed.width,
+            )
+        ]
     return sum(count * dtype.num_bytes - bytes_of(it, count, dtype) for it, count in counts)
 
 

@@ -14,15 +14,21 @@ from qualification.model.fields import ModelConfigError
 DRAFT_HEAD = "draft_head"  # phase, in reports, of an attested pass of a draft head, whose shapes are the model's
 PREFIX = "mtp."
 PRODUCT = f"{PREFIX}fc.weight"
-_LAYER = f"{PREFIX}layers.0."
+LAYER = f"{PREFIX}layers.0"
+_OF_LAYER = f"{LAYER}."
 
 
 def with_draft_head(model: ModelConfig) -> ModelConfig:
     """Return the model with its draft head's layer behind all others. Raises ModelConfigError where it has no such."""
-    layer = next((it for it in reversed(model.layers) if it.attends), None)
+    layer = model.draft_layer or last_attending(model)
     if layer is None or not model.recurrences:
         raise ModelConfigError(f"models of {model.family} have no draft head that is read")
     return replace(model, layers=(*model.layers, layer), num_draft_layers=1)
+
+
+def last_attending(model: ModelConfig) -> LayerConfig | None:
+    """Return the last layer that attends, which a draft head's is like; None without one."""
+    return next((it for it in reversed(model.layers) if it.attends), None)
 
 
 def without_draft_head(model: ModelConfig) -> ModelConfig:
@@ -43,6 +49,6 @@ def main_layers(model: ModelConfig) -> tuple[LayerConfig, ...]:
 
 def name_in_model(name: str, model: ModelConfig) -> str:
     """Return a checkpoint's name of a tensor as if the draft head's layer were the model's last one."""
-    if not model.num_draft_layers or not name.startswith(_LAYER):
+    if not model.num_draft_layers or not name.startswith(_OF_LAYER):
         return name
-    return f"model.layers.{model.num_layers - 1}.{name.removeprefix(_LAYER)}"
+    return f"model.layers.{model.num_layers - 1}.{name.removeprefix(_OF_LAYER)}"

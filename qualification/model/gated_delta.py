@@ -9,7 +9,7 @@ from kernels.recurrence.sizes import RecurrenceSizes
 from kernels.recurrence.state_space.kept import kept_tensors
 from kernels.vocabulary.recurrence_form import RecurrenceForm
 from kernels.vocabulary.shape import Dtype
-from qualification.model.config import ModelConfig, RecurrenceConfig, StateTensor
+from qualification.model.config import ModelConfig, RecurrenceConfig, RecurrenceProducts, StateTensor
 from qualification.model.fields import ModelConfigError
 
 
@@ -76,6 +76,12 @@ class GatedDeltaConfig(RecurrenceConfig):
     @property
     def form(self) -> RecurrenceForm:
         return RecurrenceForm.GATED_DELTA if self.rule is None else RecurrenceForm.STATE_SPACE
+
+    @property
+    def products(self) -> RecurrenceProducts:
+        gates = 2 * self.sizes.num_value_heads if self.rule is None else 0
+        first, output = self.projected_size * self.hidden_size, self.value_size * self.hidden_size
+        return RecurrenceProducts(first, output, gates * self.hidden_size)
 
     @property
     def value_size(self) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from kernels.convolution.sizes import ConvolutionSizes
 from kernels.vocabulary.shape import Dtype
-from qualification.model.config import RecurrenceConfig, StateTensor
+from qualification.model.config import RecurrenceConfig, RecurrenceProducts, StateTensor
 from qualification.model.fields import ModelConfigError
 
 
@@ -33,6 +33,11 @@ class ShortConvolutionConfig(RecurrenceConfig):
         count += (4 * sizes.channels + hidden_size) * sizes.has_bias
         name = "the gated short convolution"
         return cls(name, state, count, sizes=sizes, hidden_size=hidden_size, num_drafted=num_drafted)
+
+    @property
+    def products(self) -> RecurrenceProducts:
+        size = self.sizes.channels * self.hidden_size
+        return RecurrenceProducts(3 * size, size)
 
     def of_rank(self, rank: int, world: int) -> "ShortConvolutionConfig":
         """Return the channels of one of several ranks. Raises ModelConfigError where they cannot be shared equally."""

@@ -110,7 +110,7 @@ def formats_of(model: PublishedModel) -> str:
     has_experts = family.tensors is not None and family.tensors.experts is not None
     if model.stored is Stored.MXFP4:
         return "mxfp4"
-    is_read = CONFIG_KEY not in family.keys.refused and not _is_recurrent(family)
+    is_read = CONFIG_KEY not in family.keys.refused
     if is_read and (not has_experts or _has_quantised_experts(family)):
         return "bf16, fp8, int4"
     return "bf16 (published in fp8)" if model.stored is Stored.FP8 else "bf16"
@@ -120,12 +120,6 @@ def _has_quantised_experts(family: Family) -> bool:
     """Return whether experts may have 8 or 4 bits: where each matrix is a tensor."""
     names = family.tensors
     return names is not None and names.experts is not None and names.experts.layout is ExpertLayout.EACH
-
-
-def _is_recurrent(family: Family) -> bool:
-    """Return whether some layers keep a state: none of a model's products is then read in 8 or 4 bits."""
-    names = family.tensors
-    return names is not None and (names.recurrence is not None or names.convolution is not None)
 
 
 def num_gpus(model: PublishedModel, gigabytes: int) -> int | None:

@@ -296,7 +296,7 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device)
                 output=linear(config.mixer.value_size, hidden, False, formats.output),
                 feed_forward_norm=vector(hidden) if norms.before and feeds else None,
                 feed_forward=_empty_feed_forward(config, hidden, linear, dtype, device),
-                recurrence=_empty_gated_delta(config.mixer, hidden, dtype, device),
+                recurrence=_empty_gated_delta(config.mixer, hidden, formats.gates, dtype, device),
             )
         if isinstance(config.mixer, ShortConvolutionConfig):
             sizes = config.mixer.sizes
@@ -372,13 +372,13 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device)
 
 
 def _empty_gated_delta(
-    config: GatedDeltaConfig, hidden: int, dtype: torch.dtype, device: torch.device
+    config: GatedDeltaConfig, hidden: int, of_gates: WeightFormat, dtype: torch.dtype, device: torch.device
 ) -> GatedDeltaWeights:
     sizes, heads = config.sizes, config.sizes.num_value_heads
     conv = torch.empty(sizes.conv_dim, 1, sizes.width, dtype=dtype, device=device)
     a_log, dt_bias, norm = (torch.empty(size, device=device) for size in (heads, heads, config.norm_size))
     if config.rule is None:
-        gates = Linear.empty(hidden, 2 * heads, False, PLAIN, dtype, device)
+        gates = Linear.empty(hidden, 2 * heads, False, of_gates, dtype, device)
         return GatedDeltaWeights(gates, conv, a_log, dt_bias, norm)
     conv_bias = torch.empty(sizes.conv_dim, dtype=dtype, device=device)
     return GatedDeltaWeights(None, conv, a_log, dt_bias, norm, conv_bias, torch.empty(heads, device=device))
@@ -422,8 +422,8 @@ def _empty_feed_forward(
         torch.empty(1, hidden, dtype=dtype, device=device) if shared is not None and shared.is_gated else None,
         torch.empty(config.num_experts, device=device) if config.has_expert_scales else None,
         NormsApart(*torch.empty(4, hidden, dtype=dtype, device=device)) if config.norms_apart else None,
-        None if latent is None else linear(hidden, latent, False, PLAIN),
-        None if latent is None else linear(latent, hidden, False, PLAIN),
+        None if latent is None else linear(hidden, latent, False, formats.to_latent),
+        None if latent is None else linear(latent, hidden, False, formats.from_latent),
     )
 
 

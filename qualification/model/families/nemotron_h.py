@@ -194,7 +194,9 @@ TENSORS = TensorNames(
     attention="mixer",
     attention_output="mixer.o_proj",
     feed_forward="mixer",
-    experts=ExpertNames(router="mixer.gate", experts="mixer.experts", shared="mixer.shared_experts"),
+    experts=ExpertNames(
+        router="mixer.gate", experts="mixer.experts", shared="mixer.shared_experts", router_is_plain=True
+    ),
     recurrence=RecurrenceNames(prefix="mixer"),
 )
 # As the public files have them, and as transformers saves them.

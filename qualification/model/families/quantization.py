@@ -2,17 +2,29 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from kernels.experts.formats import AnyExpertFormat, FewBitFormat
 from kernels.experts.kinds import ExpertFormat
 from kernels.linear.shape import FP8_BLOCKS, FP8_ROWS, PLAIN, WeightFormat
-from qualification.model.config import ExpertsConfig, FeedForward, LayerConfig, LinearFormats, ModelConfig
-from qualification.model.families.family import ExpertLayout, TensorNames
+from qualification.model.config import (
+    ExpertsConfig,
+    FeedForward,
+    LayerConfig,
+    LinearFormats,
+    ModelConfig,
+    RecurrenceConfig,
+    num_inner_of,
+)
+from qualification.model.draft_head import LAYER, PREFIX, last_attending
+from qualification.model.families.family import ExpertLayout, Family, TensorNames
 from qualification.model.fields import ModelConfigError
+from qualification.model.gated_delta import GatedDeltaConfig
 from qualification.model.latent import LatentAttentionConfig
 from qualification.model.packing import Packing
+from qualification.model.short_convolution import ShortConvolutionConfig
 
+_PREFIX = "model."  # of names of layers
 _NUMBER_OF_EXPERT = re.compile(r"experts\W+(\d+)")
 
 
@@ -41,6 +53,7 @@ class Quantization:
     """The format of each product, by its name in the checkpoint.
 
     schemes  in their order: the first with an entry that names a product says its format
+    written  beginnings of names in checkpoints of the family that stand for "model."
     plain    entries that name products which are stored as they are
     packing  of weights of 4 bits
     input_bound  where inputs are cut off before they are rounded
@@ -53,15 +66,16 @@ class Quantization:
     packing: Packing | None = None
     input_bound: float | None = None
     caches_fp8: bool = False
+    written: tuple[str, ...] = ()
 
     def is_exception(self, name: str) -> bool:
         """Return whether the checkpoint lists a product as stored as it is."""
-        return any(map(self.plain.names, _aliases(name)))
+        return any(map(self.plain.names, self._aliases(name)))
 
     def format_of(self, name: str) -> WeightFormat:
         if self.is_exception(name):
             return PLAIN
-        aliases = _aliases(name)
+        aliases = self._aliases(name)
         return next((it for entries, it in self.schemes if any(map(entries.names, aliases))), PLAIN)
 
     def format_of_all(self, names: list[str]) -> WeightFormat:
@@ -75,10 +89,18 @@ class Quantization:
             )
         return next(iter(formats.values()))
 
+    def _aliases(self, name: str) -> tuple[str, ...]:
+        """Return the name, those that its family writes for it, and those where a model also sees images."""
+        within = name.removeprefix(_PREFIX)
+        names = [name, *(f"{it}{within}" for it in self.written if name.startswith(_PREFIX))]
+        return (*names, *(f"language_model.{it}" for it in names), f"model.language_model.{within}")
 
-def quantized(model: ModelConfig, quantization: Quantization, names: TensorNames) -> ModelConfig:
+
+def quantized(model: ModelConfig, quantization: Quantization, family: Family) -> ModelConfig:
     """Return the same model, each product in its format. Raises ModelConfigError for what is not served so."""
-    _check_attends(model, quantization.source)
+    names = family.tensors
+    assert names is not None, "the family is served"
+    quantization = replace(quantization, written=tuple(old for old, new in family.renamed.items() if new == _PREFIX))
     layers = tuple(
         _quantized_layer(f"model.layers.{index}", layer, quantization, names)
         for index, layer in enumerate(model.layers)
@@ -88,9 +110,13 @@ def quantized(model: ModelConfig, quantization: Quantization, names: TensorNames
         raise ModelConfigError(
             f"{quantization.source}: a head (lm_head) of 4 bits ({quantization.packing.value}) is not supported"
         )
+    draft_layer = last_attending(model) if PREFIX in family.not_read else None
+    if draft_layer is not None:
+        draft_layer = _quantized_layer(LAYER, draft_layer, quantization, names)
     return replace(
         model,
         layers=layers,
+        draft_layer=draft_layer,
         head_format=head,
         packing=quantization.packing,
         input_bound=quantization.input_bound,
@@ -104,11 +130,11 @@ def rounded_at_load(model: ModelConfig, *, with_experts: bool = True) -> ModelCo
     with_experts  whether those of mixtures are; experts with biases, or without a gate, never are, whose kernels take
                   no 8 bits
 
-    Of latent attention those that make queries, keys and values of latents stay as they are.
+    Of latent attention those that make queries, keys and values of latents stay as they are, of the gated delta rule
+    those that make gates of writing and decay, and of a mixture those that make and read latents.
 
-    Raises ModelConfigError for a model that is quantised already, or has a recurrence.
+    Raises ModelConfigError for a model that is quantised already.
     """
-    _check_attends(model, "--quantization fp8")
     formats = {it for layer in model.layers for it in _each(layer.formats)} - {PLAIN}
     names = sorted(it.name for it in formats)
     for layer in model.layers:
@@ -129,15 +155,6 @@ def has_plain_experts(model: ModelConfig) -> bool:
     return any(isinstance(it, ExpertsConfig) and it.format is ExpertFormat.PLAIN for it in fed)
 
 
-def _check_attends(model: ModelConfig, source: str) -> None:
-    """Raise ModelConfigError for a model with layers that keep a state, whose products have no format."""
-    if model.recurrences:
-        raise ModelConfigError(
-            f"{source}: {model.family} has layers that keep a state, whose products are served in 16 bits or more "
-            "alone: serve its weights of 16 bits as they are"
-        )
-
-
 def as_stored(model: ModelConfig) -> ModelConfig:
     """Return the same model as its checkpoint has it."""
     if not model.rounds_at_load:
@@ -150,7 +167,7 @@ def as_stored(model: ModelConfig) -> ModelConfig:
 
 
 def _each(formats: LinearFormats) -> tuple[WeightFormat, ...]:
-    return formats.qkv, formats.output, formats.gate_up, formats.down, formats.query_up, formats.kv_up
+    return tuple(getattr(formats, it.name) for it in fields(formats))
 
 
 def _all_rounded(layer: LayerConfig, *, with_experts: bool) -> LayerConfig:
@@ -206,40 +223,94 @@ def _formats_of(prefix: str, layer: LayerConfig, quantization: Quantization, nam
     def format_of(*products: str) -> WeightFormat:
         return quantization.format_of_all([f"{prefix}.{product}" for product in products])
 
-    latent = layer.mixer if isinstance(layer.mixer, LatentAttentionConfig) else None
-    made = "qkv"[: len(layer.attention.head_splits)] if layer.attends else "qkv"
-    qkv = (
-        tuple(f"{names.attention}.{it}_proj" for it in made)
-        if names.qkv is None
-        else (f"{names.attention}.{names.qkv}",)
-    )
-    query_up = kv_up = PLAIN
-    if latent is not None:
-        has_query_latent = latent.sizes.query_latent is not None
-        of_queries = "self_attn.q_a_proj" if has_query_latent else "self_attn.q_proj"
-        qkv = (of_queries, "self_attn.kv_a_proj_with_mqa")
-        query_up = format_of("self_attn.q_b_proj") if has_query_latent else PLAIN
-        kv_up = format_of("self_attn.kv_b_proj")
-    if layer.attends and layer.attention.gate is not None and (of_gate := format_of(names.attention_gate)) != PLAIN:
-        raise ModelConfigError(f"{quantization.source}: a gate of attention in {of_gate.name} is not supported")
-    fed, joined = names.feed_forward, names.dense_joined
-    if isinstance(layer.feed_forward, ExpertsConfig):
+    of_mixer, of_feed_forward = _mixer_formats(layer, quantization, names, format_of), LinearFormats()
+    fed = layer.feed_forward
+    if isinstance(fed, ExpertsConfig):
         assert names.experts is not None, "the family has mixtures"
         experts = names.experts
         if not experts.router_is_plain and (of_router := format_of(experts.router)) != PLAIN:
             raise ModelConfigError(f"{quantization.source}: a router in {of_router.name} is not supported")
-        fed, joined = experts.shared, None
-    gate_up = (f"{fed}.gate_proj", f"{fed}.up_proj") if joined is None else (f"{fed}.{joined[0]}",)
-    return LinearFormats(
-        qkv=format_of(*qkv),
-        output=format_of(names.attention_output),
-        gate_up=format_of(*gate_up),
-        down=format_of(f"{fed}.down_proj"),
-        query_up=query_up,
-        kv_up=kv_up,
+        if fed.latent is not None:
+            of_feed_forward = replace(
+                of_feed_forward, to_latent=format_of(experts.to_latent), from_latent=format_of(experts.from_latent)
+            )
+    if fed is not None and (products := _dense_products(fed, names)) is not None:
+        gate_up, down = products
+        of_feed_forward = replace(of_feed_forward, gate_up=format_of(*gate_up), down=format_of(down))
+    return replace(
+        of_mixer,
+        gate_up=of_feed_forward.gate_up,
+        down=of_feed_forward.down,
+        to_latent=of_feed_forward.to_latent,
+        from_latent=of_feed_forward.from_latent,
     )
 
 
-def _aliases(name: str) -> tuple[str, ...]:
-    """Return the name, and those that it has where a model also sees images."""
-    return name, f"language_model.{name}", f"model.language_model.{name.removeprefix('model.')}"
+def _mixer_formats(
+    layer: LayerConfig, quantization: Quantization, names: TensorNames, format_of: Callable[..., WeightFormat]
+) -> LinearFormats:
+    """Return the formats of a mixer's products; format_of: (names within the layer) -> the format of all as one."""
+    mixer = layer.mixer
+    if mixer is None:
+        return LinearFormats()
+    if isinstance(mixer, RecurrenceConfig):
+        first, gates, output = _recurrent_products(mixer, names)
+        found = LinearFormats(format_of(*first), format_of(output), gates=format_of(*gates) if gates else PLAIN)
+        if found.gates == FP8_BLOCKS:
+            raise ModelConfigError(
+                f"{quantization.source}: {' and '.join(gates)} in {found.gates.name} are not supported, whose rows are "
+                "fewer than a block's: serve a checkpoint that lists them as exceptions"
+            )
+        return found
+    if isinstance(mixer, LatentAttentionConfig):
+        has_query_latent = mixer.sizes.query_latent is not None
+        of_queries = "self_attn.q_a_proj" if has_query_latent else "self_attn.q_proj"
+        found = LinearFormats(
+            format_of(of_queries, "self_attn.kv_a_proj_with_mqa"),
+            query_up=format_of("self_attn.q_b_proj") if has_query_latent else PLAIN,
+            kv_up=format_of("self_attn.kv_b_proj"),
+        )
+    elif names.qkv is not None:
+        found = LinearFormats(format_of(f"{names.attention}.{names.qkv}"))
+    else:
+        made = "qkv"[: len(layer.attention.head_splits)]
+        found = LinearFormats(format_of(*(f"{names.attention}.{it}_proj" for it in made)))
+    gate = layer.attention.gate
+    has_own_gate = gate is not None and not gate.is_beside_queries
+    if has_own_gate and (of_gate := format_of(names.attention_gate)) != PLAIN:
+        raise ModelConfigError(f"{quantization.source}: a gate of attention in {of_gate.name} is not supported")
+    return replace(found, output=format_of(names.attention_output))
+
+
+def _recurrent_products(mixer: RecurrenceConfig, names: TensorNames) -> tuple[tuple[str, ...], tuple[str, ...], str]:
+    """Return the names of the parts of a recurrence's first product, of that of its gates, and of the last product."""
+    if isinstance(mixer, ShortConvolutionConfig):
+        return (f"{names.convolution}.in_proj",), (), f"{names.convolution}.out_proj"
+    assert names.recurrence is not None, "the family has recurrent layers"
+    prefix = names.recurrence.prefix
+    if isinstance(mixer, GatedDeltaConfig) and mixer.rule is not None:
+        first, gates = ["in_proj"], []
+    elif names.recurrence.is_fused:
+        first, gates = ["in_proj_qkvz"], ["in_proj_ba"]
+    else:
+        first, gates = ["in_proj_qkv", "in_proj_z"], ["in_proj_b", "in_proj_a"]
+    return tuple(f"{prefix}.{it}" for it in first), tuple(f"{prefix}.{it}" for it in gates), f"{prefix}.out_proj"
+
+
+def _dense_products(fed: FeedForward, names: TensorNames) -> tuple[tuple[str, ...], str] | None:
+    """Return the names of the parts of the first product that all tokens visit, and of the last; None without them."""
+    if isinstance(fed, ExpertsConfig):
+        assert names.experts is not None, "the family has mixtures"
+        own, prefix, num_inner = names.experts, names.experts.shared, num_inner_of(fed.shared_activation)
+        if fed.shared is None:
+            return None
+        if own.shared_gate_up is not None:
+            return (f"{prefix}.{own.shared_gate_up}",), f"{prefix}.{own.shared_down}"
+        gate, up, down = TensorNames().dense
+    else:
+        prefix, num_inner = names.feed_forward, fed.num_inner
+        if names.dense_joined is not None:
+            return (f"{prefix}.{names.dense_joined[0]}",), f"{prefix}.{names.dense_joined[1]}"
+        gate, up, down = names.dense
+    inner = (up,) if num_inner == 1 else (gate, up)
+    return tuple(f"{prefix}.{it}" for it in inner), f"{prefix}.{down}"

@@ -73,6 +73,6 @@ QWEN3_5_MOE = Family(
     ("Qwen3_5MoeForCausalLM",),
     read_config_of_experts,
     KEYS_OF_EXPERTS,
-    TensorNames(experts=ExpertNames(), recurrence=RecurrenceNames()),
+    TensorNames(experts=ExpertNames(router_is_plain=True), recurrence=RecurrenceNames()),
     not_read=("mtp.",),
 )

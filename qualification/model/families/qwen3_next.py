@@ -120,6 +120,6 @@ QWEN3_NEXT = Family(
     ("Qwen3NextForCausalLM",),
     read_config,
     KEYS,
-    TensorNames(experts=ExpertNames(), recurrence=RecurrenceNames(is_fused=True)),
+    TensorNames(experts=ExpertNames(router_is_plain=True), recurrence=RecurrenceNames(is_fused=True)),
     not_read=("mtp.",),
 )

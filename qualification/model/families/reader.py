@@ -38,7 +38,7 @@ def read_as(family: Family, values: Mapping[str, object], source: str) -> ModelC
         return model
     if family.tensors is None:
         raise ModelConfigError(f"{source}: {CONFIG_KEY} is not supported for {family.model_type}")
-    return quantized(model, read_quantization(quantization), family.tensors)
+    return quantized(model, read_quantization(quantization), family)
 
 
 def check_whole(config: Mapping[str, object], source: str) -> None:

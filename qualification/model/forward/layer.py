@@ -237,7 +237,8 @@ class LayerReference:
 
     def recurrent_input(self, read: Bounded) -> tuple[Bounded, Bounded]:
         """Return queries, keys, values and the gates of the result [T, ...], and the gates of writing and decay."""
-        sentence, inputs = self.sentence.recurrence, Inputs.of(self.config.formats.qkv.name)
+        sentence, formats = self.sentence.recurrence, self.config.formats
+        inputs, of_gates = Inputs.of(formats.qkv.name), Inputs.of(formats.gates.name)
         sizes, heads = self.recurrence.sizes, self.recurrence.sizes.num_value_heads
         assert sentence is not None, "the layer is recurrent"
         if sentence.is_space:
@@ -249,13 +250,13 @@ class LayerReference:
             group = heads // sizes.num_key_heads
             values = group * sizes.value_dim
             whole = self._linear(read, f"{sentence.prefix}.in_proj_qkvz", inputs)
-            gates = self._linear(read, f"{sentence.prefix}.in_proj_ba")
+            gates = self._linear(read, f"{sentence.prefix}.in_proj_ba", of_gates)
             parts = whole.changed(partial(_ungrouped, sizes=(sizes.key_dim, sizes.key_dim, values, values)))
             gates = gates.changed(partial(_ungrouped, sizes=(group, group)))
         else:
             parts, gates = (
                 _side_by_side([self._linear(read, f"{sentence.prefix}.in_proj_{name}", how) for name in names])
-                for names, how in ((("qkv", "z"), inputs), (("b", "a"), Inputs.AS_THEY_ARE))
+                for names, how in ((("qkv", "z"), inputs), (("b", "a"), of_gates))
             )
         return self.precision.rounded(parts), self.precision.rounded(gates)
 
@@ -429,16 +430,17 @@ class LayerReference:
         scoring = sentence.scores or _scoring_of(config)
         routes, gated = route(logits, config, scoring, correction), gate_of(config.activation)
         experts, latent, by_experts = _Experts(self, sentence), sentence.latent, read
+        formats = self.config.formats
         if latent is not None and f"{latent[0]}.weight" not in self.tensors:
             latent = None
         if latent is not None:
-            by_experts = self.precision.rounded(self._linear(read, latent[0]))
+            by_experts = self.precision.rounded(self._linear(read, latent[0], Inputs.of(formats.to_latent.name)))
         parts = []
         for rank in range(self.ranks):
             own = partial(experts.of, rank)
             part = mixed(by_experts, routes, own, gated, self.precision, weighs_inputs=sentence.weighs_inputs)
             if latent is not None:  # of a rank's part: the ranks' sum is that of all experts, which no rank has
-                part = self.precision.rounded(self._linear(part, latent[1]))
+                part = self.precision.rounded(self._linear(part, latent[1], Inputs.of(formats.from_latent.name)))
             if sentence.shared is not None and any(name.startswith(f"{sentence.shared}.") for name in self.tensors):
                 shared = self._shared(read, sentence, sentence.shared, rank, config)
                 assert config.shared is not None, "the checkpoint has its tensors"

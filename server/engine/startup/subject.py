@@ -157,7 +157,8 @@ def _rounded(settings: Settings, folder: Path, model: ModelConfig) -> ModelConfi
     except ModelConfigError as error:
         raise ModelError(f"{folder}: {error}") from error
     if has_plain_experts(model):
-        reason = "under --reproducible no path multiplies them in 8" if settings.reproducible else "they have biases"
+        of_path = "under --reproducible no path multiplies them in 8"
+        reason = of_path if settings.reproducible else "they have biases, or no gate"
         logger.warning("%s: --quantization fp8 leaves the experts in 16 bits: %s", folder, reason)
     return model
 

@@ -215,10 +215,10 @@ def _parts(
         dtype = _DTYPES[entry.dtype]
         row_bytes = rows[0].numel() * dtype.itemsize if rows.numel() else 1
         row_size = math.prod(entry.shape[1:]) if piece.row_size is None else piece.row_size
-        if math.prod(entry.shape) == 1:
-            row_size = 0
         stride = row_size * dtype.itemsize if rows.numel() else 1
         first = entry.offset + piece.first_row * stride + piece.first_column * dtype.itemsize
+        if math.prod(entry.shape) == 1:  # which all of `target` gets, however its rows lie together
+            row_bytes, stride, first = dtype.itemsize, 0, entry.offset
         step = max(1, part_bytes // row_bytes)
         for start in range(0, rows.shape[0], step):
             place = rows[start : start + step]

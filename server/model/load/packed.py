@@ -177,7 +177,8 @@ def _fill(group: Sequence[tuple[PackedEntry, Piece]]) -> None:
     found = group[0][0].parts.unpacked()
     for entry, piece in group:
         rows, columns = piece.target.shape
-        block = found[entry.word][piece.first_row : piece.first_row + rows]
+        matrix = found[entry.word] if piece.row_size is None else found[entry.word].reshape(-1, piece.row_size)
+        block = matrix[piece.first_row : piece.first_row + rows]
         piece.target.copy_(block[:, piece.first_column : piece.first_column + columns])
 
 

@@ -314,7 +314,9 @@ def _pieces_of_space(name: str, stored: StoredTensor, own: "_RecurrentHeads", *,
     found, start = [], 0
     for part in ("c", "b", "x", "gates", "steps"):
         if part in runs:
-            count = _blocks(name, len(runs[part][0]), stored.rows)
+            # The steps are last in both, so that their last block may be a part of one.
+            is_end = part == "steps" and runs[part][0].stop == runs[part][1]
+            count = -(-len(runs[part][0]) // stored.rows) if is_end else _blocks(name, len(runs[part][0]), stored.rows)
             first_row = _blocks(name, firsts[part], stored.rows)
             found.append(Piece(name, stored.values[start : start + count], first_row=first_row))
             start += count

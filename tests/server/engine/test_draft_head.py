@@ -6,19 +6,24 @@ from pathlib import Path
 import msgspec
 import pytest
 from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
 
 from kernels.catalog import path_named
+from kernels.linear.shape import FP8_BLOCKS, PLAIN
+from qualification.model.draft_head import with_draft_head
 from server.engine.execution.head_steps import HeadSteps
 from server.engine.scheduling.head_drafter import HeadDrafter
 from server.engine.scheduling.sequence import Sequence
 from server.engine.startup.layers import check_layers
 from server.engine.startup.subject import read_subject
 from server.errors import SettingsError
+from server.model.load.load import load_config
 from server.protocol.messages import LayersStatus
 from server.settings import DeviceChoice, Settings
 from support.engine.closure_graphs import capture
 from support.engine.reproducible_engine import Request, answers, build, different, requests
 from support.models.draft_heads import PlainHead, add_draft_head
+from support.models.quantized_hybrids import BLOCKS, QWEN, QuantizedHybrid
 from support.models.tiny_families import QWEN_3_NEXT, RECURRENT, save_reference
 
 SIZES = {"num_hidden_layers": 2, "max_position_embeddings": 256, "eos_token_id": None}
@@ -122,3 +127,23 @@ def test_a_head_that_computes_something_else_is_found(tmp_path: Path) -> None:
     report = check_layers(Settings(cache_dir=str(tmp_path / "cache")), subject, built.runner, lambda _, __: None)
     assert report.status is LayersStatus.FAILED
     assert report.detail.startswith("draft head, embedding, in ")
+
+
+@pytest.mark.parametrize("is_listed", [False, True])
+def test_a_head_in_blocks_is_held_to_its_file(is_listed: bool, tmp_path: Path) -> None:
+    """Read its layer in 8 bits, as Qwen's files have it, or in 16 where it is listed; the product before it in 16."""
+    apart = ("in_proj_a", "in_proj_b", "lm_head", "embed_tokens", "mtp.fc")
+    plain = (*apart, "mtp.") if is_listed else apart
+
+    def save(folder: Path) -> PreTrainedModel:
+        model = save_reference(folder, "qwen3_5_text", {**QWEN, "max_position_embeddings": 256, "eos_token_id": None})
+        add_draft_head(folder, 2)
+        return model
+
+    says = {**BLOCKS, "modules_to_not_convert": [*BLOCKS["modules_to_not_convert"], *(["mtp"] if is_listed else [])]}
+    file = QuantizedHybrid(tmp_path / "model", save, "blocks", says, lambda it: not any(word in it for word in plain))
+    built = build(file.folder, tmp_path / "cache", speculative_tokens=1, reproducible=False)
+    assert built.ready.layers is not None
+    assert (built.ready.layers.status, built.ready.layers.num_layers) == (LayersStatus.PROVEN, 3)
+    of_layer = with_draft_head(load_config(file.folder)).layers[-1].formats
+    assert {of_layer.qkv, of_layer.output, of_layer.gate_up, of_layer.down} == {PLAIN if is_listed else FP8_BLOCKS}

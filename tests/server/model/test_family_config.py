@@ -555,7 +555,12 @@ def test_phi3_is_served_with_a_plain_rotation(scaling: object, tmp_path: Path) -
         (
             "qwen3_5_text",
             {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}},
-            r"qwen3_5_text has layers that keep a state, whose products are served in 16 bits",
+            "linear_attn.in_proj_b and linear_attn.in_proj_a in fp8_blocks are not supported, whose rows are",
+        ),
+        (
+            "qwen3_5_text",
+            {"quantization_config": {"quant_method": "fp8", "modules_to_not_convert": ["linear_attn.in_proj_z"]}},
+            "layers.0.linear_attn.in_proj_qkv fp8_rows, .*in_proj_z plain: they are multiplied as one, and must all be",
         ),
         (
             "gpt_oss",

@@ -27,7 +27,18 @@ from server.settings import DeviceChoice, DtypeChoice, LoadFormat, Quantization,
 from support.engine.checked_layers import CheckedLayers, Tensors, edited
 from support.models.paged_runner import PagedRunner
 from support.models.served_families import FAMILIES, saved
-from support.models.tiny_families import MXFP4, QWEN_3_MOE, prompt, save_mxfp4
+from support.models.tiny_families import (
+    GRANITE_HYBRID,
+    LFM_2_MOE,
+    MXFP4,
+    NEMOTRON_3_SUPER,
+    QWEN_3_MOE,
+    QWEN_3_NEXT,
+    RECURRENT,
+    prompt,
+    save_mxfp4,
+    save_reference,
+)
 
 CPU = torch.device("cpu")
 
@@ -87,16 +98,28 @@ def test_dummy_weights_take_one_tensor_more_than_they_hold(tmp_path: Path) -> No
 
 
 # How a file has its experts: each matrix, all in both directions, and three of bounded ones; or with biases.
-MIXTURES: dict[str, dict[str, object]] = {
-    "qwen 2 moe": {}, "granite moe": {}, "llama 4": {"attention_chunk_size": 64}, "step 3.5": {}, "gpt-oss": {},
-}  # fmt: skip
+MIXTURES: dict[str, tuple[str, dict[str, object]]] = {
+    **{name: FAMILIES[name] for name in ("qwen 2 moe", "granite moe", "llama 4", "step 3.5", "gpt-oss")},
+    "llama 4": (FAMILIES["llama 4"][0], {**FAMILIES["llama 4"][1], "attention_chunk_size": 64}),
+}
+# Layers that keep a state, and those of a mixture without a gate, whose experts are left.
+HYBRIDS: dict[str, tuple[str, dict[str, object]]] = {
+    "qwen 3 next": ("qwen3_next", QWEN_3_NEXT),
+    "qwen 3.5": ("qwen3_5_text", RECURRENT),
+    "granite 4": ("granitemoehybrid", GRANITE_HYBRID),
+    "nemotron 3 super": ("nemotron_h", NEMOTRON_3_SUPER),
+    "lfm2 moe": ("lfm2_moe", LFM_2_MOE),
+}
+WITHOUT_FEW_BITS = ("gpt-oss", "nemotron 3 super")
 
 
-@pytest.mark.parametrize("name", MIXTURES)
-def test_experts_are_rounded_and_those_with_biases_left(name: str, tmp_path: Path) -> None:
-    family, changes = FAMILIES[name]
-    saved(tmp_path, family, **{**changes, **MIXTURES[name]})
-    kind = ExpertWeights if name == "gpt-oss" else FewBitExperts
+@pytest.mark.parametrize("name", MIXTURES | HYBRIDS)
+def test_products_and_experts_are_rounded_and_those_with_biases_left(name: str, tmp_path: Path) -> None:
+    if name in HYBRIDS:
+        save_reference(tmp_path, *HYBRIDS[name])
+    else:
+        saved(tmp_path, MIXTURES[name][0], **MIXTURES[name][1])
+    kind = ExpertWeights if name in WITHOUT_FEW_BITS else FewBitExperts
     model = CheckedLayers.made(tmp_path, quantization=Quantization.FP8)
     weights = model.runner.worker.decoder.weights
     dummies = load_shard(

@@ -19,6 +19,49 @@ PARTS = {
 _PRODUCTS = ("_proj.weight", "_with_mqa.weight", "query_key_value.weight", "dense.weight")
 
 
+def words_of(codes: Tensor, order: tuple[int, ...]) -> Tensor:
+    """Pack eight codes of a row [rows, 8 n] in an integer: code i in the bits from 4 * order[i] on."""
+    found = sum(codes[:, i::8].long() << 4 * place for i, place in enumerate(order))
+    assert isinstance(found, Tensor)
+    return torch.where(found >= 2**31, found - 2**32, found).to(torch.int32).contiguous()
+
+
+IN_ORDER = tuple(range(8))
+
+
+def awq(codes: Tensor, zeros: Tensor, scales: Tensor) -> dict[str, Tensor]:
+    order = (0, 4, 1, 5, 2, 6, 3, 7)
+    return {
+        "qweight": words_of(codes.T, order), "qzeros": words_of(zeros.T, order), "scales": scales.T.contiguous().half()
+    }  # fmt: skip
+
+
+def gptq(codes: Tensor, zeros: Tensor, scales: Tensor) -> dict[str, Tensor]:
+    columns = codes.shape[1]
+    return {
+        "qweight": words_of(codes, IN_ORDER).T.contiguous(), "qzeros": words_of(zeros.T, IN_ORDER),
+        "scales": scales.T.contiguous().half(),
+        "g_idx": torch.tensor([it // (columns // scales.shape[1]) for it in range(columns)], dtype=torch.int32),
+    }  # fmt: skip
+
+
+def gptq_v1(codes: Tensor, zeros: Tensor, scales: Tensor) -> dict[str, Tensor]:
+    return gptq(codes, zeros - 1, scales)
+
+
+def compressed(codes: Tensor, zeros: Tensor, scales: Tensor) -> dict[str, Tensor]:
+    found = {"weight_packed": words_of(codes, IN_ORDER), "weight_scale": scales.bfloat16()}
+    return found | {
+        "weight_zero_point": words_of(zeros.T, IN_ORDER).T.contiguous(), "weight_shape": torch.tensor(codes.shape)
+    }  # fmt: skip
+
+
+def compressed_symmetric(codes: Tensor, zeros: Tensor, scales: Tensor) -> dict[str, Tensor]:
+    found = compressed(codes, zeros, scales)
+    del found["weight_zero_point"]
+    return found
+
+
 def change(folder: Path, **says: object) -> None:
     """Change words of quantization_config."""
     path = folder / "config.json"
