@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _MOST_GPUS = 8
 PUSH = "triton.collective.push"
 PUSH_APART = "triton.collective.push.apart"
+EXCHANGE = "triton.collective.exchange"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class CollectiveLimits:
     needs_triton: bool = False
     columns_multiple: int = 1
     few_rows: bool = False  # as few as inboxes have places for, see `most_rows`
+    min_rows: int = 1
     max_world: int = _MOST_GPUS  # on this machine, see `collective_paths_on`
     world_detail: str = ""  # why it is less than the path could
 
@@ -50,6 +52,9 @@ class CollectiveLimits:
             found.append(Rejection(Reject.LAYOUT, detail))
         if self.few_rows and (shape.rows.hi is None or shape.rows.hi > most_rows(shape.world)):
             detail = f"takes at most {most_rows(shape.world)} rows, the shape is {shape.rows.label}"
+            found.append(Rejection(Reject.LENGTH, detail))
+        if shape.rows.lo + 1 < self.min_rows:
+            detail = f"takes {self.min_rows} rows or more, the shape is {shape.rows.label}"
             found.append(Rejection(Reject.LENGTH, detail))
         if shape.world > self.max_world:
             detail = self.world_detail or f"takes at most {self.max_world} ranks"
@@ -80,6 +85,14 @@ def _push_apart_run() -> RunCollective | None:
     return run_push_apart
 
 
+def _exchange_run() -> RunCollective | None:
+    if launch.triton_version() is None:
+        return None
+    from kernels.collective.exchange_path import run_exchange
+
+    return run_exchange
+
+
 _HALF_DTYPES = frozenset({Dtype.FP16, Dtype.BF16})
 _ALL_DTYPES = frozenset({Dtype.FP32, Dtype.FP16, Dtype.BF16})  # by name: a new member widens no path's limits
 # Parts are added in fp32 in the order of the ranks, and rounded once; norms of all numbers of rows are one kernel's.
@@ -104,7 +117,7 @@ def _library_path(
     )
 
 
-# The first takes few rows only, so that the first which can compute a shape is the one that does.
+# Those before NCCL's take the rows that they are chosen for, so that the first which can compute a shape does.
 COLLECTIVE_PATHS: tuple[CollectivePath, ...] = (
     CollectivePath(
         PUSH,
@@ -122,6 +135,16 @@ COLLECTIVE_PATHS: tuple[CollectivePath, ...] = (
         SOURCES.of("kernels.collective.push_apart_path"),
         ("hallmark_push_sum", "_rms_norm_kernel", *TORCH_HELPERS),
         _push_apart_run(),
+        is_capturable=True,
+        order=_RANKS,
+    ),
+    CollectivePath(
+        EXCHANGE,
+        tier_of(EXCHANGE),
+        replace(_PUSH_LIMITS, few_rows=False, min_rows=most_rows(2) + 1, max_world=2),
+        SOURCES.of("kernels.collective.exchange_path"),
+        ("hallmark_exchange_sum", *TORCH_HELPERS),
+        _exchange_run(),
         is_capturable=True,
         order=_RANKS,
     ),
@@ -148,12 +171,13 @@ def collective_paths_on(device: "torch.device") -> tuple[CollectivePath, ...]:
 
     from kernels.collective.inboxes import num_connected
 
-    push, apart, nccl, gloo = COLLECTIVE_PATHS
+    push, apart, exchange, nccl, gloo = COLLECTIVE_PATHS
     count, connected = torch.cuda.device_count(), num_connected()
     of_host = f"takes GPUs of one host that address each other's memory, here are {connected}"
     return (
         _limited(push, connected, of_host),
         _limited(apart, connected, of_host),
+        _limited(exchange, connected, of_host),
         _limited(nccl, count, f"takes a GPU a rank, here are {count}"),
         gloo,
     )
@@ -162,9 +186,12 @@ def collective_paths_on(device: "torch.device") -> tuple[CollectivePath, ...]:
 def without_peer_memory(paths: Sequence[AnyPath], why: str) -> tuple[AnyPath, ...]:
     """Return the paths, of which those that write into other ranks' memory are refused."""
     refused = Rejection(Reject.PEER_MEMORY, why)
-    return tuple(replace(path, refused=refused) if path.name in (PUSH, PUSH_APART) else path for path in paths)
+    return tuple(
+        replace(path, refused=refused) if path.name in (PUSH, PUSH_APART, EXCHANGE) else path for path in paths
+    )
 
 
 def _limited(path: CollectivePath, count: int, detail: str) -> CollectivePath:
-    limits = replace(path.limits, max_world=min(count, path.limits.max_world), world_detail=detail)
-    return replace(path, limits=limits)
+    if path.limits.max_world <= count:
+        return path
+    return replace(path, limits=replace(path.limits, max_world=count, world_detail=detail))

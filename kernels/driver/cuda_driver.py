@@ -8,7 +8,10 @@ from types import MappingProxyType
 _KERNEL_NODE = 0  # CU_GRAPH_NODE_TYPE_KERNEL
 # Other nodes of CUgraphNodeType by what a reader calls them. None: nothing runs on the device.
 _OTHER_NODES: Mapping[int, str | None] = MappingProxyType(
-    {1: "Memcpy", 2: "Memset", 3: "host function", 4: "child graph", 5: None, 6: None, 7: None}
+    {
+        **{1: "Memcpy", 2: "Memset", 3: "host function", 4: "child graph", 5: None, 6: None, 7: None},
+        12: "Memset of words, and waits for them",  # CU_GRAPH_NODE_TYPE_BATCH_MEM_OP
+    }
 )
 
 

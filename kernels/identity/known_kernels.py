@@ -75,7 +75,7 @@ OPERATORS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "mkldnn::*linear*",
         ),
     ),
-    ("collective", ("hallmark_push_sum", "nccl*", "c10d::*", "gloo:*")),
+    ("collective", ("hallmark_push_sum", "hallmark_exchange_sum", "nccl*", "c10d::*", "gloo:*")),
 )
 
 # Those that compute another operator too: a CPU's recurrence multiplies by PyTorch, many matrices at once.

@@ -46,6 +46,10 @@ class WeightName(Enum):
     HEAD = "head"
 
 
+# Of several ranks these are each rank's part of a sum, which is the next that the ranks compute.
+SUMMED = frozenset({WeightName.OUTPUT, WeightName.RECURRENT_OUTPUT, WeightName.DOWN})
+
+
 @dataclass(frozen=True, slots=True)
 class Linear:
     """A weight [out, in] and a bias [out] or None, as a checkpoint has them: nothing that computes."""

@@ -1,10 +1,11 @@
 """Exchange between tensor-parallel ranks within a forward pass: sums of parts, parts of the logits, chosen tokens.
 
-Between GPUs few rows travel by writes into each other's memory (`kernels/collective/`), many by NCCL. Either goes on
-the current stream, waits for nothing on the host and allocates only results, so that a CUDA graph can hold it.
+Between GPUs few rows travel by writes into each other's memory (`kernels/collective/`), many of two ranks by copies
+there, many of more by NCCL. All go on the current stream, or join it, wait for nothing on the host and allocate only
+results, so that a CUDA graph can hold them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,11 +13,31 @@ import torch.distributed as dist
 from torch import Tensor
 
 from kernels.calls import launch
-from kernels.collective.inboxes import RankInboxes, num_connected
+from kernels.collective.boxes import MOST_ROWS, Boxes, BoxPeers, make_boxes, pieces
+from kernels.collective.inboxes import PeerMemoryError, RankInboxes, num_connected
 from kernels.collective.library_path import run_library
 from kernels.collective.peers import AddNorm, Peers, RunCollective
 from server.model.linear import Product
 from server.model.step import Step
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyRows:
+    """Rows of a sum that are sent to the other rank while later ones are still multiplied.
+
+    is_exchanged  whether the sums of so many rows go by these boxes now
+    """
+
+    boxes: Boxes
+    is_exchanged: Callable[[int], bool]
+
+    def pieces(self, num_rows: int) -> tuple[int, ...]:
+        """Return the rows of each launch of a product of so many rows, whose result is summed over the ranks."""
+        return pieces(num_rows) if num_rows <= MOST_ROWS and self.is_exchanged(num_rows) else (num_rows,)
+
+    def start(self, rows: Tensor) -> None:
+        """Send the next piece of a result [rows, columns]. The sum that follows must be that of all its pieces."""
+        self.boxes.start(rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +49,14 @@ class Ranks:
 
     inboxes  None on a CPU, and where GPUs cannot address each other's memory
     run      what computes the sums
+    boxes    of two ranks with inboxes
     """
 
     index: int = 0
     world: int = 1
     inboxes: RankInboxes | None = None
     run: RunCollective = run_library
+    boxes: Boxes | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.index < self.world:
@@ -41,7 +64,8 @@ class Ranks:
 
     @property
     def peers(self) -> Peers:
-        return Peers(self.index, self.world, None if self.inboxes is None else self.inboxes.sums)
+        sums = None if self.inboxes is None else self.inboxes.sums
+        return BoxPeers(self.index, self.world, sums, self.boxes)
 
     def connected(
         self, hidden_size: int, dtype: torch.dtype, head_sizes: Sequence[int], device: torch.device
@@ -60,7 +84,18 @@ class Ranks:
         if not row.is_taken or num_connected() < self.world:
             return self
         inboxes = connect(self.index, self.world, row, head_sizes, device)
-        return replace(self, inboxes=inboxes, run=_run_by_rows)
+        boxes = None if self.world > 2 else self._boxes(row.columns * dtype.itemsize, device, inboxes)
+        return replace(self, inboxes=inboxes, boxes=boxes, run=_run_by_rows)
+
+    def _boxes(self, row_bytes: int, device: torch.device, inboxes: RankInboxes) -> Boxes:
+        try:
+            return make_boxes(self.index, row_bytes, device)
+        except PeerMemoryError:
+            columns = None if inboxes.columns is None else inboxes.columns.inboxes
+            for made in (inboxes.sums, inboxes.values, columns):
+                if made is not None:
+                    made.memory.release(self.world)
+            raise
 
     def sum(self, part: Tensor) -> Tensor:
         """Add the ranks' parts [T, H], in place, in the order of the ranks and in fp32, rounded once."""
@@ -139,11 +174,13 @@ class Ranks:
 
 
 def _run_by_rows(peers: Peers, part: Tensor, follows: AddNorm | None, out: Tensor) -> None:
-    """Sum as many rows as the inboxes have places for through them, more by NCCL."""
+    """Sum as many rows as the inboxes have places for through them, more of two ranks by copies, of others by NCCL."""
+    from kernels.collective.exchange_path import run_exchange
     from kernels.collective.push_path import run_push
 
     is_few = peers.inboxes is not None and part.shape[0] <= peers.inboxes.capacity
-    (run_push if is_few else run_library)(peers, part, follows, out)
+    has_boxes = isinstance(peers, BoxPeers) and peers.boxes is not None
+    (run_push if is_few else run_exchange if has_boxes else run_library)(peers, part, follows, out)
 
 
 ALONE = Ranks()

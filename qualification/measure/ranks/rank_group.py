@@ -17,8 +17,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from kernels.collective.boxes import BoxPeers, make_boxes
 from kernels.collective.library_path import gather_into
-from kernels.collective.paths import CollectivePath
+from kernels.collective.paths import EXCHANGE, CollectivePath
 from kernels.collective.peers import AddNorm, Peers, RunCollective
 from kernels.collective.shape import CollectiveShape
 from kernels.system.child_process import python_command
@@ -62,8 +63,11 @@ class RankPeers:
     def __init__(self, index: int, world: int, device: torch.device) -> None:
         self._index, self._world, self._device = index, world, device
         self._made: dict[int, Peers] = {}
+        self._with_boxes: dict[int, BoxPeers] = {}
 
     def of(self, path: str, row_bytes: int) -> Peers:
+        if path == EXCHANGE:
+            return self._of_boxes(row_bytes)
         if not path.startswith("triton."):
             return Peers(self._index, self._world)
         if row_bytes not in self._made:
@@ -74,12 +78,22 @@ class RankPeers:
             self._made[row_bytes] = Peers(self._index, self._world, inboxes)
         return self._made[row_bytes]
 
+    def _of_boxes(self, row_bytes: int) -> BoxPeers:
+        if row_bytes not in self._with_boxes:
+            boxes = make_boxes(self._index, row_bytes, self._device)
+            self._with_boxes[row_bytes] = BoxPeers(self._index, self._world, boxes=boxes)
+        return self._with_boxes[row_bytes]
+
     def free(self) -> None:
         """Give the memory of the inboxes back, when the other ranks have ended."""
         for peers in self._made.values():
             if peers.inboxes is not None:
                 peers.inboxes.memory.free()
+        for peers in self._with_boxes.values():
+            if peers.boxes is not None:
+                peers.boxes.memory.free()
         self._made.clear()
+        self._with_boxes.clear()
 
 
 class RankGroup:

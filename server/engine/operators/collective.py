@@ -6,7 +6,7 @@ from typing import Unpack
 
 from torch import Tensor
 
-from kernels.collective.paths import CollectivePath
+from kernels.collective.paths import EXCHANGE, CollectivePath
 from kernels.collective.peers import AddNorm, Peers, RunCollective
 from kernels.collective.shape import CollectiveShape, Follows
 from kernels.vocabulary.operators import Operator
@@ -49,3 +49,8 @@ class CollectiveTable(RowsTable[CollectiveShape, RunCollective]):
         """
         calls = self._kinds[Follows.NOTHING if follows is None else Follows.ADD_NORM]
         self.launch(calls, part.shape[0], peers, part, follows, out)
+
+    def is_exchanged(self, num_rows: int) -> bool:
+        """Return whether all sums of so many rows go by the path whose rows may be sent ahead."""
+        choices = [calls.choices[calls.place(num_rows)] for calls in self._kinds.values() if calls.shapes]
+        return bool(choices) and all(it is not None and it.decision.path == EXCHANGE for it in choices)

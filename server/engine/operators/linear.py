@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Unpack
+from typing import Protocol, Unpack
 
 import torch
 from torch import Tensor
@@ -19,11 +19,21 @@ from kernels.vocabulary.path import is_for_order
 from kernels.vocabulary.row_buckets import LinearRows
 from qualification.decision.decision import Decision
 from server.engine.operators.rows_table import Calls, RowsTable, StepSizes
-from server.engine.operators.table import TableOptions
-from server.model.linear import Linear, WeightName
+from server.engine.operators.table import OperatorChoice, TableOptions
+from server.model.linear import SUMMED, Linear, WeightName
 from server.model.step import Step
 
 _MOST_COMPILED = 128  # rows of kernels of our own, of which each bucket has one
+
+
+class Early(Protocol):
+    """Taker of the rows of a result while later ones are still multiplied."""
+
+    def pieces(self, num_rows: int, /) -> tuple[int, ...]:
+        """Return the rows of each launch of a product of so many rows."""
+
+    def start(self, rows: Tensor, /) -> None:
+        """Take the next rows of a result that is multiplied in several launches."""
 
 
 class LinearTable(RowsTable[LinearShape, RunLinear]):
@@ -56,7 +66,7 @@ class LinearTable(RowsTable[LinearShape, RunLinear]):
                     continue
                 rows = min(rows, max(_MOST_COMPILED, shape.rows.lo + 1))
                 x = torch.zeros(rows, weight.size[1], dtype=weight.dtype, device=weight.device)
-                out = product(x, None)
+                out = product.whole(x)
                 if choice is not None and isinstance(choice.run, RunMeasuredInOrder):
                     choice.run.own(x, weight, product.linear.bias, product.shape.epilogue, out)
 
@@ -73,9 +83,11 @@ class LinearTable(RowsTable[LinearShape, RunLinear]):
         *,
         is_sampled: bool | None = None,
         is_of_head: bool = False,
+        early: Early | None = None,
     ) -> "ServedProduct":
         """Return what multiplies with a weight; outside of all layers `layer` is None. Called once for each weight.
 
+        early       what takes rows of the products that the ranks sum up
         is_sampled  whether its rows are `StepSizes.num_sampled`; None: where it is the head
         is_of_head  whether a pass of the draft head multiplies with it, and no step of the model
         """
@@ -86,8 +98,15 @@ class LinearTable(RowsTable[LinearShape, RunLinear]):
         every = (replace(kind, rows=bucket) for bucket in LinearRows)
         is_sampled = name is WeightName.HEAD if is_sampled is None else is_sampled
         planned = (shape for shape in every if shape in self.decided)
-        calls = self.add(planned, num_launches=int(not is_of_head), num_of_head=int(is_of_head), is_sampled=is_sampled)
-        found = ServedProduct(self, calls, layer, name, kind, linear, torch_dtype(kind.dtype_out))
+        early = early if name in SUMMED else None
+        calls = self.add(
+            planned,
+            num_launches=int(not is_of_head),
+            num_of_head=int(is_of_head),
+            is_sampled=is_sampled,
+            pieces=None if early is None else early.pieces,
+        )
+        found = ServedProduct(self, calls, layer, name, kind, linear, torch_dtype(kind.dtype_out), early)
         self._one_of_each.setdefault(kind, found)
         return found
 
@@ -108,6 +127,7 @@ class ServedProduct:
     layer      None: outside of all layers, as the head
     shape      that of one row
     dtype_out  of the result
+    early      what takes rows of the result while later ones are multiplied, or None
     """
 
     table: LinearTable
@@ -117,17 +137,38 @@ class ServedProduct:
     shape: LinearShape
     linear: Linear
     dtype_out: torch.dtype
+    early: Early | None = None
 
     def __call__(self, x: Tensor, step: Step | None, out: Tensor | None = None) -> Tensor:  # noqa: ARG002
         """Return epilogue(x [rows, size_in] @ weight^T + bias). Raises NoPathError."""
-        num_rows = x.shape[0]
+        if self.early is None:
+            return self.whole(x, out)
+        pieces = list(self.early.pieces(x.shape[0]))
+        if len(pieces) == 1:
+            return self.whole(x, out)
         if out is None:
-            out = x.new_empty(num_rows, self.shape.size_out, dtype=self.dtype_out)
+            out = x.new_empty(x.shape[0], self.shape.size_out, dtype=self.dtype_out)
+        for rows, result in zip(x.split_with_sizes(pieces), out.split_with_sizes(pieces), strict=True):
+            choice = self._launch(rows, result)
+            self.early.start(result)
+        self._tapped(choice, x, out)
+        return out
+
+    def whole(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """Return what a call does, by one launch and for nobody else."""
+        if out is None:
+            out = x.new_empty(x.shape[0], self.shape.size_out, dtype=self.dtype_out)
+        self._tapped(self._launch(x, out), x, out)
+        return out
+
+    def _launch(self, x: Tensor, out: Tensor) -> OperatorChoice[LinearShape, RunLinear]:
         linear = self.linear
-        choice = self.table.launch(self.calls, num_rows, x, linear.weight, linear.bias, self.shape.epilogue, out)
+        return self.table.launch(self.calls, x.shape[0], x, linear.weight, linear.bias, self.shape.epilogue, out)
+
+    def _tapped(self, choice: OperatorChoice[LinearShape, RunLinear], x: Tensor, out: Tensor) -> None:
+        """Show a call to who checks it: of several launches their last one's path, of the rows of all."""
         if self.table.tap is not None:
             self.table.tap(choice, ProductCall(self, x, out))
-        return out
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ which holds one number and one phase, holds the choice too.
 """
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar, Unpack
@@ -20,6 +21,8 @@ from server.engine.operators.table import OperatorChoice, OperatorTable, RunT, T
 from server.protocol.messages import DispatchCount, PathUse
 
 RowsShapeT = TypeVar("RowsShapeT", bound=RowsShape)
+# (rows of a call) -> rows of each launch that it is made of
+Pieces = Callable[[int], tuple[int, ...]]
 _MOST_KNOWN = 4096  # sizes of steps whose decisions are kept
 
 
@@ -59,6 +62,7 @@ class Calls(Generic[RowsShapeT]):
     phase         of the steps that make these calls; None: all do
     choices       what serves each shape now; None: no path is left. By place: to hash a shape takes 0.7 us a call
     num_of_head   calls of a pass of the draft head
+    pieces        of a call that is several launches; None: each is one
     """
 
     shapes: tuple[RowsShapeT, ...]
@@ -67,6 +71,7 @@ class Calls(Generic[RowsShapeT]):
     phase: Phase | None
     choices: list[OperatorChoice[RowsShapeT, Any] | None]
     num_of_head: int = 0
+    pieces: Pieces | None = None
     _edges: tuple[float, ...] = field(init=False)
     _first: tuple[int, ...] = field(init=False)
 
@@ -89,11 +94,14 @@ class Calls(Generic[RowsShapeT]):
         """Return the shape of so many rows. Raises NoPathError as `place`."""
         return self.shapes[self.place(num_rows)]
 
-    def num_rows(self, sizes: StepSizes) -> int:
-        """Return the rows of each call in such a step; 0 where it makes none."""
+    def rows(self, sizes: StepSizes) -> tuple[int, ...]:
+        """Return the rows of each launch of a call in such a step; none where it makes none."""
         if self.phase is not None and self.phase is not sizes.phase:
-            return 0
-        return sizes.num_sampled if self.is_sampled else sizes.num_tokens
+            return ()
+        num_rows = sizes.num_sampled if self.is_sampled else sizes.num_tokens
+        if num_rows == 0:
+            return ()
+        return (num_rows,) if self.pieces is None else self.pieces(num_rows)
 
 
 class RowsTable(OperatorTable[RowsShapeT, RunT]):
@@ -112,8 +120,8 @@ class RowsTable(OperatorTable[RowsShapeT, RunT]):
         super().__init__(operator, decisions, paths, **options)
         self._reports_all = reports_all
         self._calls: list[Calls[RowsShapeT]] = []
-        # By rows of a step, those sampled, its phase, and whether it is the draft head's.
-        self._known: dict[tuple[int, int, Phase, bool], list[ServedShape]] = {}
+        # By rows of a step, those sampled, its phase, whether it is the draft head's, and its calls in pieces.
+        self._known: dict[tuple[object, ...], list[ServedShape]] = {}
         # Of a checked step, behind each call, with what it read and wrote.
         self.tap: Callable[[OperatorChoice[RowsShapeT, RunT], Any], None] | None = None
 
@@ -125,15 +133,18 @@ class RowsTable(OperatorTable[RowsShapeT, RunT]):
         num_of_head: int = 0,
         is_sampled: bool = False,
         phase: Phase | None = None,
+        pieces: Pieces | None = None,
     ) -> Calls[RowsShapeT]:
         """Note calls of each step, or of those of one phase, by their shapes that are planned.
 
         Calls that are alike share an entry. `num_of_head`: of each pass of the draft head.
         """
         planned = tuple(sorted(shapes, key=lambda shape: shape.rows.lo))
-        found = next((it for it in self._calls if it.shapes == planned and it.is_sampled is is_sampled), None)
+        alike = planned, is_sampled, pieces
+        found = next((it for it in self._calls if (it.shapes, it.is_sampled, it.pieces) == alike), None)
         if found is None:
-            found = Calls(planned, 0, is_sampled, phase, [self._choices.get(shape) for shape in planned])
+            choices = [self._choices.get(shape) for shape in planned]
+            found = Calls(planned, 0, is_sampled, phase, choices, pieces=pieces)
             self._calls.append(found)
         found.num_launches += num_launches
         found.num_of_head += num_of_head
@@ -199,13 +210,16 @@ class RowsTable(OperatorTable[RowsShapeT, RunT]):
         return [(it.path, str(it.shape)) for it in self.served(sizes) if it.path is not None]
 
     def _served(self, sizes: StepSizes) -> list[ServedShape]:
-        key = sizes.num_tokens, sizes.num_sampled, sizes.phase, sizes.is_of_head
+        in_pieces = tuple(it.rows(sizes) for it in self._calls if it.pieces is not None)
+        key = sizes.num_tokens, sizes.num_sampled, sizes.phase, sizes.is_of_head, in_pieces
         found = self._known.get(key)
         if found is None:
             counted = [(it, it.num_of_head if sizes.is_of_head else it.num_launches) for it in self._calls]
-            rows = [(calls, calls.num_rows(sizes), count) for calls, count in counted if count]
             found = [
-                ServedShape(self.decided[calls.shape(num_rows)], count) for calls, num_rows, count in rows if num_rows
+                ServedShape(self.decided[calls.shape(num_rows)], count * times)
+                for calls, count in counted
+                if count
+                for num_rows, times in Counter(calls.rows(sizes)).items()
             ]
             if len(self._known) >= _MOST_KNOWN:
                 self._known.clear()

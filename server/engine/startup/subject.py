@@ -60,7 +60,7 @@ from server.model.load.digests import DUMMY, known_weights_digest
 from server.model.load.folder import check_folder
 from server.model.load.load import check_checkpoint, has_draft_head, load_config, load_shard
 from server.model.load.pooling import read_pooling
-from server.model.ranks import ALONE, Ranks
+from server.model.ranks import ALONE, EarlyRows, Ranks
 from server.model.vision.load import check_tower, has_known_tower, has_tower_tensors, load_tower, with_own_tower
 from server.model.vision.tower import Pixels, Tower
 from server.protocol.plan_rows import is_of_tower
@@ -264,7 +264,8 @@ def decoder_of(subject: Subject, weights: Weights, dispatcher: Dispatcher, ranks
         layer = weights.layers[index]
         if flags.sinks is not None and layer.sinks is not None:
             flags.sinks.copy_(layer.sinks)
-    operators = replace(operators_of(dispatcher), is_reproducible=subject.reproducible)
+    early = early_rows(dispatcher, ranks)
+    operators = replace(operators_of(dispatcher, early), is_reproducible=subject.reproducible)
     main = _served(subject.main_config, subject.limits)
     decoder = Decoder(main, replace(weights, layers=weights.layers[: main.num_layers]), ranks, operators)
     if subject.device.type == "cuda" and dispatcher.linear is not None:
@@ -276,9 +277,10 @@ def head_of(subject: Subject, weights: Weights, dispatcher: Dispatcher, decoder:
     """Build the draft head beside its decoder, of the same tables; None for a model without."""
     if weights.draft is None:
         return None
+    early = early_rows(dispatcher, decoder.ranks)
     operators = replace(operators_of(dispatcher), is_reproducible=subject.reproducible)
     if dispatcher.linear is not None:
-        operators = replace(operators, product=partial(dispatcher.linear.product, is_of_head=True))
+        operators = replace(operators, product=partial(dispatcher.linear.product, is_of_head=True, early=early))
     if dispatcher.experts is not None:
         operators = replace(operators, experts=partial(dispatcher.experts.products_of, is_of_head=True))
     head = DraftHead(decoder, _served(subject.config, subject.limits), weights, operators)
@@ -287,10 +289,17 @@ def head_of(subject: Subject, weights: Weights, dispatcher: Dispatcher, decoder:
     return head
 
 
-def operators_of(dispatcher: Dispatcher) -> Operators:
+def early_rows(dispatcher: Dispatcher, ranks: Ranks) -> EarlyRows | None:
+    """Return what sends rows of a product ahead of their sum over the ranks; None where nothing does."""
+    if dispatcher.collective is None or ranks.boxes is None:
+        return None
+    return EarlyRows(ranks.boxes, dispatcher.collective.is_exchanged)
+
+
+def operators_of(dispatcher: Dispatcher, early: EarlyRows | None = None) -> Operators:
     """Return what computes the products of a decoder by these tables; where there is none, as without a plan."""
     linear, experts, recurrence = dispatcher.linear, dispatcher.experts, dispatcher.recurrence
-    operators = Operators() if linear is None else Operators(linear.product)
+    operators = Operators() if linear is None else Operators(partial(linear.product, early=early))
     if experts is not None:
         operators = replace(operators, experts=experts.products_of, expert_borders=experts.borders)
     if dispatcher.convolution is not None:

@@ -11,7 +11,7 @@ from kernels.vocabulary.path import Reject
 from kernels.vocabulary.row_buckets import TokenRows
 from kernels.vocabulary.shape import Dtype
 
-PUSH, APART, NCCL, GLOO = COLLECTIVE_PATHS
+PUSH, APART, EXCHANGE, NCCL, GLOO = COLLECTIVE_PATHS
 SHAPE = CollectiveShape(Dtype.BF16, 4096, 2, Follows.ADD_NORM, TokenRows.LE_16)
 H200 = Fingerprint(Device.CUDA, "NVIDIA H200", 90, "590", "13.0", "9.19", "2.11.0", "3.6.0")
 
@@ -33,6 +33,20 @@ def test_few_rows_are_pushed_and_many_are_not(world: int, rows: TokenRows, takes
 
 
 @pytest.mark.parametrize(
+    ("world", "rows", "code"),
+    [
+        (2, TokenRows.LE_512, Reject.LENGTH),
+        (2, TokenRows.LE_2K, None),
+        (2, TokenRows.GT_8K, None),
+        (4, TokenRows.LE_2K, Reject.ARCH),
+    ],
+)
+def test_many_rows_of_two_ranks_are_exchanged(world: int, rows: TokenRows, code: Reject | None) -> None:
+    shape = replace(SHAPE, world=world, rows=rows)
+    assert [it.code for it in EXCHANGE.rejects(shape, H200)] == ([] if code is None else [code])
+
+
+@pytest.mark.parametrize(
     ("changes", "code"),
     [({"dtype": Dtype.FP32}, Reject.DTYPE), ({"columns": 4100}, Reject.LAYOUT), ({"world": 16}, Reject.ARCH)],
 )
@@ -46,4 +60,4 @@ def test_each_device_has_its_library() -> None:
 
 def test_ranks_without_shared_memory_push_nothing() -> None:
     paths = without_peer_memory(COLLECTIVE_PATHS, "cuIpcGetMemHandle failed")
-    assert [it.refused and it.refused.code for it in paths] == [Reject.PEER_MEMORY] * 2 + [None] * 2
+    assert [it.refused and it.refused.code for it in paths] == [Reject.PEER_MEMORY] * 3 + [None] * 2

@@ -113,6 +113,41 @@ def test_rows_whose_kernel_is_not_proven_are_left_to_torch() -> None:
     assert ran == ["gluon.linear.skinny", "torch.linear"]
 
 
+class Thirds:
+    """Takes results of 90 rows and more in three pieces."""
+
+    def __init__(self) -> None:
+        self.taken: list[torch.Tensor] = []
+
+    def pieces(self, num_rows: int) -> tuple[int, ...]:
+        return (num_rows,) if num_rows < 90 else (num_rows // 3, num_rows // 3, num_rows - num_rows // 3 * 2)
+
+    def start(self, rows: torch.Tensor) -> None:
+        self.taken.append(rows)
+
+
+def test_rows_that_are_summed_are_multiplied_and_counted_in_pieces() -> None:
+    more = LinearShape(Dtype.BF16, 64, 24, LinearRows.LE_64)
+    decisions = {it: decided(it, "torch.linear") for it in (more, replace(more, rows=LinearRows.LE_112))}
+    ran: list[str] = []
+    table, early, calls = table_of(decisions, ran), Thirds(), []
+    linear = Linear(PlainWeight(torch.randn(24, 64).bfloat16()))
+    down, other = (table.product(0, it, linear, Epilogue.NONE, early=early) for it in (WeightName.DOWN, WeightName.QKV))
+    table.tap = lambda _, call: calls.append(call)
+    x = torch.randn(100, 64).bfloat16()
+    out = down(x, None)
+    assert [len(it) for it in early.taken] == [33, 33, 34]
+    assert all(it.data_ptr() == out[at].data_ptr() for it, at in zip(early.taken, (0, 33, 66), strict=True))
+    assert torch.equal(out, other(x, None))  # which no sum follows
+    assert (len(early.taken), len(ran), [len(it.x) for it in calls]) == (3, 4, [100, 100])
+    for num_rows, num_launches, served in ((100, 4, list(decisions)), (89, 2, list(decisions)[1:])):
+        sizes = StepSizes(num_rows)
+        assert sum(it.num_launches for it in table.counts(sizes)) == num_launches
+        assert {it.shape for it in table.served(sizes)} == set(served)
+    table.warm_up()
+    assert len(early.taken) == 3  # a kernel that is compiled is no sum's
+
+
 def test_a_path_that_refuses_a_product_is_replaced() -> None:
     shape = LinearShape(Dtype.BF16, 64, 24, LinearRows.LE_128, epilogue=Epilogue.SWIGLU)
     decision = replace(decided(shape, "torch.linear"), path="cublaslt.linear")

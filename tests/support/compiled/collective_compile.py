@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from triton.runtime import driver
 
+from kernels.collective.exchange import hallmark_exchange_sum
 from kernels.collective.push import hallmark_push_columns, hallmark_push_sum, hallmark_push_values
 from kernels.collective.push_path import num_warps
 from support.compiled.gluon_sass import count, disassemble
@@ -30,6 +31,25 @@ def compile_all() -> dict[str, Any]:
                     COLUMNS=columns, BLOCK=block, RANK=1, WORLD=world, CAPACITY=256, PROGRAMS=128, HAS_NORM=has_norm,
                     num_warps=num_warps(block, world), **OVERLAP,
                 )  # fmt: skip
+    for has_norm in (False, True):
+        found[f"exchange 8192{' norm' * has_norm}"] = hallmark_exchange_sum.warmup(
+            HALF,
+            HALF,
+            INT,
+            2,
+            2,
+            2,
+            HALF,
+            HALF,
+            HALF,
+            1e-5,
+            SIZE=8192,
+            BLOCK=8192,
+            HAS_NORM=has_norm,
+            WORD=32,
+            num_warps=16,
+            grid=(1,),
+        )
     places = {"BLOCK": 512, "RANK": 1, "CAPACITY": 512, "PROGRAMS": 128, "num_warps": 16, **OVERLAP}
     for world in (2, 8):
         found[f"columns {world}"] = hallmark_push_columns.warmup(
