@@ -226,6 +226,7 @@ BASES: dict[str, Base] = {
     "gemma3, images": Base("gemma3 images", {"layer_types": ["sliding_attention", "full_attention"]}),
     "qwen2 vl": Base("qwen2 vl", {}),
     "glm ocr": Base("glm ocr", {}),
+    "paddleocr vl": Base("paddleocr vl", {}),
     "qwen2.5 vl": Base("qwen2.5 vl", {}),
     "qwen2.5 vl, as published": Base("qwen2.5 vl", {}, is_old=True),
     "qwen3 vl": Base("qwen3 vl", {}),

@@ -9,6 +9,14 @@ MOST_GRID = 2048  # patches of a side
 _OF_ALL_PARTS = "model."  # before a tower's names, where a class has one model for all parts
 
 
+class Interpolation(Enum):
+    """Way in which an image's patches find learned positions between the points of a square."""
+
+    CORNERS = "linear, corners on corners"
+    LINEAR = "linear, between the middles of patches"  # beyond the outermost ones it repeats them
+    CUBIC = "a cubic convolution, between the middles of patches"
+
+
 class TowerActivation(Enum):
     """Functions of a feed-forward that towers alone have, beside those of kernels; named as in config.json."""
 
@@ -25,10 +33,12 @@ class TowerNames:
     layer           one of the layers, {} its number; within it: the norms, and the products, of which those that are
                     one in memory are one or several here
     merger          what makes tokens of the last layer's patches; deepstack: of another layer's, {} which of them
+    merger_of_whole    what the merger is called behind `model.`, where that is another name
     merger_norm, merging, first, merger_up, second    within a merger
     downsample      the product that makes tokens of patches, before that merger
     inner           what may stand behind the first of `parts`, where a class has a model within its tower
     last_norm       of patches behind the last layer, where they are not the merger's
+    not_read        beginnings of names that nothing of the tower reads
     q_norm, k_norm, after_attention, after_feed_forward    norms of a layer, where there are such
     class_token     of the row that is no patch
     attention_scale, feed_forward_scale    what multiplies the results of a layer's two parts
@@ -67,20 +77,27 @@ class TowerNames:
     feed_forward_scale: str = ""
     mean_bias: str = ""
     mean_factor: str = ""
+    not_read: tuple[str, ...] = ()
+    merger_of_whole: str = ""
 
     def own(self, name: str) -> str | None:
-        """Return a checkpoint's name of a tensor as it is named here; None for one that is not the tower's."""
+        """Return a checkpoint's name of a tensor as it is named here; None for one that the tower does not read."""
         short = name.removeprefix(_OF_ALL_PARTS)
         tower = self.parts[0]
         if self.inner and short.startswith(tower):
             short = tower + short.removeprefix(tower).removeprefix(self.inner)
-        return short if short.startswith(self.parts) else None
+        if self.merger_of_whole and name.startswith(_OF_ALL_PARTS + self.merger_of_whole):
+            short = self.merger + short.removeprefix(self.merger_of_whole)
+        return short if short.startswith(self.parts) and not short.startswith(self.not_read) else None
 
     def written(self, name: str) -> tuple[str, ...]:
         """Return a checkpoint's names of a tensor as it is named here: one for each way in which all may be written."""
         tower = self.parts[0]
         is_within = bool(self.inner) and name.startswith(tower)
         names = name, tower + self.inner + name.removeprefix(tower) if is_within else name
+        if self.merger_of_whole and name.startswith(self.merger):
+            of_whole = self.merger_of_whole + name.removeprefix(self.merger)
+            return (*names, *[_OF_ALL_PARTS + of_whole] * 2)
         return tuple(whole + it for whole in ("", _OF_ALL_PARTS) for it in names)
 
     def layer_of(self, name: str) -> int | None:
@@ -118,7 +135,7 @@ class TowerConfig:
     window          tokens of a side of a window, whose patches see each other alone in all layers but `full_layers`;
                     None: all layers see the whole image
     num_positions   of a side of the square of learned positions, which are interpolated; None: there are none
-    has_cubic_positions  whether by cubic convolution between the middles of patches; else linearly between the corners
+    interpolation   of these
     deepstack       layers whose results are merged too: each is added to the residual behind a layer of the text,
                     those of the first one behind the first
     rope_theta      of the rotation in two dims, by the row and the column of a patch; None: nothing is rotated
@@ -126,6 +143,7 @@ class TowerConfig:
     norms_patches   whether patches are normed before the first layer
     norms_pixels    whether a patch's pixels are normed before they are multiplied
     norms_product   whether what is made of them is normed before positions are added
+    norms_last      whether patches are normed behind the last layer, before the merger norms them
     places_first    whether a checkpoint has the two tables of `num_places` side by side, [places, 2, hidden]
     merging         how a token is made of its patches
     merger_eps      of the merger's norm; None: as `norm_eps`
@@ -173,7 +191,7 @@ class TowerConfig:
     window: int | None = None
     full_layers: frozenset[int] = frozenset()
     num_positions: int | None = None
-    has_cubic_positions: bool = False
+    interpolation: Interpolation = Interpolation.CORNERS
     deepstack: tuple[int, ...] = ()
     rope_theta: float | None = 10_000.0
     norm_eps: float = 1e-6
@@ -181,6 +199,7 @@ class TowerConfig:
     norms_patches: bool = False
     norms_pixels: bool = False
     norms_product: bool = False
+    norms_last: bool = False
     places_first: bool = False
     merging: Merging = Merging.BESIDE
     merger_eps: float | None = None

@@ -179,6 +179,7 @@ PUBLISHED: tuple[PublishedModel, ...] = (
     PublishedModel("LiquidAI/LFM2.5-1.2B-Instruct", "Lfm2ForCausalLM", 1.17, Calls.LFM2),
     PublishedModel("LiquidAI/LFM2-8B-A1B", "Lfm2MoeForCausalLM", 8.34, Calls.LFM2),
     PublishedModel("zai-org/GLM-OCR", "GlmOcrForConditionalGeneration", 0.67),
+    PublishedModel("PaddlePaddle/PaddleOCR-VL", "PaddleOCRVLForConditionalGeneration", 0.47),
     PublishedModel("LiquidAI/LFM2.5-VL-1.6B", "Lfm2VlForConditionalGeneration", 1.17, Calls.LFM2),
     PublishedModel("OpenGVLab/InternVL3-1B-hf", "InternVLForConditionalGeneration", 0.63),
     PublishedModel("OpenGVLab/InternVL3_5-8B", "InternVLChatModel", 8.19),

@@ -7,7 +7,7 @@ from functools import partial
 from kernels.fused.activation_kind import Activation
 from qualification.model.families.qwen_towers import in_sections
 from qualification.model.families.tower_family import AXIAL_THETA, TowerFamily, TowerSource, check_keys
-from qualification.model.tower import Merging, TowerConfig, TowerNames
+from qualification.model.tower import Interpolation, Merging, TowerConfig, TowerNames
 
 _KEYS = (
     "depth hidden_size hidden_act attention_bias num_heads in_channels image_size patch_size rms_norm_eps "
@@ -62,7 +62,7 @@ def _read(source: TowerSource) -> TowerConfig:
         has_biases=False,
         norms_product=True,
         num_positions=side,
-        has_cubic_positions=True,
+        interpolation=Interpolation.CUBIC,
         merger_width=fields.integer("intermediate_size", 13_696),
     )
 

@@ -171,6 +171,18 @@ IMAGE_MODELS: tuple[ImageModel, ...] = (
         for model_type, prefix in (("qwen3_5", "Qwen3_5"), ("qwen3_5_moe", "Qwen3_5Moe"))
     ),
     ImageModel(
+        "paddleocr_vl",
+        ("PaddleOCRVLForConditionalGeneration",),
+        ("paddleocr_vl_text",),
+        _RENAMED,
+        ("visual.", "mlp_AR.", "model.visual.", "model.projector."),
+        family_keys(
+            "text_config vision_config",
+            without_effect="image_token_id video_token_id vision_start_token_id vision_end_token_id",
+        ),
+        ties_embeddings=True,
+    ),
+    ImageModel(
         "lfm2_vl",
         ("Lfm2VlForConditionalGeneration",),
         ("lfm2",),

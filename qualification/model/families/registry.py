@@ -48,6 +48,7 @@ from qualification.model.families.nemotron_h import NEMOTRON_H
 from qualification.model.families.nemotron_nas import NEMOTRON_NAS
 from qualification.model.families.olmo2 import OLMO2
 from qualification.model.families.olmo3 import OLMO3
+from qualification.model.families.paddleocr_vl import PADDLEOCR_VL_TEXT
 from qualification.model.families.phi3 import PHI3
 from qualification.model.families.qwen2 import QWEN2
 from qualification.model.families.qwen2_5_vl import QWEN2_5_VL, QWEN2_5_VL_TEXT, QWEN2_VL_TEXT
@@ -113,6 +114,7 @@ KNOWN: tuple[Family, ...] = (
     NEMOTRON_NAS,
     OLMO2,
     OLMO3,
+    PADDLEOCR_VL_TEXT,
     PHI3,
     QWEN2,
     QWEN2_5_VL,

@@ -9,6 +9,7 @@ from qualification.model.config import AttentionConfig, LayerConfig, ModelConfig
 from qualification.model.families.glm_towers import GLM_TOWERS
 from qualification.model.families.image_models import with_image_spans
 from qualification.model.families.internvl_tower import INTERNVL_TOWER
+from qualification.model.families.paddleocr_vl import PADDLEOCR_VL_TOWER
 from qualification.model.families.qwen_towers import QWEN_TOWERS
 from qualification.model.families.reader import text_part
 from qualification.model.families.tower_family import (
@@ -324,6 +325,7 @@ TOWERS: Mapping[str, TowerFamily] = {
     **QWEN_TOWERS,
     **GLM_TOWERS,
     "internvl": INTERNVL_TOWER,
+    "paddleocr_vl": PADDLEOCR_VL_TOWER,
     "mistral3": TowerFamily(_PIXTRAL_NAMES, _read_pixtral),
     "gemma3": TowerFamily(_SIGLIP_NAMES, _read_siglip),
     "gemma4": TowerFamily(_GEMMA_4_NAMES, _read_gemma_4),

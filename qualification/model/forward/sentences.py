@@ -414,6 +414,7 @@ SENTENCES: dict[str, Sentence] = {
     "nemotron-nas": Sentence(),
     "olmo2": Sentence(NormOrder.AFTER),
     "olmo3": Sentence(NormOrder.AFTER),
+    "paddleocr_vl_text": Sentence(),
     "phi3": Sentence(qkv="self_attn.qkv_proj", dense_joined=("gate_up_proj", "down_proj")),
     "qwen2": Sentence(),
     "qwen2_5_vl_text": Sentence(),

@@ -24,7 +24,7 @@ from qualification.model.forward.bounded import (
 from qualification.model.forward.checkpoint import Checkpoint, CheckpointError
 from qualification.model.forward.mixture import Gate, gate_named, gate_of
 from qualification.model.forward.rotation import turn
-from qualification.model.tower import Merging, TowerConfig
+from qualification.model.tower import Interpolation, Merging, TowerConfig
 
 _OF_PIXELS = 8  # roundings in fp32 of a pixel's number, of the largest of its parts
 
@@ -147,6 +147,10 @@ class TowerReference:
         if self.config.scales_residuals:
             made = self._rounded(made.times(self._tensor(self._in(layer, self._names.feed_forward_scale))))
         return self._rounded(x.plus(made))
+
+    def last_normed(self, x: Bounded) -> Bounded:
+        """Return the patches behind the last layer, normed before the merger norms them itself."""
+        return self._normed(x, self._names.last_norm)
 
     def merger_read(self, x: Bounded, deepstack: int | None) -> Bounded:
         """Return what the first product of a merger reads, [tokens, merge ** 2 * hidden]; the last one's, or one of
@@ -278,13 +282,15 @@ class TowerReference:
         """Return the learned position of each patch: between the square's points by the distance to four of them, or by
         a cubic convolution of sixteen.
         """
+        interpolation = self.config.interpolation
         side = self.config.num_positions
         assert side is not None
         square = self._tensor(self._names.positions).view(side, side, -1)
         truth = torch.zeros(len(self._rows), square.shape[-1], dtype=torch.float64, device=square.device)
         size = torch.zeros_like(truth)
-        is_cubic = self.config.has_cubic_positions
-        for place, corner in self._points(side) if is_cubic else self._corners(side):
+        is_cubic = interpolation is Interpolation.CUBIC
+        is_between_corners = interpolation is Interpolation.CORNERS
+        for place, corner in self._corners(side) if is_between_corners else self._points(side, is_cubic=is_cubic):
             weight, value = place[:, None], square[corner]
             truth += weight * value
             # Of a place in fp32: its share of a cell errs by as much of the square. A cubic weight changes by 1.5 of
@@ -316,15 +322,13 @@ class TowerReference:
         places[self._num_patches :] = 0
         return Bounded.exact(self._tensor(self._names.positions)[0, places])
 
-    def _points(self, side: int) -> list[tuple[Tensor, tuple[Tensor, Tensor]]]:
-        """Return the weight and the place of each of the sixteen points around the middle of each patch."""
-        axes = []
+    def _points(self, side: int, *, is_cubic: bool) -> list[tuple[Tensor, tuple[Tensor, Tensor]]]:
+        """Return the weight and the place of each of the four, or sixteen, points around the middle of each patch."""
+        axes, steps, weight = [], range(-1, 3) if is_cubic else range(2), _cubic if is_cubic else _linear
         for places, count in ((self._rows, self._height), (self._columns, self._width)):
             exact = (places.double() + 0.5) * side / count - 0.5
             near = exact.floor()
-            axes.append(
-                [(_cubic((exact - near - it).abs()), (near + it).long().clamp(0, side - 1)) for it in range(-1, 3)]
-            )
+            axes.append([(weight((exact - near - it).abs()), (near + it).long().clamp(0, side - 1)) for it in steps])
         return [(of_row * of_column, (row, column)) for of_row, row in axes[0] for of_column, column in axes[1]]
 
     def _turned(self, x: Bounded) -> Bounded:
@@ -379,6 +383,11 @@ class TowerReference:
 
     def _rounded(self, value: Bounded) -> Bounded:
         return self._precision.rounded(value)
+
+
+def _linear(distance: Tensor) -> Tensor:
+    """Return the weight of a point that is at most 1 away."""
+    return 1 - distance
 
 
 def _cubic(distance: Tensor) -> Tensor:

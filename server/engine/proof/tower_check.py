@@ -115,6 +115,9 @@ class TowerCheck:
             x = seen.exact(TowerBorder.BEHIND_FEED_FORWARD, index)
             if index in config.deepstack:
                 yield from merged(x, config.deepstack.index(index))
+        if config.norms_last:
+            yield section(TowerBorder.LAST_NORMED, None, reference.last_normed(x))
+            x = seen.exact(TowerBorder.LAST_NORMED, None)
         yield from merged(x, None)
 
     def _of_sequences(self, index: int, seen: "_Seen") -> Difference:

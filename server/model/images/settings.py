@@ -14,7 +14,7 @@ from pathlib import Path
 from qualification.model.families.towers import GEMMA_4_TOKENS
 from qualification.model.fields import Fields, ModelConfigError
 from server.errors import ModelError
-from server.model.images.sizes import FixedSize, LargestSides, PixelRange, SizeRule, Tiles, TokenBudget
+from server.model.images.sizes import Enlarging, FixedSize, LargestSides, PixelRange, SizeRule, Tiles, TokenBudget
 from server.model.load.folder import CONFIG_FILE
 from server.model.load.json_file import read_object
 
@@ -30,6 +30,7 @@ class ImageFamily(Enum):
     GEMMA3 = "gemma3"
     GLM4V = "glm4v"
     INTERNVL = "internvl"
+    PADDLEOCR_VL = "paddleocr_vl"
     PIXTRAL = "pixtral"
     GEMMA4 = "gemma4"
 
@@ -54,6 +55,7 @@ _FAMILIES = {
     "glm46v": ImageFamily.GLM4V,
     "glm_ocr": ImageFamily.GLM4V,
     "internvl": ImageFamily.INTERNVL,
+    "paddleocr_vl": ImageFamily.PADDLEOCR_VL,
     "mistral3": ImageFamily.PIXTRAL,
     "gemma4": ImageFamily.GEMMA4,
     "gemma4_unified": ImageFamily.GEMMA4,
@@ -201,8 +203,24 @@ def _glm(family: ImageFamily, fields: Fields, config: Fields, _whole: Fields) ->
             size.refuse(name, f"a multiple of temporal_patch_size ({temporal})")
         bounds.append(bound // temporal)
     image_id = config.integer("image_token_id", _GLM_IDS[str(config.given("model_type"))])
-    tokens, sizes = ImageTokens(image_id, image_id), PixelRange(patch * merge, bounds[0], bounds[1], enlarges=True)
+    tokens, sizes = ImageTokens(image_id, image_id), PixelRange(patch * merge, bounds[0], bounds[1], Enlarging.TOGETHER)
     return ImageSettings(family, sizes, values[0], patch, merge, temporal, *values[1:], tokens)
+
+
+def _paddle(family: ImageFamily, fields: Fields, config: Fields, _whole: Fields) -> ImageSettings:
+    values = _values(fields, _CLIP_MEAN, _CLIP_STD, Resampling.BICUBIC)
+    patch, merge = fields.integer("patch_size", 14), fields.integer("merge_size", 2)
+    if fields.integer("temporal_patch_size", 1) != 1:
+        fields.refuse("temporal_patch_size", "1: its tower reads one frame")
+    size = fields.section("size") or Fields({}, fields.source)
+    # Published files have them twice, in `size` by the names that they have beside it.
+    least, most = (
+        fields.integer(name, size.integer(edge, size.integer(name, missing)))
+        for name, edge, missing in (("min_pixels", "shortest_edge", 384**2), ("max_pixels", "longest_edge", 1536**2))
+    )
+    image_id = config.integer("image_token_id", 100_295)
+    tokens, sizes = ImageTokens(image_id, image_id), PixelRange(patch * merge, least, most, Enlarging.IN_TURN)
+    return ImageSettings(family, sizes, values[0], patch, merge, 1, *values[1:], tokens)
 
 
 def _gemma(family: ImageFamily, fields: Fields, config: Fields, whole: Fields) -> ImageSettings:
@@ -294,4 +312,5 @@ _READERS = {
     ImageFamily.GLM4V: _glm,
     ImageFamily.GEMMA3: _gemma,
     ImageFamily.INTERNVL: _internvl,
+    ImageFamily.PADDLEOCR_VL: _paddle,
 }

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Protocol
 
 MAX_RATIO = 200  # of the longer side to the shorter one
@@ -32,23 +33,29 @@ class SizeRule(Protocol):
         ...
 
 
+class Enlarging(Enum):
+    """Way in which an image with a side below the least one is enlarged before it is resized."""
+
+    NONE = "not at all"
+    TOGETHER = "both sides at once, rounded down"  # GLM's
+    IN_TURN = "by its height, then by its width, rounded"  # PaddleOCR's
+
+
 @dataclass(frozen=True, slots=True)
 class PixelRange:
     """Sides that are multiples of `factor`, their product between two bounds, the ratio kept as far as that allows.
 
-    Qwen's: a side is rounded to the nearest multiple, half of one to the even multiple. GLM's: an image with a side
-    below `factor` is first enlarged until it has none (`enlarges`).
+    Qwen's: a side is rounded to the nearest multiple, half of one to the even multiple. GLM's and PaddleOCR's: an image
+    with a side below `factor` is first enlarged until it has none.
     """
 
     factor: int
     min_pixels: int
     max_pixels: int
-    enlarges: bool = False
+    enlarging: Enlarging = Enlarging.NONE
 
     def resized(self, height: int, width: int) -> tuple[int, int]:
-        if self.enlarges and min(height, width) < self.factor:
-            scale = max(self.factor / height, self.factor / width)
-            height, width = int(height * scale), int(width * scale)
+        height, width = self._enlarged(height, width)
         longer, shorter = max(height, width), min(height, width)
         if longer / shorter > MAX_RATIO:
             found = f"{width} x {height}"
@@ -64,6 +71,18 @@ class PixelRange:
             new_height = math.ceil(height * grow / factor) * factor
             new_width = math.ceil(width * grow / factor) * factor
         return new_height, new_width
+
+    def _enlarged(self, height: int, width: int) -> tuple[int, int]:
+        factor = self.factor
+        if self.enlarging is Enlarging.TOGETHER and min(height, width) < factor:
+            scale = max(factor / height, factor / width)
+            return int(height * scale), int(width * scale)
+        if self.enlarging is Enlarging.IN_TURN:
+            if height < factor:
+                height, width = factor, round(width * factor / height)
+            if width < factor:
+                height, width = round(height * factor / width), factor
+        return height, width
 
     def within(self, least: int | None, most: int | None) -> "PixelRange":
         new_most = self.max_pixels if most is None else most

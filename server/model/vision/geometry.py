@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from qualification.model.tower import TowerConfig
+from qualification.model.tower import Interpolation, TowerConfig
 
 Grid = tuple[int, int]  # patches: height, width
 
@@ -111,16 +111,23 @@ def rotation(config: TowerConfig, rows: Tensor, columns: Tensor) -> tuple[Tensor
     return angles.cos(), angles.sin()
 
 
-def learned_positions(table: Tensor, side: int, grids: Sequence[Grid], *, is_cubic: bool = False) -> Tensor:
+def learned_positions(
+    table: Tensor, side: int, grids: Sequence[Grid], interpolation: Interpolation = Interpolation.CORNERS
+) -> Tensor:
     """Return the learned position of each patch, row by row of each image, [patches, hidden] fp32.
 
-    table     [side ** 2, hidden], whose corners are those of each image; between its points it is interpolated linearly
-    is_cubic  whether instead its points are the middles of squares that cover the image, as patches are; between them
-              it is interpolated by cubic convolution, and beyond the outermost ones repeats them
+    table   [side ** 2, hidden], whose corners are those of each image, or whose points are the middles of squares that
+            cover it, as patches are
     """
     square = table.float().view(side, side, -1)
-    interpolated = _convolved if is_cubic else _interpolated
-    return torch.cat([interpolated(square, side, grid).flatten(0, 1) for grid in grids])
+    found = []
+    for grid in grids:
+        if interpolation is Interpolation.CORNERS:
+            of_image = _interpolated(square, side, grid)
+        else:
+            of_image = _convolved(square, side, grid, is_cubic=interpolation is Interpolation.CUBIC)
+        found.append(of_image.flatten(0, 1))
+    return torch.cat(found)
 
 
 def tiled_positions(table: Tensor, side: int, grids: Sequence[Grid]) -> Tensor:
@@ -141,19 +148,24 @@ def placed(tables: Tensor, grids: Sequence[Grid]) -> Tensor:
     return torch.cat([(of_rows[:height, None] + of_columns[None, :width]).flatten(0, 1) for height, width in grids])
 
 
-def _convolved(square: Tensor, side: int, grid: Grid) -> Tensor:
-    """Interpolate by cubic convolution, of the slope -3/4. Source: Keys 1981; `grid_sample` of PyTorch."""
+def _convolved(square: Tensor, side: int, grid: Grid, *, is_cubic: bool) -> Tensor:
+    """Interpolate between middles of squares, linearly or by cubic convolution of the slope -3/4.
+
+    Source: Keys 1981; `interpolate` and `grid_sample` of PyTorch, with align_corners false.
+    """
     found = square
     for dim, count in enumerate(grid):
         places = (torch.arange(count, device=square.device) + 0.5) * (side / count) - 0.5
         low = places.floor()
         share, first = places - low, low.long()
-        weights = (_outer(share + 1), _inner(share), _inner(1 - share), _outer(2 - share))
+        weights = {0: 1 - share, 1: share}
+        if is_cubic:
+            weights = {-1: _outer(share + 1), 0: _inner(share), 1: _inner(1 - share), 2: _outer(2 - share)}
         parts = [
             found.index_select(dim, (first + step).clamp(0, side - 1)) * weight.view(-1, *[1] * (2 - dim))
-            for step, weight in zip(range(-1, 3), weights, strict=True)
+            for step, weight in weights.items()
         ]
-        found = parts[0] + parts[1] + parts[2] + parts[3]
+        found = sum(parts[1:], parts[0])
     return found
 
 

@@ -121,6 +121,7 @@ class TowerBorder(Enum):
     FEED_FORWARD_READ = "what the feed-forward reads"
     FED = "activation"
     BEHIND_FEED_FORWARD = "residual behind the feed-forward"
+    LAST_NORMED = "normed patches behind the last layer"
     MERGER_READ = "what the merger reads"
     MERGED = "merged patches"
     MERGER_GATES_READ = "what the merger's gates read"
@@ -211,9 +212,7 @@ class Tower:
             elif config.num_positions is None:
                 positions = placed(self.weights.positions, grids)
             else:
-                positions = learned_positions(
-                    self.weights.positions, config.num_positions, grids, is_cubic=config.has_cubic_positions
-                )
+                positions = learned_positions(self.weights.positions, config.num_positions, grids, config.interpolation)
             hidden = hidden + positions.index_select(0, order).to(hidden.dtype)
         self._hand(TowerBorder.PATCHED, None, hidden)
         if self.weights.patches_norm is not None:
@@ -233,6 +232,8 @@ class Tower:
                 added.append(self._deepstack[place](hidden))
         if places.patches is not None:
             hidden = hidden.index_select(0, places.patches)
+        if self.weights.last_norm is not None:
+            hidden = self._hand(TowerBorder.LAST_NORMED, None, self._normed(self.weights.last_norm, hidden))
         found = torch.cat((self._tokens(hidden), *added), dim=1)
         return found.index_select(0, places.tokens)
 

@@ -124,7 +124,8 @@ class TowerWeights:
     """positions     [side ** 2, hidden], behind that of the class token where there is one, or [2, places, hidden] of
                   columns and rows, or None
     class_token   [hidden], or None
-    patches_norm  None where patches are not normed; pixels_norm, product_norm: before the product and behind it
+    patches_norm  None where patches are not normed; pixels_norm, product_norm: before the product and behind it;
+                  last_norm: behind the last layer, before the merger's own
     deepstack     one of each of those layers
     """
 
@@ -136,6 +137,7 @@ class TowerWeights:
     deepstack: tuple[Merger, ...]
     pixels_norm: NormWeights | None = None
     product_norm: NormWeights | None = None
+    last_norm: NormWeights | None = None
     class_token: Tensor | None = None
 
     def named(self, config: TowerConfig) -> dict[str, Tensor]:
@@ -143,7 +145,7 @@ class TowerWeights:
         names = config.names
         found = dict(_of_linear(names.patches, self.patches))
         norms = {names.patches_norm: self.patches_norm, names.pixels_norm: self.pixels_norm}
-        for name, norm in {**norms, names.product_norm: self.product_norm}.items():
+        for name, norm in {**norms, names.product_norm: self.product_norm, names.last_norm: self.last_norm}.items():
             if norm is not None:
                 found |= _of_norm(name, norm)
         if self.positions is not None:
@@ -178,6 +180,7 @@ def empty_tower(config: TowerConfig, dtype: torch.dtype, device: torch.device) -
         deepstack=tuple(empty.merger(norms_tokens=True) for _ in config.deepstack),
         pixels_norm=empty.norm(config.patch_numbers) if config.norms_pixels else None,
         product_norm=empty.norm() if config.norms_product else None,
+        last_norm=empty.norm() if config.norms_last else None,
         class_token=empty.tensor(config.hidden_size) if config.has_class_token else None,
     )
 

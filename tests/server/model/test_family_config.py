@@ -73,6 +73,7 @@ ARCHITECTURES = {
     "nemotron_h": "NemotronHForCausalLM",
     "nemotron-nas": "DeciLMForCausalLM",
     "olmo3": "Olmo3ForCausalLM",
+    "paddleocr_vl": "PaddleOCRVLForConditionalGeneration",
     "phi3": "Phi3ForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen2_moe": "Qwen2MoeForCausalLM",
@@ -289,6 +290,15 @@ _INTERN_TOWER: dict[str, object] = {
              "attention_bias": True, "intermediate_size": 4096},
             {"mrope_section": [16, 24, 24], "partial_rotary_factor": 1.0},
         ),
+        (
+            "paddleocr_vl",
+            {"architectures": ["SiglipVisionModel"], "attention_dropout": 0.0, "hidden_act": "gelu_pytorch_tanh",
+             "hidden_size": 1152, "image_size": 384, "intermediate_size": 4304, "layer_norm_eps": 1e-06,
+             "model_type": "paddleocr_vl", "num_attention_heads": 16, "num_channels": 3, "num_hidden_layers": 27,
+             "pad_token_id": 0, "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2,
+             "tokens_per_second": 2, "torch_dtype": "bfloat16"},
+            {"mrope_section": [16, 24, 24]},
+        ),
         ("internvl", _INTERN_TOWER, {}),
         (
             "internvl",
@@ -313,6 +323,21 @@ def test_published_towers_have_the_tensors_of_transformers(
     assert tower is not None
     named = {tower.names.own(name): tuple(it.shape) for name, it in model.named_parameters()}
     assert tower_shapes(tower) == {name: shape for name, shape in named.items() if name is not None}
+
+
+def test_paddleocr_vl_is_read_as_published_and_as_saved(tmp_path: Path) -> None:
+    text = {**SHARED, "head_dim": 128, "use_bias": False, "compression_ratio": 1.0, "rope_is_neox_style": True}
+    sections = {"mrope_section": [16, 24, 24], "rope_type": "default"}
+    vision = {"model_type": "paddleocr_vl", "image_size": 384}
+    flat = {**text, "rope_theta": 500000, "rope_scaling": {**sections, "type": "default"}, "vision_config": vision}
+    published = config_of(tmp_path, "paddleocr_vl", {**flat, "use_3d_rope": True, "tie_word_embeddings": False})
+    saved = {**text, "rope_parameters": {**sections, "rope_theta": 500000.0}}
+    nested = {"text_config": saved, "vision_config": vision, "tie_word_embeddings": False}
+    assert config_of(tmp_path, "paddleocr_vl", nested) == published
+    assert not published.tie_embeddings
+    for name, value in (("compression_ratio", 2.0), ("rope_is_neox_style", False), ("use_3d_rope", False)):
+        with pytest.raises(ModelError, match=f"{name} must be absent or"):
+            config_of(tmp_path, "paddleocr_vl", {**flat, name: value})
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.model_type)

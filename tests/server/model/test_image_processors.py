@@ -20,6 +20,8 @@ from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import (
     GotOcr2ImageProcessorPil,
     get_optimal_tiled_canvas,
 )
+from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import PaddleOCRVLImageProcessorPil
+from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import smart_resize as paddle_resize
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil, smart_resize
 
@@ -27,8 +29,18 @@ from server.errors import ModelError
 from server.model.images.decode import ImageError, decode
 from server.model.images.process import process
 from server.model.images.settings import ImageSettings
-from server.model.images.sizes import PixelRange, SizeError, Tiles, TokenBudget
-from support.images.processor_files import GEMMA3, GEMMA4, GLM4V, INTERNVL, PIXTRAL, QWEN2_5_VL, QWEN3_VL, write
+from server.model.images.sizes import Enlarging, PixelRange, SizeError, Tiles, TokenBudget
+from support.images.processor_files import (
+    GEMMA3,
+    GEMMA4,
+    GLM4V,
+    INTERNVL,
+    PADDLEOCR_VL,
+    PIXTRAL,
+    QWEN2_5_VL,
+    QWEN3_VL,
+    write,
+)
 
 MAX_PIXELS = 2**22
 
@@ -50,8 +62,8 @@ def settings_of(folder: Path, files: dict[str, dict[str, Any]]) -> ImageSettings
     return found
 
 
-@pytest.mark.parametrize("is_glm", [False, True])
-def test_sizes_are_those_of_transformers(is_glm: bool) -> None:
+@pytest.mark.parametrize("enlarging", Enlarging)
+def test_sizes_are_those_of_transformers(enlarging: Enlarging) -> None:
     draw = random.Random(0)
     for _ in range(20_000):
         factor = draw.choice([28, 32])
@@ -59,10 +71,12 @@ def test_sizes_are_those_of_transformers(is_glm: bool) -> None:
         most = max(least, draw.choice([28 * 28 * 1280, 12845056, 50_000]))
         # Also halves of a multiple, which Python rounds to the even one.
         height, width = (draw.choice([draw.randint(1, 3000), factor * draw.randint(0, 40) + factor // 2]) for _ in "hw")
-        rule = PixelRange(factor, least, most, enlarges=is_glm)
+        rule = PixelRange(factor, least, most, enlarging)
         try:
-            if is_glm:  # an image counts as two frames, by twice its pixels
+            if enlarging is Enlarging.TOGETHER:  # an image counts as two frames, by twice its pixels
                 wanted = glm_resize(2, height, width, 2, factor, 2 * least, 2 * most)
+            elif enlarging is Enlarging.IN_TURN:
+                wanted = paddle_resize(height, width, factor, least, most)
             else:
                 wanted = smart_resize(height, width, factor, least, most)
         except ValueError:
@@ -78,8 +92,9 @@ def test_sizes_are_those_of_transformers(is_glm: bool) -> None:
         (QWEN2_5_VL, Qwen2VLImageProcessorPil, {"min_pixels": 5000, "max_pixels": 60_000}),
         (QWEN3_VL, Qwen2VLImageProcessorPil, {"min_pixels": 5000, "max_pixels": 60_000}),
         (GLM4V, Glm4vImageProcessorPil, {"size": {"shortest_edge": 10_000, "longest_edge": 120_000}}),
+        (PADDLEOCR_VL, PaddleOCRVLImageProcessorPil, {"min_pixels": 5000, "max_pixels": 60_000}),
     ],
-    ids=["qwen2.5-vl", "qwen3-vl", "glm4v"],
+    ids=["qwen2.5-vl", "qwen3-vl", "glm4v", "paddleocr-vl"],
 )
 def test_qwen_pixels_and_tokens_are_those_of_transformers(
     tmp_path: Path, files: dict[str, dict[str, Any]], processor: type, bounds: dict[str, Any]
@@ -100,9 +115,10 @@ def test_qwen_pixels_and_tokens_are_those_of_transformers(
         pixels = np.frombuffer(found.pixels, np.uint8).reshape(
             rows // merge, merge, patch, columns // merge, merge, patch, 3
         )
-        patches = pixels.transpose(0, 3, 1, 4, 6, 2, 5).reshape(rows * columns, 3, 1, patch, patch)
+        order = (0, 1, 3, 4) if processor is PaddleOCRVLImageProcessorPil else (0, 3, 1, 4)  # row by row, or by token
+        patches = pixels.transpose(*order, 6, 2, 5).reshape(rows * columns, 3, 1, patch, patch)
         twice = np.broadcast_to(patches, (rows * columns, 3, settings.temporal_patch_size, patch, patch))
-        assert (twice.reshape(rows * columns, -1) == wanted["pixel_values"]).all()
+        assert (twice.reshape(wanted["pixel_values"].shape) == wanted["pixel_values"]).all()
         assert found.num_tokens == wanted["image_grid_thw"][0].prod() // merge**2
 
 

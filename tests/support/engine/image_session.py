@@ -109,6 +109,10 @@ def _given(model: PreTrainedModel, images: Sequence[PromptImage], side: int) -> 
         return {"pixel_values": torch.stack([_planes_of(image, side) for image in images])}
     if model.config.model_type == "internvl":
         return {"pixel_values": torch.cat([_tiles_of(_planes_of(image, side)) for image in images])}
+    if model.config.model_type == "paddleocr_vl":
+        squares = [_planes_of(image, side).unfold(1, side, side).unfold(2, side, side) for image in images]
+        patches = torch.cat([it.permute(1, 2, 0, 3, 4).flatten(0, 1) for it in squares])  # row by row of an image
+        return {"pixel_values": patches, "image_grid_thw": torch.tensor([image.grid for image in images])}
     if model.config.model_type not in ("mistral3", "gemma4", "gemma4_unified"):
         grids = torch.tensor([image.grid for image in images])
         return {"pixel_values": _patches_of(images, side), "image_grid_thw": grids}
@@ -148,7 +152,7 @@ def rows_of(model: PreTrainedModel, images: Sequence[PromptImage], side: int) ->
     if model.config.model_type in ("gemma3", "internvl"):
         rows: torch.Tensor = model.model.get_image_features(**given).pooler_output
         return rows.flatten(0, 1)
-    if "image_grid_thw" not in given:
+    if "image_grid_thw" not in given or model.config.model_type == "paddleocr_vl":
         return torch.cat(model.model.get_image_features(**given).pooler_output)
     found = model.model.visual(given["pixel_values"], grid_thw=given["image_grid_thw"])
     return torch.cat((found.pooler_output, *getattr(found, "deepstack_features", ())), dim=1)

@@ -43,6 +43,22 @@ GLM4V: dict[str, dict[str, Any]] = {
         "processor_class": "Glm4vProcessor",
     },
 }
+PADDLEOCR_VL: dict[str, dict[str, Any]] = {
+    "config.json": {"model_type": "paddleocr_vl", "vision_config": {"patch_size": 14}, "image_token_id": 100295},
+    "preprocessor_config.json": {
+        "do_convert_rgb": True,
+        "do_resize": True,
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.5, 0.5, 0.5],
+        "image_processor_type": "PaddleOCRVLImageProcessor",
+        "max_pixels": 2822400,
+        "merge_size": 2,
+        "min_pixels": 147384,
+        "patch_size": 14,
+        "resample": 3,
+        "temporal_patch_size": 1,
+    },
+}
 GEMMA3: dict[str, dict[str, Any]] = {
     "config.json": {
         "model_type": "gemma3",

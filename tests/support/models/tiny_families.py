@@ -115,6 +115,8 @@ from transformers import (
     Olmo2ForCausalLM,
     Olmo3Config,
     Olmo3ForCausalLM,
+    PaddleOCRVLConfig,
+    PaddleOCRVLForConditionalGeneration,
     Phi3Config,
     Phi3ForCausalLM,
     PreTrainedModel,
@@ -907,6 +909,12 @@ IMAGE_MODELS: dict[str, tuple[type, type, dict[str, object], dict[str, object]]]
         GlmOcrForConditionalGeneration,
         {"head_dim": 12, "rope_parameters": {**SECTIONS, "mrope_section": [3, 2, 1]}},
         GLM_VISION,
+    ),
+    "paddleocr vl": (
+        PaddleOCRVLConfig,
+        PaddleOCRVLForConditionalGeneration,
+        {"head_dim": 12, "use_bias": True, "rope_parameters": {**SECTIONS, "mrope_section": [3, 2, 1]}},
+        {**VISION, "image_size": 28},
     ),
     "lfm2 vl": (
         Lfm2VlConfig,

@@ -32,6 +32,8 @@ from transformers import (
     InternVLForConditionalGeneration,
     Mistral3Config,
     Mistral3ForConditionalGeneration,
+    PaddleOCRVLConfig,
+    PaddleOCRVLForConditionalGeneration,
     PreTrainedModel,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
@@ -93,6 +95,14 @@ _INTERN: dict[str, object] = {
     "patch_size": [14, 14],
     "image_size": [SIDE * 14, SIDE * 14],
     "attention_bias": True,
+}
+# A square of 5 points a side, as GLM's.
+_PADDLE: dict[str, object] = {
+    "hidden_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "intermediate_size": 60,
+    "image_size": 70,
 }
 _PIXTRAL: dict[str, object] = {
     "model_type": "pixtral",
@@ -213,6 +223,7 @@ KINDS: dict[str, tuple[type, type, dict[str, object], dict[str, object]]] = {
         {**_TOWER_GLM, "model_type": "glm4v_vision"},
     ),
     "glm ocr": (GlmOcrConfig, GlmOcrForConditionalGeneration, {**_IN_SECTIONS, "head_dim": 16}, _TOWER_GLM),
+    "paddleocr vl": (PaddleOCRVLConfig, PaddleOCRVLForConditionalGeneration, _IN_SECTIONS, _PADDLE),
     "internvl": (InternVLConfig, InternVLForConditionalGeneration, {"model_type": "qwen3"}, _INTERN),
     "internvl, large": (
         InternVLConfig,
@@ -270,6 +281,8 @@ def save_tiny(folder: Path, kind: str = "qwen2.5 vl") -> PreTrainedModel:
                 "embed_vision" in name or "lambda_" in name or parameter.dim() > 1
             ):  # a random model whose answers depend on what an image shows
                 parameter.normal_(0, 0.15)
+            elif kind == "paddleocr vl":  # two norms, one behind the other, which ones would make one
+                parameter.uniform_(0.5, 1.5)
         for name, bound in model.named_buffers():
             if name.endswith((".input_min", ".output_min", ".input_max", ".output_max")):
                 bound.copy_((-1 if name.endswith("min") else 1) * (1 + torch.rand(())))

@@ -14,19 +14,19 @@ from kernels.fused.activation_kind import Activation
 from qualification.model.forward.bounded import Precision
 from qualification.model.forward.checkpoint import Checkpoint
 from qualification.model.forward.tower import TowerReference
-from qualification.model.tower import TowerConfig
+from qualification.model.tower import Interpolation, TowerConfig
 from server.engine.proof.tower_check import TowerCheck, TowerChecked, checked_grid
 from server.model.load.load import load_config
 from server.model.vision.geometry import Grid
 from server.model.vision.load import load_tower, with_own_tower
 from server.model.vision.operators import Attend, FirstPath, FirstPaths
 from server.model.vision.tower import Image, Pixels, Tower
-from server.model.vision.weights import GatedMerger, MeanMerger, Merger, TowerWeights
+from server.model.vision.weights import GatedMerger, MeanMerger, Merger, NormWeights, TowerWeights
 from support.engine.image_session import PIXELS
 from support.models.tiny_images import GEMMA, save_tiny
 
 CPU = torch.device("cpu")
-ROTATING = ("qwen2 vl", "qwen2.5 vl", "qwen3 vl", "glm4v", "glm ocr", "mistral 3", "gemma 4")
+ROTATING = ("qwen2 vl", "qwen2.5 vl", "qwen3 vl", "glm4v", "glm ocr", "paddleocr vl", "mistral 3", "gemma 4")
 
 
 @pytest.fixture(scope="module", params=[*ROTATING, GEMMA, "internvl", "internvl, large"])
@@ -168,6 +168,13 @@ def without_norms_of_heads(
     return Tower(config, replace(weights, layers=layers), pixels, is_reproducible=is_reproducible)
 
 
+class WithoutLastNorm(Tower):
+    """Leaves patches as the last layer makes them."""
+
+    def _normed(self, norm: NormWeights, x: torch.Tensor, eps: float | None = None) -> torch.Tensor:
+        return x if norm is self.weights.last_norm else super()._normed(norm, x, eps)
+
+
 def without_class_tokens(config: TowerConfig, weights: TowerWeights, pixels: Pixels, *, is_reproducible: bool) -> Tower:
     """Leave rows of patches without pixels in the place of class tokens."""
     return Tower(config, replace(weights, class_token=None), pixels, is_reproducible=is_reproducible)
@@ -190,10 +197,14 @@ def unstandardized(config: TowerConfig, weights: TowerWeights, pixels: Pixels, *
     ("kind", "made", "changes", "where"),
     [
         ("qwen2 vl", Tower, {"activation": Activation.GELU}, "layer 0, tower, activation"),
-        ("glm4v", Tower, {"has_cubic_positions": False}, "tower, patches"),
+        ("glm4v", Tower, {"interpolation": Interpolation.LINEAR}, "tower, patches"),
         ("glm4v", Unfolded, {}, "tower, merged patches"),
         ("glm4v", Tower, {"merger_eps": 1e-2}, "what the merger's gates read"),
         ("glm ocr", without_norms_of_heads, {}, "layer 0, tower, queries"),
+        ("paddleocr vl", Tower, {"interpolation": Interpolation.CORNERS}, "tower, patches"),
+        ("paddleocr vl", Tower, {"interpolation": Interpolation.CUBIC}, "tower, patches"),
+        ("paddleocr vl", WithoutLastNorm, {}, "tower, normed patches behind the last layer"),
+        ("paddleocr vl", Tower, {"merger_eps": 1e-2}, "what the merger reads"),
         ("internvl", Tower, {"full_layers": frozenset({1})}, "layer 1, tower, windows of patches"),
         ("internvl", without_class_tokens, {}, "tower, patches"),
         ("internvl", unscaled, {}, "layer 0, tower, residual behind attention"),
