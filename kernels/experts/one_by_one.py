@@ -7,7 +7,16 @@ as it is written, and its last sum rounds once where this rounds twice.
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+from kernels.linear.epilogue import Epilogue
+from kernels.linear.formats.widened import multiply_widened
+from kernels.linear.ordered.tile_products import multiply_tiles
+from kernels.linear.weights import LinearWeight, PlainWeight
+
+# (x [rows, in], weight [out, in]) -> [rows, out] of x's dtype
+Multiply = Callable[[Tensor, LinearWeight], Tensor]
 
 
 def sum_one_by_one(
@@ -30,3 +39,18 @@ def sum_one_by_one(
     for place in range(1, num_active):
         total += results[:, place].float() * weights[:, place, None]  # two roundings everywhere, no fused one
     out.copy_(total)
+
+
+def multiply_alone(x: Tensor, weight: LinearWeight) -> Tensor:
+    """Return x [rows, in] @ weight^T: of few bits in fp32, inputs rounded as the format says."""
+    if isinstance(weight, PlainWeight):
+        return F.linear(x, weight.values)
+    out = x.new_empty(x.shape[0], weight.size[0])
+    multiply_widened(x, weight, None, Epilogue.NONE, out)
+    return out
+
+
+def multiply_tile(x: Tensor, weight: LinearWeight) -> Tensor:
+    """Return the same of a plain weight by tiles of 16 rows: a row's bits do not depend on the other rows."""
+    assert isinstance(weight, PlainWeight), "the path's limits say so"
+    return multiply_tiles(x, weight.values, None)

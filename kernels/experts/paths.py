@@ -169,11 +169,11 @@ def _capped_run() -> RunExperts | None:
     return run_capped_triton
 
 
-_CAPPED_FORMATS: frozenset[AnyExpertFormat] = frozenset({ExpertFormat.PLAIN, *FewBitFormat})
+_PLAIN_AND_FEW_BITS: frozenset[AnyExpertFormat] = frozenset({ExpertFormat.PLAIN, *FewBitFormat})
 
 
 def _capped_path(name: str, devices: frozenset[Device]) -> ExpertsPath:
-    limits = ExpertsLimits(devices=devices, dtypes=_DTYPES, formats=_CAPPED_FORMATS, form=ExpertForm.CAPPED)
+    limits = ExpertsLimits(devices=devices, dtypes=_DTYPES, formats=_PLAIN_AND_FEW_BITS, form=ExpertForm.CAPPED)
     digest = SOURCES.of("kernels.experts.capped.eager")
     return ExpertsPath(name, tier_of(name), limits, digest, (*GEMMS, *TORCH_HELPERS), run_capped)
 
@@ -186,8 +186,17 @@ def _ungated_run() -> RunExperts | None:
     return run_ungated_triton
 
 
+def _ungated_few_bits_run() -> RunExperts | None:
+    if launch.triton_version() is None:
+        return None
+    from kernels.experts.ungated.few_bits import run_ungated_few_bits_triton
+
+    return run_ungated_few_bits_triton
+
+
 def _ungated_path(name: str, devices: frozenset[Device], run: RunExperts, order: str | None = None) -> ExpertsPath:
-    limits = ExpertsLimits(devices=devices, dtypes=_DTYPES, formats=_PLAIN, form=ExpertForm.UNGATED)
+    formats = _PLAIN_AND_FEW_BITS if order is None else _PLAIN
+    limits = ExpertsLimits(devices=devices, dtypes=_DTYPES, formats=formats, form=ExpertForm.UNGATED)
     digest = SOURCES.of("kernels.experts.ungated.eager")
     return ExpertsPath(name, tier_of(name), limits, digest, (*GEMMS, *TORCH_HELPERS), run, order=order)
 
@@ -327,7 +336,7 @@ EXPERTS_PATHS: tuple[ExpertsPath, ...] = (
         ExpertsLimits(
             devices=frozenset({Device.CUDA, Device.INTERPRETER}),
             dtypes=_DTYPES,
-            formats=_CAPPED_FORMATS - {FewBitFormat.FP8_STATIC},  # as of `triton.experts.few_bits`
+            formats=_PLAIN_AND_FEW_BITS - {FewBitFormat.FP8_STATIC},  # as of `triton.experts.few_bits`
             min_sm=89,
             needs_triton=True,
             form=ExpertForm.CAPPED,
@@ -363,6 +372,23 @@ EXPERTS_PATHS: tuple[ExpertsPath, ...] = (
         SOURCES.of("kernels.experts.ungated.launch"),
         tuple(f"hallmark_experts_{it}" for it in ("sort", "count", "prefix", "place", "up", "down", "combine")),
         _ungated_run(),
+        is_capturable=True,  # grids depend on the number of rows alone
+    ),
+    # Inputs are gathered and, by one scale an expert, rounded by PyTorch's kernels.
+    ExpertsPath(
+        "triton.experts.ungated.few_bits",
+        tier_of("triton.experts.ungated.few_bits"),
+        ExpertsLimits(
+            devices=frozenset({Device.CUDA, Device.INTERPRETER}),
+            dtypes=_DTYPES,
+            formats=frozenset(FewBitFormat),
+            min_sm=89,
+            needs_triton=True,
+            form=ExpertForm.UNGATED,
+        ),
+        SOURCES.of("kernels.experts.ungated.few_bits"),
+        ("hallmark_experts_", "hallmark_fp8_round_", "_squared_relu_kernel", *TORCH_HELPERS),
+        _ungated_few_bits_run(),
         is_capturable=True,  # grids depend on the number of rows alone
     ),
     _ungated_path("torch.experts.cpu.ungated", frozenset({Device.CPU}), run_ungated),

@@ -177,7 +177,7 @@ def products_of(mixture: ExpertsConfig, weights: AnyExperts) -> ExpertProducts:
     if isinstance(activation, CappedSilu):
         return _filling(_capped_on(device_of(weights)), weights, activation)
     if isinstance(activation, Ungated):
-        return _filling(_ungated_on(device_of(weights)), weights, activation)
+        return _filling(_ungated_on(device_of(weights), weights), weights, activation)
     if isinstance(weights, FewBitExperts):
         return _filling(run_few_bits, weights, activation)
     if not is_captured(device_of(weights)):
@@ -196,10 +196,14 @@ def _capped_on(device: torch.device) -> RunExperts:
     return run_capped_triton
 
 
-def _ungated_on(device: torch.device) -> RunExperts:
+def _ungated_on(device: torch.device, weights: AnyExperts) -> RunExperts:
     """Likewise of experts without a gate."""
     if not is_captured(device):
         return run_ungated
+    if isinstance(weights, FewBitExperts):
+        from kernels.experts.ungated.few_bits import run_ungated_few_bits_triton
+
+        return run_ungated_few_bits_triton
     from kernels.experts.ungated.launch import run_ungated_triton
 
     return run_ungated_triton

@@ -10,7 +10,7 @@ from kernels.experts.bit_order import order_
 from kernels.experts.few_bits.weights import CLASSES, AnyExperts, FewBitExperts
 from kernels.experts.formats import FewBitFormat
 from kernels.experts.kinds import MXFP4_BLOCK, ExpertFormat
-from kernels.experts.ungated.weights import UngatedExperts
+from kernels.experts.ungated.weights import UngatedExperts, UngatedFewBitExperts
 from kernels.experts.weights import ExpertWeights, Mxfp4Weights
 from kernels.linear.shape import PLAIN, WeightFormat
 from kernels.linear.weights import LinearWeight, PlainWeight, class_of
@@ -441,13 +441,13 @@ def _empty_experts(config: ExpertsConfig, hidden: int, dtype: torch.dtype, devic
     def tensor(*shape: int, of: torch.dtype = dtype) -> Tensor:
         return torch.empty(count, *shape, dtype=of, device=device)
 
-    if config.num_inner == 1:
-        assert config.format is ExpertFormat.PLAIN, "experts without a gate have no other format"
-        return UngatedExperts(tensor(width, hidden), tensor(hidden, width))
     if isinstance(config.format, FewBitFormat):
-        kind = CLASSES[config.format]
-        sizes = (count * 2 * width, hidden), (count * hidden, width)
-        return FewBitExperts(*(kind.empty(*size, dtype, device) for size in sizes))
+        kind, of = CLASSES[config.format], UngatedFewBitExperts if config.num_inner == 1 else FewBitExperts
+        sizes = (count * config.num_inner * width, hidden), (count * hidden, width)
+        return of(*(kind.empty(*size, dtype, device) for size in sizes))
+    if config.num_inner == 1:
+        assert config.format is ExpertFormat.PLAIN, "experts without a gate are not interleaved"
+        return UngatedExperts(tensor(width, hidden), tensor(hidden, width))
     gate_up_bias, down_bias = (tensor(2 * width), tensor(hidden)) if config.has_bias else (None, None)
     if config.format is ExpertFormat.PLAIN:
         return ExpertWeights(tensor(2 * width, hidden), tensor(hidden, width), gate_up_bias, down_bias)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from kernels.experts.few_bits.weights import AnyExperts, FewBitExperts
-from kernels.experts.ungated.weights import UngatedExperts
+from kernels.experts.ungated.weights import ANY_UNGATED
 from kernels.experts.weights import ExpertWeights
 from kernels.linear.weights import PlainWeight, StoredTensor
 from qualification.model.config import AttentionConfig, LayerConfig, ModelConfig
@@ -209,7 +209,7 @@ def _mixture(weights: MixtureWeights, names: ExpertNames) -> dict[str, Linear]:
         width = weights.experts.width
         for index, (gate_up, down) in enumerate(_each_expert(weights.experts)):
             prefix = f"{names.experts}.{index}"
-            inner = (names.up,) if isinstance(weights.experts, UngatedExperts) else (names.gate, names.up)
+            inner = (names.up,) if isinstance(weights.experts, ANY_UNGATED) else (names.gate, names.up)
             parts = gate_up.split(*(width for _ in inner))
             found |= {f"{prefix}.{name}": part for name, part in zip((*inner, names.down), (*parts, down), strict=True)}
     return found

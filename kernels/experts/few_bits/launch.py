@@ -58,7 +58,7 @@ def gate_up_launches(
 ) -> list[Launch]:  # fmt: skip
     """Return what rounds hidden [T, H], where the format does, and fills inner [slots, I] in the order of `order`."""
     weight, width = experts.gate_up, experts.width
-    x = _Inputs.of(hidden, weight)
+    x = GroupedInputs.of(hidden, weight)
     block_n = _columns_of(block_m, weight)
     name, limit, alpha = activation_arguments(activation)
     arguments = (
@@ -75,9 +75,17 @@ def down_launches(
     inner: Tensor, experts: FewBitExperts, results: Tensor, order: Tensor, tiles: Tensor, block_m: int
 ) -> list[Launch]:
     """Return what rounds inner [slots, I], where the format does, and fills results [slots, H] at their slots."""
-    weight, hidden = experts.down, results.shape[1]
-    x = _Inputs.of(inner, weight)
-    block_n = _columns_of(block_m, weight)
+    return rows_launches(inner, GroupedInputs.of(inner, experts.down), experts.down, results, order, tiles, block_m)
+
+
+def rows_launches(
+    inner: Tensor, x: "GroupedInputs", weight: FewBitWeight, results: Tensor, order: Tensor, tiles: Tensor, block_m: int
+) -> list[Launch]:
+    """Return what rounds rows in the order of their experts, and fills results [slots, H] at their slots.
+
+    inner [slots, I], x: its numbers as they are multiplied; weight [E * H, I]
+    """
+    hidden, block_n = results.shape[1], _columns_of(block_m, weight)
     arguments = (
         x.values, x.scales, weight.codes, weight.scales, _zeros_of(weight), results, order, tiles, tiles.shape[0],
         inner.shape[0], x.values.stride(0), inner.shape[1], x.values.shape[1], weight.scales.shape[1], hidden,
@@ -88,7 +96,7 @@ def down_launches(
 
 
 @dataclass(frozen=True, slots=True)
-class _Inputs:
+class GroupedInputs:
     """Inputs of a product: codes and scales once `launches` have run, or numbers as they are."""
 
     values: Tensor
@@ -96,7 +104,7 @@ class _Inputs:
     launches: tuple[Launch, ...]
 
     @classmethod
-    def of(cls, x: Tensor, weight: FewBitWeight) -> "_Inputs":
+    def of(cls, x: Tensor, weight: FewBitWeight) -> "GroupedInputs":
         if isinstance(weight, Int4Weight):
             return cls(x, None, ())
         codes, scales, launch = rounded_inputs(x, weight)

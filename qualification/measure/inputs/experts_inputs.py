@@ -12,7 +12,7 @@ from kernels.experts.formats import FewBitFormat
 from kernels.experts.kinds import MXFP4_BLOCK, ExpertFormat
 from kernels.experts.shape import AnyExpertActivation, ExpertsShape
 from kernels.experts.tiles import token_counts
-from kernels.experts.ungated.weights import UngatedExperts
+from kernels.experts.ungated.weights import UngatedExperts, UngatedFewBitExperts
 from kernels.experts.weights import ExpertWeights, Mxfp4Weights
 from kernels.fused.ungated_kind import Ungated
 from kernels.system.device import torch_dtype
@@ -130,13 +130,15 @@ def expert_weights_of(mixture: ExpertsShape, random: torch.Generator, device: to
     def randn(*shape: int, scale: float = 1.0) -> Tensor:
         return torch.randn(shape, generator=random, device=device, dtype=dtype).mul_(scale)
 
-    if isinstance(mixture.activation, Ungated):
+    is_ungated = isinstance(mixture.activation, Ungated)
+    if is_ungated and mixture.format is ExpertFormat.PLAIN:
         up = randn(experts, width, hidden, scale=hidden**-0.5)
         return UngatedExperts(up, randn(experts, hidden, width, scale=width**-0.5))
     if isinstance(mixture.format, FewBitFormat):
         kind = CLASSES[mixture.format]
-        sizes = (experts * 2 * width, hidden), (experts * hidden, width)
-        return FewBitExperts(*(kind.of(randn(*size, scale=size[1] ** -0.5)) for size in sizes))
+        of = UngatedFewBitExperts if is_ungated else FewBitExperts
+        sizes = (experts * (mixture.num_products - 1) * width, hidden), (experts * hidden, width)
+        return of(*(kind.of(randn(*size, scale=size[1] ** -0.5)) for size in sizes))
     biases = [randn(experts, size) if mixture.has_bias else None for size in (2 * width, hidden)]
     if mixture.format is ExpertFormat.PLAIN:
         gate_up = randn(experts, 2 * width, hidden, scale=hidden**-0.5)

@@ -176,7 +176,6 @@ KEYS = family_keys(
     "time_step_rank rescale_prenorm_residual residual_in_fp32 hidden_dropout moe_shared_expert_overlap "
     "output_router_logits num_nextn_predict_layers mtp_layers_block_type mtp_hybrid_override_pattern",
     refused={
-        "quantization_config": (None,),
         "use_conv_bias": (True, None),
         "use_bias": (False, None),
         "attention_bias": (False, None),  # which its class in transformers does not read

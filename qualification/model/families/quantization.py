@@ -127,8 +127,7 @@ def quantized(model: ModelConfig, quantization: Quantization, family: Family) ->
 def rounded_at_load(model: ModelConfig, *, with_experts: bool = True) -> ModelConfig:
     """Return the same model, its products rounded to 8 bits when it is loaded: a scale a row, and one a token.
 
-    with_experts  whether those of mixtures are; experts with biases, or without a gate, never are, whose kernels take
-                  no 8 bits
+    with_experts  whether those of mixtures are; experts with biases never are, whose kernels take no 8 bits
 
     Of latent attention those that make queries, keys and values of latents stay as they are, of the gated delta rule
     those that make gates of writing and decay, and of a mixture those that make and read latents.
@@ -174,7 +173,7 @@ def _all_rounded(layer: LayerConfig, *, with_experts: bool) -> LayerConfig:
     fed = layer.feed_forward
     dense = fed.shared if isinstance(fed, ExpertsConfig) else fed
     of_mixer, of_dense = (PLAIN if it is None else FP8_ROWS for it in (layer.mixer, dense))
-    if with_experts and not (isinstance(fed, ExpertsConfig) and (fed.has_bias or fed.num_inner == 1)):
+    if with_experts and not (isinstance(fed, ExpertsConfig) and fed.has_bias):
         fed = _with_experts(fed, FewBitFormat.FP8_ROWS)
     return replace(layer, formats=LinearFormats(of_mixer, of_mixer, of_dense, of_dense), feed_forward=fed)
 
@@ -204,7 +203,7 @@ def _format_of_experts(
         return PLAIN
     experts = sorted({0} | {it for it in quantization.plain.experts if it < mixture.num_experts})
     of_each = [own.experts] if own.layout is ExpertLayout.STACKED else [f"{own.experts}.{it}" for it in experts]
-    products = (own.gate, own.up, own.down)
+    products = (own.up, own.down) if mixture.num_inner == 1 else (own.gate, own.up, own.down)
     found = quantization.format_of_all([f"{prefix}.{it}.{each}" for it in of_each for each in products])
     is_apart = own.layout is ExpertLayout.EACH or (own.layout is not ExpertLayout.INTERLEAVED and found == FP8_BLOCKS)
     if found != PLAIN and (not is_apart or mixture.has_bias):

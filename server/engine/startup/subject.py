@@ -158,7 +158,7 @@ def _rounded(settings: Settings, folder: Path, model: ModelConfig) -> ModelConfi
         raise ModelError(f"{folder}: {error}") from error
     if has_plain_experts(model):
         of_path = "under --reproducible no path multiplies them in 8"
-        reason = of_path if settings.reproducible else "they have biases, or no gate"
+        reason = of_path if settings.reproducible else "they have biases"
         logger.warning("%s: --quantization fp8 leaves the experts in 16 bits: %s", folder, reason)
     return model
 

@@ -60,7 +60,7 @@ def joined_tensors(config: ModelConfig, names: TensorNames, entries: Mapping[str
         if not isinstance(mixture, ExpertsConfig) or (own := _joined_names(index, names, mixture)) is None:
             continue
         is_in_blocks = mixture.format is FewBitFormat.FP8_BLOCKS
-        if mixture.format is not ExpertFormat.PLAIN and not is_in_blocks:
+        if mixture.format is not ExpertFormat.PLAIN and (mixture.num_inner == 1 or not is_in_blocks):
             raise ModelError(f"{own.gate}: experts in {mixture.format.value} that share a tensor are not supported")
         count, width, hidden = mixture.num_experts, mixture.width, mixture.read_size(config.hidden_size)
         rows = width if own.is_apart else mixture.num_inner * width

@@ -6,6 +6,7 @@ from dataclasses import replace
 import torch
 
 from kernels.experts.few_bits.weights import AnyExperts, FewBitExperts
+from kernels.experts.ungated.weights import UngatedExperts, UngatedFewBitExperts
 from kernels.experts.weights import ExpertWeights
 from kernels.linear.weights import LinearWeight, PlainWeight
 from qualification.model.families.family import TensorNames
@@ -79,7 +80,8 @@ def _plain_experts(experts: AnyExperts) -> AnyExperts:
     gate_up, down = (
         torch.empty(count, it.size[0] // count, it.size[1], dtype=it.dtype, device=it.device) for it in of_both
     )
-    return ExpertWeights(gate_up, down)
+    is_ungated = isinstance(experts, UngatedFewBitExperts)
+    return UngatedExperts(gate_up, down) if is_ungated else ExpertWeights(gate_up, down)
 
 
 def _round_experts(layer: LayerWeights, plain: LayerWeights) -> None:

@@ -27,6 +27,10 @@ SHAPES = (
     ExpertsShape(Dtype.FP16, FewBitFormat.INT4_32, 4, 2, 72, 40, CAPPED, False, ROWS),
     ExpertsShape(Dtype.FP32, ExpertFormat.PLAIN, 5, 2, 33, 17, Ungated.RELU2, False, ROWS),
     ExpertsShape(Dtype.FP16, ExpertFormat.PLAIN, 4, 3, 40, 56, Ungated.RELU2, False, TokenRows.LE_128),
+    ExpertsShape(Dtype.FP16, FewBitFormat.FP8_STATIC, 4, 2, 72, 40, Ungated.RELU2, False, ROWS),
+    ExpertsShape(Dtype.FP16, FewBitFormat.FP8_ROWS, 4, 2, 72, 40, Ungated.RELU2, False, ROWS),
+    ExpertsShape(Dtype.FP16, FewBitFormat.FP8_BLOCKS, 4, 2, 128, 128, Ungated.RELU2, False, ROWS),
+    ExpertsShape(Dtype.FP16, FewBitFormat.INT4_32, 4, 2, 72, 40, Ungated.RELU2, False, ROWS),
 )
 OF_FORM = [path for path in EXPERTS_PATHS if path.limits.form is not ExpertForm.GATED]
 PAIRS = [(path, shape) for path in OF_FORM for shape in SHAPES if not path.limits.rejections(shape)]
@@ -51,9 +55,9 @@ def test_a_form_is_computed_by_its_own_paths_alone() -> None:
         taking = [path for path in EXPERTS_PATHS if not path.limits.rejections(shape)]
         assert taking
         assert {path.limits.form for path in taking} == {shape.form}
-    few_bits = ExpertsShape(Dtype.BF16, FewBitFormat.FP8_ROWS, 4, 2, 64, 32, Ungated.RELU2, False, ROWS)
-    codes = {it.code for path in EXPERTS_PATHS for it in path.limits.rejections(few_bits)}
-    assert all(path.limits.rejections(few_bits) for path in EXPERTS_PATHS)
+    packed = ExpertsShape(Dtype.BF16, ExpertFormat.MXFP4, 4, 2, 64, 32, Ungated.RELU2, False, ROWS)
+    codes = {it.code for path in EXPERTS_PATHS for it in path.limits.rejections(packed)}
+    assert all(path.limits.rejections(packed) for path in EXPERTS_PATHS)
     assert codes >= {Reject.LAYOUT}
 
 

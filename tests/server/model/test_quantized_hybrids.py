@@ -20,6 +20,7 @@ from support.models.tiny_families import (
     IMAGE_MODELS,
     LFM_2,
     LFM_2_MOE,
+    NEMOTRON_3,
     load,
     prompt,
     reference_logits,
@@ -38,7 +39,16 @@ BLOCKS_OF_NEXT = {
         "lm_head", *(f"model.layers.{layer}.{it}" for layer in range(2) for it in (*OF_QWEN, "linear_attn.in_proj_ba"))
     ],
 }  # fmt: skip
-OTHERS = ("lm_head", "embed_tokens", "mlp.gate", "mlp.shared_expert_gate", "feed_forward.gate", "router.layer")
+OTHERS = (
+    "lm_head",
+    "embed_tokens",
+    "embeddings",
+    "mlp.gate",
+    "mlp.shared_expert_gate",
+    "feed_forward.gate",
+    "router.layer",
+    "mixer.gate",
+)
 LFM = {**LFM_2, "hidden_size": 64, "intermediate_size": 96, "block_auto_adjust_ff_dim": False}
 LFM_MOE = {**LFM_2_MOE, "hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 64}
 
@@ -74,6 +84,27 @@ def but(*ends: str) -> Callable[[str], bool]:
     return lambda name: not name.endswith(OTHERS) and not any(it in name for it in ends)
 
 
+# NVIDIA's leave attention out, and the Mamba2 layers before it; routers are no product of theirs.
+NVIDIA_NUMBERS = {"num_bits": 8, "type": "float", "dynamic": False}
+MODELOPT = {
+    "quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_scheme": NVIDIA_NUMBERS,
+    "producer": {"name": "modelopt"},
+    "config_groups": {
+        "group_0": {"targets": ["Linear"], "weights": NVIDIA_NUMBERS, "input_activations": NVIDIA_NUMBERS}
+    },
+    "ignore": [
+        "lm_head", *(f"backbone.layers.2.mixer.{it}_proj" for it in "qkvo"), "backbone.layers.3.mixer.in_proj",
+        *(f"backbone.layers.{layer}.mixer.conv1d" for layer in (0, 3)),
+    ],
+}  # fmt: skip
+NANO = {
+    **NEMOTRON_3, "layers_block_type": ["linear_attention", "moe", "full_attention", "linear_attention", "mlp"],
+    "n_groups": 4, "mamba_num_heads": 8,
+}  # fmt: skip
+SUPER = {**NANO, "moe_latent_size": 12}
+LISTED_BY_NVIDIA = ("q_proj", "k_proj", "v_proj", "o_proj", "layers.3.mixer.in_proj")
+
+
 @dataclass(frozen=True)
 class Case:
     family: str
@@ -100,6 +131,8 @@ CASES = {
     "qwen 3.5 moe of gptq": Case("qwen3_5_moe_text", QWEN_MOE, "gptq", GPTQ, but("linear_attn", "shared_expert")),
     "qwen 3.5 of awq": Case("qwen3_5_text", QWEN, "awq", AWQ, but("in_proj_a", "in_proj_b")),
     "qwen 3 next in groups, gates too": Case("qwen3_next", QWEN_MOE, "compressed", GROUPS),
+    "nemotron 3 nano of modelopt": Case("nemotron_h", NANO, "static", MODELOPT, but(*LISTED_BY_NVIDIA)),
+    "nemotron 3 super of modelopt": Case("nemotron_h", SUPER, "static", MODELOPT, but(*LISTED_BY_NVIDIA)),
     "lfm2 in rows": Case("lfm2", LFM, "channel", ROWS),
     "lfm2 moe in groups": Case("lfm2_moe", LFM_MOE, "compressed", GROUPS),
 }

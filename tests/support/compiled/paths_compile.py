@@ -17,11 +17,12 @@ from triton.runtime import driver
 
 from kernels.calls import processors
 from kernels.catalog import ALL_PATHS
-from kernels.experts.formats import FewBitFormat
+from kernels.experts.formats import AnyExpertFormat, FewBitFormat
 from kernels.experts.kinds import ExpertFormat
-from kernels.experts.shape import ExpertsShape
+from kernels.experts.shape import AnyExpertActivation, ExpertsShape
 from kernels.fused.activation_kind import Activation
 from kernels.fused.capped_kind import CappedSilu
+from kernels.fused.ungated_kind import Ungated
 from kernels.portable.launch_config import SHARED_BYTES_HOPPER
 from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.cache_dtype import FP8
@@ -56,7 +57,13 @@ def shapes() -> Iterator[AnyShape]:
     yield from latent_faults.trial_shapes_of_latents(Dtype.BF16)
     yield from attention_faults.narrow_trial_shapes(Dtype.BF16)
     yield from experts_faults.trial_shapes(Dtype.BF16)
-    for kind, activation in ((FewBitFormat.FP8_ROWS, Activation.SILU), (ExpertFormat.PLAIN, CappedSilu(7.0))):
+    of_experts: tuple[tuple[AnyExpertFormat, AnyExpertActivation], ...] = (
+        (FewBitFormat.FP8_ROWS, Activation.SILU),
+        (ExpertFormat.PLAIN, CappedSilu(7.0)),
+        (FewBitFormat.FP8_STATIC, Ungated.RELU2),
+        (FewBitFormat.FP8_ROWS, Ungated.RELU2),
+    )
+    for kind, activation in of_experts:
         yield ExpertsShape(Dtype.BF16, kind, 5, 2, 96, 72, activation, False, TokenRows.LE_16)
     yield from fp8_faults.trial_shapes()
     yield from int4_faults.trial_shapes()

@@ -132,6 +132,11 @@ def each_apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: it.contiguous() for name, it in found.items()}
 
 
+def _within(name: str) -> str:
+    """Return a product's name without what a file, or transformers' class, has before all layers."""
+    return name if name.startswith("mtp.") else name[max(name.find("layers."), 0) :]
+
+
 class QuantizedHybrid:
     """A checkpoint in `folder`, one of its numbers in 32 bits in `folder`-wide, and transformers' model of those."""
 
@@ -146,14 +151,20 @@ class QuantizedHybrid:
         """save: writes the plain model; is_quantized: of a product by its name."""
         self.folder, self.wide = folder, folder.with_name(f"{folder.name}-wide")
         self._class = type(save(folder))
-        stored, numbers, self._rounds = {}, {}, {}
+        stored: dict[str, Tensor] = {}
+        numbers: dict[str, Tensor] = {}
+        self._rounds: dict[str, Round] = {}
         for name, values in each_apart(load_file(folder / _FILE)).items():
             product = name.removesuffix(".weight")
             if product == name or values.dim() != 2 or not is_quantized(product):
                 stored[name] = numbers[name] = values
                 continue
-            words, numbers[name], self._rounds[product] = stored_as(kind, name, values)
+            words, numbers[name], self._rounds[_within(product)] = stored_as(kind, name, values)
             stored |= {f"{product}.{word}": it.contiguous() for word, it in words.items()}
+        if "kv_cache_scheme" in says:
+            for name in [it for it in numbers if it.endswith(("k_proj.weight", "v_proj.weight"))]:
+                product = name.removesuffix(".weight")
+                stored[f"{product}.{product[-6]}_scale"] = torch.tensor(0.5)
         config = json.loads((folder / "config.json").read_text())
         self.wide.mkdir()
         for into, tensors, own in ((folder, stored, {"quantization_config": says}), (self.wide, numbers, {})):
@@ -182,12 +193,12 @@ class _Rounding(TorchFunctionMode):
         for name, values in model.named_parameters():
             of = _STACKED.fullmatch(name)
             if of is None:
-                if (product := name.removesuffix(".weight")) in rounds:
+                if (product := _within(name.removesuffix(".weight"))) in rounds:
                     self._places[values.data_ptr()] = rounds[product]
                 continue
             part = "up_proj" if of[2] == "gate_up_proj" else of[2]
             for expert, matrix in enumerate(values):
-                if (product := f"{of[1]}.{expert}.{part}") in rounds:
+                if (product := _within(f"{of[1]}.{expert}.{part}")) in rounds:
                     self._places[matrix.data_ptr()] = rounds[product]
         assert len(self._places) > 0, "some product is quantised"
 
