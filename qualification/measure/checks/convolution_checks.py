@@ -42,7 +42,9 @@ def _check_case(run: RunConvolution, case: ConvolutionCase, references: Referenc
 
 def run_case(run: RunConvolution, case: ConvolutionCase, reference: ConvolutionReference) -> Found:
     """Make the calls of a case; states are the inputs that the next token of each row would read, [m, 1, channels]."""
-    slots = convolution_slots(case.shape, case.weights, 3 * len(case.rows), NUM_DRAFTED, case.tokens[0].device)
+    slots = convolution_slots(
+        case.shape, case.weights, 3 * len(case.rows), NUM_DRAFTED, case.tokens[0].device, is_far=case.is_far
+    )
     inputs, width = slots.state.inputs, case.shape.width
 
     def latest(num_tokens: int) -> range:

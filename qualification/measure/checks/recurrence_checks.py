@@ -41,7 +41,7 @@ def _check_case(run: RunRecurrence, case: RecurrenceCase, references: References
 def run_case(run: RunRecurrence, case: RecurrenceCase, reference: RecurrenceReference) -> Found:
     """Make the calls of a case; states are those of all rows and heads, [n, key_dim, value_dim]."""
     qkv, heads = case.tokens[0], case.shape.num_value_heads
-    slots = recurrence_slots(case.shape, case.weights, 3 * len(case.rows), NUM_DRAFTED, qkv.device)
+    slots = recurrence_slots(case.shape, case.weights, 3 * len(case.rows), NUM_DRAFTED, qkv.device, is_far=case.is_far)
 
     def write_state(slot: int, sequence: int, num_tokens: int) -> None:
         write_kept_state(slots.state, slot, reference.kept, qkv, sequence, num_tokens)

@@ -46,7 +46,8 @@ class References:
     def of(self, case: Case) -> CaseReference:
         key = (case.name, case.seed)
         if key not in self._known:
-            inputs = case.q, _as_read(case.k), _as_read(case.v), case.batch, case.flags
+            read = case.near or case
+            inputs = read.q, _as_read(read.k), _as_read(read.v), read.batch, read.flags
             self._known[key] = CaseReference(reference_of(*inputs, rows=case.rows), coarse_reference_of(*inputs))
         return self._known[key]
 

@@ -22,6 +22,7 @@ from qualification.measure.checks.attention_checks import check_path
 from qualification.measure.checks.checked import one_thread
 from qualification.measure.checks.references import References
 from qualification.measure.inputs.attention_inputs import Case, cases, many_case
+from qualification.measure.inputs.far_pages import far_cases
 
 _TILE = 64  # keys
 _ROWS = 8  # of one head: what ONE_TILE spoils
@@ -53,6 +54,7 @@ class Fault(Enum):
     COARSE_SCORES = "scores are of inputs rounded to 10 bits"  # TF32 for fp32
     STRIDES_OF_KEYS = "values are read by the strides of keys"  # one set of strides for both
     SCALE_OF_VALUES = "scores are scaled by the size of a value"  # the last size of the wrong tensor
+    PAGES_IN_32_BITS = "the offset of a page is computed in 32 bits"  # a page number and a stride are both int32
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,8 @@ def wrong_kernel(fault: Fault, *, share: float = 1.0) -> RunAttention:
             v = _by_strides_of(k, v)
         elif fault is Fault.SCALE_OF_VALUES:
             flags = replace(flags, scale=v.shape[-1] ** -0.5)
+        elif fault is Fault.PAGES_IN_32_BITS:
+            k, v, batch = _in_32_bits(k, v, batch)
         for sequence in sequences[:-1] if fault is Fault.STALE_OUTPUT and len(sequences) > 1 else sequences:
             keys, values = keys_of(k, batch, sequence), keys_of(v, batch, sequence)
             if fault is Fault.TAIL_READ and sequence.num_keys % _TILE:
@@ -118,6 +122,20 @@ def _by_strides_of(k: Tensor, v: Tensor) -> Tensor:
     """Return values as they lie where keys of the same places would, from the first one on again past the last one."""
     places = torch.arange(k.numel(), device=k.device).view(k.shape)[..., : v.shape[-1]]
     return v.flatten()[places % v.numel()]
+
+
+def _in_32_bits(k: Tensor, v: Tensor, batch: AttentionBatch) -> tuple[Tensor, Tensor, AttentionBatch]:
+    """Return the pages that are found where offsets wrap, one for each entry of the page table, and that table."""
+    assert batch.page_table is not None, "offsets are of pages"
+    numbers, found = batch.page_table.flatten().long(), []
+    for pages in (k, v):
+        starts = numbers * pages.stride(0)
+        starts = (starts + 2**31) % 2**32 - 2**31
+        inside = torch.arange(pages.shape[1] * pages.stride(1), device=pages.device)
+        content = pages.as_strided((pages.shape[0] * pages.stride(0),), (1,))[starts[:, None] + inside]
+        found.append(content.as_strided((len(numbers), *pages.shape[1:]), (content.stride(0), *pages.stride()[1:])))
+    table = torch.arange(len(numbers), dtype=torch.int32, device=k.device).view_as(batch.page_table)
+    return found[0], found[1], replace(batch, page_table=table)
 
 
 def _to_10_bits(x: Tensor) -> Tensor:
@@ -233,6 +251,7 @@ def can_show(fault: Fault, shape: AttentionShape) -> bool:
         Fault.COARSE_SCORES: shape.dtype is Dtype.FP32,
         Fault.STRIDES_OF_KEYS: has_own_values,
         Fault.SCALE_OF_VALUES: has_own_values,
+        Fault.PAGES_IN_32_BITS: shape.page_size is not None,
     }
     return needs.get(fault, True)
 
@@ -273,10 +292,15 @@ def narrow_passed_wrongly(
 def _of_shape(
     shape: AttentionShape, device: torch.device, check: Callable[[RunAttention, list[Case]], bool] | None, seed: int
 ) -> list[PassedWrongly]:
-    inputs = list(cases(shape, device, seed=seed))
+    inputs, far = list(cases(shape, device, seed=seed)), list(far_cases(shape, device, seed=seed + 7))
+    tried = {Fault.NONE: inputs + far, Fault.PAGES_IN_32_BITS: far}  # which shows nowhere else
     passes = check or partial(_passes, References())
-    faults = (fault for fault in Fault if can_show(fault, shape))
-    return [PassedWrongly(it, shape) for it in faults if passes(wrong_kernel(it), inputs) is not (it is Fault.NONE)]
+    faults = [it for it in Fault if can_show(it, shape) and tried.get(it, inputs)]
+    return [
+        PassedWrongly(it, shape)
+        for it in faults
+        if passes(wrong_kernel(it), tried.get(it, inputs)) is not (it is Fault.NONE)
+    ]
 
 
 def trial_of_many_tiles(dtype: Dtype, device: torch.device, *, seed: int = 0) -> Case:

@@ -35,7 +35,10 @@ _EDGES = (64, 128)  # tokens: the tiles that kernels commonly use
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One input. `rows` [n] int64, ascending, are compared with the oracle; the others only must be finite."""
+    """One input. `rows` [n] int64, ascending, are compared with the oracle; the others only must be finite.
+
+    near  the same numbers in a pool of few pages, of which the truth is computed; None: of this input itself
+    """
 
     name: str
     seed: int
@@ -45,6 +48,7 @@ class Case:
     batch: AttentionBatch
     flags: AttentionFlags
     rows: Tensor
+    near: "Case | None" = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,11 @@ def long_case(shape: AttentionShape, device: torch.device, *, seed: int, num_seq
     """`num_seqs` sequences of the longest tested length. Alone it is what is timed."""
     longest = longest_lengths(shape, is_cpu=device.type == "cpu")
     return _case("long", shape, [longest] * num_seqs, device, seed=seed)
+
+
+def few_case(shape: AttentionShape, device: torch.device, *, seed: int) -> Case:
+    """Two short sequences."""
+    return _case("few", shape, _few(shape, longest_lengths(shape, is_cpu=device.type == "cpu")), device, seed=seed)
 
 
 def many_case(shape: AttentionShape, device: torch.device, *, seed: int, num_seqs: int, num_tokens: int) -> Case:

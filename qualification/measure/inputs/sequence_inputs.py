@@ -58,6 +58,7 @@ class SequenceCase(Generic[Shape, Content, Weights]):
     sequences  that differ
     rows       which of them each row is
     tokens     each [D, T, ...]: of the sequences, zero behind their ends
+    is_far     whether their slots lie past number 2**32 of the largest tensor of a state
     """
 
     name: str
@@ -67,6 +68,7 @@ class SequenceCase(Generic[Shape, Content, Weights]):
     rows: tuple[int, ...]
     weights: Weights
     tokens: Tokens
+    is_far: bool = False
 
 
 def tested_rows(shape: StateShape, *, is_cpu: bool) -> int:

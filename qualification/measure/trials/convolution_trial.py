@@ -53,4 +53,5 @@ CONVOLUTION_TRIAL: SequenceTrial[ConvolutionShape] = SequenceTrial(
     order_check=check_convolution_order,
     make_calls=_make_calls,
     drawn=_drawn,
+    kept=lambda shape: shape.sizes.state_tensors(shape.dtype, NUM_DRAFTED),
 )

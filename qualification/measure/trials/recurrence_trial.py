@@ -58,5 +58,6 @@ RECURRENCE_TRIAL: SequenceTrial[RecurrenceShape] = SequenceTrial(
     order_check=check_recurrence_order,
     make_calls=_make_calls,
     drawn=_drawn,
+    kept=lambda shape: shape.state_tensors(NUM_DRAFTED),
     tried=frozenset({"short", "hostile", "unequal"}),
 )

@@ -1,8 +1,9 @@
 """The trial of operators that keep a state of each sequence: wrong ones, checks on hostile inputs, the timed call."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
+from itertools import chain, islice
 from typing import Any, Generic
 
 import torch
@@ -12,7 +13,7 @@ from qualification.evidence.evidence import Check, Invariance
 from qualification.measure.checks.checked import one_thread
 from qualification.measure.checks.references import References
 from qualification.measure.inputs.sequence_inputs import NUM_DRAFTED, Shape, StateShape, Tokens, tested_rows
-from qualification.measure.inputs.state_slots import Part, Run, Slots
+from qualification.measure.inputs.state_slots import Part, Run, Slots, has_far_room
 
 Call = Callable[[], None]
 _BEFORE = 96  # tokens of a sequence before the timed one of decode: half of a recurrence's chunk is behind the border
@@ -40,6 +41,7 @@ class SequenceTrial(Generic[Shape]):
     order_check   (run, shape, device, seed=, order=): whether bits depend on the batch
     make_calls    (run, case, references): makes the calls of a case
     drawn         (shape, lengths, device, seed=): a slot for each of these sequences, and their tokens
+    kept          shape and dtype of each tensor of a sequence's state, where drafted tokens are taken back
     """
 
     no_fault: Enum
@@ -51,6 +53,7 @@ class SequenceTrial(Generic[Shape]):
     order_check: Callable[..., Invariance]
     make_calls: Callable[[Run, Any, References], object]
     drawn: Callable[..., tuple[Slots[Any], list[Tokens]]]
+    kept: Callable[[Shape], Sequence[tuple[tuple[int, ...], Dtype]]]
     tried: frozenset[str] | None = None
 
     def passed_wrongly(self, dtypes: frozenset[Dtype], device: torch.device, *, seed: int) -> tuple[PassedWrongly, ...]:
@@ -76,7 +79,14 @@ class SequenceTrial(Generic[Shape]):
     def check(
         self, shape: Shape, run: Run, device: torch.device, *, seed: int, references: References
     ) -> tuple[Check, ...]:
-        return self.check_cases(run, self.cases(shape, device, seed=seed), references)
+        every = chain(self.cases(shape, device, seed=seed), self.far_cases(shape, device, seed=seed))
+        return self.check_cases(run, every, references)
+
+    def far_cases(self, shape: Shape, device: torch.device, *, seed: int) -> Iterator[Any]:
+        """Yield the first input again, by slots past number 2**32 of a state; nothing where there is no room."""
+        if has_far_room(self.kept(shape), device):
+            for case in islice(self.cases(shape, device, seed=seed), 1):
+                yield replace(case, name="far_slots", is_far=True)
 
     def check_order(self, shape: Shape, run: Run, device: torch.device, *, seed: int, order: str) -> Invariance:
         return self.order_check(run, shape, device, seed=seed, order=order)

@@ -1,7 +1,7 @@
 """Parts of a qualification that are an operator's own: wrong kernels, checks on hostile inputs, the timed call."""
 
 from collections.abc import Callable, Iterator, Mapping
-from itertools import islice
+from itertools import chain, islice
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -16,6 +16,7 @@ from qualification.measure.checks.attention_checks import check_path
 from qualification.measure.checks.references import References
 from qualification.measure.faults.attention_faults import passed_wrongly
 from qualification.measure.inputs.attention_inputs import Case, cases, long_case, longest_lengths
+from qualification.measure.inputs.far_pages import far_cases
 from qualification.measure.orders.attention_order import check_attention_order
 from qualification.measure.trials.collective_trial import CollectiveTrial
 from qualification.measure.trials.convolution_trial import CONVOLUTION_TRIAL
@@ -56,7 +57,10 @@ class Trial(Protocol):
         """Calls whose kernels are looked at beside those of the timed one: on few rows, which others may serve."""
 
     def calls(self, shape: Any, run: Run, device: torch.device, *, seed: int) -> Iterator[Call]:
-        """Every call that `check` makes, for who compiles what a qualification launches."""
+        """Every call that `check` makes, for who compiles what a qualification launches.
+
+        Calls on far pages are left out: they launch what others do, and each takes gigabytes.
+        """
 
 
 class AttentionTrial:
@@ -72,7 +76,8 @@ class AttentionTrial:
     def check(
         self, shape: AttentionShape, run: RunAttention, device: torch.device, *, seed: int, references: References
     ) -> tuple[Check, ...]:
-        return check_path(run, cases(shape, device, seed=seed), references)
+        every = chain(cases(shape, device, seed=seed), far_cases(shape, device, seed=seed + 7))
+        return check_path(run, every, references)
 
     def check_order(
         self, shape: AttentionShape, run: RunAttention, device: torch.device, *, seed: int, order: str

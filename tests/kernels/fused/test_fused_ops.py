@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from transformers.activations import ACT2FN
 
+from kernels.fp8_cache import pages as fp8_pages
 from kernels.fused.activation import gated, gated_torch, swiglu, swiglu_torch
 from kernels.fused.activation_kind import Activation
 from kernels.fused.asymmetric_kv import rope_and_write_asymmetric
@@ -23,6 +24,7 @@ from kernels.fused.row_gate import gate_rows_
 from kernels.fused.split_norm import mean_squares, norm_by
 from kernels.fused.turn_heads import turn_heads, turn_heads_torch
 from kernels.sampling.log_sum import log_sum_exp
+from qualification.measure.inputs.far_memory import FAR, far_memory
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="no interpreter; test_gpu_fused.py runs the kernels")
 
@@ -271,16 +273,43 @@ def test_keys_that_do_not_lie_behind_the_queries_are_turned_too() -> None:
     assert torch.equal(apart.k_pages.nan_to_num(), case.k_pages.nan_to_num())
 
 
-def test_a_slot_beyond_2_to_the_31_elements_is_addressed() -> None:
-    """The cache is virtual memory that is never touched but at its last slot: 2^31 fp16 elements and a page."""
-    slots, width = 2**31 // 256 + 16, 256
-    k_pages = torch.empty(slots // 16, 16, 1, width, dtype=torch.float16)
-    v_pages = torch.empty(slots // 16, 16, 1, width, dtype=torch.float16)
-    case = RopeCase(1, 1, width, torch.float16, tokens=1)
-    case.k_pages, case.v_pages, case.slots = k_pages, v_pages, torch.tensor([slots - 1])
-    case.run(rope_and_write_kv)
-    assert torch.equal(k_pages[-1, -1], case.k[0])
-    assert torch.equal(v_pages[-1, -1], case.v[0])
+def far_and_near(size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Two pages of `size` numbers, and as many at the end of a pool of 2^32 numbers, of addresses without memory."""
+    first = -(-FAR // size)
+    memory = far_memory((first + 2) * size * dtype.itemsize, torch.device("cpu"))
+    if memory is None:
+        pytest.skip("the pool takes addresses that this machine refuses")
+    return memory.view(dtype).view(-1, size), torch.zeros(2, size, dtype=dtype)
+
+
+@pytest.mark.parametrize("kind", ["of one size", "of 8 bits", "narrow values", "latents"])
+def test_slots_past_2_to_the_32_numbers_are_written_as_near_ones(kind: str) -> None:
+    dim, value_dim, page_size, num_tokens = 64, 64 if kind != "narrow values" else 48, 16, 3
+    dtype = torch.uint8 if kind == "of 8 bits" else torch.float16
+    angles = randn(9, dim // 2, seed=3)
+    table = torch.cat((angles.cos(), angles.sin()), dim=1)
+    positions, slots = torch.tensor([4, 0, 8], dtype=torch.int32), torch.tensor([5, 31, 16])
+    sizes = [page_size * (it + (4 if kind == "of 8 bits" else 0)) for it in (dim, value_dim)]
+    both = [far_and_near(it, dtype) for it in sizes]
+    for which in range(2):  # of far, of near
+        pools = [it[which] for it in both]
+        k_pages, v_pages = (it.view(-1, page_size, 1, it.shape[1] // page_size) for it in pools)
+        at = slots if which else slots + (len(pools[0]) - 2) * page_size
+        q, k, v = (randn(num_tokens, 1, it, dtype=torch.float16, seed=it) for it in (dim, dim, value_dim))
+        if kind == "latents":
+            rotated = table[:, [*range(4), *range(dim // 2, dim // 2 + 4)]].contiguous()
+            norm = torch.ones(dim - 8, dtype=torch.float16)
+            write_latents(q, q[..., -8:].clone(), k[:, 0], norm, rotated, positions, k_pages, at, eps=1e-6)
+        elif kind == "narrow values":
+            rope_and_write_asymmetric(q, k, v, table, positions, k_pages, v_pages, at)
+        else:
+            if kind == "of 8 bits":
+                k_pages, v_pages = (fp8_pages.view_of(it, page_size, 1) for it in pools)
+            rope_and_write_kv(q, k, v, table, positions, k_pages, v_pages, at)
+    for far, near in both if kind != "latents" else both[:1]:
+        end = len(both[0][0])
+        assert near.any()
+        assert torch.equal(far[end - 2 : end], near)
 
 
 @pytest.mark.parametrize("op", [rope_and_write_kv, rope_and_write_kv_torch])
