@@ -110,6 +110,8 @@ class AttentionConfig:
     sees_spans       tokens of an image see each other both ways, in the window where there is one
     value_dim        numbers of a head's value; None: as many as of its key
     value_scale      what values are multiplied by behind their product
+    qkv_shards       shards in which a checkpoint has queries, keys and values as one tensor, in 8 bits: of each shard
+                     the heads' queries, then their keys, then their values; None: it has them in another way
     """
 
     num_heads: int
@@ -133,6 +135,7 @@ class AttentionConfig:
     sees_spans: bool = False
     value_dim: int | None = None
     value_scale: float = 1.0
+    qkv_shards: int | None = None
 
     @property
     def query_size(self) -> int:

@@ -2,7 +2,12 @@
 
 Published files name fields as no other family does. Transformers 5 saves those of `mimo_v2_flash` by names of its own;
 both are read. The layers that predict several tokens at once are not, nor what sees and hears in MiMo V2.5.
-Sources: MiMoV2FlashConfig of transformers 5.24; of `mimo_v2`, which it does not know, the published modeling file.
+
+MiMo V2.5's files have queries, keys and values as one tensor (`fused_qkv`): as many shards as layers without a window
+have KV heads, of layers with one too, each quantised by itself, in blocks of 128 of its rows, the last one cut off. In
+which order they lie in files of 16 bits, or of another format, is not known, and such files are refused.
+Sources: MiMoV2FlashConfig of transformers 5.24; of `mimo_v2`, which it does not know, the published modeling file, and
+for the shards SGLang's loader (`mimo_v2.py`), which vLLM's agrees with where each shard has one KV head.
 """
 
 from dataclasses import dataclass, replace
@@ -23,7 +28,9 @@ _FULL, _SLIDING = "full_attention", "sliding_attention"
 _PERIOD = 6  # layers, of which the last has no window; nor has the first of all
 _SHARE, _THETA, _LOCAL_THETA = 0.334, 5_000_000.0, 10_000.0
 _ROPES = "rope_parameters"
-_LAYOUT = "attention_projection_layout"
+_OF_ROTATION = "rope_theta", "partial_rotary_factor"
+_LAYOUT, _FUSED = "attention_projection_layout", "fused_qkv"
+_BLOCK = 128  # rows and columns of a weight of 8 bits that share a scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +53,8 @@ _LATER = _Class("mimo_v2", None, 1, 1.0)
 
 
 def read_config(fields: Fields, own: _Class) -> ModelConfig:
-    if fields.given(_LAYOUT) not in (None, "split"):
-        fields.refuse(_LAYOUT, "absent or split: serve a checkpoint whose queries, keys and values are tensors apart")
+    if own is _LATER:
+        fields = _one_rotation(fields)
     fields = _renamed(fields).or_else(head_dim=192, v_head_dim=128, partial_rotary_factor=_SHARE)
     model = read_like_llama(
         fields,
@@ -66,14 +73,39 @@ def read_config(fields: Fields, own: _Class) -> ModelConfig:
             fields.refuse(name, f"{value}, as in layers without a window")
     kinds = fields.choices("layer_types", (_FULL, _SLIDING), read_num_layers(fields))
     num_heads, num_kv_heads = _local_heads(fields, model.attentions[0], own)
+    shards = _read_shards(fields, model.attentions[0], num_heads, num_kv_heads)
 
     def changed(layer: LayerConfig, kind: str) -> LayerConfig:
-        attention = replace(layer.attention, value_dim=value_dim, value_scale=scale)
+        attention = replace(layer.attention, value_dim=value_dim, value_scale=scale, qkv_shards=shards)
         if kind == _SLIDING:
             attention = replace(attention, num_heads=num_heads, num_kv_heads=num_kv_heads, has_sinks=True)
         return replace(layer, mixer=attention)
 
     return replace(model, layers=tuple(map(changed, model.layers, kinds)))
+
+
+def _read_shards(fields: Fields, full: AttentionConfig, num_heads: int, num_kv_heads: int) -> int | None:
+    """Return the shards in which queries, keys and values are one tensor; None where they are tensors apart.
+
+    num_heads, num_kv_heads   of layers with a window; full: a layer without one
+    """
+    if fields.choice(_LAYOUT, ("split", _FUSED), "split") != _FUSED:
+        return None
+    given = fields.section("quantization_config")
+    if given is not None:
+        given.absent(
+            "store_dtype", "experts of another format within files of fp8, as MiMo V2.6 has them, are not read"
+        )
+    is_in_blocks = given is not None and given.given("quant_method") == "fp8"
+    if given is None or not is_in_blocks or given.given("weight_block_size") != [_BLOCK, _BLOCK]:
+        fields.refuse(_LAYOUT, f"absent or split, but of weights of fp8 in blocks of {_BLOCK} by {_BLOCK}")
+    if full.has_bias:
+        fields.refuse("attention_bias", f"absent or false beside {_LAYOUT} {_FUSED}")
+    shards = full.num_kv_heads
+    for name, count in (("num_attention_heads", num_heads), ("num_key_value_heads", num_kv_heads)):
+        if count % shards:
+            fields.refuse(f"swa_{name}", f"a multiple of num_key_value_heads ({shards}) beside {_LAYOUT} {_FUSED}")
+    return shards
 
 
 def _renamed(fields: Fields) -> Fields:
@@ -122,6 +154,23 @@ def _read_rope(fields: Fields, head_dim: int) -> RopeConfig:
 def _read_local_rope(fields: Fields, head_dim: int) -> RopeConfig:
     theta = fields.number("swa_rope_theta", _LOCAL_THETA)
     return read_windowed_rope(_plain_scaling(fields), head_dim, theta=theta, is_partial=True)
+
+
+def _one_rotation(fields: Fields) -> Fields:
+    """Return fields without `rope_parameters` that are of layers without a window and repeat what stands beside them.
+
+    Raises ModelConfigError where they say otherwise.
+    """
+    given = fields.section(_ROPES)
+    if given is None or given.is_empty or given.has(_FULL) or given.has(_SLIDING):
+        return fields
+    given.only("rope_type", "type", *_OF_ROTATION)
+    given.choice("rope_type" if given.has("rope_type") else "type", ("default",), "default")
+    found = {name: given.number(name) for name in _OF_ROTATION if given.has(name)}
+    for name, value in found.items():
+        if fields.number(name, value) != value:
+            given.refuse(name, f"{fields.number(name)}, as beside {_ROPES}")
+    return fields.changed(**{_ROPES: None}).or_else(**found)
 
 
 def _plain_scaling(fields: Fields) -> Fields:

@@ -8,6 +8,7 @@ from kernels.experts.formats import AnyExpertFormat, FewBitFormat
 from kernels.experts.kinds import ExpertFormat
 from kernels.linear.shape import FP8_BLOCKS, FP8_ROWS, PLAIN, WeightFormat
 from qualification.model.config import (
+    AttentionConfig,
     ExpertsConfig,
     FeedForward,
     LayerConfig,
@@ -185,6 +186,8 @@ def _with_experts(fed: FeedForward | None, found: AnyExpertFormat) -> FeedForwar
 
 def _quantized_layer(prefix: str, layer: LayerConfig, quantization: Quantization, names: TensorNames) -> LayerConfig:
     formats = _formats_of(prefix, layer, quantization, names)
+    if isinstance(layer.mixer, AttentionConfig) and layer.mixer.qkv_shards is not None:
+        formats = replace(formats, qkv=PLAIN)  # blocks have rows of keys and of values: they are multiplied out
     fed = layer.feed_forward
     if isinstance(fed, ExpertsConfig) and (found := _format_of_experts(prefix, fed, quantization, names)) != PLAIN:
         fed = replace(fed, format=FewBitFormat(found.name))

@@ -8,6 +8,7 @@ residual behind that. Each is Bounded.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -42,6 +43,7 @@ GATES: Mapping[HeadGate, Callable[[Tensor], Tensor]] = {
     HeadGate.SOFTPLUS: torch.nn.functional.softplus,
 }
 LATENT_EPS = 1e-6  # of both norms of latent attention, in every published class
+_BLOCK = 128  # rows and columns of a weight of 8 bits that share a scale
 _SCALES = ("weight_scale", "weight_scale_inv")  # both are multiplied by, whatever they are called
 
 
@@ -112,6 +114,8 @@ class LayerReference:
             merged = self._linear(read, self.sentence.qkv, inputs)
             ends = attention.query_size, attention.query_size + attention.kv_size
             parts = [merged.columns(own) for own in (slice(ends[0]), slice(*ends), slice(ends[1], None))]
+        elif attention.qkv_shards is not None:
+            parts = [it.product(read, None, self.precision) for it in self._of_shards(attention.qkv_shards)]
         else:
             has_values = "self_attn.v_proj.weight" in self.tensors or not self.sentence.norms_values
             parts = [
@@ -136,6 +140,20 @@ class LayerReference:
         names = self.sentence.q_norm, self.sentence.k_norm
         q, k = (self._rotated(self._heads_normed(it, name), positions) for it, name in zip((q, k), names, strict=True))
         return self._grown(q, positions), k, v
+
+    def _of_shards(self, num_shards: int) -> list[Matrix]:
+        """Return what makes queries, keys and values, of a tensor that has them shard after shard, in blocks of 128."""
+        name = f"{self.sentence.attention}.qkv_proj"
+        codes, scales = self.stored(f"{name}.weight"), self.stored(f"{name}.weight_scale_inv")
+        rows, blocks = codes.shape[0] // num_shards, scales.shape[0] // num_shards
+        row = torch.arange(codes.shape[0], device=codes.device)
+        block = row // rows * blocks + row % rows // _BLOCK
+        column = torch.arange(codes.shape[1], device=codes.device) // _BLOCK
+        numbers = codes.float() * scales.float()[block][:, column]  # fp32, then rounded to what is served
+        ends = [0, *accumulate(it // num_shards for it in self.attention.part_sizes)]
+        within = row % rows
+        own = [(within >= first) & (within < last) for first, last in pairwise(ends)]
+        return [Matrix(numbers[it].to(self.precision.dtype)) for it in own]
 
     def _latent_heads(self, read: Bounded, positions: Tensor, sizes: LatentSizes) -> tuple[Bounded, Bounded, Bounded]:
         """Return absorbed queries [T, heads, latent + rotated], the same numbers of each key, and its latent."""

@@ -45,6 +45,7 @@ from server.model.load.packed import copy_packed, packed_entries
 from server.model.load.reencoded import reencoded_entries
 from server.model.load.rounded import copy_rounded
 from server.model.load.scales import check_scales
+from server.model.load.sharded_qkv import with_qkv_apart
 from server.model.load.shards import empty_shard, pieces_of
 from server.model.load.tokenizer_files import end_token_ids
 from server.model.tensor_views import checkpoint_views
@@ -245,7 +246,8 @@ def _read_named(folder: Path, config: ModelConfig) -> dict[str, TensorEntry]:
         from_file = reencoded_entries if config.packing.is_reencoded else packed_entries
         entries = from_file(folder, entries, config.packing)
     # A scale that a number is multiplied by, though DeepSeek's name calls it an inverse.
-    return {name.removesuffix("_inv") if name.endswith("_scale_inv") else name: it for name, it in entries.items()}
+    entries = {name.removesuffix("_inv") if name.endswith("_scale_inv") else name: it for name, it in entries.items()}
+    return with_qkv_apart(folder, entries, config)
 
 
 def _renamed(name: str, beginnings: Mapping[str, str]) -> str:

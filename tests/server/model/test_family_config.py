@@ -112,6 +112,7 @@ MIMO: dict[str, object] = {
     "sliding_window_size": 128, "attention_value_scale": 0.707, "rope_scaling": None, "swa_head_dim": 192,
     "add_swa_attention_sink_bias": True, "n_shared_experts": None, "routed_scaling_factor": None, "head_dim": 192,
 }  # fmt: skip
+BLOCKS_OF_FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 ON = {"use_sliding_window": True, "sliding_window": 512}
 MIXED = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]
 # As the published file has it, with a layer behind the last one.
@@ -493,7 +494,21 @@ def test_phi3_is_served_with_a_plain_rotation(scaling: object, tmp_path: Path) -
         ("mimo_v2_flash", {**MIMO, "partial_rotary_factor": 0.33}, "partial_rotary_factor must be a share of head_dim"),
         ("mimo_v2_flash", {**MIMO, "rope_scaling": {"type": "yarn"}}, "type must be one of default, found 'yarn'"),
         ("mimo_v2_flash", {**MIMO, "add_swa_attention_sink_bias": False}, "sink_bias must be absent or true"),
-        ("mimo_v2", {**MIMO, "attention_projection_layout": "fused_qkv"}, "serve a checkpoint whose queries, keys and"),
+        (
+            "mimo_v2",
+            {**MIMO, "attention_projection_layout": "fused_qkv"},
+            "must be absent or split, but of weights of fp8",
+        ),
+        ("mimo_v2", {**MIMO, "rope_parameters": {"rope_theta": 1e4}}, "rope_theta must be 5000000.0, as beside rope_p"),
+        (
+            "mimo_v2",
+            {
+                **MIMO,
+                "quantization_config": {**BLOCKS_OF_FP8, "store_dtype": "mxfp4"},
+                "attention_projection_layout": "fused_qkv",
+            },
+            "store_dtype must be absent .experts of another format",
+        ),
         ("mimo_v2", {**MIMO, "sliding_window": None}, "layer_types must be all full_attention where"),
         ("step3p5", {**STEP, "layer_types": None}, "layer_types must be a list of 4 of full_attention, sliding"),
         ("step3p5", {**STEP, "use_head_wise_attn_gate": False}, "use_head_wise_attn_gate must be absent or true"),
@@ -620,6 +635,8 @@ def test_mimo_v2_is_read_as_published_and_as_saved(tmp_path: Path) -> None:
         assert (it.values, it.value_scale, it.scale) == (Values(128), 0.707, pytest.approx(192**-0.5))
     assert full.rope.rotated_dims(192) == 64
     later = config_of(tmp_path, "mimo_v2", {**MIMO, "attention_value_scale": None})
+    repeated = {"rope_type": "default", "type": "default", "rope_theta": 5_000_000}
+    assert later == config_of(tmp_path, "mimo_v2", {**MIMO, "attention_value_scale": None, "rope_parameters": repeated})
     assert later.windows == (None, 128, 128, None)  # its own class counts the token itself among 128
     assert later.layers[0].attention.value_scale == 1
 
