@@ -18,8 +18,9 @@ from kernels.recurrence.state_space.weights import StateSpaceWeights
 from kernels.vocabulary.shape import Phase
 
 _TOKENS = 16  # of a program that prepares
-_ROWS = 64  # that it looks at together
-_COLUMNS = 32  # of a value head, of a program that scans
+_ROWS = 32  # that it looks at together
+_COLUMNS = {2: 16, 4: 32}  # of a value head, of a program that scans, by bytes of a number
+_SCAN_WARPS = {2: 2, 4: 4}  # of it: in 16 bits too few for wgmma
 _CHANNELS = 1024  # of inputs that are kept, of a program
 _EXACT = {"enable_fp_fusion": False}  # a product and a sum in one rounding or two, as each kernel would choose
 
@@ -65,7 +66,7 @@ def launches(
         "KEY_HEADS": key_heads, "VALUE_HEADS": value_heads, "KEY_DIM": sizes.key_dim, "RING": state.keys.shape[1],
     }  # fmt: skip
     folding = {"FOLDS_ALL": rows.phase is not Phase.VERIFY, "CHUNK": CHUNK}
-    block_k, block_v = _padded(sizes.key_dim), min(_COLUMNS, _padded(sizes.value_dim))
+    block_k, block_v = _padded(sizes.key_dim), min(_COLUMNS[qkv.element_size()], _padded(sizes.value_dim))
     of_rows = (rows.starts, rows.stops, rows.firsts)
     of_writes = (rows.write_tokens, rows.write_slots)
     found = [
@@ -95,7 +96,8 @@ def launches(
             ),
             {
                 **given, **folding, "VALUE_DIM": sizes.value_dim, "IS_HALF": qkv.element_size() == 2,
-                "BLOCK_K": block_k, "BLOCK_V": block_v, "num_warps": 4, "num_stages": 1, **_EXACT,
+                "BLOCK_K": block_k, "BLOCK_V": block_v, "num_warps": _SCAN_WARPS[qkv.element_size()], "num_stages": 1,
+                **_EXACT,
             },
         ),
     ]  # fmt: skip
