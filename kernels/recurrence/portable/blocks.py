@@ -12,58 +12,30 @@ from kernels.recurrence.portable.pieces import (
     is_one_block,
     key_rows,
     known_or_new,
-    num_own_chunks,
     product,
 )
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit
 def hallmark_recurrence_blocks(
     queries_ptr, keys_ptr, decays_ptr, betas_ptr, of_keys_ptr, of_queries_ptr, inverses_ptr, gates_ptr, starts_ptr,
-    stops_ptr, firsts_ptr, folded_ptr, sources_ptr, keys_ring_ptr, decays_ring_ptr, betas_ring_ptr, num_rows,
+    stops_ptr, firsts_ptr, folded_ptr, sources_ptr, keys_ring_ptr, decays_ring_ptr, betas_ring_ptr,
     stride_keys_ring, stride_decays_ring, stride_betas_ring, KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr,
-    KEY_DIM: tl.constexpr, RING: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK: tl.constexpr,
-    CHUNK: tl.constexpr, LEAST: tl.constexpr, IS_SCANNED: tl.constexpr,
+    KEY_DIM: tl.constexpr, RING: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """One program: a value head of one block, by one warp, so that it waits for no other.
+    """One program: a value head of the only block of a row, by one warp, so that it waits for no other.
 
-    IS_SCANNED  a block of a chunk of rows that are scanned, whose chunks follow one another; else the only
-                block of a row
-
-    Of each chunk or row, and value head; PLACES is CHUNK or BLOCK:
-    of_keys, of_queries  [PLACES, CHUNK]: factors of what the tokens of earlier blocks add, negated, in what each token
+    Of each row and value head:
+    of_keys, of_queries  [BLOCK, CHUNK]: factors of what the tokens of earlier blocks add, negated, in what each token
                          misses; of what each token before it adds, itself included, in its result
-    inverses             [PLACES, CHUNK]: large parts of the inverse of each block, small ones, large ones again, zeros
-    gates                [3, PLACES] fp32: decays from the border, betas, decays to the next border
+    inverses             [BLOCK, CHUNK]: large parts of the block's inverse, small ones
+    gates                [4, BLOCK] fp32: decays from the border, betas
     """
-    index = tl.program_id(0)
-    head = tl.program_id(1)
+    row, head = tl.program_id(0), tl.program_id(1)
     steps = tl.arange(0, BLOCK)
-    PLACES: tl.constexpr = CHUNK if IS_SCANNED else BLOCK
-    if IS_SCANNED:
-        chunk = index // (CHUNK // BLOCK)
-        found, its, before = 0, 0, 0
-        for begin in range(0, num_rows, BLOCK_R):
-            rows = begin + tl.arange(0, BLOCK_R)
-            counts = num_own_chunks(starts_ptr, stops_ptr, firsts_ptr, rows, num_rows, CHUNK, LEAST)
-            ends = before + tl.cumsum(counts, 0)
-            is_own = (chunk >= ends - counts) & (chunk < ends)
-            found += tl.sum(tl.where(is_own, rows + 1, 0), axis=0)
-            its += tl.sum(tl.where(is_own, chunk - ends + counts, 0), axis=0)
-            before += tl.sum(counts, axis=0)
-        row = tl.maximum(found - 1, 0)
-        is_wanted = found > 0
-    else:
-        row = index
     start, stop, first = tl.load(starts_ptr + row), tl.load(stops_ptr + row), tl.load(firsts_ptr + row)
-    if IS_SCANNED:
-        block = index % (CHUNK // BLOCK)
-        border = tl.cdiv(first, CHUNK) * CHUNK + its * CHUNK
-        own, unit_of = block * BLOCK, chunk
-    else:
-        is_wanted = is_one_block(start, stop, first, tl.load(folded_ptr + row), BLOCK, CHUNK)
-        block, border = first % CHUNK // BLOCK, first // CHUNK * CHUNK
-        own, unit_of = 0, index
+    is_wanted = is_one_block(start, stop, first, tl.load(folded_ptr + row), BLOCK, CHUNK)
+    block, border = first % CHUNK // BLOCK, first // CHUNK * CHUNK
     if is_wanted:
         last = first + stop - start
         source = tl.load(sources_ptr + row)
@@ -109,17 +81,11 @@ def hallmark_recurrence_blocks(
         sums_2 += total_0 + total_1
         own_sums += tl.where(block > 0, total_0, 0.0) + tl.where(block > 1, total_1, 0.0)
         own_sums += tl.where(block > 2, total_2, 0.0)
-        unit = (unit_of * VALUE_HEADS + head).to(tl.int64)
-        gates = gates_ptr + unit * 3 * PLACES + own + steps
+        unit = (row * VALUE_HEADS + head).to(tl.int64)
+        gates = gates_ptr + unit * 4 * BLOCK + steps
         tl.store(gates, tl.exp(own_sums.to(tl.float32)))
-        tl.store(gates + PLACES, betas)
-        if IS_SCANNED:
-            _, total_3 = _sums(
-                decays_ring, new_decays, border + 3 * BLOCK, start, first, last, VALUE_HEADS, RING, BLOCK
-            )
-            left = total_0 + total_1 + total_2 + total_3 - own_sums
-            tl.store(gates + 2 * PLACES, tl.exp(left.to(tl.float32)))
-        of_rows = unit * PLACES * CHUNK + (own + steps)[:, None] * CHUNK + steps[None, :]
+        tl.store(gates + BLOCK, betas)
+        of_rows = unit * BLOCK * CHUNK + steps[:, None] * CHUNK + steps[None, :]
         of_keys, of_queries = of_keys_ptr + of_rows, of_queries_ptr + of_rows
         _store_factors(keys_0, queries_0, sums_0, own_sums, betas, block > 0, of_keys, of_queries)
         _store_factors(keys_1, queries_1, sums_1, own_sums, betas, block > 1, of_keys + BLOCK, of_queries + BLOCK)
@@ -136,11 +102,9 @@ def hallmark_recurrence_blocks(
         found_inverse = inverse(near)
         large = found_inverse.to(inverses_ptr.dtype.element_ty)
         small = (found_inverse - large.to(tl.float32)).to(inverses_ptr.dtype.element_ty)
-        to = inverses_ptr + unit * PLACES * CHUNK + (own + steps)[:, None] * CHUNK + steps[None, :]
+        to = inverses_ptr + unit * BLOCK * CHUNK + steps[:, None] * CHUNK + steps[None, :]
         tl.store(to, large)
         tl.store(to + BLOCK, small)
-        tl.store(to + 2 * BLOCK, large)
-        tl.store(to + 3 * BLOCK, tl.zeros([BLOCK, BLOCK], tl.float32).to(inverses_ptr.dtype.element_ty))
 
 
 @triton.jit

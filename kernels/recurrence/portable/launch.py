@@ -1,7 +1,8 @@
-"""`triton.recurrence`: the recurrence in Triton, for any GPU of sm_80 or newer.
+"""`triton.recurrence`: the recurrence in Triton, for any GPU of sm_80 or newer, and kernels of its own for sm_90.
 
-Two to four launches of decode, up to eight of prompts, whose grids depend on the numbers of tokens and rows alone, so
-that a CUDA graph holds them. A token's numbers have the same bits in each of them: `pieces.py` says why.
+One launch of decode on sm_90, else three or four, up to eight of prompts, whose grids depend on the numbers of tokens
+and rows alone, so that a CUDA graph holds them. A token's numbers have the same bits in each of them: `pieces.py` says
+why.
 """
 
 from typing import Any, NamedTuple
@@ -12,20 +13,24 @@ from torch import Tensor
 
 from kernels.calls.triton_launch import Launch
 from kernels.recurrence.calls import RecurrenceRows, RecurrenceState, RecurrenceWeights
+from kernels.recurrence.hopper.launches import has_scan, has_token, scan_launch, token_launch
 from kernels.recurrence.portable.blocks import hallmark_recurrence_blocks
 from kernels.recurrence.portable.chunks import hallmark_recurrence_chunks
+from kernels.recurrence.portable.factors import hallmark_recurrence_factors
 from kernels.recurrence.portable.prepare import hallmark_recurrence_keep, hallmark_recurrence_prepare
 from kernels.recurrence.portable.rows import hallmark_recurrence_rows
 from kernels.recurrence.portable.scan import hallmark_recurrence_scan
 from kernels.recurrence.sizes import BLOCK, CHUNK
 from kernels.vocabulary.shape import Phase
 
-_TOKENS = 16  # of a program that prepares
-_ROWS = 64  # that it looks at together
+_TOKENS, _MANY_TOKENS = 16, 32  # of a program that prepares, few or many
+_APART = 8  # numbers of 16 bits that are read together
+_ROWS = 32  # that it looks at together
 _COLUMNS = {2: 64, 4: 32}  # of a value head, of a program, by bytes of a number
 _SCANNED_COLUMNS, _SCAN_WARPS, _STAGES = 64, 4, 2  # of a program that scans
 _ROWS_COLUMNS, _ROWS_WARPS = 64, 4  # of a program of a row of one block
 _LEAST = 32  # tokens from its first border on of a row that is scanned
+_FACTORS = {"num_warps": 4, "maxnreg": 128}  # so that four programs share a multiprocessor
 _CHANNELS = 1024  # of inputs that are kept, of a program
 _EXACT = {"enable_fp_fusion": False}  # a product and a sum in one rounding or two, as each kernel would choose
 
@@ -45,7 +50,7 @@ class _Factors(NamedTuple):
             of_keys,
             of_queries,
             like.new_empty(num_units, num_heads, num_tokens, CHUNK),
-            torch.empty(num_units, num_heads, 3, num_tokens, dtype=torch.float32, device=like.device),
+            torch.empty(num_units, num_heads, 4, num_tokens, dtype=torch.float32, device=like.device),
         )
 
 
@@ -60,7 +65,8 @@ def run_recurrence(
 ) -> None:
     """Fill `out`, and the states of the rows: see `RunRecurrence`. Does not wait for the device."""
     if qkv.shape[0]:
-        for launch in launches(qkv, a, b, weights, rows, state, out):
+        is_hopper = qkv.is_cuda and torch.cuda.get_device_capability(qkv.device)[0] == 9
+        for launch in launches(qkv, a, b, weights, rows, state, out, is_hopper=is_hopper):
             launch.run()
 
 
@@ -72,14 +78,13 @@ def launches(
     rows: RecurrenceRows,
     state: RecurrenceState,
     out: Tensor,
+    *,
+    is_hopper: bool = False,
 ) -> list[Launch]:
-    """Return the launches of a call of one token or more."""
+    """Return the launches of a call of one token or more; is_hopper: for sm_90."""
     sizes, num_tokens, num_rows = state.sizes(weights), qkv.shape[0], rows.starts.shape[0]
     key_heads, value_heads = sizes.num_key_heads, sizes.num_value_heads
     heads = {"KEY_HEADS": key_heads, "VALUE_HEADS": value_heads, "KEY_DIM": sizes.key_dim}
-    queries, keys = (qkv.new_empty(num_tokens, key_heads, sizes.key_dim) for _ in range(2))
-    values, added = (qkv.new_empty(num_tokens, value_heads, sizes.value_dim) for _ in range(2))
-    decays, betas = (torch.empty(num_tokens, value_heads, dtype=torch.float32, device=qkv.device) for _ in range(2))
     num_writes, input_ring = rows.write_tokens.shape[0], state.inputs.shape[1]
     keeps = num_writes == 0 and rows.longest <= input_ring - sizes.width + 1
     rings = {"RING": state.keys.shape[1]}
@@ -90,36 +95,50 @@ def launches(
     is_half = qkv.element_size() == 2
     is_scanned = rows.phase is Phase.EXTEND and is_half and rows.longest >= _LEAST
     least = _LEAST if is_scanned else 0
+    is_alone = num_rows == 1 and rows.longest > BLOCK  # whose tokens are hardly of one block
+    is_wide = is_hopper and has_scan(sizes)
+    # In steps that decode, where no token was drafted before, each row is one block.
+    has_others = not (is_half and rows.phase is Phase.DECODE and state.misses.shape[1] == BLOCK)
+    is_token = is_hopper and is_half and rows.phase is Phase.DECODE and num_writes == 0 and has_token(sizes)
+    if is_token and not has_others:
+        return [token_launch(qkv, a, b, weights, rows, state, out, sizes)]
+    queries, keys = (qkv.new_empty(num_tokens, key_heads, sizes.key_dim) for _ in range(2))
+    values, added = (qkv.new_empty(num_tokens, value_heads, sizes.value_dim) for _ in range(2))
+    decays, betas = (torch.empty(num_tokens, value_heads, dtype=torch.float32, device=qkv.device) for _ in range(2))
+    apart = _APART if qkv.stride(0) % _APART == 0 else 1
+    tokens = _TOKENS if keeps else _MANY_TOKENS
     tiles = {"BLOCK_K": block_k, "BLOCK": BLOCK, "CHUNK": CHUNK}
     found = [
         Launch(
             hallmark_recurrence_prepare,
-            (triton.cdiv(num_tokens, _TOKENS), 2 * key_heads + value_heads),
+            (triton.cdiv(num_tokens, tokens), 2 * key_heads + value_heads + 1),
             (
                 qkv, a, b, weights.conv, weights.a_log, weights.dt_bias, rows.starts, rows.stops, rows.firsts,
                 rows.sources, rows.targets, state.inputs, state.keys, state.decays, state.betas, queries, keys, values,
-                decays, betas, out, num_tokens, num_rows, qkv.stride(0), a.stride(0), b.stride(0), *strides,
+                decays, betas, out, num_tokens, num_rows, qkv.stride(0) // apart, a.stride(0), b.stride(0), *strides,
             ),
             {
                 **heads, **rings, "VALUE_DIM": sizes.value_dim, "WIDTH": sizes.width, "INPUT_RING": input_ring,
-                "KEEPS": keeps, "BLOCK_T": _TOKENS, "BLOCK_R": _ROWS, "BLOCK_D": _padded(dims), **_EXACT,
+                "KEEPS": keeps, "BLOCK_T": tokens, "BLOCK_R": _ROWS, "BLOCK_D": _padded(dims),
+                "BLOCK_H": triton.next_power_of_2(value_heads), "APART": apart, **_EXACT,
             },
         ),
     ]  # fmt: skip
-    if is_half:
+    if is_token:
+        found.append(token_launch(qkv, a, b, weights, rows, state, out, sizes))
+    elif is_half and not is_alone:
         factors = _Factors.empty(num_rows, value_heads, BLOCK, qkv)
         blocks = (
             rows.starts, rows.stops, rows.firsts, rows.folded, rows.sources, state.keys, state.decays, state.betas,
-            num_rows, *strides[1:],
+            *strides[1:],
         )  # fmt: skip
-        of_blocks = {**heads, **rings, **tiles, "BLOCK_R": _ROWS, "num_warps": 1, **_EXACT}
         columns = min(_ROWS_COLUMNS, _padded(sizes.value_dim))
         found += [
             Launch(
                 hallmark_recurrence_blocks,
                 (num_rows, value_heads),
                 (queries, keys, decays, betas, *factors, *blocks),
-                {**of_blocks, "LEAST": least, "IS_SCANNED": False},
+                {**heads, **rings, **tiles, "num_warps": 1, **_EXACT},
             ),
             Launch(
                 hallmark_recurrence_rows,
@@ -137,8 +156,6 @@ def launches(
                 },
             ),
         ]  # fmt: skip
-    # In steps that decode, where no token was drafted before, each row is one block.
-    has_others = not (is_half and rows.phase is Phase.DECODE and state.misses.shape[1] == BLOCK)
     if has_others:
         found += [
             Launch(
@@ -154,7 +171,8 @@ def launches(
                 {
                     **heads, **rings, **folding, "VALUE_DIM": sizes.value_dim, "IS_HALF": is_half,
                     "MISSES_RING": state.misses.shape[1], "BLOCK_K": block_k, "BLOCK_V": block_v, "BLOCK": BLOCK,
-                    "LEAST": least, "LEAVES_BLOCKS": is_half, "num_warps": 8, "num_stages": 1, **_EXACT,
+                    "LEAST": least, "LEAVES_BLOCKS": is_half and not is_alone, "num_warps": 8, "num_stages": 1,
+                    **_EXACT,
                 },
             ),
         ]  # fmt: skip
@@ -164,12 +182,18 @@ def launches(
         columns = min(_SCANNED_COLUMNS, _padded(sizes.value_dim))
         found += [
             Launch(
-                hallmark_recurrence_blocks,
-                (num_chunks * (CHUNK // BLOCK), value_heads),
-                (queries, keys, decays, betas, *factors, *blocks),
-                {**of_blocks, "LEAST": least, "IS_SCANNED": True},
+                hallmark_recurrence_factors,
+                (num_chunks, key_heads),
+                (
+                    queries, keys, decays, betas, *factors,
+                    torch.empty(num_chunks, value_heads, CHUNK, BLOCK, dtype=torch.float32, device=qkv.device),
+                    rows.starts, rows.stops, rows.firsts, num_rows,
+                ),
+                {**heads, **tiles, "BLOCK_R": _ROWS, "LEAST": least, "IS_WIDE": is_wide, **_FACTORS, **_EXACT},
             ),
-            Launch(
+            scan_launch(queries, keys, values, factors, out, rows, state, sizes, least)
+            if is_wide
+            else Launch(
                 hallmark_recurrence_scan,
                 (num_rows, value_heads, triton.cdiv(sizes.value_dim, columns)),
                 (

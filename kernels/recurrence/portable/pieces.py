@@ -35,17 +35,18 @@ def exact_logs(decays):
 
 @triton.jit
 def inverse(near):
-    """(1 + near)^-1 of [16, 16] fp32 below its diagonal. Each number is summed up in the order of the rows.
+    """(1 + near)^-1 of [16, 16] fp32 below its diagonal. Each number is summed up from its row's last column on.
 
-    So a row depends on no later one, and no bit on how a tile lies in the threads.
+    So no row depends on another, and no bit on how a tile lies in the threads.
     """
     rows, columns = tl.arange(0, 16)[:, None], tl.arange(0, 16)[None, :]
-    found = tl.where(rows == columns, 1.0, 0.0)
-    for step in range(0, 15):
-        row = tl.sum(tl.where(rows == step, found, 0.0), axis=0)
-        factors = tl.sum(tl.where(columns == step, near, 0.0), axis=1)
-        found = found - factors[:, None] * row[None, :]
-    return found
+    found = 0.0 - near
+    for behind in range(0, 15):
+        step = 15 - behind
+        row = tl.sum(tl.where(rows == step, near, 0.0), axis=0)
+        factors = 0.0 - tl.sum(tl.where(columns == step, found, 0.0), axis=1)
+        found = tl.fma(tl.broadcast_to(factors[:, None], [16, 16]), tl.broadcast_to(row[None, :], [16, 16]), found)
+    return tl.where(rows == columns, 1.0, found)
 
 
 @triton.jit

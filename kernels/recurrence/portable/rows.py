@@ -77,8 +77,8 @@ def hallmark_recurrence_rows(
         of_own = tl.load(of_queries_ptr + of_rows + (begin - border + steps)[None, :])
         of_inverse = inverses_ptr + of_rows + steps[None, :]
         large, small = tl.load(of_inverse), tl.load(of_inverse + BLOCK)
-        from_border = tl.load(gates_ptr + unit * 3 * BLOCK + steps)
-        betas = tl.load(gates_ptr + unit * 3 * BLOCK + BLOCK + steps)
+        from_border = tl.load(gates_ptr + unit * 4 * BLOCK + steps)
+        betas = tl.load(gates_ptr + unit * 4 * BLOCK + BLOCK + steps)
         missing = betas[:, None] * (values - from_border[:, None] * read_state(keys, state, True))
         missing = add_product(of_others, added, missing)
         missing = tl.where(is_new[:, None], missing, known)

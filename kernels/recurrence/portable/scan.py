@@ -122,7 +122,7 @@ def _step(
         values = tl.load(values_ptr + of_values)
     else:
         values = tl.load(values_ptr + of_values, mask=is_value, other=0.0)
-    gates = gates_ptr + unit * 3 * CHUNK
+    gates = gates_ptr + unit * 4 * CHUNK
     from_border, betas = tl.load(gates + places), tl.load(gates + CHUNK + places)
     left, total = tl.load(gates + 2 * CHUNK + places), tl.load(gates + CHUNK - 1)
     of_square = unit * CHUNK * CHUNK + places[:, None] * CHUNK

@@ -8,7 +8,7 @@ pytestmark = pytest.mark.sm90
 
 SHARED_BYTES = 232_448  # that one program may have on an H100 or H200
 # Stores of the kernels in 16 bits; fp32 is multiplied without matrix units.
-_MOST_SPILLS = {"chunks": 130, "scan": 240, "rows": 8}
+_MOST_SPILLS = {"chunks": 130, "scan": 240, "rows": 8, "factors": 24, "wide": 4, "token": 32}
 
 
 @pytest.fixture(scope="module")
@@ -24,8 +24,12 @@ def test_kernels_fit_a_multiprocessor_and_hardly_spill(compiled: dict[str, dict[
     most = {name: _MOST_SPILLS.get(name.rsplit("_", 1)[1], 0) for name in halves}
     assert {name: kernel["spills"] for name, kernel in halves.items() if kernel["spills"] > most[name]} == {}
     assert all(halves[f"prompt: hallmark_recurrence_{name}"]["mma"] for name in ("blocks", "rows", "chunks"))
-    assert halves["prompt: hallmark_recurrence_scan"]["wgmma"]
-    assert halves["space, prompt: hallmark_recurrence_space_scan"]["wgmma"]
+    for name in ("prompt: hallmark_recurrence_scan_wide", "prompt, other sizes: hallmark_recurrence_scan"):
+        assert halves[name]["wgmma"]
+    assert halves["decode: hallmark_recurrence_token"]["mma"]
+    # By wgmma it once read outside of shared memory, behind some thousand tokens.
+    assert halves["space, prompt: hallmark_recurrence_space_scan"]["mma"]
+    assert not halves["space, prompt: hallmark_recurrence_space_scan"]["wgmma"]
 
 
 def test_no_sum_of_a_recurrence_is_decided_by_an_atomic(compiled: dict[str, dict[str, int]]) -> None:

@@ -28,8 +28,10 @@ NEMOTRON = RecurrenceSizes(8, 64, 128, 64, 4)  # of Nemotron-3-Nano-30B-A3B
 SPACE = RecurrenceShape.of(NEMOTRON, Phase.DECODE, Dtype.BF16, Dtype.FP32, TokenRows.LE_16, RecurrenceForm.STATE_SPACE)
 SHAPES = {  # and the tokens of a row
     "decode": (DECODE, 1),
+    "decode, states of bf16": (replace(DECODE, state_dtype=Dtype.BF16), 1),
     "prompt": (replace(DECODE, phase=Phase.EXTEND), 40),
     "verify": (replace(DECODE, phase=Phase.VERIFY), 4),
+    "prompt, other sizes": (replace(DECODE, phase=Phase.EXTEND, key_dim=64), 40),
     "prompt, fp32": (replace(DECODE, phase=Phase.EXTEND, dtype=Dtype.FP32), 4),
     "space, prompt": (replace(SPACE, phase=Phase.EXTEND), 40),
     "space, verify": (replace(SPACE, phase=Phase.VERIFY), 4),
@@ -46,9 +48,13 @@ def facts(shape: RecurrenceShape, length: int) -> dict[str, dict[str, int]]:
     given = slots.given([Part(tokens, 0, slots.zero, 0)])
     qkv, a, b = given.tokens
     out = qkv.new_empty(qkv.shape[0], shape.num_value_heads, shape.value_dim)
-    of_form = of_state_space if shape.form is RecurrenceForm.STATE_SPACE else of_gated_delta
+    arguments = qkv, a, b, weights, given.rows, slots.state, out
+    if shape.form is RecurrenceForm.STATE_SPACE:
+        launches = of_state_space.launches(*arguments)
+    else:
+        launches = of_gated_delta.launches(*arguments, is_hopper=True)
     found = {}
-    for launch in of_form.launches(qkv, a, b, weights, given.rows, slots.state, out):
+    for launch in launches:
         kernel = launch.kernel.warmup(*launch.arguments, grid=launch.grid, **launch.options)
         code = disassemble(kernel.asm["cubin"])
         found[launch.kernel.__name__] = {
