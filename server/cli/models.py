@@ -23,6 +23,8 @@ _SHARE = 0.9  # of a GPU's memory, as --gpu-memory-utilization has it
 _LEAST_REST = 0.05, 1.0  # share of the weights, and GB, that the KV cache and a step take at the least
 _NONE = "none"
 _AT_START = "at start"  # the server proves it itself, under --on-unproven qualify
+# Families whose files of 8 bits, as they are published or saved, have a layer's experts in one tensor.
+_SHARED_IN_8_BITS = ("qwen3_vl_moe_text", "step3p5", "granitemoe", "granitemoeshared", "granitemoehybrid")
 HEAD = ("model", "class", "billion", "formats", "calls")
 
 
@@ -113,6 +115,8 @@ def formats_of(model: PublishedModel) -> str:
     is_read = CONFIG_KEY not in family.keys.refused
     if is_read and (not has_experts or _has_quantised_experts(family)):
         return "bf16, fp8, int4"
+    if is_read and family.model_type in _SHARED_IN_8_BITS:
+        return "bf16, fp8"
     return "bf16 (published in fp8)" if model.stored is Stored.FP8 else "bf16"
 
 

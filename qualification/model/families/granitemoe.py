@@ -45,19 +45,17 @@ def read_granite_experts(fields: Fields, shared_width: int) -> ExpertsConfig:
 
 _READ = f"attention_bias {MULTIPLIERS} num_local_experts num_experts_per_tok"
 _WITHOUT_EFFECT = "output_router_logits router_aux_loss_coef"
-# Experts of 8 bits have scales that no kernel reads.
-REFUSED: dict[str, tuple[object, ...]] = {"quantization_config": (None,)}
 GRANITEMOE = Family(
     "granitemoe",
     ("GraniteMoeForCausalLM",),
     read_config,
-    family_keys(_READ, without_effect=_WITHOUT_EFFECT, refused=REFUSED),
+    family_keys(_READ, without_effect=_WITHOUT_EFFECT),
     TENSORS,
 )
 GRANITEMOESHARED = Family(
     "granitemoeshared",
     ("GraniteMoeSharedForCausalLM",),
     read_shared_config,
-    family_keys(f"{_READ} {SHARED_WIDTH}", without_effect=_WITHOUT_EFFECT, refused=REFUSED),
+    family_keys(f"{_READ} {SHARED_WIDTH}", without_effect=_WITHOUT_EFFECT),
     TENSORS,
 )

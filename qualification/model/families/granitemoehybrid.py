@@ -6,7 +6,7 @@ from kernels.recurrence.sizes import RecurrenceSizes
 from qualification.model.config import DenseConfig, FeedForward, LayerConfig, ModelConfig, RopeConfig, RopeKind
 from qualification.model.families.family import Family, RecurrenceNames
 from qualification.model.families.granite import MULTIPLIERS, read_granite
-from qualification.model.families.granitemoe import REFUSED, SHARED_WIDTH, read_granite_experts
+from qualification.model.families.granitemoe import SHARED_WIDTH, read_granite_experts
 from qualification.model.families.granitemoe import TENSORS as OF_MIXTURES
 from qualification.model.families.nemotron_h import MOST_DIM, MOST_WIDTH, read_steps
 from qualification.model.fields import Fields
@@ -97,7 +97,6 @@ KEYS = family_keys(
     "mamba_n_groups mamba_n_heads mamba_d_head mamba_d_state mamba_d_conv mamba_expand time_step_limit",
     without_effect="output_router_logits router_aux_loss_coef mamba_chunk_size normalization_function init_method",
     refused={
-        **REFUSED,
         "hidden_act": ("silu", None),
         "mamba_conv_bias": (True,),  # null has none, says its class
         "mamba_proj_bias": (False, None),

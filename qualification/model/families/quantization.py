@@ -202,14 +202,23 @@ def _format_of_experts(
     assert own is not None, "the family has mixtures"
     # Entries are of all experts, also by the tensors that these share, or name some by their numbers.
     joined = (it.removesuffix(".weight") for it in (own.joined_gate_up, own.joined_down))
-    if all(quantization.is_exception(f"{prefix}.{own.experts}.{it}") for it in joined):
+    listed = {
+        f"{prefix}.{own.experts}.{it}": quantization.is_exception(f"{prefix}.{own.experts}.{it}") for it in joined
+    }
+    if all(listed.values()):
         return PLAIN
+    if any(listed.values()) and own.layout is not ExpertLayout.EACH:
+        raise ModelConfigError(
+            f"{quantization.source}: {' and '.join(listed)}: they must both be listed or none: serve a checkpoint that "
+            "lists them alike"
+        )
     experts = sorted({0} | {it for it in quantization.plain.experts if it < mixture.num_experts})
     of_each = [own.experts] if own.layout is ExpertLayout.STACKED else [f"{own.experts}.{it}" for it in experts]
     products = (own.up, own.down) if mixture.num_inner == 1 else (own.gate, own.up, own.down)
     found = quantization.format_of_all([f"{prefix}.{it}.{each}" for it in of_each for each in products])
-    is_apart = own.layout is ExpertLayout.EACH or (own.layout is not ExpertLayout.INTERLEAVED and found == FP8_BLOCKS)
-    if found != PLAIN and (not is_apart or mixture.has_bias):
+    of_joined = {ExpertLayout.HALVES: (FP8_BLOCKS, FP8_ROWS), ExpertLayout.STACKED: (FP8_BLOCKS,)}.get(own.layout, ())
+    is_read = own.layout is ExpertLayout.EACH or found in of_joined
+    if found != PLAIN and (not is_read or mixture.has_bias):
         raise ModelConfigError(
             f"{quantization.source}: experts in {found.name} that share a tensor or have biases are not supported"
         )

@@ -647,7 +647,8 @@ class _Experts:
         if self._inputs is Inputs.AS_THEY_ARE or self.layer.model.rounds_at_load:
             gate, up = map(self._of_plain, gate_up.chunk(2))
             return GatedWeights(gate, up, self._of_plain(down))
-        scales = [self.layer.stored(f"{name}_scale_inv")[expert] for name in names]
+        end = next((it for it in ("_scale", "_scale_inv") if f"{names[0]}{it}" in self.layer.tensors), "_scale_inv")
+        scales = [self.layer.stored(f"{name}{end}")[expert] for name in names]
         of_gate_up, of_down = (it.T for it in scales) if is_transposed else scales
         both = Matrix.of_file(gate_up, of_gate_up, self._inputs, None)
         half = both.num_rows // 2

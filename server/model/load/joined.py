@@ -5,6 +5,7 @@
     moe.gate_proj.weight, up_proj.weight [E, I, H], down_proj.weight [E, H, I]   Step 3.5's
     mixer.experts.up_proj [E, I, H], down_proj [E, H, I]          without a gate, as transformers 5 can save them
     mlp.experts.gate_up_proj_scale_inv, down_proj_scale_inv       of 8 bits in blocks: the same dims, each by 128
+    block_sparse_moe.input_linear.weight_scale [E, 2 * I, 1], output_linear.weight_scale [E, H, 1]   of 8 bits by rows
 
 Transformers 5 can save the experts of families so that are published with a tensor for each matrix of each expert.
 Which of them a layer has, its shapes say. A rank has columns of every expert, hence a piece of each expert's part.
@@ -22,7 +23,7 @@ from kernels.experts.formats import FewBitFormat
 from kernels.experts.kinds import ExpertFormat
 from kernels.experts.ungated.weights import UngatedExperts
 from kernels.experts.weights import ExpertWeights
-from kernels.linear.formats.fp8_weights import BLOCK, E4M3
+from kernels.linear.formats.fp8_weights import BLOCK, E4M3, Fp8BlocksWeight, Fp8RowsWeight
 from qualification.model.config import ExpertsConfig, ModelConfig
 from qualification.model.families.family import ExpertLayout, TensorNames
 from qualification.model.shard import Shard
@@ -30,6 +31,8 @@ from server.errors import ModelError
 from server.model.layers import LayerWeights, MixtureWeights, Weights
 from server.model.load.checkpoint import Piece, TensorEntry, Wanted
 
+_IN_8_BITS = (FewBitFormat.FP8_BLOCKS, FewBitFormat.FP8_ROWS)
+_SCALE = "weight_scale"  # of an object of weights
 _SCALES = "_scale"  # behind a tensor's name; DeepSeek's "_inv" behind it is left out where a checkpoint is read
 
 
@@ -59,18 +62,21 @@ def joined_tensors(config: ModelConfig, names: TensorNames, entries: Mapping[str
         mixture = layer.feed_forward
         if not isinstance(mixture, ExpertsConfig) or (own := _joined_names(index, names, mixture)) is None:
             continue
-        is_in_blocks = mixture.format is FewBitFormat.FP8_BLOCKS
-        if mixture.format is not ExpertFormat.PLAIN and (mixture.num_inner == 1 or not is_in_blocks):
+        is_in_blocks, in_8_bits = mixture.format is FewBitFormat.FP8_BLOCKS, mixture.format in _IN_8_BITS
+        if mixture.format is not ExpertFormat.PLAIN and (mixture.num_inner == 1 or not in_8_bits):
             raise ModelError(f"{own.gate}: experts in {mixture.format.value} that share a tensor are not supported")
         count, width, hidden = mixture.num_experts, mixture.width, mixture.read_size(config.hidden_size)
         rows = width if own.is_apart else mixture.num_inner * width
         shapes = {own.gate: (rows, hidden), own.up: (rows, hidden), own.down: (hidden, width)}
         if not (mixture.num_inner == 1 or _has_rows(entries, own, hidden, width)):
+            if mixture.format is FewBitFormat.FP8_ROWS:
+                raise ModelError(f"{own.gate}: experts in {mixture.format.value} must have a row for each number made")
             shapes = {name: (columns, rows) for name, (rows, columns) in shapes.items()}
         for name, sizes in shapes.items():
-            found[name] = Wanted((count, *sizes), E4M3 if is_in_blocks else torch.float32)
-            if is_in_blocks:
-                found[f"{name}{_SCALES}"] = Wanted((count, *(size // BLOCK for size in sizes)), is_scale=True)
+            found[name] = Wanted((count, *sizes), E4M3 if in_8_bits else torch.float32)
+            if in_8_bits:
+                of_scales = tuple(size // BLOCK for size in sizes) if is_in_blocks else (sizes[0], 1)
+                found[f"{name}{_SCALES}"] = Wanted((count, *of_scales), is_scale=True)
     return found
 
 
@@ -98,6 +104,10 @@ def joined_pieces_of(
     if isinstance(layer.feed_forward.experts, UngatedExperts):
         return list(_of_up(layer.feed_forward.experts, own, start, whole))
     found: list[Piece] = []
+    experts = layer.feed_forward.experts
+    if isinstance(experts, FewBitExperts) and isinstance(experts.gate_up, Fp8RowsWeight):
+        scales = _Stacked(*(it.stored[_SCALE].values for it in (experts.gate_up, experts.down)))
+        found += _scales_of_rows(scales, own, experts.num_experts, start, whole)
     for stacked, names_of, by in _stacked(layer.feed_forward.experts, own):
         has_rows = _has_rows(entries, own, by * stacked.gate_up.shape[2], whole)
         pieces = _of_rows if has_rows else _transposed
@@ -117,9 +127,11 @@ def _stacked(experts: AnyExperts, names: "_Joined") -> Iterator[tuple[_Stacked, 
     if isinstance(experts, ExpertWeights):
         yield _Stacked(experts.gate_up, experts.down), names, 1
         return
-    assert isinstance(experts, FewBitExperts), "these experts are plain or in blocks"
+    assert isinstance(experts, FewBitExperts), "these experts are plain or have 8 bits"
     of = experts.gate_up, experts.down
     yield _Stacked(*(it.codes.view(experts.num_experts, -1, it.codes.shape[1]) for it in of)), names, 1
+    if not isinstance(experts.gate_up, Fp8BlocksWeight):
+        return
     scales = _Stacked(*(it.scales.view(experts.num_experts, -1, it.scales.shape[1]) for it in of))
     yield scales, _Joined(*(f"{name}{_SCALES}" for name in (names.gate, names.up, names.down))), BLOCK
 
@@ -184,6 +196,16 @@ def _of_rows(experts: _Stacked, names: _Joined, start: int, whole: int) -> Itera
         for name, first, half in zip((names.gate, names.up), firsts, gate_up.chunk(2), strict=True):
             yield Piece(name, half, first_row=first * whole + start, row_size=hidden)
         yield Piece(names.down, down, first_row=expert * hidden, first_column=start, row_size=whole)
+
+
+def _scales_of_rows(scales: _Stacked, names: _Joined, count: int, start: int, whole: int) -> Iterator[Piece]:
+    """Yield the blocks of the scales of rows [E, 2 * I, 1] and [E, H, 1]: `start` of the columns of a rank."""
+    gate_up, down = (it.view(count, -1, 1) for it in scales)
+    for expert in range(count):
+        firsts = (expert, expert) if names.is_apart else (2 * expert, 2 * expert + 1)
+        for name, first, half in zip((names.gate, names.up), firsts, gate_up[expert].chunk(2), strict=True):
+            yield Piece(f"{name}{_SCALES}", half, first_row=first * whole + start, row_size=1)
+        yield Piece(f"{names.down}{_SCALES}", down[expert], first_row=expert * down.shape[1], row_size=1)
 
 
 def _of_up(experts: UngatedExperts, names: _Joined, start: int, whole: int) -> Iterator[Piece]:

@@ -17,6 +17,8 @@ from support.engine.checked_layers import CheckedLayers, Tensors, edited
 from support.models.paged_runner import PagedRunner
 from support.models.quantized_hybrids import BLOCKS, OF_QWEN, QWEN, QuantizedHybrid
 from support.models.tiny_families import (
+    GRANITE_HYBRID,
+    GRANITE_SHARED,
     IMAGE_MODELS,
     LFM_2,
     LFM_2_MOE,
@@ -133,6 +135,8 @@ CASES = {
     "qwen 3 next in groups, gates too": Case("qwen3_next", QWEN_MOE, "compressed", GROUPS),
     "nemotron 3 nano of modelopt": Case("nemotron_h", NANO, "static", MODELOPT, but(*LISTED_BY_NVIDIA)),
     "nemotron 3 super of modelopt": Case("nemotron_h", SUPER, "static", MODELOPT, but(*LISTED_BY_NVIDIA)),
+    "granite 4 in rows": Case("granitemoehybrid", {**GRANITE_HYBRID, "mamba_n_groups": 4}, "channel", ROWS),
+    "granite 3 in rows": Case("granitemoeshared", GRANITE_SHARED, "channel", ROWS),
     "lfm2 in rows": Case("lfm2", LFM, "channel", ROWS),
     "lfm2 moe in groups": Case("lfm2_moe", LFM_MOE, "compressed", GROUPS),
 }

@@ -50,7 +50,7 @@ BLOCKS: dict[str, Any] = {
 
 _FILE = "model.safetensors"
 _LARGEST = 448.0
-_STACKED = re.compile(r"(.*\.(?:mlp|mixer|feed_forward)\.experts)\.(gate_up_proj|up_proj|down_proj)")
+_STACKED = re.compile(r"(.*\.(?:mlp|mixer|feed_forward|block_sparse_moe)\.experts)\.(gate_up_proj|up_proj|down_proj)")
 Round = Callable[[Tensor], Tensor]  # inputs [n, in] -> their numbers once they are rounded
 
 
@@ -156,6 +156,14 @@ class QuantizedHybrid:
         self._rounds: dict[str, Round] = {}
         for name, values in each_apart(load_file(folder / _FILE)).items():
             product = name.removesuffix(".weight")
+            if values.dim() == 3 and ".block_sparse_moe." in name and is_quantized(product):
+                each = [stored_as(kind, name, matrix) for matrix in values]
+                stored |= {f"{product}.{word}": torch.stack([it[0][word] for it in each]) for word in each[0][0]}
+                numbers[name] = torch.stack([it[1] for it in each])
+                layer, _, of = _within(product).rpartition(".")
+                part = "up_proj" if of == "input_linear" else "down_proj"
+                self._rounds |= {f"{layer}.experts.{expert}.{part}": it[2] for expert, it in enumerate(each)}
+                continue
             if product == name or values.dim() != 2 or not is_quantized(product):
                 stored[name] = numbers[name] = values
                 continue
