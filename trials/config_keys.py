@@ -226,6 +226,8 @@ BASES: dict[str, Base] = {
     "gemma3, images": Base("gemma3 images", {"layer_types": ["sliding_attention", "full_attention"]}),
     "qwen2 vl": Base("qwen2 vl", {}),
     "glm ocr": Base("glm ocr", {}),
+    "hunyuan vl": Base("hunyuan vl", {}),
+    "minicpm-v 4.6": Base("minicpm-v 4.6", {"num_hidden_layers": 2}),
     "paddleocr vl": Base("paddleocr vl", {}),
     "qwen2.5 vl": Base("qwen2.5 vl", {}),
     "qwen2.5 vl, as published": Base("qwen2.5 vl", {}, is_old=True),

@@ -75,6 +75,7 @@ def test_every_family_has_a_base() -> None:
         "glm4v_moe_text": "glm4v, moe",
         "glm_ocr_text": "glm ocr",
         "paddleocr_vl_text": "paddleocr vl",
+        "hunyuan_vl_text": "hunyuan vl",
         "llama4_text": "llama4_text",
         "qwen3_5_text": "qwen3.5",
         "qwen3_5_moe_text": "qwen3.5, moe",

@@ -200,6 +200,29 @@ IMAGE_MODELS: tuple[ImageModel, ...] = (
         ties_embeddings=True,
     ),
     ImageModel(
+        "hunyuan_vl",
+        ("HunYuanVLForConditionalGeneration",),
+        ("hunyuan_vl_text",),
+        _RENAMED,
+        ("vit.", "model.vit.", "model.vision_tower."),
+        family_keys("text_config vision_config", without_effect="image_token_id im_start_id im_end_id im_newline_id"),
+        ties_embeddings=True,
+    ),
+    ImageModel(
+        "minicpmv4_6",
+        ("MiniCPMV4_6ForConditionalGeneration",),
+        ("qwen3_5_text",),
+        _RENAMED,
+        ("vision_tower.", "merger.", "model.vision_tower.", "model.merger."),
+        family_keys(
+            "text_config vision_config",
+            without_effect="image_token_id video_token_id image_size patch_size insert_layer_id downsample_mode "
+            "drop_vision_last_layer merge_kernel_size merger_times",
+        ),
+        text_chooses=True,
+        ties_embeddings=False,
+    ),
+    ImageModel(
         "kimi_k25",
         ("KimiK25ForConditionalGeneration", "Kimi_K25ForConditionalGeneration"),  # as published, as transformers has it
         ("deepseek_v3", "kimi_k2"),

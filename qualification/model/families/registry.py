@@ -28,7 +28,7 @@ from qualification.model.families.gpt_oss import GPT_OSS
 from qualification.model.families.granite import GRANITE
 from qualification.model.families.granitemoe import GRANITEMOE, GRANITEMOESHARED
 from qualification.model.families.granitemoehybrid import GRANITEMOEHYBRID
-from qualification.model.families.hunyuan_v1_dense import HUNYUAN_V1_DENSE
+from qualification.model.families.hunyuan_v1_dense import HUNYUAN_V1_DENSE, HUNYUAN_VL_TEXT
 from qualification.model.families.hunyuan_v1_moe import HUNYUAN_V1_MOE
 from qualification.model.families.hy_v3 import HY_V3
 from qualification.model.families.image_models import IMAGE_MODELS
@@ -94,6 +94,7 @@ KNOWN: tuple[Family, ...] = (
     GRANITEMOESHARED,
     HUNYUAN_V1_DENSE,
     HUNYUAN_V1_MOE,
+    HUNYUAN_VL_TEXT,
     HY_V3,
     KIMI_K2,
     LAGUNA,

@@ -312,6 +312,7 @@ SENTENCES: dict[str, Sentence] = {
             "mlp.gate.wg", "mlp.experts", shared="mlp.shared_mlp", scores=Scoring.SOFTMAX_OF_CHOSEN
         ),
     ),
+    "hunyuan_vl_text": _HUNYUAN,
     "hy_v3": Sentence(
         mixture=MixtureSentence(
             "mlp.router.gate",

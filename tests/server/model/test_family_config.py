@@ -55,6 +55,7 @@ ARCHITECTURES = {
     "gpt_oss": "GptOssForCausalLM",
     "hunyuan_v1_dense": "HunYuanDenseV1ForCausalLM",
     "hunyuan_v1_moe": "HunYuanMoEV1ForCausalLM",
+    "hunyuan_vl": "HunYuanVLForConditionalGeneration",
     "hy_v3": "HYV3ForCausalLM",
     "internvl": "InternVLForConditionalGeneration",
     "muse_glimmer": "MuseGlimmerForConditionalGeneration",
@@ -64,6 +65,7 @@ ARCHITECTURES = {
     "llama4_text": "Llama4ForCausalLM",
     "mellum": "MellumForCausalLM",
     "mimo_v2": "MiMoV2ForCausalLM",
+    "minicpmv4_6": "MiniCPMV4_6ForConditionalGeneration",
     "mimo_v2_flash": "MiMoV2FlashForCausalLM",
     "minimax_m2": "MiniMaxM2ForCausalLM",
     "ministral3": "Ministral3ForCausalLM",
@@ -339,6 +341,22 @@ def test_paddleocr_vl_is_read_as_published_and_as_saved(tmp_path: Path) -> None:
     for name, value in (("compression_ratio", 2.0), ("rope_is_neox_style", False), ("use_3d_rope", False)):
         with pytest.raises(ModelError, match=f"{name} must be absent or"):
             config_of(tmp_path, "paddleocr_vl", {**flat, name: value})
+
+
+def test_hunyuan_ocr_is_read_as_published_and_as_saved(tmp_path: Path) -> None:
+    rope = {"alpha": 1000.0, "factor": 1.0, "mscale": 1.0, "xdrope_section": [16, 16, 16, 16]}
+    text = {**SHARED, "head_dim": 128, "attention_head_dim": 128, "use_qk_norm": True, "pad_id": 0}
+    flat = {**text, "rope_theta": 10_000.0, "rope_scaling": {"type": "xdrope", **rope}}
+    published = config_of(tmp_path, "hunyuan_vl", {**flat, "vision_config": {}, "im_start_id": 7})
+    saved = {**text, "rope_parameters": {"rope_type": "dynamic", "rope_theta": 10_000.0, **rope}}
+    assert config_of(tmp_path, "hunyuan_vl", {"text_config": saved, "vision_config": {}}) == published
+    assert published.layers[0].attention.rope.theta == pytest.approx(10_000 * 1000 ** (128 / 126))
+    assert published.tie_embeddings
+
+
+def test_minicpm_v_of_another_text_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="text_config: model_type must be one of qwen3_5_text, found 'qwen3'"):
+        config_of(tmp_path, "minicpmv4_6", {"text_config": {**SHARED, "model_type": "qwen3"}, "vision_config": {}})
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.model_type)
