@@ -39,6 +39,7 @@ from qualification.measure.faults.attention_faults import (
     wrong_kernel,
 )
 from qualification.measure.inputs.attention_inputs import Case, cases
+from qualification.measure.inputs.far_pages import far_cases
 from qualification.measure.qualify import Bench, qualify_path
 from server.cli import main as cli
 
@@ -89,9 +90,12 @@ def _refused(fault: Fault, inputs: dict[AttentionShape, tuple[list[Case], Refere
     passed = []
     with one_thread():
         for shape, (its, references) in inputs.items():
-            if not can_show(fault, shape):
+            is_far = fault in (Fault.NONE, Fault.PAGES_IN_32_BITS)  # gigabytes of a GPU, so one shape after the other
+            far = list(far_cases(shape, its[0].q.device, seed=7)) if is_far else []
+            tried = far if fault is Fault.PAGES_IN_32_BITS else its + far
+            if not can_show(fault, shape) or not tried:
                 continue
-            failed = [check.name for check in check_path(wrong_kernel(fault), its, references) if not check.is_passed]
+            failed = [it.name for it in check_path(wrong_kernel(fault), tried, references) if not it.is_passed]
             found[str(shape)] = failed
             passed += [] if failed else [str(shape)]
     if fault is Fault.NONE:
