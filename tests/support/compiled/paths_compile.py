@@ -1,4 +1,6 @@
-"""Compiles what the calls of every Triton path launch, for sm_90, and runs none of it; prints the kernels as JSON.
+"""Compiles what the calls of every Triton path launch, for sm_90, and runs none of it; prints what it found as JSON.
+
+"launched": the kernels of each path; "narrow": of each kernel the offsets that may not fit into 32 bits.
 
 A program of its own: where Triton's interpreter is on, as in the tests of the kernels, nothing can be compiled.
 """
@@ -11,6 +13,8 @@ from itertools import islice
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 from torch.overrides import TorchFunctionMode
 from triton import JITFunction
 from triton.runtime import driver
@@ -41,6 +45,7 @@ from qualification.measure.faults import (
     recurrence_faults,
 )
 from qualification.measure.trials.trial import trial_of
+from support.compiled.offsets import narrow_offsets
 from support.compiled.sm90_driver import Hopper
 
 CPU = torch.device("cpu")
@@ -94,14 +99,30 @@ class Zeroed(TorchFunctionMode):
         return found.zero_() if func in (torch.empty, torch.empty_like, torch.Tensor.new_empty) else found
 
 
-def launched(path: AnyPath, shape: AnyShape) -> set[str]:
-    """Compile what the calls of a trial launch, of experts the first one; return the kernels' names."""
+@triton.jit
+def planted(page_table_ptr, out_ptr, stride_page):  # type: ignore[no-untyped-def]
+    """Have the fault that is looked for, beside what is none."""
+    page = tl.load(page_table_ptr + tl.program_id(0))
+    tl.store(out_ptr + page.to(tl.int64) * stride_page, 0.0)
+    at = page * stride_page
+    tl.store(out_ptr + at, 0.0)
+
+
+def launched(path: AnyPath, shape: AnyShape, narrow: dict[str, list[str]]) -> set[str]:
+    """Compile what the calls of a trial launch, of experts the first one; return the kernels' names.
+
+    narrow  is given the offsets of each kernel that may not fit into 32 bits. Those of recurrences are not looked at:
+            which token a program is of comes of loops without a bound.
+    """
     found: set[str] = set()
     run = JITFunction.run
 
     def compiled(kernel: Any, *arguments: Any, **options: Any) -> Any:
         found.add(kernel.__name__)
-        return run(kernel, *arguments, **{**options, "warmup": True})
+        made = run(kernel, *arguments, **{**options, "warmup": True})
+        if not kernel.__name__.startswith("hallmark_recurrence"):
+            narrow.setdefault(kernel.__name__, []).extend(narrow_offsets(made.asm["ttir"]))
+        return made
 
     assert path.run is not None
     JITFunction.run = compiled
@@ -122,12 +143,14 @@ def main() -> None:
             if isinstance(known, Hashable) and known in OF_HOPPER:
                 setattr(module, name, lambda _, value=OF_HOPPER[known]: value)
     report: dict[str, list[str]] = {}
+    made: Any = planted.warmup(torch.int32, torch.float32, 64, grid=(1,))
+    narrow = {"planted": narrow_offsets(made.asm["ttir"])}
     for path in ALL_PATHS:
         if not path.name.startswith("triton.") or path.operator is Operator.COLLECTIVE:  # whose calls wait for ranks
             continue
         served = {kind_of(it): it for it in shapes() if path.serves(it) and not path.limits.rejections(it)}
-        report[path.name] = sorted(set().union(*(launched(path, shape) for shape in served.values())))
-    print(json.dumps(report))
+        report[path.name] = sorted(set().union(*(launched(path, shape, narrow) for shape in served.values())))
+    print(json.dumps({"launched": report, "narrow": {name: sorted({*found}) for name, found in narrow.items()}}))
 
 
 if __name__ == "__main__":
