@@ -172,6 +172,30 @@ def test_layers_are_proven(case: Case, tmp_path: Path) -> None:
     assert found.first is None, str(found.first)
 
 
+# Numbers of NVFP4 become others of 8 bits when they are loaded, so that transformers' model is another one.
+NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16}
+OF_BLOCKS = {
+    **SUPER, "hidden_size": 256, "num_attention_heads": 4, "head_dim": 64, "n_groups": 2, "mamba_head_dim": 32,
+    "ssm_state_size": 64, "moe_latent_size": 128, "moe_intermediate_size": 128, "intermediate_size": 256,
+    "moe_shared_expert_intermediate_size": 256,
+}  # fmt: skip
+CASES_OF_NVFP4 = {
+    "qwen 3.5": Case(
+        "qwen3_5_text", QWEN, "nvfp4", {**NVFP4, "ignore": ["lm_head", "model.language_model.layers.*.in_proj_[ab]"]},
+        but("in_proj_a", "in_proj_b"),
+    ),
+    "nemotron 3 super": Case(
+        "nemotron_h", OF_BLOCKS, "nvfp4", {**NVFP4, "ignore": MODELOPT["ignore"]}, but(*LISTED_BY_NVIDIA)
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES_OF_NVFP4)
+def test_layers_of_nvfp4_are_proven(name: str, tmp_path: Path) -> None:
+    found = CheckedLayers.made(written(tmp_path, CASES_OF_NVFP4[name]).folder, DtypeChoice.BF16).check()
+    assert found.first is None, str(found.first)
+
+
 @pytest.mark.parametrize(
     ("name", "scales"),
     [

@@ -50,6 +50,7 @@ BLOCKS: dict[str, Any] = {
 
 _FILE = "model.safetensors"
 _LARGEST = 448.0
+_OF_4_BITS = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])  # sizes of NVFP4's numbers
 _STACKED = re.compile(r"(.*\.(?:mlp|mixer|feed_forward|block_sparse_moe)\.experts)\.(gate_up_proj|up_proj|down_proj)")
 Round = Callable[[Tensor], Tensor]  # inputs [n, in] -> their numbers once they are rounded
 
@@ -80,8 +81,17 @@ def as_they_are(x: Tensor) -> Tensor:
 def stored_as(kind: str, name: str, values: Tensor) -> tuple[dict[str, Tensor], Tensor, Round]:
     """Return a product's tensors by the last words of their names, its numbers [out, in], and how inputs are rounded.
 
-    kind  blocks; channel; static; gptq, awq or compressed, of 4 bits in groups of 32 columns
+    kind  blocks; channel; static; gptq, awq or compressed, of 4 bits in groups of 32 columns; nvfp4, in groups of 16
     """
+    if kind == "nvfp4":
+        groups, whole = values.view(values.shape[0], -1, 16), values.abs().max() / 6 / _LARGEST
+        scales = (groups.abs().amax(-1) / 6 / whole).to(torch.float8_e4m3fn)
+        each = scales.float()[..., None] * whole
+        found = (groups / each).abs()[..., None].sub(_OF_4_BITS).abs().argmin(-1)
+        numbers = (_OF_4_BITS[found] * groups.sign() * each).flatten(1)
+        codes = (found + 8 * (groups < 0)).flatten(1).to(torch.uint8)
+        words = {"weight": codes[:, 0::2] | codes[:, 1::2] << 4, "weight_scale": scales, "weight_scale_2": whole}
+        return {**words, "input_scale": torch.tensor(0.01)}, numbers, as_they_are
     if kind in ("gptq", "awq", "compressed"):
         scales = (
             (values.view(values.shape[0], -1, 32).abs().amax(-1) / 7).bfloat16().half().float()
