@@ -12,6 +12,7 @@ from kernels.fp8_cache import widened
 from kernels.fp8_cache.pages import HEAD_DIM_MULTIPLE
 from kernels.identity.source_digest import SOURCES
 from kernels.identity.torch_kernels import GEMMS, TORCH_HELPERS
+from kernels.indexed.eager import run_indexed_cpu
 from kernels.latent.eager import run_latent_cpu, run_latent_math
 from kernels.linear.paths import LINEAR_PATHS, linear_paths_on
 from kernels.recurrence.paths import RECURRENCE_PATHS
@@ -22,7 +23,7 @@ from kernels.vocabulary.fingerprint import Device
 from kernels.vocabulary.path import AnyPath, KernelPath, Limits, RunAttention, Tier
 from kernels.vocabulary.path_order import competes_on, tier_of
 from kernels.vocabulary.shape import PLANNED_PHASES, Dtype, Mask, Phase
-from kernels.vocabulary.value_shape import Values
+from kernels.vocabulary.value_shape import Indexer, Values
 
 if TYPE_CHECKING:
     import torch
@@ -40,6 +41,8 @@ _PLANNED_PHASES = frozenset(PLANNED_PHASES)
 _ALL_PHASES = frozenset({Phase.PREFILL, Phase.EXTEND, Phase.DECODE, Phase.VERIFY})
 _ALL_MASKS = frozenset(Mask)
 _NO_SPANS = frozenset({Mask.CAUSAL, Mask.FULL})
+
+_INDEXER = Indexer(num_keys=2**14, heads=128, dim=256)  # the largest that chooses keys for a path
 
 _TRITON_LIMITS = Limits(  # of a path on any GPU since Ampere
     devices=frozenset({Device.CUDA, Device.INTERPRETER}),
@@ -216,6 +219,23 @@ def _latent_triton_path(run: RunAttention | None) -> KernelPath:
     )
 
 
+def _indexed_triton_path(run: RunAttention | None) -> KernelPath:
+    """Return the Triton path of all phases for latents that an indexer chooses."""
+    limits = replace(
+        _TRITON_LIMITS,
+        max_head_dim=576,
+        window=False,
+        softcap=False,
+        sinks=False,
+        masks=frozenset({Mask.CAUSAL}),
+        max_values=Values(512, True, _INDEXER),
+    )
+    return KernelPath(
+        "triton.latent.indexed", Tier.FIRST, limits, _digest("indexed.portable"),
+        ("hallmark_indexed", "hallmark_latent_combine"), run, is_capturable=True,
+    )  # fmt: skip
+
+
 def _asymmetric_triton_path(run: RunAttention | None) -> KernelPath:
     """Return the Triton path of all phases for values of fewer numbers than keys; its bits depend on own keys only."""
     limits = replace(_TRITON_LIMITS, max_values=Values(256))
@@ -248,6 +268,7 @@ def _bundled_paths() -> tuple[KernelPath, ...]:
             _ordered_hopper_path(None),
             _ordered_triton_path(None),
             _latent_triton_path(None),
+            _indexed_triton_path(None),
             _asymmetric_triton_path(None),
             _fp8_hopper_path(None),
             _fp8_triton_path(Phase.EXTEND, None, "hallmark_extend_fp8"),
@@ -266,6 +287,7 @@ def _bundled_paths() -> tuple[KernelPath, ...]:
     from kernels.hopper.wide.extend import run_wide_extend as run_wide_hopper_extend
     from kernels.hopper.wide.prefill import run_wide_prefill as run_wide_hopper_prefill
     from kernels.hopper.window.launch import run_window_prefill
+    from kernels.indexed.portable import run_indexed
     from kernels.latent.portable import run_latent
     from kernels.portable.decode import run_decode
     from kernels.portable.extend import run_extend
@@ -291,6 +313,7 @@ def _bundled_paths() -> tuple[KernelPath, ...]:
         _ordered_hopper_path(run_hopper_ordered),
         _ordered_triton_path(run_ordered),
         _latent_triton_path(run_latent),
+        _indexed_triton_path(run_indexed),
         _asymmetric_triton_path(run_asymmetric),
         _fp8_hopper_path(run_decode_fp8_hopper),
         _fp8_triton_path(Phase.EXTEND, run_extend_fp8, "hallmark_extend_fp8"),
@@ -364,6 +387,14 @@ _FP8_MATH_LIMITS = replace(
 _LATENT_CPU_LIMITS = replace(_CPU_LIMITS, max_head_dim=576, max_values=Values(512, is_latent=True))
 _LATENT_MATH_LIMITS = replace(_MATH_LIMITS, max_values=Values(1024, is_latent=True))
 
+_INDEXED_CPU_LIMITS = replace(
+    _CPU_LIMITS,
+    max_head_dim=576,
+    window=False,
+    masks=frozenset({Mask.CAUSAL}),
+    max_values=Values(512, True, _INDEXER),
+)
+
 # Over values of fewer numbers than keys, which are padded as they are read.
 _ASYMMETRIC_CPU_LIMITS = replace(_CPU_LIMITS, max_values=Values(256))
 _ASYMMETRIC_MATH_LIMITS = replace(_MATH_LIMITS, max_values=Values(1024))
@@ -428,6 +459,14 @@ PATHS: tuple[KernelPath, ...] = (
         (*GEMMS, "softmax", *TORCH_HELPERS),
         run_latent_math,
         competes_on=competes_on("sdpa.math.latent"),
+    ),
+    KernelPath(
+        "sdpa.cpu.latent.indexed",
+        tier_of("sdpa.cpu.latent.indexed"),
+        _INDEXED_CPU_LIMITS,
+        _digest("indexed.eager"),
+        ("_scaled_dot_product_flash_attention_for_cpu", "aten::mm", "aten::bmm"),
+        run_indexed_cpu,
     ),
     KernelPath(
         "torch.attention.tiles",

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from kernels.calls.batch import AttentionBatch, AttentionFlags
+from kernels.calls.indexed import IndexedFlags
 from kernels.calls.rows import SequenceRows, keys_of, sequences_of, visible
+from kernels.reference.choice import chosen_mask
 
 # Bytes of one chunk's scores. On a CPU what fits its caches; on a GPU limits take some ten tensors of this size. Of 8k
 # queries over 128k keys of 32:8 heads a chunk of 4 rows takes a GPU 5.1 ms in fp32, and one of 32 rows 7.1 (H200).
@@ -68,7 +70,8 @@ def attention_oracle(
     q      [tokens, heads, head_dim]
     k, v   [tokens, kv_heads, head_dim] packed, or pages [num_pages, page_size, kv_heads, head_dim]
     rows   [n] int64, ascending indices into q's rows; None for all
-    Values may have another size than keys. Returns [n, heads, size of a value] (n = tokens without `rows`) in `dtype`.
+    Values may have another size than keys; behind a key's numbers may lie an indexer's. Of `IndexedFlags` a query sees
+    the chosen keys alone. Returns [n, heads, size of a value] (n = tokens without `rows`) in `dtype`.
     A query that sees no key gives 0.
     """
     num_rows = q.shape[0] if rows is None else rows.numel()
@@ -96,7 +99,7 @@ def chunks(
         lo, hi = bisect_left(row_list, sequence.start), bisect_left(row_list, sequence.end)
         if lo == hi or sequence.num_keys == 0:
             continue
-        keys = keys_of(k, batch, sequence).to(dtype).transpose(0, 1)
+        keys = keys_of(k[..., : q.shape[2]], batch, sequence).to(dtype).transpose(0, 1)
         values = keys_of(v, batch, sequence).to(dtype).transpose(0, 1)
         row_bytes = q.shape[1] * sequence.num_keys * keys.element_size()
         size = max(1, _CHUNK_BYTES[q.device.type] // row_bytes)
@@ -128,6 +131,8 @@ def _chunk(
     if flags.softcap is not None:
         scores = flags.softcap * torch.tanh(products / flags.softcap)
     seen = visible(positions, torch.arange(lo, hi, device=q.device), flags, spans)
+    if isinstance(flags, IndexedFlags):
+        seen &= chosen_mask(flags.index.chosen[rows], sequence.num_keys)[:, lo:hi]
     by_head = scores.view(num_heads, -1, num_keys).masked_fill(~seen, float("-inf"))
     sinks = None
     if flags.sinks is not None:

@@ -9,7 +9,7 @@ from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.fingerprint import Device, Fingerprint
 from kernels.vocabulary.operators import AnyShape, Operator, operator_of
 from kernels.vocabulary.shape import AttentionShape, Dtype, Mask, Phase
-from kernels.vocabulary.value_shape import Values, values_of
+from kernels.vocabulary.value_shape import Indexer, Values, values_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -165,6 +165,7 @@ class Limits:
 # Computes attention of one batch into `out`, which it fills completely. q, out: [tokens, heads, head_dim]; k, v:
 # packed [tokens, kv_heads, head_dim] in prefill, pages [num_pages, page_size, kv_heads, head_dim] otherwise. Of a shape
 # with values of another size, v and out have heads of that size; of latents, v is the view of the first numbers of k's.
+# Of a shape with an indexer, k has its key behind each token's, and the flags are `IndexedFlags`.
 RunAttention = Callable[["Tensor", "Tensor", "Tensor", "AttentionBatch", "AttentionFlags", "Tensor"], None]
 
 
@@ -236,7 +237,26 @@ def _values_reason(most: Values | None, shape: AttentionShape) -> str | None:
     if values.is_latent is not most.is_latent:
         return f"takes {_described(most)}, the shape has {_described(values)}"
     widest = min(most.dim, shape.head_dim)
-    return None if values.dim <= widest else f"takes values of at most {widest} numbers, the shape has {values.dim}"
+    if values.dim > widest:
+        return f"takes values of at most {widest} numbers, the shape has {values.dim}"
+    if values.indexer is not None and shape.num_kv_heads != 1:
+        return f"attends to chosen keys of one KV head, the shape has {shape.num_kv_heads}"
+    return _indexer_reason(most.indexer, values.indexer)
+
+
+def _indexer_reason(most: Indexer | None, indexer: Indexer | None) -> str | None:
+    """Return why a path cannot attend to the keys that are chosen so; None where it can."""
+    if (most is None) is not (indexer is None):
+        takes, has = ("all keys", "those that an indexer chooses") if most is None else ("chosen keys", "all")
+        return f"attends to {takes}, the shape asks for {has}"
+    if most is None or indexer is None:
+        return None
+    if indexer.num_keys > most.num_keys:
+        return f"attends to at most {most.num_keys} chosen keys, the shape has {indexer.num_keys}"
+    if indexer.heads > most.heads or indexer.dim > most.dim:
+        limit = f"{most.heads} heads of {most.dim} numbers"
+        return f"takes an indexer of at most {limit}, the shape has {indexer.heads} of {indexer.dim}"
+    return None
 
 
 def _described(values: Values) -> str:

@@ -11,18 +11,37 @@ from kernels.vocabulary.operators import AnyShape, flops_of, hbm_bytes_of
 from kernels.vocabulary.shape import AttentionShape, Mask, num_visible_pairs
 
 
+class Indexer(NamedTuple):
+    """The choice of the keys that a query attends to. A tuple, hashed for each decision.
+
+    num_keys  the most that a query attends to
+    heads     of what chooses them; 0 where the choice of an earlier layer is read
+    dim       numbers of such a head, and of the one key a token that all of them share
+    """
+
+    num_keys: int
+    heads: int = 0
+    dim: int = 0
+
+    def __str__(self) -> str:
+        return f"top{self.num_keys}" + (f"-index{self.heads}x{self.dim}" if self.heads else "")
+
+
 class Values(NamedTuple):
     """Values of another size than keys. A tuple, hashed for each decision.
 
     dim        numbers of a head's value, and of its result
     is_latent  whether they are the first numbers of the key, and not numbers of their own
+    indexer    what chooses the keys that they belong to; None: a query attends to all that it sees
     """
 
     dim: int
     is_latent: bool = False
+    indexer: Indexer | None = None
 
     def __str__(self) -> str:
-        return f"{'latent' if self.is_latent else 'value'}-{self.dim}"
+        kind = f"{'latent' if self.is_latent else 'value'}-{self.dim}"
+        return kind if self.indexer is None else f"{kind}/{self.indexer}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +74,21 @@ def value_dim_of(shape: AttentionShape) -> int:
     return shape.values.dim if isinstance(shape, ValueShape) else shape.head_dim
 
 
+def indexer_of(shape: AnyShape) -> Indexer | None:
+    """Return what chooses the keys that a query attends to; None where it attends to all that it sees."""
+    return shape.values.indexer if isinstance(shape, ValueShape) else None
+
+
 def any_flops(shape: AnyShape, num_queries: int, num_keys: int) -> int:
     """Floating-point operations of one sequence of attention, or of a call on `num_queries` rows."""
     if not isinstance(shape, ValueShape):
         return flops_of(shape, num_queries, num_keys)
     visible = num_visible_pairs(num_queries, num_keys, shape.window)
-    pairs = num_queries * num_keys if shape.mask is Mask.FULL else visible
-    return 2 * pairs * (shape.head_dim + shape.values.dim) * shape.num_heads
+    pairs, of_indexer = num_queries * num_keys if shape.mask is Mask.FULL else visible, 0
+    if (indexer := shape.values.indexer) is not None:
+        pairs = num_visible_pairs(num_queries, num_keys, indexer.num_keys)  # of each query as many keys as of a window
+        of_indexer = 2 * visible * indexer.heads * indexer.dim
+    return of_indexer + 2 * pairs * (shape.head_dim + shape.values.dim) * shape.num_heads
 
 
 def any_hbm_bytes(shape: AnyShape, num_queries: int, num_keys: int) -> tuple[int, int]:
@@ -70,7 +97,11 @@ def any_hbm_bytes(shape: AnyShape, num_queries: int, num_keys: int) -> tuple[int
     if not isinstance(shape, ValueShape):
         return tiled, standard
     visible = num_keys if shape.window is None else min(num_keys, shape.window + num_queries - 1)
+    of_indexer = 0
+    if (indexer := shape.values.indexer) is not None:
+        of_indexer = visible * indexer.dim * shape.kv_dtype.num_bytes
+        visible = min(num_keys, indexer.num_keys * num_queries)
     results = num_queries * shape.num_heads * (shape.head_dim + shape.values.dim) * shape.dtype.num_bytes
     read = shape.head_dim + (0 if shape.values.is_latent else shape.values.dim)
-    own = results + visible * shape.num_kv_heads * read * shape.kv_dtype.num_bytes
+    own = of_indexer + results + visible * shape.num_kv_heads * read * shape.kv_dtype.num_bytes
     return own, standard - tiled + own

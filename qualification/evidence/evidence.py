@@ -8,7 +8,7 @@ from types import MappingProxyType
 from kernels.vocabulary.fingerprint import Fingerprint
 from kernels.vocabulary.operators import AnyBucket, AnyShape, Operator, buckets_of, operator_of
 from kernels.vocabulary.path import AnyPath
-from kernels.vocabulary.value_shape import any_flops, any_hbm_bytes
+from kernels.vocabulary.value_shape import any_flops, any_hbm_bytes, indexer_of
 
 # Raise it when checks, limits or inputs change so that what passed may fail: what an older suite found, failures too,
 # is then stale. A limit that only becomes wider leaves it (docs/decisions/qualification.md).
@@ -25,15 +25,19 @@ CHECK_LIMITS: Mapping[str, tuple[float, str]] = MappingProxyType(
         "guard_writes": (0.0, "values"),
         "unequal_repeat": (0.0, "values"),
         "unequal_ranks": (0.0, "values"),
+        "choice": (0.0, "values"),
     }
 )
 _OF_ATTENTION_ALONE = frozenset({"drawn_rows", "bias"})  # of others every row is compared with fp64
 _OF_RANKS_ALONE = frozenset({"unequal_ranks"})
+_OF_INDEXERS_ALONE = frozenset({"choice"})
 
 
 def required_checks(shape: AnyShape) -> frozenset[str]:
     """The checks without which there is no proof of the shape."""
     every, operator = frozenset(CHECK_LIMITS), operator_of(shape)
+    if indexer_of(shape) is None:
+        every -= _OF_INDEXERS_ALONE
     if operator is Operator.ATTENTION:
         return every - _OF_RANKS_ALONE
     return every - _OF_ATTENTION_ALONE - (frozenset() if operator is Operator.COLLECTIVE else _OF_RANKS_ALONE)

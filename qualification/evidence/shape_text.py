@@ -14,11 +14,13 @@ from kernels.vocabulary.cache_dtype import cache_dtype_of
 from kernels.vocabulary.operators import AnyShape, Operator
 from kernels.vocabulary.recurrence_operator import CONVOLUTION, RECURRENCE
 from kernels.vocabulary.shape import AttentionShape, Dtype, Mask, Phase
-from kernels.vocabulary.value_shape import Values, with_values
+from kernels.vocabulary.value_shape import Indexer, Values, with_values
 
 _SHAPE = re.compile(
     r"(?P<phase>\w+) (?P<dtype>\w+)(?:/kv-(?P<kv>\w+))? h(?P<heads>\d+):(?P<kv_heads>\d+) d(?P<head_dim>\d+)"
-    r"(?:/(?P<values>latent|value)-(?P<value_dim>\d+))? q-(?P<query>\w+) c-(?P<context>\w+) (?P<mask>\w+)"
+    r"(?:/(?P<values>latent|value)-(?P<value_dim>\d+)"
+    r"(?:/top(?P<chosen>\d+)(?:-index(?P<index_heads>\d+)x(?P<index_dim>\d+))?)?)?"
+    r" q-(?P<query>\w+) c-(?P<context>\w+) (?P<mask>\w+)"
     r"(?: page(?P<page>\d+))?(?: window(?P<window>\d+))?"
     r"(?: softcap(?P<softcap>[\d.e+-]+))?(?P<sinks> sinks)?"
 )
@@ -63,7 +65,11 @@ def parse_attention_shape(text: str) -> AttentionShape:
         mask=Mask(field["mask"]),
     )
     if field["values"] is not None:
-        shape = with_values(shape, Values(int(field["value_dim"]), field["values"] == "latent"))
+        indexer = None
+        if field["chosen"] is not None:
+            sizes = (int(field[name] or 0) for name in ("chosen", "index_heads", "index_dim"))
+            indexer = Indexer(*sizes)
+        shape = with_values(shape, Values(int(field["value_dim"]), field["values"] == "latent", indexer))
     if str(shape) != text:
         raise ValueError(f"{text!r} is no attention shape as {shape} is written")
     return shape

@@ -32,6 +32,7 @@ from qualification.measure.costs.rivals import Rivals
 from qualification.measure.costs.timing import Judged, default_budget_s, time_call, time_until_believed
 from qualification.measure.faults.attention_faults import narrow_passed_wrongly
 from qualification.measure.faults.cache_faults import cache_faults_passed_wrongly
+from qualification.measure.faults.indexed_faults import indexed_faults_passed_wrongly
 from qualification.measure.faults.latent_faults import latent_faults_passed_wrongly
 from qualification.measure.faults.order_faults import orders_passed_wrongly
 from qualification.measure.ranks.rank_group import on_ranks
@@ -131,6 +132,9 @@ def _qualify(
         if check_checker is None and cached:
             _abort_for(cache_faults_passed_wrongly(cached, bench.device, seed=bench.seed))
         values = [(it.values, it.dtype) for it, _ in pairs if isinstance(it, ValueShape)]
+        indexed = frozenset(of for it, of in values if it.indexer is not None)
+        if check_checker is None and indexed:
+            _abort_for(indexed_faults_passed_wrongly(indexed, bench.device, seed=bench.seed))
         latent, narrow = (frozenset(of for it, of in values if it.is_latent is wanted) for wanted in (True, False))
         if check_checker is None and latent:
             _abort_for(latent_faults_passed_wrongly(latent, bench.device, seed=bench.seed))

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from kernels.vocabulary.cache_dtype import FP8
 from kernels.vocabulary.fingerprint import Device, Fingerprint
 from kernels.vocabulary.path import Reject, Tier
 from kernels.vocabulary.shape import PLANNED_PHASES, AttentionShape, Dtype, Mask, Phase
-from kernels.vocabulary.value_shape import Values, any_flops, any_hbm_bytes, with_values
+from kernels.vocabulary.value_shape import Indexer, Values, any_flops, any_hbm_bytes, with_values
 from qualification.evidence.shape_text import parse_attention_shape
 
 ROOT = Path(__file__).parents[2]
@@ -50,13 +51,14 @@ def test_the_catalog_lists_paths_in_order_of_preference() -> None:
         ("triton.prefill", Tier.FIRST), ("triton.extend", Tier.FIRST), ("triton.decode", Tier.FIRST),
         *((f"triton.{it}.wide", Tier.FIRST) for it in ("prefill", "extend", "decode")),
         ("gluon.ordered.hopper", Tier.FIRST), ("triton.ordered", Tier.FIRST), ("triton.latent", Tier.FIRST),
-        ("triton.asymmetric", Tier.FIRST),
+        ("triton.latent.indexed", Tier.FIRST), ("triton.asymmetric", Tier.FIRST),
         *((f"{it}.fp8{of}", Tier.FIRST) for it, of in (("gluon.decode", ".hopper"), ("triton.extend", ""))),
         ("triton.decode.fp8", Tier.FIRST),
         ("sdpa.cpu", Tier.FIRST), ("sdpa.cudnn", Tier.FALLBACK), ("sdpa.flash", Tier.FALLBACK),
         ("sdpa.efficient", Tier.FALLBACK), ("sdpa.math", Tier.FALLBACK),
         ("sdpa.cpu.fp8", Tier.FIRST), ("sdpa.math.fp8", Tier.FALLBACK),
-        ("sdpa.cpu.latent", Tier.FIRST), ("sdpa.math.latent", Tier.FALLBACK), ("torch.attention.tiles", Tier.FIRST),
+        ("sdpa.cpu.latent", Tier.FIRST), ("sdpa.math.latent", Tier.FALLBACK),
+        ("sdpa.cpu.latent.indexed", Tier.FIRST), ("torch.attention.tiles", Tier.FIRST),
         ("sdpa.cpu.asymmetric", Tier.FIRST), ("sdpa.math.asymmetric", Tier.FALLBACK),
         ("torch.attention.asymmetric.tiles", Tier.FIRST),
     ]  # fmt: skip
@@ -92,6 +94,19 @@ def test_values_that_are_numbers_of_the_keys_have_paths_of_their_own() -> None:
         assert codes("triton.latent", with_values(latent, Values(520, is_latent=True)), H200) == [Reject.LAYOUT]
         assert parse_attention_shape(str(latent)) == latent
         assert any_flops(latent, 1, 100) * 2 * 576 == any_flops(replace(shape, head_dim=576), 1, 100) * (576 + 512)
+
+
+def test_keys_that_an_indexer_chooses_have_paths_of_their_own() -> None:
+    for shape, of_indexer in product((PREFILL, EXTEND, DECODE), ((64, 128), ())):
+        every = Values(512, is_latent=True)
+        values = every._replace(indexer=Indexer(2048, *of_indexer))
+        dense, chosen = (with_values(replace(shape, num_kv_heads=1, head_dim=576), it) for it in (every, values))
+        assert serving(chosen, H200) == ["triton.latent.indexed"]
+        assert serving(dense, H200) == ["triton.latent", "sdpa.math.latent"]
+        assert parse_attention_shape(str(chosen)) == chosen
+        for other in (replace(chosen, num_kv_heads=2), replace(chosen, values=values._replace(indexer=Indexer(2**15)))):
+            assert codes("triton.latent.indexed", other, H200) == [Reject.LAYOUT]
+        assert any_flops(chosen, 1, 4096) == any_flops(dense, 1, 2048) + (2 * 4096 * 64 * 128 if of_indexer else 0)
 
 
 def test_values_narrower_than_keys_have_paths_of_their_own() -> None:

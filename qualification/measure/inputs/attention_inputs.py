@@ -14,13 +14,15 @@ import torch
 from torch import Tensor
 
 from kernels.calls.batch import AttentionBatch, AttentionFlags
+from kernels.calls.indexed import with_index
 from kernels.fp8_cache import pages as fp8_pages
 from kernels.system.device import torch_dtype
 from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.cache_dtype import FP8
 from kernels.vocabulary.shape import AttentionShape, Mask, Phase
-from kernels.vocabulary.value_shape import value_dim_of, values_of
+from kernels.vocabulary.value_shape import Indexer, indexer_of, value_dim_of, values_of
 from qualification.measure.inputs.guard import guarded
+from qualification.measure.inputs.index_inputs import index_of, index_sizes, small_integers
 
 CPU_MAX_QUERY = 2048  # tokens; on a CPU longer buckets are tested at this length, or just inside if they start beyond
 CPU_MAX_CONTEXT = 4096
@@ -78,6 +80,10 @@ def cases(shape: AttentionShape, device: torch.device, *, seed: int) -> Iterator
     yield _case("ragged", shape, _ragged(shape, longest), device, seed=seed)
     yield _case("large_logits", shape, few, device, seed=seed + 1, query_factor=30.0)
     yield _case("outlier_key", shape, few, device, seed=seed + 2, has_outlier=True)
+    if (indexer := indexer_of(shape)) is not None:
+        edges = _choice_edges(shape, longest, indexer)
+        yield _case("choice_edges", shape, edges, device, seed=seed + 7)
+        yield _case("tied_scores", shape, edges, device, seed=seed + 8, is_tied=True)
     if shape.window is not None and _MAX_SHORT < shape.window + 1 < longest.keys:
         yield _case("window_edges", shape, _window_edges(shape, longest), device, seed=seed + 3)
     if shape.phase is Phase.DECODE or shape.num_heads * shape.head_dim < _FEW_COLUMNS:
@@ -111,6 +117,8 @@ def _edges(shape: AttentionShape, limit: int) -> list[int]:
     borders = {*_EDGES, limit, *((shape.page_size,) if shape.page_size else ())}
     if shape.window is not None:
         borders |= {shape.window}
+    if (indexer := indexer_of(shape)) is not None:
+        borders |= {indexer.num_keys}
     lengths = {1, 2, *(border + step for border in borders for step in (-1, 0, 1))}
     return sorted(length for length in lengths if 1 <= length <= limit)
 
@@ -155,6 +163,15 @@ def _window_edges(shape: AttentionShape, longest: Lengths) -> list[Lengths]:
     return [Lengths(1 if shape.phase is Phase.DECODE else min(longest.queries, 65), length) for length in keys]
 
 
+def _choice_edges(shape: AttentionShape, longest: Lengths, indexer: Indexer) -> list[Lengths]:
+    """Contexts on both sides of the most keys that a query attends to, and up to four times as many."""
+    keys = {min(indexer.num_keys + step, longest.keys) for step in (-1, 0, 1, 67, 3 * indexer.num_keys)}
+    lengths = sorted(keys, reverse=True)
+    if shape.phase is Phase.PREFILL:
+        return [Lengths(it, it) for it in lengths[:2]]
+    return [Lengths(1 if shape.phase is Phase.DECODE else min(longest.queries, 65, it), it) for it in lengths]
+
+
 def _case(
     name: str,
     shape: AttentionShape,
@@ -164,6 +181,7 @@ def _case(
     seed: int,
     query_factor: float = 1.0,
     has_outlier: bool = False,
+    is_tied: bool = False,
 ) -> Case:
     generator = torch.Generator(device).manual_seed(seed)
     num_queries = sum(length.queries for length in lengths)
@@ -171,6 +189,10 @@ def _case(
     q *= query_factor
     num_keys = [length.keys for length in lengths]
     keys = _normal(sum(num_keys), shape.num_kv_heads, shape, generator)
+    indexer = indexer_of(shape)
+    if indexer is not None:
+        of_indexer = small_integers(sum(num_keys), 1, index_sizes(indexer)[1], generator, keys)
+        keys = _beside(keys, of_indexer)
     values = _normal(sum(num_keys), shape.num_kv_heads, shape, generator, value_dim_of(shape))
     if shape.kv_dtype is FP8:  # what no scale is like its neighbour's in
         for part, spread in ((keys, 0.5), (values, 2.0)):
@@ -186,9 +208,16 @@ def _case(
         k, v, batch = _paged(shape, lengths, keys, values, generator)
     if (of_shape := values_of(shape)) is not None and of_shape.is_latent:
         v = k[..., : of_shape.dim]
+    index_keys = k[..., shape.head_dim :]
+    if indexer is not None and not indexer.heads:
+        k = k[..., : shape.head_dim]
     # Kernels choose variants by these bounds, so even short sequences get the bounds of the shape's longest.
     longest = longest_lengths(shape, is_cpu=device.type == "cpu")
     batch = replace(batch, max_seqlen_q=longest.queries, max_context=longest.keys)
+    flags = _flags(shape, lengths, generator)
+    if indexer is not None:
+        index = index_of(indexer, shape, num_queries, index_keys, batch, generator, is_tied=is_tied)
+        flags = with_index(flags, index)
     return Case(
         name=name,
         seed=seed,
@@ -196,7 +225,7 @@ def _case(
         k=k,
         v=v,
         batch=batch,
-        flags=_flags(shape, lengths, generator),
+        flags=flags,
         rows=_rows(lengths, seed, device, max(_MAX_ROWS, _MIN_ELEMENTS // (shape.num_heads * shape.head_dim))),
     )
 
@@ -209,6 +238,13 @@ def _normal(
     like = torch.empty(sizes, dtype=torch_dtype(shape.dtype), device=generator.device)
     _, view = guarded(rows, like, 0.0, math.nan)
     return view.normal_(generator=generator)
+
+
+def _beside(keys: Tensor, others: Tensor) -> Tensor:
+    """Return rows of both, one behind the other, NaN before and behind them in their storage."""
+    joined = torch.cat((keys, others), dim=2)
+    _, found = guarded(joined.shape[0], joined[:0], 0.0, math.nan)
+    return found.copy_(joined)
 
 
 def _packed(num_keys: list[int], device: torch.device) -> AttentionBatch:

@@ -7,6 +7,7 @@ from kernels.collective.shape import CollectiveShape, Follows
 from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.row_buckets import TokenRows
 from kernels.vocabulary.shape import Dtype
+from kernels.vocabulary.value_shape import Indexer, Values, with_values
 from qualification.evidence.evidence import CHECK_LIMITS, SUITE, Check, required_checks, strain, summarize
 from support.qualification_fakes import MACHINE, SHAPE, checks, evidence, path
 
@@ -26,7 +27,9 @@ def test_without_any_one_required_check_it_is_no_proof(name: str) -> None:
 def test_each_check_is_required_of_some_operator() -> None:
     sums = CollectiveShape(Dtype.BF16, 64, 2, Follows.NOTHING, TokenRows.LE_16)
     assert required_checks(sums) - required_checks(SHAPE) == {"unequal_ranks"}
-    assert required_checks(sums) | required_checks(SHAPE) == CHECK_LIMITS.keys()
+    chosen = with_values(SHAPE, Values(64, True, Indexer(24)))
+    assert required_checks(chosen) - required_checks(SHAPE) == {"choice"}
+    assert required_checks(sums) | required_checks(chosen) == CHECK_LIMITS.keys()
 
 
 @pytest.mark.parametrize("measured", [1.0001, math.nan, math.inf])

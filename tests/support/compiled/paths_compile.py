@@ -40,6 +40,7 @@ from qualification.measure.faults import (
     convolution_faults,
     experts_faults,
     fp8_faults,
+    indexed_faults,
     int4_faults,
     latent_faults,
     recurrence_faults,
@@ -60,6 +61,7 @@ def shapes() -> Iterator[AnyShape]:
         yield replace(shape, kv_dtype=FP8)
         yield replace(shape, context_bucket=Bucket.LE_2K)
     yield from latent_faults.trial_shapes_of_latents(Dtype.BF16)
+    yield from indexed_faults.trial_shapes_of_indexers(Dtype.BF16)
     yield from attention_faults.narrow_trial_shapes(Dtype.BF16)
     yield from experts_faults.trial_shapes(Dtype.BF16)
     of_experts: tuple[tuple[AnyExpertFormat, AnyExpertActivation], ...] = (
