@@ -24,7 +24,7 @@ def write_latents(
     eps: float,
     turns: Turns | None = None,
 ) -> Tensor:
-    """Rotate what is to be, norm latents, write both into their pages; return keys [T, 1, latent + r].
+    """Rotate what is to be, norm latents, write both into their pages; return keys [T, 1, row].
 
     queries    [T, heads, latent + r], whose last r numbers are written; last dim contiguous
     q_rotated  [T, heads, r], last dim contiguous: what these are before their rotation
@@ -32,26 +32,29 @@ def write_latents(
     norm       [latent], weights of an RMSNorm
     cos_sin    [max_position, r] fp32, the cosines of r / 2 angles, then their sines
     positions  [T] int32; slots [T] int64, page * page_size + offset: unique, in range (the caller proves it)
-    pages      [num_pages, page_size, 1, latent + r], contiguous, written at `slots`; may be of another dtype
+    pages      [num_pages, page_size, 1, row], contiguous, of whose rows at `slots` the first latent + r numbers are
+               written, as of the keys: `write_index` writes what follows; may be of another dtype
     turns      `turns_of(cos_sin, positions)`, where it is at hand: then it is computed by torch
     Computed in fp32, rounded once. Pairs are (x[i], x[i + r / 2]).
     """
     num_tokens, num_heads, size = queries.shape
     rotated = cos_sin.shape[1]
     latent = size - rotated
-    keys = projected.new_empty(num_tokens, 1, size)
+    row_size = pages.shape[3]
+    keys = projected.new_empty(num_tokens, 1, row_size)
     if turns is not None or not runs_on_triton(queries):
         found = turns if turns is not None else turns_of(cos_sin, positions)
         assert found is not None, "a table is on the device of what it rotates"
         keys[:, 0, :latent] = rms_norm_torch(projected[:, :latent], norm, eps)
-        keys[:, :, latent:] = _rotated(projected[:, None, latent:], found)
+        keys[:, :, latent:size] = _rotated(projected[:, None, latent:], found)
         queries[..., latent:] = _rotated(q_rotated, found)
-        pages.view(-1, 1, size).index_copy_(0, slots, keys.to(pages.dtype))
+        pages.view(-1, 1, row_size)[..., :size].index_copy_(0, slots, keys[..., :size].to(pages.dtype))
         return keys
     block_heads = min(next_power_of_2(num_heads), 32)
     _latent_kv_kernel[(num_tokens, 1 + -(-num_heads // block_heads))](
         queries, q_rotated, projected, norm, cos_sin, positions, pages, slots, keys, queries.stride(0),
-        queries.stride(1), q_rotated.stride(0), q_rotated.stride(1), projected.stride(0), eps,
+        queries.stride(1), q_rotated.stride(0), q_rotated.stride(1), projected.stride(0), row_size,
+        eps,
         NUM_HEADS=num_heads, LATENT=latent, HALF=rotated // 2, BLOCK_HEADS=block_heads,
         BLOCK_LATENT=next_power_of_2(latent), BLOCK_HALF=next_power_of_2(rotated // 2),
     )  # fmt: skip
@@ -69,7 +72,7 @@ def _rotated(x: Tensor, turns: Turns) -> Tensor:
 @jit(do_not_specialize_on_alignment=["positions_ptr", "slots_ptr"])
 def _latent_kv_kernel(
     queries_ptr, q_rotated_ptr, projected_ptr, norm_ptr, cos_sin_ptr, positions_ptr, pages_ptr, slots_ptr, keys_ptr,
-    stride_qt, stride_qh, stride_rt, stride_rh, stride_pt, eps,
+    stride_qt, stride_qh, stride_rt, stride_rh, stride_pt, row_size, eps,
     NUM_HEADS: tl.constexpr, LATENT: tl.constexpr, HALF: tl.constexpr, BLOCK_HEADS: tl.constexpr,
     BLOCK_LATENT: tl.constexpr, BLOCK_HALF: tl.constexpr,
 ):  # fmt: skip
@@ -83,8 +86,8 @@ def _latent_kv_kernel(
     sin = tl.load(angle + HALF, mask=is_col, other=0.0)
     if block == 0:
         source = projected_ptr + token * stride_pt
-        target = keys_ptr + token * (LATENT + 2 * HALF)
-        page = pages_ptr + tl.load(slots_ptr + token).to(tl.int64) * (LATENT + 2 * HALF)
+        target = keys_ptr + token * row_size
+        page = pages_ptr + tl.load(slots_ptr + token).to(tl.int64) * row_size
         dims = tl.arange(0, BLOCK_LATENT)
         is_dim = dims < LATENT
         latent = tl.load(source + dims, mask=is_dim, other=0.0).to(tl.float32)

@@ -67,6 +67,11 @@ def _shape(weight: _Weight, dtype: Dtype, rows: LinearRows) -> LinearShape:
 
 def _weights_of(layer: LayerConfig, model: ModelConfig, dtype: Dtype, device_type: str) -> Iterator[_Weight]:
     yield from _own_weights_of(layer, model.hidden_size)
+    mixer = layer.mixer
+    if isinstance(mixer, LatentAttentionConfig) and (own := mixer.own_indexer) is not None:
+        yield _Weight(mixer.sizes.query_latent or 0, own.num_heads * own.dim, format=layer.formats.index_up)
+        yield _Weight(model.hidden_size, own.dim, format=layer.formats.index_key)
+        yield _router(model.hidden_size, own.num_heads, dtype, device_type)
     if isinstance(layer.feed_forward, ExpertsConfig):
         yield _router(model.hidden_size, layer.feed_forward.num_experts, dtype, device_type)
 

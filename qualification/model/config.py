@@ -163,6 +163,11 @@ class AttentionConfig:
         return self.query_size if self.gate.by_dimension else self.num_heads
 
     @property
+    def cached_dim(self) -> int:
+        """Return the numbers of a head's key that a page holds of a token, with what lies behind it."""
+        return self.head_dim
+
+    @property
     def output_dim(self) -> int:
         """Return the numbers of a head that the last product reads."""
         return self.value_dim or self.head_dim
@@ -195,6 +200,16 @@ class AttentionConfig:
     def kv_up_numbers(self) -> int:
         """Return the numbers of the product that makes keys and values of a latent; 0 where there is none."""
         return 0
+
+    @property
+    def reads_choice(self) -> bool:
+        """Return whether a query attends to keys that an indexer chooses, of this layer or of an earlier one."""
+        return self.values is not None and self.values.indexer is not None
+
+    def indexer_numbers(self, hidden: int) -> tuple[int, int]:
+        """Return the numbers of the products that make an indexer's queries and its key; `hidden`: of what it reads."""
+        del hidden
+        return 0, 0
 
     @property
     def has_own_keys(self) -> bool:
@@ -403,6 +418,7 @@ class LinearFormats:
     query_up, kv_up  of latent attention: what makes queries of their latent, and keys and values of theirs
     gates          of the gated delta rule: of writing and of decay
     to_latent, from_latent  of a mixture: what makes what experts read, and hidden numbers of what they add
+    index_up, index_key  of its indexer: what makes queries of their latent, and its key; its weights are plain
     """
 
     qkv: WeightFormat = PLAIN
@@ -414,6 +430,8 @@ class LinearFormats:
     gates: WeightFormat = PLAIN
     to_latent: WeightFormat = PLAIN
     from_latent: WeightFormat = PLAIN
+    index_up: WeightFormat = PLAIN
+    index_key: WeightFormat = PLAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -520,6 +538,12 @@ class ModelConfig:
         """The mixers of all other layers, in their order."""
         return tuple(layer.mixer for layer in self.layers if isinstance(layer.mixer, RecurrenceConfig))
 
+    def layer_that_chooses_for(self, index: int) -> int:
+        """Return the latest layer up to this one that has an indexer, by its place among all; one must have."""
+        indexers = [it.values.indexer if it.values is not None else None for it in self.attentions]
+        own = zip(self.attention_layers, indexers, strict=True)
+        return max(layer for layer, it in own if layer <= index and it is not None and it.heads)
+
     @property
     def longest_context(self) -> int:
         """Most positions that can be served: `max_position`, or beyond it what all rotations are stretched to."""
@@ -576,7 +600,7 @@ def kv_bytes_per_token(config: ModelConfig, dtype: Dtype, kv_dtype: Dtype) -> in
 
 def cached_bytes_of(attention: AttentionConfig, dtype: Dtype) -> int:
     """Bytes of cache that one token takes in a layer with keys and values of its own; `dtype` of its pages."""
-    dims = (attention.head_dim,) if attention.is_latent else (attention.head_dim, attention.output_dim)
+    dims = (attention.cached_dim,) if attention.is_latent else (attention.head_dim, attention.output_dim)
     return attention.num_kv_heads * sum(cached_bytes(dtype, dim) for dim in dims)
 
 
@@ -619,6 +643,8 @@ def _bytes_saved(hidden: int, layer: LayerConfig, dtype: Dtype, num_tokens: int 
         counts += [(formats.qkv, hidden * mixer.projected_size)]
         counts += [(formats.output, hidden * mixer.output_size)]
         counts += [(formats.query_up, mixer.query_up_numbers), (formats.kv_up, mixer.kv_up_numbers)]
+        of_queries, of_key = mixer.indexer_numbers(hidden)
+        counts += [(formats.index_up, of_queries), (formats.index_key, of_key)]
     elif isinstance(mixer, RecurrenceConfig):
         of = mixer.products
         counts += [(formats.qkv, of.first), (formats.output, of.output), (formats.gates, of.gates)]

@@ -7,7 +7,7 @@ Source: DeepSeek-AI 2024, "DeepSeek-V2", section 2.1.
 
 from dataclasses import dataclass, field
 
-from kernels.vocabulary.value_shape import Values
+from kernels.vocabulary.value_shape import Indexer, Values
 from qualification.model.config import AttentionConfig, RopeConfig
 
 NORM_EPS = 1e-6  # of both inner norms in every published class, whatever rms_norm_eps is
@@ -40,13 +40,38 @@ class LatentSizes:
 
 
 @dataclass(frozen=True, slots=True)
+class IndexerConfig:
+    """The choice of the keys that a query attends to: DeepSeek sparse attention's lightning indexer.
+
+    Its queries are a product of the query latent; its one key a token is a LayerNorm of a product of what attention
+    reads, and lies behind the latent's in the pages; a third product makes a weight of each of its heads. The first
+    numbers of queries and keys are rotated, as many as of attention's.
+
+    count       the most keys of a query
+    num_heads   of its queries
+    dim         numbers of a query and of a key
+    neighbours  whether the pairs that are rotated are neighbours
+    is_own      whether the layer has such products; else the choice of the layer before it that has them is read
+    Source: DeepSeek-AI 2025, "DeepSeek-V3.2-Exp".
+    """
+
+    count: int
+    num_heads: int
+    dim: int
+    neighbours: bool
+    is_own: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class LatentAttentionConfig(AttentionConfig):
     """Attention of absorbed queries: one KV head, whose keys are latent and rotated numbers, and its values the latent.
 
     Projected are the query latent, or without one the queries, then latent and rotated numbers.
+    indexer  what chooses the keys that a query attends to; None: it attends to all before it
     """
 
     sizes: LatentSizes = field(kw_only=True)
+    indexer: IndexerConfig | None = field(default=None, kw_only=True)
 
     @classmethod
     def of(cls, sizes: LatentSizes, num_heads: int, scale: float, rope: RopeConfig) -> "LatentAttentionConfig":
@@ -55,7 +80,20 @@ class LatentAttentionConfig(AttentionConfig):
 
     @property
     def values(self) -> Values | None:
-        return Values(self.sizes.latent, is_latent=True)
+        indexer = None
+        if self.indexer is not None:
+            sizes = (self.indexer.num_heads, self.indexer.dim) if self.indexer.is_own else ()
+            indexer = Indexer(self.indexer.count, *sizes)
+        return Values(self.sizes.latent, True, indexer)
+
+    @property
+    def own_indexer(self) -> IndexerConfig | None:
+        """Return the indexer of a layer that has one of its own."""
+        return self.indexer if self.indexer is not None and self.indexer.is_own else None
+
+    @property
+    def cached_dim(self) -> int:
+        return self.head_dim + (0 if self.own_indexer is None else self.own_indexer.dim)
 
     @property
     def rotary_dim(self) -> int:
@@ -85,4 +123,12 @@ class LatentAttentionConfig(AttentionConfig):
     def num_parameters(self, hidden: int) -> int:
         norms = self.sizes.latent + (self.sizes.query_latent or 0)
         products = hidden * (self.projected_size + self.output_size)
-        return products + self.query_up_numbers + self.kv_up_numbers + norms
+        found = products + self.query_up_numbers + self.kv_up_numbers + norms
+        if (own := self.own_indexer) is None:
+            return found
+        return found + sum(self.indexer_numbers(hidden)) + hidden * own.num_heads + 2 * own.dim
+
+    def indexer_numbers(self, hidden: int) -> tuple[int, int]:
+        if (own := self.own_indexer) is None:
+            return 0, 0
+        return (self.sizes.query_latent or 0) * own.num_heads * own.dim, hidden * own.dim

@@ -119,6 +119,7 @@ PUBLISHED: tuple[PublishedModel, ...] = (
     PublishedModel("zai-org/GLM-4.5-Air", "Glm4MoeForCausalLM", 106.9, Calls.GLM45, "glm-4.5-air"),
     PublishedModel("zai-org/GLM-4.7", "Glm4MoeForCausalLM", 352.8, Calls.GLM47),
     PublishedModel("zai-org/GLM-4.7-Flash", "Glm4MoeLiteForCausalLM", 29.9, Calls.GLM47, "glm-4.7-flash"),
+    PublishedModel("zai-org/GLM-5", "GlmMoeDsaForCausalLM", 743.9, Calls.GLM47),
     PublishedModel("zai-org/GLM-4.5V", "Glm4vMoeForConditionalGeneration", 106.9, Calls.GLM45),
     PublishedModel("zai-org/GLM-4.6V", "Glm4vMoeForConditionalGeneration", 106.9, Calls.GLM45),
     PublishedModel("zai-org/GLM-4.1V-9B-Thinking", "Glm4vForConditionalGeneration", 9.4, None, "glm-4.1v-9b"),
@@ -142,6 +143,7 @@ PUBLISHED: tuple[PublishedModel, ...] = (
     PublishedModel(
         "deepseek-ai/DeepSeek-V3", "DeepseekV3ForCausalLM", 671.0, Calls.DEEPSEEK_V3, stored=Stored.FP8
     ),
+    PublishedModel("deepseek-ai/DeepSeek-V3.2", "DeepseekV32ForCausalLM", 671.9, stored=Stored.FP8),
     PublishedModel(
         "moonshotai/Kimi-K2.5", "KimiK25ForConditionalGeneration", 1026.5, Calls.KIMI_K2, stored=Stored.INT4,
         gigabytes=553.3,

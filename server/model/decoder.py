@@ -65,8 +65,16 @@ from server.model.block import (
 )
 from server.model.experts import Experts, ExpertsApart, ProductsOf, Shared, SharedAlike, products_of
 from server.model.gated_delta import GatedDelta
-from server.model.latent_attention import LatentAttention
-from server.model.layers import DenseWeights, LayerWeights, MixtureWeights, NormsApart, PerLayerWeights, Weights
+from server.model.latent_attention import Indexer, LatentAttention
+from server.model.layers import (
+    DenseWeights,
+    IndexerWeights,
+    LayerWeights,
+    MixtureWeights,
+    NormsApart,
+    PerLayerWeights,
+    Weights,
+)
 from server.model.linear import (
     Activated,
     Capped,
@@ -179,6 +187,7 @@ class Decoder:
         self._embed = _embedding(config, weights.embedding)
         self._per_layer = self._per_layer_inputs(config, weights.per_layer)
         self._has_borrowers = any(not it.has_own_keys for it in config.attentions)
+        self._chooses = any(it.reads_choice for it in config.attentions)
         self._finish_logits = _after_head(config)
         own = config.zero_centred_final_norm
         self._final_norm = _norm_weight(weights.final_norm, config.zero_centred_norms if own is None else own)
@@ -215,6 +224,8 @@ class Decoder:
             step = replace(step, per_layer=self._per_layer(hidden, step))
         if self._has_borrowers:
             step = replace(step, kept={})
+        if self._chooses:
+            step = replace(step, choices={})
         blocks = self._blocks if observer is None else self._observed(observer)
         for index, block in enumerate(blocks):
             hidden, residual = block(hidden, residual, step)
@@ -478,6 +489,7 @@ class Decoder:
         )
         query_up = None if own.query_up is None else self._product(index, WeightName.QUERY_UP, own.query_up)
         rope, cos_sin = self.ropes.of(attention)
+        indexer = self._indexer(index, attention, own.indexer)
         return LatentAttention(
             self.config.attention_layers.index(index),
             sizes,
@@ -492,7 +504,27 @@ class Decoder:
             rope,
             cos_sin,
             grows=attention.query_scaling is not None,
+            indexer=indexer,
+            choice_of=self._choice_of(index) if attention.reads_choice else None,
         )
+
+    def _indexer(self, index: int, attention: LatentAttentionConfig, weights: IndexerWeights | None) -> Indexer | None:
+        if weights is None or attention.indexer is None:
+            return None
+        own, of_weights = attention.indexer, _widened(weights.weights)
+        return Indexer(
+            own.count,
+            (own.num_heads, own.dim),
+            self._product(index, WeightName.INDEX_QUERIES, weights.queries),
+            self._product(index, WeightName.INDEX_KEY, weights.key),
+            (weights.norm, weights.bias),
+            self._operators.product(index, WeightName.INDEX_WEIGHTS, of_weights, self._in_fp32(of_weights)),
+            own.neighbours,
+        )
+
+    def _choice_of(self, index: int) -> int:
+        """Return the layer whose choice is read, by its place among the layers that attend."""
+        return self.config.attention_layers.index(self.config.layer_that_chooses_for(index))
 
     def _attention(self, index: int, attention: AttentionConfig, weights: LayerWeights) -> Attention:
         place, eps = self.config.attention_layers.index(index), self.config.norm_eps

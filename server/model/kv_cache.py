@@ -7,6 +7,7 @@ from torch import Tensor
 
 from kernels.fp8_cache import pages as fp8_pages
 from kernels.fused.asymmetric_kv import rope_and_write_asymmetric
+from kernels.fused.index_kv import write_index
 from kernels.fused.latent_kv import write_latents
 from kernels.fused.rope_kv import Turns, rope_and_write_kv
 from qualification.model.config import ModelConfig
@@ -79,7 +80,10 @@ class Fp8Layer(KVLayer):
 
 
 class LatentLayer(KVLayer):
-    """Pages of latents: `v` is the view of the first numbers of `k`, and no memory of its own."""
+    """Pages of latents: `v` is the view of the first numbers of `k`, and no memory of its own.
+
+    Where a layer has an indexer, its key of a token lies behind the token's key in `k`.
+    """
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -101,6 +105,27 @@ class LatentLayer(KVLayer):
         """Finish queries, write latents and return them as keys; see `kernels.fused.latent_kv.write_latents`."""
         return write_latents(
             queries, q_rotated, projected, norm, cos_sin, positions, self.k, slots, eps=eps, turns=turns
+        )
+
+    def write_index(
+        self,
+        queries: Tensor,
+        projected: Tensor,
+        norm: tuple[Tensor, Tensor],
+        cos_sin: Tensor,
+        positions: Tensor,
+        keys: Tensor,
+        slots: Tensor,
+        *,
+        neighbours: bool,
+        turns: Turns | None = None,
+    ) -> Tensor:
+        """Write an indexer's keys behind `keys` and into pages, and return its rotated queries.
+
+        norm  its weight and its bias; the rest as of `kernels.fused.index_kv.write_index`
+        """
+        return write_index(
+            queries, projected, *norm, cos_sin, positions, keys, self.k, slots, neighbours=neighbours, turns=turns
         )
 
 
@@ -161,7 +186,7 @@ class KVCache:
                 layers[index] = Fp8Layer(k, v)
                 continue
             if layer.is_latent and layer.values is not None:
-                k = torch.zeros(shape, dtype=dtype, device=device)
+                k = torch.zeros(*shape[:3], layer.cached_dim, dtype=dtype, device=device)
                 layers[index] = LatentLayer(k, k[..., : layer.values.dim])
                 continue
             if layer.value_dim is not None:

@@ -5,11 +5,33 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels.calls.indexed import Index
 from kernels.fused.norm import rms_norm
 from qualification.model.latent import NORM_EPS, LatentSizes
 from server.model.kv_cache import LatentLayer
 from server.model.linear import Product
 from server.model.step import Step
+
+
+@dataclass(frozen=True, slots=True)
+class Indexer:
+    """The products that choose a layer's keys.
+
+    count       the most keys of a query
+    sizes       heads, and numbers of each
+    queries     of the normed query latent
+    key         of what attention reads; norm: the weight and the bias [dim] of its LayerNorm
+    weights     x [T, hidden] -> [T, heads] fp32: of fp32 on a CPU, else of the model's dtype
+    neighbours  whether the pairs that are rotated are neighbours
+    """
+
+    count: int
+    sizes: tuple[int, int]
+    queries: Product
+    key: Product
+    norm: tuple[Tensor, Tensor]
+    weights: Product
+    neighbours: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +45,9 @@ class LatentAttention:
     values_up  [heads, value, latent]
     rope       which of the decoder's rotary tables this layer's is; cos_sin: that table
     grows      whether queries are multiplied by the step's `query_scales`, where it has them
+    indexer    what chooses the keys of a query; None: it attends to all before it, or to the choice of another layer
+    choice_of  the layer whose choice is read, by its place among the layers that attend: this one where it has an
+               indexer; None where no key is chosen
     """
 
     layer: int
@@ -38,13 +63,17 @@ class LatentAttention:
     rope: int
     cos_sin: Tensor
     grows: bool = False
+    indexer: Indexer | None = None
+    choice_of: int | None = None
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         sizes, num_tokens = self.sizes, x.shape[0]
         projected = self.projected(x, step)
-        own, of_key = projected.split_with_sizes((projected.shape[1] - sizes.key, sizes.key), dim=1)
+        latent, of_key = projected.split_with_sizes((projected.shape[1] - sizes.key, sizes.key), dim=1)
+        own = latent
         if self.query_up is not None and self.query_norm is not None:
-            own = self.query_up(rms_norm(own, self.query_norm, NORM_EPS), step)
+            latent = rms_norm(latent, self.query_norm, NORM_EPS)
+            own = self.query_up(latent, step)
         plain, rotated = own.view(num_tokens, self.num_heads, sizes.query).split_with_sizes(
             (sizes.plain, sizes.rotated), dim=2
         )
@@ -63,10 +92,40 @@ class LatentAttention:
             eps=NORM_EPS,
             turns=None if step.turns is None else step.turns[self.rope],
         )
+        index = None
+        if self.indexer is not None:
+            index = self._index(self.indexer, x, latent, step, pages, keys)
+        elif self.choice_of is not None:
+            assert step.choices is not None, "the decoder keeps choices"
+            index = Index(step.choices[self.choice_of])
         if self.grows and step.query_scales is not None:
             queries.mul_(step.query_scales)
         out = queries.new_empty(num_tokens, self.num_heads, sizes.latent)
-        step.attend(self.layer, queries, keys, keys[..., : sizes.latent], out)
+        step.attend(self.layer, queries, keys, keys[..., : sizes.latent], out, index)
         values = out.new_empty(num_tokens, self.num_heads, sizes.value)
         torch.bmm(out.transpose(0, 1), self.values_up.transpose(1, 2), out=values.transpose(0, 1))
         return self.output(values.flatten(1), step)
+
+    def _index(
+        self, indexer: Indexer, x: Tensor, latent: Tensor, step: Step, pages: LatentLayer, keys: Tensor
+    ) -> Index:
+        """Write the indexer's keys, and return what the step's queries choose theirs by.
+
+        x [T, hidden], latent [T, query latent] normed, keys [T, 1, row], whose last numbers are written.
+        """
+        queries = pages.write_index(
+            indexer.queries(latent, step).view(x.shape[0], *indexer.sizes),
+            indexer.key(x, step),
+            indexer.norm,
+            self.cos_sin if step.tables is None else step.tables[self.rope],
+            step.positions,
+            keys,
+            step.slots,
+            neighbours=indexer.neighbours,
+            turns=None if step.turns is None else step.turns[self.rope],
+        )
+        weights = indexer.weights(x if x.is_cuda else x.float(), step)
+        chosen = torch.empty(x.shape[0], indexer.count, dtype=torch.int32, device=x.device)
+        assert step.choices is not None, "the decoder keeps choices"
+        step.choices[self.layer] = chosen
+        return Index(chosen, queries, weights)

@@ -140,6 +140,22 @@ class ConvolutionTensors:
 
 
 @dataclass(frozen=True, slots=True)
+class IndexerWeights:
+    """Tensors of what chooses the keys of a layer with latent attention.
+
+    queries  [heads * dim, query latent]
+    key      [dim, hidden], and the weight and the bias [dim] of its LayerNorm
+    weights  [heads, hidden], never in another format than the model's dtype
+    """
+
+    queries: Linear
+    key: Linear
+    norm: Tensor
+    bias: Tensor
+    weights: Linear
+
+
+@dataclass(frozen=True, slots=True)
 class LatentWeights:
     """Tensors of latent attention beside the first and the last product.
 
@@ -147,12 +163,14 @@ class LatentWeights:
     norm        [latent]
     kv_up       [heads * (plain + value), latent]: of each head what makes keys, then what makes values. No step
                 multiplies with it: a decoder has its parts as matrices of heads, in the dtype of the model
+    indexer     None where the layer chooses no keys
     """
 
     query_norm: Tensor | None
     query_up: Linear | None
     norm: Tensor
     kv_up: Linear
+    indexer: IndexerWeights | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +235,12 @@ class LayerWeights:
         if self.convolution is not None:
             return {WeightName.RECURRENT_INPUT: qkv, WeightName.RECURRENT_OUTPUT: output, **fed}
         up = {} if self.latent is None or self.latent.query_up is None else {WeightName.QUERY_UP: self.latent.query_up}
+        if self.latent is not None and (own := self.latent.indexer) is not None:
+            up |= {
+                WeightName.INDEX_QUERIES: own.queries,
+                WeightName.INDEX_KEY: own.key,
+                WeightName.INDEX_WEIGHTS: own.weights,
+            }
         found = {WeightName.QKV: qkv, **up, **gate, WeightName.OUTPUT: output, **fed}
         if self.per_layer is not None:
             found |= {
@@ -349,7 +373,7 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device)
             norm_after_feed_forward=vector(hidden) if norms.after and feeds else None,
             sinks=vector(attention.num_heads, torch.float32) if attention.has_sinks else None,
             attention_gate=linear(hidden, attention.gate_size, False, PLAIN) if has_own_gate else None,
-            latent=_empty_latent(attention, linear, formats, vector),
+            latent=_empty_latent(attention, hidden, linear, formats, vector),
             per_layer=per_layer,
             scale=vector(1) if model.has_layer_scales else None,
         )
@@ -389,16 +413,27 @@ EmptyLinear = Callable[[int, int, bool, WeightFormat], Linear]
 
 
 def _empty_latent(
-    config: AttentionConfig, linear: EmptyLinear, formats: LinearFormats, vector: Callable[[int], Tensor]
+    config: AttentionConfig, hidden: int, linear: EmptyLinear, formats: LinearFormats, vector: Callable[[int], Tensor]
 ) -> LatentWeights | None:
     if not isinstance(config, LatentAttentionConfig):
         return None
     sizes, heads, query_latent = config.sizes, config.num_heads, config.sizes.query_latent
+    indexer, own = None, config.own_indexer
+    if own is not None:
+        assert query_latent is not None, "an indexer's queries are made of the query latent"
+        indexer = IndexerWeights(
+            linear(query_latent, own.num_heads * own.dim, False, formats.index_up),
+            linear(hidden, own.dim, False, formats.index_key),
+            vector(own.dim),
+            vector(own.dim),
+            linear(hidden, own.num_heads, False, PLAIN),
+        )
     return LatentWeights(
         None if query_latent is None else vector(query_latent),
         None if query_latent is None else linear(query_latent, heads * sizes.query, False, formats.query_up),
         vector(sizes.latent),
         linear(sizes.latent, heads * (sizes.plain + sizes.value), False, formats.kv_up),
+        indexer,
     )
 
 

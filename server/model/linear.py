@@ -27,6 +27,9 @@ class WeightName(Enum):
 
     QKV = "qkv"
     QUERY_UP = "query_up"
+    INDEX_QUERIES = "index_queries"
+    INDEX_KEY = "index_key"
+    INDEX_WEIGHTS = "index_weights"
     ATTENTION_GATE = "attention_gate"
     OUTPUT = "output"
     RECURRENT_INPUT = "recurrent_input"

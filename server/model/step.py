@@ -1,19 +1,27 @@
 """The inputs of one forward pass as one object: what a new per-token input is added to."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from kernels.calls.indexed import Index
 from kernels.fused.rope_kv import Turns
 from server.model.kv_cache import KVCache
 from server.model.layer_state import StepStates
 
-# attend(layer, q [T, heads, d], k [T, kv_heads, d], v, out [T, heads, d]) fills out; k and v are in their pages.
-# `layer` is the place among the layers that attend. q, k and v are views: a token's heads are contiguous, tokens are
-# further apart.
-Attend = Callable[[int, Tensor, Tensor, Tensor, Tensor], None]
+
+class Attend(Protocol):
+    """Computes attention over the pages of a step, layer by layer."""
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor, index: Index | None = None, /) -> None:
+        """Fill out [T, heads, d], of q [T, heads, d] and k, v [T, kv_heads, d], which are in their pages.
+
+        layer  the place among the layers that attend
+        index  of a layer that attends to chosen keys: what chooses them, or an earlier layer's choice
+        q, k and v are views: a token's heads are contiguous, tokens are further apart.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +44,8 @@ class Step:
                the decoder adds it, None where nothing grows
     kept       by layer that attends [T, kv_heads, d]: keys and values that later layers read again. The forward pass
                fills it; None where no layer reads another's
+    choices  by layer that attends and has an indexer its choice [T, count], which later layers may read again. The
+               forward pass fills it; None where no layer has an indexer
     per_layer  [T, layers, width]: what each token gives to each layer, where a model has such embeddings: the decoder
                adds it
     tables     by rotary table [T, r] fp32 the row of each token, where positions have three parts: the decoder adds
@@ -54,6 +64,7 @@ class Step:
     states: StepStates | None = None
     query_scales: Tensor | None = None
     kept: dict[int, tuple[Tensor, Tensor]] | None = None
+    choices: dict[int, Tensor] | None = None
     per_layer: Tensor | None = None
 
 

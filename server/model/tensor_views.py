@@ -17,6 +17,7 @@ from server.model.layers import DenseWeights, GatedDeltaWeights, LatentWeights, 
 from server.model.linear import Linear
 
 _DENSE = TensorNames().dense
+_INDEXER = "self_attn.indexer"  # of DeepSeek sparse attention, in every published class
 
 
 def checkpoint_views(weights: Weights, config: ModelConfig, names: TensorNames) -> dict[str, StoredTensor]:
@@ -78,6 +79,9 @@ def layer_views(index: int, layer: LayerWeights, config: LayerConfig, names: Ten
         views[f"{prefix}.self_attn.kv_a_layernorm.weight"] = StoredTensor(layer.latent.norm)
         if layer.latent.query_norm is not None:
             views[f"{prefix}.self_attn.q_a_layernorm.weight"] = StoredTensor(layer.latent.query_norm)
+        if (indexer := layer.latent.indexer) is not None:
+            views[f"{prefix}.{_INDEXER}.k_norm.weight"] = StoredTensor(indexer.norm)
+            views[f"{prefix}.{_INDEXER}.k_norm.bias"] = StoredTensor(indexer.bias)
     if layer.sinks is not None:
         views[f"{prefix}.{names.sinks}"] = StoredTensor(layer.sinks)
     if layer.per_layer is not None:
@@ -149,6 +153,12 @@ def _latent(weights: LatentWeights, config: AttentionConfig, projected: Linear, 
     found = {"self_attn.kv_a_proj_with_mqa": of_keys, "self_attn.kv_b_proj": weights.kv_up, "self_attn.o_proj": output}
     if weights.query_up is None:
         return {"self_attn.q_proj": own, **found}
+    if (indexer := weights.indexer) is not None:
+        found |= {
+            f"{_INDEXER}.wq_b": indexer.queries,
+            f"{_INDEXER}.wk": indexer.key,
+            f"{_INDEXER}.weights_proj": indexer.weights,
+        }
     return {"self_attn.q_a_proj": own, "self_attn.q_b_proj": weights.query_up, **found}
 
 

@@ -14,6 +14,7 @@ from transformers import (
     Cohere2MoeConfig,
     DeepseekV2Config,
     DeepseekV3Config,
+    DeepseekV32Config,
     Ernie4_5_MoeConfig,
     Ernie4_5Config,
     Exaone4Config,
@@ -26,6 +27,7 @@ from transformers import (
     Glm4MoeConfig,
     Glm4MoeLiteConfig,
     GlmConfig,
+    GlmMoeDsaConfig,
     GptOssConfig,
     GraniteConfig,
     GraniteMoeConfig,
@@ -95,6 +97,8 @@ FAMILIES = {
     "cohere2": Cohere2Config,
     "deepseek_v2": DeepseekV2Config,
     "deepseek_v3": DeepseekV3Config,
+    "deepseek_v32": DeepseekV32Config,
+    "glm_moe_dsa": GlmMoeDsaConfig,
     "glm4_moe_lite": Glm4MoeLiteConfig,
     "mistral4": Mistral4Config,
     "cohere2_moe": Cohere2MoeConfig,
@@ -148,9 +152,12 @@ LATENT: dict[str, object] = {
     "n_shared_experts": 1,
     **EXPERTS,
 }
+INDEXER = {"index_topk": 24, "index_n_heads": 12, "index_head_dim": 16}
 MORE: dict[str, dict[str, object]] = {
     "deepseek_v2": {**LATENT, "first_k_dense_replace": 1},
     "deepseek_v3": {**LATENT, "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2},
+    "deepseek_v32": {**LATENT, **INDEXER, "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2},
+    "glm_moe_dsa": {**LATENT, **INDEXER, "first_k_dense_replace": 1, "indexer_types": ["full", "shared"]},
     "glm4_moe_lite": LATENT,
     "mistral4": LATENT,
     "lfm2": {"layer_types": ["conv", "full_attention"]},
@@ -340,7 +347,8 @@ MODELS = (
     ("hunyuan_v1_dense", 4, 1, 36), ("hunyuan_v1_moe", 6, 2, 18), ("hy_v3", 8, 4, 12), ("laguna", 6, 3, 20),
     ("llama4_text", 4, 2, 32), ("step3p5", 6, 3, 20), ("afmoe", 4, 2, 24), ("gemma", 2, 1, 28),
     ("lfm2", 4, 2, 20), ("lfm2_moe", 6, 2, 16), ("deepseek_v2", 4, 4, 12), ("deepseek_v3", 6, 6, 8),
-    ("glm4_moe_lite", 3, 3, 16), ("mistral4", 4, 4, 10), ("mimo_v2_flash", 8, 2, 20),
+    ("deepseek_v32", 4, 4, 12), ("glm_moe_dsa", 6, 6, 8), ("glm4_moe_lite", 3, 3, 16), ("mistral4", 4, 4, 10),
+    ("mimo_v2_flash", 8, 2, 20),
     ("qwen3_next", 4, 2, 24), ("qwen3_5_text", 6, 2, 20), ("qwen3_5_moe_text", 4, 1, 32),
 )  # fmt: skip
 NUM_NEW = 12

@@ -281,6 +281,9 @@ def _mixer_formats(
             query_up=format_of("self_attn.q_b_proj") if has_query_latent else PLAIN,
             kv_up=format_of("self_attn.kv_b_proj"),
         )
+        if mixer.own_indexer is not None:
+            up, key = format_of("self_attn.indexer.wq_b"), format_of("self_attn.indexer.wk")
+            found = replace(found, index_up=up, index_key=key)
     elif names.qkv is not None:
         found = LinearFormats(format_of(f"{names.attention}.{names.qkv}"))
     else:

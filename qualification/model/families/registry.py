@@ -9,6 +9,7 @@ from qualification.model.families.cohere2 import COHERE2
 from qualification.model.families.cohere2_moe import COHERE2_MOE
 from qualification.model.families.deepseek_v2 import DEEPSEEK_V2
 from qualification.model.families.deepseek_v3 import DEEPSEEK_V3, KIMI_K2
+from qualification.model.families.deepseek_v32 import DEEPSEEK_V32
 from qualification.model.families.ernie4_5 import ERNIE4_5
 from qualification.model.families.ernie4_5_moe import ERNIE4_5_MOE
 from qualification.model.families.exaone4 import EXAONE4
@@ -23,6 +24,7 @@ from qualification.model.families.glm4_moe import GLM4_MOE
 from qualification.model.families.glm4_moe_lite import GLM4_MOE_LITE
 from qualification.model.families.glm4v import GLM4V_TEXT
 from qualification.model.families.glm4v_moe import GLM4V_MOE_TEXT
+from qualification.model.families.glm_moe_dsa import GLM_MOE_DSA
 from qualification.model.families.glm_ocr import GLM_OCR_TEXT
 from qualification.model.families.gpt_oss import GPT_OSS
 from qualification.model.families.granite import GRANITE
@@ -72,6 +74,7 @@ KNOWN: tuple[Family, ...] = (
     COHERE2_MOE,
     DEEPSEEK_V2,
     DEEPSEEK_V3,
+    DEEPSEEK_V32,
     ERNIE4_5,
     ERNIE4_5_MOE,
     EXAONE4,
@@ -86,6 +89,7 @@ KNOWN: tuple[Family, ...] = (
     GLM4_MOE_LITE,
     GLM4V_MOE_TEXT,
     GLM4V_TEXT,
+    GLM_MOE_DSA,
     GLM_OCR_TEXT,
     GPT_OSS,
     GRANITE,
@@ -140,9 +144,6 @@ FAMILIES = tuple(family for family in KNOWN if family.tensors is not None)  # th
 
 # Known model_types that no kernel can compute, and what each asks for.
 _LACKING: Mapping[object, str] = {
-    **dict.fromkeys(
-        ("deepseek_v32", "glm_moe_dsa"), "its attention reads keys that an indexer chooses, which no path computes"
-    ),
     "bailing_hybrid": "most of its layers attend linearly, by a state that no path computes",
     "ernie4_5_vl_moe": "its files keep the experts of text and of images under one name, and their routers turned, "
     "which no reader takes apart",

@@ -17,6 +17,7 @@ class Attends:
     is_causal   whether a token sees none behind it; else it sees all keys
     spans  [start, stop) of keys: a token of one of these sees those of it that are behind the token, too
     chunk  positions of which a token sees those before it in its own multiple alone
+    chosen  [T, n] bool: keys that an indexer has chosen for each token, which sees no others; None: nothing chooses
     """
 
     scale: float
@@ -26,6 +27,7 @@ class Attends:
     sinks: Tensor | None = None
     is_causal: bool = True
     spans: tuple[tuple[int, int], ...] = ()
+    chosen: Tensor | None = None
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, attends: Attends, precision: Precision) -> Bounded:
@@ -62,6 +64,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, attends: Attends, precision: Precisi
         hidden |= keys <= rows - attends.window
     if chunks is not None:
         hidden |= chunks[None] < chunks[first:, None]
+    if attends.chosen is not None:
+        hidden |= ~attends.chosen
     scores = scores.masked_fill(hidden, float("-inf"))
     largest = scores.amax(dim=-1, keepdim=True)
     sinks = None

@@ -35,7 +35,7 @@ from qualification.model.forward.rotation import rotate
 from qualification.model.forward.sentences import HeadGate, MixtureSentence, NormOrder, Scoring, Sentence
 from qualification.model.forward.state_space import SpaceRule, mix_space
 from qualification.model.gated_delta import GatedDeltaConfig, StateSpaceRule
-from qualification.model.latent import LatentAttentionConfig, LatentSizes
+from qualification.model.latent import IndexerConfig, LatentAttentionConfig, LatentSizes
 from qualification.model.short_convolution import ShortConvolutionConfig
 
 GATES: Mapping[HeadGate, Callable[[Tensor], Tensor]] = {
@@ -44,6 +44,8 @@ GATES: Mapping[HeadGate, Callable[[Tensor], Tensor]] = {
 }
 LATENT_EPS = 1e-6  # of both norms of latent attention, in every published class
 _BLOCK = 128  # rows and columns of a weight of 8 bits that share a scale
+INDEX_EPS = 1e-6  # of the norm of an indexer's keys, likewise
+_INDEXER = "self_attn.indexer"
 _SCALES = ("weight_scale", "weight_scale_inv")  # both are multiplied by, whatever they are called
 
 
@@ -161,8 +163,7 @@ class LayerReference:
         if sizes.query_latent is None:
             q = self._linear(read, "self_attn.q_proj", inputs)
         else:
-            own = self.precision.rounded(self._linear(read, "self_attn.q_a_proj", inputs))
-            normed = rms_norm(own, self._vector("self_attn.q_a_layernorm.weight"), LATENT_EPS, self.precision)
+            normed = self._query_latent(read)
             q = self._linear(normed, "self_attn.q_b_proj", Inputs.of(formats.query_up.name))
         heads = self.precision.rounded(q).changed(lambda it: it.view(len(it), -1, sizes.query))
         plain = absorbed(heads.columns(slice(sizes.plain)), self._kv_up(), sizes, self.precision)
@@ -172,7 +173,46 @@ class LayerReference:
         weight = self._vector("self_attn.kv_a_layernorm.weight")
         latent = rms_norm(of_keys.columns(slice(sizes.latent)), weight, LATENT_EPS, self.precision)
         keys = beside(latent, self._rotated(of_keys.columns(slice(sizes.latent, None)), positions))
+        if self.indexer is not None:
+            keys = beside(keys, self._index_keys(read, positions))
         return self._grown(queries, positions), keys, latent
+
+    @property
+    def indexer(self) -> IndexerConfig | None:
+        """Return what chooses the keys of the layer by itself; None where nothing does."""
+        attention = self.attention
+        return attention.own_indexer if isinstance(attention, LatentAttentionConfig) else None
+
+    def index(self, read: Bounded, positions: Tensor) -> tuple[Bounded, Bounded]:
+        """Return the queries [T, heads, dim], rotated, and the weights [T, heads] of the layer's indexer."""
+        assert self.indexer is not None, "the layer has an indexer"
+        dim, latent = self.indexer.dim, self._query_latent(read)
+        made = self._linear(latent, f"{_INDEXER}.wq_b", Inputs.of(self.config.formats.index_up.name))
+        heads = self.precision.rounded(made).changed(lambda it: it.view(len(it), -1, dim))
+        return self._index_rotated(heads, positions), self._linear(read, f"{_INDEXER}.weights_proj")
+
+    def _index_keys(self, read: Bounded, positions: Tensor) -> Bounded:
+        """Return an indexer's keys [T, 1, dim]: a LayerNorm with a bias, then rotated."""
+        made = self._linear(read, f"{_INDEXER}.wk", Inputs.of(self.config.formats.index_key.name))
+        weight, bias = (self._vector(f"{_INDEXER}.k_norm.{name}") for name in ("weight", "bias"))
+        normed = layer_norm(self.precision.rounded(made), weight, INDEX_EPS, self.precision)
+        moved = self.precision.rounded(normed.plus(Bounded.exact(bias)))
+        return self._index_rotated(moved.changed(lambda it: it[:, None]), positions)
+
+    def _index_rotated(self, heads: Bounded, positions: Tensor) -> Bounded:
+        """Return vectors of which the first numbers are rotated, as many as of attention's."""
+        neighbours, rotated = self.sentence.index_neighbours, self.attention.rotary_dim
+        assert neighbours is not None, "the family has indexers"
+        first = rotate(
+            heads.columns(slice(rotated)), positions, self.attention.rope, self.context, self.precision,
+            neighbours=neighbours,
+        )  # fmt: skip
+        return beside(first, heads.columns(slice(rotated, None)))
+
+    def _query_latent(self, read: Bounded) -> Bounded:
+        """Return what queries are made of, normed [T, query latent]."""
+        own = self.precision.rounded(self._linear(read, "self_attn.q_a_proj", Inputs.of(self.config.formats.qkv.name)))
+        return rms_norm(own, self._vector("self_attn.q_a_layernorm.weight"), LATENT_EPS, self.precision)
 
     def _kv_up(self) -> Tensor:
         """Return what makes keys and values of a latent: in the dtype that it is served in, of 8 bits too."""
@@ -207,17 +247,27 @@ class LayerReference:
         of_logarithm = 4 * U * grown.truth.abs()
         return self.precision.rounded(Bounded(grown.truth, grown.most + of_logarithm, grown.deviation))
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, spans: tuple[tuple[int, int], ...] = ()) -> Bounded:
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        spans: tuple[tuple[int, int], ...] = (),
+        *,
+        chosen: Tensor | None = None,
+    ) -> Bounded:
         """Return [T, heads, d] of one sequence's last T tokens' q and all its keys and values, as they are stored.
 
         spans   of positions, whose tokens see each other both ways in layers of that kind
+        chosen  [T, n] bool: the keys that each token attends to, where an indexer chooses them
         """
         attention = self.attention
         spans = spans if attention.sees_spans else ()
         name = self.sentence.sinks
         sinks = self._vector(name, torch.float32) if name is not None and name in self.tensors else None
-        attends = Attends(attention.scale, attention.window, attention.chunk, attention.softcap, sinks, spans=spans)
-        return attend(q, k, v, attends, self.precision)
+        limits = attention.scale, attention.window, attention.chunk, attention.softcap
+        attends = Attends(*limits, sinks, spans=spans, chosen=chosen)
+        return attend(q, k[..., : q.shape[2]], v, attends, self.precision)
 
     def after_attention(self, residual: Bounded, out: Bounded, read: Bounded) -> Bounded:
         """Return the residual behind attention: of the one before, the heads [T, heads, d] and what attention read."""

@@ -9,6 +9,7 @@ from torch import Tensor
 from qualification.model.config import ModelConfig
 from qualification.model.forward.bounded import Bounded, Precision, U, chunks_of, layer_norm, product, rms_norm
 from qualification.model.forward.checkpoint import Checkpoint, CheckpointError
+from qualification.model.forward.indexer import chosen_keys
 from qualification.model.forward.layer import LayerReference
 from qualification.model.forward.matrix import Inputs, Matrix
 from qualification.model.forward.sentences import SENTENCES
@@ -141,6 +142,7 @@ def forward(reference: ForwardReference, token_ids: Tensor) -> Tensor:
     hidden = truth(reference.embedded(token_ids))
     given = reference.per_layer(token_ids, hidden)
     kept: dict[int, tuple[Tensor, Tensor]] = {}
+    chosen: Tensor | None = None  # by the latest layer with an indexer
     for index, layer in enumerate(reference.layers()):
         if layer.config.mixer is None:
             behind = hidden
@@ -152,7 +154,10 @@ def forward(reference: ForwardReference, token_ids: Tensor) -> Tensor:
                 kept[index] = k, v
             else:
                 q, (k, v) = layer.queries(read, positions).truth, kept[source]
-            behind = truth(layer.after_attention(hidden, truth(layer.attend(q, k, v)), read))
+            if layer.indexer is not None:
+                index_q, weights = (it.truth for it in layer.index(read, positions))
+                chosen = chosen_keys(index_q, weights, k[:, 0, q.shape[2] :], layer.indexer.count)
+            behind = truth(layer.after_attention(hidden, truth(layer.attend(q, k, v, chosen=chosen)), read))
         elif layer.convolves:
             projected = truth(layer.convolution_read(truth(layer.attention_read(hidden))))
             behind = truth(layer.after_convolution(hidden, truth(layer.convolve(projected.truth))))

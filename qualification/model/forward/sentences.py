@@ -118,6 +118,7 @@ class Sentence:
     sinks             logits of the heads, which join the softmax of layers that have them; None: of a family without
     scales_values     by a number of config.json, where values may have a size of their own, too
     queries_grow      by 1 + rate * ln(1 + floor(position / span)), behind the rotation, where config.json has a rate
+    index_neighbours  whether the pairs that an indexer rotates are neighbours; None: of a family without indexers
     """
 
     order: NormOrder = NormOrder.BEFORE
@@ -144,6 +145,7 @@ class Sentence:
     sinks: str | None = None
     scales_values: bool = False
     queries_grow: bool = False
+    index_neighbours: bool | None = None
     head_gate: HeadGate | None = None
     mixture: MixtureSentence | None = None
     gates_in_queries: bool = False
@@ -264,6 +266,7 @@ SENTENCES: dict[str, Sentence] = {
         mixture=MixtureSentence("mlp.gate", "mlp.experts", shared="mlp.shared_experts", scores=Scoring.SOFTMAX),
     ),
     "deepseek_v3": _DEEPSEEK,
+    "deepseek_v32": replace(_DEEPSEEK, index_neighbours=False),
     "ernie4_5": Sentence(rotates_neighbours=True),
     "ernie4_5_moe": Sentence(
         rotates_neighbours=True,
@@ -287,6 +290,7 @@ SENTENCES: dict[str, Sentence] = {
         mixture=MixtureSentence("mlp.gate", "mlp.experts", shared="mlp.shared_experts", scores=Scoring.SIGMOID),
     ),
     "glm4_moe_lite": _DEEPSEEK,
+    "glm_moe_dsa": replace(_DEEPSEEK, index_neighbours=True),
     "glm4v_text": _GLM_4,
     "glm4v_moe_text": Sentence(
         mixture=MixtureSentence("mlp.gate", "mlp.experts", shared="mlp.shared_experts", scores=Scoring.SIGMOID),

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from kernels.calls.batch import AttentionBatch, AttentionFlags
+from kernels.calls.indexed import Index, with_index
 from kernels.vocabulary.operators import AnyShape, Operator
 from kernels.vocabulary.path import KernelPath
 from kernels.vocabulary.shape import AttentionShape, Mask, Phase
@@ -43,6 +44,7 @@ class PhasePart:
 
     spans   [tokens, 2] int32: positions that a token sees beside those before it, as in AttentionFlags; None: it sees
             none
+    index   of these tokens in one layer, that attends to chosen keys; None of another layer, and of the part as a whole
     """
 
     phase: Phase
@@ -51,6 +53,7 @@ class PhasePart:
     num_sequences: int
     num_tokens: int
     spans: Tensor | None = None
+    index: Index | None = None
 
 
 class Dispatcher:
@@ -209,6 +212,8 @@ class Dispatcher:
 
     def flags_of(self, layer: int, part: PhasePart) -> AttentionFlags:
         """Return the flags of a layer for a part of a step."""
+        if part.index is not None:
+            return with_index(self.flags[layer], part.index)
         if part.spans is None or not self.sees_spans[layer]:
             return self.flags[layer]
         return replace(self.flags[layer], spans=part.spans)

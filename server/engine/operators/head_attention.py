@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from kernels.calls.batch import AttentionBatch, AttentionFlags
+from kernels.calls.indexed import Index
 from kernels.calls.plan import plan
 from kernels.vocabulary.operators import AnyShape
 from kernels.vocabulary.shape import Phase
@@ -74,15 +75,16 @@ class HeadAttention:
         """Return the decisions beside attention's that serve the pass now."""
         return self._dispatcher.other_decisions(self._sizes)
 
-    def __call__(self, _: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
+    def __call__(self, _: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor, index: Index | None = None, /) -> None:
         """Fill `out`: see `StepAttention`."""
-        for index, (part, choice) in enumerate(self._parts):
+        assert index is None, "no draft head attends to chosen keys"
+        for place, (part, choice) in enumerate(self._parts):
             own_k, own_v = (k[part.tokens], v[part.tokens]) if part.phase is Phase.PREFILL else self._layer.read()
             # A call that is watched plans for itself: it is judged, and may be captured, without the others.
             planned = part.batch if self._dispatcher.is_watched else plan(part.batch)
             given = q[part.tokens], own_k, own_v, planned
             ran = self._run(choice, given, out[part.tokens])
-            self._parts[index] = part, ran
+            self._parts[place] = part, ran
             if self._tap is not None:
                 self._tap(ran, part, 0, *given[:3], out[part.tokens])
 

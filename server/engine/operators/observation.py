@@ -24,6 +24,9 @@ class Border(Enum):
     QUERIES = "queries"  # [T, heads, d], rotated
     KEYS = "keys"  # [T, kv_heads, d], as they are in their pages
     VALUES = "values"
+    INDEX_QUERIES = "queries of the indexer"  # [T, heads, d], rotated
+    INDEX_WEIGHTS = "weights of the indexer"  # [T, heads]
+    CHOICE = "choice of keys"  # [T, count], positions; of a layer that reads an earlier one's, what it reads
     ATTENDED = "attention"  # [T, heads, d]
     RESIDUAL_BEHIND_ATTENTION = "residual behind attention"  # [T, hidden]
     RECURRENT_INPUT = "what a recurrence reads"  # [T, n]: queries, keys, values, and the gates of its result
@@ -92,6 +95,11 @@ class Observation:
         self._keep(layer, Border.KEYS, self._joined(keys))
         self._keep(layer, Border.VALUES, self._joined(values))
         self._keep(layer, Border.ATTENDED, self._joined(out))
+        if (index := part.index) is not None:
+            self._keep(layer, Border.CHOICE, index.chosen.clone())
+            if index.queries is not None and index.weights is not None:
+                self._keep(layer, Border.INDEX_QUERIES, index.queries.clone())
+                self._keep(layer, Border.INDEX_WEIGHTS, index.weights.clone())
         self._spans[part.tokens.start, part.tokens.stop] = None if part.spans is None else part.spans.clone()
 
     def spans(self) -> Tensor | None:

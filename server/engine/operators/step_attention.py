@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from kernels.calls.batch import AttentionBatch
+from kernels.calls.indexed import Index
 from kernels.calls.plan import plan
 from kernels.vocabulary.operators import AnyShape
 from kernels.vocabulary.shape import Phase
@@ -105,10 +106,10 @@ class StepAttention:
                 seen = within(whole, chunk, page_size=self._kv_layers[0].k.shape[1])
                 entry.within[chunk] = entry.planned if seen is whole else plan(seen)
 
-    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor, index: Index | None = None, /) -> None:
         """Fill `out` [tokens, heads, head_dim] for q of its shape and packed k, v [tokens, kv_heads, head_dim].
 
-        The step is planned before.
+        `index`: of a layer that attends to chosen keys. The step is planned before.
         """
         if self._beat is not None:
             self._beat()
@@ -120,10 +121,13 @@ class StepAttention:
                 own_k, own_v = self._kv_layers[layer].read()
             else:
                 own_k, own_v = (k, v) if is_alone else (k[tokens], v[tokens])
-            self._run(entry, layer, own_q, own_k, own_v, own_out)
+            own_index = None if index is None else index if is_alone else index.rows(tokens)
+            self._run(entry, layer, own_q, own_k, own_v, own_out, own_index)
             if self._tap is not None:
                 choice = entry.lanes[self._dispatcher.kind_places[layer]].choice
-                self._tap(choice, self._seen(entry, layer), layer, own_q, own_k, own_v, own_out)
+                seen = self._seen(entry, layer)
+                seen = seen if own_index is None else replace(seen, index=own_index)
+                self._tap(choice, seen, layer, own_q, own_k, own_v, own_out)
         if self._beat is not None:
             self._beat()
 
@@ -189,13 +193,14 @@ class StepAttention:
         chunk = self._dispatcher.chunks[layer]
         return entry.part if chunk is None else replace(entry.part, batch=replace(entry.within[chunk], plans=None))
 
-    def _run(self, entry: _Part, layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
+    def _run(self, entry: _Part, layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor, index: Index | None) -> None:
+        part = entry.part if index is None else replace(entry.part, index=index)
         place, chunk = self._dispatcher.kind_places[layer], self._dispatcher.chunks[layer]
         lane, planned = entry.lanes[place], entry.planned if chunk is None else entry.within[chunk]
         assert planned is not None, "a step is planned before its first layer"
         while True:
             try:
-                self._dispatcher.call(lane.choice, q, k, v, entry.part, layer, out, planned=planned)
+                self._dispatcher.call(lane.choice, q, k, v, part, layer, out, planned=planned)
             except LAUNCH_ERRORS as error:
                 if lane.num_launches:
                     entry.retired.append(lane)

@@ -13,6 +13,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from kernels.calls.indexed import Index
+from kernels.reference.choice import chosen_mask, why_wrong_choice
 from qualification.model.forward.bounded import Bounded, Precision
 from qualification.model.forward.fp8_cache import stored_in_fp8
 from qualification.model.forward.layer import LayerReference
@@ -25,6 +27,7 @@ from server.engine.scheduling.sequence import Batch
 MOST_FACTOR = 1e9  # reported for numbers that are not finite too: JSON has none
 SPANS = "spans of images in a step"
 _MOST_LOGITS = 4  # rows of the head
+_OF_INDEXER = Border.INDEX_QUERIES, Border.INDEX_WEIGHTS
 _BEHIND = Border.RESIDUAL_BEHIND_FEED_FORWARD.value
 
 
@@ -136,7 +139,7 @@ class LayerCheck:
                 if (detail := why_other_spans(spans, row.spans, first, num_rows, window)) is not None:
                     yield Difference(SPANS, None, row.name, MOST_FACTOR, 0.0, 0.0, detail)
 
-    def _sections(self, seen: "_Seen") -> "Iterator[_Section]":
+    def _sections(self, seen: "_Seen") -> "Iterator[_Section | _ChoiceSection]":
         """Yield the sections in the order of the forward pass."""
         reference, num_layers = self._reference, self._reference.model.num_layers
         embedded = reference.embedded(seen.token_ids)
@@ -154,7 +157,7 @@ class LayerCheck:
 
     def _of_layer(
         self, index: int, layer: LayerReference, seen: "_Seen", given: Bounded | None
-    ) -> "Iterator[_Section]":
+    ) -> "Iterator[_Section | _ChoiceSection]":
         """Yield one layer's sections; `given`: what the tokens give to all layers."""
         residual = seen.exact(index, Border.RESIDUAL)
         if layer.config.mixer is not None:
@@ -173,7 +176,9 @@ class LayerCheck:
         finished = layer.finished(seen.exact(index, Border.RESIDUAL_BEHIND_FEED_FORWARD), own)
         yield _Section("residual behind the layer", index, seen.behind(index), finished)
 
-    def _of_mixer(self, index: int, layer: LayerReference, seen: "_Seen", residual: Bounded) -> "Iterator[_Section]":
+    def _of_mixer(
+        self, index: int, layer: LayerReference, seen: "_Seen", residual: Bounded
+    ) -> "Iterator[_Section | _ChoiceSection]":
         """Yield the sections of a layer up to the residual behind what mixes its tokens."""
         read = seen.exact(index, Border.ATTENTION_READ)
 
@@ -202,7 +207,9 @@ class LayerCheck:
         else:
             yield section(Border.RESIDUAL_BEHIND_ATTENTION, behind)
 
-    def _of_attention(self, index: int, layer: LayerReference, seen: "_Seen", read: Bounded) -> "Iterator[_Section]":
+    def _of_attention(
+        self, index: int, layer: LayerReference, seen: "_Seen", read: Bounded
+    ) -> "Iterator[_Section | _ChoiceSection]":
         def section(border: Border, expected: Bounded) -> _Section:
             served = seen.at(index, border)
             return _Section(border.value, index, served, expected, num_ranks=self._reference.ranks)
@@ -217,11 +224,14 @@ class LayerCheck:
         yield section(Border.QUERIES, q)
         yield section(Border.KEYS, k)
         yield section(Border.VALUES, v)
+        if layer.indexer is not None:
+            for border, expected in zip(_OF_INDEXER, layer.index(read, seen.positions), strict=True):
+                yield _Section(border.value, index, seen.at(index, border), expected)
         yield from self._attention(index, layer, seen)
 
     def _by_sequence(
         self, index: int, seen: "_Seen", border: Border, given: tuple[Border, ...], expect: Callable[..., Bounded]
-    ) -> "Iterator[_Section]":
+    ) -> "Iterator[_Section | _ChoiceSection]":
         """Compare each sequence's results from its first token on, whatever steps and slots computed it.
 
         expect  of what a sequence's tokens have at the borders `given`: its results
@@ -239,9 +249,10 @@ class LayerCheck:
             own = slice(row.tokens.start, row.tokens.stop)
             yield _Section(border.value, index, out[own], expected, names=(row.name,) * len(row.tokens))
 
-    def _attention(self, index: int, layer: LayerReference, seen: "_Seen") -> "Iterator[_Section]":
+    def _attention(self, index: int, layer: LayerReference, seen: "_Seen") -> "Iterator[_Section | _ChoiceSection]":
         q, keys, values = (seen.at(index, it) for it in (Border.QUERIES, Border.KEYS, Border.VALUES))
         out = seen.at(index, Border.ATTENDED)
+        chosen = seen.choice(index)
         for row in seen.rows:
             if row.keys is None or (row.is_behind_copies and layer.attention.chunk is None):
                 continue
@@ -250,9 +261,26 @@ class LayerCheck:
             k, v = keys[places], values[places]
             if self._is_in_fp8(layer) and len(row.tokens) == len(row.keys):
                 k, v = k.to(layer.precision.dtype), v.to(layer.precision.dtype)  # read beside the pages, in the model's
-            expected = layer.attend(q[own], k, v, row.spans)
+            mask = None
+            if chosen is not None:
+                mask = chosen_mask(chosen[own], len(row.keys))
+                yield _ChoiceSection(chosen[own], index, row.name, self._why_wrong(index, layer, seen, row, k))
+            expected = layer.attend(q[own], k, v, row.spans, chosen=mask)
             names, num_ranks = (row.name,) * len(row.tokens), self._reference.ranks
             yield _Section(Border.ATTENDED.value, index, out[own], expected, names=names, num_ranks=num_ranks)
+
+    def _why_wrong(self, index: int, layer: LayerReference, seen: "_Seen", row: CheckedRow, keys: Tensor) -> str | None:
+        """Return what no right kernel chooses of a row's keys [n, 1, d], or what is not the earlier layer's choice."""
+        own, chosen = slice(row.tokens.start, row.tokens.stop), seen.choice(index)
+        assert chosen is not None, "the layer attends to chosen keys"
+        if layer.indexer is None:
+            source = self._reference.model.layer_that_chooses_for(index)
+            is_same = torch.equal(chosen[own], seen.at(source, Border.CHOICE)[own])
+            return None if is_same else f"another choice than that of layer {source} is read"
+        made = Index(chosen[own], *(seen.at(index, border)[own] for border in _OF_INDEXER))
+        of_indexer = keys[:, 0, layer.attention.head_dim :]
+        error = why_wrong_choice(made, of_indexer, torch.tensor(row.positions, device=chosen.device))
+        return None if error is None else error.detail
 
     def _stored(self, value: Bounded, layer: LayerReference) -> Bounded:
         """Return keys or values as they are in their pages."""
@@ -307,6 +335,24 @@ class _Section:
         return f"{self.name} of rank {place // head_dim * self.num_ranks // num_heads}"
 
 
+@dataclass(frozen=True, slots=True)
+class _ChoiceSection:
+    """The choice of keys of one row, [T, count], and why it is wrong; it has no limit of numbers."""
+
+    served: Tensor
+    layer: int
+    row: str
+    why_wrong: str | None
+    is_judged: Tensor | None = None
+
+    def differences(self, rows: Sequence[CheckedRow]) -> list[Difference]:
+        """Return the one difference, or none."""
+        del rows
+        if self.why_wrong is None:
+            return []
+        return [Difference(Border.CHOICE.value, self.layer, self.row, MOST_FACTOR, 0.0, 0.0, self.why_wrong)]
+
+
 class _Seen:
     """Tensors that the steps have handed out, joined: the first dim of every tensor is of the tokens of all steps."""
 
@@ -340,6 +386,10 @@ class _Seen:
             for row in step.rows:
                 own = slice(row.tokens.start - first, row.tokens.stop - first)
                 yield row, None if spans is None else spans[own]
+
+    def choice(self, layer: int) -> Tensor | None:
+        """Return the keys that the layer attends to, [T, count]; None where it attends to all."""
+        return self.at(layer, Border.CHOICE) if self._model.layers[layer].attention.reads_choice else None
 
     def exact(self, layer: int, border: Border) -> Bounded:
         """Return what the model handed out as the input of a section."""

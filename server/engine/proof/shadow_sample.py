@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from kernels.calls.batch import AttentionBatch, AttentionFlags
+from kernels.calls.indexed import Index, with_index
 from kernels.calls.rows import SequenceRows, keys_of
 from kernels.fp8_cache.pages import E4M3, dequantized_at
+from kernels.reference.choice import why_wrong_choice
 from kernels.reference.compare import Errors, errors_of, reference_of
 from kernels.vocabulary.shape import Phase
 from server.engine.operators.attention_table import Choice
@@ -40,6 +42,8 @@ class Sample:
     images   of the sequence, whose tokens see each other in this layer
     spans    [queries, 2]: what the step has said of them to the path
     is_cut   whether the step has computed a part of an image's tokens that see each other
+    index    of a layer that attends to chosen keys: what chose them, of these queries, and the choice; None of others.
+             The keys then have the indexer's behind their own numbers, where it is the layer's
     """
 
     path: str
@@ -55,6 +59,7 @@ class Sample:
     images: Places = ()
     spans: Tensor | None = None
     is_cut: bool = False
+    index: Index | None = None
 
     @property
     def lane(self) -> Phase:
@@ -90,8 +95,24 @@ class Sample:
         )
         rows = drawn_rows(num_queries, _most_rows(self), rng)
         chosen = torch.tensor(rows, device=device)
-        reference = reference_of(self.q, self.k, self.v, batch, self.flags, rows=chosen)
+        if (error := self._why_wrong_choice(chosen)) is not None:
+            detail = f"{self.path} {self.phase.value}, layer {self.layer}: {error}"
+            return Judgement(_MOST_FACTOR, len(rows), detail=detail)
+        flags = self.flags if self.index is None else with_index(self.flags, self.index)
+        reference = reference_of(self.q, self.k, self.v, batch, flags, rows=chosen)
         return _judgement(self, rows, errors_of(self.out[chosen], reference))
+
+    def _why_wrong_choice(self, rows: Tensor) -> str | None:
+        """Return which of its keys the path may not have chosen for rows [n] of the queries; None where there is none.
+
+        An earlier layer's choice was judged there.
+        """
+        if self.index is None or self.index.queries is None or self.index.weights is None:
+            return None
+        own = Index(self.index.chosen[rows], self.index.queries[rows], self.index.weights[rows])
+        first = self.k.shape[0] - self.q.shape[0]
+        error = why_wrong_choice(own, self.k[:, 0, self.q.shape[2] :], rows + first)
+        return None if error is None else error.detail
 
     def _why_wrong_step(self) -> str | None:
         """Return what the step has told the path otherwise than the prompt's images are; None where it has not."""
@@ -165,10 +186,15 @@ def take_sample(
     own_q, own_out = q[rows, heads].clone(), out[rows, heads].clone()
     edges = sequence.position(sequence.start), sequence.num_keys
     is_cut = any(start < edge < stop for start, stop in images or () for edge in edges)
+    index = None
+    if part.index is not None:
+        of_rows = part.index.rows(rows)
+        copies = (None if it is None else it.clone() for it in (of_rows.queries, of_rows.weights))
+        index = Index(of_rows.chosen.clone(), *copies)
     of_step = None if part.spans is None or images is None else part.spans[rows].clone()
     return Sample(
         choice.use.path, part.phase, layer, kv_head, own_q, keys, values, own_out, own_flags,
-        images=images or (), spans=of_step, is_cut=is_cut,
+        images=images or (), spans=of_step, is_cut=is_cut, index=index,
     )  # fmt: skip
 
 

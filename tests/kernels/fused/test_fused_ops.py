@@ -16,6 +16,7 @@ from kernels.fused.gated_norm import norm_and_gate
 from kernels.fused.head_gate import gate_heads_
 from kernels.fused.head_gate_kind import GateFunction
 from kernels.fused.head_norm import norm_heads, norm_heads_torch
+from kernels.fused.index_kv import write_index
 from kernels.fused.latent_kv import write_latents
 from kernels.fused.layer_norm import add_layer_norm, layer_norm, layer_norm_torch
 from kernels.fused.norm import add_rms_norm, add_rms_norm_torch, rms_norm, rms_norm_torch
@@ -438,6 +439,42 @@ def test_narrow_values_are_multiplied_and_written(heads: int, kv_heads: int, rot
         rope_and_write_kv(old_q, old_k, old_k.clone(), table, positions, *pages, slots)
         assert_near(q, old_q.float())
         assert_near(k, old_k.float())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("neighbours", [True, False])
+@pytest.mark.parametrize(("heads", "dim"), [(1, 6), (40, 20)])
+def test_an_indexers_keys_are_normed_rotated_and_written(
+    heads: int, dim: int, neighbours: bool, dtype: torch.dtype
+) -> None:
+    """The kernel, and torch's operations where rotations are at hand; what lies before the keys in a row stays."""
+    rotated, before, num_tokens = 6, 9, 3
+    projected = randn(num_tokens, 7 + dim, dtype=dtype)[:, 7:]
+    queries = randn(num_tokens, heads, dim, dtype=dtype, seed=1)
+    norm, bias = (randn(dim, dtype=dtype, seed=seed) for seed in (2, 4))
+    angles = randn(9, rotated // 2, seed=3)
+    table = torch.cat((angles.cos(), angles.sin()), dim=1)
+    positions, slots = torch.tensor([4, 0, 8], dtype=torch.int32), torch.tensor([5, 31, 16])
+    cos, sin = table[positions.long()][:, None].chunk(2, dim=-1)
+
+    def turned(x: Tensor) -> Tensor:
+        pairs = x[..., :rotated].float()
+        first, second = (pairs[..., 0::2], pairs[..., 1::2]) if neighbours else pairs.chunk(2, dim=-1)
+        rest = x[..., rotated:].float()
+        return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
+
+    normed = torch.nn.functional.layer_norm(projected.double(), (dim,), norm.double(), bias.double(), 1e-6)
+    for given in (None, rotations(table, positions)):
+        keys = torch.full((num_tokens, 1, before + dim), 7.0, dtype=dtype)
+        pages = torch.full((2, 16, 1, before + dim), 7.0, dtype=dtype)
+        found = write_index(
+            queries, projected, norm, bias, table, positions, keys, pages, slots, neighbours=neighbours, turns=given
+        )
+        assert torch.equal(pages.flatten(0, 1)[slots], keys)
+        assert int((pages != 7).any(-1).sum()) == num_tokens
+        assert bool((keys[..., :before] == 7).all())
+        assert_near(keys[..., before:], turned(normed.to(dtype)[:, None]))
+        assert_near(found, turned(queries))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -113,7 +113,7 @@ def test_a_family_is_served_as_by_transformers(family: str, tmp_path: Path) -> N
         assert tokens[start:] == expected[start:]
 
 
-@pytest.mark.parametrize("family", ["glm 4 lite", "mistral 4"])
+@pytest.mark.parametrize("family", ["glm 4 lite", "mistral 4", "deepseek v3.2", "glm 5"])
 def test_latents_of_preempted_sequences_are_computed_again(family: str, tmp_path: Path) -> None:
     expected = reference_tokens(family_model(tmp_path, family))
     served = serve(tmp_path, 11, kv_cache_tokens=72)  # for 86 tokens

@@ -11,9 +11,17 @@ from transformers import AutoConfig, AutoModelForImageTextToText, MiMoV2FlashCon
 
 from kernels.fused.activation_kind import Activation
 from kernels.fused.capped_kind import CappedSilu
+from kernels.vocabulary.shape import Dtype
 from kernels.vocabulary.value_shape import Values
 from qualification.decision.model_shapes import signature_of
-from qualification.model.config import DenseConfig, ExpertsConfig, ModelConfig, QKNorm, RopeConfig
+from qualification.model.config import (
+    DenseConfig,
+    ExpertsConfig,
+    ModelConfig,
+    QKNorm,
+    RopeConfig,
+    kv_bytes_per_token,
+)
 from qualification.model.families.family import Family
 from qualification.model.families.image_models import IMAGE_MODELS, ImageModel
 from qualification.model.families.reader import read_model, unknown_keys
@@ -47,6 +55,7 @@ ARCHITECTURES = {
     "gemma2": "Gemma2ForCausalLM",
     "gemma3": "Gemma3ForConditionalGeneration",
     "glm4_moe": "Glm4MoeForCausalLM",
+    "glm_moe_dsa": "GlmMoeDsaForCausalLM",
     "granitemoehybrid": "GraniteMoeHybridForCausalLM",
     "glm4v": "Glm4vForConditionalGeneration",
     "glm4v_x": "Glm4vXForConditionalGeneration",
@@ -142,6 +151,7 @@ STEP: dict[str, object] = {
     "swiglu_limits": [0.0, 0.0, 7.0, 7.0, 0.0],
     "swiglu_limits_shared": [16.0, 0.0, 0.0, 16.0, 0.0],
 }
+_LATENT = ("deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "kimi_k2", "mistral4")
 OF_LAYERS: dict[str, dict[str, object]] = {
     "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
@@ -149,7 +159,7 @@ OF_LAYERS: dict[str, dict[str, object]] = {
     "nemotron-nas": {"block_configs": BLOCKS[:4]},
     "step3p5": STEP,
     **{it: {"head_dim": 24, "v_head_dim": 12, "sliding_window": 9} for it in ("mimo_v2", "mimo_v2_flash")},
-    **{it: {"num_key_value_heads": 4} for it in ("deepseek_v3", "glm4_moe_lite", "kimi_k2", "mistral4")},
+    **{it: {"num_key_value_heads": 4} for it in _LATENT},
     "deepseek_v2": {"num_key_value_heads": 4, "num_experts_per_tok": 6},
 }
 LINEAR = {"attention": {"replace_with_linear": True, "no_op": False}, "ffn": {"ffn_mult": 2.0}}
@@ -675,3 +685,33 @@ def test_chunks_of_positions_are_read(changes: dict[str, object], chunks: Window
     config = config_of(tmp_path, "llama4_text", changes)
     assert config.chunks == chunks
     assert (config.max_position, config.longest_context) == (8192, 8192)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, (True,) * 4),
+        ({"index_topk_freq": 2, "index_skip_topk_offset": 1}, (True, False, True, False)),
+        ({"index_topk_pattern": "FSFS"}, (True, False, True, False)),
+        ({"indexer_types": ["full", "shared", "shared", "full"], "index_topk_freq": 1}, (True, False, False, True)),
+        ({"indexer_types": ["full", "shared", "pooled", "full"]}, "indexer_types"),
+        ({"index_topk_pattern": "FSCF"}, "index_topk_pattern"),
+        ({"indexer_types": ["shared", "full", "full", "full"]}, "'full' of the first layer"),
+        ({"indexer_rope_interleave": False}, "indexer_rope_interleave"),
+        ({"q_lora_rank": None}, "q_lora_rank"),
+        ({"index_head_dim": 4}, "at least qk_rope_head_dim"),
+    ],
+)
+def test_layers_without_an_indexer_are_read(
+    changes: dict[str, object], expected: tuple[bool, ...] | str, tmp_path: Path
+) -> None:
+    given = {**SHARED, **OF_LAYERS["glm_moe_dsa"], **changes}
+    if isinstance(expected, str):
+        with pytest.raises((ModelConfigError, ModelError), match=expected):
+            config_of(tmp_path, "glm_moe_dsa", given)
+        return
+    config = config_of(tmp_path, "glm_moe_dsa", given)
+    indexers = [it.values.indexer for it in config.attentions if it.values is not None]
+    assert tuple(it is not None and it.heads > 0 for it in indexers) == expected
+    sizes = [1152 + 256 * own for own in expected]  # bytes in 16 bits: 512 and 64 numbers, and 128 of an indexer
+    assert kv_bytes_per_token(config, Dtype.BF16, Dtype.BF16) == sum(sizes)

@@ -12,11 +12,13 @@ from support.models.tiny_families import (
     COHERE,
     COHERE_MOE,
     DEEPSEEK_V3,
+    DEEPSEEK_V32,
     EXAONE_4,
     GEMMA_2,
     GEMMA_4_MOE,
     GEMMA_4_SMALL,
     GLM,
+    GLM_5,
     GPT_OSS,
     GRANITE_HYBRID,
     HUNYUAN_MOE,
@@ -60,6 +62,8 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "gpt-oss": ("gpt_oss", GPT_OSS),
     "glm": ("glm4_moe", {**GLM, "n_group": 4, "topk_group": 2}),
     "deepseek-v3": ("deepseek_v3", DEEPSEEK_V3),
+    "deepseek-v3.2": ("deepseek_v32", DEEPSEEK_V32),
+    "glm-5": ("glm_moe_dsa", GLM_5),
     "deepseek-v2": ("deepseek_v2", {**LATENT, "q_lora_rank": None}),
     "minimax-m2": ("minimax_m2", MINIMAX),
     "bailing": ("bailing_moe_v2", {**BAILING, "use_qkv_bias": True, "use_bias": True}),
@@ -91,7 +95,9 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "one-kv-head": ("mistral", {"sliding_window": None, "num_key_value_heads": 1}),
 }
 # Of two ranks each has keys of its own where of four two share them, and other parts of what they divide unevenly.
-ON_TWO = ("deepseek-v2", "qwen2-biases", "gemma4-e2b", "gpt-oss", "laguna", "mxfp4", "qwen3-next", "qwen3-vl-moe")
+ON_TWO = (
+    "deepseek-v2", "glm-5", "qwen2-biases", "gemma4-e2b", "gpt-oss", "laguna", "mxfp4", "qwen3-next", "qwen3-vl-moe"
+)  # fmt: skip
 JOINED = {"qwen3-vl-moe": True, "qwen3-vl-moe-saved-anew": False}
 
 

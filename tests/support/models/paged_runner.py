@@ -5,9 +5,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from kernels.calls.indexed import Index
 from kernels.recurrence.calls import RecurrenceRows
 from kernels.recurrence.sizes import CHUNK
+from kernels.reference.choice import chosen_mask
 from kernels.vocabulary.shape import Phase
+from qualification.model.forward.indexer import chosen_keys
 from server.model.decoder import Decoder
 from server.model.kv_cache import KVCache
 from server.model.layer_state import StateCache, StepStates
@@ -75,7 +78,7 @@ class PagedRunner:
     def _attend(self, start: int, end: int) -> Attend:
         distance = torch.arange(start, end)[:, None] - torch.arange(end)
 
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor, index: Index | None = None, /) -> None:
             keys, values = (pages.flatten(0, 1)[self._slots[:end]] for pages in self._kv.layers[layer].read())
             assert torch.equal(keys[start:], k)
             assert torch.equal(values[start:], v)
@@ -84,13 +87,23 @@ class PagedRunner:
             if config.chunk is not None:
                 chunks = torch.arange(end) // config.chunk
                 mask &= chunks[start:, None] == chunks
+            if index is not None:
+                if index.queries is not None and index.weights is not None:
+                    of_pages = keys[:, 0, q.shape[2] :]
+                    seen = chosen_keys(index.queries, index.weights, of_pages, index.count)
+                    for row, of_row in enumerate(seen):
+                        positions = of_row.nonzero()[:, 0]
+                        index.chosen[row] = -1
+                        index.chosen[row, : len(positions)] = positions
+                mask &= chosen_mask(index.chosen, end)
+            keys = keys[..., : q.shape[2]]
             group = config.num_heads // config.num_kv_heads
             keys, values = (x.repeat_interleave(group, dim=1) for x in (keys, values))
             scores = torch.einsum("qhd,khd->hqk", q, keys) * config.scale
             if config.softcap is not None:
                 scores = torch.tanh(scores / config.softcap) * config.softcap
-            index = self._decoder.config.attention_layers[layer]
-            scores, sinks = scores.masked_fill(~mask, -torch.inf), self._decoder.weights.layers[index].sinks
+            number = self._decoder.config.attention_layers[layer]
+            scores, sinks = scores.masked_fill(~mask, -torch.inf), self._decoder.weights.layers[number].sinks
             if sinks is None:
                 weights = torch.softmax(scores, dim=-1)
             else:

@@ -19,6 +19,8 @@ from transformers import (
     DeepseekV2ForCausalLM,
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
+    DeepseekV32Config,
+    DeepseekV32ForCausalLM,
     Ernie4_5_MoeConfig,
     Ernie4_5_MoeForCausalLM,
     Ernie4_5Config,
@@ -55,6 +57,8 @@ from transformers import (
     Glm46VForConditionalGeneration,
     GlmConfig,
     GlmForCausalLM,
+    GlmMoeDsaConfig,
+    GlmMoeDsaForCausalLM,
     GlmOcrConfig,
     GlmOcrForConditionalGeneration,
     GptOssConfig,
@@ -202,6 +206,8 @@ FAMILIES = {
     "glm4_moe_lite": (Glm4MoeLiteConfig, Glm4MoeLiteForCausalLM),
     "deepseek_v2": (DeepseekV2Config, DeepseekV2ForCausalLM),
     "deepseek_v3": (DeepseekV3Config, DeepseekV3ForCausalLM),
+    "deepseek_v32": (DeepseekV32Config, DeepseekV32ForCausalLM),
+    "glm_moe_dsa": (GlmMoeDsaConfig, GlmMoeDsaForCausalLM),
     "mistral4": (Mistral4Config, Mistral4ForCausalLM),
     "ernie4_5": (Ernie4_5Config, Ernie4_5ForCausalLM),
     "ernie4_5_moe": (Ernie4_5_MoeConfig, Ernie4_5_MoeForCausalLM),
@@ -250,6 +256,10 @@ LATENT: dict[str, object] = {
 LATENT_YARN = {**YARN, "mscale": 0.8, "mscale_all_dim": 0.7}
 DEEPSEEK_V3 = {**LATENT, "n_group": 4, "topk_group": 2, "rope_parameters": LATENT_YARN}
 GLM_LITE = {name: it for name, it in LATENT.items() if name != "first_k_dense_replace"}
+# Many heads of an indexer, so that no key has a score of 0; few keys of a query, so that most are left out.
+INDEXER: dict[str, object] = {"index_topk": 7, "index_n_heads": 12, "index_head_dim": 16}
+DEEPSEEK_V32 = {**DEEPSEEK_V3, **INDEXER}
+GLM_5 = {**LATENT, **INDEXER, "n_group": 1, "topk_group": 1, "index_topk_freq": 2}  # the last layer has no indexer
 MISTRAL_4 = {**LATENT, "rope_parameters": {**LATENT_YARN, "llama_4_scaling_beta": 0.3}}
 GEMMA = {"head_dim": 12, "query_pre_attn_scalar": 7, "sliding_window": 9}
 GEMMA_2 = {**GEMMA, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0}
@@ -646,6 +656,12 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "deepseek_v2, no query latent": ("deepseek_v2", {**LATENT, "q_lora_rank": None, "rope_parameters": LATENT_YARN}),
     "deepseek_v2": ("deepseek_v2", {**LATENT, "n_shared_experts": 2, "routed_scaling_factor": 1.5}),
     "glm4_moe_lite": ("glm4_moe_lite", {**GLM_LITE, "mlp_layer_types": ["dense", "sparse", "dense"]}),
+    "deepseek_v32": ("deepseek_v32", DEEPSEEK_V32),
+    "glm_moe_dsa": ("glm_moe_dsa", GLM_5),
+    "glm_moe_dsa, no shared choice, one group": (
+        "glm_moe_dsa",
+        {**GLM_5, "indexer_types": ["full"] * 3, "index_topk": 20, "mlp_layer_types": ["sparse", "dense", "sparse"]},
+    ),
     "mistral4": ("mistral4", MISTRAL_4),
     "glm4_moe, two dense layers": ("glm4_moe", {**GLM, "first_k_dense_replace": 2, "n_shared_experts": 2}),
     "ernie4_5": ("ernie4_5", ERNIE),

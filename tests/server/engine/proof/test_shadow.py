@@ -12,12 +12,15 @@ import torch
 from torch import Tensor
 
 from kernels.calls.batch import AttentionBatch, AttentionFlags
+from kernels.calls.indexed import IndexedFlags
 from kernels.calls.rows import sequences_of
 from kernels.catalog import PATHS, path_named
 from kernels.reference.oracle import attention_oracle
 from kernels.vocabulary.path import KernelPath, RunAttention
-from kernels.vocabulary.shape import PLANNED_PHASES, Phase
+from kernels.vocabulary.shape import PLANNED_PHASES, Dtype, Phase
 from qualification.decision.decision import Decision
+from qualification.measure.faults.indexed_faults import IndexedFault, trial_shapes_of_indexers, wrong_indexed_kernel
+from qualification.measure.inputs.attention_inputs import cases
 from server.engine.operators.attention_table import Choice
 from server.engine.operators.dispatch import Dispatcher, PhasePart
 from server.engine.operators.table import OperatorChoice
@@ -477,3 +480,26 @@ def test_every_kind_of_layer_is_judged_as_it_is(phase: Phase, kind: str) -> None
     if kind != "plain":  # a layer that is judged as another one would be called wrong
         taken = replace(sample_of(phase, flags), flags=AttentionFlags(0.25))
         assert taken.judge(Random(0)).is_mismatch
+
+
+# --- keys that an indexer chooses -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", [IndexedFault.NONE, IndexedFault.OTHER_WEIGHT, IndexedFault.ALL_KEYS])
+@pytest.mark.parametrize("phase", PLANNED_PHASES)
+def test_the_choice_of_keys_is_judged_with_its_attention(phase: Phase, fault: IndexedFault) -> None:
+    shape = next(it for it in trial_shapes_of_indexers(Dtype.FP32) if it.phase is phase)
+    case = next(it for it in cases(shape, torch.device("cpu"), seed=3) if it.name == "choice_edges")
+    assert isinstance(case.flags, IndexedFlags)
+    out = torch.zeros_like(case.q[..., : case.v.shape[-1]])
+    wrong_indexed_kernel(fault)(case.q, case.k, case.v, case.batch, case.flags, out)  # writes the choice, too
+    sequence = max(sequences_of(case.batch), key=lambda it: it.num_keys)
+    index, rows = case.flags.index, case.q.shape[0]
+    part = PhasePart(phase, slice(0, rows), case.batch, case.batch.num_seqs, rows, index=index)
+    of_layer = AttentionFlags(case.flags.scale)
+    tensors = case.q, case.k, case.v, out
+    taken = take_sample(choice_of(phase), part, 0, sequence, tensors=tensors, flags=of_layer, rng=Random(1))
+    index.chosen.fill_(0)  # the next step
+    judged = taken.judge(Random(0))
+    assert judged.is_mismatch is (fault is not IndexedFault.NONE)
+    assert "chooses key" in str(judged.detail) or fault is not IndexedFault.OTHER_WEIGHT
