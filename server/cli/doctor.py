@@ -120,7 +120,10 @@ def _plain_shape(
             rows=TokenRows.LE_16,
         )
     if path.operator is Operator.COLLECTIVE:
-        return CollectiveShape(dtype, columns=4096, world=2, follows=Follows.ADD_NORM, rows=TokenRows.LE_16)
+        sums = (
+            CollectiveShape(dtype, columns=4096, world=2, follows=Follows.ADD_NORM, rows=rows) for rows in TokenRows
+        )
+        return min(sums, key=lambda shape: len(path.limits.rejections(shape)))
     if path.operator is RECURRENCE:
         layer = RecurrenceSizes(num_key_heads=16, num_value_heads=32, key_dim=128, value_dim=128, width=4)
         return RecurrenceShape.of(layer, Phase.EXTEND, dtype, Dtype.FP32, TokenRows.LE_16, path.limits.form)

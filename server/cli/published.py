@@ -88,6 +88,14 @@ PUBLISHED: tuple[PublishedModel, ...] = (
     PublishedModel("Qwen/Qwen3-VL-8B-Instruct", "Qwen3VLForConditionalGeneration", 8.19, Calls.HERMES),
     PublishedModel("Qwen/Qwen3-VL-30B-A3B-Instruct", "Qwen3VLMoeForConditionalGeneration", 30.5, Calls.HERMES),
     PublishedModel(
+        "Qwen/Qwen3-Next-80B-A3B-Instruct", "Qwen3NextForCausalLM", 79.7, Calls.HERMES, "qwen3-next-80b-a3b"
+    ),
+    PublishedModel("Qwen/Qwen3.5-9B", "Qwen3_5ForConditionalGeneration", 8.95, Calls.QWEN3_CODER, "qwen3.5-9b"),
+    PublishedModel("Qwen/Qwen3.6-27B", "Qwen3_5ForConditionalGeneration", 26.9, Calls.QWEN3_CODER, "qwen3.5-27b"),
+    PublishedModel(
+        "Qwen/Qwen3.6-35B-A3B", "Qwen3_5MoeForConditionalGeneration", 34.7, Calls.QWEN3_CODER, "qwen3.5-35b-a3b"
+    ),
+    PublishedModel(
         "openai/gpt-oss-20b", "GptOssForCausalLM", 20.9, Calls.HARMONY, "gpt-oss-20b", Stored.MXFP4, 13.8,
         measured=(Measured("H200", "serve-gpt-oss-20b-nvidia-h200.json", 33.8, 1.81),),
     ),
@@ -203,9 +211,6 @@ UNPUBLISHED = (
     "MiniCPMV4_6ForConditionalGeneration",
     "Ministral3ForCausalLM",
     "Mistral4ForCausalLM",
-    "Qwen3NextForCausalLM",
     "Qwen3_5ForCausalLM",
-    "Qwen3_5ForConditionalGeneration",
     "Qwen3_5MoeForCausalLM",
-    "Qwen3_5MoeForConditionalGeneration",
 )
