@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from kernels.fused.activation_kind import Activation
-from kernels.fused.alike import activated_alike
+from kernels.fused.alike import activated_alike, sigmoid_alike
 from kernels.fused.backend import jit, next_power_of_2, overlap, runs_on_triton, tl
 
 
-def norm_and_gate(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight * silu(gate), each head by itself.
+def norm_and_gate(x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, is_sigmoid: bool = False) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight * silu(gate), or the sigmoid of the gate, each head by itself.
 
     x       [T, H, D] contiguous
     gate    [T, H * D] of x's dtype, last dim contiguous
@@ -23,12 +23,12 @@ def norm_and_gate(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor
     if not runs_on_triton(x):
         precise = x.float()
         scale = torch.rsqrt(precise.square().mean(dim=-1, keepdim=True) + eps)
-        gates = activated_alike(gate.float(), Activation.SILU).view(num_tokens, num_heads, size)
-        return (precise * scale * weight.float() * gates).to(x.dtype).flatten(1)
+        gates = sigmoid_alike(gate.float()) if is_sigmoid else activated_alike(gate.float(), Activation.SILU)
+        return (precise * scale * weight.float() * gates.view(num_tokens, num_heads, size)).to(x.dtype).flatten(1)
     out = x.new_empty(num_tokens, num_heads * size)
     _norm_and_gate_kernel[(num_tokens, num_heads)](
         x, gate, weight, out, gate.stride(0), eps, HEADS=num_heads, SIZE=size, BLOCK=next_power_of_2(size),
-        num_warps=1, **overlap(x.device),
+        IS_SIGMOID=is_sigmoid, num_warps=1, **overlap(x.device),
     )  # fmt: skip
     return out
 
@@ -44,6 +44,7 @@ def _norm_and_gate_kernel(
     HEADS: tl.constexpr,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
+    IS_SIGMOID: tl.constexpr = False,
     OVERLAPS: tl.constexpr = False,
 ):
     """One program a token and head."""
@@ -59,5 +60,5 @@ def _norm_and_gate_kernel(
     x = tl.load(x_ptr + place, mask=mask, other=0.0).to(tl.float32)
     gate = tl.load(gate_ptr + token * stride_gt + head * SIZE + cols, mask=mask, other=0.0).to(tl.float32)
     scale = tl.rsqrt(tl.sum(x * x, axis=0) / SIZE + eps)
-    gated = x * scale * weight * gate / (1.0 + tl.exp(-gate))
+    gated = x * scale * weight * (1.0 if IS_SIGMOID else gate) / (1.0 + tl.exp(-gate))
     tl.store(out_ptr + place, gated.to(out_ptr.dtype.element_ty), mask=mask)

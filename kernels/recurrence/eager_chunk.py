@@ -44,26 +44,32 @@ def prepare(
     inputs  [width - 1 + 16, conv_dim] fp32: the block's tokens, and those before it
     a, b    [16, value_heads] fp32
     """
-    taps = weights.conv.float()
-    mixed = torch.zeros(BLOCK, sizes.conv_dim, dtype=torch.float32, device=inputs.device)
-    for tap in range(sizes.width):
-        mixed += inputs[tap : tap + BLOCK] * taps[:, tap]
-    mixed = activated_alike(mixed, Activation.SILU)
+    mixed = convolved(inputs, weights.conv, sizes)
     size = sizes.num_key_heads * sizes.key_dim
     queries, keys, values = mixed[:, :size], mixed[:, size : 2 * size], mixed[:, 2 * size :]
     x = a + weights.dt_bias
     softplus = torch.log1p(torch.exp(-x.abs())) + x.clamp(min=0)
     decays = -torch.exp(weights.a_log) * softplus
     return Prepared(
-        _normed(queries.reshape(BLOCK, sizes.num_key_heads, -1), dtype),
-        _normed(keys.reshape(BLOCK, sizes.num_key_heads, -1), dtype),
+        normed(queries.reshape(BLOCK, sizes.num_key_heads, -1), dtype),
+        normed(keys.reshape(BLOCK, sizes.num_key_heads, -1), dtype),
         rounded(values, dtype).view(BLOCK, sizes.num_value_heads, -1),
         decays.clamp(min=LEAST_DECAY),
         sigmoid_alike(b),
     )
 
 
-def _normed(heads: Tensor, dtype: torch.dtype) -> Tensor:
+def convolved(inputs: Tensor, conv: Tensor, sizes: RecurrenceSizes) -> Tensor:
+    """Return the convolution [16, conv_dim] fp32 of a block: of inputs [width - 1 + 16, conv_dim] fp32."""
+    taps = conv.float()
+    mixed = torch.zeros(BLOCK, sizes.conv_dim, dtype=torch.float32, device=inputs.device)
+    for tap in range(sizes.width):
+        mixed += inputs[tap : tap + BLOCK] * taps[:, tap]
+    return activated_alike(mixed, Activation.SILU)
+
+
+def normed(heads: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return heads [..., dims] of length 1, rounded to the dtype of the tokens, fp32."""
     squares = heads.square().sum(dim=-1, keepdim=True)
     return rounded(heads / torch.sqrt(squares + NORM_EPS), dtype)
 

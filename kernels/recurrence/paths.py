@@ -7,6 +7,7 @@ from kernels.calls import launch
 from kernels.identity.source_digest import SOURCES
 from kernels.identity.torch_kernels import GEMMS, TORCH_HELPERS
 from kernels.recurrence.calls import RunRecurrence
+from kernels.recurrence.channel_delta.eager import run_channel_delta_eager
 from kernels.recurrence.eager_path import run_recurrence_eager
 from kernels.recurrence.shape import RecurrenceShape
 from kernels.recurrence.state_space.eager import run_state_space_eager
@@ -71,6 +72,14 @@ def _triton_run_of_space() -> RunRecurrence | None:
     return run_state_space
 
 
+def _triton_run_of_channels() -> RunRecurrence | None:
+    if launch.triton_version() is None:
+        return None
+    from kernels.recurrence.channel_delta.launch import run_channel_delta
+
+    return run_channel_delta
+
+
 _DTYPES = frozenset({Dtype.FP32, Dtype.FP16, Dtype.BF16})  # by name: a new member widens no path's limits
 _STATE_DTYPES = frozenset({Dtype.FP32, Dtype.BF16})
 # Chunks begin at multiples of 64 tokens of a sequence; blocks of 16, and within a block tokens, are added in order.
@@ -132,5 +141,36 @@ RECURRENCE_PATHS: tuple[RecurrencePath, ...] = (
         (*GEMMS, *TORCH_HELPERS),
         run_state_space_eager,
         order=f"{_ORDER}.state_space",
+    ),
+    RecurrencePath(
+        "triton.recurrence.channel_delta",
+        tier_of("triton.recurrence.channel_delta"),
+        RecurrenceLimits(
+            devices=frozenset({Device.CUDA, Device.INTERPRETER}),
+            dtypes=frozenset({Dtype.FP32, Dtype.BF16}),  # as of the gated delta rule
+            state_dtypes=_STATE_DTYPES,
+            min_sm=80,
+            needs_triton=True,
+            form=RecurrenceForm.CHANNEL_DELTA,
+        ),
+        SOURCES.of("kernels.recurrence.channel_delta.launch"),
+        ("hallmark_recurrence_channels_",),
+        _triton_run_of_channels(),
+        is_capturable=True,
+        order=f"{_ORDER}.channel_delta.triton",
+    ),
+    RecurrencePath(
+        "torch.recurrence.cpu.channel_delta",
+        tier_of("torch.recurrence.cpu.channel_delta"),
+        RecurrenceLimits(
+            devices=frozenset({Device.CPU}),
+            dtypes=_DTYPES,
+            state_dtypes=_STATE_DTYPES,
+            form=RecurrenceForm.CHANNEL_DELTA,
+        ),
+        SOURCES.of("kernels.recurrence.channel_delta.eager"),
+        (*GEMMS, *TORCH_HELPERS),
+        run_channel_delta_eager,
+        order=f"{_ORDER}.channel_delta",
     ),
 )

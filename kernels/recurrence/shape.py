@@ -3,8 +3,8 @@
 import re
 from dataclasses import dataclass
 
+from kernels.recurrence.kept import kept_tensors
 from kernels.recurrence.sizes import CHUNK, RecurrenceSizes
-from kernels.recurrence.state_space.kept import kept_tensors
 from kernels.vocabulary.operators import Operator
 from kernels.vocabulary.recurrence_form import RecurrenceForm
 from kernels.vocabulary.recurrence_operator import RECURRENCE
@@ -14,7 +14,7 @@ from kernels.vocabulary.shape import Dtype, Phase
 RECURRENCE_PHASES = (Phase.EXTEND, Phase.DECODE, Phase.VERIFY)
 _LINE = re.compile(
     r"recurrence (?P<phase>\w+) (?P<dtype>\w+)/state-(?P<state>\w+) h(?P<keys>\d+):(?P<values>\d+) "
-    r"d(?P<key_dim>\d+):(?P<value_dim>\d+) conv(?P<width>\d+)(?: (?P<form>state-space))? r-(?P<rows>\w+)"
+    r"d(?P<key_dim>\d+):(?P<value_dim>\d+) conv(?P<width>\d+)(?: (?P<form>state-space|channel-delta))? r-(?P<rows>\w+)"
 )
 
 
@@ -67,8 +67,7 @@ class RecurrenceShape:
 
     def state_tensors(self, num_drafted: int) -> tuple[tuple[tuple[int, ...], Dtype], ...]:
         """Return shape and dtype of each tensor of `RecurrenceState`; see `RecurrenceSizes.state_tensors`."""
-        of_form = kept_tensors if self.form is RecurrenceForm.STATE_SPACE else RecurrenceSizes.state_tensors
-        return of_form(self.sizes, self.dtype, self.state_dtype, num_drafted)
+        return kept_tensors(self.form, self.sizes, self.dtype, self.state_dtype, num_drafted)
 
     @property
     def operator(self) -> Operator:
@@ -94,7 +93,7 @@ class RecurrenceShape:
 
     def flops(self, num_rows: int) -> int:
         """Floating-point operations of the rule itself, token by token: decay, read, update, read; not of chunks."""
-        of_number = 7 if self.form is RecurrenceForm.GATED_DELTA else 5  # a state space reads once
+        of_number = 5 if self.form is RecurrenceForm.STATE_SPACE else 7  # a state space reads once
         return of_number * num_rows * self.num_value_heads * self.key_dim * self.value_dim
 
     def hbm_bytes(self, num_rows: int) -> int:
@@ -107,7 +106,8 @@ class RecurrenceShape:
         if self.phase is Phase.EXTEND:
             return tokens + 2 * state * -(-num_rows // CHUNK)
         kept = self.num_key_heads * self.key_dim + self.num_value_heads * self.value_dim
-        behind = CHUNK // 2 * (kept * self.dtype.num_bytes + self.num_value_heads * Dtype.FP32.num_bytes)
+        decays = self.num_value_heads * (self.key_dim if self.form is RecurrenceForm.CHANNEL_DELTA else 1)
+        behind = CHUNK // 2 * (kept * self.dtype.num_bytes + decays * Dtype.FP32.num_bytes)
         return tokens + num_rows * (state + state // CHUNK + behind)
 
 

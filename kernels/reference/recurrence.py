@@ -5,7 +5,8 @@ queries and keys behind their norms, values behind the convolution, what a token
 multiplies by matrix units of 16 bits, decays times products of keys. It reads the state as it is, or as two numbers of
 16 bits. It rounds the state at borders to the dtype of the state, and the result once.
 
-`recurrent_errors.py` says how an error reaches a result.
+`recurrent_errors.py` says how an error reaches a result, and `channel_errors.py` what differs where each channel of a
+key has a decay of its own.
 """
 
 from dataclasses import replace
@@ -15,7 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.recurrence.calls import RecurrenceState, RecurrenceWeights
+from kernels.recurrence.channel_delta.weights import ChannelDeltaWeights
 from kernels.recurrence.sizes import BLOCK, CHUNK, RecurrenceSizes
+from kernels.reference.channel_errors import ChannelErrors
 from kernels.reference.compare import Reference
 from kernels.reference.experts import Rounding, rounding_of
 from kernels.reference.recurrent_errors import (
@@ -28,7 +31,9 @@ from kernels.reference.recurrent_errors import (
     TrueTokens,
     begun_state,
     by_value_head,
+    factors,
     reference_of_heads,
+    state_behind,
     tokens_from,
     with_kept_inputs,
     with_known,
@@ -40,7 +45,7 @@ _NORM_EPS = 1e-6
 def true_tokens(qkv: Tensor, a: Tensor, b: Tensor, weights: RecurrenceWeights, sizes: RecurrenceSizes) -> TrueTokens:
     """Convolution, norms and gates of sequences from their first token on.
 
-    qkv [B, T, conv_dim]; a, b [B, T, Hv]
+    qkv [B, T, conv_dim]; a, b [B, T, Hv], but of channels a [B, T, Hv * Dk]
     """
     padded, taps = F.pad(qkv.double(), (0, 0, sizes.width - 1, 0)), weights.conv.double()
     terms = padded.unfold(1, sizes.width, 1)
@@ -61,8 +66,10 @@ def true_tokens(qkv: Tensor, a: Tensor, b: Tensor, weights: RecurrenceWeights, s
         normed.append((unit, error / length.square() + unit.square() * of_length))
     of_values = (*mixed.shape[:2], sizes.num_value_heads, sizes.value_dim)
     values, value_error = (part[..., 2 * size :].reshape(of_values) for part in (mixed, squared))
-    x = a.double() + weights.dt_bias.double()
-    factor, softplus = weights.a_log.double().exp(), F.softplus(x)
+    x, factor = a.double() + weights.dt_bias.double(), weights.a_log.double().exp()
+    if isinstance(weights, ChannelDeltaWeights):
+        x, factor = x.view(*x.shape[:2], sizes.num_value_heads, sizes.key_dim), factor[:, None]
+    softplus = F.softplus(x)
     decays = -factor * softplus
     by_x = factor * torch.sigmoid(x) * (x.abs() + 1)
     return TrueTokens(
@@ -91,7 +98,7 @@ def true_states(
     )
     out, added, borders = torch.empty_like(tokens.values), torch.empty_like(tokens.values), [state]
     for token in range(num_tokens):
-        state, added[:, token] = _next(state, tokens, token, dtype)
+        state, added[:, token] = state_behind(state, tokens, token, dtype)
         out[:, token] = (tokens.queries[:, token, :, :, None] * state).sum(dim=2)
         if (token + 1) % CHUNK == 0:
             state = state.to(state_dtype).double()
@@ -109,15 +116,17 @@ def write_kept_state(
     border, tokens = num_tokens // CHUNK * CHUNK, kept.tokens
     state.states[slot] = kept.borders[sequence, border // CHUNK].to(state.states.dtype)
     group = tokens.keys.shape[2] // state.keys.shape[2]
-    for ring, known, begin in (
+    rings = [
         (state.keys, tokens.keys[sequence, :, ::group], border),
         (state.values, kept.added[sequence], border),
         (state.decays, tokens.decays[sequence], border),
-        (state.betas, tokens.betas[sequence], border),
-        (state.misses, _misses(kept, sequence, num_tokens), num_tokens // BLOCK * BLOCK),
         (state.inputs, qkv[sequence], max(0, num_tokens - state.inputs.shape[1])),
-    ):
-        if begin < num_tokens and ring.shape[1]:
+    ]
+    if state.misses.shape[1]:  # of the gated delta rule alone
+        rings.append((state.betas, tokens.betas[sequence], border))
+        rings.append((state.misses, _misses(kept, sequence, num_tokens), num_tokens // BLOCK * BLOCK))
+    for ring, known, begin in rings:
+        if begin < num_tokens:
             places = [position % ring.shape[1] for position in range(begin, num_tokens)]
             ring[slot, places] = known[begin:num_tokens].to(ring.dtype)
 
@@ -135,15 +144,6 @@ def _misses(kept: TrueStates, sequence: int, num_tokens: int) -> Tensor:
     return misses
 
 
-def _next(state: Tensor, tokens: TrueTokens, token: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
-    """(state behind the token, what the token added)."""
-    key = tokens.keys[:, token, :, :, None]
-    state = tokens.decays[:, token].exp()[..., None, None] * state
-    added = tokens.betas[:, token, :, None] * (tokens.values[:, token] - (key * state).sum(dim=2))
-    added = added.to(dtype).double()
-    return state + key * added[:, :, None], added
-
-
 def recurrence_reference(
     qkv: Tensor,
     a: Tensor,
@@ -155,12 +155,12 @@ def recurrence_reference(
 ) -> RecurrenceReference:
     """Return the expected results and states of sequences from their first token on, and what a right path may err.
 
-    qkv      [B, T, conv_dim] and a, b [B, T, Hv], zero behind a sequence's end
+    qkv      [B, T, conv_dim] and a, b as of `true_tokens`, zero behind a sequence's end
     borders  [B] int: multiples of 64 at which states are judged, at most T
     """
     tokens = true_tokens(qkv, a, b, weights, sizes)
     out, states = true_states(tokens)
-    limit = _Errors(out, states, rounding_of(qkv.dtype), borders).followed(state_dtype)
+    limit = _errors_of(weights)(out, states, rounding_of(qkv.dtype), borders).followed(state_dtype)
     scale, num_tokens = sizes.key_dim**-0.5, out.shape[1]
     truth = scale * out
     of_out = scale * limit[:, :, :num_tokens].transpose(1, 2) + rounding_of(qkv.dtype).of(truth) + LEAST
@@ -179,18 +179,18 @@ def recurrence_reference_from(
 
     kept       of one slot, [...]: as `RecurrenceState` has it, of one head each; inputs [ring, 2 * Dk + Dv]
     num_known  tokens behind the state's border that the slot keeps
-    qkv [n, 2 * Dk + Dv], a, b [n, 1]: of the tokens from position `first` on
+    qkv [n, 2 * Dk + Dv], a, b [n, 1]: of the tokens from position `first` on; of channels a [n, Dk]
     """
     key_dim, value_dim = kept.states.shape[-2:]
     sizes = RecurrenceSizes(1, 1, key_dim, value_dim, weights.conv.shape[1])
     inputs = with_kept_inputs(kept, qkv, first, sizes.width)
     before = inputs.shape[0] - qkv.shape[0]
-    gates = [torch.cat([it.new_zeros(before, 1), it]) for it in (a, b)]
+    gates = [torch.cat([it.new_zeros(before, it.shape[1]), it]) for it in (a, b)]
     tokens = tokens_from(true_tokens(inputs[None], gates[0][None], gates[1][None], weights, sizes), before)
     state = begun_state(kept, first)
     tokens = _after_known(tokens, kept, first - num_known, num_known, state)
     out, states = true_states(tokens, begun=state)
-    errors = _Errors(out, states, rounding_of(qkv.dtype), torch.tensor([-1], device=out.device))
+    errors = _errors_of(weights)(out, states, rounding_of(qkv.dtype), torch.tensor([-1], device=out.device))
     scale, truth = key_dim**-0.5, key_dim**-0.5 * out[:, num_known:]
     limit = scale * errors.followed(kept.states.dtype)[:, :, num_known : out.shape[1]].transpose(1, 2)
     return reference_of_heads(truth, limit + rounding_of(qkv.dtype).of(truth) + LEAST)
@@ -207,11 +207,15 @@ def _after_known(tokens: TrueTokens, kept: RecurrenceState, border: int, count: 
     keys, added, decays = (it[places].double() for it in (kept.keys, kept.values, kept.decays))
     values = []
     for key, own, decay in zip(keys, added, decays, strict=True):
-        state = decay.exp()[None, :, None, None] * state
+        state = factors(decay[None]) * state
         read = (key[None, :, :, None] * state).sum(dim=2)
         values.append(own[None] + read)
         state = state + key[None, :, :, None] * own[None, :, None]
     return with_known(keys[None], torch.stack(values, dim=1), decays[None], tokens)
+
+
+def _errors_of(weights: RecurrenceWeights) -> "type[_Errors | ChannelErrors]":
+    return ChannelErrors if isinstance(weights, ChannelDeltaWeights) else _Errors
 
 
 class _Errors(RecurrentErrors):
@@ -230,7 +234,7 @@ class _Errors(RecurrentErrors):
         state, states = self._states.borders[:, chunk], []
         for token in range(first, last):
             states.append(state)
-            state, _ = _next(state, tokens, token)
+            state, _ = state_behind(state, tokens, token)
         self._begin_states(last, state, state_rounding)
         own, before = slice(first, last), torch.stack(states, dim=2)  # [B, Hv, n, Dk, Dv]
         behind = torch.cat([before[:, :, 1:], state[:, :, None]], dim=2)
@@ -245,24 +249,7 @@ class _Errors(RecurrentErrors):
         for token in reversed(range(first, last)):
             fp32, rounded, worst = (it[:, :, token - first] for it in sums)
             self._of_token(token, fp32, rounded, worst)
-        if state_rounding is not None:
-            rows = slice(first, None)
-            most, response = state_rounding.of(self._states.borders[:, chunk]), self._response[:, :, rows]
-            self._add(
-                rows, torch.zeros_like(self._past[:, :, rows]), response.square() @ most.square(), response.abs() @ most
-            )
-
-    def _begin_states(self, last: int, state: Tensor, rounding: Rounding | None) -> None:
-        """Judge the state behind token `last` - 1 where that is a sequence's border."""
-        is_border = (self._borders == last)[:, None, None, None]
-        own = slice(self._num_tokens, None)
-        unit = torch.eye(state.shape[2], dtype=state.dtype, device=state.device)
-        self._response[:, :, own] = torch.where(is_border, unit, self._response[:, :, own])
-        self._past[:, :, own] = torch.where(is_border, state, self._past[:, :, own])
-        self._fp32[:, :, own] += torch.where(is_border, 16 * state.square(), 0.0)
-        if rounding is not None:
-            most = torch.where(is_border, rounding.of(state), 0.0)
-            self._add(own, torch.zeros_like(most), most.square(), most)
+        self._stored(chunk, state_rounding)
 
     def _sums(
         self, factors: Tensor, error: Tensor, behind: Tensor, weights: Tensor, first: int
@@ -323,11 +310,6 @@ class _Errors(RecurrentErrors):
             self._worst[:, :, rows] += (response.abs() @ most) * added.abs()[:, :, None]
         response -= share[..., None] * unit * key[:, :, None]
         response *= decay
-
-    def _add(self, rows: slice, fp32: Tensor, rounded: Tensor, worst: Tensor) -> None:
-        self._fp32[:, :, rows] += fp32
-        self._rounded[:, :, rows] += rounded
-        self._worst[:, :, rows] += worst
 
 
 def _each(factors: Tensor, states: Tensor) -> Tensor:

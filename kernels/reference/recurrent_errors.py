@@ -44,7 +44,7 @@ class RecurrenceReference:
 class TrueTokens:
     """Tokens behind convolution, norms and gates, fp64.
 
-    queries, keys [B, T, Hv, Dk]; values [B, T, Hv, Dv]; others [B, T, Hv].
+    queries, keys [B, T, Hv, Dk]; values [B, T, Hv, Dv]; others [B, T, Hv], but decays of channels [B, T, Hv, Dk].
 
     decays are logarithms; `..._error` is the variance of what fp32 errs, / u^2. Of a state space queries are C, keys B,
     values x, betas the steps.
@@ -101,11 +101,27 @@ def tokens_from(tokens: TrueTokens, count: int) -> TrueTokens:
 
 def with_known(keys: Tensor, values: Tensor, decays: Tensor, tokens: TrueTokens) -> TrueTokens:
     """Return tokens behind known ones, [1, n, ...], whose share or step is 1 and whose numbers have no error."""
-    one, no_key, no_value = torch.ones_like(decays), torch.zeros_like(keys), torch.zeros_like(values)
-    known = TrueTokens(keys, keys, values, decays, one, no_key, no_key, no_value, 0 * one, 0 * one)
+    one, no_key, no_value = torch.ones_like(keys[..., 0]), torch.zeros_like(keys), torch.zeros_like(values)
+    known = TrueTokens(keys, keys, values, decays, one, no_key, no_key, no_value, torch.zeros_like(decays), 0 * one)
     return TrueTokens(
         **{name: torch.cat([getattr(known, name), getattr(tokens, name)], dim=1) for name in TrueTokens.__slots__}
     )
+
+
+def factors(decays: Tensor) -> Tensor:
+    """Return what states [B, Hv, Dk, Dv] are multiplied by, of logarithms [B, Hv] or [B, Hv, Dk] of decays."""
+    return decays.exp().reshape(*decays.shape[:2], -1, 1)
+
+
+def state_behind(
+    state: Tensor, tokens: TrueTokens, token: int, dtype: torch.dtype = torch.float64
+) -> tuple[Tensor, Tensor]:
+    """Return (state behind a token, what the token added, rounded to the dtype) of a delta rule."""
+    key = tokens.keys[:, token, :, :, None]
+    state = factors(tokens.decays[:, token]) * state
+    added = tokens.betas[:, token, :, None] * (tokens.values[:, token] - (key * state).sum(dim=2))
+    added = added.to(dtype).double()
+    return state + key * added[:, :, None], added
 
 
 def reference_of_heads(truth: Tensor, limit: Tensor) -> Reference:
@@ -137,3 +153,28 @@ class RecurrentErrors:
         """Return the limits [B, Hv, rows, Dv] of what is not the rounding of the result, of errors followed so far."""
         rounded = SECOND_ORDER * torch.minimum(self._worst, Z_ROUNDED * (self._rounded / 3).sqrt())
         return rounded + Z_FP32 * U32 * self._fp32.sqrt()
+
+    def _begin_states(self, last: int, state: Tensor, rounding: Rounding | None) -> None:
+        """Judge the state behind token `last` - 1 where that is a sequence's border."""
+        is_border = (self._borders == last)[:, None, None, None]
+        own = slice(self._num_tokens, None)
+        unit = torch.eye(state.shape[2], dtype=state.dtype, device=state.device)
+        self._response[:, :, own] = torch.where(is_border, unit, self._response[:, :, own])
+        self._past[:, :, own] = torch.where(is_border, state, self._past[:, :, own])
+        self._fp32[:, :, own] += torch.where(is_border, 16 * state.square(), 0.0)
+        if rounding is not None:
+            most = torch.where(is_border, rounding.of(state), 0.0)
+            self._add(own, torch.zeros_like(most), most.square(), most)
+
+    def _stored(self, chunk: int, rounding: Rounding | None) -> None:
+        """Follow the rounding of the state at the chunk's first border to the rows behind it."""
+        if rounding is not None:
+            rows = slice(chunk * CHUNK, None)
+            most, response = rounding.of(self._states.borders[:, chunk]), self._response[:, :, rows]
+            none = torch.zeros_like(self._past[:, :, rows])
+            self._add(rows, none, response.square() @ most.square(), response.abs() @ most)
+
+    def _add(self, rows: slice, fp32: Tensor, rounded: Tensor, worst: Tensor) -> None:
+        self._fp32[:, :, rows] += fp32
+        self._rounded[:, :, rows] += rounded
+        self._worst[:, :, rows] += worst

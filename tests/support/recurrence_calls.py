@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from kernels.recurrence.calls import RecurrenceRows, RecurrenceState, RecurrenceWeights, RunRecurrence
+from kernels.recurrence.channel_delta.weights import ChannelDeltaWeights
+from kernels.recurrence.kept import kept_tensors
 from kernels.recurrence.sizes import CHUNK, RecurrenceSizes
-from kernels.recurrence.state_space.kept import kept_tensors
 from kernels.recurrence.state_space.weights import StateSpaceWeights
 from kernels.system.device import torch_dtype
 from kernels.vocabulary.recurrence_form import RecurrenceForm
@@ -31,6 +32,7 @@ class Drawn:
     a: Tensor
     b: Tensor
     weights: RecurrenceWeights
+    form: RecurrenceForm
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,21 +77,22 @@ def random_sequence(
         return (scale * torch.randn(*shape, generator=generator)).to(device)
 
     kind, heads = torch_dtype(dtype), sizes.num_value_heads
-    weights = RecurrenceWeights(
-        drawn(sizes.conv_dim, sizes.width, scale=0.5).to(kind), drawn(heads), drawn(heads, scale=2.0)
+    has_channels = form is RecurrenceForm.CHANNEL_DELTA
+    num_decays = heads * sizes.key_dim if has_channels else heads
+    weights = (ChannelDeltaWeights if has_channels else RecurrenceWeights)(
+        drawn(sizes.conv_dim, sizes.width, scale=0.5).to(kind), drawn(heads), drawn(num_decays, scale=2.0)
     )
-    tokens = (drawn(num_tokens, columns).to(kind) for columns in (sizes.conv_dim, heads, heads))
+    tokens = (drawn(num_tokens, columns).to(kind) for columns in (sizes.conv_dim, num_decays, heads))
     qkv, a, b = tokens
     if form is RecurrenceForm.STATE_SPACE:
         own = weights.conv, weights.a_log, weights.dt_bias
         weights = StateSpaceWeights(*own, drawn(sizes.conv_dim, scale=0.5).to(kind), drawn(heads), 0.01, 4.0)
-    return Drawn(sizes, dtype, Dtype.FP32, qkv, a, b, weights)
+    return Drawn(sizes, dtype, Dtype.FP32, qkv, a, b, weights, form)
 
 
 def empty_state(drawn: Drawn) -> RecurrenceState:
     tensors = []
-    kept = kept_tensors if isinstance(drawn.weights, StateSpaceWeights) else RecurrenceSizes.state_tensors
-    for shape, dtype in kept(drawn.sizes, drawn.dtype, drawn.state_dtype, NUM_DRAFTED):
+    for shape, dtype in kept_tensors(drawn.form, drawn.sizes, drawn.dtype, drawn.state_dtype, NUM_DRAFTED):
         tensors.append(torch.full((_SLOTS, *shape), 7.0, dtype=torch_dtype(dtype), device=drawn.qkv.device))
         tensors[-1][_SLOTS - 2] = 0
     return RecurrenceState(*tensors)

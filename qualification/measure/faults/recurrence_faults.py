@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.recurrence.calls import RecurrenceRows, RecurrenceState, RecurrenceWeights, RunRecurrence
+from kernels.recurrence.channel_delta.weights import ChannelDeltaWeights
 from kernels.recurrence.shape import RecurrenceShape
 from kernels.recurrence.sizes import CHUNK, RecurrenceSizes
 from kernels.recurrence.state_space.weights import StateSpaceWeights
@@ -47,9 +48,11 @@ class RecurrenceFault(Enum):
     CONV_BIAS_LEFT_OUT = "the convolution has no bias"  # read as the gated delta rule's
     STEP_NOT_LIMITED = "steps are not held between their limits"  # softplus alone
     STEP_LEFT_OUT = "x is not multiplied by its step"  # A is discretised, and B is not
+    NEIGHBOUR_DECAY = "each channel has the decay of the next one"  # an index of the head's dims is off by one
+    ONE_DECAY = "all channels of a head have their mean decay"  # the gated delta rule in place of Kimi's
 
 
-_OF_GATED_DELTA = frozenset({RecurrenceFault.BETA_LEFT_OUT, RecurrenceFault.EPSILON_OUTSIDE})
+_OF_DELTA = frozenset({RecurrenceFault.BETA_LEFT_OUT, RecurrenceFault.EPSILON_OUTSIDE})
 _OF_STATE_SPACE = frozenset(
     {
         RecurrenceFault.SKIP_LEFT_OUT,
@@ -58,6 +61,12 @@ _OF_STATE_SPACE = frozenset(
         RecurrenceFault.STEP_LEFT_OUT,
     }
 )
+_OF_CHANNELS = frozenset({RecurrenceFault.NEIGHBOUR_DECAY, RecurrenceFault.ONE_DECAY})
+_NOT_OF_FORM = {
+    RecurrenceForm.GATED_DELTA: _OF_STATE_SPACE | _OF_CHANNELS,
+    RecurrenceForm.STATE_SPACE: _OF_DELTA | _OF_CHANNELS,
+    RecurrenceForm.CHANNEL_DELTA: _OF_STATE_SPACE,
+}
 
 
 def trial_shapes(dtype: Dtype, form: RecurrenceForm | None = None) -> tuple[RecurrenceShape, ...]:
@@ -76,7 +85,7 @@ def trial_shapes(dtype: Dtype, form: RecurrenceForm | None = None) -> tuple[Recu
 
 def can_show_in(fault: RecurrenceFault, shape: RecurrenceShape) -> bool:
     """True when a recurrence with this fault computes the shape wrongly, and so much that its dtype shows it."""
-    if fault in (_OF_GATED_DELTA if shape.form is RecurrenceForm.STATE_SPACE else _OF_STATE_SPACE):
+    if fault in _NOT_OF_FORM[shape.form]:
         return False
     is_prompt, is_verified = shape.phase is Phase.EXTEND, shape.phase is Phase.VERIFY
     needs = {
@@ -197,12 +206,22 @@ class _Row:
             outs = [self._token(*each) for each in zip(queries, keys, values, decays, steps, strict=True)]
             skip = 0 if fault is RecurrenceFault.SKIP_LEFT_OUT else weights.skip[:, None]
             return torch.stack(outs) + skip * values
-        decays = -weights.a_log.exp() * F.softplus(a.float() + weights.dt_bias)
+        decays = self._decays(a)
         betas = torch.sigmoid(b.float())
         betas = torch.ones_like(betas) if fault is RecurrenceFault.BETA_LEFT_OUT else betas
         outs = [self._token(*each) for each in zip(queries, keys, values, decays, betas, strict=True)]
         scaled: Tensor = sizes.key_dim**-0.5 * torch.stack(outs)
         return scaled
+
+    def _decays(self, a: Tensor) -> Tensor:
+        """Return logarithms [n, value_heads], of channels [n, value_heads, key_dim]."""
+        x, factor = F.softplus(a.float() + self._weights.dt_bias), self._weights.a_log.exp()
+        if not isinstance(self._weights, ChannelDeltaWeights):
+            return -factor * x
+        decays = -factor[:, None] * x.view(-1, self._sizes.num_value_heads, self._sizes.key_dim)
+        if self._fault is RecurrenceFault.ONE_DECAY:
+            return decays.mean(dim=-1, keepdim=True).expand_as(decays)
+        return decays.roll(-1, dims=-1) if self._fault is RecurrenceFault.NEIGHBOUR_DECAY else decays
 
     def store(self, slot: int, num_tokens: int, folded: int | None = None, *, is_last: bool = False) -> None:
         """Write the state behind so many tokens, by default folded up to the last border."""
@@ -211,8 +230,8 @@ class _Row:
         is_skipped = fault is RecurrenceFault.LAST_BORDER_SKIPPED and is_last and num_tokens == border > self._first
         kept = self._states[max(border - CHUNK, min(self._states)) if is_skipped else border]
         if fault is RecurrenceFault.PADDING_IN_STATE and is_last and num_tokens % CHUNK:
-            padding = F.softplus(self._weights.dt_bias) * self._weights.a_log.exp()
-            kept = kept * torch.exp(-padding * (CHUNK - num_tokens % CHUNK))[:, None, None]
+            padding = -self._decays(torch.zeros_like(self._weights.dt_bias)[None])[0]
+            kept = kept * _factors(-padding * (CHUNK - num_tokens % CHUNK))
             if border == 0:  # the state at the border is zero; what the tokens add decays instead
                 last = self._kept[num_tokens - 1]
                 self._kept[num_tokens - 1] = last[0], last[1], last[2] - padding
@@ -232,7 +251,7 @@ class _Row:
         number = max(self._states)
         before = self._states[number]
         is_late = self._fault is RecurrenceFault.DECAY_AFTER_UPDATE
-        decayed = before if is_late else decay.exp()[:, None, None] * before
+        decayed = before if is_late else _factors(decay) * before
         is_space = isinstance(self._weights, StateSpaceWeights)
         missing = value if is_space else value - (self._by_value_head(key)[:, :, None] * decayed).sum(dim=1)
         added = self._rounded(beta[:, None] * missing, self._state.values.dtype)
@@ -242,7 +261,7 @@ class _Row:
         return (self._by_value_head(query)[:, :, None] * read).sum(dim=1)
 
     def _updated(self, state: Tensor, key: Tensor, added: Tensor, decay: Tensor) -> Tensor:
-        update, factor = self._by_value_head(key)[:, :, None] * added[:, None], decay.exp()[:, None, None]
+        update, factor = self._by_value_head(key)[:, :, None] * added[:, None], _factors(decay)
         is_late = self._fault is RecurrenceFault.DECAY_AFTER_UPDATE
         after = factor * (state + update) if is_late else factor * state + update
         return after.bfloat16().float() if self._fault is RecurrenceFault.LOW_PRECISION_STATE else after
@@ -251,8 +270,8 @@ class _Row:
         """Return the state behind tokens, [T, ...]: what `_updated` makes of them one by one."""
         behind = torch.cat([decays[1:], torch.zeros_like(decays[:1])])
         left = behind.flip(0).cumsum(dim=0).flip(0).exp()
-        turned = left[..., None] * torch.stack([self._by_value_head(it) for it in keys])
-        return decays.sum(dim=0).exp()[:, None, None] * state + torch.einsum("thk,thv->hkv", turned, added)
+        turned = left.reshape(*left.shape[:2], -1) * torch.stack([self._by_value_head(it) for it in keys])
+        return _factors(decays.sum(dim=0)) * state + torch.einsum("thk,thv->hkv", turned, added)
 
     def _by_value_head(self, heads: Tensor) -> Tensor:
         if self._fault is RecurrenceFault.WRONG_KEY_HEAD:
@@ -272,3 +291,8 @@ class _Row:
         if self._fault is RecurrenceFault.TF32:
             return ((x.contiguous().view(torch.int32) + 2**12) & -(2**13)).view(torch.float32)
         return x.to(dtype).float()
+
+
+def _factors(decays: Tensor) -> Tensor:
+    """Return what a state [value_heads, key_dim, value_dim] is multiplied by, of logarithms of each head or channel."""
+    return decays.exp().reshape(decays.shape[0], -1, 1)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kernels.recurrence.calls import RecurrenceWeights
+from kernels.recurrence.channel_delta.weights import ChannelDeltaWeights
 from kernels.recurrence.shape import RecurrenceShape
 from kernels.recurrence.sizes import CHUNK
 from kernels.recurrence.state_space.weights import StateSpaceWeights
@@ -28,6 +29,7 @@ from qualification.measure.inputs.sequence_inputs import (
 _LONGEST = {"cpu": 130, "cuda": 330}  # tokens of a sequence: of each the reference takes some 120 small launches
 _OPEN = 60.0  # of a and b: gates are open or closed in every dtype
 _SLOW = 1 / 512  # decay's logarithm of a state that must change by less than half a step of bf16
+_FAST = 80.0  # decay's logarithm of a channel: 16 tokens of it are e^-1280, and the inverse is no number of fp32
 _WRITTEN = 3  # tokens that write, of sequences whose others do not
 _STEPS = (2.0**-10, 96.0)  # that those of a state space are held between
 
@@ -44,10 +46,14 @@ class Content(Enum):
     SLOW = "slow"  # beta is 0 behind the first tokens, and the state decays by 1/512 a token
     LARGE = "large"  # times 30; of a state space x alone
     TINY = "tiny"  # queries and keys times 1/4096: the epsilon of the norms shows
+    UNLIKE = "unlike"  # of channels each second one decays by e^-80 a token, the others keep; else as PLAIN
 
 
 class RecurrenceCase(SequenceCase[RecurrenceShape, Content, RecurrenceWeights]):
-    """Case of a recurrence, whose tokens are qkv [D, T, conv_dim], a and b [D, T, value_heads]."""
+    """Case of a recurrence, whose tokens are qkv [D, T, conv_dim], a and b [D, T, value_heads].
+
+    Of channels a is [D, T, value_heads * key_dim].
+    """
 
     __slots__ = ()
 
@@ -115,8 +121,10 @@ def _decode_lists(phase: Phase) -> dict[str, list[TestedSequence[Content]]]:
 def drawn_weights(shape: RecurrenceShape, generator: torch.Generator, device: torch.device) -> RecurrenceWeights:
     sizes, heads = shape.sizes, shape.num_value_heads
     conv = 0.5 * torch.randn(sizes.conv_dim, sizes.width, generator=generator)
-    a_log, dt_bias = torch.randn(heads, generator=generator), 2 * torch.randn(heads, generator=generator) - 2
+    a_log, dt_bias = torch.randn(heads, generator=generator), 2 * torch.randn(_decays(shape), generator=generator) - 2
     conv, a_log, dt_bias = conv.to(device, torch_dtype(shape.dtype)), a_log.to(device), dt_bias.to(device)
+    if shape.form is RecurrenceForm.CHANNEL_DELTA:
+        return ChannelDeltaWeights(conv, a_log, dt_bias)
     if shape.form is RecurrenceForm.GATED_DELTA:
         return RecurrenceWeights(conv, a_log, dt_bias)
     bias = 0.5 * torch.randn(sizes.conv_dim, generator=generator)
@@ -124,13 +132,19 @@ def drawn_weights(shape: RecurrenceShape, generator: torch.Generator, device: to
     return StateSpaceWeights(conv, a_log, dt_bias, bias.to(device, conv.dtype), skip, *_STEPS)
 
 
+def _decays(shape: RecurrenceShape) -> int:
+    """Return the decays of a token: of each value head, or of each channel of each."""
+    return shape.num_value_heads * (shape.key_dim if shape.form is RecurrenceForm.CHANNEL_DELTA else 1)
+
+
 def drawn_tokens(
     shape: RecurrenceShape, content: Content, num_tokens: int, weights: RecurrenceWeights, generator: torch.Generator
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return qkv [T, conv_dim], a and b [T, value_heads]."""
+    """Return qkv [T, conv_dim], a [T, value_heads], of channels [T, value_heads * key_dim], and b [T, value_heads]."""
     sizes, heads = shape.sizes, shape.num_value_heads
     qkv = torch.randn(num_tokens, sizes.conv_dim, generator=generator)
-    a, b = torch.randn(num_tokens, heads, generator=generator), torch.randn(num_tokens, heads, generator=generator)
+    a, b = (torch.randn(num_tokens, columns, generator=generator) for columns in (_decays(shape), heads))
+    factors = weights.a_log.exp().repeat_interleave(_decays(shape) // heads)
     if content in (Content.KEEPS, Content.EQUAL_KEYS, Content.FORGETS):
         a.fill_(-_OPEN)
     if content in (Content.OPEN, Content.EQUAL_KEYS):
@@ -143,7 +157,7 @@ def drawn_tokens(
         size = sizes.num_key_heads * sizes.key_dim
         qkv[:, size : 2 * size] = qkv[:1, size : 2 * size]
     if content is Content.SLOW:
-        a[:] = torch.log(torch.expm1(_SLOW / weights.a_log.exp())).cpu() - weights.dt_bias.cpu()
+        a[:] = torch.log(torch.expm1(_SLOW / factors)).cpu() - weights.dt_bias.cpu()
         if shape.form is RecurrenceForm.STATE_SPACE:  # whose first tokens write by large steps
             a[:_WRITTEN] = 3 - weights.dt_bias.cpu()
             qkv[_WRITTEN:, 2 * sizes.num_key_heads * sizes.key_dim :] = 0
@@ -152,5 +166,7 @@ def drawn_tokens(
         qkv[:, 2 * sizes.num_key_heads * sizes.key_dim * is_space :] *= 30
     if content is Content.TINY:
         qkv[:, : 2 * sizes.num_key_heads * sizes.key_dim] /= 4096
+    if content is Content.UNLIKE and shape.form is RecurrenceForm.CHANNEL_DELTA:
+        a[:, 1::2], a[:, ::2] = (_FAST / factors).cpu()[1::2], -_OPEN
     kind, device = torch_dtype(shape.dtype), weights.conv.device
     return qkv.to(device, kind), a.to(device, kind), b.to(device, kind)

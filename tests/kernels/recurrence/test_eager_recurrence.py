@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from kernels.recurrence.channel_delta.eager import run_channel_delta_eager
 from kernels.recurrence.eager_path import run_recurrence_eager
 from kernels.recurrence.sizes import RecurrenceSizes
 from kernels.recurrence.state_space.eager import run_state_space_eager
@@ -15,7 +16,11 @@ from support.recurrence_calls import Cut, call_in_parts, random_sequence, state_
 SIZES = RecurrenceSizes(2, 6, 24, 20, 4)
 LENGTH = 132
 WHOLE = (Cut(LENGTH),)
-RUNS = {RecurrenceForm.GATED_DELTA: run_recurrence_eager, RecurrenceForm.STATE_SPACE: run_state_space_eager}
+RUNS = {
+    RecurrenceForm.GATED_DELTA: run_recurrence_eager,
+    RecurrenceForm.STATE_SPACE: run_state_space_eager,
+    RecurrenceForm.CHANNEL_DELTA: run_channel_delta_eager,
+}
 of_each_form = pytest.mark.parametrize("form", RecurrenceForm, ids=lambda it: it.value)
 
 

@@ -30,6 +30,8 @@ def test_kernels_fit_a_multiprocessor_and_hardly_spill(compiled: dict[str, dict[
     # By wgmma it once read outside of shared memory, behind some thousand tokens.
     assert halves["space, prompt: hallmark_recurrence_space_scan"]["mma"]
     assert not halves["space, prompt: hallmark_recurrence_space_scan"]["wgmma"]
+    assert halves["channels, prompt: hallmark_recurrence_channels_scan"]["mma"]
+    assert not halves["channels, prompt: hallmark_recurrence_channels_scan"]["wgmma"]
 
 
 def test_no_sum_of_a_recurrence_is_decided_by_an_atomic(compiled: dict[str, dict[str, int]]) -> None:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from kernels.recurrence.channel_delta.launch import run_channel_delta
 from kernels.recurrence.portable.launch import run_recurrence
 from kernels.recurrence.sizes import RecurrenceSizes
 from kernels.recurrence.state_space.launch import run_state_space
@@ -29,6 +30,7 @@ SNAPSHOTS = (PARTS[0].num_tokens + 1, 40)
 OF_FORM = {
     RecurrenceForm.GATED_DELTA: (run_recurrence, recurrence_reference),
     RecurrenceForm.STATE_SPACE: (run_state_space, state_space_reference),
+    RecurrenceForm.CHANNEL_DELTA: (run_channel_delta, recurrence_reference),
 }
 
 

@@ -5,10 +5,12 @@ A program of its own: where Triton's interpreter is on, as in the tests of this 
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import torch
 from triton.runtime import driver
 
+from kernels.recurrence.channel_delta import launch as of_channel_delta
 from kernels.recurrence.portable import launch as of_gated_delta
 from kernels.recurrence.shape import RecurrenceShape
 from kernels.recurrence.sizes import RecurrenceSizes
@@ -26,6 +28,15 @@ QWEN35 = RecurrenceSizes(16, 32, 128, 128, 4)  # of Qwen3.5-35B-A3B
 DECODE = RecurrenceShape.of(QWEN35, Phase.DECODE, Dtype.BF16, Dtype.FP32, TokenRows.LE_16)
 NEMOTRON = RecurrenceSizes(8, 64, 128, 64, 4)  # of Nemotron-3-Nano-30B-A3B
 SPACE = RecurrenceShape.of(NEMOTRON, Phase.DECODE, Dtype.BF16, Dtype.FP32, TokenRows.LE_16, RecurrenceForm.STATE_SPACE)
+KIMI = RecurrenceSizes(32, 32, 128, 128, 4)  # of Kimi-Linear-48B-A3B
+CHANNELS = RecurrenceShape.of(
+    KIMI, Phase.DECODE, Dtype.BF16, Dtype.FP32, TokenRows.LE_16, RecurrenceForm.CHANNEL_DELTA
+)  # fmt: skip
+LAUNCHES = {
+    RecurrenceForm.GATED_DELTA: partial(of_gated_delta.launches, is_hopper=True),
+    RecurrenceForm.STATE_SPACE: of_state_space.launches,
+    RecurrenceForm.CHANNEL_DELTA: of_channel_delta.launches,
+}
 SHAPES = {  # and the tokens of a row
     "decode": (DECODE, 1),
     "decode, states of bf16": (replace(DECODE, state_dtype=Dtype.BF16), 1),
@@ -36,6 +47,9 @@ SHAPES = {  # and the tokens of a row
     "space, prompt": (replace(SPACE, phase=Phase.EXTEND), 40),
     "space, verify": (replace(SPACE, phase=Phase.VERIFY), 4),
     "space, fp32": (replace(SPACE, dtype=Dtype.FP32), 1),
+    "channels, prompt": (replace(CHANNELS, phase=Phase.EXTEND), 40),
+    "channels, verify": (replace(CHANNELS, phase=Phase.VERIFY), 4),
+    "channels, fp32": (replace(CHANNELS, dtype=Dtype.FP32), 1),
 }
 
 
@@ -48,13 +62,8 @@ def facts(shape: RecurrenceShape, length: int) -> dict[str, dict[str, int]]:
     given = slots.given([Part(tokens, 0, slots.zero, 0)])
     qkv, a, b = given.tokens
     out = qkv.new_empty(qkv.shape[0], shape.num_value_heads, shape.value_dim)
-    arguments = qkv, a, b, weights, given.rows, slots.state, out
-    if shape.form is RecurrenceForm.STATE_SPACE:
-        launches = of_state_space.launches(*arguments)
-    else:
-        launches = of_gated_delta.launches(*arguments, is_hopper=True)
     found = {}
-    for launch in launches:
+    for launch in LAUNCHES[shape.form](qkv, a, b, weights, given.rows, slots.state, out):
         kernel = launch.kernel.warmup(*launch.arguments, grid=launch.grid, **launch.options)
         code = disassemble(kernel.asm["cubin"])
         found[launch.kernel.__name__] = {
