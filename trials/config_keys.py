@@ -69,6 +69,7 @@ from support.models.tiny_families import (
     HUNYUAN_MOE,
     HY_3,
     IMAGE_MODELS,
+    KIMI_LINEAR,
     LAGUNA,
     LATENT,
     LATENT_YARN,
@@ -218,6 +219,10 @@ BASES: dict[str, Base] = {
     "deepseek_v3": Base("deepseek_v3", {**DEEPSEEK_V3, "num_hidden_layers": 2}),
     "deepseek_v32": Base("deepseek_v32", {**DEEPSEEK_V32, "num_hidden_layers": 2}),
     "glm_moe_dsa": Base("glm_moe_dsa", {**GLM_5, "num_hidden_layers": 2, "indexer_types": ["full", "shared"]}),
+    "kimi_linear": Base(
+        "kimi_linear",
+        {**KIMI_LINEAR, "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
+    ),
     "glm4_moe_lite": Base("glm4_moe_lite", {**GLM_LITE, "num_hidden_layers": 2}),
     "mistral4": Base("mistral4", {**MISTRAL_4, "num_hidden_layers": 2}),
     "nemotron_h": Base("nemotron_h", NEMOTRON_3_SUPER),

@@ -95,7 +95,11 @@ def _own_weights_of(layer: LayerConfig, hidden: int) -> Iterator[_Weight]:
         yield _Weight(mixer.output_size, hidden, mixer.has_output_bias, format=formats.output)
     elif isinstance(mixer, GatedDeltaConfig):
         yield _Weight(hidden, mixer.projected_size, format=formats.qkv)
-        if mixer.rule is None:
+        if mixer.has_channel_decays:
+            yield _Weight(hidden, mixer.sizes.num_value_heads + 2 * mixer.sizes.value_dim)
+            yield _Weight(mixer.sizes.value_dim, mixer.num_decays)
+            yield _Weight(mixer.sizes.value_dim, mixer.value_size)
+        elif mixer.rule is None:
             yield _Weight(hidden, 2 * mixer.sizes.num_value_heads, format=formats.gates)
         yield _Weight(mixer.value_size, hidden, format=formats.output)
     elif isinstance(mixer, ShortConvolutionConfig):

@@ -1,12 +1,12 @@
-"""Layers of the gated delta rule (Qwen 3 Next, Qwen 3.5) and of Mamba2's state space, which has the same sizes.
+"""Layers of the gated delta rule (Qwen 3 Next, Qwen 3.5), of Kimi's and of Mamba2's state space: of the same sizes.
 
-Source: Yang et al. 2024 (Gated Delta Networks); Dao and Gu 2024 (Mamba-2).
+Source: Yang et al. 2024 (Gated Delta Networks); Kimi Team 2025 (Kimi Linear); Dao and Gu 2024 (Mamba-2).
 """
 
 from dataclasses import dataclass, field, replace
 
+from kernels.recurrence.kept import kept_tensors
 from kernels.recurrence.sizes import RecurrenceSizes
-from kernels.recurrence.state_space.kept import kept_tensors
 from kernels.vocabulary.recurrence_form import RecurrenceForm
 from kernels.vocabulary.shape import Dtype
 from qualification.model.config import ModelConfig, RecurrenceConfig, RecurrenceProducts, StateTensor
@@ -27,7 +27,9 @@ class GatedDeltaConfig(RecurrenceConfig):
     state_dtype  of the matrices that a sequence's past is folded into
     hidden_size  of what the layer reads
     num_drafted  tokens of a sequence that a step may compute and take back
-    rule         of a state space, whose queries, keys and values are C, B and x; None: the gated delta rule
+    rule         of a state space, whose queries, keys and values are C, B and x; None: a delta rule
+    has_channel_decays  whether each channel of a key has a decay of its own (Kimi Delta Attention): it is made, as
+                 are the gates of the result, by two products with `value_dim` numbers between them
     """
 
     sizes: RecurrenceSizes = field(kw_only=True)
@@ -35,6 +37,7 @@ class GatedDeltaConfig(RecurrenceConfig):
     hidden_size: int = field(kw_only=True)
     num_drafted: int = field(default=0, kw_only=True)
     rule: StateSpaceRule | None = field(default=None, kw_only=True)
+    has_channel_decays: bool = field(default=False, kw_only=True)
 
     @classmethod
     def of(
@@ -44,26 +47,31 @@ class GatedDeltaConfig(RecurrenceConfig):
         state_dtype: Dtype = Dtype.FP32,
         num_drafted: int = 0,
         rule: StateSpaceRule | None = None,
+        *,
+        has_channel_decays: bool = False,
     ) -> "GatedDeltaConfig":
         """Return the mixer of these sizes, with what it keeps and how many numbers it has."""
+        form = _form_of(rule, has_channel_decays=has_channel_decays)
         # Two dtypes that differ stand for the weights' and the state's: the former is known when the model is served.
-        kept = RecurrenceSizes.state_tensors if rule is None else kept_tensors
         tensors = zip(
-            kept(sizes, Dtype.FP16, state_dtype, num_drafted),
-            kept(sizes, Dtype.BF16, state_dtype, num_drafted),
+            kept_tensors(form, sizes, Dtype.FP16, state_dtype, num_drafted),
+            kept_tensors(form, sizes, Dtype.BF16, state_dtype, num_drafted),
             strict=True,
         )
         state = tuple(StateTensor(shape, dtype if dtype is other else None) for (shape, dtype), (_, other) in tensors)
         heads, values = sizes.num_value_heads, sizes.num_value_heads * sizes.value_dim
-        if rule is None:
+        if form is RecurrenceForm.CHANNEL_DELTA:
+            decays = heads * sizes.key_dim
+            count = hidden_size * (sizes.conv_dim + heads + 2 * sizes.value_dim + values)
+            count += sizes.value_dim * (decays + values + 1) + sizes.conv_dim * sizes.width + heads + decays
+        elif rule is None:
             count = hidden_size * (sizes.conv_dim + 2 * values + 2 * heads)
             count += sizes.conv_dim * sizes.width + 2 * heads + sizes.value_dim
         else:
             count = hidden_size * (sizes.conv_dim + 2 * values + heads)
             count += sizes.conv_dim * (sizes.width + 1) + 3 * heads + values
-        name = "the gated delta rule" if rule is None else "the state space"
         return cls(
-            name,
+            _NAMES[form],
             state,
             count,
             sizes=sizes,
@@ -71,15 +79,21 @@ class GatedDeltaConfig(RecurrenceConfig):
             hidden_size=hidden_size,
             num_drafted=num_drafted,
             rule=rule,
+            has_channel_decays=has_channel_decays,
         )
 
     @property
     def form(self) -> RecurrenceForm:
-        return RecurrenceForm.GATED_DELTA if self.rule is None else RecurrenceForm.STATE_SPACE
+        return _form_of(self.rule, has_channel_decays=self.has_channel_decays)
+
+    @property
+    def num_decays(self) -> int:
+        """Return the decays of a token: of each value head, or of each channel of each."""
+        return self.sizes.num_value_heads * (self.sizes.key_dim if self.has_channel_decays else 1)
 
     @property
     def products(self) -> RecurrenceProducts:
-        gates = 2 * self.sizes.num_value_heads if self.rule is None else 0
+        gates = 2 * self.sizes.num_value_heads if self.form is RecurrenceForm.GATED_DELTA else 0
         first, output = self.projected_size * self.hidden_size, self.value_size * self.hidden_size
         return RecurrenceProducts(first, output, gates * self.hidden_size)
 
@@ -90,7 +104,12 @@ class GatedDeltaConfig(RecurrenceConfig):
 
     @property
     def projected_size(self) -> int:
-        """Return the rows of what makes queries, keys, values, gates of the result and, of a state space, steps."""
+        """Return the rows of what makes queries, keys, values, gates of the result and, of a state space, steps.
+
+        Where channels have decays it makes no gates.
+        """
+        if self.has_channel_decays:
+            return self.sizes.conv_dim
         return self.sizes.conv_dim + self.value_size + (0 if self.rule is None else self.sizes.num_value_heads)
 
     @property
@@ -108,17 +127,47 @@ class GatedDeltaConfig(RecurrenceConfig):
                 "divide them"
             )
         own = replace(sizes, num_key_heads=sizes.num_key_heads // world, num_value_heads=sizes.num_value_heads // world)
-        return GatedDeltaConfig.of(own, self.hidden_size, self.state_dtype, self.num_drafted, self.rule)
+        return self.changed(sizes=own)
 
     def taking_back(self, num_drafted: int) -> "GatedDeltaConfig":
-        return GatedDeltaConfig.of(self.sizes, self.hidden_size, self.state_dtype, num_drafted, self.rule)
+        return self.changed(num_drafted=num_drafted)
+
+    def changed(
+        self,
+        *,
+        sizes: RecurrenceSizes | None = None,
+        state_dtype: Dtype | None = None,
+        num_drafted: int | None = None,
+    ) -> "GatedDeltaConfig":
+        """Return the mixer with other sizes, another dtype of states or number of drafted tokens, and what it keeps."""
+        return GatedDeltaConfig.of(
+            sizes or self.sizes,
+            self.hidden_size,
+            state_dtype or self.state_dtype,
+            self.num_drafted if num_drafted is None else num_drafted,
+            self.rule,
+            has_channel_decays=self.has_channel_decays,
+        )
+
+
+_NAMES = {
+    RecurrenceForm.GATED_DELTA: "the gated delta rule",
+    RecurrenceForm.STATE_SPACE: "the state space",
+    RecurrenceForm.CHANNEL_DELTA: "Kimi Delta Attention",
+}
+
+
+def _form_of(rule: StateSpaceRule | None, *, has_channel_decays: bool) -> RecurrenceForm:
+    if rule is not None:
+        return RecurrenceForm.STATE_SPACE
+    return RecurrenceForm.CHANNEL_DELTA if has_channel_decays else RecurrenceForm.GATED_DELTA
 
 
 def with_state_dtype(model: ModelConfig, dtype: Dtype) -> ModelConfig:
     """Return the model with states of another dtype in its layers that keep such."""
     layers = tuple(
-        replace(layer, mixer=GatedDeltaConfig.of(it.sizes, it.hidden_size, dtype, it.num_drafted, it.rule))
-        if isinstance(it := layer.mixer, GatedDeltaConfig)
+        replace(layer, mixer=layer.mixer.changed(state_dtype=dtype))
+        if isinstance(layer.mixer, GatedDeltaConfig)
         else layer
         for layer in model.layers
     )

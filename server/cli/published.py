@@ -156,6 +156,10 @@ PUBLISHED: tuple[PublishedModel, ...] = (
         "moonshotai/Kimi-K2.5", "KimiK25ForConditionalGeneration", 1026.5, Calls.KIMI_K2, stored=Stored.INT4,
         gigabytes=553.3,
     ),
+    PublishedModel(
+        "moonshotai/Kimi-Linear-48B-A3B-Instruct", "KimiLinearForCausalLM", 49.1, Calls.KIMI_K2,
+        preset="kimi-linear-48b-a3b",
+    ),
     PublishedModel("inclusionAI/Ling-mini-2.0", "BailingMoeV2ForCausalLM", 16.3),
     PublishedModel("inclusionAI/Ring-1T", "BailingMoeV2ForCausalLM", 999.7),
     PublishedModel("meta-models/Muse-Glimmer-30B", "MuseGlimmerForConditionalGeneration", 27.9),

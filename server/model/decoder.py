@@ -20,9 +20,12 @@ from kernels.linear.epilogue import Epilogue
 from kernels.linear.shape import PLAIN
 from kernels.linear.weights import PlainWeight
 from kernels.recurrence.calls import RecurrenceWeights, RunRecurrence
+from kernels.recurrence.channel_delta.eager import run_channel_delta_eager
+from kernels.recurrence.channel_delta.weights import ChannelDeltaWeights
 from kernels.recurrence.eager_path import run_recurrence_eager
 from kernels.recurrence.state_space.eager import run_state_space_eager
 from kernels.recurrence.state_space.weights import StateSpaceWeights
+from kernels.vocabulary.recurrence_form import RecurrenceForm
 from qualification.model.config import (
     AttentionConfig,
     DenseActivation,
@@ -63,6 +66,7 @@ from server.model.block import (
     SumNorm,
     add,
 )
+from server.model.channel_delta import ChannelDelta
 from server.model.experts import Experts, ExpertsApart, ProductsOf, Shared, SharedAlike, products_of
 from server.model.gated_delta import GatedDelta
 from server.model.latent_attention import Indexer, LatentAttention
@@ -129,7 +133,11 @@ def no_recurrence(_: int, config: RecurrenceConfig, __: LayerWeights) -> Sublaye
 
 def unplanned_gated_delta(config: GatedDeltaConfig, _: int) -> RunRecurrence:
     """Return the gated delta rule by PyTorch, for a decoder without a plan."""
-    return run_recurrence_eager if config.rule is None else run_state_space_eager
+    return {
+        RecurrenceForm.GATED_DELTA: run_recurrence_eager,
+        RecurrenceForm.STATE_SPACE: run_state_space_eager,
+        RecurrenceForm.CHANNEL_DELTA: run_channel_delta_eager,
+    }[config.form]
 
 
 def unplanned_convolution(_: ShortConvolutionConfig, __: int) -> RunConvolution:
@@ -427,12 +435,26 @@ class Decoder:
 
     def _gated_delta(
         self, index: int, place: int, config: GatedDeltaConfig, weights: LayerWeights
-    ) -> GatedDelta | StateSpace:
+    ) -> GatedDelta | StateSpace | ChannelDelta:
         own, sizes, (qkv, output) = weights.recurrence, config.sizes, weights.mixed_by
         assert own is not None, "weights are of the kind that the configuration says"
         if config.rule is not None:
             return self._state_space(index, place, config, config.rule, weights)
         assert own.gates is not None, "weights are of the kind that the configuration says"
+        if own.decays is not None and own.output_gates is not None:
+            return ChannelDelta(
+                place,
+                (sizes.num_value_heads, sizes.value_dim),
+                self._product(index, WeightName.RECURRENT_INPUT, qkv),
+                self._product(index, WeightName.RECURRENT_GATES, own.gates),
+                self._product(index, WeightName.RECURRENT_DECAYS, own.decays),
+                self._product(index, WeightName.RECURRENT_OUTPUT_GATES, own.output_gates),
+                self._summed(self._product(index, WeightName.RECURRENT_OUTPUT, output)),
+                ChannelDeltaWeights(own.conv[:, 0], own.a_log, own.dt_bias),
+                own.norm,
+                self.config.norm_eps,
+                self._operators.gated_delta(config, place),
+            )
         return GatedDelta(
             place,
             sizes.conv_dim,
@@ -595,7 +617,7 @@ def _observed_mixer(sublayer: Sublayer, index: int, observer: LayerObserver) -> 
     """Return the sublayer of a layer, observed within whatever finishes it; itself where it keeps no state."""
     if isinstance(sublayer, NormAfter | ScaleAfter):
         return replace(sublayer, sublayer=_observed_mixer(sublayer.sublayer, index, observer))
-    if isinstance(sublayer, GatedDelta | StateSpace):
+    if isinstance(sublayer, GatedDelta | StateSpace | ChannelDelta):
         return replace(sublayer, observe=partial(observer.on_recurrence, index))
     if isinstance(sublayer, ShortConvolution):
         return replace(sublayer, observe=partial(observer.on_convolution, index))

@@ -113,11 +113,13 @@ class PerLayerGateWeights:
 
 @dataclass(frozen=True, slots=True)
 class GatedDeltaWeights:
-    """Tensors of a layer of the gated delta rule, or of a state space, beside the products that others have too.
+    """Tensors of a layer of a delta rule, or of a state space, beside the products that others have too.
 
-    gates    [2 * value heads, hidden]: of writing, then of decay; None of a state space
+    gates    [2 * value heads, hidden]: of writing, then of decay; None of a state space. Where channels have decays
+             [value heads + 2 * value dim, hidden]: of writing, then what `decays` and `output_gates` read
+    decays   [value heads * key dim, value dim], output_gates [value heads * value dim, value dim]; else None
     conv     [channels, 1, width]: of queries, keys and values before they are mixed
-    a_log, dt_bias   [value heads] fp32, of the decay
+    a_log    [value heads] fp32, of the decay; dt_bias likewise, or a number for each channel of a key
     norm     [value dim] fp32, of the result; of a state space of all heads
     conv_bias, skip   [channels], and [value heads] fp32: of a state space, else None
     """
@@ -129,6 +131,18 @@ class GatedDeltaWeights:
     norm: Tensor
     conv_bias: Tensor | None = None
     skip: Tensor | None = None
+    decays: Linear | None = None
+    output_gates: Linear | None = None
+
+    @property
+    def linears(self) -> dict[WeightName, Linear]:
+        """Return the products of these tensors, in the order in which they are computed."""
+        names = {
+            WeightName.RECURRENT_GATES: self.gates,
+            WeightName.RECURRENT_DECAYS: self.decays,
+            WeightName.RECURRENT_OUTPUT_GATES: self.output_gates,
+        }
+        return {name: linear for name, linear in names.items() if linear is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,10 +239,9 @@ class LayerWeights:
         qkv, output = self.mixed_by
         gate = {} if self.attention_gate is None else {WeightName.ATTENTION_GATE: self.attention_gate}
         if self.recurrence is not None:
-            gates = self.recurrence.gates
             return {
                 WeightName.RECURRENT_INPUT: qkv,
-                **({} if gates is None else {WeightName.RECURRENT_GATES: gates}),
+                **self.recurrence.linears,
                 WeightName.RECURRENT_OUTPUT: output,
                 **fed,
             }
@@ -400,7 +413,12 @@ def _empty_gated_delta(
 ) -> GatedDeltaWeights:
     sizes, heads = config.sizes, config.sizes.num_value_heads
     conv = torch.empty(sizes.conv_dim, 1, sizes.width, dtype=dtype, device=device)
-    a_log, dt_bias, norm = (torch.empty(size, device=device) for size in (heads, heads, config.norm_size))
+    a_log, dt_bias, norm = (torch.empty(size, device=device) for size in (heads, config.num_decays, config.norm_size))
+    if config.has_channel_decays:
+        inner = sizes.value_dim
+        made = ((hidden, heads + 2 * inner), (inner, config.num_decays), (inner, config.value_size))
+        gates, decays, output_gates = (Linear.empty(*it, False, PLAIN, dtype, device) for it in made)
+        return GatedDeltaWeights(gates, conv, a_log, dt_bias, norm, decays=decays, output_gates=output_gates)
     if config.rule is None:
         gates = Linear.empty(hidden, 2 * heads, False, of_gates, dtype, device)
         return GatedDeltaWeights(gates, conv, a_log, dt_bias, norm)

@@ -34,6 +34,8 @@ class WeightName(Enum):
     OUTPUT = "output"
     RECURRENT_INPUT = "recurrent_input"
     RECURRENT_GATES = "recurrent_gates"
+    RECURRENT_DECAYS = "recurrent_decays"
+    RECURRENT_OUTPUT_GATES = "recurrent_output_gates"
     RECURRENT_OUTPUT = "recurrent_output"
     GATE_UP = "gate_up"
     DOWN = "down"

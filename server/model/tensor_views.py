@@ -11,6 +11,7 @@ from kernels.linear.weights import PlainWeight, StoredTensor
 from qualification.model.config import AttentionConfig, LayerConfig, ModelConfig
 from qualification.model.draft_head import PREFIX, PRODUCT
 from qualification.model.families.family import ExpertLayout, ExpertNames, RecurrenceNames, TensorNames
+from qualification.model.gated_delta import GatedDeltaConfig
 from qualification.model.latent import LatentAttentionConfig
 from server.errors import ModelError
 from server.model.layers import DenseWeights, GatedDeltaWeights, LatentWeights, LayerWeights, MixtureWeights, Weights
@@ -60,13 +61,18 @@ def layer_views(index: int, layer: LayerWeights, config: LayerConfig, names: Ten
     views = {f"{prefix}.{name}.weight": StoredTensor(norm) for name, norm in norms if norm is not None}
     if layer.recurrence is not None:
         assert names.recurrence is not None, "the family has recurrent layers"
-        own = f"{prefix}.{names.recurrence.prefix}"
+        own, norm = f"{prefix}.{names.recurrence.prefix}", "o_norm" if names.recurrence.is_apart else "norm"
         views |= {
-            f"{own}.conv1d.weight": StoredTensor(layer.recurrence.conv),
             f"{own}.A_log": StoredTensor(layer.recurrence.a_log),
             f"{own}.dt_bias": StoredTensor(layer.recurrence.dt_bias),
-            f"{own}.norm.weight": StoredTensor(layer.recurrence.norm),
+            f"{own}.{norm}.weight": StoredTensor(layer.recurrence.norm),
         }
+        if names.recurrence.is_apart:
+            parts = layer.recurrence.conv.split_with_sizes(_channels(config))
+            views[f"{own}.A_log"] = StoredTensor(layer.recurrence.a_log[None, None, :, None])
+            views |= {f"{own}.{it}_conv1d.weight": StoredTensor(part) for it, part in zip("qkv", parts, strict=True)}
+        else:
+            views[f"{own}.conv1d.weight"] = StoredTensor(layer.recurrence.conv)
         if layer.recurrence.conv_bias is not None and layer.recurrence.skip is not None:
             views[f"{own}.conv1d.bias"] = StoredTensor(layer.recurrence.conv_bias)
             views[f"{own}.D"] = StoredTensor(layer.recurrence.skip)
@@ -118,7 +124,8 @@ def _linears(layer: LayerWeights, config: LayerConfig, names: TensorNames) -> di
         linears = _attention(layer, config, names)
     else:
         assert names.recurrence is not None, "the family has recurrent layers"
-        linears = _recurrence(layer, layer.recurrence, names.recurrence)
+        of_kind = _kimi if names.recurrence.is_apart else _recurrence
+        linears = of_kind(layer, layer.recurrence, config, names.recurrence)
     if layer.per_layer is not None:
         linears["per_layer_input_gate"] = layer.per_layer.gate
         linears["per_layer_projection"] = layer.per_layer.output
@@ -162,7 +169,31 @@ def _latent(weights: LatentWeights, config: AttentionConfig, projected: Linear, 
     return {"self_attn.q_a_proj": own, "self_attn.q_b_proj": weights.query_up, **found}
 
 
-def _recurrence(layer: LayerWeights, weights: GatedDeltaWeights, names: RecurrenceNames) -> dict[str, Linear]:
+def _channels(config: LayerConfig) -> tuple[int, int, int]:
+    """Return the channels of queries, of keys and of values of a recurrent layer."""
+    assert isinstance(config.mixer, GatedDeltaConfig), "weights are of the kind that the configuration says"
+    keys = config.mixer.sizes.num_key_heads * config.mixer.sizes.key_dim
+    return keys, keys, config.mixer.value_size
+
+
+def _kimi(
+    layer: LayerWeights, weights: GatedDeltaWeights, config: LayerConfig, names: RecurrenceNames
+) -> dict[str, Linear]:
+    """Queries, keys, values, the gates of writing, and both products of decays and of the gates of the result."""
+    prefix, (whole, output) = names.prefix, layer.mixed_by
+    assert weights.gates is not None, "weights are of the kind that the configuration says"
+    assert weights.decays is not None, "weights are of the kind that the configuration says"
+    assert weights.output_gates is not None, "weights are of the kind that the configuration says"
+    heads, inner = weights.a_log.shape[0], weights.decays.weight.size[1]
+    found = dict(zip(("q_proj", "k_proj", "v_proj"), whole.split(*_channels(config)), strict=True))
+    found |= dict(zip(("b_proj", "f_a_proj", "g_a_proj"), weights.gates.split(heads, inner, inner), strict=True))
+    found |= {"f_b_proj": weights.decays, "g_b_proj": weights.output_gates, "o_proj": output}
+    return {f"{prefix}.{name}": linear for name, linear in found.items()}
+
+
+def _recurrence(
+    layer: LayerWeights, weights: GatedDeltaWeights, _: LayerConfig, names: RecurrenceNames
+) -> dict[str, Linear]:
     """Queries, keys and values, gates of the result, and the others: apart, or two of each as one tensor."""
     prefix, (whole, output) = names.prefix, layer.mixed_by
     found = {f"{prefix}.out_proj": output}

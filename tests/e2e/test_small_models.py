@@ -36,6 +36,7 @@ from transformers import (
     HunYuanDenseV1Config,
     HunYuanMoEV1Config,
     HYV3Config,
+    KimiLinearConfig,
     LagunaConfig,
     Lfm2Config,
     Lfm2MoeConfig,
@@ -126,6 +127,7 @@ FAMILIES = {
     "hunyuan_v1_dense": HunYuanDenseV1Config,
     "hunyuan_v1_moe": HunYuanMoEV1Config,
     "hy_v3": HYV3Config,
+    "kimi_linear": KimiLinearConfig,
     "laguna": LagunaConfig,
     "mimo_v2_flash": MiMoV2FlashConfig,
     "lfm2": Lfm2Config,
@@ -160,6 +162,14 @@ MORE: dict[str, dict[str, object]] = {
     "glm_moe_dsa": {**LATENT, **INDEXER, "first_k_dense_replace": 1, "indexer_types": ["full", "shared"]},
     "glm4_moe_lite": LATENT,
     "mistral4": LATENT,
+    "kimi_linear": {
+        **{name: it for name, it in LATENT.items() if name not in ("q_lora_rank", "n_routed_experts")},
+        "num_experts": 8,
+        "first_k_dense_replace": 0,  # transformers 5.24 saves dense layers under the name of mixtures
+        "linear_head_dim": 20,
+        "linear_num_heads": 4,
+        "layer_types": ["linear_attention", "full_attention"],
+    },
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1, "num_experts": 6, **EXPERTS},
     "qwen3_next": QWEN_3_NEXT,
@@ -348,7 +358,7 @@ MODELS = (
     ("llama4_text", 4, 2, 32), ("step3p5", 6, 3, 20), ("afmoe", 4, 2, 24), ("gemma", 2, 1, 28),
     ("lfm2", 4, 2, 20), ("lfm2_moe", 6, 2, 16), ("deepseek_v2", 4, 4, 12), ("deepseek_v3", 6, 6, 8),
     ("deepseek_v32", 4, 4, 12), ("glm_moe_dsa", 6, 6, 8), ("glm4_moe_lite", 3, 3, 16), ("mistral4", 4, 4, 10),
-    ("mimo_v2_flash", 8, 2, 20),
+    ("kimi_linear", 4, 4, 12), ("mimo_v2_flash", 8, 2, 20),
     ("qwen3_next", 4, 2, 24), ("qwen3_5_text", 6, 2, 20), ("qwen3_5_moe_text", 4, 1, 32),
 )  # fmt: skip
 NUM_NEW = 12

@@ -66,10 +66,13 @@ class RecurrenceNames:
 
     is_fused  whether queries, keys, values and the gates of the result are one tensor, those of a key head together,
               and the gates of decay and of writing another
+    is_apart  whether queries, keys and values, and what makes their gates, are a tensor each, as Kimi Linear has them:
+              then products have no prefix but the layer's own, and the rule's numbers no module of their own
     """
 
     prefix: str = "linear_attn"
     is_fused: bool = False
+    is_apart: bool = False
 
 
 GATE_UP = "gate_up_proj", "down_proj"

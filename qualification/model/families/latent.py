@@ -23,10 +23,12 @@ def read_latent(
     sizes: LatentSizes,
     norm_eps: float,
     feed_forwards: Callable[[Fields], tuple[FeedForward, ...]],
+    rope: Callable[[Fields, int], RopeConfig] | None = None,
 ) -> ModelConfig:
     """Read a model whose layers attend by latents. Raises ModelConfigError.
 
     sizes  where fields are missing, as the family's class has them; a query latent of null is none
+    rope   of fields and numbers that are rotated; None: as config.json says
     """
     num_heads = fields.integer("num_attention_heads")
     if fields.integer("num_key_value_heads", num_heads) != num_heads:
@@ -44,7 +46,7 @@ def read_latent(
         fields.changed(head_dim=found.rotated, num_key_value_heads=num_heads),
         family,
         norm_eps=norm_eps,
-        rope=_read_rope,
+        rope=rope or _read_rope,
         feed_forwards=feed_forwards,
     )
     scale = found.query**-0.5 * _scale_of_yarn(fields, model.attentions[0].rope)

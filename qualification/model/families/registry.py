@@ -34,6 +34,7 @@ from qualification.model.families.hunyuan_v1_dense import HUNYUAN_V1_DENSE, HUNY
 from qualification.model.families.hunyuan_v1_moe import HUNYUAN_V1_MOE
 from qualification.model.families.hy_v3 import HY_V3
 from qualification.model.families.image_models import IMAGE_MODELS
+from qualification.model.families.kimi_linear import KIMI_LINEAR
 from qualification.model.families.laguna import LAGUNA
 from qualification.model.families.lfm2 import LFM2, LFM2_MOE
 from qualification.model.families.llama import LLAMA
@@ -101,6 +102,7 @@ KNOWN: tuple[Family, ...] = (
     HUNYUAN_VL_TEXT,
     HY_V3,
     KIMI_K2,
+    KIMI_LINEAR,
     LAGUNA,
     LFM2,
     LFM2_MOE,

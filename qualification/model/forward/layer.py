@@ -309,6 +309,8 @@ class LayerReference:
         inputs, of_gates = Inputs.of(formats.qkv.name), Inputs.of(formats.gates.name)
         sizes, heads = self.recurrence.sizes, self.recurrence.sizes.num_value_heads
         assert sentence is not None, "the layer is recurrent"
+        if sentence.is_kimi:
+            return self._kimi_input(read, sentence.prefix)
         if sentence.is_space:
             ends = self.recurrence.value_size, sizes.num_key_heads * sizes.key_dim
             by_part = (ends[0], ends[0], ends[1], ends[1], heads)
@@ -328,15 +330,32 @@ class LayerReference:
             )
         return self.precision.rounded(parts), self.precision.rounded(gates)
 
+    def _kimi_input(self, read: Bounded, prefix: str) -> tuple[Bounded, Bounded]:
+        """Return the same of Kimi Delta Attention, whose decays are of each channel of a key."""
+        inputs = Inputs.of(self.config.formats.qkv.name)
+        parts = [self.precision.rounded(self._linear(read, f"{prefix}.{it}_proj", inputs)) for it in "qkv"]
+        output, decay = (
+            self.precision.rounded(
+                self._linear(
+                    self.precision.rounded(self._linear(read, f"{prefix}.{it}_a_proj")), f"{prefix}.{it}_b_proj"
+                )
+            )
+            for it in "gf"
+        )
+        writing = self.precision.rounded(self._linear(read, f"{prefix}.b_proj"))
+        return _side_by_side([*parts, output]), _side_by_side([writing, decay])
+
     def mix(self, projected: Tensor, gates: Tensor) -> Bounded:
         """Return the results [T, heads, d] of one sequence from its first token on, of what `recurrent_input` gives."""
         sizes = self.recurrence.sizes
         heads, prefix = sizes.num_value_heads, self._recurrence_prefix
         if self.recurrence.rule is not None:
             return self._mix_space(projected, gates, self.recurrence.rule)
+        sentence = self.sentence.recurrence
+        names = ("q_", "k_", "v_") if sentence is not None and sentence.is_kimi else ("",)
         rule = Rule(
-            self._vector(f"{prefix}.conv1d.weight")[:, 0],
-            self._vector(f"{prefix}.A_log", torch.float32),
+            torch.cat([self._vector(f"{prefix}.{it}conv1d.weight")[:, 0] for it in names]),
+            self._vector(f"{prefix}.A_log", torch.float32).flatten(),
             self._vector(f"{prefix}.dt_bias", torch.float32),
             sizes.num_key_heads,
             sizes.key_dim,
@@ -376,11 +395,18 @@ class LayerReference:
         if self.recurrence.rule is not None:
             return self._after_space(residual, out, projected)
         num_heads, size = out.truth.shape[1:]
-        weight = self._vector(f"{self._recurrence_prefix}.norm.weight", torch.float32)
+        sentence = self.sentence.recurrence
+        is_kimi = sentence is not None and sentence.is_kimi
+        norm, output = ("o_norm", "o_proj") if is_kimi else ("norm", "out_proj")
+        weight = self._vector(f"{self._recurrence_prefix}.{norm}.weight", torch.float32)
         normed = rms_norm(out, weight, self.model.norm_eps, self.precision).changed(lambda it: it.flatten(1))
         gate = projected.columns(slice(-num_heads * size, None))
-        gated = function_of((gate, normed), lambda one, other: one * torch.sigmoid(one) * other, self.precision)
-        return self._behind(residual, gated, f"{self._recurrence_prefix}.out_proj")
+        gated = function_of(
+            (gate, normed),
+            lambda one, other: (torch.sigmoid(one) if is_kimi else one * torch.sigmoid(one)) * other,
+            self.precision,
+        )
+        return self._behind(residual, gated, f"{self._recurrence_prefix}.{output}")
 
     def _after_space(self, residual: Bounded, out: Bounded, projected: Bounded) -> Bounded:
         """Return the residual behind a state space, whose results are gated and then normed group by group."""

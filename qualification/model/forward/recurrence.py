@@ -1,6 +1,7 @@
 """The gated delta rule of one sequence, token by token in fp64, with the limits of docs/limits.md ("Layers").
 
-Source: Yang et al. 2024 (Gated Delta Networks), equation 10: S = decay S; S += k (beta (v - S^T k))^T; o = S^T q.
+Source: Yang et al. 2024 (Gated Delta Networks), equation 10: S = decay S; S += k (beta (v - S^T k))^T; o = S^T q. In
+Kimi Delta Attention (Kimi Team 2025) each channel of a key, a row of S, has a decay of its own.
 """
 
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ _CHUNK = 64  # tokens that a server may sum together
 @dataclass(frozen=True, slots=True)
 class Rule:
     """conv     [channels, width] fp64: queries, keys and values, the factor of the newest token last
-    a_log    [value heads] fp64, as dt_bias is
+    a_log    [value heads] fp64; dt_bias likewise, or of Kimi Delta Attention [value heads * key_dim]
     key_heads, key_dim, value_dim   sizes; a key head serves as many value heads as there are for each
     state_unit   share that a number of a state is off when a server stores it, every 64 tokens
     """
@@ -36,7 +37,7 @@ class Rule:
 def mix(qkv: Tensor, writing: Tensor, decay: Tensor, rule: Rule, precision: Precision) -> Bounded:
     """Return the results [T, heads, value_dim] of a sequence from its first token on.
 
-    qkv [T, channels], writing and decay [T, heads]: as a server hands them out
+    qkv [T, channels], writing [T, heads] and decay [T, numbers of dt_bias]: as a server hands them out
     """
     tokens = _tokens(qkv.double(), writing.double(), decay.double(), rule)
     unit = torch.finfo(precision.dtype).eps / 2 if precision.is_narrow else 0.0
@@ -46,9 +47,9 @@ def mix(qkv: Tensor, writing: Tensor, decay: Tensor, rule: Rule, precision: Prec
     truths, mosts, deviations = [], [], []
     for token in range(num_tokens):
         key, query = tokens.keys[token], tokens.queries[token]
-        share, kept = tokens.writing[token][:, None], tokens.logs[token].exp()[:, None]
+        share, kept = tokens.writing[token][:, None], tokens.logs[token].exp()
         state = kept[..., None] * state
-        sums.decay(kept, tokens.log_errors[token], state)
+        sums.decay(kept.amax(dim=1, keepdim=True), tokens.log_errors[token], state)
         value = tokens.values[token]
         added = share * (value - (key[:, :, None] * state).sum(dim=1))
         sums.add(_Addition(value, share, added, state, *(it[token] for it in tokens.errors)), unit, key_dim)
@@ -68,7 +69,7 @@ def mix(qkv: Tensor, writing: Tensor, decay: Tensor, rule: Rule, precision: Prec
 class _Tokens:
     """Inputs of the rule: queries, keys [T, heads, key_dim] of length one, values, gates.
 
-    logs      [T, heads]: logarithms of the decays
+    logs      [T, heads, 1 or key_dim]: logarithms of the decays
     errors    variances in units of U^2: of keys as shares of their length, of values, and of `writing` as a share
     """
 
@@ -101,8 +102,8 @@ def _tokens(qkv: Tensor, writing: Tensor, decay: Tensor, rule: Rule) -> _Tokens:
     queries, query_errors = normed(slice(size))
     keys, key_errors = normed(slice(size, 2 * size))
     values, value_errors = (it[:, 2 * size :].reshape(-1, heads, rule.value_dim) for it in (mixed, variance))
-    x = decay + rule.dt_bias
-    factor = rule.a_log.exp()
+    x = (decay + rule.dt_bias).view(decay.shape[0], heads, -1)
+    factor = rule.a_log.exp()[:, None]
     logs = -factor * F.softplus(x)
     log_errors = (4 + 12 * logs.abs() + factor * torch.sigmoid(x) * (x.abs() + 1)) ** 2
     return _Tokens(
@@ -141,11 +142,13 @@ class _Sums:
     added: Tensor
 
     def decay(self, kept: Tensor, log_error: Tensor, state: Tensor) -> None:
-        """Follow the errors through a decay; `state` is decayed already."""
-        length = state.square().sum(dim=1)
+        """Follow the errors through a decay; `state` is decayed already.
+
+        kept  [heads, 1]: of channels the largest one; log_error [heads, 1 or key_dim]
+        """
         self.worst = kept * self.worst
         self.squares, self.added = kept**2 * self.squares, kept**2 * self.added
-        self.variance = kept**2 * self.variance + (log_error[:, None] + 4) * length
+        self.variance = kept**2 * self.variance + ((log_error[..., None] + 4) * state.square()).sum(dim=1)
 
     def add(self, it: _Addition, unit: float, key_dim: int) -> None:
         """Follow the errors of what a token reads and adds: keys, values, products and sums are rounded."""

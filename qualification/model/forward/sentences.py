@@ -78,11 +78,15 @@ class RecurrenceSentence:
     is_fused  whether queries, keys, values and the gates of the result are one tensor, those of a key head together,
               and the gates of writing and decay another
     is_space  whether it is a state space, of which one tensor makes gates, x, B, C and steps, in this order
+    is_kimi   whether it is Kimi Delta Attention: a decay for each channel of a key; queries, keys and values are
+              products of their own with convolutions of their own; decays and the gates of the result are two products
+              each, without a function between them; the result is normed and multiplied by sigmoids
     """
 
     prefix: str = "linear_attn"
     is_fused: bool = False
     is_space: bool = False
+    is_kimi: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,6 +331,18 @@ SENTENCES: dict[str, Sentence] = {
         ),
     ),
     "kimi_k2": _DEEPSEEK,
+    "kimi_linear": Sentence(
+        recurrence=RecurrenceSentence("self_attn", is_kimi=True),
+        mixture=MixtureSentence(
+            "block_sparse_moe.gate",
+            "block_sparse_moe.experts",
+            "w1",
+            "w3",
+            "w2",
+            shared="block_sparse_moe.shared_experts",
+            scores=Scoring.SIGMOID,
+        ),
+    ),
     "laguna": Sentence(
         head_gate=HeadGate.SOFTPLUS,
         mixture=MixtureSentence(

@@ -30,7 +30,7 @@ class Border(Enum):
     ATTENDED = "attention"  # [T, heads, d]
     RESIDUAL_BEHIND_ATTENTION = "residual behind attention"  # [T, hidden]
     RECURRENT_INPUT = "what a recurrence reads"  # [T, n]: queries, keys, values, and the gates of its result
-    RECURRENT_GATES = "gates of a recurrence"  # [T, 2 heads]: of writing, then of decay; or [T, heads]: steps
+    RECURRENT_GATES = "gates of a recurrence"  # [T, heads + decays]: of writing, of decay; or [T, heads]: steps
     CONVOLUTION_READ = "what a convolution reads"  # [T, 3 * channels]: both gates, and the inputs
     CONVOLVED = "convolution"  # [T, channels], gated
     RECURRED = "recurrence"  # [T, heads, d], before its norm
@@ -71,8 +71,9 @@ class Observation:
         parts = projected.split_with_sizes((keys, keys, mixer.value_size, mixer.value_size), dim=1)
         whole = [self._joined(it.reshape(num_tokens, -1, dim)) for it, dim in zip(parts, by_head, strict=True)]
         self._keep(layer, Border.RECURRENT_INPUT, torch.cat([it.flatten(1) for it in whole], dim=1))
-        kinds = gates.chunk(2 if mixer.rule is None else 1, dim=1)
-        both = [self._joined(it.reshape(num_tokens, -1, 1)) for it in kinds]
+        heads = sizes.num_value_heads
+        kinds = gates.tensor_split((heads,) if mixer.rule is None else (), dim=1)
+        both = [self._joined(it.reshape(num_tokens, heads, -1)) for it in kinds]
         self._keep(layer, Border.RECURRENT_GATES, torch.cat([it.flatten(1) for it in both], dim=1))
         self._keep(layer, Border.RECURRED, self._joined(out))
 

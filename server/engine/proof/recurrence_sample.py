@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kernels.recurrence.calls import RecurrenceState, RecurrenceWeights
+from kernels.recurrence.channel_delta.weights import ChannelDeltaWeights
 from kernels.recurrence.state_space.weights import StateSpaceWeights
 from kernels.reference.recurrence import recurrence_reference_from
 from kernels.reference.state_space import state_space_reference_from
@@ -41,7 +42,7 @@ class RecurrenceSample:
     head           of values
     kept           of the row's slot before the step, of this head and its key head, as `RecurrenceState` of no slots
     folded         [1] int32: tokens that the state is folded up to
-    qkv [n, 2 * key_dim + value_dim], a, b [n, 1], out [n, 1, value_dim]
+    qkv [n, 2 * key_dim + value_dim], a, b [n, 1], of channels a [n, key_dim], out [n, 1, value_dim]
     """
 
     path: str
@@ -117,11 +118,14 @@ def before_recurrence(
     num_tokens = min(row.num_tokens, MOST_TOKENS)
     tokens = slice(row.start, row.start + num_tokens)
     weights = call.weights
-    of_head = RecurrenceWeights(channels(weights.conv, 0), weights.a_log[own], weights.dt_bias[own])
+    num_decays = weights.dt_bias.shape[0] // sizes.num_value_heads  # of a head
+    of_decays = slice(head * num_decays, (head + 1) * num_decays)
+    made = ChannelDeltaWeights if isinstance(weights, ChannelDeltaWeights) else RecurrenceWeights
+    of_head = made(channels(weights.conv, 0), weights.a_log[own], weights.dt_bias[of_decays])
     if isinstance(weights, StateSpaceWeights):
         steps, bias = (weights.least_step, weights.most_step), channels(weights.conv_bias, 0)
         of_head = StateSpaceWeights(of_head.conv, of_head.a_log, of_head.dt_bias, bias, weights.skip[own], *steps)
-    qkv, a, b = channels(call.qkv[tokens], 1), call.a[tokens, own].clone(), call.b[tokens, own].clone()
+    qkv, a, b = channels(call.qkv[tokens], 1), call.a[tokens, of_decays].clone(), call.b[tokens, own].clone()
     folded = call.rows.folded[row.row : row.row + 1].clone()
 
     def sample(path: str, layer: int, out: Tensor) -> RecurrenceSample:

@@ -89,7 +89,7 @@ class _Splits:
         *_, linear = tensor.split(".")
         *_, down = self._gated_names(tensor)
         if isinstance(self.layer.whole.mixer, GatedDeltaConfig):
-            columns = {"out_proj": self._recurrent_heads.values[0]}
+            columns = dict.fromkeys(("out_proj", "o_proj"), self._recurrent_heads.values[0])
         elif isinstance(self.layer.whole.mixer, ShortConvolutionConfig):
             columns = {"out_proj": self._channels[0]}
         elif self.layer.whole.attends:
@@ -107,6 +107,14 @@ class _Splits:
         """Return a rank's rows of the tensors of the layer's mixer, by the last words of their names."""
         if isinstance(self.layer.whole.mixer, GatedDeltaConfig):
             own = self._recurrent_heads
+            if self.layer.whole.mixer.has_channel_decays:  # what the gates of both kinds read is on every rank
+                of_parts = {"q": [own.keys], "k": [own.keys], "v": [own.values]}
+                return {
+                    **{f"{part}_{kind}": runs for part, runs in of_parts.items() for kind in ("proj", "conv1d")},
+                    "b_proj": [own.of_values],
+                    "f_b_proj": [own.of_decays],
+                    "g_b_proj": [own.values],
+                }
             return {
                 "in_proj_qkv": [own.keys, own.keys, own.values],
                 "in_proj_z": [own.values],
@@ -160,6 +168,10 @@ class _Splits:
         """Return the blocks of a tensor in which what a head, or a group of them, has lies together; None of others."""
         mixer = self.layer.whole.mixer
         if isinstance(mixer, GatedDeltaConfig):
+            if mixer.has_channel_decays and name.rpartition(".")[2] in ("A_log", "dt_bias"):
+                own = self._recurrent_heads
+                rows, _ = own.of_values if name.endswith("A_log") else own.of_decays
+                return [Piece(name, stored.values.view(-1, 1), first_row=rows.start, row_size=1)]
             sizes, first = mixer.sizes, self._recurrent_heads.groups.start
             if mixer.rule is not None and tensor.rpartition(".")[2] in ("in_proj", "conv1d"):
                 return _pieces_of_space(name, stored, self._recurrent_heads, is_projection=tensor.endswith("in_proj"))
@@ -275,6 +287,7 @@ def _of_layer(name: str, stored: StoredTensor, within: str, splits: _Splits, ran
 class _RecurrentHeads:
     """A rank's part of a recurrent layer: rows of its keys, of its values, and of what a value head has once.
 
+    of_decays  rows of what each channel of a key of a value head has
     groups  its key heads, each with the value heads that it serves
     """
 
@@ -282,6 +295,7 @@ class _RecurrentHeads:
     keys: _Run
     values: _Run
     of_values: _Run
+    of_decays: _Run
 
     @classmethod
     def of(cls, layer: LayerShard, rank: int, world: int) -> "_RecurrentHeads":
@@ -296,6 +310,7 @@ class _RecurrentHeads:
             (_rows(keys, sizes.key_dim), sizes.num_key_heads * sizes.key_dim),
             (_rows(values, sizes.value_dim), sizes.num_value_heads * sizes.value_dim),
             (values, sizes.num_value_heads),
+            (_rows(values, sizes.key_dim), sizes.num_value_heads * sizes.key_dim),
         )
 
 

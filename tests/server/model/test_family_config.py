@@ -70,6 +70,7 @@ ARCHITECTURES = {
     "muse_glimmer": "MuseGlimmerForConditionalGeneration",
     "internvl_chat": "InternVLChatModel",
     "kimi_k25": "KimiK25ForConditionalGeneration",
+    "kimi_linear": "KimiLinearForCausalLM",
     "laguna": "LagunaForCausalLM",
     "llama4_text": "Llama4ForCausalLM",
     "mellum": "MellumForCausalLM",
@@ -154,6 +155,7 @@ STEP: dict[str, object] = {
 _LATENT = ("deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "kimi_k2", "mistral4")
 OF_LAYERS: dict[str, dict[str, object]] = {
     "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2},
+    "kimi_linear": {"num_key_value_heads": 4, "layer_types": ["linear_attention", "full_attention"] * 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "nemotron_h": {"hybrid_override_pattern": "M-*-"},
     "nemotron-nas": {"block_configs": BLOCKS[:4]},
@@ -581,6 +583,22 @@ def test_phi3_is_served_with_a_plain_rotation(scaling: object, tmp_path: Path) -
             "hybrid_override_pattern must be such that a layer",
         ),
         ("nemotron_h", {"hybrid_override_pattern": "M-*"}, "num_hidden_layers must be 3, the layers that hybrid_over"),
+        ("kimi_linear", {"mla_use_nope": False}, "mla_use_nope must be absent or true"),
+        (
+            "kimi_linear",
+            {"num_experts": 8, "num_local_experts": 6},
+            "num_local_experts must be 8, as num_experts, or m",
+        ),
+        (
+            "kimi_linear",
+            {"num_key_value_heads": 4, "linear_attn_config": {"full_attn_layers": [0, 2], "kda_layers": [1, 3]}},
+            "full_attn_layers must be a list which with kda_layers has each number from 1 to 4 once",
+        ),
+        (
+            "kimi_linear",
+            {"num_key_value_heads": 4, "linear_attn_config": {"gate_lower_bound": -5.0}},
+            "gate_lower_bound",
+        ),
         ("nemotron-nas", {}, "block_configs must be a list of 4 objects, found nothing"),
         (
             "nemotron-nas",

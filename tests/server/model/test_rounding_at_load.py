@@ -29,6 +29,7 @@ from support.models.paged_runner import PagedRunner
 from support.models.served_families import FAMILIES, saved
 from support.models.tiny_families import (
     GRANITE_HYBRID,
+    KIMI_LINEAR,
     LFM_2_MOE,
     MXFP4,
     NEMOTRON_3_SUPER,
@@ -107,6 +108,7 @@ HYBRIDS: dict[str, tuple[str, dict[str, object]]] = {
     "qwen 3 next": ("qwen3_next", QWEN_3_NEXT),
     "qwen 3.5": ("qwen3_5_text", RECURRENT),
     "granite 4": ("granitemoehybrid", GRANITE_HYBRID),
+    "kimi linear": ("kimi_linear", KIMI_LINEAR),
     "nemotron 3 super": ("nemotron_h", NEMOTRON_3_SUPER),
     "lfm2 moe": ("lfm2_moe", LFM_2_MOE),
 }

@@ -112,6 +112,26 @@ STATE_SPACE = {  # of three layers, the last of which attends
     "torch_dtype": "float32",
 }
 
+CHANNELS = {  # of three layers, the last of which attends
+    "model_type": "kimi_linear",
+    "architectures": ["KimiLinearForCausalLM"],
+    "vocab_size": 97,
+    "hidden_size": 24,
+    "intermediate_size": 32,
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+    "mlp_layer_types": ["dense"] * 3,
+    "num_attention_heads": 2,
+    "kv_lora_rank": 12,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+    "linear_num_heads": 2,
+    "linear_head_dim": 16,
+    "max_position_embeddings": 256,
+    "torch_dtype": "float32",
+}
+
 
 def measuring(of: type[RowsShape]) -> Callable[..., None]:
     """Measure shapes of this class: other operators, and the trial of the checker, are other tests'."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels.calls.batch import AttentionFlags
+from kernels.catalog import path_named
 from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.shape import AttentionShape, Dtype
 from qualification.decision.decision import Decision
@@ -37,6 +38,7 @@ from support.models.paged_runner import PagedRunner
 CPU = torch.device("cpu")
 PAGE_SIZE, MAX_LEN, MAX_SEQS = 8, 128, 6
 SIZES = GraphSizes((Bucket.LE_512,), (2, MAX_SEQS), (16, 64), (4,), (64,), num_prompts=3)
+LATENT = replace(path_named("sdpa.cpu.latent"), name="graphable latents", is_capturable=True)
 _DECAY = 0.75
 
 
@@ -128,9 +130,11 @@ def reference_answer(plain: Decoder, prompt: list[int], num_tokens: int) -> list
 def dispatcher_of(config: ModelConfig, decisions: dict[AttentionShape, Decision[AttentionShape]] | None) -> Dispatcher:
     if decisions is None:
         limits = ServingLimits(MAX_LEN, 64, PAGE_SIZE, Dtype.FP32, Dtype.FP32)
-        decisions = {shape: decide(shape, PATH.name) for shape in shapes_needed(signature_of(config), limits)}
+        signature = signature_of(config)
+        path = PATH if signature.values is None else LATENT
+        decisions = {shape: decide(shape, path.name) for shape in shapes_needed(signature, limits)}
     flags = tuple(AttentionFlags(it.scale, window=it.window) for it in config.attentions)
-    return Dispatcher(decisions, (PATH, EAGER), flags, redecide=redecide, layers=config.attention_layers)
+    return Dispatcher(decisions, (PATH, EAGER, LATENT), flags, redecide=redecide, layers=config.attention_layers)
 
 
 def poisoned(states: StateCache) -> StateCache:

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -83,6 +84,8 @@ from transformers import (
     InternVLForConditionalGeneration,
     Kimi_K25Config,
     Kimi_K25ForConditionalGeneration,
+    KimiLinearConfig,
+    KimiLinearForCausalLM,
     LagunaConfig,
     LagunaForCausalLM,
     Lfm2Config,
@@ -222,6 +225,7 @@ FAMILIES = {
     "lfm2_moe": (Lfm2MoeConfig, Lfm2MoeForCausalLM),
     "mellum": (MellumConfig, MellumForCausalLM),
     "mimo_v2_flash": (MiMoV2FlashConfig, MiMoV2FlashForCausalLM),
+    "kimi_linear": (KimiLinearConfig, KimiLinearForCausalLM),
     "minimax_m2": (MiniMaxM2Config, MiniMaxM2ForCausalLM),
     "ministral3": (Ministral3Config, Ministral3ForCausalLM),
     "nemotron_h": (NemotronHConfig, NemotronHForCausalLM),
@@ -255,6 +259,12 @@ LATENT: dict[str, object] = {
 }  # fmt: skip
 LATENT_YARN = {**YARN, "mscale": 0.8, "mscale_all_dim": 0.7}
 DEEPSEEK_V3 = {**LATENT, "n_group": 4, "topk_group": 2, "rope_parameters": LATENT_YARN}
+KIMI_LINEAR: dict[str, object] = {
+    "num_key_value_heads": 4, "kv_lora_rank": 20, "qk_rope_head_dim": 6, "qk_nope_head_dim": 10, "v_head_dim": 14,
+    "moe_intermediate_size": 20, "num_experts": 8, "num_experts_per_token": 3, "num_shared_experts": 1,
+    "first_k_dense_replace": 1, "num_hidden_layers": 4, "linear_head_dim": 10, "linear_num_heads": 4,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+}  # fmt: skip
 GLM_LITE = {name: it for name, it in LATENT.items() if name != "first_k_dense_replace"}
 # Many heads of an indexer, so that no key has a score of 0; few keys of a query, so that most are left out.
 INDEXER: dict[str, object] = {"index_topk": 7, "index_n_heads": 12, "index_head_dim": 16}
@@ -330,7 +340,7 @@ NEMOTRON_3: dict[str, object] = {
     "routed_scaling_factor": 2.5,
 }
 NEMOTRON_3_SUPER = {**NEMOTRON_3, "moe_latent_size": 12, "n_group": 1, "topk_group": 1}
-RECURRENT_FAMILIES = ("granitemoehybrid", "nemotron_h", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+RECURRENT_FAMILIES = ("granitemoehybrid", "kimi_linear", "nemotron_h", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 QWEN_3_NEXT = {**QWEN_2_MOE, **RECURRENT}
 MIXTRAL = {"num_local_experts": 5, "num_experts_per_tok": 2}
 GPT_OSS = {"num_local_experts": 5, "num_experts_per_tok": 3, "head_dim": 12, "sliding_window": 9}
@@ -675,6 +685,11 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "glm4": ("glm4", GLM_4),
     "glm4, no biases, one kv head": ("glm4", {**GLM_4, "attention_bias": False, "num_key_value_heads": 1}),
     "mellum, a dense layer": ("mellum", {**QWEN_3_MOE, "mlp_layer_types": ["sparse", "dense", "sparse"]}),
+    "kimi_linear": ("kimi_linear", KIMI_LINEAR),
+    "kimi_linear, a query latent, groups, a wider convolution": (
+        "kimi_linear",
+        {**KIMI_LINEAR, "q_lora_rank": 24, "num_expert_group": 4, "topk_group": 2, "linear_conv_kernel_dim": 5},
+    ),
     "minimax_m2": ("minimax_m2", MINIMAX),
     "minimax_m2, one kv head": ("minimax_m2", {**MINIMAX, "num_key_value_heads": 1, "rotary_dim": 12}),
     "ministral3, window, tied": ("ministral3", {**MINISTRAL, "sliding_window": 9, "tie_word_embeddings": True}),
@@ -785,6 +800,10 @@ def save_reference(folder: Path, family: str, changes: Mapping[str, object]) -> 
             elif name.endswith("layer_scalar"):
                 buffer.uniform_(0.6, 1.1)
     model.save_pretrained(folder)
+    if family == "kimi_linear":  # transformers 5.24 names dense feed-forwards as if they were mixtures
+        wrong = re.compile(r"\.block_sparse_moe\.(?=(gate|up|down)_proj\.)")
+        tensors = load_file(folder / "model.safetensors")
+        save_file({wrong.sub(".mlp.", name): it for name, it in tensors.items()}, folder / "model.safetensors")
     return model
 
 

@@ -15,11 +15,20 @@ from server.protocol.messages import Fork
 from support.engine.graph_session import Session
 from support.engine.random_traffic import ask_at_random
 from support.engine.running_sum import PAGE_SIZE, Hybrid
-from support.models.tiny_families import LFM_2, NEMOTRON_3_SUPER, QWEN_3_NEXT, RECURRENT, load, save_reference
+from support.models.tiny_families import (
+    KIMI_LINEAR,
+    LFM_2,
+    NEMOTRON_3_SUPER,
+    QWEN_3_NEXT,
+    RECURRENT,
+    load,
+    save_reference,
+)
 
 NUM_TOKENS = 8
 MODELS: dict[str, dict[str, object]] = {
-    "qwen3_next": QWEN_3_NEXT, "qwen3_5_text": RECURRENT, "lfm2": LFM_2, "nemotron_h": NEMOTRON_3_SUPER
+    "qwen3_next": QWEN_3_NEXT, "qwen3_5_text": RECURRENT, "lfm2": LFM_2, "nemotron_h": NEMOTRON_3_SUPER,
+    "kimi_linear": KIMI_LINEAR,
 }  # fmt: skip
 WORDS = random.Random(5).choices(range(97), k=160)
 Answer = Callable[[list[int]], list[int]]
@@ -48,7 +57,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Model]:
     return cache(lambda family: Model(tmp_path_factory.mktemp("model"), family))
 
 
-@pytest.fixture(params=["qwen3_5_text", "lfm2", "nemotron_h"])
+@pytest.fixture(params=["qwen3_5_text", "lfm2", "nemotron_h", "kimi_linear"])
 def model(models: Callable[[str], Model], request: pytest.FixtureRequest) -> Model:
     return models(request.param)
 

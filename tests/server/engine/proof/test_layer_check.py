@@ -41,6 +41,7 @@ from support.models.tiny_families import (
     GLM_5,
     GRANITE_HYBRID,
     HUNYUAN_MOE,
+    KIMI_LINEAR,
     LAGUNA,
     LFM_2,
     LFM_2_MOE,
@@ -111,6 +112,9 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "qwen 3 moe": ("qwen3_moe", {**QWEN_3_MOE, "norm_topk_prob": True}),
     "qwen 3 next": ("qwen3_next", {**QWEN_3_NEXT, "head_dim": 16}),
     "qwen 3.5": ("qwen3_5_text", {**RECURRENT, "head_dim": 16}),
+    "kimi linear": (
+        "kimi_linear", {**KIMI_LINEAR, "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
+    ),
     "lfm2": ("lfm2", {**LFM_2, "head_dim": 16, "conv_bias": True}),
     "lfm2, experts": ("lfm2_moe", {**LFM_2_MOE, "head_dim": 16}),
     "gpt-oss": ("gpt_oss", {"num_local_experts": 5, "num_experts_per_tok": 3, "head_dim": 16, **WINDOW}),

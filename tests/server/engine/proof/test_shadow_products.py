@@ -19,7 +19,16 @@ from kernels.vocabulary.operators import Operator
 from qualification.decision.decision import Policy
 from server.engine.proof.shadow_check import ShadowCheck
 from server.protocol.messages import SamplingParams, ShadowReport, Submit
-from support.engine.one_operator import CONVOLVING, HYBRID, MIXTURE, STATE_SPACE, proving, serve_by, small_engine
+from support.engine.one_operator import (
+    CHANNELS,
+    CONVOLVING,
+    HYBRID,
+    MIXTURE,
+    STATE_SPACE,
+    proving,
+    serve_by,
+    small_engine,
+)
 
 # By the path that serves one operator of them.
 MODELS = {
@@ -27,6 +36,7 @@ MODELS = {
     "torch.experts.cpu": MIXTURE,
     "torch.recurrence.cpu": HYBRID,
     "torch.recurrence.cpu.state_space": STATE_SPACE,
+    "torch.recurrence.cpu.channel_delta": CHANNELS,
     "torch.convolution.cpu": CONVOLVING,
 }
 LATER_S = 100.0  # after the interval and after the dense checks that follow a mismatch
@@ -130,6 +140,7 @@ def test_a_right_path_has_no_mismatch(tmp_path: Path) -> None:
         ("torch.experts.cpu", swap_two_experts),
         ("torch.recurrence.cpu", misread),
         ("torch.recurrence.cpu.state_space", misread),
+        ("torch.recurrence.cpu.channel_delta", misread),
         ("torch.convolution.cpu", scale),
     ],
 )
