@@ -34,7 +34,7 @@ OPERATORS: tuple[tuple[str, tuple[str, ...]], ...] = (
             "hallmark_latent",
             "hallmark_latent_combine",
             "hallmark_asymmetric",
-            "hallmark_indexed_*",
+            "hallmark_indexed*",
             "hallmark_gluon_*",
             "aten::_scaled_dot_product_flash*",
             "aten::_scaled_dot_product_efficient*",
