@@ -22,7 +22,7 @@ from kernels.vocabulary.shape import Phase
 
 _TOKENS = 16  # of a program that prepares
 _ROWS = 64  # that it looks at together
-_COLUMNS = 32  # of a value head, of a program that scans
+_COLUMNS = 32  # of a value head, of a program that scans; of 16 beside keys of 16 Triton 3.6.0 compiles no code
 _WARPS = 4  # of a program that scans
 _CHANNELS = 1024  # of inputs that are kept, of a program
 _EXACT = {"enable_fp_fusion": False}  # a product and a sum in one rounding or two, as each kernel would choose
@@ -69,7 +69,7 @@ def launches(
         "KEY_HEADS": key_heads, "VALUE_HEADS": value_heads, "KEY_DIM": key_dim, "RING": state.keys.shape[1],
     }  # fmt: skip
     folding = {"FOLDS_ALL": rows.phase is not Phase.VERIFY, "CHUNK": CHUNK}
-    block_k, block_v = _padded(key_dim), min(_COLUMNS, _padded(sizes.value_dim))
+    block_k = _padded(key_dim)
     of_rows = (rows.starts, rows.stops, rows.firsts)
     of_writes = (rows.write_tokens, rows.write_slots)
     found = [
@@ -89,7 +89,7 @@ def launches(
         ),
         Launch(
             hallmark_recurrence_channels_scan,
-            (num_rows, value_heads, triton.cdiv(sizes.value_dim, block_v)),
+            (num_rows, value_heads, triton.cdiv(sizes.value_dim, _COLUMNS)),
             (
                 queries, keys, values, decays, betas, out, *of_rows, rows.folded, rows.sources, rows.targets,
                 *of_writes, state.states, state.keys, state.values, state.decays, num_writes, out.stride(0),
@@ -98,7 +98,7 @@ def launches(
             ),
             {
                 **given, **folding, "VALUE_DIM": sizes.value_dim, "IS_HALF": qkv.element_size() == 2,
-                "BLOCK_K": block_k, "BLOCK_V": block_v, "BLOCK": BLOCK, "num_warps": _WARPS, "num_stages": 1, **_EXACT,
+                "BLOCK_K": block_k, "BLOCK_V": _COLUMNS, "BLOCK": BLOCK, "num_warps": _WARPS, "num_stages": 1, **_EXACT,
             },
         ),
     ]  # fmt: skip
