@@ -109,6 +109,7 @@ NUM_TOKENS = 40  # several windows of 9, and beyond the original contexts of 16 
 TOLERANCE = 5e-4
 Config = dict[str, Any]
 Path_ = tuple[str, ...]  # keys from the outermost object to the changed one
+Prompt = tuple[int, ...]  # token ids
 
 
 class Outcome(Enum):
@@ -125,6 +126,7 @@ class Outcome(Enum):
 
 FAILURES = (Outcome.DIFFERENT, Outcome.UNNAMED, Outcome.CRASH)
 LEAST_STEP = "transformers holds a state space's steps above time_step_min in prompts, and not in answers"
+NEAR_TIE = "two scores of an indexer are as good as equal, and other keys are chosen: of another prompt the same logits"
 LONGROPE = "LongRoPE takes the long factors for every request where the server's limit is beyond the original context"
 
 
@@ -423,22 +425,22 @@ class Comparison:
     def __init__(self, name: str, folder: Path, read_config: Callable[[Path], ModelConfig] = load_config) -> None:
         self.name, self.folder, self._read_config = name, folder, read_config
         self.values = save_base(BASES[name], folder)
-        self._ours: dict[tuple[ModelConfig, int], Tensor] = {}
-        self._theirs: dict[tuple[str, int], Tensor | None] = {}
+        self._ours: dict[tuple[ModelConfig, Prompt], Tensor] = {}
+        self._theirs: dict[tuple[str, Prompt], Tensor | None] = {}
 
     def run(self, case: Case) -> tuple[Outcome, str]:
         """Return what came out, with a line about it."""
         (self.folder / "config.json").write_text(json.dumps(case.changed(self.values)))
-        num_tokens, refusal, config = NUM_TOKENS, None, None
+        tokens, refusal, config = tuple(prompt(NUM_TOKENS).tolist()), None, None
         try:
             config = self._read_config(self.folder)
-            num_tokens = min(NUM_TOKENS, config.max_position)
-            logits = self._our_logits(config, num_tokens)
+            tokens = tokens[: config.max_position]
+            logits = self._our_logits(config, tokens)
         except ModelError as error:
             refusal = str(error)
         except Exception as error:
             return Outcome.CRASH, f"{type(error).__name__}: {error}"
-        expected = self._their_logits(num_tokens)
+        expected = self._their_logits(tokens)
         if refusal is not None:
             if expected is None:
                 return Outcome.BOTH_REFUSE, refusal
@@ -449,35 +451,39 @@ class Comparison:
         if expected is None:
             return Outcome.LENIENT, ""
         error = (logits - expected).abs().max().item()
-        if torch.allclose(logits, expected, atol=TOLERANCE, rtol=TOLERANCE, equal_nan=True):
+        if is_same(logits, expected):
             return Outcome.SAME, ""
         assert config is not None
+        if "index_topk" in self.values:
+            again = self._their_logits(tokens[::-1])
+            if again is not None and is_same(self._our_logits(config, tokens[::-1]), again):
+                return Outcome.DOCUMENTED, NEAR_TIE
         rope = config.attentions[-1].rope
-        if rope.kind is RopeKind.LONGROPE and num_tokens <= (rope.original_max_position or 0) < config.max_position:
+        if rope.kind is RopeKind.LONGROPE and len(tokens) <= (rope.original_max_position or 0) < config.max_position:
             return Outcome.DOCUMENTED, LONGROPE
         if case.path[-1] == "time_step_min":
             return Outcome.DOCUMENTED, LEAST_STEP
         return Outcome.DIFFERENT, f"error {error:.2g} of {expected.abs().max().item():.2g}"
 
-    def _our_logits(self, config: ModelConfig, num_tokens: int) -> Tensor:
-        key = replace(config, eos_token_ids=(), bos_token_id=None, dtype="float32"), num_tokens
+    def _our_logits(self, config: ModelConfig, tokens: Prompt) -> Tensor:
+        key = replace(config, eos_token_ids=(), bos_token_id=None, dtype="float32"), tokens
         if key not in self._ours:
             decoder = load_decoder(self.folder, config, dtype=torch.float32, device=CPU, load_format=LoadFormat.AUTO)
-            self._ours[key] = PagedRunner(decoder).logits(prompt(num_tokens), [num_tokens])
+            self._ours[key] = PagedRunner(decoder).logits(torch.tensor(tokens), [len(tokens)])
         return self._ours[key]
 
-    def _their_logits(self, num_tokens: int) -> Tensor | None:
+    def _their_logits(self, tokens: Prompt) -> Tensor | None:
         """None where transformers refuses, or would make up weights."""
         try:
             config = AutoConfig.from_pretrained(self.folder)
-            key = json.dumps(config.to_dict(), sort_keys=True, default=str), num_tokens
+            key = json.dumps(config.to_dict(), sort_keys=True, default=str), tokens
             if key not in self._theirs:
-                self._theirs[key] = self._reference(config, num_tokens)
+                self._theirs[key] = self._reference(config, tokens)
             return self._theirs[key]
         except Exception:
             return None
 
-    def _reference(self, config: Any, num_tokens: int) -> Tensor | None:
+    def _reference(self, config: Any, tokens: Prompt) -> Tensor | None:
         auto = AutoModelForImageTextToText if hasattr(config, "text_config") else AutoModelForCausalLM
         try:
             model, report = auto.from_pretrained(
@@ -492,9 +498,13 @@ class Comparison:
         if report["missing_keys"] or report["mismatched_keys"]:
             return None
         try:
-            return reference_logits(model.eval(), prompt(num_tokens))
+            return reference_logits(model.eval(), torch.tensor(tokens))
         except Exception:
             return None
+
+
+def is_same(logits: Tensor, expected: Tensor) -> bool:
+    return torch.allclose(logits, expected, atol=TOLERANCE, rtol=TOLERANCE, equal_nan=True)
 
 
 @dataclass(frozen=True, slots=True)
