@@ -7,8 +7,8 @@ from torch import Tensor
 
 from kernels.recurrence.calls import RecurrenceRows, RecurrenceState, RecurrenceWeights
 from kernels.recurrence.eager_chunk import Chunk, prepare
+from kernels.recurrence.eager_rows import store_rows, write
 from kernels.recurrence.sizes import BLOCK, CHUNK, RecurrenceSizes
-from kernels.vocabulary.shape import Phase
 
 
 def run_recurrence_eager(
@@ -23,19 +23,13 @@ def run_recurrence_eager(
     """Fill `out`, and the states of the rows: see `RunRecurrence`."""
     out.zero_()
     sizes = state.sizes(weights)
-    writes = list(zip(rows.write_tokens.tolist(), rows.write_slots.tolist(), strict=True))
-    names = ("starts", "stops", "firsts", "folded", "sources", "targets")
-    for start, stop, first, folded, source, target in zip(*(getattr(rows, it).tolist() for it in names), strict=True):
-        if start == stop:
-            continue
+
+    def computed(first: int, folded: int, source: int, own: slice) -> _Row:
         row = _Row(sizes, state, first, folded, source)
-        last = first + stop - start
-        fold = first // CHUNK * CHUNK if rows.phase is Phase.VERIFY else last // CHUNK * CHUNK
-        own = [(first + token + 1 - start, slot) for token, slot in writes if start <= token < stop]
-        copies = [(num_tokens, slot, num_tokens // CHUNK * CHUNK) for num_tokens, slot in own]
-        row.append(qkv[start:stop], a[start:stop], b[start:stop], weights, out[start:stop])
-        for num_tokens, slot, border in [*copies, (last, target, fold)]:
-            row.store(slot, num_tokens, border)
+        row.append(qkv[own], a[own], b[own], weights, out[own])
+        return row
+
+    store_rows(rows, computed)
 
 
 @dataclass(slots=True)
@@ -114,10 +108,3 @@ class _Row:
         for mine, given in zip(gates, (a, b), strict=True):
             mine[new.start : new.stop] = given[own]
         return block, gates[0], gates[1]
-
-
-def write(ring: Tensor, tokens: Tensor, begin: int, positions: range) -> None:
-    """Write the tokens at these positions, of those from position `begin` on, to their places in a ring."""
-    if len(positions) > 0:
-        places = [position % ring.shape[0] for position in positions]
-        ring[places] = tokens[positions.start - begin : positions.stop - begin].to(ring.dtype)

@@ -85,6 +85,43 @@ _STATE_DTYPES = frozenset({Dtype.FP32, Dtype.BF16})
 # Chunks begin at multiples of 64 tokens of a sequence; blocks of 16, and within a block tokens, are added in order.
 _ORDER = "chunk64"
 
+
+def _paths_of(
+    form: RecurrenceForm, kernels: str, triton_run: RunRecurrence | None, cpu_run: RunRecurrence
+) -> tuple[RecurrencePath, RecurrencePath]:
+    """Return the two paths of a form of its own: in Triton, whose kernels' names begin so, and on a CPU."""
+    name = form.value.replace("-", "_")  # as its folder's
+    in_triton, on_cpu = f"triton.recurrence.{name}", f"torch.recurrence.cpu.{name}"
+    return (
+        RecurrencePath(
+            in_triton,
+            tier_of(in_triton),
+            RecurrenceLimits(
+                devices=frozenset({Device.CUDA, Device.INTERPRETER}),
+                dtypes=frozenset({Dtype.FP32, Dtype.BF16}),  # as of the gated delta rule
+                state_dtypes=_STATE_DTYPES,
+                min_sm=80,
+                needs_triton=True,
+                form=form,
+            ),
+            SOURCES.of(f"kernels.recurrence.{name}.launch"),
+            (kernels,),
+            triton_run,
+            is_capturable=True,
+            order=f"{_ORDER}.{name}.triton",
+        ),
+        RecurrencePath(
+            on_cpu,
+            tier_of(on_cpu),
+            RecurrenceLimits(devices=frozenset({Device.CPU}), dtypes=_DTYPES, state_dtypes=_STATE_DTYPES, form=form),
+            SOURCES.of(f"kernels.recurrence.{name}.eager"),
+            (*GEMMS, *TORCH_HELPERS),
+            cpu_run,
+            order=f"{_ORDER}.{name}",
+        ),
+    )
+
+
 RECURRENCE_PATHS: tuple[RecurrencePath, ...] = (
     RecurrencePath(
         "triton.recurrence",
@@ -111,66 +148,11 @@ RECURRENCE_PATHS: tuple[RecurrencePath, ...] = (
         run_recurrence_eager,
         order=_ORDER,
     ),
-    RecurrencePath(
-        "triton.recurrence.state_space",
-        tier_of("triton.recurrence.state_space"),
-        RecurrenceLimits(
-            devices=frozenset({Device.CUDA, Device.INTERPRETER}),
-            dtypes=frozenset({Dtype.FP32, Dtype.BF16}),  # as of the gated delta rule
-            state_dtypes=_STATE_DTYPES,
-            min_sm=80,
-            needs_triton=True,
-            form=RecurrenceForm.STATE_SPACE,
-        ),
-        SOURCES.of("kernels.recurrence.state_space.launch"),
-        ("hallmark_recurrence_space_",),
-        _triton_run_of_space(),
-        is_capturable=True,
-        order=f"{_ORDER}.state_space.triton",
-    ),
-    RecurrencePath(
-        "torch.recurrence.cpu.state_space",
-        tier_of("torch.recurrence.cpu.state_space"),
-        RecurrenceLimits(
-            devices=frozenset({Device.CPU}),
-            dtypes=_DTYPES,
-            state_dtypes=_STATE_DTYPES,
-            form=RecurrenceForm.STATE_SPACE,
-        ),
-        SOURCES.of("kernels.recurrence.state_space.eager"),
-        (*GEMMS, *TORCH_HELPERS),
-        run_state_space_eager,
-        order=f"{_ORDER}.state_space",
-    ),
-    RecurrencePath(
-        "triton.recurrence.channel_delta",
-        tier_of("triton.recurrence.channel_delta"),
-        RecurrenceLimits(
-            devices=frozenset({Device.CUDA, Device.INTERPRETER}),
-            dtypes=frozenset({Dtype.FP32, Dtype.BF16}),  # as of the gated delta rule
-            state_dtypes=_STATE_DTYPES,
-            min_sm=80,
-            needs_triton=True,
-            form=RecurrenceForm.CHANNEL_DELTA,
-        ),
-        SOURCES.of("kernels.recurrence.channel_delta.launch"),
-        ("hallmark_recurrence_channels_",),
+    *_paths_of(RecurrenceForm.STATE_SPACE, "hallmark_recurrence_space_", _triton_run_of_space(), run_state_space_eager),
+    *_paths_of(
+        RecurrenceForm.CHANNEL_DELTA,
+        "hallmark_recurrence_channels_",
         _triton_run_of_channels(),
-        is_capturable=True,
-        order=f"{_ORDER}.channel_delta.triton",
-    ),
-    RecurrencePath(
-        "torch.recurrence.cpu.channel_delta",
-        tier_of("torch.recurrence.cpu.channel_delta"),
-        RecurrenceLimits(
-            devices=frozenset({Device.CPU}),
-            dtypes=_DTYPES,
-            state_dtypes=_STATE_DTYPES,
-            form=RecurrenceForm.CHANNEL_DELTA,
-        ),
-        SOURCES.of("kernels.recurrence.channel_delta.eager"),
-        (*GEMMS, *TORCH_HELPERS),
         run_channel_delta_eager,
-        order=f"{_ORDER}.channel_delta",
     ),
 )

@@ -10,25 +10,17 @@ import torch
 from torch import Tensor
 
 from kernels.recurrence.sizes import BLOCK, CHUNK
-from kernels.reference.experts import Rounding, rounding_of
-from kernels.reference.recurrent_errors import LEAST, OF_SUM, TWO_PARTS, RecurrentErrors, factors, state_behind
+from kernels.reference.experts import Rounding
+from kernels.reference.recurrent_errors import LEAST, OF_SUM, TWO_PARTS, DeltaErrors, factors, state_behind
 
 _OF_TERM = 12  # variance of a term of a product: of its decay, whose exponent is rounded, and of two products
 _PARTS = 3 * TWO_PARTS  # of a product of two numbers of two parts each, without that of the small ones
 
 
-class ChannelErrors(RecurrentErrors):
+class ChannelErrors(DeltaErrors):
     """Errors of the delta rule of channels, followed token by token."""
 
-    def followed(self, state_dtype: torch.dtype) -> Tensor:
-        """Return the limits [B, Hv, rows, Dv] of what is not the rounding of the result."""
-        rounding = None if state_dtype is torch.float32 else rounding_of(state_dtype)
-        for chunk in reversed(range(-(-self._num_tokens // CHUNK))):
-            self._of_chunk(chunk, rounding)
-        return self.limit()
-
     def _of_chunk(self, chunk: int, state_rounding: Rounding | None) -> None:
-        """Follow the errors of the tokens of a chunk."""
         tokens, first, last = self._tokens, chunk * CHUNK, min((chunk + 1) * CHUNK, self._num_tokens)
         state = self._states.borders[:, chunk]
         terms = _Terms(state)

@@ -25,8 +25,8 @@ from kernels.reference.recurrent_errors import (
     LEAST,
     OF_SUM,
     TWO_PARTS,
+    DeltaErrors,
     RecurrenceReference,
-    RecurrentErrors,
     TrueStates,
     TrueTokens,
     begun_state,
@@ -218,18 +218,10 @@ def _errors_of(weights: RecurrenceWeights) -> "type[_Errors | ChannelErrors]":
     return ChannelErrors if isinstance(weights, ChannelDeltaWeights) else _Errors
 
 
-class _Errors(RecurrentErrors):
+class _Errors(DeltaErrors):
     """Errors of the gated delta rule, followed chunk by chunk."""
 
-    def followed(self, state_dtype: torch.dtype) -> Tensor:
-        """Return the limits [B, Hv, rows, Dv] of what is not the rounding of the result."""
-        rounding = None if state_dtype is torch.float32 else rounding_of(state_dtype)
-        for chunk in reversed(range(-(-self._num_tokens // CHUNK))):
-            self._of_chunk(chunk, rounding)
-        return self.limit()
-
     def _of_chunk(self, chunk: int, state_rounding: Rounding | None) -> None:
-        """Follow the errors of the tokens of a chunk."""
         tokens, first, last = self._tokens, chunk * CHUNK, min((chunk + 1) * CHUNK, self._num_tokens)
         state, states = self._states.borders[:, chunk], []
         for token in range(first, last):

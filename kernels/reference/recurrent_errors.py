@@ -4,6 +4,7 @@ An error of what one token adds reaches a later result through the decays and up
 contract: `response` below. So each error is followed to each result, and squares of independent ones are summed up.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from kernels.recurrence.calls import RecurrenceState
 from kernels.recurrence.sizes import CHUNK, RecurrenceSizes
 from kernels.reference.compare import Reference
-from kernels.reference.experts import Rounding
+from kernels.reference.experts import Rounding, rounding_of
 
 Z_ROUNDED = 8.5  # standard deviations, as in `compare.py`
 Z_FP32 = 10.0
@@ -178,3 +179,18 @@ class RecurrentErrors:
         self._fp32[:, :, rows] += fp32
         self._rounded[:, :, rows] += rounded
         self._worst[:, :, rows] += worst
+
+
+class DeltaErrors(RecurrentErrors, ABC):
+    """Errors of a delta rule, followed chunk by chunk."""
+
+    def followed(self, state_dtype: torch.dtype) -> Tensor:
+        """Return the limits [B, Hv, rows, Dv] of what is not the rounding of the result."""
+        rounding = None if state_dtype is torch.float32 else rounding_of(state_dtype)
+        for chunk in reversed(range(-(-self._num_tokens // CHUNK))):
+            self._of_chunk(chunk, rounding)
+        return self.limit()
+
+    @abstractmethod
+    def _of_chunk(self, chunk: int, state_rounding: Rounding | None) -> None:
+        """Follow the errors of the tokens of a chunk."""

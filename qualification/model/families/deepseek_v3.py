@@ -38,13 +38,12 @@ MIXTURE = (
     "first_k_dense_replace moe_intermediate_size n_group topk_group n_routed_experts n_shared_experts norm_topk_prob "
     "num_experts_per_tok routed_scaling_factor"
 )
-_REFUSED = {
-    **REFUSED,
+MIXTURE_REFUSED: dict[str, tuple[object, ...]] = {
     "scoring_func": ("sigmoid", None),
     "topk_method": ("noaux_tc", None),
     "moe_layer_freq": (1, None),
 }
-KEYS = family_keys(f"{READ} {MIXTURE}", without_effect=WITHOUT_EFFECT, refused=_REFUSED)
+KEYS = family_keys(f"{READ} {MIXTURE}", without_effect=WITHOUT_EFFECT, refused={**REFUSED, **MIXTURE_REFUSED})
 DEEPSEEK_V3, KIMI_K2 = (
     Family(family, ("DeepseekV3ForCausalLM",), partial(read_config, family=family), KEYS, TENSORS, has_more_layers=True)
     for family in ("deepseek_v3", "kimi_k2")

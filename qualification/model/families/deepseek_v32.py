@@ -4,7 +4,7 @@ The layers behind the last one predict several tokens at once; they are not comp
 """
 
 from qualification.model.config import ModelConfig
-from qualification.model.families.deepseek_v3 import SIZES
+from qualification.model.families.deepseek_v3 import MIXTURE_REFUSED, SIZES
 from qualification.model.families.family import Family
 from qualification.model.families.indexed import INDEXED_READ, read_indexed
 from qualification.model.families.latent import REFUSED, TENSORS, WITHOUT_EFFECT
@@ -29,9 +29,7 @@ KEYS = family_keys(
     without_effect=WITHOUT_EFFECT,
     refused={
         **REFUSED,
-        "scoring_func": ("sigmoid", None),
-        "topk_method": ("noaux_tc", None),
-        "moe_layer_freq": (1, None),
+        **MIXTURE_REFUSED,
         "mlp_bias": (False, None),
         "indexer_rope_interleave": (False, None),
     },
