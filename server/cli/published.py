@@ -147,6 +147,7 @@ PUBLISHED: tuple[PublishedModel, ...] = (
     PublishedModel("LGAI-EXAONE/EXAONE-4.0-32B", "Exaone4ForCausalLM", 32.0, Calls.HERMES),
     PublishedModel("baidu/ERNIE-4.5-0.3B-PT", "Ernie4_5ForCausalLM", 0.36),
     PublishedModel("baidu/ERNIE-4.5-21B-A3B-PT", "Ernie4_5_MoeForCausalLM", 21.8),
+    PublishedModel("baidu/ERNIE-4.5-VL-28B-A3B-PT", "Ernie4_5_VLMoeForConditionalGeneration", 21.8),
     PublishedModel("deepseek-ai/DeepSeek-V2-Lite-Chat", "DeepseekV2ForCausalLM", 15.7),
     PublishedModel(
         "deepseek-ai/DeepSeek-V3", "DeepseekV3ForCausalLM", 671.0, Calls.DEEPSEEK_V3, stored=Stored.FP8

@@ -109,6 +109,9 @@ def layer_views(index: int, layer: LayerWeights, config: LayerConfig, names: Ten
         views |= {f"{prefix}.{name}.{word}": stored for word, stored in linear.weight.stored.items()}
         if linear.bias is not None:
             views[f"{prefix}.{name}.bias"] = StoredTensor(linear.bias)
+    if names.experts is not None and names.experts.has_image_experts and isinstance(layer.feed_forward, MixtureWeights):
+        name = f"{prefix}.{names.experts.router}.weight"
+        views[name] = StoredTensor(views[name].values.T)
     return views
 
 

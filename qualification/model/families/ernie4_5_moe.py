@@ -11,14 +11,13 @@ from qualification.model.mixtures import read_mixtures, read_routing
 from qualification.model.shared import read_activation, read_like_llama
 from qualification.model.windows import read_num_layers
 
-TENSORS = TensorNames(
-    neighbours_are_pairs=True,
-    experts=ExpertNames(
-        shared="mlp.shared_experts",
-        correction="mlp.moe_statics.e_score_correction_bias",
-        correction_is_matrix=True,
-    ),
+EXPERTS = ExpertNames(
+    shared="mlp.shared_experts",
+    correction="mlp.moe_statics.e_score_correction_bias",
+    correction_is_matrix=True,
 )
+TENSORS = TensorNames(neighbours_are_pairs=True, experts=EXPERTS)
+NOT_READ = "model.mtp", "mtp"
 _LAST = "moe_layer_end_index"
 
 
@@ -40,7 +39,12 @@ def read_config(fields: Fields) -> ModelConfig:
 
 
 def _read_experts(fields: Fields) -> ExpertsConfig:
-    width, num_shared = fields.integer("moe_intermediate_size", 1536), fields.count("moe_num_shared_experts", 2)
+    return read_ernie_experts(fields, fields.integer("moe_intermediate_size", 1536))
+
+
+def read_ernie_experts(fields: Fields, width: int) -> ExpertsConfig:
+    """Read a mixture of experts of a width, beside some that all tokens visit as one. Raises ModelConfigError."""
+    num_shared = fields.count("moe_num_shared_experts", 2)
     routing = read_routing(
         fields,
         "moe_num_experts",
@@ -66,6 +70,4 @@ KEYS = family_keys(
         "num_experts_per_tok": (None,),
     },
 )
-ERNIE4_5_MOE = Family(
-    "ernie4_5_moe", ("Ernie4_5_MoeForCausalLM",), read_config, KEYS, TENSORS, not_read=("model.mtp", "mtp")
-)
+ERNIE4_5_MOE = Family("ernie4_5_moe", ("Ernie4_5_MoeForCausalLM",), read_config, KEYS, TENSORS, not_read=NOT_READ)

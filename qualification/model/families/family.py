@@ -27,6 +27,8 @@ class ExpertNames:
     correction       the bias for choosing experts; None: `e_score_correction_bias` of the router
     correction_is_matrix  whether that bias is a matrix of one row
     router_is_plain  whether the router is in 16 bits or more, though published files do not list it as such
+    has_image_experts  whether as many experts that only images visit follow those of text, and have the second row of
+                     that bias and a router of their own, `weight_1`; both routers have a row for each number read
     joined_gate_up, joined_down  the tensors of all experts, of `experts`, where they are joined
     shared           the feed-forward that all tokens visit; its gate is a product beside it
     shared_gate_up   its gate and up as one product; None: they are two, `gate_proj` and `up_proj`
@@ -50,6 +52,7 @@ class ExpertNames:
     correction: str | None = None
     correction_is_matrix: bool = False
     router_is_plain: bool = False
+    has_image_experts: bool = False
 
     @property
     def shared_gate(self) -> str:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from qualification.model.config import AttentionConfig, ModelConfig
+from qualification.model.families.ernie4_5_vl_moe import FIRST_PUBLISHED
 from qualification.model.fields import Fields
 from qualification.model.keys import Keys, family_keys
 
@@ -181,6 +182,29 @@ IMAGE_MODELS: tuple[ImageModel, ...] = (
             without_effect="image_token_id video_token_id vision_start_token_id vision_end_token_id",
         ),
         ties_embeddings=True,
+    ),
+    *(
+        ImageModel(
+            model_type,
+            ("Ernie4_5_VLMoeForConditionalGeneration", "Ernie4_5_VL_MoeForConditionalGeneration"),
+            ("ernie4_5_vl_moe_text",),
+            _RENAMED,
+            ("vision_model.", "model.vision_model.", "model.vision_tower.", "model.resampler_model."),
+            family_keys("text_config vision_config", without_effect=without_effect),
+            ties_embeddings=True,
+        )
+        for model_type, without_effect in (
+            (
+                "ernie4_5_vl_moe",
+                "image_start_token_id image_end_token_id image_token_id video_start_token_id video_end_token_id "
+                "video_token_id",
+            ),
+            (
+                FIRST_PUBLISHED,
+                "im_patch_id pixel_hidden_size modality_detach temporal_conv_size spatial_conv_size mm_vocab_size "
+                "max_text_id use_temporal_conv resampler_fuse_rms_norm use_recompute_resampler",
+            ),
+        )
     ),
     ImageModel(
         "lfm2_vl",

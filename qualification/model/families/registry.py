@@ -12,6 +12,7 @@ from qualification.model.families.deepseek_v3 import DEEPSEEK_V3, KIMI_K2
 from qualification.model.families.deepseek_v32 import DEEPSEEK_V32
 from qualification.model.families.ernie4_5 import ERNIE4_5
 from qualification.model.families.ernie4_5_moe import ERNIE4_5_MOE
+from qualification.model.families.ernie4_5_vl_moe import ERNIE4_5_VL_MOE_TEXT
 from qualification.model.families.exaone4 import EXAONE4
 from qualification.model.families.family import Family
 from qualification.model.families.gemma import GEMMA
@@ -78,6 +79,7 @@ KNOWN: tuple[Family, ...] = (
     DEEPSEEK_V32,
     ERNIE4_5,
     ERNIE4_5_MOE,
+    ERNIE4_5_VL_MOE_TEXT,
     EXAONE4,
     GEMMA,
     GEMMA2,
@@ -147,8 +149,6 @@ FAMILIES = tuple(family for family in KNOWN if family.tensors is not None)  # th
 # Known model_types that no kernel can compute, and what each asks for.
 _LACKING: Mapping[object, str] = {
     "bailing_hybrid": "most of its layers attend linearly, by a state that no path computes",
-    "ernie4_5_vl_moe": "its files keep the experts of text and of images under one name, and their routers turned, "
-    "which no reader takes apart",
     "minimax_m3_vl": "its attention reads blocks of keys that an indexer chooses, which no path computes",
 }
 

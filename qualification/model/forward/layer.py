@@ -516,11 +516,15 @@ class LayerReference:
         sentence = self.sentence.mixture
         if sentence is None:
             raise CheckpointError(f"the definition of {self.model.family} has no mixture of experts")
-        logits = self._linear(read, sentence.router)
+        if sentence.has_image_experts:
+            router = self.stored(f"{sentence.router}.weight").T.to(self.precision.dtype)
+            logits = Matrix(router).product(read, None, self.precision)
+        else:
+            logits = self._linear(read, sentence.router)
         correction = None
         name = sentence.correction or f"{sentence.router}.e_score_correction_bias"
         if name in self.tensors:
-            correction = self._vector(name, torch.float32).flatten()
+            correction = self._vector(name, torch.float32).flatten()[: config.num_experts]
         scoring = sentence.scores or _scoring_of(config)
         routes, gated = route(logits, config, scoring, correction), gate_of(config.activation)
         experts, latent, by_experts = _Experts(self, sentence), sentence.latent, read

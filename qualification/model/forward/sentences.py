@@ -47,6 +47,8 @@ class MixtureSentence:
     is_stacked      whether each of `gate`, `up` and `down` is one tensor of all experts, of `experts`
     joined          the names of tensors of all experts, where a checkpoint has these: of gate, which up follows, and of
                     the last products, transposed or not
+    has_image_experts  whether the first half of the experts, and the first row of the bias, are those of text, and the
+                    router has a row for each number that it reads
     latent          the names of the products that make what experts read of what the router reads, and of what they add
                     what the mixture adds, where a checkpoint has these
     shared_joined   the names of the products of `shared`, of which the first has gate and up; None: these are apart
@@ -69,6 +71,7 @@ class MixtureSentence:
     norms_apart: bool = False
     expert_scales: str | None = None
     latent: tuple[str, str] | None = None
+    has_image_experts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +189,14 @@ _BAILING = Sentence(
         correction="mlp.gate.expert_bias",
     ),
 )
+_ERNIE_MIXTURE = MixtureSentence(
+    "mlp.gate",
+    "mlp.experts",
+    shared="mlp.shared_experts",
+    scores=Scoring.SOFTMAX_OF_CHOSEN,
+    correction="mlp.moe_statics.e_score_correction_bias",
+)
+_ERNIE = Sentence(rotates_neighbours=True, mixture=_ERNIE_MIXTURE)
 _GLM_4 = Sentence(
     NormOrder.SANDWICH,
     dense_joined=("gate_up_proj", "down_proj"),
@@ -272,16 +283,8 @@ SENTENCES: dict[str, Sentence] = {
     "deepseek_v3": _DEEPSEEK,
     "deepseek_v32": replace(_DEEPSEEK, index_neighbours=False),
     "ernie4_5": Sentence(rotates_neighbours=True),
-    "ernie4_5_moe": Sentence(
-        rotates_neighbours=True,
-        mixture=MixtureSentence(
-            "mlp.gate",
-            "mlp.experts",
-            shared="mlp.shared_experts",
-            scores=Scoring.SOFTMAX_OF_CHOSEN,
-            correction="mlp.moe_statics.e_score_correction_bias",
-        ),
-    ),
+    "ernie4_5_moe": _ERNIE,
+    "ernie4_5_vl_moe_text": replace(_ERNIE, mixture=replace(_ERNIE_MIXTURE, has_image_experts=True)),
     "exaone4": Sentence(NormOrder.AFTER),
     "gemma": Sentence(norm_offset=1.0, embedding_is_scaled_by_width=True),
     "gemma2": Sentence(NormOrder.SANDWICH, 1.0, embedding_is_scaled_by_width=True),

@@ -38,6 +38,7 @@ from server.model.load.checkpoint import (
     tenths,
 )
 from server.model.load.folder import CONFIG_FILE
+from server.model.load.image_experts import without_image_experts
 from server.model.load.interleaved import interleaved_pieces, interleaved_tensors
 from server.model.load.joined import as_saved, each_apart, joined_pieces, joined_tensors
 from server.model.load.json_file import read_object
@@ -199,6 +200,7 @@ def check_checkpoint(folder: Path, config: ModelConfig, load_format: LoadFormat)
     family, entries = family_named(config.family, str(folder)), _read_named(folder, config)
     if config.tie_embeddings and _HEAD in entries and _EMBEDDING not in entries:
         entries[_EMBEDDING] = entries.pop(_HEAD)
+    entries = without_image_experts(entries, config, _names(family))
     names = as_saved(_names(family), entries)
     with torch.inference_mode():
         on_paper = checkpoint_views(empty_weights(config, torch.float32, torch.device("meta")), config, names)

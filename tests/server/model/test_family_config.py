@@ -51,6 +51,8 @@ ARCHITECTURES = {
     "cohere2_moe": "Cohere2MoeForCausalLM",
     "qwen3_5_text": "Qwen3_5ForCausalLM",
     "ernie4_5_moe": "Ernie4_5_MoeForCausalLM",
+    "ernie4_5_moe_vl": "Ernie4_5_VLMoeForConditionalGeneration",
+    "ernie4_5_vl_moe": "Ernie4_5_VLMoeForConditionalGeneration",
     "exaone4": "Exaone4ForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3": "Gemma3ForConditionalGeneration",
@@ -366,6 +368,48 @@ def test_hunyuan_ocr_is_read_as_published_and_as_saved(tmp_path: Path) -> None:
     assert published.tie_embeddings
 
 
+ERNIE_VL: dict[str, object] = {
+    **SHARED, "moe_num_experts": [8, 8], "moe_intermediate_size": [48, 16], "moe_k": 3, "moe_num_shared_experts": 2,
+    "moe_layer_start_index": [1, 1], "moe_layer_end_index": [29, 28], "moe_layer_interval": 1, "rope_theta": 500000,
+    "rms_norm_eps": 1e-05, "moe_capacity": [128, 128, 128], "rope_3d": True, "freq_allocation": 20, "use_bias": False,
+    "im_patch_id": 100295, "pixel_hidden_size": 1280, "modality_detach": True, "vision_config": {"embed_dim": 1280},
+}  # fmt: skip
+
+
+def test_ernie_4_5_vl_is_read_as_first_published_and_as_saved(tmp_path: Path) -> None:
+    published = config_of(tmp_path, "ernie4_5_moe_vl", {**ERNIE_VL, "tie_word_embeddings": True})
+    text = {
+        **SHARED, "moe_num_experts": 8, "moe_intermediate_size": [48, 16], "moe_k": 3, "moe_num_shared_experts": 2,
+        "mlp_layer_types": ["dense", *["sparse"] * (len(published.layers) - 1)],
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0, "mrope_section": [22, 22, 20]},
+    }  # fmt: skip
+    assert config_of(tmp_path, "ernie4_5_vl_moe", {"text_config": text, "vision_config": {}}) == published
+    without = {name: it for name, it in ERNIE_VL.items() if name != "moe_num_shared_experts"}
+    other = config_of(tmp_path, "ernie4_5_moe_vl", without)
+    assert not other.tie_embeddings
+    experts = [it.feed_forward for it in other.layers if isinstance(it.feed_forward, ExpertsConfig)]
+    assert [(it.width, it.num_experts, it.shared) for it in experts] == [(48, 8, None)] * (len(other.layers) - 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("moe_num_experts", [8, 4], "as many for text as for images, found"),
+        ("moe_intermediate_size", [48, 16, 16], "a positive integer, or a list of 2"),
+        ("moe_layer_start_index", [1, 2], "the same for text and for images"),
+        ("moe_layer_end_index", [29, 1], "the same for text and for images, or .* and above"),
+        ("moe_layer_interval", None, "given where model_type is ernie4_5_moe_vl"),
+        ("moe_gate_act", "sigmoid", "absent or softmax"),
+        ("quantization_config", {"quant_method": "fp8"}, "absent"),
+    ],
+)
+def test_what_ernie_4_5_vl_cannot_be_read_with_is_named(
+    name: str, value: object, expected: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ModelError, match=f"{name} must be {expected}"):
+        config_of(tmp_path, "ernie4_5_moe_vl", {**ERNIE_VL, name: value})
+
+
 def test_minicpm_v_of_another_text_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="text_config: model_type must be one of qwen3_5_text, found 'qwen3'"):
         config_of(tmp_path, "minicpmv4_6", {"text_config": {**SHARED, "model_type": "qwen3"}, "vision_config": {}})
@@ -382,7 +426,9 @@ def test_every_key_of_transformers_class_is_known(family: Family) -> None:
 @pytest.mark.parametrize("model", IMAGE_MODELS, ids=lambda model: model.model_type)
 def test_every_key_of_an_image_model_is_known(model: ImageModel) -> None:
     as_saved = "internvl" if model.model_type == "interns1" else model.model_type  # which transformers lacks
-    published = {"internvl_chat": OPENGVLAB} | dict.fromkeys(("NemotronH_Nano_VL_V2", OMNI), NVIDIA_IMAGES)
+    published = {"internvl_chat": OPENGVLAB, "ernie4_5_moe_vl": ERNIE_VL} | dict.fromkeys(
+        ("NemotronH_Nano_VL_V2", OMNI), NVIDIA_IMAGES
+    )
     keys = published.get(as_saved) or AutoConfig.for_model(as_saved).to_dict()
     keys = {**keys, "model_type": model.model_type}
     assert unknown_keys(keys, family_named(model.text_family(keys, "config.json"), "config.json")) == []

@@ -1,5 +1,6 @@
 """Checkpoints of mixtures of experts: what is missing, of another layout or left over is named."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from server.errors import ModelError
 from server.model.layers import MixtureWeights
 from server.model.load.load import load_config, load_decoder
 from server.settings import LoadFormat
-from support.models.tiny_families import CPU, GLM, MXFP4, QWEN_3_MOE, load, save_mxfp4, save_reference
+from support.models.tiny_families import CPU, GLM, MXFP4, QWEN_3_MOE, load, save_image_model, save_mxfp4, save_reference
 
 Tensors = dict[str, Tensor]
 EXPERTS = "model.layers.2.mlp.experts"
@@ -77,6 +78,19 @@ def test_layers_behind_the_last_one_are_not_read(tmp_path: Path) -> None:
     change(tmp_path, lambda it: it.update({"model.layers.2.eh_proj.weight": torch.ones(3)}))
     with pytest.raises(ModelError, match=r"not known to this architecture: model\.layers\.2\.eh_proj\.weight"):
         load(tmp_path)
+
+
+def test_experts_of_images_are_not_read(tmp_path: Path) -> None:
+    save_image_model(tmp_path, "ernie 4.5 vl", as_published=True)
+    text = load(tmp_path)
+    change(tmp_path, lambda it: it.update({f"{EXPERTS}.14.up_proj.weight": torch.ones(3)}))  # behind both halves
+    with pytest.raises(ModelError, match=r"not known to this architecture: model\.layers\.2\.mlp\.experts\.14\."):
+        load(tmp_path)
+    of_images = re.compile(rf"{EXPERTS}\.([789]|1\d)\.|.*weight_1")
+    change(tmp_path, lambda it: [it.pop(name) for name in list(it) if of_images.match(name)])
+    mixtures = [layer.feed_forward for it in (text, load(tmp_path)) for layer in it.weights.layers[2:]]
+    routers = [it.router.weight.dequantized() for it in mixtures if isinstance(it, MixtureWeights)]
+    assert torch.equal(*routers)
 
 
 @pytest.mark.parametrize(("scale", "is_large"), [(128, False), (129, True)])

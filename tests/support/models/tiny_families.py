@@ -24,6 +24,8 @@ from transformers import (
     DeepseekV32ForCausalLM,
     Ernie4_5_MoeConfig,
     Ernie4_5_MoeForCausalLM,
+    Ernie4_5_VLMoeConfig,
+    Ernie4_5_VLMoeForConditionalGeneration,
     Ernie4_5Config,
     Ernie4_5ForCausalLM,
     Exaone4Config,
@@ -955,6 +957,12 @@ IMAGE_MODELS: dict[str, tuple[type, type, dict[str, object], dict[str, object]]]
         {"head_dim": 12, "use_bias": True, "rope_parameters": {**SECTIONS, "mrope_section": [3, 2, 1]}},
         {**VISION, "image_size": 28},
     ),
+    "ernie 4.5 vl": (
+        Ernie4_5_VLMoeConfig,
+        Ernie4_5_VLMoeForConditionalGeneration,
+        {**ERNIE_MOE, "moe_intermediate_size": [20, 12], "rope_parameters": {**SECTIONS, "mrope_section": [1, 1, 2]}},
+        {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 24, "patch_size": 4},
+    ),
     "lfm2 vl": (
         Lfm2VlConfig,
         Lfm2VlForConditionalGeneration,
@@ -1072,7 +1080,7 @@ IMAGE_MODELS["internvl, as opengvlab"] = IMAGE_MODELS["internvl, qwen3"]
 IMAGE_MODELS["intern s1"] = IMAGE_MODELS["internvl, qwen3_moe"]
 # Names as the published files have them, and as classes that have one model for all parts save them: they then have a
 # mixture's experts in tensors that are not served.
-_ONLY_PUBLISHED = ("glm4v, moe", "step 3.7", *WRITTEN_OTHERWISE)
+_ONLY_PUBLISHED = ("ernie 4.5 vl", "glm4v, moe", "step 3.7", *WRITTEN_OTHERWISE)
 IMAGE_CASES = [
     *((kind, True) for kind in IMAGE_MODELS),
     *((kind, False) for kind in IMAGE_MODELS if "_moe" not in kind and kind not in _ONLY_PUBLISHED),
@@ -1086,6 +1094,10 @@ def save_image_model(folder: Path, kind: str, *, as_published: bool, **changes: 
     text = {**TINY, **text, **changes}
     config = config_class(text_config=text, vision_config=vision, eos_token_id=2, tie_word_embeddings=False)
     model: PreTrainedModel = model_class(config).eval()
+    with torch.no_grad():
+        for name, bias in (*model.named_parameters(), *model.named_buffers()):
+            if name.endswith("correction_bias"):  # which would be zeros
+                bias.uniform_(-0.5, 0.5)
     model.save_pretrained(folder, save_original_format=as_published)
     if kind == "kimi k2.5" and as_published:  # transformers 5.24 calls the text's layers blocks, as its tower's
         tensors = load_file(folder / "model.safetensors")
