@@ -239,6 +239,7 @@ BASES: dict[str, Base] = {
     "glm ocr": Base("glm ocr", {}),
     "hunyuan vl": Base("hunyuan vl", {}),
     "ernie 4.5 vl": Base("ernie 4.5 vl", {}),
+    "deepseek ocr 2": Base("deepseek ocr 2", {"mlp_layer_types": ["dense", "sparse"]}),
     "minicpm-v 4.6": Base("minicpm-v 4.6", {"num_hidden_layers": 2}),
     "paddleocr vl": Base("paddleocr vl", {}),
     "qwen2.5 vl": Base("qwen2.5 vl", {}),

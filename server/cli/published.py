@@ -149,6 +149,9 @@ PUBLISHED: tuple[PublishedModel, ...] = (
     PublishedModel("baidu/ERNIE-4.5-21B-A3B-PT", "Ernie4_5_MoeForCausalLM", 21.8),
     PublishedModel("baidu/ERNIE-4.5-VL-28B-A3B-PT", "Ernie4_5_VLMoeForConditionalGeneration", 21.8),
     PublishedModel("deepseek-ai/DeepSeek-V2-Lite-Chat", "DeepseekV2ForCausalLM", 15.7),
+    PublishedModel("deepseek-ai/DeepSeek-OCR", "DeepseekOCRForCausalLM", 2.9),
+    PublishedModel("deepseek-ai/DeepSeek-OCR-2", "DeepseekOCR2ForCausalLM", 2.9),
+    PublishedModel("deepseek-community/DeepSeek-OCR-2", "DeepseekOcr2ForConditionalGeneration", 2.9),
     PublishedModel(
         "deepseek-ai/DeepSeek-V3", "DeepseekV3ForCausalLM", 671.0, Calls.DEEPSEEK_V3, stored=Stored.FP8
     ),

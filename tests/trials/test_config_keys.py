@@ -76,6 +76,7 @@ def test_every_family_has_a_base() -> None:
         "glm_ocr_text": "glm ocr",
         "paddleocr_vl_text": "paddleocr vl",
         "hunyuan_vl_text": "hunyuan vl",
+        "deepseek_ocr2_text": "deepseek ocr 2",
         "ernie4_5_vl_moe_text": "ernie 4.5 vl",
         "llama4_text": "llama4_text",
         "qwen3_5_text": "qwen3.5",

@@ -12,11 +12,12 @@ from qualification.model.mixtures import read_deepseek_experts, read_mixtures_be
 
 
 def read_config(fields: Fields) -> ModelConfig:
-    feed_forwards = partial(read_mixtures_behind, read_experts=_read_experts, num_dense_missing=0)
+    feed_forwards = partial(read_mixtures_behind, read_experts=read_v2_experts, num_dense_missing=0)
     return read_latent(fields, "deepseek_v2", sizes=SIZES, norm_eps=1e-6, feed_forwards=feed_forwards)
 
 
-def _read_experts(fields: Fields) -> ExpertsConfig:
+def read_v2_experts(fields: Fields) -> ExpertsConfig:
+    """Read experts chosen by softmax, whose weights are not divided by their sum. Raises ModelConfigError."""
     if fields.flag("norm_topk_prob", False):
         fields.refuse("norm_topk_prob", "false (weights of experts are not divided by their sum)")
     if fields.given("topk_method") == "group_limited_greedy" and fields.integer("n_group", 1) > 1:

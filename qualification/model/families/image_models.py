@@ -67,6 +67,10 @@ _VISUAL = ("visual.", "model.visual.")
 _TOWERS_OF_GEMMA_4 = (
     "model.vision_tower.", "model.audio_tower.", "model.embed_vision.", "model.embed_audio.", "model.vision_embedder.",
 )  # fmt: skip
+_TOWERS_OF_DEEPSEEK = (
+    "model.sam_model.", "model.vision_model.", "model.qwen2_model.", "model.projector.", "model.image_newline",
+    "model.view_seperator", "model.vision_tower.", "model.multi_modal_projector.", "model.view_separator",
+)  # fmt: skip
 # Beside the text of a Nemotron: keys of its class in transformers, then those of the published files.
 _BESIDE_NEMOTRON = (
     "audio_config downsample_ratio force_image_size projector_hidden_size vision_hidden_size image_token_id "
@@ -231,6 +235,32 @@ IMAGE_MODELS: tuple[ImageModel, ...] = (
         ("vit.", "model.vit.", "model.vision_tower."),
         family_keys("text_config vision_config", without_effect="image_token_id im_start_id im_end_id im_newline_id"),
         ties_embeddings=True,
+    ),
+    ImageModel(
+        "deepseek_ocr2",
+        ("DeepseekOcr2ForConditionalGeneration",),
+        ("deepseek_ocr2_text",),
+        _RENAMED,
+        _TOWERS_OF_DEEPSEEK,
+        family_keys("text_config vision_config", without_effect="image_token_id"),
+        ties_embeddings=False,
+    ),
+    ImageModel(
+        "deepseek_vl_v2",  # as DeepSeek writes DeepSeek-OCR
+        ("DeepseekOCRForCausalLM", "DeepseekOCR2ForCausalLM"),
+        ("deepseek_ocr2_text",),
+        _RENAMED,
+        _TOWERS_OF_DEEPSEEK,
+        family_keys(
+            "language_config vision_config",
+            # Behind the first line: what the files say of the text once more, outside of its part.
+            without_effect="candidate_resolutions global_view_pos projector_config tile_tag "
+            "first_k_dense_replace kv_lora_rank lm_head moe_intermediate_size n_group n_routed_experts "
+            "n_shared_experts num_experts_per_tok q_lora_rank qk_nope_head_dim qk_rope_head_dim rm_head topk_group "
+            "topk_method use_mla v_head_dim",
+            refused={"sliding_window": (None,), "sliding_window_size": (None,)},
+        ),
+        text="language_config",
     ),
     ImageModel(
         "minicpmv4_6",

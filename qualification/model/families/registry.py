@@ -7,6 +7,7 @@ from qualification.model.families.afmoe import AFMOE
 from qualification.model.families.bailing_moe_v2 import BAILING_MOE, BAILING_MOE_V2
 from qualification.model.families.cohere2 import COHERE2
 from qualification.model.families.cohere2_moe import COHERE2_MOE
+from qualification.model.families.deepseek_ocr import DEEPSEEK_OCR2_TEXT
 from qualification.model.families.deepseek_v2 import DEEPSEEK_V2
 from qualification.model.families.deepseek_v3 import DEEPSEEK_V3, KIMI_K2
 from qualification.model.families.deepseek_v32 import DEEPSEEK_V32
@@ -74,6 +75,7 @@ KNOWN: tuple[Family, ...] = (
     BAILING_MOE_V2,
     COHERE2,
     COHERE2_MOE,
+    DEEPSEEK_OCR2_TEXT,
     DEEPSEEK_V2,
     DEEPSEEK_V3,
     DEEPSEEK_V32,
@@ -149,6 +151,10 @@ FAMILIES = tuple(family for family in KNOWN if family.tensors is not None)  # th
 # Known model_types that no kernel can compute, and what each asks for.
 _LACKING: Mapping[object, str] = {
     "bailing_hybrid": "most of its layers attend linearly, by a state that no path computes",
+    **dict.fromkeys(
+        ("unlimited-ocr", "unlimited_ocr"),
+        "an answer's tokens see its prompt and 128 of their neighbours, by a mask that no path computes",
+    ),
     "minimax_m3_vl": "its attention reads blocks of keys that an indexer chooses, which no path computes",
 }
 

@@ -276,6 +276,9 @@ SENTENCES: dict[str, Sentence] = {
         rotates_neighbours=True,
         mixture=MixtureSentence("mlp.gate", "mlp.experts", shared="mlp.shared_experts"),
     ),
+    "deepseek_ocr2_text": Sentence(
+        mixture=MixtureSentence("mlp.gate", "mlp.experts", shared="mlp.shared_experts", scores=Scoring.SOFTMAX)
+    ),
     "deepseek_v2": replace(
         _DEEPSEEK,
         mixture=MixtureSentence("mlp.gate", "mlp.experts", shared="mlp.shared_experts", scores=Scoring.SOFTMAX),

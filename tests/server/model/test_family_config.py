@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForImageTextToText, MiMoV2FlashConfig
+from transformers import AutoConfig, AutoModelForImageTextToText, DeepseekOcr2Config, MiMoV2FlashConfig
 
 from kernels.fused.activation_kind import Activation
 from kernels.fused.capped_kind import CappedSilu
@@ -50,6 +50,8 @@ ARCHITECTURES = {
     "cohere2": "Cohere2ForCausalLM",
     "cohere2_moe": "Cohere2MoeForCausalLM",
     "qwen3_5_text": "Qwen3_5ForCausalLM",
+    "deepseek_ocr2": "DeepseekOcr2ForConditionalGeneration",
+    "deepseek_vl_v2": "DeepseekOCRForCausalLM",
     "ernie4_5_moe": "Ernie4_5_MoeForCausalLM",
     "ernie4_5_moe_vl": "Ernie4_5_VLMoeForConditionalGeneration",
     "ernie4_5_vl_moe": "Ernie4_5_VLMoeForConditionalGeneration",
@@ -164,6 +166,7 @@ OF_LAYERS: dict[str, dict[str, object]] = {
     "step3p5": STEP,
     **{it: {"head_dim": 24, "v_head_dim": 12, "sliding_window": 9} for it in ("mimo_v2", "mimo_v2_flash")},
     **{it: {"num_key_value_heads": 4} for it in _LATENT},
+    "deepseek_ocr2_text": {"num_experts_per_tok": 6},
     "deepseek_v2": {"num_key_value_heads": 4, "num_experts_per_tok": 6},
 }
 LINEAR = {"attention": {"replace_with_linear": True, "no_op": False}, "ffn": {"ffn_mult": 2.0}}
@@ -410,6 +413,61 @@ def test_what_ernie_4_5_vl_cannot_be_read_with_is_named(
         config_of(tmp_path, "ernie4_5_moe_vl", {**ERNIE_VL, name: value})
 
 
+# The text of DeepSeek-OCR, which its file has twice.
+DEEPSEEK_OCR: dict[str, object] = {
+    "bos_token_id": 0, "eos_token_id": 1, "first_k_dense_replace": 1, "hidden_size": 1280, "intermediate_size": 6848,
+    "kv_lora_rank": None, "lm_head": True, "max_position_embeddings": 8192, "moe_intermediate_size": 896, "n_group": 1,
+    "n_routed_experts": 64, "n_shared_experts": 2, "num_attention_heads": 10, "num_experts_per_tok": 6,
+    "num_hidden_layers": 12, "num_key_value_heads": 10, "q_lora_rank": None, "qk_nope_head_dim": 0,
+    "qk_rope_head_dim": 0, "rm_head": False, "topk_group": 1, "topk_method": "greedy", "torch_dtype": "bfloat16",
+    "use_mla": False, "v_head_dim": 0, "vocab_size": 129280,
+}  # fmt: skip
+DEEPSEEK_OCR_WHOLE: dict[str, object] = {
+    **DEEPSEEK_OCR, "language_config": DEEPSEEK_OCR, "vision_config": {}, "candidate_resolutions": [[1024, 1024]],
+    "global_view_pos": "head", "projector_config": {}, "tile_tag": "2D",
+}  # fmt: skip
+
+
+def test_deepseek_ocr_is_read_as_published_and_as_saved(tmp_path: Path) -> None:
+    published = config_of(tmp_path, "deepseek_vl_v2", DEEPSEEK_OCR_WHOLE)
+    of_latents = (
+        "kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "use_mla", "lm_head",
+        "rm_head", "first_k_dense_replace",
+    )  # fmt: skip
+    text = {name: it for name, it in DEEPSEEK_OCR.items() if name not in of_latents}
+    text |= {"mlp_layer_types": ["dense", *["sparse"] * 11]}
+    saved = DeepseekOcr2Config(text_config=text, eos_token_id=1, architectures=["DeepseekOcr2ForConditionalGeneration"])
+    saved.save_pretrained(tmp_path)
+    assert load_config(tmp_path) == published
+    assert not published.tie_embeddings
+    assert isinstance(published.layers[0].feed_forward, DenseConfig)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "architecture", "changes", "message"),
+    [
+        ("deepseek_vl_v2", "DeepseekOCRForCausalLM", {"use_mla": True}, "use_mla must be absent or false"),
+        (
+            "deepseek_vl_v2",
+            "DeepseekOCRForCausalLM",
+            {"sliding_window_size": 128},
+            "sliding_window_size must be absent",
+        ),
+        ("deepseek_vl_v2", "DeepseekOCRForCausalLM", {"head_dim": 64}, "head_dim must be absent, or hidden_size by"),
+        ("deepseek_vl_v2", "DeepseekVLV2ForCausalLM", {}, r"architectures \['DeepseekVLV2ForCausalLM'\] are not supp"),
+        ("unlimited-ocr", "UnlimitedOCRForCausalLM", {}, "is not supported: an answer's tokens see its prompt and 128"),
+    ],
+)
+def test_what_deepseek_ocr_cannot_be_read_with_is_named(
+    model_type: str, architecture: str, changes: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    whole = {**DEEPSEEK_OCR_WHOLE, "model_type": model_type, "architectures": [architecture]}
+    whole["language_config"] = {**DEEPSEEK_OCR, **changes}
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    with pytest.raises(ModelError, match=message):
+        load_config(tmp_path)
+
+
 def test_minicpm_v_of_another_text_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="text_config: model_type must be one of qwen3_5_text, found 'qwen3'"):
         config_of(tmp_path, "minicpmv4_6", {"text_config": {**SHARED, "model_type": "qwen3"}, "vision_config": {}})
@@ -426,9 +484,11 @@ def test_every_key_of_transformers_class_is_known(family: Family) -> None:
 @pytest.mark.parametrize("model", IMAGE_MODELS, ids=lambda model: model.model_type)
 def test_every_key_of_an_image_model_is_known(model: ImageModel) -> None:
     as_saved = "internvl" if model.model_type == "interns1" else model.model_type  # which transformers lacks
-    published = {"internvl_chat": OPENGVLAB, "ernie4_5_moe_vl": ERNIE_VL} | dict.fromkeys(
-        ("NemotronH_Nano_VL_V2", OMNI), NVIDIA_IMAGES
-    )
+    published = {
+        "internvl_chat": OPENGVLAB,
+        "ernie4_5_moe_vl": ERNIE_VL,
+        "deepseek_vl_v2": DEEPSEEK_OCR_WHOLE,
+    } | dict.fromkeys(("NemotronH_Nano_VL_V2", OMNI), NVIDIA_IMAGES)
     keys = published.get(as_saved) or AutoConfig.for_model(as_saved).to_dict()
     keys = {**keys, "model_type": model.model_type}
     assert unknown_keys(keys, family_named(model.text_family(keys, "config.json"), "config.json")) == []

@@ -16,6 +16,8 @@ from transformers import (
     Cohere2ForCausalLM,
     Cohere2MoeConfig,
     Cohere2MoeForCausalLM,
+    DeepseekOcr2Config,
+    DeepseekOcr2ForConditionalGeneration,
     DeepseekV2Config,
     DeepseekV2ForCausalLM,
     DeepseekV3Config,
@@ -957,6 +959,38 @@ IMAGE_MODELS: dict[str, tuple[type, type, dict[str, object], dict[str, object]]]
         {"head_dim": 12, "use_bias": True, "rope_parameters": {**SECTIONS, "mrope_section": [3, 2, 1]}},
         {**VISION, "image_size": 28},
     ),
+    "deepseek ocr 2": (
+        DeepseekOcr2Config,
+        DeepseekOcr2ForConditionalGeneration,
+        {
+            "n_routed_experts": 7,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 20,
+            "routed_scaling_factor": 1.5,
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+            "attention_bias": True,
+        },
+        {
+            "sam_config": {
+                "hidden_size": 16,
+                "output_channels": 8,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "image_size": 32,
+                "patch_size": 8,
+                "global_attn_indexes": [0],
+                "downsample_channels": [8, 16],
+            },
+            "encoder_config": {
+                "hidden_size": 16,
+                "intermediate_size": 16,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "num_key_value_heads": 2,
+                "vocab_size": 8,
+            },
+        },
+    ),
     "ernie 4.5 vl": (
         Ernie4_5_VLMoeConfig,
         Ernie4_5_VLMoeForConditionalGeneration,
@@ -1072,11 +1106,13 @@ WRITTEN_OTHERWISE: dict[str, tuple[str, str, str, Mapping[str, str]]] = {
         "llm_config",
         {"vision_tower.": "vision_model.", "multi_modal_projector.": "mlp1."},
     ),
+    "deepseek ocr": ("deepseek_vl_v2", "DeepseekOCRForCausalLM", "language_config", {}),
     "intern s1": ("interns1", "InternS1ForConditionalGeneration", "text_config", {}),
     "nemotron nano vl": ("NemotronH_Nano_VL_V2", "NemotronH_Nano_VL_V2", "llm_config", {}),
 }
 IMAGE_MODELS["nemotron nano vl"] = IMAGE_MODELS["nemotron 3 omni"]
 IMAGE_MODELS["internvl, as opengvlab"] = IMAGE_MODELS["internvl, qwen3"]
+IMAGE_MODELS["deepseek ocr"] = IMAGE_MODELS["deepseek ocr 2"]
 IMAGE_MODELS["intern s1"] = IMAGE_MODELS["internvl, qwen3_moe"]
 # Names as the published files have them, and as classes that have one model for all parts save them: they then have a
 # mixture's experts in tensors that are not served.
