@@ -14,6 +14,7 @@ from kernels.identity.source_digest import SOURCES
 from kernels.identity.torch_kernels import GEMMS, TORCH_HELPERS
 from kernels.indexed.eager import run_indexed_cpu
 from kernels.latent.eager import run_latent_cpu, run_latent_math
+from kernels.latent.tiles import run_latent_tiles
 from kernels.linear.paths import LINEAR_PATHS, linear_paths_on
 from kernels.recurrence.paths import RECURRENCE_PATHS
 from kernels.sdpa import backends as sdpa
@@ -219,6 +220,20 @@ def _latent_triton_path(run: RunAttention | None) -> KernelPath:
     )
 
 
+def _ordered_latent_path(run: RunAttention | None) -> KernelPath:
+    """Return the Triton path over latents whose bits depend on a token's own keys only."""
+    limits = replace(
+        _TRITON_LIMITS,
+        devices=frozenset({Device.CUDA}),
+        max_head_dim=576,
+        max_values=Values(512, is_latent=True),
+    )
+    return KernelPath(
+        "triton.latent.ordered", Tier.FIRST, limits, _digest("latent.ordered"), ("hallmark_latent_ordered",), run,
+        is_capturable=True, order="keys512.latent",
+    )  # fmt: skip
+
+
 def _indexed_triton_path(run: RunAttention | None) -> KernelPath:
     """Return the Triton path of all phases for latents that an indexer chooses."""
     limits = replace(
@@ -268,6 +283,7 @@ def _bundled_paths() -> tuple[KernelPath, ...]:
             _ordered_hopper_path(None),
             _ordered_triton_path(None),
             _latent_triton_path(None),
+            _ordered_latent_path(None),
             _indexed_triton_path(None),
             _asymmetric_triton_path(None),
             _fp8_hopper_path(None),
@@ -288,6 +304,7 @@ def _bundled_paths() -> tuple[KernelPath, ...]:
     from kernels.hopper.wide.prefill import run_wide_prefill as run_wide_hopper_prefill
     from kernels.hopper.window.launch import run_window_prefill
     from kernels.indexed.portable import run_indexed
+    from kernels.latent.ordered import run_latent_ordered
     from kernels.latent.portable import run_latent
     from kernels.portable.decode import run_decode
     from kernels.portable.extend import run_extend
@@ -313,6 +330,7 @@ def _bundled_paths() -> tuple[KernelPath, ...]:
         _ordered_hopper_path(run_hopper_ordered),
         _ordered_triton_path(run_ordered),
         _latent_triton_path(run_latent),
+        _ordered_latent_path(run_latent_ordered),
         _indexed_triton_path(run_indexed),
         _asymmetric_triton_path(run_asymmetric),
         _fp8_hopper_path(run_decode_fp8_hopper),
@@ -459,6 +477,15 @@ PATHS: tuple[KernelPath, ...] = (
         (*GEMMS, "softmax", *TORCH_HELPERS),
         run_latent_math,
         competes_on=competes_on("sdpa.math.latent"),
+    ),
+    KernelPath(
+        "torch.attention.latent.tiles",
+        tier_of("torch.attention.latent.tiles"),
+        replace(_TILES_LIMITS, max_values=Values(1024, is_latent=True)),
+        _digest("latent.tiles"),
+        (*GEMMS, *TORCH_HELPERS),
+        run_latent_tiles,
+        order="keys128.latent",
     ),
     KernelPath(
         "sdpa.cpu.latent.indexed",

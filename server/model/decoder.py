@@ -528,6 +528,7 @@ class Decoder:
             grows=attention.query_scaling is not None,
             indexer=indexer,
             choice_of=self._choice_of(index) if attention.reads_choice else None,
+            is_alike=self._operators.is_reproducible,
         )
 
     def _indexer(self, index: int, attention: LatentAttentionConfig, weights: IndexerWeights | None) -> Indexer | None:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from kernels.calls.indexed import Index
 from kernels.fused.norm import rms_norm
+from kernels.latent.head_products import multiply_heads
 from qualification.model.latent import NORM_EPS, LatentSizes
 from server.model.kv_cache import LatentLayer
 from server.model.linear import Product
@@ -48,6 +49,7 @@ class LatentAttention:
     indexer    what chooses the keys of a query; None: it attends to all before it, or to the choice of another layer
     choice_of  the layer whose choice is read, by its place among the layers that attend: this one where it has an
                indexer; None where no key is chosen
+    is_alike   whether the products of heads must have the same bits for a row in any batch
     """
 
     layer: int
@@ -65,6 +67,7 @@ class LatentAttention:
     grows: bool = False
     indexer: Indexer | None = None
     choice_of: int | None = None
+    is_alike: bool = False
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         sizes, num_tokens = self.sizes, x.shape[0]
@@ -78,7 +81,7 @@ class LatentAttention:
             (sizes.plain, sizes.rotated), dim=2
         )
         queries = own.new_empty(num_tokens, self.num_heads, sizes.key)
-        torch.bmm(plain.transpose(0, 1), self.keys_up, out=queries[..., : sizes.latent].transpose(0, 1))
+        self._multiply(plain, self.keys_up, queries[..., : sizes.latent])
         pages = step.kv.layers[self.layer]
         assert isinstance(pages, LatentLayer), "the cache is of the same model"
         keys = pages.write_latents(
@@ -103,8 +106,15 @@ class LatentAttention:
         out = queries.new_empty(num_tokens, self.num_heads, sizes.latent)
         step.attend(self.layer, queries, keys, keys[..., : sizes.latent], out, index)
         values = out.new_empty(num_tokens, self.num_heads, sizes.value)
-        torch.bmm(out.transpose(0, 1), self.values_up.transpose(1, 2), out=values.transpose(0, 1))
+        self._multiply(out, self.values_up.transpose(1, 2), values)
         return self.output(values.flatten(1), step)
+
+    def _multiply(self, x: Tensor, weights: Tensor, out: Tensor) -> None:
+        """Fill out [T, heads, N] with x [T, heads, K] @ weights [heads, K, N]."""
+        if self.is_alike:
+            multiply_heads(x, weights, out)
+        else:
+            torch.bmm(x.transpose(0, 1), weights, out=out.transpose(0, 1))
 
     def _index(
         self, indexer: Indexer, x: Tensor, latent: Tensor, step: Step, pages: LatentLayer, keys: Tensor

@@ -94,18 +94,20 @@ def wide_cases() -> Iterator[Case]:
 
 def latent_cases() -> Iterator[Case]:
     """Cases of heads that fill less and more than a tile, of latents that do not fill one, and of 256 and 512."""
-    for path in ("triton.latent", "sdpa.cpu.latent", "sdpa.math.latent"):
+    ordered = "triton.latent.ordered", "torch.attention.latent.tiles"
+    for path in ("triton.latent", "sdpa.cpu.latent", "sdpa.math.latent", *ordered):
         few, many = ({"heads": (count, 1), "dim": 48, "latent": 40} for count in (3, 33))
-        yield case(f"{path}.prefill" if path == "triton.latent" else path, (31, 1, 0, 33), page_size=0, **few)
+        yield case(f"{path}.prefill" if path.startswith("triton") else path, (31, 1, 0, 33), page_size=0, **few)
         yield case(path, *CHUNKS, **few)
         yield case(path, *TOKENS, **few, page_size=24, dtype=FP32)
         yield case(path, (3, 1), (70, 1), **many)
         yield case(path, (1, 40), (70, 41), heads=(4, 2), dim=40, latent=16)
         yield case(path, (1, 9), (40, 70), heads=(2, 1), dim=320, latent=256)
         yield case(path, (1, 1), (40, 70), heads=(20, 1), dim=576, latent=512)
-    for path in ("triton.latent", "sdpa.math.latent"):
+    for path in ("triton.latent", "sdpa.math.latent", *ordered):
         yield case(path, (20, 1, 7), (70, 33, 7), heads=(4, 1), dim=48, latent=32, flags=ALL, window=19)
         yield case(path, (1, 1), (70, 33), heads=(4, 1), dim=48, latent=32, flags=("sinks",))
+    yield case(ordered[0], (8, 1), (1500, 1030), heads=(16, 1), dim=48, latent=32)  # of parts
 
 
 def asymmetric_cases() -> Iterator[Case]:

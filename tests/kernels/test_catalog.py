@@ -51,13 +51,14 @@ def test_the_catalog_lists_paths_in_order_of_preference() -> None:
         ("triton.prefill", Tier.FIRST), ("triton.extend", Tier.FIRST), ("triton.decode", Tier.FIRST),
         *((f"triton.{it}.wide", Tier.FIRST) for it in ("prefill", "extend", "decode")),
         ("gluon.ordered.hopper", Tier.FIRST), ("triton.ordered", Tier.FIRST), ("triton.latent", Tier.FIRST),
-        ("triton.latent.indexed", Tier.FIRST), ("triton.asymmetric", Tier.FIRST),
+        ("triton.latent.ordered", Tier.FIRST), ("triton.latent.indexed", Tier.FIRST), ("triton.asymmetric", Tier.FIRST),
         *((f"{it}.fp8{of}", Tier.FIRST) for it, of in (("gluon.decode", ".hopper"), ("triton.extend", ""))),
         ("triton.decode.fp8", Tier.FIRST),
         ("sdpa.cpu", Tier.FIRST), ("sdpa.cudnn", Tier.FALLBACK), ("sdpa.flash", Tier.FALLBACK),
         ("sdpa.efficient", Tier.FALLBACK), ("sdpa.math", Tier.FALLBACK),
         ("sdpa.cpu.fp8", Tier.FIRST), ("sdpa.math.fp8", Tier.FALLBACK),
         ("sdpa.cpu.latent", Tier.FIRST), ("sdpa.math.latent", Tier.FALLBACK),
+        ("torch.attention.latent.tiles", Tier.FIRST),
         ("sdpa.cpu.latent.indexed", Tier.FIRST), ("torch.attention.tiles", Tier.FIRST),
         ("sdpa.cpu.asymmetric", Tier.FIRST), ("sdpa.math.asymmetric", Tier.FALLBACK),
         ("torch.attention.asymmetric.tiles", Tier.FIRST),
@@ -89,7 +90,7 @@ def test_a_cache_of_8_bits_has_paths_of_its_own() -> None:
 def test_values_that_are_numbers_of_the_keys_have_paths_of_their_own() -> None:
     for shape in (PREFILL, EXTEND, DECODE):
         latent = with_values(replace(shape, num_kv_heads=1, head_dim=576), Values(512, is_latent=True))
-        assert serving(latent, H200) == ["triton.latent", "sdpa.math.latent"]
+        assert serving(latent, H200) == ["triton.latent", "triton.latent.ordered", "sdpa.math.latent"]
         assert codes("triton.latent", shape, H200) == [Reject.LAYOUT]
         assert codes("triton.latent", with_values(latent, Values(520, is_latent=True)), H200) == [Reject.LAYOUT]
         assert parse_attention_shape(str(latent)) == latent
@@ -102,7 +103,7 @@ def test_keys_that_an_indexer_chooses_have_paths_of_their_own() -> None:
         values = every._replace(indexer=Indexer(2048, *of_indexer))
         dense, chosen = (with_values(replace(shape, num_kv_heads=1, head_dim=576), it) for it in (every, values))
         assert serving(chosen, H200) == ["triton.latent.indexed"]
-        assert serving(dense, H200) == ["triton.latent", "sdpa.math.latent"]
+        assert serving(dense, H200) == ["triton.latent", "triton.latent.ordered", "sdpa.math.latent"]
         assert parse_attention_shape(str(chosen)) == chosen
         for other in (replace(chosen, num_kv_heads=2), replace(chosen, values=values._replace(indexer=Indexer(2**15)))):
             assert codes("triton.latent.indexed", other, H200) == [Reject.LAYOUT]

@@ -1,4 +1,4 @@
-"""`triton.ordered` and `triton.asymmetric` interpreted: right, and a token's bits depend on its own keys only."""
+"""`triton.ordered` and its kin interpreted: right, and a token's bits depend on its own keys only."""
 
 from dataclasses import replace
 from functools import partial
@@ -13,6 +13,7 @@ from triton.runtime import interpreter
 
 from kernels.asymmetric.portable import run_asymmetric
 from kernels.calls.batch import AttentionBatch
+from kernels.latent.ordered import run_latent_ordered
 from kernels.portable.ordered import attend_in_parts
 from support.attention.inputs import NAN, Inputs, assert_right, attend, edges, flags_for, packed
 
@@ -20,6 +21,7 @@ from support.attention.inputs import NAN, Inputs, assert_right, attend, edges, f
 RUNS = {
     "triton.ordered": partial(attend_in_parts, part_keys=64),
     "triton.asymmetric": partial(run_asymmetric, part_keys=64),
+    "triton.latent.ordered": partial(run_latent_ordered, part_keys=64),
 }
 LENGTH, PAGE_SIZE = 100, 16
 BORDERS = (0, 1, 33, 63, 64, 65, 99, LENGTH)
@@ -37,7 +39,9 @@ def rows_of_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def narrowed(path: str, inputs: Inputs) -> Inputs:
-    """Return the inputs that a path is for: values of 10 numbers, or of as many as keys have."""
+    """Return the inputs that a path is for: values of as many numbers as keys have, of 10, or the first of the keys."""
+    if path == "triton.latent.ordered":
+        return replace(inputs, v=inputs.k[..., :16])
     return replace(inputs, v=inputs.v[..., :10].contiguous()) if path == "triton.asymmetric" else inputs
 
 

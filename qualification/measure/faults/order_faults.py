@@ -40,6 +40,7 @@ from kernels.vocabulary.path import RunAttention
 from kernels.vocabulary.recurrence_operator import CONVOLUTION, RECURRENCE
 from kernels.vocabulary.row_buckets import LinearRows, TokenRows
 from kernels.vocabulary.shape import AttentionShape, Dtype, Phase
+from kernels.vocabulary.value_shape import Values, values_of, with_values
 from qualification.evidence.evidence import Invariance
 from qualification.measure.checks.checked import one_thread
 from qualification.measure.inputs.collective_inputs import CollectiveCase
@@ -100,11 +101,12 @@ def orders_passed_wrongly(
     found = []
     with one_thread():
         for dtype in (dtype for dtype in Dtype if dtype in dtypes):
-            anchors: dict[str, str] = {}
+            anchors: dict[tuple[Values | None, str], str] = {}
             for shape in trial_shapes(operator, dtype):
                 is_first = not anchors
                 right = seen_of(OrderFault.NONE, shape, device, seed=seed)
-                differs = any(anchors.setdefault(name, digest) != digest for name, digest in right.digests)
+                of = values_of(shape) if isinstance(shape, AttentionShape) else None
+                differs = any(anchors.setdefault((of, name), digest) != digest for name, digest in right.digests)
                 if differs or not right.is_passed:
                     found.append(OrderPassedWrongly(OrderFault.NONE, shape))
                 for fault in (fault for fault in OrderFault if can_show_in(fault, operator)):
@@ -118,11 +120,16 @@ def orders_passed_wrongly(
 
 
 def trial_shapes(operator: Operator, dtype: Dtype) -> tuple[object, ...]:
-    """Return shapes of one class, as small as lets every fault show: phases of attention, else one bucket of rows."""
+    """Return shapes of one class, as small as lets every fault show: phases of attention, else one bucket of rows.
+
+    Of attention one of latents is beside them, whose inputs are others.
+    """
     if operator is Operator.ATTENTION:
         prefill = AttentionShape(Phase.PREFILL, dtype, dtype, 4, 2, 16, Bucket.LE_512, Bucket.LE_512)
         extend = replace(prefill, phase=Phase.EXTEND, query_bucket=Bucket.LE_128, page_size=16)
-        return prefill, extend, replace(extend, phase=Phase.DECODE, context_bucket=Bucket.LE_128)
+        decode = replace(extend, phase=Phase.DECODE, context_bucket=Bucket.LE_128)
+        latent = replace(decode, num_kv_heads=1, head_dim=48)
+        return prefill, extend, decode, with_values(latent, Values(40, is_latent=True))
     if operator is Operator.LINEAR:
         return (LinearShape(dtype, 320, 384, LinearRows.LE_8),)
     if operator is Operator.EXPERTS:

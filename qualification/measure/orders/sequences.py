@@ -16,7 +16,7 @@ from kernels.calls.batch import AttentionBatch, AttentionFlags
 from kernels.system.device import torch_dtype
 from kernels.vocabulary.path import RunAttention
 from kernels.vocabulary.shape import AttentionShape, Mask
-from kernels.vocabulary.value_shape import value_dim_of
+from kernels.vocabulary.value_shape import value_dim_of, values_of
 from qualification.measure.inputs.attention_inputs import longest_lengths
 from qualification.measure.inputs.guard import guarded
 
@@ -55,6 +55,8 @@ class Pool:
     def __init__(self, shape: AttentionShape, device: torch.device, *, seed: int) -> None:
         self.shape = shape
         self.value_dim = value_dim_of(shape)
+        values = values_of(shape)
+        self.is_latent = values is not None and values.is_latent
         self.device = device
         self._seed = seed
         is_cpu = device.type == "cpu"
@@ -99,9 +101,11 @@ class Pool:
             packed = [self._keys(part) for part in parts]
             keys, values = (self._between_nan([it[index] for it in packed], self.shape.num_kv_heads, self._dtype)
                             for index in (0, 1))  # fmt: skip
+            values = keys[..., : self.value_dim] if self.is_latent else values
             batch = AttentionBatch(ends, *longest, cu_seqlens_k=ends)
         else:
             keys, values = self._pages.keys, self._pages.values
+            values = keys[..., : self.value_dim] if self.is_latent else values
             table = self._pages.table([(part.of, part.keys) for part in parts])
             lengths = torch.tensor([part.keys for part in parts], dtype=torch.int32, device=self.device)
             batch = AttentionBatch(ends, *longest, page_table=table, context_lens=lengths)
@@ -112,7 +116,8 @@ class Pool:
     def _made(self, length: int) -> tuple[Tensor, Tensor, Tensor]:
         """(queries, keys, values) of a sequence. Each second period of keys repeats the one before, its values negated.
 
-        What one period adds the next takes back, but for a rest: another order of the sum then changes more bits.
+        What one period adds the next takes back, but for a rest: another order of the sum then changes more bits. Of
+        latents every second number is so, and 0 in the queries.
         """
         random = torch.Generator(self.device).manual_seed(self._seed + _SEED + length)
         shape = self.shape
@@ -127,8 +132,12 @@ class Pool:
         twin = place[(place // _PERIOD) % 2 == 1]
         keys[twin] = keys[twin - _PERIOD]
         column = torch.arange(self.value_dim, device=self.device)
-        rests = torch.tensor(_RESTS, device=self.device)[column % len(_RESTS)]
+        rests = torch.tensor(_RESTS, device=self.device)[(column // 2 if self.is_latent else column) % len(_RESTS)]
         values[twin] = rests * rest[twin] - values[twin - _PERIOD]
+        if self.is_latent:
+            odd = column[column % 2 == 1]
+            keys[..., odd], queries[..., odd] = values[..., odd], 0.0
+            values = keys[..., : self.value_dim]
         return queries.to(self._dtype), keys.to(self._dtype), values.to(self._dtype)
 
     def sequence(self, length: int) -> tuple[Tensor, Tensor]:

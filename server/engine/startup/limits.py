@@ -120,11 +120,6 @@ def choose_limits(
         raise SettingsError(
             f"max_model_len is {max_model_len}, it must be at least {LEAST_MODEL_LEN}: a token to read, one to write"
         )
-    if settings.reproducible and any(it.is_latent for it in config.attentions):
-        raise SettingsError(
-            f"--reproducible is set, and {config.family} has latent attention, whose products of heads have no fixed "
-            "order of sums: leave it out"
-        )
     dtype = _dtype(settings.dtype, config, kind)
     batched = settings.max_num_batched_tokens or BATCHED_TOKENS[kind]
     drafting = drafting_of(settings)

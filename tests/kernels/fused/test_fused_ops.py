@@ -24,6 +24,7 @@ from kernels.fused.rope_kv import Turns, rope_and_write_kv, rope_and_write_kv_to
 from kernels.fused.row_gate import gate_rows_
 from kernels.fused.split_norm import mean_squares, norm_by
 from kernels.fused.turn_heads import turn_heads, turn_heads_torch
+from kernels.latent.head_products import multiply_heads
 from kernels.sampling.log_sum import log_sum_exp
 from qualification.measure.inputs.far_memory import FAR, far_memory
 
@@ -342,6 +343,21 @@ def test_a_row_is_gated_by_its_own_product(dtype: torch.dtype) -> None:
     expected = out.float() * torch.sigmoid((x.float() * gate.float()).sum(dim=1, keepdim=True))
     assert gate_rows_(out, x, gate) is out
     assert_near(out, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("tokens", "size_in", "size_out"), [(1, 10, 20), (70, 40, 12), (33, 72, 140)])
+def test_each_head_is_multiplied_by_a_matrix_of_its_own(
+    tokens: int, size_in: int, size_out: int, dtype: torch.dtype
+) -> None:
+    """Multiply views: queries before their rotated numbers, a transposed matrix, into the first numbers of rows."""
+    x, weights = randn(tokens, 3, size_in + 4, dtype=dtype)[..., :size_in], randn(3, size_out, size_in, seed=1) * 0.2
+    weights = weights.to(dtype).transpose(1, 2)
+    whole = torch.full((tokens, 3, size_out + 4), 7.0, dtype=dtype)
+    multiply_heads(x, weights, whole[..., :size_out])
+    expected = torch.einsum("thk,hkn->thn", x.double(), weights.double()).float()
+    assert_near(whole[..., :size_out], expected)
+    assert bool((whole[..., size_out:] == 7).all())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -9,6 +9,7 @@ from torch import Tensor
 from kernels.fused.activation import swiglu, swiglu_torch
 from kernels.fused.norm import add_rms_norm, rms_norm, rms_norm_torch
 from kernels.fused.rope_kv import rope_and_write_kv, rope_and_write_kv_torch
+from kernels.latent.head_products import multiply_heads
 from kernels.sampling.penalties import RowPenalties
 from kernels.sampling.sampling import RowSampling, sample, sample_torch, sampling_tensors
 
@@ -53,6 +54,19 @@ def test_the_residual_is_the_sum_and_the_norm_is_of_it(tokens: int, size: int, d
 def test_swiglu_rounds_once(tokens: int, size: int, dtype: torch.dtype) -> None:
     gate_up = randn(tokens, 2 * size, dtype=dtype) * 4
     assert_near(swiglu(gate_up), swiglu_torch(gate_up.float()))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("size_in", "size_out"), [(192, 512), (512, 256), (40, 72)])
+def test_products_of_heads_have_the_same_bits_in_any_batch(size_in: int, size_out: int, dtype: torch.dtype) -> None:
+    x, weights = randn(300, 20, size_in, dtype=dtype), randn(20, size_in, size_out, dtype=dtype, seed=1) * 0.05
+    whole = x.new_empty(300, 20, size_out)
+    multiply_heads(x, weights, whole)
+    assert_near(whole, torch.einsum("thk,hkn->thn", x.double(), weights.double()).float())
+    for first, last in ((0, 1), (77, 78), (3, 11), (63, 65), (100, 229)):
+        found = x.new_empty(last - first, 20, size_out)
+        multiply_heads(x[first:last], weights, found)
+        assert torch.equal(found, whole[first:last])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -18,7 +18,7 @@ ENTRIES = (
     "portable.extend", "portable.decode", "hopper.ordered.launch", "portable.ordered", "sdpa.backends",
     "sdpa.key_tiles", "portable.wide", "hopper.wide.prefill", "hopper.wide.extend", "hopper.wide.decode",
     "hopper.full.launch", "fp8_cache.extend", "fp8_cache.decode", "fp8_cache.hopper.launch", "fp8_cache.widened",
-    "latent.portable", "latent.eager", "asymmetric.portable", "asymmetric.eager",
+    "latent.portable", "latent.ordered", "latent.eager", "latent.tiles", "asymmetric.portable", "asymmetric.eager",
     "indexed.portable", "indexed.eager",
 )  # fmt: skip
 SAMPLE = """
@@ -230,6 +230,8 @@ def test_the_catalog_binds_each_path_to_its_own_entry() -> None:
     assert {sdpa.pop(f"sdpa.{name}.fp8") for name in ("cpu", "math")} == {of("kernels.fp8_cache.widened")}
     assert {sdpa.pop(f"sdpa.{name}.latent") for name in ("cpu", "math")} == {of("kernels.latent.eager")}
     assert digests["triton.latent"] == of("kernels.latent.portable")
+    assert digests["triton.latent.ordered"] == of("kernels.latent.ordered")
+    assert digests["torch.attention.latent.tiles"] == of("kernels.latent.tiles")
     assert digests["triton.latent.indexed"] == of("kernels.indexed.portable")
     assert sdpa.pop("sdpa.cpu.latent.indexed") == of("kernels.indexed.eager")
     eager = {sdpa.pop(f"sdpa.{name}.asymmetric") for name in ("cpu", "math")}

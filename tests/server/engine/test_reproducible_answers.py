@@ -10,7 +10,18 @@ from server.engine.scheduling.engine import Engine
 from server.protocol.messages import FinishReason, Grammar, GrammarKind, SamplingParams
 from server.settings import DEMO_MODEL, DtypeChoice
 from support.engine.reproducible_engine import Request, answers, build, different, requests
-from support.models.tiny_families import GEMMA_2, GLM, LFM_2, MIMO, MIXED, NEMOTRON_3_SUPER, QWEN_3_NEXT, save_reference
+from support.models.tiny_families import (
+    DEEPSEEK_V3,
+    GEMMA_2,
+    GLM,
+    GLM_LITE,
+    LFM_2,
+    MIMO,
+    MIXED,
+    NEMOTRON_3_SUPER,
+    QWEN_3_NEXT,
+    save_reference,
+)
 
 DRAFTS = '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 2}'
 LENGTHS = (1, 17, 58, 33, 20)  # the answer of one crosses a border of the states' chunks
@@ -26,6 +37,8 @@ MODELS: Mapping[str, tuple[str, DtypeChoice, Mapping[str, object]]] = {
         DtypeChoice.BF16,
         {**MIMO, "layer_types": MIXED[:2], "mlp_layer_types": ["dense", "sparse"]},
     ),
+    "latents, a router of groups": ("deepseek_v3", DtypeChoice.FP32, DEEPSEEK_V3),
+    "latents in 16 bits": ("glm4_moe_lite", DtypeChoice.BF16, {**GLM_LITE, "mlp_layer_types": ["dense", "sparse"]}),
     "windows, softcaps, GELU": ("gemma2", DtypeChoice.FP32, GEMMA_2),
 }
 

@@ -23,7 +23,9 @@ from kernels.hopper.wide.extend import run_wide_extend as run_wide_hopper_extend
 from kernels.hopper.wide.prefill import run_wide_prefill as run_wide_hopper_prefill
 from kernels.hopper.window.launch import run_window_prefill
 from kernels.latent.eager import run_latent_cpu, run_latent_math
+from kernels.latent.ordered import run_latent_ordered
 from kernels.latent.portable import run_latent
+from kernels.latent.tiles import run_latent_tiles
 from kernels.portable.decode import run_decode as run_triton_decode
 from kernels.portable.extend import run_extend as run_triton_extend
 from kernels.portable.prefill import run_prefill as run_triton_prefill
@@ -115,6 +117,8 @@ RUN: dict[str, RunAttention] = {
     "triton.extend": run_triton_extend, "triton.decode": run_triton_decode, "triton.prefill.wide": run_wide_prefill,
     "triton.extend.wide": run_wide_extend, "triton.decode.wide": run_wide_decode, "sdpa.cpu": run_cpu,
     "sdpa.math": run_math, "triton.latent": run_latent, "triton.latent.prefill": run_latent,
+    "triton.latent.ordered": run_latent_ordered, "triton.latent.ordered.prefill": run_latent_ordered,
+    "torch.attention.latent.tiles": run_latent_tiles,
     "sdpa.cpu.latent": run_latent_cpu, "sdpa.math.latent": run_latent_math,
     "triton.asymmetric": run_asymmetric, "triton.asymmetric.prefill": run_asymmetric,
     "sdpa.cpu.asymmetric": run_asymmetric_cpu, "sdpa.math.asymmetric": run_asymmetric_math,

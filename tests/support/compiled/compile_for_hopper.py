@@ -15,6 +15,8 @@ from triton.compiler import ASTSource
 from kernels.asymmetric.launch_config import KeyBlocks, asymmetric_tiles
 from kernels.asymmetric.portable import PART_KEYS, hallmark_asymmetric
 from kernels.latent.launch_config import latent_tiles
+from kernels.latent.ordered import PART_KEYS as LATENT_PART_KEYS
+from kernels.latent.ordered import hallmark_latent_ordered, hallmark_latent_ordered_combine
 from kernels.latent.portable import hallmark_latent, hallmark_latent_combine
 from kernels.portable.decode import hallmark_decode, hallmark_decode_combine
 from kernels.portable.extend import hallmark_extend
@@ -22,6 +24,7 @@ from kernels.portable.launch_config import SHARED_BYTES_HOPPER, Tiles, decode_ti
 from kernels.portable.ordered import hallmark_ordered_combine
 from kernels.portable.prefill import hallmark_prefill
 from kernels.portable.wide import wide_decode_tiles, wide_query_tiles
+from support.compiled.gluon_sass import labelled_code, spills_in_product_loop
 
 FLAGS = ("HAS_WINDOW", "HAS_SOFTCAP", "HAS_SINKS", "HAS_SPANS")
 INT32_POINTERS = ("cu_seqlens_q_ptr", "cu_seqlens_k_ptr", "page_table_ptr", "context_lens_ptr", "spans_ptr")
@@ -60,7 +63,7 @@ def configurations() -> Iterator[tuple[str, Any, dict[str, Any], Tiles]]:
 def latent_configurations() -> Iterator[tuple[str, Any, dict[str, Any], Tiles]]:
     """The same of values that are the first numbers of the keys, as published models have them."""
     for latent, group in ((256, 32), (512, 20), (512, 128)):
-        dims = {"LATENT": latent, "REST": 64, "BLOCK_L": latent, "BLOCK_R": 64}
+        dims, parts = {"LATENT": latent, "REST": 64, "BLOCK_L": latent, "BLOCK_R": 64}, {"PART_KEYS": LATENT_PART_KEYS}
         for is_flagged in (False, True):
             flags = {"CAUSAL": True, **dict.fromkeys(FLAGS, is_flagged)}
             unused = {} if is_flagged else {"sinks_ptr": None, "spans_ptr": None}
@@ -69,8 +72,11 @@ def latent_configurations() -> Iterator[tuple[str, Any, dict[str, Any], Tiles]]:
                                                     ("decode", 16, True, group)):  # fmt: skip
                 constants = {"GROUP": group, "PAGE_SIZE": page_size, **dims, **flags, **unused, "IS_SPLIT": is_split}
                 yield f"{name} {label}", hallmark_latent, constants, latent_tiles(BF16_BYTES, rows, SHARED_BYTES_HOPPER)
+                constants, tiles = constants | parts, latent_tiles(BF16_BYTES, 64, SHARED_BYTES_HOPPER)
+                yield f"{name} ordered {label}", hallmark_latent_ordered, constants, tiles
         combine = {"LATENT": latent, "BLOCK_L": latent, "BLOCK_SPLITS": 32, "HAS_SINKS": True}
         yield f"combine l{latent} h{group}", hallmark_latent_combine, combine, Tiles(0, 0, 4, 2)
+        yield f"combine ordered l{latent} h{group}", hallmark_latent_ordered_combine, combine, Tiles(0, 0, 4, 2)
 
 
 def asymmetric_configurations() -> Iterator[tuple[str, Any, dict[str, Any], Tiles]]:
@@ -133,6 +139,8 @@ def main() -> None:
         found = usage(compiled.asm["cubin"])
         num_wgmma = compiled.asm["ptx"].count("wgmma.mma_async")
         report[name] = {"shared": compiled.metadata.shared, "wgmma": num_wgmma, **found}
+        if " ordered " in name and num_wgmma:
+            report[name]["in_loop"] = spills_in_product_loop(labelled_code(compiled.asm["cubin"]))
     json.dump(report, sys.stdout)
 
 

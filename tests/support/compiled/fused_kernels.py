@@ -4,6 +4,7 @@ from types import ModuleType
 from typing import Any
 
 from kernels.fused import activation, gated_norm, head_gate, norm, rope_kv
+from kernels.latent import head_products
 
 
 def kernel_of(module: ModuleType, name: str) -> Any:
@@ -13,6 +14,7 @@ def kernel_of(module: ModuleType, name: str) -> Any:
 
 gate_heads_kernel = kernel_of(head_gate, "_gate_heads_kernel")
 norm_and_gate_kernel = kernel_of(gated_norm, "_norm_and_gate_kernel")
+head_products_kernel = kernel_of(head_products, "_head_products_kernel")
 gated_kernel = kernel_of(activation, "_gated_kernel")
 rms_norm_kernel = kernel_of(norm, "_rms_norm_kernel")
 rope_kernel = kernel_of(rope_kv, "_rope_and_write_kv_kernel")

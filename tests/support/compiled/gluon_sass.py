@@ -12,6 +12,7 @@ from triton import knobs
 _HGMMA = re.compile(r"HGMMA\.64x(\d+)x16\S* R(\d+), (?:R(\d+)(?:\.reuse)?, )?gdesc")
 _NEW_BARRIER = re.compile(r"SYNCS\.EXCH\.64 URZ, \[(UR\d+)(?:\+(0x[0-9a-f]+))?\]")
 _WAIT = re.compile(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x(\d)")
+_BRANCH = re.compile(r"BRA.* `\((\.L_\w+)\)")
 _NO_RESULT = ("ST", "BAR", "SYNCS", "BRA", "WARPGROUP", "UTMA", "RED", "NOP", "EXIT")
 _WIDTHS = {".128": 4, ".64": 2, ".WIDE": 2}
 
@@ -39,6 +40,18 @@ def labelled_code(cubin: bytes) -> list[str]:
 
 def count(code: list[str], opcode: str) -> int:
     return sum(opcode in line for line in code)
+
+
+def spills_in_product_loop(labelled: list[str]) -> int:
+    """Return the loads and stores of spilled registers in the shortest loop that multiplies by wgmma."""
+    places = {line: index for index, line in enumerate(labelled) if line.endswith(":")}
+    loops = []
+    for end, line in enumerate(labelled):
+        target = _BRANCH.search(line)
+        if target is not None and (start := places.get(f"{target[1]}:", end)) < end:
+            loops.append(labelled[start:end])
+    shortest = min((it for it in loops if count(it, "HGMMA")), key=len)
+    return count(shortest, "STL") + count(shortest, "LDL")
 
 
 def barrier_offsets(code: list[str]) -> list[int]:

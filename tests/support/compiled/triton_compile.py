@@ -23,6 +23,7 @@ from kernels.sampling.penalties import clear_kernel, mark_kernel, penalise_kerne
 from support.compiled.fused_kernels import (
     gate_heads_kernel,
     gated_kernel,
+    head_products_kernel,
     norm_and_gate_kernel,
     rms_norm_kernel,
     rope_kernel,
@@ -62,6 +63,14 @@ def compile_all() -> dict[str, Any]:
         "gate of heads": gate_heads_kernel.warmup(
             HALF, HALF, 64, SIZE=8192, PER_GATE=128, IS_SOFTPLUS=True, BLOCK=2048, **grid
         ),
+        **{
+            f"products of heads, {columns} columns": head_products_kernel.warmup(
+                HALF, HALF, HALF, 300, 8192, 256, 1, 8192, *strides, 8192, 512, 1,
+                SIZE_IN=192, SIZE_OUT=columns, ROWS=64, COLUMNS=min(128, columns), STEP=64,
+                num_warps=4, num_stages=3, **grid,
+            )
+            for columns, strides in ((512, (512, 1)), (64, (1, 512)))
+        },
         "rope, part of a head": rope_kernel.warmup(
             *heads, **rope, HAS_NORM=True, REST=32, BLOCK_REST=32, **OVERLAP, **grid
         ),

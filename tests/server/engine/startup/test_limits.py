@@ -134,7 +134,6 @@ def test_a_limit_that_cannot_hold_is_refused(llama_8b: ModelConfig, settings: Se
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"reproducible": True}, "--reproducible is set, and glm4_moe_lite has latent attention"),
         (
             {"kv_cache_dtype": CacheDtype.FP8},
             r"--kv-cache-dtype is fp8, .* latent attention \(glm4_moe_lite\): no",
