@@ -159,7 +159,7 @@ class StepWriter:
             _pad(host, layout, slice(ends[-1], layout.num_tokens - layout.num_decode), self._padding_slots)
         for part in layout.parts:
             if part.phase is not Phase.DECODE:
-                _write_part(host, part, batch, ends)
+                _write_part(host, part, batch, ends, size)
             if part.has_spans:
                 _write_spans(host[f"{part.phase.value} spans"], batch, batch.rows_of(part.phase), self._window)
         if filling.buffer.key is not None and layout.num_sampled is not None:
@@ -268,8 +268,12 @@ class WrittenDecodeRows:
         self.has_pending = any(pending)
 
 
-def _write_part(host: HostViews, part: PartLayout, batch: Batch, ends: list[int]) -> None:
-    """Write cu_seqlens, context_lens and the page table of rows of another phase than decode. `ends` of all tokens."""
+def _write_part(host: HostViews, part: PartLayout, batch: Batch, ends: list[int], page_size: int) -> None:
+    """Write cu_seqlens, context_lens and the page table of rows of another phase than decode. `ends` of all tokens.
+
+    A row whose drafted tokens did not hold keeps their pages: more than its context reaches, and than a graph of its
+    bucket has room for.
+    """
     rows = batch.rows_of(part.phase)
     num_rows, start = len(rows), ends[rows.start - 1] if rows.start else 0
     cu_seqlens = host[f"{part.phase.value} cu_seqlens"]
@@ -283,8 +287,8 @@ def _write_part(host: HostViews, part: PartLayout, batch: Batch, ends: list[int]
         context_lens[:num_rows] = batch.context_lens[rows.start : rows.stop]
         context_lens[num_rows:] = 0
         for index, row in enumerate(rows):
-            table = batch.page_tables[row]
-            tables[index, : len(table)] = table
+            num_pages = -(-batch.context_lens[row] // page_size)
+            tables[index, :num_pages] = batch.page_tables[row][:num_pages]
 
 
 def _write_spans(spans: "NDArray[Any]", batch: Batch, rows: range, window: int | None) -> None:

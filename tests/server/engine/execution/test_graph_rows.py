@@ -132,3 +132,16 @@ def test_what_another_graph_writes_over_keeps_no_sequence_alive(inputs: Inputs) 
             assert key is not None
             inputs.load(it, key, chosen_at)
     assert sys.getrefcount(chosen_at) == 2  # the name's and the call's
+
+
+def test_a_row_keeps_the_pages_of_drafted_tokens_that_did_not_hold(inputs: Inputs) -> None:
+    """Of 129 tokens with a wrong draft 128 are left: a graph up to there has no column for the page of the last one."""
+    bound, num_pages = 128, 128 // PAGE_SIZE
+    seq = Sequence("", [5] * bound, bound - 1, SamplingParams(max_tokens=9), 0, 0.0)
+    table = array("i", range(num_pages + 1))
+    batch = Batch((seq,), (2,), (bound,), (table,), (0,), 0, 0, verifies=True)
+    key = key_of(batch, SIZES)
+    assert key is not None and key.decode is not None and key.decode.longest.hi == bound
+    rows = inputs.load(batch, key).parts[0].batch.page_table
+    assert rows is not None and rows.shape[1] == num_pages
+    assert rows[0].tolist() == list(range(num_pages))
