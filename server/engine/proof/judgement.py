@@ -1,7 +1,8 @@
 """The kernels of a recorded step, compared with what the evidence promises of the paths that serve it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from kernels.vocabulary.operators import AnyShape, Operator
 from kernels.vocabulary.path import AnyPath, KernelPath
@@ -56,6 +57,22 @@ class Judgement:
         return tuple(dict.fromkeys([*of_choices, *(it.detail for it in self.wrong_operators)]))
 
 
+def explained_time(
+    seconds: Mapping[str, float],
+    proven: Mapping[str, Collection[str]],
+    *,
+    in_attention: Mapping[str, float] = MappingProxyType({}),
+) -> ExplainedTime:
+    """Explain the time of kernels by their whole names, as a report says it; see `explain`."""
+    found = explain(seconds, proven, in_attention=in_attention)
+    return ExplainedTime(
+        share=found.share,
+        seconds={it.value: time for it, time in found.seconds.items()},
+        unproven=dict(found.unproven),
+        unexplained=dict(found.unexplained),
+    )
+
+
 class Judge:
     """Compares recorded steps with promises. It changes nothing."""
 
@@ -79,13 +96,7 @@ class Judge:
         good = [choice for choice, _ in step.served if choice not in bad and choice.decision.status.is_valid]
         proven = {operator.value: promises.proven(seconds) for operator, promises in self._others().items()}
         proven[Operator.ATTENTION.value] = kernels_promised((self.promises.of(choice) for choice in good), seconds)
-        found = explain(seconds, proven, in_attention=step.seen.seconds_in_calls)
-        return ExplainedTime(
-            share=found.share,
-            seconds={it.value: time for it, time in found.seconds.items()},
-            unproven=dict(found.unproven),
-            unexplained=dict(found.unexplained),
-        )
+        return explained_time(seconds, proven, in_attention=step.seen.seconds_in_calls)
 
     def _wrong_choices(self, step: StepRecord) -> list[tuple[Choice, str]]:
         choices, served, seen = step.choices, step.served, step.seen

@@ -4,6 +4,7 @@ Its rows are written to no buffer, so that it may run between any two steps. Eac
 recorded by itself, as calls of attention in a step that no CUDA graph computes.
 """
 
+import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -18,14 +19,18 @@ from kernels.vocabulary.operators import AnyShape, Operator
 from kernels.vocabulary.path import AnyPath
 from kernels.vocabulary.shape import AttentionShape, Phase
 from qualification.attest.operator_promises import operator_mismatches
-from qualification.attest.promise import Promise, call_mismatch, promise_of
+from qualification.attest.promise import Promise, call_mismatch, kernels_promised, promise_of
 from qualification.evidence.evidence import Evidence
 from qualification.measure.costs.profile import Mark, profiled
+from server.engine.operators.launch_errors import is_device_lost
 from server.engine.operators.tower import AnyChoice, TowerTables
+from server.engine.proof.judgement import explained_time
 from server.model.vision.geometry import Grid
 from server.model.vision.tower import Image, Tower
 from server.protocol.messages import AttestedBatch
 from server.protocol.plan_rows import TOWER
+
+logger = logging.getLogger(__name__)
 
 Wrong = list[tuple[str, Phase | Operator]]  # paths that launched what they did not promise, and what they computed
 
@@ -57,13 +62,16 @@ class TowerProbes:
 
     def attest(self, grid: Grid) -> tuple[AttestedBatch, Wrong]:
         """Compute an image, and judge what it launched. Raises NoPathError, and what a launch raises."""
-        choices, seen = self._recorded(grid)
+        choices, seen, seconds = self._recorded(grid)
         products: Counter[str] = Counter()
         kernels: Counter[str] = Counter()
         promised, details = [], []
+        held: dict[str, list[Promise]] = {Operator.ATTENTION.value: [], Operator.LINEAR.value: []}
         wrong: Wrong = []
         for choice, call in zip(choices, seen.calls, strict=True):
             path, promise = self._promise(choice)
+            if choice.decision.status.is_valid:
+                held[path.operator.value].append(promise)
             if not isinstance(choice.decision.shape, AttentionShape):
                 promised.append((path, promise))
                 products += call
@@ -83,9 +91,11 @@ class TowerProbes:
         paths = list(dict.fromkeys(choice.use.path for choice in choices))
         result = "mismatch" if details else "match"
         text = "; ".join(dict.fromkeys(details)) or None
-        return AttestedBatch(TOWER, paths, False, dict(sorted(kernels.items())), result, text), list(
-            dict.fromkeys(wrong)
-        )
+        explained = None
+        if seconds and not details:
+            explained = explained_time(seconds, {it: kernels_promised(of, seconds) for it, of in held.items()})
+        batch = AttestedBatch(TOWER, paths, False, dict(sorted(kernels.items())), result, text, explained)
+        return batch, list(dict.fromkeys(wrong))
 
     def _promise(self, choice: AnyChoice) -> tuple[AnyPath, Promise]:
         """Evidence of another source, which serves under DEGRADE alone, names the kernels of that one."""
@@ -94,9 +104,11 @@ class TowerProbes:
         is_of_it = evidence is not None and evidence.source_digest == path.source_digest
         return path, promise_of(path, evidence if is_of_it else None)
 
-    def _recorded(self, grid: Grid) -> tuple[list[AnyChoice], Seen]:
+    def _recorded(self, grid: Grid) -> tuple[list[AnyChoice], Seen, Mapping[str, float] | None]:
+        """Return the calls, their kernels, and where the driver times them the seconds of all kernels by whole name."""
         side = self.tower.config.patch_size
-        image = Image(torch.zeros(grid[0] * side, grid[1] * side, 3, dtype=torch.uint8), grid)
+        pixels = torch.zeros(grid[0] * side, grid[1] * side, 3, dtype=torch.uint8, device=self.device)
+        image = Image(pixels, grid)  # of the device, since no capture may copy from the host
         choices: list[AnyChoice] = []
 
         def compute(mark: Mark) -> None:
@@ -105,17 +117,31 @@ class TowerProbes:
 
         try:
             if self.recorder is None:
-                return choices, profiled(compute, self.device)
+                return choices, profiled(compute, self.device), None
             self.tower.encode([image])  # nothing may compile in a capture
             self.recorder.take()
             compute(self.recorder.mark)
             seen = self.recorder.take()
             if all(choice.is_capturable for choice in choices):
-                return choices, seen
+                return choices, seen, self._seconds(self.recorder, image)
             choices.clear()
-            return choices, profiled(compute, self.device)
+            return choices, profiled(compute, self.device), None
         finally:
             self.tables.take()  # of no request
+
+    def _seconds(self, recorder: Recorder, image: Image) -> Mapping[str, float] | None:
+        """Return the seconds of a whole pass over the image by kernel; None where it cannot be captured or timed."""
+
+        def encode() -> None:
+            self.tower.encode([image])
+
+        try:
+            return recorder.node_seconds(recorder.capture(encode))
+        except RuntimeError as error:
+            if is_device_lost(error):
+                raise
+            logger.warning("attestation: the time of a tower's pass cannot be explained: %s", error)
+            return None
 
     @contextmanager
     def _watching(self, choices: list[AnyChoice], mark: Mark) -> Iterator[None]:

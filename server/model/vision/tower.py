@@ -261,7 +261,8 @@ class Tower:
 
     def _sent(self, value: Tensor) -> Tensor:
         """Copy a tensor from the CPU, by way of pinned memory: another copy would wait for all launches before it."""
-        return value if self.device.type == "cpu" else value.pin_memory().to(self.device, non_blocking=True)
+        is_there = value.device.type == self.device.type
+        return value if is_there else value.pin_memory().to(self.device, non_blocking=True)
 
     def _patches(self, image: Image) -> Tensor:
         """Return an image's patches row by row, [patches, numbers], of each colour all frames, of each all rows."""

@@ -1,5 +1,8 @@
 """A tower in an engine: planned, attested, checked in service, and named in what a request says."""
 
+from collections import Counter
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -10,14 +13,16 @@ import pytest
 from torch import Tensor
 
 from kernels.catalog import path_named
+from kernels.driver.seen import Seen
 from kernels.vocabulary.shape import Phase
 from qualification.decision.decision import Policy
+from server.engine.operators.table import OperatorChoice
 from server.engine.proof.shadow_check import ShadowCheck, TowerLane
 from server.engine.startup.builder import BuiltEngine
 from server.protocol.messages import LayersStatus, SamplingParams, ShadowReport, StepOutput, Submit
 from server.protocol.plan_rows import TOWER
 from server.settings import DeviceChoice, Settings
-from support.engine.attested import proving
+from support.engine.attested import FLASH, proving
 from support.engine.built_engine import built_engine
 from support.models.tiny_images import GEMMA, GEMMA_4_LARGE, image_of, prompt_of, save_tiny
 
@@ -75,6 +80,40 @@ def test_a_start_attests_the_tower(built: BuiltEngine) -> None:
     batch = next(it for it in built.attested.batches if it.phase == TOWER)
     assert batch.result == "match", batch.detail
     assert {"sdpa.cpu", "torch.linear"} <= set(batch.paths)
+
+
+def test_a_towers_time_is_explained_where_the_driver_times_it(
+    built: BuiltEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planted kernels and times stand in for the driver's."""
+    probes = built.attestor.towers
+    assert probes is not None
+    monkeypatch.setattr(OperatorChoice, "is_capturable", True)
+    seconds = {FLASH: 9.0, "_rms_norm_kernel": 0.5, "nvjet_a": 0.25, "planted": 0.25}
+    passes: list[str] = []
+
+    class Driver:
+        calls: tuple[Counter[str], ...] = ()
+
+        def mark(self) -> AbstractContextManager[None]:
+            self.calls += (Counter({FLASH: 1}),)
+            return nullcontext()
+
+        def take(self) -> Seen:
+            calls, self.calls = self.calls, ()
+            return Seen(calls, Counter())
+
+        def capture(self, work: Callable[[], None]) -> None:
+            work()
+            passes.append("captured")
+
+        def node_seconds(self, _: None) -> dict[str, float]:
+            return seconds
+
+    found, _ = replace(probes, recorder=Driver()).attest(probes.grids[0])  # type: ignore[arg-type]
+    assert (found.result, passes) == ("match", ["captured"])
+    assert found.explained is not None
+    assert found.explained.seconds == {"evidence": 9.0, "named": 0.5, "unproven": 0.25, "unexplained": 0.25}
 
 
 def test_kernels_of_another_path_are_a_mismatch(built: BuiltEngine) -> None:

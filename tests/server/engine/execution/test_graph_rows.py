@@ -135,7 +135,7 @@ def test_what_another_graph_writes_over_keeps_no_sequence_alive(inputs: Inputs) 
 
 
 def test_a_row_keeps_the_pages_of_drafted_tokens_that_did_not_hold(inputs: Inputs) -> None:
-    """Of 129 tokens with a wrong draft 128 are left: a graph up to there has no column for the page of the last one."""
+    """A graph of contexts up to 128 tokens has no column for the page of a 129th, which did not hold."""
     bound, num_pages = 128, 128 // PAGE_SIZE
     seq = Sequence("", [5] * bound, bound - 1, SamplingParams(max_tokens=9), 0, 0.0)
     table = array("i", range(num_pages + 1))
