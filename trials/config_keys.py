@@ -238,6 +238,7 @@ BASES: dict[str, Base] = {
     "qwen2 vl": Base("qwen2 vl", {}),
     "glm ocr": Base("glm ocr", {}),
     "hunyuan vl": Base("hunyuan vl", {}),
+    "llava, pixtral": Base("llava, pixtral", {}),
     "ernie 4.5 vl": Base("ernie 4.5 vl", {}),
     "deepseek ocr 2": Base("deepseek ocr 2", {"mlp_layer_types": ["dense", "sparse"]}),
     "minicpm-v 4.6": Base("minicpm-v 4.6", {"num_hidden_layers": 2}),

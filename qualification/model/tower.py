@@ -149,6 +149,7 @@ class TowerConfig:
     merger_eps      of the merger's norm; None: as `norm_eps`
     merger_width    of the gated feed-forward within a merger; of one that is not gated the numbers between its two
                     products, 0: as many as the first one reads
+    merger_has_norm    whether a merger norms what its first product reads
     merger_norms_tokens    whether the last merger norms a token's patches together, as those behind layers do
     merger_has_layer_norm  whether its norm is a LayerNorm where those of layers are not
     has_line_ends   whether a token of the text stands behind each row of an image's tokens, the last one's apart
@@ -204,6 +205,7 @@ class TowerConfig:
     merging: Merging = Merging.BESIDE
     merger_eps: float | None = None
     merger_width: int = 0
+    merger_has_norm: bool = True
     merger_norms_tokens: bool = False
     merger_has_layer_norm: bool = False
     has_line_ends: bool = False

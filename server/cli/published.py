@@ -202,6 +202,7 @@ PUBLISHED: tuple[PublishedModel, ...] = (
     PublishedModel("zai-org/GLM-OCR", "GlmOcrForConditionalGeneration", 0.67),
     PublishedModel("PaddlePaddle/PaddleOCR-VL", "PaddleOCRVLForConditionalGeneration", 0.47),
     PublishedModel("LiquidAI/LFM2.5-VL-1.6B", "Lfm2VlForConditionalGeneration", 1.17, Calls.LFM2),
+    PublishedModel("mistral-community/pixtral-12b", "LlavaForConditionalGeneration", 12.2),
     PublishedModel("OpenGVLab/InternVL3-1B-hf", "InternVLForConditionalGeneration", 0.63),
     PublishedModel("OpenGVLab/InternVL3_5-8B", "InternVLChatModel", 8.19),
     PublishedModel("internlm/Intern-S1", "InternS1ForConditionalGeneration", 235.1),

@@ -338,6 +338,19 @@ IMAGE_MODELS: tuple[ImageModel, ...] = (
         text_chooses=True,
         ties_embeddings=True,
     ),
+    ImageModel(
+        "llava",  # of which Pixtral is one
+        ("LlavaForConditionalGeneration",),
+        ("mistral",),
+        _RENAMED,
+        _TOWER,
+        family_keys(
+            "text_config vision_config projector_hidden_act vision_feature_layer vision_feature_select_strategy "
+            "multimodal_projector_bias",
+            without_effect="image_token_index image_token_id image_seq_length ignore_index",
+        ),
+        text_chooses=True,
+    ),
     *(
         ImageModel(
             model_type,

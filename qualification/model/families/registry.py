@@ -155,6 +155,8 @@ _LACKING: Mapping[object, str] = {
         ("unlimited-ocr", "unlimited_ocr"),
         "an answer's tokens see its prompt and 128 of their neighbours, by a mask that no path computes",
     ),
+    "pixtral": "its files are in Mistral's own format, which is not read: serve the same model in Hugging Face's, "
+    "whose model_type is llava",
     "minimax_m3_vl": "its attention reads blocks of keys that an indexer chooses, which no path computes",
 }
 

@@ -42,6 +42,7 @@ _LAYER_NORM_EPS = 1e-5  # of torch's class
 GEMMA_4_TOKENS = 1120  # the most of an image that its processor takes
 _PIXTRAL_NOTES = "image_size vocab_size"  # as large as a processor lets images be; of no use
 _PIXTRAL_EPS = 1e-5
+_FEATURE_LAYER = "vision_feature_layer"
 _OF_SIGLIP = (
     "hidden_size intermediate_size num_hidden_layers num_attention_heads num_channels patch_size image_size hidden_act "
     "layer_norm_eps"
@@ -65,6 +66,7 @@ _PIXTRAL_NAMES = TowerNames(
     first="linear_1",
     second="linear_2",
 )
+_LLAVA_NAMES = replace(_PIXTRAL_NAMES, merger_norm="", merging="")
 _GEMMA_4_NAMES = TowerNames(
     parts=("vision_tower.", "embed_vision."),
     patches="vision_tower.patch_embedder.input_proj",
@@ -198,6 +200,26 @@ def _read_pixtral(source: TowerSource) -> TowerConfig:
     )
 
 
+def _read_llava(source: TowerSource) -> TowerConfig:
+    """Read that of Pixtral in the class of LLaVA, with what this has where a field is missing.
+
+    A token is one patch, of which two products make it.
+    """
+    given = source.whole
+    whole = given if given.has(_FEATURE_LAYER) else given.changed(**{_FEATURE_LAYER: -2})
+    whole.choice("vision_feature_select_strategy", ("full",), "default")
+    found = _read_pixtral(replace(source, whole=whole.changed(spatial_merge_size=1)))
+    return replace(
+        found,
+        names=_LLAVA_NAMES,
+        merging=Merging.BESIDE,
+        merger_width=found.out_size,
+        merger_has_biases=whole.flag("multimodal_projector_bias", True),
+        merger_has_norm=False,
+        merger_eps=None,
+    )
+
+
 def _read_siglip(source: TowerSource) -> TowerConfig:
     """Read that of Gemma 3: SigLIP over images of one size, with what its class has where a field is missing."""
     fields, whole = source.vision, source.whole
@@ -327,6 +349,7 @@ TOWERS: Mapping[str, TowerFamily] = {
     "internvl": INTERNVL_TOWER,
     "paddleocr_vl": PADDLEOCR_VL_TOWER,
     "mistral3": TowerFamily(_PIXTRAL_NAMES, _read_pixtral),
+    "llava": TowerFamily(_LLAVA_NAMES, _read_llava),
     "gemma3": TowerFamily(_SIGLIP_NAMES, _read_siglip),
     "gemma4": TowerFamily(_GEMMA_4_NAMES, _read_gemma_4),
     "gemma4_unified": TowerFamily(_GEMMA_4_UNIFIED_NAMES, _read_gemma_4_unified),

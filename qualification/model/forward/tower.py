@@ -161,6 +161,8 @@ class TowerReference:
             return self._means(x)
         if self.config.merging is Merging.GATED:
             return self._normed(x, self._names.last_norm).changed(self._merged)
+        if not self.config.merger_has_norm:
+            return x.changed(self._merged)
         norm, eps = self._of_merger(deepstack, self._names.merger_norm), self.config.merger_eps
         if deepstack is None and not self.config.merger_norms_tokens:
             return self._normed(x, norm, eps).changed(self._merged)

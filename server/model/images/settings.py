@@ -56,6 +56,7 @@ _FAMILIES = {
     "glm_ocr": ImageFamily.GLM4V,
     "internvl": ImageFamily.INTERNVL,
     "paddleocr_vl": ImageFamily.PADDLEOCR_VL,
+    "llava": ImageFamily.PIXTRAL,
     "mistral3": ImageFamily.PIXTRAL,
     "gemma4": ImageFamily.GEMMA4,
     "gemma4_unified": ImageFamily.GEMMA4,
@@ -244,7 +245,9 @@ def _gemma(family: ImageFamily, fields: Fields, config: Fields, whole: Fields) -
 def _pixtral(family: ImageFamily, fields: Fields, config: Fields, whole: Fields) -> ImageSettings:
     values = _values(fields, _CLIP_MEAN, _CLIP_STD, Resampling.BICUBIC)
     vision = config.section("vision_config") or Fields({}, config.source)
-    patch, merge = vision.integers("patch_size", 2, 16)[0], config.integer("spatial_merge_size", 2)
+    is_llava = config.given("model_type") == "llava"  # whose class merges no patches
+    patch = vision.integers("patch_size", 2, 16)[0]
+    merge = 1 if is_llava else config.integer("spatial_merge_size", 2)
     # The processor's own, which are not the ones of its images' file: tokens are counted by these.
     for name, due in (("patch_size", patch), ("spatial_merge_size", merge)):
         if whole.integer(name, due) != due:
@@ -252,7 +255,7 @@ def _pixtral(family: ImageFamily, fields: Fields, config: Fields, whole: Fields)
     size = fields.section("size") or Fields({"longest_edge": 1024}, fields.source)
     longest = size.integer_or_none("longest_edge", None)
     height, width = (longest or size.integer(name) for name in ("height", "width"))
-    image_id = config.integer("image_token_id", config.integer("image_token_index", 10))
+    image_id = config.integer("image_token_id", config.integer("image_token_index", 32_000 if is_llava else 10))
     between, end = (
         str(whole.given(f"image_{name}_token") or missing) for name, missing in (("break", _BREAK), ("end", _END))
     )

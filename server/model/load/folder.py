@@ -1,5 +1,6 @@
 """Refusal of what is no model folder: one line that says what it is, before any file is parsed."""
 
+from collections.abc import Collection
 from pathlib import Path
 
 from server.errors import ModelError
@@ -7,6 +8,10 @@ from server.model.load.json_file import read_object
 
 CONFIG_FILE = "config.json"
 ADAPTER_FILE = "adapter_config.json"  # of PEFT
+IN_MISTRALS_FORMAT = (
+    f"its files are in Mistral's own format (params.json, no {CONFIG_FILE}), which is not read: serve the same model "
+    "in Hugging Face's format"
+)
 _POINTER = b"version https://git-lfs.github.com/spec/"
 _MAX_POINTER_BYTES = 1024  # as git-lfs has it
 _MAX_LISTED = 5
@@ -35,6 +40,8 @@ def check_folder(path: Path) -> None:
         )
     if not has_weights and any(it.suffix == ".gguf" for it in files):
         raise ModelError(f"model {path}: holds no safetensors. {_GGUF}")
+    if is_in_mistrals_format(names):
+        raise ModelError(f"model {path}: {IN_MISTRALS_FORMAT}")
     if CONFIG_FILE not in names:
         more = ", ..." if len(files) > _MAX_LISTED else ""
         found = ", ".join(it.name for it in files[:_MAX_LISTED]) + more if files else "folders only"
@@ -42,6 +49,12 @@ def check_folder(path: Path) -> None:
             f"model {path}: there is no {CONFIG_FILE}, which a folder of transformers has (found: {found}): name that "
             "folder, or convert the checkpoint to it"
         )
+
+
+def is_in_mistrals_format(names: Collection[str]) -> bool:
+    """Return whether files of these names are a model as Mistral publishes some; Meta's have other weights."""
+    has_weights = any(it.startswith("consolidated") and it.endswith(".safetensors") for it in names)
+    return CONFIG_FILE not in names and "params.json" in names and has_weights
 
 
 def _check_pointers(files: list[Path]) -> None:

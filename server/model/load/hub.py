@@ -30,7 +30,7 @@ from qualification.model.fields import ModelConfigError
 from server.errors import ModelError
 from server.model.load.digests import INDEX_FILE, SINGLE_FILE
 from server.model.load.fetch_progress import FetchProgress, bars_of, sized
-from server.model.load.folder import ADAPTER_FILE, CONFIG_FILE, check_folder
+from server.model.load.folder import ADAPTER_FILE, CONFIG_FILE, IN_MISTRALS_FORMAT, check_folder, is_in_mistrals_format
 from server.model.load.interruption import ending_at_once
 from server.model.load.json_file import read_object
 from server.model.load.pooling import MODULES_FILE
@@ -153,6 +153,8 @@ def _complete(
     if CONFIG_FILE not in sizes:
         if ADAPTER_FILE in sizes:
             check_folder(_download(model, revision, [ADAPTER_FILE], hub))
+        if is_in_mistrals_format(sizes):
+            raise ModelError(f"model {model}: {IN_MISTRALS_FORMAT}")
         raise ModelError(f"model {model}: the repository has no {CONFIG_FILE} (it has {_some(sizes)})")
     folder = _download(model, revision, _small(sizes), hub)
     try:

@@ -391,7 +391,9 @@ class Tower:
     ) -> Tensor:  # fmt: skip
         first, second = products
         size, eps = self.config.hidden_size * self.config.merge**2, self.config.merger_eps
-        if merger.norms_tokens:
+        if merger.norm is None:
+            tokens = hidden.view(-1, size)
+        elif merger.norms_tokens:
             tokens = self._normed(merger.norm, hidden.view(-1, size), eps)
         else:
             tokens = self._normed(merger.norm, hidden, eps).view(-1, size)

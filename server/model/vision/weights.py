@@ -77,11 +77,12 @@ class TowerLayer:
 class Merger:
     """Makes one token of the patches that are merged.
 
+    norm          None: they are not normed
     norms_tokens  whether it norms them together, not each
     merging       makes one patch's numbers of theirs, before the two products; None: those read all
     """
 
-    norm: NormWeights
+    norm: NormWeights | None
     first: Linear
     second: Linear
     norms_tokens: bool
@@ -238,8 +239,9 @@ class _Empty:
     def merger(self, *, norms_tokens: bool) -> Merger:
         size = self.config.hidden_size * self.config.merge**2
         *merging, first, second = self.mergers_products()
+        norm = self.norm(size if norms_tokens else None, has_bias=self.config.merger_has_layer_norm or None)
         return Merger(
-            self.norm(size if norms_tokens else None, has_bias=self.config.merger_has_layer_norm or None),
+            norm if self.config.merger_has_norm else None,
             first,
             second,
             norms_tokens,
@@ -407,7 +409,8 @@ def _of_gated(merger: GatedMerger, names: TowerNames) -> Iterator[tuple[str, Ten
 
 
 def _of_merger(merger: Merger, names: TowerNames) -> Iterator[tuple[str, Tensor]]:
-    yield from _of_norm(names.merger_norm, merger.norm)
+    if merger.norm is not None:
+        yield from _of_norm(names.merger_norm, merger.norm)
     yield from _of_linear(names.first, merger.first)
     yield from _of_linear(names.second, merger.second)
     if merger.merging is not None:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ from qualification.model.families.family import Family
 from qualification.model.families.image_models import IMAGE_MODELS, ImageModel
 from qualification.model.families.reader import read_model, unknown_keys
 from qualification.model.families.registry import FAMILIES, family_named
-from qualification.model.families.towers import with_known_tower
+from qualification.model.families.towers import with_known_tower, with_tower
 from qualification.model.fields import ModelConfigError
 from server.errors import ModelError
 from server.model.load.load import load_config
@@ -76,6 +77,7 @@ ARCHITECTURES = {
     "kimi_k25": "KimiK25ForConditionalGeneration",
     "kimi_linear": "KimiLinearForCausalLM",
     "laguna": "LagunaForCausalLM",
+    "llava": "LlavaForConditionalGeneration",
     "llama4_text": "Llama4ForCausalLM",
     "mellum": "MellumForCausalLM",
     "mimo_v2": "MiMoV2ForCausalLM",
@@ -468,6 +470,54 @@ def test_what_deepseek_ocr_cannot_be_read_with_is_named(
         load_config(tmp_path)
 
 
+# Pixtral 12B's, in the form of Hugging Face.
+PIXTRAL: dict[str, object] = {
+    "ignore_index": -100, "image_seq_length": 1, "image_token_index": 10, "projector_hidden_act": "gelu",
+    "text_config": {
+        "head_dim": 128, "hidden_size": 5120, "intermediate_size": 14336, "max_position_embeddings": 1024000,
+        "model_type": "mistral", "num_hidden_layers": 40, "num_key_value_heads": 8, "rms_norm_eps": 1e-05,
+        "rope_theta": 1e9, "sliding_window": None, "vocab_size": 131072,
+    },
+    "torch_dtype": "bfloat16",
+    "vision_config": {
+        "head_dim": 64, "hidden_act": "silu", "image_size": 1024, "model_type": "pixtral", "patch_size": 16,
+        "rope_theta": 10000.0,
+    },
+    "vision_feature_layer": -1, "vision_feature_select_strategy": "full",
+}  # fmt: skip
+
+
+def test_pixtral_is_read_with_the_heads_of_its_class(tmp_path: Path) -> None:
+    model = config_of(tmp_path, "llava", PIXTRAL)
+    assert {(it.num_heads, it.num_kv_heads, it.head_dim, it.window) for it in model.attentions} == {(32, 8, 128, None)}
+    assert not model.tie_embeddings
+    (tmp_path / "config.json").write_text(json.dumps({**PIXTRAL, "model_type": "llava"}))
+    with torch.device("meta"):
+        whole = AutoModelForImageTextToText.from_config(AutoConfig.from_pretrained(tmp_path))
+    tower = with_tower(model, {**PIXTRAL, "model_type": "llava"}, "config.json").tower
+    assert tower is not None
+    named = {tower.names.own(name): tuple(it.shape) for name, it in whole.named_parameters()}
+    assert tower_shapes(tower) == {name: shape for name, shape in named.items() if name is not None}
+
+
+@pytest.mark.parametrize(
+    ("part", "changes", "message"),
+    [
+        ("text_config", {"model_type": "llama"}, "text_config: model_type must be one of mistral, found 'llama'"),
+        ("vision_config", {"model_type": "clip_vision_model"}, "vision_config: model_type must be one of pixtral"),
+        (None, {"vision_feature_select_strategy": None}, "vision_feature_select_strategy must be one of full"),
+        (None, {"vision_feature_layer": [-2, -1]}, "vision_feature_layer must be one layer"),
+    ],
+)
+def test_another_llava_is_refused_by_name(
+    part: str | None, changes: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    config: dict[str, Any] = {**PIXTRAL, "model_type": "llava"}
+    config = {**config, **changes} if part is None else {**config, part: {**config[part], **changes}}
+    with pytest.raises((ModelError, ModelConfigError), match=message):
+        with_tower(config_of(tmp_path, "llava", config), config, "config.json")
+
+
 def test_minicpm_v_of_another_text_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="text_config: model_type must be one of qwen3_5_text, found 'qwen3'"):
         config_of(tmp_path, "minicpmv4_6", {"text_config": {**SHARED, "model_type": "qwen3"}, "vision_config": {}})
@@ -488,6 +538,7 @@ def test_every_key_of_an_image_model_is_known(model: ImageModel) -> None:
         "internvl_chat": OPENGVLAB,
         "ernie4_5_moe_vl": ERNIE_VL,
         "deepseek_vl_v2": DEEPSEEK_OCR_WHOLE,
+        "llava": PIXTRAL,
     } | dict.fromkeys(("NemotronH_Nano_VL_V2", OMNI), NVIDIA_IMAGES)
     keys = published.get(as_saved) or AutoConfig.for_model(as_saved).to_dict()
     keys = {**keys, "model_type": model.model_type}
@@ -545,8 +596,8 @@ def test_phi3_is_served_with_a_plain_rotation(scaling: object, tmp_path: Path) -
         ("gemma2", {"hidden_activation": "relu"}, "hidden_activation must be one of gelu_pytorch_tanh, gelu, silu"),
         (
             "qwen2",
-            {"model_type": "llava", "text_config": {}},
-            "'llava' also sees images, .*; `hallmark models` lists",
+            {"model_type": "idefics3", "text_config": {}},
+            "'idefics3' also sees images, .*; `hallmark models` lists",
         ),
         ("internvl", {"text_config": {"model_type": "phi3"}}, "text_config: model_type must be one of qwen2, qwen3"),
         (

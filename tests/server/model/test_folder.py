@@ -13,6 +13,10 @@ ADAPTER = json.dumps({"base_model_name_or_path": "Qwen/Qwen3-8B", "peft_type": "
 FOLDERS: dict[str, tuple[dict[str, str], str]] = {
     "nothing": ({}, "the folder is empty"),
     "GGUF": ({"model-Q4_K_M.gguf": "GGUF"}, "holds no safetensors. GGUF files are not read: serve the folder of safe"),
+    "Mistral's format": (
+        {"params.json": "{}", "consolidated.safetensors": ""},
+        r"its files are in Mistral's own format .params.json, no config.json., which is not read: serve the same model",
+    ),
     "GGUF beside a config": ({"model.gguf": "GGUF", "config.json": "{}"}, "GGUF files are not read"),
     "an adapter": (
         {"adapter_config.json": ADAPTER, "adapter_model.safetensors": "x", "tokenizer.json": "{}"},

@@ -156,6 +156,10 @@ def test_files_for_some_are_refused_with_where_to_ask(status: HTTPStatus, tmp_pa
     [
         ({"config.json": None}, r"the repository has no config.json \(it has README.md, additional_"),
         (
+            {"config.json": None, "params.json": b"{}", "consolidated.safetensors": b""},
+            "its files are in Mistral's own format .params.json, no config.json., which is not read: serve the same",
+        ),
+        (
             {"config.json": b'{"model_type": "qwen9"}'},
             r"config.json: model_type 'qwen9' is not supported; nearest: qwen",
         ),

@@ -138,8 +138,12 @@ def test_gemma_pixels_and_tokens_are_those_of_transformers(tmp_path: Path) -> No
     assert settings_of(tmp_path, GEMMA3).num_tokens((1, 64, 64)) == 256
 
 
-def test_pixtral_pixels_and_tokens_are_those_of_transformers(tmp_path: Path) -> None:
-    files = copy.deepcopy(PIXTRAL)
+@pytest.mark.parametrize("merge", [2, 1])
+def test_pixtral_pixels_and_tokens_are_those_of_transformers(merge: int, tmp_path: Path) -> None:
+    files, token = copy.deepcopy(PIXTRAL), 14 * merge
+    if merge == 1:  # Pixtral 12B, whose class is that of LLaVA
+        files["config.json"] |= {"model_type": "llava"}
+        del files["config.json"]["spatial_merge_size"], files["processor_config.json"]
     files["preprocessor_config.json"]["size"] = {"longest_edge": 170}  # no multiple of a token's 28 pixels
     settings = settings_of(tmp_path, files)
     own = files["preprocessor_config.json"] | {"do_rescale": False, "do_normalize": False}
@@ -150,12 +154,12 @@ def test_pixtral_pixels_and_tokens_are_those_of_transformers(tmp_path: Path) -> 
         image = drawn(draw.choice(["RGB", "L", "RGBA"]), width, height, seed)
         found = process(decode(of_file(image), MAX_PIXELS), settings, settings.sizes)
         # PixtralProcessor resizes to whole tokens, and writes a token behind each row of them.
-        wanted = reference(images=[image], return_tensors="np", patch_size=28)
+        wanted = reference(images=[image], return_tensors="np", patch_size=token)
         high, wide = (int(it) for it in wanted["image_sizes"][0])
         assert found.grid == (1, high // 14, wide // 14)
         pixels = np.frombuffer(found.pixels, np.uint8).reshape(high, wide, 3)
         assert (pixels.transpose(2, 0, 1) == wanted["pixel_values"][0]).all()
-        assert found.num_tokens == (wide // 28 + 1) * (high // 28) - 1
+        assert found.num_tokens == (wide // token + 1) * (high // token) - 1
     with pytest.raises(SizeError, match="1 x 900 pixels: within 170 x 170 one side would have none"):
         settings.sizes.resized(900, 1)
 

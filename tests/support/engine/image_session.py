@@ -113,7 +113,7 @@ def _given(model: PreTrainedModel, images: Sequence[PromptImage], side: int) -> 
         squares = [_planes_of(image, side).unfold(1, side, side).unfold(2, side, side) for image in images]
         patches = torch.cat([it.permute(1, 2, 0, 3, 4).flatten(0, 1) for it in squares])  # row by row of an image
         return {"pixel_values": patches, "image_grid_thw": torch.tensor([image.grid for image in images])}
-    if model.config.model_type not in ("mistral3", "gemma4", "gemma4_unified"):
+    if model.config.model_type not in ("llava", "mistral3", "gemma4", "gemma4_unified"):
         grids = torch.tensor([image.grid for image in images])
         return {"pixel_values": _patches_of(images, side), "image_grid_thw": grids}
     planes = [_planes_of(image, side) for image in images]

@@ -104,6 +104,8 @@ from transformers import (
     Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
     MellumConfig,
     MellumForCausalLM,
     MiMoV2FlashConfig,
@@ -1056,6 +1058,12 @@ IMAGE_MODELS: dict[str, tuple[type, type, dict[str, object], dict[str, object]]]
     "mistral 3": (
         Mistral3Config,
         Mistral3ForConditionalGeneration,
+        {"model_type": "mistral", "head_dim": 12, "sliding_window": None},
+        {**VISION, "model_type": "pixtral", "image_size": 28, "patch_size": 14, "head_dim": 8},
+    ),
+    "llava, pixtral": (
+        LlavaConfig,
+        LlavaForConditionalGeneration,
         {"model_type": "mistral", "head_dim": 12, "sliding_window": None},
         {**VISION, "model_type": "pixtral", "image_size": 28, "patch_size": 14, "head_dim": 8},
     ),

@@ -30,6 +30,8 @@ from transformers import (
     GlmOcrForConditionalGeneration,
     InternVLConfig,
     InternVLForConditionalGeneration,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
     Mistral3Config,
     Mistral3ForConditionalGeneration,
     PaddleOCRVLConfig,
@@ -187,6 +189,7 @@ _GEMMA_4_UNIFIED: dict[str, object] = {
     "mm_posemb_size": 16,
     "output_proj_dims": 48,
 }
+PIXTRAL = "llava, pixtral"
 GEMMA, GEMMA_4_LARGE, GEMMA_4_UNIFIED = "gemma 3", "gemma 4, both ways", "gemma 4, unified"
 KINDS: dict[str, tuple[type, type, dict[str, object], dict[str, object]]] = {
     "qwen2 vl": (
@@ -237,6 +240,7 @@ KINDS: dict[str, tuple[type, type, dict[str, object], dict[str, object]]] = {
         {"model_type": "mistral", "sliding_window": None},
         _PIXTRAL,
     ),
+    PIXTRAL: (LlavaConfig, LlavaForConditionalGeneration, {"model_type": "mistral", "sliding_window": None}, _PIXTRAL),
     GEMMA: (Gemma3Config, Gemma3ForConditionalGeneration, _WINDOWS, _SIGLIP),
     "gemma 4": (Gemma4Config, Gemma4ForConditionalGeneration, _GEMMA_4_TEXT, _GEMMA_4),
     GEMMA_4_LARGE: (Gemma4Config, Gemma4ForConditionalGeneration, _GEMMA_4_LARGE, _GEMMA_4),
@@ -267,6 +271,8 @@ def save_tiny(folder: Path, kind: str = "qwen2.5 vl") -> PreTrainedModel:
     own: dict[str, object] = {"image_token_id": IMAGE, "vision_start_token_id": START, "vision_end_token_id": END}
     if kind == "mistral 3":
         own = {"image_token_index": IMAGE, "vision_feature_layer": -2}
+    if kind == PIXTRAL:
+        own = {"image_token_index": IMAGE, "vision_feature_select_strategy": "full"}
     if kind.startswith("internvl"):
         own = {"image_token_id": IMAGE, "image_seq_length": (SIDE // 2) ** 2}
     if kind == GEMMA:
@@ -307,7 +313,7 @@ def save_tiny(folder: Path, kind: str = "qwen2.5 vl") -> PreTrainedModel:
         (folder / "preprocessor_config.json").write_text(json.dumps(given))
         (folder / "processor_config.json").write_text(json.dumps({"image_seq_length": (SIDE // 2) ** 2}))
         return model
-    if kind == "mistral 3":
+    if kind in ("mistral 3", PIXTRAL):
         _save_tokenizer(folder, _ADDED_OF_MISTRAL, _TEMPLATE.replace("".join(_ADDED[i] for i in (0, 2, 1)), "[IMG]"))
         size = {"size": {"longest_edge": 1540}, "image_processor_type": "PixtralImageProcessor"}
         (folder / "preprocessor_config.json").write_text(json.dumps(size))
@@ -356,18 +362,23 @@ def prompt_of(*parts: int | PromptImage) -> tuple[list[int], tuple[PromptImage, 
             continue
         ids.append(START)
         images.append(msgspec.structs.replace(part, start=len(ids)))
-        width = part.grid[2] // 2
-        is_in_lines = part.num_tokens == part.grid[1] // 2 * (width + 1) - 1
-        ids += [START if is_in_lines and it % (width + 1) == width else IMAGE for it in range(part.num_tokens)] + [END]
+        _, height, width = part.grid
+        # Of the width of an image in lines, whose tokens are patches of a side or two; else of none.
+        lines = [width // it for it in (1, 2) if part.num_tokens == height // it * (width // it + 1) - 1]
+        last = lines[0] if lines else part.num_tokens
+        ids += [START if it % (last + 1) == last else IMAGE for it in range(part.num_tokens)] + [END]
     return ids, tuple(images)
 
 
 def image_of(
     seed: int, height: int, width: int, patch_size: int, *, merge: int = 2, has_line_ends: bool = False
 ) -> PromptImage:
-    """Return a random image of so many patches, each side even; in lines there is a token of the text between two."""
+    """Return a random image of so many patches; in lines there is a token of the text between two.
+
+    merge   patches of a side of a token, of which each side of the image has whole ones
+    """
     pixels = random.Random(seed).randbytes(3 * height * width * patch_size**2)
-    num_tokens = height * width // merge**2 + (height // 2 - 1 if has_line_ends else 0)
+    num_tokens = height * width // merge**2 + (height // merge - 1 if has_line_ends else 0)
     return PromptImage(0, num_tokens, (1, height, width), pixels, hashlib.sha256(pixels).digest())
 
 

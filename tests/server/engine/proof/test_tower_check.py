@@ -23,13 +23,13 @@ from server.model.vision.operators import Attend, FirstPath, FirstPaths
 from server.model.vision.tower import Image, Pixels, Tower
 from server.model.vision.weights import GatedMerger, MeanMerger, Merger, NormWeights, TowerWeights
 from support.engine.image_session import PIXELS
-from support.models.tiny_images import GEMMA, save_tiny
+from support.models.tiny_images import GEMMA, PIXTRAL, save_tiny
 
 CPU = torch.device("cpu")
 ROTATING = ("qwen2 vl", "qwen2.5 vl", "qwen3 vl", "glm4v", "glm ocr", "paddleocr vl", "mistral 3", "gemma 4")
 
 
-@pytest.fixture(scope="module", params=[*ROTATING, GEMMA, "internvl", "internvl, large"])
+@pytest.fixture(scope="module", params=[*ROTATING, PIXTRAL, GEMMA, "internvl", "internvl, large"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = tmp_path_factory.mktemp("tower")
     save_tiny(found, request.param)
