@@ -224,6 +224,30 @@ def _ordered_path(
     return ExpertsPath(name, tier_of(name), limits, digest, names, run, is_capturable=True, order=order)
 
 
+def _ordered_triton_runs() -> tuple[RunExperts | None, RunExperts | None, RunExperts | None]:
+    """Return those of few bits, without a gate, and with a bounded activation."""
+    if launch.triton_version() is None:
+        return None, None, None
+    from kernels.experts.ordered.launch import run_capped_ordered, run_few_bits_ordered, run_ungated_ordered
+
+    return run_few_bits_ordered, run_ungated_ordered, run_capped_ordered
+
+
+_FEW_BITS_ORDERED, _UNGATED_ORDERED, _CAPPED_ORDERED = _ordered_triton_runs()
+
+
+def _ordered_triton_path(
+    name: str, form: ExpertForm, formats: frozenset[AnyExpertFormat], run: RunExperts | None
+) -> ExpertsPath:
+    """Return the Triton path of one order for experts that no path of Hopper has one for."""
+    limits = ExpertsLimits(
+        devices=frozenset({Device.CUDA}), dtypes=_DTYPES, formats=formats, min_sm=89, needs_triton=True, form=form
+    )
+    names = "hallmark_experts_", "hallmark_fp8_round_", "_squared_relu_kernel", *TORCH_HELPERS
+    digest = SOURCES.of("kernels.experts.ordered.launch")
+    return ExpertsPath(name, tier_of(name), limits, digest, names, run, is_capturable=True, order="rows64.triton")
+
+
 EXPERTS_PATHS: tuple[ExpertsPath, ...] = (
     ExpertsPath(
         "gluon.experts.mxfp4.hopper",
@@ -421,5 +445,18 @@ EXPERTS_PATHS: tuple[ExpertsPath, ...] = (
         "hallmark_gluon_experts_",
         _ordered_run(),
         "k16",
+    ),
+    _ordered_triton_path(
+        "triton.experts.few_bits.ordered",
+        ExpertForm.GATED,
+        frozenset(FewBitFormat) - {FewBitFormat.FP8_STATIC},  # as of `triton.experts.few_bits`
+        _FEW_BITS_ORDERED,
+    ),
+    _ordered_triton_path("triton.experts.ungated.ordered", ExpertForm.UNGATED, _PLAIN_AND_FEW_BITS, _UNGATED_ORDERED),
+    _ordered_triton_path(
+        "triton.experts.capped.ordered",
+        ExpertForm.CAPPED,
+        _PLAIN_AND_FEW_BITS - {FewBitFormat.FP8_STATIC},
+        _CAPPED_ORDERED,
     ),
 )

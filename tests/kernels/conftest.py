@@ -1,5 +1,8 @@
 """Kernel tests run in Triton's interpreter, or on the GPU where there is one."""
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 
@@ -25,3 +28,15 @@ def device() -> torch.device:
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def rows_of_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sum a row of a product in fp64: in fp32 NumPy's BLAS sums rows of a tile in other orders, on some processors."""
+    from triton.runtime import interpreter
+
+    def create_dot(_: object, a: Any, b: Any, d: Any, *__: object) -> Any:
+        product = np.matmul(a.data, b.data, dtype=np.float64).astype(d.data.dtype)
+        return interpreter.TensorHandle(product + d.data, d.dtype.scalar)
+
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)

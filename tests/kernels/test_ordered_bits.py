@@ -3,19 +3,18 @@
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from triton.runtime import interpreter
 
 from kernels.asymmetric.portable import run_asymmetric
 from kernels.calls.batch import AttentionBatch
 from kernels.latent.ordered import run_latent_ordered
 from kernels.portable.ordered import attend_in_parts
 from support.attention.inputs import NAN, Inputs, assert_right, attend, edges, flags_for, packed
+
+pytestmark = pytest.mark.usefixtures("rows_of_one_order")
 
 # A tile is 32 packed rows by 32 keys in the interpreter; parts of two tiles, so that 100 keys lie in two.
 RUNS = {
@@ -25,17 +24,6 @@ RUNS = {
 }
 LENGTH, PAGE_SIZE = 100, 16
 BORDERS = (0, 1, 33, 63, 64, 65, 99, LENGTH)
-
-
-@pytest.fixture(autouse=True)
-def rows_of_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sum a row of a product in fp64: in fp32 NumPy's BLAS sums rows of a tile in other orders, on some processors."""
-
-    def create_dot(_: object, a: Any, b: Any, d: Any, *__: object) -> Any:
-        product = np.matmul(a.data, b.data, dtype=np.float64).astype(d.data.dtype)
-        return interpreter.TensorHandle(product + d.data, d.dtype.scalar)
-
-    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
 
 
 def narrowed(path: str, inputs: Inputs) -> Inputs:

@@ -157,7 +157,7 @@ def _rounded(settings: Settings, folder: Path, model: ModelConfig) -> ModelConfi
     except ModelConfigError as error:
         raise ModelError(f"{folder}: {error}") from error
     if has_plain_experts(model):
-        of_path = "under --reproducible no path multiplies them in 8"
+        of_path = "under --reproducible those of 16 have an order"
         reason = of_path if settings.reproducible else "they have biases"
         logger.warning("%s: --quantization fp8 leaves the experts in 16 bits: %s", folder, reason)
     return model

@@ -34,7 +34,7 @@ SHAPES = (
 )
 OF_FORM = [path for path in EXPERTS_PATHS if path.limits.form is not ExpertForm.GATED]
 PAIRS = [(path, shape) for path in OF_FORM for shape in SHAPES if not path.limits.rejections(shape)]
-TILES = [path for path in OF_FORM if path.order is not None]
+TILES = [path for path in OF_FORM if path.order is not None and path.limits.devices == {Device.CPU}]
 
 
 @pytest.mark.parametrize(("path", "shape"), PAIRS, ids=[f"{path.name}, {shape}" for path, shape in PAIRS])
@@ -74,10 +74,30 @@ def test_experts_with_another_activation_are_refused(fault: ExpertsFault, shape:
     assert not all(it.is_passed for it in check_experts(wrong_experts(fault), cases))
 
 
+@pytest.mark.usefixtures("rows_of_one_order")
+@pytest.mark.parametrize("name", ["ungated", "capped"])
+def test_a_token_has_the_same_bits_beside_any_number_of_others(name: str, device: torch.device) -> None:
+    """Compare with the paths of no order, whose tiles of more tokens sum in other steps."""
+    shape = next(it for it in SHAPES if it.form.name.lower() == name and it.dtype is Dtype.FP32)
+    case = even_case(shape, device, seed=1)
+    times = -(-9 * shape.num_experts // case.experts.numel())
+
+    def changed(path: str) -> int:
+        [found] = [it for it in EXPERTS_PATHS if it.name == path]
+        assert found.run is not None
+        hidden, experts, weights = (it.repeat(times, 1) for it in (case.hidden, case.experts.int(), case.weights))
+        many, few = torch.empty_like(hidden), torch.empty_like(hidden[:1])
+        found.run(hidden, experts, weights, case.expert_weights, shape.activation, many)
+        found.run(hidden[:1], experts[:1], weights[:1], case.expert_weights, shape.activation, few)
+        return int((few != many[:1]).sum())
+
+    assert changed(f"triton.experts.{name}.ordered") == 0
+    assert changed(f"triton.experts.{name}") > 0
+
+
 @pytest.mark.parametrize("path", TILES, ids=lambda path: path.name)
 def test_a_row_by_tiles_is_that_of_its_token_alone(path: ExpertsPath) -> None:
     assert path.run is not None
-    assert path.limits.devices == {Device.CPU}
     shape = next(it for it in SHAPES if it.form is path.limits.form)
     case = even_case(shape, CPU, seed=1)
 

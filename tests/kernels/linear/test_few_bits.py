@@ -81,9 +81,12 @@ EXPERTS = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("name", ["triton.experts.few_bits", "triton.experts.few_bits.ordered"])
 @pytest.mark.parametrize("shape", EXPERTS, ids=str)
-def test_triton_experts_of_few_bits_are_within_their_limits(shape: ExpertsShape, device: torch.device) -> None:
-    [path] = (it for it in EXPERTS_PATHS if it.name == "triton.experts.few_bits")
+def test_triton_experts_of_few_bits_are_within_their_limits(
+    shape: ExpertsShape, name: str, device: torch.device
+) -> None:
+    [path] = (it for it in EXPERTS_PATHS if it.name == name)
     assert path.run is not None
     assert not path.limits.rejections(shape)
     cases = [it for it in experts_cases(shape, device, seed=0) if it.name == "unequal"]
