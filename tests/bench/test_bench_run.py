@@ -11,6 +11,7 @@ import torch
 from bench.attention.cases import BenchCase
 from bench.attention.fa3 import on_pages
 from bench.attention.inputs import Inputs, make_inputs, repaged
+from bench.attention.measure import graphed
 from bench.attention.peers import Peer, Prepared, Unavailable, torch_peers
 from bench.attention.run import CaseBench, Contender, contenders_of, measure_all, measure_case
 from kernels.catalog import path_named
@@ -229,3 +230,20 @@ def test_a_peer_of_pytorch_is_right_on_a_gpu(name: str, case: object) -> None:
     assert absent == ()
     assert rows[0].is_right
     assert rows[0].kernels
+
+
+CUDA = torch.device("cuda")
+
+
+def prepared(fill: float) -> Prepared:
+    """A call that alone holds the 64 MiB it reads, as a peer holds its own layout of keys and values."""
+    source = torch.full((2**24,), fill, device=CUDA)
+    return Prepared(lambda: source * 2, lambda output: output)
+
+
+@pytest.mark.gpu
+def test_replay_keeps_its_inputs_through_another_capture() -> None:
+    first = graphed(prepared(1.0), CUDA)
+    second = graphed(prepared(5.0), CUDA)  # the capture gives freed segments back to the driver
+    assert torch.equal(first(), torch.full((2**24,), 2.0, device=CUDA))
+    assert torch.equal(second(), torch.full((2**24,), 10.0, device=CUDA))

@@ -31,7 +31,7 @@ def test_a_wrong_row_says_so(wrong: dict[str, float]) -> None:
 def test_summary_has_geometric_mean_and_worst_case() -> None:
     best = row(prefill(512), "ours", ratio=2.0)
     assert cells(summary_table([best, row(prefill(1024), "ours", ratio=0.5)]))[2][4:] == [
-        *("ours", "2", "1.000", "0.500", *str(prefill(1024)).split()),
+        *("ours", "2", "1.000", "0.500", *str(prefill(1024)).split())
     ]
     # A wrong row is worth nothing, and windows have a line of their own.
     assert cells(summary_table([best, row(prefill(1024), "ours", ratio=2.0, error_share=9.0)]))[2][6:8] == ["0.000"] * 2

@@ -7,18 +7,7 @@ import pytest
 
 from bench.steps.fit import CLIFF, off_curve, slope
 from bench.steps.report import cliffs, derived, report_lines
-from bench.steps.row import (
-    SCHEMA,
-    DecodeRow,
-    Inside,
-    LoadRow,
-    PrefillRow,
-    Samples,
-    StepsFile,
-    Sweep,
-    load,
-    save,
-)
+from bench.steps.row import SCHEMA, DecodeRow, Inside, LoadRow, PrefillRow, Samples, StepsFile, Sweep, load, save
 from server.engine.scheduling.step_parts import Part
 
 LENGTHS = [2**k for k in range(4, 13)]

@@ -34,12 +34,7 @@ CONFIG = {
     "num_key_value_heads": NUM_KV_HEADS, "head_dim": HEAD_DIM, "max_position_embeddings": 8192,
 }  # fmt: skip
 
-PATHS = (
-    "gluon.prefill.hopper",
-    "gluon.extend.hopper",
-    "gluon.decode.hopper",
-    *(path.name for path in LINEAR_PATHS),
-)
+PATHS = ("gluon.prefill.hopper", "gluon.extend.hopper", "gluon.decode.hopper", *(path.name for path in LINEAR_PATHS))
 BUCKETS = ("le_128", "le_512", "le_2k", "le_8k")
 REFUSAL = "refuses to serve"
 # So that each bucket is decided: of 32 layers, by simulation with the times of one H200, 97 of 100 are with 20 samples.

@@ -40,9 +40,7 @@ def test_programs_of_few_tokens_share_a_multiprocessor(compiled: dict[str, dict[
     assert all(kernel["wide_copies"] for kernel in few)
 
 
-def test_products_copy_weights_by_tma_and_gather_rows_by_16(
-    compiled: dict[str, dict[str, int]],
-) -> None:
+def test_products_copy_weights_by_tma_and_gather_rows_by_16(compiled: dict[str, dict[str, int]]) -> None:
     gluon = {name: kernel for name, kernel in compiled.items() if name.startswith("gluon")}
     assert len(gluon) == 24
     assert all(kernel["tma_loads"] and kernel["wgmma"] for kernel in gluon.values())

@@ -303,10 +303,7 @@ def test_paths_that_changed_alike_share_a_line() -> None:
     entries = (evidence(SHAPE, FIRST), evidence(SHAPE, OTHER, p50_us=11.0))
     newer = replace(MACHINE, torch="2.14.0")
     after = Side(side(*entries).evidence, lambda entry: entry.fingerprint.differing_fields(newer))
-    assert only(side(*entries), after).details == (
-        "path triton.x -> none",
-        "gluon.x, triton.x proven -> stale (torch)",
-    )
+    assert only(side(*entries), after).details == ("path triton.x -> none", "gluon.x, triton.x proven -> stale (torch)")
 
 
 def test_diff_says_first_what_differs_between_the_stacks(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,12 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kernels.collective.paths import COLLECTIVE_PATHS, without_peer_memory
+from kernels.collective.shape import CollectiveShape, Follows
 from kernels.vocabulary.fingerprint import Device, Fingerprint
-from kernels.vocabulary.path import KernelPath, Reject, Rejection, Tier
+from kernels.vocabulary.path import AnyPath, KernelPath, Reject, Rejection, Tier
+from kernels.vocabulary.row_buckets import TokenRows
 from kernels.vocabulary.shape import Dtype, Phase
 from qualification.decision.decision import Book, Decision, Policy, Status, decide
 from qualification.evidence.evidence import SUITE, Evidence, Timing
 from qualification.evidence.matrix import Matrix
+from qualification.measure.start_plan import missing_pairs
 from support.qualification_fakes import DECODE, MACHINE, SHAPE, checks, evidence, path
 
 FIRST, OTHER, FALLBACK = path("first"), path("other"), path("fallback", Tier.FALLBACK)
@@ -392,3 +396,27 @@ def test_stricter_policy_serves_no_more_than_a_laxer_one(world: tuple) -> None:
     catalog, known, quarantined = world
     served = [choose(catalog, known, policy, quarantined).path is not None for policy in Policy]
     assert served == sorted(served)
+
+
+SUMS = CollectiveShape(Dtype.BF16, 4096, 2, Follows.ADD_NORM, TokenRows.LE_16)
+H200 = Fingerprint(Device.CUDA, "NVIDIA H200", 90, "590", "13.0", "9.19", "2.11.0", "3.6.0")
+REFUSED = without_peer_memory(COLLECTIVE_PATHS, "cuIpcOpenMemHandle_v2 failed on rank 1 of 2")
+
+
+@pytest.mark.parametrize(
+    ("paths", "path", "reasons"),
+    [
+        (COLLECTIVE_PATHS, "triton.collective.push", (Reject.UNPROVEN,)),
+        (REFUSED, "nccl.collective", (Reject.PEER_MEMORY,)),
+    ],
+)
+def test_sums_fall_back_where_ranks_share_no_memory(
+    paths: tuple[AnyPath, ...], path: str, reasons: tuple[Reject, ...]
+) -> None:
+    decision = decide(SUMS, paths=paths, fingerprint=H200, book=Book(), quarantined=frozenset(), policy=Policy.DEGRADE)
+    assert (decision.path, decision.wanted, decision.fallback_reasons) == (path, "triton.collective.push", reasons)
+
+
+def test_a_refused_path_is_not_measured() -> None:
+    missing = missing_pairs([SUMS], paths=REFUSED, fingerprint=H200, book=Book(), quarantined=frozenset())
+    assert [path.name for _, path in missing] == ["nccl.collective"]

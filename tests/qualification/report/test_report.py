@@ -1,6 +1,5 @@
 """The report: what it says follows from the evidence, and a page stands alone."""
 
-import argparse
 import json
 import re
 from collections.abc import Iterator
@@ -20,10 +19,10 @@ from qualification.evidence.evidence import SUITE
 from qualification.evidence.full_model import Attention, FullModel, ModelTiming
 from qualification.evidence.matrix import save_matrix
 from qualification.load.served import ServedSide, ServeFile, ServePlan
-from qualification.report.command import add_arguments, run
 from qualification.report.page import render
 from qualification.report.sources import ReportError, gather
 from qualification.report.views import ModelView
+from server.cli.main import main
 from support.local_http import listening
 from support.qualification_fakes import DECODE, MACHINE, SHAPE, checks, evidence, path
 
@@ -331,17 +330,13 @@ def test_server_of_another_stack_is_reported(folder: Path, torch: str | None, is
 
 
 def test_a_page_that_cannot_be_written_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
     out = folder / "none" / "page.html"
-    assert run(parser.parse_args([str(folder), "--out", str(out)])) == 3
+    assert main(["report", str(folder), "--out", str(out)]) == 3
     assert capsys.readouterr().err == f"hallmark: {out} cannot be written: No such file or directory\n"
 
 
 def test_unreadable_evidence_is_named_as_such(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    assert run(parser.parse_args([str(folder / ("x" * 300)), "--out", str(folder / "page.html")])) == 3
+    assert main(["report", str(folder / ("x" * 300)), "--out", str(folder / "page.html")]) == 3
     said = capsys.readouterr().err
     assert "xxx" in said
     assert "page.html" not in said
@@ -361,9 +356,7 @@ def test_evidence_without_times_makes_a_page_without_charts(tmp_path: Path) -> N
 
 
 def test_the_command_says_of_how_many_models_the_page_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
     for n, said in enumerate(("page.html: 1 model, ", "page.html: 2 models, ")):
         save_matrix(tmp_path / "evidence" / f"{n}.json", [evidence(SHAPE, OURS, timing=None)])
-        assert run(parser.parse_args([str(tmp_path / "evidence"), "--out", str(tmp_path / "page.html")])) == 0
+        assert main(["report", str(tmp_path / "evidence"), "--out", str(tmp_path / "page.html")]) == 0
         assert said in capsys.readouterr().out
