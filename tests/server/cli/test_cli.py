@@ -18,10 +18,11 @@ from kernels.catalog import ALL_PATHS, any_path_named
 from kernels.vocabulary.fingerprint import Device, Fingerprint
 from kernels.vocabulary.path import KernelPath, Limits, Tier
 from kernels.vocabulary.shape import PLANNED_PHASES, Dtype, Phase
+from server.cli.bench import add_arguments, has_benches, run
 from server.cli.console import Console, plan_table
 from server.cli.doctor import diagnose
 from server.cli.main import UNREAD_TIMEOUT_MS, bind, build_parser, main, resolve, url_of
-from server.cli.parser import commands_of, options_of, parsed
+from server.cli.parser import Parser, commands_of, options_of, parsed
 from server.cli.peer_flags import OTHER_NAMES, WITHOUT_FLAG
 from server.errors import ModelError, SettingsError
 from server.protocol.messages import EngineProgress, EngineRefused, Heartbeat
@@ -394,3 +395,21 @@ def test_after_a_death_the_wait_is_counted_anew() -> None:
 @pytest.mark.parametrize(("flag", "text"), [("--cuda-graphs", "true"), ("--no-cuda-graphs", "false")])
 def test_a_switch_takes_no_value(flag: str, text: str) -> None:
     assert build_parser().parse_args(["serve", flag]).cuda_graphs == text
+
+
+@pytest.mark.parametrize("has_other", [False, True])
+def test_a_bench_of_the_installed_package_is_refused(has_other: bool, tmp_path: Path) -> None:
+    if has_other:  # a package of this name that is not ours
+        (tmp_path / "bench").mkdir()
+        (tmp_path / "bench" / "command.py").write_text("raise SystemExit")
+    parser = Parser(prog="hallmark bench")
+    add_arguments(parser, tmp_path)
+    with pytest.raises(SettingsError, match="clone the repository"):
+        run(parser.parse_args(["attention", "--quick"]), {})
+
+
+def test_a_checkout_has_every_bench() -> None:
+    assert has_benches()
+    parser = Parser(prog="hallmark bench")
+    add_arguments(parser)
+    assert {parser.parse_args([name]).bench for name in ("attention", "steps")} == {"attention", "steps"}

@@ -69,8 +69,7 @@ def test_times_are_those_of_the_benchmarks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("billions", "gigabytes", "count"),
-    [(8.0, 80, 1), (32.8, 80, 1), (36.2, 80, 2), (70.6, 141, 2), (600.0, 141, None)],
+    ("billions", "gigabytes", "count"), [(8.0, 80, 1), (32.8, 80, 1), (36.2, 80, 2), (70.6, 141, 2), (600.0, 141, None)]
 )
 def test_a_model_fits_the_fewest_gpus_that_hold_it(billions: float, gigabytes: int, count: int | None) -> None:
     assert num_gpus(PublishedModel("org/name", "LlamaForCausalLM", billions), gigabytes) == count

@@ -13,10 +13,12 @@ from server.errors import EngineDied
 from server.log import LineFormatter
 from server.protocol.messages import FinishReason
 from support.api.edge_fakes import Served, delta, events, impatient, leave, playing, scope_of, served, with_keys
+from support.on_a_loop import on_a_loop
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
 JSON = {"content-type": "application/json"}
+USER = [{"role": "user", "content": "a"}]
 
 
 def test_an_unexpected_error_is_a_500_that_says_nothing_of_it(folder: Path) -> None:
@@ -63,15 +65,13 @@ def test_the_clients_request_id_comes_back_if_it_is_plain(folder: Path) -> None:
         assert it.get("/livez", headers={"x-request-id": hostile}).headers["x-request-id"].startswith("req-")
 
 
-def test_two_requests_with_one_id_are_served_both(folder: Path) -> None:
-    async def run() -> None:
-        it = served(folder)
-        async with it.client() as client:
-            posts = [client.post(COMPLETIONS, json={"prompt": "a"}, headers={"x-request-id": "same"}) for _ in range(2)]
-            answers = await asyncio.gather(*posts)
-        assert [answer.status_code for answer in answers] == [200, 200]
-
-    asyncio.run(run())
+@on_a_loop
+async def test_two_requests_with_one_id_are_served_both(folder: Path) -> None:
+    it = served(folder)
+    async with it.client() as client:
+        posts = [client.post(COMPLETIONS, json={"prompt": "a"}, headers={"x-request-id": "same"}) for _ in range(2)]
+        answers = await asyncio.gather(*posts)
+    assert [answer.status_code for answer in answers] == [200, 200]
 
 
 def test_a_body_over_the_limit_is_refused_while_it_arrives(folder: Path) -> None:
@@ -156,40 +156,32 @@ def _statuses(it: Served, headers: dict[str, str], routes: list[tuple[str, str]]
     return answers
 
 
-@pytest.mark.parametrize(("operator", "headers"), [(None, {}), ("root", {"authorization": "Bearer wrong"})])
-def test_every_route_but_probes_and_the_page_needs_a_key(
-    folder: Path, routes: list[tuple[str, str]], operator: str | None, headers: dict[str, str]
-) -> None:
-    statuses = _statuses(with_keys(served(folder), "right", operator=operator), headers, routes)
-    assert {path for path, status in statuses.items() if status != 401} == PROBES | {"/", "/docs"}
+OPEN = PROBES | {"/", "/docs"}
+CLOSED = OPERATORS | {"DELETE /attention/quarantine"}
 
 
-def _closed(statuses: dict[str, int], status: int) -> set[str]:
-    return {path for path, found in statuses.items() if found == status}
-
-
-@pytest.mark.parametrize("operator", [None, "root"])
-def test_a_tenants_key_opens_all_but_operators_routes(
-    folder: Path, routes: list[tuple[str, str]], operator: str | None
-) -> None:
-    it = with_keys(served(folder), "right", operator=operator)
-    statuses = _statuses(it, {"authorization": "Bearer right"}, routes)
-    assert 401 not in statuses.values()
-    assert _closed(statuses, 403) == OPERATORS | {"DELETE /attention/quarantine"}
-
-
-def test_an_operators_key_opens_every_route(folder: Path, routes: list[tuple[str, str]]) -> None:
-    it = with_keys(served(folder), "right", operator="root")
-    assert {401, 403}.isdisjoint(_statuses(it, {"authorization": "Bearer root"}, routes).values())
-
-
-def test_without_tenants_keys_only_operators_routes_need_one(folder: Path, routes: list[tuple[str, str]]) -> None:
-    statuses = _statuses(with_keys(served(folder), operator="root"), {}, routes)
-    assert _closed(statuses, 401) == OPERATORS | {"DELETE /attention/quarantine"}
-
-
-def test_without_keys_operators_routes_are_open(folder: Path, routes: list[tuple[str, str]]) -> None:
-    assert {401, 403}.isdisjoint(_statuses(served(folder), {}, routes).values())
+@pytest.mark.parametrize(
+    ("tenants", "operator", "sent", "refused"),
+    [
+        (["right"], None, None, {401: "all but the open"}),
+        (["right"], "root", "wrong", {401: "all but the open"}),
+        (["right"], None, "right", {403: "the operators'"}),
+        (["right"], "root", "right", {403: "the operators'"}),
+        (["right"], "root", "root", {}),
+        ([], "root", None, {401: "the operators'"}),
+        ([], None, None, {}),
+    ],
+)
+def test_each_route_asks_for_its_key(
+    folder: Path, routes: list[tuple[str, str]], tenants: list[str], operator: str | None, sent: str | None,
+    refused: dict[int, str],
+) -> None:  # fmt: skip
+    it = with_keys(served(folder), *tenants, operator=operator)
+    statuses = _statuses(it, {} if sent is None else {"authorization": f"Bearer {sent}"}, routes)
+    paths = {"all but the open": statuses.keys() - OPEN, "the operators'": CLOSED}
+    for status in (401, 403):
+        found = {path for path, answered in statuses.items() if answered == status}
+        assert found == (paths[refused[status]] if status in refused else set())
 
 
 @pytest.mark.parametrize(("operator", "advice"), [(None, "--operator-key-file or --admin-port"), ("root", "send one")])
@@ -220,15 +212,26 @@ def test_a_wrong_key_is_refused(folder: Path, header: str) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves_cancels_and_frees_its_place(folder: Path, stream: bool) -> None:
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (COMPLETIONS, {"prompt": "x"}),
+        (CHAT, {"messages": USER}),
+        ("/v1/responses", {"input": "x"}),
+        ("/v1/messages", {"messages": USER, "max_tokens": 9}),
+    ],
+)
+def test_a_client_that_leaves_cancels_and_frees_its_place(
+    folder: Path, path: str, body: dict[str, object], stream: bool
+) -> None:
     it = served(folder, playing(delta("a"), delta("b"), delta("", FinishReason.STOP)))
     it.engine.num_free = 1 if stream else 0
-    sent = leave(it, COMPLETIONS, {"prompt": "x", "stream": stream})
+    sent = leave(it, path, {**body, "stream": stream})
     assert it.engine.cancelled == [it.engine.submitted[0][0]]
     assert it.services.lifecycle.num_inflight == 0
     assert it.services.admission.num_requests == 0
     assert it.value("client_disconnects_total", stage="streaming" if stream else "queued") == 1
-    assert it.value("requests_total", route=COMPLETIONS, outcome="disconnected") == 1
+    assert it.value("requests_total", route=path, outcome="disconnected") == 1
     assert it.value("request_duration_seconds_count", model="tiny", outcome="disconnected") == 1
     assert bool(sent) == stream
 
@@ -254,27 +257,6 @@ class Unread:
         self.num_messages += 1
         if self.num_messages > 3:
             await asyncio.Event().wait()  # the socket's buffers are full
-
-
-def test_a_client_that_does_not_read_is_hung_up_on(folder: Path) -> None:
-    has_ended = False
-
-    async def endless(scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG001 -- an application
-        nonlocal has_ended
-        try:
-            await send({"type": "http.response.start", "status": 200, "headers": []})
-            while True:
-                await send({"type": "http.response.body", "body": b"x", "more_body": True})
-        finally:
-            has_ended = True
-
-    it = served(folder)
-    client = Unread(it, endless)
-    asyncio.run(client.run())
-    assert has_ended
-    assert client.num_messages == 4
-    assert it.services.lifecycle.num_inflight == 0
-    assert it.value("requests_total", route="other", outcome="disconnected") == 1
 
 
 def test_a_client_that_does_not_read_a_failure_is_hung_up_on(folder: Path) -> None:

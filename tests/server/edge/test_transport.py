@@ -1,6 +1,7 @@
 """The edge over real sockets: OpenAI's own client, slow and silent peers, and the end of the server."""
 
 import gc
+import logging
 import resource
 import signal
 import socket
@@ -12,10 +13,11 @@ from pathlib import Path
 import httpx2
 import openai
 import pytest
+from starlette.types import Receive, Scope, Send
 
 from server.edge.uvicorn_server import Server, uvicorn_config
 from server.protocol.messages import FinishReason, TokenDelta
-from support.api.edge_fakes import delta, playing, saying, served
+from support.api.edge_fakes import delta, impatient, playing, saying, served
 from support.api.running_api import Running, wait_until
 
 HEAD = (
@@ -103,35 +105,35 @@ def test_openais_client_sees_an_error_in_the_middle_of_a_stream(folder: Path) ->
 
 
 @pytest.fixture
-def impatient(folder: Path) -> Iterator[Running]:
+def impatient_server(folder: Path) -> Iterator[Running]:
     """A server that waits 0.3 s for the rest of a request, in place of 10."""
     with Running(served(folder, saying("Hel", "lo ", "€")), header_timeout_s=0.3) as it:
         yield it
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /livez HT", b"GET /livez HTTP/1.1\r\nHost: localhost\r\nX-Slow: a"])
-def test_a_connection_that_never_ends_its_headers_is_closed(impatient: Running, sent: bytes) -> None:
+def test_a_connection_that_never_ends_its_headers_is_closed(impatient_server: Running, sent: bytes) -> None:
     began_at = time.monotonic()  # before the server may know of the connection, however late this thread goes on
-    with impatient.connect() as connection:
+    with impatient_server.connect() as connection:
         connection.sendall(sent)
         assert connection.recv(100) == b""
         assert time.monotonic() - began_at > 0.2
 
 
 @pytest.mark.parametrize("num_first", [0, 40])
-def test_the_header_timer_spares_a_connection_within_a_request(impatient: Running, num_first: int) -> None:
+def test_the_header_timer_spares_a_connection_within_a_request(impatient_server: Running, num_first: int) -> None:
     """The headers come at once or in two parts, behind the first of which the timer runs again."""
-    impatient.it.engine.gate.clear()
+    impatient_server.it.engine.gate.clear()
     body = b'{"prompt": "x"}'
     sent = HEAD % len(body) + body
-    with impatient.connect() as connection:
+    with impatient_server.connect() as connection:
         connection.sendall(sent[:num_first])
         time.sleep(0.05)
         connection.sendall(sent[num_first:])
-        wait_until(lambda: impatient.it.engine.submitted)
+        wait_until(lambda: impatient_server.it.engine.submitted)
         time.sleep(0.5)
-        [protocol] = impatient.server.server_state.connections
-        protocol.loop.call_soon_threadsafe(impatient.it.engine.gate.set)
+        [protocol] = impatient_server.server.server_state.connections
+        protocol.loop.call_soon_threadsafe(impatient_server.it.engine.gate.set)
         assert connection.recv(100).startswith(b"HTTP/1.1 200")
 
 
@@ -144,15 +146,15 @@ def refused_by_its_headers(connection: socket.socket) -> None:
     assert answer.startswith(b"HTTP/1.1 415")
 
 
-def test_a_refused_body_that_never_ends_is_closed(impatient: Running) -> None:
-    with impatient.connect() as connection:
+def test_a_refused_body_that_never_ends_is_closed(impatient_server: Running) -> None:
+    with impatient_server.connect() as connection:
         refused_by_its_headers(connection)
         connection.sendall(b"x" * 100)  # ends uvicorn's own timer, which is for idle connections
         assert connection.recv(100) == b""
 
 
-def test_a_refused_body_may_end_and_the_next_be_served(impatient: Running) -> None:
-    with impatient.connect() as connection:
+def test_a_refused_body_may_end_and_the_next_be_served(impatient_server: Running) -> None:
+    with impatient_server.connect() as connection:
         refused_by_its_headers(connection)
         connection.sendall(b"x" * 999)
         time.sleep(0.5)
@@ -280,5 +282,30 @@ def test_a_stream_that_outlives_the_grace_ends_with_an_error(folder: Path, grace
             rest = "".join(lines)
         assert '"code":"shutting_down"' in rest
         assert rest.endswith("data: [DONE]")
+        assert it.engine.cancelled == [it.engine.submitted[0][0]]
         running.thread.join(5)
         assert not running.thread.is_alive()
+
+
+async def endless(scope: Scope, receive: Receive, send: Send) -> None:
+    if scope["type"] == "lifespan":
+        for _ in range(2):
+            await send({"type": f"{(await receive())['type']}.complete"})
+        return
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    while True:
+        await send({"type": "http.response.body", "body": b"x" * 1000, "more_body": True})
+
+
+def test_a_stalled_readers_connection_is_dropped(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    it = served(folder)
+    running = Running(it, app=impatient(it, endless), send_buffer_bytes=4096)
+    with caplog.at_level(logging.WARNING), socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(("127.0.0.1", running.port))
+        client.sendall(b"GET /endless HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        wait_until(lambda: it.value("requests_total", route="other", outcome="disconnected") == 1)
+        wait_until(lambda: not running.server.server_state.connections)
+    running.stop()
+    assert it.services.lifecycle.num_inflight == 0
+    assert caplog.messages == []

@@ -1,13 +1,15 @@
 """Answers bound by JSON schemas: numbers, formats, and keywords that are taken or refused by name."""
 
 import json
+import random
 from typing import Any
 
 import llguidance
 import pytest
+from fuzz_posts import SCHEMAS, hurt
 from schema_suite import Matches, compare_neutral, compare_numbers, documented, matches_of
 
-from server.errors import UnsupportedField
+from server.errors import RequestError, UnsupportedField
 from server.grammar.compiled import byte_tokenizer
 from server.grammar.schema import schema_text
 
@@ -162,3 +164,41 @@ def test_formats_take_no_text_beyond_them(form: str, taken: tuple[str, ...], ref
     for schema in ({"type": "string", "format": form}, {"format": form, "pattern": ".", "maxLength": 300}):
         matches = matches_of(schema)
         assert [text for text in (*taken, *refused) if matches(json.dumps(text))] == [*taken]
+
+
+VALID = (
+    *SCHEMAS,
+    {"type": "number", "minimum": 0.5, "exclusiveMaximum": 3, "multipleOf": 0.1, "anyOf": [{"type": "integer"}]},
+    {
+        "type": ["integer", "null"],
+        "exclusiveMinimum": 0,
+        "enum": [1, 2],
+        "allOf": [{"minimum": 1}],
+        "not": {"const": 3},
+    },
+    {
+        "type": "object",
+        "properties": {"a": {"type": "string", "format": "time"}},
+        "required": ["a"],
+        "patternProperties": {"^x": {}},
+        "additionalProperties": {"type": "number", "maximum": 3.14},
+        "propertyNames": {"type": "string"},
+        "dependentRequired": {},
+        "if": {},
+    },
+    {"type": "array", "prefixItems": [{"type": "integer", "minimum": 2}], "contains": True, "minContains": 0},
+)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_hostile_schema_is_read_or_refused(seed: int) -> None:
+    rng, num_refused = random.Random(seed), 0
+    for _ in range(2000):
+        schema = json.loads(json.dumps(rng.choice(VALID)))
+        for _ in range(rng.randint(1, 3)):
+            schema = hurt(rng, schema)
+        try:
+            schema_text(schema, "schema")
+        except RequestError:
+            num_refused += 1
+    assert 200 < num_refused < 1800

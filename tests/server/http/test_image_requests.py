@@ -192,17 +192,9 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "no base64": (part("data:image/png;base64,a*b="), {}, "the image is not base64"),
     "no URL": (part("/etc/passwd"), {}, "the URL of an image must begin with data:image"),
     "a host": (part("http://localhost/a.png"), {}, "this server fetches no images; send the image as a data: URL"),
-    "thin": (
-        part(picture(1, 300)),
-        {},
-        "at most 200 times as long as the other, the image has 1 x 300",
-    ),
+    "thin": (part(picture(1, 300)), {}, "at most 200 times as long as the other, the image has 1 x 300"),
     "pixels": (part(picture(600, 600)), {}, "PNG image has 600 x 600 = 360000 pixels, the limit is 300000"),
-    "bounds": (
-        part(WIDE),
-        {"mm_processor_kwargs": {"max_pixels": 10**9}},
-        "max_pixels must be from 784 to the",
-    ),
+    "bounds": (part(WIDE), {"mm_processor_kwargs": {"max_pixels": 10**9}}, "max_pixels must be from 784 to the"),
     "cut": (part(WIDE), {"truncate_prompt_tokens": 5}, "truncate_prompt_tokens is not implemented for prompts with"),
     "receipt": (part(WIDE), {"receipt": True}, "receipt is not implemented for prompts with images"),
     "audio": ({"type": "input_audio", "input_audio": {}}, {}, "the type 'input_audio' is not implemented"),
@@ -220,10 +212,7 @@ def test_a_bad_image_is_refused_by_name(folder: Path, case: str) -> None:
 
 def test_images_are_counted_and_fit_in_the_context(folder: Path) -> None:
     it = served_images(folder, limit_images=5)
-    for num, said in (
-        (6, "6 images, the limit is 5 (--limit-images)"),
-        (5, "1125 tokens, this server computes"),
-    ):
+    for num, said in ((6, "6 images, the limit is 5 (--limit-images)"), (5, "1125 tokens, this server computes")):
         answer = ask(it, [part(picture(600, 600))] * num)
         assert (answer.status_code, said in answer.json()["error"]["message"]) == (400, True)
 

@@ -1,17 +1,22 @@
-"""The operators' endpoints."""
+"""The operators' endpoints, their switch and their port."""
 
+import re
 import time
 from pathlib import Path
+from typing import Any
 
+import httpx2
 import msgspec
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
+from server.cli.main import bind, serve_admin, url_of
+from server.edge.keys import ApiKeys, Keys
 from server.http.app import create_admin_app
 from server.http.operations.attention import named_pairs
-from server.protocol.messages import AttestationReport, AttestedBatch, DispatchCount, Heartbeat, ShadowReport
+from server.protocol.messages import AttestationReport, AttestedBatch, DispatchCount, Heartbeat, PlanRow, ShadowReport
 from server.supervisor.client import EngineState
-from support.api.edge_fakes import READY, plan_row, served
+from support.api.edge_fakes import READY, REFUSED, Served, plan_row, served
 
 
 def test_a_ready_server_is_alive_and_ready(folder: Path) -> None:
@@ -21,72 +26,50 @@ def test_a_ready_server_is_alive_and_ready(folder: Path) -> None:
         assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
 
 
-def test_a_starting_server_is_alive_but_not_ready(folder: Path) -> None:
-    it = served(folder)
-    it.engine.state, it.engine.ready = EngineState.STARTING, None
-    assert it.get("/livez").status_code == 200
-    answer = it.get("/readyz")
-    assert (answer.status_code, answer.json()["reasons"]) == (503, ["The engine is starting."])
-    assert "retry-after" in answer.headers
+STARTING = {"state": EngineState.STARTING, "ready": None}
+NO_PATH = "The engine refuses to serve: 1 of 2 shapes has no proven path"
+TOO_WIDE = "no path may serve prefill fp32 h4:2 d320: sdpa.cpu: takes at most 256, the shape has 320"
+LOST = plan_row(path=None, rejected={"torch.attention.tiles": [("quarantined", "broke in service")]})
+ELSEWHERE = plan_row(path=None, rejected={"a": [("arch", "runs on cuda")], "b": [("layout", "does not serve prefill")]})
 
 
-def test_a_refused_start_says_which_shape_and_why(folder: Path) -> None:
-    it = served(folder)
-    it.engine.refuse()
-    assert it.get("/livez").status_code == 200
-    first, second = it.get("/health").json()["reasons"]
-    assert first == "The engine refuses to serve: 1 of 2 shapes has no proven path"
-    assert second == "no path may serve prefill fp32 h4:2 d320: sdpa.cpu: takes at most 256, the shape has 320"
+def refused(*plan: PlanRow) -> dict[str, object]:
+    found = msgspec.structs.replace(REFUSED, plan=[*plan] or REFUSED.plan)
+    return {"state": EngineState.REFUSED, "ready": None, "refused": found}
 
 
-def test_a_shape_that_lost_its_path_in_service_is_unready(folder: Path) -> None:
-    it = served(folder)
-    row = plan_row(path=None, rejected={"torch.attention.tiles": [("quarantined", "broke in service")]})
-    it.engine.ready = msgspec.structs.replace(READY, plan=[row])
-    answer = it.get("/readyz")
-    assert (answer.status_code, it.get("/livez").status_code) == (503, 200)
-    assert answer.json()["reasons"] == [f"no path may serve {row.shape}: torch.attention.tiles: broke in service"]
-
-
-def test_paths_of_other_machines_or_phases_are_the_reason(folder: Path) -> None:
-    it = served(folder)
-    it.engine.refuse()
-    assert it.engine.refused is not None
-    row = plan_row(path=None, rejected={"a": [("arch", "runs on cuda")], "b": [("layout", "does not serve prefill")]})
-    it.engine.refused = msgspec.structs.replace(it.engine.refused, plan=[row])
-    assert it.get("/readyz").json()["reasons"][1].endswith(": a: runs on cuda; b: does not serve prefill")
-
-
-def test_an_engine_without_a_heartbeat_is_not_alive(folder: Path) -> None:
-    it = served(folder)
-    it.engine.last_heartbeat = Heartbeat(1, time.monotonic() - 31, 0, 0)
-    for path in ("/livez", "/readyz"):
-        answer = it.get(path)
-        assert answer.status_code == 503
-        assert "the limit is 30 s" in answer.json()["reasons"][0]
-
-
-@pytest.mark.parametrize(("age_s", "longest_silence_s", "is_ready"), [(4, 0, True), (6, 0, False), (6, 9, True)])
-def test_an_engine_silent_for_5_s_is_not_ready(
-    folder: Path, age_s: float, longest_silence_s: float, is_ready: bool
+@pytest.mark.parametrize(
+    ("engine", "is_alive", "reasons"),
+    [
+        (STARTING, True, [r"The engine is starting\."]),
+        (refused(), True, [NO_PATH, TOO_WIDE]),
+        (refused(ELSEWHERE), True, [NO_PATH, ".*: a: runs on cuda; b: does not serve prefill"]),
+        ({"ready": msgspec.structs.replace(READY, plan=[LOST])}, True,
+            [f"no path may serve {LOST.shape}: torch.attention.tiles: broke in service"]),
+        ({"state": EngineState.RESTARTING, "ready": None, "silent_s": 300}, True, [r"The engine is restarting\."]),
+        ({"silent_s": 31}, False, [".*the limit is 30 s.*"]),
+        ({"silent_s": 6}, True, [".*s old, the limit is 5 s"]),
+        ({"silent_s": 4}, True, []),
+        ({"silent_s": 6, "ready": msgspec.structs.replace(READY, longest_silence_s=9)}, True, []),
+    ],
+)  # fmt: skip
+def test_probes_tell_an_engine_that_is_not_ready_with_the_reasons(
+    folder: Path, engine: dict[str, Any], is_alive: bool, reasons: list[str]
 ) -> None:
     it = served(folder)
-    it.engine.last_heartbeat = Heartbeat(1, time.monotonic() - age_s, 0, 0)
-    assert it.engine.ready is not None
-    it.engine.ready = msgspec.structs.replace(it.engine.ready, longest_silence_s=longest_silence_s)
-    answer = it.get("/readyz")
-    assert answer.status_code == (200 if is_ready else 503)
-    if not is_ready:
-        assert answer.json()["reasons"][0].endswith("s old, the limit is 5 s")
-    assert it.get("/livez").status_code == 200
-
-
-def test_a_restarting_engine_does_not_make_the_process_dead(folder: Path) -> None:
-    it = served(folder)
-    it.engine.state, it.engine.ready = EngineState.RESTARTING, None
-    it.engine.last_heartbeat = Heartbeat(1, time.monotonic() - 300, 0, 0)
-    assert it.get("/livez").status_code == 200
-    assert it.get("/readyz").status_code == 503
+    for name, value in engine.items():
+        if name == "silent_s":
+            it.engine.last_heartbeat = Heartbeat(1, time.monotonic() - value, 0, 0)
+        else:
+            setattr(it.engine, name, value)
+    alive = it.get("/livez")
+    assert alive.status_code == (200 if is_alive else 503)
+    for answer in (it.get("/readyz"), it.get("/health"), *([] if is_alive else [alive])):
+        assert answer.status_code == (503 if reasons else 200)
+        found = answer.json().get("reasons", [])
+        assert len(found) == len(reasons)
+        assert all(re.fullmatch(wanted, it) for wanted, it in zip(reasons, found, strict=True)), found
+        assert ("retry-after" in answer.headers) == bool(reasons)
 
 
 def test_a_draining_server_is_not_ready(folder: Path) -> None:
@@ -220,3 +203,93 @@ def test_a_field_that_no_text_can_carry_is_refused_by_name(folder: Path, path: s
     headers = {"content-type": "application/json"}
     answer = served(folder).request("POST", path, content=rb'{"\ud800": 0}', headers=headers)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "\\ud800")
+
+
+SHAPES = [row.shape for row in READY.plan]
+
+
+def lift(it: Served, body: object) -> httpx2.Response:
+    return it.request("DELETE", "/attention/quarantine", json=body)
+
+
+def test_a_path_is_taken_out_for_all_shapes_of_the_plan(folder: Path) -> None:
+    it = served(folder)
+    answer = it.post("/attention/quarantine", {"path": "sdpa.cpu"})
+    wanted = [{"path": "sdpa.cpu", "shape": shape} for shape in SHAPES]
+    assert (answer.status_code, answer.json()["overridden"]) == (200, wanted)
+    assert it.get("/attention").json()["overridden"] == wanted
+
+
+def test_a_path_is_taken_out_for_one_shape_and_lifted_again(folder: Path) -> None:
+    it = served(folder)
+    order = {"path": "sdpa.cpu", "shape": SHAPES[0]}
+    assert it.post("/attention/quarantine", order).json()["overridden"] == [order]
+    assert lift(it, {"path": "sdpa.cpu"}).json()["overridden"] == []
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "word"),
+    [
+        ({"path": "sdpa.gpu"}, 404, "known are: sdpa.cpu, sdpa.math, triton.prefill"),
+        ({"path": "sdpa.cpu", "shape": "prefill"}, 404, f"GET /plan has its {len(SHAPES)} shapes."),
+        ({"path": "sdpa.cpu", "shape": SHAPES[1][:-1]}, 404, f"did you mean {SHAPES[1]!r}?"),
+        ({"path": 7}, 400, "path must be"),
+        ({}, 400, "path must be"),
+        ({"path": "sdpa.cpu", "shape": 7}, 400, "shape must be"),
+        ({"path": "sdpa.cpu", "shapes": []}, 400, "'shapes'"),
+    ],
+)
+def test_an_order_that_names_nothing_is_refused(folder: Path, body: dict[str, object], status: int, word: str) -> None:
+    it = served(folder)
+    for answer in (it.post("/attention/quarantine", body), lift(it, body)):
+        assert answer.status_code == status
+        assert word in answer.json()["error"]["message"]
+    assert it.engine.quarantine.by_operator == []
+
+
+def test_an_order_that_leaves_no_path_is_a_conflict(folder: Path) -> None:
+    it = served(folder)
+    it.engine.stranded = [*reversed(SHAPES)]
+    answer = it.post("/attention/quarantine", {"path": "sdpa.cpu"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "conflict")
+    assert f"{min(SHAPES)} and {len(SHAPES) - 1} more shapes" in answer.json()["error"]["message"]
+
+
+def test_an_order_is_counted_and_a_wrong_method_refused(folder: Path) -> None:
+    it = served(folder)
+    it.post("/attention/quarantine", {"path": "sdpa.cpu"})
+    assert it.value("requests_total", route="/attention/quarantine", outcome="ok") == 1
+    assert it.get("/attention/quarantine").headers["allow"] == "DELETE, POST"
+
+
+def test_the_admin_port_answers_from_a_thread_of_its_own(folder: Path) -> None:
+    it = served(folder, admin_port=0)
+    sock = bind("127.0.0.1", 0, "--admin-port")
+    url = url_of(sock)
+    server = serve_admin(it.services, sock)
+    try:
+        with httpx2.Client(transport=httpx2.HTTPTransport(retries=20)) as client:
+            assert "hallmark_build_info" in client.get(f"{url}/metrics").text
+            assert client.get(f"{url}/attention").json()["model"] == "tiny"
+            assert client.post(f"{url}/v1/completions", json={"prompt": "a"}).status_code == 404
+    finally:
+        server.should_exit = True
+
+
+def test_the_admin_port_asks_for_a_known_operators_key(folder: Path) -> None:
+    it = served(folder, admin_port=0)
+    it.app = create_admin_app(it.services, Keys(ApiKeys(["tenant"]), ApiKeys(["root"])))  # type: ignore[assignment]
+    statuses = [
+        it.get("/metrics", headers={"authorization": f"Bearer {key}"}).status_code for key in ("root", "tenant")
+    ]
+    assert statuses == [200, 401]
+    assert it.get("/metrics").status_code == 401
+    assert it.get("/livez").status_code == 200
+
+
+def test_the_api_names_the_admin_port_for_its_routes(folder: Path) -> None:
+    it = served(folder, admin_port=9000)
+    answers = [it.get("/metrics"), it.get("/attention"), it.post("/attention/attest", {})]
+    assert [answer.status_code for answer in answers] == [404] * 3
+    assert answers[0].json()["error"]["message"] == "'/metrics' is on the server's admin port, 9000."
+    assert "admin port" not in it.get("/metric").text

@@ -168,10 +168,7 @@ def test_documents_are_ranked_by_qwen3s_prompt(words: Path) -> None:
     assert "<Instruct>: Given a web search query, retrieve relevant passages that answer the query\n" in text
     assert it.post("/rerank", {"query": "q", "documents": documents, "return_documents": False}).json()["results"][
         0
-    ] == {
-        "index": 1,
-        "relevance_score": answer["results"][0]["relevance_score"],
-    }
+    ] == {"index": 1, "relevance_score": answer["results"][0]["relevance_score"]}
 
 
 def test_scores_pair_texts_and_spell_no_special_token(words: Path) -> None:

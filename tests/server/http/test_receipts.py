@@ -36,15 +36,7 @@ from qualification.receipt.verify import verify
 from server.http.common.receipt_schema import SignedReceipt
 from server.protocol.messages import AttestationReport, Grammar, LayersReport, LayersStatus, SamplingParams, ServedPath
 from server.settings import ReasoningParser, ReceiptMode
-from support.api.edge_fakes import (
-    END,
-    READY,
-    Script,
-    Served,
-    saying,
-    served,
-    with_model,
-)
+from support.api.edge_fakes import END, READY, Script, Served, saying, served, with_model
 from support.api.running_api import Running
 
 USER = [{"role": "user", "content": "Hi"}]
@@ -340,22 +332,24 @@ def test_an_equal_answer_passes(answered: tuple[Served, Running, Receipt]) -> No
     assert lines[1] == "replay: PASS: 1 answer, 6 tokens and 6 log probabilities are equal"
 
 
-def test_another_token_fails_with_both_decisions(answered: tuple[Served, Running, Receipt]) -> None:
-    it, running, receipt = answered
-    it.engine.script = saying("Hep", "lo")
-    code, lines = verified(running, receipt)
-    assert code is ExitCode.NUMERICS
-    assert lines[1] == "replay: FAIL: answer 0 differs from its token 2 on: token 108 in the receipt, token 112 now"
-    decision = "decode sdpa.cpu (proven; order one, sources 00ff)"
-    assert lines[2:4] == [f"    computed by {decision} in the receipt", f"    computed by {decision} now"]
+DECISION = "decode sdpa.cpu (proven; order one, sources 00ff)"
 
 
-def test_an_answer_that_ends_early_fails(answered: tuple[Served, Running, Receipt]) -> None:
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        (("Hep", "lo"), ["replay: FAIL: answer 0 differs from its token 2 on: token 108 in the receipt, token 112 now",
+            f"    computed by {DECISION} in the receipt", f"    computed by {DECISION} now"]),
+        (("Hel",), ["replay: FAIL: answer 0 differs from its token 3 on: token 108 in the receipt, token 256 now"]),
+    ],
+)  # fmt: skip
+def test_another_answer_fails_with_both_decisions(
+    answered: tuple[Served, Running, Receipt], texts: tuple[str, ...], said: list[str]
+) -> None:
     it, running, receipt = answered
-    it.engine.script = saying("Hel")
+    it.engine.script = saying(*texts)
     code, lines = verified(running, receipt)
-    assert code is ExitCode.NUMERICS
-    assert "its token 3 on: token 108 in the receipt, token 256 now" in lines[1]
+    assert (code, lines[1 : 1 + len(said)]) == (ExitCode.NUMERICS, said)
 
 
 def test_without_a_promise_a_difference_decides_nothing(

@@ -11,6 +11,7 @@ from server.errors import EngineDied, TimeLimitReached
 from server.protocol.messages import FinishReason, SamplingParams, TokenDelta
 from server.settings import Settings
 from support.api.edge_fakes import ScriptedEngine, Served, delta, events, make_services, playing, saying, served
+from support.on_a_loop import on_a_loop
 
 COMPLETIONS = "/v1/completions"
 
@@ -69,24 +70,24 @@ def test_a_death_mid_stream_is_an_event_with_the_id(folder: Path) -> None:
     assert it.value("requests_total", route=COMPLETIONS, outcome="server_error") == 1
 
 
-def test_a_full_queue_is_a_429_that_says_when_to_come_again(folder: Path) -> None:
-    async def run() -> None:
-        it = served(folder, max_queued_requests=1)
-        it.engine.gate.clear()
-        async with it.client() as client:
-            first = asyncio.create_task(client.post(COMPLETIONS, json={"prompt": "a"}))
-            while not it.engine.submitted:
-                await asyncio.sleep(0)
-            second = await client.post(COMPLETIONS, json={"prompt": "b"})
-            assert second.status_code == 429
-            assert second.json()["error"]["message"] == "1 requests wait for their first token, the limit is 1."
-            assert second.headers["retry-after"] == "1"
-            it.engine.gate.set()
-            assert (await first).status_code == 200
-            assert (await client.post(COMPLETIONS, json={"prompt": "c"})).status_code == 200
-        assert it.value("rejected_total", reason="queue_requests") == 1
-
-    asyncio.run(run())
+@on_a_loop
+async def test_a_full_queue_is_a_429_that_says_when_to_come_again(folder: Path) -> None:
+    it = served(folder, max_queued_requests=1)
+    it.engine.gate.clear()
+    async with it.client() as client:
+        first = asyncio.create_task(client.post(COMPLETIONS, json={"prompt": "a"}))
+        while not it.engine.submitted:
+            await asyncio.sleep(0)
+        assert (await client.get("/load")).json() == {"server_load": 1, "num_running": 0, "num_waiting": 1}
+        second = await client.post(COMPLETIONS, json={"prompt": "b"})
+        assert second.status_code == 429
+        assert second.json()["error"]["message"] == "1 requests wait for their first token, the limit is 1."
+        assert second.headers["retry-after"] == "1"
+        it.engine.gate.set()
+        assert (await first).status_code == 200
+        assert (await client.post(COMPLETIONS, json={"prompt": "c"})).status_code == 200
+        assert (await client.get("/load")).json()["server_load"] == 0
+    assert it.value("rejected_total", reason="queue_requests") == 1
 
 
 @pytest.mark.parametrize(("waited_s", "retry_after"), [(0.0, 1), (2.2, 3), (60.0, 60), (500.0, 60)])
@@ -98,23 +99,21 @@ def test_retry_after_is_the_usual_wait_within_limits(folder: Path, waited_s: flo
     assert (answer.status_code, answer.headers["retry-after"]) == (429, str(retry_after))
 
 
-def test_waiting_prompt_tokens_are_limited_but_for_the_first(folder: Path) -> None:
-    async def run() -> None:
-        it = served(folder, max_queued_tokens=10)
-        it.engine.gate.clear()
-        async with it.client() as client:
-            first = asyncio.create_task(client.post(COMPLETIONS, json={"prompt": "a" * 100}))
-            while not it.engine.submitted:
-                await asyncio.sleep(0)
-            second = await client.post(COMPLETIONS, json={"prompt": "b" * 5})
-            assert second.status_code == 429
-            assert "105 prompt tokens" in second.json()["error"]["message"]
-            it.engine.gate.set()
-            assert (await first).status_code == 200
-        assert it.services.admission.num_tokens == 0
-        assert it.services.admission.num_requests == 0
-
-    asyncio.run(run())
+@on_a_loop
+async def test_waiting_prompt_tokens_are_limited_but_for_the_first(folder: Path) -> None:
+    it = served(folder, max_queued_tokens=10)
+    it.engine.gate.clear()
+    async with it.client() as client:
+        first = asyncio.create_task(client.post(COMPLETIONS, json={"prompt": "a" * 100}))
+        while not it.engine.submitted:
+            await asyncio.sleep(0)
+        second = await client.post(COMPLETIONS, json={"prompt": "b" * 5})
+        assert second.status_code == 429
+        assert "105 prompt tokens" in second.json()["error"]["message"]
+        it.engine.gate.set()
+        assert (await first).status_code == 200
+    assert it.services.admission.num_tokens == 0
+    assert it.services.admission.num_requests == 0
 
 
 class WaitingForOne(ScriptedEngine):
@@ -129,22 +128,20 @@ class WaitingForOne(ScriptedEngine):
             yield it
 
 
-def test_a_request_waits_until_each_of_its_prompts_has_a_token(folder: Path) -> None:
-    async def run() -> None:
-        engine = WaitingForOne()
-        engine.num_free = 100
-        engine.gate.clear()
-        it = Served(make_services(folder, engine, Settings(model="tiny")), engine)
-        async with it.client() as client:
-            answer = asyncio.create_task(client.post(COMPLETIONS, json={"prompt": ["a", "b"]}))
-            while it.value("generation_tokens_total") != 6:  # all of the first prompt's answer
-                await asyncio.sleep(0)
-            assert (it.services.admission.num_requests, it.services.admission.num_tokens) == (1, 2)
-            engine.gate.set()
-            assert (await answer).status_code == 200
-        assert (it.services.admission.num_requests, it.services.admission.num_tokens) == (0, 0)
-
-    asyncio.run(run())
+@on_a_loop
+async def test_a_request_waits_until_each_of_its_prompts_has_a_token(folder: Path) -> None:
+    engine = WaitingForOne()
+    engine.num_free = 100
+    engine.gate.clear()
+    it = Served(make_services(folder, engine, Settings(model="tiny")), engine)
+    async with it.client() as client:
+        answer = asyncio.create_task(client.post(COMPLETIONS, json={"prompt": ["a", "b"]}))
+        while it.value("generation_tokens_total") != 6:  # all of the first prompt's answer
+            await asyncio.sleep(0)
+        assert (it.services.admission.num_requests, it.services.admission.num_tokens) == (1, 2)
+        engine.gate.set()
+        assert (await answer).status_code == 200
+    assert (it.services.admission.num_requests, it.services.admission.num_tokens) == (0, 0)
 
 
 def test_a_request_before_ready_is_a_503_with_the_reason(folder: Path) -> None:
@@ -186,43 +183,20 @@ def test_a_request_beyond_its_own_timeout_is_a_408(route: str, prompt: dict[str,
     assert it.engine.cancelled == [it.engine.submitted[0][0]]
 
 
-def test_a_stream_beyond_its_own_timeout_ends_with_an_event(folder: Path) -> None:
-    async def run() -> None:
-        it = served(folder, saying("a", "b"))
-        it.engine.gate.clear()
-        it.engine.num_free = 1
-        async with it.client() as client:
-            fields = {"prompt": "a", "stream": True, "timeout": 1000}
-            answer = asyncio.create_task(client.post(COMPLETIONS, json=fields))
-            while not it.value("prompt_tokens_total"):
-                await asyncio.sleep(0)
-            [context] = it.services.lifecycle.inflight
-            context.limit(0, TimeLimitReached("too late"))
-            first, error, done = events(await answer)
-        assert (first["choices"][0]["text"], error["error"]["code"], done) == ("a", "request_timeout", "[DONE]")
-        assert it.engine.cancelled == [it.engine.submitted[0][0]]
-        assert it.value("requests_total", route=COMPLETIONS, outcome="client_error") == 1
-
-    asyncio.run(run())
-
-
-def test_a_shutdowns_deadline_ends_a_stream_with_an_event(folder: Path) -> None:
-    async def run() -> None:
-        it = served(folder, saying("a", "b"))
-        it.engine.gate.clear()
-        it.engine.num_free = 1
-        async with it.client() as client:
-            answer = asyncio.create_task(client.post(COMPLETIONS, json={"prompt": "a", "stream": True}))
-            while not it.value("prompt_tokens_total"):
-                await asyncio.sleep(0)
-            it.services.lifecycle.begin_drain()
-            refused = await client.post(COMPLETIONS, json={"prompt": "b"})
-            assert refused.json()["error"]["code"] == "shutting_down"
-            it.services.lifecycle.abort_all()
-            first, error, done = events(await answer)
-        assert first["choices"][0]["text"] == "a"
-        assert error["error"]["code"] == "shutting_down"
-        assert done == "[DONE]"
-        assert it.engine.cancelled == [it.engine.submitted[0][0]]
-
-    asyncio.run(run())
+@on_a_loop
+async def test_a_stream_beyond_its_own_timeout_ends_with_an_event(folder: Path) -> None:
+    it = served(folder, saying("a", "b"))
+    it.engine.gate.clear()
+    it.engine.num_free = 1
+    async with it.client() as client:
+        fields = {"prompt": "a", "stream": True, "timeout": 1000}
+        answer = asyncio.create_task(client.post(COMPLETIONS, json=fields))
+        while not it.value("prompt_tokens_total"):
+            await asyncio.sleep(0)
+        assert (await client.get("/load")).json() == {"server_load": 1, "num_running": 1, "num_waiting": 0}
+        [context] = it.services.lifecycle.inflight
+        context.limit(0, TimeLimitReached("too late"))
+        first, error, done = events(await answer)
+    assert (first["choices"][0]["text"], error["error"]["code"], done) == ("a", "request_timeout", "[DONE]")
+    assert it.engine.cancelled == [it.engine.submitted[0][0]]
+    assert it.value("requests_total", route=COMPLETIONS, outcome="client_error") == 1

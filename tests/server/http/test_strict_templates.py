@@ -55,16 +55,14 @@ CALLED = '[user]Hi[assistant]<tool_call>\n{"name": "f", "arguments": {}}\n</tool
 def test_what_a_template_refuses_is_put_as_it_takes_it(
     tmp_path: Path, template: str, path: str, fields: dict[str, Any], prompt: str
 ) -> None:
-    write_tokenizer(tmp_path, template=template)
-    it = served(tmp_path, saying("Ok"))
+    it = served(tmp_path, saying("Ok"), template=template)
     answer = it.post(path, {"model": "tiny", "max_tokens": 16, **fields} if path != RESPONSES else fields)
     assert answer.status_code == 200, answer.text
     assert bytes(i for i in it.engine.submitted[-1][1] if i < END).decode() == f"{prompt}[assistant]"
 
 
 def test_system_items_beside_a_stored_response_are_served(tmp_path: Path) -> None:
-    write_tokenizer(tmp_path, template=SYSTEM_FIRST)
-    it = served(tmp_path, saying("Ok"))
+    it = served(tmp_path, saying("Ok"), template=SYSTEM_FIRST)
     first = it.post(RESPONSES, {"instructions": "A", "input": "Hi", "store": True})
     assert first.status_code == 200, first.text
     fields = {"instructions": "B", "previous_response_id": first.json()["id"], "input": [turn("system", "C"), GO]}

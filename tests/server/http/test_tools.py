@@ -15,7 +15,7 @@ from server.protocol.messages import FinishReason, TokenDelta
 from server.settings import Settings
 from server.text.answer.syntax import choose_syntax
 from server.text.chat_template import ChatTemplate
-from support.api.edge_fakes import END, Script, Served, delta, events, playing, saying, served, write_tokenizer
+from support.api.edge_fakes import END, Script, Served, delta, events, playing, saying, served
 from support.api.running_api import Running
 
 CHAT = "/v1/chat/completions"
@@ -43,8 +43,7 @@ QWEN = (
 def serving(
     folder: Path, script: Script, *, template: str = QWEN, special: Sequence[str] = (), **settings: object
 ) -> Served:
-    write_tokenizer(folder, template=template, special=special)
-    return served(folder, script, **settings)
+    return served(folder, script, template=template, special=special, **settings)
 
 
 def prompt_of(it: Served) -> str:

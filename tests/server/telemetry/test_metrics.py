@@ -16,12 +16,14 @@ from server.protocol.liveness import DeathCause
 from server.protocol.messages import (
     AttestationReport,
     AttestedBatch,
+    EngineReady,
     ExplainedTime,
     Heartbeat,
     LayersReport,
     LayersStatus,
     ReplayReport,
     ShadowReport,
+    StepRecord,
     TowerTime,
 )
 from server.telemetry.factory import MAX_SAMPLES, ladder
@@ -98,58 +100,56 @@ def test_a_step_is_counted_under_the_decisions_it_used() -> None:
         assert value(metrics, name) == 0
 
 
-def test_kernels_compiled_before_ready_are_not_an_alarm() -> None:
+LAYERS = {status: changed(READY, layers=LayersReport(status, "")) for status in LayersStatus}
+REPLAY = ReplayReport("match", 0.0, "hit", None, None, 5, 0.1, None, 0.25)
+SHADOW = ShadowReport("mismatch", 1.0, "decode", "p", 0, 0, 0, 1, 2.0, "", 0.25, [])
+LOST_MEMORY = changed(READY, matmul_fallbacks={MatmulFallback.OUT_OF_MEMORY: 1})
+
+
+@pytest.mark.parametrize(
+    ("events", "counts"),
+    [
+        # Kernels that are compiled before the engine is ready are no alarm.
+        ([RECORD], {"kernel_compiles_total{after_ready=false}": 5, "kernel_compiles_total{after_ready=true}": 0}),
+        ([RECORD, changed(READY, num_compiles=30), RECORD],
+            {"kernel_compiles_total{after_ready=false}": 35, "kernel_compiles_total{after_ready=true}": 5}),
+        ([READY], {f"matmul_fallback_total{{reason={reason.value}}}": 0 for reason in MatmulFallback}),
+        ([LOST_MEMORY, "exited", LOST_MEMORY, "exited", READY,
+            changed(RECORD, matmul_fallbacks={MatmulFallback.ROWS_REFUSED: 3})],
+            {"matmul_fallback_total{reason=out_of_memory}": 2, "matmul_fallback_total{reason=rows_refused}": 3,
+             "matmul_fallback_total{reason=library_missing}": 0}),
+        ([READY], {"peer_memory_refused_total": 0}),
+        ([READY, changed(READY, has_peer_memory=False)], {"peer_memory_refused_total": 1}),
+        ([RECORD, Heartbeat(8, 1.0, 0, 0)], {"requests_running": 0, "requests_waiting": 0}),
+        ([], {"engine_up": 0, "images_total": 0}),
+        ([READY], {"engine_up": 1, **{f"engine_restarts_total{{cause={cause.value}}}": 0 for cause in DeathCause}}),
+        ([READY, "killed"], {"engine_up": 0, "engine_restarts_total{cause=killed}": 1}),
+        ([changed(RECORD, tower_times=[TowerTime(1, 66, 0.25), TowerTime(3, 30, 0.5)])],
+            {"images_total": 4, "image_tokens_total": 96, "tower_seconds_total": 0.75}),
+        *(([*LAYERS.values(), LAYERS[status]],
+            {f"layers_status{{status={it.value}}}": it is status for it in LayersStatus}) for status in LayersStatus),
+        ([changed(RECORD, oom_stage="decode"), RECORD], {"gpu_oom_total{stage=decode}": 1}),
+        ([REPLAY, changed(REPLAY, cause="cache"), changed(REPLAY, result="skipped", num_tokens=0),
+            changed(RECORD, num_page_mismatches=2)],
+            {"replays_total{route=hit}": 2, "replay_mismatches_total": 1, "kv_page_mismatches_total": 2,
+             "shadow_seconds_total": 0.75}),
+        ([], {f"shadow_checks_total{{phase={phase.value},result={result.value}}}": 0
+            for phase in (*PLANNED_PHASES, Operator.LINEAR) for result in Shadow}),
+        ([SHADOW, changed(SHADOW, spent_s=0.5)],
+            {"shadow_checks_total{phase=decode,result=mismatch}": 2, "shadow_seconds_total": 0.75}),
+    ],
+)  # fmt: skip
+def test_what_the_engine_tells_is_counted(events: list[object], counts: dict[str, float]) -> None:
     metrics = make()
-    metrics.on_step(RECORD)
-    assert value(metrics, "kernel_compiles_total", after_ready="false") == 5
-    assert value(metrics, "kernel_compiles_total", after_ready="true") == 0
-    metrics.on_ready(msgspec.structs.replace(READY, num_compiles=30))
-    metrics.on_step(RECORD)
-    assert value(metrics, "kernel_compiles_total", after_ready="false") == 35
-    assert value(metrics, "kernel_compiles_total", after_ready="true") == 5
-
-
-def test_matmuls_left_to_pytorch_are_counted_by_reason() -> None:
-    metrics = make()
-    metrics.on_ready(READY)
-    for reason in MatmulFallback:
-        assert value(metrics, "matmul_fallback_total", reason=reason.value) == 0
-    for _ in range(2):
-        metrics.on_ready(msgspec.structs.replace(READY, matmul_fallbacks={MatmulFallback.OUT_OF_MEMORY: 1}))
-        metrics.on_death("exited")
-    metrics.on_ready(READY)
-    metrics.on_step(msgspec.structs.replace(RECORD, matmul_fallbacks={MatmulFallback.ROWS_REFUSED: 3}))
-    assert value(metrics, "matmul_fallback_total", reason="out_of_memory") == 2
-    assert value(metrics, "matmul_fallback_total", reason="rows_refused") == 3
-    assert value(metrics, "matmul_fallback_total", reason="library_missing") == 0
-
-
-def test_starts_whose_ranks_share_no_memory_are_counted() -> None:
-    metrics = make()
-    metrics.on_ready(READY)
-    assert value(metrics, "peer_memory_refused_total") == 0
-    metrics.on_ready(msgspec.structs.replace(READY, has_peer_memory=False))
-    assert value(metrics, "peer_memory_refused_total") == 1
-
-
-def test_a_heartbeat_of_an_idle_engine_resets_the_gauges() -> None:
-    metrics = make()
-    metrics.on_step(RECORD)
-    metrics.on_heartbeat(Heartbeat(8, 1.0, 0, 0))
-    assert value(metrics, "requests_running") == 0
-    assert value(metrics, "requests_waiting") == 0
-
-
-def test_the_engine_is_up_between_ready_and_death() -> None:
-    metrics = make()
-    assert value(metrics, "engine_up") == 0
-    metrics.on_ready(READY)
-    assert value(metrics, "engine_up") == 1
-    for cause in DeathCause:
-        assert value(metrics, "engine_restarts_total", cause=cause.value) == 0
-    metrics.on_death("killed")
-    assert value(metrics, "engine_up") == 0
-    assert value(metrics, "engine_restarts_total", cause="killed") == 1
+    take = {
+        StepRecord: metrics.on_step, EngineReady: metrics.on_ready, Heartbeat: metrics.on_heartbeat,
+        ReplayReport: metrics.on_replay, ShadowReport: metrics.on_shadow, str: metrics.on_death,
+    }  # fmt: skip
+    for event in events:
+        take[type(event)](event)
+    for sample, count in counts.items():
+        name, _, labels = sample.rstrip("}").partition("{")
+        assert value(metrics, name, **dict(label.split("=") for label in labels.split(",") if label)) == count, sample
 
 
 def test_a_restarted_engine_replaces_the_machine_it_reports() -> None:
@@ -195,14 +195,6 @@ def test_a_ladder_covers_its_range_in_steps_of_its_factor(factor: float) -> None
     assert all(b / a == pytest.approx(factor, rel=0.02) for a, b in itertools.pairwise(edges))
 
 
-def test_images_are_counted_with_the_towers_time() -> None:
-    metrics = make()
-    assert value(metrics, "images_total") == 0
-    metrics.on_step(msgspec.structs.replace(RECORD, tower_times=[TowerTime(1, 66, 0.25), TowerTime(3, 30, 0.5)]))
-    found = [value(metrics, name) for name in ("images_total", "image_tokens_total", "tower_seconds_total")]
-    assert found == [4, 96, 0.75]
-
-
 def test_the_largest_plan_stays_below_1000_samples() -> None:
     for is_hybrid, is_capped in ((False, False), (False, True), (True, False)):
         metrics = make()
@@ -232,31 +224,10 @@ def test_every_objective_of_every_bucket_has_its_events_at_zero() -> None:
         assert value(metrics, "slo_events_total", **labels) == 0
 
 
-def test_the_status_of_the_layers_is_one_of_three() -> None:
-    metrics = make()
-    for status in LayersStatus:
-        metrics.on_ready(msgspec.structs.replace(READY, layers=LayersReport(status, "")))
-        found = {it: value(metrics, "layers_status", status=it.value) for it in LayersStatus}
-        assert found == {it: float(it is status) for it in LayersStatus}
-
-
-def test_an_attestation_and_an_oom_are_counted() -> None:
+def test_an_attestation_is_counted() -> None:
     metrics = make()
     metrics.operators.attested(Attestation.MISMATCH)
-    metrics.on_step(msgspec.structs.replace(RECORD, oom_stage="decode"))
-    metrics.on_step(RECORD)
     assert value(metrics, "attestation_total", result="mismatch") == 1
-    assert value(metrics, "gpu_oom_total", stage="decode") == 1
-
-
-def test_replays_count_by_route_and_dropped_pages_alone() -> None:
-    metrics = make()
-    found = ReplayReport("match", 0.0, "hit", None, None, 5, 0.1, None, 0.25)
-    for report in (found, changed(found, cause="cache"), changed(found, result="skipped", num_tokens=0)):
-        metrics.on_replay(report)
-    metrics.on_step(changed(RECORD, num_page_mismatches=2))
-    assert (value(metrics, "replays_total", route="hit"), value(metrics, "replay_mismatches_total")) == (2, 1)
-    assert (value(metrics, "kv_page_mismatches_total"), value(metrics, "shadow_seconds_total")) == (2, 0.75)
 
 
 def test_the_time_of_a_phase_is_that_of_its_batches_by_class() -> None:
@@ -271,16 +242,6 @@ def test_the_time_of_a_phase_is_that_of_its_batches_by_class() -> None:
     shares = [value(metrics, "forward_time_ratio", phase="decode", **{"class": it.value}) for it in TimeClass]
     assert shares == [0.75, 0.0, 0.0, 0.25]
     assert value(metrics, "forward_time_ratio", phase="prefill", **{"class": "evidence"}) is None
-
-
-def test_shadow_checks_start_at_zero_and_have_their_time() -> None:
-    metrics = make()
-    for phase, result in itertools.product((*PLANNED_PHASES, Operator.LINEAR), Shadow):
-        assert value(metrics, "shadow_checks_total", phase=phase.value, result=result.value) == 0
-    for spent_s in (0.25, 0.5):
-        metrics.on_shadow(ShadowReport("mismatch", 1.0, "decode", "p", 0, 0, 0, 1, 2.0, "", spent_s, []))
-    assert value(metrics, "shadow_checks_total", phase="decode", result="mismatch") == 2
-    assert value(metrics, "shadow_seconds_total") == 0.75
 
 
 def test_a_sampled_step_says_how_fast_attention_was() -> None:

@@ -1,11 +1,13 @@
 """Spans, as a collector receives them."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import pytest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 from prometheus_client import CollectorRegistry
 
@@ -23,7 +25,7 @@ from server.protocol.messages import (
     TokenDelta,
 )
 from server.telemetry import conventions
-from server.telemetry.export import EXPORT_TIMEOUT_S
+from server.telemetry.export import EXPORT_TIMEOUT_S, MAX_PENDING_SPANS, CountedExporter
 from server.telemetry.metrics import Metrics
 from server.telemetry.outcomes import Outcome
 from server.telemetry.request import RequestRecord
@@ -300,3 +302,19 @@ def test_a_differing_replay_is_a_span_of_its_requests_trace(collector: Collector
     (span,) = collector.spans  # of an answer that matches only where its trace is sampled
     assert (span.name, int.from_bytes(span.trace_id), int.from_bytes(span.parent_span_id)) == ("hallmark.replay", 5, 7)
     assert {name: attributes(span)[name] for name in ("route", "cause")} == {"route": "hit", "cause": "cache"}
+
+
+class BrokenExporter(SpanExporter):
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        raise OSError(f"{len(spans)} spans cannot be sent")
+
+
+def test_spans_that_raise_are_counted_and_make_room() -> None:
+    dropped: list[int] = []
+    exporter = CountedExporter(BrokenExporter(), dropped.append)
+    for _ in range(2):
+        spans = [ReadableSpan("a")] * MAX_PENDING_SPANS
+        assert all(exporter.admit() for _ in spans)
+        with pytest.raises(OSError, match="2048 spans"):
+            exporter.export(spans)
+    assert dropped == [MAX_PENDING_SPANS] * 2

@@ -19,30 +19,21 @@ TOKENIZER = cast("Tokenizer", SimpleNamespace(vocab_size=1000))
 RECOMMENDED = SamplingDefaults(temperature=0.6, top_p=0.95, top_k=20)
 
 
-def sampled(**given: object) -> tuple[float, float, int | None]:
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, (0.6, 0.95, 20)),
+        ({"temperature": None}, (0.6, 0.95, 20)),  # null says nothing
+        ({"temperature": 0.0}, (0.0, 0.95, 20)),
+        ({"top_k": -1, "top_p": 1.0}, (0.6, 1.0, None)),
+        ({"top_p": 0, "temperature": 1.5}, (0.0, 1.0, 20)),  # the likeliest token
+    ],
+)
+def test_what_a_request_says_wins_field_by_field(
+    given: dict[str, object], expected: tuple[float, float, int | None]
+) -> None:
     sampling = sampling_of(read(CompletionRequest, {"prompt": "a", **given}), 16, TOKENIZER, RECOMMENDED)
-    return sampling.temperature, sampling.top_p, sampling.top_k
-
-
-def test_a_request_that_says_nothing_gets_what_is_recommended() -> None:
-    assert sampled() == (0.6, 0.95, 20)
-
-
-def test_what_a_request_says_wins_field_by_field() -> None:
-    assert sampled(temperature=0.0) == (0.0, 0.95, 20)
-    assert sampled(top_k=-1, top_p=1.0) == (0.6, 1.0, None)
-
-
-def test_a_top_p_of_0_takes_the_likeliest_token(tmp_path: Path) -> None:
-    assert sampled(top_p=0, temperature=1.5) == (0.0, 1.0, 20)
-    (tmp_path / "generation_config.json").write_text('{"top_p": 0}')
-    defaults = load_sampling_defaults(tmp_path)
-    sampling = sampling_of(read(CompletionRequest, {"prompt": "a", "temperature": 1.5}), 16, TOKENIZER, defaults)
-    assert (sampling.temperature, sampling.top_p) == (0.0, 1.0)
-
-
-def test_null_says_nothing() -> None:
-    assert sampled(temperature=None) == (0.6, 0.95, 20)
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == expected
 
 
 def test_without_a_recommendation_openais_defaults_hold() -> None:
@@ -50,16 +41,24 @@ def test_without_a_recommendation_openais_defaults_hold() -> None:
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.repetition_penalty) == (1.0, 1.0, None, 1.0)
 
 
-def test_the_file_is_read_and_its_other_keys_are_not(tmp_path: Path) -> None:
-    (tmp_path / "generation_config.json").write_text(
-        '{"temperature": 0.6, "top_k": 20, "do_sample": true, "eos_token_id": [1]}'
-    )
-    assert load_sampling_defaults(tmp_path) == SamplingDefaults(temperature=0.6, top_k=20)
-
-
-def test_a_whole_number_may_be_written_as_a_float(tmp_path: Path) -> None:
-    (tmp_path / "generation_config.json").write_text('{"top_k": 50.0, "top_p": 0}')
-    assert load_sampling_defaults(tmp_path) == SamplingDefaults(top_k=50, top_p=0.0)
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (None, SamplingDefaults()),
+        ('{"temperature": 0.6, "top_k": 20, "do_sample": true, "eos_token_id": [1]}',
+            SamplingDefaults(temperature=0.6, top_k=20)),
+        ('{"top_k": 50.0, "top_p": 0}', SamplingDefaults(top_k=50, top_p=0.0)),
+    ],
+)  # fmt: skip
+def test_the_file_is_read_and_its_other_keys_are_not(
+    tmp_path: Path, text: str | None, expected: SamplingDefaults
+) -> None:
+    if text is not None:
+        (tmp_path / "generation_config.json").write_text(text)
+    found = load_sampling_defaults(tmp_path)
+    assert found == expected
+    greedy = sampling_of(read(CompletionRequest, {"prompt": "a", "temperature": 1.5}), 16, TOKENIZER, found)
+    assert (greedy.temperature == 0.0) is (expected.top_p == 0.0)  # a top_p of 0 takes the likeliest token
 
 
 def test_keys_that_would_change_answers_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -75,10 +74,6 @@ def test_keys_that_would_change_answers_are_named(tmp_path: Path, caplog: pytest
 
 def test_every_key_of_transformers_generation_is_known() -> None:
     assert keys_not_read(GenerationConfig().to_dict()) == []
-
-
-def test_no_file_recommends_nothing(tmp_path: Path) -> None:
-    assert load_sampling_defaults(tmp_path) == SamplingDefaults()
 
 
 @pytest.mark.parametrize(

@@ -67,10 +67,7 @@ TEMPLATE = (
     "{% if add_generation_prompt %}[assistant]{% endif %}"
 )
 TIMES = RequestTimes(submitted_at=10.0, scheduled_at=10.25, first_token_at=10.75, num_chunks=2, num_cached_tokens=0)
-USES = [
-    PathUse("prefill", "sdpa.math", "provisional", ["head_dim"]),
-    PathUse("decode", "sdpa.cpu", "proven", []),
-]
+USES = [PathUse("prefill", "sdpa.math", "provisional", ["head_dim"]), PathUse("decode", "sdpa.cpu", "proven", [])]
 
 
 def plan_row(phase: str = "prefill", path: str | None = "sdpa.math", **changes: object) -> PlanRow:
@@ -380,7 +377,17 @@ def events(response: httpx2.Response) -> list[object]:
     return [line[6:] if line == "data: [DONE]" else json.loads(line[6:]) for line in lines]
 
 
-def served(folder: Path, script: Script | None = None, **settings: object) -> Served:
+def served(
+    folder: Path,
+    script: Script | None = None,
+    *,
+    template: str | None = None,
+    special: Sequence[str] = (),
+    **settings: object,
+) -> Served:
+    """A served model with the folder's tokenizer; one with this chat template and special tokens is written first."""
+    if template is not None:
+        write_tokenizer(folder, template=template, special=special)
     engine = ScriptedEngine(script) if script else ScriptedEngine()
     services = make_services(folder, engine, Settings(model="tiny", **settings))  # type: ignore[arg-type]
     return Served(services, engine)
