@@ -337,7 +337,7 @@ LINEAR_PATHS: tuple[LinearPath, ...] = (
             gated_multiple=128,  # gate and up in whole blocks
         ),
         "hopper.fp8_wide_path",
-        ("hallmark_fp8_wide_matmul", "hallmark_fp8_round_wide"),
+        ("hallmark_fp8_wide_matmul", "hallmark_fp8_round_wide", "hallmark_fp8_norm"),
         _run_fp8_wide(),
     ),
     _widened_path("torch.linear.fp8", frozenset({Device.CPU}), FP8_FORMATS),

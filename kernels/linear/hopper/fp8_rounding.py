@@ -25,7 +25,7 @@ from kernels.linear.portable.fp8_inputs import largest_of, scale_of
 RUN = tl.constexpr(_BLOCK)
 LIMIT = tl.constexpr(2.0**10)
 _COLUMNS = 4096  # of a program whose scales are not a row's
-_SCALES = 4  # rows of scales are whole 16 bytes, as a tensor map addresses them
+SCALES = 4  # rows of scales are whole 16 bytes, as a tensor map addresses them
 
 
 class WideInputs(NamedTuple):
@@ -45,7 +45,7 @@ def wide_inputs(x: Tensor, weight: Fp8Weight) -> WideInputs:
     num_runs = -(-size_in // _BLOCK)
     columns = num_runs * _BLOCK
     codes = torch.empty(num_rows, columns, dtype=E4M3, device=x.device)
-    stride = -(-num_rows // _SCALES) * _SCALES
+    stride = -(-num_rows // SCALES) * SCALES
     if isinstance(weight, Fp8StaticWeight):
         scales, by = weight.input_scales[0], "given"
     elif isinstance(weight, Fp8BlocksWeight):

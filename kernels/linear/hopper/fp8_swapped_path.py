@@ -1,8 +1,9 @@
 """Products of 2 to 64 rows with weights of 8 bits by the kernel of `fp8_swapped.py`: two launches.
 
-The first rounds the inputs.
+The first rounds the inputs, where the norm before them has not.
 """
 
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -13,24 +14,37 @@ from kernels.linear.epilogue import Epilogue
 from kernels.linear.formats.fp8_weights import Fp8Weight
 from kernels.linear.hopper.few_bits_tilings import Fp8Scales
 from kernels.linear.hopper.fp8_codes import codes_of
+from kernels.linear.hopper.fp8_norm import round_norm
 from kernels.linear.hopper.fp8_skinny_path import scales_of
 from kernels.linear.hopper.fp8_swapped import launch_fp8_swapped
 from kernels.linear.hopper.fp8_swapped_tilings import Fp8SwappedTiling, fp8_swapped_tiling
+from kernels.linear.rounded_input import Input, RoundedInput, TakesRounded
 
 
-def run_fp8_swapped(x: Tensor, weight: Fp8Weight, bias: Tensor | None, epilogue: Epilogue, out: Tensor) -> None:
-    """Fill out [rows, size_out] with epilogue(x [rows, size_in] @ weight^T + bias), x rounded as the format says.
+@dataclass(frozen=True, slots=True)
+class RunFp8Swapped(TakesRounded):
+    """Products of up to 64 rows: size_in a multiple of 16, size_out of 8, of SwiGLU with scales of blocks of 128."""
 
-    size_in a multiple of 16, size_out of 8, of SwiGLU with scales of blocks of 128. The weight is read without waiting
-    for the kernel before this call, so it must not have come from there. Raises ValueError for sizes that the kernel
-    does not take.
-    """
-    sizes = x.shape[0], out.shape[1], x.shape[1]
-    tiling = _tiling(x.device, *sizes, epilogue.parts, bias is not None, scales_of(weight))
-    if tiling is None:
-        raise ValueError(f"the swapped matmul of 8 bits does not take {x.shape[0]} rows of {x.shape[1]} columns")
-    codes = codes_of(x, weight)
-    launch_fp8_swapped(codes.codes, codes.scales, weight.codes, weight.scales, bias, out, tiling)
+    def __call__(self, x: Input, weight: Fp8Weight, bias: Tensor | None, epilogue: Epilogue, out: Tensor, /) -> None:
+        """Fill out [rows, size_out] with epilogue(x [rows, size_in] @ weight^T + bias), x rounded as the format says.
+
+        The weight is read without waiting for the kernel before this call, so it must not have come from there. Raises
+        ValueError for sizes that the kernel does not take.
+        """
+        rows, size_in = x.shape
+        tiling = _tiling(out.device, rows, out.shape[1], size_in, epilogue.parts, bias is not None, scales_of(weight))
+        if tiling is None:
+            raise ValueError(f"the swapped matmul of 8 bits does not take {rows} rows of {size_in} columns")
+        codes, scales = (x.codes, x.scales) if isinstance(x, RoundedInput) else codes_of(x, weight)
+        launch_fp8_swapped(codes, scales, weight.codes, weight.scales, bias, out, tiling)
+
+    def round_norm(
+        self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: Fp8Weight, /
+    ) -> tuple[Tensor, Tensor]:
+        return round_norm(x, residual, norm, eps, weight, rows_multiple=1)
+
+
+run_fp8_swapped = RunFp8Swapped()
 
 
 # A pure function of what it is given: the cache holds no state.

@@ -1,5 +1,9 @@
-"""Products of more than 64 rows with weights of 8 bits by the kernel of `fp8_wide.py`: two launches."""
+"""Products of more than 64 rows with weights of 8 bits by the kernel of `fp8_wide.py`: two launches.
 
+The first rounds the inputs, where the norm before them has not.
+"""
+
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -8,21 +12,38 @@ from torch import Tensor
 from kernels.calls.processors import num_processors
 from kernels.linear.epilogue import Epilogue
 from kernels.linear.formats.fp8_weights import Fp8BlocksWeight, Fp8StaticWeight, Fp8Weight
-from kernels.linear.hopper.fp8_rounding import wide_inputs
+from kernels.linear.hopper.fp8_norm import round_norm
+from kernels.linear.hopper.fp8_rounding import SCALES, wide_inputs
 from kernels.linear.hopper.fp8_wide import launch_fp8_wide, launcher
 from kernels.linear.hopper.fp8_wide_tilings import Fp8WideTiling, WideScales, fp8_wide_tiling, fp8_wide_tilings
+from kernels.linear.rounded_input import Input, RoundedInput, TakesRounded
 
 
-def run_fp8_wide(x: Tensor, weight: Fp8Weight, bias: Tensor | None, epilogue: Epilogue, out: Tensor) -> None:
-    """Fill out [rows, size_out] with epilogue(x [rows, size_in] @ weight^T + bias), x rounded as the format says.
+@dataclass(frozen=True, slots=True)
+class RunFp8Wide(TakesRounded):
+    """Products of any number of rows.
 
     size_in and size_out multiples of 16, of SwiGLU with scales of blocks size_out of 128.
     """
-    kind, of_bias = scales_of(weight), None if bias is None else bias.dtype
-    _load(x.device, epilogue.parts, kind, out.dtype, of_bias)
-    tiling = _tiling(x.device, x.shape[0], out.shape[1], epilogue.parts, bias is not None, kind)
-    codes, scales = wide_inputs(x, weight)
-    launch_fp8_wide(codes, scales, weight.codes, weight.scales, bias, out, tiling)
+
+    def __call__(self, x: Input, weight: Fp8Weight, bias: Tensor | None, epilogue: Epilogue, out: Tensor, /) -> None:
+        """Fill out [rows, size_out] with epilogue(x [rows, size_in] @ weight^T + bias), x rounded as the format says.
+
+        A plain x with its last dim contiguous.
+        """
+        kind, of_bias, device = scales_of(weight), None if bias is None else bias.dtype, out.device
+        _load(device, epilogue.parts, kind, out.dtype, of_bias)
+        tiling = _tiling(device, x.shape[0], out.shape[1], epilogue.parts, bias is not None, kind)
+        codes, scales = (x.codes, x.scales) if isinstance(x, RoundedInput) else wide_inputs(x, weight)
+        launch_fp8_wide(codes, scales, weight.codes, weight.scales, bias, out, tiling)
+
+    def round_norm(
+        self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: Fp8Weight, /
+    ) -> tuple[Tensor, Tensor]:
+        return round_norm(x, residual, norm, eps, weight, rows_multiple=SCALES)
+
+
+run_fp8_wide = RunFp8Wide()
 
 
 def scales_of(weight: Fp8Weight) -> WideScales:

@@ -8,10 +8,12 @@ from torch import Tensor
 
 from kernels.linear.epilogue import Epilogue
 from kernels.linear.paths import RunLinear
+from kernels.linear.rounded_input import TakesRounded
 from kernels.reference.compare import Reference, errors_of
 from kernels.reference.linear import linear_reference, units_may_take_8_bits
 from qualification.evidence.evidence import Check
 from qualification.measure.checks.checked import checked, one_thread, uniquely_named, worst_of_each
+from qualification.measure.checks.norm_checks import num_unequal_behind_a_norm
 from qualification.measure.inputs.guard import GUARD_MARK, GUARD_ROWS
 from qualification.measure.inputs.linear_inputs import LinearCase
 
@@ -27,7 +29,7 @@ def check_linear(run: RunLinear | Sequence[RunLinear], cases: Iterable[LinearCas
     every_row       the largest error against fp64, on every row, as a share of its limit
     nonfinite       values of the output that are NaN or infinite, rows that were never written included
     guard_writes    values beside the output that were overwritten
-    unequal_repeat  values that differ when the same input is run again
+    unequal_repeat  values that differ when the same input is run again, or where the norm before a product rounds it
     """
     runs, num_threads = run if isinstance(run, Sequence) else (run,), torch.get_num_threads()
     with one_thread():  # but for the calls themselves
@@ -60,6 +62,14 @@ def _check_case(runs: Sequence[RunLinear], case: LinearCase, num_threads: int) -
         if case.repeats:
             again, _ = _run_case(run, case, num_rows, num_threads)
             found.append(checked("unequal_repeat", case, int((again != out).sum()), f"{num_rows} rows"))
+    for run in runs if case.x.is_contiguous() else ():
+        if isinstance(run, TakesRounded) and case.x.shape[1] <= run.most_columns:
+            found += [
+                checked(
+                    "unequal_repeat", case, num_unequal_behind_a_norm(run, case, num_rows), f"{num_rows} rows, normed"
+                )
+                for num_rows in some_rows(case.row_counts)
+            ]
     return found
 
 

@@ -12,16 +12,19 @@ from torch import Tensor
 from kernels.linear.formats.int4_formats import INT4_FORMATS
 from kernels.linear.library.library_path import RunProposed
 from kernels.linear.paths import RunLinear
+from kernels.linear.rounded_input import TakesRounded
 from kernels.linear.shape import FP8_FORMATS, LinearShape, WeightFormat
 from kernels.system.device import torch_dtype
 from kernels.vocabulary.shape import Dtype
 from qualification.evidence.evidence import Check, Invariance
 from qualification.measure.checks.checked import one_thread
 from qualification.measure.checks.linear_checks import check_linear, some_rows
-from qualification.measure.faults import fp8_faults, int4_faults
+from qualification.measure.checks.norm_checks import EPS, factors_of
+from qualification.measure.faults import fp8_faults, int4_faults, norm_faults
 from qualification.measure.faults.fp8_faults import Fp8Fault
 from qualification.measure.faults.int4_faults import Int4Fault
 from qualification.measure.faults.linear_faults import LinearFault, can_show_in, trial_shapes, wrong_linear
+from qualification.measure.faults.norm_faults import NormFault, WrongNorm
 from qualification.measure.inputs.linear_inputs import (
     LinearCase,
     LinearOperands,
@@ -32,7 +35,8 @@ from qualification.measure.inputs.linear_inputs import (
 from qualification.measure.orders.linear_order import check_linear_order
 
 Call = Callable[[], None]
-AnyFault = LinearFault | Fp8Fault | Int4Fault
+_RIGHT = (LinearFault.NONE, Fp8Fault.NONE, NormFault.NONE, Int4Fault.NONE)
+AnyFault = LinearFault | Fp8Fault | NormFault | Int4Fault
 
 _MOST_PROFILED = 12  # numbers of rows
 
@@ -60,6 +64,12 @@ def passed_wrongly_in_few_bits(
             for fault in Fp8Fault
             if fp8_faults.can_show_in(fault, shape)
         ]
+        wrong += [
+            (shape, norm_fault, WrongNorm(norm_fault))
+            for shape in fp8_faults.trial_shapes()[:-1]
+            for norm_fault in NormFault
+            if norm_faults.can_show_in(norm_fault, shape)
+        ]
     if formats & INT4_FORMATS:
         of_shapes = product(int4_faults.trial_shapes(), Int4Fault)
         wrong += [(shape, fault, int4_faults.wrong_int4(fault)) for shape, fault in of_shapes]
@@ -77,7 +87,7 @@ def _passed_wrongly(
             for _, fault, run in of_shape:
                 # The first case that refuses a fault decides.
                 passes = all(check.is_passed for case in inputs for check in check_linear(run, [case]))
-                if passes is not (fault in (LinearFault.NONE, Fp8Fault.NONE, Int4Fault.NONE)):
+                if passes is not (fault in _RIGHT):
                     found.append(LinearPassedWrongly(fault, shape))
     return tuple(found)
 
@@ -137,11 +147,14 @@ class LinearTrial:
         given = case.operands.weight, case.operands.bias, shape.epilogue
         pairs = [(each, count) for each in runs[:2] for count in counts]
         pairs += [(each, count) for each in runs[2:] for count in some_rows(counts)]
-        return [partial(each, inputs[count][0], *given, inputs[count][1]) for each, count in pairs]
+        calls = [partial(each, inputs[count][0], *given, inputs[count][1]) for each, count in pairs]
+        return calls + [_normed_call(run, case, shape, count) for count in some_rows(counts) if _rounds(run, shape)]
 
     def calls(self, shape: LinearShape, run: RunLinear, device: torch.device, *, seed: int) -> Iterator[Call]:
         for case in _cases(shape, run, device, seed=seed):
             yield _call(run, case.first_rows(case.row_counts[0]), case.operands, shape)
+            if _rounds(run, shape):
+                yield _normed_call(run, case, shape, case.row_counts[0])
 
 
 def _cases(shape: LinearShape, run: RunLinear, device: torch.device, *, seed: int) -> Iterator[LinearCase]:
@@ -152,6 +165,24 @@ def _cases(shape: LinearShape, run: RunLinear, device: torch.device, *, seed: in
 
 def _call(run: RunLinear, x: Tensor, operands: LinearOperands, shape: LinearShape) -> Call:
     return partial(run, x, operands.weight, operands.bias, shape.epilogue, _result(shape, x.shape[0], x.device))
+
+
+def _rounds(run: RunLinear, shape: LinearShape) -> bool:
+    """Return whether the norm before a product of this shape may round its inputs."""
+    return isinstance(run, TakesRounded) and shape.size_in <= run.most_columns
+
+
+def _normed_call(run: RunLinear, case: LinearCase, shape: LinearShape, num_rows: int) -> Call:
+    """Return a norm with a residual, and the product of what it rounds."""
+    assert isinstance(run, TakesRounded), "it was asked for"
+    x, operands, given = case.x[:num_rows].contiguous(), case.operands, (factors_of(case.x), EPS, case.operands.weight)
+    residual, out = torch.zeros_like(x), _result(shape, num_rows, x.device)
+
+    def call() -> None:
+        rounded, _ = run.normed(x, residual, *given)
+        run(rounded, operands.weight, operands.bias, shape.epilogue, out)
+
+    return call
 
 
 def _result(shape: LinearShape, num_rows: int, device: torch.device) -> Tensor:

@@ -13,12 +13,21 @@ from kernels.experts.formats import FewBitFormat
 from kernels.experts.paths import EXPERTS_PATHS
 from kernels.experts.shape import ExpertsShape
 from kernels.fused.activation_kind import Activation
+from kernels.fused.norm import add_rms_norm, rms_norm
 from kernels.linear.epilogue import Epilogue
-from kernels.linear.formats.fp8_weights import E4M3, LARGEST, Fp8StaticWeight, Fp8Weight, spread
+from kernels.linear.formats.fp8_weights import (
+    E4M3,
+    LARGEST,
+    Fp8StaticWeight,
+    Fp8Weight,
+    scales_of_rows,
+    scales_of_runs,
+    spread,
+)
 from kernels.linear.formats.int4_formats import INT4_32, INT4_128
 from kernels.linear.hopper.fp8_rounding import wide_inputs
 from kernels.linear.hopper.fp8_wide import launch_fp8_wide
-from kernels.linear.hopper.fp8_wide_path import scales_of
+from kernels.linear.hopper.fp8_wide_path import RunFp8Wide, scales_of
 from kernels.linear.hopper.fp8_wide_tilings import WideScales, fp8_wide_tiling, fp8_wide_tilings
 from kernels.linear.paths import LINEAR_PATHS, LinearPath
 from kernels.linear.portable.fp8_inputs import rounded_inputs
@@ -29,6 +38,7 @@ from kernels.vocabulary.row_buckets import LinearRows, TokenRows
 from kernels.vocabulary.shape import Dtype
 from qualification.measure.checks.experts_checks import check_experts
 from qualification.measure.checks.linear_checks import check_linear
+from qualification.measure.checks.norm_checks import factors_of, numbers_of
 from qualification.measure.inputs.experts_inputs import experts_cases
 from qualification.measure.inputs.linear_inputs import linear_cases, operands_of
 from support.compiled.compile_outside import run_outside
@@ -141,6 +151,41 @@ def test_no_product_of_many_rows_spills_and_each_sum_ends(compiled: dict[str, di
         assert case["shared_bytes"] <= SHARED_BYTES, name
         assert case["of_8_bits"] > 0, name
         assert case["sums"] >= case["numbers"], name
+
+
+@pytest.mark.sm90
+def test_a_norm_that_rounds_sums_in_the_order_of_the_norm(compiled: dict[str, dict[str, dict[str, int]]]) -> None:
+    """So that its numbers are the norm's, to the bit."""
+    for name, case in compiled["norms"].items():
+        assert case["spills"] <= (2 if name.startswith("16384") else 0), name
+        assert case["summed_in"] == case["norm_summed_in"], name
+
+
+@pytest.mark.parametrize("weight_format", [FP8_ROWS, FP8_STATIC, FP8_BLOCKS], ids=str)
+def test_a_norm_that_rounds_is_the_norm_and_the_rounding(weight_format: WeightFormat, device: torch.device) -> None:
+    """Triton's interpreter converts no numbers to codes as a GPU does, and warns of NaN: there scales are compared."""
+    weight = class_of(weight_format).of(torch.randn(16, 200, dtype=torch.float16, device=device))
+    x, residual = (torch.randn(5, 200, dtype=torch.float16, device=device) for _ in range(2))
+    x[1], x[2] = torch.nan if device.type == "cuda" else 0, x[2] * 50
+    norm = factors_of(x)
+    for before in (None, residual):
+        given, own = x.clone(), None if before is None else before.clone()
+        if before is None:
+            normed, total = rms_norm(x, norm, 1e-5), given
+        else:
+            normed, total = add_rms_norm(x.clone(), before.clone(), norm, 1e-5)
+        rounded, summed = RunFp8Wide().normed(given, own, norm, 1e-5, weight)
+        assert torch.equal(summed.nan_to_num(), total.nan_to_num())
+        assert torch.equal(rounded.plain().nan_to_num(), normed.nan_to_num())
+        if isinstance(weight, Fp8StaticWeight):
+            wanted = weight.input_scales[0]
+        else:
+            wanted = (scales_of_runs if weight_format == FP8_BLOCKS else scales_of_rows)(normed).T
+        scales = rounded.scales[:, :5] if rounded.scales.dim() == 2 else rounded.scales
+        assert torch.equal(scales.nan_to_num(), wanted.nan_to_num())
+        if device.type == "cuda":
+            numbers, wanted = numbers_of(rounded, weight), weight.as_multiplied(normed)
+            assert torch.equal(numbers.nan_to_num(), wanted.nan_to_num())
 
 
 @pytest.mark.parametrize(("num_rows", "size_out", "parts", "tile"), [

@@ -4,6 +4,7 @@ A program of its own: where Triton's interpreter is on, as in the tests of this 
 """
 
 import json
+import re
 
 import torch
 from triton.runtime import driver
@@ -16,15 +17,19 @@ from kernels.experts.fp8.tilings import slot_tiling, tile_tiling
 from kernels.experts.int4.launch import compiled as compiled_int4
 from kernels.experts.mxfp4.tilings import CodesTiles
 from kernels.fused.activation_kind import Activation
+from kernels.fused.backend import Aligned
 from kernels.linear.epilogue import Epilogue
 from kernels.linear.formats.int4_formats import INT4_32, INT4_128, INT4_FORMATS
+from kernels.linear.hopper.fp8_norm import hallmark_fp8_norm, options_of
 from kernels.linear.hopper.fp8_wide import compiled_fp8_wide
 from kernels.linear.hopper.fp8_wide_tilings import WideScales, fp8_wide_tilings
 from kernels.linear.portable.fp8_path import fp8_launches
 from kernels.linear.portable.int4_path import int4_launch
 from kernels.linear.portable.tiles import MOST_FEW, fp8_tile, int4_tile
+from kernels.linear.rounded_input import TakesRounded
 from kernels.linear.shape import FP8_BLOCKS, FP8_ROWS, FP8_STATIC, WeightFormat
 from kernels.linear.weights import class_of
+from support.compiled.fused_kernels import rms_norm_kernel
 from support.compiled.gluon_sass import count, disassemble
 from support.compiled.sm90_driver import Hopper
 
@@ -139,12 +144,39 @@ def facts_of_wide(scales: WideScales, parts: int) -> dict[str, dict[str, int]]:
     return found
 
 
+def facts_of_norms() -> dict[str, dict[str, object]]:
+    """Facts of the norms that round, by columns and scales, and the layouts that they and the plain norm sum in."""
+    found: dict[str, dict[str, object]] = {}
+    bf16, overlap = Aligned(BF16), {"OVERLAPS": True, "launch_pdl": True, "grid": (1,)}
+    for size in (192, 2112, 4096, 8192, TakesRounded.most_columns):
+        options = options_of(size, "rows", True)
+        same = {key: options[key] for key in ("SIZE", "BLOCK", "HAS_RESIDUAL", "num_warps")}
+        plain = rms_norm_kernel.warmup(*[bf16] * 4, size, size, 0.0, **same, **overlap)
+        for by in ("rows", "runs", "given"):
+            tensors = bf16, bf16, bf16, Aligned(torch.float8_e4m3fn), Aligned(torch.float32)
+            kernel = hallmark_fp8_norm.warmup(*tensors, 3, 0.0, **options_of(size, by, True), **overlap)
+            found[f"{size} {by}"] = {
+                "spills": count(disassemble(kernel.asm["cubin"]), "STL"),
+                "summed_in": layout_of_first_sum(kernel.asm["ttgir"]),
+                "norm_summed_in": layout_of_first_sum(plain.asm["ttgir"]),
+            }
+    return found
+
+
+def layout_of_first_sum(ir: str) -> str:
+    """Return the layout of what a kernel's first reduction sums."""
+    [name] = re.findall(r"\(tensor<\w+, (#\w+)>\) ->", ir[ir.index('"tt.reduce"') :])[:1]
+    [layout] = re.findall(rf"^{name} = (.*)$", ir, re.MULTILINE)
+    return str(layout)
+
+
 def main() -> None:
     driver.set_active(Hopper())
     found = {name: facts(*case) for name, case in CASES.items()}
     experts = {name: facts_of_experts(*case) for name, case in EXPERTS.items()}
     wide = facts_of_wide(WideScales.ROWS, 1) | facts_of_wide(WideScales.BLOCKS, 2)
-    print(json.dumps({"products": found, "experts": experts, "gluon": facts_of_gluon(), "wide": wide}))
+    parts = {"products": found, "experts": experts, "gluon": facts_of_gluon(), "wide": wide, "norms": facts_of_norms()}
+    print(json.dumps(parts))
 
 
 if __name__ == "__main__":

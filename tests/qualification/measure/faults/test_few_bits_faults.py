@@ -10,8 +10,9 @@ from kernels.linear.formats.int4_formats import INT4_FORMATS
 from kernels.linear.paths import LINEAR_PATHS
 from kernels.linear.shape import FP8_FORMATS, LinearShape
 from qualification.measure.checks.linear_checks import check_linear
-from qualification.measure.faults import fp8_faults, int4_faults
+from qualification.measure.faults import fp8_faults, int4_faults, norm_faults
 from qualification.measure.faults.fp8_faults import Fp8Fault
+from qualification.measure.faults.norm_faults import NormFault
 from qualification.measure.inputs.linear_inputs import linear_cases, operands_of
 from qualification.measure.trials.linear_trial import passed_wrongly_in_few_bits
 from qualification.model.forward.bounded import Bounded, Precision, chunks_of, product
@@ -56,3 +57,4 @@ def test_sums_of_8_bits_that_end_after_128_columns_are_right() -> None:
 def test_each_fault_shows_in_a_shape() -> None:
     shapes = fp8_faults.trial_shapes()
     assert all(any(fp8_faults.can_show_in(fault, shape) for shape in shapes) for fault in Fp8Fault)
+    assert all(any(norm_faults.can_show_in(fault, shape) for shape in shapes) for fault in NormFault)
