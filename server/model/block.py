@@ -6,6 +6,7 @@ the norm are one kernel: `hidden, residual = block(hidden, residual, step)`, and
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,14 +21,17 @@ from kernels.fused.layer_norm import add_layer_norm, layer_norm
 from kernels.fused.norm import add_rms_norm, rms_norm
 from kernels.fused.rope_kv import rotate_queries
 from kernels.fused.split_norm import mean_squares, norm_by
+from kernels.linear.rounded_input import Input, unrounded
 from server.model.kv_cache import AsymmetricLayer
-from server.model.linear import Product
+from server.model.latent_attention import LatentAttention
+from server.model.linear import Activated, Capped, Gated, GatedAlike, Product, RoundsNorm
 from server.model.ranks import Ranks
 from server.model.step import Step
 
-Sublayer = Callable[[Tensor, Step], Tensor]  # attention, or a feed-forward; of what a norm has made for it
-# (hidden, residual or None before the first block) -> (what the sublayer reads, the new residual)
-Entry = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]
+Sublayer = Callable[[Any, Step], Tensor]  # attention, or a feed-forward; of what a norm has made for it
+# (hidden, residual or None before the first block) -> (what the sublayer reads, the new residual). It reads a tensor;
+# one that has a `sole_reader` may be given a `RoundedInput`.
+Entry = Callable[[Tensor, Tensor | None], tuple[Any, Tensor]]
 # Called with what a sublayer reads and the residual, before the sublayer runs; both may be written over afterwards.
 OnEntry = Callable[[Tensor, Tensor], None]
 OnFinish = Callable[[Tensor], None]  # called with the residual behind the feed-forward, which is changed afterwards
@@ -127,9 +131,9 @@ class ObservedEntry:
     entry: Entry
     on_entry: OnEntry
 
-    def __call__(self, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+    def __call__(self, hidden: Tensor, residual: Tensor | None) -> tuple[Input, Tensor]:
         read, residual = self.entry(hidden, residual)
-        self.on_entry(read, residual)
+        self.on_entry(unrounded(read), residual)
         return read, residual
 
 
@@ -144,6 +148,18 @@ class AddNorm:
         if residual is None:
             return rms_norm(hidden, self.weight, self.eps), hidden
         return add_rms_norm(hidden, residual, self.weight, self.eps)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundingNorm:
+    """Norm as `AddNorm`, and rounded at once for the one product that reads it, where that takes it so."""
+
+    norm: AddNorm
+    reader: RoundsNorm
+
+    def __call__(self, hidden: Tensor, residual: Tensor | None) -> tuple[Input, Tensor]:
+        rounded = self.reader.normed(hidden, residual, self.norm.weight, self.norm.eps)
+        return self.norm(hidden, residual) if rounded is None else rounded
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +203,7 @@ class NormAfter:
     weight: Tensor
     eps: float
 
-    def __call__(self, x: Tensor, step: Step) -> Tensor:
+    def __call__(self, x: Any, step: Step) -> Tensor:
         return rms_norm(self.sublayer(x, step), self.weight, self.eps)
 
 
@@ -198,7 +214,7 @@ class ScaleAfter:
     sublayer: Sublayer
     factor: float
 
-    def __call__(self, x: Tensor, step: Step) -> Tensor:
+    def __call__(self, x: Any, step: Step) -> Tensor:
         return self.sublayer(x, step).mul_(self.factor)
 
 
@@ -253,7 +269,7 @@ class FeedForward:
     gated: Product
     down: Product
 
-    def __call__(self, x: Tensor, step: Step | None) -> Tensor:
+    def __call__(self, x: Input, step: Step | None) -> Tensor:
         return self.down(self.gated(x, step), step)
 
 
@@ -264,7 +280,7 @@ class HeadGate:
     product: Product
     function: GateFunction
 
-    def __call__(self, out: Tensor, x: Tensor, step: Step) -> Tensor:
+    def __call__(self, out: Tensor, x: Input, step: Step) -> Tensor:
         """out [T, heads, d], written in place; x [T, hidden]."""
         return gate_heads_(out, self.product(x, step), self.function)
 
@@ -298,7 +314,7 @@ class Attention:
     grows: bool = False
     gate: HeadGate | None = None
 
-    def __call__(self, x: Tensor, step: Step) -> Tensor:
+    def __call__(self, x: Input, step: Step) -> Tensor:
         q, k, v = self._heads(x, step)
         out = self._attended(q, k, v, step)
         if self.gate is not None:
@@ -327,7 +343,7 @@ class Attention:
         step.attend(self.layer, q, k, v, out)
         return out
 
-    def _heads(self, x: Tensor, step: Step) -> tuple[Tensor, ...]:
+    def _heads(self, x: Input, step: Step) -> tuple[Tensor, ...]:
         """q [T, heads, d], k and v [T, kv_heads, d]."""
         return self.qkv(x, step).view(x.shape[0], *self.heads).split_with_sizes(self.splits, dim=1)
 
@@ -338,7 +354,7 @@ class GatedAttention(Attention):
 
     function: GateFunction = field(kw_only=True)
 
-    def __call__(self, x: Tensor, step: Step) -> Tensor:
+    def __call__(self, x: Input, step: Step) -> Tensor:
         num_heads, head_dim = self.heads
         projected = self.qkv(x, step).view(x.shape[0], num_heads + self.splits[0], head_dim)
         gate, q, k, v = projected.split_with_sizes((self.splits[0], *self.splits), dim=1)
@@ -358,7 +374,7 @@ class RowNormedAttention(Attention):
     k_row_norm: Tensor = field(kw_only=True)
     ranks: Ranks = field(kw_only=True)
 
-    def _heads(self, x: Tensor, step: Step) -> tuple[Tensor, ...]:
+    def _heads(self, x: Input, step: Step) -> tuple[Tensor, ...]:
         head_dim, num_tokens = self.heads[1], x.shape[0]
         q, k, v = self.qkv(x, step).split_with_sizes([num * head_dim for num in self.splits], dim=1)
         if self.ranks.world == 1:
@@ -385,7 +401,7 @@ class NormedValuesAttention(Attention):
             step.kept[self.layer] = k, v  # the keys are rotated in place
         return Attention._attended(self, q, k, v, step)
 
-    def _heads(self, x: Tensor, step: Step) -> tuple[Tensor, ...]:
+    def _heads(self, x: Input, step: Step) -> tuple[Tensor, ...]:
         q, k, *made = Attention._heads(self, x, step)
         return q, k, norm_heads(made[0] if made else k, self.eps)
 
@@ -417,7 +433,7 @@ class AsymmetricAttention(Attention):
         step.attend(self.layer, q, k, v, out)
         return out
 
-    def _heads(self, x: Tensor, step: Step) -> tuple[Tensor, ...]:
+    def _heads(self, x: Input, step: Step) -> tuple[Tensor, ...]:
         parts = self.qkv(x, step).split_with_sizes(self.sizes, dim=1)
         return tuple(it.view(x.shape[0], num, -1) for it, num in zip(parts, self.splits, strict=True))
 
@@ -431,7 +447,7 @@ class BorrowingAttention(Attention):
 
     source: int = field(kw_only=True)
 
-    def __call__(self, x: Tensor, step: Step) -> Tensor:
+    def __call__(self, x: Input, step: Step) -> Tensor:
         [q] = self._heads(x, step)
         rotate_queries(
             q,
@@ -446,3 +462,22 @@ class BorrowingAttention(Attention):
         out = q.new_empty(*q.shape)
         step.attend(self.layer, q, k, v, out)
         return self.output(out.flatten(1), step)
+
+
+def sole_reader(sublayer: Sublayer) -> RoundsNorm | None:
+    """Return the product that alone reads what a sublayer does, and rounds it; None where other things read it too."""
+    product: object = None
+    match sublayer:
+        case NormAfter() | ScaleAfter():
+            return sole_reader(sublayer.sublayer)
+        case Attention(gate=None):
+            product = sublayer.qkv
+        case LatentAttention(indexer=None):
+            product = sublayer.projected
+        case FeedForward(gated=Gated() | GatedAlike() | Capped() as inner):
+            product = inner.gate_up
+        case FeedForward(gated=Activated() as inner):
+            product = inner.up
+        case FeedForward():
+            product = sublayer.gated
+    return product if isinstance(product, RoundsNorm) and product.rounds_inputs else None

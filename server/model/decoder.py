@@ -59,12 +59,14 @@ from server.model.block import (
     NormedValuesAttention,
     ParallelBlock,
     PerLayerGate,
+    RoundingNorm,
     RowNormedAttention,
     ScaleAfter,
     SingleBlock,
     Sublayer,
     SumNorm,
     add,
+    sole_reader,
 )
 from server.model.channel_delta import ChannelDelta
 from server.model.experts import Experts, ExpertsApart, ProductsOf, Shared, SharedAlike, products_of
@@ -307,10 +309,10 @@ class Decoder:
             if config.mixer is None:
                 return EmptyBlock()
             mixer = self._finished(self._mixer(index, config, weights), weights.norm_after_attention)
-            return SingleBlock(self._entry(weights.attention_norm), mixer)
+            return SingleBlock(self._entry(weights.attention_norm, mixer), mixer)
         if config.mixer is None:
             fed = self._finished(self._feed_forward(index, config, weights), weights.norm_after_feed_forward)
-            return SingleBlock(self._entry(weights.feed_forward_norm), fed)
+            return SingleBlock(self._entry(weights.feed_forward_norm, fed), fed)
         if config.norms.is_shared:
             return ParallelBlock(
                 self._entry(weights.attention_norm),
@@ -318,11 +320,14 @@ class Decoder:
                 self._finished(self._feed_forward(index, config, weights), None),
             )
         reads_residual = isinstance(config.feed_forward, ExpertsConfig) and config.feed_forward.norms_apart
+        mixer = self._finished(self._mixer(index, config, weights), weights.norm_after_attention)
+        fed = self._finished(self._feed_forward(index, config, weights), weights.norm_after_feed_forward)
+        feed_norm = None if reads_residual else weights.feed_forward_norm
         return Block(
-            self._entry(weights.attention_norm),
-            self._finished(self._mixer(index, config, weights), weights.norm_after_attention),
-            self._entry(None if reads_residual else weights.feed_forward_norm),
-            self._finished(self._feed_forward(index, config, weights), weights.norm_after_feed_forward),
+            self._entry(weights.attention_norm, mixer),
+            mixer,
+            self._entry(feed_norm, fed),
+            fed,
             self._finish(index, weights),
         )
 
@@ -595,13 +600,17 @@ class Decoder:
         """The projection whose columns the ranks share; itself with one rank, or where the next norm sums it up."""
         return product if self.ranks.world == 1 or self._sums_at_norms else self.ranks.summed(product)
 
-    def _entry(self, norm: Tensor | None) -> Entry:
+    def _entry(self, norm: Tensor | None, *readers: Sublayer) -> Entry:
+        """Return what adds to the residual on the way into these sublayers, and norms it; None: as it is."""
         if norm is None:
             return add
         weight, eps = self._norm_weight(norm), self.config.norm_eps
         if self.config.norms_subtract_mean:
             return AddLayerNorm(weight, eps)
-        return SumNorm(weight, eps, self.ranks) if self._sums_at_norms else AddNorm(weight, eps)
+        if self._sums_at_norms:
+            return SumNorm(weight, eps, self.ranks)
+        reader = sole_reader(readers[0]) if len(readers) == 1 else None
+        return AddNorm(weight, eps) if reader is None else RoundingNorm(AddNorm(weight, eps), reader)
 
     def _finished(self, sublayer: Sublayer, norm: Tensor | None) -> Sublayer:
         """Wrap a sublayer with what the model does to its result before the residual is added."""

@@ -8,6 +8,7 @@ from torch import Tensor
 from kernels.calls.indexed import Index
 from kernels.fused.norm import rms_norm
 from kernels.latent.head_products import multiply_heads
+from kernels.linear.rounded_input import Input, unrounded
 from qualification.model.latent import NORM_EPS, LatentSizes
 from server.model.kv_cache import LatentLayer
 from server.model.linear import Product
@@ -69,7 +70,7 @@ class LatentAttention:
     choice_of: int | None = None
     is_alike: bool = False
 
-    def __call__(self, x: Tensor, step: Step) -> Tensor:
+    def __call__(self, x: Input, step: Step) -> Tensor:
         sizes, num_tokens = self.sizes, x.shape[0]
         projected = self.projected(x, step)
         latent, of_key = projected.split_with_sizes((projected.shape[1] - sizes.key, sizes.key), dim=1)
@@ -97,7 +98,7 @@ class LatentAttention:
         )
         index = None
         if self.indexer is not None:
-            index = self._index(self.indexer, x, latent, step, pages, keys)
+            index = self._index(self.indexer, unrounded(x), latent, step, pages, keys)
         elif self.choice_of is not None:
             assert step.choices is not None, "the decoder keeps choices"
             index = Index(step.choices[self.choice_of])

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from kernels.fused.ungated import activated
 from kernels.fused.ungated_kind import Ungated
 from kernels.linear.epilogue import Epilogue
 from kernels.linear.first_path import multiply
+from kernels.linear.rounded_input import Input, RoundedInput, unrounded
 from kernels.linear.shape import WeightFormat
 from kernels.linear.weights import LinearWeight, class_of
 from server.model.step import Step
@@ -80,10 +81,27 @@ class Linear:
 class Product(Protocol):
     """Computes the product with one weight."""
 
-    def __call__(self, x: Tensor, step: Step | None, out: Tensor | None = None) -> Tensor:
+    def __call__(self, x: Input, step: Step | None, out: Tensor | None = None) -> Tensor:
         """Return [rows, size_out] for x [rows, size_in], in `out` where it is given.
 
         `step`: the forward pass that this is part of; None outside of one, as for logits and when kernels are compiled.
+        """
+
+
+@runtime_checkable
+class RoundsNorm(Protocol):
+    """A product that the norm before it can be rounded for."""
+
+    @property
+    def rounds_inputs(self) -> bool:
+        """Return whether the format of the weight says that inputs are rounded."""
+
+    def normed(
+        self, hidden: Tensor, residual: Tensor | None, norm: Tensor, eps: float
+    ) -> tuple[RoundedInput, Tensor] | None:
+        """Return the product's input and the residual, as `AddNorm` of `block.py` in one launch with the rounding.
+
+        None, with nothing done, where the path of so many rows takes plain inputs.
         """
 
 
@@ -98,7 +116,7 @@ class Gated:
     gate_up: Product
     activation: Activation
 
-    def __call__(self, x: Tensor, step: Step | None, out: Tensor | None = None) -> Tensor:
+    def __call__(self, x: Input, step: Step | None, out: Tensor | None = None) -> Tensor:
         return gated(self.gate_up(x, step), self.activation, out)
 
 
@@ -109,7 +127,7 @@ class GatedAlike:
     gate_up: Product
     activation: Activation
 
-    def __call__(self, x: Tensor, step: Step | None, out: Tensor | None = None) -> Tensor:
+    def __call__(self, x: Input, step: Step | None, out: Tensor | None = None) -> Tensor:
         found = gated_alike(self.gate_up(x, step), self.activation)
         return found if out is None else out.copy_(found)
 
@@ -121,7 +139,7 @@ class Capped:
     gate_up: Product
     activation: CappedSilu
 
-    def __call__(self, x: Tensor, step: Step | None, out: Tensor | None = None) -> Tensor:
+    def __call__(self, x: Input, step: Step | None, out: Tensor | None = None) -> Tensor:
         found = capped(self.gate_up(x, step), self.activation)
         return found if out is None else out.copy_(found)
 
@@ -133,7 +151,7 @@ class Activated:
     up: Product
     activation: Ungated
 
-    def __call__(self, x: Tensor, step: Step | None, out: Tensor | None = None) -> Tensor:
+    def __call__(self, x: Input, step: Step | None, out: Tensor | None = None) -> Tensor:
         return activated(self.up(x, step), self.activation, out)
 
 
@@ -144,8 +162,8 @@ class Unplanned:
     linear: Linear
     epilogue: Epilogue
 
-    def __call__(self, x: Tensor, step: Step | None, out: Tensor | None = None) -> Tensor:  # noqa: ARG002
-        return multiply(x, self.linear.weight, self.linear.bias, self.epilogue, out)
+    def __call__(self, x: Input, step: Step | None, out: Tensor | None = None) -> Tensor:  # noqa: ARG002
+        return multiply(unrounded(x), self.linear.weight, self.linear.bias, self.epilogue, out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +176,8 @@ class CutOff:
     product: Product
     bound: float
 
-    def __call__(self, x: Tensor, step: Step | None, out: Tensor | None = None) -> Tensor:
-        return self.product(x.clamp(-self.bound, self.bound), step, out)
+    def __call__(self, x: Input, step: Step | None, out: Tensor | None = None) -> Tensor:
+        return self.product(unrounded(x).clamp(-self.bound, self.bound), step, out)
 
 
 def unplanned(_: int | None, __: WeightName, linear: Linear, epilogue: Epilogue) -> Product:

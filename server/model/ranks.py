@@ -17,6 +17,7 @@ from kernels.collective.boxes import MOST_ROWS, Boxes, BoxPeers, make_boxes, pie
 from kernels.collective.inboxes import PeerMemoryError, RankInboxes, num_connected
 from kernels.collective.library_path import run_library
 from kernels.collective.peers import AddNorm, Peers, RunCollective
+from kernels.linear.rounded_input import Input
 from server.model.linear import Product
 from server.model.step import Step
 
@@ -193,5 +194,5 @@ class Summed:
     ranks: Ranks
     product: Product
 
-    def __call__(self, x: Tensor, step: Step | None, out: Tensor | None = None) -> Tensor:
+    def __call__(self, x: Input, step: Step | None, out: Tensor | None = None) -> Tensor:
         return self.ranks.sum(self.product(x, step, out))

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Protocol, Unpack
+from typing import Any, Protocol, Unpack
 
 import torch
 from torch import Tensor
@@ -12,12 +12,14 @@ from kernels.linear.epilogue import Epilogue
 from kernels.linear.library.library_path import Note, RunMeasured, RunProposed
 from kernels.linear.ordered.library_path import RunMeasuredInOrder, RunProposedInOrder
 from kernels.linear.paths import LinearPath, RunLinear
-from kernels.linear.shape import PLAIN, LinearShape
+from kernels.linear.rounded_input import Input, RoundedInput, TakesRounded, unrounded
+from kernels.linear.shape import FP8_FORMATS, PLAIN, LinearShape
 from kernels.system.device import dtype_of, torch_dtype
 from kernels.vocabulary.operators import Operator
 from kernels.vocabulary.path import is_for_order
 from kernels.vocabulary.row_buckets import LinearRows
 from qualification.decision.decision import Decision
+from server.engine.operators.launch_errors import LAUNCH_ERRORS
 from server.engine.operators.rows_table import Calls, RowsTable, StepSizes
 from server.engine.operators.table import OperatorChoice, TableOptions
 from server.model.linear import SUMMED, Linear, WeightName
@@ -74,6 +76,28 @@ class LinearTable(RowsTable[LinearShape, RunLinear]):
         """Return the (path, shape) pairs of a step, of paths of our own: PyTorch's products are in every model's."""
         return [pair for pair in super().pairs(sizes) if not pair[0].startswith("torch.")]
 
+    def normed(
+        self, calls: Calls[LinearShape], x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: Any
+    ) -> tuple[RoundedInput, Tensor] | None:
+        """Norm and round inputs by what is decided for so many rows; the next path where one fails to launch.
+
+        None, with nothing done, where no path is left that takes them so. Raises DeviceLost where other ranks wait.
+        """
+        place, columns = calls.place(x.shape[0]), x.shape[1]
+        while (choice := calls.choices[place]) is not None and isinstance(choice.run, TakesRounded):
+            if columns > choice.run.most_columns:
+                return None
+            try:
+                return choice.run.normed(x, residual, norm, eps, weight)
+            except LAUNCH_ERRORS as error:
+                self.replace(choice, error)
+        return None
+
+    def _given(self, run: RunLinear, given: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Give a path plain inputs in the place of those that were rounded for another one."""
+        x = given[0]
+        return (x.plain(), *given[1:]) if isinstance(x, RoundedInput) and x.maker is not run else given
+
     def product(
         self,
         layer: int | None,
@@ -113,11 +137,16 @@ class LinearTable(RowsTable[LinearShape, RunLinear]):
 
 @dataclass(frozen=True, slots=True)
 class ProductCall:
-    """Tensors that one product read and wrote: x [rows, size_in], out [rows, size_out]."""
+    """Call of one product: what it read [rows, size_in], and out [rows, size_out]."""
 
     product: "ServedProduct"
-    x: Tensor
+    read: Input
     out: Tensor
+
+    @property
+    def x(self) -> Tensor:
+        """Return what was read in its own dtype: of a rounded norm it is normed again."""
+        return unrounded(self.read)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,10 +168,23 @@ class ServedProduct:
     dtype_out: torch.dtype
     early: Early | None = None
 
-    def __call__(self, x: Tensor, step: Step | None, out: Tensor | None = None) -> Tensor:  # noqa: ARG002
+    @property
+    def rounds_inputs(self) -> bool:
+        return self.shape.weight_format in FP8_FORMATS
+
+    def normed(
+        self, hidden: Tensor, residual: Tensor | None, norm: Tensor, eps: float
+    ) -> tuple[RoundedInput, Tensor] | None:
+        """Return the product's input and the residual. None, with nothing done, where x must be plain."""
+        if not hidden.is_contiguous() or not (residual is None or residual.is_contiguous()):
+            return None
+        return self.table.normed(self.calls, hidden, residual, norm, eps, self.linear.weight)
+
+    def __call__(self, x: Input, step: Step | None, out: Tensor | None = None) -> Tensor:  # noqa: ARG002
         """Return epilogue(x [rows, size_in] @ weight^T + bias). Raises NoPathError."""
         if self.early is None:
             return self.whole(x, out)
+        x = unrounded(x)
         pieces = list(self.early.pieces(x.shape[0]))
         if len(pieces) == 1:
             return self.whole(x, out)
@@ -154,18 +196,18 @@ class ServedProduct:
         self._tapped(choice, x, out)
         return out
 
-    def whole(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+    def whole(self, x: Input, out: Tensor | None = None) -> Tensor:
         """Return what a call does, by one launch and for nobody else."""
         if out is None:
             out = x.new_empty(x.shape[0], self.shape.size_out, dtype=self.dtype_out)
         self._tapped(self._launch(x, out), x, out)
         return out
 
-    def _launch(self, x: Tensor, out: Tensor) -> OperatorChoice[LinearShape, RunLinear]:
+    def _launch(self, x: Input, out: Tensor) -> OperatorChoice[LinearShape, RunLinear]:
         linear = self.linear
         return self.table.launch(self.calls, x.shape[0], x, linear.weight, linear.bias, self.shape.epilogue, out)
 
-    def _tapped(self, choice: OperatorChoice[LinearShape, RunLinear], x: Tensor, out: Tensor) -> None:
+    def _tapped(self, choice: OperatorChoice[LinearShape, RunLinear], x: Input, out: Tensor) -> None:
         """Show a call to who checks it: of several launches their last one's path, of the rows of all."""
         if self.table.tap is not None:
             self.table.tap(choice, ProductCall(self, x, out))

@@ -179,11 +179,15 @@ class RowsTable(OperatorTable[RowsShapeT, RunT]):
                 raise self.no_path(calls.shapes[place])
             run: Any = choice.run
             try:
-                run(*given)
+                run(*self._given(run, given))
             except LAUNCH_ERRORS as error:
                 self.replace(choice, error)
             else:
                 return choice
+
+    def _given(self, _run: RunT, given: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the arguments of a launch as this path takes them."""
+        return given
 
     def served(self, sizes: StepSizes) -> tuple[Decision[RowsShapeT], ...]:
         """Return each decision that serves such a step."""

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from kernels.functional import AttentionPlan, plan_varlen
 from kernels.linear.first_path import multiply
+from kernels.linear.rounded_input import Input, unrounded
 from server.model.linear import Linear, Product
 from server.model.step import Step
 from server.model.vision.weights import TowerWeight
@@ -63,8 +64,8 @@ class FirstPath:
 class _FirstProduct:
     linear: Linear
 
-    def __call__(self, x: Tensor, step: Step | None, out: Tensor | None = None) -> Tensor:  # noqa: ARG002
-        return multiply(x, self.linear.weight, self.linear.bias, out=out)
+    def __call__(self, x: Input, step: Step | None, out: Tensor | None = None) -> Tensor:  # noqa: ARG002
+        return multiply(unrounded(x), self.linear.weight, self.linear.bias, out=out)
 
 
 class BoundedProduct:
@@ -75,11 +76,11 @@ class BoundedProduct:
         self._product = product
         self._bounds = [[float(it) for it in part] for part in bounds.tolist()]
 
-    def __call__(self, x: Tensor, step: Step | None, out: Tensor | None = None) -> Tensor:
+    def __call__(self, x: Input, step: Step | None, out: Tensor | None = None) -> Tensor:
         """Multiply once for all parts that read the same."""
         found = out
         for read in dict.fromkeys((it[0], it[1]) for it in self._bounds):
-            made = self._product(x.clamp(*read), step)
+            made = self._product(unrounded(x).clamp(*read), step)
             found = torch.empty_like(made) if found is None else found
             parts = zip(self._bounds, found.chunk(len(self._bounds), 1), made.chunk(len(self._bounds), 1), strict=True)
             for (low, high, least, most), whole, own in parts:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from kernels.linear.epilogue import Epilogue
+from kernels.linear.rounded_input import Input
 from qualification.model.shard import shard_of
 from server.model.decoder import Decoder, Operators
 from server.model.linear import Linear, Product, WeightName, unplanned
@@ -79,7 +80,7 @@ def logits(decoder: Decoder, token_ids: Tensor, *, is_other: bool = False) -> tu
     def product_of(layer: int | None, name: WeightName, linear: Linear, epilogue: Epilogue) -> Product:
         right = unplanned(layer, name, linear, epilogue)
 
-        def product(x: Tensor, step: Step | None, out: Tensor | None = None) -> Tensor:
+        def product(x: Input, step: Step | None, out: Tensor | None = None) -> Tensor:
             y = right(x, step, out)
             if name is WeightName.ROUTER:
                 found.append(y.clone())

@@ -1,6 +1,7 @@
 """Layers whose weights have 8 bits beside the plain forward pass, which rounds weights' inputs by the definition."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -8,6 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.linear.epilogue import Epilogue
+from kernels.linear.rounded_input import Input, RoundedInput
+from kernels.linear.shape import FP8_FORMATS
+from qualification.measure.faults.norm_faults import NormFault, WrongNorm
+from server.model.decoder import Decoder, Operators
+from server.model.linear import Linear, Product, WeightName, unplanned
+from server.model.step import Step
 from server.settings import DtypeChoice
 from support.engine.checked_layers import CheckedLayers, Tensors, edited
 from support.models.quantized_files import in_8_bits
@@ -115,6 +123,44 @@ def test_a_wrong_scale_or_code_is_seen_and_named(name: str, made: Made, tmp_path
     assert found.first is not None
     assert found.first.section == section
     assert found.first.factor > 1.5
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """A product whose inputs the norm before it rounds, as a served one is, with a fault or without."""
+
+    linear: Linear
+    epilogue: Epilogue
+    run: WrongNorm
+    rounds_inputs: bool = True
+
+    def normed(self, hidden: Tensor, residual: Tensor | None, norm: Tensor, eps: float) -> tuple[RoundedInput, Tensor]:
+        return self.run.normed(hidden, residual, norm, eps, self.linear.weight)
+
+    def __call__(self, x: Input, _step: Step | None, out: Tensor | None = None) -> Tensor:
+        weight = self.linear.weight
+        out = x.new_empty(x.shape[0], weight.size[0] // self.epilogue.parts, dtype=weight.dtype) if out is None else out
+        self.run(x, weight, self.linear.bias, self.epilogue, out)
+        return out
+
+
+@pytest.mark.parametrize("kind", ["blocks", "static"])
+@pytest.mark.parametrize("fault", [NormFault.NONE, NormFault.RECIPROCAL])
+def test_layers_whose_norms_round_are_proven_or_refused(kind: str, fault: NormFault, made: Made) -> None:
+    model, run = made(kind, DtypeChoice.BF16), WrongNorm(fault)
+
+    def product(layer: int | None, name: WeightName, linear: Linear, epilogue: Epilogue) -> Product:
+        is_rounded = linear.weight.format() in FP8_FORMATS
+        return Rounding(linear, epilogue, run) if is_rounded else unplanned(layer, name, linear, epilogue)
+
+    own = model.runner.worker.decoder
+    found = model.check(Decoder(own.config, own.weights, own.ranks, Operators(product)))
+    if fault is NormFault.NONE:
+        assert found.first is None, str(found.first)
+    else:
+        assert found.first is not None
+        assert found.first.section == "queries"
+        assert found.first.factor > 1.5
 
 
 def test_a_bound_of_inputs_that_is_not_kept_is_seen(made: Made, tmp_path: Path) -> None:
