@@ -13,6 +13,7 @@ from kernels.fp8_cache.pages import HEAD_DIM_MULTIPLE
 from kernels.identity.source_digest import SOURCES
 from kernels.identity.torch_kernels import GEMMS, TORCH_HELPERS
 from kernels.indexed.eager import run_indexed_cpu
+from kernels.indexed.tiles import run_indexed_tiles
 from kernels.latent.eager import run_latent_cpu, run_latent_math
 from kernels.latent.tiles import run_latent_tiles
 from kernels.linear.paths import LINEAR_PATHS, linear_paths_on
@@ -235,7 +236,7 @@ def _ordered_latent_path(run: RunAttention | None) -> KernelPath:
 
 
 def _indexed_triton_path(run: RunAttention | None) -> KernelPath:
-    """Return the Triton path of all phases for latents that an indexer chooses."""
+    """Return the Triton path of all phases for latents that an indexer chooses; its bits depend on own keys only."""
     limits = replace(
         _TRITON_LIMITS,
         max_head_dim=576,
@@ -247,7 +248,7 @@ def _indexed_triton_path(run: RunAttention | None) -> KernelPath:
     )
     return KernelPath(
         "triton.latent.indexed", Tier.FIRST, limits, _digest("indexed.portable"),
-        ("hallmark_indexed", "hallmark_latent_combine"), run, is_capturable=True,
+        ("hallmark_indexed", "hallmark_latent_ordered_combine"), run, is_capturable=True, order="keys256.indexed",
     )  # fmt: skip
 
 
@@ -494,6 +495,15 @@ PATHS: tuple[KernelPath, ...] = (
         _digest("indexed.eager"),
         ("_scaled_dot_product_flash_attention_for_cpu", "aten::mm", "aten::bmm"),
         run_indexed_cpu,
+    ),
+    KernelPath(
+        "torch.attention.latent.indexed.tiles",
+        tier_of("torch.attention.latent.indexed.tiles"),
+        _INDEXED_CPU_LIMITS,
+        _digest("indexed.tiles"),
+        (*GEMMS, *TORCH_HELPERS),
+        run_indexed_tiles,
+        order="keys128.indexed",
     ),
     KernelPath(
         "torch.attention.tiles",

@@ -46,11 +46,20 @@ def _choose(index_keys: Tensor, batch: AttentionBatch, index: Index) -> None:
             scores = torch.bmm(index.weights[start:stop, None], products)[:, 0]
             positions = torch.arange(sequence.position(start), sequence.position(stop))[:, None]
             scores.masked_fill_(torch.arange(sequence.num_keys) > positions, -torch.inf)
-            # A stable sort: of equal scores the earlier key comes first.
-            order = scores.sort(dim=1, descending=True, stable=True).indices[:, : index.count]
-            past = sequence.num_keys  # stands for no key, behind all of them
-            order = order.masked_fill(torch.arange(order.shape[1]) > positions, past).sort(dim=1).values
-            index.chosen[start:stop, : order.shape[1]] = order.masked_fill(order == past, -1)
+            chosen = chosen_by_scores(scores, positions, index.count)
+            index.chosen[start:stop, : chosen.shape[1]] = chosen
+
+
+def chosen_by_scores(scores: Tensor, positions: Tensor, count: int) -> Tensor:
+    """Return the choice [rows, count or fewer] int64, ascending, -1 behind the last.
+
+    scores [rows, keys], -inf of keys behind a row's own; positions [rows, 1], of the rows in their sequence.
+    """
+    # A stable sort: of equal scores the earlier key comes first.
+    order = scores.sort(dim=1, descending=True, stable=True).indices[:, :count]
+    past = scores.shape[1]  # stands for no key, behind all of them
+    order = order.masked_fill(torch.arange(order.shape[1]) > positions, past).sort(dim=1).values
+    return order.masked_fill(order == past, -1)
 
 
 def _attend(q: Tensor, k: Tensor, batch: AttentionBatch, flags: IndexedFlags, out: Tensor) -> None:

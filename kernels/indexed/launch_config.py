@@ -3,10 +3,10 @@
 from kernels.portable.launch_config import Tiles
 
 CHOICE_WARPS = 8
-MAX_PARTS = 32  # of a row's chosen keys
+_MOST_PARTS = 32  # of a row's chosen keys
 _SCORES = 2**26  # numbers of the scratch memory: 256 MB
 _LEAST_ROWS = 16  # whose scores are computed together, however long a context is
-_PART = 256  # chosen keys, at whose multiples a row is cut where queries are few
+_PART = 256  # chosen keys, at whose multiples a row is cut: the name of the order says it
 
 
 def score_tiles(element_bytes: int, shared: int | None) -> Tiles:
@@ -28,5 +28,5 @@ def row_chunk(num_columns: int) -> int:
 
 def num_parts(count: int, block_n: int) -> tuple[int, int]:
     """Return in how many parts a row's chosen keys are cut, and the keys of a part: multiples of a tile."""
-    size = max(_PART, -(-count // (MAX_PARTS * block_n)) * block_n)
+    size = max(_PART, -(-count // (_MOST_PARTS * block_n)) * block_n)
     return -(-count // size), size

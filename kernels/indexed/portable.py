@@ -3,9 +3,10 @@
 Three kernels, of which each has the rows of all sequences: scores of the indexer; the choice, by the bits of the
 border's score and then in the order of positions, without atomics; attention to the chosen rows, of which a program
 gathers as many as a tile has, for as many heads as one has. A layer that reads an earlier one's choice launches the
-last alone. Where queries are few, their chosen keys are cut at fixed places of the choice, and a fourth kernel joins
-the parts. A row's bits depend on its own keys alone; grids depend on shapes and host bounds, so that a CUDA graph can
-hold the launches. Source: DeepSeek-AI 2025, "DeepSeek-V3.2-Exp", section 2.1.
+last alone. Chosen keys are cut at fixed places of the choice, and parts are folded from the first to the last: where
+queries are few each is a program, and a fourth kernel folds them. So a row's bits depend on its own keys alone. Grids
+depend on shapes and host bounds, so that a CUDA graph can hold the launches. Source: DeepSeek-AI 2025,
+"DeepSeek-V3.2-Exp", section 2.1.
 """
 
 import triton
@@ -16,11 +17,12 @@ from kernels.calls.batch import AttentionBatch, AttentionFlags
 from kernels.calls.indexed import Index, IndexedFlags
 from kernels.calls.page_table import page_table_argument
 from kernels.calls.processors import shared_bytes
-from kernels.indexed.launch_config import CHOICE_WARPS, MAX_PARTS, choice_block, num_parts, row_chunk, score_tiles
+from kernels.indexed.launch_config import CHOICE_WARPS, choice_block, num_parts, row_chunk, score_tiles
 from kernels.latent.launch_config import latent_tiles
-from kernels.latent.portable import hallmark_latent_combine
+from kernels.latent.ordered import hallmark_latent_ordered_combine
 from kernels.portable.launch_config import flag_arguments, padded_head_dim
-from kernels.portable.tile import key_offsets
+from kernels.portable.ordered import fold, normalised
+from kernels.portable.tile import key_offsets, start_softmax
 
 _FEW_QUERIES = 8  # of a sequence, up to which its chosen keys are cut: one, or one and drafted ones behind it
 _MOST_ROWS = 64  # of a tile
@@ -144,6 +146,38 @@ def hallmark_indexed_choice(
         num_taken += tl.sum(is_taken, 0)
 
 
+@triton.jit
+def attend_chosen(
+    q, q_rest, lo, hi, chosen_ptr, k_ptr, page_table_ptr, stride_k_page, stride_k_token, scale,
+    PAGE_SIZE: tl.constexpr, LATENT: tl.constexpr, REST: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_R: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """(a, m, l) of some heads of one row over the places [lo, hi) of its choice, of which there is one at least."""
+    dims = tl.arange(0, BLOCK_L)
+    rests = tl.arange(0, BLOCK_R)
+    largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    denominator = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_L], tl.float32)
+    for start in tl.range(lo, hi, BLOCK_N):
+        places = start + tl.arange(0, BLOCK_N)
+        is_key = places < hi
+        keys = tl.load(chosen_ptr + places, mask=is_key, other=0)
+        offsets = key_offsets(keys, is_key, page_table_ptr, stride_k_page, stride_k_token, PAGE_SIZE)
+        k_rows = k_ptr + offsets[:, None]
+        k = tl.load(k_rows + dims[None, :], mask=is_key[:, None] & (dims < LATENT)[None, :], other=0.0)
+        k_rest = tl.load(k_rows + LATENT + rests[None, :], mask=is_key[:, None] & (rests < REST)[None, :], other=0.0)
+        scores = tl.dot(q_rest, tl.trans(k_rest), input_precision="ieee")
+        scores = tl.dot(q, tl.trans(k), scores, input_precision="ieee") * scale
+        scores = tl.where(is_key[None, :], scores, float("-inf"))
+        new_largest = tl.maximum(largest, tl.max(scores, 1))
+        weights = tl.exp2(scores - new_largest[:, None])
+        decay = tl.exp2(largest - new_largest)
+        denominator = denominator * decay + tl.sum(weights, 1)
+        largest = new_largest
+        acc = tl.dot(weights.to(k.dtype), k, acc * decay[:, None], input_precision="ieee")
+    return acc, largest, denominator
+
+
 @triton.jit(do_not_specialize=["stride_table", "num_seqs", "num_tokens", "num_splits", "keys_each"])
 def hallmark_indexed_attention(
     q_ptr, k_ptr, out_ptr, part_ptr, stats_ptr, chosen_ptr, cu_seqlens_q_ptr, cu_seqlens_k_ptr, page_table_ptr,
@@ -153,10 +187,10 @@ def hallmark_indexed_attention(
     BLOCK_L: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     IS_SPLIT: tl.constexpr, BLOCK_SEQS: tl.constexpr,
 ):  # fmt: skip
-    """One program: some heads of one row over its chosen keys; IS_SPLIT: over `keys_each` of them.
+    """One program: some heads of one row over its chosen keys, in parts of `keys_each`; IS_SPLIT: over one part.
 
-    IS_SPLIT: axis 1 is tiles of heads times splits; a program writes its unnormalised part, its largest score and its
-    denominator: 0, -inf and 0 for a split without keys.
+    IS_SPLIT: axis 1 is tiles of heads times parts; a program writes its unnormalised part, its largest score and its
+    denominator: -inf alone for a part without keys.
     part_ptr   [splits, heads, tokens, LATENT] fp32, stats_ptr [splits, heads, tokens, 2] fp32
     """
     row = tl.program_id(0)
@@ -186,33 +220,30 @@ def hallmark_indexed_attention(
     q_rows = q_ptr + at * stride_q_token + heads.to(tl.int64)[:, None] * stride_q_head
     q = tl.load(q_rows + dims[None, :], mask=is_stored, other=0.0)
     q_rest = tl.load(q_rows + LATENT + rests[None, :], mask=is_head[:, None] & is_rest[None, :], other=0.0)
-    largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    denominator = tl.zeros([BLOCK_M], tl.float32)
-    acc = tl.zeros([BLOCK_M, BLOCK_L], tl.float32)
-    for start in tl.range(lo, hi, BLOCK_N):
-        places = start + tl.arange(0, BLOCK_N)
-        is_key = places < hi
-        keys = tl.load(chosen_ptr + places, mask=is_key, other=0)
-        offsets = key_offsets(keys, is_key, page_table_ptr, stride_k_page, stride_k_token, PAGE_SIZE)
-        k_rows = k_ptr + offsets[:, None]
-        k = tl.load(k_rows + dims[None, :], mask=is_key[:, None] & is_dim[None, :], other=0.0)
-        k_rest = tl.load(k_rows + LATENT + rests[None, :], mask=is_key[:, None] & is_rest[None, :], other=0.0)
-        scores = tl.dot(q_rest, tl.trans(k_rest), input_precision="ieee")
-        scores = tl.dot(q, tl.trans(k), scores, input_precision="ieee") * scale
-        scores = tl.where(is_key[None, :], scores, float("-inf"))
-        new_largest = tl.maximum(largest, tl.max(scores, 1))
-        weights = tl.exp2(scores - new_largest[:, None])
-        decay = tl.exp2(largest - new_largest)
-        denominator = denominator * decay + tl.sum(weights, 1)
-        largest = new_largest
-        acc = tl.dot(weights.to(k.dtype), k, acc * decay[:, None], input_precision="ieee")
     if IS_SPLIT:
         place = (split.to(tl.int64) * HEADS + heads) * num_tokens + at
+        if lo >= hi:
+            tl.store(stats_ptr + place * 2, tl.full([BLOCK_M], float("-inf"), tl.float32), mask=is_head)
+            return
+        acc, largest, total = attend_chosen(
+            q, q_rest, lo, hi, chosen_ptr, k_ptr, page_table_ptr, stride_k_page, stride_k_token, scale, PAGE_SIZE,
+            LATENT, REST, BLOCK_L, BLOCK_R, BLOCK_M, BLOCK_N,
+        )  # fmt: skip
         tl.store(part_ptr + place[:, None] * LATENT + dims[None, :], acc, mask=is_stored)
         tl.store(stats_ptr + place * 2, largest, mask=is_head)
-        tl.store(stats_ptr + place * 2 + 1, denominator, mask=is_head)
+        tl.store(stats_ptr + place * 2 + 1, total, mask=is_head)
     else:
-        out = acc / tl.where(denominator == 0.0, 1.0, denominator)[:, None]  # a query that sees no key gives 0
+        acc = tl.zeros([BLOCK_M, BLOCK_L], tl.float32)
+        largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
+        total = tl.zeros([BLOCK_M], tl.float32)
+        for start in range(lo, hi, keys_each):
+            value, found_largest, found = attend_chosen(
+                q, q_rest, start, tl.minimum(hi, start + keys_each), chosen_ptr, k_ptr, page_table_ptr, stride_k_page,
+                stride_k_token, scale, PAGE_SIZE, LATENT, REST, BLOCK_L, BLOCK_R, BLOCK_M, BLOCK_N,
+            )  # fmt: skip
+            acc, largest, total = fold(acc, largest, total, value, found_largest, found)
+        no_sink, no_weight = start_softmax(heads, None, BLOCK_M, False)
+        out = normalised(acc, largest, total, no_sink, no_weight) + 0.0  # no zero is negative
         out_rows = out_ptr + at * stride_out_token + heads.to(tl.int64)[:, None] * stride_out_head
         tl.store(out_rows + dims[None, :], out.to(out_ptr.dtype.element_ty), mask=is_stored)
 
@@ -234,7 +265,8 @@ def run_indexed(q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, flags: A
     is_split = batch.is_paged and batch.max_seqlen_q <= _FEW_QUERIES
     tiles = latent_tiles(q.element_size(), min(num_heads, _MOST_ROWS), shared_bytes(q.device))
     num_tiles = triton.cdiv(num_heads, tiles.block_m)
-    splits, keys_each = num_parts(index.count, tiles.block_n) if is_split else (1, index.count)
+    splits, keys_each = num_parts(index.count, tiles.block_n)
+    splits = splits if is_split else 1
     scratch = splits * num_heads * num_tokens if is_split else 0
     parts = empty(max(1, scratch * latent), dtype=float32, device=q.device)
     stats = empty(max(1, scratch * 2), dtype=float32, device=q.device)
@@ -250,9 +282,9 @@ def run_indexed(q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, flags: A
         num_stages=tiles.num_stages,
     )  # fmt: skip
     if is_split:
-        hallmark_latent_combine[num_heads, num_tokens](
+        hallmark_latent_ordered_combine[num_heads, num_tokens](
             parts, stats, out, None, batch.cu_seqlens_q, out.stride(0), out.stride(1), splits, num_tokens,
-            batch.num_seqs, LATENT=latent, BLOCK_L=padded_head_dim(latent), BLOCK_SPLITS=MAX_PARTS, HAS_SINKS=False,
+            batch.num_seqs, LATENT=latent, BLOCK_L=padded_head_dim(latent), HAS_SINKS=False,
         )  # fmt: skip
 
 

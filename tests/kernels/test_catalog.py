@@ -59,7 +59,8 @@ def test_the_catalog_lists_paths_in_order_of_preference() -> None:
         ("sdpa.cpu.fp8", Tier.FIRST), ("sdpa.math.fp8", Tier.FALLBACK),
         ("sdpa.cpu.latent", Tier.FIRST), ("sdpa.math.latent", Tier.FALLBACK),
         ("torch.attention.latent.tiles", Tier.FIRST),
-        ("sdpa.cpu.latent.indexed", Tier.FIRST), ("torch.attention.tiles", Tier.FIRST),
+        ("sdpa.cpu.latent.indexed", Tier.FIRST), ("torch.attention.latent.indexed.tiles", Tier.FIRST),
+        ("torch.attention.tiles", Tier.FIRST),
         ("sdpa.cpu.asymmetric", Tier.FIRST), ("sdpa.math.asymmetric", Tier.FALLBACK),
         ("torch.attention.asymmetric.tiles", Tier.FIRST),
     ]  # fmt: skip

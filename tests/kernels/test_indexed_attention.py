@@ -22,7 +22,7 @@ from support.attention.inputs import NAN, Inputs, packed, paged
 FP16, FP32 = torch.float16, torch.float32
 COUNT, INDEX_HEADS, INDEX_DIM = 20, 3, 16
 KEY, LATENT = 24, 16
-PATHS = ("sdpa.cpu.latent.indexed", "triton.latent.indexed")
+PATHS = ("sdpa.cpu.latent.indexed", "triton.latent.indexed", "torch.attention.latent.indexed.tiles")
 NOT_WRITTEN = -(2**30)
 # Queries and keys of sequences: below the choice, at it and beyond, several tiles, none.
 PROMPTS = (COUNT - 1, 1, 0, 70, COUNT + 1)
@@ -36,7 +36,13 @@ def integers(*sizes: int, seed: int) -> Tensor:
 
 
 def indexed(
-    queries: Sequence[int], keys: Sequence[int] | None, dtype: torch.dtype, *, heads: int = 2, weight: float = 1.0
+    queries: Sequence[int],
+    keys: Sequence[int] | None,
+    dtype: torch.dtype,
+    *,
+    heads: int = 2,
+    weight: float = 1.0,
+    count: int = COUNT,
 ) -> tuple[Inputs, IndexedFlags]:
     """Return a batch, packed without `keys`, and its flags with the right choice."""
     device, sizes = torch.device("cpu"), {"heads": (heads, 1), "head_dim": KEY + INDEX_DIM, "dtype": dtype}
@@ -47,7 +53,7 @@ def indexed(
     of_index.copy_(torch.where(is_read, integers(*of_index.shape, seed=1).to(dtype), NAN))
     rows = inputs.q.shape[0]
     index = Index(
-        torch.full((rows, COUNT), NOT_WRITTEN, dtype=torch.int32),
+        torch.full((rows, count), NOT_WRITTEN, dtype=torch.int32),
         integers(rows, INDEX_HEADS, INDEX_DIM, seed=2).to(dtype),
         integers(rows, INDEX_HEADS, seed=3).float() * weight,
     )
@@ -99,8 +105,28 @@ def test_a_row_has_the_same_choice_and_bits_in_other_batches(path: str) -> None:
     alone = replace(inputs, q=inputs.q[1:2], batch=one)
     alone_out, alone_chosen = run(path, alone, with_index(flags, flags.index.rows(slice(1, 2))))
     assert torch.equal(alone_chosen[0], chosen[1])
-    if path.startswith("triton"):
+    if path != "sdpa.cpu.latent.indexed":
         assert torch.equal(alone_out[0], out[1])
+
+
+@pytest.mark.usefixtures("rows_of_one_order")
+@pytest.mark.parametrize("path", [it for it in PATHS if path_named(it).order is not None])
+def test_tokens_have_the_bits_of_the_prompt(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut 70 chosen keys of 100 into parts of 32, which a token's programs compute apart and a prompt's one by one."""
+    monkeypatch.setattr("kernels.indexed.launch_config._PART", 32)
+    inputs, flags = indexed((100,), None, FP32, count=70)
+    whole, chosen = run(path, inputs, flags)
+    pages = inputs.k.new_full((7, 16, 1, inputs.k.shape[2]), NAN)
+    pages.view(-1, 1, inputs.k.shape[2])[:100] = inputs.k[:100]
+    for row in (0, 31, 64, 69, 70, 99):
+        batch = AttentionBatch(
+            torch.tensor([0, 1], dtype=torch.int32), 1, 100, page_table=torch.arange(7, dtype=torch.int32)[None],
+            context_lens=torch.tensor([row + 1], dtype=torch.int32),
+        )  # fmt: skip
+        token = Inputs(inputs.q[row : row + 1], pages, pages[..., :LATENT], batch)
+        out, own = run(path, token, with_index(flags, flags.index.rows(slice(row, row + 1))))
+        assert torch.equal(own[0], chosen[row])
+        assert torch.equal(out[0], whole[row])
 
 
 def test_what_no_right_kernel_chooses_is_named() -> None:

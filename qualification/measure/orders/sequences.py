@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from kernels.calls.batch import AttentionBatch, AttentionFlags
+from kernels.calls.indexed import Index, with_index
 from kernels.system.device import torch_dtype
 from kernels.vocabulary.path import RunAttention
 from kernels.vocabulary.shape import AttentionShape, Mask
-from kernels.vocabulary.value_shape import value_dim_of, values_of
+from kernels.vocabulary.value_shape import indexer_of, value_dim_of, values_of
 from qualification.measure.inputs.attention_inputs import longest_lengths
 from qualification.measure.inputs.guard import guarded
 
@@ -29,6 +30,7 @@ _WHOLE_UP_TO, _WHOLE_UP_TO_CPU = 98 * _PERIOD, 2048  # tokens: of longer sequenc
 _EDGES = (1, 16, 64, 128, 256, 512, 640, 1024, 2048)  # keys: of pages, tiles and parts
 _NEIGHBOUR_PAGES = 24
 _SEED = 109
+_NOT_WRITTEN = -(2**30)  # stands in a choice that is not written yet
 
 
 class Content(Enum):
@@ -57,6 +59,9 @@ class Pool:
         self.value_dim = value_dim_of(shape)
         values = values_of(shape)
         self.is_latent = values is not None and values.is_latent
+        self.indexer = indexer_of(shape)
+        # Numbers of a token that a path reads behind its key: an indexer's, where the layer has one of its own.
+        self.key_dim = shape.head_dim + (0 if self.indexer is None else self.indexer.dim)
         self.device = device
         self._seed = seed
         is_cpu = device.type == "cpu"
@@ -69,6 +74,7 @@ class Pool:
         self.longest = last
         self._dtype, self._kv_dtype = torch_dtype(shape.dtype), torch_dtype(shape.kv_dtype)
         self._rows = {length: self._made(length) for length in self.lengths}
+        self._indices = {} if self.indexer is None else {length: self._made_index(length) for length in self.lengths}
         self._random = torch.Generator(device).manual_seed(seed + _SEED)
         sinks = torch.randn(shape.num_heads, generator=self._random, device=device) if shape.sinks else None
         self._flags = AttentionFlags(
@@ -94,13 +100,12 @@ class Pool:
 
     def run(self, run: RunAttention, parts: Sequence[Part]) -> Tensor:
         """Return the output [queries of all parts, heads, head_dim] of one call on a batch of these parts."""
-        queries = self._between_nan([self._queries(part) for part in parts], self.shape.num_heads, self._dtype)
+        queries = self._between_nan([self._queries(part) for part in parts], self._dtype)
         ends = _cumulative([part.queries for part in parts], self.device)
         longest = max(part.queries for part in parts), max(part.keys for part in parts)
         if self._pages is None:
             packed = [self._keys(part) for part in parts]
-            keys, values = (self._between_nan([it[index] for it in packed], self.shape.num_kv_heads, self._dtype)
-                            for index in (0, 1))  # fmt: skip
+            keys, values = (self._between_nan([it[index] for it in packed], self._dtype) for index in (0, 1))
             values = keys[..., : self.value_dim] if self.is_latent else values
             batch = AttentionBatch(ends, *longest, cu_seqlens_k=ends)
         else:
@@ -110,7 +115,8 @@ class Pool:
             lengths = torch.tensor([part.keys for part in parts], dtype=torch.int32, device=self.device)
             batch = AttentionBatch(ends, *longest, page_table=table, context_lens=lengths)
         out = queries.new_empty(*queries.shape[:2], values.shape[-1])
-        run(queries, keys, values, batch, self._flags_of(parts), out)
+        flags = self._flags_of(parts)
+        run(queries, keys, values, batch, flags if self.indexer is None else with_index(flags, self._index(parts)), out)
         return out
 
     def _made(self, length: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -138,7 +144,40 @@ class Pool:
             odd = column[column % 2 == 1]
             keys[..., odd], queries[..., odd] = values[..., odd], 0.0
             values = keys[..., : self.value_dim]
+        if self.key_dim > shape.head_dim:
+            keys = torch.cat([keys, randn(shape.num_kv_heads, self.key_dim - shape.head_dim)], dim=2)
         return queries.to(self._dtype), keys.to(self._dtype), values.to(self._dtype)
+
+    def _made_index(self, length: int) -> Index:
+        """Return what chooses a sequence's keys; of a choice that is given the first keys and the latest ones."""
+        indexer, random = self.indexer, torch.Generator(self.device).manual_seed(self._seed + _SEED - length)
+        assert indexer is not None, "the shape has one"
+        place = torch.arange(indexer.num_keys, device=self.device)
+        position = torch.arange(length, device=self.device)[:, None]
+        skipped = (position + 1 - indexer.num_keys).clamp(min=0)
+        chosen = torch.where(place < indexer.num_keys // 2, place, place + skipped)
+        chosen = chosen.masked_fill(chosen > position, -1).int()
+        if not indexer.heads:
+            return Index(chosen)
+        queries = torch.randn(length, indexer.heads, indexer.dim, generator=random, device=self.device)
+        weights = torch.randn(length, indexer.heads, generator=random, device=self.device)
+        return Index(chosen, queries.to(self._dtype), weights)
+
+    def _index(self, parts: Sequence[Part]) -> Index:
+        """Return what chooses the keys of a batch's queries: neighbours' are those of the longest sequence, and NaN."""
+        found = []
+        for part in parts:
+            of = self._indices[part.of if isinstance(part.of, int) else self.lengths[-1]]
+            rows = of.rows(slice(part.keys - part.queries, part.keys))
+            if part.of is Content.NAN and rows.queries is not None:
+                rows = Index(rows.chosen, rows.queries * torch.nan, rows.weights)
+            found.append(rows)
+        chosen = torch.cat([it.chosen for it in found])
+        if found[0].queries is None:
+            return Index(chosen)
+        queries = self._between_nan([it.queries for it in found if it.queries is not None], self._dtype)
+        weights = torch.cat([it.weights for it in found if it.weights is not None])
+        return Index(torch.full_like(chosen, _NOT_WRITTEN), queries, weights)
 
     def sequence(self, length: int) -> tuple[Tensor, Tensor]:
         """Keys and values [length, kv_heads, head_dim] of a sequence."""
@@ -164,14 +203,14 @@ class Pool:
     def _keys(self, part: Part) -> tuple[Tensor, Tensor]:
         if isinstance(part.of, Content):
             sizes = part.keys, self.shape.num_kv_heads
-            keys, values = (self.content(part.of, *sizes, dim) for dim in (self.shape.head_dim, self.value_dim))
+            keys, values = (self.content(part.of, *sizes, dim) for dim in (self.key_dim, self.value_dim))
             return keys, values
         keys, values = self.sequence(part.of)
         return keys[: part.keys], values[: part.keys]
 
-    def _between_nan(self, rows: list[Tensor], heads: int, dtype: torch.dtype) -> Tensor:
+    def _between_nan(self, rows: list[Tensor], dtype: torch.dtype) -> Tensor:
         whole = torch.cat(rows)
-        like = torch.empty(0, heads, whole.shape[-1], dtype=dtype, device=self.device)
+        like = torch.empty(0, *whole.shape[1:], dtype=dtype, device=self.device)
         _, view = guarded(whole.shape[0], like, 0.0, torch.nan)
         return view.copy_(whole)
 
@@ -199,7 +238,7 @@ class _Pages:
         total = sum(counts.values()) + _NEIGHBOUR_PAGES * len(Content) + 1
         random = torch.Generator(pool.device).manual_seed(_SEED)
         numbers = torch.randperm(total - 1, generator=random, device=pool.device).int() + 1
-        sizes, dims = (total, size, shape.num_kv_heads), (shape.head_dim, pool.value_dim)
+        sizes, dims = (total, size, shape.num_kv_heads), (pool.key_dim, pool.value_dim)
         self.keys, self.values = (
             torch.full((*sizes, dim), torch.nan, dtype=kv_dtype, device=pool.device) for dim in dims
         )

@@ -19,7 +19,7 @@ ENTRIES = (
     "sdpa.key_tiles", "portable.wide", "hopper.wide.prefill", "hopper.wide.extend", "hopper.wide.decode",
     "hopper.full.launch", "fp8_cache.extend", "fp8_cache.decode", "fp8_cache.hopper.launch", "fp8_cache.widened",
     "latent.portable", "latent.ordered", "latent.eager", "latent.tiles", "asymmetric.portable", "asymmetric.eager",
-    "indexed.portable", "indexed.eager",
+    "indexed.portable", "indexed.eager", "indexed.tiles",
 )  # fmt: skip
 SAMPLE = """
 from pack.deep import base, helper as h
@@ -233,6 +233,7 @@ def test_the_catalog_binds_each_path_to_its_own_entry() -> None:
     assert digests["triton.latent.ordered"] == of("kernels.latent.ordered")
     assert digests["torch.attention.latent.tiles"] == of("kernels.latent.tiles")
     assert digests["triton.latent.indexed"] == of("kernels.indexed.portable")
+    assert digests["torch.attention.latent.indexed.tiles"] == of("kernels.indexed.tiles")
     assert sdpa.pop("sdpa.cpu.latent.indexed") == of("kernels.indexed.eager")
     eager = {sdpa.pop(f"sdpa.{name}.asymmetric") for name in ("cpu", "math")}
     assert {*eager, digests["torch.attention.asymmetric.tiles"]} == {of("kernels.asymmetric.eager")}

@@ -12,6 +12,7 @@ from server.settings import DEMO_MODEL, DtypeChoice
 from support.engine.reproducible_engine import Request, answers, build, different, requests
 from support.models.tiny_families import (
     DEEPSEEK_V3,
+    DEEPSEEK_V32,
     GEMMA_2,
     GLM,
     GLM_LITE,
@@ -39,6 +40,7 @@ MODELS: Mapping[str, tuple[str, DtypeChoice, Mapping[str, object]]] = {
     ),
     "latents, a router of groups": ("deepseek_v3", DtypeChoice.FP32, DEEPSEEK_V3),
     "latents in 16 bits": ("glm4_moe_lite", DtypeChoice.BF16, {**GLM_LITE, "mlp_layer_types": ["dense", "sparse"]}),
+    "latents that an indexer chooses": ("deepseek_v32", DtypeChoice.FP32, DEEPSEEK_V32),
     "windows, softcaps, GELU": ("gemma2", DtypeChoice.FP32, GEMMA_2),
 }
 
