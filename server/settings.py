@@ -355,6 +355,14 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     run_ahead: Annotated[
         bool, Meta(description="plan and launch a step while the GPU computes the one before; a CPU never does")
     ] = True
+    compile_jobs: Annotated[
+        Annotated[int, Meta(ge=0, le=1024)] | None,
+        Meta(
+            description="processes that compile the plan's kernels while the weights load, as far as Triton's cache "
+            "lacks them; 32 at most; 0: each kernel is compiled where it is first launched (default: one a core); CUDA "
+            "only"
+        ),
+    ] = None
     choose_matmuls: Annotated[
         bool,
         Meta(

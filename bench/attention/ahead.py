@@ -19,7 +19,7 @@ from kernels.catalog import path_named
 from kernels.system.child_process import python_command
 from kernels.system.device import read_fingerprint
 from kernels.vocabulary.shape import Phase
-from qualification.measure.compiling.compile_ahead import alternated, compiling_ahead, serve_calls
+from qualification.compiling.processes import alternated, compiling_ahead, serve_calls
 from qualification.measure.compiling.compile_worker import share_gpu
 from qualification.measure.trials.failures import KERNEL_ERRORS
 

@@ -236,7 +236,7 @@ def _compile_jobs(asked: int | None) -> int:
     import torch
 
     from kernels.system.device import num_cores
-    from qualification.measure.compiling.compile_ahead import processes_for
+    from qualification.compiling.processes import processes_for
 
     return asked or processes_for(num_cores(), torch.cuda.mem_get_info()[1])
 

@@ -23,9 +23,10 @@ from kernels.vocabulary.path import AnyPath
 from kernels.vocabulary.path_order import is_chosen_by_time
 from kernels.vocabulary.shape import AttentionShape, Dtype
 from kernels.vocabulary.value_shape import ValueShape, any_flops, any_hbm_bytes
+from qualification.compiling.processes import compiling_ahead
 from qualification.evidence.evidence import Check, Evidence, Invariance, Timing
 from qualification.measure.checks.references import References, Shelf
-from qualification.measure.compiling.compile_ahead import calls_of, compiling_ahead
+from qualification.measure.compiling.compile_worker import calls_of
 from qualification.measure.costs.ceilings import Ceilings, ceilings_now
 from qualification.measure.costs.profile import calls_seen, temporary_bytes
 from qualification.measure.costs.rivals import Rivals

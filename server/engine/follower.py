@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -23,9 +23,7 @@ from kernels.collective.inboxes import PeerMemoryError
 from kernels.linear.library.fallbacks import MatmulFallbacks
 from kernels.system.hang_up import leave_with, wait_for_hang_up
 from kernels.system.triton_cache import use_own_cache
-from kernels.vocabulary.operators import AnyShape
-from qualification.decision.decision import Decision, Pairs, ShapeT, Status
-from qualification.evidence.shape_text import parse_shape
+from qualification.decision.decision import Decision, Pairs, ShapeT
 from server.engine.execution.capture import Capture, CudaCapture, Replayable
 from server.engine.execution.commands import (
     Allocate,
@@ -38,6 +36,7 @@ from server.engine.execution.commands import (
     Decide,
     Declare,
     FollowStep,
+    KernelsCompiled,
     Launch,
     OtherSideGone,
     RankChecked,
@@ -62,6 +61,7 @@ from server.engine.execution.graph_keys import GraphKey
 from server.engine.execution.sampling import SampledTokens
 from server.engine.execution.step_buffer import StepBuffer, StepLayout, with_embedding_rows
 from server.engine.execution.worker import Worker
+from server.engine.operators.decisions import decided
 from server.engine.operators.dispatch import Dispatcher
 from server.engine.operators.launch_errors import is_device_lost
 from server.engine.operators.linear import MeasuredProducts
@@ -276,9 +276,16 @@ class StartedFollower:
     """A follower as `Begin` describes it, and the commands that it needs the settings for."""
 
     def __init__(
-        self, begin: Begin, say: Say = lambda _: None, send: Callable[[Report], None] = lambda _: None
+        self,
+        begin: Begin,
+        say: Say = lambda _: None,
+        send: Callable[[Report], None] = lambda _: None,
+        wait: Callable[[], None] = lambda: None,
     ) -> None:
-        """Load the rank's part; `say` gets how much is loaded. `send` as of `Follower`. Raises Refused."""
+        """Load the rank's part; `say` gets how much is loaded. `send` as of `Follower`. Raises Refused.
+
+        `wait`: for what rank 0 compiles ahead, before the first launch.
+        """
         settings, world = begin.settings, begin.settings.tensor_parallel_size
         try:
             subject = read_subject(settings, begin.rank)
@@ -293,6 +300,7 @@ class StartedFollower:
         except PeerMemoryError as error:  # on rank 0 too
             raise Refused(str(error)) from error
         self._weights = load_weights(settings, subject, say)
+        wait()
         judge_blank(subject)
         self.fallbacks = MatmulFallbacks()
         self._measured = MeasuredProducts.of(self.fallbacks.note)
@@ -330,18 +338,14 @@ class StartedFollower:
         )
 
 
-def decided(decisions: Iterable[tuple[str, str | None]]) -> dict[AnyShape, Decision[AnyShape]]:
-    """Return rank 0's decisions in its order; a shape without a path keeps its place."""
-    found: dict[AnyShape, Decision[AnyShape]] = {}
-    for text, path in decisions:
-        shape = parse_shape(text)
-        status = Status.QUARANTINED if path is None else Status.PROVEN
-        found[shape] = Decision(shape, path, status, path or "none", (), (), None)
-    return found
-
-
 def _decide_nothing(shape: ShapeT, _: Pairs, __: Pairs) -> Decision[ShapeT]:
     raise RuntimeError(f"only rank 0 decides what serves {shape}")
+
+
+def _wait_for_kernels(connection: socket.socket) -> None:
+    command, _ = receive(connection)
+    if not isinstance(command, KernelsCompiled):
+        raise ValueError(f"rank 0 sent {type(command).__name__} before KernelsCompiled")
 
 
 def main() -> None:
@@ -359,7 +363,9 @@ def main() -> None:
         use_own_cache()
         install_compile_counter()
         progress.note("loading")
-        started = StartedFollower(begin, lambda _: progress.note("loading"), reports.send)
+        started = StartedFollower(
+            begin, lambda _: progress.note("loading"), reports.send, lambda: _wait_for_kernels(connection)
+        )
         while True:
             command, _ = receive(connection, started.follower.inputs.take)
             if isinstance(command, Started):

@@ -1,6 +1,7 @@
 """The transformer: flattened tokens to hidden states to logits. One class for all families."""
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
@@ -211,6 +212,23 @@ class Decoder:
         dtype, device = weights.embedding.dtype, weights.embedding.device
         for experts in self._mixtures.values():
             experts.compile(config.hidden_size, dtype, device, self._operators.expert_borders)
+
+    def with_layers_of_each_kind(self) -> "Decoder":
+        """Return the decoder without layers that are like an earlier one, and that no layer left reads anything of.
+
+        It launches each kernel that the whole decoder launches. What it computes means nothing.
+        """
+        kept = set[int]()
+        for layer in dict.fromkeys(self.config.layers):
+            index = self.config.layers.index(layer)
+            kept.add(index)
+            if isinstance(layer.mixer, AttentionConfig) and layer.mixer.reads_keys_of is not None:
+                kept.add(layer.mixer.reads_keys_of)
+            if isinstance(layer.mixer, AttentionConfig) and layer.mixer.reads_choice:
+                kept.add(self.config.layer_that_chooses_for(index))
+        found = copy(self)
+        found._blocks = tuple(block for index, block in enumerate(self._blocks) if index in kept)
+        return found
 
     @property
     def is_reproducible(self) -> bool:

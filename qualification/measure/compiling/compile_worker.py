@@ -6,18 +6,40 @@ A call is a (shape, path) pair: a worker launches every kernel that a qualificat
 """
 
 import sys
+from collections.abc import Hashable, Iterable
 from functools import partial
 
 import msgspec
 import torch
 
 from kernels.catalog import any_path_named
+from kernels.vocabulary.operators import AnyShape, Operator
+from kernels.vocabulary.path import AnyPath
+from kernels.vocabulary.shape import AttentionShape
+from kernels.vocabulary.value_shape import values_of
+from qualification.compiling.processes import alternated, serve_calls
 from qualification.evidence.shape_text import parse_shape
-from qualification.measure.compiling.compile_ahead import serve_calls
 from qualification.measure.trials.failures import KERNEL_ERRORS
 from qualification.measure.trials.trial import trial_of
 
+Pair = tuple[AnyShape, AnyPath]
+
 _SHARE_OF_MEMORY = 0.8  # of the GPU's, for all workers together
+
+
+def calls_of(pairs: Iterable[Pair]) -> list[bytes]:
+    """Return the pairs that Triton compiles as calls of this program, in the order for workers."""
+
+    def kind(pair: Pair) -> Hashable:
+        shape, path = pair
+        if not isinstance(shape, AttentionShape):
+            return (path.name, shape.kind)
+        flags = (shape.window is None, shape.softcap is None, shape.sinks, shape.mask, shape.dtype, shape.kv_dtype)
+        return (path.name, shape.num_heads, shape.num_kv_heads, shape.head_dim, values_of(shape), *flags)
+
+    # Not of collectives, whose calls wait for other ranks.
+    compiled = [pair for pair in pairs if pair[1].limits.needs_triton and pair[1].operator is not Operator.COLLECTIVE]
+    return [msgspec.json.encode((str(shape), path.name)) for shape, path in alternated(compiled, kind)]
 
 
 def share_gpu(num_workers: int) -> None:

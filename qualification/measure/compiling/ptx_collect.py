@@ -6,8 +6,8 @@ Standard input has one JSON order (`Order`), standard output gets one JSON line 
 
 The module runs the `kernels` package that Python finds first, which may be another checkout's; so it imports only what
 changes seldom. `_Gpu` makes tensors say that they are on a GPU, and gives those of floating-point numbers no memory;
-`_Hopper` is a Triton driver that compiles for sm_90 and launches nothing. A compilation ends with PTX: ptxas does not
-run. Triton's cache must be a folder of its own, for its entries hold PTX in place of machine code.
+the driver compiles for sm_90 and launches nothing. A compilation ends with PTX: ptxas does not run. Triton's cache
+must be a folder of its own, for its entries hold PTX in place of machine code.
 """
 
 import hashlib
@@ -26,7 +26,6 @@ import msgspec
 import torch
 import triton
 from torch.overrides import TorchFunctionMode
-from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas_version
 from triton.errors import TritonError
 from triton.runtime import driver
@@ -35,6 +34,7 @@ import kernels
 from kernels.catalog import PATHS
 from kernels.vocabulary.path import RunAttention
 from kernels.vocabulary.shape import AttentionShape, Phase
+from qualification.compiling.pretended_gpu import H200, PretendedDriver, PretendedGenerator
 from qualification.evidence.shape_text import parse_attention_shape
 from qualification.measure.compiling.ptx import Found, Order, normalised
 from qualification.measure.inputs.attention_inputs import cases, long_case
@@ -42,49 +42,12 @@ from qualification.measure.inputs.attention_inputs import cases, long_case
 _DEVICE = torch.device("cuda", 0)
 _TIMED_SEQUENCES = 8  # of the decode call that a qualification times
 # An H100's and an H200's (SXM): kernels choose tiles and splits by them.
-_PROPERTIES = SimpleNamespace(multi_processor_count=132, shared_memory_per_block_optin=232_448)
-_MAX_CLUSTERS = 8  # any number above 0: a cluster has room
+_PROPERTIES = SimpleNamespace(
+    multi_processor_count=H200.num_processors, shared_memory_per_block_optin=H200.shared_bytes
+)
 _OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg", "launch_pdl", "enable_fp_fusion")
 _ERRORS = (RuntimeError, ValueError, TypeError, AssertionError, LookupError, ArithmeticError, TritonError)
 _MAX_ERROR = 500  # characters
-
-
-class _Launcher:
-    """Stand-in for Triton's launcher that launches nothing."""
-
-    def __init__(self, _source: object, _metadata: object) -> None:
-        self.launch = self
-
-    def __call__(self, *_arguments: object) -> None:
-        pass
-
-
-class _Hopper:
-    """Triton's driver of an sm_90 GPU that does not exist."""
-
-    launcher_cls = _Launcher
-    utils = SimpleNamespace(
-        load_binary=lambda *_: (1, 2, 0, 0, 1024),  # module, function, registers, spills, threads
-        get_device_properties=lambda _: {"max_shared_mem": _PROPERTIES.shared_memory_per_block_optin},
-        fill_tma_descriptor=lambda address, *_: address,
-        cuOccupancyMaxActiveClusters=lambda *_: _MAX_CLUSTERS,
-    )
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, _device: int) -> int:
-        return 0
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
-
-
-class _Generator(torch.Generator):
-    """A CPU's random numbers for any device: nothing is drawn on the others."""
-
-    def __new__(cls, _device: object = None) -> "_Generator":
-        return super().__new__(cls)
 
 
 class _Gpu(TorchFunctionMode):
@@ -112,12 +75,12 @@ class _Gpu(TorchFunctionMode):
 
 def stand_for_a_gpu(cache: Path) -> None:
     """Make torch and Triton of this process work as if there were an sm_90 GPU."""
-    driver.set_active(_Hopper())
+    driver.set_active(PretendedDriver(H200))
     triton.knobs.cache.dir = str(cache)
     triton.knobs.compilation.store_binary_only = True  # what is before PTX takes four times its room
     triton.knobs.runtime.add_stages_inspection_hook = _end_with_ptx
     torch.cuda.get_device_properties = lambda _: _PROPERTIES  # type: ignore[assignment, misc]
-    torch.Generator = _Generator  # type: ignore[assignment, misc]
+    torch.Generator = PretendedGenerator  # type: ignore[assignment, misc]
 
 
 def _end_with_ptx(_backend: object, stages: dict[str, Any], *_: object) -> None:

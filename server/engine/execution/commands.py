@@ -40,6 +40,10 @@ class Started(msgspec.Struct, frozen=True, tag=True):
     """The start is over: report no progress any more."""
 
 
+class KernelsCompiled(msgspec.Struct, frozen=True, tag=True):
+    """Launch kernels from now on: what could be compiled ahead is in Triton's cache."""
+
+
 class ChooseProducts(msgspec.Struct, frozen=True, tag=True):
     """Multiply by the algorithms that rank 0 has measured and stored in this file."""
 
@@ -178,6 +182,7 @@ class WriteImages(msgspec.Struct, frozen=True, tag=True):
 Command = (
     Begin
     | Started
+    | KernelsCompiled
     | ChooseProducts
     | Allocate
     | CompareMemory

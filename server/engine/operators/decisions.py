@@ -1,14 +1,15 @@
 """The decisions of one operator as they stand now: made again without what broke, and without what was taken out."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Generic
 
 from kernels.vocabulary.operators import AnyShape
 from kernels.vocabulary.path import Reject
 from kernels.vocabulary.shape import Phase
-from qualification.decision.decision import Decision, Pairs, ShapeT
+from qualification.decision.decision import Decision, Pairs, ShapeT, Status
+from qualification.evidence.shape_text import parse_shape
 
 logger = logging.getLogger(__name__)
 
@@ -124,3 +125,13 @@ class Decisions(Generic[ShapeT]):
         self.revision += 1
         for decision in changes.values():
             self._on_change(decision)
+
+
+def decided(decisions: Iterable[tuple[str, str | None]]) -> dict[AnyShape, Decision[AnyShape]]:
+    """Return decisions of another process in its order; a shape without a path keeps its place."""
+    found: dict[AnyShape, Decision[AnyShape]] = {}
+    for text, path in decisions:
+        shape = parse_shape(text)
+        status = Status.QUARANTINED if path is None else Status.PROVEN
+        found[shape] = Decision(shape, path, status, path or "none", (), (), None)
+    return found

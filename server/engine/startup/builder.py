@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Protocol
 
 import msgspec
 import torch
@@ -23,8 +24,8 @@ from kernels.system.triton_cache import use_own_cache
 from qualification.decision.decision import Pairs, Policy
 from qualification.measure.qualify import qualify
 from qualification.measure.start_plan import Plan, RunQualification, own_file
-from server.engine.execution.capture import CudaCapture
-from server.engine.execution.commands import ChooseProducts, Started
+from server.engine.execution.capture import Capture, CudaCapture
+from server.engine.execution.commands import ChooseProducts, KernelsCompiled, Started
 from server.engine.execution.followers import Followers, LedRanks, RankListener
 from server.engine.execution.grammars import Grammars
 from server.engine.execution.graphs import StepGraphs
@@ -51,6 +52,7 @@ from server.engine.scheduling.pages import PagePool
 from server.engine.scheduling.runner_api import BatchError, StepStatistics
 from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from server.engine.scheduling.states import StatePool
+from server.engine.startup.ahead import compiling_for, log_late, noted_compiles
 from server.engine.startup.drafting import Drafting, drafting_of
 from server.engine.startup.image_warmup import warm_up_images
 from server.engine.startup.kv_sizing import num_pages
@@ -93,6 +95,22 @@ from server.settings import Settings
 logger = logging.getLogger(__name__)
 
 
+class NewCapture(Protocol):
+    """Makes what records graphs of a device, as CudaCapture does."""
+
+    def __call__(self, device: torch.device, /, *, names_kernels: bool = ...) -> Capture: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The parts that an engine computes with, loaded; nothing but products is launched yet."""
+
+    decoder: Decoder
+    head: DraftHead | None
+    tower: Tower | None
+    dispatcher: Dispatcher
+
+
 @dataclass(frozen=True, slots=True)
 class BuiltEngine:
     engine: Engine
@@ -122,6 +140,7 @@ def build_engine(
     ranks, where there are any.
     """
     use_own_cache()
+    compiled = noted_compiles()
     install_compile_counter()
     subject = read_subject(settings)
     folders = EvidenceFolders.of(settings)
@@ -150,7 +169,9 @@ def build_engine(
         heard = replace(listener, on_failure=on_failure)
         followers = None if world == 1 else Followers(world, listener=heard, shares_memory=unshared is None)
         try:
-            return _build(settings, subject, followers, plan, quarantine, broken, progress, overridden=overridden)
+            built = _build(settings, subject, followers, plan, quarantine, broken, progress, overridden=overridden)
+            log_late(compiled)
+            return built
         except BaseException:
             if followers is not None:
                 followers.close()
@@ -204,10 +225,15 @@ def _build(
         quarantined=broken,
         overridden=overridden,
     )
-    decoder, head = _load(settings, subject, dispatcher, followers, progress, measured=measured, fallbacks=fallbacks)
-    tower = load_own_tower(settings, subject, dispatcher, lambda detail: progress("loading", detail))
+    with compiling_for(settings, subject, plan.decisions.values(), progress) as wait:
+        loaded = _load(settings, subject, dispatcher, followers, progress, wait, measured=measured, fallbacks=fallbacks)
+    take_fallbacks = fallbacks.take
+    if followers is not None:
+        take_fallbacks = partial(_fallbacks_of_all, fallbacks, followers)
     try:
-        runner = _warm_runner(settings, subject, decoder, head, tower, dispatcher, followers, progress)
+        runner, scheduler, engine = warm_engine(
+            settings, subject, loaded, followers, progress, take_fallbacks, CudaCapture
+        )
         longest_silence_s = 0.0
         if subject.device.type == "cpu":
             longest_silence_s = estimate_longest_silence_s(
@@ -215,11 +241,6 @@ def _build(
             )
     except (BatchError, NoPathError) as error:
         raise Unservable(str(error), plan_rows(plan.decisions.values(), plan.evidence)) from error
-    take_fallbacks = fallbacks.take
-    if followers is not None:
-        take_fallbacks = partial(_fallbacks_of_all, fallbacks, followers)
-    scheduler = _scheduler(settings, subject, runner)
-    engine = _engine(settings, subject, runner, scheduler, take_fallbacks)
     attestor = attestor_of(settings, subject, runner, plan)
     if settings.attestation_interval_s:
         progress("attesting", "a forward pass of each path under the profiler")
@@ -269,11 +290,15 @@ def _load(
     dispatcher: Dispatcher,
     followers: Followers | None,
     progress: Progress,
+    wait: Callable[[], None],
     *,
     measured: MeasuredProducts,
     fallbacks: MatmulFallbacks,
-) -> tuple[Decoder, DraftHead | None]:
-    """Load the weights, choose how they are multiplied, and build the decoder, and its draft head."""
+) -> Loaded:
+    """Load the weights, choose how they are multiplied, and build the decoder, its draft head, and a tower.
+
+    `wait`: for what is compiled ahead, before the first launch, on any rank.
+    """
     progress("loading", str(subject.folder))
     ranks = ALONE
     if followers is not None:
@@ -281,6 +306,9 @@ def _load(
         if followers.shares_memory:
             ranks = connected_ranks(subject, ranks)
     weights = load_weights(settings, subject, lambda detail: progress("loading", detail))
+    wait()
+    if followers is not None:
+        followers.send(KernelsCompiled())
     if settings.choose_matmuls and subject.device.type == "cuda":
         progress("choosing", "algorithms of matmuls")
         in_order = settings.reproducible
@@ -291,7 +319,9 @@ def _load(
         if followers is not None:
             followers.send(ChooseProducts(str(file.absolute())))
     decoder = decoder_of(subject, weights, dispatcher, ranks)
-    return decoder, head_of(subject, weights, dispatcher, decoder)
+    head = head_of(subject, weights, dispatcher, decoder)
+    tower = load_own_tower(settings, subject, dispatcher, lambda detail: progress("loading", detail))
+    return Loaded(decoder, head, tower, dispatcher)
 
 
 def _ready(
@@ -325,20 +355,37 @@ def _ready(
     )
 
 
+def warm_engine(
+    settings: Settings,
+    subject: Subject,
+    loaded: Loaded,
+    followers: Followers | None,
+    progress: Progress,
+    take_fallbacks: Callable[[], dict[MatmulFallback, int]],
+    new_capture: NewCapture,
+) -> tuple[ModelRunner, Scheduler, Engine]:
+    """Return an engine that has launched every kernel that it will, and whose graphs are captured by `new_capture`.
+
+    Raises BatchError and NoPathError where a shape cannot run.
+    """
+    runner = _warm_runner(settings, subject, loaded, followers, progress, new_capture)
+    scheduler = _scheduler(settings, subject, runner)
+    return runner, scheduler, _engine(settings, subject, runner, scheduler, take_fallbacks, new_capture)
+
+
 def _warm_runner(
     settings: Settings,
     subject: Subject,
-    decoder: Decoder,
-    head: DraftHead | None,
-    tower: Tower | None,
-    dispatcher: Dispatcher,
+    loaded: Loaded,
     followers: Followers | None,
     progress: Progress,
+    new_capture: NewCapture,
 ) -> ModelRunner:
     """Return a runner with its whole cache, every planned kernel compiled and every graph captured.
 
     Raises BatchError where a shape cannot run.
     """
+    decoder, head, tower, dispatcher = loaded.decoder, loaded.head, loaded.tower, loaded.dispatcher
     config, limits, device = subject.config, subject.limits, subject.device
     waits = not dispatcher.is_capturable
     if waits and device.type == "cuda" and settings.cuda_graphs:
@@ -388,7 +435,7 @@ def _warm_runner(
             warm_up_images(own, limits.tower_tokens(tower.config), is_cuda=device.type == "cuda")
     if sizes is None:
         return runner
-    return ModelRunner(own, _capture_graphs(subject, own, progress), grammars=grammars)
+    return ModelRunner(own, _capture_graphs(subject, own, progress, new_capture), grammars=grammars)
 
 
 def _grammars(subject: Subject, progress: Progress) -> Grammars | None:
@@ -401,14 +448,14 @@ def _grammars(subject: Subject, progress: Progress) -> Grammars | None:
         return None
 
 
-def _capture_graphs(subject: Subject, worker: Worker, progress: Progress) -> StepGraphs:
+def _capture_graphs(subject: Subject, worker: Worker, progress: Progress, new_capture: NewCapture) -> StepGraphs:
     """Capture every graph that sequences of these limits can reach."""
     limits, device, kv = subject.limits, worker.device, worker.kv
     max_context = min(limits.max_model_len, kv.num_pages * kv.page_size)
     graphs = StepGraphs(worker, sizes_of_graphs(subject.config, limits, max_context), max_context=max_context)
     torch.cuda.empty_cache()  # so that what is free now is free of what warm-up left behind
     started_at, free_before = time.monotonic(), torch.cuda.mem_get_info(device)[0]
-    graphs.capture(CudaCapture(device), lambda detail: progress("capturing", detail))
+    graphs.capture(new_capture(device), lambda detail: progress("capturing", detail))
     logger.info(
         "%d of %d graphs captured in %.1f s, %.0f MiB",
         len(graphs.keys),
@@ -453,6 +500,7 @@ def _engine(
     runner: ModelRunner,
     scheduler: Scheduler,
     take_fallbacks: Callable[[], dict[MatmulFallback, int]],
+    new_capture: NewCapture,
 ) -> Engine:
     config = subject.config
     drafting = drafting_of(settings)
@@ -481,7 +529,7 @@ def _engine(
             runner.worker.take_head_counts(),
         ),
         compile_grammar=None if runner.grammars is None else runner.grammars.compile,
-        drafter=None if drafting is None else _drafter(drafting, subject, runner, scheduler),
+        drafter=None if drafting is None else _drafter(drafting, subject, runner, scheduler, new_capture),
     )
 
 
@@ -498,7 +546,9 @@ def _warm_up_head(steps: HeadSteps, runner: ModelRunner, subject: Subject) -> No
     runner.worker.take_head_counts()  # of no request
 
 
-def _drafter(drafting: Drafting, subject: Subject, runner: ModelRunner, scheduler: Scheduler) -> Drafter | HeadDrafter:
+def _drafter(
+    drafting: Drafting, subject: Subject, runner: ModelRunner, scheduler: Scheduler, new_capture: NewCapture
+) -> Drafter | HeadDrafter:
     runner.max_drafted_tokens = drafting.num_speculative_tokens
     if not drafting.uses_head:
         return drafting.lookup_drafter(subject.limits.max_num_seqs)
@@ -508,5 +558,5 @@ def _drafter(drafting: Drafting, subject: Subject, runner: ModelRunner, schedule
     if runner.graphs is not None and subject.shard.world == 1:
         max_context = min(subject.limits.max_model_len, runner.num_pages * subject.limits.page_size)
         rows = min(most, subject.limits.max_num_seqs)
-        steps.capture(CudaCapture(subject.device, names_kernels=False), rows, max_context)
+        steps.capture(new_capture(subject.device, names_kernels=False), rows, max_context)
     return HeadDrafter(steps, scheduler.pool, most_rows=most, row_tokens=row_tokens)

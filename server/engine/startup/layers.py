@@ -215,11 +215,11 @@ def _key(subject: Subject, runner: ModelRunner) -> str | None:
         return None
     sources = {path.name: path.source_digest for path in ALL_PATHS}
     decisions = sorted((str(it.shape), it.path, sources.get(it.path or "")) for it in runner.dispatcher.all_decisions)
-    parts = [weights, _code_digest(), repr(subject.model), repr(subject.limits), subject.shard.world, decisions]
+    parts = [weights, code_digest(), repr(subject.model), repr(subject.limits), subject.shard.world, decisions]
     return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()
 
 
-def _code_digest() -> str:
+def code_digest() -> str:
     """Return the SHA-256 of the sources that compute layers and check them."""
     root = Path(__file__).parents[3]
     found = hashlib.sha256()

@@ -10,8 +10,9 @@ from kernels.catalog import path_named
 from kernels.system.child_process import python_command
 from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.shape import AttentionShape, Dtype, Phase
+from qualification.compiling.processes import compiling_ahead
 from qualification.measure.checks.attention_checks import run_case
-from qualification.measure.compiling.compile_ahead import calls_of, compiling_ahead
+from qualification.measure.compiling.compile_worker import calls_of
 from qualification.measure.inputs.attention_inputs import cases
 from qualification.measure.trials.trial import trial_of
 

@@ -10,7 +10,6 @@ it ends. A test that asks for other kernels on a GPU compiles them itself, as wi
 
 import argparse
 import importlib
-import inspect
 import itertools
 import json
 import multiprocessing
@@ -21,11 +20,10 @@ from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout, suppress
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
-import triton
 from torch.overrides import TorchFunctionMode
 from triton.runtime import driver
 
@@ -34,39 +32,14 @@ import kernels.system.device
 from kernels.portable.launch_config import SHARED_BYTES_HOPPER
 from kernels.system.triton_cache import use_own_cache
 from kernels.vocabulary.fingerprint import Device, Fingerprint
-from support.compiled.sm90_driver import Launcher, Recording
+from qualification.compiling.wanted import WantedKernels, name_of
+from support.compiled.sm90_driver import Recording
 
 MODULES = ("test_gpu_attention", "test_gpu_calls")
 NUM_PROCESSORS = 132  # of an H100 SXM and an H200
 # Kernels by the seconds of one variant (5.8, 3.1, 2.1, on one core of a Xeon); the others take up to 1.8.
 SLOWEST = ("hallmark_gluon_extend", "hallmark_gluon_prefill", "hallmark_gluon_decode")
 ENDS = (pytest.skip.Exception, pytest.fail.Exception, NotImplementedError, RuntimeError, ValueError, AssertionError)
-
-
-class Metadata(NamedTuple):
-    """Metadata of a kernel that is not compiled, as its launcher reads it."""
-
-    tensordesc_meta: tuple[dict[str, Any], ...] | None
-    global_scratch_size: int = 0
-    profile_scratch_size: int = 0
-    launch_cooperative_grid: bool = False
-    launch_pdl: bool = False
-    shared: int = 0
-
-
-class NotCompiled:
-    """Stands in for a compiled kernel."""
-
-    function = 1
-    packed_metadata = (4, 1, 0)
-
-    def __init__(self, source: Any) -> None:
-        box = {"swizzle": 3, "elem_size": 2, "elem_type": 10, "block_size": [64, 64]}
-        self.src, self.metadata = source, Metadata((box,) * len(source.signature))
-        self.run = Launcher(source, self.metadata)
-
-    def launch_metadata(self, *_: Any) -> None:
-        pass
 
 
 class WithoutMemory(TorchFunctionMode):
@@ -77,22 +50,6 @@ class WithoutMemory(TorchFunctionMode):
             return torch.device("meta") if isinstance(given, torch.device) and given.type == "cuda" else given
 
         return func(*map(moved, args), **{name: moved(given) for name, given in (kwargs or {}).items()})
-
-
-class Collecting(triton.AsyncCompileMode):
-    """Keeps what compiles each variant of a kernel that Triton is asked for, by its key, and calls none of it."""
-
-    def __init__(self) -> None:
-        super().__init__(executor=None)
-        self.wanted: dict[str, Callable[[], object]] = {}
-
-    def submit(self, key: str, compile_fn: Callable[[], object], finalize_fn: Any) -> NotCompiled:  # noqa: ARG002
-        self.wanted.setdefault(key, compile_fn)
-        return NotCompiled(source_of(compile_fn))
-
-
-def source_of(compile_fn: Callable[[], object]) -> Any:
-    return inspect.getclosurevars(compile_fn).nonlocals["src"]
 
 
 def stand_in() -> None:
@@ -138,10 +95,6 @@ def is_on_sm90() -> bool:
 WANTED: list[Callable[[], object]] = []  # of this program, for the processes that it forks
 
 
-def name_of(compile_fn: Callable[[], object]) -> str:
-    return str(source_of(compile_fn).fn.__name__)
-
-
 def compile_one(index: int) -> str | None:
     """Return why it could not be compiled."""
     try:
@@ -167,16 +120,17 @@ def main() -> None:
     use_own_cache()
     began = time.monotonic()
     stand_in()
-    with Collecting() as mode:
+    mode = WantedKernels()
+    with mode:
         for name in MODULES:
             for call in calls(importlib.import_module(name)):
                 with WithoutMemory(), suppress(*ENDS), redirect_stdout(None):
                     call()
-    variants = Counter(map(name_of, mode.wanted.values()))
+    variants = Counter(map(name_of, mode.by_key.values()))
     if args.count:
         print(json.dumps(variants))
         return
-    WANTED.extend(sorted(mode.wanted.values(), key=lambda it: (*SLOWEST, name_of(it)).index(name_of(it))))
+    WANTED.extend(sorted(mode.by_key.values(), key=lambda it: (*SLOWEST, name_of(it)).index(name_of(it))))
     with forked.Pool(args.jobs) as pool:
         answers = pool.imap_unordered(compile_one, range(len(WANTED)))
         failures = [failure for failure in answers if failure is not None]

@@ -14,9 +14,8 @@ from kernels.vocabulary.row_buckets import TokenRows
 from kernels.vocabulary.shape import Dtype
 from qualification.decision.decision import Decision, Pairs, Status, decisions_of
 from server.engine.execution import followers
-from server.engine.follower import decided
 from server.engine.operators.collective import CollectiveTable
-from server.engine.operators.decisions import NoPathError
+from server.engine.operators.decisions import NoPathError, decided
 from server.engine.operators.dispatch import Dispatcher
 
 BUCKETS = (TokenRows.LE_16, TokenRows.LE_128, TokenRows.LE_512)

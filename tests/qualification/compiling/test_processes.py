@@ -5,24 +5,16 @@ import resource
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import pytest
-import torch
 
-from kernels.system.child_process import python_command
-from kernels.vocabulary.buckets import Bucket
-from kernels.vocabulary.path import KernelPath
-from qualification.measure.compiling.compile_ahead import calls_of, compiling_ahead, processes_for
-from qualification.measure.compiling.compile_worker import make_call
-from support.qualification_fakes import DECODE, SHAPE, path
+from qualification.compiling.processes import Found, Made, compiling_ahead, compiling_found, processes_for
 
 # Notes each call beside its process id; "deadly" ends the worker, "endless" never returns.
 WORKER = """
 import os, sys, time
-from qualification.measure.compiling.compile_ahead import serve_calls
+from qualification.compiling.processes import serve_calls
 
 def make(line):
     with open(sys.argv[1], "a") as file:
@@ -124,33 +116,33 @@ def test_small_gpu_has_fewer_workers_than_cores(num_cores: int, gpu_gb: int, exp
     assert processes_for(num_cores, gpu_gb * 2**30) == expected
 
 
-def compiled(name: str) -> KernelPath:
-    known = path(name)
-    return replace(known, limits=replace(known.limits, needs_triton=True))
+# Finds the calls that it is ordered to make, of which it knows "known" already; "bad" fails.
+FINDER = """
+import sys
+from qualification.compiling.processes import Found, serve_found
+
+found = sys.stdin.read().split()
+if "nothing" in found:
+    exit(1)
+print("finding takes a moment", file=sys.stderr)
+serve_found(sys.argv[1:], Found([it for it in found if it != "known"], ["known"]), lambda line: line != b"bad\\n")
+"""
 
 
-def test_neighbouring_calls_differ_in_more_than_length() -> None:
-    """Buckets of one kind share kernels: two workers at once would compile the same. SDPA compiles nothing."""
-    longer = [replace(SHAPE, query_bucket=it, context_bucket=it) for it in (Bucket.LE_512, Bucket.LE_2K)]
-    paths = (compiled("triton.a"), compiled("triton.b"), path("sdpa.math"))
-    calls = calls_of([(shape, it) for it in paths for shape in (SHAPE, *longer)])
-    assert [tuple(msgspec.json.decode(call)) for call in calls] == [
-        (str(shape), name) for shape in (SHAPE, *longer) for name in ("triton.a", "triton.b")
-    ]
-
-
-def test_worker_of_a_qualification_makes_its_calls() -> None:
-    """Fork with the torch that the program has imported before."""
-    pairs = [(SHAPE, "sdpa.cpu"), (DECODE, "sdpa.cpu")] * 2
-    calls = [msgspec.json.encode((str(shape), name)) for shape, name in pairs]
-    program = python_command("qualification.measure.compiling.compile_worker", "0", "cpu")
-    assert said_of(calls, program)[-1] == "compiling ahead in 2 processes, 4 of 4 calls"
-
-
-def test_failed_call_is_answered_as_failed() -> None:
-    def make(shape: object, name: str) -> bool:
-        return make_call(msgspec.json.encode((str(shape), name)), torch.device("cpu"), 0)
-
-    assert make(SHAPE, "sdpa.cpu")
-    assert make(DECODE, "sdpa.math")
-    assert not make(replace(SHAPE, head_dim=63, num_heads=3), "sdpa.cpu")
+@pytest.mark.parametrize(
+    ("order", "made"),
+    [
+        (b"a known b c", Made(Found(["a", "b", "c"], ["known"]), 3)),
+        (b"a bad known", Made(Found(["a", "bad"], ["known"]), 1)),
+        (b"known", Made(Found([], ["known"]), 0)),
+        (b"nothing", Made(None, 0)),
+    ],
+)
+def test_program_finds_its_calls_by_an_order(order: bytes, made: Made) -> None:
+    told: list[tuple[int, int]] = []
+    with compiling_found(order, [sys.executable, "-c", FINDER], num_processes=2) as wait:
+        assert wait(lambda done, total: told.append((done, total))) == made
+    assert made.is_whole == (order not in (b"a bad known", b"nothing"))
+    if made.found is not None:
+        count = len(made.found.calls)
+        assert told[-1] == (count, count)
