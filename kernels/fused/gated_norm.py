@@ -14,21 +14,27 @@ from kernels.fused.backend import jit, next_power_of_2, overlap, runs_on_triton,
 def norm_and_gate(x: Tensor, gate: Tensor, weight: Tensor, eps: float, *, is_sigmoid: bool = False) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight * silu(gate), or the sigmoid of the gate, each head by itself.
 
-    x       [T, H, D] contiguous
+    x       [T, H, D] contiguous; a head may stand for a group of them
     gate    [T, H * D] of x's dtype, last dim contiguous
-    weight  [D] of any float dtype
+    weight  [D], or one of each head [H * D], of any float dtype
     Returns [T, H * D] of x's dtype, contiguous. Source: Yang et al. 2024 (Gated Delta Networks), section 3.4.
     """
     num_tokens, num_heads, size = x.shape
+    is_whole = weight.shape[0] != size
     if not runs_on_triton(x):
         precise = x.float()
         scale = torch.rsqrt(precise.square().mean(dim=-1, keepdim=True) + eps)
         gates = sigmoid_alike(gate.float()) if is_sigmoid else activated_alike(gate.float(), Activation.SILU)
-        return (precise * scale * weight.float() * gates.view(num_tokens, num_heads, size)).to(x.dtype).flatten(1)
+        return (
+            (precise * scale * weight.float().view(-1, size) * gates.view(num_tokens, num_heads, size))
+            .to(x.dtype)
+            .flatten(1)
+        )
     out = x.new_empty(num_tokens, num_heads * size)
     _norm_and_gate_kernel[(num_tokens, num_heads)](
         x, gate, weight, out, gate.stride(0), eps, HEADS=num_heads, SIZE=size, BLOCK=next_power_of_2(size),
-        IS_SIGMOID=is_sigmoid, num_warps=1, **overlap(x.device),
+        IS_SIGMOID=is_sigmoid, WEIGHT_STRIDE=size if is_whole else 0, num_warps=1 if size <= 256 else 4,
+        **overlap(x.device),
     )  # fmt: skip
     return out
 
@@ -45,6 +51,7 @@ def _norm_and_gate_kernel(
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     IS_SIGMOID: tl.constexpr = False,
+    WEIGHT_STRIDE: tl.constexpr = 0,
     OVERLAPS: tl.constexpr = False,
 ):
     """One program a token and head."""
@@ -53,7 +60,7 @@ def _norm_and_gate_kernel(
     mask = cols < SIZE
     if OVERLAPS:
         tl.extra.cuda.gdc_launch_dependents()
-    weight = tl.load(weight_ptr + cols, mask=mask, other=0.0).to(tl.float32)
+    weight = tl.load(weight_ptr + head * WEIGHT_STRIDE + cols, mask=mask, other=0.0).to(tl.float32)
     if OVERLAPS:
         tl.extra.cuda.gdc_wait()
     place = (token * HEADS + head) * SIZE + cols

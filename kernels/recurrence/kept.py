@@ -1,6 +1,7 @@
 """The tensors that a layer keeps of a sequence, by the form of its recurrence. Imports no torch."""
 
 from kernels.recurrence.channel_delta import kept as of_channels
+from kernels.recurrence.fixed_decay import kept as of_fixed
 from kernels.recurrence.sizes import RecurrenceSizes
 from kernels.recurrence.state_space import kept as of_space
 from kernels.vocabulary.recurrence_form import RecurrenceForm
@@ -14,6 +15,7 @@ def kept_tensors(
     of_form = {
         RecurrenceForm.GATED_DELTA: RecurrenceSizes.state_tensors,
         RecurrenceForm.STATE_SPACE: of_space.kept_tensors,
+        RecurrenceForm.FIXED_DECAY: of_fixed.kept_tensors,
         RecurrenceForm.CHANNEL_DELTA: of_channels.kept_tensors,
     }
     return of_form[form](sizes, dtype, state_dtype, num_drafted)

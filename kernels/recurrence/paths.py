@@ -9,6 +9,7 @@ from kernels.identity.torch_kernels import GEMMS, TORCH_HELPERS
 from kernels.recurrence.calls import RunRecurrence
 from kernels.recurrence.channel_delta.eager import run_channel_delta_eager
 from kernels.recurrence.eager_path import run_recurrence_eager
+from kernels.recurrence.fixed_decay.eager import run_fixed_decay_eager
 from kernels.recurrence.shape import RecurrenceShape
 from kernels.recurrence.state_space.eager import run_state_space_eager
 from kernels.vocabulary.fingerprint import Device
@@ -72,6 +73,14 @@ def _triton_run_of_space() -> RunRecurrence | None:
     return run_state_space
 
 
+def _triton_run_of_fixed() -> RunRecurrence | None:
+    if launch.triton_version() is None:
+        return None
+    from kernels.recurrence.fixed_decay.launch import run_fixed_decay
+
+    return run_fixed_decay
+
+
 def _triton_run_of_channels() -> RunRecurrence | None:
     if launch.triton_version() is None:
         return None
@@ -87,7 +96,7 @@ _ORDER = "chunk64"
 
 
 def _paths_of(
-    form: RecurrenceForm, kernels: str, triton_run: RunRecurrence | None, cpu_run: RunRecurrence
+    form: RecurrenceForm, kernels: tuple[str, ...], triton_run: RunRecurrence | None, cpu_run: RunRecurrence
 ) -> tuple[RecurrencePath, RecurrencePath]:
     """Return the two paths of a form of its own: in Triton, whose kernels' names begin so, and on a CPU."""
     name = form.value.replace("-", "_")  # as its folder's
@@ -105,7 +114,7 @@ def _paths_of(
                 form=form,
             ),
             SOURCES.of(f"kernels.recurrence.{name}.launch"),
-            (kernels,),
+            kernels,
             triton_run,
             is_capturable=True,
             order=f"{_ORDER}.{name}.triton",
@@ -148,10 +157,18 @@ RECURRENCE_PATHS: tuple[RecurrencePath, ...] = (
         run_recurrence_eager,
         order=_ORDER,
     ),
-    *_paths_of(RecurrenceForm.STATE_SPACE, "hallmark_recurrence_space_", _triton_run_of_space(), run_state_space_eager),
+    *_paths_of(
+        RecurrenceForm.STATE_SPACE, ("hallmark_recurrence_space_",), _triton_run_of_space(), run_state_space_eager
+    ),
+    *_paths_of(  # its scan is a state space's
+        RecurrenceForm.FIXED_DECAY,
+        ("hallmark_recurrence_fixed_", "hallmark_recurrence_space_"),
+        _triton_run_of_fixed(),
+        run_fixed_decay_eager,
+    ),
     *_paths_of(
         RecurrenceForm.CHANNEL_DELTA,
-        "hallmark_recurrence_channels_",
+        ("hallmark_recurrence_channels_",),
         _triton_run_of_channels(),
         run_channel_delta_eager,
     ),

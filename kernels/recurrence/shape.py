@@ -14,7 +14,8 @@ from kernels.vocabulary.shape import Dtype, Phase
 RECURRENCE_PHASES = (Phase.EXTEND, Phase.DECODE, Phase.VERIFY)
 _LINE = re.compile(
     r"recurrence (?P<phase>\w+) (?P<dtype>\w+)/state-(?P<state>\w+) h(?P<keys>\d+):(?P<values>\d+) "
-    r"d(?P<key_dim>\d+):(?P<value_dim>\d+) conv(?P<width>\d+)(?: (?P<form>state-space|channel-delta))? r-(?P<rows>\w+)"
+    r"d(?P<key_dim>\d+):(?P<value_dim>\d+) conv(?P<width>\d+)(?: (?P<form>state-space|fixed-decay|channel-delta))? "
+    r"r-(?P<rows>\w+)"
 )
 
 
@@ -26,7 +27,7 @@ class RecurrenceShape:
     dtype        of tokens and results
     state_dtype  of the states
     rows         tokens of a call
-    form         the rule; of a state space keys are B, queries C, values x
+    form         the rule; of a state space keys are B, queries C, values x; of a fixed decay width is 1: no convolution
     """
 
     phase: Phase
@@ -45,6 +46,10 @@ class RecurrenceShape:
         if self.phase not in RECURRENCE_PHASES:
             raise ValueError("tokens of prompts are of the phase extend, whether others are before them or not")
         RecurrenceSizes(self.num_key_heads, self.num_value_heads, self.key_dim, self.value_dim, self.width)
+        if self.form is RecurrenceForm.FIXED_DECAY and self.width != 1:
+            raise ValueError(
+                f"a recurrence of the form {self.form.value} has no convolution: width 1, found {self.width}"
+            )
 
     @classmethod
     def of(
@@ -93,7 +98,7 @@ class RecurrenceShape:
 
     def flops(self, num_rows: int) -> int:
         """Floating-point operations of the rule itself, token by token: decay, read, update, read; not of chunks."""
-        of_number = 5 if self.form is RecurrenceForm.STATE_SPACE else 7  # a state space reads once
+        of_number = 5 if self.form in (RecurrenceForm.STATE_SPACE, RecurrenceForm.FIXED_DECAY) else 7  # they read once
         return of_number * num_rows * self.num_value_heads * self.key_dim * self.value_dim
 
     def hbm_bytes(self, num_rows: int) -> int:

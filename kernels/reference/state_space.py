@@ -4,6 +4,9 @@ A right path computes in fp32, in any order of sums within a chunk of 64 tokens.
 C, B and x behind the convolution, what a token adds to the state (step * x), and, where it multiplies by matrix units
 of 16 bits, decays times products of B and C. It reads the state as it is, or as two numbers of 16 bits, and rounds it
 at borders to its dtype. The result is linear in each of these, so that each error is followed to each result by itself.
+
+Lightning attention is the same with steps of 1 and without x in the result. Its queries, keys and values are given as
+the rule takes them, so that none of them is rounded.
 """
 
 from dataclasses import replace
@@ -13,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.recurrence.calls import RecurrenceState, RecurrenceWeights
+from kernels.recurrence.fixed_decay.weights import FixedDecayWeights
 from kernels.recurrence.sizes import CHUNK, RecurrenceSizes
 from kernels.recurrence.state_space.weights import StateSpaceWeights
 from kernels.reference.compare import Reference
@@ -34,6 +38,19 @@ from kernels.reference.recurrent_errors import (
     with_kept_inputs,
     with_known,
 )
+
+
+def true_fixed_tokens(given: Tensor, weights: FixedDecayWeights, sizes: RecurrenceSizes) -> TrueTokens:
+    """Return queries, keys and values [B, T, conv_dim] of lightning attention as they are given, betas 1."""
+    size = sizes.num_key_heads * sizes.key_dim
+    queries, keys = (by_value_head(given[..., part : part + size].double(), sizes) for part in (0, size))
+    values = given[..., 2 * size :].double().reshape(*given.shape[:2], sizes.num_value_heads, sizes.value_dim)
+    decays = -weights.a_log.double().exp().expand(*given.shape[:2], -1)
+    one, no_key = torch.ones_like(decays), torch.zeros_like(keys)
+    error = (4 + 4 * decays.abs()) ** 2  # of the exponentials of the slope and of what is summed
+    return TrueTokens(
+        queries, keys, values, decays.clamp(min=-1e30), one, no_key, no_key, torch.zeros_like(values), error, 0 * one
+    )  # fmt: skip
 
 
 def true_space_tokens(given: Tensor, steps: Tensor, weights: StateSpaceWeights, sizes: RecurrenceSizes) -> TrueTokens:
@@ -103,14 +120,14 @@ def state_space_reference(
 ) -> RecurrenceReference:
     """Return the expected results and states of sequences from their first token on, and what a right path may err.
 
-    given    [B, T, conv_dim] and steps [B, T, Hv], zero behind a sequence's end; unread: not of this form
+    given    [B, T, conv_dim] and steps [B, T, Hv], zero behind a sequence's end; lightning attention has no steps
+    unread   not of these forms
     borders  [B] int: multiples of 64 at which states are judged, at most T
     """
     del unread
-    assert isinstance(weights, StateSpaceWeights), "a shape of the form state-space has such weights"
-    tokens = true_space_tokens(given, steps, weights, sizes)
+    tokens = _tokens_of(given, steps, weights, sizes)
     out, states = true_spaces(tokens)
-    limit = _Errors(out, states, rounding_of(given.dtype), borders).followed(state_dtype)
+    limit = _errors(out, states, weights, given.dtype, borders).followed(state_dtype)
     num_tokens = out.shape[1]
     results = _results(out, limit[:, :, :num_tokens].transpose(1, 2), tokens, weights, given.dtype)
     at_border = states.borders[torch.arange(len(borders), device=out.device), borders // CHUNK]
@@ -122,7 +139,7 @@ def state_space_reference(
 
 
 def state_space_reference_from(
-    kept: RecurrenceState, num_known: int, given: Tensor, steps: Tensor, weights: StateSpaceWeights, first: int
+    kept: RecurrenceState, num_known: int, given: Tensor, steps: Tensor, weights: RecurrenceWeights, first: int
 ) -> Reference:
     """Return the expected results [n, 1, Dv] of tokens behind a kept state, of one value head and its key head.
 
@@ -132,14 +149,30 @@ def state_space_reference_from(
     sizes = RecurrenceSizes(1, 1, key_dim, value_dim, weights.conv.shape[1])
     inputs = with_kept_inputs(kept, given, first, sizes.width)
     before = inputs.shape[0] - given.shape[0]
-    all_steps = torch.cat([steps.new_zeros(before, 1), steps])
-    new = tokens_from(true_space_tokens(inputs[None], all_steps[None], weights, sizes), before)
+    all_steps = F.pad(steps, (0, 0, before, 0))
+    new = tokens_from(_tokens_of(inputs[None], all_steps[None], weights, sizes), before)
     tokens = _after_known(new, kept, range(first - num_known, first))
     out, states = true_spaces(tokens, begun=begun_state(kept, first))
-    errors = _Errors(out, states, rounding_of(given.dtype), torch.tensor([-1], device=out.device))
+    errors = _errors(out, states, weights, given.dtype, torch.tensor([-1], device=out.device))
     limit = errors.followed(kept.states.dtype)[:, :, num_known : out.shape[1]].transpose(1, 2)
     truth, most = _results(out[:, num_known:], limit, new, weights, given.dtype)
     return reference_of_heads(truth, most)
+
+
+def _tokens_of(given: Tensor, steps: Tensor, weights: RecurrenceWeights, sizes: RecurrenceSizes) -> TrueTokens:
+    if isinstance(weights, FixedDecayWeights):
+        return true_fixed_tokens(given, weights, sizes)
+    assert isinstance(weights, StateSpaceWeights), "a shape of the form state-space has such weights"
+    return true_space_tokens(given, steps, weights, sizes)
+
+
+def _errors(
+    out: Tensor, states: TrueStates, weights: RecurrenceWeights, dtype: torch.dtype, borders: Tensor
+) -> "_Errors":
+    is_given = isinstance(weights, FixedDecayWeights)
+    return _Errors(
+        out, states, rounding_of(dtype), borders, of_inputs=rounding_of(torch.float32 if is_given else dtype)
+    )
 
 
 def _after_known(tokens: TrueTokens, kept: RecurrenceState, known: range) -> TrueTokens:
@@ -152,10 +185,13 @@ def _after_known(tokens: TrueTokens, kept: RecurrenceState, known: range) -> Tru
 
 
 def _results(
-    out: Tensor, limit: Tensor, tokens: TrueTokens, weights: StateSpaceWeights, dtype: torch.dtype
+    out: Tensor, limit: Tensor, tokens: TrueTokens, weights: RecurrenceWeights, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """Return results [B, T, Hv, Dv] with x times its factor, and their limits, the rounding of the result included."""
-    rounding, skip = rounding_of(dtype), weights.skip.double()[:, None]
+    rounding = rounding_of(dtype)
+    if not isinstance(weights, StateSpaceWeights):
+        return out, limit + rounding.of(out) + LEAST
+    skip = weights.skip.double()[:, None]
     truth = out + skip * tokens.values
     of_skip = skip.abs() * (rounding.of(tokens.values) + Z_FP32 * U32 * tokens.value_error.sqrt())
     of_sum = Z_FP32 * U32 * ((skip * tokens.values).abs() + out.abs())
@@ -163,7 +199,13 @@ def _results(
 
 
 class _Errors(RecurrentErrors):
-    """Errors of a state space, followed token by token."""
+    """Errors of a state space, followed token by token; of_inputs: the rounding of C, B and x."""
+
+    def __init__(
+        self, out: Tensor, states: TrueStates, rounding: Rounding, borders: Tensor, *, of_inputs: Rounding
+    ) -> None:
+        super().__init__(out, states, rounding, borders)
+        self._of_inputs = of_inputs
 
     def followed(self, state_dtype: torch.dtype) -> Tensor:
         """Return the limits [B, Hv, rows, Dv] of what is not the rounding of the result."""
@@ -183,7 +225,7 @@ class _Errors(RecurrentErrors):
         for token in range(self._num_tokens):
             state = _next(state, tokens, self._states.added, token)
             query, squared = tokens.queries[:, token, :, None], state.square()
-            most = self._rounding.of(query)
+            most = self._of_inputs.of(query)
             of_sum = (4 + key_dim / 6) * query.square() + tokens.query_error[:, token, :, None]
             self._fp32[:, :, token] += (of_sum @ squared)[..., 0, :]
             if self._rounding.u:
@@ -212,7 +254,7 @@ class _Errors(RecurrentErrors):
 
     def _of_token(self, token: int) -> None:
         """Follow the errors of what one token adds, and of its decay."""
-        tokens, rounding = self._tokens, self._rounding
+        tokens, rounding, of_inputs = self._tokens, self._rounding, self._of_inputs
         key, added, value = tokens.keys[:, token], self._states.added[:, token], tokens.values[:, token]
         step = tokens.betas[:, token][..., None]
         rows = slice(token, None)
@@ -229,8 +271,8 @@ class _Errors(RecurrentErrors):
         self._fp32[:, :, rows] += tokens.decay_error[:, token][..., None, None] * past.square()
         if rounding.u:
             # What a token adds is rounded, and once more times its decay where it is added to the state.
-            most_key, most_added = rounding.of(key)[..., None], rounding.of(added)
-            most_value, of_unit = (step * rounding.of(value))[:, :, None], rounding.of(unit) * (unit != 0)
+            most_key, most_added = of_inputs.of(key)[..., None], rounding.of(added)
+            most_value, of_unit = (step * of_inputs.of(value))[:, :, None], rounding.of(unit) * (unit != 0)
             self._rounded[:, :, rows] += unit.square() * (most_value.square() + 2 * most_added.square())
             self._rounded[:, :, rows] += (of_unit.square() + squared @ most_key.square()) * added.square()
             self._worst[:, :, rows] += unit.abs() * (most_value + 2 * most_added)

@@ -8,4 +8,5 @@ class RecurrenceForm(Enum):
 
     GATED_DELTA = "gated-delta"  # S = decay * S + k (beta * (v - k S)), with normed keys and queries
     STATE_SPACE = "state-space"  # Mamba2: S = decay * S + B (step * x), read by C; queries, keys, values are C, B, x
+    FIXED_DECAY = "fixed-decay"  # lightning attention: S = decay * S + k v, of decays that no token changes
     CHANNEL_DELTA = "channel-delta"  # Kimi Delta Attention: as the gated delta rule, with a decay for each of key_dim

@@ -99,7 +99,7 @@ def _own_weights_of(layer: LayerConfig, hidden: int) -> Iterator[_Weight]:
             yield _Weight(hidden, mixer.sizes.num_value_heads + 2 * mixer.sizes.value_dim)
             yield _Weight(mixer.sizes.value_dim, mixer.num_decays)
             yield _Weight(mixer.sizes.value_dim, mixer.value_size)
-        elif mixer.rule is None:
+        elif mixer.rule is None and mixer.fixed is None:
             yield _Weight(hidden, 2 * mixer.sizes.num_value_heads, format=formats.gates)
         yield _Weight(mixer.value_size, hidden, format=formats.output)
     elif isinstance(mixer, ShortConvolutionConfig):

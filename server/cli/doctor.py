@@ -19,6 +19,7 @@ from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.fingerprint import Fingerprint
 from kernels.vocabulary.operators import Operator
 from kernels.vocabulary.path import AnyPath, Tier
+from kernels.vocabulary.recurrence_form import RecurrenceForm
 from kernels.vocabulary.recurrence_operator import CONVOLUTION, RECURRENCE
 from kernels.vocabulary.row_buckets import LinearRows, TokenRows
 from kernels.vocabulary.shape import PLANNED_PHASES, AttentionShape, Dtype, Mask, Phase
@@ -125,8 +126,10 @@ def _plain_shape(
         )
         return min(sums, key=lambda shape: len(path.limits.rejections(shape)))
     if path.operator is RECURRENCE:
-        layer = RecurrenceSizes(num_key_heads=16, num_value_heads=32, key_dim=128, value_dim=128, width=4)
-        return RecurrenceShape.of(layer, Phase.EXTEND, dtype, Dtype.FP32, TokenRows.LE_16, path.limits.form)
+        form = path.limits.form
+        width = 1 if form is RecurrenceForm.FIXED_DECAY else 4  # taps
+        layer = RecurrenceSizes(num_key_heads=16, num_value_heads=32, key_dim=128, value_dim=128, width=width)
+        return RecurrenceShape.of(layer, Phase.EXTEND, dtype, Dtype.FP32, TokenRows.LE_16, form)
     if path.operator is CONVOLUTION:
         return ConvolutionShape.of(ConvolutionSizes(2048, 3), Phase.EXTEND, dtype, TokenRows.LE_16)
     phase = next(phase for phase in Phase if phase in path.limits.phases)

@@ -1,13 +1,14 @@
 """Calls of a recurrence: a sequence computed in parts, with states in slots."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from kernels.recurrence.calls import RecurrenceRows, RecurrenceState, RecurrenceWeights, RunRecurrence
 from kernels.recurrence.channel_delta.weights import ChannelDeltaWeights
+from kernels.recurrence.fixed_decay.weights import FixedDecayWeights
 from kernels.recurrence.kept import kept_tensors
 from kernels.recurrence.sizes import CHUNK, RecurrenceSizes
 from kernels.recurrence.state_space.weights import StateSpaceWeights
@@ -77,6 +78,8 @@ def random_sequence(
         return (scale * torch.randn(*shape, generator=generator)).to(device)
 
     kind, heads = torch_dtype(dtype), sizes.num_value_heads
+    if form is RecurrenceForm.FIXED_DECAY:
+        sizes = replace(sizes, width=1)
     has_channels = form is RecurrenceForm.CHANNEL_DELTA
     num_decays = heads * sizes.key_dim if has_channels else heads
     weights = (ChannelDeltaWeights if has_channels else RecurrenceWeights)(
@@ -87,6 +90,8 @@ def random_sequence(
     if form is RecurrenceForm.STATE_SPACE:
         own = weights.conv, weights.a_log, weights.dt_bias
         weights = StateSpaceWeights(*own, drawn(sizes.conv_dim, scale=0.5).to(kind), drawn(heads), 0.01, 4.0)
+    if form is RecurrenceForm.FIXED_DECAY:
+        weights = FixedDecayWeights.of(weights.a_log, sizes.conv_dim)
     return Drawn(sizes, dtype, Dtype.FP32, qkv, a, b, weights, form)
 
 

@@ -41,8 +41,31 @@ def run_state_space_eager(
     store_rows(rows, computed)
 
 
-class _Row(PartRow):
-    """A row by chunks of 64 tokens; its gates are steps before their bias, [n, value_heads]."""
+class ChunkRow(PartRow):
+    """A row by chunks of 64 tokens, whose states are sums of keys times what tokens add, decayed: nothing else."""
+
+    def read(self, part: Part, queries: Tensor, state: Tensor) -> Tensor:
+        """Return what queries [64, key_heads, key_dim] read of a chunk's tokens, and of the state before it."""
+        sums = part.decays.double().cumsum(dim=0)
+        places = torch.arange(CHUNK, device=state.device)
+        is_there = (places[:, None] >= places)[..., None]
+        between = torch.where(is_there, sums[:, None] - sums, -torch.inf).float().exp().permute(2, 0, 1)
+        by_head = self.by_value_head(queries)
+        found = sums.float().exp().t()[..., None] * torch.bmm(by_head, state)
+        products = torch.bmm(by_head, self.by_value_head(part.keys).transpose(1, 2).contiguous())
+        found = found + torch.bmm((between * products).contiguous(), part.added.transpose(0, 1).contiguous())
+        return found.transpose(0, 1)
+
+    def behind(self, part: Part, state: Tensor) -> Tensor:
+        sums = part.decays.double().cumsum(dim=0)
+        left = (sums[-1] - sums).float().exp()
+        turned = (part.added * left[..., None]).transpose(0, 1).contiguous()
+        keys = self.by_value_head(part.keys).transpose(1, 2).contiguous()
+        return sums[-1].float().exp()[:, None, None] * state + torch.bmm(keys, turned)
+
+
+class _Row(ChunkRow):
+    """A row whose gates are steps before their bias, [n, value_heads]."""
 
     def __init__(
         self, weights: StateSpaceWeights, state: RecurrenceState, first: int, folded: int, source: int
@@ -69,15 +92,7 @@ class _Row(PartRow):
         decays = (-torch.exp(self._weights.a_log) * step).clamp(min=LEAST_DECAY)
         part.keys[own], part.decays[own] = keys[own], decays[own]
         part.added[own] = rounded(step[..., None] * values, dtype)[own]
-        sums = part.decays.double().cumsum(dim=0)
-        places = torch.arange(CHUNK, device=mixed.device)
-        is_there = (places[:, None] >= places)[..., None]
-        between = torch.where(is_there, sums[:, None] - sums, -torch.inf).float().exp().permute(2, 0, 1)
-        by_head = self.by_value_head(queries)
-        found = sums.float().exp().t()[..., None] * torch.bmm(by_head, state)
-        products = torch.bmm(by_head, self.by_value_head(part.keys).transpose(1, 2).contiguous())
-        found = found + torch.bmm((between * products).contiguous(), part.added.transpose(0, 1).contiguous())
-        return found.transpose(0, 1) + self._weights.skip[:, None] * values
+        return self.read(part, queries, state) + self._weights.skip[:, None] * values
 
     def _mixed(self, begin: int, stop: int) -> Tensor:
         """Return the convolution [64, conv_dim] of a chunk; that of tokens which are not given means nothing."""
@@ -86,10 +101,3 @@ class _Row(PartRow):
         for tap in range(self._sizes.width):
             mixed += window[tap : tap + CHUNK] * taps[:, tap]
         return activated_alike(mixed + self._weights.conv_bias.float(), Activation.SILU)
-
-    def behind(self, part: Part, state: Tensor) -> Tensor:
-        sums = part.decays.double().cumsum(dim=0)
-        left = (sums[-1] - sums).float().exp()
-        turned = (part.added * left[..., None]).transpose(0, 1).contiguous()
-        keys = self.by_value_head(part.keys).transpose(1, 2).contiguous()
-        return sums[-1].float().exp()[:, None, None] * state + torch.bmm(keys, turned)

@@ -61,7 +61,7 @@ class References:
     def of_recurrence(self, case: RecurrenceCase) -> RecurrenceReference:
         key = (case.name, case.seed)
         if key not in self._of_recurrences:
-            is_space = case.shape.form is RecurrenceForm.STATE_SPACE
+            is_space = case.shape.form in (RecurrenceForm.STATE_SPACE, RecurrenceForm.FIXED_DECAY)
             of_form = state_space_reference if is_space else recurrence_reference
             qkv, a, b = case.tokens
             inputs = qkv, a, b, case.weights, case.shape.sizes

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kernels.recurrence.calls import RecurrenceRows, RecurrenceState, RecurrenceWeights, RunRecurrence
 from kernels.recurrence.channel_delta.weights import ChannelDeltaWeights
+from kernels.recurrence.fixed_decay.weights import FixedDecayWeights
 from kernels.recurrence.shape import RecurrenceShape
 from kernels.recurrence.sizes import CHUNK, RecurrenceSizes
 from kernels.recurrence.state_space.weights import StateSpaceWeights
@@ -49,6 +50,8 @@ class RecurrenceFault(Enum):
     STEP_NOT_LIMITED = "steps are not held between their limits"  # softplus alone
     STEP_LEFT_OUT = "x is not multiplied by its step"  # A is discretised, and B is not
     NEIGHBOUR_DECAY = "each channel has the decay of the next one"  # an index of the head's dims is off by one
+    NEIGHBOUR_SLOPE = "each head has the decay of the next one"  # slopes of a rank begin at another head
+    SILU = "queries, keys and values pass through silu"  # lightning attention read as behind a convolution
     ONE_DECAY = "all channels of a head have their mean decay"  # the gated delta rule in place of Kimi's
 
 
@@ -62,18 +65,34 @@ _OF_STATE_SPACE = frozenset(
     }
 )
 _OF_CHANNELS = frozenset({RecurrenceFault.NEIGHBOUR_DECAY, RecurrenceFault.ONE_DECAY})
+_OF_FIXED = frozenset({RecurrenceFault.NEIGHBOUR_SLOPE, RecurrenceFault.SILU})
+_OF_CONVOLUTION = frozenset(
+    {
+        RecurrenceFault.INPUTS_AFTER_CONVOLUTION,
+        RecurrenceFault.NEIGHBOUR_IN_CONVOLUTION,
+        RecurrenceFault.SNAPSHOT_OVERWRITTEN,
+        RecurrenceFault.TAPS_REVERSED,
+    }
+)
 _NOT_OF_FORM = {
-    RecurrenceForm.GATED_DELTA: _OF_STATE_SPACE | _OF_CHANNELS,
-    RecurrenceForm.STATE_SPACE: _OF_DELTA | _OF_CHANNELS,
-    RecurrenceForm.CHANNEL_DELTA: _OF_STATE_SPACE,
+    RecurrenceForm.GATED_DELTA: _OF_STATE_SPACE | _OF_CHANNELS | _OF_FIXED,
+    RecurrenceForm.STATE_SPACE: _OF_DELTA | _OF_CHANNELS | _OF_FIXED,
+    RecurrenceForm.CHANNEL_DELTA: _OF_STATE_SPACE | _OF_FIXED,
+    RecurrenceForm.FIXED_DECAY: _OF_DELTA | _OF_STATE_SPACE | _OF_CHANNELS | _OF_CONVOLUTION,
 }
 
 
 def trial_shapes(dtype: Dtype, form: RecurrenceForm | None = None) -> tuple[RecurrenceShape, ...]:
     """Recurrences on which every fault can show, as small as that allows; `form` None: of every form."""
-    sizes = RecurrenceSizes(2, 4, 8, 8, 4)
     return tuple(
-        RecurrenceShape.of(sizes, phase, dtype, Dtype.FP32, rows, one)
+        RecurrenceShape.of(
+            RecurrenceSizes(2, 4, 8, 8, 1 if one is RecurrenceForm.FIXED_DECAY else 4),
+            phase,
+            dtype,
+            Dtype.FP32,
+            rows,
+            one,
+        )
         for one in ([*RecurrenceForm] if form is None else [form])
         for phase, rows in (
             (Phase.EXTEND, TokenRows.LE_128),
@@ -190,7 +209,8 @@ class _Row:
         mixed = (padded.unfold(0, sizes.width, 1) * taps).sum(dim=-1)
         if isinstance(weights, StateSpaceWeights) and fault is not RecurrenceFault.CONV_BIAS_LEFT_OUT:
             mixed = mixed + weights.conv_bias.float()
-        mixed = F.silu(mixed)
+        is_fixed = isinstance(weights, FixedDecayWeights)
+        mixed = F.silu(mixed) if not is_fixed or fault is RecurrenceFault.SILU else mixed
         for token in range(num_tokens):
             is_late = fault is RecurrenceFault.INPUTS_AFTER_CONVOLUTION
             self._inputs[self._first + token] = mixed[token] if is_late else qkv[token].float()
@@ -206,6 +226,12 @@ class _Row:
             outs = [self._token(*each) for each in zip(queries, keys, values, decays, steps, strict=True)]
             skip = 0 if fault is RecurrenceFault.SKIP_LEFT_OUT else weights.skip[:, None]
             return torch.stack(outs) + skip * values
+        if is_fixed:
+            decays = self._decays(a)
+            outs = [
+                self._token(*each) for each in zip(queries, keys, values, decays, torch.ones_like(decays), strict=True)
+            ]
+            return torch.stack(outs)
         decays = self._decays(a)
         betas = torch.sigmoid(b.float())
         betas = torch.ones_like(betas) if fault is RecurrenceFault.BETA_LEFT_OUT else betas
@@ -216,6 +242,9 @@ class _Row:
     def _decays(self, a: Tensor) -> Tensor:
         """Return logarithms [n, value_heads], of channels [n, value_heads, key_dim]."""
         x, factor = F.softplus(a.float() + self._weights.dt_bias), self._weights.a_log.exp()
+        if isinstance(self._weights, FixedDecayWeights):
+            factor = factor.roll(-1) if self._fault is RecurrenceFault.NEIGHBOUR_SLOPE else factor
+            return -factor.expand(len(a), -1)
         if not isinstance(self._weights, ChannelDeltaWeights):
             return -factor * x
         decays = -factor[:, None] * x.view(-1, self._sizes.num_value_heads, self._sizes.key_dim)
@@ -252,8 +281,8 @@ class _Row:
         before = self._states[number]
         is_late = self._fault is RecurrenceFault.DECAY_AFTER_UPDATE
         decayed = before if is_late else _factors(decay) * before
-        is_space = isinstance(self._weights, StateSpaceWeights)
-        missing = value if is_space else value - (self._by_value_head(key)[:, :, None] * decayed).sum(dim=1)
+        adds_values = isinstance(self._weights, StateSpaceWeights | FixedDecayWeights)
+        missing = value if adds_values else value - (self._by_value_head(key)[:, :, None] * decayed).sum(dim=1)
         added = self._rounded(beta[:, None] * missing, self._state.values.dtype)
         self._kept[number] = key, added, decay
         self._states[number + 1] = after = self._updated(before, key, added, decay)
@@ -280,7 +309,7 @@ class _Row:
 
     def _normed(self, heads: Tensor, dtype: torch.dtype) -> Tensor:
         heads = heads.reshape(len(heads), self._sizes.num_key_heads, -1)
-        if isinstance(self._weights, StateSpaceWeights):
+        if isinstance(self._weights, StateSpaceWeights | FixedDecayWeights):
             return self._rounded(heads, dtype)
         squares = heads.square().sum(dim=-1, keepdim=True)
         if self._fault is RecurrenceFault.EPSILON_OUTSIDE:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kernels.recurrence.calls import RecurrenceWeights
 from kernels.recurrence.channel_delta.weights import ChannelDeltaWeights
+from kernels.recurrence.fixed_decay.weights import FixedDecayWeights
 from kernels.recurrence.shape import RecurrenceShape
 from kernels.recurrence.sizes import CHUNK
 from kernels.recurrence.state_space.weights import StateSpaceWeights
@@ -35,7 +36,10 @@ _STEPS = (2.0**-10, 96.0)  # that those of a state space are held between
 
 
 class Content(Enum):
-    """Kinds of tokens that a sequence has; a state space has steps in place of beta, and no norms."""
+    """Kinds of tokens that a sequence has; a state space has steps in place of beta, and no norms.
+
+    Lightning attention has no gates: its heads keep and forget as their slopes say, whatever the content.
+    """
 
     PLAIN = "plain"
     KEEPS = "keeps"  # no decay
@@ -44,7 +48,7 @@ class Content(Enum):
     OPEN = "open"  # beta is 1
     EQUAL_KEYS = "equal keys"  # beta is 1 and nothing decays: each token takes away what the one before it wrote
     SLOW = "slow"  # beta is 0 behind the first tokens, and the state decays by 1/512 a token
-    LARGE = "large"  # times 30; of a state space x alone
+    LARGE = "large"  # times 30; of a state space x alone, of lightning attention values
     TINY = "tiny"  # queries and keys times 1/4096: the epsilon of the norms shows
     UNLIKE = "unlike"  # of channels each second one decays by e^-80 a token, the others keep; else as PLAIN
 
@@ -123,6 +127,11 @@ def drawn_weights(shape: RecurrenceShape, generator: torch.Generator, device: to
     conv = 0.5 * torch.randn(sizes.conv_dim, sizes.width, generator=generator)
     a_log, dt_bias = torch.randn(heads, generator=generator), 2 * torch.randn(_decays(shape), generator=generator) - 2
     conv, a_log, dt_bias = conv.to(device, torch_dtype(shape.dtype)), a_log.to(device), dt_bias.to(device)
+    if shape.form is RecurrenceForm.FIXED_DECAY:
+        slopes = a_log.exp()
+        slopes[0] = _SLOW
+        slopes[1::3] = _FAST
+        return FixedDecayWeights.of(slopes.log(), sizes.conv_dim)
     if shape.form is RecurrenceForm.CHANNEL_DELTA:
         return ChannelDeltaWeights(conv, a_log, dt_bias)
     if shape.form is RecurrenceForm.GATED_DELTA:
@@ -144,6 +153,8 @@ def drawn_tokens(
     sizes, heads = shape.sizes, shape.num_value_heads
     qkv = torch.randn(num_tokens, sizes.conv_dim, generator=generator)
     a, b = (torch.randn(num_tokens, columns, generator=generator) for columns in (_decays(shape), heads))
+    # Of a state space and of lightning attention results are products of queries, keys and values: one is made large.
+    has_values = shape.form in (RecurrenceForm.STATE_SPACE, RecurrenceForm.FIXED_DECAY)
     factors = weights.a_log.exp().repeat_interleave(_decays(shape) // heads)
     if content in (Content.KEEPS, Content.EQUAL_KEYS, Content.FORGETS):
         a.fill_(-_OPEN)
@@ -160,10 +171,10 @@ def drawn_tokens(
         a[:] = torch.log(torch.expm1(_SLOW / factors)).cpu() - weights.dt_bias.cpu()
         if shape.form is RecurrenceForm.STATE_SPACE:  # whose first tokens write by large steps
             a[:_WRITTEN] = 3 - weights.dt_bias.cpu()
+        if has_values:
             qkv[_WRITTEN:, 2 * sizes.num_key_heads * sizes.key_dim :] = 0
     if content is Content.LARGE:
-        is_space = shape.form is RecurrenceForm.STATE_SPACE  # in whose results B, C and x are factors
-        qkv[:, 2 * sizes.num_key_heads * sizes.key_dim * is_space :] *= 30
+        qkv[:, 2 * sizes.num_key_heads * sizes.key_dim * has_values :] *= 30
     if content is Content.TINY:
         qkv[:, : 2 * sizes.num_key_heads * sizes.key_dim] /= 4096
     if content is Content.UNLIKE and shape.form is RecurrenceForm.CHANNEL_DELTA:

@@ -384,6 +384,15 @@ def test_heads_are_normed_and_gated_by_themselves(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_groups_are_normed_with_weights_of_their_own(dtype: torch.dtype) -> None:
+    x, wide, weight = randn(5, 3, 44, dtype=dtype), randn(5, 200, dtype=dtype, seed=1), randn(3 * 44, seed=2)
+    gate = wide[:, 7:139]
+    normed = exact_norm(x, torch.ones(44), 1e-6).double() * weight.double().view(3, 44)
+    expected = normed * gate.double().sigmoid().view(5, 3, 44)
+    assert_near(norm_and_gate(x, gate, weight, 1e-6, is_sigmoid=True), expected.flatten(1).float())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_parts_of_a_row_are_normed_by_all_its_squares(dtype: torch.dtype) -> None:
     rows = randn(5, 2 * (100 + 36), dtype=dtype)  # of two ranks, each with 100 columns of q and 36 of k
     ranks = rows.unflatten(1, (2, 136)).unbind(dim=1)

@@ -7,6 +7,7 @@ import torch
 
 from kernels.recurrence.channel_delta.eager import run_channel_delta_eager
 from kernels.recurrence.eager_path import run_recurrence_eager
+from kernels.recurrence.fixed_decay.eager import run_fixed_decay_eager
 from kernels.recurrence.sizes import RecurrenceSizes
 from kernels.recurrence.state_space.eager import run_state_space_eager
 from kernels.vocabulary.recurrence_form import RecurrenceForm
@@ -19,6 +20,7 @@ WHOLE = (Cut(LENGTH),)
 RUNS = {
     RecurrenceForm.GATED_DELTA: run_recurrence_eager,
     RecurrenceForm.STATE_SPACE: run_state_space_eager,
+    RecurrenceForm.FIXED_DECAY: run_fixed_decay_eager,
     RecurrenceForm.CHANNEL_DELTA: run_channel_delta_eager,
 }
 of_each_form = pytest.mark.parametrize("form", RecurrenceForm, ids=lambda it: it.value)

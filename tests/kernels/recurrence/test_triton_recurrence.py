@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from kernels.recurrence.channel_delta.launch import run_channel_delta
+from kernels.recurrence.fixed_decay.launch import run_fixed_decay
 from kernels.recurrence.portable.launch import run_recurrence
 from kernels.recurrence.sizes import RecurrenceSizes
 from kernels.recurrence.state_space.launch import run_state_space
@@ -30,6 +31,7 @@ SNAPSHOTS = (PARTS[0].num_tokens + 1, 40)
 OF_FORM = {
     RecurrenceForm.GATED_DELTA: (run_recurrence, recurrence_reference),
     RecurrenceForm.STATE_SPACE: (run_state_space, state_space_reference),
+    RecurrenceForm.FIXED_DECAY: (run_fixed_decay, state_space_reference),
     RecurrenceForm.CHANNEL_DELTA: (run_channel_delta, recurrence_reference),
 }
 
@@ -45,7 +47,7 @@ def test_a_sequence_in_parts_is_right_and_a_snapshot_goes_on_with_its_bits(
     sizes = SIZES[device.type]
     sequence = random_sequence(sizes, LENGTH, Dtype.FP16, seed=1, device=device, form=form)
     found = call_in_parts(run, sequence, PARTS, snapshot=snapshot)
-    inputs = sequence.qkv[None], sequence.a[None], sequence.b[None], sequence.weights, sizes
+    inputs = sequence.qkv[None], sequence.a[None], sequence.b[None], sequence.weights, sequence.sizes
     reference = reference_of(*inputs, torch.tensor([64], device=device), torch.float32)
     assert errors_of(found.out, reference.out).is_within_rule
     assert errors_of(state_of(found).states, reference.states).is_within_rule

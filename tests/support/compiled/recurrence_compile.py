@@ -11,6 +11,7 @@ import torch
 from triton.runtime import driver
 
 from kernels.recurrence.channel_delta import launch as of_channel_delta
+from kernels.recurrence.fixed_decay import launch as of_fixed_decay
 from kernels.recurrence.portable import launch as of_gated_delta
 from kernels.recurrence.shape import RecurrenceShape
 from kernels.recurrence.sizes import RecurrenceSizes
@@ -32,9 +33,12 @@ KIMI = RecurrenceSizes(32, 32, 128, 128, 4)  # of Kimi-Linear-48B-A3B
 CHANNELS = RecurrenceShape.of(
     KIMI, Phase.DECODE, Dtype.BF16, Dtype.FP32, TokenRows.LE_16, RecurrenceForm.CHANNEL_DELTA
 )  # fmt: skip
+LING = RecurrenceSizes(64, 64, 128, 128, 1)  # of Ling-2.6-1T
+FIXED = RecurrenceShape.of(LING, Phase.DECODE, Dtype.BF16, Dtype.FP32, TokenRows.LE_16, RecurrenceForm.FIXED_DECAY)
 LAUNCHES = {
     RecurrenceForm.GATED_DELTA: partial(of_gated_delta.launches, is_hopper=True),
     RecurrenceForm.STATE_SPACE: of_state_space.launches,
+    RecurrenceForm.FIXED_DECAY: of_fixed_decay.launches,
     RecurrenceForm.CHANNEL_DELTA: of_channel_delta.launches,
 }
 SHAPES = {  # and the tokens of a row
@@ -47,6 +51,9 @@ SHAPES = {  # and the tokens of a row
     "space, prompt": (replace(SPACE, phase=Phase.EXTEND), 40),
     "space, verify": (replace(SPACE, phase=Phase.VERIFY), 4),
     "space, fp32": (replace(SPACE, dtype=Dtype.FP32), 1),
+    "fixed, prompt": (replace(FIXED, phase=Phase.EXTEND), 40),
+    "fixed, verify": (replace(FIXED, phase=Phase.VERIFY), 4),
+    "fixed, fp32": (replace(FIXED, dtype=Dtype.FP32), 1),
     "channels, prompt": (replace(CHANNELS, phase=Phase.EXTEND), 40),
     "channels, verify": (replace(CHANNELS, phase=Phase.VERIFY), 4),
     "channels, fp32": (replace(CHANNELS, dtype=Dtype.FP32), 1),

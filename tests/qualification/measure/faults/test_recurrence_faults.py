@@ -17,6 +17,7 @@ CPU = torch.device("cpu")
 [WHOLE, _] = order_faults.trial_shapes(RECURRENCE, Dtype.FP32)
 PROMPT, DECODE, VERIFY = trial_shapes(Dtype.BF16, RecurrenceForm.GATED_DELTA)
 SPACE, *_ = trial_shapes(Dtype.BF16, RecurrenceForm.STATE_SPACE)
+FIXED, *_ = trial_shapes(Dtype.BF16, RecurrenceForm.FIXED_DECAY)
 CHANNELS, *_ = trial_shapes(Dtype.BF16, RecurrenceForm.CHANNEL_DELTA)
 
 
@@ -25,14 +26,19 @@ Inputs = dict[RecurrenceForm, tuple[list[RecurrenceCase], References]]
 
 @pytest.fixture(scope="module")
 def inputs() -> Inputs:
-    found = {shape.form: [*recurrence_cases(shape, CPU, seed=0)] for shape in (PROMPT, SPACE, CHANNELS)}
+    found = {shape.form: [*recurrence_cases(shape, CPU, seed=0)] for shape in (PROMPT, SPACE, FIXED, CHANNELS)}
     names = ("short", "hostile", "unequal")
     return {form: ([it for it in cases if it.name in names], References()) for form, cases in found.items()}
 
 
 @pytest.mark.parametrize(
     ("form", "fault"),
-    [(shape.form, it) for shape in (PROMPT, SPACE, CHANNELS) for it in RecurrenceFault if can_show_in(it, shape)],
+    [
+        (shape.form, it)
+        for shape in (PROMPT, SPACE, FIXED, CHANNELS)
+        for it in RecurrenceFault
+        if can_show_in(it, shape)
+    ],
     ids=lambda it: it.name,
 )
 def test_a_wrong_recurrence_is_refused(form: RecurrenceForm, fault: RecurrenceFault, inputs: Inputs) -> None:
