@@ -52,6 +52,17 @@ QUANTIZATIONS: Mapping[str, Mapping[str, object]] = {
         }},
     },
     "fp8 static": {**_FP8, "activation_scheme": "static", "weight_block_size": None},
+    "fp8 channels": {
+        "quant_method": "compressed-tensors", "format": "float-quantized", "quantization_status": "compressed",
+        "ignore": ["lm_head", "re:.*mlp\\.gate$", "re:model\\.layers\\.80\\..*"],
+        "config_groups": {"group_0": {
+            "targets": ["Linear"],
+            "weights": {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel", "dynamic": False},
+            "input_activations": {
+                "num_bits": 8, "type": "float", "symmetric": True, "strategy": "token", "dynamic": True,
+            },
+        }},
+    },
     "mxfp4": {"quant_method": "mxfp4"},
 }  # fmt: skip
 

@@ -1,6 +1,7 @@
-"""Layers of the gated delta rule (Qwen 3 Next, Qwen 3.5), of Kimi's and of Mamba2's state space: of the same sizes.
+"""Layers of the gated delta rule (Qwen 3 Next, Qwen 3.5), of Kimi's, of Mamba2's state space, of lightning attention.
 
-Source: Yang et al. 2024 (Gated Delta Networks); Kimi Team 2025 (Kimi Linear); Dao and Gu 2024 (Mamba-2).
+They are of the same sizes. Source: Yang et al. 2024 (Gated Delta Networks); Kimi Team 2025 (Kimi Linear); Dao and Gu
+2024 (Mamba-2); Qin et al. 2024 (Lightning Attention-2).
 """
 
 from dataclasses import dataclass, field, replace
@@ -9,7 +10,7 @@ from kernels.recurrence.kept import kept_tensors
 from kernels.recurrence.sizes import RecurrenceSizes
 from kernels.vocabulary.recurrence_form import RecurrenceForm
 from kernels.vocabulary.shape import Dtype
-from qualification.model.config import ModelConfig, RecurrenceConfig, RecurrenceProducts, StateTensor
+from qualification.model.config import ModelConfig, RecurrenceConfig, RecurrenceProducts, RopeConfig, StateTensor
 from qualification.model.fields import ModelConfigError
 
 
@@ -22,6 +23,22 @@ class StateSpaceRule:
 
 
 @dataclass(frozen=True, slots=True)
+class FixedDecayRule:
+    """Lightning attention: each head decays by a number of its own; its queries and keys are normed and rotated.
+
+    slopes       of each head: its decay is e^-slope
+    rope         rotates the first numbers of each head
+    num_groups   of neighbouring heads' results, each normed by itself
+    norms_heads  whether each head of queries and of keys is normed before it is rotated
+    """
+
+    slopes: tuple[float, ...]
+    rope: RopeConfig
+    num_groups: int
+    norms_heads: bool
+
+
+@dataclass(frozen=True, slots=True)
 class GatedDeltaConfig(RecurrenceConfig):
     """sizes        heads, their dimensions and the width of the convolution
     state_dtype  of the matrices that a sequence's past is folded into
@@ -30,6 +47,7 @@ class GatedDeltaConfig(RecurrenceConfig):
     rule         of a state space, whose queries, keys and values are C, B and x; None: a delta rule
     has_channel_decays  whether each channel of a key has a decay of its own (Kimi Delta Attention): it is made, as
                  are the gates of the result, by two products with `value_dim` numbers between them
+    fixed        of lightning attention, which has no convolution and no gates but those of its result; else None
     """
 
     sizes: RecurrenceSizes = field(kw_only=True)
@@ -38,6 +56,7 @@ class GatedDeltaConfig(RecurrenceConfig):
     num_drafted: int = field(default=0, kw_only=True)
     rule: StateSpaceRule | None = field(default=None, kw_only=True)
     has_channel_decays: bool = field(default=False, kw_only=True)
+    fixed: FixedDecayRule | None = field(default=None, kw_only=True)
 
     @classmethod
     def of(
@@ -49,9 +68,10 @@ class GatedDeltaConfig(RecurrenceConfig):
         rule: StateSpaceRule | None = None,
         *,
         has_channel_decays: bool = False,
+        fixed: FixedDecayRule | None = None,
     ) -> "GatedDeltaConfig":
         """Return the mixer of these sizes, with what it keeps and how many numbers it has."""
-        form = _form_of(rule, has_channel_decays=has_channel_decays)
+        form = _form_of(rule, fixed, has_channel_decays=has_channel_decays)
         # Two dtypes that differ stand for the weights' and the state's: the former is known when the model is served.
         tensors = zip(
             kept_tensors(form, sizes, Dtype.FP16, state_dtype, num_drafted),
@@ -64,6 +84,8 @@ class GatedDeltaConfig(RecurrenceConfig):
             decays = heads * sizes.key_dim
             count = hidden_size * (sizes.conv_dim + heads + 2 * sizes.value_dim + values)
             count += sizes.value_dim * (decays + values + 1) + sizes.conv_dim * sizes.width + heads + decays
+        elif fixed is not None:
+            count = hidden_size * (sizes.conv_dim + 2 * values) + values + 2 * sizes.key_dim * fixed.norms_heads
         elif rule is None:
             count = hidden_size * (sizes.conv_dim + 2 * values + 2 * heads)
             count += sizes.conv_dim * sizes.width + 2 * heads + sizes.value_dim
@@ -80,11 +102,12 @@ class GatedDeltaConfig(RecurrenceConfig):
             num_drafted=num_drafted,
             rule=rule,
             has_channel_decays=has_channel_decays,
+            fixed=fixed,
         )
 
     @property
     def form(self) -> RecurrenceForm:
-        return _form_of(self.rule, has_channel_decays=self.has_channel_decays)
+        return _form_of(self.rule, self.fixed, has_channel_decays=self.has_channel_decays)
 
     @property
     def num_decays(self) -> int:
@@ -114,20 +137,27 @@ class GatedDeltaConfig(RecurrenceConfig):
 
     @property
     def norm_size(self) -> int:
-        """Return the weights of the norm of the result: of one head, or of a state space of all."""
-        return self.sizes.value_dim if self.rule is None else self.value_size
+        """Return the weights of the norm of the result: of one head, or of all where groups of heads are normed."""
+        return self.sizes.value_dim if self.rule is None and self.fixed is None else self.value_size
 
     def of_rank(self, rank: int, world: int) -> "GatedDeltaConfig":
         """Return the heads of one of several ranks. Raises ModelConfigError where they cannot be shared equally."""
-        del rank
-        sizes = self.sizes
+        sizes, fixed = self.sizes, self.fixed
         if sizes.num_key_heads % world:
             raise ModelConfigError(
                 f"{sizes.num_key_heads} key heads of {self.name} cannot be split among {world} ranks: {world} must "
                 "divide them"
             )
         own = replace(sizes, num_key_heads=sizes.num_key_heads // world, num_value_heads=sizes.num_value_heads // world)
-        return self.changed(sizes=own)
+        if fixed is not None:
+            if fixed.num_groups % world:
+                raise ModelConfigError(
+                    f"{fixed.num_groups} groups of heads that {self.name} norms cannot be split among {world} ranks: "
+                    f"{world} must divide them"
+                )
+            first, count = rank * own.num_value_heads, own.num_value_heads
+            fixed = replace(fixed, slopes=fixed.slopes[first : first + count], num_groups=fixed.num_groups // world)
+        return self.changed(sizes=own, fixed=fixed)
 
     def taking_back(self, num_drafted: int) -> "GatedDeltaConfig":
         return self.changed(num_drafted=num_drafted)
@@ -138,6 +168,7 @@ class GatedDeltaConfig(RecurrenceConfig):
         sizes: RecurrenceSizes | None = None,
         state_dtype: Dtype | None = None,
         num_drafted: int | None = None,
+        fixed: FixedDecayRule | None = None,
     ) -> "GatedDeltaConfig":
         """Return the mixer with other sizes, another dtype of states or number of drafted tokens, and what it keeps."""
         return GatedDeltaConfig.of(
@@ -147,19 +178,23 @@ class GatedDeltaConfig(RecurrenceConfig):
             self.num_drafted if num_drafted is None else num_drafted,
             self.rule,
             has_channel_decays=self.has_channel_decays,
+            fixed=fixed or self.fixed,
         )
 
 
 _NAMES = {
     RecurrenceForm.GATED_DELTA: "the gated delta rule",
     RecurrenceForm.STATE_SPACE: "the state space",
+    RecurrenceForm.FIXED_DECAY: "lightning attention",
     RecurrenceForm.CHANNEL_DELTA: "Kimi Delta Attention",
 }
 
 
-def _form_of(rule: StateSpaceRule | None, *, has_channel_decays: bool) -> RecurrenceForm:
+def _form_of(rule: StateSpaceRule | None, fixed: FixedDecayRule | None, *, has_channel_decays: bool) -> RecurrenceForm:
     if rule is not None:
         return RecurrenceForm.STATE_SPACE
+    if fixed is not None:
+        return RecurrenceForm.FIXED_DECAY
     return RecurrenceForm.CHANNEL_DELTA if has_channel_decays else RecurrenceForm.GATED_DELTA
 
 

@@ -164,6 +164,10 @@ PUBLISHED: tuple[PublishedModel, ...] = (
         "moonshotai/Kimi-Linear-48B-A3B-Instruct", "KimiLinearForCausalLM", 49.1, Calls.KIMI_K2,
         preset="kimi-linear-48b-a3b",
     ),
+    PublishedModel(
+        "inclusionAI/Ling-2.6-flash", "BailingMoeV2_5ForCausalLM", 104.0, Calls.HERMES, preset="ling-2.6-flash"
+    ),
+    PublishedModel("inclusionAI/Ling-2.6-1T", "BailingMoeV2_5ForCausalLM", 1000.0, Calls.HERMES, stored=Stored.FP8),
     PublishedModel("inclusionAI/Ling-mini-2.0", "BailingMoeV2ForCausalLM", 16.3),
     PublishedModel("inclusionAI/Ring-1T", "BailingMoeV2ForCausalLM", 999.7),
     PublishedModel("meta-models/Muse-Glimmer-30B", "MuseGlimmerForConditionalGeneration", 27.9),

@@ -24,6 +24,8 @@ from kernels.recurrence.calls import RecurrenceWeights, RunRecurrence
 from kernels.recurrence.channel_delta.eager import run_channel_delta_eager
 from kernels.recurrence.channel_delta.weights import ChannelDeltaWeights
 from kernels.recurrence.eager_path import run_recurrence_eager
+from kernels.recurrence.fixed_decay.eager import run_fixed_decay_eager
+from kernels.recurrence.fixed_decay.weights import FixedDecayWeights
 from kernels.recurrence.state_space.eager import run_state_space_eager
 from kernels.recurrence.state_space.weights import StateSpaceWeights
 from kernels.vocabulary.recurrence_form import RecurrenceForm
@@ -37,7 +39,7 @@ from qualification.model.config import (
     QKNorm,
     RecurrenceConfig,
 )
-from qualification.model.gated_delta import GatedDeltaConfig, StateSpaceRule
+from qualification.model.gated_delta import FixedDecayRule, GatedDeltaConfig, StateSpaceRule
 from qualification.model.latent import LatentAttentionConfig
 from qualification.model.shard import sums_at_norms, vocabulary_rows
 from qualification.model.short_convolution import ShortConvolutionConfig
@@ -82,6 +84,7 @@ from server.model.layers import (
     PerLayerWeights,
     Weights,
 )
+from server.model.lightning import Lightning
 from server.model.linear import (
     Activated,
     Capped,
@@ -139,6 +142,7 @@ def unplanned_gated_delta(config: GatedDeltaConfig, _: int) -> RunRecurrence:
     return {
         RecurrenceForm.GATED_DELTA: run_recurrence_eager,
         RecurrenceForm.STATE_SPACE: run_state_space_eager,
+        RecurrenceForm.FIXED_DECAY: run_fixed_decay_eager,
         RecurrenceForm.CHANNEL_DELTA: run_channel_delta_eager,
     }[config.form]
 
@@ -458,11 +462,13 @@ class Decoder:
 
     def _gated_delta(
         self, index: int, place: int, config: GatedDeltaConfig, weights: LayerWeights
-    ) -> GatedDelta | StateSpace | ChannelDelta:
+    ) -> GatedDelta | StateSpace | ChannelDelta | Lightning:
         own, sizes, (qkv, output) = weights.recurrence, config.sizes, weights.mixed_by
         assert own is not None, "weights are of the kind that the configuration says"
         if config.rule is not None:
             return self._state_space(index, place, config, config.rule, weights)
+        if config.fixed is not None:
+            return self._lightning(index, place, config, config.fixed, weights)
         assert own.gates is not None, "weights are of the kind that the configuration says"
         if own.decays is not None and own.output_gates is not None:
             return ChannelDelta(
@@ -522,6 +528,28 @@ class Decoder:
             own.norm,
             sizes.num_key_heads,
             self.config.norm_eps,
+            self._operators.gated_delta(config, place),
+        )
+
+    def _lightning(
+        self, index: int, place: int, config: GatedDeltaConfig, rule: FixedDecayRule, weights: LayerWeights
+    ) -> Lightning:
+        own, sizes, (projected, output) = weights.recurrence, config.sizes, weights.mixed_by
+        assert own is not None, "weights are of the kind that the configuration says"
+        norms = weights.q_norm, weights.k_norm
+        rope, cos_sin = self.ropes.of_kind(rule.rope, sizes.key_dim)
+        return Lightning(
+            place,
+            (sizes.num_value_heads, sizes.value_dim),
+            self._product(index, WeightName.RECURRENT_INPUT, projected),
+            self._summed(self._product(index, WeightName.RECURRENT_OUTPUT, output)),
+            FixedDecayWeights.of(own.a_log, sizes.conv_dim),
+            None if norms[0] is None or norms[1] is None else (norms[0], norms[1]),
+            own.norm,
+            rule.num_groups,
+            self.config.norm_eps,
+            rope,
+            cos_sin,
             self._operators.gated_delta(config, place),
         )
 
@@ -645,7 +673,7 @@ def _observed_mixer(sublayer: Sublayer, index: int, observer: LayerObserver) -> 
     """Return the sublayer of a layer, observed within whatever finishes it; itself where it keeps no state."""
     if isinstance(sublayer, NormAfter | ScaleAfter):
         return replace(sublayer, sublayer=_observed_mixer(sublayer.sublayer, index, observer))
-    if isinstance(sublayer, GatedDelta | StateSpace | ChannelDelta):
+    if isinstance(sublayer, GatedDelta | StateSpace | ChannelDelta | Lightning):
         return replace(sublayer, observe=partial(observer.on_recurrence, index))
     if isinstance(sublayer, ShortConvolution):
         return replace(sublayer, observe=partial(observer.on_convolution, index))

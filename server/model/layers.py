@@ -113,14 +113,15 @@ class PerLayerGateWeights:
 
 @dataclass(frozen=True, slots=True)
 class GatedDeltaWeights:
-    """Tensors of a layer of a delta rule, or of a state space, beside the products that others have too.
+    """Tensors of a layer of a delta rule, of a state space or of lightning attention, beside what others have too.
 
-    gates    [2 * value heads, hidden]: of writing, then of decay; None of a state space. Where channels have decays
+    gates    [2 * value heads, hidden]: of writing, then of decay; None without such gates. Where channels have decays
              [value heads + 2 * value dim, hidden]: of writing, then what `decays` and `output_gates` read
     decays   [value heads * key dim, value dim], output_gates [value heads * value dim, value dim]; else None
-    conv     [channels, 1, width]: of queries, keys and values before they are mixed
-    a_log    [value heads] fp32, of the decay; dt_bias likewise, or a number for each channel of a key
-    norm     [value dim] fp32, of the result; of a state space of all heads
+    conv     [channels, 1, width]: of queries, keys and values before they are mixed; none of lightning attention
+    a_log    [value heads] fp32, of the decay, which no checkpoint of lightning attention has; dt_bias likewise, or a
+             number for each channel of a key
+    norm     [value dim] fp32, of the result; of all heads where groups of them are normed
     conv_bias, skip   [channels], and [value heads] fp32: of a state space, else None
     """
 
@@ -325,11 +326,12 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device)
     def layer(config: LayerConfig) -> LayerWeights:
         formats, norms, feeds = config.formats, config.norms, config.feed_forward is not None
         if isinstance(config.mixer, GatedDeltaConfig):
+            norms_heads = config.mixer.fixed is not None and config.mixer.fixed.norms_heads
             return LayerWeights(
                 attention_norm=vector(hidden) if norms.before else None,
                 qkv=linear(hidden, config.mixer.projected_size, False, formats.qkv),
-                q_norm=None,
-                k_norm=None,
+                q_norm=vector(config.mixer.sizes.key_dim) if norms_heads else None,
+                k_norm=vector(config.mixer.sizes.key_dim) if norms_heads else None,
                 output=linear(config.mixer.value_size, hidden, False, formats.output),
                 feed_forward_norm=vector(hidden) if norms.before and feeds else None,
                 feed_forward=_empty_feed_forward(config, hidden, linear, dtype, device),
@@ -412,6 +414,12 @@ def _empty_gated_delta(
     config: GatedDeltaConfig, hidden: int, of_gates: WeightFormat, dtype: torch.dtype, device: torch.device
 ) -> GatedDeltaWeights:
     sizes, heads = config.sizes, config.sizes.num_value_heads
+    if config.fixed is not None:
+        slopes = torch.tensor(config.fixed.slopes, dtype=torch.float64)
+        none = torch.empty(0, 1, 1, dtype=dtype, device=device)
+        return GatedDeltaWeights(
+            None, none, slopes.log().float().to(device), none.flatten(), torch.empty(config.norm_size, device=device)
+        )
     conv = torch.empty(sizes.conv_dim, 1, sizes.width, dtype=dtype, device=device)
     a_log, dt_bias, norm = (torch.empty(size, device=device) for size in (heads, config.num_decays, config.norm_size))
     if config.has_channel_decays:

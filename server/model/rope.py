@@ -8,6 +8,7 @@ from torch import Tensor
 
 from kernels.fused.rope_kv import turns_of
 from qualification.model.config import AttentionConfig, ModelConfig, QueryScaling, RopeConfig, RopeKind
+from qualification.model.gated_delta import GatedDeltaConfig
 from server.model.step import Step
 
 
@@ -39,6 +40,9 @@ class RotaryTables:
 
     def __init__(self, config: ModelConfig, device: torch.device) -> None:
         kinds = dict.fromkeys((attention.rope, attention.rotary_dim) for attention in config.attentions)
+        for layer in config.layers:
+            if isinstance(layer.mixer, GatedDeltaConfig) and layer.mixer.fixed is not None:
+                kinds[layer.mixer.fixed.rope, layer.mixer.sizes.key_dim] = None
         has_parts = config.has_three_positions
         self._index_of = {kind: index for index, kind in enumerate(kinds)}
         self._tables = tuple(
@@ -57,7 +61,11 @@ class RotaryTables:
 
     def of(self, attention: AttentionConfig) -> tuple[int, Tensor]:
         """Return the number of a layer's table, and the table."""
-        index = self._index_of[attention.rope, attention.rotary_dim]
+        return self.of_kind(attention.rope, attention.rotary_dim)
+
+    def of_kind(self, rope: RopeConfig, head_dim: int) -> tuple[int, Tensor]:
+        """Return the number of a table, and the table, of a rotation of heads of so many numbers."""
+        index = self._index_of[rope, head_dim]
         return index, self._tables[index].cos_sin
 
     def turned(self, step: Step) -> Step:

@@ -1,6 +1,7 @@
 """Places of a decoder's weights in a checkpoint."""
 
 from collections.abc import Iterator
+from functools import partial
 
 from torch import Tensor
 
@@ -59,7 +60,10 @@ def layer_views(index: int, layer: LayerWeights, config: LayerConfig, names: Ten
         (names.k_norm, layer.k_norm),
     )
     views = {f"{prefix}.{name}.weight": StoredTensor(norm) for name, norm in norms if norm is not None}
-    if layer.recurrence is not None:
+    if layer.recurrence is not None and _is_lightning(config):
+        assert names.recurrence is not None, "the family has recurrent layers"
+        views[f"{prefix}.{names.recurrence.prefix}.g_norm.weight"] = StoredTensor(layer.recurrence.norm)
+    elif layer.recurrence is not None:
         assert names.recurrence is not None, "the family has recurrent layers"
         own, norm = f"{prefix}.{names.recurrence.prefix}", "o_norm" if names.recurrence.is_apart else "norm"
         views |= {
@@ -82,9 +86,9 @@ def layer_views(index: int, layer: LayerWeights, config: LayerConfig, names: Ten
         if layer.convolution.bias is not None:
             views[f"{own}.bias"] = StoredTensor(layer.convolution.bias)
     if layer.latent is not None:
-        views[f"{prefix}.self_attn.kv_a_layernorm.weight"] = StoredTensor(layer.latent.norm)
+        views[f"{prefix}.{names.attention}.kv_a_layernorm.weight"] = StoredTensor(layer.latent.norm)
         if layer.latent.query_norm is not None:
-            views[f"{prefix}.self_attn.q_a_layernorm.weight"] = StoredTensor(layer.latent.query_norm)
+            views[f"{prefix}.{names.attention}.q_a_layernorm.weight"] = StoredTensor(layer.latent.query_norm)
         if (indexer := layer.latent.indexer) is not None:
             views[f"{prefix}.{_INDEXER}.k_norm.weight"] = StoredTensor(indexer.norm)
             views[f"{prefix}.{_INDEXER}.k_norm.bias"] = StoredTensor(indexer.bias)
@@ -128,6 +132,8 @@ def _linears(layer: LayerWeights, config: LayerConfig, names: TensorNames) -> di
     else:
         assert names.recurrence is not None, "the family has recurrent layers"
         of_kind = _kimi if names.recurrence.is_apart else _recurrence
+        if _is_lightning(config):
+            of_kind = partial(_lightning, output_name=names.attention_output)
         linears = of_kind(layer, layer.recurrence, config, names.recurrence)
     if layer.per_layer is not None:
         linears["per_layer_input_gate"] = layer.per_layer.gate
@@ -144,7 +150,7 @@ def _attention(layer: LayerWeights, config: LayerConfig, names: TensorNames) -> 
     """Queries, keys and values apart, or as one tensor."""
     qkv, output = layer.mixed_by
     if layer.latent is not None:
-        return _latent(layer.latent, config.attention, qkv, output)
+        return _latent(layer.latent, config.attention, qkv, output, names)
     if names.qkv is not None:
         return {f"{names.attention}.{names.qkv}": qkv, names.attention_output: output}
     attention = config.attention
@@ -156,20 +162,36 @@ def _attention(layer: LayerWeights, config: LayerConfig, names: TensorNames) -> 
     return {**found, names.attention_output: output, **gate}
 
 
-def _latent(weights: LatentWeights, config: AttentionConfig, projected: Linear, output: Linear) -> dict[str, Linear]:
+def _latent(
+    weights: LatentWeights, config: AttentionConfig, projected: Linear, output: Linear, names: TensorNames
+) -> dict[str, Linear]:
     """The first product is two tensors: of queries or of their latent, then of latents and what is rotated."""
     assert isinstance(config, LatentAttentionConfig), "weights are of the kind that the configuration says"
     own, of_keys = projected.split(config.num_projected_queries, config.sizes.key)
-    found = {"self_attn.kv_a_proj_with_mqa": of_keys, "self_attn.kv_b_proj": weights.kv_up, "self_attn.o_proj": output}
+    prefix, found = names.attention, {names.attention_output: output}
+    found |= {f"{prefix}.kv_a_proj_with_mqa": of_keys, f"{prefix}.kv_b_proj": weights.kv_up}
     if weights.query_up is None:
-        return {"self_attn.q_proj": own, **found}
+        return {f"{prefix}.q_proj": own, **found}
     if (indexer := weights.indexer) is not None:
         found |= {
             f"{_INDEXER}.wq_b": indexer.queries,
             f"{_INDEXER}.wk": indexer.key,
             f"{_INDEXER}.weights_proj": indexer.weights,
         }
-    return {"self_attn.q_a_proj": own, "self_attn.q_b_proj": weights.query_up, **found}
+    return {f"{prefix}.q_a_proj": own, f"{prefix}.q_b_proj": weights.query_up, **found}
+
+
+def _is_lightning(config: LayerConfig) -> bool:
+    return isinstance(config.mixer, GatedDeltaConfig) and config.mixer.fixed is not None
+
+
+def _lightning(
+    layer: LayerWeights, _: GatedDeltaWeights, config: LayerConfig, names: RecurrenceNames, *, output_name: str
+) -> dict[str, Linear]:
+    """Queries, keys and values as one tensor, and the gates of the result as another."""
+    (whole, output), qkv_sizes = layer.mixed_by, _channels(config)
+    qkv, gates = whole.split(sum(qkv_sizes), qkv_sizes[2])
+    return {f"{names.prefix}.query_key_value": qkv, f"{names.prefix}.g_proj": gates, output_name: output}
 
 
 def _channels(config: LayerConfig) -> tuple[int, int, int]:

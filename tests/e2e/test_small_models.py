@@ -72,6 +72,7 @@ from server.engine.startup.builder import BuiltEngine, build_engine
 from server.protocol.messages import SamplingParams, Submit
 from server.settings import DeviceChoice, Settings
 from support.models.bailing import BailingMoeV2Config
+from support.models.bailing_hybrid import BailingMoeV2_5Config
 from support.models.nemotron_nas import DeciLMConfig
 from support.models.step3p5 import Step3p5Config
 
@@ -94,6 +95,7 @@ FAMILIES = {
     "gemma4": Gemma4TextConfig,
     "gemma4_unified": Gemma4UnifiedTextConfig,
     "olmo2": Olmo2Config,
+    "bailing_hybrid": BailingMoeV2_5Config,
     "bailing_moe_v2": BailingMoeV2Config,
     "cohere2": Cohere2Config,
     "deepseek_v2": DeepseekV2Config,
@@ -227,6 +229,18 @@ MORE: dict[str, dict[str, object]] = {
         **EXPERTS,
     },
     "cohere2": {"sliding_window": 64, "sliding_window_pattern": 2, "eos_token_id": [], "pad_token_id": 0},
+    "bailing_hybrid": {
+        "kv_lora_rank": 24,
+        "q_lora_rank": 20,
+        "qk_nope_head_dim": 10,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 12,
+        "head_dim": 16,
+        "layer_group_size": 2,
+        "num_experts": 16,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 20,
+    },
     "bailing_moe_v2": {
         "num_experts": 16,
         "num_experts_per_tok": 3,
@@ -353,7 +367,7 @@ MODELS = (
     ("ernie4_5", 4, 2, 28), ("ernie4_5_moe", 6, 1, 16), ("glm4", 8, 2, 44), ("glm", 4, 2, 28), ("mellum", 4, 4, 24),
     ("minimax_m2", 6, 2, 28), ("ministral3", 4, 2, 36), ("nemotron-nas", 4, 2, 36), ("nemotron_h", 4, 1, 24),
     ("cohere2", 6, 2, 36), ("cohere2_moe", 6, 2, 24), ("granitemoe", 4, 2, 24), ("granitemoehybrid", 4, 2, 24),
-    ("granitemoeshared", 6, 3, 20), ("bailing_moe_v2", 4, 2, 24),
+    ("granitemoeshared", 6, 3, 20), ("bailing_moe_v2", 4, 2, 24), ("bailing_hybrid", 4, 4, 12),
     ("hunyuan_v1_dense", 4, 1, 36), ("hunyuan_v1_moe", 6, 2, 18), ("hy_v3", 8, 4, 12), ("laguna", 6, 3, 20),
     ("llama4_text", 4, 2, 32), ("step3p5", 6, 3, 20), ("afmoe", 4, 2, 24), ("gemma", 2, 1, 28),
     ("lfm2", 4, 2, 20), ("lfm2_moe", 6, 2, 16), ("deepseek_v2", 4, 4, 12), ("deepseek_v3", 6, 6, 8),

@@ -26,7 +26,7 @@ TENSORS = TensorNames(
 )
 _ROTATED, _SHARE = "rotary_dim", "partial_rotary_factor"
 _WIDTH, _SHARED_WIDTH = "moe_intermediate_size", "moe_shared_expert_intermediate_size"
-_MISSING: dict[str, object] = {  # as its class has them
+MISSING: dict[str, object] = {  # as its class has them
     "num_key_value_heads": 4, "head_dim": 128, "rope_theta": 600_000.0, "max_position_embeddings": 32_768,
     "intermediate_size": 5120, "n_group": 8, "topk_group": 4,
 }  # fmt: skip
@@ -34,14 +34,14 @@ _MISSING: dict[str, object] = {  # as its class has them
 
 def read_config(fields: Fields, family: str) -> ModelConfig:
     return read_like_llama(
-        fields.or_else(**_MISSING),
+        fields.or_else(**MISSING),
         family,
         norm_eps=1e-6,
         qk_norm=QKNorm.EACH_HEAD if fields.flag("use_qk_norm", True) else QKNorm.NONE,
         rope=_read_rope,
         attention_bias=fields.flag("use_qkv_bias", False),
         output_bias=fields.flag("use_bias", False),
-        feed_forwards=partial(read_mixtures_behind, read_experts=_read_experts, num_dense_missing=1),
+        feed_forwards=partial(read_mixtures_behind, read_experts=read_experts, num_dense_missing=1),
     )
 
 
@@ -57,7 +57,7 @@ def _read_rope(fields: Fields, head_dim: int) -> RopeConfig:
     return read_rope(fields, kinds, head_dim=head_dim, is_partial=True)
 
 
-def _read_experts(fields: Fields) -> ExpertsConfig:
+def read_experts(fields: Fields) -> ExpertsConfig:
     width, num_active = fields.integer(_WIDTH, 512), fields.integer("num_experts_per_tok", 8)
     if fields.integer(_SHARED_WIDTH, width) != width:
         fields.refuse(_SHARED_WIDTH, f"{_WIDTH} ({width}), which is the width that the family's class computes")

@@ -65,7 +65,7 @@ class ExpertNames:
 
 @dataclass(frozen=True, slots=True)
 class RecurrenceNames:
-    """The names of a recurrent layer's tensors within it.
+    """The names of a recurrent layer's tensors within it; of lightning attention nothing but `prefix` is asked.
 
     is_fused  whether queries, keys, values and the gates of the result are one tensor, those of a key head together,
               and the gates of decay and of writing another

@@ -275,11 +275,11 @@ def _mixer_formats(
         return found
     if isinstance(mixer, LatentAttentionConfig):
         has_query_latent = mixer.sizes.query_latent is not None
-        of_queries = "self_attn.q_a_proj" if has_query_latent else "self_attn.q_proj"
+        of_queries, own = "q_a_proj" if has_query_latent else "q_proj", names.attention
         found = LinearFormats(
-            format_of(of_queries, "self_attn.kv_a_proj_with_mqa"),
-            query_up=format_of("self_attn.q_b_proj") if has_query_latent else PLAIN,
-            kv_up=format_of("self_attn.kv_b_proj"),
+            format_of(f"{own}.{of_queries}", f"{own}.kv_a_proj_with_mqa"),
+            query_up=format_of(f"{own}.q_b_proj") if has_query_latent else PLAIN,
+            kv_up=format_of(f"{own}.kv_b_proj"),
         )
         if mixer.own_indexer is not None:
             up, key = format_of("self_attn.indexer.wq_b"), format_of("self_attn.indexer.wk")
@@ -302,6 +302,8 @@ def _recurrent_products(mixer: RecurrenceConfig, names: TensorNames) -> tuple[tu
         return (f"{names.convolution}.in_proj",), (), f"{names.convolution}.out_proj"
     assert names.recurrence is not None, "the family has recurrent layers"
     prefix = names.recurrence.prefix
+    if isinstance(mixer, GatedDeltaConfig) and mixer.fixed is not None:
+        return (f"{prefix}.query_key_value", f"{prefix}.g_proj"), (), names.attention_output
     if isinstance(mixer, GatedDeltaConfig) and mixer.rule is not None:
         first, gates = ["in_proj"], []
     elif names.recurrence.is_fused:

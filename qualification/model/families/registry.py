@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 
 from qualification.model.families.afmoe import AFMOE
+from qualification.model.families.bailing_hybrid import BAILING_HYBRID
 from qualification.model.families.bailing_moe_v2 import BAILING_MOE, BAILING_MOE_V2
 from qualification.model.families.cohere2 import COHERE2
 from qualification.model.families.cohere2_moe import COHERE2_MOE
@@ -71,6 +72,7 @@ from qualification.model.fields import ModelConfigError
 
 KNOWN: tuple[Family, ...] = (
     AFMOE,
+    BAILING_HYBRID,
     BAILING_MOE,
     BAILING_MOE_V2,
     COHERE2,
@@ -150,7 +152,6 @@ FAMILIES = tuple(family for family in KNOWN if family.tensors is not None)  # th
 
 # Known model_types that no kernel can compute, and what each asks for.
 _LACKING: Mapping[object, str] = {
-    "bailing_hybrid": "most of its layers attend linearly, by a state that no path computes",
     **dict.fromkeys(
         ("unlimited-ocr", "unlimited_ocr"),
         "an answer's tokens see its prompt and 128 of their neighbours, by a mask that no path computes",
@@ -159,6 +160,19 @@ _LACKING: Mapping[object, str] = {
     "whose model_type is llava",
     "minimax_m3_vl": "its attention reads blocks of keys that an indexer chooses, which no path computes",
 }
+
+
+# Classes that no reader takes though their model_type is a family's, and what each asks for.
+_LING_3 = (
+    "Ling 3.0's, whose decays are bounded and of each channel, and whose attention is gated, which no reader takes"
+)
+_LACKING_CLASSES: Mapping[object, str] = {"BailingHybridForCausalLM": _LING_3, "BailingMoeV3ForCausalLM": _LING_3}
+
+
+def reason_of_class(architectures: list[object]) -> str:
+    """Return what a class asks for that no reader has, behind a semicolon; "" where that is not known."""
+    known = next((it for name, it in _LACKING_CLASSES.items() if name in architectures), None)
+    return "" if known is None else f"; that class is {known}"
 
 
 def family_named(

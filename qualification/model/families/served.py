@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from qualification.model.families.family import Family
 from qualification.model.families.image_models import image_model_of
-from qualification.model.families.registry import family_named, nearest, reason_of
+from qualification.model.families.registry import family_named, nearest, reason_of, reason_of_class
 from qualification.model.fields import ModelConfigError
 
 
@@ -26,6 +26,6 @@ def served_family(config: Mapping[str, object], source: str) -> Family:
     known = image_model.architectures if image_model else family.architectures
     found = architectures or list(known)
     if not isinstance(found, list) or not any(name in known for name in found):
-        supported = ", ".join(known)
-        raise ModelConfigError(f"{source}: architectures {found} are not supported; supported: {supported}")
+        supported, reason = ", ".join(known), reason_of_class(found) if isinstance(found, list) else ""
+        raise ModelConfigError(f"{source}: architectures {found} are not supported; supported: {supported}{reason}")
     return family

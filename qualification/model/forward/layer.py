@@ -27,6 +27,7 @@ from qualification.model.forward.bounded import (
 from qualification.model.forward.checkpoint import CheckpointError, Reading
 from qualification.model.forward.convolution import convolve
 from qualification.model.forward.latent import absorbed, beside, expanded
+from qualification.model.forward.lightning import mix_lightning, slopes_of
 from qualification.model.forward.matrix import Inputs, Matrix
 from qualification.model.forward.mixture import GatedWeights, feed, gate_of, mixed, route, unpack_mxfp4
 from qualification.model.forward.packed import is_packed, numbers_of
@@ -161,16 +162,16 @@ class LayerReference:
         """Return absorbed queries [T, heads, latent + rotated], the same numbers of each key, and its latent."""
         inputs, formats = Inputs.of(self.config.formats.qkv.name), self.config.formats
         if sizes.query_latent is None:
-            q = self._linear(read, "self_attn.q_proj", inputs)
+            q = self._linear(read, f"{self.sentence.attention}.q_proj", inputs)
         else:
             normed = self._query_latent(read)
-            q = self._linear(normed, "self_attn.q_b_proj", Inputs.of(formats.query_up.name))
+            q = self._linear(normed, f"{self.sentence.attention}.q_b_proj", Inputs.of(formats.query_up.name))
         heads = self.precision.rounded(q).changed(lambda it: it.view(len(it), -1, sizes.query))
         plain = absorbed(heads.columns(slice(sizes.plain)), self._kv_up(), sizes, self.precision)
         queries = beside(plain, self._rotated(heads.columns(slice(sizes.plain, None)), positions))
-        of_keys = self.precision.rounded(self._linear(read, "self_attn.kv_a_proj_with_mqa", inputs))
+        of_keys = self.precision.rounded(self._linear(read, f"{self.sentence.attention}.kv_a_proj_with_mqa", inputs))
         of_keys = of_keys.changed(lambda it: it[:, None])
-        weight = self._vector("self_attn.kv_a_layernorm.weight")
+        weight = self._vector(f"{self.sentence.attention}.kv_a_layernorm.weight")
         latent = rms_norm(of_keys.columns(slice(sizes.latent)), weight, LATENT_EPS, self.precision)
         keys = beside(latent, self._rotated(of_keys.columns(slice(sizes.latent, None)), positions))
         if self.indexer is not None:
@@ -211,13 +212,17 @@ class LayerReference:
 
     def _query_latent(self, read: Bounded) -> Bounded:
         """Return what queries are made of, normed [T, query latent]."""
-        own = self.precision.rounded(self._linear(read, "self_attn.q_a_proj", Inputs.of(self.config.formats.qkv.name)))
-        return rms_norm(own, self._vector("self_attn.q_a_layernorm.weight"), LATENT_EPS, self.precision)
+        own = self.precision.rounded(
+            self._linear(read, f"{self.sentence.attention}.q_a_proj", Inputs.of(self.config.formats.qkv.name))
+        )
+        return rms_norm(
+            own, self._vector(f"{self.sentence.attention}.q_a_layernorm.weight"), LATENT_EPS, self.precision
+        )
 
     def _kv_up(self) -> Tensor:
         """Return what makes keys and values of a latent: in the dtype that it is served in, of 8 bits too."""
         inputs = Inputs.of(self.config.formats.kv_up.name)
-        return self.matrix("self_attn.kv_b_proj", inputs).numbers().to(self.precision.dtype)
+        return self.matrix(f"{self.sentence.attention}.kv_b_proj", inputs).numbers().to(self.precision.dtype)
 
     def _rotated(self, heads: Bounded, positions: Tensor) -> Bounded:
         rope, neighbours = self.attention.rope, self.sentence.rotates_neighbours
@@ -303,14 +308,19 @@ class LayerReference:
             raise CheckpointError(f"no definition of a layer of {self.model.family} that does not attend is written")
         return mixer
 
-    def recurrent_input(self, read: Bounded) -> tuple[Bounded, Bounded]:
-        """Return queries, keys, values and the gates of the result [T, ...], and the gates of writing and decay."""
+    def recurrent_input(self, read: Bounded, positions: Tensor) -> tuple[Bounded, Bounded]:
+        """Return queries, keys, values and the gates of the result [T, ...], and the gates of writing and decay.
+
+        Of lightning attention the first two are normed and rotated, and there are none of the last two: [T, 0].
+        """
         sentence, formats = self.sentence.recurrence, self.config.formats
         inputs, of_gates = Inputs.of(formats.qkv.name), Inputs.of(formats.gates.name)
         sizes, heads = self.recurrence.sizes, self.recurrence.sizes.num_value_heads
         assert sentence is not None, "the layer is recurrent"
         if sentence.is_kimi:
             return self._kimi_input(read, sentence.prefix)
+        if sentence.is_lightning:
+            return self._lightning_input(read, sentence.prefix, positions)
         if sentence.is_space:
             ends = self.recurrence.value_size, sizes.num_key_heads * sizes.key_dim
             by_part = (ends[0], ends[0], ends[1], ends[1], heads)
@@ -345,12 +355,33 @@ class LayerReference:
         writing = self.precision.rounded(self._linear(read, f"{prefix}.b_proj"))
         return _side_by_side([*parts, output]), _side_by_side([writing, decay])
 
+    def _lightning_input(self, read: Bounded, prefix: str, positions: Tensor) -> tuple[Bounded, Bounded]:
+        sizes, fixed = self.recurrence.sizes, self.recurrence.fixed
+        assert fixed is not None, "the layer is of lightning attention"
+        inputs, width = Inputs.of(self.config.formats.qkv.name), sizes.num_key_heads * sizes.key_dim
+        whole = self.precision.rounded(self._linear(read, f"{prefix}.query_key_value", inputs))
+        parts = []
+        for index, name in enumerate((self.sentence.q_norm, self.sentence.k_norm)):
+            own = whole.columns(slice(index * width, (index + 1) * width))
+            own = own.changed(lambda it: it.reshape(len(it), -1, sizes.key_dim))
+            if f"{name}.weight" in self.tensors:
+                own = rms_norm(own, self._vector(f"{name}.weight"), self.model.norm_eps, self.precision)
+            rotated = rotate(own, positions, fixed.rope, self.context, self.precision, neighbours=False)
+            parts.append(rotated.changed(lambda it: it.flatten(1)))
+        values = whole.columns(slice(2 * width, None))
+        gates = self.precision.rounded(self._linear(read, f"{prefix}.g_proj", inputs))
+        return _side_by_side([*parts, values, gates]), gates.columns(slice(0))
+
     def mix(self, projected: Tensor, gates: Tensor) -> Bounded:
         """Return the results [T, heads, d] of one sequence from its first token on, of what `recurrent_input` gives."""
         sizes = self.recurrence.sizes
         heads, prefix = sizes.num_value_heads, self._recurrence_prefix
         if self.recurrence.rule is not None:
             return self._mix_space(projected, gates, self.recurrence.rule)
+        state_unit = 2.0**-9 if self.recurrence.state_dtype.value == "bf16" else 0.0
+        if self.recurrence.fixed is not None:
+            slopes = slopes_of(heads, self.model.layers.index(self.config), self.model.num_layers).to(projected.device)
+            return mix_lightning(projected[:, : sizes.conv_dim], slopes, sizes.key_dim, self.precision, state_unit)
         sentence = self.sentence.recurrence
         names = ("q_", "k_", "v_") if sentence is not None and sentence.is_kimi else ("",)
         rule = Rule(
@@ -360,7 +391,7 @@ class LayerReference:
             sizes.num_key_heads,
             sizes.key_dim,
             sizes.value_dim,
-            2.0**-9 if self.recurrence.state_dtype.value == "bf16" else 0.0,
+            state_unit,
         )
         qkv = projected[:, : rule.conv.shape[0]]
         return mix(qkv, gates[:, :heads], gates[:, heads:], rule, self.precision)
@@ -394,6 +425,8 @@ class LayerReference:
         """Return the residual behind a recurrence, of its results [T, heads, d] and what `recurrent_input` gives."""
         if self.recurrence.rule is not None:
             return self._after_space(residual, out, projected)
+        if self.recurrence.fixed is not None:
+            return self._after_lightning(residual, out, projected, self.recurrence.fixed.num_groups)
         num_heads, size = out.truth.shape[1:]
         sentence = self.sentence.recurrence
         is_kimi = sentence is not None and sentence.is_kimi
@@ -418,6 +451,16 @@ class LayerReference:
         in_groups = gated.changed(lambda it: it.reshape(it.shape[0], groups, -1))
         normed = rms_norm(in_groups, weight, self.model.norm_eps, self.precision).changed(lambda it: it.flatten(1))
         return self._behind(residual, normed, f"{self._recurrence_prefix}.out_proj")
+
+    def _after_lightning(self, residual: Bounded, out: Bounded, projected: Bounded, num_groups: int) -> Bounded:
+        """Return the residual behind lightning attention, whose groups of results are normed and then gated."""
+        weight = self._vector(f"{self._recurrence_prefix}.g_norm.weight", torch.float32).view(num_groups, -1)
+        scaled = out.times(self.recurrence.sizes.key_dim**-0.5)
+        in_groups = scaled.changed(lambda it: it.reshape(it.shape[0], num_groups, -1))
+        normed = rms_norm(in_groups, weight, self.model.norm_eps, self.precision).changed(lambda it: it.flatten(1))
+        gate = projected.columns(slice(-self.recurrence.value_size, None))
+        gated = function_of((gate, normed), lambda one, other: torch.sigmoid(one) * other, self.precision)
+        return self._behind(residual, gated, self.sentence.attention_output)
 
     @property
     def _recurrence_prefix(self) -> str:

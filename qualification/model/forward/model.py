@@ -163,7 +163,7 @@ def forward(reference: ForwardReference, token_ids: Tensor) -> Tensor:
             behind = truth(layer.after_convolution(hidden, truth(layer.convolve(projected.truth))))
         else:
             read = truth(layer.attention_read(hidden))
-            projected, gates = (truth(it) for it in layer.recurrent_input(read))
+            projected, gates = (truth(it) for it in layer.recurrent_input(read, positions))
             mixed = truth(layer.mix(projected.truth, gates.truth))
             behind = truth(layer.after_recurrence(hidden, mixed, projected))
         if layer.config.feed_forward is not None:

@@ -84,12 +84,16 @@ class RecurrenceSentence:
     is_kimi   whether it is Kimi Delta Attention: a decay for each channel of a key; queries, keys and values are
               products of their own with convolutions of their own; decays and the gates of the result are two products
               each, without a function between them; the result is normed and multiplied by sigmoids
+    is_lightning  whether it is lightning attention: queries, keys and values are one tensor, and each head of the first
+              two is normed, where there are such norms, and rotated, with pairs of dimensions i and i + r / 2; groups
+              of the heads' results are normed together and multiplied by sigmoids
     """
 
     prefix: str = "linear_attn"
     is_fused: bool = False
     is_space: bool = False
     is_kimi: bool = False
+    is_lightning: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +270,9 @@ SENTENCES: dict[str, Sentence] = {
             scores=Scoring.SIGMOID,
             correction="mlp.expert_bias",
         ),
+    ),
+    "bailing_hybrid": replace(
+        _BAILING, qkv=None, rotates_neighbours=True, recurrence=RecurrenceSentence("attention", is_lightning=True)
     ),
     "bailing_moe": _BAILING,
     "bailing_moe_v2": _BAILING,

@@ -12,7 +12,7 @@ from torch import Tensor
 from qualification.model.forward.bounded import Bounded, Precision, U
 
 _HOEFFDING = 8.5
-_CHUNK = 64  # tokens that a server may sum together
+CHUNK = 64  # tokens that a server may sum together
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +78,12 @@ def mix_space(given: Tensor, steps: Tensor, rule: SpaceRule, precision: Precisio
         square = 6 * unit**2 * length * added.square()
         squares, worst = kept**2 * squares + square, kept * worst + 2 * square.sqrt()
         of_added = step[token].square() * value_errors[token] + values[token].square() * step_error[token]
-        off = off + length * (of_added + (20 + dims / 6 + _CHUNK / 6) * added.square())
+        off = off + length * (of_added + (20 + dims / 6 + CHUNK / 6) * added.square())
         off = off + key_errors[token].sum(dim=1, keepdim=True) * added.square()
-        if (token + 1) % _CHUNK == 0:
+        if (token + 1) % CHUNK == 0:
             square = rule.state_unit**2 * state.square().sum(dim=1)
             squares, worst = squares + square, worst + square.sqrt()
-        found.append(_result(state, queries[token], query_errors[token], squares, worst, off, unit))
+        found.append(result_of(state, queries[token], query_errors[token], squares, worst, off, unit))
     read = Bounded(*(torch.stack(it) for it in zip(*found, strict=True)))
     skipped = rule.skip[:, None] * values
     most = read.most + unit * skipped.abs()
@@ -91,7 +91,7 @@ def mix_space(given: Tensor, steps: Tensor, rule: SpaceRule, precision: Precisio
     return precision.rounded(Bounded(read.truth + skipped, most, deviation))
 
 
-def _result(
+def result_of(
     state: Tensor, query: Tensor, query_error: Tensor, squares: Tensor, worst: Tensor, off: Tensor, unit: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return (truth, most, deviation) [heads, head_dim] of C times the state of one token."""
@@ -101,6 +101,6 @@ def _result(
     most = torch.minimum(
         length.sqrt() * worst + 4 * square.sqrt(), _HOEFFDING * ((length * squares + square) / 3).sqrt()
     )
-    variance = length * off + (20 + state.shape[1] / 6 + _CHUNK / 6) * products.sum(dim=1)
+    variance = length * off + (20 + state.shape[1] / 6 + CHUNK / 6) * products.sum(dim=1)
     variance = variance + (query_error[:, :, None] * state.square()).sum(dim=1)
     return (query[:, :, None] * state).sum(dim=1), most, U * variance.sqrt()

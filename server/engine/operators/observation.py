@@ -72,6 +72,10 @@ class Observation:
         whole = [self._joined(it.reshape(num_tokens, -1, dim)) for it, dim in zip(parts, by_head, strict=True)]
         self._keep(layer, Border.RECURRENT_INPUT, torch.cat([it.flatten(1) for it in whole], dim=1))
         heads = sizes.num_value_heads
+        if mixer.fixed is not None:  # whose rule has none
+            self._keep(layer, Border.RECURRENT_GATES, gates)
+            self._keep(layer, Border.RECURRED, self._joined(out))
+            return
         kinds = gates.tensor_split((heads,) if mixer.rule is None else (), dim=1)
         both = [self._joined(it.reshape(num_tokens, heads, -1)) for it in kinds]
         self._keep(layer, Border.RECURRENT_GATES, torch.cat([it.flatten(1) for it in both], dim=1))

@@ -195,9 +195,10 @@ class LayerCheck:
             yield from self._by_sequence(index, seen, Border.CONVOLVED, (Border.CONVOLUTION_READ,), layer.convolve)
             behind = layer.after_convolution(residual, seen.exact(index, Border.CONVOLVED))
         else:
-            projected, gates = layer.recurrent_input(read)
+            projected, gates = layer.recurrent_input(read, seen.positions)
             yield section(Border.RECURRENT_INPUT, projected)
-            yield section(Border.RECURRENT_GATES, gates)
+            if gates.truth.shape[1]:
+                yield section(Border.RECURRENT_GATES, gates)
             given = Border.RECURRENT_INPUT, Border.RECURRENT_GATES
             yield from self._by_sequence(index, seen, Border.RECURRED, given, layer.mix)
             mixed, projected = (seen.exact(index, it) for it in (Border.RECURRED, Border.RECURRENT_INPUT))

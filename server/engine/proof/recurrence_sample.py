@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kernels.recurrence.calls import RecurrenceState, RecurrenceWeights
 from kernels.recurrence.channel_delta.weights import ChannelDeltaWeights
+from kernels.recurrence.fixed_decay.weights import FixedDecayWeights
 from kernels.recurrence.state_space.weights import StateSpaceWeights
 from kernels.reference.recurrence import recurrence_reference_from
 from kernels.reference.state_space import state_space_reference_from
@@ -75,7 +76,7 @@ class RecurrenceSample:
         """Compute the tokens in fp64 and compare. Waits for the device. Raises torch.OutOfMemoryError."""
         row = self.row
         num_known = row.first - int(self.folded) if row.first else 0
-        if isinstance(self.weights, StateSpaceWeights):
+        if isinstance(self.weights, StateSpaceWeights | FixedDecayWeights):
             given = self.qkv, self.a, self.weights, row.first
             reference = state_space_reference_from(self.kept, num_known, *given)
         else:
@@ -122,6 +123,8 @@ def before_recurrence(
     of_decays = slice(head * num_decays, (head + 1) * num_decays)
     made = ChannelDeltaWeights if isinstance(weights, ChannelDeltaWeights) else RecurrenceWeights
     of_head = made(channels(weights.conv, 0), weights.a_log[own], weights.dt_bias[of_decays])
+    if isinstance(weights, FixedDecayWeights):
+        of_head = FixedDecayWeights.of(of_head.a_log, of_head.conv.shape[0])
     if isinstance(weights, StateSpaceWeights):
         steps, bias = (weights.least_step, weights.most_step), channels(weights.conv_bias, 0)
         of_head = StateSpaceWeights(of_head.conv, of_head.a_log, of_head.dt_bias, bias, weights.skip[own], *steps)

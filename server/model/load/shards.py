@@ -89,7 +89,7 @@ class _Splits:
         *_, linear = tensor.split(".")
         *_, down = self._gated_names(tensor)
         if isinstance(self.layer.whole.mixer, GatedDeltaConfig):
-            columns = dict.fromkeys(("out_proj", "o_proj"), self._recurrent_heads.values[0])
+            columns = dict.fromkeys(("out_proj", "o_proj", "dense"), self._recurrent_heads.values[0])
         elif isinstance(self.layer.whole.mixer, ShortConvolutionConfig):
             columns = {"out_proj": self._channels[0]}
         elif self.layer.whole.attends:
@@ -107,6 +107,12 @@ class _Splits:
         """Return a rank's rows of the tensors of the layer's mixer, by the last words of their names."""
         if isinstance(self.layer.whole.mixer, GatedDeltaConfig):
             own = self._recurrent_heads
+            if self.layer.whole.mixer.fixed is not None:
+                return {
+                    "query_key_value": [own.keys, own.keys, own.values],
+                    "g_proj": [own.values],
+                    "g_norm": [own.values],
+                }
             if self.layer.whole.mixer.has_channel_decays:  # what the gates of both kinds read is on every rank
                 of_parts = {"q": [own.keys], "k": [own.keys], "v": [own.values]}
                 return {
@@ -200,8 +206,9 @@ class _Splits:
         A tensor of blocks of rows has what is rotated in one of them. Raises ModelError for another.
         """
         sizes, heads = mixer.sizes, self.layer.heads.query
-        makes_queries = tensor == f"self_attn.{'q_proj' if sizes.query_latent is None else 'q_b_proj'}"
-        if not makes_queries and tensor != "self_attn.kv_a_proj_with_mqa":
+        own = self.names.attention
+        makes_queries = tensor == f"{own}.{'q_proj' if sizes.query_latent is None else 'q_b_proj'}"
+        if not makes_queries and tensor != f"{own}.kv_a_proj_with_mqa":
             return None
         plain = sizes.plain if makes_queries else sizes.latent
         groups = heads if makes_queries else range(1)

@@ -66,6 +66,7 @@ WANTED = {
     "qwen3.5-9b": AttentionSignature(16, 4, 256),
     "qwen3-next-80b-a3b": AttentionSignature(16, 2, 256),
     "kimi-linear-48b-a3b": AttentionSignature(32, 1, 576, values=Values(512, is_latent=True)),
+    "ling-2.6-flash": AttentionSignature(32, 1, 576, values=Values(512, is_latent=True)),
     "nemotron-3-nano-30b-a3b": AttentionSignature(32, 2, 128),
     "nemotron-3-super-120b-a12b": AttentionSignature(32, 2, 128),
 }
@@ -81,6 +82,7 @@ PARAMETERS = {
     "mixtral-8x7b": (46_702_792_704, 12_879_925_248),
     "gpt-oss-20b": (20_914_757_184, 4_187_440_704),
     "gemma-4-26b-a4b": (25_233_141_790, 3_822_530_590),
+    "ling-2.6-flash": (104_186_915_584, 7_449_488_128),
     "kimi-linear-48b-a3b": (49_122_681_728, 3_484_459_904),
 }
 

@@ -17,6 +17,7 @@ from support.models.tiny_families import (
     GLM,
     GLM_LITE,
     LFM_2,
+    LING_2_6,
     MIMO,
     MIXED,
     NEMOTRON_3_SUPER,
@@ -41,6 +42,7 @@ MODELS: Mapping[str, tuple[str, DtypeChoice, Mapping[str, object]]] = {
     "latents, a router of groups": ("deepseek_v3", DtypeChoice.FP32, DEEPSEEK_V3),
     "latents in 16 bits": ("glm4_moe_lite", DtypeChoice.BF16, {**GLM_LITE, "mlp_layer_types": ["dense", "sparse"]}),
     "latents that an indexer chooses": ("deepseek_v32", DtypeChoice.FP32, DEEPSEEK_V32),
+    "lightning attention beside latents": ("bailing_hybrid", DtypeChoice.BF16, {**LING_2_6, "layer_group_size": 2}),
     "windows, softcaps, GELU": ("gemma2", DtypeChoice.FP32, GEMMA_2),
 }
 

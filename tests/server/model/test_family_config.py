@@ -47,6 +47,7 @@ SHARED: dict[str, object] = {
 ARCHITECTURES = {
     "afmoe": "AfmoeForCausalLM",
     "gemma": "GemmaForCausalLM",
+    "bailing_hybrid": "BailingMoeV2_5ForCausalLM",
     "bailing_moe": "BailingMoeV2ForCausalLM",
     "cohere2": "Cohere2ForCausalLM",
     "cohere2_moe": "Cohere2MoeForCausalLM",
@@ -160,6 +161,7 @@ STEP: dict[str, object] = {
 }
 _LATENT = ("deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "kimi_k2", "mistral4")
 OF_LAYERS: dict[str, dict[str, object]] = {
+    "bailing_hybrid": {"head_dim": 128, "partial_rotary_factor": 0.5, "layer_group_size": 2},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2},
     "kimi_linear": {"num_key_value_heads": 4, "layer_types": ["linear_attention", "full_attention"] * 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
@@ -772,6 +774,21 @@ def test_phi3_is_served_with_a_plain_rotation(scaling: object, tmp_path: Path) -
             {"rotary_dim": 64, "partial_rotary_factor": 0.25},
             "rotary_dim must be what partial_rotary_factor says: 32 of 128",
         ),
+        (
+            "bailing_hybrid",
+            {"architectures": ["BailingMoeV3ForCausalLM"]},
+            "supported: BailingMoeV2_5ForCausalLM; that class is Ling 3.0's, whose decays are bounded",
+        ),
+        ("bailing_hybrid", {"kda_lower_bound": -5.0}, "kda_lower_bound must be absent"),
+        ("bailing_hybrid", {"linear_silu": True}, "linear_silu must be absent or false"),
+        (
+            "bailing_hybrid",
+            {"partial_rotary_factor": 0.25},
+            r"such that qk_rope_head_dim \(64\) of head_dim \(128\) are",
+        ),
+        ("bailing_hybrid", {"rotary_dim": 32}, r"rotary_dim must be qk_rope_head_dim \(64\)"),
+        ("bailing_hybrid", {"group_norm_size": 7}, r"a divisor of num_attention_heads times head_dim \(512\)"),
+        ("bailing_hybrid", {"num_kv_heads_for_linear_attn": 2}, r"must be num_attention_heads \(4\)"),
         ("bailing_moe", {"norm_topk_prob": False}, "norm_topk_prob must be absent or true"),
         ("bailing_moe", {"moe_shared_expert_intermediate_size": 64}, r"must be moe_intermediate_size \(512\)"),
         ("cohere2", {"use_qk_norm": True}, "use_qk_norm must be absent or false"),

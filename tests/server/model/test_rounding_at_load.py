@@ -31,6 +31,7 @@ from support.models.tiny_families import (
     GRANITE_HYBRID,
     KIMI_LINEAR,
     LFM_2_MOE,
+    LING_2_6,
     MXFP4,
     NEMOTRON_3_SUPER,
     QWEN_3_MOE,
@@ -109,6 +110,7 @@ HYBRIDS: dict[str, tuple[str, dict[str, object]]] = {
     "qwen 3.5": ("qwen3_5_text", RECURRENT),
     "granite 4": ("granitemoehybrid", GRANITE_HYBRID),
     "kimi linear": ("kimi_linear", KIMI_LINEAR),
+    "ling 2.6": ("bailing_hybrid", LING_2_6),
     "nemotron 3 super": ("nemotron_h", NEMOTRON_3_SUPER),
     "lfm2 moe": ("lfm2_moe", LFM_2_MOE),
 }

@@ -133,6 +133,27 @@ CHANNELS = {  # of three layers, the last of which attends
 }
 
 
+LIGHTNING = {  # of three layers, the last of which attends
+    "model_type": "bailing_hybrid",
+    "architectures": ["BailingMoeV2_5ForCausalLM"],
+    "vocab_size": 97,
+    "hidden_size": 24,
+    "intermediate_size": 32,
+    "num_hidden_layers": 3,
+    "layer_group_size": 3,
+    "group_norm_size": 2,
+    "first_k_dense_replace": 3,
+    "num_attention_heads": 2,
+    "head_dim": 16,
+    "kv_lora_rank": 12,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+    "max_position_embeddings": 256,
+    "torch_dtype": "float32",
+}
+
+
 def measuring(of: type[RowsShape]) -> Callable[..., None]:
     """Measure shapes of this class: other operators, and the trial of the checker, are other tests'."""
 

@@ -132,14 +132,14 @@ class Attention(nn.Module):
         q, k, v = qkv.split([heads, kv_heads, kv_heads])
         if self.config.use_qk_norm:
             q, k = self.query_layernorm(q), self.key_layernorm(k)
-        q, k = _rotated(q, cos, sin), _rotated(k, cos, sin)
+        q, k = rotated(q, cos, sin), rotated(k, cos, sin)
         k, v = (it.repeat_interleave(heads // kv_heads, dim=0) for it in (k, v))
         out = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         found: Tensor = self.dense(out.transpose(0, 1).flatten(1))
         return found
 
 
-def _rotated(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotated(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     rotated, rest = heads[..., : cos.shape[-1]], heads[..., cos.shape[-1] :]
     first, second = rotated.chunk(2, dim=-1)
     return torch.cat((rotated * cos + torch.cat((-second, first), dim=-1) * sin, rest), dim=-1)
@@ -170,8 +170,8 @@ class Decoder(nn.Module):
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """Return the normed residual [T, hidden] of one sequence [T]."""
-        frequencies, scale = _frequencies(self.config)
-        angles = torch.arange(len(input_ids))[:, None] * frequencies
+        each, scale = frequencies(self.config)
+        angles = torch.arange(len(input_ids))[:, None] * each
         angles = torch.cat((angles, angles), dim=-1)
         x = self.word_embeddings(input_ids)
         for layer in self.layers:
@@ -180,14 +180,14 @@ class Decoder(nn.Module):
         return found
 
 
-def _frequencies(config: BailingMoeV2Config) -> tuple[Tensor, float]:
+def frequencies(config: BailingMoeV2Config) -> tuple[Tensor, float]:
     """Return the angle of a step of each pair [pairs], and what cosines and sines are multiplied by."""
     rope = config.rope_parameters or {}
     share = rope.get("partial_rotary_factor", config.partial_rotary_factor)
     if rope["rope_type"] == "default":
         size = int(config.head_dim * share)
         return rope["rope_theta"] ** -(torch.arange(0, size, 2) / size), 1.0
-    of_kind = BailingMoeV2Config(**{**config.to_dict(), "rope_parameters": {**rope, "partial_rotary_factor": share}})
+    of_kind = type(config)(**{**config.to_dict(), "rope_parameters": {**rope, "partial_rotary_factor": share}})
     frequencies, scale = ROPE_INIT_FUNCTIONS[rope["rope_type"]](of_kind, torch.device("cpu"))
     return frequencies, scale
 

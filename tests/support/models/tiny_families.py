@@ -178,6 +178,7 @@ from server.model.decoder import Decoder
 from server.model.load.load import load_config, load_decoder
 from server.settings import LoadFormat
 from support.models.bailing import BailingMoeV2Config, BailingMoeV2ForCausalLM
+from support.models.bailing_hybrid import BailingMoeV2_5Config, BailingMoeV2_5ForCausalLM
 from support.models.nemotron_nas import DeciLMConfig, DeciLMForCausalLM
 from support.models.step3p5 import Step3p5Config, Step3p5ForCausalLM
 
@@ -194,6 +195,7 @@ FAMILIES = {
     "gemma4_unified": (Gemma4UnifiedTextConfig, Gemma4UnifiedForCausalLM),
     "olmo2": (Olmo2Config, Olmo2ForCausalLM),
     "granite": (GraniteConfig, GraniteForCausalLM),
+    "bailing_hybrid": (BailingMoeV2_5Config, BailingMoeV2_5ForCausalLM),
     "bailing_moe_v2": (BailingMoeV2Config, BailingMoeV2ForCausalLM),
     "cohere2": (Cohere2Config, Cohere2ForCausalLM),
     "cohere2_moe": (Cohere2MoeConfig, Cohere2MoeForCausalLM),
@@ -271,6 +273,13 @@ KIMI_LINEAR: dict[str, object] = {
     "first_k_dense_replace": 1, "num_hidden_layers": 4, "linear_head_dim": 10, "linear_num_heads": 4,
     "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
 }  # fmt: skip
+# Two layers of lightning attention, then latent attention in the last layer of a group, and behind the last group.
+LING_2_6: dict[str, object] = {
+    "num_hidden_layers": 4, "layer_group_size": 3, "group_norm_size": 2, "head_dim": 12, "kv_lora_rank": 20,
+    "q_lora_rank": 24, "qk_rope_head_dim": 6, "qk_nope_head_dim": 10, "v_head_dim": 14, "moe_intermediate_size": 20,
+    "num_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1,
+    "routed_scaling_factor": 2.5, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+}  # fmt: skip
 GLM_LITE = {name: it for name, it in LATENT.items() if name != "first_k_dense_replace"}
 # Many heads of an indexer, so that no key has a score of 0; few keys of a query, so that most are left out.
 INDEXER: dict[str, object] = {"index_topk": 7, "index_n_heads": 12, "index_head_dim": 16}
@@ -346,7 +355,15 @@ NEMOTRON_3: dict[str, object] = {
     "routed_scaling_factor": 2.5,
 }
 NEMOTRON_3_SUPER = {**NEMOTRON_3, "moe_latent_size": 12, "n_group": 1, "topk_group": 1}
-RECURRENT_FAMILIES = ("granitemoehybrid", "kimi_linear", "nemotron_h", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+RECURRENT_FAMILIES = (
+    "bailing_hybrid",
+    "granitemoehybrid",
+    "kimi_linear",
+    "nemotron_h",
+    "qwen3_next",
+    "qwen3_5_text",
+    "qwen3_5_moe_text",
+)
 QWEN_3_NEXT = {**QWEN_2_MOE, **RECURRENT}
 MIXTRAL = {"num_local_experts": 5, "num_experts_per_tok": 2}
 GPT_OSS = {"num_local_experts": 5, "num_experts_per_tok": 3, "head_dim": 12, "sliding_window": 9}
@@ -582,6 +599,19 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
             "mlp_layer_types": ["sparse", "dense", "sparse"],
             "attention_bias": True,
             "tie_word_embeddings": False,
+        },
+    ),
+    "bailing_hybrid": ("bailing_hybrid", LING_2_6),
+    "bailing_hybrid, six heads normed as one group, no norms of heads, no query latent, two shared, yarn": (
+        "bailing_hybrid",
+        {
+            **LING_2_6,
+            "num_attention_heads": 6,
+            "group_norm_size": 1,
+            "use_qk_norm": False,
+            "q_lora_rank": None,
+            "num_shared_experts": 2,
+            "rope_parameters": {**YARN, "partial_rotary_factor": 0.5, "mscale": 0.8, "mscale_all_dim": 0.7},
         },
     ),
     "bailing_moe_v2": ("bailing_moe_v2", BAILING),

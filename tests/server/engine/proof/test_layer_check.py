@@ -45,6 +45,7 @@ from support.models.tiny_families import (
     LAGUNA,
     LFM_2,
     LFM_2_MOE,
+    LING_2_6,
     LLAMA3,
     LLAMA_4,
     MIMO,
@@ -115,6 +116,7 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "kimi linear": (
         "kimi_linear", {**KIMI_LINEAR, "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
     ),
+    "ling 2.6": ("bailing_hybrid", LING_2_6),
     "lfm2": ("lfm2", {**LFM_2, "head_dim": 16, "conv_bias": True}),
     "lfm2, experts": ("lfm2_moe", {**LFM_2_MOE, "head_dim": 16}),
     "gpt-oss": ("gpt_oss", {"num_local_experts": 5, "num_experts_per_tok": 3, "head_dim": 16, **WINDOW}),

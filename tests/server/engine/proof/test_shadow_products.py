@@ -23,6 +23,7 @@ from support.engine.one_operator import (
     CHANNELS,
     CONVOLVING,
     HYBRID,
+    LIGHTNING,
     MIXTURE,
     STATE_SPACE,
     proving,
@@ -37,6 +38,7 @@ MODELS = {
     "torch.recurrence.cpu": HYBRID,
     "torch.recurrence.cpu.state_space": STATE_SPACE,
     "torch.recurrence.cpu.channel_delta": CHANNELS,
+    "torch.recurrence.cpu.fixed_decay": LIGHTNING,
     "torch.convolution.cpu": CONVOLVING,
 }
 LATER_S = 100.0  # after the interval and after the dense checks that follow a mismatch
@@ -117,6 +119,10 @@ def misread(run: Callable[..., None], qkv: Tensor, a: Tensor, *given: Any) -> No
     run(qkv, a + 0.01, *given)
 
 
+def forget_sooner(run: Callable[..., None], qkv: Tensor, a: Tensor, b: Tensor, weights: Any, *given: Any) -> None:
+    run(qkv, a, b, replace(weights, a_log=weights.a_log + 0.1), *given)
+
+
 def test_a_right_path_has_no_mismatch(tmp_path: Path) -> None:
     subject = Subject("torch.linear", tmp_path)
     reports = [it for it in subject.reports(100) if it.phase in ("linear", "experts")]
@@ -141,6 +147,7 @@ def test_a_right_path_has_no_mismatch(tmp_path: Path) -> None:
         ("torch.recurrence.cpu", misread),
         ("torch.recurrence.cpu.state_space", misread),
         ("torch.recurrence.cpu.channel_delta", misread),
+        ("torch.recurrence.cpu.fixed_decay", forget_sooner),
         ("torch.convolution.cpu", scale),
     ],
 )
