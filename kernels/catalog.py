@@ -213,6 +213,15 @@ def _ordered_triton_path(run: RunAttention | None) -> KernelPath:
     )  # fmt: skip
 
 
+def _wide_ordered_path(run: RunAttention | None) -> KernelPath:
+    """Return the Triton path of one order for heads of 512 dimensions."""
+    limits = replace(_TRITON_LIMITS, devices=frozenset({Device.CUDA}), max_head_dim=512, head_dim_multiple=512)
+    return KernelPath(
+        "triton.wide.ordered", Tier.FIRST, limits, _digest("portable.wide_ordered"), ("hallmark_ordered",), run,
+        is_capturable=True, order="keys512.wide",
+    )  # fmt: skip
+
+
 def _latent_triton_path(run: RunAttention | None) -> KernelPath:
     """Return the Triton path of all phases for values that are the first numbers of the keys."""
     limits = replace(_TRITON_LIMITS, max_head_dim=576, max_values=Values(512, is_latent=True))
@@ -283,6 +292,7 @@ def _bundled_paths() -> tuple[KernelPath, ...]:
             *(_wide_triton_path(phase, None, f"hallmark_{phase.value}") for phase in PLANNED_PHASES),
             _ordered_hopper_path(None),
             _ordered_triton_path(None),
+            _wide_ordered_path(None),
             _latent_triton_path(None),
             _ordered_latent_path(None),
             _indexed_triton_path(None),
@@ -312,6 +322,7 @@ def _bundled_paths() -> tuple[KernelPath, ...]:
     from kernels.portable.ordered import run_ordered
     from kernels.portable.prefill import run_prefill
     from kernels.portable.wide import run_wide_decode, run_wide_extend, run_wide_prefill
+    from kernels.portable.wide_ordered import run_wide_ordered
 
     return (
         _hopper_path(Phase.PREFILL, run_hopper_prefill),
@@ -330,6 +341,7 @@ def _bundled_paths() -> tuple[KernelPath, ...]:
         _wide_triton_path(Phase.DECODE, run_wide_decode, "hallmark_decode"),
         _ordered_hopper_path(run_hopper_ordered),
         _ordered_triton_path(run_ordered),
+        _wide_ordered_path(run_wide_ordered),
         _latent_triton_path(run_latent),
         _ordered_latent_path(run_latent_ordered),
         _indexed_triton_path(run_indexed),

@@ -12,6 +12,7 @@ from kernels.asymmetric.portable import run_asymmetric
 from kernels.calls.batch import AttentionBatch
 from kernels.latent.ordered import run_latent_ordered
 from kernels.portable.ordered import attend_in_parts
+from kernels.portable.wide_ordered import run_wide_ordered
 from support.attention.inputs import NAN, Inputs, assert_right, attend, edges, flags_for, packed
 
 pytestmark = pytest.mark.usefixtures("rows_of_one_order")
@@ -19,6 +20,7 @@ pytestmark = pytest.mark.usefixtures("rows_of_one_order")
 # A tile is 32 packed rows by 32 keys in the interpreter; parts of two tiles, so that 100 keys lie in two.
 RUNS = {
     "triton.ordered": partial(attend_in_parts, part_keys=64),
+    "triton.wide.ordered": partial(run_wide_ordered, part_keys=64),
     "triton.asymmetric": partial(run_asymmetric, part_keys=64),
     "triton.latent.ordered": partial(run_latent_ordered, part_keys=64),
 }

@@ -16,7 +16,8 @@ ROOT = Path(__file__).resolve().parents[3]
 ENTRIES = (
     "hopper.prefill.launch", "hopper.window.launch", "hopper.extend.launch", "hopper.decode.launch", "portable.prefill",
     "portable.extend", "portable.decode", "hopper.ordered.launch", "portable.ordered", "sdpa.backends",
-    "sdpa.key_tiles", "portable.wide", "hopper.wide.prefill", "hopper.wide.extend", "hopper.wide.decode",
+    "sdpa.key_tiles", "portable.wide", "portable.wide_ordered", "hopper.wide.prefill", "hopper.wide.extend",
+    "hopper.wide.decode",
     "hopper.full.launch", "fp8_cache.extend", "fp8_cache.decode", "fp8_cache.hopper.launch", "fp8_cache.widened",
     "latent.portable", "latent.ordered", "latent.eager", "latent.tiles", "asymmetric.portable", "asymmetric.eager",
     "indexed.portable", "indexed.eager", "indexed.tiles",
@@ -221,6 +222,7 @@ def test_the_catalog_binds_each_path_to_its_own_entry() -> None:
         assert digests[f"gluon.{phase}.wide.hopper"] == of(f"kernels.hopper.wide.{phase}")
     assert digests["gluon.ordered.hopper"] == of("kernels.hopper.ordered.launch")
     assert digests["triton.ordered"] == of("kernels.portable.ordered")
+    assert digests["triton.wide.ordered"] == of("kernels.portable.wide_ordered")
     assert digests["gluon.prefill.window.hopper"] == of("kernels.hopper.window.launch")
     assert digests["gluon.prefill.unmasked.hopper"] == of("kernels.hopper.full.launch")
     for phase in ("extend", "decode"):

@@ -1,7 +1,7 @@
 """Presets, and the shapes, limits and signatures that follow from a model's config."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,9 +11,10 @@ from transformers import Gemma3TextConfig
 from kernels.catalog import ALL_PATHS, PATHS, path_named
 from kernels.vocabulary.buckets import Bucket, bucket_of
 from kernels.vocabulary.fingerprint import Device, Fingerprint
-from kernels.vocabulary.path import Tier
+from kernels.vocabulary.path import AnyPath, Tier
 from kernels.vocabulary.shape import PLANNED_PHASES, AttentionShape, Dtype, Mask, Phase
 from kernels.vocabulary.value_shape import Values
+from qualification.decision.decision import Book, Policy
 from qualification.decision.defaults import Choices, limits_of
 from qualification.decision.model_shapes import (
     AttentionSignature,
@@ -24,7 +25,9 @@ from qualification.decision.model_shapes import (
     signature_of,
     signatures_of,
 )
+from qualification.decision.orders import Known, choose_orders
 from qualification.decision.presets import PRESETS, Preset, Rounding, preset_named, rounded_config
+from qualification.evidence.matrix import Matrix
 from qualification.measure.campaign import targets_of
 from qualification.model.config import num_parameters, weight_bytes
 from qualification.model.families.gemma3 import LEFT_OUT
@@ -322,3 +325,23 @@ def test_shapes_are_exactly_those_that_batches_can_have(max_model_len: int, budg
     assert {(shape.phase, shape.query_bucket, shape.context_bucket) for shape in shapes} == met
     assert {shape.page_size for shape in shapes if shape.phase is not Phase.PREFILL} == {16}
     assert {shape.page_size for shape in shapes if shape.phase is Phase.PREFILL} == {None}
+
+
+def classes_without_an_order(preset: Preset, paths: Sequence[AnyPath], world: int) -> list[str]:
+    model = read_model(preset.config)
+    shapes = plan_shapes(model, limits_of(model, "cuda", Choices()), "cuda", world)
+    known = Known(paths, H200, Book(Matrix({}, ""), {}), Policy.QUALIFY, frozenset())
+    return [name for name, order in choose_orders(shapes, known).items() if order.wanted is None]
+
+
+def test_every_preset_can_be_reproducible_on_hopper() -> None:
+    """Look for an order in which some path can compute every shape of a class, on one rank and on two."""
+    assert {
+        (preset.name, world): lacking
+        for preset in PRESETS
+        for world in (1, 2)
+        if (lacking := classes_without_an_order(preset, ALL_PATHS, world))
+    } == {}
+    others = [path for path in ALL_PATHS if path.name != "triton.latent.ordered"]
+    [lacking] = classes_without_an_order(preset_named("glm-4.7-flash"), others, 1)
+    assert lacking.startswith("attention bf16 h20:1 d576/latent-512")
