@@ -4,14 +4,17 @@ PYTHONPATH=. python trials/recurrence_times.py [--out docs/benchmarks/recurrence
 
 Sizes of Qwen3.5-35B-A3B: 16 key heads, 32 value heads of 128, convolution of 4. Ours holds convolution, norms and
 gates; fla-core's has the norms alone. A graph holds several calls on other slots each, 256 in all, so that no state is
-in the L2; the median of its replays counts. In decode half a chunk is behind each row's border.
+in the L2; the median of its replays counts. In decode half a chunk is behind each row's border, and no row is padding:
+those of the server have no token.
 """
 
 import argparse
 import importlib.util
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -19,6 +22,7 @@ from typing import Any
 import torch
 
 from bench.machine import commit_of_code, machine_of
+from kernels.recurrence.calls import RecurrenceRows
 from kernels.recurrence.portable.launch import run_recurrence
 from kernels.recurrence.shape import RecurrenceShape
 from kernels.recurrence.sizes import RecurrenceSizes
@@ -34,6 +38,7 @@ PROMPTS = ([8192], [1024] * 8, [2048], [128])
 ROWS = (1, 8, 64)
 BEFORE = 96  # tokens of a sequence that decodes
 SETS = 256  # slots of all calls of a graph
+ROW_FIELDS = ("starts", "stops", "firsts", "folded", "sources", "targets")
 DEVICE = torch.device("cuda")
 
 
@@ -58,6 +63,12 @@ def timed_us(calls: Sequence[Call]) -> float:
     return median(times)
 
 
+def first_rows(rows: RecurrenceRows, num_rows: int) -> RecurrenceRows:
+    """Return the first rows of a call, without those that are padding."""
+    cut = {name: getattr(rows, name)[:num_rows] for name in ROW_FIELDS}
+    return replace(rows, **cut)
+
+
 def ours(lengths: Sequence[int], phase: Phase, state_dtype: Dtype) -> list[Call]:
     """Return calls of rows of so many tokens."""
     shape = RecurrenceShape.of(SIZES, phase, Dtype.BF16, state_dtype, TokenRows.of(sum(lengths)))
@@ -75,7 +86,13 @@ def ours(lengths: Sequence[int], phase: Phase, state_dtype: Dtype) -> list[Call]
             Part(tuple(it[:length] for it in tokens), before, slots.zero if before == 0 else first + row, first + row)
             for row, length in enumerate(lengths)
         ]
-        calls.append(slots.repeatable(run_recurrence, parts))
+        if phase is Phase.EXTEND:
+            calls.append(slots.repeatable(run_recurrence, parts))
+            continue
+        given = slots.given(parts)
+        own = (it[:num_rows] for it in given.tokens)
+        out = given.tokens[0].new_empty(num_rows, SIZES.num_value_heads, SIZES.value_dim)
+        calls.append(partial(run_recurrence, *own, weights, first_rows(given.rows, num_rows), slots.state, out))
     return calls
 
 
