@@ -16,7 +16,7 @@ from kernels.recurrence.channel_delta.prepare import (
 )
 from kernels.recurrence.channel_delta.scan import hallmark_recurrence_channels_scan
 from kernels.recurrence.channel_delta.weights import ChannelDeltaWeights
-from kernels.recurrence.portable.launch import keep_launches
+from kernels.recurrence.portable.keep import keep_launches
 from kernels.recurrence.sizes import BLOCK, CHUNK
 from kernels.vocabulary.shape import Phase
 

@@ -15,6 +15,10 @@ from kernels.recurrence.sizes import RecurrenceSizes
 _SIZE = 128  # numbers of a key, and of a value
 _COLUMNS = 64  # of a value head, of a program that scans
 _WARPS = 4
+# Of a program of a token: columns of a value head, warps, registers; halves where heads leave half of an H200 idle.
+_HALF_HEAD, _WHOLE_HEAD = (64, 4, 168), (128, 8, 128)
+_MULTIPROCESSORS = 132
+_APART = 8  # numbers of 16 bits that are read together
 _EXACT = {"enable_fp_fusion": False}  # a product and a sum in one rounding or two, as each kernel would choose
 
 
@@ -70,18 +74,21 @@ def token_launch(
 ) -> Launch:
     """Return the launch for rows of one token whose state is folded up to its border; nothing else is written."""
     num_tokens, num_rows = qkv.shape[0], rows.starts.shape[0]
+    apart = _APART if qkv.stride(0) % _APART == 0 else 1
+    is_few = 2 * sizes.num_value_heads * num_rows <= _MULTIPROCESSORS
+    columns, warps, registers = _HALF_HEAD if is_few else _WHOLE_HEAD
     return Launch(
         hallmark_recurrence_token,
-        (sizes.num_value_heads, max(num_tokens, num_rows)),
+        (sizes.num_value_heads * (_SIZE // columns), max(num_tokens, num_rows)),
         (
             qkv, a, b, weights.conv, weights.a_log, weights.dt_bias, out, rows.starts, rows.stops, rows.firsts,
-            rows.folded, rows.sources, rows.targets, *state.tensors, num_tokens, num_rows, qkv.stride(0), a.stride(0),
-            b.stride(0), out.stride(0), *(it.stride(0) for it in state.tensors), sizes.key_dim**-0.5,
+            rows.folded, rows.sources, rows.targets, *state.tensors, num_tokens, num_rows, qkv.stride(0) // apart,
+            a.stride(0), b.stride(0), out.stride(0), *(it.stride(0) for it in state.tensors), sizes.key_dim**-0.5,
         ),
         {
             "KEY_HEADS": sizes.num_key_heads, "VALUE_HEADS": sizes.num_value_heads, "WIDTH": sizes.width,
             "INPUT_RING": state.inputs.shape[1], "RING": state.keys.shape[1], "MISSES_RING": state.misses.shape[1],
-            "num_warps": _WARPS, **_EXACT,
+            "APART": apart, "OWN": columns, "WARPS": warps, "num_warps": warps, "maxnreg": registers, **_EXACT,
         },
     )  # fmt: skip
 

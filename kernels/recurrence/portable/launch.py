@@ -5,7 +5,7 @@ and rows alone, so that a CUDA graph holds them. A token's numbers have the same
 why.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -17,6 +17,7 @@ from kernels.recurrence.hopper.launches import has_scan, has_token, scan_launch,
 from kernels.recurrence.portable.blocks import hallmark_recurrence_blocks
 from kernels.recurrence.portable.chunks import hallmark_recurrence_chunks
 from kernels.recurrence.portable.factors import hallmark_recurrence_factors
+from kernels.recurrence.portable.keep import keep_launches
 from kernels.recurrence.portable.prepare import hallmark_recurrence_keep, hallmark_recurrence_prepare
 from kernels.recurrence.portable.rows import hallmark_recurrence_rows
 from kernels.recurrence.portable.scan import hallmark_recurrence_scan
@@ -222,17 +223,6 @@ def launches(
         parts = key_heads + triton.cdiv(sizes.conv_dim, _CHANNELS)
         found += keep_launches(hallmark_recurrence_keep, num_rows, num_writes, parts, of_keep, options)
     return found
-
-
-def keep_launches(
-    kernel: Any, num_rows: int, num_writes: int, parts: int, arguments: tuple[Any, ...], options: dict[str, Any]
-) -> list[Launch]:
-    """Return the launches that keep what each slot gets, the written ones first: a row's own overwrites their inputs.
-
-    arguments  all but the last, the first index of a launch
-    """
-    launched = ((num_rows, num_writes), (0, num_rows))
-    return [Launch(kernel, (count, parts), (*arguments, first), options) for first, count in launched if count]
 
 
 def _padded(dims: int) -> int:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kernels.calls.triton_launch import Launch
 from kernels.recurrence.calls import RecurrenceRows, RecurrenceState, RecurrenceWeights
-from kernels.recurrence.portable.launch import keep_launches
+from kernels.recurrence.portable.keep import keep_launches
 from kernels.recurrence.sizes import CHUNK
 from kernels.recurrence.state_space.prepare import hallmark_recurrence_space_keep, hallmark_recurrence_space_prepare
 from kernels.recurrence.state_space.scan import hallmark_recurrence_space_scan
