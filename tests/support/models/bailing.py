@@ -3,6 +3,7 @@
 Source: modeling_bailing_moe_v2.py of github.com/inclusionAI/Ling-V2, whose names of tensors these are. It has no cache.
 """
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -146,9 +147,9 @@ def rotated(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class Layer(nn.Module):
-    def __init__(self, config: BailingMoeV2Config, index: int) -> None:
+    def __init__(self, config: BailingMoeV2Config, index: int, attention: nn.Module) -> None:
         super().__init__()
-        self.attention = Attention(config)
+        self.attention = attention
         is_dense = index < config.first_k_dense_replace
         self.mlp = FeedForward(config.hidden_size, config.intermediate_size) if is_dense else Mixture(config)
         self.input_layernorm = Norm(config.hidden_size, config.rms_norm_eps)
@@ -161,11 +162,11 @@ class Layer(nn.Module):
 
 
 class Decoder(nn.Module):
-    def __init__(self, config: BailingMoeV2Config) -> None:
+    def __init__(self, config: BailingMoeV2Config, attention_of: Callable[[int], nn.Module]) -> None:
         super().__init__()
         self.config = config
         self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(Layer(config, index) for index in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(Layer(config, it, attention_of(it)) for it in range(config.num_hidden_layers))
         self.norm = Norm(config.hidden_size, config.rms_norm_eps)
 
     def forward(self, input_ids: Tensor) -> Tensor:
@@ -199,9 +200,12 @@ class BailingMoeV2ForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore
 
     def __init__(self, config: BailingMoeV2Config) -> None:
         super().__init__(config)
-        self.model = Decoder(config)
+        self.model = Decoder(config, self.attention_of)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
+
+    def attention_of(self, _index: int) -> nn.Module:
+        return Attention(self.config)
 
     def get_input_embeddings(self) -> nn.Module:
         return self.model.word_embeddings

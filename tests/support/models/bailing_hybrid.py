@@ -5,16 +5,14 @@ cache, and computes lightning attention as the sum that its recurrence stands fo
 """
 
 import math
-from typing import Any, ClassVar
 
 import torch
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PreTrainedModel
-from transformers.modeling_outputs import CausalLMOutput
+from transformers import AutoConfig, AutoModelForCausalLM
 
-from support.models.bailing import BailingMoeV2Config, FeedForward, Mixture, Norm, frequencies, rotated
+from support.models.bailing import BailingMoeV2Config, BailingMoeV2ForCausalLM, Norm, rotated
 
 
 @strict
@@ -136,63 +134,14 @@ def _halves_of(heads: Tensor) -> Tensor:
     return torch.cat((heads[..., 0::2], heads[..., 1::2]), dim=-1)
 
 
-class Layer(nn.Module):
-    def __init__(self, config: BailingMoeV2_5Config, index: int) -> None:
-        super().__init__()
+class BailingMoeV2_5ForCausalLM(BailingMoeV2ForCausalLM):
+    config_class = BailingMoeV2_5Config
+
+    def attention_of(self, index: int) -> nn.Module:
+        config = self.config
         whole = config.num_hidden_layers // config.layer_group_size * config.layer_group_size
         is_latent = (index + 1) % config.layer_group_size == 0 or index >= whole
-        self.attention = LatentAttention(config) if is_latent else LightningAttention(config, index)
-        is_dense = index < config.first_k_dense_replace
-        self.mlp = FeedForward(config.hidden_size, config.intermediate_size) if is_dense else Mixture(config)
-        self.input_layernorm = Norm(config.hidden_size, config.rms_norm_eps)
-        self.post_attention_layernorm = Norm(config.hidden_size, config.rms_norm_eps)
-
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        x = x + self.attention(self.input_layernorm(x), cos, sin)
-        found: Tensor = x + self.mlp(self.post_attention_layernorm(x))
-        return found
-
-
-class Decoder(nn.Module):
-    def __init__(self, config: BailingMoeV2_5Config) -> None:
-        super().__init__()
-        self.config = config
-        self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(Layer(config, index) for index in range(config.num_hidden_layers))
-        self.norm = Norm(config.hidden_size, config.rms_norm_eps)
-
-    def forward(self, input_ids: Tensor) -> Tensor:
-        """Return the normed residual [T, hidden] of one sequence [T]."""
-        each, scale = frequencies(self.config)
-        angles = torch.arange(len(input_ids))[:, None] * each
-        angles = torch.cat((angles, angles), dim=-1)
-        x = self.word_embeddings(input_ids)
-        for layer in self.layers:
-            x = layer(x, angles.cos() * scale, angles.sin() * scale)
-        found: Tensor = self.norm(x)
-        return found
-
-
-class BailingMoeV2_5ForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
-    config_class = BailingMoeV2_5Config
-    base_model_prefix = "model"
-    _tied_weights_keys: ClassVar[dict[str, str]] = {"lm_head.weight": "model.word_embeddings.weight"}
-
-    def __init__(self, config: BailingMoeV2_5Config) -> None:
-        super().__init__(config)
-        self.model = Decoder(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self.post_init()
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.model.word_embeddings
-
-    def get_output_embeddings(self) -> nn.Module:
-        return self.lm_head
-
-    def forward(self, input_ids: Tensor, **_: Any) -> CausalLMOutput:
-        """Return logits [1, T, vocab] of one sequence [1, T]."""
-        return CausalLMOutput(logits=self.lm_head(self.model(input_ids[0]))[None])
+        return LatentAttention(config) if is_latent else LightningAttention(config, index)
 
 
 AutoConfig.register("bailing_hybrid", BailingMoeV2_5Config, exist_ok=True)  # in place of Ling 3.0's
