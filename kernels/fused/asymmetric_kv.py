@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from kernels.fused.backend import jit, next_power_of_2, runs_on_triton, tl
-from kernels.fused.rope_kv import Turns, rope_and_write_kv_torch
+from kernels.fused.rope_kv import Turns, angles_of, rope_and_write_kv_torch, store_halves, store_rotated
 
 
 def rope_and_write_asymmetric(
@@ -56,9 +56,7 @@ def _asymmetric_kv_kernel(
     token = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     cols = tl.arange(0, BLOCK_HALF)
-    angle = cos_sin_ptr + tl.load(positions_ptr + token).to(tl.int64) * (2 * HALF) + cols
-    cos = tl.load(angle, mask=cols < HALF, other=0.0)[None, :]
-    sin = tl.load(angle + HALF, mask=cols < HALF, other=0.0)[None, :]
+    cos, sin = angles_of(cos_sin_ptr, tl.load(positions_ptr + token), cols[None, :], HALF)
     is_query = block < NUM_Q_BLOCKS
     heads = (block - tl.where(is_query, 0, NUM_Q_BLOCKS)) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
     is_head = heads < tl.where(is_query, NUM_HEADS, NUM_KV_HEADS)
@@ -70,16 +68,12 @@ def _asymmetric_kv_kernel(
         row = k_ptr + token * stride_kt + tile
     left = tl.load(row, mask=mask, other=0.0).to(tl.float32)
     right = tl.load(row + HALF, mask=mask, other=0.0).to(tl.float32)
-    new_left = (left * cos - right * sin).to(q_ptr.dtype.element_ty)
-    new_right = (right * cos + left * sin).to(q_ptr.dtype.element_ty)
-    tl.store(row, new_left, mask=mask)
-    tl.store(row + HALF, new_right, mask=mask)
+    new_left, new_right = store_rotated(row, left, right, cos, sin, mask, HALF)
     if not is_query:
         # int64: a cache of a few GB has more than 2^31 elements
         slot = tl.load(slots_ptr + token).to(tl.int64)
         k_row = k_pages_ptr + slot * (NUM_KV_HEADS * HEAD_DIM)
-        tl.store(k_row + tile, new_left.to(k_pages_ptr.dtype.element_ty), mask=mask)
-        tl.store(k_row + HALF + tile, new_right.to(k_pages_ptr.dtype.element_ty), mask=mask)
+        store_halves(k_row + tile, new_left, new_right, mask, HALF)
         if REST > 0:
             rests = tl.arange(0, BLOCK_REST)
             rest_mask = is_head[:, None] & (rests < REST)[None, :]

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from kernels.fused.backend import jit, next_power_of_2, runs_on_triton, tl
-from kernels.fused.rope_kv import Turns, turns_of
+from kernels.fused.rope_kv import Turns, angles_of, store_halves, store_rotated, turns_of
 
 KEY_EPS = 1e-6  # of the norm of keys in every published class
 
@@ -84,9 +84,7 @@ def _index_kv_kernel(
     block = tl.program_id(1)
     cols = tl.arange(0, BLOCK_HALF)
     is_col = cols < HALF
-    angle = cos_sin_ptr + tl.load(positions_ptr + token).to(tl.int64) * (2 * HALF) + cols
-    cos = tl.load(angle, mask=is_col, other=0.0)
-    sin = tl.load(angle + HALF, mask=is_col, other=0.0)
+    cos, sin = angles_of(cos_sin_ptr, tl.load(positions_ptr + token), cols, HALF)
     if NEIGHBOURS:
         left, right = 2 * cols, 2 * cols + 1
     else:
@@ -115,21 +113,16 @@ def _index_kv_kernel(
         second = second * tl.load(norm_ptr + right, mask=is_col, other=0.0).to(tl.float32)
         second += tl.load(bias_ptr + right, mask=is_col, other=0.0).to(tl.float32)
         second = second.to(keys_ptr.dtype.element_ty).to(tl.float32)
-        new_first = (first * cos - second * sin).to(keys_ptr.dtype.element_ty)
-        new_second = (second * cos + first * sin).to(keys_ptr.dtype.element_ty)
-        tl.store(target + cols, new_first, mask=is_col)
-        tl.store(target + HALF + cols, new_second, mask=is_col)
-        tl.store(page + cols, new_first.to(pages_ptr.dtype.element_ty), mask=is_col)
-        tl.store(page + HALF + cols, new_second.to(pages_ptr.dtype.element_ty), mask=is_col)
-    else:
+        first, second = store_rotated(target + cols, first, second, cos, sin, is_col, HALF)
+        store_halves(page + cols, first, second, is_col, HALF)
+    else:  # no name of the branch above, where it has another shape: Triton would join the two
         heads = (block - 1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
         mask = (heads < NUM_HEADS)[:, None] & is_col[None, :]
-        first = (token * NUM_HEADS + heads[:, None]) * DIM
-        row, out = queries_ptr + first, rotated_ptr + first
-        x = tl.load(row + left[None, :], mask=mask, other=0.0).to(tl.float32)
-        y = tl.load(row + right[None, :], mask=mask, other=0.0).to(tl.float32)
-        tl.store(out + cols[None, :], (x * cos - y * sin).to(rotated_ptr.dtype.element_ty), mask=mask)
-        tl.store(out + HALF + cols[None, :], (y * cos + x * sin).to(rotated_ptr.dtype.element_ty), mask=mask)
+        at = (token * NUM_HEADS + heads[:, None]) * DIM
+        row, out = queries_ptr + at, rotated_ptr + at
+        q_first = tl.load(row + left[None, :], mask=mask, other=0.0).to(tl.float32)
+        q_second = tl.load(row + right[None, :], mask=mask, other=0.0).to(tl.float32)
+        store_rotated(out + cols[None, :], q_first, q_second, cos, sin, mask, HALF)
         dims = tl.arange(0, BLOCK_DIM)
-        is_rest = (heads < NUM_HEADS)[:, None] & ((dims >= 2 * HALF) & (dims < DIM))[None, :]
-        tl.store(out + dims[None, :], tl.load(row + dims[None, :], mask=is_rest, other=0.0), mask=is_rest)
+        is_q_rest = (heads < NUM_HEADS)[:, None] & ((dims >= 2 * HALF) & (dims < DIM))[None, :]
+        tl.store(out + dims[None, :], tl.load(row + dims[None, :], mask=is_q_rest, other=0.0), mask=is_q_rest)

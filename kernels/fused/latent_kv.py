@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kernels.fused.backend import jit, next_power_of_2, runs_on_triton, tl
 from kernels.fused.norm import rms_norm_torch
-from kernels.fused.rope_kv import Turns, turns_of
+from kernels.fused.rope_kv import Turns, angles_of, store_halves, store_rotated, turns_of
 
 
 def write_latents(
@@ -81,9 +81,7 @@ def _latent_kv_kernel(
     block = tl.program_id(1)
     cols = tl.arange(0, BLOCK_HALF)
     is_col = cols < HALF
-    angle = cos_sin_ptr + tl.load(positions_ptr + token).to(tl.int64) * (2 * HALF) + cols
-    cos = tl.load(angle, mask=is_col, other=0.0)
-    sin = tl.load(angle + HALF, mask=is_col, other=0.0)
+    cos, sin = angles_of(cos_sin_ptr, tl.load(positions_ptr + token), cols, HALF)
     if block == 0:
         source = projected_ptr + token * stride_pt
         target = keys_ptr + token * row_size
@@ -98,18 +96,13 @@ def _latent_kv_kernel(
         tl.store(page + dims, rounded.to(pages_ptr.dtype.element_ty), mask=is_dim)
         left = tl.load(source + LATENT + cols, mask=is_col, other=0.0).to(tl.float32)
         right = tl.load(source + LATENT + HALF + cols, mask=is_col, other=0.0).to(tl.float32)
-        new_left = (left * cos - right * sin).to(keys_ptr.dtype.element_ty)
-        new_right = (right * cos + left * sin).to(keys_ptr.dtype.element_ty)
-        tl.store(target + LATENT + cols, new_left, mask=is_col)
-        tl.store(target + LATENT + HALF + cols, new_right, mask=is_col)
-        tl.store(page + LATENT + cols, new_left.to(pages_ptr.dtype.element_ty), mask=is_col)
-        tl.store(page + LATENT + HALF + cols, new_right.to(pages_ptr.dtype.element_ty), mask=is_col)
-    else:
+        left, right = store_rotated(target + LATENT + cols, left, right, cos, sin, is_col, HALF)
+        store_halves(page + LATENT + cols, left, right, is_col, HALF)
+    else:  # no name of the branch above, where it has another shape: Triton would join the two
         heads = (block - 1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
         mask = (heads < NUM_HEADS)[:, None] & is_col[None, :]
         row = q_rotated_ptr + token * stride_rt + heads[:, None] * stride_rh + cols[None, :]
         out = queries_ptr + token * stride_qt + heads[:, None] * stride_qh + LATENT + cols[None, :]
-        left = tl.load(row, mask=mask, other=0.0).to(tl.float32)
-        right = tl.load(row + HALF, mask=mask, other=0.0).to(tl.float32)
-        tl.store(out, (left * cos - right * sin).to(queries_ptr.dtype.element_ty), mask=mask)
-        tl.store(out + HALF, (right * cos + left * sin).to(queries_ptr.dtype.element_ty), mask=mask)
+        q_left = tl.load(row, mask=mask, other=0.0).to(tl.float32)
+        q_right = tl.load(row + HALF, mask=mask, other=0.0).to(tl.float32)
+        store_rotated(out, q_left, q_right, cos, sin, mask, HALF)

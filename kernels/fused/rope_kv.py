@@ -236,6 +236,29 @@ def _side_by_side(q: Tensor, k: Tensor) -> Tensor | None:
 
 
 @jit
+def angles_of(cos_sin_ptr, position, cols, HALF: tl.constexpr):
+    """Load (cos, sin) of the angles `cols` of a position, of HALF that it has; 0 behind the last."""
+    angle = cos_sin_ptr + position.to(tl.int64) * (2 * HALF) + cols
+    return tl.load(angle, mask=cols < HALF, other=0.0), tl.load(angle + HALF, mask=cols < HALF, other=0.0)
+
+
+@jit
+def store_halves(row, left, right, mask, HALF: tl.constexpr):
+    """Store two halves HALF numbers apart, in the dtype that `row` points at."""
+    tl.store(row, left.to(row.dtype.element_ty), mask=mask)
+    tl.store(row + HALF, right.to(row.dtype.element_ty), mask=mask)
+
+
+@jit
+def store_rotated(row, left, right, cos, sin, mask, HALF: tl.constexpr):
+    """Rotate two halves against each other, store them as `store_halves` does; return them rounded as stored."""
+    new_left = (left * cos - right * sin).to(row.dtype.element_ty)
+    new_right = (right * cos + left * sin).to(row.dtype.element_ty)
+    store_halves(row, new_left, new_right, mask, HALF)
+    return new_left, new_right
+
+
+@jit
 def _largest(left, right):
     """The largest magnitude of each head, [heads], of both halves [heads, half]."""
     return tl.maximum(tl.max(tl.abs(left), axis=1), tl.max(tl.abs(right), axis=1))
@@ -293,9 +316,7 @@ def _rope_and_write_kv_kernel(
     block = tl.program_id(1)
     HALF: tl.constexpr = (HEAD_DIM - REST) // 2
     cols = tl.arange(0, BLOCK_HALF)
-    angle = cos_sin_ptr + tl.load(positions_ptr + token).to(tl.int64) * (HEAD_DIM - REST) + cols
-    cos = tl.load(angle, mask=cols < HALF, other=0.0)[None, :]
-    sin = tl.load(angle + HALF, mask=cols < HALF, other=0.0)[None, :]
+    cos, sin = angles_of(cos_sin_ptr, tl.load(positions_ptr + token), cols[None, :], HALF)
 
     is_query = block < NUM_Q_BLOCKS
     heads = (block - tl.where(is_query, 0, NUM_Q_BLOCKS)) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
@@ -334,10 +355,7 @@ def _rope_and_write_kv_kernel(
             tl.store(rest_row, rest.to(q_ptr.dtype.element_ty), mask=rest_mask)
         left *= scale * tl.load(weight, mask=cols < HALF, other=0.0).to(tl.float32)[None, :]
         right *= scale * tl.load(weight + HALF, mask=cols < HALF, other=0.0).to(tl.float32)[None, :]
-    rotated_left = (left * cos - right * sin).to(q_ptr.dtype.element_ty)
-    rotated_right = (right * cos + left * sin).to(q_ptr.dtype.element_ty)
-    tl.store(row, rotated_left, mask=mask)
-    tl.store(row + HALF, rotated_right, mask=mask)
+    rotated_left, rotated_right = store_rotated(row, left, right, cos, sin, mask, HALF)
 
     if SCALED_PAGE > 0:
         if not is_query:
@@ -376,8 +394,7 @@ def _rope_and_write_kv_kernel(
     elif not is_query:
         # int64: a cache of a few GB has more than 2^31 elements
         page_row = tl.load(slots_ptr + token).to(tl.int64) * (NUM_KV_HEADS * HEAD_DIM) + tile
-        tl.store(k_pages_ptr + page_row, rotated_left.to(k_pages_ptr.dtype.element_ty), mask=mask)
-        tl.store(k_pages_ptr + page_row + HALF, rotated_right.to(k_pages_ptr.dtype.element_ty), mask=mask)
+        store_halves(k_pages_ptr + page_row, rotated_left, rotated_right, mask, HALF)
         value_row = v_ptr + token * stride_vt + tile
         for part in tl.static_range(2):
             value = tl.load(value_row + part * HALF, mask=mask, other=0.0)

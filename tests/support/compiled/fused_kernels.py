@@ -3,7 +3,7 @@
 from types import ModuleType
 from typing import Any
 
-from kernels.fused import activation, gated_norm, head_gate, norm, rope_kv
+from kernels.fused import activation, asymmetric_kv, gated_norm, head_gate, index_kv, latent_kv, norm, rope_kv
 from kernels.latent import head_products
 
 
@@ -18,3 +18,6 @@ head_products_kernel = kernel_of(head_products, "_head_products_kernel")
 gated_kernel = kernel_of(activation, "_gated_kernel")
 rms_norm_kernel = kernel_of(norm, "_rms_norm_kernel")
 rope_kernel = kernel_of(rope_kv, "_rope_and_write_kv_kernel")
+asymmetric_kernel = kernel_of(asymmetric_kv, "_asymmetric_kv_kernel")
+latent_kernel = kernel_of(latent_kv, "_latent_kv_kernel")
+index_kernel = kernel_of(index_kv, "_index_kv_kernel")

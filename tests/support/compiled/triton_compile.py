@@ -21,9 +21,12 @@ from kernels.sampling.draw_kernels import (
 )
 from kernels.sampling.penalties import clear_kernel, mark_kernel, penalise_kernel
 from support.compiled.fused_kernels import (
+    asymmetric_kernel,
     gate_heads_kernel,
     gated_kernel,
     head_products_kernel,
+    index_kernel,
+    latent_kernel,
     norm_and_gate_kernel,
     rms_norm_kernel,
     rope_kernel,
@@ -75,6 +78,21 @@ def compile_all() -> dict[str, Any]:
             *heads, **rope, HAS_NORM=True, REST=32, BLOCK_REST=32, **OVERLAP, **grid
         ),
         "rope": rope_kernel.warmup(*heads, **rope, HAS_NORM=True, **OVERLAP, **grid),
+        "rope, values of fewer numbers": asymmetric_kernel.warmup(
+            *heads[:8], 6144, 768, 512, 0.7, NUM_HEADS=32, NUM_KV_HEADS=4, HEAD_DIM=192, VALUE_DIM=128, HALF=32,
+            NUM_Q_BLOCKS=2, BLOCK_HEADS=16, BLOCK_HALF=32, REST=128, BLOCK_REST=128, BLOCK_VALUE=128, **grid,
+        ),
+        "latents": latent_kernel.warmup(
+            HALF, HALF, HALF, HALF, FLOAT, INT, HALF, LONG, HALF, 9216, 576, 3072, 192, 2112, 576, 1e-6,
+            NUM_HEADS=16, LATENT=512, HALF=32, BLOCK_HEADS=16, BLOCK_LATENT=512, BLOCK_HALF=32, **grid,
+        ),
+        **{
+            f"keys of an indexer, {pairs}": index_kernel.warmup(
+                *(HALF,) * 5, FLOAT, INT, HALF, HALF, LONG, 2112, 704, 704, 1e-6, NUM_HEADS=32, DIM=128, HALF=32,
+                NEIGHBOURS=pairs == "neighbours", BLOCK_HEADS=32, BLOCK_DIM=128, BLOCK_HALF=32, **grid,
+            )
+            for pairs in ("neighbours", "halves")
+        },
         "clear marks": clear_kernel.warmup(INT, LONG, LONG, 800, VOCAB, 512, **grid),
         "mark": mark_kernel.warmup(INT, LONG, LONG, 800, 500, VOCAB, 1 << 30, 512, **grid),
         "penalise": penalise_kernel.warmup(
