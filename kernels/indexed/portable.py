@@ -19,12 +19,11 @@ from kernels.calls.page_table import page_table_argument
 from kernels.calls.processors import shared_bytes
 from kernels.indexed.launch_config import CHOICE_WARPS, choice_block, num_parts, row_chunk, score_tiles
 from kernels.latent.launch_config import latent_tiles
-from kernels.latent.ordered import hallmark_latent_ordered_combine
+from kernels.latent.ordered import FEW_QUERIES, hallmark_latent_ordered_combine, latent_scores
 from kernels.portable.launch_config import flag_arguments, padded_head_dim
 from kernels.portable.ordered import fold, normalised
 from kernels.portable.tile import key_offsets, start_softmax
 
-_FEW_QUERIES = 8  # of a sequence, up to which its chosen keys are cut: one, or one and drafted ones behind it
 _MOST_ROWS = 64  # of a tile
 _BLOCK_SEQS = 128  # sequences that a program looks at together for the one of its row
 
@@ -153,8 +152,6 @@ def attend_chosen(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """(a, m, l) of some heads of one row over the places [lo, hi) of its choice, of which there is one at least."""
-    dims = tl.arange(0, BLOCK_L)
-    rests = tl.arange(0, BLOCK_R)
     largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
     denominator = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_L], tl.float32)
@@ -163,11 +160,7 @@ def attend_chosen(
         is_key = places < hi
         keys = tl.load(chosen_ptr + places, mask=is_key, other=0)
         offsets = key_offsets(keys, is_key, page_table_ptr, stride_k_page, stride_k_token, PAGE_SIZE)
-        k_rows = k_ptr + offsets[:, None]
-        k = tl.load(k_rows + dims[None, :], mask=is_key[:, None] & (dims < LATENT)[None, :], other=0.0)
-        k_rest = tl.load(k_rows + LATENT + rests[None, :], mask=is_key[:, None] & (rests < REST)[None, :], other=0.0)
-        scores = tl.dot(q_rest, tl.trans(k_rest), input_precision="ieee")
-        scores = tl.dot(q, tl.trans(k), scores, input_precision="ieee") * scale
+        k, scores = latent_scores(q, q_rest, offsets, is_key, k_ptr, scale, LATENT, REST, BLOCK_L, BLOCK_R)
         scores = tl.where(is_key[None, :], scores, float("-inf"))
         new_largest = tl.maximum(largest, tl.max(scores, 1))
         weights = tl.exp2(scores - new_largest[:, None])
@@ -262,7 +255,7 @@ def run_indexed(q: Tensor, k: Tensor, v: Tensor, batch: AttentionBatch, flags: A
         _choose(k[..., q.shape[2] :], batch, index)
     num_tokens, num_heads, head_dim = q.shape
     latent, page_size = v.shape[-1], k.shape[1] if batch.is_paged else 0
-    is_split = batch.is_paged and batch.max_seqlen_q <= _FEW_QUERIES
+    is_split = batch.is_paged and batch.max_seqlen_q <= FEW_QUERIES
     tiles = latent_tiles(q.element_size(), min(num_heads, _MOST_ROWS), shared_bytes(q.device))
     num_tiles = triton.cdiv(num_heads, tiles.block_m)
     splits, keys_each = num_parts(index.count, tiles.block_n)

@@ -16,13 +16,31 @@ from kernels.calls.page_table import page_table_argument
 from kernels.calls.processors import shared_bytes
 from kernels.latent.launch_config import latent_tiles
 from kernels.portable.launch_config import flag_arguments, padded_head_dim
-from kernels.portable.ordered import fold, normalised
+from kernels.portable.ordered import _SCRATCH_BYTES as SCRATCH_BYTES
+from kernels.portable.ordered import PART_KEYS, fold, normalised
 from kernels.portable.tile import key_offsets, start_softmax, tanh, visible, visible_range
 
-PART_KEYS = 512  # the name of the order says it
-_FEW_QUERIES = 8  # of a sequence, up to which its parts are programs: one, or one and drafted ones behind it
+FEW_QUERIES = 8  # of a sequence, up to which its parts are programs: one, or one and drafted ones behind it
 _ROWS = 64  # of a tile, whatever the phase: of fewer another instruction multiplies, which sums otherwise
-_SCRATCH_BYTES = 256 << 20  # of parts, at most: where they would take more, a tile's program folds its own
+
+
+@triton.jit
+def latent_scores(
+    q, q_rest, offsets, is_read, k_ptr, scale,
+    LATENT: tl.constexpr, REST: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_R: tl.constexpr,
+):  # fmt: skip
+    """(latents [N, BLOCK_L], scores [M, N] fp32) of the rows of keys at `offsets` [N] from k_ptr.
+
+    Keys outside `is_read` are not read: 0 stands in for them, so that NaN there cannot leak through 0 * NaN.
+    """
+    dims = tl.arange(0, BLOCK_L)
+    rests = tl.arange(0, BLOCK_R)
+    k_rows = k_ptr + offsets[:, None]
+    k = tl.load(k_rows + dims[None, :], mask=is_read[:, None] & (dims < LATENT)[None, :], other=0.0)
+    k_rest = tl.load(k_rows + LATENT + rests[None, :], mask=is_read[:, None] & (rests < REST)[None, :], other=0.0)
+    scores = tl.dot(q_rest, tl.trans(k_rest), input_precision="ieee")
+    scores = tl.dot(q, tl.trans(k), scores, input_precision="ieee") * scale
+    return k, scores
 
 
 @triton.jit
@@ -35,10 +53,8 @@ def attend_latents(
 ):  # fmt: skip
     """(a, m, l) of a query tile over one part of the keys, of which it sees those in [lo, hi).
 
-    Keys outside [lo, hi) are not read: 0 stands in for them, so that NaN there cannot leak through 0 * NaN.
+    Keys outside [lo, hi) are not read.
     """
-    dims = tl.arange(0, BLOCK_L)
-    rests = tl.arange(0, BLOCK_R)
     acc = tl.zeros([BLOCK_M, BLOCK_L], tl.float32)
     largest = tl.full([BLOCK_M], float("-inf"), tl.float32)
     denominator = tl.zeros([BLOCK_M], tl.float32)
@@ -48,13 +64,7 @@ def attend_latents(
         keys = start + tl.arange(0, BLOCK_N)
         is_in_range = (keys >= lo) & (keys < hi)
         offsets = key_offsets(keys, is_in_range, page_table_ptr, stride_k_page, stride_k_token, PAGE_SIZE)
-        k_rows = k_ptr + offsets[:, None]
-        k = tl.load(k_rows + dims[None, :], mask=is_in_range[:, None] & (dims < LATENT)[None, :], other=0.0)
-        k_rest = tl.load(
-            k_rows + LATENT + rests[None, :], mask=is_in_range[:, None] & (rests < REST)[None, :], other=0.0
-        )
-        scores = tl.dot(q_rest, tl.trans(k_rest), input_precision="ieee")
-        scores = tl.dot(q, tl.trans(k), scores, input_precision="ieee") * scale
+        k, scores = latent_scores(q, q_rest, offsets, is_in_range, k_ptr, scale, LATENT, REST, BLOCK_L, BLOCK_R)
         if HAS_SOFTCAP:
             scores = softcap * tanh(scores)
         seen = visible(positions, keys, window, span_lo, span_hi, CAUSAL, HAS_WINDOW, HAS_SPANS)
@@ -210,8 +220,8 @@ def run_latent_ordered(
     num_parts = max(1, -(-batch.max_context // part_keys))
     scratch = num_parts * num_heads * num_tokens
     # Whether parts are programs does not depend on their number: before ready, decode compiles both kernels.
-    is_few = batch.is_paged and batch.max_seqlen_q <= _FEW_QUERIES
-    is_split = is_few and scratch * 4 * (latent + 2) <= _SCRATCH_BYTES
+    is_few = batch.is_paged and batch.max_seqlen_q <= FEW_QUERIES
+    is_split = is_few and scratch * 4 * (latent + 2) <= SCRATCH_BYTES
     parts = empty(scratch * latent if is_split else 1, dtype=float32, device=q.device)
     stats = empty(scratch * 2 if is_split else 1, dtype=float32, device=q.device)
     strides = (0, *k.stride()) if page_size == 0 else k.stride()

@@ -18,14 +18,13 @@ from kernels.experts.portable.launch import combine
 from kernels.experts.portable.products import hallmark_experts_down
 from kernels.experts.routing.sorting import sort_slots
 from kernels.experts.tiles import ExpertTiles, expert_tiles
-from kernels.experts.ungated.few_bits import _Grouped as UngatedProducts
+from kernels.experts.ungated.few_bits import run_in_tiles
 from kernels.experts.ungated.launch import _sizes as constants_of
 from kernels.experts.ungated.products import hallmark_experts_up
 from kernels.experts.ungated.weights import UngatedExperts, UngatedFewBitExperts
 from kernels.experts.weights import ExpertWeights
 from kernels.fused.capped import capped
 from kernels.fused.capped_kind import CappedSilu
-from kernels.fused.ungated import activated
 from kernels.fused.ungated_kind import Ungated
 
 _ROWS_OF_EXPERT = 48  # that tiles are made for, however many there are
@@ -58,25 +57,21 @@ def run_ungated_ordered(
     if not experts.numel():
         return
     tiles, num_active = _tiles(hidden), experts.shape[1]
+    if isinstance(expert_weights, UngatedFewBitExperts):
+        run_in_tiles(hidden, experts, weights, expert_weights, activation, out, tiles.block_m)
+        return
     by_expert = sort_slots(experts, expert_weights.num_experts, tiles.block_m)
     inner, results = hidden.new_empty(experts.numel(), expert_weights.width), _results(hidden, experts)
-    if isinstance(expert_weights, UngatedExperts):
-        one, table = tiles.down, by_expert.tiles
-        num_tiles, width, size = table.shape[0], expert_weights.width, hidden.shape[1]
-        hallmark_experts_up[(num_tiles * triton.cdiv(width, one.block_n),)](
-            hidden, expert_weights.gate_up, inner, by_expert.order, table, num_active, num_tiles, hidden.stride(0),
-            size, width, **constants_of(one, size),
-        )  # fmt: skip
-        hallmark_experts_down[(num_tiles * triton.cdiv(size, one.block_n),)](
-            inner, expert_weights.down, None, None, results, by_expert.order, table, num_tiles, size, width,
-            HAS_BIAS=False, IS_MXFP4=False, **constants_of(one, width),
-        )  # fmt: skip
-    else:
-        visited = experts.view(-1).index_select(0, by_expert.order)
-        products = UngatedProducts(by_expert, visited, expert_weights.num_experts, tiles.block_m)
-        products.multiply(hidden.index_select(0, by_expert.order // num_active), expert_weights.gate_up, inner)
-        inner = activated(inner, activation)
-        products.multiply(inner.index_select(0, by_expert.order), expert_weights.down, results)
+    one, table = tiles.down, by_expert.tiles
+    num_tiles, width, size = table.shape[0], expert_weights.width, hidden.shape[1]
+    hallmark_experts_up[(num_tiles * triton.cdiv(width, one.block_n),)](
+        hidden, expert_weights.gate_up, inner, by_expert.order, table, num_active, num_tiles, hidden.stride(0),
+        size, width, **constants_of(one, size),
+    )  # fmt: skip
+    hallmark_experts_down[(num_tiles * triton.cdiv(size, one.block_n),)](
+        inner, expert_weights.down, None, None, results, by_expert.order, table, num_tiles, size, width,
+        HAS_BIAS=False, IS_MXFP4=False, **constants_of(one, width),
+    )  # fmt: skip
     combine(results, weights, out)
 
 

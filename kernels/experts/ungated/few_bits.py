@@ -36,10 +36,19 @@ def run_ungated_few_bits_triton(
         return
     num_slots, num_experts = num_tokens * num_active, expert_weights.num_experts
     tiles = expert_tiles(num_slots, num_experts, hidden.element_size(), shared_bytes(hidden.device))
-    by_expert = sort_slots(experts, num_experts, tiles.block_m)
-    grouped = _Grouped(by_expert, experts.view(-1).index_select(0, by_expert.order), num_experts, tiles.block_m)
+    run_in_tiles(hidden, experts, weights, expert_weights, activation, out, tiles.block_m)
+
+
+def run_in_tiles(
+    hidden: Tensor, experts: Tensor, weights: Tensor, expert_weights: UngatedFewBitExperts, activation: Ungated,
+    out: Tensor, block_m: int,
+) -> None:  # fmt: skip
+    """`run_ungated_few_bits_triton` by tiles of `block_m` slots of an expert, of one token at least."""
+    num_slots, num_experts = experts.numel(), expert_weights.num_experts
+    by_expert = sort_slots(experts, num_experts, block_m)
+    grouped = _Grouped(by_expert, experts.view(-1).index_select(0, by_expert.order), num_experts, block_m)
     inner, results = hidden.new_empty(num_slots, expert_weights.width), hidden.new_empty(num_slots, hidden.shape[1])
-    grouped.multiply(hidden.index_select(0, by_expert.order // num_active), expert_weights.gate_up, inner)
+    grouped.multiply(hidden.index_select(0, by_expert.order // experts.shape[1]), expert_weights.gate_up, inner)
     inner = activated(inner, activation)
     grouped.multiply(inner.index_select(0, by_expert.order), expert_weights.down, results)
     combine(results, weights, out)

@@ -15,12 +15,12 @@ from triton.compiler import ASTSource
 from kernels.asymmetric.launch_config import KeyBlocks, asymmetric_tiles
 from kernels.asymmetric.portable import PART_KEYS, hallmark_asymmetric
 from kernels.latent.launch_config import latent_tiles
-from kernels.latent.ordered import PART_KEYS as LATENT_PART_KEYS
 from kernels.latent.ordered import hallmark_latent_ordered, hallmark_latent_ordered_combine
 from kernels.latent.portable import hallmark_latent, hallmark_latent_combine
 from kernels.portable.decode import hallmark_decode, hallmark_decode_combine
 from kernels.portable.extend import hallmark_extend
 from kernels.portable.launch_config import SHARED_BYTES_HOPPER, Tiles, decode_tiles, padded_head_dim, query_tiles
+from kernels.portable.ordered import PART_KEYS as LATENT_PART_KEYS
 from kernels.portable.ordered import hallmark_ordered_combine
 from kernels.portable.prefill import hallmark_prefill
 from kernels.portable.wide import wide_decode_tiles, wide_query_tiles
