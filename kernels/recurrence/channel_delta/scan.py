@@ -12,6 +12,7 @@ overflows, however large the gates are. Numbers that products take are the sums 
 import triton
 import triton.language as tl
 
+from kernels.recurrence.forms.slots import begun_state, keep_added
 from kernels.recurrence.portable.pieces import add_product, exact_logs, key_rows, product, store_state
 
 
@@ -36,10 +37,10 @@ def product_of_parts(left, right_large, right_small, right, dtype: tl.constexpr,
 
 @triton.jit(do_not_specialize=["num_writes"])
 def hallmark_recurrence_channels_scan(
-    queries_ptr, keys_ptr, values_ptr, decays_ptr, betas_ptr, out_ptr, starts_ptr, stops_ptr, firsts_ptr, folded_ptr,
-    sources_ptr, targets_ptr, write_tokens_ptr, write_slots_ptr, states_ptr, keys_ring_ptr, values_ring_ptr,
+    queries_ptr, keys_ptr, values_ptr, decays_ptr, betas_ptr, scale, out_ptr, starts_ptr, stops_ptr, firsts_ptr,
+    folded_ptr, sources_ptr, targets_ptr, write_tokens_ptr, write_slots_ptr, states_ptr, keys_ring_ptr, values_ring_ptr,
     decays_ring_ptr, num_writes, stride_out, stride_states, stride_keys_ring, stride_values_ring, stride_decays_ring,
-    scale, KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
+    KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
     RING: tl.constexpr, FOLDS_ALL: tl.constexpr, IS_HALF: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
     BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
@@ -63,17 +64,11 @@ def hallmark_recurrence_channels_scan(
         is_column = columns < VALUE_DIM
         is_state = (dims < KEY_DIM)[:, None] & is_column[None, :]
         of_state = head * KEY_DIM * VALUE_DIM + dims[:, None] * VALUE_DIM + columns[None, :]
-        state = tl.load(states_ptr + source * stride_states + of_state, mask=is_state & (first > 0), other=0.0).to(
-            tl.float32
-        )
-        store_state(
-            state, begin, fold_to, (target != source) | (first == 0), start, stop, first, target, num_writes,
-            write_tokens_ptr, write_slots_ptr, states_ptr, stride_states, of_state, is_state, CHUNK,
-        )  # fmt: skip
-        _copy_kept(
+        state = begun_state(
             begin, first, fold_to, start, stop, source, target, num_writes, write_tokens_ptr, write_slots_ptr,
-            keys_ring_ptr, values_ring_ptr, decays_ring_ptr, stride_keys_ring, stride_values_ring, stride_decays_ring,
-            head, key_head, columns, is_column, KEY_HEADS, VALUE_HEADS, KEY_DIM, VALUE_DIM, RING, CHUNK, BLOCK_K,
+            states_ptr, keys_ring_ptr, values_ring_ptr, decays_ring_ptr, stride_states, stride_keys_ring,
+            stride_values_ring, stride_decays_ring, of_state, is_state, columns, is_column, KEY_HEADS, VALUE_HEADS,
+            KEY_DIM, VALUE_DIM, KEY_DIM, RING, CHUNK, BLOCK_K,
         )  # fmt: skip
         keys_ring = keys_ring_ptr + source * stride_keys_ring + key_head * KEY_DIM
         values_ring = values_ring_ptr + source * stride_values_ring + head * VALUE_DIM
@@ -126,7 +121,7 @@ def hallmark_recurrence_channels_scan(
                     by_queries = tl.sum(queries * between, axis=1)
                     missing -= tl.where(is_behind, by_keys[:, None] * own[None, :], 0.0)
                     found += tl.where((steps >= step)[:, None], by_queries[:, None] * own[None, :], 0.0)
-                _keep_added(
+                keep_added(
                     added, positions, is_new, is_column, columns, fold_to, start, stop, first, target, num_writes,
                     write_tokens_ptr, write_slots_ptr, values_ring_ptr, stride_values_ring, head, VALUE_HEADS,
                     VALUE_DIM, RING, CHUNK,
@@ -151,56 +146,3 @@ def hallmark_recurrence_channels_scan(
                         state, border + BLOCK, fold_to, True, start, stop, first, target, num_writes, write_tokens_ptr,
                         write_slots_ptr, states_ptr, stride_states, of_state, is_state, CHUNK,
                     )  # fmt: skip
-
-
-@triton.jit
-def _keep_added(
-    added, positions, is_new, is_column, columns, fold_to, start, stop, first, target, num_writes, write_tokens_ptr,
-    write_slots_ptr, values_ring_ptr, stride_values_ring, head, VALUE_HEADS: tl.constexpr, VALUE_DIM: tl.constexpr,
-    RING: tl.constexpr, CHUNK: tl.constexpr,
-):  # fmt: skip
-    """Write what new tokens add to the rings of the slots in which they are behind the border."""
-    of_ring = ((positions % RING) * VALUE_HEADS + head)[:, None] * VALUE_DIM + columns[None, :]
-    to = values_ring_ptr + target * stride_values_ring + of_ring
-    tl.store(to, added, mask=(is_new & (positions >= fold_to))[:, None] & is_column[None, :])
-    for write in range(0, num_writes):
-        token = tl.load(write_tokens_ptr + write).to(tl.int32)
-        num_tokens = first + token + 1 - start
-        if (token >= start) & (token < stop):
-            slot = tl.load(write_slots_ptr + write)
-            is_behind = is_new & (positions < num_tokens) & (positions >= num_tokens // CHUNK * CHUNK)
-            to = values_ring_ptr + slot * stride_values_ring + of_ring
-            tl.store(to, added, mask=is_behind[:, None] & is_column[None, :])
-
-
-@triton.jit
-def _copy_kept(
-    begin, first, fold_to, start, stop, source, target, num_writes, write_tokens_ptr, write_slots_ptr, keys_ring_ptr,
-    values_ring_ptr, decays_ring_ptr, stride_keys_ring, stride_values_ring, stride_decays_ring, head, key_head,
-    columns, is_column, KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEY_DIM: tl.constexpr,
-    VALUE_DIM: tl.constexpr, RING: tl.constexpr, CHUNK: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    """Copy what the source slot has of the row's earlier tokens behind the border to the other slots that need it."""
-    for write in range(-1, num_writes):
-        slot, border, is_wanted = target, fold_to, target != source
-        if write >= 0:
-            token = tl.load(write_tokens_ptr + write).to(tl.int32)
-            slot = tl.load(write_slots_ptr + write)
-            border = (first + token + 1 - start) // CHUNK * CHUNK
-            is_wanted = (token >= start) & (token < stop) & (slot != source)
-        if is_wanted:
-            dims = tl.arange(0, BLOCK_K)
-            is_dim = dims < KEY_DIM
-            for position in range(tl.maximum(begin, border), first):
-                place = position % RING
-                at = (place * VALUE_HEADS + head) * VALUE_DIM + columns
-                kept = tl.load(values_ring_ptr + source * stride_values_ring + at, mask=is_column)
-                tl.store(values_ring_ptr + slot * stride_values_ring + at, kept, mask=is_column)
-                if tl.program_id(2) == 0:
-                    of_head = (place * VALUE_HEADS + head) * KEY_DIM + dims
-                    decay = tl.load(decays_ring_ptr + source * stride_decays_ring + of_head, mask=is_dim)
-                    tl.store(decays_ring_ptr + slot * stride_decays_ring + of_head, decay, mask=is_dim)
-                    if head % (VALUE_HEADS // KEY_HEADS) == 0:
-                        of_key = (place * KEY_HEADS + key_head) * KEY_DIM + dims
-                        key = tl.load(keys_ring_ptr + source * stride_keys_ring + of_key, mask=is_dim)
-                        tl.store(keys_ring_ptr + slot * stride_keys_ring + of_key, key, mask=is_dim)

@@ -10,6 +10,7 @@ border before its chunk, then the tokens of its chunk in one product. Tokens beh
 import triton
 import triton.language as tl
 
+from kernels.recurrence.forms.slots import begun_state, keep_added
 from kernels.recurrence.portable.pieces import (
     add_product,
     exact_logs,
@@ -23,12 +24,12 @@ from kernels.recurrence.portable.pieces import (
 
 @triton.jit(do_not_specialize=["num_writes"])
 def hallmark_recurrence_space_scan(
-    queries_ptr, keys_ptr, values_ptr, steps_ptr, decays_ptr, skip_ptr, out_ptr, starts_ptr, stops_ptr, firsts_ptr,
-    folded_ptr, sources_ptr, targets_ptr, write_tokens_ptr, write_slots_ptr, states_ptr, keys_ring_ptr,
-    values_ring_ptr, decays_ring_ptr, num_writes, stride_out, stride_states, stride_keys_ring, stride_values_ring,
-    stride_decays_ring, KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEY_DIM: tl.constexpr,
-    VALUE_DIM: tl.constexpr, RING: tl.constexpr, FOLDS_ALL: tl.constexpr, IS_HALF: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, CHUNK: tl.constexpr,
+    queries_ptr, keys_ptr, values_ptr, decays_ptr, steps_ptr, skip_ptr, out_ptr, starts_ptr, stops_ptr, firsts_ptr,
+    folded_ptr, sources_ptr, targets_ptr, write_tokens_ptr, write_slots_ptr, states_ptr, keys_ring_ptr, values_ring_ptr,
+    decays_ring_ptr, num_writes, stride_out, stride_states, stride_keys_ring, stride_values_ring, stride_decays_ring,
+    KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEY_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
+    RING: tl.constexpr, FOLDS_ALL: tl.constexpr, IS_HALF: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
+    CHUNK: tl.constexpr,
 ):  # fmt: skip
     """One program: BLOCK_V columns of one value head of one row.
 
@@ -49,17 +50,11 @@ def hallmark_recurrence_space_scan(
         is_column = columns < VALUE_DIM
         is_state = (dims < KEY_DIM)[:, None] & is_column[None, :]
         of_state = head * KEY_DIM * VALUE_DIM + dims[:, None] * VALUE_DIM + columns[None, :]
-        state = tl.load(states_ptr + source * stride_states + of_state, mask=is_state & (first > 0), other=0.0).to(
-            tl.float32
-        )
-        store_state(
-            state, begin, fold_to, (target != source) | (first == 0), start, stop, first, target, num_writes,
-            write_tokens_ptr, write_slots_ptr, states_ptr, stride_states, of_state, is_state, CHUNK,
-        )  # fmt: skip
-        _copy_kept(
+        state = begun_state(
             begin, first, fold_to, start, stop, source, target, num_writes, write_tokens_ptr, write_slots_ptr,
-            keys_ring_ptr, values_ring_ptr, decays_ring_ptr, stride_keys_ring, stride_values_ring, stride_decays_ring,
-            head, key_head, columns, is_column, KEY_HEADS, VALUE_HEADS, KEY_DIM, VALUE_DIM, RING, CHUNK, BLOCK_K,
+            states_ptr, keys_ring_ptr, values_ring_ptr, decays_ring_ptr, stride_states, stride_keys_ring,
+            stride_values_ring, stride_decays_ring, of_state, is_state, columns, is_column, KEY_HEADS, VALUE_HEADS,
+            KEY_DIM, VALUE_DIM, 1, RING, CHUNK, BLOCK_K,
         )  # fmt: skip
         skip = tl.load(skip_ptr + head)
         keys_ring = keys_ring_ptr + source * stride_keys_ring + key_head * KEY_DIM
@@ -82,7 +77,7 @@ def hallmark_recurrence_space_scan(
             of_ring = (positions % RING)[:, None] * (VALUE_HEADS * VALUE_DIM) + columns[None, :]
             known = tl.load(values_ring + of_ring, mask=is_known[:, None] & is_column[None, :], other=0.0)
             added = tl.where(is_known[:, None], known, (values * steps[:, None]).to(known.dtype))
-            _keep_added(
+            keep_added(
                 added, positions, is_new, is_column, columns, fold_to, start, stop, first, target, num_writes,
                 write_tokens_ptr, write_slots_ptr, values_ring_ptr, stride_values_ring, head, VALUE_HEADS, VALUE_DIM,
                 RING, CHUNK,
@@ -109,55 +104,3 @@ def hallmark_recurrence_space_scan(
                     state, border + CHUNK, fold_to, True, start, stop, first, target, num_writes, write_tokens_ptr,
                     write_slots_ptr, states_ptr, stride_states, of_state, is_state, CHUNK,
                 )  # fmt: skip
-
-
-@triton.jit
-def _keep_added(
-    added, positions, is_new, is_column, columns, fold_to, start, stop, first, target, num_writes, write_tokens_ptr,
-    write_slots_ptr, values_ring_ptr, stride_values_ring, head, VALUE_HEADS: tl.constexpr, VALUE_DIM: tl.constexpr,
-    RING: tl.constexpr, CHUNK: tl.constexpr,
-):  # fmt: skip
-    """Write what new tokens add to the rings of the slots in which they are behind the border."""
-    of_ring = ((positions % RING) * VALUE_HEADS + head)[:, None] * VALUE_DIM + columns[None, :]
-    to = values_ring_ptr + target * stride_values_ring + of_ring
-    tl.store(to, added, mask=(is_new & (positions >= fold_to))[:, None] & is_column[None, :])
-    for write in range(0, num_writes):
-        token = tl.load(write_tokens_ptr + write).to(tl.int32)
-        num_tokens = first + token + 1 - start
-        if (token >= start) & (token < stop):
-            slot = tl.load(write_slots_ptr + write)
-            is_behind = is_new & (positions < num_tokens) & (positions >= num_tokens // CHUNK * CHUNK)
-            to = values_ring_ptr + slot * stride_values_ring + of_ring
-            tl.store(to, added, mask=is_behind[:, None] & is_column[None, :])
-
-
-@triton.jit
-def _copy_kept(
-    begin, first, fold_to, start, stop, source, target, num_writes, write_tokens_ptr, write_slots_ptr, keys_ring_ptr,
-    values_ring_ptr, decays_ring_ptr, stride_keys_ring, stride_values_ring, stride_decays_ring, head, key_head,
-    columns, is_column, KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEY_DIM: tl.constexpr,
-    VALUE_DIM: tl.constexpr, RING: tl.constexpr, CHUNK: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    """Copy what the source slot has of the row's earlier tokens behind the border to the other slots that need it."""
-    for write in range(-1, num_writes):
-        slot, border, is_wanted = target, fold_to, target != source
-        if write >= 0:
-            token = tl.load(write_tokens_ptr + write).to(tl.int32)
-            slot = tl.load(write_slots_ptr + write)
-            border = (first + token + 1 - start) // CHUNK * CHUNK
-            is_wanted = (token >= start) & (token < stop) & (slot != source)
-        if is_wanted:
-            dims = tl.arange(0, BLOCK_K)
-            for position in range(tl.maximum(begin, border), first):
-                place = position % RING
-                at = (place * VALUE_HEADS + head) * VALUE_DIM + columns
-                kept = tl.load(values_ring_ptr + source * stride_values_ring + at, mask=is_column)
-                tl.store(values_ring_ptr + slot * stride_values_ring + at, kept, mask=is_column)
-                if tl.program_id(2) == 0:
-                    of_head = place * VALUE_HEADS + head
-                    decay = tl.load(decays_ring_ptr + source * stride_decays_ring + of_head)
-                    tl.store(decays_ring_ptr + slot * stride_decays_ring + of_head, decay)
-                    if head % (VALUE_HEADS // KEY_HEADS) == 0:
-                        of_key = (place * KEY_HEADS + key_head) * KEY_DIM + dims
-                        key = tl.load(keys_ring_ptr + source * stride_keys_ring + of_key, mask=dims < KEY_DIM)
-                        tl.store(keys_ring_ptr + slot * stride_keys_ring + of_key, key, mask=dims < KEY_DIM)
