@@ -14,6 +14,7 @@ import random
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -45,13 +46,13 @@ SAMPLINGS = (
 NUM_BATCHES, MOST_TOKENS = 40, 8192
 
 
-def write_model(folder: Path, preset: str, num_layers: int) -> None:
-    """Write a preset's config.json, of its first layers, and the demo's tokenizer."""
+def write_model(folder: Path, config: dict[str, object], num_layers: int) -> None:
+    """Write a config.json of its first layers, and the demo's tokenizer."""
     folder.mkdir(exist_ok=True)
-    config = dict(preset_named(preset).config)
+    for name in ("layer_types", "mlp_layer_types"):
+        if isinstance(kinds := config.get(name), list):
+            config[name] = kinds[:num_layers]
     config["num_hidden_layers"] = num_layers
-    if isinstance(kinds := config.get("layer_types"), list):
-        config["layer_types"] = kinds[:num_layers]
     (folder / "config.json").write_text(json.dumps(config))
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(DEMO / name, folder)
@@ -79,14 +80,10 @@ def rehearsed(settings: Settings, runner: ModelRunner) -> list[str]:
     return [*found.calls, *found.known]
 
 
-def main() -> None:
-    preset, num_layers, changes, folder = sys.argv[1:]
-    log, progress = io.StringIO(), list[str]()
-    logging.basicConfig(level=logging.INFO, stream=log)
-    write_model(Path(folder, "model"), preset, int(num_layers))
+def settings_on_paper(folder: str, changes: Mapping[str, object]) -> Settings:
+    """Pretend an H200, and stand in for what reads results and for the driver; return the settings of a start there."""
     pretend(H200)
     builder.CudaCapture = partial(RehearsedCapture, launches=True)  # type: ignore[assignment, misc]
-    # What reads results, and the driver.
     builder.attestor_of = builder.shadow_check_of = lambda *_: None  # type: ignore[assignment, return-value]
     given = {
         "model": f"{folder}/model",
@@ -98,7 +95,15 @@ def main() -> None:
         "attestation_interval_s": 0.0,
         "shadow_budget": 0.0,
     }
-    settings = msgspec.convert({**given, **json.loads(changes)}, Settings)
+    return msgspec.convert({**given, **changes}, Settings)
+
+
+def main() -> None:
+    preset, num_layers, changes, folder = sys.argv[1:]
+    log, progress = io.StringIO(), list[str]()
+    logging.basicConfig(level=logging.INFO, stream=log)
+    write_model(Path(folder, "model"), dict(preset_named(preset).config), int(num_layers))
+    settings = settings_on_paper(folder, json.loads(changes))
     wanted = WantedKernels()
     with wanted, PretendedTensors():
         built = builder.build_engine(settings, frozenset(), lambda _, detail: progress.append(detail))

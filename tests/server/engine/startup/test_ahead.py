@@ -37,3 +37,26 @@ def test_start_finds_in_the_cache_what_was_compiled_ahead(tmp_path: Path) -> Non
     assert first["missing"] == second["missing"] == []
     assert "Triton's cache has every kernel of the plan" in second["said"]
     assert not any("ahead of their launch" in it or "finding" in it for it in second["progress"])
+
+
+# Models of every kind of layer; the first has most of the kernels that all share.
+MODELS = (
+    "qwen3.5-35b-a3b:5",
+    "glm-4.7-flash:2",
+    "deepseek-ai/DeepSeek-V3.2:4",
+    "XiaomiMiMo/MiMo-V2-Flash:6",
+    "LiquidAI/LFM2.5-1.2B-Instruct:16",
+    "nemotron-3-nano-30b-a3b:52",
+    "kimi-linear-48b-a3b:27",
+    "ling-2.6-flash:16",
+    "gpt-oss-20b:2",
+    "gemma-4-26b-a4b:6",
+)
+
+
+@pytest.mark.sm90
+def test_each_kernel_that_a_start_launches_compiles() -> None:
+    """The interpreter takes what a GPU's compiler refuses: a name of two shapes, say, in two branches."""
+    found = run_outside("starts_compile.py", *MODELS)
+    assert found["failed"] == {}
+    assert sum(found["new"].values()) > 80
