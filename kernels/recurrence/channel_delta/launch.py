@@ -10,7 +10,7 @@ from kernels.recurrence.channel_delta.prepare import (
 )
 from kernels.recurrence.channel_delta.scan import hallmark_recurrence_channels_scan
 from kernels.recurrence.channel_delta.weights import ChannelDeltaWeights
-from kernels.recurrence.forms.launch import FormKernels, form_launches, run_of
+from kernels.recurrence.forms.launch import FormKernels, form_launches
 from kernels.recurrence.sizes import BLOCK
 
 _ROWS = 64  # that a program that prepares looks at together
@@ -47,4 +47,16 @@ def launches(
     return form_launches(kernels, qkv, sizes, rows, state, out, state.inputs.shape[1] - sizes.width + 1)
 
 
-run_channel_delta = run_of(launches)
+def run_channel_delta(
+    qkv: Tensor,
+    a: Tensor,
+    b: Tensor,
+    weights: RecurrenceWeights,
+    rows: RecurrenceRows,
+    state: RecurrenceState,
+    out: Tensor,
+) -> None:
+    """Fill `out`, and the states of the rows: see `RunRecurrence`. Does not wait for the device."""
+    if qkv.shape[0]:
+        for launch in launches(qkv, a, b, weights, rows, state, out):
+            launch.run()

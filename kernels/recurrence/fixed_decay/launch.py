@@ -9,7 +9,7 @@ from kernels.calls.triton_launch import Launch
 from kernels.recurrence.calls import RecurrenceRows, RecurrenceState, RecurrenceWeights
 from kernels.recurrence.fixed_decay.prepare import hallmark_recurrence_fixed_prepare
 from kernels.recurrence.fixed_decay.weights import FixedDecayWeights
-from kernels.recurrence.forms.launch import form_launches, run_of
+from kernels.recurrence.forms.launch import form_launches
 from kernels.recurrence.sizes import CHUNK
 from kernels.recurrence.state_space.launch import space_kernels
 
@@ -38,4 +38,16 @@ def launches(
     return form_launches(kernels, qkv, sizes, rows, state, out, most_kept)
 
 
-run_fixed_decay = run_of(launches)
+def run_fixed_decay(
+    qkv: Tensor,
+    a: Tensor,
+    b: Tensor,
+    weights: RecurrenceWeights,
+    rows: RecurrenceRows,
+    state: RecurrenceState,
+    out: Tensor,
+) -> None:
+    """Fill `out`, and the states of the rows: see `RunRecurrence`. Does not wait for the device."""
+    if qkv.shape[0]:
+        for launch in launches(qkv, a, b, weights, rows, state, out):
+            launch.run()

@@ -4,7 +4,6 @@ Two launches of decode, up to four of prompts, whose grids depend on the numbers
 CUDA graph holds them.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +12,7 @@ import triton
 from torch import Tensor
 
 from kernels.calls.triton_launch import Launch
-from kernels.recurrence.calls import RecurrenceRows, RecurrenceState, RecurrenceWeights, RunRecurrence
+from kernels.recurrence.calls import RecurrenceRows, RecurrenceState
 from kernels.recurrence.portable.keep import keep_launches
 from kernels.recurrence.sizes import CHUNK, RecurrenceSizes
 from kernels.vocabulary.shape import Phase
@@ -21,10 +20,6 @@ from kernels.vocabulary.shape import Phase
 _TOKENS = 16  # of a program that prepares
 _CHANNELS = 1024  # of inputs that are kept, of a program
 _EXACT = {"enable_fp_fusion": False}  # a product and a sum in one rounding or two, as each kernel would choose
-
-FormLaunches = Callable[
-    [Tensor, Tensor, Tensor, RecurrenceWeights, RecurrenceRows, RecurrenceState, Tensor], list[Launch]
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,25 +49,6 @@ class FormKernels:
     keep: Any
     keep_parts: int
     keep_options: dict[str, Any]
-
-
-def run_of(launches: FormLaunches) -> RunRecurrence:
-    """Return what runs the launches of a call, if it has a token: see `RunRecurrence`. Does not wait for the device."""
-
-    def run(
-        qkv: Tensor,
-        a: Tensor,
-        b: Tensor,
-        weights: RecurrenceWeights,
-        rows: RecurrenceRows,
-        state: RecurrenceState,
-        out: Tensor,
-    ) -> None:
-        if qkv.shape[0]:
-            for launch in launches(qkv, a, b, weights, rows, state, out):
-                launch.run()
-
-    return run
 
 
 def form_launches(

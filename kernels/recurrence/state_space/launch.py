@@ -7,7 +7,7 @@ from torch import Tensor
 
 from kernels.calls.triton_launch import Launch
 from kernels.recurrence.calls import RecurrenceRows, RecurrenceState, RecurrenceWeights
-from kernels.recurrence.forms.launch import FormKernels, form_launches, padded, run_of
+from kernels.recurrence.forms.launch import FormKernels, form_launches, padded
 from kernels.recurrence.sizes import RecurrenceSizes
 from kernels.recurrence.state_space.prepare import hallmark_recurrence_space_keep, hallmark_recurrence_space_prepare
 from kernels.recurrence.state_space.scan import hallmark_recurrence_space_scan
@@ -69,4 +69,16 @@ def launches(
     return form_launches(kernels, qkv, sizes, rows, state, out, state.inputs.shape[1] - sizes.width + 1)
 
 
-run_state_space = run_of(launches)
+def run_state_space(
+    qkv: Tensor,
+    a: Tensor,
+    b: Tensor,
+    weights: RecurrenceWeights,
+    rows: RecurrenceRows,
+    state: RecurrenceState,
+    out: Tensor,
+) -> None:
+    """Fill `out`, and the states of the rows: see `RunRecurrence`. Does not wait for the device."""
+    if qkv.shape[0]:
+        for launch in launches(qkv, a, b, weights, rows, state, out):
+            launch.run()
