@@ -646,8 +646,11 @@ class Decoder:
         """The projection whose columns the ranks share; itself with one rank, or where the next norm sums it up."""
         return product if self.ranks.world == 1 or self._sums_at_norms else self.ranks.summed(product)
 
-    def _entry(self, norm: Tensor | None, *readers: Sublayer) -> Entry:
-        """Return what adds to the residual on the way into these sublayers, and norms it; None: as it is."""
+    def _entry(self, norm: Tensor | None, reader: Sublayer | None = None) -> Entry:
+        """Return what adds to the residual on the way into sublayers, and norms it; None: as it is.
+
+        reader  the one sublayer that reads the result; None: several do
+        """
         if norm is None:
             return add
         weight, eps = self._norm_weight(norm), self.config.norm_eps
@@ -655,8 +658,8 @@ class Decoder:
             return AddLayerNorm(weight, eps)
         if self._sums_at_norms:
             return SumNorm(weight, eps, self.ranks)
-        reader = sole_reader(readers[0]) if len(readers) == 1 else None
-        return AddNorm(weight, eps) if reader is None else RoundingNorm(AddNorm(weight, eps), reader)
+        product = None if reader is None else sole_reader(reader)
+        return AddNorm(weight, eps) if product is None else RoundingNorm(AddNorm(weight, eps), product)
 
     def _finished(self, sublayer: Sublayer, norm: Tensor | None) -> Sublayer:
         """Wrap a sublayer with what the model does to its result before the residual is added."""

@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -25,6 +25,7 @@ from qualification.measure.costs.profile import Mark, profiled
 from server.engine.operators.launch_errors import is_device_lost
 from server.engine.operators.tower import AnyChoice, TowerTables
 from server.engine.proof.judgement import explained_time
+from server.engine.proof.step_times import StepTimes
 from server.model.vision.geometry import Grid
 from server.model.vision.tower import Image, Tower
 from server.protocol.messages import AttestedBatch
@@ -45,6 +46,12 @@ class TowerProbes:
     evidence: Mapping[tuple[AnyShape, str], Evidence]
     device: torch.device
     recorder: Recorder | None = None
+    times: StepTimes[Grid, torch.cuda.CUDAGraph] | None = field(init=False)  # by the recorder's graphs
+
+    def __post_init__(self) -> None:
+        recorder = self.recorder
+        times = None if recorder is None else StepTimes(self._graph_of, recorder.node_names, recorder.node_seconds)
+        object.__setattr__(self, "times", times)
 
     @property
     def grids(self) -> list[Grid]:
@@ -106,9 +113,7 @@ class TowerProbes:
 
     def _recorded(self, grid: Grid) -> tuple[list[AnyChoice], Seen, Mapping[str, float] | None]:
         """Return the calls, their kernels, and where the driver times them the seconds of all kernels by whole name."""
-        side = self.tower.config.patch_size
-        pixels = torch.zeros(grid[0] * side, grid[1] * side, 3, dtype=torch.uint8, device=self.device)
-        image = Image(pixels, grid)  # of the device, since no capture may copy from the host
+        image = self._image_of(grid)
         choices: list[AnyChoice] = []
 
         def compute(mark: Mark) -> None:
@@ -123,20 +128,31 @@ class TowerProbes:
             compute(self.recorder.mark)
             seen = self.recorder.take()
             if all(choice.is_capturable for choice in choices):
-                return choices, seen, self._seconds(self.recorder, image)
+                return choices, seen, self._seconds(grid)
             choices.clear()
             return choices, profiled(compute, self.device), None
         finally:
             self.tables.take()  # of no request
 
-    def _seconds(self, recorder: Recorder, image: Image) -> Mapping[str, float] | None:
-        """Return the seconds of a whole pass over the image by kernel; None where it cannot be captured or timed."""
+    def _image_of(self, grid: Grid) -> Image:
+        """Return an image whose pixels are on the device, since no capture may copy from the host."""
+        side = self.tower.config.patch_size
+        pixels = torch.zeros(grid[0] * side, grid[1] * side, 3, dtype=torch.uint8, device=self.device)
+        return Image(pixels, grid)
+
+    def _graph_of(self, grid: Grid) -> torch.cuda.CUDAGraph:
+        assert self.recorder is not None, "only a recorder's graphs are timed"
+        image = self._image_of(grid)
 
         def encode() -> None:
             self.tower.encode([image])
 
+        return self.recorder.capture(encode)
+
+    def _seconds(self, grid: Grid) -> Mapping[str, float] | None:
+        """Return the seconds of a whole pass over the image by kernel; None where it cannot be captured or timed."""
         try:
-            return recorder.node_seconds(recorder.capture(encode))
+            return None if self.times is None else self.times(grid)
         except RuntimeError as error:
             if is_device_lost(error):
                 raise

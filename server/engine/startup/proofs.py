@@ -3,6 +3,8 @@
 from functools import partial
 from random import Random
 
+import torch
+
 from kernels.catalog import ALL_PATHS, PATHS
 from kernels.driver.driver_record import Recorder
 from kernels.system.device import torch_dtype
@@ -27,10 +29,12 @@ from server.engine.proof.step_record import StepRecords, TimeStep
 from server.engine.proof.step_times import StepTimes
 from server.engine.proof.tower_attestation import TowerProbes
 from server.engine.scheduling.scheduler import Scheduler
+from server.engine.scheduling.sequence import Batch
 from server.engine.startup.subject import Subject
 from server.engine.startup.warmup import probes_of
 from server.settings import Settings
 
+_BatchTimes = StepTimes[Batch, torch.cuda.CUDAGraph]
 _MOST_REPLAYED = 512  # tokens of a chunk, for which a request that comes meanwhile waits: 8 TFLOP of an 8B
 
 
@@ -84,7 +88,7 @@ def _head_probes(runner: ModelRunner, recorder: Recorder | None, max_len: int) -
     times = None
     if recorder is not None:
         capture = recorder.capture
-        times = StepTimes(lambda _: passes.graph(capture), recorder.node_names, recorder.node_seconds)
+        times = _BatchTimes(lambda _: passes.graph(capture), recorder.node_names, recorder.node_seconds)
     records = StepRecords(
         passes,
         lambda: worker.head_attention,
@@ -103,7 +107,7 @@ def _step_times(runner: ModelRunner, recorder: Recorder | None) -> TimeStep:
         return lambda _: None
     capture, worker = recorder.capture, runner.worker
     node_seconds = partial(recorder.node_seconds, launching=worker.others.repeating)
-    return StepTimes(lambda batch: runner.step_graph(batch, capture), recorder.node_names, node_seconds)
+    return _BatchTimes(lambda batch: runner.step_graph(batch, capture), recorder.node_names, node_seconds)
 
 
 def judge_blank(subject: Subject) -> None:

@@ -91,6 +91,7 @@ def test_a_towers_time_is_explained_where_the_driver_times_it(
     monkeypatch.setattr(OperatorChoice, "is_capturable", True)
     seconds = {FLASH: 9.0, "_rms_norm_kernel": 0.5, "nvjet_a": 0.25, "planted": 0.25}
     passes: list[str] = []
+    timed: list[str] = []
 
     class Driver:
         calls: tuple[Counter[str], ...] = ()
@@ -103,17 +104,26 @@ def test_a_towers_time_is_explained_where_the_driver_times_it(
             calls, self.calls = self.calls, ()
             return Seen(calls, Counter())
 
-        def capture(self, work: Callable[[], None]) -> None:
+        def capture(self, work: Callable[[], None]) -> str:
             work()
             passes.append("captured")
+            return "graph"
 
-        def node_seconds(self, _: None) -> dict[str, float]:
+        def node_names(self, _: str) -> Counter[str]:
+            return Counter(seconds)
+
+        def node_seconds(self, graph: str) -> dict[str, float]:
+            timed.append(graph)
             return seconds
 
-    found, _ = replace(probes, recorder=Driver()).attest(probes.grids[0])  # type: ignore[arg-type]
+    recorded = replace(probes, recorder=Driver())  # type: ignore[arg-type]
+    found, _ = recorded.attest(probes.grids[0])
     assert (found.result, passes) == ("match", ["captured"])
     assert found.explained is not None
     assert found.explained.seconds == {"evidence": 9.0, "named": 0.5, "unproven": 0.25, "unexplained": 0.25}
+    again, _ = recorded.attest(probes.grids[0])
+    assert again == found
+    assert len(timed) == 1  # the same kernels are not run again
 
 
 def test_kernels_of_another_path_are_a_mismatch(built: BuiltEngine) -> None:
