@@ -55,6 +55,7 @@ _TRITON_LIMITS = Limits(  # of a path on any GPU since Ampere
     masks=_ALL_MASKS,
     needs_triton=True,
 )
+_TRITON_LATENT_LIMITS = replace(_TRITON_LIMITS, max_head_dim=576, max_values=Values(512, is_latent=True))
 _HOPPER_LIMITS = Limits(  # of sm_90 alone (TMA, wgmma), and tensor maps with rows of whole 16 bytes
     devices=frozenset({Device.CUDA}),
     phases=_ALL_PHASES,
@@ -224,20 +225,15 @@ def _wide_ordered_path(run: RunAttention | None) -> KernelPath:
 
 def _latent_triton_path(run: RunAttention | None) -> KernelPath:
     """Return the Triton path of all phases for values that are the first numbers of the keys."""
-    limits = replace(_TRITON_LIMITS, max_head_dim=576, max_values=Values(512, is_latent=True))
+    digest = _digest("latent.portable")
     return KernelPath(
-        "triton.latent", Tier.FIRST, limits, _digest("latent.portable"), ("hallmark_latent",), run, is_capturable=True
+        "triton.latent", Tier.FIRST, _TRITON_LATENT_LIMITS, digest, ("hallmark_latent",), run, is_capturable=True
     )
 
 
 def _ordered_latent_path(run: RunAttention | None) -> KernelPath:
     """Return the Triton path over latents whose bits depend on a token's own keys only."""
-    limits = replace(
-        _TRITON_LIMITS,
-        devices=frozenset({Device.CUDA}),
-        max_head_dim=576,
-        max_values=Values(512, is_latent=True),
-    )
+    limits = replace(_TRITON_LATENT_LIMITS, devices=frozenset({Device.CUDA}))
     return KernelPath(
         "triton.latent.ordered", Tier.FIRST, limits, _digest("latent.ordered"), ("hallmark_latent_ordered",), run,
         is_capturable=True, order="keys512.latent",

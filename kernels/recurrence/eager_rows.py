@@ -15,24 +15,32 @@ from kernels.vocabulary.shape import Phase
 LEAST_DECAY = -256.0  # its logarithm: e^-256 is 0 in fp32, and differences of sums in fp64 stay exact enough
 
 
-class ComputedRow(Protocol):
-    """A row whose tokens are computed."""
+class Row(Protocol):
+    """The tokens of one sequence in a call."""
+
+    def append(self, given: Tensor, gates: tuple[Tensor, ...], out: Tensor, /) -> None:
+        """Compute the row's tokens: given [n, conv_dim], gates [n, ...], out [n, value_heads, value_dim]."""
 
     def store(self, slot: int, num_tokens: int, border: int, /) -> None:
         """Write the state behind so many tokens of the sequence to a slot, folded up to the border."""
 
 
-def store_rows(rows: RecurrenceRows, computed: Callable[[int, int, int, slice], ComputedRow]) -> None:
+def compute_rows(
+    row_of: Callable[[int, int, int], Row], qkv: Tensor, gates: tuple[Tensor, ...], rows: RecurrenceRows, out: Tensor
+) -> None:
     """Compute each row of one token or more, and store what is asked for of it, its own slot last.
 
-    computed  (position of the row's first token, border up to which its slot is folded, slot, its tokens of the call)
+    out     [T, value_heads, value_dim], filled: 0 of tokens without a row
+    row_of  (position of the row's first token, border up to which its slot is folded, slot) -> the row
     """
+    out.zero_()
     writes = list(zip(rows.write_tokens.tolist(), rows.write_slots.tolist(), strict=True))
     names = ("starts", "stops", "firsts", "folded", "sources", "targets")
     for start, stop, first, folded, source, target in zip(*(getattr(rows, it).tolist() for it in names), strict=True):
         if start == stop:
             continue
-        row = computed(first, folded, source, slice(start, stop))
+        row, own = row_of(first, folded, source), slice(start, stop)
+        row.append(qkv[own], tuple(it[own] for it in gates), out[own])
         for token, slot in writes:
             if start <= token < stop:
                 num_tokens = first + token + 1 - start
@@ -95,7 +103,6 @@ class PartRow(ABC):
         """Return the state behind a part whose tokens are all computed, of the state before it."""
 
     def append(self, given: Tensor, gates: tuple[Tensor, ...], out: Tensor) -> None:
-        """Compute the row's tokens: given [n, conv_dim], gates [n, ...], out [n, value_heads, value_dim]."""
         first, last = self._first, self._first + given.shape[0]
         self._inputs = torch.cat([self._inputs, given.float()])
         state = self._states[self._folded]
@@ -113,7 +120,6 @@ class PartRow(ABC):
                     self._states[end] = state
 
     def store(self, slot: int, num_tokens: int, border: int) -> None:
-        """Write the state behind so many tokens of the sequence to a slot, folded up to the border."""
         state, is_own = self._state, slot == self._source
         if not (is_own and border == self._folded and self._first):
             state.states[slot] = self._states[border].to(state.states.dtype)

@@ -6,6 +6,8 @@ overflows. Tensors have the sizes of a whole block, whatever part of it a call c
 them each time, so that PyTorch computes it by the same instructions.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -13,7 +15,7 @@ from kernels.fused.alike import sigmoid_alike
 from kernels.recurrence.calls import RecurrenceRows, RecurrenceState, RecurrenceWeights
 from kernels.recurrence.channel_delta.weights import ChannelDeltaWeights
 from kernels.recurrence.eager_chunk import convolved, normed, rounded
-from kernels.recurrence.eager_rows import LEAST_DECAY, Part, PartRow, store_rows
+from kernels.recurrence.eager_rows import LEAST_DECAY, Part, PartRow, compute_rows
 from kernels.recurrence.sizes import BLOCK
 
 
@@ -28,14 +30,7 @@ def run_channel_delta_eager(
 ) -> None:
     """Fill `out`, and the states of the rows: see `RunRecurrence`. `a` is [T, value_heads * key_dim]."""
     assert isinstance(weights, ChannelDeltaWeights), "a shape of the form channel-delta has such weights"
-    out.zero_()
-
-    def computed(first: int, folded: int, source: int, own: slice) -> _Row:
-        row = _Row(weights, state, first, folded, source)
-        row.append(qkv[own], (a[own], b[own]), out[own])
-        return row
-
-    store_rows(rows, computed)
+    compute_rows(partial(_Row, weights, state), qkv, (a, b), rows, out)
 
 
 class _Row(PartRow):

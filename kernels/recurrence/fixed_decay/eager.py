@@ -1,10 +1,12 @@
 """`torch.recurrence.cpu.fixed_decay`: lightning attention by PyTorch, row by row and chunk by chunk."""
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from kernels.recurrence.calls import RecurrenceRows, RecurrenceState, RecurrenceWeights
-from kernels.recurrence.eager_rows import LEAST_DECAY, Part, store_rows
+from kernels.recurrence.eager_rows import LEAST_DECAY, Part, compute_rows
 from kernels.recurrence.fixed_decay.weights import FixedDecayWeights
 from kernels.recurrence.sizes import CHUNK
 from kernels.recurrence.state_space.eager import ChunkRow
@@ -25,14 +27,7 @@ def run_fixed_decay_eager(
     """
     del a, b
     assert isinstance(weights, FixedDecayWeights), "a shape of the form fixed-decay has such weights"
-    out.zero_()
-
-    def computed(first: int, folded: int, source: int, own: slice) -> _Row:
-        row = _Row(weights, state, first, folded, source)
-        row.append(qkv[own], (), out[own])
-        return row
-
-    store_rows(rows, computed)
+    compute_rows(partial(_Row, weights, state), qkv, (), rows, out)
 
 
 class _Row(ChunkRow):

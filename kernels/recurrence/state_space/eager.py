@@ -4,6 +4,8 @@ Tensors have the sizes of a whole chunk, whatever part of it a call computes: a 
 time, so that PyTorch computes it by the same instructions.
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -11,7 +13,7 @@ from kernels.fused.activation_kind import Activation
 from kernels.fused.alike import activated_alike
 from kernels.recurrence.calls import RecurrenceRows, RecurrenceState, RecurrenceWeights
 from kernels.recurrence.eager_chunk import rounded
-from kernels.recurrence.eager_rows import LEAST_DECAY, Part, PartRow, store_rows
+from kernels.recurrence.eager_rows import LEAST_DECAY, Part, PartRow, compute_rows
 from kernels.recurrence.sizes import CHUNK
 from kernels.recurrence.state_space.weights import StateSpaceWeights
 
@@ -31,14 +33,7 @@ def run_state_space_eager(
     """
     del b
     assert isinstance(weights, StateSpaceWeights), "a shape of the form state-space has such weights"
-    out.zero_()
-
-    def computed(first: int, folded: int, source: int, own: slice) -> _Row:
-        row = _Row(weights, state, first, folded, source)
-        row.append(qkv[own], (a[own],), out[own])
-        return row
-
-    store_rows(rows, computed)
+    compute_rows(partial(_Row, weights, state), qkv, (a,), rows, out)
 
 
 class ChunkRow(PartRow):
