@@ -85,7 +85,7 @@ ALSO_OF: Mapping[str, str] = MappingProxyType({"aten::bmm": "recurrence"})
 
 NAMED: tuple[NamedKernels, ...] = (
     # Ours, by the whole names of their jitted functions.
-    NamedKernels("norm, with the residual's sum", ("_rms_norm_kernel", "_layer_norm_kernel")),
+    NamedKernels("norms, with the residual's sum", ("_rms_norm_kernel", "_add_norms_kernel", "_layer_norm_kernel")),
     NamedKernels("norm of all heads of several ranks", ("_mean_squares_kernel", "_norm_by_kernel")),
     NamedKernels("rotation and the write of keys and values", ("_rope_and_write_kv_kernel", "_asymmetric_kv_kernel")),
     NamedKernels("norm of latents, rotation, and their write", ("_latent_kv_kernel",)),

@@ -1,7 +1,8 @@
 """A transformer layer, built of objects that are chosen when the model is loaded.
 
 A block adds what the block before computed to the residual stream on its way into its first norm, so that the sum and
-the norm are one kernel: `hidden, residual = block(hidden, residual, step)`, and the last sum is the caller's.
+the norm are one kernel: `hidden, residual = block(hidden, residual, step)`, and the last sum is the caller's. What is
+normed before it is added is an `Addend` until then: its norms are of that kernel too.
 """
 
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from kernels.fused.activation import gated
 from kernels.fused.activation_kind import Activation
+from kernels.fused.add_norms import Addend, add_norms
 from kernels.fused.alike import gated_alike
 from kernels.fused.head_gate import gate_heads_
 from kernels.fused.head_gate_kind import GateFunction
@@ -22,16 +24,19 @@ from kernels.fused.norm import add_rms_norm, rms_norm
 from kernels.fused.rope_kv import rotate_queries
 from kernels.fused.split_norm import mean_squares, norm_by
 from kernels.linear.rounded_input import Input, unrounded
+from server.model.experts import ReadApart
 from server.model.kv_cache import AsymmetricLayer
 from server.model.latent_attention import LatentAttention
 from server.model.linear import Activated, Capped, Gated, GatedAlike, Product, RoundsNorm
 from server.model.ranks import Ranks
 from server.model.step import Step
 
-Sublayer = Callable[[Any, Step], Tensor]  # attention, or a feed-forward; of what a norm has made for it
-# (hidden, residual or None before the first block) -> (what the sublayer reads, the new residual). It reads a tensor;
-# one that has a `sole_reader` may be given a `RoundedInput`.
-Entry = Callable[[Tensor, Tensor | None], tuple[Any, Tensor]]
+Added = Tensor | Addend  # what is still to be added to the residual
+# Attention, or a feed-forward: of what a norm has made for it, a tensor, or an `Addend` where it is normed behind it.
+Sublayer = Callable[[Any, Step], Any]
+# (what is to be added, residual or None before the first block) -> (what the sublayer reads, the new residual). It is
+# given a tensor; one that has a `sole_reader` perhaps a `RoundedInput`, and `ExpertsApart` a `ReadApart`.
+Entry = Callable[[Any, Tensor | None], tuple[Any, Tensor]]
 # Called with what a sublayer reads and the residual, before the sublayer runs; both may be written over afterwards.
 OnEntry = Callable[[Tensor, Tensor], None]
 OnFinish = Callable[[Tensor], None]  # called with the residual behind the feed-forward, which is changed afterwards
@@ -45,16 +50,15 @@ class Block:
     feed_forward: Sublayer
     finish: "Finish | None" = None
 
-    def __call__(self, hidden: Tensor, residual: Tensor | None, step: Step) -> tuple[Tensor, Tensor | None]:
+    def __call__(self, hidden: Added, residual: Tensor | None, step: Step) -> tuple[Added, Tensor | None]:
         """hidden [T, hidden]: what is still to be added to the residual; both may be written in place.
 
-        Returns both likewise; behind a layer that finishes them they are one, and the residual is None.
+        Returns both likewise; where they are one, the residual is None.
         """
         read, residual = self.enter_attention(hidden, residual)
         read, residual = self.enter_feed_forward(self.attention(read, step), residual)
-        if self.finish is None:
-            return self.feed_forward(read, step), residual
-        return self.finish(self.feed_forward(read, step), residual, step), None
+        fed = self.feed_forward(read, step)
+        return (fed, residual) if self.finish is None else self.finish(fed, residual, step)
 
     def observed(self, on_attention: OnEntry, on_feed_forward: OnEntry, on_finish: OnFinish) -> "Block":
         """Return the same block, which also hands out what each sublayer reads, and the residual there."""
@@ -78,7 +82,7 @@ class ParallelBlock:
     feed_forward: Sublayer
     on_feed_forward: OnEntry | None = None
 
-    def __call__(self, hidden: Tensor, residual: Tensor | None, step: Step) -> tuple[Tensor, Tensor]:
+    def __call__(self, hidden: Added, residual: Tensor | None, step: Step) -> tuple[Tensor, Tensor]:
         """hidden [T, hidden]: as of `Block`."""
         read, residual = self.enter(hidden, residual)
         residual += self.attention(read, step)
@@ -98,7 +102,7 @@ class SingleBlock:
     enter: Entry
     sublayer: Sublayer
 
-    def __call__(self, hidden: Tensor, residual: Tensor | None, step: Step) -> tuple[Tensor, Tensor]:
+    def __call__(self, hidden: Added, residual: Tensor | None, step: Step) -> tuple[Added, Tensor]:
         """hidden [T, hidden]: as of `Block`."""
         read, residual = self.enter(hidden, residual)
         return self.sublayer(read, step), residual
@@ -112,7 +116,7 @@ class SingleBlock:
 class EmptyBlock:
     """A layer that adds nothing."""
 
-    def __call__(self, hidden: Tensor, residual: Tensor | None, _: Step) -> tuple[Tensor, Tensor | None]:
+    def __call__(self, hidden: Added, residual: Tensor | None, _: Step) -> tuple[Added, Tensor | None]:
         """Return both as they are."""
         return hidden, residual
 
@@ -131,10 +135,19 @@ class ObservedEntry:
     entry: Entry
     on_entry: OnEntry
 
-    def __call__(self, hidden: Tensor, residual: Tensor | None) -> tuple[Input, Tensor]:
+    def __call__(self, hidden: Added, residual: Tensor | None) -> tuple[Any, Tensor]:
         read, residual = self.entry(hidden, residual)
-        self.on_entry(unrounded(read), residual)
+        self.on_entry(read.residual if isinstance(read, ReadApart) else unrounded(read), residual)
         return read, residual
+
+
+def total(hidden: Added, residual: Tensor | None) -> Tensor:
+    """Return the residual with what is to be added, in place of either."""
+    if isinstance(hidden, Addend):
+        assert residual is not None, "only a tensor may be a residual by itself"
+        add_norms(hidden, residual)
+        return residual
+    return hidden if residual is None else residual.add_(hidden)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +157,11 @@ class AddNorm:
     weight: Tensor
     eps: float
 
-    def __call__(self, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+    def __call__(self, hidden: Added, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        if isinstance(hidden, Addend):
+            assert residual is not None, "only a tensor may be a residual by itself"
+            [normed] = add_norms(hidden, residual, (self.weight,), self.eps)
+            return normed, residual
         if residual is None:
             return rms_norm(hidden, self.weight, self.eps), hidden
         return add_rms_norm(hidden, residual, self.weight, self.eps)
@@ -157,7 +174,9 @@ class RoundingNorm:
     norm: AddNorm
     reader: RoundsNorm
 
-    def __call__(self, hidden: Tensor, residual: Tensor | None) -> tuple[Input, Tensor]:
+    def __call__(self, hidden: Added, residual: Tensor | None) -> tuple[Input, Tensor]:
+        if isinstance(hidden, Addend):
+            hidden, residual = total(hidden, residual), None
         rounded = self.reader.normed(hidden, residual, self.norm.weight, self.norm.eps)
         return self.norm(hidden, residual) if rounded is None else rounded
 
@@ -189,10 +208,10 @@ class SumNorm:
         return self.ranks.add_norm(hidden, residual, self.weight, self.eps)
 
 
-def add(hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+def add(hidden: Added, residual: Tensor | None) -> tuple[Tensor, Tensor]:
     """Add to the residual; the sublayer reads the sum itself."""
-    total = hidden if residual is None else residual.add_(hidden)
-    return total, total
+    added = total(hidden, residual)
+    return added, added
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,8 +222,11 @@ class NormAfter:
     weight: Tensor
     eps: float
 
-    def __call__(self, x: Any, step: Step) -> Tensor:
-        return rms_norm(self.sublayer(x, step), self.weight, self.eps)
+    def __call__(self, x: Any, step: Step) -> Addend:
+        made = self.sublayer(x, step)
+        if isinstance(made, Addend):
+            return replace(made, after=self.weight, eps_after=self.eps)
+        return Addend(((made, self.weight),), self.eps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +237,8 @@ class ScaleAfter:
     factor: float
 
     def __call__(self, x: Any, step: Step) -> Tensor:
-        return self.sublayer(x, step).mul_(self.factor)
+        made: Tensor = self.sublayer(x, step)
+        return made.mul_(self.factor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,16 +257,16 @@ class PerLayerGate:
     eps: float
     is_alike: bool
 
-    def __call__(self, x: Tensor, step: Step) -> Tensor:
+    def __call__(self, x: Tensor, step: Step) -> Addend:
         assert step.per_layer is not None, "the decoder makes them for each step"
         both = torch.cat((self.gate(x, step), step.per_layer[:, self.layer]), dim=1)
         inner = gated_alike(both, self.activation) if self.is_alike else gated(both, self.activation)
-        return rms_norm(self.output(inner, step), self.norm, self.eps)
+        return Addend(((self.output(inner, step), self.norm),), self.eps)
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The end of a layer that changes the residual behind its feed-forward.
+    """The end of a layer that norms what its feed-forward adds, and changes the residual behind that.
 
     scale  [1], what it is multiplied by in the end, or None
     """
@@ -252,14 +275,19 @@ class Finish:
     scale: Tensor | None
     on_finish: OnFinish | None = None
 
-    def __call__(self, hidden: Tensor, residual: Tensor, step: Step) -> Tensor:
-        """Return (residual + hidden + what the embeddings add) * scale; `residual` is written in place."""
-        total = residual.add_(hidden)
+    def __call__(self, hidden: Added, residual: Tensor, step: Step) -> tuple[Added, Tensor | None]:
+        """Return what is to be added, and the residual, of (residual + hidden + what the embeddings add) * scale.
+
+        `residual` may be written in place.
+        """
+        if self.per_layer is None and self.on_finish is None and isinstance(hidden, Addend):
+            return replace(hidden, scale=self.scale), residual
+        finished = total(hidden, residual)
         if self.on_finish is not None:
-            self.on_finish(total)
+            self.on_finish(finished)
         if self.per_layer is not None:
-            total.add_(self.per_layer(total, step))
-        return total if self.scale is None else total.mul_(self.scale)
+            return replace(self.per_layer(finished, step), scale=self.scale), finished
+        return finished if self.scale is None else finished.mul_(self.scale), None
 
 
 @dataclass(frozen=True, slots=True)

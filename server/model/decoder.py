@@ -13,6 +13,7 @@ from torch import Tensor
 from kernels.convolution.calls import ConvolutionWeights, RunConvolution
 from kernels.convolution.eager_path import run_convolution_eager
 from kernels.fused.activation_kind import Activation
+from kernels.fused.add_norms import Addend
 from kernels.fused.capped_kind import CappedSilu
 from kernels.fused.layer_norm import layer_norm
 from kernels.fused.norm import rms_norm
@@ -45,6 +46,7 @@ from qualification.model.shard import sums_at_norms, vocabulary_rows
 from qualification.model.short_convolution import ShortConvolutionConfig
 from server.errors import ModelError
 from server.model.block import (
+    Added,
     AddLayerNorm,
     AddNorm,
     AnyBlock,
@@ -70,9 +72,10 @@ from server.model.block import (
     SumNorm,
     add,
     sole_reader,
+    total,
 )
 from server.model.channel_delta import ChannelDelta
-from server.model.experts import Experts, ExpertsApart, ProductsOf, Shared, SharedAlike, products_of
+from server.model.experts import AddNormsApart, Experts, ExpertsApart, ProductsOf, Shared, SharedAlike, products_of
 from server.model.gated_delta import GatedDelta
 from server.model.latent_attention import Indexer, LatentAttention
 from server.model.layers import (
@@ -251,6 +254,7 @@ class Decoder:
     def through(self, hidden: Tensor, step: Step, observer: LayerObserver | None = None) -> Tensor:
         """Return what `forward` does, of what the first layer reads [T, hidden] in place of the tokens' embeddings."""
         step = self.ropes.turned(step)
+        added: Added = hidden
         residual = None
         if self._per_layer is not None:
             step = replace(step, per_layer=self._per_layer(hidden, step))
@@ -260,13 +264,16 @@ class Decoder:
             step = replace(step, choices={})
         blocks = self._blocks if observer is None else self._observed(observer)
         for index, block in enumerate(blocks):
-            hidden, residual = block(hidden, residual, step)
-            added = None if step.embedding_rows is None else added_behind(index, self.config.hidden_size, step)
-            if added is not None:  # to the residual, which all ranks have whole
-                (hidden if residual is None else residual).add_(added)
-        if residual is None:
-            return hidden
-        return residual.add_(self.ranks.sum(hidden) if self._sums_at_norms else hidden)
+            added, residual = block(added, residual, step)
+            own = None if step.embedding_rows is None else added_behind(index, self.config.hidden_size, step)
+            if own is not None:  # goes to the residual, which all ranks have whole
+                if isinstance(added, Addend):  # which may still multiply the residual
+                    added, residual = total(added, residual), None
+                (added if residual is None else residual).add_(own)
+        if self._sums_at_norms and residual is not None:
+            assert isinstance(added, Tensor), "what is normed before it is added is summed up before"
+            added = self.ranks.sum(added)
+        return total(added, residual)
 
     def _observed(self, observer: LayerObserver) -> list[AnyBlock]:
         entries = (observer.on_attention, observer.on_feed_forward, observer.on_finish)
@@ -341,14 +348,14 @@ class Decoder:
                 self._finished(self._mixer(index, config, weights), None),
                 self._finished(self._feed_forward(index, config, weights), None),
             )
-        reads_residual = isinstance(config.feed_forward, ExpertsConfig) and config.feed_forward.norms_apart
         mixer = self._finished(self._mixer(index, config, weights), weights.norm_after_attention)
-        fed = self._finished(self._feed_forward(index, config, weights), weights.norm_after_feed_forward)
-        feed_norm = None if reads_residual else weights.feed_forward_norm
+        made = self._feed_forward(index, config, weights)
+        fed = self._finished(made, weights.norm_after_feed_forward)
+        is_apart = isinstance(made, ExpertsApart)
         return Block(
             self._entry(weights.attention_norm, mixer),
             mixer,
-            self._entry(feed_norm, fed),
+            self._entry_apart(weights) if is_apart else self._entry(weights.feed_forward_norm, fed),
             fed,
             self._finish(index, weights),
         )
@@ -389,7 +396,7 @@ class Decoder:
             case ExpertsConfig() as mixture, MixtureWeights() as weights_of_mixture:
                 experts, ranks = self._experts(index, mixture, weights_of_mixture), self.ranks
                 if weights_of_mixture.norms is not None:
-                    return self._apart(experts, weights_of_mixture.norms, weights)
+                    return self._apart(experts, weights_of_mixture.norms)
                 if ranks.world == 1 or self._sums_at_norms:
                     return experts
                 return lambda x, step: ranks.sum(experts(x, step))
@@ -428,16 +435,12 @@ class Decoder:
         self._mixtures.setdefault(config, found)
         return found
 
-    def _apart(self, experts: Experts, norms: NormsApart, weights: LayerWeights) -> ExpertsApart:
+    def _apart(self, experts: Experts, norms: NormsApart) -> ExpertsApart:
         assert experts.shared is not None
-        assert weights.feed_forward_norm is not None
         ranks = self.ranks
         return ExpertsApart(
             replace(experts, shared=None),
             experts.shared.feed_forward,
-            router_norm=self._norm_weight(norms.router).float() * self.config.hidden_size**-0.5,
-            experts_norm=self._norm_weight(norms.experts),
-            shared_norm=self._norm_weight(weights.feed_forward_norm),
             after_experts=self._norm_weight(norms.after_experts),
             after_shared=self._norm_weight(norms.after_shared),
             eps=self.config.norm_eps,
@@ -661,12 +664,27 @@ class Decoder:
         product = None if reader is None else sole_reader(reader)
         return AddNorm(weight, eps) if product is None else RoundingNorm(AddNorm(weight, eps), product)
 
+    def _entry_apart(self, weights: LayerWeights) -> AddNormsApart:
+        """Return likewise what norms it for `ExpertsApart`."""
+        assert isinstance(weights.feed_forward, MixtureWeights)
+        norms = weights.feed_forward.norms
+        assert norms is not None
+        assert weights.feed_forward_norm is not None
+        return AddNormsApart(
+            router=self._norm_weight(norms.router).float() * self.config.hidden_size**-0.5,
+            experts=self._norm_weight(norms.experts),
+            shared=self._norm_weight(weights.feed_forward_norm),
+            eps=self.config.norm_eps,
+        )
+
     def _finished(self, sublayer: Sublayer, norm: Tensor | None) -> Sublayer:
         """Wrap a sublayer with what the model does to its result before the residual is added."""
-        if norm is not None:
-            eps = self.config.norm_eps if self.config.eps_after is None else self.config.eps_after
-            sublayer = NormAfter(sublayer, self._norm_weight(norm), eps)
-        return sublayer if self.config.residual_scale == 1 else ScaleAfter(sublayer, self.config.residual_scale)
+        scale = self.config.residual_scale
+        if norm is None:
+            return sublayer if scale == 1 else ScaleAfter(sublayer, scale)
+        assert scale == 1, "no family both norms and scales what a sublayer adds"
+        eps = self.config.norm_eps if self.config.eps_after is None else self.config.eps_after
+        return NormAfter(sublayer, self._norm_weight(norm), eps)
 
     def _norm_weight(self, weight: Tensor) -> Tensor:
         return _norm_weight(weight, self.config.zero_centred_norms)

@@ -20,8 +20,8 @@ from kernels.experts.shape import AnyExpertActivation
 from kernels.experts.tiles import token_counts
 from kernels.experts.ungated.eager import run_ungated
 from kernels.experts.weights import Mxfp4Weights
+from kernels.fused.add_norms import Addend, add_norms
 from kernels.fused.capped_kind import CappedSilu
-from kernels.fused.norm import rms_norm
 from kernels.fused.row_gate import gate_rows_
 from kernels.fused.ungated_kind import Ungated
 from qualification.model.config import ExpertsConfig
@@ -114,40 +114,58 @@ class Experts:
         logits = self.router(x if x.is_cuda else x.float(), step)
         if self.router_bias is not None:
             logits.add_(self.router_bias)
-        weights, experts = routes(logits, self.routing, self.correction_bias)
-        if self.expert_scales is not None:
-            weights.mul_(self.expert_scales.index_select(0, experts.view(-1)).view_as(weights))
-        return weights, experts
+        return routes(logits, self.routing, self.correction_bias, self.expert_scales)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadApart:
+    """A residual [T, hidden], and its norms for a router, experts, and what all tokens visit."""
+
+    residual: Tensor
+    router: Tensor
+    experts: Tensor
+    shared: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class AddNormsApart:
+    """Add to the residual; a router, experts and what all tokens visit each read a norm of the sum.
+
+    router, experts, shared  [hidden], weights of the norms
+    """
+
+    router: Tensor
+    experts: Tensor
+    shared: Tensor
+    eps: float
+
+    def __call__(self, hidden: Addend, residual: Tensor | None) -> tuple[ReadApart, Tensor]:
+        assert residual is not None, "attention is in front"
+        normed = add_norms(hidden, residual, (self.router, self.experts, self.shared), self.eps)
+        return ReadApart(residual, *normed), residual
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertsApart:
-    """Experts, and what all tokens visit beside them, each of the residual by a norm of its own.
+    """Experts, and what all tokens visit beside them, each of a norm of its own and normed before they are added.
 
     experts  without what all tokens visit
-    router_norm, experts_norm, shared_norm   [hidden], of what each reads
-    after_experts, after_shared              [hidden], of what each adds
+    after_experts, after_shared  [hidden], weights of the norms of what each adds
     sum      of the ranks' parts of a result
     """
 
     experts: Experts
     shared: Callable[[Tensor, Step | None], Tensor]
-    router_norm: Tensor
-    experts_norm: Tensor
-    shared_norm: Tensor
     after_experts: Tensor
     after_shared: Tensor
     eps: float
     sum: Callable[[Tensor], Tensor]
 
-    def __call__(self, residual: Tensor, step: Step | None) -> Tensor:
-        weights, experts = self.experts.routes(self._normed(residual, self.router_norm), step)
-        found = self.experts.products(self._normed(residual, self.experts_norm), experts, weights)
-        fed = self.shared(self._normed(residual, self.shared_norm), step)
-        return self._normed(self.sum(fed), self.after_shared).add_(self._normed(self.sum(found), self.after_experts))
-
-    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
-        return rms_norm(x, weight, self.eps)
+    def __call__(self, read: ReadApart, step: Step | None) -> Addend:
+        weights, experts = self.experts.routes(read.router, step)
+        found = self.experts.products(read.experts, experts, weights)
+        fed = self.shared(read.shared, step)
+        return Addend(((self.sum(fed), self.after_shared), (self.sum(found), self.after_experts)), self.eps)
 
 
 def is_captured(device: torch.device) -> bool:
@@ -162,13 +180,21 @@ def device_of(weights: AnyExperts) -> torch.device:
     return (weights.down_blocks if isinstance(weights, Mxfp4Weights) else weights.down).device
 
 
-def routes(logits: Tensor, routing: RoutingConfig, correction_bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Weights [T, k] fp32 and experts [T, k] int32 of each token, as `route` defines them; on a GPU one kernel."""
-    if not is_captured(logits.device):
-        return route(logits, routing, correction_bias)
-    from kernels.experts.routing.route_triton import run_route
+def routes(
+    logits: Tensor, routing: RoutingConfig, correction_bias: Tensor | None, expert_scales: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Weights [T, k] fp32 and experts [T, k] int32 of each token, as `route` defines them; on a GPU one kernel.
 
-    return run_route(logits, routing, correction_bias)
+    expert_scales  [experts] fp32, what the weight of an expert is multiplied by, or None
+    """
+    if is_captured(logits.device):
+        from kernels.experts.routing.route_triton import run_route
+
+        return run_route(logits, routing, correction_bias, expert_scales)
+    weights, experts = route(logits, routing, correction_bias)
+    if expert_scales is not None:
+        weights.mul_(expert_scales.index_select(0, experts.view(-1)).view_as(weights))
+    return weights, experts
 
 
 def products_of(mixture: ExpertsConfig, weights: AnyExperts) -> ExpertProducts:

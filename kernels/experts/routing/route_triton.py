@@ -31,7 +31,7 @@ def first_largest(keys, lanes, COUNT: tl.constexpr):
 
 @triton.jit
 def hallmark_experts_route(
-    logits_ptr, bias_ptr, weights_ptr, experts_ptr, stride_logits, scale,
+    logits_ptr, bias_ptr, scales_ptr, weights_ptr, experts_ptr, stride_logits, scale,
     NUM_EXPERTS: tl.constexpr, BLOCK_E: tl.constexpr, NUM_ACTIVE: tl.constexpr, NUM_GROUPS: tl.constexpr,
     NUM_ACTIVE_GROUPS: tl.constexpr, IS_SOFTMAX: tl.constexpr, RENORMALIZES: tl.constexpr, HAS_BIAS: tl.constexpr,
     IS_DEPENDENT: tl.constexpr,
@@ -87,14 +87,23 @@ def hallmark_experts_route(
         weights = scores / (tl.sum(tl.where(is_chosen, scores, 0.0)) + _LEAST_SUM)
     else:
         weights = scores
-    tl.store(weights_ptr + token * NUM_ACTIVE + rank, weights * scale, mask=is_chosen)
+    weights = weights * scale
+    if scales_ptr is not None:
+        weights = weights * tl.load(scales_ptr + lanes, mask=is_expert, other=0.0)
+    tl.store(weights_ptr + token * NUM_ACTIVE + rank, weights, mask=is_chosen)
 
 
-def run_route(logits: Tensor, config: RoutingConfig, correction_bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def run_route(
+    logits: Tensor,
+    config: RoutingConfig,
+    correction_bias: Tensor | None = None,
+    expert_scales: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
     """Weights [T, k] fp32 and experts [T, k] int32 of each token, as `route` of route_torch.py defines them.
 
     logits           [T, num_experts], last dim contiguous, computed with in fp32
     correction_bias  [num_experts] or None
+    expert_scales    [num_experts] fp32, what the weight of an expert is multiplied by in the end, or None
     One launch of T programs; does not wait for the device.
     """
     num_tokens = logits.shape[0]
@@ -104,7 +113,7 @@ def run_route(logits: Tensor, config: RoutingConfig, correction_bias: Tensor | N
         return weights, experts
     block, ahead = padded(config.num_experts), launches_ahead(logits.device)
     hallmark_experts_route[(num_tokens,)](
-        logits, correction_bias, weights, experts, logits.stride(0), config.scale,
+        logits, correction_bias, expert_scales, weights, experts, logits.stride(0), config.scale,
         NUM_EXPERTS=config.num_experts, BLOCK_E=block, NUM_ACTIVE=config.num_active, NUM_GROUPS=config.num_groups,
         NUM_ACTIVE_GROUPS=config.num_active_groups, IS_SOFTMAX=config.scores is Scores.SOFTMAX,
         RENORMALIZES=config.renormalizes, HAS_BIAS=correction_bias is not None, num_warps=1 if block <= 256 else 4,

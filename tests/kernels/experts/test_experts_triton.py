@@ -58,6 +58,15 @@ def test_routing_chooses_and_weighs_as_fp64_does(name: str, device: torch.device
     assert num_wrong_routes(logits, config, bias, weights, experts) == 0
 
 
+def test_scales_of_experts_multiply_their_weights_in_the_end(device: torch.device) -> None:
+    for config in (SOFTMAX, SIGMOID):
+        logits, scales = (torch.randn(*shape, config.num_experts, device=device) for shape in ((9,), ()))
+        weights, experts = run_route(logits, config)
+        scaled, chosen = run_route(logits, config, None, scales)
+        assert torch.equal(chosen, experts)
+        assert torch.equal(scaled, weights * scales[experts.long()])
+
+
 def test_of_equal_experts_and_groups_the_lower_goes_first(device: torch.device) -> None:
     for config in (SOFTMAX, SIGMOID):
         logits = torch.tensor([[0.0, -0.0] * 6, [1.0] * 12], device=device)[:, : config.num_experts]

@@ -3,7 +3,17 @@
 from types import ModuleType
 from typing import Any
 
-from kernels.fused import activation, asymmetric_kv, gated_norm, head_gate, index_kv, latent_kv, norm, rope_kv
+from kernels.fused import (
+    activation,
+    add_norms,
+    asymmetric_kv,
+    gated_norm,
+    head_gate,
+    index_kv,
+    latent_kv,
+    norm,
+    rope_kv,
+)
 from kernels.latent import head_products
 
 
@@ -16,6 +26,7 @@ gate_heads_kernel = kernel_of(head_gate, "_gate_heads_kernel")
 norm_and_gate_kernel = kernel_of(gated_norm, "_norm_and_gate_kernel")
 head_products_kernel = kernel_of(head_products, "_head_products_kernel")
 gated_kernel = kernel_of(activation, "_gated_kernel")
+add_norms_kernel = kernel_of(add_norms, "_add_norms_kernel")
 rms_norm_kernel = kernel_of(norm, "_rms_norm_kernel")
 rope_kernel = kernel_of(rope_kv, "_rope_and_write_kv_kernel")
 asymmetric_kernel = kernel_of(asymmetric_kv, "_asymmetric_kv_kernel")

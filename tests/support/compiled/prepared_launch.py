@@ -12,9 +12,10 @@ from torch import Tensor
 from triton.runtime import driver
 
 from kernels.fused.activation import swiglu
+from kernels.fused.add_norms import Addend, add_norms
 from kernels.fused.norm import add_rms_norm
 from kernels.fused.rope_kv import rope_and_write_kv
-from support.compiled.fused_kernels import gated_kernel, rms_norm_kernel, rope_kernel
+from support.compiled.fused_kernels import add_norms_kernel, gated_kernel, rms_norm_kernel, rope_kernel
 from support.compiled.sm90_driver import Launcher, Recording
 
 
@@ -45,8 +46,13 @@ def unaligned_norm() -> None:
     add_rms_norm(gpu(3 * 4096 + 1)[1:].view(3, 4096), RESIDUAL, WEIGHT, 1e-6)
 
 
+def norms_around_sum() -> None:
+    add_norms(Addend(((X, WEIGHT),), 1e-6, scale=WEIGHT), RESIDUAL, (WEIGHT, WEIGHT), 1e-6)
+
+
 OPS: dict[str, tuple[Any, Callable[[], object]]] = {
     "norm": (rms_norm_kernel, lambda: add_rms_norm(X, RESIDUAL, WEIGHT, 1e-6)),
+    "norms around a sum": (add_norms_kernel, norms_around_sum),
     "swiglu": (gated_kernel, lambda: swiglu(GATE_UP)),
     "rope": (rope_kernel, rope),
     "unaligned norm": (rms_norm_kernel, unaligned_norm),
@@ -72,6 +78,8 @@ def main() -> None:
     sizes = {"SIZE": 4096, "BLOCK": 4096, "HAS_RESIDUAL": True, "num_warps": 8}
     out = gpu(3, 4096)
     rms_norm_kernel[(3,)](X, RESIDUAL, WEIGHT, out, 4096, 4096, 1e-6, **sizes)
+    norms = (X, None, WEIGHT, None, None, RESIDUAL, WEIGHT, WEIGHT, WEIGHT, None, X, out, None)
+    add_norms_kernel[(3,)](*norms, 1e-6, 0.0, 1e-6, SIZE=4096, BLOCK=4096, num_warps=8)
     gated_kernel[(3, 2)](GATE_UP, out, 8192, SIZE=4096, BLOCK=2048)
     blocks = {"NUM_Q_BLOCKS": 1, "BLOCK_HEADS": 8, "BLOCK_HALF": 64, "HAS_NORM": False}
     heads = {"NUM_HEADS": 8, "NUM_KV_HEADS": 2, "HEAD_DIM": 128, **blocks}

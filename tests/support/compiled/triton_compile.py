@@ -21,6 +21,7 @@ from kernels.sampling.draw_kernels import (
 )
 from kernels.sampling.penalties import clear_kernel, mark_kernel, penalise_kernel
 from support.compiled.fused_kernels import (
+    add_norms_kernel,
     asymmetric_kernel,
     gate_heads_kernel,
     gated_kernel,
@@ -55,6 +56,9 @@ def compile_all() -> dict[str, Any]:
     heads = (HALF, HALF, HALF, FLOAT, INT, HALF, HALF, LONG, HALF, HALF, 6144, 6144, 6144, 1e-6)
     return {
         "norm": rms_norm_kernel.warmup(HALF, HALF, HALF, HALF, 4096, 4096, 1e-5, HAS_RESIDUAL=True, **norm),
+        "norms around a sum": add_norms_kernel.warmup(
+            *(HALF,) * 9, FLOAT, *(HALF,) * 3, 1e-6, 1e-6, 1e-6, SIZE=8192, BLOCK=8192, num_warps=16, **OVERLAP, **grid
+        ),
         "swiglu": gated_kernel.warmup(HALF, HALF, 28672, SIZE=14336, BLOCK=2048, **OVERLAP, **grid),
         "geglu": gated_kernel.warmup(
             HALF, HALF, 28672, SIZE=14336, BLOCK=2048, ACTIVATION="gelu_pytorch_tanh", **OVERLAP, **grid
