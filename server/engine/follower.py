@@ -97,21 +97,22 @@ _READ_S = 5.0  # that rank 0 has to read the last report
 
 
 class StepInputs:
-    """Two host memories that steps' inputs are received into, in turns, as rank 0 writes them from two in turns.
+    """Host memories that steps' inputs are received into, in turns.
 
-    What rank 0 sends next follows the end of its step before the latest one, which this rank was part of: the device
-    has copied what is written over.
+    What rank 0 sends next follows the end of its step before the latest one, which this rank was part of. So of models
+    without a head two are enough: the device has copied what is written over. With one, the passes behind both steps
+    may still have to be copied: four behind each at most.
     """
 
-    def __init__(self, *, is_pinned: bool) -> None:
+    def __init__(self, *, is_pinned: bool, has_head: bool = False) -> None:
         self._is_pinned = is_pinned
-        self._memories = [torch.zeros(0, dtype=torch.uint8) for _ in range(2)]
+        self._memories = [torch.zeros(0, dtype=torch.uint8) for _ in range(10 if has_head else 2)]
         self._turn = 0
         self.latest = self._memories[0]
 
     def take(self, num_bytes: int) -> memoryview:
         """Return memory for the next inputs, which are `latest` from then on."""
-        turn = self._turn = 1 - self._turn
+        turn = self._turn = (self._turn + 1) % len(self._memories)
         if num_bytes > self._memories[turn].numel():
             self._memories[turn] = torch.zeros(2 * num_bytes, dtype=torch.uint8, pin_memory=self._is_pinned)
         self.latest = self._memories[turn][:num_bytes]
@@ -141,7 +142,7 @@ class Follower:
         """
         self._head, self._num_hidden = head, num_hidden
         self._tower = tower
-        self.inputs = StepInputs(is_pinned=device.type == "cuda")
+        self.inputs = StepInputs(is_pinned=device.type == "cuda", has_head=head is not None)
         self._decoder = decoder
         self._ranks = decoder.ranks
         self._device = device
@@ -174,10 +175,11 @@ class Follower:
                 self._ranks.share(self._worker.tokens.latest[:num_rows])
             case Launch():
                 self._launch(command)
-            case FollowStep(parts, num_sampled, is_first, is_observed):
+            case FollowStep(parts, num_sampled, has_pending, is_first, place, is_observed):
                 layout = StepLayout(parts, num_sampled, self._worker.head_arrays)
                 observation = self._worker.head_observation() if is_observed else None
-                self._worker.follow(self._buffer(layout, False), is_first=is_first, observation=observation)
+                buffer = self._buffer(layout, has_pending)
+                self._worker.follow(buffer, is_first=is_first, place=place, observation=observation)
             case CopyPages(copies):
                 self._worker.copy_pages(copies)
             case WriteEmbeddings(rows, values):

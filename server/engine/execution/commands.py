@@ -88,12 +88,14 @@ class Launch(msgspec.Struct, frozen=True, tag=True):
 class FollowStep(msgspec.Struct, frozen=True, tag=True):
     """Compute a step of the draft head: behind the latest step of the model, or of tokens that it has drafted last.
 
-    The bytes of its StepBuffer follow, which these lay out.
+    The bytes of its StepBuffer follow, which these lay out. `place`: see `Worker.follow`.
     """
 
     parts: tuple[PartLayout, ...]
     num_sampled: int
+    has_pending: bool
     is_first: bool
+    place: int
     is_observed: bool = False
 
 

@@ -33,7 +33,7 @@ class FollowedSteps:
         for row, seq in enumerate(batch.sequences):
             first = batch.context_lens[row] - batch.query_lens[row]
             next_ids = [*seq.tokens, seq.tokens[0]][first + 1 : batch.context_lens[row] + 1]  # any behind the newest
-            rows.append(HeadRow(seq, row, 0, first, next_ids, batch.page_tables[row], is_drafted_for=False))
+            rows.append(HeadRow(seq, row, 0, first, next_ids, batch.page_tables[row], num_drafting=0))
         out, observation = self._steps.observe(batch, rows)
         ids = torch.tensor([it for row in rows for it in row.next_ids], device=hidden.device)
         before = self._reference.given
@@ -79,11 +79,11 @@ class HeadPasses:
             is_computed = self._steps.go_on(drafted)
         else:
             found = [
-                HeadRow(seq, row, 0, end - count, [0] * count, table, is_drafted_for=True)
+                HeadRow(seq, row, 0, end - count, [0] * count, table, num_drafting=1)
                 for row, (seq, count, end, table) in enumerate(rows)
             ]
             is_computed = self._steps.follow(batch, found)
-        self._steps.take()
+        self._runner.worker.synchronize()  # before the next pass is written
         if not is_computed:
             raise NoPathError(None, "the draft head cannot be computed: the log says why")
         return ComputedPass(self._runner.dispatcher.take_quarantined())

@@ -343,12 +343,13 @@ class LedRanks:
         self.send(Launch(*lengths, buffer.has_pending, layout.has_embedded, is_observed, checked), buffer)
 
     def announce_head(
-        self, buffer: StepBuffer, dispatcher: Dispatcher, *, is_first: bool, is_observed: bool = False
+        self, buffer: StepBuffer, dispatcher: Dispatcher, *, is_first: bool, place: int, is_observed: bool = False
     ) -> None:
         self._is_announced = True
         self._send_decisions(dispatcher)
         layout = buffer.layout
-        self.send(FollowStep(layout.parts, layout.num_sampled or 0, is_first, is_observed), buffer)
+        lengths = layout.parts, layout.num_sampled or 0, buffer.has_pending
+        self.send(FollowStep(*lengths, is_first, place, is_observed), buffer)
 
     @contextmanager
     def recording(self) -> Iterator[None]:

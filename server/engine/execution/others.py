@@ -51,9 +51,9 @@ class Others(Protocol):
         """
 
     def announce_head(
-        self, buffer: StepBuffer, dispatcher: Dispatcher, *, is_first: bool, is_observed: bool = False
+        self, buffer: StepBuffer, dispatcher: Dispatcher, *, is_first: bool, place: int, is_observed: bool = False
     ) -> None:
-        """Have them begin a step of the draft head, likewise. `is_first`: behind a step of the model."""
+        """Have them begin a step of the draft head, likewise. `is_first`, `place`: see `Worker.follow`."""
 
     def recording(self) -> AbstractContextManager[object]:
         """Surround the record of a step, which is announced inside by `announce_record`."""
@@ -103,7 +103,7 @@ class NoOthers:
     ) -> None: ...
 
     def announce_head(
-        self, buffer: StepBuffer, dispatcher: Dispatcher, *, is_first: bool, is_observed: bool = False
+        self, buffer: StepBuffer, dispatcher: Dispatcher, *, is_first: bool, place: int, is_observed: bool = False
     ) -> None: ...
 
     def recording(self) -> AbstractContextManager[object]:

@@ -72,6 +72,7 @@ class Launched:
 
     is_dense       whether they are all of those, in their order
     counts         how many of those each drawn sequence has; None: one
+    num_drafted    drafted tokens that are read behind those, to be known at last
     read_scores    give the scores of drawn sequences when `read` has returned
     prompt_scores  of the batch's prompts, by row
     """
@@ -84,6 +85,7 @@ class Launched:
     on_read: Callable[[], None]
     mark: Mark
     counts: tuple[int, ...] | None = None
+    num_drafted: int = 0
     read_scores: list[Callable[[], dict[int, TokenScores]]] = field(default_factory=list)
     prompt_scores: dict[int, TokenScores] = field(default_factory=dict)
     pooled: Callable[[], dict[int, bytes]] = dict
@@ -100,6 +102,8 @@ class Launched:
         sampled = self.read()
         self.mark(Part.REPORT)
         self.on_read()
+        first = len(sampled) - self.num_drafted
+        drafted, sampled = sampled[first:], sampled[:first]
         chosen = sampled if self.is_dense else [sampled[row] for row in self.rows]
         tokens = [[token_id] for token_id in chosen] if self.counts is None else _split(chosen, self.counts)
         nonfinite: tuple[int, ...] = ()
@@ -121,6 +125,7 @@ class Launched:
             nonfinite=nonfinite,
             exhausted=exhausted,
             tower=self.images,
+            drafted=drafted,
         )
 
 
@@ -280,7 +285,7 @@ class ModelRunner:
         if hidden is not None and needs_hidden:
             pooled = start_pooling(self.worker.decoder.normed, self.worker.logits, hidden, batch)
         scores = [] if scored is None or bound else self._score_readers(batch, scored)
-        read = self._open_tokens(batch, bound, rows, scored, scores) if bound else self._read(rows)
+        read = self._open_tokens(batch, bound, rows, scored, scores) if bound else self._read(rows, batch)
         if batch.page_copies:
             self.worker.copy_pages(batch.page_copies)
         launched = self._launched(batch, read, rows, None if tap is None or step is None else started_at)
@@ -335,8 +340,8 @@ class ModelRunner:
 
         return [by_place]
 
-    def _read(self, rows: tuple[int, ...]) -> Callable[[], list[int]]:
-        return self.worker.tokens.copy_to_host(max(rows, default=-1) + 1)
+    def _read(self, rows: tuple[int, ...], batch: Batch) -> Callable[[], list[int]]:
+        return self.worker.tokens.copy_to_host(max(rows, default=-1) + 1, batch.drafted_at)
 
     def _open_tokens(
         self,
@@ -360,7 +365,7 @@ class ModelRunner:
                 self.worker.choose(replace(sampling, allowed=allowed), scored)
                 if scored is not None:
                     scores.extend(self._score_readers(batch, scored))
-                return self._read(rows)
+                return self._read(rows, batch)
             except torch.OutOfMemoryError as error:
                 raise self._choice_error(batch) from error
 
@@ -386,7 +391,7 @@ class ModelRunner:
         counts = None
         if batch.verifies:
             counts = tuple([len(batch.drawn_positions(row)) for row in batch.drawn_rows])
-        return Launched(read, rows, is_dense, served, quarantined, on_read, mark, counts)
+        return Launched(read, rows, is_dense, served, quarantined, on_read, mark, counts, len(batch.drafted_at))
 
     def _launch_eagerly(
         self, batch: Batch, tap: Tap | None, scored: ScoredRows | None, *, leaves_open: bool

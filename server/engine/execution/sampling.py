@@ -29,14 +29,18 @@ T = TypeVar("T")
 class SampledTokens:
     """Tokens that the latest step chose, by result row. Two steps may be on their way to the host at once.
 
-    latest  [num_rows] int64 on the device: valid ids, also where the logits gave no ground to choose
+    latest   [num_rows] int64 on the device: valid ids, also where the logits gave no ground to choose
+    drafted  [2 * num_rows] int64 there: what a draft head has drafted since the latest step
     """
 
     def __init__(self, num_rows: int, device: torch.device) -> None:
         is_cuda = device.type == "cuda"
         self.latest = torch.zeros(num_rows, dtype=torch.int64, device=device)
-        self._checked = torch.zeros_like(self.latest)  # the same, NOT_FINITE or EXHAUSTED where there is none
-        self._hosts = [torch.zeros(num_rows, dtype=torch.int64, pin_memory=is_cuda) for _ in range(2)]
+        self._both = torch.zeros(3 * num_rows, dtype=torch.int64, device=device)  # one copy takes both to the host
+        # The same as the latest, NOT_FINITE or EXHAUSTED where there is none.
+        self._checked, self.drafted = self._both[:num_rows], self._both[num_rows:]
+        self._hosts = [torch.zeros(3 * num_rows, dtype=torch.int64, pin_memory=is_cuda) for _ in range(2)]
+        self._hosts_of_checked = [host[:num_rows] for host in self._hosts]
         self._views = [host.numpy() for host in self._hosts]
         self._arrivals = [torch.cuda.Event() for _ in range(2)] if is_cuda else None  # type: ignore[no-untyped-call]
         self._turn = 0
@@ -50,14 +54,18 @@ class SampledTokens:
             checked.masked_fill_(chosen.is_exhausted, EXHAUSTED)
         self._checked[:num_rows].copy_(checked)
 
-    def copy_to_host(self, num_rows: int) -> Callable[[], list[int]]:
-        """Start the copy of the first rows. The function returned waits for it, and so for the whole step.
+    def copy_to_host(self, num_rows: int, drafted_at: Sequence[int] = ()) -> Callable[[], list[int]]:
+        """Start the copy of the first rows, and of the drafted tokens at some places, which come behind them.
 
-        Call it before the second `copy_to_host` after this one, which uses its memory again.
+        The function returned waits for it, and so for the whole step. Call it before the second `copy_to_host` after
+        this one, which uses its memory again.
         """
-        turn = self._turn = 1 - self._turn
-        if num_rows:
-            self._hosts[turn].copy_(self._checked, non_blocking=True)  # all: to cut out some rows takes longer
+        turn, num_all = 1 - self._turn, self.latest.numel()
+        self._turn = turn
+        if drafted_at:
+            self._hosts[turn].copy_(self._both, non_blocking=True)
+        elif num_rows:  # all are copied: to cut out some rows takes longer
+            self._hosts_of_checked[turn].copy_(self._checked, non_blocking=True)
         token_ids = self._views[turn]
         arrival = None if self._arrivals is None else self._arrivals[turn]
         if arrival is not None:
@@ -67,6 +75,8 @@ class SampledTokens:
             if arrival is not None:
                 arrival.synchronize()
             found: list[int] = token_ids[:num_rows].tolist()
+            if drafted_at:
+                found += token_ids[num_all:][list(drafted_at)].tolist()
             return found
 
         return read

@@ -104,6 +104,7 @@ class StepLayout:
 
     num_tokens: int = field(init=False, compare=False)
     num_decode: int = field(init=False, compare=False)  # rows of one token at the end of the step
+    num_open: int = field(init=False, compare=False)  # tokens at its end that the device alone may know
     num_bytes: int = field(init=False, compare=False)
     places: list[tuple[str, torch.dtype, int, int]] = field(init=False, compare=False, repr=False)
 
@@ -111,6 +112,8 @@ class StepLayout:
         last = self.parts[-1]
         object.__setattr__(self, "num_tokens", sum([part.num_tokens for part in self.parts]))
         object.__setattr__(self, "num_decode", last.num_rows if last.phase is Phase.DECODE else 0)
+        has_open = last.phase in (Phase.DECODE, Phase.VERIFY)
+        object.__setattr__(self, "num_open", last.num_tokens if has_open else 0)
         places, start = [], 0
         for name, dtype, size in self.arrays():
             if size:
@@ -134,8 +137,9 @@ class StepLayout:
 
         token_ids, slots, positions  [tokens], and others of `token_arrays`: see server/model/step.py
         sampled      tokens whose logits are computed
-        chosen_at    [decode rows] where a token that the host has not read yet is among the latest sampled tokens
-        is_pending   [decode rows] whether the row's token is such a one
+        chosen_at    [tokens of decode or verify] where one that the host has not read yet is among the latest sampled
+                     tokens; of a row that verifies, among the drafted ones
+        is_pending   likewise, whether it is such a one
         state ...    of recurrent layers, see RecurrenceRows
         cu_seqlens, context_lens, page_table   of each phase: see AttentionBatch; one query a decode row is constant
         spans        of a phase: see AttentionFlags
@@ -143,8 +147,8 @@ class StepLayout:
         found = [(array.name, array.dtype, array.num_parts * self.num_tokens) for array in self.token_arrays]
         found += [
             ("sampled", torch.int64, self.num_sampled or 0),
-            ("chosen_at", torch.int64, self.num_decode),
-            ("is_pending", torch.bool, self.num_decode),
+            ("chosen_at", torch.int64, self.num_open),
+            ("is_pending", torch.bool, self.num_open),
         ]
         if self.num_state_writes is not None:
             num_rows = sum([part.num_rows for part in self.parts])
@@ -256,7 +260,7 @@ class StepBuffer:
 
     key          the graph that computes the step; None where it is launched kernel by kernel
     data         [layout.num_bytes] uint8; must stay as it is until the device has copied it
-    has_pending  whether a decode row's token is known to the device alone
+    has_pending  whether a token is known to the device alone
     """
 
     key: GraphKey | None
@@ -271,7 +275,7 @@ class StepTensors:
 
     tokens      the arrays of `TOKEN_ARRAYS` by name
     sampled     [R] int64, tokens whose logits are computed; None for all of them
-    is_pending  [decode rows] bool, and chosen_at [decode rows] int64; None without decode rows
+    is_pending  bool, and chosen_at int64, of the tokens of decode or verify; None without
     parts       one a phase
     states      of recurrent layers; None for a model without
     """

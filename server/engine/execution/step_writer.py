@@ -110,7 +110,10 @@ class StepWriter:
             write_states(filling.host, filling.buffer.layout, batch, self._num_slots)
         if key is None and batch.sampled_rows:
             filling.host["sampled"][:] = batch.sampled_tokens
-        if key is None and filling.decode is not None and filling.decode.has_pending:
+        if batch.verifies:
+            _write_pending(filling.host, batch)
+        has_pending = bool(batch.drafted_at) or (filling.decode is not None and filling.decode.has_pending)
+        if key is None and has_pending:
             return replace(filling.buffer, has_pending=True)
         return filling.buffer
 
@@ -266,6 +269,14 @@ class WrittenDecodeRows:
         self._chosen[:num_rows] = places
         self._chosen_at = chosen_at if all(pending) else None
         self.has_pending = any(pending)
+
+
+def _write_pending(host: HostViews, batch: Batch) -> None:
+    """Write where the device finds the drafted tokens that the host has not read."""
+    is_pending, places = host["is_pending"], host["chosen_at"]
+    is_pending[:] = host["token_ids"][-is_pending.size :] == PENDING
+    places[:] = 0
+    places[is_pending] = batch.drafted_at
 
 
 def _write_part(host: HostViews, part: PartLayout, batch: Batch, ends: list[int], page_size: int) -> None:

@@ -4,13 +4,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from kernels.sampling.sampling import SamplingTensors
+from kernels.vocabulary.shape import Phase
 from server.engine.execution.capture import Capture, RecordedGraph, Replayable
 from server.engine.execution.commands import Allocate, CopyPages, ImageRows, WriteEmbeddings, WriteImages
 from server.engine.execution.graph_keys import GraphKey, GraphSizes
@@ -82,13 +82,13 @@ class ComputedImages:
 class Drafts:
     """Tokens that a draft head has drafted.
 
-    passes  token ids [rows] of each pass since the latest step
+    found   int64, those of all passes since the latest step
     hidden  of the latest pass: [rows, hidden] behind the head's norm
     logits  [rows, vocab] fp32 of these
     ids     [rows] int64, drafted by these
     """
 
-    passes: list[Tensor]
+    found: Tensor
     hidden: Tensor
     logits: Tensor
     ids: Tensor
@@ -163,7 +163,7 @@ class Worker:
         self._head_inputs = DeviceInputs(self.device)
         # [tokens, hidden] of the latest step, before the last norm, where there is a head.
         self._hidden = decoder.weights.embedding.new_zeros(num_hidden if head else 0, decoder.config.hidden_size)
-        self._drafts = self.new_drafts()
+        self._drafts = self.new_drafts(tokens.drafted)
         self.head_attention: HeadAttention | None = None
         self._head_counts: list[DispatchCount] = []  # of the passes since they were taken
         self._head_graphs: dict[GraphKey, tuple[Replayable, HeadAttention]] = {}
@@ -388,19 +388,18 @@ class Worker:
         sampling: SamplingTensors | None = None,
         *,
         is_first: bool,
+        place: int = 0,
         observation: Observation | None = None,
     ) -> Tensor:
         """Compute tokens by the draft head, and draft one behind each of those that are sampled. Returns [T, hidden].
 
         Of a token `buffer` has the id of the next one, and its source: which of the latest step's tokens it is; unless
         `is_first` which of those that were drafted last it is, whose ids are not on the host. `sampling`, on the CPU:
-        how tokens are drafted; None: the likeliest ones. `observation` takes what its layer hands out. Raises
-        NoPathError, LaunchFailed.
+        how tokens are drafted; None: the likeliest ones. What is drafted comes behind the first `place` tokens that
+        were since the latest step. `observation` takes what its layer hands out. Raises NoPathError, LaunchFailed.
         """
         head = self.head
         assert head is not None, "only a worker with a head follows a step"
-        if is_first:
-            self._drafts.passes = []
         with self.others.launching():
             tensors = self._head_inputs.load(buffer)
             self._reserve_drafts(buffer.layout.num_sampled or 0)
@@ -412,11 +411,13 @@ class Worker:
             else:
                 attention = self._attend_head(tensors, observation)
                 self.others.announce_head(
-                    buffer, self.dispatcher, is_first=is_first, is_observed=observation is not None
+                    buffer, self.dispatcher, is_first=is_first, place=place, is_observed=observation is not None
                 )
                 if self.beat is not None:
                     self.beat()
-                out = self._compute_head(tensors, attention, is_first=is_first, observation=observation)
+                out = self._compute_head(
+                    tensors, attention, is_first=is_first, has_pending=buffer.has_pending, observation=observation
+                )
             self.head_attention = attention
             if observation is None and not self.dispatcher.is_watched:  # else it is of no request
                 self._head_counts += attention.counts()
@@ -427,7 +428,10 @@ class Worker:
                     drafted[: logits.shape[0]].copy_(self.sampler.choose(logits, sampling).token_ids)
                 if self.rank.world > 1:
                     self.rank.share(drafted)
-                self._drafts.passes.append(drafted.clone())
+                found = self._drafts.found[
+                    place : place + drafted.shape[0]
+                ]  # of a graph's padding what there is room for
+                found.copy_(drafted[: found.shape[0]])
             return out
 
     def declare_head(self, layouts: dict[GraphKey, StepLayout]) -> None:
@@ -439,10 +443,11 @@ class Worker:
         if num_rows > self._drafts.ids.shape[0]:
             self._drafts.reserve(num_rows)
 
-    def new_drafts(self) -> Drafts:
-        """Return memory for what is drafted, for no row yet."""
+    def new_drafts(self, found: Tensor | None = None) -> Drafts:
+        """Return memory for what is drafted, for no row yet. `found`: for the ids of all passes; None: new memory."""
         logits = torch.zeros(0, self.decoder.config.vocab_size, device=self.device)
-        return Drafts([], self._hidden[:0], logits, torch.zeros(0, dtype=torch.int64, device=self.device))
+        ids = torch.zeros(0, dtype=torch.int64, device=self.device)
+        return Drafts(torch.zeros_like(self.tokens.drafted) if found is None else found, self._hidden[:0], logits, ids)
 
     @contextmanager
     def drafting_in(self, drafts: Drafts) -> Iterator[None]:
@@ -511,11 +516,14 @@ class Worker:
         attention: HeadAttention,
         *,
         is_first: bool,
+        has_pending: bool = True,
         observation: Observation | None = None,
     ) -> Tensor:
         """Compute a step of the draft head up to its likeliest tokens: what a graph holds."""
         head = self.head
         assert head is not None, "only a worker with a head follows a step"
+        if is_first and has_pending:
+            _fill_in(tensors, self.tokens.latest)
         inputs = dict(tensors.tokens)
         sources = inputs.pop("sources")
         if is_first:
@@ -536,15 +544,6 @@ class Worker:
         """Return each decision that served a pass of the draft head since the last call, with its launches."""
         found, self._head_counts = self._head_counts, []
         return found
-
-    def take_drafted(self) -> list[list[int]]:
-        """Return the tokens that each pass of the head has drafted since the latest step. Waits for the device."""
-        passes = self._drafts.passes
-        if not passes:
-            return []
-        found: list[int] = torch.cat(passes).tolist()
-        ends = list(accumulate(it.shape[0] for it in passes))
-        return [found[end - it.shape[0] : end] for it, end in zip(passes, ends, strict=True)]
 
     @torch.inference_mode()
     def copy_pages(self, copies: Sequence[tuple[int, int]]) -> None:
@@ -671,10 +670,9 @@ class Worker:
 
         `logits`: memory for them; None for new memory.
         """
-        token_ids: Tensor = tensors.tokens["token_ids"]
-        if has_pending and tensors.is_pending is not None and tensors.chosen_at is not None:
-            ends = token_ids[token_ids.shape[0] - tensors.chosen_at.shape[0] :]  # the decode rows
-            torch.where(tensors.is_pending, self.tokens.latest.index_select(0, tensors.chosen_at), ends, out=ends)
+        is_verify = tensors.parts[-1].phase is Phase.VERIFY
+        if has_pending and (self.head is not None or not is_verify):  # without a head the host knows what is drafted
+            _fill_in(tensors, self.tokens.drafted if is_verify else self.tokens.latest)
         self.mark(Part.FORWARD)
         attention.plan()
         states = None
@@ -704,6 +702,15 @@ def _end_step(choice: Choice, error: Exception) -> Choice:
     if launch_failure(error) is None:
         raise error
     raise LaunchFailed(choice, error) from error
+
+
+def _fill_in(tensors: StepTensors, known: Tensor) -> None:
+    """Write the token ids of a step that the device alone knows: some of those in `known`."""
+    if tensors.is_pending is None or tensors.chosen_at is None:
+        return
+    token_ids: Tensor = tensors.tokens["token_ids"]
+    ends = token_ids[token_ids.shape[0] - tensors.chosen_at.shape[0] :]
+    torch.where(tensors.is_pending, known.index_select(0, tensors.chosen_at), ends, out=ends)
 
 
 def _num_sampled(tensors: StepTensors) -> int:

@@ -85,9 +85,13 @@ class DecodeRows:
         self._latest = known
         return known
 
-    def drafted_batch(self, num_preempted: int) -> Batch:
-        """Return all rows as a step computes them that verifies the tokens drafted behind them."""
+    def drafted_batch(self, num_preempted: int, drafted_at: tuple[int, ...]) -> Batch:
+        """Return all rows as a step computes them that verifies the tokens drafted behind them.
+
+        `drafted_at`: of those that the device alone knows.
+        """
         batch = self.batch(num_preempted)
         lens = [1 + seq.num_drafted for seq in self._sequences]
         ends = [seq.num_computed + length for seq, length in zip(self._sequences, lens, strict=True)]
-        return replace(batch, query_lens=tuple(lens), context_lens=tuple(ends), verifies=True)
+        query_lens, context_lens = tuple(lens), tuple(ends)
+        return replace(batch, query_lens=query_lens, context_lens=context_lens, verifies=True, drafted_at=drafted_at)

@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels.vocabulary.shape import Phase
 from server.engine.scheduling.answer_tap import AnswerTap
 from server.engine.scheduling.drafter import Drafter, DraftTally
 from server.engine.scheduling.embeddings import EmbeddingFormat
@@ -266,6 +267,8 @@ class Engine:
             self._scheduler.advance(batch)
             for seq in batch.drawn_sequences:
                 seq.tokens.append(PENDING)
+            if isinstance(self.drafter, HeadDrafter):
+                self.drafter.follow_at_once(batch)
         self.mark(Part.REPORT)
         is_bound = self._num_with_grammar > 0
         return _Launched(batch, outcome, started_at, self._num_compiles() - compiles_before, is_bound)
@@ -392,6 +395,7 @@ class Engine:
         """Return the result, without what is rolled back."""
         self._outputs.record_uses(batch, result)
         if batch.verifies:
+            _note_drafted(batch, result.drafted)
             result = self._forgive(batch, result)
         if result.nonfinite or result.exhausted:
             drawn = batch.drawn_sequences
@@ -539,6 +543,15 @@ def _chosen(launched: _Launched) -> _Launched:
     except ChoiceError as error:
         return replace(launched, outcome=error)
     return launched
+
+
+def _note_drafted(batch: Batch, drafted: list[int]) -> None:
+    """Write the tokens that were drafted where they stood PENDING."""
+    ids = iter(drafted)
+    for row in batch.rows_of(Phase.VERIFY) if drafted else ():
+        seq, stop = batch.sequences[row], batch.context_lens[row]
+        for position in range(stop - batch.query_lens[row] + 1, stop):
+            seq.tokens[position] = next(ids)
 
 
 def _is_choosable(seq: Sequence) -> bool:

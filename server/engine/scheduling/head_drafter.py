@@ -3,18 +3,28 @@
 An entry of the head's pages at position p is made of the model's output of token p and of token p + 1. So behind a step
 it computes those of the step's tokens whose next token is known by then; of a sequence whose newest token has just been
 chosen the last of these gives the first drafted token, and each drafted token, computed by the head alone, another.
+
+Behind a step of few rows that only verifies, the head is launched with the step, before anybody knows what holds: it
+computes all tokens, each with the one that the step has chosen behind it, and drafts one behind each. Which of those is
+the first drafted token of a sequence is known when the step is. Entries of tokens that do not hold are written over, as
+the model's own are. What is drafted stays on the device, where the step that verifies reads it.
 """
 
 import logging
 from array import array
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Protocol
 
 from server.engine.scheduling.pages import PagePool
 from server.engine.scheduling.sequence import PENDING, Batch, Sequence, SequenceStatus
 
 logger = logging.getLogger(__name__)
+
+# Of a step, behind which the head drafts behind each token that may hold. Of more it waits for what holds: to draft
+# takes the GPU longer then than the host to read.
+FEW_ROWS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +33,9 @@ class HeadRow:
 
     row, num_before   of the batch, and how many tokens of it come before the first one
     first             its place in the sequence
-    next_ids          the token behind each
+    next_ids          the token behind each; PENDING for the one that the step has chosen there, which only verifies
     table             page numbers that cover all of them
-    is_drafted_for    whether a token is drafted behind the last one
+    num_drafting      the last of them, so many, behind each of which a token is drafted
     """
 
     sequence: Sequence
@@ -34,14 +44,14 @@ class HeadRow:
     first: int
     next_ids: list[int]
     table: "array[int]"
-    is_drafted_for: bool
+    num_drafting: int
 
 
 @dataclass(frozen=True, slots=True)
 class DraftedRow:
     """A drafted token that the head computes, for one more.
 
-    place     of the token among those that were drafted last
+    place     of the token among those of the latest pass
     position  of the head's entry that it makes: the place of the token before it
     """
 
@@ -63,8 +73,8 @@ class Head(Protocol):
     def go_on(self, rows: SequenceOf[DraftedRow]) -> bool:
         """Compute drafted tokens, and draft one behind each. Returns False likewise."""
 
-    def take(self) -> list[list[int]]:
-        """Return what was drafted since `follow`, in the order of the rows of each call; waits for it."""
+    def take(self, places: SequenceOf[int]) -> list[int]:
+        """Return tokens that were drafted since `follow`, by their places in the order of the calls; wait for them."""
 
 
 class HeadDrafter:
@@ -80,7 +90,28 @@ class HeadDrafter:
         self._most_rows = most_rows
         self._row_tokens = row_tokens
         self._is_lost = False
-        self._places: dict[Sequence, tuple[int, int]] = {}  # among the drafted tokens, and the tokens of the sequence
+        self._followed: Batch | None = None  # when it was launched
+        self._num_first = 0  # tokens of the first pass
+        self._places: dict[Sequence, tuple[int, int]] = {}  # among those, and the tokens of the sequence
+
+    def follow_at_once(self, batch: Batch) -> None:
+        """Have the head compute the tokens of a step that is launched, where it need not know what holds of them.
+
+        Then the device goes on with it while the host reads the step.
+        """
+        self._followed = None
+        only_verifies = batch.verifies and not batch.num_prefill and not batch.num_extend
+        if self._is_lost or not only_verifies or batch.num_rows > min(FEW_ROWS, self._most_rows):
+            return
+        if any(seq.matcher is not None for seq in batch.sequences):  # its token is chosen later
+            return
+        rows = []
+        for row, (seq, length, stop) in enumerate(
+            zip(batch.sequences, batch.query_lens, batch.context_lens, strict=True)
+        ):
+            rows.append(HeadRow(seq, row, 0, stop - length, [PENDING] * length, self._table(seq, stop), length))
+        self._is_lost = not self.head.follow(batch, rows)
+        self._followed = batch
 
     def follow(self, batch: Batch, tokens: SequenceOf[SequenceOf[int]]) -> None:
         """Have the head compute the tokens of a step that is computed; `tokens` are those that it has chosen and hold.
@@ -90,6 +121,9 @@ class HeadDrafter:
         self._places = {}
         if self._is_lost:
             return
+        if batch is self._followed:
+            self._note_holding(batch, tokens)
+            return
         drawn = dict(zip(batch.drawn_sequences, tokens, strict=True))
         is_on = sum(map(bool, tokens)) <= self._most_rows
         rows = [self._row(batch, row, seq, drawn.get(seq), is_on=is_on) for row, seq in enumerate(batch.sequences)]
@@ -97,9 +131,32 @@ class HeadDrafter:
         found = sorted((it for it in rows if it is not None), key=self._phase)
         if not found:
             return
+        if len(found) <= FEW_ROWS:
+            found = [self._drafting_behind_each(it) for it in found]
         self._is_lost = not self.head.follow(batch, found)
-        drafted = [it for it in found if it.is_drafted_for]
-        self._places = {it.sequence: (place, it.first + len(it.next_ids) + 1) for place, it in enumerate(drafted)}
+        ends = [*accumulate(it.num_drafting for it in found)]
+        self._num_first = ends[-1]
+        self._places = {
+            it.sequence: (end - 1, it.first + len(it.next_ids) + 1)
+            for it, end in zip(found, ends, strict=True)
+            if it.num_drafting
+        }
+
+    def _note_holding(self, batch: Batch, tokens: SequenceOf[SequenceOf[int]]) -> None:
+        """Note where the first drafted tokens are behind what holds of a step that was followed at once."""
+        ends = [*accumulate(batch.query_lens)]
+        self._num_first = ends[-1]
+        for seq, length, stop, end, new in zip(
+            batch.sequences, batch.query_lens, batch.context_lens, ends, tokens, strict=True
+        ):
+            if new:
+                self._places[seq] = end - length + len(new) - 1, stop - length + len(new) + 1
+
+    def _drafting_behind_each(self, row: HeadRow) -> HeadRow:
+        """Return a row of few tokens as the head computes it behind few rows."""
+        num_tokens = len(row.next_ids)
+        is_few = row.first and 1 < num_tokens <= self._row_tokens
+        return replace(row, num_drafting=num_tokens) if is_few and row.num_drafting else row
 
     def _phase(self, row: HeadRow) -> int:
         """Return the place of a row's phase in a step: whole prompts, chunks, few tokens."""
@@ -121,38 +178,42 @@ class HeadDrafter:
             known[-1:] = chosen[:1] if chosen else []
         if not known:
             return None
-        stop = first + len(known)
-        table = self.pool.pages(seq.request_id)[: self.pool.pages_for(stop)]
-        return HeadRow(seq, row, first - start, first, known, table, is_drafted_for=is_on and bool(chosen))
+        table = self._table(seq, first + len(known))
+        return HeadRow(seq, row, first - start, first, known, table, num_drafting=int(is_on and bool(chosen)))
+
+    def _table(self, seq: Sequence, num_tokens: int) -> "array[int]":
+        return self.pool.pages(seq.request_id)[: self.pool.pages_for(num_tokens)]
 
     def draft(self, wanted: SequenceOf[tuple[Sequence, int]]) -> list[list[int]]:
-        """Return so many drafted tokens of each sequence, or none; it has pages for all of them."""
+        """Draft so many tokens of each sequence, or none; it has pages for all of them. Return their places."""
         found: list[list[int]] = [[] for _ in wanted]
-        places: dict[int, list[int]] = {}  # by index in `wanted`, of each of its tokens among those of its pass
+        latest: dict[int, int] = {}  # by index in `wanted`, of its latest token among those of its pass
         for index, (seq, most) in enumerate(wanted):
             place, num_tokens = self._places.get(seq, (0, -1))
-            if num_tokens == len(seq.tokens) and most:
-                places[index] = [place]
-        num_drafted = 1
-        while rows := [self._drafted(*wanted[it], own, num_drafted) for it, own in places.items()]:
-            left = [(index, row) for index, row in zip(places, rows, strict=True) if row is not None]
-            if not left:
+            if num_tokens == len(seq.tokens) and most > 0:
+                latest[index] = place
+        self._places = {}
+        start, num_of_pass = 0, self._num_first
+        while latest:
+            for index, place in latest.items():
+                found[index].append(start + place)
+            going = [index for index in latest if len(found[index]) < wanted[index][1]]
+            rows = [self._drafted(wanted[index][0], latest[index], len(found[index])) for index in going]
+            if not rows:
                 break
-            if not self.head.go_on([row for _, row in left]):
+            if not self.head.go_on(rows):
                 self._is_lost = True
-                return found
-            for place, (index, _) in enumerate(left):
-                places[index].append(place)
-            num_drafted += 1
-        drafted, self._places = self.head.take() if places else [], {}
-        for index, own in places.items():
-            found[index] = [of_pass[place] for of_pass, place in zip(drafted, own, strict=False)]
+                break
+            start, num_of_pass = start + num_of_pass, len(rows)
+            latest = {index: place for place, index in enumerate(going)}
         return found
 
-    def _drafted(self, seq: Sequence, most: int, places: list[int], num_drafted: int) -> DraftedRow | None:
-        """Return a sequence's latest drafted token of `num_drafted`, for one more; None where it has enough."""
-        if len(places) != num_drafted or most <= num_drafted:
-            return None
+    def take(self, places: SequenceOf[SequenceOf[int]]) -> list[list[int]]:
+        """Return the drafted tokens at the places that `draft` has returned; waits for them."""
+        ids = iter(self.head.take([place for own in places for place in own]))
+        return [[next(ids) for _ in own] for own in places]
+
+    def _drafted(self, seq: Sequence, place: int, num_drafted: int) -> DraftedRow:
+        """Return a sequence's latest drafted token of `num_drafted`, for one more."""
         num_tokens = len(seq.tokens) - 1 + num_drafted
-        table = self.pool.pages(seq.request_id)[: self.pool.pages_for(num_tokens)]
-        return DraftedRow(seq, places[-1], num_tokens - 1, table)
+        return DraftedRow(seq, place, num_tokens - 1, self._table(seq, num_tokens))

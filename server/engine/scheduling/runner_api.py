@@ -40,6 +40,7 @@ class StepResult:
                its own, up to the first that cannot be chosen; none where that is the only one
     nonfinite  places in `tokens` without a token, where the logits held no finite number
     exhausted  those where the request's own limits leave no token
+    drafted    the batch's drafted tokens that were PENDING, in their order
     """
 
     tokens: list[list[int]]
@@ -53,6 +54,7 @@ class StepResult:
     nonfinite: tuple[int, ...] = ()
     exhausted: tuple[int, ...] = ()
     tower: TowerRun | None = None  # of the images that were computed for this step
+    drafted: list[int] = field(default_factory=list)
 
 
 class StepError(Exception):

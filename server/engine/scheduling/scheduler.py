@@ -71,6 +71,7 @@ class _StepPlan:
     num_prefix_queried_tokens  of prompts that were admitted for the first time, looked up in the pages of others
     num_prefix_hit_tokens      those of them that were found there
     written  the embedded spans that are written before the step, with their tokens
+    drafted_at  see Batch
     """
 
     num_decode: int
@@ -81,6 +82,7 @@ class _StepPlan:
     num_prefix_queried_tokens: int = 0
     num_prefix_hit_tokens: int = 0
     written: dict[SpanName, int] = field(default_factory=dict)
+    drafted_at: tuple[int, ...] = ()
 
     def batch(self, decode: Batch, pool: PagePool) -> Batch:
         """Return the batch of these prompts and the decode rows."""
@@ -103,6 +105,7 @@ class _StepPlan:
             forks=tuple([BatchFork(row_of[leader], seq) for leader, seq in self.forks]),
             page_copies=tuple(self.page_copies),
             verifies=decode.verifies,
+            drafted_at=decode.drafted_at,
         )
 
     def _by_phase(self) -> tuple[list[_Row], list[_Row], list[_Row]]:
@@ -323,8 +326,9 @@ class Scheduler:
     def plan(self, now: float, drafter: Drafter | HeadDrafter | None = None) -> Batch | None:
         """Return the next batch at time `now` (seconds), None when there is nothing to compute.
 
-        With a drafter, decoding sequences get drafted tokens behind their newest ones, all of which must be known. When
-        such a batch is computed, `rollback` says for each sequence of it which tokens hold, before `settle`.
+        With a drafter, decoding sequences get drafted tokens behind their newest ones, all of which must be known: of a
+        head PENDING ones, unless the host must know them to launch the step. When such a batch is computed, `rollback`
+        says for each sequence of it which tokens hold, before `settle`.
 
         The caller launches the batch, calls `advance`, and appends a token to each sequence that is sampled or forked:
         PENDING while the token is not known. Where the launch fails it calls `abandon`. When the batch has been
@@ -342,7 +346,7 @@ class Scheduler:
             return None
         states = self._pool.states
         if drafter is not None and self._draft(drafter, step):
-            decode = self._decoding.drafted_batch(num_preempted)
+            decode = self._decoding.drafted_batch(num_preempted, step.drafted_at)
         else:
             decode = self._decoding.batch(num_preempted)
         batch = step.batch(decode, self._pool) if step.prompts else decode
@@ -520,8 +524,13 @@ class Scheduler:
             most = self._grown(seq, most) if most > 0 else 0
             wanted.append((seq, most))
             left -= most
-        is_any = False
-        for (seq, _), drafted in zip(wanted, drafter.draft(wanted), strict=True):
+        is_any, places = False, drafter.draft(wanted)
+        if any(own and seq.reads_drafts for (seq, _), own in zip(wanted, places, strict=True)):
+            tokens = drafter.take(places)
+        else:
+            tokens = [[PENDING] * len(own) for own in places]
+            step.drafted_at = tuple([place for own in places for place in own])
+        for (seq, _), drafted in zip(wanted, tokens, strict=True):
             if not drafted:
                 self._pool.shrink(seq.request_id, len(seq.tokens))
             is_any |= self._append_drafted(seq, drafted)

@@ -16,7 +16,7 @@ from server.engine.scheduling.states import BatchStates
 from server.engine.scheduling.tower_run import TowerRun
 from server.protocol.messages import EmbeddedSpan, FinishReason, PathUse, SamplingParams, TokenScores
 
-PENDING = -1  # stands for a token that a launched step samples and that the host has not read yet
+PENDING = -1  # stands for a token that a launched step samples, or a head drafts, and that the host has not read yet
 
 _DECODE_ONLY, _VERIFY_ONLY = (Phase.DECODE,), (Phase.VERIFY,)
 
@@ -64,7 +64,7 @@ class AnswerRecord:
 class Sequence:
     """The one object here that changes; only the engine's stepping thread changes it.
 
-    tokens        prompt, then generated tokens; the last one may be PENDING
+    tokens        prompt, then generated tokens; the last one may be PENDING, and so may those that were drafted
     num_computed  tokens [0, num_computed) have their keys and values in pages; less again after a preemption
     num_drafted   tokens that were drafted and are not verified yet: its newest ones, but for a PENDING one behind them
     is_drafted_for  whether tokens may be drafted for it, where there is a drafter
@@ -242,6 +242,11 @@ class Sequence:
         return len(self.tokens) - self.num_computed
 
     @property
+    def reads_drafts(self) -> bool:
+        """Return whether the host must know what is drafted to say how the tokens behind it are chosen."""
+        return self.matcher is not None or self.sampling.needs_history
+
+    @property
     def is_decoding(self) -> bool:
         """Return whether only the newest token is left to compute."""
         return self.num_computed > 0 and len(self.tokens) - self.num_computed == 1
@@ -270,6 +275,7 @@ class Batch:
     forks         each gets a next token too, by the logits of its row, which is a sampled one
     page_copies   (source, target) of pages that the forks would write to; copied behind the step's own keys and values
     states        the slots of its recurrent states; None for a model without, or where no state is kept
+    drafted_at    where the device finds the drafted tokens that are PENDING, those of one row behind those of another
     embeddings    spans whose rows are to be written to the embedding buffers before the step
     has_embedded  whether a token of the step has an embedding of its own
     """
@@ -288,6 +294,7 @@ class Batch:
     page_copies: tuple[tuple[int, int], ...] = ()
     states: BatchStates | None = None
     verifies: bool = False  # whether the decode rows are of the phase `verify`
+    drafted_at: tuple[int, ...] = ()
     embeddings: tuple[HeldSpan, ...] = ()
     has_embedded: bool = False
 

@@ -540,9 +540,9 @@ def _warm_up_head(steps: HeadSteps, runner: ModelRunner, subject: Subject) -> No
         batch = synthetic_batch([(query, context)], size)
         runner.launch(batch).result()
         [seq], [table] = batch.sequences, batch.page_tables
-        steps.follow(batch, [HeadRow(seq, 0, 0, context - query, [0] * query, table, is_drafted_for=True)])
+        steps.follow(batch, [HeadRow(seq, 0, 0, context - query, [0] * query, table, num_drafting=1)])
         steps.go_on([DraftedRow(seq, 0, context - 1, table)])
-        steps.take()
+        steps.take([0, 1])
     runner.worker.take_head_counts()  # of no request
 
 

@@ -36,7 +36,7 @@ class Recorded(HeadDrafter):
 
     def draft(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:  # type: ignore[override]
         found = super().draft(wanted)
-        for (seq, most), drafted in zip(wanted, found, strict=True):
+        for (seq, most), drafted in zip(wanted, self.take(found), strict=True):
             assert len(drafted) == max(most, 0), "the head drafts as many tokens as it is asked for"
             if seq.sampling.temperature == 0:
                 self.seen.append((seq.tokens.copy(), drafted))

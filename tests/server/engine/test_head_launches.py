@@ -110,6 +110,34 @@ def test_drafts_are_off_above_a_number_of_sequences(built: BuiltEngine) -> None:
     assert any(it.record.drafts for it in alone)
 
 
+def test_a_step_with_drafts_is_read_once(built: BuiltEngine) -> None:
+    """Where a penalty needs what is drafted on the host, twice."""
+    tokens, num_reads = built.runner.worker.tokens, 0
+    copy = tokens.copy_to_host
+
+    def counting(*given: Any) -> Callable[[], list[int]]:
+        read = copy(*given)
+
+        def counted_read() -> list[int]:
+            nonlocal num_reads
+            num_reads += 1
+            return read()
+
+        return counted_read
+
+    tokens.copy_to_host = counting  # type: ignore[method-assign]
+    for penalty, expected in ((0.0, 1), (0.5, 2)):
+        sampling = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True, frequency_penalty=penalty)
+        built.engine.submit(Submit("a", [*range(20)], sampling))
+        found = set()
+        while built.engine.has_work:
+            before, output = num_reads, built.engine.step()
+            if output is not None and output.record.drafts is not None:
+                found.add(num_reads - before)
+        assert found == {expected}
+    del tokens.copy_to_host
+
+
 def test_an_attestation_between_steps_leaves_drafts_alone(built: BuiltEngine) -> None:
     drafter, drafted = built.engine.drafter, list[list[list[int]]]()
     assert isinstance(drafter, HeadDrafter)
@@ -168,6 +196,6 @@ def test_observed_steps_are_waited_for(built: BuiltEngine) -> None:
     batch = synthetic_batch([(3, 3)], 8, page=built.runner.num_pages)
     [seq], [table] = batch.sequences, batch.page_tables
     built.runner.observe(batch)
-    HeadSteps(built.runner).observe(batch, [HeadRow(seq, 0, 0, 0, [0] * 3, table, is_drafted_for=False)])
+    HeadSteps(built.runner).observe(batch, [HeadRow(seq, 0, 0, 0, [0] * 3, table, num_drafting=0)])
     del worker.synchronize
     assert next(num_waits) == 2

@@ -6,7 +6,7 @@ writes over, so shows on a CPU.
 
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -79,8 +79,8 @@ class LateTokens(SampledTokens):
             raise torch.OutOfMemoryError("no memory to sample")
         super().store(chosen)
 
-    def copy_to_host(self, num_rows: int) -> Callable[[], list[int]]:
-        read, device = super().copy_to_host(num_rows), self._device
+    def copy_to_host(self, num_rows: int, drafted_at: Sequence[int] = ()) -> Callable[[], list[int]]:
+        read, device = super().copy_to_host(num_rows, drafted_at), self._device
         end = device.num_started
 
         def read_late() -> list[int]:
