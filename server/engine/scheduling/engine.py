@@ -10,7 +10,8 @@ A step has five states, and while one is computed the next may be planned and la
 
 With a drafter nothing is launched ahead: it drafts from tokens that are known. A step then verifies several tokens of a
 sequence, and settling it begins with what holds: the sampled tokens as far as they are those that were drafted, and one
-more, unless an earlier one ends the sequence. The rest is rolled back.
+more, unless an earlier one ends the sequence. The rest is rolled back, and the next step launched before its output is
+made.
 """
 
 import logging
@@ -248,7 +249,7 @@ class Engine:
         launched = _chosen(launched)
         if may_run_ahead and self._can_run_ahead(launched):
             self._ahead = self._launch()
-        return self._land(launched)
+        return self._land(launched, may_go_on=may_run_ahead)
 
     def _launch(self) -> _Launched | None:
         """Plan a batch and start it, as if every earlier batch had succeeded. None when there is nothing to do."""
@@ -283,8 +284,8 @@ class Engine:
             seq.sampling.prompt_logprobs is None for seq in self._sequences.values()
         )
 
-    def _land(self, launched: _Launched) -> StepOutput:
-        """Wait for a batch, settle it, and return its output."""
+    def _land(self, launched: _Launched, *, may_go_on: bool) -> StepOutput:
+        """Wait for a batch, settle it, and return its output; launch the next one before, if one `may_go_on`."""
         self.step_index += 1
         batch = launched.batch
         match launched.outcome:
@@ -298,8 +299,11 @@ class Engine:
             case pending:
                 result = self._settle(batch, pending.result())
         started_at = max(launched.started_at, self._landed_at)  # until then the device computed the step before
-        self._landed_at = self._clock()
-        return self._output(started_at, result, num_compiles=launched.num_compiles, batch=batch)
+        self._landed_at = ended_at = self._clock()
+        if may_go_on and self._options.runs_ahead and self.drafter is not None:
+            self._ahead = self._launch()
+        num_compiles = launched.num_compiles
+        return self._output(started_at, result, num_compiles=num_compiles, batch=batch, ended_at=ended_at)
 
     def _end_failed(self, sequences: Iterable[Sequence], error: StepError) -> StepResult:
         """End those of a step's sequences that have not finished, and what follows them; return its result."""
@@ -502,13 +506,19 @@ class Engine:
         self._scheduler.finish(seq, is_sound=is_sound)
 
     def _output(
-        self, started_at: float, result: StepResult, *, num_compiles: int, batch: Batch | None = None
+        self,
+        started_at: float,
+        result: StepResult,
+        *,
+        num_compiles: int,
+        batch: Batch | None = None,
+        ended_at: float | None = None,
     ) -> StepOutput:
         statistics = self._take_statistics()
         record = StepRecord(
             step=self.step_index,
             started_at=started_at,
-            duration_s=self._clock() - started_at,
+            duration_s=(self._clock() if ended_at is None else ended_at) - started_at,
             dispatches=[*result.dispatches, *statistics.head_dispatches],
             num_running=self._scheduler.num_running,
             num_waiting=self.num_waiting,
