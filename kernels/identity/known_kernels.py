@@ -95,7 +95,7 @@ NAMED: tuple[NamedKernels, ...] = (
     NamedKernels("norm of each head of the values", ("_norm_heads_kernel",)),
     NamedKernels("gated activation", ("_gated_kernel",)),
     NamedKernels("activation without a gate", ("_squared_relu_kernel",)),
-    NamedKernels("gate of a shared feed-forward", ("_gate_rows_kernel",)),
+    NamedKernels("sum of what experts gave and what all tokens visit, by its gate", ("_add_shared_kernel",)),
     NamedKernels("norm and gate of a recurrence's heads", ("_norm_and_gate_kernel", "_gate_and_norm_kernel")),
     NamedKernels("gate of attention's heads", ("_gate_heads_kernel",)),
     NamedKernels("sum of a row's exponentials, of log probabilities", ("_log_sum_exp_kernel",)),

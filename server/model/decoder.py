@@ -75,7 +75,7 @@ from server.model.block import (
     total,
 )
 from server.model.channel_delta import ChannelDelta
-from server.model.experts import AddNormsApart, Experts, ExpertsApart, ProductsOf, Shared, SharedAlike, products_of
+from server.model.experts import AddNormsApart, Experts, ExpertsApart, ProductsOf, Shared, products_of
 from server.model.gated_delta import GatedDelta
 from server.model.latent_attention import Indexer, LatentAttention
 from server.model.layers import (
@@ -403,16 +403,15 @@ class Decoder:
         raise AssertionError("weights are of the kind that the configuration says")
 
     def _experts(self, index: int, config: ExpertsConfig, weights: MixtureWeights) -> Experts:
-        shared: Shared | SharedAlike | None = None
-        if weights.shared is not None:
+        shared = None
+        if weights.shared is not None and config.shared is not None:
             gate_up, down = weights.shared.gate_up, weights.shared.down
             fed = FeedForward(
                 self._gate_up(index, WeightName.SHARED_GATE_UP, gate_up, config.shared_activation),
                 self._product(index, WeightName.SHARED_DOWN, down),
             )
-            shared = Shared(fed, weights.shared_gate)
-            if self._operators.is_reproducible and weights.shared_gate is not None:
-                shared = SharedAlike(fed, weights.shared_gate)
+            gate = None if weights.shared_gate is None else weights.shared_gate[0]
+            shared = Shared(fed, gate, config.shared.scale)
         router = _widened(Linear(weights.router.weight))  # whose bias is added behind the product
         product = self._operators.product(index, WeightName.ROUTER, router, self._in_fp32(router))
         visited = self._operators.experts(config, weights.experts)
@@ -428,7 +427,6 @@ class Decoder:
             shared,
             weights.expert_scales,
             weighs_inputs=config.weighs_inputs,
-            shared_scale=1.0 if config.shared is None else config.shared.scale,
             to_latent=to_latent,
             from_latent=from_latent,
         )

@@ -22,7 +22,7 @@ from kernels.experts.ungated.eager import run_ungated
 from kernels.experts.weights import Mxfp4Weights
 from kernels.fused.add_norms import Addend, add_norms
 from kernels.fused.capped_kind import CappedSilu
-from kernels.fused.row_gate import gate_rows_
+from kernels.fused.row_gate import add_gated_, add_scaled_
 from kernels.fused.ungated_kind import Ungated
 from qualification.model.config import ExpertsConfig
 from server.model.linear import Product
@@ -36,27 +36,22 @@ ProductsOf = Callable[[ExpertsConfig, AnyExperts], ExpertProducts]
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """Dense feed-forward that all tokens visit, multiplied by the sigmoid of `gate` [1, hidden] where it has one."""
+    """Dense feed-forward that all tokens visit. A row's bits depend on that row alone, if those of `feed_forward` do.
+
+    gate   [hidden], whose product with a row has the sigmoid that the row's result is multiplied by; or None
+    scale  what a result is multiplied by too
+    """
 
     feed_forward: Callable[[Tensor, Step | None], Tensor]
     gate: Tensor | None = None
+    scale: float = 1.0
 
-    def __call__(self, x: Tensor, step: Step | None) -> Tensor:
-        out = self.feed_forward(x, step)
+    def add_to_(self, out: Tensor, x: Tensor, step: Step | None) -> Tensor:
+        """Add what all tokens visit of x [T, hidden] to out [T, hidden], in place; return out."""
+        found = self.feed_forward(x, step)
         if self.gate is None:
-            return out
-        return out.mul_(torch.sigmoid(torch.nn.functional.linear(x, self.gate)))
-
-
-@dataclass(frozen=True, slots=True)
-class SharedAlike:
-    """The same with a gate [1, hidden] and bits of a row that do not depend on the other rows."""
-
-    feed_forward: Callable[[Tensor, Step | None], Tensor]
-    gate: Tensor
-
-    def __call__(self, x: Tensor, step: Step | None) -> Tensor:
-        return gate_rows_(self.feed_forward(x, step), x, self.gate[0])
+            return add_scaled_(out, found, self.scale)
+        return add_gated_(out, found, x, self.gate, self.scale)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +63,6 @@ class Experts:
     correction_bias  [experts] fp32, or None
     expert_scales    [experts] fp32, what the weight of an expert is multiplied by, or None
     weighs_inputs    whether the weight of a token's one expert multiplies what that expert reads
-    shared_scale     what the result of `shared` is multiplied by
     to_latent        x [T, hidden] -> what experts read [T, latent], and from_latent what they add -> [T, hidden]; None
                      where they read x itself
     """
@@ -78,10 +72,9 @@ class Experts:
     products: ExpertProducts
     router_bias: Tensor | None = None
     correction_bias: Tensor | None = None
-    shared: Shared | SharedAlike | None = None
+    shared: Shared | None = None
     expert_scales: Tensor | None = None
     weighs_inputs: bool = False
-    shared_scale: float = 1.0
     to_latent: Product | None = None
     from_latent: Product | None = None
 
@@ -94,7 +87,7 @@ class Experts:
             out = self.products(read, experts, weights)
         if self.from_latent is not None:
             out = self.from_latent(out, step)
-        return out if self.shared is None else out.add_(self.shared(x, step), alpha=self.shared_scale)
+        return out if self.shared is None else self.shared.add_to_(out, x, step)
 
     def compile(self, hidden_size: int, dtype: torch.dtype, device: torch.device, borders: Iterable[int] = ()) -> None:
         """Compile every kernel that a call may launch, by running one of each kind: then none is in service.

@@ -21,7 +21,7 @@ from kernels.fused.latent_kv import write_latents
 from kernels.fused.layer_norm import add_layer_norm, layer_norm, layer_norm_torch
 from kernels.fused.norm import add_rms_norm, add_rms_norm_torch, rms_norm, rms_norm_torch
 from kernels.fused.rope_kv import Turns, rope_and_write_kv, rope_and_write_kv_torch, rotate_queries
-from kernels.fused.row_gate import gate_rows_
+from kernels.fused.row_gate import add_gated_, add_scaled_
 from kernels.fused.split_norm import mean_squares, norm_by
 from kernels.fused.turn_heads import turn_heads, turn_heads_torch
 from kernels.latent.head_products import multiply_heads
@@ -338,11 +338,21 @@ def test_rope_of_part_of_a_head_leaves_the_rest(op: Op, has_norm: bool) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_row_is_gated_by_its_own_product(dtype: torch.dtype) -> None:
-    out, x, gate = randn(5, 100, dtype=dtype), randn(5, 100, dtype=dtype, seed=1), randn(100, dtype=dtype, seed=2)
-    expected = out.float() * torch.sigmoid((x.float() * gate.float()).sum(dim=1, keepdim=True))
-    assert gate_rows_(out, x, gate) is out
+@pytest.mark.parametrize("has_gate", [True, False])
+@pytest.mark.parametrize("size", [1, 100, 1024])
+def test_what_all_tokens_visit_is_added_by_a_gate(size: int, has_gate: bool, dtype: torch.dtype) -> None:
+    out, shared, x = (randn(5, size, dtype=dtype, seed=seed) for seed in range(3))
+    gate = randn(size, dtype=dtype, seed=3) * 0.2
+    x[3] *= -1000  # a share far out
+    share = torch.sigmoid((x.double() * gate.double()).sum(dim=1, keepdim=True)) if has_gate else 1.0
+    expected = (out.double() + 0.75 * share * shared.double()).float()
+    own = out[1:2].clone()
+    assert (add_gated_(out, shared, x, gate, 0.75) if has_gate else add_scaled_(out, shared, 0.75)) is out
     assert_near(out, expected)
+    for other in (shared, x):
+        other[0], other[2:] = torch.nan, torch.nan
+    read = shared[1:2], x[1:2]  # in another place: of a row alone
+    assert torch.equal(add_gated_(own, *read, gate, 0.75) if has_gate else add_scaled_(own, read[0], 0.75), out[1:2])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
