@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from kernels.fused.backend import jit, next_power_of_2, runs_on_triton, tl
+from kernels.fused.backend import jit, next_power_of_2, overlap, runs_on_triton, tl
 from kernels.fused.rope_kv import Turns, angles_of, rope_and_write_kv_torch, store_halves, store_rotated
 
 
@@ -39,7 +39,7 @@ def rope_and_write_asymmetric(
         NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim, VALUE_DIM=value_dim, HALF=rotated // 2,
         NUM_Q_BLOCKS=num_q_blocks, BLOCK_HEADS=block_heads, BLOCK_HALF=next_power_of_2(rotated // 2),
         REST=head_dim - rotated, BLOCK_REST=next_power_of_2(max(head_dim - rotated, 1)),
-        BLOCK_VALUE=next_power_of_2(value_dim),
+        BLOCK_VALUE=next_power_of_2(value_dim), **overlap(q.device),
     )  # fmt: skip
 
 
@@ -51,8 +51,12 @@ def _asymmetric_kv_kernel(
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
     HALF: tl.constexpr, NUM_Q_BLOCKS: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_HALF: tl.constexpr,
     REST: tl.constexpr, BLOCK_REST: tl.constexpr, BLOCK_VALUE: tl.constexpr,
+    OVERLAPS: tl.constexpr = False,
 ):  # fmt: skip
     """One program a token and block of heads: query heads first, then key heads with their values."""
+    if OVERLAPS:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     cols = tl.arange(0, BLOCK_HALF)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kernels.fused.alike import sigmoid_alike
-from kernels.fused.backend import jit, next_power_of_2, runs_on_triton, tl
+from kernels.fused.backend import jit, next_power_of_2, overlap, runs_on_triton, tl
 from kernels.fused.head_gate_kind import GateFunction
 
 _MOST_BLOCK = 2048  # numbers that one program gates: 16 a thread
@@ -33,6 +33,7 @@ def gate_heads_(out: Tensor, gate: Tensor, function: GateFunction) -> Tensor:
         PER_GATE=per_gate,
         IS_SOFTPLUS=function is GateFunction.SOFTPLUS,
         BLOCK=block,
+        **overlap(out.device),
     )
     return out
 
@@ -54,8 +55,12 @@ def _gate_heads_kernel(
     PER_GATE: tl.constexpr,
     IS_SOFTPLUS: tl.constexpr,
     BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr = False,
 ):
     """One program a token and block of its heads' numbers."""
+    if OVERLAPS:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = cols < SIZE

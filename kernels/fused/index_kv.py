@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kernels.fused.backend import jit, next_power_of_2, runs_on_triton, tl
+from kernels.fused.backend import jit, next_power_of_2, overlap, runs_on_triton, tl
 from kernels.fused.rope_kv import Turns, angles_of, store_halves, store_rotated, turns_of
 
 KEY_EPS = 1e-6  # of the norm of keys in every published class
@@ -56,7 +56,7 @@ def write_index(
         queries, rotated, projected, norm, bias, cos_sin, positions, keys, pages, slots, projected.stride(0),
         keys.stride(0), pages.shape[3], KEY_EPS,
         NUM_HEADS=num_heads, DIM=dim, HALF=half, NEIGHBOURS=neighbours, BLOCK_HEADS=block_heads,
-        BLOCK_DIM=next_power_of_2(dim), BLOCK_HALF=next_power_of_2(half),
+        BLOCK_DIM=next_power_of_2(dim), BLOCK_HALF=next_power_of_2(half), **overlap(queries.device),
     )  # fmt: skip
     return rotated
 
@@ -77,9 +77,12 @@ def _index_kv_kernel(
     queries_ptr, rotated_ptr, projected_ptr, norm_ptr, bias_ptr, cos_sin_ptr, positions_ptr, keys_ptr, pages_ptr,
     slots_ptr, stride_pt, stride_kt, row_size, eps,
     NUM_HEADS: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, NEIGHBOURS: tl.constexpr,
-    BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_HALF: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr, BLOCK_DIM: tl.constexpr, BLOCK_HALF: tl.constexpr, OVERLAPS: tl.constexpr = False,
 ):  # fmt: skip
     """One program a token and block: the key first, then blocks of query heads."""
+    if OVERLAPS:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     cols = tl.arange(0, BLOCK_HALF)

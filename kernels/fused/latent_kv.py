@@ -6,7 +6,7 @@ Absorbed queries are assembled here too: their first numbers are given, the rota
 import torch
 from torch import Tensor
 
-from kernels.fused.backend import jit, next_power_of_2, runs_on_triton, tl
+from kernels.fused.backend import jit, next_power_of_2, overlap, runs_on_triton, tl
 from kernels.fused.norm import rms_norm_torch
 from kernels.fused.rope_kv import Turns, angles_of, store_halves, store_rotated, turns_of
 
@@ -57,6 +57,7 @@ def write_latents(
         eps,
         NUM_HEADS=num_heads, LATENT=latent, HALF=rotated // 2, BLOCK_HEADS=block_heads,
         BLOCK_LATENT=next_power_of_2(latent), BLOCK_HALF=next_power_of_2(rotated // 2),
+        **overlap(queries.device),
     )  # fmt: skip
     return keys
 
@@ -74,9 +75,12 @@ def _latent_kv_kernel(
     queries_ptr, q_rotated_ptr, projected_ptr, norm_ptr, cos_sin_ptr, positions_ptr, pages_ptr, slots_ptr, keys_ptr,
     stride_qt, stride_qh, stride_rt, stride_rh, stride_pt, row_size, eps,
     NUM_HEADS: tl.constexpr, LATENT: tl.constexpr, HALF: tl.constexpr, BLOCK_HEADS: tl.constexpr,
-    BLOCK_LATENT: tl.constexpr, BLOCK_HALF: tl.constexpr,
+    BLOCK_LATENT: tl.constexpr, BLOCK_HALF: tl.constexpr, OVERLAPS: tl.constexpr = False,
 ):  # fmt: skip
     """One program a token and block: the key first, then blocks of query heads."""
+    if OVERLAPS:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     cols = tl.arange(0, BLOCK_HALF)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kernels.fused.backend import jit, next_power_of_2, runs_on_triton, tl
+from kernels.fused.backend import jit, next_power_of_2, overlap, runs_on_triton, tl
 
 
 def layer_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -50,6 +50,7 @@ def _launch(x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, has_resi
         BLOCK=block,
         HAS_RESIDUAL=has_residual,
         num_warps=min(max(block // 512, 1), 16),  # 16 elements a thread, up to 8192
+        **overlap(x.device),
     )
     return out
 
@@ -66,12 +67,17 @@ def _layer_norm_kernel(
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
+    OVERLAPS: tl.constexpr = False,
 ):
     """One program a token; its whole row is in registers."""
     token = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK)
     mask = cols < SIZE
+    if OVERLAPS:
+        tl.extra.cuda.gdc_launch_dependents()
     weight = tl.load(weight_ptr + cols, mask=mask, other=0.0).to(tl.float32)
+    if OVERLAPS:
+        tl.extra.cuda.gdc_wait()
     x = tl.load(x_ptr + token * stride_xt + cols, mask=mask, other=0.0).to(tl.float32)
     if HAS_RESIDUAL:
         residual_row = residual_ptr + token * stride_rt + cols

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kernels.fused.backend import jit, next_power_of_2, runs_on_triton, tl
+from kernels.fused.backend import jit, next_power_of_2, overlap, runs_on_triton, tl
 
 
 def mean_squares(first: Tensor, second: Tensor) -> Tensor:
@@ -26,6 +26,7 @@ def mean_squares(first: Tensor, second: Tensor) -> Tensor:
         OTHER=second.shape[1],
         BLOCK=block,
         num_warps=_num_warps(block),
+        **overlap(first.device),
     )
     return out
 
@@ -51,6 +52,7 @@ def norm_by(x: Tensor, weight: Tensor, squares: Tensor, eps: float) -> Tensor:
         SIZE=size,
         BLOCK=block,
         num_warps=_num_warps(block),
+        **overlap(x.device),
     )
     return out
 
@@ -69,8 +71,12 @@ def _mean_squares_kernel(
     SIZE: tl.constexpr,
     OTHER: tl.constexpr,
     BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr = False,
 ):
     """One program a token and tensor; its whole row is in registers."""
+    if OVERLAPS:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK)
     if tl.program_id(1) == 0:
@@ -92,8 +98,12 @@ def _norm_by_kernel(
     eps,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
+    OVERLAPS: tl.constexpr = False,
 ):
     """One program a token; its whole row is in registers."""
+    if OVERLAPS:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     cols = tl.arange(0, BLOCK)
     mask = cols < SIZE

@@ -13,6 +13,7 @@ def test_no_kernel_spills_registers() -> None:
     assert {
         "norm",
         "norms around a sum",
+        "sum with what all tokens visit",
         "gate of heads",
         "norm and gate of heads",
         "swiglu",

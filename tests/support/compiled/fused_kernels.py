@@ -13,6 +13,7 @@ from kernels.fused import (
     latent_kv,
     norm,
     rope_kv,
+    row_gate,
 )
 from kernels.latent import head_products
 
@@ -22,6 +23,7 @@ def kernel_of(module: ModuleType, name: str) -> Any:
     return kernel
 
 
+add_shared_kernel = kernel_of(row_gate, "_add_shared_kernel")
 gate_heads_kernel = kernel_of(head_gate, "_gate_heads_kernel")
 norm_and_gate_kernel = kernel_of(gated_norm, "_norm_and_gate_kernel")
 head_products_kernel = kernel_of(head_products, "_head_products_kernel")

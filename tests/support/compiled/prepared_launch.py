@@ -15,7 +15,14 @@ from kernels.fused.activation import swiglu
 from kernels.fused.add_norms import Addend, add_norms
 from kernels.fused.norm import add_rms_norm
 from kernels.fused.rope_kv import rope_and_write_kv
-from support.compiled.fused_kernels import add_norms_kernel, gated_kernel, rms_norm_kernel, rope_kernel
+from kernels.fused.row_gate import add_gated_
+from support.compiled.fused_kernels import (
+    add_norms_kernel,
+    add_shared_kernel,
+    gated_kernel,
+    rms_norm_kernel,
+    rope_kernel,
+)
 from support.compiled.sm90_driver import Launcher, Recording
 
 
@@ -55,6 +62,7 @@ OPS: dict[str, tuple[Any, Callable[[], object]]] = {
     "norms around a sum": (add_norms_kernel, norms_around_sum),
     "swiglu": (gated_kernel, lambda: swiglu(GATE_UP)),
     "rope": (rope_kernel, rope),
+    "gated sum": (add_shared_kernel, lambda: add_gated_(X, RESIDUAL, X, WEIGHT)),
     "unaligned norm": (rms_norm_kernel, unaligned_norm),
 }
 

@@ -22,6 +22,7 @@ from kernels.sampling.draw_kernels import (
 from kernels.sampling.penalties import clear_kernel, mark_kernel, penalise_kernel
 from support.compiled.fused_kernels import (
     add_norms_kernel,
+    add_shared_kernel,
     asymmetric_kernel,
     gate_heads_kernel,
     gated_kernel,
@@ -68,7 +69,10 @@ def compile_all() -> dict[str, Any]:
             HALF, HALF, FLOAT, HALF, 12288, 1e-6, HEADS=32, SIZE=128, BLOCK=128, num_warps=1, **OVERLAP, **grid
         ),
         "gate of heads": gate_heads_kernel.warmup(
-            HALF, HALF, 64, SIZE=8192, PER_GATE=128, IS_SOFTPLUS=True, BLOCK=2048, **grid
+            HALF, HALF, 64, SIZE=8192, PER_GATE=128, IS_SOFTPLUS=True, BLOCK=2048, **OVERLAP, **grid
+        ),
+        "sum with what all tokens visit": add_shared_kernel.warmup(
+            HALF, HALF, HALF, HALF, 1.0, SIZE=7168, BLOCK=8192, HAS_GATE=True, num_warps=16, **OVERLAP, **grid
         ),
         **{
             f"products of heads, {columns} columns": head_products_kernel.warmup(
@@ -84,16 +88,16 @@ def compile_all() -> dict[str, Any]:
         "rope": rope_kernel.warmup(*heads, **rope, HAS_NORM=True, **OVERLAP, **grid),
         "rope, values of fewer numbers": asymmetric_kernel.warmup(
             *heads[:8], 6144, 768, 512, 0.7, NUM_HEADS=32, NUM_KV_HEADS=4, HEAD_DIM=192, VALUE_DIM=128, HALF=32,
-            NUM_Q_BLOCKS=2, BLOCK_HEADS=16, BLOCK_HALF=32, REST=128, BLOCK_REST=128, BLOCK_VALUE=128, **grid,
+            NUM_Q_BLOCKS=2, BLOCK_HEADS=16, BLOCK_HALF=32, REST=128, BLOCK_REST=128, BLOCK_VALUE=128, **OVERLAP, **grid,
         ),
         "latents": latent_kernel.warmup(
             HALF, HALF, HALF, HALF, FLOAT, INT, HALF, LONG, HALF, 9216, 576, 3072, 192, 2112, 576, 1e-6,
-            NUM_HEADS=16, LATENT=512, HALF=32, BLOCK_HEADS=16, BLOCK_LATENT=512, BLOCK_HALF=32, **grid,
+            NUM_HEADS=16, LATENT=512, HALF=32, BLOCK_HEADS=16, BLOCK_LATENT=512, BLOCK_HALF=32, **OVERLAP, **grid,
         ),
         **{
             f"keys of an indexer, {pairs}": index_kernel.warmup(
                 *(HALF,) * 5, FLOAT, INT, HALF, HALF, LONG, 2112, 704, 704, 1e-6, NUM_HEADS=32, DIM=128, HALF=32,
-                NEIGHBOURS=pairs == "neighbours", BLOCK_HEADS=32, BLOCK_DIM=128, BLOCK_HALF=32, **grid,
+                NEIGHBOURS=pairs == "neighbours", BLOCK_HEADS=32, BLOCK_DIM=128, BLOCK_HALF=32, **OVERLAP, **grid,
             )
             for pairs in ("neighbours", "halves")
         },
@@ -122,13 +126,14 @@ def compile_all() -> dict[str, Any]:
             **DRAW, **BLOCK, num_warps=8, **grid,
         ),
         "layer norm": layer_norm_kernel.warmup(
-            HALF, HALF, HALF, HALF, 12288, 12288, 1e-5, SIZE=12288, BLOCK=16384, HAS_RESIDUAL=True, num_warps=16, **grid
+            HALF, HALF, HALF, HALF, 12288, 12288, 1e-5, SIZE=12288, BLOCK=16384, HAS_RESIDUAL=True, num_warps=16,
+            **OVERLAP, **grid,
         ),
         "mean squares": mean_squares_kernel.warmup(
-            HALF, HALF, FLOAT, 8192, 8192, SIZE=6144, OTHER=1024, BLOCK=8192, num_warps=16, **grid
+            HALF, HALF, FLOAT, 8192, 8192, SIZE=6144, OTHER=1024, BLOCK=8192, num_warps=16, **OVERLAP, **grid
         ),
         "norm by squares": norm_by_kernel.warmup(
-            HALF, HALF, FLOAT, HALF, 8192, 2, 1e-6, SIZE=6144, BLOCK=8192, num_warps=16, **grid
+            HALF, HALF, FLOAT, HALF, 8192, 2, 1e-6, SIZE=6144, BLOCK=8192, num_warps=16, **OVERLAP, **grid
         ),
     }  # fmt: skip
 
