@@ -1,8 +1,10 @@
 """The served layers beside the plain forward pass: right ones pass, and every planted fault is seen."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from kernels.catalog import path_named
 from kernels.linear.weights import PlainWeight
 from kernels.recurrence.calls import RecurrenceRows
 from kernels.vocabulary.shape import Phase
+from qualification.measure.faults.indexed_faults import IndexedFault, wrong_indexed_kernel
 from qualification.model.config import ExpertsConfig, LayerConfig, NormsConfig, QKNorm, RopeConfig
 from server.engine.proof.layer_steps import LayerSteps, TooSmall
 from server.engine.scheduling.sequence import Sequence
@@ -223,6 +226,7 @@ class Fault:
     config: dict[str, object] | None = None
     tensors: Callable[[Tensors], Tensors] | None = None
     decoder: Callable[[Decoder], Decoder] | None = None
+    row: str = ""  # what the first wrong row begins with
 
 
 class NextPosition(Decoder):
@@ -366,6 +370,26 @@ def neighbours_first(weight: Tensor) -> Tensor:
     return weight.view(-1, 8, 2, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
 
 
+def with_heads(weight: Tensor, rows: slice, change: Callable[[Tensor], Tensor]) -> Tensor:
+    """Change some rows of each of four heads."""
+    heads = weight.unflatten(0, (4, -1)).clone()
+    heads[:, rows] = change(heads[:, rows])
+    return heads.flatten(0, 1)
+
+
+def of_neighbours(rows: slice) -> Callable[[Tensor], Tensor]:
+    return lambda weight: with_heads(weight, rows, lambda it: it.roll(1, 0))
+
+
+def latents_as_values(weight: Tensor) -> Tensor:
+    return with_heads(weight, slice(PLAIN, None), lambda it: torch.eye(*it.shape[1:]).expand_as(it))
+
+
+def without_rotated_rows(weight: Tensor) -> Tensor:
+    return with_heads(weight, slice(PLAIN, None), torch.zeros_like)
+
+
+PLAIN = 10  # numbers of a head of DEEPSEEK_V3 that are not rotated
 FAULTS: dict[str, Fault] = {
     "epsilon of a norm": Fault("llama", "what attention reads", {"rms_norm_eps": 1e-5}),
     "offset of a norm": Fault("gemma 2", "what attention reads", decoder=config_of(zero_centred_norms=False)),
@@ -377,7 +401,9 @@ FAULTS: dict[str, Fault] = {
         "llama", "queries", tensors=moved(lambda it: it.replace("1.self_attn.q_proj.w", "0.self_attn.q_proj.w"))
     ),
     "rotation by position + 1": Fault("llama", "queries", decoder=lambda it: NextPosition(it.config, it.weights)),
-    "decode rotated by position 0": Fault("llama", "queries", decoder=lambda it: DecodeAtZero(it.config, it.weights)),
+    "decode rotated by position 0": Fault(
+        "llama", "queries", decoder=lambda it: DecodeAtZero(it.config, it.weights), row="decode"
+    ),
     "theta of another model": Fault(
         "qwen 3", "queries", {"rope_parameters": {"rope_type": "default", "rope_theta": 9e3}}
     ),
@@ -483,6 +509,35 @@ FAULTS: dict[str, Fault] = {
         "mistral", "residual behind the feed-forward",
         tensors=replaced("1.mlp.down_proj", lambda it: torch.cat((it[:1] + torch.eye(1, it.shape[1]) / 100, it[1:]))),
     ),
+    "latents without their norm": Fault("deepseek v3", "keys", tensors=replaced("kv_a_layernorm", torch.ones_like)),
+    "latents as values, without a product": Fault(
+        "deepseek v3", "residual behind attention", tensors=replaced("kv_b_proj", latents_as_values)
+    ),
+    "values of the neighbour head": Fault(
+        "deepseek v3", "residual behind attention", tensors=replaced("kv_b_proj", of_neighbours(slice(PLAIN, None)))
+    ),
+    "keys of the neighbour head": Fault(
+        "deepseek v3", "queries", tensors=replaced("kv_b_proj", of_neighbours(slice(PLAIN)))
+    ),
+    "rotated numbers of queries left out": Fault(
+        "deepseek v3", "queries", tensors=replaced("q_b_proj", without_rotated_rows)
+    ),
+    "an indexer's keys without the weight of their norm": Fault(
+        "glm 5", "keys", tensors=replaced("indexer.k_norm.weight", torch.ones_like)
+    ),
+    "an indexer's keys with another bias of their norm": Fault(
+        "glm 5", "keys", tensors=replaced("indexer.k_norm.bias", lambda it: it + 0.5)
+    ),
+    "an indexer's keys of another product": Fault(
+        "glm 5", "keys", tensors=replaced("indexer.wk", lambda it: it.roll(1, 0))
+    ),
+    "an indexer's queries of the neighbour head": Fault(
+        "glm 5", "queries of the indexer",
+        tensors=replaced("indexer.wq_b", lambda it: it.unflatten(0, (12, -1)).roll(1, 0).flatten(0, 1)),
+    ),
+    "an indexer's weights of the neighbour head": Fault(
+        "glm 5", "weights of the indexer", tensors=replaced("weights_proj", lambda it: it.roll(1, 0))
+    ),
 }  # fmt: skip
 
 
@@ -495,6 +550,15 @@ def test_a_planted_fault_is_seen_and_named(name: str, models: Models, tmp_path: 
     assert found.first is not None
     assert found.first.section == fault.section
     assert found.first.factor > 1.5
+    assert found.first.row.startswith(fault.row)
+
+
+def other_scale(given: dict[str, object]) -> dict[str, object]:
+    """Return another `mscale_all_dim`, with the `mscale` that leaves the rotation as it is."""
+    rope: dict[str, Any] = dict(given["rope_parameters"])  # type: ignore[call-overload]
+    log = math.log(rope["factor"]) / 10
+    ratio = (1 + rope["mscale"] * log) / (1 + rope["mscale_all_dim"] * log)
+    return {"rope_parameters": rope | {"mscale": (ratio * (1 + 0.2 * log) - 1) / log, "mscale_all_dim": 0.2}}
 
 
 @pytest.mark.parametrize(
@@ -503,8 +567,9 @@ def test_a_planted_fault_is_seen_and_named(name: str, models: Models, tmp_path: 
         ("mistral", {"sliding_window": 10}),
         ("granite", {"attention_multiplier": 0.21}),
         ("llama 4", {"attention_chunk_size": 128}),
+        ("deepseek v3", other_scale(DEEPSEEK_V3)),
     ],
-    ids=["window", "scale", "chunk"],
+    ids=["window", "scale", "chunk", "scale of latents"],
 )
 def test_a_wrong_window_chunk_or_scale_of_scores_is_seen(
     name: str, change: dict[str, object], models: Models, tmp_path: Path
@@ -515,20 +580,17 @@ def test_a_wrong_window_chunk_or_scale_of_scores_is_seen(
     assert found.first.section == "attention"
 
 
-class LateDecoder(Decoder):
-    """Rotates decode steps alone by position + 1."""
-
-    def forward(self, step: Step, observer: LayerObserver | None = None) -> Tensor:
-        shift = int(step.token_ids.shape[0] < 3)
-        return super().forward(replace(step, positions=step.positions + shift), observer)
-
-
-def test_the_phase_of_a_fault_is_named(models: Models) -> None:
-    model = models["llama"]
-    own = model.runner.worker.decoder
-    found = model.check(LateDecoder(own.config, own.weights))
-    assert found.first is not None
-    assert found.first.row.startswith("decode")
+def test_a_wrong_choice_of_keys_is_seen_and_named(models: Models) -> None:
+    model, right = models["glm 5"], path_named("sdpa.cpu.latent.indexed")
+    dispatcher = model.runner.worker.dispatcher
+    dispatcher.substitute(replace(right, run=wrong_indexed_kernel(IndexedFault.OTHER_WEIGHT)))
+    try:
+        found = model.check().first
+    finally:
+        dispatcher.substitute(right)
+    assert found is not None
+    assert (found.section, found.layer) == ("choice of keys", 0)
+    assert "chooses key" in str(found.detail)
 
 
 def test_steps_that_do_not_fit_say_what_they_need() -> None:
