@@ -16,7 +16,6 @@ from kernels.system.hang_up import wait_for_hang_up
 
 # With all that they import. None of them starts a thread when it is imported.
 IMPORTED = (
-    "support.ranks.hybrid_ranks",
     "support.ranks.rank_program",
     "support.ranks.ranks_engine",
     "support.ranks.ranks_follower",

@@ -1,8 +1,9 @@
 """An engine of several ranks on a CPU that works as one on GPUs does: by graphs, here closures, and running ahead.
 
 `ranks_engine WORLD OUT`, a fork, drives the demo model through what an engine serves, checks its layers on several
-ranks, and writes what came out of it. `python -m support.ranks.ranks_engine 2 OUT MODULE` checks the layers alone,
-beside a rank that runs MODULE.
+ranks, and writes what came out of it; `ranks_engine WORLD OUT FOLDER` answers by the hybrid model there, whose prompts
+share their beginnings. `python -m support.ranks.ranks_engine 2 OUT MODULE` checks the layers alone, beside a rank that
+runs MODULE.
 """
 
 import json
@@ -41,19 +42,23 @@ from server.engine.scheduling.engine import Engine, EngineOptions
 from server.engine.scheduling.pages import PagePool
 from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from server.engine.scheduling.sequence import Sequence
+from server.engine.scheduling.states import StatePool
 from server.engine.startup.subject import Subject, identity_of, kv_cache_of, load_weights, read_subject
 from server.engine.startup.warmup import synthetic_batch
 from server.model.decoder import Decoder
+from server.model.layer_state import StateCache
 from server.protocol.messages import Fork, Grammar, GrammarKind, Pooling, SamplingParams, ShadowReport
-from server.settings import DeviceChoice, Settings
+from server.settings import DEMO_MODEL, DeviceChoice, Settings
 from server.text.tokenizer import Tokenizer
 from support.engine.closure_graphs import EAGER, PATH, Replay, capture, decide, redecide
 from support.engine.embedded_prompts import with_spans
 from support.engine.graph_session import Session
+from support.engine.hybrid_engine import poisoned
 from support.ranks.forks import STUB
 
 PAGE_SIZE, NUM_PAGES, MAX_LEN = 16, 128, 160
 NUM_EMBEDDINGS = 40  # at a time
+NUM_SLOTS = 5  # of states, of a hybrid
 SIZES = GraphSizes((Bucket.LE_512,), (2, 8), (64,), (8,), (64,), num_prompts=3, row_tokens=(4,))
 TEXTS = (
     "Once upon a time",
@@ -89,8 +94,9 @@ class Attention:
 ATTENTION = Attention()
 
 
-def settings_of(world: int) -> Settings:
+def settings_of(world: int, model: str = str(DEMO_MODEL)) -> Settings:
     return Settings(
+        model=model,
         device=DeviceChoice.CPU,
         tensor_parallel_size=world,
         max_model_len=MAX_LEN,
@@ -104,45 +110,59 @@ def dispatcher_of(subject: Subject, decisions: dict[AttentionShape, Decision[Att
     if decisions is None:
         limits = ServingLimits(MAX_LEN, 64, PAGE_SIZE, Dtype.FP32, Dtype.FP32, max_drafted_tokens=3)
         decisions = {shape: decide(shape, PATH.name) for shape in shapes_needed(signature_of(subject.config), limits)}
-    flags = tuple(AttentionFlags(it.attention.scale, window=it.attention.window) for it in subject.config.layers)
-    return Dispatcher(decisions, (replace(PATH, run=ATTENTION), EAGER), flags, redecide=redecide)
+    flags = tuple(AttentionFlags(it.scale, window=it.window) for it in subject.config.attentions)
+    layers = subject.config.attention_layers
+    return Dispatcher(decisions, (replace(PATH, run=ATTENTION), EAGER), flags, redecide=redecide, layers=layers)
 
 
 class Ranks:
     """Rank 0 of an engine, and what a test asks of it."""
 
-    def __init__(self, world: int, follower: str = STUB) -> None:
-        settings = settings_of(world)
+    def __init__(self, world: int, follower: str = STUB, model: str = str(DEMO_MODEL)) -> None:
+        settings = settings_of(world, model)
         subject = read_subject(settings)
+        config = subject.config
         torch.set_num_threads(1)  # that had chosen all
         self.dispatcher = dispatcher_of(subject, None)
         tokens = SampledTokens(SIZES.max_sampled, subject.device)
         kv = kv_cache_of(subject, NUM_PAGES)
         self.followers: Followers | None = None
+        states = StateCache.allocate(config, NUM_SLOTS, torch.float32, subject.device)
+        given: dict[str, Any] = {"num_embeddings": NUM_EMBEDDINGS, "states": states and poisoned(states)}
         if world == 1:
-            decoder = Decoder(subject.config, load_weights(settings, subject))
-            self.worker = Worker(decoder, kv, self.dispatcher, tokens, num_embeddings=NUM_EMBEDDINGS)
+            decoder = Decoder(config, load_weights(settings, subject))
         else:
             self.followers = Followers(world, follower)
             ranks = self.followers.begin(settings, self.dispatcher, identity_of(settings, subject))
-            decoder = Decoder(subject.config, load_weights(settings, subject), ranks)
+            decoder = Decoder(config, load_weights(settings, subject), ranks)
             others = LedRanks(decoder.ranks, self.dispatcher, self.followers.send)
-            given = (decoder, kv, self.dispatcher, tokens)
-            self.worker = Worker(*given, rank=decoder.ranks, others=others, num_embeddings=NUM_EMBEDDINGS)
+            given |= {"rank": decoder.ranks, "others": others}
+        self.worker = Worker(decoder, kv, self.dispatcher, tokens, **given)
         assert self.worker.others.least(7) == 7
         graphs = StepGraphs(self.worker, SIZES, max_context=MAX_LEN)
         graphs.capture(capture, lambda _: None)
-        config = subject.config
-        grammars = Grammars.load(subject.folder, config.vocab_size, config.eos_token_ids)
+        grammars = Grammars.load(subject.folder, config.vocab_size, config.eos_token_ids) if states is None else None
         self.runner = ModelRunner(self.worker, graphs, grammars=grammars)
-        limits = SchedulerLimits(MAX_LEN, 8, 64, max_drafted_tokens=3, max_embedded_tokens=NUM_EMBEDDINGS)
-        scheduler = Scheduler(limits, PagePool(NUM_PAGES, PAGE_SIZE), shares_pages=True)
+        drafts = 3 if states is None else 0
+        limits = SchedulerLimits(MAX_LEN, 8, 64, max_drafted_tokens=drafts, max_embedded_tokens=NUM_EMBEDDINGS)
+        pool = PagePool(NUM_PAGES, PAGE_SIZE, None if states is None else StatePool(NUM_SLOTS))
+        scheduler = Scheduler(limits, pool, shares_pages=True)
         embeddings = EmbeddingFormat(config.hidden_size)
         options = EngineOptions(config.vocab_size, config.eos_token_ids, 0, runs_ahead=True, embeddings=embeddings)
-        self.engine_of = partial(Engine, scheduler, self.runner, options, compile_grammar=grammars.compile)
+        compiles = None if grammars is None else grammars.compile
+        self.engine_of = partial(Engine, scheduler, self.runner, options, compile_grammar=compiles)
         self.engine = self.engine_of()
-        encode = Tokenizer.load(subject.folder).encode
-        self.prompts = [encode(text) for text in TEXTS]
+        words = random.Random(1).choices(range(config.vocab_size), k=60)
+        self.prompts = [
+            words[:40],
+            [*words[:36], *words[40:48]],
+            words[:40],
+            [*words[:36], *words[50:53]],
+            words[30:35],
+        ]
+        if states is None:
+            encode = Tokenizer.load(subject.folder).encode
+            self.prompts = [encode(text) for text in TEXTS]
 
     def answers(
         self, submit: Callable[[Session], object], drafts: dict[str, list[int]] | None = None
@@ -266,10 +286,32 @@ def drive(world: int) -> dict[str, object]:
     return found
 
 
+def drive_hybrid(world: int, model: str) -> dict[str, object]:
+    """Return answers alone, beside each other and of forks, behind pages and states that were found."""
+    ranks = Ranks(world, model=model)
+    session = Session(ranks.engine)
+    for index, prompt in enumerate(ranks.prompts):
+        session.submit(f"alone {index}", prompt, max_tokens=6)
+        session.drain()
+    for index, prompt in enumerate(ranks.prompts):
+        session.submit(f"beside {index}", prompt, max_tokens=6, forks=[Fork(f"fork {index}", None)])
+    session.drain()
+    names = [f"{kind} {index}" for kind in ("alone", "beside", "fork") for index in range(len(ranks.prompts))]
+    if ranks.followers is not None:
+        ranks.followers.close()
+    return {
+        "answers": {name: session.tokens(name) for name in names},
+        "hits": session.total("num_prefix_hit_tokens"),
+        "replays": ranks.worker.num_replays,
+    }
+
+
 def main() -> None:
-    world, out, *follower = sys.argv[1:]
-    if follower:
-        ranks = Ranks(int(world), *follower)
+    world, out, *named = sys.argv[1:]
+    if named and Path(named[0]).is_dir():
+        found = drive_hybrid(int(world), named[0])
+    elif named:
+        ranks = Ranks(int(world), *named)
         found = check_layers(ranks, int(world))
         assert ranks.followers is not None
         ranks.followers.close()

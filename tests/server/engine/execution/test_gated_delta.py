@@ -10,11 +10,11 @@ import torch
 from transformers import PreTrainedModel
 
 from kernels.recurrence.sizes import CHUNK
+from server.engine.proof.shadow_check import ShadowCheck
 from server.model.decoder import Decoder
 from server.protocol.messages import Fork
 from support.engine.graph_session import Session
-from support.engine.random_traffic import ask_at_random
-from support.engine.running_sum import PAGE_SIZE, Hybrid
+from support.engine.hybrid_engine import PAGE_SIZE, Hybrid
 from support.models.tiny_families import (
     KIMI_LINEAR,
     LFM_2,
@@ -64,7 +64,7 @@ def model(models: Callable[[str], Model], request: pytest.FixtureRequest) -> Mod
 
 
 class Served(Session):
-    """A session that proves after each step that no slot and no page is lost."""
+    """A session that proves after each step that no slot and no page is lost, and at its end that all has returned."""
 
     def __init__(self, model: Model, **options: int | bool) -> None:
         self.subject = Hybrid(model.decoder, **options)  # type: ignore[arg-type]
@@ -74,8 +74,30 @@ class Served(Session):
         super().step()
         self.subject.scheduler.check_integrity()
 
+    def drain(self) -> "Served":
+        super().drain()
+        states = self.subject.states
+        assert self.subject.pool.num_used == self.subject.scheduler.num_pages_used == 0
+        assert not any(tensor[states.num_slots].any() for layer in states.layers for tensor in layer.tensors)
+        return self
+
     def ask(self, name: str, prompt: list[int], num_forks: int = 0) -> None:
         self.submit(name, prompt, max_tokens=NUM_TOKENS, forks=[Fork(f"{name} {i}", None) for i in range(num_forks)])
+
+    def ask_at_random(self, rng: random.Random, prompts: list[list[int]]) -> dict[str, list[int]]:
+        """Ask ten times, some forked, some cancelled in the middle of a chunk; prompts of the answers still to come."""
+        asked: dict[str, list[int]] = {}
+        for index in range(10):
+            prompt, num_forks = rng.choice(prompts), rng.choice((0, 0, 2))
+            self.ask(str(index), prompt, num_forks)
+            asked |= dict.fromkeys((str(index), *(f"{index} {i}" for i in range(num_forks))), prompt)
+            for _ in range(rng.randrange(3)):
+                self.step()
+            if rng.random() < 0.4:
+                cancelled = rng.choice(list(asked))
+                self.engine.cancel(cancelled)
+                del asked[cancelled]
+        return asked
 
 
 @pytest.mark.parametrize("family", MODELS)
@@ -117,8 +139,24 @@ def test_a_hit_near_a_border_restores_the_state(model: Model, border: int, dista
         assert session.tokens(str(index)) == model.answer(prompt)
         hits.append(session.total("num_prefix_hit_tokens") - before)
     last = (len(a) - 1) // PAGE_SIZE * PAGE_SIZE
-    assert hits[2] == last
+    assert (hits[0], hits[1], hits[2]) == (0, 0, last)  # the second prompt finds pages without a state
     assert hits[3] > 0
+
+
+def test_a_shadow_check_names_the_layer_of_the_model(models: Callable[[str], Model]) -> None:
+    model = models("qwen3_5_text")
+    session, layers = Served(model), set()
+    runner = session.subject.runner
+    check = runner.shadow = ShadowCheck(runner.dispatcher, budget=1e9, interval_s=0.0, is_quarantining=True)
+    session.ask("a", WORDS[:20])
+    while session.engine.has_work:
+        session.step()
+        report = check.judge()
+        if report is not None:
+            assert report.result == "match"
+            layers.add(report.layer)
+    assert layers == set(model.decoder.config.attention_layers)
+    assert session.tokens("a") == model.answer(WORDS[:20])
 
 
 def test_preempted_aborted_and_forked_answers_are_transformers(model: Model) -> None:
@@ -127,7 +165,7 @@ def test_preempted_aborted_and_forked_answers_are_transformers(model: Model) -> 
     num_preempted = num_hits = 0
     for runs_ahead, num_slots, num_pages in ((True, 4, 24), (False, 9, 20)):
         session = Served(model, runs_ahead=runs_ahead, num_slots=num_slots, num_pages=num_pages, step_tokens=21)
-        asked = ask_at_random(session, rng, prompts, num_requests=10, most_steps=2, share_cancelled=0.4)
+        asked = session.ask_at_random(rng, prompts)
         session.drain()
         for name, prompt in asked.items():
             assert session.tokens(name) == model.answer(prompt)

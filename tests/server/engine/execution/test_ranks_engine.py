@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from support.models.tiny_families import RECURRENT, save_reference
 from support.ranks.forks import STUB, Forks
-from support.ranks.ranks_engine import drive
+from support.ranks.ranks_engine import drive, drive_hybrid
 
 
 def found_by(forks: Forks, program: str, world: int, folder: Path, *arguments: str, follower: str) -> dict[str, Any]:
@@ -40,11 +41,13 @@ def test_a_rank_that_computes_another_layer_is_seen(forks: Forks, tmp_path: Path
     assert found["first"].startswith("layer 0, queries of rank 1, in ")
 
 
-def test_two_ranks_of_a_hybrid_answer_as_the_plain_loop(forks: Forks, tmp_path: Path) -> None:
-    found = found_by(forks, "hybrid_ranks", 2, tmp_path, follower="hybrid_ranks")
-    kinds = ("", "batched ", "fork ")
-    assert found["answers"] == {
-        f"{kind}{index}": answer for kind in kinds for index, answer in enumerate(found["plain loop"])
-    }
+def test_two_ranks_of_a_hybrid_answer_as_one(forks: Forks, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    sizes = {"linear_num_key_heads": 4, "linear_num_value_heads": 12, "max_position_embeddings": 256}
+    save_reference(model, "qwen3_5_text", {**RECURRENT, **sizes})
+    found = found_by(forks, "ranks_engine", 2, tmp_path, str(model), follower="ranks_follower")
+    assert found == drive_hybrid(1, str(model))
+    answers = found["answers"]
+    assert all(answers[f"alone {i}"] == answers[f"beside {i}"] == answers[f"fork {i}"] for i in range(5))
     assert found["hits"] > 0
     assert found["replays"] > 10

@@ -17,7 +17,7 @@ from server.engine.scheduling.sequence import Batch
 from server.engine.scheduling.states import BatchStates
 from server.model.decoder import Decoder
 from support.engine.graph_session import Session
-from support.engine.running_sum import Hybrid
+from support.engine.hybrid_engine import Hybrid
 from support.engine.serving_faults import BrokenRunner
 from support.models.tiny_families import RECURRENT, load, save_reference
 

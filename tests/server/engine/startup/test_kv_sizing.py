@@ -19,7 +19,6 @@ from server.protocol.messages import StateSlots
 from server.settings import DeviceChoice, DtypeChoice, Settings
 from support.engine.built_engine import built_engine
 from support.engine.one_operator import HYBRID
-from support.engine.running_sum import hybrid_config
 from support.models.tiny_llama import TinyLlama
 
 CPU = torch.device("cpu")
@@ -50,10 +49,10 @@ def test_only_recurrent_layers_get_slots_of_states(tiny_llama: TinyLlama) -> Non
         limits = choose_limits(settings, config, CPU)
         assert with_state_slots(settings, config, limits, CPU) == limits
         assert state_slots(config, limits) is None
-        hybrid = hybrid_config(config)
+        mixer = RecurrenceConfig("sums", (StateTensor((7,), Dtype.FP32),))
+        hybrid = replace(config, layers=(replace(config.layers[0], mixer=mixer),) * 3)
         found = state_slots(hybrid, with_state_slots(settings, hybrid, limits, CPU))
-        size = config.num_layers * 4 * config.hidden_size
-        assert found == StateSlots(*slots, size)
+        assert found == StateSlots(*slots, 3 * 7 * 4)
 
 
 @pytest.mark.parametrize(
