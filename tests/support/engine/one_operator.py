@@ -37,121 +37,52 @@ from server.settings import DeviceChoice, LoadFormat, Settings
 from support.engine.built_engine import built_engine
 from support.qualification_fakes import evidence
 
-MIXTURE = {  # of three layers, two of them with experts
-    "model_type": "qwen3_moe",
-    "architectures": ["Qwen3MoeForCausalLM"],
-    "vocab_size": 97,
-    "hidden_size": 24,
-    "intermediate_size": 48,
-    "moe_intermediate_size": 20,
-    "num_hidden_layers": 3,
-    "mlp_only_layers": [1],
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "num_experts": 5,
-    "num_experts_per_tok": 2,
-    "max_position_embeddings": 128,
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": False,
-    "torch_dtype": "float32",
-}
 
-HYBRID = {  # of three layers, the last of which attends
-    "model_type": "qwen3_5_text",
-    "architectures": ["Qwen3_5ForCausalLM"],
-    "vocab_size": 97,
-    "hidden_size": 24,
-    "intermediate_size": 32,
-    "num_hidden_layers": 3,
-    "full_attention_interval": 3,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 16,
-    "linear_num_key_heads": 1,
-    "linear_num_value_heads": 2,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 16,
-    "linear_conv_kernel_dim": 4,
-    "max_position_embeddings": 256,
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": False,
-    "torch_dtype": "float32",
-}
-
-CONVOLVING = {  # of three layers, the last of which attends
-    "model_type": "lfm2",
-    "architectures": ["Lfm2ForCausalLM"],
-    "vocab_size": 97,
-    "hidden_size": 24,
-    "intermediate_size": 32,
-    "block_auto_adjust_ff_dim": False,
-    "num_hidden_layers": 3,
-    "layer_types": ["conv", "conv", "full_attention"],
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "max_position_embeddings": 256,
-    "torch_dtype": "float32",
-}
-
-STATE_SPACE = {  # of three layers, the last of which attends
-    "model_type": "nemotron_h",
-    "architectures": ["NemotronHForCausalLM"],
-    "vocab_size": 97,
-    "hidden_size": 24,
-    "intermediate_size": 32,
-    "hybrid_override_pattern": "M-*",
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 16,
-    "n_groups": 1,
-    "mamba_num_heads": 2,
-    "mamba_head_dim": 16,
-    "ssm_state_size": 8,
-    "max_position_embeddings": 256,
-    "torch_dtype": "float32",
-}
-
-CHANNELS = {  # of three layers, the last of which attends
-    "model_type": "kimi_linear",
-    "architectures": ["KimiLinearForCausalLM"],
-    "vocab_size": 97,
-    "hidden_size": 24,
-    "intermediate_size": 32,
-    "num_hidden_layers": 3,
-    "layer_types": ["linear_attention", "linear_attention", "full_attention"],
-    "mlp_layer_types": ["dense"] * 3,
-    "num_attention_heads": 2,
-    "kv_lora_rank": 12,
-    "qk_rope_head_dim": 4,
-    "qk_nope_head_dim": 8,
-    "v_head_dim": 8,
-    "linear_num_heads": 2,
-    "linear_head_dim": 16,
-    "max_position_embeddings": 256,
-    "torch_dtype": "float32",
-}
+def _small(model_type: str, architecture: str, **sizes: object) -> dict[str, object]:
+    """Return a config.json of three layers, of a hybrid's the last one attends."""
+    return {
+        "model_type": model_type,
+        "architectures": [architecture],
+        "vocab_size": 97,
+        "hidden_size": 24,
+        "intermediate_size": 32,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 256,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+        "torch_dtype": "float32",
+        **sizes,
+    }
 
 
-LIGHTNING = {  # of three layers, the last of which attends
-    "model_type": "bailing_hybrid",
-    "architectures": ["BailingMoeV2_5ForCausalLM"],
-    "vocab_size": 97,
-    "hidden_size": 24,
-    "intermediate_size": 32,
-    "num_hidden_layers": 3,
-    "layer_group_size": 3,
-    "group_norm_size": 2,
-    "first_k_dense_replace": 3,
-    "num_attention_heads": 2,
-    "head_dim": 16,
-    "kv_lora_rank": 12,
-    "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 8,
-    "v_head_dim": 8,
-    "max_position_embeddings": 256,
-    "torch_dtype": "float32",
-}
+_HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2}
+_LATENTS = {"num_key_value_heads": 2, "kv_lora_rank": 12, "qk_nope_head_dim": 8, "v_head_dim": 8}
+PRODUCTS = _small("qwen2", "Qwen2ForCausalLM", intermediate_size=40, num_hidden_layers=2, **_HEADS)
+MIXTURE = _small(  # two layers have experts
+    "qwen3_moe", "Qwen3MoeForCausalLM", intermediate_size=48, moe_intermediate_size=20, mlp_only_layers=[1],
+    head_dim=32, num_experts=5, num_experts_per_tok=2, **_HEADS,
+)  # fmt: skip
+HYBRID = _small(
+    "qwen3_5_text", "Qwen3_5ForCausalLM", full_attention_interval=3, head_dim=16, linear_num_key_heads=1,
+    linear_num_value_heads=2, linear_key_head_dim=8, linear_value_head_dim=16, linear_conv_kernel_dim=4,
+)  # fmt: skip
+CONVOLVING = _small(
+    "lfm2", "Lfm2ForCausalLM", block_auto_adjust_ff_dim=False, layer_types=["conv", "conv", "full_attention"]
+)
+STATE_SPACE = _small(
+    "nemotron_h", "NemotronHForCausalLM", hybrid_override_pattern="M-*", head_dim=16, n_groups=1, mamba_num_heads=2,
+    mamba_head_dim=16, ssm_state_size=8,
+)  # fmt: skip
+CHANNELS = _small(
+    "kimi_linear", "KimiLinearForCausalLM", layer_types=["linear_attention", "linear_attention", "full_attention"],
+    mlp_layer_types=["dense"] * 3, qk_rope_head_dim=4, linear_num_heads=2, linear_head_dim=16, **_LATENTS,
+)  # fmt: skip
+LIGHTNING = _small(
+    "bailing_hybrid", "BailingMoeV2_5ForCausalLM", layer_group_size=3, group_norm_size=2, first_k_dense_replace=3,
+    head_dim=16, qk_rope_head_dim=8, **_LATENTS,
+)  # fmt: skip
 
 
 def measuring(of: type[RowsShape]) -> Callable[..., None]:
