@@ -9,12 +9,12 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from kernels.vocabulary.shape import Phase
-from qualification.decision.decision import Policy
 from server.engine.execution.step_writer import StepWriter
 from server.engine.scheduling.sequence import Batch, Sequence, phase_of
-from server.engine.startup.builder import BuiltEngine, build_engine
+from server.engine.startup.builder import BuiltEngine
 from server.protocol.messages import SamplingParams
-from server.settings import DeviceChoice, DtypeChoice, Settings
+from server.settings import DtypeChoice
+from support.engine.built_engine import gpu_engine
 from support.engine.graph_session import Session
 from support.models.served_families import family_model, prompts, qwen2_with_one_windowed_layer, reference_tokens
 from support.models.tiny_llama import NAN_TOKEN, NUM_LAYERS, NUM_TOKENS, TinyLlama
@@ -25,22 +25,14 @@ pytestmark = pytest.mark.gpu
 def build(folder: Path, cache: Path, **settings: object) -> BuiltEngine:
     options = {
         "dtype": DtypeChoice.FP32,  # so that rounding moves no greedy token
-        "kv_cache_tokens": 4096,
         "cuda_graphs": True,
         "max_num_batched_tokens": 96,
         "max_model_len": 256,
+        "max_num_seqs": 8,
+        "page_size": 16,
         **settings,
     }
-    chosen = Settings(
-        model=str(folder),
-        device=DeviceChoice.CUDA,
-        max_num_seqs=8,
-        page_size=16,
-        on_unproven=Policy.DEGRADE,
-        cache_dir=str(cache),
-        **options,  # type: ignore[arg-type]
-    )
-    return build_engine(chosen, frozenset(), lambda *_: None)
+    return gpu_engine(folder, cache, **options)
 
 
 def num_replays(built: BuiltEngine) -> int:
@@ -207,3 +199,10 @@ def test_prompts_of_a_shared_beginning_have_their_own_tokens(tiny_llama: TinyLla
     assert session.tokens("r0") == session.tokens("r2") == tiny_llama.greedy[5]
     assert ("extend", "triton.extend") in session.launches()
     assert num_replays(built) - num_attested == len(session.outputs)
+
+
+@pytest.mark.timed  # alone: the memory of other tests is not free
+def test_the_cache_takes_the_memory_it_may(tiny_llama: TinyLlama, tmp_path: Path) -> None:
+    built = build(tiny_llama.folder, tmp_path, kv_cache_tokens=None, gpu_memory_utilization=0.3)
+    page_bytes = 2 * 2 * 16 * 2 * 16 * 4  # k and v, layers, tokens, heads, head dim, fp32
+    assert 1 << 30 < built.ready.num_pages * page_bytes < 100 << 30

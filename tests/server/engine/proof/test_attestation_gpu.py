@@ -10,8 +10,9 @@ import torch
 from kernels.catalog import path_named
 from kernels.vocabulary.shape import PLANNED_PHASES, Phase
 from qualification.decision.decision import Policy
-from server.engine.startup.builder import BuiltEngine, build_engine
-from server.settings import DeviceChoice, DtypeChoice, LoadFormat, Settings
+from server.engine.startup.builder import BuiltEngine
+from server.settings import LoadFormat
+from support.engine.built_engine import gpu_engine
 from support.models.tiny_llama import NUM_LAYERS, TinyLlama, tiny_config
 
 pytestmark = [pytest.mark.gpu, pytest.mark.long]
@@ -20,20 +21,9 @@ pytestmark = [pytest.mark.gpu, pytest.mark.long]
 @pytest.fixture
 def build(tiny_llama: TinyLlama, tmp_path: Path) -> Callable[..., BuiltEngine]:
     def made(has_graphs: bool, dummy: Path | None = None) -> BuiltEngine:
-        settings = Settings(
-            model=str(dummy or tiny_llama.folder),
-            load_format=LoadFormat.DUMMY if dummy else LoadFormat.AUTO,
-            device=DeviceChoice.CUDA,
-            dtype=DtypeChoice.BF16,
-            on_unproven=Policy.QUALIFY,
-            max_model_len=128,
-            kv_cache_tokens=4096,
-            max_num_seqs=4,
-            cuda_graphs=has_graphs,
-            cache_dir=str(tmp_path),
-            matrix=str(tmp_path),
-        )
-        return build_engine(settings, frozenset(), lambda *_: None)
+        load_format = LoadFormat.DUMMY if dummy else LoadFormat.AUTO
+        proven = {"on_unproven": Policy.QUALIFY, "matrix": str(tmp_path), "load_format": load_format}
+        return gpu_engine(dummy or tiny_llama.folder, tmp_path, cuda_graphs=has_graphs, **proven)
 
     return made
 

@@ -12,9 +12,9 @@ from kernels.catalog import PATHS
 from kernels.vocabulary.path import KernelPath
 from qualification.decision.decision import Policy
 from server.engine.proof.shadow_check import ShadowCheck
-from server.engine.startup.builder import BuiltEngine, build_engine
+from server.engine.startup.builder import BuiltEngine
 from server.protocol.messages import SamplingParams, ShadowReport, Submit
-from server.settings import DeviceChoice, DtypeChoice, Settings
+from support.engine.built_engine import gpu_engine
 from support.models.tiny_llama import TinyLlama
 
 pytestmark = pytest.mark.gpu
@@ -22,18 +22,7 @@ pytestmark = pytest.mark.gpu
 
 @pytest.fixture
 def built(tiny_llama: TinyLlama, tmp_path: Path) -> BuiltEngine:
-    settings = Settings(
-        model=str(tiny_llama.folder),
-        device=DeviceChoice.CUDA,
-        dtype=DtypeChoice.BF16,
-        on_unproven=Policy.QUALIFY,
-        max_model_len=128,
-        kv_cache_tokens=4096,
-        max_num_seqs=4,
-        cache_dir=str(tmp_path),
-        matrix=str(tmp_path),
-    )
-    return build_engine(settings, frozenset(), lambda *_: None)
+    return gpu_engine(tiny_llama.folder, tmp_path, on_unproven=Policy.QUALIFY, matrix=str(tmp_path))
 
 
 def reports(built: BuiltEngine, num_requests: int) -> list[ShadowReport]:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from qualification.decision.decision import Policy
-from server.engine.startup.builder import BuiltEngine, build_engine
-from server.settings import DeviceChoice, DtypeChoice, LoadFormat, Settings
+from server.engine.startup.builder import BuiltEngine
+from server.settings import LoadFormat
+from support.engine.built_engine import gpu_engine
 from support.engine.graph_session import Session
 
 pytestmark = pytest.mark.gpu
@@ -23,21 +23,17 @@ CONFIG = {
 
 def build(folder: Path) -> BuiltEngine:
     (folder / "config.json").write_text(json.dumps(CONFIG))
-    settings = Settings(
-        model=str(folder),
+    return gpu_engine(
+        folder,
+        folder / "cache",
         load_format=LoadFormat.DUMMY,
-        device=DeviceChoice.CUDA,
-        dtype=DtypeChoice.BF16,
         max_model_len=4096,
         max_num_seqs=96,
         max_num_batched_tokens=3072,
         kv_cache_tokens=32768,
-        on_unproven=Policy.DEGRADE,
         prefix_caching=False,
         choose_matmuls=True,
-        cache_dir=str(folder / "cache"),
     )
-    return build_engine(settings, frozenset(), lambda *_: None)
 
 
 def tokens(built: BuiltEngine) -> list[list[int]]:
