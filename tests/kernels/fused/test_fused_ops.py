@@ -385,11 +385,12 @@ def test_heads_are_gated_by_a_function_of_their_numbers(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_heads_are_normed_and_gated_by_themselves(dtype: torch.dtype) -> None:
-    x, wide, weight = randn(5, 3, 44, dtype=dtype), randn(5, 200, dtype=dtype, seed=1), randn(44, seed=2)
+@pytest.mark.parametrize(("num_heads", "size"), [(3, 44), (19, 120), (2, 300)])  # in one, two and two blocks
+def test_heads_are_normed_and_gated_by_themselves(num_heads: int, size: int, dtype: torch.dtype) -> None:
+    x, weight = randn(5, num_heads, size, dtype=dtype), randn(size, seed=2)
+    gate = randn(5, num_heads * size + 60, dtype=dtype, seed=1)[:, 7:-53]
     x[0, 0] = 0
-    gate = wide[:, 7:139]
-    expected = exact_norm(x, weight, 1e-6).double() * torch.nn.functional.silu(gate.double()).view(5, 3, 44)
+    expected = exact_norm(x, weight, 1e-6).double() * torch.nn.functional.silu(gate.double()).view(x.shape)
     assert_near(norm_and_gate(x, gate, weight, 1e-6), expected.flatten(1).float())
 
 

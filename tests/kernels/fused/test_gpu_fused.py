@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from kernels.fused.activation import swiglu, swiglu_torch
+from kernels.fused.gated_norm import norm_and_gate
 from kernels.fused.norm import add_rms_norm, rms_norm, rms_norm_torch
 from kernels.fused.rope_kv import rope_and_write_kv, rope_and_write_kv_torch
 from kernels.latent.head_products import multiply_heads
@@ -67,6 +68,23 @@ def test_products_of_heads_have_the_same_bits_in_any_batch(size_in: int, size_ou
         found = x.new_empty(last - first, 20, size_out)
         multiply_heads(x[first:last], weights, found)
         assert torch.equal(found, whole[first:last])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [64, 128, 256, 1024])
+def test_a_head_that_is_normed_and_gated_has_the_same_bits_alone(size: int, dtype: torch.dtype) -> None:
+    x, gate, weight = (
+        randn(9, 33, size, dtype=dtype),
+        randn(9, 33 * size, dtype=dtype, seed=1),
+        randn(size, dtype=dtype),
+    )
+    together = norm_and_gate(x, gate, weight, 1e-6).view(x.shape)
+    precise, share = x.float(), torch.nn.functional.silu(gate.float()).view(x.shape)
+    scale = torch.rsqrt(precise.square().mean(-1, keepdim=True) + 1e-6)
+    assert_near(together, precise * scale * weight.float() * share)
+    for heads in (slice(5, 6), slice(7, 9), slice(30, 33)):
+        part = x[:, heads].contiguous(), gate.view(x.shape)[:, heads].flatten(1)
+        assert torch.equal(norm_and_gate(*part, weight, 1e-6).view(9, -1, size), together[:, heads])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -14,7 +14,9 @@ def seen() -> dict[str, Any]:
     return dict(run_outside("prepared_launch.py"))
 
 
-@pytest.mark.parametrize("op", ["norm", "norms around a sum", "swiglu", "rope", "gated sum", "unaligned norm"])
+@pytest.mark.parametrize(
+    "op", ["norm", "norms around a sum", "swiglu", "rope", "gated sum", "norm and gate", "unaligned norm"]
+)
 def test_an_op_compiles_one_kernel_and_hands_over_what_it_takes(seen: dict[str, Any], op: str) -> None:
     found = seen["ops"][op]
     assert (found["compiled"], found["launches"]) == (1, 2)

@@ -13,6 +13,7 @@ from triton.runtime import driver
 
 from kernels.fused.activation import swiglu
 from kernels.fused.add_norms import Addend, add_norms
+from kernels.fused.gated_norm import norm_and_gate
 from kernels.fused.norm import add_rms_norm
 from kernels.fused.rope_kv import rope_and_write_kv
 from kernels.fused.row_gate import add_gated_
@@ -20,6 +21,7 @@ from support.compiled.fused_kernels import (
     add_norms_kernel,
     add_shared_kernel,
     gated_kernel,
+    norm_and_gate_kernel,
     rms_norm_kernel,
     rope_kernel,
 )
@@ -63,6 +65,7 @@ OPS: dict[str, tuple[Any, Callable[[], object]]] = {
     "swiglu": (gated_kernel, lambda: swiglu(GATE_UP)),
     "rope": (rope_kernel, rope),
     "gated sum": (add_shared_kernel, lambda: add_gated_(X, RESIDUAL, X, WEIGHT)),
+    "norm and gate": (norm_and_gate_kernel, lambda: norm_and_gate(HEADS, gpu(3, 1536), gpu(128), 1e-6)),
     "unaligned norm": (rms_norm_kernel, unaligned_norm),
 }
 
@@ -91,6 +94,8 @@ def main() -> None:
     gated_kernel[(3, 2)](GATE_UP, out, 8192, SIZE=4096, BLOCK=2048)
     blocks = {"NUM_Q_BLOCKS": 1, "BLOCK_HEADS": 8, "BLOCK_HALF": 64, "HAS_NORM": False}
     heads = {"NUM_HEADS": 8, "NUM_KV_HEADS": 2, "HEAD_DIM": 128, **blocks}
+    gated = {"HEADS": 12, "SIZE": 128, "BLOCK_HEADS": 16, "BLOCK": 128, "num_warps": 8}
+    norm_and_gate_kernel[(3, 1)](HEADS, HEADS, WEIGHT, HEADS, 1536, 1e-6, IS_SIGMOID=False, WEIGHT_STRIDE=0, **gated)
     tensors = (Q, K, V, TABLE, POSITIONS[1:4], *PAGES, SLOTS[1:4], Q, K)
     rope_kernel[(3, 2)](*tensors, 1536, 1536, 1536, 1e-6, **heads)
     again = {kernel: len(kernel.device_caches[0][0]) for kernel in caches}

@@ -66,7 +66,8 @@ def compile_all() -> dict[str, Any]:
         ),
         "gelu": gated_kernel.warmup(HALF, HALF, 28672, SIZE=14336, BLOCK=2048, ACTIVATION="gelu", **OVERLAP, **grid),
         "norm and gate of heads": norm_and_gate_kernel.warmup(
-            HALF, HALF, FLOAT, HALF, 12288, 1e-6, HEADS=32, SIZE=128, BLOCK=128, num_warps=1, **OVERLAP, **grid
+            HALF, HALF, FLOAT, HALF, 12288, 1e-6, HEADS=32, SIZE=128, BLOCK_HEADS=16, BLOCK=128, num_warps=8,
+            **OVERLAP, **grid,
         ),
         "gate of heads": gate_heads_kernel.warmup(
             HALF, HALF, 64, SIZE=8192, PER_GATE=128, IS_SOFTPLUS=True, BLOCK=2048, **OVERLAP, **grid
