@@ -12,7 +12,7 @@ from kernels.fused.norm import rms_norm_torch
 
 LARGEST = tl.constexpr(fp8_pages.LARGEST)
 LEAST_MAGNITUDE = tl.constexpr(fp8_pages.LEAST_MAGNITUDE)
-_MAX_TILE = 2048  # elements of the half heads one program holds: 16 a thread
+_MAX_TILE = 2048  # elements of one part of the heads that a program holds: 16 a thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def rope_and_write_kv(
         kernel, num_blocks = _prepared(q.device, dtypes, sizes, strides, q_norm is not None, rest, page_size)
         kernel((num_tokens, num_blocks, 1), (*at, *strides, eps))
     else:
-        num_q_blocks, num_kv_blocks, _, _ = _blocks(sizes)
+        num_q_blocks, num_kv_blocks, _, _ = _blocks(sizes, rest)
         options = _options(q.device, sizes, has_norm=q_norm is not None, rest=rest, page_size=page_size)
         _rope_and_write_kv_kernel[(num_tokens, num_q_blocks + num_kv_blocks)](*tensors, *strides, eps, **options)
 
@@ -128,15 +128,15 @@ def rotate_queries(
         kernel((num_tokens, num_blocks, 1), (*at, *strides, eps))
     else:
         options = _options(q.device, sizes, has_norm=q_norm is not None, rest=rest)
-        _rope_and_write_kv_kernel[(num_tokens, _blocks(sizes)[0])](*tensors, *strides, eps, **options)
+        _rope_and_write_kv_kernel[(num_tokens, _blocks(sizes, rest)[0])](*tensors, *strides, eps, **options)
 
 
-def _blocks(sizes: tuple[int, int, int]) -> tuple[int, int, int, int]:
-    """Blocks of query heads and of KV heads, heads of a block, and half the head dim, padded."""
+def _blocks(sizes: tuple[int, int, int], rest: int) -> tuple[int, int, int, int]:
+    """Blocks of query heads and of KV heads, heads of a block, and columns of a part of a head, padded."""
     num_heads, num_kv_heads, head_dim = sizes
-    half = next_power_of_2(head_dim // 2)
-    block_heads = min(next_power_of_2(max(num_heads, num_kv_heads)), max(_MAX_TILE // half, 1))
-    return -(-num_heads // block_heads), -(-num_kv_heads // block_heads), block_heads, half
+    cols = next_power_of_2(max((head_dim - rest) // 2, rest))
+    block_heads = min(next_power_of_2(max(num_heads, num_kv_heads)), max(_MAX_TILE // cols, 1))
+    return -(-num_heads // block_heads), -(-num_kv_heads // block_heads), block_heads, cols
 
 
 # A pure function of what is compiled in: the cache holds no state.
@@ -154,7 +154,7 @@ def _prepared(
 
     Positions and slots may have any address.
     """
-    num_q_blocks, num_kv_blocks, _, _ = _blocks(sizes)
+    num_q_blocks, num_kv_blocks, _, _ = _blocks(sizes, rest)
     options = _options(device, sizes, has_norm=has_norm, rest=rest, page_size=page_size)
     kernel = prepare(_rope_and_write_kv_kernel, device, *map(Aligned, dtypes), *strides, 0.0, **options)
     return kernel, num_q_blocks + num_kv_blocks
@@ -165,17 +165,16 @@ def _options(
 ) -> dict[str, int]:
     """`rest`: the dimensions of a head that are not rotated. `page_size`: of pages with scales, else 0."""
     num_heads, num_kv_heads, head_dim = sizes
-    num_q_blocks, _, block_heads, half = _blocks(sizes)
+    num_q_blocks, _, block_heads, cols = _blocks(sizes, rest)
     return {
         "NUM_HEADS": num_heads,
         "NUM_KV_HEADS": num_kv_heads,
         "HEAD_DIM": head_dim,
         "NUM_Q_BLOCKS": num_q_blocks,
         "BLOCK_HEADS": block_heads,
-        "BLOCK_HALF": half,
+        "BLOCK_COLS": cols,
         "HAS_NORM": has_norm,
         "REST": rest,
-        "BLOCK_REST": next_power_of_2(max(rest, 1)),
         "SCALED_PAGE": page_size,
         **overlap(device),
     }
@@ -298,79 +297,76 @@ def _rope_and_write_kv_kernel(
     HEAD_DIM: tl.constexpr,
     NUM_Q_BLOCKS: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
-    BLOCK_HALF: tl.constexpr,
+    BLOCK_COLS: tl.constexpr,
     HAS_NORM: tl.constexpr,
     REST: tl.constexpr = 0,
-    BLOCK_REST: tl.constexpr = 1,
     SCALED_PAGE: tl.constexpr = 0,
     OVERLAPS: tl.constexpr = False,
 ):
     """One program a token and block of heads: query heads first, then key heads with their values.
 
     SCALED_PAGE: tokens of a page whose numbers have scales behind them (`kernels/fp8_cache/pages.py`); 0: no scales.
+
+    A head is up to three tiles of one shape: both halves that are rotated, and the rest. What is the same for all heads
+    is loaded as such a tile too: then all have one layout, and none is exchanged between warps.
     """
     if OVERLAPS:
         tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
     token = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
-    HALF: tl.constexpr = (HEAD_DIM - REST) // 2
-    cols = tl.arange(0, BLOCK_HALF)
-    cos, sin = angles_of(cos_sin_ptr, tl.load(positions_ptr + token), cols[None, :], HALF)
-
     is_query = block < NUM_Q_BLOCKS
+    HALF: tl.constexpr = (HEAD_DIM - REST) // 2
+    cols = tl.broadcast_to(tl.arange(0, BLOCK_COLS)[None, :], (BLOCK_HEADS, BLOCK_COLS))
     heads = (block - tl.where(is_query, 0, NUM_Q_BLOCKS)) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
-    mask = (heads < tl.where(is_query, NUM_HEADS, NUM_KV_HEADS))[:, None] & (cols < HALF)[None, :]
-    tile = heads[:, None] * HEAD_DIM + cols[None, :]
+    is_head = heads < tl.where(is_query, NUM_HEADS, NUM_KV_HEADS)
+    has_value = is_head & (block >= NUM_Q_BLOCKS)
+    mask, rest_mask = is_head[:, None] & (cols < HALF), is_head[:, None] & (cols < REST)
+    tile = heads[:, None] * HEAD_DIM + cols
     if is_query:
         row = q_ptr + token * stride_qt + tile
+        norm = q_norm_ptr
     else:
         row = k_ptr + token * stride_kt + tile
+        norm = k_norm_ptr
+    if HAS_NORM:
+        left_weight = tl.load(norm + cols, mask=cols < HALF, other=0.0).to(tl.float32)
+        right_weight = tl.load(norm + HALF + cols, mask=cols < HALF, other=0.0).to(tl.float32)
+        if REST > 0:
+            rest_weight = tl.load(norm + 2 * HALF + cols, mask=cols < REST, other=0.0).to(tl.float32)
+    if OVERLAPS:
+        tl.extra.cuda.gdc_wait()
+
     left = tl.load(row, mask=mask, other=0.0).to(tl.float32)
     right = tl.load(row + HALF, mask=mask, other=0.0).to(tl.float32)
     if REST > 0:
-        rest_cols = tl.arange(0, BLOCK_REST)
-        rest_mask = (heads < tl.where(is_query, NUM_HEADS, NUM_KV_HEADS))[:, None] & (rest_cols < REST)[None, :]
-        rest_tile = heads[:, None] * HEAD_DIM + 2 * HALF + rest_cols[None, :]
-        if is_query:
-            rest_row = q_ptr + token * stride_qt + rest_tile
-        else:
-            rest_row = k_ptr + token * stride_kt + rest_tile
-        rest = tl.load(rest_row, mask=rest_mask, other=0.0).to(tl.float32)
+        rest = tl.load(row + 2 * HALF, mask=rest_mask, other=0.0).to(tl.float32)
+    # Values are loaded before anything is stored: a load does not pass a store.
+    value_row = v_ptr + token * stride_vt + tile
+    values_left = tl.load(value_row, mask=has_value[:, None] & (cols < HALF), other=0.0)
+    values_right = tl.load(value_row + HALF, mask=has_value[:, None] & (cols < HALF), other=0.0)
+    if REST > 0:
+        value_rest = tl.load(value_row + 2 * HALF, mask=has_value[:, None] & (cols < REST), other=0.0)
+    cos, sin = angles_of(cos_sin_ptr, tl.load(positions_ptr + token), cols, HALF)
     if HAS_NORM:
-        if is_query:
-            weight = q_norm_ptr + cols
-        else:
-            weight = k_norm_ptr + cols
         squares = tl.sum(left * left + right * right, axis=1) / HEAD_DIM
         if REST > 0:
             squares += tl.sum(rest * rest, axis=1) / HEAD_DIM
         scale = tl.rsqrt(squares + eps)[:, None]
+        left *= scale * left_weight
+        right *= scale * right_weight
         if REST > 0:
-            if is_query:
-                rest_weight = q_norm_ptr + 2 * HALF + rest_cols
-            else:
-                rest_weight = k_norm_ptr + 2 * HALF + rest_cols
-            rest *= scale * tl.load(rest_weight, mask=rest_cols < REST, other=0.0).to(tl.float32)[None, :]
-            tl.store(rest_row, rest.to(q_ptr.dtype.element_ty), mask=rest_mask)
-        left *= scale * tl.load(weight, mask=cols < HALF, other=0.0).to(tl.float32)[None, :]
-        right *= scale * tl.load(weight + HALF, mask=cols < HALF, other=0.0).to(tl.float32)[None, :]
+            rest *= scale * rest_weight
+            tl.store(row + 2 * HALF, rest.to(q_ptr.dtype.element_ty), mask=rest_mask)
     rotated_left, rotated_right = store_rotated(row, left, right, cos, sin, mask, HALF)
 
     if SCALED_PAGE > 0:
         if not is_query:
-            rounded_rest = left  # unused without a rest
-            value_rest = left
-            value_row = v_ptr + token * stride_vt + tile
-            values_left = tl.load(value_row, mask=mask, other=0.0).to(tl.float32)
-            values_right = tl.load(value_row + HALF, mask=mask, other=0.0).to(tl.float32)
             k_largest = _largest(rotated_left.to(tl.float32), rotated_right.to(tl.float32))
-            v_largest = _largest(values_left, values_right)
+            v_largest = _largest(values_left.to(tl.float32), values_right.to(tl.float32))
             if REST > 0:
                 rounded_rest = rest.to(q_ptr.dtype.element_ty).to(tl.float32)
-                value_rest = tl.load(v_ptr + token * stride_vt + rest_tile, mask=rest_mask, other=0.0).to(tl.float32)
                 k_largest = tl.maximum(k_largest, tl.max(tl.abs(rounded_rest), axis=1))
-                v_largest = tl.maximum(v_largest, tl.max(tl.abs(value_rest), axis=1))
+                v_largest = tl.maximum(v_largest, tl.max(tl.abs(value_rest.to(tl.float32)), axis=1))
             slot = tl.load(slots_ptr + token).to(tl.int64)
             page, offset = slot // SCALED_PAGE, slot % SCALED_PAGE
             row_size: tl.constexpr = NUM_KV_HEADS * HEAD_DIM
@@ -379,29 +375,22 @@ def _rope_and_write_kv_kernel(
             scale_at = (page_start + SCALED_PAGE * row_size) // 4 + heads * SCALED_PAGE + offset
             k_scale = tl.div_rn(tl.maximum(k_largest, LEAST_MAGNITUDE), LARGEST)
             v_scale = tl.div_rn(tl.maximum(v_largest, LEAST_MAGNITUDE), LARGEST)
-            is_head = heads < NUM_KV_HEADS
             tl.store(k_pages_ptr.to(tl.pointer_type(tl.float32)) + scale_at, k_scale, mask=is_head)
             tl.store(v_pages_ptr.to(tl.pointer_type(tl.float32)) + scale_at, v_scale, mask=is_head)
             k_row, v_row = k_pages_ptr + numbers + tile, v_pages_ptr + numbers + tile
             _store_scaled(k_row, row, rotated_left.to(tl.float32), k_scale, mask)
             _store_scaled(k_row + HALF, row + HALF, rotated_right.to(tl.float32), k_scale, mask)
-            _store_scaled(v_row, value_row, values_left, v_scale, mask)
-            _store_scaled(v_row + HALF, value_row + HALF, values_right, v_scale, mask)
+            _store_scaled(v_row, value_row, values_left.to(tl.float32), v_scale, mask)
+            _store_scaled(v_row + HALF, value_row + HALF, values_right.to(tl.float32), v_scale, mask)
             if REST > 0:
-                value_rest_row = v_ptr + token * stride_vt + rest_tile
-                _store_scaled(k_pages_ptr + numbers + rest_tile, rest_row, rounded_rest, k_scale, rest_mask)
-                _store_scaled(v_pages_ptr + numbers + rest_tile, value_rest_row, value_rest, v_scale, rest_mask)
+                _store_scaled(k_row + 2 * HALF, row + 2 * HALF, rounded_rest, k_scale, rest_mask)
+                _store_scaled(v_row + 2 * HALF, value_row + 2 * HALF, value_rest.to(tl.float32), v_scale, rest_mask)
     elif not is_query:
         # int64: a cache of a few GB has more than 2^31 elements
         page_row = tl.load(slots_ptr + token).to(tl.int64) * (NUM_KV_HEADS * HEAD_DIM) + tile
         store_halves(k_pages_ptr + page_row, rotated_left, rotated_right, mask, HALF)
-        value_row = v_ptr + token * stride_vt + tile
-        for part in tl.static_range(2):
-            value = tl.load(value_row + part * HALF, mask=mask, other=0.0)
-            tl.store(v_pages_ptr + page_row + part * HALF, value.to(v_pages_ptr.dtype.element_ty), mask=mask)
+        store_halves(v_pages_ptr + page_row, values_left, values_right, mask, HALF)
         if REST > 0:
-            first = tl.load(slots_ptr + token).to(tl.int64) * (NUM_KV_HEADS * HEAD_DIM)
             rounded = rest.to(q_ptr.dtype.element_ty).to(k_pages_ptr.dtype.element_ty)
-            tl.store(k_pages_ptr + first + rest_tile, rounded, mask=rest_mask)
-            value = tl.load(v_ptr + token * stride_vt + rest_tile, mask=rest_mask, other=0.0)
-            tl.store(v_pages_ptr + first + rest_tile, value.to(v_pages_ptr.dtype.element_ty), mask=rest_mask)
+            tl.store(k_pages_ptr + page_row + 2 * HALF, rounded, mask=rest_mask)
+            tl.store(v_pages_ptr + page_row + 2 * HALF, value_rest.to(v_pages_ptr.dtype.element_ty), mask=rest_mask)

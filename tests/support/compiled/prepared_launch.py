@@ -92,7 +92,7 @@ def main() -> None:
     norms = (X, None, WEIGHT, None, None, RESIDUAL, WEIGHT, WEIGHT, WEIGHT, None, X, out, None)
     add_norms_kernel[(3,)](*norms, 1e-6, 0.0, 1e-6, SIZE=4096, BLOCK=4096, num_warps=8)
     gated_kernel[(3, 2)](GATE_UP, out, 8192, SIZE=4096, BLOCK=2048)
-    blocks = {"NUM_Q_BLOCKS": 1, "BLOCK_HEADS": 8, "BLOCK_HALF": 64, "HAS_NORM": False}
+    blocks = {"NUM_Q_BLOCKS": 1, "BLOCK_HEADS": 8, "BLOCK_COLS": 64, "HAS_NORM": False}
     heads = {"NUM_HEADS": 8, "NUM_KV_HEADS": 2, "HEAD_DIM": 128, **blocks}
     gated = {"HEADS": 12, "SIZE": 128, "BLOCK_HEADS": 16, "BLOCK": 128, "num_warps": 8}
     norm_and_gate_kernel[(3, 1)](HEADS, HEADS, WEIGHT, HEADS, 1536, 1e-6, IS_SIGMOID=False, WEIGHT_STRIDE=0, **gated)

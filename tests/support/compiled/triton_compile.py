@@ -41,6 +41,7 @@ VOCAB = 128_256
 HALF, FLOAT, INT, LONG, BOOL = (
     torch.empty(16, dtype=dtype) for dtype in (torch.bfloat16, torch.float32, torch.int32, torch.int64, torch.bool)
 )
+PAGES = torch.empty(16, dtype=torch.float8_e4m3fn)
 OVERLAP = {"OVERLAPS": True, "launch_pdl": True}
 PLACE = (VOCAB, VOCAB, 8192, 4, draw.MAX_SPLITS)
 BLOCK = {"BLOCK": draw.BLOCK}
@@ -53,7 +54,7 @@ DRAW = {"MAX_SPLITS": draw.MAX_SPLITS, "FAST": True}
 def compile_all() -> dict[str, Any]:
     grid = {"grid": (1,)}
     norm = {"SIZE": 4096, "BLOCK": 4096, "num_warps": 8, **OVERLAP, **grid}
-    rope = {"NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HEAD_DIM": 128, "NUM_Q_BLOCKS": 1, "BLOCK_HEADS": 32, "BLOCK_HALF": 64}
+    rope = {"NUM_HEADS": 32, "NUM_KV_HEADS": 8, "HEAD_DIM": 128, "NUM_Q_BLOCKS": 1, "BLOCK_HEADS": 32, "BLOCK_COLS": 64}
     heads = (HALF, HALF, HALF, FLOAT, INT, HALF, HALF, LONG, HALF, HALF, 6144, 6144, 6144, 1e-6)
     return {
         "norm": rms_norm_kernel.warmup(HALF, HALF, HALF, HALF, 4096, 4096, 1e-5, HAS_RESIDUAL=True, **norm),
@@ -84,7 +85,10 @@ def compile_all() -> dict[str, Any]:
             for columns, strides in ((512, (512, 1)), (64, (1, 512)))
         },
         "rope, part of a head": rope_kernel.warmup(
-            *heads, **rope, HAS_NORM=True, REST=32, BLOCK_REST=32, **OVERLAP, **grid
+            *heads, **rope, HAS_NORM=True, REST=32, **OVERLAP, **grid
+        ),
+        "rope, pages of 8 bits": rope_kernel.warmup(
+            *heads[:5], PAGES, PAGES, *heads[7:], **rope, HAS_NORM=True, REST=32, SCALED_PAGE=16, **OVERLAP, **grid
         ),
         "rope": rope_kernel.warmup(*heads, **rope, HAS_NORM=True, **OVERLAP, **grid),
         "rope, values of fewer numbers": asymmetric_kernel.warmup(
