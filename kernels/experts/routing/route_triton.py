@@ -3,6 +3,8 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators
 # The signatures of jitted functions are Triton's: only their constexpr parameters are annotated.
 
+from functools import lru_cache
+
 import torch
 import triton
 import triton.language as tl
@@ -11,6 +13,7 @@ from torch import Tensor
 from kernels.experts.kinds import RoutingConfig, Scores
 from kernels.experts.routing.dependent import begin, launches_ahead
 from kernels.experts.tiles import padded
+from kernels.fused.backend import Aligned, Loaded, prepare
 
 _LEAST_SUM = tl.constexpr(1e-20)  # added to the sum of sigmoid scores, as in DeepSeek V3
 _TAKEN = tl.constexpr(-(2**31))  # below the key of every number
@@ -111,12 +114,42 @@ def run_route(
     experts = torch.empty_like(weights, dtype=torch.int32)
     if num_tokens == 0:
         return weights, experts
-    block, ahead = padded(config.num_experts), launches_ahead(logits.device)
-    hallmark_experts_route[(num_tokens,)](
-        logits, correction_bias, expert_scales, weights, experts, logits.stride(0), config.scale,
-        NUM_EXPERTS=config.num_experts, BLOCK_E=block, NUM_ACTIVE=config.num_active, NUM_GROUPS=config.num_groups,
-        NUM_ACTIVE_GROUPS=config.num_active_groups, IS_SOFTMAX=config.scores is Scores.SOFTMAX,
-        RENORMALIZES=config.renormalizes, HAS_BIAS=correction_bias is not None, num_warps=1 if block <= 256 else 4,
-        IS_DEPENDENT=ahead, launch_pdl=ahead,
-    )  # fmt: skip
+    device, stride, tensors = logits.device, logits.stride()[0], (logits, correction_bias, expert_scales)
+    at = [None if x is None else x.data_ptr() for x in tensors]
+    if logits.is_cuda and not any(address and address % 16 for address in at):
+        kernel = _prepared(device, tuple([None if x is None else x.dtype for x in tensors]), stride, config)
+        arguments = (*at, weights.data_ptr(), experts.data_ptr(), stride, config.scale)
+        kernel((num_tokens, 1, 1), arguments)
+    else:
+        options = _options(device, config, has_bias=correction_bias is not None)
+        hallmark_experts_route[(num_tokens,)](*tensors, weights, experts, stride, config.scale, **options)
     return weights, experts
+
+
+# A pure function of what is compiled in: the cache holds no state.
+@lru_cache(maxsize=64)
+def _prepared(
+    device: torch.device, dtypes: tuple[torch.dtype | None, ...], stride: int, config: RoutingConfig
+) -> Loaded:
+    """The kernel for aligned logits, bias and scales of these dtypes; None of what there is not."""
+    given = [None if dtype is None else Aligned(dtype) for dtype in dtypes]
+    results = Aligned(torch.float32), Aligned(torch.int32)
+    options = _options(device, config, has_bias=dtypes[1] is not None)
+    return prepare(hallmark_experts_route, device, *given, *results, stride, config.scale, **options)
+
+
+def _options(device: torch.device, config: RoutingConfig, *, has_bias: bool) -> dict[str, int]:
+    block, ahead = padded(config.num_experts), launches_ahead(device)
+    return {
+        "NUM_EXPERTS": config.num_experts,
+        "BLOCK_E": block,
+        "NUM_ACTIVE": config.num_active,
+        "NUM_GROUPS": config.num_groups,
+        "NUM_ACTIVE_GROUPS": config.num_active_groups,
+        "IS_SOFTMAX": config.scores is Scores.SOFTMAX,
+        "RENORMALIZES": config.renormalizes,
+        "HAS_BIAS": has_bias,
+        "num_warps": 1 if block <= 256 else 4,
+        "IS_DEPENDENT": ahead,
+        "launch_pdl": ahead,
+    }

@@ -15,7 +15,7 @@ def seen() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "op", ["norm", "norms around a sum", "swiglu", "rope", "gated sum", "norm and gate", "unaligned norm"]
+    "op", ["norm", "norms around a sum", "swiglu", "rope", "gated sum", "norm and gate", "routes", "unaligned norm"]
 )
 def test_an_op_compiles_one_kernel_and_hands_over_what_it_takes(seen: dict[str, Any], op: str) -> None:
     found = seen["ops"][op]

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from triton.runtime import driver
 
+from kernels.experts.kinds import RoutingConfig
+from kernels.experts.routing.route_triton import hallmark_experts_route, run_route
 from kernels.fused.activation import swiglu
 from kernels.fused.add_norms import Addend, add_norms
 from kernels.fused.gated_norm import norm_and_gate
@@ -66,6 +68,7 @@ OPS: dict[str, tuple[Any, Callable[[], object]]] = {
     "rope": (rope_kernel, rope),
     "gated sum": (add_shared_kernel, lambda: add_gated_(X, RESIDUAL, X, WEIGHT)),
     "norm and gate": (norm_and_gate_kernel, lambda: norm_and_gate(HEADS, gpu(3, 1536), gpu(128), 1e-6)),
+    "routes": (hallmark_experts_route, lambda: run_route(gpu(3, 128, dtype=torch.float32), RoutingConfig(128, 8))),
     "unaligned norm": (rms_norm_kernel, unaligned_norm),
 }
 
@@ -96,6 +99,10 @@ def main() -> None:
     heads = {"NUM_HEADS": 8, "NUM_KV_HEADS": 2, "HEAD_DIM": 128, **blocks}
     gated = {"HEADS": 12, "SIZE": 128, "BLOCK_HEADS": 16, "BLOCK": 128, "num_warps": 8}
     norm_and_gate_kernel[(3, 1)](HEADS, HEADS, WEIGHT, HEADS, 1536, 1e-6, IS_SIGMOID=False, WEIGHT_STRIDE=0, **gated)
+    routing = {"NUM_ACTIVE": 8, "NUM_GROUPS": 1, "NUM_ACTIVE_GROUPS": 1, "IS_SOFTMAX": True, "RENORMALIZES": False}
+    routing |= {"NUM_EXPERTS": 128, "BLOCK_E": 128, "HAS_BIAS": False, "IS_DEPENDENT": False, "launch_pdl": False}
+    logits, places = (gpu(3, 128, dtype=dtype) for dtype in (torch.float32, torch.int32))
+    hallmark_experts_route[(3,)](logits, None, None, logits, places, 128, 1.0, num_warps=1, **routing)
     tensors = (Q, K, V, TABLE, POSITIONS[1:4], *PAGES, SLOTS[1:4], Q, K)
     rope_kernel[(3, 2)](*tensors, 1536, 1536, 1536, 1e-6, **heads)
     again = {kernel: len(kernel.device_caches[0][0]) for kernel in caches}
