@@ -234,3 +234,7 @@ def test_a_product_without_any_path_ends_its_requests(tmp_path: Path) -> None:
     last = ended[-1].deltas[-1]
     assert (last.finish_reason, last.error_code) == (FinishReason.ERROR, "internal_error")
     assert "no path is left for linear fp32" in str(last.error_message)
+    with pytest.raises(NoPathError, match="no path is left for linear fp32"):  # and not in the middle of a step
+        dispatcher.check_others(StepSizes(3, num_sampled=1))
+    assert dispatcher.linear is not None
+    assert not dispatcher.linear.is_capturable
