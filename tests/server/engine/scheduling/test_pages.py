@@ -3,6 +3,7 @@ from collections.abc import Callable
 
 import pytest
 
+from server.engine.scheduling.page_keys import PageKeys
 from server.engine.scheduling.pages import IntegrityError, PagePool
 
 
@@ -48,6 +49,20 @@ def test_a_random_walk_conserves_pages_and_shares_forks_only() -> None:
 
 def keys(text: str) -> list[bytes]:
     return [text[: i + 1].encode() for i in range(len(text))]
+
+
+def test_naming_pages_reads_each_token_once() -> None:
+    num_read = 0
+
+    class Read(list[int]):
+        def __getitem__(self, key):  # type: ignore[no-untyped-def]
+            nonlocal num_read
+            found = super().__getitem__(key)
+            num_read += len(found) if isinstance(key, slice) else 1
+            return found
+
+    PageKeys(64).first(1024, Read(range(65_536)))
+    assert num_read == 65_536
 
 
 def test_kept_pages_go_the_longest_unused_and_last_ones_first() -> None:

@@ -1,6 +1,5 @@
 import pytest
 
-from kernels.vocabulary.shape import Phase
 from server.engine.scheduling.pages import PagePool
 from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits, SequenceTooLong
 from server.engine.scheduling.sequence import Batch, Sequence, SequenceStatus
@@ -39,16 +38,6 @@ def step(subject: Scheduler) -> Batch:
 def rows(batch: Batch) -> list[tuple[str, int, int]]:
     names = [seq.request_id for seq in batch.sequences]
     return list(zip(names, batch.query_lens, batch.context_lens, strict=True))
-
-
-def test_a_long_prompt_is_computed_in_chunks_and_then_sampled() -> None:
-    subject = scheduler(tokens=10)
-    subject.add(sequence("a", 25))
-    batches = [step(subject) for _ in range(4)]
-    assert [rows(b) for b in batches] == [[("a", 10, 10)], [("a", 10, 20)], [("a", 5, 25)], [("a", 1, 26)]]
-    assert [b.sampled_rows for b in batches] == [(), (), (0,), (0,)]
-    assert [len(b.rows_of(Phase.EXTEND)) for b in batches] == [0, 1, 1, 0]
-    assert batches[0].sequences[0].num_chunks == 3
 
 
 def test_prompts_of_a_lower_priority_go_first() -> None:
