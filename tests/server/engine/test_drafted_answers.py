@@ -3,35 +3,21 @@
 import random
 
 import pytest
-import torch
 
-from kernels.calls.batch import AttentionFlags
 from kernels.vocabulary.buckets import Bucket
-from kernels.vocabulary.shape import Dtype
-from qualification.decision.model_shapes import ServingLimits, shapes_needed, signature_of
 from server.engine.execution.graph_keys import GraphSizes, row_sizes
-from server.engine.execution.graphs import StepGraphs
-from server.engine.execution.runner import ModelRunner
-from server.engine.execution.sampling import SampledTokens
-from server.engine.execution.worker import Worker
-from server.engine.operators.dispatch import Dispatcher
 from server.engine.scheduling.drafter import Drafter
-from server.engine.scheduling.engine import Engine, EngineOptions
-from server.engine.scheduling.pages import PagePool
-from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from server.engine.scheduling.sequence import Sequence
 from server.model.decoder import Decoder
-from server.model.kv_cache import KVCache
 from server.protocol.messages import FinishReason, Fork, Grammar, GrammarKind
-from support.engine.ascii_grammars import EOS, ascii_grammars
-from support.engine.closure_graphs import EAGER, PATH, capture, decide, redecide
-from support.engine.graph_session import Session, attention_counts
-from support.models.tiny_llama import NAN_TOKEN, NUM_LAYERS, VOCAB, TinyLlama
+from support.engine.ascii_grammars import EOS
+from support.engine.closure_graphs import capture
+from support.engine.graph_session import attention_counts
+from support.engine.served_decoder import ServedDecoder
+from support.models.tiny_llama import NAN_TOKEN, TinyLlama
 
-CPU = torch.device("cpu")
-PAGE_SIZE, MAX_LEN, MAX_SEQS, MAX_STEP = 8, 150, 6, 40
 MOST = 4  # drafted tokens of a sequence
-SIZES = GraphSizes((Bucket.LE_512,), row_sizes(MAX_SEQS), (16, 32), (4,), (16, 32), num_prompts=2, row_tokens=(2, 5))
+SIZES = GraphSizes((Bucket.LE_512,), row_sizes(6), (16, 32), (4,), (16, 32), num_prompts=2, row_tokens=(2, 5))
 JSON = Grammar(GrammarKind.JSON_SCHEMA, '{"type": "array", "items": {"enum": [1, 23, "x"]}, "minItems": 1}')
 WAYS: tuple[dict[str, object], ...] = (
     {},
@@ -69,29 +55,16 @@ class Oracle:
         return drafted
 
 
-class Subject(Session):
+class Subject(ServedDecoder):
     """A session whose pages are counted after every step."""
 
     def __init__(
         self, decoder: Decoder, drafter: Drafter | None, *, num_pages: int = 64, has_graphs: bool = False
     ) -> None:
-        limits = ServingLimits(MAX_LEN, MAX_STEP, PAGE_SIZE, Dtype.FP32, Dtype.FP32, max_drafted_tokens=MOST)
-        path = PATH if has_graphs else EAGER
-        decisions = {shape: decide(shape, path.name) for shape in shapes_needed(signature_of(decoder.config), limits)}
-        flags = (AttentionFlags(decoder.config.layers[0].attention.scale),) * NUM_LAYERS
-        dispatcher = Dispatcher(decisions, (PATH, EAGER), flags, redecide=redecide)
-        kv = KVCache.allocate(decoder.config, num_pages, PAGE_SIZE, torch.float32, CPU)
-        worker = Worker(decoder, kv, dispatcher, SampledTokens(SIZES.max_sampled, CPU))
-        self.graphs = StepGraphs(worker, SIZES, max_context=MAX_LEN) if has_graphs else None
-        if self.graphs is not None:
-            self.graphs.capture(capture, lambda _: None)
-        grammars = ascii_grammars()
-        self.pool = PagePool(num_pages, PAGE_SIZE)
-        scheduler_limits = SchedulerLimits(MAX_LEN, MAX_SEQS, MAX_STEP, max_drafted_tokens=MOST)
-        self.scheduler = Scheduler(scheduler_limits, self.pool, shares_pages=True)
-        runner = ModelRunner(worker, self.graphs, grammars=grammars)
-        options = EngineOptions(VOCAB, (), 0, runs_ahead=True)
-        super().__init__(Engine(self.scheduler, runner, options, compile_grammar=grammars.compile, drafter=drafter))
+        super().__init__(
+            decoder, drafter=drafter, most_drafted=MOST, capture=capture if has_graphs else None, sizes=SIZES,
+            num_pages=num_pages, max_step=40, has_grammars=True,
+        )  # fmt: skip
 
     def step(self) -> None:
         super().step()

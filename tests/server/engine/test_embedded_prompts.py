@@ -11,27 +11,21 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from server.engine.execution.graphs import StepGraphs
-from server.engine.execution.runner import ModelRunner
-from server.engine.execution.sampling import SampledTokens
-from server.engine.execution.worker import Worker
-from server.engine.scheduling.embeddings import EmbeddingFormat
-from server.engine.scheduling.engine import Engine, EngineOptions
 from server.engine.scheduling.page_keys import PageKeys
 from server.engine.scheduling.page_seals import PageSeals
 from server.engine.scheduling.pages import PagePool
 from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from server.engine.scheduling.sequence import PENDING, Sequence
 from server.model.decoder import Decoder
-from server.model.kv_cache import KVCache
 from server.protocol.messages import EmbeddedSpan, SamplingParams
 from support.engine.closure_graphs import capture
 from support.engine.embedded_prompts import PLACEHOLDER, with_spans
 from support.engine.graph_session import Session
-from support.engine.late_dispatch import CPU, EAGER, GRAPHED, MAX_LEN, PAGE_SIZE, SIZES, dispatcher_of
+from support.engine.late_dispatch import MAX_LEN, PAGE_SIZE
+from support.engine.served_decoder import ServedDecoder
 from support.models.image_positions import NUM_TOKENS, POSITIONS, save_with_positions, three_part
 from support.models.tiny_families import TINY, prompt
-from support.models.tiny_llama import VOCAB, TinyLlama
+from support.models.tiny_llama import TinyLlama
 
 NUM_PAGES = 64
 Given = tuple[list[int], list[EmbeddedSpan]]
@@ -44,20 +38,8 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[PreTrainedModel
 
 
 def session_of(decoder: Decoder, *, max_step: int = 32, num_embeddings: int = 80, has_graphs: bool = False) -> Session:
-    kv = KVCache.allocate(decoder.config, NUM_PAGES, PAGE_SIZE, torch.float32, CPU)
-    max_seqs = min(6, max_step)
-    tokens = SampledTokens(SIZES.max_sampled, CPU)
-    path = GRAPHED if has_graphs else EAGER
-    worker = Worker(decoder, kv, dispatcher_of(decoder, path.name), tokens, num_embeddings=num_embeddings)
-    graphs = StepGraphs(worker, SIZES, max_context=MAX_LEN) if has_graphs else None
-    if graphs is not None:
-        graphs.capture(capture, lambda _: None)
-    limits = SchedulerLimits(MAX_LEN, max_seqs, max_step, max_embedded_tokens=num_embeddings)
-    pool = PagePool(NUM_PAGES, PAGE_SIZE)
-    scheduler = Scheduler(limits, pool, shares_pages=True, seals=PageSeals(pool))
-    embeddings = EmbeddingFormat(decoder.config.hidden_size, decoder.config.has_three_positions)
-    options = EngineOptions(VOCAB, (), 0, runs_ahead=True, embeddings=embeddings)
-    return Session(Engine(scheduler, ModelRunner(worker, graphs), options))
+    given = {"max_seqs": min(6, max_step), "max_step": max_step, "num_embeddings": num_embeddings}
+    return ServedDecoder(decoder, capture=capture if has_graphs else None, **given)  # type: ignore[arg-type]
 
 
 class WithoutSpans:

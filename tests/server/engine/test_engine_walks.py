@@ -6,36 +6,20 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 import pytest
-import torch
 
-from server.engine.execution.graphs import StepGraphs
-from server.engine.execution.runner import ModelRunner
-from server.engine.execution.sampling import SampledTokens
-from server.engine.execution.worker import Worker
-from server.engine.scheduling.embeddings import EmbeddingFormat
-from server.engine.scheduling.engine import Engine, EngineOptions
-from server.engine.scheduling.pages import PagePool
-from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from server.engine.startup.warmup import synthetic_batch
 from server.model.decoder import Decoder
-from server.model.kv_cache import KVCache
 from server.protocol.messages import EmbeddedSpan, FinishReason, Fork, Grammar, GrammarKind
-from support.engine.ascii_grammars import ascii_grammars
 from support.engine.embedded_prompts import with_spans
 from support.engine.graph_session import Session
 from support.engine.late_device import LateDevice, LateTokens
 from support.engine.late_dispatch import (
-    CPU,
-    EAGER,
     GRAPHED,
-    MAX_LEN,
-    MAX_SEQS,
-    MAX_STEP,
     PAGE_SIZE,
     SIZES,
-    dispatcher_of,
 )
-from support.models.tiny_llama import NAN_TOKEN, VOCAB, TinyLlama
+from support.engine.served_decoder import ServedDecoder
+from support.models.tiny_llama import NAN_TOKEN, TinyLlama
 
 Ways = tuple[dict[str, object], ...]
 GREEDY: Ways = ({}, {})
@@ -69,21 +53,9 @@ BOUND_WAYS: Ways = (
 )
 
 
-def session_of(runner: ModelRunner, *, runs_ahead: bool, num_embeddings: int = 0) -> Session:
-    pool = PagePool(runner.num_pages, PAGE_SIZE)
-    limits = SchedulerLimits(MAX_LEN, MAX_SEQS, MAX_STEP, max_embedded_tokens=num_embeddings)
-    scheduler = Scheduler(limits, pool, shares_pages=True)
-    assert runner.grammars is not None
-    embeddings = EmbeddingFormat(runner.worker.decoder.config.hidden_size)
-    options = EngineOptions(VOCAB, (), 0, runs_ahead, embeddings)  # the end token of grammars alone
-    return Session(Engine(scheduler, runner, options, compile_grammar=runner.grammars.compile))
-
-
 def plain_session(decoder: Decoder) -> Session:
     """An engine that neither replays nor runs ahead."""
-    kv = KVCache.allocate(decoder.config, 64, PAGE_SIZE, torch.float32, CPU)
-    worker = Worker(decoder, kv, dispatcher_of(decoder, EAGER.name), SampledTokens(MAX_SEQS, CPU))
-    return session_of(ModelRunner(worker, grammars=ascii_grammars()), runs_ahead=False)
+    return ServedDecoder(decoder, runs_ahead=False, has_grammars=True)
 
 
 @dataclass(frozen=True)
@@ -107,16 +79,14 @@ class Walk:
         self._decoder = decoder
         self._num_embeddings = num_embeddings
         self.asked: dict[str, tuple[list[int], dict[str, object]]] = {}  # prompt and sampling of each request
-        kv = KVCache.allocate(decoder.config, rng.choice([24, 30, 64]), PAGE_SIZE, torch.float32, CPU)
-        self.dispatcher = dispatcher_of(decoder, GRAPHED.name)
         self.tokens = LateTokens(SIZES.max_sampled, device)
-        worker = Worker(decoder, kv, self.dispatcher, self.tokens, num_embeddings=num_embeddings)
-        self.graphs = StepGraphs(worker, SIZES, max_context=MAX_LEN)
-        self.graphs.capture(lambda work: Replay(work, self.tokens), lambda _: None)
-        self.runner = ModelRunner(worker, self.graphs, grammars=ascii_grammars())
-        self.session = session_of(self.runner, runs_ahead=True, num_embeddings=num_embeddings)
+        self.session = ServedDecoder(
+            decoder, capture=lambda work: Replay(work, self.tokens), tokens=self.tokens,
+            num_pages=rng.choice([24, 30, 64]), num_embeddings=num_embeddings, has_grammars=True,
+        )  # fmt: skip
+        self.dispatcher, self.graphs, self.runner = self.session.dispatcher, self.session.graphs, self.session.runner
         lengths = ((1, 34), (17, 17), (5, 40), (1, 2))
-        self._probes = [synthetic_batch([pair], PAGE_SIZE, page=kv.num_pages) for pair in lengths]
+        self._probes = [synthetic_batch([pair], PAGE_SIZE, page=self.runner.num_pages) for pair in lengths]
 
     def step(self) -> None:
         rng, engine = self.rng, self.session.engine
@@ -208,6 +178,7 @@ def test_tokens_are_those_of_a_plain_engine(decoder: Decoder, seed: int, ways: W
         num_scores = len(scores_of(walk.session, name))
         assert num_scores == (len(found) if "logprobs" in walk.asked[name][1] else 0) + num_prompt_scores(walk, name)
     assert {FinishReason.CANCELLED, FinishReason.ERROR} & set(ends.values())
+    assert walk.graphs is not None
     assert walk.graphs.num_replays > 20
     assert ways is not GREEDY or device.most_due >= 5  # two replays, with what they read and the first one's tokens
 

@@ -2,36 +2,14 @@
 
 import gc
 import sys
-from dataclasses import replace
+from collections.abc import Callable
 from types import FrameType
 
-import torch
-
-from kernels.calls.batch import AttentionFlags
-from kernels.catalog import path_named
 from kernels.vocabulary.buckets import Bucket
-from kernels.vocabulary.shape import Dtype
-from qualification.decision.decision import Decision, Status
-from qualification.decision.model_shapes import ServingLimits, shapes_needed, signature_of
 from server.engine.execution.graph_keys import GraphSizes
-from server.engine.execution.graphs import StepGraphs
-from server.engine.execution.runner import ModelRunner
-from server.engine.execution.sampling import SampledTokens
-from server.engine.execution.worker import Worker
-from server.engine.operators.dispatch import Dispatcher
-from server.engine.scheduling.engine import Engine, EngineOptions
-from server.engine.scheduling.pages import PagePool
-from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits
 from server.model.decoder import Decoder
-from server.model.kv_cache import KVCache
 from support.engine.graph_session import Session
-from support.models.tiny_llama import NUM_LAYERS, VOCAB
-
-CPU = torch.device("cpu")
-PAGE_SIZE = 16
-NUM_PAGES = 128
-MAX_LEN = 128
-PATH = replace(path_named("sdpa.cpu"), is_capturable=True)
+from support.engine.served_decoder import ServedDecoder
 
 
 class Nothing:
@@ -42,25 +20,12 @@ class Nothing:
 
 
 def session(decoder: Decoder) -> Session:
-    limits = ServingLimits(MAX_LEN, 64, PAGE_SIZE, Dtype.FP32, Dtype.FP32)
-    shapes = shapes_needed(signature_of(decoder.config), limits)
-    decisions = {shape: Decision(shape, PATH.name, Status.PROVEN, PATH.name, (), (), None) for shape in shapes}
-    flags = (AttentionFlags(decoder.config.layers[0].attention.scale),) * NUM_LAYERS
-    dispatcher = Dispatcher(decisions, (PATH,), flags, redecide=lambda shape, *_: decisions[shape])
-    kv = KVCache.allocate(decoder.config, NUM_PAGES, PAGE_SIZE, torch.float32, CPU)
-    sizes = GraphSizes((Bucket.LE_128,), (32,), num_prompts=1)
-    worker = Worker(decoder, kv, dispatcher, SampledTokens(sizes.max_sampled, CPU))
-    graphs = StepGraphs(worker, sizes, max_context=MAX_LEN)
-
-    def capture(work: object) -> Nothing:
-        assert callable(work)
+    def capture(work: Callable[[], None]) -> Nothing:
         work()
         return Nothing()
 
-    graphs.capture(capture, lambda _: None)
-    runner = ModelRunner(worker, graphs)
-    scheduler = Scheduler(SchedulerLimits(MAX_LEN, 32, 64), PagePool(NUM_PAGES, PAGE_SIZE), shares_pages=True)
-    return Session(Engine(scheduler, runner, EngineOptions(VOCAB, (), 0, runs_ahead=True)))
+    sizes = GraphSizes((Bucket.LE_128,), (32,), num_prompts=1)
+    return ServedDecoder(decoder, capture=capture, sizes=sizes, num_pages=128, page_size=16, max_seqs=32, max_step=64)
 
 
 def calls_of_steps(subject: Session, num_steps: int) -> list[int]:

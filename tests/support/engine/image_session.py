@@ -8,29 +8,18 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from qualification.model.shard import shard_of
-from server.engine.execution.runner import ModelRunner
-from server.engine.execution.sampling import SampledTokens
-from server.engine.execution.worker import Worker
-from server.engine.scheduling.embeddings import EmbeddingFormat
-from server.engine.scheduling.engine import Engine, EngineOptions
-from server.engine.scheduling.page_seals import PageSeals
-from server.engine.scheduling.pages import PagePool
-from server.engine.scheduling.scheduler import Scheduler, SchedulerLimits
-from server.engine.scheduling.states import StatePool
 from server.model.decoder import Decoder
-from server.model.kv_cache import KVCache
-from server.model.layer_state import StateCache
 from server.model.load.load import load_config, load_shard
 from server.model.vision.load import load_tower, with_own_tower
 from server.model.vision.tower import Pixels, Tower
 from server.protocol.images import PromptImage
 from server.protocol.messages import SamplingParams, Submit
-from support.engine.graph_session import Session
-from support.engine.late_dispatch import CPU, EAGER, dispatcher_of
-from support.models.tiny_images import IMAGE, VOCAB_SIZE
+from support.engine.late_dispatch import CPU
+from support.engine.served_decoder import ServedDecoder
+from support.models.tiny_images import IMAGE
 
 PIXELS = Pixels((0.5, 0.4, 0.3), (0.2, 0.3, 0.25))
-PAGE_SIZE, NUM_SLOTS = 16, 24
+PAGE_SIZE = 16
 _TYPE_NAMES = {"gemma3": "token_type_ids", "gemma4": "mm_token_type_ids", "gemma4_unified": "mm_token_type_ids"}
 Prompt = tuple[list[int], tuple[PromptImage, ...]]
 
@@ -44,7 +33,7 @@ def load_with_tower(folder: Path) -> tuple[Decoder, Tower]:
     return Decoder(config, weights), Tower(config.tower, tower, PIXELS, is_reproducible=False)
 
 
-class ImageSession(Session):
+class ImageSession(ServedDecoder):
     """A session whose requests may have images."""
 
     def __init__(
@@ -58,21 +47,10 @@ class ImageSession(Session):
         max_written: int | None = None,
     ) -> None:
         """`num_rows` of embeddings of images; `max_written` of them are computed in a step."""
-        kv = KVCache.allocate(decoder.config, num_pages, PAGE_SIZE, torch.float32, CPU)
-        dispatcher = dispatcher_of(decoder, EAGER.name)
-        states = StateCache.allocate(decoder.config, NUM_SLOTS, torch.float32, CPU)
-        tokens = SampledTokens(8, CPU)
-        self.worker = Worker(decoder, kv, dispatcher, tokens, states=states, num_embeddings=num_rows, tower=tower)
-        pool = PagePool(num_pages, PAGE_SIZE, None if states is None else StatePool(NUM_SLOTS))
-        num_seqs = min(8, max_step)
-        limits = SchedulerLimits(512, num_seqs, max_step, max_embedded_tokens=num_rows, max_written_tokens=max_written)
-        config = decoder.config
-        takes = EmbeddingFormat(
-            config.hidden_size, config.has_three_positions, config.tower, sees_both_ways=config.has_image_spans
-        )
-        self.runner = ModelRunner(self.worker)
-        scheduler = Scheduler(limits, pool, shares_pages=True, seals=PageSeals(pool))
-        super().__init__(Engine(scheduler, self.runner, EngineOptions(VOCAB_SIZE, (), 0, embeddings=takes)))
+        super().__init__(
+            decoder, tower=tower, num_embeddings=num_rows, max_written=max_written, num_pages=num_pages,
+            page_size=PAGE_SIZE, max_seqs=min(8, max_step), max_step=max_step, max_len=512, runs_ahead=False,
+        )  # fmt: skip
 
     def ask(self, name: str, prompt: Prompt, max_tokens: int, **more: object) -> None:
         """Submit a prompt, answered by the likeliest tokens."""

@@ -9,13 +9,14 @@ import torch
 from kernels.calls.batch import AttentionFlags
 from kernels.catalog import path_named
 from kernels.vocabulary.buckets import Bucket
-from kernels.vocabulary.shape import AttentionShape, Dtype
-from qualification.decision.decision import Decision, Pairs, Status
+from kernels.vocabulary.shape import Dtype
 from qualification.decision.model_shapes import ServingLimits, attention_shapes_needed
 from server.engine.execution.graph_keys import GraphSizes, row_sizes
 from server.engine.operators.dispatch import Dispatcher
 from server.engine.operators.dispatch_key import Heads
 from server.model.decoder import Decoder
+from support.engine import closure_graphs
+from support.engine.closure_graphs import PATH, decide, redecide
 
 CPU = torch.device("cpu")
 PAGE_SIZE = 8
@@ -35,20 +36,11 @@ def attend(*args: Any) -> None:
 APART = ThreadPoolExecutor(1)
 
 
-GRAPHED = replace(path_named("sdpa.cpu"), name="graphable", run=attend, is_capturable=True)
-EAGER = replace(GRAPHED, name="eager", is_capturable=False)
+GRAPHED, EAGER = (replace(it, run=attend) for it in (PATH, closure_graphs.EAGER))
 
 
-def decide(shape: AttentionShape, path: str) -> Decision[AttentionShape]:
-    return Decision(shape, path, Status.PROVEN, path, (), (), None)
-
-
-def redecide(shape: AttentionShape, broken: Pairs, taken_out: Pairs) -> Decision[AttentionShape]:
-    return decide(shape, EAGER.name if broken or taken_out else GRAPHED.name)
-
-
-def dispatcher_of(decoder: Decoder, path: str) -> Dispatcher:
-    limits = ServingLimits(MAX_LEN, MAX_STEP, PAGE_SIZE, Dtype.FP32, Dtype.FP32)
+def dispatcher_of(decoder: Decoder, path: str, *, page_size: int = PAGE_SIZE, most_drafted: int = 0) -> Dispatcher:
+    limits = ServingLimits(MAX_LEN, MAX_STEP, page_size, Dtype.FP32, Dtype.FP32, max_drafted_tokens=most_drafted)
     decisions = {shape: decide(shape, path) for shape in attention_shapes_needed(decoder.config, limits)}
     flags = tuple(AttentionFlags(it.scale, window=it.window) for it in decoder.config.attentions)
     heads = tuple(map(Heads.of, decoder.config.attentions))
