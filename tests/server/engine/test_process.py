@@ -2,7 +2,9 @@
 
 import queue
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -38,6 +40,7 @@ from server.protocol.messages import (
 )
 from server.settings import DeviceChoice, Settings
 from support.engine.fake_runner import DeviceTwin, FakeRunner
+from support.engine.llama_engine import settings_of
 from support.models.tiny_llama import TinyLlama
 
 REPORT = AttestationReport("request", "match", 0.0, 0.0, [], [])
@@ -69,25 +72,34 @@ def inbox_of(*messages: ToEngine) -> queue.SimpleQueue[ToEngine]:
     return inbox
 
 
-def loop_of(*messages: Submit | Cancel | Shutdown, inbox: Waits | None = None) -> list[FromEngine]:
-    """Return what a loop sends until it is shut down."""
-    inbox = inbox or Waits()
-    for message in messages:
-        inbox.put(message)
+def run(
+    engine: Engine, inbox: Any, is_last: Callable[[FromEngine], bool] = lambda _: False, *given: Any, **named: Any
+) -> list[FromEngine]:
+    """Return what a loop sends until it is shut down, at the latest behind a message that `is_last`."""
     sent: list[FromEngine] = []
 
     def send(message: FromEngine) -> None:
         sent.append(message)
-        if sum(isinstance(each, Heartbeat) for each in sent) == 2:
+        if is_last(message):
             inbox.put(Shutdown())
 
-    Loop(engine_of(FakeRunner(lambda *_: 1)), inbox, send).run()
+    Loop(engine, inbox, send, *given, **named).run()
     return sent
+
+
+def kinds_of(sent: list[FromEngine]) -> list[type[object]]:
+    return [type(message) for message in sent if not isinstance(message, Heartbeat)]
+
+
+def plain_engine() -> Engine:
+    return engine_of(FakeRunner(lambda *_: 1))
 
 
 def test_the_loop_steps_what_was_submitted_and_beats_when_idle() -> None:
     inbox = Waits()
-    sent = loop_of(Submit("a", [1, 2], SamplingParams(max_tokens=3)), inbox=inbox)
+    inbox.put(Submit("a", [1, 2], SamplingParams(max_tokens=3)))
+    num_beats = count(1)
+    sent = run(plain_engine(), inbox, lambda it: isinstance(it, Heartbeat) and next(num_beats) == 2)
     deltas = [delta for message in sent if isinstance(message, StepOutput) for delta in message.deltas]
     assert [delta.token_ids for delta in deltas] == [[1], [1], [1]]
     beats = [message for message in sent if isinstance(message, Heartbeat)]
@@ -97,7 +109,8 @@ def test_the_loop_steps_what_was_submitted_and_beats_when_idle() -> None:
 
 
 def test_a_cancel_that_is_read_with_its_submit_computes_nothing() -> None:
-    sent = loop_of(Submit("a", [1, 2], SamplingParams(max_tokens=3)), Cancel("a"))
+    inbox = inbox_of(Submit("a", [1, 2], SamplingParams(max_tokens=3)), Cancel("a"))
+    sent = run(plain_engine(), inbox, lambda it: isinstance(it, Heartbeat))
     outputs = [message for message in sent if isinstance(message, StepOutput)]
     assert [(output.record.step, output.deltas[0].finish_reason) for output in outputs] == [(0, FinishReason.CANCELLED)]
 
@@ -127,16 +140,8 @@ class ThreeBatches:
 
 def test_an_attestation_runs_between_steps_a_batch_at_a_time() -> None:
     inbox = inbox_of(Submit("a", [1, 2], SamplingParams(max_tokens=5)), Attest())
-    sent: list[FromEngine] = []
-
-    def send(message: FromEngine) -> None:
-        sent.append(message)
-        if message is REPORT:
-            inbox.put(Shutdown())
-
-    Loop(engine_of(FakeRunner(lambda *_: 1)), inbox, send, ThreeBatches()).run()
-    kinds = [type(message) for message in sent if not isinstance(message, Heartbeat)]
-    assert kinds == [StepOutput, StepOutput, StepOutput, AttestationReport]
+    sent = run(plain_engine(), inbox, lambda it: it is REPORT, ThreeBatches())
+    assert kinds_of(sent) == [StepOutput, StepOutput, StepOutput, AttestationReport]
 
 
 class Obedient:
@@ -151,8 +156,7 @@ class Obedient:
 
 def test_a_quarantine_change_sends_the_plan_before_its_answer() -> None:
     inbox = inbox_of(ChangeQuarantine(7, [("p", "s")]), Shutdown())
-    sent: list[FromEngine] = []
-    Loop(engine_of(FakeRunner(lambda *_: 1)), inbox, sent.append, operator_quarantine=Obedient()).run()
+    sent = run(plain_engine(), inbox, operator_quarantine=Obedient())
     assert sent == [PlanChanged([]), QuarantineChanged(7, [], [("p", "s")])]
 
 
@@ -166,14 +170,8 @@ def test_no_step_is_under_way_while_a_batch_is_attested() -> None:
             return super().poll()
 
     inbox = inbox_of(Submit("a", [1, 2], SamplingParams(max_tokens=9, ignore_eos=True)), Attest())
-    sent: list[FromEngine] = []
-
-    def send(message: FromEngine) -> None:
-        sent.append(message)
-        if isinstance(message, StepOutput) and message.record.step == 9:
-            inbox.put(Shutdown())
-
-    Loop(engine_of(twin, runs_ahead=True), inbox, send, Watching()).run()
+    engine = engine_of(twin, runs_ahead=True)
+    sent = run(engine, inbox, lambda it: isinstance(it, StepOutput) and it.record.step == 9, Watching())
     assert REPORT in sent
     assert twin.log[-3:] == ["launch 9", "read 8", "read 9"]  # after it the engine runs ahead again
 
@@ -200,17 +198,9 @@ class OneReplay:
 def test_a_replay_runs_while_idle_and_yields_to_a_request() -> None:
     report = ReplayReport("match", 0.0, "plain", None, None, 2, 0.1, None, 0.0)
     replay, inbox = OneReplay(report), inbox_of(Submit("a", [1, 2], SamplingParams(max_tokens=3)))
-    sent: list[FromEngine] = []
-
-    def send(message: FromEngine) -> None:
-        sent.append(message)
-        if message is report:
-            inbox.put(Shutdown())
-
-    Loop(engine_of(FakeRunner(lambda *_: 1)), inbox, send, replay=replay).run()
+    sent = run(plain_engine(), inbox, lambda it: it is report, replay=replay)
     assert replay.calls == ["yield", "step", "step", "step"]
-    kinds = [type(message) for message in sent if not isinstance(message, Heartbeat)]
-    assert kinds == [StepOutput, StepOutput, StepOutput, ReplayReport]
+    assert kinds_of(sent) == [StepOutput, StepOutput, StepOutput, ReplayReport]
 
 
 class OneSample:
@@ -244,7 +234,6 @@ def test_a_sample_is_judged_when_idle_or_between_two_steps(is_due: bool) -> None
     report = ShadowReport("mismatch", 1.0, "decode", "p", 0, 0, 0, 1, 2.0, "off", 0.1, [("p", "s")])
     inbox = inbox_of(Submit("a", [1, 2], SamplingParams(max_tokens=9, ignore_eos=True)))
     twin = DeviceTwin()
-    sent: list[FromEngine] = []
     engine = engine_of(twin, runs_ahead=True)
 
     class Watching(OneSample):
@@ -252,11 +241,6 @@ def test_a_sample_is_judged_when_idle_or_between_two_steps(is_due: bool) -> None
             launches = [entry for entry in twin.log if entry.startswith("launch")]
             assert 2 * len(launches) == len(twin.log)  # every batch was read
             return super().judge()
-
-    def send(message: FromEngine) -> None:
-        sent.append(message)
-        if isinstance(message, PlanChanged):
-            inbox.put(Shutdown())
 
     check = Watching(lambda: engine, report, is_due=is_due)
 
@@ -267,16 +251,21 @@ def test_a_sample_is_judged_when_idle_or_between_two_steps(is_due: bool) -> None
             assert not (block and check.has_sample)
             return inbox.get(block=block, timeout=timeout)
 
-    Loop(engine, Awake(), send, operator_quarantine=Obedient(), shadow=check).run()
+        def put(self, message: ToEngine) -> None:
+            inbox.put(message)
+
+    sent = run(
+        engine, Awake(), lambda it: isinstance(it, PlanChanged), operator_quarantine=Obedient(), shadow=check
+    )  # fmt: skip
     assert check.was_busy == [is_due]
-    kinds = [type(message) for message in sent if not isinstance(message, Heartbeat)]
+    kinds = kinds_of(sent)
     at = kinds.index(ShadowReport)
     assert kinds[at : at + 2] == [ShadowReport, PlanChanged]
     assert sent[[type(each) for each in sent].index(ShadowReport)] is report
 
 
 def test_shutdown_ends_the_loop_at_once() -> None:
-    assert loop_of(Submit("a", [1], SamplingParams(max_tokens=3)), Shutdown()) == []
+    assert run(plain_engine(), inbox_of(Submit("a", [1], SamplingParams(max_tokens=3)), Shutdown())) == []
 
 
 def serve_with(settings: Settings) -> tuple[int, list[FromEngine]]:
@@ -315,7 +304,7 @@ def test_a_model_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 def test_weights_that_do_not_fit_are_found_before_proving(tiny_llama: TinyLlama, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes((tiny_llama.folder / "config.json").read_bytes())
-    settings = msgspec.structs.replace(settings_for(tiny_llama, tmp_path), model=str(tmp_path))
+    settings = msgspec.structs.replace(settings_of(tiny_llama, tmp_path), model=str(tmp_path))
     status, sent = serve_with(msgspec.structs.replace(settings, on_unproven=Policy.QUALIFY))
     assert status == 3
     (refused,) = sent
@@ -329,7 +318,7 @@ def test_the_first_message_must_configure() -> None:
 
 
 def test_a_start_reports_its_progress_and_its_plan(tiny_llama: TinyLlama, tmp_path: Path) -> None:
-    status, sent = serve_with(settings_for(tiny_llama, tmp_path))
+    status, sent = serve_with(settings_of(tiny_llama, tmp_path))
     assert status == 0
     stages = list(dict.fromkeys(message.stage for message in sent if isinstance(message, EngineProgress)))
     assert stages == ["loading", "warming up", "attesting", "checking"]
@@ -337,13 +326,13 @@ def test_a_start_reports_its_progress_and_its_plan(tiny_llama: TinyLlama, tmp_pa
     passes = [message.detail for message in sent if isinstance(message, EngineProgress) and "of" in message.detail]
     assert "1 of 3 forward passes" in passes
     ready = next(message for message in sent if isinstance(message, EngineReady))
-    assert (ready.max_model_len, ready.num_pages, ready.page_size) == (128, 64, 16)
+    assert (ready.max_model_len, ready.num_pages, ready.page_size) == (128, 128, 16)
     assert {row.phase for row in ready.plan} == {"prefill", "extend", "decode", "linear"}
     assert ready.fingerprint["device"] == "cpu"
 
 
 def test_an_engine_that_serves_checks_its_attention(tiny_llama: TinyLlama, tmp_path: Path) -> None:
-    settings = msgspec.structs.replace(settings_for(tiny_llama, tmp_path), shadow_interval_s=0.0, shadow_budget=0.5)
+    settings = msgspec.structs.replace(settings_of(tiny_llama, tmp_path), shadow_interval_s=0.0, shadow_budget=0.5)
     inbox = inbox_of(Configure(settings, []), Submit("a", tiny_llama.prompts[3], SamplingParams(max_tokens=4)))
     sent: list[FromEngine] = []
 
@@ -355,14 +344,3 @@ def test_an_engine_that_serves_checks_its_attention(tiny_llama: TinyLlama, tmp_p
     assert serve(inbox, send) == 0
     report = next(message for message in sent if isinstance(message, ShadowReport))
     assert (report.result, report.detail) == ("match", None)
-
-
-def settings_for(model: TinyLlama, cache: Path) -> Settings:
-    return Settings(
-        model=str(model.folder),
-        device=DeviceChoice.CPU,
-        max_model_len=128,
-        kv_cache_tokens=1024,
-        on_unproven=Policy.DEGRADE,
-        cache_dir=str(cache),
-    )

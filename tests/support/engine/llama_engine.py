@@ -10,16 +10,19 @@ from support.engine.graph_session import Session
 from support.models.tiny_llama import TinyLlama
 
 
-def build(model: TinyLlama, cache: Path, **settings: int) -> BuiltEngine:
+def settings_of(model: TinyLlama, cache: Path, **settings: int) -> Settings:
     options = {"max_model_len": 128, "kv_cache_tokens": 2048, "max_num_seqs": 8, **settings}
-    chosen = Settings(
+    return Settings(
         model=str(model.folder),
         device=DeviceChoice.CPU,
         on_unproven=Policy.DEGRADE,  # measures nothing
         cache_dir=str(cache),
         **options,  # type: ignore[arg-type]
     )
-    return built_engine(chosen)
+
+
+def build(model: TinyLlama, cache: Path, **settings: int) -> BuiltEngine:
+    return built_engine(settings_of(model, cache, **settings))
 
 
 def session_of(model: TinyLlama, cache: Path, **settings: int) -> Session:

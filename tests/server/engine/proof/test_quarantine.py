@@ -10,7 +10,6 @@ import pytest
 from kernels.catalog import PATHS
 from kernels.system.device_lost import DeviceLost
 from kernels.vocabulary.shape import Dtype, Phase
-from qualification.decision.decision import Policy
 from server.engine.operators.dispatch import Dispatcher
 from server.engine.operators.launch_errors import blaming
 from server.engine.proof.quarantine import Quarantine
@@ -28,7 +27,8 @@ from server.protocol.messages import (
     StepOutput,
     StepRecord,
 )
-from server.settings import DeviceChoice, Settings
+from server.settings import Settings
+from support.engine import llama_engine
 from support.engine.built_engine import built_engine
 from support.models.tiny_llama import TinyLlama
 
@@ -39,20 +39,6 @@ RECORD = StepRecord(1, 0.0, 0.0, [], 0, 0, 0, 0, 1, 0, 0, 0)
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     return tmp_path / "cache" / "quarantine.json"
-
-
-def test_what_broke_is_known_to_the_next_start(file: Path) -> None:
-    Quarantine(file, PATHS).add([PAIR], "it could not be launched")
-    assert Quarantine(file, PATHS).pairs == {PAIR}
-    assert [each.name for each in file.parent.glob("*.json")] == [file.name]
-
-
-def test_servers_that_share_a_folder_keep_what_broke_in_each(file: Path) -> None:
-    other = ("triton.prefill", PAIR[1])
-    one, two = Quarantine(file, PATHS), Quarantine(file, PATHS)
-    one.add([PAIR], "it could not be launched")
-    two.add([other], "it failed an attestation")
-    assert Quarantine(file, PATHS).pairs == {PAIR, other}
 
 
 def test_servers_that_write_at_the_same_moment_lose_nothing(file: Path) -> None:
@@ -71,12 +57,14 @@ def test_servers_that_write_at_the_same_moment_lose_nothing(file: Path) -> None:
     for thread in threads:
         thread.join()
     assert Quarantine(file, PATHS).pairs == {(name, f"shape {n}") for name in names for n in range(3)}
+    assert [each.name for each in file.parent.glob("*.json")] == [file.name]
 
 
 def test_servers_of_two_versions_keep_what_broke_in_each(file: Path) -> None:
     newer = [replace(path, source_digest="newer") for path in PATHS]
     older_server = Quarantine(file, PATHS)
     older_server.add([PAIR], "it could not be launched")
+    assert Quarantine(file, newer).pairs == frozenset()  # a kernel whose source has changed gets another chance
     Quarantine(file, newer).add([PAIR], "it could not be launched")
     older_server.add([("triton.prefill", PAIR[1])], "it could not be launched")
     assert Quarantine(file, newer).pairs == {PAIR}
@@ -96,12 +84,6 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, caplog: pytest
     caplog.clear()
     subject.add([PAIR], "it could not be launched")
     assert caplog.messages == [f"what broke cannot be kept for the next start in {folder}: Not a directory"]
-
-
-def test_a_kernel_whose_source_has_changed_gets_another_chance(file: Path) -> None:
-    Quarantine(file, PATHS).add([PAIR], "it could not be launched")
-    repaired = [replace(path, source_digest="repaired") for path in PATHS]
-    assert Quarantine(file, repaired).pairs == frozenset()
 
 
 @pytest.mark.parametrize(
@@ -149,15 +131,7 @@ def test_a_file_that_cannot_be_read_is_said_and_replaced(file: Path, caplog: pyt
 
 
 def settings_for(model: TinyLlama, cache: Path) -> Settings:
-    return Settings(
-        model=str(model.folder),
-        device=DeviceChoice.CPU,
-        on_unproven=Policy.DEGRADE,
-        max_model_len=128,
-        kv_cache_tokens=1024,
-        cache_dir=str(cache),
-        attestation_interval_s=0,
-    )
+    return llama_engine.settings_of(model, cache, attestation_interval_s=0)
 
 
 def test_a_restarted_engine_serves_without_what_broke(tiny_llama: TinyLlama, tmp_path: Path) -> None:
