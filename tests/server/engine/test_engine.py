@@ -17,20 +17,19 @@ from support.engine.llama_engine import build, session_of
 from support.models.tiny_llama import NAN_TOKEN, NUM_LAYERS, NUM_TOKENS, TinyLlama
 
 
-def greedy_together(session: Session, model: TinyLlama) -> list[list[int]]:
-    return session.submit_all(model.prompts).drain().all_tokens(len(model.prompts))
-
-
-def test_greedy_tokens_of_a_batch_equal_those_of_transformers(tiny_llama: TinyLlama, tmp_path: Path) -> None:
-    assert greedy_together(session_of(tiny_llama, tmp_path), tiny_llama) == tiny_llama.greedy
-
-
-def test_greedy_tokens_alone_equal_those_of_transformers(tiny_llama: TinyLlama, tmp_path: Path) -> None:
-    session = session_of(tiny_llama, tmp_path)
-    for index, prompt in enumerate(tiny_llama.prompts):
-        session.submit(f"r{index}", prompt)
-        session.drain()
-        assert session.tokens(f"r{index}") == tiny_llama.greedy[index]
+@pytest.mark.parametrize(
+    "settings", [{}, {"max_num_batched_tokens": 11}, {"kv_cache_tokens": 144, "page_size": 8}], ids=str
+)
+def test_greedy_tokens_of_a_batch_equal_those_of_transformers(
+    tiny_llama: TinyLlama, tmp_path: Path, settings: dict[str, int]
+) -> None:
+    """Prompts whole, in chunks beside decode rows, and preempted."""
+    session = session_of(tiny_llama, tmp_path, **settings).submit_all(tiny_llama.prompts).drain()
+    assert session.all_tokens(len(tiny_llama.prompts)) == tiny_llama.greedy
+    phases = [{count.phase for count in attention_counts(output)} for output in session.outputs]
+    assert ({"prefill", "extend", "decode"} in phases) >= ("max_num_batched_tokens" in settings)
+    assert (session.total("num_preemptions") > 0) == ("kv_cache_tokens" in settings)
+    assert session.outputs[-1].record.num_pages_used == 0
 
 
 def num_prompt_tokens(session: Session) -> int:
@@ -60,20 +59,6 @@ def test_eight_answers_to_a_prompt_compute_it_once(
     answers = together.all_tokens(8)
     assert answers == alone.all_tokens(8)
     assert len(set(map(tuple, answers))) == 8
-
-
-def test_chunks_of_prompts_mixed_with_decode_change_no_token(tiny_llama: TinyLlama, tmp_path: Path) -> None:
-    session = session_of(tiny_llama, tmp_path, max_num_batched_tokens=11)
-    assert greedy_together(session, tiny_llama) == tiny_llama.greedy
-    phases = [{count.phase for count in attention_counts(output)} for output in session.outputs]
-    assert {"prefill", "extend", "decode"} in phases
-
-
-def test_preemption_changes_no_token(tiny_llama: TinyLlama, tmp_path: Path) -> None:
-    session = session_of(tiny_llama, tmp_path, kv_cache_tokens=144, page_size=8)
-    assert greedy_together(session, tiny_llama) == tiny_llama.greedy
-    assert session.total("num_preemptions") > 0
-    assert session.outputs[-1].record.num_pages_used == 0
 
 
 def test_attention_launches_are_layers_times_steps_by_phase(tiny_llama: TinyLlama, tmp_path: Path) -> None:

@@ -39,11 +39,6 @@ def test_greedy_tokens_from_graphs_equal_those_of_transformers(
     assert subject.graphs.num_replays > NUM_TOKENS // 2
 
 
-def test_eager_steps_read_tokens_chosen_on_the_device(decoder: Decoder, tiny_llama: TinyLlama) -> None:
-    session = Subject(decoder, path=EAGER.name, runs_ahead=True).session.submit_all(tiny_llama.prompts).drain()
-    assert session.all_tokens(len(tiny_llama.prompts)) == tiny_llama.greedy
-
-
 class Counting(ShadowCheck):
     """A check of every step, with what was charged to its budget since the last look."""
 
@@ -132,25 +127,6 @@ def test_a_prompt_among_decode_rows_is_replayed_with_them(decoder: Decoder, tiny
     session.drain()
     assert session.all_tokens(5) == [tiny_llama.greedy[index] for index in (4, 1, 2, 3, 3)]
     assert subject.graphs.num_replays == len(session.outputs)  # nothing was launched kernel by kernel
-
-
-def test_more_prompts_than_a_graph_takes_are_launched_eagerly(decoder: Decoder, tiny_llama: TinyLlama) -> None:
-    subject = Subject(decoder)
-    subject.session.submit_all(tiny_llama.prompts[:4]).step()
-    assert subject.graphs.num_replays == 0
-    assert subject.session.drain().all_tokens(4) == tiny_llama.greedy[:4]
-
-
-def test_a_prompts_chunk_without_a_successor_gives_no_token(decoder: Decoder, tiny_llama: TinyLlama) -> None:
-    subject = Subject(decoder)
-    session = subject.session.submit_all([tiny_llama.prompts[2], tiny_llama.prompts[5]])
-    session.step()  # 16 + 48 of 71 tokens, padded to 64
-    assert [delta.request_id for delta in session.outputs[0].deltas] == ["r0"]
-    session.step()  # the chunk behind them, beside a decode row
-    counts = {count.phase: (count.num_sequences, count.num_tokens) for count in attention_counts(session.outputs[1])}
-    assert counts == {"extend": (1, 23), "decode": (1, 1)}
-    assert session.drain().all_tokens(2) == [tiny_llama.greedy[2], tiny_llama.greedy[5]]
-    assert subject.graphs.num_replays == len(session.outputs)
 
 
 def test_graphs_of_a_changed_decision_rest_and_eager_serves(decoder: Decoder, tiny_llama: TinyLlama) -> None:
@@ -254,7 +230,7 @@ def decode_choices(subject: Subject) -> list[Choice]:
 
 
 def test_a_path_that_no_graph_can_hold_is_not_captured(decoder: Decoder, tiny_llama: TinyLlama) -> None:
-    subject = Subject(decoder, path=EAGER.name)
+    subject = Subject(decoder, path=EAGER.name, runs_ahead=True)  # tokens are read where the device chose them
     assert subject.graphs.keys == ()
     session = subject.session.submit_all(tiny_llama.prompts).drain()
     assert session.all_tokens(len(tiny_llama.prompts)) == tiny_llama.greedy
