@@ -113,18 +113,23 @@ def engine_of(decoder: Decoder, *, runs_ahead: bool) -> tuple[Engine, KVCache]:
     return Engine(scheduler, runner, EngineOptions(VOCAB, (), 0, runs_ahead)), runner.worker.kv
 
 
+def asked_twice(engine: Engine, model: TinyLlama, wanted: list[list[int]]) -> Session:
+    """Ask all prompts at once, each for two answers, and again: all are as wanted."""
+    session = Session(engine)
+    for turn in ("first", "again"):
+        for index, prompt in enumerate(model.prompts):
+            session.submit(f"{turn} {index}", prompt, forks=[Fork(f"{turn} fork of {index}", None)])
+        session.drain()
+        for index, tokens in enumerate(wanted):
+            assert session.tokens(f"{turn} {index}") == session.tokens(f"{turn} fork of {index}") == tokens
+    return session
+
+
 def test_answers_alone_batched_forked_behind_hits_and_preempted(
     decoder: Decoder, tiny_llama: TinyLlama, greedy: list[list[int]]
 ) -> None:
     engine, _ = engine_of(decoder, runs_ahead=True)
-    session = Session(engine)
-    for turn in ("first", "again"):
-        for index, prompt in enumerate(tiny_llama.prompts):
-            session.submit(f"{turn} {index}", prompt, forks=[Fork(f"{turn} fork of {index}", None)])
-        session.drain()
-        for index, wanted in enumerate(greedy):
-            assert session.tokens(f"{turn} {index}") == wanted
-            assert session.tokens(f"{turn} fork of {index}") == wanted
+    session = asked_twice(engine, tiny_llama, greedy)
     for index, prompt in enumerate(tiny_llama.prompts):
         session.submit(f"alone {index}", prompt)
         session.drain()
@@ -138,13 +143,7 @@ def test_a_layer_kept_out_of_it_is_not_rounded(tiny_llama: TinyLlama, greedy: li
     assert wanted != greedy
     engine, kv = engine_of(decoder_of(tiny_llama, torch.float32, "1"), runs_ahead=True)
     assert [layer.k.dtype for layer in kv.layers[:2]] == [pages.E4M3, torch.float32]
-    session = Session(engine)
-    for turn in ("first", "again"):
-        for index, prompt in enumerate(tiny_llama.prompts):
-            session.submit(f"{turn} {index}", prompt, forks=[Fork(f"{turn} fork of {index}", None)])
-        session.drain()
-        for index, tokens in enumerate(wanted):
-            assert session.tokens(f"{turn} {index}") == session.tokens(f"{turn} fork of {index}") == tokens
+    asked_twice(engine, tiny_llama, wanted)
 
 
 def test_answers_computed_again_are_the_same(tiny_llama: TinyLlama) -> None:

@@ -145,18 +145,8 @@ def test_layers_with_other_heads_have_their_own_paths() -> None:
         Dispatcher(plan, (), (flags,) * 3, redecide=nobody)
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        OutOfResources(300_000, 232_448, "shared memory"),
-        torch.OutOfMemoryError("no memory"),
-        RuntimeError("No available kernel. Aborting execution."),
-        RuntimeError("Failed to find C compiler. Please specify via CC environment variable"),
-        RuntimeError("Triton Error [CUDA]: a kernel launch error has occurred due to cluster misconfiguration"),
-        RuntimeError("Triton Error [CUDA]: too many resources requested for launch"),
-    ],
-)
-def test_a_path_that_cannot_launch_makes_room_for_the_next(error: Exception) -> None:
+def test_a_path_that_cannot_launch_makes_room_for_the_next() -> None:
+    error = OutOfResources(300_000, 232_448, "shared memory")
     asked = []
 
     def redecide(subject: AttentionShape, quarantined: Pairs, _: Pairs) -> Decision:

@@ -99,17 +99,21 @@ class Served:
         paths = self.turning.paths()
         runner.worker.dispatcher = Dispatcher(self.subject.decisions, paths, flags, redecide=self.subject.redecide)
         self.dispatcher = runner.dispatcher
-        self.check = runner.shadow = ShadowCheck(
-            runner.dispatcher,
-            budget=1e9,
-            interval_s=0.0,
+        self.check_every(0.0)
+        self.clock.now += 1.0  # nothing is paid for at the very start
+        self._draw = Random(self.seed)
+        self._names = 0
+
+    def check_every(self, interval_s: float, budget: float = 1e9) -> None:
+        """Check steps anew, so often."""
+        self.check = self.subject.built.runner.shadow = ShadowCheck(
+            self.dispatcher,
+            budget=budget,
+            interval_s=interval_s,
             is_quarantining=self.is_quarantining,
             clock=self.clock,
             rng=Random(self.seed),
         )
-        self.clock.now += 1.0  # nothing is paid for at the very start
-        self._draw = Random(self.seed)
-        self._names = 0
 
     def submit(self, prompt: list[int], max_tokens: int) -> None:
         self._names += 1
@@ -336,24 +340,19 @@ def test_a_quiet_night_saves_up_no_more_than_ten_minutes() -> None:
 
 
 def test_a_budget_of_0_checks_nothing(subject: Subject) -> None:
-    it = Served(subject)
-    runner = it.subject.built.runner
-    runner.shadow = ShadowCheck(
-        it.dispatcher, budget=0.0, interval_s=0.0, is_quarantining=True, clock=it.clock, rng=Random(0)
-    )
+    it = Served(subject, is_quarantining=True)
+    it.check_every(0.0, budget=0.0)
     it.submit([1, 2], 3)
     while it.subject.built.engine.has_work:
         it.clock.now += LATER_S
         it.subject.built.engine.step()
-    assert runner.shadow.judge() is None
+    assert it.check.judge() is None
 
 
 def test_a_request_now_and_then_is_checked_in_every_phase(subject: Subject) -> None:
     """A check is due at the first step of each request, which is always of its prompt."""
-    it = Served(subject, step_s=0.05)
-    it.check = it.subject.built.runner.shadow = ShadowCheck(
-        it.dispatcher, budget=1e9, interval_s=10.0, is_quarantining=False, clock=it.clock, rng=Random(0)
-    )
+    it = Served(subject, step_s=0.05, seed=0)
+    it.check_every(10.0)
     phases = Counter[str]()
     for index in range(40):
         it.clock.now += 11.0
@@ -368,10 +367,8 @@ def test_a_request_now_and_then_is_checked_in_every_phase(subject: Subject) -> N
 
 def test_checks_come_more_often_after_a_mismatch(subject: Subject) -> None:
     turning = Turning()
-    it = Served(subject, turning, step_s=1.0)
-    it.check = it.subject.built.runner.shadow = ShadowCheck(
-        it.dispatcher, budget=1e9, interval_s=10.0, is_quarantining=False, clock=it.clock, rng=Random(0)
-    )
+    it = Served(subject, turning, step_s=1.0, seed=0)
+    it.check_every(10.0)
     it.clock.now = 1.0
 
     def times(num: int) -> list[float]:
@@ -387,10 +384,8 @@ def test_checks_come_more_often_after_a_mismatch(subject: Subject) -> None:
 
 def test_a_lasting_mismatch_blinds_no_check_of_others(subject: Subject) -> None:
     """Where nothing is quarantined, each mismatch of the prompts renews the dense checks of prompts."""
-    it = Served(subject, Turning(scale, phases=(Phase.PREFILL,)), step_s=0.4)
-    it.check = it.subject.built.runner.shadow = ShadowCheck(
-        it.dispatcher, budget=1e9, interval_s=4.0, is_quarantining=False, clock=it.clock, rng=Random(0)
-    )
+    it = Served(subject, Turning(scale, phases=(Phase.PREFILL,)), step_s=0.4, seed=0)
+    it.check_every(4.0)
     results = Counter((report.phase, report.result) for report in it.reports(120))
     assert results["prefill", "mismatch"] > 30  # most checks are of what is wrong
     assert results["decode", "match"] >= 5
