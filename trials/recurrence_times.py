@@ -4,8 +4,8 @@ PYTHONPATH=. python trials/recurrence_times.py [--out docs/benchmarks/recurrence
 
 Sizes of Qwen3.5-35B-A3B: 16 key heads, 32 value heads of 128, convolution of 4. Ours holds convolution, norms and
 gates; fla-core's has the norms alone. A graph holds several calls on other slots each, 256 in all, so that no state is
-in the L2; the median of its replays counts. In decode half a chunk is behind each row's border, and no row is padding:
-those of the server have no token.
+in the L2; the median of its replays counts. In decode, and where tokens are verified, half a chunk is behind each row's
+border, and no row is padding: those of the server have no token.
 """
 
 import argparse
@@ -36,6 +36,7 @@ Call = Callable[[], object]
 SIZES = RecurrenceSizes(16, 32, 128, 128, 4)
 PROMPTS = ([8192], [1024] * 8, [2048], [128])
 ROWS = (1, 8, 64)
+VERIFIED, DRAFTED = (2, 4), 3  # tokens of a row that verifies, and the most that may be taken back
 BEFORE = 96  # tokens of a sequence that decodes
 SETS = 256  # slots of all calls of a graph
 ROW_FIELDS = ("starts", "stops", "firsts", "folded", "sources", "targets")
@@ -76,7 +77,8 @@ def ours(lengths: Sequence[int], phase: Phase, state_dtype: Dtype) -> list[Call]
     weights = drawn_weights(shape, generator, DEVICE)
     before, num_rows = (0 if phase is Phase.EXTEND else BEFORE), len(lengths)
     num_sets = 2 if phase is Phase.EXTEND else max(2, SETS // num_rows)
-    slots = recurrence_slots(shape, weights, num_rows * num_sets, 0, DEVICE)
+    num_drafted = DRAFTED if phase is Phase.VERIFY else 0
+    slots = recurrence_slots(shape, weights, num_rows * num_sets, num_drafted, DEVICE)
     for tensor in slots.tensors:
         tensor.zero_()
     tokens = drawn_tokens(shape, Content.PLAIN, max(lengths), weights, generator)
@@ -90,8 +92,8 @@ def ours(lengths: Sequence[int], phase: Phase, state_dtype: Dtype) -> list[Call]
             calls.append(slots.repeatable(run_recurrence, parts))
             continue
         given = slots.given(parts)
-        own = (it[:num_rows] for it in given.tokens)
-        out = given.tokens[0].new_empty(num_rows, SIZES.num_value_heads, SIZES.value_dim)
+        own = (it[: sum(lengths)] for it in given.tokens)
+        out = given.tokens[0].new_empty(sum(lengths), SIZES.num_value_heads, SIZES.value_dim)
         calls.append(partial(run_recurrence, *own, weights, first_rows(given.rows, num_rows), slots.state, out))
     return calls
 
@@ -129,13 +131,14 @@ def main() -> None:
     has_peer, rows = importlib.util.find_spec("fla") is not None, []
     cells = [(Phase.EXTEND, lengths, Dtype.FP32) for lengths in PROMPTS]
     cells += [(Phase.DECODE, [1] * num_rows, dtype) for dtype in (Dtype.FP32, Dtype.BF16) for num_rows in ROWS]
+    cells += [(Phase.VERIFY, [own] * num_rows, Dtype.FP32) for own in VERIFIED for num_rows in ROWS]
     for phase, lengths, dtype in cells:
         row: dict[str, Any] = {"phase": phase.value, "rows": len(lengths), "tokens": lengths[0], "state": dtype.value}
         row["us"] = timed_us(ours(lengths, phase, dtype))
         if phase is Phase.DECODE:
             shape = RecurrenceShape.of(SIZES, phase, Dtype.BF16, dtype, TokenRows.of(len(lengths)))
             row["tb_s"] = shape.hbm_bytes(len(lengths)) / row["us"] / 1e6
-        if has_peer and dtype is Dtype.FP32:
+        if has_peer and dtype is Dtype.FP32 and phase is not Phase.VERIFY:
             row["fla_us"] = timed_us(theirs(lengths, is_decode=phase is Phase.DECODE))
         rows.append(row)
         print(json.dumps(row), flush=True)

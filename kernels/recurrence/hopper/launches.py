@@ -11,13 +11,15 @@ from kernels.recurrence.hopper import scan
 from kernels.recurrence.hopper.scan import hallmark_recurrence_scan_wide
 from kernels.recurrence.hopper.token import hallmark_recurrence_token
 from kernels.recurrence.sizes import RecurrenceSizes
+from kernels.vocabulary.shape import Phase
 
 _SIZE = 128  # numbers of a key, and of a value
 _COLUMNS = 64  # of a value head, of a program that scans
 _WARPS = 4
-# Of a program of a token: columns of a value head, warps, registers; halves where heads leave half of an H200 idle.
+# Of a program of few tokens: columns of a value head, warps, registers; halves where heads leave half of an H200 idle.
 _HALF_HEAD, _WHOLE_HEAD = (64, 4, 168), (128, 8, 128)
 _MULTIPROCESSORS = 132
+_FEW_TOKENS, _MOST_TOKENS = 2, 8  # of a row: up to which there are programs for each number of them, and for any
 _APART = 8  # numbers of 16 bits that are read together
 _EXACT = {"enable_fp_fusion": False}  # a product and a sum in one rounding or two, as each kernel would choose
 
@@ -27,9 +29,14 @@ def has_scan(sizes: RecurrenceSizes) -> bool:
     return sizes.key_dim == _SIZE and sizes.value_dim % _COLUMNS == 0
 
 
-def has_token(sizes: RecurrenceSizes) -> bool:
-    """Return whether there is a step of one token a row for these sizes."""
-    return sizes.key_dim == _SIZE and sizes.value_dim == _SIZE
+def tokens_of_program(longest: int, room: int) -> int:
+    """Return for how many tokens of a row its programs are, of those of the longest row and the most of any call."""
+    return longest if longest <= _FEW_TOKENS else room
+
+
+def has_token(sizes: RecurrenceSizes, num_tokens: int) -> bool:
+    """Return whether there are programs for so many tokens of a row of these sizes."""
+    return sizes.key_dim == _SIZE and sizes.value_dim == _SIZE and num_tokens <= _MOST_TOKENS
 
 
 def scan_launch(
@@ -71,15 +78,16 @@ def token_launch(
     state: RecurrenceState,
     out: Tensor,
     sizes: RecurrenceSizes,
+    most: int,
 ) -> Launch:
-    """Return the launch for rows of one token whose state is folded up to its border; nothing else is written."""
+    """Return the launch of programs for `most` tokens of a row; nothing else is written."""
     num_tokens, num_rows = qkv.shape[0], rows.starts.shape[0]
     apart = _APART if qkv.stride(0) % _APART == 0 else 1
     is_few = 2 * sizes.num_value_heads * num_rows <= _MULTIPROCESSORS
     columns, warps, registers = _HALF_HEAD if is_few else _WHOLE_HEAD
     return Launch(
         hallmark_recurrence_token,
-        (sizes.num_value_heads * (_SIZE // columns), max(num_tokens, num_rows)),
+        (sizes.num_value_heads * (_SIZE // columns) + -(-num_tokens // num_rows), num_rows),
         (
             qkv, a, b, weights.conv, weights.a_log, weights.dt_bias, out, rows.starts, rows.stops, rows.firsts,
             rows.folded, rows.sources, rows.targets, *state.tensors, num_tokens, num_rows, qkv.stride(0) // apart,
@@ -88,7 +96,8 @@ def token_launch(
         {
             "KEY_HEADS": sizes.num_key_heads, "VALUE_HEADS": sizes.num_value_heads, "WIDTH": sizes.width,
             "INPUT_RING": state.inputs.shape[1], "RING": state.keys.shape[1], "MISSES_RING": state.misses.shape[1],
-            "APART": apart, "OWN": columns, "WARPS": warps, "num_warps": warps, "maxnreg": registers, **_EXACT,
+            "FOLDS_ALL": rows.phase is not Phase.VERIFY, "MOST": most, "APART": apart, "OWN": columns, "WARPS": warps,
+            "num_warps": warps, "maxnreg": registers, **_EXACT,
         },
     )  # fmt: skip
 

@@ -1,8 +1,8 @@
 """`triton.recurrence`: the recurrence in Triton, for any GPU of sm_80 or newer, and kernels of its own for sm_90.
 
-One launch of decode on sm_90, else three or four, up to eight of prompts, whose grids depend on the numbers of tokens
-and rows alone, so that a CUDA graph holds them. A token's numbers have the same bits in each of them: `pieces.py` says
-why.
+One launch to decode or to verify on sm_90, else three or four, up to eight of prompts, whose grids depend on the
+numbers of tokens and rows alone, so that a CUDA graph holds them. A token's numbers have the same bits in each of them:
+`pieces.py` says why.
 """
 
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kernels.calls.triton_launch import Launch
 from kernels.recurrence.calls import RecurrenceRows, RecurrenceState, RecurrenceWeights
-from kernels.recurrence.hopper.launches import has_scan, has_token, scan_launch, token_launch
+from kernels.recurrence.hopper.launches import has_scan, has_token, scan_launch, token_launch, tokens_of_program
 from kernels.recurrence.portable.blocks import hallmark_recurrence_blocks
 from kernels.recurrence.portable.chunks import hallmark_recurrence_chunks
 from kernels.recurrence.portable.factors import hallmark_recurrence_factors
@@ -87,7 +87,8 @@ def launches(
     key_heads, value_heads = sizes.num_key_heads, sizes.num_value_heads
     heads = {"KEY_HEADS": key_heads, "VALUE_HEADS": value_heads, "KEY_DIM": sizes.key_dim}
     num_writes, input_ring = rows.write_tokens.shape[0], state.inputs.shape[1]
-    keeps = num_writes == 0 and rows.longest <= input_ring - sizes.width + 1
+    room = input_ring - sizes.width + 1  # tokens that may be new in a ring
+    keeps = num_writes == 0 and rows.longest <= room
     rings = {"RING": state.keys.shape[1]}
     folding = {"FOLDS_ALL": rows.phase is not Phase.VERIFY, "CHUNK": CHUNK}
     block_k, dims = _padded(sizes.key_dim), max(sizes.key_dim, sizes.value_dim)
@@ -98,11 +99,11 @@ def launches(
     least = _LEAST if is_scanned else 0
     is_alone = num_rows == 1 and rows.longest > BLOCK  # whose tokens are hardly of one block
     is_wide = is_hopper and has_scan(sizes)
+    most = tokens_of_program(rows.longest, room)
+    if is_hopper and is_half and rows.phase is not Phase.EXTEND and keeps and has_token(sizes, most):
+        return [token_launch(qkv, a, b, weights, rows, state, out, sizes, most)]
     # In steps that decode, where no token was drafted before, each row is one block.
     has_others = not (is_half and rows.phase is Phase.DECODE and state.misses.shape[1] == BLOCK)
-    is_token = is_hopper and is_half and rows.phase is Phase.DECODE and num_writes == 0 and has_token(sizes)
-    if is_token and not has_others:
-        return [token_launch(qkv, a, b, weights, rows, state, out, sizes)]
     queries, keys = (qkv.new_empty(num_tokens, key_heads, sizes.key_dim) for _ in range(2))
     values, added = (qkv.new_empty(num_tokens, value_heads, sizes.value_dim) for _ in range(2))
     decays, betas = (torch.empty(num_tokens, value_heads, dtype=torch.float32, device=qkv.device) for _ in range(2))
@@ -125,9 +126,7 @@ def launches(
             },
         ),
     ]  # fmt: skip
-    if is_token:
-        found.append(token_launch(qkv, a, b, weights, rows, state, out, sizes))
-    elif is_half and not is_alone:
+    if is_half and not is_alone:
         factors = _Factors.empty(num_rows, value_heads, BLOCK, qkv)
         blocks = (
             rows.starts, rows.stops, rows.firsts, rows.folded, rows.sources, state.keys, state.decays, state.betas,

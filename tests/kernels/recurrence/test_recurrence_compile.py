@@ -9,6 +9,7 @@ pytestmark = pytest.mark.sm90
 SHARED_BYTES = 232_448  # that one program may have on an H100 or H200
 # Stores of the kernels in 16 bits; fp32 is multiplied without matrix units.
 _MOST_SPILLS = {"chunks": 130, "scan": 240, "rows": 8, "factors": 24, "wide": 4, "token": 16}
+_OF_FEW_TOKENS = {"decode behind drafts": 60, "verify": 90, "verify five": 170}  # of that kernel
 
 
 @pytest.fixture(scope="module")
@@ -22,6 +23,7 @@ def test_kernels_fit_a_multiprocessor_and_hardly_spill(compiled: dict[str, dict[
     assert all(kernel["shared_bytes"] <= SHARED_BYTES for kernel in compiled.values())
     halves = {name: kernel for name, kernel in compiled.items() if "fp32" not in name}
     most = {name: _MOST_SPILLS.get(name.rsplit("_", 1)[1], 0) for name in halves}
+    most |= {f"{shape}: hallmark_recurrence_token": spills for shape, spills in _OF_FEW_TOKENS.items()}
     assert {name: kernel["spills"] for name, kernel in halves.items() if kernel["spills"] > most[name]} == {}
     assert all(halves[f"prompt: hallmark_recurrence_{name}"]["mma"] for name in ("blocks", "rows", "chunks"))
     for name in ("prompt: hallmark_recurrence_scan_wide", "prompt, other sizes: hallmark_recurrence_scan"):

@@ -41,11 +41,13 @@ LAUNCHES = {
     RecurrenceForm.FIXED_DECAY: of_fixed_decay.launches,
     RecurrenceForm.CHANNEL_DELTA: of_channel_delta.launches,
 }
-SHAPES = {  # and the tokens of a row
+SHAPES = {  # and the tokens of a row, and those of them that may be drafted ones
     "decode": (DECODE, 1),
     "decode, states of bf16": (replace(DECODE, state_dtype=Dtype.BF16), 1),
+    "decode behind drafts": (DECODE, 1, 3),
     "prompt": (replace(DECODE, phase=Phase.EXTEND), 40),
-    "verify": (replace(DECODE, phase=Phase.VERIFY), 4),
+    "verify": (replace(DECODE, phase=Phase.VERIFY), 4, 3),
+    "verify five": (replace(DECODE, phase=Phase.VERIFY), 5, 4),
     "prompt, other sizes": (replace(DECODE, phase=Phase.EXTEND, key_dim=64), 40),
     "prompt, fp32": (replace(DECODE, phase=Phase.EXTEND, dtype=Dtype.FP32), 4),
     "space, prompt": (replace(SPACE, phase=Phase.EXTEND), 40),
@@ -60,11 +62,11 @@ SHAPES = {  # and the tokens of a row
 }
 
 
-def facts(shape: RecurrenceShape, length: int) -> dict[str, dict[str, int]]:
+def facts(shape: RecurrenceShape, length: int, num_drafted: int = 0) -> dict[str, dict[str, int]]:
     """Facts of the kernels of a call, by their names."""
     generator = torch.Generator().manual_seed(0)
     weights = drawn_weights(shape, generator, CPU)
-    slots = recurrence_slots(shape, weights, 2, 0, CPU)
+    slots = recurrence_slots(shape, weights, 2, num_drafted, CPU)
     tokens = drawn_tokens(shape, Content.PLAIN, length, weights, generator)
     given = slots.given([Part(tokens, 0, slots.zero, 0)])
     qkv, a, b = given.tokens
