@@ -431,6 +431,8 @@ class Engine:
         A key or value that is not finite spoils the rows of its tile, those before it too. The next step computes such
         a sequence's newest token alone, and so do all later ones.
         """
+        if not result.nonfinite:
+            return result
         drawn = batch.drawn_sequences
         spoilt = [place for place in result.nonfinite if drawn[place].num_drafted]
         for place in spoilt:

@@ -208,6 +208,16 @@ def drafting(twin: DeviceTwin, most: int = 5, chunk: int | None = None) -> Bench
     return bench
 
 
+def test_the_next_step_is_launched_when_one_is_settled() -> None:
+    twin = Bounded()
+    bench = drafting(twin, most=2)
+    bench.submit("a", [1, 2, 3], max_tokens=20)
+    bench.step()
+    assert twin.log == ["launch 1", "read 1", "launch 2"]
+    bench.engine.step(may_run_ahead=False)
+    assert twin.log[3:] == ["read 2"]
+
+
 def test_right_drafts_save_steps_and_stop_at_every_length() -> None:
     for num_tokens in range(1, 15):
         twin = Bounded()
