@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from support.models.draft_heads import add_draft_head
 from support.models.tiny_families import RECURRENT, save_reference
 from support.ranks.forks import STUB, Forks
 from support.ranks.ranks_engine import drive, drive_hybrid
@@ -51,3 +52,13 @@ def test_two_ranks_of_a_hybrid_answer_as_one(forks: Forks, tmp_path: Path) -> No
     assert all(answers[f"alone {i}"] == answers[f"beside {i}"] == answers[f"fork {i}"] for i in range(5))
     assert found["hits"] > 0
     assert found["replays"] > 10
+
+
+def test_two_ranks_verify_what_their_head_drafts(forks: Forks, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    sizes = {"num_hidden_layers": 2, "max_position_embeddings": 256, "eos_token_id": None}
+    save_reference(model, "qwen3_5_text", {**RECURRENT, **sizes})
+    add_draft_head(model, 2)
+    found = found_by(forks, "head_ranks", 2, tmp_path, str(model), follower="head_ranks")
+    assert found["drafted"] == found["plain"]
+    assert found["accepted"] > 20
