@@ -13,7 +13,7 @@ from kernels.fused.activation_kind import Activation
 from kernels.fused.alike import activated_alike, sigmoid_alike
 from kernels.fused.backend import Aligned, Loaded, jit, next_power_of_2, overlap, prepare, runs_on_triton, tl
 
-_MAX_TILE, _MAX_WARPS = 2048, 8  # elements of the heads that one program holds: 8 a thread
+_MAX_TILE, _MAX_WARPS = 1024, 8  # elements of the heads that one program holds: 4 a thread
 _WARP_BYTES = 512  # of one load by a warp; a head of more has a program of its own
 
 

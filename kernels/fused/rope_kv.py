@@ -12,7 +12,7 @@ from kernels.fused.norm import rms_norm_torch
 
 LARGEST = tl.constexpr(fp8_pages.LARGEST)
 LEAST_MAGNITUDE = tl.constexpr(fp8_pages.LEAST_MAGNITUDE)
-_MAX_TILE = 2048  # elements of one part of the heads that a program holds: 16 a thread
+_MAX_TILE = 1024  # elements of one part of the heads that a program holds: 8 a thread
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ _PHASES = [
     *(phase.value for phase in PLANNED_PHASES),
     *(it.value for it in EVERY_OPERATOR if it is not Operator.ATTENTION),
 ]
-_VERIFY = Phase.VERIFY.value  # of tokens that are drafted, which no setting of the server asks for
+_VERIFY = Phase.VERIFY.value  # of tokens that are drafted: only of a server that drafts any
 _QUICK_BUDGET_S = {"cuda": 0.05, "cpu": 0.01}  # of timing, for each pair
 
 

@@ -97,8 +97,8 @@ def main() -> None:
     gated_kernel[(3, 2)](GATE_UP, out, 8192, SIZE=4096, BLOCK=2048)
     blocks = {"NUM_Q_BLOCKS": 1, "BLOCK_HEADS": 8, "BLOCK_COLS": 64, "HAS_NORM": False}
     heads = {"NUM_HEADS": 8, "NUM_KV_HEADS": 2, "HEAD_DIM": 128, **blocks}
-    gated = {"HEADS": 12, "SIZE": 128, "BLOCK_HEADS": 16, "BLOCK": 128, "num_warps": 8}
-    norm_and_gate_kernel[(3, 1)](HEADS, HEADS, WEIGHT, HEADS, 1536, 1e-6, IS_SIGMOID=False, WEIGHT_STRIDE=0, **gated)
+    gated = {"HEADS": 12, "SIZE": 128, "BLOCK_HEADS": 8, "BLOCK": 128, "num_warps": 8}
+    norm_and_gate_kernel[(3, 2)](HEADS, HEADS, WEIGHT, HEADS, 1536, 1e-6, IS_SIGMOID=False, WEIGHT_STRIDE=0, **gated)
     routing = {"NUM_ACTIVE": 8, "NUM_GROUPS": 1, "NUM_ACTIVE_GROUPS": 1, "IS_SOFTMAX": True, "RENORMALIZES": False}
     routing |= {"NUM_EXPERTS": 128, "BLOCK_E": 128, "HAS_BIAS": False, "IS_DEPENDENT": False, "launch_pdl": False}
     logits, places = (gpu(3, 128, dtype=dtype) for dtype in (torch.float32, torch.int32))
