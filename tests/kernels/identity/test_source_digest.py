@@ -13,15 +13,7 @@ from kernels import catalog
 from kernels.identity.source_digest import SourceDigests
 
 ROOT = Path(__file__).resolve().parents[3]
-ENTRIES = (
-    "hopper.prefill.launch", "hopper.window.launch", "hopper.extend.launch", "hopper.decode.launch", "portable.prefill",
-    "portable.extend", "portable.decode", "hopper.ordered.launch", "portable.ordered", "sdpa.backends",
-    "sdpa.key_tiles", "portable.wide", "portable.wide_ordered", "hopper.wide.prefill", "hopper.wide.extend",
-    "hopper.wide.decode",
-    "hopper.full.launch", "fp8_cache.extend", "fp8_cache.decode", "fp8_cache.hopper.launch", "fp8_cache.widened",
-    "latent.portable", "latent.ordered", "latent.eager", "latent.tiles", "asymmetric.portable", "asymmetric.eager",
-    "indexed.portable", "indexed.eager", "indexed.tiles",
-)  # fmt: skip
+ENTRIES = sorted({path.run.__module__.removeprefix("kernels.") for path in catalog.PATHS if path.run is not None})
 SAMPLE = """
 from pack.deep import base, helper as h
 
@@ -212,34 +204,7 @@ def test_a_digest_covers_whatever_the_entry_loads() -> None:
         assert loaded == SourceDigests().closure(module)
 
 
-def test_the_catalog_binds_each_path_to_its_own_entry() -> None:
-    digests = {path.name: path.source_digest for path in catalog.PATHS}
+def test_the_catalog_binds_each_path_to_the_module_of_its_run() -> None:
     of = SourceDigests().of
-    for phase in ("prefill", "extend", "decode"):
-        assert digests[f"triton.{phase}"] == of(f"kernels.portable.{phase}")
-        assert digests[f"triton.{phase}.wide"] == of("kernels.portable.wide")
-        assert digests[f"gluon.{phase}.hopper"] == of(f"kernels.hopper.{phase}.launch")
-        assert digests[f"gluon.{phase}.wide.hopper"] == of(f"kernels.hopper.wide.{phase}")
-    assert digests["gluon.ordered.hopper"] == of("kernels.hopper.ordered.launch")
-    assert digests["triton.ordered"] == of("kernels.portable.ordered")
-    assert digests["triton.wide.ordered"] == of("kernels.portable.wide_ordered")
-    assert digests["gluon.prefill.window.hopper"] == of("kernels.hopper.window.launch")
-    assert digests["gluon.prefill.unmasked.hopper"] == of("kernels.hopper.full.launch")
-    for phase in ("extend", "decode"):
-        assert digests[f"triton.{phase}.fp8"] == of(f"kernels.fp8_cache.{phase}")
-    assert digests["gluon.decode.fp8.hopper"] == of("kernels.fp8_cache.hopper.launch")
-    sdpa = {name: digest for name, digest in digests.items() if name.startswith("sdpa.")}
-    assert {sdpa.pop(f"sdpa.{name}.fp8") for name in ("cpu", "math")} == {of("kernels.fp8_cache.widened")}
-    assert {sdpa.pop(f"sdpa.{name}.latent") for name in ("cpu", "math")} == {of("kernels.latent.eager")}
-    assert digests["triton.latent"] == of("kernels.latent.portable")
-    assert digests["triton.latent.ordered"] == of("kernels.latent.ordered")
-    assert digests["torch.attention.latent.tiles"] == of("kernels.latent.tiles")
-    assert digests["triton.latent.indexed"] == of("kernels.indexed.portable")
-    assert digests["torch.attention.latent.indexed.tiles"] == of("kernels.indexed.tiles")
-    assert sdpa.pop("sdpa.cpu.latent.indexed") == of("kernels.indexed.eager")
-    eager = {sdpa.pop(f"sdpa.{name}.asymmetric") for name in ("cpu", "math")}
-    assert {*eager, digests["torch.attention.asymmetric.tiles"]} == {of("kernels.asymmetric.eager")}
-    assert digests["triton.asymmetric"] == of("kernels.asymmetric.portable")
-    assert set(sdpa.values()) == {of("kernels.sdpa.backends")}
-    assert digests["torch.attention.tiles"] == of("kernels.sdpa.key_tiles")
-    assert len(set(digests.values())) == len(ENTRIES)
+    bound = {path.name: of(path.run.__module__) for path in catalog.ALL_PATHS if path.run is not None}
+    assert bound == {path.name: path.source_digest for path in catalog.ALL_PATHS}
