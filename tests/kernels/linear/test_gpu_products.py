@@ -1,4 +1,6 @@
-"""Products of 8 and 4 bits for sm_90 on a GPU: as exact as the checks ask, on their hostile inputs, at every tiling."""
+"""Products for sm_90 on a GPU: as exact as the checks ask, on their hostile inputs, of 16, 8 and 4 bits."""
+
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -6,7 +8,10 @@ import torch
 from kernels.linear.epilogue import Epilogue
 from kernels.linear.first_path import first_path
 from kernels.linear.formats.int4_formats import INT4_32, INT4_64, INT4_128, INT4_FORMATS
+from kernels.linear.library.library_path import RunProposed
+from kernels.linear.paths import LINEAR_PATHS, RunLinear
 from kernels.linear.shape import FP8_BLOCKS, FP8_ROWS, FP8_STATIC, LinearShape, WeightFormat
+from kernels.system.device import read_fingerprint
 from kernels.vocabulary.row_buckets import LinearRows
 from kernels.vocabulary.shape import Dtype
 from qualification.measure.checks.linear_checks import check_linear
@@ -26,22 +31,41 @@ SHAPES = [
 ]
 
 
+def assert_within_limits(run: RunLinear, shape: LinearShape) -> None:
+    """Assert what a qualification does, of the fewest and the most rows of the shape's bucket."""
+    runs: Sequence[RunLinear] = run.variants if isinstance(run, RunProposed) else (run,)
+    counts = sorted({shape.rows.lo + 1, shape.rows.hi or 0})
+    cases = linear_cases(
+        shape, operands_of(shape, GPU, seed=1), seed=1, row_counts=counts, takes_strides=len(runs) == 1
+    )
+    for check in check_linear(runs, cases):
+        assert check.is_passed, (run, str(shape), check)
+
+
+@pytest.mark.parametrize("sizes", SHAPES, ids=str)
+def test_every_path_of_16_bits_is_within_the_limits(sizes: tuple[Dtype, int, int, bool, Epilogue]) -> None:
+    machine = read_fingerprint(GPU)
+    for bucket in (*LinearRows.up_to(128), LinearRows.LE_512, LinearRows.LE_2K):
+        shape = LinearShape(*sizes[:3], bucket, *sizes[3:])
+        is_few = bucket.lo < (64 if shape.size_out % 8 == 0 else 32)
+        assert not is_few or first_path(shape, GPU).name.startswith("gluon."), shape
+        for path in LINEAR_PATHS:
+            if path.run is not None and not path.rejects(shape, machine):
+                assert_within_limits(path.run, shape)
+
+
 @pytest.mark.parametrize("weight_format", [FP8_ROWS, FP8_STATIC, FP8_BLOCKS, INT4_32, INT4_64, INT4_128], ids=str)
 @pytest.mark.parametrize("sizes", SHAPES, ids=str)
 def test_few_rows_of_few_bits_are_within_the_limits_of_16_bits(
     sizes: tuple[Dtype, int, int, bool, Epilogue], weight_format: WeightFormat
 ) -> None:
-    dtype, size_in, size_out, has_bias, epilogue = sizes
+    _, _, size_out, _, epilogue = sizes
     buckets = list(LinearRows.up_to(16 if weight_format in INT4_FORMATS else 64))
     if weight_format in INT4_FORMATS and size_out % 8 == 0 and epilogue is not Epilogue.FP32:
         buckets += [LinearRows.LE_128, LinearRows.LE_512]
     for bucket in buckets:
-        shape = LinearShape(dtype, size_in, size_out, bucket, has_bias, epilogue, weight_format)
+        shape = LinearShape(*sizes[:3], bucket, *sizes[3:], weight_format)
         path = first_path(shape, GPU)
         assert path.name.startswith("gluon."), (path.name, str(shape))
         assert path.run is not None
-        counts = sorted({bucket.lo + 1, bucket.hi or 0})
-        for check in check_linear(
-            path.run, linear_cases(shape, operands_of(shape, GPU, seed=1), seed=1, row_counts=counts)
-        ):
-            assert check.is_passed, (path.name, str(shape), check)
+        assert_within_limits(path.run, shape)
