@@ -1,21 +1,21 @@
 """The Gluon experts against fp64, on an sm_90 GPU; what a number of tokens chooses, anywhere."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
-from torch import Tensor
 
-from kernels.experts.few_bits.weights import AnyExperts, FewBitExperts
 from kernels.experts.formats import FewBitFormat
 from kernels.experts.fp8 import launch as fp8_launch
 from kernels.experts.hopper.launch import run_experts_hopper, run_in_tiles
 from kernels.experts.int4 import launch as int4_launch
-from kernels.experts.kinds import ClampedSwiglu, ExpertActivation, ExpertFormat
+from kernels.experts.kinds import ClampedSwiglu, ExpertFormat
 from kernels.experts.mxfp4 import launch as codes_launch
-from kernels.experts.mxfp4.tilings import ALL_TILES, CodesTiles
-from kernels.experts.paths import EXPERTS_PATHS, RunExperts
+from kernels.experts.mxfp4.tilings import ALL_TILES
+from kernels.experts.paths import EXPERTS_PATHS
 from kernels.experts.shape import ExpertsShape
 from kernels.experts.tiles import hopper_rows
-from kernels.experts.weights import AnyExpertWeights, ExpertWeights, Mxfp4Weights
+from kernels.experts.weights import ExpertWeights
 from kernels.fused.activation_kind import Activation
 from kernels.vocabulary.row_buckets import TokenRows
 from kernels.vocabulary.shape import Dtype
@@ -43,86 +43,31 @@ CODES_IN_TILES = {
 NARROW = ExpertsShape(Dtype.FP16, PLAIN, 5, 1, 64, 16, Activation.SILU, False, ROWS)
 
 
-def in_tiles(rows: int) -> RunExperts:
-    """The path by tiles of so many slots, whatever the number of tokens."""
-
-    def run(
-        hidden: Tensor,
-        experts: Tensor,
-        weights: Tensor,
-        of: AnyExpertWeights,
-        activation: ExpertActivation,
-        out: Tensor,
-    ) -> None:
-        assert isinstance(of, ExpertWeights)
-        run_in_tiles(hidden, experts, weights, of, activation, out, rows)
-
-    return run
+HEIGHTS = (1, 16, 32, 64, 128)
+# A mixture, what computes it in tiles that the caller chooses, and tiles.
+IN_TILES: list[tuple[ExpertsShape, Callable[..., None], object]] = [
+    *((mixture, run_in_tiles, rows) for mixture in MIXTURES.values() for rows in HEIGHTS),
+    *((FEW_BITS[name], fp8_launch.run_in_tiles, rows) for name in ("fp8 blocks", "fp8 rows") for rows in HEIGHTS),
+    *((FEW_BITS["int4"], int4_launch.run_in_tiles, rows) for rows in HEIGHTS),
+    *((mixture, codes_launch.run_in_tiles, tiles) for mixture in CODES_IN_TILES.values() for tiles in ALL_TILES),
+]
 
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("_hopper")
-@pytest.mark.parametrize("rows", [1, 16, 32, 64, 128])
-@pytest.mark.parametrize("name", MIXTURES)
-def test_tiles_of_every_height_are_right_on_every_hostile_input(name: str, rows: int, device: torch.device) -> None:
-    checks = check_experts(in_tiles(rows), experts_cases(MIXTURES[name], device, seed=0))
+@pytest.mark.parametrize(("mixture", "compute", "tiles"), IN_TILES, ids=lambda it: getattr(it, "__name__", str(it)))
+def test_tiles_of_every_height_are_right_on_every_hostile_input(
+    mixture: ExpertsShape, compute: Callable[..., None], tiles: object, device: torch.device
+) -> None:
+    checks = check_experts(lambda *given: compute(*given, tiles), experts_cases(mixture, device, seed=0))
     assert {check.name: check.where for check in checks if not check.is_passed} == {}
 
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("_hopper")
-@pytest.mark.parametrize("rows", [1, 16, 32, 64, 128])
-@pytest.mark.parametrize("name", FEW_BITS)
-def test_experts_of_8_and_4_bits_are_right_at_every_tile_height(name: str, rows: int, device: torch.device) -> None:
-    in_these = int4_launch.run_in_tiles if name == "int4" else fp8_launch.run_in_tiles
-
-    def run(
-        hidden: Tensor, experts: Tensor, weights: Tensor, of: AnyExperts, activation: ExpertActivation, out: Tensor
-    ) -> None:
-        assert isinstance(of, FewBitExperts)
-        in_these(hidden, experts, weights, of, activation, out, rows)
-
-    checks = check_experts(run, experts_cases(FEW_BITS[name], device, seed=0))
-    assert {check.name: check.where for check in checks if not check.is_passed} == {}
-
-
-@pytest.mark.gpu
-@pytest.mark.usefixtures("_hopper")
-def test_inner_dims_that_cannot_be_folded_are_right_too(device: torch.device) -> None:
-    checks = check_experts(run_experts_hopper, experts_cases(NARROW, device, seed=0))
-    assert {check.name: check.where for check in checks if not check.is_passed} == {}
-
-
-@pytest.mark.gpu
-@pytest.mark.usefixtures("_hopper")
-def test_codes_of_4_bits_are_right_with_few_or_many_tokens(device: torch.device) -> None:
-    checks = check_experts(run_experts_hopper, experts_cases(CODES, device, seed=0))
-    assert {check.name: check.where for check in checks if not check.is_passed} == {}
-
-
-def by_codes(tiles: CodesTiles) -> RunExperts:
-    """The path of codes by these tiles, whatever the number of tokens."""
-
-    def run(
-        hidden: Tensor,
-        experts: Tensor,
-        weights: Tensor,
-        of: AnyExpertWeights,
-        activation: ExpertActivation,
-        out: Tensor,
-    ) -> None:
-        assert isinstance(of, Mxfp4Weights)
-        codes_launch.run_in_tiles(hidden, experts, weights, of, activation, out, tiles)
-
-    return run
-
-
-@pytest.mark.gpu
-@pytest.mark.usefixtures("_hopper")
-@pytest.mark.parametrize("tiles", ALL_TILES, ids=str)
-@pytest.mark.parametrize("name", CODES_IN_TILES)
-def test_codes_are_right_at_every_tile_height(name: str, tiles: CodesTiles, device: torch.device) -> None:
-    checks = check_experts(by_codes(tiles), experts_cases(CODES_IN_TILES[name], device, seed=0))
+@pytest.mark.parametrize("mixture", [NARROW, CODES], ids=["inner dims that cannot be folded", "codes of 4 bits"])
+def test_other_mixtures_are_right_with_few_or_many_tokens(mixture: ExpertsShape, device: torch.device) -> None:
+    checks = check_experts(run_experts_hopper, experts_cases(mixture, device, seed=0))
     assert {check.name: check.where for check in checks if not check.is_passed} == {}
 
 
