@@ -23,11 +23,6 @@ def test_buckets_meet_without_gap_or_overlap() -> None:
     assert buckets[-1].hi is None
 
 
-def test_the_labels_are_the_public_ones() -> None:
-    labels = [bucket.label for bucket in Bucket]
-    assert labels == ["le_128", "le_512", "le_2k", "le_8k", "le_32k", "le_128k", "gt_128k"]
-
-
 @pytest.mark.parametrize(("num_tokens", "count"), [(1, 1), (128, 1), (129, 2), (4096, 4), (131073, 7)])
 def test_the_buckets_up_to_a_length_hold_every_shorter_one(num_tokens: int, count: int) -> None:
     buckets = buckets_up_to(num_tokens)

@@ -3,8 +3,6 @@
 import random
 from dataclasses import replace
 
-import pytest
-
 from kernels.vocabulary.buckets import Bucket
 from kernels.vocabulary.shape import (
     AttentionShape,
@@ -62,18 +60,3 @@ def test_keys_of_another_dtype_have_its_size() -> None:
 
 def test_standard_attention_moves_scores_and_weights_twice() -> None:
     assert hbm_bytes_standard(SHAPE, 10, 50) - hbm_bytes_tiled(SHAPE, 10, 50) == 4 * 10 * 50 * 32 * 2
-
-
-@pytest.mark.parametrize(
-    ("changes", "text"),
-    [
-        ({}, "prefill bf16 h32:8 d128 q-le_2k c-le_2k causal"),
-        ({"kv_dtype": Dtype.FP16}, "prefill bf16/kv-fp16 h32:8 d128 q-le_2k c-le_2k causal"),
-        (
-            {"phase": Phase.DECODE, "page_size": 16, "window": 7, "softcap": 30.0, "sinks": True},
-            "decode bf16 h32:8 d128 q-le_2k c-le_2k causal page16 window7 softcap30 sinks",
-        ),
-    ],
-)
-def test_the_text_of_a_shape_names_what_selects_a_kernel(changes: dict[str, object], text: str) -> None:
-    assert str(replace(SHAPE, **changes)) == text  # type: ignore[arg-type]
