@@ -18,7 +18,7 @@ from kernels.linear.first_path import multiply
 from kernels.linear.weights import PlainWeight
 from kernels.reference.compare import compare
 from kernels.vocabulary.path import RunAttention
-from support.attention.cases import BF16, CHUNKS, CUDA, PROMPTS, RUN, TOKENS, Case, made
+from support.attention.cases import BF16, CHUNKS, CUDA, PROMPTS, TOKENS, Case, made, run_of
 from support.attention.inputs import NAN, POISON_PAGE, Inputs, assert_right, attend, edges, flags_for
 
 pytestmark = pytest.mark.gpu
@@ -188,7 +188,7 @@ def test_tensors_that_tma_cannot_address_are_still_right() -> None:
     assert_right(run, replace(inputs, q=wide[..., :64], k=wide[:, :2, 1:], v=wide[:, 2:, :64]), flags)
     window = replace(flags, window=128)
     assert_right(
-        RUN["gluon.prefill.window"], replace(inputs, q=wide[..., :64], k=wide[:, :2, 1:], v=wide[:, 2:, :64]), window
+        run_of("gluon.prefill.window"), replace(inputs, q=wide[..., :64], k=wide[:, :2, 1:], v=wide[:, 2:, :64]), window
     )
     run, inputs, flags = made(Case("gluon.extend", *CHUNKS, dim=64))
     wide = torch.empty(*inputs.k.shape[:3], 65, dtype=BF16, device=CUDA)
@@ -233,22 +233,6 @@ def test_queries_beyond_2_to_the_31_elements_are_addressed() -> None:
     q.copy_(inputs.q)
     run(q, inputs.k, inputs.v, inputs.batch, flags, out)
     assert torch.equal(out, expected)
-
-
-@pytest.mark.parametrize("path", ["gluon.extend", "gluon.decode", "triton.extend", "triton.decode"])
-def test_a_pool_of_more_than_2_to_the_31_elements(path: str) -> None:
-    queries, page_size = ((1, 1) if path.endswith("decode") else (30, 7)), 64 if path == "gluon.decode" else 16
-    run, inputs, flags = made(Case(path, queries, (70, 300), page_size=page_size))
-    expected = attend(run, inputs, flags)
-    used = inputs.k.shape[0]
-    pool = 2**31 // inputs.k[0].numel() + used
-    k, v = (torch.full((pool, *inputs.k.shape[1:]), NAN, dtype=BF16, device=CUDA) for _ in "kv")
-    k[-used:], v[-used:] = inputs.k, inputs.v
-    table = inputs.batch.page_table
-    assert table is not None
-    far = torch.where(table < used, table + pool - used, table)
-    moved = replace(inputs, k=k, v=v, batch=replace(inputs.batch, page_table=far))
-    assert torch.equal(attend(run, moved, flags), expected)
 
 
 @pytest.mark.parametrize("library", ["gluon", "triton"])

@@ -7,10 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.asymmetric.eager import run_asymmetric_cpu, run_asymmetric_math, run_asymmetric_tiles
-from kernels.asymmetric.portable import run_asymmetric
 from kernels.calls.batch import AttentionBatch, AttentionFlags
 from kernels.calls.processors import num_processors
+from kernels.catalog import path_named
 from kernels.hopper.decode import launch as decode
 from kernels.hopper.decode.variants import variant_of as decode_variant_of
 from kernels.hopper.extend import launch as extend
@@ -18,19 +17,6 @@ from kernels.hopper.extend.variants import extend_variant_of, longer
 from kernels.hopper.prefill import launch as prefill
 from kernels.hopper.schedule import plan_tiles
 from kernels.hopper.variants import LONG_TILINGS, variant_of
-from kernels.hopper.wide.decode import run_wide_decode as run_wide_hopper_decode
-from kernels.hopper.wide.extend import run_wide_extend as run_wide_hopper_extend
-from kernels.hopper.wide.prefill import run_wide_prefill as run_wide_hopper_prefill
-from kernels.hopper.window.launch import run_window_prefill
-from kernels.latent.eager import run_latent_cpu, run_latent_math
-from kernels.latent.ordered import run_latent_ordered
-from kernels.latent.portable import run_latent
-from kernels.latent.tiles import run_latent_tiles
-from kernels.portable.decode import run_decode as run_triton_decode
-from kernels.portable.extend import run_extend as run_triton_extend
-from kernels.portable.prefill import run_prefill as run_triton_prefill
-from kernels.portable.wide import run_wide_decode, run_wide_extend, run_wide_prefill
-from kernels.sdpa.backends import run_cpu, run_math
 from kernels.vocabulary.path import RunAttention
 from support.attention.inputs import Inputs, flags_for, packed, paged
 
@@ -50,7 +36,7 @@ TOKENS = (
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A batch for a function of RUN.
+    """A batch for a path.
 
     queries, keys  lengths, one a sequence; without keys, a prompt's queries and keys share their offsets
     spans          a flag: in prompts, images at every other place; elsewhere at random
@@ -108,22 +94,21 @@ def _decode_in_clusters(
     assert launch.over((k.data_ptr(), v.data_ptr()), flags.sinks)
 
 
-RUN: dict[str, RunAttention] = {
-    "gluon.prefill": prefill.run_prefill, "gluon.extend": extend.run_extend, "gluon.decode": decode.run_decode,
-    "gluon.prefill.window": run_window_prefill, "gluon.prefill.wide": run_wide_hopper_prefill,
-    "gluon.extend.wide": run_wide_hopper_extend, "gluon.decode.wide": run_wide_hopper_decode,
-    "gluon.prefill by three": _prefill_by_three, "gluon.extend by three": _extend_by_three,
-    "gluon.decode in clusters": _decode_in_clusters, "triton.prefill": run_triton_prefill,
-    "triton.extend": run_triton_extend, "triton.decode": run_triton_decode, "triton.prefill.wide": run_wide_prefill,
-    "triton.extend.wide": run_wide_extend, "triton.decode.wide": run_wide_decode, "sdpa.cpu": run_cpu,
-    "sdpa.math": run_math, "triton.latent": run_latent, "triton.latent.prefill": run_latent,
-    "triton.latent.ordered": run_latent_ordered, "triton.latent.ordered.prefill": run_latent_ordered,
-    "torch.attention.latent.tiles": run_latent_tiles,
-    "sdpa.cpu.latent": run_latent_cpu, "sdpa.math.latent": run_latent_math,
-    "triton.asymmetric": run_asymmetric, "triton.asymmetric.prefill": run_asymmetric,
-    "sdpa.cpu.asymmetric": run_asymmetric_cpu, "sdpa.math.asymmetric": run_asymmetric_math,
-    "torch.attention.asymmetric.tiles": run_asymmetric_tiles,
-}  # fmt: skip
+FORCED: dict[str, RunAttention] = {
+    "gluon.prefill by three": _prefill_by_three,
+    "gluon.extend by three": _extend_by_three,
+    "gluon.decode in clusters": _decode_in_clusters,
+}
+
+
+def run_of(path: str) -> RunAttention:
+    """Return the function of a case's path: one of these, or one of the catalog's, whose Gluon paths are for Hopper."""
+    if path in FORCED:
+        return FORCED[path]
+    name = path.removesuffix(".prefill") if path.startswith(("triton.latent", "triton.asymmetric")) else path
+    found = path_named(f"{name}.hopper" if name.startswith("gluon") else name).run
+    assert found is not None
+    return found
 
 
 def made(case: Case, device: torch.device = CUDA) -> tuple[RunAttention, Inputs, AttentionFlags]:
@@ -143,7 +128,7 @@ def made(case: Case, device: torch.device = CUDA) -> tuple[RunAttention, Inputs,
     if case.softcap is not None:
         flags = replace(flags, softcap=case.softcap)
     assert_chosen(case, inputs, flags)
-    return RUN[case.path], inputs, flags
+    return run_of(case.path), inputs, flags
 
 
 def batch_of(case: Case, device: torch.device = CUDA) -> Inputs:
