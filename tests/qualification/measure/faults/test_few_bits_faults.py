@@ -1,4 +1,4 @@
-"""Products with weights of 8 and 4 bits: the right one is proven, and each wrong one refused."""
+"""Products with weights of 8 and 4 bits: the path of a CPU is proven, and sums that end early are right."""
 
 import pytest
 import torch
@@ -8,21 +8,14 @@ from kernels.linear.epilogue import Epilogue
 from kernels.linear.formats.fp8_weights import BLOCK, Fp8RowsWeight, Fp8Weight
 from kernels.linear.formats.int4_formats import INT4_FORMATS
 from kernels.linear.paths import LINEAR_PATHS
-from kernels.linear.shape import FP8_FORMATS, LinearShape
+from kernels.linear.shape import LinearShape
 from qualification.measure.checks.linear_checks import check_linear
-from qualification.measure.faults import fp8_faults, int4_faults, norm_faults
-from qualification.measure.faults.fp8_faults import Fp8Fault
-from qualification.measure.faults.norm_faults import NormFault
+from qualification.measure.faults import fp8_faults, int4_faults
 from qualification.measure.inputs.linear_inputs import linear_cases, operands_of
-from qualification.measure.trials.linear_trial import passed_wrongly_in_few_bits
 from qualification.model.forward.bounded import Bounded, Precision, chunks_of, product
 
 CPU = torch.device("cpu")
 SHAPES = [*fp8_faults.trial_shapes(), *int4_faults.trial_shapes()]
-
-
-def test_wrong_codes_scales_and_roundings_are_refused() -> None:
-    assert passed_wrongly_in_few_bits(FP8_FORMATS | INT4_FORMATS, CPU, seed=1) == ()
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -52,9 +45,3 @@ def test_sums_of_8_bits_that_end_after_128_columns_are_right() -> None:
     off = (fp8_faults.summed_by_units(case.x, weight, BLOCK) - bounded.truth).abs() / bounded.limit
     wrong = (fp8_faults.summed_by_units(case.x, weight, case.x.shape[1]) - bounded.truth).abs() / bounded.limit
     assert off.max() < 1 < wrong.max()
-
-
-def test_each_fault_shows_in_a_shape() -> None:
-    shapes = fp8_faults.trial_shapes()
-    assert all(any(fp8_faults.can_show_in(fault, shape) for shape in shapes) for fault in Fp8Fault)
-    assert all(any(norm_faults.can_show_in(fault, shape) for shape in shapes) for fault in NormFault)

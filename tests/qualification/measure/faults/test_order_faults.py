@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from kernels.vocabulary.operators import Operator
+from kernels.vocabulary.recurrence_operator import EVERY_OPERATOR
 from kernels.vocabulary.shape import Dtype
 from qualification.measure.faults.order_faults import OrderFault, orders_passed_wrongly, seen_of, trial_shapes
 
@@ -11,7 +12,7 @@ CPU = torch.device("cpu")
 
 
 # 16 bits hide most of another order: what shows there shows in fp32.
-@pytest.mark.parametrize("operator", Operator)
+@pytest.mark.parametrize("operator", EVERY_OPERATOR, ids=lambda it: it.value)
 def test_every_planted_order_fault_is_refused(operator: Operator) -> None:
     assert orders_passed_wrongly(operator, frozenset({Dtype.BF16}), CPU, seed=0) == ()
 
