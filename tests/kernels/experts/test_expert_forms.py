@@ -9,14 +9,11 @@ from kernels.experts.paths import EXPERTS_PATHS, ExpertsPath
 from kernels.experts.shape import ExpertForm, ExpertsShape
 from kernels.fused.capped_kind import CappedSilu
 from kernels.fused.ungated_kind import Ungated
-from kernels.vocabulary.fingerprint import Device
 from kernels.vocabulary.path import Reject
 from kernels.vocabulary.row_buckets import TokenRows
 from kernels.vocabulary.shape import Dtype
 from qualification.measure.checks.experts_checks import check_experts
-from qualification.measure.faults.experts_faults import ExpertsFault, wrong_experts
 from qualification.measure.inputs.experts_inputs import even_case, experts_cases
-from qualification.measure.orders.experts_order import check_experts_order
 
 CAPPED = CappedSilu(0.5)  # a fifth of the gates and three fifths of what they multiply are beyond it
 ROWS, CPU = TokenRows.LE_16, torch.device("cpu")
@@ -34,7 +31,6 @@ SHAPES = (
 )
 OF_FORM = [path for path in EXPERTS_PATHS if path.limits.form is not ExpertForm.GATED]
 PAIRS = [(path, shape) for path in OF_FORM for shape in SHAPES if not path.limits.rejections(shape)]
-TILES = [path for path in OF_FORM if path.order is not None and path.limits.devices == {Device.CPU}]
 
 
 @pytest.mark.parametrize(("path", "shape"), PAIRS, ids=[f"{path.name}, {shape}" for path, shape in PAIRS])
@@ -61,19 +57,6 @@ def test_a_form_is_computed_by_its_own_paths_alone() -> None:
     assert codes >= {Reject.LAYOUT}
 
 
-@pytest.mark.parametrize(
-    ("fault", "shape"),
-    [
-        (ExpertsFault.CLAMP_IGNORED, SHAPES[0]),
-        (ExpertsFault.SQUARE_LEFT_OUT, SHAPES[4]),
-        (ExpertsFault.RELU_LEFT_OUT, SHAPES[5]),
-    ],
-)
-def test_experts_with_another_activation_are_refused(fault: ExpertsFault, shape: ExpertsShape) -> None:
-    cases = experts_cases(shape, CPU, seed=0)
-    assert not all(it.is_passed for it in check_experts(wrong_experts(fault), cases))
-
-
 @pytest.mark.usefixtures("rows_of_one_order")
 @pytest.mark.parametrize("name", ["ungated", "capped"])
 def test_a_token_has_the_same_bits_beside_any_number_of_others(name: str, device: torch.device) -> None:
@@ -93,22 +76,3 @@ def test_a_token_has_the_same_bits_beside_any_number_of_others(name: str, device
 
     assert changed(f"triton.experts.{name}.ordered") == 0
     assert changed(f"triton.experts.{name}") > 0
-
-
-@pytest.mark.parametrize("path", TILES, ids=lambda path: path.name)
-def test_a_row_by_tiles_is_that_of_its_token_alone(path: ExpertsPath) -> None:
-    assert path.run is not None
-    shape = next(it for it in SHAPES if it.form is path.limits.form)
-    case = even_case(shape, CPU, seed=1)
-
-    def computed(rows: slice) -> torch.Tensor:
-        out = torch.empty_like(case.hidden[rows])
-        given = case.hidden[rows], case.experts[rows].int(), case.weights[rows]
-        assert path.run is not None
-        path.run(*given, case.expert_weights, shape.activation, out)
-        return out
-
-    whole = computed(slice(None))
-    assert all(torch.equal(computed(slice(row, row + 1))[0], whole[row]) for row in range(len(whole)))
-    order = check_experts_order(path.run, shape, CPU, seed=0, order=path.order or "")
-    assert order.is_passed
