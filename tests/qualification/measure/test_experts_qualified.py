@@ -19,8 +19,6 @@ from kernels.vocabulary.row_buckets import TokenRows
 from kernels.vocabulary.shape import Dtype
 from qualification.canary.plan import judge_plan, reviewed_matrix
 from qualification.canary.verdict import Outcome
-from qualification.commands import matrix as matrix_command
-from qualification.common.exit_code import ExitCode
 from qualification.decision.decision import Book, Policy, Status, decide
 from qualification.decision.defaults import Choices, limits_of
 from qualification.decision.model_shapes import experts_shapes_needed
@@ -91,18 +89,6 @@ def test_the_report_and_the_canary_read_experts(tmp_path: Path) -> None:
     verdict = judge_plan([row | {"path": "torch.experts"}], **given)
     assert verdict.outcome is Outcome.FAIL
     assert f"the reviewed matrix chooses {TORCH.name}" in verdict.reasons[0]
-
-
-def test_a_matrix_with_experts_verifies_until_a_source_changes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    [entry] = measured([SHAPE], TORCH)
-    file = tmp_path / "tiny.json"
-    machine = read_fingerprint(CPU), ALL_PATHS
-    for change, code in (({}, ExitCode.PASS), ({"source_digest": "other"}, ExitCode.ENVIRONMENT)):
-        save_matrix(file, [replace(entry, **change)])
-        assert matrix_command.verify(file, machine=machine) is code
-    assert "STALE: source_digest (1 of 1)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
