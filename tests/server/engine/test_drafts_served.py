@@ -1,13 +1,10 @@
 """Drafted tokens by the setting: from its text to answers, counts, metrics of both names, and refusals."""
 
 import random
-from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from server.engine.scheduling.sequence import Sequence
 from server.engine.startup.drafting import drafting_of
 from server.engine.startup.subject import read_subject
 from server.errors import SettingsError
@@ -15,9 +12,6 @@ from server.protocol.messages import SamplingParams, StepOutput, Submit
 from server.settings import DeviceChoice, Settings, Task
 from support.engine.built_engine import built_engine
 from support.engine.one_operator import proving
-from support.engine.reproducible_engine import Answers, build, different, requests
-from support.engine.reproducible_engine import answers as found_answers
-from support.models.tiny_families import RECURRENT, save_reference
 from support.models.tiny_llama import TinyLlama
 
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 2, "prompt_lookup_max": 4}'
@@ -89,34 +83,3 @@ def test_a_model_that_generates_nothing_refuses_drafts(tiny_llama: TinyLlama, ta
     settings = Settings(model=folder, device=DeviceChoice.CPU, task=task, speculative_config=NGRAM)
     with pytest.raises(SettingsError, match=f"a model of the task {task.value} drafts nothing; leave it out"):
         read_subject(settings)
-
-
-class Liar:
-    """Knows each answer, and lies in half of its drafts about one token."""
-
-    def __init__(self, answers: Answers) -> None:
-        self.answers = answers
-        self.rng = random.Random(3)
-
-    def __call__(self, seq: Sequence, most: int) -> list[int]:
-        drafted = [*self.answers[seq.request_id].tokens[seq.num_generated :]][:most]
-        if drafted and self.rng.random() < 0.5:
-            drafted[self.rng.randrange(len(drafted))] ^= 1
-        return drafted
-
-
-def test_tokens_that_a_hybrid_takes_back_leave_no_trace(tmp_path: Path) -> None:
-    """Also across borders of 64 tokens, beside prompts, in forks, behind hits and preemptions: to the bit."""
-    save_reference(
-        tmp_path,
-        "qwen3_5_text",
-        {**RECURRENT, "num_hidden_layers": 2, "max_position_embeddings": 256, "eos_token_id": None},
-    )
-    asked = [replace(it, sampling=msgspec.structs.replace(it.sampling, max_tokens=24)) for it in
-             requests(97, (50, 58))]  # fmt: skip
-    plain = build(tmp_path, tmp_path / "cache", prefix_caching=False).engine
-    alone = found_answers(plain, asked, at_once=1)
-    engine = build(tmp_path, tmp_path / "cache", kv_cache_tokens=480, max_num_batched_tokens=29,
-                   speculative_config=NGRAM).engine  # fmt: skip
-    engine.drafter = Liar(alone)
-    assert different(alone, found_answers(engine, asked, at_once=5, seed=1)) == []
