@@ -81,7 +81,7 @@ def sizes(tiles: ProductTiles, size_in: int) -> dict[str, Any]:
 
 def route(config: RoutingConfig, has_bias: bool) -> Any:
     return hallmark_experts_route.warmup(
-        HALF, FLOAT if has_bias else None, FLOAT, INT, config.num_experts, config.scale,
+        HALF, FLOAT if has_bias else None, FLOAT, FLOAT, INT, config.num_experts, config.scale,
         NUM_EXPERTS=config.num_experts, BLOCK_E=padded(config.num_experts), NUM_ACTIVE=config.num_active,
         NUM_GROUPS=config.num_groups, NUM_ACTIVE_GROUPS=config.num_active_groups,
         IS_SOFTMAX=config.scores is Scores.SOFTMAX, RENORMALIZES=config.renormalizes, HAS_BIAS=has_bias,
