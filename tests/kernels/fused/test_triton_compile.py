@@ -12,7 +12,7 @@ def test_no_kernel_spills_registers() -> None:
     assert spills == dict.fromkeys(spills, 0)
     assert {
         "norm",
-        "norms around a sum",
+        "norms around a sum, 1 of it",
         "sum with what all tokens visit",
         "gate of heads",
         "norm and gate of heads",

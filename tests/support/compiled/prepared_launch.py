@@ -92,8 +92,9 @@ def main() -> None:
     sizes = {"SIZE": 4096, "BLOCK": 4096, "HAS_RESIDUAL": True, "num_warps": 8}
     out = gpu(3, 4096)
     rms_norm_kernel[(3,)](X, RESIDUAL, WEIGHT, out, 4096, 4096, 1e-6, **sizes)
-    norms = (X, None, WEIGHT, None, None, RESIDUAL, WEIGHT, WEIGHT, WEIGHT, None, X, out, None)
-    add_norms_kernel[(3,)](*norms, 1e-6, 0.0, 1e-6, SIZE=4096, BLOCK=4096, num_warps=8)
+    kinds = {"NUM_PARTS": 1, "HAS_AFTER": False, "HAS_SCALE": True, "NUM_NORMS": 2}
+    norms = {"SIZE": 4096, "BLOCK": 4096, "num_warps": 8, **kinds}
+    add_norms_kernel[(3,)](X, X, RESIDUAL, X, out, X, *(WEIGHT,) * 7, 1e-6, 0.0, 1e-6, **norms)
     gated_kernel[(3, 2)](GATE_UP, out, 8192, SIZE=4096, BLOCK=2048)
     blocks = {"NUM_Q_BLOCKS": 1, "BLOCK_HEADS": 8, "BLOCK_COLS": 64, "HAS_NORM": False}
     heads = {"NUM_HEADS": 8, "NUM_KV_HEADS": 2, "HEAD_DIM": 128, **blocks}

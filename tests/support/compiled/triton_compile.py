@@ -58,9 +58,14 @@ def compile_all() -> dict[str, Any]:
     heads = (HALF, HALF, HALF, FLOAT, INT, HALF, HALF, LONG, HALF, HALF, 6144, 6144, 6144, 1e-6)
     return {
         "norm": rms_norm_kernel.warmup(HALF, HALF, HALF, HALF, 4096, 4096, 1e-5, HAS_RESIDUAL=True, **norm),
-        "norms around a sum": add_norms_kernel.warmup(
-            *(HALF,) * 9, FLOAT, *(HALF,) * 3, 1e-6, 1e-6, 1e-6, SIZE=8192, BLOCK=8192, num_warps=16, **OVERLAP, **grid
-        ),
+        **{
+            f"norms around a sum, {norms} of it": add_norms_kernel.warmup(
+                *(HALF,) * 6, *(FLOAT,) * 3, HALF, *(FLOAT,) * 3, 1e-6, 1e-6, 1e-6, SIZE=8192, BLOCK=8192,
+                NUM_PARTS=parts, HAS_AFTER=parts == 2, HAS_SCALE=parts == 2, NUM_NORMS=norms,
+                num_warps=16, **OVERLAP, **grid,
+            )
+            for parts, norms in ((2, 1), (1, 3))
+        },
         "swiglu": gated_kernel.warmup(HALF, HALF, 28672, SIZE=14336, BLOCK=2048, **OVERLAP, **grid),
         "geglu": gated_kernel.warmup(
             HALF, HALF, 28672, SIZE=14336, BLOCK=2048, ACTIVATION="gelu_pytorch_tanh", **OVERLAP, **grid
