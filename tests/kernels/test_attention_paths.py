@@ -246,20 +246,6 @@ def test_keys_beyond_2_to_the_31_elements_are_found(device: torch.device) -> Non
     assert torch.equal(attend(run, replace(inputs, k=k, v=v), flags), attend(run, inputs, flags))
 
 
-@pytest.mark.parametrize("path", ["triton.extend", "triton.decode"])
-def test_pages_beyond_2_to_the_31_elements_are_found(path: str, device: torch.device) -> None:
-    """A pool of 2^21 + 8 pages of 1024 elements, of which only the last few are ever touched."""
-    run, inputs, flags = made(case(path, (1,) if path == "triton.decode" else (20,), (60,)), device)
-    table = inputs.batch.page_table
-    assert table is not None
-    pool = 2**21 + 8
-    k, v = (torch.empty(pool, 16, 1, 64, dtype=FP16, device=device) for _ in "kv")
-    k[-7:], v[-7:] = inputs.k, inputs.v  # 4 pages in use and 3 spare ones
-    far = torch.where(table == POISON_PAGE, table, table + pool - 7)
-    moved = replace(inputs, k=k, v=v, batch=replace(inputs.batch, page_table=far))
-    assert torch.equal(attend(run, moved, flags), attend(run, inputs, flags))
-
-
 def test_pages_behind_the_window_are_never_read(device: torch.device) -> None:
     run, inputs, flags = made(case("triton.extend", (4,), (100,), window=10), device)
     expected = attend(run, inputs, flags)
