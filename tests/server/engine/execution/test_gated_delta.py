@@ -163,7 +163,7 @@ def test_preempted_aborted_and_forked_answers_are_transformers(model: Model) -> 
     rng = random.Random(4)
     prompts = [[*WORDS[:cut], *WORDS[90 : 90 + rest]] for cut, rest in ((11, 3), (40, 1), (60, 9), (70, 0), (33, 6))]
     num_preempted = num_hits = 0
-    for runs_ahead, num_slots, num_pages in ((True, 4, 24), (False, 9, 20)):
+    for runs_ahead, num_slots, num_pages in ((True, 4, 24), (False, 9, 20), (False, 2, 30)):
         session = Served(model, runs_ahead=runs_ahead, num_slots=num_slots, num_pages=num_pages, step_tokens=21)
         asked = session.ask_at_random(rng, prompts)
         session.drain()
