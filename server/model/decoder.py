@@ -500,7 +500,6 @@ class Decoder:
             own.norm,
             self.config.norm_eps,
             self._operators.gated_delta(config, place),
-            self._both,
         )
 
     def _short_convolution(

@@ -2,13 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 from torch import Tensor
 
 from kernels.fused.gated_norm import norm_and_gate
 from kernels.recurrence.calls import RecurrenceState, RecurrenceWeights, RunRecurrence
-from server.model.beside import Both, in_turn
 from server.model.linear import Product
 from server.model.step import Step
 
@@ -24,7 +22,6 @@ class GatedDelta:
     gates      makes those of writing, then those of decay
     norm       [value dim], of the result
     run        computes convolution and recurrence, and reads and writes the states
-    both       computes the gates beside the other projections: no kernel of `run` may start before the end of both
     observe    is handed what the layer projects, its gates, and its results before they are normed; None of most steps
     """
 
@@ -38,12 +35,11 @@ class GatedDelta:
     norm: Tensor
     eps: float
     run: RunRecurrence
-    both: Both = in_turn
     observe: OnRecurrence | None = None
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         assert step.states is not None, "a step of a model with recurrent layers has their states"
-        projected, gates = self.both(partial(self.projected, x, step), partial(self.gates, x, step))
+        projected, gates = self.projected(x, step), self.gates(x, step)
         num_heads, value_dim = self.heads
         out = x.new_empty(x.shape[0], num_heads, value_dim)
         state = RecurrenceState(*step.states.cache.layers[self.place].tensors)
