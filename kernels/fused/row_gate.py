@@ -13,54 +13,46 @@ from kernels.fused.alike import sigmoid_alike
 from kernels.fused.backend import Aligned, Loaded, jit, next_power_of_2, overlap, prepare, runs_on_triton, tl
 
 
-def add_scaled_(out: Tensor, shared: Tensor, scale: float = 1.0, *, overlaps: bool = True) -> Tensor:
+def add_scaled_(out: Tensor, shared: Tensor, scale: float = 1.0) -> Tensor:
     """out += scale * shared, in place, computed in fp32 and rounded once; returns out.
 
     out, shared [T, H] of one dtype, contiguous, apart in memory
-    overlaps    whether it may start while what was launched before it ends, where the device can
     """
     if not runs_on_triton(out):
         return out.add_(shared, alpha=scale)
-    return _launch(out, shared, shared, shared, scale, has_gate=False, overlaps=overlaps)
+    return _launch(out, shared, shared, shared, scale, has_gate=False)
 
 
-def add_gated_(
-    out: Tensor, shared: Tensor, x: Tensor, gate: Tensor, scale: float = 1.0, *, overlaps: bool = True
-) -> Tensor:
+def add_gated_(out: Tensor, shared: Tensor, x: Tensor, gate: Tensor, scale: float = 1.0) -> Tensor:
     """out += scale * sigmoid(x @ gate) * shared, likewise; x [T, H], gate [H], of the same dtype and contiguous."""
     if not runs_on_triton(out):
         share = sigmoid_alike((x.float() * gate.float()).sum(dim=-1, keepdim=True)).mul_(scale)
         return out.copy_(share.mul(shared.float()).add_(out))
-    return _launch(out, shared, x, gate, scale, has_gate=True, overlaps=overlaps)
+    return _launch(out, shared, x, gate, scale, has_gate=True)
 
 
-def _launch(
-    out: Tensor, shared: Tensor, x: Tensor, gate: Tensor, scale: float, *, has_gate: bool, overlaps: bool
-) -> Tensor:
+def _launch(out: Tensor, shared: Tensor, x: Tensor, gate: Tensor, scale: float, *, has_gate: bool) -> Tensor:
     num_tokens, size = out.shape
     addresses = out.data_ptr(), shared.data_ptr(), x.data_ptr(), gate.data_ptr()
     if out.is_cuda and all(it % 16 == 0 for it in addresses):  # as what torch allocates is
-        kernel = _prepared(out.device, out.dtype, size, has_gate, overlaps)
+        kernel = _prepared(out.device, out.dtype, size, has_gate)
         kernel((num_tokens, 1, 1), (*addresses, scale))
     else:
-        options = _options(out.device, size, has_gate, overlaps)
-        _add_shared_kernel[(num_tokens,)](out, shared, x, gate, scale, **options)
+        _add_shared_kernel[(num_tokens,)](out, shared, x, gate, scale, **_options(out.device, size, has_gate))
     return out
 
 
 # A pure function of what is compiled in: the cache holds no state.
 @lru_cache(maxsize=256)
-def _prepared(device: torch.device, dtype: torch.dtype, size: int, has_gate: bool, overlaps: bool) -> Loaded:
+def _prepared(device: torch.device, dtype: torch.dtype, size: int, has_gate: bool) -> Loaded:
     """The kernel for aligned tensors of this dtype."""
-    options = _options(device, size, has_gate, overlaps)
-    return prepare(_add_shared_kernel, device, *[Aligned(dtype)] * 4, 1.0, **options)
+    return prepare(_add_shared_kernel, device, *[Aligned(dtype)] * 4, 1.0, **_options(device, size, has_gate))
 
 
-def _options(device: torch.device, size: int, has_gate: bool, overlaps: bool) -> dict[str, int]:
+def _options(device: torch.device, size: int, has_gate: bool) -> dict[str, int]:
     block = next_power_of_2(size)
     num_warps = min(max(block // 512, 1), 16)  # 16 elements of each tensor a thread, up to 8192
-    options = {"SIZE": size, "BLOCK": block, "HAS_GATE": has_gate, "num_warps": num_warps}
-    return {**options, **overlap(device)} if overlaps else options
+    return {"SIZE": size, "BLOCK": block, "HAS_GATE": has_gate, "num_warps": num_warps, **overlap(device)}
 
 
 @jit

@@ -45,7 +45,6 @@ from qualification.model.latent import LatentAttentionConfig
 from qualification.model.shard import sums_at_norms, vocabulary_rows
 from qualification.model.short_convolution import ShortConvolutionConfig
 from server.errors import ModelError
-from server.model.beside import Both, SideBySide, in_turn
 from server.model.block import (
     Added,
     AddLayerNorm,
@@ -212,15 +211,12 @@ class Decoder:
         self._final_norm = _norm_weight(weights.final_norm, config.zero_centred_norms if own is None else own)
         # Whether a sublayer's result is this rank's part of it, which the next one's norm sums up on its way in.
         self._sums_at_norms = ranks.world > 1 and sums_at_norms(config)
-        device = weights.embedding.device
-        # Ranks exchange on the stream that is captured, each in the same order.
-        self._both: Both = SideBySide(device) if device.type == "cuda" and ranks.world == 1 else in_turn
         head = self._operators.product(None, WeightName.HEAD, weights.head, self._in_fp32(weights.head))
         self._head = self._with_bound(weights.head, head)
         self._mixtures: dict[ExpertsConfig, Experts] = {}  # one layer's, of each that is not alike
         layers = enumerate(zip(config.layers, weights.layers, strict=False))
         self._blocks = tuple(self._block(index, layer, of_layer) for index, (layer, of_layer) in layers)
-        dtype = weights.embedding.dtype
+        dtype, device = weights.embedding.dtype, weights.embedding.device
         for experts in self._mixtures.values():
             experts.compile(config.hidden_size, dtype, device, self._operators.expert_borders)
 
@@ -415,7 +411,7 @@ class Decoder:
                 self._product(index, WeightName.SHARED_DOWN, down),
             )
             gate = None if weights.shared_gate is None else weights.shared_gate[0]
-            shared = Shared(fed, gate, config.shared.scale, self._both)
+            shared = Shared(fed, gate, config.shared.scale)
         router = _widened(Linear(weights.router.weight))  # whose bias is added behind the product
         product = self._operators.product(index, WeightName.ROUTER, router, self._in_fp32(router))
         visited = self._operators.experts(config, weights.experts)

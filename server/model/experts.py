@@ -25,7 +25,6 @@ from kernels.fused.capped_kind import CappedSilu
 from kernels.fused.row_gate import add_gated_, add_scaled_
 from kernels.fused.ungated_kind import Ungated
 from qualification.model.config import ExpertsConfig
-from server.model.beside import Both, in_turn
 from server.model.linear import Product
 from server.model.step import Step
 
@@ -41,21 +40,18 @@ class Shared:
 
     gate   [hidden], whose product with a row has the sigmoid that the row's result is multiplied by; or None
     scale  what a result is multiplied by too
-    both   computes the result beside that of the experts
     """
 
     feed_forward: Callable[[Tensor, Step | None], Tensor]
     gate: Tensor | None = None
     scale: float = 1.0
-    both: Both = in_turn
 
-    def added(self, visited: Callable[[Tensor, Step | None], Tensor], x: Tensor, step: Step | None) -> Tensor:
-        """Return what all tokens visit of x [T, hidden], added to what is `visited` of it [T, hidden]."""
-        out, found = self.both(partial(visited, x, step), partial(self.feed_forward, x, step))
-        overlaps = self.both is in_turn  # no kernel behind two streams starts before the end of both
+    def add_to_(self, out: Tensor, x: Tensor, step: Step | None) -> Tensor:
+        """Add what all tokens visit of x [T, hidden] to out [T, hidden], in place; return out."""
+        found = self.feed_forward(x, step)
         if self.gate is None:
-            return add_scaled_(out, found, self.scale, overlaps=overlaps)
-        return add_gated_(out, found, x, self.gate, self.scale, overlaps=overlaps)
+            return add_scaled_(out, found, self.scale)
+        return add_gated_(out, found, x, self.gate, self.scale)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,17 +79,15 @@ class Experts:
     from_latent: Product | None = None
 
     def __call__(self, x: Tensor, step: Step | None) -> Tensor:
-        return self._visited(x, step) if self.shared is None else self.shared.added(self._visited, x, step)
-
-    def _visited(self, x: Tensor, step: Step | None) -> Tensor:
-        """Return the weighted sum of each token's experts, in new memory."""
         weights, experts = self.routes(x, step)
         read = x if self.to_latent is None else self.to_latent(x, step)
         if self.weighs_inputs:
             out = self.products((read * weights).to(x.dtype), experts, torch.ones_like(weights))
         else:
             out = self.products(read, experts, weights)
-        return out if self.from_latent is None else self.from_latent(out, step)
+        if self.from_latent is not None:
+            out = self.from_latent(out, step)
+        return out if self.shared is None else self.shared.add_to_(out, x, step)
 
     def compile(self, hidden_size: int, dtype: torch.dtype, device: torch.device, borders: Iterable[int] = ()) -> None:
         """Compile every kernel that a call may launch, by running one of each kind: then none is in service.
