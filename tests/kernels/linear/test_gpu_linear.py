@@ -1,4 +1,4 @@
-"""Products on a GPU in batches, in graphs and by files of algorithms; test_gpu_products.py holds each to the limits."""
+"""Products on a GPU beside PyTorch's, in batches, graphs, by files; test_gpu_products.py holds each to the limits."""
 
 from pathlib import Path
 
@@ -24,6 +24,10 @@ HOPPER = pytest.mark.usefixtures("_hopper")  # the matmuls are for sm_90
 
 GPU = torch.device("cuda")
 BF16 = torch.bfloat16
+# (N, K): of models that people serve, and shapes that no tile divides
+WIDE_SHAPES = [(6144, 4096), (4096, 14336), (1024, 3072), (128256, 4096), (1000, 1000), (328, 520), (24, 72)]
+SHAPES = [(6144, 4096), (4096, 14336), (1024, 2048), (4096, 1024), (128256, 4096), (1000, 1000), (333, 520), (17, 72)]
+CHOSEN_SHAPES = [(6144, 4096), (4096, 14336), (1024, 3072), (1000, 1000), (328, 520)]
 ROWS = (65, 72, 100, 128, 200, 256, 300, 777, 1000, 1024)
 
 
@@ -49,6 +53,22 @@ def assert_no_worse(actual: Tensor, library: Tensor, exact: Tensor) -> None:
     assert error.isfinite().all()
     assert error.max() <= 1.5 * library_error.max() + 1e-9
     assert error.mean() <= 1.05 * library_error.mean() + 1e-9
+
+
+@HOPPER
+@pytest.mark.parametrize(
+    ("shape", "row_counts"),
+    [
+        *((shape, (1, 3, 8, 9, 16, 31, 32)) for shape in SHAPES),
+        *((shape, (33, 48, 64, 65, 100, 128)) for shape in WIDE_SHAPES),
+    ],
+)
+def test_the_product_is_as_exact_as_the_librarys(shape: tuple[int, int], row_counts: tuple[int, ...]) -> None:
+    weight = randn(*shape)
+    exact_weight = weight.double().T  # once: of 128,256 x 4,096 it takes 4 GB
+    for num_rows in row_counts:
+        x = randn(num_rows, shape[1], seed=1)
+        assert_no_worse(linear(x, weight), F.linear(x, weight), x.double() @ exact_weight)
 
 
 @HOPPER
@@ -104,21 +124,31 @@ def library() -> CublasLt:
 
 
 class Measured:
-    """The products of an engine with weights of one shape, by the first algorithm of each number of rows."""
+    """The products of an engine with weights of one shape, by one algorithm of each number of rows, fast or not."""
 
-    def __init__(self, library: CublasLt, shape: tuple[int, int]) -> None:
+    def __init__(self, library: CublasLt, shape: tuple[int, int], index: int = 0) -> None:
         self.fallbacks = MatmulFallbacks()
         self.run = RunMeasured(self.fallbacks.note)
         sizes = (*ROWS, 1152, 2048, 2304, 8192)
-        choices: dict[int, Algorithm | None] = {
-            size: library.algorithms(Product(size, *shape, BF16, BF16))[0] for size in sizes
-        }
+        found = {size: library.algorithms(Product(size, *shape, BF16, BF16)) for size in sizes}
+        choices: dict[int, Algorithm | None] = {size: of[min(index, len(of) - 1)] for size, of in found.items()}
         self.run.choose(library, {(*shape, BF16, BF16): choices})
 
     def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
         out = torch.full((x.shape[0], weight.shape[0]), torch.nan, dtype=BF16, device=GPU)
         self.run(x, PlainWeight(weight), None, Epilogue.NONE, out)
         return out
+
+
+@pytest.mark.parametrize("shape", CHOSEN_SHAPES)
+def test_every_algorithm_is_as_exact_as_pytorchs(library: CublasLt, shape: tuple[int, int]) -> None:
+    weight = randn(*shape)
+    products = [Measured(library, shape, index) for index in range(8)]
+    for num_rows in (65, 128, 300, 1100):
+        x = randn(num_rows, shape[1], seed=num_rows)
+        exact, by_torch = x.double() @ weight.double().T, F.linear(x, weight)
+        for product in products:
+            assert_no_worse(product(x, weight), by_torch, exact)
 
 
 def test_an_algorithm_takes_the_rows_that_it_stands_for(library: CublasLt) -> None:
