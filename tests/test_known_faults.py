@@ -109,7 +109,7 @@ def test_a_row_of_a_fault_that_is_not_planted_is_noticed() -> None:
     named = {
         "`norm skipped`": True,
         "alike: `norm skipped`": True,
-        "`test_the_phase_of_a_fault_is_named`": True,
+        "`test_a_wrong_choice_of_keys_is_seen_and_named`": True,
         "`test_a_wrong_window_chunk_or_scale_of_scores_is_seen[window]`": True,
         "`norm that is not there`": False,
         "`test_a_wrong_window_chunk_or_scale_of_scores_is_seen[not_there]`": False,
