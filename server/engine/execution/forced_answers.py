@@ -159,14 +159,26 @@ class ForcedAnswers:
             refused = len(bound) - 1 if matcher.has_refused else None
             sampling = replace(sampling, allowed=grammars.allowed(bound, len(positions)))
         margins = limits.tolist()
+
+        def place_at(at: int, row: Tensor) -> Place:
+            masked = None if sampling.allowed is None else _masked(sampling.allowed[at], row)
+            return _place(seq, positions[at], masked)
+
         is_defined: dict[int, bool] = {}
         for row, at in zip(raw, defined, strict=True):
-            masked = None if sampling.allowed is None else _masked(sampling.allowed[at], row)
-            place = _place(seq, positions[at], masked)
             is_scored = is_log_probability(logprobs[at], row, own_ids[at])
-            is_defined[at] = is_scored and may_be_chosen(row, own_ids[at], seq.sampling, place, margin=margins[at])
+            is_defined[at] = is_scored and may_be_chosen(
+                row, own_ids[at], seq.sampling, place_at(at, row), margin=margins[at]
+            )
         chosen = worker.sampler.choose(logits, staged(sampling, logits.device)).token_ids
         is_chosen = (chosen == token_ids).tolist()
+        if self._precision is not None and not all(is_chosen):
+            # A rounding may let another token past top-k, top-p or min-p here that was kept out where the answer was
+            # served, with any noise: by the definition only those are its rivals that surely are let past.
+            again = worker.logits(hidden)  # the sampler has edited them
+            for at in (at for at, is_it in enumerate(is_chosen) if not is_it):
+                place = place_at(at, again[at])
+                is_chosen[at] = may_be_chosen(again[at], own_ids[at], seq.sampling, place, margin=margins[at])
         return [
             ForcedRow(
                 logprob,

@@ -20,7 +20,8 @@ class ForcedRow:
     logprob      of the token
     served       its log probability as it was served; None where it was not recorded
     limit        how far they may be apart; 0: not at all
-    is_choosable whether the token is chosen there, or would be with a logit higher by twice the limit
+    is_choosable whether the token is chosen there, or would be with a logit higher by twice the limit, or may be by the
+                 definition of sampling with logits off by the limit
     is_defined   whether token and log probability may be those of the definition of sampling; None: it was not asked
     """
 

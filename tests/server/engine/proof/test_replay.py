@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from server.engine.execution.runner import ModelRunner
 from server.engine.scheduling.sequence import Batch, Sequence
@@ -85,6 +86,24 @@ def test_a_temperature_that_is_ignored_is_seen(runner: ModelRunner) -> None:
     broken = BrokenRunner(runner, during=faults.greedy_for_all)
     report = first_difference(ReplayedEngine(runner, launching=broken, asks=["seeded", "drawn"]), most=10)
     assert report.cause == "sampling"
+
+
+def test_a_token_at_the_border_of_top_k_is_no_difference(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rounding swaps the 20th and the 21st of the tokens, of which 20 may be drawn, behind the answers."""
+    row = torch.full((runner.worker.decoder.config.vocab_size,), -30.0)
+    row[:19], row[19], row[20] = 0.0, -0.5, -0.5 - 2.0**-22
+
+    def logits(hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        found = row.repeat(hidden.shape[0], 1)
+        return found if out is None else out.copy_(found)
+
+    monkeypatch.setattr(runner.worker.decoder, "logits", logits)
+    engine = ReplayedEngine(runner, asks=["drawn"])
+    engine.serve(12)
+    row[19], row[20] = row[20].clone(), row[19].clone()
+    reports = [*engine.reports()]
+    assert reports
+    assert [it.cause for it in reports] == [None] * len(reports)
 
 
 def test_penalties_of_the_neighbour_are_seen(runner: ModelRunner) -> None:
