@@ -680,9 +680,9 @@ class Decoder:
         scale = self.config.residual_scale
         if norm is None:
             return sublayer if scale == 1 else ScaleAfter(sublayer, scale)
-        assert scale == 1, "no family both norms and scales what a sublayer adds"
         eps = self.config.norm_eps if self.config.eps_after is None else self.config.eps_after
-        return NormAfter(sublayer, self._norm_weight(norm), eps)
+        weight = self._norm_weight(norm)
+        return NormAfter(sublayer, weight if scale == 1 else weight.float() * scale, eps)
 
     def _norm_weight(self, weight: Tensor) -> Tensor:
         return _norm_weight(weight, self.config.zero_centred_norms)
