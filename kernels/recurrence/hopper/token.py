@@ -557,9 +557,8 @@ def compute_row(
                     values = gl.where((of_columns == token)[None, :], value[:, None], values)
                 found = gl.where(is_missing, betas * (values - found), found)
                 none = gl.zeros([OWN, BLOCK], dtype, LEFT)
-                for other in gl.static_range(
-                    CHUNK // BLOCK - 1
-                ):  # later blocks than the tokens' hold nothing, their own is not of these
+                # Later blocks than the tokens' hold nothing, their own is not of these.
+                for other in gl.static_range(CHUNK // BLOCK - 1):
                     added = gl.where(other < block, added_tiles.index(other).permute((1, 0)).load(LEFT), none)
                     of_other = others_tile.slice(other * BLOCK, BLOCK, dim=1).permute((1, 0)).load(RIGHT)
                     found = mma_v2(added, of_other, found)

@@ -428,9 +428,8 @@ class Worker:
                     drafted[: logits.shape[0]].copy_(self.sampler.choose(logits, sampling).token_ids)
                 if self.rank.world > 1:
                     self.rank.share(drafted)
-                found = self._drafts.found[
-                    place : place + drafted.shape[0]
-                ]  # of a graph's padding what there is room for
+                # Of a graph's padding what there is room for.
+                found = self._drafts.found[place : place + drafted.shape[0]]
                 found.copy_(drafted[: found.shape[0]])
             return out
 
