@@ -19,6 +19,7 @@ from kernels.vocabulary.shape import Dtype, Phase
 NUM_DRAFTED = 4
 _SLOTS = 5  # of which the last two are the zero slot and the padding slot
 _OTHER, _SNAPSHOT = 1, 2
+_MULTIPLE = 8  # of a product's results
 CPU = torch.device("cpu")
 
 
@@ -109,11 +110,21 @@ def state_of(computed: Computed, slot: int | None = None) -> RecurrenceState:
     return RecurrenceState(*(it[place] for it in state.tensors))
 
 
-def _tokens_of(tokens: Tensor, first: int, end: int, kept: int) -> Tensor:
-    """Return tokens of a call, of which those behind `kept` are others, and a row of NaN behind them."""
-    own = tokens[first:end].clone()
-    own[kept:] = -own[kept:] + 0.5
-    return torch.cat([own, torch.full_like(own[:1], torch.nan)])
+def _tokens_of(drawn: Drawn, first: int, end: int, kept: int) -> tuple[Tensor, ...]:
+    """Return tokens of a call, of which those behind `kept` are others, and a row of NaN behind them.
+
+    They are columns of one tensor, as one product makes them, with NaN behind the first ones and the last ones.
+    """
+    parts = [it[first:end] for it in (drawn.qkv, drawn.b, drawn.a)]
+    columns = [it.shape[1] for it in parts]
+    gap = drawn.sizes.num_value_heads * drawn.sizes.value_dim
+    behind = -(gap + sum(columns)) % _MULTIPLE
+    nans = (parts[0].new_full((len(parts[0]), size), torch.nan) for size in (gap, behind))
+    whole = torch.cat([parts[0], next(nans), *parts[1:], next(nans)], dim=1)
+    whole[kept:] = -whole[kept:] + 0.5
+    whole = torch.cat([whole, torch.full_like(whole[:1], torch.nan)])
+    qkv, _, b, a, _ = whole.split_with_sizes([columns[0], gap, *columns[1:], behind], dim=1)
+    return qkv, a, b
 
 
 def call_in_parts(
@@ -136,7 +147,7 @@ def call_in_parts(
     for cut in cuts:
         target = (_OTHER if target == 0 else 0) if cut.moves else target
         end, kept = first + cut.num_tokens, cut.num_tokens - cut.taken_back
-        qkv, a, b = (_tokens_of(it, first, end, kept) for it in (drawn.qkv, drawn.a, drawn.b))
+        qkv, a, b = _tokens_of(drawn, first, end, kept)
         written = [snapshot - first - 1] if snapshot is not None and first < snapshot <= end else []
         numbers = (0, cut.num_tokens, first, folded, source, target)
         starts, stops, firsts, folds, sources, targets = (torch.tensor([it], device=device) for it in numbers)
