@@ -94,13 +94,13 @@ def _own_weights_of(layer: LayerConfig, hidden: int) -> Iterator[_Weight]:
             yield _Weight(mixer.sizes.query_latent, mixer.num_heads * mixer.sizes.query, format=formats.query_up)
         yield _Weight(mixer.output_size, hidden, mixer.has_output_bias, format=formats.output)
     elif isinstance(mixer, GatedDeltaConfig):
-        yield _Weight(hidden, mixer.projected_size, format=formats.qkv)
+        first, gates = mixer.input_rows(formats)
+        yield _Weight(hidden, first, format=formats.qkv)
+        if gates:
+            yield _Weight(hidden, gates, format=formats.gates)
         if mixer.has_channel_decays:
-            yield _Weight(hidden, mixer.sizes.num_value_heads + 2 * mixer.sizes.value_dim)
             yield _Weight(mixer.sizes.value_dim, mixer.num_decays)
             yield _Weight(mixer.sizes.value_dim, mixer.value_size)
-        elif mixer.rule is None and mixer.fixed is None:
-            yield _Weight(hidden, 2 * mixer.sizes.num_value_heads, format=formats.gates)
         yield _Weight(mixer.value_size, hidden, format=formats.output)
     elif isinstance(mixer, ShortConvolutionConfig):
         yield _Weight(hidden, 3 * mixer.sizes.channels, mixer.sizes.has_bias, format=formats.qkv)

@@ -6,12 +6,22 @@ They are of the same sizes. Source: Yang et al. 2024 (Gated Delta Networks); Kim
 
 from dataclasses import dataclass, field, replace
 
+from kernels.linear.shape import PLAIN
 from kernels.recurrence.kept import kept_tensors
 from kernels.recurrence.sizes import RecurrenceSizes
 from kernels.vocabulary.recurrence_form import RecurrenceForm
 from kernels.vocabulary.shape import Dtype
-from qualification.model.config import ModelConfig, RecurrenceConfig, RecurrenceProducts, RopeConfig, StateTensor
+from qualification.model.config import (
+    LinearFormats,
+    ModelConfig,
+    RecurrenceConfig,
+    RecurrenceProducts,
+    RopeConfig,
+    StateTensor,
+)
 from qualification.model.fields import ModelConfigError
+
+_MULTIPLE = 8  # of results that every path of products takes, and of numbers that kernels read together
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +126,25 @@ class GatedDeltaConfig(RecurrenceConfig):
 
     @property
     def products(self) -> RecurrenceProducts:
-        gates = 2 * self.sizes.num_value_heads if self.form is RecurrenceForm.GATED_DELTA else 0
         first, output = self.projected_size * self.hidden_size, self.value_size * self.hidden_size
-        return RecurrenceProducts(first, output, gates * self.hidden_size)
+        return RecurrenceProducts(first, output, self.num_gates * self.hidden_size)
+
+    def input_rows(self, formats: LinearFormats) -> tuple[int, int]:
+        """Return the rows of the first product, and of another that makes gates: none where the first makes them too.
+
+        Weights that are not quantised are one, gates last: a layer launches one product less.
+        """
+        first, gates = self.projected_size, self.num_gates
+        is_one = formats.qkv == formats.gates == PLAIN and gates % _MULTIPLE == 0
+        return (first + gates, 0) if is_one else (first, gates)
+
+    @property
+    def num_gates(self) -> int:
+        """Return the gates of writing and of decay of a token, or numbers that make decays and gates of the result."""
+        heads = self.sizes.num_value_heads
+        if self.has_channel_decays:
+            return heads + 2 * self.sizes.value_dim
+        return 2 * heads if self.form is RecurrenceForm.GATED_DELTA else 0
 
     @property
     def value_size(self) -> int:
@@ -127,9 +153,9 @@ class GatedDeltaConfig(RecurrenceConfig):
 
     @property
     def projected_size(self) -> int:
-        """Return the rows of what makes queries, keys, values, gates of the result and, of a state space, steps.
+        """Return the numbers of queries, keys, values, gates of the result and, of a state space, steps.
 
-        Where channels have decays it makes no gates.
+        Where channels have decays the first product makes no gates of the result.
         """
         if self.has_channel_decays:
             return self.sizes.conv_dim

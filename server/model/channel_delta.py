@@ -8,7 +8,7 @@ from torch import Tensor
 from kernels.fused.gated_norm import norm_and_gate
 from kernels.recurrence.calls import RecurrenceState, RunRecurrence
 from kernels.recurrence.channel_delta.weights import ChannelDeltaWeights
-from server.model.gated_delta import OnRecurrence
+from server.model.gated_delta import OnRecurrence, WithGates
 from server.model.linear import Product
 from server.model.step import Step
 
@@ -17,8 +17,8 @@ from server.model.step import Step
 class ChannelDelta:
     """place      among the recurrent layers
     heads      of values, and the numbers of one
-    projected  makes queries, keys and values of a token
-    gates      makes those of writing, then what `decays` and what `output_gates` read, as many numbers as a value has
+    projected  makes queries, keys and values of a token; the gates of writing, then what `decays` and what
+               `output_gates` read, as many numbers as a value has
     norm       [value dim], of the result
     run        computes convolution and recurrence, and reads and writes the states
     observe    is handed queries, keys, values and output gates, the gates of writing and the decays, and the results
@@ -27,8 +27,7 @@ class ChannelDelta:
 
     place: int
     heads: tuple[int, int]
-    projected: Product
-    gates: Product
+    projected: WithGates
     decays: Product
     output_gates: Product
     output: Product
@@ -41,7 +40,7 @@ class ChannelDelta:
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         assert step.states is not None, "a step of a model with recurrent layers has their states"
         num_heads, dim = self.heads
-        projected, gates = self.projected(x, step), self.gates(x, step)
+        projected, gates = self.projected(x, step)
         writing, of_decays, of_output = gates.split_with_sizes((num_heads, dim, dim), dim=1)
         decays = self.decays(of_decays.contiguous(), step)
         output_gates = self.output_gates(of_output.contiguous(), step)

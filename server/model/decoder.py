@@ -76,7 +76,7 @@ from server.model.block import (
 )
 from server.model.channel_delta import ChannelDelta
 from server.model.experts import AddNormsApart, Experts, ExpertsApart, ProductsOf, Shared, products_of
-from server.model.gated_delta import GatedDelta
+from server.model.gated_delta import GatedDelta, WithGates
 from server.model.latent_attention import Indexer, LatentAttention
 from server.model.layers import (
     DenseWeights,
@@ -470,13 +470,14 @@ class Decoder:
             return self._state_space(index, place, config, config.rule, weights)
         if config.fixed is not None:
             return self._lightning(index, place, config, config.fixed, weights)
-        assert own.gates is not None, "weights are of the kind that the configuration says"
+        gates = None if own.gates is None else self._product(index, WeightName.RECURRENT_GATES, own.gates)
+        first = self._product(index, WeightName.RECURRENT_INPUT, qkv)
+        projected = WithGates(config.projected_size, first, gates)
         if own.decays is not None and own.output_gates is not None:
             return ChannelDelta(
                 place,
                 (sizes.num_value_heads, sizes.value_dim),
-                self._product(index, WeightName.RECURRENT_INPUT, qkv),
-                self._product(index, WeightName.RECURRENT_GATES, own.gates),
+                projected,
                 self._product(index, WeightName.RECURRENT_DECAYS, own.decays),
                 self._product(index, WeightName.RECURRENT_OUTPUT_GATES, own.output_gates),
                 self._summed(self._product(index, WeightName.RECURRENT_OUTPUT, output)),
@@ -489,8 +490,7 @@ class Decoder:
             place,
             sizes.conv_dim,
             (sizes.num_value_heads, sizes.value_dim),
-            self._product(index, WeightName.RECURRENT_INPUT, qkv),
-            self._product(index, WeightName.RECURRENT_GATES, own.gates),
+            projected,
             self._summed(self._product(index, WeightName.RECURRENT_OUTPUT, output)),
             RecurrenceWeights(own.conv[:, 0], own.a_log, own.dt_bias),
             own.norm,

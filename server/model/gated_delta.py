@@ -14,12 +14,31 @@ OnRecurrence = Callable[[Tensor, Tensor, Tensor], None]
 
 
 @dataclass(frozen=True, slots=True)
+class WithGates:
+    """Projection of what a layer reads: one product, or one of gates beside it.
+
+    size   of the first numbers
+    gates  None: `first` makes them too, behind its own
+    """
+
+    size: int
+    first: Product
+    gates: Product | None
+
+    def __call__(self, x: Tensor, step: Step) -> tuple[Tensor, Tensor]:
+        """Return the first numbers [T, size], and gates; rows may be further apart than they are long."""
+        first = self.first(x, step)
+        if self.gates is not None:
+            return first, self.gates(x, step)
+        return first[:, : self.size], first[:, self.size :]
+
+
+@dataclass(frozen=True, slots=True)
 class GatedDelta:
     """place      among the recurrent layers
     channels   queries, keys and values of a token
     heads      of values, and the numbers of one
-    projected  makes queries, keys, values, and the gates of the result
-    gates      makes those of writing, then those of decay
+    projected  makes queries, keys, values, and the gates of the result; the gates of writing, then those of decay
     norm       [value dim], of the result
     run        computes convolution and recurrence, and reads and writes the states
     observe    is handed what the layer projects, its gates, and its results before they are normed; None of most steps
@@ -28,8 +47,7 @@ class GatedDelta:
     place: int
     channels: int
     heads: tuple[int, int]
-    projected: Product
-    gates: Product
+    projected: WithGates
     output: Product
     weights: RecurrenceWeights
     norm: Tensor
@@ -39,7 +57,7 @@ class GatedDelta:
 
     def __call__(self, x: Tensor, step: Step) -> Tensor:
         assert step.states is not None, "a step of a model with recurrent layers has their states"
-        projected, gates = self.projected(x, step), self.gates(x, step)
+        projected, gates = self.projected(x, step)
         num_heads, value_dim = self.heads
         out = x.new_empty(x.shape[0], num_heads, value_dim)
         state = RecurrenceState(*step.states.cache.layers[self.place].tensors)

@@ -115,8 +115,9 @@ class PerLayerGateWeights:
 class GatedDeltaWeights:
     """Tensors of a layer of a delta rule, of a state space or of lightning attention, beside what others have too.
 
-    gates    [2 * value heads, hidden]: of writing, then of decay; None without such gates. Where channels have decays
-             [value heads + 2 * value dim, hidden]: of writing, then what `decays` and `output_gates` read
+    gates    [2 * value heads, hidden]: of writing, then of decay. Where channels have decays
+             [value heads + 2 * value dim, hidden]: of writing, then what `decays` and `output_gates` read. None without
+             such gates, and where they are the last rows of the layer's `qkv`
     decays   [value heads * key dim, value dim], output_gates [value heads * value dim, value dim]; else None
     conv     [channels, 1, width]: of queries, keys and values before they are mixed; none of lightning attention
     a_log    [value heads] fp32, of the decay, which no checkpoint of lightning attention has; dt_bias likewise, or a
@@ -193,7 +194,8 @@ class LayerWeights:
     """One transformer layer. A norm is [hidden], as the checkpoint has it, or None where the layer has none.
 
     qkv              query heads, then key heads, then value heads; before them the gates of attention's result, where
-                     it has such, and behind them those of a recurrence's; None, like `output`, without a mixer
+                     it has such, and behind them those of a recurrence's, and its other gates where `recurrence` has
+                     none of their own; None, like `output`, without a mixer
     recurrence       of a layer of the gated delta rule; None of others
     convolution      of a layer of a short convolution, whose `qkv` has its gates and inputs; None of others
     scale    [1]: what the residual behind the layer is multiplied by; None: by nothing
@@ -329,13 +331,13 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device)
             norms_heads = config.mixer.fixed is not None and config.mixer.fixed.norms_heads
             return LayerWeights(
                 attention_norm=vector(hidden) if norms.before else None,
-                qkv=linear(hidden, config.mixer.projected_size, False, formats.qkv),
+                qkv=linear(hidden, config.mixer.input_rows(formats)[0], False, formats.qkv),
                 q_norm=vector(config.mixer.sizes.key_dim) if norms_heads else None,
                 k_norm=vector(config.mixer.sizes.key_dim) if norms_heads else None,
                 output=linear(config.mixer.value_size, hidden, False, formats.output),
                 feed_forward_norm=vector(hidden) if norms.before and feeds else None,
                 feed_forward=_empty_feed_forward(config, hidden, linear, dtype, device),
-                recurrence=_empty_gated_delta(config.mixer, hidden, formats.gates, dtype, device),
+                recurrence=_empty_gated_delta(config.mixer, hidden, formats, dtype, device),
             )
         if isinstance(config.mixer, ShortConvolutionConfig):
             sizes = config.mixer.sizes
@@ -411,7 +413,7 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device)
 
 
 def _empty_gated_delta(
-    config: GatedDeltaConfig, hidden: int, of_gates: WeightFormat, dtype: torch.dtype, device: torch.device
+    config: GatedDeltaConfig, hidden: int, formats: LinearFormats, dtype: torch.dtype, device: torch.device
 ) -> GatedDeltaWeights:
     sizes, heads = config.sizes, config.sizes.num_value_heads
     if config.fixed is not None:
@@ -422,13 +424,13 @@ def _empty_gated_delta(
         )
     conv = torch.empty(sizes.conv_dim, 1, sizes.width, dtype=dtype, device=device)
     a_log, dt_bias, norm = (torch.empty(size, device=device) for size in (heads, config.num_decays, config.norm_size))
+    num_gates = config.input_rows(formats)[1]
+    gates = Linear.empty(hidden, num_gates, False, formats.gates, dtype, device) if num_gates else None
     if config.has_channel_decays:
-        inner = sizes.value_dim
-        made = ((hidden, heads + 2 * inner), (inner, config.num_decays), (inner, config.value_size))
-        gates, decays, output_gates = (Linear.empty(*it, False, PLAIN, dtype, device) for it in made)
+        made = ((sizes.value_dim, size) for size in (config.num_decays, config.value_size))
+        decays, output_gates = (Linear.empty(*it, False, PLAIN, dtype, device) for it in made)
         return GatedDeltaWeights(gates, conv, a_log, dt_bias, norm, decays=decays, output_gates=output_gates)
     if config.rule is None:
-        gates = Linear.empty(hidden, 2 * heads, False, of_gates, dtype, device)
         return GatedDeltaWeights(gates, conv, a_log, dt_bias, norm)
     conv_bias = torch.empty(sizes.conv_dim, dtype=dtype, device=device)
     return GatedDeltaWeights(None, conv, a_log, dt_bias, norm, conv_bias, torch.empty(heads, device=device))

@@ -205,32 +205,42 @@ def _kimi(
     layer: LayerWeights, weights: GatedDeltaWeights, config: LayerConfig, names: RecurrenceNames
 ) -> dict[str, Linear]:
     """Queries, keys, values, the gates of writing, and both products of decays and of the gates of the result."""
-    prefix, (whole, output) = names.prefix, layer.mixed_by
-    assert weights.gates is not None, "weights are of the kind that the configuration says"
+    prefix, (whole, gates), (_, output) = names.prefix, _first_and_gates(layer, weights, config), layer.mixed_by
     assert weights.decays is not None, "weights are of the kind that the configuration says"
     assert weights.output_gates is not None, "weights are of the kind that the configuration says"
     heads, inner = weights.a_log.shape[0], weights.decays.weight.size[1]
     found = dict(zip(("q_proj", "k_proj", "v_proj"), whole.split(*_channels(config)), strict=True))
-    found |= dict(zip(("b_proj", "f_a_proj", "g_a_proj"), weights.gates.split(heads, inner, inner), strict=True))
+    found |= dict(zip(("b_proj", "f_a_proj", "g_a_proj"), gates.split(heads, inner, inner), strict=True))
     found |= {"f_b_proj": weights.decays, "g_b_proj": weights.output_gates, "o_proj": output}
     return {f"{prefix}.{name}": linear for name, linear in found.items()}
 
 
 def _recurrence(
-    layer: LayerWeights, weights: GatedDeltaWeights, _: LayerConfig, names: RecurrenceNames
+    layer: LayerWeights, weights: GatedDeltaWeights, config: LayerConfig, names: RecurrenceNames
 ) -> dict[str, Linear]:
     """Queries, keys and values, gates of the result, and the others: apart, or two of each as one tensor."""
     prefix, (whole, output) = names.prefix, layer.mixed_by
     found = {f"{prefix}.out_proj": output}
-    if weights.gates is None:
+    if weights.skip is not None:
         return {f"{prefix}.in_proj": whole, **found}
+    whole, gates = _first_and_gates(layer, weights, config)
     if names.is_fused:
-        return {f"{prefix}.in_proj_qkvz": whole, f"{prefix}.in_proj_ba": weights.gates, **found}
+        return {f"{prefix}.in_proj_qkvz": whole, f"{prefix}.in_proj_ba": gates, **found}
     channels, heads = weights.conv.shape[0], weights.a_log.shape[0]
     qkv, z = whole.split(channels, whole.weight.size[0] - channels)
-    b, a = weights.gates.split(heads, heads)
+    b, a = gates.split(heads, heads)
     names_of = {"in_proj_qkv": qkv, "in_proj_z": z, "in_proj_b": b, "in_proj_a": a}
     return {f"{prefix}.{name}": linear for name, linear in names_of.items()} | found
+
+
+def _first_and_gates(layer: LayerWeights, weights: GatedDeltaWeights, config: LayerConfig) -> tuple[Linear, Linear]:
+    """Return what makes queries, keys and values, and what makes gates: of one weight its first and its last rows."""
+    assert isinstance(config.mixer, GatedDeltaConfig), "weights are of the kind that the configuration says"
+    whole, _ = layer.mixed_by
+    if weights.gates is not None:
+        return whole, weights.gates
+    first, gates = whole.split(config.mixer.projected_size, config.mixer.num_gates)
+    return first, gates
 
 
 def _dense(

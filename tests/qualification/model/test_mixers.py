@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from kernels.linear.epilogue import Epilogue
 from kernels.vocabulary.cache_dtype import FP8
 from kernels.vocabulary.shape import Dtype
 from qualification.decision.linear_shapes import linear_shapes_needed
@@ -18,6 +19,7 @@ from qualification.model.config import (
     num_parameters,
     state_bytes,
 )
+from qualification.model.families.quantization import rounded_at_load
 from qualification.model.families.reader import read_model
 from qualification.model.shard import shard_of
 
@@ -48,6 +50,25 @@ def test_keys_values_and_shapes_count_attention_layers_only() -> None:
     attention = PLAIN.attentions[0]
     of_layer = 2 * PLAIN.hidden_size * (attention.query_size + attention.kv_size)
     assert num_parameters(PLAIN) - num_parameters(config) == 24 * (of_layer - 7)
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "rounded", "products"),
+    [
+        (1, False, {16480}),  # 10,240 channels, 6,144 gates of the result, 48 of writing and 48 of decay
+        (4, False, {4120}),
+        (8, False, {2048, 12}),  # 2,060 results are no multiple of 8
+        (1, True, {16384, 96}),
+    ],
+)
+def test_gates_are_made_by_the_first_product_where_they_can(num_ranks: int, rounded: bool, products: set[int]) -> None:
+    config = read_model(preset_named("qwen3.5-27b").config)
+    whole = rounded_at_load(config) if rounded else config
+    own = shard_of(whole, 0, num_ranks).local_config
+    recurrent = replace(own, layers=tuple(it for it in own.layers if isinstance(it.mixer, RecurrenceConfig)))
+    shapes = linear_shapes_needed(recurrent, Dtype.BF16, 1, "cuda", num_ranks)
+    first = {it.size_out for it in shapes if it.size_in == config.hidden_size and it.epilogue is Epilogue.NONE}
+    assert first == products
 
 
 def test_ranks_split_heads_of_the_layers_that_attend() -> None:

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from qualification.model.shard import shard_of
-from server.model.layers import MixtureWeights
+from server.model.layers import LayerWeights, MixtureWeights
+from server.model.linear import WeightName
 from server.model.load.load import load_config, load_shard
 from server.settings import DtypeChoice
 from support.engine.checked_layers import CheckedLayers, Tensors, edited
@@ -216,6 +218,14 @@ def test_a_neighbours_scales_are_seen(name: str, scales: str, tmp_path: Path) ->
     assert found.first.layer == 0
 
 
+def numbers_of(layer: LayerWeights) -> dict[WeightName, Tensor]:
+    """Return the numbers of a layer's products; plain ones make gates by the first one's last rows."""
+    found = {name: it.weight.dequantized().float() for name, it in layer.linears.items()}
+    if (gates := found.pop(WeightName.RECURRENT_GATES, None)) is not None:
+        found[WeightName.RECURRENT_INPUT] = torch.cat([found[WeightName.RECURRENT_INPUT], gates])
+    return found
+
+
 def test_each_ranks_parts_are_the_numbers_of_the_whole(case: Case, tmp_path: Path) -> None:
     file = written(tmp_path, case)
     config, plain = load_config(file.folder), load_config(file.wide)
@@ -226,10 +236,10 @@ def test_each_ranks_parts_are_the_numbers_of_the_whole(case: Case, tmp_path: Pat
                 for folder, it in ((file.folder, config), (file.wide, plain))
             )
             for layer, own in zip(found.layers, due.layers, strict=True):
-                assert layer.linears.keys() == own.linears.keys()
-                for name, linear in layer.linears.items():
-                    numbers = linear.weight.dequantized().float()
-                    torch.testing.assert_close(numbers, own.linears[name].weight.dequantized())
+                numbers, wanted = numbers_of(layer), numbers_of(own)
+                assert numbers.keys() == wanted.keys()
+                for name, it in numbers.items():
+                    torch.testing.assert_close(it, wanted[name])
                 if isinstance(layer.feed_forward, MixtureWeights) and isinstance(own.feed_forward, MixtureWeights):
                     for expert in range(layer.feed_forward.experts.num_experts):
                         matrices = (it.feed_forward.experts.of(expert, torch.float32) for it in (layer, own))

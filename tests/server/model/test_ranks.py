@@ -85,17 +85,9 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "hunyuan-moe": ("hunyuan_v1_moe", HUNYUAN_MOE),
     "lfm2": ("lfm2", {**LFM_2, "intermediate_size": 72, "block_multiple_of": 8, "conv_bias": True}),
     "lfm2-experts": ("lfm2_moe", {**LFM_2_MOE, "intermediate_size": 72}),
-    "qwen3-next": ("qwen3_next", {**QWEN_3_NEXT, "linear_num_key_heads": 4, "linear_num_value_heads": 8}),
-    "qwen3.5-tied": (
-        "qwen3_5_text",
-        {
-            **RECURRENT,
-            "linear_num_key_heads": 4,
-            "linear_num_value_heads": 12,
-            "attention_bias": True,
-            "tie_word_embeddings": True,
-        },
-    ),
+    # Gates of each rank are made by the first product, and, where they are no multiple of 8, by one of their own.
+    "qwen3-next": ("qwen3_next", {**QWEN_3_NEXT, "linear_num_value_heads": 16}),
+    "qwen3.5-tied": ("qwen3_5_text", {**RECURRENT, "attention_bias": True, "tie_word_embeddings": True}),
     "one-kv-head": ("mistral", {"sliding_window": None, "num_key_value_heads": 1}),
 }
 # Of two ranks each has keys of its own where of four two share them, and other parts of what they divide unevenly.

@@ -44,7 +44,7 @@ def test_a_rank_that_computes_another_layer_is_seen(forks: Forks, tmp_path: Path
 
 def test_two_ranks_of_a_hybrid_answer_as_one(forks: Forks, tmp_path: Path) -> None:
     model = tmp_path / "model"
-    sizes = {"linear_num_key_heads": 4, "linear_num_value_heads": 12, "max_position_embeddings": 256}
+    sizes = {"linear_num_value_heads": 16, "max_position_embeddings": 256}
     save_reference(model, "qwen3_5_text", {**RECURRENT, **sizes})
     found = found_by(forks, "ranks_engine", 2, tmp_path, str(model), follower="ranks_follower")
     assert found == drive_hybrid(1, str(model))
