@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from kernels.fused.activation_kind import Activation
 from kernels.linear.epilogue import Epilogue
-from kernels.linear.shape import PLAIN, LinearShape, WeightFormat
+from kernels.linear.shape import FP8_ROWS, PLAIN, LinearShape, WeightFormat
 from kernels.vocabulary.row_buckets import LinearRows
 from kernels.vocabulary.shape import Dtype
 from qualification.model.config import (
@@ -55,8 +55,9 @@ def linear_shapes_needed(
     for size in sorted({len(vocabulary_rows(model.vocab_size, rank, num_ranks)) for rank in range(num_ranks)}):
         most = min(max_num_batched_tokens, max(_MOST_SAMPLED, MAX_LOGITS // size))
         in_fp32 = _stored_in_fp32(dtype, device_type)
-        head = _Weight(model.hidden_size, size, epilogue=in_fp32, format=model.head_format)
-        found += [_shape(head, dtype, rows) for rows in LinearRows.up_to(most)]
+        for head_format in (model.head_format, *([FP8_ROWS] if model.rounds_draft_logits else [])):
+            head = _Weight(model.hidden_size, size, epilogue=in_fp32, format=head_format)
+            found += [_shape(head, dtype, rows) for rows in LinearRows.up_to(most)]
     return tuple(dict.fromkeys(found))
 
 

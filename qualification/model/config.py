@@ -12,7 +12,7 @@ from kernels.fused.capped_kind import CappedSilu
 from kernels.fused.head_gate_kind import GateFunction
 from kernels.fused.ungated_kind import Ungated
 from kernels.linear.formats.int4_formats import bytes_of
-from kernels.linear.shape import PLAIN, WeightFormat
+from kernels.linear.shape import FP8_ROWS, PLAIN, WeightFormat
 from kernels.vocabulary.cache_dtype import FP8, cached_bytes
 from kernels.vocabulary.shape import Dtype
 from kernels.vocabulary.value_shape import Values
@@ -517,6 +517,7 @@ class ModelConfig:
     input_bound: float | None = None  # of products that are not plain: inputs beyond it are cut off, then rounded
     tower: TowerConfig | None = None  # makes embeddings of images; None where a server takes none
     num_draft_layers: int = 0  # of `layers`, the last ones: those of the draft head, which computes no answer
+    rounds_draft_logits: bool = False  # a draft head chooses by a copy of the head, rounded to 8 bits at load
     draft_layer: LayerConfig | None = None  # of its draft head, where a quantised checkpoint says how it stores that
 
     @property
@@ -632,7 +633,8 @@ def weight_bytes(config: ModelConfig, dtype: Dtype, num_tokens: int | None = Non
     if not config.tie_embeddings:
         of_head = config.embedding_size
         saved += of_head * dtype.num_bytes - bytes_of(config.head_format, of_head, dtype)
-    return plain * dtype.num_bytes - saved + packed // 2 + packed // MXFP4_BLOCK
+    copied = bytes_of(FP8_ROWS, config.embedding_size, dtype) if config.rounds_draft_logits else 0
+    return plain * dtype.num_bytes - saved + copied + packed // 2 + packed // MXFP4_BLOCK
 
 
 def _bytes_saved(hidden: int, layer: LayerConfig, dtype: Dtype, num_tokens: int | None) -> int:

@@ -8,6 +8,7 @@ Source: Gloeckle et al. 2024 (multi-token prediction), DeepSeek-V3 (2024), secti
 
 from dataclasses import replace
 
+from kernels.linear.shape import FP8_ROWS
 from qualification.model.config import LayerConfig, ModelConfig
 from qualification.model.fields import ModelConfigError
 
@@ -33,13 +34,17 @@ def last_attending(model: ModelConfig) -> LayerConfig | None:
 
 def without_draft_head(model: ModelConfig) -> ModelConfig:
     """Return the model alone, which computes its answers."""
-    return model if not model.num_draft_layers else replace(model, layers=main_layers(model), num_draft_layers=0)
+    if not model.num_draft_layers:
+        return model
+    return replace(model, layers=main_layers(model), num_draft_layers=0, rounds_draft_logits=False)
 
 
 def draft_head_of(model: ModelConfig) -> ModelConfig:
     """Return the draft head as a model of its layer alone."""
     assert model.num_draft_layers, "the model has a draft head"
-    return replace(model, layers=model.layers[-model.num_draft_layers :], num_draft_layers=0)
+    head_format = FP8_ROWS if model.rounds_draft_logits else model.head_format
+    layers = model.layers[-model.num_draft_layers :]
+    return replace(model, layers=layers, num_draft_layers=0, head_format=head_format)
 
 
 def main_layers(model: ModelConfig) -> tuple[LayerConfig, ...]:

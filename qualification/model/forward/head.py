@@ -11,6 +11,7 @@ from torch import Tensor
 from qualification.model.config import ModelConfig
 from qualification.model.forward.bounded import Bounded, chunks_of, product, rms_norm
 from qualification.model.forward.layer import LayerReference
+from qualification.model.forward.matrix import Inputs, Matrix
 from qualification.model.forward.model import ForwardReference
 
 _PREFIX = "mtp."
@@ -54,6 +55,11 @@ class HeadReference(ForwardReference):
 
     def final_norm(self, hidden: Bounded) -> Bounded:
         return self._normed(hidden, "norm")
+
+    def _head(self, name: str, inputs: Inputs) -> Matrix:
+        if not self.model.rounds_draft_logits:
+            return super()._head(name, inputs)
+        return Matrix(self.precision.stored(self.checkpoint.tensor(f"{name}.weight")), inputs, rounds=True)
 
     def _normed(self, x: Bounded, name: str) -> Bounded:
         weight = self.precision.stored(self.checkpoint.tensor(f"{_PREFIX}{name}.weight"))

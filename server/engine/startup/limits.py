@@ -120,7 +120,7 @@ def choose_limits(
         raise SettingsError(
             f"max_model_len is {max_model_len}, it must be at least {LEAST_MODEL_LEN}: a token to read, one to write"
         )
-    dtype = _dtype(settings.dtype, config, kind)
+    dtype = choose_dtype(settings.dtype, config, kind)
     batched = settings.max_num_batched_tokens or BATCHED_TOKENS[kind]
     drafting = drafting_of(settings)
     limits = EngineLimits(
@@ -226,7 +226,8 @@ def _interleaved_tokens(config: ModelConfig, kind: str, max_num_batched_tokens: 
     return min(max(tokens, _LEAST_INTERLEAVED_TOKENS), max_num_batched_tokens)
 
 
-def _dtype(choice: DtypeChoice, config: ModelConfig, kind: str) -> Dtype:
+def choose_dtype(choice: DtypeChoice, config: ModelConfig, kind: str) -> Dtype:
+    """Return the dtype of a model's weights on a kind of device."""
     if choice is not DtypeChoice.AUTO:
         return _CHOSEN_DTYPES[choice]
     return served_dtype(config.dtype, kind)

@@ -46,9 +46,9 @@ from server.engine.operators.recurrence import RecurrenceTable
 from server.engine.operators.rows_table import RowsTable
 from server.engine.operators.table import TableOptions
 from server.engine.operators.tower import TowerTables
-from server.engine.startup.drafting import drafting_of
+from server.engine.startup.drafting import drafting_of, rounds_draft_logits
 from server.engine.startup.kv_sizing import check_weights_fit
-from server.engine.startup.limits import EngineLimits, choose_device, choose_limits
+from server.engine.startup.limits import EngineLimits, choose_device, choose_dtype, choose_limits
 from server.engine.startup.state_sizing import with_state_slots, with_states_of
 from server.errors import ModelError, SettingsError
 from server.model.decoder import Decoder, Operators, head_sizes
@@ -60,6 +60,7 @@ from server.model.load.digests import DUMMY, known_weights_digest
 from server.model.load.folder import check_folder
 from server.model.load.load import check_checkpoint, has_draft_head, load_config, load_shard
 from server.model.load.pooling import read_pooling
+from server.model.load.rounded import rounded_copy
 from server.model.ranks import ALONE, EarlyRows, Ranks
 from server.model.vision.load import check_tower, has_known_tower, has_tower_tensors, load_tower, with_own_tower
 from server.model.vision.tower import Pixels, Tower
@@ -123,7 +124,7 @@ def read_subject(settings: Settings, rank: int = 0) -> Subject:
     if drafting is not None:
         model = with_drafted_tokens(model, drafting.num_speculative_tokens)
     if drafting is not None and drafting.uses_head:
-        model = _with_draft_head(settings, folder, model)
+        model = _with_draft_head(settings, folder, model, device)
     if settings.quantization is Quantization.FP8:
         model = _rounded(settings, folder, model)
     images = None if pooling is not None else _images_of(settings, folder)
@@ -173,7 +174,7 @@ def _skipping_fp8_cache(settings: Settings, model: ModelConfig) -> ModelConfig:
         raise SettingsError(str(error)) from error
 
 
-def _with_draft_head(settings: Settings, folder: Path, model: ModelConfig) -> ModelConfig:
+def _with_draft_head(settings: Settings, folder: Path, model: ModelConfig, device: torch.device) -> ModelConfig:
     """Return the model with its draft head. Raises SettingsError where it, or the checkpoint, has none."""
     try:
         found = with_draft_head(model)
@@ -186,7 +187,8 @@ def _with_draft_head(settings: Settings, folder: Path, model: ModelConfig) -> Mo
             f"tokens drafted by the model's own head (mtp) are asked for, and {folder} has no tensor {PRODUCT}: fetch "
             "a checkpoint that has its head, or use ngram"
         )
-    return found
+    dtype = choose_dtype(settings.dtype, model, device.type)
+    return replace(found, rounds_draft_logits=rounds_draft_logits(settings, found, dtype, device))
 
 
 def _images_of(settings: Settings, folder: Path) -> ImageSettings | None:
@@ -283,6 +285,8 @@ def head_of(subject: Subject, weights: Weights, dispatcher: Dispatcher, decoder:
         operators = replace(operators, product=partial(dispatcher.linear.product, is_of_head=True, early=early))
     if dispatcher.experts is not None:
         operators = replace(operators, experts=partial(dispatcher.experts.products_of, is_of_head=True))
+    if subject.config.rounds_draft_logits:
+        weights = replace(weights, head=rounded_copy(weights.head))
     head = DraftHead(decoder, _served(subject.config, subject.limits), weights, operators)
     if subject.device.type == "cuda" and dispatcher.linear is not None:
         dispatcher.linear.warm_up()

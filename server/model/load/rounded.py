@@ -8,7 +8,8 @@ import torch
 from kernels.experts.few_bits.weights import AnyExperts, FewBitExperts
 from kernels.experts.ungated.weights import UngatedExperts, UngatedFewBitExperts
 from kernels.experts.weights import ExpertWeights
-from kernels.linear.weights import LinearWeight, PlainWeight
+from kernels.linear.shape import FP8_ROWS
+from kernels.linear.weights import LinearWeight, PlainWeight, class_of
 from qualification.model.families.family import TensorNames
 from qualification.model.shard import Shard
 from server.model.layers import DenseWeights, LayerWeights, MixtureWeights, Weights
@@ -44,6 +45,14 @@ def copy_rounded(
         _round_experts(layer, plain)
         del plain  # before that of the next layer is made
         progress((index + 1) * size, len(weights.layers) * size)
+
+
+def rounded_copy(linear: Linear) -> Linear:
+    """Return a product's weight in 8 bits, a scale a row; the product has no bias."""
+    weight = linear.weight
+    found = class_of(FP8_ROWS).empty(*weight.size, weight.dtype, weight.device)
+    _round_into(found, weight)
+    return Linear(found)
 
 
 def _numbers_of(layer: LayerWeights) -> int:

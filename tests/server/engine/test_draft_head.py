@@ -8,8 +8,11 @@ import pytest
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
+import server.engine.startup.subject as startup
 from kernels.catalog import path_named
-from kernels.linear.shape import FP8_BLOCKS, PLAIN
+from kernels.linear.shape import FP8_BLOCKS, FP8_ROWS, PLAIN
+from kernels.linear.weights import PlainWeight
+from qualification.decision.decision import Policy
 from qualification.model.draft_head import with_draft_head
 from server.engine.execution.head_steps import HeadSteps
 from server.engine.scheduling.head_drafter import HeadDrafter
@@ -17,7 +20,9 @@ from server.engine.scheduling.sequence import Sequence
 from server.engine.startup.layers import check_layers
 from server.engine.startup.subject import read_subject
 from server.errors import SettingsError
+from server.model.linear import Linear
 from server.model.load.load import load_config
+from server.model.load.rounded import rounded_copy
 from server.protocol.messages import LayersStatus
 from server.settings import DeviceChoice, Settings
 from support.engine.closure_graphs import capture
@@ -127,6 +132,28 @@ def test_a_head_that_computes_something_else_is_found(tmp_path: Path) -> None:
     report = check_layers(Settings(cache_dir=str(tmp_path / "cache")), subject, built.runner, lambda _, __: None)
     assert report.status is LayersStatus.FAILED
     assert report.detail.startswith("draft head, embedding, in ")
+
+
+def test_a_head_chooses_by_a_copy_in_8_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No answer changes, the plan has the product, and a copy that is rounded wrongly is found."""
+    save_reference(tmp_path, "qwen3_5_text", {**RECURRENT, **SIZES})
+    add_draft_head(tmp_path, 2)
+    asked, cache = asked_of()[:2], tmp_path / "cache"
+    alone = answers(build(tmp_path, cache, reproducible=False).engine, asked, at_once=1)
+    monkeypatch.setattr(startup, "rounds_draft_logits", lambda *_: True)
+    built = build(tmp_path, cache, speculative_tokens=2, reproducible=False)
+    assert built.ready.layers is not None
+    assert built.ready.layers.status is LayersStatus.PROVEN
+    drafted = answers(built.engine, asked, at_once=2)
+    assert {name: it.tokens for name, it in drafted.items()} == {name: it.tokens for name, it in alone.items()}
+    served = built.runner.dispatcher.paths_served
+    assert {path for shape, path in served.items() if f"{FP8_ROWS.name} in32 out97 " in shape} == {"torch.linear.fp8"}
+    monkeypatch.setattr(startup, "rounded_copy", lambda it: rounded_copy(Linear(PlainWeight(it.weight.values * 1.01))))
+    other = {"reproducible": False, "on_unproven": Policy.DEGRADE}
+    wrong = build(tmp_path, tmp_path / "other", speculative_tokens=2, **other)
+    assert wrong.ready.layers is not None
+    assert wrong.ready.layers.status is LayersStatus.FAILED
+    assert wrong.ready.layers.detail.startswith("draft head, logits")
 
 
 @pytest.mark.parametrize("is_listed", [False, True])
