@@ -117,7 +117,7 @@ def main() -> None:
     settings = Settings(
         model=str(folder), device=DeviceChoice.CUDA, load_format=LoadFormat.DUMMY, cache_dir=str(folder / "cache"),
         max_model_len=1024, kv_cache_tokens=40_960, max_num_seqs=max(asked.rows), max_num_batched_tokens=1024,
-        attestation_interval_s=0.0, choose_matmuls=False, on_unproven=Policy.DEGRADE, page_size=64, layer_check=False,
+        attestation_interval_s=0.0, choose_matmuls=False, on_unproven=Policy.QUALIFY, page_size=64, layer_check=False,
         speculative_tokens=None if asked.without_head else MOST,
     )  # fmt: skip
     sizes_of = startup.sizes_of_graphs

@@ -1,7 +1,7 @@
 """Every product with a weight that serving a model can need, by its linear shape."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kernels.fused.activation_kind import Activation
 from kernels.linear.epilogue import Epilogue
@@ -55,9 +55,11 @@ def linear_shapes_needed(
     for size in sorted({len(vocabulary_rows(model.vocab_size, rank, num_ranks)) for rank in range(num_ranks)}):
         most = min(max_num_batched_tokens, max(_MOST_SAMPLED, MAX_LOGITS // size))
         in_fp32 = _stored_in_fp32(dtype, device_type)
-        for head_format in (model.head_format, *([FP8_ROWS] if model.rounds_draft_logits else [])):
-            head = _Weight(model.hidden_size, size, epilogue=in_fp32, format=head_format)
-            found += [_shape(head, dtype, rows) for rows in LinearRows.up_to(most)]
+        head = _Weight(model.hidden_size, size, epilogue=in_fp32, format=model.head_format)
+        found += [_shape(head, dtype, rows) for rows in LinearRows.up_to(most)]
+        if model.rounds_draft_logits:
+            drafts, of_drafts = replace(head, format=FP8_ROWS), min(max_num_batched_tokens, _MOST_SAMPLED)
+            found += [_shape(drafts, dtype, rows) for rows in LinearRows.up_to(of_drafts)]
     return tuple(dict.fromkeys(found))
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from kernels.linear.shape import PLAIN
 from kernels.system.device_lost import DeviceLost
 from kernels.vocabulary.cache_dtype import FP8
 from kernels.vocabulary.fingerprint import Device, Fingerprint
@@ -24,9 +25,12 @@ from qualification.measure.qualify import Pair
 from qualification.measure.trials.failures import QualificationAborted
 from qualification.measure.trials.trial import trial_of
 from qualification.model.cached_layers import FLAG, skipping_fp8_cache
+from qualification.model.config import ModelConfig
+from qualification.model.draft_head import with_draft_head
 from qualification.model.families.quantization import rounded_at_load
 from qualification.model.families.reader import read_model
 from qualification.model.families.towers import with_known_tower
+from qualification.model.fields import ModelConfigError
 from qualification.model.shard import shard_of
 
 _MAX_FINDINGS = 20  # lines
@@ -75,6 +79,8 @@ def targets_of(
     for name, config in models.items():
         model = skipping_fp8_cache(with_known_tower(read_model(config), config), choices.kv_skip_layers)
         model = rounded_at_load(model) if choices.rounds_at_load else model
+        if choices.max_drafted_tokens:
+            model = _with_draft_head(model, device_type)
         part = shard_of(model, 0, tensor_parallel_size).local_config
         limits = limits_of(model, device_type, choices)
         if choices.kv_skip_layers and limits.kv_dtype is not FP8:
@@ -86,6 +92,15 @@ def targets_of(
         of_ranks = name if tensor_parallel_size == 1 else f"{name}-tp{tensor_parallel_size}"
         found.append(Target(of_ranks, file_of(of_ranks), wanted))
     return found
+
+
+def _with_draft_head(model: ModelConfig, device_type: str) -> ModelConfig:
+    """Return the model with a draft head, as a server has it that drafts by it; the model itself where it has none."""
+    try:
+        found = with_draft_head(model)
+    except ModelConfigError:
+        return model
+    return replace(found, rounds_draft_logits=device_type == "cuda" and found.head_format == PLAIN)
 
 
 def shard_of_targets(targets: Sequence[Target], index: int, number: int, *, is_cpu: bool) -> list[Target]:

@@ -74,6 +74,20 @@ def test_experts_are_proven_as_a_server_rounds_them() -> None:
         shapes_of("gpt-oss-20b")
 
 
+def test_products_of_a_draft_head_are_proven_where_drafts_are_asked_for() -> None:
+    def formats_of(preset: str, *words: str) -> set[tuple[int, str]]:
+        args = parse("--phases", "linear", *words)
+        args.preset = [preset]
+        [target] = targets_of(
+            models_of(args), choices_of(args), device_type="cuda", phases=args.phases, paths=LINEAR_PATHS, file_of=Path
+        )
+        return {(it.size_in, it.weight_format.name) for it in target.shapes if isinstance(it, LinearShape)}
+
+    drafting = formats_of("qwen3.5-9b", "verify") - formats_of("qwen3.5-9b")
+    assert drafting == {(2 * 4096, "plain"), (4096, "fp8_rows")}  # before its layer, and its copy of the head
+    assert formats_of("llama-3.1-8b", "verify") == formats_of("llama-3.1-8b")
+
+
 def test_verifying_drafted_tokens_is_proven_where_it_is_asked_for() -> None:
     def phases_of(*words: str) -> set[Phase]:
         args = parse("--max-model-len", "512", *words)
