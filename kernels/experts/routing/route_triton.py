@@ -33,11 +33,17 @@ def first_largest(keys, lanes, COUNT: tl.constexpr):
 
 
 @triton.jit
+def sigmoid(x):
+    decay = tl.exp(-tl.abs(x))  # never overflows
+    return tl.where(x >= 0, 1.0, decay) / (1.0 + decay)
+
+
+@triton.jit
 def hallmark_experts_route(
     logits_ptr, bias_ptr, scales_ptr, weights_ptr, experts_ptr, stride_logits, scale,
     NUM_EXPERTS: tl.constexpr, BLOCK_E: tl.constexpr, NUM_ACTIVE: tl.constexpr, NUM_GROUPS: tl.constexpr,
     NUM_ACTIVE_GROUPS: tl.constexpr, IS_SOFTMAX: tl.constexpr, RENORMALIZES: tl.constexpr, HAS_BIAS: tl.constexpr,
-    IS_DEPENDENT: tl.constexpr,
+    HAS_GATE: tl.constexpr, IS_DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One program: one token. Of equal experts, and of equal groups, the lower index goes first."""
     begin(IS_DEPENDENT)
@@ -45,12 +51,16 @@ def hallmark_experts_route(
     lanes = tl.arange(0, BLOCK_E)
     is_expert = lanes < NUM_EXPERTS
     logits = tl.load(logits_ptr + token * stride_logits + lanes, mask=is_expert, other=float("-inf")).to(tl.float32)
+    NUM_PLACES: tl.constexpr = NUM_ACTIVE + HAS_GATE
+    if HAS_GATE:
+        gate = tl.load(logits_ptr + token * stride_logits + NUM_EXPERTS).to(tl.float32)
+        tl.store(weights_ptr + token * NUM_PLACES + NUM_ACTIVE, sigmoid(gate))
+        tl.store(experts_ptr + token * NUM_PLACES + NUM_ACTIVE, NUM_EXPERTS)
     if IS_SOFTMAX:
         powers = tl.exp(logits - tl.max(logits))
         scores = powers / tl.sum(powers)
     else:
-        decay = tl.exp(-tl.abs(logits))  # never overflows
-        scores = tl.where(logits >= 0, 1.0, decay) / (1.0 + decay)
+        scores = sigmoid(logits)
     # Where nothing but their order counts, logits: scores that are nearly 0 or 1 are equal when rounded.
     choice = logits
     if HAS_BIAS:
@@ -80,7 +90,7 @@ def hallmark_experts_route(
         best = first_largest(keys, lanes, NUM_EXPERTS)
         rank = tl.where(lanes == best, place, rank)
         keys = tl.where(lanes == best, _TAKEN, keys)
-        tl.store(experts_ptr + token * NUM_ACTIVE + place, best)
+        tl.store(experts_ptr + token * NUM_PLACES + place, best)
     is_chosen = rank < NUM_ACTIVE
     if IS_SOFTMAX and RENORMALIZES:
         chosen = tl.where(is_chosen, logits, float("-inf"))
@@ -93,7 +103,7 @@ def hallmark_experts_route(
     weights = weights * scale
     if scales_ptr is not None:
         weights = weights * tl.load(scales_ptr + lanes, mask=is_expert, other=0.0)
-    tl.store(weights_ptr + token * NUM_ACTIVE + rank, weights, mask=is_chosen)
+    tl.store(weights_ptr + token * NUM_PLACES + rank, weights, mask=is_chosen)
 
 
 def run_route(
@@ -101,27 +111,30 @@ def run_route(
     config: RoutingConfig,
     correction_bias: Tensor | None = None,
     expert_scales: Tensor | None = None,
+    *,
+    has_gate: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Weights [T, k] fp32 and experts [T, k] int32 of each token, as `route` of route_torch.py defines them.
 
-    logits           [T, num_experts], last dim contiguous, computed with in fp32
+    logits           [T, num_experts or more], last dim contiguous, computed with in fp32
     correction_bias  [num_experts] or None
     expert_scales    [num_experts] fp32, what the weight of an expert is multiplied by in the end, or None
     One launch of T programs; does not wait for the device.
     """
     num_tokens = logits.shape[0]
-    weights = torch.empty(num_tokens, config.num_active, dtype=torch.float32, device=logits.device)
+    weights = torch.empty(num_tokens, config.num_active + has_gate, dtype=torch.float32, device=logits.device)
     experts = torch.empty_like(weights, dtype=torch.int32)
     if num_tokens == 0:
         return weights, experts
     device, stride, tensors = logits.device, logits.stride()[0], (logits, correction_bias, expert_scales)
     at = [None if x is None else x.data_ptr() for x in tensors]
     if logits.is_cuda and not any(address and address % 16 for address in at):
-        kernel = _prepared(device, tuple([None if x is None else x.dtype for x in tensors]), stride, config)
+        dtypes = tuple([None if x is None else x.dtype for x in tensors])
+        kernel = _prepared(device, dtypes, stride, config, has_gate=has_gate)
         arguments = (*at, weights.data_ptr(), experts.data_ptr(), stride, config.scale)
         kernel((num_tokens, 1, 1), arguments)
     else:
-        options = _options(device, config, has_bias=correction_bias is not None)
+        options = _options(device, config, has_bias=correction_bias is not None, has_gate=has_gate)
         hallmark_experts_route[(num_tokens,)](*tensors, weights, experts, stride, config.scale, **options)
     return weights, experts
 
@@ -129,16 +142,16 @@ def run_route(
 # A pure function of what is compiled in: the cache holds no state.
 @lru_cache(maxsize=64)
 def _prepared(
-    device: torch.device, dtypes: tuple[torch.dtype | None, ...], stride: int, config: RoutingConfig
+    device: torch.device, dtypes: tuple[torch.dtype | None, ...], stride: int, config: RoutingConfig, *, has_gate: bool
 ) -> Loaded:
     """The kernel for aligned logits, bias and scales of these dtypes; None of what there is not."""
     given = [None if dtype is None else Aligned(dtype) for dtype in dtypes]
     results = Aligned(torch.float32), Aligned(torch.int32)
-    options = _options(device, config, has_bias=dtypes[1] is not None)
+    options = _options(device, config, has_bias=dtypes[1] is not None, has_gate=has_gate)
     return prepare(hallmark_experts_route, device, *given, *results, stride, config.scale, **options)
 
 
-def _options(device: torch.device, config: RoutingConfig, *, has_bias: bool) -> dict[str, int]:
+def _options(device: torch.device, config: RoutingConfig, *, has_bias: bool, has_gate: bool) -> dict[str, int]:
     block, ahead = padded(config.num_experts), launches_ahead(device)
     return {
         "NUM_EXPERTS": config.num_experts,
@@ -149,6 +162,7 @@ def _options(device: torch.device, config: RoutingConfig, *, has_bias: bool) -> 
         "IS_SOFTMAX": config.scores is Scores.SOFTMAX,
         "RENORMALIZES": config.renormalizes,
         "HAS_BIAS": has_bias,
+        "HAS_GATE": has_gate,
         "num_warps": 1 if block <= 256 else 4,
         "IS_DEPENDENT": ahead,
         "launch_pdl": ahead,

@@ -58,6 +58,23 @@ def test_routing_chooses_and_weighs_as_fp64_does(name: str, device: torch.device
     assert num_wrong_routes(logits, config, bias, weights, experts) == 0
 
 
+@pytest.mark.parametrize("name", ROUTINGS)
+def test_an_expert_that_all_tokens_visit_changes_no_other(name: str, device: torch.device) -> None:
+    config, has_bias = ROUTINGS[name]
+    count = config.num_experts
+    logits = 3 * torch.randn(9, count + 4, device=device)
+    logits[:3, count], logits[:, count + 1 :] = torch.tensor([-200.0, 0.0, 200.0], device=device), torch.nan
+    bias = torch.randn(count, device=device) if has_bias else None
+    weights, experts = run_route(logits, config, bias, has_gate=True)
+    of_others = run_route(logits[:, :count], config, bias)
+    assert torch.equal(weights[:, :-1], of_others[0])
+    assert torch.equal(experts[:, :-1], of_others[1])
+    assert experts[:, -1].tolist() == [count] * 9
+    torch.testing.assert_close(weights[:, -1], logits[:, count].sigmoid())
+    on_cpu = route(logits.cpu(), config, None if bias is None else bias.cpu(), has_gate=True)
+    torch.testing.assert_close((weights.cpu(), experts.cpu()), on_cpu)
+
+
 def test_scales_of_experts_multiply_their_weights_in_the_end(device: torch.device) -> None:
     for config in (SOFTMAX, SIGMOID):
         logits, scales = (torch.randn(*shape, config.num_experts, device=device) for shape in ((9,), ()))

@@ -79,13 +79,13 @@ def sizes(tiles: ProductTiles, size_in: int) -> dict[str, Any]:
     return {"EVEN_K": size_in % tiles.block_k == 0, **blocks, **options}
 
 
-def route(config: RoutingConfig, has_bias: bool) -> Any:
+def route(config: RoutingConfig, has_bias: bool, has_gate: bool = False) -> Any:
     return hallmark_experts_route.warmup(
         HALF, FLOAT if has_bias else None, FLOAT, FLOAT, INT, config.num_experts, config.scale,
         NUM_EXPERTS=config.num_experts, BLOCK_E=padded(config.num_experts), NUM_ACTIVE=config.num_active,
         NUM_GROUPS=config.num_groups, NUM_ACTIVE_GROUPS=config.num_active_groups,
         IS_SOFTMAX=config.scores is Scores.SOFTMAX, RENORMALIZES=config.renormalizes, HAS_BIAS=has_bias,
-        num_warps=1, IS_DEPENDENT=True, launch_pdl=True, **GRID,
+        HAS_GATE=has_gate, num_warps=1, IS_DEPENDENT=True, launch_pdl=True, **GRID,
     )  # fmt: skip
 
 
@@ -95,6 +95,7 @@ def compile_all() -> dict[str, Any]:
     found = {
         "route": route(RoutingConfig(128, 8, renormalizes=True), has_bias=False),
         "route, groups": route(RoutingConfig(256, 8, Scores.SIGMOID, True, 8, 4, 2.5), has_bias=True),
+        "route, a gate": route(RoutingConfig(256, 8, renormalizes=True), has_bias=False, has_gate=True),
         "sort": hallmark_experts_sort.warmup(INT, INT, INT, 8, 8, 128, BLOCK_S=128, BLOCK_T=64, **sort),
         "count": hallmark_experts_count.warmup(INT, INT, 8, 8, NUM_EXPERTS=128, **sort),
         "prefix": hallmark_experts_prefix.warmup(INT, INT, 8, BLOCK=1024, num_warps=8, **ahead),
