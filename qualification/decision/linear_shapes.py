@@ -43,7 +43,8 @@ def linear_shapes_needed(
 ) -> tuple[LinearShape, ...]:
     """Every shape of a model, or of one rank's part of it, in the order in which a forward pass needs the weights.
 
-    Products of one column, which gate a shared expert, are not among them: they are small kernels of PyTorch.
+    The product of one column that gates what all tokens visit is not among them: it is a small kernel of its own, or
+    the router's.
     """
     weights = dict.fromkeys(
         weight for layer in model.layers for weight in _weights_of(layer, model, dtype, device_type)
@@ -76,7 +77,7 @@ def _weights_of(layer: LayerConfig, model: ModelConfig, dtype: Dtype, device_typ
         yield _Weight(model.hidden_size, own.dim, format=layer.formats.index_key)
         yield _router(model.hidden_size, own.num_heads, dtype, device_type)
     if isinstance(layer.feed_forward, ExpertsConfig):
-        yield _router(model.hidden_size, layer.feed_forward.num_experts, dtype, device_type)
+        yield _router(model.hidden_size, layer.feed_forward.router_rows, dtype, device_type)
 
 
 def _per_layer_weights(model: ModelConfig) -> Iterator[_Weight]:
@@ -120,10 +121,12 @@ def _own_weights_of(layer: LayerConfig, hidden: int) -> Iterator[_Weight]:
             if fed.latent is not None:
                 yield _Weight(hidden, fed.latent, format=formats.to_latent)
                 yield _Weight(fed.latent, hidden, format=formats.from_latent)
-            if fed.shared is not None and num_inner_of(fed.shared_activation) == 1:
+            if fed.shared is None or fed.shared_is_expert:
+                return
+            if num_inner_of(fed.shared_activation) == 1:
                 yield _Weight(hidden, fed.shared.width, format=formats.gate_up)
                 yield _Weight(fed.shared.width, hidden, format=formats.down)
-            elif fed.shared is not None:
+            else:
                 is_swiglu = fed.shared_activation is Activation.SILU
                 yield from _dense(hidden, fed.shared.width, formats, is_swiglu=is_swiglu, has_bias=False)
 
@@ -136,11 +139,11 @@ def _dense(hidden: int, width: int, formats: LinearFormats, *, is_swiglu: bool, 
     yield _Weight(width, hidden, has_bias, format=formats.down)
 
 
-def _router(hidden: int, num_experts: int, dtype: Dtype, device_type: str) -> _Weight:
+def _router(hidden: int, num_rows: int, dtype: Dtype, device_type: str) -> _Weight:
     """The router's bias, where there is one, is added behind the product; a CPU widens the operands before it."""
     if device_type == "cpu":
-        return _Weight(hidden, num_experts, dtype=Dtype.FP32)
-    return _Weight(hidden, num_experts, epilogue=_stored_in_fp32(dtype, device_type))
+        return _Weight(hidden, num_rows, dtype=Dtype.FP32)
+    return _Weight(hidden, num_rows, epilogue=_stored_in_fp32(dtype, device_type))
 
 
 def _stored_in_fp32(dtype: Dtype, device_type: str) -> Epilogue:

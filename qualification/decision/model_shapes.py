@@ -224,8 +224,8 @@ def experts_shape(mixture: ExpertsConfig, hidden_size: int, dtype: Dtype, rows: 
     return ExpertsShape(
         dtype=dtype,
         format=mixture.format,
-        num_experts=mixture.num_experts,
-        num_active=mixture.num_active,
+        num_experts=mixture.num_experts_computed,
+        num_active=mixture.num_active_computed,
         hidden=mixture.read_size(hidden_size),
         width=mixture.width,
         activation=mixture.activation,

@@ -336,6 +336,9 @@ class DenseConfig:
         return num_inner_of(self.activation)
 
 
+_ROUTER_ROWS = 16  # whose numbers of fp32 are whole 64 bytes
+
+
 @dataclass(frozen=True, slots=True)
 class SharedExpertConfig:
     """A dense feed-forward that every token visits beside its experts.
@@ -343,12 +346,14 @@ class SharedExpertConfig:
     is_gated    whether its result is multiplied by the sigmoid of a product of one column
     activation  None: the experts'
     scale       what its result is multiplied by in the end
+    is_stored_alike  whether its weights are in the format of the experts'
     """
 
     width: int
     is_gated: bool = False
     activation: DenseActivation | None = None
     scale: float = 1.0
+    is_stored_alike: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,6 +402,41 @@ class ExpertsConfig:
     @property
     def num_active(self) -> int:
         return self.routing.num_active
+
+    @property
+    def shared_is_expert(self) -> bool:
+        """Return whether what all tokens visit is computed as one more expert: it differs in nothing but its weight.
+
+        That is the sigmoid of its own logit, so that its gate is one more row of the router.
+        """
+        shared = self.shared
+        if shared is None or not shared.is_gated or not shared.is_stored_alike or self.format is ExpertFormat.MXFP4:
+            return False
+        theirs = self.width, self.activation, 1.0
+        is_alike = (shared.width, shared.activation or self.activation, shared.scale) == theirs
+        others = self.has_bias, self.has_router_bias, self.has_expert_scales, self.weighs_inputs, self.norms_apart
+        return is_alike and self.latent is None and not any(others)
+
+    @property
+    def num_experts_computed(self) -> int:
+        """Return the experts of the products: the last one is what all tokens visit where that is an expert."""
+        return self.num_experts + self.shared_is_expert
+
+    @property
+    def num_active_computed(self) -> int:
+        """Return the experts of the products that a token visits."""
+        return self.num_active + self.shared_is_expert
+
+    @property
+    def router_rows(self) -> int:
+        """Return the rows of the router's weight, one of each expert of the products.
+
+        Behind the one of what all tokens visit rows of zeros follow: of a number that is no multiple of 8 PyTorch alone
+        computes more than 32 tokens on Hopper.
+        """
+        if not self.shared_is_expert:
+            return self.num_experts
+        return -(-self.num_experts_computed // _ROUTER_ROWS) * _ROUTER_ROWS
 
     @property
     def shared_activation(self) -> DenseActivation:

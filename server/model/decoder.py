@@ -427,6 +427,7 @@ class Decoder:
             shared,
             weights.expert_scales,
             weighs_inputs=config.weighs_inputs,
+            has_gate=config.shared_is_expert,
             to_latent=to_latent,
             from_latent=from_latent,
         )

@@ -58,11 +58,13 @@ class Shared:
 class Experts:
     """The weighted sum of a token's experts, and of what all tokens visit.
 
-    router           x [T, hidden] -> [T, experts] fp32, without its bias: of fp32 on a CPU, else of the model's dtype
+    router           x [T, hidden] -> [T, experts or more] fp32, without its bias: of fp32 on a CPU, else of the model's
+                     dtype
     router_bias      [experts] or None
     correction_bias  [experts] fp32, or None
     expert_scales    [experts] fp32, what the weight of an expert is multiplied by, or None
     weighs_inputs    whether the weight of a token's one expert multiplies what that expert reads
+    has_gate         whether what all tokens visit is one more expert, whose gate is the logit behind the others'
     to_latent        x [T, hidden] -> what experts read [T, latent], and from_latent what they add -> [T, hidden]; None
                      where they read x itself
     """
@@ -75,6 +77,7 @@ class Experts:
     shared: Shared | None = None
     expert_scales: Tensor | None = None
     weighs_inputs: bool = False
+    has_gate: bool = False
     to_latent: Product | None = None
     from_latent: Product | None = None
 
@@ -97,7 +100,8 @@ class Experts:
         if not is_captured(device):
             return
         routing, sizes = self.routing, (dtype.itemsize, shared_bytes(device))
-        for num_tokens in {*token_counts(routing.num_experts, routing.num_active, *sizes), *borders}:
+        counts = routing.num_experts + self.has_gate, routing.num_active + self.has_gate
+        for num_tokens in {*token_counts(*counts, *sizes), *borders}:
             x = torch.zeros(num_tokens, hidden_size, dtype=dtype, device=device)
             weights, experts = self.routes(x, None)
             self.products(x if self.to_latent is None else self.to_latent(x, None), experts, weights)
@@ -107,7 +111,7 @@ class Experts:
         logits = self.router(x if x.is_cuda else x.float(), step)
         if self.router_bias is not None:
             logits.add_(self.router_bias)
-        return routes(logits, self.routing, self.correction_bias, self.expert_scales)
+        return routes(logits, self.routing, self.correction_bias, self.expert_scales, has_gate=self.has_gate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +178,12 @@ def device_of(weights: AnyExperts) -> torch.device:
 
 
 def routes(
-    logits: Tensor, routing: RoutingConfig, correction_bias: Tensor | None, expert_scales: Tensor | None = None
+    logits: Tensor,
+    routing: RoutingConfig,
+    correction_bias: Tensor | None,
+    expert_scales: Tensor | None = None,
+    *,
+    has_gate: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Weights [T, k] fp32 and experts [T, k] int32 of each token, as `route` defines them; on a GPU one kernel.
 
@@ -183,8 +192,8 @@ def routes(
     if is_captured(logits.device):
         from kernels.experts.routing.route_triton import run_route
 
-        return run_route(logits, routing, correction_bias, expert_scales)
-    weights, experts = route(logits, routing, correction_bias)
+        return run_route(logits, routing, correction_bias, expert_scales, has_gate=has_gate)
+    weights, experts = route(logits, routing, correction_bias, has_gate=has_gate)
     if expert_scales is not None:
         weights.mul_(expert_scales.index_select(0, experts.view(-1)).view_as(weights))
     return weights, experts

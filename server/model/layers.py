@@ -42,9 +42,10 @@ class DenseWeights:
 class MixtureWeights:
     """A feed-forward of experts.
 
-    router           [experts, hidden]
+    router           [experts, hidden]; behind these the gate of what all tokens visit, where that is one more expert,
+                     and then rows of zeros
     correction_bias  [experts] fp32 or None
-    shared           what all tokens visit beside their experts, or None
+    shared           what all tokens visit beside their experts, or None where nothing is, or it is one of them
     shared_gate      [1, hidden], or None where `shared` is not gated
     expert_scales    [experts] fp32 or None
     norms            None where router, experts and `shared` read the same
@@ -61,6 +62,31 @@ class MixtureWeights:
     norms: "NormsApart | None" = None
     to_latent: Linear | None = None
     from_latent: Linear | None = None
+
+    def as_published(self, config: ExpertsConfig) -> "MixtureWeights":
+        """Return views of the tensors as a checkpoint has them: what all tokens visit, and its gate, apart."""
+        if self.shared is not None or not config.shared_is_expert:
+            return self
+        count, router, experts = config.num_experts, self.router.weight, self.experts
+        assert isinstance(router, PlainWeight), "a router is"
+        if isinstance(experts, FewBitExperts):
+            gate_up, down = experts.weights_of(count)
+            rows = count * gate_up.size[0], count * down.size[0]
+            others: AnyExperts = replace(
+                experts, gate_up=experts.gate_up.rows(0, rows[0]), down=experts.down.rows(0, rows[1])
+            )
+            shared = DenseWeights(Linear(gate_up), Linear(down))
+        else:
+            assert isinstance(experts, ExpertWeights), "what all tokens visit is no expert in mxfp4"
+            others = replace(experts, gate_up=experts.gate_up[:count], down=experts.down[:count])
+            shared = DenseWeights(*(Linear(PlainWeight(it[count])) for it in (experts.gate_up, experts.down)))
+        return replace(
+            self,
+            router=Linear(router.rows(0, count)),
+            experts=others,
+            shared=shared,
+            shared_gate=router.values[count : count + 1],
+        )
 
     @property
     def linears(self) -> dict[WeightName, Linear]:
@@ -220,6 +246,12 @@ class LayerWeights:
     latent: LatentWeights | None = None
     per_layer: PerLayerGateWeights | None = None
     scale: Tensor | None = None
+
+    def as_published(self, config: LayerConfig) -> "LayerWeights":
+        """Return the same layer, its mixture as a checkpoint has it."""
+        if not isinstance(self.feed_forward, MixtureWeights) or not isinstance(config.feed_forward, ExpertsConfig):
+            return self
+        return replace(self, feed_forward=self.feed_forward.as_published(config.feed_forward))
 
     @property
     def mixed_by(self) -> tuple[Linear, Linear]:
@@ -473,12 +505,14 @@ def _empty_feed_forward(
         return None
     if isinstance(config, DenseConfig):
         return _empty_dense(hidden, config.width, linear, formats, config.num_inner, has_bias=config.has_bias)
-    shared, of_shared, latent = config.shared, None, config.latent
+    shared, of_shared, latent = None if config.shared_is_expert else config.shared, None, config.latent
+    router = Linear.empty(hidden, config.router_rows, config.has_router_bias, PLAIN, dtype, device)
+    router.weight.rows(config.num_experts, config.router_rows - config.num_experts).stored["weight"].values.zero_()
     if shared is not None:
         num_inner = num_inner_of(config.shared_activation)
         of_shared = _empty_dense(hidden, shared.width, linear, formats, num_inner, has_bias=False)
     return MixtureWeights(
-        Linear.empty(hidden, config.num_experts, config.has_router_bias, PLAIN, dtype, device),
+        router,
         _empty_experts(config, config.read_size(hidden), dtype, device),
         torch.empty(config.num_experts, device=device) if config.has_correction_bias else None,
         of_shared,
@@ -499,7 +533,7 @@ def _empty_dense(
 
 
 def _empty_experts(config: ExpertsConfig, hidden: int, dtype: torch.dtype, device: torch.device) -> AnyExperts:
-    count, width = config.num_experts, config.width
+    count, width = config.num_experts_computed, config.width
 
     def tensor(*shape: int, of: torch.dtype = dtype) -> Tensor:
         return torch.empty(count, *shape, dtype=of, device=device)

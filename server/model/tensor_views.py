@@ -50,6 +50,7 @@ def checkpoint_views(weights: Weights, config: ModelConfig, names: TensorNames) 
 
 def layer_views(index: int, layer: LayerWeights, config: LayerConfig, names: TensorNames) -> dict[str, StoredTensor]:
     """Return the views of one layer's tensors. Raises ModelError likewise."""
+    layer = layer.as_published(config)
     prefix = f"model.layers.{index}"
     norms = (
         (names.before_attention, layer.attention_norm),

@@ -145,7 +145,7 @@ RECURRENT = {
     "linear_key_head_dim": 12,
     "linear_value_head_dim": 20,
 }
-QWEN_3_NEXT = {**RECURRENT, "num_experts": 6, "shared_expert_intermediate_size": 28, **EXPERTS}
+QWEN_3_NEXT = {**RECURRENT, "num_experts": 6, "shared_expert_intermediate_size": 24, **EXPERTS}
 LATENT: dict[str, object] = {
     "kv_lora_rank": 20,
     "q_lora_rank": 24,

@@ -160,7 +160,7 @@ def as_stored(model: ModelConfig) -> ModelConfig:
     if not model.rounds_at_load:
         return model
     layers = tuple(
-        replace(layer, formats=LinearFormats(), feed_forward=_with_experts(layer.feed_forward, ExpertFormat.PLAIN))
+        _in_formats(layer, LinearFormats(), _with_experts(layer.feed_forward, ExpertFormat.PLAIN))
         for layer in model.layers
     )
     return replace(model, rounds_at_load=False, layers=layers)
@@ -176,7 +176,16 @@ def _all_rounded(layer: LayerConfig, *, with_experts: bool) -> LayerConfig:
     of_mixer, of_dense = (PLAIN if it is None else FP8_ROWS for it in (layer.mixer, dense))
     if with_experts and not (isinstance(fed, ExpertsConfig) and fed.has_bias):
         fed = _with_experts(fed, FewBitFormat.FP8_ROWS)
-    return replace(layer, formats=LinearFormats(of_mixer, of_mixer, of_dense, of_dense), feed_forward=fed)
+    return _in_formats(layer, LinearFormats(of_mixer, of_mixer, of_dense, of_dense), fed)
+
+
+def _in_formats(layer: LayerConfig, formats: LinearFormats, fed: FeedForward | None) -> LayerConfig:
+    """Return a layer whose products have these formats, and its experts that of `fed`."""
+    if isinstance(fed, ExpertsConfig) and fed.shared is not None:
+        of_experts = fed.format.of_weights if isinstance(fed.format, FewBitFormat) else PLAIN
+        is_alike = formats.gate_up == formats.down == of_experts
+        fed = replace(fed, shared=replace(fed.shared, is_stored_alike=is_alike))
+    return replace(layer, formats=formats, feed_forward=fed)
 
 
 def _with_experts(fed: FeedForward | None, found: AnyExpertFormat) -> FeedForward | None:
@@ -191,7 +200,7 @@ def _quantized_layer(prefix: str, layer: LayerConfig, quantization: Quantization
     fed = layer.feed_forward
     if isinstance(fed, ExpertsConfig) and (found := _format_of_experts(prefix, fed, quantization, names)) != PLAIN:
         fed = replace(fed, format=FewBitFormat(found.name))
-    return replace(layer, formats=formats, feed_forward=fed)
+    return _in_formats(layer, formats, fed)
 
 
 def _format_of_experts(

@@ -98,7 +98,7 @@ def take_product(call: ProductCall, path: str, rng: Random) -> ProductSample:
 
 def take_experts(call: ExpertsCall, path: str, layer: int, rng: Random) -> ExpertsSample:
     """Copy some rows of a call, without waiting for the device. Raises torch.OutOfMemoryError."""
-    numbers = 3 * call.hidden.shape[1] * call.mixture.width * call.mixture.num_active  # of weights that a row visits
+    numbers = 3 * call.hidden.shape[1] * call.mixture.width * call.experts.shape[1]  # of weights that a row visits
     most = max(1, _MOST_OF_EXPERTS[call.hidden.device.type] // numbers)
     rows = _drawn_rows(call.hidden.shape[0], min(MOST_ROWS, most), rng)
     hidden, experts, shares, out = (_rows_of(it, rows) for it in (call.hidden, call.experts, call.shares, call.out))

@@ -133,7 +133,7 @@ def _feed_forward_numbers(feed_forward: FeedForward | None, config: ModelConfig)
         return 0
     if isinstance(feed_forward, DenseConfig):
         return (feed_forward.num_inner + 1) * feed_forward.width
-    shared = 0 if feed_forward.shared is None else feed_forward.shared.width
+    shared = 0 if feed_forward.shared is None or feed_forward.shared_is_expert else feed_forward.shared.width
     num_inner, size = feed_forward.num_inner + 1, feed_forward.read_size(config.hidden_size)
     of_latent = 2 * (feed_forward.latent or 0)
-    return feed_forward.num_active * (num_inner * feed_forward.width + size) + 3 * shared + of_latent
+    return feed_forward.num_active_computed * (num_inner * feed_forward.width + size) + 3 * shared + of_latent

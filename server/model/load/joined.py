@@ -95,7 +95,7 @@ def joined_pieces_of(
 ) -> list[Piece]:
     """The blocks that fill a rank's experts of one layer; none for a family with another layout."""
     part = shard.layers[index]
-    mixture = part.whole.feed_forward
+    layer, mixture = layer.as_published(part.whole), part.whole.feed_forward
     if not isinstance(layer.feed_forward, MixtureWeights) or not isinstance(mixture, ExpertsConfig):
         return []
     if (own := _joined_names(index, names, mixture)) is None:

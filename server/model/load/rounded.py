@@ -36,7 +36,8 @@ def copy_rounded(
     others = outer_pieces(weights, shard, names) + interleaved_pieces(weights, shard, names)
     copy_pieces(entries, others, _silent)
     size = 2 * sum(_numbers_of(layer) for layer in weights.layers) // len(weights.layers)
-    for index, layer in enumerate(weights.layers):
+    for index, (stored, config) in enumerate(zip(weights.layers, shard.local_config.layers, strict=True)):
+        layer = stored.as_published(config)
         plain = _with_plain_products(layer)
         pieces = layer_pieces(index, plain, shard, names) + joined_pieces_of(index, plain, shard, names, entries)
         copy_pieces(entries, pieces, _silent)

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import Gemma3TextConfig
@@ -31,6 +32,7 @@ from qualification.evidence.matrix import Matrix
 from qualification.measure.campaign import targets_of
 from qualification.model.config import num_parameters, weight_bytes
 from qualification.model.families.gemma3 import LEFT_OUT
+from qualification.model.families.quantization_config import CONFIG_KEY
 from qualification.model.families.reader import read_model
 from qualification.model.fields import ModelConfigError
 from qualification.model.shard import shard_of
@@ -148,6 +150,39 @@ def test_a_rank_of_two_has_a_first_choice_for_each_shape_in_8_bits(
     shapes = plan_shapes(part, limits_of(model, "cuda", Choices()), "cuda", 2)
     first = [path for path in ALL_PATHS if path.tier is Tier.FIRST]
     assert [str(it) for it in shapes if all(path.rejects(it, H200) for path in first)] == []
+
+
+QWEN_3_5, QWEN_3_NEXT = (preset_named(it).config for it in ("qwen3.5-35b-a3b", "qwen3-next-80b-a3b"))
+IN_8_BITS = rounded_config(QWEN_3_5, Rounding.FP8)
+
+
+@pytest.mark.parametrize(
+    ("config", "experts", "num_logits"),
+    [
+        (QWEN_3_5, "bf16 plain e257:9", 272),
+        (QWEN_3_NEXT, "bf16 plain e513:11", 528),
+        (IN_8_BITS, "bf16 fp8_rows e257:9", 272),
+        ({**QWEN_3_5, "shared_expert_intermediate_size": 1024}, "bf16 plain e256:8", 256),
+        (
+            {**IN_8_BITS, CONFIG_KEY: {**IN_8_BITS[CONFIG_KEY], "modules_to_not_convert": ["gate", "shared_expert"]}},
+            "bf16 fp8_rows e256:8", 256,
+        ),
+    ],
+    ids=["qwen 3.5", "qwen 3 next", "8 bits", "wider", "in another format"],
+)  # fmt: skip
+def test_a_gated_expert_that_all_visit_is_one_of_the_others_where_alike(
+    config: Mapping[str, Any], experts: str, num_logits: int
+) -> None:
+    model = read_model(config)
+    shapes = plan_shapes(model, limits_of(model, "cuda", Choices()), "cuda", 1)
+    lines = [str(it).partition(" h2048 ")[0] for it in shapes]
+    assert {it for it in lines if it.startswith("experts")} == {f"experts {experts}"}
+    width = config["shared_expert_intermediate_size"]
+    assert any(f"in{width} out2048" in it for it in lines) == (num_logits == 256)
+    routers = [it for it in shapes if f"in2048 out{num_logits} fp32" in str(it)]
+    first = [path for path in ALL_PATHS if path.tier is Tier.FIRST]
+    assert routers
+    assert [str(it) for it in routers if all(path.rejects(it, H200) for path in first)] == []
 
 
 def test_the_demo_preset_is_the_bundled_model() -> None:

@@ -364,7 +364,7 @@ RECURRENT_FAMILIES = (
     "qwen3_5_text",
     "qwen3_5_moe_text",
 )
-QWEN_3_NEXT = {**QWEN_2_MOE, **RECURRENT}
+QWEN_3_NEXT = {**QWEN_MOE, "shared_expert_intermediate_size": 20, **RECURRENT}  # what all visit is one more expert
 MIXTRAL = {"num_local_experts": 5, "num_experts_per_tok": 2}
 GPT_OSS = {"num_local_experts": 5, "num_experts_per_tok": 3, "head_dim": 12, "sliding_window": 9}
 MXFP4 = {"hidden_size": 64, "intermediate_size": 96}

@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
 from kernels.calls.batch import AttentionBatch, AttentionFlags
 from kernels.catalog import path_named
+from kernels.experts.few_bits.weights import AnyExperts
 from kernels.linear.weights import PlainWeight
 from kernels.recurrence.calls import RecurrenceRows
 from kernels.vocabulary.shape import Phase
@@ -21,7 +23,8 @@ from qualification.measure.faults.indexed_faults import IndexedFault, wrong_inde
 from qualification.model.config import ExpertsConfig, LayerConfig, NormsConfig, QKNorm, RopeConfig
 from server.engine.proof.layer_steps import LayerSteps, TooSmall
 from server.engine.scheduling.sequence import Sequence
-from server.model.decoder import Decoder, LayerObserver
+from server.model.decoder import Decoder, LayerObserver, Operators
+from server.model.experts import ExpertProducts, products_of
 from server.model.layers import LayerWeights, MixtureWeights
 from server.model.linear import Linear
 from server.model.step import Step
@@ -168,7 +171,7 @@ def test_layers_of_every_family_are_proven_in_fp32(name: str, models: Models) ->
         ("llama", DtypeChoice.FP16),
         ("gemma 2", DtypeChoice.BF16),
         ("qwen 2 moe", DtypeChoice.BF16),
-        ("qwen 3.5", DtypeChoice.BF16),
+        ("qwen 3 next", DtypeChoice.BF16),
     ],
 )
 def test_layers_are_proven_in_16_bits(name: str, dtype: DtypeChoice, tmp_path: Path) -> None:
@@ -325,6 +328,16 @@ def without_shared_expert(decoder: Decoder) -> Decoder:
     return with_layers(decoder, change)
 
 
+def with_shares(change: Callable[[Tensor], Tensor]) -> Callable[[Decoder], Decoder]:
+    """Change the weights of the experts that each token visits."""
+
+    def changed(config: ExpertsConfig, weights: AnyExperts) -> ExpertProducts:
+        right = products_of(config, weights)
+        return lambda hidden, experts, shares: right(hidden, experts, change(shares))
+
+    return lambda decoder: Decoder(decoder.config, decoder.weights, operators=Operators(experts=changed))
+
+
 def with_attention(**changes: object) -> Callable[[Decoder], Decoder]:
     """Compute the layers that read the keys of another one, or those that do not, by another configuration."""
 
@@ -437,6 +450,17 @@ FAULTS: dict[str, Fault] = {
         "qwen 2 moe", "residual behind the feed-forward", {"norm_topk_prob": True}
     ),
     "shared expert dropped": Fault("qwen 2 moe", "residual behind the feed-forward", decoder=without_shared_expert),
+    "gate of the shared expert left out": Fault(
+        "qwen 3 next", "residual behind the feed-forward",
+        decoder=with_shares(lambda it: F.pad(it[:, :-1], (0, 1), value=1)),
+    ),
+    "sigmoid of the gate left out": Fault(
+        "qwen 3 next", "residual behind the feed-forward",
+        decoder=with_shares(lambda it: torch.cat((it[:, :-1], it[:, -1:].logit()), 1)),
+    ),
+    "gate of the shared expert on another": Fault(
+        "qwen 3 next", "residual behind the feed-forward", decoder=with_shares(lambda it: it.roll(1, 1))
+    ),
     "experts swapped": Fault(
         "qwen 3 moe", "residual behind the feed-forward",
         tensors=moved(lambda it: it.replace("experts.1.", "experts.2.")),
