@@ -74,12 +74,9 @@ def _digest(entry: str) -> str:
     return SOURCES.of(f"kernels.{entry}")
 
 
-def _phases_of(phase: Phase, max_queries: int = 1) -> frozenset[Phase]:
-    """Return the phases that a kernel made for one computes: drafted tokens are a chunk to it, or rows of decode.
-
-    max_queries  of a sequence, that a kernel for decode takes
-    """
-    return frozenset({phase, Phase.VERIFY} if phase is Phase.EXTEND or max_queries > 1 else {phase})
+def _phases_of(phase: Phase) -> frozenset[Phase]:
+    """Return the phases that a kernel made for one computes: drafted tokens are a chunk to it."""
+    return frozenset({Phase.EXTEND, Phase.VERIFY} if phase is Phase.EXTEND else {phase})
 
 
 def _triton_path(phase: Phase, run: RunAttention | None, *kernel_names: str) -> KernelPath:
@@ -114,8 +111,7 @@ def _fp8_triton_path(phase: Phase, run: RunAttention | None, *kernel_names: str)
 
 def _fp8_hopper_path(run: RunAttention | None) -> KernelPath:
     """Return the Gluon path of decode over a cache of 8 bits."""
-    phases = _phases_of(Phase.DECODE, _FEW_QUERIES)
-    limits = replace(_HOPPER_LIMITS, phases=phases, head_dim_multiple=16, kv_dtypes=frozenset({FP8}))
+    limits = replace(_HOPPER_LIMITS, phases=frozenset({Phase.DECODE}), head_dim_multiple=16, kv_dtypes=frozenset({FP8}))
     return KernelPath(
         "gluon.decode.fp8.hopper", Tier.FIRST, limits, _digest("fp8_cache.hopper.launch"),
         ("hallmark_gluon_decode_fp8", "hallmark_gluon_decode_combine"), run, is_capturable=True,
@@ -126,8 +122,7 @@ def _fp8_hopper_path(run: RunAttention | None) -> KernelPath:
 def _hopper_path(phase: Phase, run: RunAttention | None) -> KernelPath:
     """Return the Gluon path of one phase for heads of up to 256 dimensions."""
     masks = frozenset({Mask.CAUSAL} if phase is Phase.DECODE else {Mask.CAUSAL, Mask.SPANS})
-    max_queries = _FEW_QUERIES if phase is Phase.DECODE else 1
-    limits = replace(_HOPPER_LIMITS, phases=_phases_of(phase, max_queries), masks=masks)
+    limits = replace(_HOPPER_LIMITS, phases=_phases_of(phase), masks=masks)
     names = {
         Phase.PREFILL: ("hallmark_gluon_prefill", "hallmark_gluon_plan"),
         Phase.EXTEND: ("hallmark_gluon_extend",),
@@ -137,17 +132,16 @@ def _hopper_path(phase: Phase, run: RunAttention | None) -> KernelPath:
     return KernelPath(
         f"gluon.{phase.value}.hopper", Tier.FIRST, limits, _digest(f"hopper.{phase.value}.launch"), names, run,
         is_capturable=True,
-        max_queries=max_queries,
+        max_queries=_FEW_QUERIES if phase is Phase.DECODE else 1,
         alternatives=_DECODE_ALTERNATIVES if phase is Phase.DECODE else (),
     )  # fmt: skip
 
 
 def _wide_hopper_path(phase: Phase, run: RunAttention | None) -> KernelPath:
     """Return the Gluon path for heads of 512 dimensions: two consumers have half of the output's columns each."""
-    max_queries = _FEW_QUERIES if phase is Phase.DECODE else 1
     limits = replace(
         _HOPPER_LIMITS,
-        phases=_phases_of(phase, max_queries),
+        phases=_phases_of(phase),
         max_head_dim=512,
         head_dim_multiple=512,
         window=False,
@@ -161,7 +155,7 @@ def _wide_hopper_path(phase: Phase, run: RunAttention | None) -> KernelPath:
     }[phase]
     return KernelPath(
         f"gluon.{phase.value}.wide.hopper", Tier.FIRST, limits, _digest(f"hopper.wide.{phase.value}"), names, run,
-        is_capturable=True, max_queries=max_queries,
+        is_capturable=True, max_queries=_FEW_QUERIES if phase is Phase.DECODE else 1,
     )  # fmt: skip
 
 

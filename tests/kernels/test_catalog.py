@@ -27,7 +27,6 @@ PREFILL = AttentionShape(
 )  # fmt: skip
 EXTEND = replace(PREFILL, phase=Phase.EXTEND, context_bucket=Bucket.LE_32K, page_size=16)
 DECODE = replace(EXTEND, phase=Phase.DECODE, query_bucket=Bucket.LE_128)
-VERIFY = replace(DECODE, phase=Phase.VERIFY)
 
 
 def serving(shape: AttentionShape, machine: Fingerprint) -> list[str]:
@@ -60,17 +59,12 @@ def test_each_phase_has_bundled_paths_and_fallbacks_on_a_gpu() -> None:
     assert serving(PREFILL, H200) == ["gluon.prefill.hopper", "triton.prefill", *BOTH, *fallbacks]
     assert serving(EXTEND, H200) == ["gluon.extend.hopper", "triton.extend", *BOTH, *fallbacks[1:]]
     assert serving(DECODE, H200) == ["gluon.decode.hopper", "triton.decode", *BOTH, *fallbacks]
-    assert serving(VERIFY, H200) == [
-        "gluon.extend.hopper", "gluon.decode.hopper", "triton.extend", *BOTH, fallbacks[-1]
-    ]  # fmt: skip
 
 
 def test_a_cache_of_8_bits_has_paths_of_its_own() -> None:
     decode, extend = replace(DECODE, kv_dtype=FP8), replace(EXTEND, kv_dtype=FP8)
     triton = [f"triton.{phase}.fp8" for phase in ("decode", "extend")]
-    verify = replace(decode, phase=Phase.VERIFY)
     assert serving(decode, H200) == ["gluon.decode.fp8.hopper", triton[0], "sdpa.math.fp8"]
-    assert serving(verify, H200) == ["gluon.decode.fp8.hopper", triton[1], "sdpa.math.fp8"]
     assert serving(extend, H200) == [triton[1], "sdpa.math.fp8"]
     assert serving(extend, replace(H200, sm=80)) == ["sdpa.math.fp8"]  # no conversions from e4m3
 

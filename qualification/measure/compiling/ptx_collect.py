@@ -33,11 +33,11 @@ from triton.runtime import driver
 import kernels
 from kernels.catalog import PATHS
 from kernels.vocabulary.path import RunAttention
-from kernels.vocabulary.shape import AttentionShape
+from kernels.vocabulary.shape import AttentionShape, Phase
 from qualification.compiling.pretended_gpu import H200, PretendedDriver, PretendedGenerator
 from qualification.evidence.shape_text import parse_attention_shape
 from qualification.measure.compiling.ptx import Found, Order, normalised
-from qualification.measure.inputs.attention_inputs import DECODED, cases, long_case
+from qualification.measure.inputs.attention_inputs import cases, long_case
 
 _DEVICE = torch.device("cuda", 0)
 _TIMED_SEQUENCES = 8  # of the decode call that a qualification times
@@ -121,7 +121,7 @@ def variant_of(src: Any, metadata: dict[str, Any]) -> str:
 
 def _call_all(shape: AttentionShape, run: RunAttention) -> None:
     """Make every kind of call that a qualification makes of this shape."""
-    num_seqs = _TIMED_SEQUENCES if shape.phase in DECODED else 1
+    num_seqs = _TIMED_SEQUENCES if shape.phase is Phase.DECODE else 1
     for case in chain(cases(shape, _DEVICE, seed=0), [long_case(shape, _DEVICE, seed=0, num_seqs=num_seqs)]):
         out = torch.empty_like(case.q[..., : case.v.shape[-1]])
         run(case.q, case.k, case.v, case.batch, case.flags, out)

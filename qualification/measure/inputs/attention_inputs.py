@@ -26,7 +26,6 @@ from qualification.measure.inputs.index_inputs import index_of, index_sizes, sma
 
 CPU_MAX_QUERY = 2048  # tokens; on a CPU longer buckets are tested at this length, or just inside if they start beyond
 CPU_MAX_CONTEXT = 4096
-DECODED = (Phase.DECODE, Phase.VERIFY)  # of many sequences with few tokens each
 _MAX_ROWS = 192  # rows of a case that are compared in fp64: the edges of every sequence, the rest drawn
 # Elements that are compared in fp64 and, in decode, computed, where a shape has few heads or a small head dim: with
 # fewer the mean signed error of 16 bits does not show an output that is off by 1e-3.
@@ -34,11 +33,6 @@ _MIN_ELEMENTS = 2**14
 _FEW_COLUMNS = 64  # of an output row, over all heads: below, prompts and chunks too need more rows than they have
 _MAX_SHORT = 1024  # tokens of the longest sequence in every case but `long`
 _EDGES = (64, 128)  # tokens: the tiles that kernels commonly use
-# Tokens of a sequence that are verified together: how many are timed, and how many are tried too. Kernels of decode
-# choose variants by the most of a batch, and have them for 1, 2, 4 and 8.
-_VERIFIED = 4
-_OTHER_VERIFIED = (1, 2, 5)
-_SEEDS = 16  # of the cases of each
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +66,6 @@ def longest_lengths(shape: AttentionShape, *, is_cpu: bool) -> Lengths:
     keys = _longest(shape.context_bucket, CPU_MAX_CONTEXT if is_cpu else None)
     if shape.phase is Phase.DECODE:
         return Lengths(1, keys)
-    if shape.phase is Phase.VERIFY:
-        return Lengths(_VERIFIED, keys)
     if shape.phase is Phase.PREFILL:
         keys = _longest(shape.context_bucket, CPU_MAX_QUERY if is_cpu else None)
         return Lengths(keys, keys)
@@ -84,43 +76,35 @@ def longest_lengths(shape: AttentionShape, *, is_cpu: bool) -> Lengths:
 def cases(shape: AttentionShape, device: torch.device, *, seed: int) -> Iterator[Case]:
     """Every input for this shape, smallest first. Made one at a time, so that only one is in memory."""
     longest = longest_lengths(shape, is_cpu=device.type == "cpu")
-    yield from _cases(shape, longest, device, seed)
-    for most in _OTHER_VERIFIED if shape.phase is Phase.VERIFY else ():
-        yield from _cases(shape, Lengths(most, longest.keys), device, seed + _SEEDS * most)
-
-
-def _cases(shape: AttentionShape, longest: Lengths, device: torch.device, seed: int) -> Iterator[Case]:
     few = _few(shape, longest)
-    yield _case("ragged", shape, _ragged(shape, longest), longest, device, seed=seed)
-    yield _case("large_logits", shape, few, longest, device, seed=seed + 1, query_factor=30.0)
-    yield _case("outlier_key", shape, few, longest, device, seed=seed + 2, has_outlier=True)
+    yield _case("ragged", shape, _ragged(shape, longest), device, seed=seed)
+    yield _case("large_logits", shape, few, device, seed=seed + 1, query_factor=30.0)
+    yield _case("outlier_key", shape, few, device, seed=seed + 2, has_outlier=True)
     if (indexer := indexer_of(shape)) is not None:
         edges = _choice_edges(shape, longest, indexer)
-        yield _case("choice_edges", shape, edges, longest, device, seed=seed + 7)
-        yield _case("tied_scores", shape, edges, longest, device, seed=seed + 8, is_tied=True)
+        yield _case("choice_edges", shape, edges, device, seed=seed + 7)
+        yield _case("tied_scores", shape, edges, device, seed=seed + 8, is_tied=True)
     if shape.window is not None and _MAX_SHORT < shape.window + 1 < longest.keys:
-        yield _case("window_edges", shape, _window_edges(shape, longest), longest, device, seed=seed + 3)
-    if shape.phase in DECODED or shape.num_heads * shape.head_dim < _FEW_COLUMNS:
-        yield _case("many_rows", shape, _many_rows(shape, longest), longest, device, seed=seed + 6)
-    yield _case("long", shape, [longest], longest, device, seed=seed + 4)
+        yield _case("window_edges", shape, _window_edges(shape, longest), device, seed=seed + 3)
+    if shape.phase is Phase.DECODE or shape.num_heads * shape.head_dim < _FEW_COLUMNS:
+        yield _case("many_rows", shape, _many_rows(shape, longest), device, seed=seed + 6)
+    yield long_case(shape, device, seed=seed + 4)
 
 
 def long_case(shape: AttentionShape, device: torch.device, *, seed: int, num_seqs: int = 1) -> Case:
     """`num_seqs` sequences of the longest tested length. Alone it is what is timed."""
     longest = longest_lengths(shape, is_cpu=device.type == "cpu")
-    return _case("long", shape, [longest] * num_seqs, longest, device, seed=seed)
+    return _case("long", shape, [longest] * num_seqs, device, seed=seed)
 
 
 def few_case(shape: AttentionShape, device: torch.device, *, seed: int) -> Case:
     """Two short sequences."""
-    longest = longest_lengths(shape, is_cpu=device.type == "cpu")
-    return _case("few", shape, _few(shape, longest), longest, device, seed=seed)
+    return _case("few", shape, _few(shape, longest_lengths(shape, is_cpu=device.type == "cpu")), device, seed=seed)
 
 
 def many_case(shape: AttentionShape, device: torch.device, *, seed: int, num_seqs: int, num_tokens: int) -> Case:
     """`num_seqs` prompts of `num_tokens` each: an output of so many tiles that few of their rows are drawn."""
-    longest = longest_lengths(shape, is_cpu=device.type == "cpu")
-    return _case("many", shape, [Lengths(num_tokens, num_tokens)] * num_seqs, longest, device, seed=seed)
+    return _case("many", shape, [Lengths(num_tokens, num_tokens)] * num_seqs, device, seed=seed)
 
 
 def _longest(bucket: Bucket, cap: int | None) -> int:
@@ -192,7 +176,6 @@ def _case(
     name: str,
     shape: AttentionShape,
     lengths: list[Lengths],
-    longest: Lengths,
     device: torch.device,
     *,
     seed: int,
@@ -229,6 +212,7 @@ def _case(
     if indexer is not None and not indexer.heads:
         k = k[..., : shape.head_dim]
     # Kernels choose variants by these bounds, so even short sequences get the bounds of the shape's longest.
+    longest = longest_lengths(shape, is_cpu=device.type == "cpu")
     batch = replace(batch, max_seqlen_q=longest.queries, max_context=longest.keys)
     flags = _flags(shape, lengths, generator)
     if indexer is not None:

@@ -10,12 +10,12 @@ import torch
 from kernels.vocabulary.operators import AnyShape, Operator, operator_of
 from kernels.vocabulary.path import RunAttention
 from kernels.vocabulary.recurrence_operator import CONVOLUTION, RECURRENCE
-from kernels.vocabulary.shape import AttentionShape, Dtype
+from kernels.vocabulary.shape import AttentionShape, Dtype, Phase
 from qualification.evidence.evidence import Check, Invariance
 from qualification.measure.checks.attention_checks import check_path
 from qualification.measure.checks.references import References
 from qualification.measure.faults.attention_faults import passed_wrongly
-from qualification.measure.inputs.attention_inputs import DECODED, Case, cases, long_case, longest_lengths
+from qualification.measure.inputs.attention_inputs import Case, cases, long_case, longest_lengths
 from qualification.measure.inputs.far_pages import far_cases
 from qualification.measure.orders.attention_order import check_attention_order
 from qualification.measure.trials.collective_trial import CollectiveTrial
@@ -27,7 +27,7 @@ from qualification.measure.trials.recurrence_trial import RECURRENCE_TRIAL
 Run = Callable[..., None]  # of a path, with the arguments of its operator
 Call = Callable[[], None]
 
-_DECODED_SEQUENCES = {"cpu": 2, "cuda": 8}  # in the timed batch
+_DECODE_SEQUENCES = {"cpu": 2, "cuda": 8}  # in the timed batch
 
 
 class Trial(Protocol):
@@ -87,15 +87,15 @@ class AttentionTrial:
     def timed_call(
         self, shape: AttentionShape, run: RunAttention, device: torch.device, *, seed: int
     ) -> tuple[Call, int]:
-        num_seqs = _DECODED_SEQUENCES[device.type] if shape.phase in DECODED else 1
+        num_seqs = _DECODE_SEQUENCES[device.type] if shape.phase is Phase.DECODE else 1
         return call_of(run, long_case(shape, device, seed=seed, num_seqs=num_seqs)), num_seqs
 
     def profiled_calls(
         self, shape: AttentionShape, run: RunAttention, device: torch.device, *, seed: int
     ) -> list[Call]:
-        """Two on short sequences, and of decoded tokens one on one alone, which another kernel may serve."""
+        """Two on short sequences, and in decode one on one alone, which another kernel may serve than several."""
         found = list(islice(self.calls(shape, run, device, seed=seed), 2))
-        return found + ([call_of(run, long_case(shape, device, seed=seed))] if shape.phase in DECODED else [])
+        return found + ([call_of(run, long_case(shape, device, seed=seed))] if shape.phase is Phase.DECODE else [])
 
     def calls(self, shape: AttentionShape, run: RunAttention, device: torch.device, *, seed: int) -> Iterator[Call]:
         for case in cases(shape, device, seed=seed):

@@ -78,8 +78,7 @@ def warm_up(
     """Run what was planned, so that each kernel is compiled (and each launch failure met) before the first request.
 
     On CUDA every shape, at the shortest and the longest lengths of its buckets and with 1 and several sequences: Triton
-    compiles a kernel again for an integer that is 1, or that 16 divides, and decode takes another one for much context
-    and for each number of tokens that are verified together.
+    compiles a kernel again for an integer that is 1, or that 16 divides, and decode takes another one for much context.
     After them the whole sampler. On a CPU, where nothing is compiled, the shortest shape of each phase and path.
     """
     layouts: dict[tuple[object, ...], tuple[Phase, Bucket, Bucket, Mask]] = {}
@@ -89,11 +88,9 @@ def warm_up(
     windows = {shape.window for shape in decisions}
     for index, (phase, queries, context, mask) in enumerate(layouts.values(), start=1):
         progress(f"{index}/{len(layouts)} {phase.value} {queries.label} {context.label}")
-        batches, row_tokens_of = [], _row_tokens(phase, limits)
-        for row_tokens in row_tokens_of if is_cuda else row_tokens_of[-1:]:
-            batches += _batches(phase, queries, context, limits, row_tokens, is_cuda=is_cuda)
-            if is_cuda and row_tokens is not None:
-                batches += _large_batches(context, windows, limits, row_tokens)
+        batches = _batches(phase, queries, context, limits, is_cuda=is_cuda)
+        if is_cuda and phase is Phase.DECODE:
+            batches += _large_batches(context, windows, limits)
         for rows in batches:
             batch = synthetic_batch(rows, limits.page_size, verifies=phase is Phase.VERIFY, mask=mask)
             runner.launch(batch).result()
@@ -175,23 +172,16 @@ def run_largest(runner: Runner, limits: EngineLimits, device: torch.device) -> i
     return before
 
 
-def _row_tokens(phase: Phase, limits: EngineLimits) -> list[int | None]:
-    """Return the numbers of tokens that the longest row of a batch may have; None: those of the shape's bucket."""
-    if phase is Phase.VERIFY:
-        return [*range(1, 2 + limits.max_drafted_tokens)]
-    return [1 if phase is Phase.DECODE else None]
-
-
 def _batches(
-    phase: Phase, queries: Bucket, context: Bucket, limits: EngineLimits, row_tokens: int | None, *, is_cuda: bool
+    phase: Phase, queries: Bucket, context: Bucket, limits: EngineLimits, *, is_cuda: bool
 ) -> list[list[tuple[int, int]]]:
     """(query_len, context_len) of each row of each batch that warms one shape."""
-    lengths = _lengths(phase, queries, context, limits, row_tokens)
+    lengths = _lengths(phase, queries, context, limits)
     if not is_cuda:
         return [[pair] for pair in lengths[:1]]
     batches = [[pair] for pair in lengths]
     for pair in lengths[:1]:
-        counts = (2,) if row_tokens is None else (2, 16, limits.max_num_seqs)
+        counts = (2, 16, limits.max_num_seqs) if phase in (Phase.DECODE, Phase.VERIFY) else (2,)
         fitting = [
             count for count in counts if count <= min(limits.max_num_seqs, limits.max_num_batched_tokens // pair[0])
         ]
@@ -199,34 +189,32 @@ def _batches(
     return batches
 
 
-def _large_batches(
-    context: Bucket, windows: Iterable[int | None], limits: EngineLimits, row_tokens: int
-) -> list[list[tuple[int, int]]]:
-    """Return for each window the fewest rows that are a large batch of this bucket, where the limits allow them.
+def _large_batches(context: Bucket, windows: Iterable[int | None], limits: EngineLimits) -> list[list[tuple[int, int]]]:
+    """Return for each window the fewest rows that are a large decode batch of this bucket, where the limits allow them.
 
     Contexts are no longer than it takes: rows of all that 256 sequences may hold would take seconds and 300 MB.
     """
-    lengths = _lengths(Phase.DECODE, Bucket.LE_128, context, limits, row_tokens)
+    lengths = _lengths(Phase.DECODE, Bucket.LE_128, context, limits)
     batches = set()
     for window in windows if lengths else ():
         shortest, longest = lengths[0][1], lengths[-1][1]
         keys = longest if window is None else min(longest, window)
         num_rows = max(LARGE_SEQS, -(-LARGE_TOKENS // keys))
-        if num_rows <= min(limits.max_num_seqs, limits.max_num_batched_tokens + 1 - row_tokens):
+        if num_rows <= min(limits.max_num_seqs, limits.max_num_batched_tokens):
             batches.add((max(shortest, keys), num_rows))
-    return [[(row_tokens, length), *[(1, length)] * (num_rows - 1)] for length, num_rows in sorted(batches)]
+    return [[(1, length)] * num_rows for length, num_rows in sorted(batches)]
 
 
-def _lengths(
-    phase: Phase, queries: Bucket, context: Bucket, limits: EngineLimits, row_tokens: int | None
-) -> list[tuple[int, int]]:
+def _lengths(phase: Phase, queries: Bucket, context: Bucket, limits: EngineLimits) -> list[tuple[int, int]]:
     """The shortest and the longest (query_len, context_len) of a shape; none when the limits allow no such row."""
     max_query = min(limits.max_model_len, limits.max_num_batched_tokens)
     most = min(queries.hi or max_query, max_query)
     longest = min(context.hi or limits.max_model_len, limits.max_model_len)
     if phase is Phase.PREFILL:
         return [(queries.lo + 1, queries.lo + 1), (most, most)]
-    least = row_tokens or max(queries.lo + 1, 2)  # a chunk of 1 token is a decode row
-    most = min(row_tokens or most, most, longest - 1)
+    least = 1 if phase is Phase.DECODE else max(queries.lo + 1, 2)  # a chunk of 1 token is a decode row
+    most = 1 if phase is Phase.DECODE else min(most, longest - 1)
+    if phase is Phase.VERIFY:
+        most = min(most, 1 + limits.max_drafted_tokens)
     pairs = [(least, max(context.lo, least) + 1), (most, longest)]
     return [pair for pair in pairs if least <= pair[0] < pair[1] <= longest]

@@ -4,13 +4,8 @@ import random
 from pathlib import Path
 
 import pytest
-import torch
 
-from kernels.catalog import PATHS
-from kernels.vocabulary.buckets import Bucket
-from kernels.vocabulary.shape import AttentionShape, Dtype, Phase
-from qualification.measure.inputs.attention_inputs import cases
-from server.engine.startup.drafting import MOST_DRAFTED, drafting_of
+from server.engine.startup.drafting import drafting_of
 from server.engine.startup.subject import read_subject
 from server.errors import SettingsError
 from server.protocol.messages import SamplingParams, StepOutput, Submit
@@ -58,17 +53,6 @@ def test_a_setting_drafts_and_changes_no_token(tiny_llama: TinyLlama, tmp_path: 
     assert sum(sum(it.accepted) for it in counts) < sum(sum(it.drafted) for it in counts)
     assert len(outputs) < len(without)
     assert any(it.phase == "verify" for output in outputs for it in output.record.dispatches)
-
-
-def test_attention_is_proven_for_as_many_tokens_as_may_verify() -> None:
-    most = 1 + MOST_DRAFTED
-    shape = AttentionShape(
-        Phase.VERIFY, Dtype.FP32, Dtype.FP32, 2, 1, 8, Bucket.LE_128, Bucket.LE_128, page_size=16
-    )  # fmt: skip
-    assert max(case.batch.max_seqlen_q for case in cases(shape, torch.device("cpu"), seed=0)) == most
-    of_decode = [it for it in PATHS if it.max_queries > 1]
-    assert of_decode
-    assert all(it.max_queries >= most for it in of_decode)
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,6 @@ def around(view: torch.Tensor) -> list[torch.Tensor]:
         (replace(EXTEND, context_bucket=Bucket.LE_8K), False, Lengths(128, 8192)),
         (replace(DECODE, context_bucket=Bucket.LE_32K), True, Lengths(1, 8193)),
         (replace(DECODE, context_bucket=Bucket.GT_128K), False, Lengths(1, 262144)),
-        (replace(DECODE, phase=Phase.VERIFY), False, Lengths(4, 128)),
     ],
 )
 def test_the_longest_length_is_the_buckets_edge_or_just_inside(
@@ -96,18 +95,6 @@ def test_bounds_are_those_of_the_shape_and_no_query_is_longer(shape: AttentionSh
     for case in cases(shape, CPU, seed=0):
         assert (case.batch.max_seqlen_q, case.batch.max_context) == (longest.queries, longest.keys)
         assert all(length.queries <= length.keys for length in lengths(case))
-
-
-def test_tokens_that_verify_are_tried_with_each_bound_of_a_sequence() -> None:
-    """Kernels of decode choose variants by it: a server may draft 1 to 4 tokens, or none."""
-    found: dict[int, list[Case]] = {}
-    for case in cases(replace(DECODE, phase=Phase.VERIFY), CPU, seed=0):
-        found.setdefault(case.batch.max_seqlen_q, []).append(case)
-    assert set(found) == {1, 2, 4, 5}
-    for most, of_bound in found.items():
-        assert [case.name for case in of_bound] == ["ragged", "large_logits", "outlier_key", "many_rows", "long"]
-        assert {max(it.queries for it in lengths(case)) for case in of_bound} == {most}
-    assert len({case.seed for of_bound in found.values() for case in of_bound}) == 20
 
 
 def test_a_window_beyond_the_short_cases_gets_a_case_of_its_own() -> None:
