@@ -109,13 +109,15 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=40)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 32, 8, 16])
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--cache-dir", type=Path, help="of what is proven at a start (default: a new folder)")
     parser.add_argument("--without-head", action="store_true", help="time nothing but an engine without one")
     asked = parser.parse_args()
     folder = Path(tempfile.mkdtemp())
     without = {} if asked.without_head else without_head(asked, folder)
     (folder / "config.json").write_text(json.dumps({**CONFIG, "num_hidden_layers": asked.layers}))
     settings = Settings(
-        model=str(folder), device=DeviceChoice.CUDA, load_format=LoadFormat.DUMMY, cache_dir=str(folder / "cache"),
+        model=str(folder), device=DeviceChoice.CUDA, load_format=LoadFormat.DUMMY,
+        cache_dir=str(asked.cache_dir or folder / "cache"),
         max_model_len=1024, kv_cache_tokens=40_960, max_num_seqs=max(asked.rows), max_num_batched_tokens=1024,
         attestation_interval_s=0.0, choose_matmuls=False, on_unproven=Policy.QUALIFY, page_size=64, layer_check=False,
         speculative_tokens=None if asked.without_head else MOST,

@@ -80,8 +80,11 @@ OPERATORS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("collective", ("hallmark_push_sum", "hallmark_exchange_sum", "nccl*", "c10d::*", "gloo:*")),
 )
 
-# Those that compute another operator too: a CPU's recurrence multiplies by PyTorch, many matrices at once.
-ALSO_OF: Mapping[str, str] = MappingProxyType({"aten::bmm": "recurrence"})
+# Those that compute another operator too: a CPU's recurrence multiplies by PyTorch, many matrices at once, and experts
+# in 8 bits without a gate round what they read as products do.
+ALSO_OF: Mapping[str, str] = MappingProxyType(
+    {"aten::bmm": "recurrence", "hallmark_fp8_round_rows": "experts", "hallmark_fp8_round_runs": "experts"}
+)
 
 NAMED: tuple[NamedKernels, ...] = (
     # Ours, by the whole names of their jitted functions.
