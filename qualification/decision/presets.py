@@ -26,14 +26,16 @@ _ROUNDED: Mapping[Rounding, Mapping[str, object]] = {
 }
 
 
-_ROUTERS = ["gate", "router"]  # of mixtures, by the last words of their names: they stay in 16 bits
+# By the last words of their names, what stays in 16 bits: routers of mixtures, and, as in Qwen's own files, the gates
+# of writing and decay, whose rows are fewer than a block's.
+_PLAIN_WORDS = ["gate", "router", "in_proj_a", "in_proj_b", "in_proj_ba"]
 
 
 def rounded_config(config: Mapping[str, object], rounding: Rounding) -> Mapping[str, object]:
     """Return a parsed config.json of the same model in 8 bits. Raises ValueError where it is quantised already."""
     if config.get(CONFIG_KEY) is not None:
         raise ValueError(f"--quantization {rounding.value} is for models of 16 bits, and {CONFIG_KEY} is set already")
-    return {**config, CONFIG_KEY: {**_ROUNDED[rounding], "modules_to_not_convert": _ROUTERS}}
+    return {**config, CONFIG_KEY: {**_ROUNDED[rounding], "modules_to_not_convert": _PLAIN_WORDS}}
 
 
 @dataclass(frozen=True, slots=True)

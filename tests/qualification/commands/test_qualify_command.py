@@ -56,6 +56,19 @@ def test_a_preset_is_proven_in_8_bits_beside_its_own_format(rounding: Rounding) 
     assert f"--quantization {rounding.value}" in typed(args)
 
 
+@pytest.mark.parametrize("preset", ["qwen3.5-35b-a3b", "qwen3-next-80b-a3b"])
+def test_a_hybrid_is_proven_in_blocks_as_its_published_files_have_it(preset: str) -> None:
+    args = parse("--quantization", "fp8-blocks", "--phases", "linear", "experts")
+    args.preset = [preset]
+    [target] = targets_of(
+        models_of(args), choices_of(args), device_type="cuda", phases=args.phases,
+        paths=(*LINEAR_PATHS, *EXPERTS_PATHS), file_of=Path,
+    )  # fmt: skip
+    products = {(it.size_out, it.weight_format) for it in target.shapes if isinstance(it, LinearShape)}
+    assert {(12288, FP8_BLOCKS), (64, PLAIN)} < products
+    assert {it.format for it in target.shapes if isinstance(it, ExpertsShape)} == {FewBitFormat.FP8_BLOCKS}
+
+
 def test_experts_are_proven_as_a_server_rounds_them() -> None:
     """Gemma's experts share a tensor; gpt-oss's have 4 bits already."""
     args = parse("--quantization", "fp8", "--phases", "experts")
