@@ -42,8 +42,9 @@ from server.engine.proof.layer_check import LayerCheck, LayersChecked
 from server.engine.proof.layer_steps import LayerSteps
 from server.engine.scheduling.sequence import Batch
 from server.model.decoder import Decoder, LayerObserver
+from server.model.empty_weights import empty_weights
 from server.model.kv_cache import KVCache
-from server.model.layers import Weights, empty_weights
+from server.model.layers import Weights
 from server.model.step import Step
 from server.model.tensor_views import checkpoint_views
 

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 
 from qualification.decision.presets import Rounding, preset_named, rounded_config
 from qualification.model.families.registry import family_named
-from server.model.layers import empty_weights
+from server.model.empty_weights import empty_weights
 from server.model.load.load import load_config
 from server.model.tensor_views import checkpoint_views
 

@@ -25,7 +25,8 @@ from qualification.model.fields import Fields, ModelConfigError
 from qualification.model.shard import Shard, shard_of
 from server.errors import ModelError
 from server.model.decoder import Decoder
-from server.model.layers import MixtureWeights, Weights, empty_weights
+from server.model.empty_weights import empty_weights
+from server.model.layers import MixtureWeights, Weights
 from server.model.load.checkpoint import (
     TensorEntry,
     Wanted,

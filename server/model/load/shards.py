@@ -12,7 +12,8 @@ from qualification.model.latent import LatentAttentionConfig
 from qualification.model.shard import LayerShard, Shard
 from qualification.model.short_convolution import ShortConvolutionConfig
 from server.errors import ModelError
-from server.model.layers import LayerWeights, Weights, empty_weights
+from server.model.empty_weights import empty_weights
+from server.model.layers import LayerWeights, Weights
 from server.model.linear import Linear
 from server.model.load.checkpoint import Piece
 from server.model.tensor_views import checkpoint_views, layer_views

@@ -13,7 +13,8 @@ from qualification.model.config import ModelConfig
 from qualification.model.families.family import TensorNames
 from qualification.model.families.registry import family_named
 from qualification.model.shard import Shard, shard_of
-from server.model.layers import LayerWeights, Weights, empty_weights
+from server.model.empty_weights import empty_weights
+from server.model.layers import LayerWeights, Weights
 from server.model.linear import Linear, WeightName
 from server.model.load.checkpoint import copy_pieces, read_entries
 from server.model.load.load import load_config, load_decoder, load_shard

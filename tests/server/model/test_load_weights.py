@@ -16,7 +16,7 @@ from qualification.model.config import ModelConfig
 from qualification.model.families.family import TensorNames
 from server.errors import ModelError
 from server.model.decoder import Decoder
-from server.model.layers import empty_weights
+from server.model.empty_weights import empty_weights
 from server.model.linear import WeightName
 from server.model.load.checkpoint import Piece, copy_pieces, read_entries, tenths
 from server.model.load.load import load_config, load_decoder

@@ -30,7 +30,8 @@ from server.engine.operators.linear import LinearTable, ProductCall
 from server.engine.operators.rows_table import StepSizes
 from server.engine.proof.product_sample import take_product
 from server.model.decoder import Decoder, Operators
-from server.model.layers import Weights, empty_weights
+from server.model.empty_weights import empty_weights
+from server.model.layers import Weights
 from server.model.linear import Linear, Product, WeightName
 from server.model.load.load import load_config, load_shard
 from server.model.step import Step
