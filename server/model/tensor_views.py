@@ -61,26 +61,11 @@ def layer_views(index: int, layer: LayerWeights, config: LayerConfig, names: Ten
         (names.k_norm, layer.k_norm),
     )
     views = {f"{prefix}.{name}.weight": StoredTensor(norm) for name, norm in norms if norm is not None}
-    if layer.recurrence is not None and _is_lightning(config):
+    if layer.recurrence is not None:
         assert names.recurrence is not None, "the family has recurrent layers"
-        views[f"{prefix}.{names.recurrence.prefix}.g_norm.weight"] = StoredTensor(layer.recurrence.norm)
-    elif layer.recurrence is not None:
-        assert names.recurrence is not None, "the family has recurrent layers"
-        own, norm = f"{prefix}.{names.recurrence.prefix}", "o_norm" if names.recurrence.is_apart else "norm"
-        views |= {
-            f"{own}.A_log": StoredTensor(layer.recurrence.a_log),
-            f"{own}.dt_bias": StoredTensor(layer.recurrence.dt_bias),
-            f"{own}.{norm}.weight": StoredTensor(layer.recurrence.norm),
-        }
-        if names.recurrence.is_apart:
-            parts = layer.recurrence.conv.split_with_sizes(_channels(config))
-            views[f"{own}.A_log"] = StoredTensor(layer.recurrence.a_log[None, None, :, None])
-            views |= {f"{own}.{it}_conv1d.weight": StoredTensor(part) for it, part in zip("qkv", parts, strict=True)}
-        else:
-            views[f"{own}.conv1d.weight"] = StoredTensor(layer.recurrence.conv)
-        if layer.recurrence.conv_bias is not None and layer.recurrence.skip is not None:
-            views[f"{own}.conv1d.bias"] = StoredTensor(layer.recurrence.conv_bias)
-            views[f"{own}.D"] = StoredTensor(layer.recurrence.skip)
+        own = f"{prefix}.{names.recurrence.prefix}"
+        found = _beside_recurrence(layer.recurrence, config, names.recurrence)
+        views |= {f"{own}.{name}": StoredTensor(it) for name, it in found.items()}
     if layer.convolution is not None:
         own = f"{prefix}.{names.convolution}.conv"
         views[f"{own}.weight"] = StoredTensor(layer.convolution.taps)
@@ -118,6 +103,21 @@ def layer_views(index: int, layer: LayerWeights, config: LayerConfig, names: Ten
         name = f"{prefix}.{names.experts.router}.weight"
         views[name] = StoredTensor(views[name].values.T)
     return views
+
+
+def _beside_recurrence(weights: GatedDeltaWeights, config: LayerConfig, names: RecurrenceNames) -> dict[str, Tensor]:
+    """Return the tensors of a recurrence that are no products."""
+    if _is_lightning(config):
+        return {"g_norm.weight": weights.norm}
+    found = {"A_log": weights.a_log, "dt_bias": weights.dt_bias}
+    if names.is_apart:
+        parts = weights.conv.split_with_sizes(_channels(config))
+        found |= {"A_log": weights.a_log[None, None, :, None], "o_norm.weight": weights.norm}
+        return found | {f"{it}_conv1d.weight": part for it, part in zip("qkv", parts, strict=True)}
+    found |= {"conv1d.weight": weights.conv, "norm.weight": weights.norm}
+    if weights.conv_bias is not None and weights.skip is not None:
+        found |= {"conv1d.bias": weights.conv_bias, "D": weights.skip}
+    return found
 
 
 def _linears(layer: LayerWeights, config: LayerConfig, names: TensorNames) -> dict[str, Linear]:
