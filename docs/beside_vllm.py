@@ -37,8 +37,10 @@ class Row:
 
 ROWS = (
     Row("Llama-3.1-8B", ("serve-llama8b.json",)),
+    Row("Llama-3.1-8B, fp8", ("serve-llama8b-fp8-beside-vllm-nvidia-h200.json",)),
     Row("Qwen3-30B-A3B", ("serve-qwen3-30b-a3b.json",)),
     Row("gpt-oss-20b", ("serve-gpt-oss-20b-nvidia-h200.json", "serve-gpt-oss-20b-nvidia-h200-again.json"), r"\*"),
+    Row("Qwen3.5-35B-A3B", ("serve-qwen3.5-35b-a3b-nvidia-h200.json",)),
     Row("Llama-3.1-8B, two GPUs", ("tensor-parallel-8b-beside-vllm-nvidia-h200.json",)),
 )
 
@@ -103,7 +105,7 @@ def chart() -> str:
     first, last = dates()
     parts = [
         text(16, 24, "Time beside vLLM 0.26.0 on H200s; shorter is better, 1 is vLLM's", size=15, anchor="start"),
-        text(16, 44, f"p50, bf16 (gpt-oss: mxfp4 experts), random weights, {first} to {last}", anchor="start"),
+        text(16, 44, f"p50, bf16 (gpt-oss: mxfp4 experts, where said fp8), random weights, {first} to {last}", anchor="start"),
     ]
     for place, case in enumerate(shown):
         x = 16 + 190 * place
