@@ -101,7 +101,8 @@ def main() -> None:
     gated = {"HEADS": 12, "SIZE": 128, "BLOCK_HEADS": 8, "BLOCK": 128, "num_warps": 8}
     norm_and_gate_kernel[(3, 2)](HEADS, HEADS, WEIGHT, HEADS, 1536, 1e-6, IS_SIGMOID=False, WEIGHT_STRIDE=0, **gated)
     routing = {"NUM_ACTIVE": 8, "NUM_GROUPS": 1, "NUM_ACTIVE_GROUPS": 1, "IS_SOFTMAX": True, "RENORMALIZES": False}
-    routing |= {"NUM_EXPERTS": 128, "BLOCK_E": 128, "HAS_BIAS": False, "IS_DEPENDENT": False, "launch_pdl": False}
+    routing |= {"NUM_EXPERTS": 128, "BLOCK_E": 128, "HAS_BIAS": False, "HAS_GATE": False}
+    routing |= {"IS_DEPENDENT": False, "launch_pdl": False}
     logits, places = (gpu(3, 128, dtype=dtype) for dtype in (torch.float32, torch.int32))
     hallmark_experts_route[(3,)](logits, None, None, logits, places, 128, 1.0, num_warps=1, **routing)
     tensors = (Q, K, V, TABLE, POSITIONS[1:4], *PAGES, SLOTS[1:4], Q, K)
