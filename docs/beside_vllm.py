@@ -105,7 +105,7 @@ def chart() -> str:
     first, last = dates()
     parts = [
         text(16, 24, "Time beside vLLM 0.26.0 on H200s; shorter is better, 1 is vLLM's", size=15, anchor="start"),
-        text(16, 44, f"p50, bf16 (gpt-oss: mxfp4 experts, where said fp8), random weights, {first} to {last}", anchor="start"),
+        text(16, 44, f"p50, bf16 or as named (gpt-oss: mxfp4), random weights, {first} to {last}", anchor="start"),
     ]
     for place, case in enumerate(shown):
         x = 16 + 190 * place
