@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kernels.fused.alike import sigmoid_alike
 from kernels.fused.backend import Aligned, Loaded, jit, next_power_of_2, overlap, prepare, runs_on_triton, tl
+from kernels.fused.sigmoid import sigmoid
 
 
 def add_scaled_(out: Tensor, shared: Tensor, scale: float = 1.0) -> Tensor:
@@ -81,7 +82,5 @@ def _add_shared_kernel(
     shared = tl.load(shared_ptr + row + cols, mask=mask, other=0.0).to(tl.float32)
     if HAS_GATE:
         x = tl.load(x_ptr + row + cols, mask=mask, other=0.0).to(tl.float32)
-        product = tl.sum(x * gate, axis=0)
-        decay = tl.exp(-tl.abs(product))  # never overflows
-        scale *= tl.where(product >= 0, 1.0, decay) / (1.0 + decay)
+        scale *= sigmoid(tl.sum(x * gate, axis=0))
     tl.store(out_ptr + row + cols, (out + shared * scale).to(out_ptr.dtype.element_ty), mask=mask)

@@ -14,6 +14,7 @@ from kernels.experts.kinds import RoutingConfig, Scores
 from kernels.experts.routing.dependent import begin, launches_ahead
 from kernels.experts.tiles import padded
 from kernels.fused.backend import Aligned, Loaded, prepare
+from kernels.fused.sigmoid import sigmoid
 
 _LEAST_SUM = tl.constexpr(1e-20)  # added to the sum of sigmoid scores, as in DeepSeek V3
 _TAKEN = tl.constexpr(-(2**31))  # below the key of every number
@@ -30,12 +31,6 @@ def order_key(x):
 def first_largest(keys, lanes, COUNT: tl.constexpr):
     """The lowest lane with the largest key; below COUNT, whatever the keys are."""
     return tl.minimum(tl.min(tl.where(keys == tl.max(keys), lanes, COUNT)), COUNT - 1)
-
-
-@triton.jit
-def sigmoid(x):
-    decay = tl.exp(-tl.abs(x))  # never overflows
-    return tl.where(x >= 0, 1.0, decay) / (1.0 + decay)
 
 
 @triton.jit
