@@ -81,7 +81,7 @@ OPERATORS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 
 # Those that compute another operator too: a CPU's recurrence multiplies by PyTorch, many matrices at once, and experts
-# in 8 bits without a gate round what they read as products do.
+# in 8 bits by Triton round what they read as products do.
 ALSO_OF: Mapping[str, str] = MappingProxyType(
     {"aten::bmm": "recurrence", "hallmark_fp8_round_rows": "experts", "hallmark_fp8_round_runs": "experts"}
 )

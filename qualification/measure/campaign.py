@@ -4,12 +4,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kernels.linear.shape import PLAIN
 from kernels.system.device_lost import DeviceLost
 from kernels.vocabulary.cache_dtype import FP8
 from kernels.vocabulary.fingerprint import Device, Fingerprint
 from kernels.vocabulary.operators import AnyShape, Operator, phase_of
 from kernels.vocabulary.path import AnyPath
+from kernels.vocabulary.shape import Dtype
 from kernels.vocabulary.value_shape import any_flops
 from qualification.common.exit_code import ExitCode
 from qualification.common.progress import ProgressLine
@@ -26,7 +26,7 @@ from qualification.measure.trials.failures import QualificationAborted
 from qualification.measure.trials.trial import trial_of
 from qualification.model.cached_layers import FLAG, skipping_fp8_cache
 from qualification.model.config import ModelConfig
-from qualification.model.draft_head import with_draft_head
+from qualification.model.draft_head import may_round_logits, with_draft_head
 from qualification.model.families.quantization import rounded_at_load
 from qualification.model.families.reader import read_model
 from qualification.model.families.towers import with_known_tower
@@ -79,10 +79,10 @@ def targets_of(
     for name, config in models.items():
         model = skipping_fp8_cache(with_known_tower(read_model(config), config), choices.kv_skip_layers)
         model = rounded_at_load(model) if choices.rounds_at_load else model
-        if choices.max_drafted_tokens:
-            model = _with_draft_head(model, device_type)
-        part = shard_of(model, 0, tensor_parallel_size).local_config
         limits = limits_of(model, device_type, choices)
+        if choices.max_drafted_tokens:
+            model = _with_draft_head(model, limits.dtype, device_type)
+        part = shard_of(model, 0, tensor_parallel_size).local_config
         if choices.kv_skip_layers and limits.kv_dtype is not FP8:
             raise ValueError(
                 f"{FLAG} is set, and the KV cache of {name} is {limits.kv_dtype.value}: add --kv-cache-dtype fp8"
@@ -94,13 +94,13 @@ def targets_of(
     return found
 
 
-def _with_draft_head(model: ModelConfig, device_type: str) -> ModelConfig:
+def _with_draft_head(model: ModelConfig, dtype: Dtype, device_type: str) -> ModelConfig:
     """Return the model with a draft head, as a server has it that drafts by it; the model itself where it has none."""
     try:
         found = with_draft_head(model)
     except ModelConfigError:
         return model
-    return replace(found, rounds_draft_logits=device_type == "cuda" and found.head_format == PLAIN)
+    return replace(found, rounds_draft_logits=device_type == "cuda" and may_round_logits(found, dtype))
 
 
 def shard_of_targets(targets: Sequence[Target], index: int, number: int, *, is_cpu: bool) -> list[Target]:

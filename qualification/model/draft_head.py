@@ -8,7 +8,8 @@ Source: Gloeckle et al. 2024 (multi-token prediction), DeepSeek-V3 (2024), secti
 
 from dataclasses import replace
 
-from kernels.linear.shape import FP8_ROWS
+from kernels.linear.shape import FP8_ROWS, PLAIN
+from kernels.vocabulary.shape import Dtype
 from qualification.model.config import LayerConfig, ModelConfig
 from qualification.model.fields import ModelConfigError
 
@@ -37,6 +38,11 @@ def without_draft_head(model: ModelConfig) -> ModelConfig:
     if not model.num_draft_layers:
         return model
     return replace(model, layers=main_layers(model), num_draft_layers=0, rounds_draft_logits=False)
+
+
+def may_round_logits(model: ModelConfig, dtype: Dtype) -> bool:
+    """Return whether a copy of the model's head in 8 bits is less to read: of weights of 16 bits as they are."""
+    return model.head_format == PLAIN and dtype is not Dtype.FP32
 
 
 def draft_head_of(model: ModelConfig) -> ModelConfig:

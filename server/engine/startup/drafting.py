@@ -9,11 +9,12 @@ from msgspec import Meta
 
 from kernels.linear.epilogue import Epilogue
 from kernels.linear.first_path import first_path
-from kernels.linear.shape import FP8_ROWS, PLAIN, LinearShape
+from kernels.linear.shape import FP8_ROWS, LinearShape
 from kernels.vocabulary.path import Tier
 from kernels.vocabulary.row_buckets import LinearRows
 from kernels.vocabulary.shape import Dtype
 from qualification.model.config import ModelConfig
+from qualification.model.draft_head import may_round_logits
 from server.engine.scheduling.drafter import Drafter
 from server.engine.scheduling.ngram_drafter import NgramDrafter
 from server.errors import SettingsError
@@ -117,7 +118,7 @@ def rounds_draft_logits(settings: Settings, model: ModelConfig, dtype: Dtype, de
     (H200, Qwen3.5-35B-A3B's sizes). No answer changes by it, since the model verifies what is drafted. Under
     --reproducible each product of the plan has an order of sums, which heads of 8 bits do not have on every machine.
     """
-    if settings.reproducible or device.type != "cuda" or dtype is Dtype.FP32 or model.head_format != PLAIN:
+    if settings.reproducible or device.type != "cuda" or not may_round_logits(model, dtype):
         return False
     sizes = model.hidden_size, model.vocab_size
     shape = LinearShape(dtype, *sizes, LinearRows.LE_1, has_bias=False, epilogue=Epilogue.FP32, weight_format=FP8_ROWS)

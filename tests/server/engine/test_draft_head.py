@@ -5,18 +5,25 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 import server.engine.startup.subject as startup
 from kernels.catalog import path_named
-from kernels.linear.shape import FP8_BLOCKS, FP8_ROWS, PLAIN
+from kernels.linear.paths import LINEAR_PATHS, LinearPath
+from kernels.linear.shape import FP8_BLOCKS, FP8_ROWS, PLAIN, LinearShape, WeightFormat
 from kernels.linear.weights import PlainWeight
+from kernels.vocabulary.fingerprint import Device, Fingerprint
+from kernels.vocabulary.shape import Dtype
 from qualification.decision.decision import Policy
+from qualification.decision.presets import preset_named
 from qualification.model.draft_head import with_draft_head
+from qualification.model.families.reader import read_model
 from server.engine.execution.head_steps import HeadSteps
 from server.engine.scheduling.head_drafter import HeadDrafter
 from server.engine.scheduling.sequence import Sequence
+from server.engine.startup import drafting
 from server.engine.startup.layers import check_layers
 from server.engine.startup.subject import read_subject
 from server.errors import SettingsError
@@ -31,6 +38,7 @@ from support.models.draft_heads import PlainHead, add_draft_head
 from support.models.quantized_hybrids import BLOCKS, QWEN, QuantizedHybrid
 from support.models.tiny_families import QWEN_3_NEXT, RECURRENT, save_reference
 
+H200 = Fingerprint(Device.CUDA, "NVIDIA H200", 90, "580.95.05", "13.0", "91900", "2.11.0", "3.6.0")
 SIZES = {"num_hidden_layers": 2, "max_position_embeddings": 256, "eos_token_id": None}
 
 
@@ -154,6 +162,30 @@ def test_a_head_chooses_by_a_copy_in_8_bits(tmp_path: Path, monkeypatch: pytest.
     assert wrong.ready.layers is not None
     assert wrong.ready.layers.status is LayersStatus.FAILED
     assert wrong.ready.layers.detail.startswith("draft head, logits")
+
+
+@pytest.mark.parametrize(
+    ("is_copied", "device", "dtype", "head", "asked"),
+    [
+        (True, "cuda", Dtype.BF16, PLAIN, {}),
+        (False, "cpu", Dtype.BF16, PLAIN, {}),
+        (False, "cuda", Dtype.FP32, PLAIN, {}),
+        (False, "cuda", Dtype.BF16, FP8_ROWS, {}),
+        (False, "cuda", Dtype.BF16, PLAIN, {"reproducible": True}),
+    ],
+    ids=["16 bits", "a CPU", "fp32", "8 bits already", "in one order"],
+)
+def test_a_head_is_copied_where_that_is_less_to_read(
+    is_copied: bool, device: str, dtype: Dtype, head: WeightFormat, asked: dict[str, bool],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    def first_path(shape: LinearShape, _: object) -> LinearPath:
+        return next(path for path in LINEAR_PATHS if not path.rejects(shape, H200))
+
+    monkeypatch.setattr(drafting, "first_path", first_path)
+    model = replace(read_model(preset_named("qwen3.5-35b-a3b").config), head_format=head)
+    settings = Settings(model="any", **asked)  # type: ignore[arg-type]
+    assert drafting.rounds_draft_logits(settings, model, dtype, torch.device(device)) == is_copied
 
 
 @pytest.mark.parametrize("is_listed", [False, True])
