@@ -50,10 +50,11 @@ def test_every_path_of_16_bits_is_within_the_limits(sizes: tuple[Dtype, int, int
         shape = LinearShape(*sizes[:3], bucket, *sizes[3:])
         is_few = bucket.lo < (64 if shape.size_out % 8 == 0 else 32)
         assert not is_few or first_path(shape, GPU).name.startswith("gluon."), shape
-        # PyTorch is off by 31 limits at one row and 333 columns with a bias, on an H200: its proof refuses it there.
-        for path in LINEAR_PATHS:
-            if path.run not in (None, run_torch) and not path.rejects(shape, machine):
-                assert_within_limits(path.run, shape)
+        # With a bias PyTorch is off by 31 limits at one row and 333 columns on an H200, where its proof refuses it.
+        runs = [it.run for it in LINEAR_PATHS if it.run is not None and not it.rejects(shape, machine)]
+        for run in runs:
+            if not (shape.has_bias and run is run_torch):
+                assert_within_limits(run, shape)
 
 
 @pytest.mark.parametrize("weight_format", [FP8_ROWS, FP8_STATIC, FP8_BLOCKS, INT4_32, INT4_64, INT4_128], ids=str)
