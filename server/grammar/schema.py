@@ -6,6 +6,7 @@ from typing import Any
 
 from server.errors import UnsupportedField
 from server.grammar.numbers import InexactNumber, bind_numbers, has_long_multiple
+from server.grammar.patterns import quotable
 
 # What the library checks while an answer is written.
 _BINDING = frozenset(
@@ -124,7 +125,7 @@ def schema_text(schema: object, param: str) -> str:
         schema = {}
     if _may_close(schema):
         schema = _changed(schema, _close)
-    schema = _changed(_changed(schema, _limit_format), bind_numbers)
+    schema = _changed(_changed(_changed(schema, _bind_patterns), _limit_format), bind_numbers)
     return json.dumps({**options, **schema} if isinstance(schema, dict) else schema)
 
 
@@ -190,6 +191,15 @@ def _limit_format(schema: dict[str, Any]) -> None:
     most = schema.get("maxLength", _MOST_HOSTNAME)
     if form == "hostname" and isinstance(most, int | float):
         schema["maxLength"] = min(most, _MOST_HOSTNAME)
+
+
+def _bind_patterns(schema: dict[str, Any]) -> None:
+    """Write regular expressions as the library binds them."""
+    pattern, named = schema.get("pattern"), schema.get("patternProperties")
+    if isinstance(pattern, str):
+        schema["pattern"] = quotable(pattern)
+    if isinstance(named, dict):
+        schema["patternProperties"] = {quotable(name): inner for name, inner in named.items()}
 
 
 def _drop_neutral(schema: dict[str, Any]) -> None:

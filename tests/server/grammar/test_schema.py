@@ -190,6 +190,26 @@ VALID = (
 )
 
 
+@pytest.mark.parametrize(
+    ("pattern", "taken", "refused"),
+    [
+        ('^[^"]*$', ("a", "\n", "\\"), ('"', 'a"b')),
+        (r"^[^\\]*$", ("a", '"'), ("\\",)),
+        (r'^([^"\n]|\t)$', ("a", "\t", "\\"), ('"', "\n")),
+        ("^[^[:punct:]]+$", ("a b",), ('"', "\\")),
+        (r"^\P{P}$", ("a", "\t"), ('"', "\\")),
+        ("^[\0-\x1fa]$", ("a", "\0", "\n"), ('"', "\\")),
+        ('^[^]"[ab]]$', ("c", "\\"), ('"', "]", "a")),
+        (r'^\[[^"]\]$', ("[a]",), ('["]', "]")),
+    ],
+)
+def test_a_class_without_quotes_takes_none(pattern: str, taken: tuple[str, ...], refused: tuple[str, ...]) -> None:
+    matches = matches_of({"type": "string", "pattern": pattern})
+    assert [text for text in (*taken, *refused) if matches(json.dumps(text))] == [*taken]
+    named = matches_of({"type": "object", "patternProperties": {pattern: {}}, "additionalProperties": False})
+    assert [text for text in (*taken, *refused) if named(json.dumps({text: 1}))] == [*taken]
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_a_hostile_schema_is_read_or_refused(seed: int) -> None:
     rng, num_refused = random.Random(seed), 0
