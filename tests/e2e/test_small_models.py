@@ -7,136 +7,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import (
-    AfmoeConfig,
-    AutoModelForCausalLM,
-    Cohere2Config,
-    Cohere2MoeConfig,
-    DeepseekV2Config,
-    DeepseekV3Config,
-    DeepseekV32Config,
-    Ernie4_5_MoeConfig,
-    Ernie4_5Config,
-    Exaone4Config,
-    Gemma2Config,
-    Gemma3TextConfig,
-    Gemma4TextConfig,
-    Gemma4UnifiedTextConfig,
-    GemmaConfig,
-    Glm4Config,
-    Glm4MoeConfig,
-    Glm4MoeLiteConfig,
-    GlmConfig,
-    GlmMoeDsaConfig,
-    GptOssConfig,
-    GraniteConfig,
-    GraniteMoeConfig,
-    GraniteMoeHybridConfig,
-    GraniteMoeSharedConfig,
-    HunYuanDenseV1Config,
-    HunYuanMoEV1Config,
-    HYV3Config,
-    KimiLinearConfig,
-    LagunaConfig,
-    Lfm2Config,
-    Lfm2MoeConfig,
-    Llama4TextConfig,
-    LlamaConfig,
-    MellumConfig,
-    MiMoV2FlashConfig,
-    MiniMaxM2Config,
-    Ministral3Config,
-    Mistral4Config,
-    Mistral4ForCausalLM,
-    MistralConfig,
-    MixtralConfig,
-    NemotronHConfig,
-    Olmo2Config,
-    Olmo3Config,
-    Phi3Config,
-    Qwen2Config,
-    Qwen2MoeConfig,
-    Qwen3_5MoeTextConfig,
-    Qwen3_5TextConfig,
-    Qwen3Config,
-    Qwen3MoeConfig,
-    Qwen3NextConfig,
-    SeedOssConfig,
-    SmolLM3Config,
-)
+from transformers import AutoModelForCausalLM
 
 from qualification.decision.decision import Policy, Status
 from qualification.model.families.image_models import IMAGE_MODELS
-from qualification.model.families.registry import FAMILIES as SERVED
+from qualification.model.families.registry import FAMILIES
 from server.engine.startup.builder import BuiltEngine, build_engine
 from server.protocol.messages import SamplingParams, Submit
 from server.settings import DeviceChoice, Settings
-from support.models.bailing import BailingMoeV2Config
-from support.models.bailing_hybrid import BailingMoeV2_5Config
-from support.models.nemotron_nas import DeciLMConfig
-from support.models.step3p5 import Step3p5Config
+from support.models.tiny_families import classes_of
 
 pytestmark = pytest.mark.timeout(900)  # one that takes 60 s alone took 325 on a machine with a load of 12
-AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)  # its class, but no AutoModel's
-FAMILIES = {
-    "llama": LlamaConfig,
-    "mistral": MistralConfig,
-    "qwen2": Qwen2Config,
-    "qwen3": Qwen3Config,
-    "qwen3_moe": Qwen3MoeConfig,
-    "qwen3_next": Qwen3NextConfig,
-    "qwen3_5_text": Qwen3_5TextConfig,
-    "qwen3_5_moe_text": Qwen3_5MoeTextConfig,
-    "phi3": Phi3Config,
-    "afmoe": AfmoeConfig,
-    "gemma": GemmaConfig,
-    "gemma2": Gemma2Config,  # its softcap is served by a fallback
-    "gemma3": Gemma3TextConfig,
-    "gemma4": Gemma4TextConfig,
-    "gemma4_unified": Gemma4UnifiedTextConfig,
-    "olmo2": Olmo2Config,
-    "bailing_hybrid": BailingMoeV2_5Config,
-    "bailing_moe_v2": BailingMoeV2Config,
-    "cohere2": Cohere2Config,
-    "deepseek_v2": DeepseekV2Config,
-    "deepseek_v3": DeepseekV3Config,
-    "deepseek_v32": DeepseekV32Config,
-    "glm_moe_dsa": GlmMoeDsaConfig,
-    "glm4_moe_lite": Glm4MoeLiteConfig,
-    "mistral4": Mistral4Config,
-    "cohere2_moe": Cohere2MoeConfig,
-    "granite": GraniteConfig,
-    "granitemoe": GraniteMoeConfig,
-    "granitemoehybrid": GraniteMoeHybridConfig,
-    "granitemoeshared": GraniteMoeSharedConfig,
-    "gpt_oss": GptOssConfig,
-    "mixtral": MixtralConfig,
-    "qwen2_moe": Qwen2MoeConfig,
-    "glm4_moe": Glm4MoeConfig,
-    "ernie4_5": Ernie4_5Config,
-    "ernie4_5_moe": Ernie4_5_MoeConfig,
-    "glm": GlmConfig,
-    "glm4": Glm4Config,
-    "mellum": MellumConfig,
-    "minimax_m2": MiniMaxM2Config,
-    "ministral3": Ministral3Config,
-    "nemotron_h": NemotronHConfig,
-    "nemotron-nas": DeciLMConfig,
-    "seed_oss": SeedOssConfig,
-    "smollm3": SmolLM3Config,
-    "olmo3": Olmo3Config,
-    "exaone4": Exaone4Config,
-    "hunyuan_v1_dense": HunYuanDenseV1Config,
-    "hunyuan_v1_moe": HunYuanMoEV1Config,
-    "hy_v3": HYV3Config,
-    "kimi_linear": KimiLinearConfig,
-    "laguna": LagunaConfig,
-    "mimo_v2_flash": MiMoV2FlashConfig,
-    "lfm2": Lfm2Config,
-    "lfm2_moe": Lfm2MoeConfig,
-    "llama4_text": Llama4TextConfig,
-    "step3p5": Step3p5Config,
-}
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
 RECURRENT = {
     "full_attention_interval": 2,
@@ -384,7 +265,7 @@ def config_of(family: str, num_heads: int, num_kv_heads: int, head_dim: int) -> 
     hidden_size = num_heads * head_dim
     sizes: dict[str, object] = {"head_dim": head_dim} if family in HEAD_DIM_IS_GIVEN else {}
     more = {"eos_token_id": None, "pad_token_id": None, "num_hidden_layers": 2, **MORE.get(family, {})}
-    return FAMILIES[family](
+    return classes_of(family)[0](
         vocab_size=101,
         hidden_size=hidden_size,
         intermediate_size=2 * hidden_size,
@@ -417,14 +298,14 @@ def greedy_of(built: BuiltEngine, prompts: list[list[int]]) -> list[list[int]]:
 
 
 def test_every_family_that_is_served_is_among_them() -> None:
-    of_text = {family.model_type for family in SERVED if family.architectures}  # others are parts of an image model
+    of_text = {family.model_type for family in FAMILIES if family.architectures}  # others are parts of an image model
     # With DeepSeek V3, the second name of Ling 2.0, and MiMo V2 Flash, whose fields the last one has.
     of_one_class = {"kimi_k2", "bailing_moe", "mimo_v2"}
     of_text -= of_one_class
     started = {family.removesuffix("_text") for family, *_ in MODELS}
     assert started == {model_type.removesuffix("_text") for model_type in of_text}
     parts = {family for model in IMAGE_MODELS for family in model.families}
-    assert {family.model_type for family in SERVED} == of_text | parts | of_one_class
+    assert {family.model_type for family in FAMILIES} == of_text | parts | of_one_class
 
 
 @pytest.mark.starts

@@ -9,6 +9,10 @@ from typing import Any
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForImageTextToText, DeepseekOcr2Config, MiMoV2FlashConfig
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
 
 from kernels.fused.activation_kind import Activation
 from kernels.fused.capped_kind import CappedSilu
@@ -44,63 +48,18 @@ SHARED: dict[str, object] = {
     "max_position_embeddings": 8192,
     "rms_norm_eps": 1e-5,
 }
-ARCHITECTURES = {
-    "afmoe": "AfmoeForCausalLM",
-    "gemma": "GemmaForCausalLM",
+# As transformers names the classes of its models; as published files do where it has none, or another one.
+ARCHITECTURES: dict[str, str] = {
+    **MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    **MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
     "bailing_hybrid": "BailingMoeV2_5ForCausalLM",
     "bailing_moe": "BailingMoeV2ForCausalLM",
-    "cohere2": "Cohere2ForCausalLM",
-    "cohere2_moe": "Cohere2MoeForCausalLM",
-    "qwen3_5_text": "Qwen3_5ForCausalLM",
-    "deepseek_ocr2": "DeepseekOcr2ForConditionalGeneration",
     "deepseek_vl_v2": "DeepseekOCRForCausalLM",
-    "ernie4_5_moe": "Ernie4_5_MoeForCausalLM",
     "ernie4_5_moe_vl": "Ernie4_5_VLMoeForConditionalGeneration",
-    "ernie4_5_vl_moe": "Ernie4_5_VLMoeForConditionalGeneration",
-    "exaone4": "Exaone4ForCausalLM",
-    "gemma2": "Gemma2ForCausalLM",
-    "gemma3": "Gemma3ForConditionalGeneration",
-    "glm4_moe": "Glm4MoeForCausalLM",
-    "glm_moe_dsa": "GlmMoeDsaForCausalLM",
-    "granitemoehybrid": "GraniteMoeHybridForCausalLM",
-    "glm4v": "Glm4vForConditionalGeneration",
     "glm4v_x": "Glm4vXForConditionalGeneration",
-    "glm4v_moe": "Glm4vMoeForConditionalGeneration",
-    "glm4": "Glm4ForCausalLM",
-    "gpt_oss": "GptOssForCausalLM",
-    "hunyuan_v1_dense": "HunYuanDenseV1ForCausalLM",
-    "hunyuan_v1_moe": "HunYuanMoEV1ForCausalLM",
-    "hunyuan_vl": "HunYuanVLForConditionalGeneration",
-    "hy_v3": "HYV3ForCausalLM",
-    "internvl": "InternVLForConditionalGeneration",
-    "muse_glimmer": "MuseGlimmerForConditionalGeneration",
     "internvl_chat": "InternVLChatModel",
-    "kimi_k25": "KimiK25ForConditionalGeneration",
-    "kimi_linear": "KimiLinearForCausalLM",
-    "laguna": "LagunaForCausalLM",
-    "llava": "LlavaForConditionalGeneration",
-    "llama4_text": "Llama4ForCausalLM",
-    "mellum": "MellumForCausalLM",
     "mimo_v2": "MiMoV2ForCausalLM",
-    "minicpmv4_6": "MiniCPMV4_6ForConditionalGeneration",
-    "mimo_v2_flash": "MiMoV2FlashForCausalLM",
-    "minimax_m2": "MiniMaxM2ForCausalLM",
-    "ministral3": "Ministral3ForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "mistral3": "Mistral3ForConditionalGeneration",
-    "mixtral": "MixtralForCausalLM",
-    "nemotron_h": "NemotronHForCausalLM",
     "nemotron-nas": "DeciLMForCausalLM",
-    "olmo3": "Olmo3ForCausalLM",
-    "paddleocr_vl": "PaddleOCRVLForConditionalGeneration",
-    "phi3": "Phi3ForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen2_moe": "Qwen2MoeForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "qwen3_moe": "Qwen3MoeForCausalLM",
-    "qwen3_vl": "Qwen3VLForConditionalGeneration",
-    "qwen3_vl_moe": "Qwen3VLMoeForConditionalGeneration",
-    "smollm3": "SmolLM3ForCausalLM",
     "step3p5": "Step3p5ForCausalLM",
 }
 # Keys of the published file of InternVL 3.5 8B; transformers has no such class.

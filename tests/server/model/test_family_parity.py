@@ -18,7 +18,6 @@ from server.settings import LoadFormat
 from support.models.paged_runner import PagedRunner
 from support.models.tiny_families import (
     CPU,
-    FAMILIES,
     GEMMA_2,
     GLM,
     IMAGE_CASES,
@@ -31,6 +30,7 @@ from support.models.tiny_families import (
     TOLERANCE,
     VARIANTS,
     WINDOWED,
+    classes_of,
     load,
     longrope,
     prompt,
@@ -127,7 +127,7 @@ def test_the_comparison_sees_a_changed_rotation_or_window(
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_parameters_are_counted_as_transformers_counts_them(variant: str, tmp_path: Path) -> None:
     family, changes = VARIANTS[variant]
-    config_class, model_class = FAMILIES[family]
+    config_class, model_class = classes_of(family)
     config = config_class(**deepcopy({**TINY, **changes}))
     config.architectures = [model_class.__name__]
     config.save_pretrained(tmp_path)

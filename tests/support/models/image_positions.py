@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedModel
 
 from server.model.decoder import Decoder
-from support.models.tiny_families import IMAGE_MODELS, TINY, load
+from support.models.tiny_families import TINY, image_model, load
 
 NUM_TOKENS = 13
 # Text, an image of 2 x 3 patches, text that goes on behind the longest of its sides: as Qwen 2.5 VL counts.
@@ -22,7 +22,7 @@ POSITIONS = torch.tensor(
 
 def save_with_positions(folder: Path) -> PreTrainedModel:
     """Save transformers' model, which takes positions [3, batch, tokens]."""
-    config_class, model_class, of_text, vision = IMAGE_MODELS["qwen2.5 vl"]
+    config_class, model_class, of_text, vision = image_model("qwen2.5 vl")
     torch.manual_seed(0)
     model = model_class(config_class(text_config={**TINY, **of_text}, vision_config=vision)).float().eval()
     model.save_pretrained(folder)

@@ -10,240 +10,27 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
-    AfmoeConfig,
-    AfmoeForCausalLM,
-    Cohere2Config,
-    Cohere2ForCausalLM,
-    Cohere2MoeConfig,
-    Cohere2MoeForCausalLM,
-    DeepseekOcr2Config,
-    DeepseekOcr2ForConditionalGeneration,
-    DeepseekV2Config,
-    DeepseekV2ForCausalLM,
-    DeepseekV3Config,
-    DeepseekV3ForCausalLM,
-    DeepseekV32Config,
-    DeepseekV32ForCausalLM,
-    Ernie4_5_MoeConfig,
-    Ernie4_5_MoeForCausalLM,
-    Ernie4_5_VLMoeConfig,
-    Ernie4_5_VLMoeForConditionalGeneration,
-    Ernie4_5Config,
-    Ernie4_5ForCausalLM,
-    Exaone4Config,
-    Exaone4ForCausalLM,
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    Gemma3Config,
-    Gemma3ForCausalLM,
-    Gemma3ForConditionalGeneration,
-    Gemma3TextConfig,
-    Gemma4Config,
-    Gemma4ForCausalLM,
-    Gemma4ForConditionalGeneration,
-    Gemma4TextConfig,
-    Gemma4UnifiedConfig,
-    Gemma4UnifiedForCausalLM,
-    Gemma4UnifiedForConditionalGeneration,
-    Gemma4UnifiedTextConfig,
-    GemmaConfig,
-    GemmaForCausalLM,
-    Glm4Config,
-    Glm4ForCausalLM,
-    Glm4MoeConfig,
-    Glm4MoeForCausalLM,
-    Glm4MoeLiteConfig,
-    Glm4MoeLiteForCausalLM,
-    Glm4vConfig,
-    Glm4vForConditionalGeneration,
-    Glm4vMoeConfig,
-    Glm4vMoeForConditionalGeneration,
-    Glm46VConfig,
-    Glm46VForConditionalGeneration,
-    GlmConfig,
-    GlmForCausalLM,
-    GlmMoeDsaConfig,
-    GlmMoeDsaForCausalLM,
-    GlmOcrConfig,
-    GlmOcrForConditionalGeneration,
-    GptOssConfig,
-    GptOssForCausalLM,
-    GraniteConfig,
-    GraniteForCausalLM,
-    GraniteMoeConfig,
-    GraniteMoeForCausalLM,
-    GraniteMoeHybridConfig,
-    GraniteMoeHybridForCausalLM,
-    GraniteMoeSharedConfig,
-    GraniteMoeSharedForCausalLM,
-    HunYuanDenseV1Config,
-    HunYuanDenseV1ForCausalLM,
-    HunYuanMoEV1Config,
-    HunYuanMoEV1ForCausalLM,
-    HunYuanVLConfig,
-    HunYuanVLForConditionalGeneration,
-    HYV3Config,
-    HYV3ForCausalLM,
-    InternVLConfig,
-    InternVLForConditionalGeneration,
-    Kimi_K25Config,
-    Kimi_K25ForConditionalGeneration,
-    KimiLinearConfig,
-    KimiLinearForCausalLM,
-    LagunaConfig,
-    LagunaForCausalLM,
-    Lfm2Config,
-    Lfm2ForCausalLM,
-    Lfm2MoeConfig,
-    Lfm2MoeForCausalLM,
-    Lfm2VlConfig,
-    Lfm2VlForConditionalGeneration,
-    Llama4Config,
-    Llama4ForCausalLM,
-    Llama4ForConditionalGeneration,
-    Llama4TextConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
-    LlavaConfig,
-    LlavaForConditionalGeneration,
-    MellumConfig,
-    MellumForCausalLM,
-    MiMoV2FlashConfig,
-    MiMoV2FlashForCausalLM,
-    MiniCPMV4_6Config,
-    MiniCPMV4_6ForConditionalGeneration,
-    MiniMaxM2Config,
-    MiniMaxM2ForCausalLM,
-    Ministral3Config,
-    Ministral3ForCausalLM,
-    Mistral3Config,
-    Mistral3ForConditionalGeneration,
+    CONFIG_MAPPING,
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    AutoModelForCausalLM,
     Mistral4Config,
     Mistral4ForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    MixtralConfig,
-    MixtralForCausalLM,
-    MuseGlimmerConfig,
-    MuseGlimmerForConditionalGeneration,
-    NemotronHConfig,
-    NemotronHForCausalLM,
-    Olmo2Config,
-    Olmo2ForCausalLM,
-    Olmo3Config,
-    Olmo3ForCausalLM,
-    PaddleOCRVLConfig,
-    PaddleOCRVLForConditionalGeneration,
-    Phi3Config,
-    Phi3ForCausalLM,
     PreTrainedModel,
-    Qwen2_5_VLConfig,
-    Qwen2_5_VLForConditionalGeneration,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen2MoeConfig,
-    Qwen2MoeForCausalLM,
-    Qwen2VLConfig,
-    Qwen2VLForConditionalGeneration,
-    Qwen3_5Config,
-    Qwen3_5ForCausalLM,
-    Qwen3_5ForConditionalGeneration,
-    Qwen3_5MoeConfig,
-    Qwen3_5MoeForCausalLM,
-    Qwen3_5MoeForConditionalGeneration,
-    Qwen3_5MoeTextConfig,
-    Qwen3_5TextConfig,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
-    Qwen3NextConfig,
-    Qwen3NextForCausalLM,
-    Qwen3VLConfig,
-    Qwen3VLForConditionalGeneration,
-    Qwen3VLMoeConfig,
-    Qwen3VLMoeForConditionalGeneration,
-    SeedOssConfig,
-    SeedOssForCausalLM,
-    SmolLM3Config,
-    SmolLM3ForCausalLM,
-    Step3p7Config,
-    Step3p7ForConditionalGeneration,
 )
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
-from transformers.models.nemotron_h_omni.configuration_nemotron_h_omni import NemotronH_Omni_Reasoning_V3_Config
-from transformers.models.nemotron_h_omni.modeling_nemotron_h_omni import NemotronH_Omni_Reasoning_V3
 
 from server.model.decoder import Decoder
 from server.model.load.load import load_config, load_decoder
 from server.settings import LoadFormat
-from support.models.bailing import BailingMoeV2Config, BailingMoeV2ForCausalLM
-from support.models.bailing_hybrid import BailingMoeV2_5Config, BailingMoeV2_5ForCausalLM
-from support.models.nemotron_nas import DeciLMConfig, DeciLMForCausalLM
-from support.models.step3p5 import Step3p5Config, Step3p5ForCausalLM
+from support.models import bailing, bailing_hybrid, nemotron_nas, step3p5
 
 CPU = torch.device("cpu")
 TOLERANCE = 1e-4
 NUM_TOKENS = 60  # several windows
-FAMILIES = {
-    "llama": (LlamaConfig, LlamaForCausalLM),
-    "afmoe": (AfmoeConfig, AfmoeForCausalLM),
-    "gemma": (GemmaConfig, GemmaForCausalLM),
-    "gemma2": (Gemma2Config, Gemma2ForCausalLM),
-    "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM),
-    "gemma4": (Gemma4TextConfig, Gemma4ForCausalLM),
-    "gemma4_unified": (Gemma4UnifiedTextConfig, Gemma4UnifiedForCausalLM),
-    "olmo2": (Olmo2Config, Olmo2ForCausalLM),
-    "granite": (GraniteConfig, GraniteForCausalLM),
-    "bailing_hybrid": (BailingMoeV2_5Config, BailingMoeV2_5ForCausalLM),
-    "bailing_moe_v2": (BailingMoeV2Config, BailingMoeV2ForCausalLM),
-    "cohere2": (Cohere2Config, Cohere2ForCausalLM),
-    "cohere2_moe": (Cohere2MoeConfig, Cohere2MoeForCausalLM),
-    "granitemoe": (GraniteMoeConfig, GraniteMoeForCausalLM),
-    "granitemoehybrid": (GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM),
-    "granitemoeshared": (GraniteMoeSharedConfig, GraniteMoeSharedForCausalLM),
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
-    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
-    "mistral": (MistralConfig, MistralForCausalLM),
-    "phi3": (Phi3Config, Phi3ForCausalLM),
-    "qwen2_moe": (Qwen2MoeConfig, Qwen2MoeForCausalLM),
-    "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
-    "qwen3_next": (Qwen3NextConfig, Qwen3NextForCausalLM),
-    "qwen3_5_text": (Qwen3_5TextConfig, Qwen3_5ForCausalLM),
-    "qwen3_5_moe_text": (Qwen3_5MoeTextConfig, Qwen3_5MoeForCausalLM),
-    "mixtral": (MixtralConfig, MixtralForCausalLM),
-    "gpt_oss": (GptOssConfig, GptOssForCausalLM),
-    "glm4_moe": (Glm4MoeConfig, Glm4MoeForCausalLM),
-    "glm4_moe_lite": (Glm4MoeLiteConfig, Glm4MoeLiteForCausalLM),
-    "deepseek_v2": (DeepseekV2Config, DeepseekV2ForCausalLM),
-    "deepseek_v3": (DeepseekV3Config, DeepseekV3ForCausalLM),
-    "deepseek_v32": (DeepseekV32Config, DeepseekV32ForCausalLM),
-    "glm_moe_dsa": (GlmMoeDsaConfig, GlmMoeDsaForCausalLM),
-    "mistral4": (Mistral4Config, Mistral4ForCausalLM),
-    "ernie4_5": (Ernie4_5Config, Ernie4_5ForCausalLM),
-    "ernie4_5_moe": (Ernie4_5_MoeConfig, Ernie4_5_MoeForCausalLM),
-    "glm": (GlmConfig, GlmForCausalLM),
-    "glm4": (Glm4Config, Glm4ForCausalLM),
-    "hunyuan_v1_dense": (HunYuanDenseV1Config, HunYuanDenseV1ForCausalLM),
-    "hunyuan_v1_moe": (HunYuanMoEV1Config, HunYuanMoEV1ForCausalLM),
-    "hy_v3": (HYV3Config, HYV3ForCausalLM),
-    "llama4_text": (Llama4TextConfig, Llama4ForCausalLM),
-    "laguna": (LagunaConfig, LagunaForCausalLM),
-    "lfm2": (Lfm2Config, Lfm2ForCausalLM),
-    "lfm2_moe": (Lfm2MoeConfig, Lfm2MoeForCausalLM),
-    "mellum": (MellumConfig, MellumForCausalLM),
-    "mimo_v2_flash": (MiMoV2FlashConfig, MiMoV2FlashForCausalLM),
-    "kimi_linear": (KimiLinearConfig, KimiLinearForCausalLM),
-    "minimax_m2": (MiniMaxM2Config, MiniMaxM2ForCausalLM),
-    "ministral3": (Ministral3Config, Ministral3ForCausalLM),
-    "nemotron_h": (NemotronHConfig, NemotronHForCausalLM),
-    "nemotron-nas": (DeciLMConfig, DeciLMForCausalLM),
-    "seed_oss": (SeedOssConfig, SeedOssForCausalLM),
-    "smollm3": (SmolLM3Config, SmolLM3ForCausalLM),
-    "olmo3": (Olmo3Config, Olmo3ForCausalLM),
-    "exaone4": (Exaone4Config, Exaone4ForCausalLM),
-    "step3p5": (Step3p5Config, Step3p5ForCausalLM),
-}
+REGISTERED = (bailing, bailing_hybrid, nemotron_nas, step3p5)  # families of which transformers has no class
+AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)  # its class, but no AutoModel's
+ALSO_OF_IMAGES = ("gemma3", "gemma4", "gemma4_unified")  # transformers calls the class of the text another name
 TINY = {
     "vocab_size": 97,
     "hidden_size": 32,
@@ -387,11 +174,7 @@ OLMO_3 = {"sliding_window": 9, "layer_types": MIXED, "rope_parameters": TWO_ROPE
 EXAONE_4 = {"head_dim": 12, "sliding_window": 9, "sliding_window_pattern": 2}
 ERNIE = {"head_dim": 18, "tie_word_embeddings": False}
 ERNIE_MOE = {"moe_num_experts": 7, "moe_k": 3, "moe_intermediate_size": 20, "tie_word_embeddings": False}
-GLM_4 = {
-    "head_dim": 20,
-    "eos_token_id": [],
-    "pad_token_id": 0,
-}  # its class has tokens for None
+GLM_4 = {"head_dim": 20, "eos_token_id": [], "pad_token_id": 0}  # its class has tokens for None
 MELLUM = {**QWEN_3_MOE, "sliding_window": 9, "layer_types": MIXED, "rope_parameters": TWO_ROPES}
 MINIMAX = {"num_local_experts": 7, "num_experts_per_tok": 3, "head_dim": 12, "rotary_dim": 6}
 MINISTRAL = {"head_dim": 16, "rope_parameters": {**YARN, "llama_4_scaling_beta": 0.7}}
@@ -819,9 +602,15 @@ FILLED = (
 )
 
 
+def classes_of(family: str) -> tuple[type, type]:
+    """Return the classes of a family's config and of its text model."""
+    config_class = CONFIG_MAPPING[f"{family}_text" if family in ALSO_OF_IMAGES else family]
+    return config_class, MODEL_FOR_CAUSAL_LM_MAPPING[config_class]
+
+
 def save_reference(folder: Path, family: str, changes: Mapping[str, object]) -> PreTrainedModel:
     torch.manual_seed(0)
-    config_class, model_class = FAMILIES[family]
+    config_class, model_class = classes_of(family)
     given = copy.deepcopy({**TINY, **changes})  # some classes write into the dictionaries that they are given
     model: PreTrainedModel = model_class(config_class(**given)).eval()
     with torch.no_grad():
@@ -906,94 +695,67 @@ GLM_VISION: dict[str, object] = {
     "intermediate_size": 16,
     "out_hidden_size": 32,
 }
-IMAGE_MODELS: dict[str, tuple[type, type, dict[str, object], dict[str, object]]] = {
+IMAGE_MODELS: dict[str, tuple[str, dict[str, object], dict[str, object]]] = {  # model_type, text, vision
     "gemma3": (
-        Gemma3Config,
-        Gemma3ForConditionalGeneration,
+        "gemma3",
         {**GEMMA, "layer_types": MIXED, "rope_parameters": TWO_ROPES},
         {**VISION, "image_size": 28, "patch_size": 14},
     ),
     "gemma4": (
-        Gemma4Config,
-        Gemma4ForConditionalGeneration,
+        "gemma4",
         {**GEMMA_4_SMALL, "attention_k_eq_v": True},
         {**VISION, "head_dim": 8, "position_embedding_size": 16},
     ),
-    "gemma4, unified": (
-        Gemma4UnifiedConfig,
-        Gemma4UnifiedForConditionalGeneration,
-        GEMMA_4_WIDE,
-        {"mm_embed_dim": 16},
-    ),
+    "gemma4, unified": ("gemma4_unified", GEMMA_4_WIDE, {"mm_embed_dim": 16}),
     "qwen2 vl": (
-        Qwen2VLConfig,
-        Qwen2VLForConditionalGeneration,
+        "qwen2_vl",
         {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "mrope_section": [2, 1, 1]}},
         {"depth": 1, "embed_dim": 16, "num_heads": 2, "hidden_size": 32},
     ),
     "qwen2.5 vl": (
-        Qwen2_5_VLConfig,
-        Qwen2_5_VLForConditionalGeneration,
+        "qwen2_5_vl",
         {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "mrope_section": [2, 1, 1]}},
         {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16, "out_hidden_size": 32},
     ),
-    "qwen3 vl": (
-        Qwen3VLConfig,
-        Qwen3VLForConditionalGeneration,
-        {"head_dim": 12, "rope_parameters": {**SECTIONS, "mrope_interleaved": True}},
-        QWEN_VISION,
-    ),
+    "qwen3 vl": ("qwen3_vl", {"head_dim": 12, "rope_parameters": {**SECTIONS, "mrope_interleaved": True}}, QWEN_VISION),
     "qwen3 vl, moe": (
-        Qwen3VLMoeConfig,
-        Qwen3VLMoeForConditionalGeneration,
+        "qwen3_vl_moe",
         {**QWEN_3_MOE, "rope_parameters": {**SECTIONS, "mrope_interleaved": True}, "mlp_only_layers": [1]},
         QWEN_VISION,
     ),
     "glm4v": (
-        Glm4vConfig,
-        Glm4vForConditionalGeneration,
+        "glm4v",
         {"rope_parameters": {**SECTIONS, "partial_rotary_factor": 0.5}, "num_attention_heads": 2},
         GLM_VISION,
     ),
     "glm46v": (
-        Glm46VConfig,
-        Glm46VForConditionalGeneration,
+        "glm46v",
         {"model_type": "glm4v_text", "rope_parameters": SECTIONS, "tie_word_embeddings": False},
         {"model_type": "glm4v_vision", **GLM_VISION},
     ),
     "qwen3.5": (
-        Qwen3_5Config,
-        Qwen3_5ForConditionalGeneration,
+        "qwen3_5",
         {**RECURRENT, "rope_parameters": {**SECTIONS, "partial_rotary_factor": 0.7, "mrope_interleaved": True}},
         QWEN_VISION,
     ),
     "qwen3.5, moe": (
-        Qwen3_5MoeConfig,
-        Qwen3_5MoeForConditionalGeneration,
+        "qwen3_5_moe",
         {**QWEN_3_NEXT, "rope_parameters": {**SECTIONS, "partial_rotary_factor": 0.7, "mrope_interleaved": True}},
         QWEN_VISION,
     ),
     "glm4v, moe": (
-        Glm4vMoeConfig,
-        Glm4vMoeForConditionalGeneration,
+        "glm4v_moe",
         {**GLM, "head_dim": 16, "rope_parameters": {**SECTIONS, "partial_rotary_factor": 0.5}},
         GLM_VISION,
     ),
-    "glm ocr": (
-        GlmOcrConfig,
-        GlmOcrForConditionalGeneration,
-        {"head_dim": 12, "rope_parameters": {**SECTIONS, "mrope_section": [3, 2, 1]}},
-        GLM_VISION,
-    ),
+    "glm ocr": ("glm_ocr", {"head_dim": 12, "rope_parameters": {**SECTIONS, "mrope_section": [3, 2, 1]}}, GLM_VISION),
     "paddleocr vl": (
-        PaddleOCRVLConfig,
-        PaddleOCRVLForConditionalGeneration,
+        "paddleocr_vl",
         {"head_dim": 12, "use_bias": True, "rope_parameters": {**SECTIONS, "mrope_section": [3, 2, 1]}},
         {**VISION, "image_size": 28},
     ),
     "deepseek ocr 2": (
-        DeepseekOcr2Config,
-        DeepseekOcr2ForConditionalGeneration,
+        "deepseek_ocr2",
         {
             "n_routed_experts": 7,
             "num_experts_per_tok": 3,
@@ -1024,20 +786,13 @@ IMAGE_MODELS: dict[str, tuple[type, type, dict[str, object], dict[str, object]]]
         },
     ),
     "ernie 4.5 vl": (
-        Ernie4_5_VLMoeConfig,
-        Ernie4_5_VLMoeForConditionalGeneration,
+        "ernie4_5_vl_moe",
         {**ERNIE_MOE, "moe_intermediate_size": [20, 12], "rope_parameters": {**SECTIONS, "mrope_section": [1, 1, 2]}},
         {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 24, "patch_size": 4},
     ),
-    "lfm2 vl": (
-        Lfm2VlConfig,
-        Lfm2VlForConditionalGeneration,
-        {"model_type": "lfm2", **LFM_2},
-        {**VISION, "patch_size": 4, "num_patches": 16},
-    ),
+    "lfm2 vl": ("lfm2_vl", {"model_type": "lfm2", **LFM_2}, {**VISION, "patch_size": 4, "num_patches": 16}),
     "hunyuan vl": (
-        HunYuanVLConfig,
-        HunYuanVLForConditionalGeneration,
+        "hunyuan_vl",
         {
             "head_dim": 18,
             "rope_parameters": {"rope_type": "xdrope", "rope_theta": 500.0, **ALPHA, "xdrope_section": [3, 2, 2, 2]},
@@ -1045,20 +800,17 @@ IMAGE_MODELS: dict[str, tuple[type, type, dict[str, object], dict[str, object]]]
         {**VISION, "patch_size": 4, "out_hidden_size": 32, "max_image_size": 32},
     ),
     "minicpm-v 4.6": (
-        MiniCPMV4_6Config,
-        MiniCPMV4_6ForConditionalGeneration,
+        "minicpmv4_6",
         {"model_type": "qwen3_5_text", **RECURRENT},
         {**VISION, "num_hidden_layers": 2, "image_size": 16, "patch_size": 4},
     ),
     "kimi k2.5": (
-        Kimi_K25Config,
-        Kimi_K25ForConditionalGeneration,
+        "kimi_k25",
         {"model_type": "deepseek_v3", **DEEPSEEK_V3},
         {**VISION, "patch_size": 4, "pos_emb_height": 4, "pos_emb_width": 4},
     ),
     "muse glimmer": (
-        MuseGlimmerConfig,
-        MuseGlimmerForConditionalGeneration,
+        "muse_glimmer",
         {
             "head_dim": 12,
             "sliding_window": 9,
@@ -1072,8 +824,7 @@ IMAGE_MODELS: dict[str, tuple[type, type, dict[str, object], dict[str, object]]]
         {**VISION, "patch_size": 4, "pos_emb_height": 4, "pos_emb_width": 4},
     ),
     "llama 4": (
-        Llama4Config,
-        Llama4ForConditionalGeneration,
+        "llama4",
         LLAMA_4,
         {
             **VISION,
@@ -1084,56 +835,36 @@ IMAGE_MODELS: dict[str, tuple[type, type, dict[str, object], dict[str, object]]]
             "projector_output_dim": 16,
         },
     ),
-    "step 3.7": (Step3p7Config, Step3p7ForConditionalGeneration, STEP, {**VISION, "image_size": 28, "patch_size": 14}),
+    "step 3.7": ("step3p7", STEP, {**VISION, "image_size": 28, "patch_size": 14}),
     "mistral 3": (
-        Mistral3Config,
-        Mistral3ForConditionalGeneration,
+        "mistral3",
         {"model_type": "mistral", "head_dim": 12, "sliding_window": None},
         {**VISION, "model_type": "pixtral", "image_size": 28, "patch_size": 14, "head_dim": 8},
     ),
     "llava, pixtral": (
-        LlavaConfig,
-        LlavaForConditionalGeneration,
+        "llava",
         {"model_type": "mistral", "head_dim": 12, "sliding_window": None},
         {**VISION, "model_type": "pixtral", "image_size": 28, "patch_size": 14, "head_dim": 8},
     ),
     "mistral 3, ministral": (
-        Mistral3Config,
-        Mistral3ForConditionalGeneration,
+        "mistral3",
         {"model_type": "ministral3", **MINISTRAL},
         {**VISION, "model_type": "pixtral", "image_size": 28, "patch_size": 14, "head_dim": 8},
     ),
     "mistral 3, latents": (
-        Mistral3Config,
-        Mistral3ForConditionalGeneration,
+        "mistral3",
         {"model_type": "mistral4", **MISTRAL_4},
         {**VISION, "model_type": "pixtral", "image_size": 28, "patch_size": 14, "head_dim": 8},
     ),
-    "internvl, qwen2": (InternVLConfig, InternVLForConditionalGeneration, {"model_type": "qwen2"}, INTERN_VISION),
-    "internvl, qwen3": (
-        InternVLConfig,
-        InternVLForConditionalGeneration,
-        {"model_type": "qwen3", "head_dim": 12},
-        INTERN_VISION,
-    ),
-    "internvl, qwen3_moe": (
-        InternVLConfig,
-        InternVLForConditionalGeneration,
-        {"model_type": "qwen3_moe", **QWEN_3_MOE},
-        INTERN_VISION,
-    ),
-    "internvl, gpt_oss": (
-        InternVLConfig,
-        InternVLForConditionalGeneration,
-        {"model_type": "gpt_oss", **GPT_OSS},
-        INTERN_VISION,
-    ),
+    "internvl, qwen2": ("internvl", {"model_type": "qwen2"}, INTERN_VISION),
+    "internvl, qwen3": ("internvl", {"model_type": "qwen3", "head_dim": 12}, INTERN_VISION),
+    "internvl, qwen3_moe": ("internvl", {"model_type": "qwen3_moe", **QWEN_3_MOE}, INTERN_VISION),
+    "internvl, gpt_oss": ("internvl", {"model_type": "gpt_oss", **GPT_OSS}, INTERN_VISION),
 }
 # Models of which transformers has no class, in its words for another one: their own model_type, class, key of the text
 # part, and names.
 IMAGE_MODELS["nemotron 3 omni"] = (
-    NemotronH_Omni_Reasoning_V3_Config,
-    NemotronH_Omni_Reasoning_V3,
+    "nemotron_h_omni",
     {**NEMOTRON_3, "model_type": "nemotron_h"},
     {**VISION, "model_type": "radio", "patch_size": 4, "image_size": 16, "video_temporal_patch_size": 2},
 )
@@ -1161,9 +892,16 @@ IMAGE_CASES = [
 ]
 
 
+def image_model(kind: str) -> tuple[type, type, dict[str, object], dict[str, object]]:
+    """Return the classes of a model of IMAGE_MODELS, and what its text and its tower have."""
+    model_type, text, vision = IMAGE_MODELS[kind]
+    config_class = CONFIG_MAPPING[model_type]
+    return config_class, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[config_class], text, vision
+
+
 def save_image_model(folder: Path, kind: str, *, as_published: bool, **changes: object) -> PreTrainedModel:
     """A model that also sees images, its tensors named as in the published files, or as transformers saves them."""
-    config_class, model_class, text, vision = IMAGE_MODELS[kind]
+    config_class, model_class, text, vision = image_model(kind)
     torch.manual_seed(0)
     text = {**TINY, **text, **changes}
     config = config_class(text_config=text, vision_config=vision, eos_token_id=2, tie_word_embeddings=False)
@@ -1195,7 +933,7 @@ def _write_otherwise(folder: Path, model_type: str, architecture: str, text: str
 
 def save_joined(folder: Path, *, as_published: bool, **changes: object) -> PreTrainedModel:
     """A Qwen 3 VL with experts, whose tensors are transposed as in the published files, or as transformers saves."""
-    config_class, model_class, text, vision = IMAGE_MODELS["qwen3 vl, moe"]
+    config_class, model_class, text, vision = image_model("qwen3 vl, moe")
     torch.manual_seed(0)
     config = config_class(text_config={**TINY, **text, **changes}, vision_config=vision, tie_word_embeddings=False)
     model: PreTrainedModel = model_class(config).eval()
