@@ -180,7 +180,8 @@ class GemmaArguments:
         items = schema.get("items")
         item = self._any() if items is None else self._value(items, depth + 1)
         last = "" if most is None else most - 1
-        some = f'"[" {item} ("," {item}){{{max(fewest - 1, 0)},{last}}} "]"'
+        more = "" if most == 1 else f'("," {item}){{{max(fewest - 1, 0)},{last}}}'  # {0,0} is refused
+        some = f'"[" {item} {more} "]"'
         return self._rules.rule(some if fewest else f'{some} | "[]"')
 
     def _any(self) -> str:

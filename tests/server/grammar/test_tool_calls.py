@@ -214,6 +214,15 @@ def test_what_a_form_cannot_bind_is_bound_as_json(schema: dict[str, Any]) -> Non
     assert forms in ([HERMES, LLAMA], [CODER, LLAMA])  # JSON of a recursive type stands in the tags
 
 
+@pytest.mark.parametrize(("fewest", "most", "taken"), [(0, 1, [0, 1]), (1, 1, [1]), (0, 2, [0, 1, 2]), (2, 2, [2])])
+def test_gemma_counts_the_items_of_an_array(fewest: int, most: int, taken: list[int]) -> None:
+    items = {"type": "array", "items": {"type": "integer"}, "minItems": fewest, "maxItems": most}
+    bound = bound_calls([Tool("f", {"type": "object", "properties": {"a": items}, "required": ["a"]})], GEMMA)
+    assert bound.form is GEMMA
+    calls = [f"<|tool_call>call:f{{a:[{','.join('7' * num)}]}}<tool_call|>" for num in range(4)]
+    assert [num for num, call in enumerate(calls) if takes(bound.grammar, call)] == taken
+
+
 def test_answer_of_a_schema_may_be_a_call_instead() -> None:
     answer = json_grammar({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}, "p")
     either = bound_calls([WEATHER], HERMES, answer=answer).grammar
