@@ -16,6 +16,8 @@ from server.http.generation.requests import MAX_LOGPROBS, GenerationRequest
 MAX_WORD_IDS = 1024  # of one word
 MAX_MARKS = 32  # special tokens of a grammar, as its check knows them
 
+_OF_MESSAGES = ("continue_final_message", "tools", "chat_template_kwargs", "mm_processor_kwargs")  # of TokenizeRequest
+
 _Ids = Annotated[list[LimitedId], Field(min_length=1, max_length=MAX_WORD_IDS, fail_fast=True)]
 _MarkIds = Annotated[list[LimitedId], Field(max_length=MAX_MARKS, fail_fast=True)]
 
@@ -114,7 +116,11 @@ class TokenizeRequest(RequestModel):
 
     model: ModelName = None
     prompt: Text | None = Field(None, description="A text.", examples=["Once upon a time"])
-    add_special_tokens: bool = Field(True, description="Whether a prompt gets the tokens that the tokenizer adds.")
+    add_special_tokens: bool | None = Field(
+        None,
+        description="Whether the tokens that the tokenizer adds are there. Default: true of a prompt, false of "
+        "messages, whose template has written its own.",
+    )
     messages: Messages | None = Field(None, description="A conversation.")
     add_generation_prompt: bool | None = Field(
         None, description="Whether messages end with the opening of an answer; not with `continue_final_message`."
@@ -123,6 +129,15 @@ class TokenizeRequest(RequestModel):
     tools: ToolList | None = Field(None, description="Functions that the model sees; only with messages.")
     chat_template_kwargs: JsonObject | None = Field(None, description="As in a chat; only with messages.")
     mm_processor_kwargs: ImageBounds | None = Field(None, description="As in a chat; only with messages.")
+
+    def check(self) -> None:
+        """Raises InvalidValue where it has not just one of both, or a prompt beside fields of messages."""
+        if (self.prompt is None) == (self.messages is None):
+            raise InvalidValue("Send either prompt or messages.", param="prompt")
+        beside = () if self.prompt is None else _OF_MESSAGES
+        field = next((name for name in beside if getattr(self, name)), None)
+        if field is not None:
+            raise InvalidValue(f"{field} is of messages, and changes nothing of a prompt; leave it out.", param=field)
 
 
 class DetokenizeRequest(RequestModel):

@@ -10,7 +10,6 @@ from server.edge.body_memory import in_thread
 from server.edge.context import context_of
 from server.edge.routing import PlainRoute
 from server.errors import (
-    InvalidValue,
     ModelNotFound,
     NotReady,
     PromptTooLong,
@@ -101,17 +100,17 @@ def routes(services: Services) -> APIRouter:
 def _tokenize(model: ServedModel, ready: EngineReady, body: dict[str, Any], images: RequestImages) -> list[int]:
     fields = read(TokenizeRequest, body)
     model.check_name(fields.model)
-    if fields.messages is not None and fields.prompt is None:
-        tools, options = ToolUse(fields.tools, None).for_template(), fields.chat_template_kwargs or {}
-        check_bounds(model, fields.mm_processor_kwargs)
-        conversation = conversation_with(fields.messages, fields.mm_processor_kwargs, tools, None, options)
-        end = end_of(fields.add_generation_prompt, continues=fields.continue_final_message)
-        return chat_ids(model, ready, conversation, end, images).token_ids
-    if fields.messages is not None or fields.prompt is None:
-        raise InvalidValue("Send either prompt or messages.", param="prompt")
-    return encode_text(
-        model.tokenizer, fields.prompt, ready.max_model_len, add_special_tokens=fields.add_special_tokens
-    )
+    fields.check()
+    if fields.prompt is not None:
+        added = fields.add_special_tokens is not False
+        return encode_text(model.tokenizer, fields.prompt, ready.max_model_len, add_special_tokens=added)
+    assert fields.messages is not None
+    tools, options = ToolUse(fields.tools, None).for_template(), fields.chat_template_kwargs or {}
+    check_bounds(model, fields.mm_processor_kwargs)
+    conversation = conversation_with(fields.messages, fields.mm_processor_kwargs, tools, None, options)
+    end = end_of(fields.add_generation_prompt, continues=fields.continue_final_message)
+    added = fields.add_special_tokens is True
+    return chat_ids(model, ready, conversation, end, images, add_special_tokens=added).token_ids
 
 
 def _detokenize(model: ServedModel, body: dict[str, Any]) -> str:

@@ -39,8 +39,10 @@ BASES: dict[str, dict[str, Any]] = {
     "MessagesRequest": {"max_tokens": 4, "messages": USER}, "CountTokensRequest": {"messages": USER},
     "QuarantineRequest": {"path": "sdpa.cpu"}, "AttestRequest": {},
 }  # fmt: skip
+OF_MESSAGES = ("continue_final_message", "tools", "chat_template_kwargs", "mm_processor_kwargs")
 # Fields that a bound needs beside its own, because of rules between fields.
 BESIDE: dict[str, dict[str, Any]] = {
+    **{f"TokenizeRequest.{field}": {"prompt": None, "messages": USER} for field in OF_MESSAGES},
     "tool_choice": {"tools": [{"type": "function", "function": {"name": "f"}}]},
     "max_tokens": {"echo": True},
     "min_tokens": {"max_tokens": 2**31 - 1},

@@ -4,6 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
+from tokenizers import processors
 
 from server.protocol.messages import FinishReason, TokenDelta
 from support.api.edge_fakes import END, Served, delta, events, playing, saying, served, write_tokenizer
@@ -90,6 +92,28 @@ def test_a_prompt_ends_as_asked_for(folder: Path, fields: dict[str, Any], prompt
     it = served(folder)
     assert prompt_of(it, CHAT, messages=messages, **fields) == prompt
     assert bytes(it.post("/tokenize", {"messages": messages, **fields}).json()["tokens"]).decode() == prompt
+
+
+@pytest.mark.parametrize("is_added", [None, True, False])
+def test_messages_have_the_tokens_of_their_chat(tmp_path: Path, is_added: bool | None) -> None:
+    write_tokenizer(tmp_path, special=["<|x|>"])
+    path = tmp_path / "tokenizer.json"
+    tokenizer = tokenizers.Tokenizer.from_file(str(path))
+    tokenizer.post_processor = processors.TemplateProcessing(single="<|x|> $A", special_tokens=[("<|x|>", SPECIAL)])
+    tokenizer.save(str(path))
+    it, body = served(tmp_path), {"messages": USER, "add_special_tokens": is_added}
+    assert it.post(CHAT, body).status_code == 200
+    prompt = it.engine.submitted[-1][1]
+    assert it.post("/tokenize", body).json()["tokens"] == prompt
+    assert (prompt[0] == SPECIAL) is bool(is_added)
+    of_text = it.post("/tokenize", {"prompt": "a", "add_special_tokens": is_added}).json()["tokens"]
+    assert (of_text[0] == SPECIAL) is (is_added is not False)
+
+
+def test_a_field_of_messages_is_refused_beside_a_prompt(folder: Path) -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    answer = served(folder).post("/tokenize", {"prompt": "a", "tools": tools})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools")
 
 
 @pytest.mark.parametrize(
