@@ -88,7 +88,7 @@ def routes(services: Services) -> APIRouter:
         "/detokenize", response_model=Detokenized, openapi_extra=takes(DetokenizeRequest, ModelNotFound, NotReady)
     )
     async def detokenize(request: Request) -> Response:
-        """Return the text of token ids."""
+        """Return the text of token ids, special tokens among it."""
         services.require_ready()
         body = context_of(request.scope).body.take()
         text = await in_thread(body, lambda it: _detokenize(services.model, parse_json(it)))
@@ -116,4 +116,5 @@ def _tokenize(model: ServedModel, ready: EngineReady, body: dict[str, Any], imag
 def _detokenize(model: ServedModel, body: dict[str, Any]) -> str:
     fields = read(DetokenizeRequest, body)
     model.check_name(fields.model)
-    return model.tokenizer.decode(checked_ids(fields.tokens, model.tokenizer.vocab_size, "tokens"))
+    ids = checked_ids(fields.tokens, model.tokenizer.vocab_size, "tokens")
+    return model.tokenizer.decode(ids, skip_special_tokens=False)

@@ -110,6 +110,12 @@ def test_messages_have_the_tokens_of_their_chat(tmp_path: Path, is_added: bool |
     assert (of_text[0] == SPECIAL) is (is_added is not False)
 
 
+def test_special_tokens_are_text_of_token_ids(special: Path) -> None:
+    tokens = [SPECIAL, *b"Hi", END]
+    answer = served(special).post("/detokenize", {"tokens": tokens})
+    assert answer.json() == {"prompt": "<|x|>Hi<|end|>"}
+
+
 def test_a_field_of_messages_is_refused_beside_a_prompt(folder: Path) -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
     answer = served(folder).post("/tokenize", {"prompt": "a", "tools": tools})
