@@ -92,7 +92,7 @@ def _listed(item: Mapping[str, Any]) -> dict[str, Any]:
         return fields | {name: item[name] for name in ("call_id", "name", _CALLS[kind])} | namespace
     if kind in ("function_call_output", "custom_tool_call_output"):
         output = item["output"]
-        return {**fields, "call_id": item["call_id"], "output": output if isinstance(output, str) else _texts(output)}
+        return {**fields, "call_id": item["call_id"], "output": output if isinstance(output, str) else _parts(output)}
     if kind == "tool_search_call":
         return {**fields, "call_id": item["call_id"], "execution": "client", "arguments": item.get("arguments") or {}}
     if kind == "tool_search_output":
@@ -108,9 +108,14 @@ def _listed(item: Mapping[str, Any]) -> dict[str, Any]:
 def _content(role: str, content: Any) -> list[dict[str, Any]]:
     parts = [{"text": content}] if isinstance(content, str) else content
     if role != "assistant":
-        return _texts(parts)
+        return _parts(parts)
     return [{"type": "output_text", "text": part["text"], "annotations": [], "logprobs": []} for part in parts]
 
 
-def _texts(parts: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    return [{"type": "input_text", "text": part["text"]} for part in parts]
+def _parts(parts: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        {"type": "input_text", "text": part["text"]}
+        if "text" in part
+        else {"type": "input_image", "image_url": part["image_url"], "detail": part.get("detail") or "auto"}
+        for part in parts
+    ]

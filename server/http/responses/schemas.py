@@ -264,12 +264,18 @@ class InputText(Schema):
     text: str
 
 
+class InputImagePart(Schema):
+    type: Literal["input_image"]
+    image_url: str
+    detail: Literal["auto", "low", "high", "original"]
+
+
 class InputMessage(Schema):
     type: Literal["message"]
     id: str
     status: _ItemStatus
     role: Literal["developer", "system", "user"]
-    content: list[InputText]
+    content: list[InputText | InputImagePart]
 
 
 class InputCallOutput(Schema):
@@ -277,7 +283,7 @@ class InputCallOutput(Schema):
     id: str
     status: _ItemStatus
     call_id: str
-    output: str | list[InputText]
+    output: str | list[InputText | InputImagePart]
 
 
 class InputSearchOutput(Schema):

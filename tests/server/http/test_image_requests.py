@@ -12,9 +12,11 @@ import anthropic
 import httpx2
 import openai
 import pytest
+from openai.types.responses import ResponseFunctionToolCallOutputItem, ResponseInputMessageItem, ResponseItemList
 from PIL import Image
 
 from server.http.images.fetch import MediaFetcher, is_public
+from server.http.responses.schemas import InputItemList
 from support.api.edge_fakes import Served, served
 from support.api.running_api import Running
 from support.images.hostile import drawn
@@ -128,6 +130,20 @@ def test_official_clients_send_images(it: Served) -> None:
     assert said.usage is not None
     assert said.usage.prompt_tokens == message.usage.input_tokens == len(it.engine.submitted[-1][1])
     assert [len(images) for images in it.engine.images] == [1, 1]
+
+
+def test_images_of_a_stored_input_are_listed(it: Served) -> None:
+    given = [{"type": "input_text", "text": "see"}, {"type": "input_image", "image_url": WIDE}]
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "c", "output": given}
+    first = it.post(RESPONSES, {"input": [{"role": "user", "content": given}, call, result]}).json()
+    listed = it.get(f"{RESPONSES}/{first['id']}/input_items?order=asc").json()
+    InputItemList.model_validate(listed)
+    message, _, output = ResponseItemList.model_validate(listed).data
+    assert isinstance(message, ResponseInputMessageItem)
+    assert isinstance(output, ResponseFunctionToolCallOutputItem)
+    assert [each.to_dict() for each in message.content] == listed["data"][2]["output"]
+    assert listed["data"][0]["content"] == [given[0], given[1] | {"detail": "auto"}]
 
 
 def test_each_api_makes_the_same_prompt(it: Served) -> None:
