@@ -94,7 +94,12 @@ def prepare_chat(
     made = chat_ids(model, ready, conversation, _end(fields), images, add_special_tokens=fields.add_special_tokens)
     prompt, text, placed = made.token_ids, made.text, made.images
     jobs = jobs_of(model, fields, [prompt], unique_id, ready.max_model_len, may_be_less=may_be_less)
-    jobs = [_parsed(model, fields, tools, text, job if placed is None else replace(job, images=placed)) for job in jobs]
+    # An answer that goes on with reasoning begins with it.
+    left = model.syntax.reasoning_of(conversation.messages[-1]["content"]) if fields.continue_final_message else ""
+    jobs = [job if placed is None else replace(job, images=placed) for job in jobs]
+    jobs = [
+        _parsed(model, fields, tools, text + left, job, may_reason=not fields.goes_on or bool(left)) for job in jobs
+    ]
     return Prepared(
         fields,
         jobs,
@@ -168,11 +173,11 @@ def _check_fields_beside_images(fields: ChatRequest) -> None:
         raise UnsupportedField(message, param="receipt")
 
 
-def _parsed(model: ServedModel, fields: ChatRequest, tools: ToolUse, prompt: str, job: Job) -> Job:
+def _parsed(model: ServedModel, fields: ChatRequest, tools: ToolUse, prompt: str, job: Job, *, may_reason: bool) -> Job:
     """The job with a parser of its answer, and bound to a call where the request asks for one.
 
-    What binds an answer begins behind its reasoning. One that is bound to JSON may be a call instead where there are
-    tools. Raises UnsupportedField, and InvalidValue for a call that is no such answer.
+    What binds an answer begins behind its reasoning, if it `may_reason`. One that is bound to JSON may be a call
+    instead where there are tools. Raises UnsupportedField, and InvalidValue for a call that is no such answer.
     """
     grammar, calls = job.sampling.grammar, None
     if tools.is_forced and grammar is not None:
@@ -184,7 +189,7 @@ def _parsed(model: ServedModel, fields: ChatRequest, tools: ToolUse, prompt: str
     if may_call and (tools.is_forced or grammar is not None):
         bound = tools.bound(model.syntax.calls, model.tokenizer.added_ids, grammar)
         grammar, calls = bound.grammar, bound.form
-    if grammar is not None and not fields.continue_final_message:
+    if grammar is not None and may_reason:
         reasoning = model.syntax.reasoning_before(prompt)
         if reasoning is not None:
             grammar = behind_reasoning(grammar, reasoning, model.tokenizer.added_ids, has_head=calls is None)

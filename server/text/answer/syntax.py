@@ -108,6 +108,14 @@ class AnswerSyntax:
             return parser
         return Filtered(parser, has_reasoning=include_reasoning, has_many_calls=parallel_tool_calls)
 
+    def reasoning_of(self, said: str) -> str:
+        """Return what opens the reasoning that `said`, the beginning of an answer, is in; what closes it if it has one.
+
+        Empty where the text has no reasoning.
+        """
+        tags = TAGS.get(self.reasoning)
+        return "" if tags is None else tags.last_of(said)
+
     def reasoning_before(self, prompt: str) -> Reasoning | None:
         """Return the form of the reasoning before a bound answer; None where the prompt or the model allows none."""
         if self._has_channels(has_tools=False):

@@ -37,6 +37,16 @@ class ReasoningTags:
         written = prompt[-256:].rstrip()
         return next((it for it in self.pairs if written.endswith(it[0]) or self.has_title(prompt, it)), None)
 
+    def last_of(self, said: str) -> str:
+        """Return the last mark, with its title, of the reasoning that a text begins with; empty where it has none."""
+        begun = said.lstrip()
+        for opening, closing in self.pairs:
+            if closing in begun:
+                return closing
+            if begun.startswith(opening):
+                return opening + self.title
+        return ""
+
     def has_title(self, prompt: str, pair: tuple[str, str]) -> bool:
         return bool(self.title) and prompt[-256:].rstrip().endswith(pair[0] + self.title.rstrip())
 

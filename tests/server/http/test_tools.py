@@ -196,6 +196,26 @@ def test_a_bound_answer_stands_behind_its_reasoning(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("said", "reasoning", "content"),
+    [
+        ("<think>I sho", "uld go.", "\n\nyes"),
+        ("<think>", "uld go.", "\n\nyes"),
+        ("<think>Hm.</think>", None, "uld go.</think>\n\nyes"),
+        ("I sho", None, "uld go.</think>\n\nyes"),
+    ],
+)
+def test_an_answer_goes_on_with_reasoning(tmp_path: Path, said: str, reasoning: str | None, content: str) -> None:
+    it = serving(tmp_path, saying("uld ", "go.", "</think>\n\nyes"))
+    body: dict[str, Any] = {"messages": [*USER, {"role": "assistant", "content": said}], "continue_final_message": True}
+    message = it.post(CHAT, body).json()["choices"][0]["message"]
+    assert (message.get("reasoning_content"), message["content"]) == (reasoning, content)
+    it.post(CHAT, body | {"response_format": {"type": "json_object"}})
+    grammar = it.engine.submitted[-1][2].grammar
+    assert grammar is not None
+    assert (grammar.before is not None) is (reasoning is not None)
+
+
+@pytest.mark.parametrize(
     ("written", "reason"), [(CALL, "tool_calls"), (CALL[: CALL.index("Bern") + 2] + "STOP", "stop")]
 )
 def test_a_call_that_a_stop_string_cuts_is_no_call_to_make(tmp_path: Path, written: str, reason: str) -> None:
