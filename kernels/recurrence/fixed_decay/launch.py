@@ -9,9 +9,9 @@ from kernels.calls.triton_launch import Launch
 from kernels.recurrence.calls import RecurrenceRows, RecurrenceState, RecurrenceWeights
 from kernels.recurrence.fixed_decay.prepare import hallmark_recurrence_fixed_prepare
 from kernels.recurrence.fixed_decay.weights import FixedDecayWeights
-from kernels.recurrence.forms.launch import form_launches
+from kernels.recurrence.forms.launch import FormCall
 from kernels.recurrence.sizes import CHUNK
-from kernels.recurrence.state_space.launch import space_kernels
+from kernels.recurrence.state_space.launch import space_launches
 
 
 def launches(
@@ -30,12 +30,10 @@ def launches(
     del a, b
     assert isinstance(weights, FixedDecayWeights), "a shape of the form fixed-decay has such weights"
     sizes = state.sizes(weights)
-    kernels = space_kernels(
-        hallmark_recurrence_fixed_prepare, (weights.a_log,), weights.no_skip, qkv, sizes, is_convolved=False
-    )
+    call = FormCall.of(qkv, sizes, rows, state, out, is_convolved=False)
     # A ring has places of a chunk; where tokens are drafted, of as many more as two steps may be behind and ahead.
     most_kept = 1 + max(0, state.keys.shape[1] - CHUNK - 1) // 2
-    return form_launches(kernels, qkv, sizes, rows, state, out, most_kept)
+    return space_launches(call, hallmark_recurrence_fixed_prepare, (weights.a_log,), weights.no_skip, most_kept)
 
 
 def run_fixed_decay(
