@@ -97,9 +97,8 @@ def prepare_chat(
     # An answer that goes on with reasoning begins with it.
     left = model.syntax.reasoning_of(conversation.messages[-1]["content"]) if fields.continue_final_message else ""
     jobs = [job if placed is None else replace(job, images=placed) for job in jobs]
-    jobs = [
-        _parsed(model, fields, tools, text + left, job, may_reason=not fields.goes_on or bool(left)) for job in jobs
-    ]
+    end = text + left if left else text
+    jobs = [_parsed(model, fields, tools, end, job, may_reason=not fields.goes_on or bool(left)) for job in jobs]
     return Prepared(
         fields,
         jobs,

@@ -41,6 +41,12 @@ def encode_text(
     return token_ids
 
 
+def held(text: str, max_model_len: int, *, keeps_end: bool) -> str:
+    """The beginning or the end of a text whose tokens will be cut: as much as a context could hold."""
+    limit = max_model_len * MAX_CHARS_PER_TOKEN
+    return text[-limit:] if keeps_end else text[:limit]
+
+
 def truncated(token_ids: list[int], limit: int, room: int, *, keeps_end: bool) -> list[int]:
     """The first or last tokens of a prompt, at most `limit`; -1: `room`. Raises InvalidValue."""
     if limit == 0:

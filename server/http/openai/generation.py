@@ -18,7 +18,7 @@ from server.http.generation.event_stream import HEAD, answered
 from server.http.generation.jobs import jobs_of
 from server.http.generation.pieces import Piece
 from server.http.generation.prepared import Prepared
-from server.http.generation.prompts import encode_prompts
+from server.http.generation.prompts import encode_prompts, held
 from server.http.generation.requests import GenerationRequest
 from server.http.generation.usage import usage_of
 from server.http.images.source import RequestImages
@@ -89,11 +89,14 @@ def _prepare_completion(
 ) -> Prepared[CompletionRequest]:
     fields = read(CompletionRequest, body)
     model.check_name(fields.model)
-    prompts = encode_prompts(
-        model.tokenizer, fields.prompts(), ready.max_model_len, add_special_tokens=fields.add_special_tokens
-    )
+    longest = ready.max_model_len
+    given = fields.prompts()
+    if fields.truncate_prompt_tokens is not None:
+        keeps_end = fields.truncation_side != "right"
+        given = [held(it, longest, keeps_end=keeps_end) if isinstance(it, str) else it for it in given]
+    prompts = encode_prompts(model.tokenizer, given, longest, add_special_tokens=fields.add_special_tokens)
     default = DEFAULT_COMPLETION_TOKENS
-    jobs = jobs_of(model, fields, prompts, unique_id, ready.max_model_len, default_tokens=default)
+    jobs = jobs_of(model, fields, prompts, unique_id, longest, default_tokens=default)
     if fields.exact_sampling is not None:
         jobs = exactly(fields.exact_sampling, jobs, model.tokenizer.vocab_size)
     is_whole = fields.truncate_prompt_tokens is None

@@ -24,7 +24,7 @@ from server.http.common.validation import read
 from server.http.generation.admitted import Admitted, FieldsT, admitted
 from server.http.generation.answer import answer_of, namer_of
 from server.http.generation.prepared import Job, Prepared
-from server.http.generation.prompts import MAX_CHARS_PER_TOKEN, encode_text, truncated
+from server.http.generation.prompts import MAX_CHARS_PER_TOKEN, encode_text, held, truncated
 from server.http.images.source import RequestImages
 from server.http.pooling.answers import embedding_list, probability_of, reranked, score_list
 from server.http.pooling.requests import EmbeddingRequest, RerankRequest, ScoreRequest
@@ -184,12 +184,13 @@ def _jobs(prompts: Sequence[list[int]], unique_id: str, max_model_len: int, para
 
 def _input_ids(model: ServedModel, given: str | list[int], max_model_len: int, fields: EmbeddingRequest) -> list[int]:
     plain = given if isinstance(given, list) else None
+    limit, keeps_end = fields.truncate_prompt_tokens, fields.truncation_side == "left"
     if isinstance(given, str):
+        given = given if limit is None else held(given, max_model_len, keeps_end=keeps_end)
         has_special = fields.add_special_tokens
         ids = encode_text(model.tokenizer, given, max_model_len, add_special_tokens=has_special, param="input")
     else:
         ids = checked_ids(given, model.tokenizer.vocab_size, "input")
-    limit = fields.truncate_prompt_tokens
     if limit is None or len(ids) <= limit:
         return ids
     if plain is None:
@@ -199,7 +200,7 @@ def _input_ids(model: ServedModel, given: str | list[int], max_model_len: int, f
     before, behind = ids[:begin], ids[begin + len(plain) :]
     num_added = len(before) + len(behind)
     limit = max(1, limit - num_added) if limit > 0 else limit
-    kept = truncated(plain, limit, max_model_len - num_added, keeps_end=fields.truncation_side == "left")
+    kept = truncated(plain, limit, max_model_len - num_added, keeps_end=keeps_end)
     return before + kept + behind
 
 

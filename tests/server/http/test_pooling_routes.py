@@ -141,6 +141,8 @@ def test_a_wrong_field_is_refused_by_its_name(words: Path, body: dict[str, objec
         ({"truncate_prompt_tokens": 5}, [*b"abcd", 256]),
         ({"truncate_prompt_tokens": -1, "input": "a" * 2000}, [*b"a" * 1023, 256]),
         ({"truncate_prompt_tokens": 1, "input": [1, 2, 3]}, [1]),
+        ({"truncate_prompt_tokens": 3, "input": "ab" + "c" * 300_000}, [*b"ab", 256]),
+        ({"truncate_prompt_tokens": 3, "truncation_side": "left", "input": "c" * 300_000 + "ab"}, [*b"ab", 256]),
     ],
 )
 def test_a_cut_input_keeps_the_token_that_is_pooled(words: Path, fields: dict[str, object], kept: list[int]) -> None:

@@ -73,6 +73,12 @@ def test_a_prompt_is_cut_where_asked_for(folder: Path, fields: dict[str, Any], p
     assert prompt_of(served(folder), COMPLETIONS, prompt="abcd", **fields) == prompt
 
 
+@pytest.mark.parametrize(("side", "kept"), [("left", "yz"), ("right", "ab")])
+def test_a_text_that_no_context_holds_is_cut_too(folder: Path, side: str, kept: str) -> None:
+    fields = {"truncate_prompt_tokens": 2, "truncation_side": side}
+    assert prompt_of(served(folder), COMPLETIONS, prompt=f"ab{'c' * 300_000}yz", **fields) == kept
+
+
 def test_a_prompt_is_not_cut_to_nothing(folder: Path) -> None:
     error = served(folder).post(COMPLETIONS, {"prompt": "a", "truncate_prompt_tokens": 0}).json()["error"]
     assert error["message"] == "truncate_prompt_tokens must be -1 or at least 1, got 0."
