@@ -199,7 +199,10 @@ def _input_ids(model: ServedModel, given: str | list[int], max_model_len: int, f
     begin = next((i for i in range(len(ids) - len(plain) + 1) if ids[i : i + len(plain)] == plain), 0)
     before, behind = ids[:begin], ids[begin + len(plain) :]
     num_added = len(before) + len(behind)
-    limit = max(1, limit - num_added) if limit > 0 else limit
+    if 0 < limit <= num_added:
+        message = f"must be at least {num_added + 1}: the tokenizer adds {num_added} to a text; got {limit}."
+        raise InvalidValue(f"truncate_prompt_tokens {message}", param="truncate_prompt_tokens")
+    limit = limit - num_added if limit > 0 else limit
     kept = truncated(plain, limit, max_model_len - num_added, keeps_end=keeps_end)
     return before + kept + behind
 

@@ -124,6 +124,7 @@ def test_the_length_that_embeddings_have_may_be_asked_for(words: Path) -> None:
         ({"input": [[320]]}, "input"),
         ({"input": [5] * 1025}, "input"),
         ({"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        ({"input": "a", "truncate_prompt_tokens": 1}, "truncate_prompt_tokens"),  # the end token alone would be left
         ({"input": "a", "encoding_format": "int8"}, "encoding_format"),
     ],
 )
