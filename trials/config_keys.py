@@ -40,70 +40,9 @@ from qualification.model.families.registry import FAMILIES
 from server.errors import ModelError
 from server.model.load.load import load_config, load_decoder
 from server.settings import LoadFormat
+from support.models import tiny_families as tiny
 from support.models.paged_runner import PagedRunner
-from support.models.tiny_families import (
-    AFMOE,
-    BAILING,
-    BETAS,
-    COHERE,
-    COHERE_MOE,
-    CPU,
-    DEEPSEEK_V3,
-    DEEPSEEK_V32,
-    ERNIE,
-    ERNIE_MOE,
-    EXAONE_4,
-    GEMMA,
-    GEMMA_2,
-    GEMMA_4_MOE,
-    GEMMA_4_SMALL,
-    GEMMA_4_WIDE,
-    GLM,
-    GLM_4,
-    GLM_5,
-    GLM_LITE,
-    GPT_OSS,
-    GRANITE_HYBRID,
-    GRANITE_SHARED,
-    HUNYUAN,
-    HUNYUAN_MOE,
-    HY_3,
-    IMAGE_MODELS,
-    KIMI_LINEAR,
-    LAGUNA,
-    LATENT,
-    LATENT_YARN,
-    LFM_2,
-    LFM_2_MOE,
-    LING_2_6,
-    LLAMA3,
-    LLAMA_4,
-    MELLUM,
-    MIMO,
-    MINIMAX,
-    MINISTRAL,
-    MISTRAL_4,
-    MIXTRAL,
-    MULTIPLIERS,
-    NEMOTRON,
-    NEMOTRON_3_SUPER,
-    OLMO_3,
-    QWEN_2_MOE,
-    QWEN_3_MOE,
-    QWEN_3_NEXT,
-    RECURRENT,
-    SEED,
-    SMOLLM,
-    STEP,
-    SWITCHED_ON,
-    TWO_ROPES,
-    YARN,
-    longrope,
-    prompt,
-    reference_logits,
-    save_image_model,
-    save_reference,
-)
+from support.models.tiny_families import longrope, prompt, reference_logits, save_image_model, save_reference
 
 ROOT = Path(__file__).resolve().parents[1]
 NUM_TOKENS = 40  # several windows of 9, and beyond the original contexts of 16 and 32
@@ -146,15 +85,17 @@ class Base:
 SMALL = {"num_hidden_layers": 2}
 BASES: dict[str, Base] = {
     "llama": Base("llama", {}),
-    "llama, llama3": Base("llama", {"rope_parameters": LLAMA3, "head_dim": 16}, is_old=True),
+    "llama, llama3": Base("llama", {"rope_parameters": tiny.LLAMA3, "head_dim": 16}, is_old=True),
     "llama, yarn, tied": Base(
-        "llama", {"rope_parameters": {**YARN, **BETAS}, "head_dim": 16, "tie_word_embeddings": True}
+        "llama", {"rope_parameters": {**tiny.YARN, **tiny.BETAS}, "head_dim": 16, "tie_word_embeddings": True}
     ),
     "llama, linear": Base("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1000.0, "factor": 3.0}}),
     "mistral": Base("mistral", {"sliding_window": 9}, is_old=True),
-    "qwen2": Base("qwen2", {**SWITCHED_ON, "max_window_layers": 1}, is_old=True),
-    "qwen2, yarn": Base("qwen2", {"rope_parameters": YARN, "hidden_size": 64}, is_old=True),
-    "qwen3": Base("qwen3", {"head_dim": 12, "layer_types": ["full_attention", "sliding_attention"], **SWITCHED_ON}),
+    "qwen2": Base("qwen2", {**tiny.SWITCHED_ON, "max_window_layers": 1}, is_old=True),
+    "qwen2, yarn": Base("qwen2", {"rope_parameters": tiny.YARN, "hidden_size": 64}, is_old=True),
+    "qwen3": Base(
+        "qwen3", {"head_dim": 12, "layer_types": ["full_attention", "sliding_attention"], **tiny.SWITCHED_ON}
+    ),
     "phi3": Base("phi3", {"sliding_window": 9}, is_old=True),
     "phi3, longrope": Base(
         "phi3",
@@ -164,78 +105,84 @@ BASES: dict[str, Base] = {
         },
     ),
     "olmo2": Base("olmo2", {}),
-    "granite": Base("granite", MULTIPLIERS, is_old=True),
-    "gemma2": Base("gemma2", GEMMA_2, is_old=True),
+    "granite": Base("granite", tiny.MULTIPLIERS, is_old=True),
+    "gemma2": Base("gemma2", tiny.GEMMA_2, is_old=True),
     "gemma3": Base(
-        "gemma3", {**GEMMA, "layer_types": ["sliding_attention", "full_attention"], "rope_parameters": TWO_ROPES}
+        "gemma3",
+        {**tiny.GEMMA, "layer_types": ["sliding_attention", "full_attention"], "rope_parameters": tiny.TWO_ROPES},
     ),
-    "gemma4, as E2B": Base("gemma4", {**GEMMA_4_SMALL, "use_double_wide_mlp": True}),
+    "gemma4, as E2B": Base("gemma4", {**tiny.GEMMA_4_SMALL, "use_double_wide_mlp": True}),
     "gemma4, as 26B-A4B": Base(
-        "gemma4", {**GEMMA_4_MOE, "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
+        "gemma4", {**tiny.GEMMA_4_MOE, "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]}
     ),
-    "gemma4_unified": Base("gemma4_unified", GEMMA_4_WIDE),
-    "qwen2_moe": Base("qwen2_moe", {**QWEN_2_MOE, **SWITCHED_ON, "max_window_layers": 1}),
-    "qwen3_moe": Base("qwen3_moe", {**QWEN_3_MOE, "mlp_only_layers": [0]}, is_old=True),
-    "qwen3_next": Base("qwen3_next", {**QWEN_3_NEXT, "mlp_only_layers": [0], "num_hidden_layers": 2}, is_old=True),
+    "gemma4_unified": Base("gemma4_unified", tiny.GEMMA_4_WIDE),
+    "qwen2_moe": Base("qwen2_moe", {**tiny.QWEN_2_MOE, **tiny.SWITCHED_ON, "max_window_layers": 1}),
+    "qwen3_moe": Base("qwen3_moe", {**tiny.QWEN_3_MOE, "mlp_only_layers": [0]}, is_old=True),
+    "qwen3_next": Base("qwen3_next", {**tiny.QWEN_3_NEXT, "mlp_only_layers": [0], "num_hidden_layers": 2}, is_old=True),
     "qwen3.5": Base("qwen3.5", {"num_hidden_layers": 2}),
     "qwen3.5, moe": Base("qwen3.5, moe", {"num_hidden_layers": 2}),
-    "qwen3.5, text": Base("qwen3_5_text", {**RECURRENT, "num_hidden_layers": 2}),
-    "mixtral": Base("mixtral", {**MIXTRAL, "sliding_window": 9}, is_old=True),
-    "gpt_oss": Base("gpt_oss", {**GPT_OSS, "rope_parameters": {**YARN, "truncate": False}}),
-    "glm4_moe": Base("glm4_moe", {**GLM, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5}),
-    "ernie4_5": Base("ernie4_5", {**ERNIE, "head_dim": 16}, is_old=True),
-    "ernie4_5_moe": Base("ernie4_5_moe", ERNIE_MOE),
-    "glm": Base("glm", GLM_4, is_old=True),
-    "glm4": Base("glm4", GLM_4, is_old=True),
-    "mellum": Base("mellum", {**MELLUM, "layer_types": ["sliding_attention", "full_attention"]}),
-    "minimax_m2": Base("minimax_m2", MINIMAX, is_old=True),
-    "granitemoe": Base("granitemoe", {key: it for key, it in GRANITE_SHARED.items() if "shared" not in key}),
+    "qwen3.5, text": Base("qwen3_5_text", {**tiny.RECURRENT, "num_hidden_layers": 2}),
+    "mixtral": Base("mixtral", {**tiny.MIXTRAL, "sliding_window": 9}, is_old=True),
+    "gpt_oss": Base("gpt_oss", {**tiny.GPT_OSS, "rope_parameters": {**tiny.YARN, "truncate": False}}),
+    "glm4_moe": Base("glm4_moe", {**tiny.GLM, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5}),
+    "ernie4_5": Base("ernie4_5", {**tiny.ERNIE, "head_dim": 16}, is_old=True),
+    "ernie4_5_moe": Base("ernie4_5_moe", tiny.ERNIE_MOE),
+    "glm": Base("glm", tiny.GLM_4, is_old=True),
+    "glm4": Base("glm4", tiny.GLM_4, is_old=True),
+    "mellum": Base("mellum", {**tiny.MELLUM, "layer_types": ["sliding_attention", "full_attention"]}),
+    "minimax_m2": Base("minimax_m2", tiny.MINIMAX, is_old=True),
+    "granitemoe": Base("granitemoe", {key: it for key, it in tiny.GRANITE_SHARED.items() if "shared" not in key}),
     "granitemoehybrid": Base(
         "granitemoehybrid",
-        {**GRANITE_HYBRID, "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
+        {**tiny.GRANITE_HYBRID, "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
     ),
-    "granitemoeshared": Base("granitemoeshared", GRANITE_SHARED, is_old=True),
-    "cohere2": Base("cohere2", COHERE, is_old=True),
-    "bailing_hybrid": Base("bailing_hybrid", {**LING_2_6, "num_hidden_layers": 2, "layer_group_size": 2}),
-    "bailing_moe_v2": Base("bailing_moe_v2", BAILING),
-    "cohere2_moe": Base("cohere2_moe", COHERE_MOE),
-    "ministral3": Base("ministral3", MINISTRAL),
-    "ministral3, old": Base("ministral3", {**MINISTRAL, "sliding_window": 9}, is_old=True),
-    "nemotron-nas": Base("nemotron-nas", NEMOTRON, is_old=True),
-    "seed_oss": Base("seed_oss", SEED, is_old=True),
-    "step3p5": Base("step3p5", {**STEP, "num_hidden_layers": 3}),
-    "afmoe": Base("afmoe", AFMOE),
+    "granitemoeshared": Base("granitemoeshared", tiny.GRANITE_SHARED, is_old=True),
+    "cohere2": Base("cohere2", tiny.COHERE, is_old=True),
+    "bailing_hybrid": Base("bailing_hybrid", {**tiny.LING_2_6, "num_hidden_layers": 2, "layer_group_size": 2}),
+    "bailing_moe_v2": Base("bailing_moe_v2", tiny.BAILING),
+    "cohere2_moe": Base("cohere2_moe", tiny.COHERE_MOE),
+    "ministral3": Base("ministral3", tiny.MINISTRAL),
+    "ministral3, old": Base("ministral3", {**tiny.MINISTRAL, "sliding_window": 9}, is_old=True),
+    "nemotron-nas": Base("nemotron-nas", tiny.NEMOTRON, is_old=True),
+    "seed_oss": Base("seed_oss", tiny.SEED, is_old=True),
+    "step3p5": Base("step3p5", {**tiny.STEP, "num_hidden_layers": 3}),
+    "afmoe": Base("afmoe", tiny.AFMOE),
     "gemma": Base("gemma", {"head_dim": 12}, is_old=True),
-    "smollm3": Base("smollm3", {**SMOLLM, **SWITCHED_ON}, is_old=True),
+    "smollm3": Base("smollm3", {**tiny.SMOLLM, **tiny.SWITCHED_ON}, is_old=True),
     "olmo3": Base(
-        "olmo3", {**OLMO_3, "layer_types": ["sliding_attention", "full_attention"], "rope_parameters": TWO_ROPES}
+        "olmo3",
+        {**tiny.OLMO_3, "layer_types": ["sliding_attention", "full_attention"], "rope_parameters": tiny.TWO_ROPES},
     ),
-    "exaone4": Base("exaone4", EXAONE_4, is_old=True),
-    "hunyuan_v1_dense": Base("hunyuan_v1_dense", HUNYUAN, is_old=True),
-    "hunyuan_v1_moe": Base("hunyuan_v1_moe", {**HUNYUAN_MOE, "moe_topk": 2}, is_old=True),
-    "hy_v3": Base("hy_v3", {**HY_3, "num_shared_experts": 2}),
+    "exaone4": Base("exaone4", tiny.EXAONE_4, is_old=True),
+    "hunyuan_v1_dense": Base("hunyuan_v1_dense", tiny.HUNYUAN, is_old=True),
+    "hunyuan_v1_moe": Base("hunyuan_v1_moe", {**tiny.HUNYUAN_MOE, "moe_topk": 2}, is_old=True),
+    "hy_v3": Base("hy_v3", {**tiny.HY_3, "num_shared_experts": 2}),
     "laguna": Base(
         "laguna",
-        {**LAGUNA, "layer_types": ["sliding_attention", "full_attention"], "num_attention_heads_per_layer": [6, 4]},
+        {
+            **tiny.LAGUNA,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "num_attention_heads_per_layer": [6, 4],
+        },
     ),
-    "llama4_text": Base("llama4_text", {**LLAMA_4, "moe_layers": [1]}, is_old=True),
-    "deepseek_v2": Base("deepseek_v2", {**LATENT, "num_hidden_layers": 2, "rope_parameters": LATENT_YARN}),
-    "deepseek_v3": Base("deepseek_v3", {**DEEPSEEK_V3, "num_hidden_layers": 2}),
-    "deepseek_v32": Base("deepseek_v32", {**DEEPSEEK_V32, "num_hidden_layers": 2}),
-    "glm_moe_dsa": Base("glm_moe_dsa", {**GLM_5, "num_hidden_layers": 2, "indexer_types": ["full", "shared"]}),
+    "llama4_text": Base("llama4_text", {**tiny.LLAMA_4, "moe_layers": [1]}, is_old=True),
+    "deepseek_v2": Base("deepseek_v2", {**tiny.LATENT, "num_hidden_layers": 2, "rope_parameters": tiny.LATENT_YARN}),
+    "deepseek_v3": Base("deepseek_v3", {**tiny.DEEPSEEK_V3, "num_hidden_layers": 2}),
+    "deepseek_v32": Base("deepseek_v32", {**tiny.DEEPSEEK_V32, "num_hidden_layers": 2}),
+    "glm_moe_dsa": Base("glm_moe_dsa", {**tiny.GLM_5, "num_hidden_layers": 2, "indexer_types": ["full", "shared"]}),
     "kimi_linear": Base(
         "kimi_linear",
-        {**KIMI_LINEAR, "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
+        {**tiny.KIMI_LINEAR, "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
     ),
-    "glm4_moe_lite": Base("glm4_moe_lite", {**GLM_LITE, "num_hidden_layers": 2}),
-    "mistral4": Base("mistral4", {**MISTRAL_4, "num_hidden_layers": 2}),
-    "nemotron_h": Base("nemotron_h", NEMOTRON_3_SUPER),
+    "glm4_moe_lite": Base("glm4_moe_lite", {**tiny.GLM_LITE, "num_hidden_layers": 2}),
+    "mistral4": Base("mistral4", {**tiny.MISTRAL_4, "num_hidden_layers": 2}),
+    "nemotron_h": Base("nemotron_h", tiny.NEMOTRON_3_SUPER),
     "mimo_v2_flash": Base(
         "mimo_v2_flash",
-        {**MIMO, "layer_types": ["sliding_attention", "full_attention"], "mlp_layer_types": ["dense", "sparse"]},
+        {**tiny.MIMO, "layer_types": ["sliding_attention", "full_attention"], "mlp_layer_types": ["dense", "sparse"]},
     ),
-    "lfm2": Base("lfm2", LFM_2),
-    "lfm2_moe": Base("lfm2_moe", LFM_2_MOE),
+    "lfm2": Base("lfm2", tiny.LFM_2),
+    "lfm2_moe": Base("lfm2_moe", tiny.LFM_2_MOE),
     "gemma3, images": Base("gemma3 images", {"layer_types": ["sliding_attention", "full_attention"]}),
     "qwen2 vl": Base("qwen2 vl", {}),
     "glm ocr": Base("glm ocr", {}),
@@ -275,7 +222,7 @@ SCALINGS: tuple[object, ...] = (
     {"type": "mrope", "mrope_section": [2, 1, 1]},
     {"rope_type": "default", "rope_theta": 77.0},
     {"rope_theta": 77.0},
-    {key: value for key, value in LLAMA3.items() if key != "rope_theta"},
+    {key: value for key, value in tiny.LLAMA3.items() if key != "rope_theta"},
 )
 # Values beside VALUES, by the last key of the path.
 OWN_VALUES: dict[str, tuple[object, ...]] = {
@@ -344,7 +291,7 @@ NOT_CHANGED = ("model_type", "architectures", "text_config", "vision_config")
 def save_base(base: Base, folder: Path) -> Config:
     """Save a model and return its config.json."""
     image_kind = base.family.removesuffix(" images")
-    if image_kind in IMAGE_MODELS and (base.family != image_kind or image_kind not in ("gemma3", "gemma4")):
+    if image_kind in tiny.IMAGE_MODELS and (base.family != image_kind or image_kind not in ("gemma3", "gemma4")):
         save_image_model(folder, image_kind, as_published=True, **(SMALL | base.changes))
     else:
         save_reference(folder, base.family, {**SMALL, **base.changes})
@@ -473,7 +420,9 @@ class Comparison:
     def _our_logits(self, config: ModelConfig, tokens: Prompt) -> Tensor:
         key = replace(config, eos_token_ids=(), bos_token_id=None, dtype="float32"), tokens
         if key not in self._ours:
-            decoder = load_decoder(self.folder, config, dtype=torch.float32, device=CPU, load_format=LoadFormat.AUTO)
+            decoder = load_decoder(
+                self.folder, config, dtype=torch.float32, device=tiny.CPU, load_format=LoadFormat.AUTO
+            )
             self._ours[key] = PagedRunner(decoder).logits(torch.tensor(tokens), [len(tokens)])
         return self._ours[key]
 

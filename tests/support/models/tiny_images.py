@@ -13,41 +13,7 @@ from pathlib import Path
 import msgspec
 import torch
 from tokenizers import AddedToken, Tokenizer
-from transformers import (
-    Gemma3Config,
-    Gemma3ForConditionalGeneration,
-    Gemma4Config,
-    Gemma4ForConditionalGeneration,
-    Gemma4UnifiedConfig,
-    Gemma4UnifiedForConditionalGeneration,
-    Glm4vConfig,
-    Glm4vForConditionalGeneration,
-    Glm4vMoeConfig,
-    Glm4vMoeForConditionalGeneration,
-    Glm46VConfig,
-    Glm46VForConditionalGeneration,
-    GlmOcrConfig,
-    GlmOcrForConditionalGeneration,
-    InternVLConfig,
-    InternVLForConditionalGeneration,
-    LlavaConfig,
-    LlavaForConditionalGeneration,
-    Mistral3Config,
-    Mistral3ForConditionalGeneration,
-    PaddleOCRVLConfig,
-    PaddleOCRVLForConditionalGeneration,
-    PreTrainedModel,
-    Qwen2_5_VLConfig,
-    Qwen2_5_VLForConditionalGeneration,
-    Qwen2VLConfig,
-    Qwen2VLForConditionalGeneration,
-    Qwen3_5MoeConfig,
-    Qwen3_5MoeForConditionalGeneration,
-    Qwen3VLConfig,
-    Qwen3VLForConditionalGeneration,
-    Qwen3VLMoeConfig,
-    Qwen3VLMoeForConditionalGeneration,
-)
+from transformers import CONFIG_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, PreTrainedModel
 
 from server.protocol.images import PromptImage
 
@@ -191,62 +157,54 @@ _GEMMA_4_UNIFIED: dict[str, object] = {
 }
 PIXTRAL = "llava, pixtral"
 GEMMA, GEMMA_4_LARGE, GEMMA_4_UNIFIED = "gemma 3", "gemma 4, both ways", "gemma 4, unified"
-KINDS: dict[str, tuple[type, type, dict[str, object], dict[str, object]]] = {
+KINDS: dict[str, tuple[str, dict[str, object], dict[str, object]]] = {  # model_type, text, tower
     "qwen2 vl": (
-        Qwen2VLConfig,
-        Qwen2VLForConditionalGeneration,
+        "qwen2_vl",
         _IN_SECTIONS,
         {"depth": 4, "embed_dim": 48, "num_heads": 4, "mlp_ratio": 3, "hidden_size": 64},
     ),
-    "qwen2.5 vl": (Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration, _IN_SECTIONS, _TOWER_2_5),
-    "qwen3 vl": (Qwen3VLConfig, Qwen3VLForConditionalGeneration, _INTERLEAVED, _TOWER_3),
+    "qwen2.5 vl": ("qwen2_5_vl", _IN_SECTIONS, _TOWER_2_5),
+    "qwen3 vl": ("qwen3_vl", _INTERLEAVED, _TOWER_3),
     "qwen3 vl, moe": (
-        Qwen3VLMoeConfig,
-        Qwen3VLMoeForConditionalGeneration,
+        "qwen3_vl_moe",
         {**_INTERLEAVED, **_EXPERTS},
         _TOWER_3,
     ),
     "qwen3.5, moe": (
-        Qwen3_5MoeConfig,
-        Qwen3_5MoeForConditionalGeneration,
+        "qwen3_5_moe",
         {**_RECURRENT, **_EXPERTS, "shared_expert_intermediate_size": 24},
         {**_TOWER, "num_position_embeddings": 36},
     ),
-    "glm4v": (Glm4vConfig, Glm4vForConditionalGeneration, _PARTLY, _TOWER_GLM),
+    "glm4v": ("glm4v", _PARTLY, _TOWER_GLM),
     "glm4v, moe": (
-        Glm4vMoeConfig,
-        Glm4vMoeForConditionalGeneration,
+        "glm4v_moe",
         {**_PARTLY, "n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
         _TOWER_GLM,
     ),
     "glm46v": (
-        Glm46VConfig,
-        Glm46VForConditionalGeneration,
+        "glm46v",
         {**_PARTLY, "model_type": "glm4v_text"},
         {**_TOWER_GLM, "model_type": "glm4v_vision"},
     ),
-    "glm ocr": (GlmOcrConfig, GlmOcrForConditionalGeneration, {**_IN_SECTIONS, "head_dim": 16}, _TOWER_GLM),
-    "paddleocr vl": (PaddleOCRVLConfig, PaddleOCRVLForConditionalGeneration, _IN_SECTIONS, _PADDLE),
-    "internvl": (InternVLConfig, InternVLForConditionalGeneration, {"model_type": "qwen3"}, _INTERN),
+    "glm ocr": ("glm_ocr", {**_IN_SECTIONS, "head_dim": 16}, _TOWER_GLM),
+    "paddleocr vl": ("paddleocr_vl", _IN_SECTIONS, _PADDLE),
+    "internvl": ("internvl", {"model_type": "qwen3"}, _INTERN),
     "internvl, large": (
-        InternVLConfig,
-        InternVLForConditionalGeneration,
+        "internvl",
         {"model_type": "qwen3"},
         {**_INTERN, "attention_bias": False, "use_qk_norm": True, "norm_type": "rms_norm"},
     ),
     "mistral 3": (
-        Mistral3Config,
-        Mistral3ForConditionalGeneration,
+        "mistral3",
         {"model_type": "mistral", "sliding_window": None},
         _PIXTRAL,
     ),
-    PIXTRAL: (LlavaConfig, LlavaForConditionalGeneration, {"model_type": "mistral", "sliding_window": None}, _PIXTRAL),
-    GEMMA: (Gemma3Config, Gemma3ForConditionalGeneration, _WINDOWS, _SIGLIP),
-    "gemma 4": (Gemma4Config, Gemma4ForConditionalGeneration, _GEMMA_4_TEXT, _GEMMA_4),
-    GEMMA_4_LARGE: (Gemma4Config, Gemma4ForConditionalGeneration, _GEMMA_4_LARGE, _GEMMA_4),
+    PIXTRAL: ("llava", {"model_type": "mistral", "sliding_window": None}, _PIXTRAL),
+    GEMMA: ("gemma3", _WINDOWS, _SIGLIP),
+    "gemma 4": ("gemma4", _GEMMA_4_TEXT, _GEMMA_4),
+    GEMMA_4_LARGE: ("gemma4", _GEMMA_4_LARGE, _GEMMA_4),
     GEMMA_4_UNIFIED: (
-        Gemma4UnifiedConfig,
-        Gemma4UnifiedForConditionalGeneration,
+        "gemma4_unified",
         {
             **{name: it for name, it in _GEMMA_4_TEXT.items() if name != "num_kv_shared_layers"},
             "hidden_size_per_layer_input": 0,
@@ -266,7 +224,8 @@ _TEMPLATE = (
 
 def save_tiny(folder: Path, kind: str = "qwen2.5 vl") -> PreTrainedModel:
     """Save a model with its tokenizer and the settings of its images; return transformers' model, in fp32."""
-    config_class, model_class, text, tower = KINDS[kind]
+    model_type, text, tower = KINDS[kind]
+    config_class = CONFIG_MAPPING[model_type]
     torch.manual_seed(0)
     own: dict[str, object] = {"image_token_id": IMAGE, "vision_start_token_id": START, "vision_end_token_id": END}
     if kind == "mistral 3":
@@ -280,7 +239,7 @@ def save_tiny(folder: Path, kind: str = "qwen2.5 vl") -> PreTrainedModel:
     if kind.startswith("gemma 4"):
         own = {"image_token_id": IMAGE, "boi_token_id": START, "eoi_token_id": END, "audio_config": None}
     config = config_class(text_config={**_TEXT, **text}, vision_config=tower, tie_word_embeddings=False, **own)
-    model: PreTrainedModel = model_class(config).float().eval()
+    model: PreTrainedModel = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[config_class](config).float().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if (
