@@ -195,12 +195,32 @@ MORE: dict[str, dict[str, object]] = {
             {"attention": {"n_heads_in_group": 4}, "ffn": {"ffn_mult": 4.0}},
         ],
     },
+    "granite_swa": {"sliding_window": 64, "layer_rope_theta": [10_000.0, 0], "attention_multiplier": 0.2},
+    "granitemoe_swa": {"num_local_experts": 6, "sliding_window": 64, "attention_multiplier": 0.2},
+    "cohere": {"logit_scale": 0.3, "pad_token_id": 0},
+    "cwm": {
+        "bos_token_id": 0,
+        "eos_token_id": [],
+        "sliding_window": 64,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "dots1": {"n_routed_experts": 6, "n_shared_experts": 1, "first_k_dense_replace": 1, **EXPERTS},
+    "exaone_moe": {"num_experts": 6, "sliding_window": 64, "sliding_window_pattern": 2, "pad_token_id": 0, **EXPERTS},
+    "flex_olmo": {"num_experts": 6, "num_experts_per_tok": 2, "pad_token_id": 0},
+    "ministral": {"sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"]},
+    "olmoe": {"num_experts": 6, "num_experts_per_tok": 2, "pad_token_id": 0},
+    "solar_open": {"n_routed_experts": 6, **EXPERTS},
+    "youtu": {name: it for name, it in LATENT.items() if name.endswith("_dim") or name.endswith("_rank")},
     "smollm3": {"no_rope_layer_interval": 2},
     "olmo3": {"sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"]},
     "exaone4": {"sliding_window": 64, "sliding_window_pattern": 2},
     "granite": {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "logits_scaling": 2.0},
 }
 HEAD_DIM_IS_GIVEN = {
+    "cwm",
+    "helium",
+    "ministral",
+    "solar_open",
     "llama",
     "mistral",
     "qwen2",
@@ -254,6 +274,9 @@ MODELS = (
     ("lfm2", 4, 2, 20), ("lfm2_moe", 6, 2, 16), ("deepseek_v2", 4, 4, 12), ("deepseek_v3", 6, 6, 8),
     ("deepseek_v32", 4, 4, 12), ("glm_moe_dsa", 6, 6, 8), ("glm4_moe_lite", 3, 3, 16), ("mistral4", 4, 4, 10),
     ("kimi_linear", 4, 4, 12), ("mimo_v2_flash", 8, 2, 20),
+    ("arcee", 6, 2, 20), ("cohere", 6, 2, 28), ("cwm", 4, 2, 24), ("dots1", 4, 2, 36), ("exaone_moe", 6, 2, 20),
+    ("flex_olmo", 4, 2, 12), ("helium", 4, 4, 20), ("ministral", 4, 1, 36), ("olmoe", 6, 3, 16),
+    ("granite_swa", 4, 2, 28), ("granitemoe_swa", 6, 2, 20), ("solar_open", 8, 2, 12), ("youtu", 4, 4, 12),
     ("qwen3_next", 4, 2, 24), ("qwen3_5_text", 6, 2, 20), ("qwen3_5_moe_text", 4, 1, 32),
 )  # fmt: skip
 NUM_NEW = 12
@@ -264,7 +287,8 @@ NEAR_TIE = 1e-3  # of two logits: what roundings of fp32 may turn
 def config_of(family: str, num_heads: int, num_kv_heads: int, head_dim: int) -> object:
     hidden_size = num_heads * head_dim
     sizes: dict[str, object] = {"head_dim": head_dim} if family in HEAD_DIM_IS_GIVEN else {}
-    more = {"eos_token_id": None, "pad_token_id": None, "num_hidden_layers": 2, **MORE.get(family, {})}
+    tokens = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+    more = {**tokens, "num_hidden_layers": 2, **MORE.get(family, {})}
     return classes_of(family)[0](
         vocab_size=101,
         hidden_size=hidden_size,
@@ -274,7 +298,6 @@ def config_of(family: str, num_heads: int, num_kv_heads: int, head_dim: int) -> 
         max_position_embeddings=1024,
         initializer_range=0.2,
         tie_word_embeddings=False,
-        bos_token_id=None,
         **sizes,
         **more,
     )

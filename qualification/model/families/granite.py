@@ -9,6 +9,7 @@ from qualification.model.families.family import Family
 from qualification.model.fields import Fields
 from qualification.model.keys import family_keys
 from qualification.model.shared import read_dense, read_like_llama
+from qualification.model.windows import Windows, no_windows
 
 MULTIPLIERS = "attention_multiplier embedding_multiplier residual_multiplier logits_scaling"
 
@@ -22,8 +23,12 @@ def read_granite(
     family: str,
     feed_forward: Callable[[Fields], FeedForward],
     rope: Callable[[Fields, int], RopeConfig] | None = None,
+    *,
+    norm_eps: float = 1e-6,
+    windows: Callable[[Fields], Windows] = no_windows,
+    has_sinks: bool = False,
 ) -> ModelConfig:
-    """Read a Granite with another feed-forward, and perhaps another rotation. Raises ModelConfigError."""
+    """Read a Granite with another feed-forward, and perhaps rotation, windows or sinks. Raises ModelConfigError."""
     has_bias = fields.flag("attention_bias", False)
     model = read_like_llama(
         fields,
@@ -33,6 +38,9 @@ def read_granite(
         output_bias=has_bias,
         feed_forward=feed_forward,
         rope=rope,
+        norm_eps=norm_eps,
+        windows=windows,
+        has_sinks=has_sinks,
     )
     return replace(
         model,

@@ -43,19 +43,19 @@ def read_granite_experts(fields: Fields, shared_width: int) -> ExpertsConfig:
     return ExpertsConfig(dense.width, routing, read_activation(fields), shared=shared)
 
 
-_READ = f"attention_bias {MULTIPLIERS} num_local_experts num_experts_per_tok"
-_WITHOUT_EFFECT = "output_router_logits router_aux_loss_coef"
+READ = f"attention_bias {MULTIPLIERS} num_local_experts num_experts_per_tok"
+WITHOUT_EFFECT = "output_router_logits router_aux_loss_coef"
 GRANITEMOE = Family(
     "granitemoe",
     ("GraniteMoeForCausalLM",),
     read_config,
-    family_keys(_READ, without_effect=_WITHOUT_EFFECT),
+    family_keys(READ, without_effect=WITHOUT_EFFECT),
     TENSORS,
 )
 GRANITEMOESHARED = Family(
     "granitemoeshared",
     ("GraniteMoeSharedForCausalLM",),
     read_shared_config,
-    family_keys(f"{_READ} {SHARED_WIDTH}", without_effect=_WITHOUT_EFFECT),
+    family_keys(f"{READ} {SHARED_WIDTH}", without_effect=WITHOUT_EFFECT),
     TENSORS,
 )

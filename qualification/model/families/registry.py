@@ -4,19 +4,25 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 
 from qualification.model.families.afmoe import AFMOE
+from qualification.model.families.arcee import ARCEE
 from qualification.model.families.bailing_hybrid import BAILING_HYBRID
 from qualification.model.families.bailing_moe_v2 import BAILING_MOE, BAILING_MOE_V2
+from qualification.model.families.cohere import COHERE
 from qualification.model.families.cohere2 import COHERE2
 from qualification.model.families.cohere2_moe import COHERE2_MOE
+from qualification.model.families.cwm import CWM
 from qualification.model.families.deepseek_ocr import DEEPSEEK_OCR2_TEXT
 from qualification.model.families.deepseek_v2 import DEEPSEEK_V2
 from qualification.model.families.deepseek_v3 import DEEPSEEK_V3, KIMI_K2
 from qualification.model.families.deepseek_v32 import DEEPSEEK_V32
+from qualification.model.families.dots1 import DOTS1
 from qualification.model.families.ernie4_5 import ERNIE4_5
 from qualification.model.families.ernie4_5_moe import ERNIE4_5_MOE
 from qualification.model.families.ernie4_5_vl_moe import ERNIE4_5_VL_MOE_TEXT
 from qualification.model.families.exaone4 import EXAONE4
+from qualification.model.families.exaone_moe import EXAONE_MOE
 from qualification.model.families.family import Family
+from qualification.model.families.flex_olmo import FLEX_OLMO
 from qualification.model.families.gemma import GEMMA
 from qualification.model.families.gemma2 import GEMMA2
 from qualification.model.families.gemma3 import GEMMA3
@@ -31,8 +37,10 @@ from qualification.model.families.glm_moe_dsa import GLM_MOE_DSA
 from qualification.model.families.glm_ocr import GLM_OCR_TEXT
 from qualification.model.families.gpt_oss import GPT_OSS
 from qualification.model.families.granite import GRANITE
+from qualification.model.families.granite_swa import GRANITE_SWA, GRANITEMOE_SWA
 from qualification.model.families.granitemoe import GRANITEMOE, GRANITEMOESHARED
 from qualification.model.families.granitemoehybrid import GRANITEMOEHYBRID
+from qualification.model.families.helium import HELIUM
 from qualification.model.families.hunyuan_v1_dense import HUNYUAN_V1_DENSE, HUNYUAN_VL_TEXT
 from qualification.model.families.hunyuan_v1_moe import HUNYUAN_V1_MOE
 from qualification.model.families.hy_v3 import HY_V3
@@ -45,6 +53,7 @@ from qualification.model.families.llama4 import LLAMA4_TEXT
 from qualification.model.families.mellum import MELLUM
 from qualification.model.families.mimo_v2 import MIMO_V2, MIMO_V2_FLASH
 from qualification.model.families.minimax_m2 import MINIMAX_M2
+from qualification.model.families.ministral import MINISTRAL
 from qualification.model.families.ministral3 import MINISTRAL3
 from qualification.model.families.mistral import MISTRAL
 from qualification.model.families.mistral4 import MISTRAL4
@@ -54,6 +63,7 @@ from qualification.model.families.nemotron_h import NEMOTRON_H
 from qualification.model.families.nemotron_nas import NEMOTRON_NAS
 from qualification.model.families.olmo2 import OLMO2
 from qualification.model.families.olmo3 import OLMO3
+from qualification.model.families.olmoe import OLMOE
 from qualification.model.families.paddleocr_vl import PADDLEOCR_VL_TEXT
 from qualification.model.families.phi3 import PHI3
 from qualification.model.families.qwen2 import QWEN2
@@ -67,24 +77,32 @@ from qualification.model.families.qwen3_vl import QWEN3_VL_TEXT
 from qualification.model.families.qwen3_vl_moe import QWEN3_VL_MOE_TEXT
 from qualification.model.families.seed_oss import SEED_OSS
 from qualification.model.families.smollm3 import SMOLLM3
+from qualification.model.families.solar_open import SOLAR_OPEN
 from qualification.model.families.step3p5 import STEP3P5
+from qualification.model.families.youtu import YOUTU
 from qualification.model.fields import ModelConfigError
 
 KNOWN: tuple[Family, ...] = (
     AFMOE,
+    ARCEE,
     BAILING_HYBRID,
     BAILING_MOE,
     BAILING_MOE_V2,
+    COHERE,
     COHERE2,
     COHERE2_MOE,
+    CWM,
     DEEPSEEK_OCR2_TEXT,
     DEEPSEEK_V2,
     DEEPSEEK_V3,
     DEEPSEEK_V32,
+    DOTS1,
     ERNIE4_5,
     ERNIE4_5_MOE,
     ERNIE4_5_VL_MOE_TEXT,
     EXAONE4,
+    EXAONE_MOE,
+    FLEX_OLMO,
     GEMMA,
     GEMMA2,
     GEMMA3,
@@ -100,9 +118,12 @@ KNOWN: tuple[Family, ...] = (
     GLM_OCR_TEXT,
     GPT_OSS,
     GRANITE,
+    GRANITE_SWA,
     GRANITEMOE,
     GRANITEMOEHYBRID,
     GRANITEMOESHARED,
+    GRANITEMOE_SWA,
+    HELIUM,
     HUNYUAN_V1_DENSE,
     HUNYUAN_V1_MOE,
     HUNYUAN_VL_TEXT,
@@ -118,6 +139,7 @@ KNOWN: tuple[Family, ...] = (
     MIMO_V2,
     MIMO_V2_FLASH,
     MINIMAX_M2,
+    MINISTRAL,
     MINISTRAL3,
     MISTRAL,
     MISTRAL4,
@@ -127,6 +149,7 @@ KNOWN: tuple[Family, ...] = (
     NEMOTRON_NAS,
     OLMO2,
     OLMO3,
+    OLMOE,
     PADDLEOCR_VL_TEXT,
     PHI3,
     QWEN2,
@@ -143,7 +166,9 @@ KNOWN: tuple[Family, ...] = (
     QWEN3_VL_MOE_TEXT,
     SEED_OSS,
     SMOLLM3,
+    SOLAR_OPEN,
     STEP3P5,
+    YOUTU,
 )
 _NUM_NEAREST = 3  # families that a refusal names
 _ALL = "`hallmark models` lists all"

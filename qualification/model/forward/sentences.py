@@ -271,11 +271,13 @@ SENTENCES: dict[str, Sentence] = {
             correction="mlp.expert_bias",
         ),
     ),
+    "arcee": Sentence(feeds_ungated=True),
     "bailing_hybrid": replace(
         _BAILING, qkv=None, rotates_neighbours=True, recurrence=RecurrenceSentence("attention", is_lightning=True)
     ),
     "bailing_moe": _BAILING,
     "bailing_moe_v2": _BAILING,
+    "cohere": Sentence(NormOrder.PARALLEL, norms_subtract_mean=True, rotates_neighbours=True),
     "cohere2": Sentence(NormOrder.PARALLEL, norms_subtract_mean=True, rotates_neighbours=True),
     "cohere2_moe": Sentence(
         NormOrder.PARALLEL,
@@ -283,6 +285,7 @@ SENTENCES: dict[str, Sentence] = {
         rotates_neighbours=True,
         mixture=MixtureSentence("mlp.gate", "mlp.experts", shared="mlp.shared_experts"),
     ),
+    "cwm": Sentence(),
     "deepseek_ocr2_text": Sentence(
         mixture=MixtureSentence("mlp.gate", "mlp.experts", shared="mlp.shared_experts", scores=Scoring.SOFTMAX)
     ),
@@ -292,10 +295,23 @@ SENTENCES: dict[str, Sentence] = {
     ),
     "deepseek_v3": _DEEPSEEK,
     "deepseek_v32": replace(_DEEPSEEK, index_neighbours=False),
+    "dots1": Sentence(
+        mixture=MixtureSentence("mlp.gate", "mlp.experts", shared="mlp.shared_experts", scores=Scoring.SIGMOID),
+    ),
     "ernie4_5": Sentence(rotates_neighbours=True),
     "ernie4_5_moe": _ERNIE,
     "ernie4_5_vl_moe_text": replace(_ERNIE, mixture=replace(_ERNIE_MIXTURE, has_image_experts=True)),
     "exaone4": Sentence(NormOrder.AFTER),
+    "exaone_moe": Sentence(
+        mixture=MixtureSentence(
+            "mlp.gate",
+            "mlp.experts",
+            shared="mlp.shared_experts",
+            scores=Scoring.SIGMOID,
+            correction="mlp.e_score_correction_bias",
+        ),
+    ),
+    "flex_olmo": Sentence(NormOrder.AFTER, mixture=MixtureSentence("mlp.gate", "mlp.experts")),
     "gemma": Sentence(norm_offset=1.0, embedding_is_scaled_by_width=True),
     "gemma2": Sentence(NormOrder.SANDWICH, 1.0, embedding_is_scaled_by_width=True),
     "gemma3_text": Sentence(NormOrder.SANDWICH, 1.0, embedding_is_scaled_by_width=True),
@@ -318,6 +334,7 @@ SENTENCES: dict[str, Sentence] = {
         mixture=MixtureSentence("mlp.router", "mlp.experts", scores=Scoring.SOFTMAX_OF_CHOSEN, is_interleaved=True),
     ),
     "granite": Sentence(),
+    "granite_swa": Sentence(sinks="self_attn.sinks"),
     "granitemoe": _GRANITE,
     "granitemoehybrid": replace(
         _GRANITE,
@@ -326,6 +343,17 @@ SENTENCES: dict[str, Sentence] = {
         recurrence=RecurrenceSentence("mamba", is_space=True),
     ),
     "granitemoeshared": _GRANITE,
+    "granitemoe_swa": Sentence(
+        sinks="self_attn.sinks",
+        mixture=MixtureSentence(
+            "block_sparse_moe.router",
+            "block_sparse_moe.experts",
+            shared="shared_mlp",
+            scores=Scoring.SOFTMAX_OF_CHOSEN,
+            shared_joined=("input_linear", "output_linear"),
+        ),
+    ),
+    "helium": Sentence(rotates_neighbours=True),
     "hunyuan_v1_dense": _HUNYUAN,
     "hunyuan_v1_moe": replace(
         _HUNYUAN,
@@ -407,6 +435,7 @@ SENTENCES: dict[str, Sentence] = {
             correction="block_sparse_moe.e_score_correction_bias",
         )
     ),
+    "ministral": Sentence(),
     "ministral3": Sentence(queries_grow=True),
     "mistral": Sentence(),
     "mistral4": replace(
@@ -448,6 +477,7 @@ SENTENCES: dict[str, Sentence] = {
     "nemotron-nas": Sentence(),
     "olmo2": Sentence(NormOrder.AFTER),
     "olmo3": Sentence(NormOrder.AFTER),
+    "olmoe": Sentence(mixture=MixtureSentence("mlp.gate", "mlp.experts")),
     "paddleocr_vl_text": Sentence(),
     "phi3": Sentence(qkv="self_attn.qkv_proj", dense_joined=("gate_up_proj", "down_proj")),
     "qwen2": Sentence(),
@@ -477,6 +507,9 @@ SENTENCES: dict[str, Sentence] = {
     "qwen3_vl_moe_text": Sentence(mixture=MixtureSentence("mlp.gate", "mlp.experts", scores=Scoring.SOFTMAX_OF_CHOSEN)),
     "seed_oss": Sentence(),
     "smollm3": Sentence(),
+    "solar_open": Sentence(
+        mixture=MixtureSentence("mlp.gate", "mlp.experts", shared="mlp.shared_experts", scores=Scoring.SIGMOID),
+    ),
     "step3p5": Sentence(
         norm_offset=1.0,
         head_gate=HeadGate.SIGMOID,
@@ -489,4 +522,5 @@ SENTENCES: dict[str, Sentence] = {
             is_stacked=True,
         ),
     ),
+    "youtu": Sentence(rotates_neighbours=True),
 }

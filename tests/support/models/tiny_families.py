@@ -179,6 +179,16 @@ MELLUM = {**QWEN_3_MOE, "sliding_window": 9, "layer_types": MIXED, "rope_paramet
 MINIMAX = {"num_local_experts": 7, "num_experts_per_tok": 3, "head_dim": 12, "rotary_dim": 6}
 MINISTRAL = {"head_dim": 16, "rope_parameters": {**YARN, "llama_4_scaling_beta": 0.7}}
 COHERE = {"sliding_window": 9, "sliding_window_pattern": 2, "logit_scale": 0.3, "pad_token_id": 0}
+COMMAND_R = {"logit_scale": 0.3, "pad_token_id": 0}
+OLMOE = {"num_experts": 7, "num_experts_per_tok": 3, "intermediate_size": 20}
+CWM_TOKENS: dict[str, object] = {"bos_token_id": 0, "eos_token_id": []}  # its class has tokens for None
+CWM = {"head_dim": 12, "sliding_window": 9, "layer_types": MIXED}
+MINISTRAL_8B = {"head_dim": 12, "sliding_window": 9, "layer_types": MIXED}
+DOTS = {**GLM, "n_shared_experts": 2, "first_k_dense_replace": 1}
+EXAONE_MOE = {**EXAONE_4, **QWEN_MOE}
+YOUTU = {
+    name: it for name, it in LATENT.items() if name.endswith("_dim") or name.endswith("_rank") or "key_value" in name
+}
 BAILING = {
     "head_dim": 12, "moe_intermediate_size": 20, "num_experts": 8, "num_experts_per_tok": 3, "n_group": 4,
     "topk_group": 2, "routed_scaling_factor": 2.5, "partial_rotary_factor": 0.5,
@@ -191,6 +201,8 @@ COHERE_MOE = {  # as North Mini Code is, with what Command A+ has beside it
 }  # fmt: skip
 GRANITE_MOE = {**MULTIPLIERS, **MIXTRAL, "intermediate_size": 20}
 GRANITE_SHARED = {**GRANITE_MOE, "shared_intermediate_size": 28}
+SWASH = {**MULTIPLIERS, "sliding_window": 9, "layer_types": MIXED, "layer_rope_theta": [50.0, 0, 500.0]}
+SWASH_MOE = {**SWASH, **GRANITE_SHARED}
 GRANITE_HYBRID = {
     **GRANITE_SHARED,
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
@@ -304,6 +316,12 @@ WINDOWED: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "step3p5": ("step3p5", STEP),
     "exaone4, windows by layer types": ("exaone4", {**EXAONE_4, "layer_types": MIXED}),
     "smollm3, windows where nothing is rotated": ("smollm3", {**SMOLLM, **SWITCHED_ON}),
+    "cwm": ("cwm", CWM),
+    "granite_swa": ("granite_swa", SWASH),
+    "granitemoe_swa": ("granitemoe_swa", SWASH_MOE),
+    "ministral": ("ministral", MINISTRAL_8B),
+    "dots1, windows in the later layers": ("dots1", {**DOTS, "sliding_window": 9, "max_window_layers": 1}),
+    "exaone_moe, windows by layer types": ("exaone_moe", {**EXAONE_MOE, "layer_types": MIXED}),
     "mixtral, window": ("mixtral", {**MIXTRAL, "sliding_window": 9}),
 }
 LLAMA3 = {
@@ -322,6 +340,9 @@ ROTATED: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "llama, no truncation": ("llama", {"rope_parameters": {**YARN, **BETAS}, "head_dim": 16}),
     "smollm3": ("smollm3", {"no_rope_layers": [0, 1, 0]}),
     "gemma4_unified, as 12B": ("gemma4_unified", GEMMA_4_WIDE),
+    "cwm, as its class rotates": ("cwm", {"head_dim": 12, "num_hidden_layers": 5, "sliding_window": 9}),
+    "youtu, yarn": ("youtu", {**YOUTU, "rope_parameters": LATENT_YARN}),
+    "exaone_moe": ("exaone_moe", EXAONE_MOE),
     "exaone4, full layers rotate nothing": ("exaone4", EXAONE_4),
 }
 VARIANTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
@@ -384,6 +405,47 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
             "tie_word_embeddings": False,
         },
     ),
+    "cohere": ("cohere", COMMAND_R),
+    "cohere, biases, untied": ("cohere", {**COMMAND_R, "attention_bias": True, "tie_word_embeddings": False}),
+    "arcee": ("arcee", {}),
+    "arcee, biases, wide heads, tied": (
+        "arcee",
+        {"attention_bias": True, "mlp_bias": True, "head_dim": 18, "tie_word_embeddings": True},
+    ),
+    "cwm, biases": ("cwm", {**CWM, "mlp_bias": True, "rope_parameters": LLAMA3}),
+    "dots1": ("dots1", DOTS),
+    "dots1, groups, biases": (
+        "dots1",
+        {**DOTS, "n_group": 4, "topk_group": 2, "norm_topk_prob": True, "attention_bias": True},
+    ),
+    "exaone_moe, dense by its list, two shared": (
+        "exaone_moe",
+        {
+            **EXAONE_MOE,
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+            "num_shared_experts": 2,
+            "norm_topk_prob": False,
+        },
+    ),
+    "flex_olmo": ("flex_olmo", OLMOE),
+    "helium": ("helium", {"head_dim": 8}),
+    "helium, biases, tied": (
+        "helium",
+        {"head_dim": 8, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    ),
+    "ministral, a window in every layer": ("ministral", {"sliding_window": 9, "head_dim": 18}),
+    "olmoe": ("olmoe", OLMOE),
+    "olmoe, biases, weights normed, tied": (
+        "olmoe",
+        {**OLMOE, "attention_bias": True, "norm_topk_prob": True, "tie_word_embeddings": True},
+    ),
+    "solar_open": ("solar_open", GLM),
+    "solar_open, groups, biases": (
+        "solar_open",
+        {**GLM, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5, "attention_bias": True},
+    ),
+    "youtu": ("youtu", YOUTU),
+    "youtu, no query latent, an own head": ("youtu", {**YOUTU, "q_lora_rank": None, "tie_word_embeddings": False}),
     "bailing_hybrid": ("bailing_hybrid", LING_2_6),
     "bailing_hybrid, six heads normed as one group, no norms of heads, no query latent, two shared, yarn": (
         "bailing_hybrid",
@@ -410,6 +472,14 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
             "partial_rotary_factor": 1.0,
             "tie_word_embeddings": True,
         },
+    ),
+    "granite_swa, as its class has it, biases, untied": (
+        "granite_swa",
+        {"num_hidden_layers": 5, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": False},
+    ),
+    "granitemoe_swa, nothing shared, yarn": (
+        "granitemoe_swa",
+        {**SWASH, **GRANITE_MOE, "rope_parameters": YARN, "head_dim": 16},
     ),
     "granitemoe, biases": ("granitemoe", {**GRANITE_MOE, "attention_bias": True}),
     "granitemoehybrid": ("granitemoehybrid", GRANITE_HYBRID),
@@ -592,6 +662,7 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
 FILLED = (
     "norm.weight",
     "norm_f.weight",
+    ".sinks",
     "bias",
     ".A_log",
     ".D",
