@@ -63,16 +63,6 @@ def test_tokens_count_while_they_are_computed() -> None:
     it.quota().enter(Request())
 
 
-def test_each_ended_request_is_charged_what_it_used() -> None:
-    it = Limited(tokens=600)
-    for _ in range(6):
-        request = Request(num_tokens=100)
-        it.quota().enter(request)
-        it.quota().leave(request)
-    with pytest.raises(RateLimited, match="600 tokens a minute"):
-        it.quota().enter(Request())
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_a_burst_uses_no_more_than_its_key_has(seed: int) -> None:
     """Whatever is reserved and used, only the last request to start may pass the limit, by its own tokens."""

@@ -184,16 +184,6 @@ def test_a_stream_without_include_usage_has_no_usage(folder: Path) -> None:
     assert done == "[DONE]"
 
 
-def test_a_character_is_never_cut_between_chunks(folder: Path) -> None:
-    euro = "€".encode()
-
-    deltas = [TokenDelta("", [byte]) for byte in euro] + [delta("!", FinishReason.LENGTH)]
-
-    *chunks, _ = events(served(folder, playing(*deltas)).post(COMPLETIONS, {"prompt": "x", "stream": True}))
-    # The first token shows at once, though it has no text yet: that is what a client measures its time by.
-    assert [chunk["choices"][0]["text"] for chunk in chunks] == ["", "€", "!"]
-
-
 def test_bytes_of_no_character_end_as_a_replacement(folder: Path) -> None:
     deltas = [TokenDelta("", [97, 0xE2, 0x82]), delta("", FinishReason.LENGTH)]
 
@@ -326,13 +316,6 @@ def test_the_last_choice_that_joins_submits_them_all() -> None:
     assert [choices.join(submit) for submit in submits[:2]] == [None, None]
     whole = choices.join(submits[2])
     assert whole == replace(submits[0], forks=[Fork("b", ord("b")), Fork("c", ord("c"))])
-
-
-def test_a_choice_that_fails_fails_the_whole_request(folder: Path) -> None:
-    it = served(folder, playing(delta("a"), delta("", FinishReason.ERROR)))
-    assert it.post(COMPLETIONS, {"prompt": "a", "n": 3}).status_code == 500
-    assert len(it.engine.submitted) == 3
-    assert it.services.admission.num_requests == 0
 
 
 @on_a_loop
