@@ -71,7 +71,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of no model: how often right kernels fail a check here, and wrong ones pass (docs/limits.md)",
     )
     parser.add_argument("--revision", metavar="NAME", help="of a hub id: branch, tag or commit")
-    group = parser.add_argument_group("what is measured")
+    _add_measured(parser.add_argument_group("what is measured"))
+    _add_written(parser.add_argument_group("where it is written"))
+    _add_shapes(parser.add_argument_group("shapes of the model"))
+    _add_run(parser.add_argument_group("run"))
+
+
+def _add_measured(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--seeds", type=count, metavar="N", default=2, help="of --error-rates (default: 2)")
     group.add_argument(
         "--phases",
@@ -82,12 +88,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--paths", nargs="+", metavar="PATH", help="names as in `hallmark doctor` (default: all)")
     group.add_argument("--quick", action="store_true", help="the same checks, but a fifth of the time for timing")
-    group = parser.add_argument_group("where it is written")
+
+
+def _add_written(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--out", type=Path, metavar="FILE", help="file of evidence, of one model")
     group.add_argument(
         "--out-dir", type=Path, metavar="DIR", default=MATRICES, help="writes DIR/<gpu>/<name>.json (default: ours)"
     )
-    group = parser.add_argument_group("shapes of the model")
+
+
+def _add_shapes(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--max-model-len", type=count, metavar="N", help="tokens (default: the model's own limit)")
     group.add_argument("--max-num-batched-tokens", type=count, metavar="N", help="default: the server's")
     group.add_argument("--page-size", type=count, metavar="N", help="tokens a page (default: the server's)")
@@ -117,7 +127,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=1,
         help="prove the shapes of one of so many ranks, into <name>-tpN.json (default: 1)",
     )
-    group = parser.add_argument_group("run")
+
+
+def _add_run(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--time-limit", type=positive, metavar="SECONDS", help="stop then; the same command goes on")
     group.add_argument(
         "--shard",

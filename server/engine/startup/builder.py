@@ -385,7 +385,7 @@ def _warm_runner(
 
     Raises BatchError where a shape cannot run.
     """
-    decoder, head, tower, dispatcher = loaded.decoder, loaded.head, loaded.tower, loaded.dispatcher
+    tower, dispatcher = loaded.tower, loaded.dispatcher
     config, limits, device = subject.config, subject.limits, subject.device
     waits = not dispatcher.is_capturable
     if waits and device.type == "cuda" and settings.cuda_graphs:
@@ -395,30 +395,8 @@ def _warm_runner(
     sizes = sizes_of_graphs(config, limits, limits.max_model_len) if has_graphs else None
     num_rows = max(limits.max_num_seqs * (1 + limits.max_drafted_tokens), 0 if sizes is None else sizes.max_sampled)
 
-    slots = state_slots(config, limits)
-
     def worker(pages: int) -> Worker:
-        kv, tokens = kv_cache_of(subject, pages), SampledTokens(num_rows, device)
-        num_slots = 0 if slots is None else slots.num_slots
-        states = StateCache.allocate(config, num_slots, torch_dtype(limits.dtype), device)
-        made = partial(
-            Worker,
-            decoder,
-            kv,
-            dispatcher,
-            tokens,
-            states=states,
-            num_embeddings=limits.max_image_tokens,
-            tower=tower,
-            head=head,
-            num_hidden=limits.max_num_batched_tokens,
-        )
-        if followers is None:
-            return made()
-        others = LedRanks(decoder.ranks, dispatcher, followers.send)
-        leading = made(rank=decoder.ranks, others=others)
-        followers.blamed = leading.suspects
-        return leading
+        return _new_worker(subject, loaded, followers, pages, num_rows)
 
     grammars = _grammars(subject, progress)
     own = worker(num_pages(settings, config, limits, device, sizes=sizes, small_runner=lambda: ModelRunner(worker(1))))
@@ -436,6 +414,30 @@ def _warm_runner(
     if sizes is None:
         return runner
     return ModelRunner(own, _capture_graphs(subject, own, progress, new_capture), grammars=grammars)
+
+
+def _new_worker(subject: Subject, loaded: Loaded, followers: Followers | None, pages: int, num_rows: int) -> Worker:
+    """Return a worker with a cache of so many pages, and places for the tokens of so many rows; it leads others."""
+    config, limits, device, decoder = subject.config, subject.limits, subject.device, loaded.decoder
+    slots = state_slots(config, limits)
+    num_slots = 0 if slots is None else slots.num_slots
+    made = partial(
+        Worker,
+        decoder,
+        kv_cache_of(subject, pages),
+        loaded.dispatcher,
+        SampledTokens(num_rows, device),
+        states=StateCache.allocate(config, num_slots, torch_dtype(limits.dtype), device),
+        num_embeddings=limits.max_image_tokens,
+        tower=loaded.tower,
+        head=loaded.head,
+        num_hidden=limits.max_num_batched_tokens,
+    )
+    if followers is None:
+        return made()
+    leading = made(rank=decoder.ranks, others=LedRanks(decoder.ranks, loaded.dispatcher, followers.send))
+    followers.blamed = leading.suspects
+    return leading
 
 
 def _grammars(subject: Subject, progress: Progress) -> Grammars | None:

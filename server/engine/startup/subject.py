@@ -342,57 +342,64 @@ def dispatcher_of(
         )
         for it in config.attentions
     )
-    is_alone = subject.shard.world == 1
     # A launch that fails on one of several ranks leaves the others in the middle of a step.
+    is_alone = subject.shard.world == 1
     options = TableOptions[Any](redecide=redecide, quarantined=quarantined, overridden=overridden, may_replace=is_alone)
-    tables: list[RowsTable[Any, Any]] = [
-        LinearTable(
-            decisions_of(LinearShape, decisions),
-            with_measured(linear_paths_on(device), measured),
-            **options,
-        )
-    ]
-    if config.has_mixtures:
-        own = decisions_of(ExpertsShape, decisions)
-        dtype = subject.limits.dtype
-        tables.append(ExpertsTable(config, dtype, own, **options))
-    if any(isinstance(it, GatedDeltaConfig) for it in config.recurrences):
-        of_recurrences = decisions_of(RecurrenceShape, decisions)
-        tables.append(RecurrenceTable(config, subject.limits.dtype, of_recurrences, **options))
-    if any(isinstance(it, ShortConvolutionConfig) for it in config.recurrences):
-        of_convolutions = decisions_of(ConvolutionShape, decisions)
-        tables.append(ConvolutionTable(config, subject.limits.dtype, of_convolutions, **options))
-    if not is_alone:
-        of_sums = decisions_of(CollectiveShape, decisions)
-        paths = collective_paths_on(device)
-        of_head = num_sums(draft_head_of(subject.config)) if subject.config.num_draft_layers else {}
-        tables.append(CollectiveTable(num_sums(config), of_sums, paths, num_of_head=of_head, **options))
     heads = tuple(map(Heads.of, config.attentions))
     of_device = CudaDevice() if device.type == "cuda" else CpuDevice()
     timer = AttentionTimer(flags, of_device, heads=heads, chunks=config.chunks) if has_timer else None
     of_attention = decisions_of(AttentionShape, decisions)
     attention = {shape: decision for shape, decision in of_attention.items() if not is_of_tower(shape)}
-    layers = config.attention_layers
-    tower = None
-    if subject.pixels is not None and subject.model.tower is not None:
-        of_tower = image_shapes(subject.model, subject.limits.serving)
-        # The library's products as they were qualified: its algorithms are measured for the text's weights alone.
-        products = linear_paths_on(device)
-        tower = TowerTables(subject.model.tower, decisions, PATHS, products, shapes=of_tower, **options)
     return Dispatcher(
         attention,
         PATHS,
         flags,
         redecide=redecide,
         timer=timer,
-        tables=tables,
-        layers=layers,
+        tables=_tables_of(subject, decisions, measured, options),
+        layers=config.attention_layers,
         heads=heads,
         chunks=config.chunks,
         quarantined=quarantined,
         overridden=overridden,
-        tower=tower,
+        tower=_tower_tables(subject, decisions, options),
     )
+
+
+def _tables_of(
+    subject: Subject,
+    decisions: Mapping[AnyShape, Decision[AnyShape]],
+    measured: MeasuredProducts,
+    options: TableOptions[Any],
+) -> list[RowsTable[Any, Any]]:
+    """Return the tables of the operators that a text's layers have beside attention."""
+    config, device, dtype = subject.main_config, subject.device, subject.limits.dtype
+    products = with_measured(linear_paths_on(device), measured)
+    tables: list[RowsTable[Any, Any]] = [LinearTable(decisions_of(LinearShape, decisions), products, **options)]
+    if config.has_mixtures:
+        tables.append(ExpertsTable(config, dtype, decisions_of(ExpertsShape, decisions), **options))
+    if any(isinstance(it, GatedDeltaConfig) for it in config.recurrences):
+        tables.append(RecurrenceTable(config, dtype, decisions_of(RecurrenceShape, decisions), **options))
+    if any(isinstance(it, ShortConvolutionConfig) for it in config.recurrences):
+        tables.append(ConvolutionTable(config, dtype, decisions_of(ConvolutionShape, decisions), **options))
+    if subject.shard.world > 1:
+        of_sums = decisions_of(CollectiveShape, decisions)
+        paths = collective_paths_on(device)
+        of_head = num_sums(draft_head_of(subject.config)) if subject.config.num_draft_layers else {}
+        tables.append(CollectiveTable(num_sums(config), of_sums, paths, num_of_head=of_head, **options))
+    return tables
+
+
+def _tower_tables(
+    subject: Subject, decisions: Mapping[AnyShape, Decision[AnyShape]], options: TableOptions[Any]
+) -> TowerTables | None:
+    """Return the tables of a tower; None where no images are served."""
+    if subject.pixels is None or subject.model.tower is None:
+        return None
+    of_tower = image_shapes(subject.model, subject.limits.serving)
+    # The library's products as they were qualified: its algorithms are measured for the text's weights alone.
+    products = linear_paths_on(subject.device)
+    return TowerTables(subject.model.tower, decisions, PATHS, products, shapes=of_tower, **options)
 
 
 def _served(config: ModelConfig, limits: EngineLimits) -> ModelConfig:
