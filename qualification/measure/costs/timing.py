@@ -12,9 +12,9 @@ from qualification.evidence.evidence import Timing, timing_doubt
 
 # Twice an H200's L2 (50 MB) and more: what a call reads comes from memory, as it does between a model's layers.
 _FLUSH_BYTES = 256 * 2**20
-# Each flush keeps an H200 busy for 65 us, a head start for the host: four launches of a call took it up to 150 us, and
-# what the device waits for counts as the call's time.
-_NUM_FLUSHES = 4
+# Each flush keeps an H200 busy for 65 us, a head start for the host: what the device waits for counts as the call's
+# time. Four launches of a call took a host up to 150 us, and one that compiled beside it more than 260.
+_NUM_FLUSHES, _MOST_FLUSHES = 4, 64
 _MAX_ATTEMPTS = 3  # at a time that is believed
 _MIN_KNOWN = 20  # samples, before their spread says anything
 
@@ -34,13 +34,13 @@ def time_call(
     """
     is_cuda = device.type == "cuda"
     budget = budget_s if budget_s is not None else default_budget_s(device)
-    flush = _flush_buffer(device)
+    clock = _Clock(call, _flush_buffer(device))
     if is_cuda:
         call()  # loads what is loaded once
     samples: list[float] = []
     started = time.perf_counter()
     while len(samples) < max_samples:
-        samples.append(_time_once(call, flush))
+        samples.append(clock.once())
         is_spent = time.perf_counter() - started > budget
         if (is_spent and len(samples) >= _least(samples, budget)) or _is_known(samples, max_spread):
             break
@@ -76,10 +76,10 @@ def fastest_us(
     call: Callable[[], object], device: torch.device, *, budget_s: float = 0.005, max_samples: int = 8
 ) -> float:
     """Microseconds of the fastest of a few calls, two at least: what the machine can do, were nothing in its way."""
-    flush = _flush_buffer(device)
+    clock = _Clock(call, _flush_buffer(device))
     samples: list[float] = []
     while len(samples) < 2 or (len(samples) < max_samples and sum(samples) < budget_s * 1e6):
-        samples.append(_time_once(call, flush))
+        samples.append(clock.once())
     return min(samples)
 
 
@@ -98,13 +98,14 @@ def time_together(
     """
     budget = budget_s if budget_s is not None else default_budget_s(device)
     flush = _flush_buffer(device)
+    clocks = {name: _Clock(call, flush) for name, call in calls.items()}
     samples: dict[str, list[float]] = {name: [] for name in calls}
     for name in calls if device.type == "cuda" else ():
-        _time_once(calls[name], flush)  # loads what is loaded once
+        clocks[name].once()  # loads what is loaded once
     left = list(calls)
     while left:
         for name in left:
-            samples[name].append(_time_once(calls[name], flush))
+            samples[name].append(clocks[name].once())
         left = [name for name in left if not _is_spent(samples[name], budget, max_samples)]
         if all(_is_known(samples[name], max_spread) for name in left):
             break
@@ -150,18 +151,37 @@ def _flush_buffer(device: torch.device) -> torch.Tensor | None:
     return torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device=device) if device.type == "cuda" else None
 
 
-def _time_once(call: Callable[[], object], flush: torch.Tensor | None) -> float:
-    """Microseconds of one call."""
-    if flush is None:
-        before = time.perf_counter()
-        call()
-        return (time.perf_counter() - before) * 1e6
-    for _ in range(_NUM_FLUSHES):
-        flush.zero_()
-    start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    start.record()
-    call()
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end)) * 1e3
+class _Clock:
+    """Times a call on a CPU, or on a GPU behind as many flushes as the host needs to launch it meanwhile."""
+
+    def __init__(self, call: Callable[[], object], flush: torch.Tensor | None) -> None:
+        """`flush`: a buffer that fills the L2; None on a CPU."""
+        self._call, self._flush, self._num_flushes, self._may_grow = call, flush, _NUM_FLUSHES, True
+
+    def once(self) -> float:
+        """Microseconds of one call."""
+        if self._flush is None:
+            before = time.perf_counter()
+            self._call()
+            return (time.perf_counter() - before) * 1e6
+        took_us, has_waited = self._behind_flushes(self._flush)
+        while has_waited and self._may_grow:
+            if self._num_flushes == _MOST_FLUSHES:  # the call itself waits for the device
+                self._num_flushes, self._may_grow = _NUM_FLUSHES, False
+            else:
+                self._num_flushes = min(2 * self._num_flushes, _MOST_FLUSHES)
+            took_us, has_waited = self._behind_flushes(self._flush)
+        return took_us
+
+    def _behind_flushes(self, flush: torch.Tensor) -> tuple[float, bool]:
+        """(microseconds of a call, whether the device came to it before the host had launched all of it)."""
+        for _ in range(self._num_flushes):
+            flush.zero_()
+        start = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        start.record()
+        self._call()
+        has_waited = bool(start.query())  # type: ignore[no-untyped-call]
+        end.record()
+        end.synchronize()
+        return float(start.elapsed_time(end)) * 1e3, has_waited

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from qualification.evidence.evidence import Timing
+from qualification.measure.costs import timing
 from qualification.measure.costs.timing import (
     Judged,
     fastest_us,
@@ -18,17 +19,17 @@ CPU = torch.device("cpu")
 
 def test_a_call_takes_as_long_as_it_sleeps() -> None:
     began_at = time.perf_counter()
-    timing = time_call(lambda: time.sleep(0.002), CPU, budget_s=0.05)
+    found = time_call(lambda: time.sleep(0.002), CPU, budget_s=0.05)
     took_us = 1e6 * (time.perf_counter() - began_at)
-    assert timing.n >= 5
-    assert 2000 <= timing.p50_us <= took_us / (timing.n / 2)  # half of the calls took at least as long
+    assert found.n >= 5
+    assert 2000 <= found.p50_us <= took_us / (found.n / 2)  # half of the calls took at least as long
 
 
 def test_slow_calls_are_timed_3_times_and_steady_ones_20() -> None:
     assert time_call(lambda: time.sleep(0.01), CPU, budget_s=0.001).n == 3
     assert time_call(lambda: time.sleep(0.001), CPU, max_spread=10.0, budget_s=60.0).n == 20
     together = time_together(dict.fromkeys("ab", lambda: time.sleep(0.001)), CPU, max_spread=10.0, budget_s=60.0)
-    assert {timing.n for timing in together.values()} == {20}
+    assert {it.n for it in together.values()} == {20}
     assert time_together({}, CPU) == {}
 
 
@@ -76,12 +77,46 @@ def test_the_fastest_of_a_few_calls_is_what_a_machine_can_do() -> None:
     assert list(waits) == [0.01]
 
 
+@pytest.mark.parametrize(
+    ("needed", "taken"), [(3, [4, 4]), (20, [4, 8, 16, 32, 32]), (10**9, [4, 8, 16, 32, 64, 4, 4])]
+)
+def test_a_call_is_timed_behind_what_keeps_the_device_busy_while_it_is_launched(
+    monkeypatch: pytest.MonkeyPatch, needed: int, taken: list[int]
+) -> None:
+    """The fake device comes to a call before the host has launched it where fewer flushes than `needed` are ahead."""
+    flushes: list[int] = [0]
+
+    class Flush:
+        def zero_(self) -> None:
+            flushes[-1] += 1
+
+    class Event:
+        def __init__(self, *, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None: ...
+
+        def query(self) -> bool:
+            return flushes[-1] < needed
+
+        def synchronize(self) -> None:
+            flushes.append(0)
+
+        def elapsed_time(self, _end: "Event") -> float:
+            return 0.01
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(timing, "_flush_buffer", lambda _device: Flush())
+    fastest_us(lambda: None, CPU, max_samples=2)
+    assert flushes[:-1] == taken
+
+
 @pytest.mark.gpu
 @pytest.mark.timed
 def test_a_gpu_is_timed_by_its_own_clock() -> None:
     x = torch.randn(4096, 4096, device="cuda", dtype=torch.float16)
-    timing = time_call(lambda: x @ x, x.device)
-    assert 100 < timing.p50_us < 5000
+    found = time_call(lambda: x @ x, x.device)
+    assert 100 < found.p50_us < 5000
 
 
 def test_calls_timed_together_take_turns() -> None:
