@@ -228,6 +228,7 @@ def assemble(settings: Settings, folder: Path, keys: Keys, url: str) -> Services
     pooling = read_pooling(folder, settings)
     is_recommended = settings.generation_config is GenerationConfig.AUTO
     images, no_images = _images(settings, folder)
+    fetcher = MediaFetcher.of(settings.allowed_media_hosts, settings.max_body_bytes)  # read where none is seen, too
     defaults = load_sampling_defaults(folder) if is_recommended else SamplingDefaults()
     metrics, tracing = make_telemetry(settings)
     console = Console(
@@ -260,7 +261,7 @@ def assemble(settings: Settings, folder: Path, keys: Keys, url: str) -> Services
         telemetry=Telemetry(metrics, tracing),
         lifecycle=Lifecycle(),
         admission=Admission(settings.max_queued_requests, settings.max_queued_tokens, settings.max_queued_bytes),
-        images=None if images is None else image_reader(images, settings),
+        images=None if images is None else image_reader(images, fetcher, settings),
         receipts=Receipts.load(settings) if pooling is None else None,
     )
 
@@ -276,9 +277,8 @@ def _images(settings: Settings, folder: Path) -> tuple[ServedImages | None, str 
     return (None, None) if found is None else (ServedImages(found, settings.limit_images), None)
 
 
-def image_reader(images: ServedImages, settings: Settings) -> ImageReader:
+def image_reader(images: ServedImages, fetcher: MediaFetcher, settings: Settings) -> ImageReader:
     """Make the reader of the requests' images."""
-    fetcher = MediaFetcher.of(settings.allowed_media_hosts, settings.max_body_bytes)
     return ImageReader(images.settings, fetcher, settings.max_image_pixels)
 
 

@@ -7,18 +7,20 @@ name may resolve to another one a moment later), and a redirect is checked like 
 
 import asyncio
 import ipaddress
+import re
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 import httpx2
 
-from server.errors import InvalidValue
+from server.errors import InvalidValue, SettingsError
 from server.http.images.source import ImageSource
 
 MAX_REDIRECTS = 3
 TIMEOUT_S = 10.0  # for a whole image, redirects included
 _PORTS = {"http": 80, "https": 443}
+_NAME = re.compile(r"[\w.-]{1,255}")  # in any script
 _GLOBAL_UNICAST, _NAT64 = ipaddress.IPv6Network("2000::/3"), ipaddress.IPv6Network("64:ff9b::/96")
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]  # from host and port to addresses
 
@@ -31,6 +33,14 @@ async def resolve(host: str, port: int) -> list[str]:
     """Return the addresses of a host. Raises OSError."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [str(address[0]) for *_, address in found]
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 def is_public(address: str) -> bool:
@@ -76,8 +86,15 @@ class MediaFetcher:
 
     @classmethod
     def of(cls, allowed: str | None, max_bytes: int) -> "MediaFetcher":
-        """`allowed`: names separated by commas."""
-        return cls(frozenset(name.strip().lower() for name in (allowed or "").split(",") if name.strip()), max_bytes)
+        """`allowed`: names separated by commas. Raises SettingsError for one that no URL's host can be."""
+        names = [name.strip().lower() for name in (allowed or "").split(",") if name.strip()]
+        for name in names:
+            if not _NAME.fullmatch(name) and not _is_address(name):
+                raise SettingsError(
+                    f"--allowed-media-hosts: {name!r} is no host name; give whole names or addresses, without scheme, "
+                    "port, path or *, separated by commas"
+                )
+        return cls(frozenset(names), max_bytes)
 
     async def fetch(self, source: ImageSource) -> bytes:
         """Return an image's file. Raises InvalidValue."""

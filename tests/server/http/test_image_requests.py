@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import re
 from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from openai.types.responses import ResponseFunctionToolCallOutputItem, ResponseInputMessageItem, ResponseItemList
 from PIL import Image
 
+from server.errors import SettingsError
 from server.http.images.fetch import MediaFetcher, is_public
 from server.http.responses.schemas import InputItemList
 from support.api.edge_fakes import Served, served
@@ -305,6 +307,13 @@ def test_an_allowed_host_is_asked_at_the_address_that_was_checked(folder: Path) 
     assert ask(it, [part("https://A.example/a")]).status_code == 200
     assert hosts.asked == ["93.184.216.34 a.example/a", "93.184.216.34 a.example/b"]
     assert [tokens for _, tokens, _ in seen(it)[1]] == [18]
+
+
+@pytest.mark.parametrize("name", ["http://a.example/", "a.example:8443", "*.example", "a b", "[2606::1]"])
+def test_a_name_that_no_url_can_have_is_no_allowed_host(name: str) -> None:
+    assert MediaFetcher.of("A.example, 2606::1,ä.example", 1).hosts == {"a.example", "2606::1", "ä.example"}
+    with pytest.raises(SettingsError, match=f"--allowed-media-hosts: '{re.escape(name)}' is no host name"):
+        MediaFetcher.of(f"a.example,{name}", 1)
 
 
 @pytest.mark.parametrize(
