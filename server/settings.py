@@ -154,6 +154,7 @@ Count = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Seconds = Annotated[float, Meta(ge=0, le=86_400)]
+Limit = Annotated[float, Meta(gt=0, le=86_400)]  # seconds; with a limit of 0 no request is ever answered
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -522,8 +523,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             "(default: none; images come as data: URLs)"
         ),
     ] = None
-    receive_timeout_s: Annotated[Seconds, Meta(description="longest time a client may take to send a request")] = 30.0
-    request_timeout_s: Annotated[Seconds, Meta(description="longest time a request may take to be answered")] = 3600.0
+    receive_timeout_s: Annotated[Limit, Meta(description="longest time a client may take to send a request")] = 30.0
+    request_timeout_s: Annotated[Limit, Meta(description="longest time a request may take to be answered")] = 3600.0
     shutdown_grace_s: Annotated[
         Seconds, Meta(description="time that running requests have to finish after SIGTERM")
     ] = 30.0

@@ -42,6 +42,8 @@ def test_a_switch_is_turned_off_by_flag_or_variable() -> None:
         ("gpu_memory_utilization", "nan", "> 0.0"),
         ("gpu_memory_utilization", "1.1", "<= 1.0"),
         ("max_model_len", "0", ">= 1"),
+        ("request_timeout_s", "0", "> 0.0"),  # 0 is no limit elsewhere; here it would end every request
+        ("receive_timeout_s", "0", "> 0.0"),
         ("max_model_len", "many", "Expected `int`,"),
         ("max_queued_bytes", str(2**63), f"<= {2**63 - 1}"),  # more could not be told to the engine
         ("seed", str(2**63), f"<= {2**63 - 1}"),

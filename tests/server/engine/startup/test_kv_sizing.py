@@ -47,7 +47,6 @@ def test_only_recurrent_layers_get_slots_of_states(tiny_llama: TinyLlama) -> Non
     for given, slots in (({}, (10, 5)), ({"state_snapshots": 3}, (8, 3))):
         settings = Settings(device=DeviceChoice.CPU, max_num_seqs=5, **given)
         limits = choose_limits(settings, config, CPU)
-        assert with_state_slots(settings, config, limits, CPU) == limits
         assert state_slots(config, limits) is None
         mixer = RecurrenceConfig("sums", (StateTensor((7,), Dtype.FP32),))
         hybrid = replace(config, layers=(replace(config.layers[0], mixer=mixer),) * 3)
@@ -85,6 +84,14 @@ def test_states_are_as_many_as_the_memory_takes(
     else:
         found = with_state_slots(settings, config, limits, CPU)
         assert (found.max_num_seqs, found.state_snapshots) == (num_seqs, snapshots)
+
+
+def test_copies_of_states_that_a_model_lacks_are_refused(tiny_llama: TinyLlama) -> None:
+    plain = load_config(tiny_llama.folder)
+    limits = choose_limits(Settings(), plain, CPU)
+    assert with_state_slots(Settings(), plain, limits, CPU) is limits
+    with pytest.raises(SettingsError, match="--state-snapshots is 4: no layer of the model keeps states, leave it out"):
+        with_state_slots(Settings(state_snapshots=4), plain, limits, CPU)
 
 
 def test_states_have_the_dtype_that_is_asked_for(tiny_llama: TinyLlama) -> None:
