@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from qualification.common.exit_code import ExitCode
 from qualification.receipt.content import Content, UsedDecision
-from qualification.receipt.given import check_given
+from qualification.receipt.given import Compared, check_given
 from qualification.receipt.keys import PublicKey
 from qualification.receipt.replay import (
     ATTENTION_PHASES,
@@ -37,8 +37,10 @@ def verify(receipt: Receipt, keys: Sequence[PublicKey], server: ReplayServer, sa
     key = check_signature(receipt, keys)
     check_consistent(receipt.content)
     say(f"signature: PASS: key {key.key_id} signed it, sha256:{receipt.digest}")
-    if check_given(receipt):
-        say("answer: PASS: the receipt is of the texts around it")
+    compared = check_given(receipt)
+    if compared is not Compared.NOTHING:
+        left_out = "; its calls were not compared" if compared is Compared.TEXTS else ""
+        say(f"answer: PASS: the receipt is of the texts around it{left_out}")
     verdict = judge(receipt.content, server)
     say(f"replay: {_NAMES[verdict.code]}: {verdict.detail}")
     for reason in verdict.reasons:

@@ -21,7 +21,7 @@ from qualification.canary.verdict import Outcome, Stage, Verdict
 from qualification.common.exit_code import ExitCode
 from qualification.load.discovery import client_of
 from qualification.receipt.content import Content, digest_of_ids, digest_of_text
-from qualification.receipt.given import check_given
+from qualification.receipt.given import Compared, check_given
 from qualification.receipt.keys import public_key_of_text
 from qualification.receipt.replay import ReplayServer, body_of
 from qualification.receipt.signed import (
@@ -46,6 +46,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/responses": {"input": "Hi"},
     "/v1/messages": {"messages": USER, "max_tokens": 16},
 }
+CALLS = '<tool_call>{"name": "look", "arguments": {"at": "it"}}</tool_call>'
+LOOK = {"name": "look", "parameters": {"type": "object"}}
 DIGESTS = {"weights": "ab" * 32, "tokenizer": "cd" * 32}
 PATHS = {"sdpa.math": ServedPath("0123abcd", None), "sdpa.cpu": ServedPath("4567cdef", "keys512")}
 
@@ -84,7 +86,8 @@ def test_an_answer_has_its_receipt_at_its_end(folder: Path, route: str, is_strea
     receipt = checked(it, last_object(response)["receipt"])
     assert response.text.count('"receipt"') == 1
     kept = parse_receipt(response.content)  # as a file of the whole answer, or of all events
-    assert (kept.signed, check_given(kept)) == (receipt.signed, not is_stream)
+    compared = Compared.NOTHING if is_stream else Compared.ALL
+    assert (kept.signed, check_given(kept)) == (receipt.signed, compared)
     assert response.headers.get("x-hallmark-receipt") == (None if is_stream else f"sha256:{receipt.digest}")
     assert it.value("receipts_total") == 1
     content = receipt.content
@@ -114,33 +117,56 @@ def test_an_answer_has_its_receipt_at_its_end(folder: Path, route: str, is_strea
 @pytest.mark.parametrize("route", BODIES)
 def test_an_altered_text_is_not_the_receipts(folder: Path, route: str) -> None:
     text = serving(folder).post(route, BODIES[route] | {"receipt": True}).text
-    assert check_given(parse_receipt(text.encode()))
+    assert check_given(parse_receipt(text.encode())) is Compared.ALL
     with pytest.raises(ReceiptError, match="another text than choice 0"):
         check_given(parse_receipt(text.replace('"Hello"', '"Hallo"').encode()))
     alone = json.dumps(json.loads(text)["receipt"]).encode()
-    assert not check_given(parse_receipt(alone))
+    assert check_given(parse_receipt(alone)) is Compared.NOTHING
 
 
 def test_an_echo_is_told_from_the_answer(folder: Path) -> None:
     body = {"prompt": ["the prompt", "other"], "echo": True, "receipt": True}
     text = serving(folder).post("/v1/completions", body).text
-    assert check_given(parse_receipt(text.encode()))
+    assert check_given(parse_receipt(text.encode())) is Compared.ALL
     with pytest.raises(ReceiptError, match="another text than choice 1"):
         check_given(parse_receipt(text.replace("otherHello", "othorHello").encode()))
 
 
 def test_altered_calls_and_reasoning_are_not_the_receipts(folder: Path) -> None:
-    call = '<tool_call>{"name": "look", "arguments": {"at": "it"}}</tool_call>'
-    it = serving(folder, saying("<think>so", "</think>", call), reasoning_parser=ReasoningParser.THINK)
-    tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+    it = serving(folder, saying("<think>so", "</think>", CALLS), reasoning_parser=ReasoningParser.THINK)
+    tool = {"type": "function", "function": LOOK}
     text = it.post("/v1/chat/completions", {"messages": USER, "tools": [tool], "receipt": True}).text
     receipt = parse_receipt(text.encode())
     [answer] = receipt.content.answers
     assert None not in (answer.reasoning_digest, answer.calls_digest)
-    assert check_given(receipt)
+    assert check_given(receipt) is Compared.ALL
     for before, after, what in (("look", "kill", "call"), ('"so"', '"no"', "reasoning")):
         with pytest.raises(ReceiptError, match=f"another {what} than"):
             check_given(parse_receipt(text.replace(before, after).encode()))
+
+
+def test_altered_calls_and_reasoning_of_a_response_are_not_the_receipts(folder: Path) -> None:
+    it = serving(folder, saying("<think>so", "</think>", CALLS), reasoning_parser=ReasoningParser.THINK)
+    body = {"input": "Hi", "tools": [{"type": "function", **LOOK}], "receipt": True, "store": False}
+    text = it.post("/v1/responses", body).text
+    assert check_given(parse_receipt(text.encode())) is Compared.ALL
+    for before, after, what in ((r"\"it\"", r"\"me\"", "call"), ('"so"', '"no"', "reasoning")):
+        assert before in text
+        with pytest.raises(ReceiptError, match=f"another {what} than"):
+            check_given(parse_receipt(text.replace(before, after).encode()))
+
+
+def test_altered_thinking_is_not_the_receipts_and_calls_of_a_message_are_not_compared(folder: Path) -> None:
+    it = serving(folder, saying("<think>so", "</think>", CALLS), reasoning_parser=ReasoningParser.THINK)
+    tool = {"name": "look", "input_schema": {"type": "object"}}
+    body = BODIES["/v1/messages"] | {"tools": [tool], "receipt": True, "thinking": {"type": "adaptive"}}
+    text = it.post("/v1/messages", body).text
+    assert check_given(parse_receipt(text.encode())) is Compared.TEXTS
+    with pytest.raises(ReceiptError, match="another reasoning than"):
+        check_given(parse_receipt(text.replace('"so"', '"no"').encode()))
+    without = {**json.loads(text), "content": [{"type": "thinking", "thinking": "so", "signature": ""}]}
+    with pytest.raises(ReceiptError, match="another call than"):
+        check_given(parse_receipt(json.dumps(without).encode()))
 
 
 @pytest.mark.parametrize("route", BODIES)
