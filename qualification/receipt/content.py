@@ -64,7 +64,7 @@ class ReceiptPrompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     num_tokens: int
     token_ids_digest: str
     token_ids: list[int] | None  # None: left out by a setting
-    text_digest: str | None  # of the rendered text; None where the request sent token ids
+    text_digest: str | None  # of the rendered text; None where token ids were sent or it was cut, without echo
 
 
 class ReceiptAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

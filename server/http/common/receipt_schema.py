@@ -50,7 +50,10 @@ class ReceiptPrompt(Schema):
     num_tokens: int
     token_ids_digest: str = Field(description=f"{_SHA256}, of the ids as 4 bytes each, little endian.")
     token_ids: list[int] | None = Field(description=f"{_LEFT_OUT}.")
-    text_digest: str | None = Field(description=f"{_SHA256}, of the rendered text; null where token ids were sent.")
+    text_digest: str | None = Field(
+        description=f"{_SHA256}, of the rendered text; null where token ids were sent or a text was cut, "
+        "unless `echo` gives their text."
+    )
 
 
 class ReceiptAnswer(Schema):

@@ -97,6 +97,23 @@ class Details(abc.ABC):
         return LazyList(places)
 
 
+def prompt_texts(fields: CompletionRequest, jobs: Sequence[Job], tokenizer: Tokenizer) -> tuple[str | None, ...]:
+    """The text of each prompt. What was sent as token ids, or was cut, has one where `echo` gives it out."""
+    is_whole = fields.truncate_prompt_tokens is None
+    texts = [it if isinstance(it, str) and is_whole else None for it in fields.prompts()]
+    if fields.echo and None in texts:
+        firsts = jobs[:: fields.n]
+        texts = [_text_of(job, tokenizer) if it is None else it for job, it in zip(firsts, texts, strict=True)]
+    return tuple(texts)
+
+
+def _text_of(job: Job, tokenizer: Tokenizer, *, is_all: bool = False) -> str:
+    """The text of a prompt's tokens, without a character that the answer finishes, unless `is_all`."""
+    ids = job.prompt_token_ids
+    num_whole = len(ids) if is_all else len(ids) - tokenizer.num_unfinished(ids)
+    return tokenizer.decode(ids[:num_whole], skip_special_tokens=not job.has_special_tokens)
+
+
 class CompletionDetails(Details):
     def __init__(self, fields: CompletionRequest, jobs: Sequence[Job], tokenizer: Tokenizer) -> None:
         super().__init__(fields, jobs, tokenizer)
@@ -144,9 +161,7 @@ class CompletionDetails(Details):
         sent, job = self._sent_text(index), self._jobs[index]
         if sent is not None:
             return sent
-        ids = job.prompt_token_ids
-        num_whole = len(ids) if self._is_empty else len(ids) - self._tokenizer.num_unfinished(ids)
-        return self._tokenizer.decode(ids[:num_whole], skip_special_tokens=not job.has_special_tokens)
+        return _text_of(job, self._tokenizer, is_all=self._is_empty)
 
     def _begin_places(self, index: int) -> list[int]:
         """Begin to read a choice's text. Return where each token of its prompt begins, if that is echoed."""

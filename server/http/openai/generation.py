@@ -23,7 +23,7 @@ from server.http.generation.requests import GenerationRequest
 from server.http.generation.usage import usage_of
 from server.http.images.source import RequestImages
 from server.http.openai.answers import AllChoices, AnswerFormat, ChatFormat, CompletionFormat
-from server.http.openai.details import details_of
+from server.http.openai.details import details_of, prompt_texts
 from server.http.openai.exact_sampling import exactly
 from server.http.openai.requests import CompletionRequest
 from server.http.services import ServedModel, Services
@@ -99,7 +99,6 @@ def _prepare_completion(
     jobs = jobs_of(model, fields, prompts, unique_id, longest, default_tokens=default)
     if fields.exact_sampling is not None:
         jobs = exactly(fields.exact_sampling, jobs, model.tokenizer.vocab_size)
-    is_whole = fields.truncate_prompt_tokens is None
     return Prepared(
         fields,
         jobs,
@@ -108,7 +107,7 @@ def _prepare_completion(
         fields.timeout,
         wants_receipt=fields.receipt,
         may_have_receipt=fields.max_tokens != 0,
-        texts=tuple(it if isinstance(it, str) and is_whole else None for it in fields.prompts()),
+        texts=prompt_texts(fields, jobs, model.tokenizer),
     )
 
 

@@ -132,6 +132,16 @@ def test_an_echo_is_told_from_the_answer(folder: Path) -> None:
         check_given(parse_receipt(text.replace("otherHello", "othorHello").encode()))
 
 
+@pytest.mark.parametrize(
+    "fields", [{"prompt": [[97, 98], [99]]}, {"prompt": ["abc", "de"], "truncate_prompt_tokens": 1}]
+)
+def test_an_echo_of_what_has_no_text_of_its_own_is_told_too(folder: Path, fields: dict[str, object]) -> None:
+    text = serving(folder).post("/v1/completions", {"echo": True, "receipt": True, **fields}).text
+    assert check_given(parse_receipt(text.encode())) is Compared.ALL
+    with pytest.raises(ReceiptError, match="another text than choice 0"):
+        check_given(parse_receipt(text.replace("Hello", "Hallo").encode()))
+
+
 def test_altered_calls_and_reasoning_are_not_the_receipts(folder: Path) -> None:
     it = serving(folder, saying("<think>so", "</think>", CALLS), reasoning_parser=ReasoningParser.THINK)
     tool = {"type": "function", "function": LOOK}
