@@ -80,6 +80,16 @@ def test_blanks_before_a_call_are_no_content(text: str, content: str, names: lis
         assert (answer.content, [call.name for call in answer.calls]) == (content, names)
 
 
+@pytest.mark.parametrize("behind", [" Done.", "\n", ", ", ' {"n": 6} }'])
+def test_text_behind_the_arguments_of_a_named_call_is_none_of_them(behind: str) -> None:
+    written = """{"text": "}\\" [{", "n": 5}"""
+    text = f"[TOOL_CALLS]write{written}{behind}[TOOL_CALLS]ping[ARGS]{{}}{behind}"
+    for pieces in ([text], [*text]):
+        answer = whole_answer(deltas_of(AnswerSyntax(MISTRAL), pieces))
+        calls = [(call.name, call.arguments, call.is_whole) for call in answer.calls]
+        assert (answer.content, calls) == ("", [("write", written, True), ("ping", "{}", True)])
+
+
 def test_messages_of_one_channel_are_lines() -> None:
     def message(channel: str, text: str) -> str:
         return f"<|channel|>{channel}<|message|>{text}<|end|><|start|>assistant"

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from server.text.answer.deltas import ContentText, Delta
 from server.text.answer.parser import StepParser, Tools
 from server.text.answer.texts.call_object import CallObject
+from server.text.answer.texts.json_text import JsonText
 from server.text.answer.texts.values import is_json
 
 CALLS, ARGS, CALL_ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
@@ -27,7 +28,8 @@ class Mistral(StepParser):
         super().__init__(tools, new_id)
         self._object: CallObject | None = None
         self._name = ""
-        self._given: list[str] = []  # arguments behind a name
+        self._braces = JsonText()  # of the arguments behind a name
+        self._given: list[str] = []  # those arguments
         self._skipped = ""  # text of an array before its first object
 
     def _begin(self, is_last: bool) -> Iterable[Delta]:
@@ -76,13 +78,13 @@ class Mistral(StepParser):
             yield self._end()
 
     def _named(self, is_last: bool) -> Iterable[Delta]:
-        """A name, then all of the text up to the next mark as its arguments, whatever it is."""
+        """Read a name, then its arguments: a text in braces, whatever it is. What follows is dropped."""
         text, mark = self._cut("{", CALLS, is_last=is_last)
         self._name += text
         if mark == "{":
             self._text = mark + self._text
             yield self._start(_named(self._name))
-            self._given = []
+            self._braces, self._given = JsonText(), []
             self._step = self._named_arguments
         elif mark == CALLS:
             yield from self._malformed(self._name)
@@ -96,9 +98,10 @@ class Mistral(StepParser):
 
     def _named_arguments(self, is_last: bool) -> Iterable[Delta]:
         text, mark = self._cut(CALLS, is_last=is_last)
-        if text:
-            self._given.append(text)
-            yield self._arguments(text)
+        if text and not self._braces.is_whole:
+            given = text.removesuffix(self._braces.feed(text))
+            self._given.append(given)
+            yield self._arguments(given)
         if mark is not None or (is_last and is_json("".join(self._given))):
             yield self._end()
         if mark is not None:
