@@ -86,7 +86,7 @@ def images_of(messages: Sequence[Message], bounds: ImageBounds | None) -> tuple[
     """The images of all messages, in order. Raises InvalidValue for one in another message than a user's or tool's."""
     found = []
     least, most = (None, None) if bounds is None else (bounds.min_pixels, bounds.max_pixels)
-    for i, message in enumerate(messages):
+    for i, message in in_order(messages):
         for j, part in enumerate(message.content if isinstance(message.content, list) else ()):
             if not isinstance(part, ChatImagePart):
                 continue
@@ -229,6 +229,23 @@ def _guarded(value: Any) -> Any:
     return [_guarded(inner) for inner in value] if isinstance(value, list) else value
 
 
+def in_order(messages: Sequence[Message]) -> list[tuple[int, Message]]:
+    """The messages with their places in the request: results of calls in the order of the calls.
+
+    Most templates write no ids of results, so that a model reads the first result as that of the first call.
+    """
+    found = [*enumerate(messages)]
+    for i, message in enumerate(messages):
+        if not message.tool_calls:
+            continue
+        calls = [call.id for call in message.tool_calls]
+        end = next((j for j in range(i + 1, len(messages)) if messages[j].role != "tool"), len(messages))
+        results = [it.tool_call_id for it in messages[i + 1 : end]]
+        if len(set(results)) == len(results) and set(results) <= set(calls) and len(set(calls)) == len(calls):
+            found[i + 1 : end] = sorted(found[i + 1 : end], key=lambda it: calls.index(it[1].tool_call_id or ""))
+    return found
+
+
 def plain_messages(messages: Sequence[Message], marks: Marks | None = None) -> list[dict[str, Any]]:
     """Messages for the chat template: a role, a text, perhaps a name, calls and their results. Raises InvalidValue.
 
@@ -236,7 +253,7 @@ def plain_messages(messages: Sequence[Message], marks: Marks | None = None) -> l
     """
     found: list[dict[str, Any]] = []
     names: dict[str, str] = {}  # of the functions, by the ids of their calls
-    for i, message in enumerate(messages):
+    for i, message in in_order(messages):
         content = message.content
         if content is None and message.role != "assistant":
             where = f"messages[{i}].content"

@@ -68,6 +68,24 @@ def test_a_call_is_answered_as_one(tmp_path: Path) -> None:
     assert prompt_of(it).startswith(f"[tool]{json.dumps(WEATHER)}[user]Weather?")
 
 
+@pytest.mark.parametrize(
+    ("ids", "read"),
+    [
+        (["b", "a"], ["a", "b"]),
+        (["b", "c", "a"], ["a", "b", "c"]),
+        (["c", "a"], ["a", "c"]),
+        (["b", "other", "a"], ["b", "other", "a"]),
+        (["b", "a", "b"], ["b", "a", "b"]),
+    ],
+)
+def test_results_are_read_in_the_order_of_their_calls(tmp_path: Path, ids: list[str], read: list[str]) -> None:
+    it = serving(tmp_path, saying("Fine."), template=QWEN.replace("{{ m.tool_call_id }}", ""))
+    calls = [{"id": id_, "type": "function", "function": {"name": "weather", "arguments": "{}"}} for id_ in "abc"]
+    results = [{"role": "tool", "tool_call_id": id_, "content": f"of {id_}"} for id_ in ids]
+    message_of(it, messages=[*USER, {"role": "assistant", "content": "", "tool_calls": calls}, *results, *USER])
+    assert "".join(f"[tool]of {id_}" for id_ in read) + "[user]" in prompt_of(it)
+
+
 def test_a_call_streams_as_openais_do(tmp_path: Path) -> None:
     it = serving(tmp_path, saying(*CALL))
     body = {"messages": USER, "tools": [WEATHER], "stream": True}
