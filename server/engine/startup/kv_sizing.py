@@ -98,6 +98,20 @@ def check_weights_fit(config: ModelConfig, limits: EngineLimits, device: torch.d
         )
 
 
+def check_sequences_fit(config: ModelConfig, limits: EngineLimits, device: torch.device) -> None:
+    """Raises SettingsError where the logits of all sequences that run at once are larger than the device's memory.
+
+    Otherwise the engine would die of the allocation at each of its starts.
+    """
+    row_bytes, total_bytes = 4 * config.vocab_size, device_bytes(device)
+    if limits.max_num_seqs * row_bytes > total_bytes:
+        took, has = limits.max_num_seqs * row_bytes / 2**30, total_bytes / 2**30
+        raise SettingsError(
+            f"max_num_seqs is {limits.max_num_seqs}: logits of so many sequences take {took:.1f} GiB, the device has "
+            f"{has:.1f} GiB: ask for fewer"
+        )
+
+
 def _check_size(num_bytes: int, device: torch.device) -> None:
     """Raises SettingsError for a KV cache that cannot be allocated, however often the engine is started again."""
     total_bytes = device_bytes(device)

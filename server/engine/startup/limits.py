@@ -151,6 +151,11 @@ def choose_limits(
             f"max_num_batched_tokens is {limits.max_num_batched_tokens}, it must be at least max_num_seqs, "
             f"which is {limits.max_num_seqs}: each running sequence computes a token a step"
         )
+    if settings.page_size is not None and settings.page_size > max_model_len:
+        raise SettingsError(
+            f"page_size is {settings.page_size}, it must be at most max_model_len, which is {max_model_len}: no "
+            "sequence fills such a page"
+        )
     if config.chunk is not None and config.chunk % limits.page_size:
         raise SettingsError(
             f"page_size is {limits.page_size}, it must divide {config.chunk}, the positions of a chunk of this model's "

@@ -47,7 +47,7 @@ from server.engine.operators.rows_table import RowsTable
 from server.engine.operators.table import TableOptions
 from server.engine.operators.tower import TowerTables
 from server.engine.startup.drafting import drafting_of, rounds_draft_logits
-from server.engine.startup.kv_sizing import check_weights_fit
+from server.engine.startup.kv_sizing import check_sequences_fit, check_weights_fit
 from server.engine.startup.limits import EngineLimits, choose_device, choose_dtype, choose_limits
 from server.engine.startup.state_sizing import with_state_slots, with_states_of
 from server.errors import ModelError, SettingsError
@@ -141,6 +141,7 @@ def read_subject(settings: Settings, rank: int = 0) -> Subject:
     of_image = None if images is None else images.most_tokens
     limits = with_state_slots(settings, shard.local_config, choose_limits(settings, model, device, of_image), device)
     check_weights_fit(shard.local_config, limits, device)
+    check_sequences_fit(model, limits, device)
     check_checkpoint(folder, model, settings.load_format)  # before attention is proven, which takes minutes
     if model.tower is not None and settings.load_format is not LoadFormat.DUMMY:
         check_tower(folder, model.tower)

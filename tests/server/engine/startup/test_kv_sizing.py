@@ -10,7 +10,7 @@ from kernels.vocabulary.shape import Dtype
 from qualification.decision.decision import Policy
 from qualification.model.config import RecurrenceConfig, StateTensor, state_bytes, weight_bytes
 from qualification.model.families.reader import read_model
-from server.engine.startup.kv_sizing import check_weights_fit, device_bytes, num_pages
+from server.engine.startup.kv_sizing import check_sequences_fit, check_weights_fit, device_bytes, num_pages
 from server.engine.startup.limits import choose_limits
 from server.engine.startup.state_sizing import state_slots, with_state_slots, with_states_of
 from server.errors import ModelError, SettingsError
@@ -40,6 +40,20 @@ def test_a_cache_that_holds_no_request_is_refused_by_its_flag(tiny_llama: TinyLl
     with pytest.raises(SettingsError, match=said):
         pages_of(tiny_llama, kv_cache_tokens=100, max_model_len=97)
     assert pages_of(tiny_llama, kv_cache_tokens=100, max_model_len=96) == 6
+
+
+def test_more_sequences_than_the_memory_has_logits_for_are_refused(tiny_llama: TinyLlama) -> None:
+    config = load_config(tiny_llama.folder)
+    most = device_bytes(CPU) // (4 * config.vocab_size)
+    for num_seqs in (most, most + 1, 2**63 - 1):
+        limits = choose_limits(Settings(max_num_seqs=num_seqs, max_num_batched_tokens=num_seqs), config, CPU)
+        if num_seqs == most:
+            check_sequences_fit(config, limits, CPU)
+            continue
+        with pytest.raises(
+            SettingsError, match=rf"max_num_seqs is {num_seqs}: logits of so many sequences take .* GiB, "
+        ):
+            check_sequences_fit(config, limits, CPU)
 
 
 def test_only_recurrent_layers_get_slots_of_states(tiny_llama: TinyLlama) -> None:

@@ -101,6 +101,13 @@ def test_a_page_size_that_cuts_a_chunk_of_positions_is_refused(llama_8b: ModelCo
         choose_limits(Settings(page_size=64), replace(llama_8b, layers=layers), CPU)
 
 
+def test_a_page_beyond_a_sequence_is_refused(llama_8b: ModelConfig) -> None:
+    assert choose_limits(Settings(max_model_len=32), llama_8b, CUDA).page_size == 64  # nobody asked for it
+    assert choose_limits(Settings(page_size=32, max_model_len=32), llama_8b, CUDA).page_size == 32
+    with pytest.raises(SettingsError, match="page_size is 33, it must be at most max_model_len, which is 32: "):
+        choose_limits(Settings(page_size=33, max_model_len=32), llama_8b, CUDA)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_a_device_that_torch_does_not_see_is_refused() -> None:
     with pytest.raises(SettingsError, match="torch sees no CUDA device here: give this process a GPU, or serve with "):
