@@ -33,6 +33,7 @@ from qualification.decision.decision import (
 from qualification.decision.orders import Known, choose_orders, unchecked_pairs
 from qualification.evidence.anchors import class_of
 from qualification.evidence.evidence import Evidence
+from qualification.evidence.gpu_folder import gpu_folder
 from qualification.evidence.matrix import MATRICES, Key, Matrix, MatrixError, load_matrices, load_matrix, save_matrix
 from qualification.measure.qualify import Bench, Pair, Progress, qualify
 
@@ -101,6 +102,9 @@ def make_plan(
     matrix = load_matrices(MATRICES if matrix_dir is None else matrix_dir, fingerprint)
     for problem in matrix.problems:
         logger.error("matrix refused: %s", problem.detail)
+    if matrix_dir is not None and matrix.digest is None:
+        wanted = matrix_dir / gpu_folder(fingerprint.gpu)
+        logger.warning("--matrix %s proves nothing: %s holds no matrix of this machine", matrix_dir, wanted)
     cache = own_file(cache_dir, "evidence", fingerprint)
     own = _load_own(cache, fingerprint)
     known = Known(paths, fingerprint, Book(matrix, own), policy, quarantined, overridden)

@@ -260,6 +260,18 @@ def test_a_stale_matrix_says_so_and_the_machine_proves_itself(folders: tuple[Pat
     assert not is_servable(plan(folders, Measurer(), Policy.REFUSE))
 
 
+def test_a_matrix_folder_without_this_machine_is_named(
+    folders: tuple[Path, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A folder of one GPU in place of the one around it, say."""
+    inner = folders[0] / gpu_folder(MACHINE.gpu)
+    save_matrix(inner / "demo.json", [evidence(shape, FIRST) for shape in SHAPES])
+    plan(folders, Measurer())
+    assert caplog.text == ""
+    plan((inner, folders[1]), Measurer())
+    assert f"--matrix {inner} proves nothing: {inner / inner.name} holds no matrix of this machine" in caplog.text
+
+
 def test_a_tampered_matrix_proves_nothing(folders: tuple[Path, Path], caplog: pytest.LogCaptureFixture) -> None:
     file = review(folders, *(evidence(shape, FIRST) for shape in SHAPES))
     file.write_bytes(file.read_bytes().replace(b"0.5", b"0.4", 1))
