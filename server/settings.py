@@ -57,6 +57,11 @@ class LoadFormat(Enum):
     AUTO = "auto"
     DUMMY = "dummy"  # random weights of the model's shapes
 
+    @classmethod
+    def _missing_(cls, value: object) -> "LoadFormat | None":
+        """Take vLLM's name of the one format that is read."""
+        return cls.AUTO if value == "safetensors" else None
+
 
 class Quantization(Enum):
     AUTO = "auto"  # as the checkpoint is
@@ -66,6 +71,11 @@ class Quantization(Enum):
 class GenerationConfig(Enum):
     AUTO = "auto"
     NONE = "none"
+
+    @classmethod
+    def _missing_(cls, value: object) -> "GenerationConfig | None":
+        """Take vLLM's name for sampling that the model's file does not choose."""
+        return cls.NONE if value == "vllm" else None
 
 
 class ToolCallParser(Enum):

@@ -8,7 +8,16 @@ import pytest
 from qualification.decision.decision import Policy
 from server.errors import SettingsError
 from server.setting_files import EnvFile, read_env_file
-from server.settings import PREFIX, CacheDtype, DeviceChoice, DtypeChoice, Settings, read_settings
+from server.settings import (
+    PREFIX,
+    CacheDtype,
+    DeviceChoice,
+    DtypeChoice,
+    GenerationConfig,
+    LoadFormat,
+    Settings,
+    read_settings,
+)
 
 
 def test_a_variable_sets_the_field_of_its_name() -> None:
@@ -24,6 +33,11 @@ def test_a_flag_wins_over_its_variable() -> None:
 def test_a_dtype_may_have_torchs_name(name: str) -> None:
     settings = read_settings({"dtype": name}, {"HALLMARK_KV_CACHE_DTYPE": "half"})
     assert (settings.dtype, settings.kv_cache_dtype) == (DtypeChoice.BF16, CacheDtype.FP16)
+
+
+def test_values_of_vllms_flags_mean_the_same() -> None:
+    found = read_settings({"generation_config": "vllm", "load_format": "safetensors"}, {})
+    assert (found.generation_config, found.load_format) == (GenerationConfig.NONE, LoadFormat.AUTO)
 
 
 def test_a_switch_is_turned_off_by_flag_or_variable() -> None:

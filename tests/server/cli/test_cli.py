@@ -54,6 +54,7 @@ def one_line(capsys: pytest.CaptureFixture[str]) -> str:
         (["serve", "--served-model-name", "a,,b"], 2, "--served-model-name: Expected `str` matching regex"),
         (["serve", "--served-model-name", " "], 2, "--served-model-name: Expected `str` matching regex"),
         (["serve", "--lora-modules", "a=b"], 2, "leave out --lora-modules: adapters are not implemented"),
+        (["serve", "--enable-expert-parallel"], 2, "leave out --enable-expert-parallel: every rank has columns"),
         (["serve", "--config", "/no/x.yaml"], 2, "--config /no/x.yaml cannot be read: No such file or directory"),
         (["serve", "--uvicorn-log-level", "info"], 2, "leave out --uvicorn-log-level: the log has one level"),
         (["serve", "/" + "a" * 300], 2, "a cannot be read: File name too long"),
