@@ -127,6 +127,8 @@ BASES: dict[str, Base] = {
     "ministral": Base("ministral", {**tiny.MINISTRAL_8B, "layer_types": ["sliding_attention", "full_attention"]}),
     "olmoe": Base("olmoe", tiny.OLMOE, is_old=True),
     "solar_open": Base("solar_open", {**tiny.GLM, "n_group": 4, "topk_group": 2}),
+    "stablelm": Base("stablelm", {"use_qkv_bias": True}, is_old=True),
+    "stablelm, one norm": Base("stablelm", {"use_parallel_residual": True}),
     "youtu": Base("youtu", tiny.YOUTU),
     "gemma2": Base("gemma2", tiny.GEMMA_2, is_old=True),
     "gemma3": Base(

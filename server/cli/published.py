@@ -156,6 +156,8 @@ PUBLISHED: tuple[PublishedModel, ...] = (
     PublishedModel("upstage/Solar-Open-100B", "SolarOpenForCausalLM", 102.6),
     PublishedModel("kyutai/helium-1-preview-2b", "HeliumForCausalLM", 2.17),
     PublishedModel("arcee-ai/AFM-4.5B", "ArceeForCausalLM", 4.62),
+    PublishedModel("stabilityai/stablelm-3b-4e1t", "StableLmForCausalLM", 2.8),
+    PublishedModel("stabilityai/stablelm-2-zephyr-1_6b", "StableLmForCausalLM", 1.64),
     PublishedModel("tencent/Youtu-LLM-2B", "YoutuForCausalLM", 1.96),
     PublishedModel("baidu/ERNIE-4.5-0.3B-PT", "Ernie4_5ForCausalLM", 0.36),
     PublishedModel("baidu/ERNIE-4.5-21B-A3B-PT", "Ernie4_5_MoeForCausalLM", 21.8),

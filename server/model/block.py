@@ -183,15 +183,26 @@ class RoundingNorm:
 
 @dataclass(frozen=True, slots=True)
 class AddLayerNorm:
-    """The same with a LayerNorm."""
+    """The same with a LayerNorm; bias: [hidden], added to what is normed, or None."""
 
     weight: Tensor
     eps: float
+    bias: Tensor | None = None
 
     def __call__(self, hidden: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         if residual is None:
-            return layer_norm(hidden, self.weight, self.eps), hidden
-        return add_layer_norm(hidden, residual, self.weight, self.eps)
+            normed, residual = layer_norm(hidden, self.weight, self.eps), hidden
+        else:
+            normed, residual = add_layer_norm(hidden, residual, self.weight, self.eps)
+        return add_norm_bias_(normed, self.bias), residual
+
+
+def add_norm_bias_(normed: Tensor, bias: Tensor | None) -> Tensor:
+    """normed += bias, rounded to its dtype: what a LayerNorm's kernel leaves out. Returns normed.
+
+    normed [T, hidden], as the kernel has rounded it, written in place; bias [hidden], or None, which adds nothing.
+    """
+    return normed if bias is None else normed.add_(bias)
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,6 +71,7 @@ from server.model.block import (
     Sublayer,
     SumNorm,
     add,
+    add_norm_bias_,
     sole_reader,
     total,
 )
@@ -289,7 +290,8 @@ class Decoder:
     def normed(self, hidden_rows: Tensor) -> Tensor:
         """Return hidden states [R, hidden] behind the final norm, as transformers' last_hidden_state."""
         norm = layer_norm if self.config.norms_subtract_mean else rms_norm
-        return norm(hidden_rows, self._final_norm, self.config.norm_eps)
+        normed = norm(hidden_rows, self._final_norm, self.config.norm_eps)
+        return add_norm_bias_(normed, self.weights.final_norm_bias)
 
     @torch.inference_mode()
     def logits(self, hidden_rows: Tensor, out: Tensor | None = None) -> Tensor:
@@ -338,24 +340,27 @@ class Decoder:
             if config.mixer is None:
                 return EmptyBlock()
             mixer = self._finished(self._mixer(index, config, weights), weights.norm_after_attention)
-            return SingleBlock(self._entry(weights.attention_norm, mixer), mixer)
+            return SingleBlock(self._entry(weights.attention_norm, mixer, bias=weights.attention_norm_bias), mixer)
         if config.mixer is None:
             fed = self._finished(self._feed_forward(index, config, weights), weights.norm_after_feed_forward)
-            return SingleBlock(self._entry(weights.feed_forward_norm, fed), fed)
+            return SingleBlock(self._entry(weights.feed_forward_norm, fed, bias=weights.feed_forward_norm_bias), fed)
         if config.norms.is_shared:
             return ParallelBlock(
-                self._entry(weights.attention_norm),
+                self._entry(weights.attention_norm, bias=weights.attention_norm_bias),
                 self._finished(self._mixer(index, config, weights), None),
                 self._finished(self._feed_forward(index, config, weights), None),
             )
         mixer = self._finished(self._mixer(index, config, weights), weights.norm_after_attention)
         made = self._feed_forward(index, config, weights)
         fed = self._finished(made, weights.norm_after_feed_forward)
-        is_apart = isinstance(made, ExpertsApart)
+        if isinstance(made, ExpertsApart):
+            enter_feed_forward: Entry = self._entry_apart(weights)
+        else:
+            enter_feed_forward = self._entry(weights.feed_forward_norm, fed, bias=weights.feed_forward_norm_bias)
         return Block(
-            self._entry(weights.attention_norm, mixer),
+            self._entry(weights.attention_norm, mixer, bias=weights.attention_norm_bias),
             mixer,
-            self._entry_apart(weights) if is_apart else self._entry(weights.feed_forward_norm, fed),
+            enter_feed_forward,
             fed,
             self._finish(index, weights),
         )
@@ -648,16 +653,17 @@ class Decoder:
         """The projection whose columns the ranks share; itself with one rank, or where the next norm sums it up."""
         return product if self.ranks.world == 1 or self._sums_at_norms else self.ranks.summed(product)
 
-    def _entry(self, norm: Tensor | None, reader: Sublayer | None = None) -> Entry:
+    def _entry(self, norm: Tensor | None, reader: Sublayer | None = None, *, bias: Tensor | None = None) -> Entry:
         """Return what adds to the residual on the way into sublayers, and norms it; None: as it is.
 
         reader  the one sublayer that reads the result; None: several do
+        bias    that a LayerNorm adds behind its weight, or None
         """
         if norm is None:
             return add
         weight, eps = self._norm_weight(norm), self.config.norm_eps
         if self.config.norms_subtract_mean:
-            return AddLayerNorm(weight, eps)
+            return AddLayerNorm(weight, eps, bias)
         if self._sums_at_norms:
             return SumNorm(weight, eps, self.ranks)
         product = None if reader is None else sole_reader(reader)

@@ -58,7 +58,8 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device)
     if config.num_draft_layers:
         of_embedding, of_hidden, behind = (make.tensor(hidden) for _ in range(3))
         draft = DraftWeights(of_embedding, of_hidden, make.linear(2 * hidden, hidden), behind)
-    return Weights(embedding, layers, make.tensor(hidden), Linear(head), per_layer, draft)
+    bias = make.tensor(hidden) if config.norms_have_biases else None
+    return Weights(embedding, layers, make.tensor(hidden), Linear(head), per_layer, draft, final_norm_bias=bias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +80,19 @@ class _Maker:
 
     def layer(self, layer: LayerConfig, model: ModelConfig) -> LayerWeights:
         norms, mixer, feeds = layer.norms, layer.mixer, layer.feed_forward is not None
+        has_attention_norm = norms.before and mixer is not None
         has_norm_before = feeds and not norms.is_shared and (norms.before or mixer is None)
+        has_biases = model.norms_have_biases
         found = LayerWeights(
-            attention_norm=self.tensor(self.hidden) if norms.before and mixer is not None else None,
+            attention_norm=self.tensor(self.hidden) if has_attention_norm else None,
             qkv=None,
             q_norm=None,
             k_norm=None,
             output=None,
             feed_forward_norm=self.tensor(self.hidden) if has_norm_before else None,
             feed_forward=self._feed_forward(layer),
+            attention_norm_bias=self.tensor(self.hidden) if has_attention_norm and has_biases else None,
+            feed_forward_norm_bias=self.tensor(self.hidden) if has_norm_before and has_biases else None,
         )
         if isinstance(mixer, GatedDeltaConfig):
             return self._recurrent(found, mixer, layer.formats)

@@ -207,6 +207,7 @@ class LayerWeights:
     recurrence       of a layer of the gated delta rule; None of others
     convolution      of a layer of a short convolution, whose `qkv` has its gates and inputs; None of others
     scale    [1]: what the residual behind the layer is multiplied by; None: by nothing
+    attention_norm_bias, feed_forward_norm_bias   [hidden]: of LayerNorms that add one; else None
     q_norm, k_norm   [head_dim], or as many numbers as all heads have
     attention_gate   a number for each head, or for each of their dimensions
     sinks            [heads] fp32: a logit for each head that joins the softmax and has no value
@@ -228,6 +229,8 @@ class LayerWeights:
     latent: LatentWeights | None = None
     per_layer: PerLayerGateWeights | None = None
     scale: Tensor | None = None
+    attention_norm_bias: Tensor | None = None
+    feed_forward_norm_bias: Tensor | None = None
 
     def as_published(self, config: LayerConfig) -> "LayerWeights":
         """Return the same layer, its mixture as a checkpoint has it."""
@@ -302,6 +305,7 @@ class Weights:
     head: Linear  # [vocab, hidden]; its weight is the embedding itself where they are tied
     per_layer: PerLayerWeights | None = None
     draft: DraftWeights | None = None  # of the head whose layer is the last one of `layers`
+    final_norm_bias: Tensor | None = None  # [hidden], of a LayerNorm that adds one
 
     def order_codes_(self) -> None:
         """Put the blocks of mixtures in mxfp4, as a checkpoint has them, into the order of `Mxfp4Weights`, in place."""

@@ -32,6 +32,8 @@ def checkpoint_views(weights: Weights, config: ModelConfig, names: TensorNames) 
         "model.embed_tokens.weight": StoredTensor(weights.embedding),
         f"model.{names.final_norm}.weight": StoredTensor(weights.final_norm),
     }
+    if weights.final_norm_bias is not None:
+        views[f"model.{names.final_norm}.bias"] = StoredTensor(weights.final_norm_bias)
     if weights.per_layer is not None:
         views["model.embed_tokens_per_layer.weight"] = StoredTensor(weights.per_layer.embedding)
         views["model.per_layer_model_projection.weight"] = weights.per_layer.product.weight.stored["weight"]
@@ -60,7 +62,12 @@ def layer_views(index: int, layer: LayerWeights, config: LayerConfig, names: Ten
         (names.q_norm, layer.q_norm),
         (names.k_norm, layer.k_norm),
     )
+    biases = (
+        (names.before_attention, layer.attention_norm_bias),
+        (names.before_feed_forward, layer.feed_forward_norm_bias),
+    )
     views = {f"{prefix}.{name}.weight": StoredTensor(norm) for name, norm in norms if norm is not None}
+    views |= {f"{prefix}.{name}.bias": StoredTensor(bias) for name, bias in biases if bias is not None}
     if layer.recurrence is not None:
         assert names.recurrence is not None, "the family has recurrent layers"
         own = f"{prefix}.{names.recurrence.prefix}"

@@ -23,16 +23,19 @@ def read_config(fields: Fields) -> ModelConfig:
 
 def read_half_rotated(fields: Fields, family: str, norms: NormsConfig | None = None) -> ModelConfig:
     """Read one of the families whose classes rotate half of each head where nothing else is said."""
-    if _SHARE not in fields.names:  # null is all of a head
-        fields = fields.or_else(**{_SHARE: 0.5})
     return read_like_llama(
-        fields.or_else(head_dim=128),
+        with_share(fields, 0.5).or_else(head_dim=128),
         family,
         norm_eps=1.5625e-7,
         norms=norms,
         rope=read_paired_rope,
         attention_bias=fields.flag("attention_bias", True),
     )
+
+
+def with_share(fields: Fields, share: float) -> Fields:
+    """Return the fields of a class that rotates this share of each head where the file has no field of it."""
+    return fields if _SHARE in fields.names else fields.or_else(**{_SHARE: share})  # null is all of a head
 
 
 def read_paired_rope(fields: Fields, head_dim: int) -> RopeConfig:

@@ -78,6 +78,7 @@ from qualification.model.families.qwen3_vl_moe import QWEN3_VL_MOE_TEXT
 from qualification.model.families.seed_oss import SEED_OSS
 from qualification.model.families.smollm3 import SMOLLM3
 from qualification.model.families.solar_open import SOLAR_OPEN
+from qualification.model.families.stablelm import STABLELM
 from qualification.model.families.step3p5 import STEP3P5
 from qualification.model.families.youtu import YOUTU
 from qualification.model.fields import ModelConfigError
@@ -167,6 +168,7 @@ KNOWN: tuple[Family, ...] = (
     SEED_OSS,
     SMOLLM3,
     SOLAR_OPEN,
+    STABLELM,
     STEP3P5,
     YOUTU,
 )

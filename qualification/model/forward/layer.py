@@ -79,20 +79,27 @@ class LayerReference:
 
     def attention_read(self, residual: Bounded) -> Bounded:
         """Return what attention reads, of the residual [T, hidden]."""
-        if self.sentence.order is NormOrder.AFTER:
+        if self._order is NormOrder.AFTER:
             return residual
         return self._norm(residual, self.sentence.before_attention)
+
+    @property
+    def _order(self) -> NormOrder:
+        """Return where the layer norms, as its family does, or as config.json says where the family has two ways."""
+        if self.sentence.order is not NormOrder.BEFORE_OR_PARALLEL:
+            return self.sentence.order
+        return NormOrder.PARALLEL if self.config.norms.is_shared else NormOrder.BEFORE
 
     def feed_forward_read(self, before: Bounded, residual: Bounded) -> Bounded:
         """Return what the feed-forward reads, of the residuals before attention and behind it.
 
         That is the residual itself where its parts norm it each by themselves.
         """
-        if self.sentence.order is NormOrder.PARALLEL:
+        if self._order is NormOrder.PARALLEL:
             return self.attention_read(before)
-        if self.sentence.order is NormOrder.AFTER or self._norms_apart:
+        if self._order is NormOrder.AFTER or self._norms_apart:
             return residual
-        is_sandwich = self.sentence.order is NormOrder.SANDWICH
+        is_sandwich = self._order is NormOrder.SANDWICH
         return self._norm(residual, self.sentence.before_feed_forward if is_sandwich else self.sentence.between)
 
     @property
@@ -605,7 +612,7 @@ class LayerReference:
 
     def _added(self, residual: Bounded, added: Bounded, norm: str) -> Bounded:
         """Return residual + what a sublayer adds, normed where the family norms behind, scaled where it scales."""
-        if self.sentence.order in (NormOrder.SANDWICH, NormOrder.AFTER):
+        if self._order in (NormOrder.SANDWICH, NormOrder.AFTER):
             added = self._norm(added, norm, self.model.eps_after)
         if self.model.residual_scale != 1:
             added = self.precision.rounded(added.times(self.model.residual_scale))
@@ -615,7 +622,10 @@ class LayerReference:
         weight = self._vector(f"{name}.weight") + self.sentence.norm_offset
         subtracts_mean = self.sentence.subtracts_mean(config_says=self.model.norms_subtract_mean)
         norm = layer_norm if subtracts_mean else rms_norm
-        return norm(x, weight, self.model.norm_eps if eps is None else eps, self.precision)
+        normed = norm(x, weight, self.model.norm_eps if eps is None else eps, self.precision)
+        if not self.sentence.norms_add_biases:
+            return normed
+        return self.precision.rounded(normed.plus(Bounded.exact(self._vector(f"{name}.bias"))))
 
     def _heads_normed(self, part: Bounded, name: str) -> Bounded:
         """Return [T, heads, d], normed: by a weight of all heads together or of each, or without one where it is so."""

@@ -93,14 +93,17 @@ class ForwardReference:
 
     def final_norm(self, hidden: Bounded) -> Bounded:
         """Return what the head reads, of hidden states [R, hidden]."""
-        weight = self.precision.stored(
-            self.checkpoint.tensor(f"{self.checkpoint.prefix}{self.sentence.final_norm}.weight")
-        )
+        name = f"{self.checkpoint.prefix}{self.sentence.final_norm}"
+        weight = self.precision.stored(self.checkpoint.tensor(f"{name}.weight"))
         subtracts_mean = self.sentence.subtracts_mean(config_says=self.model.norms_subtract_mean)
         norm = layer_norm if subtracts_mean else rms_norm
         own = self.sentence.final_norm_offset
         offset = self.sentence.norm_offset if own is None else own
-        return norm(hidden, weight + offset, self.model.norm_eps, self.precision)
+        normed = norm(hidden, weight + offset, self.model.norm_eps, self.precision)
+        if not self.sentence.norms_add_biases:
+            return normed
+        bias = self.precision.stored(self.checkpoint.tensor(f"{name}.bias"))
+        return self.precision.rounded(normed.plus(Bounded.exact(bias)))
 
     def logits(self, hidden: Bounded) -> Bounded:
         """Return the logits [R, vocab] of hidden states [R, hidden] before the final norm."""

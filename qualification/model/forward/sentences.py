@@ -15,6 +15,7 @@ class NormOrder(Enum):
     SANDWICH = "sandwich"  # x + norm(f(norm(x)))
     AFTER = "after"  # x + norm(f(x))
     PARALLEL = "parallel"  # x + attention(norm(x)) + feed_forward(norm(x)), of one norm: input_layernorm
+    BEFORE_OR_PARALLEL = "before or parallel"  # as config.json says
 
 
 class Scoring(Enum):
@@ -101,7 +102,8 @@ class Sentence:
     """One family's forward pass.
 
     norm_offset       norms multiply by offset + weight
-    norms_subtract_mean  norms are LayerNorms without biases; else RMSNorms; None: as config.json says
+    norms_subtract_mean  norms are LayerNorms; else RMSNorms; None: as config.json says
+    norms_add_biases  those LayerNorms add a bias behind their weight
     final_norm_offset  that of the norm behind the last layer; None: norm_offset
     embedding_is_normed  without a weight
     embedding_is_scaled_by_width  by sqrt(hidden size), rounded to the dtype
@@ -135,6 +137,7 @@ class Sentence:
     order: NormOrder = NormOrder.BEFORE
     norm_offset: float = 0.0
     norms_subtract_mean: bool | None = False
+    norms_add_biases: bool = False
     final_norm_offset: float | None = None
     embedding_is_normed: bool = False
     embedding_is_scaled_by_width: bool = False
@@ -510,6 +513,7 @@ SENTENCES: dict[str, Sentence] = {
     "solar_open": Sentence(
         mixture=MixtureSentence("mlp.gate", "mlp.experts", shared="mlp.shared_experts", scores=Scoring.SIGMOID),
     ),
+    "stablelm": Sentence(NormOrder.BEFORE_OR_PARALLEL, norms_subtract_mean=True, norms_add_biases=True),
     "step3p5": Sentence(
         norm_offset=1.0,
         head_gate=HeadGate.SIGMOID,

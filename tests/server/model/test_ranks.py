@@ -84,6 +84,8 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "k-exaone": ("exaone_moe", EXAONE_MOE),
     "flex-olmo": ("flex_olmo", OLMOE),
     "olmoe": ("olmoe", OLMOE),
+    "stablelm": ("stablelm", {"use_qkv_bias": True}),
+    "stablelm-one-norm": ("stablelm", {"use_parallel_residual": True}),
     "youtu": ("youtu", YOUTU),
     "cohere2": ("cohere2", COHERE),
     "cohere2-moe": ("cohere2_moe", COHERE_MOE),

@@ -444,6 +444,20 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
         "solar_open",
         {**GLM, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5, "attention_bias": True},
     ),
+    "stablelm": ("stablelm", {}),
+    "stablelm, half of each head, biases, tied": (
+        "stablelm",
+        {
+            "use_qkv_bias": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
+            "layer_norm_eps": 0.01,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "stablelm, one norm for both parts, yarn": (
+        "stablelm",
+        {"use_parallel_residual": True, "hidden_size": 64, "rope_parameters": {**YARN, "partial_rotary_factor": 0.75}},
+    ),
     "youtu": ("youtu", YOUTU),
     "youtu, no query latent, an own head": ("youtu", {**YOUTU, "q_lora_rank": None, "tie_word_embeddings": False}),
     "bailing_hybrid": ("bailing_hybrid", LING_2_6),

@@ -139,6 +139,8 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "ministral": ("ministral", {**MINISTRAL_8B, "head_dim": 16, "layer_types": MIXED[:2]}),
     "olmoe": ("olmoe", OLMOE),
     "solar open": ("solar_open", {**GLM, "head_dim": 16, "n_group": 4, "topk_group": 2}),
+    "stablelm": ("stablelm", {"use_qkv_bias": True}),
+    "stablelm, one norm": ("stablelm", {"use_parallel_residual": True}),
     "youtu": ("youtu", YOUTU),
     "qwen 2 moe": ("qwen2_moe", QWEN_2_MOE),
     "qwen 3 moe": ("qwen3_moe", {**QWEN_3_MOE, "norm_topk_prob": True}),
@@ -326,6 +328,18 @@ def without_norms(decoder: Decoder) -> Decoder:
     return with_layers(decoder, change)
 
 
+def as_two_norms(decoder: Decoder) -> Decoder:
+    """Give the feed-forward the norm of the residual behind attention, of the weights of attention's."""
+
+    def change(config: LayerConfig, weights: LayerWeights) -> tuple[LayerConfig, LayerWeights]:
+        own = replace(
+            weights, feed_forward_norm=weights.attention_norm, feed_forward_norm_bias=weights.attention_norm_bias
+        )
+        return replace(config, norms=NormsConfig()), own
+
+    return with_layers(decoder, change)
+
+
 def without_qk_norm(decoder: Decoder) -> Decoder:
     def change(config: LayerConfig, weights: LayerWeights) -> tuple[LayerConfig, LayerWeights]:
         attention = replace(config.attention, qk_norm=QKNorm.NONE)
@@ -432,6 +446,13 @@ FAULTS: dict[str, Fault] = {
     "epsilon of a norm": Fault("llama", "what attention reads", {"rms_norm_eps": 1e-5}),
     "offset of a norm": Fault("gemma 2", "what attention reads", decoder=config_of(zero_centred_norms=False)),
     "norm skipped": Fault("llama", "what attention reads", decoder=without_norms),
+    "bias of a norm forgotten": Fault(
+        "stablelm", "what attention reads", tensors=replaced("1.input_layernorm.bias", torch.zeros_like)
+    ),
+    "bias of the final norm of another model": Fault(
+        "stablelm", "logits", tensors=replaced("model.norm.bias", lambda it: it * 1.01)
+    ),
+    "two norms where one has both": Fault("stablelm, one norm", "what the feed-forward reads", decoder=as_two_norms),
     "norm of the neighbour layer": Fault(
         "llama", "what attention reads", tensors=moved(lambda it: it.replace(".0.input_lay", ".1.input_lay"))
     ),

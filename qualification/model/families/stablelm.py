@@ -1,0 +1,47 @@
+"""StableLM: LayerNorms with biases, and a part of each head rotated. In some files a layer has one norm for both parts.
+
+Stable LM 2 12B norms each head of queries and keys by a LayerNorm with weights of its own, which no kernel computes.
+"""
+
+from dataclasses import replace
+
+from qualification.model.config import ModelConfig, NormsConfig
+from qualification.model.families.cohere2 import PARALLEL
+from qualification.model.families.family import Family
+from qualification.model.families.glm4 import read_paired_rope, with_share
+from qualification.model.fields import Fields
+from qualification.model.keys import family_keys
+from qualification.model.shared import read_like_llama
+
+
+def read_config(fields: Fields) -> ModelConfig:
+    fields = with_share(fields.or_else(num_key_value_heads=32), 0.25)  # as its class has them
+    model = read_like_llama(
+        fields,
+        "stablelm",
+        norms=PARALLEL if fields.flag("use_parallel_residual", False) else NormsConfig(),
+        rope=read_paired_rope,
+        attention_bias=fields.flag("use_qkv_bias", False),
+    )
+    check_head_size(fields, model)
+    return with_biased_norms(model, fields.number("layer_norm_eps", 1e-5))
+
+
+def check_head_size(fields: Fields, model: ModelConfig) -> None:
+    """Refuse a head_dim that the family's class does not read. Raises ModelConfigError."""
+    num_heads, head_dim = model.attentions[0].num_heads, model.attentions[0].head_dim
+    if head_dim * num_heads != model.hidden_size:
+        fields.refuse("head_dim", f"hidden_size / num_attention_heads ({model.hidden_size} / {num_heads}), or missing")
+
+
+def with_biased_norms(model: ModelConfig, eps: float) -> ModelConfig:
+    """Return the model with LayerNorms that have biases."""
+    return replace(model, norm_eps=eps, norms_subtract_mean=True, norms_have_biases=True)
+
+
+KEYS = family_keys(
+    "layer_norm_eps use_qkv_bias use_parallel_residual",
+    without_effect="hidden_dropout",
+    refused={"qk_layernorm": (False,)},
+)
+STABLELM = Family("stablelm", ("StableLmForCausalLM",), read_config, KEYS)
