@@ -123,6 +123,11 @@ def with_query_scaling(model: ModelConfig, scaling: QueryScaling) -> ModelConfig
     return replace(model, layers=layers)
 
 
+def with_biased_norms(model: ModelConfig, eps: float) -> ModelConfig:
+    """Return the model with LayerNorms that have biases."""
+    return replace(model, norm_eps=eps, norms_subtract_mean=True, norms_have_biases=True)
+
+
 def plain_ropes(fields: Fields, head_dim: int) -> RopeConfig:
     """Every kind of rotation that has no table of factors, over whole heads."""
     kinds = (RopeKind.PLAIN, RopeKind.LINEAR, RopeKind.LLAMA3, RopeKind.YARN)

@@ -158,6 +158,8 @@ PUBLISHED: tuple[PublishedModel, ...] = (
     PublishedModel("arcee-ai/AFM-4.5B", "ArceeForCausalLM", 4.62),
     PublishedModel("stabilityai/stablelm-3b-4e1t", "StableLmForCausalLM", 2.8),
     PublishedModel("stabilityai/stablelm-2-zephyr-1_6b", "StableLmForCausalLM", 1.64),
+    PublishedModel("nvidia/Nemotron-Mini-4B-Instruct", "NemotronForCausalLM", 4.19),
+    PublishedModel("nvidia/Minitron-8B-Base", "NemotronForCausalLM", 8.27),
     PublishedModel("tencent/Youtu-LLM-2B", "YoutuForCausalLM", 1.96),
     PublishedModel("baidu/ERNIE-4.5-0.3B-PT", "Ernie4_5ForCausalLM", 0.36),
     PublishedModel("baidu/ERNIE-4.5-21B-A3B-PT", "Ernie4_5_MoeForCausalLM", 21.8),

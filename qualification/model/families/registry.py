@@ -59,6 +59,7 @@ from qualification.model.families.mistral import MISTRAL
 from qualification.model.families.mistral4 import MISTRAL4
 from qualification.model.families.mixtral import MIXTRAL
 from qualification.model.families.muse_glimmer import MUSE_GLIMMER_TEXT
+from qualification.model.families.nemotron import NEMOTRON
 from qualification.model.families.nemotron_h import NEMOTRON_H
 from qualification.model.families.nemotron_nas import NEMOTRON_NAS
 from qualification.model.families.olmo2 import OLMO2
@@ -146,6 +147,7 @@ KNOWN: tuple[Family, ...] = (
     MISTRAL4,
     MIXTRAL,
     MUSE_GLIMMER_TEXT,
+    NEMOTRON,
     NEMOTRON_H,
     NEMOTRON_NAS,
     OLMO2,

@@ -3,15 +3,13 @@
 Stable LM 2 12B norms each head of queries and keys by a LayerNorm with weights of its own, which no kernel computes.
 """
 
-from dataclasses import replace
-
 from qualification.model.config import ModelConfig, NormsConfig
 from qualification.model.families.cohere2 import PARALLEL
 from qualification.model.families.family import Family
 from qualification.model.families.glm4 import read_paired_rope, with_share
 from qualification.model.fields import Fields
 from qualification.model.keys import family_keys
-from qualification.model.shared import read_like_llama
+from qualification.model.shared import read_like_llama, with_biased_norms
 
 
 def read_config(fields: Fields) -> ModelConfig:
@@ -32,11 +30,6 @@ def check_head_size(fields: Fields, model: ModelConfig) -> None:
     num_heads, head_dim = model.attentions[0].num_heads, model.attentions[0].head_dim
     if head_dim * num_heads != model.hidden_size:
         fields.refuse("head_dim", f"hidden_size / num_attention_heads ({model.hidden_size} / {num_heads}), or missing")
-
-
-def with_biased_norms(model: ModelConfig, eps: float) -> ModelConfig:
-    """Return the model with LayerNorms that have biases."""
-    return replace(model, norm_eps=eps, norms_subtract_mean=True, norms_have_biases=True)
 
 
 KEYS = family_keys(

@@ -477,6 +477,7 @@ SENTENCES: dict[str, Sentence] = {
             latent=("mixer.fc1_latent_proj", "mixer.fc2_latent_proj"),
         ),
     ),
+    "nemotron": Sentence(norm_offset=1.0, norms_subtract_mean=True, norms_add_biases=True, feeds_ungated=True),
     "nemotron-nas": Sentence(),
     "olmo2": Sentence(NormOrder.AFTER),
     "olmo3": Sentence(NormOrder.AFTER),

@@ -86,6 +86,7 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "olmoe": ("olmoe", OLMOE),
     "stablelm": ("stablelm", {"use_qkv_bias": True}),
     "stablelm-one-norm": ("stablelm", {"use_parallel_residual": True}),
+    "nemotron 4": ("nemotron", {"mlp_bias": True, "attention_bias": True}),
     "youtu": ("youtu", YOUTU),
     "cohere2": ("cohere2", COHERE),
     "cohere2-moe": ("cohere2_moe", COHERE_MOE),

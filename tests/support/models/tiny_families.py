@@ -458,6 +458,17 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
         "stablelm",
         {"use_parallel_residual": True, "hidden_size": 64, "rope_parameters": {**YARN, "partial_rotary_factor": 0.75}},
     ),
+    "nemotron": ("nemotron", {"num_attention_heads": 2, "head_dim": 12}),
+    "nemotron, whole heads, biases, tied": (
+        "nemotron",
+        {
+            "attention_bias": True,
+            "mlp_bias": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 1.0},
+            "norm_eps": 0.01,
+            "tie_word_embeddings": True,
+        },
+    ),
     "youtu": ("youtu", YOUTU),
     "youtu, no query latent, an own head": ("youtu", {**YOUTU, "q_lora_rank": None, "tie_word_embeddings": False}),
     "bailing_hybrid": ("bailing_hybrid", LING_2_6),

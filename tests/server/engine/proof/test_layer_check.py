@@ -141,6 +141,7 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "solar open": ("solar_open", {**GLM, "head_dim": 16, "n_group": 4, "topk_group": 2}),
     "stablelm": ("stablelm", {"use_qkv_bias": True}),
     "stablelm, one norm": ("stablelm", {"use_parallel_residual": True}),
+    "nemotron 4": ("nemotron", {"mlp_bias": True, "attention_bias": True}),
     "youtu": ("youtu", YOUTU),
     "qwen 2 moe": ("qwen2_moe", QWEN_2_MOE),
     "qwen 3 moe": ("qwen3_moe", {**QWEN_3_MOE, "norm_topk_prob": True}),
