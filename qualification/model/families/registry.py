@@ -45,6 +45,7 @@ from qualification.model.families.hunyuan_v1_dense import HUNYUAN_V1_DENSE, HUNY
 from qualification.model.families.hunyuan_v1_moe import HUNYUAN_V1_MOE
 from qualification.model.families.hy_v3 import HY_V3
 from qualification.model.families.image_models import IMAGE_MODELS
+from qualification.model.families.jais2 import JAIS2
 from qualification.model.families.kimi_linear import KIMI_LINEAR
 from qualification.model.families.laguna import LAGUNA
 from qualification.model.families.lfm2 import LFM2, LFM2_MOE
@@ -130,6 +131,7 @@ KNOWN: tuple[Family, ...] = (
     HUNYUAN_V1_MOE,
     HUNYUAN_VL_TEXT,
     HY_V3,
+    JAIS2,
     KIMI_K2,
     KIMI_LINEAR,
     LAGUNA,

@@ -374,6 +374,7 @@ SENTENCES: dict[str, Sentence] = {
             correction="mlp.expert_bias",
         ),
     ),
+    "jais2": Sentence(norms_subtract_mean=True, norms_add_biases=True, feeds_ungated=True),
     "kimi_k2": _DEEPSEEK,
     "kimi_linear": Sentence(
         recurrence=RecurrenceSentence("self_attn", is_kimi=True),

@@ -469,6 +469,11 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "jais2": ("jais2", {"layer_norm_eps": 0.01}),
+    "jais2, wide heads, no biases of products, tied": (
+        "jais2",
+        {"attention_bias": False, "mlp_bias": False, "head_dim": 18, "tie_word_embeddings": True},
+    ),
     "youtu": ("youtu", YOUTU),
     "youtu, no query latent, an own head": ("youtu", {**YOUTU, "q_lora_rank": None, "tie_word_embeddings": False}),
     "bailing_hybrid": ("bailing_hybrid", LING_2_6),
