@@ -131,6 +131,7 @@ BASES: dict[str, Base] = {
     "stablelm, one norm": Base("stablelm", {"use_parallel_residual": True}),
     "nemotron": Base("nemotron", {"attention_bias": True, "mlp_bias": True}, is_old=True),
     "jais2": Base("jais2", {}, is_old=True),
+    "olmo": Base("olmo", {}, is_old=True),
     "youtu": Base("youtu", tiny.YOUTU),
     "gemma2": Base("gemma2", tiny.GEMMA_2, is_old=True),
     "gemma3": Base(

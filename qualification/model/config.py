@@ -543,6 +543,7 @@ class ModelConfig:
     eps_after: float | None = None  # of the norms behind sublayers; None: norm_eps
     norms_embedding: bool = False  # each token's embedding is normed, without a weight
     norms_subtract_mean: bool = False  # they are LayerNorms; else RMSNorms
+    norms_have_weights: bool = True  # in the checkpoint; else all of them are 1
     norms_have_biases: bool = False  # those LayerNorms; no RMSNorm has one, and no norm of queries and keys
     embedding_scale: float = 1.0
     rounds_embedding_scale: bool = False  # to the dtype of the weights
@@ -659,8 +660,7 @@ def num_parameters(config: ModelConfig, num_tokens: int | None = None) -> int:
     embeddings = config.embedding_size * (1 if config.tie_embeddings else 2)
     layers = sum(_all_visit(config, it) + _expert_parameters(config, it, num_tokens) for it in config.layers)
     of_draft_head = config.num_draft_layers * config.hidden_size * (2 * config.hidden_size + 3)
-    of_final_norm = config.hidden_size * (1 + config.norms_have_biases)
-    return embeddings + layers + of_final_norm + _per_layer_parameters(config) + of_draft_head
+    return embeddings + layers + _norm_parameters(config) + _per_layer_parameters(config) + of_draft_head
 
 
 def weight_bytes(config: ModelConfig, dtype: Dtype, num_tokens: int | None = None) -> int:
@@ -711,7 +711,7 @@ def _bytes_saved(hidden: int, layer: LayerConfig, dtype: Dtype, num_tokens: int 
 def _all_visit(config: ModelConfig, layer: LayerConfig) -> int:
     """Numbers of a layer that all tokens are multiplied by: all but those of its experts."""
     hidden, mixer = config.hidden_size, layer.mixer
-    count = hidden * layer.num_norms * (1 + config.norms_have_biases) + config.has_layer_scales
+    count = layer.num_norms * _norm_parameters(config) + config.has_layer_scales
     if mixer is not None:
         count += mixer.num_parameters(hidden) if isinstance(mixer, AttentionConfig) else mixer.num_parameters
     match layer.feed_forward:
@@ -728,6 +728,11 @@ def _all_visit(config: ModelConfig, layer: LayerConfig) -> int:
                 num_products = num_inner_of(mixture.shared_activation) + 1
                 count += num_products * hidden * mixture.shared.width + hidden * mixture.shared.is_gated
             return count
+
+
+def _norm_parameters(config: ModelConfig) -> int:
+    """Numbers of a norm of the hidden size."""
+    return config.hidden_size * (config.norms_have_weights + config.norms_have_biases)
 
 
 def _per_layer_parameters(config: ModelConfig) -> int:

@@ -143,6 +143,8 @@ PUBLISHED: tuple[PublishedModel, ...] = (
     PublishedModel("CohereLabs/c4ai-command-r7b-12-2024", "Cohere2ForCausalLM", 8.03),
     PublishedModel("CohereLabs/c4ai-command-a-03-2025", "Cohere2ForCausalLM", 111.1),
     PublishedModel("CohereLabs/North-Mini-Code-1.0", "Cohere2MoeForCausalLM", 30.5),
+    PublishedModel("allenai/OLMo-7B-hf", "OlmoForCausalLM", 6.89),
+    PublishedModel("allenai/OLMo-1B-hf", "OlmoForCausalLM", 1.18),
     PublishedModel("allenai/OLMo-2-1124-7B", "Olmo2ForCausalLM", 7.3, None, "olmo-2-7b"),
     PublishedModel("allenai/Olmo-3-7B-Instruct", "Olmo3ForCausalLM", 7.3, Calls.OLMO3),
     PublishedModel("allenai/OLMoE-1B-7B-0924-Instruct", "OlmoeForCausalLM", 6.92),

@@ -59,7 +59,8 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device)
         of_embedding, of_hidden, behind = (make.tensor(hidden) for _ in range(3))
         draft = DraftWeights(of_embedding, of_hidden, make.linear(2 * hidden, hidden), behind)
     bias = make.tensor(hidden) if config.norms_have_biases else None
-    return Weights(embedding, layers, make.tensor(hidden), Linear(head), per_layer, draft, final_norm_bias=bias)
+    norm = make.norm(config)
+    return Weights(embedding, layers, norm, Linear(head), per_layer, draft, final_norm_bias=bias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,11 @@ class _Maker:
     def tensor(self, *shape: int, of: torch.dtype | None = None) -> Tensor:
         return torch.empty(shape, dtype=of or self.dtype, device=self.device)
 
+    def norm(self, model: ModelConfig) -> Tensor:
+        """Return the weight of a norm of the hidden size: all 1 where the checkpoint has none, which nothing fills."""
+        found = self.tensor(self.hidden)
+        return found if model.norms_have_weights else found.fill_(1)
+
     def linear(
         self, size_in: int, size_out: int, weight_format: WeightFormat = PLAIN, *, has_bias: bool = False
     ) -> Linear:
@@ -84,12 +90,12 @@ class _Maker:
         has_norm_before = feeds and not norms.is_shared and (norms.before or mixer is None)
         has_biases = model.norms_have_biases
         found = LayerWeights(
-            attention_norm=self.tensor(self.hidden) if has_attention_norm else None,
+            attention_norm=self.norm(model) if has_attention_norm else None,
             qkv=None,
             q_norm=None,
             k_norm=None,
             output=None,
-            feed_forward_norm=self.tensor(self.hidden) if has_norm_before else None,
+            feed_forward_norm=self.norm(model) if has_norm_before else None,
             feed_forward=self._feed_forward(layer),
             attention_norm_bias=self.tensor(self.hidden) if has_attention_norm and has_biases else None,
             feed_forward_norm_bias=self.tensor(self.hidden) if has_norm_before and has_biases else None,

@@ -28,10 +28,9 @@ def checkpoint_views(weights: Weights, config: ModelConfig, names: TensorNames) 
     Experts whose gate and up alternate are left out: no view has their order. Raises ModelError where a format keeps
     rows together that the checkpoint, or a rank, has apart.
     """
-    views = {
-        "model.embed_tokens.weight": StoredTensor(weights.embedding),
-        f"model.{names.final_norm}.weight": StoredTensor(weights.final_norm),
-    }
+    views = {"model.embed_tokens.weight": StoredTensor(weights.embedding)}
+    if names.norms_are_stored:
+        views[f"model.{names.final_norm}.weight"] = StoredTensor(weights.final_norm)
     if weights.final_norm_bias is not None:
         views[f"model.{names.final_norm}.bias"] = StoredTensor(weights.final_norm_bias)
     if weights.per_layer is not None:
@@ -54,14 +53,14 @@ def layer_views(index: int, layer: LayerWeights, config: LayerConfig, names: Ten
     """Return the views of one layer's tensors. Raises ModelError likewise."""
     layer = layer.as_published(config)
     prefix = f"model.layers.{index}"
-    norms = (
-        (names.before_attention, layer.attention_norm),
-        (names.after_attention, layer.norm_after_attention),
-        (names.before_feed_forward, layer.feed_forward_norm),
-        (names.after_feed_forward, layer.norm_after_feed_forward),
-        (names.q_norm, layer.q_norm),
-        (names.k_norm, layer.k_norm),
-    )
+    norms = [(names.q_norm, layer.q_norm), (names.k_norm, layer.k_norm)]
+    if names.norms_are_stored:
+        norms += [
+            (names.before_attention, layer.attention_norm),
+            (names.after_attention, layer.norm_after_attention),
+            (names.before_feed_forward, layer.feed_forward_norm),
+            (names.after_feed_forward, layer.norm_after_feed_forward),
+        ]
     biases = (
         (names.before_attention, layer.attention_norm_bias),
         (names.before_feed_forward, layer.feed_forward_norm_bias),

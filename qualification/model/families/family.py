@@ -101,6 +101,7 @@ class TensorNames:
     final_norm            the norm behind the last layer
     attention             what the names of attention's products begin with
     sinks                 a logit of each head that joins its softmax, where a layer has them
+    norms_are_stored      whether a checkpoint has the norms of the hidden size; else their weights are all 1
     """
 
     qkv: str | None = None
@@ -122,6 +123,7 @@ class TensorNames:
     final_norm: str = "norm"
     attention: str = "self_attn"
     sinks: str = "self_attn.sinks"
+    norms_are_stored: bool = True
 
 
 @dataclass(frozen=True, slots=True)

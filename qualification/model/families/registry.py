@@ -63,6 +63,7 @@ from qualification.model.families.muse_glimmer import MUSE_GLIMMER_TEXT
 from qualification.model.families.nemotron import NEMOTRON
 from qualification.model.families.nemotron_h import NEMOTRON_H
 from qualification.model.families.nemotron_nas import NEMOTRON_NAS
+from qualification.model.families.olmo import OLMO
 from qualification.model.families.olmo2 import OLMO2
 from qualification.model.families.olmo3 import OLMO3
 from qualification.model.families.olmoe import OLMOE
@@ -152,6 +153,7 @@ KNOWN: tuple[Family, ...] = (
     NEMOTRON,
     NEMOTRON_H,
     NEMOTRON_NAS,
+    OLMO,
     OLMO2,
     OLMO3,
     OLMOE,

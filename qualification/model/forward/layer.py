@@ -619,7 +619,10 @@ class LayerReference:
         return self.precision.rounded(residual.plus(added))
 
     def _norm(self, x: Bounded, name: str, eps: float | None = None) -> Bounded:
-        weight = self._vector(f"{name}.weight") + self.sentence.norm_offset
+        if self.sentence.norms_have_weights:
+            weight = self._vector(f"{name}.weight") + self.sentence.norm_offset
+        else:
+            weight = torch.ones(self.model.hidden_size, dtype=torch.float64, device=x.truth.device)
         subtracts_mean = self.sentence.subtracts_mean(config_says=self.model.norms_subtract_mean)
         norm = layer_norm if subtracts_mean else rms_norm
         normed = norm(x, weight, self.model.norm_eps if eps is None else eps, self.precision)

@@ -94,7 +94,10 @@ class ForwardReference:
     def final_norm(self, hidden: Bounded) -> Bounded:
         """Return what the head reads, of hidden states [R, hidden]."""
         name = f"{self.checkpoint.prefix}{self.sentence.final_norm}"
-        weight = self.precision.stored(self.checkpoint.tensor(f"{name}.weight"))
+        if self.sentence.norms_have_weights:
+            weight = self.precision.stored(self.checkpoint.tensor(f"{name}.weight"))
+        else:
+            weight = torch.ones(self.model.hidden_size, dtype=torch.float64, device=hidden.truth.device)
         subtracts_mean = self.sentence.subtracts_mean(config_says=self.model.norms_subtract_mean)
         norm = layer_norm if subtracts_mean else rms_norm
         own = self.sentence.final_norm_offset

@@ -104,6 +104,7 @@ class Sentence:
     norm_offset       norms multiply by offset + weight
     norms_subtract_mean  norms are LayerNorms; else RMSNorms; None: as config.json says
     norms_add_biases  those LayerNorms add a bias behind their weight
+    norms_have_weights  of the hidden size; else all their weights are 1
     final_norm_offset  that of the norm behind the last layer; None: norm_offset
     embedding_is_normed  without a weight
     embedding_is_scaled_by_width  by sqrt(hidden size), rounded to the dtype
@@ -138,6 +139,7 @@ class Sentence:
     norm_offset: float = 0.0
     norms_subtract_mean: bool | None = False
     norms_add_biases: bool = False
+    norms_have_weights: bool = True
     final_norm_offset: float | None = None
     embedding_is_normed: bool = False
     embedding_is_scaled_by_width: bool = False
@@ -480,6 +482,7 @@ SENTENCES: dict[str, Sentence] = {
     ),
     "nemotron": Sentence(norm_offset=1.0, norms_subtract_mean=True, norms_add_biases=True, feeds_ungated=True),
     "nemotron-nas": Sentence(),
+    "olmo": Sentence(norms_subtract_mean=True, norms_have_weights=False),
     "olmo2": Sentence(NormOrder.AFTER),
     "olmo3": Sentence(NormOrder.AFTER),
     "olmoe": Sentence(mixture=MixtureSentence("mlp.gate", "mlp.experts")),

@@ -88,6 +88,7 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "stablelm-one-norm": ("stablelm", {"use_parallel_residual": True}),
     "nemotron 4": ("nemotron", {"mlp_bias": True, "attention_bias": True}),
     "jais 2": ("jais2", {}),
+    "olmo": ("olmo", {"attention_bias": True}),
     "youtu": ("youtu", YOUTU),
     "cohere2": ("cohere2", COHERE),
     "cohere2-moe": ("cohere2_moe", COHERE_MOE),

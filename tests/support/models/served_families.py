@@ -50,6 +50,7 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "stablelm": ("stablelm", {"use_qkv_bias": True}),
     "nemotron 4": ("nemotron", {"mlp_bias": True, "attention_bias": True}),
     "jais 2": ("jais2", {}),
+    "olmo": ("olmo", {"attention_bias": True}),
     "youtu": ("youtu", tiny.YOUTU),
     "cohere 2": ("cohere2", {**tiny.COHERE, "sliding_window": WINDOW}),
     "cohere 2 moe": ("cohere2_moe", {**tiny.COHERE_MOE, "head_dim": 16, "sliding_window": WINDOW}),

@@ -474,6 +474,11 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
         "jais2",
         {"attention_bias": False, "mlp_bias": False, "head_dim": 18, "tie_word_embeddings": True},
     ),
+    "olmo": ("olmo", {}),
+    "olmo, biases, wide heads, tied": (
+        "olmo",
+        {"attention_bias": True, "head_dim": 18, "tie_word_embeddings": True, "rope_parameters": LLAMA3},
+    ),
     "youtu": ("youtu", YOUTU),
     "youtu, no query latent, an own head": ("youtu", {**YOUTU, "q_lora_rank": None, "tie_word_embeddings": False}),
     "bailing_hybrid": ("bailing_hybrid", LING_2_6),

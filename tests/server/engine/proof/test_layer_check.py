@@ -143,6 +143,7 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "stablelm, one norm": ("stablelm", {"use_parallel_residual": True}),
     "nemotron 4": ("nemotron", {"mlp_bias": True, "attention_bias": True}),
     "jais 2": ("jais2", {}),
+    "olmo": ("olmo", {"attention_bias": True}),
     "youtu": ("youtu", YOUTU),
     "qwen 2 moe": ("qwen2_moe", QWEN_2_MOE),
     "qwen 3 moe": ("qwen3_moe", {**QWEN_3_MOE, "norm_topk_prob": True}),
