@@ -132,6 +132,7 @@ BASES: dict[str, Base] = {
     "nemotron": Base("nemotron", {"attention_bias": True, "mlp_bias": True}, is_old=True),
     "jais2": Base("jais2", {}, is_old=True),
     "olmo": Base("olmo", {}, is_old=True),
+    "starcoder2": Base("starcoder2", {"sliding_window": 9}, is_old=True),
     "youtu": Base("youtu", tiny.YOUTU),
     "gemma2": Base("gemma2", tiny.GEMMA_2, is_old=True),
     "gemma3": Base(

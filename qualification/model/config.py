@@ -314,12 +314,19 @@ class NormsConfig:
     is_shared: bool = False
 
 
-DenseActivation = Activation | CappedSilu | Ungated
+class UngatedGelu(Enum):
+    """down(gelu(up)), of a dense feed-forward alone: PyTorch computes it. Source: Hendrycks and Gimpel 2016."""
+
+    ERF = "x times the normal distribution's function of x"
+    TANH = "the same, approximated by a tanh"
 
 
-def num_inner_of(activation: AnyExpertActivation) -> int:
+DenseActivation = Activation | CappedSilu | Ungated | UngatedGelu
+
+
+def num_inner_of(activation: AnyExpertActivation | UngatedGelu) -> int:
     """Return the numbers of each column of a feed-forward with this activation: gate and up, or up alone."""
-    return 1 if isinstance(activation, Ungated) else 2
+    return 1 if isinstance(activation, Ungated | UngatedGelu) else 2
 
 
 @dataclass(frozen=True, slots=True)

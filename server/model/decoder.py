@@ -39,6 +39,7 @@ from qualification.model.config import (
     ModelConfig,
     QKNorm,
     RecurrenceConfig,
+    UngatedGelu,
 )
 from qualification.model.gated_delta import FixedDecayRule, GatedDeltaConfig, StateSpaceRule
 from qualification.model.latent import LatentAttentionConfig
@@ -95,6 +96,7 @@ from server.model.linear import (
     CutOff,
     Gated,
     GatedAlike,
+    GeluActivated,
     Linear,
     Product,
     ProductOf,
@@ -329,6 +331,8 @@ class Decoder:
         """Return the product with gate and up, then activation(gate) * up; one kernel where there may be one."""
         if isinstance(activation, CappedSilu):
             return Capped(self._product(layer, name, gate_up), activation)
+        if isinstance(activation, UngatedGelu):
+            return GeluActivated(self._product(layer, name, gate_up), activation, self._is_alike(gate_up))
         if isinstance(activation, Ungated):
             return Activated(self._product(layer, name, gate_up), activation)
         if activation is Activation.SILU and gate_up.bias is None:

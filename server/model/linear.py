@@ -6,11 +6,12 @@ from enum import Enum
 from typing import Protocol, runtime_checkable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from kernels.fused.activation import gated
 from kernels.fused.activation_kind import Activation
-from kernels.fused.alike import gated_alike
+from kernels.fused.alike import activated_alike, gated_alike
 from kernels.fused.capped import capped
 from kernels.fused.capped_kind import CappedSilu
 from kernels.fused.ungated import activated
@@ -20,6 +21,7 @@ from kernels.linear.first_path import multiply
 from kernels.linear.rounded_input import Input, RoundedInput, unrounded
 from kernels.linear.shape import WeightFormat
 from kernels.linear.weights import LinearWeight, class_of
+from qualification.model.config import UngatedGelu
 from server.model.step import Step
 
 
@@ -153,6 +155,27 @@ class Activated:
 
     def __call__(self, x: Input, step: Step | None, out: Tensor | None = None) -> Tensor:
         return activated(self.up(x, step), self.activation, out)
+
+
+@dataclass(frozen=True, slots=True)
+class GeluActivated:
+    """A product and GELU without a gate, by PyTorch: computed in fp32, rounded once.
+
+    is_alike  whether a row's bits may not depend on the other rows, on a CPU
+    """
+
+    up: Product
+    activation: UngatedGelu
+    is_alike: bool
+
+    def __call__(self, x: Input, step: Step | None, out: Tensor | None = None) -> Tensor:
+        made, is_tanh = self.up(x, step), self.activation is UngatedGelu.TANH
+        if self.is_alike:
+            alike = activated_alike(made.float(), Activation.GELU_TANH if is_tanh else Activation.GELU)
+            found = alike.to(made.dtype)
+        else:
+            found = F.gelu(made, approximate="tanh" if is_tanh else "none")
+        return found if out is None else out.copy_(found)
 
 
 @dataclass(frozen=True, slots=True)

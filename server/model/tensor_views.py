@@ -258,7 +258,7 @@ def _dense(
         return {f"{prefix}.{joined[0]}": weights.gate_up, f"{prefix}.{joined[1]}": weights.down}
     width = weights.down.weight.size[1]
     if weights.gate_up.weight.size[0] == width:
-        return {f"{prefix}.up_proj": weights.gate_up, f"{prefix}.down_proj": weights.down}
+        return {f"{prefix}.{names[1]}": weights.gate_up, f"{prefix}.{names[2]}": weights.down}
     gate, up = weights.gate_up.split(width, width)
     return {f"{prefix}.{name}": it for name, it in zip(names, (gate, up, weights.down), strict=True)}
 

@@ -210,6 +210,7 @@ MORE: dict[str, dict[str, object]] = {
     "ministral": {"sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"]},
     "olmoe": {"num_experts": 6, "num_experts_per_tok": 2, "pad_token_id": 0},
     "solar_open": {"n_routed_experts": 6, **EXPERTS},
+    "starcoder2": {"sliding_window": 64},
     "youtu": {name: it for name, it in LATENT.items() if name.endswith("_dim") or name.endswith("_rank")},
     "smollm3": {"no_rope_layer_interval": 2},
     "olmo3": {"sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"]},
@@ -278,6 +279,7 @@ MODELS = (
     ("flex_olmo", 4, 2, 12), ("helium", 4, 4, 20), ("ministral", 4, 1, 36), ("olmoe", 6, 3, 16),
     ("granite_swa", 4, 2, 28), ("granitemoe_swa", 6, 2, 20), ("solar_open", 8, 2, 12), ("youtu", 4, 4, 12),
     ("stablelm", 4, 2, 40), ("nemotron", 4, 2, 20), ("jais2", 4, 2, 20), ("olmo", 4, 2, 20),
+    ("starcoder2", 4, 2, 28),
     ("qwen3_next", 4, 2, 24), ("qwen3_5_text", 6, 2, 20), ("qwen3_5_moe_text", 4, 1, 32),
 )  # fmt: skip
 NUM_NEW = 12

@@ -97,7 +97,7 @@ class TensorNames:
     recurrence            of layers of the gated delta rule; None for a family without
     convolution           the beginning of the names of a short convolution's tensors; None for a family without
     attention_output      the product behind attention
-    dense                 gate, up and the last product of a dense feed-forward
+    dense                 gate, up and the last product of a dense feed-forward; up twice where it has no gate
     final_norm            the norm behind the last layer
     attention             what the names of attention's products begin with
     sinks                 a logit of each head that joins its softmax, where a layer has them

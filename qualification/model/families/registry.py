@@ -82,6 +82,7 @@ from qualification.model.families.seed_oss import SEED_OSS
 from qualification.model.families.smollm3 import SMOLLM3
 from qualification.model.families.solar_open import SOLAR_OPEN
 from qualification.model.families.stablelm import STABLELM
+from qualification.model.families.starcoder2 import STARCODER2
 from qualification.model.families.step3p5 import STEP3P5
 from qualification.model.families.youtu import YOUTU
 from qualification.model.fields import ModelConfigError
@@ -175,6 +176,7 @@ KNOWN: tuple[Family, ...] = (
     SMOLLM3,
     SOLAR_OPEN,
     STABLELM,
+    STARCODER2,
     STEP3P5,
     YOUTU,
 )

@@ -661,9 +661,9 @@ class LayerReference:
             both = self.matrix(f"{name}.{joined[0]}", inputs)
             half = both.num_rows // 2
             return GatedWeights(both.rows(slice(half)), both.rows(slice(half, None)), down)
-        if self.sentence.feeds_ungated:  # relu(up) * up
-            up, bias = self.matrix(f"{name}.up_proj", inputs), self._bias(f"{name}.up_proj")
-            return GatedWeights(up, up, down, bias, bias, self._bias(f"{name}.down_proj"))
+        if self.sentence.feeds_ungated:  # relu(up) * up, or up's share of a GELU * up
+            up, bias = self.matrix(f"{name}.{of_up}", inputs), self._bias(f"{name}.{of_up}")
+            return GatedWeights(up, up, down, bias, bias, self._bias(f"{name}.{last}"))
         gate, up = (self.matrix(f"{name}.{part}", inputs) for part in (of_gate, of_up))
         return GatedWeights(gate, up, down, *(self._bias(f"{name}.{part}") for part in self.sentence.dense))
 

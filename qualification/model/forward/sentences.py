@@ -115,7 +115,7 @@ class Sentence:
     gate              the product that gates the heads, where it is none of the queries'
     norms_rotated     whether these norm heads that are rotated already
     norms_rotating_layers  whether norms without a weight, where config.json asks for them, are of heads rotated already
-    feed_forward      a dense one; feeds_ungated: down(relu(up)^2)
+    feed_forward      a dense one; feeds_ungated: down(relu(up)^2), or down(gelu(up)) where config.json says so
     attention         what the names of attention's products begin with
     embedding         the name of the embedding
     gates_in_queries  whether the gates' rows are those behind each head's query, in the tensor of queries
@@ -519,6 +519,9 @@ SENTENCES: dict[str, Sentence] = {
         mixture=MixtureSentence("mlp.gate", "mlp.experts", shared="mlp.shared_experts", scores=Scoring.SIGMOID),
     ),
     "stablelm": Sentence(NormOrder.BEFORE_OR_PARALLEL, norms_subtract_mean=True, norms_add_biases=True),
+    "starcoder2": Sentence(
+        norms_subtract_mean=True, norms_add_biases=True, feeds_ungated=True, dense=("c_fc", "c_fc", "c_proj")
+    ),
     "step3p5": Sentence(
         norm_offset=1.0,
         head_gate=HeadGate.SIGMOID,

@@ -89,6 +89,7 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "nemotron 4": ("nemotron", {"mlp_bias": True, "attention_bias": True}),
     "jais 2": ("jais2", {}),
     "olmo": ("olmo", {"attention_bias": True}),
+    "starcoder2": ("starcoder2", {}),
     "youtu": ("youtu", YOUTU),
     "cohere2": ("cohere2", COHERE),
     "cohere2-moe": ("cohere2_moe", COHERE_MOE),

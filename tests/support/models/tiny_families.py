@@ -320,6 +320,7 @@ WINDOWED: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "granite_swa": ("granite_swa", SWASH),
     "granitemoe_swa": ("granitemoe_swa", SWASH_MOE),
     "ministral": ("ministral", MINISTRAL_8B),
+    "starcoder2, a window": ("starcoder2", {"sliding_window": 9, "rope_parameters": {**LOCAL}}),
     "dots1, windows in the later layers": ("dots1", {**DOTS, "sliding_window": 9, "max_window_layers": 1}),
     "exaone_moe, windows by layer types": ("exaone_moe", {**EXAONE_MOE, "layer_types": MIXED}),
     "mixtral, window": ("mixtral", {**MIXTRAL, "sliding_window": 9}),
@@ -478,6 +479,11 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "olmo, biases, wide heads, tied": (
         "olmo",
         {"attention_bias": True, "head_dim": 18, "tie_word_embeddings": True, "rope_parameters": LLAMA3},
+    ),
+    "starcoder2": ("starcoder2", {"norm_epsilon": 0.01}),
+    "starcoder2, no biases, wide heads, erf, untied": (
+        "starcoder2",
+        {"use_bias": False, "head_dim": 18, "hidden_act": "gelu", "tie_word_embeddings": False},
     ),
     "youtu": ("youtu", YOUTU),
     "youtu, no query latent, an own head": ("youtu", {**YOUTU, "q_lora_rank": None, "tie_word_embeddings": False}),

@@ -144,6 +144,8 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "nemotron 4": ("nemotron", {"mlp_bias": True, "attention_bias": True}),
     "jais 2": ("jais2", {}),
     "olmo": ("olmo", {"attention_bias": True}),
+    "starcoder 2": ("starcoder2", WINDOW),
+    "starcoder 2, erf": ("starcoder2", {"hidden_act": "gelu"}),
     "youtu": ("youtu", YOUTU),
     "qwen 2 moe": ("qwen2_moe", QWEN_2_MOE),
     "qwen 3 moe": ("qwen3_moe", {**QWEN_3_MOE, "norm_topk_prob": True}),
@@ -449,6 +451,9 @@ FAULTS: dict[str, Fault] = {
     "epsilon of a norm": Fault("llama", "what attention reads", {"rms_norm_eps": 1e-5}),
     "offset of a norm": Fault("gemma 2", "what attention reads", decoder=config_of(zero_centred_norms=False)),
     "norm skipped": Fault("llama", "what attention reads", decoder=without_norms),
+    "gelu approximated where it is not": Fault(
+        "starcoder 2, erf", "residual behind the feed-forward", {"hidden_act": "gelu_new"}
+    ),
     "bias of a norm forgotten": Fault(
         "stablelm", "what attention reads", tensors=replaced("1.input_layernorm.bias", torch.zeros_like)
     ),
