@@ -133,6 +133,7 @@ BASES: dict[str, Base] = {
     "jais2": Base("jais2", {}, is_old=True),
     "olmo": Base("olmo", {}, is_old=True),
     "starcoder2": Base("starcoder2", {"sliding_window": 9}, is_old=True),
+    "phi": Base("phi", {}, is_old=True),
     "youtu": Base("youtu", tiny.YOUTU),
     "gemma2": Base("gemma2", tiny.GEMMA_2, is_old=True),
     "gemma3": Base(

@@ -555,6 +555,7 @@ class ModelConfig:
     embedding_scale: float = 1.0
     rounds_embedding_scale: bool = False  # to the dtype of the weights
     residual_scale: float = 1.0  # of what attention and feed-forward add
+    head_has_bias: bool = False  # added to the logits
     logits_divisor: float = 1.0
     logits_softcap: float | None = None
     per_layer: PerLayerConfig | None = None
@@ -664,7 +665,7 @@ def num_parameters(config: ModelConfig, num_tokens: int | None = None) -> int:
 
     num_tokens   only those that so many tokens can be multiplied by: of a mixture no more experts than they visit
     """
-    embeddings = config.embedding_size * (1 if config.tie_embeddings else 2)
+    embeddings = config.embedding_size * (1 if config.tie_embeddings else 2) + config.vocab_size * config.head_has_bias
     layers = sum(_all_visit(config, it) + _expert_parameters(config, it, num_tokens) for it in config.layers)
     of_draft_head = config.num_draft_layers * config.hidden_size * (2 * config.hidden_size + 3)
     return embeddings + layers + _norm_parameters(config) + _per_layer_parameters(config) + of_draft_head

@@ -165,6 +165,8 @@ PUBLISHED: tuple[PublishedModel, ...] = (
     PublishedModel("inceptionai/Jais-2-8B-Chat", "Jais2ForCausalLM", 8.09),
     PublishedModel("bigcode/starcoder2-3b", "Starcoder2ForCausalLM", 3.03),
     PublishedModel("bigcode/starcoder2-15b", "Starcoder2ForCausalLM", 15.96),
+    PublishedModel("microsoft/phi-2", "PhiForCausalLM", 2.78),
+    PublishedModel("microsoft/phi-1_5", "PhiForCausalLM", 1.42),
     PublishedModel("tencent/Youtu-LLM-2B", "YoutuForCausalLM", 1.96),
     PublishedModel("baidu/ERNIE-4.5-0.3B-PT", "Ernie4_5ForCausalLM", 0.36),
     PublishedModel("baidu/ERNIE-4.5-21B-A3B-PT", "Ernie4_5_MoeForCausalLM", 21.8),

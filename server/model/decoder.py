@@ -209,7 +209,7 @@ class Decoder:
         self._per_layer = self._per_layer_inputs(config, weights.per_layer)
         self._has_borrowers = any(not it.has_own_keys for it in config.attentions)
         self._chooses = any(it.reads_choice for it in config.attentions)
-        self._finish_logits = _after_head(config)
+        self._finish_logits = _after_head(config, weights.head_bias)
         own = config.zero_centred_final_norm
         self._final_norm = _norm_weight(weights.final_norm, config.zero_centred_norms if own is None else own)
         # Whether a sublayer's result is this rank's part of it, which the next one's norm sums up on its way in.
@@ -735,9 +735,11 @@ def _embedding(config: ModelConfig, weight: Tensor) -> Callable[[Tensor], Tensor
     return lambda token_ids: F.embedding(token_ids, weight).mul_(scale)
 
 
-def _after_head(config: ModelConfig) -> tuple[Callable[[Tensor], object], ...]:
-    """Scale and cap logits [R, vocab] fp32, in place."""
+def _after_head(config: ModelConfig, bias: Tensor | None) -> tuple[Callable[[Tensor], object], ...]:
+    """Add the head's bias to logits [R, vocab] fp32, scale and cap them, in place."""
     changes: list[Callable[[Tensor], object]] = []
+    if bias is not None:
+        changes.append(lambda logits: logits.add_(bias))
     if config.logits_divisor != 1:
         changes.append(lambda logits: logits.div_(config.logits_divisor))
     if config.logits_softcap is not None:

@@ -59,8 +59,8 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device)
         of_embedding, of_hidden, behind = (make.tensor(hidden) for _ in range(3))
         draft = DraftWeights(of_embedding, of_hidden, make.linear(2 * hidden, hidden), behind)
     bias = make.tensor(hidden) if config.norms_have_biases else None
-    norm = make.norm(config)
-    return Weights(embedding, layers, norm, Linear(head), per_layer, draft, final_norm_bias=bias)
+    norm, head_bias = make.norm(config), make.tensor(config.vocab_size) if config.head_has_bias else None
+    return Weights(embedding, layers, norm, Linear(head), per_layer, draft, final_norm_bias=bias, head_bias=head_bias)
 
 
 @dataclass(frozen=True, slots=True)

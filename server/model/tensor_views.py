@@ -18,6 +18,7 @@ from server.errors import ModelError
 from server.model.layers import DenseWeights, GatedDeltaWeights, LatentWeights, LayerWeights, MixtureWeights, Weights
 from server.model.linear import Linear
 
+HEAD_BIAS = "lm_head.bias"
 _DENSE = TensorNames().dense
 _INDEXER = "self_attn.indexer"  # of DeepSeek sparse attention, in every published class
 
@@ -39,6 +40,8 @@ def checkpoint_views(weights: Weights, config: ModelConfig, names: TensorNames) 
         views["model.per_layer_projection_norm.weight"] = StoredTensor(weights.per_layer.norm)
     if not config.tie_embeddings:
         views |= {f"lm_head.{word}": stored for word, stored in weights.head.weight.stored.items()}
+    if weights.head_bias is not None:
+        views[HEAD_BIAS] = StoredTensor(weights.head_bias)
     if weights.draft is not None:
         views[PRODUCT] = weights.draft.product.weight.stored["weight"]
         views[f"{PREFIX}pre_fc_norm_embedding.weight"] = StoredTensor(weights.draft.embedding_norm)

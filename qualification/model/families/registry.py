@@ -68,6 +68,7 @@ from qualification.model.families.olmo2 import OLMO2
 from qualification.model.families.olmo3 import OLMO3
 from qualification.model.families.olmoe import OLMOE
 from qualification.model.families.paddleocr_vl import PADDLEOCR_VL_TEXT
+from qualification.model.families.phi import PHI
 from qualification.model.families.phi3 import PHI3
 from qualification.model.families.qwen2 import QWEN2
 from qualification.model.families.qwen2_5_vl import QWEN2_5_VL, QWEN2_5_VL_TEXT, QWEN2_VL_TEXT
@@ -159,6 +160,7 @@ KNOWN: tuple[Family, ...] = (
     OLMO3,
     OLMOE,
     PADDLEOCR_VL_TEXT,
+    PHI,
     PHI3,
     QWEN2,
     QWEN2_5_VL,

@@ -104,6 +104,7 @@ class Sentence:
     norm_offset       norms multiply by offset + weight
     norms_subtract_mean  norms are LayerNorms; else RMSNorms; None: as config.json says
     norms_add_biases  those LayerNorms add a bias behind their weight
+    head_has_bias     lm_head.bias is added to the logits
     norms_have_weights  of the hidden size; else all their weights are 1
     final_norm_offset  that of the norm behind the last layer; None: norm_offset
     embedding_is_normed  without a weight
@@ -140,6 +141,7 @@ class Sentence:
     norms_subtract_mean: bool | None = False
     norms_add_biases: bool = False
     norms_have_weights: bool = True
+    head_has_bias: bool = False
     final_norm_offset: float | None = None
     embedding_is_normed: bool = False
     embedding_is_scaled_by_width: bool = False
@@ -487,6 +489,16 @@ SENTENCES: dict[str, Sentence] = {
     "olmo3": Sentence(NormOrder.AFTER),
     "olmoe": Sentence(mixture=MixtureSentence("mlp.gate", "mlp.experts")),
     "paddleocr_vl_text": Sentence(),
+    "phi": Sentence(
+        NormOrder.PARALLEL,
+        norms_subtract_mean=True,
+        norms_add_biases=True,
+        head_has_bias=True,
+        feeds_ungated=True,
+        dense=("fc1", "fc1", "fc2"),
+        attention_output="self_attn.dense",
+        final_norm="final_layernorm",
+    ),
     "phi3": Sentence(qkv="self_attn.qkv_proj", dense_joined=("gate_up_proj", "down_proj")),
     "qwen2": Sentence(),
     "qwen2_5_vl_text": Sentence(),

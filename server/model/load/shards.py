@@ -16,7 +16,7 @@ from server.model.empty_weights import empty_weights
 from server.model.layers import LayerWeights, Weights
 from server.model.linear import Linear
 from server.model.load.checkpoint import Piece
-from server.model.tensor_views import checkpoint_views, layer_views
+from server.model.tensor_views import HEAD_BIAS, checkpoint_views, layer_views
 
 _LAYERS = "model.layers."
 _Run = tuple[range, int]  # rows of a rank, among so many of their kind
@@ -48,7 +48,8 @@ def outer_pieces(weights: Weights, shard: Shard, names: TensorNames) -> list[Pie
     outer, config = replace(weights, layers=()), replace(shard.local_config, layers=())
     pieces = []
     for name, stored in checkpoint_views(outer, config, names).items():
-        first_row = _blocks(name, shard.vocabulary.start, stored.rows) if name.startswith("lm_head.") else 0
+        is_split = name.startswith("lm_head.") and name != HEAD_BIAS
+        first_row = _blocks(name, shard.vocabulary.start, stored.rows) if is_split else 0
         pieces.append(Piece(name, stored.values, first_row=first_row))
     return pieces
 

@@ -769,6 +769,7 @@ def test_phi3_is_served_with_a_plain_rotation(scaling: object, tmp_path: Path) -
         ("nemotron", {"hidden_act": "silu"}, "hidden_act must be one of relu2, found 'silu'"),
         ("olmo", {"clip_qkv": 8.0}, "clip_qkv must be absent"),
         ("starcoder2", {"hidden_act": "silu"}, "hidden_act must be one of gelu_pytorch_tanh, gelu_new, gelu, found"),
+        ("phi", {"qk_layernorm": True}, "qk_layernorm must be absent or false"),
         ("youtu", {"head_dim": 2}, r"head_dim must be qk_rope_head_dim \(64\), or missing"),
         ("youtu", {"rope_interleave": False}, "rope_interleave must be absent or true"),
         ("cohere2", {"use_qk_norm": True}, "use_qk_norm must be absent or false"),

@@ -90,6 +90,7 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "jais 2": ("jais2", {}),
     "olmo": ("olmo", {"attention_bias": True}),
     "starcoder2": ("starcoder2", {}),
+    "phi2": ("phi", {}),
     "youtu": ("youtu", YOUTU),
     "cohere2": ("cohere2", COHERE),
     "cohere2-moe": ("cohere2_moe", COHERE_MOE),

@@ -52,6 +52,7 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "jais 2": ("jais2", {}),
     "olmo": ("olmo", {"attention_bias": True}),
     "starcoder 2": ("starcoder2", {"sliding_window": WINDOW}),
+    "phi 2": ("phi", {}),
     "youtu": ("youtu", tiny.YOUTU),
     "cohere 2": ("cohere2", {**tiny.COHERE, "sliding_window": WINDOW}),
     "cohere 2 moe": ("cohere2_moe", {**tiny.COHERE_MOE, "head_dim": 16, "sliding_window": WINDOW}),

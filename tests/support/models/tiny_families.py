@@ -485,6 +485,17 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
         "starcoder2",
         {"use_bias": False, "head_dim": 18, "hidden_act": "gelu", "tie_word_embeddings": False},
     ),
+    "phi": ("phi", {}),
+    "phi, whole heads, wide, erf, tied": (
+        "phi",
+        {
+            "head_dim": 18,
+            "hidden_act": "gelu",
+            "layer_norm_eps": 0.01,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 1.0},
+            "tie_word_embeddings": True,
+        },
+    ),
     "youtu": ("youtu", YOUTU),
     "youtu, no query latent, an own head": ("youtu", {**YOUTU, "q_lora_rank": None, "tie_word_embeddings": False}),
     "bailing_hybrid": ("bailing_hybrid", LING_2_6),

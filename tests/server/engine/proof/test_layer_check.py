@@ -146,6 +146,7 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "olmo": ("olmo", {"attention_bias": True}),
     "starcoder 2": ("starcoder2", WINDOW),
     "starcoder 2, erf": ("starcoder2", {"hidden_act": "gelu"}),
+    "phi 2": ("phi", {}),
     "youtu": ("youtu", YOUTU),
     "qwen 2 moe": ("qwen2_moe", QWEN_2_MOE),
     "qwen 3 moe": ("qwen3_moe", {**QWEN_3_MOE, "norm_topk_prob": True}),
@@ -454,6 +455,7 @@ FAULTS: dict[str, Fault] = {
     "gelu approximated where it is not": Fault(
         "starcoder 2, erf", "residual behind the feed-forward", {"hidden_act": "gelu_new"}
     ),
+    "bias of the head forgotten": Fault("phi 2", "logits", tensors=replaced("lm_head.bias", torch.zeros_like)),
     "bias of a norm forgotten": Fault(
         "stablelm", "what attention reads", tensors=replaced("1.input_layernorm.bias", torch.zeros_like)
     ),
