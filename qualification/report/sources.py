@@ -101,6 +101,8 @@ def gather(place: Path, benches: Sequence[Path], served: Sequence[Path], url: st
         digests.append((path.name, matrix.digest or ""))
         gains += [] if matrix.model is None else [matrix.model]
         machines |= {entry.fingerprint for entry in matrix.evidence.values()}
+    if not machines and refused:
+        raise ReportError(f"{place}: no file of evidence can be read: {'; '.join(refused)}")
     if len(machines) != 1:
         found = ", ".join(sorted(str(machine.gpu) for machine in machines)) or "none"
         folders = sorted({str(path.parent) for path in files})

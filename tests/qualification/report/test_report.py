@@ -213,6 +213,12 @@ def test_a_changed_file_is_named_and_shown_as_refused(folder: Path) -> None:
     assert "Refused: other.json does not match its digest" in text
 
 
+def test_a_folder_of_refused_files_says_why(folder: Path) -> None:
+    (folder / "tiny.json").write_text((folder / "tiny.json").read_text()[:1000])
+    with pytest.raises(ReportError, match=r"no file of evidence can be read: tiny\.json cannot be read"):
+        gather(folder, [], [], None)
+
+
 def test_two_machines_are_two_reports(folder: Path) -> None:
     other = [replace(entry, fingerprint=replace(MACHINE, gpu="Other")) for entry in model().entries]
     save_matrix(folder / "other.json", other)
