@@ -105,6 +105,8 @@ def _read_config(folder: Path, path: Path, values: dict[str, object]) -> ModelCo
     whole, values = values, dict(text_part(values))
     check_whole(whole, str(path))
     generation = read_object(folder / GENERATION_FILE) if (folder / GENERATION_FILE).is_file() else {}
+    if isinstance(vocab_size := values.get("vocab_size"), int):  # what is wrong is named with that file
+        Fields(generation, str(folder / GENERATION_FILE)).token_ids("eos_token_id", vocab_size)
     ends = _all_end_tokens(values, generation, _end_tokens_of_tokenizer(folder, values))
     if ends or "eos_token_id" in values:  # else that of the family's class, where it has one
         values |= {"eos_token_id": ends}

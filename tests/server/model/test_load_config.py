@@ -49,6 +49,13 @@ def biases(config: ModelConfig) -> tuple[bool, bool, bool]:
     return layer.attention.has_bias, layer.attention.has_output_bias, layer.feed_forward.has_bias
 
 
+def test_a_wrong_end_token_is_named_with_its_own_file(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"/generation_config.json: eos_token_id must be .* found 1000000"):
+        load_config(write(tmp_path, {}, {"eos_token_id": 1_000_000}))
+    with pytest.raises(ModelError, match=r"/config.json: eos_token_id must be .* found .*1000000"):
+        load_config(write(tmp_path, {"eos_token_id": 1_000_000}, {"eos_token_id": 1}))
+
+
 def test_what_is_absent_has_the_defaults_of_transformers(tmp_path: Path) -> None:
     config = load_config(write(tmp_path, {}))
     attention = config.layers[0].attention
