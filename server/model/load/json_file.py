@@ -11,7 +11,11 @@ from server.errors import ModelError
 def read_json(path: Path) -> Any:
     """Return what a file holds. Raises ModelError for one that cannot be read, or is no JSON."""
     try:
-        return json.loads(read_regular(path).decode("utf-8"))
+        text = read_regular(path).decode("utf-8")
+        content = json.loads(text)
+        if "\\ud" in text.lower():  # half of a pair is no text, and no library takes it later
+            json.dumps(content, ensure_ascii=False).encode("utf-8")
+        return content
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:

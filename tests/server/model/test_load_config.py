@@ -56,6 +56,12 @@ def test_a_wrong_end_token_is_named_with_its_own_file(tmp_path: Path) -> None:
         load_config(write(tmp_path, {"eos_token_id": 1_000_000}, {"eos_token_id": 1}))
 
 
+def test_half_of_a_surrogate_pair_is_no_text_of_a_file(tmp_path: Path) -> None:
+    load_config(write(tmp_path, {"_name_or_path": "\U0001f600"}))
+    with pytest.raises(ModelError, match=r"/config.json: cannot be read as JSON: .* surrogates not allowed"):
+        load_config(write(tmp_path, {"_name_or_path": "\ud83d"}))
+
+
 def test_what_is_absent_has_the_defaults_of_transformers(tmp_path: Path) -> None:
     config = load_config(write(tmp_path, {}))
     attention = config.layers[0].attention
