@@ -114,12 +114,19 @@ HYBRIDS: dict[str, tuple[str, dict[str, object]]] = {
     "nemotron 3 super": ("nemotron_h", NEMOTRON_3_SUPER),
     "lfm2 moe": ("lfm2_moe", LFM_2_MOE),
 }
+# Norms and a head that add biases, and a feed-forward of GELU without a gate.
+BIASED: dict[str, tuple[str, dict[str, object]]] = {
+    "stablelm": ("stablelm", {"use_parallel_residual": True}),
+    "nemotron 4": ("nemotron", {}),
+    "starcoder 2": ("starcoder2", {}),
+    "phi 2": ("phi", {}),
+}
 
 
-@pytest.mark.parametrize("name", MIXTURES | HYBRIDS)
+@pytest.mark.parametrize("name", MIXTURES | HYBRIDS | BIASED)
 def test_products_and_experts_are_rounded_and_those_with_biases_left(name: str, tmp_path: Path) -> None:
-    if name in HYBRIDS:
-        save_reference(tmp_path, *HYBRIDS[name])
+    if name in HYBRIDS | BIASED:
+        save_reference(tmp_path, *(HYBRIDS | BIASED)[name])
     else:
         saved(tmp_path, MIXTURES[name][0], **MIXTURES[name][1])
     kind = ExpertWeights if name == "gpt-oss" else FewBitExperts

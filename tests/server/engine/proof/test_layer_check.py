@@ -205,6 +205,9 @@ def test_layers_of_every_family_are_proven_in_fp32(name: str, models: Models) ->
         ("gemma 2", DtypeChoice.BF16),
         ("qwen 2 moe", DtypeChoice.BF16),
         ("qwen 3 next", DtypeChoice.BF16),
+        ("nemotron 4", DtypeChoice.BF16),
+        ("starcoder 2", DtypeChoice.BF16),
+        ("phi 2", DtypeChoice.FP16),
     ],
 )
 def test_layers_are_proven_in_16_bits(name: str, dtype: DtypeChoice, tmp_path: Path) -> None:
