@@ -449,7 +449,7 @@ class CountTokensRequest(RequestModel):
         "context_management": ContextManagement,
         "messages": Turn,
         "output_config": OutputConfig,
-        "system": TextBlock,
+        "system": Variants({"text": TextBlock}),
         "thinking": Thinking,
         "tool_choice": _TOOL_CHOICES,
         "tools": _TOOLS,

@@ -264,6 +264,7 @@ def test_cached_tokens_are_not_input_tokens(folder: Path) -> None:
         ({"colour": 1}, "colour", "unknown"),
         ({"messages": [turn("user", {"type": "image", "source": {"type": "url", "url": "x"}})]},
             "messages[0].content[0].type", "'image' is not implemented"),
+        ({"system": [{"type": "image", "source": {"type": "url", "url": "x"}}]}, "system[0].type", "must be text"),
         *(({"tools": [{"type": "web_search_20250305", "name": "web_search"}], "tool_choice": choice},
             "tools[0].type", "'web_search_20250305' is not implemented")
             for choice in ({"type": "any"}, {"type": "tool", "name": "web_search"})),
