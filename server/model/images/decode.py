@@ -1,6 +1,7 @@
 """From an image file's bytes to pixels, with every limit on what a hostile file may cost."""
 
 import io
+import re
 import struct
 from dataclasses import dataclass
 
@@ -76,7 +77,9 @@ def _opened(data: bytes, max_pixels: int) -> tuple[Image.Image, ImageHeader]:
     try:
         image = Image.open(io.BytesIO(data), formats=_FORMATS)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise ImageError(f"the image has more pixels than the limit of {max_pixels}") from error
+        count = re.search(r"\d+", str(error))  # Pillow has read the size, and gives it in its words alone
+        num_pixels = count[0] if count else "too many"
+        raise ImageError(f"the image has {num_pixels} pixels, the limit is {max_pixels}") from error
     except UnidentifiedImageError as error:
         raise ImageError(f"the {len(data)} bytes are no image of PNG, JPEG, WebP or GIF") from error
     except (*_FAILURES, Warning) as error:

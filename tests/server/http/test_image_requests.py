@@ -3,6 +3,8 @@
 import asyncio
 import base64
 import re
+import struct
+import zlib
 from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
@@ -204,6 +206,14 @@ def test_what_a_user_spells_is_no_image(it: Served) -> None:
     assert (len(images), ids.count(PAD), ids.count(START)) == (1, 18, 1)
 
 
+def of_header(side: int) -> str:
+    """A PNG file whose header says that it has so many pixels a side."""
+    file = bytearray(file_of(Image.new("RGB", (1, 1))))
+    file[16:24] = struct.pack(">2I", side, side)
+    file[29:33] = struct.pack(">I", zlib.crc32(file[12:29]))
+    return data_url(bytes(file))
+
+
 REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "no image": (part(data_url(b"no image at all")), {}, "the 15 bytes are no image of PNG, JPEG, WebP or GIF"),
     "truncated": (part(data_url(file_of(Image.effect_noise((64, 64), 9))[:900])), {}, "cannot be decoded"),
@@ -212,6 +222,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "a host": (part("http://localhost/a.png"), {}, "this server fetches no images; send the image as a data: URL"),
     "thin": (part(picture(1, 300)), {}, "at most 200 times as long as the other, the image has 1 x 300"),
     "pixels": (part(picture(600, 600)), {}, "PNG image has 600 x 600 = 360000 pixels, the limit is 300000"),
+    "many pixels": (part(of_header(30_000)), {}, "the image has 900000000 pixels, the limit is 300000"),
     "bounds": (part(WIDE), {"mm_processor_kwargs": {"max_pixels": 10**9}}, "max_pixels must be from 784 to the"),
     "cut": (part(WIDE), {"truncate_prompt_tokens": 5}, "truncate_prompt_tokens is not implemented for prompts with"),
     "receipt": (part(WIDE), {"receipt": True}, "receipt is not implemented for prompts with images"),
