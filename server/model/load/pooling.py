@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from server.errors import ModelError
+from server.errors import ModelError, SettingsError
 from server.model.load.json_file import read_json, read_object
 from server.settings import Settings, Task
 
@@ -36,8 +36,17 @@ class PoolingModel:
 def read_pooling(folder: Path, settings: Settings) -> PoolingModel | None:
     """Read how a folder's model pools, None for one that generates; from `--task`, else from the folder's own files.
 
-    Raises ModelError for modules or a kind of pooling that are not supported.
+    Raises ModelError for modules or a kind of pooling that are not supported, and SettingsError for `--matryoshka`
+    where nothing is embedded.
     """
+    found = _pooling_of(folder, settings)
+    if settings.matryoshka and (found is None or found.task is not Task.EMBED):
+        task = Task.GENERATE if found is None else found.task
+        raise SettingsError(f"--matryoshka is of embeddings, and the task is {task.value}: leave it out or give --task")
+    return found
+
+
+def _pooling_of(folder: Path, settings: Settings) -> PoolingModel | None:
     if settings.task is Task.GENERATE:
         return None
     config = read_object(folder / _CONFIG_FILE)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from server.errors import ModelError
+from server.errors import ModelError, SettingsError
 from server.model.load.pooling import PoolingModel, read_pooling
 from server.settings import Settings, Task
 
@@ -68,6 +68,14 @@ def test_the_model_or_a_setting_allows_shorter_embeddings(
     found = read_pooling(write(tmp_path, [], **config), Settings(task=Task.EMBED, matryoshka=matryoshka))
     assert found is not None
     assert found.dimensions == allowed
+
+
+@pytest.mark.parametrize("task", [Task.AUTO, Task.GENERATE, Task.SCORE])
+def test_shorter_embeddings_of_a_model_that_embeds_nothing_are_refused(tmp_path: Path, task: Task) -> None:
+    folder = write(tmp_path, [])
+    read_pooling(folder, Settings(task=task))
+    with pytest.raises(SettingsError, match=r"--matryoshka is of embeddings, and the task is (generate|score): "):
+        read_pooling(folder, Settings(task=task, matryoshka=True))
 
 
 @pytest.mark.parametrize(
