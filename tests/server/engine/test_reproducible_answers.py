@@ -44,6 +44,7 @@ MODELS: Mapping[str, tuple[str, DtypeChoice, Mapping[str, object]]] = {
     "latents that an indexer chooses": ("deepseek_v32", DtypeChoice.FP32, DEEPSEEK_V32),
     "lightning attention beside latents": ("bailing_hybrid", DtypeChoice.BF16, {**LING_2_6, "layer_group_size": 2}),
     "windows, softcaps, GELU": ("gemma2", DtypeChoice.FP32, GEMMA_2),
+    "GELU without a gate, biases of norms and head": ("phi", DtypeChoice.FP32, {}),
 }
 
 
