@@ -1,12 +1,14 @@
 """Files of settings: `--config FILE` in TOML or YAML, and variables of a file `.env`. Values stay texts."""
 
 import difflib
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import yaml
 from dotenv.parser import parse_stream
 
 from server.errors import SettingsError
@@ -83,6 +85,8 @@ def read_config(path: Path, known: Iterable[str]) -> dict[str, GivenSetting]:
         return {}  # a YAML file of comments
     if not isinstance(given, dict):
         raise SettingsError(f"--config {path}: expected settings by name, got {_kind(given)}")
+    if path.suffix != ".toml" and (twice := _doubled_key(path)) is not None:
+        raise SettingsError(f"{path}: {twice} is set twice")
     names = [name for name in known if name != "config"]
     settings: dict[str, GivenSetting] = {}
     for key, value in given.items():
@@ -95,6 +99,13 @@ def read_config(path: Path, known: Iterable[str]) -> dict[str, GivenSetting]:
             raise SettingsError(f"{path}: {key} is set twice, with - and with _")
         settings[name] = GivenSetting(f"{path}: {key}", _text(f"{path}: {key}", name, value))
     return settings
+
+
+def _doubled_key(path: Path) -> str | None:
+    """Return a key that a YAML file has twice, of which its reader takes the last; TOML's refuses such a file."""
+    node = yaml.compose(path.read_bytes(), Loader=yaml.SafeLoader)
+    found = Counter(str(key.value) for key, _ in node.value) if isinstance(node, yaml.MappingNode) else Counter()
+    return next((key for key, count in found.items() if count > 1), None)
 
 
 def _text(source: str, name: str, value: Any) -> str:

@@ -169,6 +169,7 @@ def test_a_bad_file_is_refused_by_name_and_key(text: str, wanted: str, tmp_path:
         ("a.yaml", "port:", "port: expected a text, a number or a truth value, got nothing"),
         ("a.yaml", "a: !!python/object/apply:os.system [ls]", "--config "),
         ("a.json", "{}", "the name must end in .toml, .yaml, .yml"),
+        ("a.yaml", "port: 1\nseed: 2\nport: 3\n", "a.yaml: port is set twice"),
     ],
 )
 def test_a_file_of_another_form_is_refused(name: str, text: str, wanted: str, tmp_path: Path) -> None:
