@@ -24,6 +24,10 @@ class Fields:
         given = {name: value for name, value in self._values.items() if value is not None or name not in missing}
         return Fields({**missing, **given}, self.source)
 
+    def where_absent(self, **absent: object) -> "Fields":
+        """The same fields, and what the class has for those that are absent; null stays, where the class reads it."""
+        return Fields({**absent, **self._values}, self.source)
+
     def changed(self, **others: object) -> "Fields":
         """The same fields, with others in the place of those of the same names."""
         return Fields({**self._values, **others}, self.source)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Container
 from dataclasses import replace
 
 from kernels.fused.activation_kind import Activation
+from kernels.fused.ungated_kind import Ungated
 from qualification.model.config import (
     AttentionConfig,
     AttentionGate,
@@ -148,6 +149,17 @@ def read_dense(
 ) -> DenseConfig:
     """One width for gate and up; the activation is `read_activation`'s."""
     return DenseConfig(fields.integer("intermediate_size"), read_activation(fields, field, activations), has_bias)
+
+
+def read_ungated(fields: Fields, *, field: str = "hidden_act") -> DenseConfig:
+    """Read a feed-forward without a gate; the activation is `read_ungated_activation`'s."""
+    activation = read_ungated_activation(fields, field)
+    return DenseConfig(fields.integer("intermediate_size"), activation, fields.flag("mlp_bias", False))
+
+
+def read_ungated_activation(fields: Fields, field: str) -> Ungated:
+    """Return the activation that `field` names, of a feed-forward without a gate. Raises ModelConfigError."""
+    return Ungated(fields.choice(field, tuple(it.value for it in Ungated), Ungated.RELU2.value))
 
 
 def read_activation(

@@ -31,8 +31,8 @@ def read_config(fields: Fields) -> ModelConfig:
     is_first = fields.given("model_type") == FIRST_PUBLISHED
     if is_first:
         fields = _as_saved_since(fields)
-    elif "num_key_value_heads" not in fields.names:  # null is as many as heads
-        fields = fields.or_else(num_key_value_heads=4)
+    else:
+        fields = fields.where_absent(num_key_value_heads=4)  # null is as many as heads
     return read_like_llama(
         fields.or_else(rope_theta=THETA),
         "ernie4_5_vl_moe_text",

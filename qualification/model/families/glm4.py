@@ -14,7 +14,7 @@ TENSORS = TensorNames(
     before_feed_forward="post_attention_layernorm",
     after_feed_forward="post_mlp_layernorm",
 )
-_SHARE = "partial_rotary_factor"
+SHARE = "partial_rotary_factor"
 
 
 def read_config(fields: Fields) -> ModelConfig:
@@ -24,7 +24,7 @@ def read_config(fields: Fields) -> ModelConfig:
 def read_half_rotated(fields: Fields, family: str, norms: NormsConfig | None = None) -> ModelConfig:
     """Read one of the families whose classes rotate half of each head where nothing else is said."""
     return read_like_llama(
-        with_share(fields, 0.5).or_else(head_dim=128),
+        fields.where_absent(**{SHARE: 0.5}).or_else(head_dim=128),
         family,
         norm_eps=1.5625e-7,
         norms=norms,
@@ -33,16 +33,11 @@ def read_half_rotated(fields: Fields, family: str, norms: NormsConfig | None = N
     )
 
 
-def with_share(fields: Fields, share: float) -> Fields:
-    """Return the fields of a class that rotates this share of each head where the file has no field of it."""
-    return fields if _SHARE in fields.names else fields.or_else(**{_SHARE: share})  # null is all of a head
-
-
 def read_paired_rope(fields: Fields, head_dim: int) -> RopeConfig:
     """Read the rotation of a share of each head. Raises ModelConfigError where that is no whole pairs."""
     rope = read_rope(fields, head_dim=head_dim, is_partial=True)
     if (size := rope.rotated_dims(head_dim)) % 2:
-        fields.refuse(_SHARE, f"a share of head_dim ({head_dim}) that is whole pairs of dimensions (it is {size})")
+        fields.refuse(SHARE, f"a share of head_dim ({head_dim}) that is whole pairs of dimensions (it is {size})")
     return rope
 
 

@@ -15,8 +15,7 @@ def read_config(fields: Fields) -> ModelConfig:
     hidden, num_heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     if fields.has("head_dim") and fields.integer("head_dim") * num_heads != hidden:
         fields.refuse("head_dim", f"absent or hidden_size / num_attention_heads ({hidden} / {num_heads})")
-    if "num_key_value_heads" not in fields.names:  # null is as many as heads
-        fields = fields.or_else(num_key_value_heads=2)
+    fields = fields.where_absent(num_key_value_heads=2)  # null is as many as heads
     return read_like_llama(
         fields,
         "glm4v_text",

@@ -12,8 +12,7 @@ from qualification.model.shared import read_like_llama
 
 
 def read_config(fields: Fields) -> ModelConfig:
-    if "num_key_value_heads" not in fields.names:  # null is as many as heads
-        fields = fields.or_else(num_key_value_heads=8)
+    fields = fields.where_absent(num_key_value_heads=8)  # null is as many as heads
     norms = NormsConfig(before=True, after=True)
     return read_like_llama(fields, "glm_ocr_text", norm_eps=1e-5, norms=norms, rope=read_paired_rope)
 

@@ -21,8 +21,7 @@ _THETAS = "layer_rope_theta"
 
 
 def read_config(fields: Fields) -> ModelConfig:
-    if "num_key_value_heads" not in fields.names:  # null is as many as heads
-        fields = fields.or_else(num_key_value_heads=4)
+    fields = fields.where_absent(num_key_value_heads=4)  # null is as many as heads
     feed_forward = partial(read_dense, has_bias=fields.flag("mlp_bias", False))
     return _read(fields.or_else(tie_word_embeddings=True), "granite_swa", feed_forward, norm_eps=1e-5)
 

@@ -1,11 +1,10 @@
 """Jais 2: a Llama whose norms are LayerNorms, whose feed-forward is down(relu(up)^2), and all of which has biases."""
 
 from qualification.model.config import ModelConfig
-from qualification.model.families.arcee import read_squared_relu
 from qualification.model.families.family import Family
 from qualification.model.fields import Fields
 from qualification.model.keys import family_keys
-from qualification.model.shared import read_like_llama, with_biased_norms
+from qualification.model.shared import read_like_llama, read_ungated, with_biased_norms
 
 
 def read_config(fields: Fields) -> ModelConfig:
@@ -15,7 +14,7 @@ def read_config(fields: Fields) -> ModelConfig:
         "jais2",
         attention_bias=has_bias,
         output_bias=has_bias,
-        feed_forward=read_squared_relu,
+        feed_forward=read_ungated,
     )
     return with_biased_norms(model, fields.number("layer_norm_eps", 1e-5))
 

@@ -37,8 +37,7 @@ _CHUNK, _GROWS = "attention_chunk_size", "attn_temperature_tuning"
 
 def read_config(fields: Fields) -> ModelConfig:
     has_bias = fields.flag("attention_bias", False)
-    if "num_key_value_heads" not in fields.names:  # null is as many as there are query heads
-        fields = fields.or_else(num_key_value_heads=8)
+    fields = fields.where_absent(num_key_value_heads=8)  # null is as many as heads
     model = read_like_llama(
         fields.or_else(head_dim=128, rope_theta=_THETA),
         "llama4_text",

@@ -9,8 +9,7 @@ from qualification.model.windows import WINDOW, Windows, read_windows_of
 
 
 def read_config(fields: Fields) -> ModelConfig:
-    if "num_key_value_heads" not in fields.names:  # null is as many as heads
-        fields = fields.or_else(num_key_value_heads=8)
+    fields = fields.where_absent(num_key_value_heads=8)  # null is as many as heads
     return read_like_llama(fields, "ministral", windows=_read_windows)
 
 

@@ -11,8 +11,7 @@ from qualification.model.windows import WINDOW, read_uniform_windows
 
 
 def read_config(fields: Fields) -> ModelConfig:
-    if "num_key_value_heads" not in fields.names:  # null is as many as heads
-        fields = fields.or_else(num_key_value_heads=8)
+    fields = fields.where_absent(num_key_value_heads=8)  # null is as many as heads
     fields = fields.or_else(num_attention_heads=32)  # which Pixtral's file does not say
     return read_like_llama(fields, "mistral", windows=partial(read_uniform_windows, missing=WINDOW))
 

@@ -5,14 +5,14 @@ Experts of Super and Ultra read a latent, which a product makes of what the rout
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from kernels.experts.kinds import Scores
-from kernels.fused.ungated_kind import Ungated
 from kernels.recurrence.sizes import RecurrenceSizes
 from kernels.vocabulary.shape import Dtype
 from qualification.model.config import (
-    DenseConfig,
     ExpertsConfig,
     FeedForward,
     LayerConfig,
@@ -27,12 +27,13 @@ from qualification.model.fields import Fields
 from qualification.model.gated_delta import GatedDeltaConfig, StateSpaceRule
 from qualification.model.keys import family_keys
 from qualification.model.mixtures import read_routing
-from qualification.model.shared import read_like_llama
+from qualification.model.shared import read_like_llama, read_ungated, read_ungated_activation
 
 _PATTERN, _KINDS = "hybrid_override_pattern", ("layers_block_type", "layer_types")
 _MAMBA, _ATTENTION, _DENSE, _EXPERTS = "linear_attention", "full_attention", "mlp", "moe"
 _BY_LETTER = {"M": _MAMBA, "*": _ATTENTION, "-": _DENSE, "E": _EXPERTS}
 _OLDER = {"mamba": _MAMBA, "attention": _ATTENTION}
+_ACTIVATION = "mlp_hidden_act"
 _STATE_DTYPES = {"float32": Dtype.FP32, "bfloat16": Dtype.BF16}
 MOST_DIM, MOST_WIDTH = 256, 8
 _WIDTH, _NUM_EXPERTS, _NUM_ACTIVE = 7688, 8, 2  # of experts, as its class has them
@@ -102,17 +103,12 @@ def _read_kinds(fields: Fields) -> tuple[str, ...]:
 
 def _read_feed_forwards(fields: Fields, kinds: tuple[str, ...]) -> tuple[FeedForward | None, ...]:
     """Read what each layer feeds forward. The fields of a kind that no layer has may be missing."""
-    readers = {_DENSE: _read_dense, _EXPERTS: _read_experts}
+    readers: dict[str, Callable[[Fields], FeedForward]] = {
+        _DENSE: partial(read_ungated, field=_ACTIVATION),
+        _EXPERTS: _read_experts,
+    }
     of_kind = {kind: read(fields) for kind, read in readers.items() if kind in kinds}
     return tuple(of_kind.get(kind) for kind in kinds)
-
-
-def _read_activation(fields: Fields) -> Ungated:
-    return Ungated(fields.choice("mlp_hidden_act", tuple(it.value for it in Ungated), Ungated.RELU2.value))
-
-
-def _read_dense(fields: Fields) -> FeedForward:
-    return DenseConfig(fields.integer("intermediate_size"), _read_activation(fields), fields.flag("mlp_bias", False))
 
 
 def _read_experts(fields: Fields) -> FeedForward:
@@ -133,7 +129,7 @@ def _read_experts(fields: Fields) -> FeedForward:
     return ExpertsConfig(
         fields.integer("moe_intermediate_size", _WIDTH),
         routing,
-        _read_activation(fields),
+        read_ungated_activation(fields, _ACTIVATION),
         has_correction_bias=True,
         shared=SharedExpertConfig(fields.integer("moe_shared_expert_intermediate_size", _WIDTH)),
         latent=fields.integer_or_none("moe_latent_size", None),

@@ -45,10 +45,7 @@ _NAMES = TowerNames(
 
 
 def read_config(fields: Fields) -> ModelConfig:
-    if "num_key_value_heads" not in fields.names:  # null is as many as heads
-        fields = fields.or_else(num_key_value_heads=2)
-    if "head_dim" not in fields.names:
-        fields = fields.or_else(head_dim=128)
+    fields = fields.where_absent(num_key_value_heads=2, head_dim=128)  # null is as many as heads, and their share
     has_bias = fields.flag("use_bias", False)
     return read_like_llama(
         fields.or_else(rope_theta=THETA),

@@ -9,7 +9,7 @@ from functools import partial
 from qualification.model.config import ModelConfig
 from qualification.model.families.cohere2 import PARALLEL
 from qualification.model.families.family import Family, TensorNames
-from qualification.model.families.glm4 import read_paired_rope, with_share
+from qualification.model.families.glm4 import SHARE, read_paired_rope
 from qualification.model.families.starcoder2 import read_gelu
 from qualification.model.fields import Fields
 from qualification.model.keys import family_keys
@@ -18,7 +18,7 @@ from qualification.model.shared import read_like_llama, with_biased_norms
 
 def read_config(fields: Fields) -> ModelConfig:
     model = read_like_llama(
-        with_share(fields, 0.5),
+        fields.where_absent(**{SHARE: 0.5}),
         "phi",
         norms=PARALLEL,
         rope=read_paired_rope,

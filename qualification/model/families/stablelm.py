@@ -6,14 +6,14 @@ Stable LM 2 12B norms each head of queries and keys by a LayerNorm with weights 
 from qualification.model.config import ModelConfig, NormsConfig
 from qualification.model.families.cohere2 import PARALLEL
 from qualification.model.families.family import Family
-from qualification.model.families.glm4 import read_paired_rope, with_share
+from qualification.model.families.glm4 import SHARE, read_paired_rope
 from qualification.model.fields import Fields
 from qualification.model.keys import family_keys
 from qualification.model.shared import read_like_llama, with_biased_norms
 
 
 def read_config(fields: Fields) -> ModelConfig:
-    fields = with_share(fields.or_else(num_key_value_heads=32), 0.25)  # as its class has them
+    fields = fields.or_else(num_key_value_heads=32).where_absent(**{SHARE: 0.25})  # as its class has them
     model = read_like_llama(
         fields,
         "stablelm",
@@ -21,11 +21,11 @@ def read_config(fields: Fields) -> ModelConfig:
         rope=read_paired_rope,
         attention_bias=fields.flag("use_qkv_bias", False),
     )
-    check_head_size(fields, model)
+    _check_head_size(fields, model)
     return with_biased_norms(model, fields.number("layer_norm_eps", 1e-5))
 
 
-def check_head_size(fields: Fields, model: ModelConfig) -> None:
+def _check_head_size(fields: Fields, model: ModelConfig) -> None:
     """Refuse a head_dim that the family's class does not read. Raises ModelConfigError."""
     num_heads, head_dim = model.attentions[0].num_heads, model.attentions[0].head_dim
     if head_dim * num_heads != model.hidden_size:
