@@ -317,8 +317,8 @@ class NormsConfig:
 class UngatedGelu(Enum):
     """down(gelu(up)), of a dense feed-forward alone: PyTorch computes it. Source: Hendrycks and Gimpel 2016."""
 
-    ERF = "x times the normal distribution's function of x"
-    TANH = "the same, approximated by a tanh"
+    ERF = "ungated gelu"
+    TANH = "ungated gelu by tanh"  # which approximates it
 
 
 DenseActivation = Activation | CappedSilu | Ungated | UngatedGelu

@@ -164,8 +164,8 @@ def rms_norm(x: Bounded, weight: Tensor, eps: float, precision: Precision) -> Bo
     return precision.rounded(Bounded(truth, most, variance.sqrt()), times=2)
 
 
-def layer_norm(x: Bounded, weight: Tensor, eps: float, precision: Precision) -> Bounded:
-    """Return the RMSNorm of x less its mean over the last dim, rounded as that.
+def layer_norm(x: Bounded, weight: Tensor, eps: float, precision: Precision, bias: Tensor | None = None) -> Bounded:
+    """Return the RMSNorm of x less its mean over the last dim, rounded as that; a bias is added, and rounded again.
 
     The mean is a sum in fp32 of numbers that may be large beside what is left of them.
     """
@@ -175,7 +175,8 @@ def layer_norm(x: Bounded, weight: Tensor, eps: float, precision: Precision) -> 
     of_sum = U * (1 + size / 6) ** 0.5 * (x.truth**2).mean(dim=-1, keepdim=True).sqrt()
     variance = x.deviation**2 + (x.deviation**2).mean(dim=-1, keepdim=True) / size + of_sum**2
     variance = variance + (U * (x.truth - mean)) ** 2 + (U * mean) ** 2
-    return rms_norm(Bounded(x.truth - mean, most, variance.sqrt()), weight, eps, precision)
+    normed = rms_norm(Bounded(x.truth - mean, most, variance.sqrt()), weight, eps, precision)
+    return normed if bias is None else precision.rounded(normed.plus(Bounded.exact(bias)))
 
 
 def function_of(

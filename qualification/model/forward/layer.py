@@ -203,8 +203,7 @@ class LayerReference:
         """Return an indexer's keys [T, 1, dim]: a LayerNorm with a bias, then rotated."""
         made = self._linear(read, f"{_INDEXER}.wk", Inputs.of(self.config.formats.index_key.name))
         weight, bias = (self._vector(f"{_INDEXER}.k_norm.{name}") for name in ("weight", "bias"))
-        normed = layer_norm(self.precision.rounded(made), weight, INDEX_EPS, self.precision)
-        moved = self.precision.rounded(normed.plus(Bounded.exact(bias)))
+        moved = layer_norm(self.precision.rounded(made), weight, INDEX_EPS, self.precision, bias)
         return self._index_rotated(moved.changed(lambda it: it[:, None]), positions)
 
     def _index_rotated(self, heads: Bounded, positions: Tensor) -> Bounded:
@@ -623,12 +622,11 @@ class LayerReference:
             weight = self._vector(f"{name}.weight") + self.sentence.norm_offset
         else:
             weight = torch.ones(self.model.hidden_size, dtype=torch.float64, device=x.truth.device)
-        subtracts_mean = self.sentence.subtracts_mean(config_says=self.model.norms_subtract_mean)
-        norm = layer_norm if subtracts_mean else rms_norm
-        normed = norm(x, weight, self.model.norm_eps if eps is None else eps, self.precision)
-        if not self.sentence.norms_add_biases:
-            return normed
-        return self.precision.rounded(normed.plus(Bounded.exact(self._vector(f"{name}.bias"))))
+        eps = self.model.norm_eps if eps is None else eps
+        if not self.sentence.subtracts_mean(config_says=self.model.norms_subtract_mean):
+            return rms_norm(x, weight, eps, self.precision)
+        bias = self._vector(f"{name}.bias") if self.sentence.norms_add_biases else None
+        return layer_norm(x, weight, eps, self.precision, bias)
 
     def _heads_normed(self, part: Bounded, name: str) -> Bounded:
         """Return [T, heads, d], normed: by a weight of all heads together or of each, or without one where it is so."""

@@ -25,7 +25,6 @@ from qualification.model.forward.sentences import Scoring
 Gate = Callable[[Tensor, Tensor], Tensor]
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _SCALE_BIAS = 127
-_SHARES = {"ERF": "share of gelu", "TANH": "share of gelu by tanh"}  # of a GELU without a gate
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,7 @@ class GatedWeights:
 def gate_of(activation: object) -> Gate:
     """Return activation(gate) * up of a config's activation, named as config.json names it."""
     if isinstance(activation, Enum):
-        return gate_named(_SHARES.get(activation.name, activation.value))
+        return gate_named(activation.value)
     limit: float = activation.limit  # type: ignore[attr-defined]
     alpha: float | None = getattr(activation, "alpha", None)  # gpt-oss's has a slope and a limit, Step 3.5's a limit
     return _capped(limit) if alpha is None else _clamped(alpha, limit)
@@ -66,9 +65,9 @@ def gate_named(name: str) -> Gate:
     functions: dict[str, Callable[[Tensor], Tensor]] = {
         "silu": lambda x: x * torch.sigmoid(x),
         "relu2": lambda x: x.clamp(min=0),  # of gate and up that are the same
-        # Of up alone, likewise twice: gelu(x) = share(x) * x.
-        "share of gelu": lambda x: 0.5 * (1 + torch.erf(x / math.sqrt(2))),
-        "share of gelu by tanh": lambda x: 0.5 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+        # Of gate and up that are the same, too: gelu(x) is a share of x times x.
+        "ungated gelu": lambda x: 0.5 * (1 + torch.erf(x / math.sqrt(2))),
+        "ungated gelu by tanh": lambda x: 0.5 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
         "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
         "gelu": lambda x: x * 0.5 * (1 + torch.erf(x / math.sqrt(2))),
         "gelu_pytorch_tanh": lambda x: x * 0.5 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),

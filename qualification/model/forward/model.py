@@ -98,15 +98,14 @@ class ForwardReference:
             weight = self.precision.stored(self.checkpoint.tensor(f"{name}.weight"))
         else:
             weight = torch.ones(self.model.hidden_size, dtype=torch.float64, device=hidden.truth.device)
-        subtracts_mean = self.sentence.subtracts_mean(config_says=self.model.norms_subtract_mean)
-        norm = layer_norm if subtracts_mean else rms_norm
         own = self.sentence.final_norm_offset
-        offset = self.sentence.norm_offset if own is None else own
-        normed = norm(hidden, weight + offset, self.model.norm_eps, self.precision)
-        if not self.sentence.norms_add_biases:
-            return normed
-        bias = self.precision.stored(self.checkpoint.tensor(f"{name}.bias"))
-        return self.precision.rounded(normed.plus(Bounded.exact(bias)))
+        weight = weight + (self.sentence.norm_offset if own is None else own)
+        if not self.sentence.subtracts_mean(config_says=self.model.norms_subtract_mean):
+            return rms_norm(hidden, weight, self.model.norm_eps, self.precision)
+        bias = None
+        if self.sentence.norms_add_biases:
+            bias = self.precision.stored(self.checkpoint.tensor(f"{name}.bias"))
+        return layer_norm(hidden, weight, self.model.norm_eps, self.precision, bias)
 
     def logits(self, hidden: Bounded) -> Bounded:
         """Return the logits [R, vocab] of hidden states [R, hidden] before the final norm."""

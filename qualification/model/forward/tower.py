@@ -359,8 +359,8 @@ class TowerReference:
         return rms_norm(x, self._tensor(f"{name}.weight"), eps, self._precision)
 
     def _layer_normed(self, x: Bounded, name: str, eps: float) -> Bounded:
-        found = layer_norm(x, self._tensor(f"{name}.weight"), eps, self._precision)
-        return self._rounded(found.plus(Bounded.exact(self._tensor(f"{name}.bias"))))
+        weight, bias = (self._tensor(f"{name}.{word}") for word in ("weight", "bias"))
+        return layer_norm(x, weight, eps, self._precision, bias)
 
     def _normed_alone(self, x: Bounded, eps: float | None = None) -> Bounded:
         """Return an RMSNorm without a weight."""
