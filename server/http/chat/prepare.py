@@ -97,8 +97,9 @@ def prepare_chat(
     # An answer that goes on with reasoning begins with it.
     left = model.syntax.reasoning_of(conversation.messages[-1]["content"]) if fields.continue_final_message else ""
     jobs = [job if placed is None else replace(job, images=placed) for job in jobs]
-    end = text + left if left else text
-    jobs = [_parsed(model, fields, tools, end, job, may_reason=not fields.goes_on or bool(left)) for job in jobs]
+    jobs = [
+        _parsed(model, fields, tools, text + left, job, may_reason=not fields.goes_on or bool(left)) for job in jobs
+    ]
     return Prepared(
         fields,
         jobs,
@@ -107,7 +108,7 @@ def prepare_chat(
         fields.timeout,
         wants_receipt=fields.receipt,
         may_have_receipt=placed is None,
-        texts=(text if fields.truncate_prompt_tokens is None else None,),
+        texts=lambda: (text if fields.truncate_prompt_tokens is None else None,),
     )
 
 

@@ -1,6 +1,7 @@
 """A valid request with its tokens, as jobs for the engine."""
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -42,7 +43,8 @@ class Prepared(Generic[FieldsT_co]):
     timeout_s: float | None = None  # the request's own limit, counted from its arrival
     wants_receipt: bool = False
     may_have_receipt: bool = True  # whether it has answers, which a receipt is of
-    texts: tuple[str | None, ...] = ()  # of each prompt, as it was rendered; None where token ids were sent
+    # Of each prompt, as it was rendered, for a receipt alone; None where token ids were sent.
+    texts: Callable[[], tuple[str | None, ...]] = tuple
 
     def of(self, fields: OtherT) -> "Prepared[OtherT]":
         """The same tokens for the request that this one was made of."""

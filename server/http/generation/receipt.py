@@ -135,7 +135,7 @@ class ReceiptDraft:
 
     def _prompts(self, *, has_ids: bool) -> list[ReceiptPrompt]:
         by_index = {job.prompt_index: job.prompt_token_ids for job in self.prepared.jobs}
-        texts = self.prepared.texts or (None,) * len(by_index)
+        texts = self.prepared.texts() or (None,) * len(by_index)
         return [
             ReceiptPrompt(
                 num_tokens=len(token_ids),

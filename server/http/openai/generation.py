@@ -107,7 +107,7 @@ def _prepare_completion(
         fields.timeout,
         wants_receipt=fields.receipt,
         may_have_receipt=fields.max_tokens != 0,
-        texts=prompt_texts(fields, jobs, model.tokenizer),
+        texts=partial(prompt_texts, fields, jobs, model.tokenizer),
     )
 
 
