@@ -54,11 +54,11 @@ def with_state_slots(
     Limits of a model without recurrent layers stay as they are. What a setting asks for is not reduced: raises
     SettingsError where the memory cannot take it, or no layer keeps states.
     """
-    if not config.recurrences and settings.state_snapshots is not None:
-        raise SettingsError(
-            f"--state-snapshots is {settings.state_snapshots}: no layer of the model keeps states, leave it out"
-        )
     if not config.recurrences:
+        if settings.state_snapshots is not None:
+            raise SettingsError(
+                f"--state-snapshots is {settings.state_snapshots}: no layer of the model keeps states, leave it out"
+            )
         return limits
     share = settings.gpu_memory_utilization if device.type == "cuda" else 1.0
     left = int(device_bytes(device) * share) - weight_bytes(config, limits.dtype)
