@@ -538,7 +538,8 @@ def _engine(
 def _warm_up_head(steps: HeadSteps, runner: ModelRunner, subject: Subject) -> None:
     """Have the draft head compute a prompt, a chunk, and what it drafts itself, so that each kernel is compiled."""
     size = subject.limits.page_size
-    for query, context in ((1, 1), (9, 9), (9, 12)) if subject.limits.max_model_len > 12 else ():
+    most = min(9, subject.limits.max_num_batched_tokens)  # the hidden states of no larger step are kept
+    for query, context in ((1, 1), (most, most), (most, 12)) if subject.limits.max_model_len > 12 else ():
         batch = synthetic_batch([(query, context)], size)
         runner.launch(batch).result()
         [seq], [table] = batch.sequences, batch.page_tables

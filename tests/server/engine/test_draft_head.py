@@ -107,6 +107,16 @@ def test_a_head_drafts_as_its_definition_and_changes_no_bit(
             assert drafted == plain.drafts(tokens, len(drafted))
 
 
+@pytest.mark.parametrize("most", [1, 5])
+def test_a_head_drafts_where_steps_have_few_tokens(most: int, tmp_path: Path) -> None:
+    save_reference(tmp_path, "qwen3_5_text", {**RECURRENT, **SIZES})
+    add_draft_head(tmp_path, 2)
+    asked, cache = asked_of()[:1], tmp_path / "cache"
+    alone = answers(build(tmp_path, cache).engine, asked, at_once=1)
+    few = build(tmp_path, cache, max_num_seqs=1, max_num_batched_tokens=most, speculative_tokens=2)
+    assert different(alone, answers(few.engine, asked, at_once=1)) == []
+
+
 @pytest.mark.parametrize(
     "asked",
     [{"speculative_tokens": 1}, {"speculative_config": '{"method": "qwen3_next_mtp", "num_speculative_tokens": 3}'}],
