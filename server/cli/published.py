@@ -205,6 +205,7 @@ PUBLISHED: tuple[PublishedModel, ...] = (
     PublishedModel("XiaomiMiMo/MiMo-V2.5-Pro", "MiMoV2ForCausalLM", 1021.2, stored=Stored.FP8),
     PublishedModel("stepfun-ai/Step-3.5-Flash", "Step3p5ForCausalLM", 197.0, Calls.STEP3P5),
     PublishedModel("stepfun-ai/Step-3.7-Flash", "Step3p7ForConditionalGeneration", 197.0, Calls.STEP3P5),
+    PublishedModel("ibm-ai-platform/Bamba-9B-v2", "BambaForCausalLM", 9.78),
     PublishedModel("nvidia/NVIDIA-Nemotron-Nano-9B-v2", "NemotronHForCausalLM", 8.89, Calls.NEMOTRON_JSON),
     PublishedModel(
         "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "NemotronHForCausalLM", 31.6, Calls.QWEN3_CODER,

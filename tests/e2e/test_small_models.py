@@ -139,6 +139,7 @@ MORE: dict[str, dict[str, object]] = {
         "expert_selection_fn": "sigmoid",
     },
     "granitemoe": {"num_local_experts": 6, "attention_multiplier": 0.2},
+    "bamba": {"attn_layer_indices": [1], "mamba_n_heads": 4, "mamba_d_state": 12, "pad_token_id": 0},
     "granitemoehybrid": {
         "num_local_experts": 6,
         "attention_multiplier": 0.2,
@@ -268,6 +269,7 @@ MODELS = (
     ("phi3", 3, 1, 160), ("seed_oss", 10, 2, 36), ("smollm3", 4, 1, 40), ("olmo3", 5, 1, 64), ("exaone4", 6, 2, 20),
     ("ernie4_5", 4, 2, 28), ("ernie4_5_moe", 6, 1, 16), ("glm4", 8, 2, 44), ("glm", 4, 2, 28), ("mellum", 4, 4, 24),
     ("minimax_m2", 6, 2, 28), ("ministral3", 4, 2, 36), ("nemotron-nas", 4, 2, 36), ("nemotron_h", 4, 1, 24),
+    ("bamba", 4, 2, 28),
     ("cohere2", 6, 2, 36), ("cohere2_moe", 6, 2, 24), ("granitemoe", 4, 2, 24), ("granitemoehybrid", 4, 2, 24),
     ("granitemoeshared", 6, 3, 20), ("bailing_moe_v2", 4, 2, 24), ("bailing_hybrid", 4, 4, 12),
     ("hunyuan_v1_dense", 4, 1, 36), ("hunyuan_v1_moe", 6, 2, 18), ("hy_v3", 8, 4, 12), ("laguna", 6, 3, 20),

@@ -17,6 +17,7 @@ from qualification.model.shared import plain_ropes, read_activation
 _KINDS, _NUM_EXPERTS, _POSITIONS = "layer_types", "num_local_experts", "position_embedding_type"
 _MAMBA, _ATTENTION = "linear_attention", "full_attention"
 _OLDER = {"mamba": _MAMBA, "attention": _ATTENTION}
+MIXER = "mamba_n_groups mamba_n_heads mamba_d_head mamba_d_state mamba_d_conv mamba_expand time_step_limit"
 _EXPANDED = 2  # times the hidden size: a Mamba2 layer's values where mamba_expand is missing
 # As its class has them where the fields are missing.
 _MISSING: dict[str, object] = {
@@ -38,7 +39,7 @@ def read_config(fields: Fields) -> ModelConfig:
     model = read_granite(fields, "granitemoehybrid", _read_feed_forward, rope=_read_positions)
     if _MAMBA not in kinds:
         return model
-    mixer = _read_mixer(fields)
+    mixer = read_mixer(fields)
 
     def layer(whole: LayerConfig, kind: str) -> LayerConfig:
         return replace(whole, mixer=mixer) if kind == _MAMBA else whole
@@ -70,7 +71,8 @@ def _read_feed_forward(fields: Fields) -> FeedForward:
     return read_granite_experts(fields, shared_width=fields.integer(SHARED_WIDTH))
 
 
-def _read_mixer(fields: Fields) -> GatedDeltaConfig:
+def read_mixer(fields: Fields) -> GatedDeltaConfig:
+    """Read a layer of Mamba2. Raises ModelConfigError."""
     hidden, groups = fields.integer("hidden_size"), fields.integer("mamba_n_groups", 1)
     heads, values = fields.integer("mamba_n_heads", 128), fields.integer("mamba_expand", _EXPANDED) * hidden
     if heads % groups:
@@ -93,8 +95,7 @@ def _read_mixer(fields: Fields) -> GatedDeltaConfig:
 
 
 KEYS = family_keys(
-    f"attention_bias {MULTIPLIERS} {_NUM_EXPERTS} num_experts_per_tok {SHARED_WIDTH} {_KINDS} {_POSITIONS} "
-    "mamba_n_groups mamba_n_heads mamba_d_head mamba_d_state mamba_d_conv mamba_expand time_step_limit",
+    f"attention_bias {MULTIPLIERS} {_NUM_EXPERTS} num_experts_per_tok {SHARED_WIDTH} {_KINDS} {_POSITIONS} {MIXER}",
     without_effect="output_router_logits router_aux_loss_coef mamba_chunk_size normalization_function init_method",
     refused={
         "hidden_act": ("silu", None),

@@ -7,6 +7,7 @@ from qualification.model.families.afmoe import AFMOE
 from qualification.model.families.arcee import ARCEE
 from qualification.model.families.bailing_hybrid import BAILING_HYBRID
 from qualification.model.families.bailing_moe_v2 import BAILING_MOE, BAILING_MOE_V2
+from qualification.model.families.bamba import BAMBA
 from qualification.model.families.cohere import COHERE
 from qualification.model.families.cohere2 import COHERE2
 from qualification.model.families.cohere2_moe import COHERE2_MOE
@@ -94,6 +95,7 @@ KNOWN: tuple[Family, ...] = (
     BAILING_HYBRID,
     BAILING_MOE,
     BAILING_MOE_V2,
+    BAMBA,
     COHERE,
     COHERE2,
     COHERE2_MOE,

@@ -284,6 +284,12 @@ SENTENCES: dict[str, Sentence] = {
     ),
     "bailing_moe": _BAILING,
     "bailing_moe_v2": _BAILING,
+    "bamba": Sentence(
+        between="pre_ff_layernorm",
+        feed_forward="feed_forward",
+        final_norm="final_layernorm",
+        recurrence=RecurrenceSentence("mamba", is_space=True),
+    ),
     "cohere": Sentence(NormOrder.PARALLEL, norms_subtract_mean=True, rotates_neighbours=True),
     "cohere2": Sentence(NormOrder.PARALLEL, norms_subtract_mean=True, rotates_neighbours=True),
     "cohere2_moe": Sentence(

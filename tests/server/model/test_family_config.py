@@ -121,6 +121,7 @@ STEP: dict[str, object] = {
 _LATENT = ("deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "kimi_k2", "mistral4")
 OF_LAYERS: dict[str, dict[str, object]] = {
     "bailing_hybrid": {"head_dim": 128, "partial_rotary_factor": 0.5, "layer_group_size": 2},
+    "bamba": {"attn_layer_indices": [1]},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2},
     "kimi_linear": {"num_key_value_heads": 4, "layer_types": ["linear_attention", "full_attention"] * 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
@@ -770,6 +771,12 @@ def test_phi3_is_served_with_a_plain_rotation(scaling: object, tmp_path: Path) -
         ("olmo", {"clip_qkv": 8.0}, "clip_qkv must be absent"),
         ("starcoder2", {"hidden_act": "silu"}, "hidden_act must be one of gelu_pytorch_tanh, gelu_new, gelu, found"),
         ("phi", {"qk_layernorm": True}, "qk_layernorm must be absent or false"),
+        ("bamba", {"attn_layer_indices": None}, "attn_layer_indices must be such that a layer attends"),
+        ("bamba", {"attn_layer_indices": [4]}, r"attn_layer_indices must be a list of integers in \[0, 4\)"),
+        ("bamba", {"attn_rotary_emb": 24}, "attn_rotary_emb must be 8, the rotated dimensions of a head, or missing"),
+        ("bamba", {"partial_rotary_factor": 0.25}, "partial_rotary_factor must be 0.5, which its class takes"),
+        ("bamba", {"mamba_conv_bias": False}, "mamba_conv_bias must be absent or true"),
+        ("bamba", {"attn_layer_indices": [1], "mamba_d_head": 63}, 'mamba_d_head must be "auto" or 1,'),
         ("youtu", {"head_dim": 2}, r"head_dim must be qk_rope_head_dim \(64\), or missing"),
         ("youtu", {"rope_interleave": False}, "rope_interleave must be absent or true"),
         ("cohere2", {"use_qk_norm": True}, "use_qk_norm must be absent or false"),

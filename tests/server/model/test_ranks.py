@@ -9,6 +9,7 @@ from support.models.paged_runner import PagedRunner
 from support.models.tiny_families import (
     AFMOE,
     BAILING,
+    BAMBA,
     COHERE,
     COHERE_MOE,
     COMMAND_R,
@@ -94,6 +95,7 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "youtu": ("youtu", YOUTU),
     "cohere2": ("cohere2", COHERE),
     "cohere2-moe": ("cohere2_moe", COHERE_MOE),
+    "bamba": ("bamba", {**BAMBA, "mamba_n_groups": 4, "mamba_n_heads": 8}),
     "granite-hybrid": ("granitemoehybrid", {**GRANITE_HYBRID, "mamba_n_groups": 4}),
     "nemotron": ("nemotron-nas", NEMOTRON),
     "nemotron-3-super": ("nemotron_h", {**NEMOTRON_3_SUPER, "n_groups": 4, "mamba_num_heads": 8}),

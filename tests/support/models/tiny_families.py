@@ -142,8 +142,17 @@ NEMOTRON_3: dict[str, object] = {
     "routed_scaling_factor": 2.5,
 }
 NEMOTRON_3_SUPER = {**NEMOTRON_3, "moe_latent_size": 12, "n_group": 1, "topk_group": 1}
+BAMBA: dict[str, object] = {
+    "attn_layer_indices": [1],
+    "head_dim": 12,
+    "mamba_n_heads": 8,
+    "mamba_d_state": 10,
+    "mamba_chunk_size": 16,
+    "initializer_range": 0.1,
+}
 RECURRENT_FAMILIES = (
     "bailing_hybrid",
+    "bamba",
     "granitemoehybrid",
     "kimi_linear",
     "nemotron_h",
@@ -634,6 +643,25 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "minimax_m2": ("minimax_m2", MINIMAX),
     "minimax_m2, one kv head": ("minimax_m2", {**MINIMAX, "num_key_value_heads": 1, "rotary_dim": 12}),
     "ministral3, window, tied": ("ministral3", {**MINISTRAL, "sliding_window": 9, "tie_word_embeddings": True}),
+    "bamba": ("bamba", BAMBA),
+    "bamba, groups, another share, biases, steps in limits, tied": (
+        "bamba",
+        {
+            **BAMBA,
+            "attn_layer_indices": [0, 2],
+            "mamba_n_groups": 2,
+            "rope_parameters": {
+                "rope_type": "linear",
+                "factor": 2.0,
+                "rope_theta": 500.0,
+                "partial_rotary_factor": 0.67,
+            },
+            "attention_bias": True,
+            "mlp_bias": True,
+            "time_step_limit": [0.3, 0.9],
+            "tie_word_embeddings": True,
+        },
+    ),
     "nemotron_h": ("nemotron_h", NEMOTRON_H),
     "nemotron_h, biases, a wider convolution": ("nemotron_h", {**NEMOTRON_H, "mlp_bias": True, "conv_kernel": 5}),
     "nemotron_h, experts": ("nemotron_h", NEMOTRON_3),

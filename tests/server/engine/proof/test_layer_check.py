@@ -34,6 +34,7 @@ from support.models.served_families import saved
 from support.models.tiny_families import (
     AFMOE,
     BAILING,
+    BAMBA,
     COHERE,
     COHERE_MOE,
     COMMAND_R,
@@ -105,6 +106,7 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "glm 4": ("glm4", GLM_4),
     "ernie 4.5 moe": ("ernie4_5_moe", ERNIE_MOE),
     "minimax m2": ("minimax_m2", {**MINIMAX, "head_dim": 16, "rotary_dim": 8}),
+    "bamba": ("bamba", {**BAMBA, "head_dim": 16, "attention_bias": True, "mlp_bias": True}),
     "granite hybrid": (
         "granitemoehybrid",
         {**GRANITE_HYBRID, "head_dim": 16, "layer_types": ["linear_attention", "full_attention"]},
