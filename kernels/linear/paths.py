@@ -344,7 +344,7 @@ LINEAR_PATHS: tuple[LinearPath, ...] = (
     _hopper_few_bits_path(
         "gluon.linear.fp8.swapped",
         FP8_FORMATS,
-        (2, LinearRows.LE_64.hi),
+        (2, LinearRows.LE_128.hi),
         16,
         "fp8_swapped_path",
         size_out_multiple=8,

@@ -15,7 +15,7 @@ class RoundedInput:
     """RMSNorm of rows, rounded as the weight of one product says: in the place of that product's x.
 
     maker     the call that takes it: another one may read codes and scales otherwise
-    codes     [rows, size_in up to the next 128] e4m3, zeros behind the inputs' columns
+    codes     [at least rows, size_in up to the next 128] e4m3, zeros behind the inputs' columns
     scales    fp32: [1, rows], [1] for all, or [runs, at least rows] of 128 columns each
     residual  [rows, size_in]: what the norm is of. It must not change before the product is launched
     weight    [size_in], and eps: of the norm

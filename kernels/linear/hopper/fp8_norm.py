@@ -17,22 +17,20 @@ from torch import Tensor
 from kernels.fused.backend import Aligned, Loaded, next_power_of_2, overlap, prepare
 from kernels.linear.formats.fp8_weights import BLOCK as _BLOCK
 from kernels.linear.formats.fp8_weights import E4M3, Fp8BlocksWeight, Fp8StaticWeight, Fp8Weight
-from kernels.linear.hopper.fp8_rounding import code_of
+from kernels.linear.hopper.fp8_rounding import PaddedCodes, code_of, padded_rows
 from kernels.linear.portable.fp8_inputs import largest_of, scale_of
 
 RUN = tl.constexpr(_BLOCK)
 _ALIGNMENT = 16  # bytes of one access
 
 
-def round_norm(
-    x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: Fp8Weight, *, rows_multiple: int
-) -> tuple[Tensor, Tensor]:
-    """Return what `TakesRounded.round_norm` does; scales of runs have room for a multiple of so many rows."""
+def round_norm(x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: Fp8Weight) -> PaddedCodes:
+    """Return what `TakesRounded.round_norm` does."""
     num_rows, size = x.shape
     total, has_residual = x if residual is None else residual, residual is not None
     num_runs = -(-size // _BLOCK)
-    codes = torch.empty(num_rows, num_runs * _BLOCK, dtype=E4M3, device=x.device)
-    stride = -(-num_rows // rows_multiple) * rows_multiple
+    stride = padded_rows(num_rows)
+    codes = torch.empty(stride, num_runs * _BLOCK, dtype=E4M3, device=x.device)
     if isinstance(weight, Fp8StaticWeight):
         scales, by = weight.input_scales[0], "given"
     elif isinstance(weight, Fp8BlocksWeight):
@@ -46,7 +44,7 @@ def round_norm(
     else:
         options = {**options_of(size, by, has_residual), **overlap(x.device)}
         hallmark_fp8_norm[(num_rows,)](x, total, norm, codes, scales, stride, eps, **options)
-    return codes, scales
+    return PaddedCodes(codes, scales)
 
 
 # A pure function of what is compiled in: the cache holds no state.

@@ -1,4 +1,4 @@
-"""The sm_90 kernel of `fp8_swapped_path.py`: up to 64 rows times a weight of 8 bits, multiplied as they are stored.
+"""The sm_90 kernel of `fp8_swapped_path.py`: up to 128 rows times a weight of 8 bits, multiplied as they are stored.
 
 As `wide.py`: weights are the M of wgmma and the rows of x its N, a tile's weights are read once, and where there are
 fewer tiles than multiprocessors, the programs of a cluster share one, each with its part of the inner dim. But codes
@@ -87,25 +87,28 @@ def weight_scales(w_scales_ptr, tile, step, runs, size_out, ACC: gl.constexpr, T
 
 
 @jit
-def input_scales(x_scales_ptr, step, num_rows, runs, ACC: gl.constexpr, TILING: gl.constexpr):
-    """Scales of x of each box of a stage, [1, pad] of each."""
+def input_scales(x_scales_ptr, stride, step, runs, ACC: gl.constexpr, TILING: gl.constexpr):
+    """Scales of x of each box of a stage, [1, pad] of each; those behind the rows of x mean nothing."""
     BOXES: gl.constexpr = TILING.boxes
     m = gl.arange(0, TILING.pad, gl.SliceLayout(0, ACC))
     scales = ()
     for c in gl.static_range(BOXES):
         run = gl.minimum(step * BOXES + c, runs - 1)
-        scales += (gl.load(x_scales_ptr + run * num_rows + m, mask=m < num_rows, other=0.0)[None, :],)
+        scales += (gl.load(x_scales_ptr + run * stride + m)[None, :],)
     return scales
 
 
-@jit(do_not_specialize=["num_rows", "size_out_8", "size_in"])
+@jit(do_not_specialize=["rows_8", "num_rows", "size_out_8", "size_in"])
 def hallmark_fp8_swapped_matmul(
-    w_desc, x_desc, y_ptr, bias_ptr, w_scales_ptr, x_scales_ptr, num_rows, size_out_8, size_in, TILING: gl.constexpr
-):
+    w_desc, x_desc, y_ptr, bias_ptr, w_scales_ptr, x_scales_ptr, rows_8, num_rows, size_out_8, size_in,
+    TILING: gl.constexpr,
+):  # fmt: skip
     """One program of a persistent grid, or of a cluster. w_desc is [N, K] or [N / 8, 2, 8, K], x_desc [M, K].
 
     What a descriptor has no columns or rows for arrives as zeros. Weights, of the first rounds, are read before the
     wait for the kernel before this one; x and its scales are read, and y written, after it. N is 8 * size_out_8.
+
+    rows_8  eighths of the rows that x_desc has, which scales of blocks are apart
     """
     STAGES: gl.constexpr = TILING.stages
     BOXES: gl.constexpr = TILING.boxes
@@ -146,7 +149,7 @@ def hallmark_fp8_swapped_matmul(
         if s < total:
             load_inputs(x_desc, x_smem, full.index(s), s, (begin + s % count) * STEP, TILING)
 
-    runs = gl.cdiv(size_in, BOX)
+    runs, stride_scales = gl.cdiv(size_in, BOX), rows_8 * 8
     m = gl.arange(0, PAD, gl.SliceLayout(0, ACC))
     if TILING.is_static:
         of_x = gl.load(x_scales_ptr + m * 0)
@@ -159,14 +162,14 @@ def hallmark_fp8_swapped_matmul(
         acc = gl.zeros([ROWS, PAD], gl.float32, ACC)
         if TILING.is_blocks:
             of_weights = weight_scales(w_scales_ptr, tile, begin, runs, size_out, ACC, TILING)
-            of_inputs = input_scales(x_scales_ptr, begin, num_rows, runs, ACC, TILING)
+            of_inputs = input_scales(x_scales_ptr, stride_scales, begin, runs, ACC, TILING)
         else:
             of_rows = row_scales(w_scales_ptr, tile, size_out, ACC, TILING)  # here: a tile's end would wait for them
         for step in range(count):
             slot = i % STAGES
             if TILING.is_blocks:
                 next_of_weights = weight_scales(w_scales_ptr, tile, begin + step + 1, runs, size_out, ACC, TILING)
-                next_of_inputs = input_scales(x_scales_ptr, begin + step + 1, num_rows, runs, ACC, TILING)
+                next_of_inputs = input_scales(x_scales_ptr, stride_scales, begin + step + 1, runs, ACC, TILING)
             mbarrier.wait(full.index(slot), (i // STAGES) & 1)
             parts = ()
             for c in gl.static_range(BOXES):
@@ -212,17 +215,17 @@ def launch_fp8_swapped(
 ) -> None:  # fmt: skip
     """Fill y [M, N] with x [M, K] @ weight^T + bias, or with SwiGLU of both halves of that where tiling.parts is 2.
 
-    codes     [M, K up to the next 128] e4m3: x over its scales, zeros from K on; M at most tiling.pad
+    codes     [padded rows, K up to the next 128] e4m3 and x_scales: as `padded_codes` has them; M at most tiling.pad
     weight    [parts * N, K] e4m3, rows contiguous, 16-byte aligned; y contiguous, N a multiple of 8
-    x_scales, w_scales   fp32, as `Fp8Scales` says
+    w_scales  fp32, as `Fp8Scales` says
     """
-    num_rows, columns = codes.shape
-    size_out, size_in = y.shape[1], weight.shape[1]
+    num_rows, size_out = y.shape
+    size_in = weight.shape[1]
     kernel = launcher(tiling, y.dtype, bias.dtype if bias is not None else y.dtype, codes.device)
     w_map: tuple[tuple[int, ...], tuple[int, ...]] = ((size_out, size_in), (size_in, 1))
     if tiling.parts == 2:
         w_map = (size_out // 8, 2, 8, size_in), (8 * size_in, size_out * size_in, size_in, 1)
-    x_map = (num_rows, columns), (columns, 1)
+    x_map = codes.shape, codes.stride()
     w_box, x_box = kernel.boxes
     num_tiles = -(-size_out * tiling.parts // tiling.rows)
     num_programs = min(num_processors(codes.device), num_tiles) if tiling.splits == 1 else num_tiles
@@ -230,7 +233,7 @@ def launch_fp8_swapped(
         kernel.encode(weight.data_ptr(), *w_box, *w_map, 0), *w_map[0], *w_map[1],
         kernel.encode(codes.data_ptr(), *x_box, *x_map, 0), *x_map[0], *x_map[1],
         y.data_ptr(), None if bias is None else bias.data_ptr(), w_scales.data_ptr(), x_scales.data_ptr(),
-        num_rows, size_out // 8, size_in,
+        codes.shape[0] // 8, num_rows, size_out // 8, size_in,
     )  # fmt: skip
     kernel((num_programs, 1, 1), arguments)
 
@@ -246,7 +249,8 @@ def compiled_fp8_swapped(tiling: Fp8SwappedTiling, dtype_out: torch.dtype, dtype
     """`hallmark_fp8_swapped_matmul` of these dtypes for sm_90; no GPU is needed."""
     weights = [tiling.rows // 16, 2, 8, _COLUMNS] if tiling.parts == 2 else [tiling.rows, _COLUMNS]
     scales = AnyTensor(torch.float32, 4)  # at any multiple of 4 bytes: parts of a tensor start anywhere
+    of_x = AnyTensor(torch.float32, 0) if tiling.is_blocks else scales
     return hallmark_fp8_swapped_matmul.warmup(
         any_codes(weights), any_codes([tiling.pad, _COLUMNS]), AnyTensor(dtype_out, 0), AnyTensor(dtype_bias, 0),
-        scales, scales, 1, 1, 1, tiling, grid=(1,), num_warps=tiling.rows // 16, launch_pdl=True,
+        scales, of_x, 1, 1, 1, 1, tiling, grid=(1,), num_warps=tiling.rows // 16, launch_pdl=True,
     )  # fmt: skip

@@ -47,37 +47,49 @@ def place_of(tile, down, across, TILING: gl.constexpr):
 
 
 @jit
-def produce(x_desc, w_desc, xs, down, across, num_steps, smem, TILING: gl.constexpr):
-    """Fill the ring for one tile after the other."""
+def load_weights(w_desc, w_smem, bar, stage, n, step, TILING: gl.constexpr):
+    """Begin a stage: its barrier expects all of it, and its weights are on their way."""
+    COLUMNS: gl.constexpr = TILING.columns
+    HEIGHT: gl.constexpr = TILING.rows
+    SCALES: gl.constexpr = HEIGHT * 4 if TILING.is_blocks else 0
+    mbarrier.expect(bar, (COLUMNS + HEIGHT) * BOX + SCALES)
+    if TILING.parts == 2:
+        box = w_smem.index(stage).reshape([COLUMNS // 16, 2, 8, BOX])
+        tma.async_copy_global_to_shared(w_desc, [n * (COLUMNS // 16), 0, 0, step * BOX], bar, box)
+    else:
+        tma.async_copy_global_to_shared(w_desc, [n * COLUMNS, step * BOX], bar, w_smem.index(stage))
+
+
+@jit
+def produce(x_desc, w_desc, xs, padded, down, across, num_steps, smem, TILING: gl.constexpr):
+    """Fill the ring for one tile after the other; its first weights without waiting for the kernel before this one."""
     STAGES: gl.constexpr = TILING.stages
     HEIGHT: gl.constexpr = TILING.rows
-    COLUMNS: gl.constexpr = TILING.columns
     CONSUMERS: gl.constexpr = TILING.consumers
+    BOX_ROWS: gl.constexpr = TILING.consumer_rows
     THREADS: gl.constexpr = TILING.consumers * 128 + 32
     x_smem, w_smem, xs_smem, full = smem
+    _, n = place_of(gl.program_id(0), down, across, TILING)
+    ahead = gl.minimum(STAGES, num_steps)
+    for step in range(ahead):
+        load_weights(w_desc, w_smem, full.index(step), step, n, step, TILING)
+    wait_for_previous_grid()
+    last_box = gl.maximum(padded - BOX_ROWS, 0)
     fill = 0
     for tile in range(gl.program_id(0), down * across, gl.num_programs(0)):
         m, n = place_of(tile, down, across, TILING)
         for step in range(num_steps):
             stage = fill % STAGES
-            if fill >= STAGES:
-                hardware_sync(FREE + stage, THREADS)
             bar = full.index(stage)
-            if TILING.is_blocks:
-                mbarrier.expect(bar, (COLUMNS + HEIGHT) * BOX + HEIGHT * 4)
-                for c in gl.static_range(CONSUMERS):
-                    row = m * HEIGHT + c * (HEIGHT // CONSUMERS)
-                    tma.async_copy_global_to_shared(xs, [step, row], bar, xs_smem.index(stage * CONSUMERS + c))
-            else:
-                mbarrier.expect(bar, (COLUMNS + HEIGHT) * BOX)
+            if fill >= ahead:
+                if fill >= STAGES:
+                    hardware_sync(FREE + stage, THREADS)
+                load_weights(w_desc, w_smem, bar, stage, n, step, TILING)
             for c in gl.static_range(CONSUMERS):
-                row = m * HEIGHT + c * (HEIGHT // CONSUMERS)
+                row = gl.minimum(m * HEIGHT + c * BOX_ROWS, last_box)
                 tma.async_copy_global_to_shared(x_desc, [row, step * BOX], bar, x_smem.index(stage * CONSUMERS + c))
-            if TILING.parts == 2:
-                box = w_smem.index(stage).reshape([COLUMNS // 16, 2, 8, BOX])
-                tma.async_copy_global_to_shared(w_desc, [n * (COLUMNS // 16), 0, 0, step * BOX], bar, box)
-            else:
-                tma.async_copy_global_to_shared(w_desc, [n * COLUMNS, step * BOX], bar, w_smem.index(stage))
+                if TILING.is_blocks:
+                    tma.async_copy_global_to_shared(xs, [step, row], bar, xs_smem.index(stage * CONSUMERS + c))
             fill += 1
     for i in range(gl.maximum(fill - STAGES, 0), fill):  # no arrival stays behind
         hardware_sync(FREE + i % STAGES, THREADS)
@@ -125,6 +137,7 @@ def consume(
     THREADS: gl.constexpr = TILING.consumers * 128 + 32
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 32])
     x_smem, w_smem, xs_smem, full = smem
+    wait_for_previous_grid()
     fill = 0
     for tile in range(gl.program_id(0), down * across, gl.num_programs(0)):
         m, n = place_of(tile, down, across, TILING)
@@ -190,13 +203,15 @@ def store(acc, rows, first, xs, ws_ptr, bias_ptr, y_ptr, n, num_rows, size_out, 
     gl.store(y_ptr + row.to(gl.int64) * size_out + column, out, mask=(row < num_rows) & (column < size_out))
 
 
-@jit(do_not_specialize=["num_rows", "down", "across", "num_steps"])
+@jit(do_not_specialize=["num_rows", "padded", "down", "across", "num_steps"])
 def hallmark_fp8_wide_matmul(
-    x_desc, w_desc, xs, ws_ptr, bias_ptr, y_ptr, num_rows, size_out, down, across, num_steps, TILING: gl.constexpr
-):
-    """One program of a persistent grid. x_desc [M, K] codes, w_desc [N, K] or [N / 8, 2, 8, K].
+    x_desc, w_desc, xs, ws_ptr, bias_ptr, y_ptr, num_rows, padded, size_out, down, across, num_steps,
+    TILING: gl.constexpr,
+):  # fmt: skip
+    """One program of a persistent grid. x_desc [padded, K] codes, w_desc [N, K] or [N / 8, 2, 8, K].
 
-    xs, ws: as `portable/fp8_matmul.py` has them. What a descriptor has no rows or columns for arrives as zeros.
+    xs, ws: as `portable/fp8_matmul.py` has them. What a descriptor has no rows or columns for arrives as zeros. Weights
+    of the first stages are read before the wait for the kernel before this one; all else is read, and y written, after.
     """
     STAGES: gl.constexpr = TILING.stages
     SWIZZLED: gl.constexpr = gl.NVMMASharedLayout(128, 8, rank=2)
@@ -212,19 +227,18 @@ def hallmark_fp8_wide_matmul(
         )
     smem = x_smem, w_smem, xs_smem, full
     launch_next_grid()
-    wait_for_previous_grid()
     if TILING.consumers == 2:
         gl.warp_specialize([
             (consume, (0, xs, ws_ptr, bias_ptr, y_ptr, num_rows, size_out, down, across, num_steps, smem, TILING)),
             (consume, (1, xs, ws_ptr, bias_ptr, y_ptr, num_rows, size_out, down, across, num_steps, smem, TILING)),
-            (produce, (x_desc, w_desc, xs, down, across, num_steps, smem, TILING)),
+            (produce, (x_desc, w_desc, xs, padded, down, across, num_steps, smem, TILING)),
         ], [4, 1], [TILING.registers, 24])  # fmt: skip
     else:
         gl.warp_specialize([
             (consume, (0, xs, ws_ptr, bias_ptr, y_ptr, num_rows, size_out, down, across, num_steps, smem, TILING)),
             (consume, (1, xs, ws_ptr, bias_ptr, y_ptr, num_rows, size_out, down, across, num_steps, smem, TILING)),
             (consume, (2, xs, ws_ptr, bias_ptr, y_ptr, num_rows, size_out, down, across, num_steps, smem, TILING)),
-            (produce, (x_desc, w_desc, xs, down, across, num_steps, smem, TILING)),
+            (produce, (x_desc, w_desc, xs, padded, down, across, num_steps, smem, TILING)),
         ], [4, 4, 1], [TILING.registers, TILING.registers, 24])  # fmt: skip
 
 
@@ -232,25 +246,31 @@ def launch_fp8_wide(
     codes: Tensor, scales: Tensor, weight_codes: Tensor, weight_scales: Tensor, bias: Tensor | None, y: Tensor,
     tiling: Fp8WideTiling,
 ) -> None:  # fmt: skip
-    """Fill y [M, N] with the product of rounded inputs [M, K up to the next 128] and a weight [parts * N, K]."""
-    num_rows, columns = codes.shape
-    size_out, size_in = y.shape[1], weight_codes.shape[1]
+    """Fill y [M, N] with the product of rounded inputs and a weight [parts * N, K].
+
+    codes, scales  of M rows, as `padded_codes` makes them
+
+    The weight is read without waiting for the kernel before this call, so it must not have come from there.
+    """
+    num_rows, size_out = y.shape
+    padded, columns = codes.shape
+    size_in = weight_codes.shape[1]
     kernel = launcher(tiling, y.dtype, None if bias is None else bias.dtype, y.device)
     w_map: tuple[tuple[int, ...], tuple[int, ...]] = ((size_out, size_in), (size_in, 1))
     if tiling.parts == 2:
         w_map = (size_out // 8, 2, 8, size_in), (8 * size_in, size_out * size_in, size_in, 1)
-    x_map = (num_rows, columns), (columns, 1)
+    x_map = (padded, columns), (columns, 1)
     x_box, w_box, *of_scales = kernel.boxes
     xs: tuple[Any, ...] = (scales.data_ptr(),)
     if of_scales:
-        s_map = (columns // _BOX, num_rows), (scales.stride(0), 1)
+        s_map = (columns // _BOX, padded), (scales.stride(0), 1)
         xs = kernel.encode(scales.data_ptr(), *of_scales[0], *s_map, 0), *s_map[0], *s_map[1]
     down, across = -(-num_rows // tiling.rows), -(-size_out * tiling.parts // tiling.columns)
     arguments = (
         kernel.encode(codes.data_ptr(), *x_box, *x_map, 0), *x_map[0], *x_map[1],
         kernel.encode(weight_codes.data_ptr(), *w_box, *w_map, 0), *w_map[0], *w_map[1],
         *xs, weight_scales.data_ptr(), None if bias is None else bias.data_ptr(), y.data_ptr(),
-        num_rows, size_out, down, across, columns // _BOX,
+        num_rows, padded, size_out, down, across, columns // _BOX,
     )  # fmt: skip
     kernel((min(num_processors(y.device), down * across), 1, 1), arguments)
 
@@ -272,7 +292,7 @@ def compiled_fp8_wide(tiling: Fp8WideTiling, dtype_out: torch.dtype, of_bias: to
     return hallmark_fp8_wide_matmul.warmup(
         any_codes([64 * tiling.waves, _BOX]), any_codes(weights), of_x, scales,
         None if of_bias is None else AnyTensor(of_bias, 0), AnyTensor(dtype_out, 0),
-        1, 16, 1, 1, 1, tiling, grid=(1,), num_warps=4, launch_pdl=True,
+        1, 1, 16, 1, 1, 1, tiling, grid=(1,), num_warps=4, launch_pdl=True,
     )  # fmt: skip
 
 

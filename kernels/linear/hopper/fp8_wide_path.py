@@ -13,7 +13,7 @@ from kernels.calls.processors import num_processors
 from kernels.linear.epilogue import Epilogue
 from kernels.linear.formats.fp8_weights import Fp8BlocksWeight, Fp8StaticWeight, Fp8Weight
 from kernels.linear.hopper.fp8_norm import round_norm
-from kernels.linear.hopper.fp8_rounding import SCALES, wide_inputs
+from kernels.linear.hopper.fp8_rounding import padded_codes
 from kernels.linear.hopper.fp8_wide import launch_fp8_wide, launcher
 from kernels.linear.hopper.fp8_wide_tilings import Fp8WideTiling, WideScales, fp8_wide_tiling, fp8_wide_tilings
 from kernels.linear.rounded_input import Input, RoundedInput, TakesRounded
@@ -34,13 +34,13 @@ class RunFp8Wide(TakesRounded):
         kind, of_bias, device = scales_of(weight), None if bias is None else bias.dtype, out.device
         _load(device, epilogue.parts, kind, out.dtype, of_bias)
         tiling = _tiling(device, x.shape[0], out.shape[1], epilogue.parts, bias is not None, kind)
-        codes, scales = (x.codes, x.scales) if isinstance(x, RoundedInput) else wide_inputs(x, weight)
+        codes, scales = (x.codes, x.scales) if isinstance(x, RoundedInput) else padded_codes(x, weight)
         launch_fp8_wide(codes, scales, weight.codes, weight.scales, bias, out, tiling)
 
     def round_norm(
         self, x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, weight: Fp8Weight, /
     ) -> tuple[Tensor, Tensor]:
-        return round_norm(x, residual, norm, eps, weight, rows_multiple=SCALES)
+        return round_norm(x, residual, norm, eps, weight)
 
 
 run_fp8_wide = RunFp8Wide()

@@ -25,7 +25,7 @@ from kernels.linear.formats.fp8_weights import (
     spread,
 )
 from kernels.linear.formats.int4_formats import INT4_32, INT4_128
-from kernels.linear.hopper.fp8_rounding import wide_inputs
+from kernels.linear.hopper.fp8_rounding import padded_codes
 from kernels.linear.hopper.fp8_wide import launch_fp8_wide
 from kernels.linear.hopper.fp8_wide_path import RunFp8Wide, scales_of
 from kernels.linear.hopper.fp8_wide_tilings import WideScales, fp8_wide_tiling, fp8_wide_tilings
@@ -208,14 +208,14 @@ def test_inputs_of_many_rows_are_rounded_as_the_format_says(weight_format: Weigh
     every = numbers[torch.isfinite(numbers)][: 30 * 2112].view(30, 2112)
     weight = class_of(weight_format).of(torch.randn(128, 2112, dtype=torch.bfloat16, device=device))
     for x in (every, every.flip(0).T.reshape(30, 2112), torch.randn(30, 2112, dtype=torch.bfloat16, device=device)):
-        codes, scales = wide_inputs(x, weight)
-        columns = codes[:, :2112].double()
+        codes, scales = padded_codes(x, weight)
+        columns = codes[:30, :2112].double()
         if weight_format == FP8_BLOCKS:
             found = columns * spread(scales[:, :30].T, 2112, 1).double()
         else:
             found = columns * (scales if weight_format == FP8_STATIC else scales.T).double()
         assert torch.equal(found, weight.as_multiplied(x))
-        assert not codes[:, 2112:].float().any()
+        assert not codes[:30, 2112:].float().any()
 
 
 @pytest.mark.gpu
@@ -227,7 +227,7 @@ def test_inputs_of_many_rows_are_rounded_as_the_format_says(weight_format: Weigh
 ], ids=str)  # fmt: skip
 def test_every_tiling_of_many_rows_is_within_the_limits(shape: LinearShape, device: torch.device) -> None:
     def run(x: Tensor, weight: Fp8Weight, bias: Tensor | None, _epilogue: Epilogue, out: Tensor) -> None:
-        codes, scales = wide_inputs(x, weight)
+        codes, scales = padded_codes(x, weight)
         launch_fp8_wide(codes, scales, weight.codes, weight.scales, bias, out, tiling)
 
     operands = operands_of(shape, device, seed=0)

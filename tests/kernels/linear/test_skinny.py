@@ -96,9 +96,10 @@ def test_a_wide_tiling_takes_all_rows_and_its_sums_fit_the_ring() -> None:
 
 
 def test_a_tiling_of_8_bits_takes_all_rows_and_its_sums_fit_the_ring() -> None:
-    cases = product((2, 8, 9, 32, 33, 64), (8, 328, 1024, 4096, 14336, 28672), (64, 1008, 4096, 14336), (1, 2))
-    for num_rows, size_out, size_in, parts in cases:
-        options = {"parts": parts, "has_bias": False, "scales": Fp8Scales.ROWS}
+    rows, sizes_out = (2, 8, 9, 32, 33, 64, 65, 128), (8, 328, 1024, 4096, 14336, 28672)
+    cases = product(rows, sizes_out, (64, 1008, 4096, 14336), (1, 2), (Fp8Scales.ROWS, Fp8Scales.BLOCKS))
+    for num_rows, size_out, size_in, parts, scales in cases:
+        options = {"parts": parts, "has_bias": False, "scales": scales}
         tiling = fp8_swapped_tiling(num_rows, size_out, size_in, H200_PROCESSORS, **options)
         case = f"{num_rows} rows, {size_in} to {size_out}, {parts} parts: {tiling}"
         assert tiling is not None, case
@@ -109,7 +110,7 @@ def test_a_tiling_of_8_bits_takes_all_rows_and_its_sums_fit_the_ring() -> None:
             assert -(-size_out * parts // tiling.rows) * tiling.splits <= H200_PROCESSORS, case
             assert size_in // tiling.splits >= COLUMNS * tiling.boxes, case  # none is left without work
             assert tiling.splits * tiling.rows * tiling.pad // tiling.reducers * 4 + 16 <= tiling.ring_bytes, case
-    for num_rows, size_out, size_in in ((0, 64, 64), (65, 64, 64), (8, 63, 64), (8, 64, 72)):
+    for num_rows, size_out, size_in in ((0, 64, 64), (129, 64, 64), (8, 63, 64), (8, 64, 72)):
         assert fp8_swapped_tiling(num_rows, size_out, size_in, H200_PROCESSORS, **options) is None
 
 

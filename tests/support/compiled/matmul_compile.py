@@ -51,6 +51,8 @@ ORDERED = {
 SWAPPED = {
     "8 bits, 2 splits": (8, 4096, 4096, 1, False, _BF16, Fp8Scales.ROWS),
     "8 bits, 64 rows of x, 4 splits, bias": (64, 1024, 4096, 1, True, _FP32, Fp8Scales.STATIC),
+    "8 bits, 128 rows of x, 2 splits": (128, 4096, 14336, 1, False, _BF16, Fp8Scales.ROWS),
+    "8 bits, 128 rows of x, blocks": (128, 6144, 4096, 1, False, _BF16, Fp8Scales.BLOCKS),
     "8 bits, blocks": (32, 6144, 4096, 1, False, _BF16, Fp8Scales.BLOCKS),
     "8 bits, swiglu": (64, 14336, 4096, 2, False, _BF16, Fp8Scales.ROWS),
     "8 bits, blocks, swiglu": (64, 14336, 4096, 2, False, _FP16, Fp8Scales.BLOCKS),
