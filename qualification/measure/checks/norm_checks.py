@@ -28,7 +28,7 @@ def numbers_of(x: RoundedInput, weight: LinearWeight) -> Tensor:
         scales = spread(x.scales[:, :rows].T, columns, 1)
     else:
         scales = x.scales if x.scales.dim() == 1 else x.scales.T
-    return x.codes[:, :columns].double() * scales.double()
+    return x.codes[:rows, :columns].double() * scales.double()
 
 
 def num_unequal_behind_a_norm(run: TakesRounded, case: LinearCase, num_rows: int) -> int:
@@ -55,7 +55,7 @@ def num_unequal_behind_a_norm(run: TakesRounded, case: LinearCase, num_rows: int
             rounded, summed = run.normed(residual, None, norm, EPS, weight)
         found += _num_unequal(numbers_of(rounded, weight), weight.as_multiplied(normed))
         is_finite = normed.isfinite().all(1, keepdim=True)  # of others all codes may be NaN
-        found += int(((rounded.codes[:, x.shape[1] :].float() != 0) & is_finite).sum())
+        found += int(((rounded.codes[:num_rows, x.shape[1] :].float() != 0) & is_finite).sum())
         found += _num_unequal(summed, total) + _num_unequal(residual, total) + _num_unequal(rounded.plain(), normed)
         found += sum(int((it != GUARD_MARK).sum()) for it in (storage[:GUARD_ROWS], storage[-GUARD_ROWS:]))
         found += _num_unequal(_product(run, rounded, case), _product(run, normed, case))
