@@ -25,7 +25,8 @@ from kernels.linear.formats.fp8_weights import (
     spread,
 )
 from kernels.linear.formats.int4_formats import INT4_32, INT4_128
-from kernels.linear.hopper.fp8_rounding import padded_codes
+from kernels.linear.hopper.fp8_rounding import padded_codes, padded_rows
+from kernels.linear.hopper.fp8_swapped_tilings import PADS
 from kernels.linear.hopper.fp8_wide import launch_fp8_wide
 from kernels.linear.hopper.fp8_wide_path import RunFp8Wide, scales_of
 from kernels.linear.hopper.fp8_wide_tilings import WideScales, fp8_wide_tiling, fp8_wide_tilings
@@ -151,6 +152,7 @@ def test_no_product_of_many_rows_spills_and_each_sum_ends(compiled: dict[str, di
         assert case["shared_bytes"] <= SHARED_BYTES, name
         assert case["of_8_bits"] > 0, name
         assert case["sums"] >= case["numbers"], name
+        assert case["waits"] >= case["roles"], name  # each reads what the kernel before it wrote
 
 
 @pytest.mark.sm90
@@ -186,6 +188,18 @@ def test_a_norm_that_rounds_is_the_norm_and_the_rounding(weight_format: WeightFo
         if device.type == "cuda":
             numbers, wanted = numbers_of(rounded, weight), weight.as_multiplied(normed)
             assert torch.equal(numbers.nan_to_num(), wanted.nan_to_num())
+
+
+@pytest.mark.parametrize("num_rows", [1, 8, 63, 64, 65, 72, 128, 129, 200, 8191])
+def test_codes_have_whole_boxes_of_every_tensor_map(num_rows: int) -> None:
+    """A box with rows that its map does not have takes longer."""
+    padded = padded_rows(num_rows)
+    assert padded >= num_rows
+    if num_rows <= PADS[-1]:
+        assert padded >= next(pad for pad in PADS if pad >= num_rows)
+    if num_rows > 64:
+        tilings = [it for kind in WideScales for it in fp8_wide_tilings(parts=1, has_bias=False, scales=kind)]
+        assert {padded % it.consumer_rows for it in tilings} == {0}
 
 
 @pytest.mark.parametrize(("num_rows", "size_out", "parts", "tile"), [

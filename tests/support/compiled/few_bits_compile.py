@@ -138,6 +138,8 @@ def facts_of_wide(scales: WideScales, parts: int) -> dict[str, dict[str, int]]:
             "spills": count(code, "STL"),
             "shared_bytes": kernel.metadata.shared,
             "of_8_bits": count(code, "QGMMA"),
+            "waits": count(code, "ACQBULK"),
+            "roles": tiling.consumers + 1,
             "sums": count(code, "FADD") + count(code, "FFMA"),
             "numbers": tiling.rows * tiling.columns // 128,  # of a thread of each consumer, all consumers together
         }
