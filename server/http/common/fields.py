@@ -114,7 +114,10 @@ Stop = Annotated[
         one_of(kind_of_item, "a string or a list of strings"),
     ]
     | None,
-    Field(description="Strings that end an answer; they are not part of it."),
+    Field(
+        description="Strings that end an answer; they are not part of it. The text of a special token may be one; "
+        "within a longer string it is found only where `skip_special_tokens` is false."
+    ),
 ]
 Biases = Annotated[
     dict[str, Annotated[float, Field(ge=-100, le=100)]],

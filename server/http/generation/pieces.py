@@ -146,10 +146,16 @@ class _Reading:
         self._deltas: list[Delta] = []
         self.has_calls = False
         self.is_in_call = False  # the last one has no end
-        marks = job.parser.marks if job.parser is not None else ()
+        marks = tuple(job.parser.marks) if job.parser is not None else ()
+        visible = tuple(tokenizer.added_ids) if job.has_special_tokens else marks
+        # Special tokens that have a text for the stop strings alone: one that is a stop string ends the answer.
+        hidden = {*job.stops}.difference(visible) & tokenizer.added_ids.keys()
+        self._stop_tokens = {
+            token_id: stop for stop in hidden if (token_id := tokenizer.added_ids[stop]) in tokenizer.special_ids
+        }
         self._detokenizer = Detokenizer(
             tokenizer,
-            tokenizer.added_ids if job.has_special_tokens else marks,
+            (*visible, *self._stop_tokens.values()),
             prompt=job.prompt_token_ids if job.continues else (),
         )
         self._matcher = StopMatcher(job.stops, is_included=job.includes_stop)
@@ -240,7 +246,11 @@ class _Reading:
         emitted = []
         for num_read, token_id in enumerate(delta.token_ids[:num_text_tokens], start=1):
             text = push(token_id)
-            emitted.append(parsed(matcher.push(text) if num_before + num_read > self._min_tokens else text))
+            if num_before + num_read > self._min_tokens:
+                text = matcher.push(text)
+            else:
+                text = text.removesuffix(self._stop_tokens.get(token_id, ""))
+            emitted.append(parsed(text))
             if matcher.matched is not None:
                 record.tokens(num_read)
                 return "".join(emitted), True

@@ -61,6 +61,29 @@ def test_special_tokens_are_text_where_asked_for(special: Path, fields: dict[str
 
 
 @pytest.mark.parametrize(
+    ("fields", "text", "num_tokens"),
+    [
+        ({"stop": "<|x|>"}, "Hel", 4),
+        ({"stop": ["lo", "<|x|>"], "include_stop_str_in_output": True}, "Hel<|x|>", 4),
+        ({"stop": "<|x|>", "skip_special_tokens": False}, "Hel", 4),
+        ({"stop": "<|x|>", "min_tokens": 4}, "Hello", 7),
+        ({"stop": ["l<|x|>"]}, "Hello", 7),
+    ],
+    ids=["left out", "in the text", "shown", "before min_tokens", "within a stop string"],
+)
+def test_a_special_token_that_is_a_stop_string_ends_the_answer(
+    special: Path, fields: dict[str, Any], text: str, num_tokens: int
+) -> None:
+    script = playing(
+        delta("Hel", is_first=True), TokenDelta("", [SPECIAL]), delta("lo"), TokenDelta("", [END], FinishReason.STOP)
+    )
+    it = served(special, script)
+    assert text_of(it, **fields) == text
+    usage = it.post(COMPLETIONS, {"prompt": "a", "max_tokens": 64, **fields}).json()["usage"]
+    assert usage["completion_tokens"] == num_tokens
+
+
+@pytest.mark.parametrize(
     ("fields", "prompt"),
     [
         ({"truncate_prompt_tokens": 2}, "cd"),
