@@ -581,9 +581,9 @@ def _variables(known: Mapping[str, object], environ: Mapping[str, str], where: s
     """Return the variables that are settings; `where` precedes their names in errors."""
     found = {}
     for variable, text in environ.items():
-        if not variable.startswith(PREFIX):
+        if not variable.upper().startswith(PREFIX):  # one of lower case is meant for this server, and would be ignored
             continue
-        field = variable.removeprefix(PREFIX).lower()
+        field = variable[len(PREFIX) :].lower()
         if field not in known or variable != variable.upper():
             close = difflib.get_close_matches(field, known, n=1)
             hint = f"; did you mean {PREFIX}{close[0].upper()}?" if close else ""

@@ -45,7 +45,7 @@ from server.model.load.pooling import read_pooling
 from server.model.load.source import is_hub_id, model_folder
 from server.receipt.receipts import Receipts
 from server.setting_files import read_env_file
-from server.settings import PREFIX, GenerationConfig, LoadFormat, MetricsCompat, Settings, Task, read_settings
+from server.settings import PREFIX, GenerationConfig, LoadFormat, MetricsCompat, Settings, Task, flag_of, read_settings
 from server.supervisor.client import EngineClient
 from server.telemetry.metrics import Metrics
 from server.telemetry.objectives import DEFAULT_OBJECTIVES, load_objectives
@@ -154,6 +154,15 @@ def bench(args: argparse.Namespace) -> int:
     return bench_command.run(args, os.environ)
 
 
+# Settings that say something of images alone.
+_OF_IMAGES = (
+    "limit_images",
+    "max_image_pixels",
+    "max_image_tokens",
+    "max_num_batched_image_tokens",
+    "allowed_media_hosts",
+)
+
 # Commands whose exit code is a verdict.
 _VERDICTS: dict[str, Callable[[argparse.Namespace], int]] = {
     "canary": canary.run,
@@ -227,7 +236,7 @@ def assemble(settings: Settings, folder: Path, keys: Keys, url: str) -> Services
     tokenizer = Tokenizer.load(folder, template)
     pooling = read_pooling(folder, settings)
     is_recommended = settings.generation_config is GenerationConfig.AUTO
-    images, no_images = _images(settings, folder)
+    images, no_images = images_of(settings, folder)
     fetcher = MediaFetcher.of(settings.allowed_media_hosts, settings.max_body_bytes)  # read where none is seen, too
     defaults = load_sampling_defaults(folder) if is_recommended else SamplingDefaults()
     metrics, tracing = make_telemetry(settings)
@@ -266,15 +275,25 @@ def assemble(settings: Settings, folder: Path, keys: Keys, url: str) -> Services
     )
 
 
-def _images(settings: Settings, folder: Path) -> tuple[ServedImages | None, str | None]:
-    """Return the images that the model sees, or None and perhaps why."""
+def images_of(settings: Settings, folder: Path) -> tuple[ServedImages | None, str | None]:
+    """Return the images that the model sees, or None and perhaps why.
+
+    Raises SettingsError where it sees none, and a setting of images is given.
+    """
     if settings.limit_images == 0:
         return None, "--limit-images is 0"
     try:
-        found = ImageSettings.load(folder)
+        found, why = ImageSettings.load(folder), None
     except ModelError as error:
-        return None, error.message
-    return (None, None) if found is None else (ServedImages(found, settings.limit_images), None)
+        found, why = None, error.message
+    if found is not None:
+        return ServedImages(found, settings.limit_images), None
+    default = Settings()
+    given = next((it for it in _OF_IMAGES if getattr(settings, it) != getattr(default, it)), None)
+    if given is not None:
+        reason = "" if why is None else f" ({why})"
+        raise SettingsError(f"{flag_of(given)} is of images, which this model does not see{reason}: leave it out")
+    return None, why
 
 
 def image_reader(images: ServedImages, fetcher: MediaFetcher, settings: Settings) -> ImageReader:

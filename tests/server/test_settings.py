@@ -88,8 +88,9 @@ def test_an_empty_value_is_refused(field: str) -> None:
 def test_an_unknown_variable_is_refused_and_the_closest_named() -> None:
     with pytest.raises(SettingsError, match=r"HALLMARK_PROT is no setting; did you mean HALLMARK_PORT\?"):
         read_settings({}, {"HALLMARK_PROT": "1"})
-    with pytest.raises(SettingsError, match="HALLMARK_port is no setting"):
-        read_settings({}, {"HALLMARK_port": "1"})
+    for name in ("HALLMARK_port", "hallmark_port", "Hallmark_Port"):
+        with pytest.raises(SettingsError, match=rf"{name} is no setting; did you mean HALLMARK_PORT\?"):
+            read_settings({}, {name: "1"})
 
 
 def test_settings_cross_the_socket_unchanged() -> None:

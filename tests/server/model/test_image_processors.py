@@ -25,11 +25,13 @@ from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import s
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil, smart_resize
 
-from server.errors import ModelError
+from server.cli.main import images_of
+from server.errors import ModelError, SettingsError
 from server.model.images.decode import ImageError, decode
 from server.model.images.process import process
 from server.model.images.settings import ImageSettings
 from server.model.images.sizes import Enlarging, PixelRange, SizeError, Tiles, TokenBudget
+from server.settings import Settings
 from support.images.processor_files import (
     GEMMA3,
     GEMMA4,
@@ -258,6 +260,34 @@ def test_a_processor_that_does_more_is_refused_by_name(tmp_path: Path) -> None:
     files["preprocessor_config.json"]["do_pan_and_scan"] = True
     with pytest.raises(ModelError, match=r"do_pan_and_scan must be false: images are not cut"):
         ImageSettings.load(write(tmp_path, files))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"limit_images": 4},
+        {"max_image_pixels": 10**6},
+        {"max_image_tokens": 4096},
+        {"max_num_batched_image_tokens": 512},
+        {"allowed_media_hosts": "images.example"},
+    ],
+    ids=str,
+)
+def test_a_setting_of_images_needs_a_model_that_sees_them(tmp_path: Path, given: dict[str, Any]) -> None:
+    [name] = given
+    flag = f"--{name.replace('_', '-')}"
+    text = write(tmp_path / "text", {"config.json": {"model_type": "llama"}})
+    settings = Settings(**given)
+    with pytest.raises(SettingsError, match=f"{flag} is of images, which this model does not see: leave it out"):
+        images_of(settings, text)
+    files = copy.deepcopy(GEMMA3)
+    files["preprocessor_config.json"]["do_pan_and_scan"] = True
+    with pytest.raises(SettingsError, match=rf"{flag} is of images.*\(.*do_pan_and_scan must be false.*\): leave it"):
+        images_of(settings, write(tmp_path / "refused", files))
+    seen, _ = images_of(settings, write(tmp_path / "seen", GEMMA3))
+    assert seen is not None
+    assert images_of(Settings(), text) == (None, None)
+    assert images_of(Settings(limit_images=0), text) == (None, "--limit-images is 0")
 
 
 def test_settings_of_a_nested_file_go_first(tmp_path: Path) -> None:
