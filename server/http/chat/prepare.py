@@ -15,7 +15,7 @@ from server.http.chat.tools import ToolUse
 from server.http.common.validation import read, translated, translated_name
 from server.http.generation.jobs import jobs_of
 from server.http.generation.prepared import Job, Prepared
-from server.http.generation.prompts import encode_chat
+from server.http.generation.prompts import encode_chat, held
 from server.http.generation.structured import is_of_format
 from server.http.images.source import RequestImages
 from server.http.services import ServedModel
@@ -91,7 +91,15 @@ def prepare_chat(
     conversation = conversation_of(fields, tools)
     if conversation.images:
         _check_fields_beside_images(fields)
-    made = chat_ids(model, ready, conversation, _end(fields), images, add_special_tokens=fields.add_special_tokens)
+    made = chat_ids(
+        model,
+        ready,
+        conversation,
+        _end(fields),
+        images,
+        add_special_tokens=fields.add_special_tokens,
+        keeps_end=None if fields.truncate_prompt_tokens is None else fields.truncation_side != "right",
+    )
     prompt, text, placed = made.token_ids, made.text, made.images
     jobs = jobs_of(model, fields, [prompt], unique_id, ready.max_model_len, may_be_less=may_be_less)
     # An answer that goes on with reasoning begins with it.
@@ -129,11 +137,17 @@ def chat_ids(
     images: RequestImages,
     *,
     add_special_tokens: bool = False,
+    keeps_end: bool | None = None,
 ) -> ChatIds:
-    """Tokenize a conversation, with the tokens of its images. Raises ImagesNeeded, and RequestError."""
+    """Tokenize a conversation, with the tokens of its images. Raises ImagesNeeded, and RequestError.
+
+    keeps_end  of a prompt that will be cut, whether its end stays, or its beginning; None: nothing is cut
+    """
     read_images = checked_images(model, ready, conversation, images)
     text = prompt_text(model, conversation, end)
-    token_ids = encode_chat(model.tokenizer, text, ready.max_model_len, add_special_tokens=add_special_tokens)
+    longest = ready.max_model_len
+    kept = text if keeps_end is None else held(text, longest, keeps_end=keeps_end)
+    token_ids = encode_chat(model.tokenizer, kept, longest, add_special_tokens=add_special_tokens)
     if model.images is None or not read_images:
         return ChatIds(token_ids, text, None)
     token_ids, placed = with_image_tokens(token_ids, read_images, model.images.settings, model.tokenizer, ready)

@@ -102,6 +102,15 @@ def test_a_text_that_no_context_holds_is_cut_too(folder: Path, side: str, kept: 
     assert prompt_of(served(folder), COMPLETIONS, prompt=f"ab{'c' * 300_000}yz", **fields) == kept
 
 
+@pytest.mark.parametrize(("side", "kept"), [("left", "z[assistant]"), ("right", "[user]<|x|>a")])
+def test_a_chat_that_no_context_holds_is_cut_too(special: Path, side: str, kept: str) -> None:
+    it = served(special)
+    messages = [{"role": "user", "content": f"<|x|>a{'c' * 300_000}<|x|>yz"}]
+    assert prompt_of(it, CHAT, messages=messages, truncate_prompt_tokens=12, truncation_side=side) == kept
+    error = it.post(CHAT, {"messages": messages}).json()["error"]
+    assert (error["param"], error["code"]) == ("messages", "context_length_exceeded")
+
+
 def test_a_prompt_is_not_cut_to_nothing(folder: Path) -> None:
     error = served(folder).post(COMPLETIONS, {"prompt": "a", "truncate_prompt_tokens": 0}).json()["error"]
     assert error["message"] == "truncate_prompt_tokens must be -1 or at least 1, got 0."
