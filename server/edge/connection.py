@@ -2,6 +2,8 @@
 
 import asyncio
 import socket
+import sys
+from typing import Any
 
 import httptools
 import msgspec
@@ -46,6 +48,29 @@ class InputFlow(FlowControl):
             super().pause_reading()
         elif not self._is_paused:
             super().resume_reading()
+
+
+def _answer_without_chunks(cycle: RequestResponseCycle) -> None:
+    """Let a body of unknown length end with the connection: a client of HTTP/1.0 would take the sizes of chunks for
+    text (RFC 9112, 6.1 and 6.3), and uvicorn sends them to each."""
+    send_framed = cycle.send
+    is_without_length = False
+
+    async def send(message: Any) -> None:
+        nonlocal is_without_length
+        if message["type"] == "http.response.start":
+            is_without_length = all(name != b"content-length" for name, _ in message.get("headers", ()))
+            if is_without_length:
+                cycle.chunked_encoding = False
+                cycle.expected_content_length = sys.maxsize
+        elif is_without_length and message["type"] == "http.response.body" and not message.get("more_body", False):
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send_framed(message)
+
+    cycle.send = send  # type: ignore[method-assign]
+    writer = writer_of(cycle.scope)
+    if writer is not None:
+        writer.has_chunks = False
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -192,6 +217,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._stop_timer()
         if not self._is_repeated:
             super().on_headers_complete()
+            if self.scope["http_version"] == "1.0":
+                _answer_without_chunks(self.cycle)
             self._unanswered = tuple([it for it in (*self._unanswered, self.cycle) if not it.response_complete])
             if 1 < len(self._unanswered) <= 1 + MAX_WAITING:
                 self.flow.resume_reading()  # uvicorn pauses it, and would not see that the client has gone

@@ -18,9 +18,11 @@ _SCOPE_KEY = "hallmark-writer"
 class ChunkWriter:
     """Writes chunks of a response that uvicorn has begun, while no `send` is under way; or ends it for good.
 
-    The response's length is unknown, so that its transfer coding is chunked. Reports also when the client has gone: a
-    task that waits for it would take 25 us of each request.
+    The response's length is unknown, so that its transfer coding is chunked, but for clients of HTTP/1.0. Reports also
+    when the client has gone: a task that waits for it would take 25 us of each request.
     """
+
+    has_chunks = True
 
     def __init__(self, transport: asyncio.Transport, flow: FlowControl) -> None:
         self._transport = transport
@@ -50,7 +52,7 @@ class ChunkWriter:
     def write(self, body: bytes) -> None:
         """Write one chunk; call it only where there is room."""
         if not self._transport.is_closing():
-            self._transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+            self._transport.write(b"%x\r\n%b\r\n" % (len(body), body) if self.has_chunks else body)
 
     def hang_up(self) -> None:
         """End the connection, and drop what its client has not read."""

@@ -1,6 +1,7 @@
 """The edge over real sockets: OpenAI's own client, slow and silent peers, and the end of the server."""
 
 import gc
+import json
 import logging
 import resource
 import signal
@@ -168,6 +169,28 @@ def test_what_is_no_http_is_answered_in_the_envelope(running: Running) -> None:
         answer = connection.recv(4096)
     assert answer.startswith(b"HTTP/1.1 400")
     assert b'"code":"invalid_http"' in answer
+
+
+@pytest.mark.parametrize(
+    ("fields", "has_length"),
+    [({"stream": True}, False), ({"stream": True, "stop": "~"}, False), ({"prompt_logprobs": 20}, False), ({}, True)],
+    ids=["stream", "stream by the long way", "answer in pieces", "answer of known length"],
+)
+def test_a_client_of_http_1_0_gets_no_chunks(running: Running, fields: dict[str, object], has_length: bool) -> None:
+    body = json.dumps({"prompt": "x" * 600, **fields}).encode()
+    with running.connect() as connection:
+        connection.sendall(HEAD.replace(b"HTTP/1.1", b"HTTP/1.0") % len(body) + body)
+        answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    head, _, content = answer.partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head
+    assert b"connection: close" in head
+    assert (b"content-length" in head) is has_length
+    if "stream" not in fields:
+        assert json.loads(content)["choices"][0]["text"] == "Hello €"
+        return
+    *chunks, done, nothing = content.split(b"\n\n")
+    texts = [json.loads(chunk.removeprefix(b"data: "))["choices"][0]["text"] for chunk in chunks]
+    assert ("".join(texts), done, nothing) == ("Hello €", b"data: [DONE]", b"")
 
 
 def test_garbage_behind_a_request_does_not_get_into_its_stream(folder: Path) -> None:
