@@ -6,6 +6,7 @@ search for tools that the client makes is the function `tool_search`.
 """
 
 import hashlib
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -32,6 +33,12 @@ INPUT = "input"  # the argument that holds the text for a custom tool
 _SEPARATOR = "__"
 _MAX_NAME_CHARS = 128  # of a function in a chat
 _DIGEST_CHARS = 8
+# Arguments that are cut within the input's text or right behind it, up to what is whole: no escape in part, nor a pair.
+_CUT_INPUT = re.compile(
+    rf'(\s*\{{\s*"{INPUT}"\s*:\s*"(?:[^"\\\x00-\x1f]|\\[^u]'
+    r"|\\u(?![dD][89abAB])[0-9a-fA-F]{4}|(?:\\u[0-9a-fA-F]{4}){2})*+)"
+    r'(?:\\.{0,10}|"\s*)?'
+)
 
 
 class Called(Enum):
@@ -148,9 +155,12 @@ def arguments_of(text: str) -> str:
 
 
 def input_of(arguments: str) -> str:
-    """The input of a custom tool, out of its function's arguments; where those are not such, all that was written."""
+    """The input of a custom tool, out of its function's arguments, cut ones too; of others, all that was written."""
+    if f'{{"{INPUT}":'.startswith("".join(arguments.split())):
+        return ""
+    cut = _CUT_INPUT.fullmatch(arguments)
     try:
-        found = msgspec.json.decode(arguments, type=dict[str, Any])
+        found = msgspec.json.decode(f'{cut[1]}"}}' if cut else arguments, type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError):
         return arguments
     text = found.get(INPUT)

@@ -436,6 +436,29 @@ def test_a_custom_tool_gets_a_text(tmp_path: Path) -> None:
     assert [item.type for item in listed] == ["custom_tool_call_output", "custom_tool_call", "message"]
 
 
+@pytest.mark.parametrize(
+    ("written", "text"),
+    [
+        ('{"in', ""),
+        ('{\n"input" : ', ""),
+        ('{"input": "', ""),
+        ('{"input": "a \\"b\\" \\', 'a "b" '),
+        (r'{"input": "\u00e9\ud83d\ude00\u00', "é😀"),
+        (r'{"input": "\u00e9\ud83d\ude0', "é"),
+        ('{"input": "a", "b": 1', '{"input": "a", "b": 1'),
+        ('{"input": "a" ', "a"),
+        ('{"input": 5', '{"input": 5'),
+    ],
+)
+def test_a_custom_call_that_is_cut_has_the_text_so_far(tmp_path: Path, written: str, text: str) -> None:
+    write_tokenizer(tmp_path, template=TOLD)
+    made = f'<tool_call>\n{{"name": "exec", "arguments": {written}'
+    it = served(tmp_path, saying(made, finish=FinishReason.LENGTH))
+    asked = {"input": "Hi", "tools": [{"type": "custom", "name": "exec"}], "tool_choice": "required"}
+    (call,) = it.post(RESPONSES, asked).json()["output"]
+    assert (call["type"], call["status"], call["input"]) == ("custom_tool_call", "incomplete", text)
+
+
 SEARCH = {"type": "tool_search", "execution": "client", "description": "Finds.", "parameters": {"type": "object"}}
 
 
