@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import msgspec
 
+from server.errors import InvalidValue
 from server.http.generation.prepared import Job
 from server.http.generation.prompts import check_choices, check_lengths, truncated
 from server.http.generation.requests import GenerationRequest
@@ -35,7 +36,11 @@ def jobs_of(
     check_choices(len(prompts), fields.n)
     limit = fields.truncate_prompt_tokens
     if limit is not None:
-        room, keeps_end = max_model_len - max(1, fields.max_tokens or 0), fields.truncation_side != "right"
+        wanted = default_tokens if fields.max_tokens is None else fields.max_tokens
+        room, keeps_end = max_model_len - max(1, wanted or 0), fields.truncation_side != "right"
+        if limit == -1 and wanted is None and max(map(len, prompts)) > room:
+            message = "truncate_prompt_tokens of -1 leaves room for max_tokens, and the request has none; send it."
+            raise InvalidValue(message, param="truncate_prompt_tokens")
         prompts = [truncated(prompt, limit, room, keeps_end=keeps_end) for prompt in prompts]
     grammar = None if fields.model_fields_set.isdisjoint(_BINDING) else _grammar(fields)
     stops, goes_on, param = fields.stops, fields.goes_on, fields.prompt_field

@@ -8,7 +8,17 @@ import tokenizers
 from tokenizers import processors
 
 from server.protocol.messages import FinishReason, TokenDelta
-from support.api.edge_fakes import END, Served, delta, events, playing, saying, served, write_tokenizer
+from support.api.edge_fakes import (
+    END,
+    MAX_MODEL_LEN,
+    Served,
+    delta,
+    events,
+    playing,
+    saying,
+    served,
+    write_tokenizer,
+)
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 USER = [{"role": "user", "content": "Hi"}]
@@ -90,6 +100,7 @@ def test_a_special_token_that_is_a_stop_string_ends_the_answer(
         ({"truncate_prompt_tokens": 2, "truncation_side": "right"}, "ab"),
         ({"truncate_prompt_tokens": 9}, "abcd"),
         ({"truncate_prompt_tokens": -1, "max_tokens": 1021}, "bcd"),
+        ({"truncate_prompt_tokens": -1}, "abcd"),
     ],
 )
 def test_a_prompt_is_cut_where_asked_for(folder: Path, fields: dict[str, Any], prompt: str) -> None:
@@ -109,6 +120,18 @@ def test_a_chat_that_no_context_holds_is_cut_too(special: Path, side: str, kept:
     assert prompt_of(it, CHAT, messages=messages, truncate_prompt_tokens=12, truncation_side=side) == kept
     error = it.post(CHAT, {"messages": messages}).json()["error"]
     assert (error["param"], error["code"]) == ("messages", "context_length_exceeded")
+
+
+def test_a_prompt_is_cut_to_leave_room_for_the_answer(folder: Path) -> None:
+    """A completion has 16 tokens unless told otherwise; a chat has what is left, which would be one."""
+    it, messages = served(folder), [{"role": "user", "content": "x" * MAX_MODEL_LEN}]
+    assert len(prompt_of(it, COMPLETIONS, prompt="x" * MAX_MODEL_LEN, truncate_prompt_tokens=-1)) == MAX_MODEL_LEN - 16
+    assert it.engine.submitted[-1][2].max_tokens == 16
+    assert len(prompt_of(it, CHAT, messages=messages, truncate_prompt_tokens=-1, max_tokens=9)) == MAX_MODEL_LEN - 9
+    assert prompt_of(it, CHAT, messages=USER, truncate_prompt_tokens=-1) == "[user]Hi[assistant]"
+    error = it.post(CHAT, {"messages": messages, "truncate_prompt_tokens": -1}).json()["error"]
+    assert (error["param"], error["code"]) == ("truncate_prompt_tokens", "invalid_value")
+    assert "leaves room for max_tokens, and the request has none; send it" in error["message"]
 
 
 def test_a_prompt_is_not_cut_to_nothing(folder: Path) -> None:
