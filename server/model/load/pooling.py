@@ -7,12 +7,21 @@ from typing import Any
 
 from server.errors import ModelError, SettingsError
 from server.model.load.json_file import read_json, read_object
-from server.settings import Settings, Task
+from server.settings import ReasoningParser, ReceiptMode, Settings, Task, flag_of
 
 MODULES_FILE = "modules.json"
 _CONFIG_FILE = "config.json"
 _LAST_TOKEN = "lasttoken"
 _SUPPORTED = ("Transformer", "Pooling", "Normalize", "LogitScore")
+# Settings of text that is generated, each with the values that ask for nothing beside its default.
+_OF_TEXT: Mapping[str, tuple[object, ...]] = {
+    "reasoning_parser": (ReasoningParser.NONE,),
+    "receipt_key_file": (),
+    "receipts": (ReceiptMode.OFF,),
+    "response_store_bytes": (),
+    "response_store_entries": (0,),
+    "tool_call_parser": (),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +46,24 @@ def read_pooling(folder: Path, settings: Settings) -> PoolingModel | None:
     """Read how a folder's model pools, None for one that generates; from `--task`, else from the folder's own files.
 
     Raises ModelError for modules or a kind of pooling that are not supported, and SettingsError for `--matryoshka`
-    where nothing is embedded.
+    where nothing is embedded, and for a setting of generated text where none is.
     """
     found = _pooling_of(folder, settings)
+    if found is not None:
+        _check_settings(settings, found.task)
     if settings.matryoshka and (found is None or found.task is not Task.EMBED):
         task = Task.GENERATE if found is None else found.task
         raise SettingsError(f"--matryoshka is of embeddings, and the task is {task.value}: leave it out or give --task")
     return found
+
+
+def _check_settings(settings: Settings, task: Task) -> None:
+    """Raises SettingsError for a setting that would change nothing."""
+    default = Settings()
+    for name, neutral in _OF_TEXT.items():
+        value = getattr(settings, name)
+        if value != getattr(default, name) and value not in neutral:
+            raise SettingsError(f"{flag_of(name)} is of generated text, and the task is {task.value}: leave it out")
 
 
 def _pooling_of(folder: Path, settings: Settings) -> PoolingModel | None:

@@ -8,7 +8,7 @@ import pytest
 
 from server.errors import ModelError, SettingsError
 from server.model.load.pooling import PoolingModel, read_pooling
-from server.settings import Settings, Task
+from server.settings import ReasoningParser, ReceiptMode, Settings, Task, ToolCallParser
 
 TRANSFORMER = {"path": "", "type": "sentence_transformers.models.Transformer"}
 POOLING = {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}
@@ -76,6 +76,36 @@ def test_shorter_embeddings_of_a_model_that_embeds_nothing_are_refused(tmp_path:
     read_pooling(folder, Settings(task=task))
     with pytest.raises(SettingsError, match=r"--matryoshka is of embeddings, and the task is (generate|score): "):
         read_pooling(folder, Settings(task=task, matryoshka=True))
+
+
+@pytest.mark.parametrize(
+    ("given", "is_refused"),
+    [
+        ({"tool_call_parser": ToolCallParser.HERMES}, True),
+        ({"reasoning_parser": ReasoningParser.THINK}, True),
+        ({"reasoning_parser": ReasoningParser.NONE}, False),
+        ({"receipts": ReceiptMode.ALWAYS}, True),
+        ({"receipts": ReceiptMode.OFF}, False),
+        ({"receipt_key_file": "key.pem"}, True),
+        ({"response_store_entries": 5}, True),
+        ({"response_store_entries": 0}, False),
+        ({"response_store_bytes": 1000}, True),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("task", [Task.EMBED, Task.SCORE])
+def test_settings_of_generated_text_are_refused_where_there_is_none(
+    tmp_path: Path, task: Task, given: dict[str, Any], is_refused: bool
+) -> None:
+    folder = write(tmp_path, [])
+    assert read_pooling(folder, Settings(**given)) is None
+    if not is_refused:
+        assert read_pooling(folder, Settings(task=task, **given)) is not None
+        return
+    [name] = given
+    said = f"--{name.replace('_', '-')} is of generated text, and the task is {task.value}: leave it out"
+    with pytest.raises(SettingsError, match=said):
+        read_pooling(folder, Settings(task=task, **given))
 
 
 @pytest.mark.parametrize(
