@@ -72,3 +72,21 @@ def test_tokenizer_that_takes_no_grammar_is_named(server: Served) -> None:
     server.engine.ready = msgspec.structs.replace(READY, has_grammars=False)
     error = chat(server, guided_regex="a").json()["error"]
     assert (error["code"], error["param"]) == ("unsupported_field", "guided_regex")
+
+
+@pytest.mark.parametrize(
+    ("grammar", "is_refused"),
+    [
+        ("start[temperature=0.5]: /a+/", True),
+        ('start: "a" b\n b[max_tokens=2, temperature = 0]: /b+/', True),
+        ("start[max_tokens=2]: /a+/", False),
+        ('start: "x[temperature=1]" | /[temperature=]/', False),
+    ],
+)
+def test_a_temperature_of_a_rule_is_refused(server: Served, grammar: str, is_refused: bool) -> None:
+    answer = chat(server, structured_outputs={"grammar": grammar})
+    assert answer.status_code == (400 if is_refused else 200)
+    if is_refused:
+        error = answer.json()["error"]
+        assert (error["code"], error["param"]) == ("unsupported_field", "structured_outputs.grammar")
+        assert "the temperature of a rule is not implemented; leave it out" in error["message"]
