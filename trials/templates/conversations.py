@@ -38,6 +38,18 @@ TOOLS: list[dict[str, Any]] = [
     },
     {"type": "function", "function": {"name": "now", "description": "", "parameters": {"type": "object"}}},
 ]
+# Calls that a template may render in a message; a text that could be of another type, and one with marks.
+# Mistral's templates take ids of nine letters and digits.
+CALLS = [
+    {**_call(arguments, name), "id": f"call{number:05}"}
+    for number, (name, arguments) in enumerate(
+        (
+            ("weather", '{"city": "12", "tags": ["<", "<b>&amp;\'\\""]}'),
+            ("now", "{}"),
+            ("weather", '{"city": "Zürich <b>\\nor \\"Bern\\""}'),
+        )
+    )
+]
 _HI = _user("Hi")
 _CALLED = _assistant("", tool_calls=[_call('{"city": "Bern", "tags": ["<", "\\\\udc00"]}')])
 CONVERSATIONS: dict[str, tuple[Messages, list[dict[str, Any]] | None]] = {

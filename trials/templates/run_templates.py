@@ -17,6 +17,9 @@ transformers:
 Then each conversation's texts, names, arguments and descriptions get every mark that the template's own text has, and
 a tokenizer has these marks as tokens, special ones or not. The prompt must have the tokens of the same conversation
 with other characters in the marks' places.
+
+Last, an assistant's calls are rendered by each template whose format is read, and read back: names and arguments must
+be those that were given. Templates that take one call a message only have one.
 """
 
 import argparse
@@ -45,12 +48,13 @@ from transformers import PreTrainedTokenizerFast
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from conversations import CONVERSATIONS, Messages  # noqa: E402
+from conversations import CALLS, CONVERSATIONS, TOOLS, Messages  # noqa: E402
 
 from server.errors import ModelError, RequestError  # noqa: E402
-from server.http.chat.rendering import Conversation, chat_text, plain_messages, with_places  # noqa: E402
+from server.http.chat.rendering import Conversation, PromptEnd, chat_text, plain_messages, with_places  # noqa: E402
 from server.http.chat.requests import Message  # noqa: E402
 from server.settings import ReasoningParser, ToolCallParser  # noqa: E402
+from server.text.answer.deltas import whole_answer  # noqa: E402
 from server.text.answer.formats import FORMATS  # noqa: E402
 from server.text.answer.syntax import choose_syntax  # noqa: E402
 from server.text.chat_template import ChatTemplate  # noqa: E402
@@ -65,6 +69,14 @@ PACKAGES = (
     "unsloth==2026.3.4",
     "vllm==0.33.0",
 )
+# Templates of vLLM that render the calls of a conversation otherwise than they ask the model to write them.
+RENDER_OTHERWISE = {
+    "659a5b7f8c93": "gemma3_pythonic: no comma between two arguments",
+    "0719a4c065b0": "glm4: no calls",
+    "a4958a094209": "llama3.2_pythonic: texts without quotes",
+    "b79920e63d66": "phi4_mini: no mark, and arguments as Python writes them",
+    "b9ded9033e0f": "toolace: texts without quotes",
+}
 CACHE = ROOT / ".cache" / "templates"
 NAMES = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
 FAULT = "other"
@@ -205,6 +217,44 @@ def guarded(source: str, template: ChatTemplate, messages: Messages, tools: Any,
     return "guarded" if found[0] == found[1] else FAULT
 
 
+def read_back(template: ChatTemplate) -> str:
+    """Return whether the calls that a template renders are read as they were given, whole and letter by letter."""
+    syntax = choose_syntax(template, ToolCallParser.AUTO, ReasoningParser.AUTO)
+    if not syntax.has_tool_template:
+        return "not read"
+    tokenizer = Tokenizer(tokenizers.Tokenizer(models.BPE()), template)
+    schemas = {it["function"]["name"]: {"properties": {}, **it["function"]["parameters"]} for it in TOOLS}
+    tools = [
+        {"type": "function", "function": {**it["function"], "parameters": schemas[it["function"]["name"]]}}
+        for it in TOOLS
+    ]
+    outcome = "refused"
+    for calls in (CALLS, CALLS[:1]):
+        messages = [{"role": "user", "content": "Ask"}, {"role": "assistant", "content": "", "tool_calls": calls}]
+        said = Conversation(plain_messages([Message.model_validate(it) for it in messages]), tools)
+        asked = Conversation(said.messages[:1], tools)
+        try:
+            prompt = chat_text(tokenizer, template, asked, syntax=syntax)
+            text = chat_text(tokenizer, template, said, syntax=syntax, end=PromptEnd.CLOSED)
+        except RequestError:
+            continue
+        num_same = next((i for i, (a, b) in enumerate(zip(prompt, text, strict=False)) if a != b), len(prompt))
+        kept = text[:num_same]
+        kept = kept[: kept.rindex("<")] if "<" in kept[kept.rfind(">") + 1 :] else kept  # no mark is cut
+        answer = text[len(kept) :]
+        given = [(it["function"]["name"], json.loads(it["function"]["arguments"])) for it in calls]
+        for pieces in ([answer], [*answer]):
+            parser = syntax.parser(schemas, kept, is_streamed=len(pieces) > 1)
+            assert parser is not None
+            found = whole_answer([*(delta for it in pieces for delta in parser.feed(it)), *parser.finish()])
+            if [(it.name, json.loads(it.arguments)) for it in found.calls] != given:
+                break
+        else:
+            return "read back"
+        outcome = FAULT
+    return outcome
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--out", type=Path, help="write the counts here, as JSON")
@@ -216,10 +266,12 @@ def main() -> int:
     chosen = [*islice(templates(options.first), options.sample)]
     outcomes: Counter[str] = Counter()
     marks: Counter[str] = Counter()
+    calls: Counter[str] = Counter()
     by_package: dict[str, Counter[str]] = {package: Counter() for package in PACKAGES}
     begun = time.monotonic()
     for package, source in chosen:
         by_package[package]["templates"] += 1
+        digest = hashlib.sha256(source.encode()).hexdigest()[:12]
         try:
             template = ChatTemplate(source, NAMES)
         except ModelError as error:
@@ -228,10 +280,12 @@ def main() -> int:
             continue
         formats = [form.value for form, it in FORMATS.items() if it.is_in(template.tool_source)]
         if len(formats) > 1:
-            print(
-                f"FAILED {package} {hashlib.sha256(source.encode()).hexdigest()[:12]}: signs of {formats}", flush=True
-            )
+            print(f"FAILED {package} {digest}: signs of {formats}", flush=True)
             outcomes[FAULT] += 1
+        outcome = "rendered otherwise" if digest in RENDER_OTHERWISE else read_back(template)
+        calls[outcome] += 1
+        if outcome == FAULT:
+            print(f"FAILED {package} {digest}: calls", flush=True)
         for name, (messages, tools) in CONVERSATIONS.items():
             outcome = compare(source, template, messages, tools)
             outcomes[outcome] += 1
@@ -239,7 +293,6 @@ def main() -> int:
             checks = [guarded(source, template, messages, tools, special=special) for special in (True, False)]
             marks.update(checks)
             if FAULT in (outcome, *checks):
-                digest = hashlib.sha256(source.encode()).hexdigest()[:12]
                 print(f"FAILED {package} {digest}, {name}: text {outcome}, control tokens {checks}", flush=True)
     report = {
         "date": datetime.now(UTC).date().isoformat(),
@@ -248,13 +301,15 @@ def main() -> int:
         "conversations": len(CONVERSATIONS),
         "texts": dict(sorted(outcomes.items())),
         "control tokens": dict(sorted(marks.items())),
+        "calls": dict(sorted(calls.items())),
         "packages": {package: dict(sorted(counts.items())) for package, counts in by_package.items()},
     }
     print(json.dumps(report, indent=2))
     if options.out is not None:
         options.out.write_text(json.dumps(report, indent=2) + "\n")
-    print(f"{len(chosen)} templates, {outcomes[FAULT] + marks[FAULT]} other, {time.monotonic() - begun:.0f} s")
-    return 1 if outcomes[FAULT] or marks[FAULT] else 0
+    num_faults = outcomes[FAULT] + marks[FAULT] + calls[FAULT]
+    print(f"{len(chosen)} templates, {num_faults} other, {time.monotonic() - begun:.0f} s")
+    return 1 if num_faults else 0
 
 
 if __name__ == "__main__":
