@@ -59,6 +59,8 @@ VLLM = {
     "kimi_k2": ("parser.kimi_k2", "KimiK2Parser"),
     "deepseek_v3": ("tool_parsers.deepseekv3_tool_parser", "DeepSeekV3ToolParser"),
     "deepseek_v31": ("tool_parsers.deepseekv31_tool_parser", "DeepSeekV31ToolParser"),
+    "deepseek_v32": ("parser.deepseek_v32", "DeepSeekV32Parser"),
+    "mimo": ("parser.mimo", "MiMoParser"),
     "granite": ("parser.granite", "GraniteParser"),
     "phi4_mini_json": ("tool_parsers.phi4mini_tool_parser", "Phi4MiniJsonToolParser"),
     "hunyuan_a13b": ("tool_parsers.hunyuan_a13b_tool_parser", "HunyuanA13BToolParser"),
@@ -76,6 +78,8 @@ SGLANG = {
     "kimi_k2": ("kimik2_detector", "KimiK2Detector"),
     "deepseek_v3": ("deepseekv3_detector", "DeepSeekV3Detector"),
     "deepseek_v31": ("deepseekv31_detector", "DeepSeekV31Detector"),
+    "deepseek_v32": ("deepseekv32_detector", "DeepSeekV32Detector"),
+    "mimo": ("mimo_detector", "MiMoDetector"),
     "pythonic": ("pythonic_detector", "PythonicDetector"),
     "lfm2": ("lfm2_detector", "Lfm2Detector"),
 }

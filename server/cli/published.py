@@ -178,7 +178,7 @@ PUBLISHED: tuple[PublishedModel, ...] = (
     PublishedModel(
         "deepseek-ai/DeepSeek-V3", "DeepseekV3ForCausalLM", 671.0, Calls.DEEPSEEK_V3, stored=Stored.FP8
     ),
-    PublishedModel("deepseek-ai/DeepSeek-V3.2", "DeepseekV32ForCausalLM", 671.9, stored=Stored.FP8),
+    PublishedModel("deepseek-ai/DeepSeek-V3.2", "DeepseekV32ForCausalLM", 671.9, Calls.DEEPSEEK_V32, stored=Stored.FP8),
     PublishedModel(
         "moonshotai/Kimi-K2.5", "KimiK25ForConditionalGeneration", 1026.5, Calls.KIMI_K2, stored=Stored.INT4,
         gigabytes=553.3,
@@ -200,9 +200,9 @@ PUBLISHED: tuple[PublishedModel, ...] = (
     PublishedModel("tencent/Hunyuan-A13B-Instruct", "HunYuanMoEV1ForCausalLM", 80.4, Calls.HUNYUAN_A13B),
     PublishedModel("poolside/Laguna-XS.2", "LagunaForCausalLM", 33.4, Calls.POOLSIDE_V1),
     PublishedModel("arcee-ai/Trinity-Large-Thinking", "AfmoeForCausalLM", 398.0, Calls.QWEN3_CODER),
-    PublishedModel("XiaomiMiMo/MiMo-V2-Flash", "MiMoV2FlashForCausalLM", 308.8, stored=Stored.FP8),
-    PublishedModel("XiaomiMiMo/MiMo-V2.5", "MiMoV2ForCausalLM", 308.8, stored=Stored.FP8),
-    PublishedModel("XiaomiMiMo/MiMo-V2.5-Pro", "MiMoV2ForCausalLM", 1021.2, stored=Stored.FP8),
+    PublishedModel("XiaomiMiMo/MiMo-V2-Flash", "MiMoV2FlashForCausalLM", 308.8, Calls.MIMO, stored=Stored.FP8),
+    PublishedModel("XiaomiMiMo/MiMo-V2.5", "MiMoV2ForCausalLM", 308.8, Calls.MIMO, stored=Stored.FP8),
+    PublishedModel("XiaomiMiMo/MiMo-V2.5-Pro", "MiMoV2ForCausalLM", 1021.2, Calls.MIMO, stored=Stored.FP8),
     PublishedModel("stepfun-ai/Step-3.5-Flash", "Step3p5ForCausalLM", 197.0, Calls.STEP3P5),
     PublishedModel("stepfun-ai/Step-3.7-Flash", "Step3p7ForConditionalGeneration", 197.0, Calls.STEP3P5),
     PublishedModel("ibm-ai-platform/Bamba-9B-v2", "BambaForCausalLM", 9.78),

@@ -4,8 +4,9 @@ They take what tagged.py, gemma.py and pythonic.py of server/text/answer/forms r
 type of its schema. Schemas are those that `inlined` has made: without references, but for recursive ones.
 """
 
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from server.grammar.rules import Rules
@@ -57,15 +58,29 @@ class TaggedArguments:
         properties, required = _fields_of(schema)
         if isinstance(schema.get("additionalProperties"), Mapping):
             raise NotBindable
-        (opening, behind, closing), (key_opens, key_closes) = self._tags.call, self._tags.key
-        pad = "\n" if self._tags.is_padded else ""
+        opening, behind, closing = self._tags.call
         parts = [self.lines(f"{opening}{name}{behind}", "")]
         for key, value in properties.items():
-            named, value_opens = f"{key_opens}{key}{key_closes}", self._tags.value[0]
-            head = self.lines(named, f"{value_opens}{pad}") if value_opens else self.lines(f"{named}{pad}")
-            part = self._rules.rule(f"{head} {self._value(value)} {self.lines('', '')}")
+            part = self._rules.rule(f"{self._argument(key, value)} {self.lines('', '')}")
             parts.append(f"{part}{'' if key in required else '?'}")
         return " ".join([*parts, self.lines(closing)])
+
+    def _argument(self, key: str, schema: Any) -> str:
+        """Return an argument: its key, which may say whether a string follows, its value and the mark behind it."""
+        values = [*self._values(schema)]
+        if not self._tags.says_string:
+            return f"{self._head(key)} ({' | '.join(body for _, body in values)})"
+        written = (
+            f"{self._head(f'{key}{self._tags.says_string}{json.dumps(is_string)}')} {body}"
+            for is_string, body in values
+        )
+        return f"({' | '.join(written)})"
+
+    def _head(self, key: str) -> str:
+        """Return what stands before a value."""
+        (key_opens, key_closes), value_opens = self._tags.key, self._tags.value[0]
+        named, pad = f"{key_opens}{key}{key_closes}", "\n" if self._tags.is_padded else ""
+        return self.lines(named, f"{value_opens}{pad}") if value_opens else self.lines(f"{named}{pad}")
 
     def lines(self, *texts: str) -> str:
         """Return texts with the line breaks of the form between them."""
@@ -75,21 +90,23 @@ class TaggedArguments:
     def _sequence(self, text: str) -> str:
         return self._rules.sequence(text, self._tags.marks)
 
-    def _value(self, schema: Any) -> str:
-        """A value and the mark behind it: the lexer sees both at once."""
+    def _values(self, schema: Any) -> Iterator[tuple[bool, str]]:
+        """Yield values, whether they are strings, and the mark behind them: the lexer sees both at once."""
         types = types_of(schema)
         closing = f"{chr(10) if self._tags.is_padded else ''}{self._tags.value[1]}"
         if "string" not in types:
-            return f"{self._rules.json(schema_text(schema, ''))} {self._sequence(closing)}"
+            yield False, f"{self._rules.json(schema_text(schema, ''))} {self._sequence(closing)}"
+            return
         texts, length = _strings_of(schema, types)
         avoided = self._tags.ends_of_value
         if texts is None:
-            text = self._rules.text_until(closing, self._tags.marks, avoided=avoided, body=f"(?s:.{length})")
-            return f"({text} | {self._sequence(f'null{closing}')})" if "null" in types else f"({text})"
-        if any(mark in text for text in texts for mark in avoided):
+            yield True, self._rules.text_until(closing, self._tags.marks, avoided=avoided, body=f"(?s:.{length})")
+            texts = ["null"] if "null" in types else []
+        elif any(mark in text for text in texts for mark in avoided):
             raise NotBindable
-        written = (f"{self._rules.literal(text)} {self._sequence(closing)}" for text in texts if text)
-        return f"({' | '.join([*written, *([self._sequence(closing)] if '' in texts else [])])})"
+        for text in texts:
+            is_string = text != "null" or "null" not in types
+            yield is_string, f"{self._rules.literal(text) if text else ''} {self._sequence(closing)}"
 
 
 class PythonArguments:

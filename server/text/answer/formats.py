@@ -52,6 +52,10 @@ _QWEN = Tags(
     section=("<tool_call>", "</tool_call>"), call=("<function=", ">", "</function>"), key=("<parameter=", ">"),
     value=("", "</parameter>"), is_padded=True, is_lenient=True,
 )  # fmt: skip
+_MIMO = Tags(
+    section=("<tool_call>", "</tool_call>"), call=("<function=", ">", "</function>"), key=("<parameter=", ">"),
+    value=("", "</parameter>"), is_lenient=True,
+)  # fmt: skip
 _SEED_OSS = Tags(
     section=("<seed:tool_call>", "</seed:tool_call>"), call=("<function=", ">", "</function>"),
     key=("<parameter=", ">"), value=("", "</parameter>"),
@@ -59,6 +63,12 @@ _SEED_OSS = Tags(
 _MINIMAX_M2 = Tags(
     section=("<minimax:tool_call>", "</minimax:tool_call>"), call=('<invoke name="', '">', "</invoke>"),
     key=('<parameter name="', '">'), value=("", "</parameter>"), is_shared=True,
+)  # fmt: skip
+_DSML = "｜DSML｜"  # a token, with ordinary ones around it
+_DEEPSEEK_V32 = Tags(
+    section=(f"<{_DSML}function_calls>", f"</{_DSML}function_calls>"),
+    call=(f'<{_DSML}invoke name="', '">', f"</{_DSML}invoke>"), key=(f'<{_DSML}parameter name="', '">'),
+    value=("", f"</{_DSML}parameter>"), says_string='" string="', tokens=(_DSML,), is_shared=True,
 )  # fmt: skip
 
 
@@ -111,13 +121,15 @@ _PYTHONIC = PythonMarks(dropped=("<|python_start|>", "<|python_end|>", "<|python
 _FORM = ToolCallParser
 _DEEPSEEK = "<｜tool▁calls▁begin｜>"
 _STEP = "<|im_start|>tool_response"
+_MIMO_EXAMPLE = "<parameter=example_parameter_1>value_1</parameter>"
 FORMATS: Mapping[ToolCallParser, CallFormat] = {
     _FORM.HERMES: CallFormat(
         Hermes, (Sign(("<tool_call>", '"arguments'), ("<function=", "<arg_key>", "<tool_calls>[")),)
     ),
     _FORM.QWEN3_CODER: CallFormat(
-        TaggedCalls((_QWEN,)), (Sign(("<function=", "<parameter="), ("<seed:tool_call>", _STEP)),)
+        TaggedCalls((_QWEN,)), (Sign(("<function=", "<parameter="), ("<seed:tool_call>", _STEP, _MIMO_EXAMPLE)),)
     ),
+    _FORM.MIMO: CallFormat(TaggedCalls((_MIMO,)), (Sign(("<tool_call>", _MIMO_EXAMPLE), ("<seed:tool_call>",)),)),
     _FORM.STEP3P5: CallFormat(TaggedCalls((_QWEN,)), (Sign(("<function=", "<parameter=", _STEP)),)),
     _FORM.LLAMA3_JSON: CallFormat(
         Llama3Json,
@@ -142,6 +154,7 @@ FORMATS: Mapping[ToolCallParser, CallFormat] = {
     ),
     _FORM.DEEPSEEK_V3: CallFormat(_DEEPSEEK_V3, (Sign((_DEEPSEEK, "```json")),)),
     _FORM.DEEPSEEK_V31: CallFormat(_DEEPSEEK_V31, (Sign((_DEEPSEEK,), ("```json",)),)),
+    _FORM.DEEPSEEK_V32: CallFormat(TaggedCalls((_DEEPSEEK_V32,)), (Sign((_DSML, "function_calls>")),)),
     _FORM.FUNCTIONARY_V31: CallFormat(_FUNCTIONARY_V31, (Sign(("<function=", "</function>"), ("<parameter=",)),)),
     _FORM.FUNCTIONARY_V32: CallFormat(Functionary, (Sign((">>>all",)),)),
     _FORM.GRANITE: CallFormat(_GRANITE, (Sign(("<|tool_call|>", "<|start_of_role|>")),)),

@@ -15,7 +15,7 @@ from server.text.chat_template import ChatTemplate
 logger = logging.getLogger(__name__)
 # What a template has that calls in a format that is not read, by the format's usual name.
 _SIGNS_OF_OTHERS = (
-    ("DeepSeek V3.2 or later", "｜DSML｜"),
+    ("DeepSeek V4", "｜DSML｜"),
     ("MiniMax M3", "]<]minimax[>["),
     ("Kimi K3", "<|open|>"),
     ("Cohere Command", "<|START_ACTION|>"),

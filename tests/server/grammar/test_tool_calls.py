@@ -293,7 +293,7 @@ def test_harmony_thinks_in_its_own_channel_before_its_answer() -> None:
 
 ENDS = (
     "\n</parameter>", "</parameter>", "</arg_value>", "</arg_value:opensource>", "</think:opensource>",
-    "</seed:think>", '"', QUOTE, "</think>", "[/THINK]", "<channel|>", "<|end|>", "}", "]",
+    "</seed:think>", "</｜DSML｜parameter>", '"', QUOTE, "</think>", "[/THINK]", "<channel|>", "<|end|>", "}", "]",
 )  # fmt: skip
 
 

@@ -24,6 +24,12 @@ TEMPLATES: dict[str, tuple[str, ToolCallParser, ReasoningParser]] = {
         _FORM.STEP3P5,
         _REASONING.THINK,
     ),
+    "MiMo-V2": (
+        _TOOLS + "<tool_call>\\n<function=example_function_name>\\n<parameter=example_parameter_1>value_1</parameter>"
+        "\\n</function>\\n</tool_call>" + _THINK,
+        _FORM.MIMO,
+        _REASONING.THINK,
+    ),
     "Seed-OSS": (
         "{{ tools }}<seed:tool_call>\\n<function=example>\\n<parameter=key>value</parameter>\\n</function>\\n"
         "</seed:tool_call>\\n<seed:think>{{ m.reasoning_content }}</seed:think>",
@@ -78,6 +84,11 @@ TEMPLATES: dict[str, tuple[str, ToolCallParser, ReasoningParser]] = {
     "DeepSeek-V3.1": (
         f"{{{{ tools }}}}{_DEEPSEEK}{{{{ n }}}}<｜tool▁sep｜></think>",
         _FORM.DEEPSEEK_V31,
+        _REASONING.THINK,
+    ),
+    "DeepSeek-V3.2": (
+        "{% set d = '｜DSML｜' %}{{ '<' + d + 'function_calls>' }}{{ tools }}{{ '<' + d + 'invoke name=' }}" + _THINK,
+        _FORM.DEEPSEEK_V32,
         _REASONING.THINK,
     ),
     "functionary v3.1": (
@@ -144,7 +155,7 @@ TEMPLATES: dict[str, tuple[str, ToolCallParser, ReasoningParser]] = {
 }
 # By model: templates with tools in a format that is not read.
 OTHERS = {
-    "DeepSeek V3.2": "{{ tools }}<｜DSML｜function_calls><｜DSML｜invoke name=",
+    "DeepSeek V4": "{{ tools }}<｜DSML｜tool_calls><｜DSML｜invoke name=",
     "MiniMax M3": "{{ tools }}{{ ']<]minimax[>[' }}<tool_call><invoke name=",
     "Cohere Command": "{{ tools }}<|START_ACTION|>[<|END_ACTION|>",
     "Apertus": '{{ tools }}<|tools_prefix|>[{"{{ n }}": {{ a }}}]<|tools_suffix|><|inner_prefix|>',

@@ -52,6 +52,11 @@ def _qwen(call: Call, chance: Chance) -> str:
     return f"<tool_call>\n<function={call[0]}>\n{''.join(fields)}</function>\n</tool_call>"
 
 
+def _mimo(call: Call, chance: Chance) -> str:
+    fields = (f"<parameter={key}>{_bare(it, chance)}</parameter>\n" for key, it in call[1].items())
+    return f"<tool_call>\n<function={call[0]}>\n{''.join(fields)}</function>\n</tool_call>"
+
+
 def _seed(call: Call, chance: Chance) -> str:
     """A call as Seed-OSS's template has it, which writes what is no string as Python does."""
     python = chance.random() < 0.5
@@ -91,6 +96,18 @@ def _deepseek_v31(calls: list[Call], chance: Chance) -> str:
         f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{dumped(it, chance)}<｜tool▁call▁end｜>" for name, it in calls
     )
     return f"<｜tool▁calls▁begin｜>{''.join(written)}<｜tool▁calls▁end｜>"
+
+
+def _deepseek_v32(calls: list[Call], chance: Chance) -> str:
+    def field(key: str, value: Any) -> str:
+        says = json.dumps(isinstance(value, str))
+        return f'<{_DSML}parameter name="{key}" string="{says}">{_bare(value, chance)}</{_DSML}parameter>\n'
+
+    written = (
+        f'<{_DSML}invoke name="{name}">\n{"".join(field(*it) for it in given.items())}</{_DSML}invoke>\n'
+        for name, given in calls
+    )
+    return f"<{_DSML}function_calls>\n{''.join(written)}</{_DSML}function_calls>"
 
 
 def _functionary_v31(call: Call, chance: Chance) -> str:
@@ -234,6 +251,7 @@ _HEAD = "<|start|>assistant"
 _HARMONYS = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>")
 _THINK = ("[THINK]", "[/THINK]")
 _DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>")
+_DSML = "｜DSML｜"
 _HY_THINK = ("<think:opensource>", "</think:opensource>")
 WRITERS = {
     "hermes": Writer(_FORM.HERMES, _each(_hermes), ("<tool_call>",), is_last=True),
@@ -278,11 +296,18 @@ WRITERS = {
         _FORM.STEP3P5, _each(_qwen), ("<tool_call>", "<function="), ("<parameter=", "</parameter>", "</function>"),
         _REASONING.STEP3P5,
     ),
+    "mimo": Writer(
+        _FORM.MIMO, _each(_mimo), ("<tool_call>", "<function="), ("<parameter=", "</parameter>", "</function>")
+    ),
     "kimi_k2": Writer(
         _FORM.KIMI_K2, _kimi, ("<|tool_calls_section_begin|>", "<|tool_call_begin|>"), (), _REASONING.KIMI_K2
     ),
     "deepseek_v3": Writer(_FORM.DEEPSEEK_V3, _deepseek_v3, _DEEPSEEK, (), _REASONING.DEEPSEEK_V3),
     "deepseek_v31": Writer(_FORM.DEEPSEEK_V31, _deepseek_v31, _DEEPSEEK, (), _REASONING.DEEPSEEK_V3),
+    "deepseek_v32": Writer(
+        _FORM.DEEPSEEK_V32, _deepseek_v32, (f"<{_DSML}function_calls>", f'<{_DSML}invoke name="'),
+        (f"</{_DSML}parameter>",), _REASONING.DEEPSEEK_V3,
+    ),
     "functionary_v3.1": Writer(_FORM.FUNCTIONARY_V31, _each(_functionary_v31, ""), ("<function=",)),
     "functionary_v3.2": Writer(_FORM.FUNCTIONARY_V32, _functionary_v32, (">>>",)),
     "granite": Writer(_FORM.GRANITE, _array("<|tool_call|>"), ("<|tool_call|>", "<tool_call>"), (), _REASONING.GRANITE),

@@ -21,7 +21,7 @@ from typing import Any
 from server.text.answer.deltas import ContentText, Delta, new_call_id
 from server.text.answer.parser import StepParser, Tools
 from server.text.answer.texts.json_text import JsonText
-from server.text.answer.texts.values import json_of, types_of
+from server.text.answer.texts.values import json_of, types_beside, types_of
 
 _STRING = frozenset({"string"})
 _BARE_NAME = re.compile(r"\s{0,16}[\w.:/-]{0,128}\s{0,16}")
@@ -44,6 +44,8 @@ class Tags:
     key        before and behind the name of an argument
     value      before and behind its value
     lines      between tags, for a grammar
+    says_string between an argument's name and the word true or false, which says whether its value is a string
+    tokens     what may be a token of its own within tags that are none
     is_shared  one section has all calls
     is_padded  a line break on each side of a value is no part of it
     is_lenient a value ends at the next argument, too, and at the end of the call
@@ -54,15 +56,17 @@ class Tags:
     key: tuple[str, str]
     value: tuple[str, str]
     lines: Lines = Lines.ALL
+    says_string: str = ""
+    tokens: tuple[str, ...] = ()
     is_shared: bool = False
     is_padded: bool = False
     is_lenient: bool = False
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """The tags that may be tokens of their own: those that are whole."""
+        """Return what may be a token of its own: `tokens` where a form has them, else the tags that are whole."""
         tags = (*self.section, *self.call, *self.key, *self.value)
-        return tuple(it for it in tags if it.startswith("<") and it.endswith(">"))
+        return self.tokens or tuple(it for it in tags if it.startswith("<") and it.endswith(">"))
 
     @property
     def ends_of_value(self) -> tuple[str, ...]:
@@ -184,7 +188,7 @@ class Tagged(StepParser):
             yield from self._end_call()
 
     def _begin_value(self) -> Iterable[Delta]:
-        self._types = types_of(self._properties.get(self._key))
+        self._types = self._types_of_value()
         self._value, self._is_value_new = "", True
         self._nested = self._first_end = None
         if self._types == _STRING:
@@ -192,6 +196,15 @@ class Tagged(StepParser):
             self._step = self._in_string
         else:
             self._step = self._in_bare
+
+    def _types_of_value(self) -> frozenset[str]:
+        """Return the types of the value that begins, and take from its key what says whether it is a string."""
+        if self._tags.says_string:
+            name, found, word = self._key.rpartition(self._tags.says_string)
+            if found and word in ("true", "false"):
+                self._key = name
+                return types_beside(self._properties.get(name), is_string=word == "true")
+        return types_of(self._properties.get(self._key))
 
     def _next_key(self) -> str:
         self._num_keys += 1

@@ -17,6 +17,8 @@ _ALIASES = {
     "dict": "object",
 }
 _WORDS = frozenset({"title", "description", "default", "examples"})  # about a schema: a reference's own win
+_STRING = frozenset({"string"})
+_OTHER_TYPES = frozenset({"null", "boolean", "integer", "number", "array", "object"})
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")  # as JSON has it
 _MAX_SCHEMA_DEPTH = 32
 _MAX_INLINED = 2000  # parts of a schema; what has more keeps its references
@@ -75,6 +77,14 @@ def types_of(schema: object, depth: int = 0) -> frozenset[str]:
     """The JSON types that a schema allows; a string where it does not say."""
     found = frozenset(_types(schema, depth))
     return found or frozenset({"string"})
+
+
+def types_beside(schema: object, *, is_string: bool) -> frozenset[str]:
+    """The types that a schema allows to a value of which the model says whether it is a string; any if it says none."""
+    said = frozenset(_types(schema, 0))
+    if not said:
+        return _STRING if is_string else _OTHER_TYPES
+    return (said & _STRING if is_string else said - _STRING) or said
 
 
 def _types(schema: object, depth: int) -> Iterator[str]:
