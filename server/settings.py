@@ -105,6 +105,9 @@ class ToolCallParser(Enum):
     GRANITE = "granite"
     PHI4_MINI = "phi4_mini_json"
     HUNYUAN_A13B = "hunyuan_a13b"
+    HUNYUAN_DENSE = "hunyuan_dense"
+    COHERE3 = "cohere_command3"
+    COHERE4 = "cohere_command4"
     NEMOTRON_JSON = "nemotron_json"
     PYTHONIC = "pythonic"
     LFM2 = "lfm2"
@@ -131,6 +134,9 @@ class ReasoningParser(Enum):
     GRANITE = "granite"
     SEED_OSS = "seed_oss"
     HY_V3 = "hy_v3"
+    HUNYUAN_A13B = "hunyuan_a13b"
+    COHERE3 = "cohere_command3"
+    COHERE4 = "cohere_command4"
 
 
 class Task(Enum):

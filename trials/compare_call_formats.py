@@ -1,8 +1,8 @@
 """Compare our parsers of calls with vLLM's and SGLang's own, on seeded well-formed answers; no GPU.
 
-    pip download --no-deps vllm==0.33.0 sglang==0.5.23 partial-json-parser
+    pip download --no-deps vllm==0.33.0 sglang==0.5.23 partial-json-parser orjson
     unzip -q vllm-*.whl 'vllm/*.py' -d PEERS; unzip -q sglang-*.whl 'sglang/*.py' -d PEERS
-    unzip -q partial_json_parser-*.whl -d PEERS
+    unzip -q partial_json_parser-*.whl -d PEERS; unzip -q orjson-*.whl -d PEERS
     PYTHONPATH=.:tests .venv/bin/python trials/compare_call_formats.py PEERS > docs/benchmarks/call-formats.json
 
 The peers' files are loaded as they are; what they import besides is replaced by stand-ins. An answer is read alike
@@ -79,6 +79,7 @@ SGLANG = {
     "deepseek_v3": ("deepseekv3_detector", "DeepSeekV3Detector"),
     "deepseek_v31": ("deepseekv31_detector", "DeepSeekV31Detector"),
     "deepseek_v32": ("deepseekv32_detector", "DeepSeekV32Detector"),
+    "cohere_command4": ("cohere_command4_detector", "CohereCommand4Detector"),
     "mimo": ("mimo_detector", "MiMoDetector"),
     "pythonic": ("pythonic_detector", "PythonicDetector"),
     "lfm2": ("lfm2_detector", "Lfm2Detector"),

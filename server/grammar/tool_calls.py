@@ -109,8 +109,7 @@ def _calls(
         case Marks() as marks:
             return _marked(rules, marks, both, is_parallel=is_parallel)
         case ArrayMarks() as marks:
-            call = _one_of(rules, [_object(rules, tool, schema, "arguments") for tool, schema in both])
-            array = rules.rule(f'"[" {_several(call, rules.literal(", "), is_parallel)} "]"')
+            array = _array(rules, marks, both, is_parallel=is_parallel)
             written = (f"{_mark(rules, before)} {array} {_mark(rules, behind)}" for before, behind in marks.pairs)
             return _one_of(rules, [*written])
         case PythonMarks() as marks:
@@ -140,8 +139,23 @@ def _calls(
     return _several(call, rules.literal("; "), is_parallel)
 
 
-def _object(rules: Rules, tool: Tool, schema: str, field: str) -> str:
-    head = f'{{"name": {json.dumps(tool.name)}, "{field}": '
+def _array(rules: Rules, marks: ArrayMarks, both: Sequence[tuple[Tool, str]], *, is_parallel: bool) -> str:
+    """An array of calls as a model of these marks writes it."""
+    opening = "" if marks.number else "{"
+    bodies = [_object(rules, tool, schema, marks.arguments, name=marks.name, opening=opening) for tool, schema in both]
+    call = _one_of(rules, bodies)
+    if marks.number:
+        head = rules.literal(f'{{"{marks.number}": "')
+        call = rules.rule(f"{head} {rules.terminal('/[0-9]{1,3}/')} {rules.literal(chr(34) + ', ')} {call}")
+    indent, end = ("\n    ", "\n") if marks.is_indented else ("", "")
+    between = rules.literal(f",{indent or ' '}")
+    return rules.rule(
+        f"{rules.literal(f'[{indent}')} {_several(call, between, is_parallel)} {rules.literal(f'{end}]')}"
+    )
+
+
+def _object(rules: Rules, tool: Tool, schema: str, field: str, *, name: str = "name", opening: str = "{") -> str:
+    head = f'{opening}"{name}": {json.dumps(tool.name)}, "{field}": '
     return f"{rules.literal(head)} {rules.json(schema)} {rules.literal('}')}"
 
 

@@ -103,6 +103,11 @@ _DEEPSEEK_V31 = Marks(
     head=re.compile(rf"\s*(?P<name>[\w.:/-]+?)\s*{_TOOL_SEP}\s*"),
     written=f"{{name}}{_TOOL_SEP}", tokens=(_TOOL_SEP,),
 )  # fmt: skip
+_HUNYUAN_DENSE = Marks(
+    ("<tool_calls>", "</tool_calls>"), ("<tool_call>", "</tool_call>"),
+    head=re.compile(r"\s*(?P<name>[\w.:/-]+)\s*(```json)?\s*"),
+    written="{name}\n```json\n", tail="\n```", between="\n",
+)  # fmt: skip
 _KIMI_ARGUMENTS = "<|tool_call_argument_begin|>"
 _KIMI_K2 = Marks(
     ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"), ("<|tool_call_begin|>", "<|tool_call_end|>"),
@@ -116,6 +121,10 @@ _FUNCTIONARY_V31 = Marks(
 )  # fmt: skip
 _GRANITE = ArrayMarks((("<|tool_call|>", ""), ("<tool_call>", "")))
 _PHI4_MINI = ArrayMarks((("functools", ""), ("<|tool_call|>", "<|/tool_call|>")))
+_COHERE = ArrayMarks(
+    (("<|START_ACTION|>", "<|END_ACTION|>"),), name="tool_name", arguments="parameters", number="tool_call_id",
+    is_indented=True,
+)  # fmt: skip
 _PYTHONIC = PythonMarks(dropped=("<|python_start|>", "<|python_end|>", "<|python_tag|>"))
 
 _FORM = ToolCallParser
@@ -160,6 +169,11 @@ FORMATS: Mapping[ToolCallParser, CallFormat] = {
     _FORM.GRANITE: CallFormat(_GRANITE, (Sign(("<|tool_call|>", "<|start_of_role|>")),)),
     _FORM.PHI4_MINI: CallFormat(_PHI4_MINI, (Sign(("functools[",)), Sign(("<|tool|>", "<|/tool|>"), ("functools[",)))),
     _FORM.HUNYUAN_A13B: CallFormat(ArrayMarks((("<tool_calls>", "</tool_calls>"),)), (Sign(("<tool_calls>[",)),)),
+    _FORM.HUNYUAN_DENSE: CallFormat(
+        _HUNYUAN_DENSE, (Sign(("<tool_calls>", "<tool_call>function_name"), ("<arg_key>",)),)
+    ),
+    _FORM.COHERE3: CallFormat(_COHERE, (Sign(("<|START_ACTION|>",), ("<|START_TEXT|>",)),)),
+    _FORM.COHERE4: CallFormat(_COHERE, (Sign(("<|START_ACTION|>", "<|START_TEXT|>")),)),
     _FORM.NEMOTRON_JSON: CallFormat(ArrayMarks((("<TOOLCALL>", "</TOOLCALL>"),)), (Sign(("<TOOLCALL>",)),)),
     _FORM.PYTHONIC: CallFormat(_PYTHONIC, (Sign(("[func_name1(",)),)),
     _FORM.LFM2: CallFormat(

@@ -19,9 +19,9 @@ def writer_of(shape: Shape, source: str) -> Callable[[Sequence[Function]], str] 
     source  the chat template, which says which of several marks its model knows
     """
     match shape:
-        case ArrayMarks(pairs):
+        case ArrayMarks(pairs) as array:
             opening, closing = next((pair for pair in pairs if pair[0] in source), pairs[-1])
-            return lambda calls: joined((opening, request_json([*map(_object, calls)]), closing))
+            return lambda calls: joined((opening, request_json([_object(array, it) for it in calls]), closing))
         case PythonMarks(marks=(opening, closing), has_brackets=True):
             return lambda calls: joined((opening, "[", joined(map(_python, calls), ", "), "]", closing))
         case Marks() as form:
@@ -30,8 +30,8 @@ def writer_of(shape: Shape, source: str) -> Callable[[Sequence[Function]], str] 
             return None
 
 
-def _object(function: Function) -> Function:
-    return {"name": function["name"], "arguments": function["arguments"]}
+def _object(form: ArrayMarks, function: Function) -> Function:
+    return {form.name: function["name"], form.arguments: function["arguments"]}
 
 
 def _python(function: Function) -> str:

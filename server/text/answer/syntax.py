@@ -18,7 +18,6 @@ _SIGNS_OF_OTHERS = (
     ("DeepSeek V4", "｜DSML｜"),
     ("MiniMax M3", "]<]minimax[>["),
     ("Kimi K3", "<|open|>"),
-    ("Cohere Command", "<|START_ACTION|>"),
     ("Apertus", "<|tools_prefix|>"),
     ("FunctionGemma", "<start_function_call>"),
     ("MiniCPM5", "<function name="),
@@ -38,6 +37,10 @@ _SIGNS_OF_REASONING = (
     (ReasoningParser.HY_V3, ("<think{}>",)),
     (ReasoningParser.HY_V3, ("<think:opensource>",)),
     (ReasoningParser.KIMI_K2, ("◁think▷",)),
+    (ReasoningParser.COHERE4, ("<|START_THINKING|>", "<|START_TEXT|>")),
+    (ReasoningParser.COHERE3, ("<|START_THINKING|>",)),
+    (ReasoningParser.HUNYUAN_A13B, ("<think>", "<answer>")),
+    (ReasoningParser.HUNYUAN_A13B, ("<think>", "<|extra_0|>")),
     (ReasoningParser.THINK, ("<think>",)),
     (ReasoningParser.THINK, ("</think>",)),
 )

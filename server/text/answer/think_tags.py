@@ -7,6 +7,7 @@ from server.settings import ReasoningParser
 from server.text.answer.texts.cutting import cut
 
 _THINK = ("<think>", "</think>")
+_COHERE = ("<|START_THINKING|>", "<|END_THINKING|>")
 # A mark, and the texts of which one follows it where it begins a call: that ends reasoning without the second mark.
 CallSigns = Mapping[str, tuple[str, ...]]
 
@@ -70,6 +71,9 @@ TAGS: Mapping[ReasoningParser, ReasoningTags] = {
         ),
         wrapped=("<response>", "</response>"),
     ),
+    ReasoningParser.COHERE3: ReasoningTags((_COHERE,), wrapped=("<|START_RESPONSE|>", "<|END_RESPONSE|>")),
+    ReasoningParser.COHERE4: ReasoningTags((_COHERE,), wrapped=("<|START_TEXT|>", "<|END_TEXT|>")),
+    ReasoningParser.HUNYUAN_A13B: ReasoningTags(wrapped=("<answer>", "</answer>")),
     ReasoningParser.SEED_OSS: ReasoningTags((("<seed:think>", "</seed:think>"),)),
     ReasoningParser.HY_V3: ReasoningTags((("<think:opensource>", "</think:opensource>"), _THINK)),
     ReasoningParser.MISTRAL: ReasoningTags((("[THINK]", "[/THINK]"),)),

@@ -293,15 +293,22 @@ def test_harmony_thinks_in_its_own_channel_before_its_answer() -> None:
 
 ENDS = (
     "\n</parameter>", "</parameter>", "</arg_value>", "</arg_value:opensource>", "</think:opensource>",
-    "</seed:think>", "</｜DSML｜parameter>", '"', QUOTE, "</think>", "[/THINK]", "<channel|>", "<|end|>", "}", "]",
+    "</seed:think>", '"', QUOTE, "</think>", "[/THINK]", "<channel|>", "<|end|>", "}", "]",
 )  # fmt: skip
 
 
-def drawn(grammar: Grammar, chance: random.Random, *, has_marks: bool) -> str:
+ENDS_OF = {
+    ToolCallParser.DEEPSEEK_V32: ("</｜DSML｜parameter>",),
+    ToolCallParser.COHERE3: ("<|END_THINKING|>",),
+    ToolCallParser.COHERE4: ("<|END_THINKING|>",),
+}
+
+
+def drawn(grammar: Grammar, chance: random.Random, form: ToolCallParser, *, has_marks: bool) -> str:
     """An answer of tokens drawn among those that the mask allows; what ends a text is tried often."""
     tokens = tokenizer(has_marks)
     matcher = compiled(tokens, grammar)
-    ends = [tokens.tokenize_str(end, parse_special=True) for end in ENDS]
+    ends = [tokens.tokenize_str(end, parse_special=True) for end in (*ENDS, *ENDS_OF.get(form, ()))]
     mask = allocate_token_bitmask(1, tokens.vocab_size)
     found: list[int] = []
     while not matcher.is_stopped() and len(found) < 3000:
@@ -350,7 +357,7 @@ def test_answers_drawn_under_the_mask_are_valid_calls(form: ToolCallParser, has_
     schemas = {tool.name: tool.parameters or {"type": "object"} for tool in tools}
     seen: set[str] = set()
     for seed in range(12):
-        text = drawn(grammar, random.Random(seed), has_marks=has_marks)
+        text = drawn(grammar, random.Random(seed), form, has_marks=has_marks)
         answer = read(form, own, text, tools, is_streamed=seed % 2 == 0)
         assert answer.calls, text
         assert not answer.content, text

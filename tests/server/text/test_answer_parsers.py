@@ -24,6 +24,7 @@ from support.answers.writers import WRITERS, First
 HERMES, CODER, LLAMA = ToolCallParser.HERMES, ToolCallParser.QWEN3_CODER, ToolCallParser.LLAMA3_JSON
 MISTRAL, HARMONY, GEMMA = ToolCallParser.MISTRAL, ToolCallParser.HARMONY, ToolCallParser.GEMMA
 THINK = ReasoningParser.THINK
+COHERE = "<|START_THINKING|>so<|END_THINKING|>"
 TOOLS: dict[str, dict[str, Any]] = {
     "write": {"type": "object", "properties": {"text": {"type": "string"}, "n": {"type": "integer"}}},
     "ping": {"type": "object", "properties": {}},
@@ -215,6 +216,10 @@ def test_each_format_has_a_template() -> None:
         (ReasoningParser.GRANITE, "Here's my thought process: so\nHere's my response: Yes.", " so\n", " Yes."),
         (ReasoningParser.GRANITE, "Here is my view: <response>", "", "Here is my view: <response>"),
         (ReasoningParser.GRANITE, "<response>Yes. </resp", "", "Yes. </resp"),
+        (ReasoningParser.HUNYUAN_A13B, "<think>\nso\n</think>\n<answer>\nYes.\n</answer>", "\nso\n", "Yes."),
+        (ReasoningParser.COHERE3, f"{COHERE}<|START_RESPONSE|>Yes.<|END_RESPONSE|>", "so", "Yes."),
+        (ReasoningParser.COHERE3, "<|START_RESPONSE|>Yes.", "", "Yes."),
+        (ReasoningParser.COHERE4, f"{COHERE}<|START_TEXT|>Yes.<|END_TEXT|>", "so", "Yes."),
         (ReasoningParser.KIMI_K2, "◁think▷so◁/think▷Yes.", "so", "Yes."),
         (ReasoningParser.HY_V3, "<think:opensource>so</think:opensource>Yes.", "so", "Yes."),
         (ReasoningParser.SEED_OSS, "<seed:think>so</seed:think>Yes.", "so", "Yes."),

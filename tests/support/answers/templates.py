@@ -13,6 +13,11 @@ _FUNCTION = "<tool_call>\\n<function=example>\\n<parameter=key>\\nvalue\\n</para
 _GLM = "<arg_key>{{ k }}</arg_key>\n<arg_value>{{ v }}</arg_value>"
 _DEEPSEEK = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>"
 
+_COHERE = (
+    "{{ tools }}<|START_THINKING|>{{ m.reasoning_content }}<|END_THINKING|>"
+    '<|START_ACTION|>[{"tool_name": "{{ n }}", "parameters": {{ a }}}]<|END_ACTION|>'
+)
+
 # By model: source, format of calls, marks of reasoning.
 TEMPLATES: dict[str, tuple[str, ToolCallParser, ReasoningParser]] = {
     "Qwen2.5, Granite 4": (_TOOLS + _OBJECT, _FORM.HERMES, _REASONING.NONE),
@@ -119,6 +124,22 @@ TEMPLATES: dict[str, tuple[str, ToolCallParser, ReasoningParser]] = {
         _FORM.HUNYUAN_A13B,
         _REASONING.THINK,
     ),
+    "Hunyuan, dense": (
+        _TOOLS + "you should first print <tool_calls><tool_call>function_name\\n```json\\n{}\\n```</tool_call>"
+        "{{ m.content.split('<answer>')[-1] }}<|extra_0|><think>\\n\\n</think>",
+        _FORM.HUNYUAN_DENSE,
+        _REASONING.HUNYUAN_A13B,
+    ),
+    "Command R7B, Command A": (
+        _COHERE + "<|START_RESPONSE|>{{ m.content }}<|END_RESPONSE|>",
+        _FORM.COHERE3,
+        _REASONING.COHERE3,
+    ),
+    "Command A Plus, North Mini Code": (
+        _COHERE + "<|START_TEXT|>{{ m.content }}<|END_TEXT|>",
+        _FORM.COHERE4,
+        _REASONING.COHERE4,
+    ),
     "Apriel 1.5": (
         '{{ tools }}within <tool_call></tool_call> tags <tool_calls>[{"name": n, "arguments": a}]</tool_calls>',
         _FORM.HUNYUAN_A13B,
@@ -157,7 +178,6 @@ TEMPLATES: dict[str, tuple[str, ToolCallParser, ReasoningParser]] = {
 OTHERS = {
     "DeepSeek V4": "{{ tools }}<｜DSML｜tool_calls><｜DSML｜invoke name=",
     "MiniMax M3": "{{ tools }}{{ ']<]minimax[>[' }}<tool_call><invoke name=",
-    "Cohere Command": "{{ tools }}<|START_ACTION|>[<|END_ACTION|>",
     "Apertus": '{{ tools }}<|tools_prefix|>[{"{{ n }}": {{ a }}}]<|tools_suffix|><|inner_prefix|>',
     "FunctionGemma": "{{ tools }}<start_function_call>call:{{ n }}<end_function_call>",
     "MiniCPM5": '{{ tools }}<function name="{{ n }}"><param name="{{ k }}">{{ v }}</param></function><tool_sep>',

@@ -91,6 +91,11 @@ def _deepseek_v3(calls: list[Call], chance: Chance) -> str:
     return f"<｜tool▁calls▁begin｜>{chr(10).join(written)}<｜tool▁calls▁end｜>"
 
 
+def _hunyuan_dense(calls: list[Call], chance: Chance) -> str:
+    written = (f"<tool_call>{name}\n```json\n{dumped(it, chance)}\n```</tool_call>" for name, it in calls)
+    return f"<tool_calls>{chr(10).join(written)}</tool_calls>"
+
+
 def _deepseek_v31(calls: list[Call], chance: Chance) -> str:
     written = (
         f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{dumped(it, chance)}<｜tool▁call▁end｜>" for name, it in calls
@@ -124,6 +129,15 @@ def _array(opening: str, closing: str = "") -> Callable[[list[Call], Chance], st
         return f"{opening}{chance.choice(['', ' '])}{array}{closing}"
 
     return written
+
+
+def _cohere(calls: list[Call], chance: Chance) -> str:
+    """Calls in lines, with the numbers that the template gives them."""
+    written = (
+        f'\n    {{"tool_call_id": "{number}", "tool_name": "{name}", "parameters": {dumped(it, chance)}}}'
+        for number, (name, it) in enumerate(calls)
+    )
+    return f"<|START_ACTION|>[{','.join(written)}\n]<|END_ACTION|>"
 
 
 def _object(call: Call, key: str, chance: Chance) -> str:
@@ -252,6 +266,7 @@ _HARMONYS = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>")
 _THINK = ("[THINK]", "[/THINK]")
 _DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>")
 _DSML = "｜DSML｜"
+_COHERE_THINK = ("<|START_THINKING|>", "<|END_THINKING|>")
 _HY_THINK = ("<think:opensource>", "</think:opensource>")
 WRITERS = {
     "hermes": Writer(_FORM.HERMES, _each(_hermes), ("<tool_call>",), is_last=True),
@@ -316,6 +331,15 @@ WRITERS = {
         _FORM.PHI4_MINI, _array("<|tool_call|>", "<|/tool_call|>"), ("functools", "<|tool_call|>")
     ),
     "hunyuan_a13b": Writer(_FORM.HUNYUAN_A13B, _array("<tool_calls>", "</tool_calls>"), ("<tool_calls>",)),
+    "hunyuan_dense": Writer(
+        _FORM.HUNYUAN_DENSE, _hunyuan_dense, ("<tool_calls>", "<tool_call>"), (), _REASONING.HUNYUAN_A13B
+    ),
+    "cohere_command3": Writer(
+        _FORM.COHERE3, _cohere, ("<|START_ACTION|>", "<|START_RESPONSE|>"), (), _REASONING.COHERE3, _COHERE_THINK,
+    ),
+    "cohere_command4": Writer(
+        _FORM.COHERE4, _cohere, ("<|START_ACTION|>", "<|START_TEXT|>"), (), _REASONING.COHERE4, _COHERE_THINK,
+    ),
     "nemotron_json": Writer(
         _FORM.NEMOTRON_JSON, _array("<TOOLCALL>", "</TOOLCALL>"), ("<TOOLCALL>",), (), _REASONING.NEMOTRON_V3
     ),

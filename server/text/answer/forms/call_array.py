@@ -1,4 +1,4 @@
-"""Calls as an array of JSON objects behind a mark: Granite 3, Phi-4-mini, Hunyuan-A13B.
+"""Calls as an array of JSON objects behind a mark: Granite 3, Phi-4-mini, Hunyuan-A13B, Cohere's Command.
 
 <|tool_call|>[{"name": ..., "arguments": {...}}, ...]
 """
@@ -17,10 +17,18 @@ _BLANKS = " \t\n\r"
 class ArrayMarks:
     """The marks of one form.
 
-    pairs  a mark before the array, and the one behind it then (empty: none); the usual ones first
+    pairs      a mark before the array, and the one behind it then (empty: none); the usual ones first
+    name       key of a call's name
+    arguments  key of its arguments
+    number     key of its number, a text, before the others; empty: there is none
+    is_indented each call has a line of its own, behind four blanks
     """
 
     pairs: tuple[tuple[str, str], ...]
+    name: str = "name"
+    arguments: str = "arguments"
+    number: str = ""
+    is_indented: bool = False
 
     def parser(self, tools: Tools) -> "CallArray":
         return CallArray(tools, self)
@@ -40,7 +48,11 @@ class CallArray(StepParser):
         self.ends_reasoning = dict.fromkeys(self._closings, ("[{", "[ {", "[\n"))
         self._written = ""  # since the mark, before the first call
         self._closing = ""
-        self._object = CallObject(("arguments", "parameters"))
+        self._name_key = form.name
+        self._object = self._new_object()
+
+    def _new_object(self) -> CallObject:
+        return CallObject(("arguments", "parameters"), name_key=self._name_key)
 
     def _begin(self, is_last: bool) -> Iterable[Delta]:
         text, mark = self._cut(*self._closings, is_last=is_last)
@@ -69,7 +81,7 @@ class CallArray(StepParser):
         skipped, self._text = self._text[: len(self._text) - len(begun)], begun
         self._written += skipped
         if begun.startswith("{"):
-            self._object = CallObject(("arguments", "parameters"))
+            self._object = self._new_object()
             self._step = self._in_object
         elif begun.startswith("]") and self._num_calls:
             self._text = begun[1:]

@@ -12,8 +12,11 @@ _BLANK = " \t\n\r"
 class CallObject:
     """Finds an object's end, its name, and the text of its arguments. `is_call` says whether all of it is right."""
 
-    def __init__(self, argument_keys: tuple[str, ...], *, may_lack_arguments: bool = False) -> None:
+    def __init__(
+        self, argument_keys: tuple[str, ...], *, name_key: str = "name", may_lack_arguments: bool = False
+    ) -> None:
         self._argument_keys = argument_keys
+        self._name_key = name_key
         self._may_lack_arguments = may_lack_arguments
         self.is_wrong = False  # it begins like no object of names and values
         self.is_whole = False
@@ -65,7 +68,7 @@ class CallObject:
             return False
         try:
             value = json_value(self.written)
-            name = value["name"]
+            name = value[self._name_key]
             name.encode()
         except (ValueError, KeyError, AttributeError, RecursionError):
             return False
@@ -120,7 +123,7 @@ class CallObject:
             self._is_escaped = True
         elif char == '"':
             self._in_string = False
-            if self._depth == 1 and self._key == "name":
+            if self._depth == 1 and self._key == self._name_key:
                 self._name = _text(self._string)
 
     def _take_at_top(self, char: str) -> None:
