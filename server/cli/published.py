@@ -150,7 +150,7 @@ PUBLISHED: tuple[PublishedModel, ...] = (
     PublishedModel("allenai/OLMoE-1B-7B-0924-Instruct", "OlmoeForCausalLM", 6.92),
     PublishedModel("allenai/FlexOlmo-7x7B-1T", "FlexOlmoForCausalLM", 33.3),
     PublishedModel("ByteDance-Seed/Seed-OSS-36B-Instruct", "SeedOssForCausalLM", 36.2, Calls.SEED_OSS),
-    PublishedModel("HuggingFaceTB/SmolLM3-3B", "SmolLM3ForCausalLM", 3.08),
+    PublishedModel("HuggingFaceTB/SmolLM3-3B", "SmolLM3ForCausalLM", 3.08, Calls.HERMES),
     PublishedModel("LGAI-EXAONE/EXAONE-4.0-32B", "Exaone4ForCausalLM", 32.0, Calls.HERMES),
     PublishedModel("LGAI-EXAONE/K-EXAONE-236B-A23B", "ExaoneMoeForCausalLM", 236.0, Calls.HERMES),
     PublishedModel("facebook/cwm", "CwmForCausalLM", 32.6),

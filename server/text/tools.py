@@ -31,7 +31,7 @@ def tools_as_text(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, 
             else:
                 found.append({"role": "user", "content": text, "is_response": True})
         elif "tool_calls" in message:
-            calls = [_call_text(call["function"]) for call in message["tool_calls"]]
+            calls = [hermes_call(call["function"]) for call in message["tool_calls"]]
             found.append({"role": "assistant", "content": joined(filter(None, [message["content"], *calls]), "\n")})
         else:
             found.append(dict(message))
@@ -75,7 +75,8 @@ def turns_joined(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def _call_text(function: dict[str, Any]) -> str:
+def hermes_call(function: dict[str, Any]) -> str:
+    """Return a call as Hermes writes it."""
     call = request_json({"name": function["name"], "arguments": function["arguments"]})
     return joined(("<tool_call>\n", call, "\n</tool_call>"))
 

@@ -5,10 +5,11 @@ from typing import Any
 
 from server.text.answer.formats import Shape
 from server.text.answer.forms.call_array import ArrayMarks
+from server.text.answer.forms.hermes import Hermes
 from server.text.answer.forms.marked import Marks
 from server.text.answer.forms.pythonic import PythonMarks
 from server.text.request_text import joined
-from server.text.tools import request_json
+from server.text.tools import hermes_call, request_json
 
 Function = dict[str, Any]  # a call's name and arguments, these an object or a text that is no JSON
 
@@ -26,6 +27,8 @@ def writer_of(shape: Shape, source: str) -> Callable[[Sequence[Function]], str] 
             return lambda calls: joined((opening, "[", joined(map(_python, calls), ", "), "]", closing))
         case Marks() as form:
             return lambda calls: _marked(form, calls)
+        case type() if shape is Hermes:
+            return lambda calls: joined(map(hermes_call, calls), "\n")
         case _:
             return None
 

@@ -44,6 +44,7 @@ def prompt_of(source: str, messages: list[dict[str, Any]]) -> str:
         "<|tool_list_start|><|tool_list_end|>",
         "<|im_system|>tool_declare<|im_middle|>",
         "functools[",
+        '<tool_call>{{ {"name": 1, "arguments": 2} }}',
         "<|tool|><|/tool|>",
     ],
 )
