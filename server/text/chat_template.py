@@ -77,6 +77,8 @@ class ChatTemplate:
         self._template = _compiled(source)
         self._tool_template = self._template if tool_source is None else _compiled(tool_source)
         self.has_tools_of_messages = _has_tools_of_messages(self.tool_source)
+        # DeepSeek V3's and R1's write an assistant's calls, or its text
+        self.tests_for_no_content = re.search(r"\bcontent\b['\"]?\]? is none\b", self.tool_source) is not None
         self._special_tokens = special_tokens
         self.reserved = frozenset({*_OURS, *special_tokens, *_environment().globals})  # names that no request may set
 

@@ -18,6 +18,8 @@ _TAIL = (
     "<tool_call></tool_call> XML tags:\n<tool_call>\n"
     '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
 )
+_OWN_TAIL = "\n</tools>\n\nCall functions in exactly this form, with a name and JSON of that function's parameters:\n"
+_EXAMPLE = {"name": "function_name", "arguments": {"parameter_name": "value"}}
 
 
 def tools_as_text(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]]:
@@ -37,13 +39,24 @@ def tools_as_text(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, 
             found.append(dict(message))
     for message in found:
         message.pop("is_response", None)
-    if tools:
-        text = joined((_HEAD, joined(map(request_json, tools), "\n"), _TAIL))
-        if found and found[0]["role"] == "system":
-            found[0]["content"] = joined((found[0]["content"], text), _GAP)
-        else:
-            found.insert(0, {"role": "system", "content": text})
-    return found
+    return _with_system(found, joined((_HEAD, joined(map(request_json, tools), "\n"), _TAIL))) if tools else found
+
+
+def tools_described(
+    messages: Sequence[dict[str, Any]],
+    tools: Sequence[dict[str, Any]],
+    write: Callable[[Sequence[dict[str, Any]]], str],
+) -> list[dict[str, Any]]:
+    """The same conversation for a template that has calls and no tools: these, and how `write` writes a call of one."""
+    described = (_HEAD, joined(map(request_json, tools), "\n"), _OWN_TAIL, write([_EXAMPLE]))
+    return _with_system(messages, joined(described))
+
+
+def _with_system(messages: Sequence[dict[str, Any]], text: str) -> list[dict[str, Any]]:
+    """The messages with a text at the end of the system's."""
+    if messages and messages[0]["role"] == "system":
+        return [{**messages[0], "content": joined((messages[0]["content"], text), _GAP)}, *messages[1:]]
+    return [{"role": "system", "content": text}, *messages]
 
 
 def system_in_user(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -101,6 +114,11 @@ def calls_in_content(
         return {**message, "content": joined((message["content"], write(calls)))}
 
     return [changed(message) if "tool_calls" in message else message for message in messages]
+
+
+def without_content(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same conversation for a template that writes calls only where a message's content is none."""
+    return [{**it, "content": None} if "tool_calls" in it and not it["content"] else it for it in messages]
 
 
 def tools_in_system(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None) -> list[dict[str, Any]]:

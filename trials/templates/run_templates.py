@@ -12,6 +12,7 @@ transformers:
     tools as text         the same as transformers makes of messages in which tools and calls, or calls alone, are texts
     fails without tools   a template that raises without tools, of a form of calls that is not read
     rearranged            transformers raises; the same as it makes of the messages put in a way that docs/api.md names
+    no content            transformers raises: it takes a content of null away, which the template tests for
     other                 a fault, as are signs of two formats of calls: the exit status is 1
 
 Then each conversation's texts, names, arguments and descriptions get every mark that the template's own text has, and
@@ -177,6 +178,9 @@ def compare(source: str, template: ChatTemplate, messages: Messages, tools: Any)
         return "tools as text"
     alternating = turns_joined(system_first(given))
     variants = (system_first(given), alternating, system_in_user(alternating), arguments_as_text(given))
+    has_null = any(it["content"] is None for it in given)
+    if has_null and all(reference(source, it, given_tools) is None for it in (given, *variants)):
+        return "no content"
     is_variant = any(reference(source, variant, given_tools) == ours for variant in variants)
     return "rearranged" if is_variant and reference(source, given, given_tools) is None else FAULT
 

@@ -25,8 +25,10 @@ from server.text.tools import (
     system_first,
     system_in_user,
     tools_as_text,
+    tools_described,
     tools_in_system,
     turns_joined,
+    without_content,
 )
 
 _NO_REASONING = "none"  # the effort
@@ -187,10 +189,13 @@ def with_places(it: Conversation, template: ChatTemplate, syntax: AnswerSyntax) 
     if not syntax.has_tool_template:
         return tools_as_text(it.messages, it.tools)
     messages = it.messages
-    has_calls = any("tool_calls" in message for message in messages)
-    if has_calls and not template.reads("tool_calls", has_tools=True):
-        write = writer_of(FORMATS[syntax.calls].shape, template.tool_source)
-        messages = messages if write is None else calls_in_content(messages, write)
+    write = writer_of(FORMATS[syntax.calls].shape, template.tool_source)
+    if template.reads("tool_calls", has_tools=True):
+        messages = without_content(messages) if template.tests_for_no_content else messages
+    elif write is not None and any("tool_calls" in message for message in messages):
+        messages = calls_in_content(messages, write)
+    if write is not None and it.tools and not template.reads("tools", has_tools=True):
+        return tools_described(messages, it.tools, write)
     return tools_in_system(messages, it.tools) if it.tools and template.has_tools_of_messages else messages
 
 
@@ -206,6 +211,8 @@ def _variants(messages: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
         before = variant
     if any("tool_calls" in message for message in messages):
         yield arguments_as_text(messages)
+    if any(message["content"] is None for message in messages):
+        yield from _variants([{**message, "content": message["content"] or ""} for message in messages])
 
 
 def _guarded_message(message: Mapping[str, Any], tags: Sequence[str]) -> dict[str, Any]:

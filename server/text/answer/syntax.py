@@ -7,6 +7,7 @@ from server.errors import SettingsError
 from server.settings import ReasoningParser, ToolCallParser
 from server.text.answer.formats import FORMATS
 from server.text.answer.forms.harmony import CHANNEL, MARKS, MESSAGE, START, Harmony
+from server.text.answer.forms.marked import Marks
 from server.text.answer.parser import AnswerParser, CallParser, Filtered, Split, Tools
 from server.text.answer.texts.values import inlined
 from server.text.answer.think_tags import TAGS, ReasoningTags, ThinkTags, Unwrapped
@@ -173,6 +174,12 @@ class AnswerSyntax:
         )
 
 
+def _shows_calls(template: ChatTemplate, form: ToolCallParser) -> bool:
+    """Return whether a template without tools writes calls of a form with marks, as DeepSeek's published ones do."""
+    is_marked = form in FORMATS and isinstance(FORMATS[form].shape, Marks)
+    return is_marked and template.reads("tool_calls", has_tools=True)
+
+
 def choose_syntax(template: ChatTemplate | None, calls: ToolCallParser, reasoning: ReasoningParser) -> AnswerSyntax:
     """The formats that flags name, or that a chat template shows where a flag is `auto`.
 
@@ -180,14 +187,17 @@ def choose_syntax(template: ChatTemplate | None, calls: ToolCallParser, reasonin
     gpt-oss's channels with another model's calls.
     """
     source, tool_source = (template.source, template.tool_source) if template is not None else ("", "")
+    own = next((form for form, it in FORMATS.items() if it.is_in(tool_source)), ToolCallParser.AUTO)
     has_place = template is not None and template.reads("tools", has_tools=True)
+    if template is not None and not has_place and calls in (ToolCallParser.AUTO, own):
+        has_place = _shows_calls(template, own)
     if not has_place and calls not in (ToolCallParser.AUTO, ToolCallParser.HERMES):
         raise SettingsError(
             f"--tool-call-parser {calls.value}: this model's chat template has no place for tools; they are described "
             "in the system's message, to call as hermes"
         )
     if calls is ToolCallParser.AUTO:
-        calls = next((form for form, it in FORMATS.items() if it.is_in(tool_source)), ToolCallParser.AUTO)
+        calls = own
         if has_place and calls is ToolCallParser.AUTO:
             other = next((name for name, sign in _SIGNS_OF_OTHERS if sign in tool_source), "")
             logger.warning(

@@ -61,6 +61,38 @@ def test_calls_stand_in_the_text_as_the_model_writes_them(marks: str) -> None:
     assert not answer.content
 
 
+def test_calls_stand_in_a_template_that_has_them_where_a_message_has_no_text() -> None:
+    call = "{{ c.function.name }}<｜tool▁sep｜>{{ c.function.arguments | tojson }}"
+    calls = f"{{% for c in m['tool_calls'] %}}<｜tool▁calls▁begin｜>{call}{{% endfor %}}"
+    said = f"{{% if m['content'] is none %}}{calls}{{% else %}}{{{{ m['content'] }}}}{{% endif %}}"
+    prompt = prompt_of(f"{{% for m in messages %}}[{{{{ m['role'] }}}}]{said}{{% endfor %}}", CONVERSATION)
+    assert (
+        f"[assistant]<｜tool▁calls▁begin｜>weather<｜tool▁sep｜>{json.dumps(ARGUMENTS, ensure_ascii=False)}" in prompt
+    )
+
+
+@pytest.mark.parametrize("system", [[], [{"role": "system", "content": "Be brief."}]])
+def test_tools_are_described_for_a_template_that_has_calls_alone(system: list[dict[str, Any]]) -> None:
+    """DeepSeek V3.1's, as published: calls in the model's form, and no word of tools."""
+    call = (
+        "<｜tool▁call▁begin｜>{{ c.function.name }}<｜tool▁sep｜>{{ c.function.arguments | tojson }}<｜tool▁call▁end｜>"
+    )
+    calls = f"<｜tool▁calls▁begin｜>{{% for c in m['tool_calls'] %}}{call}{{% endfor %}}<｜tool▁calls▁end｜>"
+    source = TURNS.replace("{% endfor %}", f"{{% if 'tool_calls' in m %}}{calls}{{% endif %}}{{% endfor %}}")
+    prompt = prompt_of(source, [*system, *CONVERSATION])
+    before, _, after = prompt.partition("[user]Rain?[assistant]")
+    assert before.startswith("[system]Be brief.\n\n" if system else "[system]# Tools")
+    assert json.dumps({"type": "function", "function": FUNCTION}) in before
+    assert "<tool_call>" not in prompt
+    syntax = choose_syntax(ChatTemplate(source, {}), ToolCallParser.AUTO, ReasoningParser.AUTO)
+    assert syntax.calls is ToolCallParser.DEEPSEEK_V31
+    for text, called in ((before, ["function_name"]), (after, ["weather", "weather"])):
+        parser = syntax.parser({"weather": {}}, "", is_streamed=False)
+        assert parser is not None
+        answer = whole_answer([*parser.feed(text), *parser.finish()])
+        assert [call.name for call in answer.calls] == called
+
+
 @pytest.mark.parametrize(
     "messages", [CONVERSATION[:1], [{"role": "system", "content": "Be brief."}, *CONVERSATION[:1]]]
 )
