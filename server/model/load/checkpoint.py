@@ -53,7 +53,7 @@ class Wanted:
     def fits(self, shape: tuple[int, ...]) -> bool:
         if shape == self.shape or not self.is_scale or self.shape[1:] != (1,):
             return shape == self.shape
-        return len(shape) < 3 and math.prod(shape) in (1, self.shape[0])
+        return shape == self.shape[:1] or shape in ((), (1,), (1, 1))
 
     @property
     def stored_dtypes(self) -> tuple[str, ...]:
@@ -101,6 +101,30 @@ def _check_readable(file: Path) -> None:
         file.open("rb").close()
     except OSError as error:
         raise ModelError(f"{file}: cannot be read: {error.strerror}") from error
+
+
+def named_anew(
+    folder: Path, entries: Mapping[str, TensorEntry], name_of: Callable[[str], str]
+) -> dict[str, TensorEntry]:
+    """Return the tensors by other names. Raises ModelError where two get the same one: only one would be read."""
+    found: dict[str, TensorEntry] = {}
+    first: dict[str, str] = {}
+    for name, entry in entries.items():
+        new = name_of(name)
+        if new in found:
+            raise ModelError(
+                f"{folder}: {first[new]} and {name} are both read as {new}: delete the one that is not the model's"
+            )
+        found[new], first[new] = entry, name
+    return found
+
+
+def add_made(folder: Path, entries: dict[str, TensorEntry], made: Mapping[str, TensorEntry], source: str) -> None:
+    """Add tensors that are made of `source`. Raises ModelError where the checkpoint has one of them already."""
+    for name, entry in made.items():
+        if name in entries:
+            raise ModelError(f"{folder}: {name} is there beside {source}, of which it is made: delete one of them")
+        entries[name] = entry
 
 
 def check_entries(

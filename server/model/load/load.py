@@ -35,6 +35,7 @@ from server.model.load.checkpoint import (
     copy_pieces,
     has_weights,
     listed,
+    named_anew,
     read_entries,
     tenths,
 )
@@ -240,18 +241,17 @@ def _read_named(folder: Path, config: ModelConfig) -> dict[str, TensorEntry]:
     """Return the tensors of the text part, by their names in a checkpoint of text alone. Raises ModelError."""
     entries = read_entries(folder)
     named = text_names(entries, config.family)
-    entries = {name_in_model(name, config): entries[as_written] for as_written, name in named.items()}
+    of_text = {name: entries[name] for name in named}
     renamed = family_named(config.family, str(folder)).renamed
-    if renamed:
-        entries = {_renamed(name, renamed): it for name, it in entries.items()}
+    entries = named_anew(folder, of_text, lambda name: _renamed(name_in_model(named[name], config), renamed))
     if "embed_tokens.weight" in entries:  # saved without a head, hence without the whole's prefix
         own = ("lm_head", PREFIX, "model.")
-        entries = {name if name.startswith(own) else f"model.{name}": it for name, it in entries.items()}
+        entries = named_anew(folder, entries, lambda name: name if name.startswith(own) else f"model.{name}")
     if config.packing is not None:
         from_file = reencoded_entries if config.packing.is_reencoded else packed_entries
         entries = from_file(folder, entries, config.packing)
     # A scale that a number is multiplied by, though DeepSeek's name calls it an inverse.
-    entries = {name.removesuffix("_inv") if name.endswith("_scale_inv") else name: it for name, it in entries.items()}
+    entries = named_anew(folder, entries, lambda it: it.removesuffix("_inv") if it.endswith("_scale_inv") else it)
     return with_qkv_apart(folder, entries, config)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from kernels.linear.formats.int4_weights import CODES_IN_A_BYTE, pack_pairs
 from qualification.model.packing import Packing
 from server.errors import ModelError
-from server.model.load.checkpoint import Piece, TensorEntry, read_whole
+from server.model.load.checkpoint import Piece, TensorEntry, add_made, read_whole
 
 _SYMMETRIC_ZERO = 8
 _IN_AN_INTEGER = 8  # codes
@@ -91,9 +91,10 @@ def packed_entries(folder: Path, entries: Mapping[str, TensorEntry], packing: Pa
             found.pop(f"{product}.{words[_ZEROS]}") if len(needed) > 1 else None,
             found.pop(f"{product}.g_idx", None) if packing in _OF_GPTQ else None,
         )
-        found.pop(f"{product}.weight_shape", None)  # that of config.json, which the codes are held to
+        if is_compressed:
+            found.pop(f"{product}.weight_shape", None)  # that of config.json, which the codes are held to
         _check(parts)
-        found |= _as_loaded(parts)
+        add_made(folder, found, _as_loaded(parts), name)
     return found
 
 

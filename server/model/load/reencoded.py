@@ -24,7 +24,7 @@ from torch import Tensor
 from kernels.linear.formats.fp8_weights import BLOCK, E4M3, LARGEST
 from qualification.model.packing import Packing
 from server.errors import ModelError
-from server.model.load.checkpoint import TensorEntry, read_whole
+from server.model.load.checkpoint import TensorEntry, add_made, read_whole
 from server.model.load.packed import PackedEntry
 
 _NUMBERS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # by the code's low three bits; the fourth one is the sign
@@ -126,7 +126,7 @@ def reencoded_entries(folder: Path, entries: Mapping[str, TensorEntry], packing:
         whole = None if words.whole is None else found.pop(f"{product}.{words.whole}")
         parts = _Fp4Parts(product, words, found.pop(name), found.pop(f"{product}.weight_scale"), whole)
         found.pop(f"{product}.{words.inputs}", None)
-        found |= _as_loaded(parts)
+        add_made(folder, found, _as_loaded(parts), name)
     return found
 
 

@@ -182,3 +182,6 @@ def test_what_does_not_fit_is_refused_by_name(checkpoint: Made, tmp_path: Path) 
     config = load_config(nvfp4)
     with pytest.raises(ModelError, match=r"o_proj.weight_global_scale: a positive number was expected, found 0.0"):
         load_shard(nvfp4, config, shard_of(config, 0, 1), dtype=torch.bfloat16, device=CPU)
+    rewritten(nvfp4, "model.layers.0.self_attn.o_proj.weight", torch.zeros(1))
+    with pytest.raises(ModelError, match=r"o_proj.weight is there beside .*o_proj.weight_packed, of which it is made"):
+        load_shard(nvfp4, config, shard_of(config, 0, 1), dtype=torch.bfloat16, device=CPU)

@@ -331,3 +331,31 @@ def test_scales_that_are_no_numbers_are_named(tmp_path: Path, kind: str, word: s
     config = load_config(tmp_path)
     with pytest.raises(ModelError, match=f"model.layers.0.mlp.down_proj.{message}"):
         load_shard(tmp_path, config, shard_of(config, 0, 1), dtype=torch.float32, device=CPU)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "message"),
+    [
+        ("fp8 blocks", "model.layers.0.mlp.down_proj.weight_scale", "weight_scale_inv are both read as model"),
+        ("modelopt", "model.layers.0.mlp.down_proj.weight_scale_inv", "weight_scale_inv are both read as model"),
+        ("fp8 dynamic", "language_model.model.norm.weight", "and model.norm.weight are both read as model.norm.weight"),
+    ],
+)
+def test_a_tensor_that_is_there_twice_is_named(tmp_path: Path, kind: str, name: str, message: str) -> None:
+    write(tmp_path, KINDS[kind])
+    tensors = load_file(tmp_path / "model.safetensors")
+    save_file({**tensors, name: torch.ones(3, 4)}, tmp_path / "model.safetensors")
+    config = load_config(tmp_path)
+    with pytest.raises(ModelError, match=message):
+        load_shard(tmp_path, config, shard_of(config, 0, 1), dtype=torch.float32, device=CPU)
+
+
+@pytest.mark.parametrize("kind", ["fbgemm", "compressed channel"])
+def test_scales_of_rows_that_lie_along_columns_are_named(tmp_path: Path, kind: str) -> None:
+    write(tmp_path, KINDS[kind])
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = "model.layers.0.mlp.down_proj.weight_scale"
+    save_file({**tensors, name: tensors[name].T.contiguous()}, tmp_path / "model.safetensors")
+    config = load_config(tmp_path)
+    with pytest.raises(ModelError, match=rf"{name} .*expected shape \({HIDDEN}, 1\), found \(1, {HIDDEN}\)"):
+        load_shard(tmp_path, config, shard_of(config, 0, 1), dtype=torch.float32, device=CPU)

@@ -177,6 +177,14 @@ def shifted(part: str, change: Callable[[Tensor], Tensor]) -> Callable[[Path], N
     return edit
 
 
+def added(name: str) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        file = folder / "model.safetensors"
+        save_file({**load_file(file), name: torch.ones(2, dtype=torch.int32)}, file)
+
+    return edit
+
+
 def told(**says: object) -> Callable[[Path], None]:
     return lambda folder: change(folder, **says)
 
@@ -215,6 +223,10 @@ def test_wrong_numbers_of_4_bits_are_seen(tmp_path: Path, name: str) -> None:
         ("gptq", shifted("0.self_attn.k_proj.scales", lambda it: it[:, 1:]), "k_proj in .*: of 128 rows"),
         ("awq", shifted("0.mlp.up_proj.qweight", lambda it: torch.cat([it, it[:1]])), r"up_proj.weight in .* expected"),
         ("compressed", told(ignore=["lm_head"]), r"missing: .*model.layers.1.mlp"),
+        # What would be read in place of the codes, or ignored.
+        ("awq", added("model.layers.0.mlp.up_proj.weight"), r"up_proj.weight is there beside .*up_proj.qweight"),
+        ("compressed", added("model.layers.0.mlp.up_proj.weight"), r"up_proj.weight is there beside .*weight_packed"),
+        ("gptq", added("model.layers.0.mlp.up_proj.weight_shape"), "not known to this architecture: .*weight_shape"),
     ],
 )  # fmt: skip
 def test_what_is_not_served_is_named(tmp_path: Path, kind: str, edit: Callable[[Path], None], message: str) -> None:
