@@ -43,13 +43,15 @@ def _caches_fp8(fields: Fields) -> bool:
     if fields.given("quant_method") == "fp8" and fields.has("kv_cache_scheme"):
         return fields.choice("kv_cache_scheme", ("static", "dynamic")) == "static"
     for part in (fields, fields.section("quantization") or fields):
-        name = part.given("kv_cache_quant_algo")
-        if isinstance(name, str) and name.upper() == "FP8":
-            return True
-        if (scheme := part.section("kv_cache_scheme")) is not None:
+        words = [part.given("kv_cache_quant_algo")]
+        if fields.given("quant_method") == "modelopt" and isinstance(part.given("kv_cache_scheme"), str):
+            words.append(part.given("kv_cache_scheme"))  # of earlier versions: the same word
+        elif (scheme := part.section("kv_cache_scheme")) is not None:
             check_keys(scheme, NUMBERS, "kv_cache_scheme")
             if scheme.given("num_bits") == 8 and scheme.given("type") == "float":
                 return True
+        if any(isinstance(it, str) and it.upper() == "FP8" for it in words):
+            return True
     return False
 
 
@@ -386,6 +388,25 @@ def _sizes(fields: Fields, name: str) -> list[int] | None:
     if not isinstance(value, list) or not all(type(item) is int for item in value):
         fields.refuse(name, "a list of integers")
     return value
+
+
+def check_modelopt_beside(says: Mapping[str, object], beside: Mapping[str, object], source: str) -> None:
+    """Raise ModelConfigError where hf_quant_config.json has another algorithm or cache than ModelOpt's words.
+
+    says    quantization_config of config.json, which is read; what it leaves open of a cache stays open
+    beside  as `from_file_beside` returns it; `source` is its file
+    """
+    if says.get("quant_method") != "modelopt":
+        return
+    own, other = Fields(says, CONFIG_KEY), Fields(beside, source)
+    part = other.section("quantization") or other
+    algorithm = own.given("quant_algo")
+    if str(part.given("quant_algo")).upper() != str(algorithm).upper():
+        part.refuse("quant_algo", f"{algorithm!r}, as {CONFIG_KEY} of config.json has it")
+    caches_fp8, has_cache = _caches_fp8(own), own.has("kv_cache_scheme") or own.has("kv_cache_quant_algo")
+    if has_cache and caches_fp8 != _caches_fp8(other):
+        wanted = "FP8" if caches_fp8 else "not FP8"
+        part.refuse("kv_cache_quant_algo", f"{wanted}, as kv_cache_scheme of {CONFIG_KEY} in config.json has it")
 
 
 def from_file_beside(content: Mapping[str, object]) -> Mapping[str, object]:

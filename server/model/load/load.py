@@ -16,7 +16,12 @@ from qualification.model.draft_head import PREFIX, PRODUCT, name_in_model
 from qualification.model.families.family import Family, TensorNames
 from qualification.model.families.image_models import text_names
 from qualification.model.families.quantization import as_stored
-from qualification.model.families.quantization_config import CONFIG_KEY, from_file_beside, read_quantization
+from qualification.model.families.quantization_config import (
+    CONFIG_KEY,
+    check_modelopt_beside,
+    from_file_beside,
+    read_quantization,
+)
 from qualification.model.families.quantization_keys import check_file_beside
 from qualification.model.families.reader import check_whole, read_as, text_part, unknown_keys
 from qualification.model.families.registry import family_named
@@ -99,10 +104,13 @@ def _read_config(folder: Path, path: Path, values: dict[str, object]) -> ModelCo
                 f"says, with its quant_method, or serve the checkpoint that it was made from"
             )
         check_file_beside(quantization, read_object(file), str(file))
-    if (folder / _MODELOPT_FILE).is_file() and quantization is None:
-        beside = from_file_beside(read_object(folder / _MODELOPT_FILE))
-        read_quantization(Fields(beside, str(folder / _MODELOPT_FILE)))  # what is wrong is named with that file
-        values = {**values, CONFIG_KEY: beside}
+    if (file := folder / _MODELOPT_FILE).is_file():
+        beside = from_file_beside(read_object(file))
+        if quantization is None:
+            read_quantization(Fields(beside, str(file)))  # what is wrong is named with that file
+            values = {**values, CONFIG_KEY: beside}
+        elif isinstance(quantization, dict):
+            check_modelopt_beside(quantization, beside, str(file))
     whole, values = values, dict(text_part(values))
     check_whole(whole, str(path))
     generation = read_object(folder / GENERATION_FILE) if (folder / GENERATION_FILE).is_file() else {}

@@ -277,6 +277,30 @@ def test_a_file_beside_config_must_say_the_same(tmp_path: Path, name: str, besid
         load_config(tmp_path)
 
 
+BESIDE_MODELOPT = {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}
+
+
+def test_modelopts_file_beside_config_must_say_the_same(tmp_path: Path) -> None:
+    says = PUBLISHED["ModelOpt FP8"]
+    without = {name: it for name, it in says.items() if name != "kv_cache_scheme"}
+
+    def caches_fp8(of_config: Config, **of_file: str | None) -> bool:
+        (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "quantization_config": of_config}))
+        beside = {"producer": {}, "quantization": {**BESIDE_MODELOPT, **of_file}}
+        (tmp_path / "hf_quant_config.json").write_text(json.dumps(beside))
+        return load_config(tmp_path).caches_fp8
+
+    assert caches_fp8(says)
+    assert caches_fp8({**says, "kv_cache_scheme": "FP8"}, quant_algo="fp8")  # as its earlier files have it
+    assert not caches_fp8(without)  # as config.json has it, which published pairs let say less
+    with pytest.raises(ModelError, match=r"hf_quant_config.json, quantization: quant_algo must be 'FP8', as .*'NVFP4'"):
+        caches_fp8(says, quant_algo="NVFP4")
+    with pytest.raises(ModelError, match=r"kv_cache_quant_algo must be FP8, as kv_cache_scheme .* found None"):
+        caches_fp8(says, kv_cache_quant_algo=None)
+    with pytest.raises(ModelError, match=r"kv_cache_quant_algo must be not FP8, as kv_cache_scheme .* found 'FP8'"):
+        caches_fp8({**says, "kv_cache_scheme": "NVFP4"})
+
+
 @pytest.mark.parametrize(
     ("key", "changes"),
     [("text_config", {}), ("llm_config", {"model_type": "internvl_chat", "architectures": ["InternVLChatModel"]})],
