@@ -162,6 +162,7 @@ BASES: dict[str, Base] = {
     "minimax_m2": Base("minimax_m2", tiny.MINIMAX, is_old=True),
     "granitemoe": Base("granitemoe", {key: it for key, it in tiny.GRANITE_SHARED.items() if "shared" not in key}),
     "bamba": Base("bamba", {**tiny.BAMBA, "num_hidden_layers": 2}),
+    "falcon_h1": Base("falcon_h1", {**tiny.FALCON_H1, "num_hidden_layers": 2}),
     "granitemoehybrid": Base(
         "granitemoehybrid",
         {**tiny.GRANITE_HYBRID, "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},

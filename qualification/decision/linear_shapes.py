@@ -14,6 +14,7 @@ from qualification.model.config import (
     ExpertsConfig,
     LayerConfig,
     LinearFormats,
+    Mixer,
     ModelConfig,
     num_inner_of,
 )
@@ -89,7 +90,32 @@ def _per_layer_weights(model: ModelConfig) -> Iterator[_Weight]:
 
 
 def _own_weights_of(layer: LayerConfig, hidden: int) -> Iterator[_Weight]:
-    mixer, formats = layer.mixer, layer.formats
+    formats = layer.formats
+    for mixer in layer.mixers:
+        yield from _weights_of_mixer(mixer, formats, hidden)
+    fed = layer.feed_forward
+    match fed:
+        case DenseConfig(width, activation, has_bias) if fed.num_inner == 1:
+            yield _Weight(hidden, width, has_bias, format=formats.gate_up)
+            yield _Weight(width, hidden, has_bias, format=formats.down)
+        case DenseConfig(width, activation, has_bias):
+            is_swiglu = activation is Activation.SILU and not has_bias and fed.gate_scale == 1
+            yield from _dense(hidden, width, formats, is_swiglu=is_swiglu, has_bias=has_bias)
+        case ExpertsConfig():
+            if fed.latent is not None:
+                yield _Weight(hidden, fed.latent, format=formats.to_latent)
+                yield _Weight(fed.latent, hidden, format=formats.from_latent)
+            if fed.shared is None or fed.shared_is_expert:
+                return
+            if num_inner_of(fed.shared_activation) == 1:
+                yield _Weight(hidden, fed.shared.width, format=formats.gate_up)
+                yield _Weight(fed.shared.width, hidden, format=formats.down)
+            else:
+                is_swiglu = fed.shared_activation is Activation.SILU
+                yield from _dense(hidden, fed.shared.width, formats, is_swiglu=is_swiglu, has_bias=False)
+
+
+def _weights_of_mixer(mixer: Mixer, formats: LinearFormats, hidden: int) -> Iterator[_Weight]:
     if isinstance(mixer, AttentionConfig):
         yield _Weight(hidden, mixer.projected_size, mixer.has_bias, format=formats.qkv)
         if mixer.gate is not None and not mixer.gate.is_beside_queries:
@@ -109,26 +135,6 @@ def _own_weights_of(layer: LayerConfig, hidden: int) -> Iterator[_Weight]:
     elif isinstance(mixer, ShortConvolutionConfig):
         yield _Weight(hidden, 3 * mixer.sizes.channels, mixer.sizes.has_bias, format=formats.qkv)
         yield _Weight(mixer.sizes.channels, hidden, mixer.sizes.has_bias, format=formats.output)
-    fed = layer.feed_forward
-    match fed:
-        case DenseConfig(width, activation, has_bias) if fed.num_inner == 1:
-            yield _Weight(hidden, width, has_bias, format=formats.gate_up)
-            yield _Weight(width, hidden, has_bias, format=formats.down)
-        case DenseConfig(width, activation, has_bias):
-            is_swiglu = activation is Activation.SILU and not has_bias
-            yield from _dense(hidden, width, formats, is_swiglu=is_swiglu, has_bias=has_bias)
-        case ExpertsConfig():
-            if fed.latent is not None:
-                yield _Weight(hidden, fed.latent, format=formats.to_latent)
-                yield _Weight(fed.latent, hidden, format=formats.from_latent)
-            if fed.shared is None or fed.shared_is_expert:
-                return
-            if num_inner_of(fed.shared_activation) == 1:
-                yield _Weight(hidden, fed.shared.width, format=formats.gate_up)
-                yield _Weight(fed.shared.width, hidden, format=formats.down)
-            else:
-                is_swiglu = fed.shared_activation is Activation.SILU
-                yield from _dense(hidden, fed.shared.width, formats, is_swiglu=is_swiglu, has_bias=False)
 
 
 def _dense(hidden: int, width: int, formats: LinearFormats, *, is_swiglu: bool, has_bias: bool) -> Iterator[_Weight]:

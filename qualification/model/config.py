@@ -110,6 +110,7 @@ class AttentionConfig:
     sees_spans       tokens of an image see each other both ways, in the window where there is one
     value_dim        numbers of a head's value; None: as many as of its key
     value_scale      what values are multiplied by behind their product
+    output_scale     what its results are multiplied by behind the last product
     qkv_shards       shards in which a checkpoint has queries, keys and values as one tensor, in 8 bits: of each shard
                      the heads' queries, then their keys, then their values; None: it has them in another way
     """
@@ -135,6 +136,7 @@ class AttentionConfig:
     sees_spans: bool = False
     value_dim: int | None = None
     value_scale: float = 1.0
+    output_scale: float = 1.0
     qkv_shards: int | None = None
 
     @property
@@ -273,11 +275,13 @@ class RecurrenceConfig:
     name            of the kind, for messages
     state           what is kept of a sequence, all zero before its first token
     num_parameters  numbers of its weights in the checkpoint
+    output_scale    what its results are multiplied by behind the last product
     """
 
     name: str
     state: tuple[StateTensor, ...]
     num_parameters: int = 0
+    output_scale: float = 1.0
 
     @property
     def products(self) -> RecurrenceProducts:
@@ -331,11 +335,17 @@ def num_inner_of(activation: AnyExpertActivation | UngatedGelu) -> int:
 
 @dataclass(frozen=True, slots=True)
 class DenseConfig:
-    """down(activation(gate) * up), or down(activation(up)) where the activation has no gate."""
+    """down(activation(gate) * up), or down(activation(up)) where the activation has no gate.
+
+    gate_scale    what a gate is multiplied by before its activation
+    output_scale  what its result is multiplied by in the end
+    """
 
     width: int
     activation: DenseActivation
     has_bias: bool = False
+    gate_scale: float = 1.0
+    output_scale: float = 1.0
 
     @property
     def num_inner(self) -> int:
@@ -485,6 +495,7 @@ class LinearFormats:
 class LayerConfig:
     """mixer    what mixes the tokens of a sequence: attention over pages, or a recurrence over a state
     formats  of its products
+    beside   a recurrence that reads what attention does, and adds to the same residual; of most layers None
 
     A layer without a mixer, or without a feed-forward, has no norms of it and adds nothing there.
     """
@@ -493,6 +504,24 @@ class LayerConfig:
     norms: NormsConfig
     feed_forward: FeedForward | None
     formats: LinearFormats = LinearFormats()
+    beside: RecurrenceConfig | None = None
+
+    @property
+    def mixers(self) -> tuple[Mixer, ...]:
+        """Return all that mixes tokens in the layer."""
+        return tuple(it for it in (self.mixer, self.beside) if it is not None)
+
+    @property
+    def recurrences(self) -> tuple[RecurrenceConfig, ...]:
+        """Return those of them that keep a state; no layer has two."""
+        return tuple(it for it in self.mixers if isinstance(it, RecurrenceConfig))
+
+    @property
+    def of_beside(self) -> "LayerConfig | None":
+        """Return a layer of the recurrence beside attention alone, without the norm before both; None without one."""
+        if self.beside is None:
+            return None
+        return LayerConfig(self.beside, NormsConfig(before=False), None, self.formats)
 
     @property
     def num_sublayers(self) -> int:
@@ -586,8 +615,8 @@ class ModelConfig:
 
     @property
     def recurrences(self) -> tuple[RecurrenceConfig, ...]:
-        """The mixers of all other layers, in their order."""
-        return tuple(layer.mixer for layer in self.layers if isinstance(layer.mixer, RecurrenceConfig))
+        """The mixers that keep a state, in the order of their layers."""
+        return tuple(recurrence for layer in self.layers for recurrence in layer.recurrences)
 
     def layer_that_chooses_for(self, index: int) -> int:
         """Return the latest layer up to this one that has an indexer, by its place among all; one must have."""
@@ -690,15 +719,14 @@ def weight_bytes(config: ModelConfig, dtype: Dtype, num_tokens: int | None = Non
 def _bytes_saved(hidden: int, layer: LayerConfig, dtype: Dtype, num_tokens: int | None) -> int:
     """Bytes that a layer's products take less than in `dtype`. Their scales, 4 bytes a group, are not counted."""
     formats, fed, mixer = layer.formats, layer.feed_forward, layer.mixer
-    counts = []
+    counts: list[tuple[WeightFormat, int]] = []
     if isinstance(mixer, AttentionConfig):
         counts += [(formats.qkv, hidden * mixer.projected_size)]
         counts += [(formats.output, hidden * mixer.output_size)]
         counts += [(formats.query_up, mixer.query_up_numbers), (formats.kv_up, mixer.kv_up_numbers)]
         of_queries, of_key = mixer.indexer_numbers(hidden)
         counts += [(formats.index_up, of_queries), (formats.index_key, of_key)]
-    elif isinstance(mixer, RecurrenceConfig):
-        of = mixer.products
+    for of in (it.products for it in layer.recurrences):
         counts += [(formats.qkv, of.first), (formats.output, of.output), (formats.gates, of.gates)]
     dense = fed.shared if isinstance(fed, ExpertsConfig) else fed
     if fed is not None and dense is not None:
@@ -718,9 +746,9 @@ def _bytes_saved(hidden: int, layer: LayerConfig, dtype: Dtype, num_tokens: int 
 
 def _all_visit(config: ModelConfig, layer: LayerConfig) -> int:
     """Numbers of a layer that all tokens are multiplied by: all but those of its experts."""
-    hidden, mixer = config.hidden_size, layer.mixer
+    hidden = config.hidden_size
     count = layer.num_norms * _norm_parameters(config) + config.has_layer_scales
-    if mixer is not None:
+    for mixer in layer.mixers:
         count += mixer.num_parameters(hidden) if isinstance(mixer, AttentionConfig) else mixer.num_parameters
     match layer.feed_forward:
         case None:

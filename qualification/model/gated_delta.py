@@ -4,6 +4,7 @@ They are of the same sizes. Source: Yang et al. 2024 (Gated Delta Networks); Kim
 2024 (Mamba-2); Qin et al. 2024 (Lightning Attention-2).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from kernels.linear.shape import PLAIN
@@ -12,6 +13,7 @@ from kernels.recurrence.sizes import RecurrenceSizes
 from kernels.vocabulary.recurrence_form import RecurrenceForm
 from kernels.vocabulary.shape import Dtype
 from qualification.model.config import (
+    LayerConfig,
     LinearFormats,
     ModelConfig,
     RecurrenceConfig,
@@ -26,10 +28,16 @@ _MULTIPLE = 8  # of results that every path of products takes, and of numbers th
 
 @dataclass(frozen=True, slots=True)
 class StateSpaceRule:
-    """least_step, most_step  that the steps of a state space are held between."""
+    """least_step, most_step  that the steps of a state space are held between.
+
+    norms_result  whether its gated results are normed, group by group
+    input_scales  what the first product's results are multiplied by: C, B, x, gates and steps
+    """
 
     least_step: float
     most_step: float
+    norms_result: bool = True
+    input_scales: tuple[float, float, float, float, float] = (1.0, 1.0, 1.0, 1.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +87,7 @@ class GatedDeltaConfig(RecurrenceConfig):
         *,
         has_channel_decays: bool = False,
         fixed: FixedDecayRule | None = None,
+        output_scale: float = 1.0,
     ) -> "GatedDeltaConfig":
         """Return the mixer of these sizes, with what it keeps and how many numbers it has."""
         form = _form_of(rule, fixed, has_channel_decays=has_channel_decays)
@@ -101,11 +110,12 @@ class GatedDeltaConfig(RecurrenceConfig):
             count += sizes.conv_dim * sizes.width + 2 * heads + sizes.value_dim
         else:
             count = hidden_size * (sizes.conv_dim + 2 * values + heads)
-            count += sizes.conv_dim * (sizes.width + 1) + 3 * heads + values
+            count += sizes.conv_dim * (sizes.width + 1) + 3 * heads + values * rule.norms_result
         return cls(
             _NAMES[form],
             state,
             count,
+            output_scale,
             sizes=sizes,
             state_dtype=state_dtype,
             hidden_size=hidden_size,
@@ -163,7 +173,12 @@ class GatedDeltaConfig(RecurrenceConfig):
 
     @property
     def norm_size(self) -> int:
-        """Return the weights of the norm of the result: of one head, or of all where groups of heads are normed."""
+        """Return the weights of the norm of the result: of one head, or of all where groups of heads are normed.
+
+        0 where there is no such norm.
+        """
+        if self.rule is not None and not self.rule.norms_result:
+            return 0
         return self.sizes.value_dim if self.rule is None and self.fixed is None else self.value_size
 
     def of_rank(self, rank: int, world: int) -> "GatedDeltaConfig":
@@ -205,6 +220,7 @@ class GatedDeltaConfig(RecurrenceConfig):
             self.rule,
             has_channel_decays=self.has_channel_decays,
             fixed=fixed or self.fixed,
+            output_scale=self.output_scale,
         )
 
 
@@ -226,21 +242,21 @@ def _form_of(rule: StateSpaceRule | None, fixed: FixedDecayRule | None, *, has_c
 
 def with_state_dtype(model: ModelConfig, dtype: Dtype) -> ModelConfig:
     """Return the model with states of another dtype in its layers that keep such."""
-    layers = tuple(
-        replace(layer, mixer=layer.mixer.changed(state_dtype=dtype))
-        if isinstance(layer.mixer, GatedDeltaConfig)
-        else layer
-        for layer in model.layers
-    )
-    return replace(model, layers=layers)
+
+    def changed(recurrence: RecurrenceConfig) -> RecurrenceConfig:
+        return recurrence.changed(state_dtype=dtype) if isinstance(recurrence, GatedDeltaConfig) else recurrence
+
+    return _with_recurrences(model, changed)
 
 
 def with_drafted_tokens(model: ModelConfig, num_drafted: int) -> ModelConfig:
     """Return the model with states from which so many tokens of a step can be taken back."""
-    layers = tuple(
-        replace(layer, mixer=layer.mixer.taking_back(num_drafted))
-        if isinstance(layer.mixer, RecurrenceConfig)
-        else layer
-        for layer in model.layers
-    )
-    return replace(model, layers=layers)
+    return _with_recurrences(model, lambda recurrence: recurrence.taking_back(num_drafted))
+
+
+def _with_recurrences(model: ModelConfig, change: Callable[[RecurrenceConfig], RecurrenceConfig]) -> ModelConfig:
+    def changed(layer: LayerConfig) -> LayerConfig:
+        mixer = change(layer.mixer) if isinstance(layer.mixer, RecurrenceConfig) else layer.mixer
+        return replace(layer, mixer=mixer, beside=None if layer.beside is None else change(layer.beside))
+
+    return replace(model, layers=tuple(map(changed, model.layers)))

@@ -17,6 +17,7 @@ from qualification.model.config import (
     LayerConfig,
     Mixer,
     ModelConfig,
+    RecurrenceConfig,
 )
 from qualification.model.fields import ModelConfigError
 
@@ -43,6 +44,7 @@ class LayerShard:
     heads   of a layer that attends; none of another one
     width   columns of its feed-forward, or of each of its experts; none where it has none
     shared  columns of the feed-forward that all tokens visit beside their experts; none where there is none
+    beside  the recurrence beside its attention as the rank computes it; None where it has none
     """
 
     whole: LayerConfig
@@ -50,6 +52,14 @@ class LayerShard:
     heads: LocalHeads
     width: range
     shared: range = range(0)
+    beside: RecurrenceConfig | None = None
+
+    @property
+    def of_beside(self) -> "LayerShard | None":
+        """Return the part of a layer of that recurrence alone; None without one."""
+        if self.whole.of_beside is None:
+            return None
+        return LayerShard(self.whole.of_beside, self.beside, LocalHeads(range(0), range(0)), range(0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +121,9 @@ def local_heads(attention: AttentionConfig, rank: int, world: int) -> LocalHeads
 def _layer_shard(layer: LayerConfig, hidden: int, rank: int, world: int) -> LayerShard:
     feed_forward = layer.feed_forward
     mixer, heads = _mixer_part(layer.mixer, rank, world)
+    beside = None if layer.beside is None else layer.beside.of_rank(rank, world)
     if feed_forward is None:
-        return LayerShard(layer, mixer, heads, range(0))
+        return LayerShard(layer, mixer, heads, range(0), beside=beside)
     width = _width_part("intermediate_size", feed_forward.width, rank, world)
     shared = range(0)
     if isinstance(feed_forward, ExpertsConfig):
@@ -125,7 +136,7 @@ def _layer_shard(layer: LayerConfig, hidden: int, rank: int, world: int) -> Laye
             raise ModelConfigError(f"experts in {feed_forward.format.value} on {world} ranks: {reason} of each")
         if feed_forward.shared is not None:
             shared = _width_part("the width of the shared expert", feed_forward.shared.width, rank, world)
-    return LayerShard(layer, mixer, heads, width, shared)
+    return LayerShard(layer, mixer, heads, width, shared, beside)
 
 
 def _mixer_part(mixer: Mixer | None, rank: int, world: int) -> tuple[Mixer | None, LocalHeads]:
@@ -142,7 +153,8 @@ def _width_part(name: str, width: int, rank: int, world: int) -> range:
 
 
 def _local_layer(shard: LayerShard) -> LayerConfig:
-    return replace(shard.whole, mixer=shard.mixer, feed_forward=_local_feed_forward(shard))
+    fed = _local_feed_forward(shard)
+    return replace(shard.whole, mixer=shard.mixer, beside=shard.beside, feed_forward=fed)
 
 
 def _local_feed_forward(shard: LayerShard) -> FeedForward | None:

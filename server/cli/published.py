@@ -206,6 +206,9 @@ PUBLISHED: tuple[PublishedModel, ...] = (
     PublishedModel("stepfun-ai/Step-3.5-Flash", "Step3p5ForCausalLM", 197.0, Calls.STEP3P5),
     PublishedModel("stepfun-ai/Step-3.7-Flash", "Step3p7ForConditionalGeneration", 197.0, Calls.STEP3P5),
     PublishedModel("ibm-ai-platform/Bamba-9B-v2", "BambaForCausalLM", 9.78),
+    PublishedModel("tiiuae/Falcon-H1-0.5B-Instruct", "FalconH1ForCausalLM", 0.52),
+    PublishedModel("tiiuae/Falcon-H1-7B-Instruct", "FalconH1ForCausalLM", 7.59),
+    PublishedModel("tiiuae/Falcon-H1-34B-Instruct", "FalconH1ForCausalLM", 33.6),
     PublishedModel("nvidia/NVIDIA-Nemotron-Nano-9B-v2", "NemotronHForCausalLM", 8.89, Calls.NEMOTRON_JSON),
     PublishedModel(
         "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "NemotronHForCausalLM", 31.6, Calls.QWEN3_CODER,

@@ -253,6 +253,18 @@ class ScaleAfter:
 
 
 @dataclass(frozen=True, slots=True)
+class Beside:
+    """A mixer and a recurrence that read the same, and add both."""
+
+    mixer: Sublayer
+    recurrence: Sublayer
+
+    def __call__(self, x: Any, step: Step) -> Tensor:
+        made: Tensor = self.mixer(x, step)
+        return made.add_(self.recurrence(x, step))
+
+
+@dataclass(frozen=True, slots=True)
 class PerLayerGate:
     """A layer's part in its embeddings: norm(output(activation(gate(x)) * embeddings)).
 

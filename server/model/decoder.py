@@ -53,6 +53,7 @@ from server.model.block import (
     AnyBlock,
     AsymmetricAttention,
     Attention,
+    Beside,
     Block,
     BorrowingAttention,
     EmptyBlock,
@@ -100,6 +101,7 @@ from server.model.linear import (
     Linear,
     Product,
     ProductOf,
+    Scaled,
     WeightName,
     unplanned,
 )
@@ -327,7 +329,9 @@ class Decoder:
         bound = self.config.input_bound
         return product if bound is None or linear.weight.format() == PLAIN else CutOff(product, bound)
 
-    def _gate_up(self, layer: int, name: WeightName, gate_up: Linear, activation: DenseActivation) -> Product:
+    def _gate_up(
+        self, layer: int, name: WeightName, gate_up: Linear, activation: DenseActivation, gate_scale: float = 1.0
+    ) -> Product:
         """Return the product with gate and up, then activation(gate) * up; one kernel where there may be one."""
         if isinstance(activation, CappedSilu):
             return Capped(self._product(layer, name, gate_up), activation)
@@ -335,9 +339,11 @@ class Decoder:
             return GeluActivated(self._product(layer, name, gate_up), activation, self._is_alike(gate_up))
         if isinstance(activation, Ungated):
             return Activated(self._product(layer, name, gate_up), activation)
-        if activation is Activation.SILU and gate_up.bias is None:
+        if activation is Activation.SILU and gate_up.bias is None and gate_scale == 1:
             return self._with_bound(gate_up, self._operators.product(layer, name, gate_up, Epilogue.SWIGLU))
-        return (GatedAlike if self._is_alike(gate_up) else Gated)(self._product(layer, name, gate_up), activation)
+        halves = (gate_up.weight.size[0] // 2,) * 2
+        product = self._scaled(self._product(layer, name, gate_up), (gate_scale, 1.0), halves)
+        return (GatedAlike if self._is_alike(gate_up) else Gated)(product, activation)
 
     def _block(self, index: int, config: LayerConfig, weights: LayerWeights) -> AnyBlock:
         if config.feed_forward is None:
@@ -399,9 +405,10 @@ class Decoder:
 
     def _feed_forward(self, index: int, config: LayerConfig, weights: LayerWeights) -> Sublayer:
         match config.feed_forward, weights.feed_forward:
-            case DenseConfig(activation=activation), DenseWeights(gate_up, down):
-                product = self._product(index, WeightName.DOWN, down)
-                return FeedForward(self._gate_up(index, WeightName.GATE_UP, gate_up, activation), self._summed(product))
+            case DenseConfig() as dense, DenseWeights(gate_up, down):
+                gated = self._gate_up(index, WeightName.GATE_UP, gate_up, dense.activation, dense.gate_scale)
+                product = self._summed(self._product(index, WeightName.DOWN, down))
+                return _scaled_after(FeedForward(gated, product), dense.output_scale)
             case ExpertsConfig() as mixture, MixtureWeights() as weights_of_mixture:
                 experts, ranks = self._experts(index, mixture, weights_of_mixture), self.ranks
                 if weights_of_mixture.norms is not None:
@@ -456,12 +463,21 @@ class Decoder:
         )
 
     def _mixer(self, index: int, config: LayerConfig, weights: LayerWeights) -> Sublayer:
+        assert config.mixer is not None, "a layer without a mixer has none to make"
+        mixer = _scaled_after(self._sole_mixer(index, config, weights), config.mixer.output_scale)
+        if config.of_beside is None:
+            return mixer
+        assert weights.beside is not None, "weights are of the kind that the configuration says"
+        return Beside(mixer, self._mixer(index, config.of_beside, weights.beside))
+
+    def _sole_mixer(self, index: int, config: LayerConfig, weights: LayerWeights) -> Sublayer:
+        """Return what mixes a layer's tokens, without what is beside it."""
         if isinstance(config.mixer, LatentAttentionConfig):
             return self._latent(index, config.mixer, weights)
         if isinstance(config.mixer, AttentionConfig):
             return self._attention(index, config.mixer, weights)
         assert config.mixer is not None, "a layer without a mixer has none to make"
-        place = sum(isinstance(layer.mixer, RecurrenceConfig) for layer in self.config.layers[:index])
+        place = sum(len(layer.recurrences) for layer in self.config.layers[:index])
         if isinstance(config.mixer, GatedDeltaConfig):
             return self._gated_delta(index, place, config.mixer, weights)
         if isinstance(config.mixer, ShortConvolutionConfig):
@@ -529,17 +545,21 @@ class Decoder:
         assert own.conv_bias is not None, "weights are of the kind that the configuration says"
         assert own.skip is not None, "weights are of the kind that the configuration says"
         steps = rule.least_step, rule.most_step
+        keys, values = sizes.num_key_heads * sizes.key_dim, config.value_size
+        counts = keys, keys, values, values, sizes.num_value_heads
+        product = self._product(index, WeightName.RECURRENT_INPUT, projected)
         return StateSpace(
             place,
             sizes.conv_dim,
             (sizes.num_value_heads, sizes.value_dim),
-            self._product(index, WeightName.RECURRENT_INPUT, projected),
+            self._scaled(product, rule.input_scales, counts),
             self._summed(self._product(index, WeightName.RECURRENT_OUTPUT, output)),
             StateSpaceWeights(own.conv[:, 0], own.a_log, own.dt_bias, own.conv_bias, own.skip, *steps),
             own.norm,
             sizes.num_key_heads,
             self.config.norm_eps,
             self._operators.gated_delta(config, place),
+            is_alike=self._is_alike(projected),
         )
 
     def _lightning(
@@ -563,6 +583,14 @@ class Decoder:
             cos_sin,
             self._operators.gated_delta(config, place),
         )
+
+    def _scaled(self, product: Product, scales: tuple[float, ...], counts: tuple[int, ...]) -> Product:
+        """Return the product with parts of its results, `counts` of each, multiplied; itself where all scales are 1."""
+        if all(it == 1 for it in scales):
+            return product
+        device = self.weights.embedding.device
+        numbers = torch.tensor(scales, dtype=torch.float32, device=device)
+        return Scaled(product, numbers.repeat_interleave(torch.tensor(counts, device=device)))
 
     def _latent(self, index: int, attention: LatentAttentionConfig, weights: LayerWeights) -> LatentAttention:
         own, sizes, (of_projected, of_output) = weights.latent, attention.sizes, weights.mixed_by
@@ -690,7 +718,7 @@ class Decoder:
         """Wrap a sublayer with what the model does to its result before the residual is added."""
         scale = self.config.residual_scale
         if norm is None:
-            return sublayer if scale == 1 else ScaleAfter(sublayer, scale)
+            return _scaled_after(sublayer, scale)
         eps = self.config.norm_eps if self.config.eps_after is None else self.config.eps_after
         weight = self._norm_weight(norm)
         return NormAfter(sublayer, weight if scale == 1 else weight.float() * scale, eps)
@@ -703,11 +731,18 @@ def _observed_mixer(sublayer: Sublayer, index: int, observer: LayerObserver) -> 
     """Return the sublayer of a layer, observed within whatever finishes it; itself where it keeps no state."""
     if isinstance(sublayer, NormAfter | ScaleAfter):
         return replace(sublayer, sublayer=_observed_mixer(sublayer.sublayer, index, observer))
+    if isinstance(sublayer, Beside):
+        return replace(sublayer, recurrence=_observed_mixer(sublayer.recurrence, index, observer))
     if isinstance(sublayer, GatedDelta | StateSpace | ChannelDelta | Lightning):
         return replace(sublayer, observe=partial(observer.on_recurrence, index))
     if isinstance(sublayer, ShortConvolution):
         return replace(sublayer, observe=partial(observer.on_convolution, index))
     return sublayer
+
+
+def _scaled_after(sublayer: Sublayer, scale: float) -> Sublayer:
+    """Return the sublayer, its result multiplied by a number; itself where that is 1."""
+    return sublayer if scale == 1 else ScaleAfter(sublayer, scale)
 
 
 def _widened(linear: Linear) -> Linear:

@@ -104,6 +104,8 @@ class _Maker:
             return self._recurrent(found, mixer, layer.formats)
         if isinstance(mixer, ShortConvolutionConfig):
             return self._convolving(found, mixer, layer.formats)
+        if layer.of_beside is not None:
+            found = replace(found, beside=self.layer(layer.of_beside, model))
         return found if mixer is None else self._attending(found, layer, model)
 
     def _recurrent(self, layer: LayerWeights, mixer: GatedDeltaConfig, formats: LinearFormats) -> LayerWeights:

@@ -130,7 +130,7 @@ class GatedDeltaWeights:
     conv     [channels, 1, width]: of queries, keys and values before they are mixed; none of lightning attention
     a_log    [value heads] fp32, of the decay, which no checkpoint of lightning attention has; dt_bias likewise, or a
              number for each channel of a key
-    norm     [value dim] fp32, of the result; of all heads where groups of them are normed
+    norm     [value dim] fp32, of the result; of all heads where groups of them are normed; [0] where it is not normed
     conv_bias, skip   [channels], and [value heads] fp32: of a state space, else None
     """
 
@@ -211,6 +211,7 @@ class LayerWeights:
     q_norm, k_norm   [head_dim], or as many numbers as all heads have
     attention_gate   a number for each head, or for each of their dimensions
     sinks            [heads] fp32: a logit for each head that joins the softmax and has no value
+    beside           a layer of the recurrence beside attention alone; None without one
     """
 
     attention_norm: Tensor | None
@@ -231,6 +232,7 @@ class LayerWeights:
     scale: Tensor | None = None
     attention_norm_bias: Tensor | None = None
     feed_forward_norm_bias: Tensor | None = None
+    beside: "LayerWeights | None" = None
 
     def as_published(self, config: LayerConfig) -> "LayerWeights":
         """Return the same layer, its mixture as a checkpoint has it."""
@@ -274,7 +276,8 @@ class LayerWeights:
                 WeightName.INDEX_KEY: own.key,
                 WeightName.INDEX_WEIGHTS: own.weights,
             }
-        found = {WeightName.QKV: qkv, **up, **gate, WeightName.OUTPUT: output, **fed}
+        beside = {} if self.beside is None else self.beside.linears
+        found = {WeightName.QKV: qkv, **up, **gate, WeightName.OUTPUT: output, **beside, **fed}
         if self.per_layer is not None:
             found |= {
                 WeightName.PER_LAYER_GATE: self.per_layer.gate,

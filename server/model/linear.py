@@ -112,6 +112,17 @@ ProductOf = Callable[[int | None, WeightName, Linear, Epilogue], Product]
 
 
 @dataclass(frozen=True, slots=True)
+class Scaled:
+    """A product whose results are multiplied, each by a number of its own, and rounded: factors [size_out] fp32."""
+
+    product: Product
+    factors: Tensor
+
+    def __call__(self, x: Input, step: Step | None, out: Tensor | None = None) -> Tensor:
+        return self.product(x, step, out).mul_(self.factors)
+
+
+@dataclass(frozen=True, slots=True)
 class Gated:
     """activation(gate) * up behind a product with a weight that is gate and up."""
 

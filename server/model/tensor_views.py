@@ -70,6 +70,8 @@ def layer_views(index: int, layer: LayerWeights, config: LayerConfig, names: Ten
     )
     views = {f"{prefix}.{name}.weight": StoredTensor(norm) for name, norm in norms if norm is not None}
     views |= {f"{prefix}.{name}.bias": StoredTensor(bias) for name, bias in biases if bias is not None}
+    if layer.beside is not None and config.of_beside is not None:
+        views |= layer_views(index, layer.beside, config.of_beside, names)
     if layer.recurrence is not None:
         assert names.recurrence is not None, "the family has recurrent layers"
         own = f"{prefix}.{names.recurrence.prefix}"
@@ -123,7 +125,9 @@ def _beside_recurrence(weights: GatedDeltaWeights, config: LayerConfig, names: R
         parts = weights.conv.split_with_sizes(_channels(config))
         found |= {"A_log": weights.a_log[None, None, :, None], "o_norm.weight": weights.norm}
         return found | {f"{it}_conv1d.weight": part for it, part in zip("qkv", parts, strict=True)}
-    found |= {"conv1d.weight": weights.conv, "norm.weight": weights.norm}
+    found["conv1d.weight"] = weights.conv
+    if weights.norm.numel():
+        found["norm.weight"] = weights.norm
     if weights.conv_bias is not None and weights.skip is not None:
         found |= {"conv1d.bias": weights.conv_bias, "D": weights.skip}
     return found

@@ -71,17 +71,26 @@ def _read_feed_forward(fields: Fields) -> FeedForward:
     return read_granite_experts(fields, shared_width=fields.integer(SHARED_WIDTH))
 
 
-def read_mixer(fields: Fields) -> GatedDeltaConfig:
-    """Read a layer of Mamba2. Raises ModelConfigError."""
+def read_mixer(
+    fields: Fields, values: int | None = None, rule: StateSpaceRule | None = None, *, output_scale: float = 1.0
+) -> GatedDeltaConfig:
+    """Read a layer of Mamba2. Raises ModelConfigError.
+
+    values  numbers of its values, which `mamba_d_ssm` gives; None: mamba_expand times the hidden size
+    rule    None: as in most families
+    """
     hidden, groups = fields.integer("hidden_size"), fields.integer("mamba_n_groups", 1)
-    heads, values = fields.integer("mamba_n_heads", 128), fields.integer("mamba_expand", _EXPANDED) * hidden
+    source = "mamba_expand times hidden_size" if values is None else "mamba_d_ssm"
+    if values is None:
+        values = fields.integer("mamba_expand", _EXPANDED) * hidden
+    heads = fields.integer("mamba_n_heads", 128)
     if heads % groups:
         fields.refuse("mamba_n_heads", f"a multiple of mamba_n_groups ({groups})")
     if values % heads:
-        fields.refuse("mamba_n_heads", f"a divisor of mamba_expand times hidden_size ({values})")
+        fields.refuse("mamba_n_heads", f"a divisor of {source} ({values})")
     dim = values // heads
     if fields.given("mamba_d_head") not in (None, "auto", dim):
-        fields.refuse("mamba_d_head", f'"auto" or {dim}, by mamba_expand, hidden_size and mamba_n_heads')
+        fields.refuse("mamba_d_head", f'"auto" or {dim}, by {source} and mamba_n_heads')
     if dim > MOST_DIM:
         fields.refuse("mamba_n_heads", f"such that a head has at most {MOST_DIM} dimensions (it has {dim})")
     sizes = RecurrenceSizes(
@@ -91,7 +100,8 @@ def read_mixer(fields: Fields) -> GatedDeltaConfig:
         dim,
         fields.integer("mamba_d_conv", 4, most=MOST_WIDTH),
     )
-    return GatedDeltaConfig.of(sizes, hidden, rule=StateSpaceRule(*read_steps(fields)))
+    rule = rule or StateSpaceRule(*read_steps(fields))
+    return GatedDeltaConfig.of(sizes, hidden, rule=rule, output_scale=output_scale)
 
 
 KEYS = family_keys(

@@ -22,6 +22,7 @@ from qualification.model.families.ernie4_5_moe import ERNIE4_5_MOE
 from qualification.model.families.ernie4_5_vl_moe import ERNIE4_5_VL_MOE_TEXT
 from qualification.model.families.exaone4 import EXAONE4
 from qualification.model.families.exaone_moe import EXAONE_MOE
+from qualification.model.families.falcon_h1 import FALCON_H1
 from qualification.model.families.family import Family
 from qualification.model.families.flex_olmo import FLEX_OLMO
 from qualification.model.families.gemma import GEMMA
@@ -110,6 +111,7 @@ KNOWN: tuple[Family, ...] = (
     ERNIE4_5_VL_MOE_TEXT,
     EXAONE4,
     EXAONE_MOE,
+    FALCON_H1,
     FLEX_OLMO,
     GEMMA,
     GEMMA2,

@@ -65,6 +65,11 @@ class Bounded:
         return Bounded(self.truth * factor, self.most * size, self.deviation * size)
 
 
+def in_fp32(factor: float) -> float:
+    """Return a factor as PyTorch multiplies by it."""
+    return float(torch.tensor(factor, dtype=torch.float32))
+
+
 @dataclass(frozen=True, slots=True)
 class Precision:
     """The dtype that results are stored in."""

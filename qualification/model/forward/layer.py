@@ -20,6 +20,7 @@ from qualification.model.forward.bounded import (
     Precision,
     U,
     function_of,
+    in_fp32,
     layer_norm,
     rms_norm,
     sum_over_ranks,
@@ -76,6 +77,12 @@ class LayerReference:
     @property
     def attention(self) -> AttentionConfig:
         return self.config.attention
+
+    @property
+    def beside(self) -> "LayerReference | None":
+        """Return the layer as one of what is beside its attention alone; None where nothing is."""
+        own = self.config.of_beside
+        return None if own is None else replace(self, config=own)
 
     def attention_read(self, residual: Bounded) -> Bounded:
         """Return what attention reads, of the residual [T, hidden]."""
@@ -284,8 +291,19 @@ class LayerReference:
         """Return the residual behind attention: of the one before, the heads [T, heads, d] and what attention read."""
         if isinstance(self.attention, LatentAttentionConfig):
             out = expanded(out, self._kv_up(), self.attention.sizes, self.precision)
+        return self._behind(residual, self._attended(out, read))
+
+    def after_both(self, residual: Bounded, out: Bounded, read: Bounded, mixed: Bounded, projected: Bounded) -> Bounded:
+        """Return the residual behind attention and a recurrence beside it: of what each has made, as for one alone."""
+        beside = self.beside
+        assert beside is not None, "the layer has both"
+        pairs = zip(self._attended(out, read), beside._recurred(mixed, projected), strict=True)
+        return self._behind(residual, [self.precision.rounded(one.plus(other)) for one, other in pairs])
+
+    def _attended(self, out: Bounded, read: Bounded) -> list[Bounded]:
+        """Return what each rank adds, of the heads [T, heads, d] and what attention read."""
         flat = self._gated_heads(out, read).changed(lambda it: it.flatten(1))
-        return self._behind(residual, flat, self.sentence.attention_output)
+        return self._projected(flat, self.sentence.attention_output)
 
     @property
     def convolves(self) -> bool:
@@ -304,7 +322,7 @@ class LayerReference:
 
     def after_convolution(self, residual: Bounded, out: Bounded) -> Bounded:
         """Return the residual behind a short convolution, of its results [T, channels]."""
-        return self._behind(residual, out, f"{self.sentence.convolution}.out_proj")
+        return self._behind(residual, self._projected(out, f"{self.sentence.convolution}.out_proj"))
 
     @property
     def recurrence(self) -> GatedDeltaConfig:
@@ -331,6 +349,7 @@ class LayerReference:
             ends = self.recurrence.value_size, sizes.num_key_heads * sizes.key_dim
             by_part = (ends[0], ends[0], ends[1], ends[1], heads)
             whole = self.precision.rounded(self._linear(read, f"{sentence.prefix}.in_proj", inputs))
+            whole = self._with_parts_scaled(whole, by_part)
             return whole.changed(partial(_turned, sizes=by_part)), whole.columns(slice(-heads, None))
         if sentence.is_fused:
             group = heads // sizes.num_key_heads
@@ -345,6 +364,16 @@ class LayerReference:
                 for names, how in ((("qkv", "z"), inputs), (("b", "a"), of_gates))
             )
         return self.precision.rounded(parts), self.precision.rounded(gates)
+
+    def _with_parts_scaled(self, whole: Bounded, sizes: tuple[int, ...]) -> Bounded:
+        """Return gates, x, B, C and steps of a state space [T, ...], each multiplied by a number of config.json."""
+        assert self.recurrence.rule is not None, "the layer is of a state space"
+        c, b, x, gates, steps = self.recurrence.rule.input_scales
+        if c == b == x == gates == steps == 1:
+            return whole
+        pairs = zip(sizes, (gates, x, b, c, steps), strict=True)
+        factors = torch.cat([torch.full((size,), in_fp32(it), dtype=torch.float64) for size, it in pairs])
+        return self.precision.rounded(whole.times(factors.to(whole.truth.device)))
 
     def _kimi_input(self, read: Bounded, prefix: str) -> tuple[Bounded, Bounded]:
         """Return the same of Kimi Delta Attention, whose decays are of each channel of a key."""
@@ -429,10 +458,14 @@ class LayerReference:
 
     def after_recurrence(self, residual: Bounded, out: Bounded, projected: Bounded) -> Bounded:
         """Return the residual behind a recurrence, of its results [T, heads, d] and what `recurrent_input` gives."""
+        return self._behind(residual, self._recurred(out, projected))
+
+    def _recurred(self, out: Bounded, projected: Bounded) -> list[Bounded]:
+        """Return what each rank adds, of the same."""
         if self.recurrence.rule is not None:
-            return self._after_space(residual, out, projected)
+            return self._of_space(out, projected, self.recurrence.rule)
         if self.recurrence.fixed is not None:
-            return self._after_lightning(residual, out, projected, self.recurrence.fixed.num_groups)
+            return self._of_lightning(out, projected, self.recurrence.fixed.num_groups)
         num_heads, size = out.truth.shape[1:]
         sentence = self.sentence.recurrence
         is_kimi = sentence is not None and sentence.is_kimi
@@ -445,45 +478,58 @@ class LayerReference:
             lambda one, other: (torch.sigmoid(one) if is_kimi else one * torch.sigmoid(one)) * other,
             self.precision,
         )
-        return self._behind(residual, gated, f"{self._recurrence_prefix}.{output}")
+        return self._projected(gated, f"{self._recurrence_prefix}.{output}")
 
-    def _after_space(self, residual: Bounded, out: Bounded, projected: Bounded) -> Bounded:
-        """Return the residual behind a state space, whose results are gated and then normed group by group."""
+    def _of_space(self, out: Bounded, projected: Bounded, rule: StateSpaceRule) -> list[Bounded]:
+        """Return the same of a state space, whose results are gated and then, if at all, normed group by group."""
         gate = projected.columns(slice(-self.recurrence.value_size, None))
         flat = out.changed(lambda it: it.flatten(1))
-        gated = function_of((gate, flat), lambda one, other: one * torch.sigmoid(one) * other, Precision(torch.float32))
+
+        def gating(one: Tensor, other: Tensor) -> Tensor:
+            return one * torch.sigmoid(one) * other
+
+        output = f"{self._recurrence_prefix}.out_proj"
+        if not rule.norms_result:
+            return self._projected(function_of((gate, flat), gating, self.precision), output)
+        gated = function_of((gate, flat), gating, Precision(torch.float32))
         groups = self.recurrence.sizes.num_key_heads
         weight = self._vector(f"{self._recurrence_prefix}.norm.weight", torch.float32).view(groups, -1)
         in_groups = gated.changed(lambda it: it.reshape(it.shape[0], groups, -1))
         normed = rms_norm(in_groups, weight, self.model.norm_eps, self.precision).changed(lambda it: it.flatten(1))
-        return self._behind(residual, normed, f"{self._recurrence_prefix}.out_proj")
+        return self._projected(normed, output)
 
-    def _after_lightning(self, residual: Bounded, out: Bounded, projected: Bounded, num_groups: int) -> Bounded:
-        """Return the residual behind lightning attention, whose groups of results are normed and then gated."""
+    def _of_lightning(self, out: Bounded, projected: Bounded, num_groups: int) -> list[Bounded]:
+        """Return the same of lightning attention, whose groups of results are normed and then gated."""
         weight = self._vector(f"{self._recurrence_prefix}.g_norm.weight", torch.float32).view(num_groups, -1)
         scaled = out.times(self.recurrence.sizes.key_dim**-0.5)
         in_groups = scaled.changed(lambda it: it.reshape(it.shape[0], num_groups, -1))
         normed = rms_norm(in_groups, weight, self.model.norm_eps, self.precision).changed(lambda it: it.flatten(1))
         gate = projected.columns(slice(-self.recurrence.value_size, None))
         gated = function_of((gate, normed), lambda one, other: torch.sigmoid(one) * other, self.precision)
-        return self._behind(residual, gated, self.sentence.attention_output)
+        return self._projected(gated, self.sentence.attention_output)
 
     @property
     def _recurrence_prefix(self) -> str:
         assert self.sentence.recurrence is not None, "the layer is recurrent"
         return self.sentence.recurrence.prefix
 
-    def _behind(self, residual: Bounded, flat: Bounded, output: str) -> Bounded:
-        """Return the residual behind a mixer, of its results [T, ...] and the name of what projects them."""
+    def _behind(self, residual: Bounded, parts: list[Bounded]) -> Bounded:
+        """Return the residual behind a layer's mixers, of what each rank adds."""
+        return self._added(residual, sum_over_ranks(parts, self.precision), self.sentence.after_attention)
+
+    def _projected(self, flat: Bounded, output: str) -> list[Bounded]:
+        """Return what each rank adds of a mixer's results [T, ...]; output: the name of what projects them."""
+        assert self.config.mixer is not None, "the layer has a mixer"
+        scale = self.config.mixer.output_scale
         weight = self.matrix(output, Inputs.of(self.config.formats.output.name))
         size = flat.truth.shape[1] // self.ranks
         parts = []
         for rank in range(self.ranks):
             own = slice(rank * size, (rank + 1) * size)
             bias = self._bias(output) if rank == 0 else None
-            part = weight.columns(own).product(flat.columns(own), bias, self.precision)
-            parts.append(self.precision.rounded(part))
-        return self._added(residual, sum_over_ranks(parts, self.precision), self.sentence.after_attention)
+            part = self.precision.rounded(weight.columns(own).product(flat.columns(own), bias, self.precision))
+            parts.append(part if scale == 1 else self.precision.rounded(part.times(in_fp32(scale))))
+        return parts
 
     def _gated_heads(self, out: Bounded, read: Bounded) -> Bounded:
         """Return [T, heads, d], multiplied by a function of the gate's product: a number of each head, or dimension."""
@@ -516,7 +562,9 @@ class LayerReference:
                 gate_of(fed.activation),
             )
             own = [weights.part(rank, self.ranks) for rank in range(self.ranks)]
-            parts = [feed(read, part, gated, self.precision) for part in own]
+            parts = [feed(read, part, gated, self.precision, gate_scale=fed.gate_scale) for part in own]
+            if fed.output_scale != 1:
+                parts = [self.precision.rounded(part.times(in_fp32(fed.output_scale))) for part in parts]
         added = sum_over_ranks(parts, self.precision)
         return Fed(self._added(residual, added, self.sentence.after_feed_forward), is_judged)
 

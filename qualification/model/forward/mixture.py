@@ -18,6 +18,7 @@ from qualification.model.forward.bounded import (
     Precision,
     U,
     function_of,
+    in_fp32,
 )
 from qualification.model.forward.matrix import Matrix
 from qualification.model.forward.sentences import Scoring
@@ -91,12 +92,14 @@ def _capped(limit: float) -> Gate:
     return gated
 
 
-def feed(x: Bounded, weights: GatedWeights, gated: Gate, precision: Precision) -> Bounded:
-    """Return down(activation(gate) * up), rounded; gate and up may be rounded before."""
+def feed(x: Bounded, weights: GatedWeights, gated: Gate, precision: Precision, *, gate_scale: float = 1.0) -> Bounded:
+    """Return down(activation(gate * gate_scale) * up), rounded; gate and up may be rounded before."""
     gate, up = (
         precision.rounded(weight.product(x, bias, precision))
         for weight, bias in ((weights.gate, weights.gate_bias), (weights.up, weights.up_bias))
     )
+    if gate_scale != 1:
+        gate = precision.rounded(gate.times(in_fp32(gate_scale)))
     inner = function_of((gate, up), gated, precision)
     return precision.rounded(weights.down.product(inner, weights.down_bias, precision))
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from qualification.model.config import ModelConfig
-from qualification.model.forward.bounded import Bounded, Precision, U, chunks_of, layer_norm, product, rms_norm
+from qualification.model.forward.bounded import Bounded, Precision, U, chunks_of, in_fp32, layer_norm, product, rms_norm
 from qualification.model.forward.checkpoint import Checkpoint, CheckpointError
 from qualification.model.forward.indexer import chosen_keys
 from qualification.model.forward.layer import LayerReference
@@ -56,7 +56,7 @@ class ForwardReference:
         if self.sentence.embedding_is_normed:
             ones = torch.ones(self.model.hidden_size, dtype=torch.float64, device=token_ids.device)
             found = rms_norm(found, ones, self.model.norm_eps, self.precision)
-        scale = float(torch.tensor(self.model.embedding_scale, dtype=torch.float32))  # as PyTorch multiplies by it
+        scale = in_fp32(self.model.embedding_scale)
         if self.sentence.embedding_is_scaled_by_width:
             scale = float(torch.tensor(self.model.hidden_size**0.5, dtype=self.precision.dtype))
         return found if scale == 1 else self.precision.rounded(found.times(scale))
@@ -165,7 +165,13 @@ def forward(reference: ForwardReference, token_ids: Tensor) -> Tensor:
             if layer.indexer is not None:
                 index_q, weights = (it.truth for it in layer.index(read, positions))
                 chosen = chosen_keys(index_q, weights, k[:, 0, q.shape[2] :], layer.indexer.count)
-            behind = truth(layer.after_attention(hidden, truth(layer.attend(q, k, v, chosen=chosen)), read))
+            out = truth(layer.attend(q, k, v, chosen=chosen))
+            if layer.beside is None:
+                behind = truth(layer.after_attention(hidden, out, read))
+            else:
+                projected, gates = (truth(it) for it in layer.beside.recurrent_input(read, positions))
+                mixed = truth(layer.beside.mix(projected.truth, gates.truth))
+                behind = truth(layer.after_both(hidden, out, read, mixed, projected))
         elif layer.convolves:
             projected = truth(layer.convolution_read(truth(layer.attention_read(hidden))))
             behind = truth(layer.after_convolution(hidden, truth(layer.convolve(projected.truth))))

@@ -182,6 +182,12 @@ class Sentence:
         return config_says if self.norms_subtract_mean is None else self.norms_subtract_mean
 
 
+_BAMBA = Sentence(
+    between="pre_ff_layernorm",
+    feed_forward="feed_forward",
+    final_norm="final_layernorm",
+    recurrence=RecurrenceSentence("mamba", is_space=True),
+)
 _QWEN_MIXTURE = MixtureSentence(
     "mlp.gate", "mlp.experts", shared="mlp.shared_expert", shared_gate="mlp.shared_expert_gate"
 )
@@ -284,12 +290,7 @@ SENTENCES: dict[str, Sentence] = {
     ),
     "bailing_moe": _BAILING,
     "bailing_moe_v2": _BAILING,
-    "bamba": Sentence(
-        between="pre_ff_layernorm",
-        feed_forward="feed_forward",
-        final_norm="final_layernorm",
-        recurrence=RecurrenceSentence("mamba", is_space=True),
-    ),
+    "bamba": _BAMBA,
     "cohere": Sentence(NormOrder.PARALLEL, norms_subtract_mean=True, rotates_neighbours=True),
     "cohere2": Sentence(NormOrder.PARALLEL, norms_subtract_mean=True, rotates_neighbours=True),
     "cohere2_moe": Sentence(
@@ -324,6 +325,7 @@ SENTENCES: dict[str, Sentence] = {
             correction="mlp.e_score_correction_bias",
         ),
     ),
+    "falcon_h1": _BAMBA,
     "flex_olmo": Sentence(NormOrder.AFTER, mixture=MixtureSentence("mlp.gate", "mlp.experts")),
     "gemma": Sentence(norm_offset=1.0, embedding_is_scaled_by_width=True),
     "gemma2": Sentence(NormOrder.SANDWICH, 1.0, embedding_is_scaled_by_width=True),

@@ -63,7 +63,7 @@ class Observation:
         self._keep(layer, Border.FEED_FORWARD_READ, read.clone())
 
     def on_recurrence(self, layer: int, projected: Tensor, gates: Tensor, out: Tensor) -> None:
-        mixer = self._config.layers[layer].mixer
+        mixer = next(iter(self._config.layers[layer].recurrences), None)
         assert isinstance(mixer, GatedDeltaConfig), "other layers hand out none"
         sizes, num_tokens = mixer.sizes, out.shape[0]
         keys = sizes.num_key_heads * sizes.key_dim

@@ -38,7 +38,8 @@ class StateTable(RowsTable[ShapeT, RunT], Generic[ShapeT, RunT, MixerT, CallT]):
     ) -> None:
         """`config`: of this rank's part of the model. Shapes that are not decided are not planned."""
         super().__init__(operator, decisions, paths, reports_all=True, **options)
-        mixers = {i: it.mixer for i, it in enumerate(config.layers) if isinstance(it.mixer, mixer_class)}
+        layers = ((index, mixer) for index, layer in enumerate(config.layers) for mixer in layer.mixers)
+        mixers = {index: mixer for index, mixer in layers if isinstance(mixer, mixer_class)}
         self.layers = tuple(mixers)
         # Of a checked step, before each call: what it reads of a state is overwritten by it.
         self.before: Callable[[CallT], None] | None = None

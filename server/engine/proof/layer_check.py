@@ -189,24 +189,35 @@ class LayerCheck:
         yield section(Border.ATTENTION_READ, layer.attention_read(residual))
         if layer.config.attends:
             yield from self._of_attention(index, layer, seen, read)
-            behind = layer.after_attention(residual, seen.exact(index, Border.ATTENDED), read)
+            attended = seen.exact(index, Border.ATTENDED)
+            if layer.beside is None:
+                behind = layer.after_attention(residual, attended, read)
+            else:
+                yield from self._of_recurrence(index, layer.beside, seen, read)
+                made = (seen.exact(index, it) for it in (Border.RECURRED, Border.RECURRENT_INPUT))
+                behind = layer.after_both(residual, attended, read, *made)
         elif layer.convolves:
             yield section(Border.CONVOLUTION_READ, layer.convolution_read(read))
             yield from self._by_sequence(index, seen, Border.CONVOLVED, (Border.CONVOLUTION_READ,), layer.convolve)
             behind = layer.after_convolution(residual, seen.exact(index, Border.CONVOLVED))
         else:
-            projected, gates = layer.recurrent_input(read, seen.positions)
-            yield section(Border.RECURRENT_INPUT, projected)
-            if gates.truth.shape[1]:
-                yield section(Border.RECURRENT_GATES, gates)
-            given = Border.RECURRENT_INPUT, Border.RECURRENT_GATES
-            yield from self._by_sequence(index, seen, Border.RECURRED, given, layer.mix)
+            yield from self._of_recurrence(index, layer, seen, read)
             mixed, projected = (seen.exact(index, it) for it in (Border.RECURRED, Border.RECURRENT_INPUT))
             behind = layer.after_recurrence(residual, mixed, projected)
         if layer.config.feed_forward is None:
             yield _Section(Border.RESIDUAL_BEHIND_ATTENTION.value, index, seen.behind(index), behind)
         else:
             yield section(Border.RESIDUAL_BEHIND_ATTENTION, behind)
+
+    def _of_recurrence(
+        self, index: int, layer: LayerReference, seen: "_Seen", read: Bounded
+    ) -> "Iterator[_Section | _ChoiceSection]":
+        projected, gates = layer.recurrent_input(read, seen.positions)
+        yield _Section(Border.RECURRENT_INPUT.value, index, seen.at(index, Border.RECURRENT_INPUT), projected)
+        if gates.truth.shape[1]:
+            yield _Section(Border.RECURRENT_GATES.value, index, seen.at(index, Border.RECURRENT_GATES), gates)
+        given = Border.RECURRENT_INPUT, Border.RECURRENT_GATES
+        yield from self._by_sequence(index, seen, Border.RECURRED, given, layer.mix)
 
     def _of_attention(
         self, index: int, layer: LayerReference, seen: "_Seen", read: Bounded

@@ -72,7 +72,8 @@ def _with_plain_products(layer: LayerWeights) -> LayerWeights:
     elif isinstance(fed, MixtureWeights):
         shared = None if fed.shared is None else _plain_dense(fed.shared)
         fed = replace(fed, shared=shared, experts=_plain_experts(fed.experts))
-    layer = replace(layer, feed_forward=fed)
+    beside = None if layer.beside is None else _with_plain_products(layer.beside)
+    layer = replace(layer, feed_forward=fed, beside=beside)
     if layer.qkv is None:
         return layer
     qkv, output = map(_plain, layer.mixed_by)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from kernels.linear.weights import PlainWeight, StoredTensor, class_of
-from qualification.model.config import AttentionConfig, ExpertsConfig, QKNorm
+from qualification.model.config import AttentionConfig, ExpertsConfig, LayerConfig, QKNorm
 from qualification.model.families.family import TensorNames
 from qualification.model.gated_delta import GatedDeltaConfig
 from qualification.model.latent import LatentAttentionConfig
@@ -56,8 +56,19 @@ def outer_pieces(weights: Weights, shard: Shard, names: TensorNames) -> list[Pie
 
 def layer_pieces(index: int, layer: LayerWeights, shard: Shard, names: TensorNames) -> list[Piece]:
     """Return the blocks that fill one layer."""
-    pieces, splits = [], _Splits(shard.layers[index], names, shard.rank, shard.world)
-    for name, stored in layer_views(index, layer, shard.local_config.layers[index], names).items():
+    own, config = shard.layers[index], shard.local_config.layers[index]
+    pieces = _pieces_of_part(index, replace(layer, beside=None), config, own, shard, names)
+    if layer.beside is not None and config.of_beside is not None and own.of_beside is not None:
+        pieces += _pieces_of_part(index, layer.beside, config.of_beside, own.of_beside, shard, names)
+    return pieces
+
+
+def _pieces_of_part(
+    index: int, layer: LayerWeights, config: LayerConfig, own: LayerShard, shard: Shard, names: TensorNames
+) -> list[Piece]:
+    """Return the blocks that fill a layer, or what it has beside its attention."""
+    pieces, splits = [], _Splits(own, names, shard.rank, shard.world)
+    for name, stored in layer_views(index, layer, config, names).items():
         _, _, within = name.removeprefix(_LAYERS).partition(".")
         pieces += _of_layer(name, stored, within, splits, shard.rank)
     return pieces

@@ -28,6 +28,8 @@ from support.engine.checked_layers import CheckedLayers, Tensors, edited
 from support.models.paged_runner import PagedRunner
 from support.models.served_families import FAMILIES, saved
 from support.models.tiny_families import (
+    BAMBA,
+    FALCON_H1,
     GRANITE_HYBRID,
     KIMI_LINEAR,
     LFM_2_MOE,
@@ -109,6 +111,8 @@ HYBRIDS: dict[str, tuple[str, dict[str, object]]] = {
     "qwen 3 next": ("qwen3_next", QWEN_3_NEXT),
     "qwen 3.5": ("qwen3_5_text", RECURRENT),
     "granite 4": ("granitemoehybrid", GRANITE_HYBRID),
+    "bamba": ("bamba", BAMBA),
+    "falcon h1": ("falcon_h1", FALCON_H1),
     "kimi linear": ("kimi_linear", KIMI_LINEAR),
     "ling 2.6": ("bailing_hybrid", LING_2_6),
     "nemotron 3 super": ("nemotron_h", NEMOTRON_3_SUPER),

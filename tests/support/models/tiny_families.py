@@ -150,9 +150,30 @@ BAMBA: dict[str, object] = {
     "mamba_chunk_size": 16,
     "initializer_range": 0.1,
 }
+# A head of Mamba2 is wider than one of attention, and no multiplier is 1.
+FALCON_H1: dict[str, object] = {
+    "head_dim": 12,
+    "mamba_d_ssm": 42,
+    "mamba_n_heads": 6,
+    "mamba_d_state": 10,
+    "mamba_n_groups": 2,
+    "mamba_chunk_size": 16,
+    "attention_in_multiplier": 1.3,
+    "attention_out_multiplier": 0.7,
+    "key_multiplier": 0.4,
+    "ssm_in_multiplier": 1.25,
+    "ssm_out_multiplier": 0.6,
+    "ssm_multipliers": [0.8, 1.2, 0.9, 1.1, 1.4],
+    "mlp_multipliers": [0.7, 0.6],
+    "embedding_multiplier": 3.0,
+    "lm_head_multiplier": 0.4,
+    "initializer_range": 0.1,
+}
+FALCON_H1_NORMED = {**FALCON_H1, "mamba_rms_norm": True, "mamba_norm_before_gate": False}
 RECURRENT_FAMILIES = (
     "bailing_hybrid",
     "bamba",
+    "falcon_h1",
     "granitemoehybrid",
     "kimi_linear",
     "nemotron_h",
@@ -656,6 +677,21 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
                 "rope_theta": 500.0,
                 "partial_rotary_factor": 0.67,
             },
+            "attention_bias": True,
+            "mlp_bias": True,
+            "time_step_limit": [0.3, 0.9],
+            "tie_word_embeddings": True,
+        },
+    ),
+    "falcon_h1": ("falcon_h1", FALCON_H1),
+    "falcon_h1, a norm, one group, biases, steps in limits, tied": (
+        "falcon_h1",
+        {
+            **FALCON_H1_NORMED,
+            "mamba_n_groups": 1,
+            "mamba_d_ssm": None,
+            "mamba_n_heads": 8,
+            "attention_in_multiplier": 1.0,
             "attention_bias": True,
             "mlp_bias": True,
             "time_step_limit": [0.3, 0.9],

@@ -17,6 +17,7 @@ from support.engine.graph_session import Session
 from support.engine.hybrid_engine import PAGE_SIZE, Hybrid
 from support.models.tiny_families import (
     BAMBA,
+    FALCON_H1,
     KIMI_LINEAR,
     LFM_2,
     LING_2_6,
@@ -30,7 +31,7 @@ from support.models.tiny_families import (
 NUM_TOKENS = 8
 MODELS: dict[str, dict[str, object]] = {
     "qwen3_next": QWEN_3_NEXT, "qwen3_5_text": RECURRENT, "lfm2": LFM_2, "nemotron_h": NEMOTRON_3_SUPER,
-    "kimi_linear": KIMI_LINEAR, "bailing_hybrid": LING_2_6, "bamba": BAMBA,
+    "kimi_linear": KIMI_LINEAR, "bailing_hybrid": LING_2_6, "bamba": BAMBA, "falcon_h1": FALCON_H1,
 }  # fmt: skip
 WORDS = random.Random(5).choices(range(97), k=160)
 Answer = Callable[[list[int]], list[int]]
@@ -59,7 +60,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Model]:
     return cache(lambda family: Model(tmp_path_factory.mktemp("model"), family))
 
 
-@pytest.fixture(params=["qwen3_5_text", "lfm2", "nemotron_h", "kimi_linear", "bailing_hybrid", "bamba"])
+@pytest.fixture(params=["qwen3_5_text", "lfm2", "nemotron_h", "kimi_linear", "bailing_hybrid", "bamba", "falcon_h1"])
 def model(models: Callable[[str], Model], request: pytest.FixtureRequest) -> Model:
     return models(request.param)
 

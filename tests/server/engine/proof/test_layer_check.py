@@ -46,6 +46,8 @@ from support.models.tiny_families import (
     ERNIE_MOE,
     EXAONE_4,
     EXAONE_MOE,
+    FALCON_H1,
+    FALCON_H1_NORMED,
     GEMMA,
     GEMMA_4_MOE,
     GEMMA_4_SMALL,
@@ -107,6 +109,11 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "ernie 4.5 moe": ("ernie4_5_moe", ERNIE_MOE),
     "minimax m2": ("minimax_m2", {**MINIMAX, "head_dim": 16, "rotary_dim": 8}),
     "bamba": ("bamba", {**BAMBA, "head_dim": 16, "attention_bias": True, "mlp_bias": True}),
+    "falcon h1": ("falcon_h1", {**FALCON_H1, "head_dim": 16}),
+    "falcon h1, a norm": (
+        "falcon_h1",
+        {**FALCON_H1_NORMED, "head_dim": 16, "attention_in_multiplier": 1.0, "attention_bias": True, "mlp_bias": True},
+    ),
     "granite hybrid": (
         "granitemoehybrid",
         {**GRANITE_HYBRID, "head_dim": 16, "layer_types": ["linear_attention", "full_attention"]},
@@ -489,6 +496,27 @@ FAULTS: dict[str, Fault] = {
     "embedding off by one row": Fault("llama", "embedding", tensors=replaced("embed_tokens", lambda it: it.roll(1, 0))),
     "embedding's scale forgotten": Fault("gemma 2", "embedding", decoder=config_of(embedding_scale=1.0)),
     "softcap of logits forgotten": Fault("gemma 2", "logits", {"final_logit_softcapping": None}),
+    "gates of a feed-forward scaled wrong": Fault(
+        "falcon h1", "residual behind the feed-forward", {"mlp_multipliers": [0.71, 0.6]}
+    ),
+    "feed-forward scaled wrong": Fault(
+        "falcon h1", "residual behind the feed-forward", {"mlp_multipliers": [0.7, 0.61]}
+    ),
+    "steps of a state space scaled wrong": Fault(
+        "falcon h1", "gates of a recurrence", {"ssm_multipliers": [0.8, 1.2, 0.9, 1.1, 1.41]}
+    ),
+    "x and gates of a state space scaled alike": Fault(
+        "falcon h1", "what a recurrence reads", {"ssm_multipliers": [0.8, 0.8, 0.9, 1.1, 1.4]}
+    ),
+    "attention scaled wrong beside a recurrence": Fault(
+        "falcon h1", "residual behind attention", {"attention_out_multiplier": 0.71}
+    ),
+    "recurrence scaled wrong beside attention": Fault(
+        "falcon h1", "residual behind attention", {"ssm_out_multiplier": 0.61}
+    ),
+    "slots of states beside attention swapped": Fault(
+        "falcon h1", "recurrence", decoder=lambda it: OtherSources(it, swapped_slots)
+    ),
     "divisor of logits forgotten": Fault("granite", "logits", {"logits_scaling": 1.0}),
     "gate and up swapped": Fault(
         "qwen 3", "residual behind the feed-forward",
@@ -651,10 +679,11 @@ def other_scale(given: dict[str, object]) -> dict[str, object]:
     [
         ("mistral", {"sliding_window": 10}),
         ("granite", {"attention_multiplier": 0.21}),
+        ("falcon h1", {"key_multiplier": 0.41}),
         ("llama 4", {"attention_chunk_size": 128}),
         ("deepseek v3", other_scale(DEEPSEEK_V3)),
     ],
-    ids=["window", "scale", "chunk", "scale of latents"],
+    ids=["window", "scale", "scale of keys", "chunk", "scale of latents"],
 )
 def test_a_wrong_window_chunk_or_scale_of_scores_is_seen(
     name: str, change: dict[str, object], models: Models, tmp_path: Path
