@@ -163,6 +163,8 @@ BASES: dict[str, Base] = {
     "granitemoe": Base("granitemoe", {key: it for key, it in tiny.GRANITE_SHARED.items() if "shared" not in key}),
     "bamba": Base("bamba", {**tiny.BAMBA, "num_hidden_layers": 2}),
     "falcon_h1": Base("falcon_h1", {**tiny.FALCON_H1, "num_hidden_layers": 2}),
+    "internlm2": Base("internlm2", {}, is_old=True),
+    "internlm3": Base("internlm3", {"head_dim": 16}, is_old=True),
     "granitemoehybrid": Base(
         "granitemoehybrid",
         {**tiny.GRANITE_HYBRID, "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},

@@ -86,6 +86,8 @@ class TensorNames:
     """The names of a layer's tensors within it, as in most families. Norms that a layer lacks are not looked for.
 
     qkv                   the tensor of queries, keys and values, of `attention`; None: these are one each
+    qkv_is_by_head        whether that has, of each KV head, its queries, its key and its value; else all queries come
+                          before all keys and all values
     dense_joined          of a dense feed-forward whose gate and up are one product: that, and the last one
     neighbours_are_pairs  whether the dimensions of a head that are rotated together are neighbours; in other files, and
                           in memory, the first ones of all pairs come before the second ones
@@ -105,6 +107,7 @@ class TensorNames:
     """
 
     qkv: str | None = None
+    qkv_is_by_head: bool = False
     dense_joined: tuple[str, str] | None = None
     neighbours_are_pairs: bool = False
     before_feed_forward: str = "post_attention_layernorm"

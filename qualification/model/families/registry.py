@@ -47,6 +47,8 @@ from qualification.model.families.hunyuan_v1_dense import HUNYUAN_V1_DENSE, HUNY
 from qualification.model.families.hunyuan_v1_moe import HUNYUAN_V1_MOE
 from qualification.model.families.hy_v3 import HY_V3
 from qualification.model.families.image_models import IMAGE_MODELS
+from qualification.model.families.internlm2 import INTERNLM2
+from qualification.model.families.internlm3 import INTERNLM3
 from qualification.model.families.jais2 import JAIS2
 from qualification.model.families.kimi_linear import KIMI_LINEAR
 from qualification.model.families.laguna import LAGUNA
@@ -138,6 +140,8 @@ KNOWN: tuple[Family, ...] = (
     HUNYUAN_V1_MOE,
     HUNYUAN_VL_TEXT,
     HY_V3,
+    INTERNLM2,
+    INTERNLM3,
     JAIS2,
     KIMI_K2,
     KIMI_LINEAR,
@@ -199,6 +203,19 @@ _LACKING: Mapping[object, str] = {
     ),
     "pixtral": "its files are in Mistral's own format, which is not read: serve the same model in Hugging Face's, "
     "whose model_type is llava",
+    **dict.fromkeys(
+        ("mamba", "falcon_mamba", "jamba"),
+        "its state space decays each channel by a vector of its own (Mamba 1), which no kernel computes",
+    ),
+    "mamba2": "no layer of it attends, and prompts are cached by the pages of such layers",
+    **dict.fromkeys(("zamba", "zamba2"), "its layers share blocks of attention, which no reader takes"),
+    **dict.fromkeys(
+        ("gemma3n", "gemma3n_text"), "its residual is four predicted copies (AltUp), which no reader takes"
+    ),
+    **dict.fromkeys(
+        ("minimax", "minimax_text_01", "minimax_m1"),
+        "its residual is what each norm has made (DeepNorm), which no reader takes",
+    ),
     "minimax_m3_vl": "its attention reads blocks of keys that an indexer chooses, which no path computes",
 }
 

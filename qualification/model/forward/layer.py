@@ -127,7 +127,9 @@ class LayerReference:
         attention, inputs = self.attention, Inputs.of(self.config.formats.qkv.name)
         if isinstance(attention, LatentAttentionConfig):
             return self._latent_heads(read, positions, attention.sizes)
-        if self.sentence.qkv is not None:
+        if self.sentence.qkv is not None and self.sentence.qkv_is_by_head:
+            parts = self._by_head(self._linear(read, self.sentence.qkv, inputs))
+        elif self.sentence.qkv is not None:
             merged = self._linear(read, self.sentence.qkv, inputs)
             ends = attention.query_size, attention.query_size + attention.kv_size
             parts = [merged.columns(own) for own in (slice(ends[0]), slice(*ends), slice(ends[1], None))]
@@ -157,6 +159,14 @@ class LayerReference:
         names = self.sentence.q_norm, self.sentence.k_norm
         q, k = (self._rotated(self._heads_normed(it, name), positions) for it, name in zip((q, k), names, strict=True))
         return self._grown(q, positions), k, v
+
+    def _by_head(self, merged: Bounded) -> list[Bounded]:
+        """Return queries, keys and values, of a product that has of each KV head its queries, its key and its value."""
+        attention = self.attention
+        in_group = attention.num_heads // attention.num_kv_heads
+        groups = merged.changed(lambda it: it.view(it.shape[0], attention.num_kv_heads, in_group + 2, -1))
+        own = (slice(in_group), slice(in_group, in_group + 1), slice(in_group + 1, None))
+        return [groups.changed(lambda it, of=of: it[:, :, of].flatten(1)) for of in own]  # type: ignore[misc]
 
     def _of_shards(self, num_shards: int) -> list[Matrix]:
         """Return what makes queries, keys and values, of a tensor that has them shard after shard, in blocks of 128."""

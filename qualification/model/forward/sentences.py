@@ -110,6 +110,7 @@ class Sentence:
     embedding_is_normed  without a weight
     embedding_is_scaled_by_width  by sqrt(hidden size), rounded to the dtype
     qkv               the tensor of q, k and v; None: these are one each
+    qkv_is_by_head    whether that has, of each KV head, its queries, its key and its value; else all queries come first
     dense_joined      the product of gate and up, and the last one, where the first two are one tensor
     after_attention, before_feed_forward, after_feed_forward   names of the norms of SANDWICH and AFTER
     q_norm, k_norm    names of the norms of queries and keys, where there are some
@@ -146,6 +147,7 @@ class Sentence:
     embedding_is_normed: bool = False
     embedding_is_scaled_by_width: bool = False
     qkv: str | None = None
+    qkv_is_by_head: bool = False
     dense_joined: tuple[str, str] | None = None
     after_attention: str = "post_attention_layernorm"
     before_feed_forward: str = "pre_feedforward_layernorm"
@@ -386,6 +388,17 @@ SENTENCES: dict[str, Sentence] = {
             correction="mlp.expert_bias",
         ),
     ),
+    "internlm2": Sentence(
+        qkv="attention.wqkv",
+        qkv_is_by_head=True,
+        attention_output="attention.wo",
+        embedding="tok_embeddings",
+        before_attention="attention_norm",
+        between="ffn_norm",
+        feed_forward="feed_forward",
+        dense=("w1", "w3", "w2"),
+    ),
+    "internlm3": Sentence(),
     "jais2": Sentence(norms_subtract_mean=True, norms_add_biases=True, feeds_ungated=True),
     "kimi_k2": _DEEPSEEK,
     "kimi_linear": Sentence(

@@ -69,8 +69,8 @@ def _pieces_of_part(
     """Return the blocks that fill a layer, or what it has beside its attention."""
     pieces, splits = [], _Splits(own, names, shard.rank, shard.world)
     for name, stored in layer_views(index, layer, config, names).items():
-        _, _, within = name.removeprefix(_LAYERS).partition(".")
-        pieces += _of_layer(name, stored, within, splits, shard.rank)
+        _, _, in_layer = name.removeprefix(_LAYERS).partition(".")
+        pieces += _of_layer(name, stored, in_layer, splits, shard.rank)
     return pieces
 
 
@@ -204,12 +204,28 @@ class _Splits:
             return None if parts is None else _pieces_of_groups(name, stored, parts, first)
         if isinstance(mixer, LatentAttentionConfig):
             return self._pieces_of_latents(name, stored, tensor, mixer)
+        if self.names.qkv_is_by_head and tensor == f"{self.names.attention}.{self.names.qkv}":
+            return self._pieces_of_kv_heads(name, stored)
         if not isinstance(mixer, AttentionConfig) or tensor != "self_attn.q_proj":
             return None
         if mixer.gate is None or not mixer.gate.is_beside_queries:
             return None
         parts = (mixer.head_dim, mixer.head_dim)  # queries, then gates, of which the latter are first in memory
         return _pieces_of_groups(name, stored, parts, self.layer.heads.query.start, is_turned=True)
+
+    def _pieces_of_kv_heads(self, name: str, stored: StoredTensor) -> list[Piece]:
+        """Return the blocks of a tensor that has, of each KV head, its queries, its key and its value."""
+        attention, heads = self.layer.whole.attention, self.layer.heads
+        in_group, head_dim = attention.num_heads // attention.num_kv_heads, attention.head_dim
+        if len(heads.query) == in_group * len(heads.kv):
+            return _pieces_of_groups(name, stored, (in_group * head_dim, head_dim, head_dim), heads.kv.start)
+        [kv] = heads.kv  # of which other ranks have other queries
+        size = len(heads.query) * head_dim
+        first_query, first_key = heads.query.start + 2 * kv, kv * (in_group + 2) + in_group  # heads of the tensor
+        return [
+            Piece(name, stored.values[:size], first_row=first_query * head_dim),
+            Piece(name, stored.values[size:], first_row=first_key * head_dim),
+        ]
 
     def _pieces_of_latents(
         self, name: str, stored: StoredTensor, tensor: str, mixer: LatentAttentionConfig

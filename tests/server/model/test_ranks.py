@@ -100,6 +100,7 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "bamba": ("bamba", {**BAMBA, "mamba_n_groups": 4, "mamba_n_heads": 8}),
     "falcon-h1": ("falcon_h1", {**FALCON_H1_NORMED, "mamba_n_groups": 4, "mamba_n_heads": 8, "mamba_d_ssm": 56}),
     "falcon-h1, no norm": ("falcon_h1", {**FALCON_H1, "mamba_n_groups": 4, "mamba_n_heads": 8, "mamba_d_ssm": 56}),
+    "internlm2": ("internlm2", {"attention_bias": True}),
     "granite-hybrid": ("granitemoehybrid", {**GRANITE_HYBRID, "mamba_n_groups": 4}),
     "nemotron": ("nemotron-nas", NEMOTRON),
     "nemotron-3-super": ("nemotron_h", {**NEMOTRON_3_SUPER, "n_groups": 4, "mamba_num_heads": 8}),

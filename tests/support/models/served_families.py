@@ -52,6 +52,8 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "jais 2": ("jais2", {}),
     "olmo": ("olmo", {"attention_bias": True}),
     "starcoder 2": ("starcoder2", {"sliding_window": WINDOW}),
+    "internlm 2": ("internlm2", {"attention_bias": True}),
+    "internlm 3": ("internlm3", {"head_dim": 16}),
     "phi 2": ("phi", {}),
     "youtu": ("youtu", tiny.YOUTU),
     "cohere 2": ("cohere2", {**tiny.COHERE, "sliding_window": WINDOW}),

@@ -23,12 +23,12 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from server.model.decoder import Decoder
 from server.model.load.load import load_config, load_decoder
 from server.settings import LoadFormat
-from support.models import bailing, bailing_hybrid, nemotron_nas, step3p5
+from support.models import bailing, bailing_hybrid, internlm2, nemotron_nas, step3p5
 
 CPU = torch.device("cpu")
 TOLERANCE = 1e-4
 NUM_TOKENS = 60  # several windows
-REGISTERED = (bailing, bailing_hybrid, nemotron_nas, step3p5)  # families of which transformers has no class
+REGISTERED = (bailing, bailing_hybrid, internlm2, nemotron_nas, step3p5)  # families of which transformers has no class
 AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)  # its class, but no AutoModel's
 ALSO_OF_IMAGES = ("gemma3", "gemma4", "gemma4_unified")  # transformers calls the class of the text another name
 TINY = {
@@ -67,6 +67,7 @@ LING_2_6: dict[str, object] = {
     "num_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1,
     "routed_scaling_factor": 2.5, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
 }  # fmt: skip
+DYNAMIC = {"rope_type": "dynamic", "factor": 6.0, "rope_theta": 500.0}  # plain up to the limit of positions
 GLM_LITE = {name: it for name, it in LATENT.items() if name != "first_k_dense_replace"}
 # Many heads of an indexer, so that no key has a score of 0; few keys of a query, so that most are left out.
 INDEXER: dict[str, object] = {"index_topk": 7, "index_n_heads": 12, "index_head_dim": 16}
@@ -697,6 +698,16 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
             "time_step_limit": [0.3, 0.9],
             "tie_word_embeddings": True,
         },
+    ),
+    "internlm2": ("internlm2", {"rope_parameters": DYNAMIC}),
+    "internlm2, biases, one kv head, tied": (
+        "internlm2",
+        {"attention_bias": True, "num_key_value_heads": 1, "tie_word_embeddings": True},
+    ),
+    "internlm3": ("internlm3", {"head_dim": 12, "rope_parameters": DYNAMIC}),
+    "internlm3, biases, wider heads, tied": (
+        "internlm3",
+        {"head_dim": 18, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
     ),
     "nemotron_h": ("nemotron_h", NEMOTRON_H),
     "nemotron_h, biases, a wider convolution": ("nemotron_h", {**NEMOTRON_H, "mlp_bias": True, "conv_kernel": 5}),

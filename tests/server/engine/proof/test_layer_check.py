@@ -109,6 +109,8 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "ernie 4.5 moe": ("ernie4_5_moe", ERNIE_MOE),
     "minimax m2": ("minimax_m2", {**MINIMAX, "head_dim": 16, "rotary_dim": 8}),
     "bamba": ("bamba", {**BAMBA, "head_dim": 16, "attention_bias": True, "mlp_bias": True}),
+    "internlm 2": ("internlm2", {"attention_bias": True}),
+    "internlm 3": ("internlm3", {"head_dim": 16, "attention_bias": True, "mlp_bias": True}),
     "falcon h1": ("falcon_h1", {**FALCON_H1, "head_dim": 16}),
     "falcon h1, a norm": (
         "falcon_h1",
@@ -492,6 +494,9 @@ FAULTS: dict[str, Fault] = {
     "rotation's scaling forgotten": Fault("llama", "queries", decoder=without_scaled_rotation),
     "norm of queries and keys forgotten": Fault("qwen 3", "queries", decoder=without_qk_norm),
     "residual added twice": Fault("llama", "residual behind attention", decoder=config_of(residual_scale=2.0)),
+    "heads of groups in another order": Fault(
+        "internlm 2", "queries", tensors=replaced("wqkv.weight", lambda it: it.roll(8, 0))
+    ),
     "residual scaled wrong": Fault("granite", "residual behind attention", {"residual_multiplier": 0.61}),
     "embedding off by one row": Fault("llama", "embedding", tensors=replaced("embed_tokens", lambda it: it.roll(1, 0))),
     "embedding's scale forgotten": Fault("gemma 2", "embedding", decoder=config_of(embedding_scale=1.0)),
