@@ -123,6 +123,7 @@ _LATENT = ("deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "kimi_
 OF_LAYERS: dict[str, dict[str, object]] = {
     "bailing_hybrid": {"head_dim": 128, "partial_rotary_factor": 0.5, "layer_group_size": 2},
     "bamba": {"attn_layer_indices": [1]},
+    "minicpm3": {"num_key_value_heads": 4},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"] * 2},
     "kimi_linear": {"num_key_value_heads": 4, "layer_types": ["linear_attention", "full_attention"] * 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
@@ -791,6 +792,8 @@ def test_phi3_is_served_with_a_plain_rotation(scaling: object, tmp_path: Path) -
         ("internlm2", {"head_dim": 32}, r"head_dim must be hidden_size by num_attention_heads \(16\), or missing"),
         ("internlm3", {"qkv_bias": True}, "qkv_bias must be the same as qkv_bias, attention_bias, bias and mlp_bias"),
         ("internlm3", {"bias": True, "qkv_bias": False}, "bias must be the same as qkv_bias"),
+        ("minicpm3", {"hidden_size": 66}, "hidden_size must be a multiple of num_attention_heads"),
+        ("minicpm3", {"attention_bias": True}, "attention_bias must be absent or false"),
         ("falcon_h1", {"mamba_rms_norm": True}, "mamba_norm_before_gate must be false where mamba_rms_norm is true"),
         ("falcon_h1", {"mamba_d_ssm": 1030}, r"mamba_n_heads must be a divisor of mamba_d_ssm \(1030\)"),
         ("falcon_h1", {"ssm_multipliers": [1.0] * 4}, "ssm_multipliers must be a list of 5 positive numbers"),

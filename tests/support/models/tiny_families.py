@@ -67,6 +67,10 @@ LING_2_6: dict[str, object] = {
     "num_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1,
     "routed_scaling_factor": 2.5, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
 }  # fmt: skip
+MINICPM_3: dict[str, object] = {
+    "num_key_value_heads": 4, "kv_lora_rank": 20, "q_lora_rank": 24, "qk_rope_head_dim": 6, "qk_nope_head_dim": 10,
+    "v_head_dim": 14, "scale_emb": 3, "scale_depth": 1.2, "dim_model_base": 12,
+}  # fmt: skip
 DYNAMIC = {"rope_type": "dynamic", "factor": 6.0, "rope_theta": 500.0}  # plain up to the limit of positions
 GLM_LITE = {name: it for name, it in LATENT.items() if name != "first_k_dense_replace"}
 # Many heads of an indexer, so that no key has a score of 0; few keys of a query, so that most are left out.
@@ -708,6 +712,17 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "internlm3, biases, wider heads, tied": (
         "internlm3",
         {"head_dim": 18, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    ),
+    "minicpm3": ("minicpm3", MINICPM_3),
+    "minicpm3, no query latent, longrope, biases, an own head": (
+        "minicpm3",
+        {
+            **MINICPM_3,
+            "q_lora_rank": None,
+            "rope_parameters": longrope(3),
+            "mlp_bias": True,
+            "tie_word_embeddings": False,
+        },
     ),
     "nemotron_h": ("nemotron_h", NEMOTRON_H),
     "nemotron_h, biases, a wider convolution": ("nemotron_h", {**NEMOTRON_H, "mlp_bias": True, "conv_kernel": 5}),

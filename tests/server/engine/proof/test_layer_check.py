@@ -64,6 +64,7 @@ from support.models.tiny_families import (
     LLAMA3,
     LLAMA_4,
     MIMO,
+    MINICPM_3,
     MINIMAX,
     MINISTRAL,
     MINISTRAL_8B,
@@ -111,6 +112,7 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "bamba": ("bamba", {**BAMBA, "head_dim": 16, "attention_bias": True, "mlp_bias": True}),
     "internlm 2": ("internlm2", {"attention_bias": True}),
     "internlm 3": ("internlm3", {"head_dim": 16, "attention_bias": True, "mlp_bias": True}),
+    "minicpm 3": ("minicpm3", MINICPM_3),
     "falcon h1": ("falcon_h1", {**FALCON_H1, "head_dim": 16}),
     "falcon h1, a norm": (
         "falcon_h1",
@@ -494,6 +496,7 @@ FAULTS: dict[str, Fault] = {
     "rotation's scaling forgotten": Fault("llama", "queries", decoder=without_scaled_rotation),
     "norm of queries and keys forgotten": Fault("qwen 3", "queries", decoder=without_qk_norm),
     "residual added twice": Fault("llama", "residual behind attention", decoder=config_of(residual_scale=2.0)),
+    "depth scaled wrong": Fault("minicpm 3", "residual behind attention", {"scale_depth": 1.21}),
     "heads of groups in another order": Fault(
         "internlm 2", "queries", tensors=replaced("wqkv.weight", lambda it: it.roll(8, 0))
     ),
