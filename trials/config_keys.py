@@ -165,6 +165,7 @@ BASES: dict[str, Base] = {
     "falcon_h1": Base("falcon_h1", {**tiny.FALCON_H1, "num_hidden_layers": 2}),
     "internlm2": Base("internlm2", {}, is_old=True),
     "internlm3": Base("internlm3", {"head_dim": 16}, is_old=True),
+    "minicpm": Base("minicpm", tiny.MINICPM, is_old=True),
     "minicpm3": Base("minicpm3", tiny.MINICPM_3),
     "granitemoehybrid": Base(
         "granitemoehybrid",

@@ -171,6 +171,8 @@ PUBLISHED: tuple[PublishedModel, ...] = (
     PublishedModel("internlm/internlm2_5-7b-chat", "InternLM2ForCausalLM", 7.74),
     PublishedModel("internlm/internlm2_5-20b-chat", "InternLM2ForCausalLM", 19.86),
     PublishedModel("internlm/internlm3-8b-instruct", "InternLM3ForCausalLM", 8.8),
+    PublishedModel("openbmb/MiniCPM-2B-sft-bf16", "MiniCPMForCausalLM", 2.72),
+    PublishedModel("openbmb/MiniCPM4-8B", "MiniCPMForCausalLM", 8.19),
     PublishedModel("openbmb/MiniCPM3-4B", "MiniCPM3ForCausalLM", 4.07),
     PublishedModel("baidu/ERNIE-4.5-0.3B-PT", "Ernie4_5ForCausalLM", 0.36),
     PublishedModel("baidu/ERNIE-4.5-21B-A3B-PT", "Ernie4_5_MoeForCausalLM", 21.8),

@@ -150,6 +150,7 @@ MORE: dict[str, dict[str, object]] = {
         "mlp_multipliers": [0.7, 0.6],
         "pad_token_id": 0,
     },
+    "minicpm": {"scale_emb": 3, "scale_depth": 1.2, "dim_model_base": 12},
     "minicpm3": {
         **{name: it for name, it in LATENT.items() if name.endswith("_dim") or name.endswith("_rank")},
         "scale_emb": 3,
@@ -287,7 +288,7 @@ MODELS = (
     ("ernie4_5", 4, 2, 28), ("ernie4_5_moe", 6, 1, 16), ("glm4", 8, 2, 44), ("glm", 4, 2, 28), ("mellum", 4, 4, 24),
     ("minimax_m2", 6, 2, 28), ("ministral3", 4, 2, 36), ("nemotron-nas", 4, 2, 36), ("nemotron_h", 4, 1, 24),
     ("bamba", 4, 2, 28), ("falcon_h1", 6, 2, 20),
-    ("internlm2", 4, 2, 28), ("internlm3", 6, 2, 20), ("minicpm3", 4, 4, 12),
+    ("internlm2", 4, 2, 28), ("internlm3", 6, 2, 20), ("minicpm", 4, 2, 20), ("minicpm3", 4, 4, 12),
     ("cohere2", 6, 2, 36), ("cohere2_moe", 6, 2, 24), ("granitemoe", 4, 2, 24), ("granitemoehybrid", 4, 2, 24),
     ("granitemoeshared", 6, 3, 20), ("bailing_moe_v2", 4, 2, 24), ("bailing_hybrid", 4, 4, 12),
     ("hunyuan_v1_dense", 4, 1, 36), ("hunyuan_v1_moe", 6, 2, 18), ("hy_v3", 8, 4, 12), ("laguna", 6, 3, 20),

@@ -57,6 +57,7 @@ from qualification.model.families.llama import LLAMA
 from qualification.model.families.llama4 import LLAMA4_TEXT
 from qualification.model.families.mellum import MELLUM
 from qualification.model.families.mimo_v2 import MIMO_V2, MIMO_V2_FLASH
+from qualification.model.families.minicpm import MINICPM
 from qualification.model.families.minicpm3 import MINICPM3
 from qualification.model.families.minimax_m2 import MINIMAX_M2
 from qualification.model.families.ministral import MINISTRAL
@@ -154,6 +155,7 @@ KNOWN: tuple[Family, ...] = (
     MELLUM,
     MIMO_V2,
     MIMO_V2_FLASH,
+    MINICPM,
     MINICPM3,
     MINIMAX_M2,
     MINISTRAL,

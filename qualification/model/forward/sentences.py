@@ -453,6 +453,7 @@ SENTENCES: dict[str, Sentence] = {
     "mellum": Sentence(mixture=MixtureSentence("mlp.gate", "mlp.experts")),
     "mimo_v2": _MIMO,
     "mimo_v2_flash": _MIMO,
+    "minicpm": Sentence(),
     "minicpm3": Sentence(),
     "minimax_m2": Sentence(
         mixture=MixtureSentence(

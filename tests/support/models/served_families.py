@@ -54,6 +54,7 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "starcoder 2": ("starcoder2", {"sliding_window": WINDOW}),
     "internlm 2": ("internlm2", {"attention_bias": True}),
     "internlm 3": ("internlm3", {"head_dim": 16}),
+    "minicpm": ("minicpm", tiny.MINICPM),
     "minicpm 3": ("minicpm3", tiny.MINICPM_3),
     "phi 2": ("phi", {}),
     "youtu": ("youtu", tiny.YOUTU),

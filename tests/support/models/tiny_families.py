@@ -23,12 +23,19 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from server.model.decoder import Decoder
 from server.model.load.load import load_config, load_decoder
 from server.settings import LoadFormat
-from support.models import bailing, bailing_hybrid, internlm2, nemotron_nas, step3p5
+from support.models import bailing, bailing_hybrid, internlm2, minicpm, nemotron_nas, step3p5
 
 CPU = torch.device("cpu")
 TOLERANCE = 1e-4
 NUM_TOKENS = 60  # several windows
-REGISTERED = (bailing, bailing_hybrid, internlm2, nemotron_nas, step3p5)  # families of which transformers has no class
+REGISTERED = (
+    bailing,
+    bailing_hybrid,
+    internlm2,
+    minicpm,
+    nemotron_nas,
+    step3p5,
+)  # families of which transformers has no class
 AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)  # its class, but no AutoModel's
 ALSO_OF_IMAGES = ("gemma3", "gemma4", "gemma4_unified")  # transformers calls the class of the text another name
 TINY = {
@@ -67,9 +74,10 @@ LING_2_6: dict[str, object] = {
     "num_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1,
     "routed_scaling_factor": 2.5, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
 }  # fmt: skip
+MINICPM: dict[str, object] = {"scale_emb": 3, "scale_depth": 1.2, "dim_model_base": 12}
 MINICPM_3: dict[str, object] = {
     "num_key_value_heads": 4, "kv_lora_rank": 20, "q_lora_rank": 24, "qk_rope_head_dim": 6, "qk_nope_head_dim": 10,
-    "v_head_dim": 14, "scale_emb": 3, "scale_depth": 1.2, "dim_model_base": 12,
+    "v_head_dim": 14, **MINICPM,
 }  # fmt: skip
 DYNAMIC = {"rope_type": "dynamic", "factor": 6.0, "rope_theta": 500.0}  # plain up to the limit of positions
 GLM_LITE = {name: it for name, it in LATENT.items() if name != "first_k_dense_replace"}
@@ -712,6 +720,16 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "internlm3, biases, wider heads, tied": (
         "internlm3",
         {"head_dim": 18, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    ),
+    "minicpm": ("minicpm", MINICPM),
+    "minicpm, longrope, biases, an own head": (
+        "minicpm",
+        {
+            **MINICPM,
+            "rope_parameters": longrope(4),
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+        },
     ),
     "minicpm3": ("minicpm3", MINICPM_3),
     "minicpm3, no query latent, longrope, biases, an own head": (

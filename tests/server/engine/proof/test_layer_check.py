@@ -64,6 +64,7 @@ from support.models.tiny_families import (
     LLAMA3,
     LLAMA_4,
     MIMO,
+    MINICPM,
     MINICPM_3,
     MINIMAX,
     MINISTRAL,
@@ -112,6 +113,7 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "bamba": ("bamba", {**BAMBA, "head_dim": 16, "attention_bias": True, "mlp_bias": True}),
     "internlm 2": ("internlm2", {"attention_bias": True}),
     "internlm 3": ("internlm3", {"head_dim": 16, "attention_bias": True, "mlp_bias": True}),
+    "minicpm": ("minicpm", {**MINICPM, "attention_bias": True}),
     "minicpm 3": ("minicpm3", MINICPM_3),
     "falcon h1": ("falcon_h1", {**FALCON_H1, "head_dim": 16}),
     "falcon h1, a norm": (
