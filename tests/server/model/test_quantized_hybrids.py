@@ -19,6 +19,7 @@ from support.engine.checked_layers import CheckedLayers, Tensors, edited
 from support.models.paged_runner import PagedRunner
 from support.models.quantized_hybrids import BLOCKS, OF_QWEN, QWEN, QuantizedHybrid
 from support.models.tiny_families import (
+    BAMBA,
     GRANITE_HYBRID,
     GRANITE_SHARED,
     IMAGE_MODELS,
@@ -53,6 +54,7 @@ OTHERS = (
     "router.layer",
     "mixer.gate",
 )
+BAMBA_64 = {**BAMBA, "hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "mamba_n_groups": 4}
 LFM = {**LFM_2, "hidden_size": 64, "intermediate_size": 96, "block_auto_adjust_ff_dim": False}
 LFM_MOE = {**LFM_2_MOE, "hidden_size": 64, "intermediate_size": 128, "moe_intermediate_size": 64}
 
@@ -137,6 +139,8 @@ CASES = {
     "qwen 3 next in groups, gates too": Case("qwen3_next", QWEN_MOE, "compressed", GROUPS),
     "nemotron 3 nano of modelopt": Case("nemotron_h", NANO, "static", MODELOPT, but(*LISTED_BY_NVIDIA)),
     "nemotron 3 super of modelopt": Case("nemotron_h", SUPER, "static", MODELOPT, but(*LISTED_BY_NVIDIA)),
+    "bamba in rows": Case("bamba", BAMBA_64, "channel", ROWS),
+    "bamba of awq": Case("bamba", BAMBA_64, "awq", {**AWQ, "modules_to_not_convert": []}, worlds=(1,)),
     "granite 4 in rows": Case("granitemoehybrid", {**GRANITE_HYBRID, "mamba_n_groups": 4}, "channel", ROWS),
     "granite 3 in rows": Case("granitemoeshared", GRANITE_SHARED, "channel", ROWS),
     "lfm2 in rows": Case("lfm2", LFM, "channel", ROWS),
