@@ -24,8 +24,17 @@ class Target:
 class Ledger:
     """Evidence by target. Every addition is on disk, whole, before the next measurement: an interrupt loses nothing."""
 
-    def __init__(self, targets: Sequence[Target], *, catalog: Sequence[AnyPath], fingerprint: Fingerprint) -> None:
+    def __init__(
+        self,
+        targets: Sequence[Target],
+        *,
+        catalog: Sequence[AnyPath],
+        fingerprint: Fingerprint,
+        beside: Sequence[Path] = (),
+    ) -> None:
         """Reads the files there are. Raises MatrixError for one that is not whole: it may be the only proof left.
+
+        beside  files of other models, which are read alone
 
         What one file proves serves every target with the same shape. A file of another stack is measured anew, and
         replaced by the first proof; `replaced` holds its name and what differs.
@@ -39,6 +48,10 @@ class Ledger:
         for target in targets:
             if target.file.exists():
                 self._read(target, by_name, fingerprint)
+        for file in beside:
+            if file.exists():
+                for entry in load_matrix(file).evidence.values():
+                    self._know(entry, by_name, fingerprint)
         for target in targets:
             self._share(target)
 
@@ -68,10 +81,15 @@ class Ledger:
                 continue  # no such path any more
             self._rows[target.name][key] = entry
             self._models[target.name] = matrix.model
-            older = self.known.get(key)
-            is_newer = older is None or (not entry.is_proven, entry.at) > (not older.is_proven, older.at)
-            if not entry.differing_fields(by_name[entry.path], fingerprint) and is_newer:
-                self.known[key] = entry
+            self._know(entry, by_name, fingerprint)
+
+    def _know(self, entry: Evidence, by_name: Mapping[str, AnyPath], fingerprint: Fingerprint) -> None:
+        """Keep what counts most of valid evidence of one shape and path: a failure, then the later one."""
+        older = self.known.get((entry.shape, entry.path))
+        is_newer = older is None or (not entry.is_proven, entry.at) > (not older.is_proven, older.at)
+        is_valid = entry.path in by_name and not entry.differing_fields(by_name[entry.path], fingerprint)
+        if is_valid and is_newer:
+            self.known[entry.shape, entry.path] = entry
 
     def _share(self, target: Target) -> None:
         rows = self._rows[target.name]

@@ -142,12 +142,20 @@ def is_misnamed(path: AnyPath, evidence: Evidence) -> bool:
 
 
 def conduct(
-    targets: Sequence[Target], tools: Tools, *, time_limit_s: float | None = None, is_retrying: bool = False
+    targets: Sequence[Target],
+    tools: Tools,
+    *,
+    time_limit_s: float | None = None,
+    is_retrying: bool = False,
+    beside: Sequence[Path] = (),
 ) -> ExitCode:
-    """Measure what is missing, write it down, and say how it stands. Raises OSError where a file cannot be written."""
+    """Measure what is missing, write it down, and say how it stands. Raises OSError where a file cannot be written.
+
+    beside  files of other models, whose proofs of the same shapes serve as well
+    """
     started = tools.clock()
     try:
-        ledger = Ledger(targets, catalog=tools.catalog, fingerprint=tools.fingerprint)
+        ledger = Ledger(targets, catalog=tools.catalog, fingerprint=tools.fingerprint, beside=beside)
     except MatrixError as error:
         tools.say(f"{error}. Nothing is overwritten: remove the file to measure it anew")
         return ExitCode.ENVIRONMENT

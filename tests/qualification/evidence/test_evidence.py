@@ -111,6 +111,16 @@ def test_a_failure_outweighs_proof_and_then_the_later_counts(first: str, second:
     assert [[*load_matrix(target.file).evidence.values()] for target in targets] == [[counts]] * 2  # and on disk
 
 
+def test_a_file_beside_the_targets_serves_them_and_stays_as_it_is(tmp_path: Path) -> None:
+    target, beside = Target("one-fp8", tmp_path / "one-fp8.json", (SHAPE,)), tmp_path / "one.json"
+    own, other = evidence(SHAPE, PATH, at=EARLY), evidence(DECODE, PATH, at=EARLY)
+    save_matrix(beside, [own, other])
+    before = beside.read_bytes()
+    Ledger([target], catalog=[PATH], fingerprint=MACHINE, beside=[beside, tmp_path / "none.json"])
+    assert [*load_matrix(target.file).evidence.values()] == [own]
+    assert beside.read_bytes() == before
+
+
 def test_evidence_of_a_source_that_has_changed_counts_nothing(tmp_path: Path) -> None:
     target = Target("one", tmp_path / "one.json", (SHAPE,))
     save_matrix(target.file, [evidence(SHAPE, PATH, source_digest="another")])
