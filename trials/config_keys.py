@@ -134,6 +134,7 @@ BASES: dict[str, Base] = {
     "olmo": Base("olmo", {}, is_old=True),
     "starcoder2": Base("starcoder2", {"sliding_window": 9}, is_old=True),
     "phi": Base("phi", {}, is_old=True),
+    "opt": Base("opt", tiny.OPT),
     "youtu": Base("youtu", tiny.YOUTU),
     "gemma2": Base("gemma2", tiny.GEMMA_2, is_old=True),
     "gemma3": Base(
@@ -263,6 +264,7 @@ SCALINGS: tuple[object, ...] = (
 OWN_VALUES: dict[str, tuple[object, ...]] = {
     "hidden_act": ACTIVATIONS,
     "hidden_activation": ACTIVATIONS,
+    "activation_function": (*ACTIVATIONS, "gelu_new", "gelu_fast"),
     "rope_type": KINDS,
     "type": KINDS,
     "rope_scaling": SCALINGS,

@@ -318,19 +318,23 @@ class NormsConfig:
     is_shared: bool = False
 
 
-class UngatedGelu(Enum):
-    """down(gelu(up)), of a dense feed-forward alone: PyTorch computes it. Source: Hendrycks and Gimpel 2016."""
+class EagerActivation(Enum):
+    """down(activation(up)), of a dense feed-forward alone: PyTorch computes it.
 
-    ERF = "ungated gelu"
-    TANH = "ungated gelu by tanh"  # which approximates it
+    Source of GELU: Hendrycks and Gimpel 2016.
+    """
+
+    GELU = "ungated gelu"
+    GELU_TANH = "ungated gelu by tanh"  # which approximates it
+    RELU = "ungated relu"
 
 
-DenseActivation = Activation | CappedSilu | Ungated | UngatedGelu
+DenseActivation = Activation | CappedSilu | Ungated | EagerActivation
 
 
-def num_inner_of(activation: AnyExpertActivation | UngatedGelu) -> int:
+def num_inner_of(activation: AnyExpertActivation | EagerActivation) -> int:
     """Return the numbers of each column of a feed-forward with this activation: gate and up, or up alone."""
-    return 1 if isinstance(activation, Ungated | UngatedGelu) else 2
+    return 1 if isinstance(activation, Ungated | EagerActivation) else 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -561,6 +565,18 @@ class PerLayerConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class LearnedPositions:
+    """An embedding of each position, which is added to that of the token before the first layer.
+
+    num_rows  of its table in the checkpoint
+    first     the row of the first position
+    """
+
+    num_rows: int
+    first: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """Architecture of a decoder, in the same fields for all families; a family's file fills it from config.json."""
 
@@ -587,6 +603,7 @@ class ModelConfig:
     head_has_bias: bool = False  # added to the logits
     logits_divisor: float = 1.0
     logits_softcap: float | None = None
+    positions: LearnedPositions | None = None
     per_layer: PerLayerConfig | None = None
     has_layer_scales: bool = False  # the residual behind each layer is multiplied by a number of the checkpoint
     rounds_at_load: bool = False  # the checkpoint has plain products, which become those of `formats` when it is loaded
@@ -695,6 +712,8 @@ def num_parameters(config: ModelConfig, num_tokens: int | None = None) -> int:
     num_tokens   only those that so many tokens can be multiplied by: of a mixture no more experts than they visit
     """
     embeddings = config.embedding_size * (1 if config.tie_embeddings else 2) + config.vocab_size * config.head_has_bias
+    if config.positions is not None:
+        embeddings += config.positions.num_rows * config.hidden_size
     layers = sum(_all_visit(config, it) + _expert_parameters(config, it, num_tokens) for it in config.layers)
     of_draft_head = config.num_draft_layers * config.hidden_size * (2 * config.hidden_size + 3)
     return embeddings + layers + _norm_parameters(config) + _per_layer_parameters(config) + of_draft_head

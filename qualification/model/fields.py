@@ -15,26 +15,33 @@ class ModelConfigError(ValueError):
 class Fields:
     """The fields of one JSON object. A field that is null counts as missing. Every method raises ModelConfigError."""
 
-    def __init__(self, values: Mapping[str, object], source: str) -> None:
+    def __init__(self, values: Mapping[str, object], source: str, written: Mapping[str, str] | None = None) -> None:
         self._values = values
         self.source = source  # the file, for messages
+        self._written = written or {}  # name -> how the file has it, where that is another one
+
+    def named(self, **written: str) -> "Fields":
+        """The same fields, some read by the names of other families: name=how the file has it, as messages do."""
+        others = {name: it for name, it in self._values.items() if name not in written}
+        found = {name: self._values[it] for name, it in written.items() if it in self._values}
+        return Fields({**others, **found}, self.source, {**self._written, **written})
 
     def or_else(self, **missing: object) -> "Fields":
         """The same fields, and for those that are missing or null what the family's class in transformers has."""
         given = {name: value for name, value in self._values.items() if value is not None or name not in missing}
-        return Fields({**missing, **given}, self.source)
+        return Fields({**missing, **given}, self.source, self._written)
 
     def where_absent(self, **absent: object) -> "Fields":
         """The same fields, and what the class has for those that are absent; null stays, where the class reads it."""
-        return Fields({**absent, **self._values}, self.source)
+        return Fields({**absent, **self._values}, self.source, self._written)
 
     def changed(self, **others: object) -> "Fields":
         """The same fields, with others in the place of those of the same names."""
-        return Fields({**self._values, **others}, self.source)
+        return Fields({**self._values, **others}, self.source, self._written)
 
     def refuse(self, name: str, expected: str) -> NoReturn:
         found = repr(self._values[name])[:_MAX_SHOWN_CHARS] if name in self._values else "nothing"
-        raise ModelConfigError(f"{self.source}: {name} must be {expected}, found {found}")
+        raise ModelConfigError(f"{self.source}: {self._written.get(name, name)} must be {expected}, found {found}")
 
     def integer(self, name: str, default: int | None = None, *, most: int = MAX_INTEGER) -> int:
         """A positive integer up to `most`."""

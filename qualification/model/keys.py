@@ -39,16 +39,24 @@ class Keys:
 def family_keys(
     read: str = "", *, without_effect: str = "", refused: Mapping[str, tuple[object, ...]] | None = None
 ) -> Keys:
-    """Return a family's keys: those that all have, and its own, as names between blanks."""
+    """Return a family's keys: those that all have, and its own, as names between blanks.
+
+    without_effect  also of those that other families read
+    """
     own = refused or {}
-    taken = frozenset(read.split())
+    taken, idle = frozenset(read.split()), frozenset(without_effect.split())
     return Keys(
-        (frozenset(_READ.split()) | taken) - own.keys(),
-        (frozenset(_WITHOUT_EFFECT.split()) | frozenset(without_effect.split())) - taken - own.keys(),
+        (frozenset(_READ.split()) - idle | taken) - own.keys(),
+        (frozenset(_WITHOUT_EFFECT.split()) | idle) - taken - own.keys(),
         {name: it for name, it in {**_REFUSED, **own}.items() if name not in taken},
     )
 
 
+# What Llama's class reads and older ones do not.
+UNREAD_BY_OLDER = """
+    head_dim num_key_value_heads rms_norm_eps rope_theta rope_scaling rope_parameters partial_rotary_factor
+    original_max_position_embeddings intermediate_size hidden_act
+"""
 # Every family reads from the past to the future: what turns that off asks for other vectors.
 _REFUSED: Mapping[str, tuple[object, ...]] = {
     "is_causal": (True,),  # null is false in transformers

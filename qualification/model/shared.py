@@ -10,6 +10,7 @@ from qualification.model.config import (
     AttentionConfig,
     AttentionGate,
     DenseConfig,
+    EagerActivation,
     FeedForward,
     LayerConfig,
     ModelConfig,
@@ -20,10 +21,17 @@ from qualification.model.config import (
     RopeKind,
 )
 from qualification.model.fields import Fields
-from qualification.model.rope import read_rope
+from qualification.model.rope import THETA, read_rope
 from qualification.model.windows import Windows, no_windows, read_num_layers
 
 _ALIASES = {"swish": Activation.SILU}  # other names in transformers
+_EAGER_ACTIVATIONS = {
+    "gelu_pytorch_tanh": EagerActivation.GELU_TANH,
+    "gelu_new": EagerActivation.GELU_TANH,  # the same, of other implementations
+    "gelu_fast": EagerActivation.GELU_TANH,
+    "gelu": EagerActivation.GELU,
+    "relu": EagerActivation.RELU,
+}
 
 
 def read_like_llama(
@@ -129,6 +137,11 @@ def with_biased_norms(model: ModelConfig, eps: float) -> ModelConfig:
     return replace(model, norm_eps=eps, norms_subtract_mean=True, norms_have_biases=True)
 
 
+def no_rotation(_: Fields, __: int) -> RopeConfig:
+    """Return the rotation of attention that sees no positions, in a model that may have learned them."""
+    return RopeConfig(THETA, RopeKind.NONE)
+
+
 def plain_ropes(fields: Fields, head_dim: int) -> RopeConfig:
     """Every kind of rotation that has no table of factors, over whole heads."""
     kinds = (RopeKind.PLAIN, RopeKind.LINEAR, RopeKind.LLAMA3, RopeKind.YARN)
@@ -160,6 +173,12 @@ def read_ungated(fields: Fields, *, field: str = "hidden_act") -> DenseConfig:
 def read_ungated_activation(fields: Fields, field: str) -> Ungated:
     """Return the activation that `field` names, of a feed-forward without a gate. Raises ModelConfigError."""
     return Ungated(fields.choice(field, tuple(it.value for it in Ungated), Ungated.RELU2.value))
+
+
+def read_eager(fields: Fields, *, has_bias: bool, missing: str = "gelu_pytorch_tanh") -> DenseConfig:
+    """Read a feed-forward without a gate whose activation PyTorch computes. Raises ModelConfigError for another one."""
+    activation = _EAGER_ACTIVATIONS[fields.choice("hidden_act", tuple(_EAGER_ACTIVATIONS), missing)]
+    return DenseConfig(fields.integer("intermediate_size"), activation, has_bias)
 
 
 def read_activation(

@@ -258,6 +258,7 @@ UNPUBLISHED = (
     "MiniCPMV4_6ForConditionalGeneration",
     "Ministral3ForCausalLM",
     "MinistralForCausalLM",
+    "OPTForCausalLM",  # its repositories have no safetensors
     "Mistral4ForCausalLM",
     "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForCausalLM",

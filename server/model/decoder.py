@@ -34,12 +34,12 @@ from qualification.model.config import (
     AttentionConfig,
     DenseActivation,
     DenseConfig,
+    EagerActivation,
     ExpertsConfig,
     LayerConfig,
     ModelConfig,
     QKNorm,
     RecurrenceConfig,
-    UngatedGelu,
 )
 from qualification.model.gated_delta import FixedDecayRule, GatedDeltaConfig, StateSpaceRule
 from qualification.model.latent import LatentAttentionConfig
@@ -95,9 +95,9 @@ from server.model.linear import (
     Activated,
     Capped,
     CutOff,
+    EagerActivated,
     Gated,
     GatedAlike,
-    GeluActivated,
     Linear,
     Product,
     ProductOf,
@@ -106,6 +106,7 @@ from server.model.linear import (
     unplanned,
 )
 from server.model.per_layer import PerLayerInputs
+from server.model.positions import AddPositions, no_positions
 from server.model.ranks import ALONE, Ranks
 from server.model.rope import RotaryTables
 from server.model.short_convolution import ShortConvolution
@@ -208,6 +209,7 @@ class Decoder:
         self._head_sizes = head_sizes(config.vocab_size, ranks.world)
         self.ropes = RotaryTables(config, weights.embedding.device) if ropes is None else ropes
         self._embed = _embedding(config, weights.embedding)
+        self._place = _learned_positions(config, weights.positions)
         self._per_layer = self._per_layer_inputs(config, weights.per_layer)
         self._has_borrowers = any(not it.has_own_keys for it in config.attentions)
         self._chooses = any(it.reads_choice for it in config.attentions)
@@ -253,7 +255,7 @@ class Decoder:
 
         `observer`: who is handed what each layer reads, and the residual.
         """
-        return self.through(with_embeddings(self._embed(step.token_ids), step), step, observer)
+        return self.through(self._place(with_embeddings(self._embed(step.token_ids), step), step), step, observer)
 
     @torch.inference_mode()
     def through(self, hidden: Tensor, step: Step, observer: LayerObserver | None = None) -> Tensor:
@@ -335,8 +337,8 @@ class Decoder:
         """Return the product with gate and up, then activation(gate) * up; one kernel where there may be one."""
         if isinstance(activation, CappedSilu):
             return Capped(self._product(layer, name, gate_up), activation)
-        if isinstance(activation, UngatedGelu):
-            return GeluActivated(self._product(layer, name, gate_up), activation, self._is_alike(gate_up))
+        if isinstance(activation, EagerActivation):
+            return EagerActivated(self._product(layer, name, gate_up), activation, self._is_alike(gate_up))
         if isinstance(activation, Ungated):
             return Activated(self._product(layer, name, gate_up), activation)
         if activation is Activation.SILU and gate_up.bias is None and gate_scale == 1:
@@ -768,6 +770,14 @@ def _embedding(config: ModelConfig, weight: Tensor) -> Callable[[Tensor], Tensor
     if scale == 1:
         return lambda token_ids: F.embedding(token_ids, weight)
     return lambda token_ids: F.embedding(token_ids, weight).mul_(scale)
+
+
+def _learned_positions(config: ModelConfig, table: Tensor | None) -> Callable[[Tensor, Step], Tensor]:
+    """Return what adds to embeddings [T, hidden] those of the step's positions, where a model has learned some."""
+    if config.positions is None:
+        return no_positions
+    assert table is not None, "weights are of the kind that the configuration says"
+    return AddPositions(table[config.positions.first :])
 
 
 def _after_head(config: ModelConfig, bias: Tensor | None) -> tuple[Callable[[Tensor], object], ...]:

@@ -60,7 +60,18 @@ def empty_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device)
         draft = DraftWeights(of_embedding, of_hidden, make.linear(2 * hidden, hidden), behind)
     bias = make.tensor(hidden) if config.norms_have_biases else None
     norm, head_bias = make.norm(config), make.tensor(config.vocab_size) if config.head_has_bias else None
-    return Weights(embedding, layers, norm, Linear(head), per_layer, draft, final_norm_bias=bias, head_bias=head_bias)
+    places = None if config.positions is None else make.tensor(config.positions.num_rows, hidden)
+    return Weights(
+        embedding,
+        layers,
+        norm,
+        Linear(head),
+        per_layer,
+        draft,
+        final_norm_bias=bias,
+        head_bias=head_bias,
+        positions=places,
+    )
 
 
 @dataclass(frozen=True, slots=True)

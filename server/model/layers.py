@@ -310,6 +310,7 @@ class Weights:
     draft: DraftWeights | None = None  # of the head whose layer is the last one of `layers`
     final_norm_bias: Tensor | None = None  # [hidden], of a LayerNorm that adds one
     head_bias: Tensor | None = None  # [vocab], whole on every rank, added to the logits
+    positions: Tensor | None = None  # [rows, hidden], of a model that has learned its positions
 
     def order_codes_(self) -> None:
         """Put the blocks of mixtures in mxfp4, as a checkpoint has them, into the order of `Mxfp4Weights`, in place."""

@@ -21,7 +21,7 @@ from kernels.linear.first_path import multiply
 from kernels.linear.rounded_input import Input, RoundedInput, unrounded
 from kernels.linear.shape import WeightFormat
 from kernels.linear.weights import LinearWeight, class_of
-from qualification.model.config import UngatedGelu
+from qualification.model.config import EagerActivation
 from server.model.step import Step
 
 
@@ -169,24 +169,27 @@ class Activated:
 
 
 @dataclass(frozen=True, slots=True)
-class GeluActivated:
-    """A product and GELU without a gate, by PyTorch: computed in fp32, rounded once.
+class EagerActivated:
+    """A product and an activation without a gate, by PyTorch: computed in fp32, rounded once.
 
     is_alike  whether a row's bits may not depend on the other rows, on a CPU
     """
 
     up: Product
-    activation: UngatedGelu
+    activation: EagerActivation
     is_alike: bool
 
     def __call__(self, x: Input, step: Step | None, out: Tensor | None = None) -> Tensor:
-        made, is_tanh = self.up(x, step), self.activation is UngatedGelu.TANH
-        if self.is_alike:
-            alike = activated_alike(made.float(), Activation.GELU_TANH if is_tanh else Activation.GELU)
-            found = alike.to(made.dtype)
-        else:
-            found = F.gelu(made, approximate="tanh" if is_tanh else "none")
+        found = self._activated(self.up(x, step))
         return found if out is None else out.copy_(found)
+
+    def _activated(self, made: Tensor) -> Tensor:
+        if self.activation is EagerActivation.RELU:
+            return F.relu(made)
+        is_tanh = self.activation is EagerActivation.GELU_TANH
+        if self.is_alike:
+            return activated_alike(made.float(), Activation.GELU_TANH if is_tanh else Activation.GELU).to(made.dtype)
+        return F.gelu(made, approximate="tanh" if is_tanh else "none")
 
 
 @dataclass(frozen=True, slots=True)

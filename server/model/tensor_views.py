@@ -11,7 +11,7 @@ from kernels.experts.weights import ExpertWeights
 from kernels.linear.weights import PlainWeight, StoredTensor
 from qualification.model.config import AttentionConfig, LayerConfig, ModelConfig
 from qualification.model.draft_head import PREFIX, PRODUCT
-from qualification.model.families.family import ExpertLayout, ExpertNames, RecurrenceNames, TensorNames
+from qualification.model.families.family import ExpertLayout, ExpertNames, RecurrenceNames, TensorNames, within
 from qualification.model.gated_delta import GatedDeltaConfig
 from qualification.model.latent import LatentAttentionConfig
 from server.errors import ModelError
@@ -34,6 +34,8 @@ def checkpoint_views(weights: Weights, config: ModelConfig, names: TensorNames) 
         views[f"model.{names.final_norm}.weight"] = StoredTensor(weights.final_norm)
     if weights.final_norm_bias is not None:
         views[f"model.{names.final_norm}.bias"] = StoredTensor(weights.final_norm_bias)
+    if weights.positions is not None:
+        views["model.embed_positions.weight"] = StoredTensor(weights.positions)
     if weights.per_layer is not None:
         views["model.embed_tokens_per_layer.weight"] = StoredTensor(weights.per_layer.embedding)
         views["model.per_layer_model_projection.weight"] = weights.per_layer.product.weight.stored["weight"]
@@ -262,12 +264,12 @@ def _dense(
 ) -> dict[str, Linear]:
     """Gate and up apart, by `names` of them and of the last product, or as one tensor, by `joined`."""
     if joined is not None:
-        return {f"{prefix}.{joined[0]}": weights.gate_up, f"{prefix}.{joined[1]}": weights.down}
+        return {within(prefix, joined[0]): weights.gate_up, within(prefix, joined[1]): weights.down}
     width = weights.down.weight.size[1]
     if weights.gate_up.weight.size[0] == width:
-        return {f"{prefix}.{names[1]}": weights.gate_up, f"{prefix}.{names[2]}": weights.down}
+        return {within(prefix, names[1]): weights.gate_up, within(prefix, names[2]): weights.down}
     gate, up = weights.gate_up.split(width, width)
-    return {f"{prefix}.{name}": it for name, it in zip(names, (gate, up, weights.down), strict=True)}
+    return {within(prefix, name): it for name, it in zip(names, (gate, up, weights.down), strict=True)}
 
 
 def _beside_experts(weights: MixtureWeights) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ from qualification.model.families.registry import FAMILIES
 from server.engine.startup.builder import BuiltEngine, build_engine
 from server.protocol.messages import SamplingParams, Submit
 from server.settings import DeviceChoice, Settings
-from support.models.tiny_families import classes_of
+from support.models.tiny_families import OLDER, classes_of
 
 pytestmark = pytest.mark.timeout(900)  # one that takes 60 s alone took 325 on a machine with a load of 12
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
@@ -100,6 +100,7 @@ MORE: dict[str, dict[str, object]] = {
     "qwen2_moe": {"num_experts": 6, "shared_expert_intermediate_size": 28, **EXPERTS},
     "qwen3_moe": {"num_experts": 6, "norm_topk_prob": True, **EXPERTS},
     "glm4_moe": {"n_routed_experts": 12, "first_k_dense_replace": 1, **EXPERTS},
+    "opt": {**OLDER, "ffn_dim": 88, "init_std": 0.2},
     "glm": {"eos_token_id": []},  # its class has tokens for None
     "glm4": {"eos_token_id": []},
     "ernie4_5_moe": {"moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 24},
@@ -300,7 +301,7 @@ MODELS = (
     ("flex_olmo", 4, 2, 12), ("helium", 4, 4, 20), ("ministral", 4, 1, 36), ("olmoe", 6, 3, 16),
     ("granite_swa", 4, 2, 28), ("granitemoe_swa", 6, 2, 20), ("solar_open", 8, 2, 12), ("youtu", 4, 4, 12),
     ("stablelm", 4, 2, 40), ("nemotron", 4, 2, 20), ("jais2", 4, 2, 20), ("olmo", 4, 2, 20),
-    ("starcoder2", 4, 2, 28), ("phi", 4, 2, 20),
+    ("starcoder2", 4, 2, 28), ("phi", 4, 2, 20), ("opt", 4, 4, 20),
     ("qwen3_next", 4, 2, 24), ("qwen3_5_text", 6, 2, 20), ("qwen3_5_moe_text", 4, 1, 32),
 )  # fmt: skip
 NUM_NEW = 12
@@ -313,18 +314,17 @@ def config_of(family: str, num_heads: int, num_kv_heads: int, head_dim: int) -> 
     sizes: dict[str, object] = {"head_dim": head_dim} if family in HEAD_DIM_IS_GIVEN else {}
     tokens = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     more = {**tokens, "num_hidden_layers": 2, **MORE.get(family, {})}
-    return classes_of(family)[0](
-        vocab_size=101,
-        hidden_size=hidden_size,
-        intermediate_size=2 * hidden_size,
-        num_attention_heads=num_heads,
-        num_key_value_heads=num_kv_heads,
-        max_position_embeddings=1024,
-        initializer_range=0.2,
-        tie_word_embeddings=False,
-        **sizes,
-        **more,
-    )
+    given: dict[str, object] = {
+        "vocab_size": 101,
+        "hidden_size": hidden_size,
+        "intermediate_size": 2 * hidden_size,
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": num_kv_heads,
+        "max_position_embeddings": 1024,
+        "initializer_range": 0.2,
+        "tie_word_embeddings": False,
+    }
+    return classes_of(family)[0](**(given | sizes | more))
 
 
 def start(folder: Path, cache: Path) -> BuiltEngine:

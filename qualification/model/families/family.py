@@ -81,6 +81,11 @@ class RecurrenceNames:
 GATE_UP = "gate_up_proj", "down_proj"
 
 
+def within(module: str, name: str) -> str:
+    """Return the name of what a module of a layer has; of what the layer itself has where the module is ""."""
+    return f"{module}.{name}" if module else name
+
+
 @dataclass(frozen=True, slots=True)
 class TensorNames:
     """The names of a layer's tensors within it, as in most families. Norms that a layer lacks are not looked for.
@@ -94,7 +99,7 @@ class TensorNames:
     before_feed_forward   the norm of what the feed-forward reads
     q_norm, k_norm        those of queries and keys
     attention_gate        the product that gates the heads, where it is none of the queries'
-    feed_forward          a dense one
+    feed_forward          a dense one; "": its products are the layer's own
     experts               None for a family without mixtures
     recurrence            of layers of the gated delta rule; None for a family without
     convolution           the beginning of the names of a short convolution's tensors; None for a family without

@@ -10,10 +10,9 @@ from qualification.model.config import ModelConfig
 from qualification.model.families.cohere2 import PARALLEL
 from qualification.model.families.family import Family, TensorNames
 from qualification.model.families.glm4 import SHARE, read_paired_rope
-from qualification.model.families.starcoder2 import read_gelu
 from qualification.model.fields import Fields
 from qualification.model.keys import family_keys
-from qualification.model.shared import read_like_llama, with_biased_norms
+from qualification.model.shared import read_eager, read_like_llama, with_biased_norms
 
 
 def read_config(fields: Fields) -> ModelConfig:
@@ -24,7 +23,7 @@ def read_config(fields: Fields) -> ModelConfig:
         rope=read_paired_rope,
         attention_bias=True,
         output_bias=True,
-        feed_forward=partial(read_gelu, has_bias=True, missing="gelu_new"),
+        feed_forward=partial(read_eager, has_bias=True, missing="gelu_new"),
     )
     return replace(with_biased_norms(model, fields.number("layer_norm_eps", 1e-5)), head_has_bias=True)
 

@@ -18,7 +18,7 @@ from qualification.model.config import (
     num_inner_of,
 )
 from qualification.model.draft_head import LAYER, PREFIX, last_attending
-from qualification.model.families.family import ExpertLayout, Family, TensorNames
+from qualification.model.families.family import ExpertLayout, Family, TensorNames, within
 from qualification.model.fields import ModelConfigError
 from qualification.model.gated_delta import GatedDeltaConfig
 from qualification.model.latent import LatentAttentionConfig
@@ -335,7 +335,7 @@ def _dense_products(fed: FeedForward, names: TensorNames) -> tuple[tuple[str, ..
     else:
         prefix, num_inner = names.feed_forward, fed.num_inner
         if names.dense_joined is not None:
-            return (f"{prefix}.{names.dense_joined[0]}",), f"{prefix}.{names.dense_joined[1]}"
+            return (within(prefix, names.dense_joined[0]),), within(prefix, names.dense_joined[1])
         gate, up, down = names.dense
     inner = (up,) if num_inner == 1 else (gate, up)
-    return tuple(f"{prefix}.{it}" for it in inner), f"{prefix}.{down}"
+    return tuple(within(prefix, it) for it in inner), within(prefix, down)

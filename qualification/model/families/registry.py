@@ -73,6 +73,7 @@ from qualification.model.families.olmo import OLMO
 from qualification.model.families.olmo2 import OLMO2
 from qualification.model.families.olmo3 import OLMO3
 from qualification.model.families.olmoe import OLMOE
+from qualification.model.families.opt import OPT
 from qualification.model.families.paddleocr_vl import PADDLEOCR_VL_TEXT
 from qualification.model.families.phi import PHI
 from qualification.model.families.phi3 import PHI3
@@ -171,6 +172,7 @@ KNOWN: tuple[Family, ...] = (
     OLMO2,
     OLMO3,
     OLMOE,
+    OPT,
     PADDLEOCR_VL_TEXT,
     PHI,
     PHI3,

@@ -2,18 +2,12 @@
 
 from functools import partial
 
-from qualification.model.config import DenseConfig, ModelConfig, UngatedGelu
+from qualification.model.config import ModelConfig
 from qualification.model.families.family import Family, TensorNames
 from qualification.model.fields import Fields
 from qualification.model.keys import family_keys
-from qualification.model.shared import read_like_llama, with_biased_norms
+from qualification.model.shared import read_eager, read_like_llama, with_biased_norms
 from qualification.model.windows import read_uniform_windows
-
-_ACTIVATIONS = {
-    "gelu_pytorch_tanh": UngatedGelu.TANH,
-    "gelu_new": UngatedGelu.TANH,  # the same, of another implementation
-    "gelu": UngatedGelu.ERF,
-}
 
 
 def read_config(fields: Fields) -> ModelConfig:
@@ -24,16 +18,10 @@ def read_config(fields: Fields) -> ModelConfig:
         windows=partial(read_uniform_windows, missing=None),
         attention_bias=has_bias,
         output_bias=has_bias,
-        feed_forward=partial(read_gelu, has_bias=has_bias),
+        feed_forward=partial(read_eager, has_bias=has_bias),
         tie_embeddings=True,
     )
     return with_biased_norms(model, fields.number("norm_epsilon", 1e-5))
-
-
-def read_gelu(fields: Fields, *, has_bias: bool, missing: str = "gelu_pytorch_tanh") -> DenseConfig:
-    """Read a feed-forward of GELU without a gate. Raises ModelConfigError for another activation."""
-    activation = _ACTIVATIONS[fields.choice("hidden_act", tuple(_ACTIVATIONS), missing)]
-    return DenseConfig(fields.integer("intermediate_size"), activation, has_bias)
 
 
 KEYS = family_keys(

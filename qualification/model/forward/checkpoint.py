@@ -54,7 +54,12 @@ class Checkpoint:
         if not embeddings and self.head is None:
             raise CheckpointError(f"{folder}: no tensor is called {end}")
         self.embedding = min(embeddings, key=len) if embeddings else str(self.head)
-        self.prefix = self.embedding.removesuffix(end) if embeddings else "model."
+        self.prefix = self.embedding.removesuffix(end) if embeddings else self._beginning("layers.0.")
+
+    def _beginning(self, part: str) -> str:
+        """Return what stands before a part of a name, in the shortest name that has it; "model." where none has."""
+        names = [name for name in self._places if part in name]
+        return min(names, key=len).partition(part)[0] if names else "model."
 
     def has(self, name: str) -> bool:
         return name in self._places

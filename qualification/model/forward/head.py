@@ -31,13 +31,13 @@ class HeadReference(ForwardReference):
         self._main = main
         self.given: tuple[Tensor, Tensor] | None = None
 
-    def embedded(self, token_ids: Tensor) -> Bounded:
+    def embedded(self, token_ids: Tensor, positions: Tensor) -> Bounded:
         """Return what the layer reads [T, hidden], for as many tokens as `given` has."""
         assert self.given is not None, "what the layer is computed of is known"
         assert token_ids.shape == self.given[0].shape, "of each token the next one is given"
         next_ids, hidden = self.given
         parts = (
-            self._normed(self._main.embedded(next_ids), "pre_fc_norm_embedding"),
+            self._normed(self._main.embedded(next_ids, positions + 1), "pre_fc_norm_embedding"),
             self._normed(self._main.final_norm(Bounded.exact(hidden)), "pre_fc_norm_hidden"),
         )
         names = ("truth", "most", "deviation")

@@ -711,17 +711,18 @@ class LayerReference:
     def _gated(self, name: str, joined: tuple[str, str] | None) -> GatedWeights:
         """`joined`: the names of the product of gate and up, and of the last one, where the first two are one."""
         inputs, of_down = (Inputs.of(it.name) for it in (self.config.formats.gate_up, self.config.formats.down))
-        of_gate, of_up, last = self.sentence.dense
-        down = self.matrix(f"{name}.{last if joined is None else joined[1]}", of_down)
+        prefix = f"{name}." if name else ""
+        of_gate, of_up, last = (f"{prefix}{it}" for it in self.sentence.dense)
+        down = self.matrix(last if joined is None else f"{prefix}{joined[1]}", of_down)
         if joined is not None:
-            both = self.matrix(f"{name}.{joined[0]}", inputs)
+            both = self.matrix(f"{prefix}{joined[0]}", inputs)
             half = both.num_rows // 2
             return GatedWeights(both.rows(slice(half)), both.rows(slice(half, None)), down)
-        if self.sentence.feeds_ungated:  # relu(up) * up, or up's share of a GELU * up
-            up, bias = self.matrix(f"{name}.{of_up}", inputs), self._bias(f"{name}.{of_up}")
-            return GatedWeights(up, up, down, bias, bias, self._bias(f"{name}.{last}"))
-        gate, up = (self.matrix(f"{name}.{part}", inputs) for part in (of_gate, of_up))
-        return GatedWeights(gate, up, down, *(self._bias(f"{name}.{part}") for part in self.sentence.dense))
+        if self.sentence.feeds_ungated:  # relu(up) * up, or up's share of a GELU or ReLU * up
+            up, bias = self.matrix(of_up, inputs), self._bias(of_up)
+            return GatedWeights(up, up, down, bias, bias, self._bias(last))
+        gate, up = (self.matrix(part, inputs) for part in (of_gate, of_up))
+        return GatedWeights(gate, up, down, *map(self._bias, (of_gate, of_up, last)))
 
     def matrix(self, name: str, inputs: Inputs) -> Matrix:
         """Return a product's weight, in the dtype that it is served in, or of 8 or 4 bits."""

@@ -66,9 +66,10 @@ def gate_named(name: str) -> Gate:
     functions: dict[str, Callable[[Tensor], Tensor]] = {
         "silu": lambda x: x * torch.sigmoid(x),
         "relu2": lambda x: x.clamp(min=0),  # of gate and up that are the same
-        # Of gate and up that are the same, too: gelu(x) is a share of x times x.
+        # Of gate and up that are the same, too: gelu(x), or relu(x), is a share of x times x.
         "ungated gelu": lambda x: 0.5 * (1 + torch.erf(x / math.sqrt(2))),
         "ungated gelu by tanh": lambda x: 0.5 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+        "ungated relu": lambda x: (x > 0).to(x.dtype),
         "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
         "gelu": lambda x: x * 0.5 * (1 + torch.erf(x / math.sqrt(2))),
         "gelu_pytorch_tanh": lambda x: x * 0.5 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),

@@ -49,8 +49,8 @@ class ForwardReference:
         """End what reads files."""
         self.checkpoint.close()
 
-    def embedded(self, token_ids: Tensor) -> Bounded:
-        """Return the residual [T, hidden] of token ids [T] before the first layer."""
+    def embedded(self, token_ids: Tensor, positions: Tensor) -> Bounded:
+        """Return the residual [T, hidden] of token ids [T] at positions [T] before the first layer."""
         rows = self.checkpoint.picked_rows(self.checkpoint.embedding, token_ids)
         found = Bounded.exact(self.precision.stored(rows))
         if self.sentence.embedding_is_normed:
@@ -59,7 +59,12 @@ class ForwardReference:
         scale = in_fp32(self.model.embedding_scale)
         if self.sentence.embedding_is_scaled_by_width:
             scale = float(torch.tensor(self.model.hidden_size**0.5, dtype=self.precision.dtype))
-        return found if scale == 1 else self.precision.rounded(found.times(scale))
+        found = found if scale == 1 else self.precision.rounded(found.times(scale))
+        if self.sentence.positions is None:
+            return found
+        places = positions + self.sentence.first_position
+        rows = self.checkpoint.picked_rows(f"{self.checkpoint.prefix}{self.sentence.positions}.weight", places)
+        return self.precision.rounded(found.plus(Bounded.exact(self.precision.stored(rows))))
 
     def per_layer(self, token_ids: Tensor, embedded: Bounded) -> Bounded | None:
         """Return what token ids [T] give to each layer, [T, layers, width]; None where a model has no such embeddings.
@@ -147,7 +152,7 @@ def forward(reference: ForwardReference, token_ids: Tensor) -> Tensor:
         return Bounded.exact(value.truth)
 
     positions = torch.arange(token_ids.shape[0], device=token_ids.device)
-    hidden = truth(reference.embedded(token_ids))
+    hidden = truth(reference.embedded(token_ids, positions))
     given = reference.per_layer(token_ids, hidden)
     kept: dict[int, tuple[Tensor, Tensor]] = {}
     chosen: Tensor | None = None  # by the latest layer with an indexer

@@ -117,9 +117,11 @@ class Sentence:
     gate              the product that gates the heads, where it is none of the queries'
     norms_rotated     whether these norm heads that are rotated already
     norms_rotating_layers  whether norms without a weight, where config.json asks for them, are of heads rotated already
-    feed_forward      a dense one; feeds_ungated: down(relu(up)^2), or down(gelu(up)) where config.json says so
+    feed_forward      a dense one, "" where its products are the layer's own; feeds_ungated: down(relu(up)^2), or
+                      down(gelu(up)) or down(relu(up)) where config.json says so
     attention         what the names of attention's products begin with
     embedding         the name of the embedding
+    positions         that of what is added to it of each position; None: nothing is; first_position: its first row
     gates_in_queries  whether the gates' rows are those behind each head's query, in the tensor of queries
     recurrence        of layers that do not attend
     convolution       the beginning of the names of a short convolution's tensors
@@ -161,6 +163,8 @@ class Sentence:
     feeds_ungated: bool = False
     attention: str = "self_attn"
     embedding: str = "embed_tokens"
+    positions: str | None = None
+    first_position: int = 0
     rotates_neighbours: bool = False
     sinks: str | None = None
     scales_values: bool = False
@@ -511,6 +515,19 @@ SENTENCES: dict[str, Sentence] = {
     "olmo2": Sentence(NormOrder.AFTER),
     "olmo3": Sentence(NormOrder.AFTER),
     "olmoe": Sentence(mixture=MixtureSentence("mlp.gate", "mlp.experts")),
+    "opt": Sentence(
+        norms_subtract_mean=True,
+        norms_add_biases=True,
+        feeds_ungated=True,
+        positions="embed_positions",
+        first_position=2,
+        before_attention="self_attn_layer_norm",
+        between="final_layer_norm",
+        attention_output="self_attn.out_proj",
+        feed_forward="",
+        dense=("fc1", "fc1", "fc2"),
+        final_norm="final_layer_norm",
+    ),
     "paddleocr_vl_text": Sentence(),
     "phi": Sentence(
         NormOrder.PARALLEL,

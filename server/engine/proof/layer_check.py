@@ -142,7 +142,7 @@ class LayerCheck:
     def _sections(self, seen: "_Seen") -> "Iterator[_Section | _ChoiceSection]":
         """Yield the sections in the order of the forward pass."""
         reference, num_layers = self._reference, self._reference.model.num_layers
-        embedded = reference.embedded(seen.token_ids)
+        embedded = reference.embedded(seen.token_ids, seen.positions)
         yield _Section("embedding", None, seen.behind(None), embedded)
         given = reference.per_layer(seen.token_ids, Bounded.exact(seen.behind(None)))
         for index, layer in enumerate(reference.layers()):

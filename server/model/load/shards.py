@@ -6,7 +6,7 @@ import torch
 
 from kernels.linear.weights import PlainWeight, StoredTensor, class_of
 from qualification.model.config import AttentionConfig, ExpertsConfig, LayerConfig, QKNorm
-from qualification.model.families.family import TensorNames
+from qualification.model.families.family import TensorNames, within
 from qualification.model.gated_delta import GatedDeltaConfig
 from qualification.model.latent import LatentAttentionConfig
 from qualification.model.shard import LayerShard, Shard
@@ -289,7 +289,7 @@ class _Splits:
             return experts.gate, experts.up, "gate_up_proj", experts.down
         if experts is not None and experts.shared_gate_up is not None and tensor.startswith(self._shared):
             return "gate_proj", "up_proj", experts.shared_gate_up, experts.shared_down
-        if not tensor.startswith(f"{self.names.feed_forward}."):
+        if not tensor.startswith(within(self.names.feed_forward, "")):
             return "gate_proj", "up_proj", "gate_up_proj", "down_proj"
         gate, up, down = self.names.dense
         return gate, up, "gate_up_proj", down

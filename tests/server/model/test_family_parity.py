@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from qualification.model.config import AttentionConfig, RopeConfig, num_parameters
 from qualification.model.forward.model import ForwardReference, forward
@@ -24,6 +25,7 @@ from support.models.tiny_families import (
     MXFP4,
     NEMOTRON_3_SUPER,
     NUM_TOKENS,
+    OPT,
     QWEN_3_MOE,
     ROTATED,
     TINY,
@@ -43,6 +45,7 @@ from support.models.tiny_families import (
     tolerance,
 )
 
+HEAD_ALONE: dict[str, dict[str, object]] = {"llama": {"tie_word_embeddings": True}, "opt": OPT}
 # Of the hidden size 32 the shape of one tensor tells nothing.
 SAVED_ANEW = (
     ("qwen3_moe", {**QWEN_3_MOE, "moe_intermediate_size": 32, "mlp_only_layers": [1]}),
@@ -94,6 +97,21 @@ def test_experts_that_transformers_joins_are_read(family: str, changes: dict[str
     assert (logits - expected).abs().max() <= tolerance(family)
     plain = ForwardReference(tmp_path, load_config(tmp_path), torch.float32, CPU)
     assert (forward(plain, token_ids) - expected).abs().max() <= 3 * tolerance(family)
+    plain.close()
+
+
+@pytest.mark.parametrize("family", HEAD_ALONE)
+def test_a_tied_head_that_a_checkpoint_has_alone_is_the_embedding(family: str, tmp_path: Path) -> None:
+    reference = save_reference(tmp_path, family, HEAD_ALONE[family])
+    tensors = load_file(tmp_path / "model.safetensors")
+    [embedding] = [name for name in tensors if name.endswith(("embed_tokens.weight", "wte.weight"))]
+    tensors["lm_head.weight"] = tensors.pop(embedding)
+    save_file(tensors, tmp_path / "model.safetensors")
+    token_ids = prompt(20)
+    expected = reference_logits(reference, token_ids)
+    assert (PagedRunner(load(tmp_path)).logits(token_ids, [20]) - expected).abs().max() <= TOLERANCE
+    plain = ForwardReference(tmp_path, load_config(tmp_path), torch.float32, CPU)
+    assert (forward(plain, token_ids) - expected).abs().max() <= 3 * TOLERANCE
     plain.close()
 
 

@@ -372,6 +372,9 @@ LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }  # fmt: skip
+# Keys of TINY that classes older than Llama's do not read.
+OLDER = {"num_key_value_heads": None, "intermediate_size": None}
+OPT = {**OLDER, "ffn_dim": 52, "init_std": 0.3}
 BETAS = {"truncate": False, "beta_fast": 8.0, "beta_slow": 2.0}
 ROTATED: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "llama, linear": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1000.0, "factor": 3.0}}),
@@ -539,6 +542,8 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "opt": ("opt", {**OPT, "tie_word_embeddings": False}),
+    "opt, gelu, no biases, tied": ("opt", {**OPT, "activation_function": "gelu", "enable_bias": False}),
     "youtu": ("youtu", YOUTU),
     "youtu, no query latent, an own head": ("youtu", {**YOUTU, "q_lora_rank": None, "tie_word_embeddings": False}),
     "bailing_hybrid": ("bailing_hybrid", LING_2_6),

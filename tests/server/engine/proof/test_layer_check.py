@@ -77,6 +77,7 @@ from support.models.tiny_families import (
     NEMOTRON_3,
     NEMOTRON_3_SUPER,
     OLMOE,
+    OPT,
     QWEN_2_MOE,
     QWEN_3_MOE,
     QWEN_3_NEXT,
@@ -162,6 +163,7 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "starcoder 2": ("starcoder2", WINDOW),
     "starcoder 2, erf": ("starcoder2", {"hidden_act": "gelu"}),
     "phi 2": ("phi", {}),
+    "opt": ("opt", OPT),
     "youtu": ("youtu", YOUTU),
     "qwen 2 moe": ("qwen2_moe", QWEN_2_MOE),
     "qwen 3 moe": ("qwen3_moe", {**QWEN_3_MOE, "norm_topk_prob": True}),
@@ -223,6 +225,7 @@ def test_layers_of_every_family_are_proven_in_fp32(name: str, models: Models) ->
         ("nemotron 4", DtypeChoice.BF16),
         ("starcoder 2", DtypeChoice.BF16),
         ("phi 2", DtypeChoice.FP16),
+        ("opt", DtypeChoice.BF16),
     ],
 )
 def test_layers_are_proven_in_16_bits(name: str, dtype: DtypeChoice, tmp_path: Path) -> None:
@@ -504,6 +507,14 @@ FAULTS: dict[str, Fault] = {
     ),
     "residual scaled wrong": Fault("granite", "residual behind attention", {"residual_multiplier": 0.61}),
     "embedding off by one row": Fault("llama", "embedding", tensors=replaced("embed_tokens", lambda it: it.roll(1, 0))),
+    "learned positions forgotten": Fault("opt", "embedding", decoder=config_of(positions=None)),
+    "learned positions from the first row on": Fault(
+        "opt", "embedding", decoder=lambda it: config_of(positions=replace(it.config.positions, first=0))(it)
+    ),
+    "decode at the learned position 0": Fault(
+        "opt", "embedding", decoder=lambda it: DecodeAtZero(it.config, it.weights), row="decode"
+    ),
+    "relu where it is gelu": Fault("opt", "residual behind the feed-forward", {"activation_function": "gelu"}),
     "embedding's scale forgotten": Fault("gemma 2", "embedding", decoder=config_of(embedding_scale=1.0)),
     "softcap of logits forgotten": Fault("gemma 2", "logits", {"final_logit_softcapping": None}),
     "gates of a feed-forward scaled wrong": Fault(
