@@ -135,6 +135,7 @@ BASES: dict[str, Base] = {
     "starcoder2": Base("starcoder2", {"sliding_window": 9}, is_old=True),
     "phi": Base("phi", {}, is_old=True),
     "opt": Base("opt", tiny.OPT),
+    "gpt2": Base("gpt2", tiny.GPT_2),
     "youtu": Base("youtu", tiny.YOUTU),
     "gemma2": Base("gemma2", tiny.GEMMA_2, is_old=True),
     "gemma3": Base(

@@ -167,6 +167,8 @@ PUBLISHED: tuple[PublishedModel, ...] = (
     PublishedModel("bigcode/starcoder2-15b", "Starcoder2ForCausalLM", 15.96),
     PublishedModel("microsoft/phi-2", "PhiForCausalLM", 2.78),
     PublishedModel("microsoft/phi-1_5", "PhiForCausalLM", 1.42),
+    PublishedModel("openai-community/gpt2", "GPT2LMHeadModel", 0.124),
+    PublishedModel("openai-community/gpt2-xl", "GPT2LMHeadModel", 1.56),
     PublishedModel("tencent/Youtu-LLM-2B", "YoutuForCausalLM", 1.96, Calls.HERMES),
     PublishedModel("internlm/internlm2_5-7b-chat", "InternLM2ForCausalLM", 7.74),
     PublishedModel("internlm/internlm2_5-20b-chat", "InternLM2ForCausalLM", 19.86),

@@ -109,13 +109,21 @@ def layer_views(index: int, layer: LayerWeights, config: LayerConfig, names: Ten
         bias = bias[None] if names.experts.correction_is_matrix else bias
         views[f"{prefix}.{names.experts.correction_bias}"] = StoredTensor(bias)
     for name, linear in linears.items():
-        views |= {f"{prefix}.{name}.{word}": stored for word, stored in linear.weight.stored.items()}
+        of_product = linear.weight.stored
+        if names.products_are_turned:
+            of_product = {"weight": turned(of_product["weight"])}
+        views |= {f"{prefix}.{name}.{word}": stored for word, stored in of_product.items()}
         if linear.bias is not None:
             views[f"{prefix}.{name}.bias"] = StoredTensor(linear.bias)
     if names.experts is not None and names.experts.has_image_experts and isinstance(layer.feed_forward, MixtureWeights):
         name = f"{prefix}.{names.experts.router}.weight"
         views[name] = StoredTensor(views[name].values.T)
     return views
+
+
+def turned(stored: StoredTensor) -> StoredTensor:
+    """Return the view of a plain weight whose rows are its columns."""
+    return StoredTensor(stored.values.T)
 
 
 def _beside_recurrence(weights: GatedDeltaWeights, config: LayerConfig, names: RecurrenceNames) -> dict[str, Tensor]:

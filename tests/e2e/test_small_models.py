@@ -101,6 +101,7 @@ MORE: dict[str, dict[str, object]] = {
     "qwen3_moe": {"num_experts": 6, "norm_topk_prob": True, **EXPERTS},
     "glm4_moe": {"n_routed_experts": 12, "first_k_dense_replace": 1, **EXPERTS},
     "opt": {**OLDER, "ffn_dim": 88, "init_std": 0.2},
+    "gpt2": {**OLDER, "n_inner": 88},
     "glm": {"eos_token_id": []},  # its class has tokens for None
     "glm4": {"eos_token_id": []},
     "ernie4_5_moe": {"moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 24},
@@ -301,7 +302,7 @@ MODELS = (
     ("flex_olmo", 4, 2, 12), ("helium", 4, 4, 20), ("ministral", 4, 1, 36), ("olmoe", 6, 3, 16),
     ("granite_swa", 4, 2, 28), ("granitemoe_swa", 6, 2, 20), ("solar_open", 8, 2, 12), ("youtu", 4, 4, 12),
     ("stablelm", 4, 2, 40), ("nemotron", 4, 2, 20), ("jais2", 4, 2, 20), ("olmo", 4, 2, 20),
-    ("starcoder2", 4, 2, 28), ("phi", 4, 2, 20), ("opt", 4, 4, 20),
+    ("starcoder2", 4, 2, 28), ("phi", 4, 2, 20), ("opt", 4, 4, 20), ("gpt2", 3, 3, 28),
     ("qwen3_next", 4, 2, 24), ("qwen3_5_text", 6, 2, 20), ("qwen3_5_moe_text", 4, 1, 32),
 )  # fmt: skip
 NUM_NEW = 12

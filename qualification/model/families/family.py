@@ -108,6 +108,7 @@ class TensorNames:
     final_norm            the norm behind the last layer
     attention             what the names of attention's products begin with
     sinks                 a logit of each head that joins its softmax, where a layer has them
+    products_are_turned   whether a layer's products have a row for each number that they read, in place of a column
     norms_are_stored      whether a checkpoint has the norms of the hidden size; else their weights are all 1
     """
 
@@ -131,6 +132,7 @@ class TensorNames:
     final_norm: str = "norm"
     attention: str = "self_attn"
     sinks: str = "self_attn.sinks"
+    products_are_turned: bool = False
     norms_are_stored: bool = True
 
 

@@ -40,8 +40,13 @@ class _Place:
 class Checkpoint:
     """The tensors of a folder of safetensors files. `prefix`: of the names of the text part, "model." in most files."""
 
-    def __init__(self, folder: Path, device: torch.device, embedding: str = "embed_tokens") -> None:
-        """Read the headers. `embedding`: the end of its name. Raises CheckpointError."""
+    def __init__(
+        self, folder: Path, device: torch.device, embedding: str = "embed_tokens", layers: str = "layers"
+    ) -> None:
+        """Read the headers. `embedding`: the end of its name; `layers`: what names of layers begin with.
+
+        Raises CheckpointError.
+        """
         self.device = device
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="reference")
         try:
@@ -54,7 +59,7 @@ class Checkpoint:
         if not embeddings and self.head is None:
             raise CheckpointError(f"{folder}: no tensor is called {end}")
         self.embedding = min(embeddings, key=len) if embeddings else str(self.head)
-        self.prefix = self.embedding.removesuffix(end) if embeddings else self._beginning("layers.0.")
+        self.prefix = self.embedding.removesuffix(end) if embeddings else self._beginning(f"{layers}.0.")
 
     def _beginning(self, part: str) -> str:
         """Return what stands before a part of a name, in the shortest name that has it; "model." where none has."""

@@ -731,6 +731,8 @@ class LayerReference:
             own = inputs if packing.is_reencoded else Inputs.AS_THEY_ARE
             return Matrix(numbers_of(packing, name, self.stored), own)
         values = self.stored(f"{name}.weight")
+        if self.sentence.products_are_turned:
+            values = values.T
         if inputs is Inputs.AS_THEY_ARE:
             return Matrix(values.to(self.precision.dtype))
         if self.model.rounds_at_load:

@@ -43,7 +43,7 @@ class ForwardReference:
         self.precision = Precision(dtype)
         self.context = model.max_position if context is None else context
         self.ranks = ranks
-        self.checkpoint = Checkpoint(folder, device, self.sentence.embedding)
+        self.checkpoint = Checkpoint(folder, device, self.sentence.embedding, self.sentence.layers)
 
     def close(self) -> None:
         """End what reads files."""
@@ -87,7 +87,9 @@ class ForwardReference:
 
     def layers(self) -> Iterator[LayerReference]:
         """Read one layer after the other, each while the one before is computed."""
-        prefixes = [f"{self.checkpoint.prefix}layers.{index}." for index in range(self.model.num_layers)]
+        prefixes = [
+            f"{self.checkpoint.prefix}{self.sentence.layers}.{index}." for index in range(self.model.num_layers)
+        ]
         names = [self.checkpoint.names(prefix) for prefix in prefixes]
         coming = self.checkpoint.begin(names[0]) if names else {}
         for index, config in enumerate(self.model.layers):

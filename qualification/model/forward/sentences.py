@@ -109,6 +109,8 @@ class Sentence:
     final_norm_offset  that of the norm behind the last layer; None: norm_offset
     embedding_is_normed  without a weight
     embedding_is_scaled_by_width  by sqrt(hidden size), rounded to the dtype
+    layers            what names of layers begin with
+    products_are_turned  whether a layer's products are stored [in, out]
     qkv               the tensor of q, k and v; None: these are one each
     qkv_is_by_head    whether that has, of each KV head, its queries, its key and its value; else all queries come first
     dense_joined      the product of gate and up, and the last one, where the first two are one tensor
@@ -165,6 +167,8 @@ class Sentence:
     embedding: str = "embed_tokens"
     positions: str | None = None
     first_position: int = 0
+    layers: str = "layers"
+    products_are_turned: bool = False
     rotates_neighbours: bool = False
     sinks: str | None = None
     scales_values: bool = False
@@ -353,6 +357,21 @@ SENTENCES: dict[str, Sentence] = {
     "gpt_oss": Sentence(
         sinks="self_attn.sinks",
         mixture=MixtureSentence("mlp.router", "mlp.experts", scores=Scoring.SOFTMAX_OF_CHOSEN, is_interleaved=True),
+    ),
+    "gpt2": Sentence(
+        norms_subtract_mean=True,
+        norms_add_biases=True,
+        feeds_ungated=True,
+        embedding="wte",
+        positions="wpe",
+        layers="h",
+        products_are_turned=True,
+        before_attention="ln_1",
+        between="ln_2",
+        qkv="attn.c_attn",
+        attention_output="attn.c_proj",
+        dense=("c_fc", "c_fc", "c_proj"),
+        final_norm="ln_f",
     ),
     "granite": Sentence(),
     "granite_swa": Sentence(sinks="self_attn.sinks"),

@@ -89,8 +89,12 @@ def _task_of(config: Mapping[str, Any], modules: Mapping[str, Path]) -> Task:
         return Task.SCORE
     architectures = config.get("architectures")
     names = architectures if isinstance(architectures, list) else []
-    has_head = not names or not all(isinstance(name, str) and name.endswith("Model") for name in names)
+    has_head = not names or not all(isinstance(name, str) and _is_without_head(name) for name in names)
     return Task.GENERATE if has_head and "Pooling" not in modules else Task.EMBED
+
+
+def _is_without_head(architecture: str) -> bool:
+    return architecture.endswith("Model") and not architecture.endswith("LMHeadModel")  # which GPT-2's class is called
 
 
 def _modules(folder: Path) -> dict[str, Path]:

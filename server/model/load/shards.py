@@ -16,7 +16,7 @@ from server.model.empty_weights import empty_weights
 from server.model.layers import LayerWeights, Weights
 from server.model.linear import Linear
 from server.model.load.checkpoint import Piece
-from server.model.tensor_views import HEAD_BIAS, checkpoint_views, layer_views
+from server.model.tensor_views import HEAD_BIAS, checkpoint_views, layer_views, turned
 
 _LAYERS = "model.layers."
 _Run = tuple[range, int]  # rows of a rank, among so many of their kind
@@ -82,6 +82,11 @@ class _Splits:
     names: TensorNames
     rank: int
     world: int
+
+    @property
+    def unturned_names(self) -> TensorNames:
+        """Return the names of a checkpoint whose products have a row for each number that they make."""
+        return replace(self.names, products_are_turned=False)
 
     def row_runs(self, tensor: str) -> list[_Run] | None:
         """Return a rank's rows of each of the matrices that a tensor holds; None for one that is not split by rows."""
@@ -301,6 +306,9 @@ class _Splits:
 
 def _of_layer(name: str, stored: StoredTensor, within: str, splits: _Splits, rank: int) -> list[Piece]:
     tensor, _, kind = within.rpartition(".")
+    if splits.names.products_are_turned and stored.values.dim() == 2:
+        whole = _of_layer(name, turned(stored), within, replace(splits, names=splits.unturned_names), rank)
+        return [Piece(name, it.target.T, first_row=it.first_column, first_column=it.first_row) for it in whole]
     if (pieces := splits.pieces_of_heads(name, stored, tensor)) is not None:
         return pieces
     runs, columns = splits.row_runs(tensor), splits.columns(tensor)

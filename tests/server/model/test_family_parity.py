@@ -21,6 +21,7 @@ from support.models.tiny_families import (
     CPU,
     GEMMA_2,
     GLM,
+    GPT_2,
     IMAGE_CASES,
     MXFP4,
     NEMOTRON_3_SUPER,
@@ -45,7 +46,7 @@ from support.models.tiny_families import (
     tolerance,
 )
 
-HEAD_ALONE: dict[str, dict[str, object]] = {"llama": {"tie_word_embeddings": True}, "opt": OPT}
+HEAD_ALONE: dict[str, dict[str, object]] = {"llama": {"tie_word_embeddings": True}, "opt": OPT, "gpt2": GPT_2}
 # Of the hidden size 32 the shape of one tensor tells nothing.
 SAVED_ANEW = (
     ("qwen3_moe", {**QWEN_3_MOE, "moe_intermediate_size": 32, "mlp_only_layers": [1]}),

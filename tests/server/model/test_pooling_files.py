@@ -42,6 +42,7 @@ def test_the_task_follows_from_the_folder_unless_it_is_given(tmp_path: Path) -> 
     assert read_pooling(write(folder("headless"), [], architectures=["Qwen3Model"]), auto) == PoolingModel(
         Task.EMBED, size=64
     )
+    assert read_pooling(write(folder("gpt2"), [], architectures=["GPT2LMHeadModel"]), auto) is None
     whole = write(folder("embedding"), [TRANSFORMER, POOLING, NORMALIZE], module=LAST)
     assert read_pooling(whole, auto) == PoolingModel(Task.EMBED, size=64)
     assert read_pooling(whole, Settings(task=Task.GENERATE)) is None

@@ -58,6 +58,7 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "minicpm 3": ("minicpm3", tiny.MINICPM_3),
     "phi 2": ("phi", {}),
     "opt": ("opt", tiny.OPT),
+    "gpt 2": ("gpt2", tiny.GPT_2),
     "youtu": ("youtu", tiny.YOUTU),
     "cohere 2": ("cohere2", {**tiny.COHERE, "sliding_window": WINDOW}),
     "cohere 2 moe": ("cohere2_moe", {**tiny.COHERE_MOE, "head_dim": 16, "sliding_window": WINDOW}),

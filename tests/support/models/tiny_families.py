@@ -375,6 +375,7 @@ LLAMA3 = {
 # Keys of TINY that classes older than Llama's do not read.
 OLDER = {"num_key_value_heads": None, "intermediate_size": None}
 OPT = {**OLDER, "ffn_dim": 52, "init_std": 0.3}
+GPT_2 = {**OLDER, "n_inner": 52}
 BETAS = {"truncate": False, "beta_fast": 8.0, "beta_slow": 2.0}
 ROTATED: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "llama, linear": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1000.0, "factor": 3.0}}),
@@ -544,6 +545,12 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     ),
     "opt": ("opt", {**OPT, "tie_word_embeddings": False}),
     "opt, gelu, no biases, tied": ("opt", {**OPT, "activation_function": "gelu", "enable_bias": False}),
+    "gpt2": ("gpt2", {**GPT_2, "tie_word_embeddings": False}),
+    "gpt2, gelu, scores that fall, tied": (
+        "gpt2",
+        {**GPT_2, "n_inner": None, "activation_function": "gelu", "scale_attn_by_inverse_layer_idx": True},
+    ),
+    "gpt2, scores as they are": ("gpt2", {**GPT_2, "activation_function": "relu", "scale_attn_weights": False}),
     "youtu": ("youtu", YOUTU),
     "youtu, no query latent, an own head": ("youtu", {**YOUTU, "q_lora_rank": None, "tie_word_embeddings": False}),
     "bailing_hybrid": ("bailing_hybrid", LING_2_6),
@@ -835,6 +842,9 @@ FILLED = (
     "layernorm_2.weight",
     "router.scale",
     "per_expert_scale",
+    "ln_1.weight",
+    "ln_2.weight",
+    "ln_f.weight",
 )
 
 

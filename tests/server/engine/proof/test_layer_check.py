@@ -54,6 +54,7 @@ from support.models.tiny_families import (
     GLM,
     GLM_4,
     GLM_5,
+    GPT_2,
     GRANITE_HYBRID,
     HUNYUAN_MOE,
     KIMI_LINEAR,
@@ -164,6 +165,7 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "starcoder 2, erf": ("starcoder2", {"hidden_act": "gelu"}),
     "phi 2": ("phi", {}),
     "opt": ("opt", OPT),
+    "gpt 2": ("gpt2", {**GPT_2, "scale_attn_by_inverse_layer_idx": True}),
     "youtu": ("youtu", YOUTU),
     "qwen 2 moe": ("qwen2_moe", QWEN_2_MOE),
     "qwen 3 moe": ("qwen3_moe", {**QWEN_3_MOE, "norm_topk_prob": True}),
@@ -699,12 +701,13 @@ def other_scale(given: dict[str, object]) -> dict[str, object]:
     ("name", "change"),
     [
         ("mistral", {"sliding_window": 10}),
+        ("gpt 2", {"scale_attn_by_inverse_layer_idx": False}),
         ("granite", {"attention_multiplier": 0.21}),
         ("falcon h1", {"key_multiplier": 0.41}),
         ("llama 4", {"attention_chunk_size": 128}),
         ("deepseek v3", other_scale(DEEPSEEK_V3)),
     ],
-    ids=["window", "scale", "scale of keys", "chunk", "scale of latents"],
+    ids=["window", "scale by layer", "scale", "scale of keys", "chunk", "scale of latents"],
 )
 def test_a_wrong_window_chunk_or_scale_of_scores_is_seen(
     name: str, change: dict[str, object], models: Models, tmp_path: Path
