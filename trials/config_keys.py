@@ -136,6 +136,7 @@ BASES: dict[str, Base] = {
     "phi": Base("phi", {}, is_old=True),
     "opt": Base("opt", tiny.OPT),
     "gpt2": Base("gpt2", tiny.GPT_2),
+    "gpt_neox": Base("gpt_neox", tiny.NEOX),
     "youtu": Base("youtu", tiny.YOUTU),
     "gemma2": Base("gemma2", tiny.GEMMA_2, is_old=True),
     "gemma3": Base(
@@ -312,6 +313,8 @@ OWN_VALUES: dict[str, tuple[object, ...]] = {
     "bos_token_id": (96, 97),
     "quantization_config": ({"quant_method": "fp8"},),
     "partial_rotary_factor": (0.75,),
+    "rotary_pct": (0.75, 0.5),
+    "rotary_emb_base": (100, 10_000.0),
     "rms_norm_eps": (1e-6, 1e-5, 0.1),
     "mrope_section": ([2, 1, 1], [1, 1, 2]),
 }

@@ -310,11 +310,13 @@ Mixer = AttentionConfig | RecurrenceConfig
 class NormsConfig:
     """The norms of attention and feed-forward alike: of what each reads, and of what each adds.
 
-    is_shared  whether both read the one norm that the layer has, and the layer adds what both make of it
+    is_parallel  whether both read the residual before the layer, which adds what both make of it
+    is_shared    whether both read it, too, by the one norm that the layer has
     """
 
     before: bool = True
     after: bool = False
+    is_parallel: bool = False
     is_shared: bool = False
 
 

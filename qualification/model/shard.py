@@ -94,7 +94,8 @@ def sums_at_norms(model: ModelConfig) -> bool:
     """
     if model.residual_scale != 1 or model.norms_subtract_mean:
         return False
-    return all(it.norms.before and not it.norms.after and not it.norms.is_shared for it in model.layers)
+    norms = [it.norms for it in model.layers]
+    return all(it.before and not (it.after or it.is_parallel or it.is_shared) for it in norms)
 
 
 def vocabulary_rows(vocab_size: int, rank: int, world: int) -> range:

@@ -37,6 +37,8 @@ Sublayer = Callable[[Any, Step], Any]
 # (what is to be added, residual or None before the first block) -> (what the sublayer reads, the new residual). It is
 # given a tensor; one that has a `sole_reader` perhaps a `RoundedInput`, and `ExpertsApart` a `ReadApart`.
 Entry = Callable[[Any, Tensor | None], tuple[Any, Tensor]]
+# (what attention reads, the residual there) -> what a feed-forward beside it reads
+SecondRead = Callable[[Any, Tensor], Any]
 # Called with what a sublayer reads and the residual, before the sublayer runs; both may be written over afterwards.
 OnEntry = Callable[[Tensor, Tensor], None]
 OnFinish = Callable[[Tensor], None]  # called with the residual behind the feed-forward, which is changed afterwards
@@ -72,27 +74,35 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class ParallelBlock:
-    """A layer whose attention and feed-forward read the same, and add one after the other.
+    """A layer whose attention and feed-forward read the same residual, and add one after the other.
 
+    second_read      gives what the feed-forward reads
     on_feed_forward  is handed what the feed-forward reads, and the residual behind attention
     """
 
     enter: Entry
     attention: Sublayer
     feed_forward: Sublayer
+    second_read: SecondRead
     on_feed_forward: OnEntry | None = None
 
     def __call__(self, hidden: Added, residual: Tensor | None, step: Step) -> tuple[Tensor, Tensor]:
         """hidden [T, hidden]: as of `Block`."""
         read, residual = self.enter(hidden, residual)
+        second = self.second_read(read, residual)
         residual += self.attention(read, step)
         if self.on_feed_forward is not None:
-            self.on_feed_forward(read, residual)
-        return self.feed_forward(read, step), residual
+            self.on_feed_forward(second, residual)
+        return self.feed_forward(second, step), residual
 
     def observed(self, on_attention: OnEntry, on_feed_forward: OnEntry, _: OnFinish) -> "ParallelBlock":
         """Return the same block, which also hands out what each sublayer reads, and the residual there."""
         return replace(self, enter=ObservedEntry(self.enter, on_attention), on_feed_forward=on_feed_forward)
+
+
+def same_read(read: Any, _: Tensor) -> Any:
+    """Return what attention reads, which a feed-forward by the same norm reads, too."""
+    return read
 
 
 @dataclass(frozen=True, slots=True)

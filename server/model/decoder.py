@@ -69,11 +69,13 @@ from server.model.block import (
     RoundingNorm,
     RowNormedAttention,
     ScaleAfter,
+    SecondRead,
     SingleBlock,
     Sublayer,
     SumNorm,
     add,
     add_norm_bias_,
+    same_read,
     sole_reader,
     total,
 )
@@ -356,11 +358,12 @@ class Decoder:
         if config.mixer is None:
             fed = self._finished(self._feed_forward(index, config, weights), weights.norm_after_feed_forward)
             return SingleBlock(self._entry(weights.feed_forward_norm, fed, bias=weights.feed_forward_norm_bias), fed)
-        if config.norms.is_shared:
+        if config.norms.is_shared or config.norms.is_parallel:
             return ParallelBlock(
                 self._entry(weights.attention_norm, bias=weights.attention_norm_bias),
                 self._finished(self._mixer(index, config, weights), None),
                 self._finished(self._feed_forward(index, config, weights), None),
+                self._second_read(weights),
             )
         mixer = self._finished(self._mixer(index, config, weights), weights.norm_after_attention)
         made = self._feed_forward(index, config, weights)
@@ -702,6 +705,13 @@ class Decoder:
             return SumNorm(weight, eps, self.ranks)
         product = None if reader is None else sole_reader(reader)
         return AddNorm(weight, eps) if product is None else RoundingNorm(AddNorm(weight, eps), product)
+
+    def _second_read(self, weights: LayerWeights) -> SecondRead:
+        """Return what gives a feed-forward beside attention what it reads: by a norm of its own where it has one."""
+        if weights.feed_forward_norm is None:
+            return same_read
+        entry = self._entry(weights.feed_forward_norm, bias=weights.feed_forward_norm_bias)
+        return lambda _, residual: entry(residual, None)[0]
 
     def _entry_apart(self, weights: LayerWeights) -> AddNormsApart:
         """Return likewise what norms it for `ExpertsApart`."""

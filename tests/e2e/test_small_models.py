@@ -303,6 +303,7 @@ MODELS = (
     ("granite_swa", 4, 2, 28), ("granitemoe_swa", 6, 2, 20), ("solar_open", 8, 2, 12), ("youtu", 4, 4, 12),
     ("stablelm", 4, 2, 40), ("nemotron", 4, 2, 20), ("jais2", 4, 2, 20), ("olmo", 4, 2, 20),
     ("starcoder2", 4, 2, 28), ("phi", 4, 2, 20), ("opt", 4, 4, 20), ("gpt2", 3, 3, 28),
+    ("gpt_neox", 4, 4, 40),
     ("qwen3_next", 4, 2, 24), ("qwen3_5_text", 6, 2, 20), ("qwen3_5_moe_text", 4, 1, 32),
 )  # fmt: skip
 NUM_NEW = 12

@@ -38,6 +38,7 @@ from qualification.model.families.glm4v_moe import GLM4V_MOE_TEXT
 from qualification.model.families.glm_moe_dsa import GLM_MOE_DSA
 from qualification.model.families.glm_ocr import GLM_OCR_TEXT
 from qualification.model.families.gpt2 import GPT2
+from qualification.model.families.gpt_neox import GPT_NEOX
 from qualification.model.families.gpt_oss import GPT_OSS
 from qualification.model.families.granite import GRANITE
 from qualification.model.families.granite_swa import GRANITE_SWA, GRANITEMOE_SWA
@@ -133,6 +134,7 @@ KNOWN: tuple[Family, ...] = (
     GLM_MOE_DSA,
     GLM_OCR_TEXT,
     GPT2,
+    GPT_NEOX,
     GPT_OSS,
     GRANITE,
     GRANITE_SWA,

@@ -21,11 +21,11 @@ def read_config(fields: Fields) -> ModelConfig:
         rope=read_paired_rope,
         attention_bias=fields.flag("use_qkv_bias", False),
     )
-    _check_head_size(fields, model)
+    check_head_size(fields, model)
     return with_biased_norms(model, fields.number("layer_norm_eps", 1e-5))
 
 
-def _check_head_size(fields: Fields, model: ModelConfig) -> None:
+def check_head_size(fields: Fields, model: ModelConfig) -> None:
     """Refuse a head_dim that the family's class does not read. Raises ModelConfigError."""
     num_heads, head_dim = model.attentions[0].num_heads, model.attentions[0].head_dim
     if head_dim * num_heads != model.hidden_size:

@@ -22,7 +22,7 @@ _DTYPES = {
 }
 _NUM_THREADS = 8
 _PART_BYTES = 32 * 2**20  # of one read
-_HEADS = ("lm_head.weight", "language_model.lm_head.weight", "output.weight")
+_HEADS = ("lm_head.weight", "language_model.lm_head.weight", "output.weight", "embed_out.weight")
 
 
 class CheckpointError(Exception):

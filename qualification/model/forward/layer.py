@@ -92,10 +92,12 @@ class LayerReference:
 
     @property
     def _order(self) -> NormOrder:
-        """Return where the layer norms, as its family does, or as config.json says where the family has two ways."""
-        if self.sentence.order is not NormOrder.BEFORE_OR_PARALLEL:
+        """Return where the layer norms, as its family does, or as config.json says where the family has more ways."""
+        if self.sentence.order is not NormOrder.AS_CONFIGURED:
             return self.sentence.order
-        return NormOrder.PARALLEL if self.config.norms.is_shared else NormOrder.BEFORE
+        if self.config.norms.is_shared:
+            return NormOrder.PARALLEL
+        return NormOrder.PARALLEL_APART if self.config.norms.is_parallel else NormOrder.BEFORE
 
     def feed_forward_read(self, before: Bounded, residual: Bounded) -> Bounded:
         """Return what the feed-forward reads, of the residuals before attention and behind it.
@@ -104,6 +106,8 @@ class LayerReference:
         """
         if self._order is NormOrder.PARALLEL:
             return self.attention_read(before)
+        if self._order is NormOrder.PARALLEL_APART:
+            return self._norm(before, self.sentence.between)
         if self._order is NormOrder.AFTER or self._norms_apart:
             return residual
         is_sandwich = self._order is NormOrder.SANDWICH

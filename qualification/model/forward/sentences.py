@@ -15,7 +15,8 @@ class NormOrder(Enum):
     SANDWICH = "sandwich"  # x + norm(f(norm(x)))
     AFTER = "after"  # x + norm(f(x))
     PARALLEL = "parallel"  # x + attention(norm(x)) + feed_forward(norm(x)), of one norm: input_layernorm
-    BEFORE_OR_PARALLEL = "before or parallel"  # as config.json says
+    PARALLEL_APART = "parallel, apart"  # the same of two norms, both of x: those of BEFORE
+    AS_CONFIGURED = "as config.json says"  # BEFORE, or one of both ways in parallel
 
 
 class Scoring(Enum):
@@ -354,6 +355,18 @@ SENTENCES: dict[str, Sentence] = {
         mixture=MixtureSentence("mlp.gate", "mlp.experts", shared="mlp.shared_experts", scores=Scoring.SIGMOID),
     ),
     "glm_ocr_text": _GLM_4,
+    "gpt_neox": Sentence(
+        NormOrder.AS_CONFIGURED,
+        norms_subtract_mean=True,
+        norms_add_biases=True,
+        feeds_ungated=True,
+        embedding="embed_in",
+        qkv="attention.query_key_value",
+        qkv_is_by_head=True,
+        attention_output="attention.dense",
+        dense=("dense_h_to_4h", "dense_h_to_4h", "dense_4h_to_h"),
+        final_norm="final_layer_norm",
+    ),
     "gpt_oss": Sentence(
         sinks="self_attn.sinks",
         mixture=MixtureSentence("mlp.router", "mlp.experts", scores=Scoring.SOFTMAX_OF_CHOSEN, is_interleaved=True),
@@ -589,7 +602,7 @@ SENTENCES: dict[str, Sentence] = {
     "solar_open": Sentence(
         mixture=MixtureSentence("mlp.gate", "mlp.experts", shared="mlp.shared_experts", scores=Scoring.SIGMOID),
     ),
-    "stablelm": Sentence(NormOrder.BEFORE_OR_PARALLEL, norms_subtract_mean=True, norms_add_biases=True),
+    "stablelm": Sentence(NormOrder.AS_CONFIGURED, norms_subtract_mean=True, norms_add_biases=True),
     "starcoder2": Sentence(
         norms_subtract_mean=True, norms_add_biases=True, feeds_ungated=True, dense=("c_fc", "c_fc", "c_proj")
     ),

@@ -59,6 +59,7 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "phi 2": ("phi", {}),
     "opt": ("opt", tiny.OPT),
     "gpt 2": ("gpt2", tiny.GPT_2),
+    "gpt neox": ("gpt_neox", tiny.NEOX),
     "youtu": ("youtu", tiny.YOUTU),
     "cohere 2": ("cohere2", {**tiny.COHERE, "sliding_window": WINDOW}),
     "cohere 2 moe": ("cohere2_moe", {**tiny.COHERE_MOE, "head_dim": 16, "sliding_window": WINDOW}),

@@ -376,6 +376,7 @@ LLAMA3 = {
 OLDER = {"num_key_value_heads": None, "intermediate_size": None}
 OPT = {**OLDER, "ffn_dim": 52, "init_std": 0.3}
 GPT_2 = {**OLDER, "n_inner": 52}
+NEOX = {"num_key_value_heads": None, "hidden_size": 64}
 BETAS = {"truncate": False, "beta_fast": 8.0, "beta_slow": 2.0}
 ROTATED: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "llama, linear": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1000.0, "factor": 3.0}}),
@@ -551,6 +552,19 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
         {**GPT_2, "n_inner": None, "activation_function": "gelu", "scale_attn_by_inverse_layer_idx": True},
     ),
     "gpt2, scores as they are": ("gpt2", {**GPT_2, "activation_function": "relu", "scale_attn_weights": False}),
+    "gpt_neox": ("gpt_neox", NEOX),
+    "gpt_neox, one after the other, half of each head, no biases, tied": (
+        "gpt_neox",
+        {
+            **NEOX,
+            "use_parallel_residual": False,
+            "hidden_act": "gelu_fast",
+            "attention_bias": False,
+            "layer_norm_eps": 0.01,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
+            "tie_word_embeddings": True,
+        },
+    ),
     "youtu": ("youtu", YOUTU),
     "youtu, no query latent, an own head": ("youtu", {**YOUTU, "q_lora_rank": None, "tie_word_embeddings": False}),
     "bailing_hybrid": ("bailing_hybrid", LING_2_6),

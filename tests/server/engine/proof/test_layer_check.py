@@ -77,6 +77,7 @@ from support.models.tiny_families import (
     NEMOTRON,
     NEMOTRON_3,
     NEMOTRON_3_SUPER,
+    NEOX,
     OLMOE,
     OPT,
     QWEN_2_MOE,
@@ -164,6 +165,8 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "starcoder 2": ("starcoder2", WINDOW),
     "starcoder 2, erf": ("starcoder2", {"hidden_act": "gelu"}),
     "phi 2": ("phi", {}),
+    "gpt neox": ("gpt_neox", NEOX),
+    "gpt neox, one after the other": ("gpt_neox", {**NEOX, "use_parallel_residual": False}),
     "opt": ("opt", OPT),
     "gpt 2": ("gpt2", {**GPT_2, "scale_attn_by_inverse_layer_idx": True}),
     "youtu": ("youtu", YOUTU),
@@ -440,6 +443,11 @@ def replaced(part: str, change: Callable[[Tensor], Tensor]) -> Callable[[Tensors
     return lambda tensors: {name: change(it) if part in name else it for name, it in tensors.items()}
 
 
+def by_kind(rows: Tensor) -> Tensor:
+    """Put the rows of all queries before those of all keys and all values, of heads of 16 numbers."""
+    return rows.view(-1, 3, 16, rows.shape[1]).transpose(0, 1).reshape(rows.shape)
+
+
 def queries_in_the_place_of_keys(tensors: Tensors) -> Tensors:
     """Fill the rows of keys with the first rows of queries."""
     pairs = {name: tensors[name.replace("k_proj", "q_proj")] for name in tensors if "k_proj.weight" in name}
@@ -486,6 +494,12 @@ FAULTS: dict[str, Fault] = {
         "stablelm", "logits", tensors=replaced("model.norm.bias", lambda it: it * 1.01)
     ),
     "two norms where one has both": Fault("stablelm, one norm", "what the feed-forward reads", decoder=as_two_norms),
+    "feed-forward behind attention where it is beside": Fault(
+        "gpt neox", "what the feed-forward reads", {"use_parallel_residual": False}
+    ),
+    "heads of queries, keys and values not taken apart": Fault(
+        "gpt neox", "queries", tensors=replaced("query_key_value.weight", by_kind)
+    ),
     "norm of the neighbour layer": Fault(
         "llama", "what attention reads", tensors=moved(lambda it: it.replace(".0.input_lay", ".1.input_lay"))
     ),
