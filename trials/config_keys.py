@@ -137,6 +137,7 @@ BASES: dict[str, Base] = {
     "opt": Base("opt", tiny.OPT),
     "gpt2": Base("gpt2", tiny.GPT_2),
     "gpt_neox": Base("gpt_neox", tiny.NEOX),
+    "phimoe": Base("phimoe", {**tiny.PHI_MOE, "sliding_window": 9, "lm_head_bias": True}, is_old=True),
     "youtu": Base("youtu", tiny.YOUTU),
     "gemma2": Base("gemma2", tiny.GEMMA_2, is_old=True),
     "gemma3": Base(
@@ -314,6 +315,7 @@ OWN_VALUES: dict[str, tuple[object, ...]] = {
     "quantization_config": ({"quant_method": "fp8"},),
     "partial_rotary_factor": (0.75,),
     "rotary_pct": (0.75, 0.5),
+    "router_jitter_noise": (0.01, 0.2),
     "rotary_emb_base": (100, 10_000.0),
     "rms_norm_eps": (1e-6, 1e-5, 0.1),
     "mrope_section": ([2, 1, 1], [1, 1, 2]),

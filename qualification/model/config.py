@@ -392,6 +392,9 @@ class ExpertsConfig:
     has_expert_scales    whether the weight of an expert is multiplied by a number of its own in the end
     norms_apart          whether router, experts and what all tokens visit each norm the residual by themselves, and
                          what experts and the others add is normed by itself before their sum is
+    jitter               of a sparse mixer, by which a token's two experts are weighed one after the other: each by the
+                         softmax of its logit and of those that are within so large a share of it; None: `routing` says
+                         how they are weighed. Source: Liu et al. 2024 (GRIN), section 2.2
     latent               numbers that experts read and add, which a product makes of the hidden ones, and another one
                          makes hidden ones of; None: they read and add the hidden ones
     """
@@ -407,6 +410,7 @@ class ExpertsConfig:
     format: AnyExpertFormat = ExpertFormat.PLAIN
     has_expert_scales: bool = False
     norms_apart: bool = False
+    jitter: float | None = None
     latent: int | None = None
 
     @property

@@ -165,6 +165,7 @@ PUBLISHED: tuple[PublishedModel, ...] = (
     PublishedModel("inceptionai/Jais-2-8B-Chat", "Jais2ForCausalLM", 8.09),
     PublishedModel("bigcode/starcoder2-3b", "Starcoder2ForCausalLM", 3.03),
     PublishedModel("bigcode/starcoder2-15b", "Starcoder2ForCausalLM", 15.96),
+    PublishedModel("microsoft/Phi-3.5-MoE-instruct", "PhimoeForCausalLM", 41.9),
     PublishedModel("microsoft/phi-2", "PhiForCausalLM", 2.78),
     PublishedModel("microsoft/phi-1_5", "PhiForCausalLM", 1.42),
     PublishedModel("openai-community/gpt2", "GPT2LMHeadModel", 0.124),

@@ -451,6 +451,7 @@ class Decoder:
             has_gate=config.shared_is_expert,
             to_latent=to_latent,
             from_latent=from_latent,
+            jitter=config.jitter,
         )
         self._mixtures.setdefault(config, found)
         return found

@@ -63,6 +63,7 @@ class Experts:
     router_bias      [experts] or None
     correction_bias  [experts] fp32, or None
     expert_scales    [experts] fp32, what the weight of an expert is multiplied by, or None
+    jitter           of a sparse mixer, or None where `routing` says how experts are weighed
     weighs_inputs    whether the weight of a token's one expert multiplies what that expert reads
     has_gate         whether what all tokens visit is one more expert, whose gate is the logit behind the others'
     to_latent        x [T, hidden] -> what experts read [T, latent], and from_latent what they add -> [T, hidden]; None
@@ -80,6 +81,7 @@ class Experts:
     has_gate: bool = False
     to_latent: Product | None = None
     from_latent: Product | None = None
+    jitter: float | None = None
 
     def __call__(self, x: Tensor, step: Step | None) -> Tensor:
         weights, experts = self.routes(x, step)
@@ -111,6 +113,8 @@ class Experts:
         logits = self.router(x if x.is_cuda else x.float(), step)
         if self.router_bias is not None:
             logits.add_(self.router_bias)
+        if self.jitter is not None:
+            return mixed_sparsely(logits, self.jitter)
         return routes(logits, self.routing, self.correction_bias, self.expert_scales, has_gate=self.has_gate)
 
 
@@ -197,6 +201,21 @@ def routes(
     if expert_scales is not None:
         weights.mul_(expert_scales.index_select(0, experts.view(-1)).view_as(weights))
     return weights, experts
+
+
+def mixed_sparsely(logits: Tensor, jitter: float) -> tuple[Tensor, Tensor]:
+    """Weights [T, 2] fp32 and experts [T, 2] int32 of each token by a sparse mixer, of logits [T, experts] fp32.
+
+    The second expert is chosen and weighed as if the first one were not there. By PyTorch, which waits for nothing.
+    """
+    left, weights, experts = logits, [], []
+    for _ in range(2):
+        best, expert = left.max(dim=1, keepdim=True)
+        is_far = (best - logits) / torch.maximum(logits.abs(), best) > 2 * jitter
+        weights.append(left.masked_fill(is_far, -torch.inf).softmax(dim=1).gather(1, expert))
+        experts.append(expert)
+        left = left.scatter(1, expert, -torch.inf)
+    return torch.cat(weights, dim=1), torch.cat(experts, dim=1).int()
 
 
 def products_of(mixture: ExpertsConfig, weights: AnyExperts) -> ExpertProducts:

@@ -79,6 +79,7 @@ from qualification.model.families.opt import OPT
 from qualification.model.families.paddleocr_vl import PADDLEOCR_VL_TEXT
 from qualification.model.families.phi import PHI
 from qualification.model.families.phi3 import PHI3
+from qualification.model.families.phimoe import PHIMOE
 from qualification.model.families.qwen2 import QWEN2
 from qualification.model.families.qwen2_5_vl import QWEN2_5_VL, QWEN2_5_VL_TEXT, QWEN2_VL_TEXT
 from qualification.model.families.qwen2_moe import QWEN2_MOE
@@ -180,6 +181,7 @@ KNOWN: tuple[Family, ...] = (
     PADDLEOCR_VL_TEXT,
     PHI,
     PHI3,
+    PHIMOE,
     QWEN2,
     QWEN2_5_VL,
     QWEN2_5_VL_TEXT,

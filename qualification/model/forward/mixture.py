@@ -123,6 +123,9 @@ def route(logits: Bounded, config: ExpertsConfig, scoring: Scoring, correction: 
     """Choose each token's experts by its logits [T, experts]; `correction` [experts] is added for choosing only."""
     routing, limit = config.routing, logits.limit
     values = logits.truth
+    if scoring is Scoring.SPARSE_MIXER:
+        assert config.jitter is not None, "the family's mixtures have one"
+        return _mixed_sparsely(values, limit.amax(dim=1, keepdim=True), config.jitter)
     is_sigmoid = scoring is Scoring.SIGMOID
     scores = torch.sigmoid(values) if is_sigmoid else torch.softmax(values, dim=1)
     by_score = correction is not None or routing.num_groups > 1
@@ -155,6 +158,22 @@ def route(logits: Bounded, config: ExpertsConfig, scoring: Scoring, correction: 
     spread = values.amax(dim=1, keepdim=True) - values.gather(1, experts)
     most = shares * (2 * limit.amax(dim=1, keepdim=True) + U * (32 + 4 * spread))
     return Routes(experts, Bounded(shares, most, torch.zeros_like(most)).times(routing.scale), is_clear)
+
+
+def _mixed_sparsely(values: Tensor, worst: Tensor, jitter: float) -> Routes:
+    """Choose by logits [T, experts] that are off by `worst` [T, 1] at most."""
+    left, is_clear = values, torch.ones_like(values[:, 0], dtype=torch.bool)
+    experts, shares = [], []
+    for _ in range(2):
+        best, expert = left.max(dim=1, keepdim=True)
+        beyond = (best - values) - 2 * jitter * torch.maximum(values.abs(), best)
+        shares.append(torch.softmax(left.masked_fill(beyond > 0, float("-inf")), dim=1).gather(1, expert))
+        experts.append(expert)
+        left = left.scatter(1, expert, float("-inf"))
+        is_clear &= ((best - left > 2 * worst) & ((beyond.abs() > 4 * worst) | left.isinf())).all(dim=1)
+    share = torch.cat(shares, dim=1)
+    most = share * (2 * worst + 32 * U)
+    return Routes(torch.cat(experts, dim=1), Bounded(share, most, torch.zeros_like(most)), is_clear)
 
 
 def mixed(

@@ -130,7 +130,7 @@ class ForwardReference:
         else:
             found = self._head(head.removesuffix(".weight"), inputs).product(read, None, self.precision)
         found = self.precision.rounded(found)  # a CPU rounds them
-        if self.sentence.head_has_bias:
+        if self.checkpoint.has("lm_head.bias"):
             found = found.plus(Bounded.exact(self.precision.stored(self.checkpoint.tensor("lm_head.bias"))))
             found = Bounded(found.truth, found.most + U * found.truth.abs(), found.deviation)  # the sum is of fp32
         found = found.times(1 / self.model.logits_divisor)

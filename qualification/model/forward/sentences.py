@@ -25,6 +25,9 @@ class Scoring(Enum):
     SOFTMAX = "softmax over all experts"
     SOFTMAX_OF_CHOSEN = "softmax over the chosen experts"
     SIGMOID = "sigmoid of each expert"
+    # Of each of two experts one after the other: the softmax of its logit and of those left that are within 2 jitter of
+    # it, as shares of the larger size of both.
+    SPARSE_MIXER = "sparse mixer"
 
 
 class HeadGate(Enum):
@@ -105,7 +108,6 @@ class Sentence:
     norm_offset       norms multiply by offset + weight
     norms_subtract_mean  norms are LayerNorms; else RMSNorms; None: as config.json says
     norms_add_biases  those LayerNorms add a bias behind their weight
-    head_has_bias     lm_head.bias is added to the logits
     norms_have_weights  of the hidden size; else all their weights are 1
     final_norm_offset  that of the norm behind the last layer; None: norm_offset
     embedding_is_normed  without a weight
@@ -147,7 +149,6 @@ class Sentence:
     norms_subtract_mean: bool | None = False
     norms_add_biases: bool = False
     norms_have_weights: bool = True
-    head_has_bias: bool = False
     final_norm_offset: float | None = None
     embedding_is_normed: bool = False
     embedding_is_scaled_by_width: bool = False
@@ -565,11 +566,17 @@ SENTENCES: dict[str, Sentence] = {
         NormOrder.PARALLEL,
         norms_subtract_mean=True,
         norms_add_biases=True,
-        head_has_bias=True,
         feeds_ungated=True,
         dense=("fc1", "fc1", "fc2"),
         attention_output="self_attn.dense",
         final_norm="final_layernorm",
+    ),
+    "phimoe": Sentence(
+        norms_subtract_mean=True,
+        norms_add_biases=True,
+        mixture=MixtureSentence(
+            "block_sparse_moe.gate", "block_sparse_moe.experts", "w1", "w3", "w2", scores=Scoring.SPARSE_MIXER
+        ),
     ),
     "phi3": Sentence(qkv="self_attn.qkv_proj", dense_joined=("gate_up_proj", "down_proj")),
     "qwen2": Sentence(),

@@ -36,7 +36,7 @@ from qualification.model.fields import ModelConfigError
 from server.errors import ModelError
 from server.model.load.load import load_config
 from server.model.vision.weights import tower_shapes
-from support.models.tiny_families import BLOCKS
+from support.models.tiny_families import BLOCKS, longrope
 
 SHARED: dict[str, object] = {
     "vocab_size": 64000,
@@ -793,6 +793,16 @@ def test_phi3_is_served_with_a_plain_rotation(scaling: object, tmp_path: Path) -
         ("gpt_neox", {"rotary_emb_base": -1}, "rotary_emb_base must be a positive number"),
         ("gpt_neox", {"hidden_act": "silu"}, "hidden_act must be one of gelu_pytorch_tanh, gelu_new, gelu_fast, gelu,"),
         ("gpt_neox", {"quantization_config": {"quant_method": "gptq"}}, "quantization_config must be absent"),
+        ("phimoe", {"num_experts_per_tok": 3}, "num_experts_per_tok must be 2: a sparse mixer"),
+        ("phimoe", {"router_jitter_noise": 0}, "router_jitter_noise must be a positive number"),
+        (
+            "phimoe",
+            {
+                "rope_scaling": {**longrope(8), "short_mscale": 1.2, "long_mscale": 1.3},
+                "original_max_position_embeddings": 4096,
+            },
+            r"long_mscale must be short_mscale \(1.2\)",
+        ),
         ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before must be absent or true"),
         ("opt", {"word_embed_proj_dim": 32}, r"word_embed_proj_dim must be hidden_size \(64\) or absent"),
         ("opt", {"activation_function": "silu"}, "activation_function must be one of gelu_pytorch_tanh"),

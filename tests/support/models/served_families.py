@@ -60,6 +60,7 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "opt": ("opt", tiny.OPT),
     "gpt 2": ("gpt2", tiny.GPT_2),
     "gpt neox": ("gpt_neox", tiny.NEOX),
+    "phi 3.5 moe": ("phimoe", {**tiny.PHI_MOE, "sliding_window": WINDOW, "lm_head_bias": True}),
     "youtu": ("youtu", tiny.YOUTU),
     "cohere 2": ("cohere2", {**tiny.COHERE, "sliding_window": WINDOW}),
     "cohere 2 moe": ("cohere2_moe", {**tiny.COHERE_MOE, "head_dim": 16, "sliding_window": WINDOW}),

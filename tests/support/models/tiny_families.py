@@ -377,6 +377,7 @@ OLDER = {"num_key_value_heads": None, "intermediate_size": None}
 OPT = {**OLDER, "ffn_dim": 52, "init_std": 0.3}
 GPT_2 = {**OLDER, "n_inner": 52}
 NEOX = {"num_key_value_heads": None, "hidden_size": 64}
+PHI_MOE: dict[str, object] = {"num_local_experts": 7}
 BETAS = {"truncate": False, "beta_fast": 8.0, "beta_slow": 2.0}
 ROTATED: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "llama, linear": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1000.0, "factor": 3.0}}),
@@ -563,6 +564,23 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
             "layer_norm_eps": 0.01,
             "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
             "tie_word_embeddings": True,
+        },
+    ),
+    "phimoe": ("phimoe", PHI_MOE),
+    "phimoe, biases, longrope, a window, a wide jitter": (
+        "phimoe",
+        {
+            **PHI_MOE,
+            "attention_bias": True,
+            "lm_head_bias": True,
+            "sliding_window": 9,
+            "router_jitter_noise": 0.2,
+            "rope_parameters": {
+                **longrope(4),
+                "short_mscale": 1.2,
+                "long_mscale": 1.2,
+                "original_max_position_embeddings": 128,
+            },
         },
     ),
     "youtu": ("youtu", YOUTU),

@@ -80,6 +80,7 @@ from support.models.tiny_families import (
     NEOX,
     OLMOE,
     OPT,
+    PHI_MOE,
     QWEN_2_MOE,
     QWEN_3_MOE,
     QWEN_3_NEXT,
@@ -168,6 +169,7 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "gpt neox": ("gpt_neox", NEOX),
     "gpt neox, one after the other": ("gpt_neox", {**NEOX, "use_parallel_residual": False}),
     "opt": ("opt", OPT),
+    "phi 3.5 moe": ("phimoe", {**PHI_MOE, "attention_bias": True, "lm_head_bias": True, "router_jitter_noise": 0.3}),
     "gpt 2": ("gpt2", {**GPT_2, "scale_attn_by_inverse_layer_idx": True}),
     "youtu": ("youtu", YOUTU),
     "qwen 2 moe": ("qwen2_moe", QWEN_2_MOE),
@@ -231,6 +233,7 @@ def test_layers_of_every_family_are_proven_in_fp32(name: str, models: Models) ->
         ("starcoder 2", DtypeChoice.BF16),
         ("phi 2", DtypeChoice.FP16),
         ("opt", DtypeChoice.BF16),
+        ("phi 3.5 moe", DtypeChoice.BF16),
     ],
 )
 def test_layers_are_proven_in_16_bits(name: str, dtype: DtypeChoice, tmp_path: Path) -> None:
@@ -358,6 +361,12 @@ def without_norms(decoder: Decoder) -> Decoder:
         return replace(config, norms=norms), replace(weights, attention_norm=None, feed_forward_norm=None)
 
     return with_layers(decoder, change)
+
+
+def without_jitter(config: LayerConfig, weights: LayerWeights) -> tuple[LayerConfig, LayerWeights]:
+    """Weigh the experts of a sparse mixer by the softmax over all of them."""
+    assert isinstance(config.feed_forward, ExpertsConfig)
+    return replace(config, feed_forward=replace(config.feed_forward, jitter=None)), weights
 
 
 def as_two_norms(decoder: Decoder) -> Decoder:
@@ -569,6 +578,10 @@ FAULTS: dict[str, Fault] = {
     "keys in each other's slots": Fault("llama", "keys", decoder=lambda it: SlotsSwapped(it.config, it.weights)),
     "queries in the place of keys": Fault("qwen 3", "keys", tensors=queries_in_the_place_of_keys),
     "a KV head repeated": Fault("qwen 3", "keys", tensors=replaced("k_proj", lambda it: it[:16].repeat(2, 1))),
+    "softmax in place of a sparse mixer": Fault(
+        "phi 3.5 moe", "residual behind the feed-forward", decoder=lambda it: with_layers(it, without_jitter)
+    ),
+    "jitter of another model": Fault("phi 3.5 moe", "residual behind the feed-forward", {"router_jitter_noise": 0.01}),
     "router without renormalisation": Fault(
         "qwen 3 moe", "residual behind the feed-forward", {"norm_topk_prob": False}
     ),
