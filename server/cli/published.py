@@ -170,6 +170,8 @@ PUBLISHED: tuple[PublishedModel, ...] = (
     PublishedModel("microsoft/phi-1_5", "PhiForCausalLM", 1.42),
     PublishedModel("openai-community/gpt2", "GPT2LMHeadModel", 0.124),
     PublishedModel("openai-community/gpt2-xl", "GPT2LMHeadModel", 1.56),
+    PublishedModel("bigcode/starcoderbase-1b", "GPTBigCodeForCausalLM", 1.14),
+    PublishedModel("bigcode/starcoder", "GPTBigCodeForCausalLM", 15.5),
     PublishedModel("EleutherAI/pythia-160m", "GPTNeoXForCausalLM", 0.162),
     PublishedModel("EleutherAI/pythia-6.9b", "GPTNeoXForCausalLM", 6.86),
     PublishedModel("EleutherAI/gpt-neox-20b", "GPTNeoXForCausalLM", 20.6),

@@ -103,6 +103,7 @@ MORE: dict[str, dict[str, object]] = {
     "phimoe": {"num_local_experts": 5},
     "opt": {**OLDER, "ffn_dim": 88, "init_std": 0.2},
     "gpt2": {**OLDER, "n_inner": 88},
+    "gpt_bigcode": {**OLDER, "n_inner": 88},
     "glm": {"eos_token_id": []},  # its class has tokens for None
     "glm4": {"eos_token_id": []},
     "ernie4_5_moe": {"moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 24},
@@ -304,7 +305,7 @@ MODELS = (
     ("granite_swa", 4, 2, 28), ("granitemoe_swa", 6, 2, 20), ("solar_open", 8, 2, 12), ("youtu", 4, 4, 12),
     ("stablelm", 4, 2, 40), ("nemotron", 4, 2, 20), ("jais2", 4, 2, 20), ("olmo", 4, 2, 20),
     ("starcoder2", 4, 2, 28), ("phi", 4, 2, 20), ("opt", 4, 4, 20), ("gpt2", 3, 3, 28),
-    ("gpt_neox", 4, 4, 40), ("phimoe", 4, 2, 28),
+    ("gpt_bigcode", 6, 1, 20), ("gpt_neox", 4, 4, 40), ("phimoe", 4, 2, 28),
     ("qwen3_next", 4, 2, 24), ("qwen3_5_text", 6, 2, 20), ("qwen3_5_moe_text", 4, 1, 32),
 )  # fmt: skip
 NUM_NEW = 12

@@ -38,6 +38,7 @@ from qualification.model.families.glm4v_moe import GLM4V_MOE_TEXT
 from qualification.model.families.glm_moe_dsa import GLM_MOE_DSA
 from qualification.model.families.glm_ocr import GLM_OCR_TEXT
 from qualification.model.families.gpt2 import GPT2
+from qualification.model.families.gpt_bigcode import GPT_BIGCODE
 from qualification.model.families.gpt_neox import GPT_NEOX
 from qualification.model.families.gpt_oss import GPT_OSS
 from qualification.model.families.granite import GRANITE
@@ -135,6 +136,7 @@ KNOWN: tuple[Family, ...] = (
     GLM_MOE_DSA,
     GLM_OCR_TEXT,
     GPT2,
+    GPT_BIGCODE,
     GPT_NEOX,
     GPT_OSS,
     GRANITE,

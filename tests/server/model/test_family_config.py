@@ -788,6 +788,8 @@ def test_phi3_is_served_with_a_plain_rotation(scaling: object, tmp_path: Path) -
         ("gpt2", {"n_inner": 0.5}, "n_inner must be a positive integer, found 0.5"),
         ("gpt2", {"activation_function": "silu"}, "activation_function must be one of gelu_pytorch_tanh"),
         ("gpt2", {"quantization_config": {"quant_method": "gptq"}}, "quantization_config must be absent"),
+        ("gpt_bigcode", {"multi_query": 1}, "multi_query must be true or false, found 1"),
+        ("gpt_bigcode", {"n_layer": 3}, r"num_hidden_layers must be absent beside n_layer, or the same \(3\), found 4"),
         ("gpt_neox", {"head_dim": 8}, r"head_dim must be hidden_size / num_attention_heads \(64 / 4\), or missing"),
         ("gpt_neox", {"rotary_pct": 0.2}, "rotary_pct must be a share of head_dim"),
         ("gpt_neox", {"rotary_emb_base": -1}, "rotary_emb_base must be a positive number"),

@@ -553,6 +553,11 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
         {**GPT_2, "n_inner": None, "activation_function": "gelu", "scale_attn_by_inverse_layer_idx": True},
     ),
     "gpt2, scores as they are": ("gpt2", {**GPT_2, "activation_function": "relu", "scale_attn_weights": False}),
+    "gpt_bigcode": ("gpt_bigcode", {**GPT_2, "tie_word_embeddings": False}),
+    "gpt_bigcode, keys of each head, relu, tied": (
+        "gpt_bigcode",
+        {**GPT_2, "n_inner": None, "multi_query": False, "activation_function": "relu", "scale_attn_weights": False},
+    ),
     "gpt_neox": ("gpt_neox", NEOX),
     "gpt_neox, one after the other, half of each head, no biases, tied": (
         "gpt_neox",

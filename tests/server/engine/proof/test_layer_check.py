@@ -166,6 +166,8 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "starcoder 2": ("starcoder2", WINDOW),
     "starcoder 2, erf": ("starcoder2", {"hidden_act": "gelu"}),
     "phi 2": ("phi", {}),
+    "gpt bigcode": ("gpt_bigcode", GPT_2),
+    "gpt bigcode, keys of each head": ("gpt_bigcode", {**GPT_2, "multi_query": False}),
     "gpt neox": ("gpt_neox", NEOX),
     "gpt neox, one after the other": ("gpt_neox", {**NEOX, "use_parallel_residual": False}),
     "opt": ("opt", OPT),
