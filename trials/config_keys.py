@@ -136,6 +136,7 @@ BASES: dict[str, Base] = {
     "phi": Base("phi", {}, is_old=True),
     "opt": Base("opt", tiny.OPT),
     "gpt2": Base("gpt2", tiny.GPT_2),
+    "apertus": Base("apertus", {**tiny.APERTUS, "rope_parameters": tiny.LLAMA3}),
     "gpt_bigcode": Base("gpt_bigcode", tiny.GPT_2),
     "gpt_neox": Base("gpt_neox", tiny.NEOX),
     "phimoe": Base("phimoe", {**tiny.PHI_MOE, "sliding_window": 9, "lm_head_bias": True}, is_old=True),

@@ -323,12 +323,13 @@ class NormsConfig:
 class EagerActivation(Enum):
     """down(activation(up)), of a dense feed-forward alone: PyTorch computes it.
 
-    Source of GELU: Hendrycks and Gimpel 2016.
+    Sources: Hendrycks and Gimpel 2016 (GELU); Huang and Schlag 2025 (xIELU, by numbers of each layer's own).
     """
 
     GELU = "ungated gelu"
     GELU_TANH = "ungated gelu by tanh"  # which approximates it
     RELU = "ungated relu"
+    XIELU = "ungated xielu"
 
 
 DenseActivation = Activation | CappedSilu | Ungated | EagerActivation
@@ -778,7 +779,8 @@ def _all_visit(config: ModelConfig, layer: LayerConfig) -> int:
     match layer.feed_forward:
         case None:
             return count
-        case DenseConfig(width, _, has_bias) as dense:
+        case DenseConfig(width, activation, has_bias) as dense:
+            count += 2 * (activation is EagerActivation.XIELU)
             return count + (dense.num_inner + 1) * hidden * width + (dense.num_inner * width + hidden) * has_bias
         case ExpertsConfig() as mixture:
             of_expert = hidden + mixture.has_router_bias + mixture.has_correction_bias + mixture.has_expert_scales

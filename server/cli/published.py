@@ -170,6 +170,8 @@ PUBLISHED: tuple[PublishedModel, ...] = (
     PublishedModel("microsoft/phi-1_5", "PhiForCausalLM", 1.42),
     PublishedModel("openai-community/gpt2", "GPT2LMHeadModel", 0.124),
     PublishedModel("openai-community/gpt2-xl", "GPT2LMHeadModel", 1.56),
+    PublishedModel("swiss-ai/Apertus-8B-Instruct-2509", "ApertusForCausalLM", 8.05),
+    PublishedModel("swiss-ai/Apertus-70B-Instruct-2509", "ApertusForCausalLM", 70.6),
     PublishedModel("bigcode/starcoderbase-1b", "GPTBigCodeForCausalLM", 1.14),
     PublishedModel("bigcode/starcoder", "GPTBigCodeForCausalLM", 15.5),
     PublishedModel("EleutherAI/pythia-160m", "GPTNeoXForCausalLM", 0.162),

@@ -27,7 +27,16 @@ from kernels.linear.rounded_input import Input, unrounded
 from server.model.experts import ReadApart
 from server.model.kv_cache import AsymmetricLayer
 from server.model.latent_attention import LatentAttention
-from server.model.linear import Activated, Capped, EagerActivated, Gated, GatedAlike, Product, RoundsNorm
+from server.model.linear import (
+    Activated,
+    Capped,
+    EagerActivated,
+    Gated,
+    GatedAlike,
+    Product,
+    RoundsNorm,
+    XieluActivated,
+)
 from server.model.ranks import Ranks
 from server.model.step import Step
 
@@ -537,7 +546,7 @@ def sole_reader(sublayer: Sublayer) -> RoundsNorm | None:
             product = sublayer.projected
         case FeedForward(gated=Gated() | GatedAlike() | Capped() as inner):
             product = inner.gate_up
-        case FeedForward(gated=Activated() | EagerActivated() as inner):
+        case FeedForward(gated=Activated() | EagerActivated() | XieluActivated() as inner):
             product = inner.up
         case FeedForward():
             product = sublayer.gated

@@ -91,6 +91,7 @@ from server.model.layers import (
     NormsApart,
     PerLayerWeights,
     Weights,
+    XieluWeights,
 )
 from server.model.lightning import Lightning
 from server.model.linear import (
@@ -105,6 +106,7 @@ from server.model.linear import (
     ProductOf,
     Scaled,
     WeightName,
+    XieluActivated,
     unplanned,
 )
 from server.model.per_layer import PerLayerInputs
@@ -410,9 +412,11 @@ class Decoder:
 
     def _feed_forward(self, index: int, config: LayerConfig, weights: LayerWeights) -> Sublayer:
         match config.feed_forward, weights.feed_forward:
-            case DenseConfig() as dense, DenseWeights(gate_up, down):
-                gated = self._gate_up(index, WeightName.GATE_UP, gate_up, dense.activation, dense.gate_scale)
+            case DenseConfig() as dense, DenseWeights(gate_up, down, xielu):
                 product = self._summed(self._product(index, WeightName.DOWN, down))
+                if xielu is not None:
+                    return FeedForward(_xielu(self._product(index, WeightName.GATE_UP, gate_up), xielu), product)
+                gated = self._gate_up(index, WeightName.GATE_UP, gate_up, dense.activation, dense.gate_scale)
                 return _scaled_after(FeedForward(gated, product), dense.output_scale)
             case ExpertsConfig() as mixture, MixtureWeights() as weights_of_mixture:
                 experts, ranks = self._experts(index, mixture, weights_of_mixture), self.ranks
@@ -763,6 +767,12 @@ def _widened(linear: Linear) -> Linear:
     if linear.weight.device.type != "cpu" or linear.weight.dtype is torch.float32:
         return linear
     return Linear(PlainWeight(linear.weight.dequantized().float()))
+
+
+def _xielu(up: Product, weights: XieluWeights) -> XieluActivated:
+    beta, eps = (float(it) for it in (weights.beta, weights.eps))
+    alpha_p, alpha_n = (float(F.softplus(it.double())) for it in (weights.alpha_p, weights.alpha_n))
+    return XieluActivated(up, alpha_p, beta + alpha_n, beta, eps)
 
 
 def _norm_weight(weight: Tensor, is_centred: bool) -> Tensor:

@@ -15,6 +15,7 @@ from kernels.linear.weights import LinearWeight, PlainWeight, class_of
 from qualification.model.config import (
     AttentionConfig,
     DenseConfig,
+    EagerActivation,
     ExpertsConfig,
     LayerConfig,
     LinearFormats,
@@ -38,6 +39,7 @@ from server.model.layers import (
     PerLayerGateWeights,
     PerLayerWeights,
     Weights,
+    XieluWeights,
 )
 from server.model.linear import Linear
 
@@ -218,7 +220,10 @@ class _Maker:
         if config is None:
             return None
         if isinstance(config, DenseConfig):
-            return self._dense(config.width, config.num_inner, formats, has_bias=config.has_bias)
+            dense = self._dense(config.width, config.num_inner, formats, has_bias=config.has_bias)
+            if config.activation is not EagerActivation.XIELU:
+                return dense
+            return replace(dense, xielu=XieluWeights(self.tensor(1), self.tensor(1), self.tensor(), self.tensor()))
         count, rows, latent = config.num_experts, config.router_rows, config.latent
         router = self.linear(hidden, rows, has_bias=config.has_router_bias)
         router.weight.rows(count, rows - count).stored["weight"].values.zero_()

@@ -18,6 +18,22 @@ class DenseWeights:
 
     gate_up: Linear  # gate, then up; up alone where there is no gate
     down: Linear
+    xielu: "XieluWeights | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class XieluWeights:
+    """The numbers of an xIELU: alpha_p and alpha_n [1] before their softplus, beta and eps []."""
+
+    alpha_p: Tensor
+    alpha_n: Tensor
+    beta: Tensor
+    eps: Tensor
+
+    @property
+    def stored(self) -> dict[str, Tensor]:
+        """Return them by their names in a checkpoint."""
+        return {"alpha_p": self.alpha_p, "alpha_n": self.alpha_n, "beta": self.beta, "eps": self.eps}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +77,8 @@ class MixtureWeights:
         else:
             assert isinstance(experts, ExpertWeights), "what all tokens visit is no expert in mxfp4"
             others = replace(experts, gate_up=experts.gate_up[:count], down=experts.down[:count])
-            shared = DenseWeights(*(Linear(PlainWeight(it[count])) for it in (experts.gate_up, experts.down)))
+            of_all = Linear(PlainWeight(experts.gate_up[count])), Linear(PlainWeight(experts.down[count]))
+            shared = DenseWeights(*of_all)
         return replace(
             self,
             router=Linear(router.rows(0, count)),

@@ -184,12 +184,35 @@ class EagerActivated:
         return found if out is None else out.copy_(found)
 
     def _activated(self, made: Tensor) -> Tensor:
+        assert self.activation is not EagerActivation.XIELU, "it has numbers of its own"
         if self.activation is EagerActivation.RELU:
             return F.relu(made)
         is_tanh = self.activation is EagerActivation.GELU_TANH
         if self.is_alike:
             return activated_alike(made.float(), Activation.GELU_TANH if is_tanh else Activation.GELU).to(made.dtype)
         return F.gelu(made, approximate="tanh" if is_tanh else "none")
+
+
+@dataclass(frozen=True, slots=True)
+class XieluActivated:
+    """A product and xIELU, by PyTorch: computed in fp32, rounded once; the bits of a row depend on that row alone.
+
+    alpha_p x^2 + beta x above 0, alpha_n (exp(min(x, eps)) - 1 - x) + beta x elsewhere.
+    """
+
+    up: Product
+    alpha_p: float
+    alpha_n: float
+    beta: float
+    eps: float
+
+    def __call__(self, x: Input, step: Step | None, out: Tensor | None = None) -> Tensor:
+        made = self.up(x, step)
+        wide = made.float()
+        half = (wide.clamp(max=self.eps) / 2).tanh()  # exp(2 y) - 1 is 2 t / (1 - t), of t = tanh(y)
+        bent = torch.where(wide > 0, self.alpha_p * wide * wide, self.alpha_n * (2 * half / (1 - half) - wide))
+        found = (bent + self.beta * wide).to(made.dtype)
+        return found if out is None else out.copy_(found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,6 +91,9 @@ def layer_views(index: int, layer: LayerWeights, config: LayerConfig, names: Ten
         if (indexer := layer.latent.indexer) is not None:
             views[f"{prefix}.{_INDEXER}.k_norm.weight"] = StoredTensor(indexer.norm)
             views[f"{prefix}.{_INDEXER}.k_norm.bias"] = StoredTensor(indexer.bias)
+    if isinstance(layer.feed_forward, DenseWeights) and layer.feed_forward.xielu is not None:
+        own = within(names.feed_forward, "act_fn")
+        views |= {f"{prefix}.{own}.{name}": StoredTensor(it) for name, it in layer.feed_forward.xielu.stored.items()}
     if layer.sinks is not None:
         views[f"{prefix}.{names.sinks}"] = StoredTensor(layer.sinks)
     if layer.per_layer is not None:

@@ -102,6 +102,7 @@ MORE: dict[str, dict[str, object]] = {
     "glm4_moe": {"n_routed_experts": 12, "first_k_dense_replace": 1, **EXPERTS},
     "phimoe": {"num_local_experts": 5},
     "opt": {**OLDER, "ffn_dim": 88, "init_std": 0.2},
+    "apertus": {"dtype": "float32"},
     "gpt2": {**OLDER, "n_inner": 88},
     "gpt_bigcode": {**OLDER, "n_inner": 88},
     "glm": {"eos_token_id": []},  # its class has tokens for None
@@ -305,7 +306,7 @@ MODELS = (
     ("granite_swa", 4, 2, 28), ("granitemoe_swa", 6, 2, 20), ("solar_open", 8, 2, 12), ("youtu", 4, 4, 12),
     ("stablelm", 4, 2, 40), ("nemotron", 4, 2, 20), ("jais2", 4, 2, 20), ("olmo", 4, 2, 20),
     ("starcoder2", 4, 2, 28), ("phi", 4, 2, 20), ("opt", 4, 4, 20), ("gpt2", 3, 3, 28),
-    ("gpt_bigcode", 6, 1, 20), ("gpt_neox", 4, 4, 40), ("phimoe", 4, 2, 28),
+    ("apertus", 4, 2, 28), ("gpt_bigcode", 6, 1, 20), ("gpt_neox", 4, 4, 40), ("phimoe", 4, 2, 28),
     ("qwen3_next", 4, 2, 24), ("qwen3_5_text", 6, 2, 20), ("qwen3_5_moe_text", 4, 1, 32),
 )  # fmt: skip
 NUM_NEW = 12

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 
 from qualification.model.families.afmoe import AFMOE
+from qualification.model.families.apertus import APERTUS
 from qualification.model.families.arcee import ARCEE
 from qualification.model.families.bailing_hybrid import BAILING_HYBRID
 from qualification.model.families.bailing_moe_v2 import BAILING_MOE, BAILING_MOE_V2
@@ -101,6 +102,7 @@ from qualification.model.fields import ModelConfigError
 
 KNOWN: tuple[Family, ...] = (
     AFMOE,
+    APERTUS,
     ARCEE,
     BAILING_HYBRID,
     BAILING_MOE,

@@ -13,7 +13,14 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
-from qualification.model.config import AttentionConfig, ExpertsConfig, LayerConfig, ModelConfig
+from qualification.model.config import (
+    AttentionConfig,
+    DenseConfig,
+    EagerActivation,
+    ExpertsConfig,
+    LayerConfig,
+    ModelConfig,
+)
 from qualification.model.forward.attention import Attends, attend
 from qualification.model.forward.bounded import (
     Bounded,
@@ -30,7 +37,7 @@ from qualification.model.forward.convolution import convolve
 from qualification.model.forward.latent import absorbed, beside, expanded
 from qualification.model.forward.lightning import mix_lightning, slopes_of
 from qualification.model.forward.matrix import Inputs, Matrix
-from qualification.model.forward.mixture import GatedWeights, feed, gate_of, mixed, route, unpack_mxfp4
+from qualification.model.forward.mixture import Gate, GatedWeights, feed, gate_of, mixed, route, unpack_mxfp4, xielu_of
 from qualification.model.forward.packed import is_packed, numbers_of
 from qualification.model.forward.recurrence import Rule, mix
 from qualification.model.forward.rotation import rotate
@@ -571,16 +578,19 @@ class LayerReference:
         if isinstance(fed, ExpertsConfig):
             parts, is_judged = self._mixture(read, fed)
         else:
-            weights, gated = (
-                self._gated(self.sentence.feed_forward, self.sentence.dense_joined),
-                gate_of(fed.activation),
-            )
+            weights, gated = self._gated(self.sentence.feed_forward, self.sentence.dense_joined), self._gate_of(fed)
             own = [weights.part(rank, self.ranks) for rank in range(self.ranks)]
             parts = [feed(read, part, gated, self.precision, gate_scale=fed.gate_scale) for part in own]
             if fed.output_scale != 1:
                 parts = [self.precision.rounded(part.times(in_fp32(fed.output_scale))) for part in parts]
         added = sum_over_ranks(parts, self.precision)
         return Fed(self._added(residual, added, self.sentence.after_feed_forward), is_judged)
+
+    def _gate_of(self, fed: DenseConfig) -> Gate:
+        if fed.activation is not EagerActivation.XIELU:
+            return gate_of(fed.activation)
+        own = f"{self.sentence.feed_forward}.act_fn"
+        return xielu_of(*(self._vector(f"{own}.{it}") for it in ("alpha_p", "alpha_n", "beta", "eps")))
 
     def finished(self, residual: Bounded, per_layer: Bounded | None) -> Bounded:
         """Return the residual behind the layer, of the one behind its feed-forward.

@@ -78,6 +78,17 @@ def gate_named(name: str) -> Gate:
     return lambda gate, up: function(gate) * up
 
 
+def xielu_of(alpha_p: Tensor, alpha_n: Tensor, beta: Tensor, eps: Tensor) -> Gate:
+    """Return an xIELU of up, which stands twice, by the numbers of a checkpoint, fp64."""
+    of_p, of_n = torch.nn.functional.softplus(alpha_p), beta + torch.nn.functional.softplus(alpha_n)
+
+    def gated(gate: Tensor, _: Tensor) -> Tensor:
+        below = of_n * (torch.expm1(torch.minimum(gate, eps)) - gate)
+        return torch.where(gate > 0, of_p * gate**2, below) + beta * gate
+
+    return gated
+
+
 def _clamped(alpha: float, limit: float) -> Gate:
     def gated(gate: Tensor, up: Tensor) -> Tensor:
         gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)

@@ -123,7 +123,7 @@ class Sentence:
     norms_rotated     whether these norm heads that are rotated already
     norms_rotating_layers  whether norms without a weight, where config.json asks for them, are of heads rotated already
     feed_forward      a dense one, "" where its products are the layer's own; feeds_ungated: down(relu(up)^2), or
-                      down(gelu(up)) or down(relu(up)) where config.json says so
+                      down(gelu(up)), down(relu(up)) or down(xielu(up)) where config.json says so
     attention         what the names of attention's products begin with
     embedding         the name of the embedding
     positions         that of what is added to it of each position; None: nothing is; first_position: its first row
@@ -311,6 +311,7 @@ SENTENCES: dict[str, Sentence] = {
             correction="mlp.expert_bias",
         ),
     ),
+    "apertus": Sentence(feeds_ungated=True, before_attention="attention_layernorm", between="feedforward_layernorm"),
     "arcee": Sentence(feeds_ungated=True),
     "bailing_hybrid": replace(
         _BAILING, qkv=None, rotates_neighbours=True, recurrence=RecurrenceSentence("attention", is_lightning=True)

@@ -81,7 +81,7 @@ def _with_plain_products(layer: LayerWeights) -> LayerWeights:
 
 
 def _plain_dense(weights: DenseWeights) -> DenseWeights:
-    return DenseWeights(_plain(weights.gate_up), _plain(weights.down))
+    return replace(weights, gate_up=_plain(weights.gate_up), down=_plain(weights.down))
 
 
 def _plain_experts(experts: AnyExperts) -> AnyExperts:

@@ -59,6 +59,7 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "phi 2": ("phi", {}),
     "opt": ("opt", tiny.OPT),
     "gpt 2": ("gpt2", tiny.GPT_2),
+    "apertus": ("apertus", {**tiny.APERTUS, "head_dim": 16}),
     "gpt bigcode": ("gpt_bigcode", tiny.GPT_2),
     "gpt neox": ("gpt_neox", tiny.NEOX),
     "phi 3.5 moe": ("phimoe", {**tiny.PHI_MOE, "sliding_window": WINDOW, "lm_head_bias": True}),

@@ -372,6 +372,7 @@ LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }  # fmt: skip
+APERTUS: dict[str, object] = {"dtype": "float32"}  # of the numbers of its activation
 # Keys of TINY that classes older than Llama's do not read.
 OLDER = {"num_key_value_heads": None, "intermediate_size": None}
 OPT = {**OLDER, "ffn_dim": 52, "init_std": 0.3}
@@ -553,6 +554,11 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
         {**GPT_2, "n_inner": None, "activation_function": "gelu", "scale_attn_by_inverse_layer_idx": True},
     ),
     "gpt2, scores as they are": ("gpt2", {**GPT_2, "activation_function": "relu", "scale_attn_weights": False}),
+    "apertus": ("apertus", APERTUS),
+    "apertus, biases, wide heads, plain, tied": (
+        "apertus",
+        {**APERTUS, "head_dim": 18, "attention_bias": True, "rope_parameters": LOCAL, "tie_word_embeddings": True},
+    ),
     "gpt_bigcode": ("gpt_bigcode", {**GPT_2, "tie_word_embeddings": False}),
     "gpt_bigcode, keys of each head, relu, tied": (
         "gpt_bigcode",
@@ -879,6 +885,8 @@ FILLED = (
     "layernorm_2.weight",
     "router.scale",
     "per_expert_scale",
+    ".alpha_p",
+    ".alpha_n",
     "ln_1.weight",
     "ln_2.weight",
     "ln_f.weight",

@@ -33,6 +33,7 @@ from support.engine.checked_layers import CheckedLayers, Tensors, edited
 from support.models.served_families import saved
 from support.models.tiny_families import (
     AFMOE,
+    APERTUS,
     BAILING,
     BAMBA,
     COHERE,
@@ -166,6 +167,7 @@ MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "starcoder 2": ("starcoder2", WINDOW),
     "starcoder 2, erf": ("starcoder2", {"hidden_act": "gelu"}),
     "phi 2": ("phi", {}),
+    "apertus": ("apertus", {**APERTUS, "head_dim": 16}),
     "gpt bigcode": ("gpt_bigcode", GPT_2),
     "gpt bigcode, keys of each head": ("gpt_bigcode", {**GPT_2, "multi_query": False}),
     "gpt neox": ("gpt_neox", NEOX),
@@ -235,6 +237,7 @@ def test_layers_of_every_family_are_proven_in_fp32(name: str, models: Models) ->
         ("starcoder 2", DtypeChoice.BF16),
         ("phi 2", DtypeChoice.FP16),
         ("opt", DtypeChoice.BF16),
+        ("apertus", DtypeChoice.BF16),
         ("phi 3.5 moe", DtypeChoice.BF16),
     ],
 )
@@ -540,6 +543,11 @@ FAULTS: dict[str, Fault] = {
     ),
     "decode at the learned position 0": Fault(
         "opt", "embedding", decoder=lambda it: DecodeAtZero(it.config, it.weights), row="decode"
+    ),
+    "numbers of another layer's xielu": Fault(
+        "apertus",
+        "residual behind the feed-forward",
+        tensors=moved(lambda it: it.replace(".0.mlp.act_fn.alpha_n", ".1.mlp.act_fn.alpha_n")),
     ),
     "relu where it is gelu": Fault("opt", "residual behind the feed-forward", {"activation_function": "gelu"}),
     "embedding's scale forgotten": Fault("gemma 2", "embedding", decoder=config_of(embedding_scale=1.0)),
