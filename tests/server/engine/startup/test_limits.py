@@ -8,7 +8,7 @@ import torch
 
 from kernels.vocabulary.shape import Dtype
 from qualification.decision.presets import preset_named
-from qualification.model.config import ModelConfig, num_parameters
+from qualification.model.config import LearnedPositions, ModelConfig, num_parameters
 from qualification.model.families.reader import read_model
 from qualification.model.families.towers import with_known_tower
 from server.engine.startup.limits import choose_device, choose_limits
@@ -117,6 +117,13 @@ def test_a_device_that_torch_does_not_see_is_refused() -> None:
 def test_a_world_of_another_size_is_refused() -> None:
     with pytest.raises(SettingsError, match="--tensor-parallel-size is 3, it must be one of 1, 2, 4, 8"):
         read_subject(Settings(tensor_parallel_size=3))
+
+
+def test_learned_positions_are_not_stretched(llama_8b: ModelConfig) -> None:
+    learned = replace(llama_8b, max_position=2048, positions=LearnedPositions(2050, 2))
+    assert choose_limits(Settings(), learned, CPU).max_model_len == 2048
+    with pytest.raises(SettingsError, match="positions end at 2048: ask for fewer, it has learned no more"):
+        choose_limits(Settings(max_model_len=4096), learned, CPU)
 
 
 def test_what_is_set_stays(llama_8b: ModelConfig) -> None:
