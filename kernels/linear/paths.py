@@ -16,7 +16,7 @@ from kernels.linear.hopper.tilings import wide_tiling
 from kernels.linear.library.library_path import RunProposed
 from kernels.linear.ordered.library_path import RunProposedInOrder
 from kernels.linear.ordered.tiles_path import run_linear_tiles
-from kernels.linear.shape import FP8_FORMATS, PLAIN, LinearShape, WeightFormat
+from kernels.linear.shape import FP8_BLOCKS, FP8_FORMATS, PLAIN, LinearShape, WeightFormat
 from kernels.linear.torch_path import run_torch
 from kernels.vocabulary.fingerprint import Device
 from kernels.vocabulary.operators import Operator
@@ -50,6 +50,7 @@ class LinearLimits:
     gated_multiple: int = 1  # of the results of a SwiGLU
     min_rows: int = 1
     max_rows: int | None = None
+    min_size_out: int = 1
     max_size_out: int | None = None
     strided: bool = True  # rows of x may be further apart than they are long
     leaves: tuple["LinearLimits", ...] = ()  # what paths of these limits can compute is theirs
@@ -76,6 +77,9 @@ class LinearLimits:
         ):
             if size % multiple:
                 found.append(Rejection(Reject.LAYOUT, f"takes multiples of {multiple} {name}, the shape has {size}"))
+        if shape.size_out < self.min_size_out:
+            detail = f"takes {self.min_size_out} results or more, the shape has {shape.size_out}"
+            found.append(Rejection(Reject.LAYOUT, detail))
         if self.max_size_out is not None and shape.size_out > self.max_size_out:
             detail = f"takes at most {self.max_size_out} results, the shape has {shape.size_out}"
             found.append(Rejection(Reject.LAYOUT, detail))
@@ -244,6 +248,21 @@ _LIBRARY_ORDERED = LinearLimits(
 )
 
 
+_FP8_WIDE = replace(
+    _hopper_limits(LinearRows.LE_112.lo + 1, None, 16),
+    formats=FP8_FORMATS,
+    size_in_multiple=16,  # TMA's rows of whole 16 bytes
+    gated_multiple=128,  # gate and up in whole blocks
+)
+_MOST_SWAPPED = 64 * _H200_PROCESSORS  # results of more than 64 rows: one tile a multiprocessor
+# Of 65 to 128 rows the kernel of many is faster with SwiGLU, with scales of blocks, and with more results.
+_FP8_WIDE_ALONE = (
+    replace(_FP8_WIDE, epilogues=frozenset({Epilogue.SWIGLU})),
+    replace(_FP8_WIDE, formats=frozenset({FP8_BLOCKS})),
+    replace(_FP8_WIDE, min_size_out=_MOST_SWAPPED + 1),
+)
+
+
 def _widened_path(name: str, devices: frozenset[Device], formats: frozenset[WeightFormat]) -> LinearPath:
     limits = LinearLimits(devices=devices, dtypes=_ALL_DTYPES, epilogues=_ALL_EPILOGUES, formats=formats)
     entry, run = (
@@ -280,6 +299,7 @@ def _hopper_few_bits_path(
     size_out_multiple: int = 1,
     gated_multiple: int = 1,
     epilogues: frozenset[Epilogue] = _ALL_EPILOGUES,
+    leaves: tuple[LinearLimits, ...] = (),
     order: str | None = None,
 ) -> LinearPath:
     limits = _hopper_limits(*rows, size_out_multiple)
@@ -289,6 +309,7 @@ def _hopper_few_bits_path(
         size_in_multiple=size_in_multiple,
         gated_multiple=gated_multiple,
         epilogues=epilogues,
+        leaves=leaves,
     )
     kernel_names = ("hallmark_fp8_",) if formats == FP8_FORMATS else ("hallmark_int4_",)
     return _path(name, limits, f"hopper.{entry}", kernel_names, _hopper_few_bits_run(name), order)
@@ -328,19 +349,6 @@ LINEAR_PATHS: tuple[LinearPath, ...] = (
         _LIBRARY_KERNELS,
         RunProposed(),
     ),
-    _path(
-        "gluon.linear.fp8",
-        replace(
-            _hopper_limits(LinearRows.LE_112.lo + 1, None, 16),
-            formats=FP8_FORMATS,
-            size_in_multiple=16,  # TMA's rows of whole 16 bytes
-            gated_multiple=128,  # gate and up in whole blocks
-        ),
-        "hopper.fp8_wide_path",
-        ("hallmark_fp8_wide_matmul", "hallmark_fp8_round_wide", "hallmark_fp8_norm"),
-        _run_fp8_wide(),
-    ),
-    _widened_path("torch.linear.fp8", frozenset({Device.CPU}), FP8_FORMATS),
     _hopper_few_bits_path(
         "gluon.linear.fp8.swapped",
         FP8_FORMATS,
@@ -349,7 +357,16 @@ LINEAR_PATHS: tuple[LinearPath, ...] = (
         "fp8_swapped_path",
         size_out_multiple=8,
         gated_multiple=128,  # gate and up in whole blocks
+        leaves=_FP8_WIDE_ALONE,
     ),
+    _path(
+        "gluon.linear.fp8",
+        _FP8_WIDE,
+        "hopper.fp8_wide_path",
+        ("hallmark_fp8_wide_matmul", "hallmark_fp8_round_wide", "hallmark_fp8_norm"),
+        _run_fp8_wide(),
+    ),
+    _widened_path("torch.linear.fp8", frozenset({Device.CPU}), FP8_FORMATS),
     _hopper_few_bits_path("gluon.linear.fp8.skinny", FP8_FORMATS, (1, 64), 16, "fp8_skinny_path"),
     _few_bits_path("triton.linear.fp8", FP8_FORMATS),
     _few_bits_path("triton.linear.fp8.half", FP8_FORMATS, LinearRows.LE_112.lo + 1),
