@@ -95,11 +95,11 @@ def row_of(model: PublishedModel, known: Sequence[Gpu], paths: Sequence[AnyPath]
 def family_of(architecture: str) -> Family:
     """The family that reads a class; of a model that also sees images, the first of its text parts.
 
-    Raises KeyError for a class that is not served.
+    Of several families that read it, the one that names it first. Raises KeyError for a class that is not served.
     """
-    for family in FAMILIES:
-        if architecture in family.architectures:
-            return family
+    named = [it for it in FAMILIES if architecture in it.architectures]
+    if named:
+        return min(named, key=lambda it: it.architectures.index(architecture))
     for model in IMAGE_MODELS:
         if architecture in model.architectures:
             return next(it for it in FAMILIES if it.model_type == model.families[0])

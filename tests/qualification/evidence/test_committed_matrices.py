@@ -29,7 +29,7 @@ def test_a_stale_row_is_seen() -> None:
 
 
 def test_readers_without_a_catalog_choose_a_products_path_as_a_server_does() -> None:
-    """By the catalog's order, of rows that no path's limits refuse."""
+    """The catalog's order decides, among rows that no path's limits refuse."""
     places = {it.name: place for place, it in enumerate(LINEAR_PATHS)}
     for file in sorted(MATRICES.glob("*/*.json")):
         of_shape: dict[LinearShape, list[Evidence]] = {}

@@ -156,8 +156,8 @@ def test_the_tokenizers_own_end_token_ends_answers_too(text: str, expected: tupl
     ("changes", "message"),
     [
         (
-            {"model_type": "mamba"},
-            r"'mamba' \(LlamaForCausalLM\) is not supported; nearest: llama \(LlamaForCausalLM\), llama4 .*; `hall",
+            {"model_type": "rwkv"},
+            r"'rwkv' \(LlamaForCausalLM\) is not supported; nearest: llama \(LlamaForCausalLM\), llama4 .*; `hall",
         ),
         ({"model_type": None}, "model_type None .* is not supported"),
         (
