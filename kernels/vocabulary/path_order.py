@@ -5,7 +5,7 @@ from kernels.vocabulary.path import Tier, is_for_order
 
 # Starts of the names of the catalog's paths, the most preferred first. PyTorch's kernels are fallbacks on a GPU.
 _TIERS = {
-    "gluon.linear.fp8.swapped": Tier.FIRST,
+    "gluon.linear.fp8.swapped": Tier.FIRST,  # before others of as many rows, as in the catalog
     "gluon.": Tier.FIRST,
     "triton.": Tier.FIRST,
     "sdpa.cpu": Tier.FIRST,

@@ -292,9 +292,10 @@ def _run(args: argparse.Namespace, models: Mapping[str, Mapping[str, object]]) -
         clock=time.monotonic,
     )
     _print(f"on {fingerprint}")
-    # Attention and what stays in 16 bits is that of the model before it was rounded.
-    plain = [target.file.with_stem(target.file.stem.replace(f"-{args.quantization}", "")) for target in targets]
-    beside = plain if args.quantization is not None and args.out is None else ()
+    beside = []
+    if args.quantization is not None and args.out is None:  # what stays in 16 bits is that of the model itself
+        rounded = f"-{args.quantization}"
+        beside = [target.file.with_stem(target.file.stem.replace(rounded, "")) for target in targets]
     code = conduct(targets, tools, time_limit_s=args.time_limit, is_retrying=args.retry_failed, beside=beside)
     is_counting = args.count_bytes and code is ExitCode.PASS
     return _count_bytes(targets, catalog, fingerprint) if is_counting else code
