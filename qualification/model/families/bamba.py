@@ -58,16 +58,17 @@ def _read_rope(fields: Fields, head_dim: int) -> RopeConfig:
     return found
 
 
+REFUSED: dict[str, tuple[object, ...]] = {
+    "hidden_act": ("silu", None),
+    "mamba_conv_bias": (True,),
+    "mamba_proj_bias": (False, None),
+    "layer_types": (None,),
+    "layers_block_type": (None,),
+}
 KEYS = family_keys(
     f"attention_bias mlp_bias {_ATTENDING} {_ROTATED} {MIXER}",
     without_effect="num_logits_to_keep mamba_chunk_size z_loss_coefficient",
-    refused={
-        "hidden_act": ("silu", None),
-        "mamba_conv_bias": (True,),
-        "mamba_proj_bias": (False, None),
-        "layer_types": (None,),
-        "layers_block_type": (None,),
-    },
+    refused=REFUSED,
 )
 TENSORS = TensorNames(
     before_feed_forward="pre_ff_layernorm",

@@ -8,7 +8,8 @@ import math
 from dataclasses import replace
 
 from qualification.model.config import DenseConfig, LayerConfig, ModelConfig
-from qualification.model.families.family import Family, RecurrenceNames, TensorNames
+from qualification.model.families.bamba import REFUSED, TENSORS
+from qualification.model.families.family import Family
 from qualification.model.families.granitemoehybrid import MIXER, read_mixer
 from qualification.model.families.nemotron_h import read_steps
 from qualification.model.fields import Fields
@@ -86,20 +87,10 @@ KEYS = family_keys(
     f"{_EMBEDDING} {_HEAD} {_VALUES} {_NORMS} {_NORMS_FIRST} {MIXER}",
     without_effect="num_logits_to_keep mamba_chunk_size mamba_use_mlp mlp_expansion_factor",
     refused={
-        "hidden_act": ("silu", None),
-        "mamba_conv_bias": (True,),
-        "mamba_proj_bias": (False, None),
+        **REFUSED,
         "projectors_bias": (False, None),
-        "layer_types": (None,),
-        "layers_block_type": (None,),
         # What is beside attention is listed by no published file in a way of its own.
         "quantization_config": (None,),
     },
-)
-TENSORS = TensorNames(
-    before_feed_forward="pre_ff_layernorm",
-    feed_forward="feed_forward",
-    final_norm="final_layernorm",
-    recurrence=RecurrenceNames(prefix="mamba"),
 )
 FALCON_H1 = Family("falcon_h1", ("FalconH1ForCausalLM",), read_config, KEYS, TENSORS)

@@ -16,7 +16,10 @@ _OLDER_NAMES = {  # of fields that its class reads by both names
 }  # fmt: skip
 _SCALES, _FALLS = "scale_attn_weights", "scale_attn_by_inverse_layer_idx"
 READ = f"{' '.join(_OLDER_NAMES.values())} n_inner activation_function layer_norm_epsilon {_SCALES}"
-WITHOUT_EFFECT = f"n_ctx attn_pdrop embd_pdrop resid_pdrop {UNREAD_BY_OLDER}"
+WITHOUT_EFFECT = f"""
+    n_ctx attn_pdrop embd_pdrop resid_pdrop summary_type summary_use_proj summary_activation summary_proj_to_labels
+    summary_first_dropout {UNREAD_BY_OLDER}
+"""
 
 
 def read_config(fields: Fields) -> ModelConfig:
@@ -64,8 +67,7 @@ def _by_one_name(fields: Fields, names: Mapping[str, str]) -> Fields:
 
 KEYS = family_keys(
     f"{READ} {_FALLS}",
-    without_effect=f"{WITHOUT_EFFECT} reorder_and_upcast_attn summary_type summary_use_proj summary_activation "
-    "summary_proj_to_labels summary_first_dropout",
+    without_effect=f"{WITHOUT_EFFECT} reorder_and_upcast_attn",
     refused={"quantization_config": (None,)},
 )
 TENSORS = TensorNames(

@@ -19,8 +19,7 @@ def read_config(fields: Fields) -> ModelConfig:
 KEYS = family_keys(
     f"{READ} {_ONE_HEAD}",
     without_effect=f"{WITHOUT_EFFECT} attention_softmax_in_fp32 scale_attention_softmax_in_fp32 inference_runner "
-    "max_batch_size max_sequence_length pad_key_length pre_allocate_kv_cache validate_runner_input summary_type "
-    "summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout",
+    "max_batch_size max_sequence_length pad_key_length pre_allocate_kv_cache validate_runner_input",
     refused={"quantization_config": (None,)},
 )
 NAMES = replace(TENSORS, products_are_turned=False, qkv_is_by_head=True)

@@ -26,9 +26,7 @@ _MISSING: dict[str, object] = {
 
 def read_config(fields: Fields) -> ModelConfig:
     fields, has_bias = fields.or_else(**_MISSING), fields.flag("bias", True)  # of its attention alone
-    own = fields.integer("hidden_size") // fields.integer("num_attention_heads")
-    if fields.integer("head_dim", own) != own:  # which its class does not read
-        fields.refuse("head_dim", f"hidden_size by num_attention_heads ({own}), or missing")
+    check_given_head_dim(fields)
     return read_like_llama(
         fields,
         "internlm2",
@@ -37,6 +35,13 @@ def read_config(fields: Fields) -> ModelConfig:
         attention_bias=has_bias,
         output_bias=has_bias,
     )
+
+
+def check_given_head_dim(fields: Fields) -> None:
+    """Refuse a head_dim that the family's class does not read. Raises ModelConfigError."""
+    own = fields.integer("hidden_size") // fields.integer("num_attention_heads")
+    if fields.integer("head_dim", own) != own:
+        fields.refuse("head_dim", f"hidden_size by num_attention_heads ({own}), or missing")
 
 
 KEYS = family_keys("bias")

@@ -50,9 +50,12 @@ def _read_bias(fields: Fields) -> bool:
     return of_all
 
 
-def read_dynamic_rope(fields: Fields, head_dim: int) -> RopeConfig:
-    """Read a rotation whose base grows with contexts beyond max_position_embeddings, and with no others."""
-    return read_rope(fields, _KINDS, head_dim=head_dim, plain_aliases=("dynamic",))
+def read_dynamic_rope(fields: Fields, head_dim: int, *, kinds: tuple[RopeKind, ...] = _KINDS) -> RopeConfig:
+    """Read a rotation whose base may grow with contexts beyond max_position_embeddings, and with no others.
+
+    kinds  of other rotations that the family has
+    """
+    return read_rope(fields, kinds, head_dim=head_dim, plain_aliases=("dynamic",))
 
 
 KEYS = family_keys(" ".join((*_OF_ATTENTION, *_OF_ALL)))

@@ -3,12 +3,15 @@
 MiniCPM 4.1 attends to blocks that it chooses, which no path computes: `sparse_config` is refused.
 """
 
-from qualification.model.config import ModelConfig, RopeConfig, RopeKind
+from functools import partial
+
+from qualification.model.config import ModelConfig, RopeKind
 from qualification.model.families.family import Family
+from qualification.model.families.internlm2 import check_given_head_dim
+from qualification.model.families.internlm3 import read_dynamic_rope
 from qualification.model.families.minicpm3 import SCALES, with_scales
 from qualification.model.fields import Fields
 from qualification.model.keys import family_keys
-from qualification.model.rope import read_rope
 from qualification.model.shared import read_like_llama
 
 _KINDS = RopeKind.PLAIN, RopeKind.LINEAR, RopeKind.LONGROPE
@@ -28,23 +31,16 @@ _MISSING: dict[str, object] = {
 
 def read_config(fields: Fields) -> ModelConfig:
     fields, has_bias = fields.or_else(**_MISSING), fields.flag("attention_bias", False)
-    own = fields.integer("hidden_size") // fields.integer("num_attention_heads")
-    if fields.integer("head_dim", own) != own:  # which its class does not read
-        fields.refuse("head_dim", f"hidden_size by num_attention_heads ({own}), or missing")
+    check_given_head_dim(fields)
     model = read_like_llama(
         fields,
         "minicpm",
         norm_eps=1e-6,
-        rope=_read_rope,
+        rope=partial(read_dynamic_rope, kinds=_KINDS),
         attention_bias=has_bias,
         output_bias=has_bias,
     )
     return with_scales(model, fields, embedding=1.0, depth=1.0, base=1.0)
-
-
-def _read_rope(fields: Fields, head_dim: int) -> RopeConfig:
-    """Read the rotation; "dynamic" is the plain one up to max_position_embeddings. Raises ModelConfigError."""
-    return read_rope(fields, _KINDS, head_dim=head_dim, plain_aliases=("dynamic",))
 
 
 KEYS = family_keys(

@@ -112,12 +112,12 @@ def choose_limits(
     kind = device.type
     max_model_len = settings.max_model_len or config.max_position
     if max_model_len > config.longest_context:
-        remedy = ", or stretch them as its authors say, by rope_scaling in config.json"
+        remedy = "or stretch them as its authors say, by rope_scaling in config.json"
         if config.positions is not None:
-            remedy = ", it has learned no more"
+            remedy = "it has learned no more"
         raise SettingsError(
             f"max_model_len is {max_model_len}, the model's positions end at {config.longest_context}: ask for "
-            f"fewer{remedy}"
+            f"fewer, {remedy}"
         )
     if max_model_len < LEAST_MODEL_LEN:
         raise SettingsError(

@@ -304,10 +304,10 @@ class _Splits:
         return "" if self.names.experts is None else f"{self.names.experts.shared}."
 
 
-def _of_layer(name: str, stored: StoredTensor, within: str, splits: _Splits, rank: int) -> list[Piece]:
-    tensor, _, kind = within.rpartition(".")
+def _of_layer(name: str, stored: StoredTensor, in_layer: str, splits: _Splits, rank: int) -> list[Piece]:
+    tensor, _, kind = in_layer.rpartition(".")
     if splits.names.products_are_turned and stored.values.dim() == 2:
-        whole = _of_layer(name, turned(stored), within, replace(splits, names=splits.unturned_names), rank)
+        whole = _of_layer(name, turned(stored), in_layer, replace(splits, names=splits.unturned_names), rank)
         return [Piece(name, it.target.T, first_row=it.first_column, first_column=it.first_row) for it in whole]
     if (pieces := splits.pieces_of_heads(name, stored, tensor)) is not None:
         return pieces
