@@ -24,7 +24,7 @@ _BLOCK = [128, 128]
 _OF_GROUPS = {32: INT4_32, 64: INT4_64, 128: INT4_128}
 _NVFP4_GROUP, _MXFP4_GROUP = 16, 32  # numbers of a row that share a scale
 _INT4, _NVFP4, _MXFP4 = "pack-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized"
-_HEAD = "lm_head"
+_HEAD, _LINEAR = "lm_head", "Linear"
 _ALL = Entries(lambda _: True)  # every product
 _LARGEST_OF_FP16 = 65504.0
 _BITS_OF_BF16 = 8  # of a number's digits: fewer than fp16 has
@@ -114,7 +114,7 @@ def _of_compressed_tensors(fields: Fields) -> Quantization:
     groups = fields.section("config_groups")
     if groups is None:
         fields.refuse("config_groups", "an object of groups")
-    schemes: list[tuple[Entries, WeightFormat]] = []
+    schemes: list[tuple[tuple[str, ...], WeightFormat]] = []
     packings: set[Packing | None] = set()
     formats = ("float-quantized", _INT4, _NVFP4, _MXFP4)
     of_all = fields.choice("format", (*formats, "mixed-precision"), formats[0])
@@ -125,12 +125,33 @@ def _of_compressed_tensors(fields: Fields) -> Quantization:
         if group.section("output_activations") is not None:
             group.refuse("output_activations", "null (results of products are not rounded)")
         found, packing = _scheme_of(group, group.choice("format", formats, of_all))
-        schemes.append((Entries.of(_entries(group, "targets"), _by_expression), found))
+        schemes.append((_entries(group, "targets"), found))
         packings.add(packing)
     if len(packings) > 1:
         fields.refuse("config_groups", "groups of 8 bits, or of 4 bits that are all packed alike")
     ignored = Entries.of(_entries(fields, "ignore"), _by_expression)
-    return Quantization(fields.source, tuple(schemes), ignored, packings.pop() if packings else None)
+    return Quantization(fields.source, _most_exact_first(schemes), ignored, packings.pop() if packings else None)
+
+
+def _most_exact_first(
+    groups: list[tuple[tuple[str, ...], WeightFormat]],
+) -> tuple[tuple[Entries, WeightFormat], ...]:
+    """Return the groups' targets with their formats: whole names, then expressions, then "Linear".
+
+    A product that one group names is of that group, wherever another one that has all products stands.
+    Source: match_targets of compressed-tensors.
+    """
+    kinds: tuple[Callable[[str], bool], ...] = (
+        lambda it: it != _LINEAR and not it.startswith("re:"),
+        lambda it: it.startswith("re:"),
+        lambda it: it == _LINEAR,
+    )
+    return tuple(
+        (Entries.of(own, _by_expression), scheme)
+        for is_of_kind in kinds
+        for targets, scheme in groups
+        if (own := tuple(filter(is_of_kind, targets)))
+    )
 
 
 def _check_nothing_else_is_done(fields: Fields) -> None:
@@ -249,7 +270,7 @@ def _check_modelopt_groups(fields: Fields, algorithm: str) -> None:
         group = groups.section(name)
         if group is None:
             groups.refuse(name, "an object")
-        if _entries(group, "targets") not in ((), ("Linear",)):
+        if _entries(group, "targets") not in ((), (_LINEAR,)):
             group.refuse("targets", f"Linear alone, of {algorithm}")
         weights = _weights_of(group)
         if weights.integer("num_bits", bits) != bits:
@@ -343,7 +364,7 @@ def _at_dots(entries: tuple[str, ...]) -> Callable[[str], bool]:
 def _by_expression(entries: tuple[str, ...]) -> Callable[[str], bool]:
     expressions = [re.compile(it.removeprefix("re:")) for it in entries if it.startswith("re:")]
     whole = frozenset(it for it in entries if not it.startswith("re:"))
-    if "Linear" in whole:
+    if _LINEAR in whole:
         return _ALL.names
     return lambda name: name in whole or any(it.match(name) for it in expressions)
 

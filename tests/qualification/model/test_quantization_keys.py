@@ -256,6 +256,24 @@ def test_gptqs_list_says_what_of_a_layer_is_quantised() -> None:
     assert [found.format_of(f"model.layers.3.{it}").name for it in names] == ["int4_128"] * 3 + ["plain"] * 2
 
 
+STATIC = {"weights": OF_TENSOR, "input_activations": OF_TENSOR}
+ROWS = {"weights": numbers(8, "float", "channel"), "input_activations": BY_TOKEN}
+DOWN, VALUES = "model.layers.0.mlp.down_proj", "model.layers.0.self_attn.v_proj"
+
+
+@pytest.mark.parametrize("order", [("all", "down", "mlp"), ("mlp", "down", "all"), ("down", "all", "mlp")])
+def test_a_group_that_names_a_product_goes_before_one_of_all(order: tuple[str, ...]) -> None:
+    groups = {
+        "all": {"targets": ["Linear"], **STATIC},
+        "mlp": {"targets": ["re:.*mlp.*"], **ROWS},
+        "down": {"targets": [DOWN], **STATIC},
+    }
+    says = PUBLISHED["llm-compressor dynamic"] | {"config_groups": {name: groups[name] for name in order}}
+    found = read_quantization(Fields(says, ""))
+    names = (DOWN, "model.layers.0.mlp.up_proj", "model.layers.1.mlp.down_proj", VALUES)
+    assert [found.format_of(it).name for it in names] == ["fp8_static", "fp8_rows", "fp8_rows", "fp8_static"]
+
+
 LLAMA = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 64, "hidden_size": 256,
     "intermediate_size": 256, "num_hidden_layers": 1, "num_attention_heads": 4, "max_position_embeddings": 64,
