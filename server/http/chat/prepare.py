@@ -213,6 +213,7 @@ def _parsed(model: ServedModel, fields: ChatRequest, tools: ToolUse, prompt: str
         is_streamed=fields.stream,
         is_bound=grammar is not None,
         is_forced=tools.is_forced,
+        is_limited=tools.is_limited,
         calls=calls,
         include_reasoning=fields.include_reasoning,
         parallel_tool_calls=fields.parallel_tool_calls,

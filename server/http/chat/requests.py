@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Discriminator, Field
 
 from server.errors import InvalidValue
-from server.http.chat.tools import ChatTool, NamedChoice, ToolCall, ToolChoice
+from server.http.chat.tools import TOOL_CHOICES, ChatTool, ToolCall, ToolChoice
 from server.http.common.fields import (
     MAX_MESSAGES,
     MAX_TOOLS,
@@ -117,7 +117,7 @@ class ChatRequest(GenerationRequest):
         "messages": Message,
         "mm_processor_kwargs": ImageBounds,
         "stream_options": StreamOptions,
-        "tool_choice": NamedChoice,
+        "tool_choice": TOOL_CHOICES,
         "tools": ChatTool,
     }
     prompt_field: ClassVar[str] = "messages"
@@ -134,7 +134,9 @@ class ChatRequest(GenerationRequest):
         description="Functions that the model may call. Its chat template tells of them, or else the system's message.",
     )
     tool_choice: ToolChoice | None = Field(
-        None, description="`none`: the model sees no tools. `required` and a name bind the answer to a call."
+        None,
+        description="`none`: the model sees no tools. `required` and a name bind the answer to a call. With "
+        "`allowed_tools` the model sees and calls those alone.",
     )
     parallel_tool_calls: bool = Field(True, description="Whether an answer may have more than one call.")
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(

@@ -10,7 +10,8 @@ from pydantic_core import PydanticCustomError
 from server.errors import InvalidValue
 from server.grammar.tool_calls import BoundCalls, bound_calls
 from server.grammar.tool_calls import Tool as GrammarTool
-from server.http.common.validation import JsonObject, RequestModel, Text, tag
+from server.http.common.fields import MAX_TOOLS
+from server.http.common.validation import JsonObject, RequestModel, Text, Variants, tag
 from server.protocol.messages import Grammar
 from server.settings import ToolCallParser
 from server.text.answer.parser import Tools
@@ -55,16 +56,37 @@ class NamedChoice(RequestModel):
     function: ChosenFunction
 
 
+class AllowedTools(RequestModel):
+    nested: ClassVar[Mapping[str, type[RequestModel]]] = {"tools": NamedChoice}
+
+    mode: Literal["auto", "required"] = Field(description="Whether the model may call one of them, or must.")
+    tools: Annotated[list[NamedChoice], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)] = Field(
+        description="Functions of the request's `tools`. The model sees no others."
+    )
+
+
+class AllowedChoice(RequestModel):
+    nested: ClassVar[Mapping[str, type[RequestModel]]] = {"allowed_tools": AllowedTools}
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+TOOL_CHOICES = Variants({"function": NamedChoice, "allowed_tools": AllowedChoice}, refused=("custom",))
+
+
 def _kind_of_choice(value: Any) -> str | None:
-    return "=text" if isinstance(value, str) else "=object" if isinstance(value, dict) else None
+    return "=text" if isinstance(value, str) else TOOL_CHOICES.tag_of(value)
 
 
 ToolChoice = Annotated[
-    Annotated[Literal["none", "auto", "required"], tag("text")] | Annotated[NamedChoice, tag("object")],
+    Annotated[Literal["none", "auto", "required"], tag("text")]
+    | Annotated[NamedChoice, tag("function")]
+    | Annotated[AllowedChoice, tag("allowed_tools")],
     Discriminator(
         _kind_of_choice,
         custom_error_type="wrong_type",
-        custom_error_message="none, auto, required or an object that names a function",
+        custom_error_message="none, auto, required or an object that names functions",
     ),
 ]
 
@@ -89,18 +111,26 @@ class ToolUse:
     """Checked fields of a request about tools. Raises InvalidValue for a choice of what there is not."""
 
     def __init__(
-        self, tools: Sequence[ChatTool] | None, choice: "str | NamedChoice | None", *, is_parallel: bool = True
+        self,
+        tools: Sequence[ChatTool] | None,
+        choice: "str | NamedChoice | AllowedChoice | None",
+        *,
+        is_parallel: bool = True,
     ) -> None:
         by_name = {it.function.name: it.function for it in tools or ()}
         if any(it.function != by_name[it.function.name] for it in tools or ()):
             raise InvalidValue("tools: two different functions have the same name.", param="tools")
         self._choice = choice
         self._is_parallel = is_parallel
-        self.is_forced = choice == "required" or isinstance(choice, NamedChoice)
+        self.is_limited = isinstance(choice, AllowedChoice)
+        mode = choice.allowed_tools.mode if isinstance(choice, AllowedChoice) else choice
+        self.is_forced = mode == "required" or isinstance(choice, NamedChoice)
         if self.is_forced and not by_name:
             raise InvalidValue("tool_choice asks for a call, but there are no tools.", param="tool_choice")
         if isinstance(choice, NamedChoice) and choice.function.name not in by_name:
             raise InvalidValue("tool_choice names a function that is not in tools.", param="tool_choice")
+        if isinstance(choice, AllowedChoice):
+            by_name = _allowed(by_name, choice.allowed_tools)
         self._functions = {} if choice == "none" else by_name
 
     @property
@@ -126,6 +156,16 @@ class ToolUse:
         tools = [GrammarTool(name, self._functions[name].parameters) for name in names]
         is_parallel = self._is_parallel and not isinstance(self._choice, NamedChoice)
         return bound_calls(tools, form, is_parallel=is_parallel, added_ids=added_ids, answer=answer)
+
+
+def _allowed(by_name: Mapping[str, FunctionDefinition], allowed: AllowedTools) -> dict[str, FunctionDefinition]:
+    """The functions that a choice allows, in the order of `tools`. Raises InvalidValue for one that is not there."""
+    names = [tool.function.name for tool in allowed.tools]
+    for i, name in enumerate(names):
+        if name not in by_name:
+            place = f"tool_choice.allowed_tools.tools[{i}]"
+            raise InvalidValue(f"{place} names a function that is not in tools.", param=place)
+    return {name: function for name, function in by_name.items() if name in names}
 
 
 def object_of(arguments: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from server.http.generation.event_stream import named_event
 from server.http.generation.pieces import Piece
 from server.http.generation.usage import Usage
 from server.http.responses.requests import ResponsesRequest
-from server.http.responses.tools import Called, ToolSet, input_of
+from server.http.responses.tools import Called, ToolSet, input_of, repeated_choice
 from server.protocol.messages import SamplingParams
 from server.text.answer.deltas import ArgumentsText, CallEnd, CallStart, ContentText, Delta, ReasoningText
 
@@ -227,7 +227,7 @@ def _fixed_fields(
     response_id: str, fields: ResponsesRequest, sampling: SamplingParams, model: str, tools: ToolSet
 ) -> dict[str, Any]:
     """Return the fields of a response that repeat its request."""
-    choice, text = fields.tool_choice, fields.text
+    text = fields.text
     wanted = None if text is None else text.format
     return {
         "id": response_id,
@@ -250,7 +250,7 @@ def _fixed_fields(
         "temperature": sampling.temperature if fields.temperature is None else fields.temperature,
         "text": {"format": {"type": "text"} if wanted is None else wanted.model_dump(by_alias=True)}
         | ({} if text is None or text.verbosity is None else {"verbosity": text.verbosity}),
-        "tool_choice": "auto" if choice is None else choice if isinstance(choice, str) else choice.model_dump(),
+        "tool_choice": repeated_choice(fields.tool_choice),
         "tools": tools.visible,
         "top_logprobs": 0,
         "top_p": sampling.top_p if fields.top_p is None else fields.top_p,

@@ -401,12 +401,37 @@ class NamedToolChoice(RequestModel):
     name: _Name
 
 
+_NAMED_OR_HOSTED = Variants(
+    {"function": NamedToolChoice, "custom": NamedToolChoice, **dict.fromkeys(_HOSTED, HostedTool)}
+)
+
+
+def _kind_of_allowed(value: object) -> str | None:
+    found = _NAMED_OR_HOSTED.tag_of(value)
+    return found if found is None else "=hosted" if found.removeprefix("=") in _HOSTED else "=named"
+
+
+_Allowed = Annotated[
+    Annotated[NamedToolChoice, tag("named")] | Annotated[HostedTool, tag("hosted")],
+    Discriminator(_kind_of_allowed, custom_error_type="wrong_type", custom_error_message="a list of tools"),
+]
+
+
+class AllowedToolChoice(RequestModel):
+    nested: ClassVar[Mapping[str, type[RequestModel] | Variants]] = {"tools": _NAMED_OR_HOSTED}
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"] = Field(description="Whether the model may call one of them, or must.")
+    tools: Annotated[list[_Allowed], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)] = Field(
+        description="Tools of the request. The model sees no others."
+    )
+
+
 _TOOL_CHOICES = Variants(
-    {"function": NamedToolChoice, "custom": NamedToolChoice},
+    {"function": NamedToolChoice, "custom": NamedToolChoice, "allowed_tools": AllowedToolChoice},
     refused=(
         *_HOSTED,
         "tool_search",
-        "allowed_tools",
         "apply_patch",
         "computer",
         "computer_use",
@@ -417,11 +442,14 @@ _TOOL_CHOICES = Variants(
 
 
 def _kind_of_choice(value: object) -> str | None:
-    return "=a_text" if isinstance(value, str) else "=named" if isinstance(value, dict) else None
+    found = "=a_text" if isinstance(value, str) else _TOOL_CHOICES.tag_of(value)
+    return found if found in (None, "=a_text", "=allowed_tools") else "=named"
 
 
 _ToolChoice = Annotated[
-    Annotated[Literal["none", "auto", "required"], tag("a_text")] | Annotated[NamedToolChoice, tag("named")],
+    Annotated[Literal["none", "auto", "required"], tag("a_text")]
+    | Annotated[NamedToolChoice, tag("named")]
+    | Annotated[AllowedToolChoice, tag("allowed_tools")],
     Discriminator(_kind_of_choice, custom_error_type="wrong_type", custom_error_message="a string or an object"),
 ]
 
@@ -539,7 +567,9 @@ class ResponsesRequest(RequestModel):
         "model does not see tools that OpenAI's servers run; `metadata.left_out_tools` of the answer names them.",
     )
     tool_choice: _ToolChoice | None = Field(
-        None, description="Whether the model may, must or must not call a function, or which. Default: it may."
+        None,
+        description="Whether the model may, must or must not call a function, or which. With `allowed_tools` it sees "
+        "and calls those alone. Default: it may.",
     )
     parallel_tool_calls: bool = Field(True, description="Whether the model may call several functions at once.")
     text: TextConfig | None = Field(None, description="The form of the answer: any text, or JSON, perhaps by a schema.")

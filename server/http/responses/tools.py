@@ -17,6 +17,7 @@ import msgspec
 from server.errors import InvalidValue, UnsupportedField
 from server.http.responses.requests import (
     AdditionalToolsItem,
+    AllowedToolChoice,
     CustomTool,
     FunctionTool,
     HostedTool,
@@ -108,21 +109,39 @@ class ToolSet:
         """The tool that a function of the chat stands for."""
         return self._callees.get(flat) or Callee(flat)
 
-    def choice_of(self, choice: str | NamedToolChoice | None) -> str | dict[str, Any] | None:
+    def choice_of(self, choice: str | NamedToolChoice | AllowedToolChoice | None) -> str | dict[str, Any] | None:
         """The `tool_choice` of the chat request.
 
         Raises UnsupportedField where only tools that are left out could be called, InvalidValue for an unknown name.
         """
+        if isinstance(choice, AllowedToolChoice):
+            return self._allowed(choice)
         if isinstance(choice, NamedToolChoice):
-            return {"type": "function", "function": {"name": self._named(choice)}}
+            return self._function(choice, "tool_choice")
         if choice == "required" and self._hosted and not self._functions:
-            place, kind = self._hosted[0]
-            message = f"{place}: the type {kind!r} is not implemented, and tool_choice asks for a call of it."
-            raise UnsupportedField(message, param=f"{place}.type")
+            raise _asks_for(*self._hosted[0])
         return choice
 
-    def _named(self, choice: NamedToolChoice) -> str:
-        """The function that is chosen, by its own name or with its namespace."""
+    def _allowed(self, choice: AllowedToolChoice) -> str | dict[str, Any]:
+        """The choice of the allowed tools that the model can see: `none` where it sees none of them."""
+        functions = []
+        for i, tool in enumerate(choice.tools):
+            place = f"tool_choice.tools[{i}]"
+            if isinstance(tool, NamedToolChoice):
+                functions.append(self._function(tool, place))
+            elif tool.type not in self.left_out:
+                raise InvalidValue(f"{place}: no tool of tools has the type {tool.type!r}.", param=place)
+        if functions:
+            return {"type": choice.type, choice.type: {"mode": choice.mode, "tools": functions}}
+        if choice.mode == "required":
+            raise _asks_for("tool_choice.tools[0]", choice.tools[0].type)
+        return "none"
+
+    def _function(self, choice: NamedToolChoice, place: str) -> dict[str, Any]:
+        return {"type": "function", "function": {"name": self._named(choice, place)}}
+
+    def _named(self, choice: NamedToolChoice, place: str) -> str:
+        """The function that is chosen at `place`, by its own name or with its namespace."""
         kind = Called.CUSTOM if choice.type == "custom" else Called.FUNCTION
         found = [
             flat for flat, callee in self._callees.items() if choice.name in (callee.name, flat) and callee.kind is kind
@@ -133,9 +152,14 @@ class ToolSet:
         if len(found) == 1:
             return found[0]
         what = "no" if not found else "more than one"
-        message = f"tool_choice names {what} {choice.type} tool of tools; send the name of one of them"
+        message = f"{place} names {what} {choice.type} tool of tools; send the name of one of them"
         message += ", with namespace__ before it." if found else "."
-        raise InvalidValue(message, param="tool_choice")
+        raise InvalidValue(message, param=place)
+
+
+def _asks_for(place: str, kind: str) -> UnsupportedField:
+    message = f"{place}: the type {kind!r} is not implemented, and tool_choice asks for a call of it."
+    return UnsupportedField(message, param=f"{place}.type")
 
 
 def flat_name(name: str, namespace: str | None) -> str:
@@ -232,6 +256,13 @@ def _repeated(tool: Tool) -> dict[str, Any]:
             form = None if tool.format is None else tool.format.model_dump()
             return {"type": tool.type, "name": tool.name, "description": tool.description, "format": form}
     return tool.model_dump()
+
+
+def repeated_choice(choice: str | NamedToolChoice | AllowedToolChoice | None) -> str | dict[str, Any]:
+    """The choice of a request as an answer repeats it."""
+    if isinstance(choice, AllowedToolChoice):
+        return {"type": choice.type, "mode": choice.mode, "tools": [tool.model_dump() for tool in choice.tools]}
+    return choice.model_dump() if isinstance(choice, NamedToolChoice) else choice or "auto"
 
 
 def _form_of(tool: CustomTool) -> str:

@@ -1,7 +1,8 @@
 """The one interface of all formats, and what they share."""
 
 import abc
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -228,28 +229,42 @@ def _index_of(delta: Delta) -> int:
 
 
 class Filtered(AnswerParser):
-    """An answer without what its request does not want: reasoning, or calls behind the first."""
+    """An answer without what its request does not want: reasoning, calls of other names, or calls behind the first."""
 
-    def __init__(self, parser: AnswerParser, *, has_reasoning: bool, has_many_calls: bool) -> None:
+    def __init__(
+        self, parser: AnswerParser, *, has_reasoning: bool, has_many_calls: bool, names: Collection[str] | None = None
+    ) -> None:
+        """names  of the tools whose calls are kept; None: of all"""
         self.marks = parser.marks
         self._parser = parser
         self._has_reasoning = has_reasoning
         self._has_many_calls = has_many_calls
+        self._names = names
+        self._places: dict[int, int] = {}  # of the calls that are kept: by the parser's index, the answer's
 
     @property
     def is_reasoning(self) -> bool:
         return self._parser.is_reasoning
 
     def feed(self, text: str) -> list[Delta]:
-        return [delta for delta in self._parser.feed(text) if self._is_wanted(delta)]
+        return [*self._wanted(self._parser.feed(text))]
 
     def finish(self) -> list[Delta]:
-        return [delta for delta in self._parser.finish() if self._is_wanted(delta)]
+        return [*self._wanted(self._parser.finish())]
 
-    def _is_wanted(self, delta: Delta) -> bool:
-        match delta:
-            case ReasoningText():
-                return self._has_reasoning
-            case CallStart(index=index) | ArgumentsText(index=index) | CallEnd(index=index):
-                return self._has_many_calls or index == 0
-        return True
+    def _wanted(self, deltas: Iterable[Delta]) -> Iterable[Delta]:
+        for delta in deltas:
+            match delta:
+                case ReasoningText():
+                    if self._has_reasoning:
+                        yield delta
+                case CallStart(index=index, name=name):
+                    is_named = self._names is None or name in self._names
+                    if is_named and (self._has_many_calls or not self._places):
+                        self._places[index] = len(self._places)
+                        yield replace(delta, index=self._places[index])
+                case ArgumentsText(index=index) | CallEnd(index=index):
+                    if index in self._places:
+                        yield replace(delta, index=self._places[index])
+                case ContentText():
+                    yield delta

@@ -87,6 +87,7 @@ class AnswerSyntax:
         is_streamed: bool,
         is_bound: bool = False,
         is_forced: bool = False,
+        is_limited: bool = False,
         calls: ToolCallParser | None = None,
         include_reasoning: bool = True,
         parallel_tool_calls: bool = True,
@@ -98,6 +99,7 @@ class AnswerSyntax:
         is_streamed  calls are given as they come; else at the end, and a malformed one makes all of it content
         is_bound     a grammar binds what stands behind the reasoning
         is_forced    to calls alone, so that nothing of it is content
+        is_limited   calls of other tools, which the conversation may have, are left out
         calls        the format of its calls, where that is not the model's own
         """
         if tools is not None:
@@ -108,9 +110,10 @@ class AnswerSyntax:
             )
         else:
             parser = self._parser(tools, prompt, is_streamed=is_streamed)
-        if parser is None or (include_reasoning and parallel_tool_calls):
+        if parser is None or (include_reasoning and parallel_tool_calls and not is_limited):
             return parser
-        return Filtered(parser, has_reasoning=include_reasoning, has_many_calls=parallel_tool_calls)
+        names = frozenset(tools or ()) if is_limited else None
+        return Filtered(parser, has_reasoning=include_reasoning, has_many_calls=parallel_tool_calls, names=names)
 
     def reasoning_of(self, said: str) -> str:
         """Return what opens the reasoning that `said`, the beginning of an answer, is in; what closes it if it has one.

@@ -191,6 +191,10 @@ def test_a_stored_response_is_seen_by_its_key_alone(folder: Path) -> None:
     assert it.request("DELETE", path, **one).json() == {"id": name, "object": "response", "deleted": True}
 
 
+def allowed(mode: str, *tools: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "allowed_tools", "mode": mode, "tools": [*tools]}
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "said"),
     [
@@ -201,6 +205,19 @@ def test_a_stored_response_is_seen_by_its_key_alone(folder: Path) -> None:
             "'web_search' is not implemented, and tool_choice asks",
         ),
         ({"tools": [{"type": "mcp"}], "tool_choice": {"type": "mcp"}}, "tool_choice.type", "'mcp' is not implemented"),
+        (
+            {"tools": [{"type": "web_search"}], "tool_choice": allowed("required", {"type": "web_search"})},
+            "tool_choice.tools[0].type",
+            "'web_search' is not implemented, and tool_choice asks",
+        ),
+        ({"tool_choice": allowed("auto", {"type": "mcp", "server_label": "a"})}, "tool_choice.tools[0]", "'mcp'"),
+        (
+            {"tool_choice": allowed("auto", {"type": "function", "name": "f"})},
+            "tool_choice.tools[0]",
+            "names no function",
+        ),
+        ({"tool_choice": allowed("auto")}, "tool_choice.tools", "at least 1"),
+        ({"tool_choice": allowed("none", {"type": "mcp"})}, "tool_choice.mode", "auto or required"),
         ({"include": ["message.output_text.logprobs"]}, "include[0]", "must be"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type", "'item_reference' is not implemented"),
         (
@@ -535,6 +552,30 @@ def test_a_tool_is_chosen_by_the_name_the_client_gave(tmp_path: Path) -> None:
     twice = as_codex_sends()["tools"][2]
     answer = it.post(RESPONSES, as_codex_sends(tools=[twice, {"type": "function", "name": "agents__wait"}]))
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools[1]")
+
+
+@pytest.mark.parametrize(
+    ("mode", "tools", "seen"),
+    [
+        ("auto", [{"type": "function", "name": "wait"}, {"type": "web_search"}], "[agents__wait: ][system]"),
+        (
+            "required",
+            [{"type": "custom", "name": "apply_patch"}, {"type": "function", "name": "exec"}],
+            "[exec: Runs.][apply_patch: Patches.\n\n",
+        ),
+        ("auto", [{"type": "web_search"}], "[system]Be brief."),
+    ],
+)
+def test_allowed_tools_of_every_form_are_all_that_is_seen(
+    tmp_path: Path, mode: str, tools: list[dict[str, Any]], seen: str
+) -> None:
+    it = served(tmp_path, saying(calling("agents__wait", {})), template=TOLD)
+    with client_of(it) as client:
+        answer = client.responses.create(**as_codex_sends(tool_choice=allowed(mode, *tools)))
+    assert answer.to_dict()["tool_choice"] == allowed(mode, *tools)
+    prompt, grammar = bytes(it.engine.submitted[0][1]).decode(), it.engine.submitted[0][2].grammar
+    assert prompt.startswith(seen)
+    assert (grammar is not None) is (mode == "required")
 
 
 def test_a_long_name_in_a_namespace_stays_one_name(tmp_path: Path) -> None:

@@ -194,6 +194,52 @@ def test_a_forced_call_is_bound_by_a_grammar(tmp_path: Path, choice: object) -> 
     assert it.engine.submitted[-1][2].grammar is None
 
 
+TIME: dict[str, Any] = {"type": "function", "function": {"name": "time"}}
+TIME_CALL = CALL.replace("weather", "time")
+
+
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+@pytest.mark.parametrize(
+    ("written", "reason", "calls"),
+    [
+        (TIME_CALL, "stop", []),
+        (CALL, "tool_calls", ["weather"]),
+        (TIME_CALL + CALL + TIME_CALL + CALL, "tool_calls", ["weather", "weather"]),
+    ],
+)
+def test_allowed_tools_are_all_that_is_seen_and_called(
+    tmp_path: Path, written: str, reason: str, calls: list[str]
+) -> None:
+    it = serving(tmp_path, saying("Well. ", *written))
+    fields: Any = {"model": "tiny", "messages": USER, "tools": [TIME, WEATHER]}
+    fields["tool_choice"] = allowed("auto", "weather")
+    with (
+        Running(it) as running,
+        openai.OpenAI(base_url=running.url + "/v1", api_key="none", max_retries=0, timeout=30) as client,
+    ):
+        whole = client.chat.completions.create(**fields).choices[0]
+        with client.chat.completions.stream(**fields) as stream:
+            streamed = stream.get_final_completion().choices[0]
+    for choice in (whole, streamed):
+        assert (choice.finish_reason, (choice.message.content or "").strip()) == (reason, "Well.")
+        assert [call.function.name for call in choice.message.tool_calls or []] == calls
+    assert prompt_of(it).startswith(f"[tool]{json.dumps(WEATHER)}[user]")
+    assert it.engine.submitted[-1][2].grammar is None
+
+
+def test_one_of_the_allowed_tools_can_be_required(tmp_path: Path) -> None:
+    it = serving(tmp_path, saying(CALL))
+    message_of(it, tools=[TIME, WEATHER], tool_choice=allowed("required", "weather"))
+    grammar = it.engine.submitted[-1][2].grammar
+    assert grammar is not None
+    assert "weather" in grammar.text
+    assert "time" not in grammar.text
+
+
 def test_a_reasoning_model_thinks_before_a_forced_call(tmp_path: Path) -> None:
     it = serving(tmp_path, saying("<think>Hm.</think>\n\n", CALL))
     message = message_of(it, tool_choice="required")
@@ -266,6 +312,15 @@ def test_a_finished_call_is_kept_where_a_second_is_cut(tmp_path: Path) -> None:
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "f"}}, "tools": [WEATHER]}, "tool_choice"),
         ({"tool_choice": "any", "tools": [WEATHER]}, "tool_choice"),
+        ({"tool_choice": allowed("auto", "weather")}, "tool_choice.allowed_tools.tools[0]"),
+        (
+            {"tool_choice": allowed("auto", "weather", "f"), "tools": [WEATHER]},
+            "tool_choice.allowed_tools.tools[1]",
+        ),
+        ({"tool_choice": allowed("auto"), "tools": [WEATHER]}, "tool_choice.allowed_tools.tools"),
+        ({"tool_choice": allowed("any", "weather"), "tools": [WEATHER]}, "tool_choice.allowed_tools.mode"),
+        ({"tool_choice": {"type": "allowed_tools"}, "tools": [WEATHER]}, "tool_choice.allowed_tools"),
+        ({"tool_choice": {"type": "custom", "custom": {"name": "weather"}}, "tools": [WEATHER]}, "tool_choice.type"),
         ({"tools": [WEATHER, {**WEATHER, "function": {"name": "weather"}}]}, "tools"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
