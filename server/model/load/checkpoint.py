@@ -19,6 +19,8 @@ from server.model.load.json_file import read_json
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+# Ends of names: of a scale, and what DeepSeek's have behind it, which are multiplied by like all others.
+SCALE, INVERSE = "_scale", "_inv"
 _FLOATS = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "F64": torch.float64}
 _CODES = {"F8_E4M3": torch.float8_e4m3fn}  # numbers of 8 bits, which are never converted
 _DTYPES = _FLOATS | _CODES | {"U8": torch.uint8, "I8": torch.int8, "I32": torch.int32, "F8_E8M0": torch.float8_e8m0fnu}
@@ -30,12 +32,16 @@ _PART_BYTES = 8 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """Place of a tensor, from its file's header."""
+    """Place of a tensor, from its file's header.
+
+    name  as the file has it, for messages; it may be looked up by another
+    """
 
     file: Path
     shape: tuple[int, ...]
     dtype: str  # as safetensors names it
     offset: int  # of its first byte in the file
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +92,9 @@ def read_entries(folder: Path) -> dict[str, TensorEntry]:
                     part = opened.get_slice(name)
                     if name in entries:
                         raise ModelError(f"{file.name}: tensor {name} is also in {entries[name].file.name}")
-                    entries[name] = TensorEntry(file, tuple(part.get_shape()), str(part.get_dtype()), offsets[name])
+                    entries[name] = TensorEntry(
+                        file, tuple(part.get_shape()), str(part.get_dtype()), offsets[name], name
+                    )
         except (OSError, SafetensorError) as error:
             raise ModelError(f"{file}: cannot be read as safetensors, fetch it again: {error}") from error
     astray = [name for name, file in index.items() if name not in entries or entries[name].file.name != file]
@@ -108,14 +116,14 @@ def named_anew(
 ) -> dict[str, TensorEntry]:
     """Return the tensors by other names. Raises ModelError where two get the same one: only one would be read."""
     found: dict[str, TensorEntry] = {}
-    first: dict[str, str] = {}
     for name, entry in entries.items():
         new = name_of(name)
         if new in found:
             raise ModelError(
-                f"{folder}: {first[new]} and {name} are both read as {new}: delete the one that is not the model's"
+                f"{folder}: {found[new].name} and {entry.name} are both read as {new}: delete the one that is not the "
+                "model's"
             )
-        found[new], first[new] = entry, name
+        found[new] = entry
     return found
 
 
@@ -135,16 +143,19 @@ def check_entries(
     tolerated   ends of names that may be there without need
     """
     missing = sorted(wanted.keys() - entries.keys())
-    extra = sorted(name for name in entries.keys() - wanted.keys() if not name.endswith(tolerated))
+    if any(entry.name.endswith(f"{SCALE}{INVERSE}") for entry in entries.values()):
+        missing = [name + INVERSE if name.endswith(SCALE) else name for name in missing]
+    extra = sorted(entries[name].name for name in entries.keys() - wanted.keys() if not name.endswith(tolerated))
     problems = [f"missing: {listed(missing)}"] if missing else []
     problems += [f"not known to this architecture: {listed(extra)}"] if extra else []
     for name in sorted(wanted.keys() & entries.keys()):
         entry, expected = entries[name], wanted[name].shape
         dtypes = wanted[name].stored_dtypes
         if not wanted[name].fits(entry.shape):
-            problems.append(f"{name} in {entry.file.name}: expected shape {expected}, found {entry.shape}")
+            problems.append(f"{entry.name} in {entry.file.name}: expected shape {expected}, found {entry.shape}")
         if entry.dtype not in dtypes:
-            problems.append(f"{name} in {entry.file.name}: expected one of {', '.join(dtypes)}, found {entry.dtype}")
+            message = f"expected one of {', '.join(dtypes)}, found {entry.dtype}"
+            problems.append(f"{entry.name} in {entry.file.name}: {message}")
     if problems:
         todo = "fetch the checkpoint again, or the config.json that belongs to it"
         raise ModelError(f"{folder}: the weights do not fit config.json. {listed(problems, '; ')}: {todo}")

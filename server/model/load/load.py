@@ -33,6 +33,8 @@ from server.model.decoder import Decoder
 from server.model.empty_weights import empty_weights
 from server.model.layers import MixtureWeights, Weights
 from server.model.load.checkpoint import (
+    INVERSE,
+    SCALE,
     TensorEntry,
     Wanted,
     are_equal,
@@ -172,7 +174,7 @@ def load_shard(
         weights = empty_shard(shard, dtype, device)
         if config.rounds_at_load and load_format is not LoadFormat.DUMMY:
             copy_rounded(entries, weights, shard, names, tenths(progress))
-            check_scales(folder, weights, shard, names)
+            check_scales(folder, weights, shard, names, entries)
             return weights.inspected()
         pieces = pieces_of(weights, shard, names) + interleaved_pieces(weights, shard, names)
         pieces += joined_pieces(weights, shard, names, entries)
@@ -184,7 +186,7 @@ def load_shard(
         else:
             copy_pieces(entries, copy_packed(entries, pieces), tenths(progress))
             weights.order_codes_()
-            check_scales(folder, weights, shard, names)
+            check_scales(folder, weights, shard, names, entries)
             check_loaded(folder, weights)
         return weights.inspected()
 
@@ -258,8 +260,8 @@ def _read_named(folder: Path, config: ModelConfig) -> dict[str, TensorEntry]:
     if config.packing is not None:
         from_file = reencoded_entries if config.packing.is_reencoded else packed_entries
         entries = from_file(folder, entries, config.packing)
-    # A scale that a number is multiplied by, though DeepSeek's name calls it an inverse.
-    entries = named_anew(folder, entries, lambda it: it.removesuffix("_inv") if it.endswith("_scale_inv") else it)
+    ending = f"{SCALE}{INVERSE}"
+    entries = named_anew(folder, entries, lambda it: it.removesuffix(INVERSE) if it.endswith(ending) else it)
     return with_qkv_apart(folder, entries, config)
 
 

@@ -168,7 +168,9 @@ def _as_loaded(parts: _Parts) -> dict[str, TensorEntry]:
         "weight_zero": ((rows, groups), "U8"),
     }
     return {
-        f"{parts.product}.{word}": PackedEntry(parts.codes.file, shape, dtype, parts.codes.offset, word, parts)
+        (name := f"{parts.product}.{word}"): PackedEntry(
+            parts.codes.file, shape, dtype, parts.codes.offset, name, word, parts
+        )
         for word, (shape, dtype) in shapes.items()
     }
 

@@ -155,7 +155,7 @@ def _as_loaded(parts: _Fp4Parts) -> dict[str, TensorEntry]:
         "weight_scale": ((-(-rows // BLOCK), -(-columns // BLOCK)), "F32"),
     }
     return {
-        f"{parts.product}.{word}": PackedEntry(codes.file, shape, dtype, codes.offset, word, parts)
+        (name := f"{parts.product}.{word}"): PackedEntry(codes.file, shape, dtype, codes.offset, name, word, parts)
         for word, (shape, dtype) in shapes_of.items()
     }
 

@@ -1,6 +1,6 @@
 """Scales of a quantised checkpoint, once they are loaded: numbers all, and those of inputs, which divide, positive."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import torch
@@ -12,12 +12,15 @@ from qualification.model.families.family import TensorNames
 from qualification.model.shard import Shard
 from server.errors import ModelError
 from server.model.layers import LayerWeights, MixtureWeights, Weights
+from server.model.load.checkpoint import TensorEntry
 from server.model.tensor_views import layer_views
 
 _OF_WEIGHT, _OF_INPUTS = "weight_scale", "input_scale"  # last words of their names
 
 
-def check_scales(folder: Path, weights: Weights, shard: Shard, names: TensorNames) -> None:
+def check_scales(
+    folder: Path, weights: Weights, shard: Shard, names: TensorNames, entries: Mapping[str, TensorEntry]
+) -> None:
     """Raise ModelError that names a tensor with a scale by which nothing can be multiplied. Waits for the device."""
     config = shard.local_config
     for index, layer in enumerate(weights.layers):
@@ -27,11 +30,16 @@ def check_scales(folder: Path, weights: Weights, shard: Shard, names: TensorName
             product, _, word = name.rpartition(".")
             if _any_wrong([(word, stored)]):
                 in_file = "weight" if config.rounds_at_load else word
-                raise ModelError(_message(folder, f"{product}.{in_file}", word, stored))
+                raise ModelError(_message(folder, _in_file(f"{product}.{in_file}", entries), word, stored))
         raise ModelError(f"{folder}: experts of layer {index}: a scale is NaN or infinite: fetch the checkpoint again")
     for word, stored in weights.head.weight.stored.items():
         if _any_wrong([(word, stored)]):
-            raise ModelError(_message(folder, f"lm_head.{word}", word, stored))
+            raise ModelError(_message(folder, _in_file(f"lm_head.{word}", entries), word, stored))
+
+
+def _in_file(name: str, entries: Mapping[str, TensorEntry]) -> str:
+    """Return the name that a tensor has in its file; its own where it is made of several."""
+    return entries[name].name if name in entries else name
 
 
 def _stored_of(layer: LayerWeights) -> list[tuple[str, StoredTensor]]:

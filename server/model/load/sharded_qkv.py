@@ -1,7 +1,7 @@
 """Queries, keys and values that are one tensor of 8 bits, in shards that are each quantised by itself: MiMo V2.5's.
 
-    self_attn.qkv_proj.weight       [rows, K] e4m3: of each shard its heads' queries, then their keys, then their values
-    self_attn.qkv_proj.weight_scale [shards * ceil(rows / shards / 128), ceil(K / 128)]: of each shard its own blocks
+    qkv_proj.weight           [rows, K] e4m3: of each shard its heads' queries, then their keys, then their values
+    qkv_proj.weight_scale_inv [shards * ceil(rows / shards / 128), ceil(K / 128)]: of each shard its own blocks
 
 A block may have rows of keys and of values, so that no order of blocks is that of the weight in memory, which has all
 queries, all keys and all values: its numbers are multiplied out, once, when they are loaded.
@@ -18,7 +18,7 @@ from torch import Tensor
 from kernels.linear.formats.fp8_weights import BLOCK
 from qualification.model.config import AttentionConfig, ModelConfig
 from server.errors import ModelError
-from server.model.load.checkpoint import TensorEntry, read_whole
+from server.model.load.checkpoint import INVERSE, SCALE, TensorEntry, read_whole
 from server.model.load.packed import PackedEntry
 
 _PARTS = ("q_proj", "k_proj", "v_proj")
@@ -65,13 +65,15 @@ def with_qkv_apart(folder: Path, entries: Mapping[str, TensorEntry], config: Mod
         product = f"{prefix}.qkv_proj"
         missing = [name for name in (f"{product}.weight", f"{product}.weight_scale") if name not in entries]
         if missing:
-            raise ModelError(f"{folder}: {', '.join(missing)} missing: fetch the checkpoint again")
+            in_file = [name + INVERSE if name.endswith(SCALE) else name for name in missing]
+            raise ModelError(f"{folder}: {', '.join(in_file)} missing: fetch the checkpoint again")
         codes, scales = found.pop(f"{product}.weight"), found.pop(f"{product}.weight_scale")
         shards = _Shards(product, codes, scales, mixer.qkv_shards, mixer.part_sizes)
         _check(shards)
         for name, size in zip(_PARTS, shards.sizes, strict=True):
             shape = (size, *codes.shape[1:])
-            found[f"{prefix}.{name}.weight"] = PackedEntry(codes.file, shape, "F32", codes.offset, name, shards)
+            made = f"{prefix}.{name}.weight"
+            found[made] = PackedEntry(codes.file, shape, "F32", codes.offset, made, name, shards)
     return found
 
 
@@ -82,12 +84,11 @@ def _check(shards: _Shards) -> None:
     due = (sum(shards.sizes), columns)
     if codes.dtype != _CODES or codes.shape != due:
         raise ModelError(
-            f"{shards.product}.weight in {codes.file.name}: {_CODES} {due} was expected, found {codes.dtype} "
-            f"{codes.shape}"
+            f"{codes.name} in {codes.file.name}: {_CODES} {due} was expected, found {codes.dtype} {codes.shape}"
         )
     of_scales = (shards.num_shards * -(-shards.rows // BLOCK), -(-columns // BLOCK))
     if scales.dtype not in _SCALES or scales.shape != of_scales:
         raise ModelError(
-            f"{shards.product}.weight_scale_inv in {scales.file.name}: of {shards.num_shards} shards of {shards.rows} "
+            f"{scales.name} in {scales.file.name}: of {shards.num_shards} shards of {shards.rows} "
             f"rows, {' or '.join(_SCALES)} {of_scales} was expected, found {scales.dtype} {scales.shape}"
         )

@@ -1,6 +1,7 @@
 """Checkpoints in 8 bits, written here by their makers' definitions: read, cut for ranks, multiplied, or refused."""
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import product
@@ -318,7 +319,7 @@ def test_parts_with_different_scales_of_inputs_are_refused(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("kind", "word", "value", "message"),
     [
-        ("fp8 blocks", "weight_scale_inv", torch.nan, "weight_scale: finite numbers were expected, found nan"),
+        ("fp8 blocks", "weight_scale_inv", torch.nan, "weight_scale_inv: finite numbers were expected, found nan"),
         ("compressed channel", "weight_scale", torch.inf, "weight_scale: finite numbers were expected, found inf"),
         ("modelopt", "input_scale", 0.0, "input_scale: positive numbers were expected, found 0"),
     ],
@@ -331,6 +332,29 @@ def test_scales_that_are_no_numbers_are_named(tmp_path: Path, kind: str, word: s
     config = load_config(tmp_path)
     with pytest.raises(ModelError, match=f"model.layers.0.mlp.down_proj.{message}"):
         load_shard(tmp_path, config, shard_of(config, 0, 1), dtype=torch.float32, device=CPU)
+
+
+@pytest.mark.parametrize(
+    ("kind", "word"),
+    [("fp8 blocks", "weight_scale_inv"), ("fp8 blocks", "weight"), ("compressed channel", "weight_scale")],
+)
+def test_tensors_that_do_not_fit_are_named_as_in_the_file(tmp_path: Path, kind: str, word: str) -> None:
+    write(tmp_path, KINDS[kind])
+    file, name = tmp_path / "model.safetensors", f"model.layers.0.mlp.down_proj.{word}"
+    tensors = load_file(file)
+    without = {it: tensor for it, tensor in tensors.items() if it != name}
+    other = name.replace("down_proj", "other_proj")
+    for changed, message in (
+        (without, f"missing: {name}:"),
+        ({**without, name: tensors[name][:1, :0].contiguous()}, f"{name} in model.safetensors: expected shape"),
+        ({**without, name: tensors[name].int()}, f"{name} in model.safetensors: expected one of"),
+        ({**tensors, other: tensors[name].clone()}, f"not known to this architecture: {other}:"),
+    ):
+        save_file(changed, file)
+        with pytest.raises(ModelError, match=re.escape(message)):
+            load_shard(
+                tmp_path, config := load_config(tmp_path), shard_of(config, 0, 1), dtype=torch.float32, device=CPU
+            )
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def test_files_in_another_layout_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=shapes):
         loaded(tmp_path, load_config(tmp_path))
     save_file({name: it for name, it in tensors.items() if name != SCALES}, file)
-    with pytest.raises(ModelError, match=r"layers\.0\.self_attn\.qkv_proj\.weight_scale missing: fetch"):
+    with pytest.raises(ModelError, match=r"layers\.0\.self_attn\.qkv_proj\.weight_scale_inv missing: fetch"):
         loaded(tmp_path, load_config(tmp_path))
     quantization = config.pop("quantization_config")
     for changed in ({}, {"quantization_config": {**quantization, "weight_block_size": None}}):
