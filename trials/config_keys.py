@@ -425,6 +425,9 @@ class Comparison:
         self.values = save_base(BASES[name], folder)
         self._ours: dict[tuple[ModelConfig, Prompt], Tensor] = {}
         self._theirs: dict[tuple[str, Prompt], Tensor | None] = {}
+        (folder / "config.json").write_text(json.dumps(self.values))
+        if self._their_logits(tuple(prompt(NUM_TOKENS).tolist())) is None:
+            raise RuntimeError("transformers does not compute the base itself, so that no change could be seen")
 
     def run(self, case: Case) -> tuple[Outcome, str]:
         """Return what came out, with a line about it."""

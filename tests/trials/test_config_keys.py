@@ -56,6 +56,13 @@ def test_keys_that_once_differed_do_not(
     assert Comparison(base, tmp_path).run(Case(base, path, value))[0] is outcome
 
 
+@pytest.mark.parametrize(
+    "base", ["bailing_hybrid", "bailing_moe_v2", "internlm2", "minicpm", "minicpm3", "nemotron-nas", "step3p5"]
+)
+def test_classes_that_transformers_lacks_are_loaded_from_published_tensors(base: str, tmp_path: Path) -> None:
+    assert Comparison(base, tmp_path).run(Case(base, ("rms_norm_eps",), 0.1))[0] is Outcome.SAME
+
+
 def test_a_key_that_changes_transformers_alone_is_a_failure(tmp_path: Path) -> None:
     def read_without_epsilon(folder: Path) -> ModelConfig:
         return replace(load_config(folder), norm_eps=1e-6)

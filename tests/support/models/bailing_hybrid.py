@@ -59,7 +59,7 @@ class LightningAttention(nn.Module):
     def __init__(self, config: BailingMoeV2_5Config, index: int) -> None:
         super().__init__()
         self.config = config
-        heads, size = config.num_attention_heads, config.num_attention_heads * config.head_dim
+        size = config.num_attention_heads * config.head_dim
         self.query_key_value = nn.Linear(config.hidden_size, 3 * size, bias=config.use_qkv_bias)
         if config.use_qk_norm:
             self.query_layernorm = Norm(config.head_dim, config.rms_norm_eps)
@@ -67,7 +67,7 @@ class LightningAttention(nn.Module):
         self.g_proj = nn.Linear(config.hidden_size, size, bias=False)
         self.g_norm = GroupNorm(size, config.group_norm_size, config.rms_norm_eps)
         self.dense = nn.Linear(size, config.hidden_size, bias=config.use_bias)
-        self.slopes = torch.tensor(slopes_of(heads)) * (1 - (index - 1) / (config.num_hidden_layers - 1) + 1e-5)
+        self.share = 1 - (index - 1) / (config.num_hidden_layers - 1) + 1e-5  # of a head's slope
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         heads, dim = self.config.num_attention_heads, self.config.head_dim
@@ -76,7 +76,8 @@ class LightningAttention(nn.Module):
             q, k = self.query_layernorm(q), self.key_layernorm(k)
         q, k = rotated(q, cos, sin), rotated(k, cos, sin)
         since = torch.arange(len(x))[:, None] - torch.arange(len(x))
-        decays = torch.exp(-self.slopes[:, None, None] * since.clamp(min=0)) * (since >= 0)
+        slopes = torch.tensor(slopes_of(heads)) * self.share
+        decays = torch.exp(-slopes[:, None, None] * since.clamp(min=0)) * (since >= 0)
         out = (q @ k.transpose(1, 2) * dim**-0.5 * decays) @ v
         normed = self.g_norm(out.transpose(0, 1).flatten(1))
         found: Tensor = self.dense(normed * torch.sigmoid(self.g_proj(x)))

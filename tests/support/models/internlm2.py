@@ -46,6 +46,13 @@ class InternLM2ForCausalLM(LlamaForCausalLM):  # type: ignore[misc]
         path = Path(folder) / "model.safetensors"
         save_file(_published(load_file(path), self.config.num_key_value_heads), path)
 
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, *, config: InternLM2Config | None = None, **options: Any) -> Any:
+        """Load tensors of the published names, cut by the config as its own class does."""
+        config = config or InternLM2Config.from_pretrained(folder)
+        tensors = _of_class(load_file(Path(folder) / "model.safetensors"), config)
+        return super().from_pretrained(None, config=config, state_dict=tensors, **options)
+
 
 def _published(tensors: dict[str, Tensor], num_groups: int) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
@@ -59,6 +66,23 @@ def _published(tensors: dict[str, Tensor], num_groups: int) -> dict[str, Tensor]
             for ours, theirs in _NAMES.items():
                 own = own.replace(ours, theirs)
             found[own] = tensor
+    return found
+
+
+def _of_class(tensors: dict[str, Tensor], config: InternLM2Config) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        if ".attention.wqkv." in name:
+            head_dim = config.hidden_size // config.num_attention_heads
+            grouped = tensor.view(config.num_key_value_heads, -1, head_dim, *tensor.shape[1:])
+            for part, cut in (("q", grouped[:, :-2]), ("k", grouped[:, -2]), ("v", grouped[:, -1])):
+                last = cut.flatten(0, cut.dim() - tensor.dim())
+                found[name.replace("attention.wqkv", f"self_attn.{part}_proj")] = last.contiguous()
+            continue
+        own = name
+        for of_class, published in _NAMES.items():
+            own = own.replace(published, of_class)
+        found[own] = tensor
     return found
 
 

@@ -6,6 +6,7 @@ Saved, its tensors have the names and layout of the published files.
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, GenerationMixin
@@ -43,6 +44,13 @@ class Step3p5ForCausalLM(Step3p7PreTrainedModel, GenerationMixin):  # type: igno
         file = Path(save_directory) / "model.safetensors"
         save_file(dict(_published(load_file(file))), file)
 
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, *, config: Step3p7TextConfig | None = None, **given: Any) -> Any:
+        """Load tensors of the published names."""
+        tensors = _of_class(load_file(Path(folder) / "model.safetensors"))
+        config = config or Step3p5Config.from_pretrained(folder)
+        return super().from_pretrained(None, config=config, state_dict=tensors, **given)
+
 
 def _published(tensors: dict[str, Tensor]) -> list[tuple[str, Tensor]]:
     found = []
@@ -54,6 +62,18 @@ def _published(tensors: dict[str, Tensor]) -> list[tuple[str, Tensor]]:
             continue
         old = next((it for it in _RENAMED if it in name), "")
         found.append((name.replace(old, _RENAMED[old]) if old else name, tensor))
+    return found
+
+
+def _of_class(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        layer, is_gate, _ = name.partition(".moe.gate_proj.weight")
+        if is_gate:
+            found[f"{layer}{_GATE_UP}"] = torch.cat((tensor, tensors[f"{layer}.moe.up_proj.weight"]), dim=1)
+        elif ".moe.up_proj." not in name:
+            new = next((it for it, old in _RENAMED.items() if old in name), "")
+            found[name.replace(_RENAMED[new], new) if new else name] = tensor
     return found
 
 
