@@ -21,6 +21,7 @@ from qualification.model.gated_delta import FixedDecayRule, GatedDeltaConfig
 from qualification.model.keys import family_keys
 from qualification.model.latent import LatentSizes
 from qualification.model.mixtures import read_mixtures_behind
+from qualification.model.rope import rope_section
 from qualification.model.windows import read_num_layers
 
 _SIZES = LatentSizes(latent=512, rotated=64, plain=128, value=128, query_latent=None)
@@ -79,8 +80,11 @@ def _read_attending(fields: Fields) -> tuple[bool, ...]:
 def _read_rope(fields: Fields, whole: RopeConfig) -> RopeConfig:
     """Read the rotation of lightning attention: that of latents, of as many numbers of a head. Raises a refusal."""
     head_dim, size = fields.integer("head_dim"), fields.integer("qk_rope_head_dim", _SIZES.rotated)
-    if int(fields.number(_SHARE, 0.5) * head_dim) != size:
-        fields.refuse(_SHARE, f"such that qk_rope_head_dim ({size}) of head_dim ({head_dim}) are rotated in all layers")
+    rope = rope_section(fields) or Fields({}, fields.source)
+    if int(rope.number(_SHARE, fields.number(_SHARE, 0.5)) * head_dim) != size:
+        (rope if rope.has(_SHARE) else fields).refuse(
+            _SHARE, f"such that qk_rope_head_dim ({size}) of head_dim ({head_dim}) are rotated in all layers"
+        )
     if fields.integer(_ROTATED, size) != size:
         fields.refuse(_ROTATED, f"qk_rope_head_dim ({size}), which is rotated in all layers")
     return replace(whole, rotated_share=size / head_dim)
