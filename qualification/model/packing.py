@@ -10,7 +10,7 @@ class Packing(Enum):
     """
 
     AWQ = "awq"  # qweight [K, N / 8], qzeros [K / G, N / 8], scales [K / G, N]; the bits of eight rows are permuted
-    GPTQ = "gptq"  # qweight [K / 8, N], qzeros [K / G, N / 8] less one, scales [K / G, N]
+    GPTQ = "gptq"  # qweight [K / 8, N], qzeros [K / G, N / 8] less 0x11111111, scales [K / G, N]
     GPTQ_V2 = "gptq_v2"  # the same with zero points as they are
     GPTQ_SYMMETRIC = "gptq symmetric"  # the same, whose zero points are all 8, stored as 7 or as 8
     COMPRESSED = "compressed"  # weight_packed [N, K / 8], weight_zero_point [N / 8, K / G], weight_scale [N, K / G]

@@ -31,9 +31,9 @@ def numbers_of(packing: Packing, product: str, stored: Callable[[str], Tensor]) 
     if packing is Packing.AWQ:
         return _scaled(_along_rows(codes, _AWQ_ROW_OF_NIBBLE), _along_rows(zeros, _AWQ_ROW_OF_NIBBLE), scales).T
     numbers = torch.stack([codes >> 4 * nibble & 15 for nibble in _NIBBLES], dim=1).flatten(0, 1)  # [in, out]
-    of_groups = _along_rows(zeros, tuple(_NIBBLES))
     if packing is Packing.GPTQ:
-        of_groups = of_groups + 1
+        zeros = zeros.long() + sum(1 << 4 * nibble for nibble in _NIBBLES)  # of eight at once, as they were taken off
+    of_groups = _along_rows(zeros, tuple(_NIBBLES))
     if packing is Packing.GPTQ_SYMMETRIC:
         of_groups = torch.full_like(of_groups, 8)
     return _scaled(numbers, of_groups, scales).T

@@ -26,6 +26,10 @@ _NUM_THREADS = 4  # each with a product of up to 0.5 GB unpacked
 _CODES, _SCALES, _ZEROS = "codes", "scales", "zeros"
 _GPTQ_WORDS = {_CODES: "qweight", _SCALES: "scales", _ZEROS: "qzeros"}
 _COMPRESSED_WORDS = {_CODES: "weight_packed", _SCALES: "weight_scale", _ZEROS: "weight_zero_point"}
+# Taken from eight packed zero points at once by GPTQModel where it writes the first version, and added where it reads
+# one, which transformers does by it. Not one by one: a zero point of 0 borrows from the next, which the sum gives back.
+# AutoGPTQ and ExLlama add to each alone and get 16 for a 0; files of AutoGPTQ with a 0 have lost those behind it.
+_ONES = 0x11111111
 _OF_GPTQ = (Packing.GPTQ, Packing.GPTQ_V2, Packing.GPTQ_SYMMETRIC)
 _SCALE_DTYPES = ("F16", "BF16", "F32")
 
@@ -189,6 +193,8 @@ def _unpacked(parts: _Parts) -> dict[str, Tensor]:
     """Return a product's tensors as `Int4Weight` has them. Raises ModelError."""
     codes, scales = read_whole(parts.codes), read_whole(parts.scales).float()
     zeros = None if parts.zeros is None else read_whole(parts.zeros)
+    if zeros is not None and parts.packing is Packing.GPTQ:
+        zeros = zeros + _ONES  # modulo 2^32
     match parts.packing:
         case Packing.AWQ:
             codes, scales = _unpacked_rows(codes, _AWQ_ORDER).t(), scales.t()
@@ -217,8 +223,6 @@ def _unpacked_rows(packed: Tensor, order: Sequence[int] = tuple(range(_IN_AN_INT
 def _zeros(parts: _Parts, zeros: Tensor | None, scales: Tensor) -> Tensor:
     if zeros is None:
         return torch.full(scales.shape, _SYMMETRIC_ZERO, dtype=torch.uint8)
-    if parts.packing is Packing.GPTQ:
-        return zeros + 1
     if parts.packing is Packing.GPTQ_SYMMETRIC:
         if bool(((zeros != _SYMMETRIC_ZERO - 1) & (zeros != _SYMMETRIC_ZERO)).any()):
             found = set(zeros.flatten().tolist())

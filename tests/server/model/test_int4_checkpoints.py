@@ -75,7 +75,7 @@ KINDS = {
          "modules_to_not_convert": ["layers.1.mlp"]},
         INT4_128, 128, awq,
     ),
-    "gptq": Kind(GPTQ | {"group_size": 64, "sym": False}, INT4_64, 64, gptq_v1, (1, 16)),
+    "gptq": Kind(GPTQ | {"group_size": 64, "sym": False}, INT4_64, 64, gptq_v1),
     "gptq v2": Kind(GPTQ | {"group_size": 32, "sym": False, "checkpoint_format": "gptq_v2"}, INT4_32, 32, gptq),
     "gptq symmetric": Kind(GPTQ | {"group_size": 128, "sym": True}, INT4_128, 128, gptq_v1, (8, 8)),
     # Published so: it says v1, and its zero points are those of v2.

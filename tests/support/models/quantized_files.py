@@ -46,7 +46,9 @@ def gptq(codes: Tensor, zeros: Tensor, scales: Tensor) -> dict[str, Tensor]:
 
 
 def gptq_v1(codes: Tensor, zeros: Tensor, scales: Tensor) -> dict[str, Tensor]:
-    return gptq(codes, zeros - 1, scales)
+    """Return the tensors as GPTQModel writes them: ones taken from eight packed zero points as from one number."""
+    found = gptq(codes, zeros, scales)
+    return found | {"qzeros": found["qzeros"] - 0x11111111}
 
 
 def compressed(codes: Tensor, zeros: Tensor, scales: Tensor) -> dict[str, Tensor]:
