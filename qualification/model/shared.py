@@ -116,6 +116,13 @@ def read_like_llama(
     )
 
 
+def check_head_size(fields: Fields, model: ModelConfig) -> None:
+    """Refuse a head_dim that the family's class does not read. Raises ModelConfigError."""
+    num_heads, head_dim = model.attentions[0].num_heads, model.attentions[0].head_dim
+    if head_dim * num_heads != model.hidden_size:
+        fields.refuse("head_dim", f"absent or hidden_size / num_attention_heads ({model.hidden_size} / {num_heads})")
+
+
 def without_rotation(model: ModelConfig, layers: Container[int]) -> ModelConfig:
     """Return the model with some layers, by their places, that see no positions: nothing is rotated in them."""
 

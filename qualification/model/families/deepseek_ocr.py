@@ -14,22 +14,21 @@ from qualification.model.families.latent import WITHOUT_EFFECT
 from qualification.model.fields import Fields
 from qualification.model.keys import family_keys
 from qualification.model.mixtures import KINDS, read_mixtures_behind, read_mixtures_by_kind
-from qualification.model.shared import read_like_llama
+from qualification.model.shared import check_head_size, read_like_llama
 
 
 def read_config(fields: Fields) -> ModelConfig:
     has_bias = fields.flag("attention_bias", False)
-    hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
-    if hidden % heads or fields.integer("head_dim", hidden // heads) != hidden // heads:
-        fields.refuse("head_dim", "absent, or hidden_size by num_attention_heads, which its class takes")
     of_layers = read_mixtures_by_kind if fields.has(KINDS) else read_mixtures_behind
-    return read_like_llama(
+    model = read_like_llama(
         fields,
         "deepseek_ocr2_text",
         attention_bias=has_bias,
         output_bias=has_bias,
         feed_forwards=partial(of_layers, read_experts=read_v2_experts, num_dense_missing=0),
     )
+    check_head_size(fields, model)
+    return model
 
 
 KEYS = family_keys(

@@ -8,15 +8,12 @@ from qualification.model.families.family import Family
 from qualification.model.families.glm4 import TENSORS, read_paired_rope
 from qualification.model.fields import Fields
 from qualification.model.keys import family_keys
-from qualification.model.shared import read_like_llama
+from qualification.model.shared import check_head_size, read_like_llama
 
 
 def read_config(fields: Fields) -> ModelConfig:
-    hidden, num_heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
-    if fields.has("head_dim") and fields.integer("head_dim") * num_heads != hidden:
-        fields.refuse("head_dim", f"absent or hidden_size / num_attention_heads ({hidden} / {num_heads})")
     fields = fields.where_absent(num_key_value_heads=2)  # null is as many as heads
-    return read_like_llama(
+    model = read_like_llama(
         fields,
         "glm4v_text",
         norm_eps=1e-5,
@@ -24,6 +21,8 @@ def read_config(fields: Fields) -> ModelConfig:
         rope=read_paired_rope,
         attention_bias=True,
     )
+    check_head_size(fields, model)
+    return model
 
 
 # Products of 8 bits have one scale for many rows, whose order is another in memory.

@@ -8,10 +8,9 @@ from functools import partial
 from qualification.model.config import ModelConfig, NormsConfig, RopeConfig
 from qualification.model.families.family import Family, TensorNames
 from qualification.model.families.glm4 import SHARE, read_paired_rope
-from qualification.model.families.stablelm import check_head_size
 from qualification.model.fields import Fields
 from qualification.model.keys import family_keys
-from qualification.model.shared import read_eager, read_like_llama, with_biased_norms
+from qualification.model.shared import check_head_size, read_eager, read_like_llama, with_biased_norms
 
 PARALLEL_APART = NormsConfig(is_parallel=True)
 _SHARE, _THETA = "rotary_pct", "rotary_emb_base"

@@ -9,7 +9,7 @@ from qualification.model.families.family import Family, TensorNames
 from qualification.model.families.internlm3 import read_dynamic_rope
 from qualification.model.fields import Fields
 from qualification.model.keys import family_keys
-from qualification.model.shared import read_like_llama
+from qualification.model.shared import check_head_size, read_like_llama
 
 # As its class has them where the fields are missing.
 _MISSING: dict[str, object] = {
@@ -26,8 +26,7 @@ _MISSING: dict[str, object] = {
 
 def read_config(fields: Fields) -> ModelConfig:
     fields, has_bias = fields.or_else(**_MISSING), fields.flag("bias", True)  # of its attention alone
-    check_given_head_dim(fields)
-    return read_like_llama(
+    model = read_like_llama(
         fields,
         "internlm2",
         norm_eps=1e-6,
@@ -35,13 +34,8 @@ def read_config(fields: Fields) -> ModelConfig:
         attention_bias=has_bias,
         output_bias=has_bias,
     )
-
-
-def check_given_head_dim(fields: Fields) -> None:
-    """Refuse a head_dim that the family's class does not read. Raises ModelConfigError."""
-    own = fields.integer("hidden_size") // fields.integer("num_attention_heads")
-    if fields.integer("head_dim", own) != own:
-        fields.refuse("head_dim", f"hidden_size by num_attention_heads ({own}), or missing")
+    check_head_size(fields, model)
+    return model
 
 
 KEYS = family_keys("bias")

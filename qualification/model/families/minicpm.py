@@ -7,12 +7,11 @@ from functools import partial
 
 from qualification.model.config import ModelConfig, RopeKind
 from qualification.model.families.family import Family
-from qualification.model.families.internlm2 import check_given_head_dim
 from qualification.model.families.internlm3 import read_dynamic_rope
 from qualification.model.families.minicpm3 import SCALES, with_scales
 from qualification.model.fields import Fields
 from qualification.model.keys import family_keys
-from qualification.model.shared import read_like_llama
+from qualification.model.shared import check_head_size, read_like_llama
 
 _KINDS = RopeKind.PLAIN, RopeKind.LINEAR, RopeKind.LONGROPE
 # As its class has them where the fields are missing.
@@ -31,7 +30,6 @@ _MISSING: dict[str, object] = {
 
 def read_config(fields: Fields) -> ModelConfig:
     fields, has_bias = fields.or_else(**_MISSING), fields.flag("attention_bias", False)
-    check_given_head_dim(fields)
     model = read_like_llama(
         fields,
         "minicpm",
@@ -40,6 +38,7 @@ def read_config(fields: Fields) -> ModelConfig:
         attention_bias=has_bias,
         output_bias=has_bias,
     )
+    check_head_size(fields, model)
     return with_scales(model, fields, embedding=1.0, depth=1.0, base=1.0)
 
 

@@ -9,7 +9,7 @@ from qualification.model.families.family import Family
 from qualification.model.families.glm4 import SHARE, read_paired_rope
 from qualification.model.fields import Fields
 from qualification.model.keys import family_keys
-from qualification.model.shared import read_like_llama, with_biased_norms
+from qualification.model.shared import check_head_size, read_like_llama, with_biased_norms
 
 
 def read_config(fields: Fields) -> ModelConfig:
@@ -23,13 +23,6 @@ def read_config(fields: Fields) -> ModelConfig:
     )
     check_head_size(fields, model)
     return with_biased_norms(model, fields.number("layer_norm_eps", 1e-5))
-
-
-def check_head_size(fields: Fields, model: ModelConfig) -> None:
-    """Refuse a head_dim that the family's class does not read. Raises ModelConfigError."""
-    num_heads, head_dim = model.attentions[0].num_heads, model.attentions[0].head_dim
-    if head_dim * num_heads != model.hidden_size:
-        fields.refuse("head_dim", f"hidden_size / num_attention_heads ({model.hidden_size} / {num_heads}), or missing")
 
 
 KEYS = family_keys(

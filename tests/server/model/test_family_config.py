@@ -38,6 +38,7 @@ from server.model.load.load import load_config
 from server.model.vision.weights import tower_shapes
 from support.models.tiny_families import BLOCKS, longrope
 
+OWN_SIZE = r"head_dim must be absent or hidden_size / num_attention_heads \(64 / 4\)"
 SHARED: dict[str, object] = {
     "vocab_size": 64000,
     "hidden_size": 64,
@@ -422,7 +423,7 @@ def test_deepseek_ocr_is_read_as_published_and_as_saved(tmp_path: Path) -> None:
             {"sliding_window_size": 128},
             "sliding_window_size must be absent",
         ),
-        ("deepseek_vl_v2", "DeepseekOCRForCausalLM", {"head_dim": 64}, "head_dim must be absent, or hidden_size by"),
+        ("deepseek_vl_v2", "DeepseekOCRForCausalLM", {"head_dim": 64}, r"head_dim must be absent or .* \(1280 / 10\)"),
         ("deepseek_vl_v2", "DeepseekVLV2ForCausalLM", {}, r"architectures \['DeepseekVLV2ForCausalLM'\] are not supp"),
         ("mamba2", "Mamba2ForCausalLM", {}, "is not supported: no layer of it attends, and prompts are cached by"),
         ("jamba", "JambaForCausalLM", {}, "is not supported: its state space decays each channel by a vector of its"),
@@ -601,7 +602,7 @@ def test_phi3_is_served_with_a_plain_rotation(scaling: object, tmp_path: Path) -
             {"text_config": {}},
             "'glm4v_x' also sees images, .*; nearest: .*glm4v_moe .Glm4vMoeForCondi",
         ),
-        ("glm4v", {"text_config": {**SHARED, "head_dim": 32}}, r"head_dim must be absent or .* \(64 / 4\)"),
+        ("glm4v", {"text_config": {**SHARED, "head_dim": 32}}, OWN_SIZE),
         ("mistral3", {"text_config": {"model_type": "other"}}, "text_config: model_type must be one of mistral"),
         ("phi3", {"layer_types": MIXED}, "layer_types must be absent"),
         ("mistral", {"layer_types": MIXED}, "layer_types must be absent"),
@@ -778,7 +779,7 @@ def test_phi3_is_served_with_a_plain_rotation(scaling: object, tmp_path: Path) -
         ),
         ("olmoe", {"clip_qkv": 8.0}, "clip_qkv must be absent"),
         ("stablelm", {"qk_layernorm": True}, "qk_layernorm must be absent or false"),
-        ("stablelm", {"head_dim": 8}, r"head_dim must be hidden_size / num_attention_heads \(64 / 4\), or missing"),
+        ("stablelm", {"head_dim": 8}, OWN_SIZE),
         ("stablelm", {"partial_rotary_factor": 0.2}, "partial_rotary_factor must be a share of head_dim"),
         ("nemotron", {"hidden_act": "silu"}, "hidden_act must be one of relu2, found 'silu'"),
         ("olmo", {"clip_qkv": 8.0}, "clip_qkv must be absent"),
@@ -793,7 +794,7 @@ def test_phi3_is_served_with_a_plain_rotation(scaling: object, tmp_path: Path) -
         ("apertus", {"post_norm": True}, "post_norm must be absent or false"),
         ("gpt_bigcode", {"multi_query": 1}, "multi_query must be true or false, found 1"),
         ("gpt_bigcode", {"n_layer": 3}, r"num_hidden_layers must be absent beside n_layer, or the same \(3\), found 4"),
-        ("gpt_neox", {"head_dim": 8}, r"head_dim must be hidden_size / num_attention_heads \(64 / 4\), or missing"),
+        ("gpt_neox", {"head_dim": 8}, OWN_SIZE),
         ("gpt_neox", {"rotary_pct": 0.2}, "rotary_pct must be a share of head_dim"),
         ("gpt_neox", {"rotary_emb_base": -1}, "rotary_emb_base must be a positive number"),
         ("gpt_neox", {"hidden_act": "silu"}, "hidden_act must be one of gelu_pytorch_tanh, gelu_new, gelu_fast, gelu,"),
@@ -821,7 +822,8 @@ def test_phi3_is_served_with_a_plain_rotation(scaling: object, tmp_path: Path) -
         ("bamba", {"partial_rotary_factor": 0.25}, "partial_rotary_factor must be 0.5, which its class takes"),
         ("bamba", {"mamba_conv_bias": False}, "mamba_conv_bias must be absent or true"),
         ("bamba", {"attn_layer_indices": [1], "mamba_d_head": 63}, 'mamba_d_head must be "auto" or 1,'),
-        ("internlm2", {"head_dim": 32}, r"head_dim must be hidden_size by num_attention_heads \(16\), or missing"),
+        ("internlm2", {"head_dim": 32}, OWN_SIZE),
+        ("minicpm", {"head_dim": 32}, OWN_SIZE),
         ("internlm3", {"qkv_bias": True}, "qkv_bias must be the same as qkv_bias, attention_bias, bias and mlp_bias"),
         ("internlm3", {"bias": True, "qkv_bias": False}, "bias must be the same as qkv_bias"),
         ("minicpm", {"sparse_config": {"block_size": 64}}, "sparse_config must be absent"),
