@@ -9,9 +9,9 @@ import llguidance
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from server.errors import InvalidGrammar
+from server.grammar.lark import is_gbnf
 from server.protocol.messages import Grammar, GrammarKind
 
-_GBNF_RULE = re.compile(r"^[ \t]*[A-Za-z_][\w-]*[ \t]*::=", re.MULTILINE)
 # An escape in a literal or a class of GBNF; other ones are as long as their first character.
 _GBNF_ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
 _ANSWER = "answer"
@@ -59,7 +59,7 @@ def _behind(before: str, answer: str) -> str:
 
 def _lark(text: str) -> str:
     """Return a grammar in Lark's syntax. Raises InvalidGrammar for GBNF that is malformed."""
-    if not _GBNF_RULE.search(text):
+    if not is_gbnf(text):
         return text
     try:
         return str(gbnf_to_lark(_GBNF_ESCAPE.sub(_character, text)))

@@ -1,14 +1,11 @@
 """Grammars of what a request asks its answer to match. `param`: the field that it asks by."""
 
 import json
-import re
 
-from server.errors import UnsupportedField
+from server.grammar.checker import MAX_GRAMMAR_BYTES
+from server.grammar.lark import bind_schemas, check_rules, is_gbnf
 from server.grammar.schema import schema_text
 from server.protocol.messages import Grammar, GrammarKind
-
-# A temperature of one rule's tokens, which llguidance reads and leaves to whoever samples.
-_RULE_TEMPERATURE = re.compile(r"^[ \t]*[?!]?\w+\[[^\]\n]*\btemperature\s*=", re.MULTILINE)
 
 
 def json_grammar(schema: object, param: str) -> Grammar:
@@ -32,11 +29,10 @@ def choice_grammar(choices: list[str], param: str) -> Grammar:
 def lark_grammar(text: str, param: str) -> Grammar:
     """Return the grammar of a text in llguidance's dialect of Lark, or in the GBNF of llama.cpp.
 
-    Raises UnsupportedField for a rule with a temperature of its own.
+    Raises UnsupportedField for a rule with a temperature of its own, and for a keyword of a schema within it (`%json`)
+    that would not bind the answer; InvalidValue for a schema that is no JSON.
     """
-    if _RULE_TEMPERATURE.search(text):
-        message = (
-            f"{param}: the temperature of a rule is not implemented; leave it out, and send the field temperature."
-        )
-        raise UnsupportedField(message, param=param)
+    check_rules(text, param)
+    if len(text) <= MAX_GRAMMAR_BYTES and not is_gbnf(text):  # a longer one is refused by its size
+        text = bind_schemas(text, param)
     return Grammar(GrammarKind.LARK, text, param)

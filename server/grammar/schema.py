@@ -67,7 +67,7 @@ _ANNOTATIONS = frozenset(
     ]
 )
 _FORMATS = frozenset(["date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "uri", "uuid"])
-_OPTIONS = "x-guidance"  # by which a schema would change how it is read
+OPTIONS = "x-guidance"  # by which a schema would change how it is read
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")  # items: a list up to draft 2019-09
 # What says which other fields an object has, or that it has them.
 _OPEN = ("additionalProperties", "patternProperties", "minProperties", "enum", "const")
@@ -96,9 +96,10 @@ _LONG_MULTIPLE = "a common multiple of all of them is longer than 32 bits"
 
 # Between two tokens of JSON: a space, or a new line and its indent. Weak models that may write more write little else.
 WHITESPACE = r"\x20|\n(\x20{0,16}|\t{0,4})"
+_OF_ALL: Mapping[str, Any] = {"whitespace_pattern": WHITESPACE}
 
 
-def schema_text(schema: object, param: str) -> str:
+def schema_text(schema: object, param: str, *, options: Mapping[str, Any] = _OF_ALL) -> str:
     """Return a schema with the options by which the library reads it. `param`: the field it is of.
 
     Raises UnsupportedField for a keyword or a format that would not bind the answer, and for an integer that the
@@ -107,7 +108,7 @@ def schema_text(schema: object, param: str) -> str:
     schema = _changed(schema, _drop_neutral)
     for part, path in _parts(schema, ()):
         for name in part:
-            is_extension = name.startswith("x-") and name != _OPTIONS
+            is_extension = name.startswith("x-") and name != OPTIONS
             if name not in _BINDING and name not in _ANNOTATIONS and not is_extension:
                 raise UnsupportedField(_refusal(f"the keyword '{_plain(name)}'", path, param), param=param)
         form = part.get("format")
@@ -120,13 +121,12 @@ def schema_text(schema: object, param: str) -> str:
             raise UnsupportedField(_refusal(what, path, param, _INEXACT), param=param) from error
     if _may_intersect(schema) and has_long_multiple([part.get("multipleOf") for part, _ in _parts(schema, ())]):
         raise UnsupportedField(_refusal("the keyword 'multipleOf'", (), param, _LONG_MULTIPLE), param=param)
-    options = {_OPTIONS: {"whitespace_pattern": WHITESPACE}}
     if schema is True:
         schema = {}
     if _may_close(schema):
         schema = _changed(schema, _close)
     schema = _changed(_changed(_changed(schema, _bind_patterns), _limit_format), bind_numbers)
-    return json.dumps({**options, **schema} if isinstance(schema, dict) else schema)
+    return json.dumps({OPTIONS: options, **schema} if isinstance(schema, dict) else schema)
 
 
 def _may_intersect(schema: object) -> bool:

@@ -10,7 +10,8 @@ from fuzz_posts import SCHEMAS, hurt
 from schema_suite import Matches, compare_neutral, compare_numbers, documented, matches_of
 
 from server.errors import RequestError, UnsupportedField
-from server.grammar.compiled import byte_tokenizer
+from server.grammar.compiled import byte_tokenizer, compiled
+from server.grammar.requested import lark_grammar
 from server.grammar.schema import schema_text
 
 LONGEST_LABEL = "a" * 63
@@ -208,6 +209,33 @@ def test_a_class_without_quotes_takes_none(pattern: str, taken: tuple[str, ...],
     assert [text for text in (*taken, *refused) if matches(json.dumps(text))] == [*taken]
     named = matches_of({"type": "object", "patternProperties": {pattern: {}}, "additionalProperties": False})
     assert [text for text in (*taken, *refused) if named(json.dumps({text: 1}))] == [*taken]
+
+
+@pytest.mark.parametrize(
+    ("schema", "texts"),
+    [
+        ({"type": "number", "maximum": 3.14}, ("3", "3.15", "1e0")),
+        ({"type": "object", "properties": {"a": {"type": "integer"}}}, ('{"a": 1}', '{"a":1}', '{"a": 1, "b": 2}')),
+        ({"type": "string", "pattern": '^[^"]*$'}, ('"a"', '"a\\"b"')),
+        ({"type": "string", "format": "date"}, ('"2026-02-28"', '"2026-02-29"')),
+        ({"type": "array", "items": {"type": "integer"}}, ("[1, 2]", "[1,   2]")),
+        ({"const": '%json {"a": /'}, ('"%json {\\"a\\": /"',)),
+    ],
+)
+def test_a_schema_within_a_grammar_binds_like_one_alone(schema: dict[str, Any], texts: tuple[str, ...]) -> None:
+    alone = matches_of(schema)
+    written = json.dumps(schema, indent=1)
+    grammar = lark_grammar(f'start: "<%json {{" part /\\// part // %json [\npart: %json {written}', "p")
+    matcher = compiled(byte_tokenizer(), grammar)
+
+    def within(text: str) -> bool:
+        found, ids = matcher.deep_copy(), [*f"<%json {{{text}/{text}".encode()]
+        return bool(found.try_consume_tokens(ids) == len(ids) and found.is_accepting())
+
+    assert [within(text) for text in texts] == [alone(text) for text in texts]
+    own = lark_grammar(f"start: %json {json.dumps(schema | {'x-guidance': {'whitespace_flexible': False}})}", "p")
+    assert own.text.count("x-guidance") == 1
+    assert '"whitespace_flexible": false' in own.text
 
 
 @pytest.mark.parametrize("seed", range(4))

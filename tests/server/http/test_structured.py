@@ -75,6 +75,25 @@ def test_tokenizer_that_takes_no_grammar_is_named(server: Served) -> None:
 
 
 @pytest.mark.parametrize(
+    ("schema", "status", "said"),
+    [
+        ({"type": "integer"}, 200, ""),
+        ({"const": 9007199254740993}, 400, "the number 9007199254740993 is not supported"),
+        ({"not": {"const": 5}}, 400, "the keyword 'not' is not supported"),
+        ("{", 400, "structured_outputs.grammar: JSON must stand behind %json in line 2."),
+        ('{"items": ' * 4000 + "{}" + "}" * 4000, 400, "nested less deep"),
+    ],
+)
+def test_a_schema_within_a_grammar_is_refused_like_any(server: Served, schema: object, status: int, said: str) -> None:
+    text = schema if isinstance(schema, str) else msgspec.json.encode(schema).decode()
+    answer = chat(server, structured_outputs={"grammar": f'start: "%json {{" part // %json {{\npart: %json {text} "!"'})
+    assert answer.status_code == status
+    if status != 200:
+        assert said in answer.json()["error"]["message"]
+        assert answer.json()["error"]["param"] == "structured_outputs.grammar"
+
+
+@pytest.mark.parametrize(
     ("grammar", "is_refused"),
     [
         ("start[temperature=0.5]: /a+/", True),
