@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request, Response
 
 from server.edge.context import context_of
 from server.edge.routing import PlainRoute
-from server.errors import ModelNotFound, NotReady, PromptTooLong, TemplateError
+from server.errors import ModelNotFound, NotReady, TemplateError
 from server.http.anthropic.context_edits import Edited, edited
 from server.http.anthropic.conversation import FIELDS, chat_of, hides_thinking, image_places, left_out, prompt_of
 from server.http.anthropic.message import MessageFormat
@@ -68,12 +68,10 @@ def routes(services: Services) -> APIRouter:
     @router.post(
         COUNT_TOKENS,
         response_model=TokenCount,
-        openapi_extra=takes(
-            CountTokensRequest, TemplateError, ModelNotFound, PromptTooLong, NotReady, envelope=MessageError
-        ),
+        openapi_extra=takes(CountTokensRequest, TemplateError, ModelNotFound, NotReady, envelope=MessageError),
     )
     async def count_tokens(request: Request) -> Response:
-        """Return how many tokens a conversation has as a prompt."""
+        """Return how many tokens a conversation has as a prompt, also where the context does not hold them."""
         ready = services.require_ready()
         context = context_of(request.scope)
 
@@ -81,9 +79,7 @@ def routes(services: Services) -> APIRouter:
             fields = read(CountTokensRequest, body)
             check_images(services.model, ready, image_places(fields), _IMAGE)
             changed = edited(fields, partial(_num_tokens, services.model, ready, images))
-            prompt = prompt_of(changed.fields)
-            prepared = prepare_translated(services.model, context.unique_id, ready, prompt, images, FIELDS)
-            num_tokens = len(prepared.jobs[0].prompt_token_ids)
+            num_tokens = _num_tokens(services.model, ready, images, changed.fields)
             if fields.context_management is None:
                 return {"input_tokens": num_tokens}
             before = num_tokens if changed.num_original_tokens is None else changed.num_original_tokens

@@ -56,6 +56,14 @@ def test_a_message_has_the_text_and_counts_of_its_stream(folder: Path) -> None:
     ]
 
 
+def test_tokens_beyond_the_context_are_counted(folder: Path) -> None:
+    messages: Any = [{"role": "user", "content": "a" * 300 * MAX_MODEL_LEN}]
+    with client_of(served(folder)) as client:
+        assert client.messages.count_tokens(model="tiny", messages=messages).input_tokens > 300 * MAX_MODEL_LEN
+        with pytest.raises(anthropic.BadRequestError, match="context"):
+            client.messages.create(model="tiny", messages=messages, max_tokens=4)
+
+
 def test_raw_events_are_named_by_type_and_begin_with_ping(folder: Path) -> None:
     answer = served(folder, saying("a")).post("/v1/messages", {"max_tokens": 4, "messages": USER, "stream": True})
     parts = [part.split("\n") for part in answer.text.split("\n\n") if part]
