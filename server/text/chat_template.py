@@ -48,6 +48,7 @@ _REMEMBERING = frozenset(
 )
 _CHOOSING = frozenset({"attr", "d", "default", "first", "last", "max", "min", "random"})  # filters that make no text
 _PROBED_ROLES = (("user",), ("system", "user"), ("user", "assistant", "user"), ("user", "assistant", "tool"))
+_PROBED_NAME = "probed_function"
 _PROBED_TOOLS = [{"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}]
 _UNBOUNDED = frozenset(
     {"format", "format_map", "translate"}
@@ -77,10 +78,26 @@ class ChatTemplate:
         self._template = _compiled(source)
         self._tool_template = self._template if tool_source is None else _compiled(tool_source)
         self.has_tools_of_messages = _has_tools_of_messages(self.tool_source)
-        # DeepSeek V3's and R1's write an assistant's calls, or its text
-        self.tests_for_no_content = re.search(r"\bcontent\b['\"]?\]? is none\b", self.tool_source) is not None
         self._special_tokens = special_tokens
         self.reserved = frozenset({*_OURS, *special_tokens, *_environment().globals})  # names that no request may set
+        # DeepSeek V3's, R1's and those of its distilled models write an assistant's calls, or its text, were it empty
+        has_calls = self.reads("tool_calls", has_tools=True)
+        self.leaves_out_calls_beside_no_text = has_calls and self._leaves_out_calls("")
+        self.leaves_out_calls_beside_text = has_calls and self._leaves_out_calls("a")
+
+    def _leaves_out_calls(self, content: str) -> bool:
+        """Return whether the template writes no call of an assistant's message with this text."""
+        prompts = []
+        as_object: dict[str, object] = {}
+        for arguments in (as_object, "{}"):  # some templates write objects, some texts
+            call = {"id": "call00000", "type": "function", "function": {"name": _PROBED_NAME, "arguments": arguments}}
+            called = {"role": "assistant", "content": content, "tool_calls": [call]}
+            result = {"role": "tool", "content": "a", "tool_call_id": "call00000"}
+            try:
+                prompts.append(self.render([{"role": "user", "content": "a"}, called, result], tools=_PROBED_TOOLS))
+            except TemplateError:
+                continue
+        return bool(prompts) and not any(_PROBED_NAME in prompt for prompt in prompts)
 
     def reads(self, name: str, *, has_tools: bool = False) -> bool:
         """Return whether the template of such conversations mentions a variable of this name."""

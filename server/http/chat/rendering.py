@@ -191,7 +191,10 @@ def with_places(it: Conversation, template: ChatTemplate, syntax: AnswerSyntax) 
     messages = it.messages
     write = writer_of(FORMATS[syntax.calls].shape, template.tool_source)
     if template.reads("tool_calls", has_tools=True):
-        messages = without_content(messages) if template.tests_for_no_content else messages
+        if template.leaves_out_calls_beside_text and write is not None:
+            messages = [it if not it["content"] else calls_in_content([it], write)[0] for it in messages]
+        if template.leaves_out_calls_beside_no_text:
+            messages = without_content(messages)
     elif write is not None and any("tool_calls" in message for message in messages):
         messages = calls_in_content(messages, write)
     if write is not None and it.tools and not template.reads("tools", has_tools=True):

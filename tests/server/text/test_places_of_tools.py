@@ -61,14 +61,15 @@ def test_calls_stand_in_the_text_as_the_model_writes_them(marks: str) -> None:
     assert not answer.content
 
 
-def test_calls_stand_in_a_template_that_has_them_where_a_message_has_no_text() -> None:
+@pytest.mark.parametrize("text", ["", "Let me see."])
+def test_calls_stand_in_a_template_that_has_them_where_a_message_has_no_text(text: str) -> None:
     call = "{{ c.function.name }}<｜tool▁sep｜>{{ c.function.arguments | tojson }}"
     calls = f"{{% for c in m['tool_calls'] %}}<｜tool▁calls▁begin｜>{call}{{% endfor %}}"
     said = f"{{% if m['content'] is none %}}{calls}{{% else %}}{{{{ m['content'] }}}}{{% endif %}}"
-    prompt = prompt_of(f"{{% for m in messages %}}[{{{{ m['role'] }}}}]{said}{{% endfor %}}", CONVERSATION)
-    assert (
-        f"[assistant]<｜tool▁calls▁begin｜>weather<｜tool▁sep｜>{json.dumps(ARGUMENTS, ensure_ascii=False)}" in prompt
-    )
+    messages = [it | {"content": text} if it["role"] == "assistant" else it for it in CONVERSATION]
+    prompt = prompt_of(f"{{% for m in messages %}}[{{{{ m['role'] }}}}]{said}{{% endfor %}}", messages)
+    assert f"[assistant]{text}<｜tool▁calls▁begin｜>" in prompt
+    assert prompt.count(f"weather<｜tool▁sep｜>{json.dumps(ARGUMENTS, ensure_ascii=False)}") == 1
 
 
 @pytest.mark.parametrize("system", [[], [{"role": "system", "content": "Be brief."}]])
