@@ -46,6 +46,7 @@ FOUND = [
     ("phi3, longrope", ("original_max_position_embeddings",), MISSING, Outcome.SAME),
     ("gemma3", ("rope_scaling",), {"rope_theta": 77.0}, Outcome.REFUSED),
     ("gpt_oss", ("rope_parameters",), {}, Outcome.SAME),
+    ("gemma4, as E2B", ("layer_types",), ["sliding_attention", *["full_attention"] * 3], Outcome.BOTH_REFUSE),
     ("bailing_hybrid", ("rope_parameters", "partial_rotary_factor"), 0, Outcome.REFUSED),
 ]
 

@@ -129,17 +129,20 @@ def _attentions(fields: Fields, model: ModelConfig, kinds: tuple[str, ...]) -> l
     if first < 0 or any(kind not in kinds[:first] for kind in kinds[first:]):
         fields.refuse("num_kv_shared_layers", "so few that a layer of each kind has keys of its own")
     values_are_keys = fields.flag("attention_k_eq_v", False)
-    found = []
+    found: list[AttentionConfig] = []
     for index, (kind, layer) in enumerate(zip(kinds, model.layers, strict=True)):
-        head_dim, num_kv_heads = _read_heads(fields, index, kind, has_own_count=values_are_keys)
+        heads = _read_heads(fields, index, kind, has_own_count=values_are_keys)
+        lender = None if index < first else first - 1 - kinds[:first][::-1].index(kind)
+        if lender is not None and heads != (found[lender].head_dim, found[lender].num_kv_heads):
+            fields.refuse("per_layer_config", f"such that layer {index} has the heads of {lender}, whose keys it reads")
         found.append(
             replace(
                 layer.attention,
-                head_dim=head_dim,
-                num_kv_heads=num_kv_heads,
+                head_dim=heads[0],
+                num_kv_heads=heads[1],
                 norms_values=True,
                 values_are_keys=values_are_keys and kind == _FULL,
-                reads_keys_of=None if index < first else first - 1 - kinds[:first][::-1].index(kind),
+                reads_keys_of=lender,
             )
         )
     return found
