@@ -164,14 +164,14 @@ def _values(
 ) -> tuple[Resampling, float, tuple[float, ...], tuple[float, ...]]:
     """Return filter, factor, mean and deviation, with what the family's class has where the file says nothing."""
     for name in ("do_resize", "do_rescale", "do_normalize"):
-        if not fields.flag(name, True):
+        if name in fields.names and fields.given(name) is not True:  # of null transformers does not do it, either
             fields.refuse(name, "true: images are resized, rescaled and normalised")
     if fields.given("do_convert_rgb") is False:
         fields.refuse("do_convert_rgb", "true: images have three channels")
     if fields.flag("do_center_crop", False):
         fields.refuse("do_center_crop", "false: images are not cropped")
-    number = fields.integer("resample", resampling.value)
-    if number not in [it.value for it in Resampling]:
+    number = fields.given("resample") if "resample" in fields.names else resampling.value
+    if type(number) is not int or number not in [it.value for it in Resampling]:
         fields.refuse("resample", "2 (bilinear) or 3 (bicubic)")
     given = fields.or_else(image_mean=mean, image_std=std)
     factor = fields.number("rescale_factor", 1 / 255)
@@ -228,8 +228,8 @@ def _gemma(family: ImageFamily, fields: Fields, config: Fields, whole: Fields) -
     values = _values(fields, [0.5] * 3, [0.5] * 3, Resampling.BILINEAR)
     if fields.given("do_pan_and_scan"):
         fields.refuse("do_pan_and_scan", "false: images are not cut into pieces")
-    size = fields.section("size") or Fields({}, fields.source)
-    height, width = size.integer("height", 224), size.integer("width", 224)
+    size = fields.section("size") or Fields({"height": 224, "width": 224}, fields.source)
+    height, width = size.integer("height"), size.integer("width")
     vision = config.section("vision_config") or Fields({}, config.source)
     patch, num_tokens = vision.integer("patch_size", 14), whole.integer("image_seq_length", 256)
     merge = math.isqrt((height // patch) * (width // patch) // num_tokens)

@@ -89,6 +89,26 @@ def test_sizes_are_those_of_transformers(enlarging: Enlarging) -> None:
 
 
 @pytest.mark.parametrize(
+    ("files", "changes", "message"),
+    [
+        (QWEN3_VL, {"do_rescale": None}, "do_rescale must be true: .*found None"),
+        (INTERNVL, {"do_normalize": None}, "do_normalize must be true: .*found None"),
+        (PIXTRAL, {"do_resize": None}, "do_resize must be true: .*found None"),
+        (QWEN2_5_VL, {"resample": None}, "resample must be 2 .* found None"),
+        (GEMMA3, {"size": {"shortest_edge": 896}}, "size: height must be"),
+    ],
+)
+def test_what_transformers_does_otherwise_is_refused_by_name(
+    tmp_path: Path, files: dict[str, dict[str, Any]], changes: dict[str, Any], message: str
+) -> None:
+    """Transformers takes no default for null, and makes no squares by one side."""
+    files = copy.deepcopy(files)
+    files["preprocessor_config.json"] |= changes
+    with pytest.raises(ModelError, match=message):
+        settings_of(tmp_path, files)
+
+
+@pytest.mark.parametrize(
     ("files", "processor", "bounds"),
     [
         (QWEN2_5_VL, Qwen2VLImageProcessorPil, {"min_pixels": 5000, "max_pixels": 60_000}),
