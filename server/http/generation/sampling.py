@@ -48,14 +48,17 @@ def sampling_of(
 
 
 def _words(words: list[str], tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    """The tokens of each word, alone and behind a space where that is as many others. Raises InvalidValue."""
+    """The tokens of each word, alone and behind a space where these do not end with those alone. Raises InvalidValue.
+
+    VLLM leaves those behind a space out where they are more or fewer, and so bans "cat" as two tokens and no " cat".
+    """
     found = []
     for word in words:
         alone, behind = (tokenizer.encode(text + word.lstrip(), add_special_tokens=False) for text in ("", " "))
         if not alone:
             raise InvalidValue("bad_words must have a character other than spaces each.", param="bad_words")
         found.append(tuple(alone))
-        if len(behind) == len(alone) and behind[0] != alone[0]:
+        if behind[-len(alone) :] != alone:
             found.append(tuple(behind))
     return tuple(dict.fromkeys(found))
 

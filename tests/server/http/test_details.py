@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from server.http.common.json_pieces import PIECE_BYTES, LazyList, json_pieces
+from server.settings import DEMO_MODEL
+from server.text.tokenizer import Tokenizer
 from support.api.edge_fakes import events, saying, served, usage_of
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -175,6 +177,15 @@ def test_limits_on_tokens_reach_the_engine(folder: Path) -> None:
     for wrong in ({"allowed_token_ids": [257]}, {"bad_words": [" "]}, {"bad_words": [""]}):
         error = it.post(COMPLETIONS, {"prompt": "a", **wrong}).json()["error"]
         assert (error["code"], error["param"].partition("[")[0]) == ("invalid_value", next(iter(wrong)))
+
+
+@pytest.mark.parametrize("word", ["cat", " cat"])
+def test_a_word_is_banned_behind_a_space_however_many_tokens_it_has(word: str) -> None:
+    it = served(DEMO_MODEL)
+    assert it.post(COMPLETIONS, {"prompt": "a", "bad_words": [word]}).status_code == 200
+    alone, behind = (Tokenizer.load(DEMO_MODEL).encode(text, add_special_tokens=False) for text in ("cat", " cat"))
+    assert len(alone) != len(behind)
+    assert it.engine.submitted[0][2].bad_words == (tuple(alone), tuple(behind))
 
 
 @pytest.mark.parametrize(
