@@ -48,7 +48,6 @@ _REMEMBERING = frozenset(
 )
 _CHOOSING = frozenset({"attr", "d", "default", "first", "last", "max", "min", "random"})  # filters that make no text
 _PROBED_ROLES = (("user",), ("system", "user"), ("user", "assistant", "user"), ("user", "assistant", "tool"))
-_PROBED_NAME = "probed_function"
 _PROBED_TOOLS = [{"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}]
 _UNBOUNDED = frozenset(
     {"format", "format_map", "translate"}
@@ -88,16 +87,16 @@ class ChatTemplate:
     def _leaves_out_calls(self, content: str) -> bool:
         """Return whether the template writes no call of an assistant's message with this text."""
         prompts = []
-        as_object: dict[str, object] = {}
-        for arguments in (as_object, "{}"):  # some templates write objects, some texts
-            call = {"id": "call00000", "type": "function", "function": {"name": _PROBED_NAME, "arguments": arguments}}
+        name, given = "probed_function", {"probed_argument": 1}
+        for arguments in (given, json.dumps(given)):  # some templates write objects, some texts
+            call = {"id": "call00000", "type": "function", "function": {"name": name, "arguments": arguments}}
             called = {"role": "assistant", "content": content, "tool_calls": [call]}
             result = {"role": "tool", "content": "a", "tool_call_id": "call00000"}
             try:
                 prompts.append(self.render([{"role": "user", "content": "a"}, called, result], tools=_PROBED_TOOLS))
             except TemplateError:
                 continue
-        return bool(prompts) and not any(_PROBED_NAME in prompt for prompt in prompts)
+        return bool(prompts) and not any(word in prompt for prompt in prompts for word in (name, *given))
 
     def reads(self, name: str, *, has_tools: bool = False) -> bool:
         """Return whether the template of such conversations mentions a variable of this name."""
