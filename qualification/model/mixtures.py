@@ -94,7 +94,8 @@ def read_deepseek_experts(
         fields,
         "n_routed_experts",
         scores=scores,
-        renormalizes=fields.flag("norm_topk_prob", renormalizes),
+        # Null is false, where the class takes it.
+        renormalizes=fields.where_absent(norm_topk_prob=renormalizes).flag("norm_topk_prob", False),
         has_groups=has_groups,
         scale=fields.number("routed_scaling_factor", scale),
         num_experts_missing=num_experts,

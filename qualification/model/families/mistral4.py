@@ -33,9 +33,9 @@ _ROPE = {  # as its class has it
 
 def read_config(fields: Fields) -> ModelConfig:
     if rope_section(fields) is None:
-        fields = fields.or_else(rope_parameters=_ROPE)
+        fields = fields.changed(rope_parameters=_ROPE)
     rope = rope_section(fields)
-    assert rope is not None, "it was missing"
+    assert rope is not None, "it was missing or empty"
     model = read_latent(fields, "mistral4", sizes=_SIZES, norm_eps=1e-6, feed_forwards=_READ_FEED_FORWARDS)
     span = fields.integer(_ORIGINAL) if fields.has(_ORIGINAL) else rope.integer(_ORIGINAL)
     return with_query_scaling(model, QueryScaling(rope.number(_BETA), span))
