@@ -10,7 +10,7 @@ from kernels.identity.source_digest import SOURCES
 from kernels.identity.torch_kernels import GEMMS, TORCH_HELPERS
 from kernels.linear.epilogue import Epilogue
 from kernels.linear.formats.fp8_torch_path import run_fp8_torch
-from kernels.linear.formats.int4_formats import INT4_FORMATS
+from kernels.linear.formats.int4_formats import INT4_32, INT4_FORMATS
 from kernels.linear.formats.int4_torch_path import run_int4_torch
 from kernels.linear.hopper.tilings import wide_tiling
 from kernels.linear.library.library_path import RunProposed
@@ -158,6 +158,7 @@ def _hopper_few_bits_run(name: str) -> RunLinear | None:
     from kernels.linear.hopper.fp8_skinny_path import run_fp8_skinny
     from kernels.linear.hopper.fp8_swapped_path import run_fp8_swapped
     from kernels.linear.hopper.int4_skinny_path import run_int4_skinny
+    from kernels.linear.hopper.int4_swapped_path import run_int4_swapped
     from kernels.linear.hopper.int4_wide_path import run_int4_wide
 
     runs: dict[str, RunLinear] = {
@@ -165,6 +166,7 @@ def _hopper_few_bits_run(name: str) -> RunLinear | None:
         "gluon.linear.fp8.skinny": run_fp8_skinny,
         "gluon.linear.fp8.ordered": run_fp8_ordered,
         "gluon.linear.int4.skinny": run_int4_skinny,
+        "gluon.linear.int4.swapped": run_int4_swapped,
         "gluon.linear.int4.wide": run_int4_wide,
         "gluon.linear.int4.ordered": run_int4_ordered,
     }
@@ -260,6 +262,20 @@ _FP8_WIDE_ALONE = (
     replace(_FP8_WIDE, epilogues=frozenset({Epilogue.SWIGLU})),
     replace(_FP8_WIDE, formats=frozenset({FP8_BLOCKS})),
     replace(_FP8_WIDE, min_size_out=_MOST_SWAPPED + 1),
+)
+
+_INT4_WIDE = replace(
+    _hopper_limits(LinearRows.LE_112.lo + 1, None, 8),
+    formats=INT4_FORMATS,
+    size_in_multiple=32,
+    epilogues=_ALL_EPILOGUES - {Epilogue.FP32},  # a tile of fp32 takes 237,616 bytes beside the ring, of 232,448
+)
+# Of more than 64 rows the kernel of many is faster with SwiGLU, of more than 128 with more results; of up to 16 rows in
+# groups of 32 the skinny one.
+_INT4_SWAPPED_LEAVES = (
+    replace(_INT4_WIDE, epilogues=frozenset({Epilogue.SWIGLU})),
+    replace(_INT4_WIDE, min_rows=LinearRows.LE_256.lo + 1, min_size_out=_MOST_SWAPPED // 2 + 1),
+    replace(_INT4_WIDE, min_rows=1, max_rows=LinearRows.LE_16.hi, formats=frozenset({INT4_32})),
 )
 
 
@@ -372,15 +388,24 @@ LINEAR_PATHS: tuple[LinearPath, ...] = (
     _few_bits_path("triton.linear.fp8.half", FP8_FORMATS, LinearRows.LE_112.lo + 1),
     _widened_path("torch.fp8.linear", frozenset({Device.CUDA, Device.INTERPRETER}), FP8_FORMATS),
     _widened_path("torch.linear.int4", frozenset({Device.CPU}), INT4_FORMATS),
+    _hopper_few_bits_path(
+        "gluon.linear.int4.swapped",
+        INT4_FORMATS,
+        (2, LinearRows.LE_256.hi),
+        32,
+        "int4_swapped_path",
+        size_out_multiple=8,
+        leaves=_INT4_SWAPPED_LEAVES,
+    ),
     _hopper_few_bits_path("gluon.linear.int4.skinny", INT4_FORMATS, (1, 16), 32, "int4_skinny_path"),
     _hopper_few_bits_path(
         "gluon.linear.int4.wide",
         INT4_FORMATS,
-        (65, None),
+        (_INT4_WIDE.min_rows, None),
         32,
         "int4_wide_path",
         size_out_multiple=8,
-        epilogues=_ALL_EPILOGUES - {Epilogue.FP32},  # a tile of fp32 takes 237,616 bytes beside the ring, of 232,448
+        epilogues=_INT4_WIDE.epilogues,
     ),
     _few_bits_path("triton.linear.int4", INT4_FORMATS),
     _widened_path("torch.int4.linear", frozenset({Device.CUDA, Device.INTERPRETER}), INT4_FORMATS),

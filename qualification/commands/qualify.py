@@ -107,8 +107,9 @@ def _add_shapes(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--quantization",
         choices=[rounding.value for rounding in Rounding],
-        help="prove a model of 16 bits in 8 bits, into <name>-<quantization>.json: rows that have a scale each, as "
-        "`serve --quantization fp8` makes them; the same with one scale of inputs; blocks of 128 x 128",
+        help="prove a model of 16 bits in 8 or 4 bits, into <name>-<quantization>.json: rows that have a scale each, "
+        "as `serve --quantization fp8` makes them; the same with one scale of inputs; blocks of 128 x 128; groups of "
+        "128 codes of 4 bits, as AWQ's and GPTQ's files have them",
     )
     group.add_argument(
         "--kv-cache-dtype", choices=[FP8.value], help="of the KV cache (default: the server's without the setting)"

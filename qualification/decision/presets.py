@@ -12,18 +12,31 @@ from qualification.model.families.registry import FAMILIES
 
 
 class Rounding(Enum):
-    """Formats of 8 bits that a model of 16 bits is proven in besides its own (docs/quantization.md)."""
+    """Formats of 8 and 4 bits that a model of 16 bits is proven in besides its own (docs/quantization.md)."""
 
     FP8 = "fp8"  # a scale a row of weights and a row of inputs: what `serve --quantization fp8` makes, too
     FP8_STATIC = "fp8-static"  # one scale of all inputs, which the checkpoint has
     FP8_BLOCKS = "fp8-blocks"  # a scale of 128 x 128 numbers of weights, and of 128 of a row of inputs
+    INT4 = "int4"  # a scale and a zero point of 128 numbers of a row of weights
 
 
 _ROUNDED: Mapping[Rounding, Mapping[str, object]] = {
     Rounding.FP8: {"quant_method": "fp8", "activation_scheme": "dynamic"},
     Rounding.FP8_STATIC: {"quant_method": "fp8", "activation_scheme": "static"},
     Rounding.FP8_BLOCKS: {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"},
-}
+    Rounding.INT4: {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": {
+                    "num_bits": 4, "type": "int", "strategy": "group", "group_size": 128, "symmetric": False
+                },
+            }
+        },
+    },
+}  # fmt: skip
 
 
 # By the last words of their names, what stays in 16 bits: routers of mixtures, and, as in Qwen's own files, the gates
@@ -32,10 +45,13 @@ _PLAIN_WORDS = ["gate", "router", "in_proj_a", "in_proj_b", "in_proj_ba"]
 
 
 def rounded_config(config: Mapping[str, object], rounding: Rounding) -> Mapping[str, object]:
-    """Return a parsed config.json of the same model in 8 bits. Raises ValueError where it is quantised already."""
+    """Return a parsed config.json of the same model in few bits. Raises ValueError where it is quantised already."""
     if config.get(CONFIG_KEY) is not None:
         raise ValueError(f"--quantization {rounding.value} is for models of 16 bits, and {CONFIG_KEY} is set already")
-    return {**config, CONFIG_KEY: {**_ROUNDED[rounding], "modules_to_not_convert": _PLAIN_WORDS}}
+    left = {"modules_to_not_convert": _PLAIN_WORDS}
+    if rounding is Rounding.INT4:
+        left = {"ignore": ["lm_head", *(rf"re:.*\.{word}$" for word in _PLAIN_WORDS)]}
+    return {**config, CONFIG_KEY: {**_ROUNDED[rounding], **left}}
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, mma_v2
 
 from kernels.calls.launch import Loaded
 from kernels.calls.processors import num_processors
-from kernels.linear.hopper.few_bits_tilings import Int4SkinnyTiling
+from kernels.linear.hopper.int4_one_row_tilings import Int4OneRowTiling
 from kernels.linear.hopper.int4_skinny import (
     BOX,
     WORDS,
@@ -171,7 +171,7 @@ def hallmark_int4_one_row_matmul(
 
 
 def launch_int4_one_row(
-    x: Tensor, weight: Tensor, scales: Tensor, zeros: Tensor, bias: Tensor | None, y: Tensor, tiling: Int4SkinnyTiling
+    x: Tensor, weight: Tensor, scales: Tensor, zeros: Tensor, bias: Tensor | None, y: Tensor, tiling: Int4OneRowTiling
 ) -> None:
     """Fill y [1, N] with x [1, K] @ weight^T + bias, or with SwiGLU of both halves of that where tiling.parts is 2.
 
@@ -186,7 +186,7 @@ def launch_int4_one_row(
     kernel = launcher(tiling, num_chunks(tiling, size_in), x.dtype, y.dtype, x.device)
     words = size_in // 8
     w_map = (tiling.folds, tiling.parts, size_out, segment // 8), (segment // 8, size_out * words, words, 1)
-    num_programs = min(num_processors(x.device), -(-size_out // tiling.rows))
+    num_programs = min(tiling.programs * num_processors(x.device), -(-size_out // tiling.rows))
     arguments = (
         kernel.encode(weight.data_ptr(), *kernel.boxes[0], *w_map, 0), *w_map[0], *w_map[1],
         x.data_ptr(), y.data_ptr(), None if bias is None else bias.data_ptr(), scales.data_ptr(), zeros.data_ptr(),
@@ -195,7 +195,7 @@ def launch_int4_one_row(
     kernel((num_programs, 1, 1), arguments)
 
 
-def num_chunks(tiling: Int4SkinnyTiling, size_in: int) -> int:
+def num_chunks(tiling: Int4OneRowTiling, size_in: int) -> int:
     """Chunks of the groups that a tile's steps read."""
     of_step = tiling.boxes * 8 * _WORDS
     num_groups = -(-size_in // tiling.folds // of_step) * of_step // tiling.group
@@ -205,13 +205,13 @@ def num_chunks(tiling: Int4SkinnyTiling, size_in: int) -> int:
 # A pure function of what is compiled in: the cache holds no state.
 @lru_cache(maxsize=256)
 def launcher(
-    tiling: Int4SkinnyTiling, chunks: int, dtype: torch.dtype, dtype_out: torch.dtype, device: torch.device
+    tiling: Int4OneRowTiling, chunks: int, dtype: torch.dtype, dtype_out: torch.dtype, device: torch.device
 ) -> Loaded:
     """`compiled_int4_one_row`, ready to launch past Triton's binder, which takes longer than a small matmul."""
     return Loaded(compiled_int4_one_row(tiling, chunks, dtype, dtype_out), device)
 
 
-def compiled_int4_one_row(tiling: Int4SkinnyTiling, chunks: int, dtype: torch.dtype, dtype_out: torch.dtype) -> Any:
+def compiled_int4_one_row(tiling: Int4OneRowTiling, chunks: int, dtype: torch.dtype, dtype_out: torch.dtype) -> Any:
     """`hallmark_int4_one_row_matmul` of these dtypes for sm_90; no GPU is needed."""
     weights = [tiling.folds, tiling.parts, tiling.rows, _WORDS]
     return hallmark_int4_one_row_matmul.warmup(

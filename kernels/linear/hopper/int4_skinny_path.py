@@ -8,8 +8,9 @@ from torch import Tensor
 from kernels.calls.processors import num_processors
 from kernels.linear.epilogue import Epilogue
 from kernels.linear.formats.int4_weights import Int4Weight
-from kernels.linear.hopper.few_bits_tilings import Int4SkinnyTiling, int4_one_row_tiling, int4_skinny_tiling
+from kernels.linear.hopper.few_bits_tilings import Int4SkinnyTiling, int4_skinny_tiling
 from kernels.linear.hopper.int4_one_row import launch_int4_one_row
+from kernels.linear.hopper.int4_one_row_tilings import one_row_tiling
 from kernels.linear.hopper.int4_skinny import launch_int4_skinny
 
 
@@ -24,7 +25,7 @@ def run_int4_skinny(x: Tensor, weight: Int4Weight, bias: Tensor | None, epilogue
     if tiling is None:
         raise ValueError(f"the skinny matmul of 4 bits does not take {x.shape[0]} rows of {x.shape[1]} columns")
     if x.shape[0] == 1:
-        of_one = int4_one_row_tiling(tiling, x.shape[1])
+        of_one = one_row_tiling(tiling, *sizes[1:], num_processors(x.device))
         launch_int4_one_row(x, weight.codes, weight.scales, weight.zeros, bias, out, of_one)
         return
     launch_int4_skinny(x, weight.codes, weight.scales, weight.zeros, bias, out, tiling)

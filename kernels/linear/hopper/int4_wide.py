@@ -95,7 +95,13 @@ def place_of(tile, num_m, num_n):
 
 
 @jit
-def produce(w_desc, x_desc, num_m, num_n, size_in, smem, TILING: gl.constexpr):
+def first_row(m, num_rows):
+    """The first row of x of a tile; the last one begins within the one before: TMA takes longer for rows x lacks."""
+    return gl.minimum(m * INPUTS, gl.maximum(num_rows - INPUTS, 0))
+
+
+@jit
+def produce(w_desc, x_desc, num_rows, num_m, num_n, size_in, smem, TILING: gl.constexpr):
     """Fill the ring for one tile after the other."""
     STAGES: gl.constexpr = TILING.stages
     GROUP: gl.constexpr = TILING.group
@@ -119,7 +125,7 @@ def produce(w_desc, x_desc, num_m, num_n, size_in, smem, TILING: gl.constexpr):
                     tma.async_copy_global_to_shared(w_desc, [n * (ROWS // 16), 0, 0, column], bar, to)
                 else:
                     tma.async_copy_global_to_shared(w_desc, [n * ROWS, column], bar, box)
-                at = [m * INPUTS, (step * GROUPS + g) * GROUP]
+                at = [first_row(m, num_rows), (step * GROUPS + g) * GROUP]
                 tma.async_copy_global_to_shared(x_desc, at, bar, x_smem.index(stage * GROUPS + g))
             fill += 1
     for i in range(gl.maximum(fill - STAGES, 0), fill):  # no arrival stays behind
@@ -193,7 +199,7 @@ def consume(
         STORED: gl.constexpr = gl.BlockedLayout([8, 1], [OUT // 8, 256 // OUT], [1, 4], [0, 1])
         out = gl.convert_layout(out.to(y_ptr.dtype.element_ty), STORED)
         column = begin + gl.arange(0, OUT, gl.SliceLayout(1, STORED))[:, None]
-        at_row = m * INPUTS + gl.arange(0, INPUTS, gl.SliceLayout(0, STORED))[None, :]
+        at_row = first_row(m, num_rows) + gl.arange(0, INPUTS, gl.SliceLayout(0, STORED))[None, :]
         at = y_ptr + at_row.to(gl.int64) * size_out + column
         gl.store(at, out, mask=(at_row < num_rows) & (column < size_out))
 
@@ -224,7 +230,7 @@ def hallmark_int4_wide_matmul(
     gl.warp_specialize([
         (consume, (0, y_ptr, bias_ptr, scales_ptr, zeros_ptr, num_rows, size_out, size_in, num_m, num_n, smem, TILING)),
         (consume, (1, y_ptr, bias_ptr, scales_ptr, zeros_ptr, num_rows, size_out, size_in, num_m, num_n, smem, TILING)),
-        (produce, (w_desc, x_desc, num_m, num_n, size_in, smem, TILING)),
+        (produce, (w_desc, x_desc, num_rows, num_m, num_n, size_in, smem, TILING)),
     ], [4, 4], [232, 40])  # fmt: skip
 
 

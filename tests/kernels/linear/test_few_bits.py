@@ -156,6 +156,16 @@ def test_no_product_of_many_rows_spills_and_each_sum_ends(compiled: dict[str, di
 
 
 @pytest.mark.sm90
+def test_products_of_4_bits_share_a_multiprocessor(compiled: dict[str, dict[str, dict[str, int]]]) -> None:
+    """With their rings; and no register that a wgmma reads codes from is written while it is in flight."""
+    for name, case in compiled["swapped"].items():
+        assert case["spills"] == case["hazards"] == 0, name
+        assert case["shared_bytes"] <= SHARED_BYTES, name
+        assert case["of_16_bits"] > 0, name
+        assert case["waits"] > 0, name  # reads what the kernel before it wrote
+
+
+@pytest.mark.sm90
 def test_a_norm_that_rounds_sums_in_the_order_of_the_norm(compiled: dict[str, dict[str, dict[str, int]]]) -> None:
     """So that its numbers are the norm's, to the bit."""
     for name, case in compiled["norms"].items():

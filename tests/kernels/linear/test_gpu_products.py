@@ -63,9 +63,10 @@ def test_few_rows_of_few_bits_are_within_the_limits_of_16_bits(
     sizes: tuple[Dtype, int, int, bool, Epilogue], weight_format: WeightFormat
 ) -> None:
     _, _, size_out, _, epilogue = sizes
-    buckets = list(LinearRows.up_to(16 if weight_format in INT4_FORMATS else 64))
-    if weight_format in INT4_FORMATS and size_out % 8 == 0 and epilogue is not Epilogue.FP32:
-        buckets += [LinearRows.LE_128, LinearRows.LE_512]
+    is_int4, is_whole = weight_format in INT4_FORMATS, size_out % 8 == 0
+    buckets = list(LinearRows.up_to(64 if not is_int4 else 128 if is_whole else 16))
+    if is_int4 and is_whole and epilogue is not Epilogue.FP32:
+        buckets += [LinearRows.LE_256, LinearRows.LE_512]
     for bucket in buckets:
         shape = LinearShape(*sizes[:3], bucket, *sizes[3:], weight_format)
         path = first_path(shape, GPU)

@@ -9,6 +9,7 @@ from kernels.catalog import PATHS
 from kernels.experts.formats import FewBitFormat
 from kernels.experts.paths import EXPERTS_PATHS
 from kernels.experts.shape import ExpertsShape
+from kernels.linear.formats.int4_formats import INT4_128
 from kernels.linear.paths import LINEAR_PATHS
 from kernels.linear.shape import FP8_BLOCKS, FP8_ROWS, FP8_STATIC, PLAIN, LinearShape
 from kernels.vocabulary.operators import AnyShape
@@ -18,7 +19,12 @@ from qualification.decision.defaults import Choices
 from qualification.decision.presets import Rounding
 from qualification.measure.campaign import targets_of
 
-FORMATS = {Rounding.FP8: FP8_ROWS, Rounding.FP8_STATIC: FP8_STATIC, Rounding.FP8_BLOCKS: FP8_BLOCKS}
+FORMATS = {
+    Rounding.FP8: FP8_ROWS,
+    Rounding.FP8_STATIC: FP8_STATIC,
+    Rounding.FP8_BLOCKS: FP8_BLOCKS,
+    Rounding.INT4: INT4_128,
+}
 
 
 def parse(*words: str) -> argparse.Namespace:

@@ -23,6 +23,8 @@ from kernels.linear.formats.int4_formats import INT4_32, INT4_128, INT4_FORMATS
 from kernels.linear.hopper.fp8_norm import hallmark_fp8_norm, options_of
 from kernels.linear.hopper.fp8_wide import compiled_fp8_wide
 from kernels.linear.hopper.fp8_wide_tilings import WideScales, fp8_wide_tilings
+from kernels.linear.hopper.int4_swapped import compiled_int4_swapped
+from kernels.linear.hopper.int4_swapped_tilings import int4_swapped_tiling
 from kernels.linear.portable.fp8_path import fp8_launches
 from kernels.linear.portable.int4_path import int4_launch
 from kernels.linear.portable.tiles import MOST_FEW, fp8_tile, int4_tile
@@ -30,7 +32,7 @@ from kernels.linear.rounded_input import TakesRounded
 from kernels.linear.shape import FP8_BLOCKS, FP8_ROWS, FP8_STATIC, WeightFormat
 from kernels.linear.weights import class_of
 from support.compiled.fused_kernels import rms_norm_kernel
-from support.compiled.gluon_sass import count, disassemble
+from support.compiled.gluon_sass import count, disassemble, hazards
 from support.compiled.sm90_driver import Hopper
 
 CPU, BF16 = torch.device("cpu"), torch.bfloat16
@@ -146,6 +148,25 @@ def facts_of_wide(scales: WideScales, parts: int) -> dict[str, dict[str, int]]:
     return found
 
 
+def facts_of_swapped() -> dict[str, dict[str, int]]:
+    """Facts of products of up to 256 rows in groups of 128 codes, by what their tilings have."""
+    found = {}
+    for num_rows in (8, 16, 32, 64, 128, 256):
+        for size_out, parts in ((SIZE_OUT, 1), (14336, 2)):
+            tiling = int4_swapped_tiling(num_rows, size_out, SIZE_OUT, 132, parts=parts, has_bias=False, group=128)
+            assert tiling is not None
+            kernel = compiled_int4_swapped(tiling, BF16, BF16)
+            code = disassemble(kernel.asm["cubin"])
+            found[str(tiling)] = {
+                "spills": count(code, "STL"),
+                "shared_bytes": tiling.programs * kernel.metadata.shared,
+                "of_16_bits": count(code, "HGMMA"),
+                "hazards": len(list(hazards(code))),
+                "waits": count(code, "ACQBULK"),
+            }
+    return found
+
+
 def facts_of_norms() -> dict[str, dict[str, object]]:
     """Facts of the norms that round, by columns and scales, and the layouts that they and the plain norm sum in."""
     found: dict[str, dict[str, object]] = {}
@@ -178,7 +199,7 @@ def main() -> None:
     experts = {name: facts_of_experts(*case) for name, case in EXPERTS.items()}
     wide = facts_of_wide(WideScales.ROWS, 1) | facts_of_wide(WideScales.BLOCKS, 2)
     parts = {"products": found, "experts": experts, "gluon": facts_of_gluon(), "wide": wide, "norms": facts_of_norms()}
-    print(json.dumps(parts))
+    print(json.dumps(parts | {"swapped": facts_of_swapped()}))
 
 
 if __name__ == "__main__":
