@@ -600,7 +600,7 @@ class Decoder:
             return product
         device = self.weights.embedding.device
         numbers = torch.tensor(scales, dtype=torch.float32, device=device)
-        return Scaled(product, numbers.repeat_interleave(torch.tensor(counts, device=device)))
+        return Scaled(product, numbers.repeat_interleave(torch.tensor(counts, device=device), output_size=sum(counts)))
 
     def _latent(self, index: int, attention: LatentAttentionConfig, weights: LayerWeights) -> LatentAttention:
         own, sizes, (of_projected, of_output) = weights.latent, attention.sizes, weights.mixed_by
