@@ -89,7 +89,7 @@ def _in_json(shape: Shape) -> ToolCallParser:
 
 
 def _schema_text(tool: Tool, param: str) -> str:
-    return schema_text({"type": "object", **(tool.parameters or _NO_PARAMETERS)}, param)
+    return schema_text({**(tool.parameters or _NO_PARAMETERS), "type": "object"}, param)
 
 
 def _calls(

@@ -9,6 +9,7 @@ from server.http.common.fields import (
     MAX_MESSAGES,
     MAX_TOKENS,
     MAX_TOOLS,
+    ArgumentsSchema,
     ChatTemplateKwargs,
     HallmarkWanted,
     ModelName,
@@ -212,7 +213,7 @@ class ClientTool(CachedModel):
     type: Literal["custom"] = "custom"
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]
     description: Text = ""
-    input_schema: JsonObject
+    input_schema: ArgumentsSchema
     strict: bool = False
     defer_loading: bool = Field(
         False, description="Whether the model sees the tool only behind a `tool_reference` to it."

@@ -10,8 +10,8 @@ from pydantic_core import PydanticCustomError
 from server.errors import InvalidValue
 from server.grammar.tool_calls import BoundCalls, bound_calls
 from server.grammar.tool_calls import Tool as GrammarTool
-from server.http.common.fields import MAX_TOOLS
-from server.http.common.validation import JsonObject, RequestModel, Text, Variants, tag
+from server.http.common.fields import MAX_TOOLS, ArgumentsSchema
+from server.http.common.validation import RequestModel, Text, Variants, tag
 from server.protocol.messages import Grammar
 from server.settings import ToolCallParser
 from server.text.answer.parser import Tools
@@ -31,7 +31,7 @@ _FunctionType = Annotated[Literal["function"], BeforeValidator(_only_function)]
 class FunctionDefinition(RequestModel):
     name: _FunctionName = Field(description="Up to 128 letters, digits and _ . : / -")
     description: Text | None = None
-    parameters: JsonObject | None = Field(None, description="The JSON schema of the arguments.")
+    parameters: ArgumentsSchema | None = Field(None, description="The JSON schema of the arguments.")
     strict: bool = Field(
         False,
         description="Whether arguments must match the schema. Those of a forced call do; otherwise the model decides.",

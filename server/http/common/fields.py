@@ -5,7 +5,7 @@ A field that repeats a type may describe it in other words; its bounds stay.
 
 from typing import Annotated, Any
 
-from pydantic import Discriminator, Field, ValidationError, WithJsonSchema, WrapValidator
+from pydantic import AfterValidator, Discriminator, Field, ValidationError, WithJsonSchema, WrapValidator
 from pydantic_core import PydanticCustomError
 
 from server.http.common.validation import NO_EFFECT, JsonObject, Text, tag
@@ -69,6 +69,17 @@ Timeout = Annotated[
     ),
 ]
 AnyObject = Annotated[dict[str, Any], WithJsonSchema({"type": "object", "additionalProperties": {}}, mode="validation")]
+
+
+def _of_object(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema; raise for one that takes no object, as the arguments of a call are. OpenAI refuses it, too."""
+    kind = schema.get("type")
+    if kind not in (None, "object") and not (isinstance(kind, list) and "object" in kind):
+        raise PydanticCustomError("no_object", "a JSON schema whose type is object")
+    return schema
+
+
+ArgumentsSchema = Annotated[JsonObject, AfterValidator(_of_object)]
 Label = Annotated[Text, Field(max_length=512)]
 ForWhom = Annotated[Label | None, Field(description=f"{NO_EFFECT}: an identifier of your end user, not stored.")]
 RequestId = Annotated[Label | None, Field(description=f"{NO_EFFECT}: send the header X-Request-Id.")]

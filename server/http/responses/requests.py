@@ -9,6 +9,7 @@ from server.http.chat.requests import DETAIL, MM_KWARGS, Detail, ImageBounds
 from server.http.common.fields import (
     MAX_MESSAGES,
     MAX_TOOLS,
+    ArgumentsSchema,
     Biases,
     CacheSalt,
     ChatTemplateKwargs,
@@ -187,7 +188,7 @@ class FunctionTool(RequestModel):
     type: Literal["function"]
     name: _ToolName
     description: Text = ""
-    parameters: JsonObject | None = None
+    parameters: ArgumentsSchema | None = None
     strict: bool | None = None
 
 
@@ -235,7 +236,7 @@ class SearchTool(RequestModel):
     type: Literal["tool_search"]
     execution: Literal["client", "server"] = "server"
     description: Text = ""
-    parameters: JsonObject | None = None
+    parameters: ArgumentsSchema | None = None
 
 
 class NamespaceTool(RequestModel):

@@ -217,6 +217,11 @@ def allowed(mode: str, *tools: dict[str, Any]) -> dict[str, Any]:
             "names no function",
         ),
         ({"tool_choice": allowed("auto")}, "tool_choice.tools", "at least 1"),
+        (
+            {"tools": [{"type": "function", "name": "f", "parameters": {"type": ["array", "null"]}}]},
+            "tools[0].parameters",
+            "a JSON schema whose type is object",
+        ),
         ({"tool_choice": allowed("none", {"type": "mcp"})}, "tool_choice.mode", "auto or required"),
         ({"include": ["message.output_text.logprobs"]}, "include[0]", "must be"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type", "'item_reference' is not implemented"),

@@ -328,6 +328,10 @@ def test_a_finished_call_is_kept_where_a_second_is_cut(tmp_path: Path) -> None:
             {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"\udc00": 1}}}]},
             "tools[0].function.parameters",
         ),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}]},
+            "tools[0].function.parameters",
+        ),
         ({"messages": [{"role": "user", "content": "a", "tool_call_id": "x"}]}, "messages[0].tool_call_id"),
         ({"messages": [{"role": "user", "content": "a", "reasoning": "x"}]}, "messages[0].reasoning"),
         ({"messages": [{"role": "tool", "tool_call_id": "x"}]}, "messages[0].content"),
