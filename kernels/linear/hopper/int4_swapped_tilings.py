@@ -108,7 +108,10 @@ def int4_swapped_tiling(
 
 
 def _splits(tiles: int, size_in: int, processors: int) -> int:
-    """As many of the inner dim, of eight boxes and more, as leave two programs a multiprocessor, of four one."""
+    """Return the splits of the inner dim: as many, of eight boxes or more, as leave two programs a multiprocessor.
+
+    Four splits are taken where they leave one.
+    """
     if 4 * tiles <= processors and size_in >= 32 * COLUMNS:
         return 4
     return 2 if tiles <= processors and size_in >= 16 * COLUMNS else 1
