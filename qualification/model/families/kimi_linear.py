@@ -72,6 +72,8 @@ def _named(fields: Fields) -> Fields:
         for other, value in given.items():
             if value != found.setdefault(name, value):
                 fields.refuse(other, f"{found[name]}, as {next(iter(given))}, or missing")
+    if _NAMES["norm_topk_prob"] in fields.names:
+        found.setdefault("norm_topk_prob", None)  # which is false, and not missing
     return fields.changed(**found)
 
 
