@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Discriminator, Field
 
 from server.errors import InvalidValue
-from server.http.chat.tools import TOOL_CHOICES, ChatTool, ToolCall, ToolChoice
+from server.http.chat.tools import TOOL_CHOICES, TOOLS, ChatTool, ToolCall, ToolChoice
 from server.http.common.fields import (
     MAX_MESSAGES,
     MAX_TOOLS,
@@ -118,7 +118,7 @@ class ChatRequest(GenerationRequest):
         "mm_processor_kwargs": ImageBounds,
         "stream_options": StreamOptions,
         "tool_choice": TOOL_CHOICES,
-        "tools": ChatTool,
+        "tools": TOOLS,
     }
     prompt_field: ClassVar[str] = "messages"
 

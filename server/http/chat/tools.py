@@ -45,6 +45,9 @@ class ChatTool(RequestModel):
     function: FunctionDefinition
 
 
+TOOLS = Variants({"function": ChatTool}, refused=("custom",))
+
+
 class ChosenFunction(RequestModel):
     name: _FunctionName
 

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from server.errors import InvalidValue
 from server.http.chat.requests import ContinueFinalMessage, ImageBounds, Message, Messages, ToolList
-from server.http.chat.tools import ChatTool
+from server.http.chat.tools import TOOLS
 from server.http.common.fields import MAX_BAD_WORDS, MAX_TOKENS, LimitedId, ModelName
 from server.http.common.inputs import MAX_PROMPTS, Prompt, TokenIds, listed
 from server.http.common.validation import JsonObject, RequestModel, Text, Variants
@@ -108,10 +108,10 @@ class TokenizeRequest(RequestModel):
     """Either a prompt or messages."""
 
     unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = {"chat_template": ()}
-    nested: ClassVar[Mapping[str, type[RequestModel]]] = {
+    nested: ClassVar[Mapping[str, type[RequestModel] | Variants]] = {
         "messages": Message,
         "mm_processor_kwargs": ImageBounds,
-        "tools": ChatTool,
+        "tools": TOOLS,
     }
 
     model: ModelName = None

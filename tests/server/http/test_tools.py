@@ -323,6 +323,7 @@ def test_a_finished_call_is_kept_where_a_second_is_cut(tmp_path: Path) -> None:
         ({"tool_choice": {"type": "custom", "custom": {"name": "weather"}}, "tools": [WEATHER]}, "tool_choice.type"),
         ({"tools": [WEATHER, {**WEATHER, "function": {"name": "weather"}}]}, "tools"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
         (
             {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"\udc00": 1}}}]},
