@@ -49,6 +49,7 @@ FOUND = [
     ("gemma4, as E2B", ("layer_types",), ["sliding_attention", *["full_attention"] * 3], Outcome.BOTH_REFUSE),
     ("deepseek_v3", ("norm_topk_prob",), None, Outcome.SAME),
     ("kimi_linear", ("moe_renormalize",), None, Outcome.SAME),
+    ("qwen3_next", ("partial_rotary_factor",), None, Outcome.SAME),
     ("mistral4", ("rope_parameters",), {}, Outcome.LENIENT),
     ("bailing_hybrid", ("rope_parameters", "partial_rotary_factor"), 0, Outcome.REFUSED),
 ]

@@ -35,7 +35,9 @@ MISSING: dict[str, object] = {
 
 
 def read_config(fields: Fields) -> ModelConfig:
-    fields = fields.or_else(**MISSING)
+    # Of null its class rotates whole heads.
+    fields = fields.where_absent(partial_rotary_factor=MISSING["partial_rotary_factor"])
+    fields = fields.or_else(**{name: it for name, it in MISSING.items() if name != "partial_rotary_factor"})
     has_bias = fields.flag("attention_bias", False)
     model = read_like_llama(
         fields,
