@@ -6,6 +6,7 @@ from kernels.vocabulary.path import Tier, is_for_order
 # Starts of the names of the catalog's paths, the most preferred first. PyTorch's kernels are fallbacks on a GPU.
 _TIERS = {
     "gluon.linear.fp8.swapped": Tier.FIRST,  # before others of as many rows, as in the catalog
+    "gluon.linear.int4.swapped": Tier.FIRST,
     "gluon.": Tier.FIRST,
     "triton.": Tier.FIRST,
     "sdpa.cpu": Tier.FIRST,
