@@ -2,7 +2,7 @@
 
 python starts_compile.py NAME:LAYERS ...
 
-NAME is that of a preset, or of a recipe in trials/recipes.toml. Prints as JSON the number of kernels of each model that
+NAME is that of a preset, of a recipe in trials/recipes.toml, or a model_type of `DEFAULTS`. Prints as JSON the number of kernels of each model that
 none before it has ("new"), and of those that cannot be compiled the error ("failed").
 """
 
@@ -11,6 +11,9 @@ import sys
 import tempfile
 import tomllib
 from pathlib import Path
+from typing import Any
+
+from transformers import CONFIG_MAPPING
 
 from qualification.compiling.pretended_gpu import PretendedTensors
 from qualification.compiling.wanted import WantedKernels, name_of
@@ -18,10 +21,16 @@ from qualification.decision.presets import preset_named
 from server.engine.startup import builder
 from support.compiled.pretended_start import settings_on_paper, write_model
 
+# Of transformers' defaults, what a start needs besides.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "falcon_h1": {"architectures": ["FalconH1ForCausalLM"], "ssm_multipliers": [0.5, 2.0, 1.0, 0.25, 1.0]}
+}
 TRIALS = Path(__file__).resolve().parents[3] / "trials"
 
 
 def config_of(name: str) -> dict[str, object]:
+    if name in DEFAULTS:
+        return dict(CONFIG_MAPPING[name](**DEFAULTS[name]).to_dict())
     if "/" not in name:
         return dict(preset_named(name).config)
     sys.path.insert(0, str(TRIALS))

@@ -51,6 +51,7 @@ MODELS = (
     "ling-2.6-flash:16",
     "gpt-oss-20b:2",
     "gemma-4-26b-a4b:6",
+    "falcon_h1:2",
 )
 
 
