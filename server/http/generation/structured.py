@@ -65,7 +65,8 @@ def is_of_format(grammar: Grammar) -> bool:
     return grammar.param.partition(".")[0] == _FORMAT
 
 
-def _of_format(fields: Mapping[str, Any]) -> list[Grammar]:
+def _of_format(given: Mapping[str, Any]) -> list[Grammar]:
+    fields = _without_nulls(given)
     kind = fields.get("type")
     if kind not in _FORMATS:
         raise InvalidValue(
@@ -76,14 +77,14 @@ def _of_format(fields: Mapping[str, Any]) -> list[Grammar]:
         return []
     if kind == "json_object":
         return [json_grammar(_ANY_OBJECT, _FORMAT)]
-    wanted = _object(fields.get("json_schema"), "response_format.json_schema")
+    wanted = _without_nulls(_object(fields.get("json_schema"), "response_format.json_schema"))
     _check_names(wanted, _SCHEMA_FIELDS, "response_format.json_schema")
     param = "response_format.json_schema.schema"
     return [json_grammar(_schema(wanted.get("schema", {}), param), param)]
 
 
 def _of_structured(fields: Mapping[str, Any]) -> list[Grammar]:
-    given = {name: value for name, value in fields.items() if value is not None}
+    given = _without_nulls(fields)
     for name, neutral in _NEUTRAL.items():
         if name in given and given.pop(name) != neutral:
             param = f"structured_outputs.{name}"
@@ -94,6 +95,10 @@ def _of_structured(fields: Mapping[str, Any]) -> list[Grammar]:
     if not given:
         raise InvalidValue("structured_outputs asks for nothing.", param="structured_outputs")
     return [_MAKERS[name](value, f"structured_outputs.{name}") for name, value in given.items()]
+
+
+def _without_nulls(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _of_object(value: object, param: str) -> Grammar:

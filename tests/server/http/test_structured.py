@@ -40,6 +40,9 @@ def sent(server: Served) -> Grammar | None:
     [
         ({"response_format": {"type": "json_object"}}, GrammarKind.JSON_SCHEMA, '"type": "object"'),
         ({"response_format": SCHEMA_FORMAT}, GrammarKind.JSON_SCHEMA, '"required": ["a"]'),
+        ({"response_format": {"type": "json_object", "json_schema": None}}, GrammarKind.JSON_SCHEMA, '"object"'),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": None}}},
+         GrammarKind.JSON_SCHEMA, "{"),
         ({"structured_outputs": {"json": SCHEMA}}, GrammarKind.JSON_SCHEMA, '"required": ["a"]'),
         ({"structured_outputs": {"regex": "a+", "whitespace_pattern": None}}, GrammarKind.REGEX, "a+"),
         ({"structured_outputs": {"choice": ["a", "b"]}}, GrammarKind.LARK, '"a" | "b"'),

@@ -2,8 +2,8 @@
 
 python starts_compile.py NAME:LAYERS ...
 
-NAME is that of a preset, of a recipe in trials/recipes.toml, or a model_type of `DEFAULTS`. Prints as JSON the number of kernels of each model that
-none before it has ("new"), and of those that cannot be compiled the error ("failed").
+NAME is that of a preset, of a recipe in trials/recipes.toml, or a model_type of `DEFAULTS`. Prints as JSON the number
+of kernels of each model that none before it has ("new"), and of those that cannot be compiled the error ("failed").
 """
 
 import json
