@@ -79,13 +79,16 @@ class ChatTemplate:
         self.has_tools_of_messages = _has_tools_of_messages(self.tool_source)
         self._special_tokens = special_tokens
         self.reserved = frozenset({*_OURS, *special_tokens, *_environment().globals})  # names that no request may set
-        # DeepSeek V3's, R1's and those of its distilled models write an assistant's calls, or its text, were it empty
+        # DeepSeek V3's, R1's and those of its distilled models write an assistant's calls, or its text, were it empty.
         has_calls = self.reads("tool_calls", has_tools=True)
-        self.leaves_out_calls_beside_no_text = has_calls and self._leaves_out_calls("")
-        self.leaves_out_calls_beside_text = has_calls and self._leaves_out_calls("a")
+        self.leaves_out_calls_beside_text = has_calls and self._writes_calls("a") is False
+        # Of a template that writes them nowhere a null would be read as a text.
+        self.leaves_out_calls_beside_no_text = (
+            has_calls and self._writes_calls("") is False and self._writes_calls(None) is True
+        )
 
-    def _leaves_out_calls(self, content: str) -> bool:
-        """Return whether the template writes no call of an assistant's message with this text."""
+    def _writes_calls(self, content: str | None) -> bool | None:
+        """Return whether the template writes a call of an assistant's message with this text; None where it raises."""
         prompts = []
         name, given = "probed_function", {"probed_argument": 1}
         for arguments in (given, json.dumps(given)):  # some templates write objects, some texts
@@ -96,7 +99,7 @@ class ChatTemplate:
                 prompts.append(self.render([{"role": "user", "content": "a"}, called, result], tools=_PROBED_TOOLS))
             except TemplateError:
                 continue
-        return bool(prompts) and not any(word in prompt for prompt in prompts for word in (name, *given))
+        return any(word in prompt for prompt in prompts for word in (name, *given)) if prompts else None
 
     def reads(self, name: str, *, has_tools: bool = False) -> bool:
         """Return whether the template of such conversations mentions a variable of this name."""

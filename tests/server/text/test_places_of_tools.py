@@ -72,6 +72,14 @@ def test_calls_stand_in_a_template_that_has_them_where_a_message_has_no_text(tex
     assert prompt.count(f"weather<｜tool▁sep｜>{json.dumps(ARGUMENTS, ensure_ascii=False)}") == 1
 
 
+def test_a_message_without_text_stays_so_in_a_template_that_has_calls_nowhere() -> None:
+    """A copy of Cohere's asks for tool_calls alone, and says None of a null."""
+    mark = "{% if m['tool_calls'] %}<｜tool▁calls▁begin｜><｜tool▁sep｜>{% endif %}"
+    prompt = prompt_of(f"{{% for m in messages %}}{mark}[{{{{ m['content'] }}}}]{{% endfor %}}", CONVERSATION)
+    assert "[]" in prompt
+    assert "None" not in prompt
+
+
 @pytest.mark.parametrize("system", [[], [{"role": "system", "content": "Be brief."}]])
 def test_tools_are_described_for_a_template_that_has_calls_alone(system: list[dict[str, Any]]) -> None:
     """DeepSeek V3.1's, as published: calls in the model's form, and no word of tools."""
