@@ -70,8 +70,9 @@ PACKAGES = (
     "unsloth==2026.3.4",
     "vllm==0.33.0",
 )
-# Templates of vLLM that render the calls of a conversation otherwise than they ask the model to write them.
+# Templates that render the calls of a conversation otherwise than they ask the model to write them: of vLLM, and one.
 RENDER_OTHERWISE = {
+    "5a3fc70a3b0a": "axolotl's copy of Command R7B's: no calls",
     "659a5b7f8c93": "gemma3_pythonic: no comma between two arguments",
     "0719a4c065b0": "glm4: no calls",
     "a4958a094209": "llama3.2_pythonic: texts without quotes",
