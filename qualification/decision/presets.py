@@ -20,38 +20,33 @@ class Rounding(Enum):
     INT4 = "int4"  # a scale and a zero point of 128 numbers of a row of weights
 
 
-_ROUNDED: Mapping[Rounding, Mapping[str, object]] = {
-    Rounding.FP8: {"quant_method": "fp8", "activation_scheme": "dynamic"},
-    Rounding.FP8_STATIC: {"quant_method": "fp8", "activation_scheme": "static"},
-    Rounding.FP8_BLOCKS: {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"},
-    Rounding.INT4: {
-        "quant_method": "compressed-tensors",
-        "format": "pack-quantized",
-        "config_groups": {
-            "group_0": {
-                "targets": ["Linear"],
-                "weights": {
-                    "num_bits": 4, "type": "int", "strategy": "group", "group_size": 128, "symmetric": False
-                },
-            }
-        },
-    },
-}  # fmt: skip
-
-
 # By the last words of their names, what stays in 16 bits: routers of mixtures, and, as in Qwen's own files, the gates
 # of writing and decay, whose rows are fewer than a block's.
 _PLAIN_WORDS = ["gate", "router", "in_proj_a", "in_proj_b", "in_proj_ba"]
+_FP8: Mapping[str, object] = {
+    "quant_method": "fp8", "activation_scheme": "dynamic", "modules_to_not_convert": _PLAIN_WORDS
+}  # fmt: skip
+_GROUPS: Mapping[str, object] = {
+    "num_bits": 4, "type": "int", "strategy": "group", "group_size": 128, "symmetric": False
+}  # fmt: skip
+_ROUNDED: Mapping[Rounding, Mapping[str, object]] = {
+    Rounding.FP8: _FP8,
+    Rounding.FP8_STATIC: {**_FP8, "activation_scheme": "static"},
+    Rounding.FP8_BLOCKS: {**_FP8, "weight_block_size": [128, 128]},
+    Rounding.INT4: {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": _GROUPS}},
+        "ignore": ["lm_head", *(rf"re:.*\.{word}$" for word in _PLAIN_WORDS)],
+    },
+}
 
 
 def rounded_config(config: Mapping[str, object], rounding: Rounding) -> Mapping[str, object]:
     """Return a parsed config.json of the same model in few bits. Raises ValueError where it is quantised already."""
     if config.get(CONFIG_KEY) is not None:
         raise ValueError(f"--quantization {rounding.value} is for models of 16 bits, and {CONFIG_KEY} is set already")
-    left = {"modules_to_not_convert": _PLAIN_WORDS}
-    if rounding is Rounding.INT4:
-        left = {"ignore": ["lm_head", *(rf"re:.*\.{word}$" for word in _PLAIN_WORDS)]}
-    return {**config, CONFIG_KEY: {**_ROUNDED[rounding], **left}}
+    return {**config, CONFIG_KEY: _ROUNDED[rounding]}
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ A program of its own: where Triton's interpreter is on, as in the tests of this 
 
 import json
 import re
+from typing import Any
 
 import torch
 from triton.runtime import driver
@@ -20,11 +21,14 @@ from kernels.fused.activation_kind import Activation
 from kernels.fused.backend import Aligned
 from kernels.linear.epilogue import Epilogue
 from kernels.linear.formats.int4_formats import INT4_32, INT4_128, INT4_FORMATS
+from kernels.linear.hopper.few_bits_tilings import int4_skinny_tiling
 from kernels.linear.hopper.fp8_norm import hallmark_fp8_norm, options_of
 from kernels.linear.hopper.fp8_wide import compiled_fp8_wide
 from kernels.linear.hopper.fp8_wide_tilings import WideScales, fp8_wide_tilings
+from kernels.linear.hopper.int4_one_row import compiled_int4_one_row, num_chunks
+from kernels.linear.hopper.int4_one_row_tilings import Int4OneRowTiling, one_row_tiling
 from kernels.linear.hopper.int4_swapped import compiled_int4_swapped
-from kernels.linear.hopper.int4_swapped_tilings import int4_swapped_tiling
+from kernels.linear.hopper.int4_swapped_tilings import Int4SwappedTiling, int4_swapped_tiling
 from kernels.linear.portable.fp8_path import fp8_launches
 from kernels.linear.portable.int4_path import int4_launch
 from kernels.linear.portable.tiles import MOST_FEW, fp8_tile, int4_tile
@@ -149,22 +153,28 @@ def facts_of_wide(scales: WideScales, parts: int) -> dict[str, dict[str, int]]:
 
 
 def facts_of_swapped() -> dict[str, dict[str, int]]:
-    """Facts of products of up to 256 rows in groups of 128 codes, by what their tilings have."""
-    found = {}
-    for num_rows in (8, 16, 32, 64, 128, 256):
-        for size_out, parts in ((SIZE_OUT, 1), (14336, 2)):
+    """Facts of products of up to 256 rows in groups of 128 codes, by what their tilings have, and of one row."""
+    kernels: dict[Int4SwappedTiling | Int4OneRowTiling, Any] = {}
+    for size_out, parts in ((SIZE_OUT, 1), (14336, 2)):
+        for num_rows in (8, 16, 32, 64, 128, 256):
             tiling = int4_swapped_tiling(num_rows, size_out, SIZE_OUT, 132, parts=parts, has_bias=False, group=128)
             assert tiling is not None
-            kernel = compiled_int4_swapped(tiling, BF16, BF16)
-            code = disassemble(kernel.asm["cubin"])
-            found[str(tiling)] = {
-                "spills": count(code, "STL"),
-                "shared_bytes": tiling.programs * kernel.metadata.shared,
-                "of_16_bits": count(code, "HGMMA"),
-                "hazards": len(list(hazards(code))),
-                "waits": count(code, "ACQBULK"),
-            }
-    return found
+            kernels[tiling] = compiled_int4_swapped(tiling, BF16, BF16)
+        few = int4_skinny_tiling(1, size_out, SIZE_OUT, 132, parts, False, 128)
+        assert few is not None
+        of_one = one_row_tiling(few, size_out, SIZE_OUT, 132)
+        kernels[of_one] = compiled_int4_one_row(of_one, num_chunks(of_one, SIZE_OUT), BF16, BF16)
+    codes = {tiling: disassemble(kernel.asm["cubin"]) for tiling, kernel in kernels.items()}
+    return {
+        str(tiling): {
+            "spills": count(code, "STL"),
+            "shared_bytes": tiling.programs * kernels[tiling].metadata.shared,
+            "of_16_bits": count(code, "HGMMA") + count(code, "HMMA"),
+            "hazards": len(list(hazards(code))),
+            "waits": count(code, "ACQBULK"),
+        }
+        for tiling, code in codes.items()
+    }
 
 
 def facts_of_norms() -> dict[str, dict[str, object]]:
